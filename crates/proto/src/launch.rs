@@ -1,0 +1,201 @@
+//! What `body` asks of `pal-launch`, and what that answers.
+//!
+//! The plan is one line of JSON on the launcher's standard input. For a Body that lives as long as its maker, the
+//! maker keeps that pipe open: its end is the order to end the Body. The report is one line on standard output.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    BodyId, Mechanism,
+    guest::GuestConfig,
+    spec::{Ids, Life, Mount},
+};
+
+/// Everything needed to make one Body on the process layer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Which Body.
+    pub body: BodyId,
+    /// Its directory on the host.
+    pub dir: PathBuf,
+    /// The guest's binary on the host.
+    pub guest: PathBuf,
+    /// What the guest is told.
+    pub config: GuestConfig,
+    /// Its ids.
+    pub ids: Ids,
+    /// Where its writes go.
+    pub upper: Upper,
+    /// Its root, area by area; the root itself first.
+    pub areas: Vec<Area>,
+    /// What it sees of the host by name.
+    pub mounts: Vec<Mount>,
+    /// Where it is put to be limited.
+    pub cgroups: Vec<Cgroup>,
+    /// Limits of each process.
+    pub rlimits: Rlimits,
+    /// The processors its processes start on, where no cgroup bounds them.
+    pub cpus: Option<u32>,
+    /// How long it may live.
+    pub wall_ms: Option<u64>,
+    /// How much its upper on disk may hold; watched by the keeper.
+    pub disk_bytes: u64,
+    /// What becomes of it when its maker ends.
+    pub life: Life,
+}
+
+/// Where a Body's writes go.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Upper {
+    /// A tmpfs of the Body's own, gone with it.
+    Memory {
+        /// Its size.
+        bytes: u64,
+        /// Its files.
+        inodes: u64,
+    },
+    /// `upper` and `work` in the Body's directory.
+    Disk,
+}
+
+/// One part of a Body's root: an overlay of read-only lowers and the private upper.
+///
+/// Why parts: in a user namespace an overlay cannot have a lower with mounts below it, and the host's `/` always has.
+/// What is not an area is not there at all, so a secret that appears on the host later is not seen either.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Area {
+    /// Where in the Body, without a leading `/`; empty for the root.
+    pub at: String,
+    /// Read-only directories, nearest first.
+    pub lowers: Vec<Lower>,
+}
+
+/// One read-only directory below an upper.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lower {
+    /// Where it is on the host.
+    pub path: PathBuf,
+    /// The ids its files were written under, when they were some other Body's.
+    pub written_as: Option<Ids>,
+}
+
+impl Area {
+    /// The name of this area's directory in an upper, a snapshot or the skeleton.
+    pub fn dir_name(&self) -> &str {
+        area_dir(&self.at)
+    }
+}
+
+/// The name of an area's directory: `root` for the root itself.
+pub fn area_dir(at: &str) -> &str {
+    if at.is_empty() { "root" } else { at }
+}
+
+/// A cgroup that the Body's first process enters before it is anything else.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cgroup {
+    /// Its directory.
+    pub path: PathBuf,
+    /// How one enters it.
+    pub version: CgroupVersion,
+}
+
+/// The two kinds of cgroups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CgroupVersion {
+    /// One hierarchy for each controller.
+    V1,
+    /// One hierarchy.
+    V2,
+}
+
+/// Limits of each process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rlimits {
+    /// Open files.
+    pub files: u64,
+    /// Largest file.
+    pub file_bytes: u64,
+    /// Processes of the Body's ids, where no cgroup counts them.
+    pub processes: Option<u64>,
+    /// Private memory of one process, where no cgroup counts it.
+    pub data_bytes: Option<u64>,
+}
+
+/// What the launcher answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Report {
+    /// The guest was started.
+    Ready(Ready),
+    /// It could not be, and nothing is left.
+    Failed(Failed),
+}
+
+/// A Body that runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ready {
+    /// The guest's pid on the host.
+    pub pid: i32,
+    /// When it started, in the kernel's ticks: pid and ticks together name a process for good.
+    pub ticks: u64,
+    /// The keeper's pid.
+    pub keeper: i32,
+    /// What the launcher put in place.
+    pub mechanisms: Vec<Mechanism>,
+}
+
+/// Why there is no Body.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failed {
+    /// What was being done.
+    pub step: String,
+    /// What the kernel said.
+    pub cause: String,
+    /// What may help.
+    pub hint: Option<String>,
+}
+
+/// `end.json`: why a Body's guest is gone, written by the keeper.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "why", rename_all = "lowercase")]
+pub enum End {
+    /// The guest ended by itself: an orderly shutdown has code 0.
+    Exit {
+        /// Its exit code.
+        code: i32,
+    },
+    /// A signal ended it.
+    Killed {
+        /// Which.
+        signal: i32,
+    },
+    /// The kernel ended it because the Body was out of memory.
+    Oom,
+    /// Its time was over.
+    Timeout,
+    /// Its upper grew over its limit.
+    Disk,
+    /// Its maker ended.
+    Owner,
+    /// Gone without a trace: the keeper was killed too.
+    Unknown,
+}
+
+/// `run.json`: where a running Body is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Running {
+    /// The boot it runs in.
+    pub boot_id: String,
+    /// The guest's pid on the host.
+    pub pid: i32,
+    /// The guest's start.
+    pub ticks: u64,
+    /// The keeper's pid.
+    pub keeper: i32,
+    /// Its cgroups.
+    pub cgroups: Vec<Cgroup>,
+}

@@ -1,0 +1,29 @@
+//! The words of Palisade: ids, specs, limits, enforcement, events, guest messages, failures.
+//!
+//! Invariant: no I/O, no clock, no randomness here; values only.
+//! Trust: everything that crosses a boundary is parsed into one of these types before it is used.
+
+pub mod base32;
+pub mod enforcement;
+pub mod envelope;
+pub mod event;
+pub mod failure;
+pub mod guest;
+pub mod id;
+pub mod launch;
+pub mod layer;
+pub mod limits;
+pub mod size;
+pub mod spec;
+pub mod text;
+pub mod tree;
+pub mod wire;
+
+pub use enforcement::{Enforcement, Mechanism, State};
+pub use event::{Draft, Event};
+pub use failure::{Failure, Kind};
+pub use id::{BodyId, SnapshotId};
+pub use layer::Layer;
+pub use limits::Limits;
+pub use size::Size;
+pub use spec::Spec;

@@ -1,0 +1,306 @@
+//! A tree of files as a stream: how `pal cp` moves directories in and out of a Body.
+//!
+//! Why not tar: names are bytes of any kind, sizes are never promised before they are sent, and a reader meets no
+//! extension headers, hard links, devices or owners. What can be said is what may be copied.
+//!
+//! Invariant: a path is relative, has no `..`, no empty part, no NUL, and at most [`DEPTH_MAX`] parts.
+//! Trust: the sender is hostile; everything is checked while it is read.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+/// First bytes of every tree.
+pub const MAGIC: &[u8; 8] = b"PALTREE1";
+/// Longest path.
+pub const PATH_LEN_MAX: usize = 4095;
+/// Deepest path.
+pub const DEPTH_MAX: usize = 512;
+/// Largest piece of a file.
+pub const CHUNK_LEN_MAX: usize = 256 * 1024;
+const MESSAGE_LEN_MAX: usize = 4096;
+
+const DIR: u8 = 1;
+const FILE: u8 = 2;
+const LINK: u8 = 3;
+const END: u8 = 0;
+const FAILED: u8 = 255;
+
+/// Why a tree cannot be read.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum TreeError {
+    /// Not a tree.
+    #[error("the stream does not begin as a tree")]
+    Magic,
+    /// A path that could leave the tree.
+    #[error("the path {0:?} may not stand in a tree")]
+    Path(String),
+    /// A kind of entry that does not exist.
+    #[error("unknown entry of kind {0}")]
+    Kind(u8),
+    /// Longer than allowed.
+    #[error("a field of {0} bytes is too long")]
+    TooLong(usize),
+    /// The stream stopped early.
+    #[error("the stream was cut")]
+    Cut,
+    /// The sender could not go on.
+    #[error("the sender failed: {0}")]
+    Sender(String),
+}
+
+/// One thing of a tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Item {
+    /// A directory.
+    Dir {
+        /// Where, below the root; empty for the root itself.
+        path: Vec<u8>,
+        /// Permission bits.
+        mode: u32,
+    },
+    /// A file; its contents follow as [`Item::Data`], then [`Item::FileEnd`].
+    File {
+        /// Where, below the root; empty when the whole tree is one file.
+        path: Vec<u8>,
+        /// Permission bits.
+        mode: u32,
+    },
+    /// A symbolic link.
+    Link {
+        /// Where, below the root.
+        path: Vec<u8>,
+        /// Where it points, unchecked: it is text until somebody follows it.
+        target: Vec<u8>,
+    },
+    /// A piece of the file that was named last.
+    Data(Bytes),
+    /// The file that was named last is complete.
+    FileEnd,
+    /// The tree is complete.
+    End,
+}
+
+/// Writes one item.
+pub fn write(item: &Item, out: &mut BytesMut) {
+    match item {
+        Item::Dir { path, mode } => head(out, DIR, *mode, path),
+        Item::File { path, mode } => head(out, FILE, *mode, path),
+        Item::Link { path, target } => {
+            head(out, LINK, 0, path);
+            out.put_u16(target.len() as u16);
+            out.put_slice(target);
+        }
+        Item::Data(bytes) => {
+            for piece in bytes.chunks(CHUNK_LEN_MAX) {
+                out.put_u32(piece.len() as u32);
+                out.put_slice(piece);
+            }
+        }
+        Item::FileEnd => out.put_u32(0),
+        Item::End => out.put_u8(END),
+    }
+}
+
+/// Says that the sender cannot go on; the last thing in a stream.
+pub fn write_failure(message: &str, out: &mut BytesMut) {
+    let message = &message.as_bytes()[..message.len().min(MESSAGE_LEN_MAX)];
+    out.put_u8(FAILED);
+    out.put_u16(message.len() as u16);
+    out.put_slice(message);
+}
+
+fn head(out: &mut BytesMut, kind: u8, mode: u32, path: &[u8]) {
+    out.put_u8(kind);
+    out.put_u32(mode);
+    out.put_u16(path.len() as u16);
+    out.put_slice(path);
+}
+
+/// Refuses a path that could leave the tree.
+pub fn check_path(path: &[u8]) -> Result<(), TreeError> {
+    let fits = path.len() <= PATH_LEN_MAX && path.split(|byte| *byte == b'/').count() <= DEPTH_MAX;
+    let safe = |part: &[u8]| !part.is_empty() && part != b"." && part != b".." && !part.contains(&0);
+    if path.is_empty() || fits && path.split(|byte| *byte == b'/').all(safe) {
+        return Ok(());
+    }
+    Err(TreeError::Path(crate::text::visible_bytes(&path[..path.len().min(128)])))
+}
+
+/// Reads a tree that arrives in pieces.
+#[derive(Debug, Default)]
+pub struct Reader {
+    held: BytesMut,
+    state: At,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum At {
+    #[default]
+    Magic,
+    Entry,
+    Contents,
+    Done,
+}
+
+impl Reader {
+    /// Adds what arrived.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.held.extend_from_slice(bytes);
+    }
+
+    /// The next item, if enough has arrived for it.
+    pub fn next(&mut self) -> Result<Option<Item>, TreeError> {
+        match self.state {
+            At::Magic => self.magic(),
+            At::Entry => self.entry(),
+            At::Contents => self.contents(),
+            At::Done => Ok(None),
+        }
+    }
+
+    /// Says whether the stream may end here.
+    pub fn finish(&self) -> Result<(), TreeError> {
+        if self.state == At::Done { Ok(()) } else { Err(TreeError::Cut) }
+    }
+
+    fn magic(&mut self) -> Result<Option<Item>, TreeError> {
+        let seen = self.held.len().min(MAGIC.len());
+        if self.held[..seen] != MAGIC[..seen] {
+            return Err(TreeError::Magic);
+        }
+        if seen < MAGIC.len() {
+            return Ok(None);
+        }
+        self.held.advance(MAGIC.len());
+        self.state = At::Entry;
+        self.entry()
+    }
+
+    fn entry(&mut self) -> Result<Option<Item>, TreeError> {
+        match self.held.first().copied() {
+            None => Ok(None),
+            Some(END) => {
+                self.state = At::Done;
+                Ok(Some(Item::End))
+            }
+            Some(FAILED) => self.failed(),
+            Some(kind @ (DIR | FILE | LINK)) => self.named(kind),
+            Some(kind) => Err(TreeError::Kind(kind)),
+        }
+    }
+
+    fn failed(&mut self) -> Result<Option<Item>, TreeError> {
+        let Some(len) = self.u16_at(1) else { return Ok(None) };
+        if len > MESSAGE_LEN_MAX {
+            return Err(TreeError::TooLong(len));
+        }
+        match self.held.get(3..3 + len) {
+            Some(message) => Err(TreeError::Sender(crate::text::visible_bytes(message))),
+            None => Ok(None),
+        }
+    }
+
+    fn named(&mut self, kind: u8) -> Result<Option<Item>, TreeError> {
+        let Some(path_len) = self.u16_at(5) else { return Ok(None) };
+        if path_len > PATH_LEN_MAX {
+            return Err(TreeError::TooLong(path_len));
+        }
+        let mut whole = 7 + path_len;
+        let Some(path) = self.held.get(7..whole).map(<[u8]>::to_vec) else { return Ok(None) };
+        check_path(&path)?;
+        let mode = u32::from_be_bytes([self.held[1], self.held[2], self.held[3], self.held[4]]) & 0o7777;
+        let item = match kind {
+            DIR => Item::Dir { path, mode },
+            FILE => Item::File { path, mode },
+            _ => {
+                let Some(len) = self.u16_at(whole) else { return Ok(None) };
+                if len > PATH_LEN_MAX {
+                    return Err(TreeError::TooLong(len));
+                }
+                let Some(target) = self.held.get(whole + 2..whole + 2 + len) else { return Ok(None) };
+                let target = target.to_vec();
+                whole += 2 + len;
+                Item::Link { path, target }
+            }
+        };
+        self.held.advance(whole);
+        if kind == FILE {
+            self.state = At::Contents;
+        }
+        Ok(Some(item))
+    }
+
+    fn contents(&mut self) -> Result<Option<Item>, TreeError> {
+        let Some(head) = self.held.get(..4) else { return Ok(None) };
+        let len = u32::from_be_bytes([head[0], head[1], head[2], head[3]]) as usize;
+        if len > CHUNK_LEN_MAX {
+            return Err(TreeError::TooLong(len));
+        }
+        if self.held.len() < 4 + len {
+            return Ok(None);
+        }
+        self.held.advance(4);
+        if len == 0 {
+            self.state = At::Entry;
+            return Ok(Some(Item::FileEnd));
+        }
+        Ok(Some(Item::Data(self.held.split_to(len).freeze())))
+    }
+
+    fn u16_at(&self, at: usize) -> Option<usize> {
+        self.held.get(at..at + 2).map(|two| usize::from(u16::from_be_bytes([two[0], two[1]])))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Vec<Item> {
+        vec![
+            Item::Dir { path: b"d".to_vec(), mode: 0o755 },
+            Item::File { path: b"d/\xff name".to_vec(), mode: 0o4644 },
+            Item::Data(Bytes::from_static(b"hello")),
+            Item::FileEnd,
+            Item::Link { path: b"l".to_vec(), target: b"../../etc".to_vec() },
+            Item::End,
+        ]
+    }
+
+    #[test]
+    fn a_tree_survives_any_cutting() {
+        let mut sent = BytesMut::from(&MAGIC[..]);
+        sample().iter().for_each(|item| write(item, &mut sent));
+        for cut in 1..sent.len() {
+            let mut reader = Reader::default();
+            let mut got = Vec::new();
+            for piece in sent.chunks(cut) {
+                reader.push(piece);
+                while let Some(item) = reader.next().unwrap() {
+                    got.push(item);
+                }
+            }
+            assert_eq!(got, sample());
+            reader.finish().unwrap();
+        }
+    }
+
+    #[test]
+    fn paths_that_could_leave_are_refused() {
+        for bad in [&b"/etc"[..], b"a/../b", b"..", b"a//b", b"a/", b"a\0b", b".", &b"x/".repeat(600), &[b'x'; 5000]] {
+            assert!(check_path(bad).is_err(), "{bad:?}");
+        }
+        for good in [&b""[..], b"a", b"a/b", b"..a", b"\xff\xfe"] {
+            check_path(good).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_failing_sender_is_heard_and_a_cut_stream_is_noticed() {
+        let mut sent = BytesMut::from(&MAGIC[..]);
+        write_failure("disk \x1b gone", &mut sent);
+        let mut reader = Reader::default();
+        reader.push(&sent);
+        assert_eq!(reader.next(), Err(TreeError::Sender("disk \\u{1b} gone".into())));
+        assert_eq!(Reader::default().finish(), Err(TreeError::Cut));
+    }
+}

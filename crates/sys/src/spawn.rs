@@ -1,0 +1,1 @@
+//! Starting a process for somebody else.
