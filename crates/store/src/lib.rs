@@ -1,1 +1,22 @@
-//! Soon.
+//! What happened, kept: the event log on SQLite and artifacts by their hash, in one data directory.
+//!
+//! Invariant: events are only ever added; the chain of hashes shows whatever was changed, cut or moved since.
+//! Invariant: an event that [`Store::append`] has returned survives `kill -9`; with [`Durability::Power`] also the
+//! loss of power.
+//! Invariant: several processes may write one log; each append takes its place under SQLite's write lock.
+//! Absent on purpose: retention. Nothing here forgets an event; artifacts go when the caller names them.
+//! Absent on purpose: proof against whoever owns the machine. They can write the whole chain anew; keep the head
+//! hash of [`Verdict::Whole`] somewhere else to notice even that.
+
+pub mod clock;
+
+mod artifact;
+mod log;
+mod open;
+mod row;
+mod verify;
+
+pub use artifact::{ArtifactError, ArtifactRef, ArtifactWriter};
+pub use log::{AppendError, DATA_LEN_MAX, DEPTH_MAX, LABEL_LEN_MAX, Query, ReadError, Store};
+pub use open::{Durability, FILE, OpenError, SCHEMA_VERSION};
+pub use verify::{Breach, Verdict};

@@ -1,0 +1,424 @@
+//! Opening the database of the log, and making it where there is none.
+//!
+//! Invariant: a database is ours only with our application id, and readable only with our version or an older one.
+//! Invariant: making one may be interrupted anywhere, also by `kill -9`; whoever opens next finishes it.
+//! Invariant: the file is never opened but through SQLite once it exists: closing any descriptor of it would drop
+//! the POSIX locks that SQLite holds on it in this process.
+//! Trust: the file may have been written by anybody. Nothing in its schema is run: no trigger, no view, no function.
+
+use std::{
+    fmt,
+    fs::{OpenOptions, Permissions},
+    io,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+    str::FromStr,
+    thread,
+    time::{Duration, Instant},
+};
+
+use rusqlite::{
+    Connection, Error, ErrorCode, MAIN_DB, OpenFlags, TransactionBehavior, config::DbConfig, ffi,
+    limits::Limit,
+};
+use rustix::fs::Access;
+
+use crate::log::DATA_LEN_MAX;
+
+/// Name of the database in the data directory.
+pub const FILE: &str = "events.db";
+/// The version of the schema that this program writes.
+pub const SCHEMA_VERSION: i32 = 1;
+/// What must stand in `sqlite_schema`: `(type, name, sql)`, in this order.
+///
+/// `STRICT` keeps other writers from storing a number where a text is hashed. The index is partial because events
+/// of no Body are found by `seq` alone.
+pub(crate) const SCHEMA: [(&str, &str, &str); 3] = [
+    (
+        "table",
+        "events",
+        "CREATE TABLE events (seq INTEGER PRIMARY KEY, at TEXT NOT NULL, type TEXT NOT NULL, body TEXT, \
+         brain TEXT, data TEXT NOT NULL, prev TEXT NOT NULL, hash TEXT NOT NULL) STRICT",
+    ),
+    (
+        "table",
+        "head",
+        "CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1), seq INTEGER NOT NULL, \
+         hash TEXT NOT NULL) STRICT",
+    ),
+    ("index", "events_by_body", "CREATE INDEX events_by_body ON events (body) WHERE body IS NOT NULL"),
+];
+
+/// "PalE" in the header of the file: a database of ours, whatever its version.
+const APPLICATION_ID: i32 = 0x5061_6c45;
+const BUSY_WAIT: Duration = Duration::from_secs(10);
+/// A row is its data and a few short columns; nothing longer is ours, and nothing longer is read into memory.
+const ROW_LEN_MAX: i32 = DATA_LEN_MAX as i32 + 64 * 1024;
+
+/// Small pages: a commit touches three of them whatever their size, and each is written, summed and, by the next one to
+/// open, read again. Measured against 4096: a WAL half as expensive to read, appends a tenth faster, the file as long.
+const PAGE_LEN: u32 = 1024;
+/// When the WAL is written back as a store is closed.
+///
+/// Whoever opens the log while nobody else has it open reads the whole WAL: about 1 µs a page, so 1 ms at the 1000
+/// pages where SQLite itself would write back. Writing back waits for the disk (twice, 1 to 2 ms on a virtual disk). One
+/// `pal run` adds about 13 pages; so an open reads 100 on average, and one run in 15 waits for the disk, after its
+/// work is done. SQLite's own 1000 pages stay as they are for processes that live long: there the commit that reaches
+/// them waits, about 2 ms once in 250 events.
+pub(crate) const WAL_LEN_TIDY: u64 = 200 * PAGE_LEN as u64;
+
+/// What an acknowledged event survives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Durability {
+    /// The loss of power: every append waits for the disk.
+    Power,
+    /// The end of the process, also by `kill -9`. At a loss of power the last events may be missing, the log stays
+    /// whole.
+    #[default]
+    Process,
+}
+
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Durability::Power => "power",
+            Durability::Process => "process",
+        })
+    }
+}
+
+/// Why a text is not a durability.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is not a durability: say power or process")]
+pub struct DurabilityError(String);
+
+impl FromStr for Durability {
+    type Err = DurabilityError;
+    fn from_str(text: &str) -> Result<Self, DurabilityError> {
+        match text {
+            "power" => Ok(Durability::Power),
+            "process" => Ok(Durability::Process),
+            _ => Err(DurabilityError(text.to_owned())),
+        }
+    }
+}
+
+/// Why a log could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// There is none, and it is not to be made.
+    #[error("there is no event log at {path}")]
+    Missing {
+        /// Where it should be.
+        path: PathBuf,
+    },
+    /// The file or its directory may not be used.
+    #[error("cannot open the event log {path}")]
+    Access {
+        /// The file, or its directory when that is what refuses.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// Written by a newer `pal`.
+    #[error("the event log has version {found}, and this program knows only {known}")]
+    Newer {
+        /// Its version.
+        found: i32,
+        /// Ours.
+        known: i32,
+    },
+    /// The file is something else.
+    #[error("{path} is not a database")]
+    NotADatabase {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A database, but of another program.
+    #[error("{path} is a database, but not an event log")]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+    },
+    /// No write-ahead log here.
+    #[error("the file system of {path} cannot hold an event log: SQLite has no write-ahead log there")]
+    NoWal {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Somebody holds it.
+    #[error("the event log {path} stayed locked for {} s", BUSY_WAIT.as_secs())]
+    Busy {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Whatever else SQLite says.
+    #[error("cannot open the event log {path}")]
+    Database {
+        /// The file.
+        path: PathBuf,
+        /// What SQLite said.
+        #[source]
+        source: Error,
+    },
+}
+
+/// Opens for reading and writing; makes the database where there is none.
+pub(crate) fn read_write(path: &Path, durability: Durability) -> Result<Connection, OpenError> {
+    let fail = |source| explain(path, Access::READ_OK | Access::WRITE_OK, source);
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE;
+    let connection = match raw(path, flags) {
+        Err(_) if is_missing(path) => {
+            make_file(path)?;
+            raw(path, flags)
+        }
+        other => other,
+    }
+    .map_err(fail)?;
+    // SQLite silently opens for reading what it may not write.
+    if connection.is_readonly(MAIN_DB).map_err(fail)? {
+        return Err(fail(Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_READONLY), None)));
+    }
+    if is_new(&connection, path).map_err(|error| error.or(fail))? {
+        make_schema(&connection, path).map_err(|error| error.or(fail))?;
+    }
+    // In WAL mode the default, FULL, waits for the disk at each commit. NORMAL waits only when the WAL is written
+    // back: a commit is in the page cache, which outlives the process but not the kernel.
+    if durability == Durability::Process {
+        connection.execute_batch("PRAGMA synchronous=NORMAL").map_err(fail)?;
+    }
+    Ok(connection)
+}
+
+/// Opens for reading only.
+pub(crate) fn read_only(path: &Path) -> Result<Connection, OpenError> {
+    let fail = |source| explain(path, Access::READ_OK, source);
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY;
+    let mut connection = raw(path, flags).map_err(fail)?;
+    let mut state = is_new(&connection, path);
+    // On a read-only directory SQLite cannot make the shared memory that a WAL needs. Where no WAL was left behind
+    // none is needed, and the file can be read as it stands.
+    if matches!(&state, Err(Fault::Sqlite(error)) if is_code(error, ErrorCode::CannotOpen))
+        && wal_len(path) == 0
+    {
+        connection = raw(&immutable(path), flags | OpenFlags::SQLITE_OPEN_URI).map_err(fail)?;
+        state = is_new(&connection, path);
+    }
+    if state.map_err(|error| error.or(fail))? {
+        // Made but never finished: whoever makes it was killed in between. There is nothing to read.
+        return Err(OpenError::Missing { path: path.to_owned() });
+    }
+    connection.execute_batch("PRAGMA cell_size_check=ON").map_err(fail)?;
+    Ok(connection)
+}
+
+/// How long the WAL of a database is; 0 when there is none.
+pub(crate) fn wal_len(path: &Path) -> u64 {
+    let mut wal = path.as_os_str().to_owned();
+    wal.push("-wal");
+    Path::new(&wal).metadata().map_or(0, |found| found.len())
+}
+
+/// Moves all of the WAL into the database and empties it, unless that would mean to wait for somebody.
+pub(crate) fn write_back(connection: &Connection) -> Result<(), Error> {
+    connection.busy_timeout(Duration::ZERO)?;
+    let done = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+    connection.busy_timeout(BUSY_WAIT)?;
+    done
+}
+
+/// The code of an error, if it came from SQLite.
+pub(crate) fn is_code(error: &Error, code: ErrorCode) -> bool {
+    error.sqlite_error_code() == Some(code)
+}
+
+/// A failure that is either clear by itself, or needs [`explain`].
+enum Fault {
+    Clear(OpenError),
+    Sqlite(Error),
+}
+
+impl Fault {
+    fn or(self, explain: impl Fn(Error) -> OpenError) -> OpenError {
+        match self {
+            Fault::Clear(error) => error,
+            Fault::Sqlite(error) => explain(error),
+        }
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Fault::Sqlite(error)
+    }
+}
+
+/// A connection with everything that costs no statement. The Mutex around it is ours, so SQLite needs none.
+fn raw(path: &Path, flags: OpenFlags) -> Result<Connection, Error> {
+    let connection = Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    connection.busy_timeout(BUSY_WAIT)?;
+    // A checkpoint at close would make the last process to leave wait for the disk, which is each single `pal run`.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    // Our schema has no trigger, no view, no expression with a function and no foreign key; a schema that has is
+    // somebody's trap. Foreign keys are therefore left as they are: there is nothing that the setting could reach.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
+    connection.set_limit(Limit::SQLITE_LIMIT_LENGTH, ROW_LEN_MAX)?;
+    connection.set_limit(Limit::SQLITE_LIMIT_ATTACHED, 0)?;
+    Ok(connection)
+}
+
+/// Whose database it is: `true` for one that nobody has written to yet.
+fn is_new(connection: &Connection, path: &Path) -> Result<bool, Fault> {
+    let header = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
+    match (header("application_id")?, header("user_version")?) {
+        (APPLICATION_ID, SCHEMA_VERSION) => Ok(false),
+        (APPLICATION_ID, found) if found > SCHEMA_VERSION => {
+            Err(Fault::Clear(OpenError::Newer { found, known: SCHEMA_VERSION }))
+        }
+        (0, 0) => {
+            let tables: i64 =
+                connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+            if tables == 0 { Ok(true) } else { Err(foreign(path)) }
+        }
+        _ => Err(foreign(path)),
+    }
+}
+
+fn foreign(path: &Path) -> Fault {
+    Fault::Clear(OpenError::Foreign { path: path.to_owned() })
+}
+
+/// The file alone, for its owner alone; SQLite gives its WAL and shared memory the same mode.
+fn make_file(path: &Path) -> Result<(), OpenError> {
+    let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    // A umask may have taken bits away that SQLite needs.
+    let made = made.and_then(|file| file.set_permissions(Permissions::from_mode(0o600)));
+    match made {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            let dir = path.parent().unwrap_or(path);
+            Err(OpenError::Access { path: dir.to_owned(), source: error })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Tables, head and header in one transaction. Others may be doing the same: the first one wins.
+fn make_schema(connection: &Connection, path: &Path) -> Result<(), Fault> {
+    enter_wal(connection, path)?;
+    let transaction = rusqlite::Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
+    if is_new(&transaction, path)? {
+        for (_, _, sql) in SCHEMA {
+            transaction.execute_batch(sql)?;
+        }
+        transaction.execute("INSERT INTO head VALUES (1, 0, ?1)", [proto::event::GENESIS])?;
+        transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+        transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
+    }
+    Ok(transaction.commit()?)
+}
+
+/// The journal mode stands in the file, so it is set once. SQLite does not wait for others while it changes it.
+fn enter_wal(connection: &Connection, path: &Path) -> Result<(), Fault> {
+    // Taken by a database that has no page yet, ignored by any other.
+    connection.pragma_update(None, "page_size", PAGE_LEN)?;
+    let deadline = Instant::now() + BUSY_WAIT;
+    loop {
+        let mode =
+            connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get::<_, String>(0));
+        match mode {
+            Ok(mode) if mode == "wal" => return Ok(()),
+            Ok(_) => return Err(Fault::Clear(OpenError::NoWal { path: path.to_owned() })),
+            Err(error) if is_code(&error, ErrorCode::DatabaseBusy) && Instant::now() < deadline => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => return Err(Fault::Sqlite(error)),
+        }
+    }
+}
+
+/// Why SQLite could not open: it says little, so the kernel is asked again.
+fn explain(path: &Path, access: Access, source: Error) -> OpenError {
+    let dir = path.parent().unwrap_or(path);
+    let refused =
+        |path: &Path, access| rustix::fs::access(path, access).err().map(|errno| (path.to_owned(), errno));
+    let refusal = refused(path, access).or_else(|| {
+        is_code(&source, ErrorCode::CannotOpen)
+            .then(|| refused(dir, Access::WRITE_OK | Access::EXEC_OK))
+            .flatten()
+    });
+    let path = path.to_owned();
+    match (refusal, source.sqlite_error_code()) {
+        (Some((_, rustix::io::Errno::NOENT)), _) => OpenError::Missing { path },
+        (Some((path, errno)), _) => OpenError::Access { path, source: errno.into() },
+        (None, Some(ErrorCode::NotADatabase)) => OpenError::NotADatabase { path },
+        (None, Some(ErrorCode::DatabaseBusy | ErrorCode::FileLockingProtocolFailed)) => {
+            OpenError::Busy { path }
+        }
+        (None, _) => OpenError::Database { path, source },
+    }
+}
+
+fn is_missing(path: &Path) -> bool {
+    matches!(path.symlink_metadata(), Err(error) if error.kind() == io::ErrorKind::NotFound)
+}
+
+/// The file as a URI that tells SQLite not to look for a WAL.
+fn immutable(path: &Path) -> PathBuf {
+    use std::{fmt::Write, os::unix::ffi::OsStrExt};
+    let mut uri = String::from("file:");
+    for byte in path.as_os_str().as_bytes() {
+        match byte {
+            b'/' | b'.' | b'-' | b'_' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => {
+                uri.push(char::from(*byte))
+            }
+            // Writing to a String cannot fail.
+            _ => write!(uri, "%{byte:02x}").unwrap_or(()),
+        }
+    }
+    uri.push_str("?immutable=1");
+    PathBuf::from(uri)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_durability_reads_back_as_it_is_written() {
+        for durability in [Durability::Power, Durability::Process] {
+            assert_eq!(durability.to_string().parse::<Durability>().unwrap(), durability);
+        }
+        assert_eq!(
+            "disk".parse::<Durability>().unwrap_err().to_string(),
+            "\"disk\" is not a durability: say power or process"
+        );
+    }
+
+    #[test]
+    fn power_waits_for_the_disk_at_each_commit_and_process_does_not() {
+        let dir = std::env::temp_dir().join(format!("palisade-store-open-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let settings = |durability| {
+            let connection = read_write(&dir.join(FILE), durability).unwrap();
+            let number =
+                |name| connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0)).unwrap();
+            let mode: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0)).unwrap();
+            (mode, number("synchronous"), number("page_size"), number("wal_autocheckpoint"))
+        };
+        let (power, process) = (settings(Durability::Power), settings(Durability::Process));
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(power, ("wal".to_owned(), 2, 1024, 1000));
+        assert_eq!(process, ("wal".to_owned(), 1, 1024, 1000));
+    }
+
+    #[test]
+    fn a_path_becomes_a_uri_whatever_its_bytes() {
+        use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+        let path = Path::new(OsStr::from_bytes(b"/a b?/\xff%#.db"));
+        assert_eq!(immutable(path), Path::new("file:/a%20b%3f/%ff%25%23.db?immutable=1"));
+    }
+}

@@ -1,0 +1,139 @@
+//! Other processes: this test binary again, told by its environment what to do.
+
+use std::{
+    env,
+    io::{BufRead, BufReader, Read, Write},
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    process::{Child, ChildStdout, Command, Stdio},
+};
+
+use store::{Durability, Store};
+
+use crate::scene::draft;
+
+const ROLE: &str = "PALISADE_STORE_ROLE";
+const DIR: &str = "PALISADE_STORE_DIR";
+const ACKNOWLEDGED: &str = "acknowledged ";
+
+/// Where a child runs.
+#[derive(Clone, Copy)]
+pub enum Place {
+    /// As we do.
+    Here,
+    /// In a user and mount namespace of its own, after this script; `$1` is the data directory.
+    Behind(&'static str),
+}
+
+/// This binary in another role: the test below, alone.
+fn command(role: &str, dir: &Path, place: Place) -> Command {
+    let me = env::current_exe().unwrap();
+    let mut command = match place {
+        Place::Here => Command::new(&me),
+        Place::Behind(script) => {
+            let mut command = Command::new("unshare");
+            command.args(["--user", "--map-root-user", "--mount", "sh", "-euc"]);
+            command.arg(format!("{script}\nshift; exec \"$@\"")).arg("sh").arg(dir).arg(&me);
+            command
+        }
+    };
+    command.args(["--exact", "child::a_child_plays_its_role", "--nocapture", "--test-threads=1"]);
+    command.env(ROLE, role).env(DIR, dir);
+    command
+}
+
+/// Runs a role to its end and wants it to go well.
+pub fn play(role: &str, dir: &Path, place: Place) {
+    let output = command(role, dir, place).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && out.contains("role done"), "{role}: {}\n{out}\n{err}", output.status);
+}
+
+/// A process that appends until it is killed, or as often as it was told.
+pub struct Appender {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Appender {
+    pub fn start(role: &str, dir: &Path) -> Self {
+        let mut child =
+            command(role, dir, Place::Here).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        Self { child, lines }
+    }
+
+    /// The next event that it says is stored: place and hash.
+    pub fn next(&mut self) -> Option<(u64, String)> {
+        let mut line = String::new();
+        while self.lines.read_line(&mut line).unwrap() > 0 {
+            if let Some(event) = acknowledged(&line) {
+                return Some(event);
+            }
+            line.clear();
+        }
+        None
+    }
+
+    /// Kills it and returns what it had said by then.
+    pub fn kill(mut self) -> Vec<(u64, String)> {
+        self.child.kill().unwrap();
+        assert_eq!(self.child.wait().unwrap().signal(), Some(9));
+        let mut rest = String::new();
+        self.lines.read_to_string(&mut rest).unwrap();
+        rest.split_inclusive('\n').filter_map(acknowledged).collect()
+    }
+
+    /// Waits for its end and returns all that it said.
+    pub fn finish(mut self) -> Vec<(u64, String)> {
+        let said = std::iter::from_fn(|| self.next()).collect();
+        assert!(self.child.wait().unwrap().success());
+        said
+    }
+}
+
+impl Drop for Appender {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A line that was cut says nothing.
+fn acknowledged(line: &str) -> Option<(u64, String)> {
+    let (_, event) = line.strip_suffix('\n')?.split_once(ACKNOWLEDGED)?;
+    let (seq, hash) = event.split_once(' ')?;
+    Some((seq.parse().unwrap(), hash.to_owned()))
+}
+
+/// Not a test of its own: what the children of other tests run.
+#[test]
+fn a_child_plays_its_role() {
+    let Ok(role) = env::var(ROLE) else { return };
+    let dir = env::var_os(DIR).unwrap();
+    let dir = Path::new(&dir);
+    match role.split_once(' ') {
+        Some(("append", how)) => {
+            let (durability, times) = how.split_once(' ').unwrap();
+            append(&Store::open(dir, durability.parse().unwrap()).unwrap(), times.parse().unwrap());
+        }
+        _ => crate::trouble::play(&role, dir),
+    }
+    println!("role done");
+}
+
+/// Appends one, then two at once, then one, and says so after each.
+fn append(store: &Store, times: u64) {
+    let mut out = std::io::stdout();
+    for at in 0..times {
+        let drafts = (0..=at % 2).map(draft).collect();
+        for event in store.append_all(drafts).unwrap() {
+            out.write_all(format!("\n{ACKNOWLEDGED}{} {}\n", event.seq, event.hash).as_bytes()).unwrap();
+        }
+    }
+}
+
+/// The word for a durability, as a role has it.
+pub fn forever(durability: Durability) -> String {
+    format!("append {durability} {}", u64::MAX)
+}

@@ -1,0 +1,10 @@
+//! One suite for the store: what comes back, what tampering shows, what a crash leaves, what trouble is called.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "tests")]
+
+mod artifact;
+mod chain;
+mod child;
+mod crash;
+mod scene;
+mod tamper;
+mod trouble;

@@ -1,0 +1,89 @@
+//! A data directory that goes away, drafts to put into it, and randomness that can be repeated.
+
+use std::{
+    collections::hash_map::RandomState,
+    fs,
+    hash::BuildHasher,
+    ops::Deref,
+    path::{Path, PathBuf},
+};
+
+use proto::{BodyId, Draft};
+use serde_json::json;
+use store::{Durability, Store, Verdict};
+
+pub struct Dir(PathBuf);
+
+impl Dir {
+    pub fn new() -> Self {
+        let random = RandomState::new().hash_one(0);
+        let path = std::env::temp_dir().join(format!("palisade-store-{random:016x}"));
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    pub fn open(&self) -> Store {
+        Store::open(self, Durability::Process).unwrap()
+    }
+
+    /// A log of `count` events, closed.
+    pub fn with_events(count: u64) -> Self {
+        let dir = Self::new();
+        let store = dir.open();
+        (1..=count).for_each(|at| drop(store.append(draft(at)).unwrap()));
+        dir
+    }
+
+    pub fn log(&self) -> PathBuf {
+        self.join(store::FILE)
+    }
+
+    /// A second way to the database, not ours.
+    pub fn meddler(&self) -> rusqlite::Connection {
+        rusqlite::Connection::open(self.log()).unwrap()
+    }
+}
+
+impl Deref for Dir {
+    type Target = Path;
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.0).unwrap();
+    }
+}
+
+pub fn draft(at: u64) -> Draft {
+    let id: BodyId = if at.is_multiple_of(2) { "even" } else { "odd" }.parse().unwrap();
+    Draft::body("body.counted", &id, json!({"at": at, "half": at as f64 / 3.0, "text": "ä\u{0}\"\\"}))
+}
+
+pub fn events_of(verdict: Verdict) -> u64 {
+    match verdict {
+        Verdict::Whole { events, .. } => events,
+        broken => panic!("{broken:?}"),
+    }
+}
+
+/// Numbers from a seed: `PALISADE_SEED`, or a new one, which is printed.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new() -> Self {
+        let given = std::env::var("PALISADE_SEED").ok().map(|seed| seed.parse().unwrap());
+        let seed = given.unwrap_or_else(|| RandomState::new().hash_one(1) | 1);
+        println!("PALISADE_SEED={seed}");
+        Self(seed)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}
