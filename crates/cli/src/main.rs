@@ -1,2 +1,34 @@
-//! Soon.
-fn main() {}
+//! `pal`: a computer of its own for every agent. Arguments in, text or JSON out, exit codes.
+//!
+//! Invariant: only this crate reads the environment, and only this crate prints.
+//! Invariant: standard output is data, standard error is talk.
+
+mod age;
+mod args;
+mod commands;
+mod failure;
+mod output;
+mod progress;
+mod session;
+mod settings;
+mod table;
+mod terminal;
+mod usage;
+
+use std::ffi::OsString;
+
+use clap::Parser;
+
+fn main() {
+    let argv: Vec<OsString> = std::env::args_os().collect();
+    if argv.get(1).is_some_and(|first| first == terminal::RESCUE) {
+        terminal::rescue();
+        std::process::exit(0);
+    }
+    let (format, result) = match args::Cli::try_parse_from(&argv) {
+        Ok(cli) => (cli.common.format(), commands::dispatch(cli)),
+        Err(error) => (output::Format::guess(&argv), usage::answer(&error, &argv)),
+    };
+    // Exits without joining: a thread may still wait for standard input, which nobody needs any more.
+    std::process::exit(i32::from(result.unwrap_or_else(|failure| failure::report(&failure, format))));
+}

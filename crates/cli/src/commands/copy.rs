@@ -1,0 +1,118 @@
+//! `pal cp`.
+
+use std::{ffi::OsStr, path::PathBuf};
+
+use fleet::Fleet;
+use proto::{BodyId, Failure, Kind, Size};
+
+use crate::{
+    args::Copy,
+    output::{self, Format},
+    progress,
+    settings::absolute,
+};
+
+/// One side of a copy.
+#[derive(Debug, PartialEq, Eq)]
+enum Side {
+    Host(PathBuf),
+    Body { key: String, path: String },
+}
+
+/// From where to where.
+pub enum Way {
+    /// Into a Body.
+    In { host: PathBuf, key: String, path: String },
+    /// Out of a Body.
+    Out { key: String, path: String, host: PathBuf },
+}
+
+/// Finds out which side is in a Body.
+pub fn way(args: &Copy) -> Result<Way, Failure> {
+    match (side(&args.source)?, side(&args.target)?) {
+        (Side::Host(host), Side::Body { key, path }) => Ok(Way::In { host: absolute(&host)?, key, path }),
+        (Side::Body { key, path }, Side::Host(host)) => Ok(Way::Out { key, path, host: absolute(&host)? }),
+        (Side::Host(_), Side::Host(_)) => {
+            Err(usage("neither side is in a Body").hint("write a place in a Body as BODY:PATH"))
+        }
+        (Side::Body { .. }, Side::Body { .. }) => {
+            Err(usage("both sides are in Bodies").hint("copy to the host first, then on from there"))
+        }
+    }
+}
+
+/// Copies.
+pub async fn copy(fleet: &Fleet, way: Way, format: Format) -> Result<(), Failure> {
+    let copied = match way {
+        Way::In { host, key, path } => {
+            let view = fleet.find(&key)?;
+            progress::watch("copying", fleet.copy_in(view.id(), &host, &path)).await?
+        }
+        Way::Out { key, path, host } => {
+            let view = fleet.find(&key)?;
+            progress::watch("copying", fleet.copy_out(view.id(), &path, &host)).await?
+        }
+    };
+    match format {
+        Format::Json => output::json(&copied),
+        Format::Text => {
+            let entries = if copied.entries == 1 { "entry" } else { "entries" };
+            output::talk(&format!("copied {} {entries}, {}", copied.entries, Size(copied.bytes)));
+            Ok(())
+        }
+    }
+}
+
+fn usage(message: &str) -> Failure {
+    Failure::new(Kind::Usage, message)
+}
+
+/// `BODY:PATH` when what stands before the first colon can be an id; else a path of the host.
+fn side(text: &OsStr) -> Result<Side, Failure> {
+    let bytes = text.as_encoded_bytes();
+    if bytes.is_empty() {
+        return Err(usage("a path has no name").hint("write `.` for the current directory"));
+    }
+    let colon = bytes.iter().position(|byte| *byte == b':');
+    let key = colon
+        .and_then(|at| std::str::from_utf8(&bytes[..at]).ok())
+        .filter(|key| key.parse::<BodyId>().is_ok());
+    let Some(key) = key else { return Ok(Side::Host(PathBuf::from(text))) };
+    match std::str::from_utf8(&bytes[key.len() + 1..]) {
+        Ok("") => {
+            Err(usage(&format!("no path in body {key} is named")).hint(format!("write one: {key}:/tmp")))
+        }
+        Ok(path) => Ok(Side::Body { key: key.to_owned(), path: path.to_owned() }),
+        Err(_) => Err(usage("a path in a Body is not valid UTF-8")
+            .hint("copy the directory that holds it: names of any bytes survive in there")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
+    use super::*;
+
+    #[test]
+    fn a_side_with_an_id_before_a_colon_is_in_a_body() {
+        let body = |key: &str, path: &str| Side::Body { key: key.into(), path: path.into() };
+        for (text, expected) in [
+            ("k3v9:/tmp", body("k3v9", "/tmp")),
+            ("k3v9:a:b", body("k3v9", "a:b")),
+            ("/tmp/x", Side::Host("/tmp/x".into())),
+            ("./k3v9:x", Side::Host("./k3v9:x".into())),
+            ("K:x", Side::Host("K:x".into())),
+            (":x", Side::Host(":x".into())),
+        ] {
+            assert_eq!(side(OsStr::new(text)).unwrap(), expected, "{text}");
+        }
+        assert_eq!(
+            side(OsStr::from_bytes(b"\xff:x")).unwrap(),
+            Side::Host(OsStr::from_bytes(b"\xff:x").into())
+        );
+        for bad in [&b""[..], b"k3v9:", b"k3v9:\xff"] {
+            assert_eq!(side(OsStr::from_bytes(bad)).unwrap_err().kind, Kind::Usage);
+        }
+    }
+}

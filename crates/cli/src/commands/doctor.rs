@@ -1,0 +1,91 @@
+//! `pal doctor`.
+
+use fleet::{Doctor, Finding, Fleet, LayerReport};
+use proto::{Failure, Kind, Layer, State, text::visible};
+
+use crate::{
+    output::{self, Format},
+    progress,
+};
+
+/// Says what this host can do; fails if it cannot even hold a process.
+pub async fn doctor(fleet: &Fleet, format: Format) -> Result<(), Failure> {
+    let doctor = progress::watch("trying", fleet.doctor()).await?;
+    match format {
+        Format::Json => output::json(&doctor)?,
+        Format::Text => output::data(text(&doctor).as_bytes())?,
+    }
+    match doctor.layers.iter().find(|report| report.layer == Layer::Process) {
+        Some(report) if report.usable => Ok(()),
+        report => Err(unusable(report)),
+    }
+}
+
+fn unusable(report: Option<&LayerReport>) -> Failure {
+    let lacks = report.map(|report| report.lacks.join(", ")).unwrap_or_default();
+    Failure::new(Kind::Host, format!("this host cannot hold Bodies: layer process lacks {lacks}"))
+        .hint("the lines with `fix:` above say how to get what is missing")
+}
+
+fn text(doctor: &Doctor) -> String {
+    let mut text = String::from("layers\n");
+    let width = doctor.layers.iter().map(|report| report.layer.name().len()).max().unwrap_or(0);
+    for report in &doctor.layers {
+        let state =
+            if report.usable { "usable".into() } else { format!("lacks {}", report.lacks.join(", ")) };
+        text.push_str(&format!("  {:width$}  {}\n", report.layer.name(), visible(&state)));
+    }
+    let width = doctor.findings.iter().map(|finding| finding.name.chars().count()).max().unwrap_or(0);
+    for state in [State::Enforced, State::Degraded, State::Absent] {
+        let mut found = doctor.findings.iter().filter(|finding| finding.state == state).peekable();
+        if found.peek().is_some() {
+            text.push_str(&format!("\n{}\n", group(state)));
+            found.for_each(|finding| text.push_str(&line(finding, width)));
+        }
+    }
+    text
+}
+
+fn group(state: State) -> &'static str {
+    match state {
+        State::Enforced => "works",
+        State::Degraded => "works in part",
+        State::Absent => "missing",
+    }
+}
+
+fn line(finding: &Finding, width: usize) -> String {
+    let mut line = format!("  {:width$}  {}\n", visible(&finding.name), visible(&finding.detail));
+    if let Some(fix) = &finding.fix {
+        line.push_str(&format!("  {:width$}  fix: {}\n", "", visible(fix)));
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_stand_in_groups_with_their_fixes() {
+        let finding = |name: &str, state, fix: Option<&str>| Finding {
+            name: name.into(),
+            state,
+            detail: "detail".into(),
+            fix: fix.map(Into::into),
+        };
+        let doctor = Doctor {
+            findings: vec![
+                finding("kvm", State::Absent, Some("modprobe kvm")),
+                finding("seccomp", State::Enforced, None),
+            ],
+            layers: vec![
+                LayerReport { layer: Layer::Process, usable: true, lacks: vec![] },
+                LayerReport { layer: Layer::Microvm, usable: false, lacks: vec!["kvm".into()] },
+            ],
+        };
+        let expected = "layers\n  process  usable\n  microvm  lacks kvm\n\nworks\n  seccomp  detail\n\nmissing\n  \
+                        kvm      detail\n           fix: modprobe kvm\n";
+        assert_eq!(text(&doctor), expected);
+    }
+}

@@ -1,0 +1,35 @@
+//! `pal gc`.
+
+use fleet::{Fleet, Garbage, Sweep};
+use proto::{Failure, Size};
+
+use crate::{
+    output::{self, Format},
+    progress,
+    table::Table,
+};
+
+/// Removes what nobody needs, or says what that is.
+pub async fn gc(fleet: &Fleet, dry_run: bool, format: Format) -> Result<(), Failure> {
+    let sweep = if dry_run { Sweep::DryRun } else { Sweep::Remove };
+    let garbage = progress::watch("looking for what nobody needs", fleet.gc(sweep)).await?;
+    if format == Format::Json {
+        return output::json(&garbage);
+    }
+    if !garbage.is_empty() {
+        output::data(table(&garbage).render("").as_bytes())?;
+    }
+    let total = Size(garbage.iter().map(|item| item.bytes).sum());
+    let verb = if dry_run { "would remove" } else { "removed" };
+    let things = if garbage.len() == 1 { "thing" } else { "things" };
+    output::talk(&format!("{verb} {} {things}, {total}", garbage.len()));
+    Ok(())
+}
+
+fn table(garbage: &[Garbage]) -> Table {
+    let mut table = Table::new(&["KIND", "NAME", "SIZE", "WHY"]);
+    for item in garbage {
+        table.row([item.kind, &item.name, &Size(item.bytes).to_string(), &item.why]);
+    }
+    table
+}

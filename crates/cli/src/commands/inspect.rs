@@ -1,0 +1,121 @@
+//! `pal inspect`.
+
+use fleet::{Fleet, View};
+use proto::{
+    Enforcement, Failure, State,
+    launch::End,
+    spec::{Access, Mount},
+};
+
+use super::list::cpus;
+use crate::{
+    age,
+    output::{self, Format},
+    table::Table,
+};
+
+/// Shows a Body.
+pub fn inspect(fleet: &Fleet, key: &str, format: Format) -> Result<(), Failure> {
+    let view = fleet.find(key)?;
+    match format {
+        Format::Json => output::json(&view),
+        Format::Text => output::data(text(&view).as_bytes()),
+    }
+}
+
+fn text(view: &View) -> String {
+    format!("{}\nenforcement: {}", facts(view).render(""), record(&view.enforcement))
+}
+
+fn facts(view: &View) -> Table {
+    let spec = &view.spec;
+    let mut table = Table::bare();
+    table.row(["id", spec.id.as_str()]);
+    table.row(["status", &status(view)]);
+    table.row(["layer", spec.layer.name()]);
+    table.row(["template", &spec.template]);
+    table.row(["created", &format!("{} ({} ago)", spec.created_at, age::since(&spec.created_at))]);
+    table.row(["user", &spec.user]);
+    table.row(["workdir", spec.workdir.as_deref().unwrap_or("the user's home")]);
+    let optional = [
+        ("pid", view.pid.map(|pid| pid.to_string())),
+        ("parent", spec.parent.as_ref().map(ToString::to_string)),
+    ];
+    for (name, value) in optional {
+        if let Some(value) = value {
+            table.row([name, &value]);
+        }
+    }
+    spec.snapshots.iter().for_each(|snapshot| table.row(["snapshot", snapshot.as_str()]));
+    limits(view, &mut table);
+    spec.mounts.iter().for_each(|shown| table.row(["mount", &mount(shown)]));
+    spec.env.iter().for_each(|(name, value)| table.row(["env", &format!("{name}={value}")]));
+    table
+}
+
+fn limits(view: &View, table: &mut Table) {
+    let limits = &view.spec.limits;
+    let wall =
+        limits.wall_ms.map_or("until it is stopped".into(), |ms| format!("{}.{:03} s", ms / 1000, ms % 1000));
+    table.row(["memory", &limits.memory.to_string()]);
+    table.row(["cpus", &cpus(limits.cpu_milli)]);
+    table.row(["pids", &limits.pids.to_string()]);
+    table.row(["disk", &limits.disk.to_string()]);
+    table.row(["files", &limits.files.to_string()]);
+    table.row(["output", &limits.output.to_string()]);
+    table.row(["timeout", &wall]);
+}
+
+fn mount(mount: &Mount) -> String {
+    let access = match mount.access {
+        Access::ReadOnly => "ro",
+        Access::ReadWrite => "rw",
+    };
+    format!("{} at {} ({access})", mount.source.display(), mount.target.display())
+}
+
+fn status(view: &View) -> String {
+    let name = view.status.name();
+    match &view.end {
+        None => name.to_owned(),
+        Some(end) => format!("{name} ({})", why(end)),
+    }
+}
+
+fn why(end: &End) -> String {
+    match end {
+        End::Exit { code } => format!("its guest ended with {code}"),
+        End::Killed { signal } => format!("killed by signal {signal}"),
+        End::Oom => "out of memory".into(),
+        End::Timeout => "its time was over".into(),
+        End::Disk => "its files grew over their limit".into(),
+        End::Owner => "its maker ended".into(),
+        End::Unknown => "gone without a trace".into(),
+    }
+}
+
+/// The enforcement record: a line that counts, then what holds the Body.
+pub fn record(enforcement: &Enforcement) -> String {
+    let count = |state| format!("{} {state}", enforcement.count(state));
+    let states = [State::Enforced, State::Degraded, State::Absent].map(count);
+    let mut table = Table::bare();
+    for mechanism in &enforcement.mechanisms {
+        table.row([mechanism.state.name(), &mechanism.name, &mechanism.reason]);
+    }
+    format!("{}\n{}", states.join(", "), table.render("  "))
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::Mechanism;
+
+    use super::*;
+
+    #[test]
+    fn the_record_counts_and_lists() {
+        let mechanisms =
+            vec![Mechanism::enforced("seccomp", "filter"), Mechanism::absent("memory limit", "no cgroup")];
+        let expected = "1 enforced, 0 degraded, 1 absent\n  enforced  seccomp       filter\n  absent    memory limit  no cgroup\n";
+        assert_eq!(record(&Enforcement { mechanisms }), expected);
+    }
+}

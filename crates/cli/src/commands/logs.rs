@@ -1,0 +1,46 @@
+//! `pal logs`.
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use fleet::{Fleet, LogEntry};
+use proto::{Failure, text::visible};
+use serde_json::{Value, json};
+
+use crate::output::{self, Format};
+
+/// Prints what the commands of a Body wrote; which commands those were is talk.
+pub fn logs(fleet: &Fleet, key: &str, format: Format) -> Result<(), Failure> {
+    let view = fleet.find(key)?;
+    let entries = fleet.logs(view.id())?;
+    if entries.is_empty() && format == Format::Text {
+        output::talk(&format!("no commands yet\n  hint: run one with `pal exec {} -- CMD`", view.id()));
+    }
+    for entry in &entries {
+        match format {
+            Format::Json => output::json(&object(entry))?,
+            Format::Text => text(entry)?,
+        }
+    }
+    Ok(())
+}
+
+fn text(entry: &LogEntry) -> Result<(), Failure> {
+    let end = entry.code.map_or("not ended".into(), |code| format!("exit {code}"));
+    output::talk(&format!("# {} {} ({end})", entry.at, visible(&entry.argv.join(" "))));
+    output::data(&entry.output)?;
+    if entry.truncated {
+        output::talk("# the rest was over the Body's output limit and was not kept");
+    }
+    Ok(())
+}
+
+/// Output that is not UTF-8 is in base64 instead of being bent into text.
+fn object(entry: &LogEntry) -> Value {
+    let (encoding, output) = match std::str::from_utf8(&entry.output) {
+        Ok(text) => ("utf-8", text.to_owned()),
+        Err(_) => ("base64", STANDARD.encode(&entry.output)),
+    };
+    json!({
+        "at": entry.at, "argv": entry.argv, "code": entry.code, "truncated": entry.truncated,
+        "output": output, "encoding": encoding,
+    })
+}

@@ -1,0 +1,85 @@
+//! The verbs, one file for each group.
+
+mod completions;
+mod copy;
+mod create;
+mod doctor;
+mod events;
+mod exec;
+mod gc;
+mod inspect;
+mod life;
+mod list;
+mod logs;
+mod run;
+mod snapshot;
+
+use std::mem::ManuallyDrop;
+
+use fleet::Fleet;
+use proto::{Failure, Kind};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::{
+    args::{Cli, Command},
+    output::Format,
+    session::Wire,
+    settings,
+};
+
+/// Does what was asked; gives the exit code.
+pub fn dispatch(cli: Cli) -> Result<u8, Failure> {
+    if let Command::Completions(args) = &cli.command {
+        return completions::completions(args);
+    }
+    // Neither is ever dropped: every acknowledged event survives even a kill, so there is nothing to close in order.
+    let runtime = ManuallyDrop::new(runtime()?);
+    let fleet = || Ok(ManuallyDrop::new(Fleet::open(settings::config(&cli.common)?)?));
+    runtime.block_on(act(fleet, cli.command, cli.common.format()))
+}
+
+/// What a command needs to know before it opens the fleet, it asks before: a typing error leaves no directory behind.
+async fn act(
+    fleet: impl Fn() -> Result<ManuallyDrop<Fleet>, Failure>,
+    command: Command,
+    format: Format,
+) -> Result<u8, Failure> {
+    match command {
+        Command::Run(args) => {
+            let wire = Wire::choose(args.wires, format)?;
+            return run::run(&*fleet()?, *args, wire, format).await;
+        }
+        Command::Exec(args) => {
+            let wire = Wire::choose(args.wires, format)?;
+            return exec::exec(&*fleet()?, args, wire, format).await;
+        }
+        Command::Shell(args) => return exec::shell(&*fleet()?, args).await,
+        Command::Create(args) => create::create(&*fleet()?, *args, format).await,
+        Command::Ls => list::list(&*fleet()?, format),
+        Command::Inspect(args) => inspect::inspect(&*fleet()?, &args.body, format),
+        Command::Logs(args) => logs::logs(&*fleet()?, &args.body, format),
+        Command::Cp(args) => {
+            let way = copy::way(&args)?;
+            copy::copy(&*fleet()?, way, format).await
+        }
+        Command::Start(args) => life::start(&*fleet()?, &args.bodies, format).await,
+        Command::Stop(args) => life::stop(&*fleet()?, &args.of.bodies, args.grace, format).await,
+        Command::Pause(args) => life::pause(&*fleet()?, &args.bodies, format).await,
+        Command::Resume(args) => life::resume(&*fleet()?, &args.bodies, format).await,
+        Command::Rm(args) => life::remove(&*fleet()?, &args, format).await,
+        Command::Snapshot(args) => snapshot::snapshot(&*fleet()?, args, format).await,
+        Command::Snapshots(args) => snapshot::snapshots(&*fleet()?, &args.remove, format),
+        Command::Fork(args) => snapshot::fork(&*fleet()?, &args, format).await,
+        Command::Events(args) => events::events(&*fleet()?, args, format).await,
+        Command::Doctor => doctor::doctor(&*fleet()?, format).await,
+        Command::Gc(args) => gc::gc(&*fleet()?, args.dry_run, format).await,
+        Command::Completions(args) => return completions::completions(&args),
+    }
+    .map(|()| 0)
+}
+
+/// The one runtime: no threads of its own.
+pub fn runtime() -> Result<Runtime, Failure> {
+    let built = Builder::new_current_thread().enable_all().build();
+    built.map_err(|error| Failure::new(Kind::Host, "cannot wait for events of the kernel").because(error))
+}

@@ -1,0 +1,65 @@
+//! `pal snapshot`, `snapshots` and `fork`.
+
+use fleet::{Fleet, SnapshotView};
+use proto::{Failure, Size};
+use serde_json::json;
+
+use crate::{
+    age,
+    args::{Fork, Snapshot},
+    output::{self, Format},
+    progress,
+    table::Table,
+};
+
+/// Takes a snapshot.
+pub async fn snapshot(fleet: &Fleet, args: Snapshot, format: Format) -> Result<(), Failure> {
+    let view = fleet.find(&args.body)?;
+    let taken = progress::watch("taking the snapshot", fleet.snapshot(view.id(), args.name)).await?;
+    match format {
+        Format::Text => output::line(&taken.id),
+        Format::Json => output::json(&taken),
+    }
+}
+
+/// Lists the snapshots, or removes those named.
+pub fn snapshots(fleet: &Fleet, remove: &[String], format: Format) -> Result<(), Failure> {
+    if remove.is_empty() {
+        return list(&fleet.snapshots()?, format);
+    }
+    for key in remove {
+        let id = fleet.remove_snapshot(key)?;
+        match format {
+            Format::Text => output::line(id)?,
+            Format::Json => output::json(&json!({ "id": id }))?,
+        }
+    }
+    Ok(())
+}
+
+fn list(views: &[SnapshotView], format: Format) -> Result<(), Failure> {
+    if format == Format::Json {
+        return output::json(&views);
+    }
+    if views.is_empty() {
+        output::talk("no snapshots\n  hint: take one with `pal snapshot BODY`");
+        return Ok(());
+    }
+    let mut table = Table::new(&["ID", "NAME", "BODY", "SIZE", "AGE"]);
+    for view in views {
+        let name = view.name.as_deref().unwrap_or("-");
+        let (size, age) = (Size(view.bytes).to_string(), age::since(&view.created_at));
+        table.row([view.id.as_str(), name, view.body.as_str(), &size, &age]);
+    }
+    output::data(table.render("").as_bytes())
+}
+
+/// Forks a Body.
+pub async fn fork(fleet: &Fleet, args: &Fork, format: Format) -> Result<(), Failure> {
+    let view = fleet.find(&args.body)?;
+    let forks = progress::watch("forking", fleet.fork(view.id(), args.count)).await?;
+    match format {
+        Format::Text => forks.iter().try_for_each(|fork| output::line(fork.id())),
+        Format::Json => output::json(&forks),
+    }
+}

@@ -1,0 +1,164 @@
+//! Where text goes: data to standard output, talk to standard error.
+//!
+//! Invariant: data that cannot be written is a failure; talk that cannot be written is nobody's business.
+//! Invariant: a reader that went away is no error to tell of; `pal` ends as any tool in a pipe does.
+
+use std::{error::Error, ffi::OsString, fmt, os::fd::BorrowedFd, time::Duration};
+
+use proto::{Failure, Kind};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::FileType,
+    io::Errno,
+    stdio,
+};
+use serde::Serialize;
+
+/// What answers look like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// For programs.
+    Json,
+}
+
+impl Format {
+    /// What the arguments ask for, when they cannot be parsed as a whole.
+    pub fn guess(argv: &[OsString]) -> Self {
+        let asked = argv.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--json");
+        if asked { Format::Json } else { Format::Text }
+    }
+}
+
+/// The cause of a failure to write: whoever read our output has gone.
+#[derive(Debug)]
+struct ReaderGone;
+
+impl fmt::Display for ReaderGone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the reader has gone")
+    }
+}
+
+impl Error for ReaderGone {}
+
+/// Whether a failure only means that nobody reads us any more.
+pub fn is_reader_gone(failure: &Failure) -> bool {
+    failure.source.as_ref().is_some_and(|source| source.is::<ReaderGone>())
+}
+
+/// Writes data.
+pub fn data(bytes: &[u8]) -> Result<(), Failure> {
+    write_all(stdio::stdout(), bytes).map_err(|errno| cannot_write("standard output", errno))
+}
+
+/// Writes data and ends the line.
+pub fn line(text: impl fmt::Display) -> Result<(), Failure> {
+    data(format!("{text}\n").as_bytes())
+}
+
+/// Writes a value as one line of JSON.
+pub fn json(value: &impl Serialize) -> Result<(), Failure> {
+    let mut text = serde_json::to_vec(value)
+        .map_err(|error| Failure::new(Kind::Internal, "cannot write the answer as JSON").because(error))?;
+    text.push(b'\n');
+    data(&text)
+}
+
+/// Says something beside the data; ends the line if the text does not.
+pub fn talk(text: &str) {
+    let end = if text.ends_with('\n') { "" } else { "\n" };
+    // Nobody can be told that nobody can be told.
+    let _ = write_all(stdio::stderr(), format!("{text}{end}").as_bytes());
+}
+
+/// Draws over the last line of a terminal.
+pub fn draw(text: &str) {
+    let _ = write_all(stdio::stderr(), text.as_bytes());
+}
+
+fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        match rustix::io::write(fd, bytes) {
+            Ok(written) => bytes = &bytes[written..],
+            Err(Errno::INTR) => {}
+            // Somebody made the shared description non-blocking.
+            Err(Errno::AGAIN) => {
+                wait_writable(fd, None);
+            }
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
+
+fn cannot_write(what: &str, errno: Errno) -> Failure {
+    let failure = Failure::new(Kind::Host, format!("cannot write to {what}"));
+    match errno {
+        Errno::PIPE => failure.because(ReaderGone),
+        errno => failure.because(std::io::Error::from(errno)),
+    }
+}
+
+fn wait_writable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> bool {
+    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
+    matches!(poll(&mut fds, timeout.as_ref()), Ok(ready) if ready > 0)
+}
+
+/// How much a pipe that can be written to takes without blocking.
+const PIPE_LEN: usize = 4096;
+/// How long a stalled reader may hold up everything else.
+const STALL: Duration = Duration::from_millis(20);
+
+/// One of our outputs, for bytes that come out of a Body.
+pub struct Stream {
+    fd: BorrowedFd<'static>,
+    name: &'static str,
+    len_max: usize,
+}
+
+impl Stream {
+    /// Standard output.
+    pub fn stdout() -> Self {
+        Self::of(stdio::stdout(), "standard output")
+    }
+
+    /// Standard error.
+    pub fn stderr() -> Self {
+        Self::of(stdio::stderr(), "standard error")
+    }
+
+    fn of(fd: BorrowedFd<'static>, name: &'static str) -> Self {
+        Self { fd, name, len_max: 0 }
+    }
+
+    /// Writes bytes as they are.
+    ///
+    /// A stalled reader stalls the command (that is backpressure) but not the signals that go to it: a blocking
+    /// write is begun only when it will not block.
+    pub async fn write(&mut self, mut bytes: &[u8]) -> Result<(), Failure> {
+        if self.len_max == 0 {
+            self.len_max = len_max(self.fd);
+        }
+        while !bytes.is_empty() {
+            if self.len_max == PIPE_LEN && !wait_writable(self.fd, Some(Duration::ZERO)) {
+                while !wait_writable(self.fd, Some(STALL)) {
+                    tokio::task::yield_now().await;
+                }
+            }
+            let (piece, rest) = bytes.split_at(bytes.len().min(self.len_max));
+            write_all(self.fd, piece).map_err(|errno| cannot_write(self.name, errno))?;
+            bytes = rest;
+        }
+        Ok(())
+    }
+}
+
+fn len_max(fd: BorrowedFd<'_>) -> usize {
+    match rustix::fs::fstat(fd).map(|stat| FileType::from_raw_mode(stat.st_mode)) {
+        Ok(FileType::RegularFile) => usize::MAX,
+        _ => PIPE_LEN,
+    }
+}

@@ -1,0 +1,79 @@
+//! Where the data is and how safe it must be: flags first, then the environment, then what fits the user.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
+
+use fleet::{Config, Durability};
+use proto::{Failure, Kind};
+
+use crate::args::Common;
+
+/// Where root keeps its Bodies.
+const DATA_OF_ROOT: &str = "/var/lib/palisade";
+
+/// What the fleet is opened with.
+pub fn config(common: &Common) -> Result<Config, Failure> {
+    Ok(Config { data: data(common)?, durability: durability(common)? })
+}
+
+fn data(common: &Common) -> Result<PathBuf, Failure> {
+    let asked = match &common.data {
+        Some(dir) => Some(dir.clone()),
+        None => variable("PAL_DATA")?,
+    };
+    match asked {
+        Some(dir) if dir.is_empty() => {
+            Err(Failure::new(Kind::Usage, "the data directory has no name").hint("give one: `--data DIR`"))
+        }
+        Some(dir) => absolute(Path::new(&dir)),
+        None if rustix::process::geteuid().is_root() => Ok(DATA_OF_ROOT.into()),
+        None => data_of_user(),
+    }
+}
+
+fn data_of_user() -> Result<PathBuf, Failure> {
+    let dir = |name| Ok(variable(name)?.map(PathBuf::from).filter(|dir| dir.is_absolute()));
+    if let Some(dir) = dir("XDG_DATA_HOME")? {
+        return Ok(dir.join("palisade"));
+    }
+    match dir("HOME")? {
+        Some(home) => Ok(home.join(".local/share/palisade")),
+        None => Err(Failure::new(Kind::Usage, "there is no home directory to keep Bodies in")
+            .hint("name a directory: `--data DIR`, or set HOME")),
+    }
+}
+
+fn durability(common: &Common) -> Result<Durability, Failure> {
+    if let Some(durability) = common.durability {
+        return Ok(durability);
+    }
+    match variable("PAL_DURABILITY")? {
+        None => Ok(Durability::Process),
+        Some(word) => crate::args::values::durability(&word)
+            .map_err(|why| Failure::new(Kind::Usage, format!("PAL_DURABILITY: {why}"))),
+    }
+}
+
+/// Makes a path of ours independent of where `pal` stands.
+pub fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path).map_err(|error| {
+        Failure::new(Kind::Host, format!("cannot tell where {} is", path.display())).because(error).hint(
+            "the current directory may have been removed: `cd` to one that exists, or give an absolute path",
+        )
+    })
+}
+
+/// A variable of the environment; an empty one is as good as none.
+pub fn variable(name: &str) -> Result<Option<String>, Failure> {
+    match env::var(name) {
+        Ok(value) if value.is_empty() => Ok(None),
+        Ok(value) => Ok(Some(value)),
+        Err(env::VarError::NotPresent) => Ok(None),
+        Err(env::VarError::NotUnicode(_)) => {
+            Err(Failure::new(Kind::Usage, format!("{name} is not valid UTF-8"))
+                .hint(format!("set {name} to a path of plain text")))
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Aligned columns of text.
+
+use proto::text::visible;
+
+/// Rows under a head, each column as wide as its widest cell.
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these columns.
+    pub fn new(head: &[&str]) -> Self {
+        Self { rows: vec![head.iter().map(|cell| (*cell).to_owned()).collect()] }
+    }
+
+    /// A table whose columns need no names.
+    pub fn bare() -> Self {
+        Self { rows: Vec::new() }
+    }
+
+    /// Adds a row; what came out of a Body is made fit for a terminal here.
+    pub fn row<const N: usize>(&mut self, cells: [&str; N]) {
+        self.rows.push(cells.iter().map(|cell| visible(cell)).collect());
+    }
+
+    /// The text, each line after `indent`.
+    pub fn render(&self, indent: &str) -> String {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width =
+            |column: usize| self.rows.iter().filter_map(|row| row.get(column)).map(|cell| len(cell)).max();
+        let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+        let mut text = String::new();
+        for row in &self.rows {
+            let mut line = String::from(indent);
+            for (cell, width) in row.iter().zip(&widths) {
+                line.push_str(cell);
+                line.extend(std::iter::repeat_n(' ', width - len(cell) + 2));
+            }
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+fn len(cell: &str) -> usize {
+    cell.chars().count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_aligned_and_escapes_are_shown() {
+        let mut table = Table::new(&["ID", "NAME"]);
+        table.row(["a", "é"]);
+        table.row(["long", "x\x1by"]);
+        assert_eq!(table.render(" "), " ID    NAME\n a     é\n long  x\\u{1b}y\n");
+    }
+}

@@ -1,0 +1,266 @@
+//! Transcripts of the command line that need no Body: arguments in, text and exit status out.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    ffi::OsStr,
+    fs,
+    os::unix::ffi::OsStrExt,
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+/// A data directory of a test's own, gone with it.
+struct Data(PathBuf);
+
+impl Data {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("pal-cli-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let dir = std::env::temp_dir().join(name);
+        fs::create_dir(&dir).unwrap();
+        Self(dir)
+    }
+
+    fn pal<S: AsRef<OsStr>>(&self, args: &[S]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_pal"))
+            .args(args)
+            .env("PAL_DATA", self.0.join("data"))
+            .env_remove("PAL_DURABILITY")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    }
+
+    /// Exit status, standard output and standard error as one text.
+    fn transcript(&self, line: &str) -> String {
+        let args: Vec<&str> = line.split_whitespace().collect();
+        let output = self.pal(&args);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        format!(
+            "$ pal {line}\n{}{}[{}]",
+            text(&output.stdout),
+            text(&output.stderr),
+            output.status.code().unwrap()
+        )
+    }
+}
+
+impl Drop for Data {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn check(expected: &str) {
+    let data = Data::new();
+    let line = expected.lines().next().unwrap().strip_prefix("$ pal ").unwrap();
+    assert_eq!(data.transcript(line), expected);
+    assert!(!data.0.join("data").exists(), "a typing error left a data directory behind");
+}
+
+#[test]
+fn a_misspelt_flag_is_met_with_the_right_one() {
+    check(
+        "$ pal rm --forc x\nerror: unexpected argument '--forc' found\n  hint: a similar argument exists: `--force`\n  \
+         hint: usage: pal rm --force <BODY>...\n  hint: see `pal rm --help`\n[2]",
+    );
+}
+
+#[test]
+fn an_unknown_verb_is_a_usage_failure() {
+    check(
+        "$ pal fly\nerror: unrecognized subcommand 'fly'\n  hint: usage: pal [OPTIONS] <COMMAND>\n  \
+         hint: see `pal --help`\n[2]",
+    );
+}
+
+#[test]
+fn a_command_must_be_named() {
+    check(
+        "$ pal run\nerror: the following required arguments were not provided: <CMD>...\n  \
+         hint: usage: pal run [OPTIONS] -- <CMD>...\n  hint: see `pal run --help`\n[2]",
+    );
+}
+
+#[test]
+fn limits_that_mean_nothing_are_refused() {
+    let bad = |flag: &str, value: &str, name: &str, why: &str| {
+        check(&format!(
+            "$ pal create {flag} {value}\nerror: invalid value '{value}' for '{flag} <{name}>': {why}\n  \
+             hint: see `pal create --help`\n[2]"
+        ));
+    };
+    let size = "write a positive whole number with B, KiB, MiB, GiB or TiB, such as 512MiB";
+    bad("--memory", "lots", "SIZE", &format!("\"lots\" is not a size: {size}"));
+    bad("--memory", "-1", "SIZE", &format!("\"-1\" is not a size: {size}"));
+    bad("--disk", "0", "SIZE", "a limit of nothing leaves nothing to run in; write such as 512MiB");
+    let cpus = "write a positive number of processors with up to three decimals, such as 1.5";
+    bad("--cpus", "0", "COUNT", cpus);
+    bad("--cpus", "-2", "COUNT", cpus);
+    bad("--pids", "0", "COUNT", "write a positive whole number");
+    bad("--files", "x", "COUNT", "write a positive whole number");
+    bad("--timeout", "10", "DURATION", "write a whole number and ms, s, m or h, such as 90s");
+    bad("--timeout", "0s", "DURATION", "no time at all is too short; write such as 90s");
+    bad("--timeout", "9999999h", "DURATION", "longer than 8760 hours");
+    bad(
+        "--layer",
+        "paper",
+        "LAYER",
+        "there is no layer \"paper\"; the layers are process, container, wasm, microvm",
+    );
+    let mount = "SRC:DST[:ro|rw]";
+    bad(
+        "--mount",
+        "/a",
+        mount,
+        "write SRC:DST, SRC:DST:ro or SRC:DST:rw; a path with a colon cannot be mounted",
+    );
+    bad("--mount", "/a:b", mount, "the place in the Body must be an absolute path, and \"b\" is not");
+    bad("--mount", "/a:/b:rx", mount, "a mount ends with :ro or :rw");
+    bad("--env", "NAME", "NAME=VALUE", "write NAME=VALUE");
+}
+
+#[test]
+fn more_forks_than_anybody_means_are_refused() {
+    check(
+        "$ pal fork x -n 0\nerror: invalid value '0' for '--count <COUNT>': write a whole number from 1 to 1000\n  \
+         hint: see `pal fork --help`\n[2]",
+    );
+}
+
+#[test]
+fn a_terminal_is_asked_for_where_there_is_none() {
+    check(
+        "$ pal run -it -- sh\nerror: -t needs a terminal, and standard input is none\n  \
+         hint: leave out -t: a pipe gets bytes; -i passes standard input in\n[2]",
+    );
+}
+
+#[test]
+fn a_copy_has_one_side_in_a_body() {
+    check(
+        "$ pal cp /a /b\nerror: neither side is in a Body\n  hint: write a place in a Body as BODY:PATH\n[2]",
+    );
+    check(
+        "$ pal cp a:/b c:/d\nerror: both sides are in Bodies\n  hint: copy to the host first, then on from there\n[2]",
+    );
+    check("$ pal cp a: /b\nerror: no path in body a is named\n  hint: write one: a:/tmp\n[2]");
+}
+
+#[test]
+fn arguments_are_text() {
+    let data = Data::new();
+    let output = data.pal(&[OsStr::new("run"), OsStr::new("--"), OsStr::from_bytes(b"\xff")]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(
+        String::from_utf8(output.stderr).unwrap(),
+        "error: an argument is not valid UTF-8\n  hint: arguments are text: give bytes to the command by its standard \
+         input, or in a file copied with `pal cp`\n"
+    );
+}
+
+#[test]
+fn programs_are_told_in_json() {
+    check(
+        "$ pal --json stop --grace soon x\n{\"error\":{\"causes\":[],\"hints\":[\"see `pal stop --help`\"],\
+         \"kind\":\"usage\",\"message\":\"invalid value 'soon' for '--grace <DURATION>': write a whole number and ms, \
+         s, m or h, such as 90s\"}}\n[2]",
+    );
+}
+
+#[test]
+fn the_version_is_data() {
+    check(concat!("$ pal --version\npal ", env!("CARGO_PKG_VERSION"), "\n[0]"));
+}
+
+/// Every verb, so that none goes without help.
+const VERBS: [&str; 20] = [
+    "run",
+    "create",
+    "exec",
+    "shell",
+    "ls",
+    "inspect",
+    "logs",
+    "cp",
+    "start",
+    "stop",
+    "pause",
+    "resume",
+    "rm",
+    "snapshot",
+    "snapshots",
+    "fork",
+    "events",
+    "doctor",
+    "gc",
+    "completions",
+];
+
+#[test]
+fn every_verb_has_help_with_an_example() {
+    let data = Data::new();
+    for verb in VERBS {
+        let output = data.pal(&[verb, "--help"]);
+        let help = String::from_utf8(output.stdout).unwrap();
+        assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0), "{verb}");
+        assert!(help.contains(&format!("\nExample: pal {verb}")), "{verb}: {help}");
+        assert!(help.contains(&format!("\nUsage: pal {verb}")), "{verb}: {help}");
+    }
+}
+
+#[test]
+fn the_help_lists_every_verb() {
+    let output = Data::new().pal(&["--help"]);
+    let help = String::from_utf8(output.stdout).unwrap();
+    let verb =
+        |line: &str| line.strip_prefix("  ").and_then(|line| line.split(' ').next()).map(str::to_owned);
+    let listed: Vec<String> = help
+        .lines()
+        .skip_while(|line| *line != "Commands:")
+        .skip(1)
+        .take_while(|line| !line.is_empty())
+        .filter_map(verb)
+        .filter(|verb| !verb.is_empty())
+        .collect();
+    assert_eq!(listed, VERBS);
+}
+
+#[test]
+fn every_shell_has_completions() {
+    let data = Data::new();
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let output = data.pal(&["completions", shell]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{shell}");
+        assert!(text.contains("snapshots") && !text.contains("__restore-tty"), "{shell}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_us_without_a_word() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_pal"))
+        .args(["completions", "bash"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr), (Some(141), vec![]));
+}
+
+#[test]
+fn a_full_disk_under_standard_output_is_told() {
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_pal")).args(["completions", "bash"]).stdout(full).output().unwrap();
+    assert_eq!(
+        (output.status.code(), String::from_utf8(output.stderr).unwrap().as_str()),
+        (
+            Some(125),
+            "error: cannot write to standard output\n  caused by: No space left on device (os error 28)\n"
+        )
+    );
+}
