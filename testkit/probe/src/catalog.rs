@@ -1,0 +1,207 @@
+//! The table of probes: what each is called, which door it tries, how its control is run.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::doors;
+use crate::run::Start;
+use crate::verdict::{Outcome, broken};
+
+/// How the same probe is shown to succeed with the door open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Control {
+    /// As root on the host, outside of any sandbox.
+    Host,
+    /// As an ordinary user on the host: the door stands open to anybody.
+    HostUser,
+    /// On the host, after the test has prepared what the arguments (or `about`) name.
+    Door,
+    /// Not run on the host: it would use up what the bound in its argument protects.
+    NoneLimit,
+    /// This machine lacks the thing, so the probe proves nothing here.
+    AbsentHere,
+}
+
+/// What a probe is given.
+pub struct Call<'a> {
+    pub args: &'a Args,
+    /// The path that the table gives this probe, or nothing.
+    pub target: &'static str,
+    /// A private directory, removed after the probe; none where nothing can be written.
+    pub scratch: Option<PathBuf>,
+    pub start: &'a Start,
+}
+
+impl Call<'_> {
+    /// An argument that `needs` promises.
+    pub fn arg(&self, key: &str) -> &str {
+        self.args.get(key).unwrap_or_default()
+    }
+
+    /// A numeric argument.
+    pub fn number<N: std::str::FromStr>(&self, key: &str) -> Result<N, Outcome> {
+        let text = self.arg(key);
+        text.parse().map_err(|_| broken(format!("{key}={text} is not a number")))
+    }
+
+    /// The private directory, or why the probe cannot go on.
+    pub fn scratch(&self) -> Result<&Path, Outcome> {
+        self.scratch.as_deref().ok_or_else(|| broken("no writable directory to try it in (give dir=)"))
+    }
+}
+
+/// One try at one door.
+pub struct Probe {
+    pub name: &'static str,
+    pub door: &'static str,
+    pub about: &'static str,
+    pub control: Control,
+    pub needs: &'static [&'static str],
+    pub target: &'static str,
+    pub run: fn(&Call<'_>) -> Outcome,
+}
+
+impl Probe {
+    const fn new(
+        control: Control,
+        name: &'static str,
+        about: &'static str,
+        run: fn(&Call<'_>) -> Outcome,
+    ) -> Self {
+        Self { name, door: "", about, control, needs: &[], target: "", run }
+    }
+
+    /// A door that only root on the host finds open.
+    pub const fn host(name: &'static str, about: &'static str, run: fn(&Call<'_>) -> Outcome) -> Self {
+        Self::new(Control::Host, name, about, run)
+    }
+
+    /// A door that anybody on the host finds open.
+    pub const fn user(name: &'static str, about: &'static str, run: fn(&Call<'_>) -> Outcome) -> Self {
+        Self::new(Control::HostUser, name, about, run)
+    }
+
+    /// A door that the test prepares.
+    pub const fn door(name: &'static str, about: &'static str, run: fn(&Call<'_>) -> Outcome) -> Self {
+        Self::new(Control::Door, name, about, run)
+    }
+
+    /// A bound that the test names.
+    pub const fn limit(name: &'static str, about: &'static str, run: fn(&Call<'_>) -> Outcome) -> Self {
+        Self::new(Control::NoneLimit, name, about, run)
+    }
+
+    /// The arguments without which it cannot run.
+    pub const fn needs(mut self, keys: &'static [&'static str]) -> Self {
+        self.needs = keys;
+        self
+    }
+
+    /// The path it tries.
+    pub const fn at(mut self, path: &'static str) -> Self {
+        self.target = path;
+        self
+    }
+
+    /// The first argument that is not given.
+    pub fn missing(&self, args: &Args) -> Option<&'static str> {
+        self.needs.iter().copied().find(|key| args.get(key).is_none())
+    }
+}
+
+/// Every probe, door by door.
+pub fn all() -> impl Iterator<Item = &'static Probe> {
+    doors::TABLES.iter().flat_map(|table| table.iter())
+}
+
+/// A probe as `probe list` shows it.
+#[derive(Serialize)]
+pub struct Listed {
+    name: &'static str,
+    door: &'static str,
+    about: &'static str,
+    control: Control,
+    needs: &'static [&'static str],
+}
+
+impl From<&'static Probe> for Listed {
+    fn from(probe: &'static Probe) -> Self {
+        let Probe { name, door, about, control, needs, target, .. } = *probe;
+        let here = target.is_empty() || Path::new(target).symlink_metadata().is_ok();
+        Self { name, door, about, control: if here { control } else { Control::AbsentHere }, needs }
+    }
+}
+
+/// The `key=value` words of the command line.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Args(BTreeMap<String, String>);
+
+impl Args {
+    /// Splits each word at its first `=`; gives back the word that has none.
+    pub fn parse<'a>(words: &[&'a str]) -> Result<Self, &'a str> {
+        let pair =
+            |word: &&'a str| word.split_once('=').map(|(k, v)| (k.to_owned(), v.to_owned())).ok_or(*word);
+        words.iter().map(pair).collect::<Result<_, _>>().map(Self)
+    }
+
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key).map(String::as_str)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_enough() {
+        let names: Vec<_> = all().map(|p| p.name).collect();
+        let distinct: BTreeSet<_> = names.iter().copied().collect();
+        assert_eq!(names.len(), distinct.len());
+        assert!(names.len() >= 80, "{}", names.len());
+        assert!(
+            names
+                .iter()
+                .all(|n| n.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-'))
+        );
+    }
+
+    #[test]
+    fn every_probe_says_where_it_stands() {
+        let doors = ["files", "procfs", "processes", "network", "kernel", "limits", "identity"];
+        for probe in all() {
+            assert!(doors.contains(&probe.door), "{}", probe.name);
+            assert!(!probe.about.is_empty(), "{}", probe.name);
+        }
+        for door in doors {
+            assert!(all().any(|p| p.door == door), "{door}");
+        }
+    }
+
+    #[test]
+    fn what_uses_up_a_limit_never_runs_unasked() {
+        for probe in all().filter(|p| p.control == Control::NoneLimit) {
+            assert!(!probe.needs.is_empty(), "{}", probe.name);
+        }
+    }
+
+    #[test]
+    fn no_process_is_attacked_that_the_caller_did_not_name() {
+        let named = |p: &&Probe| p.about.contains("INIT") || p.about.contains("process of the host");
+        for probe in all().filter(named) {
+            assert!(probe.needs.iter().any(|key| ["init", "pid", "comm"].contains(key)), "{}", probe.name);
+        }
+    }
+
+    #[test]
+    fn arguments_split_at_the_first_equals_sign() {
+        let args = Args::parse(&["env=A=B", "port=1"]).unwrap();
+        assert_eq!((args.get("env"), args.get("port"), args.get("x")), (Some("A=B"), Some("1"), None));
+        assert_eq!(Args::parse(&["port"]), Err("port"));
+    }
+}

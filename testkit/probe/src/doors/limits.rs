@@ -1,0 +1,334 @@
+//! Limits: what one Body can use up of what all share.
+//!
+//! Invariant: what was used up is given back, also when the probe is killed: children die with it, files lie in the
+//! directory that the runner removes, memory and descriptors are its own.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use super::{behind, settle};
+use crate::catalog::{Call, Probe};
+use crate::sys::{self, Errno, Fork, Tried, c, call, open};
+use crate::verdict::{Outcome, broken, denied, judge, judge_more, reached};
+
+/// By how much a bound is overstepped.
+const MORE: usize = 50;
+const MIB: usize = 1 << 20;
+
+pub const PROBES: &[Probe] = &behind(
+    "limits",
+    [
+        Probe::user("rlimit-core", "core files may be written", |_| {
+            hard_limit(libc::RLIMIT_CORE, |max| max > 0)
+        }),
+        Probe::door("rlimit-memlock", "no limit on locked memory (the test lifts it)", |_| {
+            unlimited(libc::RLIMIT_MEMLOCK)
+        }),
+        Probe::user("rlimit-fsize", "no limit on the size of a file", |_| unlimited(libc::RLIMIT_FSIZE)),
+        Probe::host("nice", "the highest priority", |_| {
+            judge("setpriority", call!(libc::SYS_setpriority, libc::PRIO_PROCESS, 0, -20), &[])
+        }),
+        Probe::host("realtime", "real-time scheduling", |_| {
+            let parameter = 1i32;
+            judge("sched_setscheduler", call!(libc::SYS_sched_setscheduler, 0, 1, &raw const parameter), &[])
+        }),
+        Probe::host("io-realtime", "real-time input and output", |_| {
+            judge("ioprio_set", call!(libc::SYS_ioprio_set, 1, 0, 1 << 13), &[])
+        }),
+        Probe::limit("processes", "more processes than pids=N", processes).needs(&["pids"]),
+        Probe::limit("threads", "more threads than pids=N", threads).needs(&["pids"]),
+        Probe::limit("memory", "more memory than memory=BYTES", memory).needs(&["memory"]),
+        Probe::limit("locked-memory", "more locked memory than mlock=BYTES", locked_memory).needs(&["mlock"]),
+        Probe::limit("memfd", "more memory than memory=BYTES in a file without a name", memfd)
+            .needs(&["memory"]),
+        Probe::limit("disk", "more bytes than disk=BYTES in dir=", |c| fill(c, "disk", Where::Scratch))
+            .needs(&["disk"]),
+        Probe::limit("sparse-file", "a file longer than fsize=BYTES in dir=", sparse).needs(&["fsize"]),
+        Probe::limit("inodes", "more files than inodes=N in dir=", inodes).needs(&["inodes"]),
+        Probe::limit("shared-memory", "more bytes than shm=BYTES in /dev/shm", |c| {
+            fill(c, "shm", Where::Shm)
+        })
+        .needs(&["shm"]),
+        Probe::limit("open-files", "more descriptors than nofile=N", open_files).needs(&["nofile"]),
+        Probe::limit("ptys", "more terminals than ptys=N", ptys).needs(&["ptys"]),
+    ],
+);
+
+/// What a limit says when it holds.
+const HELD: &[i32] = &[
+    libc::EAGAIN,
+    libc::ENOMEM,
+    libc::ENOSPC,
+    libc::EDQUOT,
+    libc::EFBIG,
+    libc::EMFILE,
+    libc::ENFILE,
+    libc::EIO,
+];
+
+/// `done` things were made of the `wanted`.
+fn bounded(what: &str, done: usize, wanted: usize, stopped: Option<Errno>) -> Outcome {
+    match stopped {
+        None => reached(format!("{done} {what}")),
+        Some(error) => {
+            let mut outcome = judge_more(what, Err(error), &[], HELD);
+            outcome.detail.push_str(&format!(" after {done} of {wanted}"));
+            outcome
+        }
+    }
+}
+
+/// Makes things until there are enough or one fails; those made are kept until all are counted.
+fn make<T>(what: &str, wanted: usize, mut one: impl FnMut(usize) -> Result<T, Errno>) -> (Vec<T>, Outcome) {
+    let mut made = Vec::new();
+    for index in 0..wanted {
+        match one(index) {
+            Ok(thing) => made.push(thing),
+            Err(error) => {
+                let outcome = bounded(what, made.len(), wanted, Some(error));
+                return (made, outcome);
+            }
+        }
+    }
+    let outcome = bounded(what, wanted, wanted, None);
+    (made, outcome)
+}
+
+fn hard_limit(resource: libc::__rlimit_resource_t, open: impl FnOnce(u64) -> bool) -> Outcome {
+    match sys::rlimit(resource) {
+        Ok(limit) if open(limit.rlim_max) => reached(format!("hard limit {}", shown(limit.rlim_max))),
+        Ok(limit) => denied(format!("hard limit {}", shown(limit.rlim_max))),
+        Err(error) => broken(format!("prlimit: {error}")),
+    }
+}
+
+fn shown(limit: u64) -> String {
+    if limit == libc::RLIM64_INFINITY { "unlimited".to_owned() } else { limit.to_string() }
+}
+
+fn unlimited(resource: libc::__rlimit_resource_t) -> Outcome {
+    hard_limit(resource, |max| max == libc::RLIM64_INFINITY)
+}
+
+fn processes(call: &Call<'_>) -> Outcome {
+    let wanted = match call.number::<usize>("pids") {
+        Ok(pids) => pids + MORE,
+        Err(outcome) => return outcome,
+    };
+    sys::lift(libc::RLIMIT_NPROC);
+    let (made, outcome) = make("processes", wanted, |_| match sys::fork()? {
+        Fork::Parent(pid) => Ok(pid),
+        Fork::Child => {
+            sys::die_with_parent();
+            wait_forever()
+        }
+    });
+    dismiss(&made);
+    outcome
+}
+
+fn threads(call: &Call<'_>) -> Outcome {
+    let wanted = match call.number::<usize>("pids") {
+        Ok(pids) => pids + MORE,
+        Err(outcome) => return outcome,
+    };
+    // They are never joined: the runner's child ends and takes them along.
+    let (_, outcome) = make("threads", wanted, |_| {
+        let builder = std::thread::Builder::new().stack_size(64 * 1024);
+        builder.spawn(|| std::thread::sleep(std::time::Duration::from_secs(600))).map_err(Errno::from)
+    });
+    outcome
+}
+
+/// One anonymous mapping of a MiB.
+fn map_mib() -> Result<*mut u8, Errno> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
+    let address = unsafe { libc::mmap(std::ptr::null_mut(), MIB, protection, flags, -1, 0) };
+    if address == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(address.cast()) }
+}
+
+/// The mappings are never undone: the process ends.
+fn memory(call: &Call<'_>) -> Outcome {
+    let wanted = match call.number::<usize>("memory") {
+        Ok(bytes) => bytes / MIB + MORE,
+        Err(outcome) => return outcome,
+    };
+    // Whom the kernel kills for memory shall be this process, not the one that reports.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+    let touch = |_| {
+        let start = map_mib()?;
+        // SAFETY: the mapping is a MiB long, ours, and writable.
+        unsafe { std::ptr::write_bytes(start, 0x5a, MIB) };
+        Ok(())
+    };
+    make("MiB touched", wanted, touch).1
+}
+
+fn locked_memory(call: &Call<'_>) -> Outcome {
+    let wanted = match call.number::<usize>("mlock") {
+        Ok(bytes) => bytes / MIB + MORE,
+        Err(outcome) => return outcome,
+    };
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+    sys::lift(libc::RLIMIT_MEMLOCK);
+    make("MiB locked", wanted, |_| map_mib().and_then(|start| call!(libc::SYS_mlock, start, MIB))).1
+}
+
+fn memfd(call: &Call<'_>) -> Outcome {
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+    match (
+        call.number::<usize>("memory"),
+        call!(libc::SYS_memfd_create, c("probe").as_ptr(), 1).map(sys::own),
+    ) {
+        (Ok(bytes), Ok(file)) => grow(&file, bytes),
+        (Err(outcome), _) => outcome,
+        (_, Err(error)) => judge("memfd_create", Err(error), &[]),
+    }
+}
+
+enum Where {
+    Scratch,
+    Shm,
+}
+
+fn fill(call: &Call<'_>, key: &str, place: Where) -> Outcome {
+    settle((|| {
+        let bytes = call.number::<usize>(key)?;
+        let directory = match place {
+            Where::Scratch => call.scratch()?.to_path_buf(),
+            Where::Shm => "/dev/shm".into(),
+        };
+        Ok(match unnamed(&directory.to_string_lossy()) {
+            Ok(file) => grow(&file, bytes),
+            Err(error) => judge("create a file", Err(error), &[]),
+        })
+    })())
+}
+
+/// A file that has lost its name already, so that it cannot outlive us.
+fn unnamed(directory: &str) -> Result<OwnedFd, Errno> {
+    let path = format!("{directory}/probe-fill-{}", std::process::id());
+    let file = open(&path, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL)?;
+    call!(libc::SYS_unlinkat, libc::AT_FDCWD, c(&path).as_ptr(), 0)?;
+    Ok(file)
+}
+
+/// Allocates a MiB at a time where the file system can, and writes where it cannot.
+fn grow(file: &OwnedFd, bytes: usize) -> Outcome {
+    sys::lift(libc::RLIMIT_FSIZE);
+    // SAFETY: sets the disposition to a constant of the kernel; the write then says EFBIG.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    let block = vec![0x5au8; MIB];
+    let one = |index: usize| -> Tried {
+        match call!(libc::SYS_fallocate, file.as_raw_fd(), 0, index * MIB, MIB) {
+            Err(Errno(libc::EOPNOTSUPP | libc::ENOSYS | libc::EPERM)) => {
+                let written = call!(libc::SYS_pwrite64, file.as_raw_fd(), block.as_ptr(), MIB, index * MIB)?;
+                if written == MIB as i64 { Ok(written) } else { Err(Errno(libc::ENOSPC)) }
+            }
+            tried => tried,
+        }
+    };
+    make("MiB kept", bytes / MIB + MORE, one).1
+}
+
+fn sparse(call: &Call<'_>) -> Outcome {
+    settle((|| {
+        let bytes = call.number::<u64>("fsize")?;
+        let directory = call.scratch()?.to_string_lossy().into_owned();
+        let file = unnamed(&directory).map_err(|e| broken(format!("create a file: {e}")))?;
+        sys::lift(libc::RLIMIT_FSIZE);
+        // SAFETY: as above.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+        Ok(judge_more("ftruncate", call!(libc::SYS_ftruncate, file.as_raw_fd(), bytes + 1), &[], HELD))
+    })())
+}
+
+fn inodes(call: &Call<'_>) -> Outcome {
+    settle((|| {
+        let wanted = call.number::<usize>("inodes")? + MORE;
+        let directory = call.scratch()?.to_string_lossy().into_owned();
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL;
+        Ok(make("files", wanted, |index| open(&format!("{directory}/{index}"), flags).map(drop)).1)
+    })())
+}
+
+fn open_files(call: &Call<'_>) -> Outcome {
+    settle((|| {
+        let wanted = call.number::<usize>("nofile")? + MORE;
+        sys::lift(libc::RLIMIT_NOFILE);
+        let first = open("/", libc::O_RDONLY).map_err(|e| broken(format!("open /: {e}")))?;
+        Ok(make("descriptors", wanted, |_| call!(libc::SYS_dup, first.as_raw_fd()).map(sys::own)).1)
+    })())
+}
+
+/// Opens terminals from many processes, because a limit on the descriptors of one says nothing about terminals.
+fn ptys(call: &Call<'_>) -> Outcome {
+    const EACH: usize = 100;
+    settle((|| {
+        let wanted = call.number::<usize>("ptys")? + MORE;
+        let (mut made, mut holders, mut stopped) = (0, Vec::new(), None);
+        while made < wanted && stopped.is_none() {
+            match holder(EACH.min(wanted - made)) {
+                Ok((pid, count, error)) => {
+                    holders.push(pid);
+                    made += count;
+                    // A holder whose descriptors ran out has still added its terminals; the next goes on.
+                    stopped = error.filter(|e| count == 0 || *e != Errno(libc::EMFILE));
+                }
+                Err(error) => stopped = Some(error),
+            }
+        }
+        dismiss(&holders);
+        Ok(bounded("terminals", made, wanted, stopped))
+    })())
+}
+
+/// A child that opens terminals and keeps them until it is killed: its pid, how many it has, and what stopped it.
+fn holder(wanted: usize) -> Result<(i32, usize, Option<Errno>), Errno> {
+    let (read, write) = sys::pipe()?;
+    let pid = match sys::fork()? {
+        Fork::Parent(pid) => pid,
+        Fork::Child => {
+            sys::die_with_parent();
+            let mut kept = Vec::new();
+            let mut stopped = 0;
+            while kept.len() < wanted && stopped == 0 {
+                match open("/dev/ptmx", libc::O_RDWR) {
+                    Ok(terminal) => kept.push(terminal),
+                    Err(Errno(number)) => stopped = number,
+                }
+            }
+            let word = [i32::try_from(kept.len()).unwrap_or(0), stopped];
+            let _ = call!(libc::SYS_write, write.as_raw_fd(), word.as_ptr(), size_of_val(&word));
+            wait_forever()
+        }
+    };
+    drop(write);
+    let mut word = [0i32; 2];
+    match call!(libc::SYS_read, read.as_raw_fd(), word.as_mut_ptr(), size_of_val(&word)) {
+        Ok(8) => Ok((pid, usize::try_from(word[0]).unwrap_or(0), (word[1] != 0).then_some(Errno(word[1])))),
+        _ => {
+            dismiss(&[pid]);
+            Err(Errno(libc::ECHILD))
+        }
+    }
+}
+
+/// Waits for the signal that ends it.
+fn wait_forever() -> ! {
+    loop {
+        // SAFETY: takes nothing and changes nothing.
+        unsafe { libc::pause() };
+    }
+}
+
+/// Ends and reaps children of this process.
+fn dismiss(children: &[i32]) {
+    for pid in children {
+        let _ = call!(libc::SYS_kill, *pid, libc::SIGKILL);
+    }
+    for pid in children {
+        let _ = sys::reap(*pid);
+    }
+}

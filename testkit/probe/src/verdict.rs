@@ -1,0 +1,100 @@
+//! What a probe found, and how an errno becomes a verdict.
+
+use serde::{Deserialize, Serialize};
+
+use crate::sys::{Errno, Tried};
+
+/// Whether a door is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// The door is open: the outside was touched, or could have been.
+    Reached,
+    /// The door is closed.
+    Denied,
+    /// The probe could not try the door, so nothing is known.
+    Broken,
+}
+
+/// A verdict and what it rests on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    pub verdict: Verdict,
+    pub detail: String,
+}
+
+pub fn reached(detail: impl Into<String>) -> Outcome {
+    Outcome { verdict: Verdict::Reached, detail: detail.into() }
+}
+
+pub fn denied(detail: impl Into<String>) -> Outcome {
+    Outcome { verdict: Verdict::Denied, detail: detail.into() }
+}
+
+/// Closed because this kernel or this root has no such thing. As a control it says: cannot be shown here.
+pub fn absent(detail: impl std::fmt::Display) -> Outcome {
+    denied(format!("absent: {detail}"))
+}
+
+pub fn broken(detail: impl Into<String>) -> Outcome {
+    Outcome { verdict: Verdict::Broken, detail: detail.into() }
+}
+
+/// The errnos that mean "you may not".
+const REFUSALS: &[i32] = &[libc::EPERM, libc::EACCES, libc::EROFS];
+
+/// The errnos that mean "there is no such thing here".
+const ABSENCES: &[i32] = &[
+    libc::ENOSYS,
+    libc::ENOENT,
+    libc::ENOTDIR,
+    libc::ENXIO,
+    libc::ENODEV,
+    libc::EAFNOSUPPORT,
+    libc::EPROTONOSUPPORT,
+    libc::ESOCKTNOSUPPORT,
+    libc::EOPNOTSUPP,
+];
+
+/// Judges one call. `past` are the errnos that this call gives only after it was permitted.
+pub fn judge(what: &str, tried: Tried, past: &[i32]) -> Outcome {
+    judge_more(what, tried, past, &[])
+}
+
+/// The same, where `closed` are further errnos that mean a refusal of this very call.
+pub fn judge_more(what: &str, tried: Tried, past: &[i32], closed: &[i32]) -> Outcome {
+    let Err(error) = tried else {
+        return reached(format!("{what} succeeded"));
+    };
+    let Errno(number) = error;
+    if past.contains(&number) {
+        reached(format!("{what}: {error}, which comes after the permission check"))
+    } else if REFUSALS.contains(&number) || closed.contains(&number) {
+        denied(format!("{what}: {error}"))
+    } else if ABSENCES.contains(&number) {
+        absent(format_args!("{what}: {error}"))
+    } else {
+        broken(format!("{what}: {error} is neither a yes nor a no"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_errno_that_says_nothing_is_broken_not_denied() {
+        let verdict = |number, past: &[i32]| judge("x", Err(Errno(number)), past).verdict;
+        assert_eq!(verdict(libc::EPERM, &[]), Verdict::Denied);
+        assert_eq!(verdict(libc::ENOSYS, &[]), Verdict::Denied);
+        assert_eq!(verdict(libc::EINVAL, &[]), Verdict::Broken);
+        assert_eq!(verdict(libc::EINVAL, &[libc::EINVAL]), Verdict::Reached);
+        assert_eq!(verdict(libc::ENOENT, &[libc::ENOENT]), Verdict::Reached);
+        assert_eq!(judge("x", Ok(3), &[]).verdict, Verdict::Reached);
+    }
+
+    #[test]
+    fn what_is_not_here_says_so() {
+        assert_eq!(judge("open", Err(Errno(libc::ENOENT)), &[]), denied("absent: open: ENOENT"));
+    }
+}
