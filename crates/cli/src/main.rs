@@ -17,15 +17,13 @@ mod usage;
 
 use std::ffi::OsString;
 
-use clap::Parser;
-
 fn main() {
     let argv: Vec<OsString> = std::env::args_os().collect();
     if argv.get(1).is_some_and(|first| first == terminal::RESCUE) {
         terminal::rescue();
         std::process::exit(0);
     }
-    let (format, result) = match args::Cli::try_parse_from(&argv) {
+    let (format, result) = match args::Cli::read(&argv) {
         Ok(cli) => (cli.common.format(), commands::dispatch(cli)),
         Err(error) => (output::Format::guess(&argv), usage::answer(&error, &argv)),
     };

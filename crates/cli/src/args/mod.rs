@@ -5,6 +5,8 @@ mod exec;
 pub mod values;
 mod verbs;
 
+use std::ffi::OsString;
+
 use clap::{Parser, Subcommand};
 use fleet::Durability;
 
@@ -49,6 +51,35 @@ pub struct Common {
     /// Survive this much with every acknowledged event: power or process [env: PAL_DURABILITY] [default: process]
     #[arg(long, global = true, value_name = "LOSS", value_parser = values::durability)]
     pub durability: Option<Durability>,
+}
+
+/// One verb alone. Building the others costs more than the kernel needs for a namespace.
+#[derive(Debug, Parser)]
+struct One<Verb: clap::Args> {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    verb: Verb,
+}
+
+impl Cli {
+    /// Reads the arguments. The verbs that must be fast are tried alone first; what is wrong with them, or help, is
+    /// told with all the others known.
+    pub fn read(argv: &[OsString]) -> Result<Self, clap::Error> {
+        let alone = match argv.get(1).and_then(|verb| verb.to_str()) {
+            Some("run") => {
+                One::try_parse_from(&argv[1..]).map(|One { common, verb }| (common, Command::Run(verb))).ok()
+            }
+            Some("exec") => {
+                One::try_parse_from(&argv[1..]).map(|One { common, verb }| (common, Command::Exec(verb))).ok()
+            }
+            _ => None,
+        };
+        match alone {
+            Some((common, command)) => Ok(Cli { common, command }),
+            None => Cli::try_parse_from(argv),
+        }
+    }
 }
 
 impl Common {
@@ -106,4 +137,36 @@ pub enum Command {
     Doctor,
     Gc(Gc),
     Completions(Completions),
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn clap_finds_no_fault_with_the_arguments() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_verb_read_alone_means_the_same() {
+        for line in [
+            "run -- true",
+            "run true --json",
+            "run --json --data /d -it -e A=b --memory 1G --mount /a:/b:rw --keep -- sh -c x",
+            "exec -i --durability power k3v9 ls -l",
+            "exec k3v9 --user root -- --json",
+        ] {
+            let argv: Vec<OsString> = std::iter::once("pal").chain(line.split(' ')).map(Into::into).collect();
+            let (alone, whole) = (Cli::read(&argv).unwrap(), Cli::try_parse_from(&argv).unwrap());
+            assert_eq!(format!("{alone:?}"), format!("{whole:?}"), "{line}");
+        }
+        for line in ["run", "run --help", "exec", "run --forc x", "run --version"] {
+            let argv: Vec<OsString> = std::iter::once("pal").chain(line.split(' ')).map(Into::into).collect();
+            let (alone, whole) = (Cli::read(&argv).unwrap_err(), Cli::try_parse_from(&argv).unwrap_err());
+            assert_eq!(alone.to_string(), whole.to_string(), "{line}");
+        }
+    }
 }
