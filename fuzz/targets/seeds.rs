@@ -1,0 +1,82 @@
+//! Writes a first few inputs for each target below `$SEEDS`; run with `-runs=0`.
+//!
+//! A fuzz target in form only: whatever is built with coverage counters links only with libFuzzer.
+#![no_main]
+
+use std::{env, fs, path::Path};
+
+use prost::Message;
+use proto::{
+    Draft, Event,
+    envelope::{END, seal},
+    event::GENESIS,
+    tree::{Item, MAGIC, write},
+    wire::process::{SendSignalRequest, StartRequest},
+};
+use store::{Durability, Store};
+
+const START: &str = r#"{"process":{"cmd":"/bin/sh","args":["-c","true"],"envs":{"A":"b"},"cwd":"/"},"pty":{"size":{"cols":80,"rows":24}},"tag":"t","stdin":true}"#;
+const SIGNAL: &str = r#"{"process":{"pid":7},"signal":"SIGNAL_SIGKILL"}"#;
+
+libfuzzer_sys::fuzz_target!(
+    init: write_all(),
+    |_input: &[u8]| {}
+);
+
+fn write_all() {
+    let root = env::var_os("SEEDS").expect("SEEDS says where to");
+    let put = |target: &str, name: &str, head: &[u8], bytes: &[u8]| {
+        let dir = Path::new(&root).join(target);
+        fs::create_dir_all(&dir).expect("a directory can be made");
+        fs::write(dir.join(name), [head, bytes].concat()).expect("a file can be written");
+    };
+    put("envelope", "three", &[3, 1, 4, 9], &[seal(0, b"one"), seal(0, b""), seal(END, b"{}")].concat());
+    put("tree", "small", &[2, 5, 9], &tree());
+    put("process_json", "start", &[0], START.as_bytes());
+    put("process_json", "signal", &[6], SIGNAL.as_bytes());
+    let start: StartRequest = serde_json::from_str(START).expect("a message");
+    let signal: SendSignalRequest = serde_json::from_str(SIGNAL).expect("a message");
+    put("process_proto", "start", &[0], &start.encode_to_vec());
+    put("process_proto", "signal", &[6], &signal.encode_to_vec());
+    let event = Event::chain(draft(), 1, store::clock::now(), GENESIS);
+    put("event", "one", &[], &serde_json::to_vec(&event).expect("an event"));
+    put("log", "none", &[], &log(0));
+    put("log", "few", &[], &log(3));
+    put("log", "more", &[], &log(12));
+}
+
+fn tree() -> Vec<u8> {
+    let mut bytes = MAGIC[..].into();
+    for item in [
+        Item::Dir { path: b"d".to_vec(), mode: 0o755 },
+        Item::File { path: b"d/f".to_vec(), mode: 0o644 },
+        Item::Data(b"hello"[..].into()),
+        Item::FileEnd,
+        Item::Link { path: b"l".to_vec(), target: b"d/f".to_vec() },
+        Item::End,
+    ] {
+        write(&item, &mut bytes);
+    }
+    bytes.to_vec()
+}
+
+fn draft() -> Draft {
+    let id = "a".parse().expect("an id");
+    Draft::body("body.started", &id, serde_json::json!({"a": [1, 2.5, "ä", null], "b": {"c": true}}))
+}
+
+/// The bytes of a database, all of it in the one file.
+fn log(events: usize) -> Vec<u8> {
+    let dir = env::temp_dir().join(format!("palisade-fuzz-seed-{}", std::process::id()));
+    fs::create_dir_all(&dir).expect("a directory can be made");
+    let store = Store::open(&dir, Durability::Process).expect("a store");
+    store.append_all((0..events).map(|_| draft()).collect()).expect("events");
+    drop(store);
+    // A plain connection writes the WAL back as it closes; ours leaves a short one.
+    let plain = rusqlite::Connection::open(dir.join(store::FILE)).expect("a database");
+    plain.query_row("SELECT count(*) FROM events", [], |_| Ok(())).expect("a table");
+    drop(plain);
+    let bytes = fs::read(dir.join(store::FILE)).expect("a database");
+    fs::remove_dir_all(&dir).expect("a directory can be removed");
+    bytes
+}

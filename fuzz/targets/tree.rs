@@ -1,0 +1,35 @@
+//! A tree of files from a hostile sender: however it is cut, the same items come out, and no path leaves the tree.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use proto::tree::{Item, MAGIC, Reader, TreeError, check_path, write};
+
+fn read(pieces: &[&[u8]]) -> (Vec<Item>, Result<(), TreeError>) {
+    let mut reader = Reader::default();
+    let mut items = Vec::new();
+    for piece in pieces {
+        reader.push(piece);
+        loop {
+            match reader.next() {
+                Ok(Some(item)) => items.push(item),
+                Ok(None) => break,
+                Err(error) => return (items, Err(error)),
+            }
+        }
+    }
+    (items, reader.finish())
+}
+
+fuzz_target!(|input: &[u8]| {
+    let (stream, pieces) = fuzz::cut(input);
+    let (items, end) = read(&pieces);
+    assert_eq!((&items, &end), (&read(&[stream]).0, &read(&[stream]).1));
+    let mut again = MAGIC[..].into();
+    for item in &items {
+        if let Item::Dir { path, .. } | Item::File { path, .. } | Item::Link { path, .. } = item {
+            assert_eq!(check_path(path), Ok(()));
+        }
+        write(item, &mut again);
+    }
+    assert_eq!(read(&[&again]).0, items, "what was read can be written and read again");
+});
