@@ -18,5 +18,5 @@ mod verify;
 
 pub use artifact::{ArtifactError, ArtifactRef, ArtifactWriter};
 pub use log::{AppendError, DATA_LEN_MAX, DEPTH_MAX, LABEL_LEN_MAX, Query, ReadError, Store};
-pub use open::{Durability, FILE, OpenError, SCHEMA_VERSION};
+pub use open::{Durability, DurabilityError, FILE, OpenError, SCHEMA_VERSION};
 pub use verify::{Breach, Verdict};
