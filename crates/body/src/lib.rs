@@ -1,1 +1,20 @@
-//! Soon.
+//! One sandbox: how it is made, frozen, thawed and ended, and the stream to its guest.
+//!
+//! A Body is a directory, an enforcement record and a stream to its guest; only making, freezing and ending differ
+//! by layer. This room stores no event: it returns what happened, and `fleet` writes it down.
+//!
+//! Invariant: a Body does not depend on the process that made it. Its directory is enough to use and end it.
+//! Absent on purpose: retention, names, listing; `fleet` has them.
+
+pub mod capacity;
+pub mod dir;
+pub mod groups;
+pub mod guest;
+pub mod host;
+pub mod ids;
+pub mod process;
+pub mod programs;
+pub mod snapshot;
+
+pub use dir::{BodyDir, Condition};
+pub use guest::Guest;

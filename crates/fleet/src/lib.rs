@@ -1,1 +1,68 @@
-//! Soon.
+//! All Bodies of this machine: create, find, use, fork, end. The one writer of Body events.
+//!
+//! Invariant: an action that changes a Body is written to the log before it takes effect; one that cannot be
+//! written does not happen.
+//! Invariant: whoever changes a Body's life holds the lock in its directory.
+//! Absent on purpose: environment variables, printing, the user's home. The caller brings all of it.
+
+mod copy;
+mod create;
+mod data;
+mod doctor;
+mod events;
+mod exec;
+mod failures;
+mod gc;
+mod life;
+mod record;
+mod request;
+mod snapshots;
+mod view;
+
+use std::{collections::HashMap, path::PathBuf, sync::Mutex};
+
+use body::process::{Maker, Tether};
+use proto::{BodyId, Failure};
+
+pub use data::Config;
+pub use doctor::{Doctor, Finding, LayerReport};
+pub use events::{LogEntry, Verdict};
+pub use exec::{Control, Exec, Output};
+pub use gc::Sweep;
+pub use life::Force;
+pub use request::{AskedLimits, Create, ExecRequest, Stdin, TtySize};
+pub use store::Durability;
+pub use view::{Copied, Ended, Garbage, SnapshotView, Status, View};
+
+/// All Bodies of one data directory.
+#[derive(Debug)]
+pub struct Fleet {
+    data: PathBuf,
+    /// What tokens are made of.
+    key: String,
+    store: store::Store,
+    maker: Maker,
+    /// Keepers that are this process's children: to be waited for, and for some Bodies the thread they hang by.
+    tethers: Mutex<HashMap<BodyId, Tether>>,
+}
+
+impl Fleet {
+    /// Opens the data directory, and makes it if need be.
+    pub fn open(config: Config) -> Result<Fleet, Failure> {
+        data::open(config)
+    }
+
+    /// Where a Body is.
+    fn body_path(&self, id: &BodyId) -> PathBuf {
+        self.data.join("bodies").join(id.as_str())
+    }
+
+    /// What callers of that Body's guest must send.
+    fn token(&self, id: &BodyId) -> String {
+        data::token(&self.key, id)
+    }
+
+    fn tethers(&self) -> std::sync::MutexGuard<'_, HashMap<BodyId, Tether>> {
+        self.tethers.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}

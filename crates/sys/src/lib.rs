@@ -3,4 +3,14 @@
 //! Invariant: nothing here decides what a Body may do; callers bring the decision as data.
 //! Absent on purpose: logging, configuration, environment variables.
 
+pub mod caps;
+pub mod cgroup;
+pub mod fd;
+pub mod filter;
+pub mod landlock;
+pub mod mount;
+pub mod namespace;
+pub mod proc;
+pub mod process;
 pub mod spawn;
+pub mod tree;

@@ -1,1 +1,424 @@
-//! Starting a process for somebody else.
+//! Starting a process for somebody else, and the few things its parent needs besides.
+//!
+//! Why not fork: copying page tables costs more the more the caller holds. The child here borrows the caller's
+//! memory until it has executed (`CLONE_VM | CLONE_VFORK`), so a start costs the same in a guest of any size, and an
+//! error of the child is simply there when the call returns.
+//!
+//! Invariant: between clone and exec the child makes raw system calls on data prepared before; it neither
+//! allocates, locks, panics nor returns into the caller's frames.
+//! Invariant: the child's signals stay blocked until its handlers are gone, so no handler of the caller ever runs in it.
+
+use std::{
+    ffi::{CStr, CString},
+    io,
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    ptr,
+    sync::atomic::{AtomicI32, AtomicU64, Ordering},
+};
+
+use libc::{c_int, c_long, c_void};
+
+/// Who the child becomes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Credentials {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+/// Whether the child has a controlling terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Terminal {
+    /// It has none.
+    None,
+    /// Its standard input becomes that terminal.
+    Stdin,
+}
+
+/// What to start. The child always leads a session and a process group of its own.
+#[derive(Debug)]
+pub struct Command<'a> {
+    /// The file to execute; no search is done.
+    pub program: &'a CStr,
+    /// Its arguments, its own name first.
+    pub args: &'a [CString],
+    /// Its environment, `NAME=value`.
+    pub envs: &'a [CString],
+    /// Where it starts.
+    pub cwd: &'a CStr,
+    /// Who it becomes; nobody else if `None`.
+    pub credentials: Option<&'a Credentials>,
+    /// Its standard input.
+    pub stdin: BorrowedFd<'a>,
+    /// Its standard output.
+    pub stdout: BorrowedFd<'a>,
+    /// Its standard error.
+    pub stderr: BorrowedFd<'a>,
+    /// Its controlling terminal.
+    pub terminal: Terminal,
+}
+
+/// Where a start failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Making the child.
+    Clone,
+    /// Leading a session.
+    Session,
+    /// Taking the terminal.
+    Terminal,
+    /// Taking standard input, output and error.
+    Descriptors,
+    /// Becoming the user.
+    Credentials,
+    /// Entering the directory.
+    Directory,
+    /// Executing the program.
+    Exec,
+}
+
+/// Why a process was not started.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot start a process at step {step:?}")]
+pub struct SpawnError {
+    /// Where.
+    pub step: Step,
+    /// What the kernel said.
+    #[source]
+    pub source: io::Error,
+}
+
+const STACK_LEN: usize = 64 * 1024;
+const GUARD_LEN: usize = 4096;
+const FD_FIRST: c_int = 3;
+const SIGNAL_MAX: c_long = 64;
+const MASK_LEN: c_long = 8;
+/// A kernel `sigaction` of zeros is the default action; no architecture's is longer than this.
+const SIGACTION_DEFAULT: [u64; 8] = [0; 8];
+
+/// Starts a process and answers its pid once it has executed.
+///
+/// # Errors
+/// Exactly what the kernel said, and at which step; no child is left then.
+pub fn spawn(command: &Command<'_>) -> Result<u32, SpawnError> {
+    let at = |step| move |source| SpawnError { step, source };
+    let descriptors = [command.stdin, command.stdout, command.stderr];
+    let held = descriptors.map(above_standard);
+    let [stdin, stdout, stderr] = held;
+    let held = [
+        stdin.map_err(at(Step::Descriptors))?,
+        stdout.map_err(at(Step::Descriptors))?,
+        stderr.map_err(at(Step::Descriptors))?,
+    ];
+    let args = pointers(command.args);
+    let envs = pointers(command.envs);
+    let order = Order {
+        program: command.program.as_ptr(),
+        args: args.as_ptr(),
+        envs: envs.as_ptr(),
+        cwd: command.cwd.as_ptr(),
+        credentials: command.credentials.map_or(ptr::null(), ptr::from_ref),
+        descriptors: [0, 1, 2]
+            .map(|n: usize| held[n].as_ref().map_or(descriptors[n].as_raw_fd(), AsRawFd::as_raw_fd)),
+        terminal: command.terminal,
+        failed_step: AtomicI32::new(0),
+        failed_errno: AtomicI32::new(0),
+    };
+    let stack = Stack::new().map_err(at(Step::Clone))?;
+    let pid = start(&order, &stack).map_err(at(Step::Clone))?;
+    match order.failed_step.load(Ordering::Acquire) {
+        0 => Ok(pid.unsigned_abs()),
+        step => {
+            reap(pid);
+            let source = io::Error::from_raw_os_error(order.failed_errno.load(Ordering::Acquire));
+            Err(SpawnError { step: step_of(step), source })
+        }
+    }
+}
+
+/// Takes ownership of a descriptor that this process was started with, and keeps it from its children.
+///
+/// # Errors
+/// `EBADF` if it is not open, is one of the standard three, or was taken before.
+pub fn take_inherited_fd(number: RawFd) -> io::Result<OwnedFd> {
+    static TAKEN: AtomicU64 = AtomicU64::new(0);
+    let bad = || io::Error::from_raw_os_error(libc::EBADF);
+    if !(FD_FIRST..64).contains(&number) {
+        return Err(bad());
+    }
+    // SAFETY: F_GETFD reads a flag of a number; a closed one is an error, not undefined.
+    if unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if TAKEN.fetch_or(1 << number, Ordering::AcqRel) & (1 << number) != 0 {
+        return Err(bad());
+    }
+    // SAFETY: setting CLOEXEC on an open number touches no memory.
+    if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it is open, and TAKEN hands each number out once, so nobody else in this process owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Sends a signal to every process that the caller may signal, except itself; `0` only asks whether there is one.
+///
+/// # Errors
+/// `ESRCH` if there is nobody.
+pub fn signal_everyone(signal: i32) -> io::Result<()> {
+    // SAFETY: kill touches no memory of this process.
+    if unsafe { libc::kill(-1, signal) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Keeps a process of few threads small: one heap for all of them, and freed memory goes back early.
+pub fn keep_heap_small() {
+    // SAFETY: mallopt only sets parameters of the allocator; called before other threads run.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+    // SAFETY: as above.
+    unsafe { libc::mallopt(libc::M_TRIM_THRESHOLD, 128 * 1024) };
+    // SAFETY: as above. Pieces of streams (32 KiB to 256 KiB) stay on the heap: a map and unmap for each is slow.
+    unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 1024 * 1024) };
+}
+
+/// Gives free heap pages back to the kernel.
+pub fn trim_heap() {
+    // SAFETY: malloc_trim takes the allocator's own locks and touches only free memory.
+    unsafe { libc::malloc_trim(0) };
+}
+
+/// Everything the child reads, prepared before it exists, and the two words it answers with.
+struct Order {
+    program: *const libc::c_char,
+    args: *const *const libc::c_char,
+    envs: *const *const libc::c_char,
+    cwd: *const libc::c_char,
+    credentials: *const Credentials,
+    descriptors: [RawFd; 3],
+    terminal: Terminal,
+    failed_step: AtomicI32,
+    failed_errno: AtomicI32,
+}
+
+/// The child's own stack, with a page below it that faults.
+struct Stack {
+    base: *mut c_void,
+}
+
+impl Stack {
+    fn new() -> io::Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK;
+        // SAFETY: a fresh anonymous mapping at an address the kernel chooses aliases nothing.
+        let base = unsafe {
+            libc::mmap(ptr::null_mut(), STACK_LEN, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let stack = Self { base };
+        // SAFETY: the first page of the mapping just made, which nobody uses.
+        if unsafe { libc::mprotect(base, GUARD_LEN, libc::PROT_NONE) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(stack)
+    }
+
+    fn top(&self) -> *mut c_void {
+        // SAFETY: one past the end of the mapping, where a stack that grows down begins.
+        unsafe { self.base.add(STACK_LEN) }
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        // SAFETY: the whole mapping made in `new`; its only user, the child, has executed or exited.
+        unsafe { libc::munmap(self.base, STACK_LEN) };
+    }
+}
+
+fn start(order: &Order, stack: &Stack) -> io::Result<c_int> {
+    let all: u64 = u64::MAX;
+    let mut before: u64 = 0;
+    set_mask(&all, &mut before);
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    let order: *const Order = order;
+    // SAFETY: `child` obeys the invariants above. CLONE_VFORK suspends this thread until the child has executed or
+    // exited, so `order`, what it points to and `stack` outlive the child's use of them.
+    let pid = unsafe { libc::clone(child, stack.top(), flags, order.cast_mut().cast()) };
+    let error = io::Error::last_os_error();
+    set_mask(&before, &mut 0);
+    if pid < 0 { Err(error) } else { Ok(pid) }
+}
+
+extern "C" fn child(order: *mut c_void) -> c_int {
+    // SAFETY: `start` passes a pointer to an `Order` that lives until this child has executed or exited.
+    let order: &Order = unsafe { &*order.cast::<Order>() };
+    let (step, errno) = become_program(order);
+    order.failed_errno.store(errno, Ordering::Release);
+    order.failed_step.store(step as c_int + 1, Ordering::Release);
+    // SAFETY: ends the child without running anything of the caller's.
+    unsafe { libc::_exit(127) }
+}
+
+/// Answers only if it failed.
+fn become_program(order: &Order) -> (Step, c_int) {
+    match try_to_become(order) {
+        Err(failed) => failed,
+        Ok(()) => (Step::Exec, libc::ENOEXEC),
+    }
+}
+
+fn try_to_become(order: &Order) -> Result<(), (Step, c_int)> {
+    let at = |step| move |errno| (step, errno);
+    for signal in 1..=SIGNAL_MAX {
+        let action: *const u64 = SIGACTION_DEFAULT.as_ptr();
+        // The two that cannot be set answer EINVAL, which is right.
+        let _ = call(libc::SYS_rt_sigaction, [signal, action as c_long, 0, MASK_LEN]);
+    }
+    call(libc::SYS_setsid, [0; 4]).map_err(at(Step::Session))?;
+    for (target, fd) in order.descriptors.iter().enumerate() {
+        call(libc::SYS_dup3, [c_long::from(*fd), target as c_long, 0, 0]).map_err(at(Step::Descriptors))?;
+    }
+    call(libc::SYS_close_range, [c_long::from(FD_FIRST), c_long::from(c_int::MAX), 0, 0])
+        .map_err(at(Step::Descriptors))?;
+    if order.terminal == Terminal::Stdin {
+        call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as c_long, 0, 0]).map_err(at(Step::Terminal))?;
+    }
+    take_credentials(order).map_err(at(Step::Credentials))?;
+    call(libc::SYS_chdir, [order.cwd as c_long, 0, 0, 0]).map_err(at(Step::Directory))?;
+    set_mask(&0, &mut 0);
+    let exec = [order.program as c_long, order.args as c_long, order.envs as c_long, 0];
+    call(libc::SYS_execve, exec).map_err(at(Step::Exec))
+}
+
+fn take_credentials(order: &Order) -> Result<(), c_int> {
+    if order.credentials.is_null() {
+        return Ok(());
+    }
+    // SAFETY: not null, and made by `spawn` from a reference that outlives the child.
+    let who = unsafe { &*order.credentials };
+    // Raw calls: the C library's would signal the caller's other threads, which this child does not have.
+    call(libc::SYS_setgroups, [who.groups.len() as c_long, who.groups.as_ptr() as c_long, 0, 0])?;
+    let (uid, gid) = (c_long::from(who.uid), c_long::from(who.gid));
+    call(libc::SYS_setresgid, [gid, gid, gid, 0])?;
+    call(libc::SYS_setresuid, [uid, uid, uid, 0])
+}
+
+/// One raw system call. Private: every caller passes numbers or pointers into the `Order`.
+fn call(number: c_long, args: [c_long; 4]) -> Result<(), c_int> {
+    // SAFETY: errno is that of the suspended parent's thread, whose memory the child borrows; nobody reads it
+    // meanwhile. The callers above pass arguments valid for their calls; none of these calls writes to memory.
+    let answer = unsafe { libc::syscall(number, args[0], args[1], args[2], args[3]) };
+    if answer >= 0 {
+        return Ok(());
+    }
+    Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL))
+}
+
+fn set_mask(new: &u64, old: &mut u64) {
+    let (new, old): (*const u64, *mut u64) = (new, old);
+    // SAFETY: both point to a kernel signal set of the length given; `old` may be written.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, c_long::from(libc::SIG_SETMASK), new, old, MASK_LEN) };
+}
+
+fn reap(pid: c_int) {
+    let mut status = 0;
+    // SAFETY: waits for our own child, which has exited; `status` may be written.
+    while unsafe { libc::waitpid(pid, &raw mut status, 0) } < 0 {
+        if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+            break;
+        }
+    }
+}
+
+/// A copy above the standard three when `fd` is one of them, so that no `dup3` overwrites a source.
+fn above_standard(fd: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+    if fd.as_raw_fd() >= FD_FIRST {
+        return Ok(None);
+    }
+    rustix::io::fcntl_dupfd_cloexec(fd, FD_FIRST).map(Some).map_err(Into::into)
+}
+
+fn pointers(texts: &[CString]) -> Vec<*const libc::c_char> {
+    texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect()
+}
+
+fn step_of(number: c_int) -> Step {
+    const STEPS: [Step; 7] = [
+        Step::Clone,
+        Step::Session,
+        Step::Terminal,
+        Step::Descriptors,
+        Step::Credentials,
+        Step::Directory,
+        Step::Exec,
+    ];
+    let index = usize::try_from(number - 1).unwrap_or(0);
+    STEPS.get(index).copied().unwrap_or(Step::Clone)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, io::Read, os::fd::AsFd};
+
+    use super::*;
+
+    fn c(text: &str) -> CString {
+        CString::new(text).unwrap()
+    }
+
+    fn run(program: &str, args: &[&str], cwd: &str) -> Result<(u32, String), SpawnError> {
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let null = File::open("/dev/null").unwrap();
+        let args: Vec<CString> = args.iter().map(|arg| c(arg)).collect();
+        let pid = spawn(&Command {
+            program: &c(program),
+            args: &args,
+            envs: &[c("A=b")],
+            cwd: &c(cwd),
+            credentials: None,
+            stdin: null.as_fd(),
+            stdout: writer.as_fd(),
+            stderr: writer.as_fd(),
+            terminal: Terminal::None,
+        })?;
+        drop(writer);
+        let mut output = String::new();
+        File::from(reader).read_to_string(&mut output).unwrap();
+        reap(c_int::try_from(pid).unwrap());
+        Ok((pid, output))
+    }
+
+    #[test]
+    fn a_child_leads_its_session_and_inherits_nothing() {
+        // SIGPIPE is ignored in every Rust program; the child must not inherit that.
+        let script = "echo $A $PWD; ls /proc/self/fd | wc -l; cut -d' ' -f1,5,6 /proc/$$/stat; exec grep -E 'Sig(Blk|Ign)' /proc/self/status";
+        let (pid, output) = run("/bin/sh", &["sh", "-c", script], "/usr").unwrap();
+        let zeros = "0".repeat(16);
+        assert_eq!(output, format!("b /usr\n4\n{pid} {pid} {pid}\nSigBlk:\t{zeros}\nSigIgn:\t{zeros}\n"));
+    }
+
+    #[test]
+    fn errors_are_those_of_the_kernel_and_leave_no_child() {
+        let fail = |program: &str, cwd: &str| {
+            let error = run(program, &["x"], cwd).unwrap_err();
+            (error.step, error.source.raw_os_error().unwrap())
+        };
+        assert_eq!(fail("/no/such", "/"), (Step::Exec, libc::ENOENT));
+        assert_eq!(fail("/etc", "/"), (Step::Exec, libc::EACCES));
+        assert_eq!(fail("/bin/sh", "/no/such"), (Step::Directory, libc::ENOENT));
+    }
+
+    #[test]
+    fn an_inherited_descriptor_is_taken_once() {
+        assert_eq!(take_inherited_fd(1).unwrap_err().raw_os_error(), Some(libc::EBADF));
+        assert_eq!(take_inherited_fd(63).unwrap_err().raw_os_error(), Some(libc::EBADF));
+        let spare = rustix::io::fcntl_dupfd_cloexec(File::open("/dev/null").unwrap(), 40).unwrap();
+        let number = std::os::fd::IntoRawFd::into_raw_fd(spare);
+        let taken = take_inherited_fd(number).unwrap();
+        assert!(take_inherited_fd(number).is_err());
+        drop(taken);
+    }
+}

@@ -1,0 +1,57 @@
+//! Builds the two programs that go with every Body, static and small, and hands them to the library as bytes.
+//!
+//! They build for another purpose than the rest (size), so they have a profile and a target directory of their own.
+
+use std::{
+    env,
+    error::Error,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+const PROGRAMS: [(&str, &str); 2] = [("guest", "pal-guest"), ("launch", "pal-launch")];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../..").canonicalize()?;
+    for room in ["guest", "launch", "proto", "sys"] {
+        println!("cargo:rerun-if-changed={}", root.join("crates").join(room).join("src").display());
+        println!("cargo:rerun-if-changed={}", root.join("crates").join(room).join("Cargo.toml").display());
+    }
+    println!("cargo:rerun-if-changed={}", root.join("crates/proto/proto").display());
+    println!("cargo:rerun-if-changed={}", root.join("Cargo.lock").display());
+    let target = env::var("TARGET")?;
+    let out = target_dir()?.join("guest-programs");
+    let mut cargo = Command::new(env::var("CARGO")?);
+    cargo.current_dir(&root).args(["build", "--quiet", "--profile", "guest", "--target", &target, "--target-dir"]).arg(&out);
+    if root.join("Cargo.lock").exists() {
+        cargo.arg("--locked");
+    }
+    for (package, _) in PROGRAMS {
+        cargo.args(["--package", package]);
+    }
+    // What cargo tells this script is about this crate, not about the programs.
+    for (name, _) in env::vars().filter(|(name, _)| name.starts_with("CARGO_") && name != "CARGO_HOME" || name == "RUSTFLAGS") {
+        cargo.env_remove(name);
+    }
+    if !cargo.status()?.success() {
+        return Err("cannot build pal-guest and pal-launch".into());
+    }
+    for (_, program) in PROGRAMS {
+        let path = out.join(&target).join("guest").join(program);
+        let name = program.to_uppercase().replace('-', "_");
+        println!("cargo:rustc-env={name}={}", path.display());
+        println!("cargo:rustc-env={name}_NAME={program}-{:016x}", hash(&std::fs::read(&path)?));
+    }
+    Ok(())
+}
+
+/// FNV-1a: a name that changes with the contents. Not a defence: the directory it stands in is the user's alone.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
+/// The target directory this build writes to: four above `OUT_DIR`, wherever it was put.
+fn target_dir() -> Result<PathBuf, Box<dyn Error>> {
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    Ok(out.ancestors().nth(4).map(Path::to_owned).ok_or("OUT_DIR is not in a target directory")?)
+}

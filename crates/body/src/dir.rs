@@ -1,0 +1,234 @@
+//! A Body's directory: all that any later process needs to find, use and end it.
+//!
+//! ```text
+//! spec.json  enforcement.json  lock  guest.sock  guest.log  upper/  work/
+//! run.json   while a guest was started and nobody has looked at its end yet
+//! end.json   why the last guest is gone, by the keeper
+//! ```
+//! Invariant: `spec.json` is written before anything is started and never changed.
+//! Trust: the files are ours; a Body cannot reach them. They may still be cut short by a full disk.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::{fd::OwnedFd, unix::fs::DirBuilderExt},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use proto::{
+    Enforcement, Spec,
+    launch::{End, Running},
+};
+use rustix::{
+    fs::FlockOperation,
+    process::{Pid, Signal},
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+const FILE_LEN_MAX: u64 = 1 << 20;
+/// How long a keeper may take to write down how its guest ended.
+const KEEPER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why a Body's directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DirError {
+    /// Its record cannot be read.
+    #[error("cannot read {name} of the Body")]
+    Read {
+        /// Which file.
+        name: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Its record cannot be written.
+    #[error("cannot write {name} of the Body")]
+    Write {
+        /// Which file.
+        name: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Its record makes no sense.
+    #[error("{name} of the Body is damaged")]
+    Damaged {
+        /// Which file.
+        name: &'static str,
+        /// How.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+/// How a Body is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Condition {
+    /// Its guest runs.
+    Running(Running),
+    /// Its guest is frozen.
+    Paused(Running),
+    /// It was stopped in order, or never started.
+    Stopped,
+    /// Its guest died.
+    Dead(End),
+    /// It ran in an earlier boot.
+    Lost,
+}
+
+/// A Body's directory.
+#[derive(Debug, Clone)]
+pub struct BodyDir {
+    path: PathBuf,
+}
+
+/// Held by whoever changes a Body's life; released with its descriptor, also by `kill -9`.
+#[derive(Debug)]
+pub struct Lock(#[expect(dead_code, reason = "held for its descriptor")] OwnedFd);
+
+impl BodyDir {
+    /// The directory at `path`, whether it is there or not.
+    pub fn at(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    /// Makes it, for its owner alone.
+    pub fn create(path: PathBuf) -> io::Result<Self> {
+        fs::DirBuilder::new().mode(0o700).create(&path)?;
+        Ok(Self { path })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes the lock, if nobody has it.
+    pub fn try_lock(&self) -> io::Result<Option<Lock>> {
+        let file = File::options().create(true).truncate(false).write(true).open(self.path.join("lock"))?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Lock(file.into()))),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// What it was asked to be.
+    pub fn spec(&self) -> Result<Spec, DirError> {
+        self.read("spec.json")
+    }
+
+    /// Writes what it is asked to be.
+    pub fn write_spec(&self, spec: &Spec) -> Result<(), DirError> {
+        self.write("spec.json", spec)
+    }
+
+    /// What holds it; nothing where it never ran.
+    pub fn enforcement(&self) -> Result<Enforcement, DirError> {
+        match self.read("enforcement.json") {
+            Err(DirError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(Enforcement::default()),
+            read => read,
+        }
+    }
+
+    /// Writes what holds it.
+    pub fn write_enforcement(&self, enforcement: &Enforcement) -> Result<(), DirError> {
+        self.write("enforcement.json", enforcement)
+    }
+
+    /// Looks at its guest.
+    pub fn condition(&self) -> Result<Condition, DirError> {
+        let Some(running) = self.running()? else { return Ok(self.ended()?.map_or(Condition::Stopped, condition_of)) };
+        if sys::proc::boot_id().is_ok_and(|boot| boot != running.boot_id) {
+            return Ok(Condition::Lost);
+        }
+        if let Some(state) = alive(running.pid, running.ticks) {
+            let frozen = state == 'T' || running.cgroups.iter().any(|group| sys::cgroup::is_frozen(&group.path));
+            return Ok(if frozen { Condition::Paused(running) } else { Condition::Running(running) });
+        }
+        self.wait_for_keeper(running.keeper);
+        let end = self.ended()?.unwrap_or_else(|| guess(&running));
+        Ok(condition_of(end))
+    }
+
+    /// The guest that was started last, dead or alive.
+    pub fn running(&self) -> Result<Option<Running>, DirError> {
+        self.read_if_there("run.json")
+    }
+
+    fn ended(&self) -> Result<Option<End>, DirError> {
+        self.read_if_there("end.json")
+    }
+
+    /// Forgets the last guest, so that another can be started.
+    pub fn forget_guest(&self) -> io::Result<()> {
+        for name in ["end.json", "run.json", "guest.sock"] {
+            match fs::remove_file(self.path.join(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// A keeper whose guest is gone is about to write why; it is waited for.
+    pub fn wait_for_keeper(&self, keeper: i32) {
+        let deadline = Instant::now() + KEEPER_PATIENCE;
+        let named = || fs::read_to_string(format!("/proc/{keeper}/comm")).is_ok_and(|name| name.trim() == "pal-keeper");
+        while named() && !self.path.join("end.json").exists() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn read_if_there<T: DeserializeOwned>(&self, name: &'static str) -> Result<Option<T>, DirError> {
+        match self.read(name) {
+            Ok(value) => Ok(Some(value)),
+            Err(DirError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn read<T: DeserializeOwned>(&self, name: &'static str) -> Result<T, DirError> {
+        let text = sys::fd::read_small(&self.path.join(name), FILE_LEN_MAX).map_err(|source| DirError::Read { name, source })?;
+        serde_json::from_str(&text).map_err(|source| DirError::Damaged { name, source })
+    }
+
+    fn write<T: Serialize>(&self, name: &'static str, value: &T) -> Result<(), DirError> {
+        let text = serde_json::to_vec(value).map_err(|source| DirError::Damaged { name, source })?;
+        sys::fd::write_whole(&self.path.join(name), &text).map_err(|source| DirError::Write { name, source })
+    }
+}
+
+fn condition_of(end: End) -> Condition {
+    match end {
+        End::Exit { code: 0 } => Condition::Stopped,
+        end => Condition::Dead(end),
+    }
+}
+
+/// The state letter of that very process, if it is there and no zombie.
+pub fn alive(pid: i32, ticks: u64) -> Option<char> {
+    sys::proc::stat(pid).ok().filter(|(state, started)| *started == ticks && !matches!(state, 'Z' | 'X')).map(|(state, _)| state)
+}
+
+/// Without a keeper only the cgroup remembers.
+fn guess(running: &Running) -> End {
+    let oom = running.cgroups.iter().any(|group| sys::cgroup::oom_kills(&group.path) > 0);
+    if oom { End::Oom } else { End::Unknown }
+}
+
+/// Sends a signal to the guest, and to no other process that has its pid by now.
+pub fn signal_guest(running: &Running, signal: Signal) -> io::Result<Option<OwnedFd>> {
+    let Some(pid) = Pid::from_raw(running.pid) else { return Ok(None) };
+    let handle = match sys::process::open(pid) {
+        Ok(handle) => handle,
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    if alive(running.pid, running.ticks).is_none() {
+        return Ok(None);
+    }
+    sys::process::signal(std::os::fd::AsFd::as_fd(&handle), signal)?;
+    Ok(Some(handle))
+}

@@ -1,0 +1,264 @@
+//! Limits of a whole Body: cgroups of either version, or what process limits can do without them.
+//!
+//! Invariant: each limit of the spec is in the record, whatever holds it or does not.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use proto::{
+    BodyId, Limits, Mechanism,
+    launch::{Cgroup, CgroupVersion, Rlimits},
+};
+use sys::{cgroup::Mounts, fd::write_kernel};
+
+/// The name of our part of every hierarchy.
+const OURS: &str = "palisade";
+const CPU_PERIOD_US: u64 = 100_000;
+
+/// What bounds a Body.
+#[derive(Debug)]
+pub struct Bounds {
+    /// Groups its first process enters.
+    pub cgroups: Vec<Cgroup>,
+    /// Limits of each process.
+    pub rlimits: Rlimits,
+    /// Processors to start on, where nothing bounds their time.
+    pub cpus: Option<u32>,
+    /// The record.
+    pub mechanisms: Vec<Mechanism>,
+}
+
+/// Makes the groups of a Body and sets its limits.
+pub fn bound(body: &BodyId, limits: &Limits, cpus: u32, ids_have_root: bool) -> Bounds {
+    let mounts = Mounts::find().unwrap_or_default();
+    let groups = Groups { body, limits, cpus };
+    let mut made = Made::default();
+    if groups.v2_usable(&mounts) {
+        groups.make_v2(&mounts, &mut made);
+    } else {
+        groups.make_v1(&mounts, &mut made);
+    }
+    groups.fall_back(made, ids_have_root)
+}
+
+/// Removes groups that nobody is in.
+pub fn unbound(cgroups: &[Cgroup]) {
+    for group in cgroups {
+        let _ = sys::cgroup::remove(&group.path, std::time::Duration::from_secs(5));
+    }
+}
+
+/// Groups of ours on this host, by the Body they were made for.
+pub fn existing() -> Vec<(String, PathBuf)> {
+    let mounts = Mounts::find().unwrap_or_default();
+    let mut roots: Vec<PathBuf> = mounts.v1.iter().map(|(_, root)| root.join(OURS)).collect();
+    roots.extend(mounts.v2.iter().map(|root| root.join(OURS)));
+    roots.sort();
+    roots.dedup();
+    let entries = roots.iter().filter_map(|root| fs::read_dir(root).ok()).flatten().flatten();
+    let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    dirs.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())).collect()
+}
+
+#[derive(Default)]
+struct Made {
+    cgroups: Vec<Cgroup>,
+    mechanisms: Vec<Mechanism>,
+    memory: bool,
+    pids: bool,
+    cpu: bool,
+    freezer: bool,
+    /// Why there are none.
+    refusal: Option<String>,
+}
+
+struct Groups<'a> {
+    body: &'a BodyId,
+    limits: &'a Limits,
+    cpus: u32,
+}
+
+impl Groups<'_> {
+    fn whole_host(&self) -> bool {
+        self.limits.cpu_milli >= self.cpus * 1000
+    }
+
+    fn make_v1(&self, mounts: &Mounts, made: &mut Made) {
+        if mounts.v1.is_empty() {
+            made.refusal = Some("this host has no cgroups that can be used".into());
+            return;
+        }
+        let memory = self.limits.memory.0.to_string();
+        let quota = (u64::from(self.limits.cpu_milli) * CPU_PERIOD_US / 1000).to_string();
+        let wanted: [(&str, &[(&str, &str)]); 4] = [
+            ("memory", &[("memory.limit_in_bytes", &memory)]),
+            ("pids", &[("pids.max", &self.limits.pids.to_string())]),
+            ("freezer", &[]),
+            ("cpu", &[("cpu.cfs_quota_us", &quota)]),
+        ];
+        for (controller, settings) in wanted {
+            if controller == "cpu" && self.whole_host() {
+                continue;
+            }
+            match self.make_one_v1(mounts, controller, settings) {
+                Ok(group) => self.note_v1(controller, group, made),
+                Err(error) => {
+                    made.refusal.get_or_insert(format!("cgroup v1 controller {controller} cannot be used: {error}"));
+                }
+            }
+        }
+    }
+
+    fn make_one_v1(&self, mounts: &Mounts, controller: &str, settings: &[(&str, &str)]) -> io::Result<PathBuf> {
+        let root = mounts.v1_of(controller).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "it is not mounted"))?;
+        let group = make_below(&root.join(OURS), self.body)?;
+        let set = settings.iter().try_for_each(|(name, value)| write_kernel(&group.join(name), value));
+        set.inspect_err(|_| drop(fs::remove_dir(&group)))?;
+        Ok(group)
+    }
+
+    fn note_v1(&self, controller: &str, group: PathBuf, made: &mut Made) {
+        match controller {
+            "memory" => {
+                made.memory = true;
+                let swap = write_kernel(&group.join("memory.memsw.limit_in_bytes"), &self.limits.memory.0.to_string());
+                made.mechanisms.push(self.memory_record("cgroup v1", swap.is_ok()));
+            }
+            "pids" => {
+                made.pids = true;
+                made.mechanisms.push(self.pids_record("cgroup v1"));
+            }
+            "cpu" => {
+                made.cpu = true;
+                made.mechanisms.push(self.cpu_record("cgroup v1 quota"));
+            }
+            _ => made.freezer = true,
+        }
+        made.cgroups.push(Cgroup { path: group, version: CgroupVersion::V1 });
+    }
+
+    fn memory_record(&self, by: &str, swap: bool) -> Mechanism {
+        let swap = if swap { ", swap included" } else { "; this kernel does not count swap" };
+        Mechanism::enforced("memory limit", format!("{} by {by}{swap}", self.limits.memory))
+    }
+
+    fn pids_record(&self, by: &str) -> Mechanism {
+        Mechanism::enforced("process limit", format!("{} by {by}", self.limits.pids))
+    }
+
+    fn cpu_record(&self, by: &str) -> Mechanism {
+        let milli = self.limits.cpu_milli;
+        Mechanism::enforced("cpu limit", format!("{}.{:03} processors by {by}", milli / 1000, milli % 1000))
+    }
+
+    fn v2_usable(&self, mounts: &Mounts) -> bool {
+        mounts.v2_controllers().iter().any(|name| name == "memory")
+    }
+
+    /// Where our groups are: beside the system's slices for root, below one's own group for an ordinary user.
+    fn v2_parent(&self, root: &Path) -> io::Result<PathBuf> {
+        const WANTED: &str = "+memory +pids +cpu";
+        if sys::caps::is_host_root() {
+            let parent = root.join(OURS);
+            if !parent.exists() {
+                write_kernel(&root.join("cgroup.subtree_control"), WANTED)?;
+                fs::create_dir_all(&parent)?;
+                write_kernel(&parent.join("cgroup.subtree_control"), WANTED)?;
+            }
+            return Ok(parent);
+        }
+        let own = sys::cgroup::own_v2().ok_or_else(|| io::Error::other("this process is in no v2 group"))?;
+        // A group that holds processes cannot hand controllers down, so this process first steps aside.
+        let mut own = root.join(own);
+        if own.file_name().is_some_and(|name| name == "palisade-maker") {
+            own.pop();
+        } else {
+            let aside = own.join("palisade-maker");
+            fs::create_dir_all(&aside)?;
+            sys::cgroup::enter_v2(&aside)?;
+        }
+        write_kernel(&own.join("cgroup.subtree_control"), WANTED)?;
+        let parent = own.join(OURS);
+        fs::create_dir_all(&parent)?;
+        write_kernel(&parent.join("cgroup.subtree_control"), WANTED)?;
+        Ok(parent)
+    }
+
+    fn make_v2(&self, mounts: &Mounts, made: &mut Made) {
+        let Some(root) = &mounts.v2 else { return };
+        let group = match self.v2_parent(root).and_then(|parent| make_below(&parent, self.body)) {
+            Ok(group) => group,
+            Err(error) => {
+                made.refusal = Some(format!(
+                    "cgroup v2 is not delegated to this user ({error}); \
+                     try: systemd-run --user --scope -p Delegate=yes pal …"
+                ));
+                return;
+            }
+        };
+        let set = |name: &str, value: String| write_kernel(&group.join(name), &value).is_ok();
+        let quota = u64::from(self.limits.cpu_milli) * CPU_PERIOD_US / 1000;
+        made.memory = set("memory.max", self.limits.memory.0.to_string());
+        let swap = set("memory.swap.max", "0".into());
+        made.pids = set("pids.max", self.limits.pids.to_string());
+        made.cpu = !self.whole_host() && set("cpu.max", format!("{quota} {CPU_PERIOD_US}"));
+        made.freezer = group.join("cgroup.freeze").exists();
+        if made.memory {
+            made.mechanisms.push(self.memory_record("cgroup v2", swap));
+        }
+        if made.pids {
+            made.mechanisms.push(self.pids_record("cgroup v2"));
+        }
+        if made.cpu {
+            made.mechanisms.push(self.cpu_record("cgroup v2 quota"));
+        }
+        made.cgroups.push(Cgroup { path: group, version: CgroupVersion::V2 });
+    }
+
+    /// What cgroups do not hold, process limits hold as well as they can, and the record says so.
+    fn fall_back(&self, made: Made, ids_have_root: bool) -> Bounds {
+        let mut rlimits = Rlimits { files: self.limits.files.into(), file_bytes: self.limits.disk.0, processes: None, data_bytes: None };
+        let why = made.refusal.unwrap_or_else(|| "no cgroup for it".into());
+        let mut mechanisms = made.mechanisms;
+        let mut cpus = None;
+        if !made.memory {
+            rlimits.data_bytes = Some(self.limits.memory.0);
+            let text = format!("{} for each process by rlimit, not for all together: {why}", self.limits.memory);
+            mechanisms.push(Mechanism::degraded("memory limit", text));
+        }
+        if !made.pids {
+            rlimits.processes = Some(self.limits.pids.into());
+            let text = format!("{} by rlimit, counted in the Body's own user namespace", self.limits.pids);
+            mechanisms.push(if ids_have_root {
+                Mechanism::degraded("process limit", format!("{text}, for each of its ids: {why}"))
+            } else {
+                Mechanism::enforced("process limit", text)
+            });
+        }
+        if self.whole_host() {
+            mechanisms.push(Mechanism::enforced("cpu limit", format!("all {} processors of this host, as asked", self.cpus)));
+        } else if !made.cpu {
+            let count = self.limits.cpu_milli.div_ceil(1000);
+            cpus = Some(count);
+            mechanisms.push(Mechanism::degraded("cpu limit", format!("starts on {count} processors, but may choose others: {why}")));
+        }
+        mechanisms.push(if made.freezer {
+            Mechanism::enforced("freezer", "pause stops every process at once")
+        } else {
+            Mechanism::degraded("freezer", format!("pause stops processes one by one with SIGSTOP: {why}"))
+        });
+        Bounds { cgroups: made.cgroups, rlimits, cpus, mechanisms }
+    }
+}
+
+fn make_below(parent: &Path, body: &BodyId) -> io::Result<PathBuf> {
+    let group = parent.join(body.as_str());
+    match fs::create_dir(&group) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => fs::create_dir_all(&group)?,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        done => done?,
+    }
+    Ok(group)
+}

@@ -1,0 +1,333 @@
+//! The stream to a Body's guest: envd's protocol and our own small service, over the socket in its directory.
+//!
+//! Trust: the guest is hostile until parsed. Every message has a size, every answer a deadline.
+
+use std::{
+    convert::Infallible,
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited, combinators::BoxBody};
+use hyper::{Method, Request, Response, StatusCode, body::Incoming, client::conn::http1::SendRequest, header};
+use hyper_util::rt::TokioIo;
+use prost::Message;
+use proto::{
+    envelope::{self, Opener},
+    guest::{GuestInfo, Shutdown},
+    wire::process::{ConnectRequest, ProcessEvent, StartRequest, StartResponse},
+};
+use tokio::net::UnixStream;
+
+/// Largest message taken from a guest.
+const MESSAGE_LEN_MAX: usize = 16 << 20;
+/// How long a guest may think about a short question.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// Why the guest could not be asked, or what it said.
+#[derive(Debug, thiserror::Error)]
+pub enum GuestError {
+    /// Nobody listens.
+    #[error("the Body's guest cannot be reached")]
+    Connect(#[source] io::Error),
+    /// The connection broke.
+    #[error("the connection to the Body's guest broke")]
+    Broken(#[source] hyper::Error),
+    /// It does not speak the protocol.
+    #[error("the Body's guest does not keep to the protocol: {0}")]
+    Protocol(String),
+    /// It takes too long.
+    #[error("the Body's guest did not answer within {} seconds", ANSWER.as_secs())]
+    Silent,
+    /// It said no.
+    #[error("{message}")]
+    Refused {
+        /// Connect's code, such as `not_found`.
+        code: String,
+        /// Its words, made fit for a terminal.
+        message: String,
+    },
+}
+
+/// Contents of a request.
+pub type Sent = BoxBody<Bytes, io::Error>;
+
+/// Whole contents of a request.
+pub fn whole(bytes: impl Into<Bytes>) -> Sent {
+    Full::new(bytes.into()).map_err(|never: Infallible| match never {}).boxed()
+}
+
+/// Contents of a request that are sent as they arrive.
+pub fn streamed(pieces: tokio::sync::mpsc::Receiver<Result<Bytes, io::Error>>) -> Sent {
+    BodyExt::boxed(Pieces(pieces))
+}
+
+struct Pieces(tokio::sync::mpsc::Receiver<Result<Bytes, io::Error>>);
+
+impl hyper::body::Body for Pieces {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: std::pin::Pin<&mut Self>, context: &mut std::task::Context<'_>) -> std::task::Poll<Option<Result<hyper::body::Frame<Bytes>, io::Error>>> {
+        self.0.poll_recv(context).map(|piece| piece.map(|piece| piece.map(hyper::body::Frame::data)))
+    }
+}
+
+/// The next piece of an answer that comes in pieces.
+pub async fn piece(body: &mut Incoming) -> Result<Option<Bytes>, GuestError> {
+    loop {
+        match body.frame().await {
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => return Ok(Some(data)),
+                Err(_) => continue,
+            },
+            Some(Err(error)) => return Err(GuestError::Broken(error)),
+            None => return Ok(None),
+        }
+    }
+}
+
+/// A Body's guest.
+#[derive(Debug, Clone)]
+pub struct Guest {
+    dir: PathBuf,
+    token: String,
+}
+
+/// One connection to a guest, for one request after another.
+#[derive(Debug)]
+pub struct Line {
+    sender: SendRequest<Sent>,
+    token: String,
+}
+
+impl Guest {
+    /// The guest of the Body in `dir`.
+    pub fn new(dir: &Path, token: String) -> Self {
+        Self { dir: dir.to_owned(), token }
+    }
+
+    /// Connects.
+    pub async fn line(&self) -> Result<Line, GuestError> {
+        // By descriptor, because a socket's path may have no more than 107 bytes.
+        let dir = sys::fd::open_path(&self.dir).map_err(GuestError::Connect)?;
+        let path = sys::fd::path_of(std::os::fd::AsFd::as_fd(&dir)).join("guest.sock");
+        let stream = UnixStream::connect(path).await.map_err(GuestError::Connect)?;
+        let (sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(GuestError::Broken)?;
+        tokio::spawn(async move {
+            // Whoever waits for an answer hears of a broken connection there.
+            let _ = connection.with_upgrades().await;
+        });
+        Ok(Line { sender, token: self.token.clone() })
+    }
+
+    /// Asks one short question of envd's protocol.
+    pub async fn ask<Q: Message, A: Message + Default>(&self, method: &str, question: &Q) -> Result<A, GuestError> {
+        self.line().await?.ask(method, question).await
+    }
+
+    /// Who answers, and since when.
+    pub async fn info(&self) -> Result<GuestInfo, GuestError> {
+        let body = self.line().await?.short(Method::GET, "/v1/guest", whole(Bytes::new())).await?;
+        serde_json::from_slice(&body).map_err(|error| GuestError::Protocol(error.to_string()))
+    }
+
+    /// Tells the guest to end everything and itself.
+    pub async fn shutdown(&self, grace: Duration) -> Result<(), GuestError> {
+        let body = serde_json::to_vec(&Shutdown { grace_ms: grace.as_millis() as u64 }).unwrap_or_default();
+        self.line().await?.short(Method::POST, "/v1/shutdown", whole(body)).await.map(drop)
+    }
+
+    /// Starts a command.
+    pub async fn start(&self, request: &StartRequest, user: Option<&str>, timeout: Option<Duration>) -> Result<Stream, GuestError> {
+        let mut line = self.line().await?;
+        let mut asked = line.request(Method::POST, "/process.Process/Start");
+        if let Some(user) = user {
+            asked = asked.header(header::AUTHORIZATION, format!("Basic {}", base64(format!("{user}:").as_bytes())));
+        }
+        if let Some(timeout) = timeout {
+            asked = asked.header("connect-timeout-ms", timeout.as_millis().to_string());
+        }
+        line.stream(asked, request).await
+    }
+
+    /// Connects to a command that runs.
+    pub async fn connect(&self, request: &ConnectRequest) -> Result<Stream, GuestError> {
+        let mut line = self.line().await?;
+        let asked = line.request(Method::POST, "/process.Process/Connect");
+        line.stream(asked, request).await
+    }
+
+    /// Reads a tree of files; the answer's body is in the words of `proto::tree`.
+    pub async fn read_tree(&self, path: &str, user: Option<&str>) -> Result<Incoming, GuestError> {
+        let mut line = self.line().await?;
+        let asked = line.request(Method::GET, &tree_path(path, user));
+        let response = line.send(asked, whole(Bytes::new())).await?;
+        Ok(accepted(response).await?.into_body())
+    }
+
+    /// Writes a tree of files.
+    pub async fn write_tree(&self, path: &str, user: Option<&str>, contents: Sent) -> Result<(), GuestError> {
+        let mut line = self.line().await?;
+        let asked = line.request(Method::PUT, &tree_path(path, user));
+        let response = line.sender.send_request(built(asked, contents)?).await.map_err(GuestError::Broken)?;
+        accepted(response).await.map(drop)
+    }
+}
+
+fn tree_path(path: &str, user: Option<&str>) -> String {
+    let user = user.map(|user| format!("&username={}", percent(user))).unwrap_or_default();
+    format!("/v1/tree?path={}{user}", percent(path))
+}
+
+fn percent(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    text.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for three in bytes.chunks(3) {
+        let bits = three.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - three.len()));
+        for place in 0..4 {
+            let digit = (bits >> (18 - 6 * place)) & 63;
+            text.push(if place <= three.len() { char::from(ALPHABET[digit as usize]) } else { '=' });
+        }
+    }
+    text
+}
+
+impl Line {
+    fn request(&self, method: Method, path: &str) -> hyper::http::request::Builder {
+        let request = Request::builder().method(method).uri(path).header(header::HOST, "guest");
+        request.header("x-access-token", &self.token)
+    }
+
+    async fn send(&mut self, asked: hyper::http::request::Builder, body: Sent) -> Result<Response<Incoming>, GuestError> {
+        let answer = self.sender.send_request(built(asked, body)?);
+        tokio::time::timeout(ANSWER, answer).await.map_err(|_| GuestError::Silent)?.map_err(GuestError::Broken)
+    }
+
+    async fn short(&mut self, method: Method, path: &str, body: Sent) -> Result<Bytes, GuestError> {
+        let asked = self.request(method, path);
+        let response = accepted(self.send(asked, body).await?).await?;
+        collect(response.into_body()).await
+    }
+
+    /// Asks one short question of envd's protocol; the line can be used again after it.
+    pub async fn ask<Q: Message, A: Message + Default>(&mut self, method: &str, question: &Q) -> Result<A, GuestError> {
+        let asked = self.request(Method::POST, method).header(header::CONTENT_TYPE, "application/proto");
+        // The guest answers input only when the command has taken it, so this may last.
+        let response = self.sender.send_request(built(asked, whole(question.encode_to_vec()))?).await.map_err(GuestError::Broken)?;
+        let body = collect(accepted(response).await?.into_body()).await?;
+        A::decode(body).map_err(|error| GuestError::Protocol(error.to_string()))
+    }
+
+    async fn stream<Q: Message>(&mut self, asked: hyper::http::request::Builder, question: &Q) -> Result<Stream, GuestError> {
+        let asked = asked.header(header::CONTENT_TYPE, "application/connect+proto").header("connect-protocol-version", "1");
+        let body = whole(envelope::seal(0, &question.encode_to_vec()));
+        let response = accepted(self.send(asked, body).await?).await?;
+        Ok(Stream { body: response.into_body(), opener: Opener::new(MESSAGE_LEN_MAX), ended: false })
+    }
+}
+
+fn built(asked: hyper::http::request::Builder, body: Sent) -> Result<Request<Sent>, GuestError> {
+    asked.body(body).map_err(|error| GuestError::Protocol(error.to_string()))
+}
+
+async fn collect(body: Incoming) -> Result<Bytes, GuestError> {
+    let limited = Limited::new(body, MESSAGE_LEN_MAX).collect().await;
+    limited.map(http_body_util::Collected::to_bytes).map_err(|error| GuestError::Protocol(error.to_string()))
+}
+
+/// The answer, unless it is an error in Connect's words or in HTTP's.
+async fn accepted(response: Response<Incoming>) -> Result<Response<Incoming>, GuestError> {
+    let status = response.status();
+    if status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS {
+        return Ok(response);
+    }
+    let body = collect(response.into_body()).await?;
+    Err(refusal(&body).unwrap_or_else(|| GuestError::Protocol(format!("it answered {status}"))))
+}
+
+fn refusal(body: &[u8]) -> Option<GuestError> {
+    let said: serde_json::Value = serde_json::from_slice(body).ok()?;
+    let code = match said.get("code")? {
+        serde_json::Value::String(code) => code.clone(),
+        code => code.to_string(),
+    };
+    let message = said.get("message").and_then(serde_json::Value::as_str).unwrap_or_default();
+    Some(GuestError::Refused { code, message: proto::text::visible(message) })
+}
+
+/// The events of one command.
+#[derive(Debug)]
+pub struct Stream {
+    body: Incoming,
+    opener: Opener,
+    ended: bool,
+}
+
+impl Stream {
+    /// The next event; none when the stream has ended in order.
+    pub async fn next(&mut self) -> Result<Option<ProcessEvent>, GuestError> {
+        loop {
+            if let Some(sealed) = self.opener.next().map_err(|error| GuestError::Protocol(error.to_string()))? {
+                if sealed.flags & envelope::END != 0 {
+                    self.ended = true;
+                    return match end_error(&sealed.message) {
+                        Some(error) => Err(error),
+                        None => Ok(None),
+                    };
+                }
+                let response = StartResponse::decode(sealed.message);
+                let response = response.map_err(|error| GuestError::Protocol(error.to_string()))?;
+                if response.event.is_some() {
+                    return Ok(response.event);
+                }
+                continue;
+            }
+            if self.ended {
+                return Ok(None);
+            }
+            match self.body.frame().await {
+                Some(Ok(frame)) => frame.data_ref().into_iter().for_each(|data| self.opener.push(data)),
+                Some(Err(error)) => return Err(GuestError::Broken(error)),
+                None => return Err(GuestError::Protocol("the stream ended without its end".into())),
+            }
+        }
+    }
+}
+
+fn end_error(message: &[u8]) -> Option<GuestError> {
+    let said: serde_json::Value = serde_json::from_slice(message).ok()?;
+    refusal(said.get("error")?.to_string().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn basic_credentials_and_queries_are_spelled_right() {
+        for (plain, spelled) in [("user:", "dXNlcjo="), ("root:", "cm9vdDo="), ("a", "YQ=="), ("abc", "YWJj")] {
+            assert_eq!(base64(plain.as_bytes()), spelled);
+        }
+        assert_eq!(tree_path("/a b/ž&x", Some("u")), "/v1/tree?path=/a%20b/%C5%BE%26x&username=u");
+    }
+
+    #[test]
+    fn refusals_are_read_in_both_dialects() {
+        let code = |body: &str| match refusal(body.as_bytes()) {
+            Some(GuestError::Refused { code, .. }) => code,
+            other => format!("{other:?}"),
+        };
+        assert_eq!(code(r#"{"code":"not_found","message":"x"}"#), "not_found");
+        assert_eq!(code(r#"{"code":404,"message":"x"}"#), "404");
+        assert!(refusal(b"garbage").is_none());
+    }
+}

@@ -1,0 +1,174 @@
+//! Template `host`: this machine's own programs, and nothing else of it.
+//!
+//! An allow-list: what is not named here is not in the Body, now or later. `/home`, `/root`, `/run`, `/srv`, `/mnt`,
+//! `/var` of the host, sockets of daemons, other Bodies and our own data are simply not there.
+
+use std::path::{Path, PathBuf};
+
+use proto::{
+    BodyId, SnapshotId,
+    launch::{Area, Lower, Seed, area_dir},
+    spec::{Ids, USER_ID},
+};
+
+/// Directories of the host that hold programs and their settings.
+const SHOWN: &[&str] = &["usr", "etc", "opt", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix", "gnu"];
+
+/// Settings of the host that hold secrets or speak of other machines, should somebody have made them readable.
+const HIDDEN_SETTINGS: &[&str] = &[
+    "shadow", "shadow-", "gshadow", "gshadow-", "passwd-", "group-", "subuid", "subuid-", "subgid", "subgid-", "sudoers", "sudoers.d",
+    "boto.cfg", "docker", "containerd", "kubernetes", "rancher", "wireguard", "openvpn", "NetworkManager", "letsencrypt",
+    "krb5.keytab", "ssh", "exports", "fstab", "crypttab", "crontab", "cron.d", "cron.daily", "cron.hourly", "cron.monthly", "cron.weekly",
+    "machine-id", "environment", "motd", "issue", "netplan", "network",
+];
+
+/// Directories a system expects, beyond the shown ones: path, mode, owner inside.
+const DIRS: &[(&str, u32, u32)] = &[
+    ("root/home", 0o755, 0),
+    ("root/home/user", 0o755, USER_ID),
+    ("root/root", 0o700, 0),
+    ("root/tmp", 0o1777, 0),
+    ("root/run", 0o755, 0),
+    ("root/run/lock", 0o1777, 0),
+    ("root/var", 0o755, 0),
+    ("root/var/tmp", 0o1777, 0),
+    ("root/var/lib", 0o755, 0),
+    ("root/var/log", 0o755, 0),
+    ("root/var/cache", 0o755, 0),
+    ("root/mnt", 0o755, 0),
+    ("root/srv", 0o755, 0),
+    ("root/proc", 0o555, 0),
+    ("root/sys", 0o555, 0),
+    ("root/dev", 0o755, 0),
+];
+/// Directories of `/usr` where root of a Body may add programs, although the ones below belong to the host.
+const LOCAL_DIRS: &[&str] = &["local", "local/bin", "local/sbin", "local/lib", "local/share", "local/include", "local/etc", "local/src"];
+
+/// A snapshot below a Body.
+#[derive(Debug, Clone)]
+pub struct Below {
+    /// Which.
+    pub id: SnapshotId,
+    /// Its directory.
+    pub dir: PathBuf,
+    /// The ids it was written under.
+    pub ids: Ids,
+}
+
+/// What the host shows today.
+#[derive(Debug)]
+pub struct HostRoot {
+    shown: Vec<&'static str>,
+    links: Vec<(&'static str, String)>,
+}
+
+impl HostRoot {
+    /// Looks at the host's root.
+    pub fn look() -> Self {
+        let mut found = Self { shown: Vec::new(), links: Vec::new() };
+        for name in SHOWN {
+            let path = Path::new("/").join(name);
+            match std::fs::symlink_metadata(&path) {
+                Ok(kind) if kind.is_dir() => found.shown.push(name),
+                Ok(kind) if kind.is_symlink() => {
+                    let target = std::fs::read_link(&path).unwrap_or_default();
+                    found.links.push((name, target.to_string_lossy().into_owned()));
+                }
+                _ => {}
+            }
+        }
+        found
+    }
+
+    /// The areas of a Body: the root itself, then what the host shows, each over the snapshots that hold it.
+    pub fn areas(&self, snapshots: &[Below]) -> Vec<Area> {
+        let names = std::iter::once("").chain(self.shown.iter().copied());
+        names.map(|at| Area { at: at.to_owned(), lowers: lowers(at, snapshots) }).collect()
+    }
+
+    /// The directories an upper needs.
+    pub fn area_dirs(&self) -> impl Iterator<Item = &str> {
+        std::iter::once("root").chain(self.shown.iter().copied())
+    }
+
+    /// What a fresh Body finds in its upper. Over a snapshot only what makes it somebody else.
+    pub fn seeds(&self, body: &BodyId, machine_id: &str, snapshots: &[Below]) -> Vec<Seed> {
+        let file = |path: &str, contents: String| Seed::File { path: format!("etc/{path}"), contents };
+        let mut seeds: Vec<Seed> = Vec::new();
+        if snapshots.is_empty() {
+            seeds.extend(DIRS.iter().map(|(path, mode, owner)| dir(path, *mode, *owner)));
+            seeds.extend(self.shown.iter().map(|name| dir(&format!("root/{name}"), 0o755, 0)));
+            seeds.extend(self.links.iter().map(|(name, target)| Seed::Link { path: format!("root/{name}"), target: target.clone() }));
+            if self.shown.contains(&"usr") {
+                seeds.extend(LOCAL_DIRS.iter().map(|name| dir(&format!("usr/{name}"), 0o755, 0)));
+            }
+        }
+        if !self.shown.contains(&"etc") {
+            return seeds;
+        }
+        seeds.push(file("hostname", format!("{body}\n")));
+        seeds.push(file("machine-id", format!("{machine_id}\n")));
+        seeds.push(file("hosts", format!("127.0.0.1 localhost {body}\n::1 localhost\n")));
+        if snapshots.is_empty() {
+            seeds.push(file("passwd", accounts("/etc/passwd", PASSWD_OURS)));
+            seeds.push(file("group", accounts("/etc/group", GROUP_OURS)));
+            seeds.push(file("resolv.conf", "# This Body has no network but its own loopback.\n".to_owned()));
+            let hidden = HIDDEN_SETTINGS.iter().filter(|name| Path::new("/etc").join(name).symlink_metadata().is_ok());
+            seeds.extend(hidden.map(|name| Seed::Hidden { path: format!("etc/{name}") }));
+        }
+        seeds
+    }
+}
+
+fn dir(path: &str, mode: u32, owner: u32) -> Seed {
+    Seed::Dir { path: path.to_owned(), mode, owner }
+}
+
+fn lowers(at: &str, snapshots: &[Below]) -> Vec<Lower> {
+    let held = snapshots.iter().map(|below| (below.dir.join(area_dir(at)), &below.ids));
+    let held = held.filter(|(path, _)| path.is_dir());
+    let mut lowers: Vec<Lower> = held.map(|(path, ids)| Lower { path, written_as: Some(ids.clone()) }).collect();
+    if !at.is_empty() {
+        lowers.push(Lower { path: Path::new("/").join(at), written_as: None });
+    }
+    lowers
+}
+
+const PASSWD_OURS: &[&str] = &["root:x:0:0:root:/root:/bin/bash", "user:x:1000:1000::/home/user:/bin/bash", "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin"];
+const GROUP_OURS: &[&str] = &["root:x:0:", "user:x:1000:", "nogroup:x:65534:"];
+/// Ids below this are the system's own, with the same meaning on every machine.
+const SYSTEM_ID_MAX: u32 = 999;
+
+/// The system's accounts and ours, but none of the people of this machine.
+fn accounts(file: &str, ours: &[&str]) -> String {
+    let host = std::fs::read_to_string(file).unwrap_or_default();
+    let mut lines: Vec<String> = ours.iter().map(|line| (*line).to_owned()).collect();
+    let taken = |name: &str| ours.iter().any(|line| line.split(':').next() == Some(name));
+    for line in host.lines() {
+        let fields: Vec<&str> = line.split(':').collect();
+        let system = fields.get(2).and_then(|id| id.parse().ok()).is_some_and(|id: u32| id > 0 && id <= SYSTEM_ID_MAX);
+        if !system || taken(fields[0]) {
+            continue;
+        }
+        // Members of a system group are people of this machine.
+        lines.push(if fields.len() == 4 { format!("{}:x:{}:", fields[0], fields[2]) } else { line.to_owned() });
+    }
+    lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_shows_programs_and_no_people() {
+        let root = HostRoot::look();
+        assert!(root.shown.contains(&"usr") && root.shown.contains(&"etc"));
+        for secret in ["home", "root", "run", "srv", "mnt", "media", "var", "tmp", "boot"] {
+            assert!(!root.shown.contains(&secret));
+        }
+        let text = accounts("/etc/passwd", PASSWD_OURS);
+        assert_eq!(text.lines().filter(|line| line.contains(":1000:")).count(), 1);
+        assert!(text.starts_with("root:x:0:0:"));
+    }
+}

@@ -1,0 +1,182 @@
+//! Which host ids stand behind a Body's ids.
+//!
+//! Invariant: host id 0 stands behind none. Root gives each Body a run of ids of its own, claimed by a link in the
+//! data directory; an ordinary user gives the run the administrator set aside, or only the user's own id.
+
+use std::{io, os::unix::fs::symlink, path::Path};
+
+use proto::{
+    BodyId, Mechanism,
+    spec::{IdRange, Ids, USER_ID},
+};
+
+/// First of the runs: above every id that distributions, systemd or containers hand out.
+const FIRST: u32 = 0x7000_0000;
+const RUN: u32 = 65_536;
+const RUNS: u32 = 4095;
+
+/// Why a Body has no ids.
+#[derive(Debug, thiserror::Error)]
+pub enum IdsError {
+    /// Each of the runs belongs to a Body that is still there.
+    #[error("all {RUNS} runs of ids are taken by Bodies that exist")]
+    Exhausted,
+    /// The claim could not be written.
+    #[error("cannot claim ids for a Body")]
+    Claim(#[source] io::Error),
+}
+
+/// Whether a Body must have a root inside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Root {
+    /// It must, where that can be had.
+    Wanted,
+    /// It costs an ordinary user three milliseconds, and nobody asked.
+    Unneeded,
+}
+
+/// Gives a Body its ids.
+pub fn claim(data: &Path, body: &BodyId, root: Root) -> Result<Ids, IdsError> {
+    if sys::caps::is_host_root() {
+        return Ok(run_of(claim_run(data, body)?));
+    }
+    let uid = rustix::process::getuid().as_raw();
+    let gid = rustix::process::getgid().as_raw();
+    Ok(match root {
+        Root::Wanted => subordinate(uid, gid).unwrap_or_else(|| single(uid, gid)),
+        Root::Unneeded => single(uid, gid),
+    })
+}
+
+/// Gives them back.
+pub fn release(data: &Path, ids: &Ids) {
+    if let Some(run) = ids.users.first().and_then(|first| first.outside.checked_sub(FIRST)) {
+        let _ = std::fs::remove_file(data.join("ids").join((run / RUN).to_string()));
+    }
+}
+
+/// What the ids are worth.
+pub fn record(ids: &Ids) -> Mechanism {
+    let name = "own ids";
+    match ids.users.as_slice() {
+        [only] if only.count > 1 => Mechanism::enforced(name, format!("host ids {} and {} more are this Body's alone", only.outside, only.count - 1)),
+        [_] => Mechanism::degraded(
+            name,
+            "the Body's `user` is your own id and there is no root inside: subordinate ids need the package uidmap and a line in /etc/subuid, and are taken by `create` or `--user root`",
+        ),
+        _ => Mechanism::degraded(name, "ids from /etc/subuid, shared by all Bodies of this user; root inside is your own id"),
+    }
+}
+
+fn run_of(run: u32) -> Ids {
+    let range = vec![IdRange { inside: 0, outside: FIRST + run * RUN, count: RUN }];
+    Ids { users: range.clone(), groups: range }
+}
+
+fn single(uid: u32, gid: u32) -> Ids {
+    let one = |outside| vec![IdRange { inside: USER_ID, outside, count: 1 }];
+    Ids { users: one(uid), groups: one(gid) }
+}
+
+fn claim_run(data: &Path, body: &BodyId) -> Result<u32, IdsError> {
+    let dir = data.join("ids");
+    let start = body.as_str().bytes().fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into())) % RUNS;
+    for step in 0..RUNS {
+        let run = (start + step) % RUNS;
+        let link = dir.join(run.to_string());
+        match symlink(body.as_str(), &link) {
+            Ok(()) => return Ok(run),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                std::fs::create_dir_all(&dir).map_err(IdsError::Claim)?;
+                symlink(body.as_str(), &link).map_err(IdsError::Claim)?;
+                return Ok(run);
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                if take_over(data, &link, body).map_err(IdsError::Claim)? {
+                    return Ok(run);
+                }
+            }
+            Err(error) => return Err(IdsError::Claim(error)),
+        }
+    }
+    Err(IdsError::Exhausted)
+}
+
+/// Takes a claim whose Body is gone; one at a time, so that no two take the same.
+fn take_over(data: &Path, link: &Path, body: &BodyId) -> io::Result<bool> {
+    let gone = |link: &Path| -> bool {
+        std::fs::read_link(link).is_ok_and(|owner| !data.join("bodies").join(owner).exists())
+    };
+    if !gone(link) {
+        return Ok(false);
+    }
+    let dir = std::fs::File::open(data.join("ids"))?;
+    rustix::fs::flock(&dir, rustix::fs::FlockOperation::LockExclusive)?;
+    if !gone(link) {
+        return Ok(false);
+    }
+    std::fs::remove_file(link)?;
+    match symlink(body.as_str(), link) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        done => done.map(|()| true),
+    }
+}
+
+/// The run that /etc/subuid and /etc/subgid give this user, where the helpers that may map it are installed.
+fn subordinate(uid: u32, gid: u32) -> Option<Ids> {
+    let helpers = ["newuidmap", "newgidmap"];
+    let installed = |name: &&str| ["/usr/bin", "/bin", "/usr/local/bin"].iter().any(|dir| Path::new(dir).join(name).exists());
+    if !helpers.iter().all(|name| installed(name)) {
+        return None;
+    }
+    let name = user_name(uid);
+    let ranges = |file: &str, own: u32| -> Option<Vec<IdRange>> {
+        let text = std::fs::read_to_string(file).ok()?;
+        let (first, count) = text.lines().find_map(|line| entry(line, name.as_deref(), uid))?;
+        let count = count.min(RUN - 1);
+        Some(vec![IdRange { inside: 0, outside: own, count: 1 }, IdRange { inside: 1, outside: first, count }])
+    };
+    let (users, groups) = (ranges("/etc/subuid", uid)?, ranges("/etc/subgid", gid)?);
+    let enough = |ranges: &[IdRange]| ranges.iter().all(|range| range.outside != 0) && ranges[1].count >= USER_ID;
+    (enough(&users) && enough(&groups)).then_some(Ids { users, groups })
+}
+
+fn entry(line: &str, name: Option<&str>, uid: u32) -> Option<(u32, u32)> {
+    let mut fields = line.split(':');
+    let owner = fields.next()?;
+    if Some(owner) != name && owner != uid.to_string() {
+        return None;
+    }
+    Some((fields.next()?.parse().ok()?, fields.next()?.trim().parse().ok()?))
+}
+
+fn user_name(uid: u32) -> Option<String> {
+    let text = std::fs::read_to_string("/etc/passwd").ok()?;
+    text.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)? == uid.to_string()).then(|| name.to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_run_reaches_host_root_or_the_last_id() {
+        for run in [0, RUNS - 1] {
+            let ids = run_of(run);
+            assert!(ids.users[0].outside >= FIRST);
+            assert!(ids.users[0].outside.checked_add(RUN).is_some_and(|end| end < 0x8000_0000));
+        }
+    }
+
+    #[test]
+    fn lines_of_subuid_are_found_by_name_and_by_number() {
+        assert_eq!(entry("ann:100000:65536", Some("ann"), 1000), Some((100_000, 65_536)));
+        assert_eq!(entry("1000:200000:65536\n", Some("ann"), 1000), Some((200_000, 65_536)));
+        assert_eq!(entry("bob:100000:65536", Some("ann"), 1000), None);
+        assert_eq!(entry("ann:x:65536", Some("ann"), 1000), None);
+    }
+}

@@ -1,0 +1,382 @@
+//! The process layer: a Body made by `pal-launch`, frozen by its cgroup, ended by the end of its first process.
+
+use std::{
+    fs,
+    io::{self, BufRead, BufReader, Read, Write},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::DirBuilderExt,
+    },
+    path::Path,
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use proto::{
+    Enforcement, Mechanism, Spec,
+    guest::GuestConfig,
+    launch::{CgroupVersion, Failed, Plan, Ready, Report, Running, Upper},
+    limits::HostCapacity,
+    spec::Life,
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    process::Signal,
+};
+
+use crate::{
+    dir::{BodyDir, DirError, alive, signal_guest},
+    groups,
+    host::{Below, HostRoot},
+    ids,
+    programs::Programs,
+};
+
+const REPORT_LEN_MAX: u64 = 1 << 20;
+const FREEZE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the kernel may take to end every process of a Body.
+const END_PATIENCE: Duration = Duration::from_secs(30);
+/// Output of each process that is kept for those who connect later.
+const RING_BYTES: u64 = 256 << 10;
+
+/// Why a Body could not be made, frozen or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// The launcher could not be run.
+    #[error("cannot run the launcher")]
+    Launcher(#[source] io::Error),
+    /// The launcher said no.
+    #[error("cannot {}: {}", .0.step, .0.cause)]
+    Refused(Failed),
+    /// Its directory.
+    #[error(transparent)]
+    Dir(#[from] DirError),
+    /// Its upper could not be made.
+    #[error("cannot prepare the Body's upper")]
+    Upper(#[source] io::Error),
+    /// Its processes could not be stopped or let go.
+    #[error("cannot {0} the Body's processes")]
+    Freeze(&'static str, #[source] io::Error),
+    /// Its processes could not be ended.
+    #[error("cannot end the Body's processes")]
+    End(#[source] io::Error),
+}
+
+/// What every Body of this host is made with.
+#[derive(Debug)]
+pub struct Maker {
+    /// The guest and the launcher.
+    pub programs: Programs,
+    /// What this host has.
+    pub capacity: HostCapacity,
+}
+
+/// A Body that was just made.
+#[derive(Debug)]
+pub struct Made {
+    /// What holds it.
+    pub enforcement: Enforcement,
+    /// Where it runs.
+    pub ready: Ready,
+    /// The maker's side of a Body that lives as long as its maker.
+    pub tether: Tether,
+}
+
+/// Dropped, it ends a Body of [`Life::Run`]; for a kept one it is nothing.
+#[derive(Debug)]
+pub struct Tether {
+    stdin: Option<ChildStdin>,
+    stdout: Option<ChildStdout>,
+    child: Option<Child>,
+}
+
+impl Tether {
+    /// Ends the Body, if it lives by this tether, and waits until its keeper is gone.
+    pub fn cut(mut self) {
+        drop(self.stdin.take());
+        if let Some(mut child) = self.child.take() {
+            let _ = child.wait();
+        }
+    }
+
+    /// Lets the Body go on without its maker; the keeper can still be waited for by [`Tether::cut`].
+    pub fn slacken(&mut self) {
+        drop(self.stdin.take());
+        drop(self.stdout.take());
+    }
+}
+
+/// A Body whose plan was sent and whose guest is being started.
+#[derive(Debug)]
+pub struct Begun {
+    tether: Tether,
+    cgroups: Vec<proto::launch::Cgroup>,
+    mechanisms: Vec<Mechanism>,
+}
+
+/// A launcher that runs already and waits for its plan.
+#[derive(Debug)]
+pub struct Launcher {
+    child: Child,
+}
+
+impl Maker {
+    /// Starts the launcher ahead, so that it gets ready while its plan is being made.
+    pub fn start_launcher(&self) -> Result<Launcher, ProcessError> {
+        let child = Command::new(&self.programs.launch)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin:/usr/local/bin")
+            .current_dir("/")
+            .spawn()
+            .map_err(ProcessError::Launcher)?;
+        Ok(Launcher { child })
+    }
+
+    /// Sends the plan of the Body in `dir`, whose spec is written already.
+    pub fn begin(&self, launcher: Launcher, dir: &BodyDir, spec: &Spec, token: &str, snapshots: &[Below]) -> Result<Begun, ProcessError> {
+        let root = HostRoot::look();
+        if spec.life == Life::Kept {
+            prepare_upper(dir.path(), spec, &root).map_err(ProcessError::Upper)?;
+        }
+        let bounds = groups::bound(&spec.id, &spec.limits, self.capacity.cpus, spec.ids.has_root());
+        let plan = self.plan(dir, spec, token, snapshots, &root, &bounds);
+        let mut mechanisms = vec![ids::record(&spec.ids)];
+        mechanisms.extend(bounds.mechanisms);
+        mechanisms.extend(other_limits(spec));
+        let cgroups = bounds.cgroups;
+        match send(launcher, &plan) {
+            Ok(tether) => Ok(Begun { tether, cgroups, mechanisms }),
+            Err(error) => {
+                groups::unbound(&cgroups);
+                Err(error)
+            }
+        }
+    }
+
+    fn plan(&self, dir: &BodyDir, spec: &Spec, token: &str, snapshots: &[Below], root: &HostRoot, bounds: &groups::Bounds) -> Plan {
+        let limits = &spec.limits;
+        Plan {
+            body: spec.id.clone(),
+            dir: dir.path().to_owned(),
+            guest: self.programs.guest.clone(),
+            config: GuestConfig {
+                body: spec.id.clone(),
+                template: spec.template.clone(),
+                token: Some(token.to_owned()),
+                envs: spec.env.clone(),
+                user: spec.user.clone(),
+                workdir: spec.workdir.clone(),
+                ring_bytes: RING_BYTES,
+            },
+            ids: spec.ids.clone(),
+            upper: match spec.life {
+                Life::Run => Upper::Memory { bytes: limits.disk.0, inodes: limits.inodes },
+                Life::Kept => Upper::Disk,
+            },
+            areas: root.areas(snapshots),
+            seeds: root.seeds(&spec.id, &machine_id(token), snapshots),
+            shm_bytes: limits.memory.0 / 4,
+            mounts: spec.mounts.clone(),
+            cgroups: bounds.cgroups.clone(),
+            rlimits: bounds.rlimits,
+            cpus: bounds.cpus,
+            wall_ms: limits.wall_ms,
+            disk_bytes: limits.disk.0,
+            life: spec.life,
+        }
+    }
+}
+
+/// Different for each Body, the same for each start of it, and tells nothing about the token.
+fn machine_id(token: &str) -> String {
+    let draft = proto::Draft { kind: "machine-id".into(), body: None, brain: None, data: token.into() };
+    proto::Event::chain(draft, 0, String::new(), proto::event::GENESIS).hash[..32].to_owned()
+}
+
+fn other_limits(spec: &Spec) -> Vec<Mechanism> {
+    let limits = &spec.limits;
+    let disk = match spec.life {
+        Life::Run => Mechanism::enforced("disk limit", format!("{} and {} files in memory of its own", limits.disk, limits.inodes)),
+        Life::Kept => Mechanism::degraded(
+            "disk limit",
+            format!("{} for one file by rlimit, for all together checked every few seconds: the data directory has no quotas", limits.disk),
+        ),
+    };
+    let wall = match limits.wall_ms {
+        Some(ms) => Mechanism::enforced("time limit", format!("{ms} ms by its keeper, which no process of the Body can reach")),
+        None => Mechanism::enforced("time limit", "none was asked for"),
+    };
+    vec![disk, wall, Mechanism::enforced("output limit", format!("{} of each exec are recorded", limits.output))]
+}
+
+/// Makes `upper` and `work` for every area, owned by the Body's root.
+fn prepare_upper(dir: &Path, spec: &Spec, root: &HostRoot) -> io::Result<()> {
+    let first = if spec.ids.has_root() { 0 } else { proto::spec::USER_ID };
+    let owner = spec.ids.user_outside(first).zip(spec.ids.group_outside(first));
+    let make = |path: &Path| -> io::Result<()> {
+        match fs::DirBuilder::new().mode(0o755).create(path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
+            made => made?,
+        }
+        match owner {
+            Some((user, group)) if sys::caps::is_host_root() => std::os::unix::fs::lchown(path, Some(user), Some(group)),
+            _ => Ok(()),
+        }
+    };
+    for kind in ["upper", "work"] {
+        let top = dir.join(kind);
+        make(&top)?;
+        root.area_dirs().try_for_each(|area| make(&top.join(area)))?;
+    }
+    Ok(())
+}
+
+fn send(launcher: Launcher, plan: &Plan) -> Result<Tether, ProcessError> {
+    let Launcher { mut child } = launcher;
+    let mut line = serde_json::to_vec(plan).map_err(|error| ProcessError::Launcher(error.into()))?;
+    line.push(b'\n');
+    let (mut stdin, stdout) = (child.stdin.take(), child.stdout.take());
+    let sent = stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(&line));
+    let tether = Tether { stdin, stdout, child: Some(child) };
+    match sent {
+        Ok(()) => Ok(tether),
+        Err(error) => {
+            tether.cut();
+            Err(ProcessError::Launcher(error))
+        }
+    }
+}
+
+impl Begun {
+    /// Waits until the guest was started.
+    pub fn finish(mut self) -> Result<Made, ProcessError> {
+        let error = match read_report(&mut self.tether) {
+            Ok(Report::Ready(ready)) => {
+                let mut mechanisms = ready.mechanisms.clone();
+                mechanisms.append(&mut self.mechanisms);
+                return Ok(Made { enforcement: Enforcement { mechanisms }, ready, tether: self.tether });
+            }
+            Ok(Report::Failed(failed)) => ProcessError::Refused(failed),
+            Err(error) => ProcessError::Launcher(error),
+        };
+        self.tether.cut();
+        groups::unbound(&self.cgroups);
+        Err(error)
+    }
+}
+
+fn read_report(tether: &mut Tether) -> io::Result<Report> {
+    let stdout = tether.stdout.as_mut().ok_or_else(|| io::Error::other("the launcher has no output"))?;
+    let mut line = String::new();
+    BufReader::with_capacity(8 << 10, stdout.take(REPORT_LEN_MAX)).read_line(&mut line)?;
+    serde_json::from_str(&line).map_err(|_| io::Error::other("the launcher ended without a report"))
+}
+
+/// Stops every process.
+pub fn pause(running: &Running) -> Result<(), ProcessError> {
+    let frozen = match freezer(running) {
+        Some((path, CgroupVersion::V1)) => sys::cgroup::freeze_v1(path, FREEZE_PATIENCE),
+        Some((path, CgroupVersion::V2)) => sys::cgroup::freeze_v2(path, true, FREEZE_PATIENCE),
+        None => stop_one_by_one(running),
+    };
+    frozen.map_err(|error| ProcessError::Freeze("stop", error))
+}
+
+/// Lets every process go on.
+pub fn resume(running: &Running) -> Result<(), ProcessError> {
+    let thawed = match freezer(running) {
+        Some((path, CgroupVersion::V1)) => sys::cgroup::thaw_v1(path, FREEZE_PATIENCE),
+        Some((path, CgroupVersion::V2)) => sys::cgroup::freeze_v2(path, false, FREEZE_PATIENCE),
+        None => family(running).map(|pids| signal_all(&pids, Signal::CONT)),
+    };
+    thawed.map_err(|error| ProcessError::Freeze("let go", error))
+}
+
+fn freezer(running: &Running) -> Option<(&Path, CgroupVersion)> {
+    let freezes = |path: &Path| path.join("freezer.state").exists() || path.join("cgroup.freeze").exists();
+    running.cgroups.iter().find(|group| freezes(&group.path)).map(|group| (group.path.as_path(), group.version))
+}
+
+/// The guest first, so that it starts nobody; then the rest, until a look finds nobody new.
+fn stop_one_by_one(running: &Running) -> io::Result<()> {
+    let deadline = Instant::now() + FREEZE_PATIENCE;
+    loop {
+        let pids = family(running)?;
+        signal_all(&pids, Signal::STOP);
+        let stopped = |pid: &i32| sys::proc::stat(*pid).map_or(true, |(state, _)| matches!(state, 'T' | 't' | 'Z' | 'X'));
+        if family(running)?.iter().all(stopped) {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn signal_all(pids: &[i32], signal: Signal) {
+    for pid in pids.iter().filter_map(|pid| rustix::process::Pid::from_raw(*pid)) {
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+}
+
+/// The guest and everybody below it: in a pid namespace no process can leave its first one's family.
+fn family(running: &Running) -> io::Result<Vec<i32>> {
+    let mut parents = Vec::new();
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        let Ok(stat) = sys::fd::read_small(&entry.path().join("stat"), 4096) else { continue };
+        let parent = stat.rfind(')').and_then(|at| stat[at + 1..].split_ascii_whitespace().nth(1)?.parse::<i32>().ok());
+        parents.extend(parent.map(|parent| (pid, parent)));
+    }
+    let mut family = vec![running.pid];
+    let mut at = 0;
+    while let Some(parent) = family.get(at).copied() {
+        family.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(pid, _)| *pid));
+        at += 1;
+    }
+    Ok(family)
+}
+
+/// Ends every process of a Body at once, waits until they are gone, and until its keeper has written that down.
+pub fn kill(dir: &BodyDir, running: &Running) -> Result<(), ProcessError> {
+    let handle = signal_guest(running, Signal::KILL).map_err(ProcessError::End)?;
+    if freezer(running).is_some_and(|(path, _)| sys::cgroup::is_frozen(path)) {
+        resume(running)?;
+    }
+    if let Some(handle) = handle {
+        wait_gone(&handle, running).map_err(ProcessError::End)?;
+    }
+    settle(dir, running);
+    Ok(())
+}
+
+/// After the guest is gone: waits for the keeper, and does its work where it was killed.
+pub fn settle(dir: &BodyDir, running: &Running) {
+    dir.wait_for_keeper(running.keeper);
+    groups::unbound(&running.cgroups);
+}
+
+/// Waits for a guest that was told to end; false when the time is over.
+pub fn wait_end(running: &Running, patience: Duration) -> bool {
+    let deadline = Instant::now() + patience;
+    while alive(running.pid, running.ticks).is_some() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    true
+}
+
+fn wait_gone(handle: &OwnedFd, running: &Running) -> io::Result<()> {
+    let patience = Timespec { tv_sec: END_PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    let ready = rustix::event::poll(&mut [PollFd::new(&handle.as_fd(), PollFlags::IN)], Some(&patience))?;
+    if ready == 0 && alive(running.pid, running.ticks).is_some() {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    Ok(())
+}

@@ -1,0 +1,50 @@
+//! The guest and the launcher: carried inside this program, put on disk once for each version.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+static GUEST: &[u8] = include_bytes!(env!("PAL_GUEST"));
+static LAUNCH: &[u8] = include_bytes!(env!("PAL_LAUNCH"));
+
+/// Where the programs are on this host.
+#[derive(Debug, Clone)]
+pub struct Programs {
+    /// `pal-guest`.
+    pub guest: PathBuf,
+    /// `pal-launch`.
+    pub launch: PathBuf,
+}
+
+impl Programs {
+    /// Finds them in the data directory, or puts them there.
+    pub fn install(data: &Path) -> io::Result<Self> {
+        let dir = data.join("bin");
+        let guest = dir.join(env!("PAL_GUEST_NAME"));
+        let launch = dir.join(env!("PAL_LAUNCH_NAME"));
+        for (path, bytes) in [(&guest, GUEST), (&launch, LAUNCH)] {
+            if !is_whole(path, bytes) {
+                fs::create_dir_all(&dir)?;
+                put(path, bytes)?;
+            }
+        }
+        Ok(Self { guest, launch })
+    }
+}
+
+fn is_whole(path: &Path, bytes: &[u8]) -> bool {
+    path.metadata().is_ok_and(|found| found.is_file() && found.len() == bytes.len() as u64)
+}
+
+/// Written beside and renamed, so that a `pal` that is killed here leaves nothing that looks whole.
+fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let part = path.with_extension(format!("part{}", std::process::id()));
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o700).open(&part)?;
+    file.write_all(bytes)?;
+    file.set_permissions(fs::Permissions::from_mode(0o500))?;
+    drop(file);
+    fs::rename(&part, path)
+}

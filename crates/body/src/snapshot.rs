@@ -1,0 +1,136 @@
+//! Snapshots: a Body's upper, copied once and never changed, to be a lower of others.
+//!
+//! Invariant: a snapshot is immutable once its manifest is on disk; the manifest is written last.
+//! Invariant: cost follows the change the Body made, never the size of what is below.
+
+use std::{
+    fs, io,
+    os::{fd::AsFd, unix::fs::DirBuilderExt},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use proto::{
+    BodyId, SnapshotId,
+    spec::{Ids, Life, Spec},
+};
+use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
+
+use crate::{host::Below, programs::Programs};
+
+const MANIFEST_LEN_MAX: u64 = 1 << 20;
+
+/// Why there is no snapshot.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The Body's files are in memory only its processes can reach.
+    #[error("the Body {0} keeps its files in memory and ends with its `pal run`")]
+    InMemory(BodyId),
+    /// A step failed.
+    #[error("cannot {0}")]
+    Io(&'static str, #[source] io::Error),
+    /// The helper that works under the Body's ids failed.
+    #[error("cannot copy the Body's files: {0}")]
+    Helper(String),
+    /// The manifest makes no sense.
+    #[error("the manifest of a snapshot is damaged")]
+    Damaged(#[source] serde_json::Error),
+}
+
+/// `manifest.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Which.
+    pub id: SnapshotId,
+    /// The name somebody gave it.
+    pub name: Option<String>,
+    /// The Body it was taken of.
+    pub body: BodyId,
+    /// When.
+    pub created_at: String,
+    /// What that Body started from.
+    pub template: String,
+    /// Snapshots below it, nearest first.
+    pub below: Vec<SnapshotId>,
+    /// The ids its files are written under.
+    pub ids: Ids,
+    /// What it takes.
+    pub bytes: u64,
+}
+
+/// Reads the manifest of the snapshot in `dir`.
+pub fn read(dir: &Path) -> Result<Manifest, SnapshotError> {
+    let text = sys::fd::read_small(&dir.join("manifest.json"), MANIFEST_LEN_MAX);
+    let text = text.map_err(|error| SnapshotError::Io("read the manifest of a snapshot", error))?;
+    serde_json::from_str(&text).map_err(SnapshotError::Damaged)
+}
+
+/// A snapshot as a lower.
+pub fn below(dir: PathBuf, manifest: &Manifest) -> Below {
+    Below { id: manifest.id.clone(), dir, ids: manifest.ids.clone() }
+}
+
+/// Copies the upper of a Body that does not change meanwhile: the caller stopped or froze it.
+pub fn take(programs: &Programs, body_dir: &Path, spec: &Spec, to: &Path, mut manifest: Manifest) -> Result<Manifest, SnapshotError> {
+    if spec.life == Life::Run {
+        return Err(SnapshotError::InMemory(spec.id.clone()));
+    }
+    let step = |what| move |error| SnapshotError::Io(what, error);
+    fs::DirBuilder::new().mode(0o700).create(to).map_err(step("make the snapshot's directory"))?;
+    copy_tree(programs, &spec.ids, &body_dir.join("upper"), to)?;
+    let dir = open(to).map_err(step("open the snapshot"))?;
+    manifest.bytes = sys::tree::usage(dir.as_fd()).map_err(step("measure the snapshot"))?.bytes;
+    let text = serde_json::to_vec(&manifest).map_err(SnapshotError::Damaged)?;
+    sys::fd::write_whole(&to.join("manifest.json"), &text).map_err(step("write the snapshot's manifest"))?;
+    Ok(manifest)
+}
+
+fn copy_tree(programs: &Programs, ids: &Ids, from: &Path, to: &Path) -> Result<(), SnapshotError> {
+    if sys::caps::is_host_root() {
+        let step = |error| SnapshotError::Io("copy the Body's files", error);
+        let (from, to) = (open(from).map_err(step)?, open(to).map_err(step)?);
+        sys::tree::copy(from.as_fd(), to.as_fd()).map_err(step)?;
+        // The copy took over the upper's own mode; a snapshot is for its owner alone.
+        return rustix::fs::fchmod(&to, Mode::RWXU).map_err(|error| step(error.into()));
+    }
+    helper(programs, ids, &["copy".as_ref(), from.as_os_str(), to.as_os_str()])
+}
+
+fn open(path: &Path) -> io::Result<std::os::fd::OwnedFd> {
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Removes a directory with what some Body left in it.
+pub fn remove(programs: &Programs, ids: &Ids, dir: &Path) -> Result<(), SnapshotError> {
+    let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else { return Ok(()) };
+    let parent = open(parent).map_err(|error| SnapshotError::Io("open the directory", error))?;
+    let name = std::ffi::CString::new(std::os::unix::ffi::OsStrExt::as_bytes(name)).unwrap_or_default();
+    match sys::tree::remove(parent.as_fd(), &name) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !sys::caps::is_host_root() => {
+            helper(programs, ids, &["remove".as_ref(), dir.as_os_str()])
+        }
+        done => done.map_err(|error| SnapshotError::Io("remove the Body's files", error)),
+    }
+}
+
+/// Runs `pal-launch tree` in a user namespace with the Body's ids.
+fn helper(programs: &Programs, ids: &Ids, arguments: &[&std::ffi::OsStr]) -> Result<(), SnapshotError> {
+    let step = |error| SnapshotError::Io("run the helper", error);
+    let mut child = Command::new(&programs.launch)
+        .arg("tree")
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(step)?;
+    if let Some(stdin) = child.stdin.take() {
+        serde_json::to_writer(stdin, ids).map_err(|error| step(error.into()))?;
+    }
+    let output = child.wait_with_output().map_err(step)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(SnapshotError::Helper(proto::text::visible_bytes(&output.stderr)))
+}

@@ -1,0 +1,199 @@
+//! Making a Body: checked first, written down, then made.
+
+use std::path::{Component, Path};
+
+use body::{BodyDir, host::Below, ids, process::Made};
+use proto::{
+    BodyId, Draft, Enforcement, Failure, Kind, Layer, Limits, Spec,
+    spec::{Life, Mount, Network},
+};
+use serde_json::json;
+
+use crate::{Create, Fleet, Status, View, data::random, failures};
+
+const ENV_BYTES_MAX: usize = 128 << 10;
+const PATH_LEN_MAX: usize = 4095;
+
+impl Fleet {
+    /// Makes a Body and starts its guest.
+    pub async fn create(&self, request: Create) -> Result<View, Failure> {
+        self.create_now(request, None)
+    }
+
+    /// The same for a fork: `parent` is written down.
+    pub(crate) fn create_now(&self, request: Create, parent: Option<BodyId>) -> Result<View, Failure> {
+        let layer = choose_layer(request.layer)?;
+        let limits = self.limits(&request)?;
+        let snapshots = self.template(&request.template)?;
+        check_env(&request.env)?;
+        let mounts = request.mounts.iter().map(check_mount).collect::<Result<Vec<_>, _>>()?;
+        request.workdir.as_deref().map_or(Ok(()), |path| check_inside(Path::new(path)))?;
+        let id = BodyId::from_random(random().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?);
+        let launcher = self.maker.start_launcher().map_err(|error| failures::process("cannot start a Body", error))?;
+        let user = request.user.clone().unwrap_or_else(|| "user".into());
+        let root = if user == "root" || request.life == Life::Kept { ids::Root::Wanted } else { ids::Root::Unneeded };
+        let claimed = ids::claim(&self.data, &id, root).map_err(failures::ids)?;
+        if user == "root" && !claimed.has_root() {
+            return Err(no_root());
+        }
+        let spec = Spec {
+            v: proto::spec::VERSION,
+            id,
+            created_at: store::clock::now(),
+            layer,
+            template: request.template,
+            snapshots: snapshots.iter().map(|below| below.id.clone()).collect(),
+            parent,
+            limits,
+            env: request.env,
+            mounts,
+            workdir: request.workdir,
+            user,
+            network: Network::Closed,
+            life: request.life,
+            ids: claimed,
+        };
+        let made = self.make_new(launcher, &spec, &snapshots);
+        made.inspect_err(|_| ids::release(&self.data, &spec.ids))
+    }
+
+    fn make_new(&self, launcher: body::process::Launcher, spec: &Spec, snapshots: &[Below]) -> Result<View, Failure> {
+        let cannot = |what: &str, error: std::io::Error| Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc");
+        let dir = BodyDir::create(self.body_path(&spec.id)).map_err(|error| cannot("cannot make the Body's directory", error))?;
+        let lock = dir.try_lock().map_err(|error| cannot("cannot lock the Body", error));
+        let made = lock.and_then(|_lock| {
+            dir.write_spec(spec).map_err(|error| failures::dir(&spec.id, error))?;
+            let draft = Draft::body("body.created", &spec.id, json!({ "spec": spec }));
+            self.bring_up(launcher, &dir, spec, snapshots, Some(draft))
+        });
+        match made {
+            Ok(enforcement) => self.view_of(spec.clone(), enforcement),
+            Err(failure) => {
+                let _ = body::snapshot::remove(&self.maker.programs, &spec.ids, dir.path());
+                let data = json!({ "why": failure.to_string(), "causes": failure.causes() });
+                let _ = self.store.append(Draft::body("body.failed", &spec.id, data));
+                Err(failure)
+            }
+        }
+    }
+
+    /// Starts the guest of a Body whose lock the caller holds. `before` is written while the launcher works; if it
+    /// cannot be, the Body is ended before it could do anything.
+    pub(crate) fn bring_up(
+        &self,
+        launcher: body::process::Launcher,
+        dir: &BodyDir,
+        spec: &Spec,
+        snapshots: &[Below],
+        before: Option<Draft>,
+    ) -> Result<Enforcement, Failure> {
+        let failed = |error| failures::process("cannot start the Body", error);
+        let token = self.token(&spec.id);
+        let begun = self.maker.begin(launcher, dir, spec, &token, snapshots).map_err(failed)?;
+        let written = before.map_or(Ok(()), |draft| self.store.append(draft).map(drop)).map_err(failures::append);
+        let Made { enforcement, ready, mut tether } = begun.finish().map_err(failed)?;
+        let started = json!({ "pid": ready.pid, "enforcement": enforcement });
+        let written = written
+            .and_then(|()| self.store.append(Draft::body("body.started", &spec.id, started)).map_err(failures::append))
+            .and_then(|_| dir.write_enforcement(&enforcement).map_err(|error| failures::dir(&spec.id, error)));
+        if let Err(failure) = written {
+            if let Ok(Some(running)) = dir.running() {
+                let _ = body::process::kill(dir, &running);
+            }
+            tether.cut();
+            return Err(failure);
+        }
+        if spec.life == Life::Kept {
+            tether.slacken();
+        }
+        self.tethers().insert(spec.id.clone(), tether);
+        Ok(enforcement)
+    }
+
+    fn view_of(&self, spec: Spec, enforcement: Enforcement) -> Result<View, Failure> {
+        let running = BodyDir::at(self.body_path(&spec.id)).running().map_err(|error| failures::dir(&spec.id, error))?;
+        Ok(View { spec, status: Status::Running, end: None, pid: running.map(|running| running.pid), enforcement })
+    }
+
+    fn limits(&self, request: &Create) -> Result<Limits, Failure> {
+        let host = self.maker.capacity;
+        let mut limits = Limits::default_on(host);
+        let asked = &request.limits;
+        limits.memory = asked.memory.unwrap_or(limits.memory);
+        limits.cpu_milli = asked.cpu_milli.unwrap_or(limits.cpu_milli);
+        limits.pids = asked.pids.unwrap_or(limits.pids);
+        limits.files = asked.files.unwrap_or(limits.files);
+        limits.output = asked.output.unwrap_or(limits.output);
+        limits.wall_ms = asked.wall.map(|wall| wall.as_millis() as u64);
+        limits.disk = match (asked.disk, request.life) {
+            (Some(disk), _) => disk,
+            // Files in memory count as memory, so they get at most half of it.
+            (None, Life::Run) => proto::Size((limits.memory.0 / 2).max(proto::limits::DISK_MIN.0)),
+            (None, Life::Kept) => proto::Size((host.disk.0 / 4).max(proto::limits::DISK_MIN.0)),
+        };
+        limits.check(host).map_err(|error| Failure::new(Kind::Usage, error.to_string()).hint("see this host's capacity: pal doctor"))?;
+        Ok(limits)
+    }
+
+    /// Snapshots below a Body of that template, nearest first.
+    fn template(&self, template: &str) -> Result<Vec<Below>, Failure> {
+        if template == "host" {
+            return Ok(Vec::new());
+        }
+        let unknown = || {
+            Failure::new(Kind::NotFound, format!("there is no template {:?}", proto::text::visible(template)))
+                .hint("templates are `host` and your snapshots: pal snapshots")
+        };
+        let manifest = self.find_snapshot(template).map_err(|failure| if failure.kind == Kind::NotFound { unknown() } else { failure })?;
+        self.stack(&manifest)
+    }
+}
+
+fn no_root() -> Failure {
+    Failure::new(Kind::Host, "this Body cannot have a root inside: only your own id can be mapped")
+        .hint("install the helpers: apt-get install uidmap")
+        .hint("and give yourself ids: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER")
+}
+
+/// Without a request the strongest layer that runs at interactive speed here: on this floor the process layer.
+fn choose_layer(asked: Option<Layer>) -> Result<Layer, Failure> {
+    match asked {
+        None | Some(Layer::Process) => Ok(Layer::Process),
+        Some(other) => Err(Failure::new(Kind::Host, format!("this pal cannot start a Body on layer {other}"))
+            .hint("choose `--layer process` (shares the host's kernel)")),
+    }
+}
+
+fn check_env(env: &std::collections::BTreeMap<String, String>) -> Result<(), Failure> {
+    let total: usize = env.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
+    let bad = env.iter().find(|(name, value)| name.is_empty() || name.contains(['=', '\0']) || value.contains('\0'));
+    match bad {
+        Some((name, _)) => Err(Failure::new(Kind::Usage, format!("{name:?} cannot be an environment variable")).hint("write --env NAME=VALUE")),
+        None if total > ENV_BYTES_MAX => Err(Failure::new(Kind::Usage, "the environment is longer than 128 KiB")),
+        None => Ok(()),
+    }
+}
+
+fn check_mount(mount: &Mount) -> Result<Mount, Failure> {
+    check_inside(&mount.target)?;
+    let forbidden = ["/", "/proc", "/sys", "/dev"];
+    let plain: std::path::PathBuf = mount.target.components().collect();
+    if forbidden.iter().any(|place| plain == Path::new(place)) || ["/proc", "/sys", "/dev"].iter().any(|place| plain.starts_with(place)) {
+        return Err(Failure::new(Kind::Usage, format!("nothing can be mounted at {}", plain.display())).hint("choose another place, such as /mnt"));
+    }
+    let source = mount.source.canonicalize().map_err(|error| {
+        Failure::new(Kind::NotFound, format!("cannot mount {}", mount.source.display())).because(error).hint("name a file or directory that exists")
+    })?;
+    Ok(Mount { source, target: plain, access: mount.access })
+}
+
+/// A path inside a Body, as a spec may name it.
+fn check_inside(path: &Path) -> Result<(), Failure> {
+    let bytes = std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str());
+    let climbs = path.components().any(|part| part == Component::ParentDir);
+    if !path.is_absolute() || climbs || bytes.contains(&0) || bytes.len() > PATH_LEN_MAX {
+        return Err(Failure::new(Kind::Usage, format!("{:?} is not a path inside a Body", proto::text::visible(&path.to_string_lossy())))
+            .hint("name it from `/`, without `..`"));
+    }
+    Ok(())
+}

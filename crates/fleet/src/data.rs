@@ -1,0 +1,131 @@
+//! The data directory: whose it is, which version wrote it, what is in it.
+
+use std::{
+    fs, io,
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use body::{capacity, process::Maker, programs::Programs};
+use proto::{BodyId, Failure, Kind, event::hex};
+use store::{Durability, Store};
+
+use crate::{Fleet, failures};
+
+/// The layout of the data directory; a newer one is refused.
+const VERSION: u32 = 1;
+
+/// How a fleet is opened.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where everything is.
+    pub data: PathBuf,
+    /// What it means that an event was written.
+    pub durability: Durability,
+}
+
+pub fn open(config: Config) -> Result<Fleet, Failure> {
+    let data = prepare(&config.data)?;
+    let key = key(&data).map_err(|error| unusable(&data, error))?;
+    let store = Store::open(&data, config.durability).map_err(failures::open)?;
+    let programs = Programs::install(&data).map_err(|error| unusable(&data, error))?;
+    let maker = Maker { programs, capacity: capacity::measure(&data) };
+    Ok(Fleet { data, key, store, maker, tethers: Default::default() })
+}
+
+/// What callers of a Body's guest must send: not to be guessed, and stored nowhere.
+pub fn token(key: &str, body: &BodyId) -> String {
+    let draft = proto::Draft::body("token", body, key.into());
+    proto::Event::chain(draft, 0, String::new(), proto::event::GENESIS).hash
+}
+
+/// Makes the directory where there is none, and refuses one that is not ours to use.
+fn prepare(data: &Path) -> Result<PathBuf, Failure> {
+    let found = match fs::metadata(data) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(data).map_err(|error| unusable(data, error))?;
+            fs::metadata(data)
+        }
+        found => found,
+    };
+    let found = found.map_err(|error| unusable(data, error))?;
+    if !found.is_dir() {
+        return Err(Failure::new(Kind::Usage, format!("{} is not a directory", data.display())).hint("choose another: --data DIR"));
+    }
+    if found.uid() != rustix::process::geteuid().as_raw() {
+        return Err(Failure::new(Kind::Denied, format!("the data directory {} belongs to somebody else (user id {})", data.display(), found.uid()))
+            .hint("choose one of your own: --data DIR"));
+    }
+    let data = data.canonicalize().map_err(|error| unusable(data, error))?;
+    if found.mode() & 0o077 != 0 {
+        fs::set_permissions(&data, std::os::unix::fs::PermissionsExt::from_mode(0o700)).map_err(|error| unusable(&data, error))?;
+    }
+    check_version(&data)?;
+    Ok(data)
+}
+
+fn unusable(data: &Path, error: io::Error) -> Failure {
+    let failure = Failure::new(Kind::Host, format!("cannot use the data directory {}", data.display()));
+    let hint = match error.kind() {
+        io::ErrorKind::StorageFull => "make room on that disk",
+        _ => "choose another: --data DIR",
+    };
+    failure.because(error).hint(hint)
+}
+
+fn check_version(data: &Path) -> Result<(), Failure> {
+    let file = data.join("version");
+    let found = match fs::read_to_string(&file) {
+        Ok(text) => text.trim().parse::<u32>().ok(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            for dir in ["bodies", "snapshots"] {
+                match fs::DirBuilder::new().mode(0o700).create(data.join(dir)) {
+                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(unusable(data, error)),
+                    _ => {}
+                }
+            }
+            sys::fd::write_whole(&file, format!("{VERSION}\n").as_bytes()).map_err(|error| unusable(data, error))?;
+            Some(VERSION)
+        }
+        Err(error) => return Err(unusable(data, error)),
+    };
+    match found {
+        Some(VERSION) => Ok(()),
+        Some(newer) if newer > VERSION => Err(Failure::new(
+            Kind::Host,
+            format!("the data directory {} was written by a newer pal (layout {newer}, this one knows {VERSION})", data.display()),
+        )
+        .hint("use that newer pal, or another directory: --data DIR")),
+        _ => Err(Failure::new(Kind::Host, format!("{} does not say which layout it has", file.display()))
+            .hint("choose another directory: --data DIR")),
+    }
+}
+
+/// Read, or drawn once. Two that start at the same moment agree: the first link wins.
+fn key(data: &Path) -> io::Result<String> {
+    let file = data.join("key");
+    match fs::read_to_string(&file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        read => return read,
+    }
+    let fresh = data.join(format!("key.{}", std::process::id()));
+    let mut options = fs::OpenOptions::new();
+    let mut part = options.write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
+    io::Write::write_all(&mut part, hex(&random::<32>()?).as_bytes())?;
+    let linked = fs::hard_link(&fresh, &file);
+    fs::remove_file(&fresh)?;
+    match linked {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => fs::read_to_string(&file),
+    }
+}
+
+/// Bytes nobody can guess.
+pub fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let mut filled = 0;
+    while filled < N {
+        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(bytes)
+}

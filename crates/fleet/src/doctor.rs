@@ -1,0 +1,222 @@
+//! What this host can really do: tried, not guessed.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use proto::{Failure, Layer, Mechanism, State};
+use serde::Serialize;
+use sys::cgroup::Mounts;
+
+use crate::{Create, ExecRequest, Fleet, Force};
+
+/// One thing that was tried.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What.
+    pub name: String,
+    /// How far it works.
+    pub state: State,
+    /// What was seen.
+    pub detail: String,
+    /// The command that helps.
+    pub fix: Option<String>,
+}
+
+/// One layer on this host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LayerReport {
+    /// Which.
+    pub layer: Layer,
+    /// Whether a Body can be started on it now.
+    pub usable: bool,
+    /// What it lacks.
+    pub lacks: Vec<String>,
+}
+
+/// All that was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Doctor {
+    /// Each thing that was tried.
+    pub findings: Vec<Finding>,
+    /// Each layer.
+    pub layers: Vec<LayerReport>,
+}
+
+impl Fleet {
+    /// Tries what a Body needs by making one, and looks at the rest of this host.
+    pub async fn doctor(&self) -> Result<Doctor, Failure> {
+        let mut findings = vec![namespaces()];
+        let (body, usable) = self.try_body().await;
+        findings.extend(body);
+        findings.push(landlock());
+        findings.extend(groups());
+        findings.push(subordinate_ids());
+        findings.push(kvm());
+        findings.push(device("vsock", "/dev/vhost-vsock", "modprobe vhost_vsock"));
+        findings.extend(TOOLS.iter().map(|(tool, purpose, package)| on_path(tool, purpose, package)));
+        Ok(Doctor { findings, layers: layers(usable) })
+    }
+
+    /// Makes a Body, runs a command in it, removes it.
+    async fn try_body(&self) -> (Vec<Finding>, Result<(), String>) {
+        let failed = |failure: &Failure| {
+            let causes = std::iter::once(failure.to_string()).chain(failure.causes()).collect::<Vec<_>>().join(": ");
+            let fix = failure.hints.first().cloned();
+            (vec![Finding { name: "process Body".into(), state: State::Absent, detail: causes.clone(), fix }], Err(causes))
+        };
+        let view = match self.create(Create::run()).await {
+            Ok(view) => view,
+            Err(failure) => return failed(&failure),
+        };
+        let ran = self.try_command(&view).await;
+        let removed = self.remove(view.id(), Force::Yes).await;
+        if let Err(failure) = ran.and(removed) {
+            return failed(&failure);
+        }
+        let detail = "a Body was made, ran a command and was removed".to_owned();
+        let mut findings = vec![Finding { name: "process Body".into(), state: State::Enforced, detail, fix: None }];
+        findings.extend(view.enforcement.mechanisms.into_iter().filter(|held| held.state != State::Enforced).map(weak));
+        (findings, Ok(()))
+    }
+
+    async fn try_command(&self, view: &crate::View) -> Result<(), Failure> {
+        let mut exec = self.exec(view.id(), ExecRequest::new(["/bin/sh", "-c", "exit 0"])).await?;
+        while exec.next().await?.is_some() {}
+        exec.finish().await.map(drop)
+    }
+}
+
+fn weak(held: Mechanism) -> Finding {
+    Finding { name: held.name, state: held.state, detail: held.reason, fix: None }
+}
+
+fn namespaces() -> Finding {
+    let name = "user namespaces".to_owned();
+    let read = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
+    let blocked = [
+        ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+        ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1", "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
+        ("/proc/sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=65536"),
+    ];
+    let root = sys::caps::is_host_root();
+    match blocked.iter().find(|(path, bad, _)| read(path).as_deref() == Some(bad)) {
+        Some((path, bad, fix)) => {
+            let state = if root && !path.contains("max_user") { State::Degraded } else { State::Absent };
+            Finding { name, state, detail: format!("{path} is {bad}, which forbids them to ordinary users"), fix: Some((*fix).to_owned()) }
+        }
+        None => Finding { name, state: State::Enforced, detail: "no setting of this host forbids them".into(), fix: None },
+    }
+}
+
+fn landlock() -> Finding {
+    let abi = sys::landlock::abi();
+    let (state, fix) = match abi {
+        0 => (State::Absent, Some("add `landlock` to the kernel's lsm= parameter".to_owned())),
+        1..6 => (State::Degraded, Some("a kernel of 6.12 or newer scopes signals and abstract sockets too".to_owned())),
+        _ => (State::Enforced, None),
+    };
+    Finding { name: "landlock".into(), state, detail: format!("ABI {abi}"), fix }
+}
+
+fn groups() -> Vec<Finding> {
+    let mounts = Mounts::find().unwrap_or_default();
+    let wanted = ["memory", "pids", "cpu", "freezer"];
+    let v1: Vec<&str> = wanted.into_iter().filter(|name| mounts.v1_of(name).is_some()).collect();
+    let v2 = mounts.v2_controllers();
+    let finding = |name: &str, state, detail: String, fix: Option<&str>| Finding { name: name.into(), state, detail, fix: fix.map(str::to_owned) };
+    let v1_state = if v1.len() == wanted.len() { State::Enforced } else { State::Absent };
+    let v2_state = if v2.iter().any(|name| name == "memory") { State::Enforced } else { State::Absent };
+    let say = |list: String| if list.is_empty() { "no controllers".to_owned() } else { list };
+    vec![
+        finding("cgroup v1", v1_state, say(v1.join(", ")), None),
+        finding(
+            "cgroup v2",
+            v2_state,
+            say(v2.join(", ")),
+            (v2_state == State::Absent && v1_state == State::Absent).then_some("boot with systemd.unified_cgroup_hierarchy=1"),
+        ),
+    ]
+}
+
+fn subordinate_ids() -> Finding {
+    let name = "subordinate ids".to_owned();
+    if sys::caps::is_host_root() {
+        return Finding { name, state: State::Enforced, detail: "root maps ids of its own choice".into(), fix: None };
+    }
+    match find_tool("newuidmap") {
+        Some(_) => Finding { name, state: State::Enforced, detail: "newuidmap is installed; /etc/subuid decides".into(), fix: None },
+        None => Finding {
+            name,
+            state: State::Absent,
+            detail: "newuidmap is not installed, so a Body of yours has no root inside".into(),
+            fix: Some("apt-get install uidmap".into()),
+        },
+    }
+}
+
+/// A device that opens proves nothing: some hosts let a guest be made that never runs.
+fn kvm() -> Finding {
+    let name = "kvm".to_owned();
+    let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let flags = cpu.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+    let has_flag = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm") || cfg!(target_arch = "aarch64");
+    let opened = fs::File::options().read(true).write(true).open("/dev/kvm");
+    let (state, detail, fix) = match (&opened, has_flag) {
+        (Ok(_), true) => (State::Enforced, "/dev/kvm opens and the processor has virtualisation".to_owned(), None),
+        (Ok(_), false) => (
+            State::Absent,
+            "/dev/kvm opens, but the processor shows neither vmx nor svm: an ordinary guest would never run".to_owned(),
+            Some("use a machine with (nested) virtualisation; microVMs can be emulated without".to_owned()),
+        ),
+        (Err(error), true) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            (State::Absent, "/dev/kvm is not yours to open".to_owned(), Some("usermod --append --groups kvm $USER".to_owned()))
+        }
+        (Err(error), _) => (State::Absent, format!("/dev/kvm: {error}"), None),
+    };
+    Finding { name, state, detail, fix }
+}
+
+fn device(name: &str, path: &str, fix: &str) -> Finding {
+    match fs::File::options().read(true).write(true).open(path) {
+        Ok(_) => Finding { name: name.into(), state: State::Enforced, detail: format!("{path} opens"), fix: None },
+        Err(error) => Finding { name: name.into(), state: State::Absent, detail: format!("{path}: {error}"), fix: Some(fix.into()) },
+    }
+}
+
+/// Tools of later use: name, what for, Debian's package.
+const TOOLS: [(&str, &str, &str); 4] = [
+    ("git", "workspaces", "git"),
+    ("qemu-system-x86_64", "microVMs", "qemu-system-x86"),
+    ("mkfs.erofs", "images of layers for microVMs", "erofs-utils"),
+    ("mmdebstrap", "templates made from Debian's packages", "mmdebstrap"),
+];
+
+fn on_path(tool: &str, purpose: &str, package: &str) -> Finding {
+    match find_tool(tool) {
+        Some(path) => Finding { name: tool.into(), state: State::Enforced, detail: format!("{}, for {purpose}", path.display()), fix: None },
+        None => Finding {
+            name: tool.into(),
+            state: State::Absent,
+            detail: format!("not found; needed for {purpose}"),
+            fix: Some(format!("apt-get install {package}")),
+        },
+    }
+}
+
+fn find_tool(name: &str) -> Option<PathBuf> {
+    const DIRS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+    DIRS.iter().map(|dir| Path::new(dir).join(name)).find(|path| path.is_file())
+}
+
+fn layers(process: Result<(), String>) -> Vec<LayerReport> {
+    let later = |layer| LayerReport { layer, usable: false, lacks: vec!["this pal does not have it yet".to_owned()] };
+    let lacks = process.as_ref().err().cloned().into_iter().collect();
+    vec![
+        LayerReport { layer: Layer::Process, usable: process.is_ok(), lacks },
+        later(Layer::Container),
+        later(Layer::Wasm),
+        later(Layer::Microvm),
+    ]
+}

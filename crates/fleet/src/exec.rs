@@ -1,0 +1,303 @@
+//! Running a command in a Body: written down, started through the guest, recorded, written down again.
+
+use std::{sync::Arc, time::Instant};
+
+use body::{Guest, guest::{GuestError, Line, Stream}};
+use bytes::Bytes;
+use proto::{
+    BodyId, Draft, Failure, Kind,
+    launch::Running,
+    wire::process::{
+        CloseStdinRequest, CloseStdinResponse, ProcessConfig, ProcessInput, ProcessSelector, Pty, SendInputRequest, SendInputResponse,
+        SendSignalRequest, SendSignalResponse, StartRequest, UpdateRequest, UpdateResponse, process_event, process_input,
+        process_selector, pty,
+    },
+};
+use serde_json::json;
+use tokio::sync::Mutex;
+
+use crate::{Ended, ExecRequest, Fleet, Stdin, TtySize, failures, record::Recorder};
+
+/// Exit code of a command that was killed at its timeout, as `timeout` has it.
+const TIMED_OUT: i32 = 124;
+/// Exit code where the Body went away under the command.
+const BODY_GONE: i32 = 137;
+
+/// A piece of output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Output {
+    /// Standard output.
+    Stdout(Bytes),
+    /// Standard error.
+    Stderr(Bytes),
+    /// The terminal.
+    Tty(Bytes),
+}
+
+/// A command that runs.
+pub struct Exec<'a> {
+    fleet: &'a Fleet,
+    body: BodyId,
+    running: Running,
+    oom_before: u64,
+    seq: u64,
+    pid: u32,
+    stream: Stream,
+    started: Instant,
+    stdout: Recorder,
+    stderr: Recorder,
+    end: Option<process_event::EndEvent>,
+    timed_out: bool,
+    broken: bool,
+    input: Arc<Mutex<Option<Line>>>,
+    tty: bool,
+}
+
+impl Fleet {
+    /// Starts a command in a Body that runs.
+    pub async fn exec(&self, id: &BodyId, request: ExecRequest) -> Result<Exec<'_>, Failure> {
+        let Some((command, arguments)) = request.argv.split_first() else {
+            return Err(Failure::new(Kind::Usage, "no command was given").hint("write it after `--`: pal run -- uname -a"));
+        };
+        let running = self.running(id)?;
+        let output_max = self.output_max(id);
+        let started = json!({
+            "argv": request.argv, "user": request.user, "workdir": request.workdir, "tty": request.tty.is_some(),
+            "env": request.env.keys().collect::<Vec<_>>(), "timeout_ms": request.timeout.map(|timeout| timeout.as_millis() as u64),
+        });
+        let seq = self.store.append(Draft::body("exec.started", id, started)).map_err(failures::append)?.seq;
+        let start = StartRequest {
+            process: Some(ProcessConfig {
+                cmd: command.clone(),
+                args: arguments.to_vec(),
+                envs: request.env.clone().into_iter().collect(),
+                cwd: request.workdir.clone(),
+            }),
+            pty: request.tty.map(size),
+            tag: None,
+            stdin: Some(request.stdin == Stdin::Open),
+        };
+        let oom_before = oom_kills(&running);
+        let began = Instant::now();
+        let guest = self.guest(id);
+        let opened = begin(&guest, &start, &request).await;
+        let (stream, pid) = match opened {
+            Ok(opened) => opened,
+            Err(error) => return Err(self.never_ran(id, seq, error)),
+        };
+        Ok(Exec {
+            fleet: self,
+            body: id.clone(),
+            running,
+            oom_before,
+            seq,
+            pid,
+            stream,
+            started: began,
+            stdout: Recorder::new(output_max),
+            stderr: Recorder::new(output_max),
+            end: None,
+            timed_out: false,
+            broken: false,
+            input: Arc::default(),
+            tty: request.tty.is_some(),
+        })
+    }
+
+    fn output_max(&self, id: &BodyId) -> u64 {
+        let spec = body::BodyDir::at(self.body_path(id)).spec();
+        spec.map_or(0, |spec| spec.limits.output.0)
+    }
+
+    fn never_ran(&self, id: &BodyId, seq: u64, error: GuestError) -> Failure {
+        let failure = match error {
+            error @ (GuestError::Connect(_) | GuestError::Broken(_)) => self.running(id).err().unwrap_or_else(|| failures::guest(error)),
+            error => failures::guest(error),
+        };
+        let _ = self.write("exec.ended", id, json!({ "exec": seq, "error": failure.to_string() }));
+        failure
+    }
+}
+
+/// Opens the stream and waits for its first word: the command's pid.
+async fn begin(guest: &Guest, start: &StartRequest, request: &ExecRequest) -> Result<(Stream, u32), GuestError> {
+    let mut stream = guest.start(start, request.user.as_deref(), request.timeout).await?;
+    loop {
+        match stream.next().await?.and_then(|event| event.event) {
+            Some(process_event::Event::Start(start)) => return Ok((stream, start.pid)),
+            Some(process_event::Event::Keepalive(_)) => {}
+            _ => return Err(GuestError::Protocol("the first event is not a start".into())),
+        }
+    }
+}
+
+fn size(size: TtySize) -> Pty {
+    Pty { size: Some(pty::Size { cols: size.cols.into(), rows: size.rows.into() }) }
+}
+
+fn oom_kills(running: &Running) -> u64 {
+    running.cgroups.iter().map(|group| sys::cgroup::oom_kills(&group.path)).sum()
+}
+
+impl Exec<'_> {
+    /// Its pid inside the Body.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The next piece of output; none when it has ended.
+    pub async fn next(&mut self) -> Result<Option<Output>, Failure> {
+        while self.end.is_none() && !self.timed_out && !self.broken {
+            let event = match self.stream.next().await {
+                Ok(event) => event.and_then(|event| event.event),
+                Err(GuestError::Refused { code, .. }) if code == "deadline_exceeded" => {
+                    self.timed_out = true;
+                    break;
+                }
+                Err(error) => return self.broke(error).map(|()| None),
+            };
+            match event {
+                Some(process_event::Event::Data(data)) => {
+                    if let Some(output) = data.output {
+                        return self.take(output).map(Some);
+                    }
+                }
+                Some(process_event::Event::End(end)) => self.end = Some(end),
+                Some(_) => {}
+                None => self.broken = true,
+            }
+        }
+        Ok(None)
+    }
+
+    /// A stream that broke because the Body ended is an end; any other is a failure.
+    fn broke(&mut self, error: GuestError) -> Result<(), Failure> {
+        body::process::wait_end(&self.running, std::time::Duration::from_secs(2));
+        match body::dir::alive(self.running.pid, self.running.ticks) {
+            None => {
+                self.broken = true;
+                Ok(())
+            }
+            Some(_) => Err(failures::guest(error)),
+        }
+    }
+
+    fn take(&mut self, output: process_event::data_event::Output) -> Result<Output, Failure> {
+        use process_event::data_event::Output as From;
+        let (recorder, output, bytes) = match output {
+            From::Stdout(bytes) => (&mut self.stdout, Output::Stdout(bytes.clone()), bytes),
+            From::Stderr(bytes) => (&mut self.stderr, Output::Stderr(bytes.clone()), bytes),
+            From::Pty(bytes) => (&mut self.stdout, Output::Tty(bytes.clone()), bytes),
+        };
+        recorder.push(&self.fleet.store, &bytes)?;
+        Ok(output)
+    }
+
+    /// Hands that reach the command while output is read.
+    pub fn control(&self) -> Control {
+        Control { guest: self.fleet.guest(&self.body), pid: self.pid, line: self.input.clone(), tty: self.tty }
+    }
+
+    /// After `next` gave none: how it ended. Writes that down.
+    pub async fn finish(self) -> Result<Ended, Failure> {
+        let body_end = if self.broken { body_end(self.fleet, &self.body) } else { None };
+        let out_of_memory = oom_kills(&self.running) > self.oom_before || body_end == Some(proto::launch::End::Oom);
+        let (code, signal) = match &self.end {
+            _ if self.timed_out => (TIMED_OUT, None),
+            Some(end) => exit_of(end),
+            None => (BODY_GONE, None),
+        };
+        let ended = Ended { code, signal, out_of_memory, timed_out: self.timed_out, body_end };
+        let mut data = json!(ended);
+        data["exec"] = self.seq.into();
+        data["duration_ms"] = (self.started.elapsed().as_millis() as u64).into();
+        data["stdout"] = self.stdout.finish()?;
+        data["stderr"] = self.stderr.finish()?;
+        self.fleet.write("exec.ended", &self.body, data)?;
+        Ok(ended)
+    }
+}
+
+fn body_end(fleet: &Fleet, id: &BodyId) -> Option<proto::launch::End> {
+    match body::BodyDir::at(fleet.body_path(id)).condition().ok()? {
+        body::Condition::Dead(end) => Some(end),
+        _ => Some(proto::launch::End::Unknown),
+    }
+}
+
+/// The code a shell would give, and the signal, if one ended it.
+fn exit_of(end: &process_event::EndEvent) -> (i32, Option<i32>) {
+    if end.exited {
+        return (end.exit_code, None);
+    }
+    let signal = end.status.strip_prefix("signal: ").and_then(signal_number);
+    (signal.map_or(BODY_GONE, |signal| 128 + signal), signal)
+}
+
+/// The guest names signals as envd does.
+fn signal_number(name: &str) -> Option<i32> {
+    const NAMES: [(&str, i32); 22] = [
+        ("hangup", 1), ("interrupt", 2), ("quit", 3), ("illegal instruction", 4), ("trace/breakpoint trap", 5), ("aborted", 6),
+        ("bus error", 7), ("floating point exception", 8), ("killed", 9), ("user defined signal 1", 10), ("segmentation fault", 11),
+        ("user defined signal 2", 12), ("broken pipe", 13), ("alarm clock", 14), ("terminated", 15), ("stack fault", 16),
+        ("CPU time limit exceeded", 24), ("file size limit exceeded", 25), ("virtual timer expired", 26), ("profiling timer expired", 27),
+        ("power failure", 30), ("bad system call", 31),
+    ];
+    let name = name.trim_end_matches(" (core dumped)");
+    let numbered = || name.strip_prefix("signal ").and_then(|number| number.parse().ok());
+    NAMES.iter().find(|(known, _)| *known == name).map(|(_, number)| *number).or_else(numbered)
+}
+
+/// Hands that reach a command that runs.
+#[derive(Clone)]
+pub struct Control {
+    guest: Guest,
+    pid: u32,
+    line: Arc<Mutex<Option<Line>>>,
+    tty: bool,
+}
+
+impl Control {
+    /// Input; returns when the command's side has taken it.
+    pub async fn send(&self, bytes: Bytes) -> Result<(), Failure> {
+        let input = if self.tty { process_input::Input::Pty(bytes) } else { process_input::Input::Stdin(bytes) };
+        let request = SendInputRequest { process: self.selector(), input: Some(ProcessInput { input: Some(input) }) };
+        let mut line = self.line.lock().await;
+        if line.is_none() {
+            *line = Some(self.guest.line().await.map_err(failures::guest)?);
+        }
+        let Some(open) = line.as_mut() else { return Ok(()) };
+        let answer: Result<SendInputResponse, _> = open.ask("/process.Process/SendInput", &request).await;
+        if answer.is_err() {
+            *line = None;
+        }
+        answer.map(drop).map_err(failures::guest)
+    }
+
+    /// The end of input.
+    pub async fn close_stdin(&self) -> Result<(), Failure> {
+        // After what is being sent.
+        let _line = self.line.lock().await;
+        let request = CloseStdinRequest { process: self.selector() };
+        let answer: Result<CloseStdinResponse, _> = self.guest.ask("/process.Process/CloseStdin", &request).await;
+        answer.map(drop).map_err(failures::guest)
+    }
+
+    /// A signal, by its number.
+    pub async fn signal(&self, signal: i32) -> Result<(), Failure> {
+        let request = SendSignalRequest { process: self.selector(), signal };
+        let answer: Result<SendSignalResponse, _> = self.guest.ask("/process.Process/SendSignal", &request).await;
+        answer.map(drop).map_err(failures::guest)
+    }
+
+    /// The terminal's new size.
+    pub async fn resize(&self, to: TtySize) -> Result<(), Failure> {
+        let request = UpdateRequest { process: self.selector(), pty: Some(size(to)) };
+        let answer: Result<UpdateResponse, _> = self.guest.ask("/process.Process/Update", &request).await;
+        answer.map(drop).map_err(failures::guest)
+    }
+
+    fn selector(&self) -> Option<ProcessSelector> {
+        Some(ProcessSelector { selector: Some(process_selector::Selector::Pid(self.pid)) })
+    }
+}

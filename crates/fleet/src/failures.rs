@@ -1,0 +1,79 @@
+//! Errors of the rooms below, as a person or a client meets them.
+
+use body::{dir::DirError, guest::GuestError, ids::IdsError, process::ProcessError, snapshot::SnapshotError};
+use proto::{BodyId, Failure, Kind};
+use store::{AppendError, ArtifactError, OpenError, ReadError};
+
+/// An action that could not be written down.
+pub fn append(error: AppendError) -> Failure {
+    let failure = Failure::new(Kind::Host, "cannot write the event, so the action was not taken");
+    match error {
+        AppendError::DiskFull { .. } => failure.because(error).hint("make room on the disk that holds the data directory: pal gc"),
+        error => failure.because(error).hint("look at the log: pal events verify"),
+    }
+}
+
+pub fn read(error: ReadError) -> Failure {
+    Failure::new(Kind::Host, "cannot read the event log").because(error).hint("look at the log: pal events verify")
+}
+
+pub fn open(error: OpenError) -> Failure {
+    let newer = matches!(error, OpenError::Newer { .. });
+    let failure = Failure::new(Kind::Host, "cannot open the event log").because(error);
+    if newer { failure.hint("use the newer pal that wrote it, or another directory: --data DIR") } else { failure }
+}
+
+pub fn artifact(error: ArtifactError) -> Failure {
+    Failure::new(Kind::Host, "cannot keep the output of the command").because(error).hint("make room: pal gc")
+}
+
+pub fn dir(id: &BodyId, error: DirError) -> Failure {
+    Failure::new(Kind::Host, format!("the record of Body {id} cannot be used")).because(error).hint("remove what is left of it: pal gc")
+}
+
+pub fn ids(error: IdsError) -> Failure {
+    Failure::new(Kind::Limit, "no ids are left for another Body").because(error).hint("remove Bodies you no longer need: pal rm BODY")
+}
+
+pub fn snapshot(error: SnapshotError) -> Failure {
+    match error {
+        SnapshotError::InMemory(_) => {
+            Failure::new(Kind::Conflict, error.to_string()).hint("make a Body that is kept: pal create, or pal run --keep")
+        }
+        error => Failure::new(Kind::Host, "cannot take the snapshot").because(error),
+    }
+}
+
+pub fn process(doing: &str, error: ProcessError) -> Failure {
+    let hint = match &error {
+        ProcessError::Refused(failed) => failed.hint.clone(),
+        _ => None,
+    };
+    let failure = Failure::new(Kind::Host, doing.to_owned()).because(error);
+    let failure = match hint {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    };
+    failure.hint("see what this host lacks: pal doctor")
+}
+
+/// What the guest said, in the words of the command line.
+pub fn guest(error: GuestError) -> Failure {
+    match error {
+        GuestError::Refused { code, message } => {
+            let kind = match code.as_str() {
+                "not_found" | "404" => Kind::NotFound,
+                "permission_denied" | "unauthenticated" | "401" | "403" => Kind::Denied,
+                "already_exists" | "409" => Kind::Conflict,
+                "resource_exhausted" | "deadline_exceeded" | "507" => Kind::Limit,
+                "invalid_argument" | "400" => Kind::Usage,
+                _ => Kind::Internal,
+            };
+            Failure::new(kind, message)
+        }
+        error @ (GuestError::Connect(_) | GuestError::Broken(_)) => {
+            Failure::new(Kind::Host, "the Body's guest is gone").because(error).hint("see why: pal ls")
+        }
+        error => Failure::new(Kind::Host, "the Body's guest cannot be used").because(error).hint("end it: pal stop BODY, or pal rm --force BODY"),
+    }
+}

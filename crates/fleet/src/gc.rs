@@ -1,0 +1,134 @@
+//! Finding and removing what nobody needs: leftovers of `kill -9`, never somebody's work.
+
+use std::{fs, path::Path};
+
+use body::{BodyDir, Condition, groups, process, snapshot};
+use proto::{BodyId, Failure, spec::Life};
+
+use crate::{Fleet, Garbage};
+
+/// Whether to look or to act.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sweep {
+    /// Look.
+    DryRun,
+    /// Act.
+    Remove,
+}
+
+impl Fleet {
+    /// Removes what nobody needs, or says what that would be.
+    pub async fn gc(&self, sweep: Sweep) -> Result<Vec<Garbage>, Failure> {
+        let mut found = Vec::new();
+        self.sweep_bodies(sweep, &mut found)?;
+        self.sweep_snapshots(sweep, &mut found)?;
+        self.sweep_groups(sweep, &mut found)?;
+        self.sweep_claims(sweep, &mut found);
+        if sweep == Sweep::Remove {
+            let _ = self.store.sweep_artifacts();
+            self.store.tidy();
+        }
+        Ok(found)
+    }
+
+    fn sweep_bodies(&self, sweep: Sweep, found: &mut Vec<Garbage>) -> Result<(), Failure> {
+        for id in self.ids()? {
+            let dir = BodyDir::at(self.body_path(&id));
+            // Somebody is making, changing or removing it right now.
+            let Ok(Some(_lock)) = dir.try_lock() else { continue };
+            let Some(why) = self.why_garbage(&id, &dir) else { continue };
+            found.push(Garbage { kind: "body", name: id.to_string(), bytes: bytes(dir.path()), why: why.to_owned() });
+            if sweep == Sweep::Remove {
+                self.remove_leftover(&id, &dir)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn why_garbage(&self, id: &BodyId, dir: &BodyDir) -> Option<&'static str> {
+        let Ok(spec) = dir.spec() else { return Some("it was never finished, or its record is gone") };
+        if spec.life == Life::Kept || self.tethers().contains_key(id) {
+            return None;
+        }
+        match dir.condition() {
+            Ok(Condition::Running(running) | Condition::Paused(running)) => {
+                let kept = fs::read_to_string(format!("/proc/{}/comm", running.keeper)).is_ok_and(|name| name.trim() == "pal-keeper");
+                (!kept).then_some("its `pal run` and its keeper are gone")
+            }
+            _ => Some("its `pal run` is gone"),
+        }
+    }
+
+    fn remove_leftover(&self, id: &BodyId, dir: &BodyDir) -> Result<(), Failure> {
+        self.write("body.removed", id, serde_json::json!({ "by": "gc" }))?;
+        if let Ok(Condition::Running(running) | Condition::Paused(running)) = dir.condition() {
+            process::kill(dir, &running).map_err(|error| crate::failures::process("cannot end a leftover Body", error))?;
+        }
+        if let Ok(spec) = dir.spec() {
+            return self.clear_away(dir, &spec);
+        }
+        let nobody = proto::spec::Ids { users: Vec::new(), groups: Vec::new() };
+        snapshot::remove(&self.maker.programs, &nobody, dir.path()).map_err(crate::failures::snapshot)
+    }
+
+    fn sweep_snapshots(&self, sweep: Sweep, found: &mut Vec<Garbage>) -> Result<(), Failure> {
+        let entries = fs::read_dir(self.data.join("snapshots")).into_iter().flatten().flatten();
+        for path in entries.map(|entry| entry.path()) {
+            let manifest = snapshot::read(&path);
+            let why = match &manifest {
+                Err(_) if self.being_taken() => continue,
+                Err(_) => "it was never finished",
+                Ok(manifest) if path.join("for-forks").exists() && self.user_of(&manifest.id)?.is_none() => "no fork stands on it",
+                Ok(_) => continue,
+            };
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            found.push(Garbage { kind: "snapshot", name, bytes: bytes(&path), why: why.to_owned() });
+            if sweep == Sweep::Remove {
+                let nobody = proto::spec::Ids { users: Vec::new(), groups: Vec::new() };
+                let ids = manifest.map_or(nobody, |manifest| manifest.ids);
+                snapshot::remove(&self.maker.programs, &ids, &path).map_err(crate::failures::snapshot)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A snapshot is being copied exactly while some Body is locked.
+    fn being_taken(&self) -> bool {
+        let ids = self.ids().unwrap_or_default();
+        ids.iter().any(|id| matches!(BodyDir::at(self.body_path(id)).try_lock(), Ok(None)))
+    }
+
+    fn sweep_groups(&self, sweep: Sweep, found: &mut Vec<Garbage>) -> Result<(), Failure> {
+        for (name, path) in groups::existing() {
+            let Ok(id) = name.parse::<BodyId>() else { continue };
+            // Another data directory's Bodies have groups here too; theirs hold processes.
+            if self.body_path(&id).exists() || !sys::cgroup::processes(&path).is_ok_and(|pids| pids.is_empty()) {
+                continue;
+            }
+            if sweep == Sweep::Remove && fs::remove_dir(&path).is_err() {
+                continue;
+            }
+            found.push(Garbage { kind: "cgroup", name, bytes: 0, why: "its Body is gone".into() });
+        }
+        Ok(())
+    }
+
+    fn sweep_claims(&self, sweep: Sweep, found: &mut Vec<Garbage>) {
+        let entries = fs::read_dir(self.data.join("ids")).into_iter().flatten().flatten();
+        for path in entries.map(|entry| entry.path()) {
+            let Ok(owner) = fs::read_link(&path) else { continue };
+            if self.data.join("bodies").join(&owner).exists() {
+                continue;
+            }
+            found.push(Garbage { kind: "ids", name: owner.to_string_lossy().into_owned(), bytes: 0, why: "its Body is gone".into() });
+            if sweep == Sweep::Remove {
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+}
+
+fn bytes(path: &Path) -> u64 {
+    let dir = fs::File::open(path).ok();
+    dir.and_then(|dir| sys::tree::usage(std::os::fd::AsFd::as_fd(&dir)).ok()).map_or(0, |used| used.bytes)
+}

@@ -1,0 +1,265 @@
+//! Finding, starting, pausing and ending Bodies.
+
+use std::{fs, io, time::Duration};
+
+use body::{BodyDir, Condition, Guest, dir::Lock, ids, process};
+use proto::{
+    BodyId, Draft, Failure, Kind, Spec,
+    launch::{End, Running},
+    spec::Life,
+};
+use serde_json::json;
+
+use crate::{Fleet, Status, View, failures};
+
+/// Whether a Body that runs may be removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Force {
+    /// It is ended first.
+    Yes,
+    /// It is not.
+    No,
+}
+
+/// Beyond the grace that processes get, before a guest that does not end is killed.
+const GUEST_PATIENCE: Duration = Duration::from_secs(2);
+
+impl Fleet {
+    /// All Bodies, oldest first. What is half made or half removed is not one.
+    pub fn list(&self) -> Result<Vec<View>, Failure> {
+        let mut views: Vec<View> = self.ids()?.iter().filter_map(|id| self.view(id).ok()).collect();
+        views.sort_by(|a, b| (&a.spec.created_at, a.id()).cmp(&(&b.spec.created_at, b.id())));
+        Ok(views)
+    }
+
+    pub(crate) fn ids(&self) -> Result<Vec<BodyId>, Failure> {
+        let entries = fs::read_dir(self.data.join("bodies"))
+            .map_err(|error| Failure::new(Kind::Host, "cannot list the Bodies").because(error))?;
+        Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+    }
+
+    /// By whole id or by a prefix that only one Body has.
+    pub fn find(&self, key: &str) -> Result<View, Failure> {
+        let shown = proto::text::visible(key);
+        let unknown = || Failure::new(Kind::NotFound, format!("there is no Body {shown}")).hint("list them: pal ls");
+        let id: BodyId = key.parse().map_err(|_| unknown())?;
+        if self.body_path(&id).join("spec.json").exists() {
+            return self.view(&id);
+        }
+        let mut found = self.ids()?.into_iter().filter(|id| id.as_str().starts_with(key));
+        match (found.next(), found.next()) {
+            (Some(id), None) => self.view(&id),
+            (Some(_), Some(_)) => Err(Failure::new(Kind::Usage, format!("several Bodies begin with {shown}")).hint("write more of the id: pal ls")),
+            _ => Err(unknown()),
+        }
+    }
+
+    /// A Body that is there, seen as it is now.
+    pub(crate) fn view(&self, id: &BodyId) -> Result<View, Failure> {
+        let dir = self.dir(id)?;
+        let spec = dir.spec().map_err(|error| failures::dir(id, error))?;
+        let enforcement = dir.enforcement().map_err(|error| failures::dir(id, error))?;
+        let (status, end, pid) = match dir.condition().map_err(|error| failures::dir(id, error))? {
+            Condition::Running(running) => (Status::Running, None, Some(running.pid)),
+            Condition::Paused(running) => (Status::Paused, None, Some(running.pid)),
+            Condition::Stopped => (Status::Stopped, None, None),
+            Condition::Dead(end) => (Status::Dead, Some(end), None),
+            Condition::Lost => (Status::Lost, None, None),
+        };
+        Ok(View { spec, status, end, pid, enforcement })
+    }
+
+    fn dir(&self, id: &BodyId) -> Result<BodyDir, Failure> {
+        let dir = BodyDir::at(self.body_path(id));
+        if dir.path().is_dir() { Ok(dir) } else { Err(Failure::new(Kind::NotFound, format!("there is no Body {id}")).hint("list them: pal ls")) }
+    }
+
+    /// Takes a Body's lock, or says that somebody has it.
+    pub(crate) fn locked(&self, id: &BodyId) -> Result<(BodyDir, Spec, Lock), Failure> {
+        let dir = self.dir(id)?;
+        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        let lock = loop {
+            match dir.try_lock() {
+                Ok(Some(lock)) => break lock,
+                Ok(None) if std::time::Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
+                Ok(None) => {
+                    return Err(Failure::new(Kind::Conflict, format!("another pal is changing Body {id} right now")).hint("try again in a moment"));
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Err(Failure::new(Kind::NotFound, format!("there is no Body {id}")).hint("list them: pal ls"));
+                }
+                Err(error) => return Err(Failure::new(Kind::Host, format!("cannot lock Body {id}")).because(error)),
+            }
+        };
+        let spec = dir.spec().map_err(|error| failures::dir(id, error))?;
+        Ok((dir, spec, lock))
+    }
+
+    /// The guest of a Body that runs.
+    pub(crate) fn guest(&self, id: &BodyId) -> Guest {
+        Guest::new(&self.body_path(id), self.token(id))
+    }
+
+    /// Where a Body runs, or why it does not.
+    pub(crate) fn running(&self, id: &BodyId) -> Result<Running, Failure> {
+        let dir = self.dir(id)?;
+        match dir.condition().map_err(|error| failures::dir(id, error))? {
+            Condition::Running(running) => Ok(running),
+            Condition::Paused(_) => Err(Failure::new(Kind::Conflict, format!("Body {id} is paused")).hint(format!("let it go on: pal resume {id}"))),
+            Condition::Stopped => Err(Failure::new(Kind::Conflict, format!("Body {id} is stopped")).hint(format!("start it: pal start {id}"))),
+            Condition::Dead(end) => {
+                Err(Failure::new(Kind::Conflict, format!("Body {id} is dead: {}", describe(&end))).hint(format!("its files are intact; start it again: pal start {id}")))
+            }
+            Condition::Lost => {
+                Err(Failure::new(Kind::Conflict, format!("Body {id} was lost when the host restarted")).hint(format!("its files are intact; start it again: pal start {id}")))
+            }
+        }
+    }
+
+    /// Starts a Body that does not run.
+    pub async fn start(&self, id: &BodyId) -> Result<View, Failure> {
+        let (dir, spec, _lock) = self.locked(id)?;
+        match dir.condition().map_err(|error| failures::dir(id, error))? {
+            Condition::Running(_) => return self.view(id),
+            Condition::Paused(_) => {
+                return Err(Failure::new(Kind::Conflict, format!("Body {id} is paused")).hint(format!("let it go on: pal resume {id}")));
+            }
+            Condition::Dead(_) | Condition::Stopped | Condition::Lost => {}
+        }
+        if spec.life == Life::Run {
+            return Err(Failure::new(Kind::Conflict, format!("Body {id} kept its files in memory and cannot be started again"))
+                .hint(format!("remove it: pal rm {id}")));
+        }
+        if let Some(tether) = self.tethers().remove(id) {
+            tether.cut();
+        }
+        let snapshots = self.below(&spec)?;
+        dir.forget_guest().map_err(|error| Failure::new(Kind::Host, "cannot forget the Body's last guest").because(error))?;
+        let launcher = self.maker.start_launcher().map_err(|error| failures::process("cannot start the Body", error))?;
+        self.bring_up(launcher, &dir, &spec, &snapshots, None)?;
+        self.view(id)
+    }
+
+    /// Stops every process of a Body where it stands.
+    pub async fn pause(&self, id: &BodyId) -> Result<View, Failure> {
+        let (dir, _, _lock) = self.locked(id)?;
+        if let Condition::Paused(_) = dir.condition().map_err(|error| failures::dir(id, error))? {
+            return Err(Failure::new(Kind::Conflict, format!("Body {id} is paused already")));
+        }
+        let running = self.running(id)?;
+        self.write("body.paused", id, json!({}))?;
+        process::pause(&running).map_err(|error| failures::process("cannot pause the Body", error))?;
+        self.view(id)
+    }
+
+    /// Lets them go on.
+    pub async fn resume(&self, id: &BodyId) -> Result<View, Failure> {
+        let (dir, _, _lock) = self.locked(id)?;
+        match dir.condition().map_err(|error| failures::dir(id, error))? {
+            Condition::Paused(running) => {
+                self.write("body.resumed", id, json!({}))?;
+                process::resume(&running).map_err(|error| failures::process("cannot resume the Body", error))?;
+            }
+            Condition::Running(_) => {}
+            _ => drop(self.running(id)?),
+        }
+        self.view(id)
+    }
+
+    /// Ends a Body's processes and keeps its files.
+    pub async fn stop(&self, id: &BodyId, grace: Duration) -> Result<View, Failure> {
+        let (dir, _, _lock) = self.locked(id)?;
+        match dir.condition().map_err(|error| failures::dir(id, error))? {
+            Condition::Running(running) => {
+                self.write("body.stopped", id, json!({ "grace_ms": grace.as_millis() as u64 }))?;
+                let asked = self.guest(id).shutdown(grace).await;
+                let patience = if asked.is_ok() { grace + GUEST_PATIENCE } else { Duration::ZERO };
+                self.end(&dir, &running, patience)?;
+            }
+            Condition::Paused(running) => {
+                self.write("body.stopped", id, json!({ "grace_ms": 0 }))?;
+                self.end(&dir, &running, Duration::ZERO)?;
+            }
+            Condition::Stopped | Condition::Dead(_) | Condition::Lost => {}
+        }
+        if let Some(tether) = self.tethers().remove(id) {
+            tether.cut();
+        }
+        // A Body that was stopped is stopped, also when its guest had to be killed for it.
+        if dir.path().exists() {
+            dir.forget_guest().map_err(|error| Failure::new(Kind::Host, "cannot forget the Body's guest").because(error))?;
+        }
+        self.view(id)
+    }
+
+    fn end(&self, dir: &BodyDir, running: &Running, patience: Duration) -> Result<(), Failure> {
+        if process::wait_end(running, patience) {
+            process::settle(dir, running);
+            return Ok(());
+        }
+        process::kill(dir, running).map_err(|error| failures::process("cannot end the Body", error))
+    }
+
+    /// Removes a Body and its files. One that runs needs [`Force::Yes`].
+    pub async fn remove(&self, id: &BodyId, force: Force) -> Result<(), Failure> {
+        let tether = self.tethers().remove(id);
+        let (dir, spec, lock) = match self.locked(id) {
+            Ok(locked) => locked,
+            Err(failure) => {
+                // A Body that lived by our tether and ended with it.
+                tether.map(process::Tether::cut);
+                return Err(failure);
+            }
+        };
+        let condition = dir.condition().map_err(|error| failures::dir(id, error))?;
+        if let (Condition::Running(_) | Condition::Paused(_), Force::No) = (&condition, force) {
+            if let Some(tether) = tether {
+                self.tethers().insert(id.clone(), tether);
+            }
+            return Err(Failure::new(Kind::Conflict, format!("Body {id} is running")).hint(format!("stop it first: pal stop {id}, or end it: pal rm --force {id}")));
+        }
+        self.write("body.removed", id, json!({}))?;
+        match (tether, spec.life) {
+            (Some(tether), Life::Run) => tether.cut(),
+            (tether, _) => {
+                if let Condition::Running(running) | Condition::Paused(running) = &condition {
+                    process::kill(&dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
+                }
+                tether.map(process::Tether::cut);
+            }
+        }
+        self.clear_away(&dir, &spec)?;
+        drop(lock);
+        self.drop_unused_snapshots(&spec)
+    }
+
+    /// What is left of a Body whose processes are gone.
+    pub(crate) fn clear_away(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {
+        if dir.path().exists() {
+            if let Ok(Some(running)) = dir.running() {
+                process::settle(dir, &running);
+            }
+            body::snapshot::remove(&self.maker.programs, &spec.ids, dir.path())
+                .map_err(|error| Failure::new(Kind::Host, format!("cannot remove the files of Body {}", spec.id)).because(error))?;
+        }
+        ids::release(&self.data, &spec.ids);
+        Ok(())
+    }
+
+    pub(crate) fn write(&self, kind: &str, id: &BodyId, data: serde_json::Value) -> Result<(), Failure> {
+        self.store.append(Draft::body(kind, id, data)).map(drop).map_err(failures::append)
+    }
+}
+
+/// Why a guest is gone, in words.
+pub fn describe(end: &End) -> String {
+    match end {
+        End::Exit { code } => format!("its guest ended with code {code}"),
+        End::Killed { signal } => format!("its guest was killed by signal {signal}"),
+        End::Oom => "the kernel killed its guest: the Body was out of memory".into(),
+        End::Timeout => "its time limit was over".into(),
+        End::Disk => "it wrote more than its disk limit".into(),
+        End::Owner => "the pal that made it ended".into(),
+        End::Unknown => "its guest was killed together with its keeper".into(),
+    }
+}

@@ -1,0 +1,121 @@
+//! What callers ask of the fleet.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use proto::{
+    Layer, Size,
+    spec::{Life, Mount},
+};
+
+/// A Body to be made.
+#[derive(Debug, Clone)]
+pub struct Create {
+    /// How it is held; none asks for the strongest that this host runs at interactive speed.
+    pub layer: Option<Layer>,
+    /// What it starts from: `host`, or the id or name of a snapshot.
+    pub template: String,
+    /// Limits that differ from the host's defaults.
+    pub limits: AskedLimits,
+    /// Environment of every process in it.
+    pub env: BTreeMap<String, String>,
+    /// What it sees of the host by name.
+    pub mounts: Vec<Mount>,
+    /// Where commands run.
+    pub workdir: Option<String>,
+    /// Who runs commands; `user` if none.
+    pub user: Option<String>,
+    /// What becomes of it.
+    pub life: Life,
+}
+
+impl Create {
+    /// A Body of the host's own root that ends with its maker.
+    pub fn run() -> Self {
+        Self {
+            layer: None,
+            template: "host".into(),
+            limits: AskedLimits::default(),
+            env: BTreeMap::new(),
+            mounts: Vec::new(),
+            workdir: None,
+            user: None,
+            life: Life::Run,
+        }
+    }
+
+    /// The same, kept until it is removed.
+    pub fn kept() -> Self {
+        Self { life: Life::Kept, ..Self::run() }
+    }
+}
+
+/// Limits as asked for; the rest are the host's defaults.
+#[derive(Debug, Clone, Default)]
+pub struct AskedLimits {
+    /// Memory.
+    pub memory: Option<Size>,
+    /// Processor time in thousandths of one processor.
+    pub cpu_milli: Option<u32>,
+    /// Processes and threads.
+    pub pids: Option<u32>,
+    /// Private upper.
+    pub disk: Option<Size>,
+    /// Open files of one process.
+    pub files: Option<u32>,
+    /// Life of the Body.
+    pub wall: Option<Duration>,
+    /// Output kept for the log, for each exec.
+    pub output: Option<Size>,
+}
+
+/// A command to be run in a Body.
+#[derive(Debug, Clone)]
+pub struct ExecRequest {
+    /// The program and its arguments.
+    pub argv: Vec<String>,
+    /// Environment beyond the Body's.
+    pub env: BTreeMap<String, String>,
+    /// Who runs it; the Body's user if none.
+    pub user: Option<String>,
+    /// Where it runs; the Body's working directory if none.
+    pub workdir: Option<String>,
+    /// A terminal of this size, or pipes.
+    pub tty: Option<TtySize>,
+    /// What it reads.
+    pub stdin: Stdin,
+    /// When it is killed.
+    pub timeout: Option<Duration>,
+}
+
+impl ExecRequest {
+    /// A command with nothing to read, and pipes.
+    pub fn new<S: Into<String>>(argv: impl IntoIterator<Item = S>) -> Self {
+        Self {
+            argv: argv.into_iter().map(Into::into).collect(),
+            env: BTreeMap::new(),
+            user: None,
+            workdir: None,
+            tty: None,
+            stdin: Stdin::Null,
+            timeout: None,
+        }
+    }
+}
+
+/// What a command reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stdin {
+    /// What the caller sends.
+    Open,
+    /// Nothing.
+    Null,
+}
+
+/// A terminal's size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TtySize {
+    /// Columns.
+    pub cols: u16,
+    /// Rows.
+    pub rows: u16,
+}

@@ -1,0 +1,214 @@
+//! Snapshots of Bodies, and forks made of them.
+
+use std::path::PathBuf;
+
+use body::{
+    Condition,
+    host::Below,
+    process,
+    snapshot::{self, Manifest},
+};
+use proto::{BodyId, Failure, Kind, SnapshotId, Spec, spec::Life};
+use serde_json::json;
+
+use crate::{AskedLimits, Create, Fleet, SnapshotView, View, data::random, failures};
+
+/// Most forks of one request.
+const FORKS_MAX: u32 = 1000;
+
+impl Fleet {
+    fn snapshot_path(&self, id: &SnapshotId) -> PathBuf {
+        self.data.join("snapshots").join(id.as_str())
+    }
+
+    /// Freezes the files of a Body under an id, and a name if one is given.
+    pub async fn snapshot(&self, id: &BodyId, name: Option<String>) -> Result<SnapshotView, Failure> {
+        if let Some(name) = &name {
+            self.check_name(name)?;
+        }
+        self.take(id, name).map(view)
+    }
+
+    fn check_name(&self, name: &str) -> Result<(), Failure> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if name.is_empty() || name.len() > 64 || !name.chars().all(plain) || name == "host" {
+            return Err(Failure::new(Kind::Usage, format!("{:?} cannot name a snapshot", proto::text::visible(name)))
+                .hint("use 1 to 64 letters, digits, `-`, `_` or `.`, but not `host`"));
+        }
+        match self.manifests().iter().find(|manifest| manifest.name.as_deref() == Some(name)) {
+            Some(taken) => Err(Failure::new(Kind::Conflict, format!("snapshot {} has the name {name} already", taken.id))
+                .hint("choose another name, or remove that one: pal snapshots --rm NAME")),
+            None => Ok(()),
+        }
+    }
+
+    /// The Body is frozen only while its change is copied.
+    fn take(&self, id: &BodyId, name: Option<String>) -> Result<Manifest, Failure> {
+        let (dir, spec, _lock) = self.locked(id)?;
+        let drawn = random().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
+        let manifest = Manifest {
+            id: SnapshotId::from_random(drawn),
+            name,
+            body: id.clone(),
+            created_at: store::clock::now(),
+            template: spec.template.clone(),
+            below: spec.snapshots.clone(),
+            ids: spec.ids.clone(),
+            bytes: 0,
+        };
+        self.write("snapshot.created", id, json!({ "snapshot": manifest.id, "name": manifest.name }))?;
+        let frozen = match dir.condition().map_err(|error| failures::dir(id, error))? {
+            Condition::Running(running) => {
+                process::pause(&running).map_err(|error| failures::process("cannot freeze the Body", error))?;
+                Some(running)
+            }
+            _ => None,
+        };
+        let to = self.snapshot_path(&manifest.id);
+        let taken = snapshot::take(&self.maker.programs, dir.path(), &spec, &to, manifest);
+        if let Some(running) = frozen {
+            process::resume(&running).map_err(|error| failures::process("cannot let the Body go on", error))?;
+        }
+        taken.map_err(|error| {
+            let _ = snapshot::remove(&self.maker.programs, &spec.ids, &to);
+            failures::snapshot(error)
+        })
+    }
+
+    /// All snapshots that somebody named or took, oldest first.
+    pub fn snapshots(&self) -> Result<Vec<SnapshotView>, Failure> {
+        let mut views: Vec<SnapshotView> = self.manifests().into_iter().map(view).collect();
+        views.sort_by(|a, b| (&a.created_at, &a.id).cmp(&(&b.created_at, &b.id)));
+        Ok(views)
+    }
+
+    pub(crate) fn manifests(&self) -> Vec<Manifest> {
+        let entries = std::fs::read_dir(self.data.join("snapshots")).into_iter().flatten().flatten();
+        entries.filter_map(|entry| snapshot::read(&entry.path()).ok()).collect()
+    }
+
+    /// By whole id, name, or a prefix of the id that only one has.
+    pub(crate) fn find_snapshot(&self, key: &str) -> Result<Manifest, Failure> {
+        let all = self.manifests();
+        let exact = all.iter().find(|manifest| manifest.id.as_str() == key || manifest.name.as_deref() == Some(key));
+        let mut begun = all.iter().filter(|manifest| !key.is_empty() && manifest.id.as_str().starts_with(key));
+        match (exact, begun.next(), begun.next()) {
+            (Some(manifest), ..) | (None, Some(manifest), None) => Ok(manifest.clone()),
+            _ => Err(Failure::new(Kind::NotFound, format!("there is no snapshot {:?}", proto::text::visible(key))).hint("list them: pal snapshots")),
+        }
+    }
+
+    /// A snapshot and what is below it, nearest first.
+    pub(crate) fn stack(&self, top: &Manifest) -> Result<Vec<Below>, Failure> {
+        let mut stack = vec![snapshot::below(self.snapshot_path(&top.id), top)];
+        for id in &top.below {
+            let dir = self.snapshot_path(id);
+            let manifest = snapshot::read(&dir).map_err(|error| {
+                Failure::new(Kind::Host, format!("snapshot {id}, which others stand on, cannot be read")).because(error)
+            })?;
+            stack.push(snapshot::below(dir, &manifest));
+        }
+        Ok(stack)
+    }
+
+    /// What is below a Body that exists.
+    pub(crate) fn below(&self, spec: &Spec) -> Result<Vec<Below>, Failure> {
+        match spec.snapshots.first() {
+            Some(first) => self.stack(&self.find_snapshot(first.as_str())?),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Removes a snapshot that no Body and no other snapshot stands on.
+    pub fn remove_snapshot(&self, key: &str) -> Result<SnapshotId, Failure> {
+        let manifest = self.find_snapshot(key)?;
+        if let Some(user) = self.user_of(&manifest.id)? {
+            return Err(Failure::new(Kind::Conflict, format!("{user} stands on snapshot {}", manifest.id)).hint("remove that first"));
+        }
+        self.write("snapshot.removed", &manifest.body, json!({ "snapshot": manifest.id, "name": manifest.name }))?;
+        snapshot::remove(&self.maker.programs, &manifest.ids, &self.snapshot_path(&manifest.id)).map_err(failures::snapshot)?;
+        Ok(manifest.id)
+    }
+
+    /// Who needs a snapshot.
+    pub(crate) fn user_of(&self, id: &SnapshotId) -> Result<Option<String>, Failure> {
+        let specs = self.ids()?.into_iter().filter_map(|body| body::BodyDir::at(self.body_path(&body)).spec().ok());
+        let body = specs.into_iter().find(|spec| spec.snapshots.contains(id)).map(|spec| format!("Body {}", spec.id));
+        let other = || self.manifests().into_iter().find(|other| other.below.contains(id)).map(|other| format!("snapshot {}", other.id));
+        Ok(body.or_else(other))
+    }
+
+    /// Snapshots without a name were taken for forks, and go with the last of them.
+    pub(crate) fn drop_unused_snapshots(&self, spec: &Spec) -> Result<(), Failure> {
+        for id in &spec.snapshots {
+            let Ok(manifest) = snapshot::read(&self.snapshot_path(id)) else { continue };
+            if manifest.name.is_none() && self.fork_only(&manifest) && self.user_of(id)?.is_none() {
+                snapshot::remove(&self.maker.programs, &manifest.ids, &self.snapshot_path(id)).map_err(failures::snapshot)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fork_only(&self, manifest: &Manifest) -> bool {
+        self.snapshot_path(&manifest.id).join("for-forks").exists()
+    }
+
+    /// Makes `count` Bodies that begin where this one is now, and start.
+    pub async fn fork(&self, id: &BodyId, count: u32) -> Result<Vec<View>, Failure> {
+        if !(1..=FORKS_MAX).contains(&count) {
+            return Err(Failure::new(Kind::Usage, format!("{count} forks cannot be made at once")).hint(format!("ask for 1 to {FORKS_MAX}")));
+        }
+        let manifest = self.take(id, None)?;
+        let mark = std::fs::write(self.snapshot_path(&manifest.id).join("for-forks"), b"");
+        mark.map_err(|error| Failure::new(Kind::Host, "cannot mark the snapshot").because(error))?;
+        let parent = body::BodyDir::at(self.body_path(id)).spec().map_err(|error| failures::dir(id, error))?;
+        let mut views = Vec::new();
+        for _ in 0..count {
+            let request = fork_request(&parent, &manifest);
+            match self.create_now(request, Some(id.clone())) {
+                Ok(view) => views.push(view),
+                Err(failure) => {
+                    self.undo_forks(&views, &manifest).await;
+                    return Err(failure);
+                }
+            }
+        }
+        let made: Vec<&BodyId> = views.iter().map(View::id).collect();
+        self.write("body.forked", id, json!({ "snapshot": manifest.id, "bodies": made }))?;
+        Ok(views)
+    }
+
+    /// All of them or none.
+    async fn undo_forks(&self, views: &[View], manifest: &Manifest) {
+        for view in views {
+            let _ = self.remove(view.id(), crate::Force::Yes).await;
+        }
+        let _ = snapshot::remove(&self.maker.programs, &manifest.ids, &self.snapshot_path(&manifest.id));
+    }
+}
+
+fn fork_request(parent: &Spec, manifest: &Manifest) -> Create {
+    let limits = &parent.limits;
+    Create {
+        layer: Some(parent.layer),
+        template: manifest.id.to_string(),
+        limits: AskedLimits {
+            memory: Some(limits.memory),
+            cpu_milli: Some(limits.cpu_milli),
+            pids: Some(limits.pids),
+            disk: Some(limits.disk),
+            files: Some(limits.files),
+            wall: limits.wall_ms.map(std::time::Duration::from_millis),
+            output: Some(limits.output),
+        },
+        env: parent.env.clone(),
+        mounts: parent.mounts.clone(),
+        workdir: parent.workdir.clone(),
+        user: Some(parent.user.clone()),
+        life: Life::Kept,
+    }
+}
+
+fn view(manifest: Manifest) -> SnapshotView {
+    SnapshotView { id: manifest.id, name: manifest.name, body: manifest.body, created_at: manifest.created_at, bytes: manifest.bytes }
+}

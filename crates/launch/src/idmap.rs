@@ -1,0 +1,100 @@
+//! Lowers of another Body, shown under this Body's ids.
+//!
+//! A snapshot keeps the host ids of the Body that wrote it. Another Body has other ids, so the snapshot's directory
+//! is mounted once more with a map from the ones to the others: nothing is copied and nothing is owned twice.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use proto::{
+    launch::Plan,
+    spec::{IdRange, Ids},
+};
+use sys::{
+    mount::Below,
+    namespace::{MapLine, Pid, Side},
+};
+
+use crate::report::{Step, StepError};
+
+/// A lower under this Body's ids.
+pub struct MappedLower {
+    /// Which.
+    pub path: PathBuf,
+    /// Its view.
+    pub tree: OwnedFd,
+}
+
+/// Opens every lower that was written under other ids, or that the Body's ids could not reach by path.
+pub fn open_lowers(plan: &Plan) -> Result<Vec<MappedLower>, StepError> {
+    let mut opened = Vec::new();
+    for lower in plan.areas.iter().flat_map(|area| &area.lowers) {
+        let Some(written_as) = &lower.written_as else { continue };
+        let tree = if *written_as == plan.ids {
+            sys::fd::open_path(&lower.path)
+        } else {
+            mapped(&lower.path, written_as, &plan.ids)
+        };
+        let tree = tree.step("open a snapshot below the Body").map_err(|error| {
+            error.hint("the file system of the data directory must allow id-mapped mounts (ext4, xfs, btrfs, tmpfs do)")
+        })?;
+        opened.push(MappedLower { path: lower.path.clone(), tree });
+    }
+    Ok(opened)
+}
+
+fn mapped(path: &Path, from: &Ids, to: &Ids) -> io::Result<OwnedFd> {
+    let namespace = user_namespace(&lines(&from.users, &to.users), &lines(&from.groups, &to.groups))?;
+    let tree = sys::mount::clone_tree(path, Below::No)?;
+    sys::mount::map_ids(tree.as_fd(), namespace.as_fd())?;
+    Ok(tree)
+}
+
+/// From the ids on disk to the ids shown: both stand behind the same id inside.
+fn lines(from: &[IdRange], to: &[IdRange]) -> Vec<MapLine> {
+    let pairs = from.iter().zip(to);
+    pairs.map(|(from, to)| MapLine { inside: from.outside, outside: to.outside, count: from.count.min(to.count) }).collect()
+}
+
+/// A user namespace with these maps, held by nobody but the descriptor.
+fn user_namespace(users: &[MapLine], groups: &[MapLine]) -> io::Result<OwnedFd> {
+    let (held, hold) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    match sys::namespace::fork_into(sys::namespace::USER, None)? {
+        Side::Child => {
+            drop(hold);
+            let _ = rustix::io::read(&held, &mut [0u8; 1]);
+            std::process::exit(0);
+        }
+        Side::Parent(pid) => {
+            drop(held);
+            let opened = sys::namespace::write_maps(pid, users, groups, true)
+                .and_then(|()| File::open(format!("/proc/{}/ns/user", pid.as_raw_nonzero())));
+            drop(hold);
+            rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty())?;
+            opened.map(OwnedFd::from)
+        }
+    }
+}
+
+/// Maps ranges that the administrator gave to an ordinary user, by the system's own helpers.
+pub fn write_with_helpers(pid: Pid, users: &[MapLine], groups: &[MapLine]) -> Result<(), StepError> {
+    for (program, lines) in [("newuidmap", users), ("newgidmap", groups)] {
+        let numbers = lines.iter().flat_map(|line| [line.inside, line.outside, line.count]);
+        let output = Command::new(program)
+            .arg(pid.as_raw_nonzero().to_string())
+            .args(numbers.map(|number| number.to_string()))
+            .stdin(Stdio::null())
+            .output()
+            .step(format!("run {program}"))?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(io::Error::other(said)).step(format!("map the Body's ids with {program}"));
+        }
+    }
+    Ok(())
+}

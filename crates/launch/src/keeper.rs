@@ -1,0 +1,350 @@
+//! The launcher's own side: makes the Body, reports, then keeps it until its guest is gone.
+
+use std::{
+    fs::File,
+    io::{self, BufRead, BufReader, Read, Write},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixListener,
+    },
+    path::Path,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use proto::{
+    Mechanism,
+    launch::{CgroupVersion, End, Failed, Plan, Ready, Report, Running},
+    spec::{IdRange, Life},
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    pipe::PipeFlags,
+    process::{Pid, Signal, WaitOptions, WaitStatus},
+};
+use sys::namespace::{MapLine, Side};
+
+use crate::{
+    child::{self, Luggage},
+    idmap,
+    report::{Step, StepError},
+};
+
+const PLAN_LEN_MAX: u64 = 4 << 20;
+/// How often a Body's upper on disk is measured.
+const DISK_CHECK: Duration = Duration::from_secs(5);
+const CGROUP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Reads the plan, makes the Body, keeps it.
+pub fn main() -> ExitCode {
+    let plan = match read_plan() {
+        Ok(plan) => plan,
+        Err(error) => return fail(&Err::<(), _>(error).step("read the plan").map_err(|e| e.failed()).err()),
+    };
+    // Away from the maker's terminal and its signals, and from any directory that somebody may want to remove.
+    let _ = rustix::process::setsid();
+    let _ = sys::process::set_name(c"pal-keeper");
+    match make(&plan) {
+        Ok(kept) => keep(&plan, kept),
+        Err(error) => {
+            remove_cgroups(&plan);
+            fail(&Some(error.failed()))
+        }
+    }
+}
+
+fn fail(failed: &Option<Failed>) -> ExitCode {
+    if let Some(failed) = failed {
+        report(&Report::Failed(failed.clone()));
+    }
+    ExitCode::FAILURE
+}
+
+fn report(report: &Report) {
+    let line = serde_json::to_string(report).unwrap_or_default() + "\n";
+    let _ = io::stdout().write_all(line.as_bytes());
+    let _ = io::stdout().flush();
+}
+
+/// One line; what follows it on standard input is the maker's life.
+fn read_plan() -> io::Result<Plan> {
+    let mut line = String::new();
+    BufReader::with_capacity(16 << 10, io::stdin().take(PLAN_LEN_MAX)).read_line(&mut line)?;
+    Ok(serde_json::from_str(&line)?)
+}
+
+/// A Body that runs.
+struct Kept {
+    pid: Pid,
+    handle: OwnedFd,
+}
+
+fn make(plan: &Plan) -> Result<Kept, StepError> {
+    let (mapped_read, mapped_write) = pipe()?;
+    let (told_read, told_write) = pipe()?;
+    let luggage = pack(plan, mapped_read)?;
+    let cgroup = v2_group(plan)?;
+    match sys::namespace::fork_into(sys::namespace::ALL, cgroup.as_ref().map(AsFd::as_fd)).step("make the Body's namespaces") {
+        Ok(Side::Child) => {
+            drop(mapped_write);
+            drop(told_read);
+            run_child(plan, luggage, told_write)
+        }
+        Ok(Side::Parent(pid)) => {
+            drop(luggage);
+            drop(told_write);
+            settle(plan, pid, mapped_write, told_read).inspect_err(|_| end_child(pid))
+        }
+        Err(error) => Err(explain_namespaces(error)),
+    }
+}
+
+fn pipe() -> Result<(OwnedFd, OwnedFd), StepError> {
+    rustix::pipe::pipe_with(PipeFlags::CLOEXEC).step("make a pipe")
+}
+
+fn v2_group(plan: &Plan) -> Result<Option<OwnedFd>, StepError> {
+    let group = plan.cgroups.iter().find(|group| group.version == CgroupVersion::V2);
+    group.map(|group| sys::fd::open_path(&group.path)).transpose().step("open the Body's cgroup")
+}
+
+fn explain_namespaces(error: StepError) -> StepError {
+    match error.cause().raw_os_error() {
+        Some(code) if code == rustix::io::Errno::PERM.raw_os_error() => error.hint(
+            "user namespaces are restricted here; `pal doctor` says by what, for example: \
+             sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+        Some(code) if code == rustix::io::Errno::NOSPC.raw_os_error() => {
+            error.hint("the limit of namespaces is reached; raise it: sysctl -w user.max_user_namespaces=65536")
+        }
+        _ => error,
+    }
+}
+
+fn pack(plan: &Plan, mapped: OwnedFd) -> Result<Luggage, StepError> {
+    let dir = sys::fd::open_path(&plan.dir).step("open the Body's directory")?;
+    rustix::process::fchdir(&dir).step("enter the Body's directory")?;
+    let config = serde_json::to_vec(&plan.config).map_err(io::Error::from).step("write the guest's configuration")?;
+    let mounts = plan.mounts.iter().map(|mount| {
+        sys::fd::open_path(&mount.source).step(format!("open {}", mount.source.display()))
+    });
+    // By a name relative to the directory: a socket's path may have no more than 107 bytes.
+    let listener = UnixListener::bind("guest.sock").step("listen on the guest's socket")?;
+    let log = File::options().append(true).create(true).open("guest.log").step("open the guest's log")?;
+    Ok(Luggage {
+        guest: read_only_program(&plan.guest).step("open the guest")?,
+        config: sys::fd::memory_file("pal-config", &config).step("write the guest's configuration")?,
+        listener: listener.into(),
+        log: log.into(),
+        mapped,
+        mounts: mounts.collect::<Result<_, _>>()?,
+        lowers: idmap::open_lowers(plan)?,
+        dir,
+    })
+}
+
+fn read_only_program(path: &Path) -> io::Result<OwnedFd> {
+    Ok(File::open(path)?.into())
+}
+
+/// The child's life until it is the guest; errors go to the parent as one line.
+fn run_child(plan: &Plan, luggage: Luggage, told: OwnedFd) -> ! {
+    let error = match child::prepare(plan, &luggage) {
+        Ok(mechanisms) => {
+            let _ = rustix::io::write(&told, &serde_json::to_vec(&Told::Done(mechanisms)).unwrap_or_default());
+            let copy = told.try_clone();
+            match copy {
+                Ok(copy) => child::become_guest(plan, luggage, copy),
+                Err(error) => Err::<(), _>(error).step("copy a descriptor").err().unwrap_or_else(|| unreachable_step()),
+            }
+        }
+        Err(error) => error,
+    };
+    let _ = rustix::io::write(&told, b"\n");
+    let _ = rustix::io::write(&told, &serde_json::to_vec(&Told::Failed(error.failed())).unwrap_or_default());
+    std::process::exit(1)
+}
+
+fn unreachable_step() -> StepError {
+    let error = Err::<(), _>(io::Error::other("no cause")).step("go on");
+    match error {
+        Err(error) => error,
+        Ok(()) => std::process::abort(),
+    }
+}
+
+/// What the child writes to its parent: lines of this.
+#[derive(serde::Serialize, serde::Deserialize)]
+enum Told {
+    Done(Vec<Mechanism>),
+    Failed(Failed),
+}
+
+/// Gives the child its ids, waits until it is the guest, and reports.
+fn settle(plan: &Plan, pid: Pid, mapped: OwnedFd, told: OwnedFd) -> Result<Kept, StepError> {
+    let handle = sys::process::open(pid).step("open the Body's first process")?;
+    write_maps(plan, pid)?;
+    rustix::io::write(&mapped, b"1").step("tell the Body its ids are there")?;
+    let ticks = sys::proc::start_ticks(pid.as_raw_nonzero().get()).step("read the start of the Body's first process")?;
+    let mechanisms = match hear(told)? {
+        Told::Done(mechanisms) => mechanisms,
+        Told::Failed(failed) => {
+            report(&Report::Failed(failed));
+            remove_cgroups_after(plan, pid);
+            std::process::exit(1);
+        }
+    };
+    let ready = Ready { pid: pid.as_raw_nonzero().get(), ticks, keeper: rustix::process::getpid().as_raw_nonzero().get(), mechanisms };
+    write_running(plan, &ready)?;
+    report(&Report::Ready(ready));
+    Ok(Kept { pid, handle })
+}
+
+fn remove_cgroups_after(plan: &Plan, pid: Pid) {
+    let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
+    remove_cgroups(plan);
+}
+
+fn hear(told: OwnedFd) -> Result<Told, StepError> {
+    let mut text = String::new();
+    File::from(told).take(PLAN_LEN_MAX).read_to_string(&mut text).step("hear from the Body's first process")?;
+    let last = text.lines().last().unwrap_or_default();
+    let cause = |_| io::Error::other("it ended without a word");
+    serde_json::from_str(last).map_err(cause).step("hear from the Body's first process")
+}
+
+fn write_maps(plan: &Plan, pid: Pid) -> Result<(), StepError> {
+    let lines = |ranges: &[IdRange]| -> Vec<MapLine> {
+        ranges.iter().map(|r| MapLine { inside: r.inside, outside: r.outside, count: r.count }).collect()
+    };
+    let (users, groups) = (lines(&plan.ids.users), lines(&plan.ids.groups));
+    if sys::caps::is_host_root() {
+        return sys::namespace::write_maps(pid, &users, &groups, true).step("map the Body's ids");
+    }
+    if plan.ids.has_root() {
+        return idmap::write_with_helpers(pid, &users, &groups);
+    }
+    sys::namespace::write_maps(pid, &users, &groups, false).step("map the Body's id")
+}
+
+fn write_running(plan: &Plan, ready: &Ready) -> Result<(), StepError> {
+    let running = Running {
+        boot_id: sys::proc::boot_id().step("read the boot id")?,
+        pid: ready.pid,
+        ticks: ready.ticks,
+        keeper: ready.keeper,
+        cgroups: plan.cgroups.clone(),
+    };
+    let text = serde_json::to_vec(&running).map_err(io::Error::from).step("write run.json")?;
+    sys::fd::write_whole(Path::new("run.json"), &text).step("write run.json")
+}
+
+fn end_child(pid: Pid) {
+    let _ = rustix::process::kill_process(pid, Signal::KILL);
+    let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
+}
+
+/// Waits for the end of the guest, of its time, of its maker, or of its disk.
+fn keep(plan: &Plan, kept: Kept) -> ExitCode {
+    let started = Instant::now();
+    let ordered = wait(plan, &kept, started);
+    let owner_gone = matches!(ordered, Some(End::Owner));
+    let status = rustix::process::waitpid(Some(kept.pid), WaitOptions::empty()).ok().flatten().map(|(_, status)| status);
+    let end = ordered.unwrap_or_else(|| judge(plan, status));
+    remove_cgroups(plan);
+    if owner_gone {
+        remove_directory(plan);
+    } else if let Ok(text) = serde_json::to_vec(&end) {
+        let _ = sys::fd::write_whole(Path::new("end.json"), &text);
+        let _ = std::fs::remove_file("guest.sock");
+    }
+    ExitCode::SUCCESS
+}
+
+/// None when the guest ended by itself; otherwise why it was ended here.
+fn wait(plan: &Plan, kept: &Kept, started: Instant) -> Option<End> {
+    let stdin = io::stdin();
+    loop {
+        let mut watched = vec![PollFd::new(&kept.handle, PollFlags::IN)];
+        if plan.life == Life::Run {
+            watched.push(PollFd::new(&stdin, PollFlags::IN));
+        }
+        let pause = next_check(plan, started).map(|pause| Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: pause.subsec_nanos().into() });
+        match rustix::event::poll(&mut watched, pause.as_ref()) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return None,
+            Ok(_) => {}
+        }
+        if !watched[0].revents().is_empty() {
+            return None;
+        }
+        let maker_gone = watched.get(1).is_some_and(|maker| !maker.revents().is_empty());
+        let end = match (maker_gone, plan.wall_ms) {
+            (true, _) => End::Owner,
+            (_, Some(wall)) if started.elapsed() >= Duration::from_millis(wall) => End::Timeout,
+            _ if over_disk(plan) => End::Disk,
+            _ => continue,
+        };
+        let _ = sys::process::signal(kept.handle.as_fd(), Signal::KILL);
+        thaw(plan);
+        return Some(end);
+    }
+}
+
+/// How long nothing needs to be looked at; none means until something happens.
+fn next_check(plan: &Plan, started: Instant) -> Option<Duration> {
+    let wall = plan.wall_ms.map(|wall| Duration::from_millis(wall).saturating_sub(started.elapsed()));
+    let disk = (plan.upper == proto::launch::Upper::Disk).then_some(DISK_CHECK);
+    wall.into_iter().chain(disk).min()
+}
+
+fn over_disk(plan: &Plan) -> bool {
+    if plan.upper != proto::launch::Upper::Disk {
+        return false;
+    }
+    let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    let upper = rustix::fs::open("upper", flags, rustix::fs::Mode::empty());
+    upper.ok().and_then(|upper| sys::tree::usage(upper.as_fd()).ok()).is_some_and(|used| used.bytes > plan.disk_bytes)
+}
+
+/// A frozen process dies only when it is let go.
+fn thaw(plan: &Plan) {
+    for group in &plan.cgroups {
+        if sys::cgroup::is_frozen(&group.path) {
+            let _ = match group.version {
+                CgroupVersion::V1 => sys::cgroup::thaw_v1(&group.path, CGROUP_PATIENCE),
+                CgroupVersion::V2 => sys::cgroup::freeze_v2(&group.path, false, CGROUP_PATIENCE),
+            };
+        }
+    }
+}
+
+fn judge(plan: &Plan, status: Option<WaitStatus>) -> End {
+    let Some(status) = status else { return End::Unknown };
+    if let Some(code) = status.exit_status() {
+        return End::Exit { code };
+    }
+    let oom = plan.cgroups.iter().any(|group| sys::cgroup::oom_kills(&group.path) > 0);
+    match status.terminating_signal() {
+        Some(signal) if signal == Signal::KILL.as_raw() && oom => End::Oom,
+        Some(signal) => End::Killed { signal },
+        None => End::Unknown,
+    }
+}
+
+fn remove_cgroups(plan: &Plan) {
+    for group in &plan.cgroups {
+        let _ = sys::cgroup::remove(&group.path, CGROUP_PATIENCE);
+    }
+}
+
+/// Ends what a `pal run` leaves behind.
+fn remove_directory(plan: &Plan) {
+    let _ = std::env::set_current_dir("/");
+    let Some((parent, name)) = plan.dir.parent().zip(plan.dir.file_name()) else { return };
+    let name = std::ffi::CString::new(std::os::unix::ffi::OsStrExt::as_bytes(name)).unwrap_or_default();
+    let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    if let Ok(parent) = rustix::fs::open(parent, flags, rustix::fs::Mode::empty()) {
+        let _ = sys::tree::remove(parent.as_fd(), &name);
+    }
+}

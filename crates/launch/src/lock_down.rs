@@ -1,0 +1,78 @@
+//! What a Body's processes may never do, whatever they become: limits, capabilities, Landlock, seccomp.
+
+use std::path::Path;
+
+use proto::{Mechanism, launch::Plan};
+use rustix::{process::Resource, thread::CapabilitySet};
+
+use crate::report::{Step, StepError};
+
+/// What root of a Body keeps, towards its own files and processes. Everything else is dropped for good.
+const KEPT: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::KILL)
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::NET_BIND_SERVICE);
+
+/// Locked memory of one process.
+const LOCKED_BYTES: u64 = 8 << 20;
+/// Bytes in POSIX message queues.
+const QUEUE_BYTES: u64 = 819_200;
+/// Signals that may wait.
+const PENDING_SIGNALS: u64 = 4096;
+
+/// Limits of each process.
+pub fn limits(plan: &Plan) -> Result<Vec<Mechanism>, StepError> {
+    let wanted = &plan.rlimits;
+    let set = |resource, value| sys::process::limit(resource, value).step("set a process limit");
+    set(Resource::Core, 0)?;
+    set(Resource::Memlock, LOCKED_BYTES)?;
+    set(Resource::Msgqueue, QUEUE_BYTES)?;
+    set(Resource::Sigpending, PENDING_SIGNALS)?;
+    set(Resource::Nice, 0)?;
+    set(Resource::Rtprio, 0)?;
+    set(Resource::Nofile, wanted.files)?;
+    set(Resource::Fsize, wanted.file_bytes)?;
+    if let Some(count) = wanted.processes {
+        set(Resource::Nproc, count)?;
+    }
+    if let Some(bytes) = wanted.data_bytes {
+        set(Resource::Data, bytes)?;
+    }
+    if let Some(count) = plan.cpus {
+        sys::process::pin_to_first(count).step("choose processors")?;
+    }
+    Ok(vec![Mechanism::enforced("open files limit", format!("rlimit of {} for each process", wanted.files))])
+}
+
+/// Capabilities, the promise never to gain any, Landlock.
+pub fn privileges() -> Result<Vec<Mechanism>, StepError> {
+    sys::caps::limit_to(KEPT).step("drop capabilities")?;
+    sys::caps::no_new_privileges().step("forbid new privileges")?;
+    let landlock = sys::landlock::restrict_self(Path::new("/dev")).step("set up Landlock")?;
+    Ok(vec![
+        Mechanism::enforced("capabilities", "all but eight over the Body's own files and processes are dropped"),
+        Mechanism::enforced("no new privileges", "setuid programs gain nothing"),
+        match landlock {
+            Some(held) if held.scoped => Mechanism::enforced(
+                "landlock",
+                format!("ABI {}: no devices, no mounts; signals and abstract sockets scoped", held.abi),
+            ),
+            Some(held) => Mechanism::degraded(
+                "landlock",
+                format!("ABI {} of this kernel cannot scope signals and abstract sockets (6 can); namespaces do", held.abi),
+            ),
+            None => Mechanism::absent("landlock", "this kernel has none, or it is not among its enabled security modules"),
+        },
+        Mechanism::enforced("seccomp", "allow-list of system calls; mounts, namespaces, bpf, io_uring, keyrings and others refused"),
+    ])
+}
+
+/// The system call filter: the last thing before the guest.
+pub fn filter() -> Result<(), StepError> {
+    let filter = sys::filter::Filter::compile().step("compile the system call filter")?;
+    filter.install().step("install the system call filter")
+}

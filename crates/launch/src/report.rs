@@ -1,0 +1,49 @@
+//! What went wrong, at which step.
+
+use std::{fmt, io};
+
+use proto::launch::Failed;
+
+/// A step that failed.
+#[derive(Debug)]
+pub struct StepError {
+    step: String,
+    cause: io::Error,
+    hint: Option<String>,
+}
+
+impl StepError {
+    /// With something to do about it.
+    pub fn hint(mut self, hint: &str) -> Self {
+        self.hint = Some(hint.to_owned());
+        self
+    }
+
+    /// As it is reported.
+    pub fn failed(&self) -> Failed {
+        Failed { step: self.step.clone(), cause: self.cause.to_string(), hint: self.hint.clone() }
+    }
+
+    /// What the kernel said.
+    pub fn cause(&self) -> &io::Error {
+        &self.cause
+    }
+}
+
+impl fmt::Display for StepError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot {}: {}", self.step, self.cause)
+    }
+}
+
+/// Names the step that a result belongs to: `mount(…).step("mount the root")`.
+pub trait Step<T> {
+    /// The step, as it stands after "cannot".
+    fn step(self, step: impl Into<String>) -> Result<T, StepError>;
+}
+
+impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
+    fn step(self, step: impl Into<String>) -> Result<T, StepError> {
+        self.map_err(|cause| StepError { step: step.into(), cause: cause.into(), hint: None })
+    }
+}

@@ -1,0 +1,88 @@
+//! `pal-launch tree copy FROM TO` and `pal-launch tree remove DIR`: work on a Body's files with the rights of its ids.
+//!
+//! An ordinary user's Body may leave files that belong to ids of its own, or directories that forbid everything. In
+//! a user namespace with the same ids the work is done as its root. The ids are read from standard input.
+
+use std::{
+    ffi::{CString, OsString},
+    io,
+    os::{fd::AsFd, unix::ffi::OsStrExt},
+    path::Path,
+    process::ExitCode,
+};
+
+use proto::spec::Ids;
+use rustix::fs::{Mode, OFlags};
+use sys::namespace::{MapLine, Side};
+
+use crate::{
+    idmap,
+    report::{Step, StepError},
+};
+
+/// Runs one verb.
+pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<OsString> = arguments.collect();
+    match act(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = io::Write::write_all(&mut io::stderr(), error.to_string().as_bytes());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn act(arguments: &[OsString]) -> Result<(), StepError> {
+    let ids: Ids = serde_json::from_reader(io::stdin()).map_err(io::Error::from).step("read the ids")?;
+    let (told, tell) = rustix::pipe::pipe().step("make a pipe")?;
+    match sys::namespace::fork_into(sys::namespace::USER, None).step("make a user namespace")? {
+        Side::Child => {
+            drop(tell);
+            let _ = rustix::io::read(&told, &mut [0u8; 1]);
+            let done = sys::namespace::become_ids(0, 0, ids.has_root()).step("become root of the Body");
+            match done.and_then(|()| work(arguments)) {
+                Ok(()) => std::process::exit(0),
+                Err(error) => {
+                    let _ = io::Write::write_all(&mut io::stderr(), error.to_string().as_bytes());
+                    std::process::exit(1)
+                }
+            }
+        }
+        Side::Parent(pid) => {
+            map(pid, &ids)?;
+            rustix::io::write(&tell, b"1").step("tell that the ids are there")?;
+            let waited = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).step("wait")?;
+            std::process::exit(waited.and_then(|(_, status)| status.exit_status()).unwrap_or(1))
+        }
+    }
+}
+
+/// The Body's ids; where it has but one, that one becomes root of this namespace.
+fn map(pid: sys::namespace::Pid, ids: &Ids) -> Result<(), StepError> {
+    let lines = |ranges: &[proto::spec::IdRange]| -> Vec<MapLine> {
+        let first = if ids.has_root() { None } else { Some(0) };
+        ranges.iter().map(|r| MapLine { inside: first.unwrap_or(r.inside), outside: r.outside, count: r.count }).collect()
+    };
+    if ids.has_root() {
+        return idmap::write_with_helpers(pid, &lines(&ids.users), &lines(&ids.groups));
+    }
+    sys::namespace::write_maps(pid, &lines(&ids.users), &lines(&ids.groups), false).step("map the id")
+}
+
+fn work(arguments: &[OsString]) -> Result<(), StepError> {
+    match arguments {
+        [verb, from, to] if verb == "copy" => {
+            let open = |path: &OsString| rustix::fs::open(Path::new(path), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+            let (from, to) = (open(from).step("open the tree")?, open(to).step("open the copy")?);
+            sys::tree::copy(from.as_fd(), to.as_fd()).map(drop).step("copy the tree")
+        }
+        [verb, dir] if verb == "remove" => {
+            let path = Path::new(dir);
+            let parent = path.parent().unwrap_or(Path::new("/"));
+            let name = CString::new(path.file_name().unwrap_or_default().as_bytes()).map_err(io::Error::from).step("read the name")?;
+            let parent = rustix::fs::open(parent, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).step("open the tree")?;
+            sys::tree::remove(parent.as_fd(), &name).step("remove the tree")
+        }
+        _ => Err(io::Error::from(io::ErrorKind::InvalidInput)).step("understand what to do"),
+    }
+}

@@ -1,0 +1,158 @@
+//! What a Body sees of the kernel and, by name, of the host: `/proc`, `/sys`, `/dev`, the mounts of its spec.
+//!
+//! The caller's current directory is the new root; paths here are below it.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::AsFd,
+    path::{Component, Path, PathBuf},
+};
+
+use proto::{Mechanism, launch::Plan, spec::Access};
+use rustix::fs::{Mode, OFlags};
+use sys::mount::{Attrs, Below};
+
+use crate::{
+    child::Luggage,
+    report::{Step, StepError},
+};
+
+/// Files of `/proc` that tell about the host or act on it: hidden behind `/dev/null`.
+const PROC_FILES: &[&str] = &[
+    "kcore", "keys", "key-users", "kmsg", "kallsyms", "timer_list", "interrupts", "iomem", "ioports", "vmallocinfo",
+    "slabinfo", "sched_debug", "latency_stats", "timer_stats", "sysrq-trigger", "pagetypeinfo", "kpagecount",
+    "kpageflags", "kpagecgroup", "config.gz", "modules", "diskstats", "partitions", "swaps", "schedstat",
+];
+/// Directories of `/proc` that do: hidden behind an empty one.
+const PROC_DIRS: &[&str] = &["acpi", "asound", "bus", "driver", "dynamic_debug", "fs", "irq", "scsi", "sysvipc", "tty"];
+/// Devices that are safe to share: they hold nothing and lead nowhere.
+const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
+/// What programs ask `/sys` for: how many processors there are and how they are laid out.
+const SYS_DIRS: &[&str] = &["devices/system/cpu", "devices/system/node"];
+/// An empty directory that nobody can fill, shown in place of what is hidden.
+const EMPTY: &str = "sys/fs/cgroup";
+/// Terminals of one Body.
+const PTYS_MAX: u32 = 256;
+
+const KERNEL: Attrs = Attrs { read_only: false, no_exec: true, devices: false };
+const KERNEL_READ_ONLY: Attrs = Attrs { read_only: true, no_exec: true, devices: false };
+
+/// Mounts them all.
+pub fn mount_all(plan: &Plan, luggage: &Luggage) -> Result<Vec<Mechanism>, StepError> {
+    devices(plan)?;
+    kernel_objects()?;
+    let proc = processes()?;
+    sys::mount::make_read_only(Path::new("sys")).step("make /sys read-only")?;
+    for (mount, source) in plan.mounts.iter().zip(&luggage.mounts) {
+        named(source.as_fd(), &mount.target, mount.access).step(format!("mount {}", mount.target.display()))?;
+    }
+    Ok(vec![
+        proc,
+        Mechanism::enforced("sysfs", "only the layout of processors, read-only"),
+        Mechanism::enforced("devices", format!("null, zero, full, random, urandom, tty; at most {PTYS_MAX} terminals")),
+    ])
+}
+
+fn devices(plan: &Plan) -> Result<(), StepError> {
+    let attrs = Attrs { no_exec: true, ..Attrs::default() };
+    let dev = Path::new("dev");
+    sys::mount::mount_new("tmpfs", dev, attrs, "mode=0755,size=64k,nr_inodes=64").step("mount /dev")?;
+    for name in DEVICES {
+        let place = dev.join(name);
+        touch(&place).and_then(|()| sys::mount::bind_plain(&Path::new("/dev").join(name), &place)).step(format!("show /dev/{name}"))?;
+    }
+    for name in ["pts", "shm"] {
+        rustix::fs::mkdir(dev.join(name), Mode::from_raw_mode(0o755)).step("make a directory in /dev")?;
+    }
+    let options = format!("newinstance,ptmxmode=0666,mode=0620,max={PTYS_MAX}");
+    sys::mount::mount_new("devpts", &dev.join("pts"), attrs_pts(), &options).step("mount /dev/pts")?;
+    let options = format!("mode=1777,size={},nr_inodes=65536", plan.shm_bytes);
+    sys::mount::mount_new("tmpfs", &dev.join("shm"), KERNEL, &options).step("mount /dev/shm")?;
+    let links = [
+        ("ptmx", "pts/ptmx"), ("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+    ];
+    for (name, target) in links {
+        rustix::fs::symlink(target, dev.join(name)).step("make a link in /dev")?;
+    }
+    Ok(())
+}
+
+fn attrs_pts() -> Attrs {
+    Attrs { no_exec: true, devices: true, read_only: false }
+}
+
+fn processes() -> Result<Mechanism, StepError> {
+    let proc = Path::new("proc");
+    sys::mount::mount_new("proc", proc, KERNEL, "").step("mount /proc").map_err(|error| {
+        error.hint("inside another container, /proc can only be mounted when the outer one does not mask parts of it")
+    })?;
+    let null = Path::new("dev/null");
+    for name in PROC_FILES {
+        skip_missing(sys::mount::bind_plain(null, &proc.join(name))).step(format!("hide /proc/{name}"))?;
+    }
+    for name in PROC_DIRS {
+        skip_missing(sys::mount::bind_plain(Path::new(EMPTY), &proc.join(name))).step(format!("hide /proc/{name}"))?;
+    }
+    let settings = proc.join("sys");
+    sys::mount::bind(&settings, &settings, KERNEL_READ_ONLY, Below::No).step("make /proc/sys read-only")?;
+    Ok(Mechanism::enforced("procfs", "own processes only; host-wide files hidden, settings read-only"))
+}
+
+fn kernel_objects() -> Result<(), StepError> {
+    let sys_dir = Path::new("sys");
+    sys::mount::mount_new("tmpfs", sys_dir, KERNEL, "mode=0755,size=16k,nr_inodes=32").step("mount /sys")?;
+    for name in SYS_DIRS {
+        let (source, place) = (Path::new("/sys").join(name), sys_dir.join(name));
+        if source.is_dir() {
+            std::fs::create_dir_all(&place).step("make a directory in /sys")?;
+            sys::mount::bind(&source, &place, KERNEL_READ_ONLY, Below::No).step(format!("show /sys/{name}"))?;
+        }
+    }
+    std::fs::create_dir_all(EMPTY).step("make a directory in /sys")
+}
+
+/// Mounts what the spec names. The place is made below the new root, and never through a link.
+fn named(source: std::os::fd::BorrowedFd<'_>, target: &Path, access: Access) -> io::Result<()> {
+    let source = sys::fd::path_of(source);
+    let is_dir = source.is_dir();
+    let place = make_place(target, is_dir)?;
+    let attrs = Attrs { read_only: access == Access::ReadOnly, ..Attrs::default() };
+    sys::mount::bind(&source, &sys::fd::path_of(place.as_fd()), attrs, Below::Too)
+}
+
+/// Walks down from the root by descriptor, making what is missing.
+fn make_place(target: &Path, is_dir: bool) -> io::Result<std::os::fd::OwnedFd> {
+    let parts: Vec<PathBuf> = target.components().filter_map(|part| match part {
+        Component::Normal(name) => Some(PathBuf::from(name)),
+        _ => None,
+    }).collect();
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut at = rustix::fs::open(".", flags, Mode::empty())?;
+    for (index, name) in parts.iter().enumerate() {
+        let last = index + 1 == parts.len();
+        if last && !is_dir {
+            let create = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::openat(&at, name, create, Mode::from_raw_mode(0o644))?;
+        } else {
+            match rustix::fs::mkdirat(&at, name, Mode::from_raw_mode(0o755)) {
+                Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        at = rustix::fs::openat(&at, name, flags, Mode::empty())?;
+    }
+    Ok(at)
+}
+
+fn touch(path: &Path) -> io::Result<()> {
+    File::create(path).map(drop)
+}
+
+fn skip_missing(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}

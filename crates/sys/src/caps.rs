@@ -1,0 +1,44 @@
+//! Capabilities and the promise never to gain privileges.
+
+use std::io;
+
+use rustix::thread::CapabilitySet;
+
+/// Drops from the bounding set, and from every other set, all but `keep`.
+pub fn limit_to(keep: CapabilitySet) -> io::Result<()> {
+    for number in 0..64 {
+        let Some(one) = CapabilitySet::from_bits(1 << number) else { break };
+        if !keep.contains(one) && !bounding_drop(number)? {
+            break;
+        }
+    }
+    // SAFETY: PR_CAP_AMBIENT_CLEAR_ALL takes no pointers.
+    unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
+    let have = rustix::thread::capabilities(None)?;
+    let sets = rustix::thread::CapabilitySets {
+        effective: have.effective & keep,
+        permitted: have.permitted & keep,
+        inheritable: CapabilitySet::empty(),
+    };
+    Ok(rustix::thread::set_capabilities(None, sets)?)
+}
+
+/// False when the kernel does not know that capability, and so none after it.
+fn bounding_drop(number: u32) -> io::Result<bool> {
+    // SAFETY: PR_CAPBSET_DROP takes a number.
+    if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(number), 0, 0, 0) } == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() == Some(libc::EINVAL) { Ok(false) } else { Err(error) }
+}
+
+/// No exec of this process or its children ever gains privileges.
+pub fn no_new_privileges() -> io::Result<()> {
+    Ok(rustix::thread::set_no_new_privs(true)?)
+}
+
+/// Whether this process may do what root may, in the first user namespace.
+pub fn is_host_root() -> bool {
+    rustix::process::geteuid().is_root()
+}

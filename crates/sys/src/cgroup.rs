@@ -1,0 +1,159 @@
+//! Cgroups, both versions: where they are, what bounds a group, how it is frozen and emptied.
+//!
+//! Invariant: a process enters a v1 group by writing `0` to `tasks` itself. The kernel then needs no grace period:
+//! 0.1 ms for four controllers, where moving another process costs 8 ms and more.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use crate::fd::{read_small, write_kernel};
+
+const FILE_LEN_MAX: u64 = 1 << 20;
+
+/// Where this host has its cgroups.
+#[derive(Debug, Clone, Default)]
+pub struct Mounts {
+    /// The v1 hierarchies: controller and mount point.
+    pub v1: Vec<(String, PathBuf)>,
+    /// The v2 hierarchy, if it is mounted.
+    pub v2: Option<PathBuf>,
+}
+
+impl Mounts {
+    /// Looks at the caller's mounts.
+    pub fn find() -> io::Result<Self> {
+        Ok(Self::parse(&read_small(Path::new("/proc/self/mountinfo"), FILE_LEN_MAX)?))
+    }
+
+    fn parse(mountinfo: &str) -> Self {
+        let mut found = Self::default();
+        for line in mountinfo.lines() {
+            let Some((before, after)) = line.split_once(" - ") else { continue };
+            let (Some(point), mut after) = (before.split(' ').nth(4), after.split(' ')) else { continue };
+            match after.next() {
+                Some("cgroup2") => found.v2 = Some(PathBuf::from(point)),
+                Some("cgroup") => {
+                    let controllers = after.nth(1).unwrap_or_default().split(',');
+                    found.v1.extend(controllers.map(|name| (name.to_owned(), PathBuf::from(point))));
+                }
+                _ => {}
+            }
+        }
+        found
+    }
+
+    /// The v1 hierarchy of a controller.
+    pub fn v1_of(&self, controller: &str) -> Option<&Path> {
+        self.v1.iter().find(|(name, _)| name == controller).map(|(_, path)| path.as_path())
+    }
+
+    /// Controllers that the v2 hierarchy hands out at its root.
+    pub fn v2_controllers(&self) -> Vec<String> {
+        let text = self.v2.as_ref().and_then(|root| read_small(&root.join("cgroup.controllers"), 4096).ok());
+        text.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
+    }
+}
+
+/// The caller's own group in the v2 hierarchy, below its mount point.
+pub fn own_v2() -> Option<PathBuf> {
+    let text = read_small(Path::new("/proc/self/cgroup"), 65536).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("0::/")).map(PathBuf::from)
+}
+
+/// Moves the caller into a v1 group.
+pub fn enter_v1(group: &Path) -> io::Result<()> {
+    write_kernel(&group.join("tasks"), "0")
+}
+
+/// Moves the caller into a v2 group.
+pub fn enter_v2(group: &Path) -> io::Result<()> {
+    write_kernel(&group.join("cgroup.procs"), "0")
+}
+
+/// Removes a group. One that is gone is no error; one that is still emptying is waited for.
+pub fn remove(group: &Path, patience: Duration) -> io::Result<()> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match std::fs::remove_dir(group) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The processes of a group.
+pub fn processes(group: &Path) -> io::Result<Vec<i32>> {
+    let text = read_small(&group.join("cgroup.procs"), FILE_LEN_MAX)?;
+    Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
+}
+
+/// How often the kernel killed in this group for want of memory.
+pub fn oom_kills(group: &Path) -> u64 {
+    let read = |name: &str| read_small(&group.join(name), 4096).ok();
+    let text = read("memory.oom_control").or_else(|| read("memory.events")).unwrap_or_default();
+    text.lines().find_map(|line| line.strip_prefix("oom_kill ")).and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Stops every process of a v1 freezer group, and waits until they are.
+pub fn freeze_v1(group: &Path, patience: Duration) -> io::Result<()> {
+    set_v1_state(group, "FROZEN", patience)
+}
+
+/// Lets them go on.
+pub fn thaw_v1(group: &Path, patience: Duration) -> io::Result<()> {
+    set_v1_state(group, "THAWED", patience)
+}
+
+fn set_v1_state(group: &Path, state: &str, patience: Duration) -> io::Result<()> {
+    let file = group.join("freezer.state");
+    write_kernel(&file, state)?;
+    wait_until(patience, || Ok(read_small(&file, 64)?.trim() == state))
+}
+
+/// Stops or lets go every process of a v2 group.
+pub fn freeze_v2(group: &Path, frozen: bool, patience: Duration) -> io::Result<()> {
+    let wanted = if frozen { "frozen 1" } else { "frozen 0" };
+    write_kernel(&group.join("cgroup.freeze"), if frozen { "1" } else { "0" })?;
+    wait_until(patience, || Ok(read_small(&group.join("cgroup.events"), 4096)?.lines().any(|line| line == wanted)))
+}
+
+fn wait_until(patience: Duration, mut done: impl FnMut() -> io::Result<bool>) -> io::Result<()> {
+    let deadline = Instant::now() + patience;
+    while !done()? {
+        if Instant::now() >= deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    Ok(())
+}
+
+/// Whether a group is frozen; false where there is no freezer.
+pub fn is_frozen(group: &Path) -> bool {
+    let v1 = read_small(&group.join("freezer.state"), 64).is_ok_and(|state| state.trim() != "THAWED");
+    v1 || read_small(&group.join("cgroup.freeze"), 64).is_ok_and(|state| state.trim() == "1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_versions_are_found_in_mountinfo() {
+        let mounts = Mounts::parse(
+            "30 24 0:26 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n\
+             31 24 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n\
+             32 24 0:28 / / rw shared:1 - ext4 /dev/vda rw\nbroken line\n",
+        );
+        assert_eq!(mounts.v1_of("cpu"), Some(Path::new("/sys/fs/cgroup/cpu,cpuacct")));
+        assert_eq!(mounts.v1_of("memory"), None);
+        assert_eq!(mounts.v2.as_deref(), Some(Path::new("/sys/fs/cgroup/unified")));
+    }
+}

@@ -1,0 +1,92 @@
+//! Descriptors: paths that need no path, bounded reads, files that are whole or absent.
+
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{Mode, OFlags};
+
+/// A name for what a descriptor stands for, good in this process only.
+///
+/// Needed where the kernel takes a path, but the directories on the way to it may not be searched by our ids.
+pub fn path_of(fd: BorrowedFd<'_>) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+}
+
+/// A handle on a directory or file that can be named and mounted, but not read.
+pub fn open_path(path: &Path) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// Reads a small file whole; longer ones are an error.
+pub fn read_small(path: &Path, len_max: u64) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(len_max + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > len_max {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "longer than it may be"));
+    }
+    Ok(text)
+}
+
+/// Writes a kernel file, such as a cgroup's, in one call.
+pub fn write_kernel(path: &Path, text: &str) -> io::Result<()> {
+    let fd = rustix::fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::io::write(&fd, text.as_bytes())?;
+    Ok(())
+}
+
+/// Puts a file in place so that readers see the old or the new one, never a part.
+pub fn write_whole(path: &Path, contents: &[u8]) -> io::Result<()> {
+    let part = path.with_extension("part");
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(&part, flags, Mode::RUSR | Mode::WUSR)?;
+    let written = File::from(fd).write_all(contents).and_then(|()| std::fs::rename(&part, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&part);
+    }
+    written
+}
+
+/// Moves a descriptor to a fixed number that survives exec.
+pub fn place(fd: OwnedFd, number: RawFd) -> io::Result<()> {
+    // SAFETY: dup2 takes any two numbers; the source is open because we own it.
+    let placed = unsafe { libc::dup2(fd.as_raw_fd(), number) };
+    if placed < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if fd.as_raw_fd() == number {
+        // dup2 onto itself keeps CLOEXEC, so it is cleared by hand, and the number must stay open.
+        rustix::io::fcntl_setfd(fd.as_fd(), rustix::io::FdFlags::empty())?;
+        std::mem::forget(fd);
+    }
+    Ok(())
+}
+
+/// Marks every descriptor from `first` on to be closed by exec.
+pub fn close_on_exec_from(first: RawFd) -> io::Result<()> {
+    // SAFETY: close_range with CLOEXEC changes flags only and closes nothing that somebody still owns.
+    let done = unsafe { libc::syscall(libc::SYS_close_range, first as libc::c_uint, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Takes over a descriptor that the process was started with; fails when it is not open.
+pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: F_GETFD only asks whether the number is open.
+    if unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it is open, was handed to this process by its parent, and callers take each number once.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// An anonymous file with these contents, to be read by a child from its beginning.
+pub fn memory_file(name: &str, contents: &[u8]) -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?;
+    let mut file = File::from(fd);
+    file.write_all(contents)?;
+    io::Seek::rewind(&mut file)?;
+    Ok(file.into())
+}

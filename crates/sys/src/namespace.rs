@@ -1,0 +1,145 @@
+//! Namespaces: a child in new ones, its id maps, its name, its loopback.
+
+use std::{
+    fmt::Write as _,
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+    path::Path,
+};
+
+pub use rustix::process::Pid;
+
+/// The namespaces of a Body.
+pub const ALL: i32 = libc::CLONE_NEWUSER
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUTS;
+
+/// `libc` still has it in a type that is too narrow.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// A user namespace alone.
+pub const USER: i32 = libc::CLONE_NEWUSER;
+
+/// Which side of a fork one is on.
+#[derive(Debug)]
+pub enum Side {
+    /// The one that went on; the child's pid.
+    Parent(Pid),
+    /// The new one.
+    Child,
+}
+
+/// Forks into new namespaces and, where one is given, straight into a v2 cgroup.
+///
+/// Fails unless the caller is the only thread: the child goes on with ordinary code, and with threads some lock in
+/// this copy of memory could be held by nobody.
+pub fn fork_into(namespaces: i32, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Side> {
+    if crate::proc::thread_count()? != 1 {
+        return Err(io::Error::other("only a process with one thread may fork into namespaces"));
+    }
+    // SAFETY: clone_args is plain data for which zeroes mean "nothing asked for".
+    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    arguments.flags = namespaces as u64;
+    arguments.exit_signal = libc::SIGCHLD as u64;
+    if let Some(cgroup) = cgroup {
+        arguments.flags |= CLONE_INTO_CGROUP;
+        arguments.cgroup = cgroup.as_raw_fd() as u64;
+    }
+    // SAFETY: one thread, no stack given, so this is fork(2) with namespaces; parent and child both go on from here
+    // on their own copy of memory. The structure outlives the call and its size is passed along.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &arguments, size_of::<libc::clone_args>()) };
+    match i32::try_from(pid) {
+        Ok(0) => Ok(Side::Child),
+        Ok(pid) if pid > 0 => Pid::from_raw(pid).map(Side::Parent).ok_or_else(|| io::ErrorKind::Other.into()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Moves the caller into a new cgroup namespace, rooted where it is now.
+pub fn unshare_cgroup() -> io::Result<()> {
+    unshare(libc::CLONE_NEWCGROUP)
+}
+
+/// Moves the caller into a new user and mount namespace.
+pub fn unshare_user_and_mounts() -> io::Result<()> {
+    unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS)
+}
+
+/// Moves the caller into a new mount namespace.
+pub fn unshare_mounts() -> io::Result<()> {
+    unshare(libc::CLONE_NEWNS)
+}
+
+fn unshare(flags: i32) -> io::Result<()> {
+    // SAFETY: unshare takes flags only; callers are single-threaded, as user namespaces demand of them.
+    if unsafe { libc::unshare(flags) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// One line of an id map.
+#[derive(Debug, Clone, Copy)]
+pub struct MapLine {
+    /// First id inside.
+    pub inside: u32,
+    /// First id outside.
+    pub outside: u32,
+    /// How many.
+    pub count: u32,
+}
+
+/// The text of an id map as the kernel takes it.
+pub fn map_text(lines: &[MapLine]) -> String {
+    lines.iter().fold(String::new(), |mut text, line| {
+        let _ = writeln!(text, "{} {} {}", line.inside, line.outside, line.count);
+        text
+    })
+}
+
+/// Writes the id maps of a process in a new user namespace.
+///
+/// Without privileges one's own id is all that can be mapped, and only after giving up setgroups.
+pub fn write_maps(pid: Pid, users: &[MapLine], groups: &[MapLine], privileged: bool) -> io::Result<()> {
+    let dir = format!("/proc/{}", pid.as_raw_nonzero());
+    let write = |name: &str, text: &str| crate::fd::write_kernel(&Path::new(&dir).join(name), text);
+    if !privileged {
+        write("setgroups", "deny")?;
+    }
+    write("uid_map", &map_text(users))?;
+    write("gid_map", &map_text(groups))
+}
+
+/// Becomes these ids for good, with no supplementary groups.
+pub fn become_ids(user: u32, group: u32, drop_groups: bool) -> io::Result<()> {
+    // The raw calls, because libc's change every thread by signals; callers have one.
+    if drop_groups {
+        // SAFETY: an empty list is never read through the pointer.
+        check(unsafe { libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()) })?;
+    }
+    // SAFETY: takes three numbers.
+    check(unsafe { libc::syscall(libc::SYS_setresgid, group, group, group) })?;
+    // SAFETY: takes three numbers.
+    check(unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) })
+}
+
+fn check(result: libc::c_long) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Brings the loopback interface of the caller's network namespace up.
+pub fn loopback_up() -> io::Result<()> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
+    // SAFETY: ifreq is plain data for which zeroes are valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(b"lo\0") {
+        *to = *from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
+    let raw = socket.as_raw_fd();
+    // SAFETY: SIOCSIFFLAGS reads an ifreq, which lives until the call returns.
+    let done = unsafe { libc::ioctl(raw, libc::SIOCSIFFLAGS as _, &request) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

@@ -1,0 +1,45 @@
+//! What procfs tells about processes and this host.
+
+use std::{io, path::Path};
+
+use crate::fd::read_small;
+
+const STAT_LEN_MAX: u64 = 4096;
+
+/// When a process started, in the kernel's ticks since boot: together with the pid a name for good.
+pub fn start_ticks(pid: i32) -> io::Result<u64> {
+    Ok(stat(pid)?.1)
+}
+
+/// The state letter of a process (`R`, `S`, `Z`, …) and its start.
+pub fn stat(pid: i32) -> io::Result<(char, u64)> {
+    let text = read_small(Path::new(&format!("/proc/{pid}/stat")), STAT_LEN_MAX)?;
+    // The name stands in parentheses and may hold any byte, so fields are counted from its end.
+    let rest = text.rfind(')').map_or("", |at| &text[at + 1..]);
+    let mut fields = rest.split_ascii_whitespace();
+    let state = fields.next().and_then(|field| field.chars().next());
+    let ticks = fields.nth(18).and_then(|field| field.parse().ok());
+    state.zip(ticks).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a stat line without its fields"))
+}
+
+/// How many threads the caller has.
+pub fn thread_count() -> io::Result<usize> {
+    Ok(std::fs::read_dir("/proc/self/task")?.count())
+}
+
+/// The id of this boot.
+pub fn boot_id() -> io::Result<String> {
+    Ok(read_small(Path::new("/proc/sys/kernel/random/boot_id"), 64)?.trim().to_owned())
+}
+
+/// Physical memory in bytes.
+pub fn memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(u64::from(info.mem_unit))
+}
+
+/// Processors this process may run on.
+pub fn cpu_count() -> u32 {
+    let count = rustix::thread::sched_getaffinity(None).map(|set| set.count());
+    count.unwrap_or(1).max(1)
+}

@@ -1,0 +1,75 @@
+//! One process: its limits, its name, its end.
+
+use std::{
+    ffi::{CStr, CString},
+    io,
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal};
+
+/// A handle on a process that never names another one.
+pub fn open(pid: Pid) -> io::Result<OwnedFd> {
+    Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+/// Sends a signal; a process that is gone already is no error.
+pub fn signal(handle: BorrowedFd<'_>, signal: Signal) -> io::Result<()> {
+    match rustix::process::pidfd_send_signal(handle, signal) {
+        Err(rustix::io::Errno::SRCH) | Ok(()) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// A limit of the caller and its children, never above what it has now.
+pub fn limit(resource: Resource, value: u64) -> io::Result<()> {
+    let hard = rustix::process::getrlimit(resource).maximum.unwrap_or(u64::MAX);
+    let value = Some(value.min(hard)).filter(|value| *value != u64::MAX);
+    Ok(rustix::process::setrlimit(resource, Rlimit { current: value, maximum: value })?)
+}
+
+/// What `ps` shows.
+pub fn set_name(name: &CStr) -> io::Result<()> {
+    Ok(rustix::thread::set_name(name)?)
+}
+
+/// Nobody with the same ids may trace this process, read its memory or open what `/proc` says of it.
+pub fn hide_from_peers() -> io::Result<()> {
+    Ok(rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?)
+}
+
+/// Becomes the program behind a descriptor. Returns only when it cannot.
+pub fn exec_fd(program: BorrowedFd<'_>, arguments: &[&str], environment: &[&str]) -> io::Error {
+    let strings = |list: &[&str]| -> Result<Vec<CString>, std::ffi::NulError> {
+        list.iter().map(|text| CString::new(*text)).collect()
+    };
+    let (arguments, environment) = match (strings(arguments), strings(environment)) {
+        (Ok(arguments), Ok(environment)) => (arguments, environment),
+        (Err(error), _) | (_, Err(error)) => return error.into(),
+    };
+    let pointers = |list: &[CString]| -> Vec<*const libc::c_char> {
+        list.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect()
+    };
+    let (argv, envp) = (pointers(&arguments), pointers(&environment));
+    // SAFETY: both arrays end in null, their strings live until the call returns, the path is an empty C string.
+    unsafe {
+        libc::syscall(
+            libc::SYS_execveat,
+            program.as_raw_fd(),
+            c"".as_ptr(),
+            argv.as_ptr(),
+            envp.as_ptr(),
+            libc::AT_EMPTY_PATH,
+        )
+    };
+    io::Error::last_os_error()
+}
+
+/// Keeps the caller and its children on the first `count` of its processors.
+pub fn pin_to_first(count: u32) -> io::Result<()> {
+    let all = rustix::thread::sched_getaffinity(None)?;
+    let mut few = rustix::thread::CpuSet::new();
+    let chosen = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).take(count as usize);
+    chosen.for_each(|cpu| few.set(cpu));
+    Ok(rustix::thread::sched_setaffinity(None, &few)?)
+}

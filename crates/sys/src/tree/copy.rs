@@ -1,0 +1,195 @@
+//! Copying a private upper: contents by reference where the file system can, holes kept, marks of the overlay kept.
+
+use std::{
+    collections::HashMap,
+    ffi::{CStr, CString},
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    fs::{AtFlags, FileType, Mode, OFlags, Stat, Timespec, Timestamps},
+    io::Errno,
+};
+
+use super::{Usage, names, open_dir, stat};
+
+/// Deeper trees are refused: two descriptors a level are held.
+const DEPTH_MAX: usize = 480;
+const ATTRIBUTES_LEN_MAX: usize = 64 * 1024;
+
+/// Copies what stands in `from` into the empty directory `to`: owners, modes, times, links, extended attributes,
+/// whiteouts. Sockets are left out.
+pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<Usage> {
+    let mut copier = Copier { total: Usage::default(), linked: HashMap::new(), top: to };
+    let root = rustix::fs::fstat(from)?;
+    let mut open = vec![Level { from: from.try_clone_to_owned()?, to: to.try_clone_to_owned()?, stat: root, left: names(from)?, path: Vec::new() }];
+    while let Some(level) = open.last_mut() {
+        if let Some(name) = level.left.pop() {
+            if let Some(below) = copier.entry(level, &name)? {
+                if open.len() >= DEPTH_MAX {
+                    return Err(io::Error::other(format!("the tree is deeper than {DEPTH_MAX} directories")));
+                }
+                open.push(below);
+            }
+        } else if let Some(level) = open.pop() {
+            // Last of all, so that filling the directory does not change its times, nor its mode forbid it.
+            attributes(level.from.as_fd(), level.to.as_fd())?;
+            dress(level.to.as_fd(), &level.stat)?;
+        }
+    }
+    Ok(copier.total)
+}
+
+struct Level {
+    from: OwnedFd,
+    to: OwnedFd,
+    stat: Stat,
+    left: Vec<CString>,
+    /// Below the top, for hard links.
+    path: Vec<u8>,
+}
+
+struct Copier<'a> {
+    total: Usage,
+    linked: HashMap<(u64, u64), CString>,
+    top: BorrowedFd<'a>,
+}
+
+impl Copier<'_> {
+    fn entry(&mut self, level: &Level, name: &CStr) -> io::Result<Option<Level>> {
+        let (from, to) = (level.from.as_fd(), level.to.as_fd());
+        let found = stat(from, name)?;
+        self.total.entries += 1;
+        self.total.bytes += found.st_blocks as u64 * 512;
+        let mut path = level.path.clone();
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(name.to_bytes());
+        let kind = FileType::from_raw_mode(found.st_mode);
+        if kind == FileType::Directory {
+            rustix::fs::mkdirat(to, name, Mode::RWXU)?;
+            let (from, to) = (open_dir(from, name)?, open_dir(to, name)?);
+            let left = names(from.as_fd())?;
+            return Ok(Some(Level { from, to, stat: found, left, path }));
+        }
+        if found.st_nlink > 1 && self.link(&found, &path, to, name)? {
+            return Ok(None);
+        }
+        match kind {
+            FileType::RegularFile => file(from, to, name, &found)?,
+            FileType::Symlink => link(from, to, name, &found)?,
+            FileType::CharacterDevice | FileType::Fifo => node(to, name, &found)?,
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    /// True when another name of the same file was copied before, and is now linked.
+    fn link(&mut self, found: &Stat, path: &[u8], to: BorrowedFd<'_>, name: &CStr) -> io::Result<bool> {
+        let key = (found.st_dev, found.st_ino);
+        if let Some(first) = self.linked.get(&key) {
+            rustix::fs::linkat(self.top, first, to, name, AtFlags::empty())?;
+            return Ok(true);
+        }
+        self.linked.insert(key, CString::new(path)?);
+        Ok(false)
+    }
+}
+
+fn file(from: BorrowedFd<'_>, to: BorrowedFd<'_>, name: &CStr, found: &Stat) -> io::Result<()> {
+    let read = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let source = rustix::fs::openat(from, name, read, Mode::empty())?;
+    let write = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let target = rustix::fs::openat(to, name, write, Mode::RUSR | Mode::WUSR)?;
+    if rustix::fs::ioctl_ficlone(&target, &source).is_err() {
+        contents(source.as_fd(), target.as_fd(), found.st_size as u64)?;
+    }
+    attributes(source.as_fd(), target.as_fd())?;
+    dress(target.as_fd(), found)
+}
+
+/// Copies data, keeps holes.
+fn contents(from: BorrowedFd<'_>, to: BorrowedFd<'_>, len: u64) -> io::Result<()> {
+    let mut at = 0;
+    while at < len {
+        let start = match rustix::fs::seek(from, rustix::fs::SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => break,
+            Err(_) => at,
+        };
+        let end = rustix::fs::seek(from, rustix::fs::SeekFrom::Hole(start)).unwrap_or(len).min(len);
+        let (mut read_at, mut write_at) = (start, start);
+        while read_at < end {
+            let many = usize::try_from(end - read_at).unwrap_or(usize::MAX).min(1 << 30);
+            if rustix::fs::copy_file_range(from, Some(&mut read_at), to, Some(&mut write_at), many)? == 0 {
+                break;
+            }
+        }
+        at = end.max(start + 1);
+    }
+    Ok(rustix::fs::ftruncate(to, len)?)
+}
+
+fn link(from: BorrowedFd<'_>, to: BorrowedFd<'_>, name: &CStr, found: &Stat) -> io::Result<()> {
+    let target = rustix::fs::readlinkat(from, name, Vec::new())?;
+    rustix::fs::symlinkat(&target, to, name)?;
+    own(to, name, found)
+}
+
+/// A whiteout (device 0/0) or a FIFO; other devices cannot be in an upper, and are refused by the kernel here.
+fn node(to: BorrowedFd<'_>, name: &CStr, found: &Stat) -> io::Result<()> {
+    let kind = FileType::from_raw_mode(found.st_mode);
+    rustix::fs::mknodat(to, name, kind, Mode::from_raw_mode(found.st_mode), found.st_rdev)?;
+    own(to, name, found)
+}
+
+fn own(dir: BorrowedFd<'_>, name: &CStr, found: &Stat) -> io::Result<()> {
+    let (user, group) = owner(found);
+    match rustix::fs::chownat(dir, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW) {
+        Err(Errno::PERM) => Ok(()),
+        done => Ok(done?),
+    }
+}
+
+fn owner(found: &Stat) -> (rustix::fs::Uid, rustix::fs::Gid) {
+    (rustix::fs::Uid::from_raw(found.st_uid), rustix::fs::Gid::from_raw(found.st_gid))
+}
+
+fn dress(target: BorrowedFd<'_>, found: &Stat) -> io::Result<()> {
+    let (user, group) = owner(found);
+    match rustix::fs::fchown(target, Some(user), Some(group)) {
+        // Without privileges every file is ours already.
+        Err(Errno::PERM) | Ok(()) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    rustix::fs::fchmod(target, Mode::from_raw_mode(found.st_mode))?;
+    let time = |seconds: i64, nanos: i64| Timespec { tv_sec: seconds, tv_nsec: nanos };
+    let times = Timestamps {
+        last_access: time(found.st_atime as i64, found.st_atime_nsec as i64),
+        last_modification: time(found.st_mtime as i64, found.st_mtime_nsec as i64),
+    };
+    Ok(rustix::fs::futimens(target, &times)?)
+}
+
+/// The `user.` attributes, among which are the overlay's own marks.
+fn attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
+    let mut list = vec![0u8; ATTRIBUTES_LEN_MAX];
+    let len = match rustix::fs::flistxattr(from, &mut list[..]) {
+        Ok(len) => len,
+        Err(Errno::NOTSUP) => return Ok(()),
+        Err(errno) => return Err(errno.into()),
+    };
+    let mut value = Vec::new();
+    for name in list[..len].split_inclusive(|byte| *byte == 0) {
+        let Ok(name) = CStr::from_bytes_with_nul(name) else { continue };
+        if !name.to_bytes().starts_with(b"user.") {
+            continue;
+        }
+        value.resize(ATTRIBUTES_LEN_MAX, 0);
+        let len = rustix::fs::fgetxattr(from, name, &mut value[..])?;
+        rustix::fs::fsetxattr(to, name, &value[..len], rustix::fs::XattrFlags::empty())?;
+    }
+    Ok(())
+}

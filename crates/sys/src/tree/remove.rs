@@ -1,0 +1,121 @@
+//! Removing a tree of any depth with two descriptors.
+
+use std::{
+    ffi::{CStr, CString},
+    io,
+    os::fd::{AsFd, BorrowedFd},
+};
+
+use rustix::{
+    fs::{AtFlags, Mode},
+    io::Errno,
+};
+
+use super::{names, open_dir};
+
+/// Removes `name` below `parent` with everything in it. Missing is fine.
+///
+/// A directory that is not empty is first moved up into the tree's top, so depth costs one rename a level and never
+/// a descriptor or a stack frame.
+pub fn remove(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
+    if unlink(parent, name)? == Unlinked::Gone {
+        return Ok(());
+    }
+    unlock(parent, name);
+    let top = open_dir(parent, name)?;
+    let mut moved = 0u64;
+    loop {
+        let found = names(top.as_fd())?;
+        if found.is_empty() {
+            break;
+        }
+        for child in found {
+            empty_into(top.as_fd(), &child, &mut moved)?;
+        }
+    }
+    rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)?;
+    Ok(())
+}
+
+/// Removes `child` of `top`, moving what stands below a directory up into `top`.
+fn empty_into(top: BorrowedFd<'_>, child: &CStr, moved: &mut u64) -> io::Result<()> {
+    if unlink(top, child)? == Unlinked::Gone {
+        return Ok(());
+    }
+    unlock(top, child);
+    let dir = open_dir(top, child)?;
+    for name in names(dir.as_fd())? {
+        if unlink(dir.as_fd(), &name)? == Unlinked::Gone {
+            continue;
+        }
+        unlock(dir.as_fd(), &name);
+        lift(dir.as_fd(), &name, top, moved)?;
+    }
+    rustix::fs::unlinkat(top, child, AtFlags::REMOVEDIR)?;
+    Ok(())
+}
+
+fn lift(from: BorrowedFd<'_>, name: &CStr, top: BorrowedFd<'_>, moved: &mut u64) -> io::Result<()> {
+    loop {
+        *moved += 1;
+        let fresh = CString::new(format!(".pal-removing-{moved}"))?;
+        match rustix::fs::renameat_with(from, name, top, &fresh, rustix::fs::RenameFlags::NOREPLACE) {
+            Err(Errno::EXIST) => {}
+            done => return Ok(done?),
+        }
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Unlinked {
+    Gone,
+    NotEmpty,
+}
+
+fn unlink(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<Unlinked> {
+    match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => return Ok(Unlinked::Gone),
+        Err(Errno::ISDIR) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    match rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
+        Ok(()) | Err(Errno::NOENT) => Ok(Unlinked::Gone),
+        Err(Errno::NOTEMPTY) => Ok(Unlinked::NotEmpty),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// A directory may forbid its own owner to look into it; its owner may change that.
+fn unlock(dir: BorrowedFd<'_>, name: &CStr) {
+    let _ = rustix::fs::chmodat(dir, name, Mode::RWXU, AtFlags::empty());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_deeper_than_any_path_is_removed() {
+        let base = std::env::temp_dir().join(format!("pal-remove-{}", std::process::id()));
+        std::fs::create_dir(&base).unwrap();
+        let root = rustix::fs::open(&base, rustix::fs::OFlags::DIRECTORY, Mode::empty()).unwrap();
+        rustix::fs::mkdirat(&root, "t", Mode::RWXU).unwrap();
+        let mut dir = open_dir(root.as_fd(), c"t").unwrap();
+        for depth in 0..3000 {
+            rustix::fs::mkdirat(&dir, "directory", Mode::RWXU).unwrap();
+            let flags = rustix::fs::OFlags::CREATE | rustix::fs::OFlags::WRONLY;
+            rustix::fs::openat(&dir, format!("file {depth}"), flags, Mode::RUSR).unwrap();
+            let next = open_dir(dir.as_fd(), c"directory").unwrap();
+            if depth % 100 == 99 {
+                rustix::fs::fchmod(&dir, Mode::empty()).unwrap();
+            }
+            dir = next;
+        }
+        std::os::unix::fs::symlink("/etc", base.join("t/link")).unwrap();
+        remove(root.as_fd(), c"t").unwrap();
+        remove(root.as_fd(), c"t").unwrap();
+        assert_eq!(std::fs::read_dir(&base).unwrap().count(), 0);
+        std::fs::remove_dir(&base).unwrap();
+        assert!(std::path::Path::new("/etc/passwd").exists());
+    }
+}
