@@ -174,6 +174,80 @@ fn the_version_is_data() {
     check(concat!("$ pal --version\npal ", env!("CARGO_PKG_VERSION"), "\n[0]"));
 }
 
+/// As [`check`], for what looks into the data directory.
+fn check_data(expected: &str) {
+    let line = expected.lines().next().unwrap().strip_prefix("$ pal ").unwrap();
+    assert_eq!(Data::new().transcript(line), expected);
+}
+
+#[test]
+fn nothing_is_said_of_nothing_but_how_to_begin() {
+    check_data("$ pal ls\nno Bodies\n  hint: make one with `pal create`\n[0]");
+    check_data("$ pal ls --json\n[]\n[0]");
+    check_data("$ pal snapshots\nno snapshots\n  hint: take one with `pal snapshot BODY`\n[0]");
+    check_data("$ pal snapshots --json\n[]\n[0]");
+    check_data("$ pal events\n[0]");
+    check_data("$ pal gc --dry-run\nwould remove 0 things, 0B\n[0]");
+}
+
+#[test]
+fn an_unknown_body_is_not_found_by_any_verb() {
+    let data = Data::new();
+    for line in [
+        "exec nobody -- true",
+        "shell nobody",
+        "inspect nobody",
+        "logs nobody",
+        "cp nobody:/etc/passwd /tmp/nowhere",
+        "start nobody",
+        "stop nobody",
+        "pause nobody",
+        "resume nobody",
+        "rm nobody",
+        "snapshot nobody",
+        "fork nobody",
+        "events --body nobody",
+        "create --template nothing",
+        "snapshots --rm nothing",
+    ] {
+        let said = data.transcript(line);
+        assert!(said.contains("\nerror: there is no ") && said.contains("\n  hint: "), "{said}");
+        assert!(said.ends_with("[121]"), "{said}");
+    }
+}
+
+#[test]
+fn limits_beyond_the_host_are_refused() {
+    let data = Data::new();
+    for line in
+        ["create --memory 100TiB", "create --cpus 100000", "create --memory 1B", "run --pids 1 -- true"]
+    {
+        let said = data.transcript(line);
+        assert!(said.contains("\nerror: ") && said.contains("\n  hint: ") && said.ends_with("[2]"), "{said}");
+    }
+}
+
+#[test]
+fn one_unknown_body_does_not_hide_another() {
+    let said = Data::new().transcript("rm nobody noone");
+    assert!(said.contains("nobody") && said.matches("\nerror: ").count() == 2, "{said}");
+}
+
+#[test]
+fn a_data_directory_that_cannot_be_used_is_told_with_a_hint() {
+    let data = Data::new();
+    fs::write(data.0.join("data"), "a file").unwrap();
+    let said = data.transcript("ls");
+    let dir = data.0.join("data");
+    let expected = format!(
+        "$ pal ls\nerror: {} is not a directory\n  hint: choose another: --data DIR\n[2]",
+        dir.display()
+    );
+    assert_eq!(said, expected);
+    let said = data.transcript("ls --durability luck");
+    assert!(said.contains("write power (survives power loss) or process (survives kill -9)"), "{said}");
+}
+
 /// Every verb, so that none goes without help.
 const VERBS: [&str; 20] = [
     "run",

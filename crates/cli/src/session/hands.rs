@@ -11,7 +11,7 @@ use proto::Failure;
 use tokio::time::timeout;
 
 use super::{
-    Signals, Wire,
+    SIGKILL, Signals, Wire,
     signals::{SIGHUP, SIGINT, listen_to},
     stdin,
 };
@@ -58,6 +58,7 @@ async fn forward(control: &Control, wire: Wire, signals: &mut Signals, impatienc
         }
         let again = interrupted.is_some_and(|at| at.elapsed() < IMPATIENT);
         if signal == SIGINT && again && impatience == Impatience::Ends {
+            let _ = timeout(DELIVERY, control.signal(SIGKILL)).await;
             return signal;
         }
         if signal == SIGINT {

@@ -19,6 +19,7 @@ pub use signals::Signals;
 pub use wire::Wire;
 
 use crate::{
+    failure,
     output::{Format, Stream},
     terminal::Raw,
 };
@@ -27,6 +28,8 @@ const SIGPIPE: i32 = 13;
 const SIGKILL: i32 = 9;
 /// How long a command has to end after it lost its reader or its terminal.
 const WIND_DOWN: Duration = Duration::from_secs(1);
+
+const OUT_OF_MEMORY: &str = "the kernel killed processes of the Body, which was out of memory";
 
 /// How a session ended.
 pub enum Outcome {
@@ -99,7 +102,7 @@ enum Flow {
     SinkBroken(Failure),
 }
 
-async fn conclude(mut exec: Exec, control: &Control, flow: Flow) -> Result<Outcome, Failure> {
+async fn conclude(mut exec: Exec<'_>, control: &Control, flow: Flow) -> Result<Outcome, Failure> {
     match flow {
         Flow::Ended => exec.finish().await.map(Outcome::Ended),
         Flow::GuestBroken(failure) => Err(failure),
@@ -123,7 +126,7 @@ async fn conclude(mut exec: Exec, control: &Control, flow: Flow) -> Result<Outco
     }
 }
 
-async fn drain(exec: &mut Exec, format: Format) -> Flow {
+async fn drain(exec: &mut Exec<'_>, format: Format) -> Flow {
     let (mut stdout, mut stderr) = (Stream::stdout(), Stream::stderr());
     loop {
         let (sink, bytes) = match exec.next().await {
@@ -141,7 +144,7 @@ async fn drain(exec: &mut Exec, format: Format) -> Flow {
 }
 
 /// Waits a little for the end, unheard; says whether it came.
-async fn wind_down(exec: &mut Exec) -> bool {
+async fn wind_down(exec: &mut Exec<'_>) -> bool {
     let end = async { while let Ok(Some(_)) = exec.next().await {} };
     timeout(WIND_DOWN, end).await.is_ok()
 }
@@ -153,6 +156,11 @@ fn judge(ended: &Ended) -> Result<u8, Failure> {
             .hint("give it longer: `--timeout 10m`"));
     }
     match &ended.body_end {
+        // The command may have lived on, so its code stands; but nobody should have to guess.
+        None if ended.out_of_memory => {
+            failure::warn(&Failure::new(Kind::Limit, OUT_OF_MEMORY).hint("give it more: `--memory 2GiB`"));
+            Ok(ended.code.to_le_bytes()[0])
+        }
         None => Ok(ended.code.to_le_bytes()[0]),
         Some(end) => Err(body_ended(end)),
     }
