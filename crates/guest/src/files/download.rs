@@ -1,0 +1,365 @@
+//! `GET /files`: one file, whole or a range, plain or gzipped.
+//!
+//! Invariant: opening never blocks (FIFOs, devices), and a size is believed only of files too large to have been read
+//! whole: `/proc` and `/sys` lie about theirs.
+//! Invariant: a slow caller holds no thread; each piece is read when the one before is on its way.
+
+use std::{
+    fs::File,
+    future::Future,
+    io::{self, Read, Write},
+    os::unix::fs::FileExt,
+    path::Path,
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use flate2::{Compression, write::GzEncoder};
+use hyper::{
+    HeaderMap, Request, Response, StatusCode,
+    body::Incoming,
+    header::{self, HeaderValue},
+};
+use rustix::fs::{Mode, OFlags};
+use tokio::task::JoinHandle;
+
+use super::encoding::{Encoding, negotiate};
+use crate::{
+    auth::{self, Operation},
+    paths,
+    query::Query,
+    reply::{Payload, Refusal, Reply, Source},
+    server::Guest,
+};
+
+const PIECE_LEN: usize = 256 * 1024;
+
+/// Answers a file.
+pub async fn download(guest: &Rc<Guest>, request: Request<Incoming>) -> Reply {
+    let query = Query::parse(request.uri().query());
+    let token = guest.config.token.as_deref();
+    if let Err(refusal) = auth::check_files(token, request.headers(), &query, Operation::Read, super::now()) {
+        return refusal.reply();
+    }
+    let asked = Asked {
+        path: query.bytes("path").unwrap_or_default().to_vec(),
+        user: query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config.user).to_owned(),
+        workdir: guest.config.workdir.clone(),
+        headers: request.headers().clone(),
+    };
+    let opened = tokio::task::spawn_blocking(move || asked.open()).await;
+    match opened.unwrap_or_else(|error| Err(Refusal::internal(error.to_string()))) {
+        Ok(answer) => answer.reply(),
+        Err(refusal) => refusal.reply(),
+    }
+}
+
+struct Asked {
+    path: Vec<u8>,
+    user: String,
+    workdir: Option<String>,
+    headers: HeaderMap,
+}
+
+/// What will be sent.
+struct Answer {
+    status: StatusCode,
+    headers: HeaderMap,
+    contents: Contents,
+}
+
+enum Contents {
+    Whole(Bytes),
+    Part { file: File, from: u64, len: u64 },
+    Endless { file: File, first: Vec<u8> },
+    Gzip(File),
+}
+
+impl Asked {
+    /// Runs on a helper thread.
+    fn open(&self) -> Result<Answer, Refusal> {
+        let path = super::path_for(&self.path, &self.user, self.workdir.as_deref())?;
+        let file = open(&path)?;
+        let stat = file.metadata().map_err(|error| Refusal::internal(error.to_string()))?;
+        if stat.is_dir() {
+            return Err(Refusal::bad(format!("path '{}' is a directory", path.display())));
+        }
+        if !stat.is_file() {
+            return Err(Refusal::bad(format!("path '{}' is not a regular file", path.display())));
+        }
+        let plain_only = ["range", "if-modified-since", "if-none-match", "if-range"];
+        let plain_only = plain_only.iter().any(|name| self.headers.contains_key(*name));
+        let encoding = negotiate(&self.headers, plain_only)
+            .map_err(|message| Refusal::new(StatusCode::NOT_ACCEPTABLE, message))?;
+        let mut headers = headers_for(&path);
+        if encoding == Encoding::Gzip {
+            headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            return Ok(Answer { status: StatusCode::OK, headers, contents: Contents::Gzip(file) });
+        }
+        headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+        self.plain(file, stat.len(), headers)
+    }
+
+    fn plain(&self, file: File, len: u64, mut headers: HeaderMap) -> Result<Answer, Refusal> {
+        let contents = read_or_trust(file, len)
+            .map_err(|error| Refusal::internal(format!("error reading file: {error}")))?;
+        let len = match &contents {
+            Contents::Whole(bytes) => bytes.len() as u64,
+            _ => len,
+        };
+        let fixed =
+            !matches!(contents, Contents::Endless { .. }) && !self.headers.contains_key(header::IF_RANGE);
+        let range = self.headers.get(header::RANGE).filter(|_| fixed);
+        match range.and_then(|range| parse_range(range.to_str().ok()?, len)) {
+            None => Ok(Answer { status: StatusCode::OK, headers, contents }),
+            Some(None) => {
+                let message = format!("the range lies outside of the file's {len} bytes");
+                Err(Refusal::new(StatusCode::RANGE_NOT_SATISFIABLE, message))
+            }
+            Some(Some((from, to))) => {
+                let range = format!("bytes {from}-{}/{len}", to - 1);
+                headers.extend(HeaderValue::from_str(&range).map(|range| (header::CONTENT_RANGE, range)));
+                Ok(Answer {
+                    status: StatusCode::PARTIAL_CONTENT,
+                    headers,
+                    contents: part(contents, from, to),
+                })
+            }
+        }
+    }
+}
+
+impl Answer {
+    fn reply(self) -> Reply {
+        let payload = match self.contents {
+            Contents::Whole(bytes) => Payload::Whole(bytes),
+            Contents::Part { file, from, len } => {
+                Payload::sized(Pieces::new(Part { file, at: from, left: len }), len)
+            }
+            Contents::Endless { file, first } => Payload::pieces(Pieces::new(Endless { file, first })),
+            Contents::Gzip(file) => Payload::pieces(Pieces::new(Gzipped {
+                file,
+                encoder: Some(GzEncoder::new(Vec::new(), Compression::fast())),
+            })),
+        };
+        let mut reply = Response::new(payload);
+        *reply.status_mut() = self.status;
+        *reply.headers_mut() = self.headers;
+        reply
+    }
+}
+
+fn open(path: &Path) -> Result<File, Refusal> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    rustix::fs::open(path, flags, Mode::empty()).map(File::from).map_err(|error| {
+        let error = io::Error::from(error);
+        match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+                Refusal::new(StatusCode::NOT_FOUND, format!("path '{}' does not exist", path.display()))
+            }
+            // A socket, or a device without a driver.
+            _ if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {
+                Refusal::bad(format!("path '{}' is not a regular file", path.display()))
+            }
+            io::ErrorKind::PermissionDenied => Refusal::new(
+                StatusCode::FORBIDDEN,
+                format!("error opening file '{}': {error}", path.display()),
+            ),
+            _ => Refusal::internal(format!("error opening file '{}': {error}", path.display())),
+        }
+    })
+}
+
+/// A small file is read whole; a large one is believed, or found endless.
+fn read_or_trust(file: File, len: u64) -> io::Result<Contents> {
+    if len > PIECE_LEN as u64 {
+        return Ok(Contents::Part { file, from: 0, len });
+    }
+    let mut first = Vec::with_capacity(usize::try_from(len).unwrap_or(0) + 1);
+    (&file).take(PIECE_LEN as u64 + 1).read_to_end(&mut first)?;
+    if first.len() <= PIECE_LEN {
+        Ok(Contents::Whole(first.into()))
+    } else {
+        Ok(Contents::Endless { file, first })
+    }
+}
+
+fn part(contents: Contents, from: u64, to: u64) -> Contents {
+    match contents {
+        Contents::Whole(bytes) => {
+            let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(bytes.len());
+            Contents::Whole(bytes.slice(place(from)..place(to)))
+        }
+        Contents::Part { file, .. } => Contents::Part { file, from, len: to - from },
+        other => other,
+    }
+}
+
+/// The single range that is asked for, as from and to: `None` if it is to be ignored, `Some(None)` if it cannot be.
+fn parse_range(text: &str, len: u64) -> Option<Option<(u64, u64)>> {
+    let (from, to) = text.strip_prefix("bytes=")?.split_once('-')?;
+    let number = |text: &str| text.trim().parse::<u64>();
+    match (from.trim(), to.trim()) {
+        ("", last) => {
+            let last = number(last).ok()?;
+            Some((last > 0 && len > 0).then(|| (len.saturating_sub(last), len)))
+        }
+        (from, "") => number(from).ok().map(|from| (from < len).then_some((from, len))),
+        (from, to) => {
+            let (from, to) = (number(from).ok()?, number(to).ok()?);
+            (from <= to).then(|| (from < len).then(|| (from, to.saturating_add(1).min(len))))
+        }
+    }
+}
+
+fn headers_for(path: &Path) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    let name: String = paths::name_of(path)
+        .chars()
+        .map(|c| if " !#$&+-.^_`|~".contains(c) || c.is_ascii_alphanumeric() { c } else { '_' })
+        .collect();
+    headers.extend(
+        HeaderValue::from_str(&format!("inline; filename=\"{name}\""))
+            .map(|name| (header::CONTENT_DISPOSITION, name)),
+    );
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
+    headers
+}
+
+/// Reads the next piece on a helper thread; empty at the end.
+trait Read1: Send + 'static {
+    fn next(&mut self) -> io::Result<Vec<u8>>;
+}
+
+struct Part {
+    file: File,
+    at: u64,
+    left: u64,
+}
+
+impl Read1 for Part {
+    fn next(&mut self) -> io::Result<Vec<u8>> {
+        if self.left == 0 {
+            return Ok(Vec::new());
+        }
+        let mut piece = vec![0; usize::try_from(self.left).unwrap_or(PIECE_LEN).min(PIECE_LEN)];
+        let read = self.file.read_at(&mut piece, self.at)?;
+        if read == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file shrank while it was sent"));
+        }
+        piece.truncate(read);
+        self.at += read as u64;
+        self.left -= read as u64;
+        Ok(piece)
+    }
+}
+
+struct Endless {
+    file: File,
+    first: Vec<u8>,
+}
+
+impl Read1 for Endless {
+    fn next(&mut self) -> io::Result<Vec<u8>> {
+        if !self.first.is_empty() {
+            return Ok(std::mem::take(&mut self.first));
+        }
+        read_piece(&self.file)
+    }
+}
+
+struct Gzipped {
+    file: File,
+    encoder: Option<GzEncoder<Vec<u8>>>,
+}
+
+impl Read1 for Gzipped {
+    fn next(&mut self) -> io::Result<Vec<u8>> {
+        while let Some(encoder) = &mut self.encoder {
+            let piece = read_piece(&self.file)?;
+            if piece.is_empty() {
+                return self.encoder.take().map_or_else(|| Ok(Vec::new()), GzEncoder::finish);
+            }
+            encoder.write_all(&piece)?;
+            if !encoder.get_ref().is_empty() {
+                return Ok(std::mem::take(encoder.get_mut()));
+            }
+        }
+        Ok(Vec::new())
+    }
+}
+
+fn read_piece(mut file: &File) -> io::Result<Vec<u8>> {
+    let mut piece = vec![0; PIECE_LEN];
+    let read = file.read(&mut piece)?;
+    piece.truncate(read);
+    Ok(piece)
+}
+
+/// A body that is read piece by piece on helper threads.
+struct Pieces<R> {
+    state: State<R>,
+}
+
+enum State<R> {
+    Idle(R),
+    Reading(JoinHandle<(R, io::Result<Vec<u8>>)>),
+    Over,
+}
+
+impl<R: Read1> Pieces<R> {
+    fn new(reader: R) -> Self {
+        Self { state: State::Idle(reader) }
+    }
+}
+
+impl<R: Read1> Source for Pieces<R> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        if let State::Idle(_) = &self.state
+            && let State::Idle(mut reader) = std::mem::replace(&mut self.state, State::Over)
+        {
+            self.state = State::Reading(tokio::task::spawn_blocking(move || {
+                let piece = reader.next();
+                (reader, piece)
+            }));
+        }
+        let State::Reading(reading) = &mut self.state else { return Poll::Ready(None) };
+        let read = std::task::ready!(Pin::new(reading).poll(cx));
+        self.state = State::Over;
+        match read {
+            Err(error) => Poll::Ready(Some(Err(io::Error::other(error)))),
+            Ok((_, Err(error))) => Poll::Ready(Some(Err(error))),
+            Ok((_, Ok(piece))) if piece.is_empty() => Poll::Ready(None),
+            Ok((reader, Ok(piece))) => {
+                self.state = State::Idle(reader);
+                Poll::Ready(Some(Ok(piece.into())))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_read_as_http_has_them() {
+        for (text, wanted) in [
+            ("bytes=0-4", Some(Some((0, 5)))),
+            ("bytes=5-", Some(Some((5, 10)))),
+            ("bytes=-3", Some(Some((7, 10)))),
+            ("bytes=-30", Some(Some((0, 10)))),
+            ("bytes=8-100", Some(Some((8, 10)))),
+            ("bytes=10-", Some(None)),
+            ("bytes=-0", Some(None)),
+            ("bytes=5-2", None),
+            ("bytes=0-1,4-5", None),
+            ("lines=1-2", None),
+        ] {
+            assert_eq!(parse_range(text, 10), wanted, "{text}");
+        }
+    }
+}

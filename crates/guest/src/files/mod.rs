@@ -1,0 +1,100 @@
+//! Files of the Body: `filesystem.Filesystem` and `/files`.
+//!
+//! As in envd, the guest acts with its own rights and gives what it makes to the user that the caller named.
+
+mod download;
+mod encoding;
+mod entry;
+mod metadata;
+mod operations;
+mod remove;
+mod rpc;
+mod upload;
+mod watch;
+mod watchers;
+
+use std::{
+    io,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+};
+
+use hyper::StatusCode;
+use rustix::fs::{Gid, Uid};
+
+use crate::{
+    connect::Fault,
+    paths,
+    reply::Refusal,
+    users::{self, User},
+};
+
+pub use download::download;
+pub use rpc::{call, on_helper};
+pub use upload::upload;
+pub use watchers::Watchers;
+
+/// Makes a directory and its missing parents, 0755, for the user.
+pub fn make_dirs(path: &Path, user: &User) -> io::Result<()> {
+    let missing = |at: &&Path| !at.as_os_str().is_empty();
+    let mut parents: Vec<PathBuf> = path.ancestors().filter(missing).map(Path::to_path_buf).collect();
+    parents.reverse();
+    for dir in parents {
+        match std::fs::metadata(&dir) {
+            Ok(found) if found.is_dir() => {}
+            Ok(_) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::NotADirectory,
+                    format!("path is a file: {}", dir.display()),
+                ));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => make_dir(&dir, user)?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn make_dir(path: &Path, user: &User) -> io::Result<()> {
+    match rustix::fs::mkdir(path, 0o755.into()) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Err(error) => return Err(error.into()),
+    }
+    give_path(path, user)
+}
+
+/// Gives a file to its user. Only root gives; in a Body of one id everything is that id's already.
+pub fn give(file: impl AsFd, user: &User) -> io::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    Ok(rustix::fs::fchown(file, Some(Uid::from_raw(user.uid)), Some(Gid::from_raw(user.gid)))?)
+}
+
+fn give_path(path: &Path, user: &User) -> io::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    Ok(rustix::fs::chown(path, Some(Uid::from_raw(user.uid)), Some(Gid::from_raw(user.gid)))?)
+}
+
+/// The path that a request names for the user it names.
+pub fn path_for(path: &[u8], user: &str, workdir: Option<&str>) -> Result<PathBuf, Refusal> {
+    user_and_path(path, user, workdir).map(|(_, path)| path)
+}
+
+/// As [`path_for`], with the user.
+pub fn user_and_path(path: &[u8], name: &str, workdir: Option<&str>) -> Result<(User, PathBuf), Refusal> {
+    let plain = |fault: Fault| Refusal::new(fault.code.status(), fault.message);
+    let unknown = || {
+        Refusal::new(StatusCode::UNAUTHORIZED, format!("error looking up user '{name}': unknown user {name}"))
+    };
+    let user = users::find(name).ok_or_else(unknown)?;
+    users::check_reachable(&user).map_err(plain)?;
+    let path = paths::resolve(path, &user, workdir).map_err(plain)?;
+    Ok((user, path))
+}
+
+fn now() -> i64 {
+    rustix::time::clock_gettime(rustix::time::ClockId::Realtime).tv_sec
+}

@@ -1,0 +1,160 @@
+//! Stat, list, make, move: what they do and what their failures are called. All of it runs on a helper thread.
+
+use std::{
+    collections::VecDeque,
+    io::{self, ErrorKind},
+    path::{Path, PathBuf},
+};
+
+use proto::wire::filesystem::{
+    EntryInfo, ListDirRequest, ListDirResponse, MakeDirRequest, MakeDirResponse, MoveRequest, MoveResponse,
+    RemoveRequest, RemoveResponse, StatRequest, StatResponse,
+};
+
+use super::{entry::entry, make_dirs, remove::remove};
+use crate::{
+    connect::{Code, Fault},
+    paths,
+    users::{Names, User},
+};
+
+/// Entries in one listing.
+const ENTRIES_MAX: usize = 50_000;
+
+/// Who asks, and what an empty path means to them.
+#[derive(Debug)]
+pub struct Caller {
+    pub user: User,
+    pub workdir: Option<String>,
+}
+
+impl Caller {
+    pub fn path(&self, path: &str) -> Result<PathBuf, Fault> {
+        paths::resolve(path.as_bytes(), &self.user, self.workdir.as_deref())
+    }
+}
+
+pub fn stat(caller: &Caller, asked: &StatRequest) -> Result<StatResponse, Fault> {
+    let path = caller.path(&asked.path)?;
+    Ok(StatResponse { entry: Some(known_entry(&path)?) })
+}
+
+pub fn make(caller: &Caller, asked: &MakeDirRequest) -> Result<MakeDirResponse, Fault> {
+    let path = caller.path(&asked.path)?;
+    match std::fs::metadata(&path) {
+        Ok(found) if found.is_dir() => {
+            return Err(Fault::new(
+                Code::AlreadyExists,
+                format!("directory already exists: {}", path.display()),
+            ));
+        }
+        Ok(_) => {
+            let message = format!("path already exists but it is not a directory: {}", path.display());
+            return Err(Fault::invalid(message));
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(fault("error getting file info", &error)),
+    }
+    make_dirs(&path, &caller.user).map_err(|error| fault("failed to create directory", &error))?;
+    Ok(MakeDirResponse { entry: Some(known_entry(&path)?) })
+}
+
+pub fn rename(caller: &Caller, asked: &MoveRequest) -> Result<MoveResponse, Fault> {
+    let (from, to) = (caller.path(&asked.source)?, caller.path(&asked.destination)?);
+    if let Some(parent) = to.parent() {
+        make_dirs(parent, &caller.user).map_err(|error| fault("failed to create directory", &error))?;
+    }
+    std::fs::rename(&from, &to).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => {
+            Fault::new(Code::NotFound, format!("source file not found: {}", from.display()))
+        }
+        _ => fault("error renaming", &error),
+    })?;
+    Ok(MoveResponse { entry: Some(known_entry(&to)?) })
+}
+
+pub fn delete(caller: &Caller, asked: &RemoveRequest) -> Result<RemoveResponse, Fault> {
+    let path = caller.path(&asked.path)?;
+    remove(&path).map_err(|error| fault("error removing file or directory", &error))?;
+    Ok(RemoveResponse {})
+}
+
+pub fn list(caller: &Caller, asked: &ListDirRequest) -> Result<ListDirResponse, Fault> {
+    let path = caller.path(&asked.path)?;
+    let real = std::fs::canonicalize(&path).map_err(|error| fault("path not found", &error))?;
+    if !real.is_dir() {
+        return Err(Fault::invalid(format!("path is not a directory: {}", path.display())));
+    }
+    let names = Names::read();
+    let mut entries = Vec::new();
+    let mut open = vec![children(&real)?];
+    let depth = usize::try_from(asked.depth.max(1)).unwrap_or(usize::MAX);
+    while let Some(siblings) = open.last_mut() {
+        let Some((child, is_dir)) = siblings.pop_front() else {
+            open.pop();
+            continue;
+        };
+        if let Some(found) = listed(&child, &real, &path, &names)? {
+            entries.push(found);
+        }
+        if entries.len() > ENTRIES_MAX {
+            let message =
+                format!("more than {ENTRIES_MAX} entries: ask for less depth or a smaller directory");
+            return Err(Fault::new(Code::ResourceExhausted, message));
+        }
+        if is_dir && open.len() < depth {
+            open.push(children(&child)?);
+        }
+    }
+    Ok(ListDirResponse { entries })
+}
+
+/// An entry under the path that was asked for, whatever links led there; `None` if it is gone already.
+fn listed(child: &Path, real: &Path, asked: &Path, names: &Names) -> Result<Option<EntryInfo>, Fault> {
+    match entry(child, names) {
+        Ok(mut found) => {
+            let shown =
+                child.strip_prefix(real).map_or_else(|_| child.to_path_buf(), |below| asked.join(below));
+            found.path = shown.to_string_lossy().into_owned();
+            Ok(Some(found))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(fault("error getting file info", &error)),
+    }
+}
+
+/// What a directory holds, by name. One that is gone by now holds nothing.
+fn children(dir: &Path) -> Result<VecDeque<(PathBuf, bool)>, Fault> {
+    let failed =
+        |error: io::Error| Fault::internal(format!("error reading directory {}: {error}", dir.display()));
+    let entries = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(VecDeque::new()),
+        read => read.map_err(failed)?,
+    };
+    let mut children = Vec::new();
+    for entry in entries.take(ENTRIES_MAX + 1) {
+        let entry = entry.map_err(failed)?;
+        children.push((entry.path(), entry.file_type().is_ok_and(|kind| kind.is_dir())));
+    }
+    children.sort_unstable();
+    Ok(children.into())
+}
+
+fn known_entry(path: &Path) -> Result<EntryInfo, Fault> {
+    entry(path, &Names::read()).map_err(|error| fault("file not found", &error))
+}
+
+/// The kernel's error in Connect's words.
+pub fn fault(what: &str, error: &io::Error) -> Fault {
+    let code = match error.kind() {
+        ErrorKind::NotFound => Code::NotFound,
+        ErrorKind::NotADirectory | ErrorKind::InvalidFilename | ErrorKind::InvalidInput => {
+            Code::InvalidArgument
+        }
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => Code::PermissionDenied,
+        _ if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => Code::FailedPrecondition,
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Code::ResourceExhausted,
+        _ => Code::Internal,
+    };
+    Fault::new(code, format!("{what}: {error}"))
+}

@@ -1,0 +1,360 @@
+//! `POST /files`: files in, as a form of several or as the bytes of one.
+//!
+//! Invariant: a slow caller holds no thread and one piece of memory; what has arrived is written before more is taken.
+
+use std::{
+    fs::File,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    pin::Pin,
+    rc::Rc,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes};
+use flate2::write::GzDecoder;
+use http_body_util::{BodyDataStream, BodyExt};
+use hyper::{
+    HeaderMap, Request, StatusCode,
+    body::{Body, Frame, Incoming},
+    header,
+};
+use multer::{Field, Multipart};
+use rustix::fs::{Mode, OFlags};
+use serde::Serialize;
+
+use super::{give, give_path, make_dirs, metadata};
+use crate::{
+    auth::{self, Operation},
+    paths,
+    query::Query,
+    reply::{self, Refusal, Reply},
+    server::Guest,
+    users::User,
+};
+
+/// What is gathered before it is written.
+const PIECE_LEN: usize = 256 * 1024;
+/// Compressed bytes that are inflated at once: at worst a thousand times as many come out.
+const DEFLATED_LEN: usize = 2048;
+const PARTS_MAX: usize = 100_000;
+/// How long a caller may be silent.
+const WAIT: Duration = Duration::from_secs(300);
+
+/// One file that was written.
+#[derive(Debug, Serialize)]
+struct Uploaded {
+    path: String,
+    name: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    #[serde(skip_serializing_if = "metadata::Metadata::is_empty")]
+    metadata: metadata::Metadata,
+}
+
+/// Answers which files were written.
+pub async fn upload(guest: &Rc<Guest>, request: Request<Incoming>) -> Reply {
+    let query = Query::parse(request.uri().query());
+    let token = guest.config.token.as_deref();
+    if let Err(refusal) = auth::check_files(token, request.headers(), &query, Operation::Write, super::now())
+    {
+        return refusal.reply();
+    }
+    match take(guest, &query, request).await {
+        Ok(uploaded) => reply::json(&uploaded),
+        Err(refusal) => refusal.reply(),
+    }
+}
+
+async fn take(guest: &Guest, query: &Query, request: Request<Incoming>) -> Result<Vec<Uploaded>, Refusal> {
+    let gzip = is_gzip(request.headers())?;
+    let metadata = metadata::from_headers(request.headers())
+        .map_err(|message| Refusal::bad(format!("invalid metadata: {message}")))?;
+    let name =
+        query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config.user).to_owned();
+    let workdir = guest.config.workdir.clone();
+    let (user, _) = helped(move || super::user_and_path(b"", &name, workdir.as_deref())).await?;
+    let to =
+        Target { user: Arc::new(user), workdir: guest.config.workdir.clone(), metadata: Arc::new(metadata) };
+    let kind =
+        request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let kind = kind.to_owned();
+    let path = query.bytes("path").map(<[u8]>::to_vec);
+    match kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
+        "application/octet-stream" => {
+            let path =
+                path.ok_or_else(|| Refusal::bad("path query parameter is required for raw body upload"))?;
+            Ok(vec![raw(&to, &path, request.into_body(), gzip).await?])
+        }
+        kind_word if kind_word.starts_with("multipart/") => {
+            let boundary = multer::parse_boundary(&kind)
+                .map_err(|error| Refusal::bad(format!("error parsing multipart form: {error}")))?;
+            let form = if gzip {
+                Multipart::new(BodyDataStream::new(Inflated::new(request.into_body())), boundary)
+            } else {
+                Multipart::new(BodyDataStream::new(request.into_body()), boundary)
+            };
+            parts(&to, path.as_deref(), form).await
+        }
+        _ => Err(Refusal::bad(format!(
+            "unsupported content type: {kind}, expected multipart/form-data or application/octet-stream"
+        ))),
+    }
+}
+
+async fn raw(to: &Target, path: &[u8], mut body: Incoming, gzip: bool) -> Result<Uploaded, Refusal> {
+    let path = to.path(path)?;
+    let cut = |error: hyper::Error| Refusal::bad(format!("the request was cut: {error}"));
+    let next = async move || loop {
+        match body.frame().await.transpose().map_err(cut)? {
+            None => return Ok(None),
+            Some(frame) => {
+                if let Ok(data) = frame.into_data() {
+                    return Ok(Some(data));
+                }
+            }
+        }
+    };
+    store(to, path, next, gzip).await
+}
+
+async fn parts(to: &Target, path: Option<&[u8]>, mut form: Multipart<'_>) -> Result<Vec<Uploaded>, Refusal> {
+    let broken = |error: multer::Error| Refusal::internal(format!("error reading form: {error}"));
+    let mut uploaded: Vec<Uploaded> = Vec::new();
+    for _ in 0..PARTS_MAX {
+        let Some(mut field) = in_time(form.next_field()).await?.map_err(broken)? else { return Ok(uploaded) };
+        if field.name() != Some("file") {
+            continue;
+        }
+        let path = to.path(&target_of(&field, path)?)?;
+        if uploaded.iter().any(|file| Path::new(&file.path) == path) {
+            return Err(Refusal::bad(format!(
+                "you cannot upload multiple files to the same path '{}' in one upload request, \
+                 only the first specified file was uploaded",
+                path.display()
+            )));
+        }
+        let next = async || field.chunk().await.map_err(broken);
+        uploaded.push(store(to, path, next, false).await?);
+    }
+    Err(Refusal::bad(format!("a form may hold {PARTS_MAX} parts")))
+}
+
+fn target_of(field: &Field<'_>, path: Option<&[u8]>) -> Result<Vec<u8>, Refusal> {
+    match (path, field.file_name()) {
+        (Some(path), _) => Ok(path.to_vec()),
+        (None, Some(name)) if !name.is_empty() => Ok(name.as_bytes().to_vec()),
+        _ => Err(Refusal::bad("error resolving path: the part has no file name")),
+    }
+}
+
+/// Writes what `next` yields.
+async fn store(
+    to: &Target,
+    path: PathBuf,
+    mut next: impl AsyncFnMut() -> Result<Option<Bytes>, Refusal>,
+    gzip: bool,
+) -> Result<Uploaded, Refusal> {
+    let (user, metadata) = (to.user.clone(), to.metadata.clone());
+    let at = path.clone();
+    let file = helped(move || open(&at, &user)).await?;
+    let mut writer =
+        if gzip { Writer::Inflating(Box::new(GzDecoder::new(file))) } else { Writer::Plain(file) };
+    loop {
+        let (pieces, more) = gather(&mut next).await?;
+        if !pieces.is_empty() {
+            writer = helped(move || writer.write(&pieces)).await?;
+        }
+        if !more {
+            break;
+        }
+    }
+    helped(move || writer.finish(&path, &metadata)).await
+}
+
+async fn gather(
+    next: &mut impl AsyncFnMut() -> Result<Option<Bytes>, Refusal>,
+) -> Result<(Vec<Bytes>, bool), Refusal> {
+    let mut pieces = Vec::new();
+    let mut len = 0;
+    while len < PIECE_LEN {
+        match in_time(next()).await?? {
+            None => return Ok((pieces, false)),
+            Some(piece) => {
+                len += piece.len();
+                pieces.push(piece);
+            }
+        }
+    }
+    Ok((pieces, true))
+}
+
+/// Who the files are for.
+struct Target {
+    user: Arc<User>,
+    workdir: Option<String>,
+    metadata: Arc<metadata::Metadata>,
+}
+
+impl Target {
+    fn path(&self, path: &[u8]) -> Result<PathBuf, Refusal> {
+        paths::resolve(path, &self.user, self.workdir.as_deref()).map_err(|fault| Refusal::bad(fault.message))
+    }
+}
+
+enum Writer {
+    Plain(File),
+    Inflating(Box<GzDecoder<File>>),
+}
+
+impl Writer {
+    fn write(mut self, pieces: &[Bytes]) -> Result<Self, Refusal> {
+        for piece in pieces {
+            let written = match &mut self {
+                Self::Plain(file) => file.write_all(piece),
+                Self::Inflating(decoder) => decoder.write_all(piece),
+            };
+            written.map_err(|error| unwritten(&error))?;
+        }
+        Ok(self)
+    }
+
+    fn finish(self, path: &Path, attached: &metadata::Metadata) -> Result<Uploaded, Refusal> {
+        let file = match self {
+            Self::Plain(file) => file,
+            Self::Inflating(decoder) => decoder.finish().map_err(|error| unwritten(&error))?,
+        };
+        metadata::write(&file, attached).map_err(|error| unwritten(&error))?;
+        drop(file);
+        let (name, metadata) = (paths::name_of(path), metadata::read(path));
+        Ok(Uploaded { path: path.to_string_lossy().into_owned(), name, kind: "file", metadata })
+    }
+}
+
+fn open(path: &Path, user: &User) -> Result<File, Refusal> {
+    if let Some(parent) = path.parent() {
+        make_dirs(parent, user).map_err(|error| unmade("error ensuring directories", &error))?;
+    }
+    let existing = std::fs::metadata(path);
+    match &existing {
+        Ok(found) if found.is_dir() => {
+            return Err(Refusal::bad(format!("path is a directory: {}", path.display())));
+        }
+        Ok(found) if !found.is_file() => {
+            return Err(Refusal::bad(format!("path is not a regular file: {}", path.display())));
+        }
+        // Given before it is opened, as envd does: who watches never sees contents of somebody else's.
+        Ok(_) => give_path(path, user).map_err(|error| unmade("error changing file ownership", &error))?,
+        Err(_) => {}
+    }
+    let flags =
+        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))
+        .map_err(|error| unmade("error opening file", &error.into()))?;
+    let file = File::from(file);
+    if !file.metadata().is_ok_and(|found| found.is_file()) {
+        return Err(Refusal::bad(format!("path is not a regular file: {}", path.display())));
+    }
+    if existing.is_err() {
+        give(&file, user).map_err(|error| unmade("error changing file ownership", &error))?;
+    }
+    Ok(file)
+}
+
+fn unmade(what: &str, error: &io::Error) -> Refusal {
+    let status = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StatusCode::INSUFFICIENT_STORAGE,
+        io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename => StatusCode::BAD_REQUEST,
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => StatusCode::FORBIDDEN,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    Refusal::new(status, format!("{what}: {error}"))
+}
+
+fn unwritten(error: &io::Error) -> Refusal {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            Refusal::new(StatusCode::INSUFFICIENT_STORAGE, "not enough disk space available")
+        }
+        // What flate2 says of bytes that are not gzip.
+        io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => {
+            Refusal::bad(format!("error decompressing request body: {error}"))
+        }
+        _ => Refusal::internal(format!("error writing file: {error}")),
+    }
+}
+
+fn is_gzip(headers: &HeaderMap) -> Result<bool, Refusal> {
+    let encoding =
+        headers.get(header::CONTENT_ENCODING).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    match encoding.trim().to_ascii_lowercase().as_str() {
+        "" | "identity" => Ok(false),
+        "gzip" => Ok(true),
+        other => Err(Refusal::bad(format!("unsupported Content-Encoding: {other}, supported: [gzip]"))),
+    }
+}
+
+async fn in_time<T>(work: impl Future<Output = T>) -> Result<T, Refusal> {
+    let late = |_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the upload stalled");
+    tokio::time::timeout(WAIT, work).await.map_err(late)
+}
+
+async fn helped<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, Refusal> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(Refusal::internal(error.to_string())))
+}
+
+/// A gzipped body, inflated as it is read.
+struct Inflated {
+    body: Incoming,
+    decoder: GzDecoder<Vec<u8>>,
+    waiting: Bytes,
+    over: bool,
+}
+
+impl Inflated {
+    fn new(body: Incoming) -> Self {
+        Self { body, decoder: GzDecoder::new(Vec::new()), waiting: Bytes::new(), over: false }
+    }
+
+    fn inflate(&mut self) -> io::Result<Bytes> {
+        let len = self.waiting.len().min(DEFLATED_LEN);
+        self.decoder.write_all(&self.waiting[..len])?;
+        self.waiting.advance(len);
+        Ok(std::mem::take(self.decoder.get_mut()).into())
+    }
+}
+
+impl Body for Inflated {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        loop {
+            if !self.waiting.is_empty() {
+                match self.inflate() {
+                    Ok(bytes) if bytes.is_empty() => continue,
+                    inflated => return Poll::Ready(Some(inflated.map(Frame::data))),
+                }
+            }
+            if self.over {
+                return Poll::Ready(None);
+            }
+            match std::task::ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Err(error)) => return Poll::Ready(Some(Err(io::Error::other(error)))),
+                Some(Ok(frame)) => self.waiting = frame.into_data().unwrap_or_default(),
+                None => {
+                    self.over = true;
+                    let last = self.decoder.try_finish().map(|()| std::mem::take(self.decoder.get_mut()));
+                    match last {
+                        Ok(last) if last.is_empty() => {}
+                        last => return Poll::Ready(Some(last.map(|last| Frame::data(last.into())))),
+                    }
+                }
+            }
+        }
+    }
+}

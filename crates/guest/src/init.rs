@@ -1,0 +1,217 @@
+//! What being init means: settle into the process, bury the dead, end everybody at the end.
+//!
+//! Invariant: `wait` is called only here, on the one serving thread, so a pid that a [`Reaper`] has not reported dead
+//! cannot have been given to anybody else.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    fs::OpenOptions,
+    io,
+    os::fd::{AsRawFd, IntoRawFd},
+    path::Path,
+    rc::Rc,
+    time::Duration,
+};
+
+use rustix::{
+    fs::Mode,
+    process::{DumpableBehavior, WaitOptions, WaitStatus},
+};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::{Notify, oneshot},
+    time::Instant,
+};
+
+use crate::server::Guest;
+
+/// How long processes have when a signal, not a caller, ends the guest.
+const SIGNAL_GRACE: Duration = Duration::from_secs(5);
+/// Longest grace a caller may ask for.
+pub const GRACE_MAX: Duration = Duration::from_secs(600);
+/// How long the kernel has to remove what was killed, and streams have to say so.
+const LAST_WAIT: Duration = Duration::from_secs(1);
+/// Not every death is told: other parents' children are looked for this often.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+const TERM: i32 = 15;
+const KILL: i32 = 9;
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    Code(i32),
+    Signal(i32),
+}
+
+/// Makes this process fit to be an init. Best effort: each step is a hardening, none is needed to serve.
+pub fn settle() {
+    hold_standard_descriptors();
+    let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    let _ = rustix::thread::set_name(c"pal-guest");
+    let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+    let _ = rustix::process::umask(Mode::WGRP | Mode::WOTH);
+    if is_init() {
+        let _ = std::env::set_current_dir(Path::new("/"));
+    }
+}
+
+/// 0, 1 and 2 must never become a pipe or a socket of ours.
+fn hold_standard_descriptors() {
+    while let Ok(file) = OpenOptions::new().read(true).write(true).open("/dev/null") {
+        if file.as_raw_fd() > 2 {
+            break;
+        }
+        let _ = file.into_raw_fd();
+    }
+}
+
+fn is_init() -> bool {
+    rustix::process::getpid().is_init()
+}
+
+/// Who waits for whom.
+#[derive(Debug, Default)]
+pub struct Reaper {
+    waiting: RefCell<HashMap<u32, oneshot::Sender<Exit>>>,
+    /// Starts under way: their children may die before anybody waits for them.
+    starting: Cell<usize>,
+    early: RefCell<HashMap<u32, Exit>>,
+    buried: Notify,
+}
+
+/// Held while a process is being started, so that its early death is not forgotten.
+#[derive(Debug)]
+pub struct Starting<'a>(&'a Reaper);
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        let left = self.0.starting.get().saturating_sub(1);
+        self.0.starting.set(left);
+        if left == 0 {
+            self.0.early.borrow_mut().clear();
+        }
+    }
+}
+
+impl Reaper {
+    /// To be called before a process is started.
+    pub fn starting(&self) -> Starting<'_> {
+        self.starting.set(self.starting.get() + 1);
+        Starting(self)
+    }
+
+    /// The exit of a child that was just started.
+    pub fn exit_of(&self, pid: u32, _start: &Starting<'_>) -> oneshot::Receiver<Exit> {
+        let (sender, receiver) = oneshot::channel();
+        match self.early.borrow_mut().remove(&pid) {
+            Some(exit) => drop(sender.send(exit)),
+            None => drop(self.waiting.borrow_mut().insert(pid, sender)),
+        }
+        receiver
+    }
+
+    fn reap(&self) {
+        while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+            let Some(exit) = exit_of_status(status) else { continue };
+            let pid = pid.as_raw_pid().unsigned_abs();
+            match self.waiting.borrow_mut().remove(&pid) {
+                Some(sender) => drop(sender.send(exit)),
+                None if self.starting.get() > 0 => drop(self.early.borrow_mut().insert(pid, exit)),
+                None => {}
+            }
+        }
+        self.buried.notify_waiters();
+    }
+}
+
+fn exit_of_status(status: WaitStatus) -> Option<Exit> {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => Some(Exit::Code(code)),
+        (_, Some(signal)) => Some(Exit::Signal(signal)),
+        _ => None,
+    }
+}
+
+/// Buries the dead for as long as the guest lives.
+pub async fn bury(guest: Rc<Guest>) -> io::Result<()> {
+    let mut deaths = signal(SignalKind::child())?;
+    loop {
+        guest.reaper.reap();
+        if deaths.recv().await.is_none() {
+            return Ok(());
+        }
+    }
+}
+
+/// Waits for a signal that asks the guest to end.
+pub async fn asked_to_end() -> io::Result<Duration> {
+    let mut term = signal(SignalKind::terminate())?;
+    let mut int = signal(SignalKind::interrupt())?;
+    let mut hup = signal(SignalKind::hangup())?;
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+        _ = hup.recv() => {}
+    }
+    Ok(SIGNAL_GRACE)
+}
+
+/// Ends every process: TERM, then KILL after the grace.
+pub async fn end_everyone(guest: &Guest, grace: Duration) {
+    // Started by nobody any more; what runs now is all there will be, but for what it starts itself.
+    let groups = guest.processes.groups();
+    // Interactive shells ignore TERM, but leave when their terminal does.
+    for pid in guest.processes.on_terminals() {
+        signal_group(pid, rustix::process::Signal::HUP);
+    }
+    signal_all(&groups, TERM);
+    if !gone_within(guest, &groups, grace.min(GRACE_MAX)).await {
+        signal_all(&groups, KILL);
+        gone_within(guest, &groups, LAST_WAIT).await;
+    }
+    guest.reaper.reap();
+    let _ = tokio::time::timeout(LAST_WAIT, guest.processes.all_ended()).await;
+}
+
+async fn gone_within(guest: &Guest, groups: &[u32], limit: Duration) -> bool {
+    let end = Instant::now() + limit;
+    while anybody(groups) {
+        if Instant::now() >= end {
+            return false;
+        }
+        let wake = (Instant::now() + LOOK_EVERY).min(end);
+        let _ = tokio::time::timeout_at(wake, guest.reaper.buried.notified()).await;
+    }
+    true
+}
+
+fn signal_all(groups: &[u32], number: i32) {
+    if is_init() {
+        let _ = sys::spawn::signal_everyone(number);
+        return;
+    }
+    let signal = if number == TERM { rustix::process::Signal::TERM } else { rustix::process::Signal::KILL };
+    groups.iter().for_each(|pid| signal_group(*pid, signal));
+}
+
+fn anybody(groups: &[u32]) -> bool {
+    if is_init() {
+        return sys::spawn::signal_everyone(0).is_ok();
+    }
+    groups
+        .iter()
+        .filter_map(|pid| pid_of(*pid))
+        .any(|pid| rustix::process::test_kill_process_group(pid).is_ok())
+}
+
+fn signal_group(pid: u32, signal: rustix::process::Signal) {
+    if let Some(pid) = pid_of(pid) {
+        let _ = rustix::process::kill_process_group(pid, signal);
+    }
+}
+
+/// The kernel's form of a pid.
+pub fn pid_of(pid: u32) -> Option<rustix::process::Pid> {
+    i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw)
+}

@@ -1,0 +1,198 @@
+//! Where the output of one process goes: to those who listen, or into a ring when nobody does.
+//!
+//! Invariant: a listener's queue is bounded. Who produces waits for room, so a slow listener slows the process, not
+//! the guest's memory down; a listener that is gone is noticed at once and costs nothing.
+//! What was handed to a connection counts as received; what still waited in the queue of the last listener when it
+//! left goes back into the ring.
+
+use std::{collections::VecDeque, rc::Rc};
+
+use bytes::Bytes;
+use proto::wire::process::process_event::EndEvent;
+use tokio::sync::mpsc::{self, error::TrySendError};
+
+use super::{Process, Stream};
+use crate::connect::{Code, Fault};
+
+/// Pieces that wait for one listener; a piece holds at most 32 KiB.
+const QUEUE_LEN: usize = 8;
+const LISTENERS_MAX: usize = 64;
+/// What a piece in the ring costs besides its bytes.
+const PIECE_COST: u64 = 64;
+/// Small pieces of one stream are joined up to this.
+const JOINED_LEN_MAX: usize = 32 * 1024;
+
+/// A piece of output.
+pub type Piece = (Stream, Bytes);
+
+/// Who listens to one process, and what nobody has heard yet.
+#[derive(Debug)]
+pub struct Hub {
+    listeners: Vec<(u64, mpsc::Sender<Piece>)>,
+    next_id: u64,
+    ring: Ring,
+    end: Option<EndEvent>,
+}
+
+impl Hub {
+    pub fn new(ring_bytes: u64) -> Self {
+        Self { listeners: Vec::new(), next_id: 0, ring: Ring::new(ring_bytes), end: None }
+    }
+
+    /// Tells the end: listeners hear it once they have heard all output.
+    pub fn close(&mut self, end: EndEvent) {
+        self.end = Some(end);
+        self.listeners = Vec::new();
+    }
+
+    fn drop_listener(&mut self, id: u64) {
+        self.listeners.retain(|(known, _)| *known != id);
+    }
+
+    /// Gives a piece to everybody who has room; answers those who have not.
+    fn offer(&mut self, piece: &Piece) -> Vec<(u64, mpsc::Sender<Piece>)> {
+        let mut full = Vec::new();
+        self.listeners.retain(|(id, sender)| match sender.try_send(piece.clone()) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_)) => {
+                full.push((*id, sender.clone()));
+                true
+            }
+            Err(TrySendError::Closed(_)) => false,
+        });
+        full
+    }
+}
+
+impl Process {
+    /// Gives a piece to everybody who listens, waiting for room, or keeps it if nobody does.
+    pub async fn publish(&self, piece: Piece) {
+        let mut full = self.hub.borrow_mut().offer(&piece);
+        // One who was full may have left while we waited for it: then somebody else must have the piece.
+        while let Some((id, sender)) = full.pop() {
+            if sender.send(piece.clone()).await.is_err() {
+                self.hub.borrow_mut().drop_listener(id);
+            }
+        }
+        let mut hub = self.hub.borrow_mut();
+        if hub.listeners.is_empty() && hub.end.is_none() {
+            hub.ring.push(piece);
+        }
+    }
+
+    /// Listens from now on; what nobody has heard yet comes first.
+    pub fn listen(self: &Rc<Self>) -> Result<Listener, Fault> {
+        let mut hub = self.hub.borrow_mut();
+        if hub.listeners.len() >= LISTENERS_MAX {
+            return Err(Fault::new(Code::ResourceExhausted, "too many listen to this process"));
+        }
+        let (sender, receiver) = mpsc::channel(QUEUE_LEN);
+        let id = hub.next_id;
+        hub.next_id += 1;
+        // Of a process that has ended the sender is dropped at once, and so the end is heard at once.
+        if hub.end.is_none() {
+            hub.listeners.push((id, sender));
+        }
+        let missed = hub.ring.take();
+        Ok(Listener { process: self.clone(), id, receiver, missed })
+    }
+
+    /// How the process ended, if it did.
+    pub fn end(&self) -> Option<EndEvent> {
+        self.hub.borrow().end.clone()
+    }
+}
+
+/// One who listens. Dropping it is leaving.
+#[derive(Debug)]
+pub struct Listener {
+    pub process: Rc<Process>,
+    id: u64,
+    pub receiver: mpsc::Receiver<Piece>,
+    /// Output that nobody has heard.
+    pub missed: VecDeque<Piece>,
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let mut hub = self.process.hub.borrow_mut();
+        hub.drop_listener(self.id);
+        self.receiver.close();
+        if !hub.listeners.is_empty() {
+            return;
+        }
+        while let Some(piece) = self.missed.pop_front() {
+            hub.ring.push(piece);
+        }
+        while let Ok(piece) = self.receiver.try_recv() {
+            hub.ring.push(piece);
+        }
+    }
+}
+
+/// The newest output, up to a limit.
+#[derive(Debug)]
+struct Ring {
+    pieces: VecDeque<(Stream, Vec<u8>)>,
+    cost: u64,
+    cost_max: u64,
+}
+
+impl Ring {
+    fn new(cost_max: u64) -> Self {
+        Self { pieces: VecDeque::new(), cost: 0, cost_max }
+    }
+
+    fn push(&mut self, (stream, bytes): Piece) {
+        match self.pieces.back_mut() {
+            Some((last, joined)) if *last == stream && joined.len() + bytes.len() <= JOINED_LEN_MAX => {
+                joined.extend_from_slice(&bytes);
+                self.cost += bytes.len() as u64;
+            }
+            _ => {
+                self.cost += bytes.len() as u64 + PIECE_COST;
+                self.pieces.push_back((stream, bytes.to_vec()));
+            }
+        }
+        while self.cost > self.cost_max {
+            let Some((_, oldest)) = self.pieces.pop_front() else { break };
+            self.cost -= oldest.len() as u64 + PIECE_COST;
+        }
+    }
+
+    fn take(&mut self) -> VecDeque<Piece> {
+        self.cost = 0;
+        std::mem::take(&mut self.pieces).into_iter().map(|(stream, bytes)| (stream, bytes.into())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_joins_small_pieces_and_forgets_the_oldest() {
+        let mut ring = Ring::new(300);
+        for text in ["a", "b"] {
+            ring.push((Stream::Stdout, Bytes::from_static(text.as_bytes())));
+        }
+        ring.push((Stream::Stderr, Bytes::from_static(b"c")));
+        let joined =
+            [(Stream::Stdout, Bytes::from_static(b"ab")), (Stream::Stderr, Bytes::from_static(b"c"))];
+        assert_eq!(ring.take(), joined);
+        for n in 0..100_u8 {
+            let stream = if n % 2 == 0 { Stream::Stdout } else { Stream::Stderr };
+            ring.push((stream, Bytes::copy_from_slice(&[n])));
+        }
+        let kept: Vec<u8> = ring.take().iter().map(|(_, bytes)| bytes[0]).collect();
+        assert_eq!(kept, [96, 97, 98, 99]);
+    }
+
+    #[test]
+    fn a_ring_of_nothing_keeps_nothing() {
+        let mut ring = Ring::new(0);
+        ring.push((Stream::Pty, Bytes::from_static(b"x")));
+        assert_eq!(ring.take(), []);
+        assert_eq!(ring.cost, 0);
+    }
+}

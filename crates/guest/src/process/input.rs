@@ -1,0 +1,102 @@
+//! What callers send to a process: its standard input or its terminal.
+//!
+//! Invariant: writes to one process never interleave; a caller who leaves stops writing.
+
+use std::{io, os::fd::OwnedFd, rc::Rc};
+
+use proto::wire::process::{ProcessInput, process_input, pty::Size};
+use rustix::termios::Winsize;
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::Mutex,
+};
+
+use super::Process;
+use crate::connect::{Code, Fault};
+
+/// Where a process reads from.
+#[derive(Debug)]
+pub enum Input {
+    /// A pipe, until it is closed; nothing if it never had one.
+    Pipe(Mutex<Option<AsyncFd<OwnedFd>>>),
+    /// A terminal.
+    Terminal { master: Rc<AsyncFd<OwnedFd>>, turn: Mutex<()> },
+}
+
+impl Input {
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Self::Terminal { .. })
+    }
+}
+
+impl Process {
+    /// Writes all of it, waiting while the process does not read.
+    pub async fn write(&self, input: Option<ProcessInput>) -> Result<(), Fault> {
+        use process_input::Input::{Pty, Stdin};
+        match (input.and_then(|input| input.input), &self.input) {
+            (None, _) => Err(Fault::new(Code::Unimplemented, "no input is given")),
+            (Some(Stdin(_)), Input::Terminal { .. }) => {
+                Err(failed("tty assigned to process — input should be written to the pty, not the stdin"))
+            }
+            (Some(Pty(_)), Input::Pipe(_)) => {
+                Err(failed("tty not assigned to process — input should be written to the stdin, not the tty"))
+            }
+            (Some(Pty(bytes)), Input::Terminal { master, turn }) => {
+                let _turn = turn.lock().await;
+                write_all(master, &bytes)
+                    .await
+                    .map_err(|error| failed(&format!("error writing to tty: {error}")))
+            }
+            (Some(Stdin(bytes)), Input::Pipe(pipe)) => {
+                let pipe = pipe.lock().await;
+                let pipe = pipe
+                    .as_ref()
+                    .ok_or_else(|| failed("error writing to stdin: stdin not enabled or closed"))?;
+                write_all(pipe, &bytes)
+                    .await
+                    .map_err(|error| failed(&format!("error writing to stdin: {error}")))
+            }
+        }
+    }
+
+    /// The process reads an end of file from now on.
+    pub async fn close_stdin(&self) -> Result<(), Fault> {
+        match &self.input {
+            Input::Terminal { .. } => Err(Fault::new(
+                Code::FailedPrecondition,
+                "cannot close stdin for PTY process — send Ctrl+D (0x04) instead",
+            )),
+            Input::Pipe(pipe) => {
+                drop(pipe.lock().await.take());
+                Ok(())
+            }
+        }
+    }
+
+    /// A new size of the terminal.
+    pub fn resize(&self, size: Size) -> Result<(), Fault> {
+        match &self.input {
+            Input::Pipe(_) => Err(failed("error resizing tty: tty not assigned to process")),
+            Input::Terminal { master, .. } => rustix::termios::tcsetwinsize(master.get_ref(), window(size))
+                .map_err(|error| failed(&format!("error resizing tty: {error}"))),
+        }
+    }
+}
+
+/// The kernel's form of a size.
+pub fn window(size: Size) -> Winsize {
+    let limit = |cells: u32| u16::try_from(cells).unwrap_or(u16::MAX);
+    Winsize { ws_row: limit(size.rows), ws_col: limit(size.cols), ws_xpixel: 0, ws_ypixel: 0 }
+}
+
+async fn write_all(fd: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let written = fd.async_io(Interest::WRITABLE, |fd| Ok(rustix::io::write(fd, bytes)?)).await?;
+        bytes = bytes.get(written..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+fn failed(message: &str) -> Fault {
+    Fault::internal(message)
+}

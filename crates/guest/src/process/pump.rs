@@ -1,0 +1,131 @@
+//! Carries what a process writes from its pipe or terminal to its hub.
+//!
+//! Invariant: no buffer is held while there is nothing to read.
+//! When the leader has exited, its children may still hold the pipe. All that the leader wrote is in the pipe by then,
+//! so reading goes on until the end of file, until 200 ms of silence, or, if somebody keeps writing, until more than a
+//! pipe can hold was read. After that the rest is read and thrown away, so that a daemon is not killed by SIGPIPE.
+
+use std::{io, os::fd::OwnedFd, rc::Rc, time::Duration};
+
+use bytes::Bytes;
+use rustix::buffer::spare_capacity;
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::{mpsc, watch},
+    time::Instant,
+};
+
+use super::{Process, Stream};
+
+const PIPE_PIECE_LEN: usize = 32 * 1024;
+const PTY_PIECE_LEN: usize = 16 * 1024;
+/// A pipe is made this large once its process has shown that it writes much.
+const PIPE_LARGE: usize = 256 * 1024;
+const FULL_PIECES_BEFORE_LARGE: u32 = 4;
+const SILENCE: Duration = Duration::from_millis(200);
+const DRAIN_MIN: Duration = Duration::from_secs(2);
+/// More than any pipe here holds.
+const DRAIN_LEN: usize = 1 << 20;
+const THROWN_LEN: usize = 4096;
+
+/// One end to read from.
+pub struct Outlet {
+    pub fd: Rc<AsyncFd<OwnedFd>>,
+    pub stream: Stream,
+}
+
+/// Whether the leader has exited, and when.
+pub type LeaderGone = watch::Receiver<Option<Instant>>;
+
+/// Carries everything; drops `done` when the listeners have all they will get.
+pub async fn run(process: Rc<Process>, outlet: Outlet, mut gone: LeaderGone, done: mpsc::Sender<()>) {
+    let end = carry(&process, &outlet, &mut gone).await;
+    drop((done, process));
+    if end == Drained::StillOpen {
+        throw_away(&outlet.fd).await;
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Drained {
+    EndOfFile,
+    StillOpen,
+}
+
+async fn carry(process: &Process, outlet: &Outlet, gone: &mut LeaderGone) -> Drained {
+    let mut reader = Reader::new(outlet);
+    let mut after_exit = 0;
+    loop {
+        let read = tokio::select! {
+            biased;
+            read = reader.read() => read,
+            () = silence(gone) => return Drained::StillOpen,
+        };
+        let Some(bytes) = read else { return Drained::EndOfFile };
+        if let Some(at) = *gone.borrow() {
+            after_exit += bytes.len();
+            if after_exit > DRAIN_LEN && at.elapsed() > DRAIN_MIN {
+                return Drained::StillOpen;
+            }
+        }
+        process.publish((outlet.stream, bytes)).await;
+    }
+}
+
+/// Ends when the leader is gone and nothing was written for a while.
+async fn silence(gone: &mut LeaderGone) {
+    // The sender lives as long as the leader; its loss is an exit too.
+    let _ = gone.wait_for(Option::is_some).await;
+    tokio::time::sleep(SILENCE).await;
+}
+
+async fn throw_away(fd: &AsyncFd<OwnedFd>) {
+    loop {
+        let read = fd.async_io(Interest::READABLE, |fd| {
+            let mut buffer = [0_u8; THROWN_LEN];
+            Ok(rustix::io::read(fd, &mut buffer[..])?)
+        });
+        if matches!(read.await, Ok(0) | Err(_)) {
+            return;
+        }
+    }
+}
+
+struct Reader<'a> {
+    outlet: &'a Outlet,
+    piece_len: usize,
+    full_pieces: u32,
+}
+
+impl<'a> Reader<'a> {
+    fn new(outlet: &'a Outlet) -> Self {
+        let piece_len = if outlet.stream == Stream::Pty { PTY_PIECE_LEN } else { PIPE_PIECE_LEN };
+        Self { outlet, piece_len, full_pieces: 0 }
+    }
+
+    /// The next piece; `None` at the end of file. A terminal without a slave says EIO, which is its end.
+    async fn read(&mut self) -> Option<Bytes> {
+        let piece_len = self.piece_len;
+        let read = self.outlet.fd.async_io(Interest::READABLE, |fd| read_piece(fd, piece_len));
+        let bytes = read.await.ok().filter(|bytes| !bytes.is_empty())?;
+        self.widen(bytes.len());
+        Some(bytes)
+    }
+
+    fn widen(&mut self, len: usize) {
+        if len < self.piece_len || self.full_pieces >= FULL_PIECES_BEFORE_LARGE {
+            return;
+        }
+        self.full_pieces += 1;
+        if self.full_pieces == FULL_PIECES_BEFORE_LARGE && self.outlet.stream != Stream::Pty {
+            let _ = rustix::pipe::fcntl_setpipe_size(self.outlet.fd.get_ref(), PIPE_LARGE);
+        }
+    }
+}
+
+fn read_piece(fd: &OwnedFd, len: usize) -> io::Result<Bytes> {
+    let mut buffer = Vec::with_capacity(len);
+    rustix::io::read(fd, spare_capacity(&mut buffer))?;
+    // A little text must not hold a large buffer for as long as somebody is slow to take it.
+    if buffer.len() < len / 2 { Ok(Bytes::copy_from_slice(&buffer)) } else { Ok(buffer.into()) }
+}

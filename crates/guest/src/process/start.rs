@@ -1,0 +1,279 @@
+//! Starting a process and following it to its end.
+//!
+//! Everything that may block (users, directories, the search, the start itself) happens on a helper thread. The task
+//! that waits for it is nobody's: a caller who leaves early leaves a process that is known, not one that is lost.
+
+use std::{
+    cell::{Cell, RefCell},
+    fs::File,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    rc::Rc,
+    sync::Arc,
+    time::Duration,
+};
+
+use proto::{
+    guest::GuestConfig,
+    wire::process::{Pty, StartRequest, pty::Size},
+};
+use rustix::{
+    pipe::PipeFlags,
+    process::{Signal, kill_process},
+    pty::OpenptFlags,
+};
+use sys::spawn::{Command, Credentials, SpawnError, Step, Terminal};
+use tokio::{
+    sync::{Mutex, mpsc, oneshot, watch},
+    time::Instant,
+};
+
+use super::{
+    ENDED_KEPT, Process, Stream, end_event,
+    hub::{Hub, Listener},
+    input::{Input, window},
+    program::{self, Program},
+    pump::{self, Outlet},
+};
+use crate::{
+    connect::{Code, Fault},
+    init::{Exit, pid_of},
+    ready::ready,
+    server::Guest,
+    users::{self, User},
+};
+
+/// How long a process that was killed for its age may take to be gone, and its output to be drained.
+const LATE_WAIT: Duration = Duration::from_secs(2);
+const SIZE_DEFAULT: Size = Size { cols: 80, rows: 24 };
+
+/// Starts a process; the answer listens to it from its first byte.
+pub async fn start(
+    guest: Rc<Guest>,
+    request: StartRequest,
+    user: String,
+    age_max: Option<Duration>,
+) -> Result<Listener, Fault> {
+    guest.processes.check_room()?;
+    let (told, answer) = oneshot::channel();
+    tokio::task::spawn_local(async move {
+        // Nobody hears it if the caller has left; dropping the listener is leaving, which is just right.
+        let _ = told.send(start_and_follow(guest, request, user, age_max).await);
+    });
+    answer.await.unwrap_or_else(|_| Err(Fault::internal("the start was abandoned")))
+}
+
+async fn start_and_follow(
+    guest: Rc<Guest>,
+    request: StartRequest,
+    user: String,
+    age_max: Option<Duration>,
+) -> Result<Listener, Fault> {
+    let starting = guest.reaper.starting();
+    let config = guest.config.clone();
+    let begun = Instant::now();
+    let asked = request.clone();
+    let spawned = tokio::task::spawn_blocking(move || spawn(&asked, &user, &config)).await;
+    let spawned = spawned.map_err(|error| Fault::internal(error.to_string()))??;
+    let exit = guest.reaper.exit_of(spawned.pid, &starting);
+    drop(starting);
+    let (process, outlets) = match adopt(&guest, request, &spawned) {
+        Ok(adopted) => adopted,
+        Err(error) => {
+            signal(spawned.pid, Signal::KILL);
+            return Err(Fault::internal(format!("cannot watch the process: {error}")));
+        }
+    };
+    guest.processes.add(&process);
+    let listener = process.listen()?;
+    let deadline = age_max.map(|age| begun + age);
+    tokio::task::spawn_local(follow(guest.clone(), process, outlets, exit, deadline));
+    Ok(listener)
+}
+
+/// Watches a process to its end, tells it, and forgets it later.
+async fn follow(
+    guest: Rc<Guest>,
+    process: Rc<Process>,
+    outlets: Vec<Outlet>,
+    exit: oneshot::Receiver<Exit>,
+    deadline: Option<Instant>,
+) {
+    let (leader_gone, watching) = watch::channel(None);
+    let (done, mut all_done) = mpsc::channel(1);
+    for outlet in outlets {
+        tokio::task::spawn_local(pump::run(process.clone(), outlet, watching.clone(), done.clone()));
+    }
+    drop(done);
+    let exit = exit_or_late(&process, exit, deadline).await;
+    process.leader_gone.set(true);
+    leader_gone.send_replace(Some(Instant::now()));
+    if process.timed_out.get() {
+        let _ = tokio::time::timeout(LATE_WAIT, all_done.recv()).await;
+    } else {
+        all_done.recv().await;
+    }
+    if let Input::Pipe(pipe) = &process.input
+        && let Ok(mut pipe) = pipe.try_lock()
+    {
+        pipe.take();
+    }
+    guest.processes.end(&process, end_event(exit));
+    drop(process);
+    tokio::time::sleep(ENDED_KEPT).await;
+    guest.processes.forget_old();
+}
+
+async fn exit_or_late(
+    process: &Process,
+    mut exit: oneshot::Receiver<Exit>,
+    deadline: Option<Instant>,
+) -> Exit {
+    let killed = Exit::Signal(9);
+    let Some(deadline) = deadline else { return exit.await.unwrap_or(killed) };
+    if let Ok(exit) = tokio::time::timeout_at(deadline, &mut exit).await {
+        return exit.unwrap_or(killed);
+    }
+    process.timed_out.set(true);
+    signal(process.pid, Signal::KILL);
+    tokio::time::timeout(LATE_WAIT, exit).await.map_or(killed, |exit| exit.unwrap_or(killed))
+}
+
+impl Process {
+    /// Signals the leader, and nobody else.
+    pub fn signal(&self, number: i32) -> Result<(), Fault> {
+        let gone = || Fault::new(Code::NotFound, format!("process with pid {} not found", self.pid));
+        let signal = Signal::from_named_raw(number)
+            .ok_or_else(|| Fault::new(Code::Unimplemented, format!("invalid signal: {number}")))?;
+        let pid = pid_of(self.pid).filter(|_| !self.leader_gone.get()).ok_or_else(gone)?;
+        kill_process(pid, signal).map_err(|error| Fault::internal(format!("error sending signal: {error}")))
+    }
+}
+
+fn signal(pid: u32, signal: Signal) {
+    if let Some(pid) = pid_of(pid) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+fn adopt(guest: &Guest, request: StartRequest, spawned: &Spawned) -> io::Result<(Rc<Process>, Vec<Outlet>)> {
+    let watched = |fd: &OwnedFd| {
+        let fd = fd.try_clone()?;
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        ready(fd)
+    };
+    let mut outlets = Vec::with_capacity(2);
+    let input = match &spawned.ends {
+        Ends::Terminal(master) => {
+            let master = Rc::new(watched(master)?);
+            outlets.push(Outlet { fd: master.clone(), stream: Stream::Pty });
+            Input::Terminal { master, turn: Mutex::new(()) }
+        }
+        Ends::Pipes { stdin, stdout, stderr } => {
+            outlets.push(Outlet { fd: Rc::new(watched(stdout)?), stream: Stream::Stdout });
+            outlets.push(Outlet { fd: Rc::new(watched(stderr)?), stream: Stream::Stderr });
+            Input::Pipe(Mutex::new(stdin.as_ref().map(watched).transpose()?))
+        }
+    };
+    let process = Rc::new(Process {
+        pid: spawned.pid,
+        config: request.process.unwrap_or_default(),
+        tag: request.tag,
+        hub: RefCell::new(Hub::new(guest.config.ring_bytes)),
+        input,
+        leader_gone: Cell::new(false),
+        timed_out: Cell::new(false),
+    });
+    Ok((process, outlets))
+}
+
+/// A process that runs, and our ends of what it reads and writes.
+struct Spawned {
+    pid: u32,
+    ends: Ends,
+}
+
+enum Ends {
+    Pipes { stdin: Option<OwnedFd>, stdout: OwnedFd, stderr: OwnedFd },
+    Terminal(OwnedFd),
+}
+
+/// Runs on a helper thread.
+fn spawn(request: &StartRequest, user: &str, config: &Arc<GuestConfig>) -> Result<Spawned, Fault> {
+    let user = users::known(user)?;
+    users::check_reachable(&user)?;
+    let asked = request.process.clone().unwrap_or_default();
+    let program = Program::new(&asked, &user, config)?;
+    let lack = |error: io::Error| Fault::internal(format!("cannot prepare the process: {error}"));
+    let (ours, theirs) = match &request.pty {
+        Some(pty) => terminal(pty, &user).map_err(lack)?,
+        None => pipes(request.stdin.unwrap_or(true)).map_err(lack)?,
+    };
+    let [stdin, stdout, stderr] = &theirs;
+    let pid = sys::spawn::spawn(&Command {
+        program: &program.file,
+        args: &program.args,
+        envs: &program.envs,
+        cwd: &program.cwd,
+        credentials: credentials(&user).as_ref(),
+        stdin: stdin.as_fd(),
+        stdout: stdout.as_fd(),
+        stderr: stderr.as_fd(),
+        terminal: if request.pty.is_some() { Terminal::Stdin } else { Terminal::None },
+    });
+    let pid = pid.map_err(|error| why_not(&asked.cmd, &program, &error))?;
+    Ok(Spawned { pid, ends: ours })
+}
+
+/// Nothing to become if the guest is that user already; in a Body of one id it could not even set its groups.
+fn credentials(user: &User) -> Option<Credentials> {
+    let own = rustix::process::geteuid().as_raw();
+    (own == 0 || own != user.uid).then(|| Credentials {
+        uid: user.uid,
+        gid: user.gid,
+        groups: user.groups.clone(),
+    })
+}
+
+fn pipes(with_stdin: bool) -> io::Result<(Ends, [OwnedFd; 3])> {
+    let pipe = || rustix::pipe::pipe_with(PipeFlags::CLOEXEC);
+    let (stdin, their_stdin) = if with_stdin {
+        let (theirs, ours) = pipe()?;
+        (Some(ours), theirs)
+    } else {
+        (None, OwnedFd::from(File::open("/dev/null")?))
+    };
+    let (stdout, their_stdout) = pipe()?;
+    let (stderr, their_stderr) = pipe()?;
+    Ok((Ends::Pipes { stdin, stdout, stderr }, [their_stdin, their_stdout, their_stderr]))
+}
+
+fn terminal(pty: &Pty, user: &User) -> io::Result<(Ends, [OwnedFd; 3])> {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let master = rustix::pty::openpt(flags)?;
+    rustix::pty::unlockpt(&master)?;
+    let slave = rustix::pty::ioctl_tiocgptpeer(&master, flags)?;
+    rustix::termios::tcsetwinsize(&master, window(pty.size.unwrap_or(SIZE_DEFAULT)))?;
+    // So that the user can open its terminal by name; a Body of one id owns it already.
+    let _ = rustix::fs::fchown(&slave, Some(rustix::fs::Uid::from_raw(user.uid)), None);
+    let (stdin, stdout) = (slave.try_clone()?, slave.try_clone()?);
+    Ok((Ends::Terminal(master), [stdin, stdout, slave]))
+}
+
+fn why_not(cmd: &str, program: &Program, error: &SpawnError) -> Fault {
+    use io::ErrorKind::{ArgumentListTooLong, NotFound, PermissionDenied};
+    let cwd = program.cwd.to_string_lossy();
+    let source = &error.source;
+    match (error.step, source.kind()) {
+        (Step::Exec, NotFound) => program::not_found(cmd),
+        (Step::Exec, ArgumentListTooLong) => Fault::invalid("the arguments and the environment are too long"),
+        (Step::Exec, PermissionDenied) => program::not_executable(cmd),
+        (Step::Exec, _) => Fault::new(Code::PermissionDenied, format!("not executable: {cmd} ({source})")),
+        (Step::Directory, PermissionDenied) => {
+            Fault::new(Code::PermissionDenied, format!("cwd '{cwd}' may not be entered"))
+        }
+        (Step::Directory, _) => Fault::invalid(format!("cwd '{cwd}' cannot be entered: {source}")),
+        (Step::Clone, _) => Fault::new(Code::ResourceExhausted, format!("no process can be made: {source}")),
+        (step, _) => Fault::internal(format!("cannot start the process at step {step:?}: {source}")),
+    }
+}

@@ -1,0 +1,215 @@
+//! Connections in, answers out: which path is whose.
+//!
+//! Invariant: at most [`CONNECTIONS_MAX`] connections; one more is closed at once.
+//! Trust: what a caller sends is parsed with limits; a caller that stalls holds its own connection and nothing else.
+
+use std::{
+    cell::{Cell, RefCell},
+    convert::Infallible,
+    io,
+    rc::Rc,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use hyper::{
+    Method, Request, StatusCode, body::Incoming, header, header::HeaderValue, server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use proto::guest::{GENERATION, GuestConfig, GuestInfo, Shutdown};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, UnixListener},
+    sync::Notify,
+};
+
+use crate::{
+    auth,
+    config::{Listener, Order},
+    connect, dial, files, init, metrics, process,
+    query::Query,
+    reply::{self, Refusal, Reply},
+    tree,
+};
+
+const CONNECTIONS_MAX: usize = 1024;
+/// Longer than the SDKs keep idle connections, so that it is they who close them.
+const HEAD_WAIT: Duration = Duration::from_secs(150);
+const HEADERS_MAX: usize = 128;
+const BUFFER_LEN_MAX: usize = 128 * 1024;
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// All the guest knows.
+#[derive(Debug)]
+pub struct Guest {
+    pub config: Arc<GuestConfig>,
+    pub processes: process::Processes,
+    pub watchers: files::Watchers,
+    pub reaper: init::Reaper,
+    pub load: RefCell<metrics::Load>,
+    started: Instant,
+    connections: Cell<usize>,
+    /// The grace of a shutdown that was asked for.
+    ending: Cell<Option<Duration>>,
+    end: Notify,
+}
+
+/// Serves until somebody asks the guest to end, and then ends everybody.
+pub async fn serve(order: Order) -> io::Result<()> {
+    let guest = Rc::new(Guest {
+        config: Arc::new(order.config),
+        processes: process::Processes::default(),
+        watchers: files::Watchers::default(),
+        reaper: init::Reaper::default(),
+        load: RefCell::default(),
+        started: Instant::now(),
+        connections: Cell::new(0),
+        ending: Cell::new(None),
+        end: Notify::new(),
+    });
+    tokio::task::spawn_local(init::bury(guest.clone()));
+    let grace = tokio::select! {
+        grace = init::asked_to_end() => grace?,
+        () = guest.end.notified() => guest.ending.get().unwrap_or_default(),
+        error = accept(&guest, order.listener) => return error,
+    };
+    init::end_everyone(&guest, grace).await;
+    Ok(())
+}
+
+async fn accept(guest: &Rc<Guest>, listener: Listener) -> io::Result<()> {
+    match listener {
+        Listener::Unix(listener) => {
+            let listener = UnixListener::from_std(listener)?;
+            loop {
+                match listener.accept().await {
+                    Ok((stream, _)) => welcome(guest, stream),
+                    Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+                }
+            }
+        }
+        Listener::Tcp(listener) => {
+            let listener = TcpListener::from_std(listener)?;
+            loop {
+                match listener.accept().await {
+                    Ok((stream, _)) => {
+                        let _ = stream.set_nodelay(true);
+                        welcome(guest, stream);
+                    }
+                    Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+                }
+            }
+        }
+    }
+}
+
+fn welcome(guest: &Rc<Guest>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+    if guest.connections.get() >= CONNECTIONS_MAX {
+        return;
+    }
+    guest.connections.set(guest.connections.get() + 1);
+    let guest = guest.clone();
+    tokio::task::spawn_local(async move {
+        let answering = guest.clone();
+        let service = service_fn(move |request| {
+            let guest = answering.clone();
+            async move { Ok::<_, Infallible>(answer(guest, request).await) }
+        });
+        // Its error is the caller's affair: a broken connection ends here and nowhere else.
+        let _ = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_WAIT)
+            .max_headers(HEADERS_MAX)
+            .max_buf_size(BUFFER_LEN_MAX)
+            .serve_connection(TokioIo::new(stream), service)
+            .with_upgrades()
+            .await;
+        guest.connections.set(guest.connections.get().saturating_sub(1));
+        // The answer to a shutdown is out; now it may happen.
+        if guest.ending.get().is_some() {
+            guest.end.notify_one();
+        }
+        if guest.connections.get() == 0 {
+            sys::spawn::trim_heap();
+        }
+    });
+}
+
+async fn answer(guest: Rc<Guest>, request: Request<Incoming>) -> Reply {
+    let mut reply = if request.method() == Method::OPTIONS {
+        reply::preflight()
+    } else {
+        let token = guest.config.token.as_deref();
+        match auth::check_token(token, request.method(), request.uri().path(), request.headers()) {
+            Ok(()) => route(guest, request).await,
+            Err(refusal) => refusal.reply(),
+        }
+    };
+    reply::allow_browsers(&mut reply);
+    reply
+}
+
+async fn route(guest: Rc<Guest>, request: Request<Incoming>) -> Reply {
+    let path = request.uri().path().to_owned();
+    let parts: Vec<&str> = path.split('/').skip(1).collect();
+    match (request.method(), &parts[..]) {
+        (&Method::POST, ["process.Process", method]) => {
+            process::call(guest, method, request).await.unwrap_or_else(unknown_method)
+        }
+        (&Method::POST, ["filesystem.Filesystem", method]) => {
+            files::call(guest, method, request).await.unwrap_or_else(unknown_method)
+        }
+        (_, ["process.Process" | "filesystem.Filesystem", _]) => reply::empty(StatusCode::METHOD_NOT_ALLOWED),
+        (&Method::GET, ["health"]) => reply::empty(StatusCode::NO_CONTENT),
+        (&Method::GET, ["envs"]) => reply::json(&process::body_environment(&guest.config)),
+        (&Method::GET, ["metrics"]) => metrics::answer(&guest).await,
+        (&Method::GET, ["files"]) => files::download(&guest, request).await,
+        (&Method::POST, ["files"]) => files::upload(&guest, request).await,
+        (_, ["v1", rest @ ..]) => own(guest, rest, request).await,
+        _ => Refusal::new(StatusCode::NOT_FOUND, "not found").reply(),
+    }
+}
+
+/// Our own service, beside envd's.
+async fn own(guest: Rc<Guest>, path: &[&str], request: Request<Incoming>) -> Reply {
+    let query = Query::parse(request.uri().query());
+    match (request.method(), path) {
+        (&Method::GET, ["guest"]) => reply::json(&info(&guest)),
+        (&Method::POST, ["shutdown"]) => shutdown(&guest, request.into_body()).await,
+        (&Method::GET, ["dial"]) => dial::answer(&query, request).await,
+        (&Method::GET, ["tree"]) => tree::send(&guest, &query).await,
+        (&Method::PUT, ["tree"]) => tree::receive(&guest, &query, request.into_body()).await,
+        _ => Refusal::new(StatusCode::NOT_FOUND, "not found").reply(),
+    }
+}
+
+fn info(guest: &Guest) -> GuestInfo {
+    GuestInfo {
+        generation: GENERATION,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        body: guest.config.body.clone(),
+        uptime_ms: u64::try_from(guest.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        processes: u32::try_from(guest.processes.count()).unwrap_or(u32::MAX),
+    }
+}
+
+async fn shutdown(guest: &Guest, body: Incoming) -> Reply {
+    let asked: Result<Shutdown, String> = match connect::whole(body).await {
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
+        Err(fault) => Err(fault.message),
+    };
+    match asked {
+        Err(message) => Refusal::bad(message).reply(),
+        Ok(asked) => {
+            guest.ending.set(Some(Duration::from_millis(asked.grace_ms).min(init::GRACE_MAX)));
+            let mut reply = reply::json(&serde_json::json!({}));
+            reply.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            reply
+        }
+    }
+}
+
+fn unknown_method() -> Reply {
+    Refusal::new(StatusCode::NOT_FOUND, "there is no such method").reply()
+}

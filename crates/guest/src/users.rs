@@ -1,0 +1,166 @@
+//! Who is who inside the Body: `/etc/passwd` and `/etc/group`, read afresh for each request.
+//!
+//! Trust: both files belong to the Body. They are read with a limit and only if they are plain files.
+
+use std::{fs::File, io::Read, path::PathBuf};
+
+use rustix::fs::{FileType, Mode, OFlags};
+
+use crate::connect::{Code, Fault};
+
+const FILE_LEN_MAX: u64 = 1 << 20;
+const GROUPS_MAX: usize = 1024;
+
+/// One user of the Body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    pub name: String,
+    pub uid: u32,
+    pub gid: u32,
+    pub home: PathBuf,
+    pub groups: Vec<u32>,
+}
+
+/// The user of that name, or of that number (`1000` or `1000:1000`, as image configurations say it).
+pub fn find(name: &str) -> Option<User> {
+    find_in(name, &read("/etc/passwd"), &read("/etc/group"))
+}
+
+/// As [`find`]; a caller who named nobody known is not let in.
+pub fn known(name: &str) -> Result<User, Fault> {
+    find(name).ok_or_else(|| Fault::new(Code::Unauthenticated, format!("invalid username: '{name}'")))
+}
+
+/// Refuses to be somebody the guest cannot become.
+pub fn check_reachable(user: &User) -> Result<(), Fault> {
+    let own = rustix::process::geteuid();
+    if own.is_root() || own.as_raw() == user.uid {
+        return Ok(());
+    }
+    Err(Fault::new(
+        Code::PermissionDenied,
+        format!(
+            "user {} (id {}) is not available in this Body: only one id could be mapped; \
+             install `uidmap` on the host or run pal as root",
+            user.name, user.uid
+        ),
+    ))
+}
+
+/// Names of ids, for listings.
+#[derive(Debug)]
+pub struct Names {
+    users: Vec<(u32, String)>,
+    groups: Vec<(u32, String)>,
+}
+
+impl Names {
+    pub fn read() -> Self {
+        Self { users: ids(&read("/etc/passwd")), groups: ids(&read("/etc/group")) }
+    }
+
+    pub fn user(&self, id: u32) -> String {
+        name_of(&self.users, id)
+    }
+
+    pub fn group(&self, id: u32) -> String {
+        name_of(&self.groups, id)
+    }
+}
+
+fn name_of(names: &[(u32, String)], id: u32) -> String {
+    names.iter().find(|(known, _)| *known == id).map_or_else(|| id.to_string(), |(_, name)| name.clone())
+}
+
+fn find_in(name: &str, passwd: &str, group: &str) -> Option<User> {
+    let by_name = passwd.lines().find_map(|line| user_line(line).filter(|user| user.name == name));
+    let mut user = by_name.or_else(|| by_number(name, passwd))?;
+    user.groups = groups_of(&user, group);
+    Some(user)
+}
+
+fn by_number(name: &str, passwd: &str) -> Option<User> {
+    let (uid, gid) = name.split_once(':').map_or((name, None), |(uid, gid)| (uid, Some(gid)));
+    let uid: u32 = uid.parse().ok()?;
+    let gid: Option<u32> = gid.and_then(|gid| gid.parse().ok());
+    let found = passwd.lines().find_map(|line| user_line(line).filter(|user| user.uid == uid));
+    let unnamed =
+        || User { name: uid.to_string(), uid, gid: 0, home: PathBuf::from("/"), groups: Vec::new() };
+    let mut user = found.unwrap_or_else(unnamed);
+    user.gid = gid.unwrap_or(user.gid);
+    Some(user)
+}
+
+fn user_line(line: &str) -> Option<User> {
+    let mut fields = line.split(':');
+    let name = fields.next()?.to_owned();
+    let uid = fields.nth(1)?.parse().ok()?;
+    let gid = fields.next()?.parse().ok()?;
+    let home = fields.nth(1).filter(|home| home.starts_with('/')).unwrap_or("/");
+    (!name.is_empty()).then(|| User { name, uid, gid, home: PathBuf::from(home), groups: Vec::new() })
+}
+
+fn groups_of(user: &User, group: &str) -> Vec<u32> {
+    let member = |line: &str| {
+        let mut fields = line.split(':');
+        let gid: u32 = fields.nth(2)?.parse().ok()?;
+        fields.next()?.split(',').any(|name| name == user.name).then_some(gid)
+    };
+    let mut groups: Vec<u32> =
+        std::iter::once(user.gid).chain(group.lines().filter_map(member)).take(GROUPS_MAX).collect();
+    groups.sort_unstable();
+    groups.dedup();
+    groups
+}
+
+fn ids(text: &str) -> Vec<(u32, String)> {
+    let id = |line: &str| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        Some((fields.nth(1)?.parse().ok()?, name.to_owned()))
+    };
+    text.lines().filter_map(id).collect()
+}
+
+fn read(path: &str) -> String {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let Ok(fd) = rustix::fs::open(path, flags, Mode::empty()) else { return String::new() };
+    let plain = rustix::fs::fstat(&fd)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
+    let mut bytes = Vec::new();
+    if plain && File::from(fd).take(FILE_LEN_MAX).read_to_end(&mut bytes).is_ok() {
+        return String::from_utf8_lossy(&bytes).into_owned();
+    }
+    String::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\nbroken\nuser:x:1000:1000:,,,:/home/user:/bin/sh\n";
+    const GROUP: &str = "root:x:0:\nsudo:x:27:user,other\nuser:x:1000:\n";
+
+    fn user(name: &str, uid: u32, gid: u32, home: &str, groups: &[u32]) -> Option<User> {
+        Some(User { name: name.into(), uid, gid, home: home.into(), groups: groups.to_vec() })
+    }
+
+    #[test]
+    fn users_are_found_by_name_or_number() {
+        let find = |name| find_in(name, PASSWD, GROUP);
+        assert_eq!(find("user"), user("user", 1000, 1000, "/home/user", &[27, 1000]));
+        assert_eq!(find("1000"), find("user"));
+        assert_eq!(find("1000:5"), user("user", 1000, 5, "/home/user", &[5, 27]));
+        assert_eq!(find("77"), user("77", 77, 0, "/", &[0]));
+        assert_eq!((find("nobody-here"), find(""), find("broken")), (None, None, None));
+    }
+
+    #[test]
+    fn ids_without_a_name_are_shown_as_numbers() {
+        let names = Names { users: ids(PASSWD), groups: ids(GROUP) };
+        assert_eq!(
+            (names.user(1000), names.user(5), names.group(27)),
+            ("user".into(), "5".into(), "sudo".into())
+        );
+    }
+}
