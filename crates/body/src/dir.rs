@@ -1,7 +1,8 @@
 //! A Body's directory: all that any later process needs to find, use and end it.
 //!
 //! ```text
-//! spec.json  enforcement.json  lock  guest.sock  guest.log  upper/  work/
+//! spec.json  enforcement.json  lock  guest.sock  guest.log
+//! disk/      upper/ and work/ of a kept Body, owned by its ids
 //! run.json   while a guest was started and nobody has looked at its end yet
 //! end.json   why the last guest is gone, by the keeper
 //! ```

@@ -212,7 +212,7 @@ fn other_limits(spec: &Spec) -> Vec<Mechanism> {
     vec![disk, wall, Mechanism::enforced("output limit", format!("{} of each exec are recorded", limits.output))]
 }
 
-/// Makes `upper` and `work` for every area, owned by the Body's root.
+/// Makes `disk/upper` and `disk/work` for every area, owned by the Body's root.
 fn prepare_upper(dir: &Path, spec: &Spec, root: &HostRoot) -> io::Result<()> {
     let first = if spec.ids.has_root() { 0 } else { proto::spec::USER_ID };
     let owner = spec.ids.user_outside(first).zip(spec.ids.group_outside(first));
@@ -226,8 +226,10 @@ fn prepare_upper(dir: &Path, spec: &Spec, root: &HostRoot) -> io::Result<()> {
             _ => Ok(()),
         }
     };
+    let disk = dir.join("disk");
+    make(&disk)?;
     for kind in ["upper", "work"] {
-        let top = dir.join(kind);
+        let top = disk.join(kind);
         make(&top)?;
         root.area_dirs().try_for_each(|area| make(&top.join(area)))?;
     }

@@ -44,7 +44,7 @@ fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let part = path.with_extension(format!("part{}", std::process::id()));
     let mut file = File::options().write(true).create(true).truncate(true).mode(0o700).open(&part)?;
     file.write_all(bytes)?;
-    file.set_permissions(fs::Permissions::from_mode(0o500))?;
+    file.set_permissions(fs::Permissions::from_mode(0o555))?;
     drop(file);
     fs::rename(&part, path)
 }

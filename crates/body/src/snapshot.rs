@@ -78,7 +78,7 @@ pub fn take(programs: &Programs, body_dir: &Path, spec: &Spec, to: &Path, mut ma
     }
     let step = |what| move |error| SnapshotError::Io(what, error);
     fs::DirBuilder::new().mode(0o700).create(to).map_err(step("make the snapshot's directory"))?;
-    copy_tree(programs, &spec.ids, &body_dir.join("upper"), to)?;
+    copy_tree(programs, &spec.ids, &body_dir.join("disk/upper"), to)?;
     let dir = open(to).map_err(step("open the snapshot"))?;
     manifest.bytes = sys::tree::usage(dir.as_fd()).map_err(step("measure the snapshot"))?.bytes;
     let text = serde_json::to_vec(&manifest).map_err(SnapshotError::Damaged)?;

@@ -17,16 +17,15 @@ use proto::{
 };
 
 use crate::{
-    idmap::MappedLower,
     lock_down,
     report::{Step, StepError},
-    root, views,
+    root,
+    trees::{self, Trees},
+    views,
 };
 
 /// What the child brings along from the host.
 pub struct Luggage {
-    /// The Body's directory.
-    pub dir: OwnedFd,
     /// The guest's binary.
     pub guest: OwnedFd,
     /// Its configuration.
@@ -37,10 +36,8 @@ pub struct Luggage {
     pub log: OwnedFd,
     /// Ends when the id maps are written.
     pub mapped: OwnedFd,
-    /// Sources of the plan's mounts, in order.
-    pub mounts: Vec<OwnedFd>,
-    /// Lowers that are shown under other ids.
-    pub lowers: Vec<MappedLower>,
+    /// What it is made from, where the launcher could take it.
+    pub trees: Option<Trees>,
 }
 
 /// What the child tells before it becomes the guest.
@@ -55,14 +52,16 @@ pub fn prepare(plan: &Plan, luggage: &Luggage) -> Result<Told, StepError> {
     wait_for_maps(&luggage.mapped).step("wait for the id maps")?;
     become_first(plan)?;
     sys::mount::make_private().step("make mounts private")?;
-    let mut told = root::assemble(plan, luggage)?;
-    told.extend(views::mount_all(plan, luggage)?);
+    let gathered = if luggage.trees.is_none() { Some(trees::gather(plan)?) } else { None };
+    let Some(trees) = luggage.trees.as_ref().or(gathered.as_ref()) else { return Ok(Vec::new()) };
+    let mut told = root::assemble(plan, trees)?;
+    told.extend(views::mount_all(plan, trees)?);
     sys::mount::pivot_here().step("enter the Body's root")?;
     rustix::system::sethostname(plan.body.as_str().as_bytes()).step("set the host name")?;
     sys::namespace::loopback_up().step("bring the loopback up")?;
     told.extend(namespaces());
     told.extend(lock_down::limits(plan)?);
-    told.extend(lock_down::privileges()?);
+    told.extend(lock_down::privileges(luggage.guest.as_fd())?);
     Ok(told)
 }
 
@@ -117,6 +116,8 @@ fn place_and_exec(plan: &Plan, luggage: Luggage, _told: OwnedFd) -> Result<std::
     sys::fd::place(config, CONFIG_FD).step("place the configuration")?;
     sys::fd::place(listener, LISTEN_FD).step("place the socket")?;
     lock_down::filter()?;
-    let cause = sys::process::exec_fd(guest.as_fd(), &["pal-guest", plan.body.as_str()], &["PATH=/usr/bin:/bin"]);
+    // One string, so that `ps` tells whose guest it is while the guest sees no arguments.
+    let name = format!("pal-guest {}", plan.body);
+    let cause = sys::process::exec_fd(guest.as_fd(), &[&name], &["PATH=/usr/bin:/bin"]);
     Err(cause).step("start the guest")
 }

@@ -6,53 +6,21 @@
 use std::{
     fs::File,
     io,
-    os::fd::{AsFd, OwnedFd},
-    path::{Path, PathBuf},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     process::{Command, Stdio},
 };
 
-use proto::{
-    launch::Plan,
-    spec::{IdRange, Ids},
-};
-use sys::{
-    mount::Below,
-    namespace::{MapLine, Pid, Side},
-};
+use proto::spec::{IdRange, Ids};
+use sys::namespace::{MapLine, Pid, Side};
 
 use crate::report::{Step, StepError};
 
-/// A lower under this Body's ids.
-pub struct MappedLower {
-    /// Which.
-    pub path: PathBuf,
-    /// Its view.
-    pub tree: OwnedFd,
-}
-
-/// Opens every lower that was written under other ids, or that the Body's ids could not reach by path.
-pub fn open_lowers(plan: &Plan) -> Result<Vec<MappedLower>, StepError> {
-    let mut opened = Vec::new();
-    for lower in plan.areas.iter().flat_map(|area| &area.lowers) {
-        let Some(written_as) = &lower.written_as else { continue };
-        let tree = if *written_as == plan.ids {
-            sys::fd::open_path(&lower.path)
-        } else {
-            mapped(&lower.path, written_as, &plan.ids)
-        };
-        let tree = tree.step("open a snapshot below the Body").map_err(|error| {
-            error.hint("the file system of the data directory must allow id-mapped mounts (ext4, xfs, btrfs, tmpfs do)")
-        })?;
-        opened.push(MappedLower { path: lower.path.clone(), tree });
-    }
-    Ok(opened)
-}
-
-fn mapped(path: &Path, from: &Ids, to: &Ids) -> io::Result<OwnedFd> {
-    let namespace = user_namespace(&lines(&from.users, &to.users), &lines(&from.groups, &to.groups))?;
-    let tree = sys::mount::clone_tree(path, Below::No)?;
-    sys::mount::map_ids(tree.as_fd(), namespace.as_fd())?;
-    Ok(tree)
+/// Shows a detached mount's files, written under the ids of one Body, under those of another.
+pub fn show_as(tree: BorrowedFd<'_>, from: &Ids, to: &Ids) -> Result<(), StepError> {
+    let namespace = user_namespace(&lines(&from.users, &to.users), &lines(&from.groups, &to.groups)).step("make a map of ids")?;
+    sys::mount::map_ids(tree, namespace.as_fd()).step("show a snapshot under the Body's ids").map_err(|error| {
+        error.hint("the file system of the data directory must allow id-mapped mounts: ext4, xfs and btrfs do, and tmpfs since Linux 6.3")
+    })
 }
 
 /// From the ids on disk to the ids shown: both stand behind the same id inside.

@@ -28,6 +28,7 @@ use crate::{
     child::{self, Luggage},
     idmap,
     report::{Step, StepError},
+    trees,
 };
 
 const PLAN_LEN_MAX: u64 = 4 << 20;
@@ -122,12 +123,8 @@ fn explain_namespaces(error: StepError) -> StepError {
 }
 
 fn pack(plan: &Plan, mapped: OwnedFd) -> Result<Luggage, StepError> {
-    let dir = sys::fd::open_path(&plan.dir).step("open the Body's directory")?;
-    rustix::process::fchdir(&dir).step("enter the Body's directory")?;
+    rustix::process::chdir(&plan.dir).step("enter the Body's directory")?;
     let config = serde_json::to_vec(&plan.config).map_err(io::Error::from).step("write the guest's configuration")?;
-    let mounts = plan.mounts.iter().map(|mount| {
-        sys::fd::open_path(&mount.source).step(format!("open {}", mount.source.display()))
-    });
     // By a name relative to the directory: a socket's path may have no more than 107 bytes.
     let listener = UnixListener::bind("guest.sock").step("listen on the guest's socket")?;
     let log = File::options().append(true).create(true).open("guest.log").step("open the guest's log")?;
@@ -137,9 +134,7 @@ fn pack(plan: &Plan, mapped: OwnedFd) -> Result<Luggage, StepError> {
         listener: listener.into(),
         log: log.into(),
         mapped,
-        mounts: mounts.collect::<Result<_, _>>()?,
-        lowers: idmap::open_lowers(plan)?,
-        dir,
+        trees: if sys::caps::is_host_root() { Some(trees::gather(plan)?) } else { None },
     })
 }
 
@@ -303,7 +298,7 @@ fn over_disk(plan: &Plan) -> bool {
         return false;
     }
     let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
-    let upper = rustix::fs::open("upper", flags, rustix::fs::Mode::empty());
+    let upper = rustix::fs::open("disk/upper", flags, rustix::fs::Mode::empty());
     upper.ok().and_then(|upper| sys::tree::usage(upper.as_fd()).ok()).is_some_and(|used| used.bytes > plan.disk_bytes)
 }
 

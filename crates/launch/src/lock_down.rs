@@ -1,6 +1,6 @@
 //! What a Body's processes may never do, whatever they become: limits, capabilities, Landlock, seccomp.
 
-use std::path::Path;
+use std::{os::fd::BorrowedFd, path::Path};
 
 use proto::{Mechanism, launch::Plan};
 use rustix::{process::Resource, thread::CapabilitySet};
@@ -49,10 +49,10 @@ pub fn limits(plan: &Plan) -> Result<Vec<Mechanism>, StepError> {
 }
 
 /// Capabilities, the promise never to gain any, Landlock.
-pub fn privileges() -> Result<Vec<Mechanism>, StepError> {
+pub fn privileges(guest: BorrowedFd<'_>) -> Result<Vec<Mechanism>, StepError> {
     sys::caps::limit_to(KEPT).step("drop capabilities")?;
     sys::caps::no_new_privileges().step("forbid new privileges")?;
-    let landlock = sys::landlock::restrict_self(Path::new("/dev")).step("set up Landlock")?;
+    let landlock = sys::landlock::restrict_self(Path::new("/dev"), guest).step("set up Landlock")?;
     Ok(vec![
         Mechanism::enforced("capabilities", "all but eight over the Body's own files and processes are dropped"),
         Mechanism::enforced("no new privileges", "setuid programs gain nothing"),

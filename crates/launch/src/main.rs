@@ -16,6 +16,7 @@ mod lock_down;
 mod report;
 mod root;
 mod tend;
+mod trees;
 mod views;
 
 use std::process::ExitCode;

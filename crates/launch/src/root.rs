@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{self, Write},
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
 };
 
@@ -18,33 +18,42 @@ use rustix::{
 use sys::mount::{Attrs, Below, Overlay};
 
 use crate::{
-    child::Luggage,
     report::{Step, StepError},
+    trees::Trees,
 };
 
-/// Where the root is put together: a tmpfs over the Body's own directory, in the Body's mount namespace only.
-pub const STAGE: &str = "root";
+/// Where the root is put together: a tmpfs over a directory that every host has, in the Body's mount namespace only.
+/// What stands below it on the host was gathered before.
+const STAGE: &str = "/tmp";
 
 /// Mounts every area and leaves the caller in the new root's directory.
-pub fn assemble(plan: &Plan, luggage: &Luggage) -> Result<Vec<Mechanism>, StepError> {
-    // Opened before the stage covers it.
-    let disk = |name| open_below(luggage.dir.as_fd(), name);
-    let (upper, work) = match plan.upper {
-        Upper::Disk => (Some(disk("upper").step("open the upper")?), Some(disk("work").step("open the work directory")?)),
-        Upper::Memory { .. } => (None, None),
-    };
-    let stage = mount_stage(plan, luggage)?;
-    let (upper, work) = match (upper, work) {
-        (Some(upper), Some(work)) => (upper, work),
-        _ => memory_upper(plan, stage.as_fd())?,
-    };
+pub fn assemble(plan: &Plan, trees: &Trees) -> Result<Vec<Mechanism>, StepError> {
+    mount_stage(plan)?;
+    let stage = Path::new(STAGE);
+    let private = stage.join("private");
+    match &trees.disk {
+        Some(disk) => put(disk.as_fd(), &private).step("mount the upper")?,
+        None => memory_upper(plan, &private).step("make the upper")?,
+    }
+    let mut lowers = Vec::new();
+    for (index, lower) in trees.lowers.iter().enumerate() {
+        let place = stage.join(format!("lower-{index}"));
+        put(lower.tree.as_fd(), &place).step("mount a snapshot")?;
+        lowers.push((lower.path.clone(), place));
+    }
+    let upper = sys::fd::open_path(&private.join("upper")).step("open the upper")?;
     plan.seeds.iter().try_for_each(|seed| plant(plan, upper.as_fd(), seed))?;
-    let stack = Stack { plan, luggage, stage, upper, work };
+    let stack = Stack { plan, private, lowers };
     let mut told = vec![upper_record(plan)];
     for area in &plan.areas {
         told.extend(mount_area(&stack, area)?);
     }
     Ok(told)
+}
+
+fn put(tree: BorrowedFd<'_>, place: &Path) -> io::Result<()> {
+    rustix::fs::mkdir(place, Mode::from_raw_mode(0o755))?;
+    sys::mount::attach(tree, place)
 }
 
 fn upper_record(plan: &Plan) -> Mechanism {
@@ -55,32 +64,26 @@ fn upper_record(plan: &Plan) -> Mechanism {
     }
 }
 
-fn mount_stage(plan: &Plan, luggage: &Luggage) -> Result<OwnedFd, StepError> {
+fn mount_stage(plan: &Plan) -> Result<(), StepError> {
     let (bytes, inodes) = match plan.upper {
         Upper::Memory { bytes, inodes } => (bytes, inodes),
-        Upper::Disk => (64 << 10, 16),
+        Upper::Disk => (64 << 10, 1024),
     };
-    let options = [("mode", "0755"), ("size", &bytes.to_string()), ("nr_inodes", &inodes.to_string())];
-    let stage = sys::mount::new_detached("tmpfs", &options).step("make the Body's memory")?;
-    rustix::fs::mkdirat(&stage, STAGE, Mode::from_raw_mode(0o755)).step("make the root's directory")?;
-    sys::mount::attach(stage.as_fd(), &sys::fd::path_of(luggage.dir.as_fd())).step("mount the Body's memory")?;
-    Ok(stage)
+    let options = format!("mode=0755,size={bytes},nr_inodes={inodes}");
+    sys::mount::mount_new("tmpfs", Path::new(STAGE), Attrs::default(), &options).step("mount the Body's memory")?;
+    let root = Path::new(STAGE).join("root");
+    rustix::fs::mkdir(root, Mode::from_raw_mode(0o755)).step("make the root's directory")
 }
 
-fn memory_upper(plan: &Plan, stage: BorrowedFd<'_>) -> Result<(OwnedFd, OwnedFd), StepError> {
-    let make = |name: &str| -> io::Result<OwnedFd> {
-        rustix::fs::mkdirat(stage, name, Mode::from_raw_mode(0o755))?;
-        let dir = open_below(stage, name)?;
-        for area in &plan.areas {
-            rustix::fs::mkdirat(&dir, area.dir_name(), Mode::from_raw_mode(0o755))?;
-        }
-        Ok(dir)
-    };
-    Ok((make("upper").step("make the upper")?, make("work").step("make the work directory")?))
-}
-
-fn open_below(dir: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
-    Ok(rustix::fs::openat(dir, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+fn memory_upper(plan: &Plan, private: &Path) -> io::Result<()> {
+    let mode = Mode::from_raw_mode(0o755);
+    rustix::fs::mkdir(private, mode)?;
+    for kind in ["upper", "work"] {
+        let dir = private.join(kind);
+        rustix::fs::mkdir(&dir, mode)?;
+        plan.areas.iter().try_for_each(|area| rustix::fs::mkdir(dir.join(area.dir_name()), mode))?;
+    }
+    Ok(())
 }
 
 /// Puts a seed into the upper, unless something is there.
@@ -117,16 +120,16 @@ fn make_file(upper: BorrowedFd<'_>, path: &str, contents: &str) -> io::Result<()
 /// What every area is mounted from.
 struct Stack<'a> {
     plan: &'a Plan,
-    luggage: &'a Luggage,
-    stage: OwnedFd,
-    upper: OwnedFd,
-    work: OwnedFd,
+    /// Holds `upper` and `work`.
+    private: PathBuf,
+    /// Lowers of the plan that are to be found elsewhere.
+    lowers: Vec<(PathBuf, PathBuf)>,
 }
 
 fn mount_area(stack: &Stack<'_>, area: &Area) -> Result<Option<Mechanism>, StepError> {
     let step = || format!("mount the area /{}", area.at);
     if area.at.is_empty() {
-        let place = sys::fd::path_of(stack.stage.as_fd()).join(STAGE);
+        let place = Path::new(STAGE).join("root");
         stack.mount(area, &place).step(step())?;
         rustix::process::chdir(&place).step("enter the root's directory")?;
         return Ok(None);
@@ -142,21 +145,18 @@ fn mount_area(stack: &Stack<'_>, area: &Area) -> Result<Option<Mechanism>, StepE
 
 impl Stack<'_> {
     fn mount(&self, area: &Area, place: &Path) -> io::Result<()> {
-        let private = sys::fd::path_of(self.upper.as_fd()).join(area.dir_name());
+        let upper = self.private.join("upper").join(area.dir_name());
         if area.lowers.is_empty() {
-            return sys::mount::bind(&private, place, Attrs::default(), Below::No);
+            return sys::mount::bind_plain(&upper, place);
         }
-        let lowers: Vec<PathBuf> = area.lowers.iter().map(|lower| self.lower(&lower.path)).collect();
-        let lowers: Vec<&Path> = lowers.iter().map(PathBuf::as_path).collect();
-        let work = sys::fd::path_of(self.work.as_fd()).join(area.dir_name());
+        let lowers: Vec<&Path> = area.lowers.iter().map(|lower| self.lower(&lower.path)).collect();
+        let work = self.private.join("work").join(area.dir_name());
         let volatile = matches!(self.plan.upper, Upper::Memory { .. });
-        Overlay { lowers: &lowers, upper: &private, work: &work, volatile }.mount(place)
+        Overlay { lowers: &lowers, upper: &upper, work: &work, volatile }.mount(place)
     }
 
-    /// The lower itself, or its view under this Body's ids.
-    fn lower(&self, path: &Path) -> PathBuf {
-        let opened = self.luggage.lowers.iter().find(|opened| opened.path == path);
-        opened.map_or_else(|| path.to_owned(), |opened| sys::fd::path_of(opened.tree.as_fd()))
+    fn lower<'a>(&'a self, path: &'a Path) -> &'a Path {
+        self.lowers.iter().find(|(asked, _)| asked == path).map_or(path, |(_, found)| found)
     }
 }
 

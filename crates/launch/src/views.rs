@@ -5,17 +5,17 @@
 use std::{
     fs::File,
     io,
-    os::fd::AsFd,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Component, Path, PathBuf},
 };
 
-use proto::{Mechanism, launch::Plan, spec::Access};
-use rustix::fs::{Mode, OFlags};
+use proto::{Mechanism, launch::Plan};
+use rustix::fs::{FileType, Mode, OFlags};
 use sys::mount::{Attrs, Below};
 
 use crate::{
-    child::Luggage,
     report::{Step, StepError},
+    trees::Trees,
 };
 
 /// Files of `/proc` that tell about the host or act on it: hidden behind `/dev/null`.
@@ -39,13 +39,13 @@ const KERNEL: Attrs = Attrs { read_only: false, no_exec: true, devices: false };
 const KERNEL_READ_ONLY: Attrs = Attrs { read_only: true, no_exec: true, devices: false };
 
 /// Mounts them all.
-pub fn mount_all(plan: &Plan, luggage: &Luggage) -> Result<Vec<Mechanism>, StepError> {
+pub fn mount_all(plan: &Plan, trees: &Trees) -> Result<Vec<Mechanism>, StepError> {
     devices(plan)?;
     kernel_objects()?;
     let proc = processes()?;
     sys::mount::make_read_only(Path::new("sys")).step("make /sys read-only")?;
-    for (mount, source) in plan.mounts.iter().zip(&luggage.mounts) {
-        named(source.as_fd(), &mount.target, mount.access).step(format!("mount {}", mount.target.display()))?;
+    for (mount, tree) in plan.mounts.iter().zip(&trees.mounts) {
+        named(tree.as_fd(), &mount.target).step(format!("mount {}", mount.target.display()))?;
     }
     Ok(vec![
         proc,
@@ -114,16 +114,14 @@ fn kernel_objects() -> Result<(), StepError> {
 }
 
 /// Mounts what the spec names. The place is made below the new root, and never through a link.
-fn named(source: std::os::fd::BorrowedFd<'_>, target: &Path, access: Access) -> io::Result<()> {
-    let source = sys::fd::path_of(source);
-    let is_dir = source.is_dir();
-    let place = make_place(target, is_dir)?;
-    let attrs = Attrs { read_only: access == Access::ReadOnly, ..Attrs::default() };
-    sys::mount::bind(&source, &sys::fd::path_of(place.as_fd()), attrs, Below::Too)
+fn named(tree: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(tree)?.st_mode);
+    let place = make_place(target, kind == FileType::Directory)?;
+    sys::mount::attach(tree, &sys::fd::path_of(place.as_fd()))
 }
 
 /// Walks down from the root by descriptor, making what is missing.
-fn make_place(target: &Path, is_dir: bool) -> io::Result<std::os::fd::OwnedFd> {
+fn make_place(target: &Path, is_dir: bool) -> io::Result<OwnedFd> {
     let parts: Vec<PathBuf> = target.components().filter_map(|part| match part {
         Component::Normal(name) => Some(PathBuf::from(name)),
         _ => None,

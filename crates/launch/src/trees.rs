@@ -1,0 +1,68 @@
+//! What a Body is made from besides the host's programs: its upper on disk, snapshots, and what its spec names.
+//!
+//! Each is a detached mount. Root takes them in the host's own namespaces, because a Body's ids may not search the
+//! way to them; an ordinary user takes them in the Body's, where alone it may.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
+};
+
+use proto::{
+    launch::{Plan, Upper},
+    spec::Access,
+};
+use sys::mount::{Attrs, Below};
+
+use crate::{
+    idmap,
+    report::{Step, StepError},
+};
+
+/// The detached mounts of one Body.
+pub struct Trees {
+    /// Holds `upper` and `work`, for an upper on disk.
+    pub disk: Option<OwnedFd>,
+    /// Snapshots.
+    pub lowers: Vec<Lower>,
+    /// The plan's mounts, in order.
+    pub mounts: Vec<OwnedFd>,
+}
+
+/// A snapshot under this Body's ids.
+pub struct Lower {
+    /// Which.
+    pub path: PathBuf,
+    /// Its view.
+    pub tree: OwnedFd,
+}
+
+/// Takes them all.
+pub fn gather(plan: &Plan) -> Result<Trees, StepError> {
+    let disk = match plan.upper {
+        Upper::Disk => Some(sys::mount::clone_tree(&plan.dir.join("disk"), Below::No).step("open the upper")?),
+        Upper::Memory { .. } => None,
+    };
+    let mut mounts = Vec::new();
+    for mount in &plan.mounts {
+        let step = format!("open {}", mount.source.display());
+        let tree = sys::mount::clone_tree(&mount.source, Below::Too).step(step.clone())?;
+        let attrs = Attrs { read_only: mount.access == Access::ReadOnly, ..Attrs::default() };
+        sys::mount::restrict(tree.as_fd(), attrs).step(step)?;
+        mounts.push(tree);
+    }
+    Ok(Trees { disk, lowers: lowers(plan)?, mounts })
+}
+
+fn lowers(plan: &Plan) -> Result<Vec<Lower>, StepError> {
+    let mut taken = Vec::new();
+    for lower in plan.areas.iter().flat_map(|area| &area.lowers) {
+        let Some(written_as) = &lower.written_as else { continue };
+        let tree = sys::mount::clone_tree(&lower.path, Below::No).step("open a snapshot below the Body")?;
+        if *written_as != plan.ids {
+            idmap::show_as(tree.as_fd(), written_as, &plan.ids)?;
+        }
+        taken.push(Lower { path: lower.path.clone(), tree });
+    }
+    Ok(taken)
+}
