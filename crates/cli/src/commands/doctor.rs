@@ -23,7 +23,7 @@ pub async fn doctor(fleet: &Fleet, format: Format) -> Result<(), Failure> {
 
 fn unusable(report: Option<&LayerReport>) -> Failure {
     let lacks = report.map(|report| report.lacks.join(", ")).unwrap_or_default();
-    Failure::new(Kind::Host, format!("this host cannot hold Bodies: layer process lacks {lacks}"))
+    Failure::new(Kind::Host, format!("this host cannot hold Bodies on layer process: {lacks}"))
         .hint("the lines with `fix:` above say how to get what is missing")
 }
 
@@ -32,7 +32,7 @@ fn text(doctor: &Doctor) -> String {
     let width = doctor.layers.iter().map(|report| report.layer.name().len()).max().unwrap_or(0);
     for report in &doctor.layers {
         let state =
-            if report.usable { "usable".into() } else { format!("lacks {}", report.lacks.join(", ")) };
+            if report.usable { "usable".into() } else { format!("not usable: {}", report.lacks.join(", ")) };
         text.push_str(&format!("  {:width$}  {}\n", report.layer.name(), visible(&state)));
     }
     let width = doctor.findings.iter().map(|finding| finding.name.chars().count()).max().unwrap_or(0);
@@ -84,7 +84,7 @@ mod tests {
                 LayerReport { layer: Layer::Microvm, usable: false, lacks: vec!["kvm".into()] },
             ],
         };
-        let expected = "layers\n  process  usable\n  microvm  lacks kvm\n\nworks\n  seccomp  detail\n\nmissing\n  \
+        let expected = "layers\n  process  usable\n  microvm  not usable: kvm\n\nworks\n  seccomp  detail\n\nmissing\n  \
                         kvm      detail\n           fix: modprobe kvm\n";
         assert_eq!(text(&doctor), expected);
     }

@@ -1,6 +1,5 @@
 //! `pal logs`.
 
-use base64::{Engine, engine::general_purpose::STANDARD};
 use fleet::{Fleet, LogEntry};
 use proto::{Failure, text::visible};
 use serde_json::{Value, json};
@@ -33,14 +32,13 @@ fn text(entry: &LogEntry) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Output that is not UTF-8 is in base64 instead of being bent into text.
+/// Output stands as it does in events: `text`, or `hex` where it is not UTF-8.
 fn object(entry: &LogEntry) -> Value {
-    let (encoding, output) = match std::str::from_utf8(&entry.output) {
-        Ok(text) => ("utf-8", text.to_owned()),
-        Err(_) => ("base64", STANDARD.encode(&entry.output)),
+    let output = match std::str::from_utf8(&entry.output) {
+        Ok(text) => json!({ "text": text }),
+        Err(_) => json!({ "hex": proto::event::hex(&entry.output) }),
     };
     json!({
-        "at": entry.at, "argv": entry.argv, "code": entry.code, "truncated": entry.truncated,
-        "output": output, "encoding": encoding,
+        "at": entry.at, "argv": entry.argv, "code": entry.code, "truncated": entry.truncated, "output": output,
     })
 }
