@@ -19,16 +19,20 @@ pub fn report(failure: &Failure, format: Format) -> u8 {
     }
     output::talk(&match format {
         Format::Text => text("error", failure),
-        Format::Json => json(failure),
+        Format::Json => json("error", failure),
     });
     exit_code(failure)
 }
 
 /// Says what went wrong beside something more important.
-pub fn warn(failure: &Failure) {
-    if !output::is_reader_gone(failure) {
-        output::talk(&text("warning", failure));
+pub fn warn(failure: &Failure, format: Format) {
+    if output::is_reader_gone(failure) {
+        return;
     }
+    output::talk(&match format {
+        Format::Text => text("warning", failure),
+        Format::Json => json("warning", failure),
+    });
 }
 
 /// The exit code of a failure: a command that cannot be run ends as it would in a shell.
@@ -51,11 +55,11 @@ fn text(word: &str, failure: &Failure) -> String {
     text
 }
 
-fn json(failure: &Failure) -> String {
-    let error = json!({
+fn json(word: &str, failure: &Failure) -> String {
+    let told = json!({
         "kind": failure.kind, "message": failure.message, "causes": failure.causes(), "hints": failure.hints,
     });
-    format!("{}\n", json!({ "error": error }))
+    format!("{}\n", json!({ word: told }))
 }
 
 #[cfg(test)]
@@ -71,7 +75,7 @@ mod tests {
             "error: cannot start a body\n  caused by: permission denied\n  hint: join group `kvm`\n";
         assert_eq!(text("error", &failure), expected);
         assert_eq!(
-            json(&failure),
+            json("error", &failure),
             "{\"error\":{\"causes\":[\"permission denied\"],\"hints\":[\"join group `kvm`\"],\"kind\":\"host\",\
              \"message\":\"cannot start a body\"}}\n"
         );

@@ -49,5 +49,5 @@ async fn join(
     let started = async || tail.print(fleet, view.id());
     let outcome = session::attend(fleet, view.id(), request, wire, &mut signals, manner, started).await;
     tail.print(fleet, view.id())?;
-    outcome?.exit_code()
+    outcome?.exit_code(format)
 }

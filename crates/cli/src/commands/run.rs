@@ -38,10 +38,10 @@ pub async fn run(fleet: &Fleet, args: Run, wire: Wire, format: Format) -> Result
         }
     };
     if life == Life::Run {
-        remove(fleet, &view).await;
+        remove(fleet, &view, format).await;
     }
     tail.print(fleet, view.id())?;
-    outcome?.exit_code()
+    outcome?.exit_code(format)
 }
 
 struct Made {
@@ -83,8 +83,8 @@ fn tell(view: &View, life: Life, record: bool) {
 }
 
 /// A Body that cannot be removed must not hide how its command ended.
-async fn remove(fleet: &Fleet, view: &View) {
+async fn remove(fleet: &Fleet, view: &View, format: Format) {
     if let Err(failure) = fleet.remove(view.id(), Force::Yes).await {
-        failure::warn(&failure.hint(format!("remove it later: `pal rm --force {}`", view.id())));
+        failure::warn(&failure.hint(format!("remove it later: `pal rm --force {}`", view.id())), format);
     }
 }

@@ -41,9 +41,9 @@ pub enum Outcome {
 
 impl Outcome {
     /// The exit code that stands for it, as a shell would give it.
-    pub fn exit_code(&self) -> Result<u8, Failure> {
+    pub fn exit_code(&self, format: Format) -> Result<u8, Failure> {
         match self {
-            Outcome::Ended(ended) => judge(ended),
+            Outcome::Ended(ended) => judge(ended, format),
             Outcome::Stopped(signal) => Ok(stopped_code(*signal)),
         }
     }
@@ -150,7 +150,7 @@ async fn wind_down(exec: &mut Exec<'_>) -> bool {
 }
 
 /// The command's own end is its exit code; an end that was done to it is a failure.
-fn judge(ended: &Ended) -> Result<u8, Failure> {
+fn judge(ended: &Ended, format: Format) -> Result<u8, Failure> {
     if ended.timed_out {
         return Err(Failure::new(Kind::Limit, "the command was killed at its timeout")
             .hint("give it longer: `--timeout 10m`"));
@@ -158,7 +158,10 @@ fn judge(ended: &Ended) -> Result<u8, Failure> {
     match &ended.body_end {
         // The command may have lived on, so its code stands; but nobody should have to guess.
         None if ended.out_of_memory => {
-            failure::warn(&Failure::new(Kind::Limit, OUT_OF_MEMORY).hint("give it more: `--memory 2GiB`"));
+            failure::warn(
+                &Failure::new(Kind::Limit, OUT_OF_MEMORY).hint("give it more: `--memory 2GiB`"),
+                format,
+            );
             Ok(ended.code.to_le_bytes()[0])
         }
         None => Ok(ended.code.to_le_bytes()[0]),
