@@ -13,8 +13,9 @@ use proto::{
 };
 use sys::{cgroup::Mounts, fd::write_kernel};
 
-/// The name of our part of every hierarchy.
-const OURS: &str = "palisade";
+/// What the name of each of our groups begins with. They stand directly in their hierarchy, so that the last Body
+/// leaves nothing behind.
+const OURS: &str = "palisade-";
 const CPU_PERIOD_US: u64 = 100_000;
 
 /// What bounds a Body.
@@ -35,12 +36,21 @@ pub fn bound(body: &BodyId, limits: &Limits, cpus: u32, ids_have_root: bool) -> 
     let mounts = Mounts::find().unwrap_or_default();
     let groups = Groups { body, limits, cpus };
     let mut made = Made::default();
-    if groups.v2_usable(&mounts) {
+    if v2_usable(&mounts) {
         groups.make_v2(&mounts, &mut made);
     } else {
         groups.make_v1(&mounts, &mut made);
     }
     groups.fall_back(made, ids_have_root)
+}
+
+/// Whether Bodies of this host are bounded by cgroup v2.
+pub fn uses_v2() -> bool {
+    Mounts::find().is_ok_and(|mounts| v2_usable(&mounts))
+}
+
+fn v2_usable(mounts: &Mounts) -> bool {
+    mounts.v2_controllers().iter().any(|name| name == "memory")
 }
 
 /// Removes groups that nobody is in.
@@ -53,13 +63,12 @@ pub fn unbound(cgroups: &[Cgroup]) {
 /// Groups of ours on this host, by the Body they were made for.
 pub fn existing() -> Vec<(String, PathBuf)> {
     let mounts = Mounts::find().unwrap_or_default();
-    let mut roots: Vec<PathBuf> = mounts.v1.iter().map(|(_, root)| root.join(OURS)).collect();
-    roots.extend(mounts.v2.iter().map(|root| root.join(OURS)));
+    let mut roots: Vec<&PathBuf> = mounts.v1.iter().map(|(_, root)| root).chain(&mounts.v2).collect();
     roots.sort();
     roots.dedup();
     let entries = roots.iter().filter_map(|root| fs::read_dir(root).ok()).flatten().flatten();
-    let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    dirs.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())).collect()
+    let ours = entries.filter_map(|entry| Some((entry.file_name().to_str()?.strip_prefix(OURS)?.to_owned(), entry.path())));
+    ours.collect()
 }
 
 #[derive(Default)]
@@ -113,7 +122,7 @@ impl Groups<'_> {
 
     fn make_one_v1(&self, mounts: &Mounts, controller: &str, settings: &[(&str, &str)]) -> io::Result<PathBuf> {
         let root = mounts.v1_of(controller).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "it is not mounted"))?;
-        let group = make_below(&root.join(OURS), self.body)?;
+        let group = make_below(root, self.body)?;
         let set = settings.iter().try_for_each(|(name, value)| write_kernel(&group.join(name), value));
         set.inspect_err(|_| drop(fs::remove_dir(&group)))?;
         Ok(group)
@@ -153,21 +162,12 @@ impl Groups<'_> {
         Mechanism::enforced("cpu limit", format!("{}.{:03} processors by {by}", milli / 1000, milli % 1000))
     }
 
-    fn v2_usable(&self, mounts: &Mounts) -> bool {
-        mounts.v2_controllers().iter().any(|name| name == "memory")
-    }
-
     /// Where our groups are: beside the system's slices for root, below one's own group for an ordinary user.
     fn v2_parent(&self, root: &Path) -> io::Result<PathBuf> {
         const WANTED: &str = "+memory +pids +cpu";
         if sys::caps::is_host_root() {
-            let parent = root.join(OURS);
-            if !parent.exists() {
-                write_kernel(&root.join("cgroup.subtree_control"), WANTED)?;
-                fs::create_dir_all(&parent)?;
-                write_kernel(&parent.join("cgroup.subtree_control"), WANTED)?;
-            }
-            return Ok(parent);
+            write_kernel(&root.join("cgroup.subtree_control"), WANTED)?;
+            return Ok(root.to_owned());
         }
         let own = sys::cgroup::own_v2().ok_or_else(|| io::Error::other("this process is in no v2 group"))?;
         // A group that holds processes cannot hand controllers down, so this process first steps aside.
@@ -180,10 +180,7 @@ impl Groups<'_> {
             sys::cgroup::enter_v2(&aside)?;
         }
         write_kernel(&own.join("cgroup.subtree_control"), WANTED)?;
-        let parent = own.join(OURS);
-        fs::create_dir_all(&parent)?;
-        write_kernel(&parent.join("cgroup.subtree_control"), WANTED)?;
-        Ok(parent)
+        Ok(own)
     }
 
     fn make_v2(&self, mounts: &Mounts, made: &mut Made) {
@@ -254,9 +251,8 @@ impl Groups<'_> {
 }
 
 fn make_below(parent: &Path, body: &BodyId) -> io::Result<PathBuf> {
-    let group = parent.join(body.as_str());
+    let group = parent.join(format!("{OURS}{body}"));
     match fs::create_dir(&group) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => fs::create_dir_all(&group)?,
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         done => done?,
     }

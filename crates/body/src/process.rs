@@ -117,22 +117,34 @@ pub struct Begun {
 /// A launcher that runs already and waits for its plan.
 #[derive(Debug)]
 pub struct Launcher {
-    child: Child,
+    child: Option<Child>,
+}
+
+impl Drop for Launcher {
+    /// One that never got a plan ends by itself when nobody can send one any more; it is waited for here.
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            drop(child.stdin.take());
+            let _ = child.wait();
+        }
+    }
 }
 
 impl Maker {
     /// Starts the launcher ahead, so that it gets ready while its plan is being made.
     pub fn start_launcher(&self) -> Result<Launcher, ProcessError> {
+        // A v2 group is entered by the fork itself, so there the fork must wait for the plan.
+        let when = if groups::uses_v2() { "late" } else { "early" };
         let child = Command::new(&self.programs.launch)
+            .arg(when)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .env_clear()
             .env("PATH", "/usr/bin:/bin:/usr/local/bin")
-            .current_dir("/")
             .spawn()
             .map_err(ProcessError::Launcher)?;
-        Ok(Launcher { child })
+        Ok(Launcher { child: Some(child) })
     }
 
     /// Sends the plan of the Body in `dir`, whose spec is written already.
@@ -236,8 +248,8 @@ fn prepare_upper(dir: &Path, spec: &Spec, root: &HostRoot) -> io::Result<()> {
     Ok(())
 }
 
-fn send(launcher: Launcher, plan: &Plan) -> Result<Tether, ProcessError> {
-    let Launcher { mut child } = launcher;
+fn send(mut launcher: Launcher, plan: &Plan) -> Result<Tether, ProcessError> {
+    let Some(mut child) = launcher.child.take() else { return Err(ProcessError::Launcher(io::ErrorKind::NotFound.into())) };
     let mut line = serde_json::to_vec(plan).map_err(|error| ProcessError::Launcher(error.into()))?;
     line.push(b'\n');
     let (mut stdin, stdout) = (child.stdin.take(), child.stdout.take());

@@ -29,7 +29,7 @@ impl Fleet {
         let mounts = request.mounts.iter().map(check_mount).collect::<Result<Vec<_>, _>>()?;
         request.workdir.as_deref().map_or(Ok(()), |path| check_inside(Path::new(path)))?;
         let id = BodyId::from_random(random().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?);
-        let launcher = self.maker.start_launcher().map_err(|error| failures::process("cannot start a Body", error))?;
+        let launcher = self.launcher()?;
         let user = request.user.clone().unwrap_or_else(|| "user".into());
         let root = if user == "root" || request.life == Life::Kept { ids::Root::Wanted } else { ids::Root::Unneeded };
         let claimed = ids::claim(&self.data, &id, root).map_err(failures::ids)?;

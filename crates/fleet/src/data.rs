@@ -4,6 +4,7 @@ use std::{
     fs, io,
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    sync::Mutex,
 };
 
 use body::{capacity, process::Maker, programs::Programs};
@@ -24,13 +25,27 @@ pub struct Config {
     pub durability: Durability,
 }
 
-pub fn open(config: Config) -> Result<Fleet, Failure> {
+pub fn open(config: Config, ahead: Ahead) -> Result<Fleet, Failure> {
     let data = prepare(&config.data)?;
-    let key = key(&data).map_err(|error| unusable(&data, error))?;
-    let store = Store::open(&data, config.durability).map_err(failures::open)?;
     let programs = Programs::install(&data).map_err(|error| unusable(&data, error))?;
     let maker = Maker { programs, capacity: capacity::measure(&data) };
-    Ok(Fleet { data, key, store, maker, tethers: Default::default() })
+    // Gets ready on another processor while the log is being opened here.
+    let launcher = match ahead {
+        Ahead::Launcher => Some(maker.start_launcher().map_err(|error| failures::process("cannot start a Body", error))?),
+        Ahead::Nothing => None,
+    };
+    let key = key(&data).map_err(|error| unusable(&data, error))?;
+    let store = Store::open(&data, config.durability).map_err(failures::open)?;
+    Ok(Fleet { data, key, store, maker, tethers: Default::default(), launcher: Mutex::new(launcher) })
+}
+
+/// What is started before anybody asked for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ahead {
+    /// A launcher, for the Body that the caller is about to make.
+    Launcher,
+    /// Nothing.
+    Nothing,
 }
 
 /// What callers of a Body's guest must send: not to be guessed, and stored nowhere.

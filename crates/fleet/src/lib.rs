@@ -21,7 +21,8 @@ mod view;
 
 use std::{collections::HashMap, path::PathBuf, sync::Mutex};
 
-use body::process::{Maker, Tether};
+use body::process::{Launcher, Maker, Tether};
+use data::Ahead;
 use proto::{BodyId, Failure};
 
 pub use data::Config;
@@ -44,12 +45,19 @@ pub struct Fleet {
     maker: Maker,
     /// Keepers that are this process's children: to be waited for, and for some Bodies the thread they hang by.
     tethers: Mutex<HashMap<BodyId, Tether>>,
+    /// Started ahead.
+    launcher: Mutex<Option<Launcher>>,
 }
 
 impl Fleet {
     /// Opens the data directory, and makes it if need be.
     pub fn open(config: Config) -> Result<Fleet, Failure> {
-        data::open(config)
+        data::open(config, Ahead::Nothing)
+    }
+
+    /// The same for a caller that will make a Body at once: its launcher starts while the rest is opened.
+    pub fn open_to_create(config: Config) -> Result<Fleet, Failure> {
+        data::open(config, Ahead::Launcher)
     }
 
     /// Where a Body is.
@@ -60,6 +68,12 @@ impl Fleet {
     /// What callers of that Body's guest must send.
     fn token(&self, id: &BodyId) -> String {
         data::token(&self.key, id)
+    }
+
+    fn launcher(&self) -> Result<Launcher, Failure> {
+        let ahead = self.launcher.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let started = ahead.map_or_else(|| self.maker.start_launcher(), Ok);
+        started.map_err(|error| failures::process("cannot start a Body", error))
     }
 
     fn tethers(&self) -> std::sync::MutexGuard<'_, HashMap<BodyId, Tether>> {

@@ -135,7 +135,7 @@ impl Fleet {
         }
         let snapshots = self.below(&spec)?;
         dir.forget_guest().map_err(|error| Failure::new(Kind::Host, "cannot forget the Body's last guest").because(error))?;
-        let launcher = self.maker.start_launcher().map_err(|error| failures::process("cannot start the Body", error))?;
+        let launcher = self.launcher()?;
         self.bring_up(launcher, &dir, &spec, &snapshots, None)?;
         self.view(id)
     }

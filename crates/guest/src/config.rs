@@ -6,6 +6,7 @@
 use std::{
     fs::File,
     io::{self, Read},
+    net::SocketAddr,
     os::{
         fd::OwnedFd,
         unix::{ffi::OsStringExt, net::UnixListener},
@@ -84,6 +85,8 @@ fn unix(listener: UnixListener) -> Result<Listener, ConfigError> {
 }
 
 fn tcp(address: &str) -> io::Result<Listener> {
+    // Parsed, not looked up: a guest that resolves names would carry half a C library for it.
+    let address: SocketAddr = address.parse().map_err(io::Error::other)?;
     let listener = std::net::TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     Ok(Listener::Tcp(listener))

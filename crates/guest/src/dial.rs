@@ -1,5 +1,7 @@
 //! A port inside the Body as a raw stream: how previews and forwarded ports reach it.
 
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+
 use hyper::{Request, Response, StatusCode, body::Incoming, header, header::HeaderValue};
 use hyper_util::rt::TokioIo;
 use proto::guest::DIAL_UPGRADE;
@@ -41,9 +43,9 @@ pub async fn answer(query: &Query, mut request: Request<Incoming>) -> Reply {
 }
 
 async fn connect(port: u16) -> Option<TcpStream> {
-    let stream = match TcpStream::connect(("127.0.0.1", port)).await {
+    let stream = match TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await {
         Ok(stream) => stream,
-        Err(_) => TcpStream::connect(("::1", port)).await.ok()?,
+        Err(_) => TcpStream::connect(SocketAddr::from((Ipv6Addr::LOCALHOST, port))).await.ok()?,
     };
     let _ = stream.set_nodelay(true);
     Some(stream)

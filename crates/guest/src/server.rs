@@ -38,6 +38,9 @@ const CONNECTIONS_MAX: usize = 1024;
 const HEAD_WAIT: Duration = Duration::from_secs(150);
 const HEADERS_MAX: usize = 128;
 const BUFFER_LEN_MAX: usize = 128 * 1024;
+const IDLE_WAIT: Duration = Duration::from_secs(1);
+const REST_DELAY: Duration = Duration::from_millis(20);
+const REST_STACK_LEN: usize = 32 * 1024;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// All the guest knows.
@@ -53,6 +56,7 @@ pub struct Guest {
     /// The grace of a shutdown that was asked for.
     ending: Cell<Option<Duration>>,
     end: Notify,
+    idle: Notify,
 }
 
 /// Serves until somebody asks the guest to end, and then ends everybody.
@@ -67,7 +71,9 @@ pub async fn serve(order: Order) -> io::Result<()> {
         connections: Cell::new(0),
         ending: Cell::new(None),
         end: Notify::new(),
+        idle: Notify::new(),
     });
+    tokio::task::spawn_local(rest(guest.clone()));
     tokio::task::spawn_local(init::bury(guest.clone()));
     let grace = tokio::select! {
         grace = init::asked_to_end() => grace?,
@@ -104,6 +110,15 @@ async fn accept(guest: &Rc<Guest>, listener: Listener) -> io::Result<()> {
     }
 }
 
+impl Guest {
+    /// Memory was freed that might go back to the kernel, unless somebody is here to use it again.
+    pub fn may_rest(&self) {
+        if self.connections.get() == 0 {
+            self.idle.notify_one();
+        }
+    }
+}
+
 fn welcome(guest: &Rc<Guest>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
     if guest.connections.get() >= CONNECTIONS_MAX {
         return;
@@ -130,10 +145,24 @@ fn welcome(guest: &Rc<Guest>, stream: impl AsyncRead + AsyncWrite + Unpin + Send
         if guest.ending.get().is_some() {
             guest.end.notify_one();
         }
+        guest.may_rest();
+    });
+}
+
+/// Gives memory back whenever nobody has been connected for a moment; most Bodies wait most of the time.
+async fn rest(guest: Rc<Guest>) {
+    loop {
+        tokio::time::sleep(IDLE_WAIT).await;
         if guest.connections.get() == 0 {
             sys::spawn::trim_heap();
+            // By another thread and a little later: this one is asleep in the kernel by then and touches nothing again.
+            let _ = std::thread::Builder::new().stack_size(REST_STACK_LEN).spawn(|| {
+                std::thread::sleep(REST_DELAY);
+                sys::spawn::release_clean_pages();
+            });
         }
-    });
+        guest.idle.notified().await;
+    }
 }
 
 async fn answer(guest: Rc<Guest>, request: Request<Incoming>) -> Reply {

@@ -5,14 +5,16 @@
 
 use std::{
     fs::File,
-    io::{self, Read},
-    os::fd::{AsFd, OwnedFd},
+    io::{self, Read, Write},
+    mem::ManuallyDrop,
+    os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
+    path::PathBuf,
 };
 
 use proto::{
     Mechanism,
     guest::{CONFIG_FD, LISTEN_FD},
-    launch::{CgroupVersion, Plan},
+    launch::{CgroupVersion, Failed, Plan},
     spec::USER_ID,
 };
 
@@ -20,9 +22,11 @@ use crate::{
     lock_down,
     report::{Step, StepError},
     root,
-    trees::{self, Trees},
+    trees::{self, Lower, Trees},
     views,
 };
+
+const PLAN_LEN_MAX: u32 = 4 << 20;
 
 /// What the child brings along from the host.
 pub struct Luggage {
@@ -34,22 +38,114 @@ pub struct Luggage {
     pub listener: OwnedFd,
     /// Its log.
     pub log: OwnedFd,
-    /// Ends when the id maps are written.
-    pub mapped: OwnedFd,
     /// What it is made from, where the launcher could take it.
     pub trees: Option<Trees>,
 }
 
-/// What the child tells before it becomes the guest.
-pub type Told = Vec<Mechanism>;
+/// The same, by number: the launcher opens it after the fork, in the table both share.
+#[derive(serde::Serialize, serde::Deserialize)]
+pub struct Numbers {
+    fixed: [RawFd; 4],
+    trees: Option<TreeNumbers>,
+}
 
-/// Sets everything up; the caller then tells what was done and executes the guest.
-pub fn prepare(plan: &Plan, luggage: &Luggage) -> Result<Told, StepError> {
+#[derive(serde::Serialize, serde::Deserialize)]
+struct TreeNumbers {
+    disk: Option<RawFd>,
+    lowers: Vec<(PathBuf, RawFd)>,
+    mounts: Vec<RawFd>,
+}
+
+impl Luggage {
+    /// What to tell the child.
+    pub fn numbers(&self) -> Numbers {
+        Numbers {
+            fixed: [&self.guest, &self.config, &self.listener, &self.log].map(AsRawFd::as_raw_fd),
+            trees: self.trees.as_ref().map(|trees| TreeNumbers {
+                disk: trees.disk.as_ref().map(AsRawFd::as_raw_fd),
+                lowers: trees.lowers.iter().map(|lower| (lower.path.clone(), lower.tree.as_raw_fd())).collect(),
+                mounts: trees.mounts.iter().map(AsRawFd::as_raw_fd).collect(),
+            }),
+        }
+    }
+}
+
+impl Numbers {
+    fn take(self) -> io::Result<Luggage> {
+        let take = sys::fd::inherited;
+        let [guest, config, listener, log] = self.fixed;
+        let trees = self.trees.map(|trees| -> io::Result<Trees> {
+            let lowers = trees.lowers.into_iter().map(|(path, number)| take(number).map(|tree| Lower { path, tree }));
+            Ok(Trees {
+                disk: trees.disk.map(take).transpose()?,
+                lowers: lowers.collect::<io::Result<_>>()?,
+                mounts: trees.mounts.into_iter().map(take).collect::<io::Result<_>>()?,
+            })
+        });
+        Ok(Luggage { guest: take(guest)?, config: take(config)?, listener: take(listener)?, log: take(log)?, trees: trees.transpose()? })
+    }
+}
+
+/// What the child writes to its parent, after one byte that says its descriptors are its own: lines of this.
+#[derive(serde::Serialize, serde::Deserialize)]
+pub enum Told {
+    /// Everything is in place.
+    Done(Vec<Mechanism>),
+    /// It is not.
+    Failed(Failed),
+}
+
+/// The child's whole life until it is the guest.
+pub fn live(plan: OwnedFd, tell: &OwnedFd) -> ! {
+    let error = match begin(plan, tell) {
+        Ok((plan, luggage)) => match prepare(&plan, &luggage) {
+            Ok(mechanisms) => {
+                let _ = say(tell, &Told::Done(mechanisms));
+                become_guest(&plan, luggage)
+            }
+            Err(error) => error,
+        },
+        Err(error) => error,
+    };
+    let _ = say(tell, &Told::Failed(error.failed()));
+    std::process::exit(1)
+}
+
+fn say(tell: &OwnedFd, told: &Told) -> io::Result<()> {
+    let line = serde_json::to_string(told)? + "\n";
+    File::from(tell.try_clone()?).write_all(line.as_bytes())
+}
+
+/// Waits for the plan, then parts from the parent's descriptors.
+fn begin(plan: OwnedFd, tell: &OwnedFd) -> Result<(Plan, Luggage), StepError> {
+    // While the table is shared this process holds the other end of its own pipe and would never hear of its end.
+    sys::process::die_with_parent().step("die with the launcher")?;
+    let (plan, numbers): (Plan, Numbers) = read_plan(plan).step("read the plan")?;
+    sys::namespace::own_descriptors().step("part from the launcher's descriptors")?;
+    rustix::io::write(tell, b".").step("tell the launcher")?;
+    Ok((plan, numbers.take().step("take the launcher's descriptors")?))
+}
+
+fn read_plan(plan: OwnedFd) -> io::Result<(Plan, Numbers)> {
+    // Not closed here: the number still belongs to the launcher, too.
+    let mut pipe = ManuallyDrop::new(File::from(plan));
+    let mut len = [0u8; 4];
+    pipe.read_exact(&mut len)?;
+    let len = u32::from_ne_bytes(len);
+    if len > PLAN_LEN_MAX {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let mut text = vec![0; len as usize];
+    pipe.read_exact(&mut text)?;
+    Ok(serde_json::from_slice(&text)?)
+}
+
+/// Sets everything up.
+fn prepare(plan: &Plan, luggage: &Luggage) -> Result<Vec<Mechanism>, StepError> {
     for group in plan.cgroups.iter().filter(|group| group.version == CgroupVersion::V1) {
         sys::cgroup::enter_v1(&group.path).step("enter the Body's cgroup")?;
     }
     sys::namespace::unshare_cgroup().step("make a cgroup namespace")?;
-    wait_for_maps(&luggage.mapped).step("wait for the id maps")?;
     become_first(plan)?;
     sys::mount::make_private().step("make mounts private")?;
     let gathered = if luggage.trees.is_none() { Some(trees::gather(plan)?) } else { None };
@@ -63,14 +159,6 @@ pub fn prepare(plan: &Plan, luggage: &Luggage) -> Result<Told, StepError> {
     told.extend(lock_down::limits(plan)?);
     told.extend(lock_down::privileges(luggage.guest.as_fd())?);
     Ok(told)
-}
-
-fn wait_for_maps(mapped: &OwnedFd) -> io::Result<()> {
-    let mut one = [0u8; 1];
-    match File::from(mapped.try_clone()?).read(&mut one)? {
-        1 => Ok(()),
-        _ => Err(io::Error::other("the launcher gave up")),
-    }
 }
 
 /// Root of the Body where there is one, otherwise its only user.
@@ -93,14 +181,14 @@ fn namespaces() -> Vec<Mechanism> {
 }
 
 /// Becomes the guest. Returns only when that fails.
-pub fn become_guest(plan: &Plan, luggage: Luggage, told: OwnedFd) -> StepError {
-    match place_and_exec(plan, luggage, told) {
+fn become_guest(plan: &Plan, luggage: Luggage) -> StepError {
+    match place_and_exec(plan, luggage) {
         Err(error) => error,
         Ok(never) => match never {},
     }
 }
 
-fn place_and_exec(plan: &Plan, luggage: Luggage, _told: OwnedFd) -> Result<std::convert::Infallible, StepError> {
+fn place_and_exec(plan: &Plan, luggage: Luggage) -> Result<std::convert::Infallible, StepError> {
     let null = File::options().read(true).write(true).open("/dev/null").step("open /dev/null")?;
     let null: OwnedFd = null.into();
     for number in [0, 1] {

@@ -4,7 +4,7 @@ use std::{
     fs::File,
     io::{self, BufRead, BufReader, Read, Write},
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixListener,
     },
     path::Path,
@@ -13,8 +13,7 @@ use std::{
 };
 
 use proto::{
-    Mechanism,
-    launch::{CgroupVersion, End, Failed, Plan, Ready, Report, Running},
+    launch::{CgroupVersion, End, Plan, Ready, Report, Running},
     spec::{IdRange, Life},
 };
 use rustix::{
@@ -25,7 +24,7 @@ use rustix::{
 use sys::namespace::{MapLine, Side};
 
 use crate::{
-    child::{self, Luggage},
+    child::{self, Luggage, Told},
     idmap,
     report::{Step, StepError},
     trees,
@@ -36,28 +35,35 @@ const PLAN_LEN_MAX: u64 = 4 << 20;
 const DISK_CHECK: Duration = Duration::from_secs(5);
 const CGROUP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Reads the plan, makes the Body, keeps it.
-pub fn main() -> ExitCode {
-    let plan = match read_plan() {
-        Ok(plan) => plan,
-        Err(error) => return fail(&Err::<(), _>(error).step("read the plan").map_err(|e| e.failed()).err()),
-    };
-    // Away from the maker's terminal and its signals, and from any directory that somebody may want to remove.
+/// Forks, reads the plan, makes the Body, keeps it.
+///
+/// With the argument `early` the namespaces are made before the plan is there, while the maker still writes it.
+pub fn main(early: bool) -> ExitCode {
+    // Away from the maker's terminal and its signals.
     let _ = rustix::process::setsid();
     let _ = sys::process::set_name(c"pal-keeper");
-    match make(&plan) {
+    let forked = early.then(|| Forked::new(None));
+    let plan = match read_plan().step("read the plan") {
+        Ok(plan) => plan,
+        Err(error) => {
+            // Often there is none: the maker found that it needs no Body.
+            if let Some(Ok(forked)) = forked {
+                end_child(forked.pid);
+            }
+            return fail(&error);
+        }
+    };
+    match make(&plan, forked) {
         Ok(kept) => keep(&plan, kept),
         Err(error) => {
             remove_cgroups(&plan);
-            fail(&Some(error.failed()))
+            fail(&error)
         }
     }
 }
 
-fn fail(failed: &Option<Failed>) -> ExitCode {
-    if let Some(failed) = failed {
-        report(&Report::Failed(failed.clone()));
-    }
+fn fail(error: &StepError) -> ExitCode {
+    report(&Report::Failed(error.failed()));
     ExitCode::FAILURE
 }
 
@@ -80,24 +86,36 @@ struct Kept {
     handle: OwnedFd,
 }
 
-fn make(plan: &Plan) -> Result<Kept, StepError> {
-    let (mapped_read, mapped_write) = pipe()?;
-    let (told_read, told_write) = pipe()?;
-    let luggage = pack(plan, mapped_read)?;
-    let cgroup = v2_group(plan)?;
-    match sys::namespace::fork_into(sys::namespace::ALL, cgroup.as_ref().map(AsFd::as_fd)).step("make the Body's namespaces") {
-        Ok(Side::Child) => {
-            drop(mapped_write);
-            drop(told_read);
-            run_child(plan, luggage, told_write)
+/// The Body's first process, waiting for its plan.
+struct Forked {
+    pid: Pid,
+    /// Where it reads its plan and the numbers of its descriptors.
+    plan: OwnedFd,
+    /// Where it tells how it goes.
+    told: OwnedFd,
+    /// Its ends of both. The table is shared, so they stay open here until it has its own.
+    ends: (OwnedFd, OwnedFd),
+}
+
+impl Forked {
+    fn new(cgroup: Option<BorrowedFd<'_>>) -> Result<Self, StepError> {
+        let (hear, plan) = pipe()?;
+        let (told, tell) = pipe()?;
+        let flags = sys::namespace::ALL | sys::namespace::SHARE_DESCRIPTORS;
+        match sys::namespace::fork_into(flags, cgroup).step("make the Body's namespaces").map_err(explain_namespaces)? {
+            Side::Child => child::live(hear, &tell),
+            Side::Parent(pid) => Ok(Self { pid, plan, told, ends: (hear, tell) }),
         }
-        Ok(Side::Parent(pid)) => {
-            drop(luggage);
-            drop(told_write);
-            settle(plan, pid, mapped_write, told_read).inspect_err(|_| end_child(pid))
-        }
-        Err(error) => Err(explain_namespaces(error)),
     }
+}
+
+fn make(plan: &Plan, forked: Option<Result<Forked, StepError>>) -> Result<Kept, StepError> {
+    let forked = match forked {
+        Some(forked) => forked?,
+        None => Forked::new(v2_group(plan)?.as_ref().map(AsFd::as_fd))?,
+    };
+    let pid = forked.pid;
+    settle(plan, forked).inspect_err(|_| end_child(pid))
 }
 
 fn pipe() -> Result<(OwnedFd, OwnedFd), StepError> {
@@ -122,77 +140,53 @@ fn explain_namespaces(error: StepError) -> StepError {
     }
 }
 
-fn pack(plan: &Plan, mapped: OwnedFd) -> Result<Luggage, StepError> {
+/// Opens what the child needs of the host. The two share their descriptors, so numbers are all it must be told.
+fn pack(plan: &Plan) -> Result<Luggage, StepError> {
     rustix::process::chdir(&plan.dir).step("enter the Body's directory")?;
     let config = serde_json::to_vec(&plan.config).map_err(io::Error::from).step("write the guest's configuration")?;
     // By a name relative to the directory: a socket's path may have no more than 107 bytes.
     let listener = UnixListener::bind("guest.sock").step("listen on the guest's socket")?;
     let log = File::options().append(true).create(true).open("guest.log").step("open the guest's log")?;
     Ok(Luggage {
-        guest: read_only_program(&plan.guest).step("open the guest")?,
+        guest: File::open(&plan.guest).step("open the guest")?.into(),
         config: sys::fd::memory_file("pal-config", &config).step("write the guest's configuration")?,
         listener: listener.into(),
         log: log.into(),
-        mapped,
         trees: if sys::caps::is_host_root() { Some(trees::gather(plan)?) } else { None },
     })
 }
 
-fn read_only_program(path: &Path) -> io::Result<OwnedFd> {
-    Ok(File::open(path)?.into())
-}
-
-/// The child's life until it is the guest; errors go to the parent as one line.
-fn run_child(plan: &Plan, luggage: Luggage, told: OwnedFd) -> ! {
-    let error = match child::prepare(plan, &luggage) {
-        Ok(mechanisms) => {
-            let _ = rustix::io::write(&told, &serde_json::to_vec(&Told::Done(mechanisms)).unwrap_or_default());
-            let copy = told.try_clone();
-            match copy {
-                Ok(copy) => child::become_guest(plan, luggage, copy),
-                Err(error) => Err::<(), _>(error).step("copy a descriptor").err().unwrap_or_else(|| unreachable_step()),
-            }
-        }
-        Err(error) => error,
-    };
-    let _ = rustix::io::write(&told, b"\n");
-    let _ = rustix::io::write(&told, &serde_json::to_vec(&Told::Failed(error.failed())).unwrap_or_default());
-    std::process::exit(1)
-}
-
-fn unreachable_step() -> StepError {
-    let error = Err::<(), _>(io::Error::other("no cause")).step("go on");
-    match error {
-        Err(error) => error,
-        Ok(()) => std::process::abort(),
-    }
-}
-
-/// What the child writes to its parent: lines of this.
-#[derive(serde::Serialize, serde::Deserialize)]
-enum Told {
-    Done(Vec<Mechanism>),
-    Failed(Failed),
-}
-
-/// Gives the child its ids, waits until it is the guest, and reports.
-fn settle(plan: &Plan, pid: Pid, mapped: OwnedFd, told: OwnedFd) -> Result<Kept, StepError> {
+/// Gives the child its ids and its plan, waits until it is the guest, and reports.
+fn settle(plan: &Plan, forked: Forked) -> Result<Kept, StepError> {
+    let Forked { pid, plan: pipe, told, ends } = forked;
     let handle = sys::process::open(pid).step("open the Body's first process")?;
-    write_maps(plan, pid)?;
-    rustix::io::write(&mapped, b"1").step("tell the Body its ids are there")?;
     let ticks = sys::proc::start_ticks(pid.as_raw_nonzero().get()).step("read the start of the Body's first process")?;
-    let mechanisms = match hear(told)? {
-        Told::Done(mechanisms) => mechanisms,
+    write_maps(plan, pid)?;
+    let luggage = pack(plan)?;
+    // Before the child goes on: from here on whoever finds the directory can end the Body, also without us.
+    let mut ready = Ready { pid: pid.as_raw_nonzero().get(), ticks, keeper: rustix::process::getpid().as_raw_nonzero().get(), mechanisms: Vec::new() };
+    write_running(plan, &ready)?;
+    hand_over(plan, &luggage, pipe).step("hand the plan to the Body's first process")?;
+    let mut told = File::from(told);
+    told.read_exact(&mut [0u8; 1]).step("hear from the Body's first process")?;
+    drop((luggage, ends));
+    match hear(told)? {
+        Told::Done(mechanisms) => ready.mechanisms = mechanisms,
         Told::Failed(failed) => {
             report(&Report::Failed(failed));
             remove_cgroups_after(plan, pid);
             std::process::exit(1);
         }
-    };
-    let ready = Ready { pid: pid.as_raw_nonzero().get(), ticks, keeper: rustix::process::getpid().as_raw_nonzero().get(), mechanisms };
-    write_running(plan, &ready)?;
+    }
     report(&Report::Ready(ready));
     Ok(Kept { pid, handle })
+}
+
+fn hand_over(plan: &Plan, luggage: &Luggage, pipe: OwnedFd) -> io::Result<()> {
+    let text = serde_json::to_vec(&(plan, luggage.numbers()))?;
+    let mut pipe = File::from(pipe);
+    pipe.write_all(&(text.len() as u32).to_ne_bytes())?;
+    pipe.write_all(&text)
 }
 
 fn remove_cgroups_after(plan: &Plan, pid: Pid) {
@@ -200,9 +194,9 @@ fn remove_cgroups_after(plan: &Plan, pid: Pid) {
     remove_cgroups(plan);
 }
 
-fn hear(told: OwnedFd) -> Result<Told, StepError> {
+fn hear(told: File) -> Result<Told, StepError> {
     let mut text = String::new();
-    File::from(told).take(PLAN_LEN_MAX).read_to_string(&mut text).step("hear from the Body's first process")?;
+    told.take(PLAN_LEN_MAX).read_to_string(&mut text).step("hear from the Body's first process")?;
     let last = text.lines().last().unwrap_or_default();
     let cause = |_| io::Error::other("it ended without a word");
     serde_json::from_str(last).map_err(cause).step("hear from the Body's first process")

@@ -73,6 +73,5 @@ pub fn privileges(guest: BorrowedFd<'_>) -> Result<Vec<Mechanism>, StepError> {
 
 /// The system call filter: the last thing before the guest.
 pub fn filter() -> Result<(), StepError> {
-    let filter = sys::filter::Filter::compile().step("compile the system call filter")?;
-    filter.install().step("install the system call filter")
+    sys::filter::Filter::compile().install().step("install the system call filter")
 }

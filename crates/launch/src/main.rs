@@ -26,6 +26,6 @@ fn main() -> ExitCode {
     match arguments.next() {
         // `pal-launch tree …`: work on a Body's files under its own ids.
         Some(verb) if verb == "tree" => tend::main(arguments),
-        _ => keeper::main(),
+        early => keeper::main(early.is_some_and(|word| word == "early")),
     }
 }

@@ -30,6 +30,10 @@ pub struct Plan {
     pub upper: Upper,
     /// Its root, area by area; the root itself first.
     pub areas: Vec<Area>,
+    /// What its upper holds from the start; what is there already stays as it is.
+    pub seeds: Vec<Seed>,
+    /// Memory of `/dev/shm`.
+    pub shm_bytes: u64,
     /// What it sees of the host by name.
     pub mounts: Vec<Mount>,
     /// Where it is put to be limited.
@@ -57,8 +61,42 @@ pub enum Upper {
         /// Its files.
         inodes: u64,
     },
-    /// `upper` and `work` in the Body's directory.
+    /// `disk/upper` and `disk/work` in the Body's directory.
     Disk,
+}
+
+/// Something that stands in a Body's upper before its guest runs. Paths begin with an area's directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Seed {
+    /// A directory.
+    Dir {
+        /// Where.
+        path: String,
+        /// Permission bits.
+        mode: u32,
+        /// Whose, as an id inside.
+        owner: u32,
+    },
+    /// A symbolic link.
+    Link {
+        /// Where.
+        path: String,
+        /// To where.
+        target: String,
+    },
+    /// A file that everybody may read.
+    File {
+        /// Where.
+        path: String,
+        /// What it says.
+        contents: String,
+    },
+    /// Nothing, where the host has something.
+    Hidden {
+        /// Where.
+        path: String,
+    },
 }
 
 /// One part of a Body's root: an overlay of read-only lowers and the private upper.
@@ -83,7 +121,7 @@ pub struct Lower {
 }
 
 impl Area {
-    /// The name of this area's directory in an upper, a snapshot or the skeleton.
+    /// The name of this area's directory in an upper or a snapshot.
     pub fn dir_name(&self) -> &str {
         area_dir(&self.at)
     }

@@ -23,6 +23,14 @@ const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 /// A user namespace alone.
 pub const USER: i32 = libc::CLONE_NEWUSER;
 
+/// Parent and child share one table of descriptors until one of them calls [`own_descriptors`].
+pub const SHARE_DESCRIPTORS: i32 = libc::CLONE_FILES;
+
+/// Gives the caller a table of descriptors of its own, with what is open now.
+pub fn own_descriptors() -> io::Result<()> {
+    unshare(libc::CLONE_FILES)
+}
+
 /// Which side of a fork one is on.
 #[derive(Debug)]
 pub enum Side {

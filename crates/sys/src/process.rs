@@ -38,6 +38,11 @@ pub fn hide_from_peers() -> io::Result<()> {
     Ok(rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?)
 }
 
+/// The caller dies with its parent, until it takes other ids.
+pub fn die_with_parent() -> io::Result<()> {
+    Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
+}
+
 /// Becomes the program behind a descriptor. Returns only when it cannot.
 pub fn exec_fd(program: BorrowedFd<'_>, arguments: &[&str], environment: &[&str]) -> io::Error {
     let strings = |list: &[&str]| -> Result<Vec<CString>, std::ffi::NulError> {

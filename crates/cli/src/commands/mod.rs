@@ -32,47 +32,48 @@ pub fn dispatch(cli: Cli) -> Result<u8, Failure> {
     if let Command::Completions(args) = &cli.command {
         return completions::completions(args);
     }
-    // Neither is ever dropped: every acknowledged event survives even a kill, so there is nothing to close in order.
+    // Never dropped: nobody waits for its tasks. The fleet is: it keeps the log's write-ahead file short.
     let runtime = ManuallyDrop::new(runtime()?);
-    let fleet = || Ok(ManuallyDrop::new(Fleet::open(settings::config(&cli.common)?)?));
-    runtime.block_on(act(fleet, cli.command, cli.common.format()))
+    let open = |open: fn(fleet::Config) -> Result<Fleet, Failure>| open(settings::config(&cli.common)?);
+    runtime.block_on(act(open, cli.command, cli.common.format()))
 }
 
 /// What a command needs to know before it opens the fleet, it asks before: a typing error leaves no directory behind.
 async fn act(
-    fleet: impl Fn() -> Result<ManuallyDrop<Fleet>, Failure>,
+    open: impl Fn(fn(fleet::Config) -> Result<Fleet, Failure>) -> Result<Fleet, Failure>,
     command: Command,
     format: Format,
 ) -> Result<u8, Failure> {
+    let fleet = || open(Fleet::open);
     match command {
         Command::Run(args) => {
             let wire = Wire::choose(args.wires, format)?;
-            return run::run(&*fleet()?, *args, wire, format).await;
+            return run::run(&open(Fleet::open_to_create)?, *args, wire, format).await;
         }
         Command::Exec(args) => {
             let wire = Wire::choose(args.wires, format)?;
-            return exec::exec(&*fleet()?, args, wire, format).await;
+            return exec::exec(&fleet()?, args, wire, format).await;
         }
-        Command::Shell(args) => return exec::shell(&*fleet()?, args).await,
-        Command::Create(args) => create::create(&*fleet()?, *args, format).await,
-        Command::Ls => list::list(&*fleet()?, format),
-        Command::Inspect(args) => inspect::inspect(&*fleet()?, &args.body, format),
-        Command::Logs(args) => logs::logs(&*fleet()?, &args.body, format),
+        Command::Shell(args) => return exec::shell(&fleet()?, args).await,
+        Command::Create(args) => create::create(&open(Fleet::open_to_create)?, *args, format).await,
+        Command::Ls => list::list(&fleet()?, format),
+        Command::Inspect(args) => inspect::inspect(&fleet()?, &args.body, format),
+        Command::Logs(args) => logs::logs(&fleet()?, &args.body, format),
         Command::Cp(args) => {
             let way = copy::way(&args)?;
-            copy::copy(&*fleet()?, way, format).await
+            copy::copy(&fleet()?, way, format).await
         }
-        Command::Start(args) => life::start(&*fleet()?, &args.bodies, format).await,
-        Command::Stop(args) => life::stop(&*fleet()?, &args.of.bodies, args.grace, format).await,
-        Command::Pause(args) => life::pause(&*fleet()?, &args.bodies, format).await,
-        Command::Resume(args) => life::resume(&*fleet()?, &args.bodies, format).await,
-        Command::Rm(args) => life::remove(&*fleet()?, &args, format).await,
-        Command::Snapshot(args) => snapshot::snapshot(&*fleet()?, args, format).await,
-        Command::Snapshots(args) => snapshot::snapshots(&*fleet()?, &args.remove, format),
-        Command::Fork(args) => snapshot::fork(&*fleet()?, &args, format).await,
-        Command::Events(args) => events::events(&*fleet()?, args, format).await,
-        Command::Doctor => doctor::doctor(&*fleet()?, format).await,
-        Command::Gc(args) => gc::gc(&*fleet()?, args.dry_run, format).await,
+        Command::Start(args) => life::start(&fleet()?, &args.bodies, format).await,
+        Command::Stop(args) => life::stop(&fleet()?, &args.of.bodies, args.grace, format).await,
+        Command::Pause(args) => life::pause(&fleet()?, &args.bodies, format).await,
+        Command::Resume(args) => life::resume(&fleet()?, &args.bodies, format).await,
+        Command::Rm(args) => life::remove(&fleet()?, &args, format).await,
+        Command::Snapshot(args) => snapshot::snapshot(&fleet()?, args, format).await,
+        Command::Snapshots(args) => snapshot::snapshots(&fleet()?, &args.remove, format),
+        Command::Fork(args) => snapshot::fork(&fleet()?, &args, format).await,
+        Command::Events(args) => events::events(&fleet()?, args, format).await,
+        Command::Doctor => doctor::doctor(&fleet()?, format).await,
+        Command::Gc(args) => gc::gc(&fleet()?, args.dry_run, format).await,
         Command::Completions(args) => return completions::completions(&args),
     }
     .map(|()| 0)

@@ -122,6 +122,7 @@ async fn follow(
     drop(process);
     tokio::time::sleep(ENDED_KEPT).await;
     guest.processes.forget_old();
+    guest.may_rest();
 }
 
 async fn exit_or_late(

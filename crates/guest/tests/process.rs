@@ -1,0 +1,275 @@
+//! Processes through the guest, as a caller sees them.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use bytes::Bytes;
+use common::{Guest, Story, request, start};
+use http_body_util::BodyExt;
+use prost::Message;
+use proto::{
+    envelope::{self, END},
+    wire::process::{ProcessConfig, StartRequest, StartResponse, process_event::Event},
+};
+use serde_json::{Value, json};
+
+const START: &str = "process.Process/Start";
+
+fn exited(code: i32) -> Value {
+    let mut end = json!({"exited": true, "status": format!("exit status {code}")});
+    if code != 0 {
+        end["exitCode"] = json!(code);
+        end["error"] = json!(format!("exit status {code}"));
+    }
+    end
+}
+
+fn killed() -> Value {
+    json!({"exitCode": -1, "status": "signal: killed", "error": "signal: killed"})
+}
+
+#[tokio::test]
+async fn a_process_starts_writes_and_ends() {
+    let guest = Guest::start();
+    let mut events = guest.sh("echo out $BODY; echo err >&2; exit 3").await;
+    assert!(events.pid().await > 0);
+    let story = events.rest().await;
+    let wanted = Story {
+        stdout: "out yes\n".into(),
+        stderr: "err\n".into(),
+        end: exited(3),
+        last: json!({}),
+        ..Story::default()
+    };
+    assert_eq!(story, wanted);
+}
+
+#[tokio::test]
+async fn protobuf_says_the_same_as_json() {
+    let guest = Guest::start();
+    let config = ProcessConfig { cmd: "echo".into(), args: vec!["hi".into()], ..Default::default() };
+    let body = StartRequest { process: Some(config), ..Default::default() }.encode_to_vec();
+    let headers = [("content-type", "application/connect+proto")];
+    let reply = guest.send(request("POST", &format!("/{START}"), &headers, envelope::seal(0, &body))).await;
+    assert_eq!(reply.headers()["content-type"], "application/connect+proto");
+    let mut opener = envelope::Opener::new(1 << 20);
+    opener.push(&reply.into_body().collect().await.unwrap().to_bytes());
+    let mut kinds = Vec::new();
+    while let Some(envelope) = opener.next().unwrap() {
+        if envelope.flags == END {
+            assert_eq!(envelope.message, "{}");
+            continue;
+        }
+        kinds.push(match StartResponse::decode(envelope.message).unwrap().event.unwrap().event.unwrap() {
+            Event::Start(_) => "start".to_owned(),
+            Event::Data(data) => format!("{:?}", data.output.unwrap()),
+            Event::End(end) => end.status,
+            Event::Keepalive(_) => "keepalive".to_owned(),
+        });
+    }
+    assert_eq!(kinds, ["start", "Stdout(b\"hi\\n\")", "exit status 0"]);
+}
+
+#[tokio::test]
+async fn what_cannot_start_says_why() {
+    let guest = Guest::start();
+    let error = async |message: Value| guest.stream(START, message).await.rest().await.last["error"].clone();
+    let process = |cmd: &str, cwd: &str| json!({"process": {"cmd": cmd, "cwd": cwd}});
+    let words = |code: &str, message: &str| json!({"code": code, "message": message});
+    assert_eq!(error(process("no-such", "/")).await, words("not_found", "command not found: no-such"));
+    assert_eq!(
+        error(process("/etc/passwd", "/")).await,
+        words("permission_denied", "not executable: /etc/passwd")
+    );
+    assert_eq!(
+        error(process("sh", "/no/such")).await,
+        words("invalid_argument", "cwd '/no/such' does not exist")
+    );
+    assert_eq!(error(json!({})).await, words("invalid_argument", "no process is described"));
+    let script = guest.dir.join("script");
+    std::fs::write(&script, "no interpreter\n").unwrap();
+    std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let refused = error(process(script.to_str().unwrap(), "/")).await;
+    assert_eq!(refused["code"], "permission_denied");
+    let headers = [("authorization", "Basic bm9ib2R5LWhlcmU6")];
+    let last = guest.stream_with(START, &headers, start("true")).await.rest().await.last;
+    assert_eq!(last["error"], words("unauthenticated", "invalid username: 'nobody-here'"));
+}
+
+#[tokio::test]
+async fn signals_reach_the_leader_and_only_while_it_runs() {
+    let guest = Guest::start();
+    let mut events =
+        guest.stream(START, json!({"process": {"cmd": "sleep", "args": ["60"]}, "tag": "t"})).await;
+    let pid = events.pid().await;
+    let (_, list) = guest.call("process.Process/List", json!({})).await;
+    let process = json!({"config": {"cmd": "sleep", "args": ["60"]}, "pid": pid, "tag": "t"});
+    assert_eq!(list, json!({"processes": [process]}));
+    let signal = |name: &str| json!({"process": {"tag": "t"}, "signal": name});
+    assert_eq!(guest.call("process.Process/SendSignal", signal("SIGNAL_SIGKILL")).await, (200, json!({})));
+    assert_eq!(events.rest().await.end, killed());
+    let (status, error) = guest.call("process.Process/SendSignal", signal("SIGNAL_SIGTERM")).await;
+    assert_eq!((status, &error["code"]), (404, &json!("not_found")));
+    assert_eq!(guest.call("process.Process/List", json!({})).await, (200, json!({})));
+}
+
+#[tokio::test]
+async fn stdin_is_written_streamed_and_closed() {
+    let guest = Guest::start();
+    let mut events = guest.stream(START, json!({"process": {"cmd": "cat"}})).await;
+    let pid = events.pid().await;
+    let input = |text: &str| json!({"process": {"pid": pid}, "input": {"stdin": STANDARD.encode(text)}});
+    assert_eq!(guest.call("process.Process/SendInput", input("one ")).await.0, 200);
+    let messages = [
+        json!({"start": {"process": {"pid": pid}}}),
+        json!({"keepalive": {}}),
+        json!({"data": {"input": {"stdin": STANDARD.encode("two")}}}),
+    ];
+    let body: Vec<Bytes> =
+        messages.iter().map(|message| envelope::seal(0, message.to_string().as_bytes())).collect();
+    let headers = [("content-type", "application/connect+json")];
+    let (status, answer) =
+        guest.ask_with("POST", "/process.Process/StreamInput", &headers, body.concat()).await;
+    assert_eq!(
+        (status, &answer[..]),
+        (200, &[&envelope::seal(0, b"{}")[..], &envelope::seal(END, b"{}")].concat()[..])
+    );
+    assert_eq!(
+        guest.call("process.Process/CloseStdin", json!({"process": {"pid": pid}})).await,
+        (200, json!({}))
+    );
+    assert_eq!(guest.call("process.Process/SendInput", input("x")).await.0, 500);
+    assert_eq!(events.rest().await.stdout, "one two");
+}
+
+#[tokio::test]
+async fn output_that_nobody_heard_is_replayed_once() {
+    let guest = Guest::start();
+    let mut events =
+        guest.sh("echo heard; read line < go; echo missed; read line < go; echo late; exit 5").await;
+    let (pid, go) = (events.pid().await, guest.dir.join("go"));
+    rustix::fs::mkfifoat(rustix::fs::CWD, &go, rustix::fs::Mode::RWXU).ok();
+    assert_eq!(events.output().await, "heard\n");
+    drop(events);
+    // A FIFO makes the order certain: the script goes on only when told.
+    let tell = || std::fs::write(&go, "\n").unwrap();
+    tell();
+    let connect = json!({"process": {"pid": pid}});
+    tell();
+    let mut again = guest.stream("process.Process/Connect", connect.clone()).await;
+    assert_eq!(again.pid().await, pid);
+    let story = again.rest().await;
+    assert_eq!((story.stdout.as_str(), &story.end), ("missed\nlate\n", &exited(5)));
+    // The end stays for a while, what was heard does not.
+    let mut third = guest.stream("process.Process/Connect", connect).await;
+    assert_eq!(third.pid().await, pid);
+    let story = third.rest().await;
+    assert_eq!((story.stdout.as_str(), story.end), ("", exited(5)));
+}
+
+#[tokio::test]
+async fn everybody_who_listens_hears() {
+    let guest = Guest::start();
+    let mut one = guest.stream(START, json!({"process": {"cmd": "cat"}})).await;
+    let pid = one.pid().await;
+    let mut two = guest.stream("process.Process/Connect", json!({"process": {"pid": pid}})).await;
+    assert_eq!(two.pid().await, pid);
+    let input = json!({"process": {"pid": pid}, "input": {"stdin": STANDARD.encode("both")}});
+    assert_eq!(guest.call("process.Process/SendInput", input).await.0, 200);
+    guest.call("process.Process/CloseStdin", json!({"process": {"pid": pid}})).await;
+    assert_eq!((one.rest().await.stdout, two.rest().await.stdout), ("both".into(), "both".into()));
+}
+
+#[tokio::test]
+async fn a_process_over_its_time_is_killed_and_its_caller_told() {
+    let guest = Guest::start();
+    let message = json!({"process": {"cmd": "sleep", "args": ["60"]}});
+    let mut events = guest.stream_with(START, &[("connect-timeout-ms", "300")], message).await;
+    let pid = events.pid().await;
+    let begun = Instant::now();
+    let story = events.rest().await;
+    assert_eq!((story.end, &story.last["error"]["code"]), (Value::Null, &json!("deadline_exceeded")));
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    let mut late = guest.stream("process.Process/Connect", json!({"process": {"pid": pid}})).await;
+    assert_eq!(late.rest().await.end, killed());
+}
+
+#[tokio::test]
+async fn a_child_left_behind_neither_holds_the_end_nor_dies_of_it() {
+    let guest = Guest::start();
+    let begun = Instant::now();
+    let script = "(read go < go; echo ignored; echo alive > alive) & echo done";
+    rustix::fs::mkfifoat(rustix::fs::CWD, guest.dir.join("go"), rustix::fs::Mode::RWXU).unwrap();
+    let story = guest.sh(script).await.rest().await;
+    assert_eq!((story.stdout.as_str(), story.end), ("done\n", exited(0)));
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    std::fs::write(guest.dir.join("go"), "\n").unwrap();
+    guest.wait_for("the child", || guest.dir.join("alive").exists());
+}
+
+#[tokio::test]
+async fn the_dead_are_buried() {
+    let guest = Guest::start();
+    guest.sh("(sleep 0.05 & (sleep 0.05 &)) ; true").await.rest().await;
+    guest.wait_for("the orphans", || guest.children() == 0);
+}
+
+#[tokio::test]
+async fn a_caller_that_never_reads_slows_the_process_not_the_guest() {
+    let guest = Guest::start();
+    let script =
+        "i=0; while :; do head -c 1048576 /dev/zero; i=$((i+1)); echo $i > new; mv new written; done";
+    let stalled = guest.sh(script).await;
+    let before = guest.memory_kib();
+    let written =
+        || std::fs::read_to_string(guest.dir.join("written")).map_or(0, |mib| mib.trim().parse().unwrap());
+    // It has stalled when it writes no more.
+    let mut last: u64 = 0;
+    guest.wait_for("the process to stall", || {
+        std::thread::sleep(Duration::from_millis(300));
+        let now = written();
+        std::mem::replace(&mut last, now) == now && guest.dir.join("written").exists()
+    });
+    assert!(last < 16, "{last} MiB were taken from a process that nobody reads");
+    assert!(guest.memory_kib() < before + 4096);
+    assert_eq!(guest.ask("GET", "/health", "").await.0, 204);
+    // Who leaves is noticed, and the process goes on with nobody listening.
+    drop(stalled);
+    guest.wait_for("the process to go on", || written() > last + 64);
+    assert!(guest.memory_kib() < before + 4096);
+}
+
+#[tokio::test]
+async fn a_terminal_is_a_terminal() {
+    let guest = Guest::start();
+    let size = |cols: u32, rows: u32| json!({"size": {"cols": cols, "rows": rows}});
+    let script = "tty >&2; stty size; read go; stty size; exit 4";
+    let message = json!({"process": {"cmd": "/bin/sh", "args": ["-c", script]}, "pty": size(80, 24)});
+    let mut events = guest.stream(START, message).await;
+    let pid = events.pid().await;
+    let mut seen = String::new();
+    while !seen.contains("24 80") {
+        seen += &events.output().await;
+    }
+    assert!(seen.contains("/dev/"), "{seen}");
+    let update = json!({"process": {"pid": pid}, "pty": size(120, 40)});
+    assert_eq!(guest.call("process.Process/Update", update).await, (200, json!({})));
+    let wrong = json!({"process": {"pid": pid}, "input": {"stdin": ""}});
+    assert_eq!(guest.call("process.Process/SendInput", wrong).await.0, 500);
+    let enter = json!({"process": {"pid": pid}, "input": {"pty": STANDARD.encode("\n")}});
+    assert_eq!(guest.call("process.Process/SendInput", enter).await, (200, json!({})));
+    let story = events.rest().await;
+    assert!(story.pty.contains("40 120"), "{story:?}");
+    assert_eq!(story.end, exited(4));
+}
+
+#[tokio::test]
+async fn silence_is_broken_by_keepalives() {
+    let guest = Guest::start();
+    let headers = [("keepalive-ping-interval", "1")];
+    let mut events = guest.stream_with(START, &headers, start("sleep 60")).await;
+    events.pid().await;
+    assert_eq!(events.message().await, json!({"event": {"keepalive": {}}}));
+}
