@@ -1,0 +1,62 @@
+//! Bodies through the library, as a server would use them.
+
+use std::{
+    io,
+    time::{Duration, Instant},
+};
+
+use fleet::{Create, ExecRequest, Fleet, Force, Output};
+use proto::{BodyId, Failure};
+use tokio::runtime::{Builder, Runtime};
+
+/// One thread, as the command line has it.
+pub fn runtime() -> io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build()
+}
+
+/// How long the parts of one short life took.
+#[derive(Debug, Clone, Copy)]
+pub struct Life {
+    /// Making the Body.
+    pub create: Duration,
+    /// Running `true` in it.
+    pub exec: Duration,
+    /// Removing it.
+    pub remove: Duration,
+}
+
+/// Create, exec `true`, remove.
+pub async fn live_once(fleet: &Fleet, request: Create) -> io::Result<Life> {
+    let began = Instant::now();
+    let view = fleet.create(request).await.map_err(told)?;
+    let created = Instant::now();
+    let ran = exec(fleet, view.id(), &["true"]).await;
+    let executed = Instant::now();
+    fleet.remove(view.id(), Force::Yes).await.map_err(told)?;
+    let removed = Instant::now();
+    ran?;
+    Ok(Life { create: created - began, exec: executed - created, remove: removed - executed })
+}
+
+/// Runs a command to its end and gives what it printed.
+pub async fn exec(fleet: &Fleet, body: &BodyId, argv: &[&str]) -> io::Result<String> {
+    let mut exec = fleet.exec(body, ExecRequest::new(argv.iter().copied())).await.map_err(told)?;
+    let (mut out, mut errors) = (Vec::new(), Vec::new());
+    while let Some(output) = exec.next().await.map_err(told)? {
+        match output {
+            Output::Stdout(bytes) | Output::Tty(bytes) => out.extend_from_slice(&bytes),
+            Output::Stderr(bytes) => errors.extend_from_slice(&bytes),
+        }
+    }
+    let ended = exec.finish().await.map_err(told)?;
+    match ended.code {
+        0 => Ok(String::from_utf8_lossy(&out).into_owned()),
+        code => Err(io::Error::other(format!("{argv:?} ended with {code}: {}", String::from_utf8_lossy(&errors).trim()))),
+    }
+}
+
+/// With its causes.
+pub fn told(failure: Failure) -> io::Error {
+    let causes: String = failure.causes().iter().map(|cause| format!(": {cause}")).collect();
+    io::Error::other(format!("{failure}{causes}"))
+}

@@ -1,0 +1,119 @@
+//! Taking turns: each round measures every contender once.
+
+use std::{
+    io,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{report::Row, stats::Samples};
+
+/// Rounds that nobody counts.
+const WARM_UP: usize = 3;
+/// A contender slower than this is measured in every fifth round only.
+const SLOW: Duration = Duration::from_millis(40);
+const SLOW_EVERY: usize = 5;
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// From now on an interrupt ends the measuring, not the tidying.
+pub fn listen_to_interrupts() -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    thread::Builder::new().name("interrupts".into()).spawn(move || {
+        runtime.block_on(async {
+            if tokio::signal::ctrl_c().await.is_ok() {
+                INTERRUPTED.store(true, Ordering::Relaxed);
+                eprintln!("interrupted: tidying up");
+            }
+        });
+    })?;
+    Ok(())
+}
+
+/// Whether to come to an end.
+pub fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// Somebody whose time is taken.
+pub struct Contender<'a> {
+    /// Its name in tables.
+    pub name: String,
+    /// What else there is to say.
+    pub note: String,
+    /// Does it once and says how long that took.
+    pub once: Box<dyn FnMut() -> io::Result<Duration> + 'a>,
+}
+
+impl<'a> Contender<'a> {
+    /// A contender without a note.
+    pub fn new(name: impl Into<String>, once: impl FnMut() -> io::Result<Duration> + 'a) -> Self {
+        Self { name: name.into(), note: String::new(), once: Box::new(once) }
+    }
+}
+
+/// Times one act.
+pub fn timed(act: impl FnOnce() -> io::Result<()>) -> io::Result<Duration> {
+    let began = Instant::now();
+    act()?;
+    Ok(began.elapsed())
+}
+
+/// Lets everybody have a turn in each round; who is first changes from round to round.
+pub fn interleave(contenders: Vec<Contender<'_>>, rounds: usize) -> Vec<Row> {
+    let mut runners: Vec<Runner<'_>> = contenders.into_iter().map(Runner::new).collect();
+    let count = runners.len().max(1);
+    for round in 0..WARM_UP + rounds {
+        for turn in 0..runners.len() {
+            if interrupted() {
+                break;
+            }
+            if let Some(runner) = runners.get_mut((turn + round) % count) {
+                runner.turn(round);
+            }
+        }
+    }
+    runners.into_iter().map(Runner::row).collect()
+}
+
+struct Runner<'a> {
+    contender: Contender<'a>,
+    samples: Samples,
+    fastest: Duration,
+    failures: usize,
+    why: Option<String>,
+}
+
+impl<'a> Runner<'a> {
+    fn new(contender: Contender<'a>) -> Self {
+        Self { contender, samples: Samples::default(), fastest: Duration::MAX, failures: 0, why: None }
+    }
+
+    fn turn(&mut self, round: usize) {
+        let slow = self.fastest != Duration::MAX && self.fastest > SLOW;
+        if slow && round >= WARM_UP && round % SLOW_EVERY != 0 {
+            return;
+        }
+        match (self.contender.once)() {
+            Ok(time) => {
+                self.fastest = self.fastest.min(time);
+                if round >= WARM_UP {
+                    self.samples.push_time(time);
+                }
+            }
+            Err(error) => {
+                self.failures += 1;
+                self.why.get_or_insert(error.to_string());
+            }
+        }
+    }
+
+    fn row(self) -> Row {
+        let mut note = self.contender.note;
+        if let Some(why) = self.why {
+            note = format!("{note}{}{} failed: {why}", if note.is_empty() { "" } else { "; " }, self.failures);
+        }
+        Row { name: self.contender.name, samples: self.samples, note }
+    }
+}

@@ -1,0 +1,46 @@
+//! What processes take, as the kernel counts shared pages fairly: PSS.
+
+use std::{fs, io};
+
+/// Proportional set size of one process, in bytes.
+pub fn pss(pid: i32) -> io::Result<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+    let kib = line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse::<u64>().ok());
+    Ok(kib.unwrap_or_default() * 1024)
+}
+
+/// Of a process and everybody below it.
+pub fn pss_of_family(root: i32) -> io::Result<u64> {
+    family(root)?.into_iter().map(pss).sum()
+}
+
+/// A process and everybody below it.
+pub fn family(root: i32) -> io::Result<Vec<i32>> {
+    let mut parents = Vec::new();
+    for entry in fs::read_dir("/proc")?.flatten() {
+        if let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) {
+            parents.extend(parent(pid).map(|parent| (pid, parent)));
+        }
+    }
+    let mut found = vec![root];
+    let mut at = 0;
+    while let Some(above) = found.get(at).copied() {
+        found.extend(parents.iter().filter(|(_, parent)| *parent == above).map(|(pid, _)| *pid));
+        at += 1;
+    }
+    Ok(found)
+}
+
+/// Who started a process.
+pub fn parent(pid: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+/// What the host has left, in bytes; the kernel's own memory counts too.
+pub fn available() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default() * 1024
+}

@@ -1,0 +1,108 @@
+//! Who else runs a command in a fresh sandbox, and how each is asked to.
+
+use std::{fs, io};
+
+use crate::{
+    ground::Ground,
+    oci,
+    run::{Line, Place, find},
+};
+
+/// The name of the peer that bars are about: the host's root read-only, and every namespace.
+pub const BWRAP: &str = "bwrap";
+/// The same without a sandbox.
+pub const PLAIN: &str = "fork+exec";
+/// Ours.
+pub const PAL: &str = "pal run";
+
+const MARKER: &str = "marker-of-the-bench";
+
+/// A peer that was seen to work.
+pub struct Peer {
+    /// Its name in tables.
+    pub name: &'static str,
+    /// How it runs `true`.
+    pub line: Line,
+    /// Namespaces it did not share with the host.
+    pub own: String,
+}
+
+/// Somebody who cannot be measured, and why.
+pub type Absent = (String, String);
+
+/// Everybody who can run `true` in a fresh sandbox here.
+pub fn fresh(ground: &Ground) -> io::Result<(Vec<Peer>, Vec<Absent>)> {
+    let ask = format!("echo {MARKER}; readlink /proc/self/ns/*");
+    let run = lines(ground, "true", &["true"])?;
+    let check = lines(ground, "check", &["sh", "-c", &ask])?;
+    let (mut peers, mut absent) = (Vec::new(), Vec::new());
+    for ((name, line), (_, check)) in run.into_iter().zip(check) {
+        match judge(&check) {
+            Ok(own) => peers.push(Peer { name, line, own }),
+            Err(why) => absent.push((name.to_owned(), why)),
+        }
+    }
+    Ok((peers, absent))
+}
+
+/// What is its own, if it really runs commands.
+fn judge(check: &Line) -> Result<String, String> {
+    let program = check.argv.first().map(String::as_str).unwrap_or_default();
+    if find(program).is_none() {
+        return Err("not installed".into());
+    }
+    let printed = check.output().map_err(|error| error.to_string())?;
+    if !printed.contains(MARKER) {
+        return Err("it ended well without having run the command".into());
+    }
+    let kinds = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
+    let own = kinds.iter().filter(|kind| {
+        let host = fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
+        let inside = printed.lines().find(|line| line.starts_with(&format!("{kind}:")));
+        inside.is_some_and(|inside| inside != host.to_string_lossy())
+    });
+    let own: Vec<&str> = own.copied().collect();
+    Ok(if own.is_empty() { "no namespaces".into() } else { own.join(" ") })
+}
+
+/// How each runs a command; `kind` names the bundle made for it.
+fn lines(ground: &Ground, kind: &str, command: &[&str]) -> io::Result<Vec<(&'static str, Line)>> {
+    let bundle = oci::bundle(ground, kind, command)?.to_string_lossy().into_owned();
+    let root = oci::rootfs(ground)?.to_string_lossy().into_owned();
+    let state = |name: &str| format!("--root={}/{name}", ground.scratch.display());
+    let words = |line: &str| Line::new(line.split_ascii_whitespace());
+    let namespaces = "--user --map-root-user --mount --pid --fork --ipc --net --uts --cgroup --mount-proc";
+    let own_root = "--ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64";
+    let bwrap = "bwrap --unshare-all --die-with-parent --proc /proc --dev /dev --tmpfs /tmp";
+    Ok(vec![
+        (PAL, pal(ground, &["run", "--"]).and(command.iter().copied())),
+        (PLAIN, Line::new(command.iter().copied())),
+        ("unshare", words(&format!("unshare {namespaces}")).and(command.iter().copied())),
+        (BWRAP, words("bwrap --unshare-all --die-with-parent --ro-bind / / --proc /proc --dev /dev --tmpfs /tmp --").and(command.iter().copied())),
+        ("bwrap, own root", words(&format!("{bwrap} {own_root} --")).and(command.iter().copied())),
+        ("crun", Line::new(["crun", &state("crun"), "run", "--bundle", &bundle, "{id}"]).at(Place::WithoutUnified)),
+        ("runc", Line::new(["runc", &state("runc"), "run", "--bundle", &bundle, "{id}"])),
+        ("runsc", Line::new(["runsc", &state("runsc"), "--network=none", "run", "--bundle", &bundle, "{id}"])),
+        ("podman", words("podman run --rm").and(podman(&root)).and(command.iter().copied()).at(Place::WithoutUnified)),
+        ("firejail", words("firejail --quiet --noprofile --net=none --").and(command.iter().copied())),
+        ("systemd-nspawn", nspawn(&root).and(command.iter().copied())),
+    ])
+}
+
+/// `pal` on the bench's data.
+pub fn pal(ground: &Ground, words: &[&str]) -> Line {
+    let mut line = Line::new([ground.pal.to_string_lossy()]).and(words.iter().copied());
+    line.env.push(("PAL_DATA".into(), ground.data.clone()));
+    line
+}
+
+/// What podman is told beyond its verb. Limits are said because it would raise its own, which takes a capability.
+pub fn podman(root: &str) -> Vec<String> {
+    let words = "--network none --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 --volume /usr:/usr:ro --rootfs";
+    words.split_ascii_whitespace().map(str::to_owned).chain([root.to_owned()]).collect()
+}
+
+fn nspawn(root: &str) -> Line {
+    let words = "systemd-nspawn --quiet --register=no --keep-unit --private-network --bind-ro=/usr --directory";
+    Line::new(words.split_ascii_whitespace()).and([root])
+}

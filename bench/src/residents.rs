@@ -1,0 +1,123 @@
+//! Sandboxes of peers that stay: for commands in something that already runs, and for memory.
+
+use std::{io, process::Child, thread, time::Duration};
+
+use crate::{
+    ground::Ground,
+    memory, oci,
+    peers::{Absent, podman},
+    run::{Line, Place, find},
+};
+
+const SLEEP: [&str; 2] = ["sleep", "100000"];
+
+/// A peer's sandbox that runs `sleep`.
+pub struct Resident {
+    /// Its name in tables.
+    pub name: &'static str,
+    /// How `true` is run in it; none where there is no way in.
+    pub exec: Option<Line>,
+    /// Its processes' heads: what is below them counts too.
+    pub heads: Vec<i32>,
+    end: Option<Line>,
+    child: Option<Child>,
+}
+
+impl Resident {
+    /// What all its processes take.
+    pub fn pss(&self) -> io::Result<u64> {
+        self.heads.iter().map(|head| memory::pss_of_family(*head)).sum()
+    }
+}
+
+impl Drop for Resident {
+    fn drop(&mut self) {
+        if let Some(end) = &self.end {
+            let _ = end.output();
+        }
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Everybody who can keep a sandbox here.
+pub fn start_all(ground: &Ground) -> io::Result<(Vec<Resident>, Vec<Absent>)> {
+    let starts: [(&str, fn(&Ground) -> io::Result<Resident>); 5] =
+        [("bwrap", bwrap), ("crun", |ground| runtime(ground, "crun")), ("runc", |ground| runtime(ground, "runc")), ("podman", podman_stays), ("firejail", firejail)];
+    let (mut residents, mut absent) = (Vec::new(), Vec::new());
+    for (name, start) in starts {
+        let started = match find(name) {
+            Some(_) => start(ground),
+            None => Err(io::Error::other("not installed")),
+        };
+        match started {
+            Ok(resident) => residents.push(resident),
+            Err(error) => absent.push((name.to_owned(), error.to_string())),
+        }
+    }
+    Ok((residents, absent))
+}
+
+fn bwrap(_: &Ground) -> io::Result<Resident> {
+    let words = "bwrap --unshare-all --die-with-parent --ro-bind / / --proc /proc --dev /dev --tmpfs /tmp --";
+    let child = Line::new(words.split_ascii_whitespace()).and(SLEEP).start()?;
+    stay("bwrap", child, None)
+}
+
+fn firejail(_: &Ground) -> io::Result<Resident> {
+    let name = format!("palbench{}", std::process::id());
+    let words = "firejail --quiet --noprofile --net=none";
+    let child = Line::new(words.split_ascii_whitespace()).and([format!("--name={name}"), "--".into()]).and(SLEEP).start()?;
+    let exec = Line::new(["firejail", "--quiet", &format!("--join={}", child.id()), "--", "true"]);
+    stay("firejail", child, Some(exec))
+}
+
+/// Waits until the sandbox's own process is there, and the way in works.
+fn stay(name: &'static str, child: Child, exec: Option<Line>) -> io::Result<Resident> {
+    let head = child.id() as i32;
+    let resident = Resident { name, exec, heads: vec![head], end: None, child: Some(child) };
+    for _ in 0..200 {
+        let sleeps = memory::family(head)?.iter().any(|pid| {
+            std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == "sleep")
+        });
+        if sleeps && resident.exec.as_ref().is_none_or(|exec| exec.output().is_ok()) {
+            return Ok(resident);
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    Err(io::Error::other("it did not come up"))
+}
+
+fn runtime(ground: &Ground, name: &'static str) -> io::Result<Resident> {
+    let bundle = oci::bundle(ground, "sleep", &SLEEP)?.to_string_lossy().into_owned();
+    let state = format!("--root={}/{name}", ground.scratch.display());
+    let id = format!("palbench{}-{name}", std::process::id());
+    let place = if name == "crun" { Place::WithoutUnified } else { Place::Here };
+    let say = |words: &[&str]| Line::new([name, &state]).and(words.iter().copied()).at(place);
+    if !say(&["run", "--detach", "--bundle", &bundle, &id]).start()?.wait()?.success() {
+        return Err(io::Error::other("it could not start a container in the background"));
+    }
+    let end = Some(say(&["delete", "--force", &id]));
+    let mut resident = Resident { name, exec: Some(say(&["exec", &id, "true"])), heads: Vec::new(), end, child: None };
+    let told: serde_json::Value = serde_json::from_str(&say(&["state", &id]).output()?)?;
+    resident.heads.extend(told["pid"].as_i64().map(|pid| pid as i32));
+    Ok(resident)
+}
+
+fn podman_stays(ground: &Ground) -> io::Result<Resident> {
+    let root = oci::rootfs(ground)?.to_string_lossy().into_owned();
+    let id = format!("palbench{}", std::process::id());
+    let say = |words: &[&str]| Line::new(["podman"]).and(words.iter().copied()).at(Place::WithoutUnified);
+    let start = say(&["run", "--detach", "--rm", "--name", &id]).and(podman(&root)).and(SLEEP);
+    if !start.start()?.wait()?.success() {
+        return Err(io::Error::other("it could not start a container in the background"));
+    }
+    let end = Some(say(&["rm", "--force", "--time", "0", &id]));
+    let mut resident = Resident { name: "podman", exec: Some(say(&["exec", &id, "true"])), heads: Vec::new(), end, child: None };
+    let printed = say(&["inspect", "--format", "{{.State.ConmonPid}}", &id]).output()?;
+    // Its monitor is the parent of the container's first process.
+    resident.heads.extend(printed.trim().parse::<i32>());
+    Ok(resident)
+}

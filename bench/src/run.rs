@@ -1,0 +1,159 @@
+//! Starting a program and waiting for it, as cheaply as it can be done: `posix_spawn` and `wait4`.
+
+use std::{
+    io::{self, Read},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::namespace;
+
+/// What a program is looked up in.
+const PATH: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Where a program runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Here.
+    Here,
+    /// Where `/sys/fs/cgroup/unified` is not mounted, which crun refuses to live with.
+    WithoutUnified,
+}
+
+/// A command line; `{id}` in it is a new name each time.
+#[derive(Debug, Clone)]
+pub struct Line {
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// Where.
+    pub place: Place,
+    /// Environment beyond this process's.
+    pub env: Vec<(String, PathBuf)>,
+}
+
+impl Line {
+    /// A line of words.
+    pub fn new<S: Into<String>>(argv: impl IntoIterator<Item = S>) -> Self {
+        Self { argv: argv.into_iter().map(Into::into).collect(), place: Place::Here, env: Vec::new() }
+    }
+
+    /// Further words.
+    pub fn and<S: Into<String>>(mut self, more: impl IntoIterator<Item = S>) -> Self {
+        self.argv.extend(more.into_iter().map(Into::into));
+        self
+    }
+
+    /// The same elsewhere.
+    pub fn at(mut self, place: Place) -> Self {
+        self.place = place;
+        self
+    }
+
+    /// Runs it without a word and says how long it took.
+    pub fn time(&self) -> io::Result<Duration> {
+        match self.place {
+            Place::Here => self.time_here(),
+            Place::WithoutUnified => namespace::without_unified(|| self.time_here()),
+        }
+    }
+
+    /// The same in the place where the caller is.
+    pub fn time_here(&self) -> io::Result<Duration> {
+        let mut command = self.command()?;
+        let began = Instant::now();
+        let status = command.spawn()?.wait()?;
+        let took = began.elapsed();
+        match status.success() {
+            true => Ok(took),
+            false => Err(io::Error::other(format!("{} ended with {status}", self.program()))),
+        }
+    }
+
+    /// Runs it and gives what it printed.
+    pub fn output(&self) -> io::Result<String> {
+        match self.place {
+            Place::Here => self.output_here(),
+            Place::WithoutUnified => namespace::without_unified(|| self.output_here()),
+        }
+    }
+
+    fn output_here(&self) -> io::Result<String> {
+        let child = self.command()?.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let (good, out, errors) = gather(child)?;
+        match good {
+            true => Ok(out),
+            false => Err(io::Error::other(last_words(&errors).unwrap_or_else(|| format!("{} failed silently", self.program())))),
+        }
+    }
+
+    /// Starts it and leaves it to the caller.
+    pub fn start(&self) -> io::Result<Child> {
+        match self.place {
+            Place::Here => self.command()?.spawn(),
+            Place::WithoutUnified => namespace::without_unified(|| self.command()?.spawn()),
+        }
+    }
+
+    fn program(&self) -> &str {
+        self.argv.first().map(String::as_str).unwrap_or_default()
+    }
+
+    fn command(&self) -> io::Result<Command> {
+        let name = new_name();
+        let mut words = self.argv.iter().map(|word| word.replace("{id}", &name));
+        let program = words.next().ok_or_else(|| io::Error::other("no program"))?;
+        let mut command = Command::new(find(&program).ok_or_else(|| io::Error::other(format!("{program} is not installed")))?);
+        command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        Ok(command)
+    }
+}
+
+fn new_name() -> String {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("palbench{}x{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Where a program is, if it is installed.
+pub fn find(program: &str) -> Option<PathBuf> {
+    if program.contains('/') {
+        return Some(PathBuf::from(program)).filter(|path| path.exists());
+    }
+    PATH.iter().map(|dir| Path::new(dir).join(program)).find(|path| path.is_file())
+}
+
+/// Waits, but not for ever; a program that stays is ended by its own id.
+fn gather(mut child: Child) -> io::Result<(bool, String, String)> {
+    let (out, errors) = (reader(child.stdout.take()), reader(child.stderr.take()));
+    let deadline = Instant::now() + PATIENCE;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            return Err(io::Error::other(format!("it did not end within {} s", PATIENCE.as_secs())));
+        }
+        thread::sleep(Duration::from_millis(1));
+    };
+    let text = |reader: thread::JoinHandle<Vec<u8>>| String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned();
+    Ok((status.success(), text(out), text(errors)))
+}
+
+fn reader(from: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = from.map(|mut from| from.read_to_end(&mut bytes));
+        bytes
+    })
+}
+
+fn last_words(errors: &str) -> Option<String> {
+    let line = errors.lines().rev().find(|line| !line.trim().is_empty())?;
+    Some(line.trim().chars().take(160).collect())
+}

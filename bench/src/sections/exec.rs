@@ -1,0 +1,65 @@
+//! `true` in something that already runs.
+
+use std::io;
+
+use fleet::{Create, Force};
+
+use crate::{
+    ground::Ground,
+    library::{self, told},
+    measure::{Contender, interleave, timed},
+    peers::{self, PLAIN},
+    report::{Bar, Bound, Part, Table},
+    residents,
+    run::{Line, find},
+};
+
+const KEPT: &str = "library";
+
+/// A kept Body and one of a `pal run`, by library, command line and `nsenter`, beside peers.
+pub fn measure(ground: &Ground) -> io::Result<Part> {
+    let runtime = library::runtime()?;
+    let fleet = ground.fleet()?;
+    let make = |request| runtime.block_on(fleet.create(request)).map_err(told);
+    let (kept, short) = (make(Create::kept())?, make(Create::run())?);
+    let (residents, mut absent) = residents::start_all(ground)?;
+    let run = |id| timed(|| runtime.block_on(library::exec(&fleet, id, &["true"])).map(drop));
+    let mut contenders = vec![
+        Contender::new(PLAIN, || Line::new(["true"]).time()),
+        Contender::new(KEPT, || run(kept.id())),
+        Contender::new("library, Body of a run", || run(short.id())),
+    ];
+    let line = peers::pal(ground, &["exec", kept.id().as_str(), "--", "true"]);
+    contenders.push(Contender::new("pal exec", move || line.time()));
+    match nsenter(kept.pid) {
+        Ok(line) => contenders.push(Contender::new("nsenter into the Body", move || line.time())),
+        Err(error) => absent.push(("nsenter".into(), error.to_string())),
+    }
+    for resident in &residents {
+        match &resident.exec {
+            Some(line) => contenders.push(Contender::new(format!("{} exec", resident.name), || line.time())),
+            None => absent.push((format!("{} exec", resident.name), "it has no way in".into())),
+        }
+    }
+    let rows = interleave(contenders, ground.args.rounds);
+    for body in [kept, short] {
+        runtime.block_on(fleet.remove(body.id(), Force::Yes)).map_err(told)?;
+    }
+    let mut table = Table::times("Run `true` in something that runs", &[PLAIN], rows);
+    table.absent = absent;
+    let bar = Bar {
+        promise: "exec in a running Body against plain fork+exec".into(),
+        found: table.ratio(KEPT, PLAIN),
+        bound: Bound::AtMost(2.0),
+        unit: "×",
+    };
+    Ok(Part { tables: vec![table], bars: vec![bar] })
+}
+
+/// Into every namespace of a Body, if that can be done here.
+fn nsenter(pid: Option<i32>) -> io::Result<Line> {
+    find("nsenter").ok_or_else(|| io::Error::other("not installed"))?;
+    let pid = pid.ok_or_else(|| io::Error::other("the Body has no pid"))?;
+    let line = Line::new(["nsenter", "--target", &pid.to_string(), "--all", "true"]);
+    line.output().map(|_| line)
+}

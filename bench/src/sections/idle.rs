@@ -1,0 +1,117 @@
+//! Memory of Bodies that do nothing, alone and by the hundred.
+
+use std::{fs, io, time::Instant};
+
+use fleet::{Create, Fleet, Force, View};
+use tokio::runtime::Runtime;
+
+use crate::{
+    ground::Ground,
+    library::{self, told},
+    memory,
+    measure::interrupted,
+    report::{Bar, Bound, Part, Row, Table, Unit},
+    residents,
+    stats::Samples,
+};
+
+const MIB: f64 = 1048576.0;
+const BODY: &str = "one Body";
+
+/// PSS of guest and keeper, of peers' processes, and what many Bodies take together.
+pub fn measure(ground: &Ground) -> io::Result<Part> {
+    let runtime = library::runtime()?;
+    let fleet = ground.fleet()?;
+    let mut rows = Vec::new();
+    let alone = many(&runtime, &fleet, 1)?;
+    rows.push(row(BODY, alone.pss.iter().copied(), "guest and keeper"));
+    let crowd = many(&runtime, &fleet, ground.args.bodies)?;
+    rows.push(row(&format!("each of {}", crowd.made), crowd.pss.iter().copied(), "guest and keeper"));
+    rows.push(row(&format!("the host's loss for each of {}", crowd.made), [crowd.host], "the kernel's own memory included"));
+    let (residents, absent) = residents::start_all(ground)?;
+    for resident in &residents {
+        rows.push(row(&format!("{} with `sleep`", resident.name), [resident.pss()?], "its helpers included"));
+    }
+    let table = Table { title: "Idle memory (PSS)".into(), unit: Unit::Bytes, against: Vec::new(), rows, absent };
+    let bars = vec![
+        Bar { promise: "an idle Body, alone".into(), found: table.median(BODY).map(|bytes| bytes / MIB), bound: Bound::AtMost(1.5), unit: " MiB" },
+        Bar {
+            promise: format!("idle Bodies that run at once, and answer, of {}", ground.args.bodies),
+            found: Some(crowd.answered as f64),
+            bound: Bound::AtLeast(ground.args.bodies as f64),
+            unit: "",
+        },
+    ];
+    Ok(Part { tables: vec![table, times(&crowd)], bars })
+}
+
+fn row(name: &str, bytes: impl IntoIterator<Item = u64>, note: &str) -> Row {
+    let mut samples = Samples::default();
+    bytes.into_iter().for_each(|bytes| samples.push(bytes as f64));
+    Row { name: name.into(), samples, note: note.into() }
+}
+
+fn times(crowd: &Crowd) -> Table {
+    let row = |name: &str, samples: &Samples| Row { name: name.into(), samples: samples.clone(), note: String::new() };
+    let rows = vec![row("create", &crowd.create), row("exec `true`", &crowd.exec), row("remove", &crowd.remove)];
+    Table::times(format!("Each of {} kept Bodies, one after the other, all at once there", crowd.made), &[], rows)
+}
+
+/// What became of many Bodies at once.
+#[derive(Default)]
+struct Crowd {
+    made: usize,
+    answered: usize,
+    pss: Vec<u64>,
+    host: u64,
+    create: Samples,
+    exec: Samples,
+    remove: Samples,
+}
+
+fn many(runtime: &Runtime, fleet: &Fleet, count: usize) -> io::Result<Crowd> {
+    let mut crowd = Crowd::default();
+    let mut views = Vec::new();
+    let before = memory::available();
+    let found = fill(runtime, fleet, count, &mut views, &mut crowd);
+    crowd.host = before.saturating_sub(memory::available()) / views.len().max(1) as u64;
+    let found = found.and_then(|()| ask(runtime, fleet, &views, &mut crowd));
+    for view in &views {
+        let began = Instant::now();
+        runtime.block_on(fleet.remove(view.id(), Force::Yes)).map_err(told)?;
+        crowd.remove.push_time(began.elapsed());
+    }
+    found.map(|()| crowd)
+}
+
+fn fill(runtime: &Runtime, fleet: &Fleet, count: usize, views: &mut Vec<View>, crowd: &mut Crowd) -> io::Result<()> {
+    while views.len() < count && !interrupted() {
+        let began = Instant::now();
+        views.push(runtime.block_on(fleet.create(Create::kept())).map_err(told)?);
+        crowd.create.push_time(began.elapsed());
+        crowd.made += 1;
+    }
+    Ok(())
+}
+
+/// Memory is read before anything ran in them: an idle Body is one that was made and then left alone.
+fn ask(runtime: &Runtime, fleet: &Fleet, views: &[View], crowd: &mut Crowd) -> io::Result<()> {
+    for view in views {
+        let guest = view.pid.ok_or_else(|| io::Error::other("a Body has no guest"))?;
+        crowd.pss.push(memory::pss(guest)? + keeper(guest).map_or(Ok(0), memory::pss)?);
+    }
+    for view in views {
+        let began = Instant::now();
+        runtime.block_on(library::exec(fleet, view.id(), &["true"]))?;
+        crowd.exec.push_time(began.elapsed());
+        crowd.answered += 1;
+    }
+    Ok(())
+}
+
+/// The guest's parent, if that is a keeper.
+fn keeper(guest: i32) -> Option<i32> {
+    let parent = memory::parent(guest)?;
+    let name = fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
+    name.starts_with("pal-").then_some(parent)
+}

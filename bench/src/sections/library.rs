@@ -1,0 +1,65 @@
+//! Create, exec, remove through the library.
+
+use std::{cell::RefCell, io};
+
+use fleet::{Create, Durability, Fleet};
+use tokio::runtime::Runtime;
+
+use crate::{
+    ground::Ground,
+    library::{self, Life},
+    measure::{Contender, interleave},
+    peers::{self, BWRAP, PLAIN},
+    report::{Bar, Bound, Part, Row, Table},
+    stats::Samples,
+};
+
+const LIBRARY: &str = "library";
+
+/// Beside bwrap and plain fork+exec.
+pub fn measure(ground: &Ground) -> io::Result<Part> {
+    let runtime = library::runtime()?;
+    let (fleet, safest) = (ground.fleet()?, ground.fleet_with(Durability::Power)?);
+    let lives = RefCell::new(Vec::new());
+    let (peers, _) = peers::fresh(ground)?;
+    let mut contenders = vec![
+        Contender::new(LIBRARY, || live(&runtime, &fleet, Create::run()).map(|life| note(&lives, life))),
+        Contender::new("library, kept Body", || live(&runtime, &fleet, Create::kept()).map(total)),
+        Contender::new("library, safe from power loss", || live(&runtime, &safest, Create::run()).map(total)),
+    ];
+    for peer in peers.iter().filter(|peer| [BWRAP, "bwrap, own root", PLAIN].contains(&peer.name)) {
+        contenders.push(Contender::new(peer.name, || peer.line.time()));
+    }
+    let rows = interleave(contenders, ground.args.rounds);
+    let table = Table::times("Create + exec `true` + remove through the library", &[BWRAP, PLAIN], rows);
+    let bar = Bar {
+        promise: "create + exec + remove through the library against bwrap".into(),
+        found: table.ratio(LIBRARY, BWRAP),
+        bound: Bound::AtMost(0.7),
+        unit: "×",
+    };
+    let parts = Table::times("… in its parts", &[], parts(&lives.into_inner()));
+    Ok(Part { tables: vec![table, parts], bars: vec![bar] })
+}
+
+fn live(runtime: &Runtime, fleet: &Fleet, request: Create) -> io::Result<Life> {
+    runtime.block_on(library::live_once(fleet, request))
+}
+
+fn total(life: Life) -> std::time::Duration {
+    life.create + life.exec + life.remove
+}
+
+fn note(lives: &RefCell<Vec<Life>>, life: Life) -> std::time::Duration {
+    lives.borrow_mut().push(life);
+    total(life)
+}
+
+fn parts(lives: &[Life]) -> Vec<Row> {
+    let row = |name: &str, part: fn(&Life) -> std::time::Duration| {
+        let mut samples = Samples::default();
+        lives.iter().for_each(|life| samples.push_time(part(life)));
+        Row { name: name.into(), samples, note: String::new() }
+    };
+    vec![row("create", |life| life.create), row("exec", |life| life.exec), row("remove", |life| life.remove)]
+}

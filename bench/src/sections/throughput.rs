@@ -1,0 +1,125 @@
+//! Sandboxes in a second, by one and by sixteen at once.
+
+use std::{
+    io,
+    sync::{
+        Barrier,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use fleet::{Create, Fleet};
+
+use crate::{
+    ground::Ground,
+    library,
+    measure::interrupted,
+    namespace,
+    peers::{self, BWRAP, PLAIN, Peer},
+    report::{Part, Row, Table, Unit},
+    run::Place,
+    stats::Samples,
+};
+
+const PASSES: usize = 3;
+const WAYS: [usize; 2] = [1, 16];
+/// Peers that can be started many times at once from one root directory.
+const PARALLEL: [&str; 8] = [peers::PAL, PLAIN, "unshare", BWRAP, "bwrap, own root", "crun", "runc", "firejail"];
+
+enum Contender<'a> {
+    Line(&'a Peer),
+    /// One fleet for all threads.
+    Shared(&'a Fleet),
+    /// One for each, on one data directory.
+    Own(&'a Ground),
+}
+
+/// A table for one way and one for sixteen.
+pub fn measure(ground: &Ground) -> io::Result<Part> {
+    let (peers, absent) = peers::fresh(ground)?;
+    let fleet = ground.fleet()?;
+    let mut contenders = vec![("library, one fleet", Contender::Shared(&fleet)), ("library, a fleet each", Contender::Own(ground))];
+    contenders.extend(peers.iter().filter(|peer| PARALLEL.contains(&peer.name)).map(|peer| (peer.name, Contender::Line(peer))));
+    let lasts = Duration::from_millis(if ground.args.quick { 500 } else { 1500 });
+    let passes = if ground.args.quick { 1 } else { PASSES };
+    let mut tables = WAYS.map(|ways| Table {
+        title: format!("Create + exec `true` + destroy, {ways}-way"),
+        unit: Unit::Rate,
+        against: vec![BWRAP, PLAIN],
+        rows: contenders.iter().map(|(name, _)| Row { name: (*name).into(), samples: Samples::default(), note: String::new() }).collect(),
+        absent: Vec::new(),
+    });
+    for _ in 0..passes {
+        for (table, ways) in tables.iter_mut().zip(WAYS) {
+            for (row, (_, contender)) in table.rows.iter_mut().zip(&contenders) {
+                if interrupted() {
+                    break;
+                }
+                match rate(contender, ways, lasts) {
+                    Ok(rate) => row.samples.push(rate),
+                    Err(error) => row.note = format!("failed: {error}"),
+                }
+            }
+        }
+    }
+    if let Some(first) = tables.first_mut() {
+        first.absent = absent;
+    }
+    Ok(Part { tables: tables.into(), bars: Vec::new() })
+}
+
+/// How many in a second, until the time is over and everybody is done.
+fn rate(contender: &Contender<'_>, ways: usize, lasts: Duration) -> io::Result<f64> {
+    let (start, done) = (Barrier::new(ways + 1), AtomicU64::new(0));
+    thread::scope(|scope| {
+        let worker = || {
+            let ready = Worker::new(contender);
+            start.wait();
+            let mut worker = ready?;
+            let began = Instant::now();
+            while began.elapsed() < lasts {
+                worker.once()?;
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        };
+        let workers: Vec<thread::ScopedJoinHandle<'_, io::Result<()>>> = (0..ways).map(|_| scope.spawn(worker)).collect();
+        start.wait();
+        let began = Instant::now();
+        let ends: io::Result<Vec<()>> = workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(io::Error::other("a thread broke")))).collect();
+        let took = began.elapsed().as_secs_f64();
+        ends.map(|_| done.load(Ordering::Relaxed) as f64 / took)
+    })
+}
+
+/// What one thread does again and again.
+enum Worker<'a> {
+    Line(&'a Peer),
+    Shared(tokio::runtime::Runtime, &'a Fleet),
+    Own(tokio::runtime::Runtime, Box<Fleet>),
+}
+
+impl<'a> Worker<'a> {
+    fn new(contender: &'a Contender<'a>) -> io::Result<Self> {
+        Ok(match contender {
+            Contender::Line(peer) => {
+                if peer.line.place == Place::WithoutUnified {
+                    namespace::hide_unified()?;
+                }
+                Worker::Line(peer)
+            }
+            Contender::Shared(fleet) => Worker::Shared(library::runtime()?, fleet),
+            Contender::Own(ground) => Worker::Own(library::runtime()?, Box::new(ground.fleet()?)),
+        })
+    }
+
+    fn once(&mut self) -> io::Result<()> {
+        match self {
+            Worker::Line(peer) => peer.line.time_here().map(drop),
+            Worker::Shared(runtime, fleet) => runtime.block_on(library::live_once(fleet, Create::run())).map(drop),
+            Worker::Own(runtime, fleet) => runtime.block_on(library::live_once(fleet, Create::run())).map(drop),
+        }
+    }
+}
