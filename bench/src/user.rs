@@ -1,15 +1,19 @@
 //! The same bench as an ordinary user.
 
-use std::{fs, io, os::unix::fs::PermissionsExt, path::Path, process::Command};
+use std::{
+    fs, io,
+    os::unix::fs::{PermissionsExt, chown},
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 /// Runs this bench again as another user, from copies that this user can reach; true when that one is content.
 pub fn again_as(user: u32) -> io::Result<bool> {
     let me = std::env::current_exe()?;
-    let home = format!("/var/tmp/palisade-bench-of-{user}-{}", std::process::id());
-    let home = Path::new(&home);
-    fs::create_dir(home)?;
-    let ran = copy_and_run(&me, home, user);
-    fs::remove_dir_all(home)?;
+    let home = PathBuf::from(format!("/var/tmp/palisade-bench-of-{user}-{}", std::process::id()));
+    fs::create_dir(&home)?;
+    let ran = copy_and_run(&me, &home, user);
+    fs::remove_dir_all(&home)?;
     ran
 }
 
@@ -20,16 +24,44 @@ fn copy_and_run(me: &Path, home: &Path, user: u32) -> io::Result<bool> {
     }
     let own = home.join("home");
     fs::create_dir(&own)?;
-    std::os::unix::fs::chown(&own, Some(user), Some(user))?;
-    let mut words = std::env::args().skip(1).filter(|word| !word.is_empty());
-    let mut status = Command::new("setpriv");
-    status.arg(format!("--reuid={user}")).arg(format!("--regid={user}")).args(["--clear-groups", "--"]).arg(home.join("bench"));
+    chown(&own, Some(user), Some(user))?;
+    let (words, written) = translate(std::env::args().skip(1), &own);
+    let mut command = Command::new("setpriv");
+    command.arg(format!("--reuid={user}")).arg(format!("--regid={user}")).args(["--clear-groups", "--"]);
+    let status = command.arg(home.join("bench")).args(words).current_dir(&own).env("HOME", &own).status()?;
+    for (from, to) in written.iter().filter(|(from, _)| from.exists()) {
+        fs::copy(from, to)?;
+    }
+    Ok(status.success())
+}
+
+/// The same words without `--as-user`; what is to be written is written where that user may, and copied later.
+fn translate(words: impl Iterator<Item = String>, own: &Path) -> (Vec<String>, Vec<(PathBuf, PathBuf)>) {
+    let mut words = words;
+    let (mut same, mut written) = (Vec::new(), Vec::new());
     while let Some(word) = words.next() {
         match word.as_str() {
             "--as-user" => drop(words.next()),
-            // What is written, is written where that user may.
-            _ => drop(status.arg(word)),
+            "--save" | "--json" => {
+                let there = own.join(word.trim_start_matches('-'));
+                written.extend(words.next().map(|to| (there.clone(), PathBuf::from(to))));
+                same.extend([word, there.to_string_lossy().into_owned()]);
+            }
+            _ => same.push(word),
         }
     }
-    Ok(status.current_dir(&own).env("HOME", &own).status()?.success())
+    (same, written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_user_and_the_files_change() {
+        let words = ["--quick", "--as-user", "1000", "--save", "x.md", "--only", "run"].map(str::to_owned);
+        let (same, written) = translate(words.into_iter(), Path::new("/h"));
+        assert_eq!(same, ["--quick", "--save", "/h/save", "--only", "run"]);
+        assert_eq!(written, [(PathBuf::from("/h/save"), PathBuf::from("x.md"))]);
+    }
 }

@@ -4,6 +4,7 @@
 
 use std::{
     fs, hint, io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -57,7 +58,8 @@ fn spin(steps: u64) -> u64 {
     state
 }
 
-/// Walks directories in the order of their names and reads files, up to a limit; links are not followed.
+/// Walks directories in the order of their names, looks at each entry and reads files, up to a limit; links are not
+/// followed.
 fn read_files(limit: u64, dirs: &[&str]) -> io::Result<(u64, u64)> {
     let mut waiting: Vec<PathBuf> = dirs.iter().rev().map(PathBuf::from).collect();
     let (mut count, mut sum) = (0, 0);
@@ -66,10 +68,11 @@ fn read_files(limit: u64, dirs: &[&str]) -> io::Result<(u64, u64)> {
         let mut entries = fs::read_dir(&dir)?.collect::<io::Result<Vec<_>>>()?;
         entries.sort_by_key(fs::DirEntry::file_name);
         for entry in entries {
-            let kind = entry.file_type()?;
-            if kind.is_dir() {
+            let found = entry.metadata()?;
+            // What not everybody may read would be other work for root outside than for a Body's user.
+            if found.is_dir() && found.mode() & 0o005 == 0o005 {
                 waiting.push(entry.path());
-            } else if kind.is_file() && count < limit {
+            } else if found.is_file() && found.mode() & 0o004 != 0 && count < limit {
                 sum += read_some(&entry.path(), &mut buffer)?;
                 count += 1;
             }
