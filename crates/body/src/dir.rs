@@ -177,7 +177,9 @@ impl BodyDir {
     pub fn wait_for_keeper(&self, keeper: i32) {
         let deadline = Instant::now() + KEEPER_PATIENCE;
         let named = || fs::read_to_string(format!("/proc/{keeper}/comm")).is_ok_and(|name| name.trim() == "pal-keeper");
-        while named() && !self.path.join("end.json").exists() && Instant::now() < deadline {
+        // One that was killed and that its maker has not waited for yet writes nothing any more.
+        let lives = || named() && sys::proc::stat(keeper).is_ok_and(|(state, _)| !matches!(state, 'Z' | 'X'));
+        while lives() && !self.path.join("end.json").exists() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
     }

@@ -3,7 +3,11 @@
 //! Invariant: host id 0 stands behind none. Root gives each Body a run of ids of its own, claimed by a link in the
 //! data directory; an ordinary user gives the run the administrator set aside, or only the user's own id.
 
-use std::{io, os::unix::fs::symlink, path::Path};
+use std::{
+    io,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
 
 use proto::{
     BodyId, Mechanism,
@@ -48,11 +52,18 @@ pub fn claim(data: &Path, body: &BodyId, root: Root) -> Result<Ids, IdsError> {
     })
 }
 
-/// Gives them back.
-pub fn release(data: &Path, ids: &Ids) {
-    if let Some(run) = ids.users.first().and_then(|first| first.outside.checked_sub(FIRST)) {
-        let _ = std::fs::remove_file(data.join("ids").join((run / RUN).to_string()));
+/// Gives them back, unless the keeper did and somebody else has them by now.
+pub fn release(data: &Path, ids: &Ids, body: &BodyId) {
+    let Some(claim) = claim_of(data, ids) else { return };
+    if std::fs::read_link(&claim).is_ok_and(|owner| owner == Path::new(body.as_str())) {
+        let _ = std::fs::remove_file(claim);
     }
+}
+
+/// The link by which a Body has its run of ids.
+pub fn claim_of(data: &Path, ids: &Ids) -> Option<PathBuf> {
+    let run = ids.users.first()?.outside.checked_sub(FIRST)? / RUN;
+    Some(data.join("ids").join(run.to_string()))
 }
 
 /// What the ids are worth.

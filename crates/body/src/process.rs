@@ -184,6 +184,7 @@ impl Maker {
                 ring_bytes: RING_BYTES,
             },
             ids: spec.ids.clone(),
+            claim: dir.path().ancestors().nth(2).and_then(|data| ids::claim_of(data, &spec.ids)),
             upper: match spec.life {
                 Life::Run => Upper::Memory { bytes: limits.disk.0, inodes: limits.inodes },
                 Life::Kept => Upper::Disk,

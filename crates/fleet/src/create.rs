@@ -54,7 +54,7 @@ impl Fleet {
             ids: claimed,
         };
         let made = self.make_new(launcher, &spec, &snapshots);
-        made.inspect_err(|_| ids::release(&self.data, &spec.ids))
+        made.inspect_err(|_| ids::release(&self.data, &spec.ids, &spec.id))
     }
 
     fn make_new(&self, launcher: body::process::Launcher, spec: &Spec, snapshots: &[Below]) -> Result<View, Failure> {

@@ -91,7 +91,13 @@ impl Fleet {
                 Err(error) => return Err(Failure::new(Kind::Host, format!("cannot lock Body {id}")).because(error)),
             }
         };
-        let spec = dir.spec().map_err(|error| failures::dir(id, error))?;
+        let spec = dir.spec().map_err(|error| match error {
+            // It was removed while we waited for its lock.
+            body::dir::DirError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                Failure::new(Kind::NotFound, format!("there is no Body {id}")).hint("list them: pal ls")
+            }
+            error => failures::dir(id, error),
+        })?;
         Ok((dir, spec, lock))
     }
 
@@ -242,7 +248,7 @@ impl Fleet {
             body::snapshot::remove(&self.maker.programs, &spec.ids, dir.path())
                 .map_err(|error| Failure::new(Kind::Host, format!("cannot remove the files of Body {}", spec.id)).because(error))?;
         }
-        ids::release(&self.data, &spec.ids);
+        ids::release(&self.data, &spec.ids, &spec.id);
         Ok(())
     }
 

@@ -203,6 +203,8 @@ fn place_and_exec(plan: &Plan, luggage: Luggage) -> Result<std::convert::Infalli
     let guest = high(luggage.guest).step("copy a descriptor")?;
     sys::fd::place(config, CONFIG_FD).step("place the configuration")?;
     sys::fd::place(listener, LISTEN_FD).step("place the socket")?;
+    // A Body outlives its keeper. Where ids were changed the kernel has forgotten that promise already.
+    sys::process::outlive_parent().step("outlive the launcher")?;
     lock_down::filter()?;
     // One string, so that `ps` tells whose guest it is while the guest sees no arguments.
     let name = format!("pal-guest {}", plan.body);

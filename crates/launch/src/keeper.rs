@@ -336,4 +336,7 @@ fn remove_directory(plan: &Plan) {
     if let Ok(parent) = rustix::fs::open(parent, flags, rustix::fs::Mode::empty()) {
         let _ = sys::tree::remove(parent.as_fd(), &name);
     }
+    if let Some(claim) = &plan.claim {
+        let _ = std::fs::remove_file(claim);
+    }
 }

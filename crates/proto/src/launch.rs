@@ -26,6 +26,8 @@ pub struct Plan {
     pub config: GuestConfig,
     /// Its ids.
     pub ids: Ids,
+    /// The link by which it has them, if there is one: it goes with the Body's directory.
+    pub claim: Option<PathBuf>,
     /// Where its writes go.
     pub upper: Upper,
     /// Its root, area by area; the root itself first.

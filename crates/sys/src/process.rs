@@ -43,6 +43,11 @@ pub fn die_with_parent() -> io::Result<()> {
     Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 
+/// Undoes [`die_with_parent`] for a caller that keeps its ids.
+pub fn outlive_parent() -> io::Result<()> {
+    Ok(rustix::process::set_parent_process_death_signal(None)?)
+}
+
 /// Becomes the program behind a descriptor. Returns only when it cannot.
 pub fn exec_fd(program: BorrowedFd<'_>, arguments: &[&str], environment: &[&str]) -> io::Error {
     let strings = |list: &[&str]| -> Result<Vec<CString>, std::ffi::NulError> {

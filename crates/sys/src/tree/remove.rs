@@ -25,16 +25,16 @@ pub fn remove(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     let top = open_dir(parent, name)?;
     let mut moved = 0u64;
     loop {
-        let found = names(top.as_fd())?;
-        if found.is_empty() {
-            break;
-        }
-        for child in found {
+        for child in names(top.as_fd())? {
             empty_into(top.as_fd(), &child, &mut moved)?;
         }
+        // Somebody else may remove it too, or have put something there since we looked.
+        match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT) => return Ok(()),
+            Err(Errno::NOTEMPTY) if !names(top.as_fd())?.is_empty() => {}
+            Err(errno) => return Err(errno.into()),
+        }
     }
-    rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR)?;
-    Ok(())
 }
 
 /// Removes `child` of `top`, moving what stands below a directory up into `top`.
