@@ -36,6 +36,7 @@ pub enum Code {
     FailedPrecondition,
     Unimplemented,
     Internal,
+    Unavailable,
     Unauthenticated,
 }
 
@@ -51,6 +52,7 @@ impl Code {
             Self::FailedPrecondition => ("failed_precondition", 400),
             Self::Unimplemented => ("unimplemented", 501),
             Self::Internal => ("internal", 500),
+            Self::Unavailable => ("unavailable", 503),
             Self::Unauthenticated => ("unauthenticated", 401),
         }
     }

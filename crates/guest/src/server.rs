@@ -80,6 +80,7 @@ pub async fn serve(order: Order) -> io::Result<()> {
         () = guest.end.notified() => guest.ending.get().unwrap_or_default(),
         error = accept(&guest, order.listener) => return error,
     };
+    guest.ending.set(Some(grace));
     init::end_everyone(&guest, grace).await;
     Ok(())
 }
@@ -111,6 +112,11 @@ async fn accept(guest: &Rc<Guest>, listener: Listener) -> io::Result<()> {
 }
 
 impl Guest {
+    /// Whether the guest is about to end, and starts nothing any more.
+    pub fn is_ending(&self) -> bool {
+        self.ending.get().is_some()
+    }
+
     /// Memory was freed that might go back to the kernel, unless somebody is here to use it again.
     pub fn may_rest(&self) {
         if self.connections.get() == 0 {
@@ -142,7 +148,7 @@ fn welcome(guest: &Rc<Guest>, stream: impl AsyncRead + AsyncWrite + Unpin + Send
             .await;
         guest.connections.set(guest.connections.get().saturating_sub(1));
         // The answer to a shutdown is out; now it may happen.
-        if guest.ending.get().is_some() {
+        if guest.is_ending() {
             guest.end.notify_one();
         }
         guest.may_rest();
