@@ -1,0 +1,252 @@
+//! A fleet of one test.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+};
+
+use bytes::Bytes;
+use fleet::{Config, Create, Durability, Ended, ExecRequest, Fleet, Force, Output, Stdin, View};
+use proto::{
+    BodyId, Event, Failure, Layer,
+    spec::{Access, Mount},
+};
+
+use crate::{Temporary, leaks, probe};
+
+/// Where [`Bodies::probed`] shows the probe.
+pub const PROBE_INSIDE: &str = "/mnt/probe/probe";
+
+/// A fleet on a data directory of its own, on one layer. Copies share it.
+#[derive(Clone)]
+pub struct Bodies(Arc<Inner>);
+
+struct Inner {
+    layer: Layer,
+    fleet: Option<Fleet>,
+    dir: Mutex<Option<Temporary>>,
+    path: PathBuf,
+}
+
+/// What a command did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ran {
+    /// What it wrote.
+    pub stdout: Vec<u8>,
+    /// What it complained.
+    pub stderr: Vec<u8>,
+    /// Its exit code.
+    pub code: i32,
+    /// All that is known of its end.
+    pub ended: Ended,
+}
+
+impl Ran {
+    /// Its output as text, without the last newline.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).trim_end().to_owned()
+    }
+
+    /// Its complaints as text.
+    pub fn complaint(&self) -> String {
+        String::from_utf8_lossy(&self.stderr).trim_end().to_owned()
+    }
+
+    /// Its output, if it ended well.
+    #[track_caller]
+    pub fn ok(&self) -> String {
+        assert_eq!(self.code, 0, "{}\n{}", self.text(), self.complaint());
+        self.text()
+    }
+}
+
+impl Bodies {
+    pub(crate) fn new(layer: Layer) -> Self {
+        let dir = Temporary::new("test");
+        let path = dir.to_path_buf();
+        let fleet = open(&path.join("data")).expect("a fresh data directory can be opened");
+        Self(Arc::new(Inner { layer, fleet: Some(fleet), dir: Mutex::new(Some(dir)), path }))
+    }
+
+    /// The fleet.
+    pub fn fleet(&self) -> &Fleet {
+        self.0.fleet.as_ref().expect("the fleet lives as long as the test")
+    }
+
+    /// Another fleet on the same data, as another `pal` would open it.
+    pub fn second(&self) -> Fleet {
+        open(&self.data()).expect("the data directory can be opened twice")
+    }
+
+    /// The test's own directory, beside the data.
+    pub fn dir(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// The data directory.
+    pub fn data(&self) -> PathBuf {
+        self.0.path.join("data")
+    }
+
+    /// A Body's directory.
+    pub fn body_dir(&self, id: &BodyId) -> PathBuf {
+        self.data().join("bodies").join(id.as_str())
+    }
+
+    /// What asks for a kept Body on this test's layer.
+    pub fn kept(&self) -> Create {
+        Create { layer: Some(self.0.layer), ..Create::kept() }
+    }
+
+    /// What asks for one that ends with its maker.
+    pub fn passing(&self) -> Create {
+        Create { layer: Some(self.0.layer), ..Create::run() }
+    }
+
+    /// The same with the probe in it, at [`PROBE_INSIDE`].
+    pub fn with_probe(&self, mut request: Create) -> Create {
+        let source = self.dir().join("probe");
+        if !source.exists() {
+            fs::create_dir(&source).expect("a directory for the probe");
+            fs::copy(probe::path(), source.join("probe")).expect("the probe can be copied");
+        }
+        request.mounts.push(Mount { source, target: "/mnt/probe".into(), access: Access::ReadOnly });
+        request
+    }
+
+    /// Makes a kept Body.
+    pub async fn create(&self) -> BodyId {
+        self.make(self.kept()).await.spec.id
+    }
+
+    /// Makes what is asked for.
+    pub async fn make(&self, request: Create) -> View {
+        self.fleet().create(request).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)))
+    }
+
+    /// A Body as it is now.
+    pub fn view(&self, id: &BodyId) -> View {
+        self.fleet().find(id.as_str()).unwrap_or_else(|failure| panic!("{}", explain(&failure)))
+    }
+
+    /// Runs a command to its end.
+    pub async fn run<S: Into<String>>(&self, id: &BodyId, argv: impl IntoIterator<Item = S>) -> Ran {
+        self.exec(id, ExecRequest::new(argv)).await
+    }
+
+    /// Runs a line of shell to its end.
+    pub async fn sh(&self, id: &BodyId, script: &str) -> Ran {
+        self.run(id, ["sh", "-c", script]).await
+    }
+
+    /// Runs a request to its end.
+    pub async fn exec(&self, id: &BodyId, request: ExecRequest) -> Ran {
+        self.try_exec(id, request).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)))
+    }
+
+    /// The same, where it may fail.
+    pub async fn try_exec(&self, id: &BodyId, request: ExecRequest) -> Result<Ran, Failure> {
+        ran(self.fleet(), id, request, &[]).await
+    }
+
+    /// Runs a command that reads `input`, all of which is sent while its output is read.
+    pub async fn feed<S: Into<String>>(&self, id: &BodyId, argv: impl IntoIterator<Item = S>, input: &[Bytes]) -> Ran {
+        let request = ExecRequest { stdin: Stdin::Open, ..ExecRequest::new(argv) };
+        ran(self.fleet(), id, request, input).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)))
+    }
+
+    /// Every event, oldest first.
+    pub fn events(&self) -> Vec<Event> {
+        self.fleet().events(0, None, usize::MAX).expect("the log can be read")
+    }
+
+    /// The kinds of a Body's events, oldest first.
+    pub fn kinds(&self, id: &BodyId) -> Vec<String> {
+        let events = self.fleet().events(0, Some(id), usize::MAX).expect("the log can be read");
+        events.into_iter().map(|event| event.kind).collect()
+    }
+
+    /// Removes every Body and snapshot, and looks for what is left of them.
+    pub(crate) async fn clear(&self) {
+        let made = self.events().into_iter().filter(|event| event.kind == "body.created");
+        let made: Vec<String> = made.filter_map(|event| Some(event.body?.to_string())).collect();
+        for view in self.fleet().list().expect("Bodies can be listed") {
+            let removed = self.fleet().remove(view.id(), Force::Yes).await;
+            removed.unwrap_or_else(|failure| panic!("cannot remove {}: {}", view.id(), explain(&failure)));
+        }
+        self.clear_snapshots();
+        let data = self.data();
+        for place in ["bodies", "snapshots", "ids"] {
+            assert_eq!(leaks::entries(&data.join(place)), Vec::<String>::new(), "left in {place}");
+        }
+        assert_eq!(leaks::mounts(self.dir()), Vec::<String>::new(), "mounts are left");
+        assert_eq!(leaks::cgroups(&made), Vec::<String>::new(), "cgroups are left");
+    }
+
+    /// Newest first: those stand on the others.
+    fn clear_snapshots(&self) {
+        for snapshot in self.fleet().snapshots().expect("snapshots can be listed").iter().rev() {
+            let removed = self.fleet().remove_snapshot(snapshot.id.as_str());
+            removed.unwrap_or_else(|failure| panic!("cannot remove {}: {}", snapshot.id, explain(&failure)));
+        }
+    }
+
+    /// After a failure: ends what is left, and keeps quiet about it.
+    pub(crate) fn give_up(&self) {
+        leaks::end(&leaks::descendants());
+        if let Some(dir) = self.0.dir.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take() {
+            let _ = fs::remove_dir_all(&*dir);
+            // Its files may belong to ids that this user cannot remove; the failure is told already.
+            std::mem::forget(dir);
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        drop(self.fleet.take());
+    }
+}
+
+/// Opens a data directory as the command line would.
+pub fn open(data: &Path) -> Result<Fleet, Failure> {
+    Fleet::open(Config { data: data.to_owned(), durability: Durability::Process })
+}
+
+/// Runs a request in some fleet to its end.
+pub async fn ran(fleet: &Fleet, id: &BodyId, request: ExecRequest, input: &[Bytes]) -> Result<Ran, Failure> {
+    let feed = request.stdin == Stdin::Open;
+    let mut exec = fleet.exec(id, request).await?;
+    let control = exec.control();
+    let sent = async {
+        if feed {
+            for piece in input {
+                // Who ends before it has read everything has its reasons.
+                if control.send(piece.clone()).await.is_err() {
+                    return;
+                }
+            }
+            let _ = control.close_stdin().await;
+        }
+    };
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let heard = async {
+        while let Some(output) = exec.next().await? {
+            match output {
+                Output::Stdout(bytes) | Output::Tty(bytes) => stdout.extend_from_slice(&bytes),
+                Output::Stderr(bytes) => stderr.extend_from_slice(&bytes),
+            }
+        }
+        Ok::<(), Failure>(())
+    };
+    let (heard, ()) = tokio::join!(heard, sent);
+    heard?;
+    let ended = exec.finish().await?;
+    Ok(Ran { stdout, stderr, code: ended.code, ended })
+}
+
+/// A failure with everything it knows.
+pub fn explain(failure: &Failure) -> String {
+    format!("{failure} (causes: {:?}; hints: {:?})", failure.causes(), failure.hints)
+}

@@ -1,0 +1,100 @@
+//! What a test must not leave behind.
+
+use std::{fs, path::Path};
+
+/// A process of this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Its number.
+    pub pid: i32,
+    /// Its parent's.
+    pub parent: i32,
+    /// Its name.
+    pub name: String,
+    /// Its state letter.
+    pub state: char,
+}
+
+/// Every process that can be seen.
+pub fn processes() -> Vec<Process> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| process(entry.file_name().to_str()?.parse().ok()?)).collect()
+}
+
+fn process(pid: i32) -> Option<Process> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (start, end) = (stat.find('(')?, stat.rfind(')')?);
+    let mut rest = stat[end + 1..].split_ascii_whitespace();
+    let state = rest.next()?.chars().next()?;
+    Some(Process { pid, parent: rest.next()?.parse().ok()?, name: stat[start + 1..end].to_owned(), state })
+}
+
+/// Everybody below this process that lives. With [`watch`] nobody can leave that family.
+pub fn descendants() -> Vec<Process> {
+    let all = processes();
+    let mut family = vec![std::process::id() as i32];
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Some(parent) = family.get(at).copied() {
+        for child in all.iter().filter(|process| process.parent == parent) {
+            family.push(child.pid);
+            found.push(child.clone());
+        }
+        at += 1;
+    }
+    found.retain(|process| !matches!(process.state, 'Z' | 'X'));
+    found
+}
+
+/// Makes this process the parent of every orphan below it, so that none is lost sight of.
+pub fn watch() {
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).expect("every process may adopt its orphans");
+}
+
+/// Takes leave of children that have ended and that nobody else waits for.
+pub fn reap() {
+    while let Ok(Some(_)) = rustix::process::wait(rustix::process::WaitOptions::NOHANG) {}
+}
+
+/// Ends processes that this one or its children started.
+pub fn end(processes: &[Process]) {
+    for process in processes {
+        if let Some(pid) = rustix::process::Pid::from_raw(process.pid) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+/// Lines of the table of mounts that speak of a path.
+pub fn mounts(path: &Path) -> Vec<String> {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let path = path.to_string_lossy();
+    table.lines().filter(|line| line.contains(&*path)).map(str::to_owned).collect()
+}
+
+/// Cgroups of the Bodies with these ids.
+pub fn cgroups(bodies: &[String]) -> Vec<String> {
+    let found = body::groups::existing().into_iter().filter(|(body, _)| bodies.contains(body));
+    found.map(|(_, path)| path.display().to_string()).collect()
+}
+
+/// How many descriptors this process has open.
+pub fn descriptors() -> Vec<String> {
+    let open = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let named = |path: &Path| fs::read_link(path).map(|link| link.display().to_string()).ok();
+    let mut open: Vec<String> = open.filter_map(|entry| named(&entry.path())).filter(|link| !link.contains("/proc/")).collect();
+    open.sort();
+    open
+}
+
+/// What is in a directory, which may be missing.
+pub fn entries(dir: &Path) -> Vec<String> {
+    let found = fs::read_dir(dir).into_iter().flatten().flatten();
+    found.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Kills one process that the caller started, as its worst enemy would.
+pub fn kill(pid: i32) {
+    let pid = rustix::process::Pid::from_raw(pid).expect("a pid");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is there and ours");
+}

@@ -1,0 +1,75 @@
+//! Runs one test on one layer, and looks at what it left.
+
+use std::{
+    any::Any,
+    future::Future,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::Mutex,
+    time::Duration,
+};
+
+use proto::Layer;
+
+use crate::{Bodies, leaks, skip::skip, wait};
+
+/// Who cannot run a test, and why.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Callers {
+    /// Root cannot.
+    pub no_root: Option<&'static str>,
+    /// An ordinary user cannot.
+    pub no_user: Option<&'static str>,
+}
+
+/// Leftovers are told apart by process, so tests that share one take turns. Under nextest none does.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Runs a test on a layer.
+pub fn run<T: Future<Output = ()>>(layer: &str, callers: Callers, test: impl FnOnce(Bodies) -> T) {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    match (sys::caps::is_host_root(), callers) {
+        (true, Callers { no_root: Some(_), .. }) => return skip("for root"),
+        (false, Callers { no_user: Some(why), .. }) => {
+            eprintln!("not for an ordinary user: {why}");
+            return skip("as root");
+        }
+        _ => {}
+    }
+    let layer: Layer = layer.parse().unwrap_or_else(|_| panic!("{layer} is no layer"));
+    leaks::watch();
+    // The first runtime opens what every later one shares and none closes.
+    drop(runtime());
+    let before = leaks::descriptors();
+    let outcome = run_once(layer, test);
+    if let Err(panic) = outcome {
+        leaks::end(&leaks::descendants());
+        leaks::reap();
+        resume_unwind(panic);
+    }
+    nothing_left(&before);
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+fn run_once<T: Future<Output = ()>>(layer: Layer, test: impl FnOnce(Bodies) -> T) -> Result<(), Box<dyn Any + Send>> {
+    let runtime = runtime();
+    let bodies = Bodies::new(layer);
+    let outcome = catch_unwind(AssertUnwindSafe(|| runtime.block_on(test(bodies.clone()))));
+    let cleared = catch_unwind(AssertUnwindSafe(|| runtime.block_on(bodies.clear())));
+    drop(runtime);
+    outcome.and_then(|()| cleared).inspect_err(|_| bodies.give_up())?;
+    catch_unwind(AssertUnwindSafe(|| drop(bodies)))
+}
+
+/// The test is over and everything of it was removed.
+fn nothing_left(before: &[String]) {
+    // Who was told to end may take a moment.
+    wait::blocking(Duration::from_secs(5), &format!("these processes are left: {:?}", leaks::descendants()), || {
+        leaks::reap();
+        leaks::descendants().is_empty().then_some(())
+    });
+    let after = leaks::descriptors();
+    assert_eq!(after, before, "descriptors were left open");
+}

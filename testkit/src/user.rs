@@ -1,0 +1,120 @@
+//! The same test again, as an ordinary user.
+//!
+//! Privileges are dropped by `setpriv` before the test binary starts; this process keeps its own.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    os::unix::fs::{PermissionsExt, chown},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use crate::{Temporary, probe, skip::skip};
+
+/// An account with a name, a home and subordinate ids.
+pub const ACCOUNT: &str = "palisade-test";
+/// Ids of no account begin here; the test's pid is added, so that tests at the same time differ.
+const NOBODYS_IDS: u32 = 300_000_000;
+
+/// Runs the test of that path again as a user who has nothing but an id.
+pub fn run_as_user(test: &str) {
+    run_as_user_with(test, &[], &[]);
+}
+
+/// The same, with variables and supplementary groups.
+pub fn run_as_user_with(test: &str, variables: &[(&str, &str)], groups: &[u32]) {
+    if !sys::caps::is_host_root() {
+        return skip("as an ordinary user");
+    }
+    let id = NOBODYS_IDS + std::process::id();
+    again(test, &User { uid: id, gid: id, name: None }, variables, groups);
+    let left: Vec<i32> = crate::leaks::processes().into_iter().map(|process| process.pid).filter(|pid| owner(*pid) == Some(id)).collect();
+    assert_eq!(left, Vec::<i32>::new(), "processes of user {id} are left");
+}
+
+/// Runs the test of that path again as [`ACCOUNT`], whom it makes if need be.
+pub fn run_as_account(test: &str) {
+    if !sys::caps::is_host_root() {
+        return skip("as an ordinary user");
+    }
+    let (uid, gid) = account();
+    again(test, &User { uid, gid, name: Some(ACCOUNT) }, &[], &[]);
+}
+
+struct User {
+    uid: u32,
+    gid: u32,
+    name: Option<&'static str>,
+}
+
+fn owner(pid: i32) -> Option<u32> {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata(format!("/proc/{pid}")).ok().map(|found| found.uid())
+}
+
+fn again(test: &str, user: &User, variables: &[(&str, &str)], groups: &[u32]) {
+    let home = Temporary::new("user");
+    chown(&*home, Some(user.uid), Some(user.gid)).expect("root may give a directory away");
+    // The path of a test begins with its crate, which the harness leaves out.
+    let test = test.split_once("::").map_or(test, |(_, path)| path);
+    let binary = reachable(&std::env::current_exe().expect("this program has a path"), &home);
+    let groups: Vec<String> = groups.iter().map(u32::to_string).collect();
+    let mut command = Command::new("setpriv");
+    command.arg(format!("--reuid={}", user.uid)).arg(format!("--regid={}", user.gid));
+    match groups.as_slice() {
+        [] => command.arg("--clear-groups"),
+        groups => command.arg(format!("--groups={}", groups.join(","))),
+    };
+    command.arg("--").arg(binary).args([test, "--exact", "--nocapture", "--test-threads=1"]);
+    command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", &*home).env("TMPDIR", &*home);
+    command.env("TESTKIT_PROBE", reachable(&probe::path(), &home));
+    if let Some(name) = user.name {
+        command.env("USER", name);
+    }
+    if let Ok(program) = std::env::var("TESTKIT_PAL") {
+        command.env("TESTKIT_PAL", reachable(Path::new(&program), &home));
+    }
+    command.envs(variables.iter().copied()).current_dir(&*home).stdin(Stdio::null());
+    let output = command.output().expect("setpriv (util-linux) can be run");
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "as user {}: {}\n{out}\n{err}", user.uid, output.status);
+    assert!(out.contains("1 passed"), "no test called {test} was run:\n{out}");
+}
+
+/// The file itself where everybody can read it, or a copy that everybody can.
+fn reachable(file: &Path, dir: &Path) -> PathBuf {
+    let open = |path: &Path, bits: u32| fs::metadata(path).is_ok_and(|found| found.permissions().mode() & bits == bits);
+    if open(file, 0o005) && file.ancestors().skip(1).all(|above| open(above, 0o001)) {
+        return file.to_owned();
+    }
+    let copy = dir.join(file.file_name().expect("a file has a name"));
+    fs::copy(file, &copy).expect("a program can be copied");
+    fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).expect("the copy is ours");
+    copy
+}
+
+/// Finds the account or makes it; one test at a time.
+pub fn account() -> (u32, u32) {
+    let lock = File::create(std::env::temp_dir().join("palisade-account.lock")).expect("a lock");
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("the lock");
+    if ids().is_none() {
+        let made = Command::new("useradd").args(["--create-home", "--shell", "/bin/sh", ACCOUNT]).output().expect("useradd (passwd) can be run");
+        assert!(made.status.success(), "useradd: {}", String::from_utf8_lossy(&made.stderr));
+    }
+    for file in ["/etc/subuid", "/etc/subgid"] {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        if !text.lines().any(|line| line.starts_with(&format!("{ACCOUNT}:"))) {
+            let mut file = File::options().append(true).create(true).open(file).expect("root may write it");
+            writeln!(file, "{ACCOUNT}:{}:65536", 400_000_000).expect("root may write it");
+        }
+    }
+    ids().expect("the account was just made")
+}
+
+fn ids() -> Option<(u32, u32)> {
+    let text = fs::read_to_string("/etc/passwd").ok()?;
+    let line = text.lines().find(|line| line.starts_with(&format!("{ACCOUNT}:")))?;
+    let mut fields = line.split(':').skip(2);
+    Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
+}

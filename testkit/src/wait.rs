@@ -1,0 +1,32 @@
+//! Waiting for something that will happen, with an end.
+
+use std::time::{Duration, Instant};
+
+/// Looks until `look` finds something; panics with `what` after ten seconds.
+pub async fn until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    within(Duration::from_secs(10), what, look).await
+}
+
+/// The same, with another patience.
+pub async fn within<T>(patience: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + patience;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "waited {patience:?} in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// The same, for those who have no runtime.
+pub fn blocking<T>(patience: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + patience;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "waited {patience:?} in vain: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,121 @@
+//! Deaths that nobody ordered: of the guest, of the keeper, of both, of the whole host.
+
+use fleet::{ExecRequest, Force, Status};
+use proto::{
+    BodyId, Kind,
+    launch::{End, Running},
+};
+use testkit::{Bodies, body_test, kill, wait};
+
+fn running(t: &Bodies, body: &BodyId) -> Running {
+    serde_json::from_slice(&std::fs::read(t.body_dir(body).join("run.json")).unwrap()).unwrap()
+}
+
+async fn dead(t: &Bodies, body: &BodyId) -> Option<End> {
+    wait::until("the death is noticed", || Some(t.view(body)).filter(|view| view.status == Status::Dead)).await.end
+}
+
+#[body_test]
+async fn a_guest_that_was_killed_is_dead_and_its_files_are_not(t: Bodies) {
+    let body = t.create().await;
+    t.sh(&body, "echo kept > ~/file; sleep 1000 >/dev/null 2>&1 &").await.ok();
+    kill(running(&t, &body).pid);
+    assert_eq!(dead(&t, &body).await, Some(End::Killed { signal: 9 }));
+    let refused = t.try_exec(&body, ExecRequest::new(["true"])).await.unwrap_err();
+    assert_eq!(refused.kind, Kind::Conflict);
+    assert!(refused.message.contains("killed by signal 9") && refused.hints[0].contains("pal start"), "{refused}");
+    t.fleet().start(&body).await.unwrap();
+    assert_eq!(t.sh(&body, "cat ~/file; ps -e -o args= | grep -c '[s]leep'").await.text(), "kept\n0");
+}
+
+#[body_test]
+async fn guest_and_keeper_killed_together_leave_an_unknown_end(t: Bodies) {
+    let body = t.create().await;
+    t.sh(&body, "echo kept > ~/file").await.ok();
+    let at = running(&t, &body);
+    kill(at.keeper);
+    kill(at.pid);
+    assert_eq!(dead(&t, &body).await, Some(End::Unknown));
+    t.fleet().start(&body).await.unwrap();
+    assert_eq!(t.sh(&body, "cat ~/file").await.ok(), "kept");
+}
+
+#[body_test]
+async fn without_its_keeper_a_body_is_used_stopped_started_and_removed(t: Bodies) {
+    let (body, other) = (t.create().await, t.create().await);
+    for body in [&body, &other] {
+        kill(running(&t, body).keeper);
+    }
+    assert_eq!(t.sh(&body, "echo still here").await.ok(), "still here");
+    t.fleet().pause(&body).await.unwrap();
+    t.fleet().resume(&body).await.unwrap();
+    assert_eq!(t.fleet().stop(&body, std::time::Duration::from_secs(1)).await.unwrap().status, Status::Stopped);
+    assert_eq!(t.fleet().start(&body).await.unwrap().status, Status::Running);
+    assert_eq!(t.sh(&body, "echo again").await.ok(), "again");
+    t.fleet().remove(&other, Force::Yes).await.unwrap();
+}
+
+#[body_test]
+async fn a_body_of_an_earlier_boot_is_lost_and_can_be_started(t: Bodies) {
+    let body = t.create().await;
+    t.sh(&body, "echo kept > ~/file").await.ok();
+    let mut at = running(&t, &body);
+    kill(at.keeper);
+    kill(at.pid);
+    dead(&t, &body).await;
+    // What a restart leaves: no process, no group, the files as they were, another boot id.
+    for group in &at.cgroups {
+        wait::until("the group is empty", || std::fs::remove_dir(&group.path).ok()).await;
+    }
+    at.boot_id = "00000000-0000-0000-0000-000000000000".into();
+    std::fs::write(t.body_dir(&body).join("run.json"), serde_json::to_vec(&at).unwrap()).unwrap();
+    assert_eq!(t.view(&body).status, Status::Lost);
+    let refused = t.try_exec(&body, ExecRequest::new(["true"])).await.unwrap_err();
+    assert!(refused.kind == Kind::Conflict && refused.message.contains("lost"), "{refused}");
+    assert_eq!(t.fleet().start(&body).await.unwrap().status, Status::Running);
+    assert_eq!(t.sh(&body, "cat ~/file").await.ok(), "kept");
+}
+
+#[body_test]
+async fn another_process_with_the_guests_pid_is_not_the_guest(t: Bodies) {
+    let body = t.create().await;
+    let mut at = running(&t, &body);
+    kill(at.keeper);
+    kill(at.pid);
+    dead(&t, &body).await;
+    let mut innocent = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    at.pid = innocent.id() as i32;
+    std::fs::write(t.body_dir(&body).join("run.json"), serde_json::to_vec(&at).unwrap()).unwrap();
+    assert_eq!(t.view(&body).status, Status::Dead, "its start differs");
+    t.fleet().remove(&body, Force::Yes).await.unwrap();
+    assert_eq!(innocent.try_wait().unwrap(), None, "it was left alone");
+    innocent.kill().unwrap();
+    innocent.wait().unwrap();
+}
+
+#[body_test]
+async fn a_damaged_record_is_said_and_can_be_cleared_away(t: Bodies) {
+    let body = t.create().await;
+    t.fleet().stop(&body, std::time::Duration::ZERO).await.unwrap();
+    let spec = t.body_dir(&body).join("spec.json");
+    let whole = std::fs::read(&spec).unwrap();
+    for damage in [&b""[..], b"{", b"null", b"[[[[[[[", &vec![b'['; 100_000]] {
+        std::fs::write(&spec, damage).unwrap();
+        assert!(t.fleet().find(body.as_str()).is_err());
+        assert!(t.fleet().list().unwrap().is_empty());
+        assert!(t.fleet().start(&body).await.is_err());
+    }
+    std::fs::write(&spec, whole).unwrap();
+    assert_eq!(t.view(&body).status, Status::Stopped);
+}
+
+#[body_test]
+async fn a_stopped_guest_that_is_asked_to_end_is_ended(t: Bodies) {
+    let body = t.create().await;
+    // SIGSTOP to the guest alone: it accepts no more, as one that hangs.
+    let at = running(&t, &body);
+    let pid = rustix::process::Pid::from_raw(at.pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    wait::until("it stands still", || (t.view(&body).status == Status::Paused).then_some(())).await;
+    t.fleet().remove(&body, Force::Yes).await.unwrap();
+}

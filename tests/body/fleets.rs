@@ -1,0 +1,74 @@
+//! Several that use the same data at once.
+
+use fleet::{Force, Status};
+use proto::Kind;
+use testkit::{Bodies, body_test, ran};
+
+#[body_test]
+async fn two_fleets_use_the_same_body(t: Bodies) {
+    let body = t.create().await;
+    let other = t.second();
+    let request = |script: &str| fleet::ExecRequest::new(["sh", "-c", script]);
+    let (one, two) = tokio::join!(
+        ran(t.fleet(), &body, request("echo one >> ~/log; while ! grep -q two ~/log; do sleep 0.01; done"), &[]),
+        ran(&other, &body, request("echo two >> ~/log; while ! grep -q one ~/log; do sleep 0.01; done"), &[]),
+    );
+    assert_eq!((one.unwrap().code, two.unwrap().code), (0, 0), "both ran at the same time");
+    other.stop(&body, std::time::Duration::from_secs(1)).await.unwrap();
+    assert_eq!(t.view(&body).status, Status::Stopped);
+    other.start(&body).await.unwrap();
+    assert_eq!(t.sh(&body, "sort ~/log").await.ok(), "one\ntwo");
+    other.remove(&body, Force::Yes).await.unwrap();
+    assert_eq!(t.fleet().find(body.as_str()).unwrap_err().kind, Kind::NotFound);
+}
+
+#[body_test]
+async fn of_removes_at_the_same_time_one_succeeds_and_none_harms(t: Bodies) {
+    let body = t.create().await;
+    let fleets: Vec<_> = (0..4).map(|_| t.second()).collect();
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let handles: Vec<_> = fleets.iter().map(|fleet| scope.spawn(|| block(fleet.remove(&body, Force::Yes)))).collect();
+        handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+    });
+    assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 1, "{outcomes:?}");
+    for failure in outcomes.into_iter().filter_map(Result::err) {
+        assert!([Kind::NotFound, Kind::Conflict].contains(&failure.kind), "{}", testkit::explain(&failure));
+    }
+    assert!(!t.body_dir(&body).exists());
+}
+
+fn block<T>(future: impl std::future::Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+#[body_test]
+async fn bodies_made_at_the_same_time_differ_in_everything_that_tells_them_apart(t: Bodies) {
+    let fleets: Vec<_> = (0..4).map(|_| t.second()).collect();
+    let request = t.kept();
+    let views: Vec<_> = std::thread::scope(|scope| {
+        let handles: Vec<_> = fleets.iter().map(|fleet| scope.spawn(|| block(fleet.create(request.clone())).unwrap())).collect();
+        handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+    });
+    let mut seen = Vec::new();
+    for view in &views {
+        let told = t.sh(view.id(), "hostname; cat /etc/machine-id; head -c 16 /dev/urandom | od -An -tx1").await.ok();
+        assert!(!seen.contains(&told), "{told}");
+        seen.push(told);
+    }
+    if testkit::is_root() {
+        let mut ids: Vec<u32> = views.iter().map(|view| view.spec.ids.users[0].outside).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), views.len(), "each has host ids of its own");
+    }
+}
+
+#[body_test]
+async fn a_body_under_change_is_waited_for(t: Bodies) {
+    let body = t.create().await;
+    let other = t.second();
+    let (paused, stopped) = tokio::join!(t.fleet().pause(&body), other.stop(&body, std::time::Duration::from_secs(1)));
+    assert!(stopped.is_ok(), "{stopped:?}");
+    assert!(paused.is_ok() || paused.is_err_and(|failure| failure.kind == Kind::Conflict));
+    assert_eq!(t.view(&body).status, Status::Stopped);
+}

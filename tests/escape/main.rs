@@ -1,0 +1,1 @@
+//! What a Body cannot do.
