@@ -1,6 +1,6 @@
-//! Builds the two programs that go with every Body, static and small, and hands them to the library as bytes.
+//! Builds the program that makes, keeps and becomes every Body, static and small, and hands it to the library as bytes.
 //!
-//! They build for another purpose than the rest (size), so they have a profile and a target directory of their own.
+//! It builds for another purpose than the rest (size), so it has a profile and a target directory of its own.
 
 use std::{
     env,
@@ -9,7 +9,8 @@ use std::{
     process::Command,
 };
 
-const PROGRAMS: [(&str, &str); 2] = [("guest", "pal-guest"), ("launch", "pal-launch")];
+const PACKAGE: &str = "launch";
+const PROGRAM: &str = "pal-launch";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../..").canonicalize()?;
@@ -26,22 +27,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     if root.join("Cargo.lock").exists() {
         cargo.arg("--locked");
     }
-    for (package, _) in PROGRAMS {
-        cargo.args(["--package", package]);
-    }
-    // What cargo tells this script is about this crate, not about the programs.
+    cargo.args(["--package", PACKAGE]);
+    // What cargo tells this script is about this crate, not about the program.
     for (name, _) in env::vars().filter(|(name, _)| name.starts_with("CARGO_") && name != "CARGO_HOME" || name == "RUSTFLAGS") {
         cargo.env_remove(name);
     }
     if !cargo.status()?.success() {
-        return Err("cannot build pal-guest and pal-launch".into());
+        return Err("cannot build pal-launch".into());
     }
-    for (_, program) in PROGRAMS {
-        let path = out.join(&target).join("guest").join(program);
-        let name = program.to_uppercase().replace('-', "_");
-        println!("cargo:rustc-env={name}={}", path.display());
-        println!("cargo:rustc-env={name}_NAME={program}-{:016x}", hash(&std::fs::read(&path)?));
-    }
+    let path = out.join(&target).join("guest").join(PROGRAM);
+    println!("cargo:rustc-env=PAL_LAUNCH={}", path.display());
+    println!("cargo:rustc-env=PAL_LAUNCH_NAME={PROGRAM}-{:016x}", hash(&std::fs::read(&path)?));
     Ok(())
 }
 

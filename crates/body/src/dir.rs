@@ -133,11 +133,6 @@ impl BodyDir {
         }
     }
 
-    /// Writes what holds it.
-    pub fn write_enforcement(&self, enforcement: &Enforcement) -> Result<(), DirError> {
-        self.write("enforcement.json", enforcement)
-    }
-
     /// Looks at its guest.
     pub fn condition(&self) -> Result<Condition, DirError> {
         let Some(running) = self.running()? else { return Ok(self.ended()?.map_or(Condition::Stopped, condition_of)) };

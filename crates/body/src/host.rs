@@ -16,10 +16,8 @@ const SHOWN: &[&str] = &["usr", "etc", "opt", "bin", "sbin", "lib", "lib32", "li
 
 /// Settings of the host that hold secrets or speak of other machines, should somebody have made them readable.
 const HIDDEN_SETTINGS: &[&str] = &[
-    "shadow", "shadow-", "gshadow", "gshadow-", "passwd-", "group-", "subuid", "subuid-", "subgid", "subgid-", "sudoers", "sudoers.d",
-    "boto.cfg", "docker", "containerd", "kubernetes", "rancher", "wireguard", "openvpn", "NetworkManager", "letsencrypt",
-    "krb5.keytab", "ssh", "exports", "fstab", "crypttab", "crontab", "cron.d", "cron.daily", "cron.hourly", "cron.monthly", "cron.weekly",
-    "machine-id", "environment", "motd", "issue", "netplan", "network",
+    "boto.cfg", "containerd", "docker", "kubernetes", "letsencrypt", "NetworkManager", "openvpn", "rancher", "ssh", "sudoers.d",
+    "wireguard",
 ];
 
 /// Directories a system expects, beyond the shown ones: path, mode, owner inside.
@@ -113,8 +111,8 @@ impl HostRoot {
             seeds.push(file("passwd", accounts("/etc/passwd", PASSWD_OURS)));
             seeds.push(file("group", accounts("/etc/group", GROUP_OURS)));
             seeds.push(file("resolv.conf", "# This Body has no network but its own loopback.\n".to_owned()));
-            let hidden = HIDDEN_SETTINGS.iter().filter(|name| Path::new("/etc").join(name).symlink_metadata().is_ok());
-            seeds.extend(hidden.map(|name| Seed::Hidden { path: format!("etc/{name}") }));
+            // Also what is not there yet.
+            seeds.extend(HIDDEN_SETTINGS.iter().map(|name| Seed::Hidden { path: format!("etc/{name}") }));
         }
         seeds
     }

@@ -5,7 +5,7 @@ use std::{
     io::{self, BufRead, BufReader, Read, Write},
     os::{
         fd::{AsFd, OwnedFd},
-        unix::fs::DirBuilderExt,
+        unix::{fs::DirBuilderExt, process::CommandExt},
     },
     path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
@@ -65,7 +65,7 @@ pub enum ProcessError {
 /// What every Body of this host is made with.
 #[derive(Debug)]
 pub struct Maker {
-    /// The guest and the launcher.
+    /// The launcher.
     pub programs: Programs,
     /// What this host has.
     pub capacity: HostCapacity,
@@ -91,15 +91,33 @@ pub struct Tether {
 }
 
 impl Tether {
-    /// Ends the Body, if it lives by this tether, and waits until its keeper is gone.
-    pub fn cut(mut self) {
+    /// Ends the Body, if it lives by this tether.
+    pub fn cut(&mut self) {
         drop(self.stdin.take());
+    }
+
+    /// Waits until its keeper has left nothing of the Body; the keeper itself is about to exit then.
+    pub fn wait_cleared(&mut self) {
+        let cleared = self.stdout.take().map(|mut stdout| stdout.read(&mut [0; 1]));
+        if !matches!(cleared, Some(Ok(1))) {
+            self.bury();
+        }
+    }
+
+    /// Waits for the keeper's own end.
+    pub fn bury(&mut self) {
+        self.cut();
         if let Some(mut child) = self.child.take() {
             let _ = child.wait();
         }
     }
 
-    /// Lets the Body go on without its maker; the keeper can still be waited for by [`Tether::cut`].
+    /// Whether the keeper is gone, without waiting for it.
+    pub fn is_buried(&mut self) -> bool {
+        self.child.as_mut().is_none_or(|child| child.try_wait().is_ok_and(|status| status.is_some()))
+    }
+
+    /// Lets the Body go on without its maker; the keeper can still be waited for by [`Tether::bury`].
     pub fn slacken(&mut self) {
         drop(self.stdin.take());
         drop(self.stdout.take());
@@ -111,7 +129,6 @@ impl Tether {
 pub struct Begun {
     tether: Tether,
     cgroups: Vec<proto::launch::Cgroup>,
-    mechanisms: Vec<Mechanism>,
 }
 
 /// A launcher that runs already and waits for its plan.
@@ -136,6 +153,8 @@ impl Maker {
         // A v2 group is entered by the fork itself, so there the fork must wait for the plan.
         let when = if groups::uses_v2() { "late" } else { "early" };
         let child = Command::new(&self.programs.launch)
+            // What `ps` shows, also inside the Body: no path of the host.
+            .arg0("pal-launch")
             .arg(when)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -155,12 +174,9 @@ impl Maker {
         }
         let bounds = groups::bound(&spec.id, &spec.limits, self.capacity.cpus, spec.ids.has_root());
         let plan = self.plan(dir, spec, token, snapshots, &root, &bounds);
-        let mut mechanisms = vec![ids::record(&spec.ids)];
-        mechanisms.extend(bounds.mechanisms);
-        mechanisms.extend(other_limits(spec));
         let cgroups = bounds.cgroups;
         match send(launcher, &plan) {
-            Ok(tether) => Ok(Begun { tether, cgroups, mechanisms }),
+            Ok(tether) => Ok(Begun { tether, cgroups }),
             Err(error) => {
                 groups::unbound(&cgroups);
                 Err(error)
@@ -173,7 +189,6 @@ impl Maker {
         Plan {
             body: spec.id.clone(),
             dir: dir.path().to_owned(),
-            guest: self.programs.guest.clone(),
             config: GuestConfig {
                 body: spec.id.clone(),
                 template: spec.template.clone(),
@@ -199,6 +214,7 @@ impl Maker {
             wall_ms: limits.wall_ms,
             disk_bytes: limits.disk.0,
             life: spec.life,
+            mechanisms: std::iter::once(ids::record(&spec.ids)).chain(bounds.mechanisms.iter().cloned()).chain(other_limits(spec)).collect(),
         }
     }
 }
@@ -255,11 +271,11 @@ fn send(mut launcher: Launcher, plan: &Plan) -> Result<Tether, ProcessError> {
     line.push(b'\n');
     let (mut stdin, stdout) = (child.stdin.take(), child.stdout.take());
     let sent = stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(&line));
-    let tether = Tether { stdin, stdout, child: Some(child) };
+    let mut tether = Tether { stdin, stdout, child: Some(child) };
     match sent {
         Ok(()) => Ok(tether),
         Err(error) => {
-            tether.cut();
+            tether.bury();
             Err(ProcessError::Launcher(error))
         }
     }
@@ -270,14 +286,13 @@ impl Begun {
     pub fn finish(mut self) -> Result<Made, ProcessError> {
         let error = match read_report(&mut self.tether) {
             Ok(Report::Ready(ready)) => {
-                let mut mechanisms = ready.mechanisms.clone();
-                mechanisms.append(&mut self.mechanisms);
-                return Ok(Made { enforcement: Enforcement { mechanisms }, ready, tether: self.tether });
+                let enforcement = Enforcement { mechanisms: ready.mechanisms.clone() };
+                return Ok(Made { enforcement, ready, tether: self.tether });
             }
             Ok(Report::Failed(failed)) => ProcessError::Refused(failed),
             Err(error) => ProcessError::Launcher(error),
         };
-        self.tether.cut();
+        self.tether.bury();
         groups::unbound(&self.cgroups);
         Err(error)
     }

@@ -1,4 +1,4 @@
-//! The guest and the launcher: carried inside this program, put on disk once for each version.
+//! The launcher, which is the guest too: carried inside this program, put on disk once for each version.
 
 use std::{
     fs::{self, File},
@@ -7,31 +7,25 @@ use std::{
     path::{Path, PathBuf},
 };
 
-static GUEST: &[u8] = include_bytes!(env!("PAL_GUEST"));
 static LAUNCH: &[u8] = include_bytes!(env!("PAL_LAUNCH"));
 
-/// Where the programs are on this host.
+/// Where the program is on this host.
 #[derive(Debug, Clone)]
 pub struct Programs {
-    /// `pal-guest`.
-    pub guest: PathBuf,
     /// `pal-launch`.
     pub launch: PathBuf,
 }
 
 impl Programs {
-    /// Finds them in the data directory, or puts them there.
+    /// Finds it in the data directory, or puts it there.
     pub fn install(data: &Path) -> io::Result<Self> {
         let dir = data.join("bin");
-        let guest = dir.join(env!("PAL_GUEST_NAME"));
         let launch = dir.join(env!("PAL_LAUNCH_NAME"));
-        for (path, bytes) in [(&guest, GUEST), (&launch, LAUNCH)] {
-            if !is_whole(path, bytes) {
-                fs::create_dir_all(&dir)?;
-                put(path, bytes)?;
-            }
+        if !is_whole(&launch, LAUNCH) {
+            fs::create_dir_all(&dir)?;
+            put(&launch, LAUNCH)?;
         }
-        Ok(Self { guest, launch })
+        Ok(Self { launch })
     }
 }
 
@@ -44,7 +38,7 @@ fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let part = path.with_extension(format!("part{}", std::process::id()));
     let mut file = File::options().write(true).create(true).truncate(true).mode(0o700).open(&part)?;
     file.write_all(bytes)?;
-    file.set_permissions(fs::Permissions::from_mode(0o555))?;
+    file.set_permissions(fs::Permissions::from_mode(0o500))?;
     drop(file);
     fs::rename(&part, path)
 }

@@ -67,11 +67,11 @@ impl Fleet {
             self.bring_up(launcher, &dir, spec, snapshots, Some(draft))
         });
         match made {
-            Ok(enforcement) => self.view_of(spec.clone(), enforcement),
+            Ok((enforcement, pid)) => Ok(View { spec: spec.clone(), status: Status::Running, end: None, pid: Some(pid), enforcement }),
             Err(failure) => {
                 let _ = body::snapshot::remove(&self.maker.programs, &spec.ids, dir.path());
                 let data = json!({ "why": failure.to_string(), "causes": failure.causes() });
-                let _ = self.store.append(Draft::body("body.failed", &spec.id, data));
+                let _ = self.append(Draft::body("body.failed", &spec.id, data));
                 Err(failure)
             }
         }
@@ -86,33 +86,30 @@ impl Fleet {
         spec: &Spec,
         snapshots: &[Below],
         before: Option<Draft>,
-    ) -> Result<Enforcement, Failure> {
+    ) -> Result<(Enforcement, i32), Failure> {
         let failed = |error| failures::process("cannot start the Body", error);
         let token = self.token(&spec.id);
         let begun = self.maker.begin(launcher, dir, spec, &token, snapshots).map_err(failed)?;
-        let written = before.map_or(Ok(()), |draft| self.store.append(draft).map(drop)).map_err(failures::append);
+        let written = before.map_or(Ok(()), |draft| self.append(draft).map(drop));
         let Made { enforcement, ready, mut tether } = begun.finish().map_err(failed)?;
-        let started = json!({ "pid": ready.pid, "enforcement": enforcement });
-        let written = written
-            .and_then(|()| self.store.append(Draft::body("body.started", &spec.id, started)).map_err(failures::append))
-            .and_then(|_| dir.write_enforcement(&enforcement).map_err(|error| failures::dir(&spec.id, error)));
+        let started = Draft::body("body.started", &spec.id, json!({ "pid": ready.pid, "enforcement": enforcement }));
+        let written = written.and_then(|()| match spec.life {
+            Life::Kept => self.append(started).map(drop),
+            // Written together with its first exec, which follows at once and waits for it.
+            Life::Run => Ok(self.later(started)),
+        });
         if let Err(failure) = written {
             if let Ok(Some(running)) = dir.running() {
                 let _ = body::process::kill(dir, &running);
             }
-            tether.cut();
+            tether.bury();
             return Err(failure);
         }
         if spec.life == Life::Kept {
             tether.slacken();
         }
         self.tethers().insert(spec.id.clone(), tether);
-        Ok(enforcement)
-    }
-
-    fn view_of(&self, spec: Spec, enforcement: Enforcement) -> Result<View, Failure> {
-        let running = BodyDir::at(self.body_path(&spec.id)).running().map_err(|error| failures::dir(&spec.id, error))?;
-        Ok(View { spec, status: Status::Running, end: None, pid: running.map(|running| running.pid), enforcement })
+        Ok((enforcement, ready.pid))
     }
 
     fn limits(&self, request: &Create) -> Result<Limits, Failure> {

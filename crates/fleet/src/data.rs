@@ -36,7 +36,7 @@ pub fn open(config: Config, ahead: Ahead) -> Result<Fleet, Failure> {
     };
     let key = key(&data).map_err(|error| unusable(&data, error))?;
     let store = Store::open(&data, config.durability).map_err(failures::open)?;
-    Ok(Fleet { data, key, store, maker, tethers: Default::default(), launcher: Mutex::new(launcher) })
+    Ok(Fleet { data, key, store, maker, tethers: Default::default(), launcher: Mutex::new(launcher), pending: Default::default(), leaving: Default::default() })
 }
 
 /// What is started before anybody asked for it.

@@ -65,7 +65,7 @@ impl Fleet {
             "argv": request.argv, "user": request.user, "workdir": request.workdir, "tty": request.tty.is_some(),
             "env": request.env.keys().collect::<Vec<_>>(), "timeout_ms": request.timeout.map(|timeout| timeout.as_millis() as u64),
         });
-        let seq = self.store.append(Draft::body("exec.started", id, started)).map_err(failures::append)?.seq;
+        let seq = self.append(Draft::body("exec.started", id, started))?.seq;
         let start = StartRequest {
             process: Some(ProcessConfig {
                 cmd: command.clone(),

@@ -19,11 +19,15 @@ mod request;
 mod snapshots;
 mod view;
 
-use std::{collections::HashMap, path::PathBuf, sync::Mutex};
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use body::process::{Launcher, Maker, Tether};
 use data::Ahead;
-use proto::{BodyId, Failure};
+use proto::{BodyId, Draft, Event, Failure, Kind};
 
 pub use data::Config;
 pub use doctor::{Doctor, Finding, LayerReport};
@@ -47,6 +51,19 @@ pub struct Fleet {
     tethers: Mutex<HashMap<BodyId, Tether>>,
     /// Started ahead.
     launcher: Mutex<Option<Launcher>>,
+    /// Events that stand in the log before the next one.
+    pending: Mutex<Vec<Draft>>,
+    /// Keepers that cleared their Body away and are about to exit.
+    leaving: Mutex<Vec<Tether>>,
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        let pending = std::mem::take(self.pending.get_mut().unwrap_or_else(PoisonError::into_inner));
+        if !pending.is_empty() {
+            let _ = self.store.append_all(pending);
+        }
+    }
 }
 
 impl Fleet {
@@ -71,12 +88,37 @@ impl Fleet {
     }
 
     fn launcher(&self) -> Result<Launcher, Failure> {
-        let ahead = self.launcher.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let ahead = held(&self.launcher).take();
         let started = ahead.map_or_else(|| self.maker.start_launcher(), Ok);
         started.map_err(|error| failures::process("cannot start a Body", error))
     }
 
-    fn tethers(&self) -> std::sync::MutexGuard<'_, HashMap<BodyId, Tether>> {
-        self.tethers.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn tethers(&self) -> MutexGuard<'_, HashMap<BodyId, Tether>> {
+        held(&self.tethers)
     }
+
+    /// Appends an event, after those that wait for it.
+    fn append(&self, draft: Draft) -> Result<Event, Failure> {
+        let mut pending = held(&self.pending);
+        let drafts = pending.iter().cloned().chain([draft]).collect();
+        let written = self.store.append_all(drafts).map_err(failures::append)?;
+        pending.clear();
+        written.into_iter().next_back().ok_or_else(|| Failure::new(Kind::Internal, "an event was not written"))
+    }
+
+    /// Leaves an event to be written with the next one.
+    fn later(&self, draft: Draft) {
+        held(&self.pending).push(draft);
+    }
+
+    /// Lets a keeper exit in its own time; those that have are waited for.
+    fn let_leave(&self, tether: Tether) {
+        let mut leaving = held(&self.leaving);
+        leaving.retain_mut(|tether| !tether.is_buried());
+        leaving.push(tether);
+    }
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -136,8 +136,8 @@ impl Fleet {
             return Err(Failure::new(Kind::Conflict, format!("Body {id} kept its files in memory and cannot be started again"))
                 .hint(format!("remove it: pal rm {id}")));
         }
-        if let Some(tether) = self.tethers().remove(id) {
-            tether.cut();
+        if let Some(mut tether) = self.tethers().remove(id) {
+            tether.bury();
         }
         let snapshots = self.below(&spec)?;
         dir.forget_guest().map_err(|error| Failure::new(Kind::Host, "cannot forget the Body's last guest").because(error))?;
@@ -188,8 +188,8 @@ impl Fleet {
             }
             Condition::Stopped | Condition::Dead(_) | Condition::Lost => {}
         }
-        if let Some(tether) = self.tethers().remove(id) {
-            tether.cut();
+        if let Some(mut tether) = self.tethers().remove(id) {
+            tether.bury();
         }
         // A Body that was stopped is stopped, also when its guest had to be killed for it.
         if dir.path().exists() {
@@ -213,7 +213,7 @@ impl Fleet {
             Ok(locked) => locked,
             Err(failure) => {
                 // A Body that lived by our tether and ended with it.
-                tether.map(process::Tether::cut);
+                tether.map(|mut tether| tether.bury());
                 return Err(failure);
             }
         };
@@ -226,12 +226,16 @@ impl Fleet {
         }
         self.write("body.removed", id, json!({}))?;
         match (tether, spec.life) {
-            (Some(tether), Life::Run) => tether.cut(),
+            (Some(mut tether), Life::Run) => {
+                tether.cut();
+                tether.wait_cleared();
+                self.let_leave(tether);
+            }
             (tether, _) => {
                 if let Condition::Running(running) | Condition::Paused(running) = &condition {
                     process::kill(&dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
                 }
-                tether.map(process::Tether::cut);
+                tether.map(|mut tether| tether.bury());
             }
         }
         self.clear_away(&dir, &spec)?;
@@ -253,7 +257,7 @@ impl Fleet {
     }
 
     pub(crate) fn write(&self, kind: &str, id: &BodyId, data: serde_json::Value) -> Result<(), Failure> {
-        self.store.append(Draft::body(kind, id, data)).map(drop).map_err(failures::append)
+        self.append(Draft::body(kind, id, data)).map(drop)
     }
 }
 

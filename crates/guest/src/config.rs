@@ -1,35 +1,37 @@
 //! What the guest is told before it runs: configuration and where to listen.
 //!
-//! Normally both are inherited descriptors, so nothing in the Body can read or reach them. `--config FILE` with
+//! In a Body both come from the launcher, so nothing in the Body can read or reach them. `--config FILE` with
 //! `--unix PATH` or `--tcp ADDR` is for tests and developers.
 
 use std::{
     fs::File,
     io::{self, Read},
     net::SocketAddr,
-    os::{
-        fd::OwnedFd,
-        unix::{ffi::OsStringExt, net::UnixListener},
-    },
+    os::unix::{ffi::OsStringExt, net::UnixListener},
     path::PathBuf,
 };
 
-use proto::guest::{CONFIG_FD, GuestConfig, LISTEN_FD};
+use proto::guest::GuestConfig;
 
 const CONFIG_LEN_MAX: u64 = 4 << 20;
-const USAGE: &str = "usage: pal-guest [--config FILE (--unix PATH | --tcp ADDRESS:PORT)]";
+const USAGE: &str = "usage: pal-guest --config FILE (--unix PATH | --tcp ADDRESS:PORT)";
 
 /// Why the guest does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
+    /// The command line makes no sense.
     #[error("{USAGE}")]
     Usage,
+    /// The configuration cannot be read.
     #[error("cannot read the configuration: {0}")]
     Read(#[source] io::Error),
+    /// The configuration makes no sense.
     #[error("the configuration is not what a guest understands: {0}")]
     Parse(#[source] serde_json::Error),
+    /// Nobody could reach it.
     #[error("cannot listen: {0}")]
     Listen(#[source] io::Error),
+    /// The kernel refuses what it needs.
     #[error("cannot run: {0}")]
     Runtime(#[source] io::Error),
 }
@@ -37,23 +39,26 @@ pub enum ConfigError {
 /// Where callers come from.
 #[derive(Debug)]
 pub enum Listener {
+    /// The host's only way in.
     Unix(UnixListener),
+    /// For developers.
     Tcp(std::net::TcpListener),
 }
 
 /// All the guest is told.
 #[derive(Debug)]
 pub struct Order {
+    /// What it is told.
     pub config: GuestConfig,
+    /// Where it listens.
     pub listener: Listener,
 }
 
-/// Reads the order from the descriptors or the command line.
+/// Reads the order from the command line.
 pub fn read() -> Result<Order, ConfigError> {
     let args: Vec<Vec<u8>> = std::env::args_os().skip(1).map(OsStringExt::into_vec).collect();
     let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
     match args[..] {
-        [] => inherited(),
         [b"--config", file, b"--unix", path] => Ok(Order {
             config: parse(File::open(path_of(file)).map_err(ConfigError::Read)?)?,
             listener: unix(UnixListener::bind(path_of(path)).map_err(ConfigError::Listen)?)?,
@@ -66,20 +71,14 @@ pub fn read() -> Result<Order, ConfigError> {
     }
 }
 
-fn inherited() -> Result<Order, ConfigError> {
-    let config = sys::spawn::take_inherited_fd(CONFIG_FD).map_err(ConfigError::Read)?;
-    let config = parse(File::from(config))?;
-    let listen: OwnedFd = sys::spawn::take_inherited_fd(LISTEN_FD).map_err(ConfigError::Listen)?;
-    Ok(Order { config, listener: unix(UnixListener::from(listen))? })
-}
-
 fn parse(file: File) -> Result<GuestConfig, ConfigError> {
     let mut text = Vec::new();
     file.take(CONFIG_LEN_MAX).read_to_end(&mut text).map_err(ConfigError::Read)?;
     serde_json::from_slice(&text).map_err(ConfigError::Parse)
 }
 
-fn unix(listener: UnixListener) -> Result<Listener, ConfigError> {
+/// Makes a listener fit for the runtime.
+pub fn unix(listener: UnixListener) -> Result<Listener, ConfigError> {
     listener.set_nonblocking(true).map_err(ConfigError::Listen)?;
     Ok(Listener::Unix(listener))
 }

@@ -1,63 +1,15 @@
-//! `pal-guest`: the init of every Body.
+//! `pal-guest --config FILE (--unix PATH | --tcp ADDRESS:PORT)`: the guest without a Body, for tests and developers.
 //!
-//! It starts processes, moves files and watches directories for callers that speak envd's Connect protocol (the one
-//! of the E2B SDKs) and a small service of our own, and it buries the dead.
-//!
-//! Invariant: one thread serves everybody and never blocks; what may block runs on a short-lived helper thread.
-//! Invariant: an idle guest holds no buffers; every buffer, queue and table has a limit.
-//! Trust: callers come through the host, but may send anything. Programs in the Body are hostile: what they put on
-//! disk (`/etc/passwd`, symlinks, FIFOs, endless files) is read with limits and never followed where it matters.
+//! In a Body it is no program of its own: the process that `pal-launch` set up becomes it.
 
-mod auth;
-mod config;
-mod connect;
-mod dial;
-mod files;
-mod init;
-mod metrics;
-mod paths;
-mod process;
-mod query;
-mod ready;
-mod reply;
-mod server;
-mod tree;
-mod users;
-
-use std::{io::Write, process::ExitCode, time::Duration};
-
-use tokio::task::LocalSet;
-
-/// Helper threads at once; each is one slow file operation.
-const HELPERS_MAX: usize = 32;
-const HELPER_STACK_LEN: usize = 256 * 1024;
-const HELPER_KEPT: Duration = Duration::from_millis(500);
+use std::{io::Write, process::ExitCode};
 
 fn main() -> ExitCode {
-    match run() {
+    match guest::serve_command_line() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "pal-guest: {error}");
             ExitCode::FAILURE
         }
     }
-}
-
-fn run() -> Result<(), config::ConfigError> {
-    sys::spawn::keep_heap_small();
-    init::settle();
-    let order = config::read()?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .max_blocking_threads(HELPERS_MAX)
-        .thread_stack_size(HELPER_STACK_LEN)
-        .thread_keep_alive(HELPER_KEPT)
-        .thread_name("pal-guest")
-        .build()
-        .map_err(config::ConfigError::Runtime)?;
-    let local = LocalSet::new();
-    let served = local.block_on(&runtime, server::serve(order));
-    // Helpers may hang on a dead file system; nobody waits for them.
-    runtime.shutdown_background();
-    served.map_err(config::ConfigError::Runtime)
 }

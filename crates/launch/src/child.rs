@@ -7,13 +7,15 @@ use std::{
     fs::File,
     io::{self, Read, Write},
     mem::ManuallyDrop,
-    os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+        unix::net::UnixListener,
+    },
     path::PathBuf,
 };
 
 use proto::{
     Mechanism,
-    guest::{CONFIG_FD, LISTEN_FD},
     launch::{CgroupVersion, Failed, Plan},
     spec::USER_ID,
 };
@@ -30,11 +32,7 @@ const PLAN_LEN_MAX: u32 = 4 << 20;
 
 /// What the child brings along from the host.
 pub struct Luggage {
-    /// The guest's binary.
-    pub guest: OwnedFd,
-    /// Its configuration.
-    pub config: OwnedFd,
-    /// Its listening socket.
+    /// The guest's listening socket.
     pub listener: OwnedFd,
     /// Its log.
     pub log: OwnedFd,
@@ -45,7 +43,7 @@ pub struct Luggage {
 /// The same, by number: the launcher opens it after the fork, in the table both share.
 #[derive(serde::Serialize, serde::Deserialize)]
 pub struct Numbers {
-    fixed: [RawFd; 4],
+    fixed: [RawFd; 2],
     trees: Option<TreeNumbers>,
 }
 
@@ -60,7 +58,7 @@ impl Luggage {
     /// What to tell the child.
     pub fn numbers(&self) -> Numbers {
         Numbers {
-            fixed: [&self.guest, &self.config, &self.listener, &self.log].map(AsRawFd::as_raw_fd),
+            fixed: [&self.listener, &self.log].map(AsRawFd::as_raw_fd),
             trees: self.trees.as_ref().map(|trees| TreeNumbers {
                 disk: trees.disk.as_ref().map(AsRawFd::as_raw_fd),
                 lowers: trees.lowers.iter().map(|lower| (lower.path.clone(), lower.tree.as_raw_fd())).collect(),
@@ -73,7 +71,7 @@ impl Luggage {
 impl Numbers {
     fn take(self) -> io::Result<Luggage> {
         let take = sys::fd::inherited;
-        let [guest, config, listener, log] = self.fixed;
+        let [listener, log] = self.fixed;
         let trees = self.trees.map(|trees| -> io::Result<Trees> {
             let lowers = trees.lowers.into_iter().map(|(path, number)| take(number).map(|tree| Lower { path, tree }));
             Ok(Trees {
@@ -82,7 +80,7 @@ impl Numbers {
                 mounts: trees.mounts.into_iter().map(take).collect::<io::Result<_>>()?,
             })
         });
-        Ok(Luggage { guest: take(guest)?, config: take(config)?, listener: take(listener)?, log: take(log)?, trees: trees.transpose()? })
+        Ok(Luggage { listener: take(listener)?, log: take(log)?, trees: trees.transpose()? })
     }
 }
 
@@ -99,10 +97,7 @@ pub enum Told {
 pub fn live(plan: OwnedFd, tell: &OwnedFd) -> ! {
     let error = match begin(plan, tell) {
         Ok((plan, luggage)) => match prepare(&plan, &luggage) {
-            Ok(mechanisms) => {
-                let _ = say(tell, &Told::Done(mechanisms));
-                become_guest(&plan, luggage)
-            }
+            Ok(mechanisms) => become_guest(plan, luggage, tell, mechanisms),
             Err(error) => error,
         },
         Err(error) => error,
@@ -157,7 +152,7 @@ fn prepare(plan: &Plan, luggage: &Luggage) -> Result<Vec<Mechanism>, StepError> 
     sys::namespace::loopback_up().step("bring the loopback up")?;
     told.extend(namespaces());
     told.extend(lock_down::limits(plan)?);
-    told.extend(lock_down::privileges(luggage.guest.as_fd())?);
+    told.extend(lock_down::privileges(plan)?);
     Ok(told)
 }
 
@@ -181,33 +176,52 @@ fn namespaces() -> Vec<Mechanism> {
 }
 
 /// Becomes the guest. Returns only when that fails.
-fn become_guest(plan: &Plan, luggage: Luggage) -> StepError {
-    match place_and_exec(plan, luggage) {
-        Err(error) => error,
-        Ok(never) => match never {},
+///
+/// Without an exec: the guest is part of this program, which saves a tenth of a Body's whole start. What an exec
+/// would have swept away is swept by hand: descriptors here, capabilities and the rest by `lock_down`.
+fn become_guest(plan: Plan, luggage: Luggage, tell: &OwnedFd, mechanisms: Vec<Mechanism>) -> StepError {
+    let (listener, tell) = match keep_only(luggage, tell) {
+        Ok(kept) => kept,
+        Err(error) => return error,
+    };
+    // A Body outlives its keeper. Where ids were changed the kernel has forgotten that promise already.
+    let _ = sys::process::outlive_parent();
+    if let Err(error) = lock_down::filter() {
+        let _ = say(&tell, &Told::Failed(error.failed()));
+        std::process::exit(1);
     }
+    let _ = say(&tell, &Told::Done(mechanisms));
+    // The launcher hears the end of this pipe, and takes it for the guest's beginning.
+    drop(tell);
+    let code = match guest::serve(plan.config, listener) {
+        Ok(()) => 0,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "pal-guest: {error}");
+            1
+        }
+    };
+    std::process::exit(code)
 }
 
-fn place_and_exec(plan: &Plan, luggage: Luggage) -> Result<std::convert::Infallible, StepError> {
-    let null = File::options().read(true).write(true).open("/dev/null").step("open /dev/null")?;
-    let null: OwnedFd = null.into();
-    for number in [0, 1] {
-        sys::fd::place(null.try_clone().step("copy a descriptor")?, number).step("place standard streams")?;
+const TELL_FD: RawFd = 4;
+const LISTEN_FD: RawFd = 3;
+
+/// Closes every descriptor but the log, the socket and, for one more word, the pipe to the launcher.
+fn keep_only(luggage: Luggage, tell: &OwnedFd) -> Result<(UnixListener, OwnedFd), StepError> {
+    let null: OwnedFd = File::options().read(true).write(true).open("/dev/null").step("open /dev/null")?.into();
+    // Above all fixed numbers first, so that placing one never closes another.
+    let high = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, 8).step("copy a descriptor");
+    let placed = [(high(null.as_fd())?, 0), (high(null.as_fd())?, 1), (high(luggage.log.as_fd())?, 2)];
+    let (listener, tell) = (high(luggage.listener.as_fd())?, high(tell.as_fd())?);
+    for (fd, number) in placed {
+        sys::fd::place(fd, number).step("place standard streams")?;
     }
-    sys::fd::place(luggage.log, 2).step("place the log")?;
-    sys::fd::close_on_exec_from(3).step("close what is not the guest's")?;
-    // Numbers that are in use by our own luggage are moved out of the way by duplication first.
-    let high = |fd: OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd.as_fd(), 16);
-    let config = high(luggage.config).step("copy a descriptor")?;
-    let listener = high(luggage.listener).step("copy a descriptor")?;
-    let guest = high(luggage.guest).step("copy a descriptor")?;
-    sys::fd::place(config, CONFIG_FD).step("place the configuration")?;
     sys::fd::place(listener, LISTEN_FD).step("place the socket")?;
-    // A Body outlives its keeper. Where ids were changed the kernel has forgotten that promise already.
-    sys::process::outlive_parent().step("outlive the launcher")?;
-    lock_down::filter()?;
-    // One string, so that `ps` tells whose guest it is while the guest sees no arguments.
-    let name = format!("pal-guest {}", plan.body);
-    let cause = sys::process::exec_fd(guest.as_fd(), &[&name], &["PATH=/usr/bin:/bin"]);
-    Err(cause).step("start the guest")
+    sys::fd::place(tell, TELL_FD).step("place the pipe")?;
+    // Their numbers are closed below, by number.
+    std::mem::forget((luggage, null));
+    sys::fd::close_from(TELL_FD + 1).step("close what is not the guest's")?;
+    let listener = sys::fd::inherited(LISTEN_FD).step("take the socket")?;
+    rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::CLOEXEC).step("mark the socket")?;
+    Ok((listener.into(), sys::fd::inherited(TELL_FD).step("take the pipe")?))
 }

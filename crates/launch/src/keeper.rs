@@ -13,6 +13,7 @@ use std::{
 };
 
 use proto::{
+    Enforcement,
     launch::{CgroupVersion, End, Plan, Ready, Report, Running},
     spec::{IdRange, Life},
 };
@@ -143,13 +144,10 @@ fn explain_namespaces(error: StepError) -> StepError {
 /// Opens what the child needs of the host. The two share their descriptors, so numbers are all it must be told.
 fn pack(plan: &Plan) -> Result<Luggage, StepError> {
     rustix::process::chdir(&plan.dir).step("enter the Body's directory")?;
-    let config = serde_json::to_vec(&plan.config).map_err(io::Error::from).step("write the guest's configuration")?;
     // By a name relative to the directory: a socket's path may have no more than 107 bytes.
     let listener = UnixListener::bind("guest.sock").step("listen on the guest's socket")?;
     let log = File::options().append(true).create(true).open("guest.log").step("open the guest's log")?;
     Ok(Luggage {
-        guest: File::open(&plan.guest).step("open the guest")?.into(),
-        config: sys::fd::memory_file("pal-config", &config).step("write the guest's configuration")?,
         listener: listener.into(),
         log: log.into(),
         trees: if sys::caps::is_host_root() { Some(trees::gather(plan)?) } else { None },
@@ -178,7 +176,11 @@ fn settle(plan: &Plan, forked: Forked) -> Result<Kept, StepError> {
             std::process::exit(1);
         }
     }
-    report(&Report::Ready(ready));
+    ready.mechanisms.extend(plan.mechanisms.iter().cloned());
+    report(&Report::Ready(ready.clone()));
+    // After the report: the maker has the record already, this is for everybody later.
+    let text = serde_json::to_vec(&Enforcement { mechanisms: ready.mechanisms }).map_err(io::Error::from).step("write the record")?;
+    sys::fd::write_whole(Path::new("enforcement.json"), &text).step("write the record")?;
     Ok(Kept { pid, handle })
 }
 
@@ -238,11 +240,17 @@ fn keep(plan: &Plan, kept: Kept) -> ExitCode {
     let started = Instant::now();
     let ordered = wait(plan, &kept, started);
     let owner_gone = matches!(ordered, Some(End::Owner));
+    if owner_gone {
+        // While the kernel ends the Body's processes.
+        remove_directory(plan);
+    }
     let status = rustix::process::waitpid(Some(kept.pid), WaitOptions::empty()).ok().flatten().map(|(_, status)| status);
     let end = ordered.unwrap_or_else(|| judge(plan, status));
     remove_cgroups(plan);
     if owner_gone {
-        remove_directory(plan);
+        // Nothing is left but this process, and its maker need not wait for its burial.
+        let _ = io::stdout().write_all(b"\n");
+        let _ = io::stdout().flush();
     } else if let Ok(text) = serde_json::to_vec(&end) {
         let _ = sys::fd::write_whole(Path::new("end.json"), &text);
         let _ = std::fs::remove_file("guest.sock");

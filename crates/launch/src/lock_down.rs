@@ -1,6 +1,6 @@
 //! What a Body's processes may never do, whatever they become: limits, capabilities, Landlock, seccomp.
 
-use std::{os::fd::BorrowedFd, path::Path};
+use std::path::Path;
 
 use proto::{Mechanism, launch::Plan};
 use rustix::{process::Resource, thread::CapabilitySet};
@@ -49,10 +49,12 @@ pub fn limits(plan: &Plan) -> Result<Vec<Mechanism>, StepError> {
 }
 
 /// Capabilities, the promise never to gain any, Landlock.
-pub fn privileges(guest: BorrowedFd<'_>) -> Result<Vec<Mechanism>, StepError> {
-    sys::caps::limit_to(KEPT).step("drop capabilities")?;
+pub fn privileges(plan: &Plan) -> Result<Vec<Mechanism>, StepError> {
+    // The guest of a Body without root has nobody's files but its own to look after.
+    let own = if plan.ids.has_root() { KEPT } else { CapabilitySet::empty() };
+    sys::caps::limit_to(KEPT, own).step("drop capabilities")?;
     sys::caps::no_new_privileges().step("forbid new privileges")?;
-    let landlock = sys::landlock::restrict_self(Path::new("/dev"), guest).step("set up Landlock")?;
+    let landlock = sys::landlock::restrict_self(Path::new("/dev")).step("set up Landlock")?;
     Ok(vec![
         Mechanism::enforced("capabilities", "all but eight over the Body's own files and processes are dropped"),
         Mechanism::enforced("no new privileges", "setuid programs gain nothing"),

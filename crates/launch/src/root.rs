@@ -28,6 +28,7 @@ const STAGE: &str = "/tmp";
 
 /// Mounts every area and leaves the caller in the new root's directory.
 pub fn assemble(plan: &Plan, trees: &Trees) -> Result<Vec<Mechanism>, StepError> {
+    rustix::process::umask(Mode::empty());
     mount_stage(plan)?;
     let stage = Path::new(STAGE);
     let private = stage.join("private");
@@ -103,8 +104,8 @@ fn plant(plan: &Plan, upper: BorrowedFd<'_>, seed: &Seed) -> Result<(), StepErro
 }
 
 fn make_dir(plan: &Plan, upper: BorrowedFd<'_>, path: &str, mode: u32, owner: u32) -> io::Result<()> {
-    rustix::fs::mkdirat(upper, path, Mode::RWXU)?;
-    rustix::fs::chmodat(upper, path, Mode::from_raw_mode(mode), AtFlags::empty())?;
+    // The umask is empty here, so the mode is the one asked for.
+    rustix::fs::mkdirat(upper, path, Mode::from_raw_mode(mode))?;
     if plan.ids.has_root() && owner != 0 {
         rustix::fs::chownat(upper, path, Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner)), AtFlags::empty())?;
     }

@@ -10,10 +10,6 @@ use crate::BodyId;
 
 /// The protocol of this guest; grows by one with each change that a host must know of.
 pub const GENERATION: u32 = 1;
-/// Descriptor on which the guest finds its configuration.
-pub const CONFIG_FD: i32 = 3;
-/// Descriptor on which the guest finds its listening socket.
-pub const LISTEN_FD: i32 = 4;
 /// What the guest claims to be towards the E2B SDKs; they gate features on it.
 pub const ENVD_VERSION: &str = "0.6.13";
 

@@ -20,8 +20,6 @@ pub struct Plan {
     pub body: BodyId,
     /// Its directory on the host.
     pub dir: PathBuf,
-    /// The guest's binary on the host.
-    pub guest: PathBuf,
     /// What the guest is told.
     pub config: GuestConfig,
     /// Its ids.
@@ -50,6 +48,8 @@ pub struct Plan {
     pub disk_bytes: u64,
     /// What becomes of it when its maker ends.
     pub life: Life,
+    /// What holds it besides what the launcher puts in place; the launcher writes the whole record.
+    pub mechanisms: Vec<Mechanism>,
 }
 
 /// Where a Body's writes go.

@@ -4,11 +4,11 @@ use std::io;
 
 use rustix::thread::CapabilitySet;
 
-/// Drops from the bounding set, and from every other set, all but `keep`.
-pub fn limit_to(keep: CapabilitySet) -> io::Result<()> {
+/// Drops from the bounding set all but `bound`, and from every other set all but `keep`.
+pub fn limit_to(bound: CapabilitySet, keep: CapabilitySet) -> io::Result<()> {
     for number in 0..64 {
         let Some(one) = CapabilitySet::from_bits(1 << number) else { break };
-        if !keep.contains(one) && !bounding_drop(number)? {
+        if !bound.contains(one) && !bounding_drop(number)? {
             break;
         }
     }

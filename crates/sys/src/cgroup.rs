@@ -137,8 +137,10 @@ fn wait_until(patience: Duration, mut done: impl FnMut() -> io::Result<bool>) ->
 
 /// Whether a group is frozen; false where there is no freezer.
 pub fn is_frozen(group: &Path) -> bool {
-    let v1 = read_small(&group.join("freezer.state"), 64).is_ok_and(|state| state.trim() != "THAWED");
-    v1 || read_small(&group.join("cgroup.freeze"), 64).is_ok_and(|state| state.trim() == "1")
+    match read_small(&group.join("freezer.state"), 64) {
+        Ok(state) => state.trim() != "THAWED",
+        Err(_) => read_small(&group.join("cgroup.freeze"), 64).is_ok_and(|state| state.trim() == "1"),
+    }
 }
 
 #[cfg(test)]

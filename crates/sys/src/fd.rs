@@ -65,10 +65,11 @@ pub fn place(fd: OwnedFd, number: RawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Marks every descriptor from `first` on to be closed by exec.
-pub fn close_on_exec_from(first: RawFd) -> io::Result<()> {
-    // SAFETY: close_range with CLOEXEC changes flags only and closes nothing that somebody still owns.
-    let done = unsafe { libc::syscall(libc::SYS_close_range, first as libc::c_uint, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+/// Closes every descriptor from `first` on, whoever thinks of owning one: for a process that is about to become
+/// another, and whose owners are never asked again.
+pub fn close_from(first: RawFd) -> io::Result<()> {
+    // SAFETY: close_range takes numbers. Callers promise that no owner of a higher number is used or dropped later.
+    let done = unsafe { libc::syscall(libc::SYS_close_range, first as libc::c_uint, libc::c_uint::MAX, 0) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
@@ -80,13 +81,4 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     }
     // SAFETY: it is open, was handed to this process by its parent, and callers take each number once.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
-}
-
-/// An anonymous file with these contents, to be read by a child from its beginning.
-pub fn memory_file(name: &str, contents: &[u8]) -> io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?;
-    let mut file = File::from(fd);
-    file.write_all(contents)?;
-    io::Seek::rewind(&mut file)?;
-    Ok(file.into())
 }

@@ -1,6 +1,6 @@
 //! Landlock: a second opinion on files, and the scoping of signals and abstract sockets.
 
-use std::{io, os::fd::BorrowedFd, path::Path};
+use std::{io, path::Path};
 
 use landlock::{
     ABI, Access, AccessFs, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
@@ -27,11 +27,10 @@ pub struct Restricted {
 }
 
 /// Restricts the caller and its children: below `/` everything but making devices; device ioctls only below `devices`;
-/// no signal and no abstract socket beyond this domain; no change of mounts ever again. `program` stands outside of
-/// `/` and may be executed.
+/// no signal and no abstract socket beyond this domain; no change of mounts ever again.
 ///
 /// None where the kernel has no Landlock.
-pub fn restrict_self(devices: &Path, program: BorrowedFd<'_>) -> io::Result<Option<Restricted>> {
+pub fn restrict_self(devices: &Path) -> io::Result<Option<Restricted>> {
     let abi = abi().min(NEWEST);
     if abi < 1 {
         return Ok(None);
@@ -49,8 +48,6 @@ pub fn restrict_self(devices: &Path, program: BorrowedFd<'_>) -> io::Result<Opti
     if handled.contains(AccessFs::IoctlDev) {
         created = created.add_rule(rule(devices, everywhere | AccessFs::IoctlDev)?).map_err(io::Error::other)?;
     }
-    let run = AccessFs::Execute | AccessFs::ReadFile;
-    created = created.add_rule(PathBeneath::new(program, run)).map_err(io::Error::other)?;
     created.restrict_self().map_err(io::Error::other)?;
     Ok(Some(Restricted { abi, scoped }))
 }

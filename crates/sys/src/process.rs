@@ -1,9 +1,9 @@
 //! One process: its limits, its name, its end.
 
 use std::{
-    ffi::{CStr, CString},
+    ffi::CStr,
     io,
-    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{BorrowedFd, OwnedFd},
 };
 
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal};
@@ -46,33 +46,6 @@ pub fn die_with_parent() -> io::Result<()> {
 /// Undoes [`die_with_parent`] for a caller that keeps its ids.
 pub fn outlive_parent() -> io::Result<()> {
     Ok(rustix::process::set_parent_process_death_signal(None)?)
-}
-
-/// Becomes the program behind a descriptor. Returns only when it cannot.
-pub fn exec_fd(program: BorrowedFd<'_>, arguments: &[&str], environment: &[&str]) -> io::Error {
-    let strings = |list: &[&str]| -> Result<Vec<CString>, std::ffi::NulError> {
-        list.iter().map(|text| CString::new(*text)).collect()
-    };
-    let (arguments, environment) = match (strings(arguments), strings(environment)) {
-        (Ok(arguments), Ok(environment)) => (arguments, environment),
-        (Err(error), _) | (_, Err(error)) => return error.into(),
-    };
-    let pointers = |list: &[CString]| -> Vec<*const libc::c_char> {
-        list.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect()
-    };
-    let (argv, envp) = (pointers(&arguments), pointers(&environment));
-    // SAFETY: both arrays end in null, their strings live until the call returns, the path is an empty C string.
-    unsafe {
-        libc::syscall(
-            libc::SYS_execveat,
-            program.as_raw_fd(),
-            c"".as_ptr(),
-            argv.as_ptr(),
-            envp.as_ptr(),
-            libc::AT_EMPTY_PATH,
-        )
-    };
-    io::Error::last_os_error()
 }
 
 /// Keeps the caller and its children on the first `count` of its processors.
