@@ -18,11 +18,12 @@ use crate::{
     trees::Trees,
 };
 
-/// Files of `/proc` that tell about the host or act on it: hidden behind `/dev/null`.
+/// Files of `/proc` that tell everybody about the host or act on it: hidden behind `/dev/null`. What only the host's
+/// root may open (`kcore`, `kmsg`, `slabinfo`, …) needs no hiding: that id stands behind none of the Body's, and
+/// "permission denied" says more than an empty file.
 const PROC_FILES: &[&str] = &[
-    "kcore", "keys", "key-users", "kmsg", "kallsyms", "timer_list", "interrupts", "iomem", "ioports", "vmallocinfo",
-    "slabinfo", "sched_debug", "latency_stats", "timer_stats", "sysrq-trigger", "pagetypeinfo", "kpagecount",
-    "kpageflags", "kpagecgroup", "config.gz", "modules", "diskstats", "partitions", "swaps", "schedstat",
+    "keys", "key-users", "kallsyms", "interrupts", "iomem", "ioports", "sched_debug", "latency_stats", "timer_stats",
+    "sysrq-trigger", "config.gz", "modules", "diskstats", "partitions", "swaps", "schedstat",
 ];
 /// Directories of `/proc` that do: hidden behind an empty one.
 const PROC_DIRS: &[&str] = &["acpi", "asound", "bus", "driver", "dynamic_debug", "fs", "irq", "scsi", "sysvipc", "tty"];

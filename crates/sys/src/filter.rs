@@ -42,7 +42,7 @@ pub const ALLOWED: &[Group] = &[
         libc::SYS_close_range, libc::SYS_dup, libc::SYS_dup3, libc::SYS_fcntl, libc::SYS_flock, libc::SYS_fsync,
         libc::SYS_fdatasync, libc::SYS_sync_file_range, libc::SYS_sync, libc::SYS_syncfs, libc::SYS_ftruncate,
         libc::SYS_truncate, libc::SYS_fallocate, libc::SYS_fadvise64, libc::SYS_readahead, libc::SYS_sendfile,
-        libc::SYS_splice, libc::SYS_tee, libc::SYS_vmsplice, libc::SYS_copy_file_range, libc::SYS_pipe2,
+        libc::SYS_splice, libc::SYS_tee, libc::SYS_copy_file_range, libc::SYS_pipe2,
         SYS_CACHESTAT,
     ]},
     Group { why: "files and directories, as permissions and Landlock let", calls: &[
@@ -59,7 +59,7 @@ pub const ALLOWED: &[Group] = &[
     Group { why: "memory of one's own", calls: &[
         libc::SYS_mmap, libc::SYS_munmap, libc::SYS_mremap, libc::SYS_mprotect, libc::SYS_madvise, libc::SYS_brk,
         libc::SYS_mlock, libc::SYS_mlock2, libc::SYS_munlock, libc::SYS_mlockall, libc::SYS_munlockall, libc::SYS_mincore,
-        libc::SYS_msync, libc::SYS_memfd_create, libc::SYS_memfd_secret, libc::SYS_membarrier, libc::SYS_pkey_alloc,
+        libc::SYS_msync, libc::SYS_memfd_create, libc::SYS_membarrier, libc::SYS_pkey_alloc,
         libc::SYS_pkey_free, libc::SYS_pkey_mprotect, libc::SYS_remap_file_pages, libc::SYS_get_mempolicy, libc::SYS_mseal,
     ]},
     Group { why: "processes and threads of the Body; its pid namespace shows no others", calls: &[
@@ -146,6 +146,9 @@ pub const REFUSED: &[Group] = &[
     Group { why: "programmable kernel surfaces with a long history of escapes", calls: &[
         libc::SYS_bpf, libc::SYS_perf_event_open, libc::SYS_userfaultfd, libc::SYS_io_uring_setup,
         libc::SYS_io_uring_enter, libc::SYS_io_uring_register,
+    ]},
+    Group { why: "memory shared with the kernel's pipes, or hidden from it", calls: &[
+        libc::SYS_vmsplice, libc::SYS_memfd_secret,
     ]},
     Group { why: "keyrings know nothing of namespaces", calls: &[
         libc::SYS_keyctl, libc::SYS_add_key, libc::SYS_request_key,
