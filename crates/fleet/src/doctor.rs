@@ -63,7 +63,7 @@ impl Fleet {
     async fn try_body(&self) -> (Vec<Finding>, Result<(), String>) {
         let failed = |failure: &Failure| {
             let causes = std::iter::once(failure.to_string()).chain(failure.causes()).collect::<Vec<_>>().join(": ");
-            let fix = failure.hints.first().cloned();
+            let fix = failure.hints.iter().find(|hint| !hint.contains("pal doctor")).cloned();
             (vec![Finding { name: "process Body".into(), state: State::Absent, detail: causes.clone(), fix }], Err(causes))
         };
         let view = match self.create(Create::run()).await {
@@ -124,7 +124,7 @@ fn groups() -> Vec<Finding> {
     let mounts = Mounts::find().unwrap_or_default();
     let wanted = ["memory", "pids", "cpu", "freezer"];
     let v1: Vec<&str> = wanted.into_iter().filter(|name| mounts.v1_of(name).is_some()).collect();
-    let v2 = mounts.v2_controllers();
+    let v2: Vec<String> = mounts.v2_controllers().into_iter().filter(|name| wanted.contains(&name.as_str())).collect();
     let finding = |name: &str, state, detail: String, fix: Option<&str>| Finding { name: name.into(), state, detail, fix: fix.map(str::to_owned) };
     let v1_state = if v1.len() == wanted.len() { State::Enforced } else { State::Absent };
     let v2_state = if v2.iter().any(|name| name == "memory") { State::Enforced } else { State::Absent };
