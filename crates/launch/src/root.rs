@@ -147,10 +147,16 @@ fn mount_area(stack: &Stack<'_>, area: &Area) -> Result<Option<Mechanism>, StepE
 impl Stack<'_> {
     fn mount(&self, area: &Area, place: &Path) -> io::Result<()> {
         let upper = self.private.join("upper").join(area.dir_name());
-        if area.lowers.is_empty() {
+        let mut lowers: Vec<&Path> = area.lowers.iter().map(|lower| self.lower(&lower.path)).collect();
+        if lowers.is_empty() && matches!(self.plan.upper, Upper::Memory { .. }) {
             return sys::mount::bind_plain(&upper, place);
         }
-        let lowers: Vec<&Path> = area.lowers.iter().map(|lower| self.lower(&lower.path)).collect();
+        let empty = Path::new(STAGE).join("empty");
+        if lowers.is_empty() {
+            // The table of mounts tells where on its disk a bind comes from; an overlay tells only of the stage.
+            rustix::fs::mkdir(&empty, Mode::from_raw_mode(0o755))?;
+            lowers.push(&empty);
+        }
         let work = self.private.join("work").join(area.dir_name());
         let volatile = matches!(self.plan.upper, Upper::Memory { .. });
         Overlay { lowers: &lowers, upper: &upper, work: &work, volatile }.mount(place)

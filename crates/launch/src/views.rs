@@ -98,7 +98,23 @@ fn processes() -> Result<Mechanism, StepError> {
     }
     let settings = proc.join("sys");
     sys::mount::bind(&settings, &settings, KERNEL_READ_ONLY, Below::No).step("make /proc/sys read-only")?;
+    own_boot_id(&settings.join("kernel/random/boot_id")).step("give the Body a boot id of its own")?;
     Ok(Mechanism::enforced("procfs", "own processes only; host-wide files hidden, settings read-only"))
+}
+
+/// The host's boot id tells its Bodies that they are on one machine; each start of each Body has its own.
+fn own_boot_id(place: &Path) -> io::Result<()> {
+    let mut drawn = [0; 16];
+    rustix::rand::getrandom(&mut drawn, rustix::rand::GetRandomFlags::empty())?;
+    // As the kernel does: a random UUID, version 4.
+    (drawn[6], drawn[8]) = (drawn[6] & 0x0f | 0x40, drawn[8] & 0x3f | 0x80);
+    let hex = proto::event::hex(&drawn);
+    let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+    // Without a name once it is mounted.
+    let file = Path::new("dev/boot-id");
+    std::fs::write(file, parts.join("-") + "\n")?;
+    sys::mount::bind(file, place, KERNEL_READ_ONLY, Below::No)?;
+    std::fs::remove_file(file)
 }
 
 fn kernel_objects() -> Result<(), StepError> {
