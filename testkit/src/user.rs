@@ -42,6 +42,11 @@ pub fn run_as_account(test: &str) {
     again(test, &User { uid, gid, name: Some(ACCOUNT) }, &[], &[]);
 }
 
+/// Whether this process runs as [`ACCOUNT`].
+pub fn is_account() -> bool {
+    std::env::var_os("TESTKIT_ACCOUNT").is_some()
+}
+
 struct User {
     uid: u32,
     gid: u32,
@@ -70,7 +75,7 @@ fn again(test: &str, user: &User, variables: &[(&str, &str)], groups: &[u32]) {
     command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", &*home).env("TMPDIR", &*home);
     command.env("TESTKIT_PROBE", reachable(&probe::path(), &home));
     if let Some(name) = user.name {
-        command.env("USER", name);
+        command.env("USER", name).env("TESTKIT_ACCOUNT", name);
     }
     if let Ok(program) = std::env::var("TESTKIT_PAL") {
         command.env("TESTKIT_PAL", reachable(Path::new(&program), &home));

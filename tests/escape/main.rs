@@ -1,1 +1,171 @@
-//! What a Body cannot do.
+//! What a Body cannot do, judged from inside by the probe. Every door is shown open first.
+//!
+//! Invariant: a probe that is neither denied nor in [`POLICY`] with a reason is an escape, and red.
+//! Invariant: a control that is not reached is in [`UNSHOWN`] with a reason, or the host lacks the thing, or root is
+//! needed to show it and the suite also runs as root.
+
+use std::collections::BTreeMap;
+
+use fleet::{Create, ExecRequest};
+use proto::{Size, spec::Life};
+use testkit::{
+    Bodies, PROBE_INSIDE, body_test,
+    doors::Doors,
+    is_root,
+    probe::{self, Control, Report, Verdict},
+};
+
+const MEMORY: u64 = 128 << 20;
+const DISK: u64 = 64 << 20;
+const PIDS: u32 = 128;
+const FILES: u32 = 256;
+
+/// Who is judged.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Who {
+    User,
+    Root,
+}
+
+/// Doors that are open on purpose.
+struct Open {
+    probe: &'static str,
+    /// Where this is so.
+    when: fn(Where) -> bool,
+    why: &'static str,
+}
+
+#[derive(Clone, Copy)]
+struct Where {
+    who: Who,
+    life: Life,
+}
+
+const POLICY: &[Open] = &[
+    Open { probe: "capabilities", when: |at| at.who == Who::Root, why: "root of a Body keeps eight, over its own files and processes" },
+];
+
+/// Probes that are not run: their bound is shown elsewhere.
+const NOT_RUN: &[(&str, &str)] = &[("inodes", "a million files; body::limits shows the bound by what df says")];
+
+/// Controls that cannot be shown where the suite's own root was given less than all.
+struct Unshown {
+    probe: &'static str,
+    /// The capability that root lacks there, by its number.
+    lacks: u32,
+    why: &'static str,
+}
+
+const UNSHOWN: &[Unshown] = &[
+    Unshown { probe: "oom-immunity", lacks: CAP_SYS_RESOURCE, why: "only who may use more than its share" },
+    Unshown { probe: "rlimit-memlock", lacks: CAP_SYS_RESOURCE, why: "only who may lift a limit can lift it for the control" },
+    Unshown { probe: "dev-vda", lacks: CAP_SYS_RESOURCE, why: "a machine that keeps this from its root keeps its disk from it, too" },
+];
+const CAP_SYS_RESOURCE: u32 = 24;
+
+/// Doors that only root can open for an ordinary user.
+const BY_ROOT: &[&str] = &[
+    "posix-queue", "cgroup-path", "host-group", "inherited-cwd", "mountinfo", "mounts-shared", "mounts-slave", "rlimit-memlock",
+    "locked-memory", "host-file-chroot", "setns-mnt-init", "setns-net-init", "setns-pid-init", "setns-ipc-init", "setns-uts-init",
+    "setns-cgroup-init",
+];
+
+#[body_test]
+async fn a_passing_body_holds_its_user(t: Bodies) {
+    judge(&t, t.passing(), Who::User).await;
+}
+
+#[body_test(except(user = "an id alone gives no root inside; the account's test judges that one"))]
+async fn a_passing_body_holds_its_root(t: Bodies) {
+    judge(&t, t.passing(), Who::Root).await;
+}
+
+#[body_test]
+async fn a_kept_body_holds_its_user(t: Bodies) {
+    judge(&t, t.kept(), Who::User).await;
+}
+
+#[body_test(except(user = "an id alone gives no root inside; the account's test judges that one"))]
+async fn a_kept_body_holds_its_root(t: Bodies) {
+    judge(&t, t.kept(), Who::Root).await;
+}
+
+/// The body of a user with subordinate ids, whose root inside is that user outside.
+#[body_test(except(root = "it is about the ids of an ordinary user", user = "it is about the ids of an account"))]
+async fn a_body_of_an_account_holds_its_root(t: Bodies) {
+    judge(&t, t.kept(), Who::Root).await;
+}
+
+#[test]
+fn as_an_account_with_subordinate_ids() {
+    testkit::run_as_account("escape::a_body_of_an_account_holds_its_root::process");
+}
+
+async fn judge(t: &Bodies, request: Create, who: Who) {
+    let doors = Doors::open(&t.data());
+    let controls: BTreeMap<String, Report> = doors.control().into_iter().map(|report| (report.name.clone(), report)).collect();
+    let mut request = t.with_probe(request);
+    request.limits.memory = Some(Size(MEMORY));
+    request.limits.disk = Some(Size(DISK));
+    request.limits.pids = Some(PIDS);
+    request.limits.files = Some(FILES);
+    request.user = Some(if who == Who::Root { "root" } else { "user" }.to_owned());
+    let view = t.make(request).await;
+    let at = Where { who, life: view.spec.life };
+    let ran = t.exec(view.id(), ExecRequest::new(words(&doors))).await;
+    let inside = probe::reports(&ran.stdout);
+    assert_eq!(ran.code, 0, "{}", ran.complaint());
+    let mut wrong = Vec::new();
+    for listed in probe::list() {
+        let name = listed.name.as_str();
+        let Some(report) = inside.iter().find(|report| report.name == name) else {
+            let known = NOT_RUN.iter().any(|(known, _)| *known == name);
+            if !known && (is_root() || !BY_ROOT.contains(&name)) {
+                wrong.push(format!("{name} was not run in the Body: it needs {:?}", listed.needs));
+            }
+            continue;
+        };
+        let open = POLICY.iter().find(|open| open.probe == name && (open.when)(at));
+        match (report.verdict, open) {
+            (Verdict::Denied, None) | (Verdict::Reached, Some(_)) => {}
+            (Verdict::Denied, Some(open)) => wrong.push(format!("{name} is closed, and the policy says it is open: {}", open.why)),
+            (verdict, _) => wrong.push(format!("{name} ({}): {verdict:?} in the Body: {}", listed.about, report.detail)),
+        }
+        wrong.extend(unshown(&listed.control, name, controls.get(name)));
+    }
+    let shown = controls.values().filter(|report| report.verdict == Verdict::Reached).count();
+    let least = if is_root() { 200 } else { 100 };
+    assert!(shown >= least, "only {shown} doors were shown open");
+    assert!(wrong.is_empty(), "{} of {} probes:\n  {}", wrong.len(), inside.len(), wrong.join("\n  "));
+}
+
+/// Everything the probe needs in a Body with our limits.
+fn words(doors: &Doors) -> Vec<String> {
+    let mut words = vec![PROBE_INSIDE.to_owned(), "all".to_owned()];
+    words.extend(doors.inside());
+    words.extend([
+        format!("pids={PIDS}"), format!("memory={MEMORY}"), format!("mlock={}", 8 << 20), format!("disk={DISK}"),
+        format!("fsize={DISK}"), format!("shm={}", MEMORY / 4), format!("nofile={FILES}"), "ptys=256".to_owned(),
+    ]);
+    words
+}
+
+/// Whether this process has a capability.
+fn holds(capability: u32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:")).and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> capability & 1 == 1)
+}
+
+/// What is wrong with a control.
+fn unshown(control: &Control, name: &str, report: Option<&Report>) -> Option<String> {
+    let excused = UNSHOWN.iter().find(|known| known.probe == name && !holds(known.lacks)).inspect(|known| eprintln!("not shown: {name}: {}", known.why));
+    let by_root = !is_root() && (*control == Control::Host || BY_ROOT.contains(&name));
+    match report {
+        Some(report) if report.verdict == Verdict::Reached => None,
+        Some(report) if report.detail.starts_with("absent:") => None,
+        _ if excused.is_some() || by_root || *control == Control::AbsentHere => None,
+        Some(report) => Some(format!("{name}: its door is not open on the host: {:?}: {}", report.verdict, report.detail)),
+        None => Some(format!("{name}: its control was not run")),
+    }
+}

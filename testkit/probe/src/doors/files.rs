@@ -331,7 +331,13 @@ fn overwrite(path: &str) -> Outcome {
     }
     let of =
         std::fs::metadata(path).map_or_else(|e| e.to_string(), |m| format!("mode {:o}", m.mode() & 0o7777));
-    let mut outcome = judge("open for writing", open(path, libc::O_WRONLY).map(|_| 0), &[libc::ETXTBSY]);
+    let mut tried = open(path, libc::O_WRONLY).map(|_| 0);
+    if tried == Err(Errno(libc::ETXTBSY)) {
+        // Said before a read-only mount is looked at; that it is one, faccessat tells.
+        let asked = call!(libc::SYS_faccessat, libc::AT_FDCWD, c(path).as_ptr(), libc::W_OK);
+        tried = asked.and(tried);
+    }
+    let mut outcome = judge("open for writing", tried, &[libc::ETXTBSY]);
     outcome.detail.push_str(&format!(" ({of})"));
     outcome
 }

@@ -37,10 +37,19 @@ const fn behind<const N: usize>(door: &'static str, mut table: [Probe; N]) -> [P
     table
 }
 
-/// Opens the target for reading and leaves it unread.
+/// Opens the target for reading and leaves it unread. What is masked by `/dev/null` opens, and holds nothing.
 fn open_read(call: &Call<'_>) -> Outcome {
-    let opened = open(call.target, libc::O_RDONLY).map(|_| 0);
+    let opened = open(call.target, libc::O_RDONLY);
+    if opened.is_ok() && is_null(call.target) {
+        return denied("opens, but is /dev/null");
+    }
+    let opened = opened.map(|_| 0);
     judge_more("open for reading", opened, &[libc::EBUSY], &[libc::ENOMEDIUM])
+}
+
+fn is_null(path: &str) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).is_ok_and(|found| found.rdev() == libc::makedev(1, 3))
 }
 
 /// Opens the target for writing and writes nothing.
