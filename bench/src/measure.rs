@@ -92,7 +92,7 @@ impl<'a> Runner<'a> {
 
     fn turn(&mut self, round: usize) {
         let slow = self.fastest != Duration::MAX && self.fastest > SLOW;
-        if slow && round >= WARM_UP && round % SLOW_EVERY != 0 {
+        if slow && round >= WARM_UP && !round.is_multiple_of(SLOW_EVERY) {
             return;
         }
         match (self.contender.once)() {

@@ -38,9 +38,10 @@ pub fn parent(pid: i32) -> Option<i32> {
     stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// What the host has left, in bytes; the kernel's own memory counts too.
-pub fn available() -> u64 {
+/// What the kernel takes for itself, in bytes.
+pub fn of_the_kernel() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default() * 1024
+    let ours = ["Slab:", "KernelStack:", "PageTables:", "Percpu:"];
+    let lines = text.lines().filter(|line| ours.iter().any(|name| line.starts_with(name)));
+    lines.filter_map(|line| line.split_ascii_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>() * 1024
 }

@@ -42,10 +42,17 @@ impl Drop for Resident {
     }
 }
 
+type Start = fn(&Ground) -> io::Result<Resident>;
+
 /// Everybody who can keep a sandbox here.
 pub fn start_all(ground: &Ground) -> io::Result<(Vec<Resident>, Vec<Absent>)> {
-    let starts: [(&str, fn(&Ground) -> io::Result<Resident>); 5] =
-        [("bwrap", bwrap), ("crun", |ground| runtime(ground, "crun")), ("runc", |ground| runtime(ground, "runc")), ("podman", podman_stays), ("firejail", firejail)];
+    let starts: [(&str, Start); 5] = [
+        ("bwrap", bwrap),
+        ("crun", |ground| runtime(ground, "crun")),
+        ("runc", |ground| runtime(ground, "runc")),
+        ("podman", podman_stays),
+        ("firejail", firejail),
+    ];
     let (mut residents, mut absent) = (Vec::new(), Vec::new());
     for (name, start) in starts {
         let started = match find(name) {

@@ -27,7 +27,7 @@ pub fn measure(ground: &Ground) -> io::Result<Part> {
     rows.push(row(BODY, alone.pss.iter().copied(), "guest and keeper"));
     let crowd = many(&runtime, &fleet, ground.args.bodies)?;
     rows.push(row(&format!("each of {}", crowd.made), crowd.pss.iter().copied(), "guest and keeper"));
-    rows.push(row(&format!("the host's loss for each of {}", crowd.made), [crowd.host], "the kernel's own memory included"));
+    rows.push(row(&format!("the kernel's own for each of {}", crowd.made), [crowd.kernel], "slab, stacks, page tables; neighbours disturb it"));
     let (residents, absent) = residents::start_all(ground)?;
     for resident in &residents {
         rows.push(row(&format!("{} with `sleep`", resident.name), [resident.pss()?], "its helpers included"));
@@ -63,7 +63,7 @@ struct Crowd {
     made: usize,
     answered: usize,
     pss: Vec<u64>,
-    host: u64,
+    kernel: u64,
     create: Samples,
     exec: Samples,
     remove: Samples,
@@ -72,9 +72,9 @@ struct Crowd {
 fn many(runtime: &Runtime, fleet: &Fleet, count: usize) -> io::Result<Crowd> {
     let mut crowd = Crowd::default();
     let mut views = Vec::new();
-    let before = memory::available();
+    let before = memory::of_the_kernel();
     let found = fill(runtime, fleet, count, &mut views, &mut crowd);
-    crowd.host = before.saturating_sub(memory::available()) / views.len().max(1) as u64;
+    crowd.kernel = memory::of_the_kernel().saturating_sub(before) / views.len().max(1) as u64;
     let found = found.and_then(|()| ask(runtime, fleet, &views, &mut crowd));
     for view in &views {
         let began = Instant::now();

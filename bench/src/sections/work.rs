@@ -110,7 +110,7 @@ fn once(runtime: &Runtime, fleet: &Fleet, pair: &Pair, round: usize) -> io::Resu
     let argv: Vec<&str> = [ME, "--work"].into_iter().chain(pair.inside.iter().map(String::as_str)).collect();
     let inside = || Said::parse(&runtime.block_on(library::exec(fleet, &pair.body, &argv))?);
     let outside = || Said::parse(&pair.outside.output()?);
-    let (inside, outside) = if round % 2 == 0 {
+    let (inside, outside) = if round.is_multiple_of(2) {
         (inside()?, outside()?)
     } else {
         let outside = outside()?;
