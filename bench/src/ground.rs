@@ -8,7 +8,7 @@ use std::{
 
 use fleet::{Config, Durability, Fleet, Force};
 
-use crate::args::Args;
+use crate::{args::Args, groups};
 
 /// Everything sections need.
 pub struct Ground {
@@ -22,6 +22,7 @@ pub struct Ground {
     pub scratch: PathBuf,
     /// Where Bodies are, removed in the end.
     pub data: PathBuf,
+    groups: groups::Before,
 }
 
 impl Ground {
@@ -40,7 +41,7 @@ impl Ground {
             fs::remove_dir_all(&scratch)?;
             return Err(io::Error::other(format!("{} exists; it would be removed in the end", data.display())));
         }
-        Ok(Self { args, pal, me, scratch, data })
+        Ok(Self { args, pal, me, scratch, data, groups: groups::Before::look() })
     }
 
     /// The fleet of the data directory, as the command line opens it.
@@ -61,6 +62,7 @@ impl Ground {
     }
 
     fn tidy(&self) -> io::Result<()> {
+        self.groups.restore();
         if self.data.exists() {
             let fleet = self.fleet()?;
             let runtime = crate::library::runtime()?;

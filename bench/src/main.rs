@@ -7,6 +7,7 @@
 
 mod args;
 mod ground;
+mod groups;
 mod library;
 mod machine;
 mod measure;
