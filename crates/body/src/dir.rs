@@ -1,12 +1,15 @@
 //! A Body's directory: all that any later process needs to find, use and end it.
 //!
 //! ```text
-//! spec.json  enforcement.json  lock  guest.sock  guest.log
+//! spec.json  what it was asked to be; named spec.draft while it is being made or removed
+//! enforcement.json  lock  guest.sock  guest.log
 //! disk/      upper/ and work/ of a kept Body, owned by its ids
 //! run.json   while a guest was started and nobody has looked at its end yet
 //! end.json   why the last guest is gone, by the keeper
+//! held       while its processes are stopped for a moment, for a snapshot
 //! ```
-//! Invariant: `spec.json` is written before anything is started and never changed.
+//! Invariant: a directory without `spec.json` is no Body: what a killed `pal` made or removed by half is never
+//! mistaken for one. The file's contents never change.
 //! Trust: the files are ours; a Body cannot reach them. They may still be cut short by a full disk.
 
 use std::{
@@ -25,8 +28,11 @@ use rustix::{
     fs::FlockOperation,
     process::{Pid, Signal},
 };
-use serde::{Serialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 
+const SPEC: &str = "spec.json";
+const DRAFT: &str = "spec.draft";
+const HELD: &str = "held";
 const FILE_LEN_MAX: u64 = 1 << 20;
 /// How long a keeper may take to write down how its guest ended.
 const KEEPER_PATIENCE: Duration = Duration::from_secs(5);
@@ -109,6 +115,8 @@ impl BodyDir {
     pub fn try_lock(&self) -> io::Result<Option<Lock>> {
         let file = File::options().create(true).truncate(false).write(true).open(self.path.join("lock"))?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            // Whoever had it before may have removed the Body meanwhile.
+            Ok(()) if rustix::fs::fstat(&file)?.st_nlink == 0 => Err(io::ErrorKind::NotFound.into()),
             Ok(()) => Ok(Some(Lock(file.into()))),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(errno) => Err(errno.into()),
@@ -117,12 +125,50 @@ impl BodyDir {
 
     /// What it was asked to be.
     pub fn spec(&self) -> Result<Spec, DirError> {
-        self.read("spec.json")
+        self.read(SPEC)
     }
 
-    /// Writes what it is asked to be.
-    pub fn write_spec(&self, spec: &Spec) -> Result<(), DirError> {
-        self.write("spec.json", spec)
+    /// Writes what it is asked to be. It is a Body once that is [published](Self::publish).
+    pub fn draft_spec(&self, spec: &Spec) -> Result<(), DirError> {
+        let text = serde_json::to_vec(spec).map_err(|source| DirError::Damaged { name: DRAFT, source })?;
+        fs::write(self.path.join(DRAFT), text).map_err(|source| DirError::Write { name: DRAFT, source })
+    }
+
+    /// What it was to be, of one that is half made or half removed.
+    pub fn draft(&self) -> Result<Spec, DirError> {
+        self.read(DRAFT)
+    }
+
+    /// Makes it a Body.
+    pub fn publish(&self) -> Result<(), DirError> {
+        self.rename(DRAFT, SPEC).map_err(|source| DirError::Write { name: SPEC, source })
+    }
+
+    /// From here on it is none: its files are about to go.
+    pub fn retract(&self) -> io::Result<()> {
+        match self.rename(SPEC, DRAFT) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        fs::rename(self.path.join(from), self.path.join(to))
+    }
+
+    /// Notes that its processes are stopped for a moment, by whoever has the lock.
+    pub fn hold(&self) -> io::Result<()> {
+        File::create(self.path.join(HELD)).map(drop)
+    }
+
+    /// The moment is over.
+    pub fn let_go(&self) -> io::Result<()> {
+        fs::remove_file(self.path.join(HELD))
+    }
+
+    /// Whether it is such a moment, or somebody was killed in one.
+    pub fn is_held(&self) -> bool {
+        self.path.join(HELD).exists()
     }
 
     /// What holds it; nothing where it never ran.
@@ -171,10 +217,7 @@ impl BodyDir {
     /// A keeper whose guest is gone is about to write why; it is waited for.
     pub fn wait_for_keeper(&self, keeper: i32) {
         let deadline = Instant::now() + KEEPER_PATIENCE;
-        let named = || fs::read_to_string(format!("/proc/{keeper}/comm")).is_ok_and(|name| name.trim() == "pal-keeper");
-        // One that was killed and that its maker has not waited for yet writes nothing any more.
-        let lives = || named() && sys::proc::stat(keeper).is_ok_and(|(state, _)| !matches!(state, 'Z' | 'X'));
-        while lives() && !self.path.join("end.json").exists() && Instant::now() < deadline {
+        while keeper_lives(keeper) && !self.path.join("end.json").exists() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -191,11 +234,6 @@ impl BodyDir {
         let text = sys::fd::read_small(&self.path.join(name), FILE_LEN_MAX).map_err(|source| DirError::Read { name, source })?;
         serde_json::from_str(&text).map_err(|source| DirError::Damaged { name, source })
     }
-
-    fn write<T: Serialize>(&self, name: &'static str, value: &T) -> Result<(), DirError> {
-        let text = serde_json::to_vec(value).map_err(|source| DirError::Damaged { name, source })?;
-        sys::fd::write_whole(&self.path.join(name), &text).map_err(|source| DirError::Write { name, source })
-    }
 }
 
 fn condition_of(end: End) -> Condition {
@@ -203,6 +241,12 @@ fn condition_of(end: End) -> Condition {
         End::Exit { code: 0 } => Condition::Stopped,
         end => Condition::Dead(end),
     }
+}
+
+/// Whether that process is a keeper. One that was killed and that its maker has not waited for yet is none any more.
+pub fn keeper_lives(pid: i32) -> bool {
+    let named = fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "pal-keeper");
+    named && sys::proc::stat(pid).is_ok_and(|(state, _)| !matches!(state, 'Z' | 'X'))
 }
 
 /// The state letter of that very process, if it is there and no zombie.

@@ -60,6 +60,13 @@ pub fn unbound(cgroups: &[Cgroup]) {
     }
 }
 
+/// Removes the groups of a Body whose record does not name them.
+pub fn unbound_by_name(body: &BodyId) {
+    for (_, path) in existing().into_iter().filter(|(name, _)| name == body.as_str()) {
+        let _ = sys::cgroup::remove(&path, std::time::Duration::from_secs(5));
+    }
+}
+
 /// Groups of ours on this host, by the Body they were made for.
 pub fn existing() -> Vec<(String, PathBuf)> {
     let mounts = Mounts::find().unwrap_or_default();

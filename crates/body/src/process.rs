@@ -82,7 +82,7 @@ pub struct Made {
     pub tether: Tether,
 }
 
-/// Dropped, it ends a Body of [`Life::Run`]; for a kept one it is nothing.
+/// Dropped, it ends a Body of [`Life::Run`], and a kept one unless it was slackened before.
 #[derive(Debug)]
 pub struct Tether {
     stdin: Option<ChildStdin>,
@@ -117,9 +117,12 @@ impl Tether {
         self.child.as_mut().is_none_or(|child| child.try_wait().is_ok_and(|status| status.is_some()))
     }
 
-    /// Lets the Body go on without its maker; the keeper can still be waited for by [`Tether::bury`].
+    /// Lets the Body go on without its maker, which has written down that there is one: a keeper that never hears
+    /// this word ends the Body. The keeper can still be waited for by [`Tether::bury`].
     pub fn slacken(&mut self) {
-        drop(self.stdin.take());
+        if let Some(mut stdin) = self.stdin.take() {
+            let _ = stdin.write_all(b"\n");
+        }
         drop(self.stdout.take());
     }
 }

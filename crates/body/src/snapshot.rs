@@ -57,6 +57,9 @@ pub struct Manifest {
     pub ids: Ids,
     /// What it takes.
     pub bytes: u64,
+    /// Taken for forks, it goes with the last of them.
+    #[serde(default)]
+    pub for_forks: bool,
 }
 
 /// Reads the manifest of the snapshot in `dir`.

@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path};
 
-use body::{BodyDir, host::Below, ids, process::Made};
+use body::{BodyDir, dir::Lock, host::Below, ids, process::Made};
 use proto::{
     BodyId, Draft, Enforcement, Failure, Kind, Layer, Limits, Spec,
     spec::{Life, Mount, Network},
@@ -28,14 +28,14 @@ impl Fleet {
         check_env(&request.env)?;
         let mounts = request.mounts.iter().map(check_mount).collect::<Result<Vec<_>, _>>()?;
         request.workdir.as_deref().map_or(Ok(()), |path| check_inside(Path::new(path)))?;
-        let id = BodyId::from_random(random().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?);
         let launcher = self.launcher()?;
         let user = request.user.clone().unwrap_or_else(|| "user".into());
         let root = if user == "root" || request.life == Life::Kept { ids::Root::Wanted } else { ids::Root::Unneeded };
-        let claimed = ids::claim(&self.data, &id, root).map_err(failures::ids)?;
-        if user == "root" && !claimed.has_root() {
-            return Err(no_root());
-        }
+        // Before its ids: a claim whose Body has no directory is anybody's.
+        let (id, dir, _lock) = self.new_dir()?;
+        let claimed = ids::claim(&self.data, &id, root).map_err(failures::ids);
+        let claimed = claimed.and_then(|claimed| if user == "root" && !claimed.has_root() { Err(no_root()) } else { Ok(claimed) });
+        let claimed = claimed.inspect_err(|_| drop(std::fs::remove_dir_all(dir.path())))?;
         let spec = Spec {
             v: proto::spec::VERSION,
             id,
@@ -53,18 +53,33 @@ impl Fleet {
             life: request.life,
             ids: claimed,
         };
-        let made = self.make_new(launcher, &spec, &snapshots);
+        let made = self.make_new(launcher, &dir, &spec, &snapshots);
         made.inspect_err(|_| ids::release(&self.data, &spec.ids, &spec.id))
     }
 
-    fn make_new(&self, launcher: body::process::Launcher, spec: &Spec, snapshots: &[Below]) -> Result<View, Failure> {
+    /// A directory that is locked from its beginning. In between `gc` may take it for a leftover; then another is made.
+    fn new_dir(&self) -> Result<(BodyId, BodyDir, Lock), Failure> {
         let cannot = |what: &str, error: std::io::Error| Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc");
-        let dir = BodyDir::create(self.body_path(&spec.id)).map_err(|error| cannot("cannot make the Body's directory", error))?;
-        let lock = dir.try_lock().map_err(|error| cannot("cannot lock the Body", error));
-        let made = lock.and_then(|_lock| {
-            dir.write_spec(spec).map_err(|error| failures::dir(&spec.id, error))?;
+        loop {
+            let id = BodyId::from_random(random().map_err(|error| cannot("cannot draw an id", error))?);
+            let dir = BodyDir::create(self.body_path(&id)).map_err(|error| cannot("cannot make the Body's directory", error))?;
+            match dir.try_lock() {
+                Ok(Some(lock)) => return Ok((id, dir, lock)),
+                Ok(None) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    let _ = std::fs::remove_dir_all(dir.path());
+                    return Err(cannot("cannot lock the Body", error));
+                }
+            }
+        }
+    }
+
+    fn make_new(&self, launcher: body::process::Launcher, dir: &BodyDir, spec: &Spec, snapshots: &[Below]) -> Result<View, Failure> {
+        let drafted = dir.draft_spec(spec).map_err(|error| failures::dir(&spec.id, error));
+        let made = drafted.and_then(|()| {
             let draft = Draft::body("body.created", &spec.id, json!({ "spec": spec }));
-            self.bring_up(launcher, &dir, spec, snapshots, Some(draft))
+            self.bring_up(launcher, dir, spec, snapshots, Some(draft))
         });
         match made {
             Ok((enforcement, pid)) => Ok(View { spec: spec.clone(), status: Status::Running, end: None, pid: Some(pid), enforcement }),
@@ -90,7 +105,9 @@ impl Fleet {
         let failed = |error| failures::process("cannot start the Body", error);
         let token = self.token(&spec.id);
         let begun = self.maker.begin(launcher, dir, spec, &token, snapshots).map_err(failed)?;
+        let is_new = before.is_some();
         let written = before.map_or(Ok(()), |draft| self.append(draft).map(drop));
+        self.look_ahead();
         let Made { enforcement, ready, mut tether } = begun.finish().map_err(failed)?;
         let started = Draft::body("body.started", &spec.id, json!({ "pid": ready.pid, "enforcement": enforcement }));
         let written = written.and_then(|()| match spec.life {
@@ -98,7 +115,9 @@ impl Fleet {
             // Written together with its first exec, which follows at once and waits for it.
             Life::Run => Ok(self.later(started)),
         });
-        if let Err(failure) = written {
+        // A new Body is one from here on.
+        let published = || if is_new { dir.publish().map_err(|error| failures::dir(&spec.id, error)) } else { Ok(()) };
+        if let Err(failure) = written.and_then(|()| published()) {
             if let Ok(Some(running)) = dir.running() {
                 let _ = body::process::kill(dir, &running);
             }

@@ -31,19 +31,21 @@ pub fn open(config: Config, ahead: Ahead) -> Result<Fleet, Failure> {
     let maker = Maker { programs, capacity: capacity::measure(&data) };
     // Gets ready on another processor while the log is being opened here.
     let launcher = match ahead {
-        Ahead::Launcher => Some(maker.start_launcher().map_err(|error| failures::process("cannot start a Body", error))?),
+        Ahead::One | Ahead::Always => Some(maker.start_launcher().map_err(|error| failures::process("cannot start a Body", error))?),
         Ahead::Nothing => None,
     };
     let key = key(&data).map_err(|error| unusable(&data, error))?;
     let store = Store::open(&data, config.durability).map_err(failures::open)?;
-    Ok(Fleet { data, key, store, maker, tethers: Default::default(), launcher: Mutex::new(launcher), pending: Default::default(), leaving: Default::default() })
+    Ok(Fleet { data, key, store, maker, tethers: Default::default(), ahead, launcher: Mutex::new(launcher), pending: Default::default(), leaving: Default::default() })
 }
 
 /// What is started before anybody asked for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ahead {
     /// A launcher, for the Body that the caller is about to make.
-    Launcher,
+    One,
+    /// A launcher for the next Body, always.
+    Always,
     /// Nothing.
     Nothing,
 }
@@ -99,8 +101,11 @@ fn check_version(data: &Path) -> Result<(), Failure> {
                     _ => {}
                 }
             }
-            sys::fd::write_whole(&file, format!("{VERSION}\n").as_bytes()).map_err(|error| unusable(data, error))?;
-            Some(VERSION)
+            match sys::fd::write_whole(&file, format!("{VERSION}\n").as_bytes()) {
+                // Two that start at the same moment write the same; one of them finds the other's file in place.
+                Err(error) if error.kind() != io::ErrorKind::NotFound || !file.exists() => return Err(unusable(data, error)),
+                _ => Some(VERSION),
+            }
         }
         Err(error) => return Err(unusable(data, error)),
     };
@@ -126,8 +131,8 @@ fn key(data: &Path) -> io::Result<String> {
     let fresh = data.join(format!("key.{}", std::process::id()));
     let mut options = fs::OpenOptions::new();
     let mut part = options.write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
-    io::Write::write_all(&mut part, hex(&random::<32>()?).as_bytes())?;
-    let linked = fs::hard_link(&fresh, &file);
+    let written = random::<32>().and_then(|drawn| io::Write::write_all(&mut part, hex(&drawn).as_bytes()));
+    let linked = written.and_then(|()| fs::hard_link(&fresh, &file));
     fs::remove_file(&fresh)?;
     match linked {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),

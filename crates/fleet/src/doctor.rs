@@ -173,7 +173,8 @@ fn kvm() -> Finding {
         (Err(error), true) if error.kind() == std::io::ErrorKind::PermissionDenied => {
             (State::Absent, "/dev/kvm is not yours to open".to_owned(), Some("usermod --append --groups kvm $USER".to_owned()))
         }
-        (Err(error), _) => (State::Absent, format!("/dev/kvm: {error}"), None),
+        (Err(error), true) => (State::Absent, format!("/dev/kvm: {error}"), None),
+        (Err(error), false) => (State::Absent, format!("/dev/kvm: {error}; and the processor shows neither vmx nor svm"), None),
     };
     Finding { name, state, detail, fix }
 }

@@ -24,6 +24,7 @@ impl Fleet {
         self.sweep_snapshots(sweep, &mut found)?;
         self.sweep_groups(sweep, &mut found)?;
         self.sweep_claims(sweep, &mut found);
+        self.sweep_parts(sweep, &mut found);
         if sweep == Sweep::Remove {
             let _ = self.store.sweep_artifacts();
             self.store.tidy();
@@ -36,7 +37,12 @@ impl Fleet {
             let dir = BodyDir::at(self.body_path(&id));
             // Somebody is making, changing or removing it right now.
             let Ok(Some(_lock)) = dir.try_lock() else { continue };
-            let Some(why) = self.why_garbage(&id, &dir) else { continue };
+            let Some(why) = self.why_garbage(&id, &dir) else {
+                if sweep == Sweep::Remove {
+                    self.thaw_held(&dir)?;
+                }
+                continue;
+            };
             found.push(Garbage { kind: "body", name: id.to_string(), bytes: bytes(dir.path()), why: why.to_owned() });
             if sweep == Sweep::Remove {
                 self.remove_leftover(&id, &dir)?;
@@ -52,8 +58,7 @@ impl Fleet {
         }
         match dir.condition() {
             Ok(Condition::Running(running) | Condition::Paused(running)) => {
-                let kept = fs::read_to_string(format!("/proc/{}/comm", running.keeper)).is_ok_and(|name| name.trim() == "pal-keeper");
-                (!kept).then_some("its `pal run` and its keeper are gone")
+                (!body::dir::keeper_lives(running.keeper)).then_some("its `pal run` and its keeper are gone")
             }
             _ => Some("its `pal run` is gone"),
         }
@@ -64,9 +69,10 @@ impl Fleet {
         if let Ok(Condition::Running(running) | Condition::Paused(running)) = dir.condition() {
             process::kill(dir, &running).map_err(|error| crate::failures::process("cannot end a leftover Body", error))?;
         }
-        if let Ok(spec) = dir.spec() {
+        if let Ok(spec) = dir.spec().or_else(|_| dir.draft()) {
             return self.clear_away(dir, &spec);
         }
+        groups::unbound_by_name(id);
         let nobody = proto::spec::Ids { users: Vec::new(), groups: Vec::new() };
         snapshot::remove(&self.maker.programs, &nobody, dir.path()).map_err(crate::failures::snapshot)
     }
@@ -78,7 +84,7 @@ impl Fleet {
             let why = match &manifest {
                 Err(_) if self.being_taken() => continue,
                 Err(_) => "it was never finished",
-                Ok(manifest) if path.join("for-forks").exists() && self.user_of(&manifest.id)?.is_none() => "no fork stands on it",
+                Ok(manifest) if manifest.for_forks && self.user_of(&manifest.id)?.is_none() && !self.being_taken() => "no fork stands on it",
                 Ok(_) => continue,
             };
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -92,7 +98,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// A snapshot is being copied exactly while some Body is locked.
+    /// A snapshot is being copied, and forks of it are being made, exactly while some Body is locked.
     fn being_taken(&self) -> bool {
         let ids = self.ids().unwrap_or_default();
         ids.iter().any(|id| matches!(BodyDir::at(self.body_path(id)).try_lock(), Ok(None)))
@@ -101,8 +107,10 @@ impl Fleet {
     fn sweep_groups(&self, sweep: Sweep, found: &mut Vec<Garbage>) -> Result<(), Failure> {
         for (name, path) in groups::existing() {
             let Ok(id) = name.parse::<BodyId>() else { continue };
-            // Another data directory's Bodies have groups here too; theirs hold processes.
-            if self.body_path(&id).exists() || !sys::cgroup::processes(&path).is_ok_and(|pids| pids.is_empty()) {
+            // Another data directory's Bodies have groups here too, and one that is being made holds nobody yet.
+            let ours = || self.events(0, Some(&id), 1).is_ok_and(|events| !events.is_empty());
+            let empty = || sys::cgroup::processes(&path).is_ok_and(|pids| pids.is_empty());
+            if self.body_path(&id).exists() || !empty() || !ours() {
                 continue;
             }
             if sweep == Sweep::Remove && fs::remove_dir(&path).is_err() {
@@ -111,6 +119,23 @@ impl Fleet {
             found.push(Garbage { kind: "cgroup", name, bytes: 0, why: "its Body is gone".into() });
         }
         Ok(())
+    }
+
+    /// Files of the data directory itself whose maker was killed.
+    fn sweep_parts(&self, sweep: Sweep, found: &mut Vec<Garbage>) {
+        let entries = [self.data.clone(), self.data.join("bin")].into_iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+        for entry in entries {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let Some(maker) = maker(&name) else { continue };
+            if Path::new("/proc").join(maker.to_string()).exists() {
+                continue;
+            }
+            let bytes = entry.metadata().map_or(0, |found| found.len());
+            found.push(Garbage { kind: "temporary", name, bytes, why: "its maker is gone".into() });
+            if sweep == Sweep::Remove {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
     }
 
     fn sweep_claims(&self, sweep: Sweep, found: &mut Vec<Garbage>) {
@@ -126,6 +151,13 @@ impl Fleet {
             }
         }
     }
+}
+
+/// The process that a file in the making is named for: `key.123`, `pal-launch-0123.part123`.
+fn maker(name: &str) -> Option<u32> {
+    let (whole, end) = name.rsplit_once('.')?;
+    let number = if whole == "key" { end } else { end.strip_prefix("part")? };
+    number.parse().ok()
 }
 
 fn bytes(path: &Path) -> u64 {

@@ -49,6 +49,8 @@ pub struct Fleet {
     maker: Maker,
     /// Keepers that are this process's children: to be waited for, and for some Bodies the thread they hang by.
     tethers: Mutex<HashMap<BodyId, Tether>>,
+    /// What is started ahead.
+    ahead: Ahead,
     /// Started ahead.
     launcher: Mutex<Option<Launcher>>,
     /// Events that stand in the log before the next one.
@@ -74,7 +76,12 @@ impl Fleet {
 
     /// The same for a caller that will make a Body at once: its launcher starts while the rest is opened.
     pub fn open_to_create(config: Config) -> Result<Fleet, Failure> {
-        data::open(config, Ahead::Launcher)
+        data::open(config, Ahead::One)
+    }
+
+    /// The same for a caller that will make one Body after another: there is always a launcher ahead.
+    pub fn open_to_serve(config: Config) -> Result<Fleet, Failure> {
+        data::open(config, Ahead::Always)
     }
 
     /// Where a Body is.
@@ -91,6 +98,14 @@ impl Fleet {
         let ahead = held(&self.launcher).take();
         let started = ahead.map_or_else(|| self.maker.start_launcher(), Ok);
         started.map_err(|error| failures::process("cannot start a Body", error))
+    }
+
+    /// Starts the launcher of the next Body, while this one is being made. One that cannot be started is started when
+    /// it is needed, and fails there.
+    fn look_ahead(&self) {
+        if self.ahead == Ahead::Always {
+            *held(&self.launcher) = self.maker.start_launcher().ok();
+        }
     }
 
     fn tethers(&self) -> MutexGuard<'_, HashMap<BodyId, Tether>> {

@@ -61,6 +61,7 @@ impl Fleet {
         let enforcement = dir.enforcement().map_err(|error| failures::dir(id, error))?;
         let (status, end, pid) = match dir.condition().map_err(|error| failures::dir(id, error))? {
             Condition::Running(running) => (Status::Running, None, Some(running.pid)),
+            Condition::Paused(running) if dir.is_held() => (Status::Running, None, Some(running.pid)),
             Condition::Paused(running) => (Status::Paused, None, Some(running.pid)),
             Condition::Stopped => (Status::Stopped, None, None),
             Condition::Dead(end) => (Status::Dead, Some(end), None),
@@ -98,7 +99,19 @@ impl Fleet {
             }
             error => failures::dir(id, error),
         })?;
+        self.thaw_held(&dir)?;
         Ok((dir, spec, lock))
+    }
+
+    /// Lets a Body go on whose snapshot was being taken by somebody who was killed. The caller has the lock.
+    pub(crate) fn thaw_held(&self, dir: &BodyDir) -> Result<(), Failure> {
+        if !dir.is_held() {
+            return Ok(());
+        }
+        if let Ok(Condition::Paused(running)) = dir.condition() {
+            process::resume(&running).map_err(|error| failures::process("cannot let the Body go on", error))?;
+        }
+        dir.let_go().map_err(|error| Failure::new(Kind::Host, "cannot let the Body go on").because(error))
     }
 
     /// The guest of a Body that runs.
@@ -109,7 +122,13 @@ impl Fleet {
     /// Where a Body runs, or why it does not.
     pub(crate) fn running(&self, id: &BodyId) -> Result<Running, Failure> {
         let dir = self.dir(id)?;
-        match dir.condition().map_err(|error| failures::dir(id, error))? {
+        let mut condition = dir.condition().map_err(|error| failures::dir(id, error))?;
+        if matches!(condition, Condition::Paused(_)) && dir.is_held() {
+            // Only for as long as its snapshot is being taken; who has the lock is waited for.
+            drop(self.locked(id)?);
+            condition = dir.condition().map_err(|error| failures::dir(id, error))?;
+        }
+        match condition {
             Condition::Running(running) => Ok(running),
             Condition::Paused(_) => Err(Failure::new(Kind::Conflict, format!("Body {id} is paused")).hint(format!("let it go on: pal resume {id}"))),
             Condition::Stopped => Err(Failure::new(Kind::Conflict, format!("Body {id} is stopped")).hint(format!("start it: pal start {id}"))),
@@ -246,11 +265,18 @@ impl Fleet {
     /// What is left of a Body whose processes are gone.
     pub(crate) fn clear_away(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {
         if dir.path().exists() {
-            if let Ok(Some(running)) = dir.running() {
-                process::settle(dir, &running);
+            let failed = || format!("cannot remove the files of Body {}", spec.id);
+            // From here on it is no Body any more, whatever becomes of us; `gc` then does the rest.
+            dir.retract().map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;
+            match dir.running() {
+                // Where its keeper was killed, nobody has ended its guest yet.
+                Ok(Some(running)) => process::kill(dir, &running).map_err(|error| failures::process("cannot end the Body", error))?,
+                _ => body::groups::unbound_by_name(&spec.id),
             }
-            body::snapshot::remove(&self.maker.programs, &spec.ids, dir.path())
-                .map_err(|error| Failure::new(Kind::Host, format!("cannot remove the files of Body {}", spec.id)).because(error))?;
+            // What the Body wrote goes first: whoever goes on after us needs to know its ids for that.
+            for path in [&*dir.path().join("disk"), dir.path()] {
+                body::snapshot::remove(&self.maker.programs, &spec.ids, path).map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;
+            }
         }
         ids::release(&self.data, &spec.ids, &spec.id);
         Ok(())

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use body::{
-    Condition,
+    BodyDir, Condition,
     host::Below,
     process,
     snapshot::{self, Manifest},
@@ -12,6 +12,15 @@ use proto::{BodyId, Failure, Kind, SnapshotId, Spec, spec::Life};
 use serde_json::json;
 
 use crate::{AskedLimits, Create, Fleet, SnapshotView, View, data::random, failures};
+
+/// What a snapshot is taken for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// Whoever asked for it; it stays until it is removed.
+    Kept,
+    /// Forks; it goes with the last of them.
+    Forks,
+}
 
 /// Most forks of one request.
 const FORKS_MAX: u32 = 1000;
@@ -26,7 +35,8 @@ impl Fleet {
         if let Some(name) = &name {
             self.check_name(name)?;
         }
-        self.take(id, name).map(view)
+        let (dir, spec, _lock) = self.locked(id)?;
+        self.take(&dir, &spec, name, Purpose::Kept).map(view)
     }
 
     fn check_name(&self, name: &str) -> Result<(), Failure> {
@@ -42,9 +52,9 @@ impl Fleet {
         }
     }
 
-    /// The Body is frozen only while its change is copied.
-    fn take(&self, id: &BodyId, name: Option<String>) -> Result<Manifest, Failure> {
-        let (dir, spec, _lock) = self.locked(id)?;
+    /// The Body is frozen only while its change is copied. The caller has its lock.
+    fn take(&self, dir: &BodyDir, spec: &Spec, name: Option<String>, purpose: Purpose) -> Result<Manifest, Failure> {
+        let id = &spec.id;
         let drawn = random().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
         let manifest = Manifest {
             id: SnapshotId::from_random(drawn),
@@ -55,20 +65,17 @@ impl Fleet {
             below: spec.snapshots.clone(),
             ids: spec.ids.clone(),
             bytes: 0,
+            for_forks: purpose == Purpose::Forks,
         };
         self.write("snapshot.created", id, json!({ "snapshot": manifest.id, "name": manifest.name }))?;
-        let frozen = match dir.condition().map_err(|error| failures::dir(id, error))? {
-            Condition::Running(running) => {
-                process::pause(&running).map_err(|error| failures::process("cannot freeze the Body", error))?;
-                Some(running)
-            }
-            _ => None,
-        };
-        let to = self.snapshot_path(&manifest.id);
-        let taken = snapshot::take(&self.maker.programs, dir.path(), &spec, &to, manifest);
-        if let Some(running) = frozen {
-            process::resume(&running).map_err(|error| failures::process("cannot let the Body go on", error))?;
+        if let Condition::Running(running) = dir.condition().map_err(|error| failures::dir(id, error))? {
+            dir.hold().map_err(|error| Failure::new(Kind::Host, "cannot freeze the Body").because(error).hint("make room: pal gc"))?;
+            let frozen = process::pause(&running).map_err(|error| failures::process("cannot freeze the Body", error));
+            frozen.inspect_err(|_| drop(self.thaw_held(dir)))?;
         }
+        let to = self.snapshot_path(&manifest.id);
+        let taken = snapshot::take(&self.maker.programs, dir.path(), spec, &to, manifest);
+        self.thaw_held(dir)?;
         taken.map_err(|error| {
             let _ = snapshot::remove(&self.maker.programs, &spec.ids, &to);
             failures::snapshot(error)
@@ -142,15 +149,11 @@ impl Fleet {
     pub(crate) fn drop_unused_snapshots(&self, spec: &Spec) -> Result<(), Failure> {
         for id in &spec.snapshots {
             let Ok(manifest) = snapshot::read(&self.snapshot_path(id)) else { continue };
-            if manifest.name.is_none() && self.fork_only(&manifest) && self.user_of(id)?.is_none() {
+            if manifest.for_forks && self.user_of(id)?.is_none() {
                 snapshot::remove(&self.maker.programs, &manifest.ids, &self.snapshot_path(id)).map_err(failures::snapshot)?;
             }
         }
         Ok(())
-    }
-
-    fn fork_only(&self, manifest: &Manifest) -> bool {
-        self.snapshot_path(&manifest.id).join("for-forks").exists()
     }
 
     /// Makes `count` Bodies that begin where this one is now, and start.
@@ -158,10 +161,9 @@ impl Fleet {
         if !(1..=FORKS_MAX).contains(&count) {
             return Err(Failure::new(Kind::Usage, format!("{count} forks cannot be made at once")).hint(format!("ask for 1 to {FORKS_MAX}")));
         }
-        let manifest = self.take(id, None)?;
-        let mark = std::fs::write(self.snapshot_path(&manifest.id).join("for-forks"), b"");
-        mark.map_err(|error| Failure::new(Kind::Host, "cannot mark the snapshot").because(error))?;
-        let parent = body::BodyDir::at(self.body_path(id)).spec().map_err(|error| failures::dir(id, error))?;
+        // Held until the forks stand on the snapshot: before that nobody seems to need it.
+        let (dir, parent, _lock) = self.locked(id)?;
+        let manifest = self.take(&dir, &parent, None, Purpose::Forks)?;
         let mut views = Vec::new();
         for _ in 0..count {
             let request = fork_request(&parent, &manifest);

@@ -34,6 +34,8 @@ use crate::{
 const PLAN_LEN_MAX: u64 = 4 << 20;
 /// How often a Body's upper on disk is measured.
 const DISK_CHECK: Duration = Duration::from_secs(5);
+/// When a keeper gives back the memory that making the Body took.
+const REST_AFTER: Duration = Duration::from_secs(1);
 const CGROUP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Forks, reads the plan, makes the Body, keeps it.
@@ -177,11 +179,23 @@ fn settle(plan: &Plan, forked: Forked) -> Result<Kept, StepError> {
         }
     }
     ready.mechanisms.extend(plan.mechanisms.iter().cloned());
-    report(&Report::Ready(ready.clone()));
-    // After the report: the maker has the record already, this is for everybody later.
-    let text = serde_json::to_vec(&Enforcement { mechanisms: ready.mechanisms }).map_err(io::Error::from).step("write the record")?;
-    sys::fd::write_whole(Path::new("enforcement.json"), &text).step("write the record")?;
+    let record = Enforcement { mechanisms: ready.mechanisms.clone() };
+    match plan.life {
+        Life::Kept => {
+            write_record(&record).step("write the record")?;
+            report(&Report::Ready(ready));
+        }
+        // Its maker has the record then, and goes on with it meanwhile.
+        Life::Run => {
+            report(&Report::Ready(ready));
+            let _ = write_record(&record);
+        }
+    }
     Ok(Kept { pid, handle })
+}
+
+fn write_record(record: &Enforcement) -> io::Result<()> {
+    sys::fd::write_whole(Path::new("enforcement.json"), &serde_json::to_vec(record)?)
 }
 
 fn hand_over(plan: &Plan, luggage: &Luggage, pipe: OwnedFd) -> io::Result<()> {
@@ -239,7 +253,8 @@ fn end_child(pid: Pid) {
 fn keep(plan: &Plan, kept: Kept) -> ExitCode {
     let started = Instant::now();
     let ordered = wait(plan, &kept, started);
-    let owner_gone = matches!(ordered, Some(End::Owner));
+    // A kept Body that was never published is none. One that was, and that its `pal start` left behind, stays.
+    let owner_gone = matches!(ordered, Some(End::Owner)) && (plan.life == Life::Run || !Path::new("spec.json").exists());
     if owner_gone {
         // While the kernel ends the Body's processes.
         remove_directory(plan);
@@ -261,12 +276,16 @@ fn keep(plan: &Plan, kept: Kept) -> ExitCode {
 /// None when the guest ended by itself; otherwise why it was ended here.
 fn wait(plan: &Plan, kept: &Kept, started: Instant) -> Option<End> {
     let stdin = io::stdin();
+    let mut rested = false;
+    // A kept Body hangs by its maker until that has written it down, and says so.
+    let mut tied = true;
     loop {
         let mut watched = vec![PollFd::new(&kept.handle, PollFlags::IN)];
-        if plan.life == Life::Run {
+        if tied {
             watched.push(PollFd::new(&stdin, PollFlags::IN));
         }
-        let pause = next_check(plan, started).map(|pause| Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: pause.subsec_nanos().into() });
+        let rest = (!rested).then_some(REST_AFTER);
+        let pause = next_check(plan, started).into_iter().chain(rest).min().map(|pause| Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: pause.subsec_nanos().into() });
         match rustix::event::poll(&mut watched, pause.as_ref()) {
             Err(rustix::io::Errno::INTR) => continue,
             Err(_) => return None,
@@ -275,7 +294,16 @@ fn wait(plan: &Plan, kept: &Kept, started: Instant) -> Option<End> {
         if !watched[0].revents().is_empty() {
             return None;
         }
+        if !rested && started.elapsed() >= REST_AFTER {
+            rested = true;
+            sys::spawn::trim_heap();
+            sys::spawn::release_clean_pages();
+        }
         let maker_gone = watched.get(1).is_some_and(|maker| !maker.revents().is_empty());
+        if maker_gone && plan.life == Life::Kept && matches!(rustix::io::read(&stdin, &mut [0u8; 1]), Ok(1)) {
+            tied = false;
+            continue;
+        }
         let end = match (maker_gone, plan.wall_ms) {
             (true, _) => End::Owner,
             (_, Some(wall)) if started.elapsed() >= Duration::from_millis(wall) => End::Timeout,

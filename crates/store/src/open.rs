@@ -170,8 +170,11 @@ pub(crate) fn read_write(path: &Path, durability: Durability) -> Result<Connecti
     let fail = |source| explain(path, Access::READ_OK | Access::WRITE_OK, source);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE;
     let connection = match raw(path, flags) {
-        Err(_) if is_missing(path) => {
-            make_file(path)?;
+        // Missing then, and perhaps made by somebody else since.
+        Err(error) if is_code(&error, ErrorCode::CannotOpen) => {
+            if is_missing(path) {
+                make_file(path)?;
+            }
             raw(path, flags)
         }
         other => other,

@@ -23,8 +23,11 @@ pub struct Restricted {
     pub scoped: bool,
 }
 
-/// Restricts the caller and its children: below `/` everything but making devices; device ioctls only below `devices`;
-/// no signal and no abstract socket beyond this domain; no change of mounts ever again.
+/// Restricts the caller and its children: no devices are made anywhere, device ioctls only below `devices`; no signal
+/// and no abstract socket beyond this domain; no change of mounts ever again.
+///
+/// Only what is forbidden somewhere is handled at all. A right that is handled and allowed everywhere forbids nothing,
+/// but has the kernel walk from each file that is opened up to the root: a sixth of the time of reading small files.
 ///
 /// None where the kernel has no Landlock.
 pub fn restrict_self(devices: &Path) -> io::Result<Option<Restricted>> {
@@ -33,17 +36,19 @@ pub fn restrict_self(devices: &Path) -> io::Result<Option<Restricted>> {
         return Ok(None);
     }
     let known = known(abi);
-    let handled = AccessFs::from_all(known);
-    let everywhere = handled & !(AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev);
+    // Moving between directories is forbidden to everybody unless it is handled and allowed.
+    let wanted = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev | AccessFs::Refer;
+    let handled = AccessFs::from_all(known) & wanted;
     let mut ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement).handle_access(handled).map_err(io::Error::other)?;
     let scoped = abi >= 6;
     if scoped {
         ruleset = ruleset.scope(Scope::from_all(known)).map_err(io::Error::other)?;
     }
     let mut created = ruleset.create().map_err(io::Error::other)?;
-    created = created.add_rule(rule(Path::new("/"), everywhere)?).map_err(io::Error::other)?;
-    if handled.contains(AccessFs::IoctlDev) {
-        created = created.add_rule(rule(devices, everywhere | AccessFs::IoctlDev)?).map_err(io::Error::other)?;
+    for (place, right) in [(Path::new("/"), AccessFs::Refer), (devices, AccessFs::IoctlDev)] {
+        if handled.contains(right) {
+            created = created.add_rule(rule(place, right.into())?).map_err(io::Error::other)?;
+        }
     }
     created.restrict_self().map_err(io::Error::other)?;
     Ok(Some(Restricted { abi, scoped }))
