@@ -5,11 +5,12 @@ use std::path::{Component, Path};
 use body::{BodyDir, dir::Lock, host::Below, ids, process::Made};
 use proto::{
     BodyId, Draft, Enforcement, Failure, Kind, Layer, Limits, Spec,
+    launch::Running,
     spec::{Life, Mount, Network},
 };
 use serde_json::json;
 
-use crate::{Create, Fleet, Status, View, data::random, failures};
+use crate::{Create, Fleet, Held, Status, View, data::random, failures};
 
 const ENV_BYTES_MAX: usize = 128 << 10;
 const PATH_LEN_MAX: usize = 4095;
@@ -108,7 +109,7 @@ impl Fleet {
         let is_new = before.is_some();
         let written = before.map_or(Ok(()), |draft| self.append(draft).map(drop));
         self.look_ahead();
-        let Made { enforcement, ready, mut tether } = begun.finish().map_err(failed)?;
+        let Made { enforcement, ready, mut tether, cgroups } = begun.finish().map_err(failed)?;
         let started = Draft::body("body.started", &spec.id, json!({ "pid": ready.pid, "enforcement": enforcement }));
         let written = written.and_then(|()| match spec.life {
             Life::Kept => self.append(started).map(drop),
@@ -127,7 +128,9 @@ impl Fleet {
         if spec.life == Life::Kept {
             tether.slacken();
         }
-        self.tethers().insert(spec.id.clone(), tether);
+        let running = Running { boot_id: String::new(), pid: ready.pid, ticks: ready.ticks, keeper: ready.keeper, cgroups };
+        let held = Held { tether, running, output_max: spec.limits.output.0, life: spec.life };
+        self.tethers().insert(spec.id.clone(), held);
         Ok((enforcement, ready.pid))
     }
 
@@ -200,6 +203,10 @@ fn check_mount(mount: &Mount) -> Result<Mount, Failure> {
     let source = mount.source.canonicalize().map_err(|error| {
         Failure::new(Kind::NotFound, format!("cannot mount {}", mount.source.display())).because(error).hint("name a file or directory that exists")
     })?;
+    if source.to_str().is_none() || plain.to_str().is_none() {
+        // Specs name their mounts, and specs are JSON.
+        return Err(Failure::new(Kind::Usage, format!("cannot mount {}: its name is no UTF-8", source.display())).hint("mount the directory above it"));
+    }
     Ok(Mount { source, target: plain, access: mount.access })
 }
 

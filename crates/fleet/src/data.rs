@@ -4,12 +4,12 @@ use std::{
     fs, io,
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    sync::Mutex,
+    sync::{Mutex, OnceLock},
 };
 
 use body::{capacity, process::Maker, programs::Programs};
 use proto::{BodyId, Failure, Kind, event::hex};
-use store::{Durability, Store};
+use store::Durability;
 
 use crate::{Fleet, failures};
 
@@ -28,15 +28,30 @@ pub struct Config {
 pub fn open(config: Config, ahead: Ahead) -> Result<Fleet, Failure> {
     let data = prepare(&config.data)?;
     let programs = Programs::install(&data).map_err(|error| unusable(&data, error))?;
-    let maker = Maker { programs, capacity: capacity::measure(&data) };
-    // Gets ready on another processor while the log is being opened here.
+    let cgroups = sys::cgroup::Mounts::find().unwrap_or_default();
+    let maker = Maker { programs, capacity: capacity::measure(&data), cgroups };
     let launcher = match ahead {
         Ahead::One | Ahead::Always => Some(maker.start_launcher().map_err(|error| failures::process("cannot start a Body", error))?),
         Ahead::Nothing => None,
     };
     let key = key(&data).map_err(|error| unusable(&data, error))?;
-    let store = Store::open(&data, config.durability).map_err(failures::open)?;
-    Ok(Fleet { data, key, store, maker, tethers: Default::default(), ahead, launcher: Mutex::new(launcher), pending: Default::default(), leaving: Default::default() })
+    let fleet = Fleet {
+        data,
+        key,
+        durability: config.durability,
+        store: OnceLock::new(),
+        maker,
+        tethers: Default::default(),
+        ahead,
+        launcher: Mutex::new(launcher),
+        pending: Default::default(),
+        leaving: Default::default(),
+    };
+    // Who is about to make a Body opens the log while the launcher works on it.
+    if ahead != Ahead::One {
+        fleet.store()?;
+    }
+    Ok(fleet)
 }
 
 /// What is started before anybody asked for it.
@@ -58,6 +73,12 @@ pub fn token(key: &str, body: &BodyId) -> String {
 
 /// Makes the directory where there is none, and refuses one that is not ours to use.
 fn prepare(data: &Path) -> Result<PathBuf, Failure> {
+    let text = |path: &Path| match path.to_str() {
+        Some(_) => Ok(()),
+        // Records name their paths, and records are JSON.
+        None => Err(Failure::new(Kind::Usage, format!("the data directory {} has a name that is no UTF-8", path.display())).hint("choose another: --data DIR")),
+    };
+    text(data)?;
     let found = match fs::metadata(data) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(data).map_err(|error| unusable(data, error))?;
@@ -74,6 +95,7 @@ fn prepare(data: &Path) -> Result<PathBuf, Failure> {
             .hint("choose one of your own: --data DIR"));
     }
     let data = data.canonicalize().map_err(|error| unusable(data, error))?;
+    text(&data)?;
     if found.mode() & 0o077 != 0 {
         fs::set_permissions(&data, std::os::unix::fs::PermissionsExt::from_mode(0o700)).map_err(|error| unusable(&data, error))?;
     }

@@ -69,6 +69,8 @@ pub const DISK_MIN: Size = Size::mib(1);
 pub const PIDS_MIN: u32 = 4;
 /// What `pid_max` can be at most on 64 bit.
 pub const PIDS_MAX: u32 = 4_194_304;
+/// The guest's own, and what a few commands at once need.
+pub const FILES_MIN: u32 = 64;
 /// What `fs.nr_open` is, where nobody raised it.
 pub const FILES_MAX: u32 = 1_048_576;
 
@@ -98,7 +100,7 @@ impl Limits {
         at_most("cpus", self.cpu_milli, host.cpus * 1000, cpus)?;
         at_least("pids", self.pids, PIDS_MIN, |v| v.to_string())?;
         at_most("pids", self.pids, PIDS_MAX, |v| v.to_string())?;
-        at_least("open files", self.files, 16, |v| v.to_string())?;
+        at_least("open files", self.files, FILES_MIN, |v| v.to_string())?;
         at_most("open files", self.files, FILES_MAX, |v| v.to_string())?;
         at_least("inodes", self.inodes, 64, |v| v.to_string())?;
         match self.wall_ms {
