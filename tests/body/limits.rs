@@ -144,7 +144,7 @@ fn seconds(times: &str) -> f64 {
 #[body_test]
 async fn no_more_open_files_than_asked(t: Bodies) {
     let mut request = t.kept();
-    request.limits.files = Some(64);
+    request.limits.files = Some(80);
     let body = t.make(request).await.spec.id;
     let open = |count: u32| ["bash".to_owned(), "-c".to_owned(), format!("for i in $(seq {count}); do exec {{fd}}</dev/null || exit 9; done; echo all")];
     assert_eq!(t.run(&body, open(40)).await.ok(), "all");
@@ -153,9 +153,9 @@ async fn no_more_open_files_than_asked(t: Bodies) {
     assert!(refused.complaint().contains("Too many open files"), "{}", refused.complaint());
     assert_ne!(t.sh(&body, "ulimit -n 1000").await.code, 0, "the limit cannot be lifted from inside");
     let mut least = t.kept();
-    least.limits.files = Some(16);
+    least.limits.files = Some(64);
     let body = t.make(least).await.spec.id;
-    assert_eq!(t.sh(&body, "ulimit -n").await.ok(), "16");
+    assert_eq!(t.sh(&body, "ulimit -n").await.ok(), "64");
 }
 
 #[body_test]
@@ -195,7 +195,7 @@ async fn impossible_limits_are_refused_and_leave_nothing(t: Bodies) {
         ("cpus", |c| c.limits.cpu_milli = Some(u32::MAX)),
         ("pids", |c| c.limits.pids = Some(0)),
         ("pids", |c| c.limits.pids = Some(u32::MAX)),
-        ("files", |c| c.limits.files = Some(0)),
+        ("files", |c| c.limits.files = Some(63)),
         ("files", |c| c.limits.files = Some(u32::MAX)),
         ("timeout", |c| c.limits.wall = Some(Duration::ZERO)),
     ];
@@ -238,6 +238,10 @@ async fn odd_requests_are_refused_and_leave_nothing(t: Bodies) {
         assert_eq!(failure.kind, kind, "{failure} for {shown}");
         assert!(failure.message.len() < 6000, "{}", failure.message);
     }
+    let odd = t.dir().join(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(b"odd\xff"));
+    std::fs::create_dir(&odd).unwrap();
+    let odd = proto::spec::Mount { source: odd, ..mount("/mnt/x") };
+    assert_eq!(t.fleet().create(Create { mounts: vec![odd], ..t.kept() }).await.unwrap_err().kind, Kind::Usage);
     let missing = proto::spec::Mount { source: t.dir().join("missing"), ..mount("/mnt/x") };
     assert_eq!(t.fleet().create(Create { mounts: vec![missing], ..t.kept() }).await.unwrap_err().kind, Kind::NotFound);
     assert_eq!(t.events().len(), 0, "what is refused did not happen");

@@ -1,7 +1,11 @@
 //! What a Body does: its life, its commands, its limits, its files, and what is left when it is gone.
 
+mod copy;
+mod data;
 mod death;
+mod events;
 mod exec;
 mod fleets;
+mod fork;
 mod life;
 mod limits;

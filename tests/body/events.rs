@@ -1,0 +1,110 @@
+//! The log: what happened, in order, and nothing that was not written down.
+
+use fleet::{ExecRequest, Force, Verdict};
+use proto::Kind;
+use testkit::{Bodies, body_test};
+
+#[body_test]
+async fn a_life_is_written_in_order(t: Bodies) {
+    let body = t.create().await;
+    t.run(&body, ["true"]).await;
+    t.fleet().pause(&body).await.unwrap();
+    t.fleet().resume(&body).await.unwrap();
+    t.fleet().snapshot(&body, None).await.unwrap();
+    t.fleet().stop(&body, std::time::Duration::from_secs(1)).await.unwrap();
+    t.fleet().start(&body).await.unwrap();
+    t.fleet().remove(&body, Force::Yes).await.unwrap();
+    let expected = [
+        "body.created", "body.started", "exec.started", "exec.ended", "body.paused", "body.resumed", "snapshot.created",
+        "body.stopped", "body.started", "body.removed",
+    ];
+    assert_eq!(t.kinds(&body), expected);
+    let events = t.events();
+    assert!(events.iter().enumerate().all(|(at, event)| event.seq == at as u64 + 1 && event.body.as_ref() == Some(&body)));
+    let head = events.last().unwrap().hash.clone();
+    assert_eq!(t.fleet().verify_events().unwrap(), Verdict::Whole { events: expected.len() as u64, head });
+}
+
+#[body_test]
+async fn an_exec_is_told_whole(t: Bodies) {
+    let body = t.create().await;
+    let mut request = ExecRequest::new(["sh", "-c", "echo out; echo err >&2; exit 3"]);
+    request.env.insert("TOKEN".into(), "hush".into());
+    t.exec(&body, request).await;
+    let events = t.fleet().events(0, Some(&body), usize::MAX).unwrap();
+    let (started, ended) = (&events[2], &events[3]);
+    assert_eq!(started.data["argv"], serde_json::json!(["sh", "-c", "echo out; echo err >&2; exit 3"]));
+    assert_eq!(started.data["env"], serde_json::json!(["TOKEN"]), "names only");
+    assert!(!serde_json::to_string(&events).unwrap().contains("hush"), "values of variables are nobody's business");
+    assert_eq!((&ended.data["exec"], &ended.data["code"]), (&started.seq.into(), &3.into()));
+    assert_eq!(ended.data["stdout"], serde_json::json!({ "text": "out\n", "bytes": 4 }));
+    assert_eq!(ended.data["stderr"], serde_json::json!({ "text": "err\n", "bytes": 4 }));
+}
+
+#[body_test]
+async fn long_output_is_kept_beside_the_log(t: Bodies) {
+    let body = t.create().await;
+    let ran = t.sh(&body, "seq 10000").await;
+    let event = t.events().pop().unwrap();
+    let said = &event.data["stdout"];
+    assert_eq!(said["bytes"], ran.stdout.len() as u64);
+    assert_eq!(said["artifact"].as_str().map(str::len), Some(64), "by its hash: {said}");
+    assert!(serde_json::to_string(&event).unwrap().len() < 1000, "the event is short");
+    let logs = t.fleet().logs(&body).unwrap();
+    assert_eq!((logs[0].output == ran.stdout, logs[0].truncated, logs[0].code), (true, false, Some(0)));
+}
+
+#[body_test]
+async fn events_are_read_from_a_place_on(t: Bodies) {
+    let (one, two) = (t.create().await, t.create().await);
+    t.run(&one, ["true"]).await;
+    let all = t.events();
+    assert_eq!(t.fleet().last_event().unwrap(), all.len() as u64);
+    assert_eq!(t.fleet().events(3, None, 2).unwrap(), all[3..5]);
+    assert_eq!(t.kinds(&two), ["body.created", "body.started"]);
+    assert_eq!(t.fleet().events(u64::MAX, None, 1).unwrap(), []);
+}
+
+#[body_test]
+async fn what_cannot_be_written_down_does_not_happen(t: Bodies) {
+    let body = t.create().await;
+    t.sh(&body, "echo kept > ~/file").await.ok();
+    let written = t.events().len();
+    // A log that takes no new line, as on a full disk.
+    let log = rusqlite::Connection::open(t.data().join(store::FILE)).unwrap();
+    log.execute_batch("ALTER TABLE events RENAME TO aside").unwrap();
+    let refused = |kind: Kind, what: &str| assert_eq!(kind, Kind::Host, "{what}");
+    refused(t.fleet().create(t.kept()).await.unwrap_err().kind, "create");
+    refused(t.fleet().create(t.passing()).await.unwrap_err().kind, "create");
+    let failure = t.try_exec(&body, ExecRequest::new(["touch", "/home/user/made"])).await.unwrap_err();
+    assert!(failure.message.contains("not taken") && !failure.hints.is_empty(), "{failure}");
+    refused(t.fleet().pause(&body).await.unwrap_err().kind, "pause");
+    refused(t.fleet().stop(&body, std::time::Duration::ZERO).await.unwrap_err().kind, "stop");
+    refused(t.fleet().snapshot(&body, None).await.unwrap_err().kind, "snapshot");
+    refused(t.fleet().fork(&body, 2).await.unwrap_err().kind, "fork");
+    refused(t.fleet().remove(&body, Force::Yes).await.unwrap_err().kind, "remove");
+    std::fs::write(t.dir().join("file"), "x").unwrap();
+    refused(t.fleet().copy_in(&body, &t.dir().join("file"), "/home/user/made").await.unwrap_err().kind, "cp in");
+    log.execute_batch("ALTER TABLE aside RENAME TO events").unwrap();
+    drop(log);
+    assert_eq!(t.events().len(), written);
+    assert_eq!(t.sh(&body, "cat ~/file; ls ~").await.ok(), "kept\nfile", "and it lives as if nothing was asked");
+    let bodies = std::fs::read_dir(t.data().join("bodies")).unwrap().count();
+    let snapshots = std::fs::read_dir(t.data().join("snapshots")).unwrap().count();
+    assert_eq!((bodies, snapshots), (1, 0), "nothing is left of what was refused");
+}
+
+#[body_test]
+async fn a_changed_log_shows(t: Bodies) {
+    let body = t.create().await;
+    t.run(&body, ["true"]).await;
+    let log = rusqlite::Connection::open(t.data().join(store::FILE)).unwrap();
+    let columns: Vec<String> = log.prepare("SELECT name FROM pragma_table_info('events')").unwrap().query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
+    assert!(columns.contains(&"seq".to_owned()), "{columns:?}");
+    log.execute_batch("PRAGMA ignore_check_constraints = 1").unwrap();
+    let whole = t.fleet().verify_events().unwrap();
+    assert!(matches!(whole, Verdict::Whole { events: 4, .. }), "{whole:?}");
+    log.execute("DELETE FROM events WHERE seq = 3", []).unwrap();
+    let cut = t.fleet().verify_events().unwrap();
+    assert!(matches!(cut, Verdict::Broken { .. }), "{cut:?}");
+}
