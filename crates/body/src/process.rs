@@ -34,6 +34,8 @@ use crate::{
 
 const REPORT_LEN_MAX: u64 = 1 << 20;
 const FREEZE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a process that is stopped one by one may be busy in the kernel before it is taken to wait for another.
+const VFORK_PATIENCE: Duration = Duration::from_millis(100);
 /// How long the kernel may take to end every process of a Body.
 const END_PATIENCE: Duration = Duration::from_secs(30);
 /// Output of each process that is kept for those who connect later.
@@ -335,11 +337,14 @@ fn freezer(running: &Running) -> Option<(&Path, CgroupVersion)> {
 
 /// The guest first, so that it starts nobody; then the rest, until a look finds nobody new.
 fn stop_one_by_one(running: &Running) -> io::Result<()> {
-    let deadline = Instant::now() + FREEZE_PATIENCE;
+    let begun = Instant::now();
+    let deadline = begun + FREEZE_PATIENCE;
     loop {
         let pids = family(running)?;
         signal_all(&pids, Signal::STOP);
-        let stopped = |pid: &i32| sys::proc::stat(*pid).map_or(true, |(state, _)| matches!(state, 'T' | 't' | 'Z' | 'X'));
+        // Who waits in `vfork` for a child that stands still already stops the moment it goes on, and not before.
+        let waits = |state| state == 'D' && begun.elapsed() > VFORK_PATIENCE;
+        let stopped = |pid: &i32| sys::proc::stat(*pid).map_or(true, |(state, _)| matches!(state, 'T' | 't' | 'Z' | 'X') || waits(state));
         if family(running)?.iter().all(stopped) {
             return Ok(());
         }
