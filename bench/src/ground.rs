@@ -51,7 +51,7 @@ impl Ground {
 
     /// The same with another promise.
     pub fn fleet_with(&self, durability: Durability) -> io::Result<Fleet> {
-        Fleet::open(Config { data: self.data.clone(), durability }).map_err(io::Error::other)
+        Fleet::open_to_serve(Config { data: self.data.clone(), durability }).map_err(io::Error::other)
     }
 
     /// A directory below the scratch one.

@@ -32,24 +32,19 @@ pub struct Bounds {
 }
 
 /// Makes the groups of a Body and sets its limits.
-pub fn bound(body: &BodyId, limits: &Limits, cpus: u32, ids_have_root: bool) -> Bounds {
-    let mounts = Mounts::find().unwrap_or_default();
+pub fn bound(mounts: &Mounts, body: &BodyId, limits: &Limits, cpus: u32, ids_have_root: bool) -> Bounds {
     let groups = Groups { body, limits, cpus };
     let mut made = Made::default();
-    if v2_usable(&mounts) {
-        groups.make_v2(&mounts, &mut made);
+    if uses_v2(mounts) {
+        groups.make_v2(mounts, &mut made);
     } else {
-        groups.make_v1(&mounts, &mut made);
+        groups.make_v1(mounts, &mut made);
     }
     groups.fall_back(made, ids_have_root)
 }
 
 /// Whether Bodies of this host are bounded by cgroup v2.
-pub fn uses_v2() -> bool {
-    Mounts::find().is_ok_and(|mounts| v2_usable(&mounts))
-}
-
-fn v2_usable(mounts: &Mounts) -> bool {
+pub fn uses_v2(mounts: &Mounts) -> bool {
     mounts.v2_controllers().iter().any(|name| name == "memory")
 }
 

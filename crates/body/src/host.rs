@@ -7,12 +7,26 @@ use std::path::{Path, PathBuf};
 
 use proto::{
     BodyId, SnapshotId,
-    launch::{Area, Lower, Seed, area_dir},
+    launch::{Area, AreaKind, Lower, Seed, area_dir},
     spec::{Ids, USER_ID},
 };
 
-/// Directories of the host that hold programs and their settings.
-const SHOWN: &[&str] = &["usr", "etc", "opt", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix", "gnu"];
+/// Directories of the host that hold programs and their settings. Programs are shown as they are; what root of a Body
+/// has reason to change is private.
+const SHOWN: &[(&str, AreaKind)] = &[
+    ("usr", AreaKind::Shown),
+    ("usr/local", AreaKind::Private),
+    ("etc", AreaKind::Private),
+    ("opt", AreaKind::Private),
+    ("bin", AreaKind::Shown),
+    ("sbin", AreaKind::Shown),
+    ("lib", AreaKind::Shown),
+    ("lib32", AreaKind::Shown),
+    ("lib64", AreaKind::Shown),
+    ("libx32", AreaKind::Shown),
+    ("nix", AreaKind::Shown),
+    ("gnu", AreaKind::Shown),
+];
 
 /// Settings of the host that hold secrets or speak of other machines, should somebody have made them readable.
 const HIDDEN_SETTINGS: &[&str] = &[
@@ -39,8 +53,8 @@ const DIRS: &[(&str, u32, u32)] = &[
     ("root/sys", 0o555, 0),
     ("root/dev", 0o755, 0),
 ];
-/// Directories of `/usr` where root of a Body may add programs, although the ones below belong to the host.
-const LOCAL_DIRS: &[&str] = &["local", "local/bin", "local/sbin", "local/lib", "local/share", "local/include", "local/etc", "local/src"];
+/// Directories of `/usr/local` where root of a Body may add programs, although the ones below belong to the host.
+const LOCAL_DIRS: &[&str] = &["bin", "sbin", "lib", "share", "include", "etc", "src"];
 
 /// A snapshot below a Body.
 #[derive(Debug, Clone)]
@@ -56,7 +70,7 @@ pub struct Below {
 /// What the host shows today.
 #[derive(Debug)]
 pub struct HostRoot {
-    shown: Vec<&'static str>,
+    shown: Vec<(&'static str, AreaKind)>,
     links: Vec<(&'static str, String)>,
 }
 
@@ -64,11 +78,11 @@ impl HostRoot {
     /// Looks at the host's root.
     pub fn look() -> Self {
         let mut found = Self { shown: Vec::new(), links: Vec::new() };
-        for name in SHOWN {
+        for (name, kind) in SHOWN {
             let path = Path::new("/").join(name);
             match std::fs::symlink_metadata(&path) {
-                Ok(kind) if kind.is_dir() => found.shown.push(name),
-                Ok(kind) if kind.is_symlink() => {
+                Ok(what) if what.is_dir() => found.shown.push((name, *kind)),
+                Ok(what) if what.is_symlink() => {
                     let target = std::fs::read_link(&path).unwrap_or_default();
                     found.links.push((name, target.to_string_lossy().into_owned()));
                 }
@@ -80,13 +94,18 @@ impl HostRoot {
 
     /// The areas of a Body: the root itself, then what the host shows, each over the snapshots that hold it.
     pub fn areas(&self, snapshots: &[Below]) -> Vec<Area> {
-        let names = std::iter::once("").chain(self.shown.iter().copied());
-        names.map(|at| Area { at: at.to_owned(), lowers: lowers(at, snapshots) }).collect()
+        let areas = std::iter::once(("", AreaKind::Private)).chain(self.shown.iter().copied());
+        areas.map(|(at, kind)| Area { at: at.to_owned(), kind, lowers: lowers(at, snapshots) }).collect()
     }
 
     /// The directories an upper needs.
-    pub fn area_dirs(&self) -> impl Iterator<Item = &str> {
-        std::iter::once("root").chain(self.shown.iter().copied())
+    pub fn area_dirs(&self) -> impl Iterator<Item = String> {
+        let private = self.shown.iter().filter(|(_, kind)| *kind == AreaKind::Private).map(|(at, _)| *at);
+        std::iter::once("").chain(private).map(area_dir)
+    }
+
+    fn has(&self, at: &str) -> bool {
+        self.shown.iter().any(|(name, _)| *name == at)
     }
 
     /// What a fresh Body finds in its upper. Over a snapshot only what makes it somebody else.
@@ -95,13 +114,14 @@ impl HostRoot {
         let mut seeds: Vec<Seed> = Vec::new();
         if snapshots.is_empty() {
             seeds.extend(DIRS.iter().map(|(path, mode, owner)| dir(path, *mode, *owner)));
-            seeds.extend(self.shown.iter().map(|name| dir(&format!("root/{name}"), 0o755, 0)));
+            let places = self.shown.iter().filter(|(name, _)| !name.contains('/'));
+            seeds.extend(places.map(|(name, _)| dir(&format!("root/{name}"), 0o755, 0)));
             seeds.extend(self.links.iter().map(|(name, target)| Seed::Link { path: format!("root/{name}"), target: target.clone() }));
-            if self.shown.contains(&"usr") {
-                seeds.extend(LOCAL_DIRS.iter().map(|name| dir(&format!("usr/{name}"), 0o755, 0)));
+            if self.has("usr/local") {
+                seeds.extend(LOCAL_DIRS.iter().map(|name| dir(&format!("usr-local/{name}"), 0o755, 0)));
             }
         }
-        if !self.shown.contains(&"etc") {
+        if !self.has("etc") {
             return seeds;
         }
         seeds.push(file("hostname", format!("{body}\n")));
@@ -161,9 +181,9 @@ mod tests {
     #[test]
     fn the_host_shows_programs_and_no_people() {
         let root = HostRoot::look();
-        assert!(root.shown.contains(&"usr") && root.shown.contains(&"etc"));
+        assert!(root.has("usr") && root.has("etc"));
         for secret in ["home", "root", "run", "srv", "mnt", "media", "var", "tmp", "boot"] {
-            assert!(!root.shown.contains(&secret));
+            assert!(!root.has(secret));
         }
         let text = accounts("/etc/passwd", PASSWD_OURS);
         assert_eq!(text.lines().filter(|line| line.contains(":1000:")).count(), 1);

@@ -71,6 +71,8 @@ pub struct Maker {
     pub programs: Programs,
     /// What this host has.
     pub capacity: HostCapacity,
+    /// Where it has its cgroups.
+    pub cgroups: sys::cgroup::Mounts,
 }
 
 /// A Body that was just made.
@@ -82,6 +84,8 @@ pub struct Made {
     pub ready: Ready,
     /// The maker's side of a Body that lives as long as its maker.
     pub tether: Tether,
+    /// Its cgroups.
+    pub cgroups: Vec<proto::launch::Cgroup>,
 }
 
 /// Dropped, it ends a Body of [`Life::Run`], and a kept one unless it was slackened before.
@@ -156,7 +160,7 @@ impl Maker {
     /// Starts the launcher ahead, so that it gets ready while its plan is being made.
     pub fn start_launcher(&self) -> Result<Launcher, ProcessError> {
         // A v2 group is entered by the fork itself, so there the fork must wait for the plan.
-        let when = if groups::uses_v2() { "late" } else { "early" };
+        let when = if groups::uses_v2(&self.cgroups) { "late" } else { "early" };
         let child = Command::new(&self.programs.launch)
             // What `ps` shows, also inside the Body: no path of the host.
             .arg0("pal-launch")
@@ -177,7 +181,7 @@ impl Maker {
         if spec.life == Life::Kept {
             prepare_upper(dir.path(), spec, &root).map_err(ProcessError::Upper)?;
         }
-        let bounds = groups::bound(&spec.id, &spec.limits, self.capacity.cpus, spec.ids.has_root());
+        let bounds = groups::bound(&self.cgroups, &spec.id, &spec.limits, self.capacity.cpus, spec.ids.has_root());
         let plan = self.plan(dir, spec, token, snapshots, &root, &bounds);
         let cgroups = bounds.cgroups;
         match send(launcher, &plan) {
@@ -292,7 +296,7 @@ impl Begun {
         let error = match read_report(&mut self.tether) {
             Ok(Report::Ready(ready)) => {
                 let enforcement = Enforcement { mechanisms: ready.mechanisms.clone() };
-                return Ok(Made { enforcement, ready, tether: self.tether });
+                return Ok(Made { enforcement, ready, tether: self.tether, cgroups: self.cgroups });
             }
             Ok(Report::Failed(failed)) => ProcessError::Refused(failed),
             Err(error) => ProcessError::Launcher(error),

@@ -129,7 +129,7 @@ impl Fleet {
             tether.slacken();
         }
         let running = Running { boot_id: String::new(), pid: ready.pid, ticks: ready.ticks, keeper: ready.keeper, cgroups };
-        let held = Held { tether, running, output_max: spec.limits.output.0, life: spec.life };
+        let held = Held { tether, running, spec: spec.clone() };
         self.tethers().insert(spec.id.clone(), held);
         Ok((enforcement, ready.pid))
     }

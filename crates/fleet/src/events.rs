@@ -45,17 +45,17 @@ pub struct LogEntry {
 impl Fleet {
     /// Events after `after`, oldest first, at most `limit`.
     pub fn events(&self, after: u64, body: Option<&BodyId>, limit: usize) -> Result<Vec<Event>, Failure> {
-        self.store.events(&Query { after, body: body.cloned(), limit }).map_err(failures::read)
+        self.store()?.events(&Query { after, body: body.cloned(), limit }).map_err(failures::read)
     }
 
     /// Place of the newest event.
     pub fn last_event(&self) -> Result<u64, Failure> {
-        self.store.last_seq().map_err(failures::read)
+        self.store()?.last_seq().map_err(failures::read)
     }
 
     /// Looks at the whole log.
     pub fn verify_events(&self) -> Result<Verdict, Failure> {
-        Ok(match self.store.verify().map_err(failures::read)? {
+        Ok(match self.store()?.verify().map_err(failures::read)? {
             store::Verdict::Whole { events, head } => Verdict::Whole { events, head },
             store::Verdict::Broken { seq, why } => Verdict::Broken { seq, why: why.to_string() },
         })
@@ -71,7 +71,7 @@ impl Fleet {
 
     fn log_entry(&self, start: &Event, ended: Option<&Event>) -> LogEntry {
         let argv = start.data["argv"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let said = |stream: &str| ended.map_or((Vec::new(), false), |end| record::read_back(&self.store, &end.data[stream]));
+        let said = |stream: &str| ended.zip(self.store.get()).map_or((Vec::new(), false), |(end, store)| record::read_back(store, &end.data[stream]));
         let ((mut output, cut_out), (errors, cut_err)) = (said("stdout"), said("stderr"));
         output.extend(errors);
         LogEntry {

@@ -59,8 +59,7 @@ impl Fleet {
         let Some((command, arguments)) = request.argv.split_first() else {
             return Err(Failure::new(Kind::Usage, "no command was given").hint("write it after `--`: pal run -- uname -a"));
         };
-        let running = self.running(id)?;
-        let output_max = self.output_max(id);
+        let (running, output_max) = self.running_for_exec(id)?;
         let started = json!({
             "argv": request.argv, "user": request.user, "workdir": request.workdir, "tty": request.tty.is_some(),
             "env": request.env.keys().collect::<Vec<_>>(), "timeout_ms": request.timeout.map(|timeout| timeout.as_millis() as u64),
@@ -102,11 +101,6 @@ impl Fleet {
             input: Arc::default(),
             tty: request.tty.is_some(),
         })
-    }
-
-    fn output_max(&self, id: &BodyId) -> u64 {
-        let spec = body::BodyDir::at(self.body_path(id)).spec();
-        spec.map_or(0, |spec| spec.limits.output.0)
     }
 
     fn never_ran(&self, id: &BodyId, seq: u64, error: GuestError) -> Failure {
@@ -189,7 +183,7 @@ impl Exec<'_> {
             From::Stderr(bytes) => (&mut self.stderr, Output::Stderr(bytes.clone()), bytes),
             From::Pty(bytes) => (&mut self.stdout, Output::Tty(bytes.clone()), bytes),
         };
-        recorder.push(&self.fleet.store, &bytes)?;
+        recorder.push(self.fleet.store()?, &bytes)?;
         Ok(output)
     }
 

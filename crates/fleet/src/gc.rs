@@ -26,8 +26,9 @@ impl Fleet {
         self.sweep_claims(sweep, &mut found);
         self.sweep_parts(sweep, &mut found);
         if sweep == Sweep::Remove {
-            let _ = self.store.sweep_artifacts();
-            self.store.tidy();
+            let store = self.store()?;
+            let _ = store.sweep_artifacts();
+            store.tidy();
         }
         Ok(found)
     }

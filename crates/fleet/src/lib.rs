@@ -22,12 +22,13 @@ mod view;
 use std::{
     collections::HashMap,
     path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use body::process::{Launcher, Maker, Tether};
 use data::Ahead;
-use proto::{BodyId, Draft, Event, Failure, Kind};
+use proto::{BodyId, Draft, Event, Failure, Kind, Spec, launch::Running};
+use store::Store;
 
 pub use data::Config;
 pub use doctor::{Doctor, Finding, LayerReport};
@@ -45,10 +46,12 @@ pub struct Fleet {
     data: PathBuf,
     /// What tokens are made of.
     key: String,
-    store: store::Store,
+    durability: Durability,
+    /// Opened when it is first needed.
+    store: OnceLock<Store>,
     maker: Maker,
     /// Keepers that are this process's children: to be waited for, and for some Bodies the thread they hang by.
-    tethers: Mutex<HashMap<BodyId, Tether>>,
+    tethers: Mutex<HashMap<BodyId, Held>>,
     /// What is started ahead.
     ahead: Ahead,
     /// Started ahead.
@@ -59,11 +62,20 @@ pub struct Fleet {
     leaving: Mutex<Vec<Tether>>,
 }
 
+/// A Body that this process made.
+#[derive(Debug)]
+struct Held {
+    tether: Tether,
+    /// Where it runs and what it is: asked for by each exec.
+    running: Running,
+    spec: Spec,
+}
+
 impl Drop for Fleet {
     fn drop(&mut self) {
         let pending = std::mem::take(self.pending.get_mut().unwrap_or_else(PoisonError::into_inner));
-        if !pending.is_empty() {
-            let _ = self.store.append_all(pending);
+        if let (Some(store), false) = (self.store.get(), pending.is_empty()) {
+            let _ = store.append_all(pending);
         }
     }
 }
@@ -108,15 +120,27 @@ impl Fleet {
         }
     }
 
-    fn tethers(&self) -> MutexGuard<'_, HashMap<BodyId, Tether>> {
+    fn tethers(&self) -> MutexGuard<'_, HashMap<BodyId, Held>> {
         held(&self.tethers)
+    }
+
+    fn take_tether(&self, id: &BodyId) -> Option<Tether> {
+        self.tethers().remove(id).map(|held| held.tether)
+    }
+
+    fn store(&self) -> Result<&Store, Failure> {
+        if let Some(store) = self.store.get() {
+            return Ok(store);
+        }
+        let opened = Store::open(&self.data, self.durability).map_err(failures::open)?;
+        Ok(self.store.get_or_init(|| opened))
     }
 
     /// Appends an event, after those that wait for it.
     fn append(&self, draft: Draft) -> Result<Event, Failure> {
         let mut pending = held(&self.pending);
         let drafts = pending.iter().cloned().chain([draft]).collect();
-        let written = self.store.append_all(drafts).map_err(failures::append)?;
+        let written = self.store()?.append_all(drafts).map_err(failures::append)?;
         pending.clear();
         written.into_iter().next_back().ok_or_else(|| Failure::new(Kind::Internal, "an event was not written"))
     }

@@ -119,6 +119,17 @@ impl Fleet {
         Guest::new(&self.body_path(id), self.token(id))
     }
 
+    /// Where a Body runs and how much of its output is kept. What this process made and ends itself is not looked up:
+    /// if it is gone, the connection to its guest says so.
+    pub(crate) fn running_for_exec(&self, id: &BodyId) -> Result<(Running, u64), Failure> {
+        if let Some(held) = self.tethers().get(id).filter(|held| held.spec.life == Life::Run) {
+            return Ok((held.running.clone(), held.spec.limits.output.0));
+        }
+        let running = self.running(id)?;
+        let spec = self.dir(id)?.spec().map_err(|error| failures::dir(id, error))?;
+        Ok((running, spec.limits.output.0))
+    }
+
     /// Where a Body runs, or why it does not.
     pub(crate) fn running(&self, id: &BodyId) -> Result<Running, Failure> {
         let dir = self.dir(id)?;
@@ -155,7 +166,7 @@ impl Fleet {
             return Err(Failure::new(Kind::Conflict, format!("Body {id} kept its files in memory and cannot be started again"))
                 .hint(format!("remove it: pal rm {id}")));
         }
-        if let Some(mut tether) = self.tethers().remove(id) {
+        if let Some(mut tether) = self.take_tether(id) {
             tether.bury();
         }
         let snapshots = self.below(&spec)?;
@@ -207,7 +218,7 @@ impl Fleet {
             }
             Condition::Stopped | Condition::Dead(_) | Condition::Lost => {}
         }
-        if let Some(mut tether) = self.tethers().remove(id) {
+        if let Some(mut tether) = self.take_tether(id) {
             tether.bury();
         }
         // A Body that was stopped is stopped, also when its guest had to be killed for it.
@@ -227,29 +238,28 @@ impl Fleet {
 
     /// Removes a Body and its files. One that runs needs [`Force::Yes`].
     pub async fn remove(&self, id: &BodyId, force: Force) -> Result<(), Failure> {
-        let tether = self.tethers().remove(id);
+        let held = self.tethers().remove(id);
+        let held = match held {
+            Some(held) if held.spec.life == Life::Run && force == Force::Yes => return self.let_go(id, held),
+            held => held,
+        };
         let (dir, spec, lock) = match self.locked(id) {
             Ok(locked) => locked,
             Err(failure) => {
                 // A Body that lived by our tether and ended with it.
-                tether.map(|mut tether| tether.bury());
+                held.map(|mut held| held.tether.bury());
                 return Err(failure);
             }
         };
         let condition = dir.condition().map_err(|error| failures::dir(id, error))?;
         if let (Condition::Running(_) | Condition::Paused(_), Force::No) = (&condition, force) {
-            if let Some(tether) = tether {
-                self.tethers().insert(id.clone(), tether);
+            if let Some(held) = held {
+                self.tethers().insert(id.clone(), held);
             }
             return Err(Failure::new(Kind::Conflict, format!("Body {id} is running")).hint(format!("stop it first: pal stop {id}, or end it: pal rm --force {id}")));
         }
         self.write("body.removed", id, json!({}))?;
-        match (tether, spec.life) {
-            (Some(mut tether), Life::Run) => {
-                tether.cut();
-                tether.wait_cleared();
-                self.let_leave(tether);
-            }
+        match (held.map(|held| held.tether), spec.life) {
             (tether, _) => {
                 if let Condition::Running(running) | Condition::Paused(running) = &condition {
                     process::kill(&dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
@@ -259,6 +269,21 @@ impl Fleet {
         }
         self.clear_away(&dir, &spec)?;
         drop(lock);
+        self.drop_unused_snapshots(&spec)
+    }
+
+    /// Ends a Body that hangs by our own tether; its keeper clears it away.
+    fn let_go(&self, id: &BodyId, held: crate::Held) -> Result<(), Failure> {
+        let crate::Held { mut tether, spec, .. } = held;
+        self.write("body.removed", id, json!({}))?;
+        tether.cut();
+        tether.wait_cleared();
+        self.let_leave(tether);
+        let dir = BodyDir::at(self.body_path(id));
+        if dir.path().exists() {
+            // The keeper was killed, or the guest had ended before.
+            self.clear_away(&dir, &spec)?;
+        }
         self.drop_unused_snapshots(&spec)
     }
 

@@ -9,7 +9,7 @@ use std::{
 
 use proto::{
     Mechanism,
-    launch::{Area, Plan, Seed, Upper},
+    launch::{Area, AreaKind, Plan, Seed, Upper},
 };
 use rustix::{
     fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid},
@@ -82,7 +82,8 @@ fn memory_upper(plan: &Plan, private: &Path) -> io::Result<()> {
     for kind in ["upper", "work"] {
         let dir = private.join(kind);
         rustix::fs::mkdir(&dir, mode)?;
-        plan.areas.iter().try_for_each(|area| rustix::fs::mkdir(dir.join(area.dir_name()), mode))?;
+        let private = plan.areas.iter().filter(|area| area.kind == AreaKind::Private);
+        private.into_iter().try_for_each(|area| rustix::fs::mkdir(dir.join(area.dir_name()), mode))?;
     }
     Ok(())
 }
@@ -136,6 +137,9 @@ fn mount_area(stack: &Stack<'_>, area: &Area) -> Result<Option<Mechanism>, StepE
         return Ok(None);
     }
     let place = Path::new(".").join(&area.at);
+    if area.kind == AreaKind::Shown {
+        return show(area, &place).map(|()| None);
+    }
     match stack.mount(area, &place) {
         Ok(()) => Ok(None),
         // EINVAL: the lower has mounts below it, which a user namespace may not leave out.
@@ -168,9 +172,14 @@ impl Stack<'_> {
 }
 
 fn read_only_area(area: &Area, place: &Path) -> Result<Option<Mechanism>, StepError> {
-    let Some(lowest) = area.lowers.last() else { return Ok(None) };
-    let attrs = Attrs { read_only: true, ..Attrs::default() };
-    sys::mount::bind(&lowest.path, place, attrs, Below::Too).step(format!("show /{} read-only", area.at))?;
+    show(area, place)?;
     let reason = "the host has mounts below it, so it is shown read-only and without the Body's own changes";
     Ok(Some(Mechanism::degraded(format!("private /{}", area.at), reason)))
+}
+
+/// The host's own directory, with what is mounted below it, read-only.
+fn show(area: &Area, place: &Path) -> Result<(), StepError> {
+    let Some(lowest) = area.lowers.last() else { return Ok(()) };
+    let attrs = Attrs { read_only: true, ..Attrs::default() };
+    sys::mount::bind(&lowest.path, place, attrs, Below::Too).step(format!("show /{}", area.at))
 }

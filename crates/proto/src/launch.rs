@@ -109,8 +109,20 @@ pub enum Seed {
 pub struct Area {
     /// Where in the Body, without a leading `/`; empty for the root.
     pub at: String,
+    /// What the Body may do there.
+    pub kind: AreaKind,
     /// Read-only directories, nearest first.
     pub lowers: Vec<Lower>,
+}
+
+/// What a Body may do in an area.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AreaKind {
+    /// Change it, in its own upper.
+    Private,
+    /// Look: the last of its lowers, as it is. Reading through an overlay costs a third more.
+    Shown,
 }
 
 /// One read-only directory below an upper.
@@ -124,14 +136,14 @@ pub struct Lower {
 
 impl Area {
     /// The name of this area's directory in an upper or a snapshot.
-    pub fn dir_name(&self) -> &str {
+    pub fn dir_name(&self) -> String {
         area_dir(&self.at)
     }
 }
 
 /// The name of an area's directory: `root` for the root itself.
-pub fn area_dir(at: &str) -> &str {
-    if at.is_empty() { "root" } else { at }
+pub fn area_dir(at: &str) -> String {
+    if at.is_empty() { "root".to_owned() } else { at.replace('/', "-") }
 }
 
 /// A cgroup that the Body's first process enters before it is anything else.

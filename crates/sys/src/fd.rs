@@ -9,6 +9,8 @@ use std::{
 
 use rustix::fs::{Mode, OFlags};
 
+const READ_AHEAD: usize = 8 << 10;
+
 /// A name for what a descriptor stands for, good in this process only.
 ///
 /// Needed where the kernel takes a path, but the directories on the way to it may not be searched by our ids.
@@ -23,7 +25,8 @@ pub fn open_path(path: &Path) -> io::Result<OwnedFd> {
 
 /// Reads a small file whole; longer ones are an error.
 pub fn read_small(path: &Path, len_max: u64) -> io::Result<String> {
-    let mut text = String::new();
+    // Kernel files have no size to go by; without room of its own a string would grow by reads of 32 bytes.
+    let mut text = String::with_capacity(usize::try_from(len_max).unwrap_or(usize::MAX).min(READ_AHEAD));
     File::open(path)?.take(len_max + 1).read_to_string(&mut text)?;
     if text.len() as u64 > len_max {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, "longer than it may be"));
