@@ -6,12 +6,16 @@ use std::{
     convert::Infallible,
     io,
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited, combinators::BoxBody};
-use hyper::{Method, Request, Response, StatusCode, body::Incoming, client::conn::http1::SendRequest, header};
+use hyper::{Method, Request, Response, body::Incoming, client::conn::http1::SendRequest, header};
 use hyper_util::rt::TokioIo;
 use prost::Message;
 use proto::{
@@ -59,26 +63,54 @@ pub fn whole(bytes: impl Into<Bytes>) -> Sent {
     Full::new(bytes.into()).map_err(|never: Infallible| match never {}).boxed()
 }
 
-/// Contents of a request that are sent as they arrive.
-pub fn streamed(pieces: tokio::sync::mpsc::Receiver<Result<Bytes, io::Error>>) -> Sent {
-    BodyExt::boxed(Pieces(pieces))
+/// What is sent as it arrives.
+pub type Arriving = tokio::sync::mpsc::Receiver<Result<Bytes, io::Error>>;
+
+/// Contents of a request that are sent as they arrive, and how far that is.
+struct Pieces {
+    arriving: Arriving,
+    progress: Arc<Progress>,
 }
 
-struct Pieces(tokio::sync::mpsc::Receiver<Result<Bytes, io::Error>>);
+#[derive(Default)]
+struct Progress {
+    /// Pieces the guest's side has taken.
+    taken: AtomicU64,
+    /// The next one is our own to bring.
+    ours: AtomicBool,
+}
+
+impl Progress {
+    /// Returns when the guest has taken nothing for as long as an answer may take.
+    async fn stalled(&self) {
+        let mut seen = None;
+        loop {
+            let taken = Some(self.taken.load(Ordering::Relaxed)).filter(|_| !self.ours.load(Ordering::Relaxed));
+            if taken.is_some() && taken == seen {
+                return;
+            }
+            seen = taken;
+            tokio::time::sleep(ANSWER).await;
+        }
+    }
+}
 
 impl hyper::body::Body for Pieces {
     type Data = Bytes;
     type Error = io::Error;
 
     fn poll_frame(mut self: std::pin::Pin<&mut Self>, context: &mut std::task::Context<'_>) -> std::task::Poll<Option<Result<hyper::body::Frame<Bytes>, io::Error>>> {
-        self.0.poll_recv(context).map(|piece| piece.map(|piece| piece.map(hyper::body::Frame::data)))
+        let piece = self.arriving.poll_recv(context);
+        self.progress.taken.fetch_add(1, Ordering::Relaxed);
+        self.progress.ours.store(piece.is_pending(), Ordering::Relaxed);
+        piece.map(|piece| piece.map(|piece| piece.map(hyper::body::Frame::data)))
     }
 }
 
 /// The next piece of an answer that comes in pieces.
 pub async fn piece(body: &mut Incoming) -> Result<Option<Bytes>, GuestError> {
     loop {
-        match body.frame().await {
+        match in_time(body.frame()).await? {
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) => return Ok(Some(data)),
                 Err(_) => continue,
@@ -126,7 +158,7 @@ impl Guest {
 
     /// Asks one short question of envd's protocol.
     pub async fn ask<Q: Message, A: Message + Default>(&self, method: &str, question: &Q) -> Result<A, GuestError> {
-        self.line().await?.ask(method, question).await
+        in_time(self.line().await?.ask(method, question)).await?
     }
 
     /// Who answers, and since when.
@@ -170,10 +202,16 @@ impl Guest {
     }
 
     /// Writes a tree of files.
-    pub async fn write_tree(&self, path: &str, user: Option<&str>, contents: Sent) -> Result<(), GuestError> {
+    pub async fn write_tree(&self, path: &str, user: Option<&str>, arriving: Arriving) -> Result<(), GuestError> {
         let mut line = self.line().await?;
         let asked = line.request(Method::PUT, &tree_path(path, user));
-        let response = line.sender.send_request(built(asked, contents)?).await.map_err(GuestError::Broken)?;
+        let progress = Arc::new(Progress::default());
+        let contents = BodyExt::boxed(Pieces { arriving, progress: progress.clone() });
+        let answer = line.sender.send_request(built(asked, contents)?);
+        let response = tokio::select! {
+            response = answer => response.map_err(GuestError::Broken)?,
+            () = progress.stalled() => return Err(GuestError::Silent),
+        };
         accepted(response).await.map(drop)
     }
 }
@@ -208,8 +246,7 @@ impl Line {
     }
 
     async fn send(&mut self, asked: hyper::http::request::Builder, body: Sent) -> Result<Response<Incoming>, GuestError> {
-        let answer = self.sender.send_request(built(asked, body)?);
-        tokio::time::timeout(ANSWER, answer).await.map_err(|_| GuestError::Silent)?.map_err(GuestError::Broken)
+        in_time(self.sender.send_request(built(asked, body)?)).await?.map_err(GuestError::Broken)
     }
 
     async fn short(&mut self, method: Method, path: &str, body: Sent) -> Result<Bytes, GuestError> {
@@ -239,15 +276,20 @@ fn built(asked: hyper::http::request::Builder, body: Sent) -> Result<Request<Sen
     asked.body(body).map_err(|error| GuestError::Protocol(error.to_string()))
 }
 
+/// What a guest that keeps us waiting is not given longer for.
+pub async fn in_time<T>(act: impl Future<Output = T>) -> Result<T, GuestError> {
+    tokio::time::timeout(ANSWER, act).await.map_err(|_| GuestError::Silent)
+}
+
 async fn collect(body: Incoming) -> Result<Bytes, GuestError> {
-    let limited = Limited::new(body, MESSAGE_LEN_MAX).collect().await;
+    let limited = in_time(Limited::new(body, MESSAGE_LEN_MAX).collect()).await?;
     limited.map(http_body_util::Collected::to_bytes).map_err(|error| GuestError::Protocol(error.to_string()))
 }
 
 /// The answer, unless it is an error in Connect's words or in HTTP's.
 async fn accepted(response: Response<Incoming>) -> Result<Response<Incoming>, GuestError> {
     let status = response.status();
-    if status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS {
+    if status.is_success() {
         return Ok(response);
     }
     let body = collect(response.into_body()).await?;

@@ -42,7 +42,7 @@ impl Fleet {
         let (sender, receiver) = mpsc::channel(8);
         let source = host.to_owned();
         let walked = tokio::task::spawn_blocking(move || send_tree(&source, sender));
-        let sent = self.guest(id).write_tree(&target, None, body::guest::streamed(receiver)).await;
+        let sent = self.guest(id).write_tree(&target, None, receiver).await;
         let copied = walked.await.map_err(|error| Failure::new(Kind::Internal, "the copy was cut short").because(error))?;
         // The guest's refusal is the cause when both fail: the walk then only noticed that nobody listens.
         sent.map_err(failures::guest)?;

@@ -116,9 +116,14 @@ impl Fleet {
 /// Opens the stream and waits for its first word: the command's pid.
 async fn begin(guest: &Guest, start: &StartRequest, request: &ExecRequest) -> Result<(Stream, u32), GuestError> {
     let mut stream = guest.start(start, request.user.as_deref(), request.timeout).await?;
+    let pid = body::guest::in_time(first_word(&mut stream)).await??;
+    Ok((stream, pid))
+}
+
+async fn first_word(stream: &mut Stream) -> Result<u32, GuestError> {
     loop {
         match stream.next().await?.and_then(|event| event.event) {
-            Some(process_event::Event::Start(start)) => return Ok((stream, start.pid)),
+            Some(process_event::Event::Start(start)) => return Ok(start.pid),
             Some(process_event::Event::Keepalive(_)) => {}
             _ => return Err(GuestError::Protocol("the first event is not a start".into())),
         }
