@@ -7,5 +7,6 @@ mod events;
 mod exec;
 mod fleets;
 mod fork;
+mod hostile;
 mod life;
 mod limits;
