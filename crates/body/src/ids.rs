@@ -79,6 +79,23 @@ pub fn record(ids: &Ids) -> Mechanism {
     }
 }
 
+/// What becomes of the caller's own groups.
+pub fn groups_record(ids: &Ids) -> Mechanism {
+    let name = "groups";
+    if ids.has_root() {
+        return Mechanism::enforced(name, "none of the host's groups is held inside");
+    }
+    let own = rustix::process::getgid();
+    match rustix::process::getgroups().unwrap_or_default().iter().filter(|group| **group != own).count() {
+        0 => Mechanism::enforced(name, "the Body's `user` holds your own group and no other"),
+        // The kernel lets nobody drop groups who could not also have been kept out by them.
+        held => Mechanism::degraded(
+            name,
+            format!("{held} more groups of yours are held inside, though by no name: only subordinate ids let them be dropped"),
+        ),
+    }
+}
+
 fn run_of(run: u32) -> Ids {
     let range = vec![IdRange { inside: 0, outside: FIRST + run * RUN, count: RUN }];
     Ids { users: range.clone(), groups: range }

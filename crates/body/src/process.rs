@@ -223,7 +223,7 @@ impl Maker {
             wall_ms: limits.wall_ms,
             disk_bytes: limits.disk.0,
             life: spec.life,
-            mechanisms: std::iter::once(ids::record(&spec.ids)).chain(bounds.mechanisms.iter().cloned()).chain(other_limits(spec)).collect(),
+            mechanisms: [ids::record(&spec.ids), ids::groups_record(&spec.ids)].into_iter().chain(bounds.mechanisms.iter().cloned()).chain(other_limits(spec)).collect(),
         }
     }
 }
