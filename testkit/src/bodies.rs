@@ -3,6 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::{Command, Stdio},
     sync::{Arc, Mutex},
 };
 
@@ -13,7 +14,10 @@ use proto::{
     spec::{Access, Mount},
 };
 
-use crate::{Temporary, leaks, probe};
+use crate::{
+    Temporary, leaks,
+    probe::{self, Verdict},
+};
 
 /// Where [`Bodies::probed`] shows the probe.
 pub const PROBE_INSIDE: &str = "/mnt/probe/probe";
@@ -154,6 +158,17 @@ impl Bodies {
     pub async fn feed<S: Into<String>>(&self, id: &BodyId, argv: impl IntoIterator<Item = S>, input: &[Bytes]) -> Ran {
         let request = ExecRequest { stdin: Stdin::Open, ..ExecRequest::new(argv) };
         ran(self.fleet(), id, request, input).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)))
+    }
+
+    /// Shows that a probe reaches its door on the host, and then that it does not in a Body made [`Bodies::with_probe`].
+    pub async fn denied(&self, id: &BodyId, name: &str, words: &[String]) {
+        let arguments = || ["run", name].into_iter().map(str::to_owned).chain(words.iter().cloned());
+        let output = Command::new(probe::path()).args(arguments()).stdin(Stdio::null()).output().expect("the probe can be run");
+        let control = probe::report(&output.stdout);
+        assert_eq!(control.verdict, Verdict::Reached, "{name}: a denial proves nothing, its door is not open: {}", control.detail);
+        let ran = self.run(id, [PROBE_INSIDE.to_owned()].into_iter().chain(arguments())).await;
+        let inside = probe::report(&ran.stdout);
+        assert_eq!(inside.verdict, Verdict::Denied, "{name}: {}", inside.detail);
     }
 
     /// Every event, oldest first.

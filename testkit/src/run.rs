@@ -28,9 +28,9 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 pub fn run<T: Future<Output = ()>>(layer: &str, callers: Callers, test: impl FnOnce(Bodies) -> T) {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     match (sys::caps::is_host_root(), callers) {
-        (true, Callers { no_root: Some(_), .. }) => return skip("for root"),
-        // What a mere id cannot do, an account with subordinate ids may.
-        (false, Callers { no_user: Some(why), .. }) if !crate::user::is_account() => {
+        (true, Callers { no_root: Some(_), .. }) if !crate::user::is_chosen() => return skip("for root"),
+        // What a mere id cannot do, an account with subordinate ids may, and so on: a test may choose who runs it again.
+        (false, Callers { no_user: Some(why), .. }) if !crate::user::is_chosen() => {
             eprintln!("not for an ordinary user: {why}");
             return skip("as root");
         }

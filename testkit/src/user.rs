@@ -19,18 +19,23 @@ const NOBODYS_IDS: u32 = 300_000_000;
 
 /// Runs the test of that path again as a user who has nothing but an id.
 pub fn run_as_user(test: &str) {
-    run_as_user_with(test, &[], &[]);
-}
-
-/// The same, with variables and supplementary groups.
-pub fn run_as_user_with(test: &str, variables: &[(&str, &str)], groups: &[u32]) {
     if !sys::caps::is_host_root() {
         return skip("as an ordinary user");
     }
     let id = NOBODYS_IDS + std::process::id();
-    again(test, &User { uid: id, gid: id, name: None }, variables, groups);
+    again(test, &User { uid: id, gid: id, name: None }, &[]);
     let left: Vec<i32> = crate::leaks::processes().into_iter().map(|process| process.pid).filter(|pid| owner(*pid) == Some(id)).collect();
     assert_eq!(left, Vec::<i32>::new(), "processes of user {id} are left");
+}
+
+/// Runs the test of that path again as this user and group, or as nobody in particular, with supplementary groups.
+pub fn run_with_groups(test: &str, who: Option<(u32, u32)>, groups: &[u32]) {
+    if !sys::caps::is_host_root() {
+        return skip("as an ordinary user");
+    }
+    let id = NOBODYS_IDS + std::process::id();
+    let (uid, gid) = who.unwrap_or((id, id));
+    again(test, &User { uid, gid, name: Some("") }, groups);
 }
 
 /// Runs the test of that path again as [`ACCOUNT`], whom it makes if need be.
@@ -39,17 +44,18 @@ pub fn run_as_account(test: &str) {
         return skip("as an ordinary user");
     }
     let (uid, gid) = account();
-    again(test, &User { uid, gid, name: Some(ACCOUNT) }, &[], &[]);
+    again(test, &User { uid, gid, name: Some(ACCOUNT) }, &[]);
 }
 
-/// Whether this process runs as [`ACCOUNT`].
-pub fn is_account() -> bool {
-    std::env::var_os("TESTKIT_ACCOUNT").is_some()
+/// Whether this process was chosen for its test: then it runs also what others are excepted from.
+pub fn is_chosen() -> bool {
+    std::env::var_os("TESTKIT_CHOSEN").is_some()
 }
 
 struct User {
     uid: u32,
     gid: u32,
+    /// Of those who were chosen for their test.
     name: Option<&'static str>,
 }
 
@@ -58,7 +64,7 @@ fn owner(pid: i32) -> Option<u32> {
     fs::metadata(format!("/proc/{pid}")).ok().map(|found| found.uid())
 }
 
-fn again(test: &str, user: &User, variables: &[(&str, &str)], groups: &[u32]) {
+fn again(test: &str, user: &User, groups: &[u32]) {
     let home = Temporary::new("user");
     chown(&*home, Some(user.uid), Some(user.gid)).expect("root may give a directory away");
     // The path of a test begins with its crate, which the harness leaves out.
@@ -75,12 +81,12 @@ fn again(test: &str, user: &User, variables: &[(&str, &str)], groups: &[u32]) {
     command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", &*home).env("TMPDIR", &*home);
     command.env("TESTKIT_PROBE", reachable(&probe::path(), &home));
     if let Some(name) = user.name {
-        command.env("USER", name).env("TESTKIT_ACCOUNT", name);
+        command.env("USER", name).env("TESTKIT_CHOSEN", name);
     }
     if let Ok(program) = std::env::var("TESTKIT_PAL") {
         command.env("TESTKIT_PAL", reachable(Path::new(&program), &home));
     }
-    command.envs(variables.iter().copied()).current_dir(&*home).stdin(Stdio::null());
+    command.current_dir(&*home).stdin(Stdio::null());
     let output = command.output().expect("setpriv (util-linux) can be run");
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "as user {}: {}\n{out}\n{err}", user.uid, output.status);

@@ -1,5 +1,6 @@
 //! What a Body does: its life, its commands, its limits, its files, and what is left when it is gone.
 
+mod account;
 mod copy;
 mod data;
 mod death;

@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 
 use fleet::{Create, ExecRequest};
-use proto::{Size, spec::Life};
+use proto::{Size, State, spec::Life};
 use testkit::{
     Bodies, PROBE_INSIDE, body_test,
-    doors::Doors,
+    doors::{Doors, GROUP},
     is_root,
     probe::{self, Control, Report, Verdict},
 };
@@ -99,6 +99,38 @@ async fn a_body_of_an_account_holds_its_root(t: Bodies) {
 #[test]
 fn as_an_account_with_subordinate_ids() {
     testkit::run_as_account("escape::a_body_of_an_account_holds_its_root::process");
+}
+
+/// Groups open doors that an id alone does not. Without subordinate ids the kernel lets nobody drop them; then the
+/// record says so.
+#[body_test(except(root = "it is run with groups, below", user = "it is run with groups, below"))]
+async fn the_callers_groups_are_not_the_bodys(t: Bodies) {
+    for request in [t.passing(), t.kept()] {
+        let view = t.make(t.with_probe(request)).await;
+        let record = view.enforcement.mechanisms.iter().find(|mechanism| mechanism.name == "groups").unwrap();
+        if view.spec.ids.has_root() {
+            assert_eq!(record.state, State::Enforced, "{record:?}");
+            t.denied(view.id(), "host-group", &[format!("gid={GROUP}")]).await;
+        } else {
+            assert!(record.state == State::Degraded && record.reason.starts_with("1 more group"), "{record:?}");
+        }
+    }
+}
+
+#[test]
+fn groups_of_root() {
+    testkit::user::run_with_groups("escape::the_callers_groups_are_not_the_bodys::process", Some((0, 0)), &[GROUP]);
+}
+
+#[test]
+fn groups_of_a_user() {
+    testkit::user::run_with_groups("escape::the_callers_groups_are_not_the_bodys::process", None, &[GROUP]);
+}
+
+#[test]
+fn groups_of_an_account() {
+    let account = is_root().then(testkit::user::account);
+    testkit::user::run_with_groups("escape::the_callers_groups_are_not_the_bodys::process", account, &[GROUP]);
 }
 
 async fn judge(t: &Bodies, request: Create, who: Who) {
