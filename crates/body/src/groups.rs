@@ -255,7 +255,11 @@ impl Groups<'_> {
 fn make_below(parent: &Path, body: &BodyId) -> io::Result<PathBuf> {
     let group = parent.join(format!("{OURS}{body}"));
     match fs::create_dir(&group) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        // Left by a guest whose keeper was killed, perhaps while it was paused: whoever enters must not freeze.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let _ = write_kernel(&group.join("freezer.state"), "THAWED");
+            let _ = write_kernel(&group.join("cgroup.freeze"), "0");
+        }
         done => done?,
     }
     Ok(group)
