@@ -60,7 +60,7 @@ fn run_once<T: Future<Output = ()>>(layer: Layer, test: impl FnOnce(Bodies) -> T
     let outcome = catch_unwind(AssertUnwindSafe(|| runtime.block_on(test(bodies.clone()))));
     let cleared = catch_unwind(AssertUnwindSafe(|| runtime.block_on(bodies.clear())));
     drop(runtime);
-    outcome.and_then(|()| cleared).inspect_err(|_| bodies.give_up())?;
+    outcome.and(cleared).inspect_err(|_| bodies.give_up())?;
     catch_unwind(AssertUnwindSafe(|| drop(bodies)))
 }
 

@@ -17,6 +17,14 @@ pub const ACCOUNT: &str = "palisade-test";
 /// Ids of no account begin here; the test's pid is added, so that tests at the same time differ.
 const NOBODYS_IDS: u32 = 300_000_000;
 
+/// The `pal` of a suite that needs it.
+static PAL: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+
+/// Where `pal` is: what the suite was built with, or where whoever runs it again has put it.
+pub fn pal(built: &str) -> PathBuf {
+    PAL.get_or_init(|| std::env::var_os("TESTKIT_PAL").map_or_else(|| built.into(), PathBuf::from)).clone()
+}
+
 /// Runs the test of that path again as a user who has nothing but an id.
 pub fn run_as_user(test: &str) {
     if !sys::caps::is_host_root() {
@@ -24,8 +32,14 @@ pub fn run_as_user(test: &str) {
     }
     let id = NOBODYS_IDS + std::process::id();
     again(test, &User { uid: id, gid: id, name: None }, &[]);
-    let left: Vec<i32> = crate::leaks::processes().into_iter().map(|process| process.pid).filter(|pid| owner(*pid) == Some(id)).collect();
-    assert_eq!(left, Vec::<i32>::new(), "processes of user {id} are left");
+    nobody_left(id);
+}
+
+/// Those who were told to end may take a moment.
+fn nobody_left(id: u32) {
+    let lives = |process: &crate::leaks::Process| !matches!(process.state, 'Z' | 'X') && owner(process.pid) == Some(id);
+    let left = || crate::leaks::processes().into_iter().filter(lives).collect::<Vec<_>>();
+    crate::wait::blocking(std::time::Duration::from_secs(5), &format!("processes of user {id} are left: {:?}", left()), || left().is_empty().then_some(()));
 }
 
 /// Runs the test of that path again as this user and group, or as nobody in particular, with supplementary groups.
@@ -83,8 +97,8 @@ fn again(test: &str, user: &User, groups: &[u32]) {
     if let Some(name) = user.name {
         command.env("USER", name).env("TESTKIT_CHOSEN", name);
     }
-    if let Ok(program) = std::env::var("TESTKIT_PAL") {
-        command.env("TESTKIT_PAL", reachable(Path::new(&program), &home));
+    if let Some(program) = PAL.get() {
+        command.env("TESTKIT_PAL", reachable(program, &home));
     }
     command.current_dir(&*home).stdin(Stdio::null());
     let output = command.output().expect("setpriv (util-linux) can be run");

@@ -185,7 +185,8 @@ async fn time_is_over_also_for_a_paused_body_whose_maker_is_gone(t: Bodies) {
 
 #[body_test]
 async fn impossible_limits_are_refused_and_leave_nothing(t: Bodies) {
-    let asked: [(&str, fn(&mut Create)); 12] = [
+    type Ask = fn(&mut Create);
+    let asked: [(&str, Ask); 12] = [
         ("memory", |c| c.limits.memory = Some(Size(0))),
         ("memory", |c| c.limits.memory = Some(Size(1))),
         ("memory", |c| c.limits.memory = Some(Size(u64::MAX))),
