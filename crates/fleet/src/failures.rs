@@ -64,7 +64,7 @@ pub fn guest(error: GuestError) -> Failure {
             let kind = match code.as_str() {
                 "not_found" | "404" => Kind::NotFound,
                 "permission_denied" | "unauthenticated" | "401" | "403" => Kind::Denied,
-                "already_exists" | "409" => Kind::Conflict,
+                "already_exists" | "unavailable" | "failed_precondition" | "aborted" | "409" | "503" => Kind::Conflict,
                 "resource_exhausted" | "deadline_exceeded" | "507" => Kind::Limit,
                 "invalid_argument" | "400" => Kind::Usage,
                 _ => Kind::Internal,
