@@ -28,6 +28,13 @@ pub fn artifact(error: ArtifactError) -> Failure {
 }
 
 pub fn dir(id: &BodyId, error: DirError) -> Failure {
+    match &error {
+        // What is half made or half removed is no Body.
+        DirError::Read { name: "spec.json", source } if source.kind() == std::io::ErrorKind::NotFound => {
+            return Failure::new(Kind::NotFound, format!("there is no Body {id}")).hint("list them: pal ls");
+        }
+        _ => {}
+    }
     Failure::new(Kind::Host, format!("the record of Body {id} cannot be used")).because(error).hint("remove what is left of it: pal gc")
 }
 
