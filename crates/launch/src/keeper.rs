@@ -168,7 +168,7 @@ fn settle(plan: &Plan, forked: Forked) -> Result<Kept, StepError> {
     write_running(plan, &ready)?;
     hand_over(plan, &luggage, pipe).step("hand the plan to the Body's first process")?;
     let mut told = File::from(told);
-    told.read_exact(&mut [0u8; 1]).step("hear from the Body's first process")?;
+    wait_parted(&handle, &mut told).step("hear from the Body's first process")?;
     drop((luggage, ends));
     match hear(told)? {
         Told::Done(mechanisms) => ready.mechanisms = mechanisms,
@@ -196,6 +196,20 @@ fn settle(plan: &Plan, forked: Forked) -> Result<Kept, StepError> {
 
 fn write_record(record: &Enforcement) -> io::Result<()> {
     sys::fd::write_whole(Path::new("enforcement.json"), &serde_json::to_vec(record)?)
+}
+
+/// Waits until the child has descriptors of its own. Before that its end closes no pipe: we hold both ends, too.
+fn wait_parted(child: &OwnedFd, told: &mut File) -> io::Result<()> {
+    let mut watched = [PollFd::new(told, PollFlags::IN), PollFd::new(child, PollFlags::IN)];
+    while let Err(errno) = rustix::event::poll(&mut watched, None) {
+        if errno != rustix::io::Errno::INTR {
+            return Err(errno.into());
+        }
+    }
+    if watched[0].revents().is_empty() {
+        return Err(io::Error::other("it ended without a word"));
+    }
+    told.read_exact(&mut [0u8; 1])
 }
 
 fn hand_over(plan: &Plan, luggage: &Luggage, pipe: OwnedFd) -> io::Result<()> {
