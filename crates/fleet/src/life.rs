@@ -108,7 +108,10 @@ impl Fleet {
         if !dir.is_held() {
             return Ok(());
         }
-        if let Ok(Condition::Paused(running)) = dir.condition() {
+        // Its guest may have been killed just before: then its group alone is frozen, and would freeze the next one.
+        let frozen = |running: &Running| running.cgroups.iter().any(|group| sys::cgroup::is_frozen(&group.path));
+        let stopped = |running: &Running| body::dir::alive(running.pid, running.ticks) == Some('T');
+        if let Some(running) = dir.running().ok().flatten().filter(|running| frozen(running) || stopped(running)) {
             process::resume(&running).map_err(|error| failures::process("cannot let the Body go on", error))?;
         }
         dir.let_go().map_err(|error| Failure::new(Kind::Host, "cannot let the Body go on").because(error))
