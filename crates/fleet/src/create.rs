@@ -5,6 +5,7 @@ use std::path::{Component, Path};
 use body::{BodyDir, dir::Lock, host::Below, ids, process::Made};
 use proto::{
     BodyId, Draft, Enforcement, Failure, Kind, Layer, Limits, Spec,
+    limits::HostCapacity,
     launch::Running,
     spec::{Life, Mount, Network},
 };
@@ -150,6 +151,8 @@ impl Fleet {
             (None, Life::Run) => proto::Size((limits.memory.0 / 2).max(proto::limits::DISK_MIN.0)),
             (None, Life::Kept) => proto::Size((host.disk.0 / 4).max(proto::limits::DISK_MIN.0)),
         };
+        // What is in memory needs no room on the disk.
+        let host = if request.life == Life::Run { HostCapacity { disk: host.memory, ..host } } else { host };
         limits.check(host).map_err(|error| Failure::new(Kind::Usage, error.to_string()).hint("see this host's capacity: pal doctor"))?;
         Ok(limits)
     }
