@@ -277,6 +277,17 @@ fn raw(path: &Path, flags: OpenFlags) -> Result<Connection, Error> {
 
 /// Whose database it is: `true` for one that nobody has written to yet.
 fn is_new(connection: &Connection, path: &Path) -> Result<bool, Fault> {
+    match look(connection, path) {
+        // Somebody may have made the tables between two of these questions. What is odd is asked again, of one state.
+        Err(Fault::Clear(OpenError::Foreign { .. })) if connection.is_autocommit() => {
+            let _state = connection.unchecked_transaction()?;
+            look(connection, path)
+        }
+        found => found,
+    }
+}
+
+fn look(connection: &Connection, path: &Path) -> Result<bool, Fault> {
     let header = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
     match (header("application_id")?, header("user_version")?) {
         (APPLICATION_ID, SCHEMA_VERSION) => Ok(false),
