@@ -43,7 +43,8 @@ pub fn write_kernel(path: &Path, text: &str) -> io::Result<()> {
 
 /// Puts a file in place so that readers see the old or the new one, never a part.
 pub fn write_whole(path: &Path, contents: &[u8]) -> io::Result<()> {
-    let part = path.with_extension("part");
+    // A name of its own: two that write the same file at once must not cut each other's short.
+    let part = path.with_extension(format!("part{}", std::process::id()));
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
     let fd = rustix::fs::open(&part, flags, Mode::RUSR | Mode::WUSR)?;
     let written = File::from(fd).write_all(contents).and_then(|()| std::fs::rename(&part, path));
