@@ -51,6 +51,11 @@ pub fn snapshot(error: SnapshotError) -> Failure {
     }
 }
 
+/// What is left of a Body or a snapshot and cannot be removed.
+pub fn removal(error: SnapshotError) -> Failure {
+    Failure::new(Kind::Host, "cannot remove what is left").because(error).hint("try again: pal gc")
+}
+
 pub fn process(doing: &str, error: ProcessError) -> Failure {
     let hint = match &error {
         ProcessError::Refused(failed) => failed.hint.clone(),

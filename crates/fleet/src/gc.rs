@@ -75,7 +75,7 @@ impl Fleet {
         }
         groups::unbound_by_name(id);
         let nobody = proto::spec::Ids { users: Vec::new(), groups: Vec::new() };
-        snapshot::remove(&self.maker.programs, &nobody, dir.path()).map_err(crate::failures::snapshot)
+        snapshot::remove(&self.maker.programs, &nobody, dir.path()).map_err(crate::failures::removal)
     }
 
     fn sweep_snapshots(&self, sweep: Sweep, found: &mut Vec<Garbage>) -> Result<(), Failure> {
@@ -93,7 +93,7 @@ impl Fleet {
             if sweep == Sweep::Remove {
                 let nobody = proto::spec::Ids { users: Vec::new(), groups: Vec::new() };
                 let ids = manifest.map_or(nobody, |manifest| manifest.ids);
-                snapshot::remove(&self.maker.programs, &ids, &path).map_err(crate::failures::snapshot)?;
+                snapshot::remove(&self.maker.programs, &ids, &path).map_err(crate::failures::removal)?;
             }
         }
         Ok(())

@@ -133,7 +133,7 @@ impl Fleet {
             return Err(Failure::new(Kind::Conflict, format!("{user} stands on snapshot {}", manifest.id)).hint("remove that first"));
         }
         self.write("snapshot.removed", &manifest.body, json!({ "snapshot": manifest.id, "name": manifest.name }))?;
-        snapshot::remove(&self.maker.programs, &manifest.ids, &self.snapshot_path(&manifest.id)).map_err(failures::snapshot)?;
+        snapshot::remove(&self.maker.programs, &manifest.ids, &self.snapshot_path(&manifest.id)).map_err(failures::removal)?;
         Ok(manifest.id)
     }
 
@@ -150,7 +150,7 @@ impl Fleet {
         for id in &spec.snapshots {
             let Ok(manifest) = snapshot::read(&self.snapshot_path(id)) else { continue };
             if manifest.for_forks && self.user_of(id)?.is_none() {
-                snapshot::remove(&self.maker.programs, &manifest.ids, &self.snapshot_path(id)).map_err(failures::snapshot)?;
+                snapshot::remove(&self.maker.programs, &manifest.ids, &self.snapshot_path(id)).map_err(failures::removal)?;
             }
         }
         Ok(())

@@ -13,27 +13,28 @@ use rustix::{
 
 use super::{names, open_dir};
 
-/// Removes `name` below `parent` with everything in it. Missing is fine.
+/// Removes `name` below `parent` with everything in it. Missing is fine, also what somebody else removes meanwhile.
 ///
 /// A directory that is not empty is first moved up into the tree's top, so depth costs one rename a level and never
 /// a descriptor or a stack frame.
 pub fn remove(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
-    if unlink(parent, name)? == Unlinked::Gone {
-        return Ok(());
-    }
-    unlock(parent, name);
-    let top = open_dir(parent, name)?;
     let mut moved = 0u64;
-    loop {
-        for child in names(top.as_fd())? {
-            empty_into(top.as_fd(), &child, &mut moved)?;
+    // Again when somebody has put something there since we looked.
+    while unlink(parent, name)? == Unlinked::NotEmpty {
+        unlock(parent, name);
+        let Some(top) = there(open_dir(parent, name))? else { continue };
+        for child in there(names(top.as_fd()))?.unwrap_or_default() {
+            there(empty_into(top.as_fd(), &child, &mut moved))?;
         }
-        // Somebody else may remove it too, or have put something there since we looked.
-        match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
-            Ok(()) | Err(Errno::NOENT) => return Ok(()),
-            Err(Errno::NOTEMPTY) if !names(top.as_fd())?.is_empty() => {}
-            Err(errno) => return Err(errno.into()),
-        }
+    }
+    Ok(())
+}
+
+/// None for what is gone.
+fn there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        found => found.map(Some),
     }
 }
 
@@ -49,7 +50,7 @@ fn empty_into(top: BorrowedFd<'_>, child: &CStr, moved: &mut u64) -> io::Result<
             continue;
         }
         unlock(dir.as_fd(), &name);
-        lift(dir.as_fd(), &name, top, moved)?;
+        there(lift(dir.as_fd(), &name, top, moved))?;
     }
     rustix::fs::unlinkat(top, child, AtFlags::REMOVEDIR)?;
     Ok(())
