@@ -120,7 +120,8 @@ impl Tether {
 
     /// Whether the keeper is gone, without waiting for it.
     pub fn is_buried(&mut self) -> bool {
-        self.child.as_mut().is_none_or(|child| child.try_wait().is_ok_and(|status| status.is_some()))
+        // An error means that somebody else has waited for it.
+        self.child.as_mut().is_none_or(|child| child.try_wait().map_or(true, |status| status.is_some()))
     }
 
     /// Lets the Body go on without its maker, which has written down that there is one: a keeper that never hears
