@@ -1,0 +1,127 @@
+//! `pal` as a program: run to its end, or killed on the way.
+
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use serde_json::Value;
+use testkit::Temporary;
+
+/// What takes longer hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One that was run.
+#[derive(Debug)]
+pub struct Said {
+    /// Its exit code; none when it was killed.
+    pub code: Option<i32>,
+    /// Data.
+    pub out: String,
+    /// Talk.
+    pub err: String,
+}
+
+/// `pal` on a data directory of its own.
+pub struct Pal {
+    program: PathBuf,
+    home: Temporary,
+}
+
+impl Pal {
+    /// A fresh data directory.
+    pub fn new() -> Self {
+        Self { program: program(), home: Temporary::new("crash") }
+    }
+
+    /// Where everything is.
+    pub fn data(&self) -> PathBuf {
+        self.home.join("data")
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(arguments).env("PAL_DATA", self.data()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs it to its end.
+    pub fn run(&self, arguments: &[&str]) -> Said {
+        let mut child = self.command(arguments).spawn().expect("pal can be run");
+        let (pid, (ended, end)) = (child.id(), mpsc::channel());
+        let watch = thread::spawn(move || {
+            let hangs = end.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout);
+            if hangs {
+                testkit::kill(pid as i32);
+            }
+            hangs
+        });
+        let (mut out, mut err) = (String::new(), Vec::new());
+        let mut talk = child.stderr.take().expect("it is piped");
+        let talk = thread::spawn(move || talk.read_to_end(&mut err).map(|_| err));
+        child.stdout.take().expect("it is piped").read_to_string(&mut out).expect("pal prints text");
+        let status = child.wait().expect("a child can be waited for");
+        let _ = ended.send(());
+        let err = talk.join().expect("reading does not fail").expect("it is a pipe");
+        let err = String::from_utf8_lossy(&err).into_owned();
+        assert!(!watch.join().expect("watching does not fail"), "pal {arguments:?} hangs: {out}{err}");
+        Said { code: status.code(), out, err }
+    }
+
+    /// Runs it to a good end; gives what it printed.
+    pub fn ok(&self, arguments: &[&str]) -> String {
+        let said = self.run(arguments);
+        assert_eq!(said.code, Some(0), "pal {arguments:?}: {}{}", said.out, said.err);
+        said.out.trim_end().to_owned()
+    }
+
+    /// The same, as JSON.
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(arguments)).expect("--json prints JSON")
+    }
+
+    /// Runs it and kills it after that long, unless it is faster.
+    pub fn cut(&self, arguments: &[&str], after: Duration) -> Said {
+        let mut child = self.command(arguments).spawn().expect("pal can be run");
+        std::thread::sleep(after);
+        child.kill().expect("a child that was not waited for is there");
+        said(&child.wait_with_output().expect("a child can be waited for"))
+    }
+
+    /// Ids of the Bodies it lists, with their status.
+    pub fn bodies(&self) -> Vec<(String, String)> {
+        let text = |body: &Value, name: &str| body[name].as_str().expect("a Body has it").to_owned();
+        let listed = self.json(&["ls", "--json"]);
+        listed.as_array().expect("a list").iter().map(|body| (text(body, "id"), text(body, "status"))).collect()
+    }
+
+    /// Ids of the snapshots it lists.
+    pub fn snapshots(&self) -> Vec<String> {
+        let listed = self.json(&["snapshots", "--json"]);
+        listed.as_array().expect("a list").iter().map(|snapshot| snapshot["id"].as_str().expect("an id").to_owned()).collect()
+    }
+
+    /// The whole log, which is shown to be whole.
+    pub fn log(&self) -> Vec<Value> {
+        assert_eq!(self.json(&["events", "verify", "--json"])["log"], "whole");
+        self.ok(&["events", "--json"]).lines().map(|line| serde_json::from_str(line).expect("an event")).collect()
+    }
+}
+
+fn said(output: &std::process::Output) -> Said {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Said { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+}
+
+/// What cargo put beside this test, or where whoever runs it again has put it.
+pub fn program() -> PathBuf {
+    let test = std::env::current_exe().expect("this program has a path");
+    let built = test.ancestors().nth(2).unwrap_or(Path::new("/")).join("pal");
+    let found = testkit::user::pal(&built.to_string_lossy());
+    assert!(found.is_file(), "there is no {}: run cargo build -p cli first, or set TESTKIT_PAL", found.display());
+    found
+}
