@@ -53,7 +53,12 @@ impl Fleet {
     }
 
     fn why_garbage(&self, id: &BodyId, dir: &BodyDir) -> Option<&'static str> {
-        let Ok(spec) = dir.spec() else { return Some("it was never finished, or its record is gone") };
+        let spec = match dir.spec() {
+            Ok(spec) => spec,
+            Err(_) if !dir.path().join("spec.json").exists() => return Some("it was never finished"),
+            // Somebody's work may be in it: a record that cannot be read is no leave to remove it.
+            Err(_) => return None,
+        };
         if spec.life == Life::Kept || self.tethers().contains_key(id) {
             return None;
         }
