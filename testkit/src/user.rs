@@ -79,6 +79,7 @@ fn owner(pid: i32) -> Option<u32> {
 }
 
 fn again(test: &str, user: &User, groups: &[u32]) {
+    let _turn = crate::leaks::turn();
     let home = Temporary::new("user");
     chown(&*home, Some(user.uid), Some(user.gid)).expect("root may give a directory away");
     // The path of a test begins with its crate, which the harness leaves out.

@@ -11,3 +11,4 @@ mod fork;
 mod hostile;
 mod life;
 mod limits;
+mod mounts;

@@ -30,6 +30,7 @@ pub fn program() -> PathBuf {
 
 /// Runs a test, removes its Bodies, and looks at what is left.
 pub fn check(test: impl FnOnce(&Pal)) {
+    let _turn = leaks::turn();
     leaks::watch();
     let pal = Pal { dir: Temporary::new("cli") };
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

@@ -20,9 +20,9 @@ cli_test! {
     fn of_several_removes_one_succeeds(pal) {
         let body = pal.ok("create");
         let children: Vec<Child> = (0..4).map(|_| pal.command(["rm", "--force", &body]).spawn().unwrap()).collect();
-        let codes: Vec<i32> = children.into_iter().map(|child| said(child.wait_with_output().unwrap()).code).collect();
-        assert_eq!(codes.iter().filter(|code| **code == 0).count(), 1, "{codes:?}");
-        assert!(codes.iter().all(|code| [0, 121, 122].contains(code)), "{codes:?}");
+        let all: Vec<_> = children.into_iter().map(|child| said(child.wait_with_output().unwrap())).collect();
+        assert_eq!(all.iter().filter(|said| said.code == 0).count(), 1, "{all:?}");
+        assert!(all.iter().all(|said| [0, 121, 122].contains(&said.code)), "{all:?}");
         pal.nothing_left(&[body]);
     }
 }

@@ -95,6 +95,34 @@ fn as_an_account_with_subordinate_ids() {
     testkit::run_as_account("escape::a_body_of_an_account_holds_its_root::process");
 }
 
+/// Other Bodies, and what Palisade keeps of them, are the host's too.
+#[body_test]
+async fn a_body_sees_nothing_of_another_or_of_palisade(t: Bodies) {
+    let other = t.make(t.kept()).await;
+    let name = format!("other-{}", std::process::id());
+    t.sh(other.id(), &format!("cp /bin/sleep ~/{name}; echo secret > ~/secret; (~/{name} 1000 >/dev/null 2>&1 &)")).await.ok();
+    let canary = testkit::wait::until("the other's process runs", || {
+        testkit::leaks::processes().into_iter().find(|process| process.name == name)
+    })
+    .await;
+    let file = |path: std::path::PathBuf| vec![format!("secret={}", path.display())];
+    for request in [t.passing(), t.kept()] {
+        let body = t.make(t.with_probe(request)).await.spec.id;
+        t.denied(&body, "host-directory", &[format!("hostdir={}", t.body_dir(other.id()).display())]).await;
+        t.denied(&body, "host-directory", &[format!("hostdir={}", t.data().display())]).await;
+        for path in [t.data().join("key"), t.data().join("events.db"), t.body_dir(other.id()).join("disk/upper/root/home/user/secret")] {
+            t.denied(&body, "host-file", &file(path.clone())).await;
+            t.denied(&body, "host-file-dotdot", &file(path)).await;
+        }
+        t.denied(&body, "unix-path", &[format!("unix_path={}", t.body_dir(other.id()).join("guest.sock").display())]).await;
+        t.denied(&body, "see-comm", &[format!("comm={name}")]).await;
+        let pid = [format!("pid={}", canary.pid), format!("comm={name}")];
+        for probe in ["see-pid", "signal-pid", "queue-signal-pid", "prlimit-pid"] {
+            t.denied(&body, probe, &pid).await;
+        }
+    }
+}
+
 /// Groups open doors that an id alone does not. Without subordinate ids the kernel lets nobody drop them; then the
 /// record says so.
 #[body_test(except(root = "it is run with groups, below", user = "it is run with groups, below"))]
