@@ -277,6 +277,7 @@ fn keep(plan: &Plan, kept: Kept) -> ExitCode {
     let end = ordered.unwrap_or_else(|| judge(plan, status));
     remove_cgroups(plan);
     if owner_gone {
+        release_ids(plan);
         // Nothing is left but this process, and its maker need not wait for its burial.
         let _ = io::stdout().write_all(b"\n");
         let _ = io::stdout().flush();
@@ -386,6 +387,10 @@ fn remove_directory(plan: &Plan) {
     if let Ok(parent) = rustix::fs::open(parent, flags, rustix::fs::Mode::empty()) {
         let _ = sys::tree::remove(parent.as_fd(), &name);
     }
+}
+
+/// After the last process that had them: from here on another Body may have these ids.
+fn release_ids(plan: &Plan) {
     if let Some(claim) = &plan.claim {
         let _ = std::fs::remove_file(claim);
     }
