@@ -102,19 +102,31 @@ pub fn oom_kills(group: &Path) -> u64 {
 }
 
 /// Stops every process of a v1 freezer group, and waits until they are.
+///
+/// A v1 group in which processes keep appearing can stay `FREEZING` for good: whoever was forked at the wrong moment is
+/// missed. So it is asked again and again, and now and then let go for a moment to begin anew, as runc does.
 pub fn freeze_v1(group: &Path, patience: Duration) -> io::Result<()> {
-    set_v1_state(group, "FROZEN", patience)
+    const LOOKS: u32 = 50;
+    let file = group.join("freezer.state");
+    let mut looks = 0;
+    let frozen = wait_until(patience, || {
+        looks += 1;
+        if looks % LOOKS == 0 {
+            write_kernel(&file, "THAWED")?;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        write_kernel(&file, "FROZEN")?;
+        Ok(read_small(&file, 64)?.trim() == "FROZEN")
+    });
+    // Not half of it.
+    frozen.inspect_err(|_| drop(write_kernel(&file, "THAWED")))
 }
 
 /// Lets them go on.
 pub fn thaw_v1(group: &Path, patience: Duration) -> io::Result<()> {
-    set_v1_state(group, "THAWED", patience)
-}
-
-fn set_v1_state(group: &Path, state: &str, patience: Duration) -> io::Result<()> {
     let file = group.join("freezer.state");
-    write_kernel(&file, state)?;
-    wait_until(patience, || Ok(read_small(&file, 64)?.trim() == state))
+    write_kernel(&file, "THAWED")?;
+    wait_until(patience, || Ok(read_small(&file, 64)?.trim() == "THAWED"))
 }
 
 /// Stops or lets go every process of a v2 group.
