@@ -55,18 +55,6 @@ pub fn mount_new(kind: &str, target: &Path, attrs: Attrs, options: &str) -> io::
     Ok(rustix::mount::mount(kind, target, kind, flags, options.as_c_str())?)
 }
 
-/// A new file system that is nowhere yet: the descriptor is its root, before and after it is attached.
-pub fn new_detached(kind: &str, options: &[(&str, &str)]) -> io::Result<OwnedFd> {
-    use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
-    let making = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
-    for (name, value) in options {
-        rustix::mount::fsconfig_set_string(making.as_fd(), *name, *value)?;
-    }
-    rustix::mount::fsconfig_create(making.as_fd())?;
-    let attrs = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
-    Ok(rustix::mount::fsmount(making.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attrs)?)
-}
-
 /// Makes a file system of our own read-only, wherever it is seen.
 pub fn make_read_only(target: &Path) -> io::Result<()> {
     let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;

@@ -71,16 +71,6 @@ pub fn unshare_cgroup() -> io::Result<()> {
     unshare(libc::CLONE_NEWCGROUP)
 }
 
-/// Moves the caller into a new user and mount namespace.
-pub fn unshare_user_and_mounts() -> io::Result<()> {
-    unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS)
-}
-
-/// Moves the caller into a new mount namespace.
-pub fn unshare_mounts() -> io::Result<()> {
-    unshare(libc::CLONE_NEWNS)
-}
-
 fn unshare(flags: i32) -> io::Result<()> {
     // SAFETY: unshare takes flags only; callers are single-threaded, as user namespaces demand of them.
     if unsafe { libc::unshare(flags) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }

@@ -33,11 +33,6 @@ pub fn set_name(name: &CStr) -> io::Result<()> {
     Ok(rustix::thread::set_name(name)?)
 }
 
-/// Nobody with the same ids may trace this process, read its memory or open what `/proc` says of it.
-pub fn hide_from_peers() -> io::Result<()> {
-    Ok(rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?)
-}
-
 /// The caller dies with its parent, until it takes other ids.
 pub fn die_with_parent() -> io::Result<()> {
     Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)

@@ -11,9 +11,9 @@
 use std::{
     ffi::{CStr, CString},
     io,
-    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd},
     ptr,
-    sync::atomic::{AtomicI32, AtomicU64, Ordering},
+    sync::atomic::{AtomicI32, Ordering},
 };
 
 use libc::{c_int, c_long, c_void};
@@ -137,31 +137,6 @@ pub fn spawn(command: &Command<'_>) -> Result<u32, SpawnError> {
             Err(SpawnError { step: step_of(step), source })
         }
     }
-}
-
-/// Takes ownership of a descriptor that this process was started with, and keeps it from its children.
-///
-/// # Errors
-/// `EBADF` if it is not open, is one of the standard three, or was taken before.
-pub fn take_inherited_fd(number: RawFd) -> io::Result<OwnedFd> {
-    static TAKEN: AtomicU64 = AtomicU64::new(0);
-    let bad = || io::Error::from_raw_os_error(libc::EBADF);
-    if !(FD_FIRST..64).contains(&number) {
-        return Err(bad());
-    }
-    // SAFETY: F_GETFD reads a flag of a number; a closed one is an error, not undefined.
-    if unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    if TAKEN.fetch_or(1 << number, Ordering::AcqRel) & (1 << number) != 0 {
-        return Err(bad());
-    }
-    // SAFETY: setting CLOEXEC on an open number touches no memory.
-    if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: it is open, and TAKEN hands each number out once, so nobody else in this process owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// Sends a signal to every process that the caller may signal, except itself; `0` only asks whether there is one.
@@ -436,16 +411,5 @@ mod tests {
         assert_eq!(fail("/no/such", "/"), (Step::Exec, libc::ENOENT));
         assert_eq!(fail("/etc", "/"), (Step::Exec, libc::EACCES));
         assert_eq!(fail("/bin/sh", "/no/such"), (Step::Directory, libc::ENOENT));
-    }
-
-    #[test]
-    fn an_inherited_descriptor_is_taken_once() {
-        assert_eq!(take_inherited_fd(1).unwrap_err().raw_os_error(), Some(libc::EBADF));
-        assert_eq!(take_inherited_fd(63).unwrap_err().raw_os_error(), Some(libc::EBADF));
-        let spare = rustix::io::fcntl_dupfd_cloexec(File::open("/dev/null").unwrap(), 40).unwrap();
-        let number = std::os::fd::IntoRawFd::into_raw_fd(spare);
-        let taken = take_inherited_fd(number).unwrap();
-        assert!(take_inherited_fd(number).is_err());
-        drop(taken);
     }
 }

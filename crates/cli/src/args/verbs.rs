@@ -131,7 +131,7 @@ pub enum EventsCommand {
     Verify,
 }
 
-/// Remove what nobody needs: leftovers of Bodies that ended badly, and output that no event names.
+/// Remove what nobody needs: leftovers of Bodies that ended badly, and output that was never finished.
 ///
 /// Example: pal gc --dry-run
 #[derive(Debug, clap::Args)]
