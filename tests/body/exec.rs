@@ -240,3 +240,28 @@ async fn ending_the_body_ends_the_command_and_says_so(t: Bodies) {
     let ended = exec.finish().await.unwrap();
     assert_eq!((ended.code, ended.body_end), (137, Some(proto::launch::End::Killed { signal: 9 })));
 }
+
+#[body_test]
+async fn a_tagged_terminal_is_found_again_with_its_newest_output(t: Bodies) {
+    let body = t.create().await;
+    let request = ExecRequest {
+        tag: Some("terminal".into()),
+        tty: Some(TtySize { cols: 80, rows: 24 }),
+        stdin: Stdin::Open,
+        ..ExecRequest::new(["sh", "-c", "printf before; read line; exit 5"])
+    };
+    let mut first = t.fleet().exec(&body, request).await.unwrap();
+    assert_eq!(first.next().await.unwrap(), Some(Output::Tty(Bytes::from_static(b"before"))));
+    // As if the process that held it were gone.
+    drop(first);
+    assert_eq!(t.fleet().tagged(&body).await.unwrap().len(), 1);
+    let second = t.second();
+    assert!(second.attach(&body, "another").await.unwrap().is_none());
+    let mut found = second.attach(&body, "terminal").await.unwrap().expect("it runs");
+    assert_eq!(found.next().await.unwrap(), Some(Output::Tty(Bytes::from_static(b"before"))));
+    found.control().send(Bytes::from_static(b"\n")).await.unwrap();
+    while found.next().await.unwrap().is_some() {}
+    assert_eq!(found.finish().await.unwrap().code, 5);
+    let kinds = t.kinds(&body);
+    assert_eq!(&kinds[kinds.len() - 2..], ["exec.started", "exec.ended"]);
+}

@@ -121,6 +121,15 @@ pub async fn piece(body: &mut Incoming) -> Result<Option<Bytes>, GuestError> {
     }
 }
 
+/// What is heard first of a command that runs already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hear {
+    /// What nobody has heard.
+    Unheard,
+    /// Of a terminal, its newest output.
+    Recent,
+}
+
 /// A Body's guest.
 #[derive(Debug, Clone)]
 pub struct Guest {
@@ -187,9 +196,12 @@ impl Guest {
     }
 
     /// Connects to a command that runs.
-    pub async fn connect(&self, request: &ConnectRequest) -> Result<Stream, GuestError> {
+    pub async fn connect(&self, request: &ConnectRequest, hear: Hear) -> Result<Stream, GuestError> {
         let mut line = self.line().await?;
-        let asked = line.request(Method::POST, "/process.Process/Connect");
+        let mut asked = line.request(Method::POST, "/process.Process/Connect");
+        if hear == Hear::Recent {
+            asked = asked.header(proto::guest::REPLAY, "1");
+        }
         line.stream(asked, request).await
     }
 

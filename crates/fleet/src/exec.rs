@@ -2,13 +2,13 @@
 
 use std::{sync::Arc, time::Instant};
 
-use body::{Guest, guest::{GuestError, Line, Stream}};
+use body::{Guest, guest::{GuestError, Hear, Line, Stream}};
 use bytes::Bytes;
 use proto::{
     BodyId, Draft, Failure, Kind,
     launch::Running,
     wire::process::{
-        CloseStdinRequest, CloseStdinResponse, ProcessConfig, ProcessInput, ProcessSelector, Pty, SendInputRequest, SendInputResponse,
+        CloseStdinRequest, CloseStdinResponse, ConnectRequest, ListRequest, ListResponse, ProcessConfig, ProcessInput, ProcessSelector, Pty, SendInputRequest, SendInputResponse,
         SendSignalRequest, SendSignalResponse, StartRequest, UpdateRequest, UpdateResponse, process_event, process_input,
         process_selector, pty,
     },
@@ -53,6 +53,15 @@ pub struct Exec<'a> {
     tty: bool,
 }
 
+/// What is known of a command when it is first heard.
+struct Found {
+    seq: u64,
+    pid: u32,
+    tty: bool,
+    oom_before: u64,
+    began: Instant,
+}
+
 impl Fleet {
     /// Starts a command in a Body that runs.
     pub async fn exec(&self, id: &BodyId, request: ExecRequest) -> Result<Exec<'_>, Failure> {
@@ -60,10 +69,13 @@ impl Fleet {
             return Err(Failure::new(Kind::Usage, "no command was given").hint("write it after `--`: pal run -- uname -a"));
         };
         let (running, output_max) = self.running_for_exec(id)?;
-        let started = json!({
+        let mut started = json!({
             "argv": request.argv, "user": request.user, "workdir": request.workdir, "tty": request.tty.is_some(),
             "env": request.env.keys().collect::<Vec<_>>(), "timeout_ms": request.timeout.map(|timeout| timeout.as_millis() as u64),
         });
+        if let Some(tag) = &request.tag {
+            started["tag"] = tag.as_str().into();
+        }
         let seq = self.append(Draft::body("exec.started", id, started))?.seq;
         let start = StartRequest {
             process: Some(ProcessConfig {
@@ -73,7 +85,7 @@ impl Fleet {
                 cwd: request.workdir.clone(),
             }),
             pty: request.tty.map(size),
-            tag: None,
+            tag: request.tag.clone(),
             stdin: Some(request.stdin == Stdin::Open),
         };
         let oom_before = oom_kills(&running);
@@ -84,23 +96,60 @@ impl Fleet {
             Ok(opened) => opened,
             Err(error) => return Err(self.never_ran(id, seq, error)),
         };
-        Ok(Exec {
+        let found = Found { seq, pid, tty: request.tty.is_some(), oom_before, began };
+        Ok(self.follow(id, running, output_max, stream, found))
+    }
+
+    /// Listens to a command that was started with that tag, by whichever process; none if there is none.
+    ///
+    /// Of a terminal its newest output comes first, so that its screen can be rebuilt.
+    pub async fn attach(&self, id: &BodyId, tag: &str) -> Result<Option<Exec<'_>>, Failure> {
+        let (running, output_max) = self.running_for_exec(id)?;
+        let oom_before = oom_kills(&running);
+        let began = Instant::now();
+        let selector = ProcessSelector { selector: Some(process_selector::Selector::Tag(tag.to_owned())) };
+        let opened = async {
+            let mut stream = self.guest(id).connect(&ConnectRequest { process: Some(selector) }, Hear::Recent).await?;
+            let pid = body::guest::in_time(first_word(&mut stream)).await??;
+            Ok((stream, pid))
+        };
+        let (stream, pid) = match opened.await {
+            Ok(opened) => opened,
+            Err(GuestError::Refused { code, .. }) if code == "not_found" => return Ok(None),
+            Err(error) => return Err(failures::guest(error)),
+        };
+        let events = self.events(0, Some(id), usize::MAX)?;
+        let started = events.iter().rev().find(|event| event.kind == "exec.started" && event.data["tag"] == tag);
+        let tty = started.is_some_and(|event| event.data["tty"] == true);
+        let found = Found { seq: started.map_or(0, |event| event.seq), pid, tty, oom_before, began };
+        Ok(Some(self.follow(id, running, output_max, stream, found)))
+    }
+
+    /// Tags of the commands that run in a Body, with their pids inside.
+    pub async fn tagged(&self, id: &BodyId) -> Result<Vec<(String, u32)>, Failure> {
+        self.running(id)?;
+        let answer: ListResponse = self.guest(id).ask("/process.Process/List", &ListRequest {}).await.map_err(failures::guest)?;
+        Ok(answer.processes.into_iter().filter_map(|process| Some((process.tag?, process.pid))).collect())
+    }
+
+    fn follow(&self, id: &BodyId, running: Running, output_max: u64, stream: Stream, found: Found) -> Exec<'_> {
+        Exec {
             fleet: self,
             body: id.clone(),
             running,
-            oom_before,
-            seq,
-            pid,
+            oom_before: found.oom_before,
+            seq: found.seq,
+            pid: found.pid,
             stream,
-            started: began,
+            started: found.began,
             stdout: Recorder::new(output_max),
             stderr: Recorder::new(output_max),
             end: None,
             timed_out: false,
             broken: false,
             input: Arc::default(),
-            tty: request.tty.is_some(),
-        })
+            tty: found.tty,
+        }
     }
 
     fn never_ran(&self, id: &BodyId, seq: u64, error: GuestError) -> Failure {

@@ -85,6 +85,8 @@ pub struct ExecRequest {
     pub stdin: Stdin,
     /// When it is killed.
     pub timeout: Option<Duration>,
+    /// A name by which it is found again: [`crate::Fleet::attach`].
+    pub tag: Option<String>,
 }
 
 impl ExecRequest {
@@ -98,6 +100,7 @@ impl ExecRequest {
             tty: None,
             stdin: Stdin::Null,
             timeout: None,
+            tag: None,
         }
     }
 }

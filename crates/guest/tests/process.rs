@@ -278,3 +278,31 @@ async fn silence_is_broken_by_keepalives() {
     events.pid().await;
     assert_eq!(events.message().await, json!({"event": {"keepalive": {}}}));
 }
+
+#[tokio::test]
+async fn a_terminals_newest_output_is_replayed_to_who_asks_for_it() {
+    let guest = Guest::start();
+    let process = json!({"cmd": "/bin/sh", "args": ["-c", "printf first; read line; printf second; exec sleep 60"]});
+    let message = json!({"process": process, "pty": {"size": {"cols": 80, "rows": 24}}, "tag": "t"});
+    let mut heard = guest.stream(START, message).await;
+    heard.pid().await;
+    assert_eq!(heard.output().await, "first");
+    drop(heard);
+    let connect = async |headers: &[(&str, &str)]| {
+        let mut events = guest.stream_with("process.Process/Connect", headers, json!({"process": {"tag": "t"}})).await;
+        events.pid().await;
+        events
+    };
+    assert_eq!(connect(&[("palisade-replay", "1")]).await.output().await, "first");
+    let enter = json!({"process": {"tag": "t"}, "input": {"pty": STANDARD.encode("\n")}});
+    guest.call("process.Process/SendInput", enter).await;
+    // What was heard stays away from those who did not ask for it.
+    let mut plain = connect(&[]).await;
+    let mut said = String::new();
+    while !said.ends_with("second") {
+        said += &plain.output().await;
+    }
+    assert!(!said.contains("first"), "{said:?}");
+    assert_eq!(connect(&[("palisade-replay", "1")]).await.output().await, format!("first{said}"));
+    guest.call("process.Process/SendSignal", json!({"process": {"tag": "t"}, "signal": "SIGNAL_SIGKILL"})).await;
+}

@@ -56,3 +56,6 @@ pub struct Shutdown {
 
 /// `GET /v1/dial?port=N` with this `Upgrade` becomes a raw stream to that port inside.
 pub const DIAL_UPGRADE: &str = "palisade-dial";
+
+/// A header of `Connect`: of a terminal, its newest output comes first, whoever has heard it before.
+pub const REPLAY: &str = "palisade-replay";

@@ -4,6 +4,7 @@
 //! the guest's memory down; a listener that is gone is noticed at once and costs nothing.
 //! What was handed to a connection counts as received; what still waited in the queue of the last listener when it
 //! left goes back into the ring.
+//! Of a terminal the newest output is kept beside that, heard or not: who asks for a replay can rebuild its screen.
 
 use std::{collections::VecDeque, rc::Rc};
 
@@ -21,9 +22,20 @@ const LISTENERS_MAX: usize = 64;
 const PIECE_COST: u64 = 64;
 /// Small pieces of one stream are joined up to this.
 const JOINED_LEN_MAX: usize = 32 * 1024;
+/// Newest output of a terminal that a replay gives.
+const RECENT_LEN_MAX: usize = 64 * 1024;
 
 /// A piece of output.
 pub type Piece = (Stream, Bytes);
+
+/// What somebody who begins to listen wants to hear first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Since {
+    /// What nobody has heard yet.
+    Unheard,
+    /// The newest output of a terminal, whoever has heard it.
+    Recent,
+}
 
 /// Who listens to one process, and what nobody has heard yet.
 #[derive(Debug)]
@@ -31,12 +43,32 @@ pub struct Hub {
     listeners: Vec<(u64, mpsc::Sender<Piece>)>,
     next_id: u64,
     ring: Ring,
+    /// The newest output of a terminal.
+    recent: VecDeque<u8>,
     end: Option<EndEvent>,
 }
 
 impl Hub {
     pub fn new(ring_bytes: u64) -> Self {
-        Self { listeners: Vec::new(), next_id: 0, ring: Ring::new(ring_bytes), end: None }
+        Self { listeners: Vec::new(), next_id: 0, ring: Ring::new(ring_bytes), recent: VecDeque::new(), end: None }
+    }
+
+    fn remember(&mut self, (stream, bytes): &Piece) {
+        if *stream == Stream::Pty {
+            self.recent.extend(bytes);
+            self.recent.drain(..self.recent.len().saturating_sub(RECENT_LEN_MAX));
+        }
+    }
+
+    /// Both what nobody heard and what is recent end where the output ends, so the longer one holds the other.
+    fn missed(&mut self, since: Since) -> (VecDeque<Piece>, usize) {
+        let unheard = self.ring.take();
+        let len = length(&unheard);
+        if since == Since::Recent && self.recent.len() > len {
+            let recent: Vec<u8> = self.recent.iter().copied().collect();
+            return (VecDeque::from([(Stream::Pty, recent.into())]), len);
+        }
+        (unheard, len)
     }
 
     /// Tells the end: listeners hear it once they have heard all output.
@@ -67,7 +99,11 @@ impl Hub {
 impl Process {
     /// Gives a piece to everybody who listens, waiting for room, or keeps it if nobody does.
     pub async fn publish(&self, piece: Piece) {
-        let mut full = self.hub.borrow_mut().offer(&piece);
+        let mut full = {
+            let mut hub = self.hub.borrow_mut();
+            hub.remember(&piece);
+            hub.offer(&piece)
+        };
         // One who was full may have left while we waited for it: then somebody else must have the piece.
         while let Some((id, sender)) = full.pop() {
             if sender.send(piece.clone()).await.is_err() {
@@ -80,8 +116,8 @@ impl Process {
         }
     }
 
-    /// Listens from now on; what nobody has heard yet comes first.
-    pub fn listen(self: &Rc<Self>) -> Result<Listener, Fault> {
+    /// Listens from now on, after what was missed.
+    pub fn listen(self: &Rc<Self>, since: Since) -> Result<Listener, Fault> {
         let mut hub = self.hub.borrow_mut();
         if hub.listeners.len() >= LISTENERS_MAX {
             return Err(Fault::new(Code::ResourceExhausted, "too many listen to this process"));
@@ -93,8 +129,8 @@ impl Process {
         if hub.end.is_none() {
             hub.listeners.push((id, sender));
         }
-        let missed = hub.ring.take();
-        Ok(Listener { process: self.clone(), id, receiver, missed })
+        let (missed, unheard) = hub.missed(since);
+        Ok(Listener { process: self.clone(), id, receiver, missed, unheard })
     }
 
     /// How the process ended, if it did.
@@ -109,8 +145,10 @@ pub struct Listener {
     pub process: Rc<Process>,
     id: u64,
     pub receiver: mpsc::Receiver<Piece>,
-    /// Output that nobody has heard.
+    /// Output from before.
     pub missed: VecDeque<Piece>,
+    /// How many bytes at its end nobody else has heard.
+    unheard: usize,
 }
 
 impl Drop for Listener {
@@ -121,8 +159,14 @@ impl Drop for Listener {
         if !hub.listeners.is_empty() {
             return;
         }
-        while let Some(piece) = self.missed.pop_front() {
-            hub.ring.push(piece);
+        // What was a replay is nobody's loss.
+        let mut heard = length(&self.missed).saturating_sub(self.unheard);
+        while let Some((stream, bytes)) = self.missed.pop_front() {
+            let rest = bytes.slice(heard.min(bytes.len())..);
+            heard = heard.saturating_sub(bytes.len());
+            if !rest.is_empty() {
+                hub.ring.push((stream, rest));
+            }
         }
         while let Ok(piece) = self.receiver.try_recv() {
             hub.ring.push(piece);
@@ -130,7 +174,11 @@ impl Drop for Listener {
     }
 }
 
-/// The newest output, up to a limit.
+fn length(pieces: &VecDeque<Piece>) -> usize {
+    pieces.iter().map(|(_, bytes)| bytes.len()).sum()
+}
+
+/// What nobody has heard, up to a limit.
 #[derive(Debug)]
 struct Ring {
     pieces: VecDeque<(Stream, Vec<u8>)>,
@@ -186,6 +234,20 @@ mod tests {
         }
         let kept: Vec<u8> = ring.take().iter().map(|(_, bytes)| bytes[0]).collect();
         assert_eq!(kept, [96, 97, 98, 99]);
+    }
+
+    #[test]
+    fn a_replay_holds_what_was_heard_and_what_was_not() {
+        let piece = |text: &'static str| (Stream::Pty, Bytes::from_static(text.as_bytes()));
+        let mut hub = Hub::new(1000);
+        hub.remember(&piece("heard "));
+        hub.remember(&piece("unheard"));
+        hub.ring.push(piece("unheard"));
+        assert_eq!(hub.missed(Since::Recent), (VecDeque::from([piece("heard unheard")]), 7));
+        hub.ring.push(piece("unheard"));
+        assert_eq!(hub.missed(Since::Unheard), (VecDeque::from([piece("unheard")]), 7));
+        hub.remember(&(Stream::Pty, Bytes::from(vec![b'x'; RECENT_LEN_MAX])));
+        assert_eq!(hub.recent.len(), RECENT_LEN_MAX);
     }
 
     #[test]

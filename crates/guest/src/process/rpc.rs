@@ -6,6 +6,7 @@ use bytes::Bytes;
 use hyper::{Request, body::Incoming};
 use proto::{
     envelope,
+    guest::REPLAY,
     wire::process::{
         CloseStdinRequest, CloseStdinResponse, ConnectRequest, ListRequest, ListResponse, SendInputRequest,
         SendInputResponse, SendSignalRequest, SendSignalResponse, StartRequest, StreamInputRequest,
@@ -14,6 +15,7 @@ use proto::{
 };
 
 use super::{
+    hub::Since,
     start,
     stream::{Events, Through},
 };
@@ -103,8 +105,9 @@ async fn start_call(guest: Rc<Guest>, codec: Codec, request: Request<Incoming>) 
 
 async fn connect(guest: &Guest, codec: Codec, request: Request<Incoming>) -> Result<Payload, Fault> {
     let keepalive = keepalive_of(request.headers());
+    let since = if request.headers().contains_key(REPLAY) { Since::Recent } else { Since::Unheard };
     let asked: ConnectRequest = codec.decode(&Messages::new(request.into_body()).only().await?)?;
-    let listener = guest.processes.find_any(asked.process.as_ref())?.listen()?;
+    let listener = guest.processes.find_any(asked.process.as_ref())?.listen(since)?;
     Ok(Payload::pieces(Events::new(listener, codec, Through::Connect, keepalive)))
 }
 

@@ -32,7 +32,7 @@ use tokio::{
 
 use super::{
     ENDED_KEPT, Process, Stream, end_event,
-    hub::{Hub, Listener},
+    hub::{Hub, Listener, Since},
     input::{Input, window},
     program::{self, Program},
     pump::{self, Outlet},
@@ -88,7 +88,7 @@ async fn start_and_follow(
         }
     };
     guest.processes.add(&process);
-    let listener = process.listen()?;
+    let listener = process.listen(Since::Unheard)?;
     let deadline = age_max.map(|age| begun + age);
     tokio::task::spawn_local(follow(guest.clone(), process, outlets, exit, deadline));
     Ok(listener)
