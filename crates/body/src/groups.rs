@@ -172,14 +172,15 @@ impl Groups<'_> {
             return Ok(root.to_owned());
         }
         let own = sys::cgroup::own_v2().ok_or_else(|| io::Error::other("this process is in no v2 group"))?;
-        // A group that holds processes cannot hand controllers down, so this process first steps aside.
+        // A group that holds processes cannot hand controllers down, so everybody in it first steps aside: this process,
+        // the launcher it started, and whoever shares the group that was handed to this user.
         let mut own = root.join(own);
         if own.file_name().is_some_and(|name| name == "palisade-maker") {
             own.pop();
         } else {
             let aside = own.join("palisade-maker");
             fs::create_dir_all(&aside)?;
-            sys::cgroup::enter_v2(&aside)?;
+            sys::cgroup::processes(&own)?.into_iter().try_for_each(|pid| sys::cgroup::move_v2(pid, &aside))?;
         }
         write_kernel(&own.join("cgroup.subtree_control"), WANTED)?;
         Ok(own)

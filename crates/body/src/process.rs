@@ -1,14 +1,14 @@
 //! The process layer: a Body made by `pal-launch`, frozen by its cgroup, ended by the end of its first process.
 
 use std::{
-    fs,
+    fs::{self, File},
     io::{self, BufRead, BufReader, Read, Write},
     os::{
         fd::{AsFd, OwnedFd},
         unix::{fs::DirBuilderExt, process::CommandExt},
     },
     path::Path,
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    process::{Command, ExitCode, Stdio},
     time::{Duration, Instant},
 };
 
@@ -21,8 +21,10 @@ use proto::{
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
-    process::Signal,
+    pipe::PipeFlags,
+    process::{Pid, Signal, WaitOptions},
 };
+use sys::namespace::Side;
 
 use crate::{
     dir::{BodyDir, DirError, alive, signal_guest},
@@ -91,9 +93,10 @@ pub struct Made {
 /// Dropped, it ends a Body of [`Life::Run`], and a kept one unless it was slackened before.
 #[derive(Debug)]
 pub struct Tether {
-    stdin: Option<ChildStdin>,
-    stdout: Option<ChildStdout>,
-    child: Option<Child>,
+    stdin: Option<File>,
+    stdout: Option<File>,
+    /// Our child, until somebody has waited for it.
+    keeper: Option<Pid>,
 }
 
 impl Tether {
@@ -113,15 +116,19 @@ impl Tether {
     /// Waits for the keeper's own end.
     pub fn bury(&mut self) {
         self.cut();
-        if let Some(mut child) = self.child.take() {
-            let _ = child.wait();
+        if let Some(keeper) = self.keeper.take() {
+            wait_for(keeper);
         }
     }
 
     /// Whether the keeper is gone, without waiting for it.
     pub fn is_buried(&mut self) -> bool {
         // An error means that somebody else has waited for it.
-        self.child.as_mut().is_none_or(|child| child.try_wait().map_or(true, |status| status.is_some()))
+        let gone = |keeper| rustix::process::waitpid(Some(keeper), WaitOptions::NOHANG).map_or(true, |status| status.is_some());
+        if self.keeper.is_some_and(gone) {
+            self.keeper = None;
+        }
+        self.keeper.is_none()
     }
 
     /// Lets the Body go on without its maker, which has written down that there is one: a keeper that never hears
@@ -144,17 +151,44 @@ pub struct Begun {
 /// A launcher that runs already and waits for its plan.
 #[derive(Debug)]
 pub struct Launcher {
-    child: Option<Child>,
+    tether: Option<Tether>,
 }
 
 impl Drop for Launcher {
     /// One that never got a plan ends by itself when nobody can send one any more; it is waited for here.
     fn drop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            drop(child.stdin.take());
-            let _ = child.wait();
+        if let Some(mut tether) = self.tether.take() {
+            tether.bury();
         }
     }
+}
+
+impl Launcher {
+    /// Forks it from the caller, which has one thread and has done nothing yet: what `launch` does there is what
+    /// the program `pal-launch` does, without the milliseconds of starting a program.
+    pub fn fork(launch: impl FnOnce() -> ExitCode) -> io::Result<Self> {
+        let (plan, stdin) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        let (stdout, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        match sys::namespace::fork_into(sys::namespace::NONE, None)? {
+            Side::Parent(pid) => Ok(Self { tether: Some(Tether { stdin: Some(stdin.into()), stdout: Some(stdout.into()), keeper: Some(pid) }) }),
+            Side::Child => {
+                // Nothing of the caller's stays open, least of all the other ends of its own pipes.
+                let code = settle_in(plan, report).map_or(ExitCode::FAILURE, |()| launch());
+                std::process::exit(if code == ExitCode::SUCCESS { 0 } else { 1 })
+            }
+        }
+    }
+}
+
+/// Standard input and output of the launcher; every other descriptor of its parent is closed.
+fn settle_in(plan: OwnedFd, report: OwnedFd) -> io::Result<()> {
+    sys::origin::forget(c"pal-launch");
+    let null: OwnedFd = File::options().write(true).open("/dev/null")?.into();
+    // Above all fixed numbers first, so that placing one never closes another.
+    let high = |fd: OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 8);
+    let placed = [(high(plan)?, 0), (high(report)?, 1), (high(null)?, 2)];
+    placed.into_iter().try_for_each(|(fd, number)| sys::fd::place(fd, number))?;
+    sys::fd::close_from(3)
 }
 
 impl Maker {
@@ -162,7 +196,7 @@ impl Maker {
     pub fn start_launcher(&self) -> Result<Launcher, ProcessError> {
         // A v2 group is entered by the fork itself, so there the fork must wait for the plan.
         let when = if groups::uses_v2(&self.cgroups) { "late" } else { "early" };
-        let child = Command::new(&self.programs.launch)
+        let mut child = Command::new(&self.programs.launch)
             // What `ps` shows, also inside the Body: no path of the host.
             .arg0("pal-launch")
             .arg(when)
@@ -173,7 +207,9 @@ impl Maker {
             .env("PATH", "/usr/bin:/bin:/usr/local/bin")
             .spawn()
             .map_err(ProcessError::Launcher)?;
-        Ok(Launcher { child: Some(child) })
+        let stdin = child.stdin.take().map(|stdin| File::from(OwnedFd::from(stdin)));
+        let stdout = child.stdout.take().map(|stdout| File::from(OwnedFd::from(stdout)));
+        Ok(Launcher { tether: Some(Tether { stdin, stdout, keeper: i32::try_from(child.id()).ok().and_then(Pid::from_raw) }) })
     }
 
     /// Sends the plan of the Body in `dir`, whose spec is written already.
@@ -275,14 +311,15 @@ fn prepare_upper(dir: &Path, spec: &Spec, root: &HostRoot) -> io::Result<()> {
     Ok(())
 }
 
+fn wait_for(keeper: Pid) {
+    while matches!(rustix::process::waitpid(Some(keeper), WaitOptions::empty()), Err(rustix::io::Errno::INTR)) {}
+}
+
 fn send(mut launcher: Launcher, plan: &Plan) -> Result<Tether, ProcessError> {
-    let Some(mut child) = launcher.child.take() else { return Err(ProcessError::Launcher(io::ErrorKind::NotFound.into())) };
+    let Some(mut tether) = launcher.tether.take() else { return Err(ProcessError::Launcher(io::ErrorKind::NotFound.into())) };
     let mut line = serde_json::to_vec(plan).map_err(|error| ProcessError::Launcher(error.into()))?;
     line.push(b'\n');
-    let (mut stdin, stdout) = (child.stdin.take(), child.stdout.take());
-    let sent = stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(&line));
-    let mut tether = Tether { stdin, stdout, child: Some(child) };
-    match sent {
+    match tether.stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(&line)) {
         Ok(()) => Ok(tether),
         Err(error) => {
             tether.bury();
@@ -361,7 +398,7 @@ fn stop_one_by_one(running: &Running) -> io::Result<()> {
 }
 
 fn signal_all(pids: &[i32], signal: Signal) {
-    for pid in pids.iter().filter_map(|pid| rustix::process::Pid::from_raw(*pid)) {
+    for pid in pids.iter().filter_map(|pid| Pid::from_raw(*pid)) {
         let _ = rustix::process::kill_process(pid, signal);
     }
 }

@@ -4,6 +4,7 @@
 //! Invariant: standard output is data, standard error is talk.
 
 mod age;
+mod ahead;
 mod args;
 mod commands;
 mod failure;
@@ -18,13 +19,14 @@ mod usage;
 use std::ffi::OsString;
 
 fn main() {
+    let launcher = ahead::launcher();
     let argv: Vec<OsString> = std::env::args_os().collect();
     if argv.get(1).is_some_and(|first| first == terminal::RESCUE) {
         terminal::rescue();
         std::process::exit(0);
     }
     let (format, result) = match args::Cli::read(&argv) {
-        Ok(cli) => (cli.common.format(), commands::dispatch(cli)),
+        Ok(cli) => (cli.common.format(), commands::dispatch(cli, launcher)),
         Err(error) => (output::Format::guess(&argv), usage::answer(&error, &argv)),
     };
     // Exits without joining: a thread may still wait for standard input, which nobody needs any more.

@@ -7,7 +7,7 @@ use std::{
     sync::{Mutex, OnceLock},
 };
 
-use body::{capacity, process::Maker, programs::Programs};
+use body::{capacity, process::{Launcher, Maker}, programs::Programs};
 use proto::{BodyId, Failure, Kind, event::hex};
 use store::Durability;
 
@@ -25,14 +25,14 @@ pub struct Config {
     pub durability: Durability,
 }
 
-pub fn open(config: Config, ahead: Ahead) -> Result<Fleet, Failure> {
+pub fn open(config: Config, ahead: Ahead, launcher: Option<Launcher>) -> Result<Fleet, Failure> {
     let data = prepare(&config.data)?;
     let programs = Programs::install(&data).map_err(|error| unusable(&data, error))?;
     let cgroups = sys::cgroup::Mounts::find().unwrap_or_default();
     let maker = Maker { programs, capacity: capacity::measure(&data), cgroups };
-    let launcher = match ahead {
-        Ahead::One | Ahead::Always => Some(maker.start_launcher().map_err(|error| failures::process("cannot start a Body", error))?),
-        Ahead::Nothing => None,
+    let launcher = match (launcher, ahead) {
+        (None, Ahead::One | Ahead::Always) => Some(maker.start_launcher().map_err(|error| failures::process("cannot start a Body", error))?),
+        (launcher, _) => launcher,
     };
     let key = key(&data).map_err(|error| unusable(&data, error))?;
     let fleet = Fleet {

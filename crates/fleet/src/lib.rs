@@ -25,11 +25,12 @@ use std::{
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use body::process::{Launcher, Maker, Tether};
+use body::process::{Maker, Tether};
 use data::Ahead;
 use proto::{BodyId, Draft, Event, Failure, Kind, Spec, launch::Running};
 use store::Store;
 
+pub use body::process::Launcher;
 pub use data::Config;
 pub use doctor::{Doctor, Finding, LayerReport};
 pub use events::{LogEntry, Verdict};
@@ -83,17 +84,18 @@ impl Drop for Fleet {
 impl Fleet {
     /// Opens the data directory, and makes it if need be.
     pub fn open(config: Config) -> Result<Fleet, Failure> {
-        data::open(config, Ahead::Nothing)
+        data::open(config, Ahead::Nothing, None)
     }
 
-    /// The same for a caller that will make a Body at once: its launcher starts while the rest is opened.
-    pub fn open_to_create(config: Config) -> Result<Fleet, Failure> {
-        data::open(config, Ahead::One)
+    /// The same for a caller that will make a Body at once: its launcher starts while the rest is opened, unless the
+    /// caller brings one.
+    pub fn open_to_create(config: Config, launcher: Option<Launcher>) -> Result<Fleet, Failure> {
+        data::open(config, Ahead::One, launcher)
     }
 
     /// The same for a caller that will make one Body after another: there is always a launcher ahead.
     pub fn open_to_serve(config: Config) -> Result<Fleet, Failure> {
-        data::open(config, Ahead::Always)
+        data::open(config, Ahead::Always, None)
     }
 
     /// Where a Body is.

@@ -38,14 +38,21 @@ const DISK_CHECK: Duration = Duration::from_secs(5);
 const REST_AFTER: Duration = Duration::from_secs(1);
 const CGROUP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Forks, reads the plan, makes the Body, keeps it.
-///
-/// With the argument `early` the namespaces are made before the plan is there, while the maker still writes it.
-pub fn main(early: bool) -> ExitCode {
+/// When the Body's first process is forked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// Before the plan is there, while the maker still writes it.
+    Early,
+    /// With the plan, whose v2 cgroup it is forked into.
+    Late,
+}
+
+/// Forks, reads the plan from standard input, makes the Body, reports on standard output, keeps it.
+pub fn make_and_keep(when: When) -> ExitCode {
     // Away from the maker's terminal and its signals.
     let _ = rustix::process::setsid();
     let _ = sys::process::set_name(c"pal-keeper");
-    let forked = early.then(|| Forked::new(None));
+    let forked = (when == When::Early).then(|| Forked::new(None));
     let plan = match read_plan().step("read the plan") {
         Ok(plan) => plan,
         Err(error) => {
@@ -87,6 +94,9 @@ fn read_plan() -> io::Result<Plan> {
 struct Kept {
     pid: Pid,
     handle: OwnedFd,
+    /// The mounts of a Body that ends with its maker. Taking them down costs most of a millisecond; while they are
+    /// held here, they go with the keeper, after its last word.
+    mounts: Option<OwnedFd>,
 }
 
 /// The Body's first process, waiting for its plan.
@@ -98,6 +108,8 @@ struct Forked {
     told: OwnedFd,
     /// Its ends of both. The table is shared, so they stay open here until it has its own.
     ends: (OwnedFd, OwnedFd),
+    /// Its mount namespace. Taken at once: later the kernel lets only the host's root look.
+    mounts: OwnedFd,
 }
 
 impl Forked {
@@ -107,14 +119,18 @@ impl Forked {
         let flags = sys::namespace::ALL | sys::namespace::SHARE_DESCRIPTORS;
         match sys::namespace::fork_into(flags, cgroup).step("make the Body's namespaces").map_err(explain_namespaces)? {
             Side::Child => child::live(hear, &tell),
-            Side::Parent(pid) => Ok(Self { pid, plan, told, ends: (hear, tell) }),
+            Side::Parent(pid) => {
+                let mounts = File::open(format!("/proc/{}/ns/mnt", pid.as_raw_nonzero()));
+                let mounts = mounts.inspect_err(|_| end_child(pid)).step("open the Body's mounts")?.into();
+                Ok(Self { pid, plan, told, ends: (hear, tell), mounts })
+            }
         }
     }
 }
 
 fn make(plan: &Plan, forked: Option<Result<Forked, StepError>>) -> Result<Kept, StepError> {
     let forked = match forked {
-        Some(forked) => forked?,
+        Some(forked) => forked.and_then(|forked| follow(plan, forked))?,
         None => Forked::new(v2_group(plan)?.as_ref().map(AsFd::as_fd))?,
     };
     let pid = forked.pid;
@@ -128,6 +144,13 @@ fn pipe() -> Result<(OwnedFd, OwnedFd), StepError> {
 fn v2_group(plan: &Plan) -> Result<Option<OwnedFd>, StepError> {
     let group = plan.cgroups.iter().find(|group| group.version == CgroupVersion::V2);
     group.map(|group| sys::fd::open_path(&group.path)).transpose().step("open the Body's cgroup")
+}
+
+/// Who was forked too early for its v2 group is moved there.
+fn follow(plan: &Plan, forked: Forked) -> Result<Forked, StepError> {
+    let group = plan.cgroups.iter().find(|group| group.version == CgroupVersion::V2);
+    let moved = group.map_or(Ok(()), |group| sys::cgroup::move_v2(forked.pid.as_raw_nonzero().get(), &group.path));
+    moved.inspect_err(|_| end_child(forked.pid)).step("enter the Body's cgroup").map(|()| forked)
 }
 
 fn explain_namespaces(error: StepError) -> StepError {
@@ -158,7 +181,7 @@ fn pack(plan: &Plan) -> Result<Luggage, StepError> {
 
 /// Gives the child its ids and its plan, waits until it is the guest, and reports.
 fn settle(plan: &Plan, forked: Forked) -> Result<Kept, StepError> {
-    let Forked { pid, plan: pipe, told, ends } = forked;
+    let Forked { pid, plan: pipe, told, ends, mounts } = forked;
     let handle = sys::process::open(pid).step("open the Body's first process")?;
     let ticks = sys::proc::start_ticks(pid.as_raw_nonzero().get()).step("read the start of the Body's first process")?;
     write_maps(plan, pid)?;
@@ -191,7 +214,7 @@ fn settle(plan: &Plan, forked: Forked) -> Result<Kept, StepError> {
             let _ = write_record(&record);
         }
     }
-    Ok(Kept { pid, handle })
+    Ok(Kept { pid, handle, mounts: (plan.life == Life::Run).then_some(mounts) })
 }
 
 fn write_record(record: &Enforcement) -> io::Result<()> {
@@ -281,6 +304,7 @@ fn keep(plan: &Plan, kept: Kept) -> ExitCode {
         // Nothing is left but this process, and its maker need not wait for its burial.
         let _ = io::stdout().write_all(b"\n");
         let _ = io::stdout().flush();
+        drop(kept.mounts);
     } else if let Ok(text) = serde_json::to_vec(&end) {
         let _ = sys::fd::write_whole(Path::new("end.json"), &text);
         let _ = std::fs::remove_file("guest.sock");

@@ -1,31 +1,7 @@
-//! `pal-launch`: makes one Body on the process layer, then keeps it.
-//!
-//! Why a program of its own: privileges are dropped and namespaces entered in a small process with one thread, never
-//! in a copy of a running server. It reads its plan, forks the Body's first process into new namespaces, and stays
-//! as that process's parent: it learns how the guest ends, ends it when its time or its maker is over, and leaves
-//! the Body's directory in order. A keeper that is killed takes nothing with it: the Body runs on.
-//!
-//! Invariant: one thread, from start to end.
-//! Invariant: the first process holds nothing of the host when the guest begins but its socket, its log and its
-//! configuration.
-
-mod child;
-mod idmap;
-mod keeper;
-mod lock_down;
-mod report;
-mod root;
-mod tend;
-mod trees;
-mod views;
+//! `pal-launch`, as a program of its own.
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let mut arguments = std::env::args_os().skip(1);
-    match arguments.next() {
-        // `pal-launch tree …`: work on a Body's files under its own ids.
-        Some(verb) if verb == "tree" => tend::main(arguments),
-        early => keeper::main(early.is_some_and(|word| word == "early")),
-    }
+    launch::main(std::env::args_os().skip(1))
 }

@@ -68,9 +68,15 @@ pub fn enter_v1(group: &Path) -> io::Result<()> {
     write_kernel(&group.join("tasks"), "0")
 }
 
-/// Moves the caller into a v2 group.
-pub fn enter_v2(group: &Path) -> io::Result<()> {
-    write_kernel(&group.join("cgroup.procs"), "0")
+/// Moves a process into a v2 group.
+pub fn move_v2(pid: i32, group: &Path) -> io::Result<()> {
+    write_kernel(&group.join("cgroup.procs"), &pid.to_string())
+}
+
+/// Whether this host has only v2, mounted where it usually is. A guess that costs one look, for who cannot wait for
+/// [`Mounts::find`].
+pub fn is_unified() -> bool {
+    Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
 }
 
 /// Removes a group. One that is gone is no error; one that is still emptying is waited for.

@@ -10,6 +10,7 @@ pub mod filter;
 pub mod landlock;
 pub mod mount;
 pub mod namespace;
+pub mod origin;
 pub mod proc;
 pub mod process;
 pub mod spawn;

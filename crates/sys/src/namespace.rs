@@ -20,6 +20,9 @@ pub const ALL: i32 = libc::CLONE_NEWUSER
 /// `libc` still has it in a type that is too narrow.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
+/// None but the caller's.
+pub const NONE: i32 = 0;
+
 /// A user namespace alone.
 pub const USER: i32 = libc::CLONE_NEWUSER;
 

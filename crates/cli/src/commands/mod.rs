@@ -16,7 +16,7 @@ mod snapshot;
 
 use std::mem::ManuallyDrop;
 
-use fleet::Fleet;
+use fleet::{Config, Fleet, Launcher};
 use proto::{Failure, Kind};
 use tokio::runtime::{Builder, Runtime};
 
@@ -28,34 +28,36 @@ use crate::{
 };
 
 /// Does what was asked; gives the exit code.
-pub fn dispatch(cli: Cli) -> Result<u8, Failure> {
+pub fn dispatch(cli: Cli, launcher: Option<Launcher>) -> Result<u8, Failure> {
     if let Command::Completions(args) = &cli.command {
         return completions::completions(args);
     }
     // Never dropped: nobody waits for its tasks. The fleet is: it keeps the log's write-ahead file short.
     let runtime = ManuallyDrop::new(runtime()?);
-    let open = |open: fn(fleet::Config) -> Result<Fleet, Failure>| open(settings::config(&cli.common)?);
-    runtime.block_on(act(open, cli.command, cli.common.format()))
+    let config = || settings::config(&cli.common);
+    runtime.block_on(act(config, cli.command, launcher, cli.common.format()))
 }
 
 /// What a command needs to know before it opens the fleet, it asks before: a typing error leaves no directory behind.
 async fn act(
-    open: impl Fn(fn(fleet::Config) -> Result<Fleet, Failure>) -> Result<Fleet, Failure>,
+    config: impl Fn() -> Result<Config, Failure>,
     command: Command,
+    launcher: Option<Launcher>,
     format: Format,
 ) -> Result<u8, Failure> {
-    let fleet = || open(Fleet::open);
+    let fleet = || Fleet::open(config()?);
+    let to_create = || Fleet::open_to_create(config()?, launcher);
     match command {
         Command::Run(args) => {
             let wire = Wire::choose(args.wires, format)?;
-            return run::run(&open(Fleet::open_to_create)?, *args, wire, format).await;
+            return run::run(&to_create()?, *args, wire, format).await;
         }
         Command::Exec(args) => {
             let wire = Wire::choose(args.wires, format)?;
             return exec::exec(&fleet()?, args, wire, format).await;
         }
         Command::Shell(args) => return exec::shell(&fleet()?, args).await,
-        Command::Create(args) => create::create(&open(Fleet::open_to_create)?, *args, format).await,
+        Command::Create(args) => create::create(&to_create()?, *args, format).await,
         Command::Ls => list::list(&fleet()?, format),
         Command::Inspect(args) => inspect::inspect(&fleet()?, &args.body, format),
         Command::Logs(args) => logs::logs(&fleet()?, &args.body, format),

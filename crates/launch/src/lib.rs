@@ -1,0 +1,36 @@
+//! `pal-launch`: makes one Body on the process layer, then keeps it.
+//!
+//! Why a program of its own: privileges are dropped and namespaces entered in a small process with one thread, never
+//! in a copy of a running server. It reads its plan, forks the Body's first process into new namespaces, and stays
+//! as that process's parent: it learns how the guest ends, ends it when its time or its maker is over, and leaves
+//! the Body's directory in order. A keeper that is killed takes nothing with it: the Body runs on.
+//!
+//! `pal run` does not start it as a program: it forks before it has done anything else, and calls [`make_and_keep`].
+//!
+//! Invariant: one thread, from start to end.
+//! Invariant: the first process holds nothing of the host when the guest begins but its socket, its log and its
+//! configuration.
+
+mod child;
+mod idmap;
+mod keeper;
+mod lock_down;
+mod report;
+mod root;
+mod tend;
+mod trees;
+mod views;
+
+use std::{ffi::OsString, process::ExitCode};
+
+pub use keeper::{When, make_and_keep};
+
+/// The program's arguments in, its exit code out.
+pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    match arguments.next() {
+        // `pal-launch tree …`: work on a Body's files under its own ids.
+        Some(verb) if verb == "tree" => tend::main(arguments),
+        Some(word) if word == "early" => make_and_keep(When::Early),
+        _ => make_and_keep(When::Late),
+    }
+}

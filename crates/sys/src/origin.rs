@@ -1,0 +1,96 @@
+//! What the process was started with: its arguments and environment, where the kernel put them.
+//!
+//! Why not `std::env`: it copies them. Who forks to become another process has to forget them, wherever they are.
+
+use std::{
+    ffi::CStr,
+    ptr,
+    sync::atomic::{AtomicPtr, Ordering},
+};
+
+use libc::{c_char, c_int};
+
+/// The vector of arguments, as the C library hands it to initialisers.
+static ARGUMENTS: AtomicPtr<*mut c_char> = AtomicPtr::new(ptr::null_mut());
+
+extern "C" fn remember(_count: c_int, arguments: *mut *mut c_char, _environment: *mut *mut c_char) {
+    ARGUMENTS.store(arguments, Ordering::Relaxed);
+}
+
+#[used]
+// SAFETY: an initialiser with the signature that glibc and musl call it with; it stores a pointer and returns.
+#[unsafe(link_section = ".init_array")]
+static REMEMBER: extern "C" fn(c_int, *mut *mut c_char, *mut *mut c_char) = remember;
+
+unsafe extern "C" {
+    static mut environ: *const *const c_char;
+}
+
+/// The only variable of a process that has forgotten its own.
+const PATH: &CStr = c"PATH=/usr/bin:/bin:/usr/local/bin";
+
+struct Environment([*const c_char; 2]);
+// SAFETY: never written, and what it points to is static and never written.
+unsafe impl Sync for Environment {}
+static ENVIRONMENT: Environment = Environment([PATH.as_ptr(), ptr::null()]);
+
+/// The first argument after the program's name, without a copy of any.
+pub fn first_argument() -> Option<&'static CStr> {
+    let arguments = ARGUMENTS.load(Ordering::Relaxed);
+    if arguments.is_null() {
+        return None;
+    }
+    // SAFETY: the kernel ends the vector with null; each entry before that is a string that lives as long as the
+    // process, and only `forget` writes to it, in a process that no longer holds what is returned here.
+    unsafe {
+        let (name, first) = (*arguments, if (*arguments).is_null() { ptr::null_mut() } else { *arguments.add(1) });
+        (!name.is_null() && !first.is_null()).then(|| CStr::from_ptr(first))
+    }
+}
+
+/// Overwrites arguments and environment, so that neither `/proc` nor this memory tells them any more. `name` is what
+/// `ps` shows from now on, as far as there is room. Only `PATH` is left, for helpers of the system.
+///
+/// For a process with one thread that was just forked, and asks for neither again.
+pub fn forget(name: &CStr) {
+    let arguments = ARGUMENTS.load(Ordering::Relaxed);
+    if arguments.is_null() {
+        return;
+    }
+    // SAFETY: one thread, so nobody reads `environ` meanwhile; what it is set to is static.
+    unsafe { environ = ENVIRONMENT.0.as_ptr() };
+    // SAFETY: two vectors that end with null stand one behind the other on the stack; each entry is a string in the
+    // area the kernel filled at exec, which is writable and belongs to nobody else. The strings of the first stand
+    // without gaps, so there is room for a name from the first's beginning to the last's end.
+    unsafe {
+        let mut entry = arguments;
+        let mut room = 0;
+        while !(*entry).is_null() {
+            room += wipe(*entry) + 1;
+            entry = entry.add(1);
+        }
+        let variables = entry.add(1);
+        let mut entry = variables;
+        while !(*entry).is_null() {
+            wipe(*entry);
+            entry = entry.add(1);
+        }
+        let name = name.to_bytes();
+        if room > name.len() {
+            ptr::copy_nonoverlapping(name.as_ptr(), (*arguments).cast(), name.len());
+        }
+    }
+}
+
+/// Overwrites a string; says how long it was.
+///
+/// # Safety
+/// It ends with a zero, and nobody else reads or writes it.
+unsafe fn wipe(text: *mut c_char) -> usize {
+    // SAFETY: as above.
+    unsafe {
+        let len = libc::strlen(text);
+        ptr::write_bytes(text, 0, len);
+        len
+    }
+}
