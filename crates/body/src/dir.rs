@@ -256,7 +256,7 @@ pub fn alive(pid: i32, ticks: u64) -> Option<char> {
 
 /// Without a keeper only the cgroup remembers.
 fn guess(running: &Running) -> End {
-    let oom = running.cgroups.iter().any(|group| sys::cgroup::oom_kills(&group.path) > 0);
+    let oom = running.cgroups.iter().any(|group| sys::cgroup::oom_kills(&group.path).is_some_and(|kills| kills > 0));
     if oom { End::Oom } else { End::Unknown }
 }
 

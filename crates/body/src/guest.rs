@@ -182,19 +182,6 @@ impl Guest {
         self.line().await?.short(Method::POST, "/v1/shutdown", whole(body)).await.map(drop)
     }
 
-    /// Starts a command.
-    pub async fn start(&self, request: &StartRequest, user: Option<&str>, timeout: Option<Duration>) -> Result<Stream, GuestError> {
-        let mut line = self.line().await?;
-        let mut asked = line.request(Method::POST, "/process.Process/Start");
-        if let Some(user) = user {
-            asked = asked.header(header::AUTHORIZATION, format!("Basic {}", base64(format!("{user}:").as_bytes())));
-        }
-        if let Some(timeout) = timeout {
-            asked = asked.header("connect-timeout-ms", timeout.as_millis().to_string());
-        }
-        line.stream(asked, request).await
-    }
-
     /// Connects to a command that runs.
     pub async fn connect(&self, request: &ConnectRequest, hear: Hear) -> Result<Stream, GuestError> {
         let mut line = self.line().await?;
@@ -252,6 +239,18 @@ fn base64(bytes: &[u8]) -> String {
 }
 
 impl Line {
+    /// Starts a command.
+    pub async fn start(mut self, request: &StartRequest, user: Option<&str>, timeout: Option<Duration>) -> Result<Stream, GuestError> {
+        let mut asked = self.request(Method::POST, "/process.Process/Start");
+        if let Some(user) = user {
+            asked = asked.header(header::AUTHORIZATION, format!("Basic {}", base64(format!("{user}:").as_bytes())));
+        }
+        if let Some(timeout) = timeout {
+            asked = asked.header("connect-timeout-ms", timeout.as_millis().to_string());
+        }
+        self.stream(asked, request).await
+    }
+
     fn request(&self, method: Method, path: &str) -> hyper::http::request::Builder {
         let request = Request::builder().method(method).uri(path).header(header::HOST, "guest");
         request.header("x-access-token", &self.token)

@@ -69,6 +69,8 @@ impl Fleet {
             return Err(Failure::new(Kind::Usage, "no command was given").hint("write it after `--`: pal run -- uname -a"));
         };
         let (running, output_max) = self.running_for_exec(id)?;
+        // Before it is written down: the guest turns to us meanwhile.
+        let line = self.guest(id).line().await.map_err(|error| self.unheard(id, error))?;
         let mut started = json!({
             "argv": request.argv, "user": request.user, "workdir": request.workdir, "tty": request.tty.is_some(),
             "env": request.env.keys().collect::<Vec<_>>(), "timeout_ms": request.timeout.map(|timeout| timeout.as_millis() as u64),
@@ -90,9 +92,7 @@ impl Fleet {
         };
         let oom_before = oom_kills(&running);
         let began = Instant::now();
-        let guest = self.guest(id);
-        let opened = begin(&guest, &start, &request).await;
-        let (stream, pid) = match opened {
+        let (stream, pid) = match begin(line, &start, &request).await {
             Ok(opened) => opened,
             Err(error) => return Err(self.never_ran(id, seq, error)),
         };
@@ -152,19 +152,24 @@ impl Fleet {
         }
     }
 
-    fn never_ran(&self, id: &BodyId, seq: u64, error: GuestError) -> Failure {
-        let failure = match error {
+    /// A guest that cannot be reached is most often the guest of a Body that does not run.
+    fn unheard(&self, id: &BodyId, error: GuestError) -> Failure {
+        match error {
             error @ (GuestError::Connect(_) | GuestError::Broken(_)) => self.running(id).err().unwrap_or_else(|| failures::guest(error)),
             error => failures::guest(error),
-        };
+        }
+    }
+
+    fn never_ran(&self, id: &BodyId, seq: u64, error: GuestError) -> Failure {
+        let failure = self.unheard(id, error);
         let _ = self.write("exec.ended", id, json!({ "exec": seq, "error": failure.to_string() }));
         failure
     }
 }
 
 /// Opens the stream and waits for its first word: the command's pid.
-async fn begin(guest: &Guest, start: &StartRequest, request: &ExecRequest) -> Result<(Stream, u32), GuestError> {
-    let mut stream = guest.start(start, request.user.as_deref(), request.timeout).await?;
+async fn begin(line: Line, start: &StartRequest, request: &ExecRequest) -> Result<(Stream, u32), GuestError> {
+    let mut stream = line.start(start, request.user.as_deref(), request.timeout).await?;
     let pid = body::guest::in_time(first_word(&mut stream)).await??;
     Ok((stream, pid))
 }
@@ -184,7 +189,7 @@ fn size(size: TtySize) -> Pty {
 }
 
 fn oom_kills(running: &Running) -> u64 {
-    running.cgroups.iter().map(|group| sys::cgroup::oom_kills(&group.path)).sum()
+    running.cgroups.iter().find_map(|group| sys::cgroup::oom_kills(&group.path)).unwrap_or(0)
 }
 
 impl Exec<'_> {

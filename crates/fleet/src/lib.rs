@@ -74,10 +74,7 @@ struct Held {
 
 impl Drop for Fleet {
     fn drop(&mut self) {
-        let pending = std::mem::take(self.pending.get_mut().unwrap_or_else(PoisonError::into_inner));
-        if let (Some(store), false) = (self.store.get(), pending.is_empty()) {
-            let _ = store.append_all(pending);
-        }
+        self.settle();
     }
 }
 
@@ -96,6 +93,14 @@ impl Fleet {
     /// The same for a caller that will make one Body after another: there is always a launcher ahead.
     pub fn open_to_serve(config: Config) -> Result<Fleet, Failure> {
         data::open(config, Ahead::Always, None)
+    }
+
+    /// Writes what still waits to be written. Done when the fleet is dropped; for a caller that exits instead.
+    pub fn settle(&self) {
+        let pending = std::mem::take(&mut *held(&self.pending));
+        if let (Some(store), false) = (self.store.get(), pending.is_empty()) {
+            let _ = store.append_all(pending);
+        }
     }
 
     /// Where a Body is.

@@ -280,6 +280,8 @@ impl Fleet {
         let crate::Held { mut tether, spec, .. } = held;
         self.write("body.removed", id, json!({}))?;
         tether.cut();
+        // While the keeper is at work.
+        self.store()?.tidy();
         tether.wait_cleared();
         self.let_leave(tether);
         let dir = BodyDir::at(self.body_path(id));

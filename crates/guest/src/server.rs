@@ -73,6 +73,8 @@ pub async fn serve(order: Order) -> io::Result<()> {
         end: Notify::new(),
         idle: Notify::new(),
     });
+    // Whoever asks first waits for the kernel to find these files; better now, when nobody waits.
+    let _ = crate::users::find(&guest.config.user);
     tokio::task::spawn_local(rest(guest.clone()));
     tokio::task::spawn_local(init::bury(guest.clone()));
     let grace = tokio::select! {

@@ -10,6 +10,8 @@ use crate::connect::{Code, Fault};
 
 const FILE_LEN_MAX: u64 = 1 << 20;
 const GROUPS_MAX: usize = 1024;
+/// Room for what most systems have, so that it is read at once.
+const USUAL_LEN: usize = 8 << 10;
 
 /// One user of the Body.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,7 +129,7 @@ fn read(path: &str) -> String {
     let Ok(fd) = rustix::fs::open(path, flags, Mode::empty()) else { return String::new() };
     let plain = rustix::fs::fstat(&fd)
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
-    let mut bytes = Vec::new();
+    let mut bytes = Vec::with_capacity(USUAL_LEN);
     if plain && File::from(fd).take(FILE_LEN_MAX).read_to_end(&mut bytes).is_ok() {
         return String::from_utf8_lossy(&bytes).into_owned();
     }

@@ -1,6 +1,7 @@
 //! The Body's first process, from the fork to the guest.
 //!
-//! Order matters: cgroups before ids (entering them needs the host's), ids before mounts (an overlay acts with the
+//! What needs no plan is done while the plan is on its way: the loopback, mounts made private, capabilities bounded.
+//! Then order matters: cgroups before ids (entering them needs the host's), ids before mounts (an overlay acts with the
 //! ids of who mounts it), the root before Landlock (which forbids mounts), seccomp last (which forbids most of this).
 
 use std::{
@@ -19,6 +20,8 @@ use proto::{
     launch::{CgroupVersion, Failed, Plan},
     spec::USER_ID,
 };
+
+use sys::filter::Filter;
 
 use crate::{
     lock_down,
@@ -96,8 +99,8 @@ pub enum Told {
 /// The child's whole life until it is the guest.
 pub fn live(plan: OwnedFd, tell: &OwnedFd) -> ! {
     let error = match begin(plan, tell) {
-        Ok((plan, luggage)) => match prepare(&plan, &luggage) {
-            Ok(mechanisms) => become_guest(plan, luggage, tell, mechanisms),
+        Ok(Begun { plan, luggage, filter }) => match prepare(&plan, &luggage) {
+            Ok(mechanisms) => become_guest(plan, luggage, tell, mechanisms, &filter),
             Err(error) => error,
         },
         Err(error) => error,
@@ -111,14 +114,23 @@ fn say(tell: &OwnedFd, told: &Told) -> io::Result<()> {
     File::from(tell.try_clone()?).write_all(line.as_bytes())
 }
 
-/// Waits for the plan, then parts from the parent's descriptors.
-fn begin(plan: OwnedFd, tell: &OwnedFd) -> Result<(Plan, Luggage), StepError> {
+struct Begun {
+    plan: Plan,
+    luggage: Luggage,
+    filter: Filter,
+}
+
+/// Does what needs no plan, waits for the plan, then parts from the parent's descriptors.
+fn begin(plan: OwnedFd, tell: &OwnedFd) -> Result<Begun, StepError> {
     // While the table is shared this process holds the other end of its own pipe and would never hear of its end.
     sys::process::die_with_parent().step("die with the launcher")?;
+    sys::mount::make_private().step("make mounts private")?;
+    sys::namespace::loopback_up().step("bring the loopback up")?;
+    let filter = lock_down::ahead()?;
     let (plan, numbers): (Plan, Numbers) = read_plan(plan).step("read the plan")?;
     sys::namespace::own_descriptors().step("part from the launcher's descriptors")?;
     rustix::io::write(tell, b".").step("tell the launcher")?;
-    Ok((plan, numbers.take().step("take the launcher's descriptors")?))
+    Ok(Begun { plan, luggage: numbers.take().step("take the launcher's descriptors")?, filter })
 }
 
 fn read_plan(plan: OwnedFd) -> io::Result<(Plan, Numbers)> {
@@ -142,14 +154,12 @@ fn prepare(plan: &Plan, luggage: &Luggage) -> Result<Vec<Mechanism>, StepError> 
     }
     sys::namespace::unshare_cgroup().step("make a cgroup namespace")?;
     become_first(plan)?;
-    sys::mount::make_private().step("make mounts private")?;
     let gathered = if luggage.trees.is_none() { Some(trees::gather(plan)?) } else { None };
     let Some(trees) = luggage.trees.as_ref().or(gathered.as_ref()) else { return Ok(Vec::new()) };
     let mut told = root::assemble(plan, trees)?;
     told.extend(views::mount_all(plan, trees)?);
     sys::mount::pivot_here().step("enter the Body's root")?;
     rustix::system::sethostname(plan.body.as_str().as_bytes()).step("set the host name")?;
-    sys::namespace::loopback_up().step("bring the loopback up")?;
     told.extend(namespaces());
     told.extend(lock_down::limits(plan)?);
     told.extend(lock_down::privileges(plan)?);
@@ -179,14 +189,14 @@ fn namespaces() -> Vec<Mechanism> {
 ///
 /// Without an exec: the guest is part of this program, which saves a tenth of a Body's whole start. What an exec
 /// would have swept away is swept by hand: descriptors here, capabilities and the rest by `lock_down`.
-fn become_guest(plan: Plan, luggage: Luggage, tell: &OwnedFd, mechanisms: Vec<Mechanism>) -> StepError {
+fn become_guest(plan: Plan, luggage: Luggage, tell: &OwnedFd, mechanisms: Vec<Mechanism>, filter: &Filter) -> StepError {
     let (listener, tell) = match keep_only(luggage, tell) {
         Ok(kept) => kept,
         Err(error) => return error,
     };
     // A Body outlives its keeper. Where ids were changed the kernel has forgotten that promise already.
     let _ = sys::process::outlive_parent();
-    if let Err(error) = lock_down::filter() {
+    if let Err(error) = lock_down::filter(filter) {
         let _ = say(&tell, &Told::Failed(error.failed()));
         std::process::exit(1);
     }

@@ -34,6 +34,8 @@ use crate::{
 const PLAN_LEN_MAX: u64 = 4 << 20;
 /// How often a Body's upper on disk is measured.
 const DISK_CHECK: Duration = Duration::from_secs(5);
+/// When the record of a run is written for others to read.
+const RECORD_AFTER: Duration = Duration::from_millis(10);
 /// When a keeper gives back the memory that making the Body took.
 const REST_AFTER: Duration = Duration::from_secs(1);
 const CGROUP_PATIENCE: Duration = Duration::from_secs(5);
@@ -97,6 +99,8 @@ struct Kept {
     /// The mounts of a Body that ends with its maker. Taking them down costs most of a millisecond; while they are
     /// held here, they go with the keeper, after its last word.
     mounts: Option<OwnedFd>,
+    /// The record, while it is not written yet.
+    record: Option<Enforcement>,
 }
 
 /// The Body's first process, waiting for its plan.
@@ -171,7 +175,9 @@ fn pack(plan: &Plan) -> Result<Luggage, StepError> {
     rustix::process::chdir(&plan.dir).step("enter the Body's directory")?;
     // By a name relative to the directory: a socket's path may have no more than 107 bytes.
     let listener = UnixListener::bind("guest.sock").step("listen on the guest's socket")?;
-    let log = File::options().append(true).create(true).open("guest.log").step("open the guest's log")?;
+    // Nobody could read the log of a run: it would go with its directory.
+    let log = if plan.life == Life::Run { "/dev/null" } else { "guest.log" };
+    let log = File::options().append(true).create(true).open(log).step("open the guest's log")?;
     Ok(Luggage {
         listener: listener.into(),
         log: log.into(),
@@ -203,18 +209,13 @@ fn settle(plan: &Plan, forked: Forked) -> Result<Kept, StepError> {
     }
     ready.mechanisms.extend(plan.mechanisms.iter().cloned());
     let record = Enforcement { mechanisms: ready.mechanisms.clone() };
-    match plan.life {
-        Life::Kept => {
-            write_record(&record).step("write the record")?;
-            report(&Report::Ready(ready));
-        }
-        // Its maker has the record then, and goes on with it meanwhile.
-        Life::Run => {
-            report(&Report::Ready(ready));
-            let _ = write_record(&record);
-        }
+    if plan.life == Life::Kept {
+        write_record(&record).step("write the record")?;
     }
-    Ok(Kept { pid, handle, mounts: (plan.life == Life::Run).then_some(mounts) })
+    report(&Report::Ready(ready));
+    // The maker of a run has the record now; others find it once it has lasted a moment.
+    let (record, mounts) = if plan.life == Life::Run { (Some(record), Some(mounts)) } else { (None, None) };
+    Ok(Kept { pid, handle, mounts, record })
 }
 
 fn write_record(record: &Enforcement) -> io::Result<()> {
@@ -287,9 +288,9 @@ fn end_child(pid: Pid) {
 }
 
 /// Waits for the end of the guest, of its time, of its maker, or of its disk.
-fn keep(plan: &Plan, kept: Kept) -> ExitCode {
+fn keep(plan: &Plan, mut kept: Kept) -> ExitCode {
     let started = Instant::now();
-    let ordered = wait(plan, &kept, started);
+    let ordered = wait(plan, &mut kept, started);
     // A kept Body that was never published is none. One that was, and that its `pal start` left behind, stays.
     let owner_gone = matches!(ordered, Some(End::Owner)) && (plan.life == Life::Run || !Path::new("spec.json").exists());
     if owner_gone {
@@ -313,7 +314,7 @@ fn keep(plan: &Plan, kept: Kept) -> ExitCode {
 }
 
 /// None when the guest ended by itself; otherwise why it was ended here.
-fn wait(plan: &Plan, kept: &Kept, started: Instant) -> Option<End> {
+fn wait(plan: &Plan, kept: &mut Kept, started: Instant) -> Option<End> {
     let stdin = io::stdin();
     let mut rested = false;
     // A kept Body hangs by its maker until that has written it down, and says so.
@@ -323,7 +324,10 @@ fn wait(plan: &Plan, kept: &Kept, started: Instant) -> Option<End> {
         if tied {
             watched.push(PollFd::new(&stdin, PollFlags::IN));
         }
-        let rest = (!rested).then_some(REST_AFTER);
+        let rest = match &kept.record {
+            Some(_) => Some(RECORD_AFTER),
+            None => (!rested).then_some(REST_AFTER),
+        };
         let pause = next_check(plan, started).into_iter().chain(rest).min().map(|pause| Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: pause.subsec_nanos().into() });
         match rustix::event::poll(&mut watched, pause.as_ref()) {
             Err(rustix::io::Errno::INTR) => continue,
@@ -332,6 +336,11 @@ fn wait(plan: &Plan, kept: &Kept, started: Instant) -> Option<End> {
         }
         if !watched[0].revents().is_empty() {
             return None;
+        }
+        if started.elapsed() >= RECORD_AFTER
+            && let Some(record) = kept.record.take()
+        {
+            let _ = write_record(&record);
         }
         if !rested && started.elapsed() >= REST_AFTER {
             rested = true;
@@ -388,7 +397,7 @@ fn judge(plan: &Plan, status: Option<WaitStatus>) -> End {
     if let Some(code) = status.exit_status() {
         return End::Exit { code };
     }
-    let oom = plan.cgroups.iter().any(|group| sys::cgroup::oom_kills(&group.path) > 0);
+    let oom = plan.cgroups.iter().any(|group| sys::cgroup::oom_kills(&group.path).is_some_and(|kills| kills > 0));
     match status.terminating_signal() {
         Some(signal) if signal == Signal::KILL.as_raw() && oom => End::Oom,
         Some(signal) => End::Killed { signal },

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use proto::{Mechanism, launch::Plan};
 use rustix::{process::Resource, thread::CapabilitySet};
+use sys::filter::Filter;
 
 use crate::report::{Step, StepError};
 
@@ -23,6 +24,12 @@ const LOCKED_BYTES: u64 = 8 << 20;
 const QUEUE_BYTES: u64 = 819_200;
 /// Signals that may wait.
 const PENDING_SIGNALS: u64 = 4096;
+
+/// What can be done before there is a plan: what no program of the Body ever has, and the filter, not yet in force.
+pub fn ahead() -> Result<Filter, StepError> {
+    sys::caps::bound_to(KEPT).step("bound capabilities")?;
+    Ok(Filter::compile())
+}
 
 /// Limits of each process.
 pub fn limits(plan: &Plan) -> Result<Vec<Mechanism>, StepError> {
@@ -52,7 +59,7 @@ pub fn limits(plan: &Plan) -> Result<Vec<Mechanism>, StepError> {
 pub fn privileges(plan: &Plan) -> Result<Vec<Mechanism>, StepError> {
     // The guest of a Body without root has nobody's files but its own to look after.
     let own = if plan.ids.has_root() { KEPT } else { CapabilitySet::empty() };
-    sys::caps::limit_to(KEPT, own).step("drop capabilities")?;
+    sys::caps::limit_to(own).step("drop capabilities")?;
     sys::caps::no_new_privileges().step("forbid new privileges")?;
     let landlock = sys::landlock::restrict_self(Path::new("/dev")).step("set up Landlock")?;
     Ok(vec![
@@ -74,6 +81,6 @@ pub fn privileges(plan: &Plan) -> Result<Vec<Mechanism>, StepError> {
 }
 
 /// The system call filter: the last thing before the guest.
-pub fn filter() -> Result<(), StepError> {
-    sys::filter::Filter::compile().install().step("install the system call filter")
+pub fn filter(filter: &Filter) -> Result<(), StepError> {
+    filter.install().step("install the system call filter")
 }

@@ -4,14 +4,19 @@ use std::io;
 
 use rustix::thread::CapabilitySet;
 
-/// Drops from the bounding set all but `bound`, and from every other set all but `keep`.
-pub fn limit_to(bound: CapabilitySet, keep: CapabilitySet) -> io::Result<()> {
+/// Drops from the bounding set all but `bound`: no program the caller executes ever has more.
+pub fn bound_to(bound: CapabilitySet) -> io::Result<()> {
     for number in 0..64 {
         let Some(one) = CapabilitySet::from_bits(1 << number) else { break };
         if !bound.contains(one) && !bounding_drop(number)? {
             break;
         }
     }
+    Ok(())
+}
+
+/// Drops from the caller's own sets all but `keep`.
+pub fn limit_to(keep: CapabilitySet) -> io::Result<()> {
     // SAFETY: PR_CAP_AMBIENT_CLEAR_ALL takes no pointers.
     unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
     let have = rustix::thread::capabilities(None)?;

@@ -23,9 +23,25 @@ pub struct Mounts {
 }
 
 impl Mounts {
-    /// Looks at the caller's mounts.
+    /// Looks where they usually are, and else at the caller's table of mounts, which takes the kernel longer to write
+    /// than all else that is asked of it here.
     pub fn find() -> io::Result<Self> {
+        if let Some(usual) = Self::usual() {
+            return Ok(usual);
+        }
         Ok(Self::parse(&read_small(Path::new("/proc/self/mountinfo"), FILE_LEN_MAX)?))
+    }
+
+    /// Only v2, or every v1 hierarchy that a Body can use, at its own name.
+    fn usual() -> Option<Self> {
+        let root = Path::new("/sys/fs/cgroup");
+        let is = |path: &Path, magic: i64| rustix::fs::statfs(path).is_ok_and(|found| found.f_type == magic);
+        if is(root, libc::CGROUP2_SUPER_MAGIC) {
+            return Some(Self { v1: Vec::new(), v2: Some(root.to_owned()) });
+        }
+        let v1 = |name: &str| Some(root.join(name)).filter(|path| is(path, libc::CGROUP_SUPER_MAGIC)).map(|path| (name.to_owned(), path));
+        let v1 = ["memory", "pids", "freezer", "cpu"].into_iter().map(v1).collect::<Option<_>>()?;
+        Some(Self { v1, v2: Some(root.join("unified")).filter(|path| is(path, libc::CGROUP2_SUPER_MAGIC)) })
     }
 
     fn parse(mountinfo: &str) -> Self {
@@ -100,11 +116,11 @@ pub fn processes(group: &Path) -> io::Result<Vec<i32>> {
     Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
 }
 
-/// How often the kernel killed in this group for want of memory.
-pub fn oom_kills(group: &Path) -> u64 {
+/// How often the kernel killed in this group for want of memory; none if it does not bound memory.
+pub fn oom_kills(group: &Path) -> Option<u64> {
     let read = |name: &str| read_small(&group.join(name), 4096).ok();
-    let text = read("memory.oom_control").or_else(|| read("memory.events")).unwrap_or_default();
-    text.lines().find_map(|line| line.strip_prefix("oom_kill ")).and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+    let text = read("memory.oom_control").or_else(|| read("memory.events"))?;
+    text.lines().find_map(|line| line.strip_prefix("oom_kill ")).and_then(|count| count.trim().parse().ok())
 }
 
 /// Stops every process of a v1 freezer group, and waits until they are.

@@ -51,3 +51,23 @@ pub fn pin_to_first(count: u32) -> io::Result<()> {
     chosen.for_each(|cpu| few.set(cpu));
     Ok(rustix::thread::sched_setaffinity(None, &few)?)
 }
+
+/// Whether the caller ignores a signal.
+pub fn ignores(signal: i32) -> bool {
+    // SAFETY: sigaction is plain data for which zeroes are valid.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: without a new action this only writes the present one to memory that outlives the call.
+    let asked = unsafe { libc::sigaction(signal, std::ptr::null(), &mut action) };
+    asked == 0 && action.sa_sigaction == libc::SIG_IGN
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_known() {
+        assert!(ignores(libc::SIGPIPE), "Rust ignores it");
+        assert!(!ignores(libc::SIGTERM));
+    }
+}

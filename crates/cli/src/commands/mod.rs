@@ -50,7 +50,11 @@ async fn act(
     match command {
         Command::Run(args) => {
             let wire = Wire::choose(args.wires, format)?;
-            return run::run(&to_create()?, *args, wire, format).await;
+            // Not closed piece by piece: the log was tidied while the Body ended, and the kernel closes the rest.
+            let fleet = ManuallyDrop::new(to_create()?);
+            let code = run::run(&fleet, *args, wire, format).await;
+            fleet.settle();
+            return code;
         }
         Command::Exec(args) => {
             let wire = Wire::choose(args.wires, format)?;
