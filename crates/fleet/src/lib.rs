@@ -21,7 +21,7 @@ mod view;
 
 use std::{
     collections::HashMap,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
@@ -101,6 +101,11 @@ impl Fleet {
         if let (Some(store), false) = (self.store.get(), pending.is_empty()) {
             let _ = store.append_all(pending);
         }
+    }
+
+    /// The data directory.
+    pub fn data(&self) -> &Path {
+        &self.data
     }
 
     /// Where a Body is.

@@ -2,6 +2,7 @@
 
 mod body;
 mod exec;
+mod serve;
 pub mod values;
 mod verbs;
 
@@ -12,6 +13,7 @@ use fleet::Durability;
 
 pub use body::BodyArgs;
 pub use exec::{Exec, Run, Shell, Wires};
+pub use serve::Serve;
 pub use verbs::{
     Bodies, Body, Completions, Copy, Events, EventsCommand, Fork, Gc, Remove, Snapshot, Snapshots, Stop,
 };
@@ -136,6 +138,7 @@ pub enum Command {
     /// Example: pal doctor
     Doctor,
     Gc(Gc),
+    Serve(Serve),
     Completions(Completions),
 }
 

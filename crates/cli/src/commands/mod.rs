@@ -12,6 +12,7 @@ mod life;
 mod list;
 mod logs;
 mod run;
+mod serve;
 mod snapshot;
 
 use std::mem::ManuallyDrop;
@@ -31,6 +32,9 @@ use crate::{
 pub fn dispatch(cli: Cli, launcher: Option<Launcher>) -> Result<u8, Failure> {
     if let Command::Completions(args) = &cli.command {
         return completions::completions(args);
+    }
+    if let Command::Serve(args) = &cli.command {
+        return serve::serve(args, settings::config(&cli.common)?, cli.common.format());
     }
     // Never dropped: nobody waits for its tasks. The fleet is: it keeps the log's write-ahead file short.
     let runtime = ManuallyDrop::new(runtime()?);
@@ -80,7 +84,7 @@ async fn act(
         Command::Events(args) => events::events(&fleet()?, args, format).await,
         Command::Doctor => doctor::doctor(&fleet()?, format).await,
         Command::Gc(args) => gc::gc(&fleet()?, args.dry_run, format).await,
-        Command::Completions(args) => return completions::completions(&args),
+        Command::Completions(_) | Command::Serve(_) => Ok(()),
     }
     .map(|()| 0)
 }

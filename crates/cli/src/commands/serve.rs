@@ -1,0 +1,62 @@
+//! `pal serve`.
+
+use std::mem::ManuallyDrop;
+
+use proto::{Failure, Kind};
+use serde_json::json;
+use server::{Exposure, Server};
+use tokio::{
+    runtime::Builder,
+    signal::unix::{SignalKind, signal},
+};
+
+use crate::{
+    args::Serve,
+    output::{self, Format},
+};
+
+/// Serves until somebody says stop.
+pub fn serve(args: &Serve, fleet: fleet::Config, format: Format) -> Result<u8, Failure> {
+    let exposure = if args.insecure { Exposure::Open } else { Exposure::Guarded };
+    let config = server::Config { listen: args.listen, exposure, domain: args.domain.clone(), ..server::Config::new(fleet) };
+    let runtime = Builder::new_multi_thread().enable_all().thread_name("pal-serve").build();
+    // Never dropped: answers that were let finish have done so, and nobody waits for the rest.
+    let runtime = ManuallyDrop::new(runtime.map_err(|error| Failure::new(Kind::Host, "cannot start threads").because(error))?);
+    runtime.block_on(async {
+        let stop = asked_to_stop()?;
+        let server = Server::start(config).await?;
+        tell(&server, format)?;
+        server.run(stop).await;
+        Ok(0)
+    })
+}
+
+/// Done at SIGTERM or SIGINT. They are heard from this call on, also while the server starts.
+fn asked_to_stop() -> Result<impl Future<Output = ()>, Failure> {
+    let listen = |kind| signal(kind).map_err(|error| Failure::new(Kind::Host, "cannot listen to signals").because(error));
+    let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+fn tell(server: &Server, format: Format) -> Result<(), Failure> {
+    let url = format!("http://{}", server.address());
+    let key = server.first_key().map(|key| key.secret.as_str());
+    if format == Format::Json {
+        return output::json(&json!({ "url": url, "key": key, "pid": std::process::id() }));
+    }
+    output::line(format_args!("serving at {url}"))?;
+    let shown = key.unwrap_or("e2b_…");
+    output::talk(&format!(
+        "programs written for E2B run unchanged with\n  export E2B_API_URL={url} E2B_SANDBOX_URL={url} E2B_API_KEY={shown}"
+    ));
+    match key {
+        Some(_) => output::talk("this key was made now and is not shown again; `serve.key` in the data directory has it too"),
+        None => output::talk("the key is the one that the first start showed; `serve.key` in the data directory has it too"),
+    }
+    Ok(())
+}

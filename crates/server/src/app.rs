@@ -1,0 +1,69 @@
+//! What every request can reach.
+
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::Instant,
+};
+
+use fleet::Fleet;
+use proto::{Failure, Kind};
+
+use crate::{Config, keys::Keys};
+
+/// What every request can reach; a clone is the same one.
+#[derive(Debug, Clone)]
+pub struct App(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    fleet: Fleet,
+    keys: Keys,
+    config: Config,
+    address: SocketAddr,
+    started: Instant,
+}
+
+impl App {
+    pub(crate) fn new(fleet: Fleet, keys: Keys, config: Config, address: SocketAddr) -> Self {
+        Self(Arc::new(Inner { fleet, keys, config, address, started: Instant::now() }))
+    }
+
+    /// All Bodies. What blocks there is called through [`App::blocking`].
+    pub fn fleet(&self) -> &Fleet {
+        &self.0.fleet
+    }
+
+    /// Who may call.
+    pub fn keys(&self) -> &Keys {
+        &self.0.keys
+    }
+
+    /// How the server was started.
+    pub fn config(&self) -> &Config {
+        &self.0.config
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.0.address
+    }
+
+    /// Since when it does.
+    pub fn started(&self) -> Instant {
+        self.0.started
+    }
+
+    /// Does on a thread of its own what makes, ends or looks at Bodies: most of that waits for the kernel or the disk.
+    ///
+    /// It is finished also when the caller goes away in between.
+    pub async fn blocking<T: Send + 'static>(
+        &self,
+        act: impl AsyncFnOnce(&Fleet) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let app = self.clone();
+        let handle = tokio::runtime::Handle::current();
+        let done = tokio::task::spawn_blocking(move || handle.block_on(act(app.fleet()))).await;
+        done.map_err(|error| Failure::new(Kind::Internal, "a task of the server did not end").because(error))?
+    }
+}

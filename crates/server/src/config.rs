@@ -1,0 +1,35 @@
+//! How a server is started.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+/// The port where nobody says another.
+pub const PORT: u16 = 3900;
+
+/// How a server is started; the caller brings all of it.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Which Bodies, and how safe their log is.
+    pub fleet: fleet::Config,
+    /// Where callers come in; port 0 takes one that is free.
+    pub listen: SocketAddr,
+    /// Whether callers may come from other machines.
+    pub exposure: Exposure,
+    /// Name under which ports of Bodies are reached: `<port>-<body>.<domain>`.
+    pub domain: String,
+}
+
+/// Whether callers may come from other machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exposure {
+    /// Only this machine, unless what they say is encrypted.
+    Guarded,
+    /// Anybody who can reach the address, in plain text: somebody asked for it.
+    Open,
+}
+
+impl Config {
+    /// On this machine only.
+    pub fn new(fleet: fleet::Config) -> Self {
+        Self { fleet, listen: SocketAddr::from((Ipv4Addr::LOCALHOST, PORT)), exposure: Exposure::Guarded, domain: "localhost".into() }
+    }
+}

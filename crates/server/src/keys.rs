@@ -1,0 +1,248 @@
+//! Who is calling: API keys, kept as hashes.
+//!
+//! `keys.json` in the data directory holds what every key is but not the key itself. The first one is made by the
+//! first start; it is also kept as it is in `serve.key`, readable by the owner of the data directory alone, who could
+//! do everything without it.
+//!
+//! Invariant: a key that was revoked is refused from the next request on, whoever revoked it.
+//! Invariant: how long a comparison takes tells nothing about a key: hashes are compared, and all of them.
+
+use std::{
+    fs, io,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+    time::SystemTime,
+};
+
+use axum::http::{HeaderMap, header};
+use proto::{Failure, Kind, event::hex};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+const FILE: &str = "keys.json";
+const FIRST: &str = "serve.key";
+const FILE_LEN_MAX: u64 = 4 << 20;
+const KEYS_MAX: usize = 1000;
+
+/// What a key is good for; each includes those before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// Look.
+    Read,
+    /// Make, use and end Bodies.
+    Run,
+    /// Make and revoke keys, and use Bodies of every key.
+    Admin,
+}
+
+/// Whose request it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Caller {
+    /// The key's id; not the key.
+    pub key: String,
+    /// What it is good for.
+    pub scope: Scope,
+}
+
+/// A key that was just made. Nobody can show it again.
+#[derive(Debug, Clone)]
+pub struct NewKey {
+    /// Its id.
+    pub id: String,
+    /// What callers send.
+    pub secret: String,
+}
+
+/// A key as it is written down.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Its id.
+    pub id: String,
+    /// What somebody called it.
+    pub name: String,
+    /// What it is good for.
+    pub scope: Scope,
+    /// SHA-256 of the key.
+    pub sha256: String,
+    /// When it was made.
+    pub created_at: String,
+    /// When it was revoked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked_at: Option<String>,
+}
+
+/// All keys of a data directory.
+#[derive(Debug)]
+pub struct Keys {
+    file: PathBuf,
+    known: Mutex<Known>,
+}
+
+/// The file as it was read last.
+#[derive(Debug, Default)]
+struct Known {
+    changed: Option<SystemTime>,
+    records: Vec<Record>,
+}
+
+impl Keys {
+    /// Reads the keys, and makes the first where there is none.
+    pub fn open(data: &Path) -> Result<(Self, Option<NewKey>), Failure> {
+        let keys = Self { file: data.join(FILE), known: Mutex::default() };
+        if !keys.all()?.is_empty() {
+            return Ok((keys, None));
+        }
+        let first = keys.make("first", Scope::Admin)?;
+        write_private(&data.join(FIRST), &first.secret).map_err(cannot_write)?;
+        Ok((keys, Some(first)))
+    }
+
+    /// Every key that was ever made, oldest first.
+    pub fn all(&self) -> Result<Vec<Record>, Failure> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        self.refresh(&mut known)?;
+        Ok(known.records.clone())
+    }
+
+    /// Makes a key.
+    pub fn make(&self, name: &str, scope: Scope) -> Result<NewKey, Failure> {
+        let drawn: [u8; 24] = random().map_err(|error| Failure::new(Kind::Host, "cannot draw a key").because(error))?;
+        let (id, secret) = (hex(&drawn[..4]), format!("e2b_{}", hex(&drawn[4..])));
+        let record = Record {
+            id: id.clone(),
+            name: name.to_owned(),
+            scope,
+            sha256: digest(&secret),
+            created_at: store::clock::now(),
+            revoked_at: None,
+        };
+        self.change(|records| {
+            if records.len() >= KEYS_MAX {
+                return Err(Failure::new(Kind::Limit, format!("there are {KEYS_MAX} keys already")));
+            }
+            records.push(record);
+            Ok(())
+        })?;
+        Ok(NewKey { id, secret })
+    }
+
+    /// Makes a key worthless.
+    pub fn revoke(&self, id: &str) -> Result<(), Failure> {
+        let unknown = || Failure::new(Kind::NotFound, format!("there is no key {:?}", proto::text::visible(id)));
+        self.change(|records| {
+            let record = records.iter_mut().find(|record| record.id == id).ok_or_else(unknown)?;
+            record.revoked_at.get_or_insert_with(store::clock::now);
+            Ok(())
+        })
+    }
+
+    /// Whose key that is.
+    pub fn caller(&self, secret: &str) -> Option<Caller> {
+        let asked = digest(secret);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // A file that cannot be read now lets nobody in who was not known before.
+        let _ = self.refresh(&mut known);
+        let good = |record: &&Record| record.sha256 == asked && record.revoked_at.is_none();
+        let found = known.records.iter().rfind(good)?;
+        Some(Caller { key: found.id.clone(), scope: found.scope })
+    }
+
+    fn refresh(&self, known: &mut Known) -> Result<(), Failure> {
+        let unreadable = |error: io::Error| Failure::new(Kind::Host, "cannot read the API keys").because(error);
+        let changed = match fs::metadata(&self.file).and_then(|found| found.modified()) {
+            Ok(changed) => changed,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                *known = Known::default();
+                return Ok(());
+            }
+            Err(error) => return Err(unreadable(error)),
+        };
+        if known.changed == Some(changed) {
+            return Ok(());
+        }
+        let text = sys::fd::read_small(&self.file, FILE_LEN_MAX).map_err(unreadable)?;
+        let records = serde_json::from_str(&text).map_err(|error| unreadable(error.into()))?;
+        *known = Known { changed: Some(changed), records };
+        Ok(())
+    }
+
+    fn change(&self, act: impl FnOnce(&mut Vec<Record>) -> Result<(), Failure>) -> Result<(), Failure> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        self.refresh(&mut known)?;
+        let mut records = known.records.clone();
+        act(&mut records)?;
+        let text = serde_json::to_vec(&records).map_err(|error| cannot_write(error.into()))?;
+        sys::fd::write_whole(&self.file, &text).map_err(cannot_write)?;
+        *known = Known { changed: None, records };
+        Ok(())
+    }
+}
+
+/// What a caller sent as its key: E2B's header, or a bearer token.
+pub fn sent(headers: &HeaderMap) -> Option<&str> {
+    let own = headers.get("x-api-key").and_then(|value| value.to_str().ok());
+    own.or_else(|| headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer "))
+}
+
+fn digest(secret: &str) -> String {
+    hex(&Sha256::digest(secret.as_bytes()))
+}
+
+fn cannot_write(error: io::Error) -> Failure {
+    Failure::new(Kind::Host, "cannot write the API keys").because(error).hint("make room on the disk that holds the data directory: pal gc")
+}
+
+fn write_private(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    io::Write::write_all(&mut file, format!("{text}\n").as_bytes())
+}
+
+/// Bytes nobody can guess.
+pub fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let mut filled = 0;
+    while filled < N {
+        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dir(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("pal-keys-{name}-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        dir
+    }
+
+    #[test]
+    fn the_first_key_is_made_once_and_kept_as_a_hash() {
+        let dir = dir("first");
+        let (keys, first) = Keys::open(&dir).unwrap();
+        let first = first.unwrap();
+        assert_eq!(first.secret.len(), 44);
+        assert!(first.secret.starts_with("e2b_") && first.secret[4..].bytes().all(|byte| byte.is_ascii_hexdigit()));
+        assert!(!fs::read_to_string(dir.join(FILE)).unwrap().contains(&first.secret));
+        assert_eq!(keys.caller(&first.secret), Some(Caller { key: first.id, scope: Scope::Admin }));
+        assert!(Keys::open(&dir).unwrap().1.is_none());
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_key_that_was_revoked_elsewhere_is_refused() {
+        let dir = dir("revoked");
+        let (here, _) = Keys::open(&dir).unwrap();
+        let (there, _) = Keys::open(&dir).unwrap();
+        let key = there.make("ci", Scope::Run).unwrap();
+        assert_eq!(here.caller(&key.secret).map(|caller| caller.scope), Some(Scope::Run));
+        there.revoke(&key.id).unwrap();
+        assert_eq!(here.caller(&key.secret), None);
+        assert_eq!(here.caller("e2b_"), None);
+        assert!(there.revoke("nobody").is_err());
+        fs::remove_dir_all(dir).unwrap();
+    }
+}

@@ -1,0 +1,23 @@
+//! The fleet behind HTTP: the E2B surface, the native API, terminals and ports of Bodies, on one port.
+//!
+//! Translates and decides nothing: what a Body may do is decided by its spec, and what becomes of it by `fleet`.
+//!
+//! Invariant: every route but `/health` wants a key or a Body's own token.
+//! Invariant: nothing is kept here that cannot be read again from the data directory: a killed server loses nothing.
+//! Invariant: every answer, also a refusal, is in the dialect of the surface that was asked.
+//! Absent on purpose: printing, environment variables. The caller brings a [`Config`] and says what happened.
+
+mod app;
+mod config;
+mod e2b;
+pub mod keys;
+mod listen;
+mod lock;
+mod start;
+mod v1;
+
+pub use app::App;
+pub use config::{Config, Exposure};
+pub use keys::{Caller, Keys, NewKey, Scope};
+pub use lock::{Standing, standing};
+pub use start::Server;

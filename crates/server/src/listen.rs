@@ -1,0 +1,88 @@
+//! Connections in: accepted, bounded, answered, and let finish when the server stops.
+//!
+//! Invariant: at most [`CONNECTIONS_MAX`] connections; one more waits in the kernel's queue until another ends.
+//! Trust: a caller that sends its head slowly or never is cut off.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use axum::{Router, body::Body, extract::Request, response::Response};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpListener,
+    sync::{Semaphore, watch},
+};
+use tower::ServiceExt;
+
+use crate::App;
+
+const CONNECTIONS_MAX: usize = 8192;
+const HEADERS_MAX: usize = 128;
+const BUFFER_LEN_MAX: usize = 256 * 1024;
+const HEAD_WAIT: Duration = Duration::from_secs(30);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// How long answers under way have to finish when the server stops.
+const STOP_WAIT: Duration = Duration::from_secs(5);
+
+/// Serves until `stop` is done, then lets answers under way finish for a while.
+pub async fn serve(listener: TcpListener, app: App, router: Router, stop: impl Future<Output = ()>) {
+    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let (stopping, heard) = watch::channel(());
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        let slot = tokio::select! {
+            slot = slots.clone().acquire_owned() => slot,
+            () = &mut stop => break,
+        };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = &mut stop => break,
+        };
+        let Ok((stream, _)) = accepted else {
+            // Too many open files, or a caller that went away in between: both pass.
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        let _ = stream.set_nodelay(true);
+        let connection = connection(stream, app.clone(), router.clone(), heard.clone());
+        tokio::spawn(async move {
+            let _slot = slot;
+            connection.await;
+        });
+    }
+    drop((listener, stopping));
+    let _ = tokio::time::timeout(STOP_WAIT, slots.acquire_many(CONNECTIONS_MAX as u32)).await;
+}
+
+/// One caller, request after request, until it or the server has enough.
+async fn connection<S>(stream: S, app: App, router: Router, mut stopping: watch::Receiver<()>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (app, router) = (app.clone(), router.clone());
+        async move { Ok::<Response, Infallible>(answer(app, router, request.map(Body::new)).await) }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_WAIT)
+        .max_headers(HEADERS_MAX)
+        .max_buf_size(BUFFER_LEN_MAX)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    let mut connection = std::pin::pin!(connection);
+    // Whoever spoke badly or went away has been answered as far as can be.
+    tokio::select! {
+        _ = &mut connection => return,
+        _ = stopping.changed() => connection.as_mut().graceful_shutdown(),
+    }
+    let _ = connection.await;
+}
+
+async fn answer(_app: App, router: Router, request: Request) -> Response {
+    match router.oneshot(request).await {
+        Ok(response) => response,
+        Err(never) => match never {},
+    }
+}

@@ -1,0 +1,75 @@
+//! One server for a data directory, and how others find it.
+//!
+//! `serve.lock` is held for as long as a server runs, and says where it listens. The lock goes with the process that
+//! holds it, however that ends, so what the file says counts only while it is held.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Read, Seek, Write},
+    net::SocketAddr,
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+};
+
+use proto::{Failure, Kind};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+const FILE: &str = "serve.lock";
+const FILE_LEN_MAX: u64 = 4096;
+
+/// A server that runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Standing {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its process.
+    pub pid: u32,
+}
+
+/// The right to serve a data directory.
+#[derive(Debug)]
+pub struct Lock(File);
+
+/// The server of a data directory, if one runs.
+pub fn standing(data: &Path) -> Option<Standing> {
+    let file = File::open(data.join(FILE)).ok()?;
+    match flock(&file, FlockOperation::NonBlockingLockShared) {
+        Err(rustix::io::Errno::WOULDBLOCK) => read(&file),
+        _ => None,
+    }
+}
+
+fn read(file: &File) -> Option<Standing> {
+    let mut text = String::new();
+    file.take(FILE_LEN_MAX).read_to_string(&mut text).ok()?;
+    serde_json::from_str(&text).ok()
+}
+
+impl Lock {
+    /// Takes it, or says who has it.
+    pub fn take(data: &Path) -> Result<Self, Failure> {
+        let cannot = |error: io::Error| Failure::new(Kind::Host, "cannot lock the data directory for the server").because(error);
+        let path = data.join(FILE);
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(cannot)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self(file)),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(taken(data, &file)),
+            Err(errno) => Err(cannot(errno.into())),
+        }
+    }
+
+    /// Says where the server listens.
+    pub fn tell(&mut self, address: SocketAddr) -> io::Result<()> {
+        let text = serde_json::to_vec(&Standing { address, pid: std::process::id() })?;
+        self.0.rewind()?;
+        self.0.set_len(0)?;
+        self.0.write_all(&text)
+    }
+}
+
+fn taken(data: &Path, file: &File) -> Failure {
+    let place = read(file).map(|other| format!(" (pid {}, at http://{})", other.pid, other.address)).unwrap_or_default();
+    Failure::new(Kind::Conflict, format!("a server already serves the data directory {}{place}", data.display()))
+        .hint("use that one, stop it, or serve another directory: --data DIR")
+}

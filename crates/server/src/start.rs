@@ -1,0 +1,79 @@
+//! A server from its start to its end.
+
+use std::{future::Future, net::SocketAddr};
+
+use axum::Router;
+use fleet::Fleet;
+use proto::{Failure, Kind};
+use tokio::net::TcpListener;
+
+use crate::{
+    App, Config, Exposure, e2b,
+    keys::{Keys, NewKey},
+    listen,
+    lock::Lock,
+    v1,
+};
+
+/// A server that can be reached.
+#[derive(Debug)]
+pub struct Server {
+    app: App,
+    listener: TcpListener,
+    first_key: Option<NewKey>,
+    /// Held until the server is gone.
+    _lock: Lock,
+}
+
+impl Server {
+    /// Opens the data directory and its door. Nobody is answered before [`Server::run`].
+    pub async fn start(config: Config) -> Result<Self, Failure> {
+        check_exposure(&config)?;
+        let fleet = Fleet::open_to_serve(config.fleet.clone())?;
+        let mut lock = Lock::take(fleet.data())?;
+        let (keys, first_key) = Keys::open(fleet.data())?;
+        let busy = |error| {
+            Failure::new(Kind::Host, format!("cannot listen at {}", config.listen)).because(error).hint("choose another address: pal serve --listen 127.0.0.1:0")
+        };
+        let listener = TcpListener::bind(config.listen).await.map_err(busy)?;
+        let address = listener.local_addr().map_err(busy)?;
+        lock.tell(address).map_err(|error| Failure::new(Kind::Host, "cannot say where the server is").because(error))?;
+        let app = App::new(fleet, keys, config, address);
+        Ok(Self { app, listener, first_key, _lock: lock })
+    }
+
+    /// Where it can be reached.
+    pub fn address(&self) -> SocketAddr {
+        self.app.address()
+    }
+
+    /// The key that this start made, if it was the first of its data directory.
+    pub fn first_key(&self) -> Option<&NewKey> {
+        self.first_key.as_ref()
+    }
+
+    /// What requests reach.
+    pub fn app(&self) -> &App {
+        &self.app
+    }
+
+    /// Serves until `stop` is done; then answers under way are let finish. Bodies live on.
+    pub async fn run(self, stop: impl Future<Output = ()>) {
+        let router = router().with_state(self.app.clone());
+        listen::serve(self.listener, self.app, router, stop).await;
+    }
+}
+
+/// The control plane: both dialects.
+fn router() -> Router<App> {
+    v1::router().merge(e2b::router())
+}
+
+fn check_exposure(config: &Config) -> Result<(), Failure> {
+    if config.listen.ip().is_loopback() || config.exposure == Exposure::Open {
+        return Ok(());
+    }
+    Err(Failure::new(Kind::Denied, format!("{} can be reached from other machines, and keys would travel in plain text", config.listen))
+        .hint("listen on this machine only: pal serve --listen 127.0.0.1:3900")
+        .hint("or, behind a proxy that encrypts or in a network you trust: pal serve --insecure"))
+}
