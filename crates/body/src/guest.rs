@@ -20,7 +20,7 @@ use hyper_util::rt::TokioIo;
 use prost::Message;
 use proto::{
     envelope::{self, Opener},
-    guest::{GuestInfo, Shutdown},
+    guest::{DIAL_UPGRADE, GuestInfo, Shutdown},
     wire::process::{ConnectRequest, ProcessEvent, StartRequest, StartResponse},
 };
 use tokio::net::UnixStream;
@@ -137,6 +137,9 @@ pub struct Guest {
     token: String,
 }
 
+/// A stream to a port inside a Body.
+pub type Dialled = TokioIo<hyper::upgrade::Upgraded>;
+
 /// One connection to a guest, for one request after another.
 #[derive(Debug)]
 pub struct Line {
@@ -150,12 +153,29 @@ impl Guest {
         Self { dir: dir.to_owned(), token }
     }
 
-    /// Connects.
-    pub async fn line(&self) -> Result<Line, GuestError> {
+    /// Connects, for a caller who speaks the protocol itself.
+    pub async fn connect_raw(&self) -> Result<UnixStream, GuestError> {
         // By descriptor, because a socket's path may have no more than 107 bytes.
         let dir = sys::fd::open_path(&self.dir).map_err(GuestError::Connect)?;
         let path = sys::fd::path_of(std::os::fd::AsFd::as_fd(&dir)).join("guest.sock");
-        let stream = UnixStream::connect(path).await.map_err(GuestError::Connect)?;
+        UnixStream::connect(path).await.map_err(GuestError::Connect)
+    }
+
+    /// Connects to a port inside the Body.
+    pub async fn dial(&self, port: u16) -> Result<Dialled, GuestError> {
+        let mut line = self.line().await?;
+        let asked = line.request(Method::GET, &format!("/v1/dial?port={port}"));
+        let asked = asked.header(header::CONNECTION, "upgrade").header(header::UPGRADE, DIAL_UPGRADE);
+        let response = line.send(asked, whole(Bytes::new())).await?;
+        if response.status() != hyper::StatusCode::SWITCHING_PROTOCOLS {
+            return Err(accepted(response).await.err().unwrap_or_else(|| GuestError::Protocol("it did not dial".into())));
+        }
+        hyper::upgrade::on(response).await.map(TokioIo::new).map_err(GuestError::Broken)
+    }
+
+    /// Connects.
+    pub async fn line(&self) -> Result<Line, GuestError> {
+        let stream = self.connect_raw().await?;
         let (sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(GuestError::Broken)?;
         tokio::spawn(async move {

@@ -15,6 +15,7 @@ pub mod ids;
 pub mod process;
 pub mod programs;
 pub mod snapshot;
+pub mod usage;
 
 pub use dir::{BodyDir, Condition};
 pub use guest::Guest;

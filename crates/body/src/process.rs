@@ -404,7 +404,7 @@ fn signal_all(pids: &[i32], signal: Signal) {
 }
 
 /// The guest and everybody below it: in a pid namespace no process can leave its first one's family.
-fn family(running: &Running) -> io::Result<Vec<i32>> {
+pub(crate) fn family(running: &Running) -> io::Result<Vec<i32>> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc")?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };

@@ -11,7 +11,7 @@ use proto::{
 };
 use serde_json::json;
 
-use crate::{Create, Fleet, Held, Status, View, data::random, failures};
+use crate::{Create, Fleet, Held, Lease, Status, View, data::random, failures, lease};
 
 const ENV_BYTES_MAX: usize = 128 << 10;
 const PATH_LEN_MAX: usize = 4095;
@@ -55,7 +55,7 @@ impl Fleet {
             life: request.life,
             ids: claimed,
         };
-        let made = self.make_new(launcher, &dir, &spec, &snapshots);
+        let made = self.make_new(launcher, &dir, &spec, request.lease.as_ref(), &snapshots);
         made.inspect_err(|_| ids::release(&self.data, &spec.ids, &spec.id))
     }
 
@@ -77,10 +77,17 @@ impl Fleet {
         }
     }
 
-    fn make_new(&self, launcher: body::process::Launcher, dir: &BodyDir, spec: &Spec, snapshots: &[Below]) -> Result<View, Failure> {
-        let drafted = dir.draft_spec(spec).map_err(|error| failures::dir(&spec.id, error));
+    fn make_new(&self, launcher: body::process::Launcher, dir: &BodyDir, spec: &Spec, terms: Option<&Lease>, snapshots: &[Below]) -> Result<View, Failure> {
+        let leased = terms.map_or(Ok(()), |terms| {
+            lease::write(dir, terms).map_err(|error| Failure::new(Kind::Host, "cannot write the Body's lease").because(error).hint("make room: pal gc"))
+        });
+        let drafted = leased.and_then(|()| dir.draft_spec(spec).map_err(|error| failures::dir(&spec.id, error)));
         let made = drafted.and_then(|()| {
-            let draft = Draft::body("body.created", &spec.id, json!({ "spec": spec }));
+            let mut data = json!({ "spec": spec });
+            if let Some(terms) = terms {
+                data["lease"] = lease::told(terms);
+            }
+            let draft = Draft::body("body.created", &spec.id, data);
             self.bring_up(launcher, dir, spec, snapshots, Some(draft))
         });
         match made {

@@ -46,6 +46,7 @@ pub fn open(config: Config, ahead: Ahead, launcher: Option<Launcher>) -> Result<
         launcher: Mutex::new(launcher),
         pending: Default::default(),
         leaving: Default::default(),
+        leases: Default::default(),
     };
     // Who is about to make a Body opens the log while the launcher works on it.
     if ahead != Ahead::One {

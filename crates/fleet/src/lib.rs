@@ -9,10 +9,12 @@ mod copy;
 mod create;
 mod data;
 mod doctor;
+mod door;
 mod events;
 mod exec;
 mod failures;
 mod gc;
+pub mod lease;
 mod life;
 mod record;
 mod request;
@@ -32,10 +34,13 @@ use store::Store;
 
 pub use body::process::Launcher;
 pub use data::Config;
+pub use body::guest::Dialled;
 pub use doctor::{Doctor, Finding, LayerReport};
+pub use door::Usage;
 pub use events::{LogEntry, Verdict};
 pub use exec::{Control, Exec, Output};
 pub use gc::Sweep;
+pub use lease::{Lease, Rest, Then};
 pub use life::Force;
 pub use request::{AskedLimits, Create, ExecRequest, Stdin, TtySize};
 pub use store::Durability;
@@ -61,6 +66,8 @@ pub struct Fleet {
     pending: Mutex<Vec<Draft>>,
     /// Keepers that cleared their Body away and are about to exit.
     leaving: Mutex<Vec<Tether>>,
+    /// Held while a lease changes.
+    leases: Mutex<()>,
 }
 
 /// A Body that this process made.
@@ -114,7 +121,7 @@ impl Fleet {
     }
 
     /// What callers of that Body's guest must send.
-    fn token(&self, id: &BodyId) -> String {
+    pub fn token(&self, id: &BodyId) -> String {
         data::token(&self.key, id)
     }
 

@@ -10,7 +10,7 @@ use proto::{
 };
 use serde_json::json;
 
-use crate::{Fleet, Status, View, failures};
+use crate::{Fleet, Rest, Status, View, failures};
 
 /// Whether a Body that runs may be removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl Fleet {
     }
 
     /// A Body that is there, seen as it is now.
-    pub(crate) fn view(&self, id: &BodyId) -> Result<View, Failure> {
+    pub fn view(&self, id: &BodyId) -> Result<View, Failure> {
         let dir = self.dir(id)?;
         let spec = dir.spec().map_err(|error| failures::dir(id, error))?;
         let enforcement = dir.enforcement().map_err(|error| failures::dir(id, error))?;
@@ -72,7 +72,7 @@ impl Fleet {
 
     fn dir(&self, id: &BodyId) -> Result<BodyDir, Failure> {
         let dir = BodyDir::at(self.body_path(id));
-        if dir.path().is_dir() { Ok(dir) } else { Err(Failure::new(Kind::NotFound, format!("there is no Body {id}")).hint("list them: pal ls")) }
+        if dir.path().is_dir() { Ok(dir) } else { Err(unknown(id)) }
     }
 
     /// Takes a Body's lock, or says that somebody has it.
@@ -87,16 +87,14 @@ impl Fleet {
                     return Err(Failure::new(Kind::Conflict, format!("another pal is changing Body {id} right now")).hint("try again in a moment"));
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    return Err(Failure::new(Kind::NotFound, format!("there is no Body {id}")).hint("list them: pal ls"));
+                    return Err(unknown(id));
                 }
                 Err(error) => return Err(Failure::new(Kind::Host, format!("cannot lock Body {id}")).because(error)),
             }
         };
         let spec = dir.spec().map_err(|error| match error {
             // It was removed while we waited for its lock.
-            body::dir::DirError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                Failure::new(Kind::NotFound, format!("there is no Body {id}")).hint("list them: pal ls")
-            }
+            body::dir::DirError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => unknown(id),
             error => failures::dir(id, error),
         })?;
         self.thaw_held(&dir)?;
@@ -174,6 +172,7 @@ impl Fleet {
         }
         let snapshots = self.below(&spec)?;
         dir.forget_guest().map_err(|error| Failure::new(Kind::Host, "cannot forget the Body's last guest").because(error))?;
+        self.lease_wakes(id)?;
         let launcher = self.launcher()?;
         self.bring_up(launcher, &dir, &spec, &snapshots, None)?;
         self.view(id)
@@ -186,6 +185,7 @@ impl Fleet {
             return Err(Failure::new(Kind::Conflict, format!("Body {id} is paused already")));
         }
         let running = self.running(id)?;
+        self.lease_rests(id, Rest::Memory)?;
         self.write("body.paused", id, json!({}))?;
         process::pause(&running).map_err(|error| failures::process("cannot pause the Body", error))?;
         self.view(id)
@@ -196,6 +196,7 @@ impl Fleet {
         let (dir, _, _lock) = self.locked(id)?;
         match dir.condition().map_err(|error| failures::dir(id, error))? {
             Condition::Paused(running) => {
+                self.lease_wakes(id)?;
                 self.write("body.resumed", id, json!({}))?;
                 process::resume(&running).map_err(|error| failures::process("cannot resume the Body", error))?;
             }
@@ -208,6 +209,7 @@ impl Fleet {
     /// Ends a Body's processes and keeps its files.
     pub async fn stop(&self, id: &BodyId, grace: Duration) -> Result<View, Failure> {
         let (dir, _, _lock) = self.locked(id)?;
+        self.lease_rests(id, Rest::Files)?;
         match dir.condition().map_err(|error| failures::dir(id, error))? {
             Condition::Running(running) => {
                 self.write("body.stopped", id, json!({ "grace_ms": grace.as_millis() as u64 }))?;
@@ -315,6 +317,11 @@ impl Fleet {
     pub(crate) fn write(&self, kind: &str, id: &BodyId, data: serde_json::Value) -> Result<(), Failure> {
         self.append(Draft::body(kind, id, data)).map(drop)
     }
+}
+
+/// What nobody knows of.
+pub(crate) fn unknown(id: &BodyId) -> Failure {
+    Failure::new(Kind::NotFound, format!("there is no Body {id}")).hint("list them: pal ls")
 }
 
 /// Why a guest is gone, in words.

@@ -7,6 +7,8 @@ use proto::{
     spec::{Life, Mount},
 };
 
+use crate::Lease;
+
 /// A Body to be made.
 #[derive(Debug, Clone)]
 pub struct Create {
@@ -26,6 +28,8 @@ pub struct Create {
     pub user: Option<String>,
     /// What becomes of it.
     pub life: Life,
+    /// On which terms it is kept; none until it is removed.
+    pub lease: Option<Lease>,
 }
 
 impl Create {
@@ -40,6 +44,7 @@ impl Create {
             workdir: None,
             user: None,
             life: Life::Run,
+            lease: None,
         }
     }
 

@@ -11,7 +11,7 @@ use body::{
 use proto::{BodyId, Failure, Kind, SnapshotId, Spec, spec::Life};
 use serde_json::json;
 
-use crate::{AskedLimits, Create, Fleet, SnapshotView, View, data::random, failures};
+use crate::{AskedLimits, Create, Fleet, Lease, SnapshotView, View, data::random, failures};
 
 /// What a snapshot is taken for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,6 +158,11 @@ impl Fleet {
 
     /// Makes `count` Bodies that begin where this one is now, and start.
     pub async fn fork(&self, id: &BodyId, count: u32) -> Result<Vec<View>, Failure> {
+        self.fork_leased(id, count, None).await
+    }
+
+    /// The same, each kept on those terms.
+    pub async fn fork_leased(&self, id: &BodyId, count: u32, lease: Option<Lease>) -> Result<Vec<View>, Failure> {
         if !(1..=FORKS_MAX).contains(&count) {
             return Err(Failure::new(Kind::Usage, format!("{count} forks cannot be made at once")).hint(format!("ask for 1 to {FORKS_MAX}")));
         }
@@ -166,7 +171,7 @@ impl Fleet {
         let manifest = self.take(&dir, &parent, None, Purpose::Forks)?;
         let mut views = Vec::new();
         for _ in 0..count {
-            let request = fork_request(&parent, &manifest);
+            let request = Create { lease: lease.clone(), ..fork_request(&parent, &manifest) };
             match self.create_now(request, Some(id.clone())) {
                 Ok(view) => views.push(view),
                 Err(failure) => {
@@ -208,6 +213,7 @@ fn fork_request(parent: &Spec, manifest: &Manifest) -> Create {
         workdir: parent.workdir.clone(),
         user: Some(parent.user.clone()),
         life: Life::Kept,
+        lease: None,
     }
 }
 

@@ -83,6 +83,7 @@ impl BodyArgs {
             workdir: self.workdir,
             user: self.user,
             life,
+            lease: None,
         })
     }
 }
