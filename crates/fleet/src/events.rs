@@ -1,6 +1,6 @@
 //! Reading the log.
 
-use proto::{BodyId, Event, Failure};
+use proto::{BodyId, Draft, Event, Failure};
 use serde::Serialize;
 use serde_json::Value;
 use store::Query;
@@ -46,6 +46,11 @@ impl Fleet {
     /// Events after `after`, oldest first, at most `limit`.
     pub fn events(&self, after: u64, body: Option<&BodyId>, limit: usize) -> Result<Vec<Event>, Failure> {
         self.store()?.events(&Query { after, body: body.cloned(), limit }).map_err(failures::read)
+    }
+
+    /// Appends an event that is about no Body.
+    pub fn note(&self, kind: &str, data: Value) -> Result<(), Failure> {
+        self.append(Draft { kind: kind.to_owned(), body: None, brain: None, data }).map(drop)
     }
 
     /// Place of the newest event.

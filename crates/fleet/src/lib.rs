@@ -43,7 +43,7 @@ pub use gc::Sweep;
 pub use lease::{Lease, Rest, Then};
 pub use life::Force;
 pub use request::{AskedLimits, Create, ExecRequest, Stdin, TtySize};
-pub use store::Durability;
+pub use store::{Durability, clock};
 pub use view::{Copied, Ended, Garbage, SnapshotView, Status, View};
 
 /// All Bodies of one data directory.

@@ -32,7 +32,8 @@ impl Fleet {
         Ok(views)
     }
 
-    pub(crate) fn ids(&self) -> Result<Vec<BodyId>, Failure> {
+    /// Ids of all that has a directory; some may be half made or half removed.
+    pub fn ids(&self) -> Result<Vec<BodyId>, Failure> {
         let entries = fs::read_dir(self.data.join("bodies"))
             .map_err(|error| Failure::new(Kind::Host, "cannot list the Bodies").because(error))?;
         Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())

@@ -9,7 +9,7 @@ use std::{
 use fleet::Fleet;
 use proto::{Failure, Kind};
 
-use crate::{Config, keys::Keys};
+use crate::{Config, audit::Audit, e2b::Once, keys::Keys, samples::Samples, streams::Streams, timer::Timer};
 
 /// What every request can reach; a clone is the same one.
 #[derive(Debug, Clone)]
@@ -22,11 +22,27 @@ struct Inner {
     config: Config,
     address: SocketAddr,
     started: Instant,
+    audit: Audit,
+    once: Once,
+    samples: Samples,
+    streams: Streams,
+    timer: Timer,
 }
 
 impl App {
     pub(crate) fn new(fleet: Fleet, keys: Keys, config: Config, address: SocketAddr) -> Self {
-        Self(Arc::new(Inner { fleet, keys, config, address, started: Instant::now() }))
+        Self(Arc::new(Inner {
+            fleet,
+            keys,
+            config,
+            address,
+            started: Instant::now(),
+            audit: Audit::default(),
+            once: Once::default(),
+            samples: Samples::default(),
+            streams: Streams::default(),
+            timer: Timer::default(),
+        }))
     }
 
     /// All Bodies. What blocks there is called through [`App::blocking`].
@@ -52,6 +68,31 @@ impl App {
     /// Since when it does.
     pub fn started(&self) -> Instant {
         self.0.started
+    }
+
+    /// What was written down lately of refusals.
+    pub(crate) fn audit(&self) -> &Audit {
+        &self.0.audit
+    }
+
+    /// Requests that are done once.
+    pub(crate) fn once(&self) -> &Once {
+        &self.0.once
+    }
+
+    /// What Bodies used.
+    pub(crate) fn samples(&self) -> &Samples {
+        &self.0.samples
+    }
+
+    /// Streams into Bodies that are open now.
+    pub(crate) fn streams(&self) -> &Streams {
+        &self.0.streams
+    }
+
+    /// Deadlines of Bodies.
+    pub(crate) fn timer(&self) -> &Timer {
+        &self.0.timer
     }
 
     /// Does on a thread of its own what makes, ends or looks at Bodies: most of that waits for the kernel or the disk.

@@ -8,12 +8,19 @@
 //! Absent on purpose: printing, environment variables. The caller brings a [`Config`] and says what happened.
 
 mod app;
+mod audit;
 mod config;
 mod e2b;
 pub mod keys;
 mod listen;
 mod lock;
+mod proxy;
+mod route;
+mod samples;
+mod signed;
 mod start;
+mod streams;
+mod timer;
 mod v1;
 
 pub use app::App;

@@ -5,7 +5,13 @@
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use axum::{Router, body::Body, extract::Request, response::Response};
+use axum::{
+    Router,
+    body::Body,
+    extract::Request,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
@@ -15,7 +21,7 @@ use tokio::{
 };
 use tower::ServiceExt;
 
-use crate::App;
+use crate::{App, audit, e2b::Refusal, proxy, route, route::Route};
 
 const CONNECTIONS_MAX: usize = 8192;
 const HEADERS_MAX: usize = 128;
@@ -80,9 +86,17 @@ where
     let _ = connection.await;
 }
 
-async fn answer(_app: App, router: Router, request: Request) -> Response {
-    match router.oneshot(request).await {
-        Ok(response) => response,
-        Err(never) => match never {},
+async fn answer(app: App, router: Router, request: Request) -> Response {
+    match route::of(&app, &request) {
+        Route::Body(target) => proxy::pass(app, target, request).await,
+        Route::Signed => proxy::pass_signed(app, request).await,
+        Route::Foreign(why) => {
+            audit::denied(&app, None, request.method(), request.uri(), why).await;
+            Refusal::new(StatusCode::FORBIDDEN, why).into_response()
+        }
+        Route::Control => match router.oneshot(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        },
     }
 }

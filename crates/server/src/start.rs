@@ -12,7 +12,7 @@ use crate::{
     keys::{Keys, NewKey},
     listen,
     lock::Lock,
-    v1,
+    samples, timer, v1,
 };
 
 /// A server that can be reached.
@@ -59,14 +59,16 @@ impl Server {
 
     /// Serves until `stop` is done; then answers under way are let finish. Bodies live on.
     pub async fn run(self, stop: impl Future<Output = ()>) {
-        let router = router().with_state(self.app.clone());
+        let router = router(&self.app).with_state(self.app.clone());
+        let helpers = [tokio::spawn(timer::run(self.app.clone())), tokio::spawn(samples::run(self.app.clone()))];
         listen::serve(self.listener, self.app, router, stop).await;
+        helpers.iter().for_each(tokio::task::JoinHandle::abort);
     }
 }
 
 /// The control plane: both dialects.
-fn router() -> Router<App> {
-    v1::router().merge(e2b::router())
+fn router(app: &App) -> Router<App> {
+    v1::router().merge(e2b::router(app))
 }
 
 fn check_exposure(config: &Config) -> Result<(), Failure> {

@@ -2,10 +2,10 @@
 
 use axum::{
     Json,
-    http::StatusCode,
+    http::{HeaderValue, StatusCode},
     response::{IntoResponse, Response},
 };
-use proto::Failure;
+use proto::{Failure, Kind};
 use serde_json::json;
 
 /// An answer that says no.
@@ -15,24 +15,51 @@ pub struct Refusal {
     pub status: StatusCode,
     /// What happened and what to do.
     pub message: String,
+    /// A word for programs.
+    pub code: Option<&'static str>,
 }
 
 impl Refusal {
     /// A refusal.
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into() }
+        Self { status, message: message.into(), code: None }
+    }
+
+    /// What was asked makes no sense.
+    pub fn bad(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// There is no such sandbox, for this caller at least.
+    pub fn no_sandbox(id: &str) -> Self {
+        Self::new(StatusCode::NOT_FOUND, format!("sandbox \"{}\" was not found", proto::text::visible(id)))
+    }
+
+    /// E2B has it, this server does not.
+    pub fn absent(what: &str) -> Self {
+        let message = format!("this server has no {what}");
+        Self { code: Some("not_supported"), ..Self::new(StatusCode::NOT_IMPLEMENTED, message) }
     }
 }
 
 impl From<Failure> for Refusal {
     fn from(failure: Failure) -> Self {
         let status = StatusCode::from_u16(failure.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        // What the host lacks, or a bug, names its causes in the log of whoever runs the server, not to callers.
         Self::new(status, failure.message)
     }
 }
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        (self.status, Json(json!({ "code": self.status.as_u16(), "message": self.message }))).into_response()
+        let mut body = json!({ "code": self.status.as_u16(), "message": self.message });
+        if let Some(code) = self.code {
+            body["error_code"] = code.into();
+        }
+        let mut response = (self.status, Json(body)).into_response();
+        if self.status.as_u16() == Kind::Limit.http_status() {
+            response.headers_mut().insert("retry-after", HeaderValue::from_static("1"));
+        }
+        response
     }
 }

@@ -1,16 +1,75 @@
 //! The control plane as E2B's SDKs speak it.
 //!
+//! A sandbox is a Body, its `templateID` what it was made from, its end a lease. What E2B has and this server has not
+//! (volumes, secrets, identity tokens) is refused by name, never taken and forgotten.
+//!
 //! Invariant: every refusal is JSON with `code` and `message`: the SDKs parse nothing else.
+//! Invariant: a key sees and touches the Bodies it asked for, and an admin's every Body.
 
+mod ask;
+mod create;
 mod error;
+mod life;
+mod list;
+mod network;
+mod observe;
+mod once;
+mod sandbox;
+mod snapshots;
+mod templates;
 
-use axum::Router;
+use axum::{
+    Router,
+    http::StatusCode,
+    middleware::from_fn_with_state,
+    routing::{any, delete, get, post, put},
+};
 
 use crate::App;
 
 pub use error::Refusal;
+pub use once::Once;
 
 /// Its routes, and the answer to whatever is no route of anybody's.
-pub fn router() -> Router<App> {
-    Router::new().fallback(async || Refusal::new(axum::http::StatusCode::NOT_FOUND, "there is no such route"))
+pub fn router(app: &App) -> Router<App> {
+    Router::new()
+        .route("/sandboxes", post(create::v1).get(list::running))
+        .route("/v2/sandboxes", post(create::v2).get(list::all))
+        .route("/sandboxes/metrics", get(observe::metrics_of_many))
+        .route("/sandboxes/{id}", get(life::info).delete(life::kill))
+        .route("/sandboxes/{id}/connect", post(life::connect))
+        .route("/v2/sandboxes/{id}/connect", post(life::connect))
+        .route("/sandboxes/{id}/resume", post(life::resume))
+        .route("/sandboxes/{id}/timeout", post(life::timeout))
+        .route("/sandboxes/{id}/refreshes", post(life::refresh))
+        .route("/sandboxes/{id}/pause", post(life::pause))
+        .route("/sandboxes/{id}/fork", post(life::fork))
+        .route("/sandboxes/{id}/network", put(network::replace))
+        .route("/sandboxes/{id}/metrics", get(observe::metrics))
+        .route("/sandboxes/{id}/logs", get(observe::logs))
+        .route("/v2/sandboxes/{id}/logs", get(observe::logs_v2))
+        .route("/sandboxes/{id}/snapshots", post(snapshots::take))
+        .route("/snapshots", get(snapshots::list))
+        .route("/templates", get(templates::list))
+        .route("/v2/templates", get(templates::list))
+        .route("/templates/aliases/{alias}", get(templates::alias))
+        .route("/templates/tags", post(templates::tag).delete(templates::untag))
+        .route("/templates/{id}/tags", get(templates::tags))
+        .route("/templates/{id}", delete(templates::remove))
+        .route("/teams", get(templates::teams))
+        .route("/volumes", any(absent_volumes))
+        .route("/volumes/{*rest}", any(absent_volumes))
+        .route("/secrets", any(absent_secrets))
+        .route("/secrets/{*rest}", any(absent_secrets))
+        .fallback(async || Refusal::new(StatusCode::NOT_FOUND, "there is no such route"))
+        .method_not_allowed_fallback(async || Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "this route has no such method"))
+        .layer(from_fn_with_state(app.clone(), ask::admit))
+}
+
+async fn absent_volumes() -> Refusal {
+    Refusal::absent("volumes")
+}
+
+async fn absent_secrets() -> Refusal {
+    Refusal::absent("secrets")
 }

@@ -1,0 +1,134 @@
+//! What a request says: who asks, and in which words.
+
+use std::time::Duration;
+
+use axum::{
+    body::{Bytes, to_bytes},
+    extract::{FromRequest, FromRequestParts, Request, State},
+    http::{StatusCode, request::Parts},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use fleet::{Fleet, Lease, View};
+use proto::BodyId;
+use serde::de::DeserializeOwned;
+
+use super::Refusal;
+use crate::{App, Caller, Scope, audit, keys};
+
+const BODY_LEN_MAX: usize = 1 << 20;
+const BODY_WAIT: Duration = Duration::from_secs(30);
+
+/// Lets in who has a key that is good for what it asks, and writes down whoever changes something.
+pub async fn admit(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    let caller = keys::sent(request.headers()).and_then(|key| app.keys().caller(key));
+    let needed = if audit::only_looks(&method) { Scope::Read } else { Scope::Run };
+    let caller = match caller {
+        Some(caller) if caller.scope >= needed => caller,
+        Some(caller) => {
+            audit::denied(&app, Some(&caller), &method, &uri, "scope").await;
+            return Refusal::new(StatusCode::FORBIDDEN, "this key may only look").into_response();
+        }
+        None => {
+            audit::denied(&app, None, &method, &uri, "no valid key").await;
+            return Refusal::new(StatusCode::UNAUTHORIZED, "send a valid API key as X-API-KEY").into_response();
+        }
+    };
+    if needed > Scope::Read {
+        if let Err(failure) = audit::accepted(&app, &caller, &method, &uri).await {
+            return Refusal::from(failure).into_response();
+        }
+    }
+    request.extensions_mut().insert(caller);
+    next.run(request).await
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
+        let known = parts.extensions.get::<Caller>().cloned();
+        known.ok_or_else(|| Refusal::new(StatusCode::UNAUTHORIZED, "send a valid API key as X-API-KEY"))
+    }
+}
+
+/// The JSON of a request; nothing at all is an empty object.
+#[derive(Debug)]
+pub struct Asked<T> {
+    /// In our words.
+    pub value: T,
+    /// As it came.
+    pub bytes: Bytes,
+}
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Refusal> {
+        let read = tokio::time::timeout(BODY_WAIT, to_bytes(request.into_body(), BODY_LEN_MAX)).await;
+        let bytes = read
+            .map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the request's body did not arrive in 30 seconds"))?
+            .map_err(|_| Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "the request's body is longer than 1 MiB, or broke off"))?;
+        let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
+        let value = serde_json::from_slice(text).map_err(|error| Refusal::bad(format!("the request's body makes no sense: {error}")))?;
+        Ok(Self { value, bytes })
+    }
+}
+
+/// The pairs of a query.
+#[derive(Debug, Clone, Default)]
+pub struct Query(Vec<(String, String)>);
+
+impl Query {
+    /// The first value of that name; an empty one is none.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
+    }
+
+    /// Every value of that name, also those joined by commas.
+    pub fn texts<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        self.0.iter().filter(move |(key, _)| key == name).flat_map(|(_, value)| value.split(',')).filter(|value| !value.is_empty())
+    }
+
+    /// A number from 0 on.
+    pub fn number(&self, name: &str) -> Result<Option<u64>, Refusal> {
+        let wrong = |_| Refusal::bad(format!("{name} is not a whole number"));
+        self.text(name).map(|text| text.parse().map_err(wrong)).transpose()
+    }
+
+    /// How many of a list are wanted at once.
+    pub fn limit(&self) -> Result<usize, Refusal> {
+        match self.number("limit")? {
+            None => Ok(100),
+            Some(limit @ 1..=1000) => Ok(limit.min(100) as usize),
+            Some(_) => Err(Refusal::bad("limit is not a number from 1 to 100")),
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Query {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
+        Ok(Self(form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes()).into_owned().collect()))
+    }
+}
+
+/// Whether a Body is a caller's to see.
+pub fn may_see(caller: &Caller, lease: Option<&Lease>) -> bool {
+    caller.scope == Scope::Admin || lease.is_some_and(|lease| lease.owner.as_deref() == Some(&caller.key))
+}
+
+/// A Body that is there and is the caller's to see.
+pub async fn find(app: &App, caller: &Caller, named: &str) -> Result<(View, Option<Lease>), Refusal> {
+    let unknown = || Refusal::no_sandbox(named);
+    let id: BodyId = named.parse().map_err(|_| unknown())?;
+    let found = app.blocking(async move |fleet: &Fleet| Ok((fleet.view(&id)?, fleet.lease(&id)?))).await;
+    match found {
+        Ok((view, lease)) if may_see(caller, lease.as_ref()) => Ok((view, lease)),
+        Ok(_) => Err(unknown()),
+        Err(failure) if failure.kind == proto::Kind::NotFound => Err(unknown()),
+        Err(failure) => Err(failure.into()),
+    }
+}

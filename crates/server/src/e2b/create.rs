@@ -1,0 +1,134 @@
+//! Making sandboxes.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use axum::{
+    Json,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse, Response},
+};
+use fleet::{Create, Fleet, Lease, Rest, Then, View};
+use proto::event::hex;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Refusal, ask::Asked, network, once, sandbox};
+use crate::{App, Caller, keys};
+
+/// Longer than anybody keeps a sandbox without asking again: thirty days.
+const TIMEOUT_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
+const METADATA_LEN_MAX: usize = 64 << 10;
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NewSandbox {
+    #[serde(rename = "templateID")]
+    template_id: String,
+    timeout: Option<i64>,
+    metadata: Option<BTreeMap<String, String>>,
+    env_vars: Option<BTreeMap<String, String>>,
+    #[serde(rename = "allow_internet_access")]
+    allow_internet_access: Option<bool>,
+    network: Option<Value>,
+    auto_pause: Option<bool>,
+    auto_pause_memory: Option<bool>,
+    auto_resume: Option<AutoResume>,
+    iam: Option<Value>,
+    volume_mounts: Option<Vec<Value>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct AutoResume {
+    enabled: bool,
+}
+
+/// `POST /sandboxes`.
+pub async fn v1(app: State<App>, caller: Caller, headers: HeaderMap, asked: Asked<NewSandbox>) -> Result<Response, Refusal> {
+    make(app.0, caller, headers, asked, 15).await
+}
+
+/// `POST /v2/sandboxes`.
+pub async fn v2(app: State<App>, caller: Caller, headers: HeaderMap, asked: Asked<NewSandbox>) -> Result<Response, Refusal> {
+    make(app.0, caller, headers, asked, 300).await
+}
+
+async fn make(app: App, caller: Caller, headers: HeaderMap, asked: Asked<NewSandbox>, timeout_s: i64) -> Result<Response, Refusal> {
+    let request = once::Request::of(&headers, &caller, &asked.bytes)?;
+    let create = request_of(asked.value, &caller, timeout_s)?;
+    let Some(request) = request else { return Ok(created(&app, made(&app, create).await?)) };
+    // Whoever asks the same thing twice at the same time waits for the first.
+    let turn = app.once().turn(&request);
+    let mut made_before = turn.lock().await;
+    if let Some(before) = once::find(&app, &request, made_before.as_ref()).await? {
+        return Ok(created(&app, before));
+    }
+    let lease = create.lease.map(|lease| Lease { request: Some(request.mark()), ..lease });
+    let new = made(&app, Create { lease, ..create }).await?;
+    *made_before = Some(new.0.id().clone());
+    Ok(created(&app, new))
+}
+
+async fn made(app: &App, create: Create) -> Result<(View, Option<Lease>), Refusal> {
+    let lease = create.lease.clone();
+    let view = app.blocking(async move |fleet: &Fleet| fleet.create(create).await).await?;
+    if let Some(lease) = &lease {
+        app.timer().note(view.id(), lease);
+    }
+    Ok((view, lease))
+}
+
+fn created(app: &App, (view, lease): (View, Option<Lease>)) -> Response {
+    (StatusCode::CREATED, Json(sandbox::sandbox(app, &view, lease.as_ref()))).into_response()
+}
+
+fn request_of(asked: NewSandbox, caller: &Caller, timeout_s: i64) -> Result<Create, Refusal> {
+    if asked.iam.as_ref().is_some_and(|iam| !iam.is_null()) {
+        return Err(Refusal::absent("identity tokens (iam)"));
+    }
+    if asked.volume_mounts.as_ref().is_some_and(|mounts| !mounts.is_empty()) {
+        return Err(Refusal::absent("volumes"));
+    }
+    let mut lease = Lease::new(timeout(asked.timeout.unwrap_or(timeout_s))?, then(&asked)?);
+    lease.owner = Some(caller.key.clone());
+    lease.alias = Some(asked.template_id.clone());
+    lease.auto_resume = asked.auto_resume.as_ref().is_some_and(|resume| resume.enabled);
+    lease.metadata = asked.metadata.unwrap_or_default();
+    check_metadata(&lease.metadata)?;
+    lease.network = network::checked(asked.network, asked.allow_internet_access)?;
+    if lease.network.get("allowPublicTraffic") == Some(&Value::Bool(false)) {
+        lease.traffic_token = Some(traffic_token()?);
+    }
+    Ok(Create { template: template(&asked.template_id), env: asked.env_vars.unwrap_or_default(), lease: Some(lease), ..Create::kept() })
+}
+
+fn then(asked: &NewSandbox) -> Result<Then, Refusal> {
+    let resumes = asked.auto_resume.as_ref().is_some_and(|resume| resume.enabled);
+    match (asked.auto_pause.unwrap_or(false), asked.auto_pause_memory.unwrap_or(true)) {
+        (false, _) => Ok(Then::Kill),
+        (true, true) => Ok(Then::Pause(Rest::Memory)),
+        (true, false) if resumes => Err(Refusal::bad("autoResume needs the memory: it cannot be combined with autoPauseMemory false")),
+        (true, false) => Ok(Then::Pause(Rest::Files)),
+    }
+}
+
+/// A time to live in seconds.
+pub fn timeout(seconds: i64) -> Result<Duration, Refusal> {
+    let asked = u64::try_from(seconds).ok().map(Duration::from_secs).filter(|asked| *asked <= TIMEOUT_MAX);
+    asked.ok_or_else(|| Refusal::bad(format!("timeout is not a number of seconds from 0 to {}", TIMEOUT_MAX.as_secs())))
+}
+
+fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), Refusal> {
+    let len: usize = metadata.iter().map(|(name, value)| name.len() + value.len()).sum();
+    if len > METADATA_LEN_MAX { Err(Refusal::bad("metadata is longer than 64 KiB")) } else { Ok(()) }
+}
+
+/// The template's own name: every template has one tag here.
+pub fn template(asked: &str) -> String {
+    asked.strip_suffix(":default").or_else(|| asked.strip_suffix(":latest")).unwrap_or(asked).to_owned()
+}
+
+/// What opens the ports of a Body that is not for everybody.
+pub fn traffic_token() -> Result<String, Refusal> {
+    keys::random::<16>().map(|drawn| hex(&drawn)).map_err(|_| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "cannot draw a token"))
+}

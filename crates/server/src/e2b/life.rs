@@ -1,0 +1,210 @@
+//! The life of a sandbox: looked at, connected to, paused, forked, ended.
+
+use std::time::Duration;
+
+use axum::{
+    Json,
+    extract::{Path, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use fleet::{Fleet, Force, Lease, Rest, Status, Then, View};
+use proto::{BodyId, Failure, Kind};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{
+    Refusal,
+    ask::{Asked, find},
+    create::{timeout as seconds, traffic_token},
+    sandbox,
+};
+use crate::{App, Caller};
+
+const FORKS_MAX: u32 = 20;
+/// What a sandbox is kept for when nobody says how long.
+const TIMEOUT_S: i64 = 300;
+/// How long processes have to end when only files are kept.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// `GET /sandboxes/{id}`.
+pub async fn info(State(app): State<App>, caller: Caller, Path(id): Path<String>) -> Result<Json<Value>, Refusal> {
+    let (view, lease) = find(&app, &caller, &id).await?;
+    Ok(Json(sandbox::detail(&app, &view, lease.as_ref())))
+}
+
+/// `DELETE /sandboxes/{id}`.
+pub async fn kill(State(app): State<App>, caller: Caller, Path(id): Path<String>) -> Result<StatusCode, Refusal> {
+    let (view, _) = find(&app, &caller, &id).await?;
+    let body = view.id().clone();
+    let removed = app.blocking(async move |fleet: &Fleet| fleet.remove(&body, Force::Yes).await).await;
+    app.timer().forget(view.id());
+    match removed {
+        Err(failure) if failure.kind == Kind::NotFound => Err(Refusal::no_sandbox(&id)),
+        removed => Ok(removed.map(|()| StatusCode::NO_CONTENT)?),
+    }
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Connect {
+    timeout: Option<i64>,
+    /// False starts a paused one anew from its files.
+    memory: Option<bool>,
+}
+
+/// `POST /v2/sandboxes/{id}/connect`, and v1's.
+pub async fn connect(state: State<App>, caller: Caller, Path(id): Path<String>, asked: Asked<Connect>) -> Result<Response, Refusal> {
+    let (view, _) = find(&state.0, &caller, &id).await?;
+    let woken = wake(&state.0, &view, asked.value).await?;
+    Ok(answered(&state.0, woken))
+}
+
+/// `POST /sandboxes/{id}/resume`: as old clients ask; a sandbox that runs is no use to them.
+pub async fn resume(state: State<App>, caller: Caller, Path(id): Path<String>, asked: Asked<Connect>) -> Result<Response, Refusal> {
+    let (view, _) = find(&state.0, &caller, &id).await?;
+    if view.status == Status::Running {
+        return Err(Refusal::new(StatusCode::CONFLICT, format!("sandbox {id} is running already")));
+    }
+    let woken = wake(&state.0, &view, asked.value).await?;
+    Ok(answered(&state.0, woken))
+}
+
+fn answered(app: &App, (view, lease, was): (View, Option<Lease>, Status)) -> Response {
+    let status = if was == Status::Running { StatusCode::OK } else { StatusCode::CREATED };
+    (status, Json(sandbox::sandbox(app, &view, lease.as_ref()))).into_response()
+}
+
+/// Lets a Body go on if it does not run, and moves its deadline: later on one that runs, never earlier.
+async fn wake(app: &App, view: &View, asked: Connect) -> Result<(View, Option<Lease>, Status), Refusal> {
+    let (timeout, memory) = (seconds(asked.timeout.unwrap_or(TIMEOUT_S))?, asked.memory.unwrap_or(true));
+    let body = view.id().clone();
+    let woken = app.blocking(async move |fleet: &Fleet| wake_now(fleet, &body, timeout, memory).await).await;
+    let (view, lease, was) = woken.map_err(|failure| if failure.kind == Kind::NotFound { Refusal::no_sandbox(view.id().as_str()) } else { failure.into() })?;
+    if let Some(lease) = &lease {
+        app.timer().note(view.id(), lease);
+    }
+    Ok((view, lease, was))
+}
+
+async fn wake_now(fleet: &Fleet, id: &BodyId, timeout: Duration, memory: bool) -> Result<(View, Option<Lease>, Status), Failure> {
+    let was = fleet.status(id)?;
+    let leased = fleet.lease(id)?.is_some();
+    if leased {
+        fleet.change_lease(id, |lease| {
+            if was != Status::Running {
+                // Its deadline is set when it goes on.
+                lease.timeout_ms = timeout.as_millis() as u64;
+            } else if lease.deadline_ms.is_none_or(|deadline| deadline < fleet::lease::now_ms() + timeout.as_millis() as u64) {
+                lease.extend(timeout);
+            }
+        })?;
+    }
+    let view = match was {
+        Status::Running => fleet.view(id)?,
+        Status::Paused if memory => fleet.resume(id).await?,
+        Status::Paused => {
+            fleet.stop(id, Duration::ZERO).await?;
+            fleet.start(id).await?
+        }
+        Status::Stopped | Status::Dead | Status::Lost => fleet.start(id).await?,
+    };
+    Ok((view, fleet.lease(id)?, was))
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Timeout {
+    timeout: i64,
+}
+
+/// `POST /sandboxes/{id}/timeout`.
+pub async fn timeout(State(app): State<App>, caller: Caller, Path(id): Path<String>, asked: Asked<Timeout>) -> Result<StatusCode, Refusal> {
+    let to = seconds(asked.value.timeout)?;
+    change(&app, &caller, &id, move |lease| lease.extend(to)).await
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Refresh {
+    duration: Option<i64>,
+}
+
+/// `POST /sandboxes/{id}/refreshes`: later, never earlier.
+pub async fn refresh(State(app): State<App>, caller: Caller, Path(id): Path<String>, asked: Asked<Refresh>) -> Result<StatusCode, Refusal> {
+    let to = seconds(asked.value.duration.unwrap_or(15))?;
+    let later = move |lease: &mut Lease| {
+        let mut moved = lease.clone();
+        moved.extend(to);
+        lease.deadline_ms = lease.deadline_ms.max(moved.deadline_ms);
+    };
+    change(&app, &caller, &id, later).await
+}
+
+/// Changes the deadline of a sandbox that runs.
+async fn change(app: &App, caller: &Caller, id: &str, change: impl FnOnce(&mut Lease) + Send + 'static) -> Result<StatusCode, Refusal> {
+    let (view, lease) = find(app, caller, id).await?;
+    if view.status != Status::Running {
+        return Err(Refusal::no_sandbox(id));
+    }
+    if lease.is_none() {
+        return Err(Refusal::new(StatusCode::CONFLICT, "this sandbox was not made here and has no end to move"));
+    }
+    let body = view.id().clone();
+    let lease = app.blocking(async move |fleet: &Fleet| fleet.change_lease(&body, change)).await?;
+    app.timer().note(view.id(), &lease);
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Pause {
+    memory: Option<bool>,
+}
+
+/// `POST /sandboxes/{id}/pause`.
+pub async fn pause(State(app): State<App>, caller: Caller, Path(id): Path<String>, asked: Asked<Pause>) -> Result<StatusCode, Refusal> {
+    let (view, _) = find(&app, &caller, &id).await?;
+    if view.status != Status::Running {
+        return Err(Refusal::new(StatusCode::CONFLICT, format!("sandbox {id} is paused already")));
+    }
+    let body = view.id().clone();
+    let how = if asked.value.memory.unwrap_or(true) { Rest::Memory } else { Rest::Files };
+    app.blocking(async move |fleet: &Fleet| match how {
+        Rest::Memory => fleet.pause(&body).await.map(drop),
+        Rest::Files => fleet.stop(&body, GRACE).await.map(drop),
+    })
+    .await?;
+    app.timer().forget(view.id());
+    app.streams().cut(view.id());
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[derive(Debug, Deserialize)]
+pub struct Fork {
+    timeout: Option<i64>,
+    count: Option<u32>,
+}
+
+/// `POST /sandboxes/{id}/fork`: all of them or none.
+pub async fn fork(State(app): State<App>, caller: Caller, Path(id): Path<String>, asked: Asked<Fork>) -> Result<Response, Refusal> {
+    let (view, lease) = find(&app, &caller, &id).await?;
+    let count = asked.value.count.unwrap_or(1);
+    if !(1..=FORKS_MAX).contains(&count) {
+        return Err(Refusal::bad(format!("count is not a number from 1 to {FORKS_MAX}")));
+    }
+    let timeout = seconds(asked.value.timeout.unwrap_or(TIMEOUT_S))?;
+    let lease = fork_lease(lease, timeout, &caller)?;
+    let (body, terms) = (view.id().clone(), lease.clone());
+    let views = app.blocking(async move |fleet: &Fleet| fleet.fork_leased(&body, count, Some(terms)).await).await?;
+    views.iter().for_each(|view| app.timer().note(view.id(), &lease));
+    let forks: Vec<Value> = views.iter().map(|view| json!({ "sandbox": sandbox::sandbox(&app, view, Some(&lease)) })).collect();
+    Ok((StatusCode::CREATED, Json(forks)).into_response())
+}
+
+/// A fork is kept on the terms of its parent, for a time of its own.
+fn fork_lease(parent: Option<Lease>, timeout: Duration, caller: &Caller) -> Result<Lease, Refusal> {
+    let mut lease = parent.unwrap_or_else(|| Lease::new(timeout, Then::Kill));
+    let token = lease.traffic_token.is_some().then(traffic_token).transpose()?;
+    lease = Lease { paused: None, request: None, resumed_by_traffic: false, traffic_token: token, since: fleet::clock::now(), ..lease };
+    lease.owner = Some(caller.key.clone());
+    lease.extend(timeout);
+    Ok(lease)
+}
+

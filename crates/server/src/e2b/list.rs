@@ -1,0 +1,169 @@
+//! Lists of sandboxes: filtered, in order, page by page.
+
+use std::collections::BTreeMap;
+
+use axum::{
+    Json,
+    extract::State,
+    http::HeaderValue,
+    response::{IntoResponse, Response},
+};
+use fleet::{Fleet, Lease, Status, View};
+use proto::spec::Life;
+use serde_json::Value;
+
+use super::{
+    Refusal,
+    ask::{Query, may_see},
+    sandbox,
+};
+use crate::{App, Caller};
+
+/// `GET /sandboxes`: as old clients ask, all at once and only what runs.
+pub async fn running(State(app): State<App>, caller: Caller, query: Query) -> Result<Json<Vec<Value>>, Refusal> {
+    let wanted = Wanted { states: vec!["running".into()], ..Wanted::read(&query)? };
+    let found = select(&app, &caller, &wanted).await?;
+    Ok(Json(found.iter().map(|(view, lease)| sandbox::listed(view, lease.as_ref())).collect()))
+}
+
+/// `GET /v2/sandboxes`.
+pub async fn all(State(app): State<App>, caller: Caller, query: Query) -> Result<Response, Refusal> {
+    let wanted = Wanted::read(&query)?;
+    let found = select(&app, &caller, &wanted).await?;
+    let running = found.iter().filter(|(view, _)| view.status == Status::Running).count();
+    let keys: Vec<String> = found.iter().map(|(view, lease)| place(view, lease.as_ref())).collect();
+    let (from, to, next) = page(&keys, query.text("nextToken"), query.limit()?, wanted.newest_first)?;
+    let listed: Vec<Value> = found[from..to].iter().map(|(view, lease)| sandbox::listed(view, lease.as_ref())).collect();
+    let mut response = Json(listed).into_response();
+    if let Some(next) = next.and_then(|next| HeaderValue::from_str(&next).ok()) {
+        response.headers_mut().insert("x-next-token", next);
+    }
+    response.headers_mut().insert("x-total-running", HeaderValue::from(running));
+    Ok(response)
+}
+
+/// What a list is to hold.
+#[derive(Debug, Default)]
+struct Wanted {
+    states: Vec<String>,
+    metadata: BTreeMap<String, String>,
+    template: Option<String>,
+    started_after: Option<String>,
+    newest_first: bool,
+}
+
+impl Wanted {
+    fn read(query: &Query) -> Result<Self, Refusal> {
+        let states: Vec<String> = query.texts("state").map(str::to_owned).collect();
+        if let Some(odd) = states.iter().find(|state| !["running", "paused"].contains(&state.as_str())) {
+            return Err(Refusal::bad(format!("state {odd:?} is neither running nor paused")));
+        }
+        Ok(Self {
+            states,
+            metadata: metadata(query.text("metadata").unwrap_or_default()),
+            template: query.text("template").map(str::to_owned),
+            started_after: query.text("startedAfter").map(in_utc).transpose()?,
+            newest_first: match query.text("order") {
+                None | Some("desc") => true,
+                Some("asc") => false,
+                Some(_) => return Err(Refusal::bad("order is neither asc nor desc")),
+            },
+        })
+    }
+
+    fn takes(&self, view: &View, lease: Option<&Lease>) -> bool {
+        let state = sandbox::state(view.status);
+        let alias = lease.and_then(|lease| lease.alias.as_deref());
+        let written = |name: &String| lease.and_then(|lease| lease.metadata.get(name));
+        let templates = [Some(view.spec.template.as_str()), alias];
+        (self.states.is_empty() || self.states.iter().any(|wanted| wanted == state))
+            && self.metadata.iter().all(|(name, value)| written(name) == Some(value))
+            && self.template.as_deref().is_none_or(|wanted| templates.contains(&Some(wanted)))
+            && self.started_after.as_ref().is_none_or(|after| sandbox::started_at(view, lease) >= *after)
+    }
+}
+
+/// Names and values were percent-encoded once, joined to a form, and that was encoded again as a value of the query.
+fn metadata(form: &str) -> BTreeMap<String, String> {
+    let again = |text: &str| -> String {
+        let pair = form_urlencoded::parse(text.replace('+', "%2B").as_bytes()).into_owned().next();
+        pair.map(|(name, value)| if value.is_empty() { name } else { format!("{name}={value}") }).unwrap_or_default()
+    };
+    let pairs = form.split('&').filter(|pair| !pair.is_empty());
+    pairs.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).map(|(name, value)| (again(name), again(value))).collect()
+}
+
+/// A time as our own records spell it, to be compared as text.
+fn in_utc(text: &str) -> Result<String, Refusal> {
+    let bad = || Refusal::bad("startedAfter is not a time such as 2026-01-31T12:00:00Z");
+    let at = super::observe::unix_ms(text).ok_or_else(bad)?;
+    Ok(fleet::clock::rfc3339(std::time::UNIX_EPOCH + std::time::Duration::from_millis(at)))
+}
+
+async fn select(app: &App, caller: &Caller, wanted: &Wanted) -> Result<Vec<(View, Option<Lease>)>, Refusal> {
+    let all = app
+        .blocking(async |fleet: &Fleet| {
+            let views = fleet.list()?.into_iter().filter(|view| view.spec.life == Life::Kept);
+            Ok(views.map(|view| (fleet.lease(view.id()).ok().flatten(), view)).collect::<Vec<_>>())
+        })
+        .await?;
+    let mine = all.into_iter().filter(|(lease, view)| may_see(caller, lease.as_ref()) && wanted.takes(view, lease.as_ref()));
+    let mut found: Vec<(View, Option<Lease>)> = mine.map(|(lease, view)| (view, lease)).collect();
+    found.sort_by_cached_key(|(view, lease)| place(view, lease.as_ref()));
+    if wanted.newest_first {
+        found.reverse();
+    }
+    Ok(found)
+}
+
+/// Where a sandbox stands in a list.
+fn place(view: &View, lease: Option<&Lease>) -> String {
+    format!("{}_{}", sandbox::started_at(view, lease), view.id())
+}
+
+/// From where to where a page goes, and what asks for the next. Keys are in order.
+pub fn page(keys: &[String], token: Option<&str>, limit: usize, falling: bool) -> Result<(usize, usize, Option<String>), Refusal> {
+    if token.is_some_and(|token| !token.contains('_')) {
+        return Err(Refusal::bad("nextToken was not given by this server"));
+    }
+    let seen = |key: &String| token.is_some_and(|token| if falling { key.as_str() >= token } else { key.as_str() <= token });
+    let from = keys.iter().take_while(|key| seen(key)).count();
+    let to = keys.len().min(from + limit);
+    let next = (to < keys.len()).then(|| keys[to - 1].clone());
+    Ok((from, to, next))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metadata_is_decoded_twice() {
+        // Python: urlencode({quote(k): quote(v)}), then encoded again as a value of the query.
+        let wanted = metadata("odd%20key=a%26b%3Dc%2F%C3%A9&smoke=x");
+        assert_eq!(wanted, BTreeMap::from([("odd key".into(), "a&b=c/é".into()), ("smoke".into(), "x".into())]));
+        assert_eq!(metadata("a+b=1%2B1"), BTreeMap::from([("a+b".into(), "1+1".into())]));
+        assert_eq!(metadata(""), BTreeMap::new());
+    }
+
+    #[test]
+    fn pages_hold_everything_once() {
+        for falling in [false, true] {
+            let mut keys: Vec<String> = (0..7).map(|number| format!("2026_{number}")).collect();
+            if falling {
+                keys.reverse();
+            }
+            let (mut seen, mut token) = (Vec::new(), None::<String>);
+            loop {
+                let (from, to, next) = page(&keys, token.as_deref(), 3, falling).unwrap();
+                seen.extend_from_slice(&keys[from..to]);
+                token = next;
+                if token.is_none() {
+                    break;
+                }
+            }
+            assert_eq!(seen, keys);
+        }
+        assert!(page(&[], Some("junk"), 3, false).is_err());
+    }
+}

@@ -1,0 +1,119 @@
+//! A Body as E2B's clients see it.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use fleet::{Lease, Rest, Status, Then, View, clock};
+use serde_json::{Value, json};
+
+use crate::App;
+
+/// What the SDKs choose their features by.
+pub const ENVD_VERSION: &str = "0.6.4";
+const CLIENT: &str = "palisade";
+/// The end of what has none.
+const NEVER: &str = "9999-12-31T23:59:59Z";
+
+/// What create and connect answer.
+pub fn sandbox(app: &App, view: &View, lease: Option<&Lease>) -> Value {
+    let mut sandbox = json!({
+        "templateID": view.spec.template,
+        "sandboxID": view.id(),
+        "clientID": CLIENT,
+        "envdVersion": ENVD_VERSION,
+        "envdAccessToken": app.fleet().token(view.id()),
+        "trafficAccessToken": lease.and_then(|lease| lease.traffic_token.as_deref()),
+        "domain": domain(app),
+    });
+    if let Some(alias) = lease.and_then(|lease| lease.alias.as_deref()) {
+        sandbox["alias"] = alias.into();
+    }
+    sandbox
+}
+
+/// What list answers of each.
+pub fn listed(view: &View, lease: Option<&Lease>) -> Value {
+    let limits = &view.spec.limits;
+    let mut listed = json!({
+        "templateID": view.spec.template,
+        "sandboxID": view.id(),
+        "clientID": CLIENT,
+        "startedAt": started_at(view, lease),
+        "endAt": end_at(lease),
+        "envdVersion": ENVD_VERSION,
+        "cpuCount": cpu_count(view),
+        "memoryMB": limits.memory.0 >> 20,
+        "diskSizeMB": limits.disk.0 >> 20,
+        "state": state(view.status),
+        "metadata": lease.map(|lease| &lease.metadata),
+        "volumeMounts": [],
+    });
+    if let Some(alias) = lease.and_then(|lease| lease.alias.as_deref()) {
+        listed["alias"] = alias.into();
+    }
+    if let Some(how) = pause_mode(view.status, lease) {
+        listed["pauseMode"] = how.into();
+    }
+    listed
+}
+
+/// What info answers.
+pub fn detail(app: &App, view: &View, lease: Option<&Lease>) -> Value {
+    let mut detail = listed(view, lease);
+    detail["envdAccessToken"] = app.fleet().token(view.id()).into();
+    detail["domain"] = domain(app).into();
+    let Some(lease) = lease else { return detail };
+    detail["lifecycle"] = json!({
+        "autoResume": lease.auto_resume,
+        "onTimeout": match lease.then { Then::Kill => "kill", Then::Pause(_) => "pause" },
+    });
+    let mut network = lease.network.clone();
+    let internet = network.as_object_mut().and_then(|network| network.remove("allowInternetAccess"));
+    detail["allowInternetAccess"] = internet.unwrap_or_default();
+    if network.as_object().is_some_and(|network| !network.is_empty()) {
+        detail["network"] = network;
+    }
+    detail
+}
+
+/// Running or paused: what has ended without being removed can be connected to again, and then has its files.
+pub fn state(status: Status) -> &'static str {
+    match status {
+        Status::Running => "running",
+        Status::Paused | Status::Stopped | Status::Dead | Status::Lost => "paused",
+    }
+}
+
+fn pause_mode(status: Status, lease: Option<&Lease>) -> Option<&'static str> {
+    match (status, lease.and_then(|lease| lease.paused)) {
+        (Status::Running, _) => None,
+        (Status::Paused, Some(Rest::Memory) | None) => Some("full"),
+        _ => Some("filesystem"),
+    }
+}
+
+/// Processors, rounded up: E2B knows only whole ones.
+pub fn cpu_count(view: &View) -> u32 {
+    view.spec.limits.cpu_milli.div_ceil(1000)
+}
+
+/// Since when it runs.
+pub fn started_at(view: &View, lease: Option<&Lease>) -> String {
+    lease.map_or_else(|| view.spec.created_at.clone(), |lease| lease.since.clone())
+}
+
+fn end_at(lease: Option<&Lease>) -> String {
+    let Some(lease) = lease else { return NEVER.to_owned() };
+    match lease.deadline_ms {
+        Some(deadline) => clock::rfc3339(UNIX_EPOCH + Duration::from_millis(deadline)),
+        // Paused: it has no end; what is said is where its last time began, which lies in the past.
+        None => lease.since.clone(),
+    }
+}
+
+/// Where ports of Bodies are: callers put `<port>-<id>.` before it.
+fn domain(app: &App) -> String {
+    match app.address().port() {
+        80 | 443 => app.config().domain.clone(),
+        port => format!("{}:{port}", app.config().domain),
+    }
+}

@@ -1,0 +1,57 @@
+//! Snapshots of sandboxes, which are templates to E2B.
+
+use axum::{
+    Json,
+    extract::{Path, State},
+    http::{HeaderValue, StatusCode},
+    response::{IntoResponse, Response},
+};
+use fleet::{Fleet, SnapshotView};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{
+    Refusal,
+    ask::{Asked, Query, find},
+    create::template,
+    list::page,
+};
+use crate::{App, Caller};
+
+#[derive(Debug, Deserialize)]
+pub struct Take {
+    name: Option<String>,
+}
+
+/// `POST /sandboxes/{id}/snapshots`.
+pub async fn take(State(app): State<App>, caller: Caller, Path(id): Path<String>, asked: Asked<Take>) -> Result<Response, Refusal> {
+    let (view, _) = find(&app, &caller, &id).await?;
+    let (body, name) = (view.id().clone(), asked.value.name.as_deref().map(template));
+    let taken = app.blocking(async move |fleet: &Fleet| fleet.snapshot(&body, name).await).await?;
+    Ok((StatusCode::CREATED, Json(told(&taken))).into_response())
+}
+
+/// `GET /snapshots`.
+pub async fn list(State(app): State<App>, _: Caller, query: Query) -> Result<Response, Refusal> {
+    let (body, name) = (query.text("sandboxID"), query.text("name").map(template));
+    let all = app.blocking(async |fleet: &Fleet| fleet.snapshots()).await?;
+    let wanted = |snapshot: &SnapshotView| {
+        body.is_none_or(|body| snapshot.body.as_str() == body) && name.as_ref().is_none_or(|name| snapshot.name.as_ref() == Some(name))
+    };
+    let found: Vec<SnapshotView> = all.into_iter().filter(wanted).collect();
+    let keys: Vec<String> = found.iter().map(|snapshot| format!("{}_{}", snapshot.created_at, snapshot.id)).collect();
+    let (from, to, next) = page(&keys, query.text("nextToken"), query.limit()?, false)?;
+    let mut response = Json(found[from..to].iter().map(told).collect::<Vec<_>>()).into_response();
+    if let Some(next) = next.and_then(|next| HeaderValue::from_str(&next).ok()) {
+        response.headers_mut().insert("x-next-token", next);
+    }
+    Ok(response)
+}
+
+/// By its name where it has one; with the one tag that it has.
+fn told(snapshot: &SnapshotView) -> Value {
+    let tagged = |name: &str| if name.contains(':') { name.to_owned() } else { format!("{name}:default") };
+    let names: Vec<String> = snapshot.name.iter().map(|name| tagged(name)).collect();
+    let id = names.first().cloned().unwrap_or_else(|| tagged(snapshot.id.as_str()));
+    json!({ "snapshotID": id, "names": names })
+}

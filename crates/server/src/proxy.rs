@@ -1,0 +1,316 @@
+//! Requests to a port of a Body: the guest's own by its socket, every other dialled through the guest.
+//!
+//! Invariant: nothing is opened on the host for a port of a Body.
+//! Invariant: bytes are passed on as they come; no answer is collected, compressed or cut.
+//! Invariant: when a Body dies or stands still, its streams break off: no answer looks whole that is not.
+//! Invariant: a key of the control plane is never passed on into a Body.
+//! Trust: both sides are hostile. Only envd's own paths reach the guest; its other service is ours alone.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use axum::{
+    Json,
+    body::{Body, Bytes},
+    extract::Request,
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, Version, header},
+    response::{IntoResponse, Response},
+};
+use fleet::{Fleet, Lease, Status};
+use hyper::{
+    body::{Frame, Incoming, SizeHint},
+    client::conn::http1,
+    upgrade::OnUpgrade,
+};
+use hyper_util::rt::TokioIo;
+use proto::{BodyId, Failure, Kind};
+use serde_json::json;
+
+use crate::{
+    App, audit, keys,
+    route::{ENVD_PORT, Target},
+    signed,
+    streams::Open,
+};
+
+/// How long a port inside may take to accept.
+const DIAL_WAIT: Duration = Duration::from_secs(30);
+const BUFFER_LEN: usize = 64 << 10;
+const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
+const HOP_BY_HOP: [HeaderName; 6] =
+    [header::CONNECTION, header::PROXY_AUTHENTICATE, header::PROXY_AUTHORIZATION, header::TE, header::TRAILER, header::TRANSFER_ENCODING];
+
+/// Passes a request on to where it is meant to go.
+pub async fn pass(app: App, target: Target, request: Request) -> Response {
+    let Some(id) = target.id() else { return not_found(&target.body) };
+    let passed = match target.port {
+        ENVD_PORT => to_guest(&app, &id, request).await,
+        port => to_port(&app, &id, port, request).await,
+    };
+    passed.unwrap_or_else(|refusal| refusal)
+}
+
+/// Passes a request on to the guest whose token signed it.
+pub async fn pass_signed(app: App, request: Request) -> Response {
+    let signature = signed::Signature::of(request.method(), request.uri());
+    let found = app.blocking(async move |fleet: &Fleet| Ok(fleet.ids()?.into_iter().find(|id| signature.is_by(&fleet.token(id))))).await;
+    match found {
+        Ok(Some(id)) => to_guest(&app, &id, request).await.unwrap_or_else(|refusal| refusal),
+        _ => refusal(StatusCode::UNAUTHORIZED, "invalid signature"),
+    }
+}
+
+async fn to_guest(app: &App, id: &BodyId, request: Request) -> Result<Response, Response> {
+    if !is_envds(request.uri().path()) {
+        return Err(refusal(StatusCode::NOT_FOUND, "not found"));
+    }
+    awake(app, id).await?;
+    let open = app.streams().open(id);
+    let stream = app.fleet().connect(id).await.map_err(|_| not_found(id.as_str()))?;
+    exchange(TokioIo::new(stream), request, open, app, id).await
+}
+
+/// What callers from outside may ask of a guest; `/init` and the like are for whoever made it.
+fn is_envds(path: &str) -> bool {
+    let service = |name: &str| path.strip_prefix(name).is_some_and(|method| !method.contains('/'));
+    matches!(path, "/health" | "/envs" | "/metrics" | "/files") || service("/process.Process/") || service("/filesystem.Filesystem/")
+}
+
+async fn to_port(app: &App, id: &BodyId, port: u16, mut request: Request) -> Result<Response, Response> {
+    let owner = id.clone();
+    let lease = app.blocking(async move |fleet: &Fleet| fleet.lease(&owner)).await.map_err(|_| not_found(id.as_str()))?;
+    if !may_enter(app, id, lease.as_ref(), request.headers()) {
+        audit::denied(app, None, request.method(), request.uri(), "traffic token").await;
+        return Err(refusal(StatusCode::FORBIDDEN, "this port is private: send its token as e2b-traffic-access-token"));
+    }
+    awake(app, id).await?;
+    let open = app.streams().open(id);
+    let dialled = tokio::time::timeout(DIAL_WAIT, app.fleet().dial(id, port)).await;
+    let dialled = match dialled {
+        Ok(Ok(dialled)) => dialled,
+        Ok(Err(failure)) if failure.kind == Kind::Host => return Err(not_found(id.as_str())),
+        _ => return Err(closed(id, port)),
+    };
+    if let Some(host) = lease.as_ref().and_then(|lease| masked_host(lease, port)) {
+        request.headers_mut().insert(header::HOST, host);
+    }
+    exchange(dialled.into_inner(), request, open, app, id).await
+}
+
+/// A Body that nobody leased is private: its own token opens its ports, or a key.
+fn may_enter(app: &App, id: &BodyId, lease: Option<&Lease>, headers: &HeaderMap) -> bool {
+    let sent = headers.get(TRAFFIC_TOKEN).map(|token| token.as_bytes());
+    let is = |token: &str| sent.is_some_and(|sent| keys::same(sent, token.as_bytes()));
+    match lease {
+        Some(lease) => lease.traffic_token.as_deref().is_none_or(is),
+        None => is(&app.fleet().token(id)) || keys::sent(headers).is_some_and(|key| app.keys().caller(key).is_some()),
+    }
+}
+
+/// The host name that a Body's programs were promised to see.
+fn masked_host(lease: &Lease, port: u16) -> Option<HeaderValue> {
+    let mask = lease.network.get("maskRequestHost")?.as_str()?;
+    HeaderValue::from_str(&mask.replace("${PORT}", &port.to_string())).ok()
+}
+
+/// A Body that runs, or that was paused and wakes up for whoever calls.
+async fn awake(app: &App, id: &BodyId) -> Result<(), Response> {
+    let body = id.clone();
+    let woken = app.blocking(async move |fleet: &Fleet| wake(fleet, &body).await).await;
+    match woken {
+        Ok(None) => Ok(()),
+        Ok(Some(lease)) => {
+            app.timer().note(id, &lease);
+            Ok(())
+        }
+        Err(_) => Err(not_found(id.as_str())),
+    }
+}
+
+async fn wake(fleet: &Fleet, id: &BodyId) -> Result<Option<Lease>, Failure> {
+    let asleep = || Failure::new(Kind::Conflict, format!("Body {id} does not run"));
+    match fleet.status(id)? {
+        Status::Running => Ok(None),
+        Status::Paused if fleet.lease(id)?.is_some_and(|lease| lease.auto_resume) => {
+            fleet.resume(id).await?;
+            fleet.change_lease(id, |lease| lease.resumed_by_traffic = true).map(Some)
+        }
+        _ => Err(asleep()),
+    }
+}
+
+/// Sends the request over a connection of its own, and passes on what comes back.
+async fn exchange<S>(stream: S, request: Request, open: Open, app: &App, id: &BodyId) -> Result<Response, Response>
+where
+    S: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+{
+    let broken = || not_found(id.as_str());
+    let (mut sender, connection) = http1::handshake(stream).await.map_err(|_| broken())?;
+    tokio::spawn(async move {
+        // Whoever waits for an answer hears of a broken connection there.
+        let _ = connection.with_upgrades().await;
+    });
+    let (request, upgrade) = prepared(request);
+    let answered = tokio::select! {
+        answered = sender.send_request(request) => answered,
+        () = open.cut() => return Err(broken()),
+    };
+    let response = match answered {
+        Ok(response) => response,
+        Err(_) => return Err(gone_or_bad(app, id).await),
+    };
+    Ok(passed_back(response, upgrade, open))
+}
+
+/// Why a Body gave no answer.
+async fn gone_or_bad(app: &App, id: &BodyId) -> Response {
+    let body = id.clone();
+    match app.blocking(async move |fleet: &Fleet| fleet.status(&body)).await {
+        Ok(Status::Running) => refusal(StatusCode::BAD_GATEWAY, "the sandbox closed the connection without an answer"),
+        _ => not_found(id.as_str()),
+    }
+}
+
+/// The request as the other side gets it; with the caller's side of an upgrade, if it asks for one.
+fn prepared(mut request: Request) -> (Request, Option<OnUpgrade>) {
+    let upgrade = is_upgrade(request.headers()).then(|| hyper::upgrade::on(&mut request));
+    let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+    *request.uri_mut() = path.parse::<Uri>().unwrap_or_default();
+    *request.version_mut() = Version::HTTP_11;
+    let headers = request.headers_mut();
+    let wanted = upgrade.as_ref().and_then(|_| headers.get(header::UPGRADE).cloned());
+    strip(headers);
+    headers.remove(header::EXPECT);
+    headers.remove("x-api-key");
+    headers.remove(TRAFFIC_TOKEN);
+    if let Some(wanted) = wanted {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(header::UPGRADE, wanted);
+    }
+    (request, upgrade)
+}
+
+fn is_upgrade(headers: &HeaderMap) -> bool {
+    let named = |value: &HeaderValue| value.to_str().is_ok_and(|value| value.split(',').any(|part| part.trim().eq_ignore_ascii_case("upgrade")));
+    headers.contains_key(header::UPGRADE) && headers.get_all(header::CONNECTION).iter().any(named)
+}
+
+/// Takes out what speaks of the connection and not of what goes over it.
+fn strip(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(',').filter_map(|name| name.trim().parse().ok()))
+        .collect();
+    for name in HOP_BY_HOP.into_iter().chain(named) {
+        headers.remove(name);
+    }
+    headers.remove("keep-alive");
+    headers.remove(header::UPGRADE);
+}
+
+fn passed_back(mut response: hyper::Response<Incoming>, upgrade: Option<OnUpgrade>, open: Open) -> Response {
+    match upgrade {
+        Some(caller) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+            let inside = hyper::upgrade::on(&mut response);
+            tokio::spawn(join(caller, inside, open));
+            response.map(|_| Body::empty())
+        }
+        _ => {
+            strip(response.headers_mut());
+            let cut = Box::pin(open.cut());
+            response.map(|body| Body::new(Passing { body, cut, _open: open }))
+        }
+    }
+}
+
+/// Both sides of an upgraded connection, until one of them ends or the Body stands still.
+async fn join(caller: OnUpgrade, inside: OnUpgrade, open: Open) {
+    let (Ok(caller), Ok(inside)) = tokio::join!(caller, inside) else { return };
+    let (mut caller, mut inside) = (TokioIo::new(caller), TokioIo::new(inside));
+    tokio::select! {
+        _ = tokio::io::copy_bidirectional_with_sizes(&mut caller, &mut inside, BUFFER_LEN, BUFFER_LEN) => {}
+        () = open.cut() => {}
+    }
+}
+
+/// The contents of an answer on their way, which break off when they are cut.
+struct Passing<C> {
+    body: Incoming,
+    cut: Pin<Box<C>>,
+    _open: Open,
+}
+
+/// The Body was paused.
+#[derive(Debug, thiserror::Error)]
+#[error("the stream was cut")]
+struct Cut;
+
+impl<C: Future<Output = ()>> hyper::body::Body for Passing<C> {
+    type Data = Bytes;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if self.cut.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Some(Err(Cut.into())));
+        }
+        Pin::new(&mut self.body).poll_frame(context).map_err(Into::into)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// What E2B's clients take for "not running": unknown, ended, expired and paused are the same to them.
+pub fn not_found(body: &str) -> Response {
+    let said = json!({ "sandboxId": proto::text::visible(body), "message": "The sandbox was not found", "code": 502 });
+    (StatusCode::BAD_GATEWAY, Json(said)).into_response()
+}
+
+fn closed(id: &BodyId, port: u16) -> Response {
+    let said = json!({ "sandboxId": id, "message": "The sandbox is running but port is not open", "port": port, "code": 502 });
+    (StatusCode::BAD_GATEWAY, Json(said)).into_response()
+}
+
+fn refusal(status: StatusCode, message: &str) -> Response {
+    (status, Json(json!({ "code": status.as_u16(), "message": message }))).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Method;
+
+    use super::*;
+
+    #[test]
+    fn only_envds_own_paths_reach_a_guest() {
+        for path in ["/health", "/files", "/envs", "/metrics", "/process.Process/Start", "/filesystem.Filesystem/Stat"] {
+            assert!(is_envds(path), "{path}");
+        }
+        for path in ["/", "/init", "/freeze", "/v1/dial", "/v1/tree", "/v1/shutdown", "/process.Process/../v1/dial", "//health", "/health/"] {
+            assert!(!is_envds(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn what_speaks_of_the_connection_or_opens_the_control_plane_is_not_passed_on() {
+        let mut request = Request::builder().method(Method::POST).uri("http://h/a?b=c").version(Version::HTTP_10);
+        for (name, value) in [("connection", "close, x-hop"), ("x-hop", "1"), ("te", "gzip"), ("x-api-key", "k"), ("x-kept", "1")] {
+            request = request.header(name, value);
+        }
+        let (request, upgrade) = prepared(request.body(Body::empty()).unwrap());
+        assert!(upgrade.is_none());
+        assert_eq!(request.uri(), "/a?b=c");
+        let names: Vec<&str> = request.headers().keys().map(HeaderName::as_str).collect();
+        assert_eq!(names, ["x-kept"]);
+    }
+}

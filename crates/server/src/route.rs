@@ -1,0 +1,154 @@
+//! Where a request goes: to a port of a Body, or to the control plane.
+//!
+//! Trust: nothing here is more than a hint of whom the caller means; whether it may is asked where it arrives.
+
+use axum::http::{HeaderMap, Request, header};
+use proto::BodyId;
+
+use crate::App;
+
+/// The port at which E2B's clients expect the guest.
+pub const ENVD_PORT: u16 = 49983;
+
+/// A port of a Body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// The Body as it was named; it may not be there, or be no id at all.
+    pub body: String,
+    /// Its port.
+    pub port: u16,
+}
+
+/// Where a request goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Route {
+    /// To a port of a Body.
+    Body(Target),
+    /// To the guest of the Body whose token signed it.
+    Signed,
+    /// To the control plane.
+    Control,
+    /// Nowhere: it came under a name that is not ours.
+    Foreign(&'static str),
+}
+
+/// Where that request goes.
+pub fn of<B>(app: &App, request: &Request<B>) -> Route {
+    let config = app.config();
+    find(request, &config.domain, config.listen.ip().is_loopback())
+}
+
+fn find<B>(request: &Request<B>, domain: &str, only_here: bool) -> Route {
+    if let Some(target) = by_headers(request.headers()) {
+        return Route::Body(target);
+    }
+    let Some(host) = host(request) else { return Route::Foreign("the request names no host") };
+    let name = without_port(host);
+    if let Some(target) = by_host(name, domain) {
+        return Route::Body(target);
+    }
+    // A page from elsewhere may have its name point here: then the browser says that name.
+    if only_here && !is_ours(name, domain) {
+        return Route::Foreign("this server does not go by that name");
+    }
+    let query = request.uri().query().unwrap_or_default();
+    if request.uri().path() == "/files" && query.split('&').any(|pair| pair.starts_with("signature=")) {
+        return Route::Signed;
+    }
+    let origin = request.headers().get(header::ORIGIN).map(|origin| origin.as_bytes());
+    if origin.is_some_and(|origin| !is_same(origin, host)) {
+        return Route::Foreign("pages of other sites may not ask this server");
+    }
+    Route::Control
+}
+
+fn by_headers(headers: &HeaderMap) -> Option<Target> {
+    let body = headers.get("e2b-sandbox-id")?.to_str().unwrap_or_default().to_owned();
+    let port = headers.get("e2b-sandbox-port").and_then(|port| port.to_str().ok()?.parse().ok());
+    Some(Target { body, port: port.unwrap_or(ENVD_PORT) })
+}
+
+/// `<port>-<body>.<domain>`.
+fn by_host(name: &str, domain: &str) -> Option<Target> {
+    let (first, rest) = name.split_once('.')?;
+    let (port, body) = first.split_once('-')?;
+    let known = rest.eq_ignore_ascii_case(domain) || rest.eq_ignore_ascii_case("localhost");
+    let plain = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let port = port.parse().ok().filter(|_| known && plain)?;
+    Some(Target { body: body.to_ascii_lowercase(), port })
+}
+
+fn host<B>(request: &Request<B>) -> Option<&str> {
+    let named = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+    request.uri().authority().map(|authority| authority.as_str()).or(named)
+}
+
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+/// Addresses cannot be made to point elsewhere, and nobody else can have `localhost`.
+fn is_ours(name: &str, domain: &str) -> bool {
+    let name = name.trim_end_matches('.').to_ascii_lowercase();
+    let domain = domain.to_ascii_lowercase();
+    let is_or_below = |of: &str| name == of || name.strip_suffix(of).is_some_and(|left| left.ends_with('.'));
+    name.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok() || is_or_below("localhost") || is_or_below(&domain)
+}
+
+fn is_same(origin: &[u8], host: &str) -> bool {
+    let origin = std::str::from_utf8(origin).unwrap_or_default();
+    origin.split_once("://").is_some_and(|(_, from)| from.eq_ignore_ascii_case(host))
+}
+
+impl Target {
+    /// The id that was named, if it can be one.
+    pub fn id(&self) -> Option<BodyId> {
+        self.body.parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn go(headers: &[(&str, &str)], uri: &str) -> Route {
+        let request = headers.iter().fold(Request::builder().uri(uri), |request, (name, value)| request.header(*name, *value));
+        find(&request.body(()).unwrap(), "pal.test", true)
+    }
+
+    fn body(body: &str, port: u16) -> Route {
+        Route::Body(Target { body: body.into(), port })
+    }
+
+    #[test]
+    fn headers_and_host_names_lead_to_a_port_of_a_body() {
+        assert_eq!(go(&[("host", "127.0.0.1:3900"), ("e2b-sandbox-id", "abc"), ("e2b-sandbox-port", "80")], "/"), body("abc", 80));
+        assert_eq!(go(&[("e2b-sandbox-id", "abc")], "/"), body("abc", ENVD_PORT));
+        assert_eq!(go(&[("host", "8080-abc.pal.test:3900")], "/x"), body("abc", 8080));
+        assert_eq!(go(&[("host", "8080-abc.LOCALHOST")], "/x"), body("abc", 8080));
+    }
+
+    #[test]
+    fn the_rest_is_the_control_planes() {
+        for host in ["127.0.0.1:3900", "localhost", "[::1]:3900", "pal.test", "api.pal.test", "x-abc.pal.test", "-abc.pal.test"] {
+            assert_eq!(go(&[("host", host)], "/sandboxes"), Route::Control, "{host}");
+        }
+        assert_eq!(go(&[("host", "localhost")], "/files?path=a&signature=v1_x"), Route::Signed);
+    }
+
+    #[test]
+    fn names_and_pages_of_others_lead_nowhere() {
+        let foreign = |headers: &[(&str, &str)]| matches!(go(headers, "/sandboxes"), Route::Foreign(_));
+        assert!(foreign(&[("host", "evil.test")]));
+        assert!(foreign(&[("host", "80-abc.evil.test")]));
+        assert!(foreign(&[("host", "notlocalhost")]));
+        assert!(foreign(&[]));
+        assert!(foreign(&[("host", "localhost:3900"), ("origin", "http://evil.test")]));
+        assert!(foreign(&[("host", "localhost:3900"), ("origin", "http://8080-abc.localhost:3900")]));
+        assert!(foreign(&[("host", "localhost:3900"), ("origin", "null")]));
+        assert_eq!(go(&[("host", "localhost:3900"), ("origin", "http://localhost:3900")], "/sandboxes"), Route::Control);
+    }
+}
