@@ -1,7 +1,7 @@
 //! The Body's first process, from the fork to the guest.
 //!
-//! What needs no plan is done while the plan is on its way: the loopback, mounts made private, capabilities bounded.
-//! Then order matters: cgroups before ids (entering them needs the host's), ids before mounts (an overlay acts with the
+//! What needs no plan is done while the plan is on its way: mounts made private, capabilities bounded. Then order
+//! matters: cgroups before ids (entering them needs the host's), ids before mounts (an overlay acts with the
 //! ids of who mounts it), the root before Landlock (which forbids mounts), seccomp last (which forbids most of this).
 
 use std::{
@@ -25,6 +25,7 @@ use sys::filter::Filter;
 
 use crate::{
     lock_down,
+    network::Way,
     report::{Step, StepError},
     root,
     trees::{self, Lower, Trees},
@@ -97,9 +98,9 @@ pub enum Told {
 }
 
 /// The child's whole life until it is the guest.
-pub fn live(plan: OwnedFd, tell: &OwnedFd) -> ! {
+pub fn live(plan: OwnedFd, tell: &OwnedFd, network: &OwnedFd) -> ! {
     let error = match begin(plan, tell) {
-        Ok(Begun { plan, luggage, filter }) => match prepare(&plan, &luggage) {
+        Ok(Begun { plan, luggage, filter }) => match prepare(&plan, &luggage, network) {
             Ok(mechanisms) => become_guest(plan, luggage, tell, mechanisms, &filter),
             Err(error) => error,
         },
@@ -125,7 +126,6 @@ fn begin(plan: OwnedFd, tell: &OwnedFd) -> Result<Begun, StepError> {
     // While the table is shared this process holds the other end of its own pipe and would never hear of its end.
     sys::process::die_with_parent().step("die with the launcher")?;
     sys::mount::make_private().step("make mounts private")?;
-    sys::namespace::loopback_up().step("bring the loopback up")?;
     let filter = lock_down::ahead()?;
     let (plan, numbers): (Plan, Numbers) = read_plan(plan).step("read the plan")?;
     sys::namespace::own_descriptors().step("part from the launcher's descriptors")?;
@@ -148,7 +148,7 @@ fn read_plan(plan: OwnedFd) -> io::Result<(Plan, Numbers)> {
 }
 
 /// Sets everything up.
-fn prepare(plan: &Plan, luggage: &Luggage) -> Result<Vec<Mechanism>, StepError> {
+fn prepare(plan: &Plan, luggage: &Luggage, network: &OwnedFd) -> Result<Vec<Mechanism>, StepError> {
     for group in plan.cgroups.iter().filter(|group| group.version == CgroupVersion::V1) {
         sys::cgroup::enter_v1(&group.path).step("enter the Body's cgroup")?;
     }
@@ -160,6 +160,7 @@ fn prepare(plan: &Plan, luggage: &Luggage) -> Result<Vec<Mechanism>, StepError> 
     told.extend(views::mount_all(plan, trees)?);
     sys::mount::pivot_here().step("enter the Body's root")?;
     rustix::system::sethostname(plan.body.as_str().as_bytes()).step("set the host name")?;
+    Way::enter(network.as_fd())?;
     told.extend(namespaces());
     told.extend(lock_down::limits(plan)?);
     told.extend(lock_down::privileges(plan)?);

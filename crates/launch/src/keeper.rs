@@ -27,6 +27,7 @@ use sys::namespace::{MapLine, Side};
 use crate::{
     child::{self, Luggage, Told},
     idmap,
+    network::{Helper, Way},
     report::{Step, StepError},
     trees,
 };
@@ -111,22 +112,26 @@ struct Forked {
     /// Where it tells how it goes.
     told: OwnedFd,
     /// Its ends of both. The table is shared, so they stay open here until it has its own.
-    ends: (OwnedFd, OwnedFd),
+    ends: (OwnedFd, OwnedFd, Way),
     /// Its mount namespace. Taken at once: later the kernel lets only the host's root look.
     mounts: OwnedFd,
+    /// Who makes its network.
+    helper: Helper,
 }
 
 impl Forked {
     fn new(cgroup: Option<BorrowedFd<'_>>) -> Result<Self, StepError> {
         let (hear, plan) = pipe()?;
         let (told, tell) = pipe()?;
-        let flags = sys::namespace::ALL | sys::namespace::SHARE_DESCRIPTORS;
+        let way = Way::new()?;
+        let flags = sys::namespace::FORKED | sys::namespace::SHARE_DESCRIPTORS;
         match sys::namespace::fork_into(flags, cgroup).step("make the Body's namespaces").map_err(explain_namespaces)? {
-            Side::Child => child::live(hear, &tell),
+            Side::Child => child::live(hear, &tell, &way.take),
             Side::Parent(pid) => {
-                let mounts = File::open(format!("/proc/{}/ns/mnt", pid.as_raw_nonzero()));
-                let mounts = mounts.inspect_err(|_| end_child(pid)).step("open the Body's mounts")?.into();
-                Ok(Self { pid, plan, told, ends: (hear, tell), mounts })
+                let taken = File::open(format!("/proc/{}/ns/mnt", pid.as_raw_nonzero())).step("open the Body's mounts");
+                let taken = taken.and_then(|mounts| Ok((mounts.into(), Helper::fork(pid, &way)?)));
+                let (mounts, helper) = taken.inspect_err(|_| end_child(pid))?;
+                Ok(Self { pid, plan, told, ends: (hear, tell, way), mounts, helper })
             }
         }
     }
@@ -187,7 +192,7 @@ fn pack(plan: &Plan) -> Result<Luggage, StepError> {
 
 /// Gives the child its ids and its plan, waits until it is the guest, and reports.
 fn settle(plan: &Plan, forked: Forked) -> Result<Kept, StepError> {
-    let Forked { pid, plan: pipe, told, ends, mounts } = forked;
+    let Forked { pid, plan: pipe, told, ends, mounts, helper } = forked;
     let handle = sys::process::open(pid).step("open the Body's first process")?;
     let ticks = sys::proc::start_ticks(pid.as_raw_nonzero().get()).step("read the start of the Body's first process")?;
     write_maps(plan, pid)?;
@@ -199,6 +204,7 @@ fn settle(plan: &Plan, forked: Forked) -> Result<Kept, StepError> {
     let mut told = File::from(told);
     wait_parted(&handle, &mut told).step("hear from the Body's first process")?;
     drop((luggage, ends));
+    helper.wait().map_err(explain_namespaces)?;
     match hear(told)? {
         Told::Done(mechanisms) => ready.mechanisms = mechanisms,
         Told::Failed(failed) => {

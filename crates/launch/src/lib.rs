@@ -15,6 +15,7 @@ mod child;
 mod idmap;
 mod keeper;
 mod lock_down;
+mod network;
 mod report;
 mod root;
 mod tend;

@@ -3,11 +3,15 @@
 use std::{
     fs::File,
     io::{self, Read, Write},
+    mem::MaybeUninit,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{Mode, OFlags};
+use rustix::{
+    fs::{Mode, OFlags},
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags},
+};
 
 const READ_AHEAD: usize = 8 << 10;
 
@@ -52,6 +56,28 @@ pub fn write_whole(path: &Path, contents: &[u8]) -> io::Result<()> {
         let _ = std::fs::remove_file(&part);
     }
     written
+}
+
+/// Sends a descriptor to whoever holds the other end.
+pub fn send(socket: BorrowedFd<'_>, fd: BorrowedFd<'_>) -> io::Result<()> {
+    let fds = [fd];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+    rustix::net::sendmsg(socket, &[io::IoSlice::new(b".")], &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// Waits for a descriptor from the other end.
+pub fn receive(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    rustix::net::recvmsg(socket, &mut [io::IoSliceMut::new(&mut [0])], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let sent = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    sent.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "nothing was sent"))
 }
 
 /// Moves a descriptor to a fixed number that survives exec.

@@ -9,13 +9,10 @@ use std::{
 
 pub use rustix::process::Pid;
 
-/// The namespaces of a Body.
-pub const ALL: i32 = libc::CLONE_NEWUSER
-    | libc::CLONE_NEWNS
-    | libc::CLONE_NEWPID
-    | libc::CLONE_NEWNET
-    | libc::CLONE_NEWIPC
-    | libc::CLONE_NEWUTS;
+/// The namespaces that a Body's first process is forked into. Two more come later: a cgroup namespace, which needs
+/// the cgroup first, and one for the network ([`new_network`]), which takes longer to make than all others together.
+pub const FORKED: i32 =
+    libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 
 /// `libc` still has it in a type that is too narrow.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
@@ -72,6 +69,26 @@ pub fn fork_into(namespaces: i32, cgroup: Option<BorrowedFd<'_>>) -> io::Result<
 /// Moves the caller into a new cgroup namespace, rooted where it is now.
 pub fn unshare_cgroup() -> io::Result<()> {
     unshare(libc::CLONE_NEWCGROUP)
+}
+
+/// Moves the caller into a user namespace that one of its children has made. There is no way back.
+pub fn enter_user(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    enter(namespace, libc::CLONE_NEWUSER)
+}
+
+/// Moves the caller into a new network namespace, which belongs to its user namespace.
+pub fn new_network() -> io::Result<()> {
+    unshare(libc::CLONE_NEWNET)
+}
+
+/// Moves the caller into a network namespace.
+pub fn enter_network(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    enter(namespace, libc::CLONE_NEWNET)
+}
+
+fn enter(namespace: BorrowedFd<'_>, kind: i32) -> io::Result<()> {
+    // SAFETY: setns takes a descriptor, which is open, and the kind it must be of.
+    if unsafe { libc::setns(namespace.as_raw_fd(), kind) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 fn unshare(flags: i32) -> io::Result<()> {
