@@ -191,9 +191,11 @@ impl Bodies {
             removed.unwrap_or_else(|failure| panic!("cannot remove {}: {}", view.id(), explain(&failure)));
         }
         self.clear_snapshots();
+        self.clear_templates();
         let left = || {
-            let places = ["bodies", "snapshots", "ids"].map(|place| leaks::entries(&self.data().join(place)));
-            [places.concat(), leaks::mounts(self.dir()), leaks::cgroups(&made)].concat()
+            let mut places = ["bodies", "snapshots", "ids", "layers", "templates"].map(|place| leaks::entries(&self.data().join(place))).concat();
+            places.retain(|name| !name.ends_with("lock"));
+            [places, leaks::mounts(self.dir()), leaks::cgroups(&made)].concat()
         };
         // A keeper that was told to end may still be at it.
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
@@ -208,6 +210,13 @@ impl Bodies {
         for snapshot in self.fleet().snapshots().expect("snapshots can be listed").iter().rev() {
             let removed = self.fleet().remove_snapshot(snapshot.id.as_str());
             removed.unwrap_or_else(|failure| panic!("cannot remove {}: {}", snapshot.id, explain(&failure)));
+        }
+    }
+
+    fn clear_templates(&self) {
+        for view in self.fleet().templates().expect("templates can be listed") {
+            let removed = self.fleet().remove_template(view.template.id.as_str());
+            removed.unwrap_or_else(|failure| panic!("cannot remove {}: {}", view.template.name, explain(&failure)));
         }
     }
 

@@ -12,3 +12,4 @@ mod hostile;
 mod life;
 mod limits;
 mod mounts;
+mod templates;

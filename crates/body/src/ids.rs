@@ -18,6 +18,8 @@ use proto::{
 const FIRST: u32 = 0x7000_0000;
 const RUN: u32 = 65_536;
 const RUNS: u32 = 4095;
+/// The run after those: files of templates belong to it, and no process ever does.
+const LAYERS_RUN: u32 = RUNS;
 
 /// Why a Body has no ids.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +27,9 @@ pub enum IdsError {
     /// Each of the runs belongs to a Body that is still there.
     #[error("all {RUNS} runs of ids are taken by Bodies that exist")]
     Exhausted,
+    /// A root of its own needs every id from 0 to 65535 mapped.
+    #[error("only your own id can be mapped, and a template's root needs all from 0 to 65535")]
+    TooFew,
     /// The claim could not be written.
     #[error("cannot claim ids for a Body")]
     Claim(#[source] io::Error),
@@ -50,6 +55,21 @@ pub fn claim(data: &Path, body: &BodyId, root: Root) -> Result<Ids, IdsError> {
         Root::Wanted => subordinate(uid, gid).unwrap_or_else(|| single(uid, gid)),
         Root::Unneeded => single(uid, gid),
     })
+}
+
+/// The ids that files of a template's layers belong to.
+pub fn of_layers() -> Result<Ids, IdsError> {
+    if sys::caps::is_host_root() {
+        return Ok(run_of(LAYERS_RUN));
+    }
+    let own = subordinate(rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    own.filter(is_whole).ok_or(IdsError::TooFew)
+}
+
+/// Whether every id from 0 to 65535 is mapped, as a root of its own needs.
+pub fn is_whole(ids: &Ids) -> bool {
+    let whole = |ranges: &[IdRange]| ranges.iter().map(|range| range.count).sum::<u32>() >= RUN;
+    whole(&ids.users) && whole(&ids.groups)
 }
 
 /// Gives them back, unless the keeper did and somebody else has them by now.
@@ -193,10 +213,10 @@ mod tests {
 
     #[test]
     fn no_run_reaches_host_root_or_the_last_id() {
-        for run in [0, RUNS - 1] {
+        for run in [0, RUNS - 1, LAYERS_RUN] {
             let ids = run_of(run);
-            assert!(ids.users[0].outside >= FIRST);
-            assert!(ids.users[0].outside.checked_add(RUN).is_some_and(|end| end < 0x8000_0000));
+            assert!(ids.users[0].outside >= FIRST && is_whole(&ids));
+            assert!(ids.users[0].outside.checked_add(RUN).is_some_and(|end| end <= 0x8000_0000));
         }
     }
 

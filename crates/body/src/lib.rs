@@ -6,14 +6,17 @@
 //! Invariant: a Body does not depend on the process that made it. Its directory is enough to use and end it.
 //! Absent on purpose: retention, names, listing; `fleet` has them.
 
+pub mod archive;
 pub mod capacity;
 pub mod dir;
 pub mod groups;
 pub mod guest;
 pub mod host;
 pub mod ids;
+pub mod layers;
 pub mod process;
 pub mod programs;
+pub mod root;
 pub mod snapshot;
 pub mod usage;
 

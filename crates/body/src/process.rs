@@ -29,9 +29,9 @@ use sys::namespace::Side;
 use crate::{
     dir::{BodyDir, DirError, alive, signal_guest},
     groups,
-    host::{Below, HostRoot},
     ids,
     programs::Programs,
+    root::{Root, Under},
 };
 
 const REPORT_LEN_MAX: u64 = 1 << 20;
@@ -213,13 +213,13 @@ impl Maker {
     }
 
     /// Sends the plan of the Body in `dir`, whose spec is written already.
-    pub fn begin(&self, launcher: Launcher, dir: &BodyDir, spec: &Spec, token: &str, snapshots: &[Below]) -> Result<Begun, ProcessError> {
-        let root = HostRoot::look();
+    pub fn begin(&self, launcher: Launcher, dir: &BodyDir, spec: &Spec, token: &str, under: &Under) -> Result<Begun, ProcessError> {
+        let root = Root::of(under);
         if spec.life == Life::Kept {
             prepare_upper(dir.path(), spec, &root).map_err(ProcessError::Upper)?;
         }
         let bounds = groups::bound(&self.cgroups, &spec.id, &spec.limits, self.capacity.cpus, spec.ids.has_root());
-        let plan = self.plan(dir, spec, token, snapshots, &root, &bounds);
+        let plan = self.plan(dir, spec, token, &root, &bounds);
         let cgroups = bounds.cgroups;
         match send(launcher, &plan) {
             Ok(tether) => Ok(Begun { tether, cgroups }),
@@ -230,7 +230,7 @@ impl Maker {
         }
     }
 
-    fn plan(&self, dir: &BodyDir, spec: &Spec, token: &str, snapshots: &[Below], root: &HostRoot, bounds: &groups::Bounds) -> Plan {
+    fn plan(&self, dir: &BodyDir, spec: &Spec, token: &str, root: &Root<'_>, bounds: &groups::Bounds) -> Plan {
         let limits = &spec.limits;
         Plan {
             body: spec.id.clone(),
@@ -250,8 +250,9 @@ impl Maker {
                 Life::Run => Upper::Memory { bytes: limits.disk.0, inodes: limits.inodes },
                 Life::Kept => Upper::Disk,
             },
-            areas: root.areas(snapshots),
-            seeds: root.seeds(&spec.id, &machine_id(token), snapshots),
+            areas: root.areas(),
+            seeds: root.seeds(&spec.id, &machine_id(token)),
+            setuid: spec.base.as_ref().is_some_and(|base| base.sudo),
             shm_bytes: limits.memory.0 / 4,
             mounts: spec.mounts.clone(),
             cgroups: bounds.cgroups.clone(),
@@ -288,7 +289,7 @@ fn other_limits(spec: &Spec) -> Vec<Mechanism> {
 }
 
 /// Makes `disk/upper` and `disk/work` for every area, owned by the Body's root.
-fn prepare_upper(dir: &Path, spec: &Spec, root: &HostRoot) -> io::Result<()> {
+fn prepare_upper(dir: &Path, spec: &Spec, root: &Root<'_>) -> io::Result<()> {
     let first = if spec.ids.has_root() { 0 } else { proto::spec::USER_ID };
     let owner = spec.ids.user_outside(first).zip(spec.ids.group_outside(first));
     let make = |path: &Path| -> io::Result<()> {
@@ -306,7 +307,7 @@ fn prepare_upper(dir: &Path, spec: &Spec, root: &HostRoot) -> io::Result<()> {
     for kind in ["upper", "work"] {
         let top = disk.join(kind);
         make(&top)?;
-        root.area_dirs().try_for_each(|area| make(&top.join(area)))?;
+        root.area_dirs().iter().try_for_each(|area| make(&top.join(area)))?;
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ use std::{
 use proto::{
     BodyId, SnapshotId,
     spec::{Ids, Life, Spec},
+    template::Base,
 };
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
@@ -53,6 +54,9 @@ pub struct Manifest {
     pub template: String,
     /// Snapshots below it, nearest first.
     pub below: Vec<SnapshotId>,
+    /// The root below those, where it is not the host's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Base>,
     /// The ids its files are written under.
     pub ids: Ids,
     /// What it takes.
@@ -83,19 +87,21 @@ pub fn take(programs: &Programs, body_dir: &Path, spec: &Spec, to: &Path, mut ma
     fs::DirBuilder::new().mode(0o700).create(to).map_err(step("make the snapshot's directory"))?;
     copy_tree(programs, &spec.ids, &body_dir.join("disk/upper"), to)?;
     let dir = open(to).map_err(step("open the snapshot"))?;
+    if sys::caps::is_host_root() {
+        // The copy took over the upper's own mode; a snapshot is for its owner alone.
+        rustix::fs::fchmod(&dir, Mode::RWXU).map_err(|error| step("close the snapshot")(error.into()))?;
+    }
     manifest.bytes = sys::tree::usage(dir.as_fd()).map_err(step("measure the snapshot"))?.bytes;
     let text = serde_json::to_vec(&manifest).map_err(SnapshotError::Damaged)?;
     sys::fd::write_whole(&to.join("manifest.json"), &text).map_err(step("write the snapshot's manifest"))?;
     Ok(manifest)
 }
 
-fn copy_tree(programs: &Programs, ids: &Ids, from: &Path, to: &Path) -> Result<(), SnapshotError> {
+pub(crate) fn copy_tree(programs: &Programs, ids: &Ids, from: &Path, to: &Path) -> Result<(), SnapshotError> {
     if sys::caps::is_host_root() {
         let step = |error| SnapshotError::Io("copy the Body's files", error);
         let (from, to) = (open(from).map_err(step)?, open(to).map_err(step)?);
-        sys::tree::copy(from.as_fd(), to.as_fd()).map_err(step)?;
-        // The copy took over the upper's own mode; a snapshot is for its owner alone.
-        return rustix::fs::fchmod(&to, Mode::RWXU).map_err(|error| step(error.into()));
+        return sys::tree::copy(from.as_fd(), to.as_fd()).map(drop).map_err(step);
     }
     helper(programs, ids, &["copy".as_ref(), from.as_os_str(), to.as_os_str()])
 }

@@ -249,7 +249,7 @@ fn a_data_directory_that_cannot_be_used_is_told_with_a_hint() {
 }
 
 /// Every verb, so that none goes without help.
-const VERBS: [&str; 20] = [
+const VERBS: [&str; 23] = [
     "run",
     "create",
     "exec",
@@ -266,9 +266,12 @@ const VERBS: [&str; 20] = [
     "snapshot",
     "snapshots",
     "fork",
+    "templates",
+    "setup",
     "events",
     "doctor",
     "gc",
+    "serve",
     "completions",
 ];
 

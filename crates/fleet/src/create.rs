@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path};
 
-use body::{BodyDir, dir::Lock, host::Below, ids, process::Made};
+use body::{BodyDir, dir::Lock, ids, process::Made, root::Under};
 use proto::{
     BodyId, Draft, Enforcement, Failure, Kind, Layer, Limits, Spec,
     limits::HostCapacity,
@@ -11,7 +11,7 @@ use proto::{
 };
 use serde_json::json;
 
-use crate::{Create, Fleet, Held, Lease, Status, View, data::random, failures, lease};
+use crate::{Create, Fleet, Held, Lease, Status, View, data::random, failures, lease, templates::Origin};
 
 const ENV_BYTES_MAX: usize = 128 << 10;
 const PATH_LEN_MAX: usize = 4095;
@@ -19,24 +19,56 @@ const PATH_LEN_MAX: usize = 4095;
 impl Fleet {
     /// Makes a Body and starts its guest.
     pub async fn create(&self, request: Create) -> Result<View, Failure> {
-        self.create_now(request, None)
+        let view = self.create_now(request, None)?;
+        match self.started(view.clone()).await {
+            Ok(view) => Ok(view),
+            Err(failure) => {
+                let _ = self.remove(view.id(), crate::Force::Yes).await;
+                Err(failure)
+            }
+        }
+    }
+
+    /// A Body that just came up, once what its template runs is ready.
+    pub(crate) async fn started(&self, view: View) -> Result<View, Failure> {
+        if let Some(start) = view.spec.base.as_ref().and_then(|base| base.start.as_ref()) {
+            self.start_template(view.id(), start).await?;
+        }
+        Ok(view)
     }
 
     /// The same for a fork: `parent` is written down.
     pub(crate) fn create_now(&self, request: Create, parent: Option<BodyId>) -> Result<View, Failure> {
         let layer = choose_layer(request.layer)?;
+        let origin = self.origin(&request.template)?;
+        self.create_on(layer, request, origin, parent)
+    }
+
+    /// The same for what was found already.
+    pub(crate) fn create_on(&self, layer: Layer, mut request: Create, origin: Origin, parent: Option<BodyId>) -> Result<View, Failure> {
+        let Origin { under, base, settings } = origin;
+        request.limits.memory = request.limits.memory.or(settings.memory);
+        request.limits.cpu_milli = request.limits.cpu_milli.or(settings.cpu_milli);
+        request.workdir = request.workdir.or(settings.workdir);
+        request.user = request.user.or(settings.user);
+        request.env = settings.env.into_iter().chain(std::mem::take(&mut request.env)).collect();
+        // From here on nobody clears its layers away.
+        let _standing = base.as_ref().map(|_| self.building()).transpose()?;
         let limits = self.limits(&request)?;
-        let snapshots = self.template(&request.template)?;
         check_env(&request.env)?;
         let mounts = request.mounts.iter().map(check_mount).collect::<Result<Vec<_>, _>>()?;
         request.workdir.as_deref().map_or(Ok(()), |path| check_inside(Path::new(path)))?;
         let launcher = self.launcher()?;
         let user = request.user.clone().unwrap_or_else(|| "user".into());
-        let root = if user == "root" || request.life == Life::Kept { ids::Root::Wanted } else { ids::Root::Unneeded };
+        let root = if user == "root" || request.life == Life::Kept || base.is_some() { ids::Root::Wanted } else { ids::Root::Unneeded };
         // Before its ids: a claim whose Body has no directory is anybody's.
         let (id, dir, _lock) = self.new_dir()?;
         let claimed = ids::claim(&self.data, &id, root).map_err(failures::ids);
-        let claimed = claimed.and_then(|claimed| if user == "root" && !claimed.has_root() { Err(no_root()) } else { Ok(claimed) });
+        let claimed = claimed.and_then(|claimed| match &base {
+            Some(_) if !ids::is_whole(&claimed) => Err(failures::ids(ids::IdsError::TooFew)),
+            _ if user == "root" && !claimed.has_root() => Err(no_root()),
+            _ => Ok(claimed),
+        });
         let claimed = claimed.inspect_err(|_| drop(std::fs::remove_dir_all(dir.path())))?;
         let spec = Spec {
             v: proto::spec::VERSION,
@@ -44,7 +76,8 @@ impl Fleet {
             created_at: store::clock::now(),
             layer,
             template: request.template,
-            snapshots: snapshots.iter().map(|below| below.id.clone()).collect(),
+            snapshots: under.snapshots.iter().map(|below| below.id.clone()).collect(),
+            base,
             parent,
             limits,
             env: request.env,
@@ -55,7 +88,7 @@ impl Fleet {
             life: request.life,
             ids: claimed,
         };
-        let made = self.make_new(launcher, &dir, &spec, request.lease.as_ref(), &snapshots);
+        let made = self.make_new(launcher, &dir, &spec, request.lease.as_ref(), &under);
         made.inspect_err(|_| ids::release(&self.data, &spec.ids, &spec.id))
     }
 
@@ -77,7 +110,7 @@ impl Fleet {
         }
     }
 
-    fn make_new(&self, launcher: body::process::Launcher, dir: &BodyDir, spec: &Spec, terms: Option<&Lease>, snapshots: &[Below]) -> Result<View, Failure> {
+    fn make_new(&self, launcher: body::process::Launcher, dir: &BodyDir, spec: &Spec, terms: Option<&Lease>, under: &Under) -> Result<View, Failure> {
         let leased = terms.map_or(Ok(()), |terms| {
             lease::write(dir, terms).map_err(|error| Failure::new(Kind::Host, "cannot write the Body's lease").because(error).hint("make room: pal gc"))
         });
@@ -88,7 +121,7 @@ impl Fleet {
                 data["lease"] = lease::told(terms);
             }
             let draft = Draft::body("body.created", &spec.id, data);
-            self.bring_up(launcher, dir, spec, snapshots, Some(draft))
+            self.bring_up(launcher, dir, spec, under, Some(draft))
         });
         match made {
             Ok((enforcement, pid)) => Ok(View { spec: spec.clone(), status: Status::Running, end: None, pid: Some(pid), enforcement }),
@@ -108,12 +141,12 @@ impl Fleet {
         launcher: body::process::Launcher,
         dir: &BodyDir,
         spec: &Spec,
-        snapshots: &[Below],
+        under: &Under,
         before: Option<Draft>,
     ) -> Result<(Enforcement, i32), Failure> {
         let failed = |error| failures::process("cannot start the Body", error);
         let token = self.token(&spec.id);
-        let begun = self.maker.begin(launcher, dir, spec, &token, snapshots).map_err(failed)?;
+        let begun = self.maker.begin(launcher, dir, spec, &token, under).map_err(failed)?;
         let is_new = before.is_some();
         let written = before.map_or(Ok(()), |draft| self.append(draft).map(drop));
         self.look_ahead();
@@ -162,19 +195,6 @@ impl Fleet {
         let host = if request.life == Life::Run { HostCapacity { disk: host.memory, ..host } } else { host };
         limits.check(host).map_err(|error| Failure::new(Kind::Usage, error.to_string()).hint("see this host's capacity: pal doctor"))?;
         Ok(limits)
-    }
-
-    /// Snapshots below a Body of that template, nearest first.
-    fn template(&self, template: &str) -> Result<Vec<Below>, Failure> {
-        if template == "host" {
-            return Ok(Vec::new());
-        }
-        let unknown = || {
-            Failure::new(Kind::NotFound, format!("there is no template {:?}", proto::text::visible(template)))
-                .hint("templates are `host` and your snapshots: pal snapshots")
-        };
-        let manifest = self.find_snapshot(template).map_err(|failure| if failure.kind == Kind::NotFound { unknown() } else { failure })?;
-        self.stack(&manifest)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Errors of the rooms below, as a person or a client meets them.
 
-use body::{dir::DirError, guest::GuestError, ids::IdsError, process::ProcessError, snapshot::SnapshotError};
+use body::{dir::DirError, guest::GuestError, ids::IdsError, layers::LayerError, process::ProcessError, snapshot::SnapshotError};
 use proto::{BodyId, Failure, Kind};
 use store::{AppendError, ArtifactError, OpenError, ReadError};
 
@@ -39,6 +39,12 @@ pub fn dir(id: &BodyId, error: DirError) -> Failure {
 }
 
 pub fn ids(error: IdsError) -> Failure {
+    if matches!(error, IdsError::TooFew) {
+        return Failure::new(Kind::Host, "this Body cannot have a root of its own")
+            .because(error)
+            .hint("install the helpers: apt-get install uidmap")
+            .hint("and give yourself ids: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER");
+    }
     Failure::new(Kind::Limit, "no ids are left for another Body").because(error).hint("remove Bodies you no longer need: pal rm BODY")
 }
 
@@ -49,6 +55,11 @@ pub fn snapshot(error: SnapshotError) -> Failure {
         }
         error => Failure::new(Kind::Host, "cannot take the snapshot").because(error),
     }
+}
+
+/// A layer that could not be made.
+pub fn layer(error: LayerError) -> Failure {
+    Failure::new(Kind::Host, "cannot make a layer of the template").because(error).hint("make room: pal gc")
 }
 
 /// What is left of a Body or a snapshot and cannot be removed.

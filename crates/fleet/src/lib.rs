@@ -19,6 +19,7 @@ mod life;
 mod record;
 mod request;
 mod snapshots;
+mod templates;
 mod view;
 
 use std::{
@@ -44,6 +45,7 @@ pub use lease::{Lease, Rest, Then};
 pub use life::Force;
 pub use request::{AskedLimits, Create, ExecRequest, Stdin, TtySize};
 pub use store::{Durability, clock};
+pub use templates::{BASE, Say, TemplateView, check_tags};
 pub use view::{Copied, Ended, Garbage, SnapshotView, Status, View};
 
 /// All Bodies of one data directory.

@@ -171,12 +171,13 @@ impl Fleet {
         if let Some(mut tether) = self.take_tether(id) {
             tether.bury();
         }
-        let snapshots = self.below(&spec)?;
+        let under = self.under(&spec)?;
         dir.forget_guest().map_err(|error| Failure::new(Kind::Host, "cannot forget the Body's last guest").because(error))?;
         self.lease_wakes(id)?;
         let launcher = self.launcher()?;
-        self.bring_up(launcher, &dir, &spec, &snapshots, None)?;
-        self.view(id)
+        self.bring_up(launcher, &dir, &spec, &under, None)?;
+        let view = self.view(id)?;
+        self.started(view).await
     }
 
     /// Stops every process of a Body where it stands.

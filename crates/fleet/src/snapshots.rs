@@ -6,6 +6,7 @@ use body::{
     BodyDir, Condition,
     host::Below,
     process,
+    root::Under,
     snapshot::{self, Manifest},
 };
 use proto::{BodyId, Failure, Kind, SnapshotId, Spec, spec::Life};
@@ -63,6 +64,7 @@ impl Fleet {
             created_at: store::clock::now(),
             template: spec.template.clone(),
             below: spec.snapshots.clone(),
+            base: spec.base.clone(),
             ids: spec.ids.clone(),
             bytes: 0,
             for_forks: purpose == Purpose::Forks,
@@ -118,7 +120,13 @@ impl Fleet {
         Ok(stack)
     }
 
-    /// What is below a Body that exists.
+    /// A snapshot, what is below it, and the template's root below that.
+    pub(crate) fn under_snapshot(&self, top: &Manifest) -> Result<Under, Failure> {
+        let layers = top.base.as_ref().map(|base| self.layers_below(&base.layers)).transpose()?;
+        Ok(Under { snapshots: self.stack(top)?, layers })
+    }
+
+    /// Snapshots below a Body that exists.
     pub(crate) fn below(&self, spec: &Spec) -> Result<Vec<Below>, Failure> {
         match spec.snapshots.first() {
             Some(first) => self.stack(&self.find_snapshot(first.as_str())?),
@@ -172,7 +180,11 @@ impl Fleet {
         let mut views = Vec::new();
         for _ in 0..count {
             let request = Create { lease: lease.clone(), ..fork_request(&parent, &manifest) };
-            match self.create_now(request, Some(id.clone())) {
+            let made = match self.create_now(request, Some(id.clone())) {
+                Ok(view) => self.started(view).await,
+                Err(failure) => Err(failure),
+            };
+            match made {
                 Ok(view) => views.push(view),
                 Err(failure) => {
                     self.undo_forks(&views, &manifest).await;

@@ -197,7 +197,7 @@ fn become_guest(plan: Plan, luggage: Luggage, tell: &OwnedFd, mechanisms: Vec<Me
     };
     // A Body outlives its keeper. Where ids were changed the kernel has forgotten that promise already.
     let _ = sys::process::outlive_parent();
-    if let Err(error) = lock_down::filter(filter) {
+    if let Err(error) = lock_down::filter(&plan, filter) {
         let _ = say(&tell, &Told::Failed(error.failed()));
         std::process::exit(1);
     }

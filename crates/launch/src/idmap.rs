@@ -15,12 +15,33 @@ use sys::namespace::{MapLine, Pid, Side};
 
 use crate::report::{Step, StepError};
 
-/// Shows a detached mount's files, written under the ids of one Body, under those of another.
-pub fn show_as(tree: BorrowedFd<'_>, from: &Ids, to: &Ids) -> Result<(), StepError> {
-    let namespace = user_namespace(&lines(&from.users, &to.users), &lines(&from.groups, &to.groups)).step("make a map of ids")?;
-    sys::mount::map_ids(tree, namespace.as_fd()).step("show a snapshot under the Body's ids").map_err(|error| {
-        error.hint("the file system of the data directory must allow id-mapped mounts: ext4, xfs and btrfs do, and tmpfs since Linux 6.3")
-    })
+/// Views of what others wrote, under the ids of one Body.
+pub struct Views<'a> {
+    to: &'a Ids,
+    /// Maps that were made already: a template's layers are often all written under the same ids.
+    made: Vec<(Ids, OwnedFd)>,
+}
+
+impl<'a> Views<'a> {
+    /// Views for a Body of these ids.
+    pub fn new(to: &'a Ids) -> Self {
+        Self { to, made: Vec::new() }
+    }
+
+    /// Shows a detached mount's files, written under the ids of another Body, under those of this one.
+    pub fn show(&mut self, tree: BorrowedFd<'_>, from: &Ids) -> Result<(), StepError> {
+        let at = match self.made.iter().position(|(ids, _)| ids == from) {
+            Some(at) => at,
+            None => {
+                let (users, groups) = (lines(&from.users, &self.to.users), lines(&from.groups, &self.to.groups));
+                self.made.push((from.clone(), user_namespace(&users, &groups).step("make a map of ids")?));
+                self.made.len() - 1
+            }
+        };
+        sys::mount::map_ids(tree, self.made[at].1.as_fd()).step("show a layer under the Body's ids").map_err(|error| {
+            error.hint("the file system of the data directory must allow id-mapped mounts: ext4, xfs and btrfs do, and tmpfs since Linux 6.3")
+        })
+    }
 }
 
 /// From the ids on disk to the ids shown: both stand behind the same id inside.

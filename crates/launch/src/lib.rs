@@ -20,6 +20,7 @@ mod report;
 mod root;
 mod tend;
 mod trees;
+mod unpack;
 mod views;
 
 use std::{ffi::OsString, process::ExitCode};

@@ -57,14 +57,14 @@ pub fn limits(plan: &Plan) -> Result<Vec<Mechanism>, StepError> {
 
 /// Capabilities, the promise never to gain any, Landlock.
 pub fn privileges(plan: &Plan) -> Result<Vec<Mechanism>, StepError> {
-    // The guest of a Body without root has nobody's files but its own to look after.
-    let own = if plan.ids.has_root() { KEPT } else { CapabilitySet::empty() };
-    sys::caps::limit_to(own).step("drop capabilities")?;
-    sys::caps::no_new_privileges().step("forbid new privileges")?;
+    sys::caps::limit_to(own(plan).union(until_filtered(plan))).step("drop capabilities")?;
+    if !plan.setuid {
+        sys::caps::no_new_privileges().step("forbid new privileges")?;
+    }
     let landlock = sys::landlock::restrict_self(Path::new("/dev")).step("set up Landlock")?;
     Ok(vec![
         Mechanism::enforced("capabilities", "all but eight over the Body's own files and processes are dropped"),
-        Mechanism::enforced("no new privileges", "setuid programs gain nothing"),
+        no_new_privileges(plan),
         match landlock {
             Some(held) if held.scoped => Mechanism::enforced(
                 "landlock",
@@ -80,7 +80,33 @@ pub fn privileges(plan: &Plan) -> Result<Vec<Mechanism>, StepError> {
     ])
 }
 
+/// What the guest keeps. That of a Body without root has nobody's files but its own to look after.
+fn own(plan: &Plan) -> CapabilitySet {
+    if plan.ids.has_root() { KEPT } else { CapabilitySet::empty() }
+}
+
+/// Without the promise never to gain privileges, the kernel takes Landlock's rules and a filter only from who has this.
+fn until_filtered(plan: &Plan) -> CapabilitySet {
+    if plan.setuid { CapabilitySet::SYS_ADMIN } else { CapabilitySet::empty() }
+}
+
+fn no_new_privileges(plan: &Plan) -> Mechanism {
+    let name = "no new privileges";
+    if plan.setuid {
+        return Mechanism::absent(
+            name,
+            "the template says `sudo`: its setuid programs gain what root of this Body has, and nothing beyond; \
+             capabilities, Landlock and seccomp hold them as they hold that root",
+        );
+    }
+    Mechanism::enforced(name, "setuid programs gain nothing")
+}
+
 /// The system call filter: the last thing before the guest.
-pub fn filter(filter: &Filter) -> Result<(), StepError> {
-    filter.install().step("install the system call filter")
+pub fn filter(plan: &Plan, filter: &Filter) -> Result<(), StepError> {
+    filter.install().step("install the system call filter")?;
+    if plan.setuid {
+        sys::caps::limit_to(own(plan)).step("drop the last capability")?;
+    }
+    Ok(())
 }

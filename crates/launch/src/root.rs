@@ -12,7 +12,7 @@ use proto::{
     launch::{Area, AreaKind, Plan, Seed, Upper},
 };
 use rustix::{
-    fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid},
+    fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Uid},
     io::Errno,
 };
 use sys::mount::{Attrs, Below, Overlay};
@@ -89,19 +89,36 @@ fn memory_upper(plan: &Plan, private: &Path) -> io::Result<()> {
 }
 
 /// Puts a seed into the upper, unless something is there.
+///
+/// Trust: an upper may be a Body's own from an earlier life, and hold links to anywhere. None is followed on the way
+/// to a seed's place; a seed whose way was changed by the Body is not wanted there.
 fn plant(plan: &Plan, upper: BorrowedFd<'_>, seed: &Seed) -> Result<(), StepError> {
+    let (Seed::Dir { path, .. } | Seed::Link { path, .. } | Seed::File { path, .. } | Seed::Hidden { path }) = seed;
+    let step = || format!("prepare the root ({seed:?})");
+    let (above, name) = path.rsplit_once('/').unwrap_or((".", path));
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let above = match rustix::fs::openat2(upper, above, flags, Mode::empty(), resolve) {
+        Err(Errno::LOOP | Errno::NOTDIR | Errno::NOENT | Errno::XDEV) if !is_planned(plan, above) => return Ok(()),
+        opened => opened.step(step())?,
+    };
     let planted = match seed {
-        Seed::Dir { path, mode, owner } => make_dir(plan, upper, path, *mode, *owner),
-        Seed::Link { path, target } => rustix::fs::symlinkat(target, upper, path).map_err(io::Error::from),
-        Seed::File { path, contents } => make_file(upper, path, contents),
-        Seed::Hidden { path } => {
-            rustix::fs::mknodat(upper, path, FileType::CharacterDevice, Mode::empty(), 0).map_err(io::Error::from)
+        Seed::Dir { mode, owner, .. } => make_dir(plan, above.as_fd(), name, *mode, *owner),
+        Seed::Link { target, .. } => rustix::fs::symlinkat(target, &above, name).map_err(io::Error::from),
+        Seed::File { contents, .. } => make_file(above.as_fd(), name, contents),
+        Seed::Hidden { .. } => {
+            rustix::fs::mknodat(&above, name, FileType::CharacterDevice, Mode::empty(), 0).map_err(io::Error::from)
         }
     };
     match planted {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        planted => planted.step(format!("prepare the root ({seed:?})")),
+        planted => planted.step(step()),
     }
+}
+
+/// Whether that is the directory of an area, which no Body can change.
+fn is_planned(plan: &Plan, dir: &str) -> bool {
+    plan.areas.iter().any(|area| area.dir_name() == dir)
 }
 
 fn make_dir(plan: &Plan, upper: BorrowedFd<'_>, path: &str, mode: u32, owner: u32) -> io::Result<()> {
@@ -163,7 +180,7 @@ impl Stack<'_> {
         }
         let work = self.private.join("work").join(area.dir_name());
         let volatile = matches!(self.plan.upper, Upper::Memory { .. });
-        Overlay { lowers: &lowers, upper: &upper, work: &work, volatile }.mount(place)
+        Overlay { lowers: &lowers, upper: &upper, work: &work, volatile, setuid: self.plan.setuid }.mount(place)
     }
 
     fn lower<'a>(&'a self, path: &'a Path) -> &'a Path {

@@ -1,12 +1,16 @@
-//! `pal-launch tree copy FROM TO` and `pal-launch tree remove DIR`: work on a Body's files with the rights of its ids.
+//! `pal-launch tree copy FROM TO`, `tree remove DIR` and `tree unpack DIR`: work on files with the rights of their ids.
 //!
 //! An ordinary user's Body may leave files that belong to ids of its own, or directories that forbid everything. In
-//! a user namespace with the same ids the work is done as its root. The ids are read from standard input.
+//! a user namespace with the same ids the work is done as its root. The ids are the first line of standard input; what
+//! is to be unpacked follows it.
 
 use std::{
     ffi::{CString, OsString},
-    io,
-    os::{fd::AsFd, unix::ffi::OsStrExt},
+    io::{self, BufRead},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
     path::Path,
     process::ExitCode,
 };
@@ -18,7 +22,10 @@ use sys::namespace::{MapLine, Side};
 use crate::{
     idmap,
     report::{Step, StepError},
+    unpack,
 };
+
+const IDS_LEN_MAX: u64 = 1 << 20;
 
 /// Runs one verb.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
@@ -33,14 +40,19 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 }
 
 fn act(arguments: &[OsString]) -> Result<(), StepError> {
-    let ids: Ids = serde_json::from_reader(io::stdin()).map_err(io::Error::from).step("read the ids")?;
+    let ids = read_ids().step("read the ids")?;
+    // Before the ids change: they may not search the way there.
+    let place = match arguments {
+        [verb, dir] if verb == "unpack" => Some(open(dir).step("open the layer")?),
+        _ => None,
+    };
     let (told, tell) = rustix::pipe::pipe().step("make a pipe")?;
     match sys::namespace::fork_into(sys::namespace::USER, None).step("make a user namespace")? {
         Side::Child => {
             drop(tell);
             let _ = rustix::io::read(&told, &mut [0u8; 1]);
             let done = sys::namespace::become_ids(0, 0, ids.has_root()).step("become root of the Body");
-            match done.and_then(|()| work(arguments)) {
+            match done.and_then(|()| work(arguments, place.as_ref())) {
                 Ok(()) => std::process::exit(0),
                 Err(error) => {
                     let _ = io::Write::write_all(&mut io::stderr(), error.to_string().as_bytes());
@@ -57,22 +69,37 @@ fn act(arguments: &[OsString]) -> Result<(), StepError> {
     }
 }
 
+fn read_ids() -> io::Result<Ids> {
+    let mut line = String::new();
+    io::Read::take(io::stdin().lock(), IDS_LEN_MAX).read_line(&mut line)?;
+    Ok(serde_json::from_str(&line)?)
+}
+
+fn open(dir: &OsString) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(Path::new(dir), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
 /// The Body's ids; where it has but one, that one becomes root of this namespace.
 fn map(pid: sys::namespace::Pid, ids: &Ids) -> Result<(), StepError> {
     let lines = |ranges: &[proto::spec::IdRange]| -> Vec<MapLine> {
         let first = if ids.has_root() { None } else { Some(0) };
         ranges.iter().map(|r| MapLine { inside: first.unwrap_or(r.inside), outside: r.outside, count: r.count }).collect()
     };
+    if sys::caps::is_host_root() {
+        return sys::namespace::write_maps(pid, &lines(&ids.users), &lines(&ids.groups), true).step("map the ids");
+    }
     if ids.has_root() {
         return idmap::write_with_helpers(pid, &lines(&ids.users), &lines(&ids.groups));
     }
     sys::namespace::write_maps(pid, &lines(&ids.users), &lines(&ids.groups), false).step("map the id")
 }
 
-fn work(arguments: &[OsString]) -> Result<(), StepError> {
+fn work(arguments: &[OsString], place: Option<&OwnedFd>) -> Result<(), StepError> {
+    if let Some(place) = place {
+        return unpack::receive(place.as_fd(), &mut io::stdin().lock());
+    }
     match arguments {
         [verb, from, to] if verb == "copy" => {
-            let open = |path: &OsString| rustix::fs::open(Path::new(path), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
             let (from, to) = (open(from).step("open the tree")?, open(to).step("open the copy")?);
             sys::tree::copy(from.as_fd(), to.as_fd()).map(drop).step("copy the tree")
         }

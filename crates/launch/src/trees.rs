@@ -56,11 +56,12 @@ pub fn gather(plan: &Plan) -> Result<Trees, StepError> {
 
 fn lowers(plan: &Plan) -> Result<Vec<Lower>, StepError> {
     let mut taken = Vec::new();
+    let mut views = idmap::Views::new(&plan.ids);
     for lower in plan.areas.iter().flat_map(|area| &area.lowers) {
         let Some(written_as) = &lower.written_as else { continue };
-        let tree = sys::mount::clone_tree(&lower.path, Below::No).step("open a snapshot below the Body")?;
+        let tree = sys::mount::clone_tree(&lower.path, Below::No).step("open a layer below the Body")?;
         if *written_as != plan.ids {
-            idmap::show_as(tree.as_fd(), written_as, &plan.ids)?;
+            views.show(tree.as_fd(), written_as)?;
         }
         taken.push(Lower { path: lower.path.clone(), tree });
     }

@@ -75,6 +75,14 @@ id! {
     /// A snapshot of a Body's files.
     SnapshotId
 }
+id! {
+    /// A template: what Bodies start from.
+    TemplateId
+}
+id! {
+    /// A layer of a template's root.
+    LayerId
+}
 
 #[cfg(test)]
 mod tests {

@@ -32,6 +32,9 @@ pub struct Plan {
     pub areas: Vec<Area>,
     /// What its upper holds from the start; what is there already stays as it is.
     pub seeds: Vec<Seed>,
+    /// Whether setuid programs of its root work, so that its user can become its root.
+    #[serde(default)]
+    pub setuid: bool,
     /// Memory of `/dev/shm`.
     pub shm_bytes: u64,
     /// What it sees of the host by name.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BodyId, Layer, Limits, SnapshotId};
+use crate::{BodyId, Layer, Limits, SnapshotId, template::Base};
 
 /// The version of `spec.json`.
 pub const VERSION: u32 = 1;
@@ -65,6 +65,9 @@ pub struct Spec {
     /// Snapshots below its upper, nearest first.
     #[serde(default)]
     pub snapshots: Vec<SnapshotId>,
+    /// The root below those, where it is not the host's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Base>,
     /// The Body it was forked from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<BodyId>,

@@ -29,7 +29,7 @@ pub struct Restricted {
 /// Only what is forbidden somewhere is handled at all. A right that is handled and allowed everywhere forbids nothing,
 /// but has the kernel walk from each file that is opened up to the root: a sixth of the time of reading small files.
 ///
-/// None where the kernel has no Landlock.
+/// None where the kernel has no Landlock. The caller has promised never to gain privileges, or may do this without.
 pub fn restrict_self(devices: &Path) -> io::Result<Option<Restricted>> {
     let abi = abi();
     if abi < 1 {
@@ -50,7 +50,7 @@ pub fn restrict_self(devices: &Path) -> io::Result<Option<Restricted>> {
             created = created.add_rule(rule(place, right.into())?).map_err(io::Error::other)?;
         }
     }
-    created.restrict_self().map_err(io::Error::other)?;
+    created.no_new_privs(false).restrict_self().map_err(io::Error::other)?;
     Ok(Some(Restricted { abi, scoped }))
 }
 

@@ -137,6 +137,9 @@ pub struct Overlay<'a> {
     pub work: &'a Path,
     /// Never sync: for an upper that nobody will see after the Body.
     pub volatile: bool,
+    /// Setuid programs work. Towards the host they gain nothing: the ids behind theirs are those of the user namespace
+    /// that mounts the stack.
+    pub setuid: bool,
 }
 
 impl Overlay<'_> {
@@ -157,7 +160,8 @@ impl Overlay<'_> {
             options.extend_from_slice(b",volatile");
         }
         let options = CString::new(options)?;
-        let flags = MountFlags::NOSUID | MountFlags::NODEV;
+        let mut flags = MountFlags::NODEV;
+        flags.set(MountFlags::NOSUID, !self.setuid);
         Ok(rustix::mount::mount("overlay", target, "overlay", flags, options.as_c_str())?)
     }
 }

@@ -3,6 +3,7 @@
 mod body;
 mod exec;
 mod serve;
+mod templates;
 pub mod values;
 mod verbs;
 
@@ -14,6 +15,7 @@ use fleet::Durability;
 pub use body::BodyArgs;
 pub use exec::{Exec, Run, Shell, Wires};
 pub use serve::Serve;
+pub use templates::{Setup, Templates, TemplatesCommand};
 pub use verbs::{
     Bodies, Body, Completions, Copy, Events, EventsCommand, Fork, Gc, Remove, Snapshot, Snapshots, Stop,
 };
@@ -130,6 +132,8 @@ pub enum Command {
     Snapshot(Snapshot),
     Snapshots(Snapshots),
     Fork(Fork),
+    Templates(Templates),
+    Setup(Setup),
     Events(Events),
     /// Find out what this host can do, and how to get what is missing.
     ///

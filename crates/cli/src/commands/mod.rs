@@ -14,6 +14,7 @@ mod logs;
 mod run;
 mod serve;
 mod snapshot;
+mod templates;
 
 use std::mem::ManuallyDrop;
 
@@ -81,6 +82,8 @@ async fn act(
         Command::Snapshot(args) => snapshot::snapshot(&fleet()?, args, format).await,
         Command::Snapshots(args) => snapshot::snapshots(&fleet()?, &args.remove, format),
         Command::Fork(args) => snapshot::fork(&fleet()?, &args, format).await,
+        Command::Templates(args) => templates::templates(&fleet()?, args, format).await,
+        Command::Setup(args) => templates::setup(&fleet()?, &args.template, format),
         Command::Events(args) => events::events(&fleet()?, args, format).await,
         Command::Doctor => doctor::doctor(&fleet()?, format).await,
         Command::Gc(args) => gc::gc(&fleet()?, args.dry_run, format).await,

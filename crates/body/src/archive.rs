@@ -1,0 +1,308 @@
+//! Archives that anybody may have made: read entry by entry, with limits, and never unpacked by path.
+//!
+//! Trust: everything in an archive is hostile. Sizes are counted as they arrive, names are checked before anybody sees
+//! them, and kinds that a layer has no use for (devices, sparse maps, capabilities) are left out or refused.
+
+use std::io::{self, BufRead, BufReader, Read};
+
+use proto::pack::{Entry, What};
+use tar::{Archive, EntryType, Header, PaxExtensions};
+
+/// Longest extension header: names, and attributes that are not kept.
+const EXTENSION_LEN_MAX: u64 = 256 << 10;
+/// Whose a file is that names an id no Body maps.
+const NOBODY: u32 = 65_534;
+const ID_MAX: u32 = 65_535;
+
+/// How much an archive may hold.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Contents of all files together.
+    pub bytes: u64,
+    /// Entries.
+    pub entries: u64,
+}
+
+/// What special names mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// Nothing: a plain archive.
+    Plain,
+    /// What `.wh.` before a name means in layers of images: gone.
+    Image,
+}
+
+/// Why an archive cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ArchiveError {
+    /// Not an archive, or cut, or damaged.
+    #[error("the archive cannot be read")]
+    Read(#[source] io::Error),
+    /// More than allowed.
+    #[error("the archive holds more than {0}")]
+    TooMuch(String),
+    /// An entry that may not be in it.
+    #[error("the archive holds {0}")]
+    Refused(String),
+    /// Whoever takes the entries cannot.
+    #[error("cannot take what the archive holds")]
+    Sink(#[source] io::Error),
+}
+
+/// Takes entries one after the other; of a file all contents must be read.
+pub trait Sink {
+    /// One entry.
+    fn take(&mut self, entry: Entry, contents: &mut dyn Read) -> io::Result<()>;
+}
+
+/// What was in an archive.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// Entries.
+    pub entries: u64,
+    /// Contents of files.
+    pub bytes: u64,
+}
+
+/// Reads a tar archive, plain or gzip, to its end.
+pub fn read(archive: impl Read, dialect: Dialect, bounds: Bounds, sink: &mut dyn Sink) -> Result<Counted, ArchiveError> {
+    let mut archive = BufReader::with_capacity(64 << 10, archive);
+    let head = archive.fill_buf().map_err(ArchiveError::Read)?;
+    match head {
+        [0x1f, 0x8b, ..] => entries(flate2::bufread::MultiGzDecoder::new(archive), dialect, bounds, sink),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Err(ArchiveError::Refused("zstd, which this pal cannot read: use tar or tar.gz".into())),
+        _ => entries(archive, dialect, bounds, sink),
+    }
+}
+
+fn entries(plain: impl Read, dialect: Dialect, bounds: Bounds, sink: &mut dyn Sink) -> Result<Counted, ArchiveError> {
+    // Headers and padding count too, so that an archive of nothing but them ends.
+    let stream_max = bounds.bytes.saturating_add(bounds.entries.saturating_mul(2048)).saturating_add(1 << 20);
+    let mut archive = Archive::new(plain.take(stream_max));
+    let mut counted = Counted::default();
+    let mut said = Said::default();
+    for entry in archive.entries().map_err(ArchiveError::Read)?.raw(true) {
+        let mut entry = entry.map_err(ArchiveError::Read)?;
+        counted.entries += 1;
+        if counted.entries > bounds.entries {
+            return Err(ArchiveError::TooMuch(format!("{} entries", bounds.entries)));
+        }
+        if said.listen(&mut entry)? {
+            continue;
+        }
+        let said = std::mem::take(&mut said);
+        let Some(found) = said.entry(entry.header(), dialect)? else { continue };
+        if let What::File(size) = found.what {
+            counted.bytes = counted.bytes.saturating_add(size);
+            if counted.bytes > bounds.bytes {
+                return Err(ArchiveError::TooMuch(proto::Size(bounds.bytes).to_string()));
+            }
+        }
+        sink.take(found, &mut entry).map_err(ArchiveError::Sink)?;
+    }
+    Ok(counted)
+}
+
+/// What extension headers say of the entry that follows them.
+#[derive(Default)]
+struct Said {
+    path: Option<Vec<u8>>,
+    link: Option<Vec<u8>>,
+    size: Option<u64>,
+    owner: (Option<u64>, Option<u64>),
+    mtime: Option<i64>,
+}
+
+impl Said {
+    /// Whether that was an extension header.
+    fn listen<R: Read>(&mut self, entry: &mut tar::Entry<'_, R>) -> Result<bool, ArchiveError> {
+        let kind = entry.header().entry_type();
+        if !matches!(kind, EntryType::GNULongName | EntryType::GNULongLink | EntryType::XHeader | EntryType::XGlobalHeader) {
+            return Ok(false);
+        }
+        let mut text = Vec::new();
+        entry.take(EXTENSION_LEN_MAX + 1).read_to_end(&mut text).map_err(ArchiveError::Read)?;
+        if text.len() as u64 > EXTENSION_LEN_MAX {
+            return Err(ArchiveError::Refused("an extension header that is too long".into()));
+        }
+        let plain = |text: &[u8]| text.split(|byte| *byte == 0).next().unwrap_or_default().to_vec();
+        match kind {
+            EntryType::GNULongName => self.path = Some(plain(&text)),
+            EntryType::GNULongLink => self.link = Some(plain(&text)),
+            EntryType::XHeader => self.extensions(&text)?,
+            _ => {}
+        }
+        Ok(true)
+    }
+
+    fn extensions(&mut self, text: &[u8]) -> Result<(), ArchiveError> {
+        let mut extensions = PaxExtensions::new(text);
+        while let Some(extension) = extensions.next() {
+            let extension = extension.map_err(ArchiveError::Read)?;
+            let value = extension.value_bytes();
+            let number = || std::str::from_utf8(value).ok().and_then(|text| text.split('.').next()?.parse::<i64>().ok());
+            match extension.key_bytes() {
+                b"path" => self.path = Some(value.to_vec()),
+                b"linkpath" => self.link = Some(value.to_vec()),
+                b"size" => self.size = number().and_then(|size| u64::try_from(size).ok()),
+                b"uid" => self.owner.0 = number().and_then(|id| u64::try_from(id).ok()),
+                b"gid" => self.owner.1 = number().and_then(|id| u64::try_from(id).ok()),
+                b"mtime" => self.mtime = number(),
+                key if key.starts_with(b"GNU.sparse.") => return Err(ArchiveError::Refused("a sparse file".into())),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// None for what a layer has no use for.
+    fn entry(self, header: &Header, dialect: Dialect) -> Result<Option<Entry>, ArchiveError> {
+        let size = header.entry_size().map_err(ArchiveError::Read)?;
+        if self.size.is_some_and(|said| said != size) {
+            return Err(ArchiveError::Refused("an entry of two sizes".into()));
+        }
+        let raw = self.path.unwrap_or_else(|| header.path_bytes().into_owned());
+        let mut path = clean(&raw)?;
+        let link = || self.link.clone().or_else(|| header.link_name_bytes().map(|name| name.into_owned())).unwrap_or_default();
+        let what = match header.entry_type() {
+            EntryType::Directory => What::Dir,
+            EntryType::Regular | EntryType::Continuous => What::File(size),
+            EntryType::Symlink => What::Link(bounded(link())?),
+            EntryType::Link => What::Same(clean(&link())?),
+            EntryType::Char | EntryType::Block | EntryType::Fifo => return Ok(None),
+            other => return Err(ArchiveError::Refused(format!("an entry of kind {:?}", char::from(other.as_byte())))),
+        };
+        let what = match dialect {
+            Dialect::Plain => what,
+            Dialect::Image => whiteout(&mut path)?.unwrap_or(what),
+        };
+        if path.is_empty() && !matches!(what, What::Dir | What::Opaque) {
+            return Err(ArchiveError::Refused("a root that is no directory".into()));
+        }
+        let id = |said: Option<u64>, header: io::Result<u64>| {
+            let id = said.or_else(|| header.ok()).unwrap_or(0);
+            u32::try_from(id).ok().filter(|id| *id <= ID_MAX).unwrap_or(NOBODY)
+        };
+        Ok(Some(Entry {
+            path,
+            what,
+            mode: header.mode().unwrap_or(0o644) & 0o7777,
+            owner: (id(self.owner.0, header.uid()), id(self.owner.1, header.gid())),
+            mtime: self.mtime.or_else(|| header.mtime().ok().and_then(|time| i64::try_from(time).ok())).unwrap_or(0),
+        }))
+    }
+}
+
+/// A path without what means nothing (`./`, `//`), or an error for one that climbs.
+fn clean(raw: &[u8]) -> Result<Vec<u8>, ArchiveError> {
+    let parts: Vec<&[u8]> = raw.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".").collect();
+    let path = parts.join(&b'/');
+    proto::tree::check_path(&path).map_err(|error| ArchiveError::Refused(error.to_string()))?;
+    Ok(path)
+}
+
+fn bounded(target: Vec<u8>) -> Result<Vec<u8>, ArchiveError> {
+    let fits = !target.is_empty() && target.len() <= proto::tree::PATH_LEN_MAX && !target.contains(&0);
+    if fits { Ok(target) } else { Err(ArchiveError::Refused("a link to nowhere".into())) }
+}
+
+/// What a whiteout hides; its own name is cut from the path.
+fn whiteout(path: &mut Vec<u8>) -> Result<Option<What>, ArchiveError> {
+    let cut = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
+    let name = path[cut..].to_vec();
+    if name == b".wh..wh..opq" {
+        path.truncate(cut.saturating_sub(1));
+        return Ok(Some(What::Opaque));
+    }
+    let Some(hidden) = name.strip_prefix(b".wh.") else { return Ok(None) };
+    if hidden.is_empty() || hidden == b"." || hidden == b".." || hidden.starts_with(b".wh.") {
+        return Err(ArchiveError::Refused("a whiteout of nothing".into()));
+    }
+    path.truncate(cut);
+    path.extend_from_slice(hidden);
+    Ok(Some(What::Gone))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Seen(Vec<(String, What)>);
+
+    impl Sink for Seen {
+        fn take(&mut self, entry: Entry, contents: &mut dyn Read) -> io::Result<()> {
+            io::copy(contents, &mut io::sink())?;
+            self.0.push((String::from_utf8_lossy(&entry.path).into_owned(), entry.what));
+            Ok(())
+        }
+    }
+
+    fn archive(entries: &[(&str, EntryType, &str)]) -> Vec<u8> {
+        let mut builder = tar::Builder::new(Vec::new());
+        for (path, kind, text) in entries {
+            let mut header = Header::new_gnu();
+            header.set_entry_type(*kind);
+            header.set_mode(0o755);
+            // By hand: the library refuses to write what we refuse to read.
+            let name = &mut header.as_old_mut().name;
+            name[..path.len().min(100)].copy_from_slice(&path.as_bytes()[..path.len().min(100)]);
+            if matches!(kind, EntryType::Symlink | EntryType::Link) {
+                header.as_old_mut().linkname[..text.len()].copy_from_slice(text.as_bytes());
+                header.set_size(0);
+            } else {
+                header.set_size(text.len() as u64);
+            }
+            header.set_cksum();
+            let contents = if header.entry_size().unwrap() == 0 { "" } else { text };
+            builder.append(&header, contents.as_bytes()).unwrap();
+        }
+        builder.into_inner().unwrap()
+    }
+
+    const BOUNDS: Bounds = Bounds { bytes: 1000, entries: 10 };
+
+    fn seen(entries: &[(&str, EntryType, &str)], dialect: Dialect) -> Result<Vec<(String, What)>, String> {
+        let mut seen = Seen::default();
+        read(&archive(entries)[..], dialect, BOUNDS, &mut seen).map_err(|error| error.to_string())?;
+        Ok(seen.0)
+    }
+
+    #[test]
+    fn entries_are_cleaned_and_devices_left_out() {
+        let entries = [
+            ("./", EntryType::Directory, ""), ("./a//b", EntryType::Regular, "text"), ("dev/null", EntryType::Char, ""),
+            ("l", EntryType::Symlink, "/etc/passwd"), ("h", EntryType::Link, "./a/b"),
+        ];
+        let found = seen(&entries, Dialect::Plain).unwrap();
+        let expected = [
+            ("", What::Dir), ("a/b", What::File(4)), ("l", What::Link(b"/etc/passwd".to_vec())), ("h", What::Same(b"a/b".to_vec())),
+        ];
+        assert_eq!(found, expected.map(|(path, what)| (path.to_owned(), what)));
+    }
+
+    #[test]
+    fn whiteouts_mean_something_only_in_images() {
+        let entries = [("a/.wh.b", EntryType::Regular, ""), ("a/.wh..wh..opq", EntryType::Regular, ""), (".wh.top", EntryType::Regular, "")];
+        let image = seen(&entries, Dialect::Image).unwrap();
+        assert_eq!(image, [("a/b", What::Gone), ("a", What::Opaque), ("top", What::Gone)].map(|(path, what)| (path.to_owned(), what)));
+        assert_eq!(seen(&entries, Dialect::Plain).unwrap()[0].0, "a/.wh.b");
+        for bad in [".wh.", ".wh...", ".wh..", "a/.wh..wh.x"] {
+            assert!(seen(&[(bad, EntryType::Regular, "")], Dialect::Image).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_climbs_or_is_too_much_is_refused() {
+        for bad in ["../x", "a/../../x", "/..", "a/.."] {
+            assert!(seen(&[(bad, EntryType::Regular, "x")], Dialect::Plain).is_err(), "{bad}");
+        }
+        assert!(seen(&[("a", EntryType::Link, "../../etc/passwd")], Dialect::Plain).is_err());
+        assert!(seen(&[("a", EntryType::Regular, &"x".repeat(1001))], Dialect::Plain).unwrap_err().contains("more than"));
+        assert!(seen(&[("a", EntryType::Regular, ""); 11], Dialect::Plain).unwrap_err().contains("entries"));
+        assert!(seen(&[("a", EntryType::GNUSparse, "")], Dialect::Plain).is_err());
+        let cut = archive(&[("a", EntryType::Regular, &"x".repeat(900))]);
+        assert!(read(&cut[..700], Dialect::Plain, BOUNDS, &mut Seen::default()).is_err());
+        assert!(read(&b"\x1f\x8bnot gzip"[..], Dialect::Plain, BOUNDS, &mut Seen::default()).is_err());
+    }
+}

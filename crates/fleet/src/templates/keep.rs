@@ -1,0 +1,72 @@
+//! Which layers somebody needs, and the removal of the rest.
+
+use std::{collections::BTreeSet, fs};
+
+use body::{BodyDir, layers, snapshot};
+use proto::{Failure, LayerId};
+
+use crate::{Fleet, Garbage, Sweep, failures};
+
+impl Fleet {
+    /// Layers that a build, a Body or a snapshot stands on.
+    fn needed_layers(&self) -> Result<BTreeSet<LayerId>, Failure> {
+        let builds = self.template_records().into_iter().flat_map(|template| self.builds(&template.id)).flat_map(|build| build.layers);
+        let mut needed: BTreeSet<LayerId> = builds.collect();
+        for id in self.ids()? {
+            let dir = BodyDir::at(self.body_path(&id));
+            let base = dir.spec().or_else(|_| dir.draft()).ok().and_then(|spec| spec.base);
+            needed.extend(base.into_iter().flat_map(|base| base.layers));
+        }
+        needed.extend(self.manifests().into_iter().filter_map(|manifest| manifest.base).flat_map(|base| base.layers));
+        Ok(needed)
+    }
+
+    /// Removes layers that nobody stands on. While something is being built, all stay: it may be about to.
+    pub(crate) fn drop_unused_layers(&self) -> Result<(), Failure> {
+        self.sweep_layers(Sweep::Remove, &mut Vec::new())
+    }
+
+    /// The same for `gc`, which tells what it found.
+    pub(crate) fn sweep_layers(&self, sweep: Sweep, found: &mut Vec<Garbage>) -> Result<(), Failure> {
+        let Some(_idle) = self.no_build_runs() else { return Ok(()) };
+        let needed = self.needed_layers()?;
+        let entries = fs::read_dir(self.layers_dir()).into_iter().flatten().flatten();
+        for path in entries.map(|entry| entry.path()).filter(|path| path.is_dir()) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if name.parse::<LayerId>().is_ok_and(|id| needed.contains(&id)) {
+                continue;
+            }
+            let record = layers::read(&path);
+            let why = if record.is_ok() { "no template, Body or snapshot stands on it" } else { "it was never finished" };
+            let bytes = record.as_ref().map_or(0, |record| record.bytes);
+            found.push(Garbage { kind: "layer", name, bytes, why: why.to_owned() });
+            if sweep == Sweep::Remove {
+                let nobody = proto::spec::Ids { users: Vec::new(), groups: Vec::new() };
+                let ids = record.map(|record| record.ids).or_else(|_| body::ids::of_layers()).unwrap_or(nobody);
+                snapshot::remove(&self.maker.programs, &ids, &path).map_err(failures::removal)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Held by whoever builds, shared; alone by whoever clears away.
+    pub(crate) fn building(&self) -> Result<fs::File, Failure> {
+        use rustix::fs::FlockOperation::LockShared;
+        let lock = self.build_lock().and_then(|file| {
+            rustix::fs::flock(&file, LockShared)?;
+            Ok(file)
+        });
+        lock.map_err(|error| Failure::new(proto::Kind::Host, "cannot begin to build a template").because(error))
+    }
+
+    fn no_build_runs(&self) -> Option<fs::File> {
+        let file = self.build_lock().ok()?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).ok().map(|()| file)
+    }
+
+    fn build_lock(&self) -> std::io::Result<fs::File> {
+        let dir = self.layers_dir();
+        fs::create_dir_all(&dir)?;
+        fs::File::create(dir.join("lock"))
+    }
+}

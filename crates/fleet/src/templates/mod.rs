@@ -1,0 +1,334 @@
+//! Templates: their names, their tags, their builds, and what a Body made from one stands on.
+//!
+//! Invariant: a build that is written down is whole and never changes; names and tags move, builds do not.
+//! Invariant: layers are shared and go when no build, Body or snapshot stands on them any more.
+
+mod keep;
+mod setup;
+pub(crate) mod start;
+
+pub use setup::{BASE, Say};
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io,
+    path::PathBuf,
+};
+
+use body::{
+    layers,
+    root::{LayerBelow, Under},
+};
+use proto::{
+    Draft, Failure, Kind, LayerId, Spec, TemplateId,
+    template::{Base, Build, BuildId, DEFAULT_TAG, Named, Settings, Tag, Template, VERSION},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::json;
+
+use crate::{Fleet, data::random};
+
+const RECORD_LEN_MAX: u64 = 1 << 20;
+/// Most tags of one template.
+const TAGS_MAX: usize = 256;
+/// Names that mean something else.
+const RESERVED: &[&str] = &["host"];
+
+/// A template as callers see it.
+#[derive(Debug, Clone, Serialize)]
+pub struct TemplateView {
+    /// Its record.
+    #[serde(flatten)]
+    pub template: Template,
+    /// Its builds that are whole, newest first.
+    pub builds: Vec<Build>,
+    /// What its layers take, those it shares with others included.
+    pub bytes: u64,
+}
+
+impl TemplateView {
+    /// The build that the name alone means.
+    pub fn default_build(&self) -> Option<&Build> {
+        let wanted = &self.template.tags.get(DEFAULT_TAG)?.build;
+        self.builds.iter().find(|build| build.id == *wanted)
+    }
+}
+
+/// What a Body is to be made from.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Origin {
+    /// What is below its upper.
+    pub under: Under,
+    /// What its spec says of that.
+    pub base: Option<Base>,
+    /// What it takes over.
+    pub settings: Settings,
+}
+
+impl Fleet {
+    pub(crate) fn template_dir(&self, id: &TemplateId) -> PathBuf {
+        self.data.join("templates").join(id.as_str())
+    }
+
+    pub(crate) fn layers_dir(&self) -> PathBuf {
+        self.data.join("layers")
+    }
+
+    /// All templates, by name.
+    pub fn templates(&self) -> Result<Vec<TemplateView>, Failure> {
+        let mut views: Vec<TemplateView> = self.template_records().into_iter().map(|template| self.template_view(template)).collect();
+        views.sort_by(|a, b| a.template.name.cmp(&b.template.name));
+        Ok(views)
+    }
+
+    /// One template, by id, name or alias; a tag is ignored.
+    pub fn template(&self, key: &str) -> Result<TemplateView, Failure> {
+        self.find_template(key)?.map(|template| self.template_view(template)).ok_or_else(|| unknown(key))
+    }
+
+    fn template_records(&self) -> Vec<Template> {
+        let entries = fs::read_dir(self.data.join("templates")).into_iter().flatten().flatten();
+        entries.filter_map(|entry| read_record(&entry.path().join("manifest.json")).ok()).collect()
+    }
+
+    fn template_view(&self, template: Template) -> TemplateView {
+        let mut builds = self.builds(&template.id);
+        builds.sort_by(|a, b| b.created_at.cmp(&a.created_at));
+        let layers: BTreeSet<&LayerId> = builds.iter().flat_map(|build| &build.layers).collect();
+        let bytes = layers.into_iter().filter_map(|id| layers::read(&self.layers_dir().join(id.as_str())).ok()).map(|layer| layer.bytes).sum();
+        TemplateView { template, builds, bytes }
+    }
+
+    fn builds(&self, id: &TemplateId) -> Vec<Build> {
+        let entries = fs::read_dir(self.template_dir(id).join("builds")).into_iter().flatten().flatten();
+        let whole = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "json"));
+        whole.filter_map(|path| read_record(&path).ok()).collect()
+    }
+
+    fn find_template(&self, key: &str) -> Result<Option<Template>, Failure> {
+        let Ok(named) = key.parse::<Named>() else { return Ok(None) };
+        if let Ok(id) = named.name.parse::<TemplateId>() {
+            if let Ok(template) = read_record(&self.template_dir(&id).join("manifest.json")) {
+                return Ok(Some(template));
+            }
+        }
+        let called = |template: &Template| template.name == named.name || template.aliases.contains(&named.name);
+        Ok(self.template_records().into_iter().find(called))
+    }
+
+    /// The build that `key` means: by name and tag, by id and tag, or by the build's own id.
+    pub fn template_build(&self, key: &str) -> Result<Build, Failure> {
+        let template = self.find_template(key)?.ok_or_else(|| unknown(key))?;
+        let asked = key.parse::<Named>().ok().and_then(|named| named.tag);
+        let tag = asked.as_deref().unwrap_or(DEFAULT_TAG);
+        let by_id = || tag.parse::<BuildId>().ok();
+        // Without a default, a template has been built under other tags only; the name alone then means none of them.
+        let id = template.tags.get(tag).map(|tag| tag.build.clone()).or_else(by_id).ok_or_else(|| {
+            Failure::new(Kind::NotFound, format!("template {} has no build with the tag {:?}", template.name, proto::text::visible(tag)))
+                .hint(format!("see its tags: pal templates inspect {}", template.name))
+        })?;
+        read_record(&self.template_dir(&template.id).join("builds").join(format!("{id}.json"))).map_err(|error| {
+            Failure::new(Kind::NotFound, format!("build {id} of template {} is not there", template.name)).because(error)
+                .hint("build it again: pal templates build")
+        })
+    }
+
+    /// What a Body of that template is made from.
+    pub(crate) fn origin(&self, key: &str) -> Result<Origin, Failure> {
+        if key == "host" {
+            return Ok(Origin::default());
+        }
+        if self.find_template(key)?.is_some() {
+            return self.origin_of(self.template_build(key)?);
+        }
+        let manifest = self.find_snapshot(key).map_err(|failure| if failure.kind == Kind::NotFound { unknown(key) } else { failure })?;
+        let under = self.under_snapshot(&manifest)?;
+        Ok(Origin { under, base: manifest.base, settings: Settings::default() })
+    }
+
+    /// The same for a build.
+    pub(crate) fn origin_of(&self, build: Build) -> Result<Origin, Failure> {
+        if build.layers.is_empty() {
+            // Made where there was nothing to make it from: the host's own root.
+            return Ok(Origin { settings: build.settings, ..Origin::default() });
+        }
+        let layers = self.layers_below(&build.layers)?;
+        let base = Base {
+            template: build.template,
+            build: build.id,
+            layers: build.layers,
+            sudo: build.settings.sudo,
+            start: build.settings.start.clone(),
+        };
+        Ok(Origin { under: Under { snapshots: Vec::new(), layers: Some(layers) }, base: Some(base), settings: build.settings })
+    }
+
+    pub(crate) fn layers_below(&self, ids: &[LayerId]) -> Result<Vec<LayerBelow>, Failure> {
+        let below = |id: &LayerId| {
+            layers::below(&self.layers_dir().join(id.as_str())).map_err(|error| {
+                Failure::new(Kind::Host, format!("layer {id} of the template cannot be used")).because(error)
+                    .hint("build the template again: pal templates build, or pal setup base")
+            })
+        };
+        ids.iter().map(below).collect()
+    }
+
+    /// What is below a Body that exists.
+    pub(crate) fn under(&self, spec: &Spec) -> Result<Under, Failure> {
+        let layers = spec.base.as_ref().map(|base| self.layers_below(&base.layers)).transpose()?;
+        Ok(Under { snapshots: self.below(spec)?, layers })
+    }
+
+    /// A template of that name, made if there is none.
+    pub fn name_template(&self, name: &str) -> Result<Template, Failure> {
+        let named: Named = name.parse().map_err(|error: proto::template::NameError| Failure::new(Kind::Usage, error.to_string()))?;
+        if RESERVED.contains(&named.name.as_str()) {
+            return Err(Failure::new(Kind::Usage, format!("{} means this machine's own root and cannot name a template", named.name)).hint("choose another name"));
+        }
+        let _lock = self.lock_templates()?;
+        if let Some(template) = self.find_template(&named.name)? {
+            return Ok(template);
+        }
+        let drawn = random().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
+        let now = store::clock::now();
+        let template = Template {
+            v: VERSION,
+            id: TemplateId::from_random(drawn),
+            name: named.name,
+            aliases: Vec::new(),
+            public: false,
+            tags: Default::default(),
+            created_at: now.clone(),
+            updated_at: now,
+        };
+        self.append(draft("template.created", json!({ "template": template.id, "name": template.name })))?;
+        self.write_template(&template)?;
+        Ok(template)
+    }
+
+    fn write_template(&self, template: &Template) -> Result<(), Failure> {
+        let dir = self.template_dir(&template.id);
+        let written = fs::create_dir_all(dir.join("builds")).and_then(|()| write_record(&dir.join("manifest.json"), template));
+        written.map_err(|error| Failure::new(Kind::Host, "cannot write the template down").because(error).hint("make room: pal gc"))
+    }
+
+    /// Changes a template's record while nobody else does.
+    fn change_template<T>(&self, key: &str, change: impl FnOnce(&mut Template) -> Result<T, Failure>) -> Result<(Template, T), Failure> {
+        let _lock = self.lock_templates()?;
+        let mut template = self.find_template(key)?.ok_or_else(|| unknown(key))?;
+        let before = template.clone();
+        let done = change(&mut template)?;
+        if template != before {
+            template.updated_at = store::clock::now();
+            let data = json!({ "template": template.id, "name": template.name, "public": template.public, "tags": template.tags });
+            self.append(draft("template.changed", data))?;
+            self.write_template(&template)?;
+        }
+        Ok((template, done))
+    }
+
+    /// One at a time, of all `pal`s on this data.
+    fn lock_templates(&self) -> Result<File, Failure> {
+        let dir = self.data.join("templates");
+        let locked = fs::create_dir_all(&dir).and_then(|()| File::create(dir.join("lock"))).and_then(|file| {
+            rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
+            Ok(file)
+        });
+        locked.map_err(|error| Failure::new(Kind::Host, "cannot lock the templates").because(error))
+    }
+
+    /// Whether Bodies of other keys may start from it.
+    pub fn publish_template(&self, key: &str, public: bool) -> Result<Template, Failure> {
+        self.change_template(key, |template| {
+            template.public = public;
+            Ok(())
+        })
+        .map(|(template, ())| template)
+    }
+
+    /// Has these tags mean the build that `target` means today.
+    pub fn tag_template(&self, target: &str, tags: &[String]) -> Result<BuildId, Failure> {
+        let build = self.template_build(target)?;
+        check_tags(tags)?;
+        self.change_template(build.template.as_str(), |template| {
+            let since = store::clock::now();
+            template.tags.extend(tags.iter().map(|tag| (tag.clone(), Tag { build: build.id.clone(), since: since.clone() })));
+            if template.tags.len() > TAGS_MAX {
+                return Err(Failure::new(Kind::Limit, format!("a template has at most {TAGS_MAX} tags")).hint("remove some first"));
+            }
+            Ok(())
+        })?;
+        Ok(build.id)
+    }
+
+    /// Removes tags; those that are not there are an error.
+    pub fn untag_template(&self, key: &str, tags: &[String]) -> Result<(), Failure> {
+        self.change_template(key, |template| {
+            for tag in tags {
+                let gone = template.tags.remove(tag);
+                gone.ok_or_else(|| Failure::new(Kind::NotFound, format!("template {} has no tag {:?}", template.name, proto::text::visible(tag))))?;
+            }
+            Ok(())
+        })
+        .map(drop)
+    }
+
+    /// Writes a whole build down and points tags at it.
+    pub(crate) fn keep_build(&self, build: &Build, tags: &[String]) -> Result<(), Failure> {
+        let path = self.template_dir(&build.template).join("builds").join(format!("{}.json", build.id));
+        self.append(draft("template.built", json!({ "template": build.template, "build": build.id, "tags": tags, "bytes": build.bytes })))?;
+        write_record(&path, build).map_err(|error| Failure::new(Kind::Host, "cannot write the build down").because(error).hint("make room: pal gc"))?;
+        self.change_template(build.template.as_str(), |template| {
+            let since = store::clock::now();
+            template.tags.extend(tags.iter().map(|tag| (tag.clone(), Tag { build: build.id.clone(), since: since.clone() })));
+            Ok(())
+        })
+        .map(drop)
+    }
+
+    /// Removes a template. Bodies and snapshots that stand on its layers keep them.
+    pub fn remove_template(&self, key: &str) -> Result<TemplateId, Failure> {
+        let _lock = self.lock_templates()?;
+        let template = self.find_template(key)?.ok_or_else(|| unknown(key))?;
+        self.append(draft("template.removed", json!({ "template": template.id, "name": template.name })))?;
+        let dir = self.template_dir(&template.id);
+        // Without its manifest it is none any more, whatever becomes of us.
+        let removed = fs::remove_file(dir.join("manifest.json")).and_then(|()| fs::remove_dir_all(&dir));
+        removed.map_err(|error| Failure::new(Kind::Host, "cannot remove the template").because(error).hint("try again: pal gc"))?;
+        self.drop_unused_layers()?;
+        Ok(template.id)
+    }
+}
+
+/// An event that is about no Body.
+pub(crate) fn draft(kind: &str, data: serde_json::Value) -> Draft {
+    Draft { kind: kind.to_owned(), body: None, brain: None, data }
+}
+
+pub(crate) fn unknown(key: &str) -> Failure {
+    let shown: String = proto::text::visible(&key.chars().take(200).collect::<String>());
+    let failure = Failure::new(Kind::NotFound, format!("there is no template {shown:?}"));
+    match key {
+        "base" | "code-interpreter-v1" => failure.hint(format!("make it once, from Debian's packages: pal setup {key}")),
+        _ => failure.hint("templates are `host`, what `pal templates` lists, and your snapshots: pal snapshots"),
+    }
+}
+
+/// Tags as clients may send them.
+pub fn check_tags(tags: &[String]) -> Result<(), Failure> {
+    match tags.iter().find(|tag| !proto::template::is_plain(tag)) {
+        Some(bad) => Err(Failure::new(Kind::Usage, format!("{:?} cannot be a tag", proto::text::visible(&bad.chars().take(200).collect::<String>())))
+            .hint("use letters, digits, `-`, `_` and `.`")),
+        None => Ok(()),
+    }
+}
+
+fn read_record<T: DeserializeOwned>(path: &std::path::Path) -> io::Result<T> {
+    let text = sys::fd::read_small(path, RECORD_LEN_MAX)?;
+    Ok(serde_json::from_str(&text)?)
+}
+
+fn write_record(path: &std::path::Path, record: &impl Serialize) -> io::Result<()> {
+    sys::fd::write_whole(path, &serde_json::to_vec(record)?)
+}

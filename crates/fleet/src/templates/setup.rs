@@ -1,0 +1,218 @@
+//! Templates that the product makes itself: `base`, from Debian's packages.
+//!
+//! Whoever is killed in the middle leaves a layer without a record, which the next one or `gc` removes.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use body::{
+    archive::Dialect,
+    ids,
+    layers::{self, UNPACKED_MAX},
+};
+use proto::{
+    Failure, Kind, LayerId,
+    template::{Build, BuildId, DEFAULT_TAG, Settings, VERSION},
+};
+
+use crate::{Fleet, TemplateView, data::random, failures};
+
+/// The template of E2B's clients that name none.
+pub const BASE: &str = "base";
+/// Debian's release that `base` is made from.
+const RELEASE: &str = "trixie";
+/// What is in `base`.
+const PACKAGES: &[&str] = &[
+    "adduser", "bash", "bash-completion", "bzip2", "ca-certificates", "curl", "file", "git", "gnupg", "iproute2", "iputils-ping", "jq", "less",
+    "nano", "netbase", "nodejs", "npm", "openssh-client", "passwd", "procps", "psmisc", "python-is-python3", "python3",
+    "python3-pip", "python3-venv", "ripgrep", "rsync", "sudo", "tzdata", "unzip", "vim-tiny", "wget", "xz-utils", "zip",
+];
+/// What nobody reads in a sandbox, and what only protects from a loss of power.
+const DPKG_OPTIONS: &[&str] = &[
+    "force-unsafe-io", "path-exclude=/usr/share/doc/*", "path-include=/usr/share/doc/*/copyright", "path-exclude=/usr/share/man/*",
+    "path-exclude=/usr/share/info/*", "path-exclude=/usr/share/locale/*",
+];
+/// Done in the new root at the end: the account, what it may do, and where it finds programs.
+const FINISH: &[&str] = &[
+    r#"chroot "$1" useradd --create-home --shell /bin/bash --uid 1000 --user-group user"#,
+    r#"echo 'user ALL=(ALL:ALL) NOPASSWD: ALL' > "$1/etc/sudoers.d/user" && chmod 0440 "$1/etc/sudoers.d/user""#,
+    r#"echo 'Set disable_coredump false' > "$1/etc/sudo.conf""#,
+    r#"echo 'LANG=C.UTF-8' > "$1/etc/default/locale""#,
+    // Login shells keep a PATH they are given, so that a template's own holds.
+    r#"printf '%s\n' 'export PATH="${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}"' 'if [ "${PS1-}" ]; then if [ "${BASH-}" ] && [ "$BASH" != /bin/sh ] && [ -f /etc/bash.bashrc ]; then . /etc/bash.bashrc; fi; fi' 'for part in /etc/profile.d/*.sh; do if [ -r "$part" ]; then . "$part"; fi; done; unset part' > "$1/etc/profile""#,
+    // A sandbox is its own environment: `pip install` works as in images of Python.
+    r#"rm -f "$1"/usr/lib/python3*/EXTERNALLY-MANAGED"#,
+    r#"rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*.bin "$1"/etc/machine-id"#,
+];
+const SAID_LINES_MAX: usize = 20;
+/// Room on a disk for a root in the making.
+const SCRATCH: &str = "/var/tmp";
+
+/// Hears how far the work is.
+pub type Say<'a> = &'a mut (dyn FnMut(&str) + Send);
+
+impl Fleet {
+    /// Makes a template of the product's own, unless it is there.
+    pub fn setup(&self, name: &str, say: Say<'_>) -> Result<TemplateView, Failure> {
+        if name != BASE {
+            return Err(Failure::new(Kind::Usage, format!("{:?} is no template that pal makes itself", proto::text::visible(name)))
+                .hint("it makes `base`; build others from it: pal templates build"));
+        }
+        // The second of two waits for the first, and finds its work done.
+        let _turn = self.turn(name)?;
+        if let Some(view) = self.template(name).ok().filter(|view| view.default_build().is_some()) {
+            return Ok(view);
+        }
+        self.setup_base(say)?;
+        self.template(name)
+    }
+
+    fn turn(&self, name: &str) -> Result<fs::File, Failure> {
+        let dir = self.data.join("templates");
+        let locked = fs::create_dir_all(&dir).and_then(|()| fs::File::create(dir.join(format!("{name}.lock")))).and_then(|file| {
+            rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
+            Ok(file)
+        });
+        locked.map_err(|error| Failure::new(Kind::Host, format!("cannot begin to make the template {name}")).because(error))
+    }
+
+    fn setup_base(&self, say: Say<'_>) -> Result<Build, Failure> {
+        let _building = self.building()?;
+        let settings = Settings { user: Some("user".into()), workdir: Some("/home/user".into()), sudo: true, ..Settings::default() };
+        if let Some(program) = find_program("mmdebstrap") {
+            say(&format!("making `base` from Debian {RELEASE} with mmdebstrap: some minutes, about 600 MiB"));
+            let source = format!("Debian {RELEASE}, by mmdebstrap");
+            let layer = self.layer_from(mmdebstrap(&program), &source, say)?;
+            return self.finish_build(self.name_template(BASE)?.id, vec![layer], settings, &source);
+        }
+        if let Some(program) = find_program("debootstrap").filter(|_| sys::caps::is_host_root()) {
+            say(&format!("making `base` from Debian {RELEASE} with debootstrap: some minutes, about 600 MiB"));
+            let place = Path::new(SCRATCH).join(format!("palisade-base-{}", std::process::id()));
+            let source = format!("Debian {RELEASE}, by debootstrap");
+            let layer = self.layer_from(debootstrap(&program, &place), &source, say);
+            let _ = fs::remove_dir_all(&place);
+            return self.finish_build(self.name_template(BASE)?.id, vec![layer?], settings, &source);
+        }
+        say("neither mmdebstrap nor debootstrap is here: `base` becomes this machine's own root");
+        say("for the real one: apt-get install mmdebstrap && pal templates rm base && pal setup base");
+        let template = self.name_template(BASE)?;
+        let settings = Settings { sudo: false, ..settings };
+        let source = "this machine's own root, read-only, for want of mmdebstrap or debootstrap";
+        self.finish_build(template.id, Vec::new(), settings, source)
+    }
+
+    /// A template from an archive of its whole root.
+    pub fn import_template(&self, name: &str, source: &str, settings: Settings, archive: impl Read) -> Result<Build, Failure> {
+        let template = self.name_template(name)?;
+        let _building = self.building()?;
+        let layer = self.import_layer(source, archive)?;
+        self.finish_build(template.id, vec![layer], settings, source)
+    }
+
+    fn import_layer(&self, source: &str, archive: impl Read) -> Result<LayerId, Failure> {
+        let id = LayerId::from_random(random().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?);
+        let draft = self.draft_layer(&id)?;
+        draft.unpack(archive, Dialect::Plain, UNPACKED_MAX).map_err(failures::layer)?;
+        Ok(draft.finish(id, source, store::clock::now()).map_err(failures::layer)?.id)
+    }
+
+    /// A layer in the making.
+    pub(crate) fn draft_layer(&self, id: &LayerId) -> Result<layers::Draft<'_>, Failure> {
+        let ids = ids::of_layers().map_err(failures::ids)?;
+        layers::Draft::begin(&self.maker.programs, &self.layers_dir(), &format!("{id}.part"), ids).map_err(failures::layer)
+    }
+
+    /// Writes a build down; the name alone means it from now on.
+    fn finish_build(&self, template: proto::TemplateId, layers: Vec<LayerId>, settings: Settings, source: &str) -> Result<Build, Failure> {
+        let drawn = random().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
+        let build = Build {
+            v: VERSION,
+            id: BuildId::from_random(drawn),
+            template,
+            created_at: store::clock::now(),
+            source: source.to_owned(),
+            bytes: self.layer_bytes(&layers),
+            layers,
+            settings,
+        };
+        self.keep_build(&build, &[DEFAULT_TAG.to_owned()])?;
+        Ok(build)
+    }
+
+    pub(crate) fn layer_bytes(&self, ids: &[LayerId]) -> u64 {
+        ids.iter().filter_map(|id| layers::read(&self.layers_dir().join(id.as_str())).ok()).map(|layer| layer.bytes).sum()
+    }
+
+    /// Makes a layer of what a program writes to its standard output; what it says is passed on.
+    fn layer_from(&self, mut command: Command, source: &str, say: Say<'_>) -> Result<LayerId, Failure> {
+        let cannot = |error: std::io::Error| Failure::new(Kind::Host, "cannot make the template").because(error);
+        let id = LayerId::from_random(random().map_err(cannot)?);
+        let draft = self.draft_layer(&id)?;
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(cannot)?;
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let mut last = Vec::new();
+        let unpacked = std::thread::scope(|scope| {
+            let unpacking = scope.spawn(|| {
+                let archive = stdout.ok_or_else(|| cannot(std::io::ErrorKind::BrokenPipe.into()))?;
+                draft.unpack(archive, Dialect::Plain, UNPACKED_MAX).map_err(failures::layer)
+            });
+            for line in stderr.into_iter().flat_map(|stderr| BufReader::new(stderr).lines()).map_while(Result::ok) {
+                let line = proto::text::visible(&line);
+                say(&line);
+                last.push(line);
+                if last.len() > SAID_LINES_MAX {
+                    last.remove(0);
+                }
+            }
+            unpacking.join().unwrap_or_else(|_| Err(Failure::new(Kind::Internal, "unpacking was cut short")))
+        });
+        // An archive that was cut at the end of a file looks whole; its maker's word decides.
+        if !child.wait().map_err(cannot)?.success() {
+            return Err(cannot(std::io::Error::other(last.join("\n")))
+                .hint("it needs Debian's mirrors (http://deb.debian.org); try again when they can be reached"));
+        }
+        unpacked?;
+        Ok(draft.finish(id, source, store::clock::now()).map_err(failures::layer)?.id)
+    }
+}
+
+/// A program of the system, where a package would put it.
+fn find_program(name: &str) -> Option<PathBuf> {
+    ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin"].iter().map(|dir| Path::new(dir).join(name)).find(|path| path.exists())
+}
+
+fn clean_environment(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C.UTF-8");
+    // On a disk: the root takes more room than many a /tmp has.
+    command.env("TMPDIR", SCRATCH);
+    command
+}
+
+fn mmdebstrap(program: &Path) -> Command {
+    let mut command = clean_environment(program);
+    command.arg(if sys::caps::is_host_root() { "--mode=root" } else { "--mode=unshare" });
+    command.args(["--variant=minbase", "--format=tar"]).arg(format!("--include={}", PACKAGES.join(",")));
+    command.args(DPKG_OPTIONS.iter().map(|option| format!("--dpkgopt={option}")));
+    command.arg("--aptopt=Acquire::Retries \"3\"");
+    command.args(FINISH.iter().map(|line| format!("--customize-hook={line}")));
+    command.args([RELEASE, "-"]);
+    command
+}
+
+/// The same in three steps that mmdebstrap has in one; the paths in it are ours.
+fn debootstrap(program: &Path, place: &Path) -> Command {
+    let mut command = clean_environment(Path::new("/bin/sh"));
+    let finish: String = FINISH.iter().map(|line| format!("{line} >&2\n")).collect();
+    let script = format!(
+        "set -e\nset -- \"$2\" \"$1\"\n\"$2\" --variant=minbase --include={} {RELEASE} \"$1\" >&2\n{finish}rm -rf \"$1\"/var/cache/apt/archives/*.deb\n\
+         exec tar --create --directory \"$1\" --numeric-owner --exclude=./dev/* --exclude=./proc/* --exclude=./sys/* .\n",
+        PACKAGES.join(",")
+    );
+    command.args(["-c", &script, "sh"]).arg(program).arg(place);
+    command
+}

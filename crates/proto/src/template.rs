@@ -1,0 +1,254 @@
+//! Templates: what Bodies start from when it is not the host's own root.
+//!
+//! A template is a name for builds. A build is a root of read-only layers and the settings of the Bodies made from it;
+//! it never changes. Tags say which build a name means; `default` is meant when none is named.
+
+use std::{collections::BTreeMap, fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{LayerId, Size, TemplateId, spec::Ids};
+
+/// The version of the records here.
+pub const VERSION: u32 = 1;
+/// The tag that is meant when none is named.
+pub const DEFAULT_TAG: &str = "default";
+/// Longest name, and longest tag.
+pub const NAME_LEN_MAX: usize = 128;
+/// Most layers of one root: each is a mount of every Body.
+pub const LAYERS_MAX: usize = 96;
+
+/// One build of a template, spelled as a UUID because E2B's clients parse it as one.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct BuildId(String);
+
+/// Why a text names no build.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is not the id of a build: those are UUIDs in lower case")]
+pub struct BuildIdError(String);
+
+impl BuildId {
+    /// Spells an id from randomness that the caller drew: a UUID of version 4.
+    pub fn from_random(mut drawn: [u8; 16]) -> Self {
+        (drawn[6], drawn[8]) = (drawn[6] & 0x0f | 0x40, drawn[8] & 0x3f | 0x80);
+        let hex = crate::event::hex(&drawn);
+        Self([&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-"))
+    }
+
+    /// The id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for BuildId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for BuildId {
+    type Err = BuildIdError;
+    fn from_str(text: &str) -> Result<Self, BuildIdError> {
+        Self::try_from(text.to_owned())
+    }
+}
+
+impl TryFrom<String> for BuildId {
+    type Error = BuildIdError;
+    fn try_from(text: String) -> Result<Self, BuildIdError> {
+        let dash = |at: usize| matches!(at, 8 | 13 | 18 | 23);
+        let fits = |(at, byte): (usize, u8)| if dash(at) { byte == b'-' } else { matches!(byte, b'0'..=b'9' | b'a'..=b'f') };
+        if text.len() == 36 && text.bytes().enumerate().all(fits) { Ok(Self(text)) } else { Err(BuildIdError(text)) }
+    }
+}
+
+impl From<BuildId> for String {
+    fn from(id: BuildId) -> String {
+        id.0
+    }
+}
+
+/// `templates/ID/manifest.json`: a template, its names and what they mean today.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Template {
+    /// Version of this record.
+    pub v: u32,
+    /// Which.
+    pub id: TemplateId,
+    /// What it is called.
+    pub name: String,
+    /// What else it is called.
+    #[serde(default)]
+    pub aliases: Vec<String>,
+    /// Whether other keys' Bodies may start from it.
+    #[serde(default)]
+    pub public: bool,
+    /// Which build each tag means.
+    #[serde(default)]
+    pub tags: BTreeMap<String, Tag>,
+    /// When it was made.
+    pub created_at: String,
+    /// When it was last changed.
+    pub updated_at: String,
+}
+
+/// What a tag means.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tag {
+    /// Which build.
+    pub build: BuildId,
+    /// Since when.
+    pub since: String,
+}
+
+/// `templates/ID/builds/BUILD.json`: a root and its settings; written last, never changed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Build {
+    /// Version of this record.
+    pub v: u32,
+    /// Which.
+    pub id: BuildId,
+    /// Of which template.
+    pub template: TemplateId,
+    /// When it was whole.
+    pub created_at: String,
+    /// Where its root comes from, in words.
+    pub source: String,
+    /// Its root, nearest first.
+    pub layers: Vec<LayerId>,
+    /// What the layers take on disk.
+    pub bytes: u64,
+    /// Settings of Bodies made from it.
+    #[serde(flatten)]
+    pub settings: Settings,
+}
+
+/// Settings that Bodies take over from their template.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Environment of every process.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Where commands run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workdir: Option<String>,
+    /// Who runs commands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// What runs in the background from the start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<Start>,
+    /// Whether setuid programs work, so that `user` can become root of the Body.
+    #[serde(default)]
+    pub sudo: bool,
+    /// Processor time of a Body that asks for none, in thousandths of one processor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_milli: Option<u32>,
+    /// Memory of a Body that asks for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Size>,
+}
+
+/// What runs in a Body from its start, and how one knows that it is ready.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Start {
+    /// A line of shell that runs in the background; none where only `ready` is waited for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// A line of shell that succeeds when it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready: Option<String>,
+}
+
+/// What a Body stands on, as its spec keeps it: also when the template has gone on or is gone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Base {
+    /// The template.
+    pub template: TemplateId,
+    /// Its build.
+    pub build: BuildId,
+    /// Its root, nearest first.
+    pub layers: Vec<LayerId>,
+    /// Whether setuid programs work.
+    pub sudo: bool,
+    /// What runs from the start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<Start>,
+}
+
+/// `layers/ID/layer.json`: one read-only layer; written last, never changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerRecord {
+    /// Version of this record.
+    pub v: u32,
+    /// Which.
+    pub id: LayerId,
+    /// The ids its files are written under.
+    pub ids: Ids,
+    /// What it takes.
+    pub bytes: u64,
+    /// When it was made.
+    pub created_at: String,
+    /// What made it, in words.
+    pub about: String,
+}
+
+/// Why a text cannot name a template.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{0:?} cannot name a template: names are 1 to {NAME_LEN_MAX} of a-z, 0-9, `-`, `_` and `.`, with `namespace/` before and `:tag` after if wanted")]
+pub struct NameError(String);
+
+/// A template as somebody names it: `name`, `name:tag`, `namespace/name:tag`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Named {
+    /// The name, with its namespace.
+    pub name: String,
+    /// The tag, if one was said.
+    pub tag: Option<String>,
+}
+
+impl FromStr for Named {
+    type Err = NameError;
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let (name, tag) = text.split_once(':').map_or((text, None), |(name, tag)| (name, Some(tag)));
+        let parts: Vec<&str> = name.split('/').collect();
+        if parts.len() > 2 || !parts.iter().chain(tag.iter()).all(|part| is_plain(part)) || name.len() > NAME_LEN_MAX {
+            return Err(NameError(crate::text::visible(&text.chars().take(200).collect::<String>())));
+        }
+        // Names are one whatever their letters' case, as E2B's are.
+        Ok(Self { name: name.to_ascii_lowercase(), tag: tag.map(str::to_owned) })
+    }
+}
+
+/// Whether a text can be a tag, or a part of a name.
+pub fn is_plain(text: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    !text.is_empty() && text.len() <= NAME_LEN_MAX && text.chars().all(plain) && text.chars().any(|c| c != '.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_a_namespace_and_a_tag_if_wanted() {
+        let named = |text: &str| text.parse::<Named>().ok().map(|named| (named.name, named.tag));
+        assert_eq!(named("base"), Some(("base".into(), None)));
+        assert_eq!(named("Team/My-App:v1.2"), Some(("team/my-app".into(), Some("v1.2".into()))));
+        for bad in ["", ":", "a:", ":b", "a/b/c", "a b", "../x", "..", "a/..", "a:b:c", "é", "a\0", &"x".repeat(129)] {
+            assert_eq!(named(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn builds_are_uuids() {
+        let id = BuildId::from_random([255; 16]);
+        assert_eq!(id.as_str(), "ffffffff-ffff-4fff-bfff-ffffffffffff");
+        assert!(id.as_str().parse::<BuildId>().is_ok());
+        for bad in ["", "x", "ffffffff-ffff-4fff-bfff-fffffffffff", "FFFFFFFF-ffff-4fff-bfff-ffffffffffff", "../../../../../../../../../../../..x"] {
+            assert!(bad.parse::<BuildId>().is_err(), "{bad:?}");
+        }
+    }
+}
