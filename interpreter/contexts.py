@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import time
-import uuid
 from collections import deque
 
 import kernels
@@ -141,7 +140,7 @@ class Context:
     """A language, a directory, and at most one kernel."""
 
     def __init__(self, language, cwd, envd):
-        self.id = str(uuid.uuid4())
+        self.id = os.urandom(16).hex()
         self.language = language
         self.cwd = cwd
         self.removed = False

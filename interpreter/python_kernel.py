@@ -48,7 +48,7 @@ class Channel:
         self._send(json.dumps(message, allow_nan=False).encode("utf-8", "surrogatepass"))
 
     def result(self, data, main):
-        """Send a mime bundle, and wait a moment until it is taken, so that what is printed next comes after it."""
+        """Send a mime bundle."""
         flush()
         data = {mime: _portable(value) for mime, value in data.items() if value is not None}
         line = json.dumps({"type": "result", "data": data, "main": main}, allow_nan=False, default=str).encode()
@@ -56,6 +56,10 @@ class Channel:
             text = f"<a result of {len(line)} bytes; the most is {RESULT_BYTES_MAX}>"
             line = json.dumps({"type": "result", "data": {"text/plain": text}, "main": main}).encode()
         self._send(line)
+        self.until_taken()
+
+    def until_taken(self):
+        """Wait a moment until the server has read everything, so that what is printed next comes after it."""
         end = time.monotonic() + TAKEN_SECONDS_MAX
         while self._untaken() and time.monotonic() < end:
             time.sleep(0.0002)
@@ -348,6 +352,7 @@ class Runner:
         kept = {name: os.environ.get(name) for name in request["once"]}
         os.environ.update(request["once"])
         self._channel.send({"type": "number_of_executions", "execution_count": self._shell.execution_count})
+        self._channel.until_taken()
         try:
             await self._run_cell(request["code"])
         finally:

@@ -68,7 +68,8 @@ class Server:
                 return
             while await self._serve_one(reader, writer):
                 pass
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.TimeoutError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.TimeoutError, asyncio.CancelledError):
+            # It broke, was idle for too long, or the server stops; the connection is all that this task has.
             pass
         finally:
             self._connections -= 1
