@@ -83,14 +83,16 @@ impl Wanted {
     }
 }
 
-/// Names and values were percent-encoded once, joined to a form, and that was encoded again as a value of the query.
+/// Names and values were percent-encoded, then joined to a form, which encodes them again; the query's own encoding is
+/// undone already.
 fn metadata(form: &str) -> BTreeMap<String, String> {
-    let again = |text: &str| -> String {
-        let pair = form_urlencoded::parse(text.replace('+', "%2B").as_bytes()).into_owned().next();
-        pair.map(|(name, value)| if value.is_empty() { name } else { format!("{name}={value}") }).unwrap_or_default()
-    };
-    let pairs = form.split('&').filter(|pair| !pair.is_empty());
-    pairs.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).map(|(name, value)| (again(name), again(value))).collect()
+    form_urlencoded::parse(form.as_bytes()).map(|(name, value)| (unquoted(&name), unquoted(&value))).collect()
+}
+
+/// Undoes percent-encoding; a `+` stays one.
+fn unquoted(text: &str) -> String {
+    let whole = text.replace('+', "%2B").replace('&', "%26").replace('=', "%3D");
+    form_urlencoded::parse(whole.as_bytes()).next().map(|(name, _)| name.into_owned()).unwrap_or_default()
 }
 
 /// A time as our own records spell it, to be compared as text.
@@ -139,10 +141,11 @@ mod tests {
 
     #[test]
     fn metadata_is_decoded_twice() {
-        // Python: urlencode({quote(k): quote(v)}), then encoded again as a value of the query.
-        let wanted = metadata("odd%20key=a%26b%3Dc%2F%C3%A9&smoke=x");
+        // As the SDKs send it: urlencode({quote(name): quote(value)}).
+        let wanted = metadata("odd%2520key=a%2526b%253Dc%252F%25C3%25A9&smoke=x");
         assert_eq!(wanted, BTreeMap::from([("odd key".into(), "a&b=c/é".into()), ("smoke".into(), "x".into())]));
-        assert_eq!(metadata("a+b=1%2B1"), BTreeMap::from([("a+b".into(), "1+1".into())]));
+        // As a person may send it, encoded once.
+        assert_eq!(metadata("a%20b=1%2B1&c=d%3De"), BTreeMap::from([("a b".into(), "1+1".into()), ("c".into(), "d=e".into())]));
         assert_eq!(metadata(""), BTreeMap::new());
     }
 
