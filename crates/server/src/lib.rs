@@ -7,6 +7,7 @@
 //! Invariant: every answer, also a refusal, is in the dialect of the surface that was asked.
 //! Absent on purpose: printing, environment variables. The caller brings a [`Config`] and says what happened.
 
+mod abort;
 mod app;
 mod audit;
 mod config;

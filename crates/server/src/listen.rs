@@ -21,7 +21,14 @@ use tokio::{
 };
 use tower::ServiceExt;
 
-use crate::{App, audit, e2b::Refusal, proxy, route, route::Route};
+use crate::{
+    App,
+    abort::{Abort, Breakable},
+    audit,
+    e2b::Refusal,
+    proxy, route,
+    route::Route,
+};
 
 const CONNECTIONS_MAX: usize = 8192;
 const HEADERS_MAX: usize = 128;
@@ -51,7 +58,8 @@ pub async fn serve(listener: TcpListener, app: App, router: Router, stop: impl F
             continue;
         };
         let _ = stream.set_nodelay(true);
-        let connection = connection(stream, app.clone(), router.clone(), heard.clone());
+        let (stream, abort) = Breakable::new(stream);
+        let connection = connection(stream, abort, app.clone(), router.clone(), heard.clone());
         tokio::spawn(async move {
             let _slot = slot;
             connection.await;
@@ -62,12 +70,13 @@ pub async fn serve(listener: TcpListener, app: App, router: Router, stop: impl F
 }
 
 /// One caller, request after request, until it or the server has enough.
-async fn connection<S>(stream: S, app: App, router: Router, mut stopping: watch::Receiver<()>)
+async fn connection<S>(stream: S, abort: Abort, app: App, router: Router, mut stopping: watch::Receiver<()>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let service = service_fn(move |request: Request<Incoming>| {
+    let service = service_fn(move |mut request: Request<Incoming>| {
         let (app, router) = (app.clone(), router.clone());
+        request.extensions_mut().insert(abort.clone());
         async move { Ok::<Response, Infallible>(answer(app, router, request.map(Body::new)).await) }
     });
     let connection = http1::Builder::new()

@@ -30,7 +30,9 @@ use proto::{BodyId, Failure, Kind};
 use serde_json::json;
 
 use crate::{
-    App, audit, keys,
+    App,
+    abort::Abort,
+    audit, keys,
     route::{ENVD_PORT, Target},
     signed,
     streams::Open,
@@ -153,6 +155,7 @@ where
         // Whoever waits for an answer hears of a broken connection there.
         let _ = connection.with_upgrades().await;
     });
+    let abort = request.extensions().get::<Abort>().cloned().unwrap_or_default();
     let (request, upgrade) = prepared(request);
     let answered = tokio::select! {
         answered = sender.send_request(request) => answered,
@@ -162,7 +165,7 @@ where
         Ok(response) => response,
         Err(_) => return Err(gone_or_bad(app, id).await),
     };
-    Ok(passed_back(response, upgrade, open))
+    Ok(passed_back(response, upgrade, open, abort))
 }
 
 /// Why a Body gave no answer.
@@ -213,7 +216,7 @@ fn strip(headers: &mut HeaderMap) {
     headers.remove(header::UPGRADE);
 }
 
-fn passed_back(mut response: hyper::Response<Incoming>, upgrade: Option<OnUpgrade>, open: Open) -> Response {
+fn passed_back(mut response: hyper::Response<Incoming>, upgrade: Option<OnUpgrade>, open: Open, abort: Abort) -> Response {
     match upgrade {
         Some(caller) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
             let inside = hyper::upgrade::on(&mut response);
@@ -223,7 +226,7 @@ fn passed_back(mut response: hyper::Response<Incoming>, upgrade: Option<OnUpgrad
         _ => {
             strip(response.headers_mut());
             let cut = Box::pin(open.cut());
-            response.map(|body| Body::new(Passing { body, cut, _open: open }))
+            response.map(|body| Body::new(Passing { body, cut, abort, _open: open }))
         }
     }
 }
@@ -242,6 +245,7 @@ async fn join(caller: OnUpgrade, inside: OnUpgrade, open: Open) {
 struct Passing<C> {
     body: Incoming,
     cut: Pin<Box<C>>,
+    abort: Abort,
     _open: Open,
 }
 
@@ -256,9 +260,14 @@ impl<C: Future<Output = ()>> hyper::body::Body for Passing<C> {
 
     fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         if self.cut.as_mut().poll(context).is_ready() {
+            self.abort.say();
             return Poll::Ready(Some(Err(Cut.into())));
         }
-        Pin::new(&mut self.body).poll_frame(context).map_err(Into::into)
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        if matches!(frame, Poll::Ready(Some(Err(_)))) {
+            self.abort.say();
+        }
+        frame.map_err(Into::into)
     }
 
     fn is_end_stream(&self) -> bool {
