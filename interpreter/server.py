@@ -131,11 +131,13 @@ class Server:
         gone = asyncio.create_task(reader.read(1))
         try:
             await _stream(execution, writer, gone)
-            # Somebody who sends the next request early gets it unanswered, and repeats it on a new connection.
-            return keep and not gone.done()
         finally:
-            gone.cancel()
             execution.abandon()
+            gone.cancel()
+            # Only when it has really ended may the next request be read.
+            await asyncio.wait({gone})
+        # Somebody who sends the next request early gets it unanswered, and repeats it on a new connection.
+        return keep and gone.cancelled()
 
 
     def _start(self, code, once, context_id, language, token):

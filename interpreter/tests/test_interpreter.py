@@ -293,6 +293,17 @@ class Contexts(Case):
         self.assertEqual(self.it.ask("GET", "/nothing")[0], 404)
         self.assertEqual(error(self.it.run("1", "java"))[0], "LanguageNotSupported")
 
+    def test_a_connection_serves_many_executions(self):
+        with contextlib.closing(self.it.connect()) as connection:
+            sockets = set()
+            for number in range(5):
+                connection.request("POST", "/execute", json.dumps({"code": f"{number} + 1"}))
+                answer = connection.getresponse()
+                self.assertIn(f'"text":"{number + 1}"'.encode(), answer.read())
+                sockets.add(connection.sock)
+            self.assertEqual(len(sockets), 1)
+            self.assertIsNotNone(connection.sock)
+
     def test_one_context_is_serial_and_two_are_parallel(self):
         other = self.it.ask("POST", "/contexts", {})[1]["id"]
         seen = {}
