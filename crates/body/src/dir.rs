@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! spec.json  what it was asked to be; named spec.draft while it is being made or removed
-//! enforcement.json  lock  guest.sock  guest.log
+//! enforcement.json  guest.sock  guest.log
 //! disk/      upper/ and work/ of a kept Body, owned by its ids
 //! run.json   while a guest was started and nobody has looked at its end yet
 //! end.json   why the last guest is gone, by the keeper
@@ -15,7 +15,10 @@
 use std::{
     fs::{self, File},
     io,
-    os::{fd::OwnedFd, unix::fs::DirBuilderExt},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{DirBuilderExt, MetadataExt},
+    },
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -111,16 +114,21 @@ impl BodyDir {
         &self.path
     }
 
-    /// Takes the lock, if nobody has it.
+    /// Takes the lock, if nobody has it: the directory itself is locked, so there is no file to make and to remove.
     pub fn try_lock(&self) -> io::Result<Option<Lock>> {
-        let file = File::options().create(true).truncate(false).write(true).open(self.path.join("lock"))?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        let dir = File::open(&self.path)?;
+        match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
             // Whoever had it before may have removed the Body meanwhile.
-            Ok(()) if rustix::fs::fstat(&file)?.st_nlink == 0 => Err(io::ErrorKind::NotFound.into()),
-            Ok(()) => Ok(Some(Lock(file.into()))),
+            Ok(()) if !self.is_still(&dir)? => Err(io::ErrorKind::NotFound.into()),
+            Ok(()) => Ok(Some(Lock(dir.into()))),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
+    }
+
+    fn is_still(&self, dir: &File) -> io::Result<bool> {
+        let (held, found) = (dir.metadata()?, fs::metadata(&self.path)?);
+        Ok((held.dev(), held.ino()) == (found.dev(), found.ino()))
     }
 
     /// What it was asked to be.
@@ -177,6 +185,12 @@ impl BodyDir {
             Err(DirError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(Enforcement::default()),
             read => read,
         }
+    }
+
+    /// Whether a guest runs for whom nobody has asked yet: it has no spec, not even a draft.
+    pub fn is_parked(&self) -> bool {
+        let has = |name: &str| self.path.join(name).exists();
+        has("run.json") && !has(SPEC) && !has(DRAFT)
     }
 
     /// Looks at its guest.

@@ -141,11 +141,19 @@ impl Tether {
     }
 }
 
-/// A Body whose plan was sent and whose guest is being started.
+/// A Body whose plan was sent and whose guest is being started. Dropped, it ends; its keeper clears it away.
 #[derive(Debug)]
 pub struct Begun {
-    tether: Tether,
+    tether: Option<Tether>,
     cgroups: Vec<proto::launch::Cgroup>,
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if let Some(mut tether) = self.tether.take() {
+            tether.bury();
+        }
+    }
 }
 
 /// A launcher that runs already and waits for its plan.
@@ -222,7 +230,7 @@ impl Maker {
         let plan = self.plan(dir, spec, token, &root, &bounds);
         let cgroups = bounds.cgroups;
         match send(launcher, &plan) {
-            Ok(tether) => Ok(Begun { tether, cgroups }),
+            Ok(tether) => Ok(Begun { tether: Some(tether), cgroups }),
             Err(error) => {
                 groups::unbound(&cgroups);
                 Err(error)
@@ -332,16 +340,18 @@ fn send(mut launcher: Launcher, plan: &Plan) -> Result<Tether, ProcessError> {
 impl Begun {
     /// Waits until the guest was started.
     pub fn finish(mut self) -> Result<Made, ProcessError> {
-        let error = match read_report(&mut self.tether) {
+        let cgroups = std::mem::take(&mut self.cgroups);
+        let Some(mut tether) = self.tether.take() else { return Err(ProcessError::Launcher(io::ErrorKind::NotFound.into())) };
+        let error = match read_report(&mut tether) {
             Ok(Report::Ready(ready)) => {
                 let enforcement = Enforcement { mechanisms: ready.mechanisms.clone() };
-                return Ok(Made { enforcement, ready, tether: self.tether, cgroups: self.cgroups });
+                return Ok(Made { enforcement, ready, tether, cgroups });
             }
             Ok(Report::Failed(failed)) => ProcessError::Refused(failed),
             Err(error) => ProcessError::Launcher(error),
         };
-        self.tether.bury();
-        groups::unbound(&self.cgroups);
+        tether.bury();
+        groups::unbound(&cgroups);
         Err(error)
     }
 }

@@ -2,16 +2,28 @@
 
 use std::path::{Component, Path};
 
-use body::{BodyDir, dir::Lock, ids, process::Made, root::Under};
+use body::{
+    BodyDir, Condition,
+    dir::Lock,
+    ids,
+    process::{Begun, Launcher, Made},
+    root::Under,
+};
 use proto::{
     BodyId, Draft, Enforcement, Failure, Kind, Layer, Limits, Spec,
     limits::HostCapacity,
     launch::Running,
-    spec::{Life, Mount, Network},
+    spec::{Ids, Life, Mount, Network},
 };
 use serde_json::json;
 
-use crate::{Create, Fleet, Held, Lease, Status, View, data::random, failures, lease, templates::Origin};
+use crate::{
+    Create, Fleet, Held, Lease, Status, View,
+    data::random,
+    failures, lease,
+    parked::{Parked, Shape},
+    templates::Origin,
+};
 
 const ENV_BYTES_MAX: usize = 128 << 10;
 const PATH_LEN_MAX: usize = 4095;
@@ -58,21 +70,11 @@ impl Fleet {
         check_env(&request.env)?;
         let mounts = request.mounts.iter().map(check_mount).collect::<Result<Vec<_>, _>>()?;
         request.workdir.as_deref().map_or(Ok(()), |path| check_inside(Path::new(path)))?;
-        let launcher = self.launcher()?;
         let user = request.user.clone().unwrap_or_else(|| "user".into());
         let root = if user == "root" || request.life == Life::Kept || base.is_some() { ids::Root::Wanted } else { ids::Root::Unneeded };
-        // Before its ids: a claim whose Body has no directory is anybody's.
-        let (id, dir, _lock) = self.new_dir()?;
-        let claimed = ids::claim(&self.data, &id, root).map_err(failures::ids);
-        let claimed = claimed.and_then(|claimed| match &base {
-            Some(_) if !ids::is_whole(&claimed) => Err(failures::ids(ids::IdsError::TooFew)),
-            _ if user == "root" && !claimed.has_root() => Err(no_root()),
-            _ => Ok(claimed),
-        });
-        let claimed = claimed.inspect_err(|_| drop(std::fs::remove_dir_all(dir.path())))?;
         let spec = Spec {
             v: proto::spec::VERSION,
-            id,
+            id: BodyId::from_random([0; 12]),
             created_at: store::clock::now(),
             layer,
             template: request.template,
@@ -86,10 +88,44 @@ impl Fleet {
             user,
             network: Network::Closed,
             life: request.life,
-            ids: claimed,
+            ids: Ids { users: Vec::new(), groups: Vec::new() },
         };
-        let made = self.make_new(launcher, &dir, &spec, request.lease.as_ref(), &under);
-        made.inspect_err(|_| ids::release(&self.data, &spec.ids, &spec.id))
+        let Some(yard) = &self.yard else { return self.make(spec, root, request.lease.as_ref(), &under) };
+        let shape = Shape::of(&spec);
+        let made = match yard.take(&shape, root).filter(|parked| !matches!(parked.dir.condition(), Ok(Condition::Dead(_)) | Err(_))) {
+            Some(parked) => self.unpark(parked, spec, request.lease.as_ref()),
+            None => self.make(spec, root, request.lease.as_ref(), &under),
+        };
+        yard.refill(shape, root);
+        made
+    }
+
+    /// Makes a Body from its spec, which still lacks an id and ids.
+    fn make(&self, spec: Spec, root: ids::Root, terms: Option<&Lease>, under: &Under) -> Result<View, Failure> {
+        let launcher = self.launcher()?;
+        // Before its ids: a claim whose Body has no directory is anybody's.
+        let (id, dir, _lock) = self.new_dir()?;
+        let claimed = ids::claim(&self.data, &id, root).map_err(failures::ids);
+        let claimed = claimed.and_then(|claimed| match &spec.base {
+            Some(_) if !ids::is_whole(&claimed) => Err(failures::ids(ids::IdsError::TooFew)),
+            _ if spec.user == "root" && !claimed.has_root() => Err(no_root()),
+            _ => Ok(claimed),
+        });
+        let claimed = claimed.inspect_err(|_| drop(std::fs::remove_dir_all(dir.path())))?;
+        let spec = Spec { id, ids: claimed, ..spec };
+        let making = |draft| {
+            let begun = self.begin(launcher, &dir, &spec, under)?;
+            self.look_ahead();
+            self.bring_up(begun, &dir, &spec, Some(draft))
+        };
+        self.make_known(&dir, &spec, terms, making)
+    }
+
+    /// Makes known a Body that was made before it was asked for.
+    fn unpark(&self, parked: Parked, spec: Spec, terms: Option<&Lease>) -> Result<View, Failure> {
+        let Parked { id, dir, ids, begun, lock: _lock, .. } = parked;
+        let spec = Spec { id, ids, ..spec };
+        self.make_known(&dir, &spec, terms, |draft| self.bring_up(begun, &dir, &spec, Some(draft)))
     }
 
     /// A directory that is locked from its beginning. In between `gc` may take it for a leftover; then another is made.
@@ -110,7 +146,14 @@ impl Fleet {
         }
     }
 
-    fn make_new(&self, launcher: body::process::Launcher, dir: &BodyDir, spec: &Spec, terms: Option<&Lease>, under: &Under) -> Result<View, Failure> {
+    /// Writes a new Body down, on the way to being one; what cannot be one is taken away.
+    fn make_known(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        terms: Option<&Lease>,
+        making: impl FnOnce(Draft) -> Result<(Enforcement, i32), Failure>,
+    ) -> Result<View, Failure> {
         let leased = terms.map_or(Ok(()), |terms| {
             lease::write(dir, terms).map_err(|error| Failure::new(Kind::Host, "cannot write the Body's lease").because(error).hint("make room: pal gc"))
         });
@@ -120,8 +163,7 @@ impl Fleet {
             if let Some(terms) = terms {
                 data["lease"] = lease::told(terms);
             }
-            let draft = Draft::body("body.created", &spec.id, data);
-            self.bring_up(launcher, dir, spec, under, Some(draft))
+            making(Draft::body("body.created", &spec.id, data))
         });
         match made {
             Ok((enforcement, pid)) => Ok(View { spec: spec.clone(), status: Status::Running, end: None, pid: Some(pid), enforcement }),
@@ -129,28 +171,25 @@ impl Fleet {
                 let _ = body::snapshot::remove(&self.maker.programs, &spec.ids, dir.path());
                 let data = json!({ "why": failure.to_string(), "causes": failure.causes() });
                 let _ = self.append(Draft::body("body.failed", &spec.id, data));
+                ids::release(&self.data, &spec.ids, &spec.id);
                 Err(failure)
             }
         }
     }
 
-    /// Starts the guest of a Body whose lock the caller holds. `before` is written while the launcher works; if it
+    /// Hands the launcher its plan.
+    pub(crate) fn begin(&self, launcher: Launcher, dir: &BodyDir, spec: &Spec, under: &Under) -> Result<Begun, Failure> {
+        let begun = self.maker.begin(launcher, dir, spec, &self.token(&spec.id), under);
+        begun.map_err(|error| failures::process("cannot start the Body", error))
+    }
+
+    /// Waits for the guest of a Body whose lock the caller holds. `before` is written while the launcher works; if it
     /// cannot be, the Body is ended before it could do anything.
-    pub(crate) fn bring_up(
-        &self,
-        launcher: body::process::Launcher,
-        dir: &BodyDir,
-        spec: &Spec,
-        under: &Under,
-        before: Option<Draft>,
-    ) -> Result<(Enforcement, i32), Failure> {
-        let failed = |error| failures::process("cannot start the Body", error);
-        let token = self.token(&spec.id);
-        let begun = self.maker.begin(launcher, dir, spec, &token, under).map_err(failed)?;
+    pub(crate) fn bring_up(&self, begun: Begun, dir: &BodyDir, spec: &Spec, before: Option<Draft>) -> Result<(Enforcement, i32), Failure> {
         let is_new = before.is_some();
         let written = before.map_or(Ok(()), |draft| self.append(draft).map(drop));
-        self.look_ahead();
-        let Made { enforcement, ready, mut tether, cgroups } = begun.finish().map_err(failed)?;
+        let made = begun.finish().map_err(|error| failures::process("cannot start the Body", error))?;
+        let Made { enforcement, ready, mut tether, cgroups } = made;
         let started = Draft::body("body.started", &spec.id, json!({ "pid": ready.pid, "enforcement": enforcement }));
         let written = written.and_then(|()| match spec.life {
             Life::Kept => self.append(started).map(drop),

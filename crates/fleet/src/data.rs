@@ -4,14 +4,14 @@ use std::{
     fs, io,
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    sync::{Mutex, OnceLock},
+    sync::{Arc, Mutex, OnceLock},
 };
 
 use body::{capacity, process::{Launcher, Maker}, programs::Programs};
 use proto::{BodyId, Failure, Kind, event::hex};
 use store::Durability;
 
-use crate::{Fleet, failures};
+use crate::{Fleet, failures, parked::Yard};
 
 /// The layout of the data directory; a newer one is refused.
 const VERSION: u32 = 1;
@@ -29,13 +29,14 @@ pub fn open(config: Config, ahead: Ahead, launcher: Option<Launcher>) -> Result<
     let data = prepare(&config.data)?;
     let programs = Programs::install(&data).map_err(|error| unusable(&data, error))?;
     let cgroups = sys::cgroup::Mounts::find().unwrap_or_default();
-    let maker = Maker { programs, capacity: capacity::measure(&data), cgroups };
+    let maker = Arc::new(Maker { programs, capacity: capacity::measure(&data), cgroups });
     let launcher = match (launcher, ahead) {
         (None, Ahead::One | Ahead::Always) => Some(maker.start_launcher().map_err(|error| failures::process("cannot start a Body", error))?),
         (launcher, _) => launcher,
     };
     let key = key(&data).map_err(|error| unusable(&data, error))?;
     let fleet = Fleet {
+        yard: (ahead == Ahead::Always).then(|| Yard::open(&maker, &data, &key)),
         data,
         key,
         durability: config.durability,

@@ -108,7 +108,8 @@ impl Fleet {
     /// A snapshot is being copied, and forks of it are being made, exactly while some Body is locked.
     fn being_taken(&self) -> bool {
         let ids = self.ids().unwrap_or_default();
-        ids.iter().any(|id| matches!(BodyDir::at(self.body_path(id)).try_lock(), Ok(None)))
+        let mut dirs = ids.iter().map(|id| BodyDir::at(self.body_path(id)));
+        dirs.any(|dir| matches!(dir.try_lock(), Ok(None)) && !dir.is_parked())
     }
 
     fn sweep_groups(&self, sweep: Sweep, found: &mut Vec<Garbage>) -> Result<(), Failure> {

@@ -16,6 +16,7 @@ mod failures;
 mod gc;
 pub mod lease;
 mod life;
+mod parked;
 mod record;
 mod request;
 mod snapshots;
@@ -25,12 +26,13 @@ mod view;
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use body::process::{Maker, Tether};
 use data::Ahead;
 use proto::{BodyId, Draft, Event, Failure, Kind, Spec, launch::Running};
+use parked::Yard;
 use store::Store;
 
 pub use body::process::Launcher;
@@ -57,13 +59,15 @@ pub struct Fleet {
     durability: Durability,
     /// Opened when it is first needed.
     store: OnceLock<Store>,
-    maker: Maker,
+    maker: Arc<Maker>,
     /// Keepers that are this process's children: to be waited for, and for some Bodies the thread they hang by.
     tethers: Mutex<HashMap<BodyId, Held>>,
     /// What is started ahead.
     ahead: Ahead,
     /// Started ahead.
     launcher: Mutex<Option<Launcher>>,
+    /// Where the next Body waits, for a caller that makes one after another.
+    yard: Option<Yard>,
     /// Events that stand in the log before the next one.
     pending: Mutex<Vec<Draft>>,
     /// Keepers that cleared their Body away and are about to exit.
@@ -99,7 +103,8 @@ impl Fleet {
         data::open(config, Ahead::One, launcher)
     }
 
-    /// The same for a caller that will make one Body after another: there is always a launcher ahead.
+    /// The same for a caller that will make one Body after another: there is always a launcher ahead, and after two
+    /// Bodies alike a third.
     pub fn open_to_serve(config: Config) -> Result<Fleet, Failure> {
         data::open(config, Ahead::Always, None)
     }

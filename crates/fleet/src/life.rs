@@ -175,7 +175,7 @@ impl Fleet {
         dir.forget_guest().map_err(|error| Failure::new(Kind::Host, "cannot forget the Body's last guest").because(error))?;
         self.lease_wakes(id)?;
         let launcher = self.launcher()?;
-        self.bring_up(launcher, &dir, &spec, &under, None)?;
+        self.bring_up(self.begin(launcher, &dir, &spec, &under)?, &dir, &spec, None)?;
         let view = self.view(id)?;
         self.started(view).await
     }

@@ -1,0 +1,154 @@
+//! A Body made before anybody asked for it, for a caller that makes one after another.
+//!
+//! It is like the last two that were asked for: its guest runs and waits, and all that is missing is to write it down.
+//! Until then it is no Body: it has no spec, hangs by a pipe from this process, and ends with it.
+//!
+//! Invariant: at most one waits, and none unless two in a row were alike.
+//! Absent on purpose: Bodies with mounts, snapshots or templates below them. What those stand on could change while
+//! they wait.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, mpsc},
+    thread::JoinHandle,
+};
+
+use body::{
+    BodyDir,
+    dir::Lock,
+    ids::{self, Root},
+    process::{Begun, Maker},
+    root::Under,
+};
+use proto::{BodyId, Spec, spec::Ids};
+
+use crate::{data, held};
+
+/// All of a spec but who it is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Shape(Spec);
+
+impl Shape {
+    /// The shape of a spec.
+    pub fn of(spec: &Spec) -> Self {
+        let nobody = Ids { users: Vec::new(), groups: Vec::new() };
+        Self(Spec { id: BodyId::from_random([0; 12]), created_at: String::new(), parent: None, ids: nobody, ..spec.clone() })
+    }
+
+    fn can_wait(&self) -> bool {
+        self.0.template == "host" && self.0.base.is_none() && self.0.snapshots.is_empty() && self.0.mounts.is_empty()
+    }
+}
+
+/// A Body that waits.
+#[derive(Debug)]
+pub struct Parked {
+    shape: Shape,
+    /// Whether root was wanted inside.
+    root: Root,
+    /// Who it is.
+    pub id: BodyId,
+    /// Its directory.
+    pub dir: BodyDir,
+    /// The lock on it.
+    pub lock: Lock,
+    /// Its ids.
+    pub ids: Ids,
+    /// Its guest.
+    pub begun: Begun,
+}
+
+/// Where the next one waits.
+#[derive(Debug)]
+pub struct Yard {
+    place: Arc<Mutex<Place>>,
+    orders: Option<mpsc::SyncSender<(Shape, Root)>>,
+    worker: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    last: Option<Shape>,
+    waiting: Option<Parked>,
+}
+
+/// What the worker makes Bodies with.
+struct Ground {
+    maker: Arc<Maker>,
+    data: PathBuf,
+    key: String,
+}
+
+impl Yard {
+    /// An empty one.
+    pub fn open(maker: &Arc<Maker>, data: &Path, key: &str) -> Self {
+        let ground = Ground { maker: maker.clone(), data: data.to_owned(), key: key.to_owned() };
+        let place: Arc<Mutex<Place>> = Arc::default();
+        let (orders, taken) = mpsc::sync_channel::<(Shape, Root)>(1);
+        let filled = place.clone();
+        let work = move || {
+            for (shape, root) in taken {
+                if held(&filled).waiting.is_some() {
+                    continue;
+                }
+                // One that cannot be made is made when it is asked for, and fails there.
+                let made = ground.park(shape, root);
+                held(&filled).waiting = made;
+            }
+        };
+        let worker = std::thread::Builder::new().name("pal-park".into()).spawn(work).ok();
+        Self { place, orders: Some(orders), worker }
+    }
+
+    /// Takes the one that waits, if it is like that.
+    pub fn take(&self, shape: &Shape, root: Root) -> Option<Parked> {
+        let mut place = held(&self.place);
+        let unlike = place.waiting.take_if(|parked| parked.shape != *shape || parked.root != root);
+        let taken = place.waiting.take();
+        drop(place);
+        // Nobody asks for it any more. Its end takes a moment, so not under the lock.
+        drop(unlike);
+        taken
+    }
+
+    /// Has another one made, if the last two were alike.
+    pub fn refill(&self, shape: Shape, root: Root) {
+        let last = held(&self.place).last.replace(shape.clone());
+        if last.as_ref() == Some(&shape)
+            && shape.can_wait()
+            && let Some(orders) = &self.orders
+        {
+            // A full queue means that one is being made.
+            let _ = orders.try_send((shape, root));
+        }
+    }
+}
+
+impl Drop for Yard {
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        if let Some(worker) = self.worker.take() {
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Ground {
+    fn park(&self, shape: Shape, root: Root) -> Option<Parked> {
+        let launcher = self.maker.start_launcher().ok()?;
+        let id = BodyId::from_random(data::random().ok()?);
+        let dir = BodyDir::create(self.data.join("bodies").join(id.as_str())).ok()?;
+        let made = dir.try_lock().ok().flatten().and_then(|lock| {
+            let ids = ids::claim(&self.data, &id, root).ok()?;
+            let spec = Spec { id: id.clone(), ids: ids.clone(), ..shape.0.clone() };
+            let begun = self.maker.begin(launcher, &dir, &spec, &data::token(&self.key, &id), &Under::default());
+            let begun = begun.inspect_err(|_| ids::release(&self.data, &ids, &id)).ok()?;
+            Some((lock, ids, begun))
+        });
+        let Some((lock, ids, begun)) = made else {
+            let _ = std::fs::remove_dir_all(dir.path());
+            return None;
+        };
+        Some(Parked { shape, root, id, dir, lock, ids, begun })
+    }
+}
