@@ -214,7 +214,8 @@ impl Fleet {
         Ok((enforcement, ready.pid))
     }
 
-    fn limits(&self, request: &Create) -> Result<Limits, Failure> {
+    /// The limits that a Body of this request has, or why it cannot have them here.
+    pub fn limits(&self, request: &Create) -> Result<Limits, Failure> {
         let host = self.maker.capacity;
         let mut limits = Limits::default_on(host);
         let asked = &request.limits;

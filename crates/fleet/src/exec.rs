@@ -155,7 +155,13 @@ impl Fleet {
     /// A guest that cannot be reached is most often the guest of a Body that does not run.
     fn unheard(&self, id: &BodyId, error: GuestError) -> Failure {
         match error {
-            error @ (GuestError::Connect(_) | GuestError::Broken(_)) => self.running(id).err().unwrap_or_else(|| failures::guest(error)),
+            error @ (GuestError::Connect(_) | GuestError::Broken(_)) => {
+                // One that is ending has closed its door a moment before it is gone.
+                if let Ok(running) = self.running(id) {
+                    body::process::wait_end(&running, std::time::Duration::from_secs(2));
+                }
+                self.running(id).err().unwrap_or_else(|| failures::guest(error))
+            }
             error => failures::guest(error),
         }
     }

@@ -20,6 +20,8 @@ use serde_json::{Value, json};
 
 use crate::{Fleet, held};
 
+/// The timeout of a lease that has no end.
+const ENDLESS: u64 = u64::MAX;
 const FILE: &str = "lease.json";
 const FILE_LEN_MAX: u64 = 1 << 20;
 
@@ -104,6 +106,11 @@ impl Lease {
         }
     }
 
+    /// A lease that ends when its Body is removed.
+    pub fn endless() -> Self {
+        Self { deadline_ms: None, timeout_ms: ENDLESS, ..Self::new(Duration::ZERO, Then::Kill) }
+    }
+
     /// Moves the deadline to `timeout` from now.
     pub fn extend(&mut self, timeout: Duration) {
         self.deadline_ms = Some(after(timeout));
@@ -168,7 +175,9 @@ impl Fleet {
     pub(crate) fn lease_wakes(&self, id: &BodyId) -> Result<(), Failure> {
         self.change_if_leased(id, |lease| {
             lease.paused = None;
-            lease.extend(Duration::from_millis(lease.timeout_ms));
+            if lease.timeout_ms != ENDLESS {
+                lease.extend(Duration::from_millis(lease.timeout_ms));
+            }
             lease.since = store::clock::now();
         })
     }
