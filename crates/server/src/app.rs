@@ -9,7 +9,7 @@ use std::{
 use fleet::Fleet;
 use proto::{Failure, Kind};
 
-use crate::{Config, audit::Audit, e2b::Once, keys::Keys, samples::Samples, streams::Streams, timer::Timer};
+use crate::{Config, audit::Audit, e2b::Once, keys::Keys, samples::Samples, streams::Streams, timer::Timer, v1::Services};
 
 /// What every request can reach; a clone is the same one.
 #[derive(Debug, Clone)]
@@ -27,10 +27,13 @@ struct Inner {
     samples: Samples,
     streams: Streams,
     timer: Timer,
+    services: Services,
 }
 
 impl App {
     pub(crate) fn new(fleet: Fleet, keys: Keys, config: Config, address: SocketAddr) -> Self {
+        let services = Services::default();
+        services.limits().bound(&config.bounds);
         Self(Arc::new(Inner {
             fleet,
             keys,
@@ -42,6 +45,7 @@ impl App {
             samples: Samples::default(),
             streams: Streams::default(),
             timer: Timer::default(),
+            services,
         }))
     }
 
@@ -93,6 +97,11 @@ impl App {
     /// Deadlines of Bodies.
     pub(crate) fn timer(&self) -> &Timer {
         &self.0.timer
+    }
+
+    /// What the native API keeps between requests.
+    pub(crate) fn services(&self) -> &Services {
+        &self.0.services
     }
 
     /// Does on a thread of its own what makes, ends or looks at Bodies: most of that waits for the kernel or the disk.

@@ -2,6 +2,8 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
+use crate::{Bounds, Tls};
+
 /// The port where nobody says another.
 pub const PORT: u16 = 3900;
 
@@ -16,6 +18,10 @@ pub struct Config {
     pub exposure: Exposure,
     /// Name under which ports of Bodies are reached: `<port>-<body>.<domain>`.
     pub domain: String,
+    /// How much there is for everybody.
+    pub bounds: Bounds,
+    /// How what is said is encrypted.
+    pub tls: Tls,
 }
 
 /// Whether callers may come from other machines.
@@ -30,6 +36,6 @@ pub enum Exposure {
 impl Config {
     /// On this machine only.
     pub fn new(fleet: fleet::Config) -> Self {
-        Self { fleet, listen: SocketAddr::from((Ipv4Addr::LOCALHOST, PORT)), exposure: Exposure::Guarded, domain: "localhost".into() }
+        Self { fleet, listen: SocketAddr::from((Ipv4Addr::LOCALHOST, PORT)), exposure: Exposure::Guarded, domain: "localhost".into(), bounds: Bounds::default(), tls: Tls::Off }
     }
 }

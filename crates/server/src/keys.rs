@@ -17,6 +17,7 @@ use std::{
 
 use axum::http::{HeaderMap, header};
 use proto::{Failure, Kind, event::hex};
+use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -24,6 +25,7 @@ const FILE: &str = "keys.json";
 const FIRST: &str = "serve.key";
 const FILE_LEN_MAX: u64 = 4 << 20;
 const KEYS_MAX: usize = 1000;
+const NAME_LEN_MAX: usize = 64;
 
 /// What a key is good for; each includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -71,6 +73,27 @@ pub struct Record {
     /// When it was revoked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked_at: Option<String>,
+    /// How much its Bodies may use together.
+    #[serde(default)]
+    pub quota: Quota,
+}
+
+/// How much the Bodies of a key may use together; what is left out is not bounded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Quota {
+    /// Bodies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bodies: Option<u64>,
+    /// Processor time in thousandths of one processor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_milli: Option<u64>,
+    /// Memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// What they may write.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_bytes: Option<u64>,
 }
 
 /// All keys of a data directory.
@@ -88,9 +111,14 @@ struct Known {
 }
 
 impl Keys {
+    /// The keys of a data directory, as they are.
+    pub fn at(data: &Path) -> Self {
+        Self { file: data.join(FILE), known: Mutex::default() }
+    }
+
     /// Reads the keys, and makes the first where there is none.
     pub fn open(data: &Path) -> Result<(Self, Option<NewKey>), Failure> {
-        let keys = Self { file: data.join(FILE), known: Mutex::default() };
+        let keys = Self::at(data);
         if !keys.all()?.is_empty() {
             return Ok((keys, None));
         }
@@ -106,8 +134,19 @@ impl Keys {
         Ok(known.records.clone())
     }
 
-    /// Makes a key.
+    /// Makes a key without a quota.
     pub fn make(&self, name: &str, scope: Scope) -> Result<NewKey, Failure> {
+        self.make_with(name, scope, Quota::default())
+    }
+
+    /// How much the Bodies of a key may use together; none if there is no such key.
+    pub fn quota(&self, id: &str) -> Option<Quota> {
+        self.all().ok()?.into_iter().find(|record| record.id == id).map(|record| record.quota)
+    }
+
+    /// Makes a key.
+    pub fn make_with(&self, name: &str, scope: Scope, quota: Quota) -> Result<NewKey, Failure> {
+        check_name(name)?;
         let drawn: [u8; 24] = random().map_err(|error| Failure::new(Kind::Host, "cannot draw a key").because(error))?;
         let (id, secret) = (hex(&drawn[..4]), format!("e2b_{}", hex(&drawn[4..])));
         let record = Record {
@@ -117,6 +156,7 @@ impl Keys {
             sha256: digest(&secret),
             created_at: fleet::clock::now(),
             revoked_at: None,
+            quota,
         };
         self.change(|records| {
             if records.len() >= KEYS_MAX {
@@ -170,6 +210,11 @@ impl Keys {
 
     fn change(&self, act: impl FnOnce(&mut Vec<Record>) -> Result<(), Failure>) -> Result<(), Failure> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another `pal` may change them at the same time: one after the other, and neither change is lost.
+        let turn = fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(self.file.with_extension("lock"));
+        let turn = turn.map_err(cannot_write)?;
+        flock(&turn, FlockOperation::LockExclusive).map_err(|errno| cannot_write(errno.into()))?;
+        known.changed = None;
         self.refresh(&mut known)?;
         let mut records = known.records.clone();
         act(&mut records)?;
@@ -189,6 +234,13 @@ pub fn sent(headers: &HeaderMap) -> Option<&str> {
 /// Compares hashes, so that the time it takes tells nothing about the texts.
 pub fn same(one: &[u8], other: &[u8]) -> bool {
     Sha256::digest(one) == Sha256::digest(other)
+}
+
+fn check_name(name: &str) -> Result<(), Failure> {
+    if (1..=NAME_LEN_MAX).contains(&name.chars().count()) && !name.chars().any(char::is_control) {
+        return Ok(());
+    }
+    Err(Failure::new(Kind::Usage, format!("{:?} cannot name a key", proto::text::visible(name))).hint(format!("use 1 to {NAME_LEN_MAX} characters")))
 }
 
 fn digest(secret: &str) -> String {

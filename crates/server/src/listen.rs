@@ -3,13 +3,17 @@
 //! Invariant: at most [`CONNECTIONS_MAX`] connections; one more waits in the kernel's queue until another ends.
 //! Trust: a caller that sends its head slowly or never is cut off.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     Router,
     body::Body,
     extract::Request,
-    http::StatusCode,
+    http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
@@ -20,6 +24,7 @@ use tokio::{
     sync::{Semaphore, watch},
 };
 use tower::ServiceExt;
+use tracing::Instrument;
 
 use crate::{
     App,
@@ -28,18 +33,20 @@ use crate::{
     e2b::Refusal,
     proxy, route,
     route::Route,
+    tls::Acceptor,
 };
 
 const CONNECTIONS_MAX: usize = 8192;
 const HEADERS_MAX: usize = 128;
 const BUFFER_LEN_MAX: usize = 256 * 1024;
 const HEAD_WAIT: Duration = Duration::from_secs(30);
+const HANDSHAKE_WAIT: Duration = Duration::from_secs(10);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How long answers under way have to finish when the server stops.
 const STOP_WAIT: Duration = Duration::from_secs(5);
 
 /// Serves until `stop` is done, then lets answers under way finish for a while.
-pub async fn serve(listener: TcpListener, app: App, router: Router, stop: impl Future<Output = ()>) {
+pub async fn serve(listener: TcpListener, tls: Option<Acceptor>, app: App, router: Router, stop: impl Future<Output = ()>) {
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let (stopping, heard) = watch::channel(());
     let mut stop = std::pin::pin!(stop);
@@ -59,10 +66,17 @@ pub async fn serve(listener: TcpListener, app: App, router: Router, stop: impl F
         };
         let _ = stream.set_nodelay(true);
         let (stream, abort) = Breakable::new(stream);
-        let connection = connection(stream, abort, app.clone(), router.clone(), heard.clone());
+        let (app, router, heard, tls) = (app.clone(), router.clone(), heard.clone(), tls.clone());
         tokio::spawn(async move {
             let _slot = slot;
-            connection.await;
+            match tls {
+                None => connection(stream, abort, app, router, heard).await,
+                Some(tls) => {
+                    if let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_WAIT, tls.0.accept(stream)).await {
+                        connection(stream, abort, app, router, heard).await;
+                    }
+                }
+            }
         });
     }
     drop((listener, stopping));
@@ -95,12 +109,36 @@ where
     let _ = connection.await;
 }
 
+/// Answers, counts the answer, and says when to come again where it is a matter of time.
 async fn answer(app: App, router: Router, request: Request) -> Response {
-    match route::of(&app, &request) {
-        Route::Body(target) => proxy::pass(app, target, request).await,
-        Route::Signed => proxy::pass_signed(app, request).await,
+    let began = Instant::now();
+    let method = request.method().clone();
+    let route = route::of(&app, &request);
+    let surface = match &route {
+        Route::Body(_) | Route::Signed => "body",
+        Route::Control => "control",
+        Route::Foreign(_) => "foreign",
+    };
+    let span = tracing::info_span!("request", surface, %method, path = request.uri().path());
+    let mut response = answer_by(route, &app, router, request).instrument(span).await;
+    app.services().metrics().answered(surface, &method, response.status(), began.elapsed());
+    let later = match response.status() {
+        StatusCode::TOO_MANY_REQUESTS => Some("1"),
+        StatusCode::SERVICE_UNAVAILABLE => Some("5"),
+        _ => None,
+    };
+    if let (Some(seconds), true) = (later, surface == "control") {
+        response.headers_mut().entry(header::RETRY_AFTER).or_insert(HeaderValue::from_static(seconds));
+    }
+    response
+}
+
+async fn answer_by(route: Route, app: &App, router: Router, request: Request) -> Response {
+    match route {
+        Route::Body(target) => proxy::pass(app.clone(), target, request).await,
+        Route::Signed => proxy::pass_signed(app.clone(), request).await,
         Route::Foreign(why) => {
-            audit::denied(&app, None, request.method(), request.uri(), why).await;
+            audit::denied(app, None, request.method(), request.uri(), why).await;
             Refusal::new(StatusCode::FORBIDDEN, why).into_response()
         }
         Route::Control => match router.oneshot(request).await {

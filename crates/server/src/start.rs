@@ -8,11 +8,11 @@ use proto::{Failure, Kind};
 use tokio::net::TcpListener;
 
 use crate::{
-    App, Config, Exposure, e2b,
+    App, Config, Exposure, Tls, e2b,
     keys::{Keys, NewKey},
     listen,
     lock::Lock,
-    samples, timer, v1,
+    samples, timer, tls, v1,
 };
 
 /// A server that can be reached.
@@ -20,6 +20,7 @@ use crate::{
 pub struct Server {
     app: App,
     listener: TcpListener,
+    tls: Option<tls::Acceptor>,
     first_key: Option<NewKey>,
     /// Held until the server is gone.
     _lock: Lock,
@@ -32,6 +33,7 @@ impl Server {
         let fleet = Fleet::open_to_serve(config.fleet.clone())?;
         let mut lock = Lock::take(fleet.data())?;
         let (keys, first_key) = Keys::open(fleet.data())?;
+        let tls = tls::acceptor(&config, fleet.data())?;
         let busy = |error| {
             Failure::new(Kind::Host, format!("cannot listen at {}", config.listen)).because(error).hint("choose another address: pal serve --listen 127.0.0.1:0")
         };
@@ -39,7 +41,7 @@ impl Server {
         let address = listener.local_addr().map_err(busy)?;
         lock.tell(address).map_err(|error| Failure::new(Kind::Host, "cannot say where the server is").because(error))?;
         let app = App::new(fleet, keys, config, address);
-        Ok(Self { app, listener, first_key, _lock: lock })
+        Ok(Self { app, listener, tls, first_key, _lock: lock })
     }
 
     /// Where it can be reached.
@@ -61,7 +63,7 @@ impl Server {
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let router = router(&self.app).with_state(self.app.clone());
         let helpers = [tokio::spawn(timer::run(self.app.clone())), tokio::spawn(samples::run(self.app.clone()))];
-        listen::serve(self.listener, self.app, router, stop).await;
+        listen::serve(self.listener, self.tls, self.app, router, stop).await;
         helpers.iter().for_each(tokio::task::JoinHandle::abort);
     }
 }
@@ -72,10 +74,11 @@ fn router(app: &App) -> Router<App> {
 }
 
 fn check_exposure(config: &Config) -> Result<(), Failure> {
-    if config.listen.ip().is_loopback() || config.exposure == Exposure::Open {
+    if config.listen.ip().is_loopback() || config.exposure == Exposure::Open || config.tls != Tls::Off {
         return Ok(());
     }
     Err(Failure::new(Kind::Denied, format!("{} can be reached from other machines, and keys would travel in plain text", config.listen))
         .hint("listen on this machine only: pal serve --listen 127.0.0.1:3900")
+        .hint("or encrypt what is said: pal serve --tls")
         .hint("or, behind a proxy that encrypts or in a network you trust: pal serve --insecure"))
 }

@@ -14,7 +14,7 @@ use fleet::Durability;
 
 pub use body::BodyArgs;
 pub use exec::{Exec, Run, Shell, Wires};
-pub use serve::Serve;
+pub use serve::{Keys, KeysCommand, NewKey, Serve};
 pub use templates::{Setup, Templates, TemplatesCommand};
 pub use verbs::{
     Bodies, Body, Completions, Copy, Events, EventsCommand, Fork, Gc, Remove, Snapshot, Snapshots, Stop,
@@ -143,6 +143,7 @@ pub enum Command {
     Doctor,
     Gc(Gc),
     Serve(Serve),
+    Keys(Keys),
     Completions(Completions),
 }
 

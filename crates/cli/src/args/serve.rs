@@ -1,6 +1,10 @@
 //! `pal serve`.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, path::PathBuf};
+
+use proto::Size;
+
+use super::values;
 
 /// Serve the Bodies over HTTP: programs written for E2B run unchanged.
 ///
@@ -19,4 +23,74 @@ pub struct Serve {
     /// Listen beyond this machine without encryption
     #[arg(long)]
     pub insecure: bool,
+    /// Encrypt what is said, with a certificate of our own making unless one is given
+    #[arg(long)]
+    pub tls: bool,
+    /// Use this certificate chain, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls", requires = "key")]
+    pub cert: Option<PathBuf>,
+    /// Use this key of the certificate, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls", requires = "cert")]
+    pub key: Option<PathBuf>,
+    /// Refuse to make more Bodies than this
+    #[arg(long, value_name = "COUNT", value_parser = values::count, default_value = "2000")]
+    pub max_bodies: u32,
+    /// Make no Body while the host has less free memory than this
+    #[arg(long, value_name = "SIZE", value_parser = values::size, default_value = "256MiB")]
+    pub reserve: Size,
+}
+
+/// Make, list and revoke the API keys of `pal serve`.
+///
+/// Example: pal keys create ci --scope run --bodies 10
+#[derive(Debug, clap::Args)]
+pub struct Keys {
+    /// What to do
+    #[command(subcommand)]
+    pub command: KeysCommand,
+}
+
+/// What to do with keys.
+#[derive(Debug, clap::Subcommand)]
+pub enum KeysCommand {
+    /// Make a key, and show it this once.
+    ///
+    /// Example: pal keys create ci --scope run
+    Create(NewKey),
+    /// List the keys.
+    ///
+    /// Example: pal keys ls
+    #[command(visible_alias = "list")]
+    Ls,
+    /// Make keys worthless, from the next request on.
+    ///
+    /// Example: pal keys revoke 1a2b3c4d
+    Revoke {
+        /// Which, by id
+        #[arg(value_name = "KEY", required = true)]
+        keys: Vec<String>,
+    },
+}
+
+/// A key to be made.
+#[derive(Debug, clap::Args)]
+pub struct NewKey {
+    /// Call it this
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Let it do this: read (look), run (make, use and end Bodies), admin (everything)
+    #[arg(long, value_name = "SCOPE", default_value = "run", value_parser = ["read", "run", "admin"])]
+    pub scope: String,
+    /// Let it have this many Bodies at once
+    #[arg(long, value_name = "COUNT", value_parser = values::count)]
+    pub bodies: Option<u32>,
+    /// Let its Bodies use this many processors together
+    #[arg(long, value_name = "COUNT", value_parser = values::cpus)]
+    pub cpus: Option<u32>,
+    /// Let its Bodies use this much memory together
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
+    pub memory: Option<Size>,
+    /// Let its Bodies write this much together
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
+    pub disk: Option<Size>,
 }

@@ -8,6 +8,7 @@ mod events;
 mod exec;
 mod gc;
 mod inspect;
+mod keys;
 mod life;
 mod list;
 mod logs;
@@ -85,6 +86,7 @@ async fn act(
         Command::Templates(args) => templates::templates(&fleet()?, args, format).await,
         Command::Setup(args) => templates::setup(&fleet()?, &args.template, format),
         Command::Events(args) => events::events(&fleet()?, args, format).await,
+        Command::Keys(args) => keys::keys(&fleet()?, &args.command, format),
         Command::Doctor => doctor::doctor(&fleet()?, format).await,
         Command::Gc(args) => gc::gc(&fleet()?, args.dry_run, format).await,
         Command::Completions(_) | Command::Serve(_) => Ok(()),

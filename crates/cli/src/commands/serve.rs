@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 
 use proto::{Failure, Kind};
 use serde_json::json;
-use server::{Exposure, Server};
+use server::{Bounds, Exposure, Server, Tls};
 use tokio::{
     runtime::Builder,
     signal::unix::{SignalKind, signal},
@@ -18,7 +18,13 @@ use crate::{
 /// Serves until somebody says stop.
 pub fn serve(args: &Serve, fleet: fleet::Config, format: Format) -> Result<u8, Failure> {
     let exposure = if args.insecure { Exposure::Open } else { Exposure::Guarded };
-    let config = server::Config { listen: args.listen, exposure, domain: args.domain.clone(), ..server::Config::new(fleet) };
+    let tls = match (args.tls, &args.cert, &args.key) {
+        (false, ..) => Tls::Off,
+        (true, Some(cert), Some(key)) => Tls::Given { cert: cert.clone(), key: key.clone() },
+        (true, ..) => Tls::SelfMade,
+    };
+    let bounds = Bounds { bodies_max: args.max_bodies as usize, memory_reserve: args.reserve, ..Bounds::default() };
+    let config = server::Config { listen: args.listen, exposure, domain: args.domain.clone(), bounds, tls, ..server::Config::new(fleet) };
     let runtime = Builder::new_multi_thread().enable_all().thread_name("pal-serve").build();
     // Never dropped: answers that were let finish have done so, and nobody waits for the rest.
     let runtime = ManuallyDrop::new(runtime.map_err(|error| Failure::new(Kind::Host, "cannot start threads").because(error))?);
@@ -44,12 +50,18 @@ fn asked_to_stop() -> Result<impl Future<Output = ()>, Failure> {
 }
 
 fn tell(server: &Server, format: Format) -> Result<(), Failure> {
-    let url = format!("http://{}", server.address());
+    let config = server.app().config();
+    let scheme = if config.tls == Tls::Off { "http" } else { "https" };
+    let url = format!("{scheme}://{}", server.address());
+    let certificate = server::certificate(config);
     let key = server.first_key().map(|key| key.secret.as_str());
     if format == Format::Json {
         return output::json(&json!({ "url": url, "key": key, "pid": std::process::id() }));
     }
     output::line(format_args!("serving at {url}"))?;
+    if let Some(certificate) = &certificate {
+        output::talk(&format!("callers must trust this certificate of our own making: {}", certificate.display()));
+    }
     let shown = key.unwrap_or("e2b_…");
     output::talk(&format!(
         "programs written for E2B run unchanged with\n  export E2B_API_URL={url} E2B_SANDBOX_URL={url} E2B_API_KEY={shown}"

@@ -1,19 +1,98 @@
-//! The native API.
+//! The native API: everything `pal` can do, in the words of the glossary, described by `/openapi.json`.
+//!
+//! Invariant: every refusal is an [`error::ErrorBody`], built from `proto`'s one table.
+//! Invariant: a key sees and touches the Bodies it asked for, and an admin's every Body; to others a Body is not there.
 
-use axum::{Json, Router, http::StatusCode, routing::get};
-use serde_json::{Value, json};
+mod bodies;
+mod error;
+mod events;
+mod exec;
+mod files;
+mod host;
+mod page;
+mod pty;
+mod services;
+mod shapes;
+mod snapshots;
+mod take;
+
+use axum::{
+    Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::IntoResponse,
+    routing::get,
+};
+use proto::{Failure, Kind};
+use utoipa::{
+    Modify, OpenApi,
+    openapi::{
+        SecurityRequirement,
+        security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
+    },
+};
+use utoipa_axum::router::OpenApiRouter;
 
 use crate::App;
 
+pub use services::Services;
+
+#[derive(OpenApi)]
+#[openapi(info(title = "Palisade", description = "Every AI agent a computer of its own, on yours."), modifiers(&Keyed))]
+struct Document;
+
+/// Every route wants a key.
+struct Keyed;
+
+impl Modify for Keyed {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let scheme = SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build());
+        document.components.get_or_insert_default().add_security_scheme("key", scheme);
+        document.security = Some(vec![SecurityRequirement::new("key", Vec::<String>::new())]);
+    }
+}
+
 /// Its routes.
 pub fn router() -> Router<App> {
-    Router::new().route("/health", get(health)).route("/v1/version", get(version))
+    let (router, document) = described();
+    let text = document.to_json().unwrap_or_default();
+    let v1 = router
+        .fallback(async || Refused(StatusCode::NOT_FOUND, "there is no such route"))
+        .method_not_allowed_fallback(async || Refused(StatusCode::METHOD_NOT_ALLOWED, "this route has no such method"));
+    Router::new()
+        .route("/health", get(async || StatusCode::NO_CONTENT))
+        .route("/openapi.json", get(move |_: take::Reader| async move { ([(header::CONTENT_TYPE, "application/json")], text) }))
+        .route("/metrics", get(metrics))
+        .nest("/v1", v1)
 }
 
-async fn health() -> StatusCode {
-    StatusCode::NO_CONTENT
+fn described() -> (Router<App>, utoipa::openapi::OpenApi) {
+    let all = OpenApiRouter::new()
+        .merge(bodies::router())
+        .merge(exec::router())
+        .merge(files::router())
+        .merge(pty::router())
+        .merge(snapshots::router())
+        .merge(events::router())
+        .merge(host::router());
+    let (router, paths) = all.split_for_parts();
+    let mut document = Document::openapi();
+    document.info.version = env!("CARGO_PKG_VERSION").into();
+    (router, document.nest("/v1", paths))
 }
 
-async fn version() -> Json<Value> {
-    Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
+/// A refusal of the router itself.
+struct Refused(StatusCode, &'static str);
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> axum::response::Response {
+        let kind = if self.0 == StatusCode::NOT_FOUND { Kind::NotFound } else { Kind::Usage };
+        error::Refusal::with(self.0, Failure::new(kind, self.1).hint("see what there is: GET /openapi.json")).into_response()
+    }
 }
+
+async fn metrics(app: State<App>, _: take::Reader) -> Result<impl IntoResponse, error::Refusal> {
+    let text = crate::metrics::text(&app.0).await?;
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
+}
+

@@ -1,0 +1,79 @@
+//! `pal keys`: who may call `pal serve`.
+
+use fleet::Fleet;
+use proto::Failure;
+use serde_json::json;
+use server::{Keys, Quota, Scope};
+
+use crate::{
+    age,
+    args::{KeysCommand, NewKey},
+    output::{self, Format},
+    table::Table,
+};
+
+/// Makes, lists or revokes keys. A server that runs knows at once.
+pub fn keys(fleet: &Fleet, command: &KeysCommand, format: Format) -> Result<(), Failure> {
+    let keys = Keys::at(fleet.data());
+    match command {
+        KeysCommand::Create(args) => create(fleet, &keys, args, format),
+        KeysCommand::Ls => list(&keys, format),
+        KeysCommand::Revoke { keys: ids } => ids.iter().try_for_each(|id| revoke(fleet, &keys, id, format)),
+    }
+}
+
+fn create(fleet: &Fleet, keys: &Keys, args: &NewKey, format: Format) -> Result<(), Failure> {
+    let scope = match args.scope.as_str() {
+        "read" => Scope::Read,
+        "admin" => Scope::Admin,
+        _ => Scope::Run,
+    };
+    let quota = Quota {
+        bodies: args.bodies.map(u64::from),
+        cpu_milli: args.cpus.map(u64::from),
+        memory_bytes: args.memory.map(|size| size.0),
+        disk_bytes: args.disk.map(|size| size.0),
+    };
+    let made = keys.make_with(&args.name, scope, quota)?;
+    fleet.note("key.created", json!({ "key": made.id, "name": args.name, "scope": scope, "quota": quota }))?;
+    match format {
+        Format::Text => {
+            output::line(&made.secret)?;
+            output::talk(&format!("key {} was made now and is not shown again", made.id));
+            Ok(())
+        }
+        Format::Json => output::json(&json!({ "id": made.id, "secret": made.secret })),
+    }
+}
+
+fn list(keys: &Keys, format: Format) -> Result<(), Failure> {
+    let records = keys.all()?;
+    if format == Format::Json {
+        let shown = records.iter().map(|record| {
+            json!({ "id": record.id, "name": record.name, "scope": record.scope, "quota": record.quota,
+                "created_at": record.created_at, "revoked_at": record.revoked_at })
+        });
+        return output::json(&shown.collect::<Vec<_>>());
+    }
+    if records.is_empty() {
+        output::talk("no keys\n  hint: make one with `pal keys create NAME`");
+        return Ok(());
+    }
+    let mut table = Table::new(&["ID", "NAME", "SCOPE", "STATE", "AGE"]);
+    for record in &records {
+        let scope = json!(record.scope);
+        let state = if record.revoked_at.is_some() { "revoked" } else { "valid" };
+        let name = proto::text::visible(&record.name);
+        table.row([&record.id, &name, scope.as_str().unwrap_or_default(), state, &age::since(&record.created_at)]);
+    }
+    output::data(table.render("").as_bytes())
+}
+
+fn revoke(fleet: &Fleet, keys: &Keys, id: &str, format: Format) -> Result<(), Failure> {
+    keys.revoke(id)?;
+    fleet.note("key.revoked", json!({ "key": id }))?;
+    match format {
+        Format::Text => output::line(id),
+        Format::Json => output::json(&json!({ "id": id })),
+    }
+}

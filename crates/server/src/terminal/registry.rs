@@ -1,0 +1,138 @@
+//! Which terminals are held here, and how one that is asked for is found or made.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex as Plain, MutexGuard, PoisonError},
+};
+
+use fleet::{ExecRequest, TtySize};
+use proto::{BodyId, Failure, Kind};
+use tokio::sync::{Mutex, oneshot};
+
+use super::{
+    actor::{Actor, Order, Orders},
+    tag,
+    viewer::{Right, Seat},
+};
+use crate::App;
+
+/// How often a terminal that ends in this very moment is asked for again.
+const TRIES: usize = 3;
+
+type Key = (BodyId, String);
+type Slot = Arc<Mutex<Option<Orders>>>;
+
+/// All terminals that this server holds.
+#[derive(Debug, Clone, Default)]
+pub struct Terminals(Arc<Plain<HashMap<Key, Slot>>>);
+
+/// A terminal that is asked for.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    /// Where.
+    pub body: BodyId,
+    /// Which.
+    pub name: String,
+    /// What the caller may do.
+    pub right: Right,
+    /// How large it is to be; of one that runs, none leaves it as it is.
+    pub size: Option<TtySize>,
+    /// What runs in it, if it must be made.
+    pub command: ExecRequest,
+}
+
+impl Terminals {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.slots().len()
+    }
+
+    /// A seat at a terminal, which is made if there is none and the caller may type.
+    pub async fn join(&self, app: &App, asked: &Asked) -> Result<(Seat, Orders), Failure> {
+        for _ in 0..TRIES {
+            let orders = self.find_or_make(app, asked).await?;
+            let size = asked.size.filter(|_| asked.right == Right::Type);
+            let (answer, seat) = oneshot::channel();
+            if orders.send(Order::Join(asked.right, size, answer)).await.is_err() {
+                continue;
+            }
+            match seat.await {
+                Ok(Some(seat)) => {
+                    if let Some(size) = size {
+                        seat.control.0.resize(size).await?;
+                    }
+                    return Ok((seat, orders));
+                }
+                Ok(None) => return Err(Failure::new(Kind::Limit, "too many watch this terminal").hint("close one that you no longer need")),
+                Err(_) => continue,
+            }
+        }
+        Err(Failure::new(Kind::Conflict, format!("terminal {:?} has just ended", asked.name)).hint("connect again to begin a new one"))
+    }
+
+    async fn find_or_make(&self, app: &App, asked: &Asked) -> Result<Orders, Failure> {
+        let key = (asked.body.clone(), asked.name.clone());
+        let slot = self.slots().entry(key.clone()).or_default().clone();
+        // Two who ask for the same terminal at once get the same one.
+        let mut held = slot.lock().await;
+        if let Some(orders) = held.as_ref().filter(|orders| !orders.is_closed()) {
+            return Ok(orders.clone());
+        }
+        let begun = self.begin(app, asked).await;
+        match begun {
+            Ok(orders) => {
+                *held = Some(orders.clone());
+                Ok(orders)
+            }
+            Err(failure) => {
+                drop(held);
+                drop(slot);
+                self.forget(&key);
+                Err(failure)
+            }
+        }
+    }
+
+    /// Starts the task of a terminal; answers when its command is found or has started.
+    async fn begin(&self, app: &App, asked: &Asked) -> Result<Orders, Failure> {
+        let (told, answer) = oneshot::channel();
+        let (app, terminals, asked) = (app.clone(), self.clone(), asked.clone());
+        tokio::spawn(async move {
+            let fleet = app.fleet();
+            let tag = tag(&asked.name);
+            let found = match fleet.attach(&asked.body, &tag).await {
+                Ok(Some(exec)) => Ok(exec),
+                Ok(None) if asked.right == Right::Watch => Err(Failure::new(Kind::NotFound, format!("Body {} has no terminal {:?}", asked.body, asked.name))
+                    .hint("connect without `mode=watch` to begin one")),
+                Ok(None) => fleet.exec(&asked.body, ExecRequest { tag: Some(tag), ..asked.command.clone() }).await,
+                Err(failure) => Err(failure),
+            };
+            match found {
+                Ok(exec) => {
+                    let size = asked.size.or(asked.command.tty).unwrap_or(TtySize { cols: 80, rows: 24 });
+                    let (actor, orders) = Actor::new(size);
+                    let _ = told.send(Ok(orders));
+                    actor.run(exec).await;
+                    terminals.forget(&(asked.body, asked.name));
+                }
+                Err(failure) => drop(told.send(Err(failure))),
+            }
+        });
+        answer.await.unwrap_or_else(|_| Err(Failure::new(Kind::Internal, "the terminal's task was lost")))
+    }
+
+    /// Drops the slot of a terminal that has ended, unless somebody is asking for it right now.
+    fn forget(&self, key: &Key) {
+        let mut slots = self.slots();
+        let unused = |slot: &Slot| {
+            Arc::strong_count(slot) == 1 && slot.try_lock().is_ok_and(|held| held.as_ref().is_none_or(Orders::is_closed))
+        };
+        if slots.get(key).is_some_and(unused) {
+            slots.remove(key);
+        }
+    }
+
+    fn slots(&self) -> MutexGuard<'_, HashMap<Key, Slot>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

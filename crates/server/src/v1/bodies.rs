@@ -1,0 +1,407 @@
+//! Bodies: make, find, change their life, fork, remove.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use axum::{
+    Json,
+    http::{HeaderMap, StatusCode},
+};
+use fleet::{Create, Fleet, Force, Lease, Then, View};
+use proto::{
+    BodyId, Failure, Kind, Spec,
+    spec::{Access, Mount},
+};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::{
+    error::{ErrorBody, Refusal},
+    page::{self, Page, PageQuery},
+    shapes::{Body, BodyStatus, OnTimeout, Ports, WantedLayer, WantedLimits},
+    take::{Asked, Body as Sent, OfBody, Reader, Runner, no_body},
+};
+use crate::{App, Caller, Scope, limits};
+
+const METADATA_MAX: usize = 64;
+const METADATA_LEN_MAX: usize = 4096;
+/// A year.
+const TIMEOUT_MS_MAX: u64 = 365 * 24 * 3600 * 1000;
+const IDEMPOTENCY_LEN_MAX: usize = 255;
+const GRACE: Duration = Duration::from_secs(5);
+const GRACE_MAX: Duration = Duration::from_secs(60);
+
+pub fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(list, create))
+        .routes(routes!(get, remove))
+        .routes(routes!(start))
+        .routes(routes!(stop))
+        .routes(routes!(pause))
+        .routes(routes!(resume))
+        .routes(routes!(fork))
+        .routes(routes!(access))
+}
+
+/// A Body to be made.
+#[derive(Debug, Clone, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewBody {
+    /// What it starts from: `host`, a template, or the id or name of a snapshot.
+    #[schema(min_length = 1, max_length = 128, default = "host")]
+    pub template: Option<String>,
+    /// How it is held; without, the strongest that this host runs at interactive speed.
+    pub layer: Option<WantedLayer>,
+    /// Limits that differ from the host's defaults.
+    pub limits: Option<WantedLimits>,
+    /// Environment of every process in it.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// What it sees of the host by name; only keys of scope `admin` may ask for that.
+    #[serde(default)]
+    #[schema(max_items = 64)]
+    pub mounts: Vec<WantedMount>,
+    /// Where commands run.
+    #[schema(max_length = 4095)]
+    pub workdir: Option<String>,
+    /// Who runs commands.
+    #[schema(max_length = 64)]
+    pub user: Option<String>,
+    /// What its owner writes on it.
+    #[serde(default)]
+    pub metadata: BTreeMap<String, String>,
+    /// How long it is kept; without, until it is removed.
+    #[schema(minimum = 1, maximum = 31536000000u64)]
+    pub timeout_ms: Option<u64>,
+    /// What becomes of it then.
+    #[serde(default)]
+    pub on_timeout: OnTimeout,
+    /// Who may reach its ports.
+    #[serde(default)]
+    pub ports: Ports,
+}
+
+/// A directory or file of the host that a Body is to see.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WantedMount {
+    /// Where it is on the host.
+    pub source: String,
+    /// Where the Body sees it.
+    pub target: String,
+    /// Whether the Body may change it.
+    #[serde(default)]
+    pub writable: bool,
+}
+
+/// Which Bodies.
+#[derive(Debug, Clone, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListQuery {
+    /// At most so many.
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    pub limit: Option<u16>,
+    /// Where the page begins: `next` of the page before it.
+    #[param(max_length = 256)]
+    pub cursor: Option<String>,
+    /// Only Bodies of that status.
+    #[param(inline)]
+    pub status: Option<BodyStatus>,
+}
+
+/// List the Bodies of this key, oldest first; a key of scope `admin` sees all.
+#[utoipa::path(get, path = "/bodies", operation_id = "list_bodies", tag = "bodies", params(ListQuery),
+    responses((status = 200, description = "A page of Bodies", body = Page<Body>), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn list(state: axum::extract::State<App>, Reader(caller): Reader, Asked(query): Asked<ListQuery>) -> Result<Json<Page<Body>>, Refusal> {
+    let app = state.0;
+    let bodies = app.blocking(async move |fleet: &Fleet| {
+        let views = fleet.list()?.into_iter().map(|view| (fleet.lease(view.id()).ok().flatten(), view));
+        Ok(views.filter(|(lease, _)| may_see(&caller, lease.as_ref())).map(|(lease, view)| Body::new(view, lease)).collect::<Vec<_>>())
+    });
+    let bodies = bodies.await?.into_iter().filter(|body| query.status.is_none_or(|status| body.status == status)).collect();
+    let query = PageQuery { limit: query.limit, cursor: query.cursor };
+    Ok(Json(page::page(bodies, &query, |body: &Body| format!("{} {}", body.created_at, body.id))?))
+}
+
+/// Make a Body and start it.
+///
+/// With an `Idempotency-Key`, asking again with the same key gives the Body that the first request made.
+#[utoipa::path(post, path = "/bodies", operation_id = "create_body", tag = "bodies", request_body = Option<NewBody>,
+    params(("Idempotency-Key" = Option<String>, Header, description = "What tells a repeated request from a new one", min_length = 1, max_length = 255, pattern = "^[A-Za-z0-9_.:-]{1,255}$")),
+    responses((status = 201, description = "Made", body = Body), (status = 200, description = "Made before, by a request with the same key", body = Body),
+        (status = "default", description = "Refused", body = ErrorBody)))]
+async fn create(
+    state: axum::extract::State<App>,
+    Runner(caller): Runner,
+    headers: HeaderMap,
+    wanted: Option<Sent<NewBody>>,
+) -> Result<(StatusCode, Json<Body>), Refusal> {
+    let app = state.0;
+    let request = idempotency(&headers)?.map(|key| format!("{}:{key}", caller.key));
+    // Whoever repeats a request that is still under way waits for it.
+    let _turn = match &request {
+        Some(request) => Some(app.services().turn(request).await),
+        None => None,
+    };
+    if let Some(request) = request.clone()
+        && let Some(view) = app.blocking(async move |fleet: &Fleet| Ok(made_before(fleet, &request))).await?
+    {
+        return Ok((StatusCode::OK, Json(view)));
+    }
+    let wanted = wanted.map(|Sent(wanted)| wanted).unwrap_or_default();
+    let create = wanted.into_create(&caller, request)?;
+    let admitted = limits::admit(&app, &caller, &create).await?;
+    let lease = create.lease.clone();
+    let made = app.blocking(async move |fleet: &Fleet| {
+        let view = fleet.create(create).await;
+        drop(admitted);
+        view
+    });
+    let view = made.await?;
+    if let Some(lease) = &lease {
+        app.timer().note(view.id(), lease);
+    }
+    Ok((StatusCode::CREATED, Json(Body::new(view, lease))))
+}
+
+impl NewBody {
+    fn into_create(self, caller: &Caller, request: Option<String>) -> Result<Create, Failure> {
+        if !self.mounts.is_empty() && caller.scope < Scope::Admin {
+            return Err(Failure::new(Kind::Denied, "only a key of scope admin may show a Body something of the host").hint("leave `mounts` out"));
+        }
+        check_metadata(&self.metadata)?;
+        let then = match self.on_timeout {
+            OnTimeout::Remove => Then::Kill,
+            OnTimeout::Pause => Then::Pause(fleet::Rest::Memory),
+        };
+        let mut lease = match self.timeout_ms {
+            Some(timeout) if timeout == 0 || timeout > TIMEOUT_MS_MAX => {
+                return Err(Failure::new(Kind::Usage, "that is no time to keep a Body").hint(format!("ask for 1 to {TIMEOUT_MS_MAX} ms, or leave it out")));
+            }
+            Some(timeout) => Lease::new(Duration::from_millis(timeout), then),
+            None => Lease::endless(),
+        };
+        lease.owner = Some(caller.key.clone());
+        lease.metadata = self.metadata;
+        lease.request = request;
+        lease.traffic_token = token_for(self.ports)?;
+        let mount = |mount: WantedMount| Mount {
+            source: mount.source.into(),
+            target: mount.target.into(),
+            access: if mount.writable { Access::ReadWrite } else { Access::ReadOnly },
+        };
+        Ok(Create {
+            layer: self.layer.map(Into::into),
+            template: self.template.unwrap_or_else(|| "host".into()),
+            limits: self.limits.unwrap_or_default().into(),
+            env: self.env,
+            mounts: self.mounts.into_iter().map(mount).collect(),
+            workdir: self.workdir,
+            user: self.user,
+            lease: Some(lease),
+            ..Create::kept()
+        })
+    }
+}
+
+fn token_for(ports: Ports) -> Result<Option<String>, Failure> {
+    match ports {
+        Ports::Public => Ok(None),
+        Ports::Private => crate::keys::random::<20>()
+            .map(|drawn| Some(proto::event::hex(&drawn)))
+            .map_err(|error| Failure::new(Kind::Host, "cannot draw a token").because(error)),
+    }
+}
+
+fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), Failure> {
+    let bytes: usize = metadata.iter().map(|(key, value)| key.len() + value.len()).sum();
+    if metadata.len() <= METADATA_MAX && bytes <= METADATA_LEN_MAX {
+        return Ok(());
+    }
+    Err(Failure::new(Kind::Usage, "there is too much metadata").hint(format!("at most {METADATA_MAX} pairs and {METADATA_LEN_MAX} bytes together")))
+}
+
+fn idempotency(headers: &HeaderMap) -> Result<Option<String>, Failure> {
+    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
+    match value.to_str() {
+        Ok(key) if (1..=IDEMPOTENCY_LEN_MAX).contains(&key.len()) && key.as_bytes().iter().all(plain) => Ok(Some(key.to_owned())),
+        _ => Err(Failure::new(Kind::Usage, "that Idempotency-Key cannot be used").hint("use 1 to 255 letters, digits, `-`, `_`, `.` or `:`")),
+    }
+}
+
+fn made_before(fleet: &Fleet, request: &str) -> Option<Body> {
+    let leased = fleet.leased().ok()?;
+    let (id, lease) = leased.into_iter().find(|(_, lease)| lease.request.as_deref() == Some(request))?;
+    let view = fleet.view(&id).ok()?;
+    Some(Body::new(view, Some(lease)))
+}
+
+pub fn may_see(caller: &Caller, lease: Option<&Lease>) -> bool {
+    caller.scope == Scope::Admin || lease.is_some_and(|lease| lease.owner.as_deref() == Some(caller.key.as_str()))
+}
+
+/// A Body that this caller may know of. To others it is not there.
+pub fn own(fleet: &Fleet, caller: &Caller, id: &BodyId) -> Result<(View, Option<Lease>), Failure> {
+    let view = fleet.view(id).map_err(|failure| if failure.kind == Kind::NotFound { no_body(id.as_str()) } else { failure })?;
+    let lease = fleet.lease(id)?;
+    if !may_see(caller, lease.as_ref()) {
+        return Err(no_body(id.as_str()));
+    }
+    Ok((view, lease))
+}
+
+/// Checks that a Body is this caller's.
+pub async fn owned(app: &App, caller: &Caller, id: &BodyId) -> Result<Spec, Failure> {
+    let (caller, id) = (caller.clone(), id.clone());
+    app.blocking(async move |fleet: &Fleet| own(fleet, &caller, &id).map(|(view, _)| view.spec)).await
+}
+
+/// Does something to a Body of this caller, and tells how it is then.
+async fn change<F>(app: &App, caller: Caller, id: BodyId, act: F) -> Result<Json<Body>, Refusal>
+where
+    F: AsyncFnOnce(&Fleet, &BodyId) -> Result<View, Failure> + Send + 'static,
+{
+    let body = app.blocking(async move |fleet: &Fleet| {
+        own(fleet, &caller, &id)?;
+        let view = act(fleet, &id).await?;
+        let lease = fleet.lease(&id)?;
+        Ok(Body::new(view, lease))
+    });
+    Ok(Json(body.await?))
+}
+
+/// Show all that is known of a Body, with what holds it.
+#[utoipa::path(get, path = "/bodies/{id}", operation_id = "get_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")),
+    responses((status = 200, description = "The Body", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn get(state: axum::extract::State<App>, Reader(caller): Reader, OfBody(id): OfBody) -> Result<Json<Body>, Refusal> {
+    let body = state.0.blocking(async move |fleet: &Fleet| own(fleet, &caller, &id).map(|(view, lease)| Body::new(view, lease)));
+    Ok(Json(body.await?))
+}
+
+/// How a Body is removed.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct RemoveQuery {
+    /// End it first if it runs.
+    #[serde(default)]
+    force: bool,
+}
+
+/// Remove a Body and its files.
+#[utoipa::path(delete, path = "/bodies/{id}", operation_id = "remove_body", tag = "bodies", params(("id" = String, Path, description = "Which Body"), RemoveQuery),
+    responses((status = 204, description = "Removed"), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn remove(state: axum::extract::State<App>, Runner(caller): Runner, OfBody(id): OfBody, Asked(query): Asked<RemoveQuery>) -> Result<StatusCode, Refusal> {
+    let force = if query.force { Force::Yes } else { Force::No };
+    let removed = state.0.blocking(async move |fleet: &Fleet| {
+        own(fleet, &caller, &id)?;
+        fleet.remove(&id, force).await
+    });
+    removed.await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Start a Body that is stopped, dead or lost.
+#[utoipa::path(post, path = "/bodies/{id}/start", operation_id = "start_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")),
+    responses((status = 200, description = "It runs", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn start(state: axum::extract::State<App>, Runner(caller): Runner, OfBody(id): OfBody) -> Result<Json<Body>, Refusal> {
+    change(&state.0, caller, id, async |fleet, id| fleet.start(id).await).await
+}
+
+/// How a Body is stopped.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct StopRequest {
+    /// How long processes have to end by themselves; 5000 if left out.
+    #[schema(minimum = 0, maximum = 60000)]
+    grace_ms: Option<u64>,
+}
+
+/// End every process of a Body and keep its files.
+#[utoipa::path(post, path = "/bodies/{id}/stop", operation_id = "stop_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")), request_body = Option<StopRequest>,
+    responses((status = 200, description = "It is stopped", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn stop(state: axum::extract::State<App>, Runner(caller): Runner, OfBody(id): OfBody, asked: Option<Sent<StopRequest>>) -> Result<Json<Body>, Refusal> {
+    let grace = asked.and_then(|Sent(asked)| asked.grace_ms).map_or(GRACE, Duration::from_millis);
+    if grace > GRACE_MAX {
+        return Err(Failure::new(Kind::Usage, "the grace is too long").hint("at most 60000 ms").into());
+    }
+    change(&state.0, caller, id, async move |fleet, id| fleet.stop(id, grace).await).await
+}
+
+/// Freeze every process of a Body.
+#[utoipa::path(post, path = "/bodies/{id}/pause", operation_id = "pause_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")),
+    responses((status = 200, description = "It is paused", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn pause(state: axum::extract::State<App>, Runner(caller): Runner, OfBody(id): OfBody) -> Result<Json<Body>, Refusal> {
+    change(&state.0, caller, id, async |fleet, id| fleet.pause(id).await).await
+}
+
+/// Let the processes of a paused Body go on.
+#[utoipa::path(post, path = "/bodies/{id}/resume", operation_id = "resume_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")),
+    responses((status = 200, description = "It runs", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn resume(state: axum::extract::State<App>, Runner(caller): Runner, OfBody(id): OfBody) -> Result<Json<Body>, Refusal> {
+    change(&state.0, caller, id, async |fleet, id| fleet.resume(id).await).await
+}
+
+/// How many forks.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct ForkRequest {
+    /// How many; 1 if left out.
+    #[schema(minimum = 1, maximum = 100)]
+    count: Option<u32>,
+}
+
+/// Bodies that begin where another is.
+#[derive(Debug, Serialize, ToSchema)]
+struct Forks {
+    /// All of them.
+    items: Vec<Body>,
+}
+
+/// Make Bodies that begin where this one is now.
+#[utoipa::path(post, path = "/bodies/{id}/fork", operation_id = "fork_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")), request_body = Option<ForkRequest>,
+    responses((status = 201, description = "Made", body = Forks), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn fork(
+    state: axum::extract::State<App>,
+    Runner(caller): Runner,
+    OfBody(id): OfBody,
+    asked: Option<Sent<ForkRequest>>,
+) -> Result<(StatusCode, Json<Forks>), Refusal> {
+    let app = state.0;
+    let count = asked.and_then(|Sent(asked)| asked.count).unwrap_or(1);
+    if !(1..=100).contains(&count) {
+        return Err(Failure::new(Kind::Usage, format!("{count} forks cannot be made at once")).hint("ask for 1 to 100").into());
+    }
+    let spec = owned(&app, &caller, &id).await?;
+    let admitted = limits::admit_forks(&app, &caller, &spec, count).await?;
+    let forks = app.blocking(async move |fleet: &Fleet| {
+        let terms = fleet.lease(&id)?;
+        let views = fleet.fork_leased(&id, count, terms.map(|terms| Lease { request: None, ..terms })).await?;
+        drop(admitted);
+        views.into_iter().map(|view| fleet.lease(view.id()).map(|lease| Body::new(view, lease))).collect()
+    });
+    Ok((StatusCode::CREATED, Json(Forks { items: forks.await? })))
+}
+
+/// Who may reach the ports of a Body.
+#[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct AccessRequest {
+    /// Who.
+    ports: Ports,
+}
+
+/// Choose who may reach the ports of a Body. Making them private draws a new token.
+#[utoipa::path(put, path = "/bodies/{id}/access", operation_id = "choose_access", tag = "bodies", params(("id" = String, Path, description = "Which Body")), request_body = AccessRequest,
+    responses((status = 200, description = "Chosen", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn access(state: axum::extract::State<App>, Runner(caller): Runner, OfBody(id): OfBody, Sent(asked): Sent<AccessRequest>) -> Result<Json<Body>, Refusal> {
+    let body = state.0.blocking(async move |fleet: &Fleet| {
+        let (view, _) = own(fleet, &caller, &id)?;
+        let token = token_for(asked.ports)?;
+        let lease = fleet.change_lease(&id, |lease| lease.traffic_token = token)?;
+        Ok(Body::new(view, Some(lease)))
+    });
+    Ok(Json(body.await?))
+}

@@ -1,0 +1,273 @@
+//! The log: in pages, as server-sent events, and over a WebSocket; both of the latter go on from any place.
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::{
+    Json,
+    extract::{
+        State, WebSocketUpgrade,
+        ws::{Message, WebSocket, rejection::WebSocketUpgradeRejection},
+    },
+    http::HeaderMap,
+    response::{
+        IntoResponse, Response,
+        sse::{Event as Said, KeepAlive, Sse},
+    },
+};
+use fleet::Fleet;
+use futures_util::{SinkExt, StreamExt, stream};
+use proto::{BodyId, Event, Failure, Kind};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::{
+    bodies::owned,
+    error::{ErrorBody, Refusal},
+    page,
+    take::{Asked, Reader, no_body},
+};
+use crate::{App, Caller, Scope, limits};
+
+/// Events that are read at once.
+const READ_MAX: usize = 256;
+/// A viewer that takes longer for one event is cut off.
+const SEND_WAIT: Duration = Duration::from_secs(30);
+const PING_EVERY: Duration = Duration::from_secs(20);
+
+pub fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(list)).routes(routes!(follow)).routes(routes!(verify))
+}
+
+/// One thing that happened.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = Event)]
+struct EventBody {
+    /// Version of the envelope.
+    v: u32,
+    /// Place in the log, from 1, without gaps.
+    seq: u64,
+    /// When, RFC 3339 in UTC.
+    at: String,
+    /// Noun and past: `body.started`.
+    #[serde(rename = "type")]
+    kind: String,
+    /// The Body it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    body: Option<String>,
+    /// The Brain it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    brain: Option<String>,
+    /// What happened, in the words of the type.
+    #[schema(value_type = Object)]
+    data: serde_json::Value,
+    /// Hash of the event before this one.
+    prev: String,
+    /// Hash of this one.
+    hash: String,
+}
+
+impl From<Event> for EventBody {
+    fn from(event: Event) -> Self {
+        let Event { v, seq, at, kind, body, brain, data, prev, hash } = event;
+        Self { v, seq, at, kind, body: body.map(|body| body.to_string()), brain, data, prev, hash }
+    }
+}
+
+/// Which events.
+#[derive(Debug, Clone, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct EventsQuery {
+    /// Only events after this place; 0 is before the first.
+    #[param(minimum = 0)]
+    after: Option<u64>,
+    /// Only events of this Body; a key that is not of scope `admin` must name one of its own.
+    #[param(pattern = "^[a-z0-9]{1,32}$")]
+    body: Option<String>,
+    /// At most so many.
+    #[param(minimum = 1, maximum = 1000, default = 100)]
+    limit: Option<u16>,
+}
+
+/// Which events to follow.
+#[derive(Debug, Clone, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct FollowQuery {
+    /// Only events after this place; without, only those to come.
+    #[param(minimum = 0)]
+    after: Option<u64>,
+    /// Only events of this Body; a key that is not of scope `admin` must name one of its own.
+    #[param(pattern = "^[a-z0-9]{1,32}$")]
+    body: Option<String>,
+}
+
+/// Events in their order.
+#[derive(Debug, Serialize, ToSchema)]
+struct Events {
+    /// Oldest first.
+    items: Vec<EventBody>,
+    /// `after` of the next page: the place of the last one here, or what was asked for.
+    next: u64,
+}
+
+/// The Body that is asked about, if the caller may; only an admin may ask about all.
+async fn about(app: &App, caller: &Caller, body: Option<String>) -> Result<Option<BodyId>, Failure> {
+    match body {
+        Some(name) => {
+            let id: BodyId = name.parse().map_err(|_| no_body(&name))?;
+            // What is removed has its past in the log.
+            if caller.scope < Scope::Admin {
+                owned(app, caller, &id).await?;
+            }
+            Ok(Some(id))
+        }
+        None if caller.scope == Scope::Admin => Ok(None),
+        None => Err(Failure::new(Kind::Denied, "only a key of scope admin may read the whole log").hint("name a Body of your own: ?body=ID")),
+    }
+}
+
+/// List events, oldest first.
+#[utoipa::path(get, path = "/events", operation_id = "list_events", tag = "events", params(EventsQuery),
+    responses((status = 200, description = "Events", body = Events), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn list(state: State<App>, Reader(caller): Reader, Asked(query): Asked<EventsQuery>) -> Result<Json<Events>, Refusal> {
+    let app = state.0;
+    let limit = page::limit(query.limit.map(u64::from))?;
+    let after = place(query.after.unwrap_or(0))?;
+    let body = about(&app, &caller, query.body).await?;
+    let events = app.blocking(async move |fleet: &Fleet| fleet.events(after, body.as_ref(), limit)).await?;
+    let next = events.last().map_or(after, |event| event.seq);
+    Ok(Json(Events { items: events.into_iter().map(Into::into).collect(), next }))
+}
+
+fn place(after: u64) -> Result<u64, Failure> {
+    if i64::try_from(after).is_ok() { Ok(after) } else { Err(Failure::new(Kind::Usage, "no log is that long").hint("take `after` from the `seq` of an event")) }
+}
+
+/// Follow the log as server-sent events, or over a WebSocket.
+///
+/// Each event is one message with the same JSON; `id` of a server-sent event is its `seq`. Whoever was cut off goes on
+/// with `Last-Event-ID` or `after`, and misses nothing. A browser gives its key to a WebSocket by offering the
+/// protocols `palisade` and `key.SECRET`.
+#[utoipa::path(get, path = "/events/stream", operation_id = "follow_events", tag = "events", params(FollowQuery, ("Last-Event-ID" = Option<u64>, Header, description = "Only events after this place")),
+    responses((status = 200, description = "Events as they happen", body = String, content_type = "text/event-stream"), (status = 101, description = "A WebSocket"),
+        (status = "default", description = "Refused", body = ErrorBody)))]
+async fn follow(state: State<App>, Reader(caller): Reader, Asked(query): Asked<FollowQuery>, headers: HeaderMap, upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>) -> Result<Response, Refusal> {
+    let app = state.0;
+    let body = about(&app, &caller, query.body).await?;
+    let after = match last_id(&headers)?.or(query.after) {
+        Some(after) => place(after)?,
+        None => app.blocking(async |fleet: &Fleet| fleet.last_event()).await?,
+    };
+    let permit = app.services().limits().stream(&caller.key)?;
+    let follower = Follower { seen: app.services().follow().watch(&app), app, body, after, ready: Vec::new().into_iter(), _permit: permit };
+    Ok(match upgrade {
+        Ok(upgrade) => upgrade.protocols(["palisade"]).on_upgrade(|socket| over_socket(socket, follower)).into_response(),
+        Err(_) => Sse::new(stream::unfold(follower, async |mut follower| {
+            let event = follower.next().await?;
+            let said = Said::default().id(event.seq.to_string()).data(serde_json::json!(EventBody::from(event)).to_string());
+            Some((Ok::<_, Infallible>(said), follower))
+        }))
+        .keep_alive(KeepAlive::default())
+        .into_response(),
+    })
+}
+
+fn last_id(headers: &HeaderMap) -> Result<Option<u64>, Failure> {
+    let Some(value) = headers.get("last-event-id") else { return Ok(None) };
+    let id = value.to_str().ok().and_then(|text| text.parse().ok());
+    id.map(Some).ok_or_else(|| Failure::new(Kind::Usage, "that Last-Event-ID is no place in the log"))
+}
+
+/// One who follows the log.
+struct Follower {
+    app: App,
+    seen: tokio::sync::watch::Receiver<u64>,
+    body: Option<BodyId>,
+    after: u64,
+    ready: std::vec::IntoIter<Event>,
+    _permit: limits::Stream,
+}
+
+impl Follower {
+    /// The next event; none when the log cannot be read or the server stops.
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some(event) = self.ready.next() {
+                self.after = event.seq;
+                return Some(event);
+            }
+            let newest = *self.seen.borrow_and_update();
+            if newest > self.after {
+                let (after, body) = (self.after, self.body.clone());
+                let read = self.app.blocking(async move |fleet: &Fleet| fleet.events(after, body.as_ref(), READ_MAX)).await.ok()?;
+                // Of a Body, nothing up to there.
+                if read.is_empty() {
+                    self.after = newest;
+                }
+                self.ready = read.into_iter();
+                continue;
+            }
+            self.seen.changed().await.ok()?;
+        }
+    }
+}
+
+async fn over_socket(socket: WebSocket, mut follower: Follower) {
+    let (mut send, mut receive) = socket.split();
+    let mut ping = tokio::time::interval(PING_EVERY);
+    loop {
+        let message = tokio::select! {
+            event = follower.next() => match event {
+                Some(event) => Message::text(serde_json::json!(EventBody::from(event)).to_string()),
+                None => break,
+            },
+            heard = receive.next() => match heard {
+                Some(Ok(Message::Close(_)) | Err(_)) | None => break,
+                Some(Ok(_)) => continue,
+            },
+            _ = ping.tick() => Message::Ping(Default::default()),
+        };
+        if !matches!(tokio::time::timeout(SEND_WAIT, send.send(message)).await, Ok(Ok(()))) {
+            break;
+        }
+    }
+    let _ = send.close().await;
+}
+
+/// What a look at the whole log found.
+#[derive(Debug, Serialize, ToSchema)]
+struct Verdict {
+    /// Whether it is as it was written.
+    whole: bool,
+    /// How many events there are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    events: Option<u64>,
+    /// Hash of the last one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    head: Option<String>,
+    /// The first place that is wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    seq: Option<u64>,
+    /// What is wrong there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    why: Option<String>,
+}
+
+/// Check that the log is as it was written.
+#[utoipa::path(post, path = "/events/verify", operation_id = "verify_events", tag = "events",
+    responses((status = 200, description = "What was found", body = Verdict), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn verify(state: State<App>, _: super::take::Admin) -> Result<Json<Verdict>, Refusal> {
+    let found = state.0.blocking(async |fleet: &Fleet| fleet.verify_events()).await?;
+    Ok(Json(match found {
+        fleet::Verdict::Whole { events, head } => Verdict { whole: true, events: Some(events), head: Some(head), seq: None, why: None },
+        fleet::Verdict::Broken { seq, why } => Verdict { whole: false, events: None, head: None, seq: Some(seq), why: Some(why) },
+    }))
+}

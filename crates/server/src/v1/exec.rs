@@ -1,0 +1,266 @@
+//! Commands in a Body: one answer for short ones, a stream for the rest, and what was said before.
+
+use std::{collections::BTreeMap, convert::Infallible, time::Duration};
+
+use axum::{
+    Json,
+    http::{HeaderMap, header},
+    response::{
+        IntoResponse, Response,
+        sse::{Event, KeepAlive, Sse},
+    },
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use bytes::Bytes;
+use fleet::{Ended, ExecRequest, Output, Stdin};
+use proto::{BodyId, Failure, Kind};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot};
+use utoipa::ToSchema;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::{
+    bodies::owned,
+    error::{ErrorBody, Refusal},
+    page::{self, Page, PageQuery},
+    shapes::end_word,
+    take::{Asked, Body as Sent, OfBody, Reader, Runner},
+};
+use crate::App;
+
+/// Output of each stream that stands in one answer; more needs the stream.
+const ANSWER_LEN_MAX: usize = 1 << 20;
+/// How long a command may take whose answer is waited for.
+const ANSWER_WAIT: Duration = Duration::from_secs(60);
+const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
+/// Pieces that wait for a caller who is slow to read; then the command waits.
+const QUEUE_LEN: usize = 16;
+
+pub fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(exec)).routes(routes!(logs))
+}
+
+/// A command to be run in a Body.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Command {
+    /// The program and its arguments.
+    #[schema(min_items = 1, max_items = 4096)]
+    argv: Vec<String>,
+    /// Environment beyond the Body's.
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    /// Who runs it.
+    user: Option<String>,
+    /// Where it runs.
+    workdir: Option<String>,
+    /// What it reads, as text.
+    stdin: Option<String>,
+    /// When it is killed; 60000 where one answer is waited for.
+    #[schema(minimum = 1, maximum = 86400000)]
+    timeout_ms: Option<u64>,
+}
+
+/// What a command did.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+struct Ran {
+    /// How it ended.
+    #[serde(flatten)]
+    ended: HowEnded,
+    /// What it wrote; what is no text is replaced.
+    stdout: String,
+    /// What it complained.
+    stderr: String,
+    /// Whether some of that is missing, because it was more than 1 MiB of one of them.
+    truncated: bool,
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct HowEnded {
+    /// Its exit code, as a shell would give it: 128 + signal when a signal ended it, 124 at its timeout.
+    pub code: i32,
+    /// The signal that ended it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub signal: Option<i32>,
+    /// The kernel killed in this Body for want of memory while it ran.
+    pub out_of_memory: bool,
+    /// It was killed at its timeout.
+    pub timed_out: bool,
+    /// Why the Body itself ended under it, if it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub body_end: Option<String>,
+}
+
+impl From<Ended> for HowEnded {
+    fn from(ended: Ended) -> Self {
+        Self {
+            code: ended.code,
+            signal: ended.signal,
+            out_of_memory: ended.out_of_memory,
+            timed_out: ended.timed_out,
+            body_end: ended.body_end.as_ref().map(end_word),
+        }
+    }
+}
+
+/// Run a command in a Body.
+///
+/// With `Accept: text/event-stream` the answer is a stream: events `started` (`{"pid"}`), `stdout` and `stderr`
+/// (`{"base64"}`), then `ended` (as in the one answer) or `failed` (as an error). Who leaves the stream leaves the
+/// command running; it is recorded to its end.
+#[utoipa::path(post, path = "/bodies/{id}/exec", operation_id = "exec", tag = "exec", params(("id" = String, Path, description = "Which Body")), request_body = Command,
+    responses((status = 200, description = "It ran, or runs", content((Ran = "application/json"), (String = "text/event-stream"))),
+        (status = "default", description = "Refused", body = ErrorBody)))]
+async fn exec(state: axum::extract::State<App>, Runner(caller): Runner, OfBody(id): OfBody, headers: HeaderMap, Sent(command): Sent<Command>) -> Result<Response, Refusal> {
+    let app = state.0;
+    owned(&app, &caller, &id).await?;
+    let wants_stream = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).is_some_and(|accept| accept.contains("text/event-stream"));
+    let permit = app.services().limits().stream(&caller.key)?;
+    let stdin = command.stdin.clone();
+    let request = command.into_request(wants_stream)?;
+    let (started, outputs) = run(app, id, request, stdin, permit).await?;
+    if wants_stream {
+        return Ok(stream(started, outputs).into_response());
+    }
+    Ok(Json(collect(outputs).await?).into_response())
+}
+
+impl Command {
+    fn into_request(self, wants_stream: bool) -> Result<ExecRequest, Failure> {
+        let timeout = self.timeout_ms.map(Duration::from_millis);
+        if timeout.is_some_and(|timeout| timeout.is_zero() || timeout > TIMEOUT_MAX) {
+            return Err(Failure::new(Kind::Usage, "that is no timeout for a command").hint("ask for 1 to 86400000 ms"));
+        }
+        Ok(ExecRequest {
+            env: self.env,
+            user: self.user,
+            workdir: self.workdir,
+            stdin: if self.stdin.is_some() { Stdin::Open } else { Stdin::Null },
+            timeout: timeout.or(Some(ANSWER_WAIT).filter(|_| !wants_stream)),
+            ..ExecRequest::new(self.argv)
+        })
+    }
+}
+
+/// What the task of a command tells.
+enum Told {
+    Output(Output),
+    Ended(Ended),
+    Failed(Failure),
+}
+
+/// Starts a command in a task of its own, which records it to its end whoever listens.
+async fn run(app: App, id: BodyId, request: ExecRequest, stdin: Option<String>, permit: crate::limits::Stream) -> Result<(u32, mpsc::Receiver<Told>), Failure> {
+    let (tell, heard) = mpsc::channel(QUEUE_LEN);
+    let (started, answer) = oneshot::channel();
+    tokio::spawn(async move {
+        let _permit = permit;
+        let mut exec = match app.fleet().exec(&id, request).await {
+            Ok(exec) => exec,
+            Err(failure) => return drop(started.send(Err(failure))),
+        };
+        let _ = started.send(Ok(exec.pid()));
+        let control = exec.control();
+        tokio::spawn(async move {
+            if let Some(stdin) = stdin {
+                // A command that ends before it has read everything has its reasons.
+                let sent = control.send(Bytes::from(stdin)).await;
+                let _ = sent.and(control.close_stdin().await);
+            }
+        });
+        let end = loop {
+            match exec.next().await {
+                Ok(Some(output)) => drop(tell.send(Told::Output(output)).await),
+                Ok(None) => break exec.finish().await.map_or_else(Told::Failed, Told::Ended),
+                Err(failure) => break Told::Failed(failure),
+            }
+        };
+        let _ = tell.send(end).await;
+    });
+    let pid = answer.await.map_err(|_| Failure::new(Kind::Internal, "the command's task was lost"))??;
+    Ok((pid, heard))
+}
+
+async fn collect(mut outputs: mpsc::Receiver<Told>) -> Result<Ran, Failure> {
+    let (mut stdout, mut stderr, mut truncated) = (Vec::new(), Vec::new(), false);
+    while let Some(told) = outputs.recv().await {
+        let (kept, bytes) = match told {
+            Told::Output(Output::Stdout(bytes) | Output::Tty(bytes)) => (&mut stdout, bytes),
+            Told::Output(Output::Stderr(bytes)) => (&mut stderr, bytes),
+            Told::Failed(failure) => return Err(failure),
+            Told::Ended(ended) => {
+                let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+                return Ok(Ran { ended: ended.into(), stdout: text(stdout), stderr: text(stderr), truncated });
+            }
+        };
+        let room = ANSWER_LEN_MAX - kept.len();
+        truncated |= bytes.len() > room;
+        kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
+    }
+    Err(Failure::new(Kind::Internal, "the command's task was lost"))
+}
+
+fn stream(pid: u32, outputs: mpsc::Receiver<Told>) -> impl IntoResponse {
+    let first = Event::default().event("started").data(serde_json::json!({ "pid": pid }).to_string());
+    let events = futures_util::stream::unfold((Some(first), outputs), |(first, mut outputs)| async move {
+        if let Some(first) = first {
+            return Some((Ok::<_, Infallible>(first), (None, outputs)));
+        }
+        let told = outputs.recv().await?;
+        Some((Ok(event(told)), (None, outputs)))
+    });
+    Sse::new(events).keep_alive(KeepAlive::default())
+}
+
+fn event(told: Told) -> Event {
+    let output = |name: &str, bytes: &[u8]| Event::default().event(name).data(serde_json::json!({ "base64": STANDARD.encode(bytes) }).to_string());
+    match told {
+        Told::Output(Output::Stdout(bytes) | Output::Tty(bytes)) => output("stdout", &bytes),
+        Told::Output(Output::Stderr(bytes)) => output("stderr", &bytes),
+        Told::Ended(ended) => Event::default().event("ended").data(serde_json::json!(HowEnded::from(ended)).to_string()),
+        Told::Failed(failure) => {
+            let said = ErrorBody { kind: failure.kind.into(), status: failure.kind.http_status(), message: failure.message, hints: failure.hints };
+            Event::default().event("failed").data(serde_json::json!(said).to_string())
+        }
+    }
+}
+
+/// One command of a Body's past.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+struct LogEntry {
+    /// When it started.
+    at: String,
+    /// The command.
+    argv: Vec<String>,
+    /// How it ended, if it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    code: Option<i32>,
+    /// What it said, standard output first; what is no text is replaced.
+    output: String,
+    /// Whether some of that is missing.
+    truncated: bool,
+}
+
+/// Show what was run in a Body and what it said, oldest first.
+#[utoipa::path(get, path = "/bodies/{id}/logs", operation_id = "list_logs", tag = "exec", params(("id" = String, Path, description = "Which Body"), PageQuery),
+    responses((status = 200, description = "A page of commands", body = Page<LogEntry>), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn logs(state: axum::extract::State<App>, Reader(caller): Reader, OfBody(id): OfBody, Asked(query): Asked<PageQuery>) -> Result<Json<Page<LogEntry>>, Refusal> {
+    let app = state.0;
+    owned(&app, &caller, &id).await?;
+    let entries = app.blocking(async move |fleet: &fleet::Fleet| {
+        let entries = page::page(fleet.logs(&id)?, &query, |entry| entry.at.clone())?;
+        let shown = |entry: fleet::LogEntry| LogEntry {
+            at: entry.at,
+            argv: entry.argv,
+            code: entry.code,
+            output: String::from_utf8_lossy(&entry.output[..entry.output.len().min(ANSWER_LEN_MAX)]).into_owned(),
+            truncated: entry.truncated || entry.output.len() > ANSWER_LEN_MAX,
+        };
+        Ok(Page { items: entries.items.into_iter().map(shown).collect(), next: entries.next })
+    });
+    Ok(Json(entries.await?))
+}

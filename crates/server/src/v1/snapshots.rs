@@ -1,0 +1,125 @@
+//! Snapshots of Bodies, and what Bodies can be made from.
+
+use axum::{Json, extract::State, http::StatusCode};
+use fleet::{Fleet, SnapshotView};
+use proto::{Failure, Kind};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::{
+    bodies::{may_see, own},
+    error::{ErrorBody, Refusal},
+    page::{self, Page, PageQuery},
+    take::{Asked, Body as Sent, Named, OfBody, Reader, Runner},
+};
+use crate::{App, Caller, Scope};
+
+pub fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(take)).routes(routes!(list)).routes(routes!(get, remove)).routes(routes!(templates))
+}
+
+/// A named, immutable state of a Body's files.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+struct Snapshot {
+    /// Which.
+    id: String,
+    /// The name somebody gave it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    name: Option<String>,
+    /// The Body it was taken of.
+    body: String,
+    /// When, RFC 3339.
+    created_at: String,
+    /// Bytes of the change it holds.
+    bytes: u64,
+}
+
+impl From<SnapshotView> for Snapshot {
+    fn from(view: SnapshotView) -> Self {
+        Self { id: view.id.to_string(), name: view.name, body: view.body.to_string(), created_at: view.created_at, bytes: view.bytes }
+    }
+}
+
+/// A snapshot to be taken.
+#[derive(Debug, Clone, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct NewSnapshot {
+    /// What to call it.
+    #[schema(pattern = "^[A-Za-z0-9_.-]{1,64}$")]
+    name: Option<String>,
+}
+
+/// Freeze the files of a Body under an id, and a name if one is given.
+#[utoipa::path(post, path = "/bodies/{id}/snapshot", operation_id = "snapshot_body", tag = "snapshots", params(("id" = String, Path, description = "Which Body")), request_body = Option<NewSnapshot>,
+    responses((status = 201, description = "Taken", body = Snapshot), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn take(state: State<App>, Runner(caller): Runner, OfBody(id): OfBody, asked: Option<Sent<NewSnapshot>>) -> Result<(StatusCode, Json<Snapshot>), Refusal> {
+    let name = asked.and_then(|Sent(asked)| asked.name);
+    let taken = state.0.blocking(async move |fleet: &Fleet| {
+        own(fleet, &caller, &id)?;
+        fleet.snapshot(&id, name).await
+    });
+    Ok((StatusCode::CREATED, Json(taken.await?.into())))
+}
+
+/// Snapshots that a caller may know of: those of its own Bodies that are still there.
+fn seen(fleet: &Fleet, caller: &Caller) -> Result<Vec<SnapshotView>, Failure> {
+    let mine = |view: &SnapshotView| caller.scope == Scope::Admin || fleet.lease(&view.body).is_ok_and(|lease| may_see(caller, lease.as_ref()));
+    Ok(fleet.snapshots()?.into_iter().filter(mine).collect())
+}
+
+fn one(fleet: &Fleet, caller: &Caller, key: &str) -> Result<SnapshotView, Failure> {
+    let found = seen(fleet, caller)?.into_iter().find(|view| view.id.as_str() == key || view.name.as_deref() == Some(key));
+    found.ok_or_else(|| Failure::new(Kind::NotFound, format!("there is no snapshot {:?}", proto::text::visible(key))).hint("list them: GET /v1/snapshots"))
+}
+
+/// List the snapshots, oldest first.
+#[utoipa::path(get, path = "/snapshots", operation_id = "list_snapshots", tag = "snapshots", params(PageQuery),
+    responses((status = 200, description = "A page of snapshots", body = Page<Snapshot>), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn list(state: State<App>, Reader(caller): Reader, Asked(query): Asked<PageQuery>) -> Result<Json<Page<Snapshot>>, Refusal> {
+    let found = state.0.blocking(async move |fleet: &Fleet| seen(fleet, &caller)).await?;
+    let found = found.into_iter().map(Snapshot::from).collect();
+    Ok(Json(page::page(found, &query, |found: &Snapshot| format!("{} {}", found.created_at, found.id))?))
+}
+
+/// Show a snapshot, by id or name.
+#[utoipa::path(get, path = "/snapshots/{snapshot}", operation_id = "get_snapshot", tag = "snapshots", params(("snapshot" = String, Path, description = "Its id or name")),
+    responses((status = 200, description = "The snapshot", body = Snapshot), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn get(state: State<App>, Reader(caller): Reader, Named(key): Named) -> Result<Json<Snapshot>, Refusal> {
+    let found = state.0.blocking(async move |fleet: &Fleet| one(fleet, &caller, &key));
+    Ok(Json(found.await?.into()))
+}
+
+/// Remove a snapshot that nobody stands on.
+#[utoipa::path(delete, path = "/snapshots/{snapshot}", operation_id = "remove_snapshot", tag = "snapshots", params(("snapshot" = String, Path, description = "Its id or name")),
+    responses((status = 204, description = "Removed"), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn remove(state: State<App>, Runner(caller): Runner, Named(key): Named) -> Result<StatusCode, Refusal> {
+    let removed = state.0.blocking(async move |fleet: &Fleet| {
+        let found = one(fleet, &caller, &key)?;
+        fleet.remove_snapshot(found.id.as_str()).map(drop)
+    });
+    removed.await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// What a Body can be made from.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+struct Template {
+    /// What to ask for.
+    name: String,
+    /// What it is: `host` or `snapshot`.
+    kind: String,
+}
+
+/// List what a Body can be made from.
+#[utoipa::path(get, path = "/templates", operation_id = "list_templates", tag = "snapshots", params(PageQuery),
+    responses((status = 200, description = "A page of templates", body = Page<Template>), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn templates(state: State<App>, Reader(caller): Reader, Asked(query): Asked<PageQuery>) -> Result<Json<Page<Template>>, Refusal> {
+    let snapshots = state.0.blocking(async move |fleet: &Fleet| seen(fleet, &caller)).await?;
+    let host = Template { name: "host".into(), kind: "host".into() };
+    let mut all: Vec<Template> = snapshots.into_iter().map(|found| Template { name: found.name.unwrap_or(found.id.to_string()), kind: "snapshot".into() }).collect();
+    all.push(host);
+    all.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(Json(page::page(all, &query, |template: &Template| template.name.clone())?))
+}
