@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Refusal, ask::Asked, network, once, sandbox};
-use crate::{App, Caller, keys};
+use crate::{App, Caller, keys, limits};
 
 /// Longer than anybody keeps a sandbox without asking again: thirty days.
 const TIMEOUT_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -56,7 +56,7 @@ pub async fn v2(app: State<App>, caller: Caller, headers: HeaderMap, asked: Aske
 async fn make(app: App, caller: Caller, headers: HeaderMap, asked: Asked<NewSandbox>, timeout_s: i64) -> Result<Response, Refusal> {
     let request = once::Request::of(&headers, &caller, &asked.bytes)?;
     let create = request_of(asked.value, &caller, timeout_s)?;
-    let Some(request) = request else { return Ok(created(&app, made(&app, create).await?)) };
+    let Some(request) = request else { return Ok(created(&app, made(&app, &caller, create).await?)) };
     // Whoever asks the same thing twice at the same time waits for the first.
     let turn = app.once().turn(&request);
     let mut made_before = turn.lock().await;
@@ -64,13 +64,14 @@ async fn make(app: App, caller: Caller, headers: HeaderMap, asked: Asked<NewSand
         return Ok(created(&app, before));
     }
     let lease = create.lease.map(|lease| Lease { request: Some(request.mark()), ..lease });
-    let new = made(&app, Create { lease, ..create }).await?;
+    let new = made(&app, &caller, Create { lease, ..create }).await?;
     *made_before = Some(new.0.id().clone());
     Ok(created(&app, new))
 }
 
-async fn made(app: &App, create: Create) -> Result<(View, Option<Lease>), Refusal> {
+async fn made(app: &App, caller: &Caller, create: Create) -> Result<(View, Option<Lease>), Refusal> {
     let lease = create.lease.clone();
+    let _admitted = limits::admit(app, caller, &create).await?;
     let view = app.blocking(async move |fleet: &Fleet| fleet.create(create).await).await?;
     if let Some(lease) = &lease {
         app.timer().note(view.id(), lease);

@@ -19,7 +19,7 @@ use super::{
     create::{timeout as seconds, traffic_token},
     sandbox,
 };
-use crate::{App, Caller};
+use crate::{App, Caller, limits};
 
 const FORKS_MAX: u32 = 20;
 /// What a sandbox is kept for when nobody says how long.
@@ -191,6 +191,7 @@ pub async fn fork(State(app): State<App>, caller: Caller, Path(id): Path<String>
     }
     let timeout = seconds(asked.value.timeout.unwrap_or(TIMEOUT_S))?;
     let lease = fork_lease(lease, timeout, &caller)?;
+    let _admitted = limits::admit_forks(&app, &caller, &view.spec, count).await?;
     let (body, terms) = (view.id().clone(), lease.clone());
     let views = app.blocking(async move |fleet: &Fleet| fleet.fork_leased(&body, count, Some(terms)).await).await?;
     views.iter().for_each(|view| app.timer().note(view.id(), &lease));

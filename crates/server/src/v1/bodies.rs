@@ -377,12 +377,18 @@ async fn fork(
     let spec = owned(&app, &caller, &id).await?;
     let admitted = limits::admit_forks(&app, &caller, &spec, count).await?;
     let forks = app.blocking(async move |fleet: &Fleet| {
-        let terms = fleet.lease(&id)?;
-        let views = fleet.fork_leased(&id, count, terms.map(|terms| Lease { request: None, ..terms })).await?;
+        let terms = fleet.lease(&id)?.map(fork_terms).transpose()?;
+        let views = fleet.fork_leased(&id, count, terms).await?;
         drop(admitted);
         views.into_iter().map(|view| fleet.lease(view.id()).map(|lease| Body::new(view, lease))).collect()
     });
     Ok((StatusCode::CREATED, Json(Forks { items: forks.await? })))
+}
+
+/// A fork is kept on the terms of its parent; what opens the parent's ports does not open its own.
+fn fork_terms(parent: Lease) -> Result<Lease, Failure> {
+    let ports = if parent.traffic_token.is_some() { Ports::Private } else { Ports::Public };
+    Ok(Lease { request: None, paused: None, traffic_token: token_for(ports)?, ..parent })
 }
 
 /// Who may reach the ports of a Body.
