@@ -6,6 +6,7 @@
 //! Absent on purpose: assertions about wall time. Bars are printed; only `--strict` makes them an exit code.
 
 mod args;
+mod client;
 mod ground;
 mod groups;
 mod library;

@@ -4,6 +4,7 @@ mod exec;
 mod idle;
 mod library;
 mod run;
+mod server;
 mod throughput;
 mod work;
 
@@ -22,11 +23,12 @@ pub struct Section {
 }
 
 /// All of them, in order.
-pub const ALL: [Section; 6] = [
+pub const ALL: [Section; 7] = [
     Section { name: "run", about: "`true` in a fresh sandbox", run: run::measure },
     Section { name: "library", about: "create, exec and remove through the library", run: library::measure },
     Section { name: "exec", about: "`true` in something that runs", run: exec::measure },
     Section { name: "throughput", about: "sandboxes in a second, 1-way and 16-way", run: throughput::measure },
     Section { name: "idle", about: "memory of idle Bodies", run: idle::measure },
     Section { name: "work", about: "work inside against work outside", run: work::measure },
+    Section { name: "server", about: "`pal serve` as its clients meet it", run: server::measure },
 ];

@@ -249,7 +249,7 @@ fn a_data_directory_that_cannot_be_used_is_told_with_a_hint() {
 }
 
 /// Every verb, so that none goes without help.
-const VERBS: [&str; 23] = [
+const VERBS: [&str; 24] = [
     "run",
     "create",
     "exec",
@@ -272,6 +272,7 @@ const VERBS: [&str; 23] = [
     "doctor",
     "gc",
     "serve",
+    "keys",
     "completions",
 ];
 

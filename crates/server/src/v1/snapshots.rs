@@ -108,7 +108,7 @@ async fn remove(state: State<App>, Runner(caller): Runner, Named(key): Named) ->
 struct Template {
     /// What to ask for.
     name: String,
-    /// What it is: `host` or `snapshot`.
+    /// What it is: `host`, `template` or `snapshot`.
     kind: String,
 }
 
@@ -116,10 +116,12 @@ struct Template {
 #[utoipa::path(get, path = "/templates", operation_id = "list_templates", tag = "snapshots", params(PageQuery),
     responses((status = 200, description = "A page of templates", body = Page<Template>), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn templates(state: State<App>, Reader(caller): Reader, Asked(query): Asked<PageQuery>) -> Result<Json<Page<Template>>, Refusal> {
-    let snapshots = state.0.blocking(async move |fleet: &Fleet| seen(fleet, &caller)).await?;
-    let host = Template { name: "host".into(), kind: "host".into() };
-    let mut all: Vec<Template> = snapshots.into_iter().map(|found| Template { name: found.name.unwrap_or(found.id.to_string()), kind: "snapshot".into() }).collect();
-    all.push(host);
+    let found = state.0.blocking(async move |fleet: &Fleet| Ok((fleet.templates()?, seen(fleet, &caller)?)));
+    let (templates, snapshots) = found.await?;
+    let named = |name: String, kind: &str| Template { name, kind: kind.into() };
+    let templates = templates.into_iter().map(|found| named(found.template.name, "template"));
+    let snapshots = snapshots.into_iter().map(|found| named(found.name.unwrap_or(found.id.to_string()), "snapshot"));
+    let mut all: Vec<Template> = templates.chain(snapshots).chain([named("host".into(), "host")]).collect();
     all.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(Json(page::page(all, &query, |template: &Template| template.name.clone())?))
 }
