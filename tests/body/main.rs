@@ -12,4 +12,5 @@ mod hostile;
 mod life;
 mod limits;
 mod mounts;
+mod parked;
 mod templates;

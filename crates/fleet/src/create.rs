@@ -3,7 +3,7 @@
 use std::path::{Component, Path};
 
 use body::{
-    BodyDir, Condition,
+    BodyDir,
     dir::Lock,
     ids,
     process::{Begun, Launcher, Made},
@@ -92,7 +92,7 @@ impl Fleet {
         };
         let Some(yard) = &self.yard else { return self.make(spec, root, request.lease.as_ref(), &under) };
         let shape = Shape::of(&spec);
-        let made = match yard.take(&shape, root).filter(|parked| !matches!(parked.dir.condition(), Ok(Condition::Dead(_)) | Err(_))) {
+        let made = match yard.take(&shape, root) {
             Some(parked) => self.unpark(parked, spec, request.lease.as_ref()),
             None => self.make(spec, root, request.lease.as_ref(), &under),
         };

@@ -14,7 +14,7 @@ use std::{
 };
 
 use body::{
-    BodyDir,
+    BodyDir, Condition,
     dir::Lock,
     ids::{self, Root},
     process::{Begun, Maker},
@@ -61,6 +61,7 @@ pub struct Parked {
 /// Where the next one waits.
 #[derive(Debug)]
 pub struct Yard {
+    ground: Arc<Ground>,
     place: Arc<Mutex<Place>>,
     orders: Option<mpsc::SyncSender<(Shape, Root)>>,
     worker: Option<JoinHandle<()>>,
@@ -72,7 +73,8 @@ struct Place {
     waiting: Option<Parked>,
 }
 
-/// What the worker makes Bodies with.
+/// What Bodies are made with.
+#[derive(Debug)]
 struct Ground {
     maker: Arc<Maker>,
     data: PathBuf,
@@ -82,33 +84,33 @@ struct Ground {
 impl Yard {
     /// An empty one.
     pub fn open(maker: &Arc<Maker>, data: &Path, key: &str) -> Self {
-        let ground = Ground { maker: maker.clone(), data: data.to_owned(), key: key.to_owned() };
+        let ground = Arc::new(Ground { maker: maker.clone(), data: data.to_owned(), key: key.to_owned() });
         let place: Arc<Mutex<Place>> = Arc::default();
         let (orders, taken) = mpsc::sync_channel::<(Shape, Root)>(1);
-        let filled = place.clone();
+        let (making, filled) = (ground.clone(), place.clone());
         let work = move || {
             for (shape, root) in taken {
                 if held(&filled).waiting.is_some() {
                     continue;
                 }
                 // One that cannot be made is made when it is asked for, and fails there.
-                let made = ground.park(shape, root);
+                let made = making.park(shape, root);
                 held(&filled).waiting = made;
             }
         };
         let worker = std::thread::Builder::new().name("pal-park".into()).spawn(work).ok();
-        Self { place, orders: Some(orders), worker }
+        Self { ground, place, orders: Some(orders), worker }
     }
 
-    /// Takes the one that waits, if it is like that.
+    /// Takes the one that waits, if it is like that and alive.
     pub fn take(&self, shape: &Shape, root: Root) -> Option<Parked> {
-        let mut place = held(&self.place);
-        let unlike = place.waiting.take_if(|parked| parked.shape != *shape || parked.root != root);
-        let taken = place.waiting.take();
-        drop(place);
-        // Nobody asks for it any more. Its end takes a moment, so not under the lock.
-        drop(unlike);
-        taken
+        let parked = held(&self.place).waiting.take()?;
+        let fits = parked.shape == *shape && parked.root == root;
+        if fits && !matches!(parked.dir.condition(), Ok(Condition::Dead(_)) | Err(_)) {
+            return Some(parked);
+        }
+        self.ground.discard(parked);
+        None
     }
 
     /// Has another one made, if the last two were alike.
@@ -130,10 +132,24 @@ impl Drop for Yard {
         if let Some(worker) = self.worker.take() {
             let _ = worker.join();
         }
+        if let Some(parked) = held(&self.place).waiting.take() {
+            self.ground.discard(parked);
+        }
     }
 }
 
 impl Ground {
+    /// Ends one that nobody asked for. Its keeper clears it away, unless its guest died before.
+    fn discard(&self, parked: Parked) {
+        let Parked { id, dir, lock: _lock, ids, begun, .. } = parked;
+        drop(begun);
+        if dir.path().exists() {
+            body::groups::unbound_by_name(&id);
+            let _ = body::snapshot::remove(&self.maker.programs, &ids, dir.path());
+        }
+        ids::release(&self.data, &ids, &id);
+    }
+
     fn park(&self, shape: Shape, root: Root) -> Option<Parked> {
         let launcher = self.maker.start_launcher().ok()?;
         let id = BodyId::from_random(data::random().ok()?);
