@@ -196,7 +196,7 @@ async fn admit_share(app: &App, caller: &Caller, share: Share) -> Result<Admitte
         None => None,
     };
     let (key, measured) = (caller.key.clone(), quota.is_some());
-    let (bodies, used) = app.blocking(async move |fleet: &Fleet| Ok((fleet.ids()?.len(), if measured { used_by(fleet, &key)? } else { Share::default() }))).await?;
+    let (bodies, used) = app.blocking(async move |fleet: &Fleet| Ok((fleet.count()?, if measured { used_by(fleet, &key)? } else { Share::default() }))).await?;
     if bodies as u64 + share.bodies > bounds.bodies_max as u64 {
         let failure = Failure::new(Kind::Limit, format!("this server has {bodies} Bodies, and {} is the most", bounds.bodies_max)).hint("remove one that you no longer need");
         return Err(limits.refuse("bodies", failure));

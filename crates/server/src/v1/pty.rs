@@ -159,16 +159,19 @@ enum Word {
 
 impl Connection {
     async fn run(self, socket: WebSocket, seat: Seat, hello: String) {
-        let (send, receive) = socket.split();
+        let (send, mut receive) = socket.split();
         let (heard, silence) = watch::channel(Instant::now());
         // Whichever side has enough ends both.
         tokio::select! {
             () = tell(send, seat, hello, silence) => {}
-            () = self.listen(receive, heard) => {}
+            () = self.listen(&mut receive, heard) => return,
         }
+        // A connection that is closed with something unread is reset, and what is still under way to the client is lost.
+        let drained = async { while let Some(Ok(_)) = receive.next().await {} };
+        let _ = tokio::time::timeout(SILENCE_MAX, drained).await;
     }
 
-    async fn listen(&self, mut receive: SplitStream<WebSocket>, heard: watch::Sender<Instant>) {
+    async fn listen(&self, receive: &mut SplitStream<WebSocket>, heard: watch::Sender<Instant>) {
         while let Some(Ok(message)) = receive.next().await {
             heard.send_replace(Instant::now());
             let done = match message {
