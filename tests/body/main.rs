@@ -1,6 +1,7 @@
 //! What a Body does: its life, its commands, its limits, its files, and what is left when it is gone.
 
 mod account;
+mod builds;
 mod copy;
 mod data;
 mod death;

@@ -22,7 +22,7 @@ use crate::{
     data::random,
     failures, lease,
     parked::{Parked, Shape},
-    templates::Origin,
+    templates::{Origin, start::Patience},
 };
 
 const ENV_BYTES_MAX: usize = 128 << 10;
@@ -44,7 +44,7 @@ impl Fleet {
     /// A Body that just came up, once what its template runs is ready.
     pub(crate) async fn started(&self, view: View) -> Result<View, Failure> {
         if let Some(start) = view.spec.base.as_ref().and_then(|base| base.start.as_ref()) {
-            self.start_template(view.id(), start).await?;
+            self.start_template(view.id(), start, Patience::NoNaps).await?;
         }
         Ok(view)
     }
@@ -253,7 +253,7 @@ fn choose_layer(asked: Option<Layer>) -> Result<Layer, Failure> {
     }
 }
 
-fn check_env(env: &std::collections::BTreeMap<String, String>) -> Result<(), Failure> {
+pub(crate) fn check_env(env: &std::collections::BTreeMap<String, String>) -> Result<(), Failure> {
     let total: usize = env.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
     let bad = env.iter().find(|(name, value)| name.is_empty() || name.contains(['=', '\0']) || value.contains('\0'));
     match bad {
@@ -281,7 +281,7 @@ fn check_mount(mount: &Mount) -> Result<Mount, Failure> {
 }
 
 /// A path inside a Body, as a spec may name it.
-fn check_inside(path: &Path) -> Result<(), Failure> {
+pub(crate) fn check_inside(path: &Path) -> Result<(), Failure> {
     let bytes = std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str());
     let climbs = path.components().any(|part| part == Component::ParentDir);
     if !path.is_absolute() || climbs || bytes.contains(&0) || bytes.len() > PATH_LEN_MAX {

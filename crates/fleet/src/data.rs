@@ -43,6 +43,7 @@ pub fn open(config: Config, ahead: Ahead, launcher: Option<Launcher>) -> Result<
         store: OnceLock::new(),
         maker,
         tethers: Default::default(),
+        jobs: Default::default(),
         ahead,
         launcher: Mutex::new(launcher),
         pending: Default::default(),

@@ -47,7 +47,7 @@ pub use lease::{Lease, Rest, Then};
 pub use life::Force;
 pub use request::{AskedLimits, Create, ExecRequest, Stdin, TtySize};
 pub use store::{Durability, clock};
-pub use templates::{BASE, Say, TemplateView, check_tags};
+pub use templates::{Act, BASE, BuildRequest, BuildState, From, INTERPRETER, Job, STEPS_MAX, Said, Say, Step, TemplateView, check_tags};
 pub use view::{Copied, Ended, Garbage, SnapshotView, Status, View};
 
 /// All Bodies of one data directory.
@@ -64,6 +64,8 @@ pub struct Fleet {
     tethers: Mutex<HashMap<BodyId, Held>>,
     /// What is started ahead.
     ahead: Ahead,
+    /// Templates that are being built.
+    jobs: templates::Jobs,
     /// Started ahead.
     launcher: Mutex<Option<Launcher>>,
     /// Where the next Body waits, for a caller that makes one after another.

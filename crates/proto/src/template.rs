@@ -82,6 +82,9 @@ pub struct Template {
     /// What else it is called.
     #[serde(default)]
     pub aliases: Vec<String>,
+    /// The key it was made for; none where it belongs to whoever runs this machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
     /// Whether other keys' Bodies may start from it.
     #[serde(default)]
     pub public: bool,

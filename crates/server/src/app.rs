@@ -69,6 +69,11 @@ impl App {
         self.0.address
     }
 
+    /// How callers reach it.
+    pub fn scheme(&self) -> &'static str {
+        if self.config().tls == crate::Tls::Off { "http" } else { "https" }
+    }
+
     /// Since when it does.
     pub fn started(&self) -> Instant {
         self.0.started

@@ -3,11 +3,16 @@
 //! Invariant: a build that is written down is whole and never changes; names and tags move, builds do not.
 //! Invariant: layers are shared and go when no build, Body or snapshot stands on them any more.
 
+mod build;
+mod jobs;
 mod keep;
 mod setup;
 pub(crate) mod start;
 
-pub use setup::{BASE, Say};
+pub use build::{Act, BuildRequest, From, STEPS_MAX, Step};
+pub use jobs::{BuildState, Job, Said};
+pub(crate) use jobs::Jobs;
+pub use setup::{BASE, INTERPRETER, Say};
 
 use std::{
     collections::BTreeSet,
@@ -106,7 +111,8 @@ impl Fleet {
         whole.filter_map(|path| read_record(&path).ok()).collect()
     }
 
-    fn find_template(&self, key: &str) -> Result<Option<Template>, Failure> {
+    /// The record of a template, by id, name or alias; a tag is ignored.
+    pub fn find_template(&self, key: &str) -> Result<Option<Template>, Failure> {
         let Ok(named) = key.parse::<Named>() else { return Ok(None) };
         if let Ok(id) = named.name.parse::<TemplateId>() {
             if let Ok(template) = read_record(&self.template_dir(&id).join("manifest.json")) {
@@ -123,8 +129,10 @@ impl Fleet {
         let asked = key.parse::<Named>().ok().and_then(|named| named.tag);
         let tag = asked.as_deref().unwrap_or(DEFAULT_TAG);
         let by_id = || tag.parse::<BuildId>().ok();
+        let meant = |tag: &str| template.tags.get(tag).map(|tag| tag.build.clone());
         // Without a default, a template has been built under other tags only; the name alone then means none of them.
-        let id = template.tags.get(tag).map(|tag| tag.build.clone()).or_else(by_id).ok_or_else(|| {
+        let latest = || meant(DEFAULT_TAG).filter(|_| tag == "latest");
+        let id = meant(tag).or_else(by_id).or_else(latest).ok_or_else(|| {
             Failure::new(Kind::NotFound, format!("template {} has no build with the tag {:?}", template.name, proto::text::visible(tag)))
                 .hint(format!("see its tags: pal templates inspect {}", template.name))
         })?;
@@ -142,7 +150,8 @@ impl Fleet {
         if self.find_template(key)?.is_some() {
             return self.origin_of(self.template_build(key)?);
         }
-        let manifest = self.find_snapshot(key).map_err(|failure| if failure.kind == Kind::NotFound { unknown(key) } else { failure })?;
+        let bare = key.strip_suffix(":default").or_else(|| key.strip_suffix(":latest")).unwrap_or(key);
+        let manifest = self.find_snapshot(bare).map_err(|failure| if failure.kind == Kind::NotFound { unknown(key) } else { failure })?;
         let under = self.under_snapshot(&manifest)?;
         Ok(Origin { under, base: manifest.base, settings: Settings::default() })
     }
@@ -197,6 +206,7 @@ impl Fleet {
             id: TemplateId::from_random(drawn),
             name: named.name,
             aliases: Vec::new(),
+            owner: None,
             public: false,
             tags: Default::default(),
             created_at: now.clone(),
@@ -247,6 +257,28 @@ impl Fleet {
         .map(|(template, ())| template)
     }
 
+    /// Has a template that is new belong to a key.
+    pub fn own_template(&self, key: &str, owner: &str) -> Result<(), Failure> {
+        self.change_template(key, |template| {
+            if template.owner.is_none() && template.tags.is_empty() {
+                template.owner = Some(owner.to_owned());
+            }
+            Ok(())
+        })
+        .map(drop)
+    }
+
+    /// Where files that were sent for its builds are kept.
+    pub fn template_files(&self, id: &TemplateId) -> PathBuf {
+        self.template_dir(id).join("files")
+    }
+
+    /// What whoever may send these files was told, and nobody else can know.
+    pub fn upload_token(&self, id: &TemplateId, hash: &str) -> String {
+        let drafted = draft("upload", json!([self.key, id, hash.to_ascii_lowercase()]));
+        proto::Event::chain(drafted, 0, String::new(), proto::event::GENESIS).hash
+    }
+
     /// Has these tags mean the build that `target` means today.
     pub fn tag_template(&self, target: &str, tags: &[String]) -> Result<BuildId, Failure> {
         let build = self.template_build(target)?;
@@ -291,6 +323,7 @@ impl Fleet {
     pub fn remove_template(&self, key: &str) -> Result<TemplateId, Failure> {
         let _lock = self.lock_templates()?;
         let template = self.find_template(key)?.ok_or_else(|| unknown(key))?;
+        self.call_off_builds(&template.id);
         self.append(draft("template.removed", json!({ "template": template.id, "name": template.name })))?;
         let dir = self.template_dir(&template.id);
         // Without its manifest it is none any more, whatever becomes of us.

@@ -23,6 +23,8 @@ use crate::{Fleet, TemplateView, data::random, failures};
 
 /// The template of E2B's clients that name none.
 pub const BASE: &str = "base";
+/// The template of E2B's code interpreter.
+pub const INTERPRETER: &str = "code-interpreter-v1";
 /// Debian's release that `base` is made from.
 const RELEASE: &str = "trixie";
 /// What is in `base`.

@@ -23,7 +23,7 @@ const SAID_MAX: usize = 2048;
 
 impl Fleet {
     /// Starts what the template says, and waits until it is ready. A Body that does not become ready stays as it is.
-    pub(crate) async fn start_template(&self, id: &BodyId, start: &Start) -> Result<(), Failure> {
+    pub(crate) async fn start_template(&self, id: &BodyId, start: &Start, patience: Patience) -> Result<(), Failure> {
         let guest = self.guest(id);
         if let Some(command) = &start.command {
             let data = json!({ "argv": shell(command), "by": "template", "detached": true });
@@ -33,10 +33,26 @@ impl Fleet {
             body::guest::in_time(begun).await.and_then(|begun| begun).map_err(failures::guest)?;
         }
         match &start.ready {
+            Some(ready) if patience == Patience::NoNaps && is_nap(ready) => Ok(()),
             Some(ready) => wait_ready(&guest, ready).await,
             None => Ok(()),
         }
     }
+}
+
+/// How a Body's readiness is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// Whatever the template says.
+    Whole,
+    /// Not where it says only "wait so long": that was for the first time, when the template was built.
+    NoNaps,
+}
+
+/// `sleep N` and nothing else: what E2B's `wait_for_timeout` says.
+fn is_nap(ready: &str) -> bool {
+    let words: Vec<&str> = ready.split_whitespace().collect();
+    matches!(words[..], ["sleep", time] if time.parse::<f64>().is_ok())
 }
 
 async fn wait_ready(guest: &Guest, ready: &str) -> Result<(), Failure> {

@@ -13,7 +13,7 @@ use proto::event::hex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Refusal, ask::Asked, network, once, sandbox};
+use super::{Refusal, ask::Asked, network, once, sandbox, templates};
 use crate::{App, Caller, keys, limits};
 
 /// Longer than anybody keeps a sandbox without asking again: thirty days.
@@ -55,6 +55,7 @@ pub async fn v2(app: State<App>, caller: Caller, headers: HeaderMap, asked: Aske
 
 async fn make(app: App, caller: Caller, headers: HeaderMap, asked: Asked<NewSandbox>, timeout_s: i64) -> Result<Response, Refusal> {
     let request = once::Request::of(&headers, &caller, &asked.bytes)?;
+    templates::usable(&app, &caller, &asked.value.template_id).await?;
     let create = request_of(asked.value, &caller, timeout_s)?;
     let Some(request) = request else { return Ok(created(&app, made(&app, &caller, create).await?)) };
     // Whoever asks the same thing twice at the same time waits for the first.
@@ -100,7 +101,7 @@ fn request_of(asked: NewSandbox, caller: &Caller, timeout_s: i64) -> Result<Crea
     if lease.network.get("allowPublicTraffic") == Some(&Value::Bool(false)) {
         lease.traffic_token = Some(traffic_token()?);
     }
-    Ok(Create { template: template(&asked.template_id), env: asked.env_vars.unwrap_or_default(), lease: Some(lease), ..Create::kept() })
+    Ok(Create { template: asked.template_id, env: asked.env_vars.unwrap_or_default(), lease: Some(lease), ..Create::kept() })
 }
 
 fn then(asked: &NewSandbox) -> Result<Then, Refusal> {
@@ -124,7 +125,7 @@ fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), Refusal> {
     if len > METADATA_LEN_MAX { Err(Refusal::bad("metadata is longer than 64 KiB")) } else { Ok(()) }
 }
 
-/// The template's own name: every template has one tag here.
+/// A template's name without the tags that mean nothing: snapshots have none.
 pub fn template(asked: &str) -> String {
     asked.strip_suffix(":default").or_else(|| asked.strip_suffix(":latest")).unwrap_or(asked).to_owned()
 }

@@ -7,6 +7,7 @@
 //! Invariant: a key sees and touches the Bodies it asked for, and an admin's every Body.
 
 mod ask;
+mod builds;
 mod create;
 mod error;
 mod life;
@@ -22,7 +23,7 @@ use axum::{
     Router,
     http::StatusCode,
     middleware::from_fn_with_state,
-    routing::{any, delete, get, post, put},
+    routing::{any, get, patch, post, put},
 };
 
 use crate::App;
@@ -51,11 +52,17 @@ pub fn router(app: &App) -> Router<App> {
         .route("/sandboxes/{id}/snapshots", post(snapshots::take))
         .route("/snapshots", get(snapshots::list))
         .route("/templates", get(templates::list))
-        .route("/v2/templates", get(templates::list))
+        .route("/v2/templates", get(templates::list).post(builds::ask))
         .route("/templates/aliases/{alias}", get(templates::alias))
         .route("/templates/tags", post(templates::tag).delete(templates::untag))
         .route("/templates/{id}/tags", get(templates::tags))
-        .route("/templates/{id}", delete(templates::remove))
+        .route("/templates/{id}", get(templates::info).patch(templates::change).delete(templates::remove))
+        .route("/v2/templates/{id}", patch(templates::change))
+        .route("/v3/templates", post(builds::ask))
+        .route("/templates/{id}/files/{hash}", get(builds::files))
+        .route("/v2/templates/{id}/builds/{build}", post(builds::begin))
+        .route("/templates/{id}/builds/{build}/status", get(builds::status))
+        .route("/templates/{id}/builds/{build}/logs", get(builds::logs))
         .route("/teams", get(templates::teams))
         .route("/volumes", any(absent_volumes))
         .route("/volumes/{*rest}", any(absent_volumes))
@@ -64,6 +71,8 @@ pub fn router(app: &App) -> Router<App> {
         .fallback(async || Refusal::new(StatusCode::NOT_FOUND, "there is no such route"))
         .method_not_allowed_fallback(async || Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "this route has no such method"))
         .layer(from_fn_with_state(app.clone(), ask::admit))
+        // The address itself is the permission: clients send these files with no key.
+        .route("/templates/{id}/files/{hash}", put(builds::upload))
 }
 
 async fn absent_volumes() -> Refusal {

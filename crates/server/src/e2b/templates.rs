@@ -1,25 +1,31 @@
 //! What sandboxes can be made from.
+//!
+//! Templates and snapshots are one thing to E2B's clients. Who may see one: its owner, an admin, and everybody where it
+//! is public or was made by whoever runs this server.
 
 use axum::{
     Json,
     extract::{Path, State},
     http::StatusCode,
 };
-use fleet::{Fleet, SnapshotView};
-use proto::{Failure, Kind};
+use fleet::{BASE, Fleet, INTERPRETER, SnapshotView, TemplateView};
+use proto::{Failure, Kind, template::Template};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Refusal, create::template, sandbox::ENVD_VERSION};
-use crate::{App, Caller};
+use super::{Refusal, ask::Asked, create::template, sandbox::ENVD_VERSION};
+use crate::{App, Caller, Scope};
 
 /// Templates that are there without anybody having made them.
 const BUILT_IN: [&str; 1] = ["host"];
 
 /// `GET /templates`.
-pub async fn list(State(app): State<App>, _: Caller) -> Result<Json<Vec<Value>>, Refusal> {
-    let snapshots = app.blocking(async |fleet: &Fleet| fleet.snapshots()).await?;
+pub async fn list(State(app): State<App>, caller: Caller) -> Result<Json<Vec<Value>>, Refusal> {
+    let (templates, snapshots) = app.blocking(async |fleet: &Fleet| Ok((fleet.templates()?, fleet.snapshots()?))).await?;
     let built_in = BUILT_IN.iter().map(|name| told(name, Some(name), "1970-01-01T00:00:00Z"));
-    Ok(Json(built_in.chain(snapshots.iter().map(|snapshot| told(snapshot.id.as_str(), snapshot.name.as_deref(), &snapshot.created_at))).collect()))
+    let seen = templates.iter().filter(|view| may_see(&caller, &view.template)).map(told_template);
+    let snapshots = snapshots.iter().map(|snapshot| told(snapshot.id.as_str(), snapshot.name.as_deref(), &snapshot.created_at));
+    Ok(Json(built_in.chain(seen).chain(snapshots).collect()))
 }
 
 fn told(id: &str, name: Option<&str>, created_at: &str) -> Value {
@@ -31,14 +37,65 @@ fn told(id: &str, name: Option<&str>, created_at: &str) -> Value {
     })
 }
 
+fn told_template(view: &TemplateView) -> Value {
+    let template = &view.template;
+    let build = view.default_build().or_else(|| view.builds.first());
+    let names = names_of(template);
+    let mut told = told(template.id.as_str(), None, &template.created_at);
+    told["buildID"] = json!(build.map(|build| build.id.as_str()));
+    told["buildStatus"] = json!(if build.is_some() { "ready" } else { "waiting" });
+    told["buildCount"] = json!(view.builds.len());
+    told["public"] = template.public.into();
+    told["updatedAt"] = template.updated_at.as_str().into();
+    (told["names"], told["aliases"]) = (json!(names), json!(names));
+    told["diskSizeMB"] = json!(view.bytes >> 20);
+    if let Some(cpu) = build.and_then(|build| build.settings.cpu_milli) {
+        told["cpuCount"] = json!(cpu.div_ceil(1000));
+    }
+    if let Some(memory) = build.and_then(|build| build.settings.memory) {
+        told["memoryMB"] = json!(memory.0 >> 20);
+    }
+    told
+}
+
+/// All its names.
+pub fn names_of(template: &Template) -> Vec<&str> {
+    std::iter::once(template.name.as_str()).chain(template.aliases.iter().map(String::as_str)).collect()
+}
+
+/// `GET /templates/{id}`.
+pub async fn info(State(app): State<App>, caller: Caller, Path(id): Path<String>) -> Result<Json<Value>, Refusal> {
+    let found = known(&app, &caller, &id).await?;
+    let view = app.blocking(async move |fleet: &Fleet| fleet.template(found.id.as_str())).await?;
+    let mut told = told_template(&view);
+    told["builds"] = view.builds.iter().map(|build| json!({
+        "buildID": build.id, "status": "ready", "createdAt": build.created_at, "updatedAt": build.created_at, "finishedAt": build.created_at,
+        "cpuCount": told["cpuCount"], "memoryMB": told["memoryMB"], "diskSizeMB": build.bytes >> 20, "envdVersion": ENVD_VERSION,
+    })).collect();
+    Ok(Json(told))
+}
+
 /// `GET /templates/aliases/{alias}`.
-pub async fn alias(State(app): State<App>, _: Caller, Path(alias): Path<String>) -> Result<Json<Value>, Refusal> {
-    let found = identify(&app, &alias).await?;
+pub async fn alias(State(app): State<App>, caller: Caller, Path(alias): Path<String>) -> Result<Json<Value>, Refusal> {
+    if let Some(found) = find(&app, &alias).await? {
+        owned_or_public(&caller, &found, &alias)?;
+        return Ok(Json(json!({ "templateID": found.id, "public": found.public })));
+    }
+    // Made when it is first used.
+    if alias == BASE || alias == INTERPRETER {
+        return Ok(Json(json!({ "templateID": alias, "public": true })));
+    }
+    let found = snapshot(&app, &alias).await?;
     Ok(Json(json!({ "templateID": found, "public": false })))
 }
 
-/// `DELETE /templates/{id}`: only snapshots can go.
-pub async fn remove(State(app): State<App>, _: Caller, Path(id): Path<String>) -> Result<StatusCode, Refusal> {
+/// `DELETE /templates/{id}`: a template, or a snapshot.
+pub async fn remove(State(app): State<App>, caller: Caller, Path(id): Path<String>) -> Result<StatusCode, Refusal> {
+    if let Some(found) = find(&app, &id).await? {
+        owned(&caller, &found, &id)?;
+        app.blocking(async move |fleet: &Fleet| fleet.remove_template(found.id.as_str())).await?;
+        return Ok(StatusCode::NO_CONTENT);
+    }
     let key = template(&id);
     let removed = app.blocking(async move |fleet: &Fleet| fleet.remove_snapshot(&key)).await;
     match removed {
@@ -48,20 +105,59 @@ pub async fn remove(State(app): State<App>, _: Caller, Path(id): Path<String>) -
     }
 }
 
-/// `GET /templates/{id}/tags`: each has the one.
-pub async fn tags(State(app): State<App>, _: Caller, Path(id): Path<String>) -> Result<Json<Value>, Refusal> {
-    let found = identify(&app, &id).await?;
-    Ok(Json(json!([{ "tag": "default", "buildID": found, "createdAt": "1970-01-01T00:00:00Z" }])))
+/// What `PATCH /v2/templates/{id}` asks for.
+#[derive(Debug, Deserialize)]
+pub struct Change {
+    public: Option<bool>,
+}
+
+/// `PATCH /v2/templates/{id}`.
+pub async fn change(State(app): State<App>, caller: Caller, Path(id): Path<String>, asked: Asked<Change>) -> Result<Json<Value>, Refusal> {
+    let found = known(&app, &caller, &id).await?;
+    owned(&caller, &found, &id)?;
+    let public = asked.value.public.unwrap_or(found.public);
+    let template = app.blocking(async move |fleet: &Fleet| fleet.publish_template(found.id.as_str(), public)).await?;
+    Ok(Json(json!({ "names": names_of(&template) })))
+}
+
+/// `GET /templates/{id}/tags`.
+pub async fn tags(State(app): State<App>, caller: Caller, Path(id): Path<String>) -> Result<Json<Value>, Refusal> {
+    let found = known(&app, &caller, &id).await?;
+    let tags = found.tags.iter().map(|(tag, meant)| json!({ "tag": tag, "buildID": meant.build, "createdAt": meant.since }));
+    Ok(Json(tags.collect()))
+}
+
+/// What `POST /templates/tags` asks for.
+#[derive(Debug, Deserialize)]
+pub struct Tagged {
+    target: String,
+    tags: Vec<String>,
 }
 
 /// `POST /templates/tags`.
-pub async fn tag(_: Caller) -> Refusal {
-    Refusal::absent("tags beside `default`")
+pub async fn tag(State(app): State<App>, caller: Caller, asked: Asked<Tagged>) -> Result<(StatusCode, Json<Value>), Refusal> {
+    let Tagged { target, tags } = asked.value;
+    let found = known(&app, &caller, &target).await?;
+    owned(&caller, &found, &target)?;
+    let told = tags.clone();
+    let build = app.blocking(async move |fleet: &Fleet| fleet.tag_template(&target, &tags)).await?;
+    Ok((StatusCode::CREATED, Json(json!({ "tags": told, "buildID": build }))))
+}
+
+/// What `DELETE /templates/tags` asks for.
+#[derive(Debug, Deserialize)]
+pub struct Untagged {
+    name: String,
+    tags: Vec<String>,
 }
 
 /// `DELETE /templates/tags`.
-pub async fn untag(_: Caller) -> Refusal {
-    Refusal::absent("tags beside `default`")
+pub async fn untag(State(app): State<App>, caller: Caller, asked: Asked<Untagged>) -> Result<StatusCode, Refusal> {
+    let Untagged { name, tags } = asked.value;
+    let found = known(&app, &caller, &name).await?;
+    owned(&caller, &found, &name)?;
+    app.blocking(async move |fleet: &Fleet| fleet.untag_template(found.id.as_str(), &tags)).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// `GET /teams`: the one that everybody here is in.
@@ -69,8 +165,56 @@ pub async fn teams(_: Caller) -> Json<Value> {
     Json(json!([{ "teamID": "palisade", "name": "palisade", "apiKey": "", "isDefault": true }]))
 }
 
-/// The id of a template that is there.
-async fn identify(app: &App, asked: &str) -> Result<String, Refusal> {
+/// A template of that name or id, whosever it is.
+pub async fn find(app: &App, asked: &str) -> Result<Option<Template>, Refusal> {
+    // A few small files: not worth a thread of its own.
+    if BUILT_IN.contains(&asked) { Ok(None) } else { Ok(app.fleet().find_template(asked)?) }
+}
+
+/// One that is there and the caller may see.
+pub async fn known(app: &App, caller: &Caller, asked: &str) -> Result<Template, Refusal> {
+    let found = find(app, asked).await?.filter(|found| may_see(caller, found));
+    found.ok_or_else(|| unknown(asked))
+}
+
+/// Lets a caller make sandboxes of a template: one of its own, of everybody's, or none at all, which others judge. What
+/// the product makes itself is made now, if it is not there.
+pub async fn usable(app: &App, caller: &Caller, asked: &str) -> Result<(), Refusal> {
+    let bare = template(asked);
+    match find(app, asked).await? {
+        Some(found) => owned_or_public(caller, &found, asked),
+        None if bare == BASE || bare == INTERPRETER => {
+            // It goes on also when this caller gives up waiting, and the next one finds it done.
+            app.blocking(async move |fleet: &Fleet| fleet.setup(&bare, &mut |_| ()).map(drop)).await?;
+            Ok(())
+        }
+        None => Ok(()),
+    }
+}
+
+fn may_see(caller: &Caller, template: &Template) -> bool {
+    template.public || may_change(caller, template) || template.owner.is_none()
+}
+
+fn may_change(caller: &Caller, template: &Template) -> bool {
+    caller.scope == Scope::Admin || template.owner.as_deref() == Some(&caller.key)
+}
+
+fn owned_or_public(caller: &Caller, template: &Template, asked: &str) -> Result<(), Refusal> {
+    if may_see(caller, template) { Ok(()) } else { Err(forbidden(asked)) }
+}
+
+/// Refuses whoever is neither its owner nor an admin.
+pub fn owned(caller: &Caller, template: &Template, asked: &str) -> Result<(), Refusal> {
+    if may_change(caller, template) { Ok(()) } else { Err(forbidden(asked)) }
+}
+
+fn forbidden(asked: &str) -> Refusal {
+    Refusal::new(StatusCode::FORBIDDEN, format!("template \"{}\" is not yours", proto::text::visible(asked)))
+}
+
+/// The id of a snapshot that is there, or of what is always there.
+async fn snapshot(app: &App, asked: &str) -> Result<String, Refusal> {
     let key = template(asked);
     if BUILT_IN.contains(&key.as_str()) {
         return Ok(key);

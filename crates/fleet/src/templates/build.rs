@@ -1,0 +1,566 @@
+//! The template build engine: each step in a Body on top of what was before, each result a layer.
+//!
+//! A layer is named by the hash of what is below it and of the step, so a step that was done before is not done again.
+//! Trust: commands and files of a build are as hostile as any other of a Body; they run in one, and nowhere else.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io::{self, Read},
+    path::PathBuf,
+    time::Duration,
+};
+
+use body::archive::{self, Bounds, Dialect, Sink};
+use bytes::{Bytes, BytesMut};
+use proto::{
+    BodyId, Failure, Kind, Layer, LayerId,
+    event::hex,
+    pack::{Entry, What},
+    template::{Base, Build, BuildId, LAYERS_MAX, Settings, Start, VERSION},
+    tree::{self, Item},
+};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tokio::sync::mpsc;
+
+use super::{BASE, INTERPRETER, Job, Origin, draft};
+use crate::{Create, ExecRequest, Fleet, Force, Output, Stdin, failures};
+
+/// Most steps of one build.
+pub const STEPS_MAX: usize = 1000;
+/// What one COPY may bring, unpacked.
+const COPY_MAX: Bounds = Bounds { bytes: 8 << 30, entries: 1_000_000 };
+/// How long one step may take.
+const STEP_WALL: Duration = Duration::from_secs(3600);
+const STAGE: &str = "/tmp/.palisade-copy";
+/// How much of a command's output is searched for the reason of its failure.
+const TAIL_MAX: usize = 16 << 10;
+const CHUNK: usize = 128 << 10;
+/// What programs say when there is no network.
+const NO_NETWORK: &[&str] = &[
+    "Could not resolve", "Temporary failure in name resolution", "Temporary failure resolving", "Network is unreachable", "EAI_AGAIN",
+    "Failed to establish a new connection", "Name or service not known", "getaddrinfo",
+];
+
+/// A template to be built.
+#[derive(Debug, Clone)]
+pub struct BuildRequest {
+    /// What it begins with.
+    pub from: From,
+    /// What is done to it, in order.
+    pub steps: Vec<Step>,
+    /// What its Bodies run from their start.
+    pub start: Option<Start>,
+    /// Nothing that was done before is good enough.
+    pub force: bool,
+}
+
+/// What a template begins with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum From {
+    /// Another template, by name.
+    Template(String),
+    /// An image, by reference.
+    Image(String),
+}
+
+/// One step.
+#[derive(Debug, Clone)]
+pub struct Step {
+    /// What is done.
+    pub act: Act,
+    /// It is done also when it was done before.
+    pub force: bool,
+}
+
+/// What a step does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Act {
+    /// Brings files in.
+    Copy {
+        /// Which of the archive's, as a path or a pattern.
+        source: String,
+        /// To where.
+        target: String,
+        /// Whose they become.
+        owner: Option<String>,
+        /// Their permission bits, in octal.
+        mode: Option<String>,
+        /// The hash of the archive, as its sender computed it.
+        hash: String,
+        /// The archive.
+        #[serde(skip)]
+        archive: PathBuf,
+    },
+    /// Runs a line of shell.
+    Run {
+        /// The line.
+        command: String,
+        /// Who runs it.
+        user: Option<String>,
+    },
+    /// Sets environment variables.
+    Env(Vec<(String, String)>),
+    /// Sets where commands run, and makes that directory.
+    Workdir(String),
+    /// Sets who runs commands.
+    User(String),
+}
+
+impl Act {
+    fn describe(&self) -> String {
+        match self {
+            Act::Copy { source, target, .. } => format!("COPY {source} {target}"),
+            Act::Run { command, .. } => format!("RUN {command}"),
+            Act::Env(pairs) => format!("ENV {}", pairs.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")),
+            Act::Workdir(path) => format!("WORKDIR {path}"),
+            Act::User(name) => format!("USER {name}"),
+        }
+    }
+}
+
+/// Where a build stands.
+struct Stand {
+    layers: Vec<LayerId>,
+    settings: Settings,
+    /// Names all that was done so far.
+    chain: String,
+}
+
+impl Stand {
+    fn user(&self) -> String {
+        self.settings.user.clone().unwrap_or_else(|| "user".into())
+    }
+
+    fn workdir(&self) -> String {
+        self.settings.workdir.clone().unwrap_or_else(|| "/home/user".into())
+    }
+
+    fn resolve(&self, path: &str) -> String {
+        if path.starts_with('/') { path.to_owned() } else { format!("{}/{path}", self.workdir().trim_end_matches('/')) }
+    }
+}
+
+/// A failure and the step it belongs to, in E2B's words: `base`, a number from 1 on, `finalize`.
+type Failed = (String, Failure);
+
+impl Fleet {
+    /// Builds a template; the job hears how it goes, and its tags mean the build when it is whole.
+    pub async fn build(&self, job: &Job, request: BuildRequest) -> Result<Build, Failure> {
+        let built = self.build_steps(job, request).await;
+        match &built {
+            Ok(build) => job.ended(&format!("the template is ready: {}", proto::Size(build.bytes))),
+            Err((step, failure)) => {
+                let data = serde_json::json!({ "template": job.template, "build": job.id, "step": step, "why": failure.to_string() });
+                let _ = self.append(draft("template.failed", data));
+                job.failed(step, failure);
+                let _ = self.note_failed(job, step, failure);
+            }
+        }
+        built.map_err(|(_, failure)| failure)
+    }
+
+    async fn build_steps(&self, job: &Job, request: BuildRequest) -> Result<Build, Failed> {
+        let at = |step: &str| { let step = step.to_owned(); move |failure| (step.clone(), failure) };
+        let _building = self.building().map_err(at("base"))?;
+        let count = request.steps.len();
+        if count > STEPS_MAX {
+            return Err(("base".into(), Failure::new(Kind::Limit, format!("a build has at most {STEPS_MAX} steps"))));
+        }
+        job.say(&format!("[base] FROM {}", match &request.from { From::Template(name) | From::Image(name) => name }));
+        let mut stand = self.begin_build(job, &request.from).map_err(at("base"))?;
+        for (index, step) in request.steps.iter().enumerate() {
+            let number = (index + 1).to_string();
+            job.check().map_err(at(&number))?;
+            job.say(&format!("[builder {number}/{count}] {}", step.act.describe()));
+            self.step(job, &mut stand, step, request.force || step.force).await.map_err(at(&number))?;
+        }
+        stand.settings.start = request.start;
+        stand.settings.cpu_milli = job.cpu_milli.or(stand.settings.cpu_milli);
+        stand.settings.memory = job.memory.or(stand.settings.memory);
+        self.finalize(job, stand).await.map_err(at("finalize"))
+    }
+
+    fn begin_build(&self, job: &Job, from: &From) -> Result<Stand, Failure> {
+        let name = match from {
+            From::Template(name) => name.clone(),
+            From::Image(image) => own_image(image).map(str::to_owned).ok_or_else(|| no_registry(image))?,
+        };
+        if (name == BASE || name == INTERPRETER) && self.template_build(&name).is_err() {
+            self.setup(&name, &mut |said| job.say(said))?;
+        }
+        let build = self.template_build(&name)?;
+        if build.layers.is_empty() {
+            return Err(Failure::new(Kind::Host, format!("template {name} is this machine's own root, which nothing can be built on"))
+                .hint("make the real one: apt-get install mmdebstrap && pal templates rm base && pal setup base"));
+        }
+        let chain = digest(&[&serde_json::to_string(&build.layers).unwrap_or_default()]);
+        Ok(Stand { layers: build.layers, settings: Settings { start: None, ..build.settings }, chain })
+    }
+
+    async fn step(&self, job: &Job, stand: &mut Stand, step: &Step, force: bool) -> Result<(), Failure> {
+        let context = serde_json::to_string(&(&step.act, &stand.settings.env, stand.user(), stand.workdir())).unwrap_or_default();
+        let salt = if force { hex(&crate::data::random::<16>().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?) } else { String::new() };
+        stand.chain = digest(&[&stand.chain, &context, &salt]);
+        match &step.act {
+            Act::Env(pairs) => {
+                for (name, value) in pairs {
+                    let value = expand(value, &stand.settings.env);
+                    stand.settings.env.insert(name.clone(), value);
+                }
+                crate::create::check_env(&stand.settings.env)
+            }
+            Act::User(name) => {
+                stand.settings.user = Some(name.clone());
+                Ok(())
+            }
+            Act::Workdir(path) => {
+                let path = stand.resolve(path);
+                crate::create::check_inside(std::path::Path::new(&path))?;
+                let make = r#"[ -d "$1" ] || { mkdir -p -- "$1" && chown "$2" -- "$1"; }"#;
+                let (owner, place) = (stand.user(), path.clone());
+                self.layer(job, stand, async |body| self.run_script(job, body, make, &[&place, &owner], "/").await).await?;
+                stand.settings.workdir = Some(path);
+                Ok(())
+            }
+            Act::Run { command, user } => {
+                let (user, workdir) = (user.clone().unwrap_or_else(|| stand.user()), stand.workdir());
+                self.layer(job, stand, async |body| self.run_command(job, body, command, &user, &workdir).await).await
+            }
+            Act::Copy { source, target, owner, mode, archive, .. } => {
+                let owner = owner.clone().unwrap_or_else(|| stand.user());
+                let (target, mode) = (stand.resolve(target), mode.clone().unwrap_or_default());
+                self.layer(job, stand, async |body| {
+                    self.send_archive(body, archive).await?;
+                    self.run_script(job, body, PLACE, &[STAGE, source, &target, &owner, &mode], "/").await
+                })
+                .await
+            }
+        }
+    }
+
+    /// Does something in a Body on top of what is there, and keeps what it changed; or finds that done already.
+    async fn layer(&self, job: &Job, stand: &mut Stand, act: impl AsyncFnOnce(&BodyId) -> Result<(), Failure>) -> Result<(), Failure> {
+        if stand.layers.len() >= LAYERS_MAX {
+            return Err(Failure::new(Kind::Limit, format!("a template has at most {LAYERS_MAX} layers")).hint("join steps: each RUN, COPY and WORKDIR makes one"));
+        }
+        let id: LayerId = stand.chain[..32].parse().map_err(|_| Failure::new(Kind::Internal, "a hash is no id"))?;
+        if body::layers::read(&self.layers_dir().join(id.as_str())).is_ok() {
+            job.say("CACHED");
+            stand.layers.insert(0, id);
+            return Ok(());
+        }
+        let body = self.build_body(job, stand)?;
+        let done = act(&body).await;
+        let kept = match done {
+            Ok(()) => self.keep_layer(&body, id.clone(), &stand.chain).await,
+            Err(failure) => Err(failure),
+        };
+        let removed = self.remove(&body, Force::Yes).await;
+        kept?;
+        removed?;
+        stand.layers.insert(0, id);
+        Ok(())
+    }
+
+    fn build_body(&self, job: &Job, stand: &Stand) -> Result<BodyId, Failure> {
+        let base = Base { template: job.template.clone(), build: job.id.clone(), layers: stand.layers.clone(), sudo: stand.settings.sudo, start: None };
+        let under = body::root::Under { snapshots: Vec::new(), layers: Some(self.layers_below(&stand.layers)?) };
+        let settings = Settings { env: stand.settings.env.clone(), ..Settings::default() };
+        let mut request = Create { template: format!("build {}", job.id), ..Create::kept() };
+        request.limits.wall = Some(STEP_WALL);
+        request.limits.memory = job.memory;
+        let view = self.create_on(Layer::Process, request, Origin { under, base: Some(base), settings }, None)?;
+        Ok(view.spec.id)
+    }
+
+    async fn keep_layer(&self, body: &BodyId, id: LayerId, about: &str) -> Result<(), Failure> {
+        let view = self.stop(body, Duration::ZERO).await?;
+        let name = format!("{id}.part{}", std::process::id());
+        let draft = body::layers::Draft::begin(&self.maker.programs, &self.layers_dir(), &name, view.spec.ids.clone()).map_err(failures::layer)?;
+        draft.take(&self.body_path(body), &view.spec).map_err(failures::layer)?;
+        draft.finish(id, about, store::clock::now()).map_err(failures::layer).map(drop)
+    }
+
+    async fn run_command(&self, job: &Job, body: &BodyId, command: &str, user: &str, workdir: &str) -> Result<(), Failure> {
+        // A login shell, as E2B has it; images without bash have the other one.
+        let choose = r#"if [ -x /bin/bash ]; then exec /bin/bash -l -c "$1"; fi; exec /bin/sh -l -c "$1""#;
+        let argv = ["/bin/sh", "-c", choose, "sh", command];
+        let request = ExecRequest { user: Some(user.to_owned()), workdir: Some(workdir.to_owned()), ..ExecRequest::new(argv) };
+        let shown = proto::text::visible(command);
+        let unauthenticated = |failure: Failure| {
+            let code = if failure.kind == Kind::Denied { "unauthenticated: " } else { "" };
+            Failure { message: format!("failed to run command '{shown}': command failed: {code}{}", failure.message), ..failure }
+        };
+        let (code, tail) = self.watch(job, body, request).await.map_err(unauthenticated)?;
+        if code == 0 {
+            return Ok(());
+        }
+        let failure = Failure::new(Kind::Usage, format!("failed to run command '{shown}': exit status {code}"));
+        if NO_NETWORK.iter().any(|said| tail.contains(said)) {
+            let hint = "commands of a build have no network: bring what they need with COPY";
+            return Err(Failure { message: format!("{} ({hint})", failure.message), ..failure }.hint(hint));
+        }
+        Err(failure)
+    }
+
+    /// A line of our own, as root of the Body.
+    async fn run_script(&self, job: &Job, body: &BodyId, script: &str, arguments: &[&str], workdir: &str) -> Result<(), Failure> {
+        let argv = ["/bin/sh", "-c", script, "sh"].into_iter().chain(arguments.iter().copied());
+        let request = ExecRequest { user: Some("root".into()), workdir: Some(workdir.to_owned()), ..ExecRequest::new(argv) };
+        match self.watch(job, body, request).await? {
+            (0, _) => Ok(()),
+            (code, said) => Err(Failure::new(Kind::Usage, format!("it ended with code {code}: {}", proto::text::visible(said.trim())))),
+        }
+    }
+
+    /// Runs a command and passes on what it says, until it ends or the build is called off.
+    async fn watch(&self, job: &Job, body: &BodyId, request: ExecRequest) -> Result<(i32, String), Failure> {
+        let mut exec = self.exec(body, ExecRequest { stdin: Stdin::Null, timeout: Some(STEP_WALL), ..request }).await?;
+        let mut lines = job.lines();
+        loop {
+            tokio::select! {
+                output = exec.next() => match output? {
+                    Some(Output::Stdout(bytes) | Output::Stderr(bytes) | Output::Tty(bytes)) => lines.push(&bytes),
+                    None => break,
+                },
+                () = job.called_off() => return Err(super::jobs::called_off()),
+            }
+        }
+        let tail = lines.finish(TAIL_MAX);
+        Ok((exec.finish().await?.code, tail))
+    }
+
+    /// Sends an archive's files to the stage in a Body.
+    async fn send_archive(&self, body: &BodyId, archive: &std::path::Path) -> Result<(), Failure> {
+        let file = File::open(archive).map_err(|error| {
+            Failure::new(Kind::NotFound, "the files of this step were never uploaded").because(error).hint("upload them again: build with `force_upload`")
+        })?;
+        let (sender, receiver) = mpsc::channel(8);
+        let walked = tokio::task::spawn_blocking(move || {
+            let mut forwarder = Forwarder { pieces: sender, held: BytesMut::from(&tree::MAGIC[..]), made: BTreeSet::new() };
+            let failed = |error: &dyn std::error::Error| io::Error::other(match error.source() {
+                Some(cause) => format!("{error}: {cause}"),
+                None => error.to_string(),
+            });
+            forwarder.item(&Item::Dir { path: Vec::new(), mode: 0o755 })?;
+            archive::read(file, Dialect::Plain, COPY_MAX, &mut forwarder).map_err(|error| failed(&error))?;
+            forwarder.item(&Item::End)?;
+            forwarder.flush()
+        });
+        let sent = self.guest(body).write_tree(STAGE, Some("root"), receiver).await;
+        let walked = walked.await.map_err(|error| Failure::new(Kind::Internal, "the copy was cut short").because(error))?;
+        // A bad archive is the cause of whatever the guest then says; a guest that refused is the cause of a broken pipe.
+        match walked {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                Err(Failure::new(Kind::Usage, format!("cannot copy the uploaded files: {error}")))
+            }
+            _ => sent.map_err(failures::guest),
+        }
+    }
+
+    /// Starts a Body from the result, as its users will, before anybody can.
+    async fn finalize(&self, job: &Job, stand: Stand) -> Result<Build, Failure> {
+        job.check()?;
+        job.say("[finalize] starting a Body from the template");
+        let build = Build {
+            v: VERSION,
+            id: job.id.clone(),
+            template: job.template.clone(),
+            created_at: store::clock::now(),
+            source: job.source(),
+            bytes: self.layer_bytes(&stand.layers),
+            layers: stand.layers,
+            settings: stand.settings,
+        };
+        let origin = self.origin_of(build.clone())?;
+        let request = Create { template: format!("build {}", job.id), ..Create::kept() };
+        let view = self.create_on(Layer::Process, request, origin, None)?;
+        let tried = self.try_out(job, view.id(), &build).await;
+        self.remove(view.id(), Force::Yes).await?;
+        tried?;
+        self.keep_build(&build, &job.tags)?;
+        let _ = self.forget_draft(job);
+        Ok(build)
+    }
+
+    async fn try_out(&self, job: &Job, body: &BodyId, build: &Build) -> Result<(), Failure> {
+        let (code, said) = self.watch(job, body, ExecRequest::new(["/bin/sh", "-c", "true"])).await?;
+        if code != 0 {
+            return Err(Failure::new(Kind::Usage, format!("a shell in the template ends with code {code}: {}", proto::text::visible(said.trim()))));
+        }
+        let Some(start) = &build.settings.start else { return Ok(()) };
+        tokio::select! {
+            started = self.start_template(body, start, super::start::Patience::Whole) => started,
+            () = job.called_off() => Err(super::jobs::called_off()),
+        }
+    }
+}
+
+/// Puts what stands on the stage where it belongs, as Docker's COPY does. Arguments: stage, source, target, owner, mode.
+const PLACE: &str = r#"
+set -e
+stage=$1; source=$2; target=$3; owner=$4; mode=$5
+case $owner in *:*) ;; *) owner="$owner:$(id -g "$owner")";; esac
+cd "$stage"
+find . -mindepth 1 -exec chown -h "$owner" {} +
+[ -z "$mode" ] || find . -mindepth 1 ! -type l -exec chmod "$mode" {} +
+into() {
+  if [ -d "$1" ] && [ ! -L "$1" ]; then cp -a "$1/." "$target/"; else cp -a "$1" "$target/"; fi
+}
+make_target() {
+  [ -d "$target" ] || { mkdir -p -- "$target"; chown "$owner" -- "$target"; }
+}
+case $source in
+  *[*?[]*)
+    make_target
+    IFS=
+    for entry in ./$source; do into "$entry"; done
+    ;;
+  *)
+    entry="./$source"
+    if [ -d "$entry" ] && [ ! -L "$entry" ]; then make_target; into "$entry"
+    elif [ -d "$target" ]; then into "$entry"
+    else case $target in
+      */) make_target; into "$entry";;
+      *) mkdir -p -- "$(dirname "$target")"; cp -a "$entry" "$target";;
+    esac; fi
+    ;;
+esac
+cd /; rm -rf "$stage"
+"#;
+
+/// Turns entries of an archive into a tree for the guest.
+struct Forwarder {
+    pieces: mpsc::Sender<Result<Bytes, io::Error>>,
+    held: BytesMut,
+    made: BTreeSet<Vec<u8>>,
+}
+
+impl Forwarder {
+    fn item(&mut self, item: &Item) -> io::Result<()> {
+        tree::write(item, &mut self.held);
+        if self.held.len() >= CHUNK { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let piece = self.held.split().freeze();
+        self.pieces.blocking_send(Ok(piece)).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+
+    /// Directories above a path that the archive did not name.
+    fn above(&mut self, path: &[u8]) -> io::Result<()> {
+        for (at, _) in path.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
+            if self.made.insert(path[..at].to_vec()) {
+                self.item(&Item::Dir { path: path[..at].to_vec(), mode: 0o755 })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Sink for Forwarder {
+    fn take(&mut self, entry: Entry, contents: &mut dyn Read) -> io::Result<()> {
+        if entry.path.is_empty() {
+            return Ok(());
+        }
+        self.above(&entry.path)?;
+        let (path, mode) = (entry.path, entry.mode);
+        match entry.what {
+            What::Dir => {
+                if self.made.insert(path.clone()) { self.item(&Item::Dir { path, mode }) } else { Ok(()) }
+            }
+            What::Link(target) => self.item(&Item::Link { path, target }),
+            What::File(_) => {
+                self.item(&Item::File { path, mode })?;
+                let mut buffer = vec![0; CHUNK];
+                loop {
+                    match contents.read(&mut buffer)? {
+                        0 => return self.item(&Item::FileEnd),
+                        len => self.item(&Item::Data(Bytes::copy_from_slice(&buffer[..len])))?,
+                    }
+                }
+            }
+            What::Same(_) => Err(io::Error::other("it holds a hard link: send the file twice instead")),
+            What::Gone | What::Opaque | What::End => Ok(()),
+        }
+    }
+}
+
+fn digest(parts: &[&str]) -> String {
+    let mut hasher = Sha256::new();
+    for part in parts {
+        hasher.update((part.len() as u64).to_le_bytes());
+        hasher.update(part.as_bytes());
+    }
+    hex(&hasher.finalize())
+}
+
+/// E2B's own images are our own templates.
+fn own_image(image: &str) -> Option<&'static str> {
+    let image = image.trim_start_matches("docker.io/");
+    let name = image.split([':', '@']).next().unwrap_or(image);
+    match name {
+        "e2bdev/base" => Some(BASE),
+        name if name.starts_with("e2bdev/code-interpreter") => Some(INTERPRETER),
+        _ => None,
+    }
+}
+
+fn no_registry(image: &str) -> Failure {
+    let image = proto::text::visible(&image.chars().take(200).collect::<String>());
+    let hint = "begin with `from_base_image()` or `from_template(…)`, or import the image's root: pal templates import NAME ROOT.tar";
+    Failure::new(Kind::Host, format!("cannot begin with the image {image:?}: this pal cannot reach a registry ({hint})")).hint(hint)
+}
+
+/// `$NAME` and `${NAME}` of what is set, as a shell would put them in.
+fn expand(value: &str, env: &BTreeMap<String, String>) -> String {
+    let mut out = String::new();
+    let mut rest = value;
+    while let Some(at) = rest.find('$') {
+        out.push_str(&rest[..at]);
+        rest = &rest[at + 1..];
+        let braced = rest.strip_prefix('{').and_then(|rest| rest.split_once('}'));
+        let plain = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
+        let (name, after) = braced.unwrap_or((&rest[..plain], &rest[plain..]));
+        if name.is_empty() {
+            out.push('$');
+            continue;
+        }
+        out.push_str(env.get(name).map_or_else(|| if name == "PATH" { PATH } else { "" }, String::as_str));
+        rest = after;
+    }
+    out + rest
+}
+
+/// Where programs are, where nobody said otherwise.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Begins a build that has an id already.
+pub(crate) fn job_id() -> Result<BuildId, Failure> {
+    Ok(BuildId::from_random(crate::data::random().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_hold_what_was_set_before() {
+        let env = BTreeMap::from([("A".to_owned(), "x".to_owned())]);
+        for (value, expected) in [("$A-${A}$", "x-x$"), ("$PATH:/b", &format!("{PATH}:/b")), ("$no", ""), ("a$$A", "a$x"), ("${A", "${A")] {
+            assert_eq!(expand(value, &env), expected, "{value}");
+        }
+    }
+
+    #[test]
+    fn images_of_e2b_are_templates_of_ours() {
+        for (image, expected) in [
+            ("e2bdev/base", Some(BASE)), ("e2bdev/base:latest", Some(BASE)), ("docker.io/e2bdev/code-interpreter:v1", Some(INTERPRETER)),
+            ("debian:12", None), ("evil/e2bdev/base", None),
+        ] {
+            assert_eq!(own_image(image), expected, "{image}");
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! Builds that run: what they said, whether they are called off, and what is known of them afterwards.
+
+use std::{
+    collections::HashMap,
+    fs,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use proto::{
+    Failure, Kind, Size, TemplateId,
+    template::{BuildId, DEFAULT_TAG, Named},
+};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Notify, Semaphore};
+
+use crate::{Fleet, held};
+
+/// How much of what a build says is kept: the end of it goes.
+const LOG_BYTES_MAX: usize = 4 << 20;
+const LINE_LEN_MAX: usize = 4096;
+/// Builds that work at the same time; others wait.
+const AT_ONCE: usize = 2;
+/// Builds whose words are still in memory.
+const JOBS_MAX: usize = 256;
+/// Builds that were asked for and not begun, of one template.
+const DRAFTS_MAX: usize = 64;
+
+/// One line that a build said.
+#[derive(Debug, Clone, Serialize)]
+pub struct Said {
+    /// When, RFC 3339.
+    pub at: String,
+    /// What.
+    pub message: String,
+    /// How bad.
+    pub level: &'static str,
+}
+
+/// How a build is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BuildState {
+    /// Asked for, not begun.
+    Waiting,
+    /// At work, or waiting for others to end.
+    Building,
+    /// Whole.
+    Ready,
+    /// Given up, at that step and for that reason.
+    Error {
+        /// `base`, a number from 1 on, or `finalize`.
+        step: Option<String>,
+        /// Why.
+        message: String,
+    },
+}
+
+/// What is written down of a build that is not whole.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Asked {
+    tags: Vec<String>,
+    cpu_milli: Option<u32>,
+    memory: Option<Size>,
+    #[serde(default)]
+    failed: Option<(Option<String>, String)>,
+}
+
+/// One build.
+#[derive(Debug)]
+pub struct Job {
+    /// Which.
+    pub id: BuildId,
+    /// Of which template.
+    pub template: TemplateId,
+    /// Tags that will mean it.
+    pub tags: Vec<String>,
+    /// Processor time of its Bodies.
+    pub cpu_milli: Option<u32>,
+    /// Memory of its Bodies.
+    pub memory: Option<Size>,
+    log: Mutex<Log>,
+    off: Mutex<bool>,
+    told_off: Notify,
+}
+
+#[derive(Debug)]
+struct Log {
+    state: BuildState,
+    lines: Vec<Said>,
+    bytes: usize,
+    source: String,
+}
+
+/// Builds of this process.
+#[derive(Debug)]
+pub(crate) struct Jobs {
+    running: Mutex<HashMap<BuildId, Arc<Job>>>,
+    turns: Arc<Semaphore>,
+}
+
+impl Default for Jobs {
+    fn default() -> Self {
+        Self { running: Mutex::default(), turns: Arc::new(Semaphore::new(AT_ONCE)) }
+    }
+}
+
+impl Job {
+    /// Adds a line.
+    pub fn say(&self, message: &str) {
+        self.write(message, "info");
+    }
+
+    fn write(&self, message: &str, level: &'static str) {
+        let mut log = held(&self.log);
+        if log.lines.is_empty() {
+            log.source = message.chars().take(200).collect();
+        }
+        if log.bytes >= LOG_BYTES_MAX {
+            return;
+        }
+        let mut message: String = message.chars().take(LINE_LEN_MAX).collect();
+        log.bytes += message.len() + 64;
+        if log.bytes >= LOG_BYTES_MAX {
+            message = "the build says more than 4 MiB; the rest is not kept".into();
+        }
+        log.lines.push(Said { at: store::clock::now(), message, level });
+    }
+
+    /// What it began with, in words.
+    pub(crate) fn source(&self) -> String {
+        held(&self.log).source.clone()
+    }
+
+    pub(crate) fn ended(&self, message: &str) {
+        self.say(message);
+        held(&self.log).state = BuildState::Ready;
+    }
+
+    pub(crate) fn failed(&self, step: &str, failure: &Failure) {
+        let causes: String = failure.causes().iter().map(|cause| format!(": {cause}")).collect();
+        self.write(&format!("{failure}{causes}"), "error");
+        failure.hints.iter().for_each(|hint| self.write(&format!("hint: {hint}"), "info"));
+        held(&self.log).state = BuildState::Error { step: Some(step.to_owned()), message: failure.to_string() };
+    }
+
+    /// How it is, and what it said from a line on.
+    pub fn look(&self, offset: usize, limit: usize) -> (BuildState, Vec<Said>) {
+        let log = held(&self.log);
+        (log.state.clone(), log.lines.iter().skip(offset).take(limit).cloned().collect())
+    }
+
+    /// Calls it off: it ends as soon as it notices.
+    pub fn call_off(&self) {
+        *held(&self.off) = true;
+        self.told_off.notify_waiters();
+    }
+
+    /// Fails where it was called off.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        if *held(&self.off) { Err(called_off()) } else { Ok(()) }
+    }
+
+    /// Waits until it is.
+    pub(crate) async fn called_off(&self) {
+        loop {
+            let told = self.told_off.notified();
+            if *held(&self.off) {
+                return;
+            }
+            let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
+        }
+    }
+
+    /// Takes output in pieces and adds it line by line.
+    pub(crate) fn lines(&self) -> Lines<'_> {
+        Lines { job: self, held: Vec::new(), tail: Vec::new() }
+    }
+}
+
+pub(crate) fn called_off() -> Failure {
+    Failure::new(Kind::Conflict, "the build was called off")
+}
+
+/// Output that becomes lines.
+pub(crate) struct Lines<'a> {
+    job: &'a Job,
+    held: Vec<u8>,
+    tail: Vec<u8>,
+}
+
+impl Lines<'_> {
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        self.tail.extend_from_slice(bytes);
+        let surplus = self.tail.len().saturating_sub(2 * LINE_LEN_MAX);
+        self.tail.drain(..surplus);
+        for byte in bytes {
+            if *byte == b'\n' || self.held.len() >= LINE_LEN_MAX {
+                self.line();
+            }
+            if *byte != b'\n' {
+                self.held.push(*byte);
+            }
+        }
+    }
+
+    fn line(&mut self) {
+        let line = std::mem::take(&mut self.held);
+        let text = String::from_utf8_lossy(&line);
+        self.job.say(text.trim_end_matches('\r'));
+    }
+
+    /// The last of it, as text.
+    pub(crate) fn finish(mut self, max: usize) -> String {
+        if !self.held.is_empty() {
+            self.line();
+        }
+        let from = self.tail.len().saturating_sub(max);
+        String::from_utf8_lossy(&self.tail[from..]).into_owned()
+    }
+}
+
+impl Fleet {
+    /// Asks for a build of the template of that name, which is made if there is none.
+    pub fn ask_build(&self, name: &str, tags: &[String], cpu_milli: Option<u32>, memory: Option<Size>) -> Result<Arc<Job>, Failure> {
+        let named: Named = name.parse().map_err(|error: proto::template::NameError| Failure::new(Kind::Usage, error.to_string()))?;
+        let mut tags: Vec<String> = tags.iter().cloned().chain(named.tag).collect();
+        if tags.is_empty() {
+            tags.push(DEFAULT_TAG.to_owned());
+        }
+        tags.sort();
+        tags.dedup();
+        super::check_tags(&tags)?;
+        let template = self.name_template(&named.name)?;
+        let job = Job {
+            id: super::build::job_id()?,
+            template: template.id,
+            tags,
+            cpu_milli,
+            memory,
+            log: Mutex::new(Log { state: BuildState::Waiting, lines: Vec::new(), bytes: 0, source: String::new() }),
+            off: Mutex::new(false),
+            told_off: Notify::new(),
+        };
+        let drafts = fs::read_dir(self.template_dir(&job.template).join("builds")).into_iter().flatten().flatten();
+        if drafts.filter(|entry| entry.path().extension().is_some_and(|end| end == "draft")).count() >= DRAFTS_MAX {
+            self.drop_old_drafts(&job.template);
+        }
+        self.write_draft(&job, None)?;
+        Ok(self.jobs.add(job))
+    }
+
+    /// A build that was asked for; the caller begins it.
+    pub fn begin_job(&self, template: &TemplateId, id: &BuildId) -> Result<Arc<Job>, Failure> {
+        let job = self.job(template, id)?;
+        let mut log = held(&job.log);
+        if log.state != BuildState::Waiting {
+            return Err(Failure::new(Kind::Conflict, format!("build {id} was begun already")).hint("ask for another"));
+        }
+        log.state = BuildState::Building;
+        drop(log);
+        Ok(job)
+    }
+
+    /// Waits until few enough others build.
+    pub async fn build_turn(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
+        self.jobs.turns.clone().acquire_owned().await.ok()
+    }
+
+    fn job(&self, template: &TemplateId, id: &BuildId) -> Result<Arc<Job>, Failure> {
+        let known = held(&self.jobs.running).get(id).filter(|job| job.template == *template).cloned();
+        if let Some(job) = known {
+            return Ok(job);
+        }
+        // Asked for from a process that is gone.
+        let unknown = || Failure::new(Kind::NotFound, format!("there is no build {id} of template {template}"));
+        let asked: Asked = super::read_record(&self.draft_path(template, id)).map_err(|_| unknown())?;
+        let job = Job {
+            id: id.clone(),
+            template: template.clone(),
+            tags: asked.tags,
+            cpu_milli: asked.cpu_milli,
+            memory: asked.memory,
+            log: Mutex::new(Log { state: BuildState::Waiting, lines: Vec::new(), bytes: 0, source: String::new() }),
+            off: Mutex::new(false),
+            told_off: Notify::new(),
+        };
+        if let Some((step, message)) = asked.failed {
+            held(&job.log).state = BuildState::Error { step, message };
+        }
+        Ok(self.jobs.add(job))
+    }
+
+    /// How a build is, and what it said from a line on.
+    pub fn build_status(&self, template: &TemplateId, id: &BuildId, offset: usize, limit: usize) -> Result<(BuildState, Vec<Said>), Failure> {
+        if let Ok(job) = self.job(template, id) {
+            return Ok(job.look(offset, limit));
+        }
+        let whole = self.template_dir(template).join("builds").join(format!("{id}.json"));
+        if whole.exists() {
+            return Ok((BuildState::Ready, Vec::new()));
+        }
+        Err(Failure::new(Kind::NotFound, format!("there is no build {id} of template {template}")))
+    }
+
+    /// Calls off every build of a template.
+    pub(crate) fn call_off_builds(&self, template: &TemplateId) {
+        held(&self.jobs.running).values().filter(|job| job.template == *template).for_each(|job| job.call_off());
+    }
+
+    fn draft_path(&self, template: &TemplateId, id: &BuildId) -> PathBuf {
+        self.template_dir(template).join("builds").join(format!("{id}.draft"))
+    }
+
+    fn write_draft(&self, job: &Job, failed: Option<(Option<String>, String)>) -> Result<(), Failure> {
+        let asked = Asked { tags: job.tags.clone(), cpu_milli: job.cpu_milli, memory: job.memory, failed };
+        super::write_record(&self.draft_path(&job.template, &job.id), &asked)
+            .map_err(|error| Failure::new(Kind::Host, "cannot write the build down").because(error).hint("make room: pal gc"))
+    }
+
+    pub(crate) fn note_failed(&self, job: &Job, step: &str, failure: &Failure) -> Result<(), Failure> {
+        self.write_draft(job, Some((Some(step.to_owned()), failure.to_string())))
+    }
+
+    pub(crate) fn forget_draft(&self, job: &Job) -> std::io::Result<()> {
+        fs::remove_file(self.draft_path(&job.template, &job.id))
+    }
+
+    fn drop_old_drafts(&self, template: &TemplateId) {
+        let entries = fs::read_dir(self.template_dir(template).join("builds")).into_iter().flatten().flatten();
+        for path in entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "draft")) {
+            let id = path.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| stem.parse::<BuildId>().ok());
+            if id.is_none_or(|id| !held(&self.jobs.running).contains_key(&id)) {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+}
+
+impl Jobs {
+    fn add(&self, job: Job) -> Arc<Job> {
+        let job = Arc::new(job);
+        let mut running = held(&self.running);
+        if running.len() >= JOBS_MAX {
+            running.retain(|_, job| held(&job.log).state == BuildState::Building);
+        }
+        running.insert(job.id.clone(), job.clone());
+        job
+    }
+}

@@ -1,0 +1,292 @@
+//! Templates that clients build: asked for, their files uploaded, begun, watched.
+
+use std::{path::PathBuf, time::Duration};
+
+use axum::{
+    Json,
+    body::Body,
+    extract::{Path, State},
+    http::{HeaderMap, StatusCode, header},
+};
+use bytes::Bytes;
+use fleet::{Act, BuildRequest, BuildState, Fleet, From as Origin, STEPS_MAX, Said, Step};
+use http_body_util::BodyExt;
+use proto::{
+    Failure, Kind, Size, TemplateId,
+    template::{BuildId, Start},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::{fs::File, io::AsyncWriteExt};
+
+use super::{
+    Refusal,
+    ask::{Asked, Query},
+    templates::{find, names_of},
+};
+use crate::{App, Caller};
+
+/// Longest archive of one COPY, as it is sent.
+const UPLOAD_MAX: u64 = 2 << 30;
+/// How long an upload may stand still.
+const UPLOAD_PATIENCE: Duration = Duration::from_secs(60);
+const MEMORY_MB_MAX: u64 = 1 << 20;
+
+/// What `POST /v3/templates` and its older kin ask for.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NewTemplate {
+    name: Option<String>,
+    alias: Option<String>,
+    tags: Option<Vec<String>>,
+    cpu_count: Option<u32>,
+    #[serde(rename = "memoryMB")]
+    memory_mb: Option<u64>,
+}
+
+/// `POST /v3/templates`.
+pub async fn ask(State(app): State<App>, caller: Caller, asked: Asked<NewTemplate>) -> Result<(StatusCode, Json<Value>), Refusal> {
+    let NewTemplate { name, alias, tags, cpu_count, memory_mb } = asked.value;
+    let name = name.or(alias).ok_or_else(|| Refusal::bad("a template needs a name"))?;
+    if memory_mb.is_some_and(|mb| mb > MEMORY_MB_MAX) || cpu_count == Some(0) {
+        return Err(Refusal::bad("cpuCount or memoryMB makes no sense"));
+    }
+    if let Some(taken) = find(&app, &name).await? {
+        super::templates::owned(&caller, &taken, &name)?;
+    }
+    let key = caller.key.clone();
+    let asked_name = name.clone();
+    let (job, template) = app
+        .blocking(async move |fleet: &Fleet| {
+            let memory = memory_mb.map(|mb| Size::mib(mb));
+            let job = fleet.ask_build(&asked_name, &tags.unwrap_or_default(), cpu_count.map(|count| count.saturating_mul(1000)), memory)?;
+            fleet.own_template(job.template.as_str(), &key)?;
+            Ok((job.clone(), fleet.template(job.template.as_str())?.template))
+        })
+        .await?;
+    Ok((
+        StatusCode::ACCEPTED,
+        Json(json!({
+            "templateID": template.id, "buildID": job.id, "public": template.public, "tags": job.tags,
+            "names": names_of(&template), "aliases": names_of(&template),
+        })),
+    ))
+}
+
+/// `GET /templates/{id}/files/{hash}`: whether those files are here, and where to send them if not.
+pub async fn files(
+    State(app): State<App>,
+    caller: Caller,
+    headers: HeaderMap,
+    Path((id, hash)): Path<(String, String)>,
+) -> Result<(StatusCode, Json<Value>), Refusal> {
+    let template = super::templates::known(&app, &caller, &id).await?;
+    let place = place(&app, &template.id, &hash)?;
+    if tokio::fs::try_exists(&place).await.unwrap_or(false) {
+        return Ok((StatusCode::CREATED, Json(json!({ "present": true }))));
+    }
+    let token = app.fleet().upload_token(&template.id, &hash);
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).map_or_else(|| app.address().to_string(), str::to_owned);
+    let url = format!("{}://{host}/templates/{}/files/{hash}?token={token}", app.scheme(), template.id);
+    Ok((StatusCode::CREATED, Json(json!({ "present": false, "url": url }))))
+}
+
+fn place(app: &App, template: &TemplateId, hash: &str) -> Result<PathBuf, Refusal> {
+    let plain = (32..=128).contains(&hash.len()) && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if !plain {
+        return Err(Refusal::bad("that is no hash of files"));
+    }
+    Ok(app.fleet().template_files(template).join(format!("{}.tar", hash.to_ascii_lowercase())))
+}
+
+/// `PUT /templates/{id}/files/{hash}?token=…`: whoever was told the address may send the files, once.
+pub async fn upload(
+    State(app): State<App>,
+    Path((id, hash)): Path<(String, String)>,
+    query: Query,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<StatusCode, Refusal> {
+    let template: TemplateId = id.parse().map_err(|_| Refusal::new(StatusCode::FORBIDDEN, "this address is not one we gave"))?;
+    let place = place(&app, &template, &hash)?;
+    let token = app.fleet().upload_token(&template, &hash);
+    if !same(query.text("token").unwrap_or_default().as_bytes(), token.as_bytes()) {
+        return Err(Refusal::new(StatusCode::FORBIDDEN, "this address is not one we gave"));
+    }
+    let told = headers.get(header::CONTENT_LENGTH).and_then(|len| len.to_str().ok()).and_then(|len| len.parse::<u64>().ok());
+    if told.is_some_and(|len| len > UPLOAD_MAX) {
+        return Err(too_long());
+    }
+    let cannot = |error: std::io::Error| Refusal::from(Failure::new(Kind::Host, "cannot keep the files").because(error));
+    let dir = app.fleet().template_files(&template);
+    if !dir.parent().is_some_and(std::path::Path::exists) {
+        return Err(Refusal::new(StatusCode::NOT_FOUND, "that template is gone"));
+    }
+    tokio::fs::create_dir_all(&dir).await.map_err(cannot)?;
+    let drawn = crate::keys::random::<8>().map_err(cannot)?;
+    let part = Part(place.with_extension(format!("part-{}", proto::event::hex(&drawn))));
+    receive(body, &part.0).await?;
+    tokio::fs::rename(&part.0, &place).await.map_err(cannot)?;
+    Ok(StatusCode::OK)
+}
+
+/// A file in the making, which goes unless it was renamed.
+struct Part(PathBuf);
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+async fn receive(mut body: Body, to: &std::path::Path) -> Result<(), Refusal> {
+    let cannot = |error: std::io::Error| Refusal::from(Failure::new(Kind::Host, "cannot keep the files").because(error));
+    let mut file = File::create(to).await.map_err(cannot)?;
+    let mut seen = 0u64;
+    loop {
+        let frame = tokio::time::timeout(UPLOAD_PATIENCE, body.frame()).await;
+        let Some(frame) = frame.map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the upload stood still for a minute"))? else { break };
+        let Ok(bytes) = frame.map_err(|_| Refusal::bad("the upload broke off"))?.into_data() else { continue };
+        let bytes: Bytes = bytes;
+        seen += bytes.len() as u64;
+        if seen > UPLOAD_MAX {
+            return Err(too_long());
+        }
+        file.write_all(&bytes).await.map_err(cannot)?;
+    }
+    file.flush().await.map_err(cannot)
+}
+
+fn too_long() -> Refusal {
+    Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the files of one COPY may take {} at most", Size(UPLOAD_MAX)))
+}
+
+/// In the same time wherever they differ.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+}
+
+/// What `POST /v2/templates/{id}/builds/{build}` asks for.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Begin {
+    from_image: Option<String>,
+    from_template: Option<String>,
+    #[serde(default)]
+    force: Option<bool>,
+    start_cmd: Option<String>,
+    ready_cmd: Option<String>,
+    #[serde(default)]
+    steps: Vec<Instruction>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Instruction {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    args: Vec<String>,
+    files_hash: Option<String>,
+    #[serde(default)]
+    force: Option<bool>,
+}
+
+/// `POST /v2/templates/{id}/builds/{build}`.
+pub async fn begin(
+    State(app): State<App>,
+    caller: Caller,
+    Path((id, build)): Path<(String, String)>,
+    asked: Asked<Begin>,
+) -> Result<StatusCode, Refusal> {
+    let template = super::templates::known(&app, &caller, &id).await?;
+    super::templates::owned(&caller, &template, &id)?;
+    let build: BuildId = build.parse().map_err(|_| Refusal::new(StatusCode::NOT_FOUND, "there is no such build"))?;
+    let request = request_of(&app, &template.id, asked.value)?;
+    if let Origin::Template(name) = &request.from {
+        super::templates::usable(&app, &caller, name).await?;
+    }
+    let job = app.fleet().begin_job(&template.id, &build)?;
+    tokio::spawn(async move {
+        let turn = app.fleet().build_turn().await;
+        let _ = app.blocking(async move |fleet: &Fleet| fleet.build(&job, request).await.map(drop)).await;
+        drop(turn);
+    });
+    Ok(StatusCode::ACCEPTED)
+}
+
+fn request_of(app: &App, template: &TemplateId, asked: Begin) -> Result<BuildRequest, Refusal> {
+    let from = match (asked.from_template, asked.from_image) {
+        (Some(name), None) => Origin::Template(name),
+        (None, Some(image)) => Origin::Image(image),
+        _ => return Err(Refusal::bad("a build begins with fromTemplate or fromImage, and not with both")),
+    };
+    if asked.steps.len() > STEPS_MAX {
+        return Err(Refusal::bad(format!("a build has at most {STEPS_MAX} steps")));
+    }
+    let steps = asked.steps.into_iter().map(|step| step_of(app, template, step)).collect::<Result<_, _>>()?;
+    let text = |text: Option<String>| text.filter(|text| !text.is_empty());
+    let (command, ready) = (text(asked.start_cmd), text(asked.ready_cmd));
+    let start = (command.is_some() || ready.is_some()).then_some(Start { command, ready });
+    Ok(BuildRequest { from, steps, start, force: asked.force.unwrap_or(false) })
+}
+
+fn step_of(app: &App, template: &TemplateId, step: Instruction) -> Result<Step, Refusal> {
+    let wrong = || Refusal::bad(format!("a step {} has not these arguments", proto::text::visible(&step.kind)));
+    let mut args = step.args.clone().into_iter();
+    let mut next = || args.next().filter(|text| !text.is_empty());
+    let act = match step.kind.as_str() {
+        "COPY" => {
+            let hash = step.files_hash.clone().ok_or_else(|| Refusal::bad("a step COPY needs its filesHash"))?;
+            let archive = place(app, template, &hash)?;
+            Act::Copy { source: next().ok_or_else(wrong)?, target: next().ok_or_else(wrong)?, owner: args.next().filter(|text| !text.is_empty()), mode: args.next().filter(|text| !text.is_empty()), hash, archive }
+        }
+        "RUN" => Act::Run { command: next().ok_or_else(wrong)?, user: next() },
+        "ENV" if !step.args.is_empty() && step.args.len() % 2 == 0 => {
+            Act::Env(step.args.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect())
+        }
+        "WORKDIR" => Act::Workdir(next().ok_or_else(wrong)?),
+        "USER" => Act::User(next().ok_or_else(wrong)?),
+        "ENV" => return Err(wrong()),
+        other => return Err(Refusal::bad(format!("a build has no step {}", proto::text::visible(&other.chars().take(64).collect::<String>())))),
+    };
+    Ok(Step { act, force: step.force.unwrap_or(false) })
+}
+
+/// `GET /templates/{id}/builds/{build}/status`.
+pub async fn status(State(app): State<App>, caller: Caller, Path((id, build)): Path<(String, String)>, query: Query) -> Result<Json<Value>, Refusal> {
+    let template = super::templates::known(&app, &caller, &id).await?;
+    let build: BuildId = build.parse().map_err(|_| Refusal::new(StatusCode::NOT_FOUND, "there is no such build"))?;
+    let offset = usize::try_from(query.number("logsOffset")?.unwrap_or(0)).unwrap_or(usize::MAX);
+    let (state, said) = app.fleet().build_status(&template.id, &build, offset, query.limit()?)?;
+    let mut answer = json!({
+        "templateID": template.id, "buildID": build, "status": word(&state),
+        "logs": said.iter().map(|said| said.message.as_str()).collect::<Vec<_>>(),
+        "logEntries": said.iter().map(entry).collect::<Vec<_>>(),
+    });
+    if let BuildState::Error { step, message } = state {
+        answer["reason"] = json!({ "message": message, "step": step, "logEntries": [] });
+    }
+    Ok(Json(answer))
+}
+
+/// `GET /templates/{id}/builds/{build}/logs`.
+pub async fn logs(State(app): State<App>, caller: Caller, Path((id, build)): Path<(String, String)>, query: Query) -> Result<Json<Value>, Refusal> {
+    let template = super::templates::known(&app, &caller, &id).await?;
+    let build: BuildId = build.parse().map_err(|_| Refusal::new(StatusCode::NOT_FOUND, "there is no such build"))?;
+    let (_, said) = app.fleet().build_status(&template.id, &build, 0, query.limit()?)?;
+    Ok(Json(json!({ "logs": said.iter().map(entry).collect::<Vec<_>>() })))
+}
+
+fn entry(said: &Said) -> Value {
+    json!({ "timestamp": said.at, "message": said.message, "level": said.level })
+}
+
+fn word(state: &BuildState) -> &'static str {
+    match state {
+        BuildState::Waiting => "waiting",
+        BuildState::Building => "building",
+        BuildState::Ready => "ready",
+        BuildState::Error { .. } => "error",
+    }
+}

@@ -1,0 +1,139 @@
+//! Building templates: each step in a Body, each result a layer.
+
+use std::{path::PathBuf, time::Duration};
+
+use fleet::{Act, BuildRequest, BuildState, Create, From, Job, Step};
+use proto::{Failure, template::{Build, Settings, Start}};
+use testkit::{Bodies, body_test, roots, run_as_account};
+
+fn begin(t: &Bodies) {
+    let built = t.fleet().import_template("small", "a test", Settings { sudo: true, ..Settings::default() }, &roots::small()[..]);
+    built.unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
+}
+
+fn request(steps: Vec<Act>) -> BuildRequest {
+    let steps = steps.into_iter().map(|act| Step { act, force: false }).collect();
+    BuildRequest { from: From::Template("small".into()), steps, start: None, force: false }
+}
+
+fn run(command: &str) -> Act {
+    Act::Run { command: command.into(), user: None }
+}
+
+fn copy(t: &Bodies, name: &str, source: &str, target: &str, archive: &[u8]) -> Act {
+    let path: PathBuf = t.dir().join(name);
+    std::fs::write(&path, archive).unwrap();
+    Act::Copy { source: source.into(), target: target.into(), owner: None, mode: None, hash: name.into(), archive: path }
+}
+
+async fn build(t: &Bodies, name: &str, request: BuildRequest) -> (Result<Build, Failure>, Vec<String>, BuildState) {
+    let asked = t.fleet().ask_build(name, &[], None, None).unwrap();
+    let job = t.fleet().begin_job(&asked.template, &asked.id).unwrap();
+    let built = t.fleet().build(&job, request).await;
+    let (state, said) = job.look(0, usize::MAX);
+    (built, said.into_iter().map(|said| said.message).collect(), state)
+}
+
+fn made(built: Result<Build, Failure>) -> Build {
+    built.unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)))
+}
+
+#[body_test(except(user = "a root of its own needs subordinate ids"))]
+async fn steps_add_up_and_are_not_done_twice(t: Bodies) {
+    begin(&t);
+    let files = roots::files(&[("dir/a", b"alpha"), ("dir/sub/b", b"beta"), ("c", b"gamma")]);
+    let steps = || {
+        vec![
+            Act::Env(vec![("WORD".into(), "one".into()), ("BOTH".into(), "${WORD}-$WORD".into())]),
+            Act::Workdir("/work".into()),
+            copy(&t, "files", "dir", "in", &files),
+            copy(&t, "files", "c", "/etc/gamma", &files),
+            copy(&t, "files", "dir/*", "flat/", &files),
+            run("echo $BOTH > word; cat in/a in/sub/b flat/a; stat -c %U:%a in/a"),
+            Act::Run { command: "id -u > /root/who; chmod 755 /root".into(), user: Some("root".into()) },
+            run("rm in/sub/b"),
+        ]
+    };
+    let (built, said, state) = build(&t, "app", request(steps())).await;
+    let first = made(built);
+    assert_eq!(state, BuildState::Ready);
+    assert!(said.iter().any(|line| line == "alphabetaalphauser:644"), "{said:?}");
+    assert!(!said.iter().any(|line| line == "CACHED"));
+    let view = t.make(Create { template: "app".into(), ..t.passing() }).await;
+    let look = "pwd; cat word /root/who /etc/gamma; ls in in/sub flat; echo $WORD; stat -c %U /work word";
+    assert_eq!(t.sh(view.id(), look).await.ok().replace('\n', " "), "/work one-one 0 gammaflat: a b  in: a sub  in/sub: one user user");
+    let (built, said, _) = build(&t, "app", request(steps())).await;
+    assert_eq!(made(built).layers, first.layers);
+    assert_eq!(said.iter().filter(|line| *line == "CACHED").count(), 7, "{said:?}");
+    let (built, said, _) = build(&t, "app", BuildRequest { force: true, ..request(vec![run("true")]) }).await;
+    made(built);
+    assert!(!said.iter().any(|line| line == "CACHED"));
+}
+
+#[body_test(except(user = "a root of its own needs subordinate ids"))]
+async fn a_build_that_fails_names_its_step_and_leaves_nothing(t: Bodies) {
+    begin(&t);
+    let hostile = {
+        let mut archive = roots::files(&[("aa/x", b"x")]);
+        archive[..2].copy_from_slice(b"..");
+        archive
+    };
+    let cases: Vec<(Vec<Act>, &str, &str)> = vec![
+        (vec![run("true"), run("echo no >&2; exit 3")], "2", "failed to run command 'echo no >&2; exit 3': exit status 3"),
+        (vec![Act::Run { command: "whoami".into(), user: Some("root123".into()) }], "1", "failed to run command 'whoami': command failed: unauthenticated: invalid username: 'root123'"),
+        (vec![copy(&t, "missing", "nothing-here", "x", &roots::files(&[("a", b"")]))], "1", "it ended with code"),
+        (vec![copy(&t, "hostile", "x", "x", &hostile)], "1", "cannot copy the uploaded files"),
+        (vec![copy(&t, "noise", "x", "x", b"\x1f\x8bnoise")], "1", "cannot copy the uploaded files"),
+        (vec![run("echo 'curl: (6) Could not resolve host: x'; exit 6")], "1", "have no network"),
+        (vec![Act::User("nobody-here".into())], "finalize", "nobody-here"),
+        (vec![Act::Workdir("/a/../../b".into())], "1", "is not a path"),
+    ];
+    for (steps, step, message) in cases {
+        let (built, said, state) = build(&t, "broken", request(steps)).await;
+        let failure = built.unwrap_err();
+        let BuildState::Error { step: at, message: told } = state else { panic!("{state:?}") };
+        assert_eq!(at.as_deref(), Some(step), "{failure}");
+        assert!(told.contains(message) && said.iter().any(|line| line.contains(message)), "{told}: {said:?}");
+    }
+    for from in [From::Template("no-such".into()), From::Image("debian:12".into())] {
+        let (built, _, state) = build(&t, "broken", BuildRequest { from, ..request(Vec::new()) }).await;
+        assert!(built.is_err() && matches!(state, BuildState::Error { step: Some(step), .. } if step == "base"));
+    }
+    assert!(t.fleet().list().unwrap().is_empty(), "Bodies of builds are left");
+    assert!(t.fleet().create(Create { template: "broken".into(), ..t.passing() }).await.is_err());
+}
+
+#[body_test(except(user = "a root of its own needs subordinate ids"))]
+async fn a_build_is_called_off_in_the_middle(t: Bodies) {
+    begin(&t);
+    let asked = t.fleet().ask_build("slow", &[], None, None).unwrap();
+    let job = t.fleet().begin_job(&asked.template, &asked.id).unwrap();
+    assert!(t.fleet().begin_job(&asked.template, &asked.id).is_err(), "a build begins once");
+    let off = async |job: &Job| {
+        while !job.look(0, usize::MAX).1.iter().any(|said| said.message == "here") {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        job.call_off();
+    };
+    let (built, ()) = tokio::join!(t.fleet().build(&job, request(vec![run("echo here; sleep 1000")])), off(&job));
+    assert!(built.unwrap_err().to_string().contains("called off"));
+    assert!(t.fleet().list().unwrap().is_empty());
+}
+
+#[body_test(except(user = "a root of its own needs subordinate ids"))]
+async fn what_it_says_is_bounded_and_what_it_starts_is_tried(t: Bodies) {
+    begin(&t);
+    let (built, said, _) = build(&t, "loud", request(vec![run("for i in 1 2 3 4 5 6; do head -c 1000000 /dev/zero; echo; done")])).await;
+    made(built);
+    assert!(said.iter().map(String::len).sum::<usize>() < 5 << 20);
+    let start = Some(Start { command: Some("touch /tmp/up".into()), ready: Some("cat /tmp/up".into()) });
+    let (built, _, _) = build(&t, "server", BuildRequest { start, ..request(Vec::new()) }).await;
+    assert!(made(built).settings.start.is_some());
+    let view = t.make(Create { template: "server".into(), ..t.passing() }).await;
+    assert_eq!(t.sh(view.id(), "ls /tmp/up").await.ok(), "/tmp/up");
+}
+
+#[test]
+fn as_an_account_with_subordinate_ids() {
+    run_as_account("body::builds::steps_add_up_and_are_not_done_twice::process");
+}
