@@ -49,6 +49,11 @@ impl Ground {
         self.fleet_with(Durability::Process)
     }
 
+    /// The same without anything made ahead.
+    pub fn plain_fleet(&self) -> io::Result<Fleet> {
+        Fleet::open(Config { data: self.data.clone(), durability: Durability::Process }).map_err(io::Error::other)
+    }
+
     /// The same with another promise.
     pub fn fleet_with(&self, durability: Durability) -> io::Result<Fleet> {
         Fleet::open_to_serve(Config { data: self.data.clone(), durability }).map_err(io::Error::other)

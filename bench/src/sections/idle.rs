@@ -1,6 +1,9 @@
 //! Memory of Bodies that do nothing, alone and by the hundred.
 
-use std::{fs, io, time::Instant};
+use std::{
+    fs, io,
+    time::{Duration, Instant},
+};
 
 use fleet::{Create, Fleet, Force, View};
 use tokio::runtime::Runtime;
@@ -17,11 +20,14 @@ use crate::{
 
 const MIB: f64 = 1048576.0;
 const BODY: &str = "one Body";
+/// Making a Body takes memory that it gives back once it has nothing to do.
+const LEFT_ALONE: Duration = Duration::from_secs(3);
 
 /// PSS of guest and keeper, of peers' processes, and what many Bodies take together.
 pub fn measure(ground: &Ground) -> io::Result<Part> {
     let runtime = library::runtime()?;
-    let fleet = ground.fleet()?;
+    // Nothing of it runs ahead, whose pages would be shared.
+    let fleet = ground.plain_fleet()?;
     let mut rows = Vec::new();
     let alone = many(&runtime, &fleet, 1)?;
     rows.push(row(BODY, alone.pss.iter().copied(), "guest and keeper"));
@@ -96,6 +102,7 @@ fn fill(runtime: &Runtime, fleet: &Fleet, count: usize, views: &mut Vec<View>, c
 
 /// Memory is read before anything ran in them: an idle Body is one that was made and then left alone.
 fn ask(runtime: &Runtime, fleet: &Fleet, views: &[View], crowd: &mut Crowd) -> io::Result<()> {
+    std::thread::sleep(LEFT_ALONE);
     for view in views {
         let guest = view.pid.ok_or_else(|| io::Error::other("a Body has no guest"))?;
         crowd.pss.push(memory::pss(guest)? + keeper(guest).map_or(Ok(0), memory::pss)?);

@@ -19,12 +19,13 @@ const LIBRARY: &str = "library";
 /// Beside bwrap and plain fork+exec.
 pub fn measure(ground: &Ground) -> io::Result<Part> {
     let runtime = library::runtime()?;
-    let (fleet, safest) = (ground.fleet()?, ground.fleet_with(Durability::Power)?);
+    // A fleet for each: what it makes ahead is like what it made last.
+    let (fleet, keeping, safest) = (ground.fleet()?, ground.fleet()?, ground.fleet_with(Durability::Power)?);
     let lives = RefCell::new(Vec::new());
     let (peers, _) = peers::fresh(ground)?;
     let mut contenders = vec![
         Contender::new(LIBRARY, || live(&runtime, &fleet, Create::run()).map(|life| note(&lives, life))),
-        Contender::new("library, kept Body", || live(&runtime, &fleet, Create::kept()).map(total)),
+        Contender::new("library, kept Body", || live(&runtime, &keeping, Create::kept()).map(total)),
         Contender::new("library, safe from power loss", || live(&runtime, &safest, Create::run()).map(total)),
     ];
     for peer in peers.iter().filter(|peer| [BWRAP, "bwrap, own root", PLAIN].contains(&peer.name)) {

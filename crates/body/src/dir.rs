@@ -20,6 +20,7 @@ use std::{
         unix::fs::{DirBuilderExt, MetadataExt},
     },
     path::{Path, PathBuf},
+    sync::OnceLock,
     time::{Duration, Instant},
 };
 
@@ -196,11 +197,11 @@ impl BodyDir {
     /// Looks at its guest.
     pub fn condition(&self) -> Result<Condition, DirError> {
         let Some(running) = self.running()? else { return Ok(self.ended()?.map_or(Condition::Stopped, condition_of)) };
-        if sys::proc::boot_id().is_ok_and(|boot| boot != running.boot_id) {
+        if boot_id().is_some_and(|boot| boot != running.boot_id) {
             return Ok(Condition::Lost);
         }
         if let Some(state) = alive(running.pid, running.ticks) {
-            let frozen = state == 'T' || running.cgroups.iter().any(|group| sys::cgroup::is_frozen(&group.path));
+            let frozen = state == 'T' || running.cgroups.iter().find_map(|group| sys::cgroup::frozen(&group.path)) == Some(true);
             return Ok(if frozen { Condition::Paused(running) } else { Condition::Running(running) });
         }
         self.wait_for_keeper(running.keeper);
@@ -248,6 +249,12 @@ impl BodyDir {
         let text = sys::fd::read_small(&self.path.join(name), FILE_LEN_MAX).map_err(|source| DirError::Read { name, source })?;
         serde_json::from_str(&text).map_err(|source| DirError::Damaged { name, source })
     }
+}
+
+/// The id of this boot, asked for once.
+fn boot_id() -> Option<&'static str> {
+    static BOOT: OnceLock<Option<String>> = OnceLock::new();
+    BOOT.get_or_init(|| sys::proc::boot_id().ok()).as_deref()
 }
 
 fn condition_of(end: End) -> Condition {

@@ -104,9 +104,10 @@ impl Groups<'_> {
         let memory = self.limits.memory.0.to_string();
         let quota = (u64::from(self.limits.cpu_milli) * CPU_PERIOD_US / 1000).to_string();
         let wanted: [(&str, &[(&str, &str)]); 4] = [
+            // First what is asked for most often.
             ("memory", &[("memory.limit_in_bytes", &memory)]),
-            ("pids", &[("pids.max", &self.limits.pids.to_string())]),
             ("freezer", &[]),
+            ("pids", &[("pids.max", &self.limits.pids.to_string())]),
             ("cpu", &[("cpu.cfs_quota_us", &quota)]),
         ];
         for (controller, settings) in wanted {

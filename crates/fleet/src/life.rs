@@ -129,12 +129,17 @@ impl Fleet {
     /// Where a Body runs and how much of its output is kept. What this process made and ends itself is not looked up:
     /// if it is gone, the connection to its guest says so.
     pub(crate) fn running_for_exec(&self, id: &BodyId) -> Result<(Running, u64), Failure> {
-        if let Some(held) = self.tethers().get(id).filter(|held| held.spec.life == Life::Run) {
-            return Ok((held.running.clone(), held.spec.limits.output.0));
+        let made_here = self.tethers().get(id).map(|held| (held.running.clone(), held.spec.life, held.spec.limits.output.0));
+        match made_here {
+            Some((running, Life::Run, output_max)) => Ok((running, output_max)),
+            // Its spec never changes; where and whether it runs may.
+            Some((_, Life::Kept, output_max)) => Ok((self.running(id)?, output_max)),
+            None => {
+                let running = self.running(id)?;
+                let spec = self.dir(id)?.spec().map_err(|error| failures::dir(id, error))?;
+                Ok((running, spec.limits.output.0))
+            }
         }
-        let running = self.running(id)?;
-        let spec = self.dir(id)?.spec().map_err(|error| failures::dir(id, error))?;
-        Ok((running, spec.limits.output.0))
     }
 
     /// Where a Body runs, or why it does not.

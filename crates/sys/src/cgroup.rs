@@ -169,12 +169,15 @@ fn wait_until(patience: Duration, mut done: impl FnMut() -> io::Result<bool>) ->
     Ok(())
 }
 
+/// Whether a group is frozen; none where it has no freezer.
+pub fn frozen(group: &Path) -> Option<bool> {
+    let v1 = read_small(&group.join("freezer.state"), 64).map(|state| state.trim() != "THAWED");
+    v1.or_else(|_| read_small(&group.join("cgroup.freeze"), 64).map(|state| state.trim() == "1")).ok()
+}
+
 /// Whether a group is frozen; false where there is no freezer.
 pub fn is_frozen(group: &Path) -> bool {
-    match read_small(&group.join("freezer.state"), 64) {
-        Ok(state) => state.trim() != "THAWED",
-        Err(_) => read_small(&group.join("cgroup.freeze"), 64).is_ok_and(|state| state.trim() == "1"),
-    }
+    frozen(group).unwrap_or(false)
 }
 
 #[cfg(test)]
