@@ -4,6 +4,7 @@ use std::{
     fs,
     io::{self, BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -29,6 +30,7 @@ struct Served {
     child: Child,
     address: SocketAddr,
     key: String,
+    bodies: PathBuf,
 }
 
 impl Served {
@@ -42,7 +44,7 @@ impl Served {
         let address = said["url"].as_str().and_then(|url| url.strip_prefix("http://")?.parse().ok());
         let address = address.ok_or_else(|| io::Error::other(format!("pal serve said {line:?}")))?;
         let key = fs::read_to_string(ground.data.join("serve.key"))?.trim().to_owned();
-        Ok(Self { child, address, key })
+        Ok(Self { child, address, key, bodies: ground.data.join("bodies") })
     }
 
     fn client(&self) -> io::Result<Client> {
@@ -56,6 +58,11 @@ impl Drop for Served {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
         let _ = self.child.wait();
+        // The Body that waited for the next caller is cleared away by its keeper, in its own time.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while fs::read_dir(&self.bodies).is_ok_and(|mut left| left.next().is_some()) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 
@@ -241,7 +248,7 @@ fn files(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()> {
 }
 
 /// Sends over loopback, from memory or a file, to nowhere or a file.
-fn loopback(bytes: u64, to: Option<&std::path::Path>, from: Option<&std::path::Path>) -> io::Result<Duration> {
+fn loopback(bytes: u64, to: Option<&Path>, from: Option<&Path>) -> io::Result<Duration> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     let mut source: Box<dyn Read + Send> = match from {

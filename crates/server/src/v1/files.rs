@@ -55,7 +55,7 @@ async fn download(state: State<App>, Reader(caller): Reader, OfBody(id): OfBody,
 
 /// Write a file of a Body; directories above it are made.
 #[utoipa::path(put, path = "/bodies/{id}/files", operation_id = "write_file", tag = "files", params(("id" = String, Path, description = "Which Body"), FileQuery),
-    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    request_body(content = Option<Vec<u8>>, content_type = "application/octet-stream"),
     responses((status = 204, description = "Written"), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn upload(state: State<App>, Runner(caller): Runner, OfBody(id): OfBody, Asked(query): Asked<FileQuery>, request: Request) -> Result<StatusCode, Refusal> {
     owned(&state.0, &caller, &id).await?;
