@@ -38,6 +38,9 @@ pub struct Serve {
     /// Make no Body while the host has less free memory than this
     #[arg(long, value_name = "SIZE", value_parser = values::size, default_value = "256MiB")]
     pub reserve: Size,
+    /// Tell on standard error what happens from this level on
+    #[arg(long, value_name = "LEVEL", default_value = "warn", value_parser = ["off", "error", "warn", "info", "debug"])]
+    pub log: String,
 }
 
 /// Make, list and revoke the API keys of `pal serve`.

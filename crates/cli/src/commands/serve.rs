@@ -17,6 +17,7 @@ use crate::{
 
 /// Serves until somebody says stop.
 pub fn serve(args: &Serve, fleet: fleet::Config, format: Format) -> Result<u8, Failure> {
+    tell_log(&args.log);
     let exposure = if args.insecure { Exposure::Open } else { Exposure::Guarded };
     let tls = match (args.tls, &args.cert, &args.key) {
         (false, ..) => Tls::Off,
@@ -35,6 +36,12 @@ pub fn serve(args: &Serve, fleet: fleet::Config, format: Format) -> Result<u8, F
         server.run(stop).await;
         Ok(0)
     })
+}
+
+/// What the server says while it runs goes to standard error, where talk belongs.
+fn tell_log(level: &str) {
+    let level = level.parse().unwrap_or(tracing_subscriber::filter::LevelFilter::WARN);
+    tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false).init();
 }
 
 /// Done at SIGTERM or SIGINT. They are heard from this call on, also while the server starts.
