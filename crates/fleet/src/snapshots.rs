@@ -230,5 +230,5 @@ fn fork_request(parent: &Spec, manifest: &Manifest) -> Create {
 }
 
 fn view(manifest: Manifest) -> SnapshotView {
-    SnapshotView { id: manifest.id, name: manifest.name, body: manifest.body, created_at: manifest.created_at, bytes: manifest.bytes }
+    SnapshotView { id: manifest.id, name: manifest.name, body: manifest.body, created_at: manifest.created_at, bytes: manifest.bytes, for_forks: manifest.for_forks }
 }

@@ -73,6 +73,9 @@ pub struct SnapshotView {
     pub created_at: String,
     /// Bytes of the change it holds.
     pub bytes: u64,
+    /// Taken for forks, it goes with the last of them.
+    #[serde(skip)]
+    pub for_forks: bool,
 }
 
 /// How a command ended.

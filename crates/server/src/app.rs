@@ -3,13 +3,19 @@
 use std::{
     net::SocketAddr,
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use fleet::Fleet;
 use proto::{Failure, Kind};
+use tokio::sync::Semaphore;
 
 use crate::{Config, audit::Audit, e2b::Once, keys::Keys, samples::Samples, streams::Streams, timer::Timer, v1::Services};
+
+/// Acts on Bodies that may be under way at the same time; as many as there are threads for them.
+const ACTS_MAX: u32 = 512;
+/// How long acts under way have to finish when the server stops.
+const FINISH_WAIT: Duration = Duration::from_secs(15);
 
 /// What every request can reach; a clone is the same one.
 #[derive(Debug, Clone)]
@@ -28,6 +34,8 @@ struct Inner {
     streams: Streams,
     timer: Timer,
     services: Services,
+    /// One permit for each act under way.
+    acts: Arc<Semaphore>,
 }
 
 impl App {
@@ -46,6 +54,7 @@ impl App {
             streams: Streams::default(),
             timer: Timer::default(),
             services,
+            acts: Arc::new(Semaphore::new(ACTS_MAX as usize)),
         }))
     }
 
@@ -118,7 +127,17 @@ impl App {
     ) -> Result<T, Failure> {
         let app = self.clone();
         let handle = tokio::runtime::Handle::current();
-        let done = tokio::task::spawn_blocking(move || handle.block_on(act(app.fleet()))).await;
+        let permit = self.0.acts.clone().acquire_owned().await;
+        let done = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            handle.block_on(act(app.fleet()))
+        })
+        .await;
         done.map_err(|error| Failure::new(Kind::Internal, "a task of the server did not end").because(error))?
+    }
+
+    /// Waits until nothing is made, ended or changed any more.
+    pub(crate) async fn finish(&self) {
+        let _ = tokio::time::timeout(FINISH_WAIT, self.0.acts.acquire_many(ACTS_MAX)).await;
     }
 }

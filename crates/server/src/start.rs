@@ -63,8 +63,9 @@ impl Server {
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let router = router(&self.app).with_state(self.app.clone());
         let helpers = [tokio::spawn(timer::run(self.app.clone())), tokio::spawn(samples::run(self.app.clone()))];
-        listen::serve(self.listener, self.tls, self.app, router, stop).await;
+        listen::serve(self.listener, self.tls, self.app.clone(), router, stop).await;
         helpers.iter().for_each(tokio::task::JoinHandle::abort);
+        self.app.finish().await;
     }
 }
 

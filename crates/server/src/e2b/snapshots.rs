@@ -36,7 +36,9 @@ pub async fn list(State(app): State<App>, _: Caller, query: Query) -> Result<Res
     let (body, name) = (query.text("sandboxID"), query.text("name").map(template));
     let all = app.blocking(async |fleet: &Fleet| fleet.snapshots()).await?;
     let wanted = |snapshot: &SnapshotView| {
-        body.is_none_or(|body| snapshot.body.as_str() == body) && name.as_ref().is_none_or(|name| snapshot.name.as_ref() == Some(name))
+        !snapshot.for_forks
+            && body.is_none_or(|body| snapshot.body.as_str() == body)
+            && name.as_ref().is_none_or(|name| snapshot.name.as_ref() == Some(name))
     };
     let found: Vec<SnapshotView> = all.into_iter().filter(wanted).collect();
     let keys: Vec<String> = found.iter().map(|snapshot| format!("{}_{}", snapshot.created_at, snapshot.id)).collect();

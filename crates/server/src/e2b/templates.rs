@@ -24,7 +24,7 @@ pub async fn list(State(app): State<App>, caller: Caller) -> Result<Json<Vec<Val
     let (templates, snapshots) = app.blocking(async |fleet: &Fleet| Ok((fleet.templates()?, fleet.snapshots()?))).await?;
     let built_in = BUILT_IN.iter().map(|name| told(name, Some(name), "1970-01-01T00:00:00Z"));
     let seen = templates.iter().filter(|view| may_see(&caller, &view.template)).map(told_template);
-    let snapshots = snapshots.iter().map(|snapshot| told(snapshot.id.as_str(), snapshot.name.as_deref(), &snapshot.created_at));
+    let snapshots = snapshots.iter().filter(|snapshot| !snapshot.for_forks).map(|snapshot| told(snapshot.id.as_str(), snapshot.name.as_deref(), &snapshot.created_at));
     Ok(Json(built_in.chain(seen).chain(snapshots).collect()))
 }
 

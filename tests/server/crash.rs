@@ -1,0 +1,163 @@
+//! Kills of the server under load: nothing that was acknowledged is lost.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use testkit::leaks;
+
+use crate::server::{Sandbox, Server, sandbox};
+
+const KILLS: u64 = 50;
+const CLIENTS: u64 = 3;
+const BODIES_MAX: usize = 4;
+
+/// What clients were told.
+#[derive(Default)]
+struct Told {
+    /// Sandboxes that were made, with the files that were written and the process that was started in each.
+    alive: BTreeMap<String, (Sandbox, BTreeMap<String, String>, Option<String>)>,
+    ended: Vec<String>,
+}
+
+/// Fifty kills while clients make sandboxes, write files, start processes and end sandboxes.
+#[test]
+fn kills_of_the_server_under_load_lose_nothing() {
+    crate::pal::check(|pal| {
+        let (told, over, turn) = (Mutex::new(Told::default()), AtomicBool::new(false), AtomicU64::new(0));
+        let current: Mutex<Option<Server>> = Mutex::new(Some(Server::start_with(pal, &["--listen", "127.0.0.1:0"])));
+        let address = current.lock().unwrap().as_ref().unwrap().address.to_string();
+        std::thread::scope(|scope| {
+            for client in 0..CLIENTS {
+                let (told, over, turn, address) = (&told, &over, &turn, &address);
+                let key = current.lock().unwrap().as_ref().unwrap().key.clone();
+                scope.spawn(move || {
+                    let remote = Remote { address: address.parse().unwrap(), key };
+                    while !over.load(Ordering::Relaxed) {
+                        remote.act(told, client, turn.fetch_add(1, Ordering::Relaxed));
+                    }
+                });
+            }
+            for kill in 0..KILLS {
+                // Long enough for a few requests, and never in step with them.
+                std::thread::sleep(Duration::from_millis(60 + kill * 37 % 190));
+                current.lock().unwrap().take().unwrap().kill();
+                *current.lock().unwrap() = Some(Server::start_with(pal, &["--listen", &address]));
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        let server = current.into_inner().unwrap().unwrap();
+        let told = told.into_inner().unwrap();
+        eprintln!("{} requests, {} sandboxes alive, {} ended", turn.load(Ordering::Relaxed), told.alive.len(), told.ended.len());
+        assert!(turn.load(Ordering::Relaxed) > KILLS, "there was no load");
+        for (made, files, line) in told.alive.values() {
+            assert_eq!(server.state(made).as_deref(), Some("running"), "{}", made.id);
+            for (path, text) in files {
+                assert_eq!(server.read(made, path).unwrap().expect(200).text(), *text, "{} {path}", made.id);
+            }
+            if let Some(line) = line {
+                assert!(server.processes(made).iter().any(|args| args.contains(line)), "{} lost {line}", made.id);
+            }
+        }
+        for ended in &told.ended {
+            server.get(&format!("/sandboxes/{ended}")).expect(404);
+        }
+        // What was made for somebody who was never told is there too, has a deadline, and can be ended.
+        for listed in server.get("/v2/sandboxes?limit=100").json().as_array().unwrap() {
+            assert_ne!(listed["endAt"], "9999-12-31T23:59:59Z", "{listed}");
+            server.ask("DELETE", &format!("/sandboxes/{}", listed["sandboxID"].as_str().unwrap()), Value::Null).expect(204);
+        }
+        assert_eq!(server.stop(), Some(0));
+        let swept = pal.line("gc");
+        assert_eq!(swept.code, 0, "{swept:?}");
+        leaks::reap();
+    });
+}
+
+/// A client that outlives the server it talks to.
+struct Remote {
+    address: std::net::SocketAddr,
+    key: String,
+}
+
+impl Remote {
+    fn ask(&self, method: &str, path: &str, body: &Value) -> Option<crate::client::Answer> {
+        let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+        let asked = crate::client::ask(self.address, method, path, &[("X-API-KEY", &self.key)], &body).ok();
+        if asked.is_none() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        asked.filter(|answer| answer.whole)
+    }
+
+    fn envd(&self, made: &Sandbox, path: &str, kind: &str, body: &[u8]) -> Option<crate::client::Answer> {
+        let headers = [("E2b-Sandbox-Id", made.id.as_str()), ("E2b-Sandbox-Port", "49983"), ("X-Access-Token", &made.token), ("Content-Type", kind)];
+        crate::client::ask(self.address, "POST", path, &headers, body).ok().filter(|answer| answer.whole)
+    }
+
+    /// One thing, and what was said of it.
+    fn act(&self, told: &Mutex<Told>, client: u64, turn: u64) {
+        let mine = |told: &Told| told.alive.iter().filter(|(_, (made, ..))| made.said["client"] == client).map(|(_, (made, ..))| made.clone()).collect::<Vec<_>>();
+        let mine = mine(&told.lock().unwrap());
+        let chosen = mine.get(turn as usize % mine.len().max(1)).cloned();
+        match (turn % 5, chosen) {
+            (0, _) if mine.len() < BODIES_MAX => {
+                let Some(answer) = self.ask("POST", "/v2/sandboxes", &json!({ "templateID": "host", "timeout": 600 })) else { return };
+                let mut made = sandbox(answer.expect(201).json());
+                made.said["client"] = client.into();
+                told.lock().unwrap().alive.insert(made.id.clone(), (made, BTreeMap::new(), None));
+            }
+            (1, Some(made)) if mine.len() == BODIES_MAX => {
+                // From here on nobody knows: it counts as alive again only if the server refused.
+                told.lock().unwrap().alive.remove(&made.id);
+                if self.ask("DELETE", &format!("/sandboxes/{}", made.id), &Value::Null).is_some_and(|answer| answer.status == 204) {
+                    told.lock().unwrap().ended.push(made.id);
+                }
+            }
+            (2, Some(made)) => {
+                let line = format!("sleep 7{turn}");
+                let start = json!({ "process": { "cmd": "/bin/sh", "args": ["-c", format!("{line} & wait")] }, "stdin": false, "tag": format!("t{turn}") }).to_string();
+                let body = [&[0][..], &(start.len() as u32).to_be_bytes(), start.as_bytes()].concat();
+                if self.started(&made, &body) {
+                    if let Some(entry) = told.lock().unwrap().alive.get_mut(&made.id) {
+                        entry.2 = Some(line);
+                    }
+                }
+            }
+            (_, Some(made)) => {
+                let (path, text) = (format!("f{turn}"), format!("text of {turn}"));
+                let written = self.envd(&made, &format!("/files?path={path}&username=user"), "application/octet-stream", text.as_bytes());
+                if written.is_some_and(|answer| answer.status == 200) {
+                    if let Some(entry) = told.lock().unwrap().alive.get_mut(&made.id) {
+                        entry.1.insert(path, text);
+                    }
+                }
+            }
+            _ => std::thread::sleep(Duration::from_millis(2)),
+        }
+    }
+
+    /// Whether the guest said that the process runs; its stream is then left alone.
+    fn started(&self, made: &Sandbox, body: &[u8]) -> bool {
+        use std::io::{Read, Write};
+        let Ok(mut stream) = std::net::TcpStream::connect(self.address) else { return false };
+        let headers = [("E2b-Sandbox-Id", made.id.as_str()), ("E2b-Sandbox-Port", "49983"), ("X-Access-Token", made.token.as_str()), ("Content-Type", "application/connect+json")];
+        let head = crate::client::head("POST", "/process.Process/Start", &headers);
+        let _ = stream.set_read_timeout(Some(Duration::from_secs(10)));
+        let sent = stream.write_all(format!("{head}Content-Length: {}\r\n\r\n", body.len()).as_bytes()).and_then(|()| stream.write_all(body));
+        let (mut heard, mut piece) = (Vec::new(), [0; 1024]);
+        while sent.is_ok() && !String::from_utf8_lossy(&heard).contains("\"start\"") {
+            match stream.read(&mut piece) {
+                Ok(0) | Err(_) => return false,
+                Ok(read) => heard.extend_from_slice(&piece[..read]),
+            }
+        }
+        sent.is_ok()
+    }
+}
