@@ -126,7 +126,8 @@ impl Pal {
         let ids = self.bodies();
         for body in &ids {
             let said = self.run(["rm", "--force", body]);
-            assert!(said.code == 0, "{said:?}");
+            // What is no Body, or is one no more, goes by itself, or is found below.
+            assert!([0, 121].contains(&said.code), "{said:?}");
         }
         let kept: Vec<String> = leaks::entries(&self.data().join("snapshots"));
         if !kept.is_empty() {

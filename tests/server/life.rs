@@ -59,6 +59,7 @@ server_test! {
         let server = Server::start(pal);
         server.await_state(&killed, None);
         server.await_state(&paused, Some("paused"));
+        server.sweep(pal);
     }
 }
 
@@ -124,6 +125,7 @@ server_test! {
         server.kill();
         let server = Server::start(pal);
         assert_eq!(sandbox(ask(&server, "once-1", &body).expect(201).json()).id, ids[0]);
+        server.sweep(pal);
     }
 }
 

@@ -55,6 +55,13 @@ impl Server {
         self.child.wait().unwrap();
     }
 
+    /// Stops it, and has `gc` take what a server that was killed before left half made.
+    pub fn sweep(self, pal: &Pal) {
+        assert_eq!(self.stop(), Some(0));
+        let swept = pal.line("gc");
+        assert_eq!(swept.code, 0, "{swept:?}");
+    }
+
     /// Asks it to stop; gives its exit code.
     pub fn stop(mut self) -> Option<i32> {
         pal::signal(&self.child, Signal::TERM);

@@ -106,6 +106,7 @@ server_test! {
         assert_eq!(server.state(&sleeps).as_deref(), Some("paused"));
         server.ask("POST", &format!("/v2/sandboxes/{}/connect", sleeps.id), json!({})).expect(201);
         assert_eq!(server.state(&sleeps).as_deref(), Some("running"));
+        server.sweep(pal);
     }
 }
 
