@@ -40,7 +40,7 @@ impl Server {
     }
 
     pub fn start_with(pal: &Pal, args: &[&str]) -> Self {
-        let mut child = pal.command(["serve", "--json"].iter().chain(args)).stderr(Stdio::null()).spawn().unwrap();
+        let mut child = pal.command(["serve", "--json"].iter().chain(args)).stderr(Stdio::inherit()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         let said: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"));

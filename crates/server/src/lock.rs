@@ -9,6 +9,7 @@ use std::{
     net::SocketAddr,
     os::unix::fs::OpenOptionsExt,
     path::Path,
+    time::{Duration, Instant},
 };
 
 use proto::{Failure, Kind};
@@ -17,6 +18,8 @@ use serde::{Deserialize, Serialize};
 
 const FILE: &str = "serve.lock";
 const FILE_LEN_MAX: u64 = 4096;
+const GHOST_PATIENCE: Duration = Duration::from_secs(5);
+const GHOST_PAUSE: Duration = Duration::from_millis(10);
 
 /// A server that runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,8 +43,9 @@ pub fn standing(data: &Path) -> Option<Standing> {
     }
 }
 
-fn read(file: &File) -> Option<Standing> {
+fn read(mut file: &File) -> Option<Standing> {
     let mut text = String::new();
+    file.rewind().ok()?;
     file.take(FILE_LEN_MAX).read_to_string(&mut text).ok()?;
     serde_json::from_str(&text).ok()
 }
@@ -52,10 +56,15 @@ impl Lock {
         let cannot = |error: io::Error| Failure::new(Kind::Host, "cannot lock the data directory for the server").because(error);
         let path = data.join(FILE);
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(cannot)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self(file)),
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(taken(data, &file)),
-            Err(errno) => Err(cannot(errno.into())),
+        let patience = Instant::now() + GHOST_PATIENCE;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Self(file)),
+                // A child that a killed server was about to start holds what that one held, for a moment.
+                Err(rustix::io::Errno::WOULDBLOCK) if is_ghost(&file) && Instant::now() < patience => std::thread::sleep(GHOST_PAUSE),
+                Err(rustix::io::Errno::WOULDBLOCK) => return Err(taken(data, &file)),
+                Err(errno) => return Err(cannot(errno.into())),
+            }
         }
     }
 
@@ -66,6 +75,11 @@ impl Lock {
         self.0.set_len(0)?;
         self.0.write_all(&text)
     }
+}
+
+/// Whether the server that says it holds the lock is gone.
+fn is_ghost(file: &File) -> bool {
+    read(file).is_some_and(|said| !Path::new(&format!("/proc/{}", said.pid)).exists())
 }
 
 fn taken(data: &Path, file: &File) -> Failure {

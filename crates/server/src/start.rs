@@ -1,6 +1,6 @@
 //! A server from its start to its end.
 
-use std::{future::Future, net::SocketAddr};
+use std::{future::Future, net::SocketAddr, time::Duration};
 
 use axum::Router;
 use fleet::Fleet;
@@ -14,6 +14,10 @@ use crate::{
     lock::Lock,
     samples, timer, tls, v1,
 };
+
+/// How long an address that is taken is waited for.
+const BIND_PATIENCE: Duration = Duration::from_secs(1);
+const BIND_PAUSE: Duration = Duration::from_millis(20);
 
 /// A server that can be reached.
 #[derive(Debug)]
@@ -37,7 +41,7 @@ impl Server {
         let busy = |error| {
             Failure::new(Kind::Host, format!("cannot listen at {}", config.listen)).because(error).hint("choose another address: pal serve --listen 127.0.0.1:0")
         };
-        let listener = TcpListener::bind(config.listen).await.map_err(busy)?;
+        let listener = bind(config.listen).await.map_err(busy)?;
         let address = listener.local_addr().map_err(busy)?;
         lock.tell(address).map_err(|error| Failure::new(Kind::Host, "cannot say where the server is").because(error))?;
         let app = App::new(fleet, keys, config, address);
@@ -66,6 +70,19 @@ impl Server {
         listen::serve(self.listener, self.tls, self.app.clone(), router, stop).await;
         helpers.iter().for_each(tokio::task::JoinHandle::abort);
         self.app.finish().await;
+    }
+}
+
+/// Opens the door. A child that a killed server was about to start may hold it for a moment.
+async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let patience = tokio::time::Instant::now() + BIND_PATIENCE;
+    loop {
+        match TcpListener::bind(address).await {
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && tokio::time::Instant::now() < patience => {
+                tokio::time::sleep(BIND_PAUSE).await;
+            }
+            bound => return bound,
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! `pal serve`.
 
-use std::mem::ManuallyDrop;
+use std::time::Duration;
 
 use proto::{Failure, Kind};
 use serde_json::json;
@@ -15,6 +15,9 @@ use crate::{
     output::{self, Format},
 };
 
+/// How long what is left of a server may take to go.
+const LAST_WAIT: Duration = Duration::from_secs(5);
+
 /// Serves until somebody says stop.
 pub fn serve(args: &Serve, fleet: fleet::Config, format: Format) -> Result<u8, Failure> {
     tell_log(&args.log);
@@ -27,15 +30,17 @@ pub fn serve(args: &Serve, fleet: fleet::Config, format: Format) -> Result<u8, F
     let bounds = Bounds { bodies_max: args.max_bodies as usize, memory_reserve: args.reserve, ..Bounds::default() };
     let config = server::Config { listen: args.listen, exposure, domain: args.domain.clone(), bounds, tls, ..server::Config::new(fleet) };
     let runtime = Builder::new_multi_thread().enable_all().thread_name("pal-serve").build();
-    // Never dropped: answers that were let finish have done so, and nobody waits for the rest.
-    let runtime = ManuallyDrop::new(runtime.map_err(|error| Failure::new(Kind::Host, "cannot start threads").because(error))?);
-    runtime.block_on(async {
+    let runtime = runtime.map_err(|error| Failure::new(Kind::Host, "cannot start threads").because(error))?;
+    let served = runtime.block_on(async {
         let stop = asked_to_stop()?;
         let server = Server::start(config).await?;
         tell(&server, format)?;
         server.run(stop).await;
         Ok(0)
-    })
+    });
+    // Everything that still knows the fleet goes with it, so that the Body that waits for the next caller is cleared away.
+    runtime.shutdown_timeout(LAST_WAIT);
+    served
 }
 
 /// What the server says while it runs goes to standard error, where talk belongs.
