@@ -74,14 +74,30 @@ pub struct HostRoot {
     links: Vec<(&'static str, String)>,
 }
 
+/// Whether somebody in a Body can be root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Masters {
+    /// Somebody may be.
+    Some,
+    /// Nobody is: what only root could change is shown as it is, which takes the kernel less time.
+    None,
+}
+
+/// What nobody but root has reason to change.
+const OF_ROOT: &[&str] = &["usr/local", "opt"];
+
 impl HostRoot {
     /// Looks at the host's root.
-    pub fn look() -> Self {
+    pub fn look(masters: Masters) -> Self {
         let mut found = Self { shown: Vec::new(), links: Vec::new() };
         for (name, kind) in SHOWN {
             let path = Path::new("/").join(name);
+            let unchanged = masters == Masters::None && OF_ROOT.contains(name);
+            let kind = if unchanged { AreaKind::Shown } else { *kind };
             match std::fs::symlink_metadata(&path) {
-                Ok(what) if what.is_dir() => found.shown.push((name, *kind)),
+                // Shown with what it is in.
+                Ok(what) if what.is_dir() && unchanged && name.contains('/') => {}
+                Ok(what) if what.is_dir() => found.shown.push((name, kind)),
                 Ok(what) if what.is_symlink() => {
                     let target = std::fs::read_link(&path).unwrap_or_default();
                     found.links.push((name, target.to_string_lossy().into_owned()));
@@ -180,11 +196,14 @@ mod tests {
 
     #[test]
     fn the_host_shows_programs_and_no_people() {
-        let root = HostRoot::look();
+        let root = HostRoot::look(Masters::Some);
         assert!(root.has("usr") && root.has("etc"));
         for secret in ["home", "root", "run", "srv", "mnt", "media", "var", "tmp", "boot"] {
             assert!(!root.has(secret));
         }
+        let plain = HostRoot::look(Masters::None);
+        assert_eq!(plain.area_dirs().collect::<Vec<_>>(), ["root", "etc"], "the rest is as the host has it");
+        assert!(!plain.has("usr/local") && plain.has("usr"));
         let text = accounts("/etc/passwd", PASSWD_OURS);
         assert_eq!(text.lines().filter(|line| line.contains(":1000:")).count(), 1);
         assert!(text.starts_with("root:x:0:0:"));

@@ -222,7 +222,7 @@ impl Maker {
 
     /// Sends the plan of the Body in `dir`, whose spec is written already.
     pub fn begin(&self, launcher: Launcher, dir: &BodyDir, spec: &Spec, token: &str, under: &Under) -> Result<Begun, ProcessError> {
-        let root = Root::of(under);
+        let root = Root::of(under, spec);
         if spec.life == Life::Kept {
             prepare_upper(dir.path(), spec, &root).map_err(ProcessError::Upper)?;
         }

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use proto::{
-    BodyId,
+    BodyId, Spec,
     launch::{Area, AreaKind, Lower, Seed, area_dir},
-    spec::Ids,
+    spec::{Ids, Life},
 };
 
-use crate::host::{Below, HostRoot};
+use crate::host::{Below, HostRoot, Masters};
 
 /// What stands below a Body's upper.
 #[derive(Debug, Clone, Default)]
@@ -45,10 +45,12 @@ const SCRATCH: &[(&str, u32)] = &[("tmp", 0o1777), ("run", 0o755), ("var", 0o755
 
 impl<'a> Root<'a> {
     /// The root of a Body with this under it.
-    pub fn of(under: &'a Under) -> Self {
+    pub fn of(under: &'a Under, spec: &Spec) -> Self {
+        // A run is one command of one user; what a snapshot has changed stays changed.
+        let plain = spec.life == Life::Run && spec.user != "root" && under.snapshots.is_empty();
         match &under.layers {
             Some(layers) => Self::Layers(layers, &under.snapshots),
-            None => Self::Host(HostRoot::look(), &under.snapshots),
+            None => Self::Host(HostRoot::look(if plain { Masters::None } else { Masters::Some }), &under.snapshots),
         }
     }
 
