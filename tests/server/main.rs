@@ -7,12 +7,15 @@ mod bad_input;
 mod client;
 mod crash;
 mod life;
+mod limits;
+mod native;
 #[path = "../cli/pal.rs"]
 #[allow(dead_code, reason = "shared with the suite of the command line")]
 mod pal;
 mod ports;
 mod server;
 mod start;
+mod terminal;
 
 /// Makes of a function two tests.
 macro_rules! server_test {

@@ -44,7 +44,7 @@ impl Server {
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         let said: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"));
-        let address = said["url"].as_str().unwrap().strip_prefix("http://").unwrap().parse().unwrap();
+        let address = said["url"].as_str().unwrap().split_once("://").unwrap().1.parse().unwrap();
         let key = std::fs::read_to_string(pal.data().join("serve.key")).unwrap().trim().to_owned();
         Self { child, address, key, data: pal.data() }
     }

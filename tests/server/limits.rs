@@ -1,0 +1,109 @@
+//! Limits of the server: what one client may take, and what it is told when there is no more.
+
+use std::io::{Read, Write};
+
+use serde_json::{Value, json};
+
+use crate::{
+    client,
+    native::{ask_as, create, key},
+    server::Server,
+    server_test,
+};
+
+server_test! {
+    /// More Bodies than there may be are refused, with the time to come again.
+    fn bodies_are_bounded(pal) {
+        let server = Server::start_with(pal, &["--listen", "127.0.0.1:0", "--max-bodies", "2"]);
+        let first = create(&server, json!({}));
+        create(&server, json!({}));
+        let refused = server.ask("POST", "/v1/bodies", json!({})).expect(429);
+        assert_eq!((refused.header("retry-after"), &refused.json()["kind"]), (Some("1"), &json!("limit")));
+        let e2b = server.ask("POST", "/v2/sandboxes", json!({ "templateID": "host" })).expect(429);
+        assert_eq!((e2b.header("retry-after"), &e2b.json()["code"]), (Some("1"), &json!(429)));
+        server.ask("POST", &format!("/v1/bodies/{first}/fork"), json!({})).expect(429);
+        let metrics = server.get("/metrics").expect(200).text();
+        assert!(metrics.contains("pal_refused_total{limit=\"bodies\"} 3"), "{metrics}");
+        assert!(metrics.contains("pal_bodies{status=\"running\"} 2"), "{metrics}");
+        server.ask("DELETE", &format!("/v1/bodies/{first}?force=true"), Value::Null).expect(204);
+        create(&server, json!({}));
+    }
+}
+
+server_test! {
+    /// A key's quota bounds what its Bodies may use together, and nobody else's.
+    fn quotas_are_kept(pal) {
+        let server = Server::start(pal);
+        let (_, small) = key(&server, json!({ "name": "small", "quota": { "bodies": 2, "memory_bytes": 300 << 20 } }));
+        let make = |memory: u64| ask_as(&server, &small, "POST", "/v1/bodies", json!({ "limits": { "memory_bytes": memory << 20 } }));
+        make(200).expect(201);
+        assert!(make(200).expect(429).text().contains("memory"));
+        make(64).expect(201);
+        assert!(make(8).expect(429).text().contains("Bodies"));
+        create(&server, json!({}));
+    }
+}
+
+server_test! {
+    /// A host that is short of memory makes no Body.
+    fn a_host_short_of_memory_makes_no_body(pal) {
+        let server = Server::start_with(pal, &["--listen", "127.0.0.1:0", "--reserve", "1000TiB"]);
+        let refused = server.ask("POST", "/v1/bodies", json!({})).expect(503);
+        assert_eq!((refused.header("retry-after"), &refused.json()["kind"]), (Some("5"), &json!("host")));
+        server.ask("POST", "/v2/sandboxes", json!({ "templateID": "host" })).expect(503);
+    }
+}
+
+server_test! {
+    /// Heads without end, and clients that say nothing, cost the others nothing.
+    fn odd_heads_hurt_nobody(pal) {
+        let server = Server::start(pal);
+        let mut quiet: Vec<_> = (0..100).map(|_| client::dial(server.address)).collect();
+        quiet.iter_mut().for_each(|stream| stream.write_all(b"GET /v1/bodies HTTP/1.1\r\nHost: 127").unwrap());
+        let many: String = (0..500).map(|n| format!("X-{n}: x\r\n")).collect();
+        let long = format!("X-Long: {}\r\n", "x".repeat(1 << 20));
+        for bomb in [many, long] {
+            let mut stream = client::dial(server.address);
+            let _ = stream.write_all(format!("GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n{bomb}\r\n").as_bytes());
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer);
+            assert!(!answer.starts_with(b"HTTP/1.1 2"), "{}", String::from_utf8_lossy(&answer));
+        }
+        server.get("/v1/bodies").expect(200);
+    }
+}
+
+server_test! {
+    /// A page of another site, and a name that is not ours, get nowhere, with a key or without.
+    fn pages_of_others_get_nowhere(pal) {
+        let server = Server::start(pal);
+        let host = format!("{}", server.address);
+        let ask = |headers: &[(&str, &str)]| {
+            let headers: Vec<(&str, &str)> = [("X-API-KEY", server.key.as_str())].into_iter().chain(headers.iter().copied()).collect();
+            client::ask(server.address, "GET", "/v1/bodies", &headers, b"").unwrap().status
+        };
+        assert_eq!(ask(&[("Host", &host)]), 200);
+        assert_eq!(ask(&[("Host", &host), ("Origin", &format!("http://{host}"))]), 200);
+        assert_eq!(ask(&[("Host", "evil.test")]), 403);
+        assert_eq!(ask(&[("Host", &host), ("Origin", "http://evil.test")]), 403);
+        assert_eq!(ask(&[("Host", &host), ("Origin", "null")]), 403);
+    }
+}
+
+server_test! {
+    /// Encrypted with a certificate of our own making, which lasts over a restart.
+    fn a_certificate_of_our_own_making(pal) {
+        for _ in 0..2 {
+            let server = Server::start_with(pal, &["--listen", "127.0.0.1:0", "--tls"]);
+            let url = format!("https://127.0.0.1:{}/health", server.address.port());
+            let certificate = pal.data().join("tls.pem");
+            let mut curl = std::process::Command::new("curl");
+            let asked = curl.args(["--silent", "--show-error", "--output", "/dev/null", "--write-out", "%{http_code}", "--cacert"]).arg(&certificate).arg(&url).output().unwrap();
+            assert_eq!(String::from_utf8_lossy(&asked.stdout), "204", "{}", String::from_utf8_lossy(&asked.stderr));
+            let plain = client::ask(server.address, "GET", "/health", &[], b"");
+            assert!(plain.is_err(), "plain text is not answered: {plain:?}");
+        }
+        let before = std::fs::metadata(pal.data().join("tls.key")).unwrap();
+        assert_eq!(std::os::unix::fs::PermissionsExt::mode(&before.permissions()) & 0o777, 0o600);
+    }
+}

@@ -1,0 +1,224 @@
+//! The native API: what it says, what it refuses, and how it goes on after a break.
+
+use std::io::{BufRead, BufReader, Write};
+
+use serde_json::{Value, json};
+
+use crate::{client, server::Server, server_test};
+
+/// A Body made through the native API.
+pub fn create(server: &Server, wanted: Value) -> String {
+    server.ask("POST", "/v1/bodies", wanted).expect(201).json()["id"].as_str().unwrap().to_owned()
+}
+
+/// Makes a key of a scope; gives its secret.
+pub fn key(server: &Server, wanted: Value) -> (String, String) {
+    let made = server.ask("POST", "/v1/keys", wanted).expect(201).json();
+    (made["id"].as_str().unwrap().into(), made["secret"].as_str().unwrap().into())
+}
+
+/// Asks with another key than the first.
+pub fn ask_as(server: &Server, secret: &str, method: &str, path: &str, body: Value) -> client::Answer {
+    let bearer = format!("Bearer {secret}");
+    let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+    client::ask(server.address, method, path, &[("Authorization", &bearer), ("Content-Type", "application/json")], &body).unwrap()
+}
+
+server_test! {
+    /// A Body's whole life.
+    fn a_body_lives_and_ends(pal) {
+        let server = Server::start(pal);
+        let id = create(&server, json!({ "metadata": { "a": "b" }, "env": { "SECRET": "value" } }));
+        let body = server.get(&format!("/v1/bodies/{id}")).expect(200).json();
+        assert_eq!((&body["status"], &body["metadata"], &body["env"]), (&json!("running"), &json!({ "a": "b" }), &json!(["SECRET"])));
+        assert_eq!(body["ports"], "private");
+        let exec = |argv: Value| server.ask("POST", &format!("/v1/bodies/{id}/exec"), argv);
+        let ran = exec(json!({ "argv": ["sh", "-c", "cat; echo $SECRET >&2; exit 3"], "stdin": "in" })).expect(200).json();
+        assert_eq!((&ran["code"], &ran["stdout"], &ran["stderr"]), (&json!(3), &json!("in"), &json!("value\n")));
+        for (verb, status) in [("pause", "paused"), ("resume", "running"), ("stop", "stopped"), ("start", "running")] {
+            assert_eq!(server.ask("POST", &format!("/v1/bodies/{id}/{verb}"), Value::Null).expect(200).json()["status"], status);
+        }
+        let forks = server.ask("POST", &format!("/v1/bodies/{id}/fork"), json!({ "count": 2 })).expect(201).json();
+        for fork in forks["items"].as_array().unwrap() {
+            assert_eq!(fork["parent"], id.as_str());
+            assert_ne!(fork["traffic_token"], body["traffic_token"]);
+            server.ask("DELETE", &format!("/v1/bodies/{}?force=true", fork["id"].as_str().unwrap()), Value::Null).expect(204);
+        }
+        let snapshot = server.ask("POST", &format!("/v1/bodies/{id}/snapshot"), json!({ "name": "kept" })).expect(201).json();
+        assert_eq!(server.get("/v1/snapshots/kept").expect(200).json()["id"], snapshot["id"]);
+        assert!(server.get("/v1/templates").expect(200).text().contains("kept"));
+        server.ask("DELETE", &format!("/v1/bodies/{id}"), Value::Null).expect(409);
+        server.ask("DELETE", &format!("/v1/bodies/{id}?force=true"), Value::Null).expect(204);
+        server.ask("DELETE", "/v1/snapshots/kept", Value::Null).expect(204);
+        let gone = server.get(&format!("/v1/bodies/{id}")).expect(404).json();
+        assert_eq!((&gone["kind"], &gone["status"]), (&json!("not_found"), &json!(404)));
+        assert!(!gone["hints"].as_array().unwrap().is_empty());
+    }
+}
+
+server_test! {
+    /// A request that is repeated makes one Body, also after a restart.
+    fn a_repeated_request_makes_one_body(pal) {
+        let server = Server::start(pal);
+        let again = |server: &Server| {
+            let headers = [("X-API-KEY", server.key.as_str()), ("Idempotency-Key", "once-1")];
+            let answer = client::ask(server.address, "POST", "/v1/bodies", &headers, b"").unwrap();
+            (answer.status, answer.json()["id"].clone())
+        };
+        let (status, first) = again(&server);
+        assert_eq!(status, 201);
+        assert_eq!(again(&server), (200, first.clone()));
+        server.kill();
+        let server = Server::start(pal);
+        assert_eq!(again(&server), (200, first));
+        assert_eq!(server.get("/v1/bodies").json()["items"].as_array().unwrap().len(), 1);
+    }
+}
+
+server_test! {
+    /// Lists come in pages that hold everything once.
+    fn lists_come_in_pages(pal) {
+        let server = Server::start(pal);
+        let made: Vec<String> = (0..3).map(|_| create(&server, json!({}))).collect();
+        let (mut seen, mut cursor) = (Vec::new(), String::new());
+        loop {
+            let page = server.get(&format!("/v1/bodies?limit=2{cursor}")).expect(200).json();
+            seen.extend(page["items"].as_array().unwrap().iter().map(|body| body["id"].as_str().unwrap().to_owned()));
+            match page["next"].as_str() {
+                Some(next) => cursor = format!("&cursor={next}"),
+                None => break,
+            }
+        }
+        assert_eq!(seen, made);
+        for odd in ["limit=0", "limit=1001", "limit=x", "cursor=%21", "unknown=1"] {
+            assert_eq!(server.get(&format!("/v1/bodies?{odd}")).expect(400).json()["kind"], "usage", "{odd}");
+        }
+    }
+}
+
+server_test! {
+    /// Files go up and down as they are.
+    fn files_go_up_and_down(pal) {
+        let server = Server::start(pal);
+        let id = create(&server, json!({}));
+        let path = format!("/v1/bodies/{id}/files?path=/home/user/a%20dir/file");
+        let bytes: Vec<u8> = (0..3_000_000u32).map(|n| (n * 7 % 251) as u8).collect();
+        let put = client::ask(server.address, "PUT", &path, &[("X-API-KEY", &server.key)], &bytes).unwrap();
+        put.expect(204);
+        let got = server.get(&path).expect(200);
+        assert!(got.body == bytes && got.whole);
+        assert_eq!(server.get(&format!("/v1/bodies/{id}/files?path=/no/such")).expect(404).json()["kind"], "not_found");
+        assert_eq!(server.get(&format!("/v1/bodies/{id}/files?path=/etc")).expect(400).json()["kind"], "usage");
+    }
+}
+
+server_test! {
+    /// What one key made is not there for another, and a key does what its scope says.
+    fn keys_keep_to_their_bodies_and_scopes(pal) {
+        let server = Server::start(pal);
+        let (_, other) = key(&server, json!({ "name": "other", "scope": "run" }));
+        let (reader_id, reader) = key(&server, json!({ "name": "reader", "scope": "read" }));
+        let id = create(&server, json!({}));
+        for (method, path) in [("GET", ""), ("POST", "/pause"), ("DELETE", "?force=true"), ("GET", "/logs"), ("GET", "/terminals")] {
+            let answer = ask_as(&server, &other, method, &format!("/v1/bodies/{id}{path}"), Value::Null);
+            assert_eq!(answer.status, 404, "{method} {path}: {}", answer.text());
+        }
+        assert_eq!(ask_as(&server, &other, "GET", "/v1/bodies", Value::Null).json()["items"], json!([]));
+        assert_eq!(ask_as(&server, &other, "GET", "/v1/events", Value::Null).status, 403);
+        assert_eq!(ask_as(&server, &other, "GET", "/v1/keys", Value::Null).status, 403);
+        assert_eq!(ask_as(&server, &reader, "POST", "/v1/bodies", json!({})).status, 403);
+        assert_eq!(ask_as(&server, &reader, "GET", "/v1/bodies", Value::Null).status, 200);
+        assert_eq!(ask_as(&server, "e2b_nobody", "GET", "/v1/bodies", Value::Null).status, 401);
+        assert_eq!(ask_as(&server, &other, "POST", "/v1/bodies", json!({ "mounts": [{ "source": "/etc", "target": "/mnt/x" }] })).status, 403);
+        server.ask("DELETE", &format!("/v1/keys/{reader_id}"), Value::Null).expect(204);
+        assert_eq!(ask_as(&server, &reader, "GET", "/v1/bodies", Value::Null).status, 401, "a revoked key is worthless at once");
+        let events = server.get("/v1/events?limit=1000").expect(200).json();
+        let of = |kind: &str| events["items"].as_array().unwrap().iter().filter(|event| event["type"] == kind).count();
+        assert!(of("request.accepted") > 0 && of("request.denied") > 0, "{events}");
+    }
+}
+
+server_test! {
+    /// Events are followed, and whoever was cut off misses nothing.
+    fn events_go_on_where_they_were_left(pal) {
+        let server = Server::start(pal);
+        let id = create(&server, json!({}));
+        let head = |more: &[(&str, &str)]| {
+            let headers: Vec<(&str, &str)> = [("X-API-KEY", server.key.as_str())].into_iter().chain(more.iter().copied()).collect();
+            client::head("GET", &format!("/v1/events/stream?body={id}"), &headers)
+        };
+        let follow = |more: &[(&str, &str)]| {
+            let mut stream = client::dial(server.address);
+            stream.write_all(format!("{}\r\n", head(more)).as_bytes()).unwrap();
+            BufReader::new(stream)
+        };
+        let events = |stream: &mut BufReader<std::net::TcpStream>, count: usize| {
+            let mut seen = Vec::new();
+            while seen.len() < count {
+                let mut line = String::new();
+                assert_ne!(stream.read_line(&mut line).unwrap(), 0, "the stream ended");
+                if let Some(data) = line.strip_prefix("data: ") {
+                    seen.push(serde_json::from_str::<Value>(data).unwrap());
+                }
+            }
+            seen
+        };
+        let first = events(&mut follow(&[("Last-Event-ID", "0")]), 2);
+        assert_eq!(first[0]["type"], "body.created");
+        let last = first[1]["seq"].to_string();
+        let mut live = follow(&[("Last-Event-ID", &last)]);
+        server.ask("POST", &format!("/v1/bodies/{id}/exec"), json!({ "argv": ["true"] })).expect(200);
+        let next = events(&mut live, 2);
+        assert_eq!((&next[0]["type"], &next[1]["type"]), (&json!("exec.started"), &json!("exec.ended")));
+        assert!(next[0]["seq"].as_u64() > first[1]["seq"].as_u64());
+        assert_eq!(server.ask("POST", "/v1/events/verify", Value::Null).expect(200).json()["whole"], true);
+    }
+}
+
+server_test! {
+    /// A command's output is streamed as it comes.
+    fn a_stream_tells_of_a_command_as_it_runs(pal) {
+        let server = Server::start(pal);
+        let id = create(&server, json!({}));
+        let headers = [("X-API-KEY", server.key.as_str()), ("Content-Type", "application/json"), ("Accept", "text/event-stream")];
+        let body = json!({ "argv": ["sh", "-c", "echo one; echo two >&2; exit 4"] }).to_string();
+        let said = client::ask(server.address, "POST", &format!("/v1/bodies/{id}/exec"), &headers, body.as_bytes()).unwrap().expect(200).text();
+        let kinds: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
+        assert_eq!((kinds.first(), kinds.last()), (Some(&"started"), Some(&"ended")), "{said}");
+        assert!(kinds.contains(&"stdout") && kinds.contains(&"stderr") && said.contains("\"code\":4"), "{said}");
+    }
+}
+
+server_test! {
+    /// What makes no sense is refused in one error body.
+    fn nonsense_is_refused_in_one_error_body(pal) {
+        let server = Server::start(pal);
+        let id = create(&server, json!({}));
+        let raw = |method: &str, path: &str, kind: &str, body: &[u8]| {
+            client::ask(server.address, method, path, &[("X-API-KEY", &server.key), ("Content-Type", kind)], body).unwrap()
+        };
+        let exec = format!("/v1/bodies/{id}/exec");
+        let large = vec![b' '; (1 << 20) + 1];
+        let cases: [(&str, &str, &str, &[u8], u16); 12] = [
+            ("POST", "/v1/bodies", "application/json", b"{", 400),
+            ("POST", "/v1/bodies", "application/json", b"[]", 400),
+            ("POST", "/v1/bodies", "application/json", br#"{"unknown":1}"#, 400),
+            ("POST", "/v1/bodies", "application/json", br#"{"template":"no-such"}"#, 404),
+            ("POST", "/v1/bodies", "application/json", br#"{"limits":{"memory_bytes":1}}"#, 400),
+            ("POST", "/v1/bodies", "text/plain", b"{}", 415),
+            ("POST", "/v1/bodies", "application/json", &large, 413),
+            ("POST", &exec, "application/json", br#"{"argv":[]}"#, 400),
+            ("POST", &exec, "application/json", br#"{"argv":["no-such-command"]}"#, 404),
+            ("GET", "/v1/bodies/nobody", "application/json", b"", 404),
+            ("GET", "/v1/nowhere", "application/json", b"", 404),
+            ("PATCH", "/v1/bodies", "application/json", b"", 405),
+        ];
+        for (method, path, kind, body, status) in cases {
+            let answer = raw(method, path, kind, body).expect(status);
+            let said = answer.json();
+            assert_eq!(said["status"], status, "{said}");
+            assert!(said["message"].as_str().is_some_and(|message| !message.is_empty()) && said["hints"].is_array(), "{said}");
+        }
+        assert_eq!(server.get("/v1/bodies").json()["items"].as_array().unwrap().len(), 1);
+    }
+}
