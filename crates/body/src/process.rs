@@ -436,7 +436,8 @@ pub(crate) fn family(running: &Running) -> io::Result<Vec<i32>> {
 pub fn kill(dir: &BodyDir, running: &Running) -> Result<(), ProcessError> {
     let handle = signal_guest(running, Signal::KILL).map_err(ProcessError::End)?;
     if freezer(running).is_some_and(|(path, _)| sys::cgroup::is_frozen(path)) {
-        resume(running)?;
+        // Its keeper may have taken the group away meanwhile: then there is nobody left to be let go.
+        resume(running).or_else(|error| if alive(running.pid, running.ticks).is_some() { Err(error) } else { Ok(()) })?;
     }
     if let Some(handle) = handle {
         wait_gone(&handle, running).map_err(ProcessError::End)?;
