@@ -29,6 +29,48 @@ pub enum TemplatesCommand {
         #[arg(value_name = "TEMPLATE")]
         template: String,
     },
+    /// Make a template from an archive (tar or tar.gz) of its whole root.
+    ///
+    /// Its Bodies run commands as `user`, who must be in the archive's /etc/passwd, unless another is named.
+    ///
+    /// Example: pal templates import alpine rootfs.tar.gz --user root
+    Import {
+        /// What it is called
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// The archive
+        #[arg(value_name = "FILE")]
+        file: std::path::PathBuf,
+        /// Run commands as this user
+        #[arg(long, value_name = "USER")]
+        user: Option<String>,
+        /// Let setuid programs work, so that `sudo` does
+        #[arg(long)]
+        sudo: bool,
+    },
+    /// Build a template: commands and files on top of another one.
+    ///
+    /// The file has lines as a Dockerfile has them: FROM (a template's name), RUN, COPY, ENV, WORKDIR and USER. What
+    /// COPY names is below the file's own directory. Steps that were done before are not done again.
+    ///
+    /// Example: pal templates build my-app Dockerfile
+    Build {
+        /// What it is called: NAME or NAME:TAG
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// The steps
+        #[arg(value_name = "FILE")]
+        file: std::path::PathBuf,
+        /// Run this in each of its Bodies from the start
+        #[arg(long, value_name = "COMMAND")]
+        start: Option<String>,
+        /// Wait for this to succeed before a Body is handed out
+        #[arg(long, value_name = "COMMAND")]
+        ready: Option<String>,
+        /// Do every step again
+        #[arg(long)]
+        force: bool,
+    },
     /// Remove templates. Bodies and snapshots made from them stay as they are.
     ///
     /// Example: pal templates rm my-app
@@ -40,7 +82,7 @@ pub enum TemplatesCommand {
     },
 }
 
-/// Make a template of pal's own, unless it is there: `base`.
+/// Make a template of pal's own, unless it is there: `base`, `code-interpreter-v1`.
 ///
 /// It is made from Debian's packages by mmdebstrap or debootstrap, and from this machine's own root where neither is.
 /// May be interrupted and repeated at any time.

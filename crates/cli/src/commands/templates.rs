@@ -1,7 +1,14 @@
 //! `pal templates` and `pal setup`.
 
-use fleet::{Fleet, TemplateView};
-use proto::{Failure, Size};
+mod recipe;
+
+use std::{fs::File, path::Path, time::Duration};
+
+use fleet::{BuildRequest, Fleet, Step, TemplateView};
+use proto::{
+    Failure, Kind, Size,
+    template::{Settings, Start},
+};
 use serde_json::json;
 
 use crate::{
@@ -16,6 +23,17 @@ pub async fn templates(fleet: &Fleet, args: Templates, format: Format) -> Result
     match args.command.unwrap_or(TemplatesCommand::Ls) {
         TemplatesCommand::Ls => list(&fleet.templates()?, format),
         TemplatesCommand::Inspect { template } => inspect(&fleet.template(&template)?, format),
+        TemplatesCommand::Import { name, file, user, sudo } => {
+            let archive = File::open(&file).map_err(|error| unreadable(&file, error))?;
+            let settings = Settings { user, sudo, ..Settings::default() };
+            let built = fleet.import_template(&name, &format!("the archive {}", file.display()), settings, archive)?;
+            told(&fleet.template(built.template.as_str())?, format)
+        }
+        TemplatesCommand::Build { name, file, start, ready, force } => {
+            let start = (start.is_some() || ready.is_some()).then_some(Start { command: start, ready });
+            let view = build(fleet, &name, &file, start, force).await?;
+            told(&view, format)
+        }
         TemplatesCommand::Rm { templates } => templates.iter().try_for_each(|key| {
             let id = fleet.remove_template(key)?;
             match format {
@@ -75,11 +93,44 @@ fn inspect(view: &TemplateView, format: Format) -> Result<(), Failure> {
     output::data(table.render("").as_bytes())
 }
 
+async fn build(fleet: &Fleet, name: &str, file: &Path, start: Option<Start>, force: bool) -> Result<TemplateView, Failure> {
+    let text = std::fs::read_to_string(file).map_err(|error| unreadable(file, error))?;
+    let context = file.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let (from, acts) = recipe::read(&text)?;
+    let asked = fleet.ask_build(name, &[], None, None)?;
+    let job = fleet.begin_job(&asked.template, &asked.id)?;
+    let files = fleet.template_files(&job.template);
+    let steps = acts.into_iter().map(|act| Ok(Step { act: recipe::pack(act, context, &files)?, force: false }));
+    let steps = steps.collect::<Result<Vec<_>, Failure>>()?;
+    let done = fleet.build(&job, BuildRequest { from, steps, start, force });
+    let mut done = std::pin::pin!(done);
+    let mut told = 0;
+    let built = loop {
+        let ended = tokio::time::timeout(Duration::from_millis(100), done.as_mut()).await;
+        let (_, said) = job.look(told, usize::MAX);
+        said.iter().for_each(|said| output::talk(&proto::text::visible(&said.message)));
+        told += said.len();
+        if let Ok(built) = ended {
+            break built;
+        }
+    };
+    built?;
+    fleet.template(job.template.as_str())
+}
+
+fn told(view: &TemplateView, format: Format) -> Result<(), Failure> {
+    match format {
+        Format::Text => output::line(&view.template.id),
+        Format::Json => output::json(view),
+    }
+}
+
+fn unreadable(file: &Path, error: std::io::Error) -> Failure {
+    Failure::new(Kind::NotFound, format!("cannot read {}", file.display())).because(error).hint("name a file that exists")
+}
+
 /// Makes a template of pal's own.
 pub fn setup(fleet: &Fleet, template: &str, format: Format) -> Result<(), Failure> {
     let view = fleet.setup(template, &mut |said| output::talk(said))?;
-    match format {
-        Format::Text => output::line(&view.template.id),
-        Format::Json => output::json(&view),
-    }
+    told(&view, format)
 }

@@ -4,6 +4,7 @@
 //! Invariant: layers are shared and go when no build, Body or snapshot stands on them any more.
 
 mod build;
+mod interpreter;
 mod jobs;
 mod keep;
 mod setup;

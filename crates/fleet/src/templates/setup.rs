@@ -1,4 +1,4 @@
-//! Templates that the product makes itself: `base`, from Debian's packages.
+//! Templates that the product makes itself, from Debian's packages: `base` and `code-interpreter-v1`.
 //!
 //! Whoever is killed in the middle leaves a layer without a record, which the next one or `gc` removes.
 
@@ -19,6 +19,7 @@ use proto::{
     template::{Build, BuildId, DEFAULT_TAG, Settings, VERSION},
 };
 
+use super::interpreter;
 use crate::{Fleet, TemplateView, data::random, failures};
 
 /// The template of E2B's clients that name none.
@@ -60,16 +61,16 @@ pub type Say<'a> = &'a mut (dyn FnMut(&str) + Send);
 impl Fleet {
     /// Makes a template of the product's own, unless it is there.
     pub fn setup(&self, name: &str, say: Say<'_>) -> Result<TemplateView, Failure> {
-        if name != BASE {
+        if name != BASE && name != INTERPRETER {
             return Err(Failure::new(Kind::Usage, format!("{:?} is no template that pal makes itself", proto::text::visible(name)))
-                .hint("it makes `base`; build others from it: pal templates build"));
+                .hint("it makes `base` and `code-interpreter-v1`"));
         }
         // The second of two waits for the first, and finds its work done.
         let _turn = self.turn(name)?;
         if let Some(view) = self.template(name).ok().filter(|view| view.default_build().is_some()) {
             return Ok(view);
         }
-        self.setup_base(say)?;
+        if name == BASE { self.setup_base(say)? } else { self.setup_interpreter(say)? };
         self.template(name)
     }
 
@@ -88,7 +89,7 @@ impl Fleet {
         if let Some(program) = find_program("mmdebstrap") {
             say(&format!("making `base` from Debian {RELEASE} with mmdebstrap: some minutes, about 600 MiB"));
             let source = format!("Debian {RELEASE}, by mmdebstrap");
-            let layer = self.layer_from(mmdebstrap(&program), &source, say)?;
+            let layer = self.layer_from(mmdebstrap(&program, &[]), &source, say)?;
             return self.finish_build(self.name_template(BASE)?.id, vec![layer], settings, &source);
         }
         if let Some(program) = find_program("debootstrap").filter(|_| sys::caps::is_host_root()) {
@@ -105,6 +106,18 @@ impl Fleet {
         let settings = Settings { sudo: false, ..settings };
         let source = "this machine's own root, read-only, for want of mmdebstrap or debootstrap";
         self.finish_build(template.id, Vec::new(), settings, source)
+    }
+
+    fn setup_interpreter(&self, say: Say<'_>) -> Result<Build, Failure> {
+        let _building = self.building()?;
+        let program = find_program("mmdebstrap").ok_or_else(|| {
+            Failure::new(Kind::Host, format!("cannot make the template {INTERPRETER}: mmdebstrap is not here")).hint("apt-get install mmdebstrap")
+        })?;
+        say(&format!("making `{INTERPRETER}` from Debian {RELEASE} and PyPI: some minutes, about 1.2 GiB"));
+        let source = format!("Debian {RELEASE}, by mmdebstrap, and packages of PyPI");
+        let root = self.layer_from(mmdebstrap(&program, &interpreter::hooks()), &source, say)?;
+        let own = self.import_layer("the code interpreter", &interpreter::archive()?[..])?;
+        self.finish_build(self.name_template(INTERPRETER)?.id, vec![own, root], interpreter::settings(), &source)
     }
 
     /// A template from an archive of its whole root.
@@ -175,7 +188,7 @@ impl Fleet {
         // An archive that was cut at the end of a file looks whole; its maker's word decides.
         if !child.wait().map_err(cannot)?.success() {
             return Err(cannot(std::io::Error::other(last.join("\n")))
-                .hint("it needs Debian's mirrors (http://deb.debian.org); try again when they can be reached"));
+                .hint("it needs Debian's mirrors (http://deb.debian.org) and, for the code interpreter, PyPI; try again when they can be reached"));
         }
         unpacked?;
         Ok(draft.finish(id, source, store::clock::now()).map_err(failures::layer)?.id)
@@ -195,13 +208,14 @@ fn clean_environment(program: &Path) -> Command {
     command
 }
 
-fn mmdebstrap(program: &Path) -> Command {
+fn mmdebstrap(program: &Path, hooks: &[String]) -> Command {
     let mut command = clean_environment(program);
     command.arg(if sys::caps::is_host_root() { "--mode=root" } else { "--mode=unshare" });
     command.args(["--variant=minbase", "--format=tar"]).arg(format!("--include={}", PACKAGES.join(",")));
     command.args(DPKG_OPTIONS.iter().map(|option| format!("--dpkgopt={option}")));
     command.arg("--aptopt=Acquire::Retries \"3\"");
-    command.args(FINISH.iter().map(|line| format!("--customize-hook={line}")));
+    let lines = FINISH.iter().copied().chain(hooks.iter().map(String::as_str));
+    command.args(lines.map(|line| format!("--customize-hook={line}")));
     command.args([RELEASE, "-"]);
     command
 }

@@ -1,0 +1,53 @@
+//! What `code-interpreter-v1` has beyond `base`: Python's packages, and the program that runs code.
+
+use proto::{
+    Failure, Kind,
+    template::{Settings, Start},
+};
+use tar::{Builder, EntryType, Header};
+
+/// Where the program is in the template.
+const HOME: &str = "opt/palisade/interpreter";
+const FILES: &[(&str, &[u8])] = &[
+    ("server.py", include_bytes!("../../../../interpreter/server.py")),
+    ("contexts.py", include_bytes!("../../../../interpreter/contexts.py")),
+    ("kernels.py", include_bytes!("../../../../interpreter/kernels.py")),
+    ("python_kernel.py", include_bytes!("../../../../interpreter/python_kernel.py")),
+    ("charts.py", include_bytes!("../../../../interpreter/charts.py")),
+    ("node_kernel.js", include_bytes!("../../../../interpreter/node_kernel.js")),
+];
+const PACKAGES: &str = include_str!("../../../../interpreter/packages.txt");
+const REQUIREMENTS: &str = include_str!("../../../../interpreter/requirements.txt");
+
+/// Its settings: those of `base`, and the program running.
+pub fn settings() -> Settings {
+    let start = Start {
+        command: Some(format!("exec python3 -B /{HOME}/server.py")),
+        ready: Some("curl --silent --fail --output /dev/null http://127.0.0.1:49999/health".into()),
+    };
+    Settings { start: Some(start), user: Some("user".into()), workdir: Some("/home/user".into()), sudo: true, ..Settings::default() }
+}
+
+/// Installs the packages from PyPI into the new root, as lines for mmdebstrap.
+pub fn hooks() -> Vec<String> {
+    let wanted: Vec<&str> = REQUIREMENTS.lines().chain(PACKAGES.lines()).map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
+    let quoted: Vec<String> = wanted.iter().map(|package| format!("'{package}'")).collect();
+    vec![
+        format!(r#"chroot "$1" pip install --no-cache-dir --disable-pip-version-check --root-user-action=ignore --no-input --quiet {}"#, quoted.join(" ")),
+        r#"rm -rf "$1"/root/.cache"#.to_owned(),
+    ]
+}
+
+/// The archive of the layer that holds the program.
+pub fn archive() -> Result<Vec<u8>, Failure> {
+    let cannot = |error: std::io::Error| Failure::new(Kind::Internal, "cannot pack the code interpreter").because(error);
+    let mut builder = Builder::new(Vec::new());
+    for (name, bytes) in FILES {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(EntryType::Regular);
+        header.set_mode(0o644);
+        header.set_size(bytes.len() as u64);
+        builder.append_data(&mut header, format!("{HOME}/{name}"), *bytes).map_err(cannot)?;
+    }
+    builder.into_inner().map_err(cannot)
+}
