@@ -51,7 +51,7 @@ const FINISH: &[&str] = &[
     r#"rm -f "$1"/usr/lib/python3*/EXTERNALLY-MANAGED"#,
     r#"rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*.bin "$1"/etc/machine-id"#,
 ];
-const SAID_LINES_MAX: usize = 20;
+const SAID_LINES_MAX: usize = 5;
 /// Room on a disk for a root in the making.
 const SCRATCH: &str = "/var/tmp";
 
