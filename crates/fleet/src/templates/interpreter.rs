@@ -25,7 +25,7 @@ pub fn settings() -> Settings {
         command: Some(format!("exec python3 -B /{HOME}/server.py")),
         ready: Some("curl --silent --fail --output /dev/null http://127.0.0.1:49999/health".into()),
     };
-    Settings { start: Some(start), user: Some("user".into()), workdir: Some("/home/user".into()), sudo: true, ..Settings::default() }
+    Settings { start: Some(start), ..super::setup::own_settings() }
 }
 
 /// Installs the packages from PyPI into the new root, as lines for mmdebstrap.

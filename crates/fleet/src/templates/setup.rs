@@ -85,7 +85,7 @@ impl Fleet {
 
     fn setup_base(&self, say: Say<'_>) -> Result<Build, Failure> {
         let _building = self.building()?;
-        let settings = Settings { user: Some("user".into()), workdir: Some("/home/user".into()), sudo: true, ..Settings::default() };
+        let settings = own_settings();
         if let Some(program) = find_program("mmdebstrap") {
             say(&format!("making `base` from Debian {RELEASE} with mmdebstrap: some minutes, about 600 MiB"));
             let source = format!("Debian {RELEASE}, by mmdebstrap");
@@ -193,6 +193,12 @@ impl Fleet {
         unpacked?;
         Ok(draft.finish(id, source, store::clock::now()).map_err(failures::layer)?.id)
     }
+}
+
+/// Settings of the templates that the product makes itself.
+pub(super) fn own_settings() -> Settings {
+    let env = [("LANG".to_owned(), "C.UTF-8".to_owned())].into();
+    Settings { env, user: Some("user".into()), workdir: Some("/home/user".into()), sudo: true, ..Settings::default() }
 }
 
 /// A program of the system, where a package would put it.
