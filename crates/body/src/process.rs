@@ -27,7 +27,7 @@ use rustix::{
 use sys::namespace::Side;
 
 use crate::{
-    dir::{BodyDir, DirError, alive, signal_guest},
+    dir::{BodyDir, DirError, alive, keeper_lives, signal_guest},
     groups,
     ids,
     programs::Programs,
@@ -450,6 +450,14 @@ pub fn kill(dir: &BodyDir, running: &Running) -> Result<(), ProcessError> {
 pub fn settle(dir: &BodyDir, running: &Running) {
     dir.wait_for_keeper(running.keeper);
     groups::unbound(&running.cgroups);
+}
+
+/// After a Body's end: waits until its keeper is gone, and with it the Body's mounts.
+pub fn wait_unmounted(running: &Running) {
+    let deadline = Instant::now() + END_PATIENCE;
+    while keeper_lives(running.keeper) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_micros(500));
+    }
 }
 
 /// Waits for a guest that was told to end; false when the time is over.

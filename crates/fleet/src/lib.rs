@@ -90,6 +90,9 @@ struct Held {
 impl Drop for Fleet {
     fn drop(&mut self) {
         self.settle();
+        for mut tether in std::mem::take(&mut *held(&self.leaving)) {
+            tether.bury();
+        }
     }
 }
 

@@ -182,6 +182,10 @@ impl Fleet {
             tether.bury();
         }
         let under = self.under(&spec)?;
+        // Two overlays must not share an upper.
+        if let Some(last) = dir.running().map_err(|error| failures::dir(id, error))? {
+            process::wait_unmounted(&last);
+        }
         dir.forget_guest().map_err(|error| Failure::new(Kind::Host, "cannot forget the Body's last guest").because(error))?;
         self.lease_wakes(id)?;
         let launcher = self.launcher()?;
@@ -248,9 +252,11 @@ impl Fleet {
     fn end(&self, dir: &BodyDir, running: &Running, patience: Duration) -> Result<(), Failure> {
         if process::wait_end(running, patience) {
             process::settle(dir, running);
-            return Ok(());
+        } else {
+            process::kill(dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
         }
-        process::kill(dir, running).map_err(|error| failures::process("cannot end the Body", error))
+        process::wait_unmounted(running);
+        Ok(())
     }
 
     /// Removes a Body and its files. One that runs needs [`Force::Yes`].
@@ -276,15 +282,20 @@ impl Fleet {
             return Err(Failure::new(Kind::Conflict, format!("Body {id} is running")).hint(format!("stop it first: pal stop {id}, or end it: pal rm --force {id}")));
         }
         self.write("body.removed", id, json!({}))?;
-        match (held.map(|held| held.tether), spec.life) {
-            (tether, _) => {
-                if let Condition::Running(running) | Condition::Paused(running) = &condition {
-                    process::kill(&dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
-                }
-                tether.map(|mut tether| tether.bury());
-            }
+        let running = match &condition {
+            Condition::Running(running) | Condition::Paused(running) => Some(running),
+            _ => None,
+        };
+        if let Some(running) = running {
+            process::kill(&dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
         }
         self.clear_away(&dir, &spec)?;
+        match (held, running) {
+            // It takes the mounts down in its own time; whoever made it waits for that at the end.
+            (Some(held), _) => self.let_leave(held.tether),
+            (None, Some(running)) => process::wait_unmounted(running),
+            (None, None) => {}
+        }
         drop(lock);
         self.drop_unused_snapshots(&spec)
     }

@@ -97,9 +97,9 @@ fn read_plan() -> io::Result<Plan> {
 struct Kept {
     pid: Pid,
     handle: OwnedFd,
-    /// The mounts of a Body that ends with its maker. Taking them down costs most of a millisecond; while they are
-    /// held here, they go with the keeper, after its last word.
-    mounts: Option<OwnedFd>,
+    /// The Body's mounts. Taking them down takes the kernel most of a millisecond, and as long as the disk takes to
+    /// write back what is in an upper there; while they are held here, they go with the keeper, after its last word.
+    mounts: OwnedFd,
     /// The record, while it is not written yet.
     record: Option<Enforcement>,
 }
@@ -220,7 +220,7 @@ fn settle(plan: &Plan, forked: Forked) -> Result<Kept, StepError> {
     }
     report(&Report::Ready(ready));
     // The maker of a run has the record now; others find it once it has lasted a moment.
-    let (record, mounts) = if plan.life == Life::Run { (Some(record), Some(mounts)) } else { (None, None) };
+    let record = (plan.life == Life::Run).then_some(record);
     Ok(Kept { pid, handle, mounts, record })
 }
 
@@ -311,11 +311,11 @@ fn keep(plan: &Plan, mut kept: Kept) -> ExitCode {
         // Nothing is left but this process, and its maker need not wait for its burial.
         let _ = io::stdout().write_all(b"\n");
         let _ = io::stdout().flush();
-        drop(kept.mounts);
     } else if let Ok(text) = serde_json::to_vec(&end) {
         let _ = sys::fd::write_whole(Path::new("end.json"), &text);
         let _ = std::fs::remove_file("guest.sock");
     }
+    drop(kept.mounts);
     ExitCode::SUCCESS
 }
 
