@@ -136,8 +136,7 @@ impl Said {
     }
 
     fn extensions(&mut self, text: &[u8]) -> Result<(), ArchiveError> {
-        let mut extensions = PaxExtensions::new(text);
-        while let Some(extension) = extensions.next() {
+        for extension in PaxExtensions::new(text) {
             let extension = extension.map_err(ArchiveError::Read)?;
             let value = extension.value_bytes();
             let number = || std::str::from_utf8(value).ok().and_then(|text| text.split('.').next()?.parse::<i64>().ok());
