@@ -9,8 +9,6 @@ use std::{
 
 use crate::{report::Row, stats::Samples};
 
-/// Before each turn, so that what the one before left to the kernel, or has made ahead, does not cost the next.
-const PAUSE: Duration = Duration::from_millis(10);
 /// Rounds that nobody counts.
 const WARM_UP: usize = 3;
 /// A contender slower than this is measured in every fifth round only.
@@ -97,7 +95,6 @@ impl<'a> Runner<'a> {
         if slow && round >= WARM_UP && !round.is_multiple_of(SLOW_EVERY) {
             return;
         }
-        std::thread::sleep(PAUSE);
         match (self.contender.once)() {
             Ok(time) => {
                 self.fastest = self.fastest.min(time);
