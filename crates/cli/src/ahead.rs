@@ -1,6 +1,6 @@
 //! What `pal` starts before it has read its own arguments.
 
-use std::process::ExitCode;
+use std::{ffi::CStr, process::ExitCode};
 
 use fleet::Launcher;
 use launch::When;
@@ -11,11 +11,38 @@ use launch::When;
 ///
 /// To be called first of all: the launcher is a copy of this process, and should hold nothing of it.
 pub fn launcher() -> Option<Launcher> {
-    let wanted = sys::origin::first_argument().is_some_and(|verb| verb == c"run");
+    let wanted = verb(sys::origin::arguments()) == Some(c"run");
     wanted.then(|| Launcher::fork(launch).ok()).flatten()
+}
+
+/// The first argument that is neither an option nor an option's value.
+fn verb<'a>(mut arguments: impl Iterator<Item = &'a CStr>) -> Option<&'a CStr> {
+    loop {
+        let argument = arguments.next()?;
+        match argument.to_bytes() {
+            b"--data" | b"--durability" => drop(arguments.next()),
+            [b'-', ..] => {}
+            _ => return Some(argument),
+        }
+    }
 }
 
 fn launch() -> ExitCode {
     // Where there is only cgroup v2, the Body's first process is forked straight into its group, which the plan names.
     launch::make_and_keep(if sys::cgroup::is_unified() { When::Late } else { When::Early })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_verb_is_found_behind_options() {
+        let found = |words: &[&'static CStr]| verb(words.iter().copied());
+        assert_eq!(found(&[c"run", c"--", c"true"]), Some(c"run"));
+        assert_eq!(found(&[c"--data", c"run", c"--json", c"ls"]), Some(c"ls"));
+        assert_eq!(found(&[c"--data=run", c"--durability", c"power", c"run"]), Some(c"run"));
+        assert_eq!(found(&[c"--json"]), None);
+        assert_eq!(found(&[]), None);
+    }
 }

@@ -34,18 +34,26 @@ struct Environment([*const c_char; 2]);
 unsafe impl Sync for Environment {}
 static ENVIRONMENT: Environment = Environment([PATH.as_ptr(), ptr::null()]);
 
-/// The first argument after the program's name, without a copy of any.
-pub fn first_argument() -> Option<&'static CStr> {
-    let arguments = ARGUMENTS.load(Ordering::Relaxed);
-    if arguments.is_null() {
-        return None;
-    }
-    // SAFETY: the kernel ends the vector with null; each entry before that is a string that lives as long as the
-    // process, and only `forget` writes to it, in a process that no longer holds what is returned here.
-    unsafe {
-        let (name, first) = (*arguments, if (*arguments).is_null() { ptr::null_mut() } else { *arguments.add(1) });
-        (!name.is_null() && !first.is_null()).then(|| CStr::from_ptr(first))
-    }
+/// The arguments after the program's name, without a copy of any.
+pub fn arguments() -> impl Iterator<Item = &'static CStr> {
+    let mut next = ARGUMENTS.load(Ordering::Relaxed);
+    let read = move || {
+        if next.is_null() {
+            return None;
+        }
+        // SAFETY: the kernel ends the vector with null, and this stops there; each entry before that is a string that
+        // lives as long as the process, and only `forget` writes to it, in a process that no longer holds one.
+        let text = unsafe { *next };
+        if text.is_null() {
+            return None;
+        }
+        // SAFETY: as above.
+        unsafe {
+            next = next.add(1);
+            Some(CStr::from_ptr(text))
+        }
+    };
+    std::iter::from_fn(read).skip(1)
 }
 
 /// Overwrites arguments and environment, so that neither `/proc` nor this memory tells them any more. `name` is what
@@ -92,5 +100,16 @@ unsafe fn wipe(text: *mut c_char) -> usize {
         let len = libc::strlen(text);
         ptr::write_bytes(text, 0, len);
         len
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_those_of_the_process() {
+        let found: Vec<String> = arguments().map(|text| text.to_string_lossy().into_owned()).collect();
+        assert_eq!(found, std::env::args().skip(1).collect::<Vec<_>>());
     }
 }
