@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod kill;
+mod origin;
 mod pal;
 mod pipes;
 mod terminal;

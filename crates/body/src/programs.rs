@@ -42,3 +42,13 @@ fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
     drop(file);
     fs::rename(&part, path)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_every_body_is_small() {
+        assert!(LAUNCH.len() < 4 << 20, "{} bytes", LAUNCH.len());
+    }
+}
