@@ -28,6 +28,9 @@ impl Fleet {
 
     /// The same for `gc`, which tells what it found.
     pub(crate) fn sweep_layers(&self, sweep: Sweep, found: &mut Vec<Garbage>) -> Result<(), Failure> {
+        if !self.layers_dir().is_dir() {
+            return Ok(());
+        }
         let Some(_idle) = self.no_build_runs() else { return Ok(()) };
         let needed = self.needed_layers()?;
         let entries = fs::read_dir(self.layers_dir()).into_iter().flatten().flatten();
