@@ -37,6 +37,9 @@ use crate::{
 
 /// What is gathered before it is written.
 const PIECE_LEN: usize = 256 * 1024;
+/// What may follow the last part of a form, and how long that may take.
+const EPILOGUE_LEN_MAX: usize = 64 << 10;
+const EPILOGUE_WAIT: Duration = Duration::from_secs(2);
 /// Compressed bytes that are inflated at once: at worst a thousand times as many come out.
 const DEFLATED_LEN: usize = 2048;
 const PARTS_MAX: usize = 100_000;
@@ -91,17 +94,34 @@ async fn take(guest: &Guest, query: &Query, request: Request<Incoming>) -> Resul
         kind_word if kind_word.starts_with("multipart/") => {
             let boundary = multer::parse_boundary(&kind)
                 .map_err(|error| Refusal::bad(format!("error parsing multipart form: {error}")))?;
-            let form = if gzip {
-                Multipart::new(BodyDataStream::new(Inflated::new(request.into_body())), boundary)
-            } else {
-                Multipart::new(BodyDataStream::new(request.into_body()), boundary)
-            };
-            parts(&to, path.as_deref(), form).await
+            let mut body = request.into_body();
+            if gzip {
+                let form = Multipart::new(BodyDataStream::new(Inflated::new(body)), boundary);
+                return parts(&to, path.as_deref(), form).await;
+            }
+            let uploaded = parts(&to, path.as_deref(), Multipart::new(BodyDataStream::new(&mut body), boundary)).await;
+            read_to_end(&mut body).await;
+            uploaded
         }
         _ => Err(Refusal::bad(format!(
             "unsupported content type: {kind}, expected multipart/form-data or application/octet-stream"
         ))),
     }
+}
+
+/// Reads what follows the last part. A connection that is closed with something unread is reset, and whoever was still
+/// sending would not hear the answer.
+async fn read_to_end(body: &mut Incoming) {
+    let mut left = EPILOGUE_LEN_MAX;
+    let rest = async {
+        while let Some(Ok(frame)) = body.frame().await {
+            left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+            if left == 0 {
+                return;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(EPILOGUE_WAIT, rest).await;
 }
 
 async fn raw(to: &Target, path: &[u8], mut body: Incoming, gzip: bool) -> Result<Uploaded, Refusal> {
