@@ -166,3 +166,28 @@ pub fn await_word(child: &mut Child, word: &str) -> String {
 pub fn signal(child: &Child, signal: rustix::process::Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
 }
+
+/// Makes of a function two tests.
+macro_rules! cli_test {
+    ($(#[doc = $doc:literal])* fn $name:ident($pal:ident) $body:block) => {
+        $(#[doc = $doc])*
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+
+            fn test($pal: &crate::pal::Pal) $body
+
+            #[test]
+            fn as_is() {
+                crate::pal::check(test);
+            }
+
+            #[test]
+            fn as_user() {
+                crate::pal::program();
+                testkit::run_as_user(concat!(module_path!(), "::as_is"));
+            }
+        }
+    };
+}
+pub(crate) use cli_test;

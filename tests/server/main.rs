@@ -17,27 +17,4 @@ mod server;
 mod start;
 mod terminal;
 
-/// Makes of a function two tests.
-macro_rules! server_test {
-    ($(#[doc = $doc:literal])* fn $name:ident($pal:ident) $body:block) => {
-        $(#[doc = $doc])*
-        mod $name {
-            #[allow(unused_imports)]
-            use super::*;
-
-            fn test($pal: &crate::pal::Pal) $body
-
-            #[test]
-            fn as_is() {
-                crate::pal::check(test);
-            }
-
-            #[test]
-            fn as_user() {
-                crate::pal::program();
-                testkit::run_as_user(concat!(module_path!(), "::as_is"));
-            }
-        }
-    };
-}
-pub(crate) use server_test;
+pub(crate) use pal::cli_test as server_test;

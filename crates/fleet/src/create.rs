@@ -19,7 +19,6 @@ use serde_json::json;
 
 use crate::{
     Create, Fleet, Held, Lease, Status, View,
-    data::random,
     failures, lease,
     parked::{Parked, Shape},
     templates::{Origin, start::Patience},
@@ -132,7 +131,7 @@ impl Fleet {
     fn new_dir(&self) -> Result<(BodyId, BodyDir, Lock), Failure> {
         let cannot = |what: &str, error: std::io::Error| Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc");
         loop {
-            let id = BodyId::from_random(random().map_err(|error| cannot("cannot draw an id", error))?);
+            let id = BodyId::from_random(sys::random::bytes().map_err(|error| cannot("cannot draw an id", error))?);
             let dir = BodyDir::create(self.body_path(&id)).map_err(|error| cannot("cannot make the Body's directory", error))?;
             match dir.try_lock() {
                 Ok(Some(lock)) => return Ok((id, dir, lock)),

@@ -156,21 +156,11 @@ fn key(data: &Path) -> io::Result<String> {
     let fresh = data.join(format!("key.{}", std::process::id()));
     let mut options = fs::OpenOptions::new();
     let mut part = options.write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
-    let written = random::<32>().and_then(|drawn| io::Write::write_all(&mut part, hex(&drawn).as_bytes()));
+    let written = sys::random::bytes::<32>().and_then(|drawn| io::Write::write_all(&mut part, hex(&drawn).as_bytes()));
     let linked = written.and_then(|()| fs::hard_link(&fresh, &file));
     fs::remove_file(&fresh)?;
     match linked {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         _ => fs::read_to_string(&file),
     }
-}
-
-/// Bytes nobody can guess.
-pub fn random<const N: usize>() -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    let mut filled = 0;
-    while filled < N {
-        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
-    }
-    Ok(bytes)
 }

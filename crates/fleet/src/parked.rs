@@ -152,7 +152,7 @@ impl Ground {
 
     fn park(&self, shape: Shape, root: Root) -> Option<Parked> {
         let launcher = self.maker.start_launcher().ok()?;
-        let id = BodyId::from_random(data::random().ok()?);
+        let id = BodyId::from_random(sys::random::bytes().ok()?);
         let dir = BodyDir::create(self.data.join("bodies").join(id.as_str())).ok()?;
         let made = dir.try_lock().ok().flatten().and_then(|lock| {
             let ids = ids::claim(&self.data, &id, root).ok()?;

@@ -12,7 +12,7 @@ use body::{
 use proto::{BodyId, Failure, Kind, SnapshotId, Spec, spec::Life};
 use serde_json::json;
 
-use crate::{AskedLimits, Create, Fleet, Lease, SnapshotView, View, data::random, failures};
+use crate::{AskedLimits, Create, Fleet, Lease, SnapshotView, View, failures};
 
 /// What a snapshot is taken for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Fleet {
     /// The Body is frozen only while its change is copied. The caller has its lock.
     fn take(&self, dir: &BodyDir, spec: &Spec, name: Option<String>, purpose: Purpose) -> Result<Manifest, Failure> {
         let id = &spec.id;
-        let drawn = random().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
+        let drawn = sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
         let manifest = Manifest {
             id: SnapshotId::from_random(drawn),
             name,

@@ -104,8 +104,7 @@ fn processes() -> Result<Mechanism, StepError> {
 
 /// The host's boot id tells its Bodies that they are on one machine; each start of each Body has its own.
 fn own_boot_id(place: &Path) -> io::Result<()> {
-    let mut drawn = [0; 16];
-    rustix::rand::getrandom(&mut drawn, rustix::rand::GetRandomFlags::empty())?;
+    let mut drawn: [u8; 16] = sys::random::bytes()?;
     // As the kernel does: a random UUID, version 4.
     (drawn[6], drawn[8]) = (drawn[6] & 0x0f | 0x40, drawn[8] & 0x3f | 0x80);
     let hex = proto::event::hex(&drawn);

@@ -147,7 +147,7 @@ impl Keys {
     /// Makes a key.
     pub fn make_with(&self, name: &str, scope: Scope, quota: Quota) -> Result<NewKey, Failure> {
         check_name(name)?;
-        let drawn: [u8; 24] = random().map_err(|error| Failure::new(Kind::Host, "cannot draw a key").because(error))?;
+        let drawn: [u8; 24] = sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw a key").because(error))?;
         let (id, secret) = (hex(&drawn[..4]), format!("e2b_{}", hex(&drawn[4..])));
         let record = Record {
             id: id.clone(),
@@ -254,16 +254,6 @@ fn cannot_write(error: io::Error) -> Failure {
 fn write_private(path: &Path, text: &str) -> io::Result<()> {
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
     io::Write::write_all(&mut file, format!("{text}\n").as_bytes())
-}
-
-/// Bytes nobody can guess.
-pub fn random<const N: usize>() -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    let mut filled = 0;
-    while filled < N {
-        filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
-    }
-    Ok(bytes)
 }
 
 #[cfg(test)]

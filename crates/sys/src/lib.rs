@@ -13,5 +13,6 @@ pub mod namespace;
 pub mod origin;
 pub mod proc;
 pub mod process;
+pub mod random;
 pub mod spawn;
 pub mod tree;

@@ -201,7 +201,7 @@ impl Fleet {
 
     async fn step(&self, job: &Job, stand: &mut Stand, step: &Step, force: bool) -> Result<(), Failure> {
         let context = serde_json::to_string(&(&step.act, &stand.settings.env, stand.user(), stand.workdir())).unwrap_or_default();
-        let salt = if force { hex(&crate::data::random::<16>().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?) } else { String::new() };
+        let salt = if force { hex(&sys::random::bytes::<16>().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?) } else { String::new() };
         stand.chain = digest(&[&stand.chain, &context, &salt]);
         match &step.act {
             Act::Env(pairs) => {
@@ -539,7 +539,7 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 /// Begins a build that has an id already.
 pub(crate) fn job_id() -> Result<BuildId, Failure> {
-    Ok(BuildId::from_random(crate::data::random().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?))
+    Ok(BuildId::from_random(sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?))
 }
 
 #[cfg(test)]

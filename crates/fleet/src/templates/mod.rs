@@ -33,7 +33,7 @@ use proto::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 
-use crate::{Fleet, data::random};
+use crate::{Fleet};
 
 const RECORD_LEN_MAX: u64 = 1 << 20;
 /// Most tags of one template.
@@ -200,7 +200,7 @@ impl Fleet {
         if let Some(template) = self.find_template(&named.name)? {
             return Ok(template);
         }
-        let drawn = random().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
+        let drawn = sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
         let now = store::clock::now();
         let template = Template {
             v: VERSION,

@@ -20,7 +20,7 @@ use proto::{
 };
 
 use super::interpreter;
-use crate::{Fleet, TemplateView, data::random, failures};
+use crate::{Fleet, TemplateView, failures};
 
 /// The template of E2B's clients that name none.
 pub const BASE: &str = "base";
@@ -129,7 +129,7 @@ impl Fleet {
     }
 
     fn import_layer(&self, source: &str, archive: impl Read) -> Result<LayerId, Failure> {
-        let id = LayerId::from_random(random().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?);
+        let id = LayerId::from_random(sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?);
         let draft = self.draft_layer(&id)?;
         draft.unpack(archive, Dialect::Plain, UNPACKED_MAX).map_err(failures::layer)?;
         Ok(draft.finish(id, source, store::clock::now()).map_err(failures::layer)?.id)
@@ -143,7 +143,7 @@ impl Fleet {
 
     /// Writes a build down; the name alone means it from now on.
     fn finish_build(&self, template: proto::TemplateId, layers: Vec<LayerId>, settings: Settings, source: &str) -> Result<Build, Failure> {
-        let drawn = random().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
+        let drawn = sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
         let build = Build {
             v: VERSION,
             id: BuildId::from_random(drawn),
@@ -165,7 +165,7 @@ impl Fleet {
     /// Makes a layer of what a program writes to its standard output; what it says is passed on.
     fn layer_from(&self, mut command: Command, source: &str, say: Say<'_>) -> Result<LayerId, Failure> {
         let cannot = |error: std::io::Error| Failure::new(Kind::Host, "cannot make the template").because(error);
-        let id = LayerId::from_random(random().map_err(cannot)?);
+        let id = LayerId::from_random(sys::random::bytes().map_err(cannot)?);
         let draft = self.draft_layer(&id)?;
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(cannot)?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());

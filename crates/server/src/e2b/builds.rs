@@ -123,7 +123,7 @@ pub async fn upload(
         return Err(Refusal::new(StatusCode::NOT_FOUND, "that template is gone"));
     }
     tokio::fs::create_dir_all(&dir).await.map_err(cannot)?;
-    let drawn = crate::keys::random::<8>().map_err(cannot)?;
+    let drawn = sys::random::bytes::<8>().map_err(cannot)?;
     let part = Part(place.with_extension(format!("part-{}", proto::event::hex(&drawn))));
     receive(body, &part.0).await?;
     tokio::fs::rename(&part.0, &place).await.map_err(cannot)?;

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Refusal, ask::Asked, network, once, sandbox, templates};
-use crate::{App, Caller, keys, limits};
+use crate::{App, Caller, limits};
 
 /// Longer than anybody keeps a sandbox without asking again: thirty days.
 const TIMEOUT_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -132,5 +132,5 @@ pub fn template(asked: &str) -> String {
 
 /// What opens the ports of a Body that is not for everybody.
 pub fn traffic_token() -> Result<String, Refusal> {
-    keys::random::<16>().map(|drawn| hex(&drawn)).map_err(|_| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "cannot draw a token"))
+    sys::random::bytes::<16>().map(|drawn| hex(&drawn)).map_err(|_| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "cannot draw a token"))
 }

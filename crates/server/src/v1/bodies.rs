@@ -208,7 +208,7 @@ impl NewBody {
 fn token_for(ports: Ports) -> Result<Option<String>, Failure> {
     match ports {
         Ports::Public => Ok(None),
-        Ports::Private => crate::keys::random::<20>()
+        Ports::Private => sys::random::bytes::<20>()
             .map(|drawn| Some(proto::event::hex(&drawn)))
             .map_err(|error| Failure::new(Kind::Host, "cannot draw a token").because(error)),
     }
