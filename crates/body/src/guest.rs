@@ -23,6 +23,7 @@ use proto::{
     guest::{DIAL_UPGRADE, GuestInfo, Shutdown},
     wire::process::{ConnectRequest, ProcessEvent, StartRequest, StartResponse},
 };
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::UnixStream;
 
 /// Largest message taken from a guest.
@@ -155,10 +156,17 @@ impl Guest {
 
     /// Connects, for a caller who speaks the protocol itself.
     pub async fn connect_raw(&self) -> Result<UnixStream, GuestError> {
+        self.knock().and_then(UnixStream::from_std).map_err(GuestError::Connect)
+    }
+
+    /// Connects without waiting: the kernel answers for a guest that listens, and refuses where too many wait already.
+    pub fn knock(&self) -> io::Result<std::os::unix::net::UnixStream> {
         // By descriptor, because a socket's path may have no more than 107 bytes.
-        let dir = sys::fd::open_path(&self.dir).map_err(GuestError::Connect)?;
-        let path = sys::fd::path_of(std::os::fd::AsFd::as_fd(&dir)).join("guest.sock");
-        UnixStream::connect(path).await.map_err(GuestError::Connect)
+        let dir = sys::fd::open_path(&self.dir)?;
+        let address = SocketAddrUnix::new(sys::fd::path_of(std::os::fd::AsFd::as_fd(&dir)).join("guest.sock"))?;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
+        rustix::net::connect(&socket, &address)?;
+        Ok(socket.into())
     }
 
     /// Connects to a port inside the Body.
@@ -175,7 +183,12 @@ impl Guest {
 
     /// Connects.
     pub async fn line(&self) -> Result<Line, GuestError> {
-        let stream = self.connect_raw().await?;
+        self.line_over(self.knock().map_err(GuestError::Connect)?).await
+    }
+
+    /// The same over a connection that was made before.
+    pub async fn line_over(&self, stream: std::os::unix::net::UnixStream) -> Result<Line, GuestError> {
+        let stream = UnixStream::from_std(stream).map_err(GuestError::Connect)?;
         let (sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(GuestError::Broken)?;
         tokio::spawn(async move {

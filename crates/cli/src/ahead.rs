@@ -11,18 +11,22 @@ use launch::When;
 ///
 /// To be called first of all: the launcher is a copy of this process, and should hold nothing of it.
 pub fn launcher() -> Option<Launcher> {
-    let wanted = verb(sys::origin::arguments()) == Some(c"run");
+    let at = verb_at(sys::origin::arguments().map(CStr::to_bytes));
+    let wanted = at.and_then(|at| sys::origin::arguments().nth(at)) == Some(c"run");
     wanted.then(|| Launcher::fork(launch).ok()).flatten()
 }
 
-/// The first argument that is neither an option nor an option's value.
-fn verb<'a>(mut arguments: impl Iterator<Item = &'a CStr>) -> Option<&'a CStr> {
+/// Which is the first argument that is neither an option nor an option's value.
+pub fn verb_at<'a>(mut arguments: impl Iterator<Item = &'a [u8]>) -> Option<usize> {
+    let mut at = 0;
     loop {
-        let argument = arguments.next()?;
-        match argument.to_bytes() {
-            b"--data" | b"--durability" => drop(arguments.next()),
-            [b'-', ..] => {}
-            _ => return Some(argument),
+        match arguments.next()? {
+            b"--data" | b"--durability" => {
+                arguments.next()?;
+                at += 2;
+            }
+            [b'-', ..] => at += 1,
+            _ => return Some(at),
         }
     }
 }
@@ -38,11 +42,12 @@ mod tests {
 
     #[test]
     fn the_verb_is_found_behind_options() {
-        let found = |words: &[&'static CStr]| verb(words.iter().copied());
-        assert_eq!(found(&[c"run", c"--", c"true"]), Some(c"run"));
-        assert_eq!(found(&[c"--data", c"run", c"--json", c"ls"]), Some(c"ls"));
-        assert_eq!(found(&[c"--data=run", c"--durability", c"power", c"run"]), Some(c"run"));
-        assert_eq!(found(&[c"--json"]), None);
+        let found = |words: &[&'static str]| verb_at(words.iter().map(|word| word.as_bytes()));
+        assert_eq!(found(&["run", "--", "true"]), Some(0));
+        assert_eq!(found(&["--data", "run", "--json", "ls"]), Some(3));
+        assert_eq!(found(&["--data=run", "--durability", "power", "run"]), Some(3));
+        assert_eq!(found(&["--json"]), None);
+        assert_eq!(found(&["--data"]), None);
         assert_eq!(found(&[]), None);
     }
 }

@@ -187,6 +187,8 @@ impl Fleet {
     pub(crate) fn bring_up(&self, begun: Begun, dir: &BodyDir, spec: &Spec, before: Option<Draft>) -> Result<(Enforcement, i32), Failure> {
         let is_new = before.is_some();
         let written = before.map_or(Ok(()), |draft| self.append(draft).map(drop));
+        // Its guest listens before it can answer. One that does not yet is asked again by whoever needs it.
+        let line = if spec.life == Life::Run { self.guest(&spec.id).knock().ok() } else { None };
         let made = begun.finish().map_err(|error| failures::process("cannot start the Body", error))?;
         let Made { enforcement, ready, mut tether, cgroups } = made;
         let started = Draft::body("body.started", &spec.id, json!({ "pid": ready.pid, "enforcement": enforcement }));
@@ -208,7 +210,7 @@ impl Fleet {
             tether.slacken();
         }
         let running = Running { boot_id: String::new(), pid: ready.pid, ticks: ready.ticks, keeper: ready.keeper, cgroups };
-        let held = Held { tether, running, spec: spec.clone() };
+        let held = Held { tether, running, spec: spec.clone(), line };
         self.tethers().insert(spec.id.clone(), held);
         Ok((enforcement, ready.pid))
     }

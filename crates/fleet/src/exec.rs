@@ -70,7 +70,13 @@ impl Fleet {
         };
         let (running, output_max) = self.running_for_exec(id)?;
         // Before it is written down: the guest turns to us meanwhile.
-        let line = self.guest(id).line().await.map_err(|error| self.unheard(id, error))?;
+        let (guest, made) = (self.guest(id), self.tethers().get_mut(id).and_then(|held| held.line.take()));
+        let is_first = made.is_some();
+        let line = match made {
+            Some(made) => guest.line_over(made).await,
+            None => guest.line().await,
+        };
+        let line = line.map_err(|error| self.unheard(id, error))?;
         let mut started = json!({
             "argv": request.argv, "user": request.user, "workdir": request.workdir, "tty": request.tty.is_some(),
             "env": request.env.keys().collect::<Vec<_>>(), "timeout_ms": request.timeout.map(|timeout| timeout.as_millis() as u64),
@@ -90,7 +96,7 @@ impl Fleet {
             tag: request.tag.clone(),
             stdin: Some(request.stdin == Stdin::Open),
         };
-        let oom_before = oom_kills(&running);
+        let oom_before = if is_first { 0 } else { oom_kills(&running) };
         let began = Instant::now();
         let (stream, pid) = match begin(line, &start, &request).await {
             Ok(opened) => opened,

@@ -25,6 +25,7 @@ mod view;
 
 use std::{
     collections::HashMap,
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
@@ -85,6 +86,8 @@ struct Held {
     /// Where it runs and what it is: asked for by each exec.
     running: Running,
     spec: Spec,
+    /// A connection to its guest that was made while it came up, for the first command.
+    line: Option<UnixStream>,
 }
 
 impl Drop for Fleet {

@@ -15,7 +15,7 @@ use std::{
 use proto::{
     Enforcement,
     launch::{CgroupVersion, End, Plan, Ready, Report, Running},
-    spec::{IdRange, Life},
+    spec::{Access, IdRange, Life},
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
@@ -302,21 +302,33 @@ fn keep(plan: &Plan, mut kept: Kept) -> ExitCode {
     if owner_gone {
         // While the kernel ends the Body's processes.
         remove_directory(plan);
+        if !reaches_host(plan) {
+            // They are killed, and what they could still touch goes with them: nobody need wait for their burial.
+            say_cleared();
+        }
     }
     let status = rustix::process::waitpid(Some(kept.pid), WaitOptions::empty()).ok().flatten().map(|(_, status)| status);
     let end = ordered.unwrap_or_else(|| judge(plan, status));
     remove_cgroups(plan);
     if owner_gone {
         release_ids(plan);
-        // Nothing is left but this process, and its maker need not wait for its burial.
-        let _ = io::stdout().write_all(b"\n");
-        let _ = io::stdout().flush();
+        say_cleared();
     } else if let Ok(text) = serde_json::to_vec(&end) {
         let _ = sys::fd::write_whole(Path::new("end.json"), &text);
         let _ = std::fs::remove_file("guest.sock");
     }
     drop(kept.mounts);
     ExitCode::SUCCESS
+}
+
+/// Whether a process that is being killed could still change something outside of the Body's own memory.
+fn reaches_host(plan: &Plan) -> bool {
+    plan.upper == proto::launch::Upper::Disk || plan.mounts.iter().any(|mount| mount.access == Access::ReadWrite)
+}
+
+/// Tells the maker, who may have gone on already, that nothing is left of the Body.
+fn say_cleared() {
+    let _ = io::stdout().write_all(b"\n").and_then(|()| io::stdout().flush());
 }
 
 /// None when the guest ended by itself; otherwise why it was ended here.

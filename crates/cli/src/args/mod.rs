@@ -7,7 +7,7 @@ mod templates;
 pub mod values;
 mod verbs;
 
-use std::ffi::OsString;
+use std::{ffi::OsString, os::unix::ffi::OsStrExt};
 
 use clap::{Parser, Subcommand};
 use fleet::Durability;
@@ -20,7 +20,7 @@ pub use verbs::{
     Bodies, Body, Completions, Copy, Events, EventsCommand, Fork, Gc, Remove, Snapshot, Snapshots, Stop,
 };
 
-use crate::output::Format;
+use crate::{ahead, output::Format};
 
 /// Give every AI agent a computer of its own, on yours.
 ///
@@ -70,15 +70,16 @@ impl Cli {
     /// Reads the arguments. The verbs that must be fast are tried alone first; what is wrong with them, or help, is
     /// told with all the others known.
     pub fn read(argv: &[OsString]) -> Result<Self, clap::Error> {
-        let alone = match argv.get(1).and_then(|verb| verb.to_str()) {
-            Some("run") => {
-                One::try_parse_from(&argv[1..]).map(|One { common, verb }| (common, Command::Run(verb))).ok()
+        let alone = ahead::verb_at(argv.iter().skip(1).map(|argument| argument.as_bytes())).and_then(|at| {
+            // With the verb in the place of our own name, and the options that stand before it behind it.
+            let (before, rest) = argv[1..].split_at(at);
+            let words = || rest[..1].iter().chain(before).chain(&rest[1..]);
+            match rest[0].to_str()? {
+                "run" => One::try_parse_from(words()).map(|One { common, verb }| (common, Command::Run(verb))).ok(),
+                "exec" => One::try_parse_from(words()).map(|One { common, verb }| (common, Command::Exec(verb))).ok(),
+                _ => None,
             }
-            Some("exec") => {
-                One::try_parse_from(&argv[1..]).map(|One { common, verb }| (common, Command::Exec(verb))).ok()
-            }
-            _ => None,
-        };
+        });
         match alone {
             Some((common, command)) => Ok(Cli { common, command }),
             None => Cli::try_parse_from(argv),
