@@ -10,6 +10,8 @@ use tar::{Archive, EntryType, Header, PaxExtensions};
 
 /// Longest extension header: names, and attributes that are not kept.
 const EXTENSION_LEN_MAX: u64 = 256 << 10;
+/// How far back zstd may look, as a power of two: so much memory it takes.
+const WINDOW_LOG_MAX: u32 = 27;
 /// Whose a file is that names an id no Body maps.
 const NOBODY: u32 = 65_534;
 const ID_MAX: u32 = 65_535;
@@ -64,13 +66,17 @@ pub struct Counted {
     pub bytes: u64,
 }
 
-/// Reads a tar archive, plain or gzip, to its end.
+/// Reads a tar archive, plain, gzip or zstd, to its end.
 pub fn read(archive: impl Read, dialect: Dialect, bounds: Bounds, sink: &mut dyn Sink) -> Result<Counted, ArchiveError> {
     let mut archive = BufReader::with_capacity(64 << 10, archive);
     let head = archive.fill_buf().map_err(ArchiveError::Read)?;
     match head {
         [0x1f, 0x8b, ..] => entries(flate2::bufread::MultiGzDecoder::new(archive), dialect, bounds, sink),
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => Err(ArchiveError::Refused("zstd, which this pal cannot read: use tar or tar.gz".into())),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => {
+            let mut plain = zstd::Decoder::with_buffer(archive).map_err(ArchiveError::Read)?;
+            plain.window_log_max(WINDOW_LOG_MAX).map_err(ArchiveError::Read)?;
+            entries(plain, dialect, bounds, sink)
+        }
         _ => entries(archive, dialect, bounds, sink),
     }
 }
@@ -292,6 +298,14 @@ mod tests {
     }
 
     #[test]
+    fn zstd_is_read_and_bounded_as_what_it_holds() {
+        let packed = |len: usize| zstd::encode_all(&archive(&[("a", EntryType::Regular, &"x".repeat(len))])[..], 3).unwrap();
+        let mut seen = Seen::default();
+        assert_eq!(read(&packed(900)[..], Dialect::Plain, BOUNDS, &mut seen).unwrap(), Counted { entries: 1, bytes: 900 });
+        assert!(read(&packed(1001)[..], Dialect::Plain, BOUNDS, &mut seen).is_err());
+    }
+
+    #[test]
     fn what_climbs_or_is_too_much_is_refused() {
         for bad in ["../x", "a/../../x", "/..", "a/.."] {
             assert!(seen(&[(bad, EntryType::Regular, "x")], Dialect::Plain).is_err(), "{bad}");
@@ -302,6 +316,7 @@ mod tests {
         assert!(seen(&[("a", EntryType::GNUSparse, "")], Dialect::Plain).is_err());
         let cut = archive(&[("a", EntryType::Regular, &"x".repeat(900))]);
         assert!(read(&cut[..700], Dialect::Plain, BOUNDS, &mut Seen::default()).is_err());
+        assert!(read(&b"\x28\xb5\x2f\xfdnot zstd"[..], Dialect::Plain, BOUNDS, &mut Seen::default()).is_err());
         assert!(read(&b"\x1f\x8bnot gzip"[..], Dialect::Plain, BOUNDS, &mut Seen::default()).is_err());
     }
 }
