@@ -9,6 +9,7 @@ mod bodies;
 pub mod doors;
 pub mod leaks;
 pub mod probe;
+pub mod registry;
 pub mod roots;
 mod run;
 pub mod skip;

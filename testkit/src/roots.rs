@@ -46,6 +46,19 @@ pub fn files(entries: &[(&str, &[u8])]) -> Vec<u8> {
     root.0.into_inner().expect("an archive in memory can be finished")
 }
 
+/// An archive of a file that would be put beside the root, and is sound otherwise.
+pub fn climbing() -> Vec<u8> {
+    let mut header = Header::new_gnu();
+    // By hand: the library refuses to write what we refuse to read.
+    header.as_old_mut().name[..4].copy_from_slice(b"../x");
+    header.set_size(1);
+    header.set_mode(0o644);
+    header.set_cksum();
+    let mut builder = Builder::new(Vec::new());
+    builder.append(&header, &b"x"[..]).expect("an archive in memory can be written");
+    builder.into_inner().expect("an archive in memory can be finished")
+}
+
 struct Root(Builder<Vec<u8>>);
 
 impl Root {

@@ -10,6 +10,7 @@ mod exec;
 mod fleets;
 mod fork;
 mod hostile;
+mod images;
 mod life;
 mod limits;
 mod mounts;

@@ -2,6 +2,8 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
+use fleet::{Inside, Reach};
+
 use crate::{Bounds, Tls};
 
 /// The port where nobody says another.
@@ -22,6 +24,8 @@ pub struct Config {
     pub bounds: Bounds,
     /// How what is said is encrypted.
     pub tls: Tls,
+    /// Where images of builds may come from, besides registries that anybody can reach.
+    pub registries: Reach,
 }
 
 /// Whether callers may come from other machines.
@@ -36,6 +40,6 @@ pub enum Exposure {
 impl Config {
     /// On this machine only.
     pub fn new(fleet: fleet::Config) -> Self {
-        Self { fleet, listen: SocketAddr::from((Ipv4Addr::LOCALHOST, PORT)), exposure: Exposure::Guarded, domain: "localhost".into(), bounds: Bounds::default(), tls: Tls::Off }
+        Self { fleet, listen: SocketAddr::from((Ipv4Addr::LOCALHOST, PORT)), exposure: Exposure::Guarded, domain: "localhost".into(), bounds: Bounds::default(), tls: Tls::Off, registries: Reach { inside: Inside::Refused, ..Reach::default() } }
     }
 }

@@ -15,7 +15,7 @@ use fleet::Durability;
 pub use body::BodyArgs;
 pub use exec::{Exec, Run, Shell, Wires};
 pub use serve::{Keys, KeysCommand, NewKey, Serve};
-pub use templates::{Setup, Templates, TemplatesCommand};
+pub use templates::{Import, Pull, Setup, Templates, TemplatesCommand};
 pub use verbs::{
     Bodies, Body, Completions, Copy, Events, EventsCommand, Fork, Gc, Remove, Snapshot, Snapshots, Stop,
 };

@@ -38,6 +38,10 @@ pub struct Serve {
     /// Make no Body while the host has less free memory than this
     #[arg(long, value_name = "SIZE", value_parser = values::size, default_value = "256MiB")]
     pub reserve: Size,
+    /// Let builds begin with images of this registry, also where it is in the network of this machine; `http://` before it
+    /// asks it without encryption
+    #[arg(long = "registry", value_name = "HOST[:PORT]")]
+    pub registries: Vec<String>,
     /// Tell on standard error what happens from this level on
     #[arg(long, value_name = "LEVEL", default_value = "warn", value_parser = ["off", "error", "warn", "info", "debug"])]
     pub log: String,

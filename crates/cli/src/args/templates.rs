@@ -29,29 +29,19 @@ pub enum TemplatesCommand {
         #[arg(value_name = "TEMPLATE")]
         template: String,
     },
-    /// Make a template from an archive (tar or tar.gz) of its whole root.
+    /// Make a template from an image of a registry, or from an archive (tar, tar.gz, tar.zst) of its whole root.
     ///
-    /// Its Bodies run commands as `user`, who must be in the archive's /etc/passwd, unless another is named.
+    /// An image is named as `docker pull` names it; who pulls is taken from Docker's own settings (`docker login`).
+    /// Bodies run commands as the image's user; those of an archive as `user`, who must be in its /etc/passwd.
+    /// A download that is interrupted goes on when it is repeated.
     ///
     /// Example: pal templates import alpine rootfs.tar.gz --user root
-    Import {
-        /// What it is called
-        #[arg(value_name = "NAME")]
-        name: String,
-        /// The archive
-        #[arg(value_name = "FILE")]
-        file: std::path::PathBuf,
-        /// Run commands as this user
-        #[arg(long, value_name = "USER")]
-        user: Option<String>,
-        /// Let setuid programs work, so that `sudo` does
-        #[arg(long)]
-        sudo: bool,
-    },
+    Import(Import),
     /// Build a template: commands and files on top of another one.
     ///
-    /// The file has lines as a Dockerfile has them: FROM (a template's name), RUN, COPY, ENV, WORKDIR and USER. What
-    /// COPY names is below the file's own directory. Steps that were done before are not done again.
+    /// The file has lines as a Dockerfile has them: FROM (a template's name, or an image of a registry), RUN, COPY, ENV,
+    /// WORKDIR and USER. What COPY names is below the file's own directory. Steps that were done before are not done
+    /// again.
     ///
     /// Example: pal templates build my-app Dockerfile
     Build {
@@ -70,6 +60,9 @@ pub enum TemplatesCommand {
         /// Do every step again
         #[arg(long)]
         force: bool,
+        /// Where an image of a registry comes from
+        #[command(flatten)]
+        pull: Pull,
     },
     /// Remove templates. Bodies and snapshots made from them stay as they are.
     ///
@@ -80,6 +73,37 @@ pub enum TemplatesCommand {
         #[arg(value_name = "TEMPLATE", required = true)]
         templates: Vec<String>,
     },
+}
+
+/// A template to be made from what is there already.
+#[derive(Debug, clap::Args)]
+pub struct Import {
+    /// What it is called
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// The image, or the archive
+    #[arg(value_name = "IMAGE|FILE")]
+    pub source: String,
+    /// Run commands as this user
+    #[arg(long, value_name = "USER")]
+    pub user: Option<String>,
+    /// Let setuid programs work, so that `sudo` does
+    #[arg(long)]
+    pub sudo: bool,
+    /// Where an image of a registry comes from
+    #[command(flatten)]
+    pub pull: Pull,
+}
+
+/// How an image is brought here.
+#[derive(Debug, clap::Args)]
+pub struct Pull {
+    /// Take the image for this platform, where it is for several
+    #[arg(long, value_name = "linux/ARCH")]
+    pub platform: Option<fleet::Platform>,
+    /// Ask the registry without encryption; one on this machine always is asked so
+    #[arg(long)]
+    pub plain_http: bool,
 }
 
 /// Make a template of pal's own, unless it is there: `base`, `code-interpreter-v1`.

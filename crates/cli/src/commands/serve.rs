@@ -29,6 +29,7 @@ pub fn serve(args: &Serve, fleet: fleet::Config, format: Format) -> Result<u8, F
     };
     let bounds = Bounds { bodies_max: args.max_bodies as usize, memory_reserve: args.reserve, ..Bounds::default() };
     let config = server::Config { listen: args.listen, exposure, domain: args.domain.clone(), bounds, tls, ..server::Config::new(fleet) };
+    let config = server::Config { registries: registries(&args.registries, config.registries), ..config };
     let runtime = Builder::new_multi_thread().enable_all().thread_name("pal-serve").build();
     let runtime = runtime.map_err(|error| Failure::new(Kind::Host, "cannot start threads").because(error))?;
     let served = runtime.block_on(async {
@@ -41,6 +42,13 @@ pub fn serve(args: &Serve, fleet: fleet::Config, format: Format) -> Result<u8, F
     // Everything that still knows the fleet goes with it, so that the Body that waits for the next caller is cleared away.
     runtime.shutdown_timeout(LAST_WAIT);
     served
+}
+
+/// Where images may come from, besides where anybody can reach them.
+fn registries(said: &[String], reach: fleet::Reach) -> fleet::Reach {
+    let bare = |said: &String| said.trim_start_matches("http://").trim_start_matches("https://").trim_end_matches('/').to_owned();
+    let plain = said.iter().filter(|said| said.starts_with("http://")).map(bare).collect();
+    fleet::Reach { trusted: said.iter().map(bare).collect(), plain, ..reach }
 }
 
 /// What the server says while it runs goes to standard error, where talk belongs.

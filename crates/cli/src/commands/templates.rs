@@ -1,5 +1,6 @@
 //! `pal templates` and `pal setup`.
 
+mod images;
 mod recipe;
 
 use std::{fs::File, path::Path, time::Duration};
@@ -13,7 +14,7 @@ use serde_json::json;
 
 use crate::{
     age,
-    args::{Templates, TemplatesCommand},
+    args::{Import, Pull, Templates, TemplatesCommand},
     output::{self, Format},
     table::Table,
 };
@@ -23,15 +24,10 @@ pub async fn templates(fleet: &Fleet, args: Templates, format: Format) -> Result
     match args.command.unwrap_or(TemplatesCommand::Ls) {
         TemplatesCommand::Ls => list(&fleet.templates()?, format),
         TemplatesCommand::Inspect { template } => inspect(&fleet.template(&template)?, format),
-        TemplatesCommand::Import { name, file, user, sudo } => {
-            let archive = File::open(&file).map_err(|error| unreadable(&file, error))?;
-            let settings = Settings { user, sudo, ..Settings::default() };
-            let built = fleet.import_template(&name, &format!("the archive {}", file.display()), settings, archive)?;
-            told(&fleet.template(built.template.as_str())?, format)
-        }
-        TemplatesCommand::Build { name, file, start, ready, force } => {
+        TemplatesCommand::Import(args) => told(&import(fleet, args).await?, format),
+        TemplatesCommand::Build { name, file, start, ready, force, pull } => {
             let start = (start.is_some() || ready.is_some()).then_some(Start { command: start, ready });
-            let view = build(fleet, &name, &file, start, force).await?;
+            let view = build(fleet, &name, &file, start, force, &pull).await?;
             told(&view, format)
         }
         TemplatesCommand::Rm { templates } => templates.iter().try_for_each(|key| {
@@ -93,10 +89,24 @@ fn inspect(view: &TemplateView, format: Format) -> Result<(), Failure> {
     output::data(table.render("").as_bytes())
 }
 
-async fn build(fleet: &Fleet, name: &str, file: &Path, start: Option<Start>, force: bool) -> Result<TemplateView, Failure> {
+async fn import(fleet: &Fleet, args: Import) -> Result<TemplateView, Failure> {
+    let settings = Settings { user: args.user, sudo: args.sudo, ..Settings::default() };
+    let file = Path::new(&args.source);
+    let built = if images::is_file(&args.source) {
+        let archive = File::open(file).map_err(|error| unreadable(file, error))?;
+        fleet.import_template(&args.name, &format!("the archive {}", file.display()), settings, archive)?
+    } else {
+        let image = images::image(&args.source, &args.pull)?;
+        fleet.import_image(&args.name, &image, settings, &mut |said| output::talk(said)).await?
+    };
+    fleet.template(built.template.as_str())
+}
+
+async fn build(fleet: &Fleet, name: &str, file: &Path, start: Option<Start>, force: bool, pull: &Pull) -> Result<TemplateView, Failure> {
     let text = std::fs::read_to_string(file).map_err(|error| unreadable(file, error))?;
     let context = file.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let (from, acts) = recipe::read(&text)?;
+    let from = images::origin(fleet, from, pull)?;
     let asked = fleet.ask_build(name, &[], None, None)?;
     let job = fleet.begin_job(&asked.template, &asked.id)?;
     let files = fleet.template_files(&job.template);

@@ -25,7 +25,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
 
 use super::{BASE, INTERPRETER, Job, Origin, draft};
-use crate::{Create, ExecRequest, Fleet, Force, Output, Stdin, failures};
+use crate::{Create, ExecRequest, Fleet, Force, Image, Output, Stdin, failures};
 
 /// Most steps of one build.
 pub const STEPS_MAX: usize = 1000;
@@ -61,8 +61,8 @@ pub struct BuildRequest {
 pub enum From {
     /// Another template, by name.
     Template(String),
-    /// An image, by reference.
-    Image(String),
+    /// An image of a registry.
+    Image(Image),
 }
 
 /// One step.
@@ -121,11 +121,11 @@ impl Act {
 }
 
 /// Where a build stands.
-struct Stand {
-    layers: Vec<LayerId>,
-    settings: Settings,
+pub(super) struct Stand {
+    pub layers: Vec<LayerId>,
+    pub settings: Settings,
     /// Names all that was done so far.
-    chain: String,
+    pub chain: String,
 }
 
 impl Stand {
@@ -168,8 +168,8 @@ impl Fleet {
         if count > STEPS_MAX {
             return Err(("base".into(), Failure::new(Kind::Limit, format!("a build has at most {STEPS_MAX} steps"))));
         }
-        job.say(&format!("[base] FROM {}", match &request.from { From::Template(name) | From::Image(name) => name }));
-        let mut stand = self.begin_build(job, &request.from).map_err(at("base"))?;
+        job.say(&format!("[base] FROM {}", match &request.from { From::Template(name) => name, From::Image(image) => &image.reference }));
+        let mut stand = self.begin_build(job, &request.from).await.map_err(at("base"))?;
         for (index, step) in request.steps.iter().enumerate() {
             let number = (index + 1).to_string();
             job.check().map_err(at(&number))?;
@@ -182,10 +182,13 @@ impl Fleet {
         self.finalize(job, stand).await.map_err(at("finalize"))
     }
 
-    fn begin_build(&self, job: &Job, from: &From) -> Result<Stand, Failure> {
+    async fn begin_build(&self, job: &Job, from: &From) -> Result<Stand, Failure> {
         let name = match from {
             From::Template(name) => name.clone(),
-            From::Image(image) => own_image(image).map(str::to_owned).ok_or_else(|| no_registry(image))?,
+            From::Image(image) => match own_image(&image.reference) {
+                Some(name) => name.to_owned(),
+                None => return self.begin_image(job, image).await,
+            },
         };
         if (name == BASE || name == INTERPRETER) && self.template_build(&name).is_err() {
             self.setup(&name, &mut |said| job.say(said))?;
@@ -241,7 +244,7 @@ impl Fleet {
     }
 
     /// Does something in a Body on top of what is there, and keeps what it changed; or finds that done already.
-    async fn layer(&self, job: &Job, stand: &mut Stand, act: impl AsyncFnOnce(&BodyId) -> Result<(), Failure>) -> Result<(), Failure> {
+    pub(super) async fn layer(&self, job: &Job, stand: &mut Stand, act: impl AsyncFnOnce(&BodyId) -> Result<(), Failure>) -> Result<(), Failure> {
         if stand.layers.len() >= LAYERS_MAX {
             return Err(Failure::new(Kind::Limit, format!("a template has at most {LAYERS_MAX} layers")).hint("join steps: each RUN, COPY and WORKDIR makes one"));
         }
@@ -306,7 +309,7 @@ impl Fleet {
     }
 
     /// A line of our own, as root of the Body.
-    async fn run_script(&self, job: &Job, body: &BodyId, script: &str, arguments: &[&str], workdir: &str) -> Result<(), Failure> {
+    pub(super) async fn run_script(&self, job: &Job, body: &BodyId, script: &str, arguments: &[&str], workdir: &str) -> Result<(), Failure> {
         let argv = ["/bin/sh", "-c", script, "sh"].into_iter().chain(arguments.iter().copied());
         let request = ExecRequest { user: Some("root".into()), workdir: Some(workdir.to_owned()), ..ExecRequest::new(argv) };
         match self.watch(job, body, request).await? {
@@ -488,7 +491,7 @@ impl Sink for Forwarder {
     }
 }
 
-fn digest(parts: &[&str]) -> String {
+pub(super) fn digest(parts: &[&str]) -> String {
     let mut hasher = Sha256::new();
     for part in parts {
         hasher.update((part.len() as u64).to_le_bytes());
@@ -506,12 +509,6 @@ fn own_image(image: &str) -> Option<&'static str> {
         name if name.starts_with("e2bdev/code-interpreter") => Some(INTERPRETER),
         _ => None,
     }
-}
-
-fn no_registry(image: &str) -> Failure {
-    let image = proto::text::visible(&image.chars().take(200).collect::<String>());
-    let hint = "begin with `from_base_image()` or `from_template(…)`, or import the image's root: pal templates import NAME ROOT.tar";
-    Failure::new(Kind::Host, format!("cannot begin with the image {image:?}: this pal cannot reach a registry ({hint})")).hint(hint)
 }
 
 /// `$NAME` and `${NAME}` of what is set, as a shell would put them in.

@@ -32,6 +32,7 @@ impl Fleet {
             return Ok(());
         }
         let Some(_idle) = self.no_build_runs() else { return Ok(()) };
+        self.sweep_blobs(sweep, found);
         let needed = self.needed_layers()?;
         let entries = fs::read_dir(self.layers_dir()).into_iter().flatten().flatten();
         for path in entries.map(|entry| entry.path()).filter(|path| path.is_dir()) {
@@ -50,6 +51,19 @@ impl Fleet {
             }
         }
         Ok(())
+    }
+
+    /// What was on its way from a registry and never arrived.
+    fn sweep_blobs(&self, sweep: Sweep, found: &mut Vec<Garbage>) {
+        let entries = fs::read_dir(self.images_dir()).into_iter().flatten().flatten();
+        for path in entries.map(|entry| entry.path()) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let bytes = fs::metadata(&path).map_or(0, |about| about.len());
+            found.push(Garbage { kind: "download", name, bytes, why: "it never arrived".to_owned() });
+            if sweep == Sweep::Remove {
+                let _ = fs::remove_file(&path);
+            }
+        }
     }
 
     /// Held by whoever builds, shared; alone by whoever clears away.

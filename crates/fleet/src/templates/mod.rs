@@ -4,6 +4,7 @@
 //! Invariant: layers are shared and go when no build, Body or snapshot stands on them any more.
 
 mod build;
+mod image;
 mod interpreter;
 mod jobs;
 mod keep;
@@ -192,10 +193,7 @@ impl Fleet {
 
     /// A template of that name, made if there is none.
     pub fn name_template(&self, name: &str) -> Result<Template, Failure> {
-        let named: Named = name.parse().map_err(|error: proto::template::NameError| Failure::new(Kind::Usage, error.to_string()))?;
-        if RESERVED.contains(&named.name.as_str()) {
-            return Err(Failure::new(Kind::Usage, format!("{} means this machine's own root and cannot name a template", named.name)).hint("choose another name"));
-        }
+        let named = check_name(name)?;
         let _lock = self.lock_templates()?;
         if let Some(template) = self.find_template(&named.name)? {
             return Ok(template);
@@ -333,6 +331,15 @@ impl Fleet {
         self.drop_unused_layers()?;
         Ok(template.id)
     }
+}
+
+/// A name that a template may have.
+pub(crate) fn check_name(name: &str) -> Result<Named, Failure> {
+    let named: Named = name.parse().map_err(|error: proto::template::NameError| Failure::new(Kind::Usage, error.to_string()))?;
+    if RESERVED.contains(&named.name.as_str()) {
+        return Err(Failure::new(Kind::Usage, format!("{} means this machine's own root and cannot name a template", named.name)).hint("choose another name"));
+    }
+    Ok(named)
 }
 
 /// An event that is about no Body.

@@ -142,7 +142,7 @@ impl Fleet {
     }
 
     /// Writes a build down; the name alone means it from now on.
-    fn finish_build(&self, template: proto::TemplateId, layers: Vec<LayerId>, settings: Settings, source: &str) -> Result<Build, Failure> {
+    pub(super) fn finish_build(&self, template: proto::TemplateId, layers: Vec<LayerId>, settings: Settings, source: &str) -> Result<Build, Failure> {
         let drawn = sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
         let build = Build {
             v: VERSION,

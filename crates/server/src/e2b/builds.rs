@@ -9,7 +9,7 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
 };
 use bytes::Bytes;
-use fleet::{Act, BuildRequest, BuildState, Fleet, From as Origin, STEPS_MAX, Said, Step};
+use fleet::{Act, BuildRequest, BuildState, Credentials, Dress, Fleet, From as Origin, Image, STEPS_MAX, Said, Step};
 use http_body_util::BodyExt;
 use proto::{
     Failure, Kind, Size, TemplateId,
@@ -172,12 +172,39 @@ fn same(a: &[u8], b: &[u8]) -> bool {
 pub struct Begin {
     from_image: Option<String>,
     from_template: Option<String>,
+    from_image_registry: Option<Door>,
     #[serde(default)]
     force: Option<bool>,
     start_cmd: Option<String>,
     ready_cmd: Option<String>,
     #[serde(default)]
     steps: Vec<Instruction>,
+}
+
+/// What opens the door of a registry, in E2B's words.
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
+enum Door {
+    Registry { username: String, password: String },
+    Gcp { service_account_json: String },
+    Aws {},
+}
+
+impl std::fmt::Debug for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Door")
+    }
+}
+
+impl Door {
+    fn credentials(self) -> Result<Credentials, Refusal> {
+        match self {
+            Self::Registry { username, password } => Ok(Credentials { username, password }),
+            // So Google's registries want it.
+            Self::Gcp { service_account_json } => Ok(Credentials { username: "_json_key".into(), password: service_account_json }),
+            Self::Aws {} => Err(Refusal::absent("way to registries of AWS: get a password with `aws ecr get-login-password`, and send it as type `registry` with the name AWS")),
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -218,7 +245,10 @@ pub async fn begin(
 fn request_of(app: &App, template: &TemplateId, asked: Begin) -> Result<BuildRequest, Refusal> {
     let from = match (asked.from_template, asked.from_image) {
         (Some(name), None) => Origin::Template(name),
-        (None, Some(image)) => Origin::Image(image),
+        (None, Some(reference)) => {
+            let credentials = asked.from_image_registry.map(Door::credentials).transpose()?;
+            Origin::Image(Image { credentials, reach: app.config().registries.clone(), dress: Dress::ForE2b, ..Image::new(reference) })
+        }
         _ => return Err(Refusal::bad("a build begins with fromTemplate or fromImage, and not with both")),
     };
     if asked.steps.len() > STEPS_MAX {

@@ -6,12 +6,12 @@ use std::{
     path::{Component, Path},
 };
 
-use fleet::{Act, From};
+use fleet::Act;
 use proto::{Failure, Kind, event::hex};
 use sha2::{Digest, Sha256};
 
-/// Reads lines as a Dockerfile has them.
-pub fn read(text: &str) -> Result<(From, Vec<Act>), Failure> {
+/// Reads lines as a Dockerfile has them: what to begin with, and the steps.
+pub fn read(text: &str) -> Result<(String, Vec<Act>), Failure> {
     let mut from = None;
     let mut acts = Vec::new();
     let joined = text.replace("\\\n", " ");
@@ -22,8 +22,7 @@ pub fn read(text: &str) -> Result<(From, Vec<Act>), Failure> {
         let (verb, rest) = line.split_once(char::is_whitespace).map(|(verb, rest)| (verb, rest.trim())).ok_or_else(|| wrong("it has no arguments"))?;
         let act = match verb.to_ascii_uppercase().as_str() {
             "FROM" if from.is_none() && acts.is_empty() => {
-                // A name with a slash and no template of ours is an image; the build says what can be begun with.
-                from = Some(if rest.contains('/') { From::Image(rest.to_owned()) } else { From::Template(rest.to_owned()) });
+                from = Some(rest.to_owned());
                 continue;
             }
             "RUN" => Act::Run { command: rest.to_owned(), user: None },
@@ -110,7 +109,7 @@ mod tests {
     #[test]
     fn lines_become_steps() {
         let (from, acts) = read("# what\nFROM base\nENV A=b c\nWORKDIR /app\nCOPY . /app\nRUN one && \\\n  two\nUSER root\n").unwrap();
-        assert_eq!(from, From::Template("base".into()));
+        assert_eq!(from, "base");
         assert_eq!(acts.len(), 5);
         assert_eq!(acts[0], Act::Env(vec![("A".into(), "b c".into())]));
         assert!(matches!(&acts[3], Act::Run { command, .. } if command.starts_with("one &&") && command.ends_with("two")));

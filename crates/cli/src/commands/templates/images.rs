@@ -1,0 +1,93 @@
+//! Images as somebody at a terminal names them, and who pulls.
+
+use std::path::Path;
+
+use docker_credential::{CredentialRetrievalError as Trouble, DockerCredential};
+use fleet::{BASE, Credentials, Fleet, From, INTERPRETER, Image, Reach};
+use proto::{Failure, Kind};
+
+use crate::{args::Pull, settings::variable};
+
+/// Under which name Docker keeps what opens its own registry.
+const DOCKERS_OWN: &str = "https://index.docker.io/v1/";
+const ARCHIVES: &[&str] = &[".tar", ".tar.gz", ".tgz", ".tar.zst"];
+
+/// Whether a source is a file: there is one of that name, or it is spelled like one.
+pub fn is_file(source: &str) -> bool {
+    Path::new(source).exists()
+        || source.starts_with(['/', '.'])
+        || ARCHIVES.iter().any(|end| source.ends_with(end))
+}
+
+/// What FROM means: a template of that name if there is one, or an image.
+pub fn origin(fleet: &Fleet, from: String, pull: &Pull) -> Result<From, Failure> {
+    let own = from == BASE || from == INTERPRETER;
+    if own || fleet.find_template(&from)?.is_some() {
+        Ok(From::Template(from))
+    } else {
+        image(&from, pull).map(From::Image)
+    }
+}
+
+/// An image, with what Docker's settings say of its registry.
+pub fn image(reference: &str, pull: &Pull) -> Result<Image, Failure> {
+    let image = Image { platform: pull.platform.clone(), ..Image::new(reference) };
+    let registry = image.registry()?;
+    let plain = if pull.plain_http { vec![registry.clone()] } else { Vec::new() };
+    Ok(Image { credentials: credentials(&registry)?, reach: Reach { plain, ..Reach::default() }, ..image })
+}
+
+fn credentials(registry: &str) -> Result<Option<Credentials>, Failure> {
+    if !is_known_to_docker()? {
+        return Ok(None);
+    }
+    let kept_as = if registry == "docker.io" { DOCKERS_OWN } else { registry };
+    let unusable = |why: &str| {
+        Failure::new(Kind::Host, format!("what Docker knows of {registry} cannot be used: {why}"))
+            .hint(format!("say it anew: docker login {registry}"))
+    };
+    match docker_credential::get_credential(kept_as) {
+        Ok(DockerCredential::UsernamePassword(username, password)) => {
+            Ok(Some(Credentials { username, password }))
+        }
+        Ok(DockerCredential::IdentityToken(_)) => Err(unusable("it is an identity token, not a password")),
+        Err(Trouble::NoCredentialConfigured | Trouble::ConfigNotFound) => Ok(None),
+        // What a helper says to a name it has never heard of.
+        Err(Trouble::HelperFailure { stdout, stderr, .. })
+            if format!("{stdout}{stderr}").contains("not found") =>
+        {
+            Ok(None)
+        }
+        Err(Trouble::HelperFailure { helper, .. }) => Err(unusable(&format!("its helper {helper} fails"))),
+        Err(error) => Err(unusable(&error.to_string())),
+    }
+}
+
+/// Whether Docker has settings at all.
+fn is_known_to_docker() -> Result<bool, Failure> {
+    let place = |name, below| Ok(variable(name)?.map(|dir| Path::new(&dir).join(below)));
+    let dir = match place("DOCKER_CONFIG", "")? {
+        Some(dir) => Some(dir),
+        None => place("HOME", ".docker")?,
+    };
+    Ok(dir.is_some_and(|dir| dir.join("config.json").exists()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_and_images_are_told_apart() {
+        for (source, expected) in [
+            ("/x", true),
+            ("./x", true),
+            ("root.tar.gz", true),
+            ("src", true),
+            ("debian:12", false),
+            ("ghcr.io/a/b", false),
+        ] {
+            assert_eq!(is_file(source), expected, "{source}");
+        }
+    }
+}

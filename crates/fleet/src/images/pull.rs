@@ -1,0 +1,436 @@
+//! An image becomes layers and settings.
+
+use body::{
+    archive::{Bounds, Dialect},
+    ids, layers,
+};
+use oci_spec::{
+    distribution::Reference,
+    image::{Arch, Descriptor, ImageConfiguration, ImageIndex, ImageManifest, MediaType, Os},
+};
+use proto::{
+    Failure, Kind, LayerId, Size,
+    template::{LAYERS_MAX, Settings},
+};
+use serde_json::json;
+
+use super::{
+    Dress, Image, Platform,
+    blob::Blob,
+    registry::{Registry, RegistryError, sha256},
+    web::{Web, WebError},
+};
+use crate::{
+    Fleet, failures,
+    templates::{Say, draft},
+};
+
+/// Longest layer, as it is sent.
+const LAYER_LEN_MAX: u64 = 16 << 30;
+/// What a whole image may take, unpacked.
+const UNPACKED_MAX: u64 = 64 << 30;
+/// What a layer may come to beyond so many times its length: hardly any file shrinks further, and bombs do.
+const RATIO_MAX: u64 = 100;
+const RATIO_FREE: u64 = 256 << 20;
+/// Indexes within indexes.
+const INDEXES_MAX: usize = 3;
+
+/// An image that is here.
+#[derive(Debug)]
+pub struct Pulled {
+    /// Its root, nearest first.
+    pub layers: Vec<LayerId>,
+    /// What its configuration says of Bodies made from it.
+    pub settings: Settings,
+    /// What the reference meant.
+    pub digest: String,
+}
+
+impl Fleet {
+    /// Brings an image here. Layers that are here already are not brought again; one that broke off goes on.
+    pub async fn pull(&self, image: &Image, say: Say<'_>) -> Result<Pulled, Failure> {
+        let reference = image.parse()?;
+        self.pull_from(image, &reference, say).await.map_err(|error| match error {
+            Trouble::Registry(error) => refused(image, error),
+            Trouble::Failure(failure) => failure,
+        })
+    }
+
+    async fn pull_from(&self, image: &Image, reference: &Reference, say: Say<'_>) -> Result<Pulled, Trouble> {
+        let host = reference.resolve_registry();
+        let web = Web::from(host, image.reach.clone()).await.map_err(RegistryError::from)?;
+        let registry =
+            Registry::new(web, host.to_owned(), reference.repository().to_owned(), image.credentials.clone());
+        let platform = image.platform.clone().unwrap_or_default();
+        let found = find(&registry, reference, &platform).await?;
+        check_layers(found.manifest.layers())?;
+        let bytes = registry.small(found.manifest.config().digest()).await?;
+        let config: ImageConfiguration =
+            serde_json::from_slice(&bytes).map_err(|_| senseless("its configuration makes no sense"))?;
+        check_platform(&config, &platform)?;
+        let settings = settings(&config, image.dress)?;
+        crate::create::check_env(&settings.env)?;
+        say(&format!(
+            "{} is {}, {platform}, {} layers",
+            image.shown(),
+            found.digest,
+            found.manifest.layers().len()
+        ));
+        let mut layers = Vec::new();
+        let mut unpacked = 0;
+        for (index, layer) in found.manifest.layers().iter().enumerate() {
+            let what = format!("layer {} of {}", index + 1, found.manifest.layers().len());
+            let (id, bytes) = self.pull_layer(&registry, layer, UNPACKED_MAX - unpacked, &what, say).await?;
+            unpacked += bytes.min(UNPACKED_MAX - unpacked);
+            layers.insert(0, id);
+        }
+        let data = json!({ "image": reference.whole(), "digest": found.digest, "platform": platform.to_string(), "layers": layers });
+        self.append(draft("image.pulled", data))?;
+        Ok(Pulled { layers, settings, digest: found.digest })
+    }
+
+    /// One layer, and what it takes.
+    async fn pull_layer(
+        &self,
+        registry: &Registry,
+        layer: &Descriptor,
+        room: u64,
+        what: &str,
+        say: Say<'_>,
+    ) -> Result<(LayerId, u64), Trouble> {
+        let id: LayerId =
+            sha256(layer.digest())?[..32].parse().map_err(|_| senseless("a digest is no id"))?;
+        let here = || layers::read(&self.layers_dir().join(id.as_str())).map(|record| record.bytes);
+        if let Ok(bytes) = here() {
+            say(&format!("{what}: here already"));
+            return Ok((id, bytes));
+        }
+        let mut blob = Blob::take(&self.images_dir(), layer.digest()).await?;
+        if let Ok(bytes) = here() {
+            // Somebody else brought it while we waited.
+            blob.remove();
+            return Ok((id, bytes));
+        }
+        say(&format!("{what}: {}", Size(layer.size())));
+        blob.fetch(registry, layer.digest(), layer.size(), what, say).await?;
+        say(&format!("{what}: unpacking"));
+        let bounds = Bounds {
+            bytes: (layer.size().saturating_mul(RATIO_MAX).saturating_add(RATIO_FREE)).min(room),
+            ..layers::UNPACKED_MAX
+        };
+        let unpacked =
+            self.unpack(&blob, id.clone(), &format!("layer {} of an image", layer.digest()), bounds).await;
+        blob.remove();
+        Ok((id, unpacked?))
+    }
+
+    /// On a thread of its own: it takes long and waits for the disk.
+    async fn unpack(&self, blob: &Blob, id: LayerId, about: &str, bounds: Bounds) -> Result<u64, Failure> {
+        let file = blob
+            .open()
+            .map_err(|error| Failure::new(Kind::Host, "cannot read what was downloaded").because(error))?;
+        let (programs, dir, about) = (self.maker.programs.clone(), self.layers_dir(), about.to_owned());
+        let ids = ids::of_layers().map_err(failures::ids)?;
+        let unpacked = tokio::task::spawn_blocking(move || {
+            let draft =
+                layers::Draft::begin(&programs, &dir, &format!("{id}.part{}", std::process::id()), ids)
+                    .map_err(failures::layer)?;
+            draft.unpack(file, Dialect::Image, bounds).map_err(|error| {
+                Failure::new(Kind::Usage, "a layer of the image cannot be unpacked").because(error)
+            })?;
+            draft.finish(id, &about, store::clock::now()).map_err(failures::layer).map(|record| record.bytes)
+        });
+        unpacked
+            .await
+            .map_err(|error| Failure::new(Kind::Internal, "unpacking was cut short").because(error))?
+    }
+
+    /// Where blobs are while they are on their way.
+    pub(crate) fn images_dir(&self) -> std::path::PathBuf {
+        self.data.join("images")
+    }
+}
+
+/// What an image turned out to be.
+struct Found {
+    manifest: ImageManifest,
+    digest: String,
+}
+
+enum Trouble {
+    Registry(RegistryError),
+    Failure(Failure),
+}
+
+impl From<RegistryError> for Trouble {
+    fn from(error: RegistryError) -> Self {
+        Self::Registry(error)
+    }
+}
+
+impl From<Failure> for Trouble {
+    fn from(failure: Failure) -> Self {
+        Self::Failure(failure)
+    }
+}
+
+fn senseless(why: &str) -> RegistryError {
+    RegistryError::Senseless(why.to_owned())
+}
+
+/// The manifest for a platform, through indexes if need be.
+async fn find(registry: &Registry, reference: &Reference, platform: &Platform) -> Result<Found, Trouble> {
+    let mut key = reference.digest().or(reference.tag()).unwrap_or("latest").to_owned();
+    let mut meant = None;
+    for _ in 0..INDEXES_MAX {
+        let (bytes, digest) = registry.manifest(&key).await?;
+        let meant = meant.get_or_insert(digest.clone());
+        match read_manifest(&bytes)? {
+            Manifest::Image(manifest) => return Ok(Found { manifest: *manifest, digest: meant.clone() }),
+            Manifest::Index(index) => key = choose(&index, platform)?,
+        }
+    }
+    Err(senseless("it is an index of indexes of indexes").into())
+}
+
+enum Manifest {
+    Image(Box<ImageManifest>),
+    Index(Box<ImageIndex>),
+}
+
+/// What it is, it says itself: some registries name no type, and old ones a type of their own.
+fn read_manifest(bytes: &[u8]) -> Result<Manifest, RegistryError> {
+    #[derive(serde::Deserialize)]
+    struct Kind {
+        manifests: Option<serde::de::IgnoredAny>,
+        layers: Option<serde::de::IgnoredAny>,
+    }
+    let wrong = || senseless("its manifest makes no sense");
+    let kind: Kind = serde_json::from_slice(bytes).map_err(|_| wrong())?;
+    match (kind.manifests, kind.layers) {
+        (Some(_), None) => {
+            serde_json::from_slice(bytes).map(|index| Manifest::Index(Box::new(index))).map_err(|_| wrong())
+        }
+        (None, Some(_)) => serde_json::from_slice(bytes)
+            .map(|manifest| Manifest::Image(Box::new(manifest)))
+            .map_err(|_| wrong()),
+        (None, None) => Err(senseless(
+            "its manifest is of the first kind, which nobody can prove: push it again with a newer Docker",
+        )),
+        (Some(_), Some(_)) => Err(wrong()),
+    }
+}
+
+/// The digest of the variant that runs on a platform.
+fn choose(index: &ImageIndex, platform: &Platform) -> Result<String, Failure> {
+    let fits = |entry: &&Descriptor| {
+        entry.platform().as_ref().is_some_and(|of| {
+            let variant = platform.variant.is_none() || *of.variant() == platform.variant;
+            *of.os() == Os::Linux
+                && *of.architecture() == Arch::from(platform.architecture.as_str())
+                && variant
+        })
+    };
+    index.manifests().iter().find(fits).map(|entry| entry.digest().to_string()).ok_or_else(|| {
+        let there: Vec<String> = index
+            .manifests()
+            .iter()
+            .filter_map(|entry| entry.platform().as_ref())
+            .filter(|of| !matches!(of.os(), Os::Other(_)))
+            .map(|of| proto::text::visible(&format!("{}/{}", of.os(), of.architecture())))
+            .take(20)
+            .collect();
+        Failure::new(Kind::NotFound, format!("the image has no variant for {platform}"))
+            .hint(format!("it has: {}", there.join(", ")))
+    })
+}
+
+fn check_layers(layers: &[Descriptor]) -> Result<(), Failure> {
+    if layers.len() > LAYERS_MAX {
+        return Err(Failure::new(
+            Kind::Limit,
+            format!("the image has {} layers, and a template has at most {LAYERS_MAX}", layers.len()),
+        )
+        .hint("make one with fewer: docker build --squash, or one RUN for several"));
+    }
+    if layers.is_empty() {
+        return Err(Failure::new(Kind::Usage, "the image has no layers: there is nothing to begin with"));
+    }
+    for layer in layers {
+        let kind = layer.media_type();
+        let elsewhere = matches!(
+            kind,
+            MediaType::ImageLayerNonDistributable
+                | MediaType::ImageLayerNonDistributableGzip
+                | MediaType::ImageLayerNonDistributableZstd
+        );
+        let docker = |kind: &str| kind.starts_with("application/vnd.docker.image.rootfs.diff.tar");
+        let known = match kind {
+            MediaType::ImageLayer | MediaType::ImageLayerGzip | MediaType::ImageLayerZstd => true,
+            MediaType::Other(kind) => docker(kind),
+            _ => false,
+        };
+        if elsewhere || !known {
+            return Err(Failure::new(
+                Kind::Usage,
+                format!(
+                    "a layer of the image is of a kind that cannot be a root: {}",
+                    proto::text::visible(kind.as_ref())
+                ),
+            ));
+        }
+        if layer.size() > LAYER_LEN_MAX {
+            return Err(Failure::new(
+                Kind::Limit,
+                format!(
+                    "a layer of the image takes {}, and {} is the most",
+                    Size(layer.size()),
+                    Size(LAYER_LEN_MAX)
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn check_platform(config: &ImageConfiguration, platform: &Platform) -> Result<(), Failure> {
+    if *config.os() == Os::Linux && *config.architecture() == Arch::from(platform.architecture.as_str()) {
+        return Ok(());
+    }
+    let found = proto::text::visible(&format!("{}/{}", config.os(), config.architecture()));
+    Err(Failure::new(Kind::NotFound, format!("the image is for {found}, not for {platform}"))
+        .hint("if you want it all the same, say so: --platform"))
+}
+
+/// What Bodies take over.
+fn settings(config: &ImageConfiguration, dress: Dress) -> Result<Settings, RegistryError> {
+    let said = config.config().as_ref();
+    let pair = |line: &String| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let env = said
+        .and_then(|said| said.env().as_ref())
+        .map(|env| env.iter().filter_map(pair).collect())
+        .unwrap_or_default();
+    if dress == Dress::ForE2b {
+        return Ok(Settings {
+            env,
+            user: Some("user".into()),
+            workdir: Some("/home/user".into()),
+            sudo: true,
+            ..Settings::default()
+        });
+    }
+    let user = said.and_then(|said| said.user().as_deref()).filter(|user| !user.is_empty()).unwrap_or("root");
+    let workdir =
+        said.and_then(|said| said.working_dir().as_deref()).filter(|dir| !dir.is_empty()).unwrap_or("/");
+    crate::create::check_inside(std::path::Path::new(workdir))
+        .map_err(|_| senseless("its directory is no path"))?;
+    // A group by name is the account's own in all but the rarest images.
+    let (name, group) = user.split_once(':').unwrap_or((user, ""));
+    let numbers = [name, group].iter().all(|part| part.parse::<u32>().is_ok());
+    let user = if numbers { user } else { name };
+    Ok(Settings {
+        env,
+        user: Some(user.to_owned()),
+        workdir: Some(workdir.to_owned()),
+        ..Settings::default()
+    })
+}
+
+/// Why there is no image, for a person.
+fn refused(image: &Image, error: RegistryError) -> Failure {
+    let kind = match &error {
+        RegistryError::NotFound(_) => Kind::NotFound,
+        RegistryError::Unauthorized(_) | RegistryError::Web(WebError::Within(_) | WebError::Plain(_)) => {
+            Kind::Denied
+        }
+        RegistryError::Senseless(_) => Kind::Usage,
+        _ => Kind::Host,
+    };
+    let hint = match &error {
+        RegistryError::Unauthorized(_) => "say who you are: docker login, or fromImageRegistry in a build",
+        RegistryError::NotFound(_) => {
+            "look at the name and the tag; a repository that is not yours may look like none"
+        }
+        RegistryError::Web(WebError::Within(_)) => {
+            "whoever runs this server may allow it: pal serve --registry HOST:PORT"
+        }
+        RegistryError::Web(WebError::Plain(_)) => {
+            "ask it with https, or say that plain text will do: --plain-http"
+        }
+        RegistryError::Forged { .. } => {
+            "something between here and the registry changes what it sends, or it is broken; try again"
+        }
+        RegistryError::Keep(_) => "make room: pal gc",
+        _ => "try again later: what was brought is kept",
+    };
+    // In one line, because clients of a build see no other.
+    let why = std::iter::successors(std::error::Error::source(&error), |cause| cause.source())
+        .fold(error.to_string(), |said, cause| format!("{said}: {cause}"));
+    Failure::new(kind, format!("cannot bring the image {}: {why}", image.shown())).hint(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(user: &str, dir: &str) -> ImageConfiguration {
+        let text = json!({ "architecture": "amd64", "os": "linux", "rootfs": { "type": "layers", "diff_ids": [] },
+            "config": { "User": user, "WorkingDir": dir, "Env": ["PATH=/a:/b", "EMPTY=", "odd"] } });
+        serde_json::from_value(text).unwrap()
+    }
+
+    #[test]
+    fn a_configuration_becomes_settings() {
+        for (user, expected) in [
+            ("", "root"),
+            ("app", "app"),
+            ("app:staff", "app"),
+            ("1000", "1000"),
+            ("1000:1000", "1000:1000"),
+            ("1000:staff", "1000"),
+        ] {
+            assert_eq!(
+                settings(&config(user, "/srv"), Dress::AsItIs).unwrap().user.as_deref(),
+                Some(expected),
+                "{user:?}"
+            );
+        }
+        let as_it_is = settings(&config("", ""), Dress::AsItIs).unwrap();
+        assert_eq!((as_it_is.workdir.as_deref(), as_it_is.sudo), (Some("/"), false));
+        assert_eq!(
+            as_it_is.env.into_iter().collect::<Vec<_>>(),
+            [("EMPTY", ""), ("PATH", "/a:/b")].map(|(name, value)| (name.to_owned(), value.to_owned()))
+        );
+        assert!(settings(&config("", "/a/../../b"), Dress::AsItIs).is_err());
+        assert_eq!(
+            settings(&config("app", "/srv"), Dress::ForE2b).unwrap().workdir.as_deref(),
+            Some("/home/user")
+        );
+    }
+
+    #[test]
+    fn an_index_has_one_variant_for_a_platform() {
+        let entry = |digit: char, os: &str, architecture: &str| {
+            json!({ "mediaType": "application/vnd.oci.image.manifest.v1+json", "size": 1,
+            "digest": format!("sha256:{}", digit.to_string().repeat(64)), "platform": { "os": os, "architecture": architecture } })
+        };
+        let text = json!({ "schemaVersion": 2, "manifests": [entry('a', "windows", "amd64"), entry('b', "linux", "arm64"), entry('c', "linux", "amd64"), entry('d', "unknown", "unknown")] });
+        let Ok(Manifest::Index(index)) = read_manifest(text.to_string().as_bytes()) else {
+            panic!("it is an index")
+        };
+        let chosen = |platform: &str| choose(&index, &platform.parse().unwrap());
+        assert!(chosen("linux/amd64").unwrap().starts_with("sha256:cc"));
+        assert!(chosen("linux/arm64").unwrap().starts_with("sha256:bb"));
+        assert!(chosen("linux/riscv64").unwrap_err().hints[0].contains("linux/arm64"));
+        for bad in [
+            "",
+            "{}",
+            "[]",
+            r#"{"manifests":1}"#,
+            r#"{"layers":[{}]}"#,
+            r#"{"schemaVersion":1,"fsLayers":[]}"#,
+        ] {
+            assert!(read_manifest(bad.as_bytes()).is_err(), "{bad}");
+        }
+    }
+}

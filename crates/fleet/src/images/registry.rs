@@ -1,0 +1,310 @@
+//! One repository of a registry: its door, its manifests, its blobs.
+
+use std::sync::Mutex;
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use http_auth::ChallengeRef;
+use hyper::{
+    HeaderMap, Response, StatusCode, Uri,
+    body::Incoming,
+    header::{self, HeaderValue},
+};
+use oci_spec::image::{Digest, DigestAlgorithm};
+use proto::event::hex;
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    Credentials,
+    web::{self, Web, WebError},
+};
+use crate::held;
+
+/// Longest manifest, and longest configuration of an image.
+pub const MANIFEST_LEN_MAX: usize = 4 << 20;
+/// Longest answer of a token service, and longest complaint.
+const SHORT_LEN_MAX: usize = 256 << 10;
+const ACCEPTED: &str = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json, \
+    application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json";
+
+/// Why a registry gave nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    /// It cannot be asked.
+    #[error(transparent)]
+    Web(#[from] WebError),
+    /// It wants to know who asks, or does not let them in.
+    #[error("{0} wants to know who asks, or does not let them in")]
+    Unauthorized(String),
+    /// What was asked for is not there.
+    #[error("{0} does not have it")]
+    NotFound(String),
+    /// Something else.
+    #[error("{host} answers {status}: {said}")]
+    Refused {
+        /// Who.
+        host: String,
+        /// The status.
+        status: u16,
+        /// Its words, made fit for a terminal.
+        said: String,
+    },
+    /// It is not what was asked for.
+    #[error("{host} sent something else than {digest}")]
+    Forged {
+        /// Who.
+        host: String,
+        /// What was asked for.
+        digest: String,
+    },
+    /// It cannot be read.
+    #[error("{0}")]
+    Senseless(String),
+    /// It cannot be kept here.
+    #[error("cannot keep what was downloaded")]
+    Keep(#[from] std::io::Error),
+}
+
+impl RegistryError {
+    /// Whether it may be otherwise in a moment.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Web(error) => error.may_pass(),
+            Self::Refused { status, .. } => matches!(status, 429 | 500 | 502 | 503 | 504),
+            _ => false,
+        }
+    }
+}
+
+/// One repository of a registry.
+pub struct Registry {
+    web: Web,
+    host: String,
+    repository: String,
+    credentials: Option<Credentials>,
+    /// What it wants to see, once that is known.
+    pass: Mutex<Option<HeaderValue>>,
+}
+
+/// What opens a door.
+#[derive(Debug, PartialEq, Eq)]
+enum Challenge {
+    Basic,
+    Bearer { realm: String, service: Option<String> },
+}
+
+#[derive(Deserialize)]
+struct Token {
+    token: Option<String>,
+    access_token: Option<String>,
+}
+
+impl Registry {
+    /// The repository of that name.
+    pub fn new(web: Web, host: String, repository: String, credentials: Option<Credentials>) -> Self {
+        Self { web, host, repository, credentials, pass: Mutex::default() }
+    }
+
+    /// Who it is: `HOST[:PORT]`.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// A manifest, by tag or by digest, and its digest.
+    pub async fn manifest(&self, key: &str) -> Result<(Vec<u8>, String), RegistryError> {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::ACCEPT, HeaderValue::from_static(ACCEPTED));
+        let response = self.get(&format!("manifests/{key}"), headers).await?;
+        let bytes = web::whole(response, MANIFEST_LEN_MAX, &self.host).await?;
+        let digest = format!("sha256:{}", hex(&Sha256::digest(&bytes)));
+        // By digest, it proves itself; by tag, what was sent is what the tag means.
+        if key.contains(':') && *key != digest {
+            return Err(self.forged(key));
+        }
+        Ok((bytes, digest))
+    }
+
+    /// A small blob, whole.
+    pub async fn small(&self, digest: &Digest) -> Result<Vec<u8>, RegistryError> {
+        let response = self.blob(digest, 0).await?;
+        let bytes = web::whole(response, MANIFEST_LEN_MAX, &self.host).await?;
+        if hex(&Sha256::digest(&bytes)) == sha256(digest)? {
+            Ok(bytes)
+        } else {
+            Err(self.forged(digest.as_ref()))
+        }
+    }
+
+    /// A blob, from a byte on; whether it begins there is in the answer.
+    pub async fn blob(&self, digest: &Digest, from: u64) -> Result<Response<Incoming>, RegistryError> {
+        sha256(digest)?;
+        let mut headers = HeaderMap::new();
+        if from > 0 {
+            headers.insert(
+                header::RANGE,
+                HeaderValue::try_from(format!("bytes={from}-")).map_err(|_| senseless("a length"))?,
+            );
+        }
+        self.get(&format!("blobs/{digest}"), headers).await
+    }
+
+    /// It sent something else than that.
+    pub fn forged(&self, digest: &str) -> RegistryError {
+        RegistryError::Forged { host: self.host.clone(), digest: proto::text::visible(digest) }
+    }
+
+    async fn get(&self, path: &str, headers: HeaderMap) -> Result<Response<Incoming>, RegistryError> {
+        let uri = self.web.address(&format!("/v2/{}/{path}", self.repository))?;
+        let response = self.ask(&uri, headers.clone()).await?;
+        if response.status() != StatusCode::UNAUTHORIZED {
+            return self.good(response).await;
+        }
+        // Once: a door that stays closed with a fresh pass is closed.
+        let pass = self.answer(response.headers()).await?;
+        *held(&self.pass) = Some(pass);
+        let response = self.ask(&uri, headers).await?;
+        self.good(response).await
+    }
+
+    async fn ask(&self, uri: &Uri, mut headers: HeaderMap) -> Result<Response<Incoming>, RegistryError> {
+        let pass = held(&self.pass).clone();
+        if let Some(pass) = pass {
+            headers.insert(header::AUTHORIZATION, pass);
+        }
+        Ok(self.web.get(uri, &headers).await?)
+    }
+
+    async fn good(&self, response: Response<Incoming>) -> Result<Response<Incoming>, RegistryError> {
+        match response.status() {
+            status if status.is_success() => Ok(response),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                Err(RegistryError::Unauthorized(self.host.clone()))
+            }
+            StatusCode::NOT_FOUND => Err(RegistryError::NotFound(self.host.clone())),
+            status => {
+                let said = web::whole(response, SHORT_LEN_MAX, &self.host).await.unwrap_or_default();
+                let said = proto::text::visible_bytes(&said[..said.len().min(300)]);
+                Err(RegistryError::Refused { host: self.host.clone(), status: status.as_u16(), said })
+            }
+        }
+    }
+
+    /// What to send, after what the registry said it wants.
+    async fn answer(&self, headers: &HeaderMap) -> Result<HeaderValue, RegistryError> {
+        let closed = || RegistryError::Unauthorized(self.host.clone());
+        let said = headers.get_all(header::WWW_AUTHENTICATE).iter().filter_map(|said| said.to_str().ok());
+        let challenges: Vec<Challenge> = said.flat_map(challenges).collect();
+        let basic = || self.credentials.as_ref().and_then(basic);
+        for challenge in &challenges {
+            match challenge {
+                Challenge::Bearer { realm, service } => {
+                    return self.token(realm, service.as_deref(), basic()).await;
+                }
+                Challenge::Basic => match basic() {
+                    Some(pass) => return Ok(pass),
+                    None => continue,
+                },
+            }
+        }
+        Err(closed())
+    }
+
+    async fn token(
+        &self,
+        realm: &str,
+        service: Option<&str>,
+        basic: Option<HeaderValue>,
+    ) -> Result<HeaderValue, RegistryError> {
+        let wrong = || senseless("where its tokens are");
+        let mut query = form(&[("scope", &format!("repository:{}:pull", self.repository))]);
+        if let Some(service) = service {
+            query = format!("{}&{query}", form(&[("service", service)]));
+        }
+        let joined = format!("{realm}{}{query}", if realm.contains('?') { '&' } else { '?' });
+        let uri: Uri = joined.parse().map_err(|_| wrong())?;
+        if uri.host().is_none() {
+            return Err(wrong());
+        }
+        let mut headers = HeaderMap::new();
+        if let Some(basic) = basic {
+            headers.insert(header::AUTHORIZATION, basic);
+        }
+        let response = self.good(self.web.get(&uri, &headers).await?).await?;
+        let bytes = web::whole(response, SHORT_LEN_MAX, &web::shown(&uri)).await?;
+        let token: Token = serde_json::from_slice(&bytes).map_err(|_| senseless("a token"))?;
+        let token = token.token.or(token.access_token).ok_or_else(|| senseless("a token"))?;
+        let mut pass = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| senseless("a token"))?;
+        pass.set_sensitive(true);
+        Ok(pass)
+    }
+}
+
+/// The one digest in use, as hexadecimal digits.
+pub fn sha256(digest: &Digest) -> Result<&str, RegistryError> {
+    match digest.algorithm() {
+        DigestAlgorithm::Sha256 => Ok(digest.digest()),
+        _ => Err(RegistryError::Senseless("it names its parts by another digest than SHA-256".into())),
+    }
+}
+
+fn senseless(what: &str) -> RegistryError {
+    RegistryError::Senseless(format!("the registry's word for {what} makes no sense"))
+}
+
+fn basic(credentials: &Credentials) -> Option<HeaderValue> {
+    let joined = format!("{}:{}", credentials.username, credentials.password);
+    let mut pass = HeaderValue::try_from(format!("Basic {}", STANDARD.encode(joined))).ok()?;
+    pass.set_sensitive(true);
+    Some(pass)
+}
+
+fn challenges(said: &str) -> Vec<Challenge> {
+    let known = |challenge: &ChallengeRef<'_>| {
+        let parameter = |name: &str| {
+            challenge
+                .params
+                .iter()
+                .find(|(known, _)| known.eq_ignore_ascii_case(name))
+                .map(|(_, value)| value.to_unescaped())
+        };
+        match challenge.scheme.to_ascii_lowercase().as_str() {
+            "basic" => Some(Challenge::Basic),
+            "bearer" => Some(Challenge::Bearer { realm: parameter("realm")?, service: parameter("service") }),
+            _ => None,
+        }
+    };
+    http_auth::parse_challenges(said).unwrap_or_default().iter().filter_map(known).collect()
+}
+
+fn form(pairs: &[(&str, &str)]) -> String {
+    form_urlencoded::Serializer::new(String::new()).extend_pairs(pairs).finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doors_say_what_opens_them() {
+        let bearer = |realm: &str, service: Option<&str>| Challenge::Bearer {
+            realm: realm.into(),
+            service: service.map(str::to_owned),
+        };
+        for (said, expected) in [
+            (
+                r#"Bearer realm="https://auth.docker.io/token",service="registry.docker.io""#,
+                vec![bearer("https://auth.docker.io/token", Some("registry.docker.io"))],
+            ),
+            (
+                r#"Basic realm="x", Bearer realm="https://t""#,
+                vec![Challenge::Basic, bearer("https://t", None)],
+            ),
+            ("basic realm=x", vec![Challenge::Basic]),
+            ("Bearer service=x", vec![]),
+            ("Negotiate", vec![]),
+            ("\"", vec![]),
+        ] {
+            assert_eq!(challenges(said), expected, "{said}");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Templates that begin with an image of a registry.
+
+use proto::{
+    Failure, Kind,
+    template::{Build, Settings},
+};
+
+use super::{
+    Job, Say,
+    build::{Stand, digest},
+    jobs,
+};
+use crate::{
+    Fleet,
+    images::{Dress, Image, Pulled},
+};
+
+impl Fleet {
+    /// A template from an image as it is; what `with` says of its settings goes before what the image says.
+    pub async fn import_image(
+        &self,
+        name: &str,
+        image: &Image,
+        with: Settings,
+        say: Say<'_>,
+    ) -> Result<Build, Failure> {
+        super::check_name(name)?;
+        let _building = self.building()?;
+        let Pulled { layers, settings, digest } = self.pull(image, say).await?;
+        let settings = Settings { user: with.user.or(settings.user), sudo: with.sudo, ..settings };
+        let template = self.name_template(name)?.id;
+        self.finish_build(template, layers, settings, &format!("the image {}, {digest}", image.reference))
+    }
+
+    /// What a build stands on that begins with an image.
+    pub(super) async fn begin_image(&self, job: &Job, image: &Image) -> Result<Stand, Failure> {
+        let mut say = |said: &str| job.say(said);
+        let pulled = tokio::select! {
+            pulled = self.pull(image, &mut say) => pulled?,
+            () = job.called_off() => return Err(jobs::called_off()),
+        };
+        let chain = digest(&[&serde_json::to_string(&pulled.layers).unwrap_or_default()]);
+        let mut stand = Stand { layers: pulled.layers, settings: pulled.settings, chain };
+        if image.dress == Dress::ForE2b {
+            let path = stand.settings.env.get("PATH").cloned().unwrap_or_default();
+            stand.chain = digest(&[&stand.chain, ACCOUNT, &path]);
+            self.layer(job, &mut stand, async |body| {
+                self.run_script(job, body, ACCOUNT, &[&path], "/").await
+            })
+            .await
+            .map_err(|failure| {
+                Failure::new(Kind::Usage, "the image cannot be given an account `user`")
+                    .because(failure)
+                    .hint("E2B's builds need a shell, mkdir, chmod and chown in the image")
+            })?;
+        }
+        Ok(stand)
+    }
+}
+
+/// Makes an account `user`, as E2B's clients expect it, and has login shells keep the image's own PATH. Argument: that.
+const ACCOUNT: &str = r#"
+set -e
+has() { while IFS=: read -r name _ number _; do [ "$name" != "$2" ] && [ "$number" != "$2" ] || return 0; done < "$1"; return 1; }
+[ -f /etc/passwd ] || : > /etc/passwd
+[ -f /etc/group ] || : > /etc/group
+if ! has /etc/passwd user; then
+  id=1000
+  while has /etc/passwd $id || has /etc/group $id; do id=$((id + 1)); done
+  shell=/bin/sh
+  [ ! -x /bin/bash ] || shell=/bin/bash
+  echo "user:x:$id:$id::/home/user:$shell" >> /etc/passwd
+  has /etc/group user || echo "user:x:$id:" >> /etc/group
+fi
+while IFS=: read -r name _ number group _; do [ "$name" != user ] || owner=$number:$group; done < /etc/passwd
+mkdir -p /home/user
+chown "$owner" /home/user
+chmod 755 /home/user
+if [ -d /etc/sudoers.d ]; then
+  echo 'user ALL=(ALL:ALL) NOPASSWD: ALL' > /etc/sudoers.d/user
+  chmod 0440 /etc/sudoers.d/user
+fi
+case $1 in
+  ''|*\'*) ;;
+  *) mkdir -p /etc/profile.d; echo "export PATH='$1'" > /etc/profile.d/00-image.sh;;
+esac
+"#;

@@ -1,0 +1,367 @@
+//! Images of registries: brought, proved, unpacked; and registries that lie.
+
+use std::sync::Mutex;
+
+use fleet::{Act, BuildRequest, Create, Credentials, Dress, From, Image, Inside, Reach, Step, Sweep};
+use proto::{Failure, Kind, template::Settings};
+use serde_json::json;
+use testkit::{
+    Bodies, body_test,
+    registry::{self, Answer, Asked, INDEX, Layer, Liar, MANIFEST, Parts, Registry, TAR, digest, image},
+    roots, run_as_account,
+};
+
+const GZIP: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
+const ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
+
+async fn import(t: &Bodies, name: &str, image: &Image) -> Result<Vec<String>, Failure> {
+    let mut said = Vec::new();
+    t.fleet().import_image(name, image, Settings::default(), &mut |line| said.push(line.to_owned())).await?;
+    Ok(said)
+}
+
+fn fine<T>(done: Result<T, Failure>) -> T {
+    done.unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)))
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::read::GzEncoder::new(bytes, flate2::Compression::fast());
+    let mut out = Vec::new();
+    std::io::Read::read_to_end(&mut encoder, &mut out).unwrap();
+    out
+}
+
+/// Three layers in three formats: a root, changes to it, what hides some of both.
+fn layers() -> Vec<Layer> {
+    vec![
+        Layer(GZIP, gzip(&roots::small())),
+        Layer(
+            ZSTD,
+            zstd::encode_all(
+                &roots::files(&[
+                    ("srv/old", b"old"),
+                    ("opt/deep/a", b"a"),
+                    ("opt/deep/b", b"b"),
+                    ("etc/word", b"one"),
+                ])[..],
+                3,
+            )
+            .unwrap(),
+        ),
+        Layer(
+            TAR,
+            roots::files(&[
+                ("srv/.wh.old", b""),
+                ("srv/new", b"new"),
+                ("opt/deep/.wh..wh..opq", b""),
+                ("opt/deep/c", b"c"),
+                ("etc/word", b"two"),
+                ("bin/.wh.mv", b""),
+            ]),
+        ),
+    ]
+}
+
+#[body_test(except(user = "a root of its own needs subordinate ids"))]
+async fn an_image_becomes_a_template_layer_by_layer(t: Bodies) {
+    let registry = Registry::open();
+    let parts = image(
+        &layers(),
+        json!({ "Env": ["PATH=/bin", "COLOUR=green"], "User": "user", "WorkingDir": "/srv" }),
+    );
+    registry.push("some/thing", "v1", &parts);
+    let reference = format!("{}/some/thing:v1", registry.host());
+    let said = fine(import(&t, "thing", &Image::new(&reference)).await);
+    assert!(said.iter().any(|line| line.contains(&digest(&parts.manifest))), "{said:?}");
+    let view = t.make(Create { template: "thing".into(), ..t.passing() }).await;
+    let look = "pwd; id -u; echo $COLOUR; cat /etc/word; cd /; echo srv/* opt/deep/*; ls /bin/mv 2>/dev/null || echo gone";
+    assert_eq!(
+        t.sh(view.id(), look).await.ok().replace('\n', " "),
+        "/srv 1000 green twosrv/new opt/deep/c gone"
+    );
+    // The same again, by digest: nothing is brought twice.
+    let again = Image::new(format!("{}/some/thing@{}", registry.host(), digest(&parts.manifest)));
+    let said = fine(import(&t, "again", &again).await);
+    assert_eq!(said.iter().filter(|line| line.ends_with("here already")).count(), 3, "{said:?}");
+    let pulled = t
+        .fleet()
+        .events(0, None, usize::MAX)
+        .unwrap()
+        .into_iter()
+        .filter(|event| event.kind == "image.pulled")
+        .count();
+    assert_eq!(pulled, 2);
+    for missing in ["some/thing:v2", "some/other"] {
+        let failure =
+            import(&t, "missing", &Image::new(format!("{}/{missing}", registry.host()))).await.unwrap_err();
+        assert_eq!(failure.kind, Kind::NotFound, "{failure}");
+    }
+    assert!(t.fleet().template("missing").is_err(), "a template without a build is left");
+}
+
+#[test]
+fn as_an_account_with_subordinate_ids() {
+    run_as_account("body::images::an_image_becomes_a_template_layer_by_layer::process");
+}
+
+#[body_test(except(user = "a root of its own needs subordinate ids"))]
+async fn the_platform_is_chosen_and_the_door_opened(t: Bodies) {
+    let registry = Registry::closed();
+    let mine = image(&[Layer(TAR, roots::small())], json!({}));
+    let other = registry::image_for("s390x", &[Layer(TAR, roots::files(&[("other", b"")]))], json!({}));
+    registry.push("a", "mine", &mine);
+    registry.push("a", "other", &other);
+    let native =
+        serde_json::from_slice::<serde_json::Value>(&mine.blobs[1].1).unwrap()["architecture"].clone();
+    let entry = |parts: &Parts, architecture: serde_json::Value| json!({ "mediaType": MANIFEST, "digest": digest(&parts.manifest), "size": parts.manifest.len(), "platform": { "os": "linux", "architecture": architecture } });
+    let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": [entry(&other, json!("s390x")), entry(&mine, native)] });
+    registry.push("a", "all", &Parts { manifest: index.to_string().into_bytes(), blobs: Vec::new() });
+    let asked = Image::new(format!("{}/a:all", registry.host()));
+    assert_eq!(import(&t, "closed", &asked).await.unwrap_err().kind, Kind::Denied);
+    let wrong = Some(Credentials { username: registry::USER.0.into(), password: "wrong".into() });
+    assert_eq!(
+        import(&t, "closed", &Image { credentials: wrong, ..asked.clone() }).await.unwrap_err().kind,
+        Kind::Denied
+    );
+    let credentials =
+        Some(Credentials { username: registry::USER.0.into(), password: registry::USER.1.into() });
+    let asked = Image { credentials, ..asked };
+    fine(import(&t, "native", &asked).await);
+    let view = t.make(Create { template: "native".into(), ..t.passing() }).await;
+    assert_eq!(t.sh(view.id(), "id -u; ls /other 2>/dev/null | cat").await.ok(), "0");
+    fine(import(&t, "foreign", &Image { platform: "linux/s390x".parse().ok(), ..asked.clone() }).await);
+    let none = import(&t, "none", &Image { platform: "linux/riscv64".parse().ok(), ..asked.clone() })
+        .await
+        .unwrap_err();
+    assert!(none.kind == Kind::NotFound && none.hints[0].contains("linux/s390x"), "{none}");
+    let single = Image { reference: format!("{}/a:other", registry.host()), ..asked };
+    assert!(import(&t, "single", &single).await.unwrap_err().to_string().contains("is for linux/s390x"));
+}
+
+#[body_test(except(user = "a root of its own needs subordinate ids"))]
+async fn a_build_begins_with_an_image_and_finds_its_account_there(t: Bodies) {
+    let registry = Registry::open();
+    // An id of its own that is taken, and no `user`.
+    let accounts = roots::files(&[
+        ("etc/passwd", b"root:x:0:0::/root:/bin/sh\nnode:x:1000:1000::/home/node:/bin/sh\n"),
+        ("etc/group", b"root:x:0:\nnode:x:1000:\n"),
+    ]);
+    registry.push(
+        "node",
+        "1",
+        &image(
+            &[Layer(TAR, roots::small()), Layer(TAR, accounts)],
+            json!({ "Env": ["PATH=/own/bin:/bin"], "User": "node" }),
+        ),
+    );
+    let build = async |name: &str| {
+        let asked = t.fleet().ask_build(name, &[], None, None).unwrap();
+        let job = t.fleet().begin_job(&asked.template, &asked.id).unwrap();
+        let image = Image { dress: Dress::ForE2b, ..Image::new(format!("{}/node:1", registry.host())) };
+        let step = Step {
+            act: Act::Run { command: "id -un; id -u; echo $PATH; pwd; echo done > made".into(), user: None },
+            force: false,
+        };
+        let built = t
+            .fleet()
+            .build(
+                &job,
+                BuildRequest { from: From::Image(image), steps: vec![step], start: None, force: false },
+            )
+            .await;
+        let said: Vec<String> = job.look(0, usize::MAX).1.into_iter().map(|said| said.message).collect();
+        (built, said)
+    };
+    let (built, said) = build("app").await;
+    fine(built);
+    let at = said.iter().position(|line| line == "user").unwrap_or_else(|| panic!("{said:?}"));
+    assert_eq!(said[at..at + 4], ["user", "1001", "/own/bin:/bin", "/home/user"]);
+    let view = t.make(Create { template: "app".into(), ..t.passing() }).await;
+    assert_eq!(t.sh(view.id(), "cat made; stat -c %U made .").await.ok(), "done\nuser\nuser");
+    let (built, said) = build("again").await;
+    fine(built);
+    assert_eq!(said.iter().filter(|line| *line == "CACHED").count(), 2, "{said:?}");
+}
+
+/// A registry with one image that tells the truth but where `lie` says otherwise.
+fn liar(parts: &Parts, lie: impl Fn(&Asked, &Parts) -> Option<Answer> + Send + Sync + 'static) -> Liar {
+    let parts = parts.clone();
+    Liar::start(move |asked| lie(asked, &parts).unwrap_or_else(|| truth(asked, &parts)))
+}
+
+fn truth(asked: &Asked, parts: &Parts) -> Answer {
+    let last = asked.path.rsplit('/').next().unwrap_or_default();
+    match parts.blobs.iter().find(|(digest, _)| digest == last) {
+        Some((_, bytes)) => Answer::ok(bytes.clone()),
+        None if asked.path.contains("/manifests/") => Answer::ok(parts.manifest.clone()),
+        None => Answer::nothing(),
+    }
+}
+
+fn of(liar: &Liar) -> Image {
+    Image::new(format!("{}/x:y", liar.host()))
+}
+
+fn is_layer(asked: &Asked, parts: &Parts) -> bool {
+    asked.path.ends_with(&parts.blobs[0].0)
+}
+
+#[body_test(except(user = "a root of its own needs subordinate ids"))]
+async fn a_registry_that_lies_gets_nothing_in(t: Bodies) {
+    let honest = image(&[Layer(TAR, roots::small())], json!({}));
+    let control = liar(&honest, |_, _| None);
+    fine(import(&t, "control", &of(&control)).await);
+    t.fleet().remove_template("control").unwrap();
+
+    type Lie = fn(&Asked, &Parts) -> Option<Answer>;
+    let lies: Vec<(&str, Lie)> = vec![
+        ("something else than", |asked, parts| {
+            is_layer(asked, parts).then(|| Answer::ok(vec![b'x'; parts.blobs[0].1.len()]))
+        }),
+        ("sends more than it may", |asked, parts| {
+            is_layer(asked, parts).then(|| Answer { endless: true, ..Answer::ok(vec![b'x'; 1 << 16]) })
+        }),
+        ("sends more than it may", |asked, _| {
+            asked
+                .path
+                .contains("/manifests/")
+                .then(|| Answer { endless: true, ..Answer::ok(vec![b' '; 1 << 16]) })
+        }),
+        ("something else than", |asked, parts| {
+            asked.path.ends_with(&parts.blobs[1].0).then(|| Answer::ok(b"{}".to_vec()))
+        }),
+        ("makes no sense", |asked, _| {
+            asked.path.contains("/manifests/").then(|| Answer::ok(b"<html>".to_vec()))
+        }),
+        ("redirects too often", |asked, parts| {
+            is_layer(asked, parts).then(|| Answer::elsewhere(&asked.path))
+        }),
+        ("redirects too often, or to nowhere", |asked, parts| {
+            is_layer(asked, parts).then(|| Answer::elsewhere("file:///etc/passwd"))
+        }),
+        ("wants to know who asks", |asked, parts| {
+            is_layer(asked, parts).then(|| Answer {
+                status: 401,
+                headers: vec!["WWW-Authenticate: Basic realm=x".into()],
+                ..Answer::default()
+            })
+        }),
+        ("answers 418: no", |asked, parts| {
+            is_layer(asked, parts).then(|| Answer { status: 418, ..Answer::ok(b"no".to_vec()) })
+        }),
+    ];
+    for (expected, lie) in lies {
+        let failure = import(&t, "lies", &of(&liar(&honest, lie))).await.unwrap_err();
+        assert!(failure.to_string().contains(expected), "{expected}: {failure}");
+    }
+    // By digest, a manifest proves itself.
+    let forged = liar(&honest, |_, _| None);
+    let asked = Image::new(format!("{}/x@{}", forged.host(), digest(b"another")));
+    assert!(import(&t, "lies", &asked).await.unwrap_err().to_string().contains("something else than"));
+    // Layers that are what they claim, and hostile.
+    let bomb = {
+        let mut builder =
+            tar::Builder::new(flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best()));
+        let mut header = tar::Header::new_gnu();
+        header.set_size(320 << 20);
+        builder
+            .append_data(&mut header, "zeros", std::io::Read::take(std::io::repeat(0), 320 << 20))
+            .unwrap();
+        builder.into_inner().unwrap().finish().unwrap()
+    };
+    for (layer, expected) in [
+        (Layer(TAR, roots::climbing()), ".."),
+        (Layer(GZIP, bomb), "holds more than"),
+        (Layer(TAR, b"noise".repeat(1000)), "cannot be read"),
+        (Layer("text/plain", b"x".to_vec()), "cannot be a root"),
+    ] {
+        let parts = image(&[layer], json!({}));
+        let failure = import(&t, "lies", &of(&liar(&parts, |_, _| None))).await.unwrap_err();
+        let said = testkit::explain(&failure);
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    // Nothing of all that is left but what may go on.
+    assert!(t.fleet().templates().unwrap().is_empty());
+    t.fleet().gc(Sweep::Remove).await.unwrap();
+    for dir in ["layers", "images"] {
+        let left: Vec<_> = std::fs::read_dir(t.fleet().data().join(dir))
+            .unwrap()
+            .flatten()
+            .map(|entry| entry.file_name())
+            .filter(|name| name != "lock")
+            .collect();
+        assert!(left.is_empty(), "{dir}: {left:?}");
+    }
+}
+
+#[body_test(except(user = "a root of its own needs subordinate ids"))]
+async fn what_broke_off_goes_on_and_secrets_stay_where_they_belong(t: Bodies) {
+    let parts = image(&[Layer(TAR, roots::small())], json!({}));
+    // The other server, to which blobs are redirected: it breaks off once, in the middle.
+    let broken = Mutex::new(false);
+    let store = liar(&parts, move |asked, parts| {
+        let whole = &parts.blobs[0].1;
+        let half = whole.len() / 2;
+        if !is_layer(asked, parts) {
+            return None;
+        }
+        match asked
+            .headers
+            .get("range")
+            .and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<usize>().ok())
+        {
+            Some(from) => Some(Answer {
+                status: 206,
+                headers: vec![format!("Content-Range: bytes {from}-{}/{}", whole.len() - 1, whole.len())],
+                body: whole[from..].to_vec(),
+                ..Answer::default()
+            }),
+            None if !std::mem::replace(&mut *broken.lock().unwrap(), true) => {
+                Some(Answer { claims: Some(whole.len()), ..Answer::ok(whole[..half].to_vec()) })
+            }
+            None => None,
+        }
+    });
+    let place = store.host().replace("127.0.0.1", "localhost");
+    let tokens = Liar::start(|_| Answer::ok(br#"{"token":"pass"}"#.to_vec()));
+    let realm = tokens.host();
+    let registry = liar(&parts, move |asked, _| {
+        if asked.headers.get("authorization").map(String::as_str) != Some("Bearer pass") {
+            return Some(Answer {
+                status: 401,
+                headers: vec![format!(
+                    "WWW-Authenticate: Bearer realm=\"http://{realm}/token\",service=\"s v\""
+                )],
+                ..Answer::default()
+            });
+        }
+        asked.path.contains("/blobs/").then(|| Answer::elsewhere(&format!("http://{place}{}", asked.path)))
+    });
+    let credentials = Some(Credentials { username: "me".into(), password: "hidden".into() });
+    let said = fine(import(&t, "x", &Image { credentials, ..of(&registry) }).await);
+    assert!(said.iter().any(|line| line.contains("going on from")), "{said:?}");
+    assert!(store.asked().iter().any(|asked| asked.headers.contains_key("range")), "it began anew");
+    assert!(
+        store.asked().iter().all(|asked| !asked.headers.contains_key("authorization")),
+        "{:?}",
+        store.asked()
+    );
+    let asked = tokens.asked();
+    assert_eq!(asked[0].path, "/token?service=s+v&scope=repository%3Ax%3Apull");
+    assert_eq!(asked[0].headers["authorization"], "Basic bWU6aGlkZGVu");
+    let log = t.fleet().events(0, None, usize::MAX).unwrap();
+    assert!(!format!("{log:?}").contains("hidden"));
+}
+
+#[body_test(except(user = "a root of its own needs subordinate ids"))]
+async fn whoever_asks_from_outside_reaches_no_registry_inside(t: Bodies) {
+    let registry = Registry::open();
+    registry.push("x", "y", &image(&[Layer(TAR, roots::small())], json!({})));
+    let asked = Image::new(format!("{}/x:y", registry.host()));
+    let outside = Reach { inside: Inside::Refused, ..Reach::default() };
+    let failure = import(&t, "x", &Image { reach: outside.clone(), ..asked.clone() }).await.unwrap_err();
+    assert!(failure.kind == Kind::Denied && failure.to_string().contains("of this machine"), "{failure}");
+    fine(
+        import(&t, "x", &Image { reach: Reach { trusted: vec![registry.host()], ..outside }, ..asked }).await,
+    );
+}
