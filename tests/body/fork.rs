@@ -183,3 +183,29 @@ async fn names_of_snapshots_are_plain_and_unique(t: Bodies) {
     }
     assert_eq!(t.fleet().snapshots().unwrap().len(), 1);
 }
+
+#[body_test]
+async fn a_fork_costs_what_was_changed_and_not_what_is_below(t: Bodies) {
+    let body = t.create().await;
+    t.sh(&body, "head -c 64M /dev/urandom > ~/large").await.ok();
+    let large = kept(&t);
+    let first = fork(&t, &body).await;
+    let copied = kept(&t) - large;
+    assert!(copied >= 64 << 20, "a control: what was changed is copied, and that shows here ({copied} bytes)");
+    t.sh(&first, "echo small > ~/small").await.ok();
+    let before = kept(&t);
+    let second = fork(&t, &first).await;
+    let cost = kept(&t).saturating_sub(before);
+    assert!(cost < 1 << 20, "a fork of a small change cost {cost} bytes");
+    assert_eq!(t.sh(&second, "cat ~/small; stat -c %s ~/large").await.ok(), format!("small\n{}", 64 << 20));
+}
+
+/// Bytes on the disk of all Bodies and snapshots.
+fn kept(t: &Bodies) -> u64 {
+    fn below(path: &std::path::Path) -> u64 {
+        let own = std::fs::symlink_metadata(path).map_or(0, |found| std::os::unix::fs::MetadataExt::blocks(&found) * 512);
+        let inside = std::fs::read_dir(path).into_iter().flatten().flatten();
+        own + inside.map(|entry| if entry.file_type().is_ok_and(|kind| kind.is_symlink()) { 0 } else { below(&entry.path()) }).sum::<u64>()
+    }
+    ["bodies", "snapshots"].map(|place| below(&t.data().join(place))).iter().sum()
+}

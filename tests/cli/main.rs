@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod bad_input;
+mod doctor;
 mod kill;
 mod origin;
 mod pal;

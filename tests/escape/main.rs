@@ -57,6 +57,39 @@ const UNSHOWN: &[Unshown] = &[
 ];
 const CAP_SYS_RESOURCE: u32 = 24;
 
+/// What shows that a mechanism holds, where the record calls it enforced: probes that are denied because of it.
+const SHOWN: &[(&str, &[&str])] = &[
+    ("private root", &["host-file", "host-canary-write", "host-tmp", "mountinfo"]),
+    ("procfs", &["core-pattern", "proc-any-sysctl", "sysrq-trigger", "proc-kcore", "see-pid"]),
+    ("sysfs", &["sys-any-writable", "sys-block", "sys-dmi"]),
+    ("devices", &["dev-kmsg", "dev-any-block", "ptys"]),
+    ("user namespace", &["uid-map", "gid-map"]),
+    ("mount namespace", &["mounts-shared", "mounts-slave"]),
+    ("pid namespace", &["kernel-threads", "see-comm", "signal-pid"]),
+    ("network namespace", &["tcp-loopback", "udp-loopback", "unix-abstract", "interfaces", "route-outside"]),
+    ("ipc namespace", &["sysv-shm", "sysv-sem", "sysv-msg", "posix-queue"]),
+    ("uts namespace", &["hostname"]),
+    ("cgroup namespace", &["cgroup-path"]),
+    ("open files limit", &["open-files"]),
+    ("capabilities", &["cap-sys-admin", "cap-net-admin", "cap-sys-ptrace", "cap-mknod"]),
+    ("no new privileges", &["no-new-privs-unset"]),
+    ("landlock", &["landlock-absent"]),
+    ("seccomp", &["seccomp-absent", "bpf", "io-uring-setup", "keyctl", "unshare-user", "mount"]),
+    ("own ids", &["uid-map", "gid-map"]),
+    ("groups", &["host-group"]),
+    ("memory limit", &["memory", "memfd"]),
+    ("process limit", &["processes", "threads"]),
+    ("disk limit", &["disk", "sparse-file"]),
+];
+
+/// Mechanisms that no probe can judge from inside, and the tests that do.
+const SHOWN_ELSEWHERE: &[(&str, &str)] = &[
+    ("cpu limit", "body::limits: a_twentieth_of_a_processor_is_no_more"),
+    ("freezer", "body::life: a_paused_body_stands_still"),
+    ("time limit", "body::limits: a_body_ends_when_its_time_is_over"),
+    ("output limit", "body::exec: a_hundred_megabytes_of_output_pass_in_little_memory"),
+];
+
 /// Doors that only root can open for an ordinary user.
 const BY_ROOT: &[&str] = &[
     "posix-queue", "cgroup-path", "host-group", "inherited-cwd", "mountinfo", "mounts-shared", "mounts-slave", "rlimit-memlock",
@@ -186,10 +219,25 @@ async fn judge(t: &Bodies, request: Create, who: Who) {
         }
         wrong.extend(unshown(&listed.control, name, controls.get(name)));
     }
+    wrong.extend(view.enforcement.mechanisms.iter().filter(|mechanism| mechanism.state == State::Enforced).filter_map(|mechanism| unproved(&mechanism.name, &inside)));
     let shown = controls.values().filter(|report| report.verdict == Verdict::Reached).count();
     let least = if is_root() { 200 } else { 100 };
     assert!(shown >= least, "only {shown} doors were shown open");
     assert!(wrong.is_empty(), "{} of {} probes:\n  {}", wrong.len(), inside.len(), wrong.join("\n  "));
+}
+
+/// What is wrong with a mechanism that the record calls enforced.
+fn unproved(mechanism: &str, inside: &[Report]) -> Option<String> {
+    if SHOWN_ELSEWHERE.iter().any(|(name, _)| *name == mechanism) {
+        return None;
+    }
+    let Some((_, probes)) = SHOWN.iter().find(|(name, _)| *name == mechanism) else {
+        return Some(format!("{mechanism} is in the record, and nothing shows that it holds"));
+    };
+    let denied = |name: &&str| inside.iter().any(|report| report.name == **name && report.verdict == Verdict::Denied);
+    let not_run = |name: &&str| !is_root() && BY_ROOT.contains(name);
+    let open: Vec<&&str> = probes.iter().filter(|name| !denied(name) && !not_run(name)).collect();
+    (!open.is_empty()).then(|| format!("{mechanism} is in the record as enforced, but not denied: {open:?}"))
 }
 
 /// Everything the probe needs in a Body with our limits.

@@ -48,10 +48,9 @@ pub fn arguments() -> impl Iterator<Item = &'static CStr> {
             return None;
         }
         // SAFETY: as above.
-        unsafe {
-            next = next.add(1);
-            Some(CStr::from_ptr(text))
-        }
+        next = unsafe { next.add(1) };
+        // SAFETY: as above.
+        Some(unsafe { CStr::from_ptr(text) })
     };
     std::iter::from_fn(read).skip(1)
 }
