@@ -30,6 +30,9 @@ pub enum IdsError {
     /// A root of its own needs every id from 0 to 65535 mapped.
     #[error("only your own id can be mapped, and a template's root needs all from 0 to 65535")]
     TooFew,
+    /// The caller is the host's root in a user namespace, and has no other id to give.
+    #[error("this root has only the host's own root id, which is never mapped into a Body")]
+    OnlyRoot,
     /// The claim could not be written.
     #[error("cannot claim ids for a Body")]
     Claim(#[source] io::Error),
@@ -51,10 +54,20 @@ pub fn claim(data: &Path, body: &BodyId, root: Root) -> Result<Ids, IdsError> {
     }
     let uid = rustix::process::getuid().as_raw();
     let gid = rustix::process::getgid().as_raw();
+    if uid == 0 && (is_roots("/proc/self/uid_map") || is_roots("/proc/self/gid_map")) {
+        return Err(IdsError::OnlyRoot);
+    }
     Ok(match root {
         Root::Wanted => subordinate(uid, gid).unwrap_or_else(|| single(uid, gid)),
         Root::Unneeded => single(uid, gid),
     })
+}
+
+/// Whether id 0 of this user namespace is id 0 of the one around it.
+fn is_roots(map: &str) -> bool {
+    let text = std::fs::read_to_string(map).unwrap_or_default();
+    let mut first = text.lines().map(|line| line.split_whitespace().take(2));
+    first.any(|mut ids| ids.next() == Some("0") && ids.next() == Some("0"))
 }
 
 /// The ids that files of a template's layers belong to.

@@ -173,8 +173,11 @@ fn kvm() -> Finding {
         (Err(error), true) if error.kind() == std::io::ErrorKind::PermissionDenied => {
             (State::Absent, "/dev/kvm is not yours to open".to_owned(), Some("usermod --append --groups kvm $USER".to_owned()))
         }
-        (Err(error), true) => (State::Absent, format!("/dev/kvm: {error}"), None),
-        (Err(error), false) => (State::Absent, format!("/dev/kvm: {error}; and the processor shows neither vmx nor svm"), None),
+        (Err(error), true) => (State::Absent, format!("/dev/kvm: {error}"), Some("modprobe kvm_intel || modprobe kvm_amd".to_owned())),
+        (Err(error), false) => {
+            let detail = format!("/dev/kvm: {error}; and the processor shows neither vmx nor svm");
+            (State::Absent, detail, Some("use a machine with (nested) virtualisation; microVMs can be emulated without".to_owned()))
+        }
     };
     Finding { name, state, detail, fix }
 }

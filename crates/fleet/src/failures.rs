@@ -45,6 +45,11 @@ pub fn ids(error: IdsError) -> Failure {
             .hint("install the helpers: apt-get install uidmap")
             .hint("and give yourself ids: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER");
     }
+    if matches!(error, IdsError::OnlyRoot) {
+        return Failure::new(Kind::Host, "no Body can be made by the host's root in a user namespace")
+            .because(error)
+            .hint("run pal outside of the namespace, or as an ordinary user");
+    }
     Failure::new(Kind::Limit, "no ids are left for another Body").because(error).hint("remove Bodies you no longer need: pal rm BODY")
 }
 

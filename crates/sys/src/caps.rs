@@ -1,6 +1,6 @@
 //! Capabilities and the promise never to gain privileges.
 
-use std::io;
+use std::{io, sync::OnceLock};
 
 use rustix::thread::CapabilitySet;
 
@@ -43,7 +43,10 @@ pub fn no_new_privileges() -> io::Result<()> {
     Ok(rustix::thread::set_no_new_privs(true)?)
 }
 
-/// Whether this process may do what root may, in the first user namespace.
+/// Whether this process may do what root may, in the first user namespace. Root of a container without privileges may
+/// not: it has no more ids than were given to it.
 pub fn is_host_root() -> bool {
-    rustix::process::geteuid().is_root()
+    static ALL_IDS: OnceLock<bool> = OnceLock::new();
+    let all_ids = || std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
+    rustix::process::geteuid().is_root() && *ALL_IDS.get_or_init(all_ids)
 }
