@@ -177,7 +177,12 @@ async fn a_timeout_ends_the_command_and_not_the_body(t: Bodies) {
     let slow = ExecRequest { timeout: Some(Duration::from_millis(300)), ..ExecRequest::new(["sh", "-c", "echo early; exec sleep 1000"]) };
     let ran = t.exec(&body, slow).await;
     assert_eq!((ran.text(), ran.code, ran.ended.timed_out), ("early".into(), 124, true));
-    t.sh(&body, "for i in $(seq 100); do grep -q '^sleep' /proc/[0-9]*/cmdline || exit 0; sleep 0.02; done; exit 1").await.ok();
+    let gone = "for i in $(seq 100); do grep -q '^sleep' /proc/[0-9]*/cmdline || exit 0; perl -e 'select(undef, undef, undef, 0.02)'; done; exit 1";
+    t.sh(&body, gone).await.ok();
+    // Also what the command waits for.
+    let slow = ExecRequest { timeout: Some(Duration::from_millis(300)), ..ExecRequest::new(["sh", "-c", "sleep 1000 | cat; true"]) };
+    assert!(t.exec(&body, slow).await.ended.timed_out);
+    t.sh(&body, gone).await.ok();
 }
 
 #[body_test]

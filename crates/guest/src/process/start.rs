@@ -21,7 +21,7 @@ use proto::{
 };
 use rustix::{
     pipe::PipeFlags,
-    process::{Signal, kill_process},
+    process::{Signal, kill_process, kill_process_group},
     pty::OpenptFlags,
 };
 use sys::spawn::{Command, Credentials, SpawnError, Step, Terminal};
@@ -139,7 +139,10 @@ async fn exit_or_late(
         return exit.unwrap_or(killed);
     }
     process.timed_out.set(true);
-    signal(process.pid, Signal::KILL);
+    // With all that it started and did not send away: whoever sets a timeout wants an end of the work, not of a shell.
+    if let Some(pid) = pid_of(process.pid) {
+        let _ = kill_process_group(pid, Signal::KILL);
+    }
     tokio::time::timeout(LATE_WAIT, exit).await.map_or(killed, |exit| exit.unwrap_or(killed))
 }
 
