@@ -108,3 +108,13 @@ async fn a_changed_log_shows(t: Bodies) {
     let cut = t.fleet().verify_events().unwrap();
     assert!(matches!(cut, Verdict::Broken { .. }), "{cut:?}");
 }
+
+#[body_test]
+async fn values_of_variables_are_in_no_event_and_no_view(t: Bodies) {
+    let mut request = t.kept();
+    request.env.insert("TOKEN".into(), "hush-4711".into());
+    let view = t.make(request).await;
+    assert_eq!(t.sh(view.id(), "echo $TOKEN | rev").await.ok(), "1174-hsuh", "a control: the command has it");
+    let told = serde_json::to_string(&(t.events(), t.view(view.id()))).unwrap();
+    assert!(told.contains("TOKEN") && !told.contains("hush-4711"), "{told}");
+}

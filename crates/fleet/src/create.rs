@@ -158,7 +158,7 @@ impl Fleet {
         });
         let drafted = leased.and_then(|()| dir.draft_spec(spec).map_err(|error| failures::dir(&spec.id, error)));
         let made = drafted.and_then(|()| {
-            let mut data = json!({ "spec": spec });
+            let mut data = json!({ "spec": spec.shown() });
             if let Some(terms) = terms {
                 data["lease"] = lease::told(terms);
             }

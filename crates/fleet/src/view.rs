@@ -39,7 +39,7 @@ impl Status {
 #[derive(Debug, Clone, Serialize)]
 pub struct View {
     /// What it was asked to be.
-    #[serde(flatten)]
+    #[serde(flatten, serialize_with = "shown")]
     pub spec: Spec,
     /// How it is.
     pub status: Status,
@@ -51,6 +51,10 @@ pub struct View {
     pub pid: Option<i32>,
     /// What holds it.
     pub enforcement: Enforcement,
+}
+
+fn shown<S: serde::Serializer>(spec: &Spec, to: S) -> Result<S::Ok, S::Error> {
+    spec.shown().serialize(to)
 }
 
 impl View {

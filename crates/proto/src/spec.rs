@@ -92,6 +92,15 @@ pub struct Spec {
     pub ids: Ids,
 }
 
+impl Spec {
+    /// As it is shown to people and written into events: variables by their names alone, for their values may be secrets.
+    pub fn shown(&self) -> serde_json::Value {
+        let mut shown = serde_json::to_value(self).unwrap_or_default();
+        shown["env"] = self.env.keys().cloned().collect();
+        shown
+    }
+}
+
 /// Which host ids stand behind a Body's ids.
 ///
 /// Invariant: host id 0 stands behind none.
