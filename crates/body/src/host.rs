@@ -111,7 +111,7 @@ impl HostRoot {
     /// The areas of a Body: the root itself, then what the host shows, each over the snapshots that hold it.
     pub fn areas(&self, snapshots: &[Below]) -> Vec<Area> {
         let areas = std::iter::once(("", AreaKind::Private)).chain(self.shown.iter().copied());
-        areas.map(|(at, kind)| Area { at: at.to_owned(), kind, lowers: lowers(at, snapshots) }).collect()
+        areas.map(|(at, kind)| Area { at: at.to_owned(), kind, lowers: lowers(at, snapshots), owner: 0 }).collect()
     }
 
     /// The directories an upper needs.

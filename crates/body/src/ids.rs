@@ -79,6 +79,12 @@ pub fn of_layers() -> Result<Ids, IdsError> {
     own.filter(is_whole).ok_or(IdsError::TooFew)
 }
 
+/// The ids that files of a repository belong to: one is enough for those.
+pub fn of_trees() -> Ids {
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    of_layers().ok().or_else(|| subordinate(uid, gid)).unwrap_or_else(|| single(uid, gid))
+}
+
 /// Whether every id from 0 to 65535 is mapped, as a root of its own needs.
 pub fn is_whole(ids: &Ids) -> bool {
     let whole = |ranges: &[IdRange]| ranges.iter().map(|range| range.count).sum::<u32>() >= RUN;

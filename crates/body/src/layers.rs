@@ -103,10 +103,15 @@ impl<'a> Draft<'a> {
     }
 
     /// Makes it whole under its id: `layers/ID`. One that is there already is as good.
-    pub fn finish(mut self, id: LayerId, about: &str, now: String) -> Result<LayerRecord, LayerError> {
+    pub fn finish(self, id: LayerId, about: &str, now: String) -> Result<LayerRecord, LayerError> {
+        self.finish_over(id, about, now, Vec::new())
+    }
+
+    /// The same for one that was made to stand on others.
+    pub fn finish_over(mut self, id: LayerId, about: &str, now: String, over: Vec<LayerId>) -> Result<LayerRecord, LayerError> {
         let root = open(&self.root()).map_err(|error| LayerError::Io("open the layer", error))?;
         let bytes = sys::tree::usage(root.as_fd()).map_err(|error| LayerError::Io("measure the layer", error))?.bytes;
-        let record = LayerRecord { v: VERSION, id, ids: self.ids.clone(), bytes, created_at: now, about: about.to_owned() };
+        let record = LayerRecord { v: VERSION, id, ids: self.ids.clone(), bytes, created_at: now, about: about.to_owned(), over };
         let text = serde_json::to_vec(&record).map_err(LayerError::Damaged)?;
         sys::fd::write_whole(&self.dir.join("layer.json"), &text).map_err(|error| LayerError::Io("write the layer's record", error))?;
         let place = self.dir.with_file_name(record.id.as_str());
@@ -144,6 +149,11 @@ pub const UNPACKED_MAX: Bounds = Bounds { bytes: 32 << 30, entries: 4_000_000 };
 impl Draft<'_> {
     /// Unpacks an archive into the layer, under its ids and with no other rights.
     pub fn unpack(&self, archive: impl Read, dialect: Dialect, bounds: Bounds) -> Result<Counted, LayerError> {
+        self.fill(|sink| archive::read(archive, dialect, bounds, sink))
+    }
+
+    /// Has somebody bring entries, and puts them into the layer under its ids and with no other rights.
+    pub fn fill<T>(&self, bring: impl FnOnce(&mut dyn Sink) -> Result<T, ArchiveError>) -> Result<T, LayerError> {
         let failed = |error| LayerError::Io("run the helper", error);
         let mut child = Command::new(&self.programs.launch)
             .args(["tree", "unpack"])
@@ -154,7 +164,7 @@ impl Draft<'_> {
             .spawn()
             .map_err(failed)?;
         let stdin = child.stdin.take().ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
-        let sent = self.send(archive, dialect, bounds, stdin);
+        let sent = self.send(bring, stdin);
         let output = child.wait_with_output().map_err(failed)?;
         match sent {
             // The helper's own word says more than that it no longer listens.
@@ -165,13 +175,13 @@ impl Draft<'_> {
         }
     }
 
-    fn send(&self, archive: impl Read, dialect: Dialect, bounds: Bounds, stdin: std::process::ChildStdin) -> Result<Counted, ArchiveError> {
+    fn send<T>(&self, bring: impl FnOnce(&mut dyn Sink) -> Result<T, ArchiveError>, stdin: std::process::ChildStdin) -> Result<T, ArchiveError> {
         let mut packer = Packer(BufWriter::with_capacity(256 << 10, stdin));
         let ids = serde_json::to_string(&self.ids).map_err(|error| ArchiveError::Sink(error.into()))? + "\n";
         packer.0.write_all(ids.as_bytes()).map_err(ArchiveError::Sink)?;
-        let counted = archive::read(archive, dialect, bounds, &mut packer)?;
+        let brought = bring(&mut packer)?;
         packer.take(Entry::end(), &mut io::empty()).and_then(|()| packer.0.flush()).map_err(ArchiveError::Sink)?;
-        Ok(counted)
+        Ok(brought)
     }
 }
 

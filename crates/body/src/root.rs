@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use proto::{
     BodyId, Spec,
     launch::{Area, AreaKind, Lower, Seed, area_dir},
-    spec::{Ids, Life},
+    spec::{Ids, Life, USER_ID},
+    workspace::PLACE,
 };
 
 use crate::host::{Below, HostRoot, Masters};
@@ -17,6 +18,17 @@ pub struct Under {
     pub snapshots: Vec<Below>,
     /// A template's layers, nearest first; none where the host's own root is below.
     pub layers: Option<Vec<LayerBelow>>,
+    /// Repositories.
+    pub workspaces: Vec<WorkspaceBelow>,
+}
+
+/// A repository below a Body.
+#[derive(Debug, Clone)]
+pub struct WorkspaceBelow {
+    /// Where it is in the Body, without a leading `/`.
+    pub at: String,
+    /// Its files and its `.git`, nearest first.
+    pub layers: Vec<LayerBelow>,
 }
 
 /// A layer below a Body.
@@ -30,11 +42,19 @@ pub struct LayerBelow {
 
 /// The root of a Body that is about to be made.
 #[derive(Debug)]
-pub enum Root<'a> {
-    /// The host's own, area by area.
-    Host(HostRoot, &'a [Below]),
-    /// A template's, in one piece.
-    Layers(&'a [LayerBelow], &'a [Below]),
+pub struct Root<'a> {
+    system: System<'a>,
+    snapshots: &'a [Below],
+    workspaces: &'a [WorkspaceBelow],
+}
+
+/// Where its programs come from.
+#[derive(Debug)]
+enum System<'a> {
+    /// The host, area by area.
+    Host(HostRoot),
+    /// A template, in one piece.
+    Layers(&'a [LayerBelow]),
 }
 
 /// Directories that are always there and always directories, whatever a template or a Body made of them: things are
@@ -48,45 +68,63 @@ impl<'a> Root<'a> {
     pub fn of(under: &'a Under, spec: &Spec) -> Self {
         // A run is one command of one user; what a snapshot has changed stays changed.
         let plain = spec.life == Life::Run && spec.user != "root" && under.snapshots.is_empty();
-        match &under.layers {
-            Some(layers) => Self::Layers(layers, &under.snapshots),
-            None => Self::Host(HostRoot::look(if plain { Masters::None } else { Masters::Some }), &under.snapshots),
-        }
+        let system = match &under.layers {
+            Some(layers) => System::Layers(layers),
+            None => System::Host(HostRoot::look(if plain { Masters::None } else { Masters::Some })),
+        };
+        Self { system, snapshots: &under.snapshots, workspaces: &under.workspaces }
     }
 
     /// Its areas; the root itself first.
     pub fn areas(&self) -> Vec<Area> {
-        match self {
-            Self::Host(host, snapshots) => host.areas(snapshots),
-            Self::Layers(layers, snapshots) => {
-                let above = snapshots.iter().map(|below| Lower { path: below.dir.join(area_dir("")), written_as: Some(below.ids.clone()) });
-                let own = layers.iter().map(|layer| Lower { path: layer.root.clone(), written_as: Some(layer.ids.clone()) });
-                vec![Area { at: String::new(), kind: AreaKind::Private, lowers: above.chain(own).collect() }]
-            }
-        }
+        let mut areas = match &self.system {
+            System::Host(host) => host.areas(self.snapshots),
+            System::Layers(layers) => vec![self.private(String::new(), layers, 0)],
+        };
+        areas.extend(self.workspaces.iter().map(|workspace| self.private(workspace.at.clone(), &workspace.layers, USER_ID)));
+        areas
+    }
+
+    /// An area of layers under what snapshots changed in it.
+    fn private(&self, at: String, layers: &[LayerBelow], owner: u32) -> Area {
+        let above = self.snapshots.iter().map(|below| Lower { path: below.dir.join(area_dir(&at)), written_as: Some(below.ids.clone()) });
+        let above = above.filter(|lower| at.is_empty() || lower.path.is_dir());
+        let own = layers.iter().map(|layer| Lower { path: layer.root.clone(), written_as: Some(layer.ids.clone()) });
+        let lowers = above.chain(own).collect();
+        Area { at, kind: AreaKind::Private, lowers, owner }
     }
 
     /// The directories an upper needs.
     pub fn area_dirs(&self) -> Vec<String> {
-        match self {
-            Self::Host(host, _) => host.area_dirs().collect(),
-            Self::Layers(..) => vec![area_dir("")],
-        }
+        let mut dirs = match &self.system {
+            System::Host(host) => host.area_dirs().collect(),
+            System::Layers(_) => vec![area_dir("")],
+        };
+        dirs.extend(self.workspaces.iter().map(|workspace| area_dir(&workspace.at)));
+        dirs
     }
 
     /// What a fresh Body finds in its upper. Over a snapshot only what makes it somebody else.
     pub fn seeds(&self, body: &BodyId, machine_id: &str) -> Vec<Seed> {
-        let snapshots = match self {
-            Self::Host(host, snapshots) => return host.seeds(body, machine_id, snapshots),
-            Self::Layers(_, snapshots) => snapshots,
+        let mut seeds = match &self.system {
+            System::Host(host) => host.seeds(body, machine_id, self.snapshots),
+            System::Layers(_) => self.template_seeds(body, machine_id),
         };
+        if !self.workspaces.is_empty() {
+            seeds.push(Seed::Dir { path: format!("root/{PLACE}"), mode: 0o755, owner: USER_ID });
+        }
+        seeds.extend(self.workspaces.iter().map(|workspace| Seed::Dir { path: format!("root/{}", workspace.at), mode: 0o755, owner: USER_ID }));
+        seeds
+    }
+
+    fn template_seeds(&self, body: &BodyId, machine_id: &str) -> Vec<Seed> {
         let dir = |path: &str, mode| Seed::Dir { path: format!("root/{path}"), mode, owner: 0 };
         let file = |name: &str, contents: String| Seed::File { path: format!("root/etc/{name}"), contents };
         let mut seeds: Vec<Seed> = PLACES.iter().map(|path| dir(path, 0o755)).collect();
         seeds.push(file("hostname", format!("{body}\n")));
         seeds.push(file("machine-id", format!("{machine_id}\n")));
         seeds.push(file("hosts", format!("127.0.0.1 localhost {body}\n::1 localhost\n")));
-        if snapshots.is_empty() {
+        if self.snapshots.is_empty() {
             seeds.extend(SCRATCH.iter().map(|(path, mode)| dir(path, *mode)));
             seeds.push(file("resolv.conf", "# This Body has no network but its own loopback.\n".to_owned()));
         }

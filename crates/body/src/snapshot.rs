@@ -14,6 +14,7 @@ use proto::{
     BodyId, SnapshotId,
     spec::{Ids, Life, Spec},
     template::Base,
+    workspace::Workspace,
 };
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
@@ -57,6 +58,9 @@ pub struct Manifest {
     /// The root below those, where it is not the host's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Base>,
+    /// Repositories in that Body.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub workspaces: Vec<Workspace>,
     /// The ids its files are written under.
     pub ids: Ids,
     /// What it takes.

@@ -11,6 +11,12 @@ pub fn since(at: &str) -> String {
     }
 }
 
+/// The time since an instant in seconds since 1970.
+pub fn since_seconds(then: i64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    short(now.saturating_sub(u64::try_from(then).unwrap_or(0)))
+}
+
 fn short(seconds: u64) -> String {
     let units = [("d", 86_400), ("h", 3_600), ("m", 60)];
     match units.iter().find(|(_, unit)| seconds >= *unit) {

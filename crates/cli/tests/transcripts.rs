@@ -249,14 +249,14 @@ fn a_data_directory_that_cannot_be_used_is_told_with_a_hint() {
 }
 
 /// Every verb, so that none goes without help.
-const VERBS: [&str; 24] = [
-    "run",
+const VERBS: [&str; 29] = [
+    "up", "run",
     "create",
     "exec",
     "shell",
     "ls",
     "inspect",
-    "logs",
+    "logs", "diff", "log", "land", "wip",
     "cp",
     "start",
     "stop",

@@ -57,14 +57,16 @@ impl Fleet {
 
     /// The same for what was found already.
     pub(crate) fn create_on(&self, layer: Layer, mut request: Create, origin: Origin, parent: Option<BodyId>) -> Result<View, Failure> {
-        let Origin { under, base, settings } = origin;
+        let Origin { mut under, base, settings, workspaces } = origin;
+        let workspaces = if request.workspaces.is_empty() { workspaces } else { std::mem::take(&mut request.workspaces) };
+        under.workspaces = self.workspaces_below(&workspaces)?;
         request.limits.memory = request.limits.memory.or(settings.memory);
         request.limits.cpu_milli = request.limits.cpu_milli.or(settings.cpu_milli);
         request.workdir = request.workdir.or(settings.workdir);
         request.user = request.user.or(settings.user);
         request.env = settings.env.into_iter().chain(std::mem::take(&mut request.env)).collect();
         // From here on nobody clears its layers away.
-        let _standing = base.as_ref().map(|_| self.building()).transpose()?;
+        let _standing = (base.is_some() || !workspaces.is_empty()).then(|| self.building()).transpose()?;
         let limits = self.limits(&request)?;
         check_env(&request.env)?;
         let mounts = request.mounts.iter().map(check_mount).collect::<Result<Vec<_>, _>>()?;
@@ -83,6 +85,7 @@ impl Fleet {
             limits,
             env: request.env,
             mounts,
+            workspaces,
             workdir: request.workdir,
             user,
             network: Network::Closed,

@@ -67,6 +67,21 @@ pub fn layer(error: LayerError) -> Failure {
     Failure::new(Kind::Host, "cannot make a layer of the template").because(error).hint("make room: pal gc")
 }
 
+/// A repository that cannot come in, or work that cannot go out.
+pub fn workspace(doing: &str, error: workspace::WorkspaceError) -> Failure {
+    use workspace::{GitError, WorkspaceError};
+    let full = error.is_full();
+    let failure = match error {
+        WorkspaceError::Repository(message) => Failure::new(Kind::Usage, format!("{doing}: {message}")),
+        WorkspaceError::Conflict(message) => Failure::new(Kind::Conflict, format!("{doing}: {message}")),
+        WorkspaceError::NotFound(message) => Failure::new(Kind::NotFound, format!("{doing}: {message}")),
+        WorkspaceError::Hostile(message) => Failure::new(Kind::Limit, format!("{doing}: {message}")),
+        error @ WorkspaceError::Git(GitError::Missing(_)) => Failure::new(Kind::Host, doing.to_owned()).because(error).hint("install git: apt-get install git"),
+        error => Failure::new(Kind::Host, doing.to_owned()).because(error),
+    };
+    if full { failure.hint("make room on the disk: pal gc, or pal df to see where it went") } else { failure }
+}
+
 /// What is left of a Body or a snapshot and cannot be removed.
 pub fn removal(error: SnapshotError) -> Failure {
     Failure::new(Kind::Host, "cannot remove what is left").because(error).hint("try again: pal gc")

@@ -23,6 +23,7 @@ mod request;
 mod snapshots;
 mod templates;
 mod view;
+mod work;
 
 use std::{
     collections::HashMap,
@@ -51,6 +52,8 @@ pub use life::Force;
 pub use request::{AskedLimits, Create, ExecRequest, Stdin, TtySize};
 pub use store::{Durability, clock};
 pub use templates::{Act, BASE, BuildRequest, BuildState, From, INTERPRETER, Job, STEPS_MAX, Said, Say, Step, TemplateView, check_tags};
+pub use work::{Look, Repo, Up, Discard, WorkDiff};
+pub use workspace::{Commit, Dirty, How, Landed, LeftOut, Person, Saved, Shape, Touched, What};
 pub use view::{Copied, Ended, Garbage, SnapshotView, Status, View};
 
 /// All Bodies of one data directory.

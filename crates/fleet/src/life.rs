@@ -10,7 +10,7 @@ use proto::{
 };
 use serde_json::json;
 
-use crate::{Fleet, Rest, Status, View, failures};
+use crate::{Discard, Fleet, Rest, Status, View, failures};
 
 /// Whether a Body that runs may be removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,6 +181,8 @@ impl Fleet {
         if let Some(mut tether) = self.take_tether(id) {
             tether.bury();
         }
+        // It may have died with work in its hands.
+        self.save_if_possible(&spec)?;
         let under = self.under(&spec)?;
         // Two overlays must not share an upper.
         if let Some(last) = dir.running().map_err(|error| failures::dir(id, error))? {
@@ -224,7 +226,7 @@ impl Fleet {
 
     /// Ends a Body's processes and keeps its files.
     pub async fn stop(&self, id: &BodyId, grace: Duration) -> Result<View, Failure> {
-        let (dir, _, _lock) = self.locked(id)?;
+        let (dir, spec, _lock) = self.locked(id)?;
         self.lease_rests(id, Rest::Files)?;
         match dir.condition().map_err(|error| failures::dir(id, error))? {
             Condition::Running(running) => {
@@ -246,6 +248,7 @@ impl Fleet {
         if dir.path().exists() {
             dir.forget_guest().map_err(|error| Failure::new(Kind::Host, "cannot forget the Body's guest").because(error))?;
         }
+        self.save_if_possible(&spec)?;
         self.view(id)
     }
 
@@ -259,8 +262,14 @@ impl Fleet {
         Ok(())
     }
 
-    /// Removes a Body and its files. One that runs needs [`Force::Yes`].
+    /// Removes a Body and its files. One that runs needs [`Force::Yes`]. Work in its repositories is saved first; one
+    /// whose work cannot be saved stays.
     pub async fn remove(&self, id: &BodyId, force: Force) -> Result<(), Failure> {
+        self.remove_with(id, force, Discard::No).await
+    }
+
+    /// The same, where work that cannot be saved may be given up.
+    pub async fn remove_with(&self, id: &BodyId, force: Force, discard: Discard) -> Result<(), Failure> {
         let held = self.tethers().remove(id);
         let held = match held {
             Some(held) if held.spec.life == Life::Run && force == Force::Yes => return self.let_go(id, held),
@@ -281,11 +290,21 @@ impl Fleet {
             }
             return Err(Failure::new(Kind::Conflict, format!("Body {id} is running")).hint(format!("stop it first: pal stop {id}, or end it: pal rm --force {id}")));
         }
-        self.write("body.removed", id, json!({}))?;
         let running = match &condition {
             Condition::Running(running) | Condition::Paused(running) => Some(running),
             _ => None,
         };
+        if !spec.workspaces.is_empty() {
+            // Nobody writes any more when its work is read for the last time.
+            if let Some(running) = running {
+                self.write("body.stopped", id, json!({ "grace_ms": 0 }))?;
+                process::kill(&dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
+            }
+            if discard == Discard::No {
+                self.save_before_removal(&spec)?;
+            }
+        }
+        self.write("body.removed", id, if discard == Discard::Yes { json!({ "discarded": true }) } else { json!({}) })?;
         if let Some(running) = running {
             process::kill(&dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
         }

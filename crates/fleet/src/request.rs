@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use proto::{
     Layer, Size,
     spec::{Life, Mount},
+    workspace::Workspace,
 };
 
 use crate::Lease;
@@ -22,6 +23,8 @@ pub struct Create {
     pub env: BTreeMap<String, String>,
     /// What it sees of the host by name.
     pub mounts: Vec<Mount>,
+    /// Repositories in it, whose layers are there.
+    pub workspaces: Vec<Workspace>,
     /// Where commands run.
     pub workdir: Option<String>,
     /// Who runs commands; `user` if none.
@@ -41,6 +44,7 @@ impl Create {
             limits: AskedLimits::default(),
             env: BTreeMap::new(),
             mounts: Vec::new(),
+            workspaces: Vec::new(),
             workdir: None,
             user: None,
             life: Life::Run,

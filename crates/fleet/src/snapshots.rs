@@ -65,6 +65,7 @@ impl Fleet {
             template: spec.template.clone(),
             below: spec.snapshots.clone(),
             base: spec.base.clone(),
+            workspaces: spec.workspaces.clone(),
             ids: spec.ids.clone(),
             bytes: 0,
             for_forks: purpose == Purpose::Forks,
@@ -123,7 +124,7 @@ impl Fleet {
     /// A snapshot, what is below it, and the template's root below that.
     pub(crate) fn under_snapshot(&self, top: &Manifest) -> Result<Under, Failure> {
         let layers = top.base.as_ref().map(|base| self.layers_below(&base.layers)).transpose()?;
-        Ok(Under { snapshots: self.stack(top)?, layers })
+        Ok(Under { snapshots: self.stack(top)?, layers, workspaces: self.workspaces_below(&top.workspaces)? })
     }
 
     /// Snapshots below a Body that exists.
@@ -222,6 +223,7 @@ fn fork_request(parent: &Spec, manifest: &Manifest) -> Create {
         },
         env: parent.env.clone(),
         mounts: parent.mounts.clone(),
+        workspaces: parent.workspaces.clone(),
         workdir: parent.workdir.clone(),
         user: Some(parent.user.clone()),
         life: Life::Kept,

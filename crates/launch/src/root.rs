@@ -44,6 +44,10 @@ pub fn assemble(plan: &Plan, trees: &Trees) -> Result<Vec<Mechanism>, StepError>
     }
     let upper = sys::fd::open_path(&private.join("upper")).step("open the upper")?;
     plan.seeds.iter().try_for_each(|seed| plant(plan, upper.as_fd(), seed))?;
+    for area in plan.areas.iter().filter(|area| area.owner != 0 && plan.ids.has_root()) {
+        let owner = (Some(Uid::from_raw(area.owner)), Some(Gid::from_raw(area.owner)));
+        rustix::fs::chownat(&upper, area.dir_name(), owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW).step("give the workspace to its user")?;
+    }
     let stack = Stack { plan, private, lowers };
     let mut told = vec![upper_record(plan)];
     for area in &plan.areas {
@@ -153,7 +157,13 @@ fn mount_area(stack: &Stack<'_>, area: &Area) -> Result<Option<Mechanism>, StepE
         rustix::process::chdir(&place).step("enter the root's directory")?;
         return Ok(None);
     }
-    let place = Path::new(".").join(&area.at);
+    // Above a place that lies deeper, a Body may have put a link in an earlier life.
+    let held = if area.at.contains('/') && area.kind == AreaKind::Private && !is_host_place(area) {
+        Some(crate::views::make_place(Path::new(&area.at), true).step(step())?)
+    } else {
+        None
+    };
+    let place = held.as_ref().map_or_else(|| Path::new(".").join(&area.at), |held| sys::fd::path_of(held.as_fd()));
     if area.kind == AreaKind::Shown {
         return show(area, &place).map(|()| None);
     }
@@ -163,6 +173,11 @@ fn mount_area(stack: &Stack<'_>, area: &Area) -> Result<Option<Mechanism>, StepE
         Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => read_only_area(area, &place),
         Err(error) => Err(error).step(step()),
     }
+}
+
+/// Whether what is above it is the host's own, which no Body can change.
+fn is_host_place(area: &Area) -> bool {
+    area.lowers.iter().any(|lower| lower.written_as.is_none())
 }
 
 impl Stack<'_> {

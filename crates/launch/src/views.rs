@@ -137,7 +137,7 @@ fn named(tree: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
 }
 
 /// Walks down from the root by descriptor, making what is missing.
-fn make_place(target: &Path, is_dir: bool) -> io::Result<OwnedFd> {
+pub fn make_place(target: &Path, is_dir: bool) -> io::Result<OwnedFd> {
     let parts: Vec<PathBuf> = target.components().filter_map(|part| match part {
         Component::Normal(name) => Some(PathBuf::from(name)),
         _ => None,

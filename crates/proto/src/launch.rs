@@ -116,6 +116,9 @@ pub struct Area {
     pub kind: AreaKind,
     /// Read-only directories, nearest first.
     pub lowers: Vec<Lower>,
+    /// Whose its top directory is, as an id inside.
+    #[serde(default)]
+    pub owner: u32,
 }
 
 /// What a Body may do in an area.

@@ -20,6 +20,7 @@ pub mod template;
 pub mod text;
 pub mod tree;
 pub mod wire;
+pub mod workspace;
 
 pub use enforcement::{Enforcement, Mechanism, State};
 pub use event::{Draft, Event};

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BodyId, Layer, Limits, SnapshotId, template::Base};
+use crate::{BodyId, Layer, Limits, SnapshotId, template::Base, workspace::Workspace};
 
 /// The version of `spec.json`.
 pub const VERSION: u32 = 1;
@@ -79,6 +79,9 @@ pub struct Spec {
     /// What it sees of the host by name.
     #[serde(default)]
     pub mounts: Vec<Mount>,
+    /// Repositories in it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub workspaces: Vec<Workspace>,
     /// Where commands run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workdir: Option<String>,

@@ -196,6 +196,9 @@ pub struct LayerRecord {
     pub created_at: String,
     /// What made it, in words.
     pub about: String,
+    /// Layers it was made to stand on, nearest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub over: Vec<LayerId>,
 }
 
 /// Why a text cannot name a template.

@@ -80,6 +80,7 @@ impl BodyArgs {
             limits,
             env: self.env.into_iter().collect(),
             mounts: self.mount.into_iter().map(here).collect::<Result<_, _>>()?,
+            workspaces: Vec::new(),
             workdir: self.workdir,
             user: self.user,
             life,

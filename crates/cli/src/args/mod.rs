@@ -6,6 +6,7 @@ mod serve;
 mod templates;
 pub mod values;
 mod verbs;
+mod work;
 
 use std::{ffi::OsString, os::unix::ffi::OsStrExt};
 
@@ -19,6 +20,7 @@ pub use templates::{Import, Pull, Setup, Templates, TemplatesCommand};
 pub use verbs::{
     Bodies, Body, Completions, Copy, Events, EventsCommand, Fork, Gc, Remove, Snapshot, Snapshots, Stop,
 };
+pub use work::{Diff, Land, Log, Up};
 
 use crate::{ahead, output::Format};
 
@@ -97,6 +99,7 @@ impl Common {
 /// The verbs.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    Up(Box<Up>),
     Run(Box<Run>),
     Create(Box<BodyArgs>),
     Exec(Exec),
@@ -114,6 +117,16 @@ pub enum Command {
     ///
     /// Example: pal logs k3v9
     Logs(Body),
+    Diff(Diff),
+    Log(Log),
+    Land(Land),
+    /// Save the work of Bodies in their repositories now; print the commits that hold it.
+    ///
+    /// Everything tracked and untracked goes to refs/palisade/BODY/wip.
+    /// `pal stop` and `pal rm` do the same by themselves.
+    ///
+    /// Example: pal wip k3v9
+    Wip(Bodies),
     Cp(Copy),
     /// Start Bodies that are stopped, dead or lost.
     ///

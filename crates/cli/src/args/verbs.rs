@@ -52,12 +52,17 @@ pub struct Stop {
 
 /// Remove Bodies and their files.
 ///
+/// Work in a repository is saved there first, under refs/palisade/BODY; a Body whose work cannot be saved stays.
+///
 /// Example: pal rm k3v9
 #[derive(Debug, clap::Args)]
 pub struct Remove {
     /// Also Bodies that run
     #[arg(long, short)]
     pub force: bool,
+    /// Give their work up: say what is lost, and save nothing
+    #[arg(long)]
+    pub discard: bool,
     /// Which.
     #[command(flatten)]
     pub of: Bodies,

@@ -35,7 +35,8 @@ pub async fn shell(fleet: &Fleet, args: Shell) -> Result<u8, Failure> {
     join(fleet, &args.body, request, wire, Format::Text).await
 }
 
-async fn join(
+/// Runs a request in a Body that runs, joined to our own input and output.
+pub async fn join(
     fleet: &Fleet,
     key: &str,
     request: ExecRequest,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fleet::{Fleet, Force, View};
+use fleet::{Discard, Fleet, Force, View};
 use proto::{BodyId, Failure};
 use serde_json::json;
 
@@ -42,8 +42,12 @@ pub async fn resume(fleet: &Fleet, keys: &[String], format: Format) -> Result<()
 /// Removes Bodies.
 pub async fn remove(fleet: &Fleet, args: &Remove, format: Format) -> Result<(), Failure> {
     let force = if args.force { Force::Yes } else { Force::No };
+    let discard = if args.discard { Discard::Yes } else { Discard::No };
     each(fleet, &args.of.bodies, format, async |id| {
-        progress::watch("removing", fleet.remove(id, force)).await?;
+        if args.discard {
+            super::work::tell_losses(fleet, id)?;
+        }
+        progress::watch("removing", fleet.remove_with(id, force, discard)).await?;
         match format {
             Format::Text => output::line(id),
             Format::Json => output::json(&json!({ "id": id })),

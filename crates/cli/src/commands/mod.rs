@@ -16,6 +16,7 @@ mod run;
 mod serve;
 mod snapshot;
 mod templates;
+mod work;
 
 use std::mem::ManuallyDrop;
 
@@ -62,6 +63,7 @@ async fn act(
             fleet.settle();
             return code;
         }
+        Command::Up(args) => return work::up(&to_create()?, *args, format).await,
         Command::Exec(args) => {
             let wire = Wire::choose(args.wires, format)?;
             return exec::exec(&fleet()?, args, wire, format).await;
@@ -71,6 +73,10 @@ async fn act(
         Command::Ls => list::list(&fleet()?, format),
         Command::Inspect(args) => inspect::inspect(&fleet()?, &args.body, format),
         Command::Logs(args) => logs::logs(&fleet()?, &args.body, format),
+        Command::Diff(args) => work::diff(&fleet()?, &args, format),
+        Command::Log(args) => work::log(&fleet()?, &args, format).await,
+        Command::Land(args) => work::land(&fleet()?, args, format).await,
+        Command::Wip(args) => work::wip(&fleet()?, &args.bodies, format).await,
         Command::Cp(args) => {
             let way = copy::way(&args)?;
             copy::copy(&fleet()?, way, format).await

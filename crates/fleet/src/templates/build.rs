@@ -269,12 +269,12 @@ impl Fleet {
 
     fn build_body(&self, job: &Job, stand: &Stand) -> Result<BodyId, Failure> {
         let base = Base { template: job.template.clone(), build: job.id.clone(), layers: stand.layers.clone(), sudo: stand.settings.sudo, start: None };
-        let under = body::root::Under { snapshots: Vec::new(), layers: Some(self.layers_below(&stand.layers)?) };
+        let under = body::root::Under { layers: Some(self.layers_below(&stand.layers)?), ..Default::default() };
         let settings = Settings { env: stand.settings.env.clone(), ..Settings::default() };
         let mut request = Create { template: format!("build {}", job.id), ..Create::kept() };
         request.limits.wall = Some(STEP_WALL);
         request.limits.memory = job.memory;
-        let view = self.create_on(Layer::Process, request, Origin { under, base: Some(base), settings }, None)?;
+        let view = self.create_on(Layer::Process, request, Origin { under, base: Some(base), settings, ..Origin::default() }, None)?;
         Ok(view.spec.id)
     }
 

@@ -7,6 +7,9 @@ use proto::{Failure, LayerId};
 
 use crate::{Fleet, Garbage, Sweep, failures};
 
+/// What all layers may take together where nobody said otherwise.
+const BUDGET_DEFAULT: u64 = 20 << 30;
+
 impl Fleet {
     /// Layers that a build, a Body or a snapshot stands on.
     fn needed_layers(&self) -> Result<BTreeSet<LayerId>, Failure> {
@@ -14,10 +17,14 @@ impl Fleet {
         let mut needed: BTreeSet<LayerId> = builds.collect();
         for id in self.ids()? {
             let dir = BodyDir::at(self.body_path(&id));
-            let base = dir.spec().or_else(|_| dir.draft()).ok().and_then(|spec| spec.base);
-            needed.extend(base.into_iter().flat_map(|base| base.layers));
+            let Ok(spec) = dir.spec().or_else(|_| dir.draft()) else { continue };
+            needed.extend(spec.base.into_iter().flat_map(|base| base.layers));
+            needed.extend(spec.workspaces.into_iter().flat_map(|workspace| workspace.layers));
         }
-        needed.extend(self.manifests().into_iter().filter_map(|manifest| manifest.base).flat_map(|base| base.layers));
+        for manifest in self.manifests() {
+            needed.extend(manifest.base.into_iter().flat_map(|base| base.layers));
+            needed.extend(manifest.workspaces.into_iter().flat_map(|workspace| workspace.layers));
+        }
         Ok(needed)
     }
 
@@ -28,6 +35,11 @@ impl Fleet {
 
     /// The same for `gc`, which tells what it found.
     pub(crate) fn sweep_layers(&self, sweep: Sweep, found: &mut Vec<Garbage>) -> Result<(), Failure> {
+        self.sweep_layers_to(sweep, BUDGET_DEFAULT, found)
+    }
+
+    /// The same, with that much room for layers that somebody may stand on again.
+    pub(crate) fn sweep_layers_to(&self, sweep: Sweep, budget: u64, found: &mut Vec<Garbage>) -> Result<(), Failure> {
         if !self.layers_dir().is_dir() {
             return Ok(());
         }
@@ -41,6 +53,9 @@ impl Fleet {
                 continue;
             }
             let record = layers::read(&path);
+            if record.as_ref().is_ok_and(Self::is_spare) {
+                continue;
+            }
             let why = if record.is_ok() { "no template, Body or snapshot stands on it" } else { "it was never finished" };
             let bytes = record.as_ref().map_or(0, |record| record.bytes);
             found.push(Garbage { kind: "layer", name, bytes, why: why.to_owned() });
@@ -50,7 +65,7 @@ impl Fleet {
                 snapshot::remove(&self.maker.programs, &ids, &path).map_err(failures::removal)?;
             }
         }
-        Ok(())
+        self.sweep_spares(&needed, budget, sweep, found)
     }
 
     /// What was on its way from a registry and never arrived.

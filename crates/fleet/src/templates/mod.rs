@@ -30,6 +30,7 @@ use body::{
 use proto::{
     Draft, Failure, Kind, LayerId, Spec, TemplateId,
     template::{Base, Build, BuildId, DEFAULT_TAG, Named, Settings, Tag, Template, VERSION},
+    workspace::Workspace,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
@@ -71,6 +72,8 @@ pub(crate) struct Origin {
     pub base: Option<Base>,
     /// What it takes over.
     pub settings: Settings,
+    /// Repositories that come with a snapshot.
+    pub workspaces: Vec<Workspace>,
 }
 
 impl Fleet {
@@ -155,7 +158,7 @@ impl Fleet {
         let bare = key.strip_suffix(":default").or_else(|| key.strip_suffix(":latest")).unwrap_or(key);
         let manifest = self.find_snapshot(bare).map_err(|failure| if failure.kind == Kind::NotFound { unknown(key) } else { failure })?;
         let under = self.under_snapshot(&manifest)?;
-        Ok(Origin { under, base: manifest.base, settings: Settings::default() })
+        Ok(Origin { under, base: manifest.base, settings: Settings::default(), workspaces: manifest.workspaces })
     }
 
     /// The same for a build.
@@ -172,7 +175,8 @@ impl Fleet {
             sudo: build.settings.sudo,
             start: build.settings.start.clone(),
         };
-        Ok(Origin { under: Under { snapshots: Vec::new(), layers: Some(layers) }, base: Some(base), settings: build.settings })
+        let under = Under { layers: Some(layers), ..Under::default() };
+        Ok(Origin { under, base: Some(base), settings: build.settings, ..Origin::default() })
     }
 
     pub(crate) fn layers_below(&self, ids: &[LayerId]) -> Result<Vec<LayerBelow>, Failure> {
@@ -188,7 +192,7 @@ impl Fleet {
     /// What is below a Body that exists.
     pub(crate) fn under(&self, spec: &Spec) -> Result<Under, Failure> {
         let layers = spec.base.as_ref().map(|base| self.layers_below(&base.layers)).transpose()?;
-        Ok(Under { snapshots: self.below(spec)?, layers })
+        Ok(Under { snapshots: self.below(spec)?, layers, workspaces: self.workspaces_below(&spec.workspaces)? })
     }
 
     /// A template of that name, made if there is none.

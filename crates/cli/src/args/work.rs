@@ -1,0 +1,114 @@
+//! The verbs of repositories.
+
+use std::{ffi::OsString, path::PathBuf};
+
+use super::{BodyArgs, Wires, values};
+
+/// Make a Body with a repository in it, ready to work in; print its id.
+///
+/// The repository is the one you stand in, at the commit it is on, under /workspace.
+/// Uncommitted and untracked files come along with --with-dirty, ignored ones when --include names them.
+/// What is done in the Body stays there until `pal land`; `pal diff` shows it.
+///
+/// Example: pal up --clean -- git log -1 --oneline
+#[derive(Debug, clap::Args)]
+pub struct Up {
+    /// Take this repository, a path or an address, instead of the one you stand in; may be repeated
+    #[arg(long, value_name = "PATH|URL")]
+    pub repo: Vec<String>,
+    /// Take this commit, branch or tag
+    #[arg(long = "ref", value_name = "REF")]
+    pub reference: Option<String>,
+    /// Bring uncommitted and untracked files along
+    #[arg(long, conflicts_with_all = ["clean", "reference"])]
+    pub with_dirty: bool,
+    /// Bring only what is committed, and do not look whether there is more
+    #[arg(long)]
+    pub clean: bool,
+    /// Bring this ignored file or directory along; may be repeated
+    #[arg(long, value_name = "PATH", conflicts_with = "reference")]
+    pub include: Vec<PathBuf>,
+    /// Make this many
+    #[arg(long, short = 'n', value_name = "COUNT", default_value = "1", value_parser = values::forks,
+        allow_hyphen_values = true)]
+    pub count: u32,
+    /// What it is.
+    #[command(flatten)]
+    pub body: BodyArgs,
+    /// How it is spoken to.
+    #[command(flatten)]
+    pub wires: Wires,
+    /// Run this in it, once it is there
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+/// Show what a Body changed: committed, uncommitted and untracked, against what it began with.
+///
+/// Example: pal diff --stat k3v9
+#[derive(Debug, clap::Args)]
+pub struct Diff {
+    /// Only a line for each file
+    #[arg(long)]
+    pub stat: bool,
+    /// In this repository, of a Body that has several
+    #[arg(long, value_name = "NAME")]
+    pub workspace: Option<String>,
+    /// The Body: its id, or the beginning of it
+    #[arg(value_name = "BODY")]
+    pub body: String,
+    /// Only below these paths
+    #[arg(value_name = "PATH")]
+    pub paths: Vec<OsString>,
+}
+
+/// List the commits of a Body, newest first.
+///
+/// Example: pal log k3v9
+#[derive(Debug, clap::Args)]
+pub struct Log {
+    /// In this repository, of a Body that has several
+    #[arg(long, value_name = "NAME")]
+    pub workspace: Option<String>,
+    /// The Body: its id, or the beginning of it
+    #[arg(value_name = "BODY")]
+    pub body: String,
+}
+
+/// Bring the work of a Body onto a branch of your repository.
+///
+/// Without an option, onto a new branch `pal/BODY`: its commits, and one more for what is not committed.
+/// Commits keep their author; you are who commits, and signs if your git is set to.
+/// Nothing of a Body runs: no hook, no filter.
+///
+/// Example: pal land --onto main k3v9
+#[derive(Debug, clap::Args)]
+pub struct Land {
+    /// Make this branch, or move it forward
+    #[arg(long, value_name = "BRANCH", conflicts_with = "onto")]
+    pub branch: Option<String>,
+    /// Put the work on top of this branch
+    #[arg(long, value_name = "BRANCH")]
+    pub onto: Option<String>,
+    /// Land all of it as one commit of yours
+    #[arg(long, conflicts_with_all = ["pick", "committed"])]
+    pub squash: bool,
+    /// Say this in that commit
+    #[arg(long, short, value_name = "TEXT", requires = "squash")]
+    pub message: Option<String>,
+    /// Land only this commit; may be repeated
+    #[arg(long, value_name = "COMMIT")]
+    pub pick: Vec<String>,
+    /// Leave out what is not committed
+    #[arg(long, conflicts_with = "pick")]
+    pub committed: bool,
+    /// Change nothing: print all of it as a patch
+    #[arg(long, conflicts_with_all = ["branch", "onto", "squash", "pick", "committed"])]
+    pub patch: bool,
+    /// In this repository, of a Body that has several
+    #[arg(long, value_name = "NAME")]
+    pub workspace: Option<String>,
+    /// The Body: its id, or the beginning of it
+    #[arg(value_name = "BODY")]
+    pub body: String,
+}

@@ -1,0 +1,198 @@
+//! `pal up`, `diff`, `log`, `land` and `wip`.
+
+use std::path::{Path, PathBuf};
+
+use fleet::{Dirty, ExecRequest, Fleet, How, LeftOut, Person, Repo, Shape, Up, What};
+use proto::{Failure, Kind, spec::Life};
+use rustix::{stdio, termios::isatty};
+
+use crate::{
+    age,
+    args::{self, BodyArgs},
+    output::{self, Format},
+    progress,
+    session::Wire,
+    settings::absolute,
+    table::Table,
+};
+
+/// Variables by which a person's git finds keys, agents and proxies.
+const PERSONAL: &[&str] = &[
+    "GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_AUTHOR_DATE", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL", "GIT_COMMITTER_DATE",
+    "GIT_CONFIG_GLOBAL", "GIT_CONFIG_NOSYSTEM", "GIT_SSH", "GIT_SSH_COMMAND", "GNUPGHOME", "GPG_TTY", "SSH_AUTH_SOCK", "XDG_CONFIG_HOME",
+    "http_proxy", "https_proxy", "HTTPS_PROXY", "no_proxy", "SSL_CERT_FILE", "USER", "TERM",
+];
+
+/// Whose git is used for what this person does.
+pub fn person() -> Person {
+    let env = PERSONAL.iter().filter_map(|name| Some(((*name).into(), std::env::var_os(name)?))).collect();
+    let home = std::env::var_os("HOME").map_or_else(|| PathBuf::from("/nonexistent"), PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+    Person { home, path, env }
+}
+
+/// What asks for Bodies with repositories.
+pub fn request(args: &args::Up, body: BodyArgs) -> Result<Up, Failure> {
+    let wall = body.timeout;
+    let here = || -> Result<Vec<Repo>, Failure> { Ok(vec![Repo::Path(absolute(Path::new("."))?)]) };
+    let named = || args.repo.iter().map(|repo| repository(repo)).collect::<Result<Vec<_>, _>>();
+    Ok(Up {
+        repositories: if args.repo.is_empty() { here()? } else { named()? },
+        reference: args.reference.clone(),
+        dirty: if args.with_dirty { Dirty::With } else { Dirty::Without },
+        include: args.include.iter().map(|path| absolute(path)).collect::<Result<_, _>>()?,
+        person: person(),
+        create: body.request(Life::Kept, wall)?,
+        count: args.count,
+    })
+}
+
+/// A path, unless it is an address.
+fn repository(text: &str) -> Result<Repo, Failure> {
+    let path = Path::new(text);
+    if path.exists() {
+        return Ok(Repo::Path(absolute(path)?));
+    }
+    let scheme = ["https://", "http://", "ssh://", "git://", "file://"].iter().any(|scheme| text.starts_with(scheme));
+    let scp = text.split_once(':').is_some_and(|(host, path)| !host.is_empty() && !host.starts_with('-') && !host.contains('/') && !path.starts_with(':') && !path.is_empty());
+    if scheme || scp {
+        return Ok(Repo::Url(text.to_owned()));
+    }
+    Err(Failure::new(Kind::NotFound, format!("{} is no repository", proto::text::visible(text))).hint("name a path or an address: https://, ssh:// or host:path"))
+}
+
+/// Makes Bodies; runs the command in the first.
+pub async fn up(fleet: &Fleet, args: args::Up, format: Format) -> Result<u8, Failure> {
+    let wire = Wire::choose(args.wires, format)?;
+    let request = request(&args, args.body.clone())?;
+    let views = progress::watch("bringing the repository in", fleet.up(request.clone())).await?;
+    if !args.clean && !args.with_dirty && args.reference.is_none() {
+        let left = request.repositories.iter().map(|repo| fleet.uncommitted(repo, &request.person)).sum::<usize>();
+        if left > 0 {
+            let files = if left == 1 { "1 uncommitted file is".to_owned() } else { format!("{left} uncommitted files are") };
+            output::talk(&format!("{files} not in it\n  hint: bring them along with `pal up --with-dirty`, or say `--clean`"));
+        }
+    }
+    if args.command.is_empty() || format == Format::Text {
+        match format {
+            Format::Json => output::json(&views)?,
+            // A command's output is data; the id is talk beside it.
+            Format::Text if args.command.is_empty() => views.iter().try_for_each(|view| output::line(view.id()))?,
+            Format::Text => output::talk(&format!("Body {}", views[0].id())),
+        }
+    }
+    if args.command.is_empty() {
+        return Ok(0);
+    }
+    super::exec::join(fleet, views[0].id().as_str(), ExecRequest::new(args.command), wire, format).await
+}
+
+/// Shows what a Body changed.
+pub fn diff(fleet: &Fleet, args: &args::Diff, format: Format) -> Result<(), Failure> {
+    let view = fleet.find(&args.body)?;
+    if format == Format::Json {
+        return output::json(&fleet.look_closely(view.id(), args.workspace.as_deref())?.diff);
+    }
+    let look = fleet.look(view.id(), args.workspace.as_deref())?;
+    let shape = if args.stat { Shape::Stat } else { Shape::Patch };
+    show(&look.text(shape, &args.paths)?)?;
+    tell_left_out(&look.diff.left_out);
+    Ok(())
+}
+
+/// To a terminal nothing goes raw; to anything else, every byte does.
+fn show(text: &[u8]) -> Result<(), Failure> {
+    if !isatty(stdio::stdout()) {
+        return output::data(text);
+    }
+    for line in text.split_inclusive(|byte| *byte == b'\n') {
+        let line = line.strip_suffix(b"\n").unwrap_or(line);
+        let shown: Vec<String> = line.split(|byte| *byte == b'\t').map(proto::text::visible_bytes).collect();
+        output::line(shown.join("\t"))?;
+    }
+    Ok(())
+}
+
+fn tell_left_out(left_out: &[LeftOut]) {
+    for left in left_out {
+        output::talk(&format!("left out: {} ({})", left.path, left.why));
+    }
+}
+
+/// Lists the commits of a Body.
+pub async fn log(fleet: &Fleet, args: &args::Log, format: Format) -> Result<(), Failure> {
+    let view = fleet.find(&args.body)?;
+    let (saved, commits) = fleet.work_log(view.id(), args.workspace.as_deref()).await?;
+    if format == Format::Json {
+        return output::json(&serde_json::json!({ "saved": saved, "commits": commits }));
+    }
+    if let Some(trouble) = &saved.trouble {
+        output::talk(&format!("its commits are not here: {}", proto::text::visible(trouble)));
+    }
+    if commits.is_empty() {
+        output::talk("no commits");
+        return Ok(());
+    }
+    let mut table = Table::new(&["COMMIT", "AGE", "AUTHOR", "SUBJECT"]);
+    for commit in &commits {
+        table.row([&commit.id[..commit.id.len().min(12)], &age::since_seconds(commit.at), &commit.author, &commit.subject]);
+    }
+    output::data(table.render("").as_bytes())
+}
+
+/// Saves the work of Bodies.
+pub async fn wip(fleet: &Fleet, keys: &[String], format: Format) -> Result<(), Failure> {
+    for key in keys {
+        let view = fleet.find(key)?;
+        for saved in progress::watch("saving", fleet.save(view.id())).await? {
+            match format {
+                Format::Json => output::json(&saved)?,
+                Format::Text => output::line(&saved.wip)?,
+            }
+            if let Some(trouble) = &saved.trouble {
+                output::talk(&format!("its commits are not in it: {}", proto::text::visible(trouble)));
+            }
+            tell_left_out(&saved.left_out);
+        }
+    }
+    Ok(())
+}
+
+/// Lands the work of a Body.
+pub async fn land(fleet: &Fleet, args: args::Land, format: Format) -> Result<(), Failure> {
+    let view = fleet.find(&args.body)?;
+    let name = args.workspace.as_deref();
+    if args.patch {
+        return show(&fleet.look(view.id(), name)?.text(Shape::Patch, &[])?);
+    }
+    let how = match (args.branch, args.onto) {
+        (_, Some(onto)) => How::Onto(onto),
+        (Some(branch), None) => How::Branch(branch),
+        (None, None) => How::Branch(format!("pal/{}", view.id())),
+    };
+    let what = match (args.squash, args.pick.is_empty(), args.committed) {
+        (true, ..) => What::Squash { message: args.message },
+        (_, false, _) => What::Pick(args.pick),
+        (.., true) => What::Committed,
+        _ => What::All,
+    };
+    let landed = progress::watch("landing", fleet.land(view.id(), name, how, what, &person())).await?;
+    if format == Format::Json {
+        return output::json(&landed);
+    }
+    for path in &landed.runs_something {
+        output::talk(&format!("look at {} before you use it: tools run what it says", proto::text::visible(path)));
+    }
+    let commits = if landed.commits == 1 { "commit" } else { "commits" };
+    output::talk(&format!("{} {commits} on {}", landed.commits, landed.branch));
+    output::line(&landed.to)
+}
+
+/// Says what goes with a Body whose work is given up.
+pub fn tell_losses(fleet: &Fleet, id: &proto::BodyId) -> Result<(), Failure> {
+    let losses = fleet.losses(id)?;
+    for line in &losses {
+        output::talk(&format!("lost: {}", proto::text::visible(line)));
+    }
+    Ok(())
+}

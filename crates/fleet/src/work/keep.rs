@@ -1,0 +1,75 @@
+//! Layers of repositories: kept for the next Body, as long as there is room.
+
+use std::{collections::BTreeSet, fs, path::Path, time::SystemTime};
+
+use body::{layers, snapshot};
+use proto::{Failure, LayerId, Size, template::LayerRecord};
+
+use crate::{Fleet, Garbage, Sweep, failures};
+
+/// What such layers say of themselves.
+const KINDS: [&str; 3] = ["tree ", "head ", "objects "];
+
+/// A layer that nobody stands on, but somebody may again.
+#[derive(Debug)]
+pub(crate) struct Spare {
+    record: LayerRecord,
+    used: SystemTime,
+}
+
+impl Fleet {
+    /// Notes that layers were of use.
+    pub(crate) fn touch_layers(&self, ids: &[LayerId]) {
+        let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
+        let times = rustix::fs::Timestamps { last_access: now, last_modification: now };
+        for id in ids {
+            let _ = rustix::fs::utimensat(rustix::fs::CWD, self.layers_dir().join(id.as_str()).join("layer.json"), &times, rustix::fs::AtFlags::empty());
+        }
+    }
+
+    /// Whether a layer that nobody stands on is worth keeping.
+    pub(crate) fn is_spare(record: &LayerRecord) -> bool {
+        KINDS.iter().any(|kind| record.about.starts_with(kind))
+    }
+
+    /// Removes layers that nobody stands on, those that were not used for longest first, until all are within `budget`.
+    pub(crate) fn sweep_spares(&self, needed: &BTreeSet<LayerId>, budget: u64, sweep: Sweep, found: &mut Vec<Garbage>) -> Result<(), Failure> {
+        let (mut spares, mut total) = (Vec::new(), 0);
+        for entry in fs::read_dir(self.layers_dir()).into_iter().flatten().flatten() {
+            let Ok(record) = layers::read(&entry.path()) else { continue };
+            total += record.bytes;
+            if Self::is_spare(&record) && !needed.contains(&record.id) {
+                let used = used(&entry.path());
+                spares.push(Spare { record, used });
+            }
+        }
+        // What others stand on goes after them.
+        spares.sort_by_key(|spare| (spare.record.about.starts_with("objects "), spare.used));
+        let mut gone: BTreeSet<LayerId> = BTreeSet::new();
+        while total > budget {
+            let stands = |id: &LayerId| spares.iter().any(|other| !gone.contains(&other.record.id) && other.record.over.contains(id));
+            let Some(next) = spares.iter().find(|spare| !gone.contains(&spare.record.id) && !stands(&spare.record.id)) else { break };
+            let record = &next.record;
+            found.push(Garbage { kind: "layer", name: record.id.to_string(), bytes: record.bytes, why: "nobody stands on it, and the store is over its budget".into() });
+            total = total.saturating_sub(record.bytes);
+            if sweep == Sweep::Remove {
+                let path = self.layers_dir().join(record.id.as_str());
+                snapshot::remove(&self.maker.programs, &record.ids, &path).map_err(failures::removal)?;
+            }
+            let id = record.id.clone();
+            gone.insert(id);
+        }
+        Ok(())
+    }
+
+    /// Makes the store as small as it can be without taking anything from anybody.
+    pub fn shrink(&self, budget: Size) -> Result<Vec<Garbage>, Failure> {
+        let mut found = Vec::new();
+        self.sweep_layers_to(Sweep::Remove, budget.0, &mut found)?;
+        Ok(found)
+    }
+}
+
+fn used(layer: &Path) -> SystemTime {
+    fs::metadata(layer.join("layer.json")).and_then(|found| found.modified()).unwrap_or(SystemTime::UNIX_EPOCH)
+}

@@ -1,0 +1,126 @@
+//! Repositories in Bodies: brought in, looked at, saved, landed.
+//!
+//! Invariant: a Body whose work is not in the user's repository is removed only when somebody says so.
+//! Invariant: what reaches the user's repository is an event.
+
+mod keep;
+mod look;
+mod up;
+
+pub use look::{Look, WorkDiff};
+pub use up::{Repo, Up};
+
+use body::{BodyDir, Condition, process, root::WorkspaceBelow};
+use proto::{BodyId, Failure, Kind, Spec, workspace::Workspace};
+use serde_json::json;
+use workspace::{Saved, Source};
+
+use crate::{Fleet, failures};
+
+/// Whether work that cannot be saved may be given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Discard {
+    /// It may.
+    Yes,
+    /// It may not.
+    No,
+}
+
+impl Fleet {
+    /// What is below the repositories of a Body.
+    pub(crate) fn workspaces_below(&self, workspaces: &[Workspace]) -> Result<Vec<WorkspaceBelow>, Failure> {
+        workspaces.iter().map(|workspace| Ok(WorkspaceBelow { at: workspace.at(), layers: self.layers_below(&workspace.layers)? })).collect()
+    }
+
+    /// Where the work of a Body is.
+    pub(crate) fn sources(&self, spec: &Spec) -> Result<Vec<Source>, Failure> {
+        let snapshots: Vec<_> = self.below(spec)?.into_iter().map(|below| below.dir).collect();
+        let source = |workspace: &Workspace| Source {
+            body: spec.id.clone(),
+            dir: self.body_path(&spec.id),
+            snapshots: snapshots.clone(),
+            workspace: workspace.clone(),
+            layers: self.layers_dir(),
+        };
+        Ok(spec.workspaces.iter().map(source).collect())
+    }
+
+    /// Brings the work of a Body into the repositories it came from. Its processes stand still meanwhile.
+    pub async fn save(&self, id: &BodyId) -> Result<Vec<Saved>, Failure> {
+        let (dir, spec, _lock) = self.locked(id)?;
+        if spec.workspaces.is_empty() {
+            return Err(no_workspace(id));
+        }
+        self.hold_still(&dir, &spec)?;
+        let saved = self.save_work(&spec);
+        self.thaw_held(&dir)?;
+        saved
+    }
+
+    fn hold_still(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {
+        let Condition::Running(running) = dir.condition().map_err(|error| failures::dir(&spec.id, error))? else { return Ok(()) };
+        dir.hold().map_err(|error| Failure::new(Kind::Host, "cannot freeze the Body").because(error).hint("make room: pal gc"))?;
+        let frozen = process::pause(&running).map_err(|error| failures::process("cannot freeze the Body", error));
+        frozen.inspect_err(|_| drop(self.thaw_held(dir)))
+    }
+
+    /// The caller has the lock, and nobody writes.
+    fn save_work(&self, spec: &Spec) -> Result<Vec<Saved>, Failure> {
+        let mut all = Vec::new();
+        for source in self.sources(spec)? {
+            let saved = workspace::save(&source).map_err(|error| failures::workspace("cannot save the work of the Body", error))?;
+            self.note_saved(&source, &saved)?;
+            all.push(saved);
+        }
+        Ok(all)
+    }
+
+    /// Once for each state of the work.
+    fn note_saved(&self, source: &Source, saved: &Saved) -> Result<(), Failure> {
+        let told = source.dir.join("git").join(&source.workspace.name).join("told");
+        let text = serde_json::to_string(saved).unwrap_or_default();
+        if std::fs::read_to_string(&told).is_ok_and(|before| before == text) {
+            return Ok(());
+        }
+        self.write("workspace.saved", &source.body, json!({ "workspace": source.workspace.name, "refs": workspace::namespace(&source.body), "saved": saved }))?;
+        let _ = std::fs::write(told, text);
+        Ok(())
+    }
+
+    /// What cannot be saved now is still in the Body, so this is told and not an error.
+    pub(crate) fn save_if_possible(&self, spec: &Spec) -> Result<(), Failure> {
+        if spec.workspaces.is_empty() {
+            return Ok(());
+        }
+        if let Err(failure) = self.save_work(spec) {
+            self.write("workspace.unsaved", &spec.id, json!({ "why": failure.to_string(), "causes": failure.causes() }))?;
+        }
+        Ok(())
+    }
+
+    /// Refuses where something would be lost.
+    pub(crate) fn save_before_removal(&self, spec: &Spec) -> Result<(), Failure> {
+        let id = &spec.id;
+        let refused = |failure: Failure| failure.hint(format!("its files are still there; give its work up: pal rm --discard {id}"));
+        let saved = self.save_work(spec).map_err(refused)?;
+        for saved in &saved {
+            if let Some(trouble) = &saved.trouble {
+                return Err(refused(Failure::new(Kind::Conflict, format!("not all work of Body {id} can be saved: {trouble}"))));
+            }
+            if let Some(left) = saved.left_out.first() {
+                let more = saved.left_out.len() - 1;
+                let more = if more > 0 { format!(", and {more} more") } else { String::new() };
+                let message = format!("not all work of Body {id} can be saved: {} ({}){more}", left.path, left.why);
+                return Err(refused(Failure::new(Kind::Conflict, message)).hint(format!("copy it out: pal cp {id}:{} .", spec.workspaces[0].path())));
+            }
+        }
+        for (workspace, _) in spec.workspaces.iter().zip(&saved).filter(|(_, saved)| saved.is_empty()) {
+            let _ = workspace::forget(id, workspace);
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn no_workspace(id: &BodyId) -> Failure {
+    Failure::new(Kind::Usage, format!("Body {id} has no repository in it")).hint("make one that has: pal up, in a git repository")
+}

@@ -1,0 +1,132 @@
+//! `up`: from a repository to a Body with its files.
+
+use std::path::PathBuf;
+
+use proto::{Failure, Kind, workspace::Workspace};
+use serde_json::json;
+use workspace::{Bring, Dirty, Ground, Person, Repository};
+
+use crate::{Create, Fleet, Force, View, failures, work::Discard};
+
+/// Most Bodies of one request.
+const COUNT_MAX: u32 = 1000;
+
+/// A repository, as somebody names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Repo {
+    /// The one that this directory is in.
+    Path(PathBuf),
+    /// The one at this address.
+    Url(String),
+}
+
+/// Bodies to be made from repositories.
+#[derive(Debug, Clone)]
+pub struct Up {
+    /// From where; the first is where commands run.
+    pub repositories: Vec<Repo>,
+    /// At which commit, branch or tag of the first; where they stand if none.
+    pub reference: Option<String>,
+    /// With uncommitted work or not.
+    pub dirty: Dirty,
+    /// Ignored files of the first that come along, absolute.
+    pub include: Vec<PathBuf>,
+    /// Who asks.
+    pub person: Person,
+    /// What the Bodies are, apart from their repositories.
+    pub create: Create,
+    /// How many.
+    pub count: u32,
+}
+
+impl Fleet {
+    /// Makes Bodies with repositories in them.
+    pub async fn up(&self, up: Up) -> Result<Vec<View>, Failure> {
+        if !(1..=COUNT_MAX).contains(&up.count) {
+            return Err(Failure::new(Kind::Usage, format!("{} Bodies cannot be made at once", up.count)).hint(format!("ask for 1 to {COUNT_MAX}")));
+        }
+        // Until the Bodies stand on what is made here.
+        let _building = self.building()?;
+        let workspaces = self.bring(&up)?;
+        let mut create = up.create.clone();
+        create.workdir = create.workdir.or_else(|| workspaces.first().map(Workspace::path));
+        create.workspaces = workspaces;
+        let mut views = Vec::new();
+        for _ in 0..up.count {
+            match self.up_one(create.clone()).await {
+                Ok(view) => views.push(view),
+                Err(failure) => {
+                    for view in &views {
+                        let _ = self.remove_with(view.id(), Force::Yes, Discard::Yes).await;
+                    }
+                    return Err(failure);
+                }
+            }
+        }
+        Ok(views)
+    }
+
+    fn bring(&self, up: &Up) -> Result<Vec<Workspace>, Failure> {
+        let mut workspaces: Vec<Workspace> = Vec::new();
+        for (index, repo) in up.repositories.iter().enumerate() {
+            let first = index == 0;
+            let reference = up.reference.as_deref().filter(|_| first);
+            let repository = self.repository(repo, reference, &up.person).map_err(no_repository)?;
+            let now = store::clock::now();
+            let layers = self.layers_dir();
+            let ground = Ground { programs: &self.maker.programs, layers: &layers, now: &now };
+            let include = if first { up.include.as_slice() } else { &[] };
+            let bring = Bring { repository: &repository, dirty: up.dirty, include, person: &up.person };
+            let brought = workspace::bring(ground, &bring).map_err(|error| failures::workspace("cannot bring the repository in", error))?;
+            let clash = |other: &Workspace| other.name == brought.workspace.name || other.repository == brought.workspace.repository;
+            if let Some(other) = workspaces.iter().find(|other| clash(other)) {
+                return Err(Failure::new(Kind::Usage, format!("two repositories would be {}", other.path())).hint("bring one of them in with a Body of its own"));
+            }
+            workspaces.push(brought.workspace);
+        }
+        workspaces.iter().for_each(|workspace| self.touch_layers(&workspace.layers));
+        Ok(workspaces)
+    }
+
+    fn repository(&self, repo: &Repo, reference: Option<&str>, person: &Person) -> Result<Repository, workspace::WorkspaceError> {
+        match repo {
+            Repo::Path(path) => Repository::find(path, reference, person),
+            Repo::Url(url) => {
+                let repos = self.data.join("repos");
+                std::fs::create_dir_all(&repos).map_err(|error| workspace::WorkspaceError::Io("make room for a clone", error))?;
+                let name = workspace::layer_id("repository", &[url]);
+                Repository::clone_of(url, &repos.join(format!("{name}.git")), reference, person)
+            }
+        }
+    }
+
+    async fn up_one(&self, create: Create) -> Result<View, Failure> {
+        let view = self.create(create).await?;
+        let anchored = view.spec.workspaces.iter().try_for_each(|workspace| {
+            workspace::anchor(view.id(), workspace).map_err(|error| failures::workspace("cannot name the Body's base in the repository", error))
+        });
+        let told = anchored.and_then(|()| {
+            view.spec.workspaces.iter().try_for_each(|workspace| {
+                let data = json!({ "workspace": workspace.name, "branch": workspace.branch, "commit": workspace.commit, "base": workspace.base, "layers": workspace.layers });
+                self.write("workspace.brought", view.id(), data)
+            })
+        });
+        match told {
+            Ok(()) => Ok(view),
+            Err(failure) => {
+                let _ = self.remove_with(view.id(), Force::Yes, Discard::Yes).await;
+                Err(failure)
+            }
+        }
+    }
+
+    /// How many files of a repository are not committed, and so not in a Body that is made without them.
+    pub fn uncommitted(&self, repo: &Repo, person: &Person) -> usize {
+        let Repo::Path(path) = repo else { return 0 };
+        Repository::find(path, None, person).and_then(|found| found.uncommitted(person)).unwrap_or(0)
+    }
+}
+
+fn no_repository(error: workspace::WorkspaceError) -> Failure {
+    failures::workspace("cannot find the repository", error).hint("go to one, or name it: pal up --repo PATH")
+}

@@ -1,0 +1,74 @@
+//! Workspaces: a repository inside a Body, as its spec remembers it.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{LayerId, launch::area_dir};
+
+/// The directory that holds every workspace of a Body, without a leading `/`.
+pub const PLACE: &str = "workspace";
+/// Longest name of a workspace.
+pub const NAME_LEN_MAX: usize = 64;
+
+/// A repository inside a Body.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Workspace {
+    /// What it is called: its directory below `/workspace`.
+    pub name: String,
+    /// The host's repository it came from and goes back to: the directory that holds its objects and refs.
+    pub repository: PathBuf,
+    /// The branch it began on; none where the repository stood on no branch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub branch: Option<String>,
+    /// The commit its branch began at.
+    pub commit: String,
+    /// The commit whose files it began with: `commit`, or one above it that holds uncommitted work of the host.
+    pub base: String,
+    /// Whether ignored files came along: they are no part of the base.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub included: bool,
+    /// Its files and its `.git`, nearest first.
+    pub layers: Vec<LayerId>,
+}
+
+impl Workspace {
+    /// Where it is in the Body, without a leading `/`.
+    pub fn at(&self) -> String {
+        format!("{PLACE}/{}", self.name)
+    }
+
+    /// Where commands find it.
+    pub fn path(&self) -> String {
+        format!("/{}", self.at())
+    }
+
+    /// The directory of its part of an upper or a snapshot.
+    pub fn area_dir(&self) -> String {
+        area_dir(&self.at())
+    }
+}
+
+/// A name for a workspace, made of whatever its repository is called.
+pub fn name_for(called: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+    let name: String = called.chars().map(plain).take(NAME_LEN_MAX).collect();
+    let name = name.trim_matches(['-', '.']);
+    if name.is_empty() { "repository".to_owned() } else { name.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_plain_directories() {
+        for (called, name) in [
+            ("app", "app"), ("my app", "my-app"), ("..", "repository"), ("", "repository"), (".dotfiles", "dotfiles"), ("a/b", "a-b"),
+            ("d\u{e9}j\u{e0}", "d-j"),
+        ] {
+            assert_eq!(name_for(called), name, "{called}");
+        }
+        assert_eq!(name_for(&"x".repeat(300)).len(), NAME_LEN_MAX);
+    }
+}

@@ -1,0 +1,122 @@
+//! A repository on its way into a Body: which files, which history, which layers.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use proto::workspace::Workspace;
+
+use crate::{
+    Ground, Person, Repository,
+    error::{During, WorkspaceError},
+    git::Git,
+    head::{self, Wanted},
+    scratch::Stage,
+    tree,
+};
+
+/// Whether uncommitted work of the host comes along.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dirty {
+    /// What is tracked and changed, and what is untracked and not ignored.
+    With,
+    /// Only what is committed.
+    Without,
+}
+
+/// What is to be brought.
+#[derive(Debug)]
+pub struct Bring<'a> {
+    /// From where.
+    pub repository: &'a Repository,
+    /// With uncommitted work or not.
+    pub dirty: Dirty,
+    /// Ignored files and directories that come along, absolute.
+    pub include: &'a [PathBuf],
+    /// Whose repository it is.
+    pub person: &'a Person,
+}
+
+/// What was brought.
+#[derive(Debug, Clone)]
+pub struct Brought {
+    /// For the Body's spec.
+    pub workspace: Workspace,
+    /// Whether a layer had to be made for it.
+    pub made: bool,
+}
+
+/// Makes the layers of a workspace, where they are missing.
+pub fn bring(ground: Ground<'_>, wanted: &Bring<'_>) -> Result<Brought, WorkspaceError> {
+    let repository = wanted.repository;
+    let files = choose(ground, wanted)?;
+    let objects = repository.common.join("objects");
+    let made = tree::standing(ground, &tree::id_of("tree", &[&files.tree])).is_none();
+    let stack = tree::make(ground, &objects, &files.tree)?;
+    let layers = head::make(ground, &Wanted { repository, files: &stack, files_tree: &files.tree })?;
+    let workspace = Workspace {
+        name: repository.name.clone(),
+        repository: repository.common.clone(),
+        branch: repository.branch.clone(),
+        commit: repository.commit.clone(),
+        base: files.base,
+        included: !wanted.include.is_empty(),
+        layers,
+    };
+    Ok(Brought { workspace, made })
+}
+
+/// Which files a Body begins with.
+struct Files {
+    /// The tree of all of them.
+    tree: String,
+    /// The commit that its work is compared with.
+    base: String,
+}
+
+fn choose(ground: Ground<'_>, wanted: &Bring<'_>) -> Result<Files, WorkspaceError> {
+    let repository = wanted.repository;
+    let committed = Files { tree: repository.tree.clone(), base: repository.commit.clone() };
+    if wanted.dirty == Dirty::Without && wanted.include.is_empty() {
+        return Ok(committed);
+    }
+    let Some(place) = &repository.files else {
+        return Err(WorkspaceError::Repository("a bare repository has no uncommitted or ignored files".into()));
+    };
+    let drawn = proto::event::hex(&sys::random::bytes::<8>().during("draw a name")?);
+    let stage = Stage::make(ground.layers.join(format!("{drawn}.stage{}", std::process::id()))).during("make room for an index")?;
+    let index = stage.join("index");
+    let git = Git::at(&repository.dir).files(place).index(&index).person(wanted.person);
+    match wanted.dirty {
+        // What its own index knows of files spares reading them.
+        Dirty::With if repository.dir.join("index").exists() => drop(fs::copy(repository.dir.join("index"), &index).during("copy the index")?),
+        Dirty::With => {}
+        Dirty::Without => drop(git.run(["read-tree", &repository.tree])?),
+    }
+    let mut base = committed.base;
+    let mut tree = committed.tree;
+    if wanted.dirty == Dirty::With {
+        git.run(["add", "--all", "--", ":/"])?;
+        tree = git.line(["write-tree"])?;
+        if tree != repository.tree {
+            base = commit_dirty(&git, &tree, &repository.commit)?;
+        }
+    }
+    if !wanted.include.is_empty() {
+        let inside = wanted.include.iter().map(|path| relative(path, place)).collect::<Result<Vec<_>, _>>()?;
+        let args = ["add", "--force", "--"].map(std::ffi::OsStr::new).into_iter().chain(inside.iter().map(|path| path.as_os_str()));
+        git.clone().env("GIT_LITERAL_PATHSPECS", "1").run(args)?;
+        tree = git.line(["write-tree"])?;
+    }
+    Ok(Files { tree, base })
+}
+
+fn relative<'a>(path: &'a Path, place: &Path) -> Result<&'a Path, WorkspaceError> {
+    path.strip_prefix(place).map_err(|_| WorkspaceError::Repository(format!("{} is not in the repository", path.display())))
+}
+
+fn commit_dirty(git: &Git, tree: &str, parent: &str) -> Result<String, WorkspaceError> {
+    let git = crate::refs::as_palisade(git.clone());
+    Ok(git.line(["commit-tree", tree, "-p", parent, "-m", "uncommitted work of the host, when the Body was made"])?)
+}

@@ -1,0 +1,329 @@
+//! The host's git, run one way: no hooks, no settings of others, no network, with limits on time, output and memory.
+//!
+//! Invariant: in a repository of ours git reads no configuration but ours. In the user's repository it reads that
+//! repository's own, and the user's only where a [`Person`] is given: for identity and signing of what that person does.
+//! Invariant: the repository is always named (`--git-dir`), never found by looking around.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs::File,
+    io::{self, Read, Write},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    time::Duration,
+};
+
+use rustix::process::{Pid, Resource, Rlimit, Signal};
+
+/// How long one git may take.
+const TIME_MAX: Duration = Duration::from_secs(600);
+/// How much it may say.
+const OUTPUT_MAX: u64 = 1 << 30;
+/// How much of its complaints is kept.
+const COMPLAINT_MAX: u64 = 16 << 10;
+/// Memory of one that reads what a Body made.
+const TIGHT_MEMORY: u64 = 3 << 30;
+/// Largest file that such a one may write.
+const TIGHT_FILE: u64 = 16 << 30;
+/// Where programs are.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Settings that hold in every repository, whatever it says itself.
+const SETTINGS: &[&str] = &[
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.untrackedCache=false",
+    "core.splitIndex=false",
+    "core.attributesFile=/dev/null",
+    "core.excludesFile=/dev/null",
+    "core.alternateRefsCommand=true",
+    "core.pager=cat",
+    "core.quotePath=false",
+    "protocol.allow=never",
+    "protocol.file.allow=always",
+    "transfer.fsckObjects=true",
+    "fetch.fsckObjects=true",
+    "fetch.recurseSubmodules=false",
+    "fetch.writeCommitGraph=false",
+    "submodule.recurse=false",
+    "gc.auto=0",
+    "maintenance.auto=false",
+    "pack.threads=2",
+    "advice.detachedHead=false",
+];
+
+/// Why git did not do it.
+#[derive(Debug, thiserror::Error)]
+pub enum GitError {
+    /// There is no git.
+    #[error("cannot run git")]
+    Missing(#[source] io::Error),
+    /// It said no.
+    #[error("git {verb} failed: {said}")]
+    Failed {
+        /// What was asked of it.
+        verb: String,
+        /// Its exit code.
+        code: Option<i32>,
+        /// Its words, made fit for a terminal.
+        said: String,
+    },
+    /// It took too long, or said too much.
+    #[error("git {verb} was ended: it took longer than {} seconds or wrote too much", TIME_MAX.as_secs())]
+    Limit {
+        /// What was asked of it.
+        verb: String,
+    },
+    /// What it answered makes no sense.
+    #[error("git {0} gave an answer that cannot be understood")]
+    Answer(&'static str),
+}
+
+/// Whose settings git takes, besides the repository's own.
+#[derive(Debug, Clone)]
+pub struct Person {
+    /// Where their settings are.
+    pub home: PathBuf,
+    /// Where programs are: signing needs some.
+    pub path: OsString,
+    /// What else their git should know: agents of keys, terminals, identity.
+    pub env: Vec<(OsString, OsString)>,
+}
+
+/// git in one repository.
+#[derive(Debug, Clone)]
+pub struct Git {
+    dir: PathBuf,
+    work_tree: Option<PathBuf>,
+    index: Option<PathBuf>,
+    person: Option<Person>,
+    env: Vec<(OsString, OsString)>,
+    tight: bool,
+}
+
+impl Git {
+    /// In the repository whose directory that is.
+    pub fn at(dir: &Path) -> Self {
+        Self { dir: dir.to_owned(), work_tree: None, index: None, person: None, env: Vec::new(), tight: false }
+    }
+
+    /// With files there.
+    #[must_use]
+    pub fn files(mut self, work_tree: &Path) -> Self {
+        self.work_tree = Some(work_tree.to_owned());
+        self
+    }
+
+    /// With that index.
+    #[must_use]
+    pub fn index(mut self, index: &Path) -> Self {
+        self.index = Some(index.to_owned());
+        self
+    }
+
+    /// With a person's identity and settings.
+    #[must_use]
+    pub fn person(mut self, person: &Person) -> Self {
+        self.person = Some(person.clone());
+        self
+    }
+
+    /// With a variable.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// With little memory, for what a Body made.
+    #[must_use]
+    pub fn tight(mut self) -> Self {
+        self.tight = true;
+        self
+    }
+
+    /// Its repository.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The command, for callers who talk with it themselves.
+    pub fn command<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
+        let mut command = Command::new("git");
+        command.env_clear().current_dir("/").env("LC_ALL", "C").env("GIT_TERMINAL_PROMPT", "0").env("GIT_NO_LAZY_FETCH", "1");
+        command.env("GIT_OPTIONAL_LOCKS", "0").env("GIT_ATTR_NOSYSTEM", "1").env("GIT_NO_REPLACE_OBJECTS", "1");
+        match &self.person {
+            Some(person) => {
+                command.env("HOME", &person.home).env("PATH", &person.path).envs(person.env.iter().map(|(name, value)| (name, value)));
+            }
+            None => {
+                command.env("PATH", PATH).env("HOME", "/nonexistent").env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_CONFIG_GLOBAL", "/dev/null");
+            }
+        }
+        if let Some(index) = &self.index {
+            command.env("GIT_INDEX_FILE", index);
+        }
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        for setting in SETTINGS {
+            command.arg("-c").arg(setting);
+        }
+        let mut dir = OsString::from("--git-dir=");
+        dir.push(&self.dir);
+        command.arg(dir);
+        if let Some(work_tree) = &self.work_tree {
+            let mut files = OsString::from("--work-tree=");
+            files.push(work_tree);
+            command.arg(files).current_dir(work_tree);
+        }
+        command.args(args);
+        command
+    }
+
+    /// Runs it; gives its output.
+    pub fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Result<Vec<u8>, GitError> {
+        self.feed(args, Vec::new())
+    }
+
+    /// The same as one line of text.
+    pub fn line<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Result<String, GitError> {
+        let said = self.run(args)?;
+        Ok(String::from_utf8_lossy(&said).trim_end_matches('\n').to_owned())
+    }
+
+    /// The same with something to read.
+    pub fn feed<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, input: Vec<u8>) -> Result<Vec<u8>, GitError> {
+        let command = self.command(args);
+        finish(command, Input::Bytes(input), None, self.tight)
+    }
+
+    /// The same with a file to read.
+    pub fn feed_file<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, input: File) -> Result<Vec<u8>, GitError> {
+        let command = self.command(args);
+        finish(command, Input::File(input), None, self.tight)
+    }
+
+    /// The same with its output in a file.
+    pub fn fill<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, input: Vec<u8>, output: File) -> Result<(), GitError> {
+        let command = self.command(args);
+        finish(command, Input::Bytes(input), Some(output), self.tight).map(drop)
+    }
+}
+
+/// Runs a git that looks for its repository from a directory of the user's, as the user's own would.
+pub fn look_from<S: AsRef<OsStr>>(dir: &Path, person: &Person, args: impl IntoIterator<Item = S>) -> Result<Vec<u8>, GitError> {
+    let mut command = Command::new("git");
+    command.env_clear().current_dir(dir).env("HOME", &person.home).env("PATH", &person.path).env("LC_ALL", "C");
+    command.env("GIT_TERMINAL_PROMPT", "0").env("GIT_OPTIONAL_LOCKS", "0").envs(person.env.iter().map(|(name, value)| (name, value)));
+    for setting in SETTINGS.iter().filter(|setting| !setting.starts_with("core.excludesFile") && !setting.starts_with("core.attributesFile")) {
+        command.arg("-c").arg(setting);
+    }
+    command.args(args);
+    finish(command, Input::Bytes(Vec::new()), None, false)
+}
+
+/// Clones from wherever the user said, with the user's own way of reaching it.
+pub fn clone_bare(url: &str, to: &Path, person: &Person) -> Result<(), GitError> {
+    let mut command = Command::new("git");
+    command.env_clear().current_dir("/").env("HOME", &person.home).env("PATH", &person.path).env("LC_ALL", "C").env("GIT_TERMINAL_PROMPT", "0");
+    command.envs(person.env.iter().map(|(name, value)| (name, value)));
+    for setting in SETTINGS.iter().filter(|setting| !setting.starts_with("protocol.")) {
+        command.arg("-c").arg(setting);
+    }
+    // A command dressed up as an address is none.
+    command.args(["-c", "protocol.ext.allow=never", "clone", "--quiet", "--bare", "--"]).arg(url).arg(to);
+    finish(command, Input::Bytes(Vec::new()), None, false).map(drop)
+}
+
+/// Brings a clone of ours up to date.
+pub fn fetch_all(dir: &Path, person: &Person) -> Result<(), GitError> {
+    let mut command = Command::new("git");
+    command.env_clear().current_dir("/").env("HOME", &person.home).env("PATH", &person.path).env("LC_ALL", "C").env("GIT_TERMINAL_PROMPT", "0");
+    command.envs(person.env.iter().map(|(name, value)| (name, value)));
+    for setting in SETTINGS.iter().filter(|setting| !setting.starts_with("protocol.")) {
+        command.arg("-c").arg(setting);
+    }
+    let mut place = OsString::from("--git-dir=");
+    place.push(dir);
+    command.args(["-c", "protocol.ext.allow=never"]).arg(place).args(["fetch", "--quiet", "--force", "origin", "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"]);
+    finish(command, Input::Bytes(Vec::new()), None, false).map(drop)
+}
+
+enum Input {
+    Bytes(Vec<u8>),
+    File(File),
+}
+
+fn finish(mut command: Command, input: Input, output: Option<File>, tight: bool) -> Result<Vec<u8>, GitError> {
+    let verb = verb_of(&command);
+    let (stdin, bytes) = match input {
+        Input::Bytes(bytes) if bytes.is_empty() => (Stdio::null(), bytes),
+        Input::Bytes(bytes) => (Stdio::piped(), bytes),
+        Input::File(file) => (Stdio::from(file), Vec::new()),
+    };
+    command.stdin(stdin).stdout(output.map_or_else(Stdio::piped, Stdio::from)).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(GitError::Missing)?;
+    if tight {
+        bound(&child);
+    }
+    let writer = child.stdin.take().map(|mut pipe| std::thread::spawn(move || drop(pipe.write_all(&bytes))));
+    let complaints = child.stderr.take().map(|pipe| std::thread::spawn(move || read_up_to(pipe, COMPLAINT_MAX)));
+    let (over, heard) = mpsc::channel::<()>();
+    let handle = i32::try_from(child.id()).ok().and_then(Pid::from_raw).and_then(|pid| sys::process::open(pid).ok());
+    let watchdog = std::thread::spawn(move || {
+        let late = matches!(heard.recv_timeout(TIME_MAX), Err(mpsc::RecvTimeoutError::Timeout));
+        if let (true, Some(handle)) = (late, &handle) {
+            let _ = sys::process::signal(std::os::fd::AsFd::as_fd(handle), Signal::KILL);
+        }
+        late
+    });
+    let (said, whole) = match child.stdout.take() {
+        Some(pipe) => read_up_to(pipe, OUTPUT_MAX),
+        None => (Vec::new(), true),
+    };
+    if !whole {
+        let _ = child.kill();
+    }
+    let status = child.wait().map_err(GitError::Missing)?;
+    drop(over);
+    let late = watchdog.join().unwrap_or(false);
+    let complaint = complaints.and_then(|thread| thread.join().ok()).unwrap_or_default().0;
+    writer.map(std::thread::JoinHandle::join);
+    if late || !whole {
+        return Err(GitError::Limit { verb });
+    }
+    if status.success() {
+        return Ok(said);
+    }
+    let text = String::from_utf8_lossy(&complaint);
+    let said = text.lines().map(proto::text::visible).collect::<Vec<_>>().join("; ");
+    Err(GitError::Failed { verb, code: status.code(), said })
+}
+
+/// Reads so much; false when there was more.
+fn read_up_to(mut pipe: impl Read, max: u64) -> (Vec<u8>, bool) {
+    let mut bytes = Vec::new();
+    let read = pipe.by_ref().take(max).read_to_end(&mut bytes);
+    let more = read.is_ok() && bytes.len() as u64 == max && matches!(pipe.read(&mut [0]), Ok(1));
+    (bytes, !more)
+}
+
+/// Before it has read anything: its input comes later.
+fn bound(child: &Child) {
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    for (resource, value) in [(Resource::As, TIGHT_MEMORY), (Resource::Fsize, TIGHT_FILE), (Resource::Core, 0)] {
+        let _ = rustix::process::prlimit(pid, resource, Rlimit { current: Some(value), maximum: Some(value) });
+    }
+}
+
+fn verb_of(command: &Command) -> String {
+    let mut args = command.get_args().map(|arg| arg.to_string_lossy().into_owned());
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "-c" | "-C" => drop(args.next()),
+            arg if arg.starts_with("--git-dir=") || arg.starts_with("--work-tree=") => {}
+            _ => return arg,
+        }
+    }
+    String::new()
+}

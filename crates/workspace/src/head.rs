@@ -1,0 +1,173 @@
+//! Head layers: the `.git` of a workspace, standalone, with a history of its own that no host directory stands behind.
+//!
+//! Objects are packed once for each commit that somebody starts from; a later commit's pack holds only what an earlier
+//! one's does not, and stands on it.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::Path,
+};
+
+use body::{
+    archive::{ArchiveError, Sink},
+    layers::Draft,
+};
+use proto::{
+    LayerId,
+    pack::{Entry, What},
+};
+
+use crate::{
+    Ground, Repository,
+    error::{During, WorkspaceError},
+    git::Git,
+    scratch::{self, Stage},
+    tree::{self, id_of, put, standing},
+};
+
+/// Most packs that stand on each other.
+const CHAIN_MAX: usize = 8;
+
+/// Files differ from the index by nothing but their times in whole seconds: inodes and change times of an overlay are
+/// its own.
+const CONFIG: &str = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n\tlogallrefupdates = true\n\tcheckStat = minimal\n\ttrustctime = false\n\
+    [user]\n\tname = agent\n\temail = agent@palisade.invalid\n[gc]\n\tauto = 0\n[maintenance]\n\tauto = false\n";
+
+/// What a head is made for.
+pub struct Wanted<'a> {
+    /// The repository.
+    pub repository: &'a Repository,
+    /// The layers of its files, nearest first.
+    pub files: &'a [LayerId],
+    /// The tree of those files.
+    pub files_tree: &'a str,
+}
+
+/// All layers of a workspace, nearest first; made where they are missing.
+pub fn make(ground: Ground<'_>, wanted: &Wanted<'_>) -> Result<Vec<LayerId>, WorkspaceError> {
+    let repository = wanted.repository;
+    let top = wanted.files.first().map_or("", LayerId::as_str);
+    let place = repository.common.to_string_lossy();
+    let id = id_of("head", &[&place, &repository.commit, repository.branch.as_deref().unwrap_or(""), top]);
+    if let Some(stack) = standing(ground, &id) {
+        return Ok(stack);
+    }
+    let objects = objects(ground, repository)?;
+    let stage = Stage::make(ground.layers.join(format!("{id}.stage{}", std::process::id()))).during("make room for an index")?;
+    let index = stage.join("index");
+    if let Some(files) = wanted.files.first() {
+        fs::copy(tree::index_of(ground, files), &index).during("copy an index")?;
+    }
+    if wanted.files_tree != repository.tree {
+        scratch::make(&stage.join("git"), &[&repository.common.join("objects")], None).during("make a repository")?;
+        Git::at(&stage.join("git")).index(&index).run(["read-tree", "-m", "-i", &repository.tree])?;
+    }
+    let name = format!("{id}.part{}", std::process::id());
+    let draft = Draft::begin(ground.programs, ground.layers, &name, body::ids::of_trees())?;
+    let mut writer = Writer { owner: tree::owner(draft.ids()), mtime: now() };
+    draft.fill(|sink| writer.head(sink, repository, &index))?;
+    let over: Vec<LayerId> = wanted.files.iter().chain(&objects).cloned().collect();
+    draft.finish_over(id.clone(), &format!("head {}", repository.commit), ground.now.to_owned(), over.clone())?;
+    Ok([id].into_iter().chain(over).collect())
+}
+
+fn now() -> i64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
+}
+
+/// The packs that hold a commit and its history, nearest first.
+fn objects(ground: Ground<'_>, repository: &Repository) -> Result<Vec<LayerId>, WorkspaceError> {
+    let place = id_of("repository", &[&repository.common.to_string_lossy()]);
+    let about = format!("objects {place} ");
+    let git = repository.git();
+    let mut base: Option<(String, Vec<LayerId>)> = None;
+    for record in tree::records(ground, &about) {
+        let commit = record.about.trim_start_matches(&about).to_owned();
+        let Some(stack) = standing(ground, &record.id) else { continue };
+        if commit == repository.commit {
+            return Ok(stack);
+        }
+        if base.is_none() && stack.len() < CHAIN_MAX && git.run(["merge-base", "--is-ancestor", &commit, &repository.commit]).is_ok() {
+            base = Some((commit, stack));
+        }
+    }
+    let (have, over) = base.unwrap_or_default();
+    let id = id_of("objects", &[place.as_str(), &repository.commit, over.first().map_or("", LayerId::as_str)]);
+    let stage = Stage::make(ground.layers.join(format!("{id}.stage{}", std::process::id()))).during("make room for a pack")?;
+    let pack = stage.join("history.pack");
+    let mut revisions = format!("{}\n", repository.commit);
+    if !have.is_empty() {
+        revisions.push_str(&format!("^{have}\n"));
+    }
+    let mut args = vec!["pack-objects", "--revs", "--stdout", "--delta-base-offset", "--quiet"];
+    let partial = git.line(["config", "--get", "extensions.partialclone"]).is_ok();
+    if partial {
+        args.push("--missing=allow-any");
+    }
+    git.fill(args, revisions.into_bytes(), File::create(&pack).during("make a pack")?)?;
+    let index = stage.join("history.idx");
+    git.run(["index-pack".as_ref(), "-o".as_ref(), index.as_os_str(), pack.as_os_str()])?;
+    let name = format!("{id}.part{}", std::process::id());
+    let draft = Draft::begin(ground.programs, ground.layers, &name, body::ids::of_trees())?;
+    let writer = Writer { owner: tree::owner(draft.ids()), mtime: now() };
+    draft.fill(|sink| writer.pack(sink, &id, &pack, &index, partial))?;
+    draft.finish_over(id.clone(), &format!("{about}{}", repository.commit), ground.now.to_owned(), over.clone())?;
+    Ok([id].into_iter().chain(over).collect())
+}
+
+struct Writer {
+    owner: (u32, u32),
+    mtime: i64,
+}
+
+impl Writer {
+    fn dir(&self, sink: &mut dyn Sink, path: &str) -> Result<(), ArchiveError> {
+        let entry = Entry { path: path.as_bytes().to_vec(), what: What::Dir, mode: 0o755, owner: self.owner, mtime: self.mtime };
+        put(sink, &[], &entry, &mut io::empty())
+    }
+
+    fn text(&self, sink: &mut dyn Sink, path: &str, text: &str) -> Result<(), ArchiveError> {
+        let what = What::File(text.len() as u64);
+        let entry = Entry { path: path.as_bytes().to_vec(), what, mode: 0o644, owner: self.owner, mtime: self.mtime };
+        put(sink, &[], &entry, &mut text.as_bytes())
+    }
+
+    fn file(&self, sink: &mut dyn Sink, path: &str, from: &Path, mode: u32) -> Result<(), ArchiveError> {
+        let mut file = File::open(from).map_err(ArchiveError::Sink)?;
+        let len = file.metadata().map_err(ArchiveError::Sink)?.len();
+        let entry = Entry { path: path.as_bytes().to_vec(), what: What::File(len), mode, owner: self.owner, mtime: self.mtime };
+        put(sink, &[], &entry, &mut file)
+    }
+
+    fn dirs(&self, sink: &mut dyn Sink, paths: &[&str]) -> Result<(), ArchiveError> {
+        paths.iter().try_for_each(|path| self.dir(sink, path))
+    }
+
+    fn head(&mut self, sink: &mut dyn Sink, repository: &Repository, index: &Path) -> Result<(), ArchiveError> {
+        self.dirs(sink, &["", ".git", ".git/refs", ".git/refs/heads", ".git/refs/tags", ".git/objects", ".git/objects/info", ".git/objects/pack", ".git/info"])?;
+        self.text(sink, ".git/config", CONFIG)?;
+        match &repository.branch {
+            Some(branch) => {
+                self.text(sink, ".git/HEAD", &format!("ref: refs/heads/{branch}\n"))?;
+                // Names with slashes need no directories so.
+                self.text(sink, ".git/packed-refs", &format!("# pack-refs with: peeled fully-peeled sorted \n{} refs/heads/{branch}\n", repository.commit))?;
+            }
+            None => self.text(sink, ".git/HEAD", &format!("{}\n", repository.commit))?,
+        }
+        let shallow = repository.common.join("shallow");
+        if repository.shallow && shallow.exists() {
+            self.file(sink, ".git/shallow", &shallow, 0o644)?;
+        }
+        if index.exists() { self.file(sink, ".git/index", index, 0o644) } else { Ok(()) }
+    }
+
+    fn pack(&self, sink: &mut dyn Sink, id: &LayerId, pack: &Path, index: &Path, partial: bool) -> Result<(), ArchiveError> {
+        self.dirs(sink, &["", ".git", ".git/objects", ".git/objects/pack"])?;
+        // git wants forty digits in a pack's name.
+        let name = format!(".git/objects/pack/pack-{:0<40}", id.as_str());
+        self.file(sink, &format!("{name}.pack"), pack, 0o444)?;
+        self.file(sink, &format!("{name}.idx"), index, 0o444)?;
+        if partial { self.text(sink, &format!("{name}.promisor"), "") } else { Ok(()) }
+    }
+}

@@ -1,0 +1,255 @@
+//! Landing: what a Body did becomes commits on a branch of the user's, made by the user.
+//!
+//! Invariant: a branch moves only forward from where it was looked at, and only here.
+//! Invariant: no hook runs, and no filter or driver but those the user's own settings name.
+
+use std::{
+    ffi::OsStr,
+    path::{Path, PathBuf},
+};
+
+use proto::workspace::Workspace;
+use serde::Serialize;
+
+use crate::{
+    Person, Saved,
+    error::WorkspaceError,
+    git::{Git, GitError},
+    refs, review,
+};
+
+/// Where it lands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum How {
+    /// On a branch that is made, or moved forward.
+    Branch(String),
+    /// On top of a branch that is there.
+    Onto(String),
+}
+
+/// What lands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum What {
+    /// Every commit, and one more for what is not committed.
+    All,
+    /// Every commit, and nothing that is not committed.
+    Committed,
+    /// All of it as one commit.
+    Squash {
+        /// What it says.
+        message: Option<String>,
+    },
+    /// These commits.
+    Pick(Vec<String>),
+}
+
+/// A landing.
+#[derive(Debug)]
+pub struct LandRequest<'a> {
+    /// The workspace.
+    pub workspace: &'a Workspace,
+    /// Its work, in the user's repository.
+    pub saved: &'a Saved,
+    /// Which Body, for messages.
+    pub body: &'a str,
+    /// Where.
+    pub how: How,
+    /// What.
+    pub what: What,
+    /// Who lands it.
+    pub person: &'a Person,
+}
+
+/// What landed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Landed {
+    /// On which branch.
+    pub branch: String,
+    /// Where that was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// Where it is.
+    pub to: String,
+    /// How many commits came.
+    pub commits: usize,
+    /// Files by which a tool would run something.
+    pub runs_something: Vec<String>,
+}
+
+/// Lands it.
+pub fn land(request: &LandRequest<'_>) -> Result<Landed, WorkspaceError> {
+    let workspace = request.workspace;
+    let git = Git::at(&workspace.repository).person(request.person);
+    let branch = match &request.how {
+        How::Branch(name) | How::Onto(name) => name,
+    };
+    if !refs::is_plain(branch) {
+        return Err(WorkspaceError::Repository(format!("{:?} cannot name a branch here", proto::text::visible(branch))));
+    }
+    let old = git.line(["rev-parse", "--verify", "--quiet", &format!("refs/heads/{branch}")]).ok();
+    let start = match (&request.how, &old) {
+        (How::Onto(_), None) => return Err(WorkspaceError::NotFound(format!("there is no branch {branch}"))),
+        (How::Onto(_), Some(old)) => old.clone(),
+        (How::Branch(_), Some(old)) => old.clone(),
+        (How::Branch(_), None) => workspace.commit.clone(),
+    };
+    let to = replay(request, &git, &start)?;
+    if to == start && old.is_some() {
+        return Ok(Landed { branch: branch.clone(), from: old, to, commits: 0, runs_something: Vec::new() });
+    }
+    let touched = review::touched(&git, &start, &to)?;
+    let commits = git.line(["rev-list", "--count", &format!("{start}..{to}")])?.parse().unwrap_or(0);
+    advance(request, &git, branch, old.as_deref(), &to)?;
+    let runs_something = touched.into_iter().map(|touched| touched.path).filter(|path| review::runs_something(path)).collect();
+    Ok(Landed { branch: branch.clone(), from: old, to, commits, runs_something })
+}
+
+/// The commit that a branch at `start` becomes.
+fn replay(request: &LandRequest<'_>, git: &Git, start: &str) -> Result<String, WorkspaceError> {
+    let (workspace, saved) = (request.workspace, request.saved);
+    let commits = match &request.what {
+        What::Squash { message } => return squash(request, git, start, message.as_deref()),
+        What::Pick(picked) => picked.iter().map(|name| picked_commit(request, git, name)).collect::<Result<Vec<_>, _>>()?,
+        what => {
+            let tip = if *what == What::All { &saved.wip } else { &saved.head };
+            if is_ancestor(git, start, tip) {
+                return Ok(tip.clone());
+            }
+            let said = git.line(["rev-list", "--reverse", "--topo-order", "--no-merges", &format!("{}..{tip}", workspace.commit), "--not", start])?;
+            said.lines().map(str::to_owned).collect()
+        }
+    };
+    let mut at = start.to_owned();
+    for commit in commits {
+        at = cherry_pick(request, git, &at, &commit)?;
+    }
+    Ok(at)
+}
+
+fn is_ancestor(git: &Git, old: &str, new: &str) -> bool {
+    git.run(["merge-base", "--is-ancestor", old, new]).is_ok()
+}
+
+/// A commit of the Body, and of nobody else.
+fn picked_commit(request: &LandRequest<'_>, git: &Git, name: &str) -> Result<String, WorkspaceError> {
+    let unknown = || WorkspaceError::NotFound(format!("the Body has no commit {:?}", proto::text::visible(name)));
+    let (base, saved) = (&request.workspace.commit, request.saved);
+    let tips = saved.branches.values().chain([&saved.wip, &saved.head]);
+    let args = ["rev-list".to_owned()].into_iter().chain(tips.cloned()).chain(["--not".to_owned(), base.clone()]);
+    let own = git.line(args)?;
+    let mut found = own.lines().filter(|id| name.len() >= 4 && id.starts_with(name));
+    match (found.next(), found.next()) {
+        (Some(id), None) => Ok(id.to_owned()),
+        _ => Err(unknown()),
+    }
+}
+
+/// One commit on top of another, with its own author and the user as committer.
+fn cherry_pick(request: &LandRequest<'_>, git: &Git, at: &str, commit: &str) -> Result<String, WorkspaceError> {
+    let parent = git.line(["rev-parse", "--verify", "--quiet", &format!("{commit}^1")])?;
+    if parent == at {
+        return Ok(commit.to_owned());
+    }
+    let tree = merge(git, &parent, at, commit)?;
+    if tree == git.line(["rev-parse", &format!("{at}^{{tree}}")])? {
+        // Somebody did the same already.
+        return Ok(at.to_owned());
+    }
+    let said = git.run(["log", "-1", "--no-show-signature", "--format=%an%x00%ae%x00%ad%x00%B", "--date=raw", commit, "--"])?;
+    let text = String::from_utf8_lossy(&said).into_owned();
+    let mut fields = text.splitn(4, '\0');
+    let mut next = || fields.next().unwrap_or_default().to_owned();
+    let author = git.clone().env("GIT_AUTHOR_NAME", next()).env("GIT_AUTHOR_EMAIL", next()).env("GIT_AUTHOR_DATE", next());
+    commit_tree(request, &author, &tree, at, &next())
+}
+
+fn squash(request: &LandRequest<'_>, git: &Git, start: &str, message: Option<&str>) -> Result<String, WorkspaceError> {
+    let (workspace, saved) = (request.workspace, request.saved);
+    let tree = merge(git, &workspace.base, start, &saved.wip)?;
+    if tree == git.line(["rev-parse", &format!("{start}^{{tree}}")])? {
+        return Ok(start.to_owned());
+    }
+    let written = || -> Result<String, WorkspaceError> {
+        let commits = review::log(git, &workspace.commit, &saved.head)?;
+        let subjects: String = commits.iter().rev().map(|commit| format!("- {}\n", proto::text::visible(&commit.subject))).collect();
+        Ok(format!("work of Body {}\n\n{subjects}", request.body))
+    };
+    let message = message.map_or_else(written, |message| Ok(message.to_owned()))?;
+    commit_tree(request, git, &tree, start, &message)
+}
+
+/// The tree of a merge, or what stands in its way.
+pub(crate) fn merge(git: &Git, base: &str, ours: &str, theirs: &str) -> Result<String, WorkspaceError> {
+    let base = format!("--merge-base={base}");
+    match git.run(["merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", &base, ours, theirs]) {
+        Ok(said) => Ok(first(&said)),
+        Err(GitError::Failed { code: Some(1), .. }) => Err(WorkspaceError::Conflict(format!("it conflicts in {}", conflicts(git, &base, ours, theirs).join(", ")))),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn first(said: &[u8]) -> String {
+    said.split(|byte| *byte == 0).next().map(|id| String::from_utf8_lossy(id).trim_end().to_owned()).unwrap_or_default()
+}
+
+/// Which files conflict; git tells them on an exit that is a failure otherwise.
+pub(crate) fn conflicts(git: &Git, base: &str, ours: &str, theirs: &str) -> Vec<String> {
+    let mut command = git.command(["merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", base, ours, theirs]);
+    let Ok(output) = command.stdin(std::process::Stdio::null()).output() else { return Vec::new() };
+    output.stdout.split(|byte| *byte == 0).skip(1).filter(|name| !name.is_empty()).map(proto::text::visible_bytes).collect()
+}
+
+fn commit_tree(request: &LandRequest<'_>, git: &Git, tree: &str, parent: &str, message: &str) -> Result<String, WorkspaceError> {
+    let user = Git::at(&request.workspace.repository).person(request.person);
+    let signs = user.line(["config", "--type=bool", "--get", "commit.gpgsign"]).is_ok_and(|said| said == "true");
+    let mut args = vec!["commit-tree", tree, "-p", parent];
+    if signs {
+        args.push("-S");
+    }
+    let said = git.feed(args, message.as_bytes().to_vec())?;
+    Ok(String::from_utf8_lossy(&said).trim_end().to_owned())
+}
+
+/// Moves a branch forward, with the files of whoever has it checked out.
+fn advance(request: &LandRequest<'_>, git: &Git, branch: &str, old: Option<&str>, new: &str) -> Result<(), WorkspaceError> {
+    if let Some(old) = old {
+        if !is_ancestor(git, old, new) {
+            return Err(WorkspaceError::Conflict(format!("branch {branch} has gone another way")));
+        }
+        if let Some(files) = checked_out(git, branch)? {
+            let dir = git_dir_of(&files, request.person)?;
+            let there = Git::at(&dir).files(&files).person(request.person);
+            let _ = there.run(["update-index", "-q", "--refresh"]);
+            there.run(["read-tree", "-m", "-u", old, new]).map_err(|error| match error {
+                GitError::Failed { said, .. } => WorkspaceError::Conflict(format!("branch {branch} is checked out, and uncommitted changes are in the way: {said}")),
+                error => error.into(),
+            })?;
+        }
+    }
+    let message = format!("pal land {}", request.body);
+    let nothing = "0".repeat(40);
+    git.run(["update-ref", "-m", &message, "--create-reflog", &format!("refs/heads/{branch}"), new, old.unwrap_or(&nothing)])?;
+    Ok(())
+}
+
+/// The work tree that has a branch checked out.
+fn checked_out(git: &Git, branch: &str) -> Result<Option<PathBuf>, WorkspaceError> {
+    let said = git.run(["worktree", "list", "--porcelain", "-z"])?;
+    let mut place: Option<PathBuf> = None;
+    let wanted = format!("branch refs/heads/{branch}");
+    for line in said.split(|byte| *byte == 0) {
+        if let Some(path) = line.strip_prefix(b"worktree ") {
+            place = Some(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(path).into());
+        } else if line == b"bare" {
+            place = None;
+        } else if line == wanted.as_bytes() {
+            return Ok(place);
+        }
+    }
+    Ok(None)
+}
+
+fn git_dir_of(files: &Path, person: &Person) -> Result<PathBuf, WorkspaceError> {
+    let said = crate::git::look_from(files, person, ["rev-parse", "--absolute-git-dir"])?;
+    Ok(String::from_utf8_lossy(&said).trim_end().into())
+}

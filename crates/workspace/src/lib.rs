@@ -1,0 +1,51 @@
+//! Repositories in, commits out: tree layers, heads, and the way of a Body's work back to the user's repository.
+//!
+//! Invariant: git never runs on the host in a directory that a Body could write. What a Body holds is read as plain
+//! files, and becomes git objects in a repository of ours first.
+//! Invariant: a Body's work reaches the user's repository only under `refs/palisade/BODY/`, checked by git's own fsck;
+//! a branch moves only when the user lands.
+//! Absent on purpose: events, locks of Bodies, printing. `fleet` does the first two, `cli` the last.
+
+mod bring;
+mod error;
+mod git;
+mod head;
+mod ignore;
+mod index;
+mod land;
+mod loose;
+mod merged;
+mod quarantine;
+mod refs;
+mod repository;
+mod review;
+mod save;
+mod scratch;
+mod tree;
+mod walk;
+
+pub use bring::{Bring, Brought, Dirty, bring};
+pub use error::WorkspaceError;
+pub use git::{Git, GitError, Person};
+pub use land::{How, LandRequest, Landed, What, land};
+pub use quarantine::Quarantine;
+pub use refs::namespace;
+pub use repository::Repository;
+pub use review::{Commit, Shape, Touched, diff, log, runs_something, touched};
+pub use tree::id_of as layer_id;
+pub use save::{LeftOut, Saved, Source, Work, anchor, forget, look, save};
+
+use std::path::PathBuf;
+
+use body::programs::Programs;
+
+/// Where layers are made and kept.
+#[derive(Debug, Clone, Copy)]
+pub struct Ground<'a> {
+    /// The helper that works under a layer's ids.
+    pub programs: &'a Programs,
+    /// The directory of all layers.
+    pub layers: &'a PathBuf,
+    /// The time now, RFC 3339.
+    pub now: &'a str,
+}

@@ -1,0 +1,191 @@
+//! What a Body's overlay shows, read on the host without mounting it: the upper and the snapshots below, as plain files.
+//!
+//! Trust: names, kinds, depth and links are a Body's. Directories are entered by descriptor, no link is followed, and
+//! nothing but regular files is opened.
+
+use std::{
+    collections::BTreeMap,
+    ffi::CString,
+    fs::File,
+    io::{self, Read},
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{AtFlags, Dir, FileType, Mode, OFlags},
+    io::Errno,
+};
+
+/// Most entries of one directory.
+const ENTRIES_MAX: usize = 1_000_000;
+/// How the kernel marks a directory that hides what is below it.
+const OPAQUE: &str = "user.overlay.opaque";
+
+/// One directory of the overlay: in each of the layers that have it, nearest first.
+#[derive(Debug)]
+pub struct Dirs(Vec<OwnedFd>);
+
+/// What a name stands for.
+#[derive(Debug)]
+pub enum Found {
+    /// A directory; `hides` says that what lower layers have of it is not seen.
+    Dir {
+        /// Where it is.
+        dirs: Dirs,
+        /// Whether lower layers are hidden.
+        hides: bool,
+    },
+    /// A file.
+    File(Node),
+    /// A symbolic link.
+    Link(Node),
+    /// It was removed.
+    Gone,
+    /// A socket, a pipe, a device.
+    Other,
+    /// It cannot be looked at.
+    Unreadable,
+}
+
+/// A file or a link in one of the layers.
+#[derive(Debug)]
+pub struct Node {
+    layer: usize,
+    name: CString,
+    /// Its length, as it says.
+    pub len: u64,
+    /// Whether its owner may run it.
+    pub executable: bool,
+}
+
+impl Dirs {
+    /// The top directory of an overlay; layers that lack it are left out.
+    pub fn open(layers: &[PathBuf]) -> io::Result<Self> {
+        let mut dirs = Vec::new();
+        for path in layers {
+            match open_top(path) {
+                Ok(dir) => dirs.push(dir),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self(dirs))
+    }
+
+    /// What is in it.
+    pub fn entries(&self) -> io::Result<BTreeMap<Vec<u8>, Found>> {
+        let mut all: BTreeMap<Vec<u8>, Found> = BTreeMap::new();
+        for (layer, dir) in self.0.iter().enumerate() {
+            for entry in Dir::read_from(dir)? {
+                let entry = entry?;
+                let name = entry.file_name().to_owned();
+                if name.as_bytes() == b"." || name.as_bytes() == b".." {
+                    continue;
+                }
+                if all.len() >= ENTRIES_MAX {
+                    return Err(io::Error::new(io::ErrorKind::FileTooLarge, "a directory has too many entries"));
+                }
+                self.add(&mut all, layer, name);
+            }
+        }
+        Ok(all)
+    }
+
+    fn add(&self, all: &mut BTreeMap<Vec<u8>, Found>, layer: usize, name: CString) {
+        match all.get_mut(name.as_bytes()) {
+            None => {
+                let found = self.look(layer, &name);
+                all.insert(name.into_bytes(), found);
+            }
+            Some(Found::Dir { dirs, hides }) if !*hides => match self.look(layer, &name) {
+                Found::Dir { dirs: below, hides: hidden } => {
+                    dirs.0.extend(below.0);
+                    *hides = hidden;
+                }
+                _ => *hides = true,
+            },
+            Some(_) => {}
+        }
+    }
+
+    fn look(&self, layer: usize, name: &CString) -> Found {
+        let dir = &self.0[layer];
+        let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else { return Found::Unreadable };
+        let node = || Node { layer, name: name.clone(), len: u64::try_from(stat.st_size).unwrap_or(0), executable: stat.st_mode & 0o100 != 0 };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => match open_dir(dir, name) {
+                Ok(child) => {
+                    let hides = is_opaque(&child);
+                    Found::Dir { dirs: Dirs(vec![child]), hides }
+                }
+                Err(_) => Found::Unreadable,
+            },
+            FileType::RegularFile => Found::File(node()),
+            FileType::Symlink => Found::Link(node()),
+            FileType::CharacterDevice if stat.st_rdev == 0 => Found::Gone,
+            _ => Found::Other,
+        }
+    }
+
+    /// One entry, by name.
+    pub fn get(&self, name: &str) -> Option<Found> {
+        let name = CString::new(name).ok()?;
+        let mut all = BTreeMap::new();
+        for layer in 0..self.0.len() {
+            let missing = matches!(rustix::fs::statat(&self.0[layer], &name, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT));
+            if !missing {
+                self.add(&mut all, layer, name.clone());
+            }
+        }
+        all.remove(name.as_bytes())
+    }
+
+    /// A directory, by name.
+    pub fn dir(&self, name: &str) -> Option<Dirs> {
+        match self.get(name)? {
+            Found::Dir { dirs, .. } => Some(dirs),
+            _ => None,
+        }
+    }
+
+    /// A small file, by its path.
+    pub fn small(&self, path: &str, len_max: u64) -> Option<Vec<u8>> {
+        if let Some((first, rest)) = path.split_once('/') {
+            return self.dir(first)?.small(rest, len_max);
+        }
+        match self.get(path)? {
+            Found::File(node) if node.len <= len_max => {
+                let mut bytes = Vec::new();
+                self.file(&node).ok()?.take(len_max).read_to_end(&mut bytes).ok()?;
+                Some(bytes)
+            }
+            _ => None,
+        }
+    }
+
+    /// Opens a file of this directory. What took its place meanwhile is not opened.
+    pub fn file(&self, node: &Node) -> io::Result<File> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::openat(&self.0[node.layer], &node.name, flags, Mode::empty())?);
+        if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidData.into()) }
+    }
+
+    /// Where a link of this directory leads, as text.
+    pub fn link(&self, node: &Node) -> io::Result<CString> {
+        Ok(rustix::fs::readlinkat(&self.0[node.layer], &node.name, Vec::new())?)
+    }
+}
+
+fn open_top(path: &Path) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+fn open_dir(parent: &OwnedFd, name: &CString) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::openat(parent, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+fn is_opaque(dir: &OwnedFd) -> bool {
+    let mut value = [0u8; 4];
+    matches!(rustix::fs::fgetxattr(dir.as_fd(), OPAQUE, &mut value), Ok(1) if value[0] == b'y')
+}

@@ -1,0 +1,140 @@
+//! Names: where a Body's work stands in the user's repository, and which of its own names may come along.
+
+use std::collections::BTreeMap;
+
+use proto::BodyId;
+
+use crate::{
+    git::Git,
+    merged::{Dirs, Found},
+};
+
+/// Most branches taken from one Body.
+pub const BRANCHES_MAX: usize = 256;
+/// Longest name of one.
+const NAME_LEN_MAX: usize = 200;
+/// Longest file of refs.
+const PACKED_LEN_MAX: u64 = 16 << 20;
+/// Deepest name.
+const DEPTH_MAX: usize = 8;
+
+/// Where all of a Body's work stands.
+pub fn namespace(body: &BodyId) -> String {
+    format!("refs/palisade/{body}")
+}
+
+/// Commits that nobody but Palisade makes.
+pub fn as_palisade(git: Git) -> Git {
+    let who = [("NAME", "Palisade"), ("EMAIL", "wip@palisade.invalid")];
+    who.into_iter().fold(git, |git, (field, value)| git.env(&format!("GIT_AUTHOR_{field}"), value).env(&format!("GIT_COMMITTER_{field}"), value))
+}
+
+/// What a Body's git points at.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Pointers {
+    /// Where it stands.
+    pub head: Option<String>,
+    /// The branch it is on.
+    pub branch: Option<String>,
+    /// Its branches, by name.
+    pub branches: BTreeMap<String, String>,
+    /// How many were refused: for their names, or because there are too many.
+    pub refused: usize,
+}
+
+/// Reads them from a Body's `.git`.
+pub fn read(git: &Dirs) -> Pointers {
+    let mut all = Pointers::default();
+    let packed = git.small("packed-refs", PACKED_LEN_MAX).unwrap_or_default();
+    for line in packed.split(|byte| *byte == b'\n') {
+        let text = String::from_utf8_lossy(line);
+        if let Some((id, name)) = text.split_once(' ')
+            && let Some(branch) = name.strip_prefix("refs/heads/")
+        {
+            all.add(branch, id);
+        }
+    }
+    if let Some(heads) = git.dir("refs").and_then(|refs| refs.dir("heads")) {
+        loose(&heads, "", &mut all, 0);
+    }
+    let head = git.small("HEAD", 4096).unwrap_or_default();
+    let head = String::from_utf8_lossy(&head).trim_end().to_owned();
+    match head.strip_prefix("ref: refs/heads/") {
+        Some(branch) => {
+            all.head = all.branches.get(branch).cloned();
+            all.branch = Some(branch.to_owned()).filter(|branch| is_plain(branch));
+        }
+        None => all.head = Some(head).filter(|id| is_id(id)),
+    }
+    all
+}
+
+fn loose(dirs: &Dirs, above: &str, all: &mut Pointers, depth: usize) {
+    let Ok(entries) = dirs.entries() else { return };
+    for (name, found) in entries {
+        let Ok(name) = String::from_utf8(name) else {
+            all.refused += 1;
+            continue;
+        };
+        let full = if above.is_empty() { name.clone() } else { format!("{above}/{name}") };
+        match found {
+            Found::Dir { dirs, .. } if depth < DEPTH_MAX => loose(&dirs, &full, all, depth + 1),
+            Found::File(_) if !name.ends_with(".lock") => {
+                let text = dirs.small(&name, 4096).unwrap_or_default();
+                let id = String::from_utf8_lossy(&text).trim_end().to_owned();
+                all.branches.remove(&full);
+                all.add(&full, &id);
+            }
+            Found::Gone => drop(all.branches.remove(&full)),
+            _ => {}
+        }
+    }
+}
+
+impl Pointers {
+    fn add(&mut self, name: &str, id: &str) {
+        let clashes = |other: &String| other.starts_with(&format!("{name}/")) || name.starts_with(&format!("{other}/"));
+        let known = self.branches.contains_key(name);
+        if is_plain(name) && is_id(id) && (known || self.branches.len() < BRANCHES_MAX) && !self.branches.keys().any(clashes) {
+            self.branches.insert(name.to_owned(), id.to_owned());
+        } else {
+            self.refused += 1;
+        }
+    }
+}
+
+/// Whether a text is the name of an object.
+pub fn is_id(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Whether a branch may have that name here: what git allows, and nothing that a shell or a terminal could misread.
+pub fn is_plain(name: &str) -> bool {
+    let part = |part: &str| !part.is_empty() && !part.starts_with(['.', '-']) && !part.ends_with('.') && !part.ends_with(".lock");
+    let odd = |c: char| c.is_control() || c.is_whitespace() || " ~^:?*[\\\"'`$;|&<>(){}!#%".contains(c) || proto::text::visible(&c.to_string()) != c.to_string();
+    !name.is_empty() && name.len() <= NAME_LEN_MAX && name != "@" && !name.contains("..") && !name.contains("@{") && name.split('/').all(part) && !name.contains(odd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_names_come_along() {
+        for name in ["main", "fix/login", "a.b-c_d", "\u{e9}t\u{e9}", "x@y"] {
+            assert!(is_plain(name), "{name}");
+        }
+        for name in ["", "@", "../../x", "a/../b", "-upload-pack=x", "a/-b", "a b", "a\u{1b}[2J", "a\u{202e}b", "a..b", "a.lock", "a@{1}", ".a", "a/.b", "a/", "/a", "a//b", "a~1", "a^", "a:b", "a?", "a*", "a[", "a\\b", "$(x)", "a;b", &"x".repeat(201)] {
+            assert!(!is_plain(name), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_million_names_are_not_taken() {
+        let mut all = Pointers::default();
+        let id = "0".repeat(40);
+        (0..10_000).for_each(|number| all.add(&format!("b{number}"), &id));
+        all.add("b1/below", &id);
+        assert_eq!((all.branches.len(), all.refused), (BRANCHES_MAX, 10_001 - BRANCHES_MAX));
+    }
+}

@@ -1,0 +1,115 @@
+//! The host's repository: found, and asked what it is.
+
+use std::{
+    ffi::OsString,
+    os::unix::ffi::OsStringExt,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    error::WorkspaceError,
+    git::{self, Git, GitError, Person},
+};
+
+/// A repository of the host.
+#[derive(Debug, Clone)]
+pub struct Repository {
+    /// What it is called.
+    pub name: String,
+    /// The directory that holds its objects and refs.
+    pub common: PathBuf,
+    /// The directory of this one of its work trees.
+    pub dir: PathBuf,
+    /// Its files; none where it is bare.
+    pub files: Option<PathBuf>,
+    /// The branch it is on.
+    pub branch: Option<String>,
+    /// The commit that is asked for.
+    pub commit: String,
+    /// Its tree.
+    pub tree: String,
+    /// Whether its history is cut off somewhere.
+    pub shallow: bool,
+}
+
+impl Repository {
+    /// Finds the repository that `path` is in, at `reference` or where it stands.
+    pub fn find(path: &Path, reference: Option<&str>, person: &Person) -> Result<Self, WorkspaceError> {
+        let asked = ["rev-parse", "--path-format=absolute", "--git-common-dir", "--absolute-git-dir", "--is-bare-repository", "--is-shallow-repository", "--show-object-format"];
+        let said = git::look_from(path, person, asked).map_err(|error| not_found(path, error))?;
+        let mut lines = said.split(|byte| *byte == b'\n');
+        let mut next = || lines.next().ok_or(GitError::Answer("rev-parse"));
+        let (common, dir) = (path_of(next()?), path_of(next()?));
+        let (bare, shallow, format) = (next()? == b"true", next()? == b"true", next()?.to_owned());
+        if format != b"sha1" {
+            return Err(WorkspaceError::Repository("the repository names its objects by SHA-256, which is not supported yet".into()));
+        }
+        let files = if bare { None } else { Some(path_of(first_line(&git::look_from(path, person, ["rev-parse", "--show-toplevel"])?))) };
+        let user = Git::at(&dir);
+        let wanted = reference.unwrap_or("HEAD");
+        let (commit, tree) = resolve(&user, wanted)?;
+        let branch = match reference {
+            None => user.line(["symbolic-ref", "--quiet", "--short", "HEAD"]).ok(),
+            Some(name) => user.run(["show-ref", "--verify", "--quiet", &format!("refs/heads/{name}")]).ok().map(|_| name.to_owned()),
+        };
+        let called = files.as_deref().unwrap_or(&common);
+        let name = called.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let name = proto::workspace::name_for(name.trim_end_matches(".git"));
+        Ok(Self { name, common, dir, files, branch, commit, tree, shallow })
+    }
+
+    /// The same for an address: a clone of ours, made or brought up to date first.
+    pub fn clone_of(url: &str, place: &Path, reference: Option<&str>, person: &Person) -> Result<Self, WorkspaceError> {
+        if !place.join("HEAD").exists() {
+            let part = place.with_extension(format!("part{}", std::process::id()));
+            git::clone_bare(url, &part, person).inspect_err(|_| drop(std::fs::remove_dir_all(&part)))?;
+            if std::fs::rename(&part, place).is_err() {
+                let _ = std::fs::remove_dir_all(&part);
+            }
+        } else {
+            git::fetch_all(place, person)?;
+        }
+        let mut found = Self::find(place, reference, person)?;
+        let last = url.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or(url);
+        found.name = proto::workspace::name_for(last.trim_end_matches(".git"));
+        Ok(found)
+    }
+
+    /// git in it, with no settings but its own.
+    pub fn git(&self) -> Git {
+        Git::at(&self.common)
+    }
+
+    /// How many files of it differ from what is committed, the untracked ones among them.
+    pub fn uncommitted(&self, person: &Person) -> Result<usize, WorkspaceError> {
+        let Some(files) = &self.files else { return Ok(0) };
+        let said = git::look_from(files, person, ["status", "--porcelain", "-z", "--no-renames", "--untracked-files=all"])?;
+        Ok(said.split(|byte| *byte == 0).filter(|line| !line.is_empty()).count())
+    }
+}
+
+/// The commit that a name means, and its tree.
+pub(crate) fn resolve(git: &Git, name: &str) -> Result<(String, String), WorkspaceError> {
+    let commit = format!("{name}^{{commit}}");
+    let unknown = |_| WorkspaceError::NotFound(format!("the repository has no commit {:?}", proto::text::visible(name)));
+    let commit = git.line(["rev-parse", "--verify", "--quiet", "--end-of-options", &commit]).map_err(unknown)?;
+    let tree = git.line(["rev-parse", "--verify", "--quiet", &format!("{commit}^{{tree}}")])?;
+    Ok((commit, tree))
+}
+
+fn not_found(path: &Path, error: GitError) -> WorkspaceError {
+    match error {
+        GitError::Failed { said, .. } if said.contains("not a git repository") => {
+            WorkspaceError::NotFound(format!("{} is in no git repository", path.display()))
+        }
+        error => error.into(),
+    }
+}
+
+fn first_line(said: &[u8]) -> &[u8] {
+    said.strip_suffix(b"\n").unwrap_or(said)
+}
+
+fn path_of(line: &[u8]) -> PathBuf {
+    PathBuf::from(OsString::from_vec(line.to_owned()))
+}

@@ -1,0 +1,95 @@
+//! What a Body did, to be looked at: differences, commits, files touched.
+
+use std::ffi::OsString;
+
+use serde::Serialize;
+
+use crate::{
+    error::WorkspaceError,
+    git::{Git, GitError},
+};
+
+/// What a difference looks like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// A patch.
+    Patch,
+    /// A line for each file.
+    Stat,
+}
+
+/// A file that was changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Touched {
+    /// Where; bytes that are no text are shown.
+    pub path: String,
+    /// Lines that came; none of a file that is no text.
+    pub added: Option<u64>,
+    /// Lines that went.
+    pub removed: Option<u64>,
+}
+
+/// A commit of a Body.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Commit {
+    /// Its name.
+    pub id: String,
+    /// Who made it, as it says.
+    pub author: String,
+    /// Their address.
+    pub email: String,
+    /// When, in seconds.
+    pub at: i64,
+    /// What it says first.
+    pub subject: String,
+}
+
+/// The difference between two trees or commits, as git writes it: raw, with whatever bytes are in the files.
+pub fn diff(git: &Git, from: &str, to: &str, shape: Shape, paths: &[OsString]) -> Result<Vec<u8>, WorkspaceError> {
+    let shape = match shape {
+        Shape::Patch => "--patch",
+        Shape::Stat => "--stat",
+    };
+    let args = ["diff-tree", "-r", "--no-commit-id", "--no-ext-diff", "--no-textconv", "--no-color", "--full-index", "--binary", "--find-renames", shape, from, to, "--"];
+    let args = args.map(OsString::from).into_iter().chain(paths.iter().cloned());
+    Ok(git.clone().env("GIT_LITERAL_PATHSPECS", "1").run(args)?)
+}
+
+/// The files that differ.
+pub fn touched(git: &Git, from: &str, to: &str) -> Result<Vec<Touched>, WorkspaceError> {
+    let said = git.run(["diff-tree", "-r", "-z", "--no-commit-id", "--no-ext-diff", "--no-textconv", "--no-renames", "--numstat", from, to])?;
+    let mut all = Vec::new();
+    for record in said.split(|byte| *byte == 0).filter(|record| !record.is_empty()) {
+        let mut fields = record.splitn(3, |byte| *byte == b'\t');
+        let (Some(added), Some(removed), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+            return Err(GitError::Answer("diff-tree").into());
+        };
+        let count = |field: &[u8]| std::str::from_utf8(field).ok().and_then(|text| text.parse().ok());
+        all.push(Touched { path: String::from_utf8_lossy(path).into_owned(), added: count(added), removed: count(removed) });
+    }
+    Ok(all)
+}
+
+/// Commits of `to` that `from` lacks, newest first.
+pub fn log(git: &Git, from: &str, to: &str) -> Result<Vec<Commit>, WorkspaceError> {
+    let said = git.run(["log", "-z", "--no-show-signature", "--no-color", "--format=%H%x1f%an%x1f%ae%x1f%at%x1f%s", &format!("{from}..{to}"), "--"])?;
+    let mut all = Vec::new();
+    for record in said.split(|byte| *byte == 0).filter(|record| !record.is_empty()) {
+        let text = String::from_utf8_lossy(record).into_owned();
+        let mut fields = text.splitn(5, '\u{1f}').map(str::to_owned);
+        let mut next = || fields.next().unwrap_or_default();
+        all.push(Commit { id: next(), author: next(), email: next(), at: next().parse().unwrap_or(0), subject: next() });
+    }
+    Ok(all)
+}
+
+/// Files by which a tool of the user would run something: to be shown before they land.
+pub fn runs_something(path: &str) -> bool {
+    const DIRS: &[&str] = &[".claude/", ".codex/", ".cursor/", ".vscode/", ".idea/", ".devcontainer/", ".github/", ".gitlab/", ".circleci/", ".husky/", ".cargo/"];
+    const NAMES: &[&str] = &[
+        ".envrc", ".mcp.json", ".gitmodules", ".gitattributes", ".gitlab-ci.yml", ".travis.yml", ".pre-commit-config.yaml", "package.json", "build.rs", "conftest.py",
+        "setup.py", "Makefile", "justfile", "Jenkinsfile", "palisade.toml", ".npmrc", ".yarnrc.yml", "AGENTS.md", "CLAUDE.md",
+    ];
+    let name = path.rsplit('/').next().unwrap_or(path);
+    DIRS.iter().any(|dir| path.starts_with(dir) || path.contains(&format!("/{dir}"))) || NAMES.contains(&name)
+}

@@ -1,0 +1,353 @@
+//! A Body's files, compared with what it began with: every change copied to a tree of ours, for git to read there.
+//!
+//! Invariant: what is copied are plain files, links and directories, made by us under names that git may hold.
+//! Trust: everything that is read here is a Body's; see [`crate::merged`].
+
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    io::{self, Read},
+    ops::Bound,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    fs::{AtFlags, Mode, OFlags},
+    io::Errno,
+};
+use serde::Serialize;
+
+use crate::{
+    error::{During, WorkspaceError},
+    ignore::Ignore,
+    merged::{Dirs, Found, Node},
+};
+
+/// Deepest directory.
+const DEPTH_MAX: usize = 128;
+/// Longest path.
+const PATH_LEN_MAX: usize = 4000;
+/// Largest file.
+pub const FILE_MAX: u64 = 1 << 30;
+/// All files together.
+const TOTAL_MAX: u64 = 8 << 30;
+/// Most changes.
+const CHANGES_MAX: usize = 2_000_000;
+/// Most things that are listed as left out.
+const LEFT_OUT_MAX: usize = 1000;
+/// Files that say how git treats others.
+const RULES: [&str; 2] = [".gitignore", ".gitattributes"];
+
+/// Something of a Body that git cannot hold, or may not.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LeftOut {
+    /// Where, made fit for a terminal.
+    pub path: String,
+    /// Why.
+    pub why: &'static str,
+}
+
+/// What a walk found.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// Files that may differ from the base.
+    pub paths: Vec<Vec<u8>>,
+    /// Files of the base that are gone, unless they are among those.
+    pub gone: Vec<Vec<u8>>,
+    /// What could not be taken.
+    pub left_out: Vec<LeftOut>,
+    bytes: u64,
+}
+
+/// One walk.
+pub struct Walk<'a> {
+    /// Names of the base.
+    pub base: &'a BTreeSet<Vec<u8>>,
+    /// Names the Body's own git tracks; where it cannot say, those of the base.
+    pub tracked: &'a BTreeSet<Vec<u8>>,
+    /// Who knows what is ignored.
+    pub ignore: Ignore,
+    /// What was found so far.
+    pub changes: Changes,
+}
+
+/// Where a walk stands.
+struct Place<'a> {
+    path: &'a [u8],
+    dirs: &'a Dirs,
+    /// The same directory in our tree.
+    ours: BorrowedFd<'a>,
+    /// Whether untracked files here are ignored.
+    ignored: bool,
+    depth: usize,
+}
+
+impl Walk<'_> {
+    /// Walks the whole tree.
+    pub fn run(mut self, dirs: &Dirs, ours: BorrowedFd<'_>) -> Result<Changes, WorkspaceError> {
+        self.dir(&Place { path: b"", dirs, ours, ignored: false, depth: 0 })?;
+        self.forgotten()?;
+        Ok(self.changes)
+    }
+
+    /// What the Body's git no longer tracks and ignores is gone, though its files are there.
+    fn forgotten(&mut self) -> Result<(), WorkspaceError> {
+        let untracked: Vec<Vec<u8>> = self.base.difference(self.tracked).cloned().collect();
+        if untracked.is_empty() {
+            return Ok(());
+        }
+        let ignored = self.ignore.ask(&untracked)?;
+        self.changes.gone.extend(untracked.into_iter().zip(ignored).filter(|(_, ignored)| *ignored).map(|(path, _)| path));
+        Ok(())
+    }
+
+    fn dir(&mut self, at: &Place<'_>) -> Result<(), WorkspaceError> {
+        let mut entries = at.dirs.entries().during("list a directory of the Body")?;
+        if at.depth == 0 {
+            entries.remove(b".git".as_slice());
+        }
+        // Before anybody is asked about their neighbours.
+        for rule in RULES {
+            match entries.get(rule.as_bytes()) {
+                Some(Found::File(node)) => drop(self.copy(at, rule.as_bytes(), node)?),
+                Some(_) => remove(at.ours, rule.as_bytes())?,
+                None => {}
+            }
+        }
+        let mut children = Vec::new();
+        for (name, found) in entries {
+            let path = join(at.path, &name);
+            if let Some(why) = refused(&name, &path, &found, at.depth) {
+                // What is ignored anyway is nobody's loss.
+                if !at.ignored && !matches!(found, Found::Gone | Found::Other) {
+                    self.leave_out(&path, why);
+                }
+                continue;
+            }
+            if self.changes.paths.len() > CHANGES_MAX {
+                return Err(WorkspaceError::Hostile(format!("the Body changed more than {CHANGES_MAX} files")));
+            }
+            children.push((name, path, found));
+        }
+        let ignored = self.ignored(at, &children)?;
+        for ((name, path, found), ignored) in children.into_iter().zip(ignored) {
+            self.entry(at, &name, path, found, ignored)?;
+        }
+        Ok(())
+    }
+
+    /// For each child, whether it is ignored. What is tracked is not.
+    fn ignored(&mut self, at: &Place<'_>, children: &[(Vec<u8>, Vec<u8>, Found)]) -> Result<Vec<bool>, WorkspaceError> {
+        if at.ignored {
+            return Ok(children.iter().map(|(_, path, found)| !self.is_tracked(path, found)).collect());
+        }
+        let mut asked = Vec::new();
+        for (index, (name, path, found)) in children.iter().enumerate() {
+            let ask = match found {
+                // Some patterns fit directories only, so there must be one.
+                Found::Dir { .. } => {
+                    make_dir(at.ours, name)?;
+                    true
+                }
+                Found::File(_) | Found::Link(_) | Found::Unreadable => !self.is_tracked(path, found),
+                Found::Gone | Found::Other => false,
+            };
+            if ask {
+                asked.push((index, path.clone()));
+            }
+        }
+        let mut ignored = vec![false; children.len()];
+        if asked.is_empty() {
+            return Ok(ignored);
+        }
+        let paths: Vec<Vec<u8>> = asked.iter().map(|(_, path)| path.clone()).collect();
+        for ((index, _), answer) in asked.into_iter().zip(self.ignore.ask(&paths)?) {
+            ignored[index] = answer;
+        }
+        Ok(ignored)
+    }
+
+    fn entry(&mut self, at: &Place<'_>, name: &[u8], path: Vec<u8>, found: Found, ignored: bool) -> Result<(), WorkspaceError> {
+        match found {
+            Found::Other => Ok(()),
+            Found::Unreadable if ignored => Ok(()),
+            Found::Unreadable => {
+                self.leave_out(&path, "it cannot be read");
+                Ok(())
+            }
+            Found::Gone => {
+                remove(at.ours, name)?;
+                self.base_gone(&path);
+                Ok(())
+            }
+            Found::File(_) | Found::Link(_) if ignored => Ok(()),
+            Found::File(node) => {
+                self.base_below_gone(&path);
+                if self.copy(at, name, &node)? {
+                    self.changes.paths.push(path);
+                }
+                Ok(())
+            }
+            Found::Link(node) => {
+                self.base_below_gone(&path);
+                let target = at.dirs.link(&node).during("read a link of the Body")?;
+                remove(at.ours, name)?;
+                rustix::fs::symlinkat(&target, at.ours, name).during("copy a link of the Body")?;
+                self.changes.paths.push(path);
+                Ok(())
+            }
+            Found::Dir { dirs, hides } => self.enter(at, name, &path, &dirs, hides, ignored),
+        }
+    }
+
+    fn enter(&mut self, at: &Place<'_>, name: &[u8], path: &[u8], dirs: &Dirs, hides: bool, ignored: bool) -> Result<(), WorkspaceError> {
+        if hides {
+            remove(at.ours, name)?;
+            self.base_gone(path);
+        } else if self.base.contains(path) {
+            self.changes.gone.push(path.to_owned());
+        }
+        if ignored && !holds(self.tracked, path) {
+            let _ = rustix::fs::unlinkat(at.ours, name, AtFlags::REMOVEDIR);
+            return Ok(());
+        }
+        make_dir(at.ours, name)?;
+        let ours = open_dir(at.ours, name)?;
+        self.dir(&Place { path, dirs, ours: ours.as_fd(), ignored: at.ignored || ignored, depth: at.depth + 1 })?;
+        // One that only held what is ignored.
+        let _ = rustix::fs::unlinkat(at.ours, name, AtFlags::REMOVEDIR);
+        Ok(())
+    }
+
+    fn is_tracked(&self, path: &[u8], found: &Found) -> bool {
+        match found {
+            Found::Dir { .. } | Found::Unreadable | Found::Gone => self.tracked.contains(path) || holds(self.tracked, path),
+            _ => self.tracked.contains(path),
+        }
+    }
+
+    fn base_gone(&mut self, path: &[u8]) {
+        if self.base.contains(path) {
+            self.changes.gone.push(path.to_owned());
+        }
+        self.base_below_gone(path);
+    }
+
+    fn base_below_gone(&mut self, path: &[u8]) {
+        self.changes.gone.extend(below(self.base, path).cloned());
+    }
+
+    /// Copies a file; false where it is left out.
+    fn copy(&mut self, at: &Place<'_>, name: &[u8], node: &Node) -> Result<bool, WorkspaceError> {
+        let path = join(at.path, name);
+        let why = match () {
+            () if node.len > FILE_MAX => Some("it is larger than 1 GiB"),
+            () if self.changes.bytes + node.len > TOTAL_MAX => Some("all changes together are larger than 8 GiB"),
+            () => None,
+        };
+        let opened = if why.is_none() { at.dirs.file(node).ok() } else { None };
+        let Some(file) = opened else {
+            self.leave_out(&path, why.unwrap_or("it cannot be read"));
+            return Ok(false);
+        };
+        self.changes.bytes += node.len;
+        remove(at.ours, name)?;
+        let mode = Mode::from_raw_mode(if node.executable { 0o755 } else { 0o644 });
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let copy = rustix::fs::openat(at.ours, name, flags, mode).during("copy a file of the Body")?;
+        rustix::fs::fchmod(&copy, mode).during("copy a file of the Body")?;
+        // It may grow while it is read.
+        io::copy(&mut file.take(node.len), &mut File::from(copy)).during("copy a file of the Body")?;
+        Ok(true)
+    }
+
+    fn leave_out(&mut self, path: &[u8], why: &'static str) {
+        if self.changes.left_out.len() < LEFT_OUT_MAX {
+            self.changes.left_out.push(LeftOut { path: proto::text::visible_bytes(path), why });
+        }
+    }
+}
+
+/// Why something cannot be in git, or may not.
+fn refused(name: &[u8], path: &[u8], found: &Found, depth: usize) -> Option<&'static str> {
+    match () {
+        () if is_dot_git(name) => Some(if matches!(found, Found::Dir { .. }) { "a repository inside the repository: its history is not taken" } else { "git may not hold this name" }),
+        () if path.len() > PATH_LEN_MAX => Some("its path is too long"),
+        () if depth >= DEPTH_MAX => Some("it lies too deep"),
+        () => None,
+    }
+}
+
+/// Whether some file system takes that name for `.git`: git refuses all of them.
+pub fn is_dot_git(name: &[u8]) -> bool {
+    let text: String = String::from_utf8_lossy(name).chars().filter(|c| !is_ignorable(*c)).collect();
+    text.split('\\').any(|part| {
+        let part = part.split(':').next().unwrap_or(part).trim_end_matches([' ', '.']).to_ascii_lowercase();
+        part == ".git" || part == "git~1"
+    })
+}
+
+/// What HFS+ leaves out of names.
+fn is_ignorable(c: char) -> bool {
+    matches!(c, '\u{200c}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{206a}'..='\u{206f}' | '\u{feff}')
+}
+
+fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
+    if path.is_empty() { name.to_owned() } else { [path, b"/", name].concat() }
+}
+
+/// Names below a directory.
+fn below<'a>(names: &'a BTreeSet<Vec<u8>>, dir: &[u8]) -> impl Iterator<Item = &'a Vec<u8>> {
+    let begin = [dir, b"/"].concat();
+    names.range::<[u8], _>((Bound::Included(begin.as_slice()), Bound::Unbounded)).take_while({
+        let begin = begin.clone();
+        move |name| name.starts_with(&begin)
+    })
+    .collect::<Vec<_>>()
+    .into_iter()
+}
+
+fn holds(names: &BTreeSet<Vec<u8>>, dir: &[u8]) -> bool {
+    let begin = [dir, b"/"].concat();
+    names.range::<[u8], _>((Bound::Included(begin.as_slice()), Bound::Unbounded)).next().is_some_and(|name| name.starts_with(&begin))
+}
+
+fn make_dir(ours: BorrowedFd<'_>, name: &[u8]) -> Result<(), WorkspaceError> {
+    match rustix::fs::mkdirat(ours, name, Mode::from_raw_mode(0o700)) {
+        Ok(()) => Ok(()),
+        Err(Errno::EXIST) if open_dir(ours, name).is_ok() => Ok(()),
+        Err(Errno::EXIST) => {
+            remove(ours, name)?;
+            rustix::fs::mkdirat(ours, name, Mode::from_raw_mode(0o700)).during("make a directory")
+        }
+        Err(errno) => Err(errno).during("make a directory"),
+    }
+}
+
+fn open_dir(ours: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, WorkspaceError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(ours, name, flags, Mode::empty()).during("open a directory of ours")
+}
+
+fn remove(ours: BorrowedFd<'_>, name: &[u8]) -> Result<(), WorkspaceError> {
+    let name = std::ffi::CString::new(name).map_err(io::Error::from).during("read a name")?;
+    match sys::tree::remove(ours, &name) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).during("clear a copy"),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_spelling_of_dot_git_is_known() {
+        for name in [".git", ".GIT", ".gIt", "git~1", "GIT~1", ".git ", ".git.", ".git. .", ".git:x", ".git::$INDEX_ALLOCATION", ".g\u{200c}it", "a\\.git", ".git\\x", "\u{feff}.git"] {
+            assert!(is_dot_git(name.as_bytes()), "{name:?}");
+        }
+        for name in [".gitignore", ".github", "git", "x.git", ".git-", "git~2", "dot.git", "..git"] {
+            assert!(!is_dot_git(name.as_bytes()), "{name:?}");
+        }
+    }
+}
