@@ -192,6 +192,7 @@ impl Bodies {
         }
         self.clear_snapshots();
         self.clear_templates();
+        self.fleet().shrink(proto::Size(0)).expect("layers that nobody stands on can be removed");
         let left = || {
             let mut places = ["bodies", "snapshots", "ids", "layers", "templates"].map(|place| leaks::entries(&self.data().join(place))).concat();
             places.retain(|name| !name.ends_with("lock"));

@@ -1,0 +1,149 @@
+//! What a Body finds in its workspace.
+
+use fleet::{Dirty, Force, Repo};
+use testkit::{Bodies, body_test};
+
+use crate::repo::{Host, save, up};
+
+#[body_test]
+async fn a_body_has_the_files_of_the_commit_and_a_clean_status(t: Bodies) {
+    let host = Host::plain(&t);
+    let body = host.body(&t).await;
+    assert_eq!(t.sh(&body, "pwd").await.ok(), "/workspace/app");
+    assert_eq!(t.sh(&body, "git status --porcelain").await.ok(), "");
+    assert_eq!(t.sh(&body, "git rev-parse HEAD; git symbolic-ref HEAD").await.ok(), format!("{}\nrefs/heads/main", host.git(&["rev-parse", "HEAD"])));
+    assert_eq!(t.sh(&body, "git fsck --strict 2>&1; git log --format=%s").await.ok(), "first");
+    assert_eq!(t.sh(&body, "./run.sh; readlink link; od -An -c binary | tr -d ' '; stat -c %a run.sh src/main.rs").await.ok(), "hi\nsrc/main.rs\na\\0b\n755\n644");
+    // The index fits: nothing has to be read again. Without it, every file would be.
+    let racy = t.sh(&body, "git ls-files --debug numbers | grep -c 'size: 3893'; GIT_TRACE2_PERF=/tmp/trace git status >/dev/null; grep -c 'read_object\\|hash' /tmp/trace || true").await;
+    assert!(racy.ok().starts_with('1'), "{}", racy.text());
+    assert_eq!(t.sh(&body, "git diff-files --name-only").await.ok(), "", "without a refresh");
+}
+
+#[body_test]
+async fn nothing_of_the_host_is_changed_by_work_in_a_body(t: Bodies) {
+    let host = Host::plain(&t);
+    let before = host.sh("git status --porcelain --ignored; git for-each-ref refs/heads; find . -path ./.git -prune -o -type f -print0 | sort -z | xargs -0 sha256sum");
+    let body = host.body(&t).await;
+    t.sh(&body, "git rm -rqf . && git commit -qm gone && rm -rf .git && echo bye > left").await.ok();
+    save(&t, &body).await;
+    let after = host.sh("git status --porcelain --ignored; git for-each-ref refs/heads; find . -path ./.git -prune -o -type f -print0 | sort -z | xargs -0 sha256sum");
+    assert_eq!(before, after);
+    t.fleet().remove_with(&body, Force::Yes, fleet::Discard::Yes).await.unwrap();
+}
+
+#[body_test]
+async fn uncommitted_untracked_and_ignored_files_come_when_asked_for(t: Bodies) {
+    let host = Host::plain(&t);
+    host.sh("echo changed >> numbers; echo new > new.txt; rm binary; mkdir target; echo built > target/out; echo other > target/other; echo x > x.log");
+    let clean = host.body(&t).await;
+    assert_eq!(t.sh(&clean, "tail -1 numbers; ls new.txt target x.log 2>&1 | wc -l; ls binary").await.ok(), "1000\n3\nbinary");
+    let dirty = up(&t, fleet::Up { dirty: Dirty::With, ..host.up(&t) }).await.spec;
+    assert_eq!(t.sh(&dirty.id, "git status --porcelain").await.ok(), " D binary\n M numbers\n?? new.txt");
+    assert_eq!(t.sh(&dirty.id, "tail -1 numbers; cat new.txt; ls target x.log 2>&1 | wc -l").await.ok(), "changed\nnew\n2");
+    let look = t.fleet().look_closely(&dirty.id, None).unwrap();
+    assert_eq!(look.diff.files, [], "what the host had is not the Body's work");
+    let with = up(&t, fleet::Up { include: vec![host.dir.join("target/out")], ..host.up(&t) }).await.spec;
+    assert_eq!(t.sh(&with.id, "cat target/out; ls target; git status --porcelain").await.ok(), "built\nout");
+    assert_eq!(t.fleet().look_closely(&with.id, None).unwrap().diff.files, []);
+    assert_eq!(host.sh("git status --porcelain"), " D binary\n M numbers\n?? new.txt", "the host's own index is as it was");
+}
+
+#[body_test]
+async fn a_near_tree_is_made_from_the_one_that_is_there(t: Bodies) {
+    let host = Host::make(&t, "app", "mkdir -p a/b c; for i in $(seq 300); do echo $i > a/f$i; done; echo 1 > a/b/x; echo 1 > c/y; echo 1 > swap; echo 1 > gone");
+    let first = up(&t, host.up(&t)).await.spec;
+    host.commit("rm -r a/b gone; echo 2 > a/f1; rm swap; mkdir swap; echo in > swap/in; rm -r c; echo file > c; echo new > new; chmod +x a/f2", "second");
+    let second = up(&t, host.up(&t)).await.spec;
+    let describe = "git status --porcelain; find . -name .git -prune -o -printf '%P %y %m %l\\n' | LC_ALL=C sort; cat a/f1 swap/in c new";
+    let near = t.sh(&second.id, describe).await.ok();
+    // The same made whole, where there is nothing to make it from.
+    t.fleet().remove(&first.id, Force::Yes).await.unwrap();
+    t.fleet().remove(&second.id, Force::Yes).await.unwrap();
+    assert_eq!(second.workspaces[0].layers[2], first.workspaces[0].layers[1], "it stands on the first one's files");
+    t.fleet().shrink(proto::Size(0)).unwrap();
+    let whole = up(&t, host.up(&t)).await.spec;
+    assert_eq!(t.sh(&whole.id, describe).await.ok(), near);
+    assert!(near.contains("swap/in f 644") && !near.contains("a/b") && !near.contains("gone"), "{near}");
+}
+
+#[body_test]
+async fn a_second_body_makes_no_layer(t: Bodies) {
+    let host = Host::plain(&t);
+    let layers = || std::fs::read_dir(t.data().join("layers")).unwrap().flatten().filter(|entry| entry.path().is_dir()).count();
+    host.body(&t).await;
+    let one = layers();
+    let views = t.fleet().up(fleet::Up { count: 3, ..host.up(&t) }).await.unwrap();
+    assert_eq!((views.len(), layers()), (3, one));
+    t.sh(&views[0].spec.id, "echo mine > numbers").await.ok();
+    assert_eq!(t.sh(&views[1].spec.id, "tail -1 numbers").await.ok(), "1000", "private from then on");
+}
+
+#[body_test]
+async fn line_ends_links_modes_and_odd_names_are_as_git_has_them(t: Bodies) {
+    let script = r#"printf '*.txt text eol=crlf\n*.bin -text\n' > .gitattributes; printf 'a\r\nb\r\n' > dos.txt; printf 'a\nb\n' > unix.c; printf 'x\r\n' > raw.bin
+        mkdir 'sp ace'; echo 1 > 'sp ace/q"uote'; echo 2 > "$(printf 'new\nline')"; echo 3 > "$(printf 'by\377te')"; echo 4 > -dash; echo 5 > ':colon'; echo 6 > 'ba\ck'; ln -s /etc/passwd out; echo 7 > '*'"#;
+    let host = Host::make(&t, "odd", script);
+    let body = host.body(&t).await;
+    assert_eq!(t.sh(&body, "git status --porcelain").await.ok(), "");
+    assert_eq!(t.sh(&body, "od -An -c dos.txt | tr -d ' '; readlink out").await.ok(), "a\\r\\nb\\r\\n\n/etc/passwd");
+    // Changed and saved, each is what plain git would make of it.
+    let change = r#"for f in dos.txt unix.c raw.bin -dash :colon 'ba\ck' '*' "$(printf 'new\nline')" "$(printf 'by\377te')" 'sp ace/q"uote'; do printf 'more\r\n' >> "./$f"; done; ln -sf nowhere out; chmod +x unix.c"#;
+    t.sh(&body, change).await.ok();
+    save(&t, &body).await;
+    host.sh(change);
+    host.git(&["add", "--all"]);
+    assert_eq!(host.wip_tree(&body), host.git(&["write-tree"]));
+}
+
+#[body_test]
+async fn worktrees_shallow_bare_and_remote_repositories_come_in(t: Bodies) {
+    let host = Host::plain(&t);
+    host.commit("echo 2 > second", "second");
+    host.git(&["worktree", "add", "--quiet", "-b", "side", "../side"]);
+    let side = Host { dir: t.dir().join("side") };
+    side.commit("echo side > side", "on the side");
+    let body = side.body(&t).await;
+    assert_eq!(t.sh(&body, "git symbolic-ref --short HEAD; cat side; git log --oneline | wc -l; git status --porcelain").await.ok(), "side\nside\n3");
+    let url = format!("file://{}", host.dir.display());
+    host.git(&["clone", "--quiet", "--depth=1", &url, "../shallow"]);
+    let shallow = Host { dir: t.dir().join("shallow") };
+    let body = shallow.body(&t).await;
+    assert_eq!(t.sh(&body, "git log --oneline | wc -l; git status --porcelain; echo more > more; git add more; git commit -qm more").await.ok(), "1");
+    save(&t, &body).await;
+    assert_eq!(shallow.wip_file(&body, "more").as_deref(), Some("more"));
+    let remote = up(&t, fleet::Up { repositories: vec![Repo::Url(url)], reference: Some("main".into()), ..host.up(&t) }).await.spec;
+    assert_eq!((remote.workspaces[0].name.as_str(), t.sh(&remote.id, "cat second; git status --porcelain").await.ok().as_str()), ("app", "2"));
+    t.sh(&remote.id, "echo r > r; git add r; git commit -qm r").await.ok();
+    let saved = save(&t, &remote.id).await;
+    assert_eq!(saved.branches.len(), 1);
+    let old = up(&t, fleet::Up { reference: Some("main~1".into()), ..host.up(&t) }).await.spec;
+    assert_eq!(t.sh(&old.id, "ls second 2>&1 | wc -l; git log --oneline | wc -l; git symbolic-ref -q HEAD || echo detached").await.ok(), "1\n1\ndetached");
+}
+
+#[body_test]
+async fn two_repositories_stand_side_by_side(t: Bodies) {
+    let (one, two) = (Host::plain(&t), Host::make(&t, "lib", "echo lib > lib.txt"));
+    let both = fleet::Up { repositories: vec![Repo::Path(one.dir.clone()), Repo::Path(two.dir.clone())], ..one.up(&t) };
+    let body = up(&t, both).await.spec.id;
+    assert_eq!(t.sh(&body, "pwd; cat ../lib/lib.txt; echo more >> ../lib/lib.txt; git status --porcelain; git -C ../lib status --porcelain").await.ok(), "/workspace/app\nlib\n M lib.txt");
+    t.fleet().save(&body).await.unwrap();
+    assert_eq!(two.wip_file(&body, "lib.txt").as_deref(), Some("lib\nmore"));
+    assert_eq!(one.wip_tree(&body), one.git(&["rev-parse", "HEAD^{tree}"]));
+}
+
+#[body_test]
+async fn forks_and_restarts_keep_the_workspace(t: Bodies) {
+    let host = Host::plain(&t);
+    let body = host.body(&t).await;
+    t.sh(&body, "echo one > one; git add one; git commit -qm one; echo two > two; rm numbers; rm -r src; mkdir src; echo n > src/n").await.ok();
+    let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0).spec.id;
+    t.sh(&fork, "echo three > three; rm two").await.ok();
+    let saved = save(&t, &fork).await;
+    assert!(saved.is_whole() && saved.uncommitted, "{saved:?}");
+    let there = host.git(&["ls-tree", "-r", "--name-only", &format!("refs/palisade/{fork}/wip")]);
+    assert_eq!(there.lines().collect::<Vec<_>>(), [".gitignore", "binary", "link", "one", "run.sh", "src/n", "three"]);
+    t.fleet().stop(&body, std::time::Duration::ZERO).await.unwrap();
+    t.fleet().start(&body).await.unwrap();
+    assert_eq!(t.sh(&body, "git status --porcelain; cat two").await.ok(), " D numbers\n D src/deep/x\n D src/main.rs\n?? src/n\n?? two\ntwo");
+}

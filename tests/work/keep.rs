@@ -1,0 +1,149 @@
+//! Work that cannot be lost: saved before anything ends, refused where it cannot be.
+
+use std::time::Duration;
+
+use fleet::{Discard, Force};
+use proto::Kind;
+use testkit::{Bodies, body_test};
+
+use crate::repo::{Host, save};
+
+const WORK: &str = "echo committed > committed; git add committed; git commit -qm committed; echo staged > staged; git add staged; echo new > new; echo forced > x.log; git add -f x.log; mkdir target; echo junk > target/junk; rm numbers";
+
+fn names(host: &Host, body: &proto::BodyId) -> Vec<String> {
+    host.git(&["ls-tree", "-r", "--name-only", &format!("refs/palisade/{body}/wip")]).lines().map(str::to_owned).collect()
+}
+
+const SAVED: [&str; 9] = [".gitignore", "binary", "committed", "link", "new", "run.sh", "src/deep/x", "src/main.rs", "staged"];
+
+fn saved() -> Vec<String> {
+    let mut all: Vec<String> = SAVED.iter().map(|name| (*name).to_owned()).collect();
+    all.push("x.log".into());
+    all
+}
+
+#[body_test]
+async fn removing_and_stopping_save_everything_tracked_and_untracked(t: Bodies) {
+    let host = Host::plain(&t);
+    let stopped = host.body(&t).await;
+    t.sh(&stopped, WORK).await.ok();
+    t.fleet().stop(&stopped, Duration::ZERO).await.unwrap();
+    assert_eq!(names(&host, &stopped), saved());
+    let removed = host.body(&t).await;
+    t.sh(&removed, WORK).await.ok();
+    t.fleet().remove(&removed, Force::Yes).await.unwrap();
+    assert_eq!(names(&host, &removed), saved());
+    assert_eq!(host.git(&["log", "-1", "--format=%an %s", &format!("refs/palisade/{removed}/head")]), "agent committed");
+    assert!(t.kinds(&removed).contains(&"workspace.saved".to_owned()));
+    // One that did nothing leaves nothing behind.
+    let idle = host.body(&t).await;
+    t.fleet().remove(&idle, Force::Yes).await.unwrap();
+    assert_eq!(host.git(&["for-each-ref", &format!("refs/palisade/{idle}/")]), "");
+}
+
+#[body_test]
+async fn a_body_that_died_can_still_be_saved(t: Bodies) {
+    let host = Host::plain(&t);
+    let body = host.body(&t).await;
+    t.sh(&body, WORK).await.ok();
+    testkit::kill(t.view(&body).pid.unwrap());
+    testkit::wait::blocking(Duration::from_secs(5), "it is dead", || (t.view(&body).pid.is_none()).then_some(()));
+    save(&t, &body).await;
+    assert_eq!(names(&host, &body), saved());
+    // Starting it again does the same by itself.
+    let other = host.body(&t).await;
+    t.sh(&other, WORK).await.ok();
+    testkit::kill(t.view(&other).pid.unwrap());
+    testkit::wait::blocking(Duration::from_secs(5), "it is dead", || (t.view(&other).pid.is_none()).then_some(()));
+    t.fleet().start(&other).await.unwrap();
+    assert_eq!(names(&host, &other), saved());
+}
+
+#[body_test]
+async fn a_broken_git_costs_its_commits_and_no_file_and_removal_waits_for_a_word(t: Bodies) {
+    let host = Host::plain(&t);
+    for (what, breaking) in [
+        ("gone", "rm -rf .git"),
+        ("a file", "rm -rf .git; echo 'gitdir: /tmp/x' > .git"),
+        ("a link", "rm -rf .git; ln -s /etc .git"),
+        ("no head", "echo nonsense > .git/HEAD"),
+        ("a head that is nowhere", "echo 'ref: refs/heads/none' > .git/HEAD"),
+        ("a commit that is nowhere", "git rev-parse HEAD | tr 0-9 1-90 > .git/refs/heads/main"),
+        ("cut objects", "find .git/objects -type f -size +0 | grep -v pack | xargs -n1 truncate -s 5"),
+        ("an index of noise", "head -c 100000 /dev/urandom > .git/index"),
+    ] {
+        let body = host.body(&t).await;
+        t.sh(&body, "echo committed > committed; git add committed; git commit -qm committed; echo new > new").await.ok();
+        t.sh(&body, &format!("chmod -R u+w .git; {breaking}")).await.ok();
+        let saved = save(&t, &body).await;
+        assert_eq!(host.wip_file(&body, "committed").as_deref(), Some("committed"), "{what}");
+        assert_eq!(host.wip_file(&body, "new").as_deref(), Some("new"), "{what}");
+        let refused = t.fleet().remove(&body, Force::Yes).await;
+        if what == "an index of noise" {
+            assert!(saved.is_whole(), "{what}: {saved:?}");
+            refused.unwrap();
+            continue;
+        }
+        assert!(saved.trouble.is_some(), "{what}: {saved:?}");
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.kind, Kind::Conflict, "{what}: {refused}");
+        assert!(refused.hints.iter().any(|hint| hint.contains("--discard")), "{what}");
+        assert_eq!(t.fleet().losses(&body).unwrap(), ["committed", "new"], "{what}");
+        t.fleet().remove_with(&body, Force::Yes, Discard::Yes).await.unwrap();
+    }
+}
+
+#[body_test]
+async fn what_git_cannot_hold_keeps_the_body(t: Bodies) {
+    let host = Host::plain(&t);
+    for (what, script, path) in [
+        ("a repository inside", "git init -q inner; echo x > inner/x", "inner/.git"),
+        ("a huge file", "truncate -s 3G huge", "huge"),
+        ("a name like .git", "mkdir .GIT; echo x > .GIT/config", ".GIT"),
+        ("too deep", "p=.; for i in $(seq 140); do p=$p/d; done; mkdir -p $p; echo x > $p/x", "d/d"),
+    ] {
+        let body = host.body(&t).await;
+        // First the same without it.
+        t.sh(&body, "echo fine > fine").await.ok();
+        assert!(save(&t, &body).await.is_whole(), "{what}");
+        t.sh(&body, script).await.ok();
+        let saved = save(&t, &body).await;
+        assert!(saved.left_out.iter().any(|left| left.path.starts_with(path)), "{what}: {saved:?}");
+        assert_eq!(host.wip_file(&body, "fine").as_deref(), Some("fine"), "{what}");
+        assert_eq!(t.fleet().remove(&body, Force::Yes).await.unwrap_err().kind, Kind::Conflict, "{what}");
+        assert!(t.body_dir(&body).join("spec.json").exists(), "{what}: it is still there");
+        t.fleet().remove_with(&body, Force::Yes, Discard::Yes).await.unwrap();
+    }
+}
+
+#[body_test]
+async fn without_the_repository_nothing_is_removed(t: Bodies) {
+    let host = Host::plain(&t);
+    let body = host.body(&t).await;
+    t.sh(&body, "echo work > work").await.ok();
+    let moved = t.dir().join("moved");
+    std::fs::rename(&host.dir, &moved).unwrap();
+    assert_eq!(t.fleet().remove(&body, Force::Yes).await.unwrap_err().kind, Kind::NotFound);
+    t.fleet().start(&body).await.unwrap();
+    assert_eq!(t.sh(&body, "cat work").await.ok(), "work", "nothing happened to it");
+    std::fs::rename(&moved, &host.dir).unwrap();
+    t.fleet().remove(&body, Force::Yes).await.unwrap();
+    assert_eq!(host.wip_file(&body, "work").as_deref(), Some("work"));
+}
+
+#[body_test]
+async fn saving_twice_changes_nothing_and_saving_while_it_runs_disturbs_nobody(t: Bodies) {
+    let host = Host::plain(&t);
+    let body = host.body(&t).await;
+    t.sh(&body, "(while :; do date > busy; done) >/dev/null 2>&1 & echo work > work").await.ok();
+    let one = save(&t, &body).await;
+    assert_eq!(t.view(&body).status, fleet::Status::Running);
+    t.sh(&body, "pkill -f 'while :' || kill $(pgrep -f busy) 2>/dev/null; sleep 0.1; git status --porcelain").await;
+    t.fleet().stop(&body, Duration::ZERO).await.unwrap();
+    let two = save(&t, &body).await;
+    let three = save(&t, &body).await;
+    assert_eq!(two, three);
+    assert_eq!(one.head, two.head);
+    let told = t.kinds(&body).iter().filter(|kind| *kind == "workspace.saved").count();
+    assert!(told <= 3, "an event for each state, not for each look: {told}");
+}

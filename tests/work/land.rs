@@ -1,0 +1,91 @@
+//! Landing: on branches of the user's, by the user.
+
+use fleet::{How, Landed, Person, What};
+use proto::{BodyId, Failure, Kind};
+use testkit::{Bodies, body_test};
+
+use crate::repo::{Host, person};
+
+async fn land(t: &Bodies, body: &BodyId, how: How, what: What) -> Result<Landed, Failure> {
+    t.fleet().land(body, None, how, what, &person()).await
+}
+
+async fn worked(t: &Bodies, host: &Host) -> BodyId {
+    let body = host.body(t).await;
+    t.sh(&body, "echo one > one; git add one; git commit -qm 'add one'; echo two > two; git add two; git commit -qm 'add two'; echo rest > rest").await.ok();
+    body
+}
+
+fn subjects(host: &Host, range: &str) -> Vec<String> {
+    host.git(&["log", "--format=%an/%cn %s", "--reverse", range]).lines().map(str::to_owned).collect()
+}
+
+#[body_test]
+async fn work_lands_on_a_branch_of_its_own(t: Bodies) {
+    let host = Host::plain(&t);
+    let body = worked(&t, &host).await;
+    let landed = land(&t, &body, How::Branch("pal/x".into()), What::All).await.unwrap();
+    assert_eq!((landed.commits, landed.from), (3, None));
+    assert_eq!(host.git(&["show", "pal/x:rest"]), "rest");
+    assert_eq!(subjects(&host, "main..pal/x"), ["agent/agent add one".to_owned(), "agent/agent add two".into(), format!("Palisade/Palisade work in progress of Body {body}")]);
+    // Again: moved forward by what is new.
+    t.sh(&body, "git add -A; git commit -qm 'add rest'; echo more > more; git add more; git commit -qm 'add more'").await.ok();
+    let refused = land(&t, &body, How::Branch("pal/x".into()), What::Committed).await;
+    assert!(refused.is_ok(), "picked on top: {refused:?}");
+    assert_eq!(host.git(&["show", "pal/x:more"]), "more");
+    let committed = land(&t, &body, How::Branch("only".into()), What::Committed).await.unwrap();
+    assert_eq!(committed.to, host.git(&["rev-parse", &format!("refs/palisade/{body}/head")]), "the Body's own commits, as they are");
+    assert!(t.kinds(&body).contains(&"workspace.landed".to_owned()));
+}
+
+#[body_test]
+async fn work_lands_on_top_of_a_branch_that_is_checked_out(t: Bodies) {
+    let host = Host::plain(&t);
+    let body = worked(&t, &host).await;
+    host.commit("echo mine > mine", "mine");
+    let landed = land(&t, &body, How::Onto("main".into()), What::All).await.unwrap();
+    assert_eq!(landed.commits, 3);
+    assert_eq!(host.sh("git status --porcelain; cat one two rest mine"), "one\ntwo\nrest\nmine", "its files are there, and nothing is left over");
+    assert_eq!(subjects(&host, "main~3..main")[..2], ["agent/Ann add one".to_owned(), "agent/Ann add two".into()]);
+    // What the user has not committed is not overwritten.
+    let other = host.body(&t).await;
+    t.sh(&other, "echo theirs > mine; git commit -qam theirs").await.ok();
+    host.sh("echo precious > mine");
+    let refused = land(&t, &other, How::Onto("main".into()), What::All).await.unwrap_err();
+    assert_eq!((refused.kind, host.sh("cat mine").as_str()), (Kind::Conflict, "precious"));
+}
+
+#[body_test]
+async fn squashing_picking_and_conflicts(t: Bodies) {
+    let host = Host::plain(&t);
+    let body = worked(&t, &host).await;
+    let squashed = land(&t, &body, How::Branch("squashed".into()), What::Squash { message: Some("all of it".into()) }).await.unwrap();
+    assert_eq!((squashed.commits, subjects(&host, "main..squashed")), (1, vec!["Ann/Ann all of it".to_owned()]));
+    assert_eq!(host.git(&["rev-parse", "squashed^{tree}"]), host.wip_tree(&body));
+    let two = host.git(&["rev-parse", &format!("refs/palisade/{body}/head")]);
+    let picked = land(&t, &body, How::Branch("picked".into()), What::Pick(vec![two[..10].to_owned()])).await.unwrap();
+    assert_eq!((picked.commits, host.git(&["diff", "--name-only", "main", "picked"]).as_str()), (1, "two"));
+    let foreign = host.git(&["rev-parse", "main"]);
+    assert_eq!(land(&t, &body, How::Branch("none".into()), What::Pick(vec![foreign])).await.unwrap_err().kind, Kind::NotFound, "not a commit of the Body");
+    host.commit("echo other > one", "other one");
+    let before = host.git(&["rev-parse", "main"]);
+    let refused = land(&t, &body, How::Onto("main".into()), What::All).await.unwrap_err();
+    assert!(refused.kind == Kind::Conflict && refused.message.contains("one"), "{refused}");
+    assert_eq!(host.git(&["rev-parse", "main"]), before, "nothing moved");
+    assert_eq!(land(&t, &body, How::Onto("no-such".into()), What::All).await.unwrap_err().kind, Kind::NotFound);
+    assert_eq!(land(&t, &body, How::Branch("../../evil".into()), What::All).await.unwrap_err().kind, Kind::Usage);
+}
+
+#[body_test]
+async fn who_lands_must_have_a_name_and_tools_that_run_things_are_shown(t: Bodies) {
+    let host = Host::plain(&t);
+    let body = host.body(&t).await;
+    t.sh(&body, "mkdir -p .vscode .github/workflows; echo '{}' > .vscode/tasks.json; echo x > .github/workflows/ci.yml; echo plain > plain").await.ok();
+    host.commit("echo mine > mine", "mine");
+    let nobody = Person { env: Vec::new(), ..person() };
+    let squash = || What::Squash { message: None };
+    let refused = t.fleet().land(&body, None, How::Onto("main".into()), squash(), &nobody).await.unwrap_err();
+    assert!(refused.hints.iter().any(|hint| hint.contains("user.name")), "{refused}: {:?} {:?}", refused.causes(), refused.hints);
+    let landed = land(&t, &body, How::Onto("main".into()), squash()).await.unwrap();
+    assert_eq!(landed.runs_something, [".github/workflows/ci.yml", ".vscode/tasks.json"]);
+}

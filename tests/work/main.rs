@@ -1,0 +1,8 @@
+//! Repositories in Bodies: what comes in, what goes out, and that nothing is lost on the way.
+
+mod bring;
+mod hostile;
+mod keep;
+mod land;
+mod property;
+mod repo;

@@ -1,0 +1,129 @@
+//! A repository of one test, and plain git to compare with.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use fleet::{Dirty, Person, Repo, Saved, Up, View};
+use proto::BodyId;
+use testkit::{Bodies, explain};
+
+/// A repository on the host.
+pub struct Host {
+    pub dir: PathBuf,
+}
+
+/// Nobody's settings but these.
+fn settings(command: &mut Command) -> &mut Command {
+    let who = [("GIT_AUTHOR_NAME", "Ann"), ("GIT_AUTHOR_EMAIL", "ann@example.com"), ("GIT_COMMITTER_NAME", "Ann"), ("GIT_COMMITTER_EMAIL", "ann@example.com")];
+    command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("HOME", "/nonexistent").env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1").envs(who)
+}
+
+/// Who lands.
+pub fn person() -> Person {
+    let env = [("GIT_AUTHOR_NAME", "Ann"), ("GIT_AUTHOR_EMAIL", "ann@example.com"), ("GIT_COMMITTER_NAME", "Ann"), ("GIT_COMMITTER_EMAIL", "ann@example.com"), ("GIT_CONFIG_NOSYSTEM", "1")];
+    Person { home: "/nonexistent".into(), path: "/usr/local/bin:/usr/bin:/bin".into(), env: env.map(|(name, value)| (name.into(), value.into())).to_vec() }
+}
+
+/// Runs git somewhere.
+pub fn git_in(dir: &Path, args: &[&str]) -> Output {
+    settings(Command::new("git").current_dir(dir).args(args)).stdin(Stdio::null()).output().unwrap()
+}
+
+/// Runs a line of shell somewhere, with the same settings.
+pub fn sh_in(dir: &Path, script: &str) -> Output {
+    settings(Command::new("sh").current_dir(dir).args(["-c", script])).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
+}
+
+impl Host {
+    /// A repository made by a line of shell; what it leaves is committed.
+    pub fn make(t: &Bodies, name: &str, script: &str) -> Self {
+        let dir = t.dir().join(name);
+        std::fs::create_dir(&dir).unwrap();
+        let host = Self { dir };
+        host.git(&["init", "--quiet", "--initial-branch=main"]);
+        host.sh(script);
+        host.git(&["add", "--all"]);
+        host.git(&["commit", "--quiet", "--allow-empty", "-m", "first"]);
+        host
+    }
+
+    /// The usual one.
+    pub fn plain(t: &Bodies) -> Self {
+        let script = r#"printf 'target/\n*.log\n' > .gitignore; mkdir -p src/deep; echo 'fn main() {}' > src/main.rs; echo x > src/deep/x
+            printf '#!/bin/sh\necho hi\n' > run.sh; chmod +x run.sh; ln -s src/main.rs link; printf 'a\0b' > binary; seq 1000 > numbers"#;
+        Self::make(t, "app", script)
+    }
+
+    #[track_caller]
+    pub fn git(&self, args: &[&str]) -> String {
+        let output = git_in(&self.dir, args);
+        assert!(output.status.success(), "git {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        text(&output)
+    }
+
+    /// The same where it may fail.
+    pub fn try_git(&self, args: &[&str]) -> Option<String> {
+        let output = git_in(&self.dir, args);
+        output.status.success().then(|| text(&output))
+    }
+
+    #[track_caller]
+    pub fn sh(&self, script: &str) -> String {
+        let output = sh_in(&self.dir, script);
+        assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+        text(&output)
+    }
+
+    /// A commit of the host.
+    pub fn commit(&self, script: &str, message: &str) {
+        self.sh(script);
+        self.git(&["add", "--all"]);
+        self.git(&["commit", "--quiet", "-m", message]);
+    }
+
+    /// What asks for a Body with it.
+    pub fn up(&self, t: &Bodies) -> Up {
+        Up {
+            repositories: vec![Repo::Path(self.dir.clone())],
+            reference: None,
+            dirty: Dirty::Without,
+            include: Vec::new(),
+            person: person(),
+            create: t.kept(),
+            count: 1,
+        }
+    }
+
+    /// A Body with it.
+    pub async fn body(&self, t: &Bodies) -> BodyId {
+        up(t, self.up(t)).await.spec.id
+    }
+
+    /// Everything of a Body's work, as a tree.
+    pub fn wip_tree(&self, body: &BodyId) -> String {
+        self.git(&["rev-parse", &format!("refs/palisade/{body}/wip^{{tree}}")])
+    }
+
+    /// A file of a Body's work.
+    pub fn wip_file(&self, body: &BodyId, path: &str) -> Option<String> {
+        self.try_git(&["show", &format!("refs/palisade/{body}/wip:{path}")])
+    }
+}
+
+/// Makes what is asked for.
+pub async fn up(t: &Bodies, up: Up) -> View {
+    let views = t.fleet().up(up).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
+    views.into_iter().next().unwrap()
+}
+
+/// Saves a Body's work.
+pub async fn save(t: &Bodies, body: &BodyId) -> Saved {
+    let saved = t.fleet().save(body).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
+    saved.into_iter().next().unwrap()
+}
