@@ -204,6 +204,8 @@ pub struct Asked {
     pub path: String,
     /// Headers, in lower case.
     pub headers: HashMap<String, String>,
+    /// The contents, where a length was said.
+    pub body: Vec<u8>,
 }
 
 /// What a [`Liar`] says.
@@ -296,7 +298,9 @@ fn lie(stream: TcpStream, log: &Mutex<Vec<Asked>>, answer: &dyn Fn(&Asked) -> An
     let mut reader = BufReader::new(stream.try_clone().ok()?);
     let mut stream = stream;
     let (first, headers) = read_head(&mut reader)?;
-    let asked = Asked { path: first.split(' ').nth(1)?.to_owned(), headers };
+    let mut body = vec![0; headers.get("content-length").and_then(|len| len.parse().ok()).unwrap_or(0)];
+    reader.read_exact(&mut body).ok()?;
+    let asked = Asked { path: first.split(' ').nth(1)?.to_owned(), headers, body };
     log.lock().ok()?.push(asked.clone());
     let answer = answer(&asked);
     let headers: String = answer.headers.iter().map(|line| format!("{line}\r\n")).collect();

@@ -15,6 +15,7 @@ mod pal;
 mod ports;
 mod server;
 mod start;
+mod telemetry;
 mod terminal;
 
 pub(crate) use pal::cli_test as server_test;

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use fleet::{Inside, Reach};
 
-use crate::{Bounds, Tls};
+use crate::{Bounds, Telemetry, Tls};
 
 /// The port where nobody says another.
 pub const PORT: u16 = 3900;
@@ -26,6 +26,8 @@ pub struct Config {
     pub tls: Tls,
     /// Where images of builds may come from, besides registries that anybody can reach.
     pub registries: Reach,
+    /// Who is told what happens, besides the log.
+    pub telemetry: Option<Telemetry>,
 }
 
 /// Whether callers may come from other machines.
@@ -40,6 +42,6 @@ pub enum Exposure {
 impl Config {
     /// On this machine only.
     pub fn new(fleet: fleet::Config) -> Self {
-        Self { fleet, listen: SocketAddr::from((Ipv4Addr::LOCALHOST, PORT)), exposure: Exposure::Guarded, domain: "localhost".into(), bounds: Bounds::default(), tls: Tls::Off, registries: Reach { inside: Inside::Refused, ..Reach::default() } }
+        Self { fleet, listen: SocketAddr::from((Ipv4Addr::LOCALHOST, PORT)), exposure: Exposure::Guarded, domain: "localhost".into(), bounds: Bounds::default(), tls: Tls::Off, registries: Reach { inside: Inside::Refused, ..Reach::default() }, telemetry: None }
     }
 }

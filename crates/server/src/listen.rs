@@ -31,8 +31,9 @@ use crate::{
     abort::{Abort, Breakable},
     audit,
     e2b::Refusal,
-    proxy, route,
-    route::Route,
+    metrics, proxy, route,
+    route::{ENVD_PORT, Route},
+    telemetry,
     tls::Acceptor,
 };
 
@@ -119,9 +120,18 @@ async fn answer(app: App, router: Router, request: Request) -> Response {
         Route::Control => "control",
         Route::Foreign(_) => "foreign",
     };
-    let span = tracing::info_span!("request", surface, %method, path = request.uri().path());
-    let mut response = answer_by(route, &app, router, request).instrument(span).await;
+    // What programs in Bodies serve, and under which paths, is their own.
+    let (path, body) = match &route {
+        Route::Body(target) => (if target.port == ENVD_PORT { request.uri().path() } else { "" }, Some(target.body.as_str())),
+        _ => (request.uri().path(), None),
+    };
+    let span = telemetry::span(surface, &method, path, body, request.headers());
+    let mut response = answer_by(route, &app, router, request).instrument(span.clone()).await;
+    span.record("http.response.status_code", response.status().as_u16());
     app.services().metrics().answered(surface, &method, response.status(), began.elapsed());
+    if let Some(telemetry) = &app.config().telemetry {
+        telemetry.answered(surface, metrics::known(&method), response.status(), began.elapsed());
+    }
     let later = match response.status() {
         StatusCode::TOO_MANY_REQUESTS => Some("1"),
         StatusCode::SERVICE_UNAVAILABLE => Some("5"),

@@ -56,7 +56,7 @@ impl Metrics {
 }
 
 /// A method of anybody's invention makes no series of its own.
-fn known(method: &Method) -> &'static str {
+pub fn known(method: &Method) -> &'static str {
     const KNOWN: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
     KNOWN.into_iter().find(|name| *name == method.as_str()).unwrap_or("other")
 }

@@ -12,7 +12,7 @@ use crate::{
     keys::{Keys, NewKey},
     listen,
     lock::Lock,
-    samples, timer, tls, v1,
+    samples, telemetry, timer, tls, v1,
 };
 
 /// How long an address that is taken is waited for.
@@ -66,7 +66,7 @@ impl Server {
     /// Serves until `stop` is done; then answers under way are let finish. Bodies live on.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let router = router(&self.app).with_state(self.app.clone());
-        let helpers = [tokio::spawn(timer::run(self.app.clone())), tokio::spawn(samples::run(self.app.clone()))];
+        let helpers = [tokio::spawn(timer::run(self.app.clone())), tokio::spawn(samples::run(self.app.clone())), tokio::spawn(telemetry::run(self.app.clone()))];
         listen::serve(self.listener, self.tls, self.app.clone(), router, stop).await;
         helpers.iter().for_each(tokio::task::JoinHandle::abort);
         self.app.finish().await;

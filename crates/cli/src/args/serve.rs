@@ -42,6 +42,10 @@ pub struct Serve {
     /// asks it without encryption
     #[arg(long = "registry", value_name = "HOST[:PORT]")]
     pub registries: Vec<String>,
+    /// Tell traces and metrics to the OpenTelemetry collector at this address, by HTTP; OTEL_EXPORTER_OTLP_ENDPOINT says the
+    /// same
+    #[arg(long, value_name = "URL")]
+    pub otlp: Option<String>,
     /// Tell on standard error what happens from this level on
     #[arg(long, value_name = "LEVEL", default_value = "warn", value_parser = ["off", "error", "warn", "info", "debug"])]
     pub log: String,

@@ -4,23 +4,32 @@ use std::time::Duration;
 
 use proto::{Failure, Kind};
 use serde_json::json;
-use server::{Bounds, Exposure, Server, Tls};
+use server::{Bounds, Exposure, Server, Telemetry, Tls};
 use tokio::{
     runtime::Builder,
     signal::unix::{SignalKind, signal},
+};
+use tracing::Level;
+use tracing_subscriber::{
+    Layer,
+    filter::{LevelFilter, Targets},
+    layer::SubscriberExt,
+    util::SubscriberInitExt,
 };
 
 use crate::{
     args::Serve,
     output::{self, Format},
+    settings::variable,
 };
 
+/// Where a collector is, for every program that tells one.
+const COLLECTOR: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 /// How long what is left of a server may take to go.
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
 /// Serves until somebody says stop.
 pub fn serve(args: &Serve, fleet: fleet::Config, format: Format) -> Result<u8, Failure> {
-    tell_log(&args.log);
     let exposure = if args.insecure { Exposure::Open } else { Exposure::Guarded };
     let tls = match (args.tls, &args.cert, &args.key) {
         (false, ..) => Tls::Off,
@@ -32,6 +41,10 @@ pub fn serve(args: &Serve, fleet: fleet::Config, format: Format) -> Result<u8, F
     let config = server::Config { registries: registries(&args.registries, config.registries), ..config };
     let runtime = Builder::new_multi_thread().enable_all().thread_name("pal-serve").build();
     let runtime = runtime.map_err(|error| Failure::new(Kind::Host, "cannot start threads").because(error))?;
+    let collector = args.otlp.clone().map_or_else(|| variable(COLLECTOR), |url| Ok(Some(url)))?;
+    let telemetry = collector.map(|url| Telemetry::start(&url, runtime.handle())).transpose()?;
+    tell_log(&args.log, telemetry.as_ref());
+    let config = server::Config { telemetry: telemetry.clone(), ..config };
     let served = runtime.block_on(async {
         let stop = asked_to_stop()?;
         let server = Server::start(config).await?;
@@ -39,6 +52,9 @@ pub fn serve(args: &Serve, fleet: fleet::Config, format: Format) -> Result<u8, F
         server.run(stop).await;
         Ok(0)
     });
+    if let Some(telemetry) = telemetry {
+        telemetry.finish();
+    }
     // Everything that still knows the fleet goes with it, so that the Body that waits for the next caller is cleared away.
     runtime.shutdown_timeout(LAST_WAIT);
     served
@@ -51,10 +67,12 @@ fn registries(said: &[String], reach: fleet::Reach) -> fleet::Reach {
     fleet::Reach { trusted: said.iter().map(bare).collect(), plain, ..reach }
 }
 
-/// What the server says while it runs goes to standard error, where talk belongs.
-fn tell_log(level: &str) {
-    let level = level.parse().unwrap_or(tracing_subscriber::filter::LevelFilter::WARN);
-    tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false).init();
+/// What the server says while it runs goes to standard error, where talk belongs; spans also to a collector.
+fn tell_log(level: &str, telemetry: Option<&Telemetry>) {
+    let level = level.parse().unwrap_or(LevelFilter::WARN);
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false).with_filter(level);
+    let spans = telemetry.map(|telemetry| telemetry.layer().with_filter(Targets::new().with_target("server", Level::INFO)));
+    tracing_subscriber::registry().with(spans).with(log).init();
 }
 
 /// Done at SIGTERM or SIGINT. They are heard from this call on, also while the server starts.
