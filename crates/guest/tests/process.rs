@@ -110,6 +110,7 @@ async fn signals_reach_the_leader_and_only_while_it_runs() {
     assert_eq!(list, json!({"processes": [process]}));
     let signal = |name: &str| json!({"process": {"tag": "t"}, "signal": name});
     assert_eq!(guest.call("process.Process/SendSignal", signal("SIGNAL_SIGKILL")).await, (200, json!({})));
+    assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "whoever killed it still finds it");
     assert_eq!(events.rest().await.end, killed());
     let (status, error) = guest.call("process.Process/SendSignal", signal("SIGNAL_SIGTERM")).await;
     assert_eq!((status, &error["code"]), (404, &json!("not_found")));

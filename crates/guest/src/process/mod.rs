@@ -36,6 +36,8 @@ pub use rpc::{body_environment, call};
 const RUNNING_MAX: usize = 4096;
 /// Ends that are remembered at once.
 const ENDED_MAX: usize = 256;
+/// How long a kill is waited for.
+const KILL_WAIT: Duration = Duration::from_millis(500);
 const ENDED_KEPT: Duration = Duration::from_secs(30);
 
 /// Where output came from.
@@ -87,6 +89,21 @@ impl Processes {
     pub fn on_terminals(&self) -> Vec<u32> {
         let running = self.running.borrow();
         running.values().filter(|process| process.input.is_terminal()).map(|process| process.pid).collect()
+    }
+
+    /// Waits, for a moment, until a process that was killed is no more: whoever killed it may look at once.
+    async fn buried(&self, process: &Process) {
+        let gone = async {
+            loop {
+                let changed = self.changed.notified();
+                if process.leader_gone.get() {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        // One that waits for a disk dies later.
+        let _ = tokio::time::timeout(KILL_WAIT, gone).await;
     }
 
     /// Waits until the end of every process was told.

@@ -79,7 +79,11 @@ async fn unary(guest: &Guest, method: &str, codec: Codec, body: Incoming) -> Res
         }
         "SendSignal" => {
             let asked: SendSignalRequest = codec.decode(&message)?;
-            processes.find_running(asked.process.as_ref())?.signal(asked.signal)?;
+            let process = processes.find_running(asked.process.as_ref())?;
+            process.signal(asked.signal)?;
+            if asked.signal == rustix::process::Signal::KILL.as_raw() {
+                processes.buried(&process).await;
+            }
             Ok(codec.encode(&SendSignalResponse {}))
         }
         _ => {

@@ -110,6 +110,7 @@ async fn follow(
     drop(done);
     let exit = exit_or_late(&process, exit, deadline).await;
     process.leader_gone.set(true);
+    guest.processes.changed.notify_waiters();
     leader_gone.send_replace(Some(Instant::now()));
     if process.timed_out.get() {
         let _ = tokio::time::timeout(LATE_WAIT, all_done.recv()).await;
