@@ -31,6 +31,26 @@ server_test! {
 }
 
 server_test! {
+    /// Those who ask at the same moment do not all find the last place.
+    fn bodies_asked_for_at_once_are_bounded_too(pal) {
+        let server = Server::start_with(pal, &["--listen", "127.0.0.1:0", "--max-bodies", "4"]);
+        let ask = || server.try_ask("POST", "/v2/sandboxes", &json!({ "templateID": "host", "timeout": 300 })).unwrap().status;
+        for _ in 0..3 {
+            let statuses: Vec<u16> = std::thread::scope(|scope| {
+                let asked: Vec<_> = (0..16).map(|_| scope.spawn(ask)).collect();
+                asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+            });
+            let made = server.get("/v2/sandboxes").expect(200).json().as_array().unwrap().clone();
+            assert!((1..=4).contains(&made.len()), "{} Bodies: {statuses:?}", made.len());
+            assert_eq!(made.len(), statuses.iter().filter(|status| **status == 201).count(), "{statuses:?}");
+            for body in made {
+                server.ask("DELETE", &format!("/sandboxes/{}", body["sandboxID"].as_str().unwrap()), Value::Null).expect(204);
+            }
+        }
+    }
+}
+
+server_test! {
     /// A key's quota bounds what its Bodies may use together, and nobody else's.
     fn quotas_are_kept(pal) {
         let server = Server::start(pal);

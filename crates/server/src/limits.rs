@@ -6,7 +6,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -48,6 +51,10 @@ pub struct Limits {
     making: std::sync::OnceLock<Arc<Semaphore>>,
     turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     refused: Mutex<HashMap<&'static str, u64>>,
+    /// Bodies that were admitted and may not be there yet.
+    coming: Arc<AtomicU64>,
+    /// Held while Bodies are counted: two who count at once would both find the last place.
+    counting: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// A stream of a key, until it is dropped.
@@ -61,8 +68,22 @@ pub struct Stream {
 #[derive(Debug)]
 pub struct Admitted {
     _making: OwnedSemaphorePermit,
+    _coming: Coming,
     /// Held by a key with a quota until what it asked for can be counted.
     _turn: Option<OwnedMutexGuard<()>>,
+}
+
+/// Places of Bodies that may not be there yet, until it is dropped.
+#[derive(Debug)]
+struct Coming {
+    all: Arc<AtomicU64>,
+    bodies: u64,
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bodies, Ordering::Relaxed);
+    }
 }
 
 impl Limits {
@@ -196,8 +217,10 @@ async fn admit_share(app: &App, caller: &Caller, share: Share) -> Result<Admitte
         None => None,
     };
     let (key, measured) = (caller.key.clone(), quota.is_some());
+    let counting = limits.counting.lock().await;
     let (bodies, used) = app.blocking(async move |fleet: &Fleet| Ok((fleet.count()?, if measured { used_by(fleet, &key)? } else { Share::default() }))).await?;
-    if bodies as u64 + share.bodies > bounds.bodies_max as u64 {
+    // One that is there and still coming counts twice: for a moment there is a place less, and never one more.
+    if bodies as u64 + limits.coming.load(Ordering::Relaxed) + share.bodies > bounds.bodies_max as u64 {
         let failure = Failure::new(Kind::Limit, format!("this server has {bodies} Bodies, and {} is the most", bounds.bodies_max)).hint("remove one that you no longer need");
         return Err(limits.refuse("bodies", failure));
     }
@@ -205,7 +228,10 @@ async fn admit_share(app: &App, caller: &Caller, share: Share) -> Result<Admitte
         let failure = Failure::new(Kind::Limit, format!("this key's quota of {what} is used up")).hint("remove a Body of this key, or ask for less");
         return Err(limits.refuse("quota", failure));
     }
-    Ok(Admitted { _making: making, _turn: turn })
+    limits.coming.fetch_add(share.bodies, Ordering::Relaxed);
+    let coming = Coming { all: limits.coming.clone(), bodies: share.bodies };
+    drop(counting);
+    Ok(Admitted { _making: making, _coming: coming, _turn: turn })
 }
 
 fn used_by(fleet: &Fleet, key: &str) -> Result<Share, Failure> {

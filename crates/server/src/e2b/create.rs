@@ -72,8 +72,15 @@ async fn make(app: App, caller: Caller, headers: HeaderMap, asked: Asked<NewSand
 
 async fn made(app: &App, caller: &Caller, create: Create) -> Result<(View, Option<Lease>), Refusal> {
     let lease = create.lease.clone();
-    let _admitted = limits::admit(app, caller, &create).await?;
-    let view = app.blocking(async move |fleet: &Fleet| fleet.create(create).await).await?;
+    let admitted = limits::admit(app, caller, &create).await?;
+    let view = app
+        .blocking(async move |fleet: &Fleet| {
+            let made = fleet.create(create).await;
+            // Not before: whoever asked may be gone, and its Body is made all the same.
+            drop(admitted);
+            made
+        })
+        .await?;
     if let Some(lease) = &lease {
         app.timer().note(view.id(), lease);
     }
