@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod client;
+mod commands;
 mod crash;
 mod life;
 mod limits;
@@ -16,6 +17,7 @@ mod ports;
 mod server;
 mod start;
 mod telemetry;
+mod templates;
 mod terminal;
 
 pub(crate) use pal::cli_test as server_test;

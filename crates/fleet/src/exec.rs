@@ -19,7 +19,7 @@ use tokio::sync::Mutex;
 use crate::{Ended, ExecRequest, Fleet, Stdin, TtySize, failures, record::Recorder};
 
 /// Exit code of a command that was killed at its timeout, as `timeout` has it.
-const TIMED_OUT: i32 = 124;
+pub(crate) const TIMED_OUT: i32 = 124;
 /// Exit code where the Body went away under the command.
 const BODY_GONE: i32 = 137;
 
@@ -291,7 +291,7 @@ fn body_end(fleet: &Fleet, id: &BodyId) -> Option<proto::launch::End> {
 }
 
 /// The code a shell would give, and the signal, if one ended it.
-fn exit_of(end: &process_event::EndEvent) -> (i32, Option<i32>) {
+pub(crate) fn exit_of(end: &process_event::EndEvent) -> (i32, Option<i32>) {
     if end.exited {
         return (end.exit_code, None);
     }

@@ -10,6 +10,7 @@
 mod abort;
 mod app;
 mod audit;
+mod commands;
 mod config;
 mod e2b;
 pub mod keys;

@@ -32,7 +32,9 @@ use serde_json::json;
 use crate::{
     App,
     abort::Abort,
-    audit, keys,
+    audit,
+    commands::{self, Watched},
+    keys,
     route::{ENVD_PORT, Target},
     signed,
     streams::Open,
@@ -71,8 +73,12 @@ async fn to_guest(app: &App, id: &BodyId, request: Request) -> Result<Response, 
     }
     awake(app, id).await?;
     let open = app.streams().open(id);
+    let (request, watched) = match request.uri().path() {
+        commands::START => commands::begin(app, id, request).await?,
+        _ => (request, None),
+    };
     let stream = app.fleet().connect(id).await.map_err(|_| not_found(id.as_str()))?;
-    exchange(TokioIo::new(stream), request, open, app, id).await
+    exchange(TokioIo::new(stream), request, open, watched, app, id).await
 }
 
 /// What callers from outside may ask of a guest; `/init` and the like are for whoever made it.
@@ -99,7 +105,7 @@ async fn to_port(app: &App, id: &BodyId, port: u16, mut request: Request) -> Res
     if let Some(host) = lease.as_ref().and_then(|lease| masked_host(lease, port)) {
         request.headers_mut().insert(header::HOST, host);
     }
-    exchange(dialled.into_inner(), request, open, app, id).await
+    exchange(dialled.into_inner(), request, open, None, app, id).await
 }
 
 /// A Body that nobody leased is private: its own token opens its ports, or a key.
@@ -145,7 +151,7 @@ async fn wake(fleet: &Fleet, id: &BodyId) -> Result<Option<Lease>, Failure> {
 }
 
 /// Sends the request over a connection of its own, and passes on what comes back.
-async fn exchange<S>(stream: S, request: Request, open: Open, app: &App, id: &BodyId) -> Result<Response, Response>
+async fn exchange<S>(stream: S, request: Request, open: Open, mut watched: Option<Watched>, app: &App, id: &BodyId) -> Result<Response, Response>
 where
     S: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
 {
@@ -165,7 +171,10 @@ where
         Ok(response) => response,
         Err(_) => return Err(gone_or_bad(app, id).await),
     };
-    Ok(passed_back(response, upgrade, open, abort))
+    if let Some(watched) = watched.as_mut().filter(|_| !response.status().is_success()) {
+        watched.refused(response.status());
+    }
+    Ok(passed_back(response, upgrade, open, abort, watched))
 }
 
 /// Why a Body gave no answer.
@@ -216,7 +225,7 @@ fn strip(headers: &mut HeaderMap) {
     headers.remove(header::UPGRADE);
 }
 
-fn passed_back(mut response: hyper::Response<Incoming>, upgrade: Option<OnUpgrade>, open: Open, abort: Abort) -> Response {
+fn passed_back(mut response: hyper::Response<Incoming>, upgrade: Option<OnUpgrade>, open: Open, abort: Abort, watched: Option<Watched>) -> Response {
     match upgrade {
         Some(caller) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
             let inside = hyper::upgrade::on(&mut response);
@@ -226,7 +235,7 @@ fn passed_back(mut response: hyper::Response<Incoming>, upgrade: Option<OnUpgrad
         _ => {
             strip(response.headers_mut());
             let cut = Box::pin(open.cut());
-            response.map(|body| Body::new(Passing { body, cut, abort, _open: open }))
+            response.map(|body| Body::new(Passing { body, cut, abort, watched, _open: open }))
         }
     }
 }
@@ -246,6 +255,7 @@ struct Passing<C> {
     body: Incoming,
     cut: Pin<Box<C>>,
     abort: Abort,
+    watched: Option<Watched>,
     _open: Open,
 }
 
@@ -264,8 +274,10 @@ impl<C: Future<Output = ()>> hyper::body::Body for Passing<C> {
             return Poll::Ready(Some(Err(Cut.into())));
         }
         let frame = Pin::new(&mut self.body).poll_frame(context);
-        if matches!(frame, Poll::Ready(Some(Err(_)))) {
-            self.abort.say();
+        match (&frame, &mut self.watched) {
+            (Poll::Ready(Some(Err(_))), _) => self.abort.say(),
+            (Poll::Ready(Some(Ok(frame))), Some(watched)) => frame.data_ref().into_iter().for_each(|data| watched.see(data)),
+            _ => {}
         }
         frame.map_err(Into::into)
     }

@@ -1,8 +1,13 @@
 //! Builds that run: what they said, whether they are called off, and what is known of them afterwards.
+//!
+//! Invariant: what a build said is on disk before anybody can have read it, so a client that polls goes on where it was
+//! also when the server was killed in between; a build whose process is gone says that it was cut short.
 
 use std::{
+    borrow::Cow,
     collections::HashMap,
-    fs,
+    fs::{self, File, OpenOptions},
+    io::Write,
     path::PathBuf,
     sync::{Arc, Mutex},
     time::Duration,
@@ -20,6 +25,9 @@ use crate::{Fleet, held};
 /// How much of what a build says is kept: the end of it goes.
 const LOG_BYTES_MAX: usize = 4 << 20;
 const LINE_LEN_MAX: usize = 4096;
+/// Longest file of what a build said: escapes and times beside the words.
+const LOG_FILE_MAX: u64 = 64 << 20;
+const CUT_SHORT: &str = "the build was cut short: the process that built it is gone; build it again, and steps that were done are not done again";
 /// Builds that work at the same time; others wait.
 const AT_ONCE: usize = 2;
 /// Builds whose words are still in memory.
@@ -28,14 +36,14 @@ const JOBS_MAX: usize = 256;
 const DRAFTS_MAX: usize = 64;
 
 /// One line that a build said.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Said {
     /// When, RFC 3339.
     pub at: String,
     /// What.
     pub message: String,
     /// How bad.
-    pub level: &'static str,
+    pub level: Cow<'static, str>,
 }
 
 /// How a build is.
@@ -65,6 +73,9 @@ struct Asked {
     memory: Option<Size>,
     #[serde(default)]
     failed: Option<(Option<String>, String)>,
+    /// The process that builds it, by pid and start time.
+    #[serde(default)]
+    begun: Option<(i32, u64)>,
 }
 
 /// One build.
@@ -91,6 +102,14 @@ struct Log {
     lines: Vec<Said>,
     bytes: usize,
     source: String,
+    /// The same lines for whoever comes later, from another process.
+    file: Option<File>,
+}
+
+impl Log {
+    fn new() -> Self {
+        Self { state: BuildState::Waiting, lines: Vec::new(), bytes: 0, source: String::new(), file: None }
+    }
 }
 
 /// Builds of this process.
@@ -125,7 +144,12 @@ impl Job {
         if log.bytes >= LOG_BYTES_MAX {
             message = "the build says more than 4 MiB; the rest is not kept".into();
         }
-        log.lines.push(Said { at: store::clock::now(), message, level });
+        let said = Said { at: store::clock::now(), message, level: level.into() };
+        // A disk that is full costs the words of a build, not the build.
+        if let (Some(file), Ok(line)) = (&mut log.file, serde_json::to_string(&said)) {
+            let _ = file.write_all(format!("{line}\n").as_bytes());
+        }
+        log.lines.push(said);
     }
 
     /// What it began with, in words.
@@ -239,7 +263,7 @@ impl Fleet {
             tags,
             cpu_milli,
             memory,
-            log: Mutex::new(Log { state: BuildState::Waiting, lines: Vec::new(), bytes: 0, source: String::new() }),
+            log: Mutex::new(Log::new()),
             off: Mutex::new(false),
             told_off: Notify::new(),
         };
@@ -247,7 +271,7 @@ impl Fleet {
         if drafts.filter(|entry| entry.path().extension().is_some_and(|end| end == "draft")).count() >= DRAFTS_MAX {
             self.drop_old_drafts(&job.template);
         }
-        self.write_draft(&job, None)?;
+        self.write_draft(&job, None, None)?;
         Ok(self.jobs.add(job))
     }
 
@@ -258,6 +282,10 @@ impl Fleet {
         if log.state != BuildState::Waiting {
             return Err(Failure::new(Kind::Conflict, format!("build {id} was begun already")).hint("ask for another"));
         }
+        let pid = std::process::id() as i32;
+        self.write_draft(&job, None, sys::proc::start_ticks(pid).ok().map(|ticks| (pid, ticks)))?;
+        let file = OpenOptions::new().create(true).append(true).open(self.log_path(template, id));
+        log.file = Some(file.map_err(|error| Failure::new(Kind::Host, "cannot write down what the build says").because(error).hint("make room: pal gc"))?);
         log.state = BuildState::Building;
         drop(log);
         Ok(job)
@@ -282,13 +310,24 @@ impl Fleet {
             tags: asked.tags,
             cpu_milli: asked.cpu_milli,
             memory: asked.memory,
-            log: Mutex::new(Log { state: BuildState::Waiting, lines: Vec::new(), bytes: 0, source: String::new() }),
+            log: Mutex::new(Log::new()),
             off: Mutex::new(false),
             told_off: Notify::new(),
         };
-        if let Some((step, message)) = asked.failed {
-            held(&job.log).state = BuildState::Error { step, message };
+        let mut log = held(&job.log);
+        log.lines = self.said_before(template, id);
+        match (asked.failed, asked.begun) {
+            (Some((step, message)), _) => log.state = BuildState::Error { step, message },
+            (None, Some((pid, ticks))) if body::dir::alive(pid, ticks).is_some() => {
+                // Another process builds it: what is known now is no longer true in a moment.
+                log.state = BuildState::Building;
+                drop(log);
+                return Ok(Arc::new(job));
+            }
+            (None, Some(_)) => log.state = BuildState::Error { step: None, message: CUT_SHORT.into() },
+            (None, None) => {}
         }
+        drop(log);
         Ok(self.jobs.add(job))
     }
 
@@ -299,7 +338,7 @@ impl Fleet {
         }
         let whole = self.template_dir(template).join("builds").join(format!("{id}.json"));
         if whole.exists() {
-            return Ok((BuildState::Ready, Vec::new()));
+            return Ok((BuildState::Ready, self.said_before(template, id).into_iter().skip(offset).take(limit).collect()));
         }
         Err(Failure::new(Kind::NotFound, format!("there is no build {id} of template {template}")))
     }
@@ -309,18 +348,29 @@ impl Fleet {
         held(&self.jobs.running).values().filter(|job| job.template == *template).for_each(|job| job.call_off());
     }
 
+    /// What a build said, as far as its process came.
+    fn said_before(&self, template: &TemplateId, id: &BuildId) -> Vec<Said> {
+        let text = sys::fd::read_small(&self.log_path(template, id), LOG_FILE_MAX).unwrap_or_default();
+        // The last line may have been cut.
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    fn log_path(&self, template: &TemplateId, id: &BuildId) -> PathBuf {
+        self.template_dir(template).join("builds").join(format!("{id}.log"))
+    }
+
     fn draft_path(&self, template: &TemplateId, id: &BuildId) -> PathBuf {
         self.template_dir(template).join("builds").join(format!("{id}.draft"))
     }
 
-    fn write_draft(&self, job: &Job, failed: Option<(Option<String>, String)>) -> Result<(), Failure> {
-        let asked = Asked { tags: job.tags.clone(), cpu_milli: job.cpu_milli, memory: job.memory, failed };
+    fn write_draft(&self, job: &Job, failed: Option<(Option<String>, String)>, begun: Option<(i32, u64)>) -> Result<(), Failure> {
+        let asked = Asked { tags: job.tags.clone(), cpu_milli: job.cpu_milli, memory: job.memory, failed, begun };
         super::write_record(&self.draft_path(&job.template, &job.id), &asked)
             .map_err(|error| Failure::new(Kind::Host, "cannot write the build down").because(error).hint("make room: pal gc"))
     }
 
     pub(crate) fn note_failed(&self, job: &Job, step: &str, failure: &Failure) -> Result<(), Failure> {
-        self.write_draft(job, Some((Some(step.to_owned()), failure.to_string())))
+        self.write_draft(job, Some((Some(step.to_owned()), failure.to_string())), None)
     }
 
     pub(crate) fn forget_draft(&self, job: &Job) -> std::io::Result<()> {
@@ -332,6 +382,7 @@ impl Fleet {
         for path in entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "draft")) {
             let id = path.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| stem.parse::<BuildId>().ok());
             if id.is_none_or(|id| !held(&self.jobs.running).contains_key(&id)) {
+                let _ = fs::remove_file(path.with_extension("log"));
                 let _ = fs::remove_file(path);
             }
         }
