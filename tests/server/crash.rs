@@ -21,12 +21,22 @@ const BODIES_MAX: usize = 4;
 /// What clients were told.
 #[derive(Default)]
 struct Told {
-    /// Sandboxes that were made, with the files that were written and the process that was started in each.
-    alive: BTreeMap<String, (Sandbox, BTreeMap<String, String>, Option<String>)>,
+    /// Sandboxes that were made.
+    alive: BTreeMap<String, Known>,
     ended: Vec<String>,
 }
 
-/// Fifty kills while clients make sandboxes, write files, start processes and end sandboxes.
+/// A sandbox, and what was done in it.
+struct Known {
+    made: Sandbox,
+    files: BTreeMap<String, String>,
+    /// The newest process that was started.
+    line: Option<String>,
+    /// The newest terminal, by tag, and what was last typed into it.
+    terminal: Option<(String, String)>,
+}
+
+/// Fifty kills while clients make sandboxes, write files, start processes, type into terminals and end sandboxes.
 #[test]
 fn kills_of_the_server_under_load_lose_nothing() {
     crate::pal::check(|pal| {
@@ -56,13 +66,23 @@ fn kills_of_the_server_under_load_lose_nothing() {
         let told = told.into_inner().unwrap();
         eprintln!("{} requests, {} sandboxes alive, {} ended", turn.load(Ordering::Relaxed), told.alive.len(), told.ended.len());
         assert!(turn.load(Ordering::Relaxed) > KILLS, "there was no load");
-        for (made, files, line) in told.alive.values() {
+        let typed = told.alive.values().filter(|known| known.terminal.is_some()).count();
+        assert!(typed > 0, "nobody typed anything");
+        for Known { made, files, line, terminal } in told.alive.values() {
             assert_eq!(server.state(made).as_deref(), Some("running"), "{}", made.id);
             for (path, text) in files {
                 assert_eq!(server.read(made, path).unwrap().expect(200).text(), *text, "{} {path}", made.id);
             }
             if let Some(line) = line {
                 assert!(server.processes(made).iter().any(|args| args.contains(line)), "{} lost {line}", made.id);
+            }
+            if let Some((tag, word)) = terminal {
+                // The terminal runs on, and whoever connects can type and sees what that does.
+                let asked = format!("echo again-$(({} + 1))", word.len());
+                assert!(remote(&server).type_into(made, tag, &asked), "{} lost the terminal {tag}", made.id);
+                let wanted = format!("again-{}", word.len() + 1);
+                assert!(remote(&server).screen(made, tag, &wanted), "{} has another terminal {tag}", made.id);
+                assert_eq!(server.read(made, &format!("typed-{tag}")).unwrap().expect(200).text().trim(), word, "{}", made.id);
             }
         }
         for ended in &told.ended {
@@ -78,6 +98,10 @@ fn kills_of_the_server_under_load_lose_nothing() {
         assert_eq!(swept.code, 0, "{swept:?}");
         leaks::reap();
     });
+}
+
+fn remote(server: &Server) -> Remote {
+    Remote { address: server.address, key: server.key.clone() }
 }
 
 /// A client that outlives the server it talks to.
@@ -103,15 +127,16 @@ impl Remote {
 
     /// One thing, and what was said of it.
     fn act(&self, told: &Mutex<Told>, client: u64, turn: u64) {
-        let mine = |told: &Told| told.alive.iter().filter(|(_, (made, ..))| made.said["client"] == client).map(|(_, (made, ..))| made.clone()).collect::<Vec<_>>();
+        let mine = |told: &Told| told.alive.values().filter(|known| known.made.said["client"] == client).map(|known| known.made.clone()).collect::<Vec<_>>();
         let mine = mine(&told.lock().unwrap());
         let chosen = mine.get(turn as usize % mine.len().max(1)).cloned();
-        match (turn % 5, chosen) {
+        match (turn % 6, chosen) {
             (0, _) if mine.len() < BODIES_MAX => {
                 let Some(answer) = self.ask("POST", "/v2/sandboxes", &json!({ "templateID": "host", "timeout": 600 })) else { return };
                 let mut made = sandbox(answer.expect(201).json());
                 made.said["client"] = client.into();
-                told.lock().unwrap().alive.insert(made.id.clone(), (made, BTreeMap::new(), None));
+                let known = Known { made, files: BTreeMap::new(), line: None, terminal: None };
+                told.lock().unwrap().alive.insert(known.made.id.clone(), known);
             }
             (1, Some(made)) if mine.len() == BODIES_MAX => {
                 // From here on nobody knows: it counts as alive again only if the server refused.
@@ -126,20 +151,86 @@ impl Remote {
                 let body = [&[0][..], &(start.len() as u32).to_be_bytes(), start.as_bytes()].concat();
                 if self.started(&made, &body) {
                     if let Some(entry) = told.lock().unwrap().alive.get_mut(&made.id) {
-                        entry.2 = Some(line);
+                        entry.line = Some(line);
                     }
                 }
             }
+            (3, Some(made)) => self.use_terminal(told, &made, turn),
             (_, Some(made)) => {
                 let (path, text) = (format!("f{turn}"), format!("text of {turn}"));
                 let written = self.envd(&made, &format!("/files?path={path}&username=user"), "application/octet-stream", text.as_bytes());
                 if written.is_some_and(|answer| answer.status == 200) {
                     if let Some(entry) = told.lock().unwrap().alive.get_mut(&made.id) {
-                        entry.1.insert(path, text);
+                        entry.files.insert(path, text);
                     }
                 }
             }
             _ => std::thread::sleep(Duration::from_millis(2)),
+        }
+    }
+
+    /// Opens a terminal, or types into the one that is there; what was acknowledged is remembered.
+    fn use_terminal(&self, told: &Mutex<Told>, made: &Sandbox, turn: u64) {
+        let known = told.lock().unwrap().alive.get(&made.id).and_then(|known| known.terminal.clone());
+        let tag = match known {
+            Some((tag, _)) => tag,
+            None => {
+                let tag = format!("p{turn}");
+                let start = json!({ "process": { "cmd": "/bin/sh", "args": ["-i"], "cwd": "/home/user" }, "pty": { "size": { "cols": 80, "rows": 24 } }, "tag": tag }).to_string();
+                if !self.started(made, &[&[0][..], &(start.len() as u32).to_be_bytes(), start.as_bytes()].concat()) {
+                    return;
+                }
+                tag
+            }
+        };
+        let word = format!("word{turn}");
+        if !self.type_into(made, &tag, &format!("echo {word} > typed-{tag}")) {
+            return;
+        }
+        // Typed is not yet done: what the shell made of it is seen when it is.
+        let path = format!("/files?path=typed-{tag}&username=user");
+        for _ in 0..200 {
+            let headers = [("E2b-Sandbox-Id", made.id.as_str()), ("E2b-Sandbox-Port", "49983"), ("X-Access-Token", &made.token)];
+            let seen = crate::client::ask(self.address, "GET", &path, &headers, b"").ok().filter(|answer| answer.whole && answer.status == 200);
+            if seen.is_some_and(|answer| answer.text().trim() == word) {
+                if let Some(entry) = told.lock().unwrap().alive.get_mut(&made.id) {
+                    entry.terminal = Some((tag, word));
+                }
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Whether the guest took a line for a terminal.
+    fn type_into(&self, made: &Sandbox, tag: &str, line: &str) -> bool {
+        use base64::{Engine, engine::general_purpose::STANDARD};
+        let input = json!({ "process": { "tag": tag }, "input": { "pty": STANDARD.encode(format!("{line}\n")) } }).to_string();
+        self.envd(made, "/process.Process/SendInput", "application/json", input.as_bytes()).is_some_and(|answer| answer.status == 200)
+    }
+
+    /// Whether a terminal shows that, to somebody who connects now.
+    fn screen(&self, made: &Sandbox, tag: &str, wanted: &str) -> bool {
+        use base64::{Engine, engine::general_purpose::STANDARD};
+        use std::io::{Read, Write};
+        let asked = json!({ "process": { "tag": tag } }).to_string();
+        let body = [&[0][..], &(asked.len() as u32).to_be_bytes(), asked.as_bytes()].concat();
+        let headers = [("E2b-Sandbox-Id", made.id.as_str()), ("E2b-Sandbox-Port", "49983"), ("X-Access-Token", made.token.as_str()), ("Content-Type", "application/connect+json")];
+        let mut stream = crate::client::dial(self.address);
+        let _ = stream.set_read_timeout(Some(Duration::from_secs(10)));
+        let head = crate::client::head("POST", "/process.Process/Connect", &headers);
+        stream.write_all(format!("{head}Content-Length: {}\r\n\r\n", body.len()).as_bytes()).and_then(|()| stream.write_all(&body)).unwrap();
+        let (mut heard, mut piece) = (Vec::new(), [0; 4096]);
+        loop {
+            match stream.read(&mut piece) {
+                Ok(0) | Err(_) => return false,
+                Ok(read) => heard.extend_from_slice(&piece[..read]),
+            }
+            let text = String::from_utf8_lossy(&heard).into_owned();
+            let shown: String = text.split("\"pty\":\"").skip(1).filter_map(|rest| STANDARD.decode(rest.split('"').next()?).ok()).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).collect();
+            if shown.contains(wanted) {
+                return true;
+            }
         }
     }
 

@@ -28,13 +28,22 @@ fn attributes(all: &[KeyValue]) -> BTreeMap<String, String> {
 fn spans(collector: &Liar) -> Vec<Span> {
     let told = collector.asked().into_iter().filter(|asked| asked.path == "/v1/traces");
     let requests = told.map(|asked| ExportTraceServiceRequest::decode(&asked.body[..]).unwrap());
-    requests.flat_map(|request| request.resource_spans).flat_map(|of| of.scope_spans).flat_map(|of| of.spans).collect()
+    requests
+        .flat_map(|request| request.resource_spans)
+        .flat_map(|of| of.scope_spans)
+        .flat_map(|of| of.spans)
+        .collect()
 }
 
 fn metrics(collector: &Liar) -> Vec<String> {
     let told = collector.asked().into_iter().filter(|asked| asked.path == "/v1/metrics");
     let requests = told.map(|asked| ExportMetricsServiceRequest::decode(&asked.body[..]).unwrap());
-    requests.flat_map(|request| request.resource_metrics).flat_map(|of| of.scope_metrics).flat_map(|of| of.metrics).map(|metric| metric.name).collect()
+    requests
+        .flat_map(|request| request.resource_metrics)
+        .flat_map(|of| of.scope_metrics)
+        .flat_map(|of| of.metrics)
+        .map(|metric| metric.name)
+        .collect()
 }
 
 server_test! {
