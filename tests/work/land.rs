@@ -89,3 +89,14 @@ async fn who_lands_must_have_a_name_and_tools_that_run_things_are_shown(t: Bodie
     let landed = land(&t, &body, How::Onto("main".into()), squash()).await.unwrap();
     assert_eq!(landed.runs_something, [".github/workflows/ci.yml", ".vscode/tasks.json"]);
 }
+
+#[body_test]
+async fn a_summary_is_no_patch(t: Bodies) {
+    let host = Host::plain(&t);
+    let body = worked(&t, &host).await;
+    let look = t.fleet().look(&body, None).unwrap();
+    let text = |shape| String::from_utf8(look.text(shape, &[]).unwrap()).unwrap();
+    assert!(text(fleet::Shape::Patch).contains("+rest"));
+    let summary = text(fleet::Shape::Stat);
+    assert!(summary.contains("3 files changed") && !summary.contains("+rest"), "{summary}");
+}

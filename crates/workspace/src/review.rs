@@ -46,11 +46,12 @@ pub struct Commit {
 
 /// The difference between two trees or commits, as git writes it: raw, with whatever bytes are in the files.
 pub fn diff(git: &Git, from: &str, to: &str, shape: Shape, paths: &[OsString]) -> Result<Vec<u8>, WorkspaceError> {
+    // `--binary` means a patch, too.
     let shape = match shape {
-        Shape::Patch => "--patch",
+        Shape::Patch => "--binary",
         Shape::Stat => "--stat",
     };
-    let args = ["diff-tree", "-r", "--no-commit-id", "--no-ext-diff", "--no-textconv", "--no-color", "--full-index", "--binary", "--find-renames", shape, from, to, "--"];
+    let args = ["diff-tree", "-r", "--no-commit-id", "--no-ext-diff", "--no-textconv", "--no-color", "--full-index", "--find-renames", shape, from, to, "--"];
     let args = args.map(OsString::from).into_iter().chain(paths.iter().cloned());
     Ok(git.clone().env("GIT_LITERAL_PATHSPECS", "1").run(args)?)
 }
