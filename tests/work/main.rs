@@ -4,5 +4,6 @@ mod bring;
 mod hostile;
 mod keep;
 mod land;
+mod prepare;
 mod property;
 mod repo;

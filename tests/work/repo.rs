@@ -5,7 +5,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use fleet::{Dirty, Person, Repo, Saved, Up, View};
+use fleet::{Dirty, Person, Prepare, Repo, Saved, Up, View};
 use proto::BodyId;
 use testkit::{Bodies, explain};
 
@@ -94,6 +94,7 @@ impl Host {
             reference: None,
             dirty: Dirty::Without,
             include: Vec::new(),
+            prepare: Prepare::No,
             person: person(),
             create: t.kept(),
             count: 1,

@@ -9,6 +9,7 @@
 pub mod archive;
 pub mod capacity;
 pub mod dir;
+pub mod egress;
 pub mod groups;
 pub mod guest;
 pub mod host;

@@ -14,10 +14,10 @@ use std::{
 
 use proto::{
     Enforcement, Mechanism, Spec,
-    guest::GuestConfig,
+    guest::{EGRESS_DIR, EGRESS_PORT, Forward, GuestConfig},
     launch::{CgroupVersion, Failed, Plan, Ready, Report, Running, Upper},
     limits::HostCapacity,
-    spec::Life,
+    spec::{Access, Life, Mount},
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
@@ -251,6 +251,7 @@ impl Maker {
                 user: spec.user.clone(),
                 workdir: spec.workdir.clone(),
                 ring_bytes: RING_BYTES,
+                forward: spec.egress.as_ref().map(|_| Forward { port: EGRESS_PORT, socket: format!("{EGRESS_DIR}/{}", crate::egress::SOCKET) }),
             },
             ids: spec.ids.clone(),
             claim: dir.path().ancestors().nth(2).and_then(|data| ids::claim_of(data, &spec.ids)),
@@ -262,7 +263,7 @@ impl Maker {
             seeds: root.seeds(&spec.id, &machine_id(token)),
             setuid: spec.base.as_ref().is_some_and(|base| base.sudo),
             shm_bytes: limits.memory.0 / 4,
-            mounts: spec.mounts.clone(),
+            mounts: mounts(spec),
             cgroups: bounds.cgroups.clone(),
             rlimits: bounds.rlimits,
             cpus: bounds.cpus,
@@ -280,6 +281,12 @@ fn machine_id(token: &str) -> String {
     proto::Event::chain(draft, 0, String::new(), proto::event::GENESIS).hash[..32].to_owned()
 }
 
+/// What its spec names, and the socket of its way out.
+fn mounts(spec: &Spec) -> Vec<Mount> {
+    let way_out = spec.egress.as_ref().map(|egress| Mount { source: egress.dir.clone(), target: EGRESS_DIR.into(), access: Access::ReadOnly });
+    spec.mounts.iter().cloned().chain(way_out).collect()
+}
+
 fn other_limits(spec: &Spec) -> Vec<Mechanism> {
     let limits = &spec.limits;
     let disk = match spec.life {
@@ -293,7 +300,11 @@ fn other_limits(spec: &Spec) -> Vec<Mechanism> {
         Some(ms) => Mechanism::enforced("time limit", format!("{ms} ms by its keeper, which no process of the Body can reach")),
         None => Mechanism::enforced("time limit", "none was asked for"),
     };
-    vec![disk, wall, Mechanism::enforced("output limit", format!("{} of each exec are recorded", limits.output))]
+    let way_out = spec.egress.as_ref().map(|egress| {
+        Mechanism::degraded("way out", format!("a proxy of the host connects it to {}, by name, and writes each connection down", egress.allow.join(", ")))
+    });
+    let output = Mechanism::enforced("output limit", format!("{} of each exec are recorded", limits.output));
+    [Some(disk), Some(wall), Some(output), way_out].into_iter().flatten().collect()
 }
 
 /// Makes `disk/upper` and `disk/work` for every area, owned by the Body's root.

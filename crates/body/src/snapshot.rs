@@ -68,6 +68,12 @@ pub struct Manifest {
     /// Taken for forks, it goes with the last of them.
     #[serde(default)]
     pub for_forks: bool,
+    /// Taken of a Body that was prepared: what decided about that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dependency: Option<String>,
+    /// The template that Body was asked to be of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<String>,
 }
 
 /// Reads the manifest of the snapshot in `dir`.

@@ -89,6 +89,7 @@ impl Fleet {
             workdir: request.workdir,
             user,
             network: Network::Closed,
+            egress: request.egress,
             life: request.life,
             ids: Ids { users: Vec::new(), groups: Vec::new() },
         };

@@ -26,6 +26,7 @@ impl Fleet {
         self.sweep_groups(sweep, &mut found)?;
         self.sweep_claims(sweep, &mut found);
         self.sweep_parts(sweep, &mut found);
+        self.sweep_ways_out(sweep, &mut found);
         if sweep == Sweep::Remove {
             let store = self.store()?;
             let _ = store.sweep_artifacts();
@@ -60,6 +61,11 @@ impl Fleet {
             // Somebody's work may be in it: a record that cannot be read is no leave to remove it.
             Err(_) => return None,
         };
+        if let Some(egress) = &spec.egress
+            && std::os::unix::net::UnixStream::connect(egress.dir.join(body::egress::SOCKET)).is_err()
+        {
+            return Some("it was being prepared, and its `pal` is gone");
+        }
         if spec.life == Life::Kept || self.tethers().contains_key(id) {
             return None;
         }
@@ -142,6 +148,20 @@ impl Fleet {
             found.push(Garbage { kind: "temporary", name, bytes, why: "its maker is gone".into() });
             if sweep == Sweep::Remove {
                 let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// Sockets of proxies whose maker was killed.
+    fn sweep_ways_out(&self, sweep: Sweep, found: &mut Vec<Garbage>) {
+        for entry in fs::read_dir(self.data.join("egress")).into_iter().flatten().flatten() {
+            let socket = entry.path().join(body::egress::SOCKET);
+            if !socket.exists() || std::os::unix::net::UnixStream::connect(&socket).is_ok() {
+                continue;
+            }
+            found.push(Garbage { kind: "temporary", name: entry.file_name().to_string_lossy().into_owned(), bytes: 0, why: "its maker is gone".into() });
+            if sweep == Sweep::Remove {
+                let _ = fs::remove_dir_all(entry.path());
             }
         }
     }

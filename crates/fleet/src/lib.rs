@@ -54,7 +54,7 @@ pub use life::Force;
 pub use request::{AskedLimits, Create, ExecRequest, Stdin, TtySize};
 pub use store::{Durability, clock};
 pub use templates::{Act, BASE, BuildRequest, BuildState, From, INTERPRETER, Job, STEPS_MAX, Said, Say, Step, TemplateView, check_tags};
-pub use work::{Look, Repo, Up, Discard, WorkDiff};
+pub use work::{Discard, Hear, Look, Prepare, Repo, Up, WorkDiff};
 pub use workspace::{Commit, Dirty, How, Landed, LeftOut, Person, Saved, Shape, Touched, What};
 pub use view::{Copied, Ended, Garbage, SnapshotView, Status, View};
 

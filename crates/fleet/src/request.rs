@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use proto::{
     Layer, Size,
-    spec::{Life, Mount},
+    spec::{Egress, Life, Mount},
     workspace::Workspace,
 };
 
@@ -25,6 +25,8 @@ pub struct Create {
     pub mounts: Vec<Mount>,
     /// Repositories in it, whose layers are there.
     pub workspaces: Vec<Workspace>,
+    /// A way out, which the caller serves.
+    pub egress: Option<Egress>,
     /// Where commands run.
     pub workdir: Option<String>,
     /// Who runs commands; `user` if none.
@@ -45,6 +47,7 @@ impl Create {
             env: BTreeMap::new(),
             mounts: Vec::new(),
             workspaces: Vec::new(),
+            egress: None,
             workdir: None,
             user: None,
             life: Life::Run,

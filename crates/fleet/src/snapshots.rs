@@ -55,6 +55,15 @@ impl Fleet {
 
     /// The Body is frozen only while its change is copied. The caller has its lock.
     fn take(&self, dir: &BodyDir, spec: &Spec, name: Option<String>, purpose: Purpose) -> Result<Manifest, Failure> {
+        self.take_as(dir, spec, name, purpose, None)
+    }
+
+    /// The same of a Body that was prepared, and does not run: to be found by what decided about it.
+    pub(crate) fn take_dependencies(&self, dir: &BodyDir, spec: &Spec, origin: &str, key: &str) -> Result<SnapshotId, Failure> {
+        self.take_as(dir, spec, None, Purpose::Kept, Some((origin, key))).map(|manifest| manifest.id)
+    }
+
+    fn take_as(&self, dir: &BodyDir, spec: &Spec, name: Option<String>, purpose: Purpose, dependency: Option<(&str, &str)>) -> Result<Manifest, Failure> {
         let id = &spec.id;
         let drawn = sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
         let manifest = Manifest {
@@ -69,6 +78,8 @@ impl Fleet {
             ids: spec.ids.clone(),
             bytes: 0,
             for_forks: purpose == Purpose::Forks,
+            dependency: dependency.map(|(_, key)| key.to_owned()),
+            origin: dependency.map(|(origin, _)| origin.to_owned()),
         };
         self.write("snapshot.created", id, json!({ "snapshot": manifest.id, "name": manifest.name }))?;
         if let Condition::Running(running) = dir.condition().map_err(|error| failures::dir(id, error))? {
@@ -87,7 +98,7 @@ impl Fleet {
 
     /// All snapshots that somebody named or took, oldest first.
     pub fn snapshots(&self) -> Result<Vec<SnapshotView>, Failure> {
-        let mut views: Vec<SnapshotView> = self.manifests().into_iter().map(view).collect();
+        let mut views: Vec<SnapshotView> = self.manifests().into_iter().filter(|manifest| manifest.dependency.is_none()).map(view).collect();
         views.sort_by(|a, b| (&a.created_at, &a.id).cmp(&(&b.created_at, &b.id)));
         Ok(views)
     }
@@ -224,6 +235,7 @@ fn fork_request(parent: &Spec, manifest: &Manifest) -> Create {
         env: parent.env.clone(),
         mounts: parent.mounts.clone(),
         workspaces: parent.workspaces.clone(),
+        egress: None,
         workdir: parent.workdir.clone(),
         user: Some(parent.user.clone()),
         life: Life::Kept,

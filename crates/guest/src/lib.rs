@@ -13,6 +13,7 @@ mod config;
 mod connect;
 mod dial;
 mod files;
+mod forward;
 mod init;
 mod metrics;
 mod paths;

@@ -75,6 +75,9 @@ pub async fn serve(order: Order) -> io::Result<()> {
     });
     // Whoever asks first waits for the kernel to find these files; better now, when nobody waits.
     let _ = crate::users::find(&guest.config.user);
+    if let Some(forward) = guest.config.forward.clone() {
+        tokio::task::spawn_local(crate::forward::serve(forward));
+    }
     tokio::task::spawn_local(rest(guest.clone()));
     tokio::task::spawn_local(init::bury(guest.clone()));
     let grace = tokio::select! {

@@ -30,7 +30,24 @@ pub struct GuestConfig {
     pub workdir: Option<String>,
     /// How much output of each process is kept for those who connect later.
     pub ring_bytes: u64,
+    /// A port inside that leads to a socket of the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forward: Option<Forward>,
 }
+
+/// A port on the Body's loopback that leads to a socket it can see.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forward {
+    /// The port.
+    pub port: u16,
+    /// The socket's path inside.
+    pub socket: String,
+}
+
+/// Where programs in a Body find the proxy that leads out, if there is one.
+pub const EGRESS_PORT: u16 = 3128;
+/// Where the Body sees that proxy's socket.
+pub const EGRESS_DIR: &str = "/run/palisade";
 
 /// `GET /v1/guest`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

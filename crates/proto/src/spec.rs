@@ -49,6 +49,15 @@ pub enum Network {
     Closed,
 }
 
+/// A way out for a Body: a proxy on the host decides, name by name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Egress {
+    /// The directory of the proxy's socket on the host.
+    pub dir: PathBuf,
+    /// The names and ports it lets through.
+    pub allow: Vec<String>,
+}
+
 /// What a Body was asked to be.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Spec {
@@ -89,6 +98,9 @@ pub struct Spec {
     pub user: String,
     /// What it can reach.
     pub network: Network,
+    /// A way out to names, while somebody on the host serves it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<Egress>,
     /// What becomes of it.
     pub life: Life,
     /// Which host ids stand behind its ids.

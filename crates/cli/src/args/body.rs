@@ -81,6 +81,7 @@ impl BodyArgs {
             env: self.env.into_iter().collect(),
             mounts: self.mount.into_iter().map(here).collect::<Result<_, _>>()?,
             workspaces: Vec::new(),
+            egress: None,
             workdir: self.workdir,
             user: self.user,
             life,

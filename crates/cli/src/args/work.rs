@@ -28,6 +28,9 @@ pub struct Up {
     /// Bring this ignored file or directory along; may be repeated
     #[arg(long, value_name = "PATH", conflicts_with = "reference")]
     pub include: Vec<PathBuf>,
+    /// Install nothing that lockfiles, devcontainer.json or palisade.toml ask for
+    #[arg(long)]
+    pub no_prepare: bool,
     /// Make this many
     #[arg(long, short = 'n', value_name = "COUNT", default_value = "1", value_parser = values::forks,
         allow_hyphen_values = true)]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use fleet::{Dirty, ExecRequest, Fleet, How, LeftOut, Person, Repo, Shape, Up, What};
+use fleet::{Dirty, ExecRequest, Fleet, How, LeftOut, Person, Prepare, Repo, Shape, Up, What};
 use proto::{Failure, Kind, spec::Life};
 use rustix::{stdio, termios::isatty};
 
@@ -20,7 +20,7 @@ use crate::{
 const PERSONAL: &[&str] = &[
     "GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_AUTHOR_DATE", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL", "GIT_COMMITTER_DATE",
     "GIT_CONFIG_GLOBAL", "GIT_CONFIG_NOSYSTEM", "GIT_SSH", "GIT_SSH_COMMAND", "GNUPGHOME", "GPG_TTY", "SSH_AUTH_SOCK", "XDG_CONFIG_HOME",
-    "http_proxy", "https_proxy", "HTTPS_PROXY", "no_proxy", "SSL_CERT_FILE", "USER", "TERM",
+    "RUSTUP_HOME", "CARGO_HOME", "RUSTUP_TOOLCHAIN", "http_proxy", "https_proxy", "HTTPS_PROXY", "no_proxy", "SSL_CERT_FILE", "USER", "TERM",
 ];
 
 /// Whose git is used for what this person does.
@@ -41,6 +41,7 @@ pub fn request(args: &args::Up, body: BodyArgs) -> Result<Up, Failure> {
         reference: args.reference.clone(),
         dirty: if args.with_dirty { Dirty::With } else { Dirty::Without },
         include: args.include.iter().map(|path| absolute(path)).collect::<Result<_, _>>()?,
+        prepare: if args.no_prepare { Prepare::No } else { Prepare::Yes },
         person: person(),
         create: body.request(Life::Kept, wall)?,
         count: args.count,
@@ -65,7 +66,7 @@ fn repository(text: &str) -> Result<Repo, Failure> {
 pub async fn up(fleet: &Fleet, args: args::Up, format: Format) -> Result<u8, Failure> {
     let wire = Wire::choose(args.wires, format)?;
     let request = request(&args, args.body.clone())?;
-    let views = progress::watch("bringing the repository in", fleet.up(request.clone())).await?;
+    let views = progress::watch("bringing the repository in", fleet.up_heard(request.clone(), &mut |line| output::talk(line))).await?;
     if !args.clean && !args.with_dirty && args.reference.is_none() {
         let left = request.repositories.iter().map(|repo| fleet.uncommitted(repo, &request.person)).sum::<usize>();
         if left > 0 {

@@ -27,6 +27,13 @@ impl Fleet {
         }
     }
 
+    /// Notes that a dependency layer was of use.
+    pub(crate) fn touch_snapshot(&self, id: &proto::SnapshotId) {
+        let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
+        let times = rustix::fs::Timestamps { last_access: now, last_modification: now };
+        let _ = rustix::fs::utimensat(rustix::fs::CWD, self.data.join("snapshots").join(id.as_str()).join("manifest.json"), &times, rustix::fs::AtFlags::empty());
+    }
+
     /// Whether a layer that nobody stands on is worth keeping.
     pub(crate) fn is_spare(record: &LayerRecord) -> bool {
         KINDS.iter().any(|kind| record.about.starts_with(kind))
@@ -62,9 +69,40 @@ impl Fleet {
         Ok(())
     }
 
+    /// Removes dependency layers that nobody stands on, those that were not used for longest first.
+    pub(crate) fn sweep_dependencies(&self, budget: u64, sweep: Sweep, found: &mut Vec<Garbage>) -> Result<(), Failure> {
+        let path = |id: &proto::SnapshotId| self.data.join("snapshots").join(id.as_str());
+        let mut total: u64 = self.stored_bytes();
+        let mut gone: BTreeSet<proto::SnapshotId> = BTreeSet::new();
+        loop {
+            let left: Vec<_> = self.manifests().into_iter().filter(|manifest| !gone.contains(&manifest.id)).collect();
+            let mut spares: Vec<_> = left.iter().filter(|manifest| manifest.dependency.is_some()).collect();
+            spares.sort_by_key(|manifest| fs::metadata(path(&manifest.id).join("manifest.json")).and_then(|found| found.modified()).unwrap_or(SystemTime::UNIX_EPOCH));
+            let specs = self.ids()?.into_iter().filter_map(|id| { let dir = body::BodyDir::at(self.body_path(&id)); dir.spec().or_else(|_| dir.draft()).ok() });
+            let needed: BTreeSet<_> = specs.flat_map(|spec| spec.snapshots).chain(left.iter().flat_map(|manifest| manifest.below.clone())).collect();
+            let Some(next) = spares.into_iter().find(|manifest| !needed.contains(&manifest.id)) else { return Ok(()) };
+            if total <= budget {
+                return Ok(());
+            }
+            found.push(Garbage { kind: "dependencies", name: next.id.to_string(), bytes: next.bytes, why: "nobody stands on it, and the store is over its budget".into() });
+            total = total.saturating_sub(next.bytes);
+            if sweep == Sweep::Remove {
+                snapshot::remove(&self.maker.programs, &next.ids, &path(&next.id)).map_err(failures::removal)?;
+            }
+            gone.insert(next.id.clone());
+        }
+    }
+
+    /// What all layers and snapshots take.
+    pub(crate) fn stored_bytes(&self) -> u64 {
+        let layers = fs::read_dir(self.layers_dir()).into_iter().flatten().flatten().filter_map(|entry| layers::read(&entry.path()).ok()).map(|record| record.bytes).sum::<u64>();
+        layers + self.manifests().iter().map(|manifest| manifest.bytes).sum::<u64>()
+    }
+
     /// Makes the store as small as it can be without taking anything from anybody.
     pub fn shrink(&self, budget: Size) -> Result<Vec<Garbage>, Failure> {
         let mut found = Vec::new();
+        self.sweep_dependencies(budget.0, Sweep::Remove, &mut found)?;
         self.sweep_layers_to(Sweep::Remove, budget.0, &mut found)?;
         Ok(found)
     }

@@ -5,10 +5,12 @@
 
 mod keep;
 mod look;
+mod prepare;
 mod up;
 
 pub use look::{Look, WorkDiff};
-pub use up::{Repo, Up};
+pub use prepare::Hear;
+pub use up::{Prepare, Repo, Up};
 
 use body::{BodyDir, Condition, process, root::WorkspaceBelow};
 use proto::{BodyId, Failure, Kind, Spec, workspace::Workspace};

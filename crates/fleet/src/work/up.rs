@@ -20,6 +20,15 @@ pub enum Repo {
     Url(String),
 }
 
+/// Whether what a repository needs is installed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prepare {
+    /// It is, once.
+    Yes,
+    /// It is not.
+    No,
+}
+
 /// Bodies to be made from repositories.
 #[derive(Debug, Clone)]
 pub struct Up {
@@ -31,6 +40,8 @@ pub struct Up {
     pub dirty: Dirty,
     /// Ignored files of the first that come along, absolute.
     pub include: Vec<PathBuf>,
+    /// With what they need or without.
+    pub prepare: Prepare,
     /// Who asks.
     pub person: Person,
     /// What the Bodies are, apart from their repositories.
@@ -42,6 +53,11 @@ pub struct Up {
 impl Fleet {
     /// Makes Bodies with repositories in them.
     pub async fn up(&self, up: Up) -> Result<Vec<View>, Failure> {
+        self.up_heard(up, &mut |_| ()).await
+    }
+
+    /// The same for a caller who wants to hear how it goes.
+    pub async fn up_heard(&self, up: Up, say: super::Hear<'_>) -> Result<Vec<View>, Failure> {
         if !(1..=COUNT_MAX).contains(&up.count) {
             return Err(Failure::new(Kind::Usage, format!("{} Bodies cannot be made at once", up.count)).hint(format!("ask for 1 to {COUNT_MAX}")));
         }
@@ -50,6 +66,12 @@ impl Fleet {
         let workspaces = self.bring(&up)?;
         let mut create = up.create.clone();
         create.workdir = create.workdir.or_else(|| workspaces.first().map(Workspace::path));
+        if up.prepare == Prepare::Yes {
+            let prepared = self.prepare(&up, &workspaces, say).await?;
+            create.template = prepared.template.unwrap_or(create.template);
+            create.env = prepared.env.into_iter().chain(std::mem::take(&mut create.env)).collect();
+            create.mounts.extend(prepared.mounts);
+        }
         create.workspaces = workspaces;
         let mut views = Vec::new();
         for _ in 0..up.count {

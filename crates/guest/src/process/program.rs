@@ -144,6 +144,7 @@ mod tests {
             user: "root".into(),
             workdir: None,
             ring_bytes: 0,
+            forward: None,
         }
     }
 

@@ -1,0 +1,233 @@
+//! Dependency layers: what a repository needs, installed once in a clean Body and kept for every other.
+//!
+//! A dependency layer is the snapshot of a Body in which the repository's own steps ran, with a way out to the names of
+//! its registries and to nothing else. It is named by what decided about it, so a commit that touches none of that needs
+//! no step again. The next one stands on the last one, so that only what is new is fetched.
+
+use std::collections::BTreeMap;
+
+use body::{
+    egress::{Egress, Policy},
+    snapshot,
+};
+use proto::{
+    BodyId, Draft, Failure, Kind,
+    event::hex,
+    spec::{self, Access, Mount},
+    workspace::Workspace,
+};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use workspace::{Needs, NeedsStep, Person};
+
+use crate::{Create, ExecRequest, Fleet, Force, Output, Up, failures, work::Discard};
+
+/// How long one step may take.
+const STEP_WALL: std::time::Duration = std::time::Duration::from_secs(1800);
+/// How much of a step's output is shown when it failed.
+const TAIL_MAX: usize = 4 << 10;
+/// Most dependency layers that stand on each other.
+const CHAIN_MAX: usize = 6;
+/// Where a Rust of the user's own is seen.
+const RUST: &str = "/opt/rust";
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
+
+/// Hears how preparing goes.
+pub type Hear<'a> = &'a mut dyn FnMut(&str);
+
+/// What Bodies of one request stand on and know.
+pub(crate) struct Prepared {
+    /// The dependency layer, where there is one.
+    pub template: Option<String>,
+    /// For every command.
+    pub env: BTreeMap<String, String>,
+    /// Toolchains.
+    pub mounts: Vec<Mount>,
+}
+
+impl Fleet {
+    /// Finds or makes the dependency layer of these repositories.
+    pub(crate) async fn prepare(&self, up: &Up, workspaces: &[Workspace], say: Hear<'_>) -> Result<Prepared, Failure> {
+        let mut all = Vec::new();
+        for workspace in workspaces {
+            let needs = self.needs(workspace)?;
+            needs.notes.iter().for_each(|note| say(note));
+            all.push((workspace, needs));
+        }
+        let prepared = settings(&all, &up.person);
+        if all.iter().all(|(_, needs)| needs.steps.is_empty()) {
+            return Ok(prepared);
+        }
+        let key = key(&up.create.template, &all, &prepared);
+        let known = self.manifests().into_iter().filter(|manifest| manifest.dependency.is_some());
+        let mut known: Vec<_> = known.collect();
+        known.sort_by(|a, b| b.created_at.cmp(&a.created_at));
+        if let Some(found) = known.iter().find(|manifest| manifest.dependency.as_deref() == Some(&key)) {
+            self.touch_snapshot(&found.id);
+            return Ok(Prepared { template: Some(found.id.to_string()), ..prepared });
+        }
+        // What the last one of the same repositories fetched need not be fetched again.
+        let same = |manifest: &&snapshot::Manifest| {
+            let repositories = |workspaces: &[Workspace]| workspaces.iter().map(|workspace| workspace.repository.clone()).collect::<Vec<_>>();
+            repositories(&manifest.workspaces) == repositories(workspaces) && manifest.below.len() < CHAIN_MAX && manifest.origin.as_deref() == Some(&up.create.template)
+        };
+        let below = known.iter().find(same).map(|manifest| manifest.id.to_string());
+        let template = self.make_dependencies(up, workspaces, &all, &prepared, below, &key, say).await?;
+        Ok(Prepared { template: Some(template), ..prepared })
+    }
+
+    /// What a repository needs; looked for once for each tree.
+    pub(crate) fn needs(&self, workspace: &Workspace) -> Result<Needs, Failure> {
+        workspace::needs(&workspace.repository, &format!("{}^{{tree}}", workspace.base)).map_err(|error| failures::workspace("cannot find out what the repository needs", error))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "what one Body is prepared from, each of another kind")]
+    async fn make_dependencies(&self, up: &Up, workspaces: &[Workspace], all: &[(&Workspace, Needs)], prepared: &Prepared, below: Option<String>, key: &str, say: Hear<'_>) -> Result<String, Failure> {
+        let allow: Vec<String> = all.iter().flat_map(|(_, needs)| needs.allow.iter().cloned()).collect();
+        let policy = Policy::parse(&allow).map_err(|error| Failure::new(Kind::Usage, error.to_string()).hint("see `allow` in palisade.toml"))?;
+        let drawn = sys::random::bytes::<8>().map_err(|error| Failure::new(Kind::Host, "cannot draw a name").because(error))?;
+        let dir = self.data.join("egress").join(hex(&drawn));
+        let mut egress = Egress::open(&dir, policy).map_err(|error| Failure::new(Kind::Host, "cannot open a way out for the Body").because(error))?;
+        let mut create = Create { template: below.unwrap_or_else(|| up.create.template.clone()), workspaces: workspaces.to_vec(), ..Create::kept() };
+        create.env = prepared.env.iter().map(|(name, value)| (name.clone(), value.clone())).chain(way_out()).collect();
+        create.mounts = prepared.mounts.clone();
+        create.limits = up.create.limits.clone();
+        create.egress = Some(spec::Egress { dir: dir.clone(), allow });
+        create.layer = up.create.layer;
+        let view = self.create(create).await?;
+        let done = self.run_steps(view.id(), all, &mut egress, say).await;
+        let kept = match done {
+            Ok(()) => self.keep_dependencies(view.id(), workspaces, &up.create.template, key).await,
+            Err(failure) => Err(failure),
+        };
+        let removed = self.remove_with(view.id(), Force::Yes, Discard::Yes).await;
+        let kept = kept?;
+        removed?;
+        Ok(kept)
+    }
+
+    async fn run_steps(&self, body: &BodyId, all: &[(&Workspace, Needs)], egress: &mut Egress, say: Hear<'_>) -> Result<(), Failure> {
+        for (workspace, needs) in all {
+            for step in &needs.steps {
+                let place = if step.dir.is_empty() { workspace.path() } else { format!("{}/{}", workspace.path(), step.dir) };
+                let shown = proto::text::visible(&step.line);
+                say(&format!("preparing: {shown}"));
+                let (code, tail) = self.run_step(body, step, &place, say).await?;
+                let denied = self.note_decisions(body, egress)?;
+                if code != 0 {
+                    return Err(step_failed(&shown, code, &tail, &denied));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn run_step(&self, body: &BodyId, step: &NeedsStep, place: &str, say: Hear<'_>) -> Result<(i32, String), Failure> {
+        let argv = ["/bin/sh", "-c", step.line.as_str()];
+        let mut exec = self.exec(body, ExecRequest { workdir: Some(place.to_owned()), timeout: Some(STEP_WALL), ..ExecRequest::new(argv) }).await?;
+        let mut tail: Vec<u8> = Vec::new();
+        let mut line: Vec<u8> = Vec::new();
+        while let Some(output) = exec.next().await? {
+            let (Output::Stdout(bytes) | Output::Stderr(bytes) | Output::Tty(bytes)) = output;
+            tail.extend_from_slice(&bytes);
+            let old = tail.len().saturating_sub(TAIL_MAX);
+            tail.drain(..old);
+            for byte in bytes {
+                if byte == b'\n' || byte == b'\r' || line.len() >= 1024 {
+                    let text = proto::text::visible_bytes(&std::mem::take(&mut line));
+                    if !text.trim().is_empty() {
+                        say(&format!("  {text}"));
+                    }
+                } else {
+                    line.push(byte);
+                }
+            }
+        }
+        let ended = exec.finish().await?;
+        Ok((ended.code, String::from_utf8_lossy(&tail).into_owned()))
+    }
+
+    /// Each decision is an event; gives the denials.
+    fn note_decisions(&self, body: &BodyId, egress: &mut Egress) -> Result<Vec<String>, Failure> {
+        let mut denied: Vec<String> = Vec::new();
+        for decision in egress.decisions() {
+            let kind = if decision.allowed { "network.allowed" } else { "network.denied" };
+            self.append(Draft::body(kind, body, json!(decision)))?;
+            if !decision.allowed {
+                denied.push(format!("{}: {}", decision.to, decision.why));
+            }
+        }
+        denied.dedup();
+        Ok(denied)
+    }
+
+    /// Keeps what the steps left, but nothing of what they did to a `.git`.
+    async fn keep_dependencies(&self, body: &BodyId, workspaces: &[Workspace], origin: &str, key: &str) -> Result<String, Failure> {
+        let (dir, spec, _lock) = self.locked(body)?;
+        if let Some(running) = dir.running().map_err(|error| failures::dir(body, error))? {
+            body::process::kill(&dir, &running).map_err(|error| failures::process("cannot end the Body", error))?;
+            body::process::wait_unmounted(&running);
+        }
+        for workspace in workspaces {
+            let git = dir.path().join("disk/upper").join(workspace.area_dir()).join(".git");
+            if std::fs::symlink_metadata(&git).is_ok() {
+                snapshot::remove(&self.maker.programs, &spec.ids, &git).map_err(failures::removal)?;
+            }
+        }
+        self.take_dependencies(&dir, &spec, origin, key).map(|id| id.to_string())
+    }
+}
+
+fn step_failed(step: &str, code: i32, tail: &str, denied: &[String]) -> Failure {
+    let lines: Vec<&str> = tail.lines().rev().take(20).collect();
+    let said: String = lines.into_iter().rev().map(|line| format!("\n    {}", proto::text::visible(line))).collect();
+    let mut failure = Failure::new(Kind::Conflict, format!("preparing the repository failed: `{step}` ended with code {code}{said}"));
+    for denial in denied.iter().take(4) {
+        failure = failure.hint(format!("it was not let out to {denial}; allow it in palisade.toml: [prepare] allow = [\"HOST:443\"]"));
+    }
+    failure.hint("start without it and look: pal up --no-prepare").hint("say what is to be done instead: palisade.toml, [prepare] commands = [...]")
+}
+
+/// Variables and mounts that hold for preparing and for work.
+fn settings(all: &[(&Workspace, Needs)], person: &Person) -> Prepared {
+    let (mut env, mut path, mut mounts) = (BTreeMap::new(), Vec::new(), Vec::new());
+    for (workspace, needs) in all {
+        env.extend(needs.env.clone());
+        path.extend(needs.path.iter().map(|dir| (*dir).to_owned()));
+        if needs.tools.contains("cargo")
+            && mounts.is_empty()
+            && let Some(source) = workspace::rust_of(person, workspace.repository.parent().unwrap_or(&workspace.repository))
+        {
+            path.insert(0, format!("{RUST}/bin"));
+            mounts.push(Mount { source, target: RUST.into(), access: Access::ReadOnly });
+        }
+    }
+    if !path.is_empty() && !env.contains_key("PATH") {
+        path.push(PATH.to_owned());
+        path.dedup();
+        env.insert("PATH".into(), path.join(":"));
+    }
+    Prepared { template: None, env, mounts }
+}
+
+/// How programs find the way out.
+fn way_out() -> BTreeMap<String, String> {
+    let proxy = format!("http://127.0.0.1:{}", proto::guest::EGRESS_PORT);
+    let names = ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "CARGO_HTTP_PROXY", "npm_config_proxy", "npm_config_https_proxy", "PIP_PROXY"];
+    let mut env: BTreeMap<String, String> = names.iter().map(|name| ((*name).to_owned(), proxy.clone())).collect();
+    if std::path::Path::new(CERTIFICATES).exists() {
+        let names = ["SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "CARGO_HTTP_CAINFO", "REQUESTS_CA_BUNDLE", "PIP_CERT"];
+        env.extend(names.iter().map(|name| ((*name).to_owned(), CERTIFICATES.to_owned())));
+    }
+    env
+}
+
+/// What decides about a dependency layer.
+fn key(template: &str, all: &[(&Workspace, Needs)], prepared: &Prepared) -> String {
+    let steps: Vec<_> = all.iter().map(|(workspace, needs)| json!([workspace.at(), needs.inputs, needs.steps.iter().map(|step| (&step.dir, &step.line)).collect::<Vec<_>>(), needs.allow])).collect();
+    let tools: Vec<_> = prepared.mounts.iter().map(|mount| mount.source.display().to_string()).collect();
+    let system = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let text = json!([template, std::env::consts::ARCH, steps, prepared.env, tools, system]).to_string();
+    hex(&Sha256::digest(text.as_bytes()))
+}
