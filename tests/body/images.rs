@@ -365,3 +365,37 @@ async fn whoever_asks_from_outside_reaches_no_registry_inside(t: Bodies) {
         import(&t, "x", &Image { reach: Reach { trusted: vec![registry.host()], ..outside }, ..asked }).await,
     );
 }
+
+#[body_test(except(user = "a root of its own needs subordinate ids"))]
+async fn whoever_a_redirect_leads_to_is_not_told_the_password(t: Bodies) {
+    let parts = image(&[Layer(TAR, roots::small())], json!({}));
+    let tokens = Liar::start(|_| Answer::ok(br#"{"token":"pass"}"#.to_vec()));
+    let realm = tokens.host();
+    // It wants a pass of its own, from its own door.
+    let store = Liar::start(move |_| Answer {
+        status: 401,
+        headers: vec![format!("WWW-Authenticate: Bearer realm=\"http://{realm}/token\"")],
+        ..Answer::default()
+    });
+    let place = store.host().replace("127.0.0.1", "localhost");
+    let registry = liar(&parts, move |asked, _| {
+        asked.path.contains("/blobs/").then(|| Answer::elsewhere(&format!("http://{place}{}", asked.path)))
+    });
+    let credentials = Some(Credentials { username: "me".into(), password: "hidden".into() });
+    let refused = import(&t, "x", &Image { credentials, ..of(&registry) }).await;
+    assert!(refused.is_err());
+    assert!(!store.asked().is_empty(), "a control: the redirect was followed");
+    assert!(tokens.asked().is_empty(), "{:?}", tokens.asked());
+}
+
+#[body_test(except(user = "a root of its own needs subordinate ids"))]
+async fn a_layer_may_come_twice(t: Bodies) {
+    let nothing = || Layer(TAR, roots::files(&[]));
+    let word = Layer(TAR, roots::files(&[("etc/word", b"one")]));
+    let registry = Registry::open();
+    let parts = image(&[Layer(TAR, roots::small()), nothing(), word, nothing()], json!({ "Env": ["PATH=/bin"] }));
+    registry.push("twice", "v1", &parts);
+    fine(import(&t, "twice", &Image::new(&format!("{}/twice:v1", registry.host()))).await);
+    let view = t.make(Create { template: "twice".into(), ..t.passing() }).await;
+    assert_eq!(t.sh(view.id(), "cat /etc/word").await.ok(), "one");
+}

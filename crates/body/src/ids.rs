@@ -54,7 +54,7 @@ pub fn claim(data: &Path, body: &BodyId, root: Root) -> Result<Ids, IdsError> {
     }
     let uid = rustix::process::getuid().as_raw();
     let gid = rustix::process::getgid().as_raw();
-    if uid == 0 && (is_roots("/proc/self/uid_map") || is_roots("/proc/self/gid_map")) {
+    if is_roots("/proc/self/uid_map", uid) || is_roots("/proc/self/gid_map", gid) {
         return Err(IdsError::OnlyRoot);
     }
     Ok(match root {
@@ -63,11 +63,14 @@ pub fn claim(data: &Path, body: &BodyId, root: Root) -> Result<Ids, IdsError> {
     })
 }
 
-/// Whether id 0 of this user namespace is id 0 of the one around it.
-fn is_roots(map: &str) -> bool {
-    let text = std::fs::read_to_string(map).unwrap_or_default();
-    let mut first = text.lines().map(|line| line.split_whitespace().take(2));
-    first.any(|mut ids| ids.next() == Some("0") && ids.next() == Some("0"))
+/// Whether an id of this user namespace is id 0 of the one around it. What cannot be read counts as yes.
+fn is_roots(map: &str, id: u32) -> bool {
+    let Ok(text) = std::fs::read_to_string(map) else { return true };
+    text.lines().any(|line| {
+        let mut numbers = line.split_whitespace().map(|number| number.parse::<u32>().unwrap_or(0));
+        let (Some(inside), Some(outside), Some(count)) = (numbers.next(), numbers.next(), numbers.next()) else { return true };
+        id.checked_sub(inside).is_some_and(|into| into < count && outside.checked_add(into) == Some(0))
+    })
 }
 
 /// The ids that files of a template's layers belong to.

@@ -1,6 +1,7 @@
 //! Commands that envd's clients start: in the log before they run, and when they end.
 //!
 //! Invariant: a command that cannot be written down does not start.
+//! Invariant: the guest gets the one message that was read here, and reads it by the same rules.
 //! Invariant: an answer is looked at on its way, not held: large messages pass unread.
 //! Trust: the guest is hostile. What it says of an end is taken for its word, with limits.
 
@@ -29,7 +30,8 @@ use crate::{App, keys};
 
 /// The call that starts a command.
 pub const START: &str = "/process.Process/Start";
-const REQUEST_LEN_MAX: usize = 16 << 20;
+/// An event holds no more than half of that.
+const REQUEST_LEN_MAX: usize = 2 << 20;
 const REQUEST_WAIT: Duration = Duration::from_secs(60);
 /// Longest message that is looked at; an end is far shorter.
 const LOOK_LEN_MAX: usize = 4096;
@@ -54,15 +56,17 @@ pub struct Watched {
     heard: Heard,
 }
 
-/// Writes a command down that a request is about to start. The request is then as it was.
+/// Writes a command down that a request is about to start, and passes on just what was written down.
 pub async fn begin(app: &App, id: &BodyId, request: Request) -> Result<(Request, Option<Watched>), Response> {
     let token = request.headers().get("x-access-token").map(|token| token.as_bytes());
     // The guest refuses it, and says so in its own words.
     if !token.is_some_and(|token| keys::same(token, app.fleet().token(id).as_bytes())) {
         return Ok((request, None));
     }
-    let Some(spelling) = spelling(request.headers()) else { return Ok((request, None)) };
-    let (parts, body) = request.into_parts();
+    let Some(spelling) = spelling(request.headers()) else {
+        return Err(refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_argument", "the request is neither application/connect+json nor application/connect+proto"));
+    };
+    let (mut parts, body) = request.into_parts();
     let collected = tokio::time::timeout(REQUEST_WAIT, Limited::new(body, REQUEST_LEN_MAX).collect()).await;
     let bytes = match collected {
         Ok(Ok(collected)) => collected.to_bytes(),
@@ -84,10 +88,12 @@ pub async fn begin(app: &App, id: &BodyId, request: Request) -> Result<(Request,
             ));
         }
     };
-    let start = read(&bytes, spelling);
+    let Some((start, message)) = read(&bytes, spelling) else {
+        return Err(refused(StatusCode::BAD_REQUEST, "invalid_argument", "the request holds no message that starts a command"));
+    };
     let (user, timeout) = (user(&parts.headers), timeout(&parts.headers));
-    let request = Request::from_parts(parts, Body::from(bytes));
-    let Some(start) = start else { return Ok((request, None)) };
+    parts.headers.remove(header::CONTENT_LENGTH);
+    let request = Request::from_parts(parts, Body::from(envelope::seal(0, &message)));
     let body = id.clone();
     let noted = app
         .blocking(async move |fleet: &Fleet| fleet.note_started(&body, &start, user.as_deref(), timeout))
@@ -210,28 +216,36 @@ impl Skim {
 }
 
 fn spelling(headers: &HeaderMap) -> Option<Spelling> {
-    match headers.get(header::CONTENT_TYPE)?.to_str().ok()?.split(';').next()?.trim() {
+    match headers.get(header::CONTENT_TYPE)?.to_str().ok()?.split(';').next()?.trim().to_ascii_lowercase().as_str() {
         "application/connect+json" => Some(Spelling::Json),
         "application/connect+proto" => Some(Spelling::Binary),
         _ => None,
     }
 }
 
-/// What a request asks for; none where the guest will refuse it.
-fn read(bytes: &Bytes, spelling: Spelling) -> Option<StartRequest> {
+/// What a request asks for, and the message that says so; none where the guest would refuse it.
+fn read(bytes: &Bytes, spelling: Spelling) -> Option<(StartRequest, Bytes)> {
     let mut opener = Opener::new(REQUEST_LEN_MAX);
     opener.push(bytes);
-    let message = opener.next().ok()??.message;
-    match spelling {
-        Spelling::Json => serde_json::from_slice(&message).ok(),
-        Spelling::Binary => StartRequest::decode(message).ok(),
-    }
+    // As the guest does: what is marked as a stream's last word is no message.
+    let message = loop {
+        let envelope = opener.next().ok()??;
+        if envelope.flags & envelope::END == 0 {
+            break envelope.message;
+        }
+    };
+    let start = match spelling {
+        Spelling::Json => serde_json::from_slice(&message).ok()?,
+        Spelling::Binary => StartRequest::decode(message.clone()).ok()?,
+    };
+    Some((start, message))
 }
 
 /// Who is to run it: the name before the colon.
 fn user(headers: &HeaderMap) -> Option<String> {
-    let said = headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Basic ")?;
-    let text = String::from_utf8(STANDARD.decode(said).ok()?).ok()?;
+    let (scheme, said) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    let said = said.trim();
+    let text = scheme.eq_ignore_ascii_case("basic").then(|| STANDARD.decode(said).ok()).flatten().and_then(|text| String::from_utf8(text).ok())?;
     text.split(':').next().filter(|name| !name.is_empty()).map(str::to_owned)
 }
 
@@ -275,5 +289,20 @@ mod tests {
                 "{cut}"
             );
         }
+    }
+
+    #[test]
+    fn what_is_written_down_is_what_the_guest_reads() {
+        let real = br#"{"process":{"cmd":"real"}}"#;
+        let feint = envelope::seal(envelope::END, br#"{"process":{"cmd":"feint"}}"#);
+        let sent = Bytes::from([feint, envelope::seal(0, real)].concat());
+        let (start, message) = read(&sent, Spelling::Json).unwrap();
+        assert_eq!((start.process.unwrap().cmd.as_str(), &message[..]), ("real", &real[..]));
+        assert!(read(&Bytes::from_static(b"garbage"), Spelling::Json).is_none());
+        let headers = |name, value: &'static str| HeaderMap::from_iter([(name, header::HeaderValue::from_static(value))]);
+        assert_eq!(spelling(&headers(header::CONTENT_TYPE, "Application/Connect+JSON; charset=utf-8")), Some(Spelling::Json));
+        assert_eq!(spelling(&headers(header::CONTENT_TYPE, "text/plain")), None);
+        assert_eq!(user(&headers(header::AUTHORIZATION, "basic cm9vdDo=")), Some("root".into()));
+        assert_eq!(user(&headers(header::AUTHORIZATION, "Bearer cm9vdDo=")), None);
     }
 }

@@ -19,7 +19,9 @@ use super::{
 };
 use crate::templates::Say;
 
+/// In a row, without a byte more.
 const ATTEMPTS_MAX: u32 = 5;
+const ATTEMPTS_IN_ALL_MAX: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(500);
 const TOLD_EVERY: Duration = Duration::from_secs(3);
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
@@ -46,10 +48,12 @@ impl Arrived {
 }
 
 impl Blob {
-    /// Takes the file of a blob in hand, with what of it is there already; waits for others who have it.
-    pub async fn take(dir: &Path, digest: &Digest) -> Result<Self, RegistryError> {
+    /// Takes the file of a blob in hand, with what of it is there already; waits for others who have it. Each registry
+    /// has its own: one that never comes to an end keeps nobody from the same blob of another.
+    pub async fn take(dir: &Path, host: &str, digest: &Digest) -> Result<Self, RegistryError> {
         fs::create_dir_all(dir)?;
-        let path = dir.join(format!("{}.part", sha256(digest)?));
+        let from = hex(&Sha256::digest(host)[..8]);
+        let path = dir.join(format!("{}.{from}.part", sha256(digest)?));
         loop {
             let file = OpenOptions::new().read(true).append(true).create(true).open(&path)?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -93,9 +97,10 @@ impl Blob {
     ) -> Result<bool, RegistryError> {
         let mut arrived = Arrived::default();
         self.read_back(&mut arrived, size)?;
-        let mut attempt = 1;
+        let (mut attempt, mut all) = (1, 0);
         while arrived.bytes < size {
             let before = arrived.bytes;
+            all += 1;
             match self
                 .more(registry, digest, size, &mut arrived, &mut |have| {
                     say(&format!("{what}: {} of {}", Size(have), Size(size)))
@@ -103,7 +108,7 @@ impl Blob {
                 .await
             {
                 Ok(()) => {}
-                Err(error) if error.may_pass() && attempt < ATTEMPTS_MAX => {
+                Err(error) if error.may_pass() && attempt < ATTEMPTS_MAX && all < ATTEMPTS_IN_ALL_MAX => {
                     say(&format!("{what}: {error}; going on from {}", Size(arrived.bytes)));
                     attempt = if arrived.bytes > before { 1 } else { attempt + 1 };
                     tokio::time::sleep(PAUSE * attempt).await;

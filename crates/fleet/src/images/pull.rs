@@ -1,5 +1,7 @@
 //! An image becomes layers and settings.
 
+use std::time::Duration;
+
 use body::{
     archive::{Bounds, Dialect},
     ids, layers,
@@ -13,6 +15,7 @@ use proto::{
     template::{LAYERS_MAX, Settings},
 };
 use serde_json::json;
+use sha2::{Digest as _, Sha256};
 
 use super::{
     Dress, Image, Platform,
@@ -32,6 +35,11 @@ const UNPACKED_MAX: u64 = 64 << 30;
 /// What a layer may come to beyond so many times its length: hardly any file shrinks further, and bombs do.
 const RATIO_MAX: u64 = 100;
 const RATIO_FREE: u64 = 256 << 20;
+/// How long a layer may take, and how much longer for each second of the slowest line that is worth waiting for.
+const PATIENCE: Duration = Duration::from_secs(600);
+const SLOWEST: u64 = 128 << 10;
+/// Left free on the disk.
+const ROOM_LEFT: u64 = 256 << 20;
 /// Indexes within indexes.
 const INDEXES_MAX: usize = 3;
 
@@ -82,6 +90,8 @@ impl Fleet {
             let what = format!("layer {} of {}", index + 1, found.manifest.layers().len());
             let (id, bytes) = self.pull_layer(&registry, layer, UNPACKED_MAX - unpacked, &what, say).await?;
             unpacked += bytes.min(UNPACKED_MAX - unpacked);
+            // The same one twice is only seen where it is nearest, and an overlay refuses it twice.
+            layers.retain(|known| *known != id);
             layers.insert(0, id);
         }
         let data = json!({ "image": reference.whole(), "digest": found.digest, "platform": platform.to_string(), "layers": layers });
@@ -98,47 +108,67 @@ impl Fleet {
         what: &str,
         say: Say<'_>,
     ) -> Result<(LayerId, u64), Trouble> {
-        let id: LayerId =
-            sha256(layer.digest())?[..32].parse().map_err(|_| senseless("a digest is no id"))?;
-        let here = || layers::read(&self.layers_dir().join(id.as_str())).map(|record| record.bytes);
-        if let Ok(bytes) = here() {
+        let id = id_of(sha256(layer.digest())?)?;
+        let about = format!("layer {} of an image", layer.digest());
+        let here = || layers::read(&self.layers_dir().join(id.as_str())).ok().filter(|record| record.about == about).map(|record| record.bytes);
+        if let Some(bytes) = here() {
             say(&format!("{what}: here already"));
             return Ok((id, bytes));
         }
-        let mut blob = Blob::take(&self.images_dir(), layer.digest()).await?;
-        if let Ok(bytes) = here() {
+        self.check_room(layer.size())?;
+        let brought = async {
+            let mut blob = Blob::take(&self.images_dir(), registry.host(), layer.digest()).await?;
+            if here().is_none() {
+                say(&format!("{what}: {}", Size(layer.size())));
+                blob.fetch(registry, layer.digest(), layer.size(), what, say).await?;
+            }
+            Ok::<_, RegistryError>(blob)
+        };
+        let patience = PATIENCE + Duration::from_secs(layer.size() / SLOWEST);
+        let blob = tokio::time::timeout(patience, brought).await.map_err(|_| RegistryError::from(WebError::Silent(registry.host().to_owned())))??;
+        if let Some(bytes) = here() {
             // Somebody else brought it while we waited.
             blob.remove();
             return Ok((id, bytes));
         }
-        say(&format!("{what}: {}", Size(layer.size())));
-        blob.fetch(registry, layer.digest(), layer.size(), what, say).await?;
         say(&format!("{what}: unpacking"));
         let bounds = Bounds {
             bytes: (layer.size().saturating_mul(RATIO_MAX).saturating_add(RATIO_FREE)).min(room),
             ..layers::UNPACKED_MAX
         };
-        let unpacked =
-            self.unpack(&blob, id.clone(), &format!("layer {} of an image", layer.digest()), bounds).await;
-        blob.remove();
-        Ok((id, unpacked?))
+        Ok((id.clone(), self.unpack(blob, id, about, bounds).await?))
     }
 
-    /// On a thread of its own: it takes long and waits for the disk.
-    async fn unpack(&self, blob: &Blob, id: LayerId, about: &str, bounds: Bounds) -> Result<u64, Failure> {
+    /// A disk that is full takes everybody's work with it.
+    fn check_room(&self, bytes: u64) -> Result<(), Failure> {
+        let free = rustix::fs::statvfs(&self.data).map(|of| of.f_bavail.saturating_mul(of.f_frsize)).unwrap_or(u64::MAX);
+        if free.saturating_sub(ROOM_LEFT) >= bytes {
+            return Ok(());
+        }
+        Err(Failure::new(Kind::Limit, format!("there is no room for a layer of {}: {} are free", Size(bytes), Size(free))).hint("make room: pal gc"))
+    }
+
+    /// On a thread of its own: it takes long and waits for the disk. The blob is in hand until that is over, also
+    /// where nobody waits for it any more.
+    async fn unpack(&self, blob: Blob, id: LayerId, about: String, bounds: Bounds) -> Result<u64, Failure> {
         let file = blob
             .open()
             .map_err(|error| Failure::new(Kind::Host, "cannot read what was downloaded").because(error))?;
-        let (programs, dir, about) = (self.maker.programs.clone(), self.layers_dir(), about.to_owned());
+        let (programs, dir) = (self.maker.programs.clone(), self.layers_dir());
         let ids = ids::of_layers().map_err(failures::ids)?;
         let unpacked = tokio::task::spawn_blocking(move || {
-            let draft =
-                layers::Draft::begin(&programs, &dir, &format!("{id}.part{}", std::process::id()), ids)
+            let unpack = || {
+                let drawn: [u8; 6] = sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw a name").because(error))?;
+                let draft = layers::Draft::begin(&programs, &dir, &format!("{id}.part{}", proto::event::hex(&drawn)), ids)
                     .map_err(failures::layer)?;
-            draft.unpack(file, Dialect::Image, bounds).map_err(|error| {
-                Failure::new(Kind::Usage, "a layer of the image cannot be unpacked").because(error)
-            })?;
-            draft.finish(id, &about, store::clock::now()).map_err(failures::layer).map(|record| record.bytes)
+                draft.unpack(file, Dialect::Image, bounds).map_err(|error| {
+                    Failure::new(Kind::Usage, "a layer of the image cannot be unpacked").because(error)
+                })?;
+                draft.finish(id, &about, store::clock::now()).map_err(failures::layer).map(|record| record.bytes)
+            };
+            let unpacked = unpack();
+            blob.remove();
+            unpacked
         });
         unpacked
             .await
@@ -172,6 +202,12 @@ impl From<Failure> for Trouble {
     fn from(failure: Failure) -> Self {
         Self::Failure(failure)
     }
+}
+
+/// The id of a layer: no other kind of layer has it, whatever a registry calls its own.
+fn id_of(digest: &str) -> Result<LayerId, RegistryError> {
+    let own = proto::event::hex(&Sha256::digest(format!("layer of an image {digest}")));
+    own[..32].parse().map_err(|_| senseless("a digest is no id"))
 }
 
 fn senseless(why: &str) -> RegistryError {

@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     Credentials,
-    web::{self, Web, WebError},
+    web::{self, Away, Web, WebError},
 };
 use crate::held;
 
@@ -156,7 +156,8 @@ impl Registry {
     async fn get(&self, path: &str, headers: HeaderMap) -> Result<Response<Incoming>, RegistryError> {
         let uri = self.web.address(&format!("/v2/{}/{path}", self.repository))?;
         let response = self.ask(&uri, headers.clone()).await?;
-        if response.status() != StatusCode::UNAUTHORIZED {
+        // Whoever a redirect led to is told nothing, whatever it asks for.
+        if response.status() != StatusCode::UNAUTHORIZED || response.extensions().get::<Away>().is_some() {
             return self.good(response).await;
         }
         // Once: a door that stays closed with a fresh pass is closed.

@@ -79,6 +79,10 @@ impl WebError {
     }
 }
 
+/// Marks an answer that a redirect to another server led to.
+#[derive(Debug, Clone, Copy)]
+pub struct Away;
+
 /// Where one may go, judged by the first server.
 #[derive(Debug, Clone)]
 pub struct Web {
@@ -114,12 +118,16 @@ impl Web {
         format!("{scheme}://{}{path}", self.host).parse().map_err(|_| WebError::Astray(self.host.clone()))
     }
 
-    /// Asks; follows redirects. Headers are for that server alone.
+    /// Asks; follows redirects. Headers are for that server alone, and an answer of another is marked as [`Away`].
     pub async fn get(&self, uri: &Uri, headers: &HeaderMap) -> Result<Response<Incoming>, WebError> {
+        let first = uri;
         let (mut uri, mut headers) = (uri.clone(), headers.clone());
         for _ in 0..=REDIRECTS_MAX {
-            let response = self.ask(&uri, &headers).await?;
+            let mut response = self.ask(&uri, &headers).await?;
             if !response.status().is_redirection() || response.status() == StatusCode::NOT_MODIFIED {
+                if origin(&uri) != origin(first) {
+                    response.extensions_mut().insert(Away);
+                }
                 return Ok(response);
             }
             let next = response

@@ -7,7 +7,7 @@ use std::{
     borrow::Cow,
     collections::HashMap,
     fs::{self, File, OpenOptions},
-    io::Write,
+    io::{BufRead, Read, Write},
     path::PathBuf,
     sync::{Arc, Mutex},
     time::Duration,
@@ -147,7 +147,10 @@ impl Job {
         let said = Said { at: store::clock::now(), message, level: level.into() };
         // A disk that is full costs the words of a build, not the build.
         if let (Some(file), Ok(line)) = (&mut log.file, serde_json::to_string(&said)) {
-            let _ = file.write_all(format!("{line}\n").as_bytes());
+            // A line that is written by half would take the next one with it.
+            if file.write_all(format!("{line}\n").as_bytes()).is_err() {
+                log.file = None;
+            }
         }
         log.lines.push(said);
     }
@@ -159,14 +162,18 @@ impl Job {
 
     pub(crate) fn ended(&self, message: &str) {
         self.say(message);
-        held(&self.log).state = BuildState::Ready;
+        let mut log = held(&self.log);
+        log.state = BuildState::Ready;
+        log.file = None;
     }
 
     pub(crate) fn failed(&self, step: &str, failure: &Failure) {
         let causes: String = failure.causes().iter().map(|cause| format!(": {cause}")).collect();
         self.write(&format!("{failure}{causes}"), "error");
         failure.hints.iter().for_each(|hint| self.write(&format!("hint: {hint}"), "info"));
-        held(&self.log).state = BuildState::Error { step: Some(step.to_owned()), message: failure.to_string() };
+        let mut log = held(&self.log);
+        log.state = BuildState::Error { step: Some(step.to_owned()), message: failure.to_string() };
+        log.file = None;
     }
 
     /// How it is, and what it said from a line on.
@@ -303,7 +310,12 @@ impl Fleet {
         }
         // Asked for from a process that is gone.
         let unknown = || Failure::new(Kind::NotFound, format!("there is no build {id} of template {template}"));
-        let asked: Asked = super::read_record(&self.draft_path(template, id)).map_err(|_| unknown())?;
+        let draft = self.draft_path(template, id);
+        if self.build_path(template, id).exists() {
+            // It was whole, and its process ended before the draft was gone.
+            let _ = std::fs::remove_file(&draft);
+        }
+        let asked: Asked = super::read_record(&draft).map_err(|_| unknown())?;
         let job = Job {
             id: id.clone(),
             template: template.clone(),
@@ -336,8 +348,7 @@ impl Fleet {
         if let Ok(job) = self.job(template, id) {
             return Ok(job.look(offset, limit));
         }
-        let whole = self.template_dir(template).join("builds").join(format!("{id}.json"));
-        if whole.exists() {
+        if self.build_path(template, id).exists() {
             return Ok((BuildState::Ready, self.said_before(template, id).into_iter().skip(offset).take(limit).collect()));
         }
         Err(Failure::new(Kind::NotFound, format!("there is no build {id} of template {template}")))
@@ -350,9 +361,14 @@ impl Fleet {
 
     /// What a build said, as far as its process came.
     fn said_before(&self, template: &TemplateId, id: &BuildId) -> Vec<Said> {
-        let text = sys::fd::read_small(&self.log_path(template, id), LOG_FILE_MAX).unwrap_or_default();
-        // The last line may have been cut.
-        text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+        let Ok(file) = std::fs::File::open(self.log_path(template, id)) else { return Vec::new() };
+        let lines = std::io::BufReader::new(file.take(LOG_FILE_MAX)).split(b'\n').map_while(Result::ok);
+        // The last line may have been cut, also within a character.
+        lines.filter_map(|line| serde_json::from_slice(&line).ok()).collect()
+    }
+
+    fn build_path(&self, template: &TemplateId, id: &BuildId) -> PathBuf {
+        self.template_dir(template).join("builds").join(format!("{id}.json"))
     }
 
     fn log_path(&self, template: &TemplateId, id: &BuildId) -> PathBuf {

@@ -288,7 +288,7 @@ pub async fn status(State(app): State<App>, caller: Caller, Path((id, build)): P
     let template = super::templates::known(&app, &caller, &id).await?;
     let build: BuildId = build.parse().map_err(|_| Refusal::new(StatusCode::NOT_FOUND, "there is no such build"))?;
     let offset = usize::try_from(query.number("logsOffset")?.unwrap_or(0)).unwrap_or(usize::MAX);
-    let (state, said) = app.fleet().build_status(&template.id, &build, offset, query.limit()?)?;
+    let (state, said) = look(&app, &template.id, &build, offset, query.limit()?).await?;
     let mut answer = json!({
         "templateID": template.id, "buildID": build, "status": word(&state),
         "logs": said.iter().map(|said| said.message.as_str()).collect::<Vec<_>>(),
@@ -304,8 +304,14 @@ pub async fn status(State(app): State<App>, caller: Caller, Path((id, build)): P
 pub async fn logs(State(app): State<App>, caller: Caller, Path((id, build)): Path<(String, String)>, query: Query) -> Result<Json<Value>, Refusal> {
     let template = super::templates::known(&app, &caller, &id).await?;
     let build: BuildId = build.parse().map_err(|_| Refusal::new(StatusCode::NOT_FOUND, "there is no such build"))?;
-    let (_, said) = app.fleet().build_status(&template.id, &build, 0, query.limit()?)?;
+    let (_, said) = look(&app, &template.id, &build, 0, query.limit()?).await?;
     Ok(Json(json!({ "logs": said.iter().map(entry).collect::<Vec<_>>() })))
+}
+
+/// On a thread that may wait: what a build said may have to be read from its file.
+async fn look(app: &App, template: &TemplateId, build: &BuildId, offset: usize, limit: usize) -> Result<(BuildState, Vec<Said>), Refusal> {
+    let (template, build) = (template.clone(), build.clone());
+    Ok(app.blocking(async move |fleet: &Fleet| fleet.build_status(&template, &build, offset, limit)).await?)
 }
 
 fn entry(said: &Said) -> Value {

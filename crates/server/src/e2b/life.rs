@@ -191,9 +191,15 @@ pub async fn fork(State(app): State<App>, caller: Caller, Path(id): Path<String>
     }
     let timeout = seconds(asked.value.timeout.unwrap_or(TIMEOUT_S))?;
     let lease = fork_lease(lease, timeout, &caller)?;
-    let _admitted = limits::admit_forks(&app, &caller, &view.spec, count).await?;
+    let admitted = limits::admit_forks(&app, &caller, &view.spec, count).await?;
     let (body, terms) = (view.id().clone(), lease.clone());
-    let views = app.blocking(async move |fleet: &Fleet| fleet.fork_leased(&body, count, Some(terms)).await).await?;
+    let making = async move |fleet: &Fleet| {
+        let made = fleet.fork_leased(&body, count, Some(terms)).await;
+        // Not before: whoever asked may be gone, and the forks are made all the same.
+        drop(admitted);
+        made
+    };
+    let views = app.blocking(making).await?;
     views.iter().for_each(|view| app.timer().note(view.id(), &lease));
     let forks: Vec<Value> = views.iter().map(|view| json!({ "sandbox": sandbox::sandbox(&app, view, Some(&lease)) })).collect();
     Ok((StatusCode::CREATED, Json(forks)).into_response())
