@@ -218,9 +218,11 @@ async fn admit_share(app: &App, caller: &Caller, share: Share) -> Result<Admitte
     };
     let (key, measured) = (caller.key.clone(), quota.is_some());
     let counting = limits.counting.lock().await;
+    // Before those that are there: one that arrives in between counts twice, and for a moment there is a place less; the
+    // other way round there would be one more.
+    let coming = limits.coming.load(Ordering::Relaxed);
     let (bodies, used) = app.blocking(async move |fleet: &Fleet| Ok((fleet.count()?, if measured { used_by(fleet, &key)? } else { Share::default() }))).await?;
-    // One that is there and still coming counts twice: for a moment there is a place less, and never one more.
-    if bodies as u64 + limits.coming.load(Ordering::Relaxed) + share.bodies > bounds.bodies_max as u64 {
+    if bodies as u64 + coming + share.bodies > bounds.bodies_max as u64 {
         let failure = Failure::new(Kind::Limit, format!("this server has {bodies} Bodies, and {} is the most", bounds.bodies_max)).hint("remove one that you no longer need");
         return Err(limits.refuse("bodies", failure));
     }
