@@ -23,6 +23,7 @@ impl Fleet {
         self.sweep_bodies(sweep, &mut found)?;
         self.sweep_snapshots(sweep, &mut found)?;
         self.sweep_layers(sweep, &mut found)?;
+        self.sweep_scratch(sweep, &mut found);
         self.sweep_groups(sweep, &mut found)?;
         self.sweep_claims(sweep, &mut found);
         self.sweep_parts(sweep, &mut found);

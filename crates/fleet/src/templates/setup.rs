@@ -1,10 +1,12 @@
 //! Templates that the product makes itself, from Debian's packages: `base` and `code-interpreter-v1`.
 //!
-//! Whoever is killed in the middle leaves a layer without a record, which the next one or `gc` removes.
+//! Whoever is killed in the middle leaves a layer without a record and a directory below `/var/tmp`, which the next one
+//! or `gc` removes.
 
 use std::{
     fs,
     io::{BufRead, BufReader, Read},
+    os::{fd::AsFd, unix::fs::{DirBuilderExt, MetadataExt}},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -20,7 +22,7 @@ use proto::{
 };
 
 use super::interpreter;
-use crate::{Fleet, TemplateView, failures};
+use crate::{Fleet, Garbage, Sweep, TemplateView, failures};
 
 /// The template of E2B's clients that name none.
 pub const BASE: &str = "base";
@@ -89,16 +91,16 @@ impl Fleet {
         if let Some(program) = find_program("mmdebstrap") {
             say(&format!("making `base` from Debian {RELEASE} with mmdebstrap: some minutes, about 600 MiB"));
             let source = format!("Debian {RELEASE}, by mmdebstrap");
-            let layer = self.layer_from(mmdebstrap(&program, &[]), &source, say)?;
+            let scratch = self.scratch(BASE)?;
+            let layer = self.layer_from(mmdebstrap(&program, &[], &scratch.path), &source, say)?;
             return self.finish_build(self.name_template(BASE)?.id, vec![layer], settings, &source);
         }
         if let Some(program) = find_program("debootstrap").filter(|_| sys::caps::is_host_root()) {
             say(&format!("making `base` from Debian {RELEASE} with debootstrap: some minutes, about 600 MiB"));
-            let place = Path::new(SCRATCH).join(format!("palisade-base-{}", std::process::id()));
+            let scratch = self.scratch(BASE)?;
             let source = format!("Debian {RELEASE}, by debootstrap");
-            let layer = self.layer_from(debootstrap(&program, &place), &source, say);
-            let _ = fs::remove_dir_all(&place);
-            return self.finish_build(self.name_template(BASE)?.id, vec![layer?], settings, &source);
+            let layer = self.layer_from(debootstrap(&program, &scratch.path), &source, say)?;
+            return self.finish_build(self.name_template(BASE)?.id, vec![layer], settings, &source);
         }
         say("neither mmdebstrap nor debootstrap is here: `base` becomes this machine's own root");
         say("for the real one: apt-get install mmdebstrap && pal templates rm base && pal setup base");
@@ -115,9 +117,42 @@ impl Fleet {
         })?;
         say(&format!("making `{INTERPRETER}` from Debian {RELEASE} and PyPI: some minutes, about 1.2 GiB"));
         let source = format!("Debian {RELEASE}, by mmdebstrap, and packages of PyPI");
-        let root = self.layer_from(mmdebstrap(&program, &interpreter::hooks()), &source, say)?;
+        let scratch = self.scratch(INTERPRETER)?;
+        let root = self.layer_from(mmdebstrap(&program, &interpreter::hooks(), &scratch.path), &source, say)?;
+        drop(scratch);
         let own = self.import_layer("the code interpreter", &interpreter::archive()?[..])?;
         self.finish_build(self.name_template(INTERPRETER)?.id, vec![own, root], interpreter::settings(), &source)
+    }
+
+    /// Room for what makes a template, without what somebody left there who was killed. Whoever asks has the turn.
+    fn scratch(&self, name: &str) -> Result<Scratch, Failure> {
+        let scratch = Scratch { path: self.scratch_path(name), programs: self.maker.programs.clone() };
+        let made = scratch.clear().and_then(|()| fs::DirBuilder::new().mode(0o755).create(&scratch.path));
+        made.map_err(|error| Failure::new(Kind::Host, format!("cannot make room in {SCRATCH}")).because(error))?;
+        Ok(scratch)
+    }
+
+    /// The same place each time, so that what is left is found: one for each user, data directory and template.
+    fn scratch_path(&self, name: &str) -> PathBuf {
+        let about = format!("{}:{}", rustix::process::geteuid().as_raw(), self.data.display());
+        Path::new(SCRATCH).join(format!("palisade-{}-{name}", &super::build::digest(&[&about])[..16]))
+    }
+
+    /// What somebody left who was killed while making a template.
+    pub(crate) fn sweep_scratch(&self, sweep: Sweep, found: &mut Vec<Garbage>) {
+        for name in [BASE, INTERPRETER] {
+            let scratch = std::mem::ManuallyDrop::new(Scratch { path: self.scratch_path(name), programs: self.maker.programs.clone() });
+            let lock = fs::File::open(self.data.join("templates").join(format!("{name}.lock")));
+            let idle = lock.is_ok_and(|lock| rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok());
+            if !idle || !scratch.path.exists() {
+                continue;
+            }
+            let bytes = fs::File::open(&scratch.path).ok().and_then(|dir| sys::tree::usage(dir.as_fd()).ok()).map_or(0, |usage| usage.bytes);
+            found.push(Garbage { kind: "scratch", name: name.to_owned(), bytes, why: "the template was never finished".to_owned() });
+            if sweep == Sweep::Remove {
+                let _ = scratch.clear();
+            }
+        }
     }
 
     /// A template from an archive of its whole root.
@@ -176,7 +211,8 @@ impl Fleet {
                 draft.unpack(archive, Dialect::Plain, UNPACKED_MAX).map_err(failures::layer)
             });
             for line in stderr.into_iter().flat_map(|stderr| BufReader::new(stderr).lines()).map_while(Result::ok) {
-                let line = proto::text::visible(&line);
+                // Where this host has room is nobody's business.
+                let line = proto::text::visible(&line).replace(SCRATCH, "");
                 say(&line);
                 last.push(line);
                 if last.len() > SAID_LINES_MAX {
@@ -195,6 +231,39 @@ impl Fleet {
     }
 }
 
+/// Room on a disk, outside of the data directory because programs with other ids must reach it; gone when it is dropped.
+struct Scratch {
+    path: PathBuf,
+    programs: body::programs::Programs,
+}
+
+impl Scratch {
+    fn clear(&self) -> std::io::Result<()> {
+        let Ok(found) = fs::symlink_metadata(&self.path) else { return Ok(()) };
+        // Everybody may write beside it.
+        if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
+            return Err(std::io::Error::other(format!("{} is somebody else's", self.path.display())));
+        }
+        if sys::caps::is_host_root() {
+            return fs::remove_dir_all(&self.path);
+        }
+        // What is in it belongs to the user's subordinate ids.
+        let ids = ids::of_layers().map_err(std::io::Error::other)?;
+        let removed = body::snapshot::remove(&self.programs, &ids, &self.path);
+        // The directory itself is the user's own, and stands where only its owner may remove it.
+        match fs::remove_dir(&self.path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => removed.map_err(std::io::Error::other).and(Err(error)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = self.clear();
+    }
+}
+
 /// Settings of the templates that the product makes itself.
 pub(super) fn own_settings() -> Settings {
     let env = [("LANG".to_owned(), "C.UTF-8".to_owned())].into();
@@ -206,16 +275,15 @@ fn find_program(name: &str) -> Option<PathBuf> {
     ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin"].iter().map(|dir| Path::new(dir).join(name)).find(|path| path.exists())
 }
 
-fn clean_environment(program: &Path) -> Command {
+fn clean_environment(program: &Path, scratch: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C.UTF-8");
-    // On a disk: the root takes more room than many a /tmp has.
-    command.env("TMPDIR", SCRATCH);
+    command.env("TMPDIR", scratch);
     command
 }
 
-fn mmdebstrap(program: &Path, hooks: &[String]) -> Command {
-    let mut command = clean_environment(program);
+fn mmdebstrap(program: &Path, hooks: &[String], scratch: &Path) -> Command {
+    let mut command = clean_environment(program, scratch);
     command.arg(if sys::caps::is_host_root() { "--mode=root" } else { "--mode=unshare" });
     command.args(["--variant=minbase", "--format=tar"]).arg(format!("--include={}", PACKAGES.join(",")));
     command.args(DPKG_OPTIONS.iter().map(|option| format!("--dpkgopt={option}")));
@@ -226,15 +294,24 @@ fn mmdebstrap(program: &Path, hooks: &[String]) -> Command {
     command
 }
 
-/// The same in three steps that mmdebstrap has in one; the paths in it are ours.
-fn debootstrap(program: &Path, place: &Path) -> Command {
-    let mut command = clean_environment(Path::new("/bin/sh"));
+/// The same step by step; the paths in it are ours. Packages are left to apt: debootstrap does not see through all they need.
+fn debootstrap(program: &Path, scratch: &Path) -> Command {
+    // What it mounts goes with its last process, however that ends.
+    let mut command = clean_environment(Path::new("unshare"), scratch);
+    command.args(["--mount", "--propagation", "private", "/bin/sh"]);
+    let options: String = DPKG_OPTIONS.iter().map(|option| format!(" '{option}'")).collect();
     let finish: String = FINISH.iter().map(|line| format!("{line} >&2\n")).collect();
     let script = format!(
-        "set -e\nset -- \"$2\" \"$1\"\n\"$2\" --variant=minbase --include={} {RELEASE} \"$1\" >&2\n{finish}rm -rf \"$1\"/var/cache/apt/archives/*.deb\n\
+        "set -e\nset -- \"$2\" \"$1\"\nexport DEBIAN_FRONTEND=noninteractive\n\
+         \"$2\" --variant=minbase {RELEASE} \"$1\" >&2\n\
+         printf '%s\\n'{options} > \"$1/etc/dpkg/dpkg.cfg.d/palisade\"\n\
+         mount -t proc proc \"$1/proc\"\n\
+         chroot \"$1\" apt-get -q -o Acquire::Retries=3 update >&2\n\
+         chroot \"$1\" apt-get -q -y -o Acquire::Retries=3 --no-install-recommends install {} >&2\n\
+         umount \"$1/proc\"\n{finish}rm -rf \"$1\"/var/cache/apt/archives/*.deb\n\
          exec tar --create --directory \"$1\" --numeric-owner --exclude=./dev/* --exclude=./proc/* --exclude=./sys/* .\n",
-        PACKAGES.join(",")
+        PACKAGES.join(" ")
     );
-    command.args(["-c", &script, "sh"]).arg(program).arg(place);
+    command.args(["-c", &script, "sh"]).arg(program).arg(scratch.join("root"));
     command
 }
