@@ -302,7 +302,7 @@ fn debootstrap(program: &Path, scratch: &Path) -> Command {
     let options: String = DPKG_OPTIONS.iter().map(|option| format!(" '{option}'")).collect();
     let finish: String = FINISH.iter().map(|line| format!("{line} >&2\n")).collect();
     let script = format!(
-        "set -e\nset -- \"$2\" \"$1\"\nexport DEBIAN_FRONTEND=noninteractive\n\
+        "set -e\nset -- \"$2\" \"$1\"\nunset TMPDIR\nexport DEBIAN_FRONTEND=noninteractive\n\
          \"$2\" --variant=minbase {RELEASE} \"$1\" >&2\n\
          printf '%s\\n'{options} > \"$1/etc/dpkg/dpkg.cfg.d/palisade\"\n\
          mount -t proc proc \"$1/proc\"\n\
