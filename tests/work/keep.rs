@@ -147,3 +147,27 @@ async fn saving_twice_changes_nothing_and_saving_while_it_runs_disturbs_nobody(t
     let told = t.kinds(&body).iter().filter(|kind| *kind == "workspace.saved").count();
     assert!(told <= 3, "an event for each state, not for each look: {told}");
 }
+
+#[body_test]
+async fn what_is_put_aside_tagged_or_oddly_named_is_saved_too(t: Bodies) {
+    let host = Host::plain(&t);
+    host.git(&["checkout", "-q", "-b", "fix/#123"]);
+    let body = host.body(&t).await;
+    let work = "echo aside > aside; git add aside; git stash -q; echo other > other; git add other; git stash -q
+        git checkout -q --detach; echo tagged > tagged; git add tagged; git commit -qm tagged; git tag mark; git checkout -q 'fix/#123'
+        rm -r src; ln -s nowhere src; git add -A; git branch a; git commit -qm linked";
+    t.sh(&body, work).await.ok();
+    let saved = save(&t, &body).await;
+    assert_eq!(saved.trouble, None);
+    let own = |name: &str| format!("refs/palisade/{body}/heads/{name}");
+    assert_eq!(host.git(&["show", &format!("{}:aside", own("palisade-stash/0"))]), "aside");
+    assert_eq!(host.git(&["show", &format!("{}:other", own("palisade-stash/1"))]), "other");
+    assert_eq!(host.git(&["show", &format!("{}:tagged", own("palisade-tags/mark"))]), "tagged");
+    assert_eq!(host.git(&["log", "-1", "--format=%s", &format!("refs/palisade/{body}/head")]), "linked");
+    // A branch that makes way for one below it.
+    t.sh(&body, "git branch -D a; git branch a/b").await.ok();
+    assert_eq!(save(&t, &body).await.trouble, None);
+    assert!(host.try_git(&["rev-parse", "--verify", &own("a/b")]).is_some());
+    let landed = t.fleet().land(&body, None, fleet::How::Onto("fix/#123".into()), fleet::What::All, &crate::repo::person()).await;
+    assert!(landed.is_ok(), "{landed:?}");
+}

@@ -100,3 +100,24 @@ async fn a_summary_is_no_patch(t: Bodies) {
     let summary = text(fleet::Shape::Stat);
     assert!(summary.contains("3 files changed") && !summary.contains("+rest"), "{summary}");
 }
+
+#[body_test]
+async fn a_landing_never_writes_into_a_git_directory(t: Bodies) {
+    let host = Host::plain(&t);
+    let outer = t.dir().join("outer");
+    let trap = "mkdir -p hooks && printf '#!/bin/sh\\ntouch /tmp/sprung\\n' > hooks/post-checkout && chmod 755 hooks/post-checkout && git add -A && git commit -qm trap";
+    // A submodule, whose git directory is listed as its work tree.
+    host.sh(&format!("git init -q {0} && cd {0} && git -c protocol.file.allow=always submodule --quiet add {1} sub && git -C sub checkout -q main", outer.display(), host.dir.display()));
+    let body = Host { dir: outer.join("sub") }.body(&t).await;
+    t.sh(&body, trap).await.ok();
+    land(&t, &body, How::Onto("main".into()), What::All).await.unwrap();
+    assert!(outer.join("sub/hooks/post-checkout").exists(), "a control: its files are where they belong");
+    assert!(!outer.join(".git/modules/sub/hooks/post-checkout").exists());
+    // A git directory elsewhere, which does not tell where its files are.
+    let (apart, files) = (t.dir().join("apart.git"), t.dir().join("apart"));
+    host.sh(&format!("git clone -q --separate-git-dir {} {} {}", apart.display(), host.dir.display(), files.display()));
+    let body = Host { dir: files }.body(&t).await;
+    t.sh(&body, trap).await.ok();
+    let landed = land(&t, &body, How::Onto("main".into()), What::All).await;
+    assert!(!apart.join("hooks/post-checkout").exists(), "{landed:?}");
+}

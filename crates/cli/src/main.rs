@@ -18,6 +18,15 @@ mod usage;
 
 use std::ffi::OsString;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Takes as many open files as this user may have: a server has many streams, and a repository many directories.
+/// Bodies have a limit of their own.
+fn allow_files() {
+    let have = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: have.maximum, ..have });
+}
+
 fn main() {
     let launcher = ahead::launcher();
     let argv: Vec<OsString> = std::env::args_os().collect();
@@ -25,6 +34,7 @@ fn main() {
         terminal::rescue();
         std::process::exit(0);
     }
+    allow_files();
     let (format, result) = match args::Cli::read(&argv) {
         Ok(cli) => (cli.common.format(), commands::dispatch(cli, launcher)),
         Err(error) => (output::Format::guess(&argv), usage::answer(&error, &argv)),

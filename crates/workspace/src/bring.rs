@@ -87,7 +87,7 @@ fn choose(ground: Ground<'_>, wanted: &Bring<'_>) -> Result<Files, WorkspaceErro
     let drawn = proto::event::hex(&sys::random::bytes::<8>().during("draw a name")?);
     let stage = Stage::make(ground.layers.join(format!("{drawn}.stage{}", std::process::id()))).during("make room for an index")?;
     let index = stage.join("index");
-    let git = Git::at(&repository.dir).files(place).index(&index).person(wanted.person);
+    let git = Git::at(&repository.dir).files(place).index(&index).person(wanted.person).own_rules();
     match wanted.dirty {
         // What its own index knows of files spares reading them.
         Dirty::With if repository.dir.join("index").exists() => drop(fs::copy(repository.dir.join("index"), &index).during("copy the index")?),

@@ -53,6 +53,11 @@ const SETTINGS: &[&str] = &[
     "advice.detachedHead=false",
 ];
 
+/// Those that a person may set for all of their repositories.
+const RULES: &[&str] = &["core.attributesFile=/dev/null", "core.excludesFile=/dev/null"];
+/// Settings for what must outlive a loss of power.
+const LASTING: &[&str] = &["core.fsync=all", "core.fsyncMethod=fsync"];
+
 /// Why git did not do it.
 #[derive(Debug, thiserror::Error)]
 pub enum GitError {
@@ -100,12 +105,14 @@ pub struct Git {
     person: Option<Person>,
     env: Vec<(OsString, OsString)>,
     tight: bool,
+    lasting: bool,
+    own_rules: bool,
 }
 
 impl Git {
     /// In the repository whose directory that is.
     pub fn at(dir: &Path) -> Self {
-        Self { dir: dir.to_owned(), work_tree: None, index: None, person: None, env: Vec::new(), tight: false }
+        Self { dir: dir.to_owned(), work_tree: None, index: None, person: None, env: Vec::new(), tight: false, lasting: false, own_rules: false }
     }
 
     /// With files there.
@@ -143,6 +150,20 @@ impl Git {
         self
     }
 
+    /// What it writes is on the disk when it ends.
+    #[must_use]
+    pub fn lasting(mut self) -> Self {
+        self.lasting = true;
+        self
+    }
+
+    /// With what the person ignores everywhere, and how they have files treated.
+    #[must_use]
+    pub fn own_rules(mut self) -> Self {
+        self.own_rules = true;
+        self
+    }
+
     /// Its repository.
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -165,7 +186,9 @@ impl Git {
             command.env("GIT_INDEX_FILE", index);
         }
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
-        for setting in SETTINGS {
+        let own = |setting: &&&str| !(self.own_rules && RULES.contains(setting));
+        let lasting = if self.lasting { LASTING } else { &[] };
+        for setting in SETTINGS.iter().filter(own).chain(lasting) {
             command.arg("-c").arg(setting);
         }
         let mut dir = OsString::from("--git-dir=");

@@ -9,6 +9,8 @@ use crate::error::{During, WorkspaceError};
 
 /// Most names taken from one index.
 const NAMES_MAX: usize = 4_000_000;
+/// All names together.
+const NAMES_LEN_MAX: usize = 256 << 20;
 /// Longest name.
 const NAME_LEN_MAX: usize = 4096;
 /// Bytes of an entry before its flags: stat data and a SHA-1.
@@ -25,10 +27,13 @@ pub fn parse(bytes: &[u8]) -> (Vec<Vec<u8>>, bool) {
     let mut names = Vec::new();
     let number = |at: usize| bytes.get(at..at + 4).and_then(|four| four.try_into().ok()).map(u32::from_be_bytes);
     let (Some(b"DIRC"), Some(version @ 2..=4), Some(count)) = (bytes.get(..4), number(4), number(8)) else { return (names, false) };
-    let mut at = 12;
+    let (mut at, mut room) = (12, NAMES_LEN_MAX);
     for _ in 0..(count as usize).min(NAMES_MAX) {
         let last: &[u8] = names.last().map_or(&[], Vec::as_slice);
         let Some((name, next)) = entry(bytes, at, version, last) else { break };
+        // In version 4 a few bytes can stand for a long name.
+        let Some(left) = room.checked_sub(name.len()) else { break };
+        room = left;
         names.push(name);
         at = next;
     }

@@ -15,7 +15,7 @@ use crate::{
     Person, Saved,
     error::WorkspaceError,
     git::{Git, GitError},
-    refs, review,
+    review,
 };
 
 /// Where it lands.
@@ -83,7 +83,8 @@ pub fn land(request: &LandRequest<'_>) -> Result<Landed, WorkspaceError> {
     let branch = match &request.how {
         How::Branch(name) | How::Onto(name) => name,
     };
-    if !refs::is_plain(branch) {
+    // A name of the user's own: git's rules are enough.
+    if branch.starts_with('-') || git.run(["check-ref-format", "--branch", branch]).is_err() {
         return Err(WorkspaceError::Repository(format!("{:?} cannot name a branch here", proto::text::visible(branch))));
     }
     let old = git.line(["rev-parse", "--verify", "--quiet", &format!("refs/heads/{branch}")]).ok();
@@ -114,6 +115,10 @@ fn replay(request: &LandRequest<'_>, git: &Git, start: &str) -> Result<String, W
             let tip = if *what == What::All { &saved.wip } else { &saved.head };
             if is_ancestor(git, start, tip) {
                 return Ok(tip.clone());
+            }
+            let merges = git.line(["rev-list", "--count", "--merges", &format!("{}..{tip}", workspace.commit), "--not", start])?;
+            if merges != "0" {
+                return Err(WorkspaceError::Conflict("its history has merges, which cannot be put on top of another commit one by one: land it with --squash, or on a branch of its own".into()));
             }
             let said = git.line(["rev-list", "--reverse", "--topo-order", "--no-merges", &format!("{}..{tip}", workspace.commit), "--not", start])?;
             said.lines().map(str::to_owned).collect()
@@ -159,7 +164,7 @@ fn cherry_pick(request: &LandRequest<'_>, git: &Git, at: &str, commit: &str) -> 
     let text = String::from_utf8_lossy(&said).into_owned();
     let mut fields = text.splitn(4, '\0');
     let mut next = || fields.next().unwrap_or_default().to_owned();
-    let author = git.clone().env("GIT_AUTHOR_NAME", next()).env("GIT_AUTHOR_EMAIL", next()).env("GIT_AUTHOR_DATE", next());
+    let author = git.clone().env("GIT_AUTHOR_NAME", next()).env("GIT_AUTHOR_EMAIL", next()).env("GIT_AUTHOR_DATE", format!("@{}", next()));
     commit_tree(request, &author, &tree, at, &next())
 }
 
@@ -216,19 +221,27 @@ fn advance(request: &LandRequest<'_>, git: &Git, branch: &str, old: Option<&str>
         if !is_ancestor(git, old, new) {
             return Err(WorkspaceError::Conflict(format!("branch {branch} has gone another way")));
         }
-        if let Some(files) = checked_out(git, branch)? {
-            let dir = git_dir_of(&files, request.person)?;
-            let there = Git::at(&dir).files(&files).person(request.person);
+        if let Some(place) = checked_out(git, branch)? {
+            let (dir, files) = place_of(&place, branch, request.person)?;
+            let there = Git::at(&dir).files(&files).person(request.person).lasting();
             let _ = there.run(["update-index", "-q", "--refresh"]);
             there.run(["read-tree", "-m", "-u", old, new]).map_err(|error| match error {
                 GitError::Failed { said, .. } => WorkspaceError::Conflict(format!("branch {branch} is checked out, and uncommitted changes are in the way: {said}")),
                 error => error.into(),
             })?;
+            return move_branch(request, git, branch, Some(old), new).inspect_err(|_| {
+                // Somebody else moved it meanwhile: the files are theirs again.
+                let _ = there.run(["read-tree", "-m", "-u", new, old]);
+            });
         }
     }
+    move_branch(request, git, branch, old, new)
+}
+
+fn move_branch(request: &LandRequest<'_>, git: &Git, branch: &str, old: Option<&str>, new: &str) -> Result<(), WorkspaceError> {
     let message = format!("pal land {}", request.body);
     let nothing = "0".repeat(40);
-    git.run(["update-ref", "-m", &message, "--create-reflog", &format!("refs/heads/{branch}"), new, old.unwrap_or(&nothing)])?;
+    git.clone().lasting().run(["update-ref", "-m", &message, "--create-reflog", &format!("refs/heads/{branch}"), new, old.unwrap_or(&nothing)])?;
     Ok(())
 }
 
@@ -249,7 +262,18 @@ fn checked_out(git: &Git, branch: &str) -> Result<Option<PathBuf>, WorkspaceErro
     Ok(None)
 }
 
-fn git_dir_of(files: &Path, person: &Person) -> Result<PathBuf, WorkspaceError> {
-    let said = crate::git::look_from(files, person, ["rev-parse", "--absolute-git-dir"])?;
-    Ok(String::from_utf8_lossy(&said).trim_end().into())
+/// The git directory and the files of a work tree. What git lists as one is the git directory itself for a submodule
+/// and for a repository with its directory elsewhere; files written there would be hooks and settings.
+fn place_of(place: &Path, branch: &str, person: &Person) -> Result<(PathBuf, PathBuf), WorkspaceError> {
+    let untold = || WorkspaceError::Conflict(format!("branch {branch} is checked out in a place that git does not tell: land on a branch of its own"));
+    let ask = |what: &str| -> Option<PathBuf> {
+        let said = crate::git::look_from(place, person, ["rev-parse", what]).ok()?;
+        let path = said.strip_suffix(b"\n").unwrap_or(&said);
+        std::fs::canonicalize(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(path)).ok()
+    };
+    let (dir, files) = ask("--absolute-git-dir").zip(ask("--show-toplevel")).ok_or_else(untold)?;
+    if files.starts_with(&dir) {
+        return Err(untold());
+    }
+    Ok((dir, files))
 }

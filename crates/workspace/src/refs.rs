@@ -15,6 +15,9 @@ pub const BRANCHES_MAX: usize = 256;
 const NAME_LEN_MAX: usize = 200;
 /// Longest file of refs.
 const PACKED_LEN_MAX: u64 = 16 << 20;
+/// Where what a Body put aside, and its tags, stand among its branches.
+const STASH: &str = "palisade-stash";
+const TAGS: &str = "palisade-tags";
 /// Deepest name.
 const DEPTH_MAX: usize = 8;
 
@@ -45,23 +48,32 @@ pub struct Pointers {
 /// Reads them from a Body's `.git`.
 pub fn read(git: &Dirs) -> Pointers {
     let mut all = Pointers::default();
-    let packed = git.small("packed-refs", PACKED_LEN_MAX).unwrap_or_default();
+    let head = git.small("HEAD", 4096).unwrap_or_default();
+    let head = String::from_utf8_lossy(&head).trim_end().to_owned();
+    // The branch it is on is followed whatever its name is: the user may have called it so.
+    let current = head.strip_prefix("ref: refs/heads/");
+    let packed = git.small("packed-refs", PACKED_LEN_MAX).unwrap_or_else(|| {
+        all.refused += usize::from(!matches!(git.get("packed-refs"), None | Some(Found::Gone)));
+        Vec::new()
+    });
     for line in packed.split(|byte| *byte == b'\n') {
         let text = String::from_utf8_lossy(line);
         if let Some((id, name)) = text.split_once(' ')
             && let Some(branch) = name.strip_prefix("refs/heads/")
         {
-            all.add(branch, id);
+            all.follow(current, branch, id);
         }
     }
-    if let Some(heads) = git.dir("refs").and_then(|refs| refs.dir("heads")) {
-        loose(&heads, "", &mut all, 0);
+    let refs = git.dir("refs");
+    if let Some(heads) = refs.as_ref().and_then(|refs| refs.dir("heads")) {
+        loose(&heads, "", current, &mut all, 0);
     }
-    let head = git.small("HEAD", 4096).unwrap_or_default();
-    let head = String::from_utf8_lossy(&head).trim_end().to_owned();
-    match head.strip_prefix("ref: refs/heads/") {
+    if let Some(tags) = refs.as_ref().and_then(|refs| refs.dir("tags")) {
+        loose(&tags, TAGS, current, &mut all, 0);
+    }
+    stashed(git, &mut all);
+    match current {
         Some(branch) => {
-            all.head = all.branches.get(branch).cloned();
             all.branch = Some(branch.to_owned()).filter(|branch| is_plain(branch));
         }
         None => all.head = Some(head).filter(|id| is_id(id)),
@@ -69,8 +81,19 @@ pub fn read(git: &Dirs) -> Pointers {
     all
 }
 
-fn loose(dirs: &Dirs, above: &str, all: &mut Pointers, depth: usize) {
-    let Ok(entries) = dirs.entries() else { return };
+/// What was put aside: every entry, for each is the only name of its commits.
+fn stashed(git: &Dirs, all: &mut Pointers) {
+    let Some(log) = git.dir("logs").and_then(|logs| logs.dir("refs")).and_then(|refs| refs.small("stash", PACKED_LEN_MAX)) else { return };
+    for (number, line) in String::from_utf8_lossy(&log).lines().enumerate() {
+        all.add(&format!("{STASH}/{number}"), line.split(' ').nth(1).unwrap_or_default());
+    }
+}
+
+fn loose(dirs: &Dirs, above: &str, current: Option<&str>, all: &mut Pointers, depth: usize) {
+    let Ok(entries) = dirs.entries() else {
+        all.refused += 1;
+        return;
+    };
     for (name, found) in entries {
         let Ok(name) = String::from_utf8(name) else {
             all.refused += 1;
@@ -78,20 +101,32 @@ fn loose(dirs: &Dirs, above: &str, all: &mut Pointers, depth: usize) {
         };
         let full = if above.is_empty() { name.clone() } else { format!("{above}/{name}") };
         match found {
-            Found::Dir { dirs, .. } if depth < DEPTH_MAX => loose(&dirs, &full, all, depth + 1),
+            Found::Dir { dirs, .. } if depth < DEPTH_MAX => loose(&dirs, &full, current, all, depth + 1),
             Found::File(_) if !name.ends_with(".lock") => {
                 let text = dirs.small(&name, 4096).unwrap_or_default();
                 let id = String::from_utf8_lossy(&text).trim_end().to_owned();
                 all.branches.remove(&full);
-                all.add(&full, &id);
+                all.follow(current, &full, &id);
             }
-            Found::Gone => drop(all.branches.remove(&full)),
-            _ => {}
+            Found::Dir { .. } | Found::Unreadable => all.refused += 1,
+            // A name that is gone here may be among the packed ones; what those still have is kept.
+            Found::File(_) | Found::Gone | Found::Link(_) | Found::Other => {}
         }
     }
 }
 
 impl Pointers {
+    fn follow(&mut self, current: Option<&str>, name: &str, id: &str) {
+        if current == Some(name) {
+            self.head = Some(id.to_owned()).filter(|id| is_id(id));
+            // Where it stands is taken by itself; its name only where others could read it.
+            if !is_plain(name) {
+                return;
+            }
+        }
+        self.add(name, id);
+    }
+
     fn add(&mut self, name: &str, id: &str) {
         let clashes = |other: &String| other.starts_with(&format!("{name}/")) || name.starts_with(&format!("{other}/"));
         let known = self.branches.contains_key(name);

@@ -315,11 +315,16 @@ fn wip(source: &Source, quarantine: &Quarantine, tree: &str, head: &str) -> Resu
 fn publish(source: &Source, quarantine: &Quarantine, saved: &Saved) -> Result<(), WorkspaceError> {
     let to = namespace(&source.body);
     let mut wanted = BTreeMap::from([("base".to_owned(), saved.base.clone()), ("head".to_owned(), saved.head.clone()), ("wip".to_owned(), saved.wip.clone())]);
+    // Where commits are refused, what was taken of them before keeps its name.
+    if saved.trouble.is_some() && Git::at(&source.workspace.repository).run(["rev-parse", "--verify", "--quiet", &format!("{to}/head")]).is_ok() {
+        wanted.remove("head");
+    }
     wanted.extend(saved.branches.iter().map(|(name, id)| (format!("heads/{name}"), id.clone())));
     let user = Git::at(&source.workspace.repository);
     if is_there(&user, &to, &wanted)? {
         return Ok(());
     }
+    make_way(&user, &to, &wanted)?;
     let mut packed = String::from("# pack-refs with: sorted \n");
     wanted.iter().for_each(|(name, id)| packed.push_str(&format!("{id} refs/out/{name}\n")));
     sys::fd::write_whole(&quarantine.dir().join("packed-refs"), packed.as_bytes()).during("name what is to be taken")?;
@@ -331,9 +336,22 @@ fn publish(source: &Source, quarantine: &Quarantine, saved: &Saved) -> Result<()
     }
 }
 
+/// A branch `a` that became `a/b`, or the other way round, stands in its own way.
+fn make_way(user: &Git, to: &str, wanted: &BTreeMap<String, String>) -> Result<(), WorkspaceError> {
+    let said = user.line(["for-each-ref", "--format=%(refname)", &format!("{to}/heads/")])?;
+    let below = |a: &str, b: &str| a.strip_prefix(b).is_some_and(|rest| rest.starts_with('/'));
+    for old in said.lines() {
+        let name = old.strip_prefix(&format!("{to}/")).unwrap_or(old);
+        if wanted.keys().any(|new| below(new, name) || below(name, new)) {
+            user.run(["update-ref", "-d", old])?;
+        }
+    }
+    Ok(())
+}
+
 fn fetch(user: &Git, from: &Path, refspec: &str) -> Result<(), WorkspaceError> {
     let flags = ["fetch", "--quiet", "--force", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--no-recurse-submodules", "--update-shallow", "--"];
-    user.clone().tight().run(flags.map(std::ffi::OsStr::new).into_iter().chain([from.as_os_str(), refspec.as_ref()]))?;
+    user.clone().tight().lasting().run(flags.map(std::ffi::OsStr::new).into_iter().chain([from.as_os_str(), refspec.as_ref()]))?;
     Ok(())
 }
 

@@ -21,11 +21,11 @@ pub fn make(dir: &Path, objects: &[&Path], shallow: Option<&Path>) -> io::Result
     let lines: Vec<u8> = objects.iter().flat_map(|path| quoted(path)).collect();
     sys::fd::write_whole(&dir.join("objects/info/alternates"), &lines)?;
     sys::fd::write_whole(&dir.join("config"), CONFIG.as_bytes())?;
-    sys::fd::write_whole(&dir.join("HEAD"), b"ref: refs/heads/none\n")?;
     if let Some(shallow) = shallow.filter(|path| path.exists()) {
         fs::copy(shallow, dir.join("shallow"))?;
     }
-    Ok(())
+    // Last: with it, the repository is one.
+    sys::fd::write_whole(&dir.join("HEAD"), b"ref: refs/heads/none\n")
 }
 
 /// A line of `alternates` that may hold any path.

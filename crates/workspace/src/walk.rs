@@ -92,7 +92,9 @@ impl Walk<'_> {
 
     /// What the Body's git no longer tracks and ignores is gone, though its files are there.
     fn forgotten(&mut self) -> Result<(), WorkspaceError> {
-        let untracked: Vec<Vec<u8>> = self.base.difference(self.tracked).cloned().collect();
+        // What is gone already is not asked about: git refuses names behind a link.
+        let gone: BTreeSet<&Vec<u8>> = self.changes.gone.iter().collect();
+        let untracked: Vec<Vec<u8>> = self.base.difference(self.tracked).filter(|path| !gone.contains(path)).cloned().collect();
         if untracked.is_empty() {
             return Ok(());
         }
