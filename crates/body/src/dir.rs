@@ -27,6 +27,7 @@ use std::{
 use proto::{
     Enforcement, Spec,
     launch::{End, Running},
+    vm::Revival,
 };
 use rustix::{
     fs::FlockOperation,
@@ -37,6 +38,7 @@ use serde::de::DeserializeOwned;
 const SPEC: &str = "spec.json";
 const DRAFT: &str = "spec.draft";
 const HELD: &str = "held";
+const RECEIPT: &str = "receipt.json";
 const FILE_LEN_MAX: u64 = 1 << 20;
 /// How long a keeper may take to write down how its guest ended.
 const KEEPER_PATIENCE: Duration = Duration::from_secs(5);
@@ -188,6 +190,16 @@ impl BodyDir {
         }
     }
 
+    /// How its machine came to life, if it is one.
+    pub fn revival(&self) -> Option<Revival> {
+        self.read(RECEIPT).ok()
+    }
+
+    /// Writes that down.
+    pub fn keep_revival(&self, revival: &Revival) -> io::Result<()> {
+        sys::fd::write_whole(&self.path.join(RECEIPT), &serde_json::to_vec(revival)?)
+    }
+
     /// Whether a guest runs for whom nobody has asked yet: it has no spec, not even a draft.
     pub fn is_parked(&self) -> bool {
         let has = |name: &str| self.path.join(name).exists();
@@ -220,7 +232,7 @@ impl BodyDir {
 
     /// Forgets the last guest, so that another can be started.
     pub fn forget_guest(&self) -> io::Result<()> {
-        for name in ["end.json", "run.json", "guest.sock"] {
+        for name in ["end.json", "run.json", "guest.sock", proto::vm::CONTROL, RECEIPT] {
             match fs::remove_file(self.path.join(name)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}

@@ -209,6 +209,12 @@ impl Guest {
         serde_json::from_slice(&body).map_err(|error| GuestError::Protocol(error.to_string()))
     }
 
+    /// Has the guest of a machine prove itself.
+    pub async fn receipt(&self) -> Result<proto::vm::Receipt, GuestError> {
+        let body = self.line().await?.short(Method::GET, "/v1/receipt", whole(Bytes::new())).await?;
+        serde_json::from_slice(&body).map_err(|error| GuestError::Protocol(error.to_string()))
+    }
+
     /// Tells the guest to end everything and itself.
     pub async fn shutdown(&self, grace: Duration) -> Result<(), GuestError> {
         let body = serde_json::to_vec(&Shutdown { grace_ms: grace.as_millis() as u64 }).unwrap_or_default();

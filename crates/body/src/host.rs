@@ -29,7 +29,7 @@ const SHOWN: &[(&str, AreaKind)] = &[
 ];
 
 /// Settings of the host that hold secrets or speak of other machines, should somebody have made them readable.
-const HIDDEN_SETTINGS: &[&str] = &[
+pub(crate) const HIDDEN_SETTINGS: &[&str] = &[
     "boto.cfg", "containerd", "docker", "kubernetes", "letsencrypt", "NetworkManager", "openvpn", "rancher", "ssh", "sudoers.d",
     "wireguard",
 ];
@@ -118,6 +118,11 @@ impl HostRoot {
     pub fn area_dirs(&self) -> impl Iterator<Item = String> {
         let private = self.shown.iter().filter(|(_, kind)| *kind == AreaKind::Private).map(|(at, _)| *at);
         std::iter::once("").chain(private).map(area_dir)
+    }
+
+    /// What is shown, and links beside it.
+    pub(crate) fn told(&self) -> (Vec<&'static str>, Vec<(String, String)>) {
+        (self.shown.iter().map(|(at, _)| *at).collect(), self.links.iter().map(|(name, target)| ((*name).to_owned(), target.clone())).collect())
     }
 
     fn has(&self, at: &str) -> bool {

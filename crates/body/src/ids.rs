@@ -88,6 +88,11 @@ pub fn of_trees() -> Ids {
     of_layers().ok().or_else(|| subordinate(uid, gid)).unwrap_or_else(|| single(uid, gid))
 }
 
+/// The caller's own id alone.
+pub fn own() -> Ids {
+    single(rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw())
+}
+
 /// Whether every id from 0 to 65535 is mapped, as a root of its own needs.
 pub fn is_whole(ids: &Ids) -> bool {
     let whole = |ranges: &[IdRange]| ranges.iter().map(|range| range.count).sum::<u32>() >= RUN;

@@ -20,6 +20,7 @@ pub mod programs;
 pub mod root;
 pub mod snapshot;
 pub mod usage;
+pub mod vm;
 
 pub use dir::{BodyDir, Condition};
 pub use guest::Guest;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use proto::{
-    Enforcement, Mechanism, Spec,
+    Enforcement, Limits, Mechanism, Spec,
     guest::{EGRESS_DIR, EGRESS_PORT, Forward, GuestConfig},
     launch::{CgroupVersion, Failed, Plan, Ready, Report, Running, Upper},
     limits::HostCapacity,
@@ -32,6 +32,7 @@ use crate::{
     ids,
     programs::Programs,
     root::{Root, Under},
+    vm,
 };
 
 const REPORT_LEN_MAX: u64 = 1 << 20;
@@ -223,11 +224,18 @@ impl Maker {
     /// Sends the plan of the Body in `dir`, whose spec is written already.
     pub fn begin(&self, launcher: Launcher, dir: &BodyDir, spec: &Spec, token: &str, under: &Under) -> Result<Begun, ProcessError> {
         let root = Root::of(under, spec);
-        if spec.life == Life::Kept {
-            prepare_upper(dir.path(), spec, &root).map_err(ProcessError::Upper)?;
+        match &under.vm {
+            Some(parts) => vm::plan::prepare_disk(dir.path(), spec, parts).map_err(ProcessError::Upper)?,
+            None if spec.life == Life::Kept => prepare_upper(dir.path(), spec, &root).map_err(ProcessError::Upper)?,
+            None => {}
         }
-        let bounds = groups::bound(&self.cgroups, &spec.id, &spec.limits, self.capacity.cpus, spec.ids.has_root());
+        let limits = if under.vm.is_some() { vm::plan::around(&spec.limits) } else { spec.limits.clone() };
+        let bounds = groups::bound(&self.cgroups, &spec.id, &limits, self.capacity.cpus, spec.ids.has_root());
         let plan = self.plan(dir, spec, token, &root, &bounds);
+        let plan = match &under.vm {
+            Some(parts) => vm::plan::plan(dir.path(), plan, spec, parts, root.seeds(&spec.id, &machine_id(token)), machine_id(token), &bounds),
+            None => plan,
+        };
         let cgroups = bounds.cgroups;
         match send(launcher, &plan) {
             Ok(tether) => Ok(Begun { tether: Some(tether), cgroups }),
@@ -270,6 +278,7 @@ impl Maker {
             wall_ms: limits.wall_ms,
             disk_bytes: limits.disk.0,
             life: spec.life,
+            vm: None,
             mechanisms: [ids::record(&spec.ids), ids::groups_record(&spec.ids)].into_iter().chain(bounds.mechanisms.iter().cloned()).chain(other_limits(spec)).collect(),
         }
     }
@@ -289,6 +298,11 @@ fn mounts(spec: &Spec) -> Vec<Mount> {
 
 fn other_limits(spec: &Spec) -> Vec<Mechanism> {
     let limits = &spec.limits;
+    if spec.layer == proto::Layer::Microvm {
+        let mut held = vm::plan::limits_record(spec);
+        held.extend([wall_record(limits), output_record(limits)]);
+        return held;
+    }
     let disk = match spec.life {
         Life::Run => Mechanism::enforced("disk limit", format!("{} and {} files in memory of its own", limits.disk, limits.inodes)),
         Life::Kept => Mechanism::degraded(
@@ -296,15 +310,21 @@ fn other_limits(spec: &Spec) -> Vec<Mechanism> {
             format!("{} for one file by rlimit, for all together checked every few seconds: the data directory has no quotas", limits.disk),
         ),
     };
-    let wall = match limits.wall_ms {
-        Some(ms) => Mechanism::enforced("time limit", format!("{ms} ms by its keeper, which no process of the Body can reach")),
-        None => Mechanism::enforced("time limit", "none was asked for"),
-    };
     let way_out = spec.egress.as_ref().map(|egress| {
         Mechanism::degraded("way out", format!("a proxy of the host connects it to {}, by name, and writes each connection down", egress.allow.join(", ")))
     });
-    let output = Mechanism::enforced("output limit", format!("{} of each exec are recorded", limits.output));
-    [Some(disk), Some(wall), Some(output), way_out].into_iter().flatten().collect()
+    [Some(disk), Some(wall_record(limits)), Some(output_record(limits)), way_out].into_iter().flatten().collect()
+}
+
+fn wall_record(limits: &Limits) -> Mechanism {
+    match limits.wall_ms {
+        Some(ms) => Mechanism::enforced("time limit", format!("{ms} ms by its keeper, which no process of the Body can reach")),
+        None => Mechanism::enforced("time limit", "none was asked for"),
+    }
+}
+
+fn output_record(limits: &Limits) -> Mechanism {
+    Mechanism::enforced("output limit", format!("{} of each exec are recorded", limits.output))
 }
 
 /// Makes `disk/upper` and `disk/work` for every area, owned by the Body's root.

@@ -20,6 +20,8 @@ pub struct Under {
     pub layers: Option<Vec<LayerBelow>>,
     /// Repositories.
     pub workspaces: Vec<WorkspaceBelow>,
+    /// What a machine is made from, on that layer.
+    pub vm: Option<crate::vm::Parts>,
 }
 
 /// A repository below a Body.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use proto::{
-    BodyId, SnapshotId,
+    BodyId, Layer, SnapshotId,
     spec::{Ids, Life, Spec},
     template::Base,
     workspace::Workspace,
@@ -19,7 +19,7 @@ use proto::{
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
-use crate::{host::Below, programs::Programs};
+use crate::{host::Below, programs::Programs, vm::record::Machine};
 
 const MANIFEST_LEN_MAX: u64 = 1 << 20;
 
@@ -74,6 +74,17 @@ pub struct Manifest {
     /// The template that Body was asked to be of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
+    /// The layer it was taken on.
+    #[serde(default = "process")]
+    pub layer: Layer,
+    /// The machine, on that layer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<Machine>,
+}
+
+/// Snapshots were of that layer before there were others.
+fn process() -> Layer {
+    Layer::Process
 }
 
 /// Reads the manifest of the snapshot in `dir`.
@@ -102,6 +113,12 @@ pub fn take(programs: &Programs, body_dir: &Path, spec: &Spec, to: &Path, mut ma
         rustix::fs::fchmod(&dir, Mode::RWXU).map_err(|error| step("close the snapshot")(error.into()))?;
     }
     manifest.bytes = sys::tree::usage(dir.as_fd()).map_err(step("measure the snapshot"))?.bytes;
+    write(to, manifest)
+}
+
+/// Writes the manifest: from here on it is a snapshot.
+pub fn write(to: &Path, manifest: Manifest) -> Result<Manifest, SnapshotError> {
+    let step = |what| move |error| SnapshotError::Io(what, error);
     let text = serde_json::to_vec(&manifest).map_err(SnapshotError::Damaged)?;
     sys::fd::write_whole(&to.join("manifest.json"), &text).map_err(step("write the snapshot's manifest"))?;
     Ok(manifest)

@@ -8,6 +8,7 @@ use body::{
     ids,
     process::{Begun, Launcher, Made},
     root::Under,
+    vm::record::Machine,
 };
 use proto::{
     BodyId, Draft, Enforcement, Failure, Kind, Layer, Limits, Spec,
@@ -22,6 +23,7 @@ use crate::{
     failures, lease,
     parked::{Parked, Shape},
     templates::{Origin, start::Patience},
+    vm,
 };
 
 const ENV_BYTES_MAX: usize = 128 << 10;
@@ -50,14 +52,14 @@ impl Fleet {
 
     /// The same for a fork: `parent` is written down.
     pub(crate) fn create_now(&self, request: Create, parent: Option<BodyId>) -> Result<View, Failure> {
-        let layer = choose_layer(request.layer)?;
         let origin = self.origin(&request.template)?;
+        let layer = choose_layer(request.layer.or(origin.machine.as_ref().map(|_| Layer::Microvm)))?;
         self.create_on(layer, request, origin, parent)
     }
 
     /// The same for what was found already.
     pub(crate) fn create_on(&self, layer: Layer, mut request: Create, origin: Origin, parent: Option<BodyId>) -> Result<View, Failure> {
-        let Origin { mut under, base, settings, workspaces } = origin;
+        let Origin { mut under, base, settings, workspaces, machine } = origin;
         let workspaces = if request.workspaces.is_empty() { workspaces } else { std::mem::take(&mut request.workspaces) };
         under.workspaces = self.workspaces_below(&workspaces)?;
         request.limits.memory = request.limits.memory.or(settings.memory);
@@ -67,7 +69,15 @@ impl Fleet {
         request.env = settings.env.into_iter().chain(std::mem::take(&mut request.env)).collect();
         // From here on nobody clears its layers away.
         let _standing = (base.is_some() || !workspaces.is_empty()).then(|| self.building()).transpose()?;
-        let limits = self.limits(&request)?;
+        fits_layer(layer, &under, machine.as_ref())?;
+        if layer == Layer::Microvm {
+            if let Some((_, machine)) = &machine {
+                vm::inherit(&mut request, machine)?;
+            }
+            request.limits = self.machine_limits(&request);
+            vm::check(&request, !workspaces.is_empty() || request.egress.is_some())?;
+        }
+        let limits = self.limits_on(layer, &request)?;
         check_env(&request.env)?;
         let mounts = request.mounts.iter().map(check_mount).collect::<Result<Vec<_>, _>>()?;
         request.workdir.as_deref().map_or(Ok(()), |path| check_inside(Path::new(path)))?;
@@ -93,6 +103,13 @@ impl Fleet {
             life: request.life,
             ids: Ids { users: Vec::new(), groups: Vec::new() },
         };
+        if layer == Layer::Microvm {
+            under.vm = Some(match &machine {
+                Some((dir, machine)) => self.thawed_parts(&spec, dir, machine, request.cold)?,
+                None if request.cold => self.parts(&spec, &under)?,
+                None => self.warm(&spec, &under, self.parts(&spec, &under)?)?,
+            });
+        }
         let Some(yard) = &self.yard else { return self.make(spec, root, request.lease.as_ref(), &under) };
         let shape = Shape::of(&spec);
         let made = match yard.take(&shape, root) {
@@ -110,6 +127,8 @@ impl Fleet {
         let (id, dir, _lock) = self.new_dir()?;
         let claimed = ids::claim(&self.data, &id, root).map_err(failures::ids);
         let claimed = claimed.and_then(|claimed| match &spec.base {
+            // A machine has a root of its own whoever runs its hypervisor.
+            _ if spec.layer == Layer::Microvm => Ok(claimed),
             Some(_) if !ids::is_whole(&claimed) => Err(failures::ids(ids::IdsError::TooFew)),
             _ if spec.user == "root" && !claimed.has_root() => Err(no_root()),
             _ => Ok(claimed),
@@ -169,7 +188,7 @@ impl Fleet {
             making(Draft::body("body.created", &spec.id, data))
         });
         match made {
-            Ok((enforcement, pid)) => Ok(View { spec: spec.clone(), status: Status::Running, end: None, pid: Some(pid), enforcement }),
+            Ok((enforcement, pid)) => Ok(View { spec: spec.clone(), status: Status::Running, end: None, pid: Some(pid), enforcement, receipt: dir.revival() }),
             Err(failure) => {
                 let _ = body::snapshot::remove(&self.maker.programs, &spec.ids, dir.path());
                 let data = json!({ "why": failure.to_string(), "causes": failure.causes() });
@@ -195,7 +214,13 @@ impl Fleet {
         let line = if spec.life == Life::Run { self.guest(&spec.id).knock().ok() } else { None };
         let made = begun.finish().map_err(|error| failures::process("cannot start the Body", error))?;
         let Made { enforcement, ready, mut tether, cgroups } = made;
-        let started = Draft::body("body.started", &spec.id, json!({ "pid": ready.pid, "enforcement": enforcement }));
+        let mut data = json!({ "pid": ready.pid, "enforcement": enforcement });
+        if let Some(revival) = &ready.revival {
+            data["receipt"] = json!(revival);
+            let kept = dir.keep_revival(revival);
+            kept.map_err(|error| Failure::new(Kind::Host, "cannot keep the receipt of the machine").because(error).hint("make room: pal gc"))?;
+        }
+        let started = Draft::body("body.started", &spec.id, data);
         let written = written.and_then(|()| match spec.life {
             Life::Kept => self.append(started).map(drop),
             // Written together with its first exec, which follows at once and waits for it.
@@ -221,6 +246,10 @@ impl Fleet {
 
     /// The limits that a Body of this request has, or why it cannot have them here.
     pub fn limits(&self, request: &Create) -> Result<Limits, Failure> {
+        self.limits_on(request.layer.unwrap_or(Layer::Process), request)
+    }
+
+    fn limits_on(&self, layer: Layer, request: &Create) -> Result<Limits, Failure> {
         let host = self.maker.capacity;
         let mut limits = Limits::default_on(host);
         let asked = &request.limits;
@@ -237,7 +266,7 @@ impl Fleet {
             (None, Life::Kept) => proto::Size((host.disk.0 / 4).max(proto::limits::DISK_MIN.0)),
         };
         // What is in memory needs no room on the disk.
-        let host = if request.life == Life::Run { HostCapacity { disk: host.memory, ..host } } else { host };
+        let host = if request.life == Life::Run && layer != Layer::Microvm { HostCapacity { disk: host.memory, ..host } } else { host };
         limits.check(host).map_err(|error| Failure::new(Kind::Usage, error.to_string()).hint("see this host's capacity: pal doctor"))?;
         Ok(limits)
     }
@@ -249,10 +278,25 @@ fn no_root() -> Failure {
         .hint("and give yourself ids: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER")
 }
 
+/// A snapshot goes on only on the layer it was taken on.
+fn fits_layer(layer: Layer, under: &Under, machine: Option<&(std::path::PathBuf, Machine)>) -> Result<(), Failure> {
+    let taken_on = match (machine, under.snapshots.is_empty()) {
+        (Some(_), _) => Layer::Microvm,
+        (None, false) => Layer::Process,
+        (None, true) => return Ok(()),
+    };
+    if taken_on == layer {
+        return Ok(());
+    }
+    Err(Failure::new(Kind::Usage, format!("the snapshot was taken on layer {taken_on}, and cannot go on on layer {layer}")).hint(format!("choose it: --layer {taken_on}")))
+}
+
 /// Without a request the strongest layer that runs at interactive speed here: on this floor the process layer.
 fn choose_layer(asked: Option<Layer>) -> Result<Layer, Failure> {
     match asked {
         None | Some(Layer::Process) => Ok(Layer::Process),
+        // Never without being asked for: emulated it is slow.
+        Some(Layer::Microvm) => Ok(Layer::Microvm),
         Some(other) => Err(Failure::new(Kind::Host, format!("this pal cannot start a Body on layer {other}"))
             .hint("choose `--layer process` (shares the host's kernel)")),
     }

@@ -5,7 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use proto::{Failure, Layer, Mechanism, State};
+use body::vm::Setup;
+use proto::{Failure, Layer, Mechanism, State, vm::Accelerator};
 use serde::Serialize;
 use sys::cgroup::Mounts;
 
@@ -53,10 +54,12 @@ impl Fleet {
         findings.push(landlock());
         findings.extend(groups());
         findings.push(subordinate_ids());
-        findings.push(kvm());
+        let machines = self.ground().setup().ok();
+        findings.push(microvm(machines.as_ref()));
+        findings.push(kvm(machines.as_ref()));
         findings.push(device("vsock", "/dev/vhost-vsock", "modprobe vhost_vsock"));
         findings.extend(TOOLS.iter().map(|(tool, purpose, package)| on_path(tool, purpose, package)));
-        Ok(Doctor { findings, layers: layers(usable) })
+        Ok(Doctor { findings, layers: layers(usable, machines.is_some()) })
     }
 
     /// Makes a Body, runs a command in it, removes it.
@@ -156,30 +159,31 @@ fn subordinate_ids() -> Finding {
     }
 }
 
-/// A device that opens proves nothing: some hosts let a guest be made that never runs.
-fn kvm() -> Finding {
+/// What `pal setup microvm` found by having the processor run a machine; before that, what can be seen from outside. A
+/// device that opens proves nothing: some hosts let a machine be made that never runs.
+fn kvm(setup: Option<&Setup>) -> Finding {
     let name = "kvm".to_owned();
-    let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let flags = cpu.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
-    let has_flag = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm") || cfg!(target_arch = "aarch64");
-    let opened = fs::File::options().read(true).write(true).open("/dev/kvm");
-    let (state, detail, fix) = match (&opened, has_flag) {
-        (Ok(_), true) => (State::Enforced, "/dev/kvm opens and the processor has virtualisation".to_owned(), None),
-        (Ok(_), false) => (
-            State::Absent,
-            "/dev/kvm opens, but the processor shows neither vmx nor svm: an ordinary guest would never run".to_owned(),
-            Some("use a machine with (nested) virtualisation; microVMs can be emulated without".to_owned()),
-        ),
-        (Err(error), true) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            (State::Absent, "/dev/kvm is not yours to open".to_owned(), Some("usermod --append --groups kvm $USER".to_owned()))
-        }
-        (Err(error), true) => (State::Absent, format!("/dev/kvm: {error}"), Some("modprobe kvm_intel || modprobe kvm_amd".to_owned())),
-        (Err(error), false) => {
-            let detail = format!("/dev/kvm: {error}; and the processor shows neither vmx nor svm");
-            (State::Absent, detail, Some("use a machine with (nested) virtualisation; microVMs can be emulated without".to_owned()))
-        }
+    if let Some(verdict) = setup.and_then(|setup| setup.verdict.as_ref()) {
+        let (state, fix) = match verdict.accelerator {
+            Accelerator::Kvm => (State::Enforced, None),
+            Accelerator::Emulated => (State::Absent, Some("use a machine with (nested) virtualisation; microVMs are emulated without".to_owned())),
+        };
+        return Finding { name, state, detail: verdict.why.clone(), fix };
+    }
+    let opened = fs::File::options().read(true).write(true).open(proto::vm::KVM);
+    let detail = match opened {
+        Ok(_) => "/dev/kvm opens; whether it runs a machine is tried by `pal setup microvm`".to_owned(),
+        Err(error) => format!("/dev/kvm: {error}; microVMs are emulated without"),
     };
-    Finding { name, state, detail, fix }
+    Finding { name, state: State::Absent, detail, fix: Some("pal setup microvm".to_owned()) }
+}
+
+fn microvm(setup: Option<&Setup>) -> Finding {
+    let name = "microvm".to_owned();
+    match setup {
+        Some(setup) => Finding { name, state: State::Enforced, detail: format!("set up with the kernel {}", setup.kernel_source), fix: None },
+        None => Finding { name, state: State::Absent, detail: "not set up".into(), fix: Some("pal setup microvm".into()) },
+    }
 }
 
 fn device(name: &str, path: &str, fix: &str) -> Finding {
@@ -214,13 +218,13 @@ fn find_tool(name: &str) -> Option<PathBuf> {
     DIRS.iter().map(|dir| Path::new(dir).join(name)).find(|path| path.is_file())
 }
 
-fn layers(process: Result<(), String>) -> Vec<LayerReport> {
+fn layers(process: Result<(), String>, machines: bool) -> Vec<LayerReport> {
     let later = |layer| LayerReport { layer, usable: false, lacks: vec!["this pal does not have it yet".to_owned()] };
     let lacks = process.as_ref().err().cloned().into_iter().collect();
     vec![
         LayerReport { layer: Layer::Process, usable: process.is_ok(), lacks },
         later(Layer::Container),
         later(Layer::Wasm),
-        later(Layer::Microvm),
+        LayerReport { layer: Layer::Microvm, usable: machines && process.is_ok(), lacks: if machines { Vec::new() } else { vec!["it is not set up: pal setup microvm".to_owned()] } },
     ]
 }

@@ -88,11 +88,14 @@ pub fn removal(error: SnapshotError) -> Failure {
 }
 
 pub fn process(doing: &str, error: ProcessError) -> Failure {
-    let hint = match &error {
-        ProcessError::Refused(failed) => failed.hint.clone(),
-        _ => None,
+    let (hint, kind) = match &error {
+        ProcessError::Refused(failed) if failed.cause.starts_with(proto::failure::RESTORE_INCOMPLETE) => {
+            (Some("its files are intact; boot it with them: --cold".to_owned()), Kind::RestoreIncomplete)
+        }
+        ProcessError::Refused(failed) => (failed.hint.clone(), Kind::Host),
+        _ => (None, Kind::Host),
     };
-    let failure = Failure::new(Kind::Host, doing.to_owned()).because(error);
+    let failure = Failure::new(kind, doing.to_owned()).because(error);
     let failure = match hint {
         Some(hint) => failure.hint(hint),
         None => failure,

@@ -4,7 +4,7 @@ use std::{fs, io, time::Duration};
 
 use body::{BodyDir, Condition, Guest, dir::Lock, ids, process};
 use proto::{
-    BodyId, Draft, Failure, Kind, Spec,
+    BodyId, Draft, Failure, Kind, Layer, Spec,
     launch::{End, Running},
     spec::Life,
 };
@@ -73,7 +73,7 @@ impl Fleet {
             Condition::Dead(end) => (Status::Dead, Some(end), None),
             Condition::Lost => (Status::Lost, None, None),
         };
-        Ok(View { spec, status, end, pid, enforcement })
+        Ok(View { spec, status, end, pid, enforcement, receipt: dir.revival() })
     }
 
     fn dir(&self, id: &BodyId) -> Result<BodyDir, Failure> {
@@ -211,12 +211,15 @@ impl Fleet {
 
     /// Lets them go on.
     pub async fn resume(&self, id: &BodyId) -> Result<View, Failure> {
-        let (dir, _, _lock) = self.locked(id)?;
+        let (dir, spec, _lock) = self.locked(id)?;
         match dir.condition().map_err(|error| failures::dir(id, error))? {
             Condition::Paused(running) => {
                 self.lease_wakes(id)?;
                 self.write("body.resumed", id, json!({}))?;
                 process::resume(&running).map_err(|error| failures::process("cannot resume the Body", error))?;
+                if spec.layer == Layer::Microvm {
+                    self.receipt_of(&dir, id, "resume").await?;
+                }
             }
             Condition::Running(_) => {}
             _ => drop(self.running(id)?),
@@ -369,7 +372,10 @@ pub(crate) fn unknown(id: &BodyId) -> Failure {
 /// Why a guest is gone, in words.
 pub fn describe(end: &End) -> String {
     match end {
-        End::Exit { code } => format!("its guest ended with code {code}"),
+        End::Exit { code } => match proto::vm::EXITS.iter().find(|(known, _)| known == code) {
+            Some((_, why)) => (*why).to_owned(),
+            None => format!("its guest ended with code {code}"),
+        },
         End::Killed { signal } => format!("its guest was killed by signal {signal}"),
         End::Oom => "the kernel killed its guest: the Body was out of memory".into(),
         End::Timeout => "its time limit was over".into(),

@@ -35,6 +35,8 @@ pub struct Create {
     pub life: Life,
     /// On which terms it is kept; none until it is removed.
     pub lease: Option<Lease>,
+    /// A microVM boots, also where one like it could be thawed.
+    pub cold: bool,
 }
 
 impl Create {
@@ -52,6 +54,7 @@ impl Create {
             user: None,
             life: Life::Run,
             lease: None,
+            cold: false,
         }
     }
 

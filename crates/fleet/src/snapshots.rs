@@ -9,7 +9,7 @@ use body::{
     root::Under,
     snapshot::{self, Manifest},
 };
-use proto::{BodyId, Failure, Kind, SnapshotId, Spec, spec::Life};
+use proto::{BodyId, Failure, Kind, Layer, SnapshotId, Spec, spec::Life};
 use serde_json::json;
 
 use crate::{AskedLimits, Create, Fleet, Lease, SnapshotView, View, failures};
@@ -80,8 +80,14 @@ impl Fleet {
             for_forks: purpose == Purpose::Forks,
             dependency: dependency.map(|(_, key)| key.to_owned()),
             origin: dependency.map(|(origin, _)| origin.to_owned()),
+            layer: spec.layer,
+            machine: None,
         };
         self.write("snapshot.created", id, json!({ "snapshot": manifest.id, "name": manifest.name }))?;
+        if spec.layer == Layer::Microvm {
+            let to = self.snapshot_path(&manifest.id);
+            return self.take_machine(dir, spec, &to, manifest).inspect_err(|_| drop(snapshot::remove(&self.maker.programs, &spec.ids, &to)));
+        }
         if let Condition::Running(running) = dir.condition().map_err(|error| failures::dir(id, error))? {
             dir.hold().map_err(|error| Failure::new(Kind::Host, "cannot freeze the Body").because(error).hint("make room: pal gc"))?;
             let frozen = process::pause(&running).map_err(|error| failures::process("cannot freeze the Body", error));
@@ -135,7 +141,7 @@ impl Fleet {
     /// A snapshot, what is below it, and the template's root below that.
     pub(crate) fn under_snapshot(&self, top: &Manifest) -> Result<Under, Failure> {
         let layers = top.base.as_ref().map(|base| self.layers_below(&base.layers)).transpose()?;
-        Ok(Under { snapshots: self.stack(top)?, layers, workspaces: self.workspaces_below(&top.workspaces)? })
+        Ok(Under { snapshots: self.stack(top)?, layers, workspaces: self.workspaces_below(&top.workspaces)?, vm: None })
     }
 
     /// Snapshots below a Body that exists.
@@ -240,6 +246,7 @@ fn fork_request(parent: &Spec, manifest: &Manifest) -> Create {
         user: Some(parent.user.clone()),
         life: Life::Kept,
         lease: None,
+        cold: false,
     }
 }
 

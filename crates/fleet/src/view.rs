@@ -3,6 +3,7 @@
 use proto::{
     BodyId, Enforcement, SnapshotId, Spec,
     launch::End,
+    vm::Revival,
 };
 use serde::Serialize;
 
@@ -51,6 +52,9 @@ pub struct View {
     pub pid: Option<i32>,
     /// What holds it.
     pub enforcement: Enforcement,
+    /// How its machine came to life, on the layer that has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub receipt: Option<Revival>,
 }
 
 fn shown<S: serde::Serializer>(spec: &Spec, to: S) -> Result<S::Ok, S::Error> {

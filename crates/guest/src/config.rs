@@ -43,6 +43,8 @@ pub enum Listener {
     Unix(UnixListener),
     /// For developers.
     Tcp(std::net::TcpListener),
+    /// The line of a microVM.
+    Machine(std::rc::Rc<crate::vm::Machine>),
 }
 
 /// All the guest is told.

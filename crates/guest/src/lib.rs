@@ -9,6 +9,7 @@
 //! disk (`/etc/passwd`, symlinks, FIFOs, endless files) is read with limits and never followed where it matters.
 
 mod auth;
+pub mod channel;
 mod config;
 mod connect;
 mod dial;
@@ -24,6 +25,7 @@ mod reply;
 mod server;
 mod tree;
 mod users;
+pub mod vm;
 
 use std::{os::unix::net::UnixListener, time::Duration};
 

@@ -46,11 +46,13 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// All the guest knows.
 #[derive(Debug)]
 pub struct Guest {
-    pub config: Arc<GuestConfig>,
+    config: RefCell<Arc<GuestConfig>>,
     pub processes: process::Processes,
     pub watchers: files::Watchers,
     pub reaper: init::Reaper,
     pub load: RefCell<metrics::Load>,
+    /// The machine it is the init of, if it is one.
+    pub machine: RefCell<Option<Rc<crate::vm::Machine>>>,
     started: Instant,
     connections: Cell<usize>,
     /// The grace of a shutdown that was asked for.
@@ -62,11 +64,12 @@ pub struct Guest {
 /// Serves until somebody asks the guest to end, and then ends everybody.
 pub async fn serve(order: Order) -> io::Result<()> {
     let guest = Rc::new(Guest {
-        config: Arc::new(order.config),
+        config: RefCell::new(Arc::new(order.config)),
         processes: process::Processes::default(),
         watchers: files::Watchers::default(),
         reaper: init::Reaper::default(),
         load: RefCell::default(),
+        machine: RefCell::default(),
         started: Instant::now(),
         connections: Cell::new(0),
         ending: Cell::new(None),
@@ -74,8 +77,8 @@ pub async fn serve(order: Order) -> io::Result<()> {
         idle: Notify::new(),
     });
     // Whoever asks first waits for the kernel to find these files; better now, when nobody waits.
-    let _ = crate::users::find(&guest.config.user);
-    if let Some(forward) = guest.config.forward.clone() {
+    let _ = crate::users::find(&guest.config().user);
+    if let Some(forward) = guest.config().forward.clone() {
         tokio::task::spawn_local(crate::forward::serve(forward));
     }
     tokio::task::spawn_local(rest(guest.clone()));
@@ -92,6 +95,7 @@ pub async fn serve(order: Order) -> io::Result<()> {
 
 async fn accept(guest: &Rc<Guest>, listener: Listener) -> io::Result<()> {
     match listener {
+        Listener::Machine(machine) => crate::vm::serve(guest, &machine).await,
         Listener::Unix(listener) => {
             let listener = UnixListener::from_std(listener)?;
             loop {
@@ -117,6 +121,16 @@ async fn accept(guest: &Rc<Guest>, listener: Listener) -> io::Result<()> {
 }
 
 impl Guest {
+    /// What it was told to be.
+    pub fn config(&self) -> Arc<GuestConfig> {
+        self.config.borrow().clone()
+    }
+
+    /// It is somebody else from now on: its machine was thawed.
+    pub fn rename(&self, config: GuestConfig) {
+        *self.config.borrow_mut() = Arc::new(config);
+    }
+
     /// Whether the guest is about to end, and starts nothing any more.
     pub fn is_ending(&self) -> bool {
         self.ending.get().is_some()
@@ -130,7 +144,7 @@ impl Guest {
     }
 }
 
-fn welcome(guest: &Rc<Guest>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+pub fn welcome(guest: &Rc<Guest>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
     if guest.connections.get() >= CONNECTIONS_MAX {
         return;
     }
@@ -180,7 +194,8 @@ async fn answer(guest: Rc<Guest>, request: Request<Incoming>) -> Reply {
     let mut reply = if request.method() == Method::OPTIONS {
         reply::preflight()
     } else {
-        let token = guest.config.token.as_deref();
+        let config = guest.config();
+        let token = config.token.as_deref();
         match auth::check_token(token, request.method(), request.uri().path(), request.headers()) {
             Ok(()) => route(guest, request).await,
             Err(refusal) => refusal.reply(),
@@ -202,7 +217,7 @@ async fn route(guest: Rc<Guest>, request: Request<Incoming>) -> Reply {
         }
         (_, ["process.Process" | "filesystem.Filesystem", _]) => reply::empty(StatusCode::METHOD_NOT_ALLOWED),
         (&Method::GET, ["health"]) => reply::empty(StatusCode::NO_CONTENT),
-        (&Method::GET, ["envs"]) => reply::json(&process::body_environment(&guest.config)),
+        (&Method::GET, ["envs"]) => reply::json(&process::body_environment(&guest.config())),
         (&Method::GET, ["metrics"]) => metrics::answer(&guest).await,
         (&Method::GET, ["files"]) => files::download(&guest, request).await,
         (&Method::POST, ["files"]) => files::upload(&guest, request).await,
@@ -216,6 +231,10 @@ async fn own(guest: Rc<Guest>, path: &[&str], request: Request<Incoming>) -> Rep
     let query = Query::parse(request.uri().query());
     match (request.method(), path) {
         (&Method::GET, ["guest"]) => reply::json(&info(&guest)),
+        (&Method::GET, ["receipt"]) => match guest.machine.borrow().as_ref() {
+            Some(machine) => reply::json(&crate::vm::proof(&guest, machine)),
+            None => Refusal::new(StatusCode::NOT_FOUND, "this is no machine").reply(),
+        },
         (&Method::POST, ["shutdown"]) => shutdown(&guest, request.into_body()).await,
         (&Method::GET, ["dial"]) => dial::answer(&query, request).await,
         (&Method::GET, ["tree"]) => tree::send(&guest, &query).await,
@@ -228,7 +247,7 @@ fn info(guest: &Guest) -> GuestInfo {
     GuestInfo {
         generation: GENERATION,
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        body: guest.config.body.clone(),
+        body: guest.config().body.clone(),
         uptime_ms: u64::try_from(guest.started.elapsed().as_millis()).unwrap_or(u64::MAX),
         processes: u32::try_from(guest.processes.count()).unwrap_or(u32::MAX),
     }

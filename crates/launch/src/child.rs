@@ -19,6 +19,7 @@ use proto::{
     Mechanism,
     launch::{CgroupVersion, Failed, Plan},
     spec::USER_ID,
+    vm::{Revival, VmPlan},
 };
 
 use sys::filter::Filter;
@@ -29,7 +30,7 @@ use crate::{
     report::{Step, StepError},
     root,
     trees::{self, Lower, Trees},
-    views,
+    views, vm,
 };
 
 const PLAN_LEN_MAX: u32 = 4 << 20;
@@ -40,6 +41,8 @@ pub struct Luggage {
     pub listener: OwnedFd,
     /// Its log.
     pub log: OwnedFd,
+    /// Where the minder of a machine is asked to freeze it.
+    pub control: Option<OwnedFd>,
     /// What it is made from, where the launcher could take it.
     pub trees: Option<Trees>,
 }
@@ -48,6 +51,7 @@ pub struct Luggage {
 #[derive(serde::Serialize, serde::Deserialize)]
 pub struct Numbers {
     fixed: [RawFd; 2],
+    control: Option<RawFd>,
     trees: Option<TreeNumbers>,
 }
 
@@ -63,6 +67,7 @@ impl Luggage {
     pub fn numbers(&self) -> Numbers {
         Numbers {
             fixed: [&self.listener, &self.log].map(AsRawFd::as_raw_fd),
+            control: self.control.as_ref().map(AsRawFd::as_raw_fd),
             trees: self.trees.as_ref().map(|trees| TreeNumbers {
                 disk: trees.disk.as_ref().map(AsRawFd::as_raw_fd),
                 lowers: trees.lowers.iter().map(|lower| (lower.path.clone(), lower.tree.as_raw_fd())).collect(),
@@ -84,7 +89,7 @@ impl Numbers {
                 mounts: trees.mounts.into_iter().map(take).collect::<io::Result<_>>()?,
             })
         });
-        Ok(Luggage { listener: take(listener)?, log: take(log)?, trees: trees.transpose()? })
+        Ok(Luggage { listener: take(listener)?, log: take(log)?, control: self.control.map(take).transpose()?, trees: trees.transpose()? })
     }
 }
 
@@ -92,7 +97,7 @@ impl Numbers {
 #[derive(serde::Serialize, serde::Deserialize)]
 pub enum Told {
     /// Everything is in place.
-    Done(Vec<Mechanism>),
+    Done(Vec<Mechanism>, Option<Box<Revival>>),
     /// It is not.
     Failed(Failed),
 }
@@ -191,7 +196,7 @@ fn namespaces() -> Vec<Mechanism> {
 /// Without an exec: the guest is part of this program, which saves a tenth of a Body's whole start. What an exec
 /// would have swept away is swept by hand: descriptors here, capabilities and the rest by `lock_down`.
 fn become_guest(plan: Plan, luggage: Luggage, tell: &OwnedFd, mechanisms: Vec<Mechanism>, filter: &Filter) -> StepError {
-    let (listener, tell) = match keep_only(luggage, tell) {
+    let Kept { listener, tell, control } = match keep_only(luggage, tell) {
         Ok(kept) => kept,
         Err(error) => return error,
     };
@@ -201,7 +206,10 @@ fn become_guest(plan: Plan, luggage: Luggage, tell: &OwnedFd, mechanisms: Vec<Me
         let _ = say(&tell, &Told::Failed(error.failed()));
         std::process::exit(1);
     }
-    let _ = say(&tell, &Told::Done(mechanisms));
+    if let (Some(machine), Some(control)) = (plan.vm, control) {
+        std::process::exit(mind(machine, listener, control, tell, mechanisms));
+    }
+    let _ = say(&tell, &Told::Done(mechanisms, None));
     // The launcher hears the end of this pipe, and takes it for the guest's beginning.
     drop(tell);
     let code = match guest::serve(plan.config, listener) {
@@ -214,25 +222,55 @@ fn become_guest(plan: Plan, luggage: Luggage, tell: &OwnedFd, mechanisms: Vec<Me
     std::process::exit(code)
 }
 
+/// Minds a machine instead; its guest's beginning is the end of the pipe here, too.
+fn mind(machine: VmPlan, callers: UnixListener, control: UnixListener, tell: OwnedFd, mut mechanisms: Vec<Mechanism>) -> i32 {
+    let about = machine.clone();
+    vm::live(vm::Charge { vm: machine, callers, control }, move |revived| {
+        let told = match revived {
+            Ok(revival) => {
+                mechanisms.extend(vm::mechanisms(&about, &revival));
+                Told::Done(mechanisms, Some(Box::new(revival)))
+            }
+            Err(error) => Told::Failed(error.failed()),
+        };
+        let _ = say(&tell, &told);
+    })
+}
+
 const TELL_FD: RawFd = 4;
 const LISTEN_FD: RawFd = 3;
+const CONTROL_FD: RawFd = 5;
 
-/// Closes every descriptor but the log, the socket and, for one more word, the pipe to the launcher.
-fn keep_only(luggage: Luggage, tell: &OwnedFd) -> Result<(UnixListener, OwnedFd), StepError> {
+/// What the guest, or who minds a machine, still holds of the host.
+struct Kept {
+    listener: UnixListener,
+    tell: OwnedFd,
+    control: Option<UnixListener>,
+}
+
+/// Closes every descriptor but the log, the sockets and, for one more word, the pipe to the launcher.
+fn keep_only(luggage: Luggage, tell: &OwnedFd) -> Result<Kept, StepError> {
     let null: OwnedFd = File::options().read(true).write(true).open("/dev/null").step("open /dev/null")?.into();
     // Above all fixed numbers first, so that placing one never closes another.
     let high = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, 8).step("copy a descriptor");
     let placed = [(high(null.as_fd())?, 0), (high(null.as_fd())?, 1), (high(luggage.log.as_fd())?, 2)];
     let (listener, tell) = (high(luggage.listener.as_fd())?, high(tell.as_fd())?);
+    let control = luggage.control.as_ref().map(|control| high(control.as_fd())).transpose()?;
     for (fd, number) in placed {
         sys::fd::place(fd, number).step("place standard streams")?;
     }
     sys::fd::place(listener, LISTEN_FD).step("place the socket")?;
     sys::fd::place(tell, TELL_FD).step("place the pipe")?;
+    let has_control = control.is_some();
+    control.map_or(Ok(()), |control| sys::fd::place(control, CONTROL_FD)).step("place the second socket")?;
     // Their numbers are closed below, by number.
     std::mem::forget((luggage, null));
-    sys::fd::close_from(TELL_FD + 1).step("close what is not the guest's")?;
-    let listener = sys::fd::inherited(LISTEN_FD).step("take the socket")?;
-    rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::CLOEXEC).step("mark the socket")?;
-    Ok((listener.into(), sys::fd::inherited(TELL_FD).step("take the pipe")?))
+    sys::fd::close_from(if has_control { CONTROL_FD } else { TELL_FD } + 1).step("close what is not the guest's")?;
+    let take = |number| -> Result<OwnedFd, StepError> {
+        let fd = sys::fd::inherited(number).step("take a descriptor")?;
+        rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).step("mark a descriptor")?;
+        Ok(fd)
+    };
+    let control = if has_control { Some(take(CONTROL_FD)?.into()) } else { None };
+    Ok(Kept { listener: take(LISTEN_FD)?.into(), tell: take(TELL_FD)?, control })
 }

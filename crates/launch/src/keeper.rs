@@ -183,9 +183,14 @@ fn pack(plan: &Plan) -> Result<Luggage, StepError> {
     // Nobody could read the log of a run: it would go with its directory.
     let log = if plan.life == Life::Run { "/dev/null" } else { "guest.log" };
     let log = File::options().append(true).create(true).open(log).step("open the guest's log")?;
+    let control = match &plan.vm {
+        Some(_) => Some(UnixListener::bind(proto::vm::CONTROL).step("listen on the machine's socket")?.into()),
+        None => None,
+    };
     Ok(Luggage {
         listener: listener.into(),
         log: log.into(),
+        control,
         trees: if sys::caps::is_host_root() { Some(trees::gather(plan)?) } else { None },
     })
 }
@@ -198,7 +203,7 @@ fn settle(plan: &Plan, forked: Forked) -> Result<Kept, StepError> {
     write_maps(plan, pid)?;
     let luggage = pack(plan)?;
     // Before the child goes on: from here on whoever finds the directory can end the Body, also without us.
-    let mut ready = Ready { pid: pid.as_raw_nonzero().get(), ticks, keeper: rustix::process::getpid().as_raw_nonzero().get(), mechanisms: Vec::new() };
+    let mut ready = Ready { pid: pid.as_raw_nonzero().get(), ticks, keeper: rustix::process::getpid().as_raw_nonzero().get(), mechanisms: Vec::new(), revival: None };
     write_running(plan, &ready)?;
     hand_over(plan, &luggage, pipe).step("hand the plan to the Body's first process")?;
     let mut told = File::from(told);
@@ -206,7 +211,10 @@ fn settle(plan: &Plan, forked: Forked) -> Result<Kept, StepError> {
     drop((luggage, ends));
     helper.wait().map_err(explain_namespaces)?;
     match hear(told)? {
-        Told::Done(mechanisms) => ready.mechanisms = mechanisms,
+        Told::Done(mechanisms, revival) => {
+            ready.mechanisms = mechanisms;
+            ready.revival = revival.map(|revival| *revival);
+        }
         Told::Failed(failed) => {
             report(&Report::Failed(failed));
             remove_cgroups_after(plan, pid);
@@ -316,6 +324,7 @@ fn keep(plan: &Plan, mut kept: Kept) -> ExitCode {
     } else if let Ok(text) = serde_json::to_vec(&end) {
         let _ = sys::fd::write_whole(Path::new("end.json"), &text);
         let _ = std::fs::remove_file("guest.sock");
+        let _ = std::fs::remove_file(proto::vm::CONTROL);
     }
     drop(kept.mounts);
     ExitCode::SUCCESS

@@ -13,6 +13,7 @@
 
 mod child;
 mod idmap;
+mod image;
 mod keeper;
 mod lock_down;
 mod network;
@@ -22,6 +23,7 @@ mod tend;
 mod trees;
 mod unpack;
 mod views;
+mod vm;
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -29,9 +31,14 @@ pub use keeper::{When, make_and_keep};
 
 /// The program's arguments in, its exit code out.
 pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    if rustix::process::getpid().is_init() && std::path::Path::new("/modules").is_dir() {
+        // The first process of a machine: its kernel started this program from its first file system.
+        guest::vm::main();
+    }
     match arguments.next() {
         // `pal-launch tree …`: work on a Body's files under its own ids.
         Some(verb) if verb == "tree" => tend::main(arguments),
+        Some(verb) if verb == "image" => image::main(),
         Some(word) if word == "early" => make_and_keep(When::Early),
         _ => make_and_keep(When::Late),
     }

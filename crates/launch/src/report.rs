@@ -13,6 +13,11 @@ pub struct StepError {
 }
 
 impl StepError {
+    /// A step that failed for a reason of our own.
+    pub fn new(step: &str, cause: impl Into<String>) -> Self {
+        Self { step: step.to_owned(), cause: io::Error::other(cause.into()), hint: None }
+    }
+
     /// With something to do about it.
     pub fn hint(mut self, hint: &str) -> Self {
         self.hint = Some(hint.to_owned());

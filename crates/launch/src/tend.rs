@@ -80,7 +80,7 @@ fn open(dir: &OsString) -> io::Result<OwnedFd> {
 }
 
 /// The Body's ids; where it has but one, that one becomes root of this namespace.
-fn map(pid: sys::namespace::Pid, ids: &Ids) -> Result<(), StepError> {
+pub fn map(pid: sys::namespace::Pid, ids: &Ids) -> Result<(), StepError> {
     let lines = |ranges: &[proto::spec::IdRange]| -> Vec<MapLine> {
         let first = if ids.has_root() { None } else { Some(0) };
         ranges.iter().map(|r| MapLine { inside: first.unwrap_or(r.inside), outside: r.outside, count: r.count }).collect()

@@ -5,7 +5,7 @@
 
 use std::{
     os::fd::{AsFd, OwnedFd},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use proto::{
@@ -47,7 +47,9 @@ pub fn gather(plan: &Plan) -> Result<Trees, StepError> {
     for mount in &plan.mounts {
         let step = format!("open {}", mount.source.display());
         let tree = sys::mount::clone_tree(&mount.source, Below::Too).step(step.clone())?;
-        let attrs = Attrs { read_only: mount.access == Access::ReadOnly, ..Attrs::default() };
+        // The processor's own door, for a hypervisor that uses it; no other device of the host is ever named.
+        let devices = plan.vm.is_some() && mount.target == Path::new(proto::vm::KVM);
+        let attrs = Attrs { read_only: mount.access == Access::ReadOnly, devices, ..Attrs::default() };
         sys::mount::restrict(tree.as_fd(), attrs).step(step)?;
         mounts.push(tree);
     }

@@ -147,8 +147,12 @@ pub fn make_place(target: &Path, is_dir: bool) -> io::Result<OwnedFd> {
     for (index, name) in parts.iter().enumerate() {
         let last = index + 1 == parts.len();
         if last && !is_dir {
-            let create = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            rustix::fs::openat(&at, name, create, Mode::from_raw_mode(0o644))?;
+            let create = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            match rustix::fs::openat(&at, name, create, Mode::from_raw_mode(0o644)) {
+                // What is there is mounted over, whosever it is.
+                Ok(_) | Err(rustix::io::Errno::EXIST) => {}
+                Err(errno) => return Err(errno.into()),
+            }
         } else {
             match rustix::fs::mkdirat(&at, name, Mode::from_raw_mode(0o755)) {
                 Ok(()) | Err(rustix::io::Errno::EXIST) => {}

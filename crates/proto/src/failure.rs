@@ -22,24 +22,30 @@ pub enum Kind {
     Limit,
     /// The host cannot do it.
     Host,
+    /// What was frozen could not be thawed whole.
+    RestoreIncomplete,
     /// A bug of ours.
     Internal,
 }
 
+/// What an incomplete restore is called wherever it is told.
+pub const RESTORE_INCOMPLETE: &str = "RESTORE_INCOMPLETE";
+
 impl Kind {
     /// The one table: kind, exit code of `pal`, HTTP status.
-    const TABLE: [(Kind, u8, u16); 7] = [
+    const TABLE: [(Kind, u8, u16); 8] = [
         (Kind::Usage, 2, 400),
         (Kind::NotFound, 121, 404),
         (Kind::Conflict, 122, 409),
         (Kind::Denied, 123, 403),
         (Kind::Limit, 124, 429),
         (Kind::Host, 125, 503),
+        (Kind::RestoreIncomplete, 119, 503),
         (Kind::Internal, 120, 500),
     ];
 
     fn row(self) -> (Kind, u8, u16) {
-        Self::TABLE.into_iter().find(|row| row.0 == self).unwrap_or(Self::TABLE[6])
+        Self::TABLE.into_iter().find(|row| row.0 == self).unwrap_or(Self::TABLE[7])
     }
 
     /// The exit code of `pal`.

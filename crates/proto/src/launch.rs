@@ -11,6 +11,7 @@ use crate::{
     BodyId, Mechanism,
     guest::GuestConfig,
     spec::{Ids, Life, Mount},
+    vm::{Revival, VmPlan},
 };
 
 /// Everything needed to make one Body on the process layer.
@@ -53,6 +54,9 @@ pub struct Plan {
     pub life: Life,
     /// What holds it besides what the launcher puts in place; the launcher writes the whole record.
     pub mechanisms: Vec<Mechanism>,
+    /// The machine that runs in it instead of a guest of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<VmPlan>,
 }
 
 /// Where a Body's writes go.
@@ -204,6 +208,9 @@ pub struct Ready {
     pub keeper: i32,
     /// What the launcher put in place.
     pub mechanisms: Vec<Mechanism>,
+    /// How its machine came to life, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revival: Option<Revival>,
 }
 
 /// Why there is no Body.

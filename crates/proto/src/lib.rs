@@ -13,12 +13,14 @@ pub mod id;
 pub mod launch;
 pub mod layer;
 pub mod limits;
+pub mod mux;
 pub mod pack;
 pub mod size;
 pub mod spec;
 pub mod template;
 pub mod text;
 pub mod tree;
+pub mod vm;
 pub mod wire;
 pub mod workspace;
 

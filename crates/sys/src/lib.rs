@@ -7,6 +7,7 @@ pub mod caps;
 pub mod cgroup;
 pub mod fd;
 pub mod filter;
+pub mod intercept;
 pub mod landlock;
 pub mod mount;
 pub mod namespace;

@@ -23,6 +23,9 @@ pub const NONE: i32 = 0;
 /// A user namespace alone.
 pub const USER: i32 = libc::CLONE_NEWUSER;
 
+/// A mount namespace alone; with a user namespace, whose root may mount in it.
+pub const MOUNTS: i32 = libc::CLONE_NEWNS;
+
 /// Parent and child share one table of descriptors until one of them calls [`own_descriptors`].
 pub const SHARE_DESCRIPTORS: i32 = libc::CLONE_FILES;
 
@@ -62,6 +65,19 @@ pub fn fork_into(namespaces: i32, cgroup: Option<BorrowedFd<'_>>) -> io::Result<
     match i32::try_from(pid) {
         Ok(0) => Ok(Side::Child),
         Ok(pid) if pid > 0 => Pid::from_raw(pid).map(Side::Parent).ok_or_else(|| io::ErrorKind::Other.into()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Forks plainly, for a caller whose filter refuses the newer call. The same holds for threads.
+pub fn fork() -> io::Result<Side> {
+    if crate::proc::thread_count()? != 1 {
+        return Err(io::Error::other("only a process with one thread may fork"));
+    }
+    // SAFETY: one thread, so no lock in the child's copy of memory is held by anybody else.
+    match unsafe { libc::fork() } {
+        0 => Ok(Side::Child),
+        pid if pid > 0 => Pid::from_raw(pid).map(Side::Parent).ok_or_else(|| io::ErrorKind::Other.into()),
         _ => Err(io::Error::last_os_error()),
     }
 }

@@ -57,6 +57,9 @@ pub struct BodyArgs {
     /// Run its commands as this user
     #[arg(long, short = 'u', value_name = "USER")]
     user: Option<String>,
+    /// Boot a microVM, also where one like it could be thawed
+    #[arg(long)]
+    cold: bool,
 }
 
 impl BodyArgs {
@@ -86,6 +89,7 @@ impl BodyArgs {
             user: self.user,
             life,
             lease: None,
+            cold: self.cold,
         })
     }
 }

@@ -106,15 +106,22 @@ pub struct Pull {
     pub plain_http: bool,
 }
 
-/// Make a template of pal's own, unless it is there: `base`, `code-interpreter-v1`.
+/// Make a template of pal's own, or prepare this host for microVMs, unless that was done: `base`, `code-interpreter-v1`, `microvm`.
 ///
-/// It is made from Debian's packages by mmdebstrap or debootstrap, and from this machine's own root where neither is.
-/// May be interrupted and repeated at any time.
+/// Templates are made from Debian's packages by mmdebstrap or debootstrap, and from this machine's own root where
+/// neither is. `microvm` fetches a kernel and prepares a hypervisor and an image of this host's programs. May be
+/// interrupted and repeated at any time.
 ///
 /// Example: pal setup base
 #[derive(Debug, clap::Args)]
 pub struct Setup {
     /// Which
-    #[arg(value_name = "TEMPLATE")]
+    #[arg(value_name = "WHAT")]
     pub template: String,
+    /// For `microvm`: run this kernel instead of fetching one
+    #[arg(long, value_name = "FILE")]
+    pub kernel: Option<std::path::PathBuf>,
+    /// For `microvm`: the kernel's modules, such as /lib/modules/VERSION
+    #[arg(long, value_name = "DIR", requires = "kernel")]
+    pub modules: Option<std::path::PathBuf>,
 }

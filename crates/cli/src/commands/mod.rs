@@ -90,7 +90,7 @@ async fn act(
         Command::Snapshots(args) => snapshot::snapshots(&fleet()?, &args.remove, format),
         Command::Fork(args) => snapshot::fork(&fleet()?, &args, format).await,
         Command::Templates(args) => templates::templates(&fleet()?, args, format).await,
-        Command::Setup(args) => templates::setup(&fleet()?, &args.template, format),
+        Command::Setup(args) => templates::setup(&fleet()?, &args, format),
         Command::Events(args) => events::events(&fleet()?, args, format).await,
         Command::Keys(args) => keys::keys(&fleet()?, &args.command, format),
         Command::Doctor => doctor::doctor(&fleet()?, format).await,

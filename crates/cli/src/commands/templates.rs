@@ -5,7 +5,7 @@ mod recipe;
 
 use std::{fs::File, path::Path, time::Duration};
 
-use fleet::{BuildRequest, Fleet, Step, TemplateView};
+use fleet::{BuildRequest, Fleet, OwnKernel, Step, TemplateView};
 use proto::{
     Failure, Kind, Size,
     template::{Settings, Start},
@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::{
     age,
-    args::{Import, Pull, Templates, TemplatesCommand},
+    args::{Import, Pull, Setup, Templates, TemplatesCommand},
     output::{self, Format},
     table::Table,
 };
@@ -139,8 +139,20 @@ fn unreadable(file: &Path, error: std::io::Error) -> Failure {
     Failure::new(Kind::NotFound, format!("cannot read {}", file.display())).because(error).hint("name a file that exists")
 }
 
-/// Makes a template of pal's own.
-pub fn setup(fleet: &Fleet, template: &str, format: Format) -> Result<(), Failure> {
-    let view = fleet.setup(template, &mut |said| output::talk(said))?;
+/// Makes a template of pal's own, or prepares this host for microVMs.
+pub fn setup(fleet: &Fleet, args: &Setup, format: Format) -> Result<(), Failure> {
+    let mut say = |said: &str| output::talk(said);
+    if args.template == "microvm" {
+        let own = args.kernel.clone().map(|file| OwnKernel { file, modules: args.modules.clone() });
+        let setup = fleet.setup_microvm(own, &mut say)?;
+        return match format {
+            Format::Json => output::json(&setup),
+            Format::Text => output::line(&format!("microVMs are set up: kernel {}; try: pal run --layer microvm -- uname -a", setup.kernel_source)),
+        };
+    }
+    if args.kernel.is_some() {
+        return Err(Failure::new(Kind::Usage, "only `microvm` takes a kernel").hint("write: pal setup microvm --kernel FILE"));
+    }
+    let view = fleet.setup(&args.template, &mut say)?;
     told(&view, format)
 }

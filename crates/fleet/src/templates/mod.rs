@@ -74,6 +74,8 @@ pub(crate) struct Origin {
     pub settings: Settings,
     /// Repositories that come with a snapshot.
     pub workspaces: Vec<Workspace>,
+    /// The machine that was frozen, and where.
+    pub machine: Option<(PathBuf, body::vm::record::Machine)>,
 }
 
 impl Fleet {
@@ -158,7 +160,8 @@ impl Fleet {
         let bare = key.strip_suffix(":default").or_else(|| key.strip_suffix(":latest")).unwrap_or(key);
         let manifest = self.find_snapshot(bare).map_err(|failure| if failure.kind == Kind::NotFound { unknown(key) } else { failure })?;
         let under = self.under_snapshot(&manifest)?;
-        Ok(Origin { under, base: manifest.base, settings: Settings::default(), workspaces: manifest.workspaces })
+        let machine = manifest.machine.map(|machine| (self.data.join("snapshots").join(manifest.id.as_str()), machine));
+        Ok(Origin { under, base: manifest.base, settings: Settings::default(), workspaces: manifest.workspaces, machine })
     }
 
     /// The same for a build.
@@ -192,7 +195,11 @@ impl Fleet {
     /// What is below a Body that exists.
     pub(crate) fn under(&self, spec: &Spec) -> Result<Under, Failure> {
         let layers = spec.base.as_ref().map(|base| self.layers_below(&base.layers)).transpose()?;
-        Ok(Under { snapshots: self.below(spec)?, layers, workspaces: self.workspaces_below(&spec.workspaces)? })
+        let mut under = Under { snapshots: self.below(spec)?, layers, workspaces: self.workspaces_below(&spec.workspaces)?, vm: None };
+        if spec.layer == proto::Layer::Microvm {
+            under.vm = Some(self.parts(spec, &under)?);
+        }
+        Ok(under)
     }
 
     /// A template of that name, made if there is none.

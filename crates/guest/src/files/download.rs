@@ -39,14 +39,15 @@ const PIECE_LEN: usize = 256 * 1024;
 /// Answers a file.
 pub async fn download(guest: &Rc<Guest>, request: Request<Incoming>) -> Reply {
     let query = Query::parse(request.uri().query());
-    let token = guest.config.token.as_deref();
+    let config = guest.config();
+    let token = config.token.as_deref();
     if let Err(refusal) = auth::check_files(token, request.headers(), &query, Operation::Read, super::now()) {
         return refusal.reply();
     }
     let asked = Asked {
         path: query.bytes("path").unwrap_or_default().to_vec(),
-        user: query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config.user).to_owned(),
-        workdir: guest.config.workdir.clone(),
+        user: query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config().user).to_owned(),
+        workdir: guest.config().workdir.clone(),
         headers: request.headers().clone(),
     };
     let opened = tokio::task::spawn_blocking(move || asked.open()).await;

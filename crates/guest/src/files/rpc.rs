@@ -134,8 +134,8 @@ struct Who {
 
 impl Who {
     fn of(guest: &Guest, request: &Request<Incoming>) -> Self {
-        let name = auth::basic_user(request.headers()).unwrap_or_else(|| guest.config.user.clone());
-        Self { name, workdir: guest.config.workdir.clone() }
+        let name = auth::basic_user(request.headers()).unwrap_or_else(|| guest.config().user.clone());
+        Self { name, workdir: guest.config().workdir.clone() }
     }
 
     fn caller(&self) -> Result<Caller, Fault> {

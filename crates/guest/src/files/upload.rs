@@ -60,7 +60,8 @@ struct Uploaded {
 /// Answers which files were written.
 pub async fn upload(guest: &Rc<Guest>, request: Request<Incoming>) -> Reply {
     let query = Query::parse(request.uri().query());
-    let token = guest.config.token.as_deref();
+    let config = guest.config();
+    let token = config.token.as_deref();
     if let Err(refusal) = auth::check_files(token, request.headers(), &query, Operation::Write, super::now())
     {
         return refusal.reply();
@@ -76,11 +77,11 @@ async fn take(guest: &Guest, query: &Query, request: Request<Incoming>) -> Resul
     let metadata = metadata::from_headers(request.headers())
         .map_err(|message| Refusal::bad(format!("invalid metadata: {message}")))?;
     let name =
-        query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config.user).to_owned();
-    let workdir = guest.config.workdir.clone();
+        query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config().user).to_owned();
+    let workdir = guest.config().workdir.clone();
     let (user, _) = helped(move || super::user_and_path(b"", &name, workdir.as_deref())).await?;
     let to =
-        Target { user: Arc::new(user), workdir: guest.config.workdir.clone(), metadata: Arc::new(metadata) };
+        Target { user: Arc::new(user), workdir: guest.config().workdir.clone(), metadata: Arc::new(metadata) };
     let kind =
         request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let kind = kind.to_owned();

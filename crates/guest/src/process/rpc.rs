@@ -97,7 +97,7 @@ async fn unary(guest: &Guest, method: &str, codec: Codec, body: Incoming) -> Res
 async fn start_call(guest: Rc<Guest>, codec: Codec, request: Request<Incoming>) -> Result<Payload, Fault> {
     let age_max = timeout_of(request.headers())?;
     let keepalive = keepalive_of(request.headers());
-    let user = auth::basic_user(request.headers()).unwrap_or_else(|| guest.config.user.clone());
+    let user = auth::basic_user(request.headers()).unwrap_or_else(|| guest.config().user.clone());
     let asked: StartRequest = codec.decode(&Messages::new(request.into_body()).only().await?)?;
     let config = asked.process.as_ref().ok_or_else(|| Fault::invalid("no process is described"))?;
     if config.envs.len() > ENVIRONMENT_MAX {

@@ -75,7 +75,7 @@ async fn start_and_follow(
     age_max: Option<Duration>,
 ) -> Result<Listener, Fault> {
     let starting = guest.reaper.starting();
-    let config = guest.config.clone();
+    let config = guest.config();
     let begun = Instant::now();
     let spawned = spawn(&request, &user, &config)?;
     let exit = guest.reaper.exit_of(spawned.pid, &starting);
@@ -187,7 +187,7 @@ fn adopt(guest: &Guest, request: StartRequest, spawned: &Spawned) -> io::Result<
         pid: spawned.pid,
         config: request.process.unwrap_or_default(),
         tag: request.tag,
-        hub: RefCell::new(Hub::new(guest.config.ring_bytes)),
+        hub: RefCell::new(Hub::new(guest.config().ring_bytes)),
         input,
         leader_gone: Cell::new(false),
         timed_out: Cell::new(false),

@@ -51,8 +51,8 @@ struct Received {
 pub async fn receive(guest: &Guest, query: &Query, body: Incoming) -> Reply {
     let path = query.bytes("path").unwrap_or_default().to_vec();
     let user =
-        query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config.user).to_owned();
-    let workdir = guest.config.workdir.clone();
+        query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config().user).to_owned();
+    let workdir = guest.config().workdir.clone();
     let work = move || {
         let (user, path) = files::user_and_path(&path, &user, workdir.as_deref())?;
         Ok(Extract::new(path, user))

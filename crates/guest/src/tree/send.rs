@@ -43,8 +43,8 @@ const READ_LEN: usize = 128 * 1024;
 pub async fn send(guest: &Guest, query: &Query) -> Reply {
     let path = query.bytes("path").unwrap_or_default().to_vec();
     let user =
-        query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config.user).to_owned();
-    let workdir = guest.config.workdir.clone();
+        query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config().user).to_owned();
+    let workdir = guest.config().workdir.clone();
     let opened = files::on_helper(move || Ok(open(&path, &user, workdir.as_deref()))).await;
     match opened.unwrap_or_else(|Fault { message, .. }| Err(Refusal::internal(message))) {
         Err(refusal) => refusal.reply(),

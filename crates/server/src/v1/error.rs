@@ -40,6 +40,8 @@ pub enum ErrorKind {
     Limit,
     /// The host cannot do it, now or at all.
     Host,
+    /// What was frozen could not be thawed whole.
+    RestoreIncomplete,
     /// A bug of ours.
     Internal,
 }
@@ -53,6 +55,7 @@ impl From<Kind> for ErrorKind {
             Kind::Denied => Self::Denied,
             Kind::Limit => Self::Limit,
             Kind::Host => Self::Host,
+            Kind::RestoreIncomplete => Self::RestoreIncomplete,
             Kind::Internal => Self::Internal,
         }
     }

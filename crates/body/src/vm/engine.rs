@@ -1,0 +1,78 @@
+//! The hypervisor in a root of its own: the program, its libraries, its firmware, and nothing else of this host.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use super::{Step, VmError, find_tool, images, run};
+
+/// The program on this host.
+pub const QEMU: &str = "qemu-system-x86_64";
+/// Firmware that the machine loads.
+const FIRMWARE: &[&str] = &["bios-microvm.bin", "linuxboot_dma.bin", "pvh.bin"];
+const FIRMWARE_DIRS: &[&str] = &["/usr/share/qemu", "/usr/share/seabios", "/usr/local/share/qemu"];
+/// Parts that some distributions keep apart from the program.
+const PLUGINS: &[&str] = &["accel-tcg-x86_64.so"];
+const PLUGIN_DIRS: &[&str] = &["/usr/lib/x86_64-linux-gnu/qemu", "/usr/lib64/qemu", "/usr/lib/qemu"];
+/// Where its firmware is, in its root.
+pub const FIRMWARE_INSIDE: &str = "/usr/share/qemu";
+/// Grows when the root is laid out anew.
+const LAYOUT: u32 = 2;
+/// What things are mounted on.
+const PLACES: &[&str] = &["boot/vmlinux", "boot/initrd", "disks/upper.img", "frozen/ram", "frozen/state"];
+const DIRS: &[&str] = &["dev", "proc", "sys", "tmp", "run", "boot", "disks", "frozen", "etc"];
+
+/// What tells one state of the program from another, without reading it.
+pub fn mark() -> Result<String, VmError> {
+    let found = fs::metadata(find_tool(QEMU)?).step("look at the hypervisor")?;
+    Ok(format!("{LAYOUT}-{}-{}-{}", found.len(), found.mtime(), found.ino()))
+}
+
+/// Puts it together in a fresh directory.
+pub fn build(root: &Path) -> Result<(), VmError> {
+    let program = find_tool(QEMU)?;
+    let mut files: BTreeSet<PathBuf> = BTreeSet::new();
+    let find = |dirs: &[&str], name: &&str| dirs.iter().map(|dir| Path::new(dir).join(name)).find(|path| path.exists());
+    let plugins: Vec<PathBuf> = PLUGINS.iter().filter_map(|name| find(PLUGIN_DIRS, name)).collect();
+    for needs in std::iter::once(&program).chain(&plugins) {
+        files.insert(needs.clone());
+        files.extend(libraries(needs)?);
+    }
+    for dir in DIRS {
+        fs::create_dir_all(root.join(dir)).step("make the hypervisor's root")?;
+    }
+    // What a machine is shown is mounted on files that are there: its ids can make none in a root that is nobody's.
+    let images = (0..images::IMAGES_MAX).map(|index| format!("disks/image{index}"));
+    for place in PLACES.iter().map(|place| (*place).to_owned()).chain(images) {
+        fs::write(root.join(place), "").step("make the hypervisor's root")?;
+    }
+    for file in files {
+        put(&file, &root.join(file.strip_prefix("/").unwrap_or(&file)))?;
+    }
+    for name in FIRMWARE {
+        let found = find(FIRMWARE_DIRS, name).ok_or_else(|| VmError::Kernel(format!("the hypervisor's firmware {name} is not on this host")))?;
+        put(&found, &root.join(&FIRMWARE_INSIDE[1..]).join(name))?;
+    }
+    Ok(())
+}
+
+/// Where the program is in its root.
+pub fn program() -> Result<PathBuf, VmError> {
+    find_tool(QEMU)
+}
+
+fn put(from: &Path, to: &Path) -> Result<(), VmError> {
+    let made = to.parent().map_or(Ok(()), fs::create_dir_all);
+    made.and_then(|()| fs::copy(from, to).map(drop)).step("copy the hypervisor")
+}
+
+/// What the dynamic loader would load, and the loader itself.
+fn libraries(program: &Path) -> Result<Vec<PathBuf>, VmError> {
+    let told = run(Command::new("ldd").arg(program), "ldd")?;
+    let text = String::from_utf8_lossy(&told).into_owned();
+    Ok(text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
+}

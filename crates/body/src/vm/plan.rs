@@ -1,0 +1,224 @@
+//! A machine as its launcher is told of it.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use proto::{
+    Limits, Mechanism, Size, Spec,
+    guest::GuestConfig,
+    launch::{Area, AreaKind, Lower, Plan, Rlimits, Seed, Upper},
+    spec::{Access, Life, Mount},
+    vm::{Accelerator, Begin, Held, KVM, VmPlan, Welcome},
+};
+
+use super::{
+    disks::{self, DISK_MIN},
+    engine,
+};
+use crate::groups::Bounds;
+
+/// What the hypervisor itself needs beside the machine's memory.
+const OVERHEAD: u64 = 256 << 20;
+/// Threads of the hypervisor and of who minds it.
+const THREADS_MAX: u32 = 256;
+/// The hypervisor's own root is memory, and holds a socket at most.
+const ROOT_BYTES: u64 = 4 << 20;
+const ROOT_INODES: u64 = 256;
+const FILES_MAX: u64 = 4096;
+/// The least with which the kernel and its guest come up.
+pub const MEMORY_MIN: Size = Size::mib(128);
+/// Memory of a machine that asks for none.
+pub const MEMORY_DEFAULT: Size = Size::mib(512);
+/// Most processors of one machine.
+const CPUS_MAX: u32 = 16;
+/// The disk of a machine that asks for none, where there is room for it.
+pub const DISK_DEFAULT: Size = Size(16 << 30);
+/// How long an emulated machine may take from its start to its guest.
+const BOOT_MS_MAX: u64 = 30_000;
+/// And one that the processor runs.
+const KVM_BOOT_MS_MAX: u64 = 6_000;
+/// The name of its own door to the processor.
+const DOOR: &str = "kvm";
+const KVM_DEVICE: (u32, u32) = (10, 232);
+/// The name of the private disk in a Body's directory and in what was frozen.
+pub const UPPER_FILE: &str = "upper.img";
+/// The names of memory and the rest in what was frozen.
+pub const RAM_FILE: &str = "ram";
+/// Processors and devices.
+pub const STATE_FILE: &str = "state";
+
+/// What a machine is made from.
+#[derive(Debug, Clone)]
+pub struct Parts {
+    /// The hypervisor's root.
+    pub engine: PathBuf,
+    /// What runs the machine.
+    pub accelerator: Accelerator,
+    /// Read-only images, nearest first.
+    pub images: Vec<PathBuf>,
+    /// An empty disk of the right size.
+    pub empty: PathBuf,
+    /// How it begins.
+    pub start: Start,
+}
+
+/// How a machine begins.
+#[derive(Debug, Clone)]
+pub enum Start {
+    /// With its kernel, on the disk it has or on an empty one.
+    Boot {
+        /// The kernel.
+        kernel: PathBuf,
+        /// Its first file system.
+        initrd: PathBuf,
+        /// What it is told.
+        cmdline: String,
+        /// A disk to begin with, instead of an empty one.
+        disk: Option<PathBuf>,
+    },
+    /// Where another one was frozen.
+    Thaw(Frozen),
+}
+
+/// A machine that was frozen.
+#[derive(Debug, Clone)]
+pub struct Frozen {
+    /// Holds its memory, its state and its disk.
+    pub dir: PathBuf,
+    /// What its guest said before.
+    pub held: Held,
+    /// The generation of who is thawed from it.
+    pub generation: u64,
+}
+
+/// Processors of a machine with these limits.
+pub fn cpus(limits: &Limits) -> u32 {
+    limits.cpu_milli.div_ceil(1000).clamp(1, CPUS_MAX)
+}
+
+/// Limits of the hypervisor's process, which holds the machine.
+pub fn around(limits: &Limits) -> Limits {
+    Limits { memory: Size(limits.memory.0.saturating_add(OVERHEAD)), pids: THREADS_MAX, ..limits.clone() }
+}
+
+/// Puts the private disk into a Body's directory, unless it has one from an earlier life.
+pub fn prepare_disk(dir: &Path, spec: &Spec, parts: &Parts) -> io::Result<()> {
+    super::record::keep_images(&parts.images, dir).map_err(io::Error::other)?;
+    if parts.accelerator == Accelerator::Kvm && sys::caps::is_host_root() {
+        own_door(dir, spec)?;
+    }
+    let place = dir.join(UPPER_FILE);
+    let from = match &parts.start {
+        Start::Boot { disk, .. } => disk.as_ref().unwrap_or(&parts.empty).clone(),
+        Start::Thaw(frozen) => frozen.dir.join(UPPER_FILE),
+    };
+    if !place.exists() {
+        let part = dir.join("upper.part");
+        disks::copy(&from, &part)?;
+        let first = if spec.ids.has_root() { 0 } else { proto::spec::USER_ID };
+        if let (true, Some((user, group))) = (sys::caps::is_host_root(), spec.ids.user_outside(first).zip(spec.ids.group_outside(first))) {
+            std::os::unix::fs::lchown(&part, Some(user), Some(group))?;
+        }
+        fs::set_permissions(&part, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+        fs::rename(&part, &place)?;
+    }
+    Ok(())
+}
+
+/// The processor's door for the Body's ids alone: the host's own belongs to its group `kvm`.
+fn own_door(dir: &Path, spec: &Spec) -> io::Result<()> {
+    use rustix::fs::{CWD, FileType, Mode, makedev};
+    let place = dir.join(DOOR);
+    match rustix::fs::mknodat(CWD, &place, FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, makedev(KVM_DEVICE.0, KVM_DEVICE.1)) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    std::os::unix::fs::lchown(&place, spec.ids.user_outside(0), spec.ids.group_outside(0))
+}
+
+/// The plan of a machine: that of a Body in which nothing but its hypervisor lives.
+pub fn plan(dir: &Path, base: Plan, spec: &Spec, parts: &Parts, seeds: Vec<Seed>, machine_id: String, bounds: &Bounds) -> Plan {
+    let inside = |name: &str| Path::new("/disks").join(name);
+    let show = |source: &Path, target: &Path, access| Mount { source: source.to_owned(), target: target.to_owned(), access };
+    let mut mounts = vec![show(&dir.join(UPPER_FILE), &inside(UPPER_FILE), Access::ReadWrite)];
+    if parts.accelerator == Accelerator::Kvm {
+        let door = if sys::caps::is_host_root() { dir.join(DOOR) } else { PathBuf::from(KVM) };
+        mounts.push(show(&door, Path::new(KVM), Access::ReadWrite));
+    }
+    let mut images = Vec::new();
+    for (index, image) in parts.images.iter().enumerate() {
+        images.push(inside(&format!("image{index}")));
+        mounts.push(show(image, &images[index], Access::ReadOnly));
+    }
+    let (begin, generation) = match &parts.start {
+        Start::Boot { kernel, initrd, cmdline, .. } => {
+            let (at_kernel, at_initrd) = (PathBuf::from("/boot/vmlinux"), PathBuf::from("/boot/initrd"));
+            mounts.push(show(kernel, &at_kernel, Access::ReadOnly));
+            mounts.push(show(initrd, &at_initrd, Access::ReadOnly));
+            (Begin::Boot { kernel: at_kernel, initrd: at_initrd, cmdline: cmdline.clone() }, 0)
+        }
+        Start::Thaw(frozen) => {
+            let (ram, state) = (Path::new("/frozen").join(RAM_FILE), Path::new("/frozen").join(STATE_FILE));
+            mounts.push(show(&frozen.dir.join(RAM_FILE), &ram, Access::ReadOnly));
+            mounts.push(show(&frozen.dir.join(STATE_FILE), &state, Access::ReadOnly));
+            (Begin::Thaw { ram, state, held: frozen.held.clone() }, frozen.generation)
+        }
+    };
+    let welcome = Welcome {
+        config: base.config.clone(),
+        seeds,
+        images: (0..images.len()).map(|index| format!("image{index}")).collect(),
+        setuid: base.setuid,
+        pids: spec.limits.pids,
+        files: spec.limits.files.into(),
+        shm_bytes: base.shm_bytes,
+        machine_id,
+        now_ns: 0,
+        entropy: String::new(),
+        generation,
+    };
+    let vm = VmPlan {
+        program: engine::program().unwrap_or_else(|_| Path::new("/usr/bin").join(engine::QEMU)),
+        firmware: engine::FIRMWARE_INSIDE.into(),
+        accelerator: parts.accelerator,
+        memory_bytes: spec.limits.memory.0 & !0xf_ffff,
+        cpus: cpus(&spec.limits),
+        upper: inside(UPPER_FILE),
+        images,
+        begin,
+        welcome,
+        boot_ms_max: if parts.accelerator == Accelerator::Kvm { KVM_BOOT_MS_MAX } else { BOOT_MS_MAX },
+    };
+    let file_bytes = spec.limits.disk.0.max(spec.limits.memory.0).saturating_add(OVERHEAD);
+    Plan {
+        config: GuestConfig { token: None, envs: Default::default(), ..base.config },
+        upper: Upper::Memory { bytes: ROOT_BYTES, inodes: ROOT_INODES },
+        areas: vec![Area { at: String::new(), owner: 0, kind: AreaKind::Private, lowers: vec![Lower { path: parts.engine.clone(), written_as: Some(spec.ids.clone()) }] }],
+        seeds: Vec::new(),
+        setuid: false,
+        shm_bytes: 1 << 20,
+        mounts,
+        rlimits: Rlimits { files: FILES_MAX, file_bytes, ..bounds.rlimits },
+        vm: Some(vm),
+        ..base
+    }
+}
+
+/// What bounds a machine beyond its hypervisor's groups.
+pub fn limits_record(spec: &Spec) -> Vec<Mechanism> {
+    let limits = &spec.limits;
+    let kept = if spec.life == Life::Kept { "kept with the Body" } else { "gone with the Body" };
+    vec![
+        Mechanism::enforced("disk limit", format!("{}: the size of the machine's only writable disk, {kept}", limits.disk)),
+        Mechanism::enforced("memory of the machine", format!("{}: it has no more", limits.memory)),
+        Mechanism::enforced("processes of the machine", format!("{} by its own kernel; whatever that becomes, {THREADS_MAX} on the host", limits.pids)),
+    ]
+}
+
+/// Whether a disk of that size can hold a file system.
+pub fn disk_fits(size: Size) -> bool {
+    size.0 >= DISK_MIN
+}
+

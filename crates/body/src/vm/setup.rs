@@ -1,0 +1,244 @@
+//! What machines of this host are made with: set up once, found by everybody.
+
+use std::{
+    fs, io,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use proto::vm::Accelerator;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::{Step, VmError, cpio::Archive, engine, kernel};
+use crate::programs::Programs;
+
+const RECORD: &str = "setup.json";
+const RECORD_LEN_MAX: u64 = 1 << 20;
+/// The version of the record.
+const VERSION: u32 = 1;
+/// How long the processor's counter is watched: long enough to be right to some millionths.
+const TICKS_WATCHED: Duration = Duration::from_millis(250);
+
+/// `setup.json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Setup {
+    /// Version of this record.
+    pub v: u32,
+    /// The kernel's directory, named by its contents.
+    pub kernel: String,
+    /// Where it comes from, in words.
+    pub kernel_source: String,
+    /// SHA-256 of the kernel as it is run.
+    pub kernel_sha256: String,
+    /// The hypervisor's root, named by the state of the program it was made of.
+    pub engine: String,
+    /// That state.
+    pub engine_mark: String,
+    /// How fast this processor's counter counts, in thousands a second.
+    pub ticks_khz: u64,
+    /// What runs machines here, and in which boot that was found out.
+    #[serde(default)]
+    pub verdict: Option<Verdict>,
+}
+
+/// Whether this host's processor really runs machines: found out by starting one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// What runs them.
+    pub accelerator: Accelerator,
+    /// Why, in words.
+    pub why: String,
+    /// In which boot of the host.
+    pub boot_id: String,
+}
+
+/// Where all of it is.
+#[derive(Debug, Clone)]
+pub struct Ground {
+    dir: PathBuf,
+}
+
+impl Ground {
+    /// The part of a data directory that machines are made from.
+    pub fn of(data: &Path) -> Self {
+        Self { dir: data.join("vm") }
+    }
+
+    /// Where it is.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What is set up.
+    pub fn setup(&self) -> Result<Setup, VmError> {
+        let text = match sys::fd::read_small(&self.dir.join(RECORD), RECORD_LEN_MAX) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(VmError::NotSetUp),
+            read => read.step("read what is set up")?,
+        };
+        let setup: Setup = serde_json::from_str(&text).map_err(io::Error::from).step("read what is set up")?;
+        if setup.v == VERSION { Ok(setup) } else { Err(VmError::NotSetUp) }
+    }
+
+    /// Sets up what is missing. What a kernel is given replaces the one there is.
+    pub fn make(&self, own_kernel: Option<kernel::Found>, say: &dyn Fn(&str)) -> Result<Setup, VmError> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir).step("make the directory for microVMs")?;
+        let _turn = self.turn()?;
+        let before = self.setup().ok();
+        for tool in [engine::QEMU, "mkfs.erofs", "mke2fs"] {
+            super::find_tool(tool)?;
+        }
+        let (kernel, kernel_source, kernel_sha256) = match (own_kernel, &before) {
+            (None, Some(setup)) if self.kernel_is_whole(setup) => (setup.kernel.clone(), setup.kernel_source.clone(), setup.kernel_sha256.clone()),
+            (Some(found), _) => self.keep_kernel(&found)?,
+            (None, _) => {
+                let scratch = self.dir.join("fetched");
+                let _ = fs::remove_dir_all(&scratch);
+                fs::create_dir(&scratch).step("make a directory for the kernel")?;
+                let kept = kernel::fetch(&scratch, say).and_then(|found| self.keep_kernel(&found));
+                let _ = fs::remove_dir_all(&scratch);
+                kept?
+            }
+        };
+        let (engine, engine_mark) = self.keep_engine(say)?;
+        let setup = Setup {
+            v: VERSION,
+            verdict: before.filter(|before| before.kernel == kernel && before.engine == engine).and_then(|before| before.verdict),
+            kernel,
+            kernel_source,
+            kernel_sha256,
+            engine,
+            engine_mark,
+            ticks_khz: measure_ticks(),
+        };
+        self.write(&setup)?;
+        Ok(setup)
+    }
+
+    /// Writes down what is set up.
+    pub fn write(&self, setup: &Setup) -> Result<(), VmError> {
+        let text = serde_json::to_vec(setup).map_err(io::Error::from).step("write what is set up")?;
+        sys::fd::write_whole(&self.dir.join(RECORD), &text).step("write what is set up")
+    }
+
+    fn turn(&self) -> Result<fs::File, VmError> {
+        let lock = fs::File::create(self.dir.join("lock")).step("lock what is set up")?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).step("lock what is set up")?;
+        Ok(lock)
+    }
+
+    fn kernel_is_whole(&self, setup: &Setup) -> bool {
+        let read = fs::read(self.kernel(setup));
+        read.is_ok_and(|bytes| proto::event::hex(&Sha256::digest(bytes)) == setup.kernel_sha256)
+    }
+
+    fn keep_kernel(&self, found: &kernel::Found) -> Result<(String, String, String), VmError> {
+        let bytes = kernel::unpack(&found.kernel)?;
+        let modules = found.modules.as_deref().map_or(Ok(Vec::new()), kernel::modules)?;
+        let sha256 = proto::event::hex(&Sha256::digest(&bytes));
+        let mut hash = Sha256::new();
+        hash.update(&bytes);
+        modules.iter().for_each(|(name, bytes)| {
+            hash.update(name.as_bytes());
+            hash.update(bytes);
+        });
+        let name = format!("kernel-{}", &proto::event::hex(&hash.finalize())[..16]);
+        self.whole_dir(&name, |dir| {
+            fs::write(dir.join("vmlinux"), &bytes).step("write the kernel")?;
+            fs::create_dir(dir.join("modules")).step("write the kernel")?;
+            for (index, (name, bytes)) in modules.iter().enumerate() {
+                fs::write(dir.join("modules").join(format!("{index:02}-{name}.ko")), bytes).step("write a module")?;
+            }
+            Ok(())
+        })?;
+        Ok((name, found.source.clone(), sha256))
+    }
+
+    fn keep_engine(&self, say: &dyn Fn(&str)) -> Result<(String, String), VmError> {
+        let mark = engine::mark()?;
+        let name = format!("engine-{}", &proto::event::hex(&Sha256::digest(&mark))[..16]);
+        if !self.dir.join(&name).exists() {
+            say("putting the hypervisor into a root of its own");
+        }
+        self.whole_dir(&name, engine::build)?;
+        Ok((name, mark))
+    }
+
+    /// A directory that is whole under its name, or not there.
+    fn whole_dir(&self, name: &str, fill: impl FnOnce(&Path) -> Result<(), VmError>) -> Result<(), VmError> {
+        let place = self.dir.join(name);
+        if place.exists() {
+            return Ok(());
+        }
+        let part = self.dir.join(format!("{name}.part"));
+        let _ = fs::remove_dir_all(&part);
+        fs::DirBuilder::new().mode(0o755).create(&part).step("make a directory for microVMs")?;
+        fill(&part).and_then(|()| fs::rename(&part, &place).step("put it in place")).inspect_err(|_| drop(fs::remove_dir_all(&part)))
+    }
+
+    /// The kernel.
+    pub fn kernel(&self, setup: &Setup) -> PathBuf {
+        self.dir.join(&setup.kernel).join("vmlinux")
+    }
+
+    /// The hypervisor's root, made again where the program on this host is another one now.
+    pub fn engine(&self, setup: &Setup) -> Result<PathBuf, VmError> {
+        let root = self.dir.join(&setup.engine);
+        if root.exists() && engine::mark().is_ok_and(|mark| mark == setup.engine_mark) {
+            return Ok(root);
+        }
+        let _turn = self.turn()?;
+        let (engine, engine_mark) = self.keep_engine(&|_| ())?;
+        // What was frozen under the old one may not be thawed under the new one, and another may run machines.
+        let setup = Setup { engine: engine.clone(), engine_mark, verdict: None, ..self.setup()? };
+        self.write(&setup)?;
+        Ok(self.dir.join(engine))
+    }
+
+    /// The first file system for this kernel and this version of the guest.
+    pub fn initrd(&self, setup: &Setup, programs: &Programs) -> Result<PathBuf, VmError> {
+        let version = programs.launch.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let path = self.dir.join("initrd").join(format!("{}-{version}.cpio", setup.kernel));
+        if path.exists() {
+            return Ok(path);
+        }
+        let mut archive = Archive::default();
+        for dir in ["dev", "proc", "sys", "stage", "modules"] {
+            archive.dir(dir);
+        }
+        archive.device("dev/console", 5, 1);
+        archive.device("dev/null", 1, 3);
+        archive.file("init", 0o755, &fs::read(&programs.launch).step("read the guest")?);
+        let modules = self.dir.join(&setup.kernel).join("modules");
+        for entry in fs::read_dir(modules).step("read the kernel's modules")?.flatten() {
+            archive.file(&format!("modules/{}", entry.file_name().to_string_lossy()), 0o644, &fs::read(entry.path()).step("read a module")?);
+        }
+        fs::create_dir_all(self.dir.join("initrd")).step("make a directory for first file systems")?;
+        sys::fd::write_whole(&path, &archive.finish()).step("write the first file system")?;
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o444)).step("write the first file system")?;
+        Ok(path)
+    }
+
+    /// What the kernel is told.
+    pub fn cmdline(&self, setup: &Setup, accelerator: Accelerator) -> String {
+        let mut words = vec![
+            "console=ttyS0 quiet loglevel=4 panic=-1 reboot=t audit=0 8250.nr_uarts=1 cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1".to_owned(),
+        ];
+        if accelerator == Accelerator::Emulated {
+            // Without being told the kernel measures its clock, which sometimes fails under emulation, and takes its time.
+            let khz = setup.ticks_khz;
+            words.push(format!("tsc_early_khz={khz} lpj={} tsc=reliable no_timer_check mitigations=off", khz * 4));
+        }
+        words.join(" ")
+    }
+}
+
+/// How fast this processor's counter counts, in thousands a second.
+fn measure_ticks() -> u64 {
+    let (began, from) = (Instant::now(), sys::proc::ticks());
+    std::thread::sleep(TICKS_WATCHED);
+    let (took, to) = (began.elapsed(), sys::proc::ticks());
+    let khz = u128::from(to.wrapping_sub(from)) * 1_000_000 / took.as_nanos().max(1);
+    u64::try_from(khz).unwrap_or(0)
+}

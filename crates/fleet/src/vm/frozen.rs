@@ -1,0 +1,138 @@
+//! Machines that were frozen: taken of one that runs, thawed as others.
+
+use std::{fs, os::unix::fs::DirBuilderExt, path::Path};
+
+use body::{
+    BodyDir, Condition, process,
+    snapshot::{self, Manifest},
+    vm::{
+        self, Frozen, Parts, Start,
+        plan::UPPER_FILE,
+        record::{FrozenMemory, Machine},
+    },
+};
+use proto::{Failure, Kind, Spec};
+
+use super::failure;
+use crate::{Create, Fleet, failures};
+
+impl Fleet {
+    /// Takes a machine's disk, and its memory if it runs. The caller has the Body's lock.
+    pub(crate) fn take_machine(&self, dir: &BodyDir, spec: &Spec, to: &Path, mut manifest: Manifest) -> Result<Manifest, Failure> {
+        let cannot = |what: &str, error: std::io::Error| Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc");
+        fs::DirBuilder::new().mode(0o700).create(to).map_err(|error| cannot("cannot make the snapshot's directory", error))?;
+        let machine = self.freeze_into(dir, spec, to)?;
+        let files = fs::read_dir(to).into_iter().flatten().flatten().map(|entry| entry.path());
+        // Images are shared; they are not what this snapshot takes.
+        manifest.bytes = files.filter(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("image"))).map(|path| vm::disks::used(&path)).sum();
+        manifest.machine = Some(machine);
+        // It has everything in it: nothing of other snapshots is needed.
+        manifest.below = Vec::new();
+        snapshot::write(to, manifest).map_err(failures::snapshot)
+    }
+
+    /// Freezes a Body's machine into a directory, and says what is in it.
+    pub(crate) fn freeze_into(&self, dir: &BodyDir, spec: &Spec, to: &Path) -> Result<Machine, Failure> {
+        let setup = self.ground().setup().map_err(failure)?;
+        let images: Vec<_> = (0..).map(|index| dir.path().join(format!("image{index}"))).take_while(|path| path.exists()).collect();
+        vm::record::keep_images(&images.iter().map(|path| fs::canonicalize(path).unwrap_or(path.clone())).collect::<Vec<_>>(), to).map_err(failure)?;
+        let running = match dir.condition().map_err(|error| failures::dir(&spec.id, error))? {
+            Condition::Running(running) => Some((running, false)),
+            Condition::Paused(running) => Some((running, true)),
+            _ => None,
+        };
+        let frozen = match running {
+            Some((running, paused)) => {
+                if paused {
+                    // It must run to be asked; it stands still again when it was.
+                    process::resume(&running).map_err(|error| failures::process("cannot freeze the machine", error))?;
+                }
+                let held = vm::freeze::freeze(dir.path(), to).map_err(failure);
+                if paused {
+                    process::pause(&running).map_err(|error| failures::process("cannot pause the machine again", error))?;
+                }
+                let held = held?;
+                let state_sha256 = vm::record::state_hash(to).map_err(|error| Failure::new(Kind::Host, "cannot read what was frozen").because(error))?;
+                Some(FrozenMemory { held, state_sha256 })
+            }
+            None => {
+                let copied = vm::disks::copy(&dir.path().join(UPPER_FILE), &to.join(UPPER_FILE));
+                copied.map_err(|error| Failure::new(Kind::Host, "cannot copy the machine's disk").because(error).hint("make room: pal gc"))?;
+                None
+            }
+        };
+        let generation = dir.revival().map_or(0, |revival| revival.receipt.generation);
+        Ok(Machine {
+            memory: proto::Size(spec.limits.memory.0 & !0xf_ffff),
+            cpus: vm::plan::cpus(&spec.limits),
+            disk: spec.limits.disk,
+            accelerator: setup.verdict.as_ref().map_or(proto::vm::Accelerator::Emulated, |verdict| verdict.accelerator),
+            engine: setup.engine,
+            kernel: setup.kernel,
+            ticks_khz: setup.ticks_khz,
+            images: images.len(),
+            generation,
+            frozen,
+        })
+    }
+
+    /// What a Body on a snapshot of a machine is made from.
+    pub(crate) fn thawed_parts(&self, spec: &Spec, dir: &Path, machine: &Machine, cold: bool) -> Result<Parts, Failure> {
+        let images = (0..machine.images).map(|index| dir.join(format!("image{index}"))).collect();
+        let mut parts = self.parts_with(spec, images, Some(dir.join(UPPER_FILE)))?;
+        if machine.frozen.is_some() && !cold {
+            let setup = self.ground().setup().map_err(failure)?;
+            let frozen = machine.check(dir, &setup, parts.accelerator).map_err(|why| incomplete(&why))?;
+            let frozen = Frozen { dir: dir.to_owned(), held: frozen.held.clone(), generation: machine.generation + 1 };
+            parts.start = Start::Thaw(frozen);
+        }
+        Ok(parts)
+    }
+}
+
+impl Fleet {
+    /// Has a machine that went on prove itself, and writes that down.
+    pub(crate) async fn receipt_of(&self, dir: &BodyDir, id: &proto::BodyId, how: &str) -> Result<(), Failure> {
+        let began = std::time::Instant::now();
+        let sent = now_ns();
+        let receipt = self.guest(id).receipt().await.map_err(|error| incomplete(&format!("its guest does not answer: {error}")))?;
+        let offset = proto::vm::clock_offset_ms(&receipt, sent, now_ns());
+        if receipt.body != *id {
+            return Err(incomplete("its guest takes itself for another Body's"));
+        }
+        if offset.abs() > proto::vm::CLOCK_OFFSET_MAX_MS {
+            return Err(incomplete(&format!("its clock is {offset} ms off")));
+        }
+        let revival = proto::vm::Revival { how: how.to_owned(), clock_offset_ms: offset, took_ms: began.elapsed().as_millis() as u64, receipt };
+        self.write("body.receipt", id, serde_json::json!(revival))?;
+        dir.keep_revival(&revival).map_err(|error| Failure::new(Kind::Host, "cannot keep the receipt of the machine").because(error).hint("make room: pal gc"))
+    }
+}
+
+fn now_ns() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
+
+/// Limits of a Body on a snapshot of a machine: that machine's own, where its memory goes on.
+pub(crate) fn inherit(request: &mut Create, machine: &Machine) -> Result<(), Failure> {
+    let limits = &mut request.limits;
+    let cpu = limits.cpu_milli.unwrap_or(machine.cpus * 1000);
+    let same = limits.memory.is_none_or(|memory| memory.0 & !0xf_ffff == machine.memory.0) && cpu.div_ceil(1000) == machine.cpus;
+    if machine.frozen.is_some() && !request.cold && !same {
+        return Err(Failure::new(Kind::Usage, format!("the machine in this snapshot has {} memory and {} processors, and goes on with them", machine.memory, machine.cpus))
+            .hint("leave --memory and --cpus out, or boot it instead: --cold"));
+    }
+    if limits.disk.is_some_and(|disk| disk != machine.disk) {
+        return Err(Failure::new(Kind::Usage, format!("the disk in this snapshot is one of {}", machine.disk)).hint("leave --disk out"));
+    }
+    limits.memory = limits.memory.or(Some(machine.memory));
+    limits.cpu_milli = Some(cpu);
+    limits.disk = Some(machine.disk);
+    Ok(())
+}
+
+/// What was frozen cannot be thawed whole.
+pub(crate) fn incomplete(why: &str) -> Failure {
+    Failure::new(Kind::RestoreIncomplete, format!("{}: the machine cannot be thawed: {why}", proto::failure::RESTORE_INCOMPLETE))
+        .hint("its files are intact; boot it with them: --cold")
+}

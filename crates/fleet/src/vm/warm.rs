@@ -1,0 +1,159 @@
+//! Warm machines: a template's machine is booted once, frozen when its guest is ready, and thawed as every later Body.
+//!
+//! Invariant: a warm machine has never run anything of a user's, and nothing of one Body is in it.
+//! Invariant: at most [`WARM_MAX`] are kept, none older than [`AGE_MAX`]; the one that was used longest ago goes first.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use body::{
+    BodyDir, ids,
+    root::Under,
+    vm::{Frozen, Parts, Start, record::Machine},
+};
+use proto::{BodyId, Failure, Kind, Spec, spec::Life};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::{Fleet, data, failures};
+
+/// Most warm machines on this host.
+pub(crate) const WARM_MAX: usize = 8;
+/// How long one is kept.
+pub(crate) const AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+const RECORD: &str = "warm.json";
+const RECORD_LEN_MAX: u64 = 1 << 20;
+
+/// `warm.json`, written last.
+#[derive(Debug, Serialize, Deserialize)]
+struct Warm {
+    machine: Machine,
+    about: String,
+}
+
+impl Fleet {
+    /// Has a machine that would boot begin where its template's was frozen instead. One that cannot be frozen boots.
+    pub(crate) fn warm(&self, spec: &Spec, under: &Under, mut parts: Parts) -> Result<Parts, Failure> {
+        let dir = self.warm_dir().join(key(spec, &parts));
+        if self.read_warm(&dir, &parts).is_none() {
+            self.make_warm(spec, under, &parts, &dir)?;
+        }
+        if let Some(frozen) = self.read_warm(&dir, &parts) {
+            // Used last: others go before it.
+            let _ = File::open(&dir).and_then(|dir| dir.set_modified(SystemTime::now()));
+            parts.images = (0..parts.images.len()).map(|index| dir.join(format!("image{index}"))).collect();
+            parts.start = Start::Thaw(frozen);
+        }
+        Ok(parts)
+    }
+
+    fn warm_dir(&self) -> PathBuf {
+        self.ground().dir().join("warm")
+    }
+
+    fn read_warm(&self, dir: &Path, parts: &Parts) -> Option<Frozen> {
+        let text = sys::fd::read_small(&dir.join(RECORD), RECORD_LEN_MAX).ok()?;
+        let warm: Warm = serde_json::from_str(&text).ok()?;
+        let setup = self.ground().setup().ok()?;
+        let held = warm.machine.check(dir, &setup, parts.accelerator).ok()?.held.clone();
+        Some(Frozen { dir: dir.to_owned(), held, generation: 1 })
+    }
+
+    /// Boots a machine that is nobody's and freezes it.
+    fn make_warm(&self, spec: &Spec, under: &Under, parts: &Parts, dir: &Path) -> Result<(), Failure> {
+        let cannot = |error: io::Error| Failure::new(Kind::Host, "cannot keep a warm machine").because(error).hint("make room: pal gc");
+        let warm = self.warm_dir();
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&warm).map_err(cannot)?;
+        let lock = File::create(warm.join("lock")).map_err(cannot)?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).map_err(|errno| cannot(errno.into()))?;
+        if self.read_warm(dir, parts).is_some() {
+            return Ok(());
+        }
+        let part = dir.with_extension("part");
+        let _ = fs::remove_dir_all(&part);
+        let _ = fs::remove_dir_all(dir);
+        fs::DirBuilder::new().mode(0o700).create(&part).map_err(cannot)?;
+        let made = self.boot_and_freeze(spec, under, parts, &part).and_then(|machine| {
+            let about = Warm { machine, about: spec.template.clone() };
+            let text = serde_json::to_vec(&about).map_err(|error| cannot(error.into()))?;
+            sys::fd::write_whole(&part.join(RECORD), &text).and_then(|()| fs::rename(&part, dir)).map_err(cannot)
+        });
+        if made.is_err() {
+            let _ = fs::remove_dir_all(&part);
+        }
+        self.drop_old_warm(dir);
+        made
+    }
+
+    fn boot_and_freeze(&self, spec: &Spec, under: &Under, parts: &Parts, to: &Path) -> Result<Machine, Failure> {
+        self.with_nobodys(spec, under, parts, |dir, spec| self.freeze_into(dir, spec, to))
+    }
+
+    /// Boots a machine that is nobody's, does something with it, and ends it.
+    pub(super) fn with_nobodys<T>(&self, spec: &Spec, under: &Under, parts: &Parts, act: impl FnOnce(&BodyDir, &Spec) -> Result<T, Failure>) -> Result<T, Failure> {
+        let drawn = sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
+        let id = BodyId::from_random(drawn);
+        let cannot = |error: io::Error| Failure::new(Kind::Host, "cannot make a directory for a warm machine").because(error);
+        let dir = BodyDir::create(self.body_path(&id)).map_err(cannot)?;
+        let _lock = dir.try_lock().map_err(cannot)?;
+        let claimed = ids::claim(&self.data, &id, ids::Root::Wanted).map_err(failures::ids).inspect_err(|_| drop(fs::remove_dir_all(dir.path())))?;
+        let spec = Spec { id: id.clone(), ids: claimed, life: Life::Run, env: Default::default(), workdir: None, ..spec.clone() };
+        let under = Under { vm: Some(parts.clone()), ..under.clone() };
+        let booted = self.maker.start_launcher().and_then(|launcher| self.maker.begin(launcher, &dir, &spec, &data::token(&self.key, &id), &under)).and_then(body::process::Begun::finish);
+        let done = match booted {
+            Ok(mut made) => {
+                let done = act(&dir, &spec);
+                made.tether.bury();
+                done
+            }
+            Err(error) => Err(failures::process("cannot start a machine", error)),
+        };
+        if dir.path().exists() {
+            body::groups::unbound_by_name(&id);
+            let _ = body::snapshot::remove(&self.maker.programs, &spec.ids, dir.path());
+        }
+        ids::release(&self.data, &spec.ids, &id);
+        done
+    }
+
+    /// Removes those that are too many or too old, but not the one that is about to be used.
+    pub(crate) fn drop_old_warm(&self, keep: &Path) -> Vec<(String, u64)> {
+        let entries = fs::read_dir(self.warm_dir()).into_iter().flatten().flatten();
+        let mut found: Vec<(SystemTime, PathBuf)> = entries
+            .filter(|entry| entry.path() != keep && entry.path().is_dir() && entry.path().extension().is_none())
+            .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+            .collect();
+        found.sort();
+        let too_many = (found.len() + 1).saturating_sub(WARM_MAX);
+        let old = |at: &SystemTime| at.elapsed().is_ok_and(|age| age > AGE_MAX);
+        let mut dropped = Vec::new();
+        for (index, (at, path)) in found.iter().enumerate() {
+            if index < too_many || old(at) {
+                let bytes = ["ram", "state", "upper.img"].iter().map(|name| body::vm::disks::used(&path.join(name))).sum();
+                if fs::remove_dir_all(path).is_ok() {
+                    dropped.push((path.file_name().unwrap_or_default().to_string_lossy().into_owned(), bytes));
+                }
+            }
+        }
+        dropped
+    }
+}
+
+/// What two machines must have in common to begin alike.
+fn key(spec: &Spec, parts: &Parts) -> String {
+    let Start::Boot { kernel, initrd, cmdline, .. } = &parts.start else { return String::new() };
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let images: Vec<String> = parts.images.iter().map(|image| name(image)).collect();
+    let limits = &spec.limits;
+    let setuid = spec.base.as_ref().is_some_and(|base| base.sudo);
+    let all = serde_json::json!([
+        kernel.parent().map(name), name(initrd), cmdline, name(&parts.engine), images, parts.accelerator, limits.memory.0, limits.cpu_milli.div_ceil(1000),
+        limits.disk.0, limits.pids, limits.files, setuid,
+    ]);
+    proto::event::hex(&Sha256::digest(all.to_string()))[..24].to_owned()
+}

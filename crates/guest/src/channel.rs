@@ -1,0 +1,469 @@
+//! The line between a microVM's guest and its host, carrying many streams: the same code at both ends.
+//!
+//! Each stream is joined to a Unix socket. What the far end sends waits here only up to the stream's window, so one
+//! that nobody reads stops alone.
+//!
+//! Invariant: whoever reads the line never waits to write to it, so the two ends cannot wait for each other.
+//! Invariant: after a stopping word nothing is written until somebody says go on, not even what is waiting already.
+//! Trust: every frame is judged by [`proto::mux`]; the first that breaks a rule ends the line.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    io,
+    os::fd::OwnedFd,
+    rc::Rc,
+};
+
+use proto::mux::{DATA_LEN_MAX, FrameKind, Heard, Intake, Ledger, Side, WINDOW, seal};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, unix::AsyncFd},
+    net::{
+        UnixStream,
+        unix::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::{Notify, mpsc},
+    task::AbortHandle,
+};
+
+/// Frames that wait to be written, of all streams together.
+const OUT_MAX: usize = 64;
+/// What is written at once: as much as the machine's port takes.
+const WRITE_LEN_MAX: usize = 32 << 10;
+const READ_LEN: usize = 64 << 10;
+/// What must have been read before the sender is told; less would only cost frames.
+const CREDIT_STEP: u32 = WINDOW / 4;
+
+/// The line itself: a socket to the hypervisor at one end, the machine's port at the other.
+pub struct Port(AsyncFd<OwnedFd>);
+
+impl Port {
+    /// A descriptor that reads and writes.
+    pub fn new(fd: OwnedFd) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        Ok(Self(crate::ready::ready(fd)?))
+    }
+
+    async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let mut ready = self.0.readable().await?;
+            match ready.try_io(|fd| Ok(rustix::io::read(fd.get_ref(), &mut *buffer)?)) {
+                Ok(read) => return read,
+                Err(_) => continue,
+            }
+        }
+    }
+
+    async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let mut ready = self.0.writable().await?;
+            match ready.try_io(|fd| Ok(rustix::io::write(fd.get_ref(), bytes)?)) {
+                Ok(written) => bytes = &bytes[written?..],
+                Err(_) => continue,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A descriptor that can be waited on: of a process, its end.
+pub fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    crate::ready::ready(fd)
+}
+
+/// Why a line ended.
+#[derive(Debug, thiserror::Error)]
+pub enum LineError {
+    /// Nobody is there.
+    #[error("the line broke")]
+    Broken(#[source] io::Error),
+    /// The other end broke a rule.
+    #[error(transparent)]
+    Violation(#[from] proto::mux::Violation),
+}
+
+/// What the reader of a line is told; streams look after themselves.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Told {
+    /// The host opened this stream: to be attached to something.
+    Opened(u32),
+    /// A word about the line itself.
+    Word(FrameKind, Vec<u8>),
+}
+
+/// One end of the line.
+pub struct Channel {
+    port: Port,
+    ledger: RefCell<Ledger>,
+    streams: RefCell<HashMap<u32, Joined>>,
+    out: mpsc::Sender<Out>,
+    queue: RefCell<Option<mpsc::Receiver<Out>>>,
+    /// Grows with each welcome; what was said before one is not sent after it.
+    epoch: Cell<u64>,
+    next: Cell<u32>,
+    go_on: Notify,
+    intake: RefCell<Intake>,
+}
+
+struct Joined {
+    inbox: Option<mpsc::UnboundedSender<Vec<u8>>>,
+    credit: Rc<Notify>,
+    pumps: [AbortHandle; 2],
+}
+
+struct Out {
+    epoch: u64,
+    bytes: Vec<u8>,
+    stop: bool,
+}
+
+impl Channel {
+    /// This end of a line.
+    pub fn new(side: Side, port: Port) -> Rc<Self> {
+        let (out, queue) = mpsc::channel(OUT_MAX);
+        Rc::new(Self {
+            port,
+            ledger: RefCell::new(Ledger::new(side)),
+            streams: RefCell::default(),
+            out,
+            queue: RefCell::new(Some(queue)),
+            epoch: Cell::new(0),
+            next: Cell::new(1),
+            go_on: Notify::new(),
+            intake: RefCell::default(),
+        })
+    }
+
+    /// Writes what is to be written, for as long as the line lives.
+    pub async fn write(&self) -> io::Result<()> {
+        let Some(mut queue) = self.queue.borrow_mut().take() else { return Ok(()) };
+        let mut batch = Vec::new();
+        while let Some(first) = queue.recv().await {
+            let mut stop = self.gather(first, &mut batch);
+            while !stop && batch.len() < WRITE_LEN_MAX {
+                let Ok(more) = queue.try_recv() else { break };
+                stop = self.gather(more, &mut batch);
+            }
+            self.port.write_all(&batch).await?;
+            batch.clear();
+            if stop {
+                self.go_on.notified().await;
+            }
+        }
+        Ok(())
+    }
+
+    fn gather(&self, out: Out, batch: &mut Vec<u8>) -> bool {
+        let current = out.epoch == self.epoch.get();
+        if current {
+            batch.extend_from_slice(&out.bytes);
+        }
+        current && out.stop
+    }
+
+    /// Reads until something is for the caller.
+    pub async fn read(self: &Rc<Self>) -> Result<Told, LineError> {
+        let mut buffer = Vec::new();
+        loop {
+            while let Some(frame) = { self.intake.borrow_mut().next()? } {
+                let heard = self.ledger.borrow_mut().hear(frame)?;
+                if let Some(told) = self.pass_on(heard) {
+                    return Ok(told);
+                }
+            }
+            buffer.resize(READ_LEN, 0);
+            let len = self.port.read(&mut buffer).await.map_err(LineError::Broken)?;
+            if len == 0 {
+                return Err(LineError::Broken(io::ErrorKind::UnexpectedEof.into()));
+            }
+            self.intake.borrow_mut().push(&buffer[..len]);
+        }
+    }
+
+    fn pass_on(&self, heard: Heard) -> Option<Told> {
+        let mut streams = self.streams.borrow_mut();
+        match heard {
+            Heard::Opened(stream) => return Some(Told::Opened(stream)),
+            Heard::Word(kind, contents) => return Some(Told::Word(kind, contents)),
+            Heard::Data(stream, bytes) => {
+                if let Some(inbox) = streams.get(&stream).and_then(|joined| joined.inbox.as_ref()) {
+                    // Bounded by the stream's window, which the ledger has counted.
+                    let _ = inbox.send(bytes);
+                }
+            }
+            Heard::Credit(stream) => {
+                if let Some(joined) = streams.get(&stream) {
+                    joined.credit.notify_one();
+                }
+            }
+            Heard::Ended(stream) => {
+                if let Some(joined) = streams.get_mut(&stream) {
+                    joined.inbox = None;
+                }
+            }
+            Heard::Reset(stream) => {
+                if let Some(joined) = streams.remove(&stream) {
+                    joined.pumps.iter().for_each(AbortHandle::abort);
+                }
+            }
+            Heard::Late => {}
+        }
+        None
+    }
+
+    /// Says something about the line itself.
+    pub async fn say(&self, kind: FrameKind, contents: &[u8]) {
+        self.push(seal(kind, 0, contents), false).await;
+    }
+
+    /// Says a last word, after which nothing is written until [`Channel::go_on`].
+    pub async fn say_and_stop(&self, kind: FrameKind, contents: &[u8]) {
+        self.push(seal(kind, 0, contents), true).await;
+    }
+
+    /// Lets the writer go on after a stopping word.
+    pub fn go_on(&self) {
+        self.go_on.notify_one();
+    }
+
+    async fn push(&self, bytes: Vec<u8>, stop: bool) {
+        let _ = self.out.send(Out { epoch: self.epoch.get(), bytes, stop }).await;
+    }
+
+    /// Forgets every stream, and what still waited to be said.
+    pub fn begin_anew(&self) {
+        self.epoch.set(self.epoch.get() + 1);
+        self.ledger.borrow_mut().clear();
+        for (_, joined) in self.streams.borrow_mut().drain() {
+            joined.pumps.iter().for_each(AbortHandle::abort);
+        }
+    }
+
+    /// Opens a stream and joins it to that socket; false when there are too many.
+    pub async fn open(self: &Rc<Self>, socket: UnixStream) -> bool {
+        let stream = self.next.get();
+        self.next.set(stream.wrapping_add(1).max(1));
+        if !self.ledger.borrow_mut().open(stream) {
+            return false;
+        }
+        self.push(seal(FrameKind::Open, stream, &[]), false).await;
+        self.attach(stream, socket);
+        true
+    }
+
+    /// Joins a stream to that socket.
+    pub fn attach(self: &Rc<Self>, stream: u32, socket: UnixStream) {
+        let (from, to) = socket.into_split();
+        let (inbox, arriving) = mpsc::unbounded_channel();
+        let credit = Rc::new(Notify::new());
+        let up = tokio::task::spawn_local(self.clone().send_from(stream, from, credit.clone()));
+        let down = tokio::task::spawn_local(self.clone().receive_to(stream, to, arriving));
+        let joined = Joined { inbox: Some(inbox), credit, pumps: [up.abort_handle(), down.abort_handle()] };
+        self.streams.borrow_mut().insert(stream, joined);
+    }
+
+    async fn send_from(self: Rc<Self>, stream: u32, mut from: OwnedReadHalf, credit: Rc<Notify>) {
+        let mut buffer = Vec::new();
+        loop {
+            // An idle stream holds no buffer.
+            if from.readable().await.is_err() {
+                return self.reset(stream).await;
+            }
+            let allowed = loop {
+                let allowed = self.ledger.borrow().credit(stream);
+                match allowed {
+                    None => return self.part(stream),
+                    Some(0) => credit.notified().await,
+                    Some(allowed) => break (allowed as usize).min(DATA_LEN_MAX),
+                }
+            };
+            buffer.resize(allowed, 0);
+            match from.read(&mut buffer).await {
+                Ok(0) => {
+                    self.ledger.borrow_mut().end(stream);
+                    self.push(seal(FrameKind::End, stream, &[]), false).await;
+                    return self.part(stream);
+                }
+                Ok(len) => {
+                    self.ledger.borrow_mut().spend(stream, len as u32);
+                    self.push(seal(FrameKind::Data, stream, &buffer[..len]), false).await;
+                }
+                Err(_) => return self.reset(stream).await,
+            }
+            buffer = Vec::new();
+        }
+    }
+
+    async fn receive_to(self: Rc<Self>, stream: u32, mut to: OwnedWriteHalf, mut arriving: mpsc::UnboundedReceiver<Vec<u8>>) {
+        let mut owed = 0;
+        while let Some(bytes) = arriving.recv().await {
+            if to.write_all(&bytes).await.is_err() {
+                return self.reset(stream).await;
+            }
+            owed += bytes.len() as u32;
+            if owed >= CREDIT_STEP {
+                if self.ledger.borrow_mut().give(stream, owed) {
+                    self.push(seal(FrameKind::Credit, stream, &owed.to_le_bytes()), false).await;
+                }
+                owed = 0;
+            }
+        }
+        drop(to);
+        self.part(stream);
+    }
+
+    /// Whoever has nothing more to do with a stream looks whether the other direction has, too.
+    fn part(&self, stream: u32) {
+        if self.ledger.borrow().credit(stream).is_none() {
+            let joined = self.streams.borrow_mut().remove(&stream);
+            // What arrived before its end is still being delivered.
+            drop(joined);
+        }
+    }
+
+    async fn reset(&self, stream: u32) {
+        if self.ledger.borrow_mut().drop_stream(stream) {
+            self.push(seal(FrameKind::Reset, stream, &[]), false).await;
+        }
+        let joined = self.streams.borrow_mut().remove(&stream);
+        if let Some(joined) = joined {
+            joined.pumps.iter().for_each(AbortHandle::abort);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    use tokio::task::LocalSet;
+
+    use super::*;
+
+    /// A host and a guest that hands each stream to `serve`.
+    fn joined<F: Future<Output = ()> + 'static>(serve: impl Fn(UnixStream) -> F + 'static) -> (Rc<Channel>, Rc<Channel>) {
+        let (one, other) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let host = Channel::new(Side::Host, Port::new(one).unwrap());
+        let guest = Channel::new(Side::Guest, Port::new(other).unwrap());
+        for end in [host.clone(), guest.clone()] {
+            tokio::task::spawn_local(async move { drop(end.write().await) });
+        }
+        let far = guest.clone();
+        tokio::task::spawn_local(async move {
+            while let Ok(told) = far.read().await {
+                match told {
+                    Told::Opened(stream) => {
+                        let (near, served) = UnixStream::pair().unwrap();
+                        far.attach(stream, near);
+                        tokio::task::spawn_local(serve(served));
+                    }
+                    Told::Word(FrameKind::Hold, _) => far.say_and_stop(FrameKind::Held, b"{}").await,
+                    Told::Word(FrameKind::GoOn, _) => far.go_on(),
+                    Told::Word(..) => {}
+                }
+            }
+        });
+        (host, guest)
+    }
+
+    fn listen(host: &Rc<Channel>) -> mpsc::UnboundedReceiver<FrameKind> {
+        let (words, heard) = mpsc::unbounded_channel();
+        let host = host.clone();
+        tokio::task::spawn_local(async move {
+            while let Ok(told) = host.read().await {
+                if let Told::Word(kind, _) = told {
+                    let _ = words.send(kind);
+                }
+            }
+        });
+        heard
+    }
+
+    fn run(test: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let limited = async { tokio::time::timeout(Duration::from_secs(20), test).await.expect("it hangs") };
+        LocalSet::new().block_on(&runtime, limited);
+    }
+
+    async fn echo(socket: UnixStream) {
+        let (mut from, mut to) = socket.into_split();
+        let _ = tokio::io::copy(&mut from, &mut to).await;
+    }
+
+    #[test]
+    fn streams_carry_what_they_are_given_in_order_and_to_the_end() {
+        run(async {
+            let (host, _guest) = joined(echo);
+            let _words = listen(&host);
+            let tasks: Vec<_> = (0..50u8)
+                .map(|number| {
+                    let host = host.clone();
+                    tokio::task::spawn_local(async move {
+                        let (mut near, far) = UnixStream::pair().unwrap();
+                        assert!(host.open(far).await);
+                        let sent: Vec<u8> = (0..700_000u32).map(|at| (at as u8).wrapping_mul(number)).collect();
+                        let (mut from, mut to) = near.split();
+                        let mut got = Vec::new();
+                        let send = async {
+                            to.write_all(&sent).await.unwrap();
+                            to.shutdown().await.unwrap();
+                        };
+                        let ((), read) = tokio::join!(send, from.read_to_end(&mut got));
+                        read.unwrap();
+                        assert!(got == sent, "stream {number}");
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await.unwrap();
+            }
+            tokio::task::yield_now().await;
+            assert_eq!(host.streams.borrow().len(), 0, "nothing is kept of streams that are over");
+        });
+    }
+
+    #[test]
+    fn a_stream_that_nobody_reads_stops_alone() {
+        run(async {
+            // Every stream gets endless output.
+            let (host, guest) = joined(|mut socket| async move { while socket.write_all(&[7; 4096]).await.is_ok() {} });
+            let _words = listen(&host);
+            let (stuck, far) = UnixStream::pair().unwrap();
+            assert!(host.open(far).await);
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            for _ in 0..3 {
+                let (mut near, far) = UnixStream::pair().unwrap();
+                assert!(host.open(far).await);
+                let mut read = vec![0; 4 << 20];
+                near.read_exact(&mut read).await.unwrap();
+            }
+            assert_eq!(guest.ledger.borrow().credit(1), Some(0), "the first one has used its window");
+            drop(stuck);
+        });
+    }
+
+    #[test]
+    fn a_held_line_is_silent_until_it_goes_on() {
+        run(async {
+            let (host, guest) = joined(echo);
+            let mut words = listen(&host);
+            let (mut near, far) = UnixStream::pair().unwrap();
+            assert!(host.open(far).await);
+            near.write_all(b"one").await.unwrap();
+            near.read_exact(&mut [0; 3]).await.unwrap();
+            host.say_and_stop(FrameKind::Hold, &[]).await;
+            assert_eq!(words.recv().await, Some(FrameKind::Held));
+            near.write_all(b"two").await.unwrap();
+            let silent = tokio::time::timeout(Duration::from_millis(50), near.read_exact(&mut [0; 3])).await;
+            assert!(silent.is_err(), "nothing passes a held line");
+            host.go_on();
+            // What waited is written first; the word to the guest comes after it.
+            host.say(FrameKind::GoOn, &[]).await;
+            near.read_exact(&mut [0; 3]).await.unwrap();
+            // As a thawed machine is told: what was open is gone.
+            guest.begin_anew();
+            assert_eq!(guest.streams.borrow().len(), 0);
+        });
+    }
+}

@@ -1,0 +1,74 @@
+//! Who a machine is: its name, its clock and its randomness. Told once when it boots, and again whenever it was thawed.
+
+use std::{fs, io, path::Path, time::Instant};
+
+use proto::vm::Welcome;
+use rustix::time::{ClockId, Timespec};
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub struct Taken {
+    /// The kernel draws from the randomness that was sent.
+    pub reseeded: bool,
+    /// What could not be done.
+    pub trouble: Vec<String>,
+}
+
+/// Becomes that. The welcome was read at `since`, and the clock has gone on.
+pub fn take(welcome: &Welcome, since: Instant) -> Taken {
+    let mut taken = Taken::default();
+    let mut note = |what: &str, done: io::Result<()>| {
+        if let Err(error) = &done {
+            taken.trouble.push(format!("cannot {what}: {error}"));
+        }
+        done.is_ok()
+    };
+    note("set the clock", set_clock(welcome.now_ns.saturating_add(since.elapsed().as_nanos() as u64)));
+    let reseeded = note("take randomness", reseed(&welcome.entropy));
+    let body = welcome.config.body.as_str();
+    note("set the host name", rustix::system::sethostname(body.as_bytes()).map_err(io::Error::from));
+    taken.reseeded = reseeded;
+    taken
+}
+
+/// The files that name the machine, where they name another one: after a thaw.
+pub fn rename(welcome: &Welcome) -> Vec<String> {
+    let body = welcome.config.body.as_str();
+    let files = [
+        ("/etc/hostname", format!("{body}\n")),
+        ("/etc/machine-id", format!("{}\n", welcome.machine_id)),
+        ("/etc/hosts", format!("127.0.0.1 localhost {body}\n::1 localhost\n")),
+    ];
+    let write = |(path, text): (&str, String)| replace(Path::new(path), &text).err().map(|error| format!("cannot write {path}: {error}"));
+    files.into_iter().filter_map(write).collect()
+}
+
+/// What a program of the Body put in the place of such a file is not followed, it is replaced.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let part = path.with_extension("palisade");
+    let _ = fs::remove_file(&part);
+    let mut file = fs::File::options().write(true).create_new(true).open(&part)?;
+    io::Write::write_all(&mut file, text.as_bytes())?;
+    file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
+    fs::rename(&part, path)
+}
+
+fn set_clock(now_ns: u64) -> io::Result<()> {
+    let time = Timespec { tv_sec: (now_ns / 1_000_000_000) as i64, tv_nsec: (now_ns % 1_000_000_000) as i64 };
+    Ok(rustix::time::clock_settime(ClockId::Realtime, time)?)
+}
+
+/// What the clock says now, in nanoseconds since 1970.
+pub fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(ClockId::Realtime);
+    (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
+}
+
+fn reseed(hex: &str) -> io::Result<()> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).unwrap_or(0) as u8;
+    let bytes: Vec<u8> = hex.as_bytes().chunks_exact(2).map(|two| digit(two[0]) << 4 | digit(two[1])).collect();
+    if bytes.len() < 32 {
+        return Err(io::Error::other("less than 32 bytes were sent"));
+    }
+    sys::random::feed(&bytes)
+}

@@ -1,0 +1,157 @@
+//! The machine's end of the line to its host.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use proto::{
+    mux::{FrameKind, HEADER_LEN, Intake, Side},
+    vm::{Held, PORT, Receipt, Welcome},
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    fs::{Mode, OFlags},
+};
+use tokio::net::UnixStream;
+
+use super::{Machine, hold, identity, tree};
+use crate::{
+    channel::{Channel, Port, Told},
+    server::{self, Guest},
+};
+
+const PORT_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Finds the port by the name its host gave it.
+pub fn find() -> io::Result<OwnedFd> {
+    let deadline = Instant::now() + PORT_PATIENCE;
+    loop {
+        for entry in fs::read_dir("/sys/class/virtio-ports").into_iter().flatten().flatten() {
+            let called = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
+            let device = Path::new("/dev").join(entry.file_name());
+            if called.trim() == PORT && device.exists() {
+                return Ok(rustix::fs::open(&device, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?);
+            }
+        }
+        if Instant::now() > deadline {
+            return Err(io::Error::other("the line to the host is not there"));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The host's first word, before anything else can be done.
+pub fn first_word(port: BorrowedFd<'_>, patience: Duration) -> io::Result<Welcome> {
+    let mut line = File::from(port.try_clone_to_owned()?);
+    io::Write::write_all(&mut line, &proto::mux::seal(FrameKind::Here, 0, &[]))?;
+    let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
+    if rustix::event::poll(&mut [PollFd::new(&port, PollFlags::IN)], Some(&timeout))? == 0 {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    let mut intake = Intake::default();
+    let mut header = [0; HEADER_LEN];
+    line.read_exact(&mut header)?;
+    intake.push(&header);
+    let len = u32::from_le_bytes([header[1], header[2], header[3], 0]);
+    let mut contents = vec![0; len as usize];
+    line.read_exact(&mut contents)?;
+    intake.push(&contents);
+    match intake.next().map_err(io::Error::other)? {
+        Some(frame) if frame.kind == FrameKind::Welcome => Ok(serde_json::from_slice(&frame.contents)?),
+        _ => Err(io::Error::other("the host's first word is no welcome")),
+    }
+}
+
+/// Serves the line for as long as the machine lives.
+pub async fn serve(guest: &Rc<Guest>, machine: &Rc<Machine>) -> io::Result<()> {
+    *guest.machine.borrow_mut() = Some(machine.clone());
+    let Some(port) = machine.port.borrow_mut().take() else { return Err(io::ErrorKind::NotFound.into()) };
+    let channel = Channel::new(Side::Guest, Port::new(port)?);
+    let writing = channel.clone();
+    tokio::task::spawn_local(async move { drop(writing.write().await) });
+    let taken = identity::take(&machine.welcome, machine.welcomed);
+    let trouble = machine.trouble.iter().cloned().chain(taken.trouble).collect();
+    let mut first = receipt(guest, machine, &machine.welcome, taken.reseeded, trouble, None);
+    stamp(&mut first, machine.welcomed);
+    channel.say(FrameKind::Receipt, &serde_json::to_vec(&first)?).await;
+    let mut looked = None;
+    loop {
+        let told = channel.read().await.map_err(io::Error::other)?;
+        match told {
+            Told::Opened(stream) => {
+                if let Ok((near, far)) = UnixStream::pair() {
+                    channel.attach(stream, near);
+                    server::welcome(guest, far);
+                }
+            }
+            Told::Word(FrameKind::Hold, _) => {
+                // From here until it goes on or has proved itself, nothing in the machine changes its files.
+                let still = hold::stand_still();
+                rustix::fs::sync();
+                let tree = tree::look(machine.upper.as_fd(), None);
+                looked = Some(tree.entries);
+                let held = Held { tree, processes: processes(guest), still: still.is_ok() };
+                channel.say_and_stop(FrameKind::Held, &serde_json::to_vec(&held)?).await;
+            }
+            Told::Word(FrameKind::GoOn, _) => {
+                hold::go_on();
+                channel.go_on();
+            }
+            Told::Word(FrameKind::Welcome, word) => {
+                let since = Instant::now();
+                let welcome: Welcome = serde_json::from_slice(&word)?;
+                channel.begin_anew();
+                machine.generation.set(welcome.generation);
+                let mut taken = identity::take(&welcome, since);
+                // Before the files that name the machine change.
+                let mut receipt = receipt(guest, machine, &welcome, taken.reseeded, Vec::new(), looked);
+                guest.rename(welcome.config.clone());
+                taken.trouble.extend(identity::rename(&welcome));
+                hold::go_on();
+                receipt.trouble = taken.trouble;
+                stamp(&mut receipt, since);
+                channel.say(FrameKind::Receipt, &serde_json::to_vec(&receipt)?).await;
+                channel.go_on();
+            }
+            Told::Word(..) => {}
+        }
+    }
+}
+
+fn receipt(guest: &Guest, machine: &Machine, welcome: &Welcome, reseeded: bool, trouble: Vec<String>, looked: Option<u64>) -> Receipt {
+    Receipt {
+        body: welcome.config.body.clone(),
+        generation: welcome.generation,
+        clock_ns: 0,
+        spent_ns: 0,
+        reseeded,
+        processes: processes(guest),
+        tree: tree::look(machine.upper.as_fd(), looked),
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        trouble,
+    }
+}
+
+/// What a machine proves that went on without being told who it is.
+pub fn proof(guest: &Guest, machine: &Machine) -> Receipt {
+    let since = Instant::now();
+    let welcome = Welcome { config: (*guest.config()).clone(), generation: machine.generation.get(), ..machine.welcome.clone() };
+    let mut receipt = receipt(guest, machine, &welcome, false, Vec::new(), None);
+    stamp(&mut receipt, since);
+    receipt
+}
+
+/// The last thing before it is sent.
+fn stamp(receipt: &mut Receipt, since: Instant) {
+    receipt.spent_ns = since.elapsed().as_nanos() as u64;
+    receipt.clock_ns = identity::now_ns();
+}
+
+fn processes(guest: &Guest) -> u32 {
+    u32::try_from(guest.processes.count()).unwrap_or(u32::MAX)
+}

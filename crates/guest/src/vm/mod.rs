@@ -1,0 +1,91 @@
+//! The guest as the init of a microVM: from the first process of a kernel to the service of every Body.
+//!
+//! The kernel starts it from the first file system, which holds this program and modules. It finds the line to its
+//! host, waits for its welcome, mounts its disks as one root, and then serves as everywhere else.
+//!
+//! Invariant: the machine was frozen at most between two frames, so whoever thaws it begins with a clean line.
+//! Absent on purpose: walls inside. The machine is the wall; root in it has a kernel of its own.
+
+mod disks;
+mod hold;
+mod identity;
+mod line;
+mod modules;
+mod tree;
+
+use std::{
+    io::{self, Write},
+    os::fd::{AsFd, OwnedFd},
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use proto::{mux::FrameKind, vm::Welcome};
+use rustix::system::RebootCommand;
+
+pub use hold::programs;
+pub use line::{proof, serve};
+
+/// A machine whose root is in place.
+#[derive(Debug)]
+pub struct Machine {
+    /// The line, until it is served.
+    pub port: std::cell::RefCell<Option<OwnedFd>>,
+    /// The same, for the last word.
+    last: OwnedFd,
+    /// Where the Body's writes go.
+    pub upper: OwnedFd,
+    /// What it was told first.
+    pub welcome: Welcome,
+    /// How often it was thawed.
+    pub generation: std::cell::Cell<u64>,
+    /// When that was.
+    pub welcomed: Instant,
+    /// What could not be done on the way.
+    pub trouble: Vec<String>,
+}
+
+/// Set once, before there is a second thread.
+static MACHINE: AtomicBool = AtomicBool::new(false);
+
+/// Whether this is the init of a whole machine.
+pub fn is_machine() -> bool {
+    MACHINE.load(Ordering::Relaxed)
+}
+
+/// How long the host may take to say its first word.
+const WELCOME_PATIENCE: Duration = Duration::from_secs(60);
+
+/// The whole life of a machine's first process. Never returns: its end is the machine's.
+pub fn main() -> ! {
+    MACHINE.store(true, Ordering::Relaxed);
+    if let Err(error) = live() {
+        // Whoever looks for the reason finds it on the console.
+        let _ = writeln!(io::stderr(), "pal-guest: {error}");
+    }
+    rustix::fs::sync();
+    loop {
+        let _ = rustix::system::reboot(RebootCommand::Restart);
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+fn live() -> io::Result<()> {
+    disks::kernel_views()?;
+    let mut trouble = modules::load()?;
+    let port = line::find()?;
+    let welcome = line::first_word(port.as_fd(), WELCOME_PATIENCE)?;
+    let welcomed = Instant::now();
+    let upper = disks::enter_root(&welcome)?;
+    trouble.extend(disks::bounds(&welcome));
+    let last = port.try_clone()?;
+    let machine = Machine { port: Some(port).into(), last, upper, generation: welcome.generation.into(), welcome, welcomed, trouble };
+    let config = machine.welcome.config.clone();
+    let machine = std::rc::Rc::new(machine);
+    let served = crate::run(crate::Order { config, listener: crate::Listener::Machine(machine.clone()) });
+    rustix::fs::sync();
+    let _ = rustix::io::ioctl_fionbio(&machine.last, false);
+    let mut bye = std::fs::File::from(machine.last.try_clone()?);
+    bye.write_all(&proto::mux::seal(FrameKind::Bye, 0, &[]))?;
+    served.map_err(io::Error::other)
+}

@@ -1,0 +1,96 @@
+//! What stands in the upper, in short: told before the machine is frozen and after it was thawed, it must be the same.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use proto::vm::Tree;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
+use sha2::{Digest, Sha256};
+
+/// Entries that are looked at; a machine with more is told apart by these.
+const ENTRIES_MAX: u64 = 4096;
+const DEPTH_MAX: usize = 64;
+/// Under emulation a look at a file takes its time, and somebody waits for this.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Names, kinds, modes, owners, sizes and times of what is below a directory, in an order of their own.
+pub fn look(root: BorrowedFd<'_>, until: Option<u64>) -> Tree {
+    let mut walk = Walk { hash: Sha256::new(), entries: 0, max: until.unwrap_or(ENTRIES_MAX).min(ENTRIES_MAX), deadline: Instant::now() + PATIENCE, whole: true, bound: until.is_some() };
+    if let Ok(dir) = open(root, c".") {
+        walk.dir(&dir, 0);
+    }
+    Tree { hash: proto::event::hex(&walk.hash.finalize()), entries: walk.entries, whole: walk.whole }
+}
+
+struct Walk {
+    hash: Sha256,
+    entries: u64,
+    max: u64,
+    deadline: Instant,
+    whole: bool,
+    /// Somebody else counted: then time does not cut the walk short.
+    bound: bool,
+}
+
+impl Walk {
+    fn dir(&mut self, dir: &OwnedFd, depth: usize) {
+        let Ok(listed) = Dir::read_from(dir) else { return };
+        let mut names: Vec<_> = listed.flatten().map(|entry| entry.file_name().to_owned()).filter(|name| !matches!(name.to_bytes(), b"." | b"..")).collect();
+        names.sort();
+        for name in names {
+            let late = !self.bound && self.entries.is_multiple_of(64) && Instant::now() > self.deadline;
+            if self.entries >= self.max || late {
+                self.whole = false;
+                // What was counted is the measure for whoever looks again.
+                self.max = self.entries;
+                return;
+            }
+            let Ok(stat) = rustix::fs::statat(dir, &name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            self.entry(depth, name.to_bytes(), &stat);
+            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+                && depth < DEPTH_MAX
+                && let Ok(below) = open(dir.as_fd(), &name)
+            {
+                self.dir(&below, depth + 1);
+            }
+        }
+    }
+
+    fn entry(&mut self, depth: usize, name: &[u8], stat: &Stat) {
+        self.entries += 1;
+        let directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        // A directory's size is its file system's affair.
+        let size = if directory { 0 } else { stat.st_size };
+        self.hash.update((name.len() as u64).to_le_bytes());
+        self.hash.update(name);
+        for number in [depth as i64, i64::from(stat.st_mode), i64::from(stat.st_uid), i64::from(stat.st_gid), size, stat.st_mtime, stat.st_mtime_nsec as i64] {
+            self.hash.update(number.to_le_bytes());
+        }
+    }
+}
+
+fn open(at: BorrowedFd<'_>, name: &std::ffi::CStr) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::openat(at, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_is_told_apart_by_any_change() {
+        let dir = std::env::temp_dir().join(format!("pal-guest-tree-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("a/b")).unwrap();
+        std::fs::write(dir.join("a/b/c"), "one").unwrap();
+        let root = open(rustix::fs::CWD, &std::ffi::CString::new(dir.to_str().unwrap()).unwrap()).unwrap();
+        let before = look(root.as_fd(), None);
+        assert_eq!(before, look(root.as_fd(), Some(before.entries)));
+        assert_eq!((before.entries, before.whole), (3, true));
+        std::fs::write(dir.join("a/b/c"), "three").unwrap();
+        let after = look(root.as_fd(), None);
+        assert_ne!(before.hash, after.hash);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}

@@ -1,0 +1,150 @@
+//! `pal-launch image`: makes a read-only file system of a tree, with the rights of the tree's ids and no more.
+//!
+//! Whoever starts a machine becomes root in it, so what this host keeps from everybody must not get into an image: the
+//! tree is read under ids that nobody has, and what those may not read is left out.
+
+use std::{
+    fs::File,
+    io::{self, BufRead, Write},
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    path::{Path, PathBuf},
+    process::{Command, ExitCode, Stdio},
+};
+
+use proto::vm::{ImageOrder, ImageSource};
+use rustix::fs::{Access, AtFlags, CWD};
+use sys::{
+    mount::{Attrs, Below},
+    namespace::Side,
+};
+
+use crate::{
+    report::{Step, StepError},
+    tend,
+};
+
+const ORDER_LEN_MAX: u64 = 1 << 20;
+/// Where the tree of this host is put together: in a mount namespace of this process only.
+const STAGE: &str = "/tmp";
+const DEPTH_MAX: usize = 256;
+
+/// Makes one image; the order is a line of JSON on standard input.
+pub fn main() -> ExitCode {
+    match act() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = io::stderr().write_all(error.to_string().as_bytes());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn act() -> Result<(), StepError> {
+    let order = read_order().step("read the order")?;
+    // Before the ids change: they may not search the way there.
+    let out: OwnedFd = File::options().read(true).write(true).open(&order.out).step("open the image")?.into();
+    let layer = match &order.source {
+        // An ordinary user takes it in the new namespaces, where alone it may.
+        ImageSource::Layer(root) if sys::caps::is_host_root() => Some(sys::mount::clone_tree(root, Below::No).step("open the layer")?),
+        _ => None,
+    };
+    let (told, tell) = rustix::pipe::pipe().step("make a pipe")?;
+    match sys::namespace::fork_into(sys::namespace::USER | sys::namespace::MOUNTS, None).step("make a user namespace")? {
+        Side::Child => {
+            drop(tell);
+            let _ = rustix::io::read(&told, &mut [0u8; 1]);
+            let error = become_maker(&order, &out, layer.as_ref());
+            let _ = io::stderr().write_all(error.to_string().as_bytes());
+            std::process::exit(1)
+        }
+        Side::Parent(pid) => {
+            tend::map(pid, &order.ids)?;
+            rustix::io::write(&tell, b"1").step("tell that the ids are there")?;
+            let waited = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).step("wait")?;
+            std::process::exit(waited.and_then(|(_, status)| status.exit_status()).unwrap_or(1))
+        }
+    }
+}
+
+fn read_order() -> io::Result<ImageOrder> {
+    let mut line = String::new();
+    io::Read::take(io::stdin().lock(), ORDER_LEN_MAX).read_line(&mut line)?;
+    Ok(serde_json::from_str(&line)?)
+}
+
+/// Returns only when something fails.
+fn become_maker(order: &ImageOrder, out: &OwnedFd, layer: Option<&OwnedFd>) -> StepError {
+    match prepare(order, out, layer) {
+        Ok(mut command) => StepError::new("run the maker of images", command.exec().to_string()),
+        Err(error) => error,
+    }
+}
+
+fn prepare(order: &ImageOrder, out: &OwnedFd, layer: Option<&OwnedFd>) -> Result<Command, StepError> {
+    sys::namespace::become_ids(0, 0, order.ids.has_root()).step("take the tree's ids")?;
+    let mut command = Command::new(&order.program);
+    command.args(["--quiet", "--preserve-mtime"]);
+    match (&order.source, layer) {
+        (ImageSource::Host { areas, links, hidden }, _) => {
+            stage(areas, links)?;
+            rustix::process::chdir(Path::new(STAGE).join("root")).step("enter the tree")?;
+            command.arg("--all-root").arg("-x-1");
+            let mut left_out: Vec<PathBuf> = hidden.iter().map(PathBuf::from).collect();
+            unreadable(Path::new(""), 0, &mut left_out);
+            command.args(left_out.iter().map(|path| format!("--exclude-path={}", path.display())));
+        }
+        (ImageSource::Layer(root), layer) => {
+            let own = if layer.is_none() { Some(sys::mount::clone_tree(root, Below::No).step("open the layer")?) } else { None };
+            let Some(tree) = layer.or(own.as_ref()) else { return Err(StepError::new("open the layer", "it is not there")) };
+            memory()?;
+            let place = Path::new(STAGE).join("root");
+            std::fs::create_dir(&place).step("make a directory")?;
+            sys::mount::attach(tree.as_fd(), &place).step("show the layer")?;
+            rustix::process::chdir(&place).step("enter the layer")?;
+        }
+    }
+    rustix::io::fcntl_setfd(out, rustix::io::FdFlags::empty()).step("keep the image open")?;
+    command.arg(format!("/proc/self/fd/{}", out.as_raw_fd())).arg(".").stdin(Stdio::null()).stdout(Stdio::null());
+    Ok(command)
+}
+
+fn memory() -> Result<(), StepError> {
+    sys::mount::make_private().step("make mounts private")?;
+    sys::mount::mount_new("tmpfs", Path::new(STAGE), Attrs::default(), "mode=0755,size=16m").step("mount memory")
+}
+
+fn stage(areas: &[String], links: &[(String, String)]) -> Result<(), StepError> {
+    memory()?;
+    let root = Path::new(STAGE).join("root");
+    let read_only = Attrs { read_only: true, ..Attrs::default() };
+    for area in areas {
+        let place = root.join(area);
+        std::fs::create_dir_all(&place).step("make a directory")?;
+        sys::mount::bind(&Path::new("/").join(area), &place, read_only, Below::Too).step(format!("show /{area}"))?;
+    }
+    for (name, target) in links {
+        std::os::unix::fs::symlink(target, root.join(name)).step("make a link")?;
+    }
+    Ok(())
+}
+
+/// What these ids may not read, below the current directory.
+fn unreadable(dir: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+    let here = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    for entry in std::fs::read_dir(here).into_iter().flatten().flatten() {
+        let path = dir.join(entry.file_name());
+        let Ok(kind) = entry.file_type() else { continue };
+        let wanted = if kind.is_dir() { Access::READ_OK | Access::EXEC_OK } else { Access::READ_OK };
+        // A link is its own contents; what is neither file nor directory has none.
+        let readable = !(kind.is_dir() || kind.is_file()) || rustix::fs::accessat(CWD, &path, wanted, AtFlags::empty()).is_ok();
+        match (readable, kind.is_dir()) {
+            (false, _) => found.push(path),
+            (true, true) if depth < DEPTH_MAX => unreadable(&path, depth + 1, found),
+            _ => {}
+        }
+    }
+}
+

@@ -1,0 +1,389 @@
+//! Minding a machine: from the start of its hypervisor to its end.
+
+use std::{
+    cell::RefCell,
+    ffi::CString,
+    fs::File,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    rc::Rc,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use guest::channel::{Channel, LineError, Port, Told};
+use proto::{
+    mux::{FrameKind, Side},
+    vm::{Begin, CLOCK_OFFSET_MAX_MS, Receipt, Revival, VmPlan, Welcome, clock_offset_ms},
+};
+use serde_json::{Value, json};
+use tokio::{
+    io::AsyncReadExt,
+    net::{UnixListener, UnixStream},
+    sync::mpsc,
+    task::LocalSet,
+};
+
+use super::{
+    Charge, name_of,
+    qemu::{self, Hypervisor, Process},
+    qmp::Monitor,
+    save,
+};
+use crate::report::{Step, StepError};
+
+/// How long a machine that was thawed may take to answer.
+const THAW_PATIENCE: Duration = Duration::from_secs(20);
+/// A kernel that does not come up the first time is started once more: emulated clocks sometimes fail to be calibrated.
+const BOOTS_MAX: u32 = 2;
+/// How long its hypervisor may take to end after its guest said goodbye.
+const BYE_PATIENCE: Duration = Duration::from_secs(5);
+const LAST_WORDS: Duration = Duration::from_millis(50);
+/// What is kept of a hypervisor's complaints.
+const COMPLAINT_LEN_MAX: usize = 1024;
+
+/// Why a machine is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Over {
+    /// Its guest said goodbye.
+    InOrder,
+    /// Its hypervisor is gone.
+    Hypervisor,
+    /// Its guest broke a rule.
+    Violation,
+    /// It stopped without a word.
+    Silent,
+    /// Its hypervisor cannot be asked.
+    Monitor,
+}
+
+impl Over {
+    fn code(self) -> i32 {
+        match self {
+            Over::InOrder => 0,
+            Over::Hypervisor => 71,
+            Over::Violation => 72,
+            Over::Silent => 73,
+            Over::Monitor => 74,
+        }
+    }
+}
+
+/// A word that came over the line, or its end.
+pub(super) type Words = mpsc::Receiver<Result<(FrameKind, Vec<u8>), LineError>>;
+
+/// A machine whose guest answers.
+pub(super) struct Machine {
+    pub(super) vm: VmPlan,
+    pub(super) channel: Rc<Channel>,
+    pub(super) words: Words,
+    pub(super) monitor: Monitor,
+    process: Process,
+}
+
+pub fn live(charge: Charge, tell: impl FnOnce(Result<Revival, StepError>)) -> i32 {
+    let _ = sys::process::set_name(c"pal-vm");
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(4).thread_keep_alive(Duration::from_millis(500)).build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tell(Err(error).step("prepare to mind the machine"));
+            return 1;
+        }
+    };
+    let local = LocalSet::new();
+    local.block_on(&runtime, async {
+        let Charge { vm, callers, control } = charge;
+        let (mut machine, revival) = match bring_up(vm).await {
+            Ok(up) => up,
+            Err(error) => {
+                tell(Err(error));
+                return 1;
+            }
+        };
+        let prepared = machine.process.handle().and_then(|handle| Ok((handle, listen(callers)?, listen(control)?)));
+        match prepared.step("listen for callers") {
+            Ok((handle, callers, control)) => {
+                tell(Ok(revival));
+                mind(&mut machine, handle, callers, control).await.code()
+            }
+            Err(error) => {
+                tell(Err(error));
+                1
+            }
+        }
+    })
+}
+
+fn listen(listener: std::os::unix::net::UnixListener) -> io::Result<UnixListener> {
+    listener.set_nonblocking(true)?;
+    UnixListener::from_std(listener)
+}
+
+/// Starts the machine and waits for its guest.
+async fn bring_up(vm: VmPlan) -> Result<(Machine, Revival), StepError> {
+    let boots = matches!(vm.begin, Begin::Boot { .. });
+    let mut attempt = 1;
+    loop {
+        match try_once(vm.clone()).await {
+            Err(Failure { silent: true, .. }) if boots && attempt < BOOTS_MAX => attempt += 1,
+            outcome => return outcome.map_err(|failure| failure.error),
+        }
+    }
+}
+
+struct Failure {
+    error: StepError,
+    /// The machine runs, but says nothing.
+    silent: bool,
+}
+
+impl From<StepError> for Failure {
+    fn from(error: StepError) -> Self {
+        Self { error, silent: false }
+    }
+}
+
+async fn try_once(vm: VmPlan) -> Result<(Machine, Revival), Failure> {
+    let began = Instant::now();
+    let Hypervisor { process, line, monitor, complaints, state, asks } = qemu::start(&vm).step(format!("start the hypervisor {}", name_of(&vm.program)))?;
+    let channel = Channel::new(Side::Host, Port::new(line).step("open the line to the machine")?);
+    let writing = channel.clone();
+    tokio::task::spawn_local(async move { drop(writing.write().await) });
+    let words = follow(&channel);
+    let said = overhear(complaints);
+    if let Some((listener, ram, path)) = asks {
+        tokio::task::spawn_local(hand_out(listener, ram, path));
+    }
+    let opened = Monitor::open(monitor).await;
+    let mut machine = match opened {
+        Ok(monitor) => Machine { vm, channel, words, monitor, process },
+        Err(error) => return Err(refused(process, error, said).await.into()),
+    };
+    let how = match &machine.vm.begin {
+        Begin::Boot { .. } => {
+            let patience = Duration::from_millis(machine.vm.boot_ms_max);
+            let here = machine.word(FrameKind::Here, patience).await;
+            if let Err(error) = here {
+                return Err(machine.unheard(error).await);
+            }
+            "boot"
+        }
+        Begin::Thaw { .. } => {
+            let loaded = async {
+                machine.monitor.ask("migrate-incoming", json!({ "uri": format!("fd:{}", state.unwrap_or(-1)) })).await?;
+                machine.monitor.wait_loaded().await?;
+                machine.monitor.ask("cont", Value::Null).await
+            };
+            if let Err(error) = loaded.await {
+                return Err(machine.incomplete(&format!("its hypervisor cannot go on with it: {error}")).into());
+            }
+            "thaw"
+        }
+    };
+    let welcome = fresh(&machine.vm.welcome).step("draw randomness for the machine")?;
+    let said = serde_json::to_vec(&welcome).map_err(io::Error::from).step("welcome the guest")?;
+    machine.channel.say(FrameKind::Welcome, &said).await;
+    let patience = if how == "boot" { Duration::from_millis(machine.vm.boot_ms_max) } else { THAW_PATIENCE };
+    let receipt = match machine.word(FrameKind::Receipt, patience).await {
+        Ok(word) => serde_json::from_slice::<Receipt>(&word).map_err(io::Error::from).step("read the guest's receipt")?,
+        Err(error) if how == "thaw" => return Err(machine.incomplete(&format!("its guest does not answer: {error}")).into()),
+        Err(error) => return Err(machine.unheard(error).await),
+    };
+    let clock_offset_ms = clock_offset_ms(&receipt, welcome.now_ns, now_ns());
+    let revival = Revival { how: how.to_owned(), clock_offset_ms, took_ms: began.elapsed().as_millis() as u64, receipt };
+    match missing(&machine.vm, &revival) {
+        Some(what) if how == "thaw" => Err(machine.incomplete(&what).into()),
+        Some(what) => Err(StepError::new("bring the machine up", what).into()),
+        None => Ok((machine, revival)),
+    }
+}
+
+/// What a receipt does not prove.
+fn missing(vm: &VmPlan, revival: &Revival) -> Option<String> {
+    let Revival { receipt, clock_offset_ms, .. } = revival;
+    if receipt.body != vm.welcome.config.body {
+        return Some("its guest takes itself for another Body's".to_owned());
+    }
+    if receipt.generation != vm.welcome.generation {
+        return Some(format!("its guest is of generation {}, not {}", receipt.generation, vm.welcome.generation));
+    }
+    if !receipt.reseeded {
+        return Some(format!("its kernel took no fresh randomness: {}", told(receipt)));
+    }
+    if clock_offset_ms.abs() > CLOCK_OFFSET_MAX_MS {
+        return Some(format!("its clock is {clock_offset_ms} ms off"));
+    }
+    match &vm.begin {
+        // Where processes went on meanwhile, they may have changed files of their own.
+        Begin::Thaw { held, .. } if held.still && held.tree != receipt.tree => Some("its files are not those it was frozen with".to_owned()),
+        _ => None,
+    }
+}
+
+fn told(receipt: &Receipt) -> String {
+    proto::text::visible(&receipt.trouble.join("; ").chars().take(400).collect::<String>())
+}
+
+/// The words of a line, as they come; streams look after themselves.
+fn follow(channel: &Rc<Channel>) -> Words {
+    let (words, heard) = mpsc::channel(16);
+    let channel = channel.clone();
+    tokio::task::spawn_local(async move {
+        loop {
+            let told = match channel.read().await {
+                Ok(Told::Word(kind, contents)) => Ok((kind, contents)),
+                // A guest opens no streams; the line would have ended.
+                Ok(Told::Opened(_)) => continue,
+                Err(error) => Err(error),
+            };
+            let over = told.is_err();
+            if words.send(told).await.is_err() || over {
+                return;
+            }
+        }
+    });
+    heard
+}
+
+async fn refused(process: Process, error: io::Error, said: Rc<RefCell<Vec<u8>>>) -> StepError {
+    // What it said last may still be on its way.
+    tokio::time::sleep(LAST_WORDS).await;
+    drop(process);
+    let said = proto::text::visible_bytes(said.borrow().trim_ascii());
+    StepError::new("start the hypervisor", if said.is_empty() { error.to_string() } else { said })
+}
+
+/// Hears what a hypervisor complains, and keeps the end of it.
+fn overhear(complaints: OwnedFd) -> Rc<RefCell<Vec<u8>>> {
+    let said: Rc<RefCell<Vec<u8>>> = Rc::default();
+    if let Ok(mut stderr) = tokio::net::unix::pipe::Receiver::from_owned_fd(complaints) {
+        let kept = said.clone();
+        tokio::task::spawn_local(async move {
+            let mut buffer = [0; 1024];
+            while let Ok(len @ 1..) = stderr.read(&mut buffer).await {
+                let mut kept = kept.borrow_mut();
+                kept.extend_from_slice(&buffer[..len]);
+                let over = kept.len().saturating_sub(COMPLAINT_LEN_MAX);
+                kept.drain(..over);
+            }
+        });
+    }
+    said
+}
+
+/// Gives the hypervisor the frozen memory for reading, whenever it asks to open it for writing, too.
+async fn hand_out(listener: OwnedFd, ram: File, path: CString) {
+    let Ok(listener) = guest::channel::readable(listener) else { return };
+    loop {
+        let Ok(mut ready) = listener.readable().await else { return };
+        // A hypervisor that is gone has no more questions.
+        if sys::intercept::answer(listener.get_ref().as_fd(), &path, ram.as_fd()).is_err() {
+            return;
+        }
+        ready.clear_ready();
+    }
+}
+
+/// Time and randomness of this very moment.
+fn fresh(welcome: &Welcome) -> io::Result<Welcome> {
+    let drawn: [u8; 64] = sys::random::bytes()?;
+    Ok(Welcome { now_ns: now_ns(), entropy: proto::event::hex(&drawn), ..welcome.clone() })
+}
+
+fn now_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
+
+impl Machine {
+    /// Waits for a word; others that come first are of no interest.
+    pub(super) async fn word(&mut self, wanted: FrameKind, patience: Duration) -> io::Result<Vec<u8>> {
+        let heard = async {
+            loop {
+                match self.words.recv().await {
+                    Some(Ok((kind, contents))) if kind == wanted => return Ok(contents),
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => return Err(io::Error::other(error)),
+                    None => return Err(io::ErrorKind::UnexpectedEof.into()),
+                }
+            }
+        };
+        tokio::time::timeout(patience, heard).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    }
+
+    /// A machine that did not come up, with the last it said.
+    async fn unheard(&mut self, error: io::Error) -> Failure {
+        let silent = error.kind() == io::ErrorKind::TimedOut;
+        let console = self.monitor.console().await;
+        let cause = match (silent, console.is_empty()) {
+            (_, false) => format!("its console ends with: {console}"),
+            (true, true) => "its kernel says nothing".to_owned(),
+            (false, true) => error.to_string(),
+        };
+        let error = StepError::new("boot the machine", cause);
+        Failure { error: error.hint("is the kernel one for virtual machines? see what is set up: pal doctor"), silent }
+    }
+
+    fn incomplete(&self, what: &str) -> StepError {
+        StepError::new("thaw the machine", format!("{}: {what}", proto::failure::RESTORE_INCOMPLETE))
+    }
+
+    /// Its guest said goodbye: the hypervisor follows.
+    async fn settle(&mut self) {
+        let deadline = Instant::now() + BYE_PATIENCE;
+        while self.process.ended().is_none() && Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
+/// Joins callers to the guest until the machine is over.
+async fn mind(machine: &mut Machine, handle: OwnedFd, callers: UnixListener, control: UnixListener) -> Over {
+    let Ok(gone) = guest::channel::readable(handle) else { return Over::Monitor };
+    let channel = machine.channel.clone();
+    tokio::task::spawn_local(async move {
+        loop {
+            match callers.accept().await {
+                Ok((socket, _)) => drop(channel.open(socket).await),
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    });
+    loop {
+        tokio::select! {
+            word = machine.words.recv() => match word {
+                Some(Ok((FrameKind::Bye, _))) => {
+                    machine.settle().await;
+                    return Over::InOrder;
+                }
+                Some(Ok(_)) => {}
+                Some(Err(LineError::Violation(violation))) => {
+                    complain(&format!("the guest broke a rule: {violation}"));
+                    return Over::Violation;
+                }
+                Some(Err(LineError::Broken(_))) | None => {
+                    machine.settle().await;
+                    return if ended_by_signal(machine) { Over::Hypervisor } else { Over::Silent };
+                }
+            },
+            _ = gone.readable() => return if ended_by_signal(machine) { Over::Hypervisor } else { Over::Silent },
+            asked = control.accept() => {
+                if let Ok((socket, _)) = asked && let Err(error) = answer(machine, socket).await {
+                    complain(&format!("the machine cannot go on after it was frozen: {error}"));
+                    return Over::Monitor;
+                }
+            }
+        }
+    }
+}
+
+fn ended_by_signal(machine: &mut Machine) -> bool {
+    machine.process.ended().is_none_or(|status| status.exit_status() != Some(0))
+}
+
+async fn answer(machine: &mut Machine, socket: UnixStream) -> io::Result<()> {
+    save::answer(machine, socket).await
+}
+
+/// To the Body's log.
+fn complain(what: &str) {
+    let _ = io::Write::write_all(&mut io::stderr(), format!("pal-vm: {what}\n").as_bytes());
+}

@@ -1,0 +1,65 @@
+//! A machine in place of the guest: the Body's first process starts its hypervisor and minds it.
+//!
+//! It stands inside the same walls as every process Body, and so does the hypervisor: ids of its own, namespaces, an
+//! almost empty root, no network, Landlock, the system call filter, cgroups. It joins callers on the Body's socket to
+//! the guest in the machine, freezes the machine when asked, and ends when the machine ends.
+//!
+//! Invariant: everything the guest sends is parsed here, behind the walls, and nowhere outside of them.
+//! Invariant: what the hypervisor may not change is read-only by its mount, never by an option of the hypervisor.
+
+mod mind;
+mod qemu;
+mod qmp;
+mod save;
+mod split;
+
+use std::{
+    os::{fd::OwnedFd, unix::net::UnixListener},
+    path::Path,
+};
+
+use proto::{
+    Mechanism,
+    vm::{Accelerator, Revival, VmPlan},
+};
+
+use crate::report::StepError;
+
+/// What the minder of a machine is given.
+pub struct Charge {
+    /// The machine.
+    pub vm: VmPlan,
+    /// Where callers of its guest come from.
+    pub callers: UnixListener,
+    /// Where it is asked to be frozen.
+    pub control: UnixListener,
+}
+
+/// Starts the machine, tells how that went, and minds it to its end. The answer is an exit code.
+pub fn live(charge: Charge, tell: impl FnOnce(Result<Revival, StepError>)) -> i32 {
+    mind::live(charge, tell)
+}
+
+/// What holds a machine besides the walls around its hypervisor.
+pub fn mechanisms(vm: &VmPlan, revival: &Revival) -> Vec<Mechanism> {
+    let accelerator = match vm.accelerator {
+        Accelerator::Kvm => Mechanism::enforced("hypervisor", "kvm: the processor keeps the machine apart"),
+        Accelerator::Emulated => Mechanism::enforced("hypervisor", "emulated: a program runs the machine's every instruction, slower than the processor could"),
+    };
+    vec![
+        Mechanism::enforced("own kernel", format!("Linux {}, by QEMU's microvm machine", revival.receipt.kernel)),
+        accelerator,
+        Mechanism::enforced("devices of the machine", format!("one line to its guest, {} read-only images, one private disk; no network", vm.images.len())),
+    ]
+}
+
+/// The name of a file, for a message that must not name a place.
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// A pair of joined sockets.
+fn pair() -> std::io::Result<(OwnedFd, OwnedFd)> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
+}

@@ -1,0 +1,240 @@
+//! What the two sides of a microVM tell each other, and what the launcher is told of one.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{guest::GuestConfig, launch::Seed};
+
+/// The name of the line's port on the machine.
+pub const PORT: &str = "palisade";
+/// The device by which a hypervisor has the processor run its machine.
+pub const KVM: &str = "/dev/kvm";
+/// What the device with the private upper is called.
+pub const UPPER: &str = "upper";
+
+/// The first word to a guest, and to one that was thawed: who it is from now on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// What every guest is told.
+    pub config: GuestConfig,
+    /// What its upper holds from the start; of no use to one that was thawed.
+    pub seeds: Vec<Seed>,
+    /// Read-only devices below its upper, nearest first: what they are called.
+    pub images: Vec<String>,
+    /// Whether setuid programs of its root work.
+    pub setuid: bool,
+    /// Processes and threads.
+    pub pids: u32,
+    /// Open files of one process.
+    pub files: u64,
+    /// Memory of `/dev/shm`.
+    pub shm_bytes: u64,
+    /// Its machine id.
+    pub machine_id: String,
+    /// What time it is, in nanoseconds since 1970.
+    pub now_ns: u64,
+    /// Randomness that no other machine gets: 64 bytes as hex.
+    pub entropy: String,
+    /// How often this machine was thawed before: its generation.
+    pub generation: u64,
+}
+
+/// What a guest proves of itself after its welcome.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Receipt {
+    /// Whose guest says so.
+    pub body: crate::BodyId,
+    /// The generation it was told.
+    pub generation: u64,
+    /// What its clock says when it sends this, in nanoseconds since 1970.
+    pub clock_ns: u64,
+    /// How long it had its welcome by then.
+    pub spent_ns: u64,
+    /// Whether the kernel has taken the randomness and draws from it.
+    pub reseeded: bool,
+    /// Processes started through the guest that still run.
+    pub processes: u32,
+    /// What its upper holds: names, kinds, modes, owners, sizes and times.
+    pub tree: Tree,
+    /// Its kernel.
+    pub kernel: String,
+    /// What could not be done, in words.
+    #[serde(default)]
+    pub trouble: Vec<String>,
+}
+
+/// What stands in an upper, in short.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tree {
+    /// SHA-256 over its entries, as far as they were looked at.
+    pub hash: String,
+    /// How many were.
+    pub entries: u64,
+    /// Whether that is all of them.
+    pub whole: bool,
+}
+
+/// What a guest says before it is frozen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// What its upper holds.
+    pub tree: Tree,
+    /// Processes started through the guest that run.
+    pub processes: u32,
+    /// Whether every process stood still before the upper was looked at.
+    pub still: bool,
+}
+
+/// What holds the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Accelerator {
+    /// The processor itself.
+    Kvm,
+    /// A program.
+    Emulated,
+}
+
+impl Accelerator {
+    /// The word on every surface.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Emulated => "emulated",
+        }
+    }
+}
+
+/// How a machine comes to life.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Begin {
+    /// Its kernel is started.
+    Boot {
+        /// Its kernel, in the machine's root.
+        kernel: PathBuf,
+        /// Its first file system.
+        initrd: PathBuf,
+        /// What the kernel is told.
+        cmdline: String,
+    },
+    /// It goes on where it was frozen.
+    Thaw {
+        /// Its memory, in the machine's root.
+        ram: PathBuf,
+        /// Its processors and devices.
+        state: PathBuf,
+        /// What its guest said before it was frozen, to be found again.
+        held: Held,
+    },
+}
+
+/// A machine to be kept, in the launcher's plan.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmPlan {
+    /// The hypervisor, in the machine's root.
+    pub program: PathBuf,
+    /// Where it finds its firmware.
+    pub firmware: PathBuf,
+    /// How processors are run.
+    pub accelerator: Accelerator,
+    /// Memory.
+    pub memory_bytes: u64,
+    /// Processors.
+    pub cpus: u32,
+    /// The private upper, in the machine's root.
+    pub upper: PathBuf,
+    /// Read-only images, nearest first.
+    pub images: Vec<PathBuf>,
+    /// How it begins.
+    pub begin: Begin,
+    /// What its guest is told; time and randomness are added when that happens.
+    pub welcome: Welcome,
+    /// How long it may take until its guest answers.
+    pub boot_ms_max: u64,
+}
+
+/// How far a machine's clock may be off after it was set.
+pub const CLOCK_OFFSET_MAX_MS: i64 = 500;
+
+/// How far at least a guest's clock is off: it was read between what was asked and what was heard, less what the guest
+/// spent before it looked.
+pub fn clock_offset_ms(receipt: &Receipt, sent_ns: u64, heard_ns: u64) -> i64 {
+    let clock = i128::from(receipt.clock_ns);
+    let (early, late) = (i128::from(sent_ns.saturating_add(receipt.spent_ns).min(heard_ns)), i128::from(heard_ns));
+    let offset = if clock < early { clock - early } else { (clock - late).max(0) };
+    (offset / 1_000_000).clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64
+}
+
+/// How a machine came to life, for the record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revival {
+    /// `boot` or `thaw`.
+    pub how: String,
+    /// How far at least the guest's clock was from the host's after it was set, in milliseconds.
+    pub clock_offset_ms: i64,
+    /// From the start of the hypervisor to the guest's receipt.
+    pub took_ms: u64,
+    /// What the guest proved.
+    #[serde(flatten)]
+    pub receipt: Receipt,
+}
+
+/// Exit codes of the process that minds a machine, each with its meaning.
+pub const EXITS: [(i32, &str); 4] = [
+    (71, "its hypervisor ended or was killed"),
+    (72, "its guest broke the rules of the line and was ended"),
+    (73, "its machine stopped without a word: its kernel may have panicked"),
+    (74, "its hypervisor could not be asked any more"),
+];
+
+/// Where the process that minds a machine is asked to freeze it: two descriptors are sent, for memory and for the
+/// rest. It answers with one line of JSON; the next byte, or the end of the connection, lets the machine go on.
+pub const CONTROL: &str = "vm.sock";
+
+/// What it answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Answer {
+    /// It stands still and is written down.
+    Saved {
+        /// What its guest said before.
+        held: Held,
+    },
+    /// It goes on, because of this.
+    Failed {
+        /// Why.
+        why: String,
+    },
+}
+
+/// What `pal-launch image` is asked for: a read-only file system made of a tree.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageOrder {
+    /// The ids under which the tree is read: what they may not read does not get in.
+    pub ids: crate::spec::Ids,
+    /// The tree.
+    pub source: ImageSource,
+    /// The file to write, which belongs to those ids already.
+    pub out: PathBuf,
+    /// The program that writes it.
+    pub program: PathBuf,
+}
+
+/// What an image is made of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ImageSource {
+    /// A layer: owners, marks and all.
+    Layer(PathBuf),
+    /// What this host shows of itself: everything belongs to root.
+    Host {
+        /// Directories of the host, by their place in the image, which is the same.
+        areas: Vec<String>,
+        /// Links.
+        links: Vec<(String, String)>,
+        /// What is left out.
+        hidden: Vec<String>,
+    },
+}
