@@ -22,6 +22,8 @@ use crate::{
 /// Where [`Bodies::probed`] shows the probe.
 pub const PROBE_INSIDE: &str = "/mnt/probe/probe";
 
+const MACHINE_LIFE_MAX: std::time::Duration = std::time::Duration::from_secs(400);
+
 /// A fleet on a data directory of its own, on one layer. Copies share it.
 #[derive(Clone)]
 pub struct Bodies(Arc<Inner>);
@@ -69,6 +71,9 @@ impl Bodies {
     pub(crate) fn new(layer: Layer) -> Self {
         let dir = Temporary::new("test");
         let path = dir.to_path_buf();
+        if layer == Layer::Microvm {
+            crate::ground::share(&path.join("data"));
+        }
         let fleet = open(&path.join("data")).expect("a fresh data directory can be opened");
         Self(Arc::new(Inner { layer, fleet: Some(fleet), dir: Mutex::new(Some(dir)), path }))
     }
@@ -100,7 +105,12 @@ impl Bodies {
 
     /// What asks for a kept Body on this test's layer.
     pub fn kept(&self) -> Create {
-        Create { layer: Some(self.0.layer), ..Create::kept() }
+        let mut request = Create { layer: Some(self.0.layer), ..Create::kept() };
+        if self.0.layer == Layer::Microvm {
+            // A test that is ended by force leaves its machines behind, and those keep a processor busy.
+            request.limits.wall = Some(MACHINE_LIFE_MAX);
+        }
+        request
     }
 
     /// What asks for one that ends with its maker.
@@ -126,7 +136,40 @@ impl Bodies {
 
     /// Makes what is asked for.
     pub async fn make(&self, request: Create) -> View {
-        self.fleet().create(request).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)))
+        self.try_make(request).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)))
+    }
+
+    /// The same, where it may fail. The probe is copied into a machine, which shows nothing of the host.
+    pub async fn try_make(&self, mut request: Create) -> Result<View, Failure> {
+        let is_probe = |mount: &Mount| self.0.layer == Layer::Microvm && mount.target == Path::new("/mnt/probe");
+        let probe = request.mounts.extract_if(.., |mount| is_probe(mount)).next();
+        let view = self.fleet().create(request).await?;
+        if let Some(probe) = probe {
+            let bytes = fs::read(probe.source.join("probe")).expect("the probe can be read");
+            let pieces: Vec<Bytes> = bytes.chunks(256 << 10).map(Bytes::copy_from_slice).collect();
+            let put = ["sh", "-c", "mkdir -p /mnt/probe && cat > /mnt/probe/probe && chmod 755 /mnt/probe/probe"];
+            let request = ExecRequest { stdin: Stdin::Open, user: Some("root".into()), workdir: Some("/".into()), ..ExecRequest::new(put) };
+            let ran = ran(self.fleet(), view.id(), request, &pieces).await?;
+            assert_eq!(ran.code, 0, "{}", ran.complaint());
+        }
+        Ok(view)
+    }
+
+    /// Has another data directory find what this layer needs beyond a program.
+    pub fn prepare(&self, data: &Path) {
+        if self.0.layer == Layer::Microvm {
+            crate::ground::share(data);
+        }
+    }
+
+    /// A time in which something happens: an emulated machine takes longer.
+    pub fn patient(&self, time: std::time::Duration) -> std::time::Duration {
+        if self.0.layer == Layer::Microvm { time * 15 } else { time }
+    }
+
+    /// The layer that is tested.
+    pub fn layer(&self) -> Layer {
+        self.0.layer
     }
 
     /// A Body as it is now.

@@ -7,6 +7,7 @@
 
 mod bodies;
 pub mod doors;
+mod ground;
 pub mod leaks;
 pub mod probe;
 pub mod registry;

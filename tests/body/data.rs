@@ -73,6 +73,7 @@ async fn a_newer_or_unknown_layout_is_left_alone(t: Bodies) {
 #[body_test]
 async fn a_path_longer_than_a_sockets_name_works(t: Bodies) {
     let data = t.dir().join("d".repeat(120)).join("e".repeat(120));
+    t.prepare(&data);
     let fleet = open(&data).unwrap();
     let body = fleet.create(t.passing()).await.unwrap().spec.id;
     let ran = testkit::ran(&fleet, &body, fleet::ExecRequest::new(["echo", "far"]), &[]).await.unwrap();

@@ -42,7 +42,7 @@ async fn a_stop_gives_processes_time_to_end_and_no_more(t: Bodies) {
     assert_eq!(t.sh(&body, "cat ~/bye; grep -l '^sleep' /proc/[0-9]*/cmdline | wc -l").await.text(), "bye\n0");
 }
 
-#[body_test]
+#[body_test(except(microvm = "its files are on a disk of its own; microvm::pause shows the same from inside"))]
 async fn a_paused_body_stands_still(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "(i=0; while :; do i=$((i+1)); echo $i > /home/user/count; done) >/dev/null 2>&1 &").await.ok();
@@ -84,7 +84,7 @@ async fn what_runs_is_only_removed_by_force(t: Bodies) {
     assert_eq!(t.fleet().remove(&body, Force::Yes).await.unwrap_err().kind, Kind::NotFound);
 }
 
-#[body_test]
+#[body_test(except(microvm = "an emulated machine takes minutes for such a tree, and its removal is that of one file"))]
 async fn removing_ends_every_process_and_a_deep_tree(t: Bodies) {
     let body = t.create().await;
     let script = "for i in 1 2 3 4 5; do setsid sleep 1000 >/dev/null 2>&1 & done

@@ -13,7 +13,7 @@ fn hold(mib: u64) -> [String; 3] {
     ["sh".into(), "-c".into(), format!("head -c {} /dev/zero | tail -c {} | wc -c", mib * MIB, mib * MIB)]
 }
 
-#[body_test(except(user = "without a delegated cgroup memory is bounded for each process, which another test shows"))]
+#[body_test(except(user = "without a delegated cgroup memory is bounded for each process, which another test shows", microvm = "its own kernel ends what is over, and nobody outside hears of it; microvm::limits shows the bound"))]
 async fn a_body_out_of_memory_says_so(t: Bodies) {
     let mut request = t.kept();
     request.limits.memory = Some(Size::mib(64));
@@ -77,7 +77,7 @@ async fn a_disk_in_memory_is_full_when_it_is_full(t: Bodies) {
     assert_ne!(elsewhere.code, 0);
 }
 
-#[body_test]
+#[body_test(except(microvm = "a file with holes may be longer than its disk; microvm::limits shows what is written"))]
 async fn a_file_of_a_kept_body_is_no_longer_than_its_disk(t: Bodies) {
     let mut request = t.kept();
     request.limits.disk = Some(Size::mib(16));
@@ -89,7 +89,7 @@ async fn a_file_of_a_kept_body_is_no_longer_than_its_disk(t: Bodies) {
     assert_ne!(sparse.code, 0, "{}", sparse.complaint());
 }
 
-#[body_test]
+#[body_test(except(microvm = "its disk is full then and nothing is ended; microvm::limits shows that"))]
 async fn a_kept_body_over_its_disk_is_ended_and_says_why(t: Bodies) {
     let mut request = t.kept();
     request.limits.disk = Some(Size::mib(8));
@@ -113,7 +113,7 @@ async fn a_disk_in_memory_has_only_so_many_files(t: Bodies) {
     assert_eq!(made, "1000");
 }
 
-#[body_test(except(user = "without a delegated cgroup nothing bounds processor time, and the record says so"))]
+#[body_test(except(user = "without a delegated cgroup nothing bounds processor time, and the record says so", microvm = "a twentieth of a processor does not boot a machine"))]
 async fn a_twentieth_of_a_processor_is_no_more(t: Bodies) {
     const BUSY: &str = "end=$(($(date +%s%N) + 1000000000)); while [ $(date +%s%N) -lt $end ]; do :; done";
     let used = async |milli: Option<u32>| {
@@ -219,7 +219,7 @@ async fn odd_requests_are_refused_and_leave_nothing(t: Bodies) {
         (Kind::NotFound, Create { template: "../../etc".into(), ..t.kept() }),
         (Kind::NotFound, Create { template: String::new(), ..t.kept() }),
         (Kind::NotFound, Create { template: "x".repeat(4096), ..t.kept() }),
-        (Kind::Host, Create { layer: Some(proto::Layer::Microvm), ..t.kept() }),
+        (Kind::Host, Create { layer: Some(proto::Layer::Wasm), ..t.kept() }),
         (Kind::Usage, Create { workdir: Some("relative".into()), ..t.kept() }),
         (Kind::Usage, Create { workdir: Some("/a/../b".into()), ..t.kept() }),
         (Kind::Usage, Create { workdir: Some("/a\0b".into()), ..t.kept() }),

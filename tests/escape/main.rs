@@ -97,28 +97,28 @@ const BY_ROOT: &[&str] = &[
     "setns-cgroup-init",
 ];
 
-#[body_test]
+#[body_test(except(microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"))]
 async fn a_passing_body_holds_its_user(t: Bodies) {
     judge(&t, t.passing(), Who::User).await;
 }
 
-#[body_test(except(user = "an id alone gives no root inside; the account's test judges that one"))]
+#[body_test(except(user = "an id alone gives no root inside; the account's test judges that one", microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"))]
 async fn a_passing_body_holds_its_root(t: Bodies) {
     judge(&t, t.passing(), Who::Root).await;
 }
 
-#[body_test]
+#[body_test(except(microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"))]
 async fn a_kept_body_holds_its_user(t: Bodies) {
     judge(&t, t.kept(), Who::User).await;
 }
 
-#[body_test(except(user = "an id alone gives no root inside; the account's test judges that one"))]
+#[body_test(except(user = "an id alone gives no root inside; the account's test judges that one", microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"))]
 async fn a_kept_body_holds_its_root(t: Bodies) {
     judge(&t, t.kept(), Who::Root).await;
 }
 
 /// The body of a user with subordinate ids, whose root inside is that user outside.
-#[body_test(except(root = "it is about the ids of an ordinary user", user = "it is about the ids of an account"))]
+#[body_test(except(root = "it is about the ids of an ordinary user", user = "it is about the ids of an account", microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"))]
 async fn a_body_of_an_account_holds_its_root(t: Bodies) {
     judge(&t, t.kept(), Who::Root).await;
 }
@@ -129,7 +129,7 @@ fn as_an_account_with_subordinate_ids() {
 }
 
 /// Other Bodies, and what Palisade keeps of them, are the host's too.
-#[body_test]
+#[body_test(except(microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"))]
 async fn a_body_sees_nothing_of_another_or_of_palisade(t: Bodies) {
     let other = t.make(t.kept()).await;
     let name = format!("other-{}", std::process::id());
@@ -158,7 +158,7 @@ async fn a_body_sees_nothing_of_another_or_of_palisade(t: Bodies) {
 
 /// Groups open doors that an id alone does not. Without subordinate ids the kernel lets nobody drop them; then the
 /// record says so.
-#[body_test(except(root = "it is run with groups, below", user = "it is run with groups, below"))]
+#[body_test(except(root = "it is run with groups, below", user = "it is run with groups, below", microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"))]
 async fn the_callers_groups_are_not_the_bodys(t: Bodies) {
     for request in [t.passing(), t.kept()] {
         let view = t.make(t.with_probe(request)).await;

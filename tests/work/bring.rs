@@ -5,7 +5,7 @@ use testkit::{Bodies, body_test};
 
 use crate::repo::{Host, save, up};
 
-#[body_test]
+#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn a_body_has_the_files_of_the_commit_and_a_clean_status(t: Bodies) {
     let host = Host::plain(&t);
     let body = host.body(&t).await;
@@ -20,7 +20,7 @@ async fn a_body_has_the_files_of_the_commit_and_a_clean_status(t: Bodies) {
     assert_eq!(t.sh(&body, "git diff-files --name-only").await.ok(), "", "without a refresh");
 }
 
-#[body_test]
+#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn nothing_of_the_host_is_changed_by_work_in_a_body(t: Bodies) {
     let host = Host::plain(&t);
     let before = host.sh("git status --porcelain --ignored; git for-each-ref refs/heads; find . -path ./.git -prune -o -type f -print0 | sort -z | xargs -0 sha256sum");
@@ -32,7 +32,7 @@ async fn nothing_of_the_host_is_changed_by_work_in_a_body(t: Bodies) {
     t.fleet().remove_with(&body, Force::Yes, fleet::Discard::Yes).await.unwrap();
 }
 
-#[body_test]
+#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn uncommitted_untracked_and_ignored_files_come_when_asked_for(t: Bodies) {
     let host = Host::plain(&t);
     host.sh("echo changed >> numbers; echo new > new.txt; rm binary; mkdir target; echo built > target/out; echo other > target/other; echo x > x.log");
@@ -49,7 +49,7 @@ async fn uncommitted_untracked_and_ignored_files_come_when_asked_for(t: Bodies) 
     assert_eq!(host.sh("git status --porcelain"), " D binary\n M numbers\n?? new.txt", "the host's own index is as it was");
 }
 
-#[body_test]
+#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn a_near_tree_is_made_from_the_one_that_is_there(t: Bodies) {
     let host = Host::make(&t, "app", "mkdir -p a/b c; for i in $(seq 300); do echo $i > a/f$i; done; echo 1 > a/b/x; echo 1 > c/y; echo 1 > swap; echo 1 > gone");
     let first = up(&t, host.up(&t)).await.spec;
@@ -67,7 +67,7 @@ async fn a_near_tree_is_made_from_the_one_that_is_there(t: Bodies) {
     assert!(near.contains("swap/in f 644") && !near.contains("a/b") && !near.contains("gone"), "{near}");
 }
 
-#[body_test]
+#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn a_second_body_makes_no_layer(t: Bodies) {
     let host = Host::plain(&t);
     let layers = || std::fs::read_dir(t.data().join("layers")).unwrap().flatten().filter(|entry| entry.path().is_dir()).count();
@@ -79,7 +79,7 @@ async fn a_second_body_makes_no_layer(t: Bodies) {
     assert_eq!(t.sh(&views[1].spec.id, "tail -1 numbers").await.ok(), "1000", "private from then on");
 }
 
-#[body_test]
+#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn line_ends_links_modes_and_odd_names_are_as_git_has_them(t: Bodies) {
     let script = r#"printf '*.txt text eol=crlf\n*.bin -text\n' > .gitattributes; printf 'a\r\nb\r\n' > dos.txt; printf 'a\nb\n' > unix.c; printf 'x\r\n' > raw.bin
         mkdir 'sp ace'; echo 1 > 'sp ace/q"uote'; echo 2 > "$(printf 'new\nline')"; echo 3 > "$(printf 'by\377te')"; echo 4 > -dash; echo 5 > ':colon'; echo 6 > 'ba\ck'; ln -s /etc/passwd out; echo 7 > '*'"#;
@@ -96,7 +96,7 @@ async fn line_ends_links_modes_and_odd_names_are_as_git_has_them(t: Bodies) {
     assert_eq!(host.wip_tree(&body), host.git(&["write-tree"]));
 }
 
-#[body_test]
+#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn worktrees_shallow_bare_and_remote_repositories_come_in(t: Bodies) {
     let host = Host::plain(&t);
     host.commit("echo 2 > second", "second");
@@ -121,7 +121,7 @@ async fn worktrees_shallow_bare_and_remote_repositories_come_in(t: Bodies) {
     assert_eq!(t.sh(&old.id, "ls second 2>&1 | wc -l; git log --oneline | wc -l; git symbolic-ref -q HEAD || echo detached").await.ok(), "1\n1\ndetached");
 }
 
-#[body_test]
+#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn two_repositories_stand_side_by_side(t: Bodies) {
     let (one, two) = (Host::plain(&t), Host::make(&t, "lib", "echo lib > lib.txt"));
     let both = fleet::Up { repositories: vec![Repo::Path(one.dir.clone()), Repo::Path(two.dir.clone())], ..one.up(&t) };
@@ -132,7 +132,7 @@ async fn two_repositories_stand_side_by_side(t: Bodies) {
     assert_eq!(one.wip_tree(&body), one.git(&["rev-parse", "HEAD^{tree}"]));
 }
 
-#[body_test]
+#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn forks_and_restarts_keep_the_workspace(t: Bodies) {
     let host = Host::plain(&t);
     let body = host.body(&t).await;

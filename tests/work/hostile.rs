@@ -95,12 +95,12 @@ async fn spring(t: &Bodies, traps: &[Trap]) {
     }
 }
 
-#[body_test(except(user = "what it shows does not depend on who runs it"))]
+#[body_test(except(user = "what it shows does not depend on who runs it", microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn hooks_and_settings_of_a_body_run_nothing_on_the_host(t: Bodies) {
     spring(&t, &TRAPS[..14]).await;
 }
 
-#[body_test(except(user = "what it shows does not depend on who runs it"))]
+#[body_test(except(user = "what it shows does not depend on who runs it", microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn filters_drivers_and_remotes_of_a_body_run_nothing_on_the_host(t: Bodies) {
     spring(&t, &TRAPS[14..]).await;
 }
@@ -128,7 +128,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("a pack that claims four thousand million objects", "printf 'PACK\\000\\000\\000\\002\\377\\377\\377\\377' > .git/objects/pack/pack-1234567890123456789012345678901234567890.pack"),
 ];
 
-#[body_test(except(user = "what it shows does not depend on who runs it"))]
+#[body_test(except(user = "what it shows does not depend on who runs it", microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn refs_and_objects_that_git_refuses_do_not_come_in_and_cost_no_file(t: Bodies) {
     let host = Host::plain(&t);
     for (name, script) in REFUSED {
@@ -177,7 +177,7 @@ const FILES: &[(&str, &str, &str, Option<&str>)] = &[
     ("nobody may read it", "echo x > hidden; chmod 000 hidden; echo y > after", "after", Some("y")),
 ];
 
-#[body_test(except(user = "root reads what its Bodies hide; an ordinary user is told"))]
+#[body_test(except(user = "root reads what its Bodies hide; an ordinary user is told", microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn files_of_any_kind_are_saved_as_what_they_are_and_nothing_of_the_host_comes_along(t: Bodies) {
     let host = Host::plain(&t);
     for (name, script, path, expected) in FILES {
@@ -195,7 +195,7 @@ async fn files_of_any_kind_are_saved_as_what_they_are_and_nothing_of_the_host_co
     assert!(host.try_git(&["cat-file", "-e", &host.git(&["hash-object", "/etc/passwd"])]).is_some());
 }
 
-#[body_test(except(user = "what it shows does not depend on who runs it"))]
+#[body_test(except(user = "what it shows does not depend on who runs it", microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn a_bomb_is_refused_within_its_limits(t: Bodies) {
     let host = Host::plain(&t);
     let body = host.body(&t).await;

@@ -1,0 +1,52 @@
+//! Forks and snapshots go on where their machine was, each as somebody else.
+
+use std::collections::BTreeSet;
+
+use fleet::Create;
+use testkit::{Bodies, body_test};
+
+/// Prints what makes a machine somebody, what it has of its parent, and that its parent's process goes on in it.
+const WHO: &str = "cat /etc/hostname /etc/machine-id; hostname; head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \\n'; echo; cat ~/file; \
+                   a=$(cat /tmp/beat); while test \"$a\" = \"$(cat /tmp/beat)\"; do sleep 0.01; done; echo beats";
+
+#[body_test(except(process = "it is about machines"))]
+async fn twenty_forks_at_once_are_twenty_machines(t: Bodies) {
+    let parent = t.create().await;
+    t.sh(&parent, "echo mine > ~/file; (i=0; while :; do i=$((i+1)); echo $i > /tmp/beat; sleep 0.5; done) >/dev/null 2>&1 &").await.ok();
+    let forks = t.fleet().fork(&parent, 20).await.unwrap();
+    let (mut names, mut ids, mut drawn) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    for fork in &forks {
+        let receipt = fork.receipt.as_ref().expect("a machine has a receipt");
+        assert_eq!((receipt.how.as_str(), receipt.receipt.reseeded, receipt.receipt.tree.whole), ("thaw", true, true));
+        assert_eq!((&receipt.receipt.body, receipt.receipt.generation), (fork.id(), 2), "it is itself, one thaw after its parent");
+        assert!(receipt.clock_offset_ms.abs() <= 500, "{receipt:?}");
+        let said = t.sh(fork.id(), WHO).await.ok();
+        let lines: Vec<&str> = said.lines().collect();
+        let [name, id, host, random, file, beats] = lines[..] else { panic!("{said}") };
+        assert_eq!((name, host, file, beats), (fork.id().as_str(), fork.id().as_str(), "mine", "beats"), "{said}");
+        names.insert(name.to_owned());
+        ids.insert(id.to_owned());
+        drawn.insert(random.to_owned());
+    }
+    assert_eq!((names.len(), ids.len(), drawn.len()), (20, 20, 20), "each has a name, an id and randomness of its own");
+    let events = t.events();
+    let receipts = events.iter().filter(|event| event.kind == "body.started" && event.data["receipt"]["how"] == "thaw").count();
+    assert_eq!(receipts, 21, "each thaw is written down with its receipt, the warm start of the parent too");
+}
+
+#[body_test(except(process = "it is about machines"))]
+async fn a_snapshot_goes_on_with_what_ran(t: Bodies) {
+    let body = t.create().await;
+    t.sh(&body, "echo one > ~/file; (while :; do echo x >> /tmp/beat; sleep 0.2; done) >/dev/null 2>&1 &").await.ok();
+    let snapshot = t.fleet().snapshot(&body, Some("s".into())).await.unwrap();
+    assert_eq!(t.sh(&body, "echo two > ~/file; cat ~/file").await.ok(), "two", "the parent goes on");
+    let thawed = t.make(Create { template: "s".into(), ..t.kept() }).await;
+    let beats = "cat ~/file; a=$(wc -c < /tmp/beat); sleep 2; test $(wc -c < /tmp/beat) -gt $a && echo beats";
+    assert_eq!(t.sh(thawed.id(), beats).await.ok(), "one\nbeats");
+    // Its files without its memory.
+    let cold = t.make(Create { template: "s".into(), cold: true, ..t.kept() }).await;
+    assert_eq!(cold.receipt.as_ref().map(|receipt| receipt.how.as_str()), Some("boot"));
+    let still = "cat ~/file; a=$(wc -c < /tmp/beat); sleep 1; test $(wc -c < /tmp/beat) -eq $a && echo still";
+    assert_eq!(t.sh(cold.id(), still).await.ok(), "one\nstill");
+    assert!(snapshot.bytes > 1 << 20, "{} bytes", snapshot.bytes);
+}

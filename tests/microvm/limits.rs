@@ -1,0 +1,42 @@
+//! What bounds a machine: its memory, its disk, its processes. What is over ends inside, and the machine lives.
+
+use bytes::Bytes;
+use fleet::{Create, ExecRequest, Output};
+use proto::Size;
+use testkit::{Bodies, body_test};
+
+#[body_test(except(process = "it is about machines"))]
+async fn what_is_over_fails_inside_and_the_machine_lives(t: Bodies) {
+    let mut request: Create = t.kept();
+    request.limits.disk = Some(Size::mib(64));
+    request.limits.memory = Some(Size::mib(192));
+    request.limits.pids = Some(64);
+    let body = t.make(request).await.spec.id;
+    let full = t.sh(&body, "head -c 100M /dev/zero > ~/big; echo $?; rm ~/big; echo fits > ~/small && cat ~/small").await;
+    assert_eq!(full.text(), "1\nfits", "{}", full.complaint());
+    assert!(full.complaint().contains("No space left"), "{}", full.complaint());
+    let hungry = t.sh(&body, "head -c 400M /dev/zero | tail -c 300M | wc -c").await;
+    assert_ne!(hungry.text(), (300 << 20).to_string(), "there is not so much memory");
+    let many = t.sh(&body, "sh -c 'n=0; while test $n -lt 100; do sleep 5 & n=$((n+1)); done; echo all' 2>&1 | tail -1; pkill sleep; true").await;
+    assert!(many.text().contains("fork") && !many.text().contains("all"), "{}", many.text());
+    assert_eq!(t.sh(&body, "echo alive").await.ok(), "alive");
+}
+
+/// A stream that nobody reads stops alone: others go on, and the host keeps no more than its window.
+#[body_test(except(process = "it is about machines"))]
+async fn output_that_nobody_reads_keeps_nobody_waiting(t: Bodies) {
+    let body = t.create().await;
+    let mut flood = t.fleet().exec(&body, ExecRequest::new(["sh", "-c", "head -c 16M /dev/zero"])).await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(t.sh(&body, "echo through").await.ok(), "through");
+    }
+    let big: Vec<Bytes> = (0..32).map(|_| Bytes::from(vec![7; 64 << 10])).collect();
+    assert_eq!(t.feed(&body, ["wc", "-c"], &big).await.ok(), (2 << 20).to_string());
+    let mut len = 0;
+    while let Some(output) = flood.next().await.unwrap() {
+        if let Output::Stdout(bytes) = output {
+            len += bytes.len();
+        }
+    }
+    assert_eq!((len, flood.finish().await.unwrap().code), (16 << 20, 0), "and nothing of it is lost");
+}

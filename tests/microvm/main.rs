@@ -1,0 +1,8 @@
+//! What only a Body with a kernel of its own does: frozen and thawed with its memory, and ended like a machine.
+
+mod bad_input;
+mod death;
+mod forks;
+mod limits;
+mod pause;
+mod walls;
