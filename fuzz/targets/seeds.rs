@@ -30,6 +30,13 @@ fn write_all() {
         fs::create_dir_all(&dir).expect("a directory can be made");
         fs::write(dir.join(name), [head, bytes].concat()).expect("a file can be written");
     };
+    let frames = [
+        proto::mux::seal(proto::mux::FrameKind::Data, 1, b"hello"),
+        proto::mux::seal(proto::mux::FrameKind::Receipt, 0, b"{}"),
+        proto::mux::seal(proto::mux::FrameKind::Credit, 2, &[0, 0, 0, 0]),
+        proto::mux::seal(proto::mux::FrameKind::End, 3, b""),
+    ];
+    put("mux", "four", &[3, 1, 4, 9], &frames.concat());
     put("envelope", "three", &[3, 1, 4, 9], &[seal(0, b"one"), seal(0, b""), seal(END, b"{}")].concat());
     put("tree", "small", &[2, 5, 9], &tree());
     put("process_json", "start", &[0], START.as_bytes());
