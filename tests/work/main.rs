@@ -3,7 +3,9 @@
 mod bring;
 mod hostile;
 mod keep;
+mod kills;
 mod land;
 mod prepare;
 mod property;
 mod repo;
+mod several;

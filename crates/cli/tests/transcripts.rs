@@ -249,14 +249,14 @@ fn a_data_directory_that_cannot_be_used_is_told_with_a_hint() {
 }
 
 /// Every verb, so that none goes without help.
-const VERBS: [&str; 29] = [
+const VERBS: [&str; 32] = [
     "up", "run",
     "create",
     "exec",
     "shell",
     "ls",
     "inspect",
-    "logs", "diff", "log", "land", "wip",
+    "logs", "diff", "log", "compare", "land", "wip",
     "cp",
     "start",
     "stop",
@@ -270,7 +270,7 @@ const VERBS: [&str; 29] = [
     "setup",
     "events",
     "doctor",
-    "gc",
+    "gc", "df", "config",
     "serve",
     "keys",
     "completions",

@@ -22,6 +22,7 @@ impl Fleet {
         let mut found = Vec::new();
         self.sweep_bodies(sweep, &mut found)?;
         self.sweep_snapshots(sweep, &mut found)?;
+        self.sweep_dependencies(self.budget()?.0, sweep, &mut found)?;
         self.sweep_layers(sweep, &mut found)?;
         self.sweep_scratch(sweep, &mut found);
         self.sweep_groups(sweep, &mut found)?;

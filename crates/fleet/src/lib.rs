@@ -56,7 +56,7 @@ pub use request::{AskedLimits, Create, ExecRequest, Stdin, TtySize};
 pub use store::{Durability, clock};
 pub use templates::{Act, BASE, BuildRequest, BuildState, From, INTERPRETER, Job, STEPS_MAX, Said, Say, Step, TemplateView, check_tags};
 pub use vm::OwnKernel;
-pub use work::{Discard, Hear, Look, Prepare, Repo, Up, WorkDiff};
+pub use work::{Compared, Comparison, Discard, Hear, Look, Overlap, Prepare, Queued, Repo, Share, StoreSettings, Up, WorkDiff};
 pub use workspace::{Commit, Dirty, How, Landed, LeftOut, Person, Saved, Shape, Touched, What};
 pub use view::{Copied, Ended, Garbage, SnapshotView, Status, View};
 

@@ -204,6 +204,15 @@ pub(crate) fn conflicts(git: &Git, base: &str, ours: &str, theirs: &str) -> Vec<
     output.stdout.split(|byte| *byte == 0).skip(1).filter(|name| !name.is_empty()).map(proto::text::visible_bytes).collect()
 }
 
+/// Files that conflict when both commits land, whichever is first.
+pub fn conflicting(git: &Git, one: &str, other: &str) -> Vec<String> {
+    let Ok(base) = git.line(["merge-base", one, other]) else { return Vec::new() };
+    match merge(git, &base, one, other) {
+        Ok(_) => Vec::new(),
+        Err(_) => conflicts(git, &format!("--merge-base={base}"), one, other),
+    }
+}
+
 fn commit_tree(request: &LandRequest<'_>, git: &Git, tree: &str, parent: &str, message: &str) -> Result<String, WorkspaceError> {
     let user = Git::at(&request.workspace.repository).person(request.person);
     let signs = user.line(["config", "--type=bool", "--get", "commit.gpgsign"]).is_ok_and(|said| said == "true");

@@ -29,13 +29,13 @@ pub use bring::{Bring, Brought, Dirty, bring};
 pub use error::WorkspaceError;
 pub use git::{Git, GitError, Person};
 pub use needs::{Needs, Step as NeedsStep, needs, rust_of};
-pub use land::{How, LandRequest, Landed, What, land};
+pub use land::{How, LandRequest, Landed, What, conflicting, land};
 pub use quarantine::Quarantine;
 pub use refs::namespace;
 pub use repository::Repository;
 pub use review::{Commit, Shape, Touched, diff, log, runs_something, touched};
 pub use tree::id_of as layer_id;
-pub use save::{LeftOut, Saved, Source, Work, anchor, forget, look, save};
+pub use save::{LeftOut, Saved, Source, Work, anchor, forget, look, save, unname};
 
 use std::path::PathBuf;
 

@@ -44,7 +44,9 @@ impl Repository {
         if format != b"sha1" {
             return Err(WorkspaceError::Repository("the repository names its objects by SHA-256, which is not supported yet".into()));
         }
-        let files = if bare { None } else { Some(path_of(first_line(&git::look_from(path, person, ["rev-parse", "--show-toplevel"])?))) };
+        // Whoever names the `.git` itself stands in no work tree.
+        let toplevel = || git::look_from(path, person, ["rev-parse", "--show-toplevel"]).ok();
+        let files = if bare { None } else { toplevel().map(|said| path_of(first_line(&said))) };
         let user = Git::at(&dir);
         let wanted = reference.unwrap_or("HEAD");
         let (commit, tree) = resolve(&user, wanted)?;
@@ -52,7 +54,7 @@ impl Repository {
             None => user.line(["symbolic-ref", "--quiet", "--short", "HEAD"]).ok(),
             Some(name) => user.run(["show-ref", "--verify", "--quiet", &format!("refs/heads/{name}")]).ok().map(|_| name.to_owned()),
         };
-        let called = files.as_deref().unwrap_or(&common);
+        let called = files.as_deref().unwrap_or(if common.ends_with(".git") { common.parent().unwrap_or(&common) } else { &common });
         let name = called.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let name = proto::workspace::name_for(name.trim_end_matches(".git"));
         Ok(Self { name, common, dir, files, branch, commit, tree, shallow })

@@ -364,8 +364,27 @@ fn is_there(user: &Git, to: &str, wanted: &BTreeMap<String, String>) -> Result<b
 /// Names what a Body began with, so that nobody clears it away while the Body needs it.
 pub fn anchor(body: &BodyId, workspace: &Workspace) -> Result<(), WorkspaceError> {
     let to = format!("{}/base", namespace(body));
-    Git::at(&workspace.repository).run(["update-ref", &to, &workspace.base])?;
+    let git = Git::at(&workspace.repository);
+    git.run(["update-ref", &to, &workspace.base])?;
+    // A convenience: where the user's settings cannot be written, `refs/palisade` is there all the same.
+    let remote = remote(body);
+    let settings = [("fetch", format!("+{}/*:refs/remotes/pal/{body}/*", namespace(body))), ("skipFetchAll", "true".to_owned()), ("tagOpt", "--no-tags".to_owned()), ("url", ".".to_owned())];
+    for (name, value) in settings {
+        if git.run(["config", "--local", &format!("{remote}.{name}"), &value]).is_err() {
+            break;
+        }
+    }
     Ok(())
+}
+
+/// The section of a remote by which plain git fetches a Body's work, as it was saved last.
+fn remote(body: &BodyId) -> String {
+    format!("remote.pal/{body}")
+}
+
+/// Takes that remote away with the Body; what was saved stays.
+pub fn unname(body: &BodyId, workspace: &Workspace) {
+    let _ = Git::at(&workspace.repository).run(["config", "--local", "--remove-section", &remote(body)]);
 }
 
 /// Forgets a Body that did nothing.

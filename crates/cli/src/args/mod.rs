@@ -20,7 +20,7 @@ pub use templates::{Import, Pull, Setup, Templates, TemplatesCommand};
 pub use verbs::{
     Bodies, Body, Completions, Copy, Events, EventsCommand, Fork, Gc, Remove, Snapshot, Snapshots, Stop,
 };
-pub use work::{Diff, Land, Log, Up};
+pub use work::{Compare, Config, ConfigCommand, Diff, Land, Log, Up};
 
 use crate::{ahead, output::Format};
 
@@ -119,6 +119,7 @@ pub enum Command {
     Logs(Body),
     Diff(Diff),
     Log(Log),
+    Compare(Compare),
     Land(Land),
     /// Save the work of Bodies in their repositories now; print the commits that hold it.
     ///
@@ -156,6 +157,11 @@ pub enum Command {
     /// Example: pal doctor
     Doctor,
     Gc(Gc),
+    /// Show where the space went.
+    ///
+    /// Example: pal df
+    Df,
+    Config(Config),
     Serve(Serve),
     Keys(Keys),
     Completions(Completions),

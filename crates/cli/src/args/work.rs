@@ -108,10 +108,67 @@ pub struct Land {
     /// Change nothing: print all of it as a patch
     #[arg(long, conflicts_with_all = ["branch", "onto", "squash", "pick", "committed"])]
     pub patch: bool,
+    /// Land several Bodies one after the other: each is put on top of the branch, tested in a fresh Body, and lands
+    /// only if the test passes
+    #[arg(long, requires = "onto", conflicts_with_all = ["squash", "pick", "committed", "patch"])]
+    pub queue: bool,
+    /// Judge them by this line of shell, instead of the project's own test
+    #[arg(long, value_name = "LINE", requires = "queue")]
+    pub test: Option<String>,
     /// In this repository, of a Body that has several
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with = "queue")]
     pub workspace: Option<String>,
-    /// The Body: its id, or the beginning of it
-    #[arg(value_name = "BODY")]
-    pub body: String,
+    /// The Body: its id, or the beginning of it; several with --queue
+    #[arg(required = true, value_name = "BODY")]
+    pub bodies: Vec<String>,
+}
+
+/// Compare the work of several Bodies: files, lines, what overlaps, what conflicts.
+///
+/// Example: pal compare k3v9 m2hf
+#[derive(Debug, clap::Args)]
+pub struct Compare {
+    /// Run this line of shell in each, and say how it ended
+    #[arg(long, value_name = "LINE")]
+    pub test: Option<String>,
+    /// The Bodies: their ids, or the beginnings of them
+    #[arg(required = true, num_args = 2.., value_name = "BODY")]
+    pub bodies: Vec<String>,
+}
+
+/// Show or change how this data directory is kept.
+///
+/// There is one setting, store.budget: what layers, snapshots and dependencies may take before `pal gc` removes layers
+/// and dependencies that nobody stands on, the longest unused first.
+///
+/// Example: pal config set store.budget 20GiB
+#[derive(Debug, clap::Args)]
+pub struct Config {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: ConfigCommand,
+}
+
+/// What can be done with settings.
+#[derive(Debug, clap::Subcommand)]
+pub enum ConfigCommand {
+    /// Print a setting.
+    ///
+    /// Example: pal config get store.budget
+    Get {
+        /// Which
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
+    /// Change a setting.
+    ///
+    /// Example: pal config set store.budget 20GiB
+    Set {
+        /// Which
+        #[arg(value_name = "NAME")]
+        name: String,
+        /// To what
+        #[arg(value_name = "SIZE", value_parser = values::size)]
+        value: proto::Size,
+    },
 }

@@ -15,6 +15,7 @@ mod logs;
 mod run;
 mod serve;
 mod snapshot;
+mod store;
 mod templates;
 mod work;
 
@@ -75,6 +76,9 @@ async fn act(
         Command::Logs(args) => logs::logs(&fleet()?, &args.body, format),
         Command::Diff(args) => work::diff(&fleet()?, &args, format),
         Command::Log(args) => work::log(&fleet()?, &args, format).await,
+        Command::Compare(args) => work::compare(&fleet()?, &args, format).await,
+        Command::Df => store::df(&fleet()?, format),
+        Command::Config(args) => store::config(&fleet()?, &args.command, format),
         Command::Land(args) => work::land(&fleet()?, args, format).await,
         Command::Wip(args) => work::wip(&fleet()?, &args.bodies, format).await,
         Command::Cp(args) => {

@@ -161,7 +161,13 @@ pub async fn wip(fleet: &Fleet, keys: &[String], format: Format) -> Result<(), F
 
 /// Lands the work of a Body.
 pub async fn land(fleet: &Fleet, args: args::Land, format: Format) -> Result<(), Failure> {
-    let view = fleet.find(&args.body)?;
+    if args.queue {
+        return queue(fleet, &args, format).await;
+    }
+    let [body] = &args.bodies[..] else {
+        return Err(Failure::new(Kind::Usage, "several Bodies land only one after the other").hint("say so: pal land --queue --onto BRANCH BODY..."));
+    };
+    let view = fleet.find(body)?;
     let name = args.workspace.as_deref();
     if args.patch {
         return show(&fleet.look(view.id(), name)?.text(Shape::Patch, &[])?);
@@ -187,6 +193,52 @@ pub async fn land(fleet: &Fleet, args: args::Land, format: Format) -> Result<(),
     let commits = if landed.commits == 1 { "commit" } else { "commits" };
     output::talk(&format!("{} {commits} on {}", landed.commits, landed.branch));
     output::line(&landed.to)
+}
+
+/// Lands Bodies one after the other.
+async fn queue(fleet: &Fleet, args: &args::Land, format: Format) -> Result<(), Failure> {
+    let ids = args.bodies.iter().map(|key| Ok(fleet.find(key)?.spec.id)).collect::<Result<Vec<_>, Failure>>()?;
+    let onto = args.onto.as_deref().unwrap_or_default();
+    let person = person();
+    let mut say = |line: &str| output::talk(line);
+    let queued = progress::watch("landing", fleet.land_queue(&ids, onto, args.test.as_deref(), &person, &mut say)).await?;
+    if format == Format::Json {
+        output::json(&queued)?;
+    } else {
+        for one in &queued {
+            match (&one.landed, &one.why) {
+                (Some(landed), _) => output::line(format!("{} landed {}", one.body, landed.to))?,
+                (_, why) => output::line(format!("{} stays: {}", one.body, proto::text::visible(why.as_deref().unwrap_or_default())))?,
+            }
+        }
+    }
+    let left = queued.iter().filter(|one| one.landed.is_none()).count();
+    if left == 0 { Ok(()) } else { Err(Failure::new(Kind::Conflict, format!("{left} of {} did not land", queued.len())).hint("their work is still in their Bodies")) }
+}
+
+/// Compares Bodies.
+pub async fn compare(fleet: &Fleet, args: &args::Compare, format: Format) -> Result<(), Failure> {
+    let ids = args.bodies.iter().map(|key| Ok(fleet.find(key)?.spec.id)).collect::<Result<Vec<_>, Failure>>()?;
+    let compared = progress::watch("comparing", fleet.compare(&ids, args.test.as_deref())).await?;
+    if format == Format::Json {
+        return output::json(&compared);
+    }
+    let mut table = Table::new(&["BODY", "FILES", "ADDED", "REMOVED", "TEST"]);
+    for body in &compared.bodies {
+        let sum = |count: fn(&fleet::Touched) -> Option<u64>| body.files.iter().filter_map(count).sum::<u64>().to_string();
+        let test = body.test.map_or_else(|| "-".to_owned(), |code| if code == 0 { "passed".to_owned() } else { format!("code {code}") });
+        table.row([body.body.as_str(), &body.files.len().to_string(), &sum(|file| file.added), &sum(|file| file.removed), &test]);
+    }
+    output::data(table.render("").as_bytes())?;
+    for overlap in &compared.overlaps {
+        let shown = |paths: &[String]| paths.iter().map(|path| proto::text::visible(path)).collect::<Vec<_>>().join(", ");
+        let (one, other) = (&overlap.one, &overlap.other);
+        match overlap.conflicts.is_empty() {
+            true => output::line(format!("{one} and {other} both touch {}, and can both land", shown(&overlap.files)))?,
+            false => output::line(format!("{one} and {other} conflict in {}, whichever lands first", shown(&overlap.conflicts)))?,
+        }
+    }
+    Ok(())
 }
 
 /// Says what goes with a Body whose work is given up.

@@ -7,9 +7,6 @@ use proto::{Failure, LayerId};
 
 use crate::{Fleet, Garbage, Sweep, failures};
 
-/// What all layers may take together where nobody said otherwise.
-const BUDGET_DEFAULT: u64 = 20 << 30;
-
 impl Fleet {
     /// Layers that a build, a Body or a snapshot stands on.
     fn needed_layers(&self) -> Result<BTreeSet<LayerId>, Failure> {
@@ -35,7 +32,7 @@ impl Fleet {
 
     /// The same for `gc`, which tells what it found.
     pub(crate) fn sweep_layers(&self, sweep: Sweep, found: &mut Vec<Garbage>) -> Result<(), Failure> {
-        self.sweep_layers_to(sweep, BUDGET_DEFAULT, found)
+        self.sweep_layers_to(sweep, self.budget()?.0, found)
     }
 
     /// The same, with that much room for layers that somebody may stand on again.

@@ -80,7 +80,7 @@ impl Fleet {
         Ok((saved, commits))
     }
 
-    async fn save_one(&self, id: &BodyId, name: Option<&str>) -> Result<(Saved, Source), Failure> {
+    pub(crate) async fn save_one(&self, id: &BodyId, name: Option<&str>) -> Result<(Saved, Source), Failure> {
         let (_, source) = self.workspace_source(id, name)?;
         let saved = self.save(id).await?.into_iter().find(|saved| saved.workspace == source.workspace.name);
         Ok((saved.ok_or_else(|| no_workspace(id))?, source))

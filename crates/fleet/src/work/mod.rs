@@ -3,11 +3,15 @@
 //! Invariant: a Body whose work is not in the user's repository is removed only when somebody says so.
 //! Invariant: what reaches the user's repository is an event.
 
+mod compare;
+mod df;
 mod keep;
 mod look;
 mod prepare;
 mod up;
 
+pub use compare::{Compared, Comparison, Overlap, Queued};
+pub use df::{Share, StoreSettings};
 pub use look::{Look, WorkDiff};
 pub use prepare::Hear;
 pub use up::{Prepare, Repo, Up};

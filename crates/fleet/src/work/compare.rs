@@ -1,0 +1,182 @@
+//! Several Bodies' work side by side, and one after the other onto a branch.
+
+use proto::{BodyId, Failure, Kind};
+use serde::Serialize;
+use workspace::{Dirty, Git, How, Landed, Person, Saved, Source, Touched, What};
+
+use super::{Discard, Prepare, Repo, Up};
+use crate::{Create, ExecRequest, Fleet, Force, failures};
+
+/// How much of a test's output is told.
+const TAIL_MAX: usize = 2 << 10;
+/// How long a test may take.
+const TEST_WALL: std::time::Duration = std::time::Duration::from_secs(3600);
+
+/// What one Body did.
+#[derive(Debug, Clone, Serialize)]
+pub struct Compared {
+    /// Which Body.
+    pub body: BodyId,
+    /// The files it touched.
+    pub files: Vec<Touched>,
+    /// How its test ended, if one was run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub test: Option<i32>,
+}
+
+/// What two Bodies have in common.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Overlap {
+    /// One of them.
+    pub one: BodyId,
+    /// The other.
+    pub other: BodyId,
+    /// Files both touched.
+    pub files: Vec<String>,
+    /// Files that conflict, whichever of the two lands first.
+    pub conflicts: Vec<String>,
+}
+
+/// Several Bodies side by side.
+#[derive(Debug, Clone, Serialize)]
+pub struct Comparison {
+    /// Each of them.
+    pub bodies: Vec<Compared>,
+    /// Each two that touched the same file.
+    pub overlaps: Vec<Overlap>,
+}
+
+/// What became of one Body in a queue.
+#[derive(Debug, Clone, Serialize)]
+pub struct Queued {
+    /// Which Body.
+    pub body: BodyId,
+    /// What landed, if it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub landed: Option<Landed>,
+    /// Why it did not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+impl Fleet {
+    /// Looks at the work of several Bodies of one repository.
+    pub async fn compare(&self, ids: &[BodyId], test: Option<&str>) -> Result<Comparison, Failure> {
+        let works = self.works(ids).await?;
+        let cannot = |error| failures::workspace("cannot compare the Bodies", error);
+        let mut bodies = Vec::new();
+        for (id, source, saved) in &works {
+            let git = Git::at(&source.workspace.repository);
+            let files = workspace::touched(&git, &saved.base, &saved.wip).map_err(cannot)?;
+            let test = match test {
+                Some(line) => Some(self.test_in(id, line).await?.0),
+                None => None,
+            };
+            bodies.push(Compared { body: id.clone(), files, test });
+        }
+        let mut overlaps = Vec::new();
+        for (index, one) in bodies.iter().enumerate() {
+            for (other_index, other) in bodies.iter().enumerate().skip(index + 1) {
+                let files: Vec<String> = one.files.iter().filter(|file| other.files.iter().any(|theirs| theirs.path == file.path)).map(|file| file.path.clone()).collect();
+                if files.is_empty() {
+                    continue;
+                }
+                let (_, source, saved) = &works[index];
+                let conflicts = workspace::conflicting(&Git::at(&source.workspace.repository), &saved.wip, &works[other_index].2.wip);
+                overlaps.push(Overlap { one: one.body.clone(), other: other.body.clone(), files, conflicts });
+            }
+        }
+        Ok(Comparison { bodies, overlaps })
+    }
+
+    async fn works(&self, ids: &[BodyId]) -> Result<Vec<(BodyId, Source, Saved)>, Failure> {
+        let mut works: Vec<(BodyId, Source, Saved)> = Vec::new();
+        for id in ids {
+            let (saved, source) = self.save_one(id, None).await?;
+            if let Some((first, other, _)) = works.first()
+                && other.workspace.repository != source.workspace.repository
+            {
+                return Err(Failure::new(Kind::Usage, format!("Bodies {first} and {id} work on different repositories")));
+            }
+            works.push((id.clone(), source, saved));
+        }
+        Ok(works)
+    }
+
+    /// Runs a line of shell in a Body; gives its exit code and the end of what it said.
+    async fn test_in(&self, id: &BodyId, line: &str) -> Result<(i32, String), Failure> {
+        let mut exec = self.exec(id, ExecRequest { timeout: Some(TEST_WALL), ..ExecRequest::new(["/bin/sh", "-c", line]) }).await?;
+        let mut tail: Vec<u8> = Vec::new();
+        while let Some(output) = exec.next().await? {
+            let (crate::Output::Stdout(bytes) | crate::Output::Stderr(bytes) | crate::Output::Tty(bytes)) = output;
+            tail.extend_from_slice(&bytes);
+            let old = tail.len().saturating_sub(TAIL_MAX);
+            tail.drain(..old);
+        }
+        let code = exec.finish().await?.code;
+        Ok((code, proto::text::visible(String::from_utf8_lossy(&tail).trim().lines().last().unwrap_or_default())))
+    }
+
+    /// Lands Bodies one after the other onto a branch: each is put on top of what landed before, tested in a fresh Body,
+    /// and lands only if that test passes.
+    pub async fn land_queue(&self, ids: &[BodyId], onto: &str, test: Option<&str>, person: &Person, say: super::Hear<'_>) -> Result<Vec<Queued>, Failure> {
+        let works = self.works(ids).await?;
+        let mut queued = Vec::new();
+        for (id, source, saved) in works {
+            say(&format!("{id}: onto {onto}"));
+            let done = self.land_tested(&id, &source, &saved, onto, test, person, say).await;
+            queued.push(match done {
+                Ok(landed) => Queued { body: id, landed: Some(landed), why: None },
+                Err(failure) if failure.kind == Kind::Internal => return Err(failure),
+                Err(failure) => Queued { body: id, landed: None, why: Some(failure.to_string()) },
+            });
+        }
+        Ok(queued)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one place in a queue: whose work, where to, how it is judged, who asks")]
+    async fn land_tested(&self, id: &BodyId, source: &Source, saved: &Saved, onto: &str, test: Option<&str>, person: &Person, say: super::Hear<'_>) -> Result<Landed, Failure> {
+        let repository = &source.workspace.repository;
+        let git = Git::at(repository);
+        let cannot = |error: workspace::GitError| failures::workspace("cannot try the landing", error.into());
+        let trial = format!("pal/queue/{id}");
+        let before = git.line(["rev-parse", "--verify", "--quiet", &format!("refs/heads/{onto}")]).map_err(|_| Failure::new(Kind::NotFound, format!("there is no branch {onto}")))?;
+        git.run(["update-ref", &format!("refs/heads/{trial}"), &before]).map_err(cannot)?;
+        let tried = async {
+            let what = if saved.trouble.is_some() { What::Squash { message: None } } else { What::All };
+            self.land_saved(id, source, saved, How::Onto(trial.clone()), what.clone(), person)?;
+            let up = Up {
+                repositories: vec![Repo::Path(repository.clone())],
+                reference: Some(trial.clone()),
+                dirty: Dirty::Without,
+                include: Vec::new(),
+                prepare: Prepare::Yes,
+                person: person.clone(),
+                create: Create::kept(),
+                count: 1,
+            };
+            let view = self.up_heard(up, say).await?.remove(0);
+            let line = match test {
+                Some(line) => Some(line.to_owned()),
+                None => self.needs(&view.spec.workspaces[0])?.test,
+            };
+            let judged = match &line {
+                Some(line) => self.test_in(view.id(), line).await,
+                None => Err(Failure::new(Kind::Usage, "there is no test to judge it by").hint("name one: --test 'make test', or [test] command in palisade.toml")),
+            };
+            self.remove_with(view.id(), Force::Yes, Discard::Yes).await?;
+            match (judged?, line.unwrap_or_default()) {
+                ((0, _), _) => {}
+                ((code, said), line) => return Err(Failure::new(Kind::Conflict, format!("`{}` ended with code {code}: {said}", proto::text::visible(&line)))),
+            }
+            let now = git.line(["rev-parse", "--verify", "--quiet", &format!("refs/heads/{onto}")]).map_err(cannot)?;
+            if now != before {
+                return Err(Failure::new(Kind::Conflict, format!("branch {onto} moved meanwhile")).hint("try again"));
+            }
+            self.land_saved(id, source, saved, How::Onto(onto.to_owned()), what, person)
+        };
+        let tried = tried.await;
+        let _ = git.run(["update-ref", "-d", &format!("refs/heads/{trial}")]);
+        tried
+    }
+}

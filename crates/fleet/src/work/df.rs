@@ -1,0 +1,103 @@
+//! Where the space went, and how much of it there may be.
+
+use std::{collections::BTreeMap, fs, io, path::Path};
+
+use body::layers;
+use proto::{Failure, Kind, Size};
+use serde::{Deserialize, Serialize};
+
+use crate::Fleet;
+
+/// What layers and dependencies may take together where nobody said otherwise.
+const BUDGET_DEFAULT: Size = Size(20 << 30);
+const SETTINGS_LEN_MAX: u64 = 64 << 10;
+
+/// One kind of things that take space.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Share {
+    /// What they are.
+    pub kind: &'static str,
+    /// How many.
+    pub count: usize,
+    /// What they take.
+    pub bytes: u64,
+}
+
+/// `config.json`: what a person decided about this data directory.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreSettings {
+    /// What layers and dependencies may take together.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "store.budget")]
+    pub budget: Option<Size>,
+}
+
+impl Fleet {
+    /// What takes how much, and what it may take.
+    pub fn df(&self) -> Result<(Vec<Share>, Size), Failure> {
+        let mut shares: BTreeMap<&'static str, Share> = BTreeMap::new();
+        let mut add = |kind: &'static str, bytes: u64| {
+            let share = shares.entry(kind).or_insert(Share { kind, ..Share::default() });
+            share.count += 1;
+            share.bytes += bytes;
+        };
+        for id in self.ids()? {
+            add("bodies", tree_bytes(&self.body_path(&id)));
+        }
+        for manifest in self.manifests() {
+            add(if manifest.dependency.is_some() { "dependencies" } else { "snapshots" }, manifest.bytes);
+        }
+        for entry in fs::read_dir(self.layers_dir()).into_iter().flatten().flatten() {
+            let Ok(record) = layers::read(&entry.path()) else { continue };
+            add(layer_kind(&record.about), record.bytes);
+        }
+        for (kind, place) in [("clones", "repos"), ("artifacts", "artifacts"), ("images", "images")] {
+            for entry in fs::read_dir(self.data.join(place)).into_iter().flatten().flatten() {
+                add(kind, tree_bytes(&entry.path()));
+            }
+        }
+        for name in ["events.db", "events.db-wal"] {
+            if let Ok(found) = fs::metadata(self.data.join(name)) {
+                add("events", found.len());
+            }
+        }
+        Ok((shares.into_values().collect(), self.budget()?))
+    }
+
+    /// What layers and dependencies may take together.
+    pub fn budget(&self) -> Result<Size, Failure> {
+        Ok(self.settings()?.budget.unwrap_or(BUDGET_DEFAULT))
+    }
+
+    /// What a person decided.
+    pub fn settings(&self) -> Result<StoreSettings, Failure> {
+        match sys::fd::read_small(&self.data.join("config.json"), SETTINGS_LEN_MAX) {
+            Ok(text) => serde_json::from_str(&text).map_err(|error| Failure::new(Kind::Host, "the settings of the data directory are damaged").because(error).hint("say it again: pal config set store.budget 20GiB")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(StoreSettings::default()),
+            Err(error) => Err(Failure::new(Kind::Host, "cannot read the settings").because(error)),
+        }
+    }
+
+    /// Decides it.
+    pub fn set_budget(&self, budget: Size) -> Result<(), Failure> {
+        self.note("config.changed", serde_json::json!({ "store.budget": budget }))?;
+        let settings = StoreSettings { budget: Some(budget) };
+        let text = serde_json::to_vec(&settings).map_err(|error| Failure::new(Kind::Internal, "cannot write the settings").because(error))?;
+        sys::fd::write_whole(&self.data.join("config.json"), &text).map_err(|error| Failure::new(Kind::Host, "cannot write the settings").because(error).hint("make room: pal gc"))
+    }
+}
+
+fn layer_kind(about: &str) -> &'static str {
+    match about.split(' ').next() {
+        Some("tree") => "trees",
+        Some("head" | "objects") => "histories",
+        _ => "template layers",
+    }
+}
+
+fn tree_bytes(path: &Path) -> u64 {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => fs::File::open(path).and_then(|dir| sys::tree::usage(std::os::fd::AsFd::as_fd(&dir))).map_or(0, |usage| usage.bytes),
+        Ok(found) => found.len(),
+        Err(_) => 0,
+    }
+}
