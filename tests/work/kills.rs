@@ -34,7 +34,7 @@ fn killed(t: &Bodies, host: &Host, args: &[&str], after: Duration) -> bool {
     done
 }
 
-#[body_test(except(user = "what it shows does not depend on who runs it"))]
+#[body_test(except(user = "what it shows does not depend on who runs it", microvm = "a machine has no repositories in it yet"))]
 async fn whatever_is_killed_no_synced_file_is_lost(t: Bodies) {
     let host = Host::plain(&t);
     let seed: u64 = std::env::var("PAL_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7);
