@@ -209,9 +209,9 @@ impl Guest {
         serde_json::from_slice(&body).map_err(|error| GuestError::Protocol(error.to_string()))
     }
 
-    /// Has the guest of a machine prove itself.
-    pub async fn receipt(&self) -> Result<proto::vm::Receipt, GuestError> {
-        let body = self.line().await?.short(Method::GET, "/v1/receipt", whole(Bytes::new())).await?;
+    /// Has the guest of a machine set its clock and prove itself.
+    pub async fn receipt(&self, now_ns: u64) -> Result<proto::vm::Receipt, GuestError> {
+        let body = self.line().await?.short(Method::GET, &format!("/v1/receipt?now_ns={now_ns}"), whole(Bytes::new())).await?;
         serde_json::from_slice(&body).map_err(|error| GuestError::Protocol(error.to_string()))
     }
 

@@ -95,7 +95,7 @@ impl Fleet {
     pub(crate) async fn receipt_of(&self, dir: &BodyDir, id: &proto::BodyId, how: &str) -> Result<(), Failure> {
         let began = std::time::Instant::now();
         let sent = now_ns();
-        let receipt = self.guest(id).receipt().await.map_err(|error| incomplete(&format!("its guest does not answer: {error}")))?;
+        let receipt = self.guest(id).receipt(sent).await.map_err(|error| incomplete(&format!("its guest does not answer: {error}")))?;
         let offset = proto::vm::clock_offset_ms(&receipt, sent, now_ns());
         if receipt.body != *id {
             return Err(incomplete("its guest takes itself for another Body's"));

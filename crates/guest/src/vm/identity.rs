@@ -53,7 +53,8 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
     fs::rename(&part, path)
 }
 
-fn set_clock(now_ns: u64) -> io::Result<()> {
+/// Sets the clock, in nanoseconds since 1970.
+pub fn set_clock(now_ns: u64) -> io::Result<()> {
     let time = Timespec { tv_sec: (now_ns / 1_000_000_000) as i64, tv_nsec: (now_ns % 1_000_000_000) as i64 };
     Ok(rustix::time::clock_settime(ClockId::Realtime, time)?)
 }

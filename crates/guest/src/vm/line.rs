@@ -137,11 +137,12 @@ fn receipt(guest: &Guest, machine: &Machine, welcome: &Welcome, reseeded: bool, 
     }
 }
 
-/// What a machine proves that went on without being told who it is.
-pub fn proof(guest: &Guest, machine: &Machine) -> Receipt {
+/// What a machine proves that went on without being told who it is. Its clock stood still, and is set to what it is told.
+pub fn proof(guest: &Guest, machine: &Machine, now_ns: Option<u64>) -> Receipt {
     let since = Instant::now();
+    let trouble = now_ns.and_then(|now_ns| identity::set_clock(now_ns).err()).map(|error| format!("cannot set the clock: {error}"));
     let welcome = Welcome { config: (*guest.config()).clone(), generation: machine.generation.get(), ..machine.welcome.clone() };
-    let mut receipt = receipt(guest, machine, &welcome, false, Vec::new(), None);
+    let mut receipt = receipt(guest, machine, &welcome, false, trouble.into_iter().collect(), None);
     stamp(&mut receipt, since);
     receipt
 }
