@@ -171,3 +171,19 @@ async fn what_is_put_aside_tagged_or_oddly_named_is_saved_too(t: Bodies) {
     let landed = t.fleet().land(&body, None, fleet::How::Onto("fix/#123".into()), fleet::What::All, &crate::repo::person()).await;
     assert!(landed.is_ok(), "{landed:?}");
 }
+
+#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+async fn a_submodule_stays_what_it_is(t: Bodies) {
+    let lib = Host::make(&t, "lib", "echo lib > lib");
+    let host = Host::plain(&t);
+    host.sh(&format!("git -c protocol.file.allow=always submodule --quiet add {} sub; git commit -qm sub", lib.dir.display()));
+    let body = host.body(&t).await;
+    let link = || host.git(&["ls-tree", &format!("refs/palisade/{body}/wip"), "sub"]);
+    t.sh(&body, "touch sub/x; rm sub/x; echo more > more").await.ok();
+    assert_eq!(save(&t, &body).await.left_out, []);
+    assert!(link().starts_with("160000 commit"), "{}", link());
+    t.sh(&body, "echo inside > sub/inside").await.ok();
+    let saved = save(&t, &body).await;
+    assert_eq!(saved.left_out.iter().map(|left| left.path.as_str()).collect::<Vec<_>>(), ["sub"], "what is not taken is told");
+    assert!(link().starts_with("160000 commit"), "{}", link());
+}

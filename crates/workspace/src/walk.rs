@@ -207,7 +207,11 @@ impl Walk<'_> {
             remove(at.ours, name)?;
             self.base_gone(path);
         } else if self.base.contains(path) {
-            self.changes.gone.push(path.to_owned());
+            // Only a submodule is both a name of the base and a directory there.
+            if !dirs.entries().during("list a directory of the Body")?.is_empty() {
+                self.leave_out(path, "it is a submodule, whose files are its own repository's");
+            }
+            return Ok(());
         }
         if ignored && !holds(self.tracked, path) {
             let _ = rustix::fs::unlinkat(at.ours, name, AtFlags::REMOVEDIR);
