@@ -1,11 +1,18 @@
 //! Finding and removing what nobody needs: leftovers of `kill -9`, never somebody's work.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use body::{BodyDir, Condition, groups, process, snapshot};
 use proto::{BodyId, Failure, spec::Life};
 
 use crate::{Fleet, Garbage};
+
+/// How long a keeper may take for the last of a Body that is gone.
+const BURIAL: Duration = Duration::from_millis(200);
 
 /// Whether to look or to act.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,14 +128,14 @@ impl Fleet {
     }
 
     fn sweep_groups(&self, sweep: Sweep, found: &mut Vec<Garbage>) -> Result<(), Failure> {
-        for (name, path) in groups::existing() {
-            let Ok(id) = name.parse::<BodyId>() else { continue };
+        let orphaned = |(name, path): &(String, PathBuf)| {
+            let Ok(id) = name.parse::<BodyId>() else { return false };
             // Another data directory's Bodies have groups here too, and one that is being made holds nobody yet.
             let ours = || self.events(0, Some(&id), 1).is_ok_and(|events| !events.is_empty());
-            let empty = || sys::cgroup::processes(&path).is_ok_and(|pids| pids.is_empty());
-            if self.body_path(&id).exists() || !empty() || !ours() {
-                continue;
-            }
+            let empty = || sys::cgroup::processes(path).is_ok_and(|pids| pids.is_empty());
+            !self.body_path(&id).exists() && empty() && ours()
+        };
+        for (name, path) in lasting(|| groups::existing().into_iter().filter(orphaned).collect()) {
             if sweep == Sweep::Remove && fs::remove_dir(&path).is_err() {
                 continue;
             }
@@ -169,18 +176,29 @@ impl Fleet {
     }
 
     fn sweep_claims(&self, sweep: Sweep, found: &mut Vec<Garbage>) {
-        let entries = fs::read_dir(self.data.join("ids")).into_iter().flatten().flatten();
-        for path in entries.map(|entry| entry.path()) {
-            let Ok(owner) = fs::read_link(&path) else { continue };
-            if self.data.join("bodies").join(&owner).exists() {
-                continue;
-            }
+        let orphaned = || {
+            let entries = fs::read_dir(self.data.join("ids")).into_iter().flatten().flatten();
+            let claims = entries.filter_map(|entry| Some((entry.path(), fs::read_link(entry.path()).ok()?)));
+            claims.filter(|(_, owner)| !self.data.join("bodies").join(owner).exists()).collect()
+        };
+        for (path, owner) in lasting::<(PathBuf, PathBuf)>(orphaned) {
             found.push(Garbage { kind: "ids", name: owner.to_string_lossy().into_owned(), bytes: 0, why: "its Body is gone".into() });
             if sweep == Sweep::Remove {
                 let _ = fs::remove_file(&path);
             }
         }
     }
+}
+
+/// What is still there after a moment: a keeper that is just clearing its Body away needs no help.
+fn lasting<T: PartialEq>(look: impl Fn() -> Vec<T>) -> Vec<T> {
+    let mut found = look();
+    if !found.is_empty() {
+        std::thread::sleep(BURIAL);
+        let still = look();
+        found.retain(|one| still.contains(one));
+    }
+    found
 }
 
 /// The process that a file in the making is named for: `key.123`, `pal-launch-0123.part123`.
