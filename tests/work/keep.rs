@@ -186,4 +186,7 @@ async fn a_submodule_stays_what_it_is(t: Bodies) {
     let saved = save(&t, &body).await;
     assert_eq!(saved.left_out.iter().map(|left| left.path.as_str()).collect::<Vec<_>>(), ["sub"], "what is not taken is told");
     assert!(link().starts_with("160000 commit"), "{}", link());
+    let refused = t.fleet().remove(&body, Force::Yes).await.unwrap_err();
+    assert_eq!(refused.kind, Kind::Conflict, "{refused}");
+    t.sh(&body, "rm sub/inside").await.ok();
 }
