@@ -1,6 +1,7 @@
 //! Repositories in Bodies: what comes in, what goes out, and that nothing is lost on the way.
 
 mod bring;
+mod ecosystems;
 mod hostile;
 mod keep;
 mod kills;

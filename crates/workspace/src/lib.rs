@@ -28,7 +28,7 @@ mod walk;
 pub use bring::{Bring, Brought, Dirty, bring};
 pub use error::WorkspaceError;
 pub use git::{Git, GitError, Person};
-pub use needs::{Needs, Step as NeedsStep, needs, rust_of};
+pub use needs::{Needs, Step as NeedsStep, Tool, needs, rust_of};
 pub use land::{How, LandRequest, Landed, What, conflicting, land};
 pub use quarantine::Quarantine;
 pub use refs::namespace;

@@ -4,7 +4,7 @@
 //! its registries and to nothing else. It is named by what decided about it, so a commit that touches none of that needs
 //! no step again. The next one stands on the last one, so that only what is new is fetched.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use body::{
     egress::{Egress, Policy},
@@ -18,7 +18,7 @@ use proto::{
 };
 use serde_json::json;
 use sha2::{Digest, Sha256};
-use workspace::{Needs, NeedsStep, Person};
+use workspace::{Needs, NeedsStep, Person, Tool};
 
 use crate::{Create, ExecRequest, Fleet, Force, Output, Up, failures, work::Discard};
 
@@ -108,8 +108,14 @@ impl Fleet {
     }
 
     async fn run_steps(&self, body: &BodyId, all: &[(&Workspace, Needs)], egress: &mut Egress, say: Hear<'_>) -> Result<(), Failure> {
+        let mut there: BTreeSet<Tool> = BTreeSet::new();
         for (workspace, needs) in all {
             for step in &needs.steps {
+                if let Some(tool) = step.tool
+                    && there.insert(tool)
+                {
+                    self.look_for(body, tool).await?;
+                }
                 let place = if step.dir.is_empty() { workspace.path() } else { format!("{}/{}", workspace.path(), step.dir) };
                 let shown = proto::text::visible(&step.line);
                 say(&format!("preparing: {shown}"));
@@ -121,6 +127,19 @@ impl Fleet {
             }
         }
         Ok(())
+    }
+
+    /// A language is the template's: without it no step could say what is wrong so that somebody understands it.
+    async fn look_for(&self, body: &BodyId, tool: Tool) -> Result<(), Failure> {
+        let argv = ["/bin/sh", "-c", r#"command -v "$1" >/dev/null"#, "sh", tool.program];
+        let mut exec = self.exec(body, ExecRequest { timeout: Some(STEP_WALL), ..ExecRequest::new(argv) }).await?;
+        while exec.next().await?.is_some() {}
+        if exec.finish().await?.code == 0 {
+            return Ok(());
+        }
+        let missing = Failure::new(Kind::Host, format!("the repository needs `{}`, which its Body does not have", tool.program));
+        let missing = missing.hint(format!("Bodies of template host have this machine's own programs: {}", tool.get));
+        Err(missing.hint("or choose a template that has it: pal up --template NAME").hint("or go without: pal up --no-prepare"))
     }
 
     async fn run_step(&self, body: &BodyId, step: &NeedsStep, place: &str, say: Hear<'_>) -> Result<(i32, String), Failure> {
@@ -195,7 +214,7 @@ fn settings(all: &[(&Workspace, Needs)], person: &Person) -> Prepared {
     for (workspace, needs) in all {
         env.extend(needs.env.clone());
         path.extend(needs.path.iter().map(|dir| (*dir).to_owned()));
-        if needs.tools.contains("cargo")
+        if needs.tools.iter().any(|tool| tool.program == "cargo")
             && mounts.is_empty()
             && let Some(source) = workspace::rust_of(person, workspace.repository.parent().unwrap_or(&workspace.repository))
         {
@@ -214,10 +233,13 @@ fn settings(all: &[(&Workspace, Needs)], person: &Person) -> Prepared {
 /// How programs find the way out.
 fn way_out() -> BTreeMap<String, String> {
     let proxy = format!("http://127.0.0.1:{}", proto::guest::EGRESS_PORT);
-    let names = ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "CARGO_HTTP_PROXY", "npm_config_proxy", "npm_config_https_proxy", "PIP_PROXY"];
+    let names = ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "CARGO_HTTP_PROXY", "npm_config_proxy", "npm_config_https_proxy", "PIP_PROXY", "YARN_HTTP_PROXY", "YARN_HTTPS_PROXY"];
     let mut env: BTreeMap<String, String> = names.iter().map(|name| ((*name).to_owned(), proxy.clone())).collect();
+    // Who asks whether there is a newer one asks for nothing that was asked for.
+    let quiet = [("npm_config_update_notifier", "false"), ("PIP_DISABLE_PIP_VERSION_CHECK", "1"), ("YARN_ENABLE_TELEMETRY", "0"), ("DO_NOT_TRACK", "1")];
+    env.extend(quiet.map(|(name, value)| (name.to_owned(), value.to_owned())));
     if std::path::Path::new(CERTIFICATES).exists() {
-        let names = ["SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "CARGO_HTTP_CAINFO", "REQUESTS_CA_BUNDLE", "PIP_CERT"];
+        let names = ["SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "CARGO_HTTP_CAINFO", "REQUESTS_CA_BUNDLE", "PIP_CERT", "YARN_HTTPS_CA_FILE_PATH", "BUNDLE_SSL_CA_CERT"];
         env.extend(names.iter().map(|name| ((*name).to_owned(), CERTIFICATES.to_owned())));
     }
     env
