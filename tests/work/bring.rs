@@ -147,3 +147,111 @@ async fn forks_and_restarts_keep_the_workspace(t: Bodies) {
     t.fleet().start(&body).await.unwrap();
     assert_eq!(t.sh(&body, "git status --porcelain; cat two").await.ok(), " D numbers\n D src/deep/x\n D src/main.rs\n?? src/n\n?? two\ntwo");
 }
+
+#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+async fn files_of_submodules_come_in_where_the_host_has_them(t: Bodies) {
+    let lib = Host::make(&t, "lib", "mkdir src; echo lib > src/lib.c; echo '#!/bin/sh' > run; chmod +x run");
+    let deep = Host::make(&t, "deep", "echo deep > deep.c");
+    let allow = ["-c", "protocol.file.allow=always", "submodule", "add", "--quiet"];
+    lib.git(&[&allow[..], &[&format!("{}", deep.dir.display()), "vendored/deep"]].concat());
+    lib.commit("true", "a submodule of its own");
+    let host = Host::make(&t, "app", "echo main > main.c");
+    host.git(&[&allow[..], &["--name", "its name", &format!("{}", lib.dir.display()), "libs/lib"]].concat());
+    host.git(&["-c", "protocol.file.allow=always", "submodule", "update", "--quiet", "--init", "--recursive"]);
+    host.commit("true", "a submodule");
+    let body = host.body(&t).await;
+    assert_eq!(t.sh(&body, "cat main.c libs/lib/src/lib.c libs/lib/vendored/deep/deep.c; test -x libs/lib/run && git status --porcelain").await.ok(), "main\nlib\ndeep");
+    t.sh(&body, "echo more >> main.c; git commit -qam more").await.ok();
+    let saved = save(&t, &body).await;
+    assert!(saved.is_whole(), "{saved:?}");
+    assert_eq!(host.git(&["ls-tree", &format!("refs/palisade/{body}/wip"), "libs/lib"]), host.git(&["ls-tree", "HEAD", "libs/lib"]), "it is the submodule it was");
+    // What is changed there is its own repository's: named, and the Body stays.
+    t.sh(&body, "echo mine >> libs/lib/src/lib.c").await.ok();
+    assert!(save(&t, &body).await.left_out.iter().any(|left| left.path == "libs/lib"), "it is told");
+    assert!(t.fleet().remove(&body, Force::Yes).await.is_err());
+    t.fleet().remove_with(&body, Force::Yes, fleet::Discard::Yes).await.unwrap();
+    // One that was never fetched is an empty directory, as git has it.
+    host.git(&["clone", "--quiet", ".", "../bare-of-it"]);
+    let bare = Host { dir: t.dir().join("bare-of-it") };
+    let body = bare.body(&t).await;
+    assert_eq!(t.sh(&body, "ls libs/lib; git status --porcelain").await.ok(), "");
+}
+
+#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+async fn sparse_checkouts_outside_and_inside_delete_nothing(t: Bodies) {
+    let host = Host::make(&t, "app", "mkdir a b c; echo 1 > a/f; echo 1 > b/f; echo 1 > c/f; echo 1 > top");
+    host.git(&["sparse-checkout", "set", "a"]);
+    host.sh("echo 2 > a/f; test ! -e b");
+    let dirty = up(&t, fleet::Up { dirty: Dirty::With, ..host.up(&t) }).await.spec.id;
+    assert_eq!(t.sh(&dirty, "cat a/f b/f; git status --porcelain").await.ok(), "2\n1\n M a/f", "all files are there");
+    let work = host.git(&["rev-parse", "HEAD^{tree}"]);
+    for index in ["--no-sparse-index", "--sparse-index"] {
+        let body = host.body(&t).await;
+        t.sh(&body, &format!("git sparse-checkout set --cone {index} a && test ! -e b && test ! -e c && git status --porcelain")).await.ok();
+        save(&t, &body).await;
+        assert_eq!(host.wip_tree(&body), work, "{index}: out of sight is not gone");
+        // What is really deleted is.
+        t.sh(&body, "rm a/f top; echo new > a/new").await.ok();
+        save(&t, &body).await;
+        let there = host.git(&["ls-tree", "-r", "--name-only", &format!("refs/palisade/{body}/wip")]);
+        assert_eq!(there.lines().collect::<Vec<_>>(), ["a/new", "b/f", "c/f"], "{index}");
+    }
+}
+
+#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+async fn what_a_partial_clone_was_promised_is_fetched_first(t: Bodies) {
+    let origin = Host::make(&t, "origin", "seq 500 > numbers; mkdir d; echo deep > d/file");
+    origin.git(&["config", "uploadpack.allowFilter", "true"]);
+    origin.git(&["config", "uploadpack.allowAnySHA1InWant", "true"]);
+    let url = format!("file://{}", origin.dir.display());
+    for (name, gone) in [("partial", false), ("orphan", true)] {
+        origin.git(&["clone", "--quiet", "--filter=blob:none", "--no-checkout", &url, &format!("../{name}")]);
+        let partial = Host { dir: t.dir().join(name) };
+        let missing = || partial.git(&["rev-list", "--objects", "--missing=print", "HEAD"]).lines().filter(|line| line.starts_with('?')).count();
+        assert_eq!(missing(), 2, "nothing was fetched yet");
+        if gone {
+            partial.git(&["remote", "set-url", "origin", "file:///nonexistent"]);
+            let failure = t.fleet().up(partial.up(&t)).await.unwrap_err();
+            assert!(testkit::explain(&failure).contains("2 files of this partial clone are still with origin"), "{}", testkit::explain(&failure));
+            continue;
+        }
+        let body = partial.body(&t).await;
+        assert_eq!(t.sh(&body, "tail -1 numbers; cat d/file; git status --porcelain; echo x > x; git add x; git commit -qm x").await.ok(), "500\ndeep");
+        assert_eq!(missing(), 0);
+        save(&t, &body).await;
+        assert_eq!(partial.wip_file(&body, "x").as_deref(), Some("x"));
+    }
+}
+
+#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+async fn an_address_that_is_fetched_again_moves_no_branch_that_was_landed_on(t: Bodies) {
+    let host = Host::plain(&t);
+    let again = || fleet::Up { repositories: vec![Repo::Url(format!("file://{}", host.dir.display()))], reference: Some("main".into()), ..host.up(&t) };
+    let first = up(&t, again()).await.spec;
+    let clone = Host { dir: first.workspaces[0].repository.clone() };
+    // Nothing landed: it follows, also where the remote began anew.
+    host.commit("echo 2 > second", "second");
+    assert_eq!(up(&t, again()).await.spec.workspaces[0].commit, host.git(&["rev-parse", "main"]));
+    host.git(&["commit", "--quiet", "--amend", "-m", "second, anew"]);
+    assert_eq!(up(&t, again()).await.spec.workspaces[0].commit, host.git(&["rev-parse", "main"]));
+    // Landed: what landed stays, whatever the remote does.
+    let body = up(&t, again()).await.spec.id;
+    t.sh(&body, "echo mine > mine; git add mine; git commit -qm mine").await.ok();
+    t.fleet().land(&body, None, fleet::How::Onto("main".into()), fleet::What::All, &crate::repo::person()).await.unwrap();
+    let landed = clone.git(&["rev-parse", "main"]);
+    host.commit("echo 3 > third", "third");
+    assert_eq!(up(&t, again()).await.spec.workspaces[0].commit, landed);
+    assert_eq!(clone.git(&["rev-parse", "refs/remotes/origin/main"]), host.git(&["rev-parse", "main"]), "what the remote has is there, too");
+    let theirs = fleet::Up { reference: Some("origin/main".into()), ..again() };
+    assert_eq!(up(&t, theirs).await.spec.workspaces[0].commit, host.git(&["rev-parse", "main"]));
+}
+
+#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+async fn a_repository_of_sha_256_is_refused_by_name(t: Bodies) {
+    let host = Host { dir: t.dir().join("new") };
+    std::fs::create_dir(&host.dir).unwrap();
+    host.git(&["init", "--quiet", "--object-format=sha256"]);
+    host.commit("echo x > x", "first");
+    let failure = t.fleet().up(host.up(&t)).await.unwrap_err();
+    assert!(testkit::explain(&failure).contains("SHA-256"), "{}", testkit::explain(&failure));
+}

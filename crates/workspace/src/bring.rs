@@ -50,11 +50,13 @@ pub struct Brought {
 /// Makes the layers of a workspace, where they are missing.
 pub fn bring(ground: Ground<'_>, wanted: &Bring<'_>) -> Result<Brought, WorkspaceError> {
     let repository = wanted.repository;
+    crate::promised::fetch(repository, wanted.person)?;
     let files = choose(ground, wanted)?;
     let objects = repository.common.join("objects");
     let made = tree::standing(ground, &tree::id_of("tree", &[&files.tree])).is_none();
     let stack = tree::make(ground, &objects, &files.tree)?;
-    let layers = head::make(ground, &Wanted { repository, files: &stack, files_tree: &files.tree })?;
+    let mut layers = head::make(ground, &Wanted { repository, files: &stack, files_tree: &files.tree })?;
+    layers.extend(crate::submodules::layers(ground, repository)?);
     let workspace = Workspace {
         name: repository.name.clone(),
         repository: repository.common.clone(),

@@ -258,8 +258,22 @@ pub fn clone_bare(url: &str, to: &Path, person: &Person) -> Result<(), GitError>
     finish(command, Input::Bytes(Vec::new()), None, false).map(drop)
 }
 
-/// Brings a clone of ours up to date.
+/// Brings a clone of ours up to date: what its remote has, beside what is ours.
 pub fn fetch_all(dir: &Path, person: &Person) -> Result<(), GitError> {
+    let mut command = outwards(dir, person);
+    command.args(["fetch", "--quiet", "--force", "--prune", "origin", "+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*"]);
+    finish(command, Input::Bytes(Vec::new()), None, false).map(drop)
+}
+
+/// Fetches objects that a partial clone was promised, named one on a line, as git itself does when it needs one.
+pub fn fetch_objects(dir: &Path, remote: &str, ids: String, person: &Person) -> Result<(), GitError> {
+    let mut command = outwards(dir, person);
+    command.args(["-c", "fetch.negotiationAlgorithm=noop", "fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--recurse-submodules=no", "--filter=blob:none", "--stdin", "--", remote]);
+    finish(command, Input::Bytes(ids.into_bytes()), None, false).map(drop)
+}
+
+/// git in a repository of the host, with the person's own way of reaching others.
+fn outwards(dir: &Path, person: &Person) -> Command {
     let mut command = Command::new("git");
     command.env_clear().current_dir("/").env("HOME", &person.home).env("PATH", &person.path).env("LC_ALL", "C").env("GIT_TERMINAL_PROMPT", "0");
     command.envs(person.env.iter().map(|(name, value)| (name, value)));
@@ -268,8 +282,8 @@ pub fn fetch_all(dir: &Path, person: &Person) -> Result<(), GitError> {
     }
     let mut place = OsString::from("--git-dir=");
     place.push(dir);
-    command.args(["-c", "protocol.ext.allow=never"]).arg(place).args(["fetch", "--quiet", "--force", "origin", "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"]);
-    finish(command, Input::Bytes(Vec::new()), None, false).map(drop)
+    command.args(["-c", "protocol.ext.allow=never"]).arg(place);
+    command
 }
 
 enum Input {

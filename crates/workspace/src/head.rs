@@ -101,7 +101,7 @@ fn objects(ground: Ground<'_>, repository: &Repository) -> Result<Vec<LayerId>, 
         revisions.push_str(&format!("^{have}\n"));
     }
     let mut args = vec!["pack-objects", "--revs", "--stdout", "--delta-base-offset", "--quiet"];
-    let partial = git.line(["config", "--get", "extensions.partialclone"]).is_ok();
+    let partial = crate::promised::remote(repository).is_some();
     if partial {
         args.push("--missing=allow-any");
     }

@@ -15,6 +15,10 @@ const NAMES_LEN_MAX: usize = 256 << 20;
 const NAME_LEN_MAX: usize = 4096;
 /// Bytes of an entry before its flags: stat data and a SHA-1.
 const FIXED_LEN: usize = 60;
+/// Flags of an entry: there are more of them.
+const EXTENDED: u16 = 0x4000;
+/// Of those: its file is not looked for.
+const SKIP_WORKTREE: u16 = 0x4000;
 
 /// The names in an index of ours.
 pub fn names(path: &Path) -> Result<BTreeSet<Vec<u8>>, WorkspaceError> {
@@ -24,6 +28,29 @@ pub fn names(path: &Path) -> Result<BTreeSet<Vec<u8>>, WorkspaceError> {
 
 /// The names in an index, as far as it can be understood, and whether that is all of it.
 pub fn parse(bytes: &[u8]) -> (Vec<Vec<u8>>, bool) {
+    parse_with(bytes, |_, _| ())
+}
+
+/// The names in an index whose files need not be there: `git sparse-checkout` took them away. A name that ends with `/`
+/// stands for all below it.
+pub fn skipped(bytes: &[u8]) -> BTreeSet<Vec<u8>> {
+    let mut found = BTreeSet::new();
+    parse_with(bytes, |name, at| {
+        let flags = |at: usize| bytes.get(at..at + 2).and_then(|two| two.try_into().ok()).map_or(0, u16::from_be_bytes);
+        if flags(at + FIXED_LEN) & EXTENDED != 0 && flags(at + FIXED_LEN + 2) & SKIP_WORKTREE != 0 {
+            found.insert(name.to_owned());
+        }
+    });
+    found
+}
+
+/// Whether a path is one of those.
+pub fn is_skipped(skipped: &BTreeSet<Vec<u8>>, path: &[u8]) -> bool {
+    let dirs = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| &path[..=at]);
+    skipped.contains(path) || dirs.into_iter().any(|dir| skipped.contains(dir))
+}
+
+fn parse_with(bytes: &[u8], mut each: impl FnMut(&[u8], usize)) -> (Vec<Vec<u8>>, bool) {
     let mut names = Vec::new();
     let number = |at: usize| bytes.get(at..at + 4).and_then(|four| four.try_into().ok()).map(u32::from_be_bytes);
     let (Some(b"DIRC"), Some(version @ 2..=4), Some(count)) = (bytes.get(..4), number(4), number(8)) else { return (names, false) };
@@ -34,6 +61,7 @@ pub fn parse(bytes: &[u8]) -> (Vec<Vec<u8>>, bool) {
         // In version 4 a few bytes can stand for a long name.
         let Some(left) = room.checked_sub(name.len()) else { break };
         room = left;
+        each(&name, at);
         names.push(name);
         at = next;
     }
@@ -43,7 +71,7 @@ pub fn parse(bytes: &[u8]) -> (Vec<Vec<u8>>, bool) {
 
 fn entry(bytes: &[u8], at: usize, version: u32, last: &[u8]) -> Option<(Vec<u8>, usize)> {
     let flags = u16::from_be_bytes(bytes.get(at + FIXED_LEN..at + FIXED_LEN + 2)?.try_into().ok()?);
-    let extended = version >= 3 && flags & 0x4000 != 0;
+    let extended = version >= 3 && flags & EXTENDED != 0;
     let begin = at + FIXED_LEN + if extended { 4 } else { 2 };
     let until_nul = |from: usize| {
         let rest = bytes.get(from..)?;
@@ -92,6 +120,24 @@ mod tests {
 
     fn index_of(version: u32, count: u32, entries: &[u8]) -> Vec<u8> {
         [b"DIRC".as_slice(), &version.to_be_bytes(), &count.to_be_bytes(), entries].concat()
+    }
+
+    #[test]
+    fn files_that_need_not_be_there_are_known() {
+        let skipped_entry = |name: &str| {
+            let mut bytes = vec![0; FIXED_LEN];
+            bytes.extend((EXTENDED | name.len() as u16).to_be_bytes());
+            bytes.extend(SKIP_WORKTREE.to_be_bytes());
+            bytes.extend(name.as_bytes());
+            let len = bytes.len();
+            bytes.extend(vec![0; 8 - len % 8]);
+            bytes
+        };
+        let index = index_of(3, 3, &[entry_of("a", 1), skipped_entry("b/c"), skipped_entry("d/")].concat());
+        let found = skipped(&index);
+        assert_eq!(parse(&index), (vec![b"a".to_vec(), b"b/c".to_vec(), b"d/".to_vec()], true));
+        let is = |path: &str| is_skipped(&found, path.as_bytes());
+        assert!(is("b/c") && is("d/e") && is("d/e/f") && !is("a") && !is("b/d") && !is("dd"));
     }
 
     #[test]

@@ -16,12 +16,14 @@ mod land;
 mod loose;
 mod merged;
 mod needs;
+mod promised;
 mod quarantine;
 mod refs;
 mod repository;
 mod review;
 mod save;
 mod scratch;
+mod submodules;
 mod tree;
 mod walk;
 

@@ -1,6 +1,7 @@
 //! The host's repository: found, and asked what it is.
 
 use std::{
+    collections::BTreeMap,
     ffi::OsString,
     os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
@@ -69,7 +70,9 @@ impl Repository {
                 let _ = std::fs::remove_dir_all(&part);
             }
         } else {
+            let before = branches(place, "refs/remotes/origin/")?;
             git::fetch_all(place, person)?;
+            follow(place, &before)?;
         }
         let mut found = Self::find(place, reference, person)?;
         let last = url.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or(url);
@@ -88,6 +91,29 @@ impl Repository {
         let said = git::look_from(files, person, ["status", "--porcelain", "-z", "--no-renames", "--untracked-files=all"])?;
         Ok(said.split(|byte| *byte == 0).filter(|line| !line.is_empty()).count())
     }
+}
+
+/// Branches below a place, and where they stand.
+fn branches(dir: &Path, place: &str) -> Result<BTreeMap<String, String>, WorkspaceError> {
+    let said = Git::at(dir).line(["for-each-ref", "--format=%(objectname) %(refname)", place])?;
+    let named = |line: &str| line.split_once(' ').and_then(|(id, name)| Some((name.strip_prefix(place)?.to_owned(), id.to_owned())));
+    Ok(said.lines().filter_map(named).collect())
+}
+
+/// Has the branches of a clone of ours follow those it was cloned from, but for those that something landed on.
+fn follow(dir: &Path, before: &BTreeMap<String, String>) -> Result<(), WorkspaceError> {
+    let (git, ours) = (Git::at(dir), branches(dir, "refs/heads/")?);
+    for (name, id) in branches(dir, "refs/remotes/origin/")? {
+        let old = ours.get(&name);
+        let is_behind = |old: &String| git.run(["merge-base", "--is-ancestor", old, &id]).is_ok();
+        if old == Some(&id) || !old.is_none_or(|old| before.get(&name) == Some(old) || is_behind(old)) {
+            continue;
+        }
+        // From where it was looked at: somebody may be landing.
+        let zeros = "0".repeat(id.len());
+        git.run(["update-ref", &format!("refs/heads/{name}"), &id, old.unwrap_or(&zeros)])?;
+    }
+    Ok(())
 }
 
 /// The commit that a name means, and its tree.

@@ -242,7 +242,8 @@ fn files(source: &Source, quarantine: &Quarantine, git_dir: Option<&Dirs>, witho
     let base = index::names(&index_file)?;
     check_out_rules(&git, &base)?;
     take_exclusions(quarantine, git_dir)?;
-    let (tracked, whole) = git_dir.and_then(|git| git.small("index", INDEX_LEN_MAX)).map(|bytes| index::parse(&bytes)).unwrap_or_default();
+    let own_index = git_dir.and_then(|git| git.small("index", INDEX_LEN_MAX)).unwrap_or_default();
+    let (tracked, whole) = index::parse(&own_index);
     let mut tracked: BTreeSet<Vec<u8>> = tracked.into_iter().collect();
     if !whole {
         tracked.extend(base.iter().cloned());
@@ -251,6 +252,9 @@ fn files(source: &Source, quarantine: &Quarantine, git_dir: Option<&Dirs>, witho
     let walk = Walk { base: &base, tracked: &tracked, ignore: Ignore::start(&git)?, changes: Changes::default() };
     let ours = File::open(&place).during("open a copy")?;
     let mut changes = walk.run(&dirs, ours.as_fd())?;
+    // What `git sparse-checkout` took out of sight is not gone.
+    let skipped = index::skipped(&own_index);
+    changes.gone.retain(|path| !index::is_skipped(&skipped, path));
     for path in without {
         if changes.paths.iter().any(|changed| changed == path) {
             changes.left_out.push(LeftOut { path: proto::text::visible_bytes(path), why: "git's fsck refuses what it says" });

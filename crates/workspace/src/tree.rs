@@ -55,11 +55,28 @@ pub fn make(ground: Ground<'_>, objects: &Path, tree: &str) -> Result<Vec<LayerI
     let stage = Stage::make(ground.layers.join(format!("{id}.stage{}", std::process::id()))).during("make room for a checkout")?;
     scratch::make(&stage.join("git"), &[objects], None).during("make a repository to check out from")?;
     fs::create_dir(stage.join("files")).during("make room for a checkout")?;
-    let checkout = Checkout { ground, git: Git::at(&stage.join("git")).index(&stage.join("index")), stage, tree };
+    let checkout = Checkout { ground, git: Git::at(&stage.join("git")).index(&stage.join("index")), stage, tree, about: format!("tree {tree}") };
     match checkout.near()? {
         Some((base, changed)) => checkout.difference(id, base, changed),
         None => checkout.whole(id),
     }
+}
+
+/// A layer of the files of a tree, below a path.
+pub fn make_at(ground: Ground<'_>, objects: &Path, tree: &str, at: &str) -> Result<LayerId, WorkspaceError> {
+    let id = id_of("subtree", &[tree, at]);
+    if standing(ground, &id).is_some() {
+        return Ok(id);
+    }
+    let stage = Stage::make(ground.layers.join(format!("{id}.stage{}", std::process::id()))).during("make room for a checkout")?;
+    scratch::make(&stage.join("git"), &[objects], None).during("make a repository to check out from")?;
+    let files = stage.join("files").join(at);
+    fs::create_dir_all(&files).during("make room for a checkout")?;
+    let git = Git::at(&stage.join("git")).index(&stage.join("index"));
+    git.run(["read-tree", tree])?;
+    git.clone().files(&files).run(["checkout-index", "--all", "--force", "--quiet"])?;
+    Checkout { ground, git, stage, tree, about: format!("subtree {tree} {at}") }.finish(id.clone(), &[], Vec::new())?;
+    Ok(id)
 }
 
 /// An id that says what a layer is made of.
@@ -104,6 +121,8 @@ struct Checkout<'a> {
     git: Git,
     stage: Stage,
     tree: &'a str,
+    /// What the layer's record says.
+    about: String,
 }
 
 /// What differs between two trees.
@@ -171,8 +190,7 @@ impl Checkout<'_> {
             gone.iter().try_for_each(|path| put(sink, path, &Entry { path: path.clone(), what: What::Gone, mode: 0, owner, mtime }, &mut io::empty()))
         })?;
         fs::copy(self.stage.join("index"), draft.root().with_file_name("index")).during("keep an index")?;
-        let about = format!("tree {}", self.tree);
-        draft.finish_over(id.clone(), &about, self.ground.now.to_owned(), over.clone())?;
+        draft.finish_over(id.clone(), &self.about, self.ground.now.to_owned(), over.clone())?;
         Ok([id].into_iter().chain(over).collect())
     }
 }

@@ -88,7 +88,7 @@ impl Fleet {
 
 fn layer_kind(about: &str) -> &'static str {
     match about.split(' ').next() {
-        Some("tree") => "trees",
+        Some("tree" | "subtree") => "trees",
         Some("head" | "objects") => "histories",
         _ => "template layers",
     }
