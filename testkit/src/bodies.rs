@@ -235,6 +235,7 @@ impl Bodies {
         }
         self.clear_snapshots();
         self.clear_templates();
+        self.clear_homes();
         self.fleet().shrink(proto::Size(0)).expect("layers that nobody stands on can be removed");
         let left = || {
             let mut places = ["bodies", "snapshots", "ids", "layers", "templates"].map(|place| leaks::entries(&self.data().join(place))).concat();
@@ -261,6 +262,13 @@ impl Bodies {
         for view in self.fleet().templates().expect("templates can be listed") {
             let removed = self.fleet().remove_template(view.template.id.as_str());
             removed.unwrap_or_else(|failure| panic!("cannot remove {}: {}", view.template.name, explain(&failure)));
+        }
+    }
+
+    fn clear_homes(&self) {
+        for home in self.fleet().homes().expect("homes can be listed") {
+            let removed = self.fleet().remove_home(&home.record.name);
+            removed.unwrap_or_else(|failure| panic!("cannot remove {}: {}", home.record.name, explain(&failure)));
         }
     }
 

@@ -13,7 +13,7 @@ fn begin(t: &Bodies) {
 
 fn request(steps: Vec<Act>) -> BuildRequest {
     let steps = steps.into_iter().map(|act| Step { act, force: false }).collect();
-    BuildRequest { from: From::Template("small".into()), steps, start: None, force: false }
+    BuildRequest { from: From::Template("small".into()), steps, start: None, force: false, allow: Vec::new() }
 }
 
 fn run(command: &str) -> Act {

@@ -166,7 +166,7 @@ async fn a_build_begins_with_an_image_and_finds_its_account_there(t: Bodies) {
             .fleet()
             .build(
                 &job,
-                BuildRequest { from: From::Image(image), steps: vec![step], start: None, force: false },
+                BuildRequest { from: From::Image(image), steps: vec![step], start: None, force: false, allow: Vec::new() },
             )
             .await;
         let said: Vec<String> = job.look(0, usize::MAX).1.into_iter().map(|said| said.message).collect();

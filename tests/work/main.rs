@@ -1,7 +1,9 @@
 //! Repositories in Bodies: what comes in, what goes out, and that nothing is lost on the way.
 
 mod bring;
+mod devcontainer;
 mod ecosystems;
+mod home;
 mod hostile;
 mod keep;
 mod kills;

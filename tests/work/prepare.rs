@@ -1,4 +1,4 @@
-//! Preparing: which names it reaches, what becomes of a step that fails, and what a devcontainer.json says.
+//! Preparing: which names it reaches, and what becomes of a step that fails.
 //!
 //! These reach crates.io and PyPI.
 
@@ -39,12 +39,4 @@ async fn a_step_that_fails_is_shown_with_its_output_and_leaves_nothing(t: Bodies
     host.commit("echo nonsense > palisade.toml", "nonsense");
     assert_eq!(t.fleet().up(asked(&t, &host)).await.unwrap_err().kind, Kind::Usage);
     t.fleet().remove(&body, Force::Yes).await.unwrap();
-}
-
-#[body_test(except(microvm = "a machine has no repositories in it yet"))]
-async fn a_devcontainer_says_what_to_do_and_what_cannot_be_done_is_told(t: Bodies) {
-    let host = Host::make(&t, "app", r#"mkdir .devcontainer; printf '{ // mine\n "image": "debian:12", "containerEnv": {"FROM": "there",}, "postCreateCommand": "echo $FROM > ~/made; git config user.name evil" }' > .devcontainer/devcontainer.json"#);
-    let (body, said) = prepared(&t, asked(&t, &host)).await;
-    assert!(said.iter().any(|line| line.contains("the image debian:12 is not used")), "{said:?}");
-    assert_eq!(t.sh(&body, "cat ~/made; echo $FROM; git config user.name").await.ok(), "there\nthere\nagent", "what a step did to .git is not kept");
 }

@@ -96,6 +96,8 @@ impl Host {
             include: Vec::new(),
             prepare: Prepare::No,
             person: person(),
+            images: |reference| Ok(fleet::Image::new(reference)),
+            home: None,
             create: t.kept(),
             count: 1,
         }

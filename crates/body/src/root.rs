@@ -1,25 +1,30 @@
 //! What a Body's root is made of: the host's own areas, or a template's layers; snapshots above either.
 
-use std::path::PathBuf;
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use proto::{
     BodyId, Spec,
     launch::{Area, AreaKind, Lower, Seed, area_dir},
-    spec::{Ids, Life, USER_ID},
+    spec::{HOME, Ids, Life, USER_ID},
     workspace::PLACE,
 };
 
-use crate::host::{Below, HostRoot, Masters};
+use crate::host::{Below as Snapshot, HostRoot, Masters};
 
 /// What stands below a Body's upper.
 #[derive(Debug, Clone, Default)]
 pub struct Under {
     /// Snapshots, nearest first.
-    pub snapshots: Vec<Below>,
+    pub snapshots: Vec<Snapshot>,
     /// A template's layers, nearest first; none where the host's own root is below.
     pub layers: Option<Vec<LayerBelow>>,
     /// Repositories.
     pub workspaces: Vec<WorkspaceBelow>,
+    /// A home that is an area of its own, nearest first; none where it is a directory like others.
+    pub home: Option<Vec<LayerBelow>>,
     /// What a machine is made from, on that layer.
     pub vm: Option<crate::vm::Parts>,
 }
@@ -46,8 +51,9 @@ pub struct LayerBelow {
 #[derive(Debug)]
 pub struct Root<'a> {
     system: System<'a>,
-    snapshots: &'a [Below],
+    snapshots: &'a [Snapshot],
     workspaces: &'a [WorkspaceBelow],
+    home: Option<&'a [LayerBelow]>,
 }
 
 /// Where its programs come from.
@@ -74,7 +80,7 @@ impl<'a> Root<'a> {
             Some(layers) => System::Layers(layers),
             None => System::Host(HostRoot::look(if plain { Masters::None } else { Masters::Some })),
         };
-        Self { system, snapshots: &under.snapshots, workspaces: &under.workspaces }
+        Self { system, snapshots: &under.snapshots, workspaces: &under.workspaces, home: under.home.as_deref() }
     }
 
     /// Its areas; the root itself first.
@@ -84,7 +90,29 @@ impl<'a> Root<'a> {
             System::Layers(layers) => vec![self.private(String::new(), layers, 0)],
         };
         areas.extend(self.workspaces.iter().map(|workspace| self.private(workspace.at.clone(), &workspace.layers, USER_ID)));
+        areas.extend(self.home.map(|layers| self.home_area(layers)));
         areas
+    }
+
+    /// A home stands on what templates and snapshots have where it is: what a repository needs is installed there.
+    fn home_area(&self, layers: &[LayerBelow]) -> Area {
+        let mut area = self.private(HOME.to_owned(), layers, USER_ID);
+        let root = area_dir("");
+        let snapshots = self.snapshots.iter().map(|below| (below.dir.join(&root), &below.ids));
+        let template = match &self.system {
+            System::Host(_) => &[][..],
+            System::Layers(layers) => layers,
+        };
+        let template = template.iter().map(|layer| (layer.root.clone(), &layer.ids));
+        for (root, ids) in snapshots.chain(template) {
+            match dir_below(&root, HOME) {
+                Below::Dir(path) => area.lowers.push(Lower { path, written_as: Some(ids.clone()) }),
+                Below::Nothing => {}
+                // It hides what is further below, or leads elsewhere.
+                Below::Other => break,
+            }
+        }
+        area
     }
 
     /// An area of layers under what snapshots changed in it.
@@ -103,6 +131,7 @@ impl<'a> Root<'a> {
             System::Layers(_) => vec![area_dir("")],
         };
         dirs.extend(self.workspaces.iter().map(|workspace| area_dir(&workspace.at)));
+        dirs.extend(self.home.map(|_| area_dir(HOME)));
         dirs
     }
 
@@ -116,6 +145,11 @@ impl<'a> Root<'a> {
             seeds.push(Seed::Dir { path: format!("root/{PLACE}"), mode: 0o755, owner: USER_ID });
         }
         seeds.extend(self.workspaces.iter().map(|workspace| Seed::Dir { path: format!("root/{}", workspace.at), mode: 0o755, owner: USER_ID }));
+        // Over a snapshot it is there, and may have been changed; below a home of its own nobody sees it.
+        if (!self.workspaces.is_empty() && self.snapshots.is_empty()) || self.home.is_some() {
+            seeds.push(Seed::Dir { path: "root/home".into(), mode: 0o755, owner: 0 });
+            seeds.push(Seed::Dir { path: format!("root/{HOME}"), mode: 0o755, owner: USER_ID });
+        }
         seeds
     }
 
@@ -131,5 +165,53 @@ impl<'a> Root<'a> {
             seeds.push(file("resolv.conf", "# This Body has no network but its own loopback.\n".to_owned()));
         }
         seeds
+    }
+}
+
+/// What a directory that never changes has at a path.
+enum Below {
+    Dir(PathBuf),
+    Nothing,
+    Other,
+}
+
+/// Trust: a Body made that directory, and its root may have put links anywhere. None is followed.
+fn dir_below(root: &Path, path: &str) -> Below {
+    let mut place = root.to_owned();
+    for part in path.split('/') {
+        place.push(part);
+        match fs::symlink_metadata(&place) {
+            Ok(found) if found.is_dir() => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Below::Nothing,
+            _ => return Below::Other,
+        }
+    }
+    Below::Dir(place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_link_leads_a_home_elsewhere() {
+        let root = std::env::temp_dir().join(format!("palisade-root-{}", std::process::id()));
+        let made = |there: &str| {
+            let _ = fs::remove_dir_all(&root);
+            fs::create_dir_all(root.join("elsewhere/user")).unwrap();
+            match there {
+                "link" => std::os::unix::fs::symlink("elsewhere", root.join("home")).unwrap(),
+                "file" => drop(fs::write(root.join("home"), "")),
+                "dir" => fs::create_dir_all(root.join("home/user")).unwrap(),
+                _ => {}
+            }
+            match dir_below(&root, HOME) {
+                Below::Dir(path) => path.strip_prefix(&root).unwrap().display().to_string(),
+                Below::Nothing => "nothing".into(),
+                Below::Other => "other".into(),
+            }
+        };
+        assert_eq!(["dir", "link", "file", ""].map(made), ["home/user", "other", "other", "nothing"]);
+        fs::remove_dir_all(&root).unwrap();
     }
 }

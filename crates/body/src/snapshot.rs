@@ -12,7 +12,7 @@ use std::{
 
 use proto::{
     BodyId, Layer, SnapshotId,
-    spec::{Ids, Life, Spec},
+    spec::{Home, Ids, Life, Spec},
     template::Base,
     workspace::Workspace,
 };
@@ -61,6 +61,15 @@ pub struct Manifest {
     /// Repositories in that Body.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub workspaces: Vec<Workspace>,
+    /// The home below its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub home: Option<Home>,
+    /// What runs at each start.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub at_start: Vec<String>,
+    /// Ports that somebody will want to reach.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<u16>,
     /// The ids its files are written under.
     pub ids: Ids,
     /// What it takes.

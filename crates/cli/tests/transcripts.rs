@@ -186,6 +186,8 @@ fn nothing_is_said_of_nothing_but_how_to_begin() {
     check_data("$ pal ls --json\n[]\n[0]");
     check_data("$ pal snapshots\nno snapshots\n  hint: take one with `pal snapshot BODY`\n[0]");
     check_data("$ pal snapshots --json\n[]\n[0]");
+    check_data("$ pal homes\nno homes\n  hint: have one with `pal up --home NAME`; it is kept when the Body is removed\n[0]");
+    check_data("$ pal homes --json\n[]\n[0]");
     check_data("$ pal events\n[0]");
     check_data("$ pal gc --dry-run\nwould remove 0 things, 0B\n[0]");
 }
@@ -249,7 +251,7 @@ fn a_data_directory_that_cannot_be_used_is_told_with_a_hint() {
 }
 
 /// Every verb, so that none goes without help.
-const VERBS: [&str; 32] = [
+const VERBS: [&str; 33] = [
     "up", "run",
     "create",
     "exec",
@@ -265,6 +267,7 @@ const VERBS: [&str; 32] = [
     "rm",
     "snapshot",
     "snapshots",
+    "homes",
     "fork",
     "templates",
     "setup",

@@ -47,6 +47,9 @@ impl Fleet {
         if let Some(start) = view.spec.base.as_ref().and_then(|base| base.start.as_ref()) {
             self.start_template(view.id(), start, Patience::NoNaps).await?;
         }
+        for line in &view.spec.at_start {
+            self.run_at_start(view.id(), line).await?;
+        }
         Ok(view)
     }
 
@@ -59,23 +62,27 @@ impl Fleet {
 
     /// The same for what was found already.
     pub(crate) fn create_on(&self, layer: Layer, mut request: Create, origin: Origin, parent: Option<BodyId>) -> Result<View, Failure> {
-        let Origin { mut under, base, settings, workspaces, machine } = origin;
+        let Origin { mut under, base, settings, workspaces, home, at_start, ports, machine } = origin;
         let workspaces = if request.workspaces.is_empty() { workspaces } else { std::mem::take(&mut request.workspaces) };
         under.workspaces = self.workspaces_below(&workspaces)?;
+        let home = request.home.take().or(home);
+        under.home = self.home_below(home.as_ref())?;
+        let at_start = if request.at_start.is_empty() { at_start } else { std::mem::take(&mut request.at_start) };
+        let ports = if request.ports.is_empty() { ports } else { std::mem::take(&mut request.ports) };
         request.limits.memory = request.limits.memory.or(settings.memory);
         request.limits.cpu_milli = request.limits.cpu_milli.or(settings.cpu_milli);
         request.workdir = request.workdir.or(settings.workdir);
         request.user = request.user.or(settings.user);
         request.env = settings.env.into_iter().chain(std::mem::take(&mut request.env)).collect();
         // From here on nobody clears its layers away.
-        let _standing = (base.is_some() || !workspaces.is_empty()).then(|| self.building()).transpose()?;
+        let _standing = (base.is_some() || !workspaces.is_empty() || home.is_some()).then(|| self.building()).transpose()?;
         fits_layer(layer, &under, machine.as_ref())?;
         if layer == Layer::Microvm {
             if let Some((_, machine)) = &machine {
                 vm::inherit(&mut request, machine)?;
             }
             request.limits = self.machine_limits(&request);
-            vm::check(&request, !workspaces.is_empty() || request.egress.is_some())?;
+            vm::check(&request, !workspaces.is_empty() || home.is_some() || request.egress.is_some())?;
         }
         let limits = self.limits_on(layer, &request)?;
         check_env(&request.env)?;
@@ -96,6 +103,9 @@ impl Fleet {
             env: request.env,
             mounts,
             workspaces,
+            home,
+            at_start,
+            ports,
             workdir: request.workdir,
             user,
             network: Network::Closed,

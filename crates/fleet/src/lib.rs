@@ -54,9 +54,9 @@ pub use lease::{Lease, Rest, Then};
 pub use life::Force;
 pub use request::{AskedLimits, Create, ExecRequest, Stdin, TtySize};
 pub use store::{Durability, clock};
-pub use templates::{Act, BASE, BuildRequest, BuildState, From, INTERPRETER, Job, STEPS_MAX, Said, Say, Step, TemplateView, check_tags};
+pub use templates::{Act, recipe::{Recipe, read as read_recipe}, BASE, BuildRequest, BuildState, From, INTERPRETER, Job, STEPS_MAX, Said, Say, Step, TemplateView, check_tags};
 pub use vm::OwnKernel;
-pub use work::{Compared, Comparison, Discard, Hear, Look, Overlap, Prepare, Queued, Repo, Share, StoreSettings, Up, WorkDiff};
+pub use work::{Compared, Comparison, Discard, Hear, HomeRecord, HomeView, Images, Look, Overlap, Prepare, Queued, Repo, Share, StoreSettings, Up, WorkDiff};
 pub use workspace::{Commit, Dirty, How, Landed, LeftOut, Person, Saved, Shape, Touched, What};
 pub use view::{Copied, Ended, Garbage, SnapshotView, Status, View};
 

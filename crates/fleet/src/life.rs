@@ -297,13 +297,16 @@ impl Fleet {
             Condition::Running(running) | Condition::Paused(running) => Some(running),
             _ => None,
         };
-        if !spec.workspaces.is_empty() {
+        let keeps_home = spec.home.as_ref().is_some_and(|home| home.name.is_some());
+        if !spec.workspaces.is_empty() || keeps_home {
             // Nobody writes any more when its work is read for the last time.
             if let Some(running) = running {
                 self.write("body.stopped", id, json!({ "grace_ms": 0 }))?;
                 process::kill(&dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
             }
+            let kept = self.keep_home(&spec);
             if discard == Discard::No {
+                kept.map_err(|failure| failure.hint(format!("its files are still there; give them up: pal rm --discard {id}")))?;
                 self.save_before_removal(&spec)?;
             }
         }

@@ -36,7 +36,7 @@ impl Shape {
     }
 
     fn can_wait(&self) -> bool {
-        self.0.layer == proto::Layer::Process && self.0.template == "host" && self.0.base.is_none() && self.0.snapshots.is_empty() && self.0.mounts.is_empty() && self.0.workspaces.is_empty() && self.0.egress.is_none()
+        self.0.layer == proto::Layer::Process && self.0.template == "host" && self.0.base.is_none() && self.0.snapshots.is_empty() && self.0.mounts.is_empty() && self.0.workspaces.is_empty() && self.0.home.is_none() && self.0.egress.is_none()
     }
 }
 

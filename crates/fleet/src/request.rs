@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use proto::{
     Layer, Size,
-    spec::{Egress, Life, Mount},
+    spec::{Egress, Home, Life, Mount},
     workspace::Workspace,
 };
 
@@ -25,6 +25,12 @@ pub struct Create {
     pub mounts: Vec<Mount>,
     /// Repositories in it, whose layers are there.
     pub workspaces: Vec<Workspace>,
+    /// A home that is an area of its own.
+    pub home: Option<Home>,
+    /// Lines of shell that run at each of its starts.
+    pub at_start: Vec<String>,
+    /// Ports in it that somebody will want to reach.
+    pub ports: Vec<u16>,
     /// A way out, which the caller serves.
     pub egress: Option<Egress>,
     /// Where commands run.
@@ -49,6 +55,9 @@ impl Create {
             env: BTreeMap::new(),
             mounts: Vec::new(),
             workspaces: Vec::new(),
+            home: None,
+            at_start: Vec::new(),
+            ports: Vec::new(),
             egress: None,
             workdir: None,
             user: None,

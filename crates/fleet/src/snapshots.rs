@@ -9,7 +9,10 @@ use body::{
     root::Under,
     snapshot::{self, Manifest},
 };
-use proto::{BodyId, Failure, Kind, Layer, SnapshotId, Spec, spec::Life};
+use proto::{
+    BodyId, Failure, Kind, Layer, SnapshotId, Spec,
+    spec::{Home, Life},
+};
 use serde_json::json;
 
 use crate::{AskedLimits, Create, Fleet, Lease, SnapshotView, View, failures};
@@ -75,6 +78,9 @@ impl Fleet {
             below: spec.snapshots.clone(),
             base: spec.base.clone(),
             workspaces: spec.workspaces.clone(),
+            home: spec.home.clone().map(|home| Home { name: None, ..home }),
+            at_start: spec.at_start.clone(),
+            ports: spec.ports.clone(),
             ids: spec.ids.clone(),
             bytes: 0,
             for_forks: purpose == Purpose::Forks,
@@ -141,7 +147,7 @@ impl Fleet {
     /// A snapshot, what is below it, and the template's root below that.
     pub(crate) fn under_snapshot(&self, top: &Manifest) -> Result<Under, Failure> {
         let layers = top.base.as_ref().map(|base| self.layers_below(&base.layers)).transpose()?;
-        Ok(Under { snapshots: self.stack(top)?, layers, workspaces: self.workspaces_below(&top.workspaces)?, vm: None })
+        Ok(Under { snapshots: self.stack(top)?, layers, workspaces: self.workspaces_below(&top.workspaces)?, home: self.home_below(top.home.as_ref())?, vm: None })
     }
 
     /// Snapshots below a Body that exists.
@@ -241,6 +247,10 @@ fn fork_request(parent: &Spec, manifest: &Manifest) -> Create {
         env: parent.env.clone(),
         mounts: parent.mounts.clone(),
         workspaces: parent.workspaces.clone(),
+        // What the snapshot says of these holds.
+        home: None,
+        at_start: Vec::new(),
+        ports: Vec::new(),
         egress: None,
         workdir: parent.workdir.clone(),
         user: Some(parent.user.clone()),

@@ -190,8 +190,11 @@ impl Stack<'_> {
         let empty = Path::new(STAGE).join("empty");
         if lowers.is_empty() {
             // The table of mounts tells where on its disk a bind comes from; an overlay tells only of the stage.
-            rustix::fs::mkdir(&empty, Mode::from_raw_mode(0o755))?;
-            lowers.push(&empty);
+            match rustix::fs::mkdir(&empty, Mode::from_raw_mode(0o755)) {
+                // Several areas may have nothing below them.
+                Ok(()) | Err(Errno::EXIST) => lowers.push(&empty),
+                Err(errno) => return Err(errno.into()),
+            }
         }
         let work = self.private.join("work").join(area.dir_name());
         let volatile = matches!(self.plan.upper, Upper::Memory { .. });

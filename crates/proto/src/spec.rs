@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BodyId, Layer, Limits, SnapshotId, template::Base, workspace::Workspace};
+use crate::{BodyId, Layer, LayerId, Limits, SnapshotId, template::Base, workspace::Workspace};
 
 /// The version of `spec.json`.
 pub const VERSION: u32 = 1;
@@ -58,6 +58,19 @@ pub struct Egress {
     pub allow: Vec<String>,
 }
 
+/// Where the home of a Body's user is, without a leading `/`.
+pub const HOME: &str = "home/user";
+
+/// A home that outlives its Body.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Home {
+    /// What it is called; none where the Body has but a copy: a fork, or one that began with a snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// What it held when the Body was made, nearest first.
+    pub layers: Vec<LayerId>,
+}
+
 /// What a Body was asked to be.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Spec {
@@ -91,6 +104,15 @@ pub struct Spec {
     /// Repositories in it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub workspaces: Vec<Workspace>,
+    /// A home of its own, apart from the rest of its files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub home: Option<Home>,
+    /// Lines of shell that run at each of its starts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub at_start: Vec<String>,
+    /// Ports in it that somebody will want to reach.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<u16>,
     /// Where commands run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workdir: Option<String>,

@@ -18,7 +18,7 @@ pub use exec::{Exec, Run, Shell, Wires};
 pub use serve::{Keys, KeysCommand, NewKey, Serve};
 pub use templates::{Import, Pull, Setup, Templates, TemplatesCommand};
 pub use verbs::{
-    Bodies, Body, Completions, Copy, Events, EventsCommand, Fork, Gc, Remove, Snapshot, Snapshots, Stop,
+    Bodies, Body, Completions, Copy, Events, EventsCommand, Fork, Gc, Homes, Remove, Snapshot, Snapshots, Stop,
 };
 pub use work::{Compare, Config, ConfigCommand, Diff, Land, Log, Up};
 
@@ -146,6 +146,7 @@ pub enum Command {
     Rm(Remove),
     Snapshot(Snapshot),
     Snapshots(Snapshots),
+    Homes(Homes),
     Fork(Fork),
     Templates(Templates),
     Setup(Setup),

@@ -93,6 +93,18 @@ pub struct Snapshots {
     pub remove: Vec<String>,
 }
 
+/// List the homes that outlive their Bodies, or remove some.
+///
+/// `pal up --home NAME` has one; what a Body keeps there is kept when the Body is removed.
+///
+/// Example: pal homes
+#[derive(Debug, clap::Args)]
+pub struct Homes {
+    /// Remove this home instead of listing; may be repeated
+    #[arg(long = "rm", value_name = "NAME")]
+    pub remove: Vec<String>,
+}
+
 /// Make Bodies that begin as another one is now; print their ids.
 ///
 /// Example: pal fork k3v9 -n 3

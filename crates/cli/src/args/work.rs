@@ -31,6 +31,9 @@ pub struct Up {
     /// Install nothing that lockfiles, devcontainer.json or palisade.toml ask for
     #[arg(long)]
     pub no_prepare: bool,
+    /// Have this home, which outlives the Body: what is kept there is there for the next one that names it
+    #[arg(long, value_name = "NAME")]
+    pub home: Option<String>,
     /// Make this many
     #[arg(long, short = 'n', value_name = "COUNT", default_value = "1", value_parser = values::forks,
         allow_hyphen_values = true)]

@@ -40,6 +40,7 @@ fn facts(view: &View) -> Table {
     let optional = [
         ("pid", view.pid.map(|pid| pid.to_string())),
         ("parent", spec.parent.as_ref().map(ToString::to_string)),
+        ("home", spec.home.as_ref().and_then(|home| home.name.clone())),
     ];
     for (name, value) in optional {
         if let Some(value) = value {
@@ -50,6 +51,8 @@ fn facts(view: &View) -> Table {
     limits(view, &mut table);
     spec.mounts.iter().for_each(|shown| table.row(["mount", &mount(shown)]));
     spec.env.keys().for_each(|name| table.row(["env", name]));
+    spec.ports.iter().for_each(|port| table.row(["port", &format!("{port}, reached through pal serve")]));
+    spec.at_start.iter().for_each(|line| table.row(["at start", &proto::text::visible(line)]));
     table
 }
 

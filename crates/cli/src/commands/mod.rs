@@ -7,6 +7,7 @@ mod doctor;
 mod events;
 mod exec;
 mod gc;
+mod homes;
 mod inspect;
 mod keys;
 mod life;
@@ -92,6 +93,7 @@ async fn act(
         Command::Rm(args) => life::remove(&fleet()?, &args, format).await,
         Command::Snapshot(args) => snapshot::snapshot(&fleet()?, args, format).await,
         Command::Snapshots(args) => snapshot::snapshots(&fleet()?, &args.remove, format),
+        Command::Homes(args) => homes::homes(&fleet()?, &args.remove, format),
         Command::Fork(args) => snapshot::fork(&fleet()?, &args, format).await,
         Command::Templates(args) => templates::templates(&fleet()?, args, format).await,
         Command::Setup(args) => templates::setup(&fleet()?, &args, format),

@@ -1,11 +1,11 @@
 //! `pal templates` and `pal setup`.
 
-mod images;
+pub mod images;
 mod recipe;
 
 use std::{fs::File, path::Path, time::Duration};
 
-use fleet::{BuildRequest, Fleet, OwnKernel, Step, TemplateView};
+use fleet::{BuildRequest, Fleet, OwnKernel, Recipe, Step, TemplateView};
 use proto::{
     Failure, Kind, Size,
     template::{Settings, Start},
@@ -105,14 +105,15 @@ async fn import(fleet: &Fleet, args: Import) -> Result<TemplateView, Failure> {
 async fn build(fleet: &Fleet, name: &str, file: &Path, start: Option<Start>, force: bool, pull: &Pull) -> Result<TemplateView, Failure> {
     let text = std::fs::read_to_string(file).map_err(|error| unreadable(file, error))?;
     let context = file.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let (from, acts) = recipe::read(&text)?;
+    let Recipe { from, acts, notes } = fleet::read_recipe(&text, &Default::default(), None)?;
+    notes.iter().for_each(|note| output::talk(note));
     let from = images::origin(fleet, from, pull)?;
     let asked = fleet.ask_build(name, &[], None, None)?;
     let job = fleet.begin_job(&asked.template, &asked.id)?;
     let files = fleet.template_files(&job.template);
     let steps = acts.into_iter().map(|act| Ok(Step { act: recipe::pack(act, context, &files)?, force: false }));
     let steps = steps.collect::<Result<Vec<_>, Failure>>()?;
-    let done = fleet.build(&job, BuildRequest { from, steps, start, force });
+    let done = fleet.build(&job, BuildRequest { from, steps, start, force, allow: Vec::new() });
     let mut done = std::pin::pin!(done);
     let mut told = 0;
     let built = loop {

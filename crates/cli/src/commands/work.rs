@@ -43,6 +43,8 @@ pub fn request(args: &args::Up, body: BodyArgs) -> Result<Up, Failure> {
         include: args.include.iter().map(|path| absolute(path)).collect::<Result<_, _>>()?,
         prepare: if args.no_prepare { Prepare::No } else { Prepare::Yes },
         person: person(),
+        images: super::templates::images::named_by_a_repository,
+        home: args.home.clone(),
         create: body.request(Life::Kept, wall)?,
         count: args.count,
     })

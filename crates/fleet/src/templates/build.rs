@@ -11,7 +11,10 @@ use std::{
     time::Duration,
 };
 
-use body::archive::{self, Bounds, Dialect, Sink};
+use body::{
+    archive::{self, Bounds, Dialect, Sink},
+    egress::Egress,
+};
 use bytes::{Bytes, BytesMut};
 use proto::{
     BodyId, Failure, Kind, Layer, LayerId,
@@ -25,7 +28,10 @@ use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
 
 use super::{BASE, INTERPRETER, Job, Origin, draft};
-use crate::{Create, ExecRequest, Fleet, Force, Image, Output, Stdin, failures};
+use crate::{
+    Create, ExecRequest, Fleet, Force, Image, Output, Stdin, failures,
+    work::{CERTIFICATES, way_out},
+};
 
 /// Most steps of one build.
 pub const STEPS_MAX: usize = 1000;
@@ -54,6 +60,8 @@ pub struct BuildRequest {
     pub start: Option<Start>,
     /// Nothing that was done before is good enough.
     pub force: bool,
+    /// Names that its commands may reach.
+    pub allow: Vec<String>,
 }
 
 /// What a template begins with.
@@ -126,6 +134,8 @@ pub(super) struct Stand {
     pub settings: Settings,
     /// Names all that was done so far.
     pub chain: String,
+    /// The way out of its commands.
+    pub way: Option<(proto::spec::Egress, Egress)>,
 }
 
 impl Stand {
@@ -170,6 +180,9 @@ impl Fleet {
         }
         job.say(&format!("[base] FROM {}", match &request.from { From::Template(name) => name, From::Image(image) => &image.reference }));
         let mut stand = self.begin_build(job, &request.from).await.map_err(at("base"))?;
+        if !request.allow.is_empty() {
+            stand.way = Some(self.open_way(request.allow.clone()).map_err(at("base"))?);
+        }
         for (index, step) in request.steps.iter().enumerate() {
             let number = (index + 1).to_string();
             job.check().map_err(at(&number))?;
@@ -199,7 +212,7 @@ impl Fleet {
                 .hint("make the real one: apt-get install mmdebstrap && pal templates rm base && pal setup base"));
         }
         let chain = digest(&[&serde_json::to_string(&build.layers).unwrap_or_default()]);
-        Ok(Stand { layers: build.layers, settings: Settings { start: None, ..build.settings }, chain })
+        Ok(Stand { layers: build.layers, settings: Settings { start: None, ..build.settings }, chain, way: None })
     }
 
     async fn step(&self, job: &Job, stand: &mut Stand, step: &Step, force: bool) -> Result<(), Failure> {
@@ -255,7 +268,12 @@ impl Fleet {
             return Ok(());
         }
         let body = self.build_body(job, stand)?;
-        let done = act(&body).await;
+        let mut done = act(&body).await;
+        if let Some((_, egress)) = &mut stand.way {
+            let denied = self.note_decisions(&body, egress)?;
+            let hint = |denial: &String| format!("it was not let out to {denial}; allow it in palisade.toml: [prepare] allow = [\"HOST:443\"]");
+            done = done.map_err(|failure| denied.iter().take(4).fold(failure, |failure, denial| failure.hint(hint(denial))));
+        }
         let kept = match done {
             Ok(()) => self.keep_layer(&body, id.clone(), &stand.chain).await,
             Err(failure) => Err(failure),
@@ -274,6 +292,11 @@ impl Fleet {
         let mut request = Create { template: format!("build {}", job.id), ..Create::kept() };
         request.limits.wall = Some(STEP_WALL);
         request.limits.memory = job.memory;
+        if let Some((egress, _)) = &stand.way {
+            let has_certificates = under.layers.iter().flatten().any(|layer| std::fs::symlink_metadata(layer.root.join(CERTIFICATES)).is_ok());
+            request.env = way_out(has_certificates);
+            request.egress = Some(egress.clone());
+        }
         let view = self.create_on(Layer::Process, request, Origin { under, base: Some(base), settings, ..Origin::default() }, None)?;
         Ok(view.spec.id)
     }
@@ -491,7 +514,7 @@ impl Sink for Forwarder {
     }
 }
 
-pub(super) fn digest(parts: &[&str]) -> String {
+pub(crate) fn digest(parts: &[&str]) -> String {
     let mut hasher = Sha256::new();
     for part in parts {
         hasher.update((part.len() as u64).to_le_bytes());

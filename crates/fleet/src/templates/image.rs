@@ -40,7 +40,7 @@ impl Fleet {
             () = job.called_off() => return Err(jobs::called_off()),
         };
         let chain = digest(&[&serde_json::to_string(&pulled.layers).unwrap_or_default()]);
-        let mut stand = Stand { layers: pulled.layers, settings: pulled.settings, chain };
+        let mut stand = Stand { layers: pulled.layers, settings: pulled.settings, chain, way: None };
         if image.dress == Dress::ForE2b {
             let path = stand.settings.env.get("PATH").cloned().unwrap_or_default();
             stand.chain = digest(&[&stand.chain, ACCOUNT, &path]);

@@ -17,10 +17,13 @@ impl Fleet {
             let Ok(spec) = dir.spec().or_else(|_| dir.draft()) else { continue };
             needed.extend(spec.base.into_iter().flat_map(|base| base.layers));
             needed.extend(spec.workspaces.into_iter().flat_map(|workspace| workspace.layers));
+            needed.extend(spec.home.into_iter().flat_map(|home| home.layers));
         }
+        needed.extend(self.home_records().into_iter().flat_map(|home| home.layers));
         for manifest in self.manifests() {
             needed.extend(manifest.base.into_iter().flat_map(|base| base.layers));
             needed.extend(manifest.workspaces.into_iter().flat_map(|workspace| workspace.layers));
+            needed.extend(manifest.home.into_iter().flat_map(|home| home.layers));
         }
         Ok(needed)
     }

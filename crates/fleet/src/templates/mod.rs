@@ -3,11 +3,12 @@
 //! Invariant: a build that is written down is whole and never changes; names and tags move, builds do not.
 //! Invariant: layers are shared and go when no build, Body or snapshot stands on them any more.
 
-mod build;
+pub(crate) mod build;
 mod image;
 mod interpreter;
 mod jobs;
 mod keep;
+pub mod recipe;
 mod setup;
 pub(crate) mod start;
 
@@ -29,6 +30,7 @@ use body::{
 };
 use proto::{
     Draft, Failure, Kind, LayerId, Spec, TemplateId,
+    spec::Home,
     template::{Base, Build, BuildId, DEFAULT_TAG, Named, Settings, Tag, Template, VERSION},
     workspace::Workspace,
 };
@@ -74,6 +76,12 @@ pub(crate) struct Origin {
     pub settings: Settings,
     /// Repositories that come with a snapshot.
     pub workspaces: Vec<Workspace>,
+    /// The home that comes with it.
+    pub home: Option<Home>,
+    /// What its Bodies run at each start.
+    pub at_start: Vec<String>,
+    /// Their ports that somebody will want to reach.
+    pub ports: Vec<u16>,
     /// The machine that was frozen, and where.
     pub machine: Option<(PathBuf, body::vm::record::Machine)>,
 }
@@ -161,7 +169,8 @@ impl Fleet {
         let manifest = self.find_snapshot(bare).map_err(|failure| if failure.kind == Kind::NotFound { unknown(key) } else { failure })?;
         let under = self.under_snapshot(&manifest)?;
         let machine = manifest.machine.map(|machine| (self.data.join("snapshots").join(manifest.id.as_str()), machine));
-        Ok(Origin { under, base: manifest.base, settings: Settings::default(), workspaces: manifest.workspaces, machine })
+        let (home, at_start, ports) = (manifest.home, manifest.at_start, manifest.ports);
+        Ok(Origin { under, base: manifest.base, settings: Settings::default(), workspaces: manifest.workspaces, home, at_start, ports, machine })
     }
 
     /// The same for a build.
@@ -195,7 +204,7 @@ impl Fleet {
     /// What is below a Body that exists.
     pub(crate) fn under(&self, spec: &Spec) -> Result<Under, Failure> {
         let layers = spec.base.as_ref().map(|base| self.layers_below(&base.layers)).transpose()?;
-        let mut under = Under { snapshots: self.below(spec)?, layers, workspaces: self.workspaces_below(&spec.workspaces)?, vm: None };
+        let mut under = Under { snapshots: self.below(spec)?, layers, workspaces: self.workspaces_below(&spec.workspaces)?, home: self.home_below(spec.home.as_ref())?, vm: None };
         if spec.layer == proto::Layer::Microvm {
             under.vm = Some(self.parts(spec, &under)?);
         }

@@ -152,6 +152,8 @@ impl Fleet {
                 include: Vec::new(),
                 prepare: Prepare::Yes,
                 person: person.clone(),
+                images: |reference| Ok(crate::Image::new(reference)),
+                home: None,
                 create: Create::kept(),
                 count: 1,
             };

@@ -90,6 +90,7 @@ fn layer_kind(about: &str) -> &'static str {
     match about.split(' ').next() {
         Some("tree" | "subtree") => "trees",
         Some("head" | "objects") => "histories",
+        Some("home") => "homes",
         _ => "template layers",
     }
 }

@@ -4,7 +4,9 @@
 //! Invariant: what reaches the user's repository is an event.
 
 mod compare;
+mod container;
 mod df;
+mod home;
 mod keep;
 mod look;
 mod prepare;
@@ -12,9 +14,11 @@ mod up;
 
 pub use compare::{Compared, Comparison, Overlap, Queued};
 pub use df::{Share, StoreSettings};
+pub use home::{HomeRecord, HomeView};
 pub use look::{Look, WorkDiff};
 pub use prepare::Hear;
-pub use up::{Prepare, Repo, Up};
+pub(crate) use prepare::{CERTIFICATES, way_out};
+pub use up::{Images, Prepare, Repo, Up};
 
 use body::{BodyDir, Condition, process, root::WorkspaceBelow};
 use proto::{BodyId, Failure, Kind, Spec, workspace::Workspace};

@@ -18,8 +18,9 @@ use proto::{
 };
 use serde_json::json;
 use sha2::{Digest, Sha256};
-use workspace::{Needs, NeedsStep, Person, Tool};
+use workspace::{Needs, Tool};
 
+use super::container::{self, Footing};
 use crate::{Create, ExecRequest, Fleet, Force, Output, Up, failures, work::Discard};
 
 /// How long one step may take.
@@ -30,16 +31,22 @@ const TAIL_MAX: usize = 4 << 10;
 const CHAIN_MAX: usize = 6;
 /// Where a Rust of the user's own is seen.
 const RUST: &str = "/opt/rust";
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
+pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(crate) const CERTIFICATES: &str = "etc/ssl/certs/ca-certificates.crt";
 
 /// Hears how preparing goes.
 pub type Hear<'a> = &'a mut dyn FnMut(&str);
 
 /// What Bodies of one request stand on and know.
 pub(crate) struct Prepared {
-    /// The dependency layer, where there is one.
-    pub template: Option<String>,
+    /// The dependency layer, or what it would stand on.
+    pub template: String,
+    /// Who runs their commands, where something says so.
+    pub user: Option<String>,
+    /// What runs at each of their starts.
+    pub at_start: Vec<String>,
+    /// Their ports that somebody will want to reach.
+    pub ports: Vec<u16>,
     /// For every command.
     pub env: BTreeMap<String, String>,
     /// Toolchains.
@@ -51,30 +58,34 @@ impl Fleet {
     pub(crate) async fn prepare(&self, up: &Up, workspaces: &[Workspace], say: Hear<'_>) -> Result<Prepared, Failure> {
         let mut all = Vec::new();
         for workspace in workspaces {
-            let needs = self.needs(workspace)?;
-            needs.notes.iter().for_each(|note| say(note));
-            all.push((workspace, needs));
+            all.push((workspace, self.needs(workspace)?));
         }
-        let prepared = settings(&all, &up.person);
+        let footing = self.footing(up, all.first().map(|(workspace, needs)| (*workspace, needs)), say).await?;
+        let mut user = None;
+        for (workspace, needs) in &mut all {
+            let wanted = container::settle(&footing, workspace, needs, &up.create.env, say);
+            user = user.or(wanted);
+        }
+        let prepared = settings(&footing, &all, up, user);
         if all.iter().all(|(_, needs)| needs.steps.is_empty()) {
             return Ok(prepared);
         }
-        let key = key(&up.create.template, &all, &prepared);
+        let key = key(&footing, &all, &prepared);
         let known = self.manifests().into_iter().filter(|manifest| manifest.dependency.is_some());
         let mut known: Vec<_> = known.collect();
         known.sort_by(|a, b| b.created_at.cmp(&a.created_at));
         if let Some(found) = known.iter().find(|manifest| manifest.dependency.as_deref() == Some(&key)) {
             self.touch_snapshot(&found.id);
-            return Ok(Prepared { template: Some(found.id.to_string()), ..prepared });
+            return Ok(Prepared { template: found.id.to_string(), ..prepared });
         }
         // What the last one of the same repositories fetched need not be fetched again.
         let same = |manifest: &&snapshot::Manifest| {
             let repositories = |workspaces: &[Workspace]| workspaces.iter().map(|workspace| workspace.repository.clone()).collect::<Vec<_>>();
-            repositories(&manifest.workspaces) == repositories(workspaces) && manifest.below.len() < CHAIN_MAX && manifest.origin.as_deref() == Some(&up.create.template)
+            repositories(&manifest.workspaces) == repositories(workspaces) && manifest.below.len() < CHAIN_MAX && manifest.origin.as_deref() == Some(&footing.template)
         };
         let below = known.iter().find(same).map(|manifest| manifest.id.to_string());
-        let template = self.make_dependencies(up, workspaces, &all, &prepared, below, &key, say).await?;
-        Ok(Prepared { template: Some(template), ..prepared })
+        let template = self.make_dependencies(up, &footing, workspaces, &all, &prepared, below, &key, say).await?;
+        Ok(Prepared { template, ..prepared })
     }
 
     /// What a repository needs; looked for once for each tree.
@@ -83,22 +94,20 @@ impl Fleet {
     }
 
     #[expect(clippy::too_many_arguments, reason = "what one Body is prepared from, each of another kind")]
-    async fn make_dependencies(&self, up: &Up, workspaces: &[Workspace], all: &[(&Workspace, Needs)], prepared: &Prepared, below: Option<String>, key: &str, say: Hear<'_>) -> Result<String, Failure> {
+    async fn make_dependencies(&self, up: &Up, footing: &Footing, workspaces: &[Workspace], all: &[(&Workspace, Needs)], prepared: &Prepared, below: Option<String>, key: &str, say: Hear<'_>) -> Result<String, Failure> {
         let allow: Vec<String> = all.iter().flat_map(|(_, needs)| needs.allow.iter().cloned()).collect();
-        let policy = Policy::parse(&allow).map_err(|error| Failure::new(Kind::Usage, error.to_string()).hint("see `allow` in palisade.toml"))?;
-        let drawn = sys::random::bytes::<8>().map_err(|error| Failure::new(Kind::Host, "cannot draw a name").because(error))?;
-        let dir = self.data.join("egress").join(hex(&drawn));
-        let mut egress = Egress::open(&dir, policy).map_err(|error| Failure::new(Kind::Host, "cannot open a way out for the Body").because(error))?;
-        let mut create = Create { template: below.unwrap_or_else(|| up.create.template.clone()), workspaces: workspaces.to_vec(), ..Create::kept() };
-        create.env = prepared.env.iter().map(|(name, value)| (name.clone(), value.clone())).chain(way_out()).collect();
+        let (way, mut egress) = self.open_way(allow)?;
+        let mut create = Create { template: below.unwrap_or_else(|| footing.template.clone()), workspaces: workspaces.to_vec(), ..Create::kept() };
+        create.env = prepared.env.iter().map(|(name, value)| (name.clone(), value.clone())).chain(way_out(footing.has(CERTIFICATES))).collect();
         create.mounts = prepared.mounts.clone();
         create.limits = up.create.limits.clone();
-        create.egress = Some(spec::Egress { dir: dir.clone(), allow });
+        create.egress = Some(way);
+        create.user = prepared.user.clone();
         create.layer = up.create.layer;
         let view = self.create(create).await?;
         let done = self.run_steps(view.id(), all, &mut egress, say).await;
         let kept = match done {
-            Ok(()) => self.keep_dependencies(view.id(), workspaces, &up.create.template, key).await,
+            Ok(()) => self.keep_dependencies(view.id(), workspaces, &footing.template, key).await,
             Err(failure) => Err(failure),
         };
         let removed = self.remove_with(view.id(), Force::Yes, Discard::Yes).await;
@@ -119,7 +128,7 @@ impl Fleet {
                 let place = if step.dir.is_empty() { workspace.path() } else { format!("{}/{}", workspace.path(), step.dir) };
                 let shown = proto::text::visible(&step.line);
                 say(&format!("preparing: {shown}"));
-                let (code, tail) = self.run_step(body, step, &place, say).await?;
+                let (code, tail) = self.run_line(body, &step.line, Some(&place), say).await?;
                 let denied = self.note_decisions(body, egress)?;
                 if code != 0 {
                     return Err(step_failed(&shown, code, &tail, &denied));
@@ -142,9 +151,26 @@ impl Fleet {
         Err(missing.hint("or choose a template that has it: pal up --template NAME").hint("or go without: pal up --no-prepare"))
     }
 
-    async fn run_step(&self, body: &BodyId, step: &NeedsStep, place: &str, say: Hear<'_>) -> Result<(i32, String), Failure> {
-        let argv = ["/bin/sh", "-c", step.line.as_str()];
-        let mut exec = self.exec(body, ExecRequest { workdir: Some(place.to_owned()), timeout: Some(STEP_WALL), ..ExecRequest::new(argv) }).await?;
+    /// Opens a way out to those names; it lasts as long as what is given back.
+    pub(crate) fn open_way(&self, allow: Vec<String>) -> Result<(spec::Egress, Egress), Failure> {
+        let policy = Policy::parse(&allow).map_err(|error| Failure::new(Kind::Usage, error.to_string()).hint("see `allow` in palisade.toml"))?;
+        let drawn = sys::random::bytes::<8>().map_err(|error| Failure::new(Kind::Host, "cannot draw a name").because(error))?;
+        let dir = self.data.join("egress").join(hex(&drawn));
+        let egress = Egress::open(&dir, policy).map_err(|error| Failure::new(Kind::Host, "cannot open a way out for the Body").because(error))?;
+        Ok((spec::Egress { dir, allow }, egress))
+    }
+
+    /// Runs what a Body runs at each start, and waits for its end.
+    pub(crate) async fn run_at_start(&self, body: &BodyId, line: &str) -> Result<(), Failure> {
+        match self.run_line(body, line, None, &mut |_| ()).await? {
+            (0, _) => Ok(()),
+            (code, tail) => Err(container::failed_at_start(line, code, &tail)),
+        }
+    }
+
+    async fn run_line(&self, body: &BodyId, line: &str, place: Option<&str>, say: Hear<'_>) -> Result<(i32, String), Failure> {
+        let argv = ["/bin/sh", "-c", line];
+        let mut exec = self.exec(body, ExecRequest { workdir: place.map(str::to_owned), timeout: Some(STEP_WALL), ..ExecRequest::new(argv) }).await?;
         let mut tail: Vec<u8> = Vec::new();
         let mut line: Vec<u8> = Vec::new();
         while let Some(output) = exec.next().await? {
@@ -168,7 +194,7 @@ impl Fleet {
     }
 
     /// Each decision is an event; gives the denials.
-    fn note_decisions(&self, body: &BodyId, egress: &mut Egress) -> Result<Vec<String>, Failure> {
+    pub(crate) fn note_decisions(&self, body: &BodyId, egress: &mut Egress) -> Result<Vec<String>, Failure> {
         let mut denied: Vec<String> = Vec::new();
         for decision in egress.decisions() {
             let kind = if decision.allowed { "network.allowed" } else { "network.denied" };
@@ -209,47 +235,54 @@ fn step_failed(step: &str, code: i32, tail: &str, denied: &[String]) -> Failure 
 }
 
 /// Variables and mounts that hold for preparing and for work.
-fn settings(all: &[(&Workspace, Needs)], person: &Person) -> Prepared {
-    let (mut env, mut path, mut mounts) = (BTreeMap::new(), Vec::new(), Vec::new());
+fn settings(footing: &Footing, all: &[(&Workspace, Needs)], up: &Up, user: Option<String>) -> Prepared {
+    let (mut env, mut path, mut mounts) = (footing.settings.env.clone(), Vec::new(), Vec::new());
+    env.remove("PATH");
+    let (mut at_start, mut ports) = (Vec::new(), Vec::new());
     for (workspace, needs) in all {
         env.extend(needs.env.clone());
+        at_start.extend(needs.container.start.clone());
+        ports.extend(needs.container.ports.iter().copied().filter(|port| !ports.contains(port)).collect::<Vec<_>>());
         path.extend(needs.path.iter().map(|dir| (*dir).to_owned()));
         if needs.tools.iter().any(|tool| tool.program == "cargo")
             && mounts.is_empty()
-            && let Some(source) = workspace::rust_of(person, workspace.repository.parent().unwrap_or(&workspace.repository))
+            && (footing.is_host() || footing.template == up.create.template)
+            && let Some(source) = workspace::rust_of(&up.person, workspace.repository.parent().unwrap_or(&workspace.repository))
         {
             path.insert(0, format!("{RUST}/bin"));
             mounts.push(Mount { source, target: RUST.into(), access: Access::ReadOnly });
         }
     }
-    if !path.is_empty() && !env.contains_key("PATH") {
-        path.push(PATH.to_owned());
+    let usual = footing.env().remove("PATH").unwrap_or_else(|| PATH.to_owned());
+    if !env.contains_key("PATH") && (!path.is_empty() || usual != PATH) {
+        path.push(usual);
         path.dedup();
         env.insert("PATH".into(), path.join(":"));
     }
-    Prepared { template: None, env, mounts }
+    let user = up.create.user.clone().or(user).or_else(|| footing.settings.user.clone());
+    Prepared { template: footing.template.clone(), user, at_start, ports, env, mounts }
 }
 
 /// How programs find the way out.
-fn way_out() -> BTreeMap<String, String> {
+pub(crate) fn way_out(has_certificates: bool) -> BTreeMap<String, String> {
     let proxy = format!("http://127.0.0.1:{}", proto::guest::EGRESS_PORT);
     let names = ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "CARGO_HTTP_PROXY", "npm_config_proxy", "npm_config_https_proxy", "PIP_PROXY", "YARN_HTTP_PROXY", "YARN_HTTPS_PROXY"];
     let mut env: BTreeMap<String, String> = names.iter().map(|name| ((*name).to_owned(), proxy.clone())).collect();
     // Who asks whether there is a newer one asks for nothing that was asked for.
     let quiet = [("npm_config_update_notifier", "false"), ("PIP_DISABLE_PIP_VERSION_CHECK", "1"), ("YARN_ENABLE_TELEMETRY", "0"), ("DO_NOT_TRACK", "1")];
     env.extend(quiet.map(|(name, value)| (name.to_owned(), value.to_owned())));
-    if std::path::Path::new(CERTIFICATES).exists() {
+    if has_certificates {
         let names = ["SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "CARGO_HTTP_CAINFO", "REQUESTS_CA_BUNDLE", "PIP_CERT", "YARN_HTTPS_CA_FILE_PATH", "BUNDLE_SSL_CA_CERT"];
-        env.extend(names.iter().map(|name| ((*name).to_owned(), CERTIFICATES.to_owned())));
+        env.extend(names.iter().map(|name| ((*name).to_owned(), format!("/{CERTIFICATES}"))));
     }
     env
 }
 
 /// What decides about a dependency layer.
-fn key(template: &str, all: &[(&Workspace, Needs)], prepared: &Prepared) -> String {
+fn key(footing: &Footing, all: &[(&Workspace, Needs)], prepared: &Prepared) -> String {
     let steps: Vec<_> = all.iter().map(|(workspace, needs)| json!([workspace.at(), needs.inputs, needs.steps.iter().map(|step| (&step.dir, &step.line)).collect::<Vec<_>>(), needs.allow])).collect();
     let tools: Vec<_> = prepared.mounts.iter().map(|mount| mount.source.display().to_string()).collect();
     let system = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let text = json!([template, std::env::consts::ARCH, steps, prepared.env, tools, system]).to_string();
+    let text = json!([footing.template, footing.state, prepared.user, std::env::consts::ARCH, steps, prepared.env, tools, system]).to_string();
     hex(&Sha256::digest(text.as_bytes()))
 }

@@ -6,7 +6,7 @@ use proto::{Failure, Kind, workspace::Workspace};
 use serde_json::json;
 use workspace::{Bring, Dirty, Ground, Person, Repository};
 
-use crate::{Create, Fleet, Force, View, failures, work::Discard};
+use crate::{Create, Fleet, Force, Image, View, failures, work::Discard};
 
 /// Most Bodies of one request.
 const COUNT_MAX: u32 = 1000;
@@ -19,6 +19,9 @@ pub enum Repo {
     /// The one at this address.
     Url(String),
 }
+
+/// How an image of a registry is asked for that a repository names: with whose credentials, and from where.
+pub type Images = fn(&str) -> Result<Image, Failure>;
 
 /// Whether what a repository needs is installed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +47,10 @@ pub struct Up {
     pub prepare: Prepare,
     /// Who asks.
     pub person: Person,
+    /// How images are asked for that a devcontainer.json names.
+    pub images: Images,
+    /// The home that the Body has, by name.
+    pub home: Option<String>,
     /// What the Bodies are, apart from their repositories.
     pub create: Create,
     /// How many.
@@ -61,6 +68,9 @@ impl Fleet {
         if !(1..=COUNT_MAX).contains(&up.count) {
             return Err(Failure::new(Kind::Usage, format!("{} Bodies cannot be made at once", up.count)).hint(format!("ask for 1 to {COUNT_MAX}")));
         }
+        if up.home.is_some() && up.count > 1 {
+            return Err(Failure::new(Kind::Usage, "several Bodies cannot have one home").hint("make one, and fork it: pal fork -n COUNT BODY"));
+        }
         // Until the Bodies stand on what is made here.
         let _building = self.building()?;
         let workspaces = self.bring(&up)?;
@@ -68,11 +78,23 @@ impl Fleet {
         create.workdir = create.workdir.or_else(|| workspaces.first().map(Workspace::path));
         if up.prepare == Prepare::Yes {
             let prepared = self.prepare(&up, &workspaces, say).await?;
-            create.template = prepared.template.unwrap_or(create.template);
+            create.template = prepared.template;
+            create.user = create.user.or(prepared.user);
+            create.at_start = prepared.at_start;
+            create.ports = prepared.ports;
             create.env = prepared.env.into_iter().chain(std::mem::take(&mut create.env)).collect();
             create.mounts.extend(prepared.mounts);
         }
+        // Whoever is not the owner of its files would be refused by git.
+        if create.user.as_deref().is_some_and(|user| user != "user") {
+            let trusted = [("GIT_CONFIG_COUNT", "1"), ("GIT_CONFIG_KEY_0", "safe.directory"), ("GIT_CONFIG_VALUE_0", "*")];
+            let trusted = trusted.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            create.env = trusted.into_iter().chain(std::mem::take(&mut create.env)).collect();
+        }
         create.workspaces = workspaces;
+        // Held until the Body that has it is there.
+        let (home, _taken) = up.home.as_deref().map(|name| self.take_home(name)).transpose()?.unzip();
+        create.home = home;
         let mut views = Vec::new();
         for _ in 0..up.count {
             match self.up_one(create.clone()).await {

@@ -258,7 +258,7 @@ fn request_of(app: &App, template: &TemplateId, asked: Begin) -> Result<BuildReq
     let text = |text: Option<String>| text.filter(|text| !text.is_empty());
     let (command, ready) = (text(asked.start_cmd), text(asked.ready_cmd));
     let start = (command.is_some() || ready.is_some()).then_some(Start { command, ready });
-    Ok(BuildRequest { from, steps, start, force: asked.force.unwrap_or(false) })
+    Ok(BuildRequest { from, steps, start, force: asked.force.unwrap_or(false), allow: Vec::new() })
 }
 
 fn step_of(app: &App, template: &TemplateId, step: Instruction) -> Result<Step, Refusal> {

@@ -6,8 +6,7 @@ use std::{
 };
 
 use super::{
-    devcontainer::{Devcontainer, lines},
-    jsonc::plain_json,
+    devcontainer::{self, Container},
     lockfiles::{self, Beside, LOCAL_BIN, LOCKFILES, Lockfile, VENV},
     settings::Settings,
     tools::{GO, PYTHON, Tool},
@@ -56,8 +55,8 @@ pub struct Needs {
     pub tools: BTreeSet<Tool>,
     /// The line of shell that tests it.
     pub test: Option<String>,
-    /// What was found and cannot be honoured.
-    pub notes: Vec<String>,
+    /// What devcontainer.json says.
+    pub container: Container,
 }
 
 /// A tree of a repository, as far as names go; contents are read when asked for.
@@ -96,17 +95,27 @@ pub fn needs(objects: &Path, tree: &str) -> Result<Needs, WorkspaceError> {
     if settings.prepare.auto {
         needs.lockfiles(&files.ids, |path| Ok(files.text(path, LOCK_LEN_MAX)?.unwrap_or_default()))?;
     }
-    for place in [".devcontainer/devcontainer.json", ".devcontainer.json"] {
-        if let Some(text) = files.text(place, TEXT_LEN_MAX)? {
-            needs.devcontainer(place, &text, &files.ids)?;
-            break;
-        }
+    if let Some(place) = devcontainer_of(&files.ids)
+        && let Some(text) = files.text(&place, TEXT_LEN_MAX)?
+    {
+        needs.devcontainer(&place, &text, &files.ids)?;
     }
     needs.settings(settings, &files.ids);
     if needs.steps.len() > STEPS_MAX {
         return Err(WorkspaceError::Repository(format!("preparing it would take more than {STEPS_MAX} steps: say what is to be done in palisade.toml, with auto = false")));
     }
     Ok(needs)
+}
+
+/// The one that is meant: the usual places first, then the only one of several that could be.
+fn devcontainer_of(files: &BTreeMap<String, String>) -> Option<String> {
+    let usual = [".devcontainer/devcontainer.json", ".devcontainer.json"];
+    if let Some(place) = usual.iter().find(|place| files.contains_key(**place)) {
+        return Some((*place).to_owned());
+    }
+    let one = |path: &&String| matches!(path.split('/').collect::<Vec<_>>()[..], [".devcontainer", _, "devcontainer.json"]);
+    let mut found = files.keys().filter(one);
+    found.next().filter(|_| found.next().is_none()).cloned()
 }
 
 /// Paths and the names of their contents.
@@ -183,23 +192,9 @@ impl Needs {
     }
 
     fn devcontainer(&mut self, place: &str, text: &str, files: &BTreeMap<String, String>) -> Result<(), WorkspaceError> {
-        let read: Devcontainer = serde_json::from_str(&plain_json(text)).map_err(|error| WorkspaceError::Repository(format!("{place}: {error}")))?;
+        self.container = devcontainer::read(place, text)?;
         self.input(files, place);
-        let mut note = |what: &str| self.notes.push(format!("{place}: {what}"));
-        if let Some(image) = &read.image {
-            note(&format!("the image {} is not used; import it and say --template: pal templates import", proto::text::visible(image)));
-        }
-        if read.build.is_some() || read.docker_file.is_some() || read.docker_compose_file.is_some() {
-            note("its build is not done; build a template and say --template");
-        }
-        for feature in read.features.keys() {
-            note(&format!("the feature {} is not installed", proto::text::visible(feature)));
-        }
-        let plain = |(name, value): (String, String)| (!value.contains("${")).then_some((name, value));
-        self.env.extend(read.container_env.into_iter().filter_map(plain));
-        self.env.extend(read.remote_env.into_iter().filter_map(|(name, value)| Some((name, value?))).filter_map(plain));
-        let commands = [read.on_create_command, read.update_content_command, read.post_create_command];
-        self.steps.extend(commands.into_iter().flatten().flat_map(|command| lines(&command)).map(Step::plain));
+        self.steps.extend(self.container.create.iter().map(Step::plain));
         Ok(())
     }
 
@@ -239,13 +234,10 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_last_commas_of_devcontainers_are_left_out() {
-        let text = "{ // a\n \"containerEnv\": { \"A\": \"b//c\", }, /* x */ \"postCreateCommand\": [\"echo\", \"it's\"], \"features\": {\"f\": {}}, \"image\": \"x\" }";
-        let mut needs = Needs::default();
-        needs.devcontainer("d.json", text, &BTreeMap::new()).unwrap();
-        assert_eq!(needs.env.get("A").map(String::as_str), Some("b//c"));
-        assert_eq!(needs.steps, [Step::plain(r"'echo' 'it'\''s'")]);
-        assert_eq!(needs.notes.len(), 2);
-        assert!(needs.devcontainer("d.json", "{", &BTreeMap::new()).is_err());
+    fn the_devcontainer_is_the_usual_one_or_the_only_one() {
+        let files = |paths: &[&str]| devcontainer_of(&paths.iter().map(|path| ((*path).to_owned(), String::new())).collect());
+        assert_eq!(files(&[".devcontainer.json", ".devcontainer/a/devcontainer.json"]).as_deref(), Some(".devcontainer.json"));
+        assert_eq!(files(&[".devcontainer/a/devcontainer.json"]).as_deref(), Some(".devcontainer/a/devcontainer.json"));
+        assert_eq!(files(&[".devcontainer/a/devcontainer.json", ".devcontainer/b/devcontainer.json"]), None);
     }
 }

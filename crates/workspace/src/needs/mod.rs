@@ -11,6 +11,7 @@ mod rust;
 mod settings;
 mod tools;
 
+pub use devcontainer::{Container, Known, Root};
 pub use find::{Needs, Step, needs};
 pub use rust::rust_of;
 pub use tools::Tool;

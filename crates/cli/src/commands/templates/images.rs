@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use docker_credential::{CredentialRetrievalError as Trouble, DockerCredential};
-use fleet::{BASE, Credentials, Fleet, From, INTERPRETER, Image, Reach};
+use fleet::{BASE, Credentials, Fleet, From, INTERPRETER, Image, Inside, Reach};
 use proto::{Failure, Kind};
 
 use crate::{args::Pull, settings::variable};
@@ -35,6 +35,15 @@ pub fn image(reference: &str, pull: &Pull) -> Result<Image, Failure> {
     let registry = image.registry()?;
     let plain = if pull.plain_http { vec![registry.clone()] } else { Vec::new() };
     Ok(Image { credentials: credentials(&registry)?, reach: Reach { plain, ..Reach::default() }, ..image })
+}
+
+/// An image that a repository names, and nobody here: from registries that anybody can reach.
+pub fn named_by_a_repository(reference: &str) -> Result<Image, Failure> {
+    let image = Image::new(reference);
+    let registry = image.registry()?;
+    let trusted = variable("PAL_REGISTRIES")?.map(|list| list.split(',').map(str::to_owned).collect()).unwrap_or_default();
+    let reach = Reach { inside: Inside::Refused, trusted, ..Reach::default() };
+    Ok(Image { credentials: credentials(&registry)?, reach, ..image })
 }
 
 fn credentials(registry: &str) -> Result<Option<Credentials>, Failure> {

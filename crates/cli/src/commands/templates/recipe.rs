@@ -1,4 +1,4 @@
-//! A build's steps as a file has them, and the files it copies as an archive.
+//! The files that a build copies, as an archive.
 
 use std::{
     fs::{self, File},
@@ -9,47 +9,6 @@ use std::{
 use fleet::Act;
 use proto::{Failure, Kind, event::hex};
 use sha2::{Digest, Sha256};
-
-/// Reads lines as a Dockerfile has them: what to begin with, and the steps.
-pub fn read(text: &str) -> Result<(String, Vec<Act>), Failure> {
-    let mut from = None;
-    let mut acts = Vec::new();
-    let joined = text.replace("\\\n", " ");
-    for (number, line) in joined.lines().map(str::trim).enumerate().filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
-        let wrong = |why: &str| {
-            Failure::new(Kind::Usage, format!("line {}: {why}", number + 1)).hint("a line is FROM, RUN, COPY, ENV, WORKDIR or USER with its arguments")
-        };
-        let (verb, rest) = line.split_once(char::is_whitespace).map(|(verb, rest)| (verb, rest.trim())).ok_or_else(|| wrong("it has no arguments"))?;
-        let act = match verb.to_ascii_uppercase().as_str() {
-            "FROM" if from.is_none() && acts.is_empty() => {
-                from = Some(rest.to_owned());
-                continue;
-            }
-            "RUN" => Act::Run { command: rest.to_owned(), user: None },
-            "COPY" => match rest.split_whitespace().collect::<Vec<_>>()[..] {
-                [source, target] if !source.starts_with("--") => Act::Copy {
-                    source: source.to_owned(),
-                    target: target.to_owned(),
-                    owner: None,
-                    mode: None,
-                    hash: String::new(),
-                    archive: Default::default(),
-                },
-                _ => return Err(wrong("COPY has one source and one target, and no options")),
-            },
-            "ENV" => match rest.split_once('=').or_else(|| rest.split_once(char::is_whitespace)) {
-                Some((name, value)) => Act::Env(vec![(name.trim().to_owned(), value.trim().trim_matches('"').to_owned())]),
-                None => return Err(wrong("ENV has a name and a value")),
-            },
-            "WORKDIR" => Act::Workdir(rest.to_owned()),
-            "USER" => Act::User(rest.to_owned()),
-            _ => return Err(wrong("this step is not known, or stands in the wrong place")),
-        };
-        acts.push(act);
-    }
-    let from = from.ok_or_else(|| Failure::new(Kind::Usage, "the file does not say FROM what to begin").hint("begin it with: FROM base"))?;
-    Ok((from, acts))
-}
 
 /// Packs what a COPY names, and names the archive by its contents.
 pub fn pack(act: Act, context: &Path, to: &Path) -> Result<Act, Failure> {
@@ -105,18 +64,6 @@ impl io::Write for Feed<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lines_become_steps() {
-        let (from, acts) = read("# what\nFROM base\nENV A=b c\nWORKDIR /app\nCOPY . /app\nRUN one && \\\n  two\nUSER root\n").unwrap();
-        assert_eq!(from, "base");
-        assert_eq!(acts.len(), 5);
-        assert_eq!(acts[0], Act::Env(vec![("A".into(), "b c".into())]));
-        assert!(matches!(&acts[3], Act::Run { command, .. } if command.starts_with("one &&") && command.ends_with("two")));
-        for bad in ["", "RUN x", "FROM a\nFROM b", "FROM a\nADD x y", "FROM a\nCOPY x", "FROM a\nENV", "FROM a\nCOPY --chown=u a b"] {
-            assert!(read(bad).is_err(), "{bad:?}");
-        }
-    }
 
     #[test]
     fn what_is_not_below_the_file_is_not_copied() {

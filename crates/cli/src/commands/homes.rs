@@ -1,0 +1,43 @@
+//! `pal homes`.
+
+use fleet::{Fleet, HomeView};
+use proto::{Failure, Size};
+use serde_json::json;
+
+use crate::{
+    age,
+    output::{self, Format},
+    table::Table,
+};
+
+/// Lists the homes, or removes those named.
+pub fn homes(fleet: &Fleet, remove: &[String], format: Format) -> Result<(), Failure> {
+    if remove.is_empty() {
+        return list(&fleet.homes()?, format);
+    }
+    for name in remove {
+        fleet.remove_home(name)?;
+        match format {
+            Format::Text => output::line(name)?,
+            Format::Json => output::json(&json!({ "name": name }))?,
+        }
+    }
+    Ok(())
+}
+
+fn list(views: &[HomeView], format: Format) -> Result<(), Failure> {
+    if format == Format::Json {
+        return output::json(&views);
+    }
+    if views.is_empty() {
+        output::talk("no homes\n  hint: have one with `pal up --home NAME`; it is kept when the Body is removed");
+        return Ok(());
+    }
+    let mut table = Table::new(&["NAME", "SIZE", "KEPT", "BODY"]);
+    for view in views {
+        let body = view.body.as_ref().map_or("-", |body| body.as_str());
+        let (size, age) = (Size(view.bytes).to_string(), age::since(&view.record.kept_at));
+        table.row([view.record.name.as_str(), &size, &age, body]);
+    }
+    output::data(table.render("").as_bytes())
+}
