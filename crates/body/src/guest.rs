@@ -6,10 +6,12 @@ use std::{
     convert::Infallible,
     io,
     path::{Path, PathBuf},
+    pin::{Pin, pin},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -23,11 +25,16 @@ use proto::{
     guest::{DIAL_UPGRADE, GuestInfo, Shutdown},
     wire::process::{ConnectRequest, ProcessEvent, StartRequest, StartResponse},
 };
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use tokio::net::UnixStream;
+use rustix::{
+    io::Errno,
+    net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType},
+};
+use tokio::{io::AsyncWrite, net::UnixStream};
 
 /// Largest message taken from a guest.
 const MESSAGE_LEN_MAX: usize = 16 << 20;
+/// Longest command that a guest is asked for ahead: a socket has room for a request of that size.
+const AHEAD_LEN_MAX: usize = 64 << 10;
 /// How long a guest may think about a short question.
 const ANSWER: Duration = Duration::from_secs(30);
 
@@ -141,6 +148,57 @@ pub struct Guest {
 /// A stream to a port inside a Body.
 pub type Dialled = TokioIo<hyper::upgrade::Upgraded>;
 
+/// A command that a guest was asked to start before it could answer.
+pub struct Asked(Pin<Box<dyn Future<Output = Result<Stream, GuestError>> + Send>>);
+
+impl Asked {
+    /// Waits for its answer.
+    pub async fn answer(self) -> Result<Stream, GuestError> {
+        self.0.await
+    }
+}
+
+impl std::fmt::Debug for Asked {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Asked")
+    }
+}
+
+/// Has a future do what it can do at once.
+fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Option<F::Output> {
+    match future.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
+    }
+}
+
+/// A socket that is written to without asking first whether it can be: a new one can, and to ask takes a wait.
+struct Eager(UnixStream);
+
+impl hyper::rt::Read for Eager {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: hyper::rt::ReadBufCursor<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut TokioIo::new(&mut self.0)).poll_read(context, into)
+    }
+}
+
+impl hyper::rt::Write for Eager {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match rustix::net::send(&self.0, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            // Then the runtime finds that out too, and knows when it is over.
+            Err(Errno::AGAIN | Errno::INTR) => Pin::new(&mut self.0).poll_write(context, bytes),
+            sent => Poll::Ready(sent.map_err(io::Error::from)),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(context)
+    }
+}
+
 /// One connection to a guest, for one request after another.
 #[derive(Debug)]
 pub struct Line {
@@ -189,13 +247,39 @@ impl Guest {
     /// The same over a connection that was made before.
     pub async fn line_over(&self, stream: std::os::unix::net::UnixStream) -> Result<Line, GuestError> {
         let stream = UnixStream::from_std(stream).map_err(GuestError::Connect)?;
-        let (sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(GuestError::Broken)?;
+        let (sender, connection) = hyper::client::conn::http1::handshake(Eager(stream)).await.map_err(GuestError::Broken)?;
         tokio::spawn(async move {
             // Whoever waits for an answer hears of a broken connection there.
             let _ = connection.with_upgrades().await;
         });
         Ok(Line { sender, token: self.token.clone() })
+    }
+
+    /// Asks a guest that is still coming up to start a command: what is asked waits for it in the socket.
+    ///
+    /// The caller may block its thread afterwards, and hears the answer when it does not. None if nobody listens yet,
+    /// or the socket has no room for all of it; then nothing was asked.
+    pub fn ask_ahead(&self, start: &StartRequest, user: Option<&str>, timeout: Option<Duration>) -> Option<Asked> {
+        if start.encoded_len() > AHEAD_LEN_MAX {
+            return None;
+        }
+        let stream = UnixStream::from_std(self.knock().ok()?).ok()?;
+        let handshake = hyper::client::conn::http1::handshake(Eager(stream));
+        let (sender, connection) = poll_once(pin!(handshake))?.ok()?;
+        let mut line = Line { sender, token: self.token.clone() };
+        let request = line.start_request(start, user, timeout).ok()?;
+        let answer = line.sender.send_request(request);
+        let mut connection = Box::pin(connection.with_upgrades());
+        // Writes the request; there is nothing to be read yet.
+        if poll_once(connection.as_mut()).is_some() {
+            return None;
+        }
+        tokio::spawn(connection);
+        Some(Asked(Box::pin(async move {
+            let answer = in_time(answer).await?.map_err(GuestError::Broken)?;
+            drop(line);
+            stream_of(answer).await
+        })))
     }
 
     /// Asks one short question of envd's protocol.
@@ -279,7 +363,12 @@ fn base64(bytes: &[u8]) -> String {
 
 impl Line {
     /// Starts a command.
-    pub async fn start(mut self, request: &StartRequest, user: Option<&str>, timeout: Option<Duration>) -> Result<Stream, GuestError> {
+    pub async fn start(mut self, start: &StartRequest, user: Option<&str>, timeout: Option<Duration>) -> Result<Stream, GuestError> {
+        let request = self.start_request(start, user, timeout)?;
+        stream_of(in_time(self.sender.send_request(request)).await?.map_err(GuestError::Broken)?).await
+    }
+
+    fn start_request(&self, start: &StartRequest, user: Option<&str>, timeout: Option<Duration>) -> Result<Request<Sent>, GuestError> {
         let mut asked = self.request(Method::POST, "/process.Process/Start");
         if let Some(user) = user {
             asked = asked.header(header::AUTHORIZATION, format!("Basic {}", base64(format!("{user}:").as_bytes())));
@@ -287,7 +376,7 @@ impl Line {
         if let Some(timeout) = timeout {
             asked = asked.header("connect-timeout-ms", timeout.as_millis().to_string());
         }
-        self.stream(asked, request).await
+        streamed(asked, start)
     }
 
     fn request(&self, method: Method, path: &str) -> hyper::http::request::Builder {
@@ -315,11 +404,20 @@ impl Line {
     }
 
     async fn stream<Q: Message>(&mut self, asked: hyper::http::request::Builder, question: &Q) -> Result<Stream, GuestError> {
-        let asked = asked.header(header::CONTENT_TYPE, "application/connect+proto").header("connect-protocol-version", "1");
-        let body = whole(envelope::seal(0, &question.encode_to_vec()));
-        let response = accepted(self.send(asked, body).await?).await?;
-        Ok(Stream { body: response.into_body(), opener: Opener::new(MESSAGE_LEN_MAX), ended: false })
+        let answer = in_time(self.sender.send_request(streamed(asked, question)?)).await?;
+        stream_of(answer.map_err(GuestError::Broken)?).await
     }
+}
+
+/// A question that is answered by a stream.
+fn streamed<Q: Message>(asked: hyper::http::request::Builder, question: &Q) -> Result<Request<Sent>, GuestError> {
+    let asked = asked.header(header::CONTENT_TYPE, "application/connect+proto").header("connect-protocol-version", "1");
+    built(asked, whole(envelope::seal(0, &question.encode_to_vec())))
+}
+
+async fn stream_of(answer: Response<Incoming>) -> Result<Stream, GuestError> {
+    let body = accepted(answer).await?.into_body();
+    Ok(Stream { body, opener: Opener::new(MESSAGE_LEN_MAX), ended: false })
 }
 
 fn built(asked: hyper::http::request::Builder, body: Sent) -> Result<Request<Sent>, GuestError> {

@@ -173,6 +173,11 @@ impl Drop for Launcher {
 }
 
 impl Launcher {
+    /// Its process.
+    pub fn pid(&self) -> Option<Pid> {
+        self.tether.as_ref().and_then(|tether| tether.keeper)
+    }
+
     /// Forks it from the caller, which has one thread and has done nothing yet: what `launch` does there is what
     /// the program `pal-launch` does, without the milliseconds of starting a program.
     pub fn fork(launch: impl FnOnce() -> ExitCode) -> io::Result<Self> {

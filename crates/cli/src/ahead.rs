@@ -3,7 +3,7 @@
 use std::{ffi::CStr, process::ExitCode};
 
 use fleet::Launcher;
-use launch::When;
+use launch::{Places, When};
 
 /// For `pal run`, the launcher of its Body: it makes namespaces on another processor while this one reads arguments,
 /// opens the data directory and writes the plan. One that gets no plan ends. What could not be started here is
@@ -13,7 +13,15 @@ use launch::When;
 pub fn launcher() -> Option<Launcher> {
     let at = verb_at(sys::origin::arguments().map(CStr::to_bytes));
     let wanted = at.and_then(|at| sys::origin::arguments().nth(at)) == Some(c"run");
-    wanted.then(|| Launcher::fork(launch).ok()).flatten()
+    if !wanted {
+        return None;
+    }
+    let places = Places::here();
+    let launcher = Launcher::fork(|| launch(places)).ok()?;
+    if let Some((places, pid)) = places.zip(launcher.pid()) {
+        places.apart(pid);
+    }
+    Some(launcher)
 }
 
 /// Which is the first argument that is neither an option nor an option's value.
@@ -31,9 +39,9 @@ pub fn verb_at<'a>(mut arguments: impl Iterator<Item = &'a [u8]>) -> Option<usiz
     }
 }
 
-fn launch() -> ExitCode {
+fn launch(places: Option<Places>) -> ExitCode {
     // Where there is only cgroup v2, the Body's first process is forked straight into its group, which the plan names.
-    launch::make_and_keep(if sys::cgroup::is_unified() { When::Late } else { When::Early })
+    launch::make_and_keep(if sys::cgroup::is_unified() { When::Late } else { When::Early }, places)
 }
 
 #[cfg(test)]

@@ -19,12 +19,25 @@ use proto::{
 use serde_json::json;
 
 use crate::{
-    Create, Fleet, Held, Lease, Status, View,
-    failures, lease,
+    Create, ExecRequest, Fleet, Held, Lease, Opened, Status, View,
+    exec, failures, lease,
     parked::{Parked, Shape},
     templates::{Origin, start::Patience},
     vm,
 };
+
+/// What is written down before a new Body is one.
+pub(crate) struct Before<'a> {
+    created: Draft,
+    first: Option<&'a ExecRequest>,
+}
+
+/// What is asked for with a Body beyond its spec.
+#[derive(Clone, Copy)]
+struct Wishes<'a> {
+    terms: Option<&'a Lease>,
+    first: Option<&'a ExecRequest>,
+}
 
 const ENV_BYTES_MAX: usize = 128 << 10;
 const PATH_LEN_MAX: usize = 4095;
@@ -120,18 +133,19 @@ impl Fleet {
                 None => self.warm(&spec, &under, self.parts(&spec, &under)?)?,
             });
         }
-        let Some(yard) = &self.yard else { return self.make(spec, root, request.lease.as_ref(), &under) };
+        let wishes = Wishes { terms: request.lease.as_ref(), first: request.first.as_ref().filter(|_| request.life == Life::Run) };
+        let Some(yard) = &self.yard else { return self.make(spec, root, wishes, &under) };
         let shape = Shape::of(&spec);
         let made = match yard.take(&shape, root) {
-            Some(parked) => self.unpark(parked, spec, request.lease.as_ref()),
-            None => self.make(spec, root, request.lease.as_ref(), &under),
+            Some(parked) => self.unpark(parked, spec, wishes),
+            None => self.make(spec, root, wishes, &under),
         };
         yard.refill(shape, root);
         made
     }
 
     /// Makes a Body from its spec, which still lacks an id and ids.
-    fn make(&self, spec: Spec, root: ids::Root, terms: Option<&Lease>, under: &Under) -> Result<View, Failure> {
+    fn make(&self, spec: Spec, root: ids::Root, wishes: Wishes<'_>, under: &Under) -> Result<View, Failure> {
         let launcher = self.launcher()?;
         // Before its ids: a claim whose Body has no directory is anybody's.
         let (id, dir, _lock) = self.new_dir()?;
@@ -148,16 +162,17 @@ impl Fleet {
         let making = |draft| {
             let begun = self.begin(launcher, &dir, &spec, under)?;
             self.look_ahead();
-            self.bring_up(begun, &dir, &spec, Some(draft))
+            self.bring_up(begun, &dir, &spec, Some(Before { created: draft, first: wishes.first }))
         };
-        self.make_known(&dir, &spec, terms, making)
+        self.make_known(&dir, &spec, wishes.terms, making)
     }
 
     /// Makes known a Body that was made before it was asked for.
-    fn unpark(&self, parked: Parked, spec: Spec, terms: Option<&Lease>) -> Result<View, Failure> {
+    fn unpark(&self, parked: Parked, spec: Spec, wishes: Wishes<'_>) -> Result<View, Failure> {
         let Parked { id, dir, ids, begun, lock: _lock, .. } = parked;
         let spec = Spec { id, ids, ..spec };
-        self.make_known(&dir, &spec, terms, |draft| self.bring_up(begun, &dir, &spec, Some(draft)))
+        let making = |draft| self.bring_up(begun, &dir, &spec, Some(Before { created: draft, first: wishes.first }));
+        self.make_known(&dir, &spec, wishes.terms, making)
     }
 
     /// A directory that is locked from its beginning. In between `gc` may take it for a leftover; then another is made.
@@ -217,12 +232,17 @@ impl Fleet {
 
     /// Waits for the guest of a Body whose lock the caller holds. `before` is written while the launcher works; if it
     /// cannot be, the Body is ended before it could do anything.
-    pub(crate) fn bring_up(&self, begun: Begun, dir: &BodyDir, spec: &Spec, before: Option<Draft>) -> Result<(Enforcement, i32), Failure> {
+    pub(crate) fn bring_up(&self, begun: Begun, dir: &BodyDir, spec: &Spec, before: Option<Before<'_>>) -> Result<(Enforcement, i32), Failure> {
         let is_new = before.is_some();
-        let written = before.map_or(Ok(()), |draft| self.append(draft).map(drop));
-        // Its guest listens before it can answer. One that does not yet is asked again by whoever needs it.
-        let line = if spec.life == Life::Run { self.guest(&spec.id).knock().ok() } else { None };
-        let made = begun.finish().map_err(|error| failures::process("cannot start the Body", error))?;
+        let (written, opened) = match before.map_or(Ok(None), |before| self.announce(before, spec)) {
+            Ok(opened) => (Ok(()), opened),
+            Err(failure) => (Err(failure), None),
+        };
+        let made = begun.finish().map_err(|error| failures::process("cannot start the Body", error)).inspect_err(|failure| {
+            if let Some(Opened::First(first)) = &opened {
+                first.never_ran(self, &spec.id, failure);
+            }
+        })?;
         let Made { enforcement, ready, mut tether, cgroups } = made;
         let mut data = json!({ "pid": ready.pid, "enforcement": enforcement });
         if let Some(revival) = &ready.revival {
@@ -249,9 +269,23 @@ impl Fleet {
             tether.slacken();
         }
         let running = Running { boot_id: String::new(), pid: ready.pid, ticks: ready.ticks, keeper: ready.keeper, cgroups };
-        let held = Held { tether, running, spec: spec.clone(), line };
+        let held = Held { tether, running, spec: spec.clone(), opened, told: false };
         self.tethers().insert(spec.id.clone(), held);
         Ok((enforcement, ready.pid))
+    }
+
+    /// Writes down that there will be a Body and, of a run, speaks to its guest: that listens before it can answer, and
+    /// one that does not listen yet is spoken to again by whoever needs it.
+    fn announce(&self, before: Before<'_>, spec: &Spec) -> Result<Option<Opened>, Failure> {
+        let Before { created, first } = before;
+        match first {
+            Some(request) => exec::First::ask(self, &spec.id, created, request).map(|first| Some(Opened::First(first))),
+            None => {
+                self.append(created)?;
+                let line = if spec.life == Life::Run { self.guest(&spec.id).knock().ok() } else { None };
+                Ok(line.map(Opened::Line))
+            }
+        }
     }
 
     /// The limits that a Body of this request has, or why it cannot have them here.

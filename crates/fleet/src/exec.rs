@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use body::{Guest, guest::{GuestError, Hear, Line, Stream}};
+use body::{Guest, guest::{Asked, GuestError, Hear, Line, Stream}};
 use bytes::Bytes;
 use proto::{
     BodyId, Draft, Failure, Kind,
@@ -16,7 +16,7 @@ use proto::{
 use serde_json::json;
 use tokio::sync::Mutex;
 
-use crate::{Ended, ExecRequest, Fleet, Stdin, TtySize, failures, record::Recorder};
+use crate::{Ended, ExecRequest, Fleet, Opened, Stdin, TtySize, failures, record::Recorder};
 
 /// Exit code of a command that was killed at its timeout, as `timeout` has it.
 pub(crate) const TIMED_OUT: i32 = 124;
@@ -65,40 +65,17 @@ struct Found {
 impl Fleet {
     /// Starts a command in a Body that runs.
     pub async fn exec(&self, id: &BodyId, request: ExecRequest) -> Result<Exec<'_>, Failure> {
-        let Some((command, arguments)) = request.argv.split_first() else {
-            return Err(Failure::new(Kind::Usage, "no command was given").hint("write it after `--`: pal run -- uname -a"));
-        };
+        check(&request)?;
         let (running, output_max) = self.running_for_exec(id)?;
-        // Before it is written down: the guest turns to us meanwhile.
-        let (guest, made) = (self.guest(id), self.tethers().get_mut(id).and_then(|held| held.line.take()));
-        let is_first = made.is_some();
-        let line = match made {
-            Some(made) => guest.line_over(made).await,
-            None => guest.line().await,
+        let opened = self.tethers().get_mut(id).and_then(|held| held.opened.take());
+        let oom_before = if opened.is_some() { 0 } else { oom_kills(&running) };
+        let first = match opened {
+            Some(Opened::First(first)) => first,
+            Some(Opened::Line(made)) => self.announced(id, &request, self.guest(id).line_over(made).await)?,
+            None => self.announced(id, &request, self.guest(id).line().await)?,
         };
-        let line = line.map_err(|error| self.unheard(id, error))?;
-        let mut started = json!({
-            "argv": request.argv, "user": request.user, "workdir": request.workdir, "tty": request.tty.is_some(),
-            "env": request.env.keys().collect::<Vec<_>>(), "timeout_ms": request.timeout.map(|timeout| timeout.as_millis() as u64),
-        });
-        if let Some(tag) = &request.tag {
-            started["tag"] = tag.as_str().into();
-        }
-        let seq = self.append(Draft::body("exec.started", id, started))?.seq;
-        let start = StartRequest {
-            process: Some(ProcessConfig {
-                cmd: command.clone(),
-                args: arguments.to_vec(),
-                envs: request.env.clone().into_iter().collect(),
-                cwd: request.workdir.clone(),
-            }),
-            pty: request.tty.map(size),
-            tag: request.tag.clone(),
-            stdin: Some(request.stdin == Stdin::Open),
-        };
-        let oom_before = if is_first { 0 } else { oom_kills(&running) };
-        let began = Instant::now();
-        let (stream, pid) = match begin(line, &start, &request).await {
+        let (seq, began) = (first.seq, first.began);
+        let (stream, pid) = match first.begin(self, id, &request).await {
             Ok(opened) => opened,
             Err(error) => return Err(self.never_ran(id, seq, error)),
         };
@@ -115,9 +92,7 @@ impl Fleet {
         let began = Instant::now();
         let selector = ProcessSelector { selector: Some(process_selector::Selector::Tag(tag.to_owned())) };
         let opened = async {
-            let mut stream = self.guest(id).connect(&ConnectRequest { process: Some(selector) }, Hear::Recent).await?;
-            let pid = body::guest::in_time(first_word(&mut stream)).await??;
-            Ok((stream, pid))
+            heard(self.guest(id).connect(&ConnectRequest { process: Some(selector) }, Hear::Recent).await?).await
         };
         let (stream, pid) = match opened.await {
             Ok(opened) => opened,
@@ -158,6 +133,13 @@ impl Fleet {
         }
     }
 
+    /// Writes a command down for a guest that has turned to us meanwhile.
+    fn announced(&self, id: &BodyId, request: &ExecRequest, line: Result<Line, GuestError>) -> Result<First, Failure> {
+        let line = line.map_err(|error| self.unheard(id, error))?;
+        let seq = self.append(started(id, request))?.seq;
+        Ok(First { seq, began: Instant::now(), to: To::Line(line) })
+    }
+
     /// A guest that cannot be reached is most often the guest of a Body that does not run.
     fn unheard(&self, id: &BodyId, error: GuestError) -> Failure {
         match error {
@@ -179,9 +161,81 @@ impl Fleet {
     }
 }
 
-/// Opens the stream and waits for its first word: the command's pid.
-async fn begin(line: Line, start: &StartRequest, request: &ExecRequest) -> Result<(Stream, u32), GuestError> {
-    let mut stream = line.start(start, request.user.as_deref(), request.timeout).await?;
+fn check(request: &ExecRequest) -> Result<(), Failure> {
+    if request.argv.is_empty() {
+        return Err(Failure::new(Kind::Usage, "no command was given").hint("write it after `--`: pal run -- uname -a"));
+    }
+    Ok(())
+}
+
+/// What is written down of a command before it is asked for.
+fn started(id: &BodyId, request: &ExecRequest) -> Draft {
+    let mut data = json!({
+        "argv": request.argv, "user": request.user, "workdir": request.workdir, "tty": request.tty.is_some(),
+        "env": request.env.keys().collect::<Vec<_>>(), "timeout_ms": request.timeout.map(|timeout| timeout.as_millis() as u64),
+    });
+    if let Some(tag) = &request.tag {
+        data["tag"] = tag.as_str().into();
+    }
+    Draft::body("exec.started", id, data)
+}
+
+/// The same in the guest's words.
+fn start_of(request: &ExecRequest) -> StartRequest {
+    let (command, arguments) = request.argv.split_first().map_or((String::new(), Vec::new()), |(command, rest)| (command.clone(), rest.to_vec()));
+    StartRequest {
+        process: Some(ProcessConfig { cmd: command, args: arguments, envs: request.env.clone().into_iter().collect(), cwd: request.workdir.clone() }),
+        pty: request.tty.map(size),
+        tag: request.tag.clone(),
+        stdin: Some(request.stdin == Stdin::Open),
+    }
+}
+
+/// A command that is written down.
+#[derive(Debug)]
+pub(crate) struct First {
+    seq: u64,
+    began: Instant,
+    to: To,
+}
+
+/// How far it is on its way to the guest.
+#[derive(Debug)]
+enum To {
+    /// It was sent.
+    Asked(Asked),
+    /// It can be.
+    Line(Line),
+    /// Nobody was there to take it.
+    Nobody,
+}
+
+impl First {
+    /// Writes down a Body and its first command, and asks its guest for that while the guest still comes up.
+    pub(crate) fn ask(fleet: &Fleet, id: &BodyId, created: Draft, request: &ExecRequest) -> Result<Self, Failure> {
+        check(request)?;
+        let seq = fleet.append_all([created, started(id, request)])?.seq;
+        let asked = fleet.guest(id).ask_ahead(&start_of(request), request.user.as_deref(), request.timeout);
+        Ok(Self { seq, began: Instant::now(), to: asked.map_or(To::Nobody, To::Asked) })
+    }
+
+    /// Writes down that it did not come to that.
+    pub(crate) fn never_ran(&self, fleet: &Fleet, id: &BodyId, why: &Failure) {
+        let _ = fleet.write("exec.ended", id, json!({ "exec": self.seq, "error": why.to_string() }));
+    }
+
+    /// Waits for its first word: the command's pid.
+    async fn begin(self, fleet: &Fleet, id: &BodyId, request: &ExecRequest) -> Result<(Stream, u32), GuestError> {
+        let line = match self.to {
+            To::Asked(asked) => return heard(asked.answer().await?).await,
+            To::Line(line) => line,
+            To::Nobody => fleet.guest(id).line().await?,
+        };
+        heard(line.start(&start_of(request), request.user.as_deref(), request.timeout).await?).await
+    }
+}
+
+async fn heard(mut stream: Stream) -> Result<(Stream, u32), GuestError> {
     let pid = body::guest::in_time(first_word(&mut stream)).await??;
     Ok((stream, pid))
 }
@@ -265,8 +319,25 @@ impl Exec<'_> {
 
     /// After `next` gave none: how it ended. Writes that down.
     pub async fn finish(self) -> Result<Ended, Failure> {
+        self.ended([])
+    }
+
+    /// The same for the last command of a Body of a run, which goes while this is written down.
+    pub async fn finish_last(self) -> Result<Ended, Failure> {
+        let (fleet, id) = (self.fleet, self.body.clone());
+        let ended = self.ended([Draft::body("body.removed", &id, json!({}))])?;
+        fleet.tethers().get_mut(&id).into_iter().for_each(|held| held.told = true);
+        Ok(ended)
+    }
+
+    /// With what is written together with its end. Something is for a Body that goes.
+    fn ended<const N: usize>(self, also: [Draft; N]) -> Result<Ended, Failure> {
         let body_end = if self.broken { body_end(self.fleet, &self.body) } else { None };
+        // Before the Body goes, and its cgroups with it.
         let out_of_memory = oom_kills(&self.running) > self.oom_before || body_end == Some(proto::launch::End::Oom);
+        if N > 0 {
+            self.fleet.tethers().get_mut(&self.body).into_iter().for_each(|held| held.tether.cut());
+        }
         let (code, signal) = match &self.end {
             _ if self.timed_out => (TIMED_OUT, None),
             Some(end) => exit_of(end),
@@ -278,7 +349,7 @@ impl Exec<'_> {
         data["duration_ms"] = (self.started.elapsed().as_millis() as u64).into();
         data["stdout"] = self.stdout.finish()?;
         data["stderr"] = self.stderr.finish()?;
-        self.fleet.write("exec.ended", &self.body, data)?;
+        self.fleet.append_all([Draft::body("exec.ended", &self.body, data)].into_iter().chain(also))?;
         Ok(ended)
     }
 }

@@ -28,6 +28,7 @@ impl Fleet {
     pub async fn gc(&self, sweep: Sweep) -> Result<Vec<Garbage>, Failure> {
         let mut found = Vec::new();
         self.sweep_bodies(sweep, &mut found)?;
+        self.sweep_set_aside(sweep, &mut found)?;
         self.sweep_snapshots(sweep, &mut found)?;
         self.sweep_dependencies(self.budget()?.0, sweep, &mut found)?;
         self.sweep_layers(sweep, &mut found)?;
@@ -58,6 +59,25 @@ impl Fleet {
             found.push(Garbage { kind: "body", name: id.to_string(), bytes: bytes(dir.path()), why: why.to_owned() });
             if sweep == Sweep::Remove {
                 self.remove_leftover(&id, &dir)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Directories of Bodies that were gone for everybody, and whose keeper was killed before it had removed them.
+    fn sweep_set_aside(&self, sweep: Sweep, found: &mut Vec<Garbage>) -> Result<(), Failure> {
+        let look = || {
+            let entries = fs::read_dir(self.data.join("bodies")).into_iter().flatten().flatten();
+            entries.map(|entry| entry.path()).filter(|path| proto::launch::is_set_aside(path)).collect()
+        };
+        for path in lasting::<PathBuf>(look) {
+            let dir = BodyDir::at(path);
+            let name = dir.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+            found.push(Garbage { kind: "body", name, bytes: bytes(dir.path()), why: "it ended, and its keeper is gone".into() });
+            if sweep == Sweep::Remove {
+                let nobody = proto::spec::Ids { users: Vec::new(), groups: Vec::new() };
+                let ids = dir.spec().or_else(|_| dir.draft()).map_or(nobody, |spec| spec.ids);
+                snapshot::remove(&self.maker.programs, &ids, dir.path()).map_err(crate::failures::removal)?;
             }
         }
         Ok(())

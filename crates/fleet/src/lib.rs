@@ -1,7 +1,8 @@
 //! All Bodies of this machine: create, find, use, fork, end. The one writer of Body events.
 //!
 //! Invariant: an action that changes a Body is written to the log before it takes effect; one that cannot be
-//! written does not happen.
+//! written does not happen. The end of a Body of a run is decided when it is made: it ends with its last command or
+//! with its maker, whichever is first, and that it has is written when it has.
 //! Invariant: whoever changes a Body's life holds the lock in its directory.
 //! Absent on purpose: environment variables, printing, the user's home. The caller brings all of it.
 
@@ -95,8 +96,19 @@ struct Held {
     /// Where it runs and what it is: asked for by each exec.
     running: Running,
     spec: Spec,
-    /// A connection to its guest that was made while it came up, for the first command.
-    line: Option<UnixStream>,
+    /// What was said to its guest while it came up, for the first command.
+    opened: Option<Opened>,
+    /// Whether its end is in the log.
+    told: bool,
+}
+
+/// What was said to a guest while it came up.
+#[derive(Debug)]
+enum Opened {
+    /// Nothing; it was connected to.
+    Line(UnixStream),
+    /// Its first command.
+    First(exec::First),
 }
 
 impl Drop for Fleet {
@@ -181,8 +193,13 @@ impl Fleet {
 
     /// Appends an event, after those that wait for it.
     fn append(&self, draft: Draft) -> Result<Event, Failure> {
+        self.append_all([draft])
+    }
+
+    /// Appends events together; gives the last one.
+    fn append_all(&self, drafts: impl IntoIterator<Item = Draft>) -> Result<Event, Failure> {
         let mut pending = held(&self.pending);
-        let drafts = pending.iter().cloned().chain([draft]).collect();
+        let drafts = pending.iter().cloned().chain(drafts).collect();
         let written = self.store()?.append_all(drafts).map_err(failures::append)?;
         pending.clear();
         written.into_iter().next_back().ok_or_else(|| Failure::new(Kind::Internal, "an event was not written"))

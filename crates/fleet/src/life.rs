@@ -328,8 +328,10 @@ impl Fleet {
 
     /// Ends a Body that hangs by our own tether; its keeper clears it away.
     fn let_go(&self, id: &BodyId, held: crate::Held) -> Result<(), Failure> {
-        let crate::Held { mut tether, spec, .. } = held;
-        self.write("body.removed", id, json!({}))?;
+        let crate::Held { mut tether, spec, told, .. } = held;
+        if !told {
+            self.write("body.removed", id, json!({}))?;
+        }
         tether.cut();
         // While the keeper is at work.
         self.store()?.tidy();

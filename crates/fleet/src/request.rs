@@ -43,6 +43,9 @@ pub struct Create {
     pub lease: Option<Lease>,
     /// A microVM boots, also where one like it could be thawed.
     pub cold: bool,
+    /// The command that a Body of a run is made for: its guest is asked for it while it comes up. The first
+    /// [`crate::Fleet::exec`] in that Body is this one.
+    pub first: Option<ExecRequest>,
 }
 
 impl Create {
@@ -64,6 +67,7 @@ impl Create {
             life: Life::Run,
             lease: None,
             cold: false,
+            first: None,
         }
     }
 

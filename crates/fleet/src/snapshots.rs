@@ -257,6 +257,7 @@ fn fork_request(parent: &Spec, manifest: &Manifest) -> Create {
         life: Life::Kept,
         lease: None,
         cold: false,
+        first: None,
     }
 }
 

@@ -27,6 +27,7 @@ use sys::filter::Filter;
 use crate::{
     lock_down,
     network::Way,
+    places::Places,
     report::{Step, StepError},
     root,
     trees::{self, Lower, Trees},
@@ -103,9 +104,9 @@ pub enum Told {
 }
 
 /// The child's whole life until it is the guest.
-pub fn live(plan: OwnedFd, tell: &OwnedFd, network: &OwnedFd) -> ! {
+pub fn live(plan: OwnedFd, tell: &OwnedFd, network: &OwnedFd, places: Option<Places>) -> ! {
     let error = match begin(plan, tell) {
-        Ok(Begun { plan, luggage, filter }) => match prepare(&plan, &luggage, network) {
+        Ok(Begun { plan, luggage, filter }) => match prepare(&plan, &luggage, network, places) {
             Ok(mechanisms) => become_guest(plan, luggage, tell, mechanisms, &filter),
             Err(error) => error,
         },
@@ -153,7 +154,7 @@ fn read_plan(plan: OwnedFd) -> io::Result<(Plan, Numbers)> {
 }
 
 /// Sets everything up.
-fn prepare(plan: &Plan, luggage: &Luggage, network: &OwnedFd) -> Result<Vec<Mechanism>, StepError> {
+fn prepare(plan: &Plan, luggage: &Luggage, network: &OwnedFd, places: Option<Places>) -> Result<Vec<Mechanism>, StepError> {
     for group in plan.cgroups.iter().filter(|group| group.version == CgroupVersion::V1) {
         sys::cgroup::enter_v1(&group.path).step("enter the Body's cgroup")?;
     }
@@ -167,6 +168,9 @@ fn prepare(plan: &Plan, luggage: &Luggage, network: &OwnedFd) -> Result<Vec<Mech
     rustix::system::sethostname(plan.body.as_str().as_bytes()).step("set the host name")?;
     Way::enter(network.as_fd())?;
     told.extend(namespaces());
+    if let Some(places) = places {
+        places.anywhere();
+    }
     told.extend(lock_down::limits(plan)?);
     told.extend(lock_down::privileges(plan)?);
     Ok(told)

@@ -7,7 +7,7 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixListener,
     },
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -28,6 +28,7 @@ use crate::{
     child::{self, Luggage, Told},
     idmap,
     network::{Helper, Way},
+    places::Places,
     report::{Step, StepError},
     trees,
 };
@@ -50,12 +51,13 @@ pub enum When {
     Late,
 }
 
-/// Forks, reads the plan from standard input, makes the Body, reports on standard output, keeps it.
-pub fn make_and_keep(when: When) -> ExitCode {
+/// Forks, reads the plan from standard input, makes the Body, reports on standard output, keeps it. `places` is for a maker
+/// that goes on at the same time, and has put us apart.
+pub fn make_and_keep(when: When, places: Option<Places>) -> ExitCode {
     // Away from the maker's terminal and its signals.
     let _ = rustix::process::setsid();
     let _ = sys::process::set_name(c"pal-keeper");
-    let forked = (when == When::Early).then(|| Forked::new(None));
+    let forked = (when == When::Early).then(|| Forked::new(None, places));
     let plan = match read_plan().step("read the plan") {
         Ok(plan) => plan,
         Err(error) => {
@@ -66,7 +68,7 @@ pub fn make_and_keep(when: When) -> ExitCode {
             return fail(&error);
         }
     };
-    match make(&plan, forked) {
+    match make(&plan, forked, places) {
         Ok(kept) => keep(&plan, kept),
         Err(error) => {
             remove_cgroups(&plan);
@@ -120,16 +122,16 @@ struct Forked {
 }
 
 impl Forked {
-    fn new(cgroup: Option<BorrowedFd<'_>>) -> Result<Self, StepError> {
+    fn new(cgroup: Option<BorrowedFd<'_>>, places: Option<Places>) -> Result<Self, StepError> {
         let (hear, plan) = pipe()?;
         let (told, tell) = pipe()?;
         let way = Way::new()?;
         let flags = sys::namespace::FORKED | sys::namespace::SHARE_DESCRIPTORS;
         match sys::namespace::fork_into(flags, cgroup).step("make the Body's namespaces").map_err(explain_namespaces)? {
-            Side::Child => child::live(hear, &tell, &way.take),
+            Side::Child => child::live(hear, &tell, &way.take, places),
             Side::Parent(pid) => {
                 let taken = File::open(format!("/proc/{}/ns/mnt", pid.as_raw_nonzero())).step("open the Body's mounts");
-                let taken = taken.and_then(|mounts| Ok((mounts.into(), Helper::fork(pid, &way)?)));
+                let taken = taken.and_then(|mounts| Ok((mounts.into(), Helper::fork(pid, &way, places)?)));
                 let (mounts, helper) = taken.inspect_err(|_| end_child(pid))?;
                 Ok(Self { pid, plan, told, ends: (hear, tell, way), mounts, helper })
             }
@@ -137,13 +139,17 @@ impl Forked {
     }
 }
 
-fn make(plan: &Plan, forked: Option<Result<Forked, StepError>>) -> Result<Kept, StepError> {
+fn make(plan: &Plan, forked: Option<Result<Forked, StepError>>, places: Option<Places>) -> Result<Kept, StepError> {
     let forked = match forked {
         Some(forked) => forked.and_then(|forked| follow(plan, forked))?,
-        None => Forked::new(v2_group(plan)?.as_ref().map(AsFd::as_fd))?,
+        None => Forked::new(v2_group(plan)?.as_ref().map(AsFd::as_fd), places)?,
     };
     let pid = forked.pid;
-    settle(plan, forked).inspect_err(|_| end_child(pid))
+    let kept = settle(plan, forked).inspect_err(|_| end_child(pid))?;
+    if let Some(places) = places {
+        places.anywhere();
+    }
+    Ok(kept)
 }
 
 fn pipe() -> Result<(OwnedFd, OwnedFd), StepError> {
@@ -309,11 +315,12 @@ fn keep(plan: &Plan, mut kept: Kept) -> ExitCode {
     let owner_gone = matches!(ordered, Some(End::Owner)) && (plan.life == Life::Run || !Path::new("spec.json").exists());
     if owner_gone {
         // While the kernel ends the Body's processes.
-        remove_directory(plan);
+        let aside = set_aside(plan);
         if !reaches_host(plan) {
             // They are killed, and what they could still touch goes with them: nobody need wait for their burial.
             say_cleared();
         }
+        remove_directory(&aside);
     }
     let status = rustix::process::waitpid(Some(kept.pid), WaitOptions::empty()).ok().flatten().map(|(_, status)| status);
     let end = ordered.unwrap_or_else(|| judge(plan, status));
@@ -438,10 +445,16 @@ fn remove_cgroups(plan: &Plan) {
     }
 }
 
+/// From here on nobody finds a Body there. Gives the directory's new name.
+fn set_aside(plan: &Plan) -> PathBuf {
+    let aside = proto::launch::set_aside(&plan.dir);
+    if std::fs::rename(&plan.dir, &aside).is_ok() { aside } else { plan.dir.clone() }
+}
+
 /// Ends what a `pal run` leaves behind.
-fn remove_directory(plan: &Plan) {
+fn remove_directory(dir: &Path) {
     let _ = std::env::set_current_dir("/");
-    let Some((parent, name)) = plan.dir.parent().zip(plan.dir.file_name()) else { return };
+    let Some((parent, name)) = dir.parent().zip(dir.file_name()) else { return };
     let name = std::ffi::CString::new(std::os::unix::ffi::OsStrExt::as_bytes(name)).unwrap_or_default();
     let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
     if let Ok(parent) = rustix::fs::open(parent, flags, rustix::fs::Mode::empty()) {

@@ -17,6 +17,7 @@ mod image;
 mod keeper;
 mod lock_down;
 mod network;
+mod places;
 mod report;
 mod root;
 mod tend;
@@ -28,6 +29,7 @@ mod vm;
 use std::{ffi::OsString, process::ExitCode};
 
 pub use keeper::{When, make_and_keep};
+pub use places::Places;
 
 /// The program's arguments in, its exit code out.
 pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
@@ -39,7 +41,7 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         // `pal-launch tree …`: work on a Body's files under its own ids.
         Some(verb) if verb == "tree" => tend::main(arguments),
         Some(verb) if verb == "image" => image::main(),
-        Some(word) if word == "early" => make_and_keep(When::Early),
-        _ => make_and_keep(When::Late),
+        Some(word) if word == "early" => make_and_keep(When::Early, None),
+        _ => make_and_keep(When::Late, None),
     }
 }

@@ -15,7 +15,10 @@ use rustix::{
 };
 use sys::namespace::Side;
 
-use crate::report::{Step, StepError};
+use crate::{
+    places::Places,
+    report::{Step, StepError},
+};
 
 /// Polite towards whoever is waited for: the namespace is needed last.
 const NICE: i32 = 5;
@@ -47,10 +50,15 @@ pub struct Helper(Pid);
 
 impl Helper {
     /// Forks it, for the Body whose first process is `pid`.
-    pub fn fork(pid: Pid, way: &Way) -> Result<Self, StepError> {
+    pub fn fork(pid: Pid, way: &Way, places: Option<Places>) -> Result<Self, StepError> {
         let users = File::open(format!("/proc/{}/ns/user", pid.as_raw_nonzero())).step("open the Body's user namespace")?;
         match sys::namespace::fork_into(sys::namespace::NONE, None).step("fork the network's maker")? {
-            Side::Parent(pid) => Ok(Self(pid)),
+            Side::Parent(pid) => {
+                if let Some(places) = places {
+                    places.beside_maker(pid);
+                }
+                Ok(Self(pid))
+            }
             Side::Child => {
                 let made = make(users.as_fd(), way.send.as_fd());
                 std::process::exit(made.map_or_else(|error| error.raw_os_error().unwrap_or(1), |()| 0))

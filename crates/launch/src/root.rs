@@ -99,6 +99,14 @@ fn memory_upper(plan: &Plan, private: &Path) -> io::Result<()> {
 fn plant(plan: &Plan, upper: BorrowedFd<'_>, seed: &Seed) -> Result<(), StepError> {
     let (Seed::Dir { path, .. } | Seed::Link { path, .. } | Seed::File { path, .. } | Seed::Hidden { path }) = seed;
     let step = || format!("prepare the root ({seed:?})");
+    if matches!(plan.upper, Upper::Memory { .. }) {
+        // Nobody but us has put anything there yet: no link is on the way.
+        let above = path.rsplit_once('/').map_or(".", |(above, _)| above);
+        return match put_seed(plan, upper, path, seed) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !is_planned(plan, above) => Ok(()),
+            put => put.step(step()),
+        };
+    }
     let (above, name) = path.rsplit_once('/').unwrap_or((".", path));
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
@@ -106,18 +114,19 @@ fn plant(plan: &Plan, upper: BorrowedFd<'_>, seed: &Seed) -> Result<(), StepErro
         Err(Errno::LOOP | Errno::NOTDIR | Errno::NOENT | Errno::XDEV) if !is_planned(plan, above) => return Ok(()),
         opened => opened.step(step())?,
     };
-    let planted = match seed {
-        Seed::Dir { mode, owner, .. } => make_dir(plan, above.as_fd(), name, *mode, *owner),
-        Seed::Link { target, .. } => rustix::fs::symlinkat(target, &above, name).map_err(io::Error::from),
-        Seed::File { contents, .. } => make_file(above.as_fd(), name, contents),
+    put_seed(plan, above.as_fd(), name, seed).step(step())
+}
+
+fn put_seed(plan: &Plan, above: BorrowedFd<'_>, name: &str, seed: &Seed) -> io::Result<()> {
+    let put = match seed {
+        Seed::Dir { mode, owner, .. } => make_dir(plan, above, name, *mode, *owner),
+        Seed::Link { target, .. } => rustix::fs::symlinkat(target, above, name).map_err(io::Error::from),
+        Seed::File { contents, .. } => make_file(above, name, contents),
         Seed::Hidden { .. } => {
-            rustix::fs::mknodat(&above, name, FileType::CharacterDevice, Mode::empty(), 0).map_err(io::Error::from)
+            rustix::fs::mknodat(above, name, FileType::CharacterDevice, Mode::empty(), 0).map_err(io::Error::from)
         }
     };
-    match planted {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        planted => planted.step(step()),
-    }
+    put.or_else(|error| if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) })
 }
 
 /// Whether that is the directory of an area, which no Body can change.

@@ -3,7 +3,10 @@
 //! The plan is one line of JSON on the launcher's standard input. For a Body that lives as long as its maker, the
 //! maker keeps that pipe open: its end is the order to end the Body. The report is one line on standard output.
 
-use std::path::PathBuf;
+use std::{
+    ffi::{OsStr, OsString},
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -222,6 +225,19 @@ pub struct Failed {
     pub cause: String,
     /// What may help.
     pub hint: Option<String>,
+}
+
+/// Where the directory of a Body goes that is one no more, until its keeper has removed it.
+pub fn set_aside(dir: &Path) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(dir.file_name().unwrap_or_default());
+    dir.with_file_name(name)
+}
+
+/// Whether that is such a directory.
+pub fn is_set_aside(dir: &Path) -> bool {
+    let name = dir.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    name.strip_prefix('.').is_some_and(|id| id.parse::<BodyId>().is_ok())
 }
 
 /// `end.json`: why a Body's guest is gone, written by the keeper.

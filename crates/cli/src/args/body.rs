@@ -93,6 +93,7 @@ impl BodyArgs {
             life,
             lease: None,
             cold: self.cold,
+            first: None,
         })
     }
 }

@@ -7,7 +7,7 @@ use super::events::Tail;
 use crate::{
     args::{Exec, Shell},
     output::Format,
-    session::{self, Impatience, Manner, Signals, Wire},
+    session::{self, After, Impatience, Manner, Signals, Wire},
 };
 
 /// A login shell, the better one if it is there.
@@ -39,14 +39,15 @@ pub async fn shell(fleet: &Fleet, args: Shell) -> Result<u8, Failure> {
 pub async fn join(
     fleet: &Fleet,
     key: &str,
-    request: ExecRequest,
+    mut request: ExecRequest,
     wire: Wire,
     format: Format,
 ) -> Result<u8, Failure> {
+    wire.apply(&mut request)?;
     let view = fleet.find(key)?;
     let mut tail = Tail::new(fleet, format)?;
     let mut signals = Signals::listen()?;
-    let manner = Manner { format, impatience: Impatience::Forwards };
+    let manner = Manner { format, impatience: Impatience::Forwards, body: After::Stays };
     let started = async || tail.print(fleet, view.id());
     let outcome = session::attend(fleet, view.id(), request, wire, &mut signals, manner, started).await;
     tail.print(fleet, view.id())?;

@@ -10,7 +10,7 @@ use crate::{
     args::Run,
     failure,
     output::{self, Format},
-    session::{self, Impatience, Manner, Outcome, Signals, Wire},
+    session::{self, After, Impatience, Manner, Outcome, Signals, Wire},
 };
 
 /// How much longer than its command a Body may live, should the guest not keep the command's timeout.
@@ -24,15 +24,19 @@ pub async fn run(fleet: &Fleet, args: Run, wire: Wire, format: Format) -> Result
     let life = if args.keep { Life::Kept } else { Life::Run };
     let timeout = args.body.timeout;
     let wall = timeout.filter(|_| life == Life::Run).map(|timeout| timeout + WALL_GRACE);
-    let made = create(fleet, args.body.request(life, wall)?).await?;
+    let mut request = ExecRequest::new(args.command);
+    request.timeout = timeout;
+    wire.apply(&mut request)?;
+    // With a terminal, it waits until ours is ready for it.
+    let first = (wire != Wire::Terminal).then(|| request.clone());
+    let made = create(fleet, Create { first, ..args.body.request(life, wall)? }).await?;
     let Made { view, mut signals, stopped } = made;
     let outcome = match stopped {
         Some(signal) => Ok(Outcome::Stopped(signal)),
         None => {
             tell(&view, life, args.record);
-            let mut request = ExecRequest::new(args.command);
-            request.timeout = timeout;
-            let manner = Manner { format, impatience: Impatience::Ends };
+            let body = if life == Life::Run { After::Goes } else { After::Stays };
+            let manner = Manner { format, impatience: Impatience::Ends, body };
             let started = async || tail.print(fleet, view.id());
             session::attend(fleet, view.id(), request, wire, &mut signals, manner, started).await
         }

@@ -61,19 +61,29 @@ pub struct Manner {
     pub format: Format,
     /// What a second interrupt does.
     pub impatience: Impatience,
+    /// What becomes of the Body when the command ends.
+    pub body: After,
 }
 
-/// Starts a command; `started` hears of it before anything else happens.
+/// What becomes of a Body when its command ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum After {
+    /// It stays.
+    Stays,
+    /// It goes.
+    Goes,
+}
+
+/// Starts a command that `wire` was applied to; `started` hears of it before anything else happens.
 pub async fn attend(
     fleet: &Fleet,
     body: &BodyId,
-    mut request: ExecRequest,
+    request: ExecRequest,
     wire: Wire,
     signals: &mut Signals,
     manner: Manner,
     started: impl AsyncFnOnce() -> Result<(), Failure>,
 ) -> Result<Outcome, Failure> {
-    wire.apply(&mut request)?;
     let raw = match wire {
         Wire::Terminal => Some(Raw::enter()?),
         Wire::Open | Wire::Null => None,
@@ -89,7 +99,7 @@ pub async fn attend(
         },
     };
     drop(raw);
-    conclude(exec, &control, flow).await
+    conclude(exec, &control, flow, manner.body).await
 }
 
 /// Why nothing flows any more.
@@ -102,8 +112,9 @@ enum Flow {
     SinkBroken(Failure),
 }
 
-async fn conclude(mut exec: Exec<'_>, control: &Control, flow: Flow) -> Result<Outcome, Failure> {
+async fn conclude(mut exec: Exec<'_>, control: &Control, flow: Flow, body: After) -> Result<Outcome, Failure> {
     match flow {
+        Flow::Ended if body == After::Goes => exec.finish_last().await.map(Outcome::Ended),
         Flow::Ended => exec.finish().await.map(Outcome::Ended),
         Flow::GuestBroken(failure) => Err(failure),
         Flow::Stopped(signal) => {
