@@ -31,6 +31,18 @@ fn held(pid: i64, text: &str) -> Option<usize> {
 }
 
 cli_test! {
+    fn a_body_has_every_processor_of_its_maker(pal) {
+        // While it is made, some of those who make it keep to some of them.
+        let allowed = |status: &str| status.lines().find(|line| line.starts_with("Cpus_allowed_list")).unwrap_or_default().to_owned();
+        let own = allowed(&fs::read_to_string("/proc/self/status").unwrap());
+        for _ in 0..5 {
+            assert_eq!(allowed(&pal.ok("run -- cat /proc/self/status")), own);
+            assert_eq!(allowed(&pal.ok("run -- cat /proc/1/status")), own);
+        }
+    }
+}
+
+cli_test! {
     fn no_argument_and_no_variable_of_the_host_is_in_the_body(pal) {
         // The second word is an argument that says nothing to the Body.
         let look = "tr '\\0' ' ' < /proc/1/cmdline; cat /proc/1/environ 2>/dev/null; env; echo ready; sleep 1000";

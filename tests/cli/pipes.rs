@@ -93,6 +93,34 @@ cli_test! {
     }
 }
 
+cli_test! {
+    fn a_run_is_in_the_log_from_its_plan_to_its_end(pal) {
+        assert_eq!(pal.ok("run -- echo hi"), "hi");
+        assert_eq!(pal.line("run -- no-such-command").code, 127);
+        let events: Vec<serde_json::Value> = pal.ok("events --json").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
+        let one = ["body.created", "exec.started", "body.started", "exec.ended", "body.removed"];
+        assert_eq!(kinds, [one, one].concat());
+        assert_eq!((&events[3]["data"]["exec"], &events[3]["data"]["stdout"]["text"]), (&events[1]["seq"], &"hi\n".into()));
+        assert!(events[8]["data"]["error"].as_str().is_some_and(|why| why.contains("no-such-command")), "{}", events[8]);
+        assert!(events[2]["data"]["enforcement"]["mechanisms"].as_array().is_some_and(|held| held.len() > 15));
+        pal.nothing_left(&[]);
+    }
+}
+
+cli_test! {
+    fn what_a_killed_keeper_set_aside_is_swept(pal) {
+        pal.ok("run -- true");
+        let aside = pal.data().join("bodies/.abcdefghijkl");
+        std::fs::create_dir(&aside).unwrap();
+        std::fs::write(aside.join("spec.json"), "half").unwrap();
+        assert!(pal.ok("ls --json").trim() == "[]", "it is no Body");
+        assert!(pal.ok("gc --json").contains(".abcdefghijkl"));
+        assert!(!aside.exists());
+        assert_eq!(pal.ok("gc --json").trim(), "[]");
+    }
+}
+
 fn json(pal: &crate::pal::Pal, line: &str) -> serde_json::Value {
     let text = pal.ok(line);
     serde_json::from_str(text.lines().next().unwrap()).unwrap_or_else(|error| panic!("{error}: {text}"))

@@ -145,11 +145,7 @@ fn make(plan: &Plan, forked: Option<Result<Forked, StepError>>, places: Option<P
         None => Forked::new(v2_group(plan)?.as_ref().map(AsFd::as_fd), places)?,
     };
     let pid = forked.pid;
-    let kept = settle(plan, forked).inspect_err(|_| end_child(pid))?;
-    if let Some(places) = places {
-        places.anywhere();
-    }
-    Ok(kept)
+    settle(plan, forked, places).inspect_err(|_| end_child(pid))
 }
 
 fn pipe() -> Result<(OwnedFd, OwnedFd), StepError> {
@@ -202,7 +198,7 @@ fn pack(plan: &Plan) -> Result<Luggage, StepError> {
 }
 
 /// Gives the child its ids and its plan, waits until it is the guest, and reports.
-fn settle(plan: &Plan, forked: Forked) -> Result<Kept, StepError> {
+fn settle(plan: &Plan, forked: Forked, places: Option<Places>) -> Result<Kept, StepError> {
     let Forked { pid, plan: pipe, told, ends, mounts, helper } = forked;
     let handle = sys::process::open(pid).step("open the Body's first process")?;
     let ticks = sys::proc::start_ticks(pid.as_raw_nonzero().get()).step("read the start of the Body's first process")?;
@@ -212,6 +208,9 @@ fn settle(plan: &Plan, forked: Forked) -> Result<Kept, StepError> {
     let mut ready = Ready { pid: pid.as_raw_nonzero().get(), ticks, keeper: rustix::process::getpid().as_raw_nonzero().get(), mechanisms: Vec::new(), revival: None };
     write_running(plan, &ready)?;
     hand_over(plan, &luggage, pipe).step("hand the plan to the Body's first process")?;
+    if let Some(places) = places {
+        places.anywhere();
+    }
     let mut told = File::from(told);
     wait_parted(&handle, &mut told).step("hear from the Body's first process")?;
     drop((luggage, ends));
@@ -390,7 +389,13 @@ fn wait(plan: &Plan, kept: &mut Kept, started: Instant) -> Option<End> {
             (true, _) => End::Owner,
             (_, Some(wall)) if started.elapsed() >= Duration::from_millis(wall) => End::Timeout,
             _ if over_disk(plan) => End::Disk,
-            _ => continue,
+            _ => {
+                // What the look needed of the program is not needed again for a while.
+                if rested {
+                    sys::spawn::release_clean_pages();
+                }
+                continue;
+            }
         };
         let _ = sys::process::signal(kept.handle.as_fd(), Signal::KILL);
         thaw(plan);
