@@ -2,7 +2,14 @@
 //!
 //! Slow: alone, `cargo nextest run -p tests --test base`. It needs mmdebstrap or debootstrap, and Debian's mirrors.
 
-use fleet::{BASE, Create, ExecRequest};
+use std::{
+    collections::HashMap,
+    io::{Read, Write},
+    net::TcpListener,
+};
+
+use fleet::{Act, BASE, BuildRequest, Create, ExecRequest, From, Step};
+use proto::BodyId;
 use testkit::{Bodies, body_test};
 
 /// A package that makes an account and gives it a file, as many do.
@@ -15,6 +22,73 @@ const PACKAGE: &str = r#"
     sudo DEBIAN_FRONTEND=noninteractive apt-get install -y /tmp/greeting.deb >/dev/null 2>&1
     greeting; stat -c %U /usr/bin/greeting
 "#;
+
+/// Packages for apt, pip and npm, made in a Body: each file as its name and its contents in one line of hex.
+const PACKAGES: &str = r#"
+    set -e; mkdir -p /tmp/m/d/DEBIAN /tmp/m/d/usr/bin /tmp/m/package; cd /tmp/m
+    printf 'Package: mirrored\nVersion: 1\nArchitecture: all\nMaintainer: x <x@x.x>\nDescription: x\n' > d/DEBIAN/control
+    printf '#!/bin/sh\necho apt\n' > d/usr/bin/mirrored; chmod 755 d/usr/bin/mirrored
+    dpkg-deb --root-owner-group --build d mirrored.deb >/dev/null
+    { cat d/DEBIAN/control; printf 'Filename: ./mirrored.deb\nSize: %s\nSHA256: %s\n\n' $(stat -c %s mirrored.deb) $(sha256sum mirrored.deb | cut -d' ' -f1); } > Packages
+    python3 - <<'END'
+import zipfile
+with zipfile.ZipFile("mirrored-1-py3-none-any.whl", "w") as wheel:
+    wheel.writestr("mirrored.py", "print('pip')\n")
+    wheel.writestr("mirrored-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: mirrored\nVersion: 1\n")
+    wheel.writestr("mirrored-1.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    wheel.writestr("mirrored-1.dist-info/RECORD", "")
+END
+    printf '{"name":"mirrored","version":"1.0.0","main":"i.js"}' > package/package.json; echo "console.log('npm')" > package/i.js
+    tar czf mirrored.tgz package
+    for file in mirrored.deb Packages mirrored-1-py3-none-any.whl mirrored.tgz; do echo $file $(od -An -v -tx1 $file | tr -d ' \n'); done
+"#;
+
+/// A mirror on this machine for all three, by plain HTTP; its port.
+fn mirror(mut files: HashMap<String, Vec<u8>>) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    files.insert("simple/mirrored/".into(), b"<a href='/mirrored-1-py3-none-any.whl'>mirrored-1-py3-none-any.whl</a>".to_vec());
+    let version = format!(r#"{{"name":"mirrored","version":"1.0.0","main":"i.js","dist":{{"tarball":"http://localhost:{port}/mirrored.tgz"}}}}"#);
+    files.insert("mirrored".into(), format!(r#"{{"name":"mirrored","dist-tags":{{"latest":"1.0.0"}},"versions":{{"1.0.0":{version}}}}}"#).into_bytes());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut asked = [0; 4096];
+            let len = stream.read(&mut asked).unwrap_or(0);
+            let asked = String::from_utf8_lossy(&asked[..len]).into_owned();
+            let path = asked.split(' ').nth(1).unwrap_or_default().trim_start_matches('/').trim_start_matches("./");
+            let kind = if path == "simple/mirrored/" { "text/html" } else { "application/octet-stream" };
+            let (status, bytes) = files.get(path).map_or(("404 Not Found", &b""[..]), |bytes| ("200 OK", bytes));
+            let head = format!("HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", bytes.len());
+            let _ = stream.write_all(&[head.as_bytes(), bytes].concat());
+        }
+    });
+    port
+}
+
+/// apt, pip and npm of a build fetch through its way out, as whoever they run.
+async fn packages_are_installed_by_a_build(t: &Bodies, body: &BodyId) {
+    let made = t.exec(body, ExecRequest::new(["/bin/bash", "-c", PACKAGES])).await.ok();
+    let decode = |text: &str| (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..][..2], 16).unwrap()).collect::<Vec<u8>>();
+    let port = mirror(made.lines().map(|line| line.split_once(' ').unwrap()).map(|(name, text)| (name.to_owned(), decode(text))).collect());
+    let here = format!("http://localhost:{port}");
+    // What is on this machine's own loopback would not be asked for by way of a proxy.
+    let run = |line: String, user: &str| Step { act: Act::Run { command: format!("export no_proxy= NO_PROXY=; {line}"), user: Some(user.into()) }, force: false };
+    let steps = vec![
+        run(format!("rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*; echo 'deb [trusted=yes] {here}/ ./' > /etc/apt/sources.list && apt-get update && apt-get install -y mirrored && mirrored"), "root"),
+        run("sudo apt-get install -y --reinstall mirrored".into(), "user"),
+        run(format!("pip install --index-url {here}/simple --trusted-host localhost mirrored && python -c 'import mirrored'"), "user"),
+        run(format!("npm install --no-audit --registry {here} mirrored && node -e \"require('mirrored')\""), "user"),
+    ];
+    let request = BuildRequest { from: From::Template(BASE.into()), steps, start: None, force: false, allow: vec![format!("localhost:{port}+plain+private")] };
+    let asked = t.fleet().ask_build("packages", &[], None, None).unwrap();
+    let job = t.fleet().begin_job(&asked.template, &asked.id).unwrap();
+    let built = t.fleet().build(&job, request).await;
+    let said: Vec<String> = job.look(0, usize::MAX).1.into_iter().map(|said| said.message).collect();
+    assert!(built.is_ok(), "{said:#?}");
+    for word in ["apt", "pip", "npm"] {
+        assert!(said.iter().any(|line| line == word), "{word}: {said:#?}");
+    }
+}
 
 #[body_test(except(user = "a root of its own needs subordinate ids", microvm = "the root is the same; body::templates shows machines on roots of their own"))]
 async fn base_is_what_programs_expect(t: Bodies) {
@@ -29,4 +103,5 @@ async fn base_is_what_programs_expect(t: Bodies) {
     assert_eq!(ok("cat /proc/self/uid_map | (read a b c; echo $a $c)").await, "0 65536");
     assert_eq!(ok(PACKAGE).await, "hello\ngreeter");
     assert_eq!(ok("git config --global user.email a@b && git config --global user.name a && git init -q r && cd r && touch f && git add f && git commit -qm x && git log --oneline | wc -l").await, "1");
+    packages_are_installed_by_a_build(&t, view.id()).await;
 }

@@ -399,3 +399,37 @@ async fn a_layer_may_come_twice(t: Bodies) {
     let view = t.make(Create { template: "twice".into(), ..t.passing() }).await;
     assert_eq!(t.sh(view.id(), "cat /etc/word").await.ok(), "one");
 }
+
+#[body_test(except(user = "a root of its own needs subordinate ids"))]
+async fn a_registry_that_stands_still_keeps_nobody_from_the_same_layer_of_another(t: Bodies) {
+    let parts = image(&[Layer(TAR, roots::small())], json!({}));
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = Mutex::new(held);
+    let slow = liar(&parts, move |asked, parts| {
+        if is_layer(asked, parts) {
+            let _ = held.lock().unwrap().recv();
+        }
+        None
+    });
+    // Let go before the registry is, also when this test fails.
+    let release = release;
+    let quick = liar(&parts, |_, _| None);
+    let (from_slow, from_quick) = (of(&slow), of(&quick));
+    let mut standing = std::pin::pin!(import(&t, "slow", &from_slow));
+    let begun = async {
+        while !slow.asked().iter().any(|asked| is_layer(asked, &parts)) {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    tokio::select! {
+        ended = &mut standing => panic!("it did not stand still: {ended:?}"),
+        () = begun => {}
+    }
+    let brought = tokio::time::timeout(std::time::Duration::from_secs(60), import(&t, "quick", &from_quick)).await;
+    fine(brought.expect("the other registry is not waited for"));
+    drop(release);
+    fine(standing.await);
+    for name in ["slow", "quick"] {
+        t.fleet().remove_template(name).unwrap();
+    }
+}

@@ -9,6 +9,7 @@ mod kill;
 mod origin;
 mod pal;
 mod pipes;
+mod setup;
 mod terminal;
 mod together;
 

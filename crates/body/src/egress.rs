@@ -1,11 +1,14 @@
 //! A way out for one Body: a proxy on the host that connects to the names a policy lists, and to nothing else.
 //!
-//! It speaks CONNECT and no more, so what goes through is TLS between the program inside and the host it named; the
-//! name in the TLS hello must be the one that was asked for. A decision is told before a byte is carried.
+//! It speaks CONNECT, so what goes through is TLS between the program inside and the host it named; the name in the TLS
+//! hello must be the one that was asked for. Where a rule says `+plain`, it asks plain HTTP itself, one question at a
+//! time (`plain`). A decision is told before a byte is carried.
 //!
 //! Invariant: the address that was judged is the address that is connected to; a name is looked up once.
 //! Invariant: an empty policy denies everything, and so does whatever is not understood.
 //! Trust: every byte from a Body is hostile: heads have a size and a time, names are compared in one spelling.
+
+mod plain;
 
 use std::{
     io,
@@ -19,6 +22,7 @@ use std::{
     time::Duration,
 };
 
+use plain::Question;
 use serde::Serialize;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -36,8 +40,12 @@ const HELLO_LEN_MAX: usize = 16 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long nothing may flow.
 const IDLE: Duration = Duration::from_secs(300);
+/// How long a Body may take to read the end of an answer.
+const LINGER: Duration = Duration::from_secs(5);
 /// Connections at once.
 const CONNECTIONS_MAX: usize = 128;
+/// Connections of one way out in all: each is an event, and a log has an end.
+const CONNECTIONS_IN_ALL_MAX: usize = 50_000;
 /// Most rules of a policy.
 const RULES_MAX: usize = 256;
 /// The socket's name in its directory.
@@ -45,7 +53,7 @@ pub const SOCKET: &str = "egress.sock";
 
 /// Why a text is no rule.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{0:?} is no rule: write a name and a port such as `pypi.org:443` or `*.example.org:443`, with `+private` behind it for a host of your own network")]
+#[error("{0:?} is no rule: write a name and a port such as `pypi.org:443` or `*.example.org:443`, with `+private` behind it for a host of your own network, or `+plain` for plain http")]
 pub struct RuleError(String);
 
 /// One name that may be reached.
@@ -57,6 +65,16 @@ struct Rule {
     port: u16,
     /// Also where it leads to an address of this machine or its network.
     private: bool,
+    wire: Wire,
+}
+
+/// What is spoken with a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wire {
+    /// TLS, which this proxy only carries.
+    Tls,
+    /// Plain HTTP, which this proxy asks itself.
+    Plain,
 }
 
 /// Names that may be reached.
@@ -84,16 +102,17 @@ impl Policy {
     }
 
     /// The rule that lets a target through, if it is one this proxy understands.
-    fn judge(&self, target: &str) -> Result<(String, u16, &Rule), String> {
+    fn judge(&self, target: &str, wire: Wire) -> Result<(String, u16, &Rule), String> {
         let (host, port) = target.rsplit_once(':').ok_or("it names no port")?;
         let port: u16 = if port.bytes().all(|byte| byte.is_ascii_digit()) { port.parse().map_err(|_| "its port is none")? } else { return Err("its port is none".into()) };
         let host = host.to_ascii_lowercase();
         if !is_name(&host) {
             return Err("it is no plain name: addresses and other spellings are not let through".into());
         }
-        let fits = |rule: &&Rule| rule.port == port && if rule.below { host.strip_suffix(&rule.host).is_some_and(|front| front.ends_with('.') && front.len() > 1) } else { rule.host == host };
+        let fits = |rule: &&Rule| rule.wire == wire && rule.port == port && if rule.below { host.strip_suffix(&rule.host).is_some_and(|front| front.ends_with('.') && front.len() > 1) } else { rule.host == host };
         match self.0.iter().find(fits) {
             Some(rule) => Ok((host, port, rule)),
+            None if wire == Wire::Plain => Err(format!("no rule lets plain http to {host}:{port}")),
             None => Err(format!("no rule names {host}:{port}")),
         }
     }
@@ -101,13 +120,23 @@ impl Policy {
 
 fn rule_of(text: &str) -> Result<Rule, RuleError> {
     let bad = || RuleError(crate_visible(text));
-    let (text, private) = text.strip_suffix("+private").map_or((text, false), |rest| (rest, true));
+    let mut marks = text.split('+');
+    let text = marks.next().unwrap_or_default();
+    let (mut private, mut wire) = (false, Wire::Tls);
+    for mark in marks {
+        match mark {
+            "private" => private = true,
+            "plain" => wire = Wire::Plain,
+            _ => return Err(bad()),
+        }
+    }
     let (host, port) = text.rsplit_once(':').ok_or_else(bad)?;
     let (host, below) = host.strip_prefix("*.").map_or((host, false), |rest| (rest, true));
     let host = host.to_ascii_lowercase();
-    let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(bad)?;
+    let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let port = port.parse().ok().filter(|port| digits && *port != 0).ok_or_else(bad)?;
     // Nobody means all of a top-level domain.
-    if !is_name(&host) || (below && !host.contains('.')) { Err(bad()) } else { Ok(Rule { host, below, port, private }) }
+    if !is_name(&host) || (below && !host.contains('.')) { Err(bad()) } else { Ok(Rule { host, below, port, private, wire }) }
 }
 
 fn crate_visible(text: &str) -> String {
@@ -187,7 +216,7 @@ impl Drop for Egress {
 
 async fn serve(listener: UnixListener, policy: Arc<Policy>, tell: mpsc::UnboundedSender<Decision>) {
     let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    loop {
+    for _ in 0..CONNECTIONS_IN_ALL_MAX {
         let Ok(turn) = free.clone().acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else { continue };
         let (policy, tell) = (policy.clone(), tell.clone());
@@ -196,43 +225,88 @@ async fn serve(listener: UnixListener, policy: Arc<Policy>, tell: mpsc::Unbounde
             drop(turn);
         });
     }
+    let _ = tell.send(Decision { to: "?".into(), allowed: false, why: format!("it has connected {CONNECTIONS_IN_ALL_MAX} times, and this way out is closed") });
 }
 
-/// One connection: one request, and then a tunnel or the end.
+/// What a Body wants of this proxy.
+#[derive(Debug, PartialEq, Eq)]
+enum Wanted {
+    Tunnel(String),
+    Plain(Question),
+}
+
+/// One connection: one request, and then a tunnel, an answer or the end.
 async fn one(mut inside: UnixStream, policy: &Policy, tell: &mpsc::UnboundedSender<Decision>) -> io::Result<()> {
-    let (target, rest) = match timeout(PATIENCE, head(&mut inside)).await.map_err(|_| io::ErrorKind::TimedOut)?? {
+    let (wanted, rest) = match timeout(PATIENCE, head(&mut inside)).await.map_err(|_| io::ErrorKind::TimedOut)?? {
         Ok(found) => found,
         Err(why) => return deny(&mut inside, tell, "?", 400, why).await,
     };
-    let (host, port, rule) = match policy.judge(&target) {
+    let (target, wire) = match &wanted {
+        Wanted::Tunnel(target) => (target, Wire::Tls),
+        Wanted::Plain(question) => (&question.target, Wire::Plain),
+    };
+    let (host, port, rule) = match policy.judge(target, wire) {
         Ok(judged) => judged,
-        Err(why) => return deny(&mut inside, tell, &target, 403, &why).await,
+        Err(why) => return deny(&mut inside, tell, target, 403, &why).await,
     };
-    let found = timeout(PATIENCE, tokio::net::lookup_host((host.as_str(), port))).await.map_err(|_| io::ErrorKind::TimedOut)?;
-    let addresses: Vec<SocketAddr> = match found {
-        Ok(found) => found.collect(),
-        Err(error) => return deny(&mut inside, tell, &target, 502, &format!("its name leads nowhere: {error}")).await,
+    let mut outside = match reach(&host, port, rule).await? {
+        Ok(outside) => outside,
+        Err((status, why)) => return deny(&mut inside, tell, target, status, &why).await,
     };
-    // One bad address spoils all: a name that leads to both is playing games.
-    if !rule.private && addresses.iter().any(|address| is_inner(address.ip())) {
-        return deny(&mut inside, tell, &target, 403, "its name leads to an address of this machine or its network").await;
+    let allowed = || Decision { to: format!("{host}:{port}"), allowed: true, why: "a rule names it".into() };
+    if let Wanted::Plain(question) = &wanted {
+        let _ = tell.send(allowed());
+        outside.write_all(question.written(&host, port).as_bytes()).await?;
+        return answer(inside, outside).await;
     }
-    let Some(mut outside) = connect(&addresses).await else {
-        return deny(&mut inside, tell, &target, 502, "nobody answers there").await;
-    };
     inside.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n").await?;
     let hello = timeout(PATIENCE, hello(&mut inside, rest)).await.map_err(|_| io::ErrorKind::TimedOut)??;
     match server_name(&hello) {
         Some(name) if name.eq_ignore_ascii_case(&host) => {}
         named => {
             let why = named.map_or_else(|| "what it sent is no TLS with a name".to_owned(), |name| format!("its TLS names {}", crate_visible(&name)));
-            let _ = tell.send(Decision { to: crate_visible(&target), allowed: false, why });
+            let _ = tell.send(Decision { to: crate_visible(target), allowed: false, why });
             return Ok(());
         }
     }
-    let _ = tell.send(Decision { to: format!("{host}:{port}"), allowed: true, why: "a rule names it".into() });
+    let _ = tell.send(allowed());
     outside.write_all(&hello).await?;
     carry(inside, outside).await
+}
+
+/// Connects to a name that a rule lets through, or says with which status it is refused.
+async fn reach(host: &str, port: u16, rule: &Rule) -> io::Result<Result<TcpStream, (u16, String)>> {
+    let found = timeout(PATIENCE, tokio::net::lookup_host((host, port))).await.map_err(|_| io::ErrorKind::TimedOut)?;
+    let addresses: Vec<SocketAddr> = match found {
+        Ok(found) => found.collect(),
+        Err(error) => return Ok(Err((502, format!("its name leads nowhere: {error}")))),
+    };
+    // One bad address spoils all: a name that leads to both is playing games.
+    if !rule.private && addresses.iter().any(|address| is_inner(address.ip())) {
+        return Ok(Err((403, "its name leads to an address of this machine or its network".into())));
+    }
+    Ok(connect(&addresses).await.ok_or_else(|| (502, "nobody answers there".into())))
+}
+
+/// Passes an answer on. Whatever the Body says meanwhile is read and goes nowhere: a pipe that is closed with something
+/// unread in it would take the end of the answer along.
+async fn answer(inside: UnixStream, outside: TcpStream) -> io::Result<()> {
+    let (mut from_inside, to_inside) = inside.into_split();
+    let (from_outside, _to_outside) = outside.into_split();
+    let passed = flow(from_outside, to_inside);
+    let drained = async {
+        let _ = tokio::io::copy(&mut from_inside, &mut tokio::io::sink()).await;
+    };
+    let (mut passed, mut drained) = (std::pin::pin!(passed), std::pin::pin!(drained));
+    tokio::select! {
+        done = &mut passed => {
+            done?;
+            let _ = timeout(LINGER, drained).await;
+            Ok(())
+        }
+        // Who asked has said all it will, and may still be reading.
+        () = &mut drained => passed.await,
+    }
 }
 
 async fn deny(inside: &mut UnixStream, tell: &mpsc::UnboundedSender<Decision>, to: &str, status: u16, why: &str) -> io::Result<()> {
@@ -242,8 +316,8 @@ async fn deny(inside: &mut UnixStream, tell: &mpsc::UnboundedSender<Decision>, t
     inside.write_all(answer.as_bytes()).await
 }
 
-/// The target of a CONNECT, and what came behind the head.
-async fn head(inside: &mut UnixStream) -> io::Result<Result<(String, Vec<u8>), &'static str>> {
+/// What is wanted, and what came behind the head.
+async fn head(inside: &mut UnixStream) -> io::Result<Result<(Wanted, Vec<u8>), &'static str>> {
     let mut bytes = Vec::new();
     let end = loop {
         if let Some(at) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -259,18 +333,19 @@ async fn head(inside: &mut UnixStream) -> io::Result<Result<(String, Vec<u8>), &
         }
     };
     let rest = bytes.split_off(end + 4);
-    Ok(target_of(&bytes).map(|target| (target, rest)))
+    bytes.truncate(end);
+    Ok(wanted(&bytes).map(|wanted| (wanted, rest)))
 }
 
-fn target_of(head: &[u8]) -> Result<String, &'static str> {
+fn wanted(head: &[u8]) -> Result<Wanted, &'static str> {
     let text = std::str::from_utf8(head).map_err(|_| "its head is no text")?;
     let line = text.split("\r\n").next().unwrap_or_default();
     if line.contains(|c: char| c.is_control()) {
         return Err("its head holds control characters");
     }
     match line.split(' ').collect::<Vec<_>>()[..] {
-        ["CONNECT", target, "HTTP/1.1" | "HTTP/1.0"] => Ok(target.to_owned()),
-        _ => Err("only CONNECT is let through: use https"),
+        ["CONNECT", target, "HTTP/1.1" | "HTTP/1.0"] => Ok(Wanted::Tunnel(target.to_owned())),
+        _ => Question::read(text).map(Wanted::Plain),
     }
 }
 
@@ -381,7 +456,7 @@ mod tests {
     fn names_are_let_through_in_one_spelling_only() {
         let policy = policy(&["pypi.org:443", "*.pythonhosted.org:443"]);
         for target in ["pypi.org:443", "PyPI.org:443", "files.pythonhosted.org:443", "a.b.pythonhosted.org:443"] {
-            assert!(policy.judge(target).is_ok(), "{target}");
+            assert!(policy.judge(target, Wire::Tls).is_ok() && policy.judge(target, Wire::Plain).is_err(), "{target}");
         }
         for target in [
             "pypi.org:80", "pypi.org:4430", "pypi.org", "pypi.org:", "pypi.org:+443", "pypi.org.:443", "pypi.org.evil.io:443", "evilpypi.org:443", "pythonhosted.org:443",
@@ -389,17 +464,19 @@ mod tests {
             "evil.io/pypi.org:443", "[::1]:443", "127.0.0.1:443", "2130706433:443", "0x7f000001:443", "0177.0.0.1:443", "127.1:443", "[::ffff:127.0.0.1]:443", "1.2.3.0x4:443",
             "", ":443", "..:443", "-x.org:443", "pypi.org:443:443", "pypi .org:443", "pypi.org:65979", "xn--pypi\u{202e}.org:443", "pypi\u{3002}org:443",
         ] {
-            assert!(policy.judge(target).is_err(), "{target:?}");
+            assert!(policy.judge(target, Wire::Tls).is_err(), "{target:?}");
         }
-        assert!(Policy::default().judge("pypi.org:443").is_err(), "an empty list denies");
+        assert!(Policy::default().judge("pypi.org:443", Wire::Tls).is_err(), "an empty list denies");
     }
 
     #[test]
     fn rules_that_mean_too_much_or_nothing_are_refused() {
-        for rule in ["", "pypi.org", "*:443", "*.org:443", "*.:443", "pypi.org:0", "127.0.0.1:443", "pypi.org.:443", "a b:1", "https://pypi.org:443", "pypi.org:443 +private"] {
+        for rule in ["", "pypi.org", "*:443", "*.org:443", "*.:443", "pypi.org:0", "127.0.0.1:443", "pypi.org.:443", "a b:1", "https://pypi.org:443", "pypi.org:443 +private", "pypi.org:443+", "pypi.org:443+tls", "pypi.org:+443", "+plain"] {
             assert!(Policy::parse(&[rule]).is_err(), "{rule:?}");
         }
         assert!(policy(&["registry.corp:8443+private"]).0[0].private);
+        let both = policy(&["mirror.corp:80+plain+private"]);
+        assert!(both.0[0].private && both.judge("mirror.corp:80", Wire::Plain).is_ok() && both.judge("mirror.corp:80", Wire::Tls).is_err());
     }
 
     #[test]
@@ -416,13 +493,14 @@ mod tests {
     }
 
     #[test]
-    fn only_a_connect_is_understood() {
-        assert_eq!(target_of(b"CONNECT pypi.org:443 HTTP/1.1\r\nHost: evil.io").as_deref(), Ok("pypi.org:443"), "the target counts, whatever Host says");
+    fn a_connect_and_a_plain_question_are_understood_and_nothing_else_is() {
+        assert_eq!(wanted(b"CONNECT pypi.org:443 HTTP/1.1\r\nHost: evil.io"), Ok(Wanted::Tunnel("pypi.org:443".into())), "the target counts, whatever Host says");
+        assert!(matches!(wanted(b"GET http://pypi.org/ HTTP/1.1\r\nHost: evil.io"), Ok(Wanted::Plain(question)) if question.target == "pypi.org:80"));
         for head in [
-            &b"GET http://pypi.org/ HTTP/1.1"[..], b"GET / HTTP/1.1\r\nHost: pypi.org", b"CONNECT  pypi.org:443 HTTP/1.1", b"CONNECT pypi.org:443", b"connect pypi.org:443 HTTP/1.1",
+            &b"GET / HTTP/1.1\r\nHost: pypi.org"[..], b"CONNECT  pypi.org:443 HTTP/1.1", b"CONNECT pypi.org:443", b"connect pypi.org:443 HTTP/1.1",
             b"CONNECT pypi.org:443 HTTP/2", b"CONNECT a b HTTP/1.1", b"CONNECT pypi.org:443\n HTTP/1.1", b"CONNECT pypi.org:443\0 HTTP/1.1", b"\xff", b"",
         ] {
-            assert!(target_of(head).is_err(), "{:?}", String::from_utf8_lossy(head));
+            assert!(wanted(head).is_err(), "{:?}", String::from_utf8_lossy(head));
         }
     }
 
@@ -501,6 +579,55 @@ mod tests {
             assert!(decided.iter().all(|decision| !decision.allowed) && !decided.is_empty(), "{what}: {decided:?}");
         }
         let (said, _) = ask(&[&open], "GET http://localhost/ HTTP/1.1\r\nHost: localhost\r\n\r\nCONNECT x:1 HTTP/1.1\r\n\r\n", b"").await;
-        assert!(said.starts_with("HTTP/1.1 400"), "{said}");
+        assert!(said.starts_with("HTTP/1.1 403"), "a rule for TLS is none for plain http: {said}");
+    }
+
+    /// A plain server that says back what it was asked, and how often it was connected to.
+    async fn mirror() -> (u16, Arc<std::sync::atomic::AtomicUsize>) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (port, count) = (listener.local_addr().unwrap().port(), Arc::new(std::sync::atomic::AtomicUsize::new(0)));
+        let counted = count.clone();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                let mut asked = vec![0; 4096];
+                let len = stream.read(&mut asked).await.unwrap();
+                // Whatever else came would be a second question.
+                let more = timeout(Duration::from_millis(50), stream.read(&mut asked[len..])).await.map_or(0, Result::unwrap);
+                let said = String::from_utf8_lossy(&asked[..len + more]).into_owned();
+                let _ = stream.write_all(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{said}", said.len()).as_bytes()).await;
+            }
+        });
+        (port, count)
+    }
+
+    #[tokio::test]
+    async fn plain_http_reaches_who_may_be_asked_so_one_question_at_a_time() {
+        let (port, count) = mirror().await;
+        let reached = || count.load(std::sync::atomic::Ordering::SeqCst);
+        let (plain, tls, closed) = (format!("localhost:{port}+plain+private"), format!("localhost:{port}+private"), format!("localhost:{port}+plain"));
+        let get = |target: &str| format!("GET http://{target}/pool/a.deb HTTP/1.1\r\nHost: evil.io\r\nRange: bytes=1-\r\nCookie: secret\r\n\r\n");
+        let here = format!("localhost:{port}");
+        let smuggled = format!("{}GET http://{here}/second HTTP/1.1\r\n\r\n", get(&here));
+        for request in [get(&here), smuggled] {
+            let (said, decided) = ask(&[&plain], &request, b"").await;
+            assert!(said.ends_with(&format!("GET /pool/a.deb HTTP/1.1\r\nhost: {here}\r\nrange: bytes=1-\r\nconnection: close\r\n\r\n")), "{said}");
+            assert!(decided.len() == 1 && decided[0].allowed, "{decided:?}");
+        }
+        assert_eq!(reached(), 2, "the second question went nowhere");
+        for (what, rules, request) in [
+            ("a rule for TLS", vec![tls.as_str()], get(&here)),
+            ("no rule", vec![], get(&here)),
+            ("an address of this machine", vec![closed.as_str()], get(&here)),
+            ("another port", vec![plain.as_str()], get(&format!("localhost:{}", port ^ 1))),
+            ("the address itself", vec![plain.as_str()], get(&format!("127.0.0.1:{port}"))),
+            ("a name before an @", vec![plain.as_str()], get(&format!("{here}@localhost:{port}"))),
+            ("a question with a body", vec![plain.as_str()], format!("POST http://{here}/ HTTP/1.1\r\nContent-Length: 1\r\n\r\nx")),
+            ("a tunnel", vec![plain.as_str()], format!("CONNECT {here} HTTP/1.1\r\n\r\n")),
+        ] {
+            let (said, decided) = ask(&rules, &request, b"").await;
+            assert!(said.starts_with("HTTP/1.1 40") && decided.iter().all(|decision| !decision.allowed) && !decided.is_empty(), "{what}: {said} {decided:?}");
+        }
+        assert_eq!(reached(), 2, "nobody else came through");
     }
 }

@@ -134,6 +134,10 @@ impl Spec {
     pub fn shown(&self) -> serde_json::Value {
         let mut shown = serde_json::to_value(self).unwrap_or_default();
         shown["env"] = self.env.keys().cloned().collect();
+        // Where on the host its socket is helps nobody.
+        if let Some(egress) = &self.egress {
+            shown["egress"] = serde_json::json!({ "allow": egress.allow });
+        }
         shown
     }
 }

@@ -26,6 +26,8 @@ pub struct Config {
     pub tls: Tls,
     /// Where images of builds may come from, besides registries that anybody can reach.
     pub registries: Reach,
+    /// Names that commands of builds may reach.
+    pub build_allow: Vec<String>,
     /// Who is told what happens, besides the log.
     pub telemetry: Option<Telemetry>,
 }
@@ -42,6 +44,6 @@ pub enum Exposure {
 impl Config {
     /// On this machine only.
     pub fn new(fleet: fleet::Config) -> Self {
-        Self { fleet, listen: SocketAddr::from((Ipv4Addr::LOCALHOST, PORT)), exposure: Exposure::Guarded, domain: "localhost".into(), bounds: Bounds::default(), tls: Tls::Off, registries: Reach { inside: Inside::Refused, ..Reach::default() }, telemetry: None }
+        Self { fleet, listen: SocketAddr::from((Ipv4Addr::LOCALHOST, PORT)), exposure: Exposure::Guarded, domain: "localhost".into(), bounds: Bounds::default(), tls: Tls::Off, registries: Reach { inside: Inside::Refused, ..Reach::default() }, build_allow: fleet::registries(), telemetry: None }
     }
 }

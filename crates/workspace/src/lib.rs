@@ -31,7 +31,7 @@ mod walk;
 pub use bring::{Bring, Brought, Dirty, bring};
 pub use error::WorkspaceError;
 pub use git::{Git, GitError, Person};
-pub use needs::{Container, Known, Needs, Root, Step as NeedsStep, Tool, needs, rust_of};
+pub use needs::{Container, Known, Needs, Root, Step as NeedsStep, Tool, needs, registries, rust_of};
 pub use pack::{pack, text};
 pub use land::{How, LandRequest, Landed, What, conflicting, land};
 pub use quarantine::Quarantine;

@@ -42,6 +42,13 @@ pub struct Serve {
     /// asks it without encryption
     #[arg(long = "registry", value_name = "HOST[:PORT]")]
     pub registries: Vec<String>,
+    /// Let commands of builds reach this name too, besides registries of packages and mirrors of distributions; `+plain`
+    /// behind it for plain http, `+private` for a host of your own network
+    #[arg(long, value_name = "HOST:PORT")]
+    pub build_allow: Vec<String>,
+    /// Let commands of builds reach nothing but what --build-allow names
+    #[arg(long)]
+    pub build_offline: bool,
     /// Tell traces and metrics to the OpenTelemetry collector at this address, by HTTP; OTEL_EXPORTER_OTLP_ENDPOINT says the
     /// same
     #[arg(long, value_name = "URL")]

@@ -60,6 +60,13 @@ pub enum TemplatesCommand {
         /// Do every step again
         #[arg(long)]
         force: bool,
+        /// Let its commands reach this name too, besides registries of packages and mirrors of distributions; `+plain` behind
+        /// it for plain http, `+private` for a host of your own network
+        #[arg(long, value_name = "HOST:PORT")]
+        allow: Vec<String>,
+        /// Let its commands reach nothing but what --allow names
+        #[arg(long)]
+        offline: bool,
         /// Where an image of a registry comes from
         #[command(flatten)]
         pull: Pull,

@@ -39,6 +39,7 @@ pub fn serve(args: &Serve, fleet: fleet::Config, format: Format) -> Result<u8, F
     let bounds = Bounds { bodies_max: args.max_bodies as usize, memory_reserve: args.reserve, ..Bounds::default() };
     let config = server::Config { listen: args.listen, exposure, domain: args.domain.clone(), bounds, tls, ..server::Config::new(fleet) };
     let config = server::Config { registries: registries(&args.registries, config.registries), ..config };
+    let config = server::Config { build_allow: crate::settings::way_out(args.build_offline, &args.build_allow)?, ..config };
     let runtime = Builder::new_multi_thread().enable_all().thread_name("pal-serve").build();
     let runtime = runtime.map_err(|error| Failure::new(Kind::Host, "cannot start threads").because(error))?;
     let collector = args.otlp.clone().map_or_else(|| variable(COLLECTOR), |url| Ok(Some(url)))?;

@@ -16,6 +16,7 @@ use crate::{
     age,
     args::{Import, Pull, Setup, Templates, TemplatesCommand},
     output::{self, Format},
+    settings::way_out,
     table::Table,
 };
 
@@ -25,9 +26,9 @@ pub async fn templates(fleet: &Fleet, args: Templates, format: Format) -> Result
         TemplatesCommand::Ls => list(&fleet.templates()?, format),
         TemplatesCommand::Inspect { template } => inspect(&fleet.template(&template)?, format),
         TemplatesCommand::Import(args) => told(&import(fleet, args).await?, format),
-        TemplatesCommand::Build { name, file, start, ready, force, pull } => {
+        TemplatesCommand::Build { name, file, start, ready, force, allow, offline, pull } => {
             let start = (start.is_some() || ready.is_some()).then_some(Start { command: start, ready });
-            let view = build(fleet, &name, &file, start, force, &pull).await?;
+            let view = build(fleet, &name, &file, Wanted { start, force, allow: way_out(offline, &allow)? }, &pull).await?;
             told(&view, format)
         }
         TemplatesCommand::Rm { templates } => templates.iter().try_for_each(|key| {
@@ -102,7 +103,14 @@ async fn import(fleet: &Fleet, args: Import) -> Result<TemplateView, Failure> {
     fleet.template(built.template.as_str())
 }
 
-async fn build(fleet: &Fleet, name: &str, file: &Path, start: Option<Start>, force: bool, pull: &Pull) -> Result<TemplateView, Failure> {
+/// What is wanted of a build, besides its steps.
+struct Wanted {
+    start: Option<Start>,
+    force: bool,
+    allow: Vec<String>,
+}
+
+async fn build(fleet: &Fleet, name: &str, file: &Path, wanted: Wanted, pull: &Pull) -> Result<TemplateView, Failure> {
     let text = std::fs::read_to_string(file).map_err(|error| unreadable(file, error))?;
     let context = file.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let Recipe { from, acts, notes } = fleet::read_recipe(&text, &Default::default(), None)?;
@@ -113,7 +121,7 @@ async fn build(fleet: &Fleet, name: &str, file: &Path, start: Option<Start>, for
     let files = fleet.template_files(&job.template);
     let steps = acts.into_iter().map(|act| Ok(Step { act: recipe::pack(act, context, &files)?, force: false }));
     let steps = steps.collect::<Result<Vec<_>, Failure>>()?;
-    let done = fleet.build(&job, BuildRequest { from, steps, start, force, allow: Vec::new() });
+    let done = fleet.build(&job, BuildRequest { from, steps, start: wanted.start, force: wanted.force, allow: wanted.allow });
     let mut done = std::pin::pin!(done);
     let mut told = 0;
     let built = loop {
@@ -154,6 +162,9 @@ pub fn setup(fleet: &Fleet, args: &Setup, format: Format) -> Result<(), Failure>
     if args.kernel.is_some() {
         return Err(Failure::new(Kind::Usage, "only `microvm` takes a kernel").hint("write: pal setup microvm --kernel FILE"));
     }
-    let view = fleet.setup(&args.template, &mut say)?;
+    let view = match std::env::var_os("PATH").filter(|path| !path.is_empty()) {
+        Some(path) => fleet.setup_with(&args.template, &std::env::split_paths(&path).collect::<Vec<_>>(), &mut say)?,
+        None => fleet.setup(&args.template, &mut say)?,
+    };
     told(&view, format)
 }

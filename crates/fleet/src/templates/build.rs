@@ -11,10 +11,7 @@ use std::{
     time::Duration,
 };
 
-use body::{
-    archive::{self, Bounds, Dialect, Sink},
-    egress::Egress,
-};
+use body::archive::{self, Bounds, Dialect, Sink};
 use bytes::{Bytes, BytesMut};
 use proto::{
     BodyId, Failure, Kind, Layer, LayerId,
@@ -30,7 +27,7 @@ use tokio::sync::mpsc;
 use super::{BASE, INTERPRETER, Job, Origin, draft};
 use crate::{
     Create, ExecRequest, Fleet, Force, Image, Output, Stdin, failures,
-    work::{CERTIFICATES, way_out},
+    way_out::{Denied, WayOut},
 };
 
 /// Most steps of one build.
@@ -43,6 +40,10 @@ const STAGE: &str = "/tmp/.palisade-copy";
 /// How much of a command's output is searched for the reason of its failure.
 const TAIL_MAX: usize = 16 << 10;
 const CHUNK: usize = 128 << 10;
+/// How often it is looked where a command was let out to.
+const DECISIONS_EVERY: Duration = Duration::from_millis(250);
+/// Names that one command was not let out to and that are said.
+const DENIALS_MAX: usize = 64;
 /// What programs say when there is no network.
 const NO_NETWORK: &[&str] = &[
     "Could not resolve", "Temporary failure in name resolution", "Temporary failure resolving", "Network is unreachable", "EAI_AGAIN",
@@ -60,7 +61,7 @@ pub struct BuildRequest {
     pub start: Option<Start>,
     /// Nothing that was done before is good enough.
     pub force: bool,
-    /// Names that its commands may reach.
+    /// Names that its commands may reach, as rules of a way out; without any they reach nothing.
     pub allow: Vec<String>,
 }
 
@@ -134,8 +135,6 @@ pub(super) struct Stand {
     pub settings: Settings,
     /// Names all that was done so far.
     pub chain: String,
-    /// The way out of its commands.
-    pub way: Option<(proto::spec::Egress, Egress)>,
 }
 
 impl Stand {
@@ -179,15 +178,13 @@ impl Fleet {
             return Err(("base".into(), Failure::new(Kind::Limit, format!("a build has at most {STEPS_MAX} steps"))));
         }
         job.say(&format!("[base] FROM {}", match &request.from { From::Template(name) => name, From::Image(image) => &image.reference }));
+        crate::check_rules(&request.allow).map_err(at("base"))?;
         let mut stand = self.begin_build(job, &request.from).await.map_err(at("base"))?;
-        if !request.allow.is_empty() {
-            stand.way = Some(self.open_way(request.allow.clone()).map_err(at("base"))?);
-        }
         for (index, step) in request.steps.iter().enumerate() {
             let number = (index + 1).to_string();
             job.check().map_err(at(&number))?;
             job.say(&format!("[builder {number}/{count}] {}", step.act.describe()));
-            self.step(job, &mut stand, step, request.force || step.force).await.map_err(at(&number))?;
+            self.step(job, &mut stand, step, request.force || step.force, &request.allow).await.map_err(at(&number))?;
         }
         stand.settings.start = request.start;
         stand.settings.cpu_milli = job.cpu_milli.or(stand.settings.cpu_milli);
@@ -212,10 +209,10 @@ impl Fleet {
                 .hint("make the real one: apt-get install mmdebstrap && pal templates rm base && pal setup base"));
         }
         let chain = digest(&[&serde_json::to_string(&build.layers).unwrap_or_default()]);
-        Ok(Stand { layers: build.layers, settings: Settings { start: None, ..build.settings }, chain, way: None })
+        Ok(Stand { layers: build.layers, settings: Settings { start: None, ..build.settings }, chain })
     }
 
-    async fn step(&self, job: &Job, stand: &mut Stand, step: &Step, force: bool) -> Result<(), Failure> {
+    async fn step(&self, job: &Job, stand: &mut Stand, step: &Step, force: bool, allow: &[String]) -> Result<(), Failure> {
         let context = serde_json::to_string(&(&step.act, &stand.settings.env, stand.user(), stand.workdir())).unwrap_or_default();
         let salt = if force { hex(&sys::random::bytes::<16>().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?) } else { String::new() };
         stand.chain = digest(&[&stand.chain, &context, &salt]);
@@ -236,18 +233,18 @@ impl Fleet {
                 crate::create::check_inside(std::path::Path::new(&path))?;
                 let make = r#"[ -d "$1" ] || { mkdir -p -- "$1" && chown "$2" -- "$1"; }"#;
                 let (owner, place) = (stand.user(), path.clone());
-                self.layer(job, stand, async |body| self.run_script(job, body, make, &[&place, &owner], "/").await).await?;
+                self.layer(job, stand, &[], async |body, _| self.run_script(job, body, make, &[&place, &owner], "/").await).await?;
                 stand.settings.workdir = Some(path);
                 Ok(())
             }
             Act::Run { command, user } => {
                 let (user, workdir) = (user.clone().unwrap_or_else(|| stand.user()), stand.workdir());
-                self.layer(job, stand, async |body| self.run_command(job, body, command, &user, &workdir).await).await
+                self.layer(job, stand, allow, async |body, way| self.run_command(job, body, way, command, &user, &workdir).await).await
             }
             Act::Copy { source, target, owner, mode, archive, .. } => {
                 let owner = owner.clone().unwrap_or_else(|| stand.user());
                 let (target, mode) = (stand.resolve(target), mode.clone().unwrap_or_default());
-                self.layer(job, stand, async |body| {
+                self.layer(job, stand, &[], async |body, _| {
                     self.send_archive(body, archive).await?;
                     self.run_script(job, body, PLACE, &[STAGE, source, &target, &owner, &mode], "/").await
                 })
@@ -257,7 +254,8 @@ impl Fleet {
     }
 
     /// Does something in a Body on top of what is there, and keeps what it changed; or finds that done already.
-    pub(super) async fn layer(&self, job: &Job, stand: &mut Stand, act: impl AsyncFnOnce(&BodyId) -> Result<(), Failure>) -> Result<(), Failure> {
+    /// `allow` is what that Body may reach.
+    pub(super) async fn layer(&self, job: &Job, stand: &mut Stand, allow: &[String], act: impl AsyncFnOnce(&BodyId, Option<&mut WayOut>) -> Result<(), Failure>) -> Result<(), Failure> {
         if stand.layers.len() >= LAYERS_MAX {
             return Err(Failure::new(Kind::Limit, format!("a template has at most {LAYERS_MAX} layers")).hint("join steps: each RUN, COPY and WORKDIR makes one"));
         }
@@ -267,13 +265,9 @@ impl Fleet {
             stand.layers.insert(0, id);
             return Ok(());
         }
-        let body = self.build_body(job, stand)?;
-        let mut done = act(&body).await;
-        if let Some((_, egress)) = &mut stand.way {
-            let denied = self.note_decisions(&body, egress)?;
-            let hint = |denial: &String| format!("it was not let out to {denial}; allow it in palisade.toml: [prepare] allow = [\"HOST:443\"]");
-            done = done.map_err(|failure| denied.iter().take(4).fold(failure, |failure, denial| failure.hint(hint(denial))));
-        }
+        let mut way = if allow.is_empty() { None } else { Some(self.open_way_out(allow.to_vec())?) };
+        let body = self.build_body(job, stand, way.as_ref())?;
+        let done = act(&body, way.as_mut()).await;
         let kept = match done {
             Ok(()) => self.keep_layer(&body, id.clone(), &stand.chain).await,
             Err(failure) => Err(failure),
@@ -285,17 +279,17 @@ impl Fleet {
         Ok(())
     }
 
-    fn build_body(&self, job: &Job, stand: &Stand) -> Result<BodyId, Failure> {
+    fn build_body(&self, job: &Job, stand: &Stand, way: Option<&WayOut>) -> Result<BodyId, Failure> {
         let base = Base { template: job.template.clone(), build: job.id.clone(), layers: stand.layers.clone(), sudo: stand.settings.sudo, start: None };
         let under = body::root::Under { layers: Some(self.layers_below(&stand.layers)?), ..Default::default() };
         let settings = Settings { env: stand.settings.env.clone(), ..Settings::default() };
         let mut request = Create { template: format!("build {}", job.id), ..Create::kept() };
         request.limits.wall = Some(STEP_WALL);
         request.limits.memory = job.memory;
-        if let Some((egress, _)) = &stand.way {
-            let has_certificates = under.layers.iter().flatten().any(|layer| std::fs::symlink_metadata(layer.root.join(CERTIFICATES)).is_ok());
-            request.env = way_out(has_certificates);
-            request.egress = Some(egress.clone());
+        if let Some(way) = way {
+            // In this Body alone: what the template is started with knows nothing of it.
+            request.env = way.env();
+            request.egress = Some(way.spec.clone());
         }
         let view = self.create_on(Layer::Process, request, Origin { under, base: Some(base), settings, ..Origin::default() }, None)?;
         Ok(view.spec.id)
@@ -303,13 +297,18 @@ impl Fleet {
 
     async fn keep_layer(&self, body: &BodyId, id: LayerId, about: &str) -> Result<(), Failure> {
         let view = self.stop(body, Duration::ZERO).await?;
+        if view.spec.egress.is_some() {
+            // Where its way out was shown; what is left of that is an empty directory, and not even that is the template's.
+            let place = self.body_path(body).join("disk/upper/root").join(proto::guest::EGRESS_DIR.trim_start_matches('/'));
+            let _ = body::snapshot::remove(&self.maker.programs, &view.spec.ids, &place);
+        }
         let name = format!("{id}.part{}", std::process::id());
         let draft = body::layers::Draft::begin(&self.maker.programs, &self.layers_dir(), &name, view.spec.ids.clone()).map_err(failures::layer)?;
         draft.take(&self.body_path(body), &view.spec).map_err(failures::layer)?;
         draft.finish(id, about, store::clock::now()).map_err(failures::layer).map(drop)
     }
 
-    async fn run_command(&self, job: &Job, body: &BodyId, command: &str, user: &str, workdir: &str) -> Result<(), Failure> {
+    async fn run_command(&self, job: &Job, body: &BodyId, way: Option<&mut WayOut>, command: &str, user: &str, workdir: &str) -> Result<(), Failure> {
         // A login shell, as E2B has it; images without bash have the other one.
         let choose = r#"if [ -x /bin/bash ]; then exec /bin/bash -l -c "$1"; fi; exec /bin/sh -l -c "$1""#;
         let argv = ["/bin/sh", "-c", choose, "sh", command];
@@ -319,30 +318,35 @@ impl Fleet {
             let code = if failure.kind == Kind::Denied { "unauthenticated: " } else { "" };
             Failure { message: format!("failed to run command '{shown}': command failed: {code}{}", failure.message), ..failure }
         };
-        let (code, tail) = self.watch(job, body, request).await.map_err(unauthenticated)?;
+        let closed = way.is_none();
+        let mut denied = Vec::new();
+        let (code, tail) = self.watch(job, body, request, way, &mut denied).await.map_err(unauthenticated)?;
         if code == 0 {
             return Ok(());
         }
         let failure = Failure::new(Kind::Usage, format!("failed to run command '{shown}': exit status {code}"));
-        if NO_NETWORK.iter().any(|said| tail.contains(said)) {
-            let hint = "commands of a build have no network: bring what they need with COPY";
-            return Err(Failure { message: format!("{} ({hint})", failure.message), ..failure }.hint(hint));
-        }
-        Err(failure)
+        Err(match denied.first() {
+            Some(first) => with_reason(failure, &format!("it was not let out to {first}")).hint(format!("allow it: pal serve --build-allow {0}, or pal templates build --allow {0}; for a devcontainer.json in palisade.toml: [prepare] allow = [\"{0}\"]", first.to)),
+            None if closed && NO_NETWORK.iter().any(|said| tail.contains(said)) => {
+                let hint = "commands of this build have no network: bring what they need with COPY";
+                with_reason(failure, hint).hint(hint)
+            }
+            None => failure,
+        })
     }
 
     /// A line of our own, as root of the Body.
     pub(super) async fn run_script(&self, job: &Job, body: &BodyId, script: &str, arguments: &[&str], workdir: &str) -> Result<(), Failure> {
         let argv = ["/bin/sh", "-c", script, "sh"].into_iter().chain(arguments.iter().copied());
         let request = ExecRequest { user: Some("root".into()), workdir: Some(workdir.to_owned()), ..ExecRequest::new(argv) };
-        match self.watch(job, body, request).await? {
+        match self.watch(job, body, request, None, &mut Vec::new()).await? {
             (0, _) => Ok(()),
             (code, said) => Err(Failure::new(Kind::Usage, format!("it ended with code {code}: {}", proto::text::visible(said.trim())))),
         }
     }
 
-    /// Runs a command and passes on what it says, until it ends or the build is called off.
-    async fn watch(&self, job: &Job, body: &BodyId, request: ExecRequest) -> Result<(i32, String), Failure> {
+    /// Runs a command and passes on what it says and where it was not let out to, until it ends or the build is called off.
+    async fn watch(&self, job: &Job, body: &BodyId, request: ExecRequest, mut way: Option<&mut WayOut>, denied: &mut Vec<Denied>) -> Result<(i32, String), Failure> {
         let mut exec = self.exec(body, ExecRequest { stdin: Stdin::Null, timeout: Some(STEP_WALL), ..request }).await?;
         let mut lines = job.lines();
         loop {
@@ -351,11 +355,26 @@ impl Fleet {
                     Some(Output::Stdout(bytes) | Output::Stderr(bytes) | Output::Tty(bytes)) => lines.push(&bytes),
                     None => break,
                 },
+                () = tokio::time::sleep(DECISIONS_EVERY), if way.is_some() => self.hear_decisions(job, body, &mut way, denied)?,
                 () = job.called_off() => return Err(super::jobs::called_off()),
             }
         }
         let tail = lines.finish(TAIL_MAX);
-        Ok((exec.finish().await?.code, tail))
+        let code = exec.finish().await?.code;
+        self.hear_decisions(job, body, &mut way, denied)?;
+        Ok((code, tail))
+    }
+
+    /// Writes down where a command was let out to, and says where it was not, each name once.
+    fn hear_decisions(&self, job: &Job, body: &BodyId, way: &mut Option<&mut WayOut>, denied: &mut Vec<Denied>) -> Result<(), Failure> {
+        let Some(way) = way else { return Ok(()) };
+        for one in self.note_decisions(body, way)? {
+            if denied.len() < DENIALS_MAX && !denied.contains(&one) {
+                job.warn(&format!("network: not let out to {one}"));
+                denied.push(one);
+            }
+        }
+        Ok(())
     }
 
     /// Sends an archive's files to the stage in a Body.
@@ -412,7 +431,7 @@ impl Fleet {
     }
 
     async fn try_out(&self, job: &Job, body: &BodyId, build: &Build) -> Result<(), Failure> {
-        let (code, said) = self.watch(job, body, ExecRequest::new(["/bin/sh", "-c", "true"])).await?;
+        let (code, said) = self.watch(job, body, ExecRequest::new(["/bin/sh", "-c", "true"]), None, &mut Vec::new()).await?;
         if code != 0 {
             return Err(Failure::new(Kind::Usage, format!("a shell in the template ends with code {code}: {}", proto::text::visible(said.trim()))));
         }
@@ -422,6 +441,11 @@ impl Fleet {
             () = job.called_off() => Err(super::jobs::called_off()),
         }
     }
+}
+
+/// The same failure with its reason in its words: E2B's clients show nothing else.
+fn with_reason(failure: Failure, reason: &str) -> Failure {
+    Failure { message: format!("{} ({reason})", failure.message), ..failure }
 }
 
 /// Puts what stands on the stage where it belongs, as Docker's COPY does. Arguments: stage, source, target, owner, mode.

@@ -40,11 +40,11 @@ impl Fleet {
             () = job.called_off() => return Err(jobs::called_off()),
         };
         let chain = digest(&[&serde_json::to_string(&pulled.layers).unwrap_or_default()]);
-        let mut stand = Stand { layers: pulled.layers, settings: pulled.settings, chain, way: None };
+        let mut stand = Stand { layers: pulled.layers, settings: pulled.settings, chain };
         if image.dress == Dress::ForE2b {
             let path = stand.settings.env.get("PATH").cloned().unwrap_or_default();
             stand.chain = digest(&[&stand.chain, ACCOUNT, &path]);
-            self.layer(job, &mut stand, async |body| {
+            self.layer(job, &mut stand, &[], async |body, _| {
                 self.run_script(job, body, ACCOUNT, &[&path], "/").await
             })
             .await
@@ -78,6 +78,7 @@ chown "$owner" /home/user
 chmod 755 /home/user
 if [ -d /etc/sudoers.d ]; then
   echo 'user ALL=(ALL:ALL) NOPASSWD: ALL' > /etc/sudoers.d/user
+  echo 'Defaults env_keep += "http_proxy https_proxy HTTP_PROXY HTTPS_PROXY no_proxy NO_PROXY SSL_CERT_FILE CURL_CA_BUNDLE GIT_SSL_CAINFO NODE_EXTRA_CA_CERTS REQUESTS_CA_BUNDLE PIP_CERT"' >> /etc/sudoers.d/user
   chmod 0440 /etc/sudoers.d/user
 fi
 case $1 in

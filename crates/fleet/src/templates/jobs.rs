@@ -131,6 +131,11 @@ impl Job {
         self.write(message, "info");
     }
 
+    /// Adds a line that asks for attention.
+    pub(crate) fn warn(&self, message: &str) {
+        self.write(message, "warn");
+    }
+
     fn write(&self, message: &str, level: &'static str) {
         let mut log = held(&self.log);
         if log.lines.is_empty() {

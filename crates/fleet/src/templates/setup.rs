@@ -44,7 +44,8 @@ const DPKG_OPTIONS: &[&str] = &[
 /// Done in the new root at the end: the account, what it may do, and where it finds programs.
 const FINISH: &[&str] = &[
     r#"chroot "$1" useradd --create-home --shell /bin/bash --uid 1000 --user-group user"#,
-    r#"echo 'user ALL=(ALL:ALL) NOPASSWD: ALL' > "$1/etc/sudoers.d/user" && chmod 0440 "$1/etc/sudoers.d/user""#,
+    // Programs find the way out of a build by these, also as root.
+    r#"printf '%s\n' 'user ALL=(ALL:ALL) NOPASSWD: ALL' 'Defaults env_keep += "http_proxy https_proxy HTTP_PROXY HTTPS_PROXY no_proxy NO_PROXY SSL_CERT_FILE CURL_CA_BUNDLE GIT_SSL_CAINFO NODE_EXTRA_CA_CERTS REQUESTS_CA_BUNDLE PIP_CERT"' > "$1/etc/sudoers.d/user" && chmod 0440 "$1/etc/sudoers.d/user""#,
     r#"echo 'Set disable_coredump false' > "$1/etc/sudo.conf""#,
     r#"echo 'LANG=C.UTF-8' > "$1/etc/default/locale""#,
     // Login shells keep a PATH they are given, so that a template's own holds.
@@ -54,6 +55,8 @@ const FINISH: &[&str] = &[
     r#"rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*.bin "$1"/etc/machine-id"#,
 ];
 const SAID_LINES_MAX: usize = 5;
+/// Where packages put programs.
+const PLACES: [&str; 5] = ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin"];
 /// Room on a disk for a root in the making.
 const SCRATCH: &str = "/var/tmp";
 
@@ -63,6 +66,11 @@ pub type Say<'a> = &'a mut (dyn FnMut(&str) + Send);
 impl Fleet {
     /// Makes a template of the product's own, unless it is there.
     pub fn setup(&self, name: &str, say: Say<'_>) -> Result<TemplateView, Failure> {
+        self.setup_with(name, &PLACES.map(PathBuf::from), say)
+    }
+
+    /// The same with programs that are looked for in these directories.
+    pub fn setup_with(&self, name: &str, places: &[PathBuf], say: Say<'_>) -> Result<TemplateView, Failure> {
         if name != BASE && name != INTERPRETER {
             return Err(Failure::new(Kind::Usage, format!("{:?} is no template that pal makes itself", proto::text::visible(name)))
                 .hint("it makes `base` and `code-interpreter-v1`"));
@@ -72,7 +80,7 @@ impl Fleet {
         if let Some(view) = self.template(name).ok().filter(|view| view.default_build().is_some()) {
             return Ok(view);
         }
-        if name == BASE { self.setup_base(say)? } else { self.setup_interpreter(say)? };
+        if name == BASE { self.setup_base(places, say)? } else { self.setup_interpreter(places, say)? };
         self.template(name)
     }
 
@@ -85,17 +93,17 @@ impl Fleet {
         locked.map_err(|error| Failure::new(Kind::Host, format!("cannot begin to make the template {name}")).because(error))
     }
 
-    fn setup_base(&self, say: Say<'_>) -> Result<Build, Failure> {
+    fn setup_base(&self, places: &[PathBuf], say: Say<'_>) -> Result<Build, Failure> {
         let _building = self.building()?;
         let settings = own_settings();
-        if let Some(program) = find_program("mmdebstrap") {
+        if let Some(program) = find_program("mmdebstrap", places) {
             say(&format!("making `base` from Debian {RELEASE} with mmdebstrap: some minutes, about 600 MiB"));
             let source = format!("Debian {RELEASE}, by mmdebstrap");
             let scratch = self.scratch(BASE)?;
             let layer = self.layer_from(mmdebstrap(&program, &[], &scratch.path), &source, say)?;
             return self.finish_build(self.name_template(BASE)?.id, vec![layer], settings, &source);
         }
-        if let Some(program) = find_program("debootstrap").filter(|_| sys::caps::is_host_root()) {
+        if let Some(program) = find_program("debootstrap", places).filter(|_| sys::caps::is_host_root()) {
             say(&format!("making `base` from Debian {RELEASE} with debootstrap: some minutes, about 600 MiB"));
             let scratch = self.scratch(BASE)?;
             let source = format!("Debian {RELEASE}, by debootstrap");
@@ -110,9 +118,9 @@ impl Fleet {
         self.finish_build(template.id, Vec::new(), settings, source)
     }
 
-    fn setup_interpreter(&self, say: Say<'_>) -> Result<Build, Failure> {
+    fn setup_interpreter(&self, places: &[PathBuf], say: Say<'_>) -> Result<Build, Failure> {
         let _building = self.building()?;
-        let program = find_program("mmdebstrap").ok_or_else(|| {
+        let program = find_program("mmdebstrap", places).ok_or_else(|| {
             Failure::new(Kind::Host, format!("cannot make the template {INTERPRETER}: mmdebstrap is not here")).hint("apt-get install mmdebstrap")
         })?;
         say(&format!("making `{INTERPRETER}` from Debian {RELEASE} and PyPI: some minutes, about 1.2 GiB"));
@@ -270,9 +278,9 @@ pub(super) fn own_settings() -> Settings {
     Settings { env, user: Some("user".into()), workdir: Some("/home/user".into()), sudo: true, ..Settings::default() }
 }
 
-/// A program of the system, where a package would put it.
-fn find_program(name: &str) -> Option<PathBuf> {
-    ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin"].iter().map(|dir| Path::new(dir).join(name)).find(|path| path.exists())
+/// A program of the system.
+fn find_program(name: &str, places: &[PathBuf]) -> Option<PathBuf> {
+    places.iter().filter(|dir| dir.is_absolute()).map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
 fn clean_environment(program: &Path, scratch: &Path) -> Command {

@@ -17,7 +17,6 @@ pub use df::{Share, StoreSettings};
 pub use home::{HomeRecord, HomeView};
 pub use look::{Look, WorkDiff};
 pub use prepare::Hear;
-pub(crate) use prepare::{CERTIFICATES, way_out};
 pub use up::{Images, Prepare, Repo, Up};
 
 use body::{BodyDir, Condition, process, root::WorkspaceBelow};

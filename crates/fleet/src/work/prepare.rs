@@ -6,14 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use body::{
-    egress::{Egress, Policy},
-    snapshot,
-};
+use body::snapshot;
 use proto::{
-    BodyId, Draft, Failure, Kind,
+    BodyId, Failure, Kind,
     event::hex,
-    spec::{self, Access, Mount},
+    spec::{Access, Mount},
     workspace::Workspace,
 };
 use serde_json::json;
@@ -21,7 +18,11 @@ use sha2::{Digest, Sha256};
 use workspace::{Needs, Tool};
 
 use super::container::{self, Footing};
-use crate::{Create, ExecRequest, Fleet, Force, Output, Up, failures, work::Discard};
+use crate::{
+    Create, ExecRequest, Fleet, Force, Output, Up, failures,
+    way_out::{Denied, WayOut},
+    work::Discard,
+};
 
 /// How long one step may take.
 const STEP_WALL: std::time::Duration = std::time::Duration::from_secs(1800);
@@ -32,7 +33,6 @@ const CHAIN_MAX: usize = 6;
 /// Where a Rust of the user's own is seen.
 const RUST: &str = "/opt/rust";
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-pub(crate) const CERTIFICATES: &str = "etc/ssl/certs/ca-certificates.crt";
 
 /// Hears how preparing goes.
 pub type Hear<'a> = &'a mut dyn FnMut(&str);
@@ -96,16 +96,16 @@ impl Fleet {
     #[expect(clippy::too_many_arguments, reason = "what one Body is prepared from, each of another kind")]
     async fn make_dependencies(&self, up: &Up, footing: &Footing, workspaces: &[Workspace], all: &[(&Workspace, Needs)], prepared: &Prepared, below: Option<String>, key: &str, say: Hear<'_>) -> Result<String, Failure> {
         let allow: Vec<String> = all.iter().flat_map(|(_, needs)| needs.allow.iter().cloned()).collect();
-        let (way, mut egress) = self.open_way(allow)?;
+        let mut way = self.open_way_out(allow).map_err(|failure| failure.hint("see `allow` in palisade.toml"))?;
         let mut create = Create { template: below.unwrap_or_else(|| footing.template.clone()), workspaces: workspaces.to_vec(), ..Create::kept() };
-        create.env = prepared.env.iter().map(|(name, value)| (name.clone(), value.clone())).chain(way_out(footing.has(CERTIFICATES))).collect();
+        create.env = prepared.env.iter().map(|(name, value)| (name.clone(), value.clone())).chain(way.env()).collect();
         create.mounts = prepared.mounts.clone();
         create.limits = up.create.limits.clone();
-        create.egress = Some(way);
+        create.egress = Some(way.spec.clone());
         create.user = prepared.user.clone();
         create.layer = up.create.layer;
         let view = self.create(create).await?;
-        let done = self.run_steps(view.id(), all, &mut egress, say).await;
+        let done = self.run_steps(view.id(), all, &mut way, say).await;
         let kept = match done {
             Ok(()) => self.keep_dependencies(view.id(), workspaces, &footing.template, key).await,
             Err(failure) => Err(failure),
@@ -116,7 +116,7 @@ impl Fleet {
         Ok(kept)
     }
 
-    async fn run_steps(&self, body: &BodyId, all: &[(&Workspace, Needs)], egress: &mut Egress, say: Hear<'_>) -> Result<(), Failure> {
+    async fn run_steps(&self, body: &BodyId, all: &[(&Workspace, Needs)], way: &mut WayOut, say: Hear<'_>) -> Result<(), Failure> {
         let mut there: BTreeSet<Tool> = BTreeSet::new();
         for (workspace, needs) in all {
             for step in &needs.steps {
@@ -129,7 +129,7 @@ impl Fleet {
                 let shown = proto::text::visible(&step.line);
                 say(&format!("preparing: {shown}"));
                 let (code, tail) = self.run_line(body, &step.line, Some(&place), say).await?;
-                let denied = self.note_decisions(body, egress)?;
+                let denied = self.note_decisions(body, way)?;
                 if code != 0 {
                     return Err(step_failed(&shown, code, &tail, &denied));
                 }
@@ -149,15 +149,6 @@ impl Fleet {
         let missing = Failure::new(Kind::Host, format!("the repository needs `{}`, which its Body does not have", tool.program));
         let missing = missing.hint(format!("Bodies of template host have this machine's own programs: {}", tool.get));
         Err(missing.hint("or choose a template that has it: pal up --template NAME").hint("or go without: pal up --no-prepare"))
-    }
-
-    /// Opens a way out to those names; it lasts as long as what is given back.
-    pub(crate) fn open_way(&self, allow: Vec<String>) -> Result<(spec::Egress, Egress), Failure> {
-        let policy = Policy::parse(&allow).map_err(|error| Failure::new(Kind::Usage, error.to_string()).hint("see `allow` in palisade.toml"))?;
-        let drawn = sys::random::bytes::<8>().map_err(|error| Failure::new(Kind::Host, "cannot draw a name").because(error))?;
-        let dir = self.data.join("egress").join(hex(&drawn));
-        let egress = Egress::open(&dir, policy).map_err(|error| Failure::new(Kind::Host, "cannot open a way out for the Body").because(error))?;
-        Ok((spec::Egress { dir, allow }, egress))
     }
 
     /// Runs what a Body runs at each start, and waits for its end.
@@ -193,20 +184,6 @@ impl Fleet {
         Ok((ended.code, String::from_utf8_lossy(&tail).into_owned()))
     }
 
-    /// Each decision is an event; gives the denials.
-    pub(crate) fn note_decisions(&self, body: &BodyId, egress: &mut Egress) -> Result<Vec<String>, Failure> {
-        let mut denied: Vec<String> = Vec::new();
-        for decision in egress.decisions() {
-            let kind = if decision.allowed { "network.allowed" } else { "network.denied" };
-            self.append(Draft::body(kind, body, json!(decision)))?;
-            if !decision.allowed {
-                denied.push(format!("{}: {}", decision.to, decision.why));
-            }
-        }
-        denied.dedup();
-        Ok(denied)
-    }
-
     /// Keeps what the steps left, but nothing of what they did to a `.git`.
     async fn keep_dependencies(&self, body: &BodyId, workspaces: &[Workspace], origin: &str, key: &str) -> Result<String, Failure> {
         let (dir, spec, _lock) = self.locked(body)?;
@@ -224,7 +201,7 @@ impl Fleet {
     }
 }
 
-fn step_failed(step: &str, code: i32, tail: &str, denied: &[String]) -> Failure {
+fn step_failed(step: &str, code: i32, tail: &str, denied: &[Denied]) -> Failure {
     let lines: Vec<&str> = tail.lines().rev().take(20).collect();
     let said: String = lines.into_iter().rev().map(|line| format!("\n    {}", proto::text::visible(line))).collect();
     let mut failure = Failure::new(Kind::Conflict, format!("preparing the repository failed: `{step}` ended with code {code}{said}"));
@@ -261,21 +238,6 @@ fn settings(footing: &Footing, all: &[(&Workspace, Needs)], up: &Up, user: Optio
     }
     let user = up.create.user.clone().or(user).or_else(|| footing.settings.user.clone());
     Prepared { template: footing.template.clone(), user, at_start, ports, env, mounts }
-}
-
-/// How programs find the way out.
-pub(crate) fn way_out(has_certificates: bool) -> BTreeMap<String, String> {
-    let proxy = format!("http://127.0.0.1:{}", proto::guest::EGRESS_PORT);
-    let names = ["http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "CARGO_HTTP_PROXY", "npm_config_proxy", "npm_config_https_proxy", "PIP_PROXY", "YARN_HTTP_PROXY", "YARN_HTTPS_PROXY"];
-    let mut env: BTreeMap<String, String> = names.iter().map(|name| ((*name).to_owned(), proxy.clone())).collect();
-    // Who asks whether there is a newer one asks for nothing that was asked for.
-    let quiet = [("npm_config_update_notifier", "false"), ("PIP_DISABLE_PIP_VERSION_CHECK", "1"), ("YARN_ENABLE_TELEMETRY", "0"), ("DO_NOT_TRACK", "1")];
-    env.extend(quiet.map(|(name, value)| (name.to_owned(), value.to_owned())));
-    if has_certificates {
-        let names = ["SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS", "CARGO_HTTP_CAINFO", "REQUESTS_CA_BUNDLE", "PIP_CERT", "YARN_HTTPS_CA_FILE_PATH", "BUNDLE_SSL_CA_CERT"];
-        env.extend(names.iter().map(|name| ((*name).to_owned(), format!("/{CERTIFICATES}"))));
-    }
-    env
 }
 
 /// What decides about a dependency layer.

@@ -81,6 +81,8 @@ pub async fn files(
     Path((id, hash)): Path<(String, String)>,
 ) -> Result<(StatusCode, Json<Value>), Refusal> {
     let template = super::templates::known(&app, &caller, &id).await?;
+    // Who may send files decides what the next build of it holds.
+    super::templates::owned(&caller, &template, &id)?;
     let place = place(&app, &template.id, &hash)?;
     if tokio::fs::try_exists(&place).await.unwrap_or(false) {
         return Ok((StatusCode::CREATED, Json(json!({ "present": true }))));
@@ -258,7 +260,7 @@ fn request_of(app: &App, template: &TemplateId, asked: Begin) -> Result<BuildReq
     let text = |text: Option<String>| text.filter(|text| !text.is_empty());
     let (command, ready) = (text(asked.start_cmd), text(asked.ready_cmd));
     let start = (command.is_some() || ready.is_some()).then_some(Start { command, ready });
-    Ok(BuildRequest { from, steps, start, force: asked.force.unwrap_or(false), allow: Vec::new() })
+    Ok(BuildRequest { from, steps, start, force: asked.force.unwrap_or(false), allow: app.config().build_allow.clone() })
 }
 
 fn step_of(app: &App, template: &TemplateId, step: Instruction) -> Result<Step, Refusal> {

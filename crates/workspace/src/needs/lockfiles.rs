@@ -2,7 +2,7 @@
 //!
 //! A package manager that comes by npm or PyPI is brought along; a language itself is not: it is the template's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::tools::{CARGO, ELIXIR, GO, NODE, PHP, PYTHON, RUBY, Tool};
 
@@ -61,6 +61,11 @@ pub const LOCKFILES: &[Lockfile] = &[
     Lockfile { name: "composer.lock", line: composer, hosts: PACKAGIST, beside: &["composer.json"], tool: PHP, env: &[] },
     Lockfile { name: "mix.lock", line: mix, hosts: HEX, beside: &["mix.exs"], tool: ELIXIR, env: &[] },
 ];
+
+/// Names of every registry that a lockfile may need.
+pub fn registries() -> BTreeSet<&'static str> {
+    LOCKFILES.iter().flat_map(|lock| lock.hosts.iter().copied()).collect()
+}
 
 /// Hosts of Python's packages, for `requirements.txt`.
 pub fn pypi() -> impl Iterator<Item = String> {

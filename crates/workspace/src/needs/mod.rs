@@ -13,5 +13,6 @@ mod tools;
 
 pub use devcontainer::{Container, Known, Root};
 pub use find::{Needs, Step, needs};
+pub use lockfiles::registries;
 pub use rust::rust_of;
 pub use tools::Tool;

@@ -1,0 +1,80 @@
+//! `pal setup base`: where Debian's tools are not here, and where it was killed in the middle.
+
+use std::{os::unix::fs::PermissionsExt, time::Duration};
+
+use testkit::{roots, wait};
+
+use crate::{
+    cli_test,
+    pal::{self, Pal, said},
+};
+
+/// `pal` that finds the programs of this directory and no others.
+fn with_tools(pal: &Pal, line: &str) -> std::process::Command {
+    let tools = pal.dir().join("tools");
+    std::fs::create_dir_all(&tools).unwrap();
+    let mut command = pal.command(line.split_whitespace());
+    command.env("PATH", tools);
+    command
+}
+
+cli_test! {
+    /// Without them `base` is this machine's own root: it says so, runs, and is nothing to build on.
+    fn base_without_debians_tools_is_the_machines_own_root(pal) {
+        let made = said(with_tools(pal, "setup base").output().unwrap());
+        assert!(made.code == 0 && made.talk.contains("neither mmdebstrap nor debootstrap is here"), "{made:?}");
+        assert!(pal.ok("templates inspect base").contains("this machine's own root, read-only"));
+        let ran = pal.run(["run", "--template", "base", "--", "sh", "-c", "id -un; pwd; echo $LANG; test -x /usr/bin/env"]);
+        assert_eq!((ran.code, ran.out.as_str()), (0, "user\n/home/user\nC.UTF-8\n"), "{ran:?}");
+        std::fs::write(pal.dir().join("Dockerfile"), "FROM base\nRUN true\n").unwrap();
+        let refused = pal.run(["templates", "build", "x", &pal.dir().join("Dockerfile").display().to_string()]);
+        assert!(refused.code != 0 && refused.talk.contains("nothing can be built on") && refused.talk.contains("apt-get install mmdebstrap"), "{refused:?}");
+        // Said twice, it is there already.
+        assert_eq!(said(with_tools(pal, "setup base").output().unwrap()).talk, "");
+    }
+}
+
+/// A maker of roots that stands still in the middle the first time.
+const MAKER: &str = r#"#!/bin/sh
+PATH=/usr/bin:/bin
+if [ -e "$0.begun" ]; then cat "$0.tar"; exit; fi
+head -c 100000 "$0.tar"
+touch "$0.begun"
+while sleep 0.05; do printf x || exit 1; done
+"#;
+
+/// What was killed in the middle is found by `gc`, and made whole by the next.
+#[test]
+fn a_setup_that_was_killed_is_repeated() {
+    if !testkit::is_root() {
+        testkit::skip::skip("as root");
+        return;
+    }
+    pal::check(|pal| {
+        let maker = pal.dir().join("tools/mmdebstrap");
+        let killed = |line: &str| {
+            let mut child = with_tools(pal, line).spawn().unwrap();
+            wait::blocking(Duration::from_secs(20), "the root is in the making", || maker.with_extension("begun").exists().then_some(()));
+            child.kill().unwrap();
+            child.wait().unwrap();
+        };
+        let _ = with_tools(pal, "version");
+        std::fs::write(&maker, MAKER).unwrap();
+        std::fs::set_permissions(&maker, std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::write(maker.with_extension("tar"), roots::small()).unwrap();
+        killed("setup base");
+        assert_ne!(pal.line("templates inspect base").code, 0, "a root in the making is no template");
+        // Its maker has noticed that nobody reads, and what it left can be told.
+        let left = wait::blocking(Duration::from_secs(10), "gc finds what is left", || Some(pal.line("gc --dry-run").out).filter(|said| said.contains("scratch")));
+        assert!(left.contains("layer"), "{left}");
+        let made = said(with_tools(pal, "setup base").output().unwrap());
+        assert_eq!(made.code, 0, "{made:?}");
+        let ran = pal.run(["run", "--template", "base", "--", "/bin/sh", "-c", "id -un; ls /bin/up"]);
+        assert_eq!((ran.code, ran.out.as_str()), (0, "user\n/bin/up\n"), "{ran:?}");
+        pal.line("gc");
+        let layers: Vec<_> = std::fs::read_dir(pal.data().join("layers")).unwrap().flatten().filter(|entry| entry.path().is_dir()).collect();
+        assert_eq!(layers.len(), 1, "nothing is left of the first time: {layers:?}");
+        assert!(!pal.line("gc --dry-run").out.contains("scratch"));
+        pal.ok("templates rm base");
+    });
+}
