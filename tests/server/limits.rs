@@ -65,6 +65,25 @@ server_test! {
 }
 
 server_test! {
+    /// Forks count as what they are: as many Bodies as they make, each with what its parent may use.
+    fn forks_keep_to_the_quota_too(pal) {
+        let server = Server::start(pal);
+        let (_, small) = key(&server, json!({ "name": "small", "quota": { "bodies": 4, "memory_bytes": 300 << 20 } }));
+        let made = ask_as(&server, &small, "POST", "/v2/sandboxes", json!({ "templateID": "host", "timeout": 300 })).expect(429);
+        assert!(made.text().contains("memory"), "its default is more than the quota: {}", made.text());
+        let body = ask_as(&server, &small, "POST", "/v1/bodies", json!({ "limits": { "memory_bytes": 100 << 20 } })).expect(201).json()["id"].as_str().unwrap().to_owned();
+        let native = |count: u32| ask_as(&server, &small, "POST", &format!("/v1/bodies/{body}/fork"), json!({ "count": count }));
+        let e2b = |count: u32| ask_as(&server, &small, "POST", &format!("/sandboxes/{body}/fork"), json!({ "count": count, "timeout": 300 }));
+        for refused in [native(4), e2b(4), native(3), e2b(3)] {
+            refused.expect(429);
+        }
+        assert_eq!(native(1).expect(201).json()["items"].as_array().unwrap().len(), 1);
+        assert_eq!(e2b(1).expect(201).json().as_array().unwrap().len(), 1);
+        assert!(native(1).expect(429).text().contains("memory") && e2b(1).expect(429).header("retry-after").is_some());
+    }
+}
+
+server_test! {
     /// A host that is short of memory makes no Body.
     fn a_host_short_of_memory_makes_no_body(pal) {
         let server = Server::start_with(pal, &["--listen", "127.0.0.1:0", "--reserve", "1000TiB"]);

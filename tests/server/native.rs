@@ -139,6 +139,47 @@ server_test! {
 }
 
 server_test! {
+    /// Snapshots belong to the key whose Body they were taken of, on both surfaces, also when that Body is gone.
+    fn snapshots_of_one_key_are_not_there_for_another(pal) {
+        let server = Server::start(pal);
+        let (_, one) = key(&server, json!({ "name": "one" }));
+        let (_, other) = key(&server, json!({ "name": "other" }));
+        let body = ask_as(&server, &one, "POST", "/v1/bodies", json!({})).expect(201).json()["id"].as_str().unwrap().to_owned();
+        let taken = ask_as(&server, &one, "POST", &format!("/v1/bodies/{body}/snapshot"), json!({ "name": "mine" })).expect(201).json();
+        let id = taken["id"].as_str().unwrap();
+        let names = ["mine", "mine:default", id, &id[..8]];
+        let make = |secret: &str, name: &str| {
+            let native = ask_as(&server, secret, "POST", "/v1/bodies", json!({ "template": name }));
+            let e2b = ask_as(&server, secret, "POST", "/v2/sandboxes", json!({ "templateID": name }));
+            if let (201, 201) = (native.status, e2b.status) {
+                for made in [native.json()["id"].as_str().unwrap(), e2b.json()["sandboxID"].as_str().unwrap()] {
+                    ask_as(&server, secret, "DELETE", &format!("/v1/bodies/{made}?force=true"), Value::Null).expect(204);
+                }
+            }
+            (native.status, e2b.status)
+        };
+        let lists = |secret: &str| ["/v1/snapshots", "/v1/templates", "/snapshots", "/templates"].map(|path| ask_as(&server, secret, "GET", path, Value::Null).expect(200).text().contains("mine"));
+        for gone in [false, true] {
+            // Its owner has it, which is the control of what follows.
+            assert_eq!((lists(&one), make(&one, "mine")), ([true; 4], (201, 201)), "{gone}");
+            ask_as(&server, &one, "GET", "/templates/aliases/mine", Value::Null).expect(200);
+            assert_eq!(lists(&other), [false; 4], "{gone}");
+            for name in names {
+                assert_eq!(make(&other, name), (404, 404), "{name} {gone}");
+            }
+            for (method, path) in [("GET", "/v1/snapshots/mine"), ("DELETE", "/v1/snapshots/mine"), ("GET", "/templates/aliases/mine"), ("DELETE", "/templates/mine"), ("DELETE", "/templates/mine:default")] {
+                ask_as(&server, &other, method, path, Value::Null).expect(404);
+            }
+            if !gone {
+                ask_as(&server, &one, "DELETE", &format!("/v1/bodies/{body}?force=true"), Value::Null).expect(204);
+            }
+        }
+        ask_as(&server, &one, "DELETE", "/templates/mine:default", Value::Null).expect(204);
+        assert_eq!(lists(&one), [false; 4]);
+    }
+}
+
+server_test! {
     /// Events are followed, and whoever was cut off misses nothing.
     fn events_go_on_where_they_were_left(pal) {
         let server = Server::start(pal);

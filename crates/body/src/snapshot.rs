@@ -49,6 +49,9 @@ pub struct Manifest {
     pub name: Option<String>,
     /// The Body it was taken of.
     pub body: BodyId,
+    /// The key of a server whose Body that was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
     /// When.
     pub created_at: String,
     /// What that Body started from.

@@ -73,6 +73,7 @@ impl Fleet {
             id: SnapshotId::from_random(drawn),
             name,
             body: id.clone(),
+            owner: self.lease(id).ok().flatten().and_then(|lease| lease.owner),
             created_at: store::clock::now(),
             template: spec.template.clone(),
             below: spec.snapshots.clone(),
@@ -129,6 +130,11 @@ impl Fleet {
             (Some(manifest), ..) | (None, Some(manifest), None) => Ok(manifest.clone()),
             _ => Err(Failure::new(Kind::NotFound, format!("there is no snapshot {:?}", proto::text::visible(key))).hint("list them: pal snapshots")),
         }
+    }
+
+    /// The snapshot that a template's name means, where it means one.
+    pub fn find_snapshot_view(&self, key: &str) -> Option<SnapshotView> {
+        self.find_snapshot(bare(key)).ok().map(view)
     }
 
     /// A snapshot and what is below it, nearest first.
@@ -261,6 +267,11 @@ fn fork_request(parent: &Spec, manifest: &Manifest) -> Create {
     }
 }
 
+/// Without the tags that mean nothing: snapshots have none.
+pub(crate) fn bare(key: &str) -> &str {
+    key.strip_suffix(":default").or_else(|| key.strip_suffix(":latest")).unwrap_or(key)
+}
+
 fn view(manifest: Manifest) -> SnapshotView {
-    SnapshotView { id: manifest.id, name: manifest.name, body: manifest.body, created_at: manifest.created_at, bytes: manifest.bytes, for_forks: manifest.for_forks }
+    SnapshotView { id: manifest.id, name: manifest.name, body: manifest.body, owner: manifest.owner, created_at: manifest.created_at, bytes: manifest.bytes, for_forks: manifest.for_forks }
 }

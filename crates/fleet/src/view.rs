@@ -77,6 +77,9 @@ pub struct SnapshotView {
     pub name: Option<String>,
     /// The Body it was taken of.
     pub body: BodyId,
+    /// The key of a server whose Body that was.
+    #[serde(skip)]
+    pub owner: Option<String>,
     /// When.
     pub created_at: String,
     /// Bytes of the change it holds.

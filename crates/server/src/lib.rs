@@ -18,6 +18,7 @@ mod limits;
 mod listen;
 mod lock;
 mod metrics;
+mod owners;
 mod proxy;
 mod route;
 mod samples;

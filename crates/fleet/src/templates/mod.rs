@@ -165,8 +165,7 @@ impl Fleet {
         if self.find_template(key)?.is_some() {
             return self.origin_of(self.template_build(key)?);
         }
-        let bare = key.strip_suffix(":default").or_else(|| key.strip_suffix(":latest")).unwrap_or(key);
-        let manifest = self.find_snapshot(bare).map_err(|failure| if failure.kind == Kind::NotFound { unknown(key) } else { failure })?;
+        let manifest = self.find_snapshot(crate::snapshots::bare(key)).map_err(|failure| if failure.kind == Kind::NotFound { unknown(key) } else { failure })?;
         let under = self.under_snapshot(&manifest)?;
         let machine = manifest.machine.map(|machine| (self.data.join("snapshots").join(manifest.id.as_str()), machine));
         let (home, at_start, ports) = (manifest.home, manifest.at_start, manifest.ports);

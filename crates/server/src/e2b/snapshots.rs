@@ -16,7 +16,7 @@ use super::{
     create::template,
     list::page,
 };
-use crate::{App, Caller};
+use crate::{App, Caller, owners};
 
 #[derive(Debug, Deserialize)]
 pub struct Take {
@@ -32,9 +32,9 @@ pub async fn take(State(app): State<App>, caller: Caller, Path(id): Path<String>
 }
 
 /// `GET /snapshots`.
-pub async fn list(State(app): State<App>, _: Caller, query: Query) -> Result<Response, Refusal> {
+pub async fn list(State(app): State<App>, caller: Caller, query: Query) -> Result<Response, Refusal> {
     let (body, name) = (query.text("sandboxID"), query.text("name").map(template));
-    let all = app.blocking(async |fleet: &Fleet| fleet.snapshots()).await?;
+    let all = app.blocking(async move |fleet: &Fleet| owners::snapshots(fleet, &caller)).await?;
     let wanted = |snapshot: &SnapshotView| {
         !snapshot.for_forks
             && body.is_none_or(|body| snapshot.body.as_str() == body)

@@ -14,16 +14,17 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Refusal, ask::Asked, create::template, sandbox::ENVD_VERSION};
-use crate::{App, Caller, Scope};
+use crate::{App, Caller, owners};
 
 /// Templates that are there without anybody having made them.
 const BUILT_IN: [&str; 1] = ["host"];
 
 /// `GET /templates`.
 pub async fn list(State(app): State<App>, caller: Caller) -> Result<Json<Vec<Value>>, Refusal> {
-    let (templates, snapshots) = app.blocking(async |fleet: &Fleet| Ok((fleet.templates()?, fleet.snapshots()?))).await?;
+    let asking = caller.clone();
+    let (templates, snapshots) = app.blocking(async move |fleet: &Fleet| Ok((fleet.templates()?, owners::snapshots(fleet, &asking)?))).await?;
     let built_in = BUILT_IN.iter().map(|name| told(name, Some(name), "1970-01-01T00:00:00Z"));
-    let seen = templates.iter().filter(|view| may_see(&caller, &view.template)).map(told_template);
+    let seen = templates.iter().filter(|view| owners::may_see_template(&caller, &view.template)).map(told_template);
     let snapshots = snapshots.iter().filter(|snapshot| !snapshot.for_forks).map(|snapshot| told(snapshot.id.as_str(), snapshot.name.as_deref(), &snapshot.created_at));
     Ok(Json(built_in.chain(seen).chain(snapshots).collect()))
 }
@@ -85,7 +86,7 @@ pub async fn alias(State(app): State<App>, caller: Caller, Path(alias): Path<Str
     if alias == BASE || alias == INTERPRETER {
         return Ok(Json(json!({ "templateID": alias, "public": true })));
     }
-    let found = snapshot(&app, &alias).await?;
+    let found = snapshot(&app, &caller, &alias).await?;
     Ok(Json(json!({ "templateID": found, "public": false })))
 }
 
@@ -96,7 +97,7 @@ pub async fn remove(State(app): State<App>, caller: Caller, Path(id): Path<Strin
         app.blocking(async move |fleet: &Fleet| fleet.remove_template(found.id.as_str())).await?;
         return Ok(StatusCode::NO_CONTENT);
     }
-    let key = template(&id);
+    let key = snapshot(&app, &caller, &id).await?;
     let removed = app.blocking(async move |fleet: &Fleet| fleet.remove_snapshot(&key)).await;
     match removed {
         Ok(_) => Ok(StatusCode::NO_CONTENT),
@@ -173,7 +174,7 @@ pub async fn find(app: &App, asked: &str) -> Result<Option<Template>, Refusal> {
 
 /// One that is there and the caller may see.
 pub async fn known(app: &App, caller: &Caller, asked: &str) -> Result<Template, Refusal> {
-    let found = find(app, asked).await?.filter(|found| may_see(caller, found));
+    let found = find(app, asked).await?.filter(|found| owners::may_see_template(caller, found));
     found.ok_or_else(|| unknown(asked))
 }
 
@@ -188,39 +189,35 @@ pub async fn usable(app: &App, caller: &Caller, asked: &str) -> Result<(), Refus
             app.blocking(async move |fleet: &Fleet| fleet.setup(&bare, &mut |_| ()).map(drop)).await?;
             Ok(())
         }
-        None => Ok(()),
+        None => {
+            let (caller, asked) = (caller.clone(), asked.to_owned());
+            Ok(app.blocking(async move |fleet: &Fleet| owners::usable(fleet, &caller, &asked)).await?)
+        }
     }
 }
 
-fn may_see(caller: &Caller, template: &Template) -> bool {
-    template.public || may_change(caller, template) || template.owner.is_none()
-}
-
-fn may_change(caller: &Caller, template: &Template) -> bool {
-    caller.scope == Scope::Admin || template.owner.as_deref() == Some(&caller.key)
-}
-
 fn owned_or_public(caller: &Caller, template: &Template, asked: &str) -> Result<(), Refusal> {
-    if may_see(caller, template) { Ok(()) } else { Err(forbidden(asked)) }
+    if owners::may_see_template(caller, template) { Ok(()) } else { Err(forbidden(asked)) }
 }
 
 /// Refuses whoever is neither its owner nor an admin.
 pub fn owned(caller: &Caller, template: &Template, asked: &str) -> Result<(), Refusal> {
-    if may_change(caller, template) { Ok(()) } else { Err(forbidden(asked)) }
+    if owners::may_change_template(caller, template) { Ok(()) } else { Err(forbidden(asked)) }
 }
 
 fn forbidden(asked: &str) -> Refusal {
     Refusal::new(StatusCode::FORBIDDEN, format!("template \"{}\" is not yours", proto::text::visible(asked)))
 }
 
-/// The id of a snapshot that is there, or of what is always there.
-async fn snapshot(app: &App, asked: &str) -> Result<String, Refusal> {
+/// The id of a snapshot that is there for this caller, or of what is always there.
+async fn snapshot(app: &App, caller: &Caller, asked: &str) -> Result<String, Refusal> {
     let key = template(asked);
     if BUILT_IN.contains(&key.as_str()) {
         return Ok(key);
     }
     let is = move |snapshot: &SnapshotView| snapshot.id.as_str() == key || snapshot.name.as_deref() == Some(&key);
-    let found = app.blocking(async move |fleet: &Fleet| Ok::<_, Failure>(fleet.snapshots()?.into_iter().find(is))).await?;
+    let caller = caller.clone();
+    let found = app.blocking(async move |fleet: &Fleet| Ok::<_, Failure>(owners::snapshots(fleet, &caller)?.into_iter().find(is))).await?;
     found.map(|snapshot| snapshot.id.to_string()).ok_or_else(|| unknown(asked))
 }
 

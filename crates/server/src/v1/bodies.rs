@@ -21,7 +21,7 @@ use super::{
     shapes::{Body, BodyStatus, OnTimeout, Ports, WantedLayer, WantedLimits},
     take::{Asked, Body as Sent, OfBody, Reader, Runner, no_body},
 };
-use crate::{App, Caller, Scope, limits};
+use crate::{App, Caller, Scope, limits, owners};
 
 const METADATA_MAX: usize = 64;
 const METADATA_LEN_MAX: usize = 4096;
@@ -151,6 +151,8 @@ async fn create(
     }
     let wanted = wanted.map(|Sent(wanted)| wanted).unwrap_or_default();
     let create = wanted.into_create(&caller, request)?;
+    let (asking, template) = (caller.clone(), create.template.clone());
+    app.blocking(async move |fleet: &Fleet| owners::usable(fleet, &asking, &template)).await?;
     let admitted = limits::admit(&app, &caller, &create).await?;
     let lease = create.lease.clone();
     let made = app.blocking(async move |fleet: &Fleet| {

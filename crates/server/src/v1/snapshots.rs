@@ -8,12 +8,12 @@ use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
-    bodies::{may_see, own},
+    bodies::own,
     error::{ErrorBody, Refusal},
     page::{self, Page, PageQuery},
     take::{Asked, Body as Sent, Named, OfBody, Reader, Runner},
 };
-use crate::{App, Caller, Scope};
+use crate::{App, Caller, owners};
 
 pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(take)).routes(routes!(list)).routes(routes!(get, remove)).routes(routes!(templates))
@@ -63,14 +63,8 @@ async fn take(state: State<App>, Runner(caller): Runner, OfBody(id): OfBody, ask
     Ok((StatusCode::CREATED, Json(taken.await?.into())))
 }
 
-/// Snapshots that a caller may know of: those of its own Bodies that are still there.
-fn seen(fleet: &Fleet, caller: &Caller) -> Result<Vec<SnapshotView>, Failure> {
-    let mine = |view: &SnapshotView| caller.scope == Scope::Admin || fleet.lease(&view.body).is_ok_and(|lease| may_see(caller, lease.as_ref()));
-    Ok(fleet.snapshots()?.into_iter().filter(mine).collect())
-}
-
 fn one(fleet: &Fleet, caller: &Caller, key: &str) -> Result<SnapshotView, Failure> {
-    let found = seen(fleet, caller)?.into_iter().find(|view| view.id.as_str() == key || view.name.as_deref() == Some(key));
+    let found = owners::snapshots(fleet, caller)?.into_iter().find(|view| view.id.as_str() == key || view.name.as_deref() == Some(key));
     found.ok_or_else(|| Failure::new(Kind::NotFound, format!("there is no snapshot {:?}", proto::text::visible(key))).hint("list them: GET /v1/snapshots"))
 }
 
@@ -78,7 +72,7 @@ fn one(fleet: &Fleet, caller: &Caller, key: &str) -> Result<SnapshotView, Failur
 #[utoipa::path(get, path = "/snapshots", operation_id = "list_snapshots", tag = "snapshots", params(PageQuery),
     responses((status = 200, description = "A page of snapshots", body = Page<Snapshot>), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn list(state: State<App>, Reader(caller): Reader, Asked(query): Asked<PageQuery>) -> Result<Json<Page<Snapshot>>, Refusal> {
-    let found = state.0.blocking(async move |fleet: &Fleet| seen(fleet, &caller)).await?;
+    let found = state.0.blocking(async move |fleet: &Fleet| owners::snapshots(fleet, &caller)).await?;
     let found = found.into_iter().map(Snapshot::from).collect();
     Ok(Json(page::page(found, &query, |found: &Snapshot| format!("{} {}", found.created_at, found.id))?))
 }
@@ -116,7 +110,10 @@ struct Template {
 #[utoipa::path(get, path = "/templates", operation_id = "list_templates", tag = "snapshots", params(PageQuery),
     responses((status = 200, description = "A page of templates", body = Page<Template>), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn templates(state: State<App>, Reader(caller): Reader, Asked(query): Asked<PageQuery>) -> Result<Json<Page<Template>>, Refusal> {
-    let found = state.0.blocking(async move |fleet: &Fleet| Ok((fleet.templates()?, seen(fleet, &caller)?)));
+    let found = state.0.blocking(async move |fleet: &Fleet| {
+        let seen = |found: &fleet::TemplateView| owners::may_see_template(&caller, &found.template);
+        Ok((fleet.templates()?.into_iter().filter(seen).collect::<Vec<_>>(), owners::snapshots(fleet, &caller)?))
+    });
     let (templates, snapshots) = found.await?;
     let named = |name: String, kind: &str| Template { name, kind: kind.into() };
     let templates = templates.into_iter().map(|found| named(found.template.name, "template"));
