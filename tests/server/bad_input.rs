@@ -62,6 +62,10 @@ server_test! {
         }
         assert_eq!(server.get("/nowhere").expect(404).json()["code"], 404);
         assert_eq!(server.ask("PATCH", "/v2/sandboxes", Value::Null).expect(405).json()["code"], 405);
+        for port in ["49983", "49999", "80"] {
+            let answer = client::ask(server.address, "GET", "/health", &[("E2b-Sandbox-Id", "nobody"), ("E2b-Sandbox-Port", port)], b"").unwrap().expect(502);
+            assert_eq!(answer.json()["message"], "The sandbox was not found", "{port}");
+        }
         for absent in ["/volumes", "/volumes/x", "/secrets"] {
             assert_eq!(server.get(absent).expect(501).json()["error_code"], "not_supported");
         }
@@ -81,7 +85,8 @@ server_test! {
         client::read(stream).unwrap().expect(201);
         let mut broken = client::dial(server.address);
         broken.write_all(format!("{head}\r\n5\r\n{{\"te").as_bytes()).unwrap();
-        drop(broken);
+        broken.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(client::read(broken).unwrap().expect(400).json()["message"], "the request's body broke off");
         for garbage in ["GARBAGE\r\n\r\n", "GET / HTTP/9.9\r\n\r\n", "\0\0\0\0\r\n\r\n"] {
             let mut stream = client::dial(server.address);
             stream.write_all(garbage.as_bytes()).unwrap();

@@ -262,6 +262,12 @@ async fn a_terminal_is_a_terminal() {
     assert!(seen.contains("/dev/"), "{seen}");
     let update = json!({"process": {"pid": pid}, "pty": size(120, 40)});
     assert_eq!(guest.call("process.Process/Update", update).await, (200, json!({})));
+    for (cols, rows) in [(0, 0), (80, 0), (100_000, 24), (80, u32::MAX)] {
+        let wrong = json!({"process": {"pid": pid}, "pty": size(cols, rows)});
+        assert_eq!(guest.call("process.Process/Update", wrong).await.0, 400, "{cols} {rows}");
+        let wrong = json!({"process": {"cmd": "/bin/true"}, "pty": size(cols, rows)});
+        assert_eq!(guest.stream(START, wrong).await.rest().await.last["error"]["code"], "invalid_argument", "{cols} {rows}");
+    }
     let wrong = json!({"process": {"pid": pid}, "input": {"stdin": ""}});
     assert_eq!(guest.call("process.Process/SendInput", wrong).await.0, 500);
     let enter = json!({"process": {"pid": pid}, "input": {"pty": STANDARD.encode("\n")}});

@@ -89,7 +89,9 @@ fn is_envds(path: &str) -> bool {
 
 async fn to_port(app: &App, id: &BodyId, port: u16, mut request: Request) -> Result<Response, Response> {
     let owner = id.clone();
-    let lease = app.blocking(async move |fleet: &Fleet| fleet.lease(&owner)).await.map_err(|_| not_found(id.as_str()))?;
+    // Who is not there has no token that could be missing.
+    let found = app.blocking(async move |fleet: &Fleet| fleet.status(&owner).and_then(|_| fleet.lease(&owner))).await;
+    let lease = found.map_err(|_| not_found(id.as_str()))?;
     if !may_enter(app, id, lease.as_ref(), request.headers()) {
         audit::denied(app, None, request.method(), request.uri(), "traffic token").await;
         return Err(refusal(StatusCode::FORBIDDEN, "this port is private: send its token as e2b-traffic-access-token"));
@@ -157,14 +159,18 @@ where
 {
     let broken = || not_found(id.as_str());
     let (mut sender, connection) = http1::handshake(stream).await.map_err(|_| broken())?;
-    tokio::spawn(async move {
+    let mut line = Line(Some(Box::pin(async move {
         // Whoever waits for an answer hears of a broken connection there.
         let _ = connection.with_upgrades().await;
-    });
+    })));
+    if !hyper::body::Body::is_end_stream(request.body()) {
+        // What is still being sent goes on also while nobody reads the answer.
+        line.let_go();
+    }
     let abort = request.extensions().get::<Abort>().cloned().unwrap_or_default();
     let (request, upgrade) = prepared(request);
     let answered = tokio::select! {
-        answered = sender.send_request(request) => answered,
+        answered = line.with(sender.send_request(request)) => answered,
         () = open.cut() => return Err(broken()),
     };
     let response = match answered {
@@ -174,7 +180,7 @@ where
     if let Some(watched) = watched.as_mut().filter(|_| !response.status().is_success()) {
         watched.refused(response.status());
     }
-    Ok(passed_back(response, upgrade, open, abort, watched))
+    Ok(passed_back(response, line, upgrade, open, abort, watched))
 }
 
 /// Why a Body gave no answer.
@@ -225,17 +231,48 @@ fn strip(headers: &mut HeaderMap) {
     headers.remove(header::UPGRADE);
 }
 
-fn passed_back(mut response: hyper::Response<Incoming>, upgrade: Option<OnUpgrade>, open: Open, abort: Abort, watched: Option<Watched>) -> Response {
+/// A connection into a Body, which moves when whoever waits for its answer looks: one task less to wake for each piece.
+struct Line(Option<Pin<Box<dyn Future<Output = ()> + Send>>>);
+
+impl Line {
+    fn poll(&mut self, context: &mut Context<'_>) {
+        if let Some(line) = &mut self.0
+            && line.as_mut().poll(context).is_ready()
+        {
+            self.0 = None;
+        }
+    }
+
+    /// Waits for something that moves with the connection.
+    async fn with<T>(&mut self, waited: impl Future<Output = T>) -> T {
+        let mut waited = std::pin::pin!(waited);
+        std::future::poll_fn(|context| {
+            self.poll(context);
+            waited.as_mut().poll(context)
+        })
+        .await
+    }
+
+    /// From now on it moves by itself.
+    fn let_go(&mut self) {
+        if let Some(line) = self.0.take() {
+            tokio::spawn(line);
+        }
+    }
+}
+
+fn passed_back(mut response: hyper::Response<Incoming>, mut line: Line, upgrade: Option<OnUpgrade>, open: Open, abort: Abort, watched: Option<Watched>) -> Response {
     match upgrade {
         Some(caller) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
             let inside = hyper::upgrade::on(&mut response);
+            line.let_go();
             tokio::spawn(join(caller, inside, open));
             response.map(|_| Body::empty())
         }
         _ => {
             strip(response.headers_mut());
             let cut = Box::pin(open.cut());
-            response.map(|body| Body::new(Passing { body, cut, abort, watched, _open: open }))
+            response.map(|body| Body::new(Passing { body, line, cut, abort, watched, _open: open }))
         }
     }
 }
@@ -253,6 +290,7 @@ async fn join(caller: OnUpgrade, inside: OnUpgrade, open: Open) {
 /// The contents of an answer on their way, which break off when they are cut.
 struct Passing<C> {
     body: Incoming,
+    line: Line,
     cut: Pin<Box<C>>,
     abort: Abort,
     watched: Option<Watched>,
@@ -273,6 +311,7 @@ impl<C: Future<Output = ()>> hyper::body::Body for Passing<C> {
             self.abort.say();
             return Poll::Ready(Some(Err(Cut.into())));
         }
+        self.line.poll(context);
         let frame = Pin::new(&mut self.body).poll_frame(context);
         match (&frame, &mut self.watched) {
             (Poll::Ready(Some(Err(_))), _) => self.abort.say(),

@@ -2,9 +2,10 @@
 //!
 //! Invariant: opening never blocks (FIFOs, devices), and a size is believed only of files too large to have been read
 //! whole: `/proc` and `/sys` lie about theirs.
-//! Invariant: a slow caller holds no thread; each piece is read when the one before is on its way.
+//! Invariant: a slow caller holds no thread and at most five pieces; each is read when the one before is on its way.
 
 use std::{
+    collections::VecDeque,
     fs::File,
     future::Future,
     io::{self, Read, Write},
@@ -15,7 +16,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use flate2::{Compression, write::GzEncoder};
 use hyper::{
     HeaderMap, Request, Response, StatusCode,
@@ -35,6 +36,8 @@ use crate::{
 };
 
 const PIECE_LEN: usize = 256 * 1024;
+/// Pieces that are given away and may still be looked at.
+const GIVEN_MAX: usize = 3;
 
 /// Answers a file.
 pub async fn download(guest: &Rc<Guest>, request: Request<Incoming>) -> Reply {
@@ -230,9 +233,9 @@ fn headers_for(path: &Path) -> HeaderMap {
     headers
 }
 
-/// Reads the next piece on a helper thread; empty at the end.
+/// Reads the next piece on a helper thread into a buffer that may have been used before; empty at the end.
 trait Read1: Send + 'static {
-    fn next(&mut self) -> io::Result<Vec<u8>>;
+    fn next(&mut self, buffer: BytesMut) -> io::Result<Bytes>;
 }
 
 struct Part {
@@ -242,19 +245,19 @@ struct Part {
 }
 
 impl Read1 for Part {
-    fn next(&mut self) -> io::Result<Vec<u8>> {
+    fn next(&mut self, mut buffer: BytesMut) -> io::Result<Bytes> {
         if self.left == 0 {
-            return Ok(Vec::new());
+            return Ok(Bytes::new());
         }
-        let mut piece = vec![0; usize::try_from(self.left).unwrap_or(PIECE_LEN).min(PIECE_LEN)];
-        let read = self.file.read_at(&mut piece, self.at)?;
+        buffer.resize(usize::try_from(self.left).unwrap_or(PIECE_LEN).min(PIECE_LEN), 0);
+        let read = self.file.read_at(&mut buffer, self.at)?;
         if read == 0 {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file shrank while it was sent"));
         }
-        piece.truncate(read);
+        buffer.truncate(read);
         self.at += read as u64;
         self.left -= read as u64;
-        Ok(piece)
+        Ok(buffer.freeze())
     }
 }
 
@@ -264,11 +267,11 @@ struct Endless {
 }
 
 impl Read1 for Endless {
-    fn next(&mut self) -> io::Result<Vec<u8>> {
+    fn next(&mut self, buffer: BytesMut) -> io::Result<Bytes> {
         if !self.first.is_empty() {
-            return Ok(std::mem::take(&mut self.first));
+            return Ok(std::mem::take(&mut self.first).into());
         }
-        read_piece(&self.file)
+        read_piece(&self.file, buffer).map(BytesMut::freeze)
     }
 }
 
@@ -278,54 +281,63 @@ struct Gzipped {
 }
 
 impl Read1 for Gzipped {
-    fn next(&mut self) -> io::Result<Vec<u8>> {
+    fn next(&mut self, mut buffer: BytesMut) -> io::Result<Bytes> {
         while let Some(encoder) = &mut self.encoder {
-            let piece = read_piece(&self.file)?;
-            if piece.is_empty() {
-                return self.encoder.take().map_or_else(|| Ok(Vec::new()), GzEncoder::finish);
+            buffer = read_piece(&self.file, buffer)?;
+            if buffer.is_empty() {
+                return self.encoder.take().map_or_else(|| Ok(Vec::new()), GzEncoder::finish).map(Bytes::from);
             }
-            encoder.write_all(&piece)?;
+            encoder.write_all(&buffer)?;
             if !encoder.get_ref().is_empty() {
-                return Ok(std::mem::take(encoder.get_mut()));
+                return Ok(std::mem::take(encoder.get_mut()).into());
             }
         }
-        Ok(Vec::new())
+        Ok(Bytes::new())
     }
 }
 
-fn read_piece(mut file: &File) -> io::Result<Vec<u8>> {
-    let mut piece = vec![0; PIECE_LEN];
-    let read = file.read(&mut piece)?;
-    piece.truncate(read);
-    Ok(piece)
+fn read_piece(mut file: &File, mut buffer: BytesMut) -> io::Result<BytesMut> {
+    buffer.resize(PIECE_LEN, 0);
+    let read = file.read(&mut buffer)?;
+    buffer.truncate(read);
+    Ok(buffer)
 }
 
-/// A body that is read piece by piece on helper threads.
+/// A body that is read piece by piece on helper threads, one piece ahead of what is on its way.
 struct Pieces<R> {
     state: State<R>,
+    /// The last pieces that were given away: their memory is used again once nobody looks at them.
+    given: VecDeque<Bytes>,
 }
 
 enum State<R> {
     Idle(R),
-    Reading(JoinHandle<(R, io::Result<Vec<u8>>)>),
+    Reading(JoinHandle<(R, io::Result<Bytes>)>),
     Over,
 }
 
 impl<R: Read1> Pieces<R> {
     fn new(reader: R) -> Self {
-        Self { state: State::Idle(reader) }
+        Self { state: State::Idle(reader), given: VecDeque::with_capacity(GIVEN_MAX) }
+    }
+
+    fn begin(&mut self, mut reader: R) {
+        // Fresh memory costs a fault for each of its pages, which is a good part of reading a file that is in memory.
+        let spare = if self.given.len() == GIVEN_MAX { self.given.pop_front() } else { None };
+        let buffer = spare.and_then(|piece| piece.try_into_mut().ok()).unwrap_or_default();
+        self.state = State::Reading(tokio::task::spawn_blocking(move || {
+            let piece = reader.next(buffer);
+            (reader, piece)
+        }));
     }
 }
 
 impl<R: Read1> Source for Pieces<R> {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         if let State::Idle(_) = &self.state
-            && let State::Idle(mut reader) = std::mem::replace(&mut self.state, State::Over)
+            && let State::Idle(reader) = std::mem::replace(&mut self.state, State::Over)
         {
-            self.state = State::Reading(tokio::task::spawn_blocking(move || {
-                let piece = reader.next();
-                (reader, piece)
-            }));
+            self.begin(reader);
         }
         let State::Reading(reading) = &mut self.state else { return Poll::Ready(None) };
         let read = std::task::ready!(Pin::new(reading).poll(cx));
@@ -335,8 +347,9 @@ impl<R: Read1> Source for Pieces<R> {
             Ok((_, Err(error))) => Poll::Ready(Some(Err(error))),
             Ok((_, Ok(piece))) if piece.is_empty() => Poll::Ready(None),
             Ok((reader, Ok(piece))) => {
-                self.state = State::Idle(reader);
-                Poll::Ready(Some(Ok(piece.into())))
+                self.given.push_back(piece.clone());
+                self.begin(reader);
+                Poll::Ready(Some(Ok(piece)))
             }
         }
     }

@@ -142,7 +142,7 @@ async fn raw(to: &Target, path: &[u8], mut body: Incoming, gzip: bool) -> Result
 }
 
 async fn parts(to: &Target, path: Option<&[u8]>, mut form: Multipart<'_>) -> Result<Vec<Uploaded>, Refusal> {
-    let broken = |error: multer::Error| Refusal::internal(format!("error reading form: {error}"));
+    let broken = |error: multer::Error| Refusal::bad(format!("error reading form: {error}"));
     let mut uploaded: Vec<Uploaded> = Vec::new();
     for _ in 0..PARTS_MAX {
         let Some(mut field) = in_time(form.next_field()).await?.map_err(broken)? else { return Ok(uploaded) };

@@ -75,12 +75,19 @@ impl Process {
 
     /// A new size of the terminal.
     pub fn resize(&self, size: Size) -> Result<(), Fault> {
+        check_size(size)?;
         match &self.input {
             Input::Pipe(_) => Err(failed("error resizing tty: tty not assigned to process")),
             Input::Terminal { master, .. } => rustix::termios::tcsetwinsize(master.get_ref(), window(size))
                 .map_err(|error| failed(&format!("error resizing tty: {error}"))),
         }
     }
+}
+
+/// A terminal has a place for at least one character, and no more than the kernel can count.
+pub fn check_size(size: Size) -> Result<(), Fault> {
+    let fits = |cells: u32| (1..=u32::from(u16::MAX)).contains(&cells);
+    if fits(size.cols) && fits(size.rows) { Ok(()) } else { Err(Fault::invalid(format!("a terminal of {} columns and {} rows cannot be made", size.cols, size.rows))) }
 }
 
 /// The kernel's form of a size.

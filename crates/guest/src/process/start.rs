@@ -33,7 +33,7 @@ use tokio::{
 use super::{
     ENDED_KEPT, Process, Stream, end_event,
     hub::{Hub, Listener, Since},
-    input::{Input, window},
+    input::{Input, check_size, window},
     program::{self, Program},
     pump::{self, Outlet},
 };
@@ -208,6 +208,7 @@ enum Ends {
 
 /// Runs on a helper thread.
 fn spawn(request: &StartRequest, user: &str, config: &Arc<GuestConfig>) -> Result<Spawned, Fault> {
+    request.pty.and_then(|pty| pty.size).map_or(Ok(()), check_size)?;
     let user = users::known(user)?;
     users::check_reachable(&user)?;
     let asked = request.process.clone().unwrap_or_default();

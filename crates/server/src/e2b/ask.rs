@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use axum::{
-    body::{Bytes, to_bytes},
+    body::Bytes,
     extract::{FromRequest, FromRequestParts, Request, State},
     http::{StatusCode, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use fleet::{Fleet, Lease, View};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use proto::BodyId;
 use serde::de::DeserializeOwned;
 
@@ -66,10 +67,14 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Refusal> {
-        let read = tokio::time::timeout(BODY_WAIT, to_bytes(request.into_body(), BODY_LEN_MAX)).await;
-        let bytes = read
+        let read = tokio::time::timeout(BODY_WAIT, Limited::new(request.into_body(), BODY_LEN_MAX).collect()).await;
+        let collected = read
             .map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the request's body did not arrive in 30 seconds"))?
-            .map_err(|_| Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "the request's body is longer than 1 MiB, or broke off"))?;
+            .map_err(|error| match error.is::<LengthLimitError>() {
+                true => Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "the request's body is longer than 1 MiB"),
+                false => Refusal::bad("the request's body broke off"),
+            })?;
+        let bytes = collected.to_bytes();
         let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
         let value = serde_json::from_slice(text).map_err(|error| Refusal::bad(format!("the request's body makes no sense: {error}")))?;
         Ok(Self { value, bytes })

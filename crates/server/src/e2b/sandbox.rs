@@ -67,8 +67,9 @@ pub fn detail(app: &App, view: &View, lease: Option<&Lease>) -> Value {
         "onTimeout": match lease.then { Then::Kill => "kill", Then::Pause(_) => "pause" },
     });
     let mut network = lease.network.clone();
-    let internet = network.as_object_mut().and_then(|network| network.remove("allowInternetAccess"));
-    detail["allowInternetAccess"] = internet.unwrap_or_default();
+    network.as_object_mut().and_then(|network| network.remove("allowInternetAccess"));
+    // What is so, and not what was asked for: a Body of this version reaches nothing but its own loopback.
+    detail["allowInternetAccess"] = false.into();
     if network.as_object().is_some_and(|network| !network.is_empty()) {
         detail["network"] = network;
     }
