@@ -2,15 +2,14 @@
 //!
 //! Slow: alone, `cargo nextest run -p tests --test base`. It needs mmdebstrap or debootstrap, and Debian's mirrors.
 
-use std::{
-    collections::HashMap,
-    io::{Read, Write},
-    net::TcpListener,
-};
+use std::collections::HashMap;
 
 use fleet::{Act, BASE, BuildRequest, Create, ExecRequest, From, Step};
 use proto::BodyId;
-use testkit::{Bodies, body_test};
+use testkit::{
+    Bodies, body_test,
+    registry::{Answer, Liar},
+};
 
 /// A package that makes an account and gives it a file, as many do.
 const PACKAGE: &str = r#"
@@ -43,33 +42,26 @@ END
     for file in mirrored.deb Packages mirrored-1-py3-none-any.whl mirrored.tgz; do echo $file $(od -An -v -tx1 $file | tr -d ' \n'); done
 "#;
 
-/// A mirror on this machine for all three, by plain HTTP; its port.
-fn mirror(mut files: HashMap<String, Vec<u8>>) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    files.insert("simple/mirrored/".into(), b"<a href='/mirrored-1-py3-none-any.whl'>mirrored-1-py3-none-any.whl</a>".to_vec());
-    let version = format!(r#"{{"name":"mirrored","version":"1.0.0","main":"i.js","dist":{{"tarball":"http://localhost:{port}/mirrored.tgz"}}}}"#);
-    files.insert("mirrored".into(), format!(r#"{{"name":"mirrored","dist-tags":{{"latest":"1.0.0"}},"versions":{{"1.0.0":{version}}}}}"#).into_bytes());
-    std::thread::spawn(move || {
-        for mut stream in listener.incoming().flatten() {
-            let mut asked = [0; 4096];
-            let len = stream.read(&mut asked).unwrap_or(0);
-            let asked = String::from_utf8_lossy(&asked[..len]).into_owned();
-            let path = asked.split(' ').nth(1).unwrap_or_default().trim_start_matches('/').trim_start_matches("./");
-            let kind = if path == "simple/mirrored/" { "text/html" } else { "application/octet-stream" };
-            let (status, bytes) = files.get(path).map_or(("404 Not Found", &b""[..]), |bytes| ("200 OK", bytes));
-            let head = format!("HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", bytes.len());
-            let _ = stream.write_all(&[head.as_bytes(), bytes].concat());
+/// A mirror on this machine for all three, by plain HTTP.
+fn mirror(files: HashMap<String, Vec<u8>>) -> Liar {
+    Liar::start(move |asked| {
+        let here = &asked.headers["host"];
+        let path = asked.path.trim_start_matches('/').trim_start_matches("./");
+        let version = || format!(r#"{{"name":"mirrored","version":"1.0.0","main":"i.js","dist":{{"tarball":"http://{here}/mirrored.tgz"}}}}"#);
+        match path {
+            "simple/mirrored/" => Answer { headers: vec!["Content-Type: text/html".into()], ..Answer::ok("<a href='/mirrored-1-py3-none-any.whl'>mirrored-1-py3-none-any.whl</a>") },
+            "mirrored" => Answer::ok(format!(r#"{{"name":"mirrored","dist-tags":{{"latest":"1.0.0"}},"versions":{{"1.0.0":{}}}}}"#, version())),
+            path => files.get(path).map_or_else(Answer::nothing, |bytes| Answer::ok(bytes.clone())),
         }
-    });
-    port
+    })
 }
 
 /// apt, pip and npm of a build fetch through its way out, as whoever they run.
 async fn packages_are_installed_by_a_build(t: &Bodies, body: &BodyId) {
     let made = t.exec(body, ExecRequest::new(["/bin/bash", "-c", PACKAGES])).await.ok();
     let decode = |text: &str| (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..][..2], 16).unwrap()).collect::<Vec<u8>>();
-    let port = mirror(made.lines().map(|line| line.split_once(' ').unwrap()).map(|(name, text)| (name.to_owned(), decode(text))).collect());
+    let mirror = mirror(made.lines().map(|line| line.split_once(' ').unwrap()).map(|(name, text)| (name.to_owned(), decode(text))).collect());
+    let port = mirror.host().replace("127.0.0.1:", "");
     let here = format!("http://localhost:{port}");
     // What is on this machine's own loopback would not be asked for by way of a proxy.
     let run = |line: String, user: &str| Step { act: Act::Run { command: format!("export no_proxy= NO_PROXY=; {line}"), user: Some(user.into()) }, force: false };

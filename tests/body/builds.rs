@@ -1,19 +1,14 @@
 //! Building templates: each step in a Body, each result a layer.
 
-use std::{
-    io::{Read, Write},
-    net::TcpListener,
-    path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 use fleet::{Act, BuildRequest, BuildState, Create, From, Image, Job, Step};
 use proto::{Failure, template::{Build, Settings, Start}};
-use testkit::{Bodies, body_test, roots, run_as_account};
+use testkit::{
+    Bodies, body_test,
+    registry::{Answer, Liar},
+    roots, run_as_account,
+};
 
 fn begin(t: &Bodies) {
     let built = t.fleet().import_template("small", "a test", Settings { sudo: true, ..Settings::default() }, &roots::small()[..]);
@@ -137,21 +132,6 @@ async fn what_it_says_is_bounded_and_what_it_starts_is_tried(t: Bodies) {
     assert_eq!(t.sh(view.id(), "ls /tmp/up").await.ok(), "/tmp/up");
 }
 
-/// A mirror on this machine that gives everybody the same file; how often it was asked, and its port.
-fn mirror() -> (u16, Arc<AtomicUsize>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (port, asked) = (listener.local_addr().unwrap().port(), Arc::new(AtomicUsize::new(0)));
-    let count = asked.clone();
-    std::thread::spawn(move || {
-        for mut stream in listener.incoming().flatten() {
-            count.fetch_add(1, Ordering::SeqCst);
-            let _ = stream.read(&mut [0; 4096]);
-            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nPACKAGE\n");
-        }
-    });
-    (port, asked)
-}
-
 /// Says something to the way out, and keeps the answer.
 fn through(question: &str) -> Act {
     run(&format!("exec 3<>/dev/tcp/127.0.0.1/3128 && printf '{question} HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n' >&3 && cat <&3 >> ~/said"))
@@ -160,13 +140,14 @@ fn through(question: &str) -> Act {
 #[body_test(except(user = "a root of its own needs subordinate ids", microvm = "a build's Bodies are processes"))]
 async fn commands_reach_the_names_they_may_and_what_is_built_reaches_none(t: Bodies) {
     begin(&t);
-    let (port, asked) = mirror();
+    let mirror = Liar::start(|_| Answer::ok("PACKAGE\n"));
+    let (port, asked) = (mirror.host().replace("127.0.0.1:", ""), || mirror.asked().len());
     let allow = vec![format!("localhost:{port}+plain+private")];
     let fetch = through(&format!("GET http://localhost:{port}/pool/a.deb"));
     let steps = vec![fetch.clone(), through("CONNECT evil.example:443"), run("echo $https_proxy; cat $SSL_CERT_FILE > /dev/null && ls /run/palisade")];
     let (built, said, _) = build(&t, "online", BuildRequest { allow: allow.clone(), ..request(steps) }).await;
     made(built);
-    assert_eq!(asked.load(Ordering::SeqCst), 1);
+    assert_eq!(asked(), 1);
     let told = |line: &str| said.iter().filter(|said| *said == line).count();
     assert_eq!(told("network: not let out to evil.example:443: no rule names evil.example:443"), 1, "{said:?}");
     assert_eq!((told("http://127.0.0.1:3128"), told("egress.sock")), (1, 1), "{said:?}");
@@ -182,8 +163,8 @@ async fn commands_reach_the_names_they_may_and_what_is_built_reaches_none(t: Bod
     assert!(said.contains("PACKAGE") && said.contains("403 Denied"), "{look}");
     assert!(!now.contains("proxy") && !now.contains("palisade") && now.ends_with("shut"), "{look}");
     // Without a rule there is no way out, and a rule that means nothing is refused before anything is done.
-    let (built, said, _) = build(&t, "offline", request(vec![fetch])).await;
-    assert!(built.is_err() && asked.load(Ordering::SeqCst) == 1, "{said:?}");
+    let (built, said, _) = build(&t, "offline", BuildRequest { force: true, ..request(vec![fetch]) }).await;
+    assert!(built.is_err() && asked() == 1, "{said:?}");
     let (built, _, state) = build(&t, "wrong", BuildRequest { allow: vec!["*:443".into()], ..request(Vec::new()) }).await;
     assert!(built.is_err() && matches!(state, BuildState::Error { step: Some(step), .. } if step == "base"));
     // A command that fails says where it was not let out to.
