@@ -27,7 +27,7 @@ async fn what_was_frozen_and_is_damaged_is_not_thawed(t: Bodies) {
     let cut = |path: &Path| fs::File::options().write(true).open(path).unwrap().set_len(1 << 20).unwrap();
     let flip = |path: &Path| fs::File::options().write(true).open(path).unwrap().write_all_at(&[0xff; 64], 4000).unwrap();
     type Damage<'a> = (&'a str, &'a dyn Fn(&Path));
-    let cases: [Damage<'_>; 4] = [("ram", &cut), ("state", &cut), ("state", &flip), ("upper.img", &cut)];
+    let cases: [Damage<'_>; 5] = [("ram", &cut), ("ram", &flip), ("state", &cut), ("state", &flip), ("upper.img", &cut)];
     for (name, act) in cases {
         let (kept, path) = damage(name, act);
         let failure = thaw().await.unwrap_err();

@@ -50,3 +50,22 @@ async fn a_snapshot_goes_on_with_what_ran(t: Bodies) {
     assert_eq!(t.sh(cold.id(), still).await.ok(), "one\nstill");
     assert!(snapshot.bytes > 1 << 20, "{} bytes", snapshot.bytes);
 }
+
+/// Each is frozen from a private view of what its parent was frozen into.
+#[body_test(except(process = "it is about machines"))]
+async fn memory_goes_on_through_forks_of_forks(t: Bodies) {
+    const SUMS: &str = "sha256sum /dev/shm/one /dev/shm/two | cut -c1-64";
+    let mut body = t.create().await;
+    t.sh(&body, "head -c 6M /dev/urandom > /dev/shm/one; head -c 6M /dev/urandom > /dev/shm/two").await.ok();
+    let mut sums = t.sh(&body, SUMS).await.ok();
+    for generation in 2..=4 {
+        let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0);
+        assert_eq!(fork.receipt.as_ref().map(|receipt| receipt.receipt.generation), Some(generation));
+        assert_eq!(t.sh(fork.id(), SUMS).await.ok(), sums, "what its parent had");
+        sums = t.sh(fork.id(), &format!("head -c 1M /dev/urandom | dd of=/dev/shm/two conv=notrunc status=none; {SUMS}")).await.ok();
+        let parents = t.sh(&body, SUMS).await.ok();
+        assert!(parents.lines().next() == sums.lines().next() && parents.lines().last() != sums.lines().last(), "and what it changes is its own");
+        t.fleet().remove(&body, fleet::Force::Yes).await.unwrap();
+        body = fork.id().clone();
+    }
+}

@@ -36,3 +36,26 @@ async fn a_paused_machine_stands_still_and_goes_on_in_time(t: Bodies) {
     let told = events.iter().rev().find(|event| event.kind == "body.receipt").expect("its receipt is written down");
     assert_eq!(told.data["how"], "resume");
 }
+
+#[body_test(except(process = "it is about machines"))]
+async fn a_machine_that_is_paused_to_the_disk_takes_no_memory_and_goes_on(t: Bodies) {
+    let body = t.create().await;
+    t.sh(&body, "echo kept > ~/file; echo memory > /dev/shm/file; (while :; do echo x >> /tmp/beat; sleep 0.2; done) >/dev/null 2>&1 &").await.ok();
+    assert_eq!(hypervisor("qemu-system").len(), 1);
+    assert_eq!(t.fleet().pause_to_disk(&body).await.unwrap().status, Status::Paused);
+    assert_eq!(hypervisor("qemu-system"), Vec::new(), "nothing of it runs");
+    for refused in [t.try_exec(&body, fleet::ExecRequest::new(["true"])).await.unwrap_err(), t.fleet().fork(&body, 1).await.unwrap_err(), t.fleet().start(&body).await.unwrap_err()] {
+        assert!(refused.hints[0].contains("pal resume"), "{refused}");
+    }
+    let view = t.fleet().resume(&body).await.unwrap();
+    let receipt = view.receipt.expect("a machine that goes on proves itself");
+    assert_eq!((view.status, receipt.how.as_str(), receipt.receipt.generation), (Status::Running, "thaw", 2));
+    let beats = "cat ~/file /dev/shm/file; a=$(wc -c < /tmp/beat); while test $(wc -c < /tmp/beat) -eq $a; do sleep 0.1; done; echo beats";
+    assert_eq!(t.sh(&body, beats).await.ok(), "kept\nmemory\nbeats");
+    assert!(!t.data().join("bodies").join(body.as_str()).join("swap").exists(), "and nothing waits any more");
+    // Without its memory it is a Body that was stopped.
+    t.fleet().pause_to_disk(&body).await.unwrap();
+    assert_eq!(t.fleet().stop(&body, Duration::from_secs(1)).await.unwrap().status, Status::Stopped);
+    t.fleet().start(&body).await.unwrap();
+    assert_eq!(t.sh(&body, "cat ~/file; ls /dev/shm").await.ok(), "kept");
+}

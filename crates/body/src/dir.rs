@@ -182,6 +182,19 @@ impl BodyDir {
         self.path.join(HELD).exists()
     }
 
+    /// What is written last of a machine that waits on the disk.
+    pub const SWAP_RECORD: &str = "machine.json";
+
+    /// Where a machine waits that is paused and takes no memory.
+    pub fn swap(&self) -> PathBuf {
+        self.path.join("swap")
+    }
+
+    /// Whether it waits there.
+    pub fn is_swapped(&self) -> bool {
+        self.swap().join(Self::SWAP_RECORD).exists()
+    }
+
     /// What holds it; nothing where it never ran.
     pub fn enforcement(&self) -> Result<Enforcement, DirError> {
         match self.read("enforcement.json") {

@@ -32,6 +32,7 @@ impl Fleet {
         self.sweep_snapshots(sweep, &mut found)?;
         self.sweep_dependencies(self.budget()?.0, sweep, &mut found)?;
         self.sweep_layers(sweep, &mut found)?;
+        self.sweep_machines(sweep, &mut found)?;
         self.sweep_scratch(sweep, &mut found);
         self.sweep_groups(sweep, &mut found)?;
         self.sweep_claims(sweep, &mut found);

@@ -57,7 +57,7 @@ pub use life::Force;
 pub use request::{AskedLimits, Create, ExecRequest, Stdin, TtySize};
 pub use store::{Durability, clock};
 pub use templates::{Act, recipe::{Recipe, read as read_recipe}, BASE, BuildRequest, BuildState, From, INTERPRETER, Job, STEPS_MAX, Said, Say, Step, TemplateView, check_tags};
-pub use vm::OwnKernel;
+pub use vm::{Boots, OwnKernel};
 pub use way_out::{check_rules, registries};
 pub use work::{Compared, Comparison, Discard, Hear, HomeRecord, HomeView, Images, Look, Overlap, Prepare, Queued, Repo, Share, StoreSettings, Up, WorkDiff};
 pub use workspace::{Commit, Dirty, How, Landed, LeftOut, Person, Saved, Shape, Touched, What};

@@ -69,6 +69,7 @@ impl Fleet {
             Condition::Running(running) => (Status::Running, None, Some(running.pid)),
             Condition::Paused(running) if dir.is_held() => (Status::Running, None, Some(running.pid)),
             Condition::Paused(running) => (Status::Paused, None, Some(running.pid)),
+            Condition::Stopped if dir.is_swapped() => (Status::Paused, None, None),
             Condition::Stopped => (Status::Stopped, None, None),
             Condition::Dead(end) => (Status::Dead, Some(end), None),
             Condition::Lost => (Status::Lost, None, None),
@@ -153,7 +154,8 @@ impl Fleet {
         }
         match condition {
             Condition::Running(running) => Ok(running),
-            Condition::Paused(_) => Err(Failure::new(Kind::Conflict, format!("Body {id} is paused")).hint(format!("let it go on: pal resume {id}"))),
+            Condition::Paused(_) => Err(is_paused(id)),
+            Condition::Stopped if dir.is_swapped() => Err(is_paused(id)),
             Condition::Stopped => Err(Failure::new(Kind::Conflict, format!("Body {id} is stopped")).hint(format!("start it: pal start {id}"))),
             Condition::Dead(end) => {
                 Err(Failure::new(Kind::Conflict, format!("Body {id} is dead: {}", describe(&end))).hint(format!("its files are intact; start it again: pal start {id}")))
@@ -169,9 +171,8 @@ impl Fleet {
         let (dir, spec, _lock) = self.locked(id)?;
         match dir.condition().map_err(|error| failures::dir(id, error))? {
             Condition::Running(_) => return self.view(id),
-            Condition::Paused(_) => {
-                return Err(Failure::new(Kind::Conflict, format!("Body {id} is paused")).hint(format!("let it go on: pal resume {id}")));
-            }
+            Condition::Paused(_) => return Err(is_paused(id)),
+            Condition::Stopped if dir.is_swapped() => return Err(is_paused(id)),
             Condition::Dead(_) | Condition::Stopped | Condition::Lost => {}
         }
         if spec.life == Life::Run {
@@ -199,7 +200,7 @@ impl Fleet {
     /// Stops every process of a Body where it stands.
     pub async fn pause(&self, id: &BodyId) -> Result<View, Failure> {
         let (dir, _, _lock) = self.locked(id)?;
-        if let Condition::Paused(_) = dir.condition().map_err(|error| failures::dir(id, error))? {
+        if dir.is_swapped() || matches!(dir.condition().map_err(|error| failures::dir(id, error))?, Condition::Paused(_)) {
             return Err(Failure::new(Kind::Conflict, format!("Body {id} is paused already")));
         }
         let running = self.running(id)?;
@@ -222,6 +223,7 @@ impl Fleet {
                 }
             }
             Condition::Running(_) => {}
+            Condition::Stopped if dir.is_swapped() => self.resume_from_disk(&dir, &spec)?,
             _ => drop(self.running(id)?),
         }
         self.view(id)
@@ -242,7 +244,8 @@ impl Fleet {
                 self.write("body.stopped", id, json!({ "grace_ms": 0 }))?;
                 self.end(&dir, &running, Duration::ZERO)?;
             }
-            Condition::Stopped | Condition::Dead(_) | Condition::Lost => {}
+            // Its memory is given up, its files are the Body's own.
+            Condition::Stopped | Condition::Dead(_) | Condition::Lost => self.forget_swap(&dir)?,
         }
         if let Some(mut tether) = self.take_tether(id) {
             tether.bury();
@@ -368,6 +371,11 @@ impl Fleet {
     pub(crate) fn write(&self, kind: &str, id: &BodyId, data: serde_json::Value) -> Result<(), Failure> {
         self.append(Draft::body(kind, id, data)).map(drop)
     }
+}
+
+/// What cannot be done before it goes on.
+pub(crate) fn is_paused(id: &BodyId) -> Failure {
+    Failure::new(Kind::Conflict, format!("Body {id} is paused")).hint(format!("let it go on: pal resume {id}"))
 }
 
 /// What nobody knows of.

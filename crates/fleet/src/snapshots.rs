@@ -68,6 +68,9 @@ impl Fleet {
 
     fn take_as(&self, dir: &BodyDir, spec: &Spec, name: Option<String>, purpose: Purpose, dependency: Option<(&str, &str)>) -> Result<Manifest, Failure> {
         let id = &spec.id;
+        if dir.is_swapped() {
+            return Err(crate::life::is_paused(id));
+        }
         let drawn = sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
         let manifest = Manifest {
             id: SnapshotId::from_random(drawn),

@@ -81,7 +81,10 @@ pub async fn serve(order: Order) -> io::Result<()> {
     if let Some(forward) = guest.config().forward.clone() {
         tokio::task::spawn_local(crate::forward::serve(forward));
     }
-    tokio::task::spawn_local(rest(guest.clone()));
+    // In a machine its program is in memory anyway, and giving that up would only be work.
+    if !crate::vm::is_machine() {
+        tokio::task::spawn_local(rest(guest.clone()));
+    }
     tokio::task::spawn_local(init::bury(guest.clone()));
     let grace = tokio::select! {
         grace = init::asked_to_end() => grace?,

@@ -38,6 +38,9 @@ pub struct Welcome {
     pub entropy: String,
     /// How often this machine was thawed before: its generation.
     pub generation: u64,
+    /// Whether what most commands need is to be read ahead: it will be frozen and thawed many times.
+    #[serde(default)]
+    pub ahead: bool,
 }
 
 /// What a guest proves of itself after its welcome.
@@ -73,6 +76,26 @@ pub struct Tree {
     pub entries: u64,
     /// Whether that is all of them.
     pub whole: bool,
+}
+
+impl Tree {
+    /// Whether it has the form of one: a guest may say anything.
+    pub fn is_sound(&self) -> bool {
+        self.hash.len() == 64 && self.hash.bytes().all(|byte| byte.is_ascii_hexdigit())
+    }
+}
+
+/// Longest name of a kernel, and longest complaint of a guest.
+const TOLD_LEN_MAX: usize = 200;
+/// Most complaints of a guest.
+const TROUBLE_MAX: usize = 16;
+
+impl Receipt {
+    /// The same, fit to be kept and shown: what a hostile guest says is neither long nor anything but text.
+    pub fn tidy(self) -> Self {
+        let text = |told: String| crate::text::visible(&told.chars().take(TOLD_LEN_MAX).collect::<String>());
+        Self { kernel: text(self.kernel), trouble: self.trouble.into_iter().take(TROUBLE_MAX).map(text).collect(), ..self }
+    }
 }
 
 /// What a guest says before it is frozen.
@@ -237,4 +260,42 @@ pub enum ImageSource {
         /// What is left out.
         hidden: Vec<String>,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn receipt() -> Receipt {
+        let tree = Tree { hash: "0".repeat(64), entries: 1, whole: true };
+        Receipt { body: "b1".parse().unwrap(), generation: 1, clock_ns: 0, spent_ns: 0, reseeded: true, processes: 0, tree, kernel: "6.1".into(), trouble: Vec::new() }
+    }
+
+    #[test]
+    fn a_receipt_that_lies_is_short_and_plain() {
+        let hostile = Receipt { kernel: "\u{1b}]0;mine\u{7}".repeat(100_000), trouble: vec!["x\n".repeat(9000); 9000], ..receipt() };
+        let tidy = hostile.tidy();
+        assert!(tidy.kernel.len() < 4096 && !tidy.kernel.contains('\u{1b}'), "{}", tidy.kernel.len());
+        assert!(tidy.trouble.len() == TROUBLE_MAX && tidy.trouble.iter().all(|told| told.len() < 4096 && !told.contains('\n')));
+        assert_eq!(receipt().tidy(), receipt(), "an honest one stays as it is");
+    }
+
+    #[test]
+    fn a_tree_is_told_by_a_hash_and_nothing_else() {
+        let tree = |hash: &str| Tree { hash: hash.to_owned(), entries: 0, whole: true };
+        assert!(tree(&"af09".repeat(16)).is_sound());
+        for lie in [String::new(), "0".repeat(65), "0".repeat(1 << 20), format!("{}\u{1b}", "0".repeat(63))] {
+            assert!(!tree(&lie).is_sound());
+        }
+    }
+
+    #[test]
+    fn a_clock_is_off_by_no_more_than_can_be_shown() {
+        let at = |clock_ns, spent_ns| Receipt { clock_ns, spent_ns, ..receipt() };
+        let ms = 1_000_000;
+        assert_eq!(clock_offset_ms(&at(1000 * ms, 0), 990 * ms, 1010 * ms), 0, "between asked and heard");
+        assert_eq!(clock_offset_ms(&at(1700 * ms, 0), 990 * ms, 1010 * ms), 690);
+        assert_eq!(clock_offset_ms(&at(300 * ms, 0), 990 * ms, 1010 * ms), -690);
+        assert_eq!(clock_offset_ms(&at(1000 * ms, u64::MAX), 990 * ms, 1010 * ms), -10, "what it spent is no excuse beyond what was heard");
+    }
 }

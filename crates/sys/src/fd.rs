@@ -4,16 +4,21 @@ use std::{
     fs::File,
     io::{self, Read, Write},
     mem::MaybeUninit,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+        unix::fs::FileExt,
+    },
     path::{Path, PathBuf},
 };
 
 use rustix::{
-    fs::{Mode, OFlags},
+    fs::{Mode, OFlags, SeekFrom},
+    io::Errno,
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags},
 };
 
 const READ_AHEAD: usize = 8 << 10;
+const COPY_LEN: usize = 1 << 20;
 
 /// A name for what a descriptor stands for, good in this process only.
 ///
@@ -112,3 +117,39 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: it is open, was handed to this process by its parent, and callers take each number once.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
+/// Copies what was written of a file into an empty one; where there are holes, there are holes.
+pub fn copy_data(source: &File, target: &File) -> io::Result<()> {
+    let len = source.metadata()?.len();
+    target.set_len(len)?;
+    let mut at = 0;
+    let mut buffer = vec![0; COPY_LEN];
+    while at < len {
+        at = match rustix::fs::seek(source, SeekFrom::Data(at)) {
+            Ok(at) => at,
+            // Nothing but a hole is left.
+            Err(Errno::NXIO) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        };
+        let end = rustix::fs::seek(source, SeekFrom::Hole(at))?;
+        while at < end {
+            let (mut from, mut to) = (at, at);
+            let wanted = usize::try_from(end - at).unwrap_or(usize::MAX);
+            let copied = match rustix::fs::copy_file_range(source.as_fd(), Some(&mut from), target.as_fd(), Some(&mut to), wanted) {
+                Ok(copied) if copied > 0 => copied,
+                // Some file systems cannot; then it goes through here.
+                _ => {
+                    let piece = wanted.min(COPY_LEN);
+                    let read = source.read_at(&mut buffer[..piece], at)?;
+                    if read == 0 {
+                        return Ok(());
+                    }
+                    target.write_all_at(&buffer[..read], at)?;
+                    read
+                }
+            };
+            at += copied as u64;
+        }
+    }
+    Ok(())
+}
+

@@ -16,4 +16,5 @@ pub mod proc;
 pub mod process;
 pub mod random;
 pub mod spawn;
+pub mod trace;
 pub mod tree;

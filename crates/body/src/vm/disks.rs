@@ -3,18 +3,14 @@
 use std::{
     fs::{self, File},
     io,
-    os::{fd::AsFd, unix::fs::FileExt},
     path::Path,
     process::Command,
 };
-
-use rustix::{fs::SeekFrom, io::Errno};
 
 use super::{Step, VmError, find_tool, run};
 
 /// The least room for a file system.
 pub const DISK_MIN: u64 = 16 << 20;
-const CHUNK: usize = 1 << 20;
 
 /// An empty disk of that size: made once, then copied.
 pub fn empty(uppers: &Path, bytes: u64) -> Result<std::path::PathBuf, VmError> {
@@ -43,42 +39,7 @@ pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
     if rustix::fs::ioctl_ficlone(&target, &source).is_ok() {
         return Ok(());
     }
-    copy_data(&source, &target)
-}
-
-fn copy_data(source: &File, target: &File) -> io::Result<()> {
-    let len = source.metadata()?.len();
-    target.set_len(len)?;
-    let mut at = 0;
-    let mut buffer = vec![0; CHUNK];
-    while at < len {
-        at = match rustix::fs::seek(source, SeekFrom::Data(at)) {
-            Ok(at) => at,
-            // Nothing but a hole is left.
-            Err(Errno::NXIO) => return Ok(()),
-            Err(errno) => return Err(errno.into()),
-        };
-        let end = rustix::fs::seek(source, SeekFrom::Hole(at))?;
-        while at < end {
-            let (mut from, mut to) = (at, at);
-            let wanted = usize::try_from(end - at).unwrap_or(usize::MAX);
-            let copied = match rustix::fs::copy_file_range(source.as_fd(), Some(&mut from), target.as_fd(), Some(&mut to), wanted) {
-                Ok(copied) if copied > 0 => copied,
-                // Some file systems cannot; then it goes through here.
-                _ => {
-                    let piece = wanted.min(CHUNK);
-                    let read = source.read_at(&mut buffer[..piece], at)?;
-                    if read == 0 {
-                        return Ok(());
-                    }
-                    target.write_all_at(&buffer[..read], at)?;
-                    read
-                }
-            };
-            at += copied as u64;
-        }
-    }
-    Ok(())
+    sys::fd::copy_data(&source, &target)
 }
 
 /// What a file takes on disk.
@@ -89,6 +50,8 @@ pub fn used(path: &Path) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use super::*;
 
     #[test]

@@ -24,8 +24,9 @@ const ANSWER_LEN_MAX: u64 = 1 << 20;
 /// A machine with much memory on a slow disk.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Freezes the machine of the Body in `body` into the directory `to`, and lets it go on.
-pub fn freeze(body: &Path, to: &Path) -> Result<Held, VmError> {
+/// Freezes the machine of the Body in `body` into the directory `to`, does something with that while the machine still
+/// stands, and lets it go on.
+pub fn freeze(body: &Path, to: &Path, last: impl FnOnce(Held)) -> Result<(), VmError> {
     let dir = sys::fd::open_path(body).step("open the Body's directory")?;
     let socket = UnixStream::connect(sys::fd::path_of(dir.as_fd()).join(CONTROL)).step("reach who minds the machine")?;
     socket.set_read_timeout(Some(PATIENCE)).step("wait for the machine")?;
@@ -37,16 +38,17 @@ pub fn freeze(body: &Path, to: &Path) -> Result<Held, VmError> {
     BufReader::new((&socket).take(ANSWER_LEN_MAX)).read_line(&mut line).step("hear of the machine")?;
     let answer: Answer = serde_json::from_str(&line).map_err(|_| VmError::Freeze("who minds it gave no answer".into()))?;
     let held = match answer {
-        Answer::Saved { held } => held,
+        Answer::Saved { held } if held.tree.is_sound() => held,
+        Answer::Saved { .. } => return Err(VmError::Freeze("its guest does not say what its files are".into())),
         Answer::Failed { why } => return Err(VmError::Freeze(proto::text::visible(&why.chars().take(400).collect::<String>()))),
     };
     // It stands still until this connection ends.
     disks::copy(&body.join(UPPER_FILE), &to.join(UPPER_FILE)).step("copy the machine's disk")?;
-    let _ = (&socket).write_all(b"\n");
-    drop(socket);
     for name in [RAM_FILE, STATE_FILE, UPPER_FILE] {
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o444);
         fs::set_permissions(to.join(name), mode).step("close what was frozen")?;
     }
-    Ok(held)
+    last(held);
+    let _ = (&socket).write_all(b"\n");
+    Ok(())
 }

@@ -84,6 +84,11 @@ pub fn host_is_made(images: &Path) -> bool {
     PARTS.iter().all(|part| images.join(part.file()).exists())
 }
 
+/// Whether an image of that name is of this host as it is now.
+pub fn is_current(name: &str) -> bool {
+    PARTS.iter().any(|part| part.file() == name)
+}
+
 impl Part {
     /// A name that tells one state of the part from another, without reading its files.
     fn file(&self) -> String {

@@ -21,6 +21,9 @@ use crate::groups::Bounds;
 
 /// What the hypervisor itself needs beside the machine's memory.
 const OVERHEAD: u64 = 256 << 20;
+/// What it reserves and hardly fills, such as the stacks of threads that write to disks: counted where there are no
+/// groups, and only the reservation can be bounded.
+const RESERVED: u64 = 1 << 30;
 /// Threads of the hypervisor and of who minds it.
 const THREADS_MAX: u32 = 256;
 /// The hypervisor's own root is memory, and holds a socket at most.
@@ -62,6 +65,8 @@ pub struct Parts {
     pub empty: PathBuf,
     /// How it begins.
     pub start: Start,
+    /// Whether it will be frozen as soon as it is up, for others to begin with.
+    pub ahead: bool,
 }
 
 /// How a machine begins.
@@ -178,6 +183,7 @@ pub fn plan(dir: &Path, base: Plan, spec: &Spec, parts: &Parts, seeds: Vec<Seed>
         now_ns: 0,
         entropy: String::new(),
         generation,
+        ahead: parts.ahead,
     };
     let vm = VmPlan {
         program: engine::program().unwrap_or_else(|_| Path::new("/usr/bin").join(engine::QEMU)),
@@ -200,7 +206,7 @@ pub fn plan(dir: &Path, base: Plan, spec: &Spec, parts: &Parts, seeds: Vec<Seed>
         setuid: false,
         shm_bytes: 1 << 20,
         mounts,
-        rlimits: Rlimits { files: FILES_MAX, file_bytes, ..bounds.rlimits },
+        rlimits: Rlimits { files: FILES_MAX, file_bytes, data_bytes: bounds.rlimits.data_bytes.map(|bytes| bytes.saturating_add(RESERVED)), ..bounds.rlimits },
         vm: Some(vm),
         ..base
     }

@@ -1,11 +1,17 @@
 //! What is written down of a machine that was frozen, so that whoever thaws it knows whether that can be done here.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::{FileExt, MetadataExt},
+    path::Path,
+};
 
 use proto::{
     Size,
     vm::{Accelerator, Held},
 };
+use rustix::{fs::SeekFrom, io::Errno};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -51,6 +57,60 @@ pub struct FrozenMemory {
     pub held: Held,
     /// SHA-256 of processors and devices.
     pub state_sha256: String,
+    /// SHA-256 of the memory, where it is kept for long; forks are thawed at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ram_sha256: Option<String>,
+}
+
+/// Says that the memory was looked at whole, in which boot, and which file that was.
+const LOOKED: &str = "ram.looked";
+const LOOKED_LEN_MAX: u64 = 4096;
+const RAM_READ_LEN: usize = 1 << 20;
+const ZEROS: [u8; 4096] = [0; 4096];
+
+/// The hash of the memory that was frozen: of what was written of it, and where.
+pub fn ram_hash(dir: &Path) -> io::Result<String> {
+    let file = File::open(dir.join(RAM_FILE))?;
+    let len = file.metadata()?.len();
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; RAM_READ_LEN];
+    let mut at = 0;
+    while at < len {
+        at = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
+            Ok(at) => at,
+            // Nothing but a hole is left.
+            Err(Errno::NXIO) => break,
+            Err(errno) => return Err(errno.into()),
+        };
+        let end = rustix::fs::seek(&file, SeekFrom::Hole(at))?;
+        while at < end {
+            let piece = usize::try_from(end - at).unwrap_or(RAM_READ_LEN).min(RAM_READ_LEN);
+            file.read_exact_at(&mut buffer[..piece], at)?;
+            // A file system may keep zeros or not; what counts is what is read.
+            for (index, page) in buffer[..piece].chunks(4096).enumerate().filter(|(_, page)| **page != ZEROS[..page.len()]) {
+                hash.update((at + index as u64 * 4096).to_le_bytes());
+                hash.update(page);
+            }
+            at += piece as u64;
+        }
+    }
+    hash.update(len.to_le_bytes());
+    Ok(proto::event::hex(&hash.finalize()))
+}
+
+/// Whether the memory is what it was, looked at once in each boot of the host: it takes longer than a thaw.
+fn ram_is_whole(dir: &Path, wanted: &str) -> bool {
+    let Ok(found) = fs::metadata(dir.join(RAM_FILE)) else { return false };
+    let boot = sys::proc::boot_id().unwrap_or_default();
+    let mark = format!("{boot} {} {} {} {wanted}", found.ino(), found.mtime(), found.mtime_nsec());
+    if sys::fd::read_small(&dir.join(LOOKED), LOOKED_LEN_MAX).is_ok_and(|seen| seen == mark) {
+        return true;
+    }
+    let whole = ram_hash(dir).is_ok_and(|hash| hash == wanted);
+    if whole {
+        let _ = sys::fd::write_whole(&dir.join(LOOKED), mark.as_bytes());
+    }
+    whole
 }
 
 /// The hash of what was frozen besides memory and disk.
@@ -79,9 +139,12 @@ impl Machine {
         if len(RAM_FILE) != Some(self.memory.0) || len(UPPER_FILE) != Some(self.disk.0) {
             return Err("its memory or its disk is not whole".to_owned());
         }
-        match state_hash(dir) {
-            Ok(hash) if hash == frozen.state_sha256 => Ok(frozen),
-            _ => Err("what was frozen of its processors and devices is damaged".to_owned()),
+        if !state_hash(dir).is_ok_and(|hash| hash == frozen.state_sha256) {
+            return Err("what was frozen of its processors and devices is damaged".to_owned());
+        }
+        match &frozen.ram_sha256 {
+            Some(wanted) if !ram_is_whole(dir, wanted) => Err("its memory is damaged".to_owned()),
+            _ => Ok(frozen),
         }
     }
 }

@@ -223,12 +223,15 @@ impl Ground {
     /// What the kernel is told.
     pub fn cmdline(&self, setup: &Setup, accelerator: Accelerator) -> String {
         let mut words = vec![
-            "console=ttyS0 quiet loglevel=4 panic=-1 reboot=t audit=0 8250.nr_uarts=1 cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1".to_owned(),
+            "console=ttyS0 quiet loglevel=4 panic=-1 reboot=t audit=0 8250.nr_uarts=1 cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1 psi=0".to_owned(),
         ];
         if accelerator == Accelerator::Emulated {
             // Without being told the kernel measures its clock, which sometimes fails under emulation, and takes its time.
             let khz = setup.ticks_khz;
             words.push(format!("tsc_early_khz={khz} lpj={} tsc=reliable no_timer_check mitigations=off", khz * 4));
+            // Code is translated once for each address it is found at: programs that are loaded where they were loaded
+            // before cost a third.
+            words.push("norandmaps".to_owned());
         }
         words.join(" ")
     }

@@ -18,7 +18,7 @@ pub use exec::{Exec, Run, Shell, Wires};
 pub use serve::{Keys, KeysCommand, NewKey, Serve};
 pub use templates::{Import, Pull, Setup, Templates, TemplatesCommand};
 pub use verbs::{
-    Bodies, Body, Completions, Copy, Events, EventsCommand, Fork, Gc, Homes, Remove, Snapshot, Snapshots, Stop,
+    Bodies, Body, Completions, Copy, Events, EventsCommand, Fork, Gc, Homes, Pause, Remove, Snapshot, Snapshots, Stop,
 };
 pub use work::{Compare, Config, ConfigCommand, Diff, Land, Log, Up};
 
@@ -134,10 +134,7 @@ pub enum Command {
     /// Example: pal start k3v9
     Start(Bodies),
     Stop(Stop),
-    /// Freeze every process of Bodies.
-    ///
-    /// Example: pal pause k3v9
-    Pause(Bodies),
+    Pause(Pause),
     /// Let the processes of paused Bodies go on.
     ///
     /// Example: pal resume k3v9

@@ -50,6 +50,19 @@ pub struct Stop {
     pub of: Bodies,
 }
 
+/// Freeze every process of Bodies.
+///
+/// Example: pal pause k3v9
+#[derive(Debug, clap::Args)]
+pub struct Pause {
+    /// Put a microVM's memory on the disk, and take none meanwhile
+    #[arg(long)]
+    pub swap: bool,
+    /// Which.
+    #[command(flatten)]
+    pub of: Bodies,
+}
+
 /// Remove Bodies and their files.
 ///
 /// Work in a repository is saved there first, under refs/palisade/BODY; a Body whose work cannot be saved stays.

@@ -7,7 +7,7 @@ use proto::{BodyId, Failure};
 use serde_json::json;
 
 use crate::{
-    args::Remove,
+    args::{Pause, Remove},
     failure,
     output::{self, Format},
     progress,
@@ -28,9 +28,12 @@ pub async fn stop(fleet: &Fleet, keys: &[String], grace: Duration, format: Forma
 }
 
 /// Freezes Bodies.
-pub async fn pause(fleet: &Fleet, keys: &[String], format: Format) -> Result<(), Failure> {
-    each(fleet, keys, format, async |id| told(&progress::watch("pausing", fleet.pause(id)).await?, format))
-        .await
+pub async fn pause(fleet: &Fleet, args: &Pause, format: Format) -> Result<(), Failure> {
+    each(fleet, &args.of.bodies, format, async |id| {
+        let paused = async { if args.swap { fleet.pause_to_disk(id).await } else { fleet.pause(id).await } };
+        told(&progress::watch("pausing", paused).await?, format)
+    })
+    .await
 }
 
 /// Thaws Bodies.

@@ -88,7 +88,7 @@ async fn act(
         }
         Command::Start(args) => life::start(&fleet()?, &args.bodies, format).await,
         Command::Stop(args) => life::stop(&fleet()?, &args.of.bodies, args.grace, format).await,
-        Command::Pause(args) => life::pause(&fleet()?, &args.bodies, format).await,
+        Command::Pause(args) => life::pause(&fleet()?, &args, format).await,
         Command::Resume(args) => life::resume(&fleet()?, &args.bodies, format).await,
         Command::Rm(args) => life::remove(&fleet()?, &args, format).await,
         Command::Snapshot(args) => snapshot::snapshot(&fleet()?, args, format).await,

@@ -21,7 +21,11 @@ impl Fleet {
     pub(crate) fn take_machine(&self, dir: &BodyDir, spec: &Spec, to: &Path, mut manifest: Manifest) -> Result<Manifest, Failure> {
         let cannot = |what: &str, error: std::io::Error| Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc");
         fs::DirBuilder::new().mode(0o700).create(to).map_err(|error| cannot("cannot make the snapshot's directory", error))?;
-        let machine = self.freeze_into(dir, spec, to)?;
+        let mut machine = self.freeze_into(dir, spec, to)?;
+        if let (Some(frozen), false) = (&mut machine.frozen, manifest.for_forks) {
+            // The machine goes on meanwhile.
+            frozen.ram_sha256 = Some(vm::record::ram_hash(to).map_err(|error| cannot("cannot read what was frozen", error))?);
+        }
         let files = fs::read_dir(to).into_iter().flatten().flatten().map(|entry| entry.path());
         // Images are shared; they are not what this snapshot takes.
         manifest.bytes = files.filter(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("image"))).map(|path| vm::disks::used(&path)).sum();
@@ -33,36 +37,15 @@ impl Fleet {
 
     /// Freezes a Body's machine into a directory, and says what is in it.
     pub(crate) fn freeze_into(&self, dir: &BodyDir, spec: &Spec, to: &Path) -> Result<Machine, Failure> {
+        self.freeze_then(dir, spec, to, |_| Ok(()))
+    }
+
+    /// The same, and something more before the machine goes on.
+    pub(super) fn freeze_then(&self, dir: &BodyDir, spec: &Spec, to: &Path, last: impl FnOnce(&Machine) -> Result<(), Failure>) -> Result<Machine, Failure> {
         let setup = self.ground().setup().map_err(failure)?;
         let images: Vec<_> = (0..).map(|index| dir.path().join(format!("image{index}"))).take_while(|path| path.exists()).collect();
         vm::record::keep_images(&images.iter().map(|path| fs::canonicalize(path).unwrap_or(path.clone())).collect::<Vec<_>>(), to).map_err(failure)?;
-        let running = match dir.condition().map_err(|error| failures::dir(&spec.id, error))? {
-            Condition::Running(running) => Some((running, false)),
-            Condition::Paused(running) => Some((running, true)),
-            _ => None,
-        };
-        let frozen = match running {
-            Some((running, paused)) => {
-                if paused {
-                    // It must run to be asked; it stands still again when it was.
-                    process::resume(&running).map_err(|error| failures::process("cannot freeze the machine", error))?;
-                }
-                let held = vm::freeze::freeze(dir.path(), to).map_err(failure);
-                if paused {
-                    process::pause(&running).map_err(|error| failures::process("cannot pause the machine again", error))?;
-                }
-                let held = held?;
-                let state_sha256 = vm::record::state_hash(to).map_err(|error| Failure::new(Kind::Host, "cannot read what was frozen").because(error))?;
-                Some(FrozenMemory { held, state_sha256 })
-            }
-            None => {
-                let copied = vm::disks::copy(&dir.path().join(UPPER_FILE), &to.join(UPPER_FILE));
-                copied.map_err(|error| Failure::new(Kind::Host, "cannot copy the machine's disk").because(error).hint("make room: pal gc"))?;
-                None
-            }
-        };
-        let generation = dir.revival().map_or(0, |revival| revival.receipt.generation);
-        Ok(Machine {
+        let machine = Machine {
             memory: proto::Size(spec.limits.memory.0 & !0xf_ffff),
             cpus: vm::plan::cpus(&spec.limits),
             disk: spec.limits.disk,
@@ -71,9 +54,35 @@ impl Fleet {
             kernel: setup.kernel,
             ticks_khz: setup.ticks_khz,
             images: images.len(),
-            generation,
-            frozen,
-        })
+            generation: dir.revival().map_or(0, |revival| revival.receipt.generation),
+            frozen: None,
+        };
+        let (running, paused) = match dir.condition().map_err(|error| failures::dir(&spec.id, error))? {
+            Condition::Running(running) => (running, false),
+            Condition::Paused(running) => (running, true),
+            _ => {
+                let copied = vm::disks::copy(&dir.path().join(UPPER_FILE), &to.join(UPPER_FILE));
+                copied.map_err(|error| Failure::new(Kind::Host, "cannot copy the machine's disk").because(error).hint("make room: pal gc"))?;
+                return Ok(machine);
+            }
+        };
+        if paused {
+            // It must run to be asked; it stands still again when it was.
+            process::resume(&running).map_err(|error| failures::process("cannot freeze the machine", error))?;
+        }
+        let mut outcome = None;
+        let frozen = vm::freeze::freeze(dir.path(), to, |held| {
+            let hashed = vm::record::state_hash(to).map_err(|error| Failure::new(Kind::Host, "cannot read what was frozen").because(error));
+            outcome = Some(hashed.and_then(|state_sha256| {
+                let machine = Machine { frozen: Some(FrozenMemory { held, state_sha256, ram_sha256: None }), ..machine };
+                last(&machine).map(|()| machine)
+            }));
+        });
+        if paused {
+            process::pause(&running).map_err(|error| failures::process("cannot pause the machine again", error))?;
+        }
+        frozen.map_err(failure)?;
+        outcome.unwrap_or_else(|| Err(Failure::new(Kind::Internal, "nothing was frozen")))
     }
 
     /// What a Body on a snapshot of a machine is made from.
@@ -95,7 +104,10 @@ impl Fleet {
     pub(crate) async fn receipt_of(&self, dir: &BodyDir, id: &proto::BodyId, how: &str) -> Result<(), Failure> {
         let began = std::time::Instant::now();
         let sent = now_ns();
-        let receipt = self.guest(id).receipt(sent).await.map_err(|error| incomplete(&format!("its guest does not answer: {error}")))?;
+        let receipt = self.guest(id).receipt(sent).await.map_err(|error| incomplete(&format!("its guest does not answer: {error}")))?.tidy();
+        if !receipt.tree.is_sound() {
+            return Err(incomplete("its guest does not say what its files are"));
+        }
         let offset = proto::vm::clock_offset_ms(&receipt, sent, now_ns());
         if receipt.body != *id {
             return Err(incomplete("its guest takes itself for another Body's"));

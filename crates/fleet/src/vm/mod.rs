@@ -2,6 +2,8 @@
 
 mod frozen;
 mod judge;
+mod swap;
+mod sweep;
 mod warm;
 
 use std::path::{Path, PathBuf};
@@ -28,7 +30,32 @@ pub struct OwnKernel {
     pub modules: Option<PathBuf>,
 }
 
+/// What machines of this fleet boot with.
+#[derive(Debug, Clone)]
+pub struct Boots {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// Its first file system.
+    pub initrd: PathBuf,
+    /// What it is told.
+    pub cmdline: String,
+    /// Memory of a machine that asks for none.
+    pub memory: Size,
+}
+
 impl Fleet {
+    /// For whoever boots the same without Palisade, to compare.
+    pub fn boots(&self) -> Result<Boots, Failure> {
+        let ground = self.ground();
+        let setup = ground.setup().map_err(failure)?;
+        Ok(Boots {
+            kernel: ground.kernel(&setup),
+            initrd: ground.initrd(&setup, &self.maker.programs).map_err(failure)?,
+            cmdline: ground.cmdline(&setup, Accelerator::Emulated),
+            memory: vm::plan::MEMORY_DEFAULT,
+        })
+    }
+
     pub(crate) fn ground(&self) -> Ground {
         Ground::of(&self.data)
     }
@@ -71,7 +98,7 @@ impl Fleet {
             disk,
         };
         let empty = vm::disks::empty(&ground.dir().join("uppers"), spec.limits.disk.0).map_err(failure)?;
-        Ok(Parts { engine: ground.engine(&setup).map_err(failure)?, accelerator, images, empty, start })
+        Ok(Parts { engine: ground.engine(&setup).map_err(failure)?, accelerator, images, empty, start, ahead: false })
     }
 
     fn images(&self, ground: &Ground, spec: &Spec, under: &Under) -> Result<Vec<PathBuf>, Failure> {

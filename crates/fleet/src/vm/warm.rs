@@ -52,15 +52,20 @@ impl Fleet {
         Ok(parts)
     }
 
-    fn warm_dir(&self) -> PathBuf {
+    pub(super) fn warm_dir(&self) -> PathBuf {
         self.ground().dir().join("warm")
     }
 
-    fn read_warm(&self, dir: &Path, parts: &Parts) -> Option<Frozen> {
+    /// The machine in that directory, if it is whole.
+    pub(super) fn warm_machine(&self, dir: &Path) -> Option<Machine> {
         let text = sys::fd::read_small(&dir.join(RECORD), RECORD_LEN_MAX).ok()?;
-        let warm: Warm = serde_json::from_str(&text).ok()?;
+        serde_json::from_str::<Warm>(&text).ok().map(|warm| warm.machine)
+    }
+
+    fn read_warm(&self, dir: &Path, parts: &Parts) -> Option<Frozen> {
+        let machine = self.warm_machine(dir)?;
         let setup = self.ground().setup().ok()?;
-        let held = warm.machine.check(dir, &setup, parts.accelerator).ok()?.held.clone();
+        let held = machine.check(dir, &setup, parts.accelerator).ok()?.held.clone();
         Some(Frozen { dir: dir.to_owned(), held, generation: 1 })
     }
 
@@ -78,7 +83,10 @@ impl Fleet {
         let _ = fs::remove_dir_all(&part);
         let _ = fs::remove_dir_all(dir);
         fs::DirBuilder::new().mode(0o700).create(&part).map_err(cannot)?;
-        let made = self.boot_and_freeze(spec, under, parts, &part).and_then(|machine| {
+        let made = self.boot_and_freeze(spec, under, parts, &part).and_then(|mut machine| {
+            if let Some(frozen) = &mut machine.frozen {
+                frozen.ram_sha256 = Some(body::vm::record::ram_hash(&part).map_err(cannot)?);
+            }
             let about = Warm { machine, about: spec.template.clone() };
             let text = serde_json::to_vec(&about).map_err(|error| cannot(error.into()))?;
             sys::fd::write_whole(&part.join(RECORD), &text).and_then(|()| fs::rename(&part, dir)).map_err(cannot)
@@ -91,7 +99,8 @@ impl Fleet {
     }
 
     fn boot_and_freeze(&self, spec: &Spec, under: &Under, parts: &Parts, to: &Path) -> Result<Machine, Failure> {
-        self.with_nobodys(spec, under, parts, |dir, spec| self.freeze_into(dir, spec, to))
+        let parts = Parts { ahead: true, ..parts.clone() };
+        self.with_nobodys(spec, under, &parts, |dir, spec| self.freeze_into(dir, spec, to))
     }
 
     /// Boots a machine that is nobody's, does something with it, and ends it.

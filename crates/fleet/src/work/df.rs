@@ -55,6 +55,9 @@ impl Fleet {
                 add(kind, tree_bytes(&entry.path()));
             }
         }
+        for (kind, bytes) in self.machine_parts() {
+            add(kind, bytes);
+        }
         for name in ["events.db", "events.db-wal"] {
             if let Ok(found) = fs::metadata(self.data.join(name)) {
                 add("events", found.len());

@@ -1,10 +1,13 @@
 //! A machine's root: read-only images and one private upper, each a device of its own.
+//!
+//! The few files that name the machine are in memory, between the two: who is thawed has them changed in microseconds,
+//! while a Body that writes to one gets a copy in its upper as of any other file.
 
 use std::{
     ffi::CString,
     fs, io,
     os::{
-        fd::OwnedFd,
+        fd::{AsFd, OwnedFd},
         unix::fs::{PermissionsExt, chown, symlink},
     },
     path::{Path, PathBuf},
@@ -22,11 +25,15 @@ use rustix::{
 };
 use sys::mount::Overlay;
 
+use super::identity;
+
 /// How long the kernel may take to find a device.
 const DEVICE_PATIENCE: Duration = Duration::from_secs(10);
 /// Where things are mounted before they are one root. In memory, and hidden under that root.
 const STAGE: &str = "/stage";
 const PTYS_MAX: u32 = 256;
+/// Room for the files that name the machine.
+const NAMES_BYTES: u32 = 64 << 10;
 /// The areas a seed's path may begin with, longest first.
 const AREAS: &[&str] = &["usr/local", "etc", "opt", ""];
 
@@ -45,11 +52,24 @@ fn mount(source: &str, kind: &str, target: &Path, flags: MountFlags, options: &s
     rustix::mount::mount(source, target, kind, flags, options.as_c_str()).map_err(step)
 }
 
-/// Mounts everything as one root and makes it this process's. Gives the directory that holds what the Body wrote.
-pub fn enter_root(welcome: &Welcome) -> io::Result<OwnedFd> {
+/// A root that was put together.
+#[derive(Debug)]
+pub struct Root {
+    /// Where the Body's writes go.
+    pub upper: OwnedFd,
+    /// Where the files that name the machine are, below everything the Body wrote and above its images.
+    pub names: OwnedFd,
+}
+
+/// Mounts everything as one root and makes it this process's.
+pub fn enter_root(welcome: &Welcome) -> io::Result<Root> {
     let stage = Path::new(STAGE);
     let setuid = if welcome.setuid { MountFlags::empty() } else { MountFlags::NOSUID };
-    let mut lowers = Vec::new();
+    let names = stage.join("names");
+    fs::create_dir_all(&names)?;
+    mount("tmpfs", "tmpfs", &names, MountFlags::NODEV | MountFlags::NOEXEC | setuid, &format!("mode=0755,size={NAMES_BYTES}"))?;
+    fs::create_dir(names.join("etc"))?;
+    let mut lowers = vec![names.clone()];
     for name in &welcome.images {
         let place = stage.join(name);
         fs::create_dir_all(&place)?;
@@ -58,7 +78,7 @@ pub fn enter_root(welcome: &Welcome) -> io::Result<OwnedFd> {
     }
     let private = stage.join("private");
     fs::create_dir_all(&private)?;
-    mount(&device(UPPER)?.to_string_lossy(), "ext4", &private, MountFlags::NODEV | MountFlags::NOATIME | setuid, "commit=1,noinit_itable")?;
+    mount(&device(UPPER)?.to_string_lossy(), "ext4", &private, MountFlags::NODEV | MountFlags::NOATIME | setuid, "commit=1,noinit_itable,no_prefetch_block_bitmaps")?;
     // A machine that is killed loses what its kernel has not written: that is kept to some seconds.
     for name in ["dirty_writeback_centisecs", "dirty_expire_centisecs"] {
         let _ = fs::write(Path::new("/proc/sys/vm").join(name), "100");
@@ -69,7 +89,10 @@ pub fn enter_root(welcome: &Welcome) -> io::Result<OwnedFd> {
     }
     fs::set_permissions(&upper, fs::Permissions::from_mode(0o755))?;
     rustix::process::umask(Mode::empty());
-    welcome.seeds.iter().try_for_each(|seed| plant(&upper, seed))?;
+    let named = |seed: &&Seed| identity::names(place_of(seed_path(seed)).as_deref());
+    welcome.seeds.iter().filter(|seed| !named(seed)).try_for_each(|seed| plant(&upper, seed))?;
+    let names = rustix::fs::open(&names, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    identity::write_names(names.as_fd(), welcome)?;
     let root = stage.join("root");
     fs::create_dir_all(&root)?;
     let lowers: Vec<&Path> = lowers.iter().map(PathBuf::as_path).collect();
@@ -78,7 +101,7 @@ pub fn enter_root(welcome: &Welcome) -> io::Result<OwnedFd> {
     let upper = rustix::fs::open(&upper, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     views(&root, welcome)?;
     switch(&root)?;
-    Ok(upper)
+    Ok(Root { upper, names })
 }
 
 /// What is there already is as good.
@@ -109,8 +132,7 @@ fn device(name: &str) -> io::Result<PathBuf> {
 
 /// Puts a seed into the upper, unless something is there. No link is followed: an upper may be from an earlier life.
 fn plant(upper: &Path, seed: &Seed) -> io::Result<()> {
-    let (Seed::Dir { path, .. } | Seed::Link { path, .. } | Seed::File { path, .. } | Seed::Hidden { path }) = seed;
-    let Some(inside) = place_of(path) else { return Ok(()) };
+    let Some(inside) = place_of(seed_path(seed)) else { return Ok(()) };
     let Some(parent) = directory(upper, Path::new(&inside).parent().unwrap_or(Path::new("")))? else { return Ok(()) };
     let place = parent.join(Path::new(&inside).file_name().unwrap_or_default());
     make(match seed {
@@ -125,6 +147,11 @@ fn plant(upper: &Path, seed: &Seed) -> io::Result<()> {
         }
         Seed::Hidden { .. } => rustix::fs::mknodat(CWD, &place, FileType::CharacterDevice, Mode::empty(), 0).map_err(io::Error::from),
     })
+}
+
+fn seed_path(seed: &Seed) -> &str {
+    let (Seed::Dir { path, .. } | Seed::Link { path, .. } | Seed::File { path, .. } | Seed::Hidden { path }) = seed;
+    path
 }
 
 /// Where in the root a seed belongs, whose path begins with the directory of an area.

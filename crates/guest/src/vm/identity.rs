@@ -1,9 +1,19 @@
 //! Who a machine is: its name, its clock and its randomness. Told once when it boots, and again whenever it was thawed.
 
-use std::{fs, io, path::Path, time::Instant};
+use std::{
+    fs, io,
+    os::fd::{AsFd, BorrowedFd},
+    path::Path,
+    time::Instant,
+};
 
 use proto::vm::Welcome;
-use rustix::time::{ClockId, Timespec};
+use rustix::{
+    fs::{AtFlags, Mode, OFlags},
+    time::{ClockId, Timespec},
+};
+
+use super::Machine;
 
 /// What came of it.
 #[derive(Debug, Default)]
@@ -31,16 +41,43 @@ pub fn take(welcome: &Welcome, since: Instant) -> Taken {
     taken
 }
 
-/// The files that name the machine, where they name another one: after a thaw.
-pub fn rename(welcome: &Welcome) -> Vec<String> {
+/// Where the files that name the machine are, from its root.
+const NAMES: [&str; 3] = ["etc/hostname", "etc/machine-id", "etc/hosts"];
+
+/// Whether that is one of them.
+pub fn names(place: Option<&str>) -> bool {
+    place.is_some_and(|place| NAMES.contains(&place))
+}
+
+fn texts(welcome: &Welcome) -> [(&'static str, String); 3] {
     let body = welcome.config.body.as_str();
-    let files = [
-        ("/etc/hostname", format!("{body}\n")),
-        ("/etc/machine-id", format!("{}\n", welcome.machine_id)),
-        ("/etc/hosts", format!("127.0.0.1 localhost {body}\n::1 localhost\n")),
-    ];
-    let write = |(path, text): (&str, String)| replace(Path::new(path), &text).err().map(|error| format!("cannot write {path}: {error}"));
-    files.into_iter().filter_map(write).collect()
+    let [hostname, machine_id, hosts] = NAMES;
+    [
+        (hostname, format!("{body}\n")),
+        (machine_id, format!("{}\n", welcome.machine_id)),
+        (hosts, format!("127.0.0.1 localhost {body}\n::1 localhost\n")),
+    ]
+}
+
+/// Writes them below the Body's upper, in place: the kernel shows what stands there now.
+pub fn write_names(below: BorrowedFd<'_>, welcome: &Welcome) -> io::Result<()> {
+    texts(welcome).iter().try_for_each(|(place, text)| {
+        let file = rustix::fs::openat(below, *place, OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC, Mode::from_raw_mode(0o644))?;
+        rustix::io::pwrite(&file, text.as_bytes(), 0)?;
+        Ok(rustix::fs::ftruncate(&file, text.len() as u64)?)
+    })
+}
+
+/// After a thaw they name another machine, also where the Body has made them its own.
+pub fn rename(machine: &Machine, welcome: &Welcome) -> Vec<String> {
+    let mut trouble: Vec<String> = write_names(machine.names.as_fd(), welcome).err().map(|error| format!("cannot write the machine's names: {error}")).into_iter().collect();
+    for (place, text) in texts(welcome) {
+        if rustix::fs::statat(&machine.upper, place, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+            let path = Path::new("/").join(place);
+            trouble.extend(replace(&path, &text).err().map(|error| format!("cannot write {}: {error}", path.display())));
+        }
+    }
+    trouble
 }
 
 /// What a program of the Body put in the place of such a file is not followed, it is replaced.

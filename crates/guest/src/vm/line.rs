@@ -19,7 +19,7 @@ use rustix::{
 };
 use tokio::net::UnixStream;
 
-use super::{Machine, hold, identity, tree};
+use super::{Machine, ahead, hold, identity, tree};
 use crate::{
     channel::{Channel, Port, Told},
     server::{self, Guest},
@@ -79,6 +79,9 @@ pub async fn serve(guest: &Rc<Guest>, machine: &Rc<Machine>) -> io::Result<()> {
     let mut first = receipt(guest, machine, &machine.welcome, taken.reseeded, trouble, None);
     stamp(&mut first, machine.welcomed);
     channel.say(FrameKind::Receipt, &serde_json::to_vec(&first)?).await;
+    if machine.welcome.ahead {
+        ahead::read();
+    }
     let mut looked = None;
     loop {
         let told = channel.read().await.map_err(io::Error::other)?;
@@ -111,7 +114,7 @@ pub async fn serve(guest: &Rc<Guest>, machine: &Rc<Machine>) -> io::Result<()> {
                 // Before the files that name the machine change.
                 let mut receipt = receipt(guest, machine, &welcome, taken.reseeded, Vec::new(), looked);
                 guest.rename(welcome.config.clone());
-                taken.trouble.extend(identity::rename(&welcome));
+                taken.trouble.extend(identity::rename(machine, &welcome));
                 hold::go_on();
                 receipt.trouble = taken.trouble;
                 stamp(&mut receipt, since);

@@ -6,6 +6,7 @@
 //! Invariant: the machine was frozen at most between two frames, so whoever thaws it begins with a clean line.
 //! Absent on purpose: walls inside. The machine is the wall; root in it has a kernel of its own.
 
+mod ahead;
 mod disks;
 mod hold;
 mod identity;
@@ -35,6 +36,8 @@ pub struct Machine {
     last: OwnedFd,
     /// Where the Body's writes go.
     pub upper: OwnedFd,
+    /// Where the files that name the machine are, below what the Body wrote.
+    pub names: OwnedFd,
     /// What it was told first.
     pub welcome: Welcome,
     /// How often it was thawed.
@@ -76,10 +79,10 @@ fn live() -> io::Result<()> {
     let port = line::find()?;
     let welcome = line::first_word(port.as_fd(), WELCOME_PATIENCE)?;
     let welcomed = Instant::now();
-    let upper = disks::enter_root(&welcome)?;
+    let disks::Root { upper, names } = disks::enter_root(&welcome)?;
     trouble.extend(disks::bounds(&welcome));
     let last = port.try_clone()?;
-    let machine = Machine { port: Some(port).into(), last, upper, generation: welcome.generation.into(), welcome, welcomed, trouble };
+    let machine = Machine { port: Some(port).into(), last, upper, names, generation: welcome.generation.into(), welcome, welcomed, trouble };
     let config = machine.welcome.config.clone();
     let machine = std::rc::Rc::new(machine);
     let served = crate::run(crate::Order { config, listener: crate::Listener::Machine(machine.clone()) });

@@ -1,7 +1,7 @@
 //! Minding a machine: from the start of its hypervisor to its end.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     ffi::CString,
     fs::File,
     io,
@@ -15,10 +15,13 @@ use proto::{
     mux::{FrameKind, Side},
     vm::{Begin, CLOCK_OFFSET_MAX_MS, Receipt, Revival, VmPlan, Welcome, clock_offset_ms},
 };
+use rustix::process::Pid;
 use serde_json::{Value, json};
+use sys::trace::Stop;
 use tokio::{
     io::AsyncReadExt,
     net::{UnixListener, UnixStream},
+    signal::unix::{SignalKind, signal},
     sync::mpsc,
     task::LocalSet,
 };
@@ -77,7 +80,11 @@ pub(super) struct Machine {
     pub(super) channel: Rc<Channel>,
     pub(super) words: Words,
     pub(super) monitor: Monitor,
-    process: Process,
+    pub(super) process: Process,
+    /// Its hypervisor takes its memory for shared, and has a private view of it.
+    pub(super) private: Rc<Cell<bool>>,
+    /// Answers to `Hold` that nobody waited for to the end, and that may still come.
+    pub(super) late: u32,
 }
 
 pub fn live(charge: Charge, tell: impl FnOnce(Result<Revival, StepError>)) -> i32 {
@@ -144,7 +151,7 @@ impl From<StepError> for Failure {
 
 async fn try_once(vm: VmPlan) -> Result<(Machine, Revival), Failure> {
     let began = Instant::now();
-    let Hypervisor { process, line, monitor, complaints, state, asks } = qemu::start(&vm).step(format!("start the hypervisor {}", name_of(&vm.program)))?;
+    let Hypervisor { process, line, monitor, complaints, state, asks, traced } = qemu::start(&vm).step(format!("start the hypervisor {}", name_of(&vm.program)))?;
     let channel = Channel::new(Side::Host, Port::new(line).step("open the line to the machine")?);
     let writing = channel.clone();
     tokio::task::spawn_local(async move { drop(writing.write().await) });
@@ -153,9 +160,14 @@ async fn try_once(vm: VmPlan) -> Result<(Machine, Revival), Failure> {
     if let Some((listener, ram, path)) = asks {
         tokio::task::spawn_local(hand_out(listener, ram, path));
     }
-    let opened = Monitor::open(monitor).await;
+    let private = Rc::new(Cell::new(false));
+    if traced {
+        tokio::task::spawn_local(keep_private(process.pid(), private.clone()));
+    }
+    let also = state.map(|state| ("migrate-incoming", json!({ "uri": format!("fd:{state}") })));
+    let opened = Monitor::open(monitor, also).await;
     let mut machine = match opened {
-        Ok(monitor) => Machine { vm, channel, words, monitor, process },
+        Ok(monitor) => Machine { vm, channel, words, monitor, process, private, late: 0 },
         Err(error) => return Err(refused(process, error, said).await.into()),
     };
     let how = match &machine.vm.begin {
@@ -169,7 +181,6 @@ async fn try_once(vm: VmPlan) -> Result<(Machine, Revival), Failure> {
         }
         Begin::Thaw { .. } => {
             let loaded = async {
-                machine.monitor.ask("migrate-incoming", json!({ "uri": format!("fd:{}", state.unwrap_or(-1)) })).await?;
                 machine.monitor.wait_loaded().await?;
                 machine.monitor.ask("cont", Value::Null).await
             };
@@ -184,7 +195,7 @@ async fn try_once(vm: VmPlan) -> Result<(Machine, Revival), Failure> {
     machine.channel.say(FrameKind::Welcome, &said).await;
     let patience = if how == "boot" { Duration::from_millis(machine.vm.boot_ms_max) } else { THAW_PATIENCE };
     let receipt = match machine.word(FrameKind::Receipt, patience).await {
-        Ok(word) => serde_json::from_slice::<Receipt>(&word).map_err(io::Error::from).step("read the guest's receipt")?,
+        Ok(word) => serde_json::from_slice::<Receipt>(&word).map_err(io::Error::from).step("read the guest's receipt")?.tidy(),
         Err(error) if how == "thaw" => return Err(machine.incomplete(&format!("its guest does not answer: {error}")).into()),
         Err(error) => return Err(machine.unheard(error).await),
     };
@@ -205,6 +216,9 @@ fn missing(vm: &VmPlan, revival: &Revival) -> Option<String> {
     }
     if receipt.generation != vm.welcome.generation {
         return Some(format!("its guest is of generation {}, not {}", receipt.generation, vm.welcome.generation));
+    }
+    if !receipt.tree.is_sound() {
+        return Some("its guest does not say what its files are".to_owned());
     }
     if !receipt.reseeded {
         return Some(format!("its kernel took no fresh randomness: {}", told(receipt)));
@@ -268,6 +282,28 @@ fn overhear(complaints: OwnedFd) -> Rc<RefCell<Vec<u8>>> {
         });
     }
     said
+}
+
+/// Waits for the hypervisor to map the frozen memory, and has that be a private view.
+async fn keep_private(pid: Pid, private: Rc<Cell<bool>>) {
+    let Ok(mut stops) = signal(SignalKind::child()) else { return };
+    loop {
+        match sys::trace::stopped(pid) {
+            Ok(Some(Stop::Call)) => {
+                private.set(sys::trace::make_private(pid).is_ok());
+                return;
+            }
+            // It has become the hypervisor, or a signal is on its way to it.
+            Ok(Some(Stop::Other(status))) => drop(sys::trace::watch_calls(pid).and_then(|()| sys::trace::go_on(pid, status))),
+            Ok(None) => {
+                if stops.recv().await.is_none() {
+                    return;
+                }
+            }
+            // It is gone.
+            Err(_) => return,
+        }
+    }
 }
 
 /// Gives the hypervisor the frozen memory for reading, whenever it asks to open it for writing, too.
@@ -354,6 +390,8 @@ async fn mind(machine: &mut Machine, handle: OwnedFd, callers: UnixListener, con
                     machine.settle().await;
                     return Over::InOrder;
                 }
+                // Somebody gave up waiting for it.
+                Some(Ok((FrameKind::Held, _))) => machine.late = machine.late.saturating_sub(1),
                 Some(Ok(_)) => {}
                 Some(Err(LineError::Violation(violation))) => {
                     complain(&format!("the guest broke a rule: {violation}"));

@@ -7,6 +7,7 @@
 //! Invariant: everything the guest sends is parsed here, behind the walls, and nowhere outside of them.
 //! Invariant: what the hypervisor may not change is read-only by its mount, never by an option of the hypervisor.
 
+mod memory;
 mod mind;
 mod qemu;
 mod qmp;

@@ -25,6 +25,9 @@ use super::pair;
 
 /// Memory for translated code, where the machine is emulated.
 const TRANSLATED_MIB: u32 = 64;
+/// What a child tells before it becomes the hypervisor.
+const TRACED: [u8; 1] = *b"t";
+const PLAIN: [u8; 1] = *b"p";
 /// What is kept of the console, for the reason of an early end.
 const CONSOLE_LEN: u32 = 64 << 10;
 
@@ -42,6 +45,8 @@ pub struct Hypervisor {
     pub state: Option<i32>,
     /// Where it asks before it opens files for writing, and the memory it may only read.
     pub asks: Option<(OwnedFd, File, CString)>,
+    /// Whether it stops where it maps that memory, to be told to keep it to itself.
+    pub traced: bool,
 }
 
 /// A child of ours; ended when it is dropped.
@@ -51,6 +56,11 @@ pub struct Process {
 }
 
 impl Process {
+    /// Its number.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
     /// A handle on it that can be waited on.
     pub fn handle(&self) -> io::Result<OwnedFd> {
         sys::process::open(self.pid)
@@ -84,27 +94,49 @@ pub fn start(vm: &VmPlan) -> io::Result<Hypervisor> {
         Begin::Thaw { state, ram, .. } => (Some(OwnedFd::from(File::open(state)?)), Some((File::open(ram)?, CString::new(ram.as_os_str().as_bytes())?))),
         Begin::Boot { .. } => (None, None),
     };
-    let mut command = Command::new(&vm.program);
-    command.args(arguments(vm, line_there.as_raw_fd(), monitor_there.as_raw_fd())).env_clear();
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::from(complain));
     for fd in [Some(&line_there), Some(&monitor_there), state.as_ref()].into_iter().flatten() {
         rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
     }
+    let (told, tell) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     match sys::namespace::fork()? {
         Side::Child => {
-            let asked = if ram.is_some() { ask(&asks_there) } else { Ok(()) };
-            let error = asked.err().unwrap_or_else(|| command.exec());
+            // Where nobody may trace, the memory is mapped plainly, and written out by the hypervisor.
+            let traced = ram.is_some() && sys::trace::by_parent().is_ok();
+            let _ = rustix::io::write(&tell, if traced { &TRACED } else { &PLAIN });
+            let mut command = Command::new(&vm.program);
+            command.args(arguments(vm, line_there.as_raw_fd(), monitor_there.as_raw_fd(), traced)).env_clear();
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::from(complain));
+            let prepared = if ram.is_some() { prepare(vm, &asks_there, traced) } else { Ok(()) };
+            let error = prepared.err().unwrap_or_else(|| command.exec());
             let _ = io::Write::write_all(&mut io::stderr(), error.to_string().as_bytes());
             std::process::exit(1)
         }
         Side::Parent(pid) => {
             let process = Process { pid, ended: None };
+            drop(tell);
+            let mut word = [0];
+            let traced = rustix::io::read(&told, &mut word).is_ok() && word == TRACED;
             // Its ends are its own now; its last words are heard when it is gone.
-            drop((asks_there, command));
+            drop((asks_there, complain));
             let asks = ram.map(|(ram, path)| sys::fd::receive(asks.as_fd()).map(|listener| (listener, ram, path))).transpose()?;
-            Ok(Hypervisor { process, line, monitor, complaints, state: state.as_ref().map(AsRawFd::as_raw_fd), asks })
+            Ok(Hypervisor { process, line, monitor, complaints, state: state.as_ref().map(AsRawFd::as_raw_fd), asks, traced })
         }
     }
+}
+
+/// In the child, where a machine is thawed: what holds it beyond its walls.
+fn prepare(vm: &VmPlan, way: &OwnedFd, traced: bool) -> io::Result<()> {
+    rest_small()?;
+    if traced {
+        sys::trace::stop_at_mapping(vm.memory_bytes)?;
+    }
+    ask(way)
+}
+
+/// In the child: its memory is taken page by page. Of the large pages a hypervisor would take instead, one that was
+/// thawed uses little, and there may be many of them.
+fn rest_small() -> io::Result<()> {
+    Ok(rustix::thread::disable_transparent_huge_pages(true)?)
 }
 
 /// In the child: from here on it asks before it opens files for writing.
@@ -113,7 +145,7 @@ fn ask(way: &OwnedFd) -> io::Result<()> {
     sys::fd::send(way.as_fd(), listener.as_fd())
 }
 
-fn arguments(vm: &VmPlan, line: i32, monitor: i32) -> Vec<String> {
+fn arguments(vm: &VmPlan, line: i32, monitor: i32, traced: bool) -> Vec<String> {
     let mut words: Vec<String> = ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-name", "palisade"].map(str::to_owned).into();
     let mut add = |name: &str, value: String| words.extend([name.to_owned(), value]);
     add("-L", vm.firmware.display().to_string());
@@ -135,7 +167,7 @@ fn arguments(vm: &VmPlan, line: i32, monitor: i32) -> Vec<String> {
             add("-append", cmdline.clone());
         }
         Begin::Thaw { ram, .. } => {
-            add("-object", format!("memory-backend-file,id=ram,size={size},mem-path={},share=off", ram.display()));
+            add("-object", format!("memory-backend-file,id=ram,size={size},mem-path={},share={}", ram.display(), if traced { "on" } else { "off" }));
             add("-incoming", "defer".to_owned());
         }
     }

@@ -13,45 +13,70 @@ use tokio::{
 const LINE_LEN_MAX: u64 = 1 << 20;
 const ANSWER: Duration = Duration::from_secs(30);
 
+/// How long a machine may take to be read in.
+const LOADED: Duration = Duration::from_secs(30);
+/// How long one may take to be written out: it may have much memory, and the disk may be slow.
+const SAVED: Duration = Duration::from_secs(280);
+
 /// A monitor that takes commands.
 pub struct Monitor {
     stream: BufReader<UnixStream>,
+    /// What it said last about reading a machine in or writing one out.
+    migration: Option<String>,
 }
 
 impl Monitor {
-    /// Greets and is greeted.
-    pub async fn open(fd: OwnedFd) -> io::Result<Self> {
+    /// Greets and is greeted. What is asked for besides is sent along, without waiting in between.
+    pub async fn open(fd: OwnedFd, also: Option<(&str, Value)>) -> io::Result<Self> {
         let stream = std::os::unix::net::UnixStream::from(fd);
         stream.set_nonblocking(true)?;
-        let mut monitor = Self { stream: BufReader::new(UnixStream::from_std(stream)?) };
+        let mut monitor = Self { stream: BufReader::new(UnixStream::from_std(stream)?), migration: None };
+        // Memory that is mapped from a file is left out of what is written and read; and it tells when that is done.
+        let wanted = json!({ "capabilities": [{ "capability": "x-ignore-shared", "state": true }, { "capability": "events", "state": true }] });
         // The greeting comes by itself; the answer to the first command is the first that has an id.
-        monitor.ask("qmp_capabilities", Value::Null).await?;
-        // Memory that is mapped from a file is left out of what is written and read.
-        let ignore = json!({ "capabilities": [{ "capability": "x-ignore-shared", "state": true }] });
-        monitor.ask("migrate-set-capabilities", ignore).await?;
+        let commands =
+            [("qmp_capabilities", Value::Null), ("migrate-set-capabilities", wanted)].into_iter().chain(also);
+        monitor.ask_all(&commands.collect::<Vec<_>>()).await?;
         Ok(monitor)
     }
 
     /// Has a command done and gives what it returns.
     pub async fn ask(&mut self, command: &str, arguments: Value) -> io::Result<Value> {
-        let mut asked = json!({ "execute": command, "id": command });
-        if !arguments.is_null() {
-            asked["arguments"] = arguments;
+        self.ask_all(&[(command, arguments)]).await
+    }
+
+    /// Has commands done one after another, and gives what the last returns.
+    async fn ask_all(&mut self, commands: &[(&str, Value)]) -> io::Result<Value> {
+        let mut words = String::new();
+        for (command, arguments) in commands {
+            let mut asked = json!({ "execute": command, "id": command });
+            if !arguments.is_null() {
+                asked["arguments"] = arguments.clone();
+            }
+            words += &format!("{asked}\n");
         }
         let answered = async {
-            self.stream.get_mut().write_all(format!("{asked}\n").as_bytes()).await?;
-            loop {
-                let mut heard = self.line().await?;
-                if heard["id"] != command {
-                    continue;
-                }
-                match heard["error"]["desc"].as_str() {
-                    Some(why) => return Err(io::Error::other(format!("{command}: {}", proto::text::visible(why)))),
-                    None => return Ok(heard["return"].take()),
-                }
+            self.stream.get_mut().write_all(words.as_bytes()).await?;
+            let mut answer = Value::Null;
+            for (command, _) in commands {
+                answer = self.answer(command).await?;
             }
+            Ok(answer)
         };
-        tokio::time::timeout(ANSWER, answered).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+        in_time(ANSWER, answered).await
+    }
+
+    async fn answer(&mut self, command: &str) -> io::Result<Value> {
+        loop {
+            let mut heard = self.line().await?;
+            if heard["id"] != command {
+                continue;
+            }
+            return match heard["error"]["desc"].as_str() {
+                Some(why) => Err(io::Error::other(format!("{command}: {}", proto::text::visible(why)))),
+                None => Ok(heard["return"].take()),
+            };
+        }
     }
 
     async fn line(&mut self) -> io::Result<Value> {
@@ -60,32 +85,42 @@ impl Monitor {
         if len == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        Ok(serde_json::from_slice(&line)?)
+        let heard: Value = serde_json::from_slice(&line)?;
+        if heard["event"] == "MIGRATION" {
+            self.migration = heard["data"]["status"].as_str().map(str::to_owned);
+        }
+        Ok(heard)
     }
 
     /// Waits until what was read in is whole.
     pub async fn wait_loaded(&mut self) -> io::Result<()> {
-        loop {
-            let status = self.ask("query-status", Value::Null).await?;
-            match status["status"].as_str() {
-                Some("inmigrate") => tokio::time::sleep(Duration::from_millis(1)).await,
-                Some("internal-error" | "io-error" | "guest-panicked") | None => return Err(io::Error::other("its state could not be read")),
-                Some(_) => return Ok(()),
-            }
-        }
+        in_time(LOADED, self.wait_migrated())
+            .await
+            .map_err(|error| io::Error::new(error.kind(), format!("its state could not be read: {error}")))
+    }
+
+    /// Forgets what was said of an earlier time.
+    pub fn begin_saving(&mut self) {
+        self.migration = None;
     }
 
     /// Waits until what is written out is whole.
     pub async fn wait_saved(&mut self) -> io::Result<()> {
+        in_time(SAVED, self.wait_migrated()).await.map_err(|error| {
+            io::Error::new(error.kind(), format!("the machine could not be written down: {error}"))
+        })
+    }
+
+    async fn wait_migrated(&mut self) -> io::Result<()> {
         loop {
-            let state = self.ask("query-migrate", Value::Null).await?;
-            match state["status"].as_str() {
+            match self.migration.as_deref() {
                 Some("completed") => return Ok(()),
-                Some("failed" | "cancelled") | None => {
+                Some("failed" | "cancelled") => {
+                    let state = self.ask("query-migrate", Value::Null).await?;
                     let why = state["error-desc"].as_str().unwrap_or("it said no reason");
-                    return Err(io::Error::other(format!("the machine could not be written down: {}", proto::text::visible(why))));
+                    return Err(io::Error::other(proto::text::visible(why)));
                 }
-                Some(_) => tokio::time::sleep(Duration::from_millis(2)).await,
+                _ => drop(self.line().await?),
             }
         }
     }
@@ -96,5 +131,63 @@ impl Monitor {
         let text = read.ok().and_then(|text| text.as_str().map(str::to_owned)).unwrap_or_default();
         let lines: Vec<&str> = text.lines().rev().take(6).collect();
         lines.into_iter().rev().map(|line| proto::text::visible(line.trim())).collect::<Vec<_>>().join(" | ")
+    }
+}
+
+async fn in_time<T>(patience: Duration, act: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(patience, act).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A hypervisor that says these lines, whatever it is asked.
+    fn says(lines: &str) -> OwnedFd {
+        let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
+        io::Write::write_all(&mut &there, lines.as_bytes()).unwrap();
+        // It stays for as long as the test.
+        std::mem::forget(there);
+        here.into()
+    }
+
+    fn run<T>(act: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(act)
+    }
+
+    const GREETED: &str = "{\"QMP\":{}}\n{\"return\":{},\"id\":\"qmp_capabilities\"}\n{\"return\":{},\"id\":\"migrate-set-capabilities\"}\n";
+
+    #[test]
+    fn an_end_that_came_before_the_answer_is_not_missed() {
+        let lines = format!(
+            "{GREETED}{{\"event\":\"MIGRATION\",\"data\":{{\"status\":\"completed\"}}}}\n{{\"return\":{{}},\"id\":\"migrate-incoming\"}}\n"
+        );
+        run(async {
+            let mut monitor =
+                Monitor::open(says(&lines), Some(("migrate-incoming", Value::Null))).await.unwrap();
+            monitor.wait_loaded().await.unwrap();
+        });
+    }
+
+    #[test]
+    fn a_hypervisor_that_never_ends_is_not_waited_for() {
+        let lines = format!("{GREETED}{{\"event\":\"MIGRATION\",\"data\":{{\"status\":\"active\"}}}}\n");
+        run(async {
+            let mut monitor = Monitor::open(says(&lines), None).await.unwrap();
+            let waited = in_time(Duration::from_millis(50), monitor.wait_migrated()).await;
+            assert_eq!(waited.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        });
+    }
+
+    #[test]
+    fn a_failure_is_told_with_its_reason() {
+        let lines = format!(
+            "{GREETED}{{\"event\":\"MIGRATION\",\"data\":{{\"status\":\"failed\"}}}}\n{{\"return\":{{\"error-desc\":\"no room\\u001b\"}},\"id\":\"query-migrate\"}}\n"
+        );
+        run(async {
+            let mut monitor = Monitor::open(says(&lines), None).await.unwrap();
+            let error = monitor.wait_saved().await.unwrap_err().to_string();
+            assert!(error.contains("no room") && !error.contains('\u{1b}'), "{error}");
+        });
     }
 }

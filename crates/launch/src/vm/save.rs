@@ -12,7 +12,7 @@ use std::{
 
 use proto::{
     mux::FrameKind,
-    vm::{Answer, Held},
+    vm::{Answer, Begin, Held},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -20,7 +20,7 @@ use tokio::{
     net::UnixStream,
 };
 
-use super::{mind::Machine, split::split};
+use super::{memory, mind::Machine, split::{REST_LEN_MAX, split}};
 
 /// How long a guest may take to stand still.
 const HOLD_PATIENCE: Duration = Duration::from_secs(20);
@@ -40,9 +40,10 @@ pub async fn answer(machine: &mut Machine, mut socket: UnixStream) -> io::Result
         // Whoever asked is gone, or asked for nothing.
         Err(_) => return Ok(()),
     };
+    let copying = copy_below(machine, &ram);
     let said = match hold(machine).await {
         Ok(held) => {
-            let saved = write_down(machine, ram, state).await;
+            let saved = write_down(machine, ram, state, copying).await;
             let answer = saved.map_or_else(|error| Answer::Failed { why: error.to_string() }, |()| Answer::Saved { held });
             let stands = matches!(answer, Answer::Saved { .. });
             let told = tell(&mut socket, &answer).await;
@@ -89,29 +90,65 @@ async fn one(socket: &UnixStream) -> io::Result<File> {
 /// Both directions of the line come to rest.
 async fn hold(machine: &mut Machine) -> io::Result<Held> {
     machine.channel.say_and_stop(FrameKind::Hold, &[]).await;
-    let word = machine.word(FrameKind::Held, HOLD_PATIENCE).await?;
-    Ok(serde_json::from_slice(&word)?)
+    // One that was given up on answers first, and is not what stands still now.
+    machine.late += 1;
+    let mut word = Vec::new();
+    while machine.late > 0 {
+        word = machine.word(FrameKind::Held, HOLD_PATIENCE).await?;
+        machine.late -= 1;
+    }
+    let held: Held = serde_json::from_slice(&word)?;
+    if held.tree.is_sound() { Ok(held) } else { Err(io::Error::other("it does not say what its files are")) }
 }
 
-async fn write_down(machine: &mut Machine, ram: File, state: File) -> io::Result<()> {
+/// What a machine was thawed from is copied while it comes to rest; that never changes.
+fn copy_below(machine: &Machine, ram: &File) -> Option<Copying> {
+    let Begin::Thaw { ram: below, .. } = &machine.vm.begin else { return None };
+    if !machine.private.get() {
+        return None;
+    }
+    let (below, ram) = (below.clone(), ram.try_clone().ok()?);
+    Some(tokio::task::spawn_blocking(move || sys::fd::copy_data(&File::open(below)?, &ram)))
+}
+
+type Copying = tokio::task::JoinHandle<io::Result<()>>;
+
+async fn write_down(machine: &mut Machine, ram: File, state: File, copying: Option<Copying>) -> io::Result<()> {
     machine.monitor.ask("stop", Value::Null).await?;
+    machine.monitor.begin_saving();
     let _ = std::fs::remove_file(WAY);
     let listener = UnixListener::bind(WAY)?;
     let memory = machine.vm.memory_bytes;
-    machine.monitor.ask("migrate-set-parameters", json!({ "max-bandwidth": BANDWIDTH })).await?;
+    let left_out = copying.is_some();
+    let to = ram.try_clone()?;
     let splitting = tokio::task::spawn_blocking(move || -> io::Result<()> {
         let (from, _) = listener.accept()?;
-        split(from, &ram, memory, &state)
+        if left_out { memory::pass(from, &state, REST_LEN_MAX) } else { split(from, &to, memory, &state) }
     });
-    let asked = machine.monitor.ask("migrate", json!({ "uri": format!("unix:{WAY}") })).await;
-    if asked.is_err() {
-        // Whoever waits for the hypervisor is let go.
+    machine.monitor.ask("migrate-set-parameters", json!({ "max-bandwidth": BANDWIDTH })).await?;
+    let saved = match machine.monitor.ask("migrate", json!({ "uri": format!("unix:{WAY}") })).await {
+        Ok(_) => machine.monitor.wait_saved().await,
+        Err(error) => Err(error),
+    };
+    if saved.is_err() {
+        // It lets go of what it writes to, and whoever waits for it is let go.
+        let _ = machine.monitor.ask("migrate_cancel", Value::Null).await;
         drop(std::os::unix::net::UnixStream::connect(WAY));
     }
     let split = splitting.await.map_err(io::Error::other)?;
     let _ = std::fs::remove_file(WAY);
-    asked?;
-    let saved = machine.monitor.wait_saved().await;
-    split.and(saved)
+    saved.and(split)?;
+    match copying {
+        Some(copying) => {
+            copying.await.map_err(io::Error::other)??;
+            own_pages(machine, ram).await
+        }
+        None => Ok(()),
+    }
 }
 
+async fn own_pages(machine: &Machine, ram: File) -> io::Result<()> {
+    let Begin::Thaw { ram: below, .. } = machine.vm.begin.clone() else { return Ok(()) };
+    let (process, len) = (machine.process.pid(), machine.vm.memory_bytes);
+    tokio::task::spawn_blocking(move || memory::add_own_pages(process, &below, len, &ram)).await.map_err(io::Error::other)?
+}

@@ -23,7 +23,7 @@ const SECTION: &[u8] = b"\x03ram\0\0\0\0\0\0\0\x04";
 const BLOCKS_MAX: usize = 64;
 const RUN_LEN_MAX: usize = 1 << 20;
 /// What is passed on without its memory: devices and small memories of their own.
-const REST_LEN_MAX: u64 = 256 << 20;
+pub const REST_LEN_MAX: u64 = 256 << 20;
 
 const PART: u8 = 2;
 const END: u8 = 3;
