@@ -11,10 +11,11 @@ Usage: cargo run --release -p bench -- [OPTIONS]
   --quick          a tenth of the rounds, to see that everything works
   --rounds N       rounds of the cheap measurements (200)
   --bodies N       idle Bodies at once (500)
-  --only NAME      one section: run, library, exec, throughput, idle, work, server; may be repeated
+  --only NAME      one section: run, library, exec, throughput, idle, work, server, microvm; may be repeated
   --json FILE      write every number
   --save FILE      write the tables as Markdown
   --data DIR       keep Bodies below DIR, which must not exist (a fresh one in /var/tmp)
+  --vm DIR         take the parts of microVMs from the data directory DIR, instead of setting them up
   --as-user UID    run again as that user, through setpriv
   --strict         fail when a bar is missed
 ";
@@ -46,6 +47,8 @@ pub struct Args {
     pub save: Option<PathBuf>,
     /// Where Bodies are kept.
     pub data: Option<PathBuf>,
+    /// A data directory in which microVMs are set up.
+    pub vm: Option<PathBuf>,
     /// Who measures.
     pub as_user: Option<u32>,
     /// Whether a missed bar is a failure.
@@ -78,6 +81,7 @@ pub fn parse(words: impl Iterator<Item = String>) -> Result<Asked, String> {
         json: None,
         save: None,
         data: None,
+        vm: None,
         as_user: None,
         strict: false,
     };
@@ -94,6 +98,7 @@ pub fn parse(words: impl Iterator<Item = String>) -> Result<Asked, String> {
             "--json" => args.json = Some(value()?.into()),
             "--save" => args.save = Some(value()?.into()),
             "--data" => args.data = Some(value()?.into()),
+            "--vm" => args.vm = Some(value()?.into()),
             "--as-user" => args.as_user = Some(number(&value()?)? as u32),
             other => return Err(format!("there is no option {other}")),
         }

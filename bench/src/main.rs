@@ -16,6 +16,7 @@ mod memory;
 mod namespace;
 mod oci;
 mod peers;
+mod plain;
 mod report;
 mod residents;
 mod run;

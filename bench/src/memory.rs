@@ -4,15 +4,28 @@ use std::{fs, io};
 
 /// Proportional set size of one process, in bytes.
 pub fn pss(pid: i32) -> io::Result<u64> {
+    sum(pid, &["Pss:"])
+}
+
+/// What nobody shares with it, in bytes.
+pub fn private(pid: i32) -> io::Result<u64> {
+    sum(pid, &["Private_Clean:", "Private_Dirty:"])
+}
+
+fn sum(pid: i32, names: &[&str]) -> io::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
-    let kib = line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse::<u64>().ok());
-    Ok(kib.unwrap_or_default() * 1024)
+    let lines = text.lines().filter(|line| names.iter().any(|name| line.starts_with(name)));
+    Ok(lines.filter_map(|line| line.split_ascii_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>() * 1024)
 }
 
 /// Of a process and everybody below it.
 pub fn pss_of_family(root: i32) -> io::Result<u64> {
     family(root)?.into_iter().map(pss).sum()
+}
+
+/// What nobody else shares with them.
+pub fn private_of_family(root: i32) -> io::Result<u64> {
+    family(root)?.into_iter().map(private).sum()
 }
 
 /// A process and everybody below it.

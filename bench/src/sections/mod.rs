@@ -3,6 +3,7 @@
 mod exec;
 mod idle;
 mod library;
+mod microvm;
 mod run;
 mod server;
 mod throughput;
@@ -23,7 +24,7 @@ pub struct Section {
 }
 
 /// All of them, in order.
-pub const ALL: [Section; 7] = [
+pub const ALL: [Section; 8] = [
     Section { name: "run", about: "`true` in a fresh sandbox", run: run::measure },
     Section { name: "library", about: "create, exec and remove through the library", run: library::measure },
     Section { name: "exec", about: "`true` in something that runs", run: exec::measure },
@@ -31,4 +32,5 @@ pub const ALL: [Section; 7] = [
     Section { name: "idle", about: "memory of idle Bodies", run: idle::measure },
     Section { name: "work", about: "work inside against work outside", run: work::measure },
     Section { name: "server", about: "`pal serve` as its clients meet it", run: server::measure },
+    Section { name: "microvm", about: "machines: cold, warm, forked, and what they take", run: microvm::measure },
 ];

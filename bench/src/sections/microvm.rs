@@ -1,0 +1,240 @@
+//! Machines: cold, warm and forked to their first command, commands in one that runs, and memory; against a plain QEMU
+//! that boots the same kernel and first file system to its first process.
+
+use std::{
+    io,
+    os::unix::fs::{DirBuilderExt, symlink},
+    time::{Duration, Instant},
+};
+
+use fleet::{Create, Fleet, Force, View};
+use proto::Layer;
+use tokio::runtime::Runtime;
+
+use crate::{
+    ground::Ground,
+    library::{self, told},
+    measure::{Contender, interleave, timed},
+    memory, peers,
+    plain::{Plain, Told},
+    report::{Bar, Bound, Part, Row, Table, Unit},
+    stats::Samples,
+};
+
+const MIB: f64 = 1048576.0;
+const PLAIN: &str = "plain QEMU to init";
+const TUNED: &str = "plain QEMU to init, told what Palisade tells its kernel";
+const COLD: &str = "cold boot to first exec";
+const WARM: &str = "warm start to first exec";
+const FORK: &str = "fork to first exec";
+const EXEC: &str = "exec of `true`, library";
+const ROUNDS: usize = 20;
+/// Forks at once.
+const MANY: u32 = 20;
+const CROWDS: usize = 3;
+/// Who just answered may still be tidying up.
+const LEFT_ALONE: Duration = Duration::from_secs(3);
+
+/// In one run, everybody in turn.
+pub fn measure(ground: &Ground) -> io::Result<Part> {
+    let runtime = library::runtime()?;
+    let fleet = prepare(ground)?;
+    let plain = Plain::prepare(ground, fleet.boots().map_err(told)?)?;
+    let make = |request| runtime.block_on(fleet.create(request)).map_err(told);
+    let parent = make(machine())?;
+    runtime.block_on(library::exec(&fleet, parent.id(), &["true"]))?;
+    let starts = interleave_all(ground, &runtime, &fleet, &plain, &parent)?;
+    let starts = Table::times("A machine to its first command", &[PLAIN, TUNED], starts);
+    let execs = Table::times("`true` in a machine that runs", &[], execs(ground, &runtime, &fleet, &parent));
+    let crowd = crowd(ground, &runtime, &fleet, &parent)?;
+    let crowd_table = Table::times(format!("{MANY} forks of one machine at once"), &[], crowd.rows);
+    let memory = memory(&runtime, &fleet, &parent, crowd.private, crowd.pss)?;
+    runtime.block_on(fleet.remove(parent.id(), Force::Yes)).map_err(told)?;
+    let ratio = |promise: &str, name: &str, most| Bar {
+        promise: promise.into(),
+        found: starts.ratio(name, PLAIN),
+        bound: Bound::AtMost(most),
+        unit: "×",
+    };
+    let bars = vec![
+        ratio("cold boot of a machine to its first exec against a plain boot to init", COLD, 1.3),
+        ratio("warm start of a machine to its first exec against a plain boot to init", WARM, 0.08),
+        ratio("fork of a machine to its first exec against a plain boot to init", FORK, 0.08),
+        Bar {
+            promise: "exec in a running machine".into(),
+            found: execs.median(EXEC).map(|ns| ns / 1e6),
+            bound: Bound::AtMost(12.0),
+            unit: " ms",
+        },
+        Bar {
+            promise: format!("private memory of each of {MANY} forks"),
+            found: memory.median(PRIVATE).map(|bytes| bytes / MIB),
+            bound: Bound::AtMost(20.0),
+            unit: " MiB",
+        },
+    ];
+    Ok(Part { tables: vec![starts, crowd_table, execs, memory], bars })
+}
+
+/// A fleet whose machines are set up: anew, or elsewhere.
+fn prepare(ground: &Ground) -> io::Result<Fleet> {
+    if let Some(elsewhere) = &ground.args.vm {
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&ground.data)?;
+        symlink(elsewhere.canonicalize()?.join("vm"), ground.data.join("vm"))?;
+    }
+    let fleet = ground.fleet()?;
+    fleet.setup_microvm(None, &mut |said: &str| eprintln!("  {said}")).map_err(told)?;
+    Ok(fleet)
+}
+
+fn machine() -> Create {
+    Create { layer: Some(Layer::Microvm), ..Create::kept() }
+}
+
+fn interleave_all(
+    ground: &Ground,
+    runtime: &Runtime,
+    fleet: &Fleet,
+    plain: &Plain,
+    parent: &View,
+) -> io::Result<Vec<Row>> {
+    let pal = peers::pal(ground, &["run", "--layer", "microvm", "--", "true"]);
+    let mut contenders = vec![
+        Contender::new(PLAIN, || plain.boot(Told::Least)),
+        Contender::new(TUNED, || plain.boot(Told::Same)),
+        Contender::new(COLD, || first_exec(runtime, fleet, Create { cold: true, ..machine() })),
+        Contender::new(WARM, || first_exec(runtime, fleet, machine())),
+        Contender::new(FORK, || forks(runtime, fleet, parent, 1).map(|forked| forked.took)),
+        Contender::new("pal run --layer microvm, to its end", move || pal.time()),
+    ];
+    // What takes seconds is asked as often as what takes a tenth of one: the ratios are what matters.
+    let rounds = ground.args.scaled(ROUNDS);
+    let mut rows: Vec<Row> = contenders
+        .iter()
+        .map(|contender| Row {
+            name: contender.name.clone(),
+            samples: Samples::default(),
+            note: String::new(),
+        })
+        .collect();
+    for round in 0..rounds {
+        for turn in 0..contenders.len() {
+            let index = (turn + round) % contenders.len();
+            if crate::measure::interrupted() {
+                break;
+            }
+            match (contenders[index].once)() {
+                Ok(took) => rows[index].samples.push_time(took),
+                Err(error) => rows[index].note = format!("failed: {error}"),
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn first_exec(runtime: &Runtime, fleet: &Fleet, request: Create) -> io::Result<Duration> {
+    let life = runtime.block_on(library::live_once(fleet, request))?;
+    Ok(life.create + life.exec)
+}
+
+struct Forked {
+    took: Duration,
+    made: Duration,
+    private: Vec<u64>,
+    pss: Vec<u64>,
+}
+
+/// Forks, a command in each, what they take when they are left alone, and their end.
+fn forks(runtime: &Runtime, fleet: &Fleet, parent: &View, count: u32) -> io::Result<Forked> {
+    let began = Instant::now();
+    let views = runtime.block_on(fleet.fork(parent.id(), count)).map_err(told)?;
+    let made = began.elapsed();
+    let ran = views
+        .iter()
+        .try_for_each(|view| runtime.block_on(library::exec(fleet, view.id(), &["true"])).map(drop));
+    let took = began.elapsed();
+    let (mut private, mut pss) = (Vec::new(), Vec::new());
+    if count > 1 {
+        std::thread::sleep(LEFT_ALONE);
+        for pid in views.iter().filter_map(|view| view.pid) {
+            private.push(memory::private_of_family(pid)?);
+            pss.push(memory::pss_of_family(pid)?);
+        }
+    }
+    for view in &views {
+        runtime.block_on(fleet.remove(view.id(), Force::Yes)).map_err(told)?;
+    }
+    ran.map(|()| Forked { took, made, private, pss })
+}
+
+struct Crowd {
+    rows: Vec<Row>,
+    private: Vec<u64>,
+    pss: Vec<u64>,
+}
+
+fn crowd(ground: &Ground, runtime: &Runtime, fleet: &Fleet, parent: &View) -> io::Result<Crowd> {
+    let (mut made, mut took, mut each) = (Samples::default(), Samples::default(), Samples::default());
+    let (mut private, mut pss) = (Vec::new(), Vec::new());
+    for _ in 0..if ground.args.quick { 1 } else { CROWDS } {
+        let forked = forks(runtime, fleet, parent, MANY)?;
+        made.push_time(forked.made);
+        took.push_time(forked.took);
+        each.push_time(forked.took / MANY);
+        (private, pss) = (forked.private, forked.pss);
+    }
+    let row = |name: &str, samples| Row { name: name.into(), samples, note: String::new() };
+    let rows = vec![
+        row("until all of them run", made),
+        row("until each has run a command", took),
+        row("for each of them", each),
+    ];
+    Ok(Crowd { rows, private, pss })
+}
+
+fn execs(ground: &Ground, runtime: &Runtime, fleet: &Fleet, parent: &View) -> Vec<Row> {
+    let line = peers::pal(ground, &["exec", parent.id().as_str(), "--", "true"]);
+    let contenders = vec![
+        Contender::new(EXEC, || {
+            timed(|| runtime.block_on(library::exec(fleet, parent.id(), &["true"])).map(drop))
+        }),
+        Contender::new("exec of `true`, pal exec", move || line.time()),
+    ];
+    interleave(contenders, ground.args.rounds)
+}
+
+const PRIVATE: &str = "each of the forks, private";
+
+/// Memory of the hypervisor and of who minds it, after a command ran in the machine.
+fn memory(
+    runtime: &Runtime,
+    fleet: &Fleet,
+    parent: &View,
+    private: Vec<u64>,
+    pss: Vec<u64>,
+) -> io::Result<Table> {
+    let row = |name: &str, bytes: &[u64]| {
+        let mut samples = Samples::default();
+        bytes.iter().for_each(|bytes| samples.push(*bytes as f64));
+        Row { name: name.into(), samples, note: "after a command, idle".into() }
+    };
+    let mut rows = vec![row(PRIVATE, &private), row("each of the forks, PSS", &pss)];
+    for (name, cold) in [("cold-booted", true), ("warm-started", false)] {
+        let view = runtime.block_on(fleet.create(Create { cold, ..machine() })).map_err(told)?;
+        runtime.block_on(library::exec(fleet, view.id(), &["true"]))?;
+        std::thread::sleep(LEFT_ALONE);
+        let pid = view.pid.unwrap_or_default();
+        rows.push(row(&format!("one {name}, private"), &[memory::private_of_family(pid)?]));
+        rows.push(row(&format!("one {name}, PSS"), &[memory::pss_of_family(pid)?]));
+        runtime.block_on(fleet.remove(view.id(), Force::Yes)).map_err(told)?;
+    }
+    let pid = parent.pid.unwrap_or_default();
+    rows.push(row("the parent of the forks, private", &[memory::private_of_family(pid)?]));
+    Ok(Table {
+        title: "Memory of machines".into(),
+        unit: Unit::Bytes,
+        against: Vec::new(),
+        rows,
+        absent: Vec::new(),
+    })
+}
