@@ -58,12 +58,11 @@ pub fn line(text: impl fmt::Display) -> Result<(), Failure> {
     data(format!("{text}\n").as_bytes())
 }
 
-/// Writes a value as one line of JSON.
+/// Writes a value as one line of JSON, which may be read on a terminal, too.
 pub fn json(value: &impl Serialize) -> Result<(), Failure> {
-    let mut text = serde_json::to_vec(value)
+    let text = serde_json::to_string(value)
         .map_err(|error| Failure::new(Kind::Internal, "cannot write the answer as JSON").because(error))?;
-    text.push(b'\n');
-    data(&text)
+    line(proto::text::visible_json(&text))
 }
 
 /// Says something beside the data; ends the line if the text does not.
