@@ -145,6 +145,11 @@ pub(crate) fn copy_tree(programs: &Programs, ids: &Ids, from: &Path, to: &Path) 
     helper(programs, ids, &["copy".as_ref(), from.as_os_str(), to.as_os_str()])
 }
 
+/// Copies a part of a Body's upper for its owner to read, where modes keep some of it for ids that only the Body has.
+pub fn show(programs: &Programs, ids: &Ids, from: &Path, to: &Path) -> Result<(), SnapshotError> {
+    helper(programs, ids, &["show".as_ref(), from.as_os_str(), to.as_os_str()])
+}
+
 fn open(path: &Path) -> io::Result<std::os::fd::OwnedFd> {
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
 }

@@ -103,6 +103,10 @@ fn work(arguments: &[OsString], place: Option<&OwnedFd>) -> Result<(), StepError
             let (from, to) = (open(from).step("open the tree")?, open(to).step("open the copy")?);
             sys::tree::copy(from.as_fd(), to.as_fd()).map(drop).step("copy the tree")
         }
+        [verb, from, to] if verb == "show" => {
+            let (from, to) = (open(from).step("open the tree")?, open(to).step("open the copy")?);
+            sys::tree::copy_open(from.as_fd(), to.as_fd()).map(drop).step("copy the tree")
+        }
         [verb, dir] if verb == "remove" => {
             let path = Path::new(dir);
             let parent = path.parent().unwrap_or(Path::new("/"));

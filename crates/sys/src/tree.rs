@@ -7,7 +7,7 @@ mod copy;
 mod remove;
 mod usage;
 
-pub use copy::copy;
+pub use copy::{copy, copy_open};
 pub use remove::remove;
 pub use usage::{Usage, usage};
 

@@ -21,8 +21,22 @@ const ATTRIBUTES_LEN_MAX: usize = 64 * 1024;
 /// Copies what stands in `from` into the empty directory `to`: owners, modes, times, links, extended attributes,
 /// whiteouts. Sockets are left out.
 pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<Usage> {
-    let mut copier = Copier { total: Usage::default(), linked: HashMap::new(), top: to };
-    let root = rustix::fs::fstat(from)?;
+    copy_as(from, to, |mode| mode)
+}
+
+/// The same for a copy that everybody may read and clear away, whatever its modes say.
+pub fn copy_open(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<Usage> {
+    copy_as(from, to, |mode| match FileType::from_raw_mode(mode) {
+        FileType::Directory => (mode & !0o7777) | 0o777,
+        FileType::RegularFile => (mode & !0o7000) | 0o444,
+        _ => mode,
+    })
+}
+
+fn copy_as(from: BorrowedFd<'_>, to: BorrowedFd<'_>, mode: fn(u32) -> u32) -> io::Result<Usage> {
+    let mut copier = Copier { total: Usage::default(), linked: HashMap::new(), top: to, mode };
+    let mut root = rustix::fs::fstat(from)?;
+    root.st_mode = mode(root.st_mode);
     let mut open = vec![Level { from: from.try_clone_to_owned()?, to: to.try_clone_to_owned()?, stat: root, left: names(from)?, path: Vec::new() }];
     while let Some(level) = open.last_mut() {
         if let Some(name) = level.left.pop() {
@@ -54,12 +68,14 @@ struct Copier<'a> {
     total: Usage,
     linked: HashMap<(u64, u64), CString>,
     top: BorrowedFd<'a>,
+    mode: fn(u32) -> u32,
 }
 
 impl Copier<'_> {
     fn entry(&mut self, level: &Level, name: &CStr) -> io::Result<Option<Level>> {
         let (from, to) = (level.from.as_fd(), level.to.as_fd());
-        let found = stat(from, name)?;
+        let mut found = stat(from, name)?;
+        found.st_mode = (self.mode)(found.st_mode);
         self.total.entries += 1;
         self.total.bytes += found.st_blocks as u64 * 512;
         let mut path = level.path.clone();
