@@ -134,14 +134,14 @@ impl Fleet {
             });
         }
         let wishes = Wishes { terms: request.lease.as_ref(), first: request.first.as_ref().filter(|_| request.life == Life::Run) };
-        let Some(yard) = &self.yard else { return self.make(spec, root, wishes, &under) };
+        let Some(yard) = &self.yard else { return self.anchored(self.make(spec, root, wishes, &under)?) };
         let shape = Shape::of(&spec);
         let made = match yard.take(&shape, root) {
             Some(parked) => self.unpark(parked, spec, wishes),
             None => self.make(spec, root, wishes, &under),
         };
         yard.refill(shape, root);
-        made
+        self.anchored(made?)
     }
 
     /// Makes a Body from its spec, which still lacks an id and ids.

@@ -73,7 +73,7 @@ pub fn workspace(doing: &str, error: workspace::WorkspaceError) -> Failure {
     let full = error.is_full();
     let failure = match error {
         WorkspaceError::Repository(message) => Failure::new(Kind::Usage, format!("{doing}: {message}")),
-        WorkspaceError::Conflict(message) => Failure::new(Kind::Conflict, format!("{doing}: {message}")),
+        WorkspaceError::Conflict(message) | WorkspaceError::Unsound(message) => Failure::new(Kind::Conflict, format!("{doing}: {message}")),
         WorkspaceError::NotFound(message) => Failure::new(Kind::NotFound, format!("{doing}: {message}")),
         WorkspaceError::Hostile(message) => Failure::new(Kind::Limit, format!("{doing}: {message}")),
         error @ WorkspaceError::Git(GitError::Missing(_)) => Failure::new(Kind::Host, doing.to_owned()).because(error).hint("install git: apt-get install git"),

@@ -54,6 +54,7 @@ impl Fleet {
             let Some(why) = self.why_garbage(&id, &dir) else {
                 if sweep == Sweep::Remove {
                     self.thaw_held(&dir)?;
+                    self.save_of_the_dead(&dir)?;
                 }
                 continue;
             };
@@ -63,6 +64,14 @@ impl Fleet {
             }
         }
         Ok(())
+    }
+
+    /// A death that nobody noticed: its time was over, its guest was killed, the host restarted.
+    fn save_of_the_dead(&self, dir: &BodyDir) -> Result<(), Failure> {
+        match (dir.condition(), dir.spec()) {
+            (Ok(Condition::Dead(_) | Condition::Lost), Ok(spec)) => self.save_if_possible(&spec),
+            _ => Ok(()),
+        }
     }
 
     /// Directories of Bodies that were gone for everybody, and whose keeper was killed before it had removed them.

@@ -313,7 +313,7 @@ impl Fleet {
                 self.save_before_removal(&spec)?;
             }
         }
-        spec.workspaces.iter().for_each(|workspace| workspace::unname(id, workspace));
+        spec.workspaces.iter().for_each(|workspace| workspace::release(id, workspace));
         self.write("body.removed", id, if discard == Discard::Yes { json!({ "discarded": true }) } else { json!({}) })?;
         if let Some(running) = running {
             process::kill(&dir, running).map_err(|error| failures::process("cannot end the Body", error))?;

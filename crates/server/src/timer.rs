@@ -153,7 +153,15 @@ async fn end(fleet: &Fleet, streams: &crate::streams::Streams, id: &BodyId) -> R
     }
     fleet.expire(id, &lease)?;
     match lease.then {
-        Then::Kill => fleet.remove(id, Force::Yes).await?,
+        Then::Kill => match fleet.remove(id, Force::Yes).await {
+            // Work in it that cannot be saved keeps it, and its files wait for somebody to look at them.
+            Err(failure) if !fleet.view(id)?.spec.workspaces.is_empty() => {
+                rest(fleet, id, Rest::Files).await?;
+                streams.cut(id);
+                drop(failure);
+            }
+            removed => removed?,
+        },
         Then::Pause(how) => {
             rest(fleet, id, how).await?;
             streams.cut(id);

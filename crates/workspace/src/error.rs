@@ -15,6 +15,9 @@ pub enum WorkspaceError {
     /// What was asked for does not fit what is there now.
     #[error("{0}")]
     Conflict(String),
+    /// git's fsck has something against what would land.
+    #[error("{0}")]
+    Unsound(String),
     /// What was asked for is not there.
     #[error("{0}")]
     NotFound(String),

@@ -9,9 +9,10 @@ use std::{
     fs::File,
     io::{self, Read, Write},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::mpsc,
-    time::Duration,
+    thread::JoinHandle,
+    time::{Duration, Instant},
 };
 
 use rustix::process::{Pid, Resource, Rlimit, Signal};
@@ -26,6 +27,8 @@ const COMPLAINT_MAX: u64 = 16 << 10;
 const TIGHT_MEMORY: u64 = 3 << 30;
 /// Largest file that such a one may write.
 const TIGHT_FILE: u64 = 16 << 30;
+/// What a pack begins with: a word, a version, how many objects.
+const PACK_HEAD_LEN: usize = 12;
 /// Where programs are.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -57,6 +60,8 @@ const SETTINGS: &[&str] = &[
 const RULES: &[&str] = &["core.attributesFile=/dev/null", "core.excludesFile=/dev/null"];
 /// Settings for what must outlive a loss of power.
 const LASTING: &[&str] = &["core.fsync=all", "core.fsyncMethod=fsync"];
+/// Settings for what can be made again.
+const PASSING: &[&str] = &["core.fsync=none"];
 
 /// Why git did not do it.
 #[derive(Debug, thiserror::Error)]
@@ -75,7 +80,7 @@ pub enum GitError {
         said: String,
     },
     /// It took too long, or said too much.
-    #[error("git {verb} was ended: it took longer than {} seconds or wrote too much", TIME_MAX.as_secs())]
+    #[error("git {verb} was ended: it took too long, or wrote too much")]
     Limit {
         /// What was asked of it.
         verb: String,
@@ -105,14 +110,15 @@ pub struct Git {
     person: Option<Person>,
     env: Vec<(OsString, OsString)>,
     tight: bool,
-    lasting: bool,
+    disk: &'static [&'static str],
     own_rules: bool,
+    until: Option<Instant>,
 }
 
 impl Git {
     /// In the repository whose directory that is.
     pub fn at(dir: &Path) -> Self {
-        Self { dir: dir.to_owned(), work_tree: None, index: None, person: None, env: Vec::new(), tight: false, lasting: false, own_rules: false }
+        Self { dir: dir.to_owned(), work_tree: None, index: None, person: None, env: Vec::new(), tight: false, disk: &[], own_rules: false, until: None }
     }
 
     /// With files there.
@@ -153,7 +159,21 @@ impl Git {
     /// What it writes is on the disk when it ends.
     #[must_use]
     pub fn lasting(mut self) -> Self {
-        self.lasting = true;
+        self.disk = LASTING;
+        self
+    }
+
+    /// What it writes is not waited for.
+    #[must_use]
+    pub fn passing(mut self) -> Self {
+        self.disk = PASSING;
+        self
+    }
+
+    /// Not longer than until then, whatever it does.
+    #[must_use]
+    pub fn until(mut self, until: Instant) -> Self {
+        self.until = Some(until);
         self
     }
 
@@ -187,8 +207,7 @@ impl Git {
         }
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         let own = |setting: &&&str| !(self.own_rules && RULES.contains(setting));
-        let lasting = if self.lasting { LASTING } else { &[] };
-        for setting in SETTINGS.iter().filter(own).chain(lasting) {
+        for setting in SETTINGS.iter().filter(own).chain(self.disk) {
             command.arg("-c").arg(setting);
         }
         let mut dir = OsString::from("--git-dir=");
@@ -217,21 +236,64 @@ impl Git {
     /// The same with something to read.
     pub fn feed<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, input: Vec<u8>) -> Result<Vec<u8>, GitError> {
         let command = self.command(args);
-        finish(command, Input::Bytes(input), None, self.tight)
+        finish(command, Input::Bytes(input), None, self.bounds())
     }
 
     /// The same with a file to read.
     pub fn feed_file<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, input: File) -> Result<Vec<u8>, GitError> {
         let command = self.command(args);
-        finish(command, Input::File(input), None, self.tight)
+        finish(command, Input::File(input), None, self.bounds())
     }
 
     /// The same with its output in a file.
     pub fn fill<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, input: Vec<u8>, output: File) -> Result<(), GitError> {
         let command = self.command(args);
-        finish(command, Input::Bytes(input), Some(output), self.tight).map(drop)
+        finish(command, Input::Bytes(input), Some(output), self.bounds()).map(drop)
+    }
+
+    /// Runs one git whose pack another takes. Where there is nothing in the pack, the other is not run.
+    pub fn hand_over(&self, args: &[&str], input: Vec<u8>, taker: &Self, taker_args: &[&str]) -> Result<(), GitError> {
+        let mut command = self.command(args);
+        let verb = verb_of(&command);
+        let mut giver = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(GitError::Missing)?;
+        if self.tight {
+            bound(&giver);
+        }
+        let writer = giver.stdin.take().map(|mut pipe| std::thread::spawn(move || drop(pipe.write_all(&input))));
+        let complaints = giver.stderr.take().map(|pipe| std::thread::spawn(move || read_up_to(pipe, COMPLAINT_MAX)));
+        let watch = Watch::over(&giver, self.bounds().time);
+        let mut head = [0; PACK_HEAD_LEN];
+        let mut pipe = giver.stdout.take().ok_or(GitError::Answer("pack-objects"))?;
+        let has_some = pipe.read_exact(&mut head).is_ok() && head[8..] != [0; 4];
+        let taken = if has_some { finish(taker.command(taker_args), Input::Pack(head, pipe), None, taker.bounds()).map(drop) } else { Ok(()) };
+        let status = giver.wait().map_err(GitError::Missing)?;
+        let late = watch.stop();
+        writer.map(JoinHandle::join);
+        let complaint = complaints.and_then(|thread| thread.join().ok()).unwrap_or_default().0;
+        // Whoever takes a pack that is cut complains, too; why it was cut is the better word.
+        match (late, status.success()) {
+            (true, _) => Err(GitError::Limit { verb }),
+            // Unless it stopped because nobody took it.
+            (_, false) if status.code().is_some() => Err(GitError::Failed { verb, code: status.code(), said: shown(&complaint) }),
+            _ => taken,
+        }
+    }
+
+    fn bounds(&self) -> Bounds {
+        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        Bounds { tight: self.tight, time: left.unwrap_or(TIME_MAX).min(TIME_MAX) }
     }
 }
+
+/// How much one git may use.
+#[derive(Debug, Clone, Copy)]
+struct Bounds {
+    tight: bool,
+    time: Duration,
+}
+
+/// For one that works for the user alone.
+const LOOSE: Bounds = Bounds { tight: false, time: TIME_MAX };
 
 /// Runs a git that looks for its repository from a directory of the user's, as the user's own would.
 pub fn look_from<S: AsRef<OsStr>>(dir: &Path, person: &Person, args: impl IntoIterator<Item = S>) -> Result<Vec<u8>, GitError> {
@@ -242,7 +304,7 @@ pub fn look_from<S: AsRef<OsStr>>(dir: &Path, person: &Person, args: impl IntoIt
         command.arg("-c").arg(setting);
     }
     command.args(args);
-    finish(command, Input::Bytes(Vec::new()), None, false)
+    finish(command, Input::Bytes(Vec::new()), None, LOOSE)
 }
 
 /// Clones from wherever the user said, with the user's own way of reaching it.
@@ -255,21 +317,21 @@ pub fn clone_bare(url: &str, to: &Path, person: &Person) -> Result<(), GitError>
     }
     // A command dressed up as an address is none.
     command.args(["-c", "protocol.ext.allow=never", "clone", "--quiet", "--bare", "--"]).arg(url).arg(to);
-    finish(command, Input::Bytes(Vec::new()), None, false).map(drop)
+    finish(command, Input::Bytes(Vec::new()), None, LOOSE).map(drop)
 }
 
 /// Brings a clone of ours up to date: what its remote has, beside what is ours.
 pub fn fetch_all(dir: &Path, person: &Person) -> Result<(), GitError> {
     let mut command = outwards(dir, person);
     command.args(["fetch", "--quiet", "--force", "--prune", "origin", "+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*"]);
-    finish(command, Input::Bytes(Vec::new()), None, false).map(drop)
+    finish(command, Input::Bytes(Vec::new()), None, LOOSE).map(drop)
 }
 
 /// Fetches objects that a partial clone was promised, named one on a line, as git itself does when it needs one.
 pub fn fetch_objects(dir: &Path, remote: &str, ids: String, person: &Person) -> Result<(), GitError> {
     let mut command = outwards(dir, person);
     command.args(["-c", "fetch.negotiationAlgorithm=noop", "fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--recurse-submodules=no", "--filter=blob:none", "--stdin", "--", remote]);
-    finish(command, Input::Bytes(ids.into_bytes()), None, false).map(drop)
+    finish(command, Input::Bytes(ids.into_bytes()), None, LOOSE).map(drop)
 }
 
 /// git in a repository of the host, with the person's own way of reaching others.
@@ -289,31 +351,52 @@ fn outwards(dir: &Path, person: &Person) -> Command {
 enum Input {
     Bytes(Vec<u8>),
     File(File),
+    /// A pack whose first bytes were read already.
+    Pack([u8; PACK_HEAD_LEN], ChildStdout),
 }
 
-fn finish(mut command: Command, input: Input, output: Option<File>, tight: bool) -> Result<Vec<u8>, GitError> {
+/// Ends a process that takes too long.
+struct Watch {
+    over: mpsc::Sender<()>,
+    thread: JoinHandle<bool>,
+}
+
+impl Watch {
+    fn over(child: &Child, time: Duration) -> Self {
+        let (over, heard) = mpsc::channel::<()>();
+        let handle = i32::try_from(child.id()).ok().and_then(Pid::from_raw).and_then(|pid| sys::process::open(pid).ok());
+        let thread = std::thread::spawn(move || {
+            let late = matches!(heard.recv_timeout(time), Err(mpsc::RecvTimeoutError::Timeout));
+            if let (true, Some(handle)) = (late, &handle) {
+                let _ = sys::process::signal(std::os::fd::AsFd::as_fd(handle), Signal::KILL);
+            }
+            late
+        });
+        Self { over, thread }
+    }
+
+    /// Stops watching; whether it had to end it.
+    fn stop(self) -> bool {
+        drop(self.over);
+        self.thread.join().unwrap_or(false)
+    }
+}
+
+fn finish(mut command: Command, input: Input, output: Option<File>, bounds: Bounds) -> Result<Vec<u8>, GitError> {
     let verb = verb_of(&command);
-    let (stdin, bytes) = match input {
-        Input::Bytes(bytes) if bytes.is_empty() => (Stdio::null(), bytes),
-        Input::Bytes(bytes) => (Stdio::piped(), bytes),
-        Input::File(file) => (Stdio::from(file), Vec::new()),
+    let stdin = match &input {
+        Input::Bytes(bytes) if bytes.is_empty() => Stdio::null(),
+        Input::File(file) => Stdio::from(file.try_clone().map_err(GitError::Missing)?),
+        Input::Bytes(_) | Input::Pack(..) => Stdio::piped(),
     };
     command.stdin(stdin).stdout(output.map_or_else(Stdio::piped, Stdio::from)).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(GitError::Missing)?;
-    if tight {
+    if bounds.tight {
         bound(&child);
     }
-    let writer = child.stdin.take().map(|mut pipe| std::thread::spawn(move || drop(pipe.write_all(&bytes))));
+    let writer = child.stdin.take().map(|pipe| std::thread::spawn(move || feed(pipe, input)));
     let complaints = child.stderr.take().map(|pipe| std::thread::spawn(move || read_up_to(pipe, COMPLAINT_MAX)));
-    let (over, heard) = mpsc::channel::<()>();
-    let handle = i32::try_from(child.id()).ok().and_then(Pid::from_raw).and_then(|pid| sys::process::open(pid).ok());
-    let watchdog = std::thread::spawn(move || {
-        let late = matches!(heard.recv_timeout(TIME_MAX), Err(mpsc::RecvTimeoutError::Timeout));
-        if let (true, Some(handle)) = (late, &handle) {
-            let _ = sys::process::signal(std::os::fd::AsFd::as_fd(handle), Signal::KILL);
-        }
-        late
-    });
+    let watch = Watch::over(&child, bounds.time);
     let (said, whole) = match child.stdout.take() {
         Some(pipe) => read_up_to(pipe, OUTPUT_MAX),
         None => (Vec::new(), true),
@@ -322,19 +405,29 @@ fn finish(mut command: Command, input: Input, output: Option<File>, tight: bool)
         let _ = child.kill();
     }
     let status = child.wait().map_err(GitError::Missing)?;
-    drop(over);
-    let late = watchdog.join().unwrap_or(false);
+    let late = watch.stop();
     let complaint = complaints.and_then(|thread| thread.join().ok()).unwrap_or_default().0;
-    writer.map(std::thread::JoinHandle::join);
+    writer.map(JoinHandle::join);
     if late || !whole {
         return Err(GitError::Limit { verb });
     }
     if status.success() {
         return Ok(said);
     }
-    let text = String::from_utf8_lossy(&complaint);
-    let said = text.lines().map(proto::text::visible).collect::<Vec<_>>().join("; ");
-    Err(GitError::Failed { verb, code: status.code(), said })
+    Err(GitError::Failed { verb, code: status.code(), said: shown(&complaint) })
+}
+
+fn feed(mut pipe: ChildStdin, input: Input) {
+    let _ = match input {
+        Input::Bytes(bytes) => pipe.write_all(&bytes),
+        Input::Pack(head, mut rest) => pipe.write_all(&head).and_then(|()| io::copy(&mut rest, &mut pipe).map(drop)),
+        Input::File(_) => Ok(()),
+    };
+}
+
+/// Complaints in one line, made fit for a terminal.
+fn shown(complaint: &[u8]) -> String {
+    String::from_utf8_lossy(complaint).lines().map(proto::text::visible).collect::<Vec<_>>().join("; ")
 }
 
 /// Reads so much; false when there was more.
@@ -346,7 +439,7 @@ fn read_up_to(mut pipe: impl Read, max: u64) -> (Vec<u8>, bool) {
 }
 
 /// Before it has read anything: its input comes later.
-fn bound(child: &Child) {
+pub fn bound(child: &Child) {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     for (resource, value) in [(Resource::As, TIGHT_MEMORY), (Resource::Fsize, TIGHT_FILE), (Resource::Core, 0)] {
         let _ = rustix::process::prlimit(pid, resource, Rlimit { current: Some(value), maximum: Some(value) });

@@ -1,11 +1,14 @@
-//! git's index, read for the names in it and nothing else.
+//! git's index, read for the names in it and what they stand for.
 //!
 //! Trust: a Body's index is any bytes. Every length is checked, and what makes no sense ends the reading with what was
 //! understood so far.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{cmp::Ordering, path::Path};
 
-use crate::error::{During, WorkspaceError};
+use crate::{
+    error::{During, WorkspaceError},
+    packing::Id,
+};
 
 /// Most names taken from one index.
 const NAMES_MAX: usize = 4_000_000;
@@ -13,63 +16,195 @@ const NAMES_MAX: usize = 4_000_000;
 const NAMES_LEN_MAX: usize = 256 << 20;
 /// Longest name.
 const NAME_LEN_MAX: usize = 4096;
+/// Bytes of an entry before its object's name.
+const STAT_LEN: usize = 40;
+/// Where among them its mode is.
+const MODE_AT: usize = 24;
 /// Bytes of an entry before its flags: stat data and a SHA-1.
 const FIXED_LEN: usize = 60;
 /// Flags of an entry: there are more of them.
 const EXTENDED: u16 = 0x4000;
 /// Of those: its file is not looked for.
 const SKIP_WORKTREE: u16 = 0x4000;
+/// The checksum behind everything.
+const END_LEN: usize = 20;
 
-/// The names in an index of ours.
-pub fn names(path: &Path) -> Result<BTreeSet<Vec<u8>>, WorkspaceError> {
-    let bytes = std::fs::read(path).during("read an index")?;
-    Ok(parse(&bytes).0.into_iter().collect())
+/// Names, sorted, in little room.
+#[derive(Debug, Default)]
+pub struct Names {
+    text: Vec<u8>,
+    entries: Vec<Name>,
 }
 
-/// The names in an index, as far as it can be understood, and whether that is all of it.
-pub fn parse(bytes: &[u8]) -> (Vec<Vec<u8>>, bool) {
-    parse_with(bytes, |_, _| ())
+#[derive(Debug, Clone, Copy)]
+struct Name {
+    begin: u32,
+    len: u16,
+    plain: bool,
+    id: Id,
 }
 
-/// The names in an index whose files need not be there: `git sparse-checkout` took them away. A name that ends with `/`
-/// stands for all below it.
-pub fn skipped(bytes: &[u8]) -> BTreeSet<Vec<u8>> {
-    let mut found = BTreeSet::new();
-    parse_with(bytes, |name, at| {
-        let flags = |at: usize| bytes.get(at..at + 2).and_then(|two| two.try_into().ok()).map_or(0, u16::from_be_bytes);
-        if flags(at + FIXED_LEN) & EXTENDED != 0 && flags(at + FIXED_LEN + 2) & SKIP_WORKTREE != 0 {
-            found.insert(name.to_owned());
-        }
-    });
-    found
-}
-
-/// Whether a path is one of those.
-pub fn is_skipped(skipped: &BTreeSet<Vec<u8>>, path: &[u8]) -> bool {
-    let dirs = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| &path[..=at]);
-    skipped.contains(path) || dirs.into_iter().any(|dir| skipped.contains(dir))
-}
-
-fn parse_with(bytes: &[u8], mut each: impl FnMut(&[u8], usize)) -> (Vec<Vec<u8>>, bool) {
-    let mut names = Vec::new();
-    let number = |at: usize| bytes.get(at..at + 4).and_then(|four| four.try_into().ok()).map(u32::from_be_bytes);
-    let (Some(b"DIRC"), Some(version @ 2..=4), Some(count)) = (bytes.get(..4), number(4), number(8)) else { return (names, false) };
-    let (mut at, mut room) = (12, NAMES_LEN_MAX);
-    for _ in 0..(count as usize).min(NAMES_MAX) {
-        let last: &[u8] = names.last().map_or(&[], Vec::as_slice);
-        let Some((name, next)) = entry(bytes, at, version, last) else { break };
-        // In version 4 a few bytes can stand for a long name.
-        let Some(left) = room.checked_sub(name.len()) else { break };
-        room = left;
-        each(&name, at);
-        names.push(name);
-        at = next;
+impl Names {
+    /// The names in an index of ours.
+    pub fn of(path: &Path) -> Result<Self, WorkspaceError> {
+        let bytes = std::fs::read(path).during("read an index")?;
+        Ok(Self::read(&bytes).0)
     }
-    let whole = names.len() == count as usize;
-    (names, whole)
+
+    /// The names in an index, as far as it can be understood, and whether that is all of it. `shared` is where an index
+    /// may have left most of its names: the file of that name.
+    pub fn parse_with(bytes: &[u8], shared: impl FnOnce(&str) -> Option<Vec<u8>>) -> (Self, bool) {
+        let (mut names, rest) = Self::read(bytes);
+        match rest {
+            Rest::None => (names, true),
+            Rest::Unknown => (names, false),
+            Rest::Shared(id) => {
+                // Some of those may be gone since; to take one for tracked that is not costs nothing.
+                let Some(bytes) = shared(&format!("sharedindex.{}", crate::packing::hex(&id))) else {
+                    return (names, false);
+                };
+                let (more, rest) = Self::read(&bytes);
+                let taken = more.iter().all(|(name, id)| names.push(name, id, 0));
+                names.sort();
+                (names, taken && matches!(rest, Rest::None))
+            }
+        }
+    }
+
+    #[cfg(test)]
+    fn parse(bytes: &[u8]) -> (Self, bool) {
+        Self::parse_with(bytes, |_| None)
+    }
+
+    /// The names whose files need not be there: `git sparse-checkout` took them away. A name that ends with `/` stands
+    /// for all below it.
+    pub fn skipped(bytes: &[u8]) -> Self {
+        let mut found = Self::default();
+        let flags = |at: usize| bytes.get(at..at + 2).and_then(|two| two.try_into().ok()).map_or(0, u16::from_be_bytes);
+        Self::read_with(bytes, |name, at| {
+            if flags(at + FIXED_LEN) & EXTENDED != 0 && flags(at + FIXED_LEN + 2) & SKIP_WORKTREE != 0 {
+                found.push(name, [0; 20], 0);
+            }
+        });
+        found.sort();
+        found
+    }
+
+    /// Whether a path is one of those.
+    pub fn skips(&self, path: &[u8]) -> bool {
+        let mut dirs = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| &path[..=at]);
+        self.contains(path) || dirs.any(|dir| self.contains(dir))
+    }
+
+    fn read(bytes: &[u8]) -> (Self, Rest) {
+        Self::read_with(bytes, |_, _| ())
+    }
+
+    fn read_with(bytes: &[u8], mut each: impl FnMut(&[u8], usize)) -> (Self, Rest) {
+        let mut names = Self::default();
+        let number =
+            |at: usize| bytes.get(at..at + 4).and_then(|four| four.try_into().ok()).map(u32::from_be_bytes);
+        let (Some(b"DIRC"), Some(version @ 2..=4), Some(count)) = (bytes.get(..4), number(4), number(8))
+        else {
+            return (names, Rest::Unknown);
+        };
+        let mut at = 12;
+        for _ in 0..(count as usize).min(NAMES_MAX) {
+            let last = names.entries.last().map_or(&[][..], |last| names.text_of(last));
+            let Some((name, id, next)) = entry(bytes, at, version, last) else { break };
+            // In version 4 a few bytes can stand for a long name.
+            if !names.push(&name, id, number(at + MODE_AT).unwrap_or(0)) {
+                break;
+            }
+            each(&name, at);
+            at = next;
+        }
+        let rest = if names.entries.len() == count as usize { elsewhere(bytes, at) } else { Rest::Unknown };
+        names.sort();
+        (names, rest)
+    }
+
+    /// Adds one; false when there is no room.
+    pub fn push(&mut self, name: &[u8], id: Id, mode: u32) -> bool {
+        let (Ok(begin), Ok(len)) = (u32::try_from(self.text.len()), u16::try_from(name.len())) else {
+            return false;
+        };
+        if self.text.len() + name.len() > NAMES_LEN_MAX {
+            return false;
+        }
+        self.text.extend_from_slice(name);
+        self.entries.push(Name { begin, len, plain: mode >> 12 == 0o10, id });
+        true
+    }
+
+    /// Brings them in order, as all questions need.
+    pub fn sort(&mut self) {
+        let text = &self.text;
+        let of = |name: &Name| &text[name.begin as usize..][..usize::from(name.len)];
+        if !self.entries.is_sorted_by(|a, b| of(a) <= of(b)) {
+            self.entries.sort_by(|a, b| of(a).cmp(of(b)));
+        }
+    }
+
+    fn text_of(&self, name: &Name) -> &[u8] {
+        &self.text[name.begin as usize..][..usize::from(name.len)]
+    }
+
+    fn find(&self, name: &[u8]) -> Result<usize, usize> {
+        self.entries.binary_search_by(|other| self.text_of(other).cmp(name))
+    }
+
+    /// Whether a name is among them.
+    pub fn contains(&self, name: &[u8]) -> bool {
+        self.find(name).is_ok()
+    }
+
+    /// What a name stands for.
+    pub fn get(&self, name: &[u8]) -> Option<Id> {
+        self.find(name).ok().map(|at| self.entries[at].id)
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], Id)> {
+        self.entries.iter().map(|name| (self.text_of(name), name.id))
+    }
+
+    /// Those of plain files.
+    pub fn files(&self) -> impl Iterator<Item = (&[u8], Id)> {
+        self.entries.iter().filter(|name| name.plain).map(|name| (self.text_of(name), name.id))
+    }
+
+    /// Those below a directory.
+    pub fn below(&self, dir: &[u8]) -> impl Iterator<Item = &[u8]> {
+        let begin = [dir, b"/"].concat();
+        let first = self.find(&begin).unwrap_or_else(|at| at);
+        self.entries[first..]
+            .iter()
+            .map(|name| self.text_of(name))
+            .take_while(move |name| name.starts_with(&begin))
+    }
+
+    /// Whether there is something below a directory.
+    pub fn holds(&self, dir: &[u8]) -> bool {
+        self.below(dir).next().is_some()
+    }
+
+    /// Those that others do not have.
+    pub fn without<'a>(&'a self, others: &'a Self) -> Vec<&'a [u8]> {
+        let mut theirs = others.iter().map(|(name, _)| name).peekable();
+        let mut left = Vec::new();
+        for (name, _) in self.iter() {
+            while theirs.next_if(|other| *other < name).is_some() {}
+            if theirs.peek().is_none_or(|other| name.cmp(other) != Ordering::Equal) {
+                left.push(name);
+            }
+        }
+        left
+    }
 }
 
-fn entry(bytes: &[u8], at: usize, version: u32, last: &[u8]) -> Option<(Vec<u8>, usize)> {
+fn entry(bytes: &[u8], at: usize, version: u32, last: &[u8]) -> Option<(Vec<u8>, Id, usize)> {
+    let id: Id = bytes.get(at + STAT_LEN..at + FIXED_LEN)?.try_into().ok()?;
     let flags = u16::from_be_bytes(bytes.get(at + FIXED_LEN..at + FIXED_LEN + 2)?.try_into().ok()?);
     let extended = version >= 3 && flags & EXTENDED != 0;
     let begin = at + FIXED_LEN + if extended { 4 } else { 2 };
@@ -83,12 +218,39 @@ fn entry(bytes: &[u8], at: usize, version: u32, last: &[u8]) -> Option<(Vec<u8>,
         let tail = until_nul(begin + used)?;
         let kept = last.len().checked_sub(strip)?;
         let name = [&last[..kept], tail].concat();
-        return (name.len() <= NAME_LEN_MAX).then_some((name, begin + used + tail.len() + 1));
+        return (name.len() <= NAME_LEN_MAX).then_some((name, id, begin + used + tail.len() + 1));
     }
     let name = until_nul(begin)?;
     let len = begin + name.len() - at;
     // Padded with 1 to 8 zeroes to a multiple of eight.
-    Some((name.to_owned(), at + len + 8 - len % 8))
+    Some((name.to_owned(), id, at + len + 8 - len % 8))
+}
+
+/// Names that an index does not hold itself.
+enum Rest {
+    None,
+    /// In another index, named by its checksum.
+    Shared(Id),
+    Unknown,
+}
+
+/// What stands behind the entries: names of extensions that must be understood begin with a small letter.
+fn elsewhere(bytes: &[u8], mut at: usize) -> Rest {
+    let end = bytes.len().saturating_sub(END_LEN);
+    while at + 8 <= end {
+        let Some(len) =
+            bytes.get(at + 4..at + 8).and_then(|four| four.try_into().ok()).map(u32::from_be_bytes)
+        else {
+            return Rest::Unknown;
+        };
+        let shared = bytes.get(at + 8..at + 28).and_then(|id| Id::try_from(id).ok());
+        match (&bytes[at..at + 4], shared) {
+            (b"link", Some(id)) => return Rest::Shared(id),
+            ([b'a'..=b'z', ..], _) => return Rest::Unknown,
+            _ => at = at.saturating_add(8).saturating_add(len as usize),
+        }
+    }
+    Rest::None
 }
 
 /// The offset encoding of packs: seven bits a byte, most significant first, each step adding one.
@@ -110,7 +272,8 @@ mod tests {
     use super::*;
 
     fn entry_of(name: &str, flags: u16) -> Vec<u8> {
-        let mut bytes = vec![0; FIXED_LEN];
+        let mut bytes = vec![0; STAT_LEN];
+        bytes.extend([name.len() as u8; 20]);
         bytes.extend(flags.to_be_bytes());
         bytes.extend(name.as_bytes());
         let len = bytes.len();
@@ -120,6 +283,30 @@ mod tests {
 
     fn index_of(version: u32, count: u32, entries: &[u8]) -> Vec<u8> {
         [b"DIRC".as_slice(), &version.to_be_bytes(), &count.to_be_bytes(), entries].concat()
+    }
+
+    fn named(names: &[&str]) -> Names {
+        let mut all = Names::default();
+        names.iter().for_each(|name| assert!(all.push(name.as_bytes(), [0; 20], 0o100_644)));
+        all.sort();
+        all
+    }
+
+    fn texts<'a>(names: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
+        names.into_iter().map(|name| String::from_utf8(name.to_vec()).unwrap()).collect()
+    }
+
+    #[test]
+    fn names_are_read_and_nonsense_ends_the_reading() {
+        let entries = [entry_of("a", 1), entry_of("dir/some-longer-name", 20)].concat();
+        let whole = index_of(2, 2, &entries);
+        let (names, all) = Names::parse(&whole);
+        assert!(all && names.iter().eq([(&b"a"[..], [1; 20]), (b"dir/some-longer-name", [20; 20])]));
+        assert!(!Names::parse(&index_of(2, u32::MAX, &entries)).1);
+        assert!(!Names::parse(&index_of(9, 2, &entries)).1);
+        for len in 0..whole.len() - 8 {
+            assert!(!Names::parse(&whole[..len]).1, "cut at {len}");
+        }
     }
 
     #[test]
@@ -134,21 +321,46 @@ mod tests {
             bytes
         };
         let index = index_of(3, 3, &[entry_of("a", 1), skipped_entry("b/c"), skipped_entry("d/")].concat());
-        let found = skipped(&index);
-        assert_eq!(parse(&index), (vec![b"a".to_vec(), b"b/c".to_vec(), b"d/".to_vec()], true));
-        let is = |path: &str| is_skipped(&found, path.as_bytes());
+        let found = Names::skipped(&index);
+        let is = |path: &str| found.skips(path.as_bytes());
         assert!(is("b/c") && is("d/e") && is("d/e/f") && !is("a") && !is("b/d") && !is("dd"));
     }
 
     #[test]
-    fn names_are_read_and_nonsense_ends_the_reading() {
-        let entries = [entry_of("a", 1), entry_of("dir/some-longer-name", 20)].concat();
-        let whole = index_of(2, 2, &entries);
-        assert_eq!(parse(&whole), (vec![b"a".to_vec(), b"dir/some-longer-name".to_vec()], true));
-        assert!(!parse(&index_of(2, u32::MAX, &entries)).1);
-        assert_eq!(parse(&index_of(9, 2, &entries)), (Vec::new(), false));
-        for len in 0..whole.len() - 8 {
-            assert!(!parse(&whole[..len]).1, "cut at {len}");
-        }
+    fn an_index_whose_names_are_elsewhere_is_not_whole() {
+        let with = |name: &[u8; 4]| {
+            [
+                index_of(2, 1, &entry_of("a", 1)),
+                name.to_vec(),
+                4u32.to_be_bytes().to_vec(),
+                vec![0; 4 + END_LEN],
+            ]
+            .concat()
+        };
+        assert!(Names::parse(&with(b"TREE")).1);
+        assert!(!Names::parse(&with(b"sdir")).1);
+        let split = [
+            index_of(2, 1, &entry_of("a", 1)),
+            b"link".to_vec(),
+            20u32.to_be_bytes().to_vec(),
+            vec![7; 20],
+            vec![0; END_LEN],
+        ]
+        .concat();
+        assert!(!Names::parse(&split).1, "the rest is missing");
+        let (names, whole) = Names::parse_with(&split, |name| {
+            assert_eq!(name, format!("sharedindex.{}", "07".repeat(20)));
+            Some(index_of(2, 1, &entry_of("b", 1)))
+        });
+        assert!(whole && names.contains(b"a") && names.contains(b"b"));
+    }
+
+    #[test]
+    fn questions_are_answered_whatever_the_order() {
+        let all = named(&["b", "a/x", "a-b", "a/y/z", "a0"]);
+        assert_eq!(texts(all.below(b"a")), ["a/x", "a/y/z"]);
+        assert!(all.holds(b"a/y") && !all.holds(b"b") && all.contains(b"b") && !all.contains(b"a"));
+        assert_eq!(texts(all.without(&named(&["a/x", "b", "c", "a"]))), ["a-b", "a/y/z", "a0"]);
+        assert_eq!(texts(all.without(&Names::default())).len(), 5);
     }
 }

@@ -6,17 +6,23 @@
 use std::{
     ffi::OsStr,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use proto::workspace::Workspace;
 use serde::Serialize;
 
 use crate::{
-    Person, Saved,
+    Person, Quarantine, Saved,
     error::WorkspaceError,
     git::{Git, GitError},
-    review,
+    publish, refs, review,
 };
+
+/// How long a landing may take.
+const TIME_MAX: Duration = Duration::from_secs(1800);
+/// Most commits that are put on top of another one by one.
+const COMMITS_MAX: usize = 1000;
 
 /// Where it lands.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +58,8 @@ pub struct LandRequest<'a> {
     pub saved: &'a Saved,
     /// Which Body, for messages.
     pub body: &'a str,
+    /// Its directory.
+    pub dir: &'a Path,
     /// Where.
     pub how: How,
     /// What.
@@ -79,42 +87,81 @@ pub struct Landed {
 /// Lands it.
 pub fn land(request: &LandRequest<'_>) -> Result<Landed, WorkspaceError> {
     let workspace = request.workspace;
-    let git = Git::at(&workspace.repository).person(request.person);
+    let git = Git::at(&workspace.repository).person(request.person).until(Instant::now() + TIME_MAX);
     let branch = match &request.how {
         How::Branch(name) | How::Onto(name) => name,
     };
-    // A name of the user's own: git's rules are enough.
-    if branch.starts_with('-') || git.run(["check-ref-format", "--branch", branch]).is_err() {
+    if !refs::is_branch(branch) {
         return Err(WorkspaceError::Repository(format!("{:?} cannot name a branch here", proto::text::visible(branch))));
     }
-    let old = git.line(["rev-parse", "--verify", "--quiet", &format!("refs/heads/{branch}")]).ok();
-    let start = match (&request.how, &old) {
+    let found = look_for(&git, branch)?;
+    let start = match (&request.how, &found) {
         (How::Onto(_), None) => return Err(WorkspaceError::NotFound(format!("there is no branch {branch}"))),
-        (How::Onto(_), Some(old)) => old.clone(),
-        (How::Branch(_), Some(old)) => old.clone(),
+        (_, Some(found)) => found.id.clone(),
         (How::Branch(_), None) => workspace.commit.clone(),
     };
-    let to = replay(request, &git, &start)?;
-    if to == start && old.is_some() {
-        return Ok(Landed { branch: branch.clone(), from: old, to, commits: 0, runs_something: Vec::new() });
+    let sound = std::thread::scope(|scope| {
+        let sound = scope.spawn(|| check(request));
+        let replayed = replay(request, &git, &start);
+        (sound.join(), replayed)
+    });
+    let (Ok(sound), replayed) = sound else { return Err(GitError::Answer("index-pack").into()) };
+    sound?;
+    let (to, between) = replayed?;
+    let from = found.as_ref().map(|found| found.id.clone());
+    if to == start && found.is_some() {
+        return Ok(Landed { branch: branch.clone(), from, to, commits: 0, runs_something: Vec::new() });
     }
-    let touched = review::touched(&git, &start, &to)?;
-    let commits = git.line(["rev-list", "--count", &format!("{start}..{to}")])?.parse().unwrap_or(0);
-    advance(request, &git, branch, old.as_deref(), &to)?;
-    let runs_something = touched.into_iter().map(|touched| touched.path).filter(|path| review::runs_something(path)).collect();
-    Ok(Landed { branch: branch.clone(), from: old, to, commits, runs_something })
+    let between = between.map_or_else(|| Between::of(&git, &start, &to), Ok)?;
+    if between.behind > 0 && found.is_some() {
+        return Err(WorkspaceError::Conflict(format!("branch {branch} has gone another way")));
+    }
+    let runs_something = review::names(&git, &start, &to)?.into_iter().filter(|path| review::runs_something(path)).collect();
+    advance(request, &git, branch, found, &to)?;
+    Ok(Landed { branch: branch.clone(), from, to, commits: between.ahead, runs_something })
 }
 
-/// The commit that a branch at `start` becomes.
-fn replay(request: &LandRequest<'_>, git: &Git, start: &str) -> Result<String, WorkspaceError> {
+/// Everything that would land, once more and without any leniency: some of it was saved whatever it says to git, and a
+/// Body may have committed what was saved so.
+fn check(request: &LandRequest<'_>) -> Result<(), WorkspaceError> {
+    let (workspace, saved) = (request.workspace, request.saved);
+    let tips: Vec<&str> = match request.what {
+        What::All | What::Squash { .. } => vec![&saved.wip],
+        What::Committed => vec![&saved.head],
+        What::Pick(_) => saved.branches.values().chain([&saved.head, &saved.wip]).map(String::as_str).collect(),
+    };
+    let view = Quarantine::open(request.dir, workspace)?.view()?;
+    publish::check(&view, &tips, &[&workspace.commit, &workspace.base]).map_err(|error| match error {
+        WorkspaceError::Git(GitError::Failed { said, .. }) => WorkspaceError::Unsound(format!("git's fsck refuses it: {said}")),
+        error => error,
+    })
+}
+
+/// How far two commits are from each other.
+struct Between {
+    behind: usize,
+    ahead: usize,
+}
+
+impl Between {
+    fn of(git: &Git, old: &str, new: &str) -> Result<Self, WorkspaceError> {
+        let said = git.line(["rev-list", "--left-right", "--count", &format!("{old}...{new}"), "--"])?;
+        let counted = said.split_once('\t').and_then(|(behind, ahead)| Some(Self { behind: behind.parse().ok()?, ahead: ahead.parse().ok()? }));
+        counted.ok_or_else(|| GitError::Answer("rev-list").into())
+    }
+}
+
+/// The commit that a branch at `start` becomes, and how far that is where it is known.
+fn replay(request: &LandRequest<'_>, git: &Git, start: &str) -> Result<(String, Option<Between>), WorkspaceError> {
     let (workspace, saved) = (request.workspace, request.saved);
     let commits = match &request.what {
-        What::Squash { message } => return squash(request, git, start, message.as_deref()),
+        What::Squash { message } => return squash(request, git, start, message.as_deref()).map(|to| (to, None)),
         What::Pick(picked) => picked.iter().map(|name| picked_commit(request, git, name)).collect::<Result<Vec<_>, _>>()?,
         what => {
             let tip = if *what == What::All { &saved.wip } else { &saved.head };
-            if is_ancestor(git, start, tip) {
-                return Ok(tip.clone());
+            let between = Between::of(git, start, tip)?;
+            if between.behind == 0 {
+                return Ok((tip.clone(), Some(between)));
             }
             let merges = git.line(["rev-list", "--count", "--merges", &format!("{}..{tip}", workspace.commit), "--not", start])?;
             if merges != "0" {
@@ -124,15 +171,14 @@ fn replay(request: &LandRequest<'_>, git: &Git, start: &str) -> Result<String, W
             said.lines().map(str::to_owned).collect()
         }
     };
+    if commits.len() > COMMITS_MAX {
+        return Err(WorkspaceError::Hostile(format!("more than {COMMITS_MAX} commits cannot be put on top of another one by one: land them with --squash, or on a branch of their own")));
+    }
     let mut at = start.to_owned();
     for commit in commits {
         at = cherry_pick(request, git, &at, &commit)?;
     }
-    Ok(at)
-}
-
-fn is_ancestor(git: &Git, old: &str, new: &str) -> bool {
-    git.run(["merge-base", "--is-ancestor", old, new]).is_ok()
+    Ok((at, None))
 }
 
 /// A commit of the Body, and of nobody else.
@@ -225,26 +271,21 @@ fn commit_tree(request: &LandRequest<'_>, git: &Git, tree: &str, parent: &str, m
 }
 
 /// Moves a branch forward, with the files of whoever has it checked out.
-fn advance(request: &LandRequest<'_>, git: &Git, branch: &str, old: Option<&str>, new: &str) -> Result<(), WorkspaceError> {
-    if let Some(old) = old {
-        if !is_ancestor(git, old, new) {
-            return Err(WorkspaceError::Conflict(format!("branch {branch} has gone another way")));
-        }
-        if let Some(place) = checked_out(git, branch)? {
-            let (dir, files) = place_of(&place, branch, request.person)?;
-            let there = Git::at(&dir).files(&files).person(request.person).lasting();
-            let _ = there.run(["update-index", "-q", "--refresh"]);
-            there.run(["read-tree", "-m", "-u", old, new]).map_err(|error| match error {
-                GitError::Failed { said, .. } => WorkspaceError::Conflict(format!("branch {branch} is checked out, and uncommitted changes are in the way: {said}")),
-                error => error.into(),
-            })?;
-            return move_branch(request, git, branch, Some(old), new).inspect_err(|_| {
-                // Somebody else moved it meanwhile: the files are theirs again.
-                let _ = there.run(["read-tree", "-m", "-u", new, old]);
-            });
-        }
-    }
-    move_branch(request, git, branch, old, new)
+fn advance(request: &LandRequest<'_>, git: &Git, branch: &str, found: Option<Branch>, new: &str) -> Result<(), WorkspaceError> {
+    let Some(Branch { id: old, place: Some(place) }) = &found else {
+        return move_branch(request, git, branch, found.as_ref().map(|found| found.id.as_str()), new);
+    };
+    let (dir, files) = place_of(place, branch, request.person)?;
+    let there = Git::at(&dir).files(&files).person(request.person).lasting();
+    let _ = there.run(["update-index", "-q", "--refresh"]);
+    there.run(["read-tree", "-m", "-u", old, new]).map_err(|error| match error {
+        GitError::Failed { said, .. } => WorkspaceError::Conflict(format!("branch {branch} is checked out, and uncommitted changes are in the way: {said}")),
+        error => error.into(),
+    })?;
+    move_branch(request, git, branch, Some(old), new).inspect_err(|_| {
+        // Somebody else moved it meanwhile: the files are theirs again.
+        let _ = there.run(["read-tree", "-m", "-u", new, old]);
+    })
 }
 
 fn move_branch(request: &LandRequest<'_>, git: &Git, branch: &str, old: Option<&str>, new: &str) -> Result<(), WorkspaceError> {
@@ -254,21 +295,23 @@ fn move_branch(request: &LandRequest<'_>, git: &Git, branch: &str, old: Option<&
     Ok(())
 }
 
-/// The work tree that has a branch checked out.
-fn checked_out(git: &Git, branch: &str) -> Result<Option<PathBuf>, WorkspaceError> {
-    let said = git.run(["worktree", "list", "--porcelain", "-z"])?;
-    let mut place: Option<PathBuf> = None;
-    let wanted = format!("branch refs/heads/{branch}");
-    for line in said.split(|byte| *byte == 0) {
-        if let Some(path) = line.strip_prefix(b"worktree ") {
-            place = Some(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(path).into());
-        } else if line == b"bare" {
-            place = None;
-        } else if line == wanted.as_bytes() {
-            return Ok(place);
-        }
-    }
-    Ok(None)
+/// A branch of the user's.
+struct Branch {
+    id: String,
+    /// The work tree that has it checked out.
+    place: Option<PathBuf>,
+}
+
+fn look_for(git: &Git, branch: &str) -> Result<Option<Branch>, WorkspaceError> {
+    let name = format!("refs/heads/{branch}");
+    let said = git.run(["for-each-ref", "--format=%(refname)%00%(objectname)%00%(worktreepath)%00", &name])?;
+    let fields: Vec<&[u8]> = said.split(|byte| *byte == 0).collect();
+    // Branches below this one are told, too.
+    let found = fields.chunks_exact(3).find(|fields| fields[0].trim_ascii_start() == name.as_bytes());
+    Ok(found.map(|fields| Branch {
+        id: String::from_utf8_lossy(fields[1]).into_owned(),
+        place: Some(fields[2]).filter(|path| !path.is_empty()).map(|path| <OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(path).into()),
+    }))
 }
 
 /// The git directory and the files of a work tree. What git lists as one is the git directory itself for a submodule

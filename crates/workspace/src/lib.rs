@@ -8,6 +8,7 @@
 
 mod bring;
 mod error;
+mod files;
 mod git;
 mod head;
 mod ignore;
@@ -16,8 +17,11 @@ mod land;
 mod loose;
 mod merged;
 mod needs;
+mod objects;
 mod pack;
+mod packing;
 mod promised;
+mod publish;
 mod quarantine;
 mod refs;
 mod repository;
@@ -25,7 +29,9 @@ mod review;
 mod save;
 mod scratch;
 mod submodules;
+mod talk;
 mod tree;
+mod trees;
 mod walk;
 
 pub use bring::{Bring, Brought, Dirty, bring};
@@ -34,12 +40,12 @@ pub use git::{Git, GitError, Person};
 pub use needs::{Container, Known, Needs, Root, Step as NeedsStep, Tool, needs, registries, rust_of};
 pub use pack::{pack, text};
 pub use land::{How, LandRequest, Landed, What, conflicting, land};
-pub use quarantine::Quarantine;
+pub use quarantine::{Quarantine, View};
 pub use refs::namespace;
 pub use repository::Repository;
 pub use review::{Commit, Shape, Touched, diff, log, runs_something, touched};
 pub use tree::id_of as layer_id;
-pub use save::{LeftOut, Saved, Source, Work, anchor, forget, look, save, unname};
+pub use save::{LeftOut, Saved, Source, Work, anchor, forget, look, release, save};
 
 use std::path::PathBuf;
 

@@ -1,5 +1,6 @@
 //! What a Body's overlay shows, read on the host without mounting it: the upper and the snapshots below, as plain files.
 //!
+//! Invariant: a descriptor is held for each directory on the way to where one stands, and for none beside it.
 //! Trust: names, kinds, depth and links are a Body's. Directories are entered by descriptor, no link is followed, and
 //! nothing but regular files is opened.
 
@@ -13,12 +14,14 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, Dir, FileType, Mode, OFlags},
+    fs::{Access, AtFlags, Dir, FileType, Mode, OFlags},
     io::Errno,
 };
 
 /// Most entries of one directory.
 const ENTRIES_MAX: usize = 1_000_000;
+/// Deepest directory.
+pub const DEPTH_MAX: usize = 128;
 /// How the kernel marks a directory that hides what is below it.
 const OPAQUE: &str = "user.overlay.opaque";
 
@@ -29,13 +32,8 @@ pub struct Dirs(Vec<OwnedFd>);
 /// What a name stands for.
 #[derive(Debug)]
 pub enum Found {
-    /// A directory; `hides` says that what lower layers have of it is not seen.
-    Dir {
-        /// Where it is.
-        dirs: Dirs,
-        /// Whether lower layers are hidden.
-        hides: bool,
-    },
+    /// A directory.
+    Dir(Inner),
     /// A file.
     File(Node),
     /// A symbolic link.
@@ -46,6 +44,15 @@ pub enum Found {
     Other,
     /// It cannot be looked at.
     Unreadable,
+}
+
+/// A directory below another.
+#[derive(Debug)]
+pub struct Inner {
+    layers: Vec<usize>,
+    name: CString,
+    /// Whether what lower layers have of it is not seen.
+    pub hides: bool,
 }
 
 /// A file or a link in one of the layers.
@@ -98,12 +105,12 @@ impl Dirs {
                 let found = self.look(layer, &name);
                 all.insert(name.into_bytes(), found);
             }
-            Some(Found::Dir { dirs, hides }) if !*hides => match self.look(layer, &name) {
-                Found::Dir { dirs: below, hides: hidden } => {
-                    dirs.0.extend(below.0);
-                    *hides = hidden;
+            Some(Found::Dir(inner)) if !inner.hides => match self.look(layer, &name) {
+                Found::Dir(below) => {
+                    inner.layers.extend(below.layers);
+                    inner.hides = below.hides;
                 }
-                _ => *hides = true,
+                _ => inner.hides = true,
             },
             Some(_) => {}
         }
@@ -115,10 +122,7 @@ impl Dirs {
         let node = || Node { layer, name: name.clone(), len: u64::try_from(stat.st_size).unwrap_or(0), executable: stat.st_mode & 0o100 != 0 };
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => match open_dir(dir, name) {
-                Ok(child) => {
-                    let hides = is_opaque(&child);
-                    Found::Dir { dirs: Dirs(vec![child]), hides }
-                }
+                Ok(child) => Found::Dir(Inner { layers: vec![layer], name: name.clone(), hides: is_opaque(&child) }),
                 Err(_) => Found::Unreadable,
             },
             FileType::RegularFile => Found::File(node()),
@@ -126,6 +130,11 @@ impl Dirs {
             FileType::CharacterDevice if stat.st_rdev == 0 => Found::Gone,
             _ => Found::Other,
         }
+    }
+
+    /// Goes into a directory.
+    pub fn enter(&self, inner: &Inner) -> io::Result<Dirs> {
+        inner.layers.iter().map(|layer| open_dir(&self.0[*layer], &inner.name)).collect::<io::Result<_>>().map(Dirs)
     }
 
     /// One entry, by name.
@@ -144,7 +153,7 @@ impl Dirs {
     /// A directory, by name.
     pub fn dir(&self, name: &str) -> Option<Dirs> {
         match self.get(name)? {
-            Found::Dir { dirs, .. } => Some(dirs),
+            Found::Dir(inner) => self.enter(&inner).ok(),
             _ => None,
         }
     }
@@ -175,6 +184,25 @@ impl Dirs {
     pub fn link(&self, node: &Node) -> io::Result<CString> {
         Ok(rustix::fs::readlinkat(&self.0[node.layer], &node.name, Vec::new())?)
     }
+}
+
+/// Whether something below a directory may not be read by us.
+pub fn hides(dir: &Path) -> bool {
+    match open_top(dir) {
+        Ok(top) => something_hides(&Dirs(vec![top]), 0),
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
+}
+
+fn something_hides(dirs: &Dirs, depth: usize) -> bool {
+    let Ok(entries) = dirs.entries() else { return true };
+    entries.values().any(|found| match found {
+        Found::Unreadable => true,
+        Found::File(node) => rustix::fs::accessat(&dirs.0[node.layer], &node.name, Access::READ_OK, AtFlags::empty()).is_err(),
+        // What lies deeper is not taken anyway.
+        Found::Dir(inner) => depth < DEPTH_MAX && dirs.enter(inner).map_or(true, |inside| something_hides(&inside, depth + 1)),
+        Found::Link(_) | Found::Gone | Found::Other => false,
+    })
 }
 
 fn open_top(path: &Path) -> io::Result<OwnedFd> {

@@ -26,7 +26,10 @@ pub fn namespace(body: &BodyId) -> String {
     format!("refs/palisade/{body}")
 }
 
-/// Commits that nobody but Palisade makes.
+/// Who makes commits that nobody but Palisade makes.
+pub const PALISADE: &str = "Palisade <wip@palisade.invalid>";
+
+/// The same for git.
 pub fn as_palisade(git: Git) -> Git {
     let who = [("NAME", "Palisade"), ("EMAIL", "wip@palisade.invalid")];
     who.into_iter().fold(git, |git, (field, value)| git.env(&format!("GIT_AUTHOR_{field}"), value).env(&format!("GIT_COMMITTER_{field}"), value))
@@ -101,14 +104,17 @@ fn loose(dirs: &Dirs, above: &str, current: Option<&str>, all: &mut Pointers, de
         };
         let full = if above.is_empty() { name.clone() } else { format!("{above}/{name}") };
         match found {
-            Found::Dir { dirs, .. } if depth < DEPTH_MAX => loose(&dirs, &full, current, all, depth + 1),
+            Found::Dir(inner) if depth < DEPTH_MAX => match dirs.enter(&inner) {
+                Ok(inside) => loose(&inside, &full, current, all, depth + 1),
+                Err(_) => all.refused += 1,
+            },
             Found::File(_) if !name.ends_with(".lock") => {
                 let text = dirs.small(&name, 4096).unwrap_or_default();
                 let id = String::from_utf8_lossy(&text).trim_end().to_owned();
                 all.branches.remove(&full);
                 all.follow(current, &full, &id);
             }
-            Found::Dir { .. } | Found::Unreadable => all.refused += 1,
+            Found::Dir(_) | Found::Unreadable => all.refused += 1,
             // A name that is gone here may be among the packed ones; what those still have is kept.
             Found::File(_) | Found::Gone | Found::Link(_) | Found::Other => {}
         }
@@ -143,6 +149,13 @@ pub fn is_id(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
+/// Whether the user may call a branch so: git's own rules.
+pub fn is_branch(name: &str) -> bool {
+    let part = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.ends_with(".lock");
+    let odd = |c: char| c.is_ascii_control() || " ~^:?*[\\".contains(c);
+    !name.starts_with('-') && !name.ends_with('.') && !["@", "HEAD"].contains(&name) && !name.contains("..") && !name.contains("@{") && name.split('/').all(part) && !name.contains(odd)
+}
+
 /// Whether a branch may have that name here: what git allows, and nothing that a shell or a terminal could misread.
 pub fn is_plain(name: &str) -> bool {
     let part = |part: &str| !part.is_empty() && !part.starts_with(['.', '-']) && !part.ends_with('.') && !part.ends_with(".lock");
@@ -162,6 +175,13 @@ mod tests {
         for name in ["", "@", "../../x", "a/../b", "-upload-pack=x", "a/-b", "a b", "a\u{1b}[2J", "a\u{202e}b", "a..b", "a.lock", "a@{1}", ".a", "a/.b", "a/", "/a", "a//b", "a~1", "a^", "a:b", "a?", "a*", "a[", "a\\b", "$(x)", "a;b", &"x".repeat(201)] {
             assert!(!is_plain(name), "{name:?}");
         }
+    }
+
+    #[test]
+    fn a_user_may_call_a_branch_what_git_allows() {
+        let git = |name: &str| std::process::Command::new("git").args(["check-ref-format", "--branch", name]).output().unwrap().status.success();
+        let names = ["main", "fix/#123", "a b", "", "-x", "x-", "a@b", "a@{1}", "HEAD", "a/HEAD", "a..b", "a.", ".a", "a/.b", "a.lock", "a.lock/b", "a/", "/a", "a//b", "a~", "a^", "a:b", "a?", "a*", "a[", "a\\b", "a\u{7}", "a\u{7f}", "\u{202e}", "é", "--help"];
+        names.iter().for_each(|name| assert_eq!(is_branch(name), git(name), "{name:?}"));
     }
 
     #[test]

@@ -71,6 +71,12 @@ pub fn touched(git: &Git, from: &str, to: &str) -> Result<Vec<Touched>, Workspac
     Ok(all)
 }
 
+/// The names of files that differ.
+pub(crate) fn names(git: &Git, from: &str, to: &str) -> Result<Vec<String>, WorkspaceError> {
+    let said = git.run(["diff-tree", "-r", "-z", "--no-commit-id", "--no-renames", "--name-only", from, to])?;
+    Ok(said.split(|byte| *byte == 0).filter(|name| !name.is_empty()).map(|name| String::from_utf8_lossy(name).into_owned()).collect())
+}
+
 /// Commits of `to` that `from` lacks, newest first.
 pub fn log(git: &Git, from: &str, to: &str) -> Result<Vec<Commit>, WorkspaceError> {
     let said = git.run(["log", "-z", "--no-show-signature", "--no-color", "--format=%H%x1f%an%x1f%ae%x1f%at%x1f%s", &format!("{from}..{to}"), "--"])?;

@@ -9,32 +9,28 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::{self, File},
-    os::fd::AsFd,
-    path::{Path, PathBuf},
+    path::PathBuf,
+    time::{SystemTime, UNIX_EPOCH},
 };
 
-use proto::{BodyId, workspace::Workspace};
+use body::{programs::Programs, snapshot};
+use proto::{BodyId, spec::Ids, workspace::Workspace};
 use serde::Serialize;
 
 pub use crate::walk::LeftOut;
 use crate::{
     Quarantine,
     error::{During, WorkspaceError},
+    files::{self, Files},
     git::{Git, GitError},
-    ignore::Ignore,
-    index, loose,
-    merged::Dirs,
+    loose,
+    merged::{self, Dirs},
+    objects::Objects,
+    packing::{Pack, Sort},
+    publish::{self, Known},
+    quarantine::View,
     refs::{self, Pointers, namespace},
-    walk::{Changes, Walk},
 };
-
-/// Longest list of exclusions taken from a Body.
-const EXCLUDE_LEN_MAX: u64 = 1 << 20;
-/// Largest index taken from a Body.
-const INDEX_LEN_MAX: u64 = 512 << 20;
-/// Files by which git finds other repositories; some contents of them are refused by fsck.
-const MODULES: &[u8] = b".gitmodules";
 
 /// What git says when there is no room left.
 const FULL: &str = "No space left on device";
@@ -52,6 +48,10 @@ pub struct Source {
     pub workspace: Workspace,
     /// The directory of all layers.
     pub layers: PathBuf,
+    /// The helper that reads what only the Body's ids may read, and those ids.
+    pub programs: Programs,
+    /// See there.
+    pub ids: Ids,
 }
 
 /// A Body's files as a tree.
@@ -61,8 +61,8 @@ pub struct Work {
     pub tree: String,
     /// What is not in it.
     pub left_out: Vec<LeftOut>,
-    /// Where the tree is.
-    pub quarantine: Quarantine,
+    /// Where the tree is; it goes with this.
+    pub view: View,
 }
 
 /// A Body's work, in the user's repository.
@@ -107,262 +107,262 @@ impl Source {
         [upper].into_iter().chain(self.snapshots.iter().map(|snapshot| snapshot.join(&area))).collect()
     }
 
+    /// The index that fits the files it began with.
+    pub(crate) fn base_index(&self) -> Result<PathBuf, WorkspaceError> {
+        let files = self
+            .workspace
+            .layers
+            .get(1)
+            .ok_or_else(|| WorkspaceError::Repository("the workspace has no files".into()))?;
+        Ok(self.layers.join(files.as_str()).join("index"))
+    }
+}
+
+/// A Body's files, open to be read.
+#[derive(Debug)]
+pub(crate) struct Upper {
+    /// Nearest first.
+    changed: Vec<PathBuf>,
+    /// What it was given of a `.git`.
+    head: Option<PathBuf>,
+}
+
+impl Upper {
+    /// Where modes keep something from us, the helper makes a copy that they do not.
+    fn open(source: &Source, view: &View) -> Result<Self, WorkspaceError> {
+        let mut changed = source.changed();
+        if !sys::caps::is_host_root() && changed.iter().any(|dir| merged::hides(dir)) {
+            for (number, dir) in changed.iter_mut().enumerate().filter(|(_, dir)| dir.exists()) {
+                let to = view.join(&format!("shown{number}"));
+                std::fs::create_dir(&to).during("make room for a copy")?;
+                // Where that does not work, what cannot be read is told.
+                if snapshot::show(&source.programs, &source.ids, dir, &to).is_ok() {
+                    *dir = to;
+                }
+            }
+        }
+        let head = source.workspace.layers.first().map(|id| source.layers.join(id.as_str()).join("root"));
+        Ok(Self { changed, head })
+    }
+
+    /// All of it.
+    pub(crate) fn dirs(&self) -> Result<Dirs, WorkspaceError> {
+        Dirs::open(&self.changed).during("open the Body's files")
+    }
+
     /// The Body's `.git`: what it changed of it over what it was given.
     fn git_dir(&self) -> Result<Option<Dirs>, WorkspaceError> {
-        let head = self.workspace.layers.first().map(|id| self.layers.join(id.as_str()).join("root"));
-        let all: Vec<PathBuf> = self.changed().into_iter().chain(head).collect();
+        let all: Vec<PathBuf> = self.changed.iter().chain(&self.head).cloned().collect();
         Ok(Dirs::open(&all).during("open the Body's files")?.dir(".git"))
     }
 
     /// The objects it added itself.
     fn own_objects(&self) -> Result<Option<Dirs>, WorkspaceError> {
-        let dirs = Dirs::open(&self.changed()).during("open the Body's files")?;
-        Ok(dirs.dir(".git").and_then(|git| git.dir("objects")))
-    }
-
-    /// The index that fits the files it began with.
-    fn base_index(&self) -> Result<PathBuf, WorkspaceError> {
-        let files = self.workspace.layers.get(1).ok_or_else(|| WorkspaceError::Repository("the workspace has no files".into()))?;
-        Ok(self.layers.join(files.as_str()).join("index"))
+        Ok(self.dirs()?.dir(".git").and_then(|git| git.dir("objects")))
     }
 }
 
 /// A Body's files as they are now, as a tree in its quarantine. The user's repository is not touched.
 pub fn look(source: &Source) -> Result<Work, WorkspaceError> {
-    let quarantine = Quarantine::open(&source.dir, &source.workspace)?;
-    let git_dir = source.git_dir()?;
-    let (tree, left_out) = files(source, &quarantine, git_dir.as_ref(), &[])?;
-    Ok(Work { tree, left_out, quarantine })
+    let view = Quarantine::open(&source.dir, &source.workspace)?.view()?;
+    let mut objects = Objects::start(&view.git())?;
+    let upper = Upper::open(source, &view)?;
+    let git_dir = upper.git_dir()?;
+    let Files { tree, left_out } =
+        packed(&view, 0, |pack| files::read(source, &view, &upper, &mut objects, pack, git_dir.as_ref()))?;
+    Ok(Work { tree, left_out, view })
 }
 
 /// Brings a Body's work into the user's repository, and looks that it is there.
 pub fn save(source: &Source) -> Result<Saved, WorkspaceError> {
     let quarantine = Quarantine::open(&source.dir, &source.workspace)?;
-    let git_dir = source.git_dir()?;
-    let (pointers, trouble) = commits(source, &quarantine, git_dir.as_ref())?;
-    let attempt = |pointers: &Pointers, trouble, without: &[&[u8]]| attempt(source, &quarantine, git_dir.as_ref(), pointers, trouble, without);
-    let refused = |error: WorkspaceError| match error {
-        WorkspaceError::Git(GitError::Failed { said, .. }) if !said.contains(FULL) => Ok(said),
-        error => Err(error),
+    let had = quarantine.keeps_something();
+    let mut saved = Attempt::begin(source, &quarantine).and_then(Attempt::finish);
+    let doubtful = match &saved {
+        Ok(saved) => saved.trouble.is_some(),
+        Err(error) => matches!(error, WorkspaceError::Git(_) | WorkspaceError::Io(..)) && !error.is_full(),
     };
-    // fsck looks into this file, and nothing else that a plain file could hold makes it refuse.
-    let said = match attempt(&pointers, trouble.clone(), &[]) {
-        Ok(saved) => return Ok(saved),
-        Err(error) => refused(error)?,
-    };
-    if said.contains("gitmodules")
-        && let Ok(saved) = attempt(&pointers, trouble, &[MODULES])
-    {
-        return Ok(saved);
+    // What was taken before may be damaged; then it is taken once more.
+    if had && doubtful {
+        quarantine.forget();
+        saved = Attempt::begin(source, &quarantine).and_then(Attempt::finish);
     }
-    // Its files, without its commits.
-    let trouble = Some(format!("its commits are refused: {said}"));
-    attempt(&Pointers::default(), trouble.clone(), &[]).or_else(|error| {
-        refused(error)?;
-        attempt(&Pointers::default(), trouble, &[MODULES])
-    })
+    if saved.is_ok() {
+        quarantine.tidy();
+    }
+    saved
 }
 
-fn attempt(
-    source: &Source,
-    quarantine: &Quarantine,
-    git_dir: Option<&Dirs>,
-    pointers: &Pointers,
+/// Makes a pack, and has git find it.
+fn packed<T>(
+    view: &View,
+    number: u32,
+    fill: impl FnOnce(&mut Pack) -> Result<T, WorkspaceError>,
+) -> Result<T, WorkspaceError> {
+    let mut pack = Pack::begin(&view.pack(number)).during("make a pack")?;
+    let done = fill(&mut pack)?;
+    if !pack.is_empty() {
+        pack.finish().and_then(|finished| finished.index()).during("make a pack")?;
+    }
+    Ok(done)
+}
+
+/// One way of saving a Body's work.
+struct Attempt<'a> {
+    source: &'a Source,
+    view: View,
+    user: Git,
+    known: Known,
+    objects: Objects,
+    files: Files,
+    pointers: Pointers,
     trouble: Option<String>,
-    without: &[&[u8]],
-) -> Result<Saved, WorkspaceError> {
-    let workspace = &source.workspace;
-    let (tree, left_out) = files(source, quarantine, git_dir, without)?;
-    let head = pointers.head.clone().unwrap_or_else(|| workspace.commit.clone());
-    let wip = wip(source, quarantine, &tree, &head)?;
-    let saved = Saved {
-        workspace: workspace.name.clone(),
-        base: workspace.base.clone(),
-        uncommitted: wip != head,
-        head,
-        wip,
-        branches: pointers.branches.iter().filter(|(_, id)| **id != workspace.commit).map(|(name, id)| (name.clone(), id.clone())).collect(),
-        left_out,
-        trouble,
-    };
-    publish(source, quarantine, &saved)?;
-    Ok(saved)
+}
+
+impl<'a> Attempt<'a> {
+    /// Reads everything.
+    fn begin(source: &'a Source, quarantine: &Quarantine) -> Result<Self, WorkspaceError> {
+        let view = quarantine.view()?;
+        let mut objects = Objects::start(&view.git())?;
+        let user = quarantine.user(&source.workspace);
+        let known = Known::ask(&user, &namespace(&source.body))?;
+        let upper = Upper::open(source, &view)?;
+        let git_dir = upper.git_dir()?;
+        let (pointers, trouble) =
+            commits(source, quarantine, &upper, &mut objects, &known, git_dir.as_ref())?;
+        let files = packed(&view, 0, |pack| {
+            files::read(source, &view, &upper, &mut objects, pack, git_dir.as_ref())
+        })?;
+        Ok(Self { source, view, user, known, objects, files, pointers, trouble })
+    }
+
+    /// Has the repository take it; where it refuses the Body's commits, its files without them.
+    fn finish(mut self) -> Result<Saved, WorkspaceError> {
+        match self.publish(1) {
+            Err(WorkspaceError::Git(GitError::Failed { said, .. }))
+                if !said.contains(FULL) && self.pointers != Pointers::default() =>
+            {
+                self.trouble = Some(format!("its commits are refused: {said}"));
+                self.pointers = Pointers::default();
+                self.publish(2)
+            }
+            done => done,
+        }
+    }
+
+    fn publish(&mut self, number: u32) -> Result<Saved, WorkspaceError> {
+        let workspace = &self.source.workspace;
+        let head = self.pointers.head.clone().unwrap_or_else(|| workspace.commit.clone());
+        let wip = self.wip(&head, number)?;
+        let saved = Saved {
+            workspace: workspace.name.clone(),
+            base: workspace.base.clone(),
+            uncommitted: wip != head,
+            head,
+            wip,
+            branches: self
+                .pointers
+                .branches
+                .iter()
+                .filter(|(_, id)| **id != workspace.commit)
+                .map(|(name, id)| (name.clone(), id.clone()))
+                .collect(),
+            left_out: self.files.left_out.clone(),
+            trouble: self.trouble.clone(),
+        };
+        let mut wanted = BTreeMap::from([
+            ("base".to_owned(), saved.base.clone()),
+            ("head".to_owned(), saved.head.clone()),
+            ("wip".to_owned(), saved.wip.clone()),
+        ]);
+        // Where commits are refused, what was taken of them before keeps its name.
+        if saved.trouble.is_some() && self.known.id("head").is_some() {
+            wanted.remove("head");
+        }
+        wanted.extend(saved.branches.iter().map(|(name, id)| (format!("heads/{name}"), id.clone())));
+        publish::publish(
+            &self.view,
+            &self.user,
+            &namespace(&self.source.body),
+            &wanted,
+            &self.known,
+            &[&workspace.commit, &workspace.base],
+        )?;
+        Ok(saved)
+    }
+
+    /// The commit that holds everything: the last one, where that does; the one made before, where nothing has changed.
+    fn wip(&mut self, head: &str, number: u32) -> Result<String, WorkspaceError> {
+        let (workspace, tree) = (&self.source.workspace, &self.files.tree);
+        let there =
+            self.objects.about(&[format!("{head}^{{tree}}"), format!("{}^{{tree}}", workspace.base)])?;
+        let has = |at: usize| there.get(at).and_then(Option::as_ref).is_some_and(|found| found.id == *tree);
+        if has(0) {
+            return Ok(head.to_owned());
+        }
+        if head == workspace.commit && has(1) {
+            return Ok(workspace.base.clone());
+        }
+        if let Some(before) = self.known.commit("wip", tree, head) {
+            return Ok(before);
+        }
+        let at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let who = format!("{} {at} +0000", refs::PALISADE);
+        let text = format!(
+            "tree {tree}\nparent {head}\nauthor {who}\ncommitter {who}\n\nwork in progress of Body {}\n",
+            self.source.body
+        );
+        let id = packed(&self.view, number, |pack| {
+            pack.add(Sort::Commit, text.len() as u64, text.as_bytes()).during("write a commit")
+        })?;
+        Ok(crate::packing::hex(&id))
+    }
 }
 
 /// The Body's own commits, in quarantine; or why they cannot be there.
-fn commits(source: &Source, quarantine: &Quarantine, git_dir: Option<&Dirs>) -> Result<(Pointers, Option<String>), WorkspaceError> {
+fn commits(
+    source: &Source,
+    quarantine: &Quarantine,
+    upper: &Upper,
+    objects: &mut Objects,
+    known: &Known,
+    git_dir: Option<&Dirs>,
+) -> Result<(Pointers, Option<String>), WorkspaceError> {
     let nothing = |why: &str| Ok((Pointers::default(), Some(why.to_owned())));
-    let Some(git_dir) = git_dir else { return nothing("its .git is gone") };
+    let Some(git_dir) = git_dir else { return nothing("its .git is gone, or cannot be read") };
     let pointers = refs::read(git_dir);
     if pointers.head.is_none() {
         return nothing("its .git does not say which commit it is on");
     }
-    if let Some(objects) = source.own_objects()?
-        && let Err(error) = loose::import(quarantine, &objects)
-    {
-        if error.is_full() {
-            return Err(error);
+    let had: BTreeSet<&str> = known.ids().into_iter().chain([source.workspace.commit.as_str()]).collect();
+    let tips: BTreeSet<&String> = pointers
+        .head
+        .iter()
+        .chain(pointers.branches.values())
+        .filter(|tip| !had.contains(tip.as_str()))
+        .collect();
+    if !tips.is_empty() {
+        if let Some(own) = upper.own_objects()?
+            && let Err(error) = loose::import(quarantine, objects, &own)
+        {
+            if error.is_full() {
+                return Err(error);
+            }
+            return nothing(&format!("its git objects are refused: {error}"));
         }
-        return nothing(&format!("its git objects are refused: {error}"));
-    }
-    match connected(source, quarantine, &pointers) {
-        Ok(()) if pointers.refused > 0 => {
-            let why = format!("{} of its branches are left out: their names are refused, or they are too many", pointers.refused);
-            Ok((pointers, Some(why)))
-        }
-        Ok(()) => Ok((pointers, None)),
-        Err(error) if error.is_full() => Err(error),
-        Err(error) => nothing(&format!("its commits are refused: {error}")),
-    }
-}
-
-/// Every tip is a commit, with everything it needs.
-fn connected(source: &Source, quarantine: &Quarantine, pointers: &Pointers) -> Result<(), WorkspaceError> {
-    let tips: BTreeSet<&String> = pointers.head.iter().chain(pointers.branches.values()).collect();
-    let news: Vec<&&String> = tips.iter().filter(|tip| ***tip != source.workspace.commit).collect();
-    if news.is_empty() {
-        return Ok(());
-    }
-    let lines: String = news.iter().map(|tip| format!("{tip}^{{commit}}\n")).chain([format!("^{}\n", source.workspace.commit)]).collect();
-    quarantine.git().feed(["rev-list", "--objects", "--quiet", "--stdin"], lines.into_bytes())?;
-    Ok(())
-}
-
-/// The Body's files as a tree.
-fn files(source: &Source, quarantine: &Quarantine, git_dir: Option<&Dirs>, without: &[&[u8]]) -> Result<(String, Vec<LeftOut>), WorkspaceError> {
-    let stage = quarantine.stage()?;
-    let place = stage.join("files");
-    fs::create_dir(&place).during("make room for a copy")?;
-    let index_file = stage.join("index");
-    fs::copy(source.base_index()?, &index_file).during("copy an index")?;
-    let git = quarantine.git().files(&place).index(&index_file);
-    if source.workspace.included {
-        git.run(["read-tree", "-m", "-i", &format!("{}^{{tree}}", source.workspace.base)])?;
-    }
-    let base = index::names(&index_file)?;
-    check_out_rules(&git, &base)?;
-    take_exclusions(quarantine, git_dir)?;
-    let own_index = git_dir.and_then(|git| git.small("index", INDEX_LEN_MAX)).unwrap_or_default();
-    let (tracked, whole) = index::parse(&own_index);
-    let mut tracked: BTreeSet<Vec<u8>> = tracked.into_iter().collect();
-    if !whole {
-        tracked.extend(base.iter().cloned());
-    }
-    let dirs = Dirs::open(&source.changed()).during("open the Body's files")?;
-    let walk = Walk { base: &base, tracked: &tracked, ignore: Ignore::start(&git)?, changes: Changes::default() };
-    let ours = File::open(&place).during("open a copy")?;
-    let mut changes = walk.run(&dirs, ours.as_fd())?;
-    // What `git sparse-checkout` took out of sight is not gone.
-    let skipped = index::skipped(&own_index);
-    changes.gone.retain(|path| !index::is_skipped(&skipped, path));
-    for path in without {
-        if changes.paths.iter().any(|changed| changed == path) {
-            changes.left_out.push(LeftOut { path: proto::text::visible_bytes(path), why: "git's fsck refuses what it says" });
+        let asked: Vec<String> = tips.iter().map(|tip| format!("{tip}^{{commit}}")).collect();
+        let found = objects.about(&asked)?;
+        if let Some((missing, _)) = tips.iter().zip(found).find(|(_, found)| found.is_none()) {
+            return nothing(&format!("its commits are refused: {missing} is no commit, or it is not there"));
         }
     }
-    let wanted = changes.paths.iter().filter(|path| !without.contains(&path.as_slice()));
-    let lines = |paths: &mut dyn Iterator<Item = &Vec<u8>>| paths.flat_map(|path| path.iter().copied().chain([0])).collect::<Vec<u8>>();
-    let (gone, there) = (lines(&mut changes.gone.iter()), lines(&mut wanted.into_iter()));
-    if !gone.is_empty() {
-        git.feed(["update-index", "-z", "--force-remove", "--stdin"], gone)?;
-    }
-    if !there.is_empty() {
-        git.feed(["update-index", "-z", "--add", "--replace", "--stdin"], there)?;
-    }
-    Ok((git.line(["write-tree"])?, changes.left_out))
-}
-
-/// Files of the base that say how git treats others.
-fn check_out_rules(git: &Git, base: &BTreeSet<Vec<u8>>) -> Result<(), WorkspaceError> {
-    let is_rule = |path: &&Vec<u8>| {
-        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-        name == b".gitignore" || name == b".gitattributes"
-    };
-    let list: Vec<u8> = base.iter().filter(is_rule).flat_map(|path| path.iter().copied().chain([0])).collect();
-    if !list.is_empty() {
-        git.feed(["checkout-index", "--force", "--quiet", "-z", "--stdin"], list)?;
-    }
-    Ok(())
-}
-
-/// What the Body's own git excludes, besides what its files say.
-fn take_exclusions(quarantine: &Quarantine, git_dir: Option<&Dirs>) -> Result<(), WorkspaceError> {
-    let text = git_dir.and_then(|git| git.small("info/exclude", EXCLUDE_LEN_MAX)).unwrap_or_default();
-    let dir = quarantine.dir().join("info");
-    fs::create_dir_all(&dir).during("note what is excluded")?;
-    sys::fd::write_whole(&dir.join("exclude"), &text).during("note what is excluded")
-}
-
-/// The commit that holds everything: the last one, where that does; the one made before, where nothing has changed.
-fn wip(source: &Source, quarantine: &Quarantine, tree: &str, head: &str) -> Result<String, WorkspaceError> {
-    let git = quarantine.git();
-    let tree_of = |commit: &str| git.line(["rev-parse", "--verify", "--quiet", &format!("{commit}^{{tree}}")]).ok();
-    if tree_of(head).as_deref() == Some(tree) {
-        return Ok(head.to_owned());
-    }
-    if head == source.workspace.commit && tree_of(&source.workspace.base).as_deref() == Some(tree) {
-        return Ok(source.workspace.base.clone());
-    }
-    let before = format!("{}/wip", namespace(&source.body));
-    let user = Git::at(&source.workspace.repository);
-    if let Ok(said) = user.line(["log", "-1", "--format=%H %T %P", &before, "--"])
-        && let Some((id, rest)) = said.split_once(' ')
-        && rest == format!("{tree} {head}")
-    {
-        return Ok(id.to_owned());
-    }
-    let message = format!("work in progress of Body {}", source.body);
-    Ok(refs::as_palisade(git).line(["commit-tree", tree, "-p", head, "-m", &message])?)
-}
-
-/// Has the user's repository take it all, and looks that it did.
-fn publish(source: &Source, quarantine: &Quarantine, saved: &Saved) -> Result<(), WorkspaceError> {
-    let to = namespace(&source.body);
-    let mut wanted = BTreeMap::from([("base".to_owned(), saved.base.clone()), ("head".to_owned(), saved.head.clone()), ("wip".to_owned(), saved.wip.clone())]);
-    // Where commits are refused, what was taken of them before keeps its name.
-    if saved.trouble.is_some() && Git::at(&source.workspace.repository).run(["rev-parse", "--verify", "--quiet", &format!("{to}/head")]).is_ok() {
-        wanted.remove("head");
-    }
-    wanted.extend(saved.branches.iter().map(|(name, id)| (format!("heads/{name}"), id.clone())));
-    let user = Git::at(&source.workspace.repository);
-    if is_there(&user, &to, &wanted)? {
-        return Ok(());
-    }
-    make_way(&user, &to, &wanted)?;
-    let mut packed = String::from("# pack-refs with: sorted \n");
-    wanted.iter().for_each(|(name, id)| packed.push_str(&format!("{id} refs/out/{name}\n")));
-    sys::fd::write_whole(&quarantine.dir().join("packed-refs"), packed.as_bytes()).during("name what is to be taken")?;
-    fetch(&user, quarantine.dir(), &format!("+refs/out/*:{to}/*"))?;
-    if is_there(&user, &to, &wanted)? {
-        Ok(())
-    } else {
-        Err(WorkspaceError::Repository("the repository does not name what it was given".into()))
-    }
-}
-
-/// A branch `a` that became `a/b`, or the other way round, stands in its own way.
-fn make_way(user: &Git, to: &str, wanted: &BTreeMap<String, String>) -> Result<(), WorkspaceError> {
-    let said = user.line(["for-each-ref", "--format=%(refname)", &format!("{to}/heads/")])?;
-    let below = |a: &str, b: &str| a.strip_prefix(b).is_some_and(|rest| rest.starts_with('/'));
-    for old in said.lines() {
-        let name = old.strip_prefix(&format!("{to}/")).unwrap_or(old);
-        if wanted.keys().any(|new| below(new, name) || below(name, new)) {
-            user.run(["update-ref", "-d", old])?;
-        }
-    }
-    Ok(())
-}
-
-fn fetch(user: &Git, from: &Path, refspec: &str) -> Result<(), WorkspaceError> {
-    let flags = ["fetch", "--quiet", "--force", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--no-recurse-submodules", "--update-shallow", "--"];
-    user.clone().tight().lasting().run(flags.map(std::ffi::OsStr::new).into_iter().chain([from.as_os_str(), refspec.as_ref()]))?;
-    Ok(())
-}
-
-fn is_there(user: &Git, to: &str, wanted: &BTreeMap<String, String>) -> Result<bool, WorkspaceError> {
-    let said = user.line(["for-each-ref", "--format=%(objectname) %(refname)", &format!("{to}/")])?;
-    let there: BTreeMap<&str, &str> = said.lines().filter_map(|line| line.split_once(' ')).map(|(id, name)| (name, id)).collect();
-    Ok(wanted.iter().all(|(name, id)| there.get(format!("{to}/{name}").as_str()) == Some(&id.as_str())))
+    let why = (pointers.refused > 0).then(|| {
+        format!(
+            "{} of its branches are left out: their names are refused, or they are too many",
+            pointers.refused
+        )
+    });
+    Ok((pointers, why))
 }
 
 /// Names what a Body began with, so that nobody clears it away while the Body needs it.
@@ -372,7 +372,12 @@ pub fn anchor(body: &BodyId, workspace: &Workspace) -> Result<(), WorkspaceError
     git.run(["update-ref", &to, &workspace.base])?;
     // A convenience: where the user's settings cannot be written, `refs/palisade` is there all the same.
     let remote = remote(body);
-    let settings = [("fetch", format!("+{}/*:refs/remotes/pal/{body}/*", namespace(body))), ("skipFetchAll", "true".to_owned()), ("tagOpt", "--no-tags".to_owned()), ("url", ".".to_owned())];
+    let settings = [
+        ("fetch", format!("+{}/*:refs/remotes/pal/{body}/*", namespace(body))),
+        ("skipFetchAll", "true".to_owned()),
+        ("tagOpt", "--no-tags".to_owned()),
+        ("url", ".".to_owned()),
+    ];
     for (name, value) in settings {
         if git.run(["config", "--local", &format!("{remote}.{name}"), &value]).is_err() {
             break;
@@ -386,9 +391,14 @@ fn remote(body: &BodyId) -> String {
     format!("remote.pal/{body}")
 }
 
-/// Takes that remote away with the Body; what was saved stays.
-pub fn unname(body: &BodyId, workspace: &Workspace) {
-    let _ = Git::at(&workspace.repository).run(["config", "--local", "--remove-section", &remote(body)]);
+/// Lets go of what only the Body needed: the remote, and the name of its base where nothing was saved. What was saved
+/// stays.
+pub fn release(body: &BodyId, workspace: &Workspace) {
+    let git = Git::at(&workspace.repository);
+    let _ = git.run(["config", "--local", "--remove-section", &remote(body)]);
+    if Known::ask(&git, &namespace(body)).is_ok_and(|known| known.id("wip").is_none()) {
+        let _ = git.run(["update-ref", "-d", &format!("{}/base", namespace(body))]);
+    }
 }
 
 /// Forgets a Body that did nothing.

@@ -18,7 +18,7 @@ pub fn make(dir: &Path, objects: &[&Path], shallow: Option<&Path>) -> io::Result
             _ => {}
         }
     }
-    let lines: Vec<u8> = objects.iter().flat_map(|path| quoted(path)).collect();
+    let lines: Vec<u8> = objects.iter().flat_map(|path| quoted(path).into_iter().chain(*b"\n")).collect();
     sys::fd::write_whole(&dir.join("objects/info/alternates"), &lines)?;
     sys::fd::write_whole(&dir.join("config"), CONFIG.as_bytes())?;
     if let Some(shallow) = shallow.filter(|path| path.exists()) {
@@ -28,8 +28,8 @@ pub fn make(dir: &Path, objects: &[&Path], shallow: Option<&Path>) -> io::Result
     sys::fd::write_whole(&dir.join("HEAD"), b"ref: refs/heads/none\n")
 }
 
-/// A line of `alternates` that may hold any path.
-fn quoted(path: &Path) -> Vec<u8> {
+/// A path as lists of them want it, whatever is in it.
+pub fn quoted(path: &Path) -> Vec<u8> {
     let mut line = vec![b'"'];
     for byte in path.as_os_str().as_bytes() {
         match byte {
@@ -38,8 +38,20 @@ fn quoted(path: &Path) -> Vec<u8> {
             byte => line.push(*byte),
         }
     }
-    line.extend(b"\"\n");
+    line.push(b'"');
     line
+}
+
+/// Removes stages whose maker was killed: `stage-PID-…`.
+pub fn clear_stale(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Some(maker) = name.strip_prefix("stage-") else { continue };
+        let maker = maker.split('-').next().and_then(|pid| pid.parse::<u32>().ok());
+        if !maker.is_some_and(|pid| Path::new("/proc").join(pid.to_string()).exists()) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 /// A directory of ours that goes away.
@@ -65,5 +77,24 @@ impl Stage {
 impl Drop for Stage {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_maker_left_goes_and_what_is_used_stays() {
+        let dir = std::env::temp_dir().join(format!("pal-scratch-{}", std::process::id()));
+        let (mine, old, odd) =
+            (format!("stage-{}-00", std::process::id()), "stage-4294967295-00", "stage-0123456789abcdef");
+        for name in [&mine, old, odd, "objects"] {
+            fs::create_dir_all(dir.join(name).join("files")).unwrap();
+        }
+        clear_stale(&dir);
+        let left = |name: &str| dir.join(name).exists();
+        assert_eq!((left(&mine), left(old), left(odd), left("objects")), (true, false, false, true));
+        fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -36,6 +36,7 @@ use crate::{
     Ground,
     error::{During, WorkspaceError},
     git::Git,
+    index::Names,
     scratch::{self, Stage},
 };
 
@@ -169,7 +170,7 @@ impl Checkout<'_> {
         self.git.run(["read-tree", "-m", "-i", self.tree])?;
         let wanted: Vec<u8> = changed.there.iter().flat_map(|path| path.iter().copied().chain([0])).collect();
         self.git.clone().files(&files).feed(["checkout-index", "--force", "--quiet", "-z", "--stdin"], wanted)?;
-        let names = crate::index::names(&self.stage.join("index"))?;
+        let names = Names::of(&self.stage.join("index"))?.iter().map(|(name, _)| name.to_vec()).collect();
         let gone = topmost_gone(&changed.gone, &names);
         self.finish(id, &gone, vec![base.id])
     }

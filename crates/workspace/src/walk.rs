@@ -1,13 +1,14 @@
-//! A Body's files, compared with what it began with: every change copied to a tree of ours, for git to read there.
+//! A Body's files, compared with what it began with: each change becomes an object of ours.
 //!
-//! Invariant: what is copied are plain files, links and directories, made by us under names that git may hold.
+//! Where attributes may change what git stores of a file, it is copied to a tree of ours, for git to read there; so are
+//! the files that say what is ignored.
+//!
+//! Invariant: what is copied are plain files and directories, made by us under names that git may hold.
 //! Trust: everything that is read here is a Body's; see [`crate::merged`].
 
 use std::{
-    collections::BTreeSet,
     fs::File,
-    io::{self, Read},
-    ops::Bound,
+    io::{self, Read, Seek, SeekFrom, Write},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
@@ -20,23 +21,31 @@ use serde::Serialize;
 use crate::{
     error::{During, WorkspaceError},
     ignore::Ignore,
-    merged::{Dirs, Found, Node},
+    index::Names,
+    merged::{DEPTH_MAX, Dirs, Found, Inner, Node},
+    packing::{Id, Pack, Sort},
 };
 
-/// Deepest directory.
-const DEPTH_MAX: usize = 128;
 /// Longest path.
 const PATH_LEN_MAX: usize = 4000;
 /// Largest file.
-pub const FILE_MAX: u64 = 1 << 30;
+const FILE_MAX: u64 = 1 << 30;
 /// All files together.
 const TOTAL_MAX: u64 = 8 << 30;
 /// Most changes.
 const CHANGES_MAX: usize = 2_000_000;
 /// Most things that are listed as left out.
 const LEFT_OUT_MAX: usize = 1000;
+/// How often a file that changes while it is read is read again.
+const TRIES: usize = 3;
+/// What is copied at once.
+const PIECE_LEN: usize = 64 << 10;
 /// Files that say how git treats others.
-const RULES: [&str; 2] = [".gitignore", ".gitattributes"];
+const IGNORES: &[u8] = b".gitignore";
+const ATTRIBUTES: &[u8] = b".gitattributes";
+
+/// Why something is left out that only ids of the Body may read.
+const HIDDEN: &str = "it cannot be read";
 
 /// Something of a Body that git cannot hold, or may not.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -47,11 +56,22 @@ pub struct LeftOut {
     pub why: &'static str,
 }
 
+/// A file or a link that may differ from the base.
+#[derive(Debug)]
+pub struct Change {
+    /// Where.
+    pub path: Vec<u8>,
+    /// What it is to git.
+    pub mode: u32,
+    /// What is in it; none of a file that was copied for git to read.
+    pub id: Option<Id>,
+}
+
 /// What a walk found.
 #[derive(Debug, Default)]
 pub struct Changes {
-    /// Files that may differ from the base.
-    pub paths: Vec<Vec<u8>>,
+    /// Files and links that may differ from the base.
+    pub files: Vec<Change>,
     /// Files of the base that are gone, unless they are among those.
     pub gone: Vec<Vec<u8>>,
     /// What could not be taken.
@@ -60,13 +80,20 @@ pub struct Changes {
 }
 
 /// One walk.
+#[derive(Debug)]
 pub struct Walk<'a> {
     /// Names of the base.
-    pub base: &'a BTreeSet<Vec<u8>>,
-    /// Names the Body's own git tracks; where it cannot say, those of the base.
-    pub tracked: &'a BTreeSet<Vec<u8>>,
+    pub base: &'a Names,
+    /// Names the Body's own git tracks.
+    pub tracked: &'a Names,
+    /// Whether these are all: where they are not, those of the base are tracked, too.
+    pub all_tracked: bool,
     /// Who knows what is ignored.
     pub ignore: Ignore,
+    /// Whether attributes may change what git stores.
+    pub attributes: bool,
+    /// Where objects go.
+    pub pack: &'a mut Pack,
     /// What was found so far.
     pub changes: Changes,
 }
@@ -92,14 +119,21 @@ impl Walk<'_> {
 
     /// What the Body's git no longer tracks and ignores is gone, though its files are there.
     fn forgotten(&mut self) -> Result<(), WorkspaceError> {
-        // What is gone already is not asked about: git refuses names behind a link.
-        let gone: BTreeSet<&Vec<u8>> = self.changes.gone.iter().collect();
-        let untracked: Vec<Vec<u8>> = self.base.difference(self.tracked).filter(|path| !gone.contains(path)).cloned().collect();
+        if !self.all_tracked {
+            return Ok(());
+        }
+        let mut untracked: Vec<Vec<u8>> =
+            self.base.without(self.tracked).into_iter().map(<[u8]>::to_vec).collect();
+        // What is gone already is not asked about.
+        let gone: std::collections::BTreeSet<&Vec<u8>> = self.changes.gone.iter().collect();
+        untracked.retain(|path| !gone.contains(path));
         if untracked.is_empty() {
             return Ok(());
         }
         let ignored = self.ignore.ask(&untracked)?;
-        self.changes.gone.extend(untracked.into_iter().zip(ignored).filter(|(_, ignored)| *ignored).map(|(path, _)| path));
+        self.changes
+            .gone
+            .extend(untracked.into_iter().zip(ignored).filter(|(_, ignored)| *ignored).map(|(path, _)| path));
         Ok(())
     }
 
@@ -109,10 +143,10 @@ impl Walk<'_> {
             entries.remove(b".git".as_slice());
         }
         // Before anybody is asked about their neighbours.
-        for rule in RULES {
-            match entries.get(rule.as_bytes()) {
-                Some(Found::File(node)) => drop(self.copy(at, rule.as_bytes(), node)?),
-                Some(_) => remove(at.ours, rule.as_bytes())?,
+        for rule in [IGNORES, ATTRIBUTES] {
+            match entries.get(rule) {
+                Some(Found::File(node)) => self.rule(at, rule, node)?,
+                Some(_) => remove(at.ours, rule)?,
                 None => {}
             }
         }
@@ -126,8 +160,10 @@ impl Walk<'_> {
                 }
                 continue;
             }
-            if self.changes.paths.len() > CHANGES_MAX {
-                return Err(WorkspaceError::Hostile(format!("the Body changed more than {CHANGES_MAX} files")));
+            if self.changes.files.len() > CHANGES_MAX {
+                return Err(WorkspaceError::Hostile(format!(
+                    "the Body changed more than {CHANGES_MAX} files"
+                )));
             }
             children.push((name, path, found));
         }
@@ -138,8 +174,26 @@ impl Walk<'_> {
         Ok(())
     }
 
+    fn rule(&mut self, at: &Place<'_>, name: &[u8], node: &Node) -> Result<(), WorkspaceError> {
+        if name == IGNORES {
+            self.ignore.has_rules()?;
+        } else {
+            self.attributes = true;
+        }
+        if let Ok(mut file) = at.dirs.file(node)
+            && node.len <= FILE_MAX
+        {
+            copy(at.ours, name, &mut file, node)?;
+        }
+        Ok(())
+    }
+
     /// For each child, whether it is ignored. What is tracked is not.
-    fn ignored(&mut self, at: &Place<'_>, children: &[(Vec<u8>, Vec<u8>, Found)]) -> Result<Vec<bool>, WorkspaceError> {
+    fn ignored(
+        &mut self,
+        at: &Place<'_>,
+        children: &[(Vec<u8>, Vec<u8>, Found)],
+    ) -> Result<Vec<bool>, WorkspaceError> {
         if at.ignored {
             return Ok(children.iter().map(|(_, path, found)| !self.is_tracked(path, found)).collect());
         }
@@ -147,7 +201,7 @@ impl Walk<'_> {
         for (index, (name, path, found)) in children.iter().enumerate() {
             let ask = match found {
                 // Some patterns fit directories only, so there must be one.
-                Found::Dir { .. } => {
+                Found::Dir(_) => {
                     make_dir(at.ours, name)?;
                     true
                 }
@@ -169,12 +223,19 @@ impl Walk<'_> {
         Ok(ignored)
     }
 
-    fn entry(&mut self, at: &Place<'_>, name: &[u8], path: Vec<u8>, found: Found, ignored: bool) -> Result<(), WorkspaceError> {
+    fn entry(
+        &mut self,
+        at: &Place<'_>,
+        name: &[u8],
+        path: Vec<u8>,
+        found: Found,
+        ignored: bool,
+    ) -> Result<(), WorkspaceError> {
         match found {
             Found::Other => Ok(()),
             Found::Unreadable if ignored => Ok(()),
             Found::Unreadable => {
-                self.leave_out(&path, "it cannot be read");
+                self.leave_out(&path, HIDDEN);
                 Ok(())
             }
             Found::Gone => {
@@ -185,25 +246,38 @@ impl Walk<'_> {
             Found::File(_) | Found::Link(_) if ignored => Ok(()),
             Found::File(node) => {
                 self.base_below_gone(&path);
-                if self.copy(at, name, &node)? {
-                    self.changes.paths.push(path);
-                }
-                Ok(())
+                self.file(at, name, path, &node)
             }
             Found::Link(node) => {
                 self.base_below_gone(&path);
-                let target = at.dirs.link(&node).during("read a link of the Body")?;
                 remove(at.ours, name)?;
-                rustix::fs::symlinkat(&target, at.ours, name).during("copy a link of the Body")?;
-                self.changes.paths.push(path);
+                let target = at.dirs.link(&node).during("read a link of the Body")?.into_bytes();
+                let id = self
+                    .pack
+                    .add(Sort::Blob, target.len() as u64, target.as_slice())
+                    .during("copy a link of the Body")?;
+                self.changes.files.push(Change { path, mode: 0o120_000, id: Some(id) });
                 Ok(())
             }
-            Found::Dir { dirs, hides } => self.enter(at, name, &path, &dirs, hides, ignored),
+            Found::Dir(inner) => self.enter(at, name, &path, &inner, ignored),
         }
     }
 
-    fn enter(&mut self, at: &Place<'_>, name: &[u8], path: &[u8], dirs: &Dirs, hides: bool, ignored: bool) -> Result<(), WorkspaceError> {
-        if hides {
+    fn enter(
+        &mut self,
+        at: &Place<'_>,
+        name: &[u8],
+        path: &[u8],
+        inner: &Inner,
+        ignored: bool,
+    ) -> Result<(), WorkspaceError> {
+        let Ok(dirs) = at.dirs.enter(inner) else {
+            if !ignored {
+                self.leave_out(path, HIDDEN);
+            }
+            return Ok(());
+        };
+        if inner.hides {
             remove(at.ours, name)?;
             self.base_gone(path);
         } else if self.base.contains(path) {
@@ -213,23 +287,31 @@ impl Walk<'_> {
             }
             return Ok(());
         }
-        if ignored && !holds(self.tracked, path) {
+        if ignored && !self.tracks_below(path) {
             let _ = rustix::fs::unlinkat(at.ours, name, AtFlags::REMOVEDIR);
             return Ok(());
         }
         make_dir(at.ours, name)?;
         let ours = open_dir(at.ours, name)?;
-        self.dir(&Place { path, dirs, ours: ours.as_fd(), ignored: at.ignored || ignored, depth: at.depth + 1 })?;
+        self.dir(&Place {
+            path,
+            dirs: &dirs,
+            ours: ours.as_fd(),
+            ignored: at.ignored || ignored,
+            depth: at.depth + 1,
+        })?;
         // One that only held what is ignored.
         let _ = rustix::fs::unlinkat(at.ours, name, AtFlags::REMOVEDIR);
         Ok(())
     }
 
     fn is_tracked(&self, path: &[u8], found: &Found) -> bool {
-        match found {
-            Found::Dir { .. } | Found::Unreadable | Found::Gone => self.tracked.contains(path) || holds(self.tracked, path),
-            _ => self.tracked.contains(path),
-        }
+        let itself = self.tracked.contains(path) || !self.all_tracked && self.base.contains(path);
+        itself || matches!(found, Found::Dir(_) | Found::Unreadable | Found::Gone) && self.tracks_below(path)
+    }
+
+    fn tracks_below(&self, path: &[u8]) -> bool {
+        self.tracked.holds(path) || !self.all_tracked && self.base.holds(path)
     }
 
     fn base_gone(&mut self, path: &[u8]) {
@@ -240,31 +322,67 @@ impl Walk<'_> {
     }
 
     fn base_below_gone(&mut self, path: &[u8]) {
-        self.changes.gone.extend(below(self.base, path).cloned());
+        self.changes.gone.extend(self.base.below(path).map(<[u8]>::to_vec));
     }
 
-    /// Copies a file; false where it is left out.
-    fn copy(&mut self, at: &Place<'_>, name: &[u8], node: &Node) -> Result<bool, WorkspaceError> {
-        let path = join(at.path, name);
+    fn file(
+        &mut self,
+        at: &Place<'_>,
+        name: &[u8],
+        path: Vec<u8>,
+        node: &Node,
+    ) -> Result<(), WorkspaceError> {
         let why = match () {
             () if node.len > FILE_MAX => Some("it is larger than 1 GiB"),
-            () if self.changes.bytes + node.len > TOTAL_MAX => Some("all changes together are larger than 8 GiB"),
+            () if self.changes.bytes + node.len > TOTAL_MAX => {
+                Some("all changes together are larger than 8 GiB")
+            }
             () => None,
         };
         let opened = if why.is_none() { at.dirs.file(node).ok() } else { None };
-        let Some(file) = opened else {
-            self.leave_out(&path, why.unwrap_or("it cannot be read"));
-            return Ok(false);
+        let Some(mut file) = opened else {
+            self.leave_out(&path, why.unwrap_or(HIDDEN));
+            return Ok(());
         };
         self.changes.bytes += node.len;
-        remove(at.ours, name)?;
-        let mode = Mode::from_raw_mode(if node.executable { 0o755 } else { 0o644 });
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let copy = rustix::fs::openat(at.ours, name, flags, mode).during("copy a file of the Body")?;
-        rustix::fs::fchmod(&copy, mode).during("copy a file of the Body")?;
-        // It may grow while it is read.
-        io::copy(&mut file.take(node.len), &mut File::from(copy)).during("copy a file of the Body")?;
-        Ok(true)
+        let id = if self.attributes {
+            copy(at.ours, name, &mut file, node)?;
+            None
+        } else {
+            match self.pack_file(&mut file)? {
+                Some(id) => Some(id),
+                None => {
+                    self.leave_out(&path, "it changes while it is read");
+                    return Ok(());
+                }
+            }
+        };
+        self.changes.files.push(Change {
+            path,
+            mode: if node.executable { 0o100_755 } else { 0o100_644 },
+            id,
+        });
+        Ok(())
+    }
+
+    /// None for one that does not keep still.
+    fn pack_file(&mut self, file: &mut File) -> Result<Option<Id>, WorkspaceError> {
+        for _ in 0..TRIES {
+            let len = file
+                .seek(SeekFrom::Start(0))
+                .and_then(|_| file.metadata())
+                .during("copy a file of the Body")?
+                .len();
+            if len > FILE_MAX {
+                return Ok(None);
+            }
+            match self.pack.add(Sort::Blob, len, &mut *file) {
+                Ok(id) => return Ok(Some(id)),
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {}
+                Err(error) => return Err(error).during("copy a file of the Body"),
+            }
+        }
+        Ok(None)
     }
 
     fn leave_out(&mut self, path: &[u8], why: &'static str) {
@@ -274,10 +392,43 @@ impl Walk<'_> {
     }
 }
 
+/// Copies a file to a tree of ours; holes stay holes.
+fn copy(ours: BorrowedFd<'_>, name: &[u8], file: &mut File, node: &Node) -> Result<(), WorkspaceError> {
+    let doing = "copy a file of the Body";
+    remove(ours, name)?;
+    let mode = Mode::from_raw_mode(if node.executable { 0o755 } else { 0o644 });
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let copy = rustix::fs::openat(ours, name, flags, mode).during(doing)?;
+    rustix::fs::fchmod(&copy, mode).during(doing)?;
+    let mut copy = File::from(copy);
+    let mut piece = vec![0; PIECE_LEN];
+    let mut len = 0;
+    // It may grow while it is read.
+    let mut file = file.take(node.len);
+    loop {
+        match file.read(&mut piece).during(doing)? {
+            0 => break,
+            read if piece[..read].iter().all(|byte| *byte == 0) => {
+                copy.seek(SeekFrom::Current(read as i64)).during(doing)?;
+                len += read as u64;
+            }
+            read => {
+                copy.write_all(&piece[..read]).during(doing)?;
+                len += read as u64;
+            }
+        }
+    }
+    copy.set_len(len).during(doing)
+}
+
 /// Why something cannot be in git, or may not.
 fn refused(name: &[u8], path: &[u8], found: &Found, depth: usize) -> Option<&'static str> {
     match () {
-        () if is_dot_git(name) => Some(if matches!(found, Found::Dir { .. }) { "a repository inside the repository: its history is not taken" } else { "git may not hold this name" }),
+        () if is_dot_git(name) => Some(if matches!(found, Found::Dir(_)) {
+            "a repository inside the repository: its history is not taken"
+        } else {
+            "git may not hold this name"
+        }),
         () if path.len() > PATH_LEN_MAX => Some("its path is too long"),
         () if depth >= DEPTH_MAX => Some("it lies too deep"),
         () => None,
@@ -300,22 +451,6 @@ fn is_ignorable(c: char) -> bool {
 
 fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
     if path.is_empty() { name.to_owned() } else { [path, b"/", name].concat() }
-}
-
-/// Names below a directory.
-fn below<'a>(names: &'a BTreeSet<Vec<u8>>, dir: &[u8]) -> impl Iterator<Item = &'a Vec<u8>> {
-    let begin = [dir, b"/"].concat();
-    names.range::<[u8], _>((Bound::Included(begin.as_slice()), Bound::Unbounded)).take_while({
-        let begin = begin.clone();
-        move |name| name.starts_with(&begin)
-    })
-    .collect::<Vec<_>>()
-    .into_iter()
-}
-
-fn holds(names: &BTreeSet<Vec<u8>>, dir: &[u8]) -> bool {
-    let begin = [dir, b"/"].concat();
-    names.range::<[u8], _>((Bound::Included(begin.as_slice()), Bound::Unbounded)).next().is_some_and(|name| name.starts_with(&begin))
 }
 
 fn make_dir(ours: BorrowedFd<'_>, name: &[u8]) -> Result<(), WorkspaceError> {
@@ -349,7 +484,22 @@ mod tests {
 
     #[test]
     fn every_spelling_of_dot_git_is_known() {
-        for name in [".git", ".GIT", ".gIt", "git~1", "GIT~1", ".git ", ".git.", ".git. .", ".git:x", ".git::$INDEX_ALLOCATION", ".g\u{200c}it", "a\\.git", ".git\\x", "\u{feff}.git"] {
+        for name in [
+            ".git",
+            ".GIT",
+            ".gIt",
+            "git~1",
+            "GIT~1",
+            ".git ",
+            ".git.",
+            ".git. .",
+            ".git:x",
+            ".git::$INDEX_ALLOCATION",
+            ".g\u{200c}it",
+            "a\\.git",
+            ".git\\x",
+            "\u{feff}.git",
+        ] {
             assert!(is_dot_git(name.as_bytes()), "{name:?}");
         }
         for name in [".gitignore", ".github", "git", "x.git", ".git-", "git~2", "dot.git", "..git"] {

@@ -29,6 +29,8 @@ pub struct WorkDiff {
 #[derive(Debug)]
 pub struct Look {
     git: Git,
+    /// What git sees goes with it.
+    _view: workspace::View,
     base: String,
     /// What was found.
     pub diff: WorkDiff,
@@ -62,7 +64,7 @@ impl Fleet {
         let work = workspace::look(&source).map_err(cannot)?;
         let base = source.workspace.base.clone();
         let diff = WorkDiff { workspace: source.workspace.name.clone(), base: base.clone(), tree: work.tree, files: Vec::new(), left_out: work.left_out };
-        Ok(Look { git: work.quarantine.git(), base, diff })
+        Ok(Look { git: work.view.git(), _view: work.view, base, diff })
     }
 
     /// The same with the files that differ.
@@ -99,7 +101,7 @@ impl Fleet {
             return Err(Failure::new(Kind::Conflict, format!("the commits of Body {id} cannot land: {trouble}"))
                 .hint(format!("land its files as one commit of yours: pal land --squash {id}")));
         }
-        let request = LandRequest { workspace: &source.workspace, saved, body: id.as_str(), how, what, person };
+        let request = LandRequest { workspace: &source.workspace, saved, body: id.as_str(), dir: &source.dir, how, what, person };
         let landed = workspace::land(&request).map_err(|error| land_failure(id, error))?;
         self.write("workspace.landed", id, json!({ "workspace": source.workspace.name, "landed": landed }))?;
         Ok(landed)
@@ -128,10 +130,12 @@ impl Fleet {
 }
 
 fn land_failure(id: &BodyId, error: workspace::WorkspaceError) -> Failure {
+    let unsound = matches!(error, workspace::WorkspaceError::Unsound(_));
     let conflict = matches!(error, workspace::WorkspaceError::Conflict(_));
     let unknown = matches!(&error, workspace::WorkspaceError::Git(workspace::GitError::Failed { said, .. }) if said.contains("tell me who you are") || said.contains("empty ident"));
     let failure = failures::workspace(&format!("cannot land the work of Body {id}"), error);
     match (conflict, unknown) {
+        _ if unsound => failure.hint(format!("it stays saved; leave out what is not committed: pal land --committed {id}")),
         (true, _) => failure.hint(format!("keep it on a branch of its own and merge it yourself: pal land --branch pal/{id} {id}")),
         (_, true) => failure.hint("say who you are: git config --global user.name NAME, and user.email"),
         _ => failure,

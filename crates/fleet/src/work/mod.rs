@@ -24,7 +24,7 @@ use proto::{BodyId, Failure, Kind, Spec, workspace::Workspace};
 use serde_json::json;
 use workspace::{Saved, Source};
 
-use crate::{Fleet, failures};
+use crate::{Fleet, View, failures};
 
 /// Whether work that cannot be saved may be given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,8 +50,36 @@ impl Fleet {
             snapshots: snapshots.clone(),
             workspace: workspace.clone(),
             layers: self.layers_dir(),
+            programs: self.maker.programs.clone(),
+            ids: spec.ids.clone(),
         };
         Ok(spec.workspaces.iter().map(source).collect())
+    }
+
+    /// A Body that was just made, once its repositories name what it began with: also a fork, and one of a snapshot.
+    pub(crate) fn anchored(&self, view: View) -> Result<View, Failure> {
+        // One that is only being prepared brings nothing back.
+        if view.spec.egress.is_some() {
+            return Ok(view);
+        }
+        let anchor = |workspace: &Workspace| workspace::anchor(view.id(), workspace);
+        match view.spec.workspaces.iter().try_for_each(anchor) {
+            Ok(()) => Ok(view),
+            Err(error) => {
+                self.undo(view.id());
+                Err(failures::workspace("cannot name the Body's base in the repository", error))
+            }
+        }
+    }
+
+    /// Takes away a Body that nobody has used yet.
+    fn undo(&self, id: &BodyId) {
+        let Ok((dir, spec, lock)) = self.locked(id) else { return };
+        let _ = self.write("body.removed", id, json!({ "by": "up" }));
+        let _ = self.clear_away(&dir, &spec);
+        drop(lock);
+        drop(self.take_tether(id));
+        spec.workspaces.iter().for_each(|workspace| workspace::release(id, workspace));
     }
 
     /// Brings the work of a Body into the repositories it came from. Its processes stand still meanwhile.

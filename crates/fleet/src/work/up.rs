@@ -146,14 +146,9 @@ impl Fleet {
 
     async fn up_one(&self, create: Create) -> Result<View, Failure> {
         let view = self.create(create).await?;
-        let anchored = view.spec.workspaces.iter().try_for_each(|workspace| {
-            workspace::anchor(view.id(), workspace).map_err(|error| failures::workspace("cannot name the Body's base in the repository", error))
-        });
-        let told = anchored.and_then(|()| {
-            view.spec.workspaces.iter().try_for_each(|workspace| {
-                let data = json!({ "workspace": workspace.name, "branch": workspace.branch, "commit": workspace.commit, "base": workspace.base, "layers": workspace.layers });
-                self.write("workspace.brought", view.id(), data)
-            })
+        let told = view.spec.workspaces.iter().try_for_each(|workspace| {
+            let data = json!({ "workspace": workspace.name, "branch": workspace.branch, "commit": workspace.commit, "base": workspace.base, "layers": workspace.layers });
+            self.write("workspace.brought", view.id(), data)
         });
         match told {
             Ok(()) => Ok(view),
