@@ -9,6 +9,7 @@ mod args;
 mod commands;
 mod failure;
 mod output;
+mod pager;
 mod progress;
 mod session;
 mod settings;

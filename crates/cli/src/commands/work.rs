@@ -10,7 +10,7 @@ use crate::{
     age,
     args::{self, BodyArgs},
     output::{self, Format},
-    progress,
+    pager, progress,
     session::Wire,
     settings::absolute,
     table::Table,
@@ -105,15 +105,7 @@ pub fn diff(fleet: &Fleet, args: &args::Diff, format: Format) -> Result<(), Fail
 
 /// To a terminal nothing goes raw; to anything else, every byte does.
 fn show(text: &[u8]) -> Result<(), Failure> {
-    if !isatty(stdio::stdout()) {
-        return output::data(text);
-    }
-    for line in text.split_inclusive(|byte| *byte == b'\n') {
-        let line = line.strip_suffix(b"\n").unwrap_or(line);
-        let shown: Vec<String> = line.split(|byte| *byte == b'\t').map(proto::text::visible_bytes).collect();
-        output::line(shown.join("\t"))?;
-    }
-    Ok(())
+    if isatty(stdio::stdout()) { pager::show_patch(text) } else { output::data(text) }
 }
 
 fn tell_left_out(left_out: &[LeftOut]) {
