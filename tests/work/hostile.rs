@@ -124,8 +124,10 @@ const REFUSED: &[(&str, &str)] = &[
     ("a module that is an option", "printf '[submodule \"x\"]\\n\\tpath = x\\n\\turl = -u./run\\n' > m; b=$(git hash-object -w m); rm m; t=$(printf '100644 blob %s\\t.gitmodules\\n' $b | git mktree); c=$(git commit-tree $t -p HEAD -m evil); git update-ref refs/heads/evil $c"),
     ("a module above its place", "printf '[submodule \"../../x\"]\\n\\tpath = x\\n\\turl = y\\n' > m; b=$(git hash-object -w m); rm m; t=$(printf '100644 blob %s\\t.gitmodules\\n' $b | git mktree); c=$(git commit-tree $t -p HEAD -m evil); git update-ref refs/heads/evil $c"),
     ("a commit without an author", "t=$(git rev-parse 'HEAD^{tree}'); c=$(printf 'tree %s\\ncommitter a <b> 1 +0000\\n\\nx\\n' $t | git hash-object -t commit -w --stdin --literally); git update-ref refs/heads/evil $c || echo $c > .git/refs/heads/evil"),
-    ("a pack of noise", "mkdir -p .git/objects/pack; head -c 100000 /dev/urandom > .git/objects/pack/pack-1234567890123456789012345678901234567890.pack"),
-    ("a pack that claims four thousand million objects", "printf 'PACK\\000\\000\\000\\002\\377\\377\\377\\377' > .git/objects/pack/pack-1234567890123456789012345678901234567890.pack"),
+    ("a ref with a line in it", "id=$(git rev-parse HEAD); echo $id > \".git/refs/heads/$(printf 'a\\nb')\""),
+    ("a tree that is ten thousand deep", "python3 - <<'END'\nimport hashlib, os, subprocess, zlib\ndef write(kind, data):\n    data = b'%s %d\\0' % (kind, len(data)) + data\n    id = hashlib.sha1(data).hexdigest()\n    os.makedirs('.git/objects/' + id[:2], exist_ok=True)\n    open('.git/objects/%s/%s' % (id[:2], id[2:]), 'wb').write(zlib.compress(data, 1))\n    return id\nid = write(b'tree', b'100644 x\\0' + bytes.fromhex(write(b'blob', b'x')))\nfor _ in range(10000): id = write(b'tree', b'40000 d\\0' + bytes.fromhex(id))\nhead = subprocess.check_output(['git', 'rev-parse', 'HEAD']).strip()\nwho = b' a <b> 1 +0000\\n'\nopen('.git/refs/heads/evil', 'w').write(write(b'commit', b'tree ' + id.encode() + b'\\nparent ' + head + b'\\nauthor' + who + b'committer' + who + b'\\nx\\n'))\nEND"),
+    ("a pack of noise", "mkdir -p .git/objects/pack; head -c 100000 /dev/urandom > .git/objects/pack/pack-1234567890123456789012345678901234567890.pack; echo z > z; git add z; git commit -qm z"),
+    ("a pack that claims four thousand million objects", "printf 'PACK\\000\\000\\000\\002\\377\\377\\377\\377' > .git/objects/pack/pack-1234567890123456789012345678901234567890.pack; echo z > z; git add z; git commit -qm z"),
 ];
 
 #[body_test(except(user = "what it shows does not depend on who runs it", microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
@@ -173,6 +175,9 @@ const FILES: &[(&str, &str, &str, Option<&str>)] = &[
     ("replaced objects", "git replace $(git rev-parse HEAD) $(git commit-tree $(git mktree </dev/null) -m empty); echo x > after", "after", Some("x")),
     ("a graft", "mkdir -p .git/info; git rev-parse HEAD > .git/info/grafts; echo x > after", "after", Some("x")),
     ("a shallow history that is none", "git rev-parse HEAD > .git/shallow; echo x > after; git add after; git commit -qm s", "after", Some("x")),
+    ("a commit with a hundred thousand parents", "echo x > after; head=$(git rev-parse HEAD); c=$( (printf 'tree %s\\n' $(git rev-parse 'HEAD^{tree}'); yes \"parent $head\" | head -100000; printf 'author a <b> 1 +0000\\ncommitter a <b> 1 +0000\\n\\nx\\n') | git hash-object -t commit -w --stdin --literally); echo $c > .git/refs/heads/many", "after", Some("x")),
+    ("a million packed refs", "echo x > after; id=$(git rev-parse HEAD); seq 1000000 | sed \"s,.*,$id refs/heads/b&,\" >> .git/packed-refs", "after", Some("x")),
+    ("an index that claims more than there is", "printf 'DIRC\\000\\000\\000\\004\\377\\377\\377\\377' > .git/index; truncate -s 400M .git/index; echo x > after", "after", Some("x")),
     ("ten thousand files", "mkdir many; cd many; seq 10000 | xargs touch; echo x > last", "many/last", Some("x")),
     ("nobody may read it", "echo x > hidden; chmod 000 hidden; echo y > after", "after", Some("y")),
 ];

@@ -66,6 +66,9 @@ async fn a_broken_git_costs_its_commits_and_no_file_and_removal_waits_for_a_word
         ("gone", "rm -rf .git"),
         ("a file", "rm -rf .git; echo 'gitdir: /tmp/x' > .git"),
         ("a link", "rm -rf .git; ln -s /etc .git"),
+        ("a pipe", "rm -rf .git; mkfifo .git"),
+        ("refs that are pipes", "rm -rf .git/refs .git/packed-refs; mkfifo .git/refs"),
+        ("a head that is a pipe", "rm .git/HEAD; mkfifo .git/HEAD"),
         ("no head", "echo nonsense > .git/HEAD"),
         ("a head that is nowhere", "echo 'ref: refs/heads/none' > .git/HEAD"),
         ("a commit that is nowhere", "git rev-parse HEAD | tr 0-9 1-90 > .git/refs/heads/main"),
@@ -189,4 +192,52 @@ async fn a_submodule_stays_what_it_is(t: Bodies) {
     let refused = t.fleet().remove(&body, Force::Yes).await.unwrap_err();
     assert_eq!(refused.kind, Kind::Conflict, "{refused}");
     t.fleet().remove_with(&body, Force::Yes, Discard::Yes).await.unwrap();
+}
+
+#[body_test(except(user = "what it shows does not depend on who runs it", microvm = "a machine has no repositories in it yet"))]
+async fn a_death_that_nobody_noticed_is_noticed_by_gc(t: Bodies) {
+    let host = Host::plain(&t);
+    let killed = host.body(&t).await;
+    let mut brief = host.up(&t);
+    brief.create.limits.wall = Some(Duration::from_secs(6));
+    let timed = crate::repo::up(&t, brief).await.spec.id;
+    for body in [&killed, &timed] {
+        t.sh(body, WORK).await.ok();
+    }
+    testkit::kill(t.view(&killed).pid.unwrap());
+    testkit::wait::blocking(Duration::from_secs(20), "both are dead", || [&killed, &timed].iter().all(|body| t.view(body).pid.is_none()).then_some(()));
+    t.fleet().gc(fleet::Sweep::DryRun).await.unwrap();
+    assert!(host.try_git(&["rev-parse", "--verify", &format!("refs/palisade/{killed}/wip")]).is_none(), "a dry run does nothing");
+    t.fleet().gc(fleet::Sweep::Remove).await.unwrap();
+    for body in [&killed, &timed] {
+        assert_eq!(names(&host, body), saved());
+        assert!(t.body_dir(body).join("spec.json").exists(), "and its files stay");
+    }
+}
+
+#[body_test(except(user = "what it shows does not depend on who runs it", microvm = "a machine has no repositories in it yet"))]
+async fn a_fork_keeps_what_it_stands_on_and_is_saved_like_its_parent(t: Bodies) {
+    let host = Host::plain(&t);
+    host.sh("echo dirty > dirty");
+    let parent = crate::repo::up(&t, fleet::Up { dirty: fleet::Dirty::With, ..host.up(&t) }).await.spec;
+    t.sh(&parent.id, "echo ours > ours").await.ok();
+    let fork = t.fleet().fork(&parent.id, 1).await.unwrap().remove(0).spec.id;
+    let snapshot = t.fleet().snapshot(&parent.id, Some("state".into())).await.unwrap();
+    let copy = t.make(fleet::Create { template: snapshot.id.to_string(), ..t.kept() }).await.spec.id;
+    t.sh(&fork, "cd /workspace/app; echo fork > fork").await.ok();
+    t.sh(&copy, "cd /workspace/app; echo copy > copy").await.ok();
+    // What they began with has no name but theirs.
+    t.fleet().remove_with(&parent.id, Force::Yes, Discard::Yes).await.unwrap();
+    host.sh("rm dirty; git for-each-ref --format='delete %(refname)' refs/palisade/ | grep -v ' refs/palisade/' | git update-ref --stdin; git reflog expire --expire=now --all; git gc -q --prune=now");
+    for (body, name) in [(&fork, "fork"), (&copy, "copy")] {
+        assert_eq!(host.git(&["rev-parse", &format!("refs/palisade/{body}/base")]), parent.workspaces[0].base, "{name}");
+        t.fleet().remove(body, Force::Yes).await.unwrap_or_else(|failure| panic!("{name}: {}", testkit::explain(&failure)));
+        for path in ["ours", "dirty", name] {
+            assert!(host.wip_file(body, path).is_some(), "{name}: {path}");
+        }
+    }
+    // A Body whose work was given up before it did any leaves no name.
+    let idle = host.body(&t).await;
+    t.fleet().remove_with(&idle, Force::Yes, Discard::Yes).await.unwrap();
+    assert_eq!(host.git(&["for-each-ref", &format!("refs/palisade/{idle}/")]), "");
 }

@@ -1,71 +1,337 @@
-//! `pal` killed at any moment of up, land, stop and rm: what was synced inside is in the repository or in the Body.
+//! `pal`, guests and keepers killed at any moment of up, land, stop, save, rm and gc, on disks that are full now and then:
+//! what was synced inside is in the repository or still in the Body.
+//!
+//! The disks are small and in memory, in a mount namespace of its own, in which the test runs again.
 
 use std::{
-    path::PathBuf,
-    process::{Command, Stdio},
-    time::Duration,
+    collections::BTreeMap,
+    fs::{self, File},
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    time::{Duration, Instant},
 };
 
-use proto::BodyId;
-use testkit::{Bodies, body_test};
+use testkit::{Temporary, leaks};
 
-use crate::repo::Host;
+/// How often somebody is killed.
+const KILLS: usize = 200;
+/// Set in the namespace.
+const INSIDE: &str = "PALISADE_WORK_KILLS";
+/// Room for the programs, some layers and a few Bodies.
+const DATA_DISK: &str = "size=96m";
+const REPO_DISK: &str = "size=24m";
 
-/// How often.
-const KILLS: u64 = 40;
+/// Seeded chance, so that what happened once can happen again.
+struct Chance(u64);
 
-fn pal() -> Option<PathBuf> {
-    let beside = std::env::current_exe().ok()?.parent()?.parent()?.join("pal");
-    beside.exists().then_some(beside)
-}
-
-/// Runs `pal` and kills it after a while; true when it was done before.
-fn killed(t: &Bodies, host: &Host, args: &[&str], after: Duration) -> bool {
-    let mut command = Command::new(pal().expect("pal is built before its tests"));
-    command.args(args).current_dir(&host.dir).env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("HOME", t.dir()).env("PAL_DATA", t.data());
-    for (name, value) in [("GIT_AUTHOR_NAME", "Ann"), ("GIT_AUTHOR_EMAIL", "a@b"), ("GIT_COMMITTER_NAME", "Ann"), ("GIT_COMMITTER_EMAIL", "a@b")] {
-        command.env(name, value);
+impl Chance {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % end
     }
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    std::thread::sleep(after);
-    let done = child.try_wait().unwrap().is_some();
-    let _ = child.kill();
-    child.wait().unwrap();
-    done
 }
 
-#[body_test(except(user = "what it shows does not depend on who runs it", microvm = "a machine has no repositories in it yet"))]
-async fn whatever_is_killed_no_synced_file_is_lost(t: Bodies) {
-    let host = Host::plain(&t);
-    let seed: u64 = std::env::var("PAL_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7);
-    let mut chance = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut interrupted = 0;
+/// Who is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Victim {
+    Pal,
+    Guest,
+    Keeper,
+}
+
+/// Which disk is full meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Full {
+    None,
+    Data,
+    Repository,
+}
+
+/// Everything of the test.
+struct World {
+    home: Temporary,
+    pal: PathBuf,
+    /// The Body that is worked in, and what was synced in each.
+    body: Option<String>,
+    synced: BTreeMap<String, Vec<String>>,
+    /// How long verbs took that were not cut short.
+    typical: BTreeMap<&'static str, Duration>,
+}
+
+#[test]
+fn whatever_is_killed_no_synced_file_is_lost() {
+    if std::env::var_os(INSIDE).is_some() {
+        return kill_and_look();
+    }
+    if !testkit::is_root() {
+        return testkit::skip::skip("as root");
+    }
+    let mut again = Command::new("unshare");
+    again.args(["--mount", "--propagation", "private", "--"]).arg(std::env::current_exe().unwrap());
+    again
+        .args([
+            "kills::whatever_is_killed_no_synced_file_is_lost",
+            "--exact",
+            "--nocapture",
+            "--test-threads=1",
+        ])
+        .env(INSIDE, "1");
+    let output = again.output().expect("unshare (util-linux) can be run");
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}");
+    eprintln!("{said}");
+}
+
+fn kill_and_look() {
+    leaks::watch();
+    let seed = std::env::var("PALISADE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7);
+    eprintln!("PALISADE_SEED={seed}");
+    let mut chance = Chance(seed);
+    let mut world = World::make();
+    let mut cut = 0;
     for round in 0..KILLS {
-        chance ^= chance << 13;
-        chance ^= chance >> 7;
-        chance ^= chance << 17;
-        let body: BodyId = host.body(&t).await;
-        t.sh(&body, &format!("echo {round} > work; echo c > committed; git add committed; git commit -qm c; sync work committed")).await.ok();
-        let after = Duration::from_millis(chance % 120);
-        let id = body.as_str();
-        let done = match round % 4 {
-            0 => killed(&t, &host, &["rm", "--force", id], after),
-            1 => killed(&t, &host, &["stop", "--grace", "0s", id], after),
-            2 => killed(&t, &host, &["land", "--onto", "main", id], after),
-            _ => killed(&t, &host, &["wip", id], after),
-        };
-        interrupted += u32::from(!done);
-        let told = format!("seed {seed} round {round}, killed after {after:?}");
-        if t.body_dir(&body).join("spec.json").exists() {
-            // Whoever comes next finds a Body that can be saved.
-            t.fleet().remove(&body, fleet::Force::Yes).await.unwrap_or_else(|failure| panic!("{told}: {}", testkit::explain(&failure)));
-        }
-        assert_eq!(host.wip_file(&body, "work").as_deref(), Some(round.to_string().as_str()), "{told}");
-        assert_eq!(host.wip_file(&body, "committed").as_deref(), Some("c"), "{told}");
-        assert_eq!(host.git(&["fsck", "--no-dangling", "--no-progress"]), "", "{told}");
-        // A landing that was cut short may have left a lock of git's or half of the files; the user's own are whole.
-        host.sh("rm -f .git/*.lock .git/refs/heads/*.lock; git reset -q --hard");
+        cut += usize::from(world.round(round, &mut chance));
+        world.look(round);
     }
-    assert!(interrupted > 10, "most of it was over before the kill: {interrupted}");
-    t.fleet().gc(fleet::Sweep::Remove).await.unwrap();
+    eprintln!("{cut} of {KILLS} were cut short");
+    // Else it proves little.
+    assert!(cut > KILLS / 4, "most of it was over before the kill: {cut}");
+    world.end();
+}
+
+impl World {
+    fn make() -> Self {
+        let home = Temporary::new("work-kills");
+        let test = std::env::current_exe().unwrap();
+        let pal = testkit::user::pal(&test.ancestors().nth(2).unwrap().join("pal").to_string_lossy());
+        let world = Self { home, pal, body: None, synced: BTreeMap::new(), typical: BTreeMap::new() };
+        for (dir, size) in [(world.data(), DATA_DISK), (world.repo(), REPO_DISK)] {
+            fs::create_dir(&dir).unwrap();
+            assert!(
+                Command::new("mount")
+                    .args(["-t", "tmpfs", "-o", size, "palisade-test"])
+                    .arg(&dir)
+                    .status()
+                    .unwrap()
+                    .success()
+            );
+        }
+        world.git("init -q -b main . && seq 1000 > numbers && mkdir src && echo x > src/x && echo '*.log' > .gitignore && git add -A && git commit -qm first");
+        world
+    }
+
+    fn data(&self) -> PathBuf {
+        self.home.join("data")
+    }
+
+    fn repo(&self) -> PathBuf {
+        self.home.join("repo")
+    }
+
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        let who = [
+            ("GIT_AUTHOR_NAME", "Ann"),
+            ("GIT_AUTHOR_EMAIL", "a@b"),
+            ("GIT_COMMITTER_NAME", "Ann"),
+            ("GIT_COMMITTER_EMAIL", "a@b"),
+        ];
+        command
+            .current_dir(self.repo())
+            .env_clear()
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+            .env("HOME", self.home.join(""))
+            .env("PAL_DATA", self.data())
+            .envs(who);
+        command.stdin(Stdio::null());
+        command
+    }
+
+    fn git(&self, line: &str) -> Output {
+        let line = if line.starts_with("init") { format!("git {line}") } else { line.to_owned() };
+        self.command(Path::new("sh")).args(["-c", &line]).output().unwrap()
+    }
+
+    fn pal(&self, args: &[&str]) -> Output {
+        self.command(&self.pal).args(args).output().unwrap()
+    }
+
+    #[track_caller]
+    fn ok(&self, args: &[&str]) -> String {
+        let output = self.pal(args);
+        assert!(output.status.success(), "pal {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    /// Whether there still is such a Body.
+    fn is_there(&self, body: &str) -> bool {
+        self.data().join("bodies").join(body).join("spec.json").exists()
+    }
+
+    /// A Body that runs.
+    fn running(&mut self) -> String {
+        let body = match self.body.take().filter(|body| self.is_there(body)) {
+            Some(body) => {
+                self.ok(&["start", &body]);
+                body
+            }
+            None => self.ok(&["up", "--clean", "--no-prepare"]),
+        };
+        self.body = Some(body.clone());
+        body
+    }
+
+    /// One verb, and one who is killed while it is at work; whether the verb was cut short.
+    fn round(&mut self, round: usize, chance: &mut Chance) -> bool {
+        let body = self.running();
+        let name = format!("file{round}");
+        let commit = if chance.below(2) == 0 {
+            "git add . && git commit -qm work && sync .git .git/objects"
+        } else {
+            "true"
+        };
+        self.ok(&[
+            "exec",
+            &body,
+            "--",
+            "sh",
+            "-c",
+            &format!("echo {round} > {name} && sync {name} && {commit}"),
+        ]);
+        self.synced.entry(body.clone()).or_default().push(name);
+        let verb = ["rm", "stop", "land", "wip", "gc", "up"][chance.below(6) as usize];
+        let victim = [Victim::Pal, Victim::Pal, Victim::Guest, Victim::Keeper][chance.below(4) as usize];
+        let full =
+            [Full::None, Full::None, Full::None, Full::Data, Full::Repository][chance.below(5) as usize];
+        let filled = self.fill(full);
+        let cut = self.cut(verb, &body, victim, chance);
+        filled.map(|file| fs::remove_file(file).unwrap());
+        // A landing that was cut short may have left half of the user's files, and git's own locks.
+        self.git("rm -f .git/*.lock .git/refs/heads/*.lock; git reset -q --hard");
+        cut
+    }
+
+    fn cut(&mut self, verb: &'static str, body: &str, victim: Victim, chance: &mut Chance) -> bool {
+        let args: &[&str] = match verb {
+            "rm" => &["rm", "--force", body],
+            "stop" => &["stop", "--grace", "0s", body],
+            "land" => &["land", "--onto", "main", body],
+            "wip" => &["wip", body],
+            "up" => &["up", "--clean", "--no-prepare"],
+            _ => &["gc"],
+        };
+        let run =
+            fs::read_to_string(self.data().join("bodies").join(body).join("run.json")).unwrap_or_default();
+        let run: serde_json::Value = serde_json::from_str(&run).unwrap_or_default();
+        let typical = self.typical.get(verb).copied().unwrap_or(Duration::from_millis(300));
+        let begin = Instant::now();
+        let mut child =
+            self.command(&self.pal).args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_micros(chance.below(typical.as_micros() as u64)));
+        let over = child.try_wait().unwrap().is_some();
+        match pid_of(&run, victim) {
+            // The verb may have ended it already, and a number that came again is somebody else's.
+            Some(pid) => leaks::end(
+                &leaks::descendants().into_iter().filter(|process| process.pid == pid).collect::<Vec<_>>(),
+            ),
+            None => child.kill().unwrap(),
+        }
+        let ended = child.wait().unwrap();
+        if victim != Victim::Pal && ended.success() {
+            self.typical.insert(verb, (typical * 3 + begin.elapsed()) / 4);
+        }
+        !over
+    }
+
+    /// Takes all the room of a disk.
+    fn fill(&self, full: Full) -> Option<PathBuf> {
+        let path = match full {
+            Full::None => return None,
+            Full::Data => self.data().join("filler"),
+            Full::Repository => self.repo().join(".git/filler"),
+        };
+        let mut file = File::create(&path).unwrap();
+        for len in [1 << 20, 4096, 1] {
+            while file.write_all(&vec![7; len]).is_ok() {}
+        }
+        Some(path)
+    }
+
+    /// Everything that was synced is somewhere.
+    fn look(&self, round: usize) {
+        for (body, names) in &self.synced {
+            let upper = self.data().join("bodies").join(body).join("disk/upper");
+            let there = self.is_there(body).then(|| find(&upper, "file")).unwrap_or_default();
+            let missing: Vec<&String> = names.iter().filter(|name| !there.contains(name)).collect();
+            if missing.is_empty() {
+                continue;
+            }
+            let saved = String::from_utf8_lossy(
+                &self.git(&format!("git ls-tree -r --name-only refs/palisade/{body}/wip")).stdout,
+            )
+            .into_owned();
+            let saved: Vec<&str> = saved.lines().collect();
+            let lost: Vec<&&String> = missing.iter().filter(|name| !saved.contains(&name.as_str())).collect();
+            assert!(lost.is_empty(), "round {round}: of Body {body} these are nowhere: {lost:?}");
+        }
+    }
+
+    /// Whoever comes next finds Bodies that can be saved and removed, and a sound repository.
+    fn end(mut self) {
+        let listed: serde_json::Value = serde_json::from_str(&self.ok(&["ls", "--json"])).unwrap();
+        for body in listed.as_array().unwrap() {
+            self.ok(&["rm", "--force", body["id"].as_str().unwrap()]);
+        }
+        self.ok(&["gc"]);
+        self.look(KILLS);
+        for (body, names) in std::mem::take(&mut self.synced) {
+            for name in names {
+                let shown = self.git(&format!("git show refs/palisade/{body}/wip:{name}"));
+                assert_eq!(
+                    format!("file{}", String::from_utf8_lossy(&shown.stdout).trim()),
+                    name,
+                    "of Body {body}: {}",
+                    String::from_utf8_lossy(&shown.stderr)
+                );
+            }
+        }
+        let fsck = self.git("git fsck --strict --no-dangling --no-progress");
+        assert!(fsck.status.success() && fsck.stdout.is_empty(), "{fsck:?}");
+        assert_eq!(leaks::entries(&self.data().join("bodies")), Vec::<String>::new());
+        leaks::reap();
+        for dir in [self.data(), self.repo()] {
+            assert!(
+                Command::new("umount").arg(dir).status().unwrap().success(),
+                "somebody still uses a disk"
+            );
+        }
+    }
+}
+
+fn pid_of(run: &serde_json::Value, victim: Victim) -> Option<i32> {
+    let pid = match victim {
+        Victim::Pal => None,
+        Victim::Guest => run["pid"].as_i64(),
+        Victim::Keeper => run["keeper"].as_i64(),
+    };
+    pid.and_then(|pid| i32::try_from(pid).ok())
+}
+
+/// Names of files below a directory that begin so.
+fn find(dir: &Path, begin: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => found.extend(find(&entry.path(), begin)),
+            Ok(kind) if kind.is_file() => {
+                found.extend(entry.file_name().into_string().ok().filter(|name| name.starts_with(begin)))
+            }
+            _ => {}
+        }
+    }
+    found
 }

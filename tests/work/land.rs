@@ -118,6 +118,11 @@ async fn a_landing_never_writes_into_a_git_directory(t: Bodies) {
     host.sh(&format!("git clone -q --separate-git-dir {} {} {}", apart.display(), host.dir.display(), files.display()));
     let body = Host { dir: files }.body(&t).await;
     t.sh(&body, trap).await.ok();
+    // The door is open: whoever takes what git lists for the files writes hooks.
+    let careless = t.dir().join("careless.git");
+    let wip = crate::repo::save(&t, &body).await.wip;
+    host.sh(&format!("cp -r {0} {1} && git --git-dir={1} --work-tree=$(git --git-dir={1} worktree list --porcelain | sed -n 's/^worktree //p') read-tree -m -u main {wip}", apart.display(), careless.display()));
+    assert!(careless.join("hooks/post-checkout").exists(), "a control");
     let landed = land(&t, &body, How::Onto("main".into()), What::All).await;
     assert!(!apart.join("hooks/post-checkout").exists(), "{landed:?}");
 }

@@ -1,6 +1,9 @@
 //! Repositories in Bodies: what comes in, what goes out, and that nothing is lost on the way.
 
+mod account;
+mod bounds;
 mod bring;
+mod contents;
 mod devcontainer;
 mod ecosystems;
 mod home;
@@ -12,3 +15,4 @@ mod prepare;
 mod property;
 mod repo;
 mod several;
+mod terminal;

@@ -1,6 +1,7 @@
 //! A repository of one test, and plain git to compare with.
 
 use std::{
+    ffi::OsString,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
@@ -129,4 +130,22 @@ pub async fn up(t: &Bodies, up: Up) -> View {
 pub async fn save(t: &Bodies, body: &BodyId) -> Saved {
     let saved = t.fleet().save(body).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
     saved.into_iter().next().unwrap()
+}
+
+/// `pal` with these arguments, as whoever runs it for a test: a program and its arguments.
+pub fn pal_command(t: &Bodies, args: &[&str]) -> Vec<OsString> {
+    let beside = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("pal");
+    let pal = testkit::user::pal(&beside.to_string_lossy());
+    assert!(pal.is_file(), "there is no {}: run cargo build -p cli first", pal.display());
+    let who = ["GIT_AUTHOR_NAME=Ann", "GIT_AUTHOR_EMAIL=a@b", "GIT_COMMITTER_NAME=Ann", "GIT_COMMITTER_EMAIL=a@b"].map(OsString::from);
+    let mut command: Vec<OsString> = ["env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C.UTF-8", "TERM=xterm-256color", "PAGER=cat"].map(OsString::from).into();
+    command.extend(who);
+    for (name, place) in [("HOME=", t.dir().to_owned()), ("PAL_DATA=", t.data())] {
+        let mut text = OsString::from(name);
+        text.push(place);
+        command.push(text);
+    }
+    command.push(pal.into());
+    command.extend(args.iter().map(OsString::from));
+    command
 }
