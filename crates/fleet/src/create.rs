@@ -90,6 +90,9 @@ impl Fleet {
         // From here on nobody clears its layers away.
         let _standing = (base.is_some() || !workspaces.is_empty() || home.is_some()).then(|| self.building()).transpose()?;
         fits_layer(layer, &under, machine.as_ref())?;
+        if layer != Layer::Microvm && request.engine.is_some() {
+            return Err(Failure::new(Kind::Usage, format!("a Body on layer {layer} has no hypervisor")).hint("leave --engine out, or choose `--layer microvm`"));
+        }
         if layer == Layer::Microvm {
             if let Some((_, machine)) = &machine {
                 vm::inherit(&mut request, machine)?;
@@ -108,6 +111,7 @@ impl Fleet {
             id: BodyId::from_random([0; 12]),
             created_at: store::clock::now(),
             layer,
+            engine: (layer == Layer::Microvm).then(|| request.engine.or(machine.as_ref().map(|(_, machine)| machine.hypervisor)).unwrap_or_default()),
             template: request.template,
             snapshots: under.snapshots.iter().map(|below| below.id.clone()).collect(),
             base,

@@ -6,7 +6,10 @@ use std::{
 };
 
 use body::vm::Setup;
-use proto::{Failure, Layer, Mechanism, State, vm::Accelerator};
+use proto::{
+    Failure, Layer, Mechanism, State,
+    vm::{Accelerator, Engine},
+};
 use serde::Serialize;
 use sys::cgroup::Mounts;
 
@@ -57,6 +60,7 @@ impl Fleet {
         let machines = self.ground().setup().ok();
         findings.push(microvm(machines.as_ref()));
         findings.push(kvm(machines.as_ref()));
+        findings.extend(engines(machines.as_ref()));
         findings.push(device("vsock", "/dev/vhost-vsock", "modprobe vhost_vsock"));
         findings.extend(TOOLS.iter().map(|(tool, purpose, package)| on_path(tool, purpose, package)));
         Ok(Doctor { findings, layers: layers(usable, machines.is_some()) })
@@ -184,6 +188,18 @@ fn microvm(setup: Option<&Setup>) -> Finding {
         Some(setup) => Finding { name, state: State::Enforced, detail: format!("set up with the kernel {}", setup.kernel_source), fix: None },
         None => Finding { name, state: State::Absent, detail: "not set up".into(), fix: Some("pal setup microvm".into()) },
     }
+}
+
+/// Hypervisors besides QEMU: nobody needs them.
+fn engines(setup: Option<&Setup>) -> Vec<Finding> {
+    let finding = |(which, found, fix): (Engine, Result<String, String>, Option<String>)| {
+        let (state, detail) = match found {
+            Ok(version) => (State::Enforced, format!("machines run under it: {version}")),
+            Err(lack) => (State::Absent, lack),
+        };
+        Finding { name: which.name().to_owned(), state, detail, fix }
+    };
+    crate::vm::engines::report(setup).into_iter().map(finding).collect()
 }
 
 fn device(name: &str, path: &str, fix: &str) -> Finding {

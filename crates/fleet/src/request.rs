@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use proto::{
     Layer, Size,
     spec::{Egress, Home, Life, Mount},
+    vm::Engine,
     workspace::Workspace,
 };
 
@@ -15,6 +16,8 @@ use crate::Lease;
 pub struct Create {
     /// How it is held; none asks for the strongest that this host runs at interactive speed.
     pub layer: Option<Layer>,
+    /// What drives its machine, where it is one; none asks for the one of the snapshot it starts from, or QEMU.
+    pub engine: Option<Engine>,
     /// What it starts from: `host`, or the id or name of a snapshot.
     pub template: String,
     /// Limits that differ from the host's defaults.
@@ -53,6 +56,7 @@ impl Create {
     pub fn run() -> Self {
         Self {
             layer: None,
+            engine: None,
             template: "host".into(),
             limits: AskedLimits::default(),
             env: BTreeMap::new(),

@@ -265,6 +265,7 @@ fn fork_request(parent: &Spec, manifest: &Manifest) -> Create {
         user: Some(parent.user.clone()),
         life: Life::Kept,
         lease: None,
+        engine: None,
         cold: false,
         first: None,
     }

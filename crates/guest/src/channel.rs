@@ -5,6 +5,8 @@
 //!
 //! Invariant: whoever reads the line never waits to write to it, so the two ends cannot wait for each other.
 //! Invariant: after a stopping word nothing is written until somebody says go on, not even what is waiting already.
+//! Invariant: streams outlive the line they run over where it is at rest and moved to another: some machines lose theirs
+//! whenever they are frozen.
 //! Trust: every frame is judged by [`proto::mux`]; the first that breaks a rule ends the line.
 
 use std::{
@@ -93,7 +95,10 @@ pub enum Told {
 
 /// One end of the line.
 pub struct Channel {
-    port: Port,
+    port: RefCell<Rc<Port>>,
+    /// While it is, the line may end: another takes its place.
+    moving: Cell<bool>,
+    moved: Notify,
     ledger: RefCell<Ledger>,
     streams: RefCell<HashMap<u32, Joined>>,
     out: mpsc::Sender<Out>,
@@ -122,7 +127,9 @@ impl Channel {
     pub fn new(side: Side, port: Port) -> Rc<Self> {
         let (out, queue) = mpsc::channel(OUT_MAX);
         Rc::new(Self {
-            port,
+            port: RefCell::new(Rc::new(port)),
+            moving: Cell::new(false),
+            moved: Notify::new(),
             ledger: RefCell::new(Ledger::new(side)),
             streams: RefCell::default(),
             out,
@@ -144,7 +151,8 @@ impl Channel {
                 let Ok(more) = queue.try_recv() else { break };
                 stop = self.gather(more, &mut batch);
             }
-            self.port.write_all(&batch).await?;
+            let port = self.port.borrow().clone();
+            port.write_all(&batch).await?;
             batch.clear();
             if stop {
                 self.go_on.notified().await;
@@ -172,12 +180,41 @@ impl Channel {
                 }
             }
             buffer.resize(READ_LEN, 0);
-            let len = self.port.read(&mut buffer).await.map_err(LineError::Broken)?;
-            if len == 0 {
-                return Err(LineError::Broken(io::ErrorKind::UnexpectedEof.into()));
+            let port = self.port.borrow().clone();
+            let read = tokio::select! {
+                read = port.read(&mut buffer) => read,
+                () = self.moved.notified() => continue,
+            };
+            match read {
+                Ok(len @ 1..) => self.intake.borrow_mut().push(&buffer[..len]),
+                _ if self.moving.get() => self.moved.notified().await,
+                Ok(_) => return Err(LineError::Broken(io::ErrorKind::UnexpectedEof.into())),
+                Err(error) => return Err(LineError::Broken(error)),
             }
-            self.intake.borrow_mut().push(&buffer[..len]);
         }
+    }
+
+    /// From here on the line, which is at rest, may end: it is moved, or said to stay.
+    pub fn expect_move(&self) {
+        self.moving.set(true);
+    }
+
+    /// Whether it may.
+    pub fn may_move(&self) -> bool {
+        self.moving.get()
+    }
+
+    /// Goes on over another line, with every stream as it is.
+    pub fn move_to(&self, port: Port) {
+        *self.intake.borrow_mut() = Intake::default();
+        *self.port.borrow_mut() = Rc::new(port);
+        self.stay();
+    }
+
+    /// The line is what it is; its end is its end again.
+    pub fn stay(&self) {
+        self.moving.set(false);
+        self.moved.notify_one();
     }
 
     fn pass_on(&self, heard: Heard) -> Option<Told> {
@@ -440,6 +477,48 @@ mod tests {
             }
             assert_eq!(guest.ledger.borrow().credit(1), Some(0), "the first one has used its window");
             drop(stuck);
+        });
+    }
+
+    #[test]
+    fn streams_outlive_a_line_that_ends_at_rest_and_is_moved() {
+        run(async {
+            let (host, guest) = joined(echo);
+            let mut words = listen(&host);
+            let (mut near, far) = UnixStream::pair().unwrap();
+            assert!(host.open(far).await);
+            near.write_all(b"one").await.unwrap();
+            near.read_exact(&mut [0; 3]).await.unwrap();
+            host.say_and_stop(FrameKind::Hold, &[]).await;
+            assert_eq!(words.recv().await, Some(FrameKind::Held));
+            for end in [&host, &guest] {
+                end.expect_move();
+            }
+            // Both ends of the old line are closed; meanwhile somebody has something to say.
+            near.write_all(b"two").await.unwrap();
+            let (one, other) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+            guest.move_to(Port::new(other).unwrap());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            host.move_to(Port::new(one).unwrap());
+            host.go_on();
+            host.say(FrameKind::GoOn, &[]).await;
+            let mut got = [0; 3];
+            near.read_exact(&mut got).await.unwrap();
+            assert_eq!(&got, b"two");
+        });
+    }
+
+    #[test]
+    fn a_line_that_was_to_move_and_stays_ends_as_any_other() {
+        run(async {
+            let (one, other) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+            let host = Channel::new(Side::Host, Port::new(one).unwrap());
+            host.expect_move();
+            drop(other);
+            let waits = tokio::time::timeout(Duration::from_millis(20), host.read()).await;
+            assert!(waits.is_err(), "its end is waited out");
+            host.stay();
+            assert!(matches!(host.read().await, Err(LineError::Broken(_))));
         });
     }
 

@@ -30,6 +30,7 @@ use std::{ffi::OsString, process::ExitCode};
 
 pub use keeper::{When, make_and_keep};
 pub use places::Places;
+pub use vm::{Request, requests};
 
 /// The program's arguments in, its exit code out.
 pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {

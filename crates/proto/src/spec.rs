@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BodyId, Layer, LayerId, Limits, SnapshotId, template::Base, workspace::Workspace};
+use crate::{BodyId, Layer, LayerId, Limits, SnapshotId, template::Base, vm::Engine, workspace::Workspace};
 
 /// The version of `spec.json`.
 pub const VERSION: u32 = 1;
@@ -82,6 +82,9 @@ pub struct Spec {
     pub created_at: String,
     /// How it is held.
     pub layer: Layer,
+    /// What drives its machine, where it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<Engine>,
     /// What it starts from.
     pub template: String,
     /// Snapshots below its upper, nearest first.

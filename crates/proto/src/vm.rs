@@ -12,6 +12,10 @@ pub const PORT: &str = "palisade";
 pub const KVM: &str = "/dev/kvm";
 /// What the device with the private upper is called.
 pub const UPPER: &str = "upper";
+/// The port on which a guest waits for its host, where its line is a vsock.
+pub const LINE_PORT: u32 = 1024;
+/// A word for the kernel that it does not know, and its guest does: the line is a vsock.
+pub const LINE_WORD: &str = "palisade.line=vsock";
 
 /// The first word to a guest, and to one that was thawed: who it is from now on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +26,9 @@ pub struct Welcome {
     pub seeds: Vec<Seed>,
     /// Read-only devices below its upper, nearest first: what they are called.
     pub images: Vec<String>,
+    /// What the device with its upper is called.
+    #[serde(default = "upper")]
+    pub upper: String,
     /// Whether setuid programs of its root work.
     pub setuid: bool,
     /// Processes and threads.
@@ -41,6 +48,10 @@ pub struct Welcome {
     /// Whether what most commands need is to be read ahead: it will be frozen and thawed many times.
     #[serde(default)]
     pub ahead: bool,
+}
+
+fn upper() -> String {
+    UPPER.to_owned()
 }
 
 /// What a guest proves of itself after its welcome.
@@ -109,6 +120,53 @@ pub struct Held {
     pub still: bool,
 }
 
+/// The hypervisor.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Engine {
+    /// QEMU's `microvm` machine: with the processor, or emulated.
+    #[default]
+    Qemu,
+    /// Cloud Hypervisor: only with the processor.
+    CloudHypervisor,
+    /// Firecracker: only with the processor.
+    Firecracker,
+}
+
+impl Engine {
+    /// All of them, the default first.
+    pub const ALL: [Engine; 3] = [Self::Qemu, Self::CloudHypervisor, Self::Firecracker];
+
+    /// The word on every surface.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Qemu => "qemu",
+            Self::CloudHypervisor => "cloud-hypervisor",
+            Self::Firecracker => "firecracker",
+        }
+    }
+
+    /// Whether it can do without the processor's help.
+    pub fn emulates(self) -> bool {
+        self == Self::Qemu
+    }
+}
+
+impl std::fmt::Display for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Engine {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names = Self::ALL.map(Self::name).join(", ");
+        Self::ALL.into_iter().find(|engine| engine.name() == text).ok_or_else(|| format!("there is no engine of that name: {names}"))
+    }
+}
+
 /// What holds the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -156,6 +214,8 @@ pub enum Begin {
 /// A machine to be kept, in the launcher's plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmPlan {
+    /// What drives it.
+    pub engine: Engine,
     /// The hypervisor, in the machine's root.
     pub program: PathBuf,
     /// Where it finds its firmware.
@@ -297,5 +357,14 @@ mod tests {
         assert_eq!(clock_offset_ms(&at(1700 * ms, 0), 990 * ms, 1010 * ms), 690);
         assert_eq!(clock_offset_ms(&at(300 * ms, 0), 990 * ms, 1010 * ms), -690);
         assert_eq!(clock_offset_ms(&at(1000 * ms, u64::MAX), 990 * ms, 1010 * ms), -10, "what it spent is no excuse beyond what was heard");
+    }
+
+    #[test]
+    fn an_engine_has_one_name_everywhere() {
+        for engine in Engine::ALL {
+            assert_eq!(engine.name().parse(), Ok(engine));
+            assert_eq!(serde_json::to_value(engine).unwrap(), engine.name());
+        }
+        assert!("xen".parse::<Engine>().unwrap_err().contains("firecracker"), "what there is instead is said");
     }
 }

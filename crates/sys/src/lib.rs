@@ -18,3 +18,4 @@ pub mod random;
 pub mod spawn;
 pub mod trace;
 pub mod tree;
+pub mod vsock;

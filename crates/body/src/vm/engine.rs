@@ -8,7 +8,10 @@ use std::{
     process::Command,
 };
 
-use super::{Step, VmError, find_tool, images, run};
+use proto::vm::Engine;
+use sha2::{Digest, Sha256};
+
+use super::{Ground, Step, VmError, find_tool, images, run};
 
 /// The program on this host.
 pub const QEMU: &str = "qemu-system-x86_64";
@@ -21,10 +24,10 @@ const PLUGIN_DIRS: &[&str] = &["/usr/lib/x86_64-linux-gnu/qemu", "/usr/lib64/qem
 /// Where its firmware is, in its root.
 pub const FIRMWARE_INSIDE: &str = "/usr/share/qemu";
 /// Grows when the root is laid out anew.
-const LAYOUT: u32 = 2;
+const LAYOUT: u32 = 3;
 /// What things are mounted on.
-const PLACES: &[&str] = &["boot/vmlinux", "boot/initrd", "disks/upper.img", "frozen/ram", "frozen/state"];
-const DIRS: &[&str] = &["dev", "proc", "sys", "tmp", "run", "boot", "disks", "frozen", "etc"];
+const PLACES: &[&str] = &["boot/vmlinux", "boot/initrd", "disks/upper.img", "frozen/ram", "frozen/state", "save/ram"];
+const DIRS: &[&str] = &["dev", "proc", "sys", "tmp", "run", "boot", "disks", "frozen", "save", "etc"];
 
 /// What tells one state of the program from another, without reading it.
 pub fn mark() -> Result<String, VmError> {
@@ -42,14 +45,7 @@ pub fn build(root: &Path) -> Result<(), VmError> {
         files.insert(needs.clone());
         files.extend(libraries(needs)?);
     }
-    for dir in DIRS {
-        fs::create_dir_all(root.join(dir)).step("make the hypervisor's root")?;
-    }
-    // What a machine is shown is mounted on files that are there: its ids can make none in a root that is nobody's.
-    let images = (0..images::IMAGES_MAX).map(|index| format!("disks/image{index}"));
-    for place in PLACES.iter().map(|place| (*place).to_owned()).chain(images) {
-        fs::write(root.join(place), "").step("make the hypervisor's root")?;
-    }
+    places(root)?;
     for file in files {
         put(&file, &root.join(file.strip_prefix("/").unwrap_or(&file)))?;
     }
@@ -61,8 +57,52 @@ pub fn build(root: &Path) -> Result<(), VmError> {
 }
 
 /// Where the program is in its root.
-pub fn program() -> Result<PathBuf, VmError> {
-    find_tool(QEMU)
+pub fn program(engine: Engine) -> PathBuf {
+    match engine {
+        Engine::Qemu => find_tool(QEMU).unwrap_or_else(|_| Path::new("/usr/bin").join(QEMU)),
+        other => Path::new("/usr/bin").join(other.name()),
+    }
+}
+
+/// Where another hypervisor's program is on this host: where somebody said, or where programs are.
+pub fn other(engine: Engine, named: Option<&Path>) -> Result<PathBuf, VmError> {
+    match named {
+        Some(path) if path.is_file() => Ok(path.to_owned()),
+        _ => find_tool(engine.name()),
+    }
+}
+
+impl Ground {
+    /// The root of another hypervisor, made of its program where that was not done.
+    pub fn other_engine(&self, engine: Engine, program: &Path) -> Result<PathBuf, VmError> {
+        let found = fs::metadata(program).step("look at the hypervisor")?;
+        let mark = format!("{LAYOUT}-{}-{}-{}", found.len(), found.mtime(), found.ino());
+        let name = format!("engine-{engine}-{}", &proto::event::hex(&Sha256::digest(&mark))[..16]);
+        self.whole_dir(&name, |root| build_other(root, engine, program))?;
+        Ok(self.dir().join(name))
+    }
+}
+
+fn build_other(root: &Path, engine: Engine, program: &Path) -> Result<(), VmError> {
+    places(root)?;
+    put(program, &root.join(self::program(engine).strip_prefix("/").unwrap_or(Path::new(engine.name()))))?;
+    // One that was linked whole has none.
+    for file in libraries(program).unwrap_or_default() {
+        put(&file, &root.join(file.strip_prefix("/").unwrap_or(&file)))?;
+    }
+    Ok(())
+}
+
+fn places(root: &Path) -> Result<(), VmError> {
+    for dir in DIRS {
+        fs::create_dir_all(root.join(dir)).step("make the hypervisor's root")?;
+    }
+    // What a machine is shown is mounted on files that are there: its ids can make none in a root that is nobody's.
+    let images = (0..images::IMAGES_MAX).map(|index| format!("disks/image{index}"));
+    for place in PLACES.iter().map(|place| (*place).to_owned()).chain(images) {
+        fs::write(root.join(place), "").step("make the hypervisor's root")?;
+    }
+    Ok(())
 }
 
 fn put(from: &Path, to: &Path) -> Result<(), VmError> {

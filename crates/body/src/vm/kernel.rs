@@ -14,6 +14,10 @@ use super::{Step, VmError, run};
 
 /// Drivers a machine needs, in the order they are loaded. Those that a kernel has built in are not among its modules.
 pub const MODULES: &[&str] = &["virtio", "virtio_ring", "virtio_mmio", "virtio_blk", "virtio_console", "libcrc32c", "erofs", "overlay"];
+/// What machines need besides where their devices are PCI's or their line is a vsock.
+pub const MORE_MODULES: &[&str] = &[
+    "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "vsock", "vmw_vsock_virtio_transport_common", "vmw_vsock_virtio_transport", "virtio_rng",
+];
 /// The package that always names the newest.
 const PACKAGE: &str = "linux-image-cloud-amd64";
 const KERNEL_LEN_MAX: u64 = 256 << 20;
@@ -110,12 +114,12 @@ fn lz4(mut blocks: &[u8]) -> Option<Vec<u8>> {
     Some(kernel)
 }
 
-/// The modules a machine needs, in order; those that the kernel has built in are left out.
-pub fn modules(dir: &Path) -> Result<Vec<(String, Vec<u8>)>, VmError> {
+/// Those of these modules that the kernel has not built in, in order.
+pub fn modules(dir: &Path, names: &[&str]) -> Result<Vec<(String, Vec<u8>)>, VmError> {
     let mut found = Vec::new();
     let mut files = Vec::new();
     list(dir, 0, &mut files);
-    for name in MODULES {
+    for name in names {
         let plain = |path: &&PathBuf| path.file_name().is_some_and(|file| file.to_string_lossy().replace('-', "_").split('.').next() == Some(name));
         let Some(path) = files.iter().find(plain) else { continue };
         let bytes = match path.extension().and_then(|end| end.to_str()) {

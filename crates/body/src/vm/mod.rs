@@ -6,7 +6,7 @@
 //! ```text
 //! vm/setup.json        what is set up; written last
 //!    kernel-HASH/      vmlinux, and modules/ in the order they are loaded
-//!    engine-HASH/      a root with the hypervisor and nothing else
+//!    engine-HASH/      a root with the hypervisor and nothing else; engine-NAME-HASH/ for others than QEMU
 //!    initrd/           first file systems, one for each version of pal and kernel
 //!    images/           read-only file systems, one for each layer of a template, one for each state of this host
 //!    uppers/           empty disks, one for each size
@@ -26,7 +26,7 @@ pub mod record;
 pub mod setup;
 
 pub use plan::{Frozen, Parts, Start};
-pub use setup::{Ground, Setup};
+pub use setup::{Ground, Known, Setup};
 
 use std::io;
 

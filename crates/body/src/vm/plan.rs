@@ -10,7 +10,7 @@ use proto::{
     guest::GuestConfig,
     launch::{Area, AreaKind, Lower, Plan, Rlimits, Seed, Upper},
     spec::{Access, Life, Mount},
-    vm::{Accelerator, Begin, Held, KVM, VmPlan, Welcome},
+    vm::{Accelerator, Begin, Engine, Held, KVM, UPPER, VmPlan, Welcome},
 };
 
 use super::{
@@ -51,11 +51,17 @@ pub const UPPER_FILE: &str = "upper.img";
 pub const RAM_FILE: &str = "ram";
 /// Processors and devices.
 pub const STATE_FILE: &str = "state";
+/// Where a hypervisor writes memory that its minder then takes over, in a Body's directory.
+const SCRATCH: &str = "scratch";
+/// Room for sockets, and for what is frozen of a machine besides its memory on its way out.
+const SHM_BYTES: u64 = 16 << 20;
 
 /// What a machine is made from.
 #[derive(Debug, Clone)]
 pub struct Parts {
-    /// The hypervisor's root.
+    /// The hypervisor.
+    pub hypervisor: Engine,
+    /// Its root.
     pub engine: PathBuf,
     /// What runs the machine.
     pub accelerator: Accelerator,
@@ -119,15 +125,23 @@ pub fn prepare_disk(dir: &Path, spec: &Spec, parts: &Parts) -> io::Result<()> {
         Start::Boot { disk, .. } => disk.as_ref().unwrap_or(&parts.empty).clone(),
         Start::Thaw(frozen) => frozen.dir.join(UPPER_FILE),
     };
+    let own = |path: &Path| -> io::Result<()> {
+        let first = if spec.ids.has_root() { 0 } else { proto::spec::USER_ID };
+        if let (true, Some((user, group))) = (sys::caps::is_host_root(), spec.ids.user_outside(first).zip(spec.ids.group_outside(first))) {
+            std::os::unix::fs::lchown(path, Some(user), Some(group))?;
+        }
+        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600))
+    };
     if !place.exists() {
         let part = dir.join("upper.part");
         disks::copy(&from, &part)?;
-        let first = if spec.ids.has_root() { 0 } else { proto::spec::USER_ID };
-        if let (true, Some((user, group))) = (sys::caps::is_host_root(), spec.ids.user_outside(first).zip(spec.ids.group_outside(first))) {
-            std::os::unix::fs::lchown(&part, Some(user), Some(group))?;
-        }
-        fs::set_permissions(&part, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
+        own(&part)?;
         fs::rename(&part, &place)?;
+    }
+    if parts.hypervisor != Engine::Qemu {
+        let scratch = dir.join(SCRATCH);
+        fs::File::create(&scratch)?;
+        own(&scratch)?;
     }
     Ok(())
 }
@@ -148,6 +162,9 @@ pub fn plan(dir: &Path, base: Plan, spec: &Spec, parts: &Parts, seeds: Vec<Seed>
     let inside = |name: &str| Path::new("/disks").join(name);
     let show = |source: &Path, target: &Path, access| Mount { source: source.to_owned(), target: target.to_owned(), access };
     let mut mounts = vec![show(&dir.join(UPPER_FILE), &inside(UPPER_FILE), Access::ReadWrite)];
+    if parts.hypervisor != Engine::Qemu {
+        mounts.push(show(&dir.join(SCRATCH), Path::new("/save/ram"), Access::ReadWrite));
+    }
     if parts.accelerator == Accelerator::Kvm {
         let door = if sys::caps::is_host_root() { dir.join(DOOR) } else { PathBuf::from(KVM) };
         mounts.push(show(&door, Path::new(KVM), Access::ReadWrite));
@@ -174,7 +191,8 @@ pub fn plan(dir: &Path, base: Plan, spec: &Spec, parts: &Parts, seeds: Vec<Seed>
     let welcome = Welcome {
         config: base.config.clone(),
         seeds,
-        images: (0..images.len()).map(|index| format!("image{index}")).collect(),
+        images: (0..images.len()).map(|index| device(parts.hypervisor, index + 1)).collect(),
+        upper: device(parts.hypervisor, 0),
         setuid: base.setuid,
         pids: spec.limits.pids,
         files: spec.limits.files.into(),
@@ -186,7 +204,8 @@ pub fn plan(dir: &Path, base: Plan, spec: &Spec, parts: &Parts, seeds: Vec<Seed>
         ahead: parts.ahead,
     };
     let vm = VmPlan {
-        program: engine::program().unwrap_or_else(|_| Path::new("/usr/bin").join(engine::QEMU)),
+        engine: parts.hypervisor,
+        program: engine::program(parts.hypervisor),
         firmware: engine::FIRMWARE_INSIDE.into(),
         accelerator: parts.accelerator,
         memory_bytes: spec.limits.memory.0 & !0xf_ffff,
@@ -204,11 +223,20 @@ pub fn plan(dir: &Path, base: Plan, spec: &Spec, parts: &Parts, seeds: Vec<Seed>
         areas: vec![Area { at: String::new(), owner: 0, kind: AreaKind::Private, lowers: vec![Lower { path: parts.engine.clone(), written_as: Some(spec.ids.clone()) }] }],
         seeds: Vec::new(),
         setuid: false,
-        shm_bytes: 1 << 20,
+        shm_bytes: SHM_BYTES,
         mounts,
         rlimits: Rlimits { files: FILES_MAX, file_bytes, data_bytes: bounds.rlimits.data_bytes.map(|bytes| bytes.saturating_add(RESERVED)), ..bounds.rlimits },
         vm: Some(vm),
         ..base
+    }
+}
+
+/// What the guest finds a disk by: the name it was given, or where disks have none, its kernel's.
+fn device(engine: Engine, index: usize) -> String {
+    match (engine, index) {
+        (Engine::Firecracker, _) => format!("vd{}", char::from(b'a' + index as u8)),
+        (_, 0) => UPPER.to_owned(),
+        (_, _) => format!("image{}", index - 1),
     }
 }
 

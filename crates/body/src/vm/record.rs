@@ -9,14 +9,14 @@ use std::{
 
 use proto::{
     Size,
-    vm::{Accelerator, Held},
+    vm::{Accelerator, Engine, Held},
 };
 use rustix::{fs::SeekFrom, io::Errno};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{
-    Setup, VmError,
+    Parts, Setup, VmError,
     plan::{RAM_FILE, STATE_FILE, UPPER_FILE},
 };
 
@@ -35,7 +35,10 @@ pub struct Machine {
     pub disk: Size,
     /// What ran it.
     pub accelerator: Accelerator,
-    /// The hypervisor's state.
+    /// The hypervisor.
+    #[serde(default)]
+    pub hypervisor: Engine,
+    /// Its state.
     pub engine: String,
     /// The kernel it runs.
     pub kernel: String,
@@ -124,9 +127,13 @@ pub fn state_hash(dir: &Path) -> io::Result<String> {
 
 impl Machine {
     /// Whether it can be thawed here, or why not.
-    pub fn check(&self, dir: &Path, setup: &Setup, accelerator: Accelerator) -> Result<&FrozenMemory, String> {
+    pub fn check(&self, dir: &Path, setup: &Setup, parts: &Parts) -> Result<&FrozenMemory, String> {
         let Some(frozen) = &self.frozen else { return Err("its memory was not frozen".to_owned()) };
-        if self.engine != setup.engine {
+        if self.hypervisor != parts.hypervisor {
+            return Err(format!("it was frozen by {}, and is to go on with {}", self.hypervisor, parts.hypervisor));
+        }
+        let accelerator = parts.accelerator;
+        if Some(self.engine.as_str()) != parts.engine.file_name().and_then(|name| name.to_str()) {
             return Err("it was frozen by another version of the hypervisor".to_owned());
         }
         if self.accelerator != accelerator {

@@ -1,13 +1,14 @@
 //! What machines of this host are made with: set up once, found by everybody.
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
-use proto::vm::Accelerator;
+use proto::vm::{Accelerator, Engine, LINE_WORD};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -18,6 +19,8 @@ const RECORD: &str = "setup.json";
 const RECORD_LEN_MAX: u64 = 1 << 20;
 /// The version of the record.
 const VERSION: u32 = 1;
+/// Where modules are that only some hypervisors' machines need.
+const MORE: &str = "more";
 /// How long the processor's counter is watched: long enough to be right to some millionths.
 const TICKS_WATCHED: Duration = Duration::from_millis(250);
 
@@ -41,6 +44,9 @@ pub struct Setup {
     /// What runs machines here, and in which boot that was found out.
     #[serde(default)]
     pub verdict: Option<Verdict>,
+    /// Other hypervisors that somebody named or had tried, by their names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub engines: BTreeMap<Engine, Known>,
 }
 
 /// Whether this host's processor really runs machines: found out by starting one.
@@ -52,6 +58,18 @@ pub struct Verdict {
     pub why: String,
     /// In which boot of the host.
     pub boot_id: String,
+}
+
+/// A hypervisor besides the one that is always set up.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Known {
+    /// Where it is on this host, where somebody said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<PathBuf>,
+    /// What it says of its version.
+    pub version: String,
+    /// Whether machines run under it here: found out by starting one.
+    pub verdict: Option<Verdict>,
 }
 
 /// Where all of it is.
@@ -102,6 +120,7 @@ impl Ground {
             }
         };
         let (engine, engine_mark) = self.keep_engine(say)?;
+        let before_engines = before.as_ref().map(|before| before.engines.clone()).unwrap_or_default();
         let setup = Setup {
             v: VERSION,
             verdict: before.filter(|before| before.kernel == kernel && before.engine == engine).and_then(|before| before.verdict),
@@ -111,6 +130,7 @@ impl Ground {
             engine,
             engine_mark,
             ticks_khz: measure_ticks(),
+            engines: before_engines,
         };
         self.write(&setup)?;
         Ok(setup)
@@ -122,6 +142,14 @@ impl Ground {
         sys::fd::write_whole(&self.dir.join(RECORD), &text).step("write what is set up")
     }
 
+    /// Writes down what is known of a hypervisor.
+    pub fn remember(&self, which: Engine, known: &Known) -> Result<(), VmError> {
+        let _turn = self.turn()?;
+        let mut setup = self.setup()?;
+        setup.engines.insert(which, known.clone());
+        self.write(&setup)
+    }
+
     fn turn(&self) -> Result<fs::File, VmError> {
         let lock = fs::File::create(self.dir.join("lock")).step("lock what is set up")?;
         rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).step("lock what is set up")?;
@@ -130,25 +158,29 @@ impl Ground {
 
     fn kernel_is_whole(&self, setup: &Setup) -> bool {
         let read = fs::read(self.kernel(setup));
-        read.is_ok_and(|bytes| proto::event::hex(&Sha256::digest(bytes)) == setup.kernel_sha256)
+        read.is_ok_and(|bytes| proto::event::hex(&Sha256::digest(bytes)) == setup.kernel_sha256) && self.more_modules(setup).exists()
     }
 
     fn keep_kernel(&self, found: &kernel::Found) -> Result<(String, String, String), VmError> {
         let bytes = kernel::unpack(&found.kernel)?;
-        let modules = found.modules.as_deref().map_or(Ok(Vec::new()), kernel::modules)?;
+        let find = |names| found.modules.as_deref().map_or(Ok(Vec::new()), |dir| kernel::modules(dir, names));
+        let (modules, more) = (find(kernel::MODULES)?, find(kernel::MORE_MODULES)?);
         let sha256 = proto::event::hex(&Sha256::digest(&bytes));
         let mut hash = Sha256::new();
         hash.update(&bytes);
-        modules.iter().for_each(|(name, bytes)| {
+        modules.iter().chain(&more).for_each(|(name, bytes)| {
             hash.update(name.as_bytes());
             hash.update(bytes);
         });
         let name = format!("kernel-{}", &proto::event::hex(&hash.finalize())[..16]);
         self.whole_dir(&name, |dir| {
             fs::write(dir.join("vmlinux"), &bytes).step("write the kernel")?;
-            fs::create_dir(dir.join("modules")).step("write the kernel")?;
-            for (index, (name, bytes)) in modules.iter().enumerate() {
-                fs::write(dir.join("modules").join(format!("{index:02}-{name}.ko")), bytes).step("write a module")?;
+            let kept = [("modules", &modules, 0), (MORE, &more, modules.len())];
+            for (place, modules, first) in kept {
+                fs::create_dir(dir.join(place)).step("write the kernel")?;
+                for (index, (name, bytes)) in modules.iter().enumerate() {
+                    fs::write(dir.join(place).join(format!("{:02}-{name}.ko", first + index)), bytes).step("write a module")?;
+                }
             }
             Ok(())
         })?;
@@ -166,7 +198,7 @@ impl Ground {
     }
 
     /// A directory that is whole under its name, or not there.
-    fn whole_dir(&self, name: &str, fill: impl FnOnce(&Path) -> Result<(), VmError>) -> Result<(), VmError> {
+    pub(super) fn whole_dir(&self, name: &str, fill: impl FnOnce(&Path) -> Result<(), VmError>) -> Result<(), VmError> {
         let place = self.dir.join(name);
         if place.exists() {
             return Ok(());
@@ -196,10 +228,15 @@ impl Ground {
         Ok(self.dir.join(engine))
     }
 
-    /// The first file system for this kernel and this version of the guest.
-    pub fn initrd(&self, setup: &Setup, programs: &Programs) -> Result<PathBuf, VmError> {
+    fn more_modules(&self, setup: &Setup) -> PathBuf {
+        self.dir.join(&setup.kernel).join(MORE)
+    }
+
+    /// The first file system for this kernel, this hypervisor and this version of the guest.
+    pub fn initrd(&self, setup: &Setup, programs: &Programs, engine: Engine) -> Result<PathBuf, VmError> {
         let version = programs.launch.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let path = self.dir.join("initrd").join(format!("{}-{version}.cpio", setup.kernel));
+        let more = engine != Engine::Qemu;
+        let path = self.dir.join("initrd").join(format!("{}-{version}{}.cpio", setup.kernel, if more { "-more" } else { "" }));
         if path.exists() {
             return Ok(path);
         }
@@ -211,8 +248,10 @@ impl Ground {
         archive.device("dev/null", 1, 3);
         archive.file("init", 0o755, &fs::read(&programs.launch).step("read the guest")?);
         let modules = self.dir.join(&setup.kernel).join("modules");
-        for entry in fs::read_dir(modules).step("read the kernel's modules")?.flatten() {
-            archive.file(&format!("modules/{}", entry.file_name().to_string_lossy()), 0o644, &fs::read(entry.path()).step("read a module")?);
+        for dir in std::iter::once(modules).chain(more.then(|| self.more_modules(setup))) {
+            for entry in fs::read_dir(dir).step("read the kernel's modules")?.flatten() {
+                archive.file(&format!("modules/{}", entry.file_name().to_string_lossy()), 0o644, &fs::read(entry.path()).step("read a module")?);
+            }
         }
         fs::create_dir_all(self.dir.join("initrd")).step("make a directory for first file systems")?;
         sys::fd::write_whole(&path, &archive.finish()).step("write the first file system")?;
@@ -221,9 +260,9 @@ impl Ground {
     }
 
     /// What the kernel is told.
-    pub fn cmdline(&self, setup: &Setup, accelerator: Accelerator) -> String {
+    pub fn cmdline(&self, setup: &Setup, accelerator: Accelerator, engine: Engine) -> String {
         let mut words = vec![
-            "console=ttyS0 quiet loglevel=4 panic=-1 reboot=t audit=0 8250.nr_uarts=1 cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1 psi=0".to_owned(),
+            "console=ttyS0 quiet loglevel=4 panic=-1 audit=0 8250.nr_uarts=1 cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1 psi=0".to_owned(),
         ];
         if accelerator == Accelerator::Emulated {
             // Without being told the kernel measures its clock, which sometimes fails under emulation, and takes its time.
@@ -233,6 +272,12 @@ impl Ground {
             // before cost a third.
             words.push("norandmaps".to_owned());
         }
+        words.push(match engine {
+            Engine::Qemu => "reboot=t".to_owned(),
+            // Firecracker's machine ends when its keyboard controller is asked to start it anew, and has no bus to look at.
+            Engine::Firecracker => format!("reboot=k pci=off {LINE_WORD}"),
+            Engine::CloudHypervisor => format!("reboot=k {LINE_WORD}"),
+        });
         words.join(" ")
     }
 }

@@ -6,6 +6,7 @@ use fleet::{AskedLimits, Create};
 use proto::{
     Failure, Layer, Size,
     spec::{Life, Mount},
+    vm::Engine,
 };
 
 use super::values;
@@ -21,6 +22,9 @@ pub struct BodyArgs {
     /// Hold the Body by this layer; without it, by the strongest that runs at interactive speed here
     #[arg(long, value_name = "LAYER")]
     layer: Option<Layer>,
+    /// Have a microVM driven by this: qemu, cloud-hypervisor or firecracker; the last two need KVM
+    #[arg(long, value_name = "ENGINE")]
+    engine: Option<Engine>,
     /// Start from this: `host`, or the id or name of a snapshot
     #[arg(long, value_name = "TEMPLATE", default_value = "host")]
     template: String,
@@ -79,6 +83,7 @@ impl BodyArgs {
         };
         Ok(Create {
             layer: self.layer,
+            engine: self.engine,
             template: self.template,
             limits,
             env: self.env.into_iter().collect(),

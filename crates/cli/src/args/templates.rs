@@ -131,4 +131,10 @@ pub struct Setup {
     /// For `microvm`: the kernel's modules, such as /lib/modules/VERSION
     #[arg(long, value_name = "DIR", requires = "kernel")]
     pub modules: Option<std::path::PathBuf>,
+    /// For `microvm`: prepare this hypervisor, too, and try whether machines run under it: cloud-hypervisor, firecracker
+    #[arg(long, value_name = "ENGINE", conflicts_with = "kernel")]
+    pub engine: Option<proto::vm::Engine>,
+    /// For `--engine`: where its program is, if not where programs are
+    #[arg(long, value_name = "FILE", requires = "engine")]
+    pub program: Option<std::path::PathBuf>,
 }

@@ -38,6 +38,7 @@ fn facts(view: &View) -> Table {
     table.row(["user", &spec.user]);
     table.row(["workdir", spec.workdir.as_deref().unwrap_or("the user's home")]);
     let optional = [
+        ("engine", spec.engine.map(|engine| engine.to_string())),
         ("pid", view.pid.map(|pid| pid.to_string())),
         ("parent", spec.parent.as_ref().map(ToString::to_string)),
         ("home", spec.home.as_ref().and_then(|home| home.name.clone())),

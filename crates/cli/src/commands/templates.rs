@@ -9,6 +9,7 @@ use fleet::{BuildRequest, Fleet, OwnKernel, Recipe, Step, TemplateView};
 use proto::{
     Failure, Kind, Size,
     template::{Settings, Start},
+    vm::{Accelerator, Engine},
 };
 use serde_json::json;
 
@@ -151,6 +152,9 @@ fn unreadable(file: &Path, error: std::io::Error) -> Failure {
 /// Makes a template of pal's own, or prepares this host for microVMs.
 pub fn setup(fleet: &Fleet, args: &Setup, format: Format) -> Result<(), Failure> {
     let mut say = |said: &str| output::talk(said);
+    if args.template == "microvm" && let Some(engine) = args.engine {
+        return setup_engine(fleet, engine, args, format);
+    }
     if args.template == "microvm" {
         let own = args.kernel.clone().map(|file| OwnKernel { file, modules: args.modules.clone() });
         let setup = fleet.setup_microvm(own, &mut say)?;
@@ -158,6 +162,9 @@ pub fn setup(fleet: &Fleet, args: &Setup, format: Format) -> Result<(), Failure>
             Format::Json => output::json(&setup),
             Format::Text => output::line(&format!("microVMs are set up: kernel {}; try: pal run --layer microvm -- uname -a", setup.kernel_source)),
         };
+    }
+    if args.engine.is_some() {
+        return Err(Failure::new(Kind::Usage, "only `microvm` takes an engine").hint("write: pal setup microvm --engine ENGINE"));
     }
     if args.kernel.is_some() {
         return Err(Failure::new(Kind::Usage, "only `microvm` takes a kernel").hint("write: pal setup microvm --kernel FILE"));
@@ -167,4 +174,24 @@ pub fn setup(fleet: &Fleet, args: &Setup, format: Format) -> Result<(), Failure>
         None => fleet.setup(&args.template, &mut say)?,
     };
     told(&view, format)
+}
+
+/// Prepares a hypervisor besides the one that every microVM has, and says whether machines run under it.
+fn setup_engine(fleet: &Fleet, engine: Engine, args: &Setup, format: Format) -> Result<(), Failure> {
+    let program = args.program.as_deref().map(crate::settings::absolute).transpose()?;
+    let known = fleet.setup_engine(engine, program, &mut |said: &str| output::talk(said))?;
+    if format == Format::Json {
+        return output::json(&known);
+    }
+    match &known.verdict {
+        Some(verdict) if verdict.accelerator == Accelerator::Kvm => {
+            output::line(format!("microVMs run under {}; try: pal run --layer microvm --engine {engine} -- uname -a", known.version))
+        }
+        verdict => {
+            let why = verdict.as_ref().map_or("it was not tried", |verdict| verdict.why.as_str());
+            Err(Failure::new(Kind::Host, format!("{} is here, but no machine comes up under it", known.version))
+                .because(why.to_owned())
+                .hint("use a machine with (nested) virtualisation, or the engine that can emulate: --engine qemu"))
+        }
+    }
 }

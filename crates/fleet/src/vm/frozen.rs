@@ -45,12 +45,15 @@ impl Fleet {
         let setup = self.ground().setup().map_err(failure)?;
         let images: Vec<_> = (0..).map(|index| dir.path().join(format!("image{index}"))).take_while(|path| path.exists()).collect();
         vm::record::keep_images(&images.iter().map(|path| fs::canonicalize(path).unwrap_or(path.clone())).collect::<Vec<_>>(), to).map_err(failure)?;
+        let hypervisor = spec.engine.unwrap_or_default();
+        let (root, accelerator) = self.engine_root(hypervisor, &setup)?;
         let machine = Machine {
             memory: proto::Size(spec.limits.memory.0 & !0xf_ffff),
             cpus: vm::plan::cpus(&spec.limits),
             disk: spec.limits.disk,
-            accelerator: setup.verdict.as_ref().map_or(proto::vm::Accelerator::Emulated, |verdict| verdict.accelerator),
-            engine: setup.engine,
+            accelerator,
+            hypervisor,
+            engine: root.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             kernel: setup.kernel,
             ticks_khz: setup.ticks_khz,
             images: images.len(),
@@ -91,7 +94,7 @@ impl Fleet {
         let mut parts = self.parts_with(spec, images, Some(dir.join(UPPER_FILE)))?;
         if machine.frozen.is_some() && !cold {
             let setup = self.ground().setup().map_err(failure)?;
-            let frozen = machine.check(dir, &setup, parts.accelerator).map_err(|why| incomplete(&why))?;
+            let frozen = machine.check(dir, &setup, &parts).map_err(|why| incomplete(&why))?;
             let frozen = Frozen { dir: dir.to_owned(), held: frozen.held.clone(), generation: machine.generation + 1 };
             parts.start = Start::Thaw(frozen);
         }

@@ -9,10 +9,10 @@ use body::{
 use proto::{
     BodyId, Failure, Layer, Spec,
     spec::{Ids, Life, Network},
-    vm::{Accelerator, KVM},
+    vm::{Accelerator, Engine, KVM},
 };
 
-use super::failure;
+use super::{Hypervisor, failure};
 use crate::{Create, Fleet};
 
 impl Fleet {
@@ -39,6 +39,11 @@ impl Fleet {
     }
 
     fn try_kvm(&self) -> Result<(), Failure> {
+        self.try_engine(Engine::Qemu)
+    }
+
+    /// Boots a machine with the processor, under this hypervisor.
+    pub(super) fn try_engine(&self, which: Engine) -> Result<(), Failure> {
         let request = Create { layer: Some(Layer::Microvm), ..Create::run() };
         let request = Create { limits: self.machine_limits(&request), ..request };
         let spec = Spec {
@@ -46,6 +51,7 @@ impl Fleet {
             id: BodyId::from_random([0; 12]),
             created_at: store::clock::now(),
             layer: Layer::Microvm,
+            engine: Some(which),
             template: "host".into(),
             snapshots: Vec::new(),
             base: None,
@@ -66,7 +72,9 @@ impl Fleet {
         };
         let under = Under::default();
         let images = self.images(&self.ground(), &spec, &under)?;
-        let parts = self.parts_by(Accelerator::Kvm, &spec, images, None)?;
+        let setup = self.ground().setup().map_err(failure)?;
+        let (root, _) = self.engine_root(which, &setup)?;
+        let parts = self.parts_by(Hypervisor { hypervisor: which, root, accelerator: Accelerator::Kvm }, &spec, images, None)?;
         self.with_nobodys(&spec, &under, &parts, |_, _| Ok(()))
     }
 }

@@ -1,5 +1,6 @@
 //! Machines: what a microVM of this fleet is made from.
 
+pub(crate) mod engines;
 mod frozen;
 mod judge;
 mod swap;
@@ -14,7 +15,7 @@ use body::{
 };
 use proto::{
     Failure, Kind, Size, Spec,
-    vm::Accelerator,
+    vm::{Accelerator, Engine},
 };
 
 use crate::{Create, Fleet, templates::Say};
@@ -43,6 +44,13 @@ pub struct Boots {
     pub memory: Size,
 }
 
+/// What drives a machine, and how.
+struct Hypervisor {
+    hypervisor: Engine,
+    root: PathBuf,
+    accelerator: Accelerator,
+}
+
 impl Fleet {
     /// For whoever boots the same without Palisade, to compare.
     pub fn boots(&self) -> Result<Boots, Failure> {
@@ -50,8 +58,8 @@ impl Fleet {
         let setup = ground.setup().map_err(failure)?;
         Ok(Boots {
             kernel: ground.kernel(&setup),
-            initrd: ground.initrd(&setup, &self.maker.programs).map_err(failure)?,
-            cmdline: ground.cmdline(&setup, Accelerator::Emulated),
+            initrd: ground.initrd(&setup, &self.maker.programs, Engine::Qemu).map_err(failure)?,
+            cmdline: ground.cmdline(&setup, Accelerator::Emulated, Engine::Qemu),
             memory: vm::plan::MEMORY_DEFAULT,
         })
     }
@@ -68,7 +76,7 @@ impl Fleet {
         install_tools(&tell)?;
         let found = own.map(|own| kernel::Found { source: own.file.display().to_string(), kernel: own.file, modules: own.modules });
         let setup = ground.make(found, &tell).map_err(failure)?;
-        ground.initrd(&setup, &self.maker.programs).map_err(failure)?;
+        ground.initrd(&setup, &self.maker.programs, Engine::Qemu).map_err(failure)?;
         if !images::host_is_made(&ground.dir().join("images")) {
             tell("making an image of this host's programs");
         }
@@ -84,21 +92,24 @@ impl Fleet {
 
     fn parts_with(&self, spec: &Spec, images: Vec<PathBuf>, disk: Option<PathBuf>) -> Result<Parts, Failure> {
         let setup = self.ground().setup().map_err(failure)?;
-        let accelerator = setup.verdict.as_ref().map_or(Accelerator::Emulated, |verdict| verdict.accelerator);
-        self.parts_by(accelerator, spec, images, disk)
+        let hypervisor = spec.engine.unwrap_or_default();
+        let (root, accelerator) = self.engine_root(hypervisor, &setup)?;
+        self.parts_by(Hypervisor { hypervisor, root, accelerator }, spec, images, disk)
     }
 
-    fn parts_by(&self, accelerator: Accelerator, spec: &Spec, images: Vec<PathBuf>, disk: Option<PathBuf>) -> Result<Parts, Failure> {
+    fn parts_by(&self, by: Hypervisor, spec: &Spec, images: Vec<PathBuf>, disk: Option<PathBuf>) -> Result<Parts, Failure> {
+        let Hypervisor { hypervisor, root, accelerator } = by;
+        engines::fits(hypervisor, images.len())?;
         let ground = self.ground();
         let setup = ground.setup().map_err(failure)?;
         let start = Start::Boot {
             kernel: ground.kernel(&setup),
-            initrd: ground.initrd(&setup, &self.maker.programs).map_err(failure)?,
-            cmdline: ground.cmdline(&setup, accelerator),
+            initrd: ground.initrd(&setup, &self.maker.programs, hypervisor).map_err(failure)?,
+            cmdline: ground.cmdline(&setup, accelerator, hypervisor),
             disk,
         };
         let empty = vm::disks::empty(&ground.dir().join("uppers"), spec.limits.disk.0).map_err(failure)?;
-        Ok(Parts { engine: ground.engine(&setup).map_err(failure)?, accelerator, images, empty, start, ahead: false })
+        Ok(Parts { hypervisor, engine: root, accelerator, images, empty, start, ahead: false })
     }
 
     fn images(&self, ground: &Ground, spec: &Spec, under: &Under) -> Result<Vec<PathBuf>, Failure> {

@@ -16,7 +16,7 @@ use std::{
 
 use proto::{
     launch::{Seed, area_dir},
-    vm::{UPPER, Welcome},
+    vm::Welcome,
 };
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags},
@@ -78,7 +78,7 @@ pub fn enter_root(welcome: &Welcome) -> io::Result<Root> {
     }
     let private = stage.join("private");
     fs::create_dir_all(&private)?;
-    mount(&device(UPPER)?.to_string_lossy(), "ext4", &private, MountFlags::NODEV | MountFlags::NOATIME | setuid, "commit=1,noinit_itable,no_prefetch_block_bitmaps")?;
+    mount(&device(&welcome.upper)?.to_string_lossy(), "ext4", &private, MountFlags::NODEV | MountFlags::NOATIME | setuid, "commit=1,noinit_itable,no_prefetch_block_bitmaps")?;
     // A machine that is killed loses what its kernel has not written: that is kept to some seconds.
     for name in ["dirty_writeback_centisecs", "dirty_expire_centisecs"] {
         let _ = fs::write(Path::new("/proc/sys/vm").join(name), "100");
@@ -112,10 +112,14 @@ fn make(made: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// The block device that its host called so.
+/// The block device that its host called so, or that the kernel did: not every hypervisor lets its devices be called.
 fn device(name: &str) -> io::Result<PathBuf> {
     let deadline = Instant::now() + DEVICE_PATIENCE;
+    let plain = Path::new("/dev").join(name);
     loop {
+        if Path::new("/sys/block").join(name).exists() && plain.exists() {
+            return Ok(plain);
+        }
         for entry in fs::read_dir("/sys/block")?.flatten() {
             let called = fs::read_to_string(entry.path().join("serial")).unwrap_or_default();
             let path = Path::new("/dev").join(entry.file_name());

@@ -11,7 +11,7 @@ use std::{
 
 use proto::{
     mux::{FrameKind, HEADER_LEN, Intake, Side},
-    vm::{Held, PORT, Receipt, Welcome},
+    vm::{Held, LINE_PORT, LINE_WORD, PORT, Receipt, Welcome},
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
@@ -27,8 +27,56 @@ use crate::{
 
 const PORT_PATIENCE: Duration = Duration::from_secs(10);
 
+/// The line, as it was found.
+#[derive(Debug)]
+pub struct Found {
+    /// The line itself.
+    pub port: OwnedFd,
+    /// Where the host calls for another one.
+    pub listener: Option<OwnedFd>,
+}
+
+/// Finds the line: a port of this machine, or where the kernel's words say so, a call of its host.
+pub fn find(patience: Duration) -> io::Result<Found> {
+    let words = fs::read_to_string("/proc/cmdline")?;
+    if !words.split_ascii_whitespace().any(|word| word == LINE_WORD) {
+        return Ok(Found { port: find_port()?, listener: None });
+    }
+    let listener = sys::vsock::listen(LINE_PORT)?;
+    let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
+    loop {
+        if rustix::event::poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(&timeout))? == 0 {
+            return Err(io::Error::other("the host does not call"));
+        }
+        // Nobody else has a say here, and one that is gone already is none.
+        if let Ok((port, sys::vsock::HOST)) = sys::vsock::accept(listener.as_fd()) {
+            return Ok(Found { port, listener: Some(listener) });
+        }
+    }
+}
+
+/// Takes each later call: the line moves to it, if it is at rest.
+async fn take_calls(channel: Rc<Channel>, machine: Rc<Machine>) {
+    let Some(listener) = machine.listener.as_ref().and_then(|listener| listener.try_clone().ok()) else { return };
+    let Ok(listener) = crate::channel::readable(listener) else { return };
+    loop {
+        let Ok(mut ready) = listener.readable().await else { return };
+        let Ok(called) = ready.try_io(|listener| sys::vsock::accept(listener.get_ref().as_fd())) else { continue };
+        if let Ok((port, sys::vsock::HOST)) = called
+            && channel.may_move()
+            && let Ok(last) = port.try_clone()
+            && let Ok(port) = Port::new(port)
+        {
+            *machine.last.borrow_mut() = last;
+            channel.move_to(port);
+            // Until it is told more it may happen again: whoever called may be frozen before it is heard.
+            channel.expect_move();
+        }
+    }
+}
+
 /// Finds the port by the name its host gave it.
-pub fn find() -> io::Result<OwnedFd> {
+fn find_port() -> io::Result<OwnedFd> {
     let deadline = Instant::now() + PORT_PATIENCE;
     loop {
         for entry in fs::read_dir("/sys/class/virtio-ports").into_iter().flatten().flatten() {
@@ -74,6 +122,7 @@ pub async fn serve(guest: &Rc<Guest>, machine: &Rc<Machine>) -> io::Result<()> {
     let channel = Channel::new(Side::Guest, Port::new(port)?);
     let writing = channel.clone();
     tokio::task::spawn_local(async move { drop(writing.write().await) });
+    tokio::task::spawn_local(take_calls(channel.clone(), machine.clone()));
     let taken = identity::take(&machine.welcome, machine.welcomed);
     let trouble = machine.trouble.iter().cloned().chain(taken.trouble).collect();
     let mut first = receipt(guest, machine, &machine.welcome, taken.reseeded, trouble, None);
@@ -99,15 +148,20 @@ pub async fn serve(guest: &Rc<Guest>, machine: &Rc<Machine>) -> io::Result<()> {
                 let tree = tree::look(machine.upper.as_fd(), None);
                 looked = Some(tree.entries);
                 let held = Held { tree, processes: processes(guest), still: still.is_ok() };
+                if machine.listener.is_some() {
+                    channel.expect_move();
+                }
                 channel.say_and_stop(FrameKind::Held, &serde_json::to_vec(&held)?).await;
             }
             Told::Word(FrameKind::GoOn, _) => {
                 hold::go_on();
+                channel.stay();
                 channel.go_on();
             }
             Told::Word(FrameKind::Welcome, word) => {
                 let since = Instant::now();
                 let welcome: Welcome = serde_json::from_slice(&word)?;
+                channel.stay();
                 channel.begin_anew();
                 machine.generation.set(welcome.generation);
                 let mut taken = identity::take(&welcome, since);

@@ -33,7 +33,9 @@ pub struct Machine {
     /// The line, until it is served.
     pub port: std::cell::RefCell<Option<OwnedFd>>,
     /// The same, for the last word.
-    last: OwnedFd,
+    last: std::cell::RefCell<OwnedFd>,
+    /// Where its host calls again, if the line does not survive being frozen.
+    listener: Option<OwnedFd>,
     /// Where the Body's writes go.
     pub upper: OwnedFd,
     /// Where the files that name the machine are, below what the Body wrote.
@@ -76,19 +78,20 @@ pub fn main() -> ! {
 fn live() -> io::Result<()> {
     disks::kernel_views()?;
     let mut trouble = modules::load()?;
-    let port = line::find()?;
+    let line::Found { port, listener } = line::find(WELCOME_PATIENCE)?;
     let welcome = line::first_word(port.as_fd(), WELCOME_PATIENCE)?;
     let welcomed = Instant::now();
     let disks::Root { upper, names } = disks::enter_root(&welcome)?;
     trouble.extend(disks::bounds(&welcome));
-    let last = port.try_clone()?;
-    let machine = Machine { port: Some(port).into(), last, upper, names, generation: welcome.generation.into(), welcome, welcomed, trouble };
+    let last = port.try_clone()?.into();
+    let machine = Machine { port: Some(port).into(), last, listener, upper, names, generation: welcome.generation.into(), welcome, welcomed, trouble };
     let config = machine.welcome.config.clone();
     let machine = std::rc::Rc::new(machine);
     let served = crate::run(crate::Order { config, listener: crate::Listener::Machine(machine.clone()) });
     rustix::fs::sync();
-    let _ = rustix::io::ioctl_fionbio(&machine.last, false);
-    let mut bye = std::fs::File::from(machine.last.try_clone()?);
+    let last = machine.last.borrow().try_clone()?;
+    let _ = rustix::io::ioctl_fionbio(&last, false);
+    let mut bye = std::fs::File::from(last);
     bye.write_all(&proto::mux::seal(FrameKind::Bye, 0, &[]))?;
     served.map_err(io::Error::other)
 }

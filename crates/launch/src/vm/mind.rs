@@ -1,11 +1,8 @@
 //! Minding a machine: from the start of its hypervisor to its end.
 
 use std::{
-    cell::{Cell, RefCell},
-    ffi::CString,
-    fs::File,
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     rc::Rc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -13,36 +10,28 @@ use std::{
 use guest::channel::{Channel, LineError, Port, Told};
 use proto::{
     mux::{FrameKind, Side},
-    vm::{Begin, CLOCK_OFFSET_MAX_MS, Receipt, Revival, VmPlan, Welcome, clock_offset_ms},
+    vm::{Accelerator, Begin, CLOCK_OFFSET_MAX_MS, Receipt, Revival, VmPlan, Welcome, clock_offset_ms},
 };
-use rustix::process::Pid;
-use serde_json::{Value, json};
-use sys::trace::Stop;
 use tokio::{
-    io::AsyncReadExt,
     net::{UnixListener, UnixStream},
-    signal::unix::{SignalKind, signal},
     sync::mpsc,
     task::LocalSet,
 };
 
 use super::{
-    Charge, name_of,
-    qemu::{self, Hypervisor, Process},
-    qmp::Monitor,
+    Charge,
+    engine::{self, Engine},
     save,
 };
 use crate::report::{Step, StepError};
 
 /// How long a machine that was thawed may take to answer.
 const THAW_PATIENCE: Duration = Duration::from_secs(20);
-/// A kernel that does not come up the first time is started once more: emulated clocks sometimes fail to be calibrated.
+/// An emulated kernel that does not come up the first time is started once more: its clock sometimes fails to be
+/// calibrated.
 const BOOTS_MAX: u32 = 2;
 /// How long its hypervisor may take to end after its guest said goodbye.
 const BYE_PATIENCE: Duration = Duration::from_secs(5);
-const LAST_WORDS: Duration = Duration::from_millis(50);
-/// What is kept of a hypervisor's complaints.
-const COMPLAINT_LEN_MAX: usize = 1024;
 
 /// Why a machine is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,10 +68,7 @@ pub(super) struct Machine {
     pub(super) vm: VmPlan,
     pub(super) channel: Rc<Channel>,
     pub(super) words: Words,
-    pub(super) monitor: Monitor,
-    pub(super) process: Process,
-    /// Its hypervisor takes its memory for shared, and has a private view of it.
-    pub(super) private: Rc<Cell<bool>>,
+    pub(super) engine: Box<dyn Engine>,
     /// Answers to `Hold` that nobody waited for to the end, and that may still come.
     pub(super) late: u32,
 }
@@ -106,7 +92,7 @@ pub fn live(charge: Charge, tell: impl FnOnce(Result<Revival, StepError>)) -> i3
                 return 1;
             }
         };
-        let prepared = machine.process.handle().and_then(|handle| Ok((handle, listen(callers)?, listen(control)?)));
+        let prepared = machine.engine.process().handle().and_then(|handle| Ok((handle, listen(callers)?, listen(control)?)));
         match prepared.step("listen for callers") {
             Ok((handle, callers, control)) => {
                 tell(Ok(revival));
@@ -127,7 +113,7 @@ fn listen(listener: std::os::unix::net::UnixListener) -> io::Result<UnixListener
 
 /// Starts the machine and waits for its guest.
 async fn bring_up(vm: VmPlan) -> Result<(Machine, Revival), StepError> {
-    let boots = matches!(vm.begin, Begin::Boot { .. });
+    let boots = matches!(vm.begin, Begin::Boot { .. }) && vm.accelerator == Accelerator::Emulated;
     let mut attempt = 1;
     loop {
         match try_once(vm.clone()).await {
@@ -151,58 +137,38 @@ impl From<StepError> for Failure {
 
 async fn try_once(vm: VmPlan) -> Result<(Machine, Revival), Failure> {
     let began = Instant::now();
-    let Hypervisor { process, line, monitor, complaints, state, asks, traced } = qemu::start(&vm).step(format!("start the hypervisor {}", name_of(&vm.program)))?;
+    let mut engine = engine::start(&vm).await?;
+    let (how, patience) = match &vm.begin {
+        Begin::Boot { .. } => ("boot", Duration::from_millis(vm.boot_ms_max)),
+        Begin::Thaw { .. } => ("thaw", THAW_PATIENCE),
+    };
+    let line = match engine.begin(&vm).await {
+        Ok(line) => line,
+        Err(error) if how == "thaw" => return Err(incomplete(&format!("its hypervisor cannot go on with it: {error}")).into()),
+        Err(error) => return Err(unheard(engine.as_mut(), error).await),
+    };
     let channel = Channel::new(Side::Host, Port::new(line).step("open the line to the machine")?);
     let writing = channel.clone();
     tokio::task::spawn_local(async move { drop(writing.write().await) });
     let words = follow(&channel);
-    let said = overhear(complaints);
-    if let Some((listener, ram, path)) = asks {
-        tokio::task::spawn_local(hand_out(listener, ram, path));
+    let mut machine = Machine { vm, channel, words, engine, late: 0 };
+    if how == "boot"
+        && let Err(error) = machine.word(FrameKind::Here, patience).await
+    {
+        return Err(unheard(machine.engine.as_mut(), error).await);
     }
-    let private = Rc::new(Cell::new(false));
-    if traced {
-        tokio::task::spawn_local(keep_private(process.pid(), private.clone()));
-    }
-    let also = state.map(|state| ("migrate-incoming", json!({ "uri": format!("fd:{state}") })));
-    let opened = Monitor::open(monitor, also).await;
-    let mut machine = match opened {
-        Ok(monitor) => Machine { vm, channel, words, monitor, process, private, late: 0 },
-        Err(error) => return Err(refused(process, error, said).await.into()),
-    };
-    let how = match &machine.vm.begin {
-        Begin::Boot { .. } => {
-            let patience = Duration::from_millis(machine.vm.boot_ms_max);
-            let here = machine.word(FrameKind::Here, patience).await;
-            if let Err(error) = here {
-                return Err(machine.unheard(error).await);
-            }
-            "boot"
-        }
-        Begin::Thaw { .. } => {
-            let loaded = async {
-                machine.monitor.wait_loaded().await?;
-                machine.monitor.ask("cont", Value::Null).await
-            };
-            if let Err(error) = loaded.await {
-                return Err(machine.incomplete(&format!("its hypervisor cannot go on with it: {error}")).into());
-            }
-            "thaw"
-        }
-    };
     let welcome = fresh(&machine.vm.welcome).step("draw randomness for the machine")?;
     let said = serde_json::to_vec(&welcome).map_err(io::Error::from).step("welcome the guest")?;
     machine.channel.say(FrameKind::Welcome, &said).await;
-    let patience = if how == "boot" { Duration::from_millis(machine.vm.boot_ms_max) } else { THAW_PATIENCE };
     let receipt = match machine.word(FrameKind::Receipt, patience).await {
         Ok(word) => serde_json::from_slice::<Receipt>(&word).map_err(io::Error::from).step("read the guest's receipt")?.tidy(),
-        Err(error) if how == "thaw" => return Err(machine.incomplete(&format!("its guest does not answer: {error}")).into()),
-        Err(error) => return Err(machine.unheard(error).await),
+        Err(error) if how == "thaw" => return Err(incomplete(&format!("its guest does not answer: {error}")).into()),
+        Err(error) => return Err(unheard(machine.engine.as_mut(), error).await),
     };
     let clock_offset_ms = clock_offset_ms(&receipt, welcome.now_ns, now_ns());
     let revival = Revival { how: how.to_owned(), clock_offset_ms, took_ms: began.elapsed().as_millis() as u64, receipt };
     match missing(&machine.vm, &revival) {
-        Some(what) if how == "thaw" => Err(machine.incomplete(&what).into()),
+        Some(what) if how == "thaw" => Err(incomplete(&what).into()),
         Some(what) => Err(StepError::new("bring the machine up", what).into()),
         None => Ok((machine, revival)),
     }
@@ -258,67 +224,6 @@ fn follow(channel: &Rc<Channel>) -> Words {
     heard
 }
 
-async fn refused(process: Process, error: io::Error, said: Rc<RefCell<Vec<u8>>>) -> StepError {
-    // What it said last may still be on its way.
-    tokio::time::sleep(LAST_WORDS).await;
-    drop(process);
-    let said = proto::text::visible_bytes(said.borrow().trim_ascii());
-    StepError::new("start the hypervisor", if said.is_empty() { error.to_string() } else { said })
-}
-
-/// Hears what a hypervisor complains, and keeps the end of it.
-fn overhear(complaints: OwnedFd) -> Rc<RefCell<Vec<u8>>> {
-    let said: Rc<RefCell<Vec<u8>>> = Rc::default();
-    if let Ok(mut stderr) = tokio::net::unix::pipe::Receiver::from_owned_fd(complaints) {
-        let kept = said.clone();
-        tokio::task::spawn_local(async move {
-            let mut buffer = [0; 1024];
-            while let Ok(len @ 1..) = stderr.read(&mut buffer).await {
-                let mut kept = kept.borrow_mut();
-                kept.extend_from_slice(&buffer[..len]);
-                let over = kept.len().saturating_sub(COMPLAINT_LEN_MAX);
-                kept.drain(..over);
-            }
-        });
-    }
-    said
-}
-
-/// Waits for the hypervisor to map the frozen memory, and has that be a private view.
-async fn keep_private(pid: Pid, private: Rc<Cell<bool>>) {
-    let Ok(mut stops) = signal(SignalKind::child()) else { return };
-    loop {
-        match sys::trace::stopped(pid) {
-            Ok(Some(Stop::Call)) => {
-                private.set(sys::trace::make_private(pid).is_ok());
-                return;
-            }
-            // It has become the hypervisor, or a signal is on its way to it.
-            Ok(Some(Stop::Other(status))) => drop(sys::trace::watch_calls(pid).and_then(|()| sys::trace::go_on(pid, status))),
-            Ok(None) => {
-                if stops.recv().await.is_none() {
-                    return;
-                }
-            }
-            // It is gone.
-            Err(_) => return,
-        }
-    }
-}
-
-/// Gives the hypervisor the frozen memory for reading, whenever it asks to open it for writing, too.
-async fn hand_out(listener: OwnedFd, ram: File, path: CString) {
-    let Ok(listener) = guest::channel::readable(listener) else { return };
-    loop {
-        let Ok(mut ready) = listener.readable().await else { return };
-        // A hypervisor that is gone has no more questions.
-        if sys::intercept::answer(listener.get_ref().as_fd(), &path, ram.as_fd()).is_err() {
-            return;
-        }
-        ready.clear_ready();
-    }
-}
-
 /// Time and randomness of this very moment.
 fn fresh(welcome: &Welcome) -> io::Result<Welcome> {
     let drawn: [u8; 64] = sys::random::bytes()?;
@@ -327,6 +232,23 @@ fn fresh(welcome: &Welcome) -> io::Result<Welcome> {
 
 fn now_ns() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
+
+/// A machine that did not come up, with the last it said.
+async fn unheard(engine: &mut dyn Engine, error: io::Error) -> Failure {
+    let silent = error.kind() == io::ErrorKind::TimedOut;
+    let console = engine.console().await.unwrap_or_default();
+    let cause = match (silent, console.is_empty()) {
+        (_, false) => format!("its console ends with: {console}"),
+        (true, true) => "its kernel says nothing".to_owned(),
+        (false, true) => error.to_string(),
+    };
+    let error = StepError::new("boot the machine", cause);
+    Failure { error: error.hint("is the kernel one for virtual machines? see what is set up: pal doctor"), silent }
+}
+
+fn incomplete(what: &str) -> StepError {
+    StepError::new("thaw the machine", format!("{}: {what}", proto::failure::RESTORE_INCOMPLETE))
 }
 
 impl Machine {
@@ -345,27 +267,11 @@ impl Machine {
         tokio::time::timeout(patience, heard).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 
-    /// A machine that did not come up, with the last it said.
-    async fn unheard(&mut self, error: io::Error) -> Failure {
-        let silent = error.kind() == io::ErrorKind::TimedOut;
-        let console = self.monitor.console().await;
-        let cause = match (silent, console.is_empty()) {
-            (_, false) => format!("its console ends with: {console}"),
-            (true, true) => "its kernel says nothing".to_owned(),
-            (false, true) => error.to_string(),
-        };
-        let error = StepError::new("boot the machine", cause);
-        Failure { error: error.hint("is the kernel one for virtual machines? see what is set up: pal doctor"), silent }
-    }
-
-    fn incomplete(&self, what: &str) -> StepError {
-        StepError::new("thaw the machine", format!("{}: {what}", proto::failure::RESTORE_INCOMPLETE))
-    }
-
     /// Its guest said goodbye: the hypervisor follows.
     async fn settle(&mut self) {
+        let _ = tokio::time::timeout(BYE_PATIENCE, self.engine.stop()).await;
         let deadline = Instant::now() + BYE_PATIENCE;
-        while self.process.ended().is_none() && Instant::now() < deadline {
+        while self.engine.process().ended().is_none() && Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
@@ -414,7 +320,7 @@ async fn mind(machine: &mut Machine, handle: OwnedFd, callers: UnixListener, con
 }
 
 fn ended_by_signal(machine: &mut Machine) -> bool {
-    machine.process.ended().is_none_or(|status| status.exit_status() != Some(0))
+    machine.engine.process().ended().is_none_or(|status| status.exit_status() != Some(0))
 }
 
 async fn answer(machine: &mut Machine, socket: UnixStream) -> io::Result<()> {

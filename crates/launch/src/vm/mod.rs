@@ -7,12 +7,20 @@
 //! Invariant: everything the guest sends is parsed here, behind the walls, and nowhere outside of them.
 //! Invariant: what the hypervisor may not change is read-only by its mount, never by an option of the hypervisor.
 
+mod cloud_hypervisor;
+mod engine;
+mod firecracker;
+mod hand;
+mod http;
 mod memory;
 mod mind;
 mod qemu;
 mod qmp;
+mod requests;
 mod save;
+mod scratch;
 mod split;
+mod vsock;
 
 use std::{
     os::{fd::OwnedFd, unix::net::UnixListener},
@@ -21,10 +29,13 @@ use std::{
 
 use proto::{
     Mechanism,
-    vm::{Accelerator, Revival, VmPlan},
+    vm::{Accelerator, Engine, Revival, VmPlan},
 };
 
 use crate::report::StepError;
+
+pub use http::Request;
+pub use requests::requests;
 
 /// What the minder of a machine is given.
 pub struct Charge {
@@ -47,11 +58,24 @@ pub fn mechanisms(vm: &VmPlan, revival: &Revival) -> Vec<Mechanism> {
         Accelerator::Kvm => Mechanism::enforced("hypervisor", "kvm: the processor keeps the machine apart"),
         Accelerator::Emulated => Mechanism::enforced("hypervisor", "emulated: a program runs the machine's every instruction, slower than the processor could"),
     };
-    vec![
-        Mechanism::enforced("own kernel", format!("Linux {}, by QEMU's microvm machine", revival.receipt.kernel)),
+    let mut held = vec![
+        Mechanism::enforced("own kernel", format!("Linux {}, by {}", revival.receipt.kernel, called(vm.engine))),
         accelerator,
         Mechanism::enforced("devices of the machine", format!("one line to its guest, {} read-only images, one private disk; no network", vm.images.len())),
-    ]
+    ];
+    if vm.engine == Engine::Firecracker {
+        held.push(Mechanism::absent("jailer", "Firecracker's own is not used: it needs the host's root, and the walls above do what it does"));
+    }
+    held
+}
+
+/// A hypervisor, as a record calls it.
+fn called(engine: Engine) -> &'static str {
+    match engine {
+        Engine::Qemu => "QEMU's microvm machine",
+        Engine::CloudHypervisor => "Cloud Hypervisor",
+        Engine::Firecracker => "Firecracker",
+    }
 }
 
 /// The name of a file, for a message that must not name a place.

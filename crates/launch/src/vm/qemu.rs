@@ -1,27 +1,36 @@
-//! QEMU's `microvm` machine: its command line, and its process.
+//! QEMU's `microvm` machine: its command line, its process, and what it is asked over its monitor.
 //!
 //! A machine that is thawed must be put together exactly as the one that was frozen: everything but its beginning comes
 //! from the same lines here.
 
 use std::{
+    cell::Cell,
     ffi::CString,
     fs::File,
     io,
     os::{
         fd::{AsFd, AsRawFd, OwnedFd},
-        unix::{ffi::OsStrExt, process::CommandExt},
+        unix::{ffi::OsStrExt, net::UnixListener, process::CommandExt},
     },
     process::{Command, Stdio},
+    rc::Rc,
 };
 
 use proto::vm::{Accelerator, Begin, PORT, UPPER, VmPlan};
-use rustix::{
-    pipe::PipeFlags,
-    process::{Pid, Signal, WaitOptions, WaitStatus},
+use rustix::{pipe::PipeFlags, process::Pid};
+use serde_json::{Value, json};
+use sys::{namespace::Side, trace::Stop};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    task::JoinHandle,
 };
-use sys::namespace::Side;
 
-use super::pair;
+use super::{
+    engine::{Doing, Engine, Process, Said},
+    hand, memory, pair,
+    qmp::Monitor,
+    split::{REST_LEN_MAX, split},
+};
 
 /// Memory for translated code, where the machine is emulated.
 const TRANSLATED_MIB: u32 = 64;
@@ -30,62 +39,166 @@ const TRACED: [u8; 1] = *b"t";
 const PLAIN: [u8; 1] = *b"p";
 /// What is kept of the console, for the reason of an early end.
 const CONSOLE_LEN: u32 = 64 << 10;
+/// Where it writes a machine down: in the Body's own root, which is memory.
+const WAY: &str = "/dev/shm/save.sock";
+/// As fast as it goes.
+const BANDWIDTH: u64 = 1 << 36;
 
-/// A hypervisor that was started.
-pub struct Hypervisor {
-    /// Its process.
-    pub process: Process,
-    /// The line to the guest.
-    pub line: OwnedFd,
-    /// Where it takes commands.
-    pub monitor: OwnedFd,
-    /// What it complains.
-    pub complaints: OwnedFd,
-    /// The number under which it has the state of a machine that is to be thawed.
-    pub state: Option<i32>,
-    /// Where it asks before it opens files for writing, and the memory it may only read.
-    pub asks: Option<(OwnedFd, File, CString)>,
-    /// Whether it stops where it maps that memory, to be told to keep it to itself.
-    pub traced: bool,
-}
+type Copying = JoinHandle<io::Result<()>>;
 
-/// A child of ours; ended when it is dropped.
-pub struct Process {
-    pid: Pid,
-    ended: Option<WaitStatus>,
-}
-
-impl Process {
-    /// Its number.
-    pub fn pid(&self) -> Pid {
-        self.pid
-    }
-
-    /// A handle on it that can be waited on.
-    pub fn handle(&self) -> io::Result<OwnedFd> {
-        sys::process::open(self.pid)
-    }
-
-    /// How it ended, if it has.
-    pub fn ended(&mut self) -> Option<WaitStatus> {
-        if self.ended.is_none() {
-            self.ended = rustix::process::waitpid(Some(self.pid), WaitOptions::NOHANG).ok().flatten().map(|(_, status)| status);
-        }
-        self.ended
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        if self.ended().is_none() {
-            let _ = rustix::process::kill_process(self.pid, Signal::KILL);
-            let _ = rustix::process::waitpid(Some(self.pid), WaitOptions::empty());
-        }
-    }
+/// A QEMU that takes commands.
+pub struct Qemu {
+    process: Process,
+    monitor: Monitor,
+    /// The line to the guest, until somebody takes it.
+    line: Option<OwnedFd>,
+    /// It takes its memory for shared, and has a private view of it.
+    private: Rc<Cell<bool>>,
+    /// What is being copied of the memory its machine was thawed from.
+    copying: Option<Copying>,
 }
 
 /// Starts it.
-pub fn start(vm: &VmPlan) -> io::Result<Hypervisor> {
+pub async fn open(vm: &VmPlan) -> io::Result<Box<dyn Engine>> {
+    let Hypervisor { process, line, monitor, complaints, state, asks, traced } = start(vm)?;
+    let said = Said::overhear(complaints);
+    if let Some((listener, ram, path)) = asks {
+        tokio::task::spawn_local(hand::hand_out(listener, ram, path));
+    }
+    let private = Rc::new(Cell::new(false));
+    if traced {
+        tokio::task::spawn_local(keep_private(process.pid(), private.clone()));
+    }
+    let also = state.as_ref().map(|state| ("migrate-incoming", json!({ "uri": format!("fd:{}", state.as_raw_fd()) })));
+    match Monitor::open(monitor, also).await {
+        Ok(monitor) => Ok(Box::new(Qemu { process, monitor, line: Some(line), private, copying: None })),
+        Err(error) => Err(said.or(error).await),
+    }
+}
+
+impl Engine for Qemu {
+    fn begin<'a>(&'a mut self, vm: &'a VmPlan) -> Doing<'a, OwnedFd> {
+        Box::pin(async move {
+            if matches!(vm.begin, Begin::Thaw { .. }) {
+                self.monitor.wait_loaded().await?;
+                self.monitor.ask("cont", Value::Null).await?;
+            }
+            self.line.take().ok_or_else(|| io::ErrorKind::NotConnected.into())
+        })
+    }
+
+    // What a machine was thawed from is copied while it comes to rest; that never changes.
+    fn save_ahead(&mut self, vm: &VmPlan, ram: &File) {
+        let Begin::Thaw { ram: below, .. } = &vm.begin else { return };
+        let Some(ram) = self.private.get().then(|| ram.try_clone().ok()).flatten() else { return };
+        let below = below.clone();
+        self.copying = Some(tokio::task::spawn_blocking(move || sys::fd::copy_data(&File::open(below)?, &ram)));
+    }
+
+    fn pause(&mut self) -> Doing<'_, ()> {
+        Box::pin(async { self.monitor.ask("stop", Value::Null).await.map(drop) })
+    }
+
+    fn save<'a>(&'a mut self, vm: &'a VmPlan, ram: File, state: File) -> Doing<'a, ()> {
+        Box::pin(self.write_down(vm, ram, state))
+    }
+
+    fn resume(&mut self) -> Doing<'_, Option<OwnedFd>> {
+        Box::pin(async { self.monitor.ask("cont", Value::Null).await.map(|_| None) })
+    }
+
+    fn console(&mut self) -> Doing<'_, String> {
+        Box::pin(async { Ok(self.monitor.console().await) })
+    }
+
+    fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+}
+
+impl Qemu {
+    async fn write_down(&mut self, vm: &VmPlan, ram: File, state: File) -> io::Result<()> {
+        let copying = self.copying.take();
+        self.monitor.begin_saving();
+        let _ = std::fs::remove_file(WAY);
+        let listener = UnixListener::bind(WAY)?;
+        let memory = vm.memory_bytes;
+        let left_out = copying.is_some();
+        let to = ram.try_clone()?;
+        let splitting = tokio::task::spawn_blocking(move || -> io::Result<()> {
+            let (from, _) = listener.accept()?;
+            if left_out { memory::pass(from, &state, REST_LEN_MAX) } else { split(from, &to, memory, &state) }
+        });
+        self.monitor.ask("migrate-set-parameters", json!({ "max-bandwidth": BANDWIDTH })).await?;
+        let saved = match self.monitor.ask("migrate", json!({ "uri": format!("unix:{WAY}") })).await {
+            Ok(_) => self.monitor.wait_saved().await,
+            Err(error) => Err(error),
+        };
+        if saved.is_err() {
+            // It lets go of what it writes to, and whoever waits for it is let go.
+            let _ = self.monitor.ask("migrate_cancel", Value::Null).await;
+            drop(std::os::unix::net::UnixStream::connect(WAY));
+        }
+        let split = splitting.await.map_err(io::Error::other)?;
+        let _ = std::fs::remove_file(WAY);
+        saved.and(split)?;
+        match copying {
+            Some(copying) => {
+                copying.await.map_err(io::Error::other)??;
+                self.own_pages(vm, ram).await
+            }
+            None => Ok(()),
+        }
+    }
+
+    async fn own_pages(&self, vm: &VmPlan, ram: File) -> io::Result<()> {
+        let Begin::Thaw { ram: below, .. } = vm.begin.clone() else { return Ok(()) };
+        let (process, len) = (self.process.pid(), vm.memory_bytes);
+        tokio::task::spawn_blocking(move || memory::add_own_pages(process, &below, len, &ram)).await.map_err(io::Error::other)?
+    }
+}
+
+/// Waits for the hypervisor to map the frozen memory, and has that be a private view.
+async fn keep_private(pid: Pid, private: Rc<Cell<bool>>) {
+    let Ok(mut stops) = signal(SignalKind::child()) else { return };
+    loop {
+        match sys::trace::stopped(pid) {
+            Ok(Some(Stop::Call)) => {
+                private.set(sys::trace::make_private(pid).is_ok());
+                return;
+            }
+            // It has become the hypervisor, or a signal is on its way to it.
+            Ok(Some(Stop::Other(status))) => drop(sys::trace::watch_calls(pid).and_then(|()| sys::trace::go_on(pid, status))),
+            Ok(None) => {
+                if stops.recv().await.is_none() {
+                    return;
+                }
+            }
+            // It is gone.
+            Err(_) => return,
+        }
+    }
+}
+
+/// A QEMU that was started.
+struct Hypervisor {
+    /// Its process.
+    process: Process,
+    /// The line to the guest.
+    line: OwnedFd,
+    /// Where it takes commands.
+    monitor: OwnedFd,
+    /// What it complains.
+    complaints: OwnedFd,
+    /// The state of a machine that is to be thawed, under the number it has there, too.
+    state: Option<OwnedFd>,
+    /// Where it asks before it opens files for writing, and the memory it may only read.
+    asks: Option<(OwnedFd, File, CString)>,
+    /// Whether it stops where it maps that memory, to be told to keep it to itself.
+    traced: bool,
+}
+
+fn start(vm: &VmPlan) -> io::Result<Hypervisor> {
     let (line, line_there) = pair()?;
     let (monitor, monitor_there) = pair()?;
     let (complaints, complain) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
@@ -112,14 +225,14 @@ pub fn start(vm: &VmPlan) -> io::Result<Hypervisor> {
             std::process::exit(1)
         }
         Side::Parent(pid) => {
-            let process = Process { pid, ended: None };
+            let process = Process::of(pid);
             drop(tell);
             let mut word = [0];
             let traced = rustix::io::read(&told, &mut word).is_ok() && word == TRACED;
             // Its ends are its own now; its last words are heard when it is gone.
             drop((asks_there, complain));
             let asks = ram.map(|(ram, path)| sys::fd::receive(asks.as_fd()).map(|listener| (listener, ram, path))).transpose()?;
-            Ok(Hypervisor { process, line, monitor, complaints, state: state.as_ref().map(AsRawFd::as_raw_fd), asks, traced })
+            Ok(Hypervisor { process, line, monitor, complaints, state, asks, traced })
         }
     }
 }
@@ -130,19 +243,13 @@ fn prepare(vm: &VmPlan, way: &OwnedFd, traced: bool) -> io::Result<()> {
     if traced {
         sys::trace::stop_at_mapping(vm.memory_bytes)?;
     }
-    ask(way)
+    hand::ask(way)
 }
 
 /// In the child: its memory is taken page by page. Of the large pages a hypervisor would take instead, one that was
 /// thawed uses little, and there may be many of them.
 fn rest_small() -> io::Result<()> {
     Ok(rustix::thread::disable_transparent_huge_pages(true)?)
-}
-
-/// In the child: from here on it asks before it opens files for writing.
-fn ask(way: &OwnedFd) -> io::Result<()> {
-    let listener = sys::intercept::ask_before_opening()?;
-    sys::fd::send(way.as_fd(), listener.as_fd())
 }
 
 fn arguments(vm: &VmPlan, line: i32, monitor: i32, traced: bool) -> Vec<String> {

@@ -129,8 +129,7 @@ impl Monitor {
     pub async fn console(&mut self) -> String {
         let read = self.ask("ringbuf-read", json!({ "device": "console", "size": 65536 })).await;
         let text = read.ok().and_then(|text| text.as_str().map(str::to_owned)).unwrap_or_default();
-        let lines: Vec<&str> = text.lines().rev().take(6).collect();
-        lines.into_iter().rev().map(|line| proto::text::visible(line.trim())).collect::<Vec<_>>().join(" | ")
+        super::engine::tail(&text)
     }
 }
 

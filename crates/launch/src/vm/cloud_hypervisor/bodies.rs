@@ -1,0 +1,88 @@
+//! What Cloud Hypervisor's API is sent, by the names its description has.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+/// `PUT /vm.create`.
+#[derive(Debug, Serialize)]
+pub struct VmConfig {
+    pub cpus: Cpus,
+    pub memory: Memory,
+    pub payload: Payload,
+    pub disks: Vec<Disk>,
+    pub rng: Rng,
+    pub serial: Console,
+    pub console: Console,
+    pub vsock: Vsock,
+}
+
+/// Processors.
+#[derive(Debug, Serialize)]
+pub struct Cpus {
+    pub boot_vcpus: u32,
+    pub max_vcpus: u32,
+}
+
+/// Memory.
+#[derive(Debug, Serialize)]
+pub struct Memory {
+    pub size: u64,
+}
+
+/// What is booted.
+#[derive(Debug, Serialize)]
+pub struct Payload {
+    pub kernel: PathBuf,
+    pub initramfs: PathBuf,
+    pub cmdline: String,
+}
+
+/// A disk.
+#[derive(Debug, Serialize)]
+pub struct Disk {
+    pub path: PathBuf,
+    pub readonly: bool,
+    pub serial: String,
+    /// Always said: what a guest writes to its disk must never be taken for the head of another format.
+    pub image_type: &'static str,
+}
+
+impl Disk {
+    /// A disk that its guest finds by that name.
+    pub fn of(serial: String, path: PathBuf, readonly: bool) -> Self {
+        Self { path, readonly, serial, image_type: "Raw" }
+    }
+}
+
+/// Randomness.
+#[derive(Debug, Serialize)]
+pub struct Rng {
+    pub src: PathBuf,
+}
+
+/// Where a console goes.
+#[derive(Debug, Serialize)]
+pub struct Console {
+    pub mode: &'static str,
+}
+
+/// The line.
+#[derive(Debug, Serialize)]
+pub struct Vsock {
+    pub cid: u32,
+    pub socket: String,
+}
+
+/// `PUT /vm.snapshot`.
+#[derive(Debug, Serialize)]
+pub struct Snapshot {
+    pub destination_url: String,
+}
+
+/// `PUT /vm.restore`.
+#[derive(Debug, Serialize)]
+pub struct Restore {
+    pub source_url: String,
+    pub prefault: bool,
+}

@@ -1,0 +1,205 @@
+//! Cloud Hypervisor: its process, and its API.
+//!
+//! It names the files it writes a machine down to by itself, in a directory: memory is handed to it as a file of its
+//! Body's when it opens that, the rest is small and travels as one file. A machine that is thawed keeps the address of
+//! its line, but not the line: its host calls again.
+
+pub mod bodies;
+
+use std::{
+    ffi::CString,
+    fs::{self, File},
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::symlink,
+    },
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use proto::vm::{Begin, VmPlan};
+use serde::{Deserialize, Serialize};
+
+use self::bodies::{Console, Cpus, Disk, Memory, Payload, Restore, Rng, Snapshot, VmConfig, Vsock};
+use super::{
+    engine::{Doing, Engine, Process, Said, spawn},
+    http::{Api, Request},
+    pair, scratch, vsock,
+};
+
+const API: &str = "/dev/shm/api.sock";
+/// Where it writes a machine down, and where it finds one.
+const SAVED: &str = "/dev/shm/saved";
+const THAWED: &str = "/dev/shm/thawed";
+/// What it calls a machine's configuration, its processors and devices, and its memory.
+const CONFIG_FILE: &str = "config.json";
+const STATE_FILE: &str = "state.json";
+const MEMORY_FILE: &str = "memory-ranges";
+const PATIENCE: Duration = Duration::from_secs(120);
+const CALL_PATIENCE: Duration = Duration::from_secs(20);
+
+/// A Cloud Hypervisor that takes commands.
+pub struct CloudHypervisor {
+    process: Process,
+    api: Api,
+    said: Said,
+}
+
+/// What is frozen of a machine besides memory and disk, as one file.
+#[derive(Debug, Serialize, Deserialize)]
+struct Both {
+    config: String,
+    state: String,
+}
+
+/// Starts it.
+pub async fn open(vm: &VmPlan) -> io::Result<Box<dyn Engine>> {
+    vsock::clear(API);
+    let (say, hear) = Said::pipe()?;
+    let (complain, complaints) = Said::pipe()?;
+    let (asks, asks_there) = pair()?;
+    let mut command = Command::new(&vm.program);
+    command.args(["--api-socket", API]).env_clear();
+    command.stdin(Stdio::null()).stdout(say).stderr(complain);
+    let mut process = spawn(command, || super::hand::ask(&asks_there))?;
+    let (said, complained) = (Said::overhear(hear), Said::overhear(complaints));
+    drop(asks_there);
+    match sys::fd::receive(asks.as_fd()) {
+        Ok(listener) => {
+            let path = CString::new(format!("{SAVED}/{MEMORY_FILE}"))?;
+            tokio::task::spawn_local(super::hand::hand_out(listener, scratch::open()?, path));
+        }
+        Err(error) => return Err(complained.or(error).await),
+    }
+    let api = Api::new(API, PATIENCE);
+    if let Err(error) = api.wait(|| process.ended().is_some()).await {
+        return Err(complained.or(error).await);
+    }
+    Ok(Box::new(CloudHypervisor { process, api, said }))
+}
+
+/// What it is asked for a machine of that plan to boot, in this order.
+pub fn boot(vm: &VmPlan, kernel: &Path, initrd: &Path, cmdline: &str) -> io::Result<Vec<Request>> {
+    let upper = Disk::of(proto::vm::UPPER.to_owned(), vm.upper.clone(), false);
+    let images = vm.images.iter().enumerate().map(|(index, image)| Disk::of(super::qemu::image_name(index), image.clone(), true));
+    let config = VmConfig {
+        cpus: Cpus { boot_vcpus: vm.cpus, max_vcpus: vm.cpus },
+        memory: Memory { size: vm.memory_bytes },
+        payload: Payload { kernel: kernel.to_owned(), initramfs: initrd.to_owned(), cmdline: cmdline.to_owned() },
+        disks: std::iter::once(upper).chain(images).collect(),
+        rng: Rng { src: "/dev/urandom".into() },
+        serial: Console { mode: "Tty" },
+        console: Console { mode: "Off" },
+        vsock: Vsock { cid: vsock::GUEST, socket: vsock::SOCKET.to_owned() },
+    };
+    Ok(vec![Request::put("/api/v1/vm.create", &config)?, Request::act("/api/v1/vm.boot")])
+}
+
+/// What it is asked to thaw a machine, in this order.
+pub fn thaw() -> io::Result<Vec<Request>> {
+    let restore = Restore { source_url: format!("file://{THAWED}"), prefault: false };
+    Ok(vec![Request::put("/api/v1/vm.restore", &restore)?, resume()])
+}
+
+/// What it is asked to have processors stand still.
+pub fn pause() -> Request {
+    Request::act("/api/v1/vm.pause")
+}
+
+/// What it is asked to write a machine down.
+pub fn save() -> io::Result<Request> {
+    Request::put("/api/v1/vm.snapshot", &Snapshot { destination_url: format!("file://{SAVED}") })
+}
+
+/// What it is asked to have processors go on.
+pub fn resume() -> Request {
+    Request::act("/api/v1/vm.resume")
+}
+
+/// What it is asked to end.
+pub fn stop() -> Request {
+    Request::act("/api/v1/vmm.shutdown")
+}
+
+impl CloudHypervisor {
+    async fn send_all(&self, requests: &[Request]) -> io::Result<()> {
+        for request in requests {
+            self.api.send(request).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Engine for CloudHypervisor {
+    fn begin<'a>(&'a mut self, vm: &'a VmPlan) -> Doing<'a, OwnedFd> {
+        Box::pin(async move {
+            let patience = match &vm.begin {
+                Begin::Boot { kernel, initrd, cmdline } => {
+                    self.send_all(&boot(vm, kernel, initrd, cmdline)?).await?;
+                    Duration::from_millis(vm.boot_ms_max)
+                }
+                Begin::Thaw { ram, state, .. } => {
+                    unpack(ram, state)?;
+                    let thawed = self.send_all(&thaw()?).await;
+                    let _ = fs::remove_dir_all(THAWED);
+                    thawed?;
+                    CALL_PATIENCE
+                }
+            };
+            vsock::call(Path::new(vsock::SOCKET), patience).await
+        })
+    }
+
+    fn pause(&mut self) -> Doing<'_, ()> {
+        Box::pin(async { self.api.send(&pause()).await })
+    }
+
+    fn save<'a>(&'a mut self, vm: &'a VmPlan, ram: File, state: File) -> Doing<'a, ()> {
+        Box::pin(async move {
+            fs::create_dir(SAVED)?;
+            let kept = match self.api.send(&self::save()?).await {
+                Ok(()) => scratch::keep(ram, vm.memory_bytes).await.and_then(|()| pack(state)),
+                refused => refused,
+            };
+            let _ = fs::remove_dir_all(SAVED);
+            kept
+        })
+    }
+
+    fn resume(&mut self) -> Doing<'_, Option<OwnedFd>> {
+        Box::pin(async {
+            self.api.send(&resume()).await?;
+            Ok(None)
+        })
+    }
+
+    fn console(&mut self) -> Doing<'_, String> {
+        Box::pin(async { Ok(self.said.last_lines()) })
+    }
+
+    // A guest that ends would otherwise be booted again.
+    fn stop(&mut self) -> Doing<'_, ()> {
+        Box::pin(async { self.api.send(&stop()).await })
+    }
+
+    fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+}
+
+fn pack(mut state: File) -> io::Result<()> {
+    let read = |name: &str| sys::fd::read_small(&Path::new(SAVED).join(name), scratch::SMALL_LEN_MAX);
+    let both = Both { config: read(CONFIG_FILE)?, state: read(STATE_FILE)? };
+    io::Write::write_all(&mut state, &serde_json::to_vec(&both)?)
+}
+
+fn unpack(ram: &Path, state: &Path) -> io::Result<()> {
+    let both: Both = serde_json::from_str(&sys::fd::read_small(state, scratch::SMALL_LEN_MAX)?)?;
+    let dir = Path::new(THAWED);
+    fs::create_dir(dir)?;
+    fs::write(dir.join(CONFIG_FILE), both.config)?;
+    fs::write(dir.join(STATE_FILE), both.state)?;
+    symlink(ram, dir.join(MEMORY_FILE))
+}

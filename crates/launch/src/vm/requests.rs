@@ -1,0 +1,27 @@
+//! Everything that is asked of a hypervisor with an API, for whoever compares it with what that API's description says.
+
+use std::io;
+
+use proto::vm::{Begin, Engine, VmPlan};
+
+use super::{
+    cloud_hypervisor,
+    firecracker::{self, bodies::State},
+    http::Request,
+};
+
+/// What a machine of that plan has its hypervisor asked, from its beginning to its end, once each.
+pub fn requests(vm: &VmPlan) -> io::Result<Vec<Request>> {
+    let mut asked = match (vm.engine, &vm.begin) {
+        (Engine::Qemu, _) => return Ok(Vec::new()),
+        (Engine::Firecracker, Begin::Boot { kernel, initrd, cmdline }) => firecracker::boot(vm, kernel, initrd, cmdline)?,
+        (Engine::Firecracker, Begin::Thaw { ram, state, .. }) => vec![firecracker::thaw(ram, state)?],
+        (Engine::CloudHypervisor, Begin::Boot { kernel, initrd, cmdline }) => cloud_hypervisor::boot(vm, kernel, initrd, cmdline)?,
+        (Engine::CloudHypervisor, Begin::Thaw { .. }) => cloud_hypervisor::thaw()?,
+    };
+    asked.extend(match vm.engine {
+        Engine::Firecracker => vec![firecracker::state(State::Paused)?, firecracker::save()?, firecracker::state(State::Resumed)?],
+        _ => vec![cloud_hypervisor::pause(), cloud_hypervisor::save()?, cloud_hypervisor::resume(), cloud_hypervisor::stop()],
+    });
+    Ok(asked)
+}

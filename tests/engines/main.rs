@@ -1,0 +1,7 @@
+//! Hypervisors besides QEMU: what they are asked is what their descriptions have, and what becomes of a machine that is
+//! asked of one.
+
+mod contract;
+mod published;
+mod real;
+mod told;

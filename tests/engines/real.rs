@@ -1,0 +1,123 @@
+//! The real programs, where they are: started, told everything, asked to boot. What they then do is told as it was seen:
+//! a host whose KVM runs machines shows the rest, any other shows that its refusal is told and leaves nothing.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+};
+
+use fleet::{Create, Fleet};
+use proto::{
+    Kind,
+    vm::{Accelerator, Engine},
+};
+use testkit::{Bodies, body_test, explain, skip::skip};
+
+/// The program: named, or where programs are.
+pub fn program(which: Engine) -> Option<PathBuf> {
+    let variable = format!("PAL_{}", which.name().replace('-', "_").to_uppercase());
+    let places = ["/usr/local/bin", "/usr/bin"].iter().map(|dir| Path::new(dir).join(which.name())).find(|path| path.is_file());
+    std::env::var_os(variable).map(PathBuf::from).or(places)
+}
+
+/// What machines are made from, with a record of this test's own.
+fn own_record(t: &Bodies) {
+    let shared = fs::canonicalize(t.data().join("vm")).unwrap();
+    let own = t.data().join("vm");
+    fs::remove_file(&own).unwrap();
+    fs::create_dir(&own).unwrap();
+    fs::set_permissions(&own, fs::Permissions::from_mode(0o700)).unwrap();
+    for entry in fs::read_dir(&shared).unwrap().flatten().filter(|entry| !["setup.json", "lock"].iter().any(|own| entry.file_name() == *own)) {
+        symlink(entry.path(), own.join(entry.file_name())).unwrap();
+    }
+    fs::copy(shared.join("setup.json"), own.join("setup.json")).unwrap();
+}
+
+fn nothing_is_left(fleet: &Fleet) {
+    assert!(fleet.list().unwrap().is_empty());
+}
+
+async fn check(t: &Bodies, which: Engine, calls_itself: &str) {
+    let Some(program) = program(which) else { return skip(&format!("under a real {which}")) };
+    own_record(t);
+    let known = t.fleet().setup_engine(which, Some(program), &mut |said: &str| eprintln!("{said}")).unwrap_or_else(|failure| panic!("{}", explain(&failure)));
+    assert!(known.version.starts_with(calls_itself), "{}", known.version);
+    let verdict = known.verdict.clone().unwrap();
+    eprintln!("{}: {}: {}", known.version, verdict.accelerator.name(), verdict.why);
+    nothing_is_left(t.fleet());
+    let wanted = Create { engine: Some(which), ..t.kept() };
+    if verdict.accelerator == Accelerator::Kvm {
+        return it_works(t, wanted).await;
+    }
+    // Nothing that it was told may be what it refuses: it came as far as to boot, and the host could not.
+    let refused = verdict.why.contains(": 400: ") || verdict.why.contains(": 500: ");
+    let booting = ["PUT /actions:", "PUT /api/v1/vm.boot:"].iter().any(|asked| verdict.why.contains(asked));
+    assert!(!refused || booting, "{}", verdict.why);
+    assert!(!verdict.why.contains("cannot start the hypervisor"), "{}", verdict.why);
+    let failure = t.fleet().create(wanted).await.unwrap_err();
+    assert_eq!(failure.kind, Kind::Host, "{}", explain(&failure));
+    assert!(failure.to_string().contains(which.name()) && failure.hints.iter().any(|hint| hint.contains("--engine qemu")), "{}", explain(&failure));
+    assert!(failure.causes().iter().any(|cause| cause.contains(&verdict.why)), "{}", explain(&failure));
+    nothing_is_left(t.fleet());
+}
+
+/// On a host that can: a machine that runs, is frozen, goes on and is thawed as another.
+async fn it_works(t: &Bodies, wanted: Create) {
+    let view = t.fleet().create(wanted.clone()).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
+    let body = view.id().clone();
+    t.sh(&body, "echo here > ~/file; (while sleep 0.2; do date +%s%N > ~/beat; done) >/dev/null 2>&1 &").await.ok();
+    let fork = t.fleet().fork(&body, 1).await.unwrap_or_else(|failure| panic!("{}", explain(&failure))).remove(0);
+    for id in [&body, fork.id()] {
+        let beats = t.sh(id, "cat ~/file; one=$(cat ~/beat); sleep 1; [ \"$one\" != \"$(cat ~/beat)\" ] && echo beats").await.ok();
+        assert_eq!(beats, "here\nbeats", "its process goes on");
+    }
+    let snapshot = t.fleet().snapshot(&body, Some("frozen".into())).await.unwrap();
+    let other = Create { engine: Some(Engine::Qemu), template: snapshot.id.to_string(), ..wanted };
+    assert_eq!(t.fleet().create(other).await.unwrap_err().kind, Kind::RestoreIncomplete, "frozen under one, not thawed under another");
+}
+
+#[body_test(except(process = "it is about machines"))]
+async fn firecracker_is_started_told_everything_and_asked_to_boot(t: Bodies) {
+    check(&t, Engine::Firecracker, "Firecracker v").await;
+}
+
+#[body_test(except(process = "it is about machines"))]
+async fn cloud_hypervisor_is_started_told_everything_and_asked_to_boot(t: Bodies) {
+    check(&t, Engine::CloudHypervisor, "cloud-hypervisor v").await;
+}
+
+#[body_test(except(process = "it is about machines"))]
+async fn one_that_is_not_here_says_where_to_get_it(t: Bodies) {
+    own_record(&t);
+    for which in [Engine::Firecracker, Engine::CloudHypervisor] {
+        let failure = t.fleet().setup_engine(which, Some("/nowhere".into()), &mut |_: &str| ()).unwrap_err();
+        assert_eq!(failure.kind, Kind::NotFound, "{}", explain(&failure));
+        assert!(failure.hints[0].contains("/releases") && failure.hints[0].contains(which.name()), "{}", explain(&failure));
+        // A program that is another one.
+        let failure = t.fleet().setup_engine(which, Some("/bin/true".into()), &mut |_: &str| ()).unwrap_err();
+        assert_eq!(failure.kind, Kind::Host, "{}", explain(&failure));
+        if program(which).is_none() {
+            let failure = t.fleet().create(Create { engine: Some(which), ..t.kept() }).await.unwrap_err();
+            assert!(failure.kind == Kind::Host && failure.to_string().contains("not installed") && failure.hints[0].contains("/releases"), "{}", explain(&failure));
+        }
+    }
+    nothing_is_left(t.fleet());
+}
+
+#[body_test(except(process = "it is about machines"))]
+async fn what_one_froze_is_not_thawed_by_another(t: Bodies) {
+    let body = t.create().await;
+    let snapshot = t.fleet().snapshot(&body, Some("s".into())).await.unwrap();
+    let dir = t.data().join("snapshots").join(snapshot.id.as_str());
+    let manifest = fs::read_to_string(dir.join("manifest.json")).unwrap();
+    let changed = manifest.replace("\"hypervisor\":\"qemu\"", "\"hypervisor\":\"firecracker\"");
+    assert_ne!(changed, manifest);
+    fs::write(dir.join("manifest.json"), changed).unwrap();
+    let asked = Create { template: "s".into(), engine: Some(Engine::Qemu), ..t.kept() };
+    let failure = t.fleet().create(asked.clone()).await.unwrap_err();
+    assert_eq!(failure.kind, Kind::RestoreIncomplete, "{}", explain(&failure));
+    assert!(failure.message.contains("firecracker") && failure.message.contains("qemu"), "{failure}");
+    fs::write(dir.join("manifest.json"), manifest).unwrap();
+    t.fleet().create(asked).await.unwrap_or_else(|failure| panic!("as it was it can be thawed: {}", explain(&failure)));
+}
