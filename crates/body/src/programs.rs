@@ -29,6 +29,8 @@ impl Programs {
     }
 }
 
+const PAGE_LEN: usize = 4096;
+
 fn is_whole(path: &Path, bytes: &[u8]) -> bool {
     path.metadata().is_ok_and(|found| found.is_file() && found.len() == bytes.len() as u64)
 }
@@ -37,7 +39,9 @@ fn is_whole(path: &Path, bytes: &[u8]) -> bool {
 fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let part = path.with_extension(format!("part{}", std::process::id()));
     let mut file = File::options().write(true).create(true).truncate(true).mode(0o700).open(&part)?;
-    file.write_all(bytes)?;
+    // Page by page: the kernel keeps what is written at once in one piece, maps such a piece whole when a byte of it is
+    // touched, and counts it to every Body.
+    bytes.chunks(PAGE_LEN).try_for_each(|page| file.write_all(page))?;
     file.set_permissions(fs::Permissions::from_mode(0o500))?;
     drop(file);
     fs::rename(&part, path)
