@@ -38,6 +38,38 @@ async fn bytes_go_in_and_come_out() {
 }
 
 #[tokio::test]
+async fn an_upload_that_breaks_off_changes_nothing() {
+    let guest = Guest::start();
+    let (new, old) = (guest.dir.join("new"), guest.dir.join("old"));
+    fs::write(&old, "what was there").unwrap();
+    let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(&old).unwrap());
+    let entries = fs::read_dir(&guest.dir).unwrap().count();
+    let first = vec![7_u8; 1 << 20];
+    for path in [&new, &old] {
+        use tokio::io::AsyncWriteExt;
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let mut stream = guest.connect().await;
+        let head = format!("POST {} HTTP/1.1\r\nhost: guest\r\ncontent-type: application/octet-stream\r\ncontent-length: 9000000\r\n\r\n", uri(&guest, name));
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.write_all(&first).await.unwrap();
+        // More than a socket holds is written, so it has begun.
+        if path == &new {
+            guest.wait_for("it is there", || new.exists());
+        }
+        drop(stream);
+    }
+    guest.wait_for("the new one is gone", || !new.exists());
+    assert_eq!(fs::read(&old).unwrap(), b"what was there");
+    // And one that does not: shorter, longer, and still the same file to whoever has it open.
+    for contents in [b"short".to_vec(), vec![9; 3 << 20]] {
+        assert_eq!(guest.ask_with("POST", &uri(&guest, "old"), &OCTETS, contents.clone()).await.0, 200);
+        assert!(fs::read(&old).unwrap() == contents);
+    }
+    assert_eq!(std::os::unix::fs::MetadataExt::ino(&fs::metadata(&old).unwrap()), inode);
+    assert_eq!(fs::read_dir(&guest.dir).unwrap().count(), entries, "nothing is left beside");
+}
+
+#[tokio::test]
 async fn gzip_goes_both_ways() {
     use std::io::{Read, Write};
     let guest = Guest::start();

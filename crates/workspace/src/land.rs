@@ -275,7 +275,9 @@ fn advance(request: &LandRequest<'_>, git: &Git, branch: &str, found: Option<Bra
     let Some(Branch { id: old, place: Some(place) }) = &found else {
         return move_branch(request, git, branch, found.as_ref().map(|found| found.id.as_str()), new);
     };
-    let (dir, files) = place_of(place, branch, request.person)?;
+    let Some((dir, files)) = place_of(place, branch, request.person)? else {
+        return move_branch(request, git, branch, Some(old), new);
+    };
     let there = Git::at(&dir).files(&files).person(request.person).lasting();
     let _ = there.run(["update-index", "-q", "--refresh"]);
     there.run(["read-tree", "-m", "-u", old, new]).map_err(|error| match error {
@@ -314,18 +316,21 @@ fn look_for(git: &Git, branch: &str) -> Result<Option<Branch>, WorkspaceError> {
     }))
 }
 
-/// The git directory and the files of a work tree. What git lists as one is the git directory itself for a submodule
+/// The git directory and the files of a work tree; none for a bare repository, which git lists as one, too. What git lists as one is the git directory itself for a submodule
 /// and for a repository with its directory elsewhere; files written there would be hooks and settings.
-fn place_of(place: &Path, branch: &str, person: &Person) -> Result<(PathBuf, PathBuf), WorkspaceError> {
+fn place_of(place: &Path, branch: &str, person: &Person) -> Result<Option<(PathBuf, PathBuf)>, WorkspaceError> {
     let untold = || WorkspaceError::Conflict(format!("branch {branch} is checked out in a place that git does not tell: land on a branch of its own"));
     let ask = |what: &str| -> Option<PathBuf> {
         let said = crate::git::look_from(place, person, ["rev-parse", what]).ok()?;
         let path = said.strip_suffix(b"\n").unwrap_or(&said);
         std::fs::canonicalize(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(path)).ok()
     };
-    let (dir, files) = ask("--absolute-git-dir").zip(ask("--show-toplevel")).ok_or_else(untold)?;
+    let Some((dir, files)) = ask("--absolute-git-dir").zip(ask("--show-toplevel")) else {
+        let bare = crate::git::look_from(place, person, ["rev-parse", "--is-bare-repository"]).is_ok_and(|said| said == b"true\n");
+        return if bare { Ok(None) } else { Err(untold()) };
+    };
     if files.starts_with(&dir) {
         return Err(untold());
     }
-    Ok((dir, files))
+    Ok(Some((dir, files)))
 }

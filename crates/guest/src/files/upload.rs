@@ -1,10 +1,12 @@
 //! `POST /files`: files in, as a form of several or as the bytes of one.
 //!
 //! Invariant: a slow caller holds no thread and one piece of memory; what has arrived is written before more is taken.
+//! Invariant: an upload that breaks off leaves no half of a new file, and of one that was there what it held before.
 
 use std::{
     fs::File,
-    io::{self, Write},
+    io::{self, Seek, Write},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     pin::Pin,
     rc::Rc,
@@ -22,7 +24,7 @@ use hyper::{
     header,
 };
 use multer::{Field, Multipart};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
 use serde::Serialize;
 
 use super::{give, give_path, make_dirs, metadata};
@@ -180,7 +182,7 @@ async fn store(
 ) -> Result<Uploaded, Refusal> {
     let (user, metadata) = (to.user.clone(), to.metadata.clone());
     let at = path.clone();
-    let file = helped(move || open(&at, &user)).await?;
+    let (file, onto) = helped(move || open(&at, &user)).await?;
     let mut writer =
         if gzip { Writer::Inflating(Box::new(GzDecoder::new(file))) } else { Writer::Plain(file) };
     loop {
@@ -192,7 +194,7 @@ async fn store(
             break;
         }
     }
-    helped(move || writer.finish(&path, &metadata)).await
+    helped(move || writer.finish(&path, onto, &metadata)).await
 }
 
 async fn gather(
@@ -242,10 +244,18 @@ impl Writer {
         Ok(self)
     }
 
-    fn finish(self, path: &Path, attached: &metadata::Metadata) -> Result<Uploaded, Refusal> {
+    fn finish(self, path: &Path, onto: Onto, attached: &metadata::Metadata) -> Result<Uploaded, Refusal> {
         let file = match self {
             Self::Plain(file) => file,
             Self::Inflating(decoder) => decoder.finish().map_err(|error| unwritten(&error))?,
+        };
+        let file = match onto {
+            Onto::Itself => file,
+            Onto::New(unfinished) => {
+                unfinished.keep();
+                file
+            }
+            Onto::Existing(existing) => replace(file, existing).map_err(|error| unwritten(&error))?,
         };
         metadata::write(&file, attached).map_err(|error| unwritten(&error))?;
         drop(file);
@@ -254,7 +264,55 @@ impl Writer {
     }
 }
 
-fn open(path: &Path, user: &User) -> Result<File, Refusal> {
+/// What becomes of the file that is written when all has arrived.
+enum Onto {
+    /// It is the one that was asked for, and was empty before.
+    Itself,
+    /// The same, and it was not there before.
+    New(Unfinished),
+    /// It has no name; its contents replace those of this one.
+    Existing(File),
+}
+
+/// A file that goes unless it is finished.
+struct Unfinished {
+    path: PathBuf,
+    inode: u64,
+}
+
+impl Unfinished {
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // Whoever has put another one there meanwhile keeps it.
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Puts the contents of one file in place of another's, which stays the same file to whoever watches or has it open.
+/// Room is made first: what does not fit changes nothing.
+fn replace(mut from: File, mut onto: File) -> io::Result<File> {
+    let (len, before) = (from.metadata()?.len(), onto.metadata()?.len());
+    if len > before
+        && let Err(error) = rustix::fs::fallocate(&onto, FallocateFlags::empty(), 0, len)
+        && error != rustix::io::Errno::OPNOTSUPP
+    {
+        onto.set_len(before)?;
+        return Err(error.into());
+    }
+    from.rewind()?;
+    io::copy(&mut from, &mut onto)?;
+    onto.set_len(len)?;
+    Ok(onto)
+}
+
+fn open(path: &Path, user: &User) -> Result<(File, Onto), Refusal> {
     if let Some(parent) = path.parent() {
         make_dirs(parent, user).map_err(|error| unmade("error ensuring directories", &error))?;
     }
@@ -270,8 +328,7 @@ fn open(path: &Path, user: &User) -> Result<File, Refusal> {
         Ok(_) => give_path(path, user).map_err(|error| unmade("error changing file ownership", &error))?,
         Err(_) => {}
     }
-    let flags =
-        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))
         .map_err(|error| unmade("error opening file", &error.into()))?;
     let file = File::from(file);
@@ -281,7 +338,23 @@ fn open(path: &Path, user: &User) -> Result<File, Refusal> {
     if existing.is_err() {
         give(&file, user).map_err(|error| unmade("error changing file ownership", &error))?;
     }
-    Ok(file)
+    match file.metadata() {
+        Ok(found) if existing.is_err() && found.len() == 0 => {
+            let unfinished = Unfinished { path: path.to_owned(), inode: found.ino() };
+            return Ok((file, Onto::New(unfinished)));
+        }
+        Ok(found) if found.len() == 0 => return Ok((file, Onto::Itself)),
+        _ => {}
+    }
+    let beside = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    match rustix::fs::open(path.parent().unwrap_or(Path::new("/")), beside, Mode::RUSR | Mode::WUSR) {
+        Ok(aside) => Ok((aside.into(), Onto::Existing(file))),
+        // A file system without nameless files, or a directory that only lets its files be changed: as envd does it.
+        Err(_) => {
+            file.set_len(0).map_err(|error| unmade("error opening file", &error))?;
+            Ok((file, Onto::Itself))
+        }
+    }
 }
 
 fn unmade(what: &str, error: &io::Error) -> Refusal {
