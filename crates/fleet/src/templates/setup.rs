@@ -231,6 +231,9 @@ impl Fleet {
         });
         // An archive that was cut at the end of a file looks whole; its maker's word decides.
         if !child.wait().map_err(cannot)?.success() {
+            // Whichever of the two failed first, the other complains of it.
+            let reader = unpacked.err().map(|failure| std::iter::once(failure.to_string()).chain(failure.causes()).collect::<Vec<_>>().join(": "));
+            last.extend(reader);
             return Err(cannot(std::io::Error::other(last.join("\n")))
                 .hint("it needs Debian's mirrors (http://deb.debian.org) and, for the code interpreter, PyPI; try again when they can be reached"));
         }
