@@ -319,23 +319,23 @@ impl Exec<'_> {
 
     /// After `next` gave none: how it ended. Writes that down.
     pub async fn finish(self) -> Result<Ended, Failure> {
-        self.ended([])
+        self.ended(None)
     }
 
     /// The same for the last command of a Body of a run, which goes while this is written down.
     pub async fn finish_last(self) -> Result<Ended, Failure> {
         let (fleet, id) = (self.fleet, self.body.clone());
-        let ended = self.ended([Draft::body("body.removed", &id, json!({}))])?;
+        let ended = self.ended(Some(Draft::body("body.removed", &id, json!({}))))?;
         fleet.tethers().get_mut(&id).into_iter().for_each(|held| held.told = true);
         Ok(ended)
     }
 
-    /// With what is written together with its end. Something is for a Body that goes.
-    fn ended<const N: usize>(self, also: [Draft; N]) -> Result<Ended, Failure> {
+    /// With the end of a Body that goes with it: that is written together with the command's.
+    fn ended(self, removed: Option<Draft>) -> Result<Ended, Failure> {
         let body_end = if self.broken { body_end(self.fleet, &self.body) } else { None };
         // Before the Body goes, and its cgroups with it.
         let out_of_memory = oom_kills(&self.running) > self.oom_before || body_end == Some(proto::launch::End::Oom);
-        if N > 0 {
+        if removed.is_some() {
             self.fleet.tethers().get_mut(&self.body).into_iter().for_each(|held| held.tether.cut());
         }
         let (code, signal) = match &self.end {
@@ -349,7 +349,7 @@ impl Exec<'_> {
         data["duration_ms"] = (self.started.elapsed().as_millis() as u64).into();
         data["stdout"] = self.stdout.finish()?;
         data["stderr"] = self.stderr.finish()?;
-        self.fleet.append_all([Draft::body("exec.ended", &self.body, data)].into_iter().chain(also))?;
+        self.fleet.append_all([Draft::body("exec.ended", &self.body, data)].into_iter().chain(removed))?;
         Ok(ended)
     }
 }

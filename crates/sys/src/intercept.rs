@@ -16,6 +16,8 @@ use std::{
     },
 };
 
+use crate::bpf::{self, ANSWER, EQUAL, LOAD, step};
+
 /// The longest path that is looked at.
 const PATH_LEN_MAX: usize = 256;
 const IOC_RECV: libc::c_ulong = 0xc050_2100;
@@ -54,25 +56,17 @@ struct AddFd {
 /// From here on this process, and what it executes, asks before it opens anything for reading and writing. Whoever has
 /// the descriptor answers, and must not be this process.
 pub fn ask_before_opening() -> io::Result<OwnedFd> {
-    const fn step(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
-        libc::sock_filter { code: code as u16, jt, jf, k }
-    }
-    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
-    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    let answer = libc::BPF_RET | libc::BPF_K;
     let mut program = [
-        step(load, 0, 0, 0),
-        step(equal, 0, 4, libc::SYS_openat as u32),
+        step(LOAD, 0, 0, 0),
+        step(EQUAL, 0, 4, libc::SYS_openat as u32),
         // The low half of the third argument.
-        step(load, 0, 0, 32),
+        step(LOAD, 0, 0, 32),
         step(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, libc::O_ACCMODE as u32),
-        step(equal, 0, 1, libc::O_RDWR as u32),
-        step(answer, 0, 0, libc::SECCOMP_RET_USER_NOTIF),
-        step(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
+        step(EQUAL, 0, 1, libc::O_RDWR as u32),
+        step(ANSWER, 0, 0, libc::SECCOMP_RET_USER_NOTIF),
+        step(ANSWER, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
-    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: the program outlives the call, its length is passed along, and the result is a descriptor or an error.
-    let fd = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER, &program) };
+    let fd = bpf::install(&mut program, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }

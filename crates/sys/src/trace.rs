@@ -11,6 +11,8 @@ use std::io;
 
 use rustix::process::{Pid, WaitId, WaitIdOptions};
 
+use crate::bpf::{self, ANSWER, EQUAL, LOAD, step};
+
 /// What a traced process stops with at such a call: the event above the signal.
 const AT_CALL: i32 = libc::PTRACE_EVENT_SECCOMP << 8 | libc::SIGTRAP;
 
@@ -26,29 +28,20 @@ pub enum Stop {
 /// From here on the caller's calls that map exactly `len` bytes to be shared stop for whoever traces it, and fail where
 /// nobody does.
 pub fn stop_at_mapping(len: u64) -> io::Result<()> {
-    const fn step(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
-        libc::sock_filter { code: code as u16, jt, jf, k }
-    }
-    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
-    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    let answer = libc::BPF_RET | libc::BPF_K;
     let mut program = [
-        step(load, 0, 0, 0),
-        step(equal, 0, 7, libc::SYS_mmap as u32),
+        step(LOAD, 0, 0, 0),
+        step(EQUAL, 0, 7, libc::SYS_mmap as u32),
         // The two halves of the second argument, and the low one of the fourth.
-        step(load, 0, 0, 24),
-        step(equal, 0, 5, len as u32),
-        step(load, 0, 0, 28),
-        step(equal, 0, 3, (len >> 32) as u32),
-        step(load, 0, 0, 40),
+        step(LOAD, 0, 0, 24),
+        step(EQUAL, 0, 5, len as u32),
+        step(LOAD, 0, 0, 28),
+        step(EQUAL, 0, 3, (len >> 32) as u32),
+        step(LOAD, 0, 0, 40),
         step(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, 0, 1, libc::MAP_SHARED as u32),
-        step(answer, 0, 0, libc::SECCOMP_RET_TRACE),
-        step(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
+        step(ANSWER, 0, 0, libc::SECCOMP_RET_TRACE),
+        step(ANSWER, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
-    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: the program outlives the call, and its length is passed along.
-    let set = unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &program) };
-    if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if bpf::install(&mut program, 0) < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Has the caller's parent trace it. It stops when it becomes another program, and must be let go on.

@@ -249,16 +249,16 @@ impl Writer {
             Self::Plain(file) => file,
             Self::Inflating(decoder) => decoder.finish().map_err(|error| unwritten(&error))?,
         };
-        let file = match onto {
-            Onto::Itself => file,
-            Onto::New(unfinished) => {
-                unfinished.keep();
-                file
-            }
-            Onto::Existing(existing) => replace(file, existing).map_err(|error| unwritten(&error))?,
+        let (file, unfinished) = match onto {
+            Onto::Itself => (file, None),
+            Onto::New(unfinished) => (file, Some(unfinished)),
+            Onto::Existing(existing) => (replace(file, existing).map_err(|error| unwritten(&error))?, None),
         };
         metadata::write(&file, attached).map_err(|error| unwritten(&error))?;
         drop(file);
+        if let Some(unfinished) = unfinished {
+            unfinished.keep();
+        }
         let (name, metadata) = (paths::name_of(path), metadata::read(path));
         Ok(Uploaded { path: path.to_string_lossy().into_owned(), name, kind: "file", metadata })
     }
