@@ -60,21 +60,43 @@ pub fn timed(act: impl FnOnce() -> io::Result<()>) -> io::Result<Duration> {
     Ok(began.elapsed())
 }
 
-/// Lets everybody have a turn in each round; who is first changes from round to round.
+/// Lets everybody have a turn in each round, in an order that is drawn anew: nobody always follows the same neighbour,
+/// whose work may still be in the caches, or being cleared away. The draws are the same in every run of the bench.
 pub fn interleave(contenders: Vec<Contender<'_>>, rounds: usize) -> Vec<Row> {
     let mut runners: Vec<Runner<'_>> = contenders.into_iter().map(Runner::new).collect();
-    let count = runners.len().max(1);
+    let mut order: Vec<usize> = (0..runners.len()).collect();
+    let mut draws = Draws(1);
     for round in 0..WARM_UP + rounds {
-        for turn in 0..runners.len() {
+        draws.shuffle(&mut order);
+        for turn in &order {
             if interrupted() {
                 break;
             }
-            if let Some(runner) = runners.get_mut((turn + round) % count) {
+            if let Some(runner) = runners.get_mut(*turn) {
                 runner.turn(round);
             }
         }
     }
     runners.into_iter().map(Runner::row).collect()
+}
+
+/// A sequence of numbers that looks random (splitmix64).
+struct Draws(u64);
+
+impl Draws {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn shuffle(&mut self, order: &mut [usize]) {
+        for last in (1..order.len()).rev() {
+            let other = (self.next() % (last as u64 + 1)) as usize;
+            order.swap(last, other);
+        }
+    }
 }
 
 struct Runner<'a> {

@@ -60,6 +60,7 @@ pub fn measure(ground: &Ground) -> io::Result<Part> {
 fn nsenter(pid: Option<i32>) -> io::Result<Line> {
     find("nsenter").ok_or_else(|| io::Error::other("not installed"))?;
     let pid = pid.ok_or_else(|| io::Error::other("the Body has no pid"))?;
-    let line = Line::new(["nsenter", "--target", &pid.to_string(), "--all", "true"]);
+    // A Body's root lies within a mount, so its mount namespace alone does not lead there.
+    let line = Line::new(["nsenter", "--target", &pid.to_string(), "--all", "--root", "--wd", "true"]);
     line.output().map(|_| line)
 }
