@@ -66,9 +66,11 @@ impl Fleet {
     /// Starts a command in a Body that runs.
     pub async fn exec(&self, id: &BodyId, request: ExecRequest) -> Result<Exec<'_>, Failure> {
         check(&request)?;
-        let (running, output_max) = self.running_for_exec(id)?;
         let opened = self.tethers().get_mut(id).and_then(|held| held.opened.take());
-        let oom_before = if opened.is_some() { 0 } else { oom_kills(&running) };
+        // The guest turns to us while we look whether the Body runs at all; one that does not hears no more than this.
+        let opened = opened.or_else(|| self.guest(id).knock().ok().map(Opened::Line));
+        let (running, output_max) = self.running_for_exec(id)?;
+        let oom_before = if matches!(opened, Some(Opened::First(_))) { 0 } else { oom_kills(&running) };
         let first = match opened {
             Some(Opened::First(first)) => first,
             Some(Opened::Line(made)) => self.announced(id, &request, self.guest(id).line_over(made).await)?,
