@@ -85,3 +85,22 @@ async fn devices_and_programs_of_a_mount_have_no_power(t: Bodies) {
     let body = t.make(request).await.spec.id;
     assert_eq!(t.sh(&body, "/mnt/shown/tool -u").await.ok(), "1000", "it runs, as whoever runs it");
 }
+
+/// A layer in between would cost every access to own files a third, and a mount of its own would tell where it is.
+#[body_test(except(microvm = "its root is the overlay of a kernel of its own"))]
+async fn a_kept_root_is_a_directory_of_its_disk_and_no_table_tells_which(t: Bodies) {
+    let body = t.make(t.kept()).await.spec.id;
+    let kind = |path: &std::path::Path| rustix::fs::statfs(path).unwrap().f_type;
+    let upper = t.body_dir(&body).join("disk/upper/root");
+    assert_eq!(t.sh(&body, "stat -f -c %t /").await.ok(), format!("{:x}", kind(&upper)));
+    t.sh(&body, "echo mine > ~/mine").await.ok();
+    assert_eq!(fs::read_to_string(upper.join("home/user/mine")).unwrap(), "mine\n");
+    for table in ["mountinfo", "mounts", "mountstats"] {
+        let table = t.sh(&body, &format!("cat /proc/self/{table}")).await.ok();
+        // The control: what is mounted on its disk is told.
+        assert!(table.contains(" /etc "), "{table}");
+        assert!(!table.contains(&t.data().display().to_string()) && !table.contains("upper/root"), "{table}");
+    }
+    // Above the root there is the root.
+    assert_eq!(t.sh(&body, "cd / && cd .. && ls -di . /.. / | awk '{print $1}' | uniq | wc -l").await.ok(), "1");
+}

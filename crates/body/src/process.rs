@@ -13,11 +13,11 @@ use std::{
 };
 
 use proto::{
-    Enforcement, Limits, Mechanism, Spec,
+    BodyId, Enforcement, Limits, Mechanism, Spec,
     guest::{EGRESS_DIR, EGRESS_PORT, Forward, GuestConfig},
     launch::{CgroupVersion, Failed, Plan, Ready, Report, Running, Upper},
     limits::HostCapacity,
-    spec::{Access, Life, Mount},
+    spec::{Access, Ids, Life, Mount},
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
@@ -161,6 +161,8 @@ impl Drop for Begun {
 #[derive(Debug)]
 pub struct Launcher {
     tether: Option<Tether>,
+    /// What it was promised, if anything.
+    wish: Option<(BodyId, Ids)>,
 }
 
 impl Drop for Launcher {
@@ -178,16 +180,29 @@ impl Launcher {
         self.tether.as_ref().and_then(|tether| tether.keeper)
     }
 
+    /// The Body's id that it goes best with.
+    pub fn wish(&self) -> Option<&BodyId> {
+        self.wish.as_ref().map(|(id, _)| id)
+    }
+
+    /// Whether a Body may have these ids and this launcher.
+    pub fn fits(&self, ids: &Ids) -> bool {
+        self.wish.as_ref().is_none_or(|(_, promised)| promised == ids)
+    }
+
     /// Forks it from the caller, which has one thread and has done nothing yet: what `launch` does there is what
-    /// the program `pal-launch` does, without the milliseconds of starting a program.
-    pub fn fork(launch: impl FnOnce() -> ExitCode) -> io::Result<Self> {
+    /// the program `pal-launch` does, without the milliseconds of starting a program. It is told which ids its Body
+    /// will most likely have, where those follow from the Body's own, which is drawn here.
+    pub fn fork(launch: impl FnOnce(Option<&Ids>) -> ExitCode) -> io::Result<Self> {
+        let id = BodyId::from_random(sys::random::bytes()?);
+        let wish = ids::expected(&id).map(|ids| (id, ids));
         let (plan, stdin) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let (stdout, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         match sys::namespace::fork_into(sys::namespace::NONE, None)? {
-            Side::Parent(pid) => Ok(Self { tether: Some(Tether { stdin: Some(stdin.into()), stdout: Some(stdout.into()), keeper: Some(pid) }) }),
+            Side::Parent(pid) => Ok(Self { tether: Some(Tether { stdin: Some(stdin.into()), stdout: Some(stdout.into()), keeper: Some(pid) }), wish }),
             Side::Child => {
                 // Nothing of the caller's stays open, least of all the other ends of its own pipes.
-                let code = settle_in(plan, report).map_or(ExitCode::FAILURE, |()| launch());
+                let code = settle_in(plan, report).map_or(ExitCode::FAILURE, |()| launch(wish.as_ref().map(|(_, ids)| ids)));
                 std::process::exit(if code == ExitCode::SUCCESS { 0 } else { 1 })
             }
         }
@@ -223,7 +238,7 @@ impl Maker {
             .map_err(ProcessError::Launcher)?;
         let stdin = child.stdin.take().map(|stdin| File::from(OwnedFd::from(stdin)));
         let stdout = child.stdout.take().map(|stdout| File::from(OwnedFd::from(stdout)));
-        Ok(Launcher { tether: Some(Tether { stdin, stdout, keeper: i32::try_from(child.id()).ok().and_then(Pid::from_raw) }) })
+        Ok(Launcher { tether: Some(Tether { stdin, stdout, keeper: i32::try_from(child.id()).ok().and_then(Pid::from_raw) }), wish: None })
     }
 
     /// Sends the plan of the Body in `dir`, whose spec is written already.

@@ -4,6 +4,7 @@ use std::{ffi::CStr, process::ExitCode};
 
 use fleet::Launcher;
 use launch::{Places, When};
+use proto::spec::Ids;
 
 /// For `pal run`, the launcher of its Body: it makes namespaces on another processor while this one reads arguments,
 /// opens the data directory and writes the plan. One that gets no plan ends. What could not be started here is
@@ -17,7 +18,7 @@ pub fn launcher() -> Option<Launcher> {
         return None;
     }
     let places = Places::here();
-    let launcher = Launcher::fork(|| launch(places)).ok()?;
+    let launcher = Launcher::fork(|wish| launch(places, wish)).ok()?;
     if let Some((places, pid)) = places.zip(launcher.pid()) {
         places.apart(pid);
     }
@@ -39,9 +40,9 @@ pub fn verb_at<'a>(mut arguments: impl Iterator<Item = &'a [u8]>) -> Option<usiz
     }
 }
 
-fn launch(places: Option<Places>) -> ExitCode {
+fn launch(places: Option<Places>, wish: Option<&Ids>) -> ExitCode {
     // Where there is only cgroup v2, the Body's first process is forked straight into its group, which the plan names.
-    launch::make_and_keep(if sys::cgroup::is_unified() { When::Late } else { When::Early }, places)
+    launch::make_and_keep(if sys::cgroup::is_unified() { When::Late } else { When::Early }, places, wish)
 }
 
 #[cfg(test)]

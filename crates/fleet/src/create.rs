@@ -152,7 +152,7 @@ impl Fleet {
     fn make(&self, spec: Spec, root: ids::Root, wishes: Wishes<'_>, under: &Under) -> Result<View, Failure> {
         let launcher = self.launcher()?;
         // Before its ids: a claim whose Body has no directory is anybody's.
-        let (id, dir, _lock) = self.new_dir()?;
+        let (id, dir, _lock) = self.new_dir(launcher.wish())?;
         let claimed = ids::claim(&self.data, &id, root).map_err(failures::ids);
         let claimed = claimed.and_then(|claimed| match &spec.base {
             // A machine has a root of its own whoever runs its hypervisor.
@@ -161,7 +161,9 @@ impl Fleet {
             _ if spec.user == "root" && !claimed.has_root() => Err(no_root()),
             _ => Ok(claimed),
         });
-        let claimed = claimed.inspect_err(|_| drop(std::fs::remove_dir_all(dir.path())))?;
+        // One that was promised other ids than there were to have is of no use.
+        let launched = claimed.and_then(|claimed| Ok((if launcher.fits(&claimed) { launcher } else { self.launcher()? }, claimed)));
+        let (launcher, claimed) = launched.inspect_err(|_| drop(std::fs::remove_dir_all(dir.path())))?;
         let spec = Spec { id, ids: claimed, ..spec };
         let making = |draft| {
             let begun = self.begin(launcher, &dir, &spec, under)?;
@@ -180,10 +182,12 @@ impl Fleet {
     }
 
     /// A directory that is locked from its beginning. In between `gc` may take it for a leftover; then another is made.
-    fn new_dir(&self) -> Result<(BodyId, BodyDir, Lock), Failure> {
+    fn new_dir(&self, wish: Option<&BodyId>) -> Result<(BodyId, BodyDir, Lock), Failure> {
+        let mut wish = wish.cloned();
         let cannot = |what: &str, error: std::io::Error| Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc");
         loop {
-            let id = BodyId::from_random(sys::random::bytes().map_err(|error| cannot("cannot draw an id", error))?);
+            let drawn = || sys::random::bytes().map(BodyId::from_random).map_err(|error| cannot("cannot draw an id", error));
+            let id = wish.take().map_or_else(drawn, Ok)?;
             let dir = BodyDir::create(self.body_path(&id)).map_err(|error| cannot("cannot make the Body's directory", error))?;
             match dir.try_lock() {
                 Ok(Some(lock)) => return Ok((id, dir, lock)),

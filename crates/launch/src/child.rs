@@ -1,8 +1,9 @@
 //! The Body's first process, from the fork to the guest.
 //!
-//! What needs no plan is done while the plan is on its way: mounts made private, capabilities bounded. Then order
-//! matters: cgroups before ids (entering them needs the host's), ids before mounts (an overlay acts with the
-//! ids of who mounts it), the root before Landlock (which forbids mounts), seccomp last (which forbids most of this).
+//! What needs no plan is done while the plan is on its way: mounts made private, capabilities bounded and, where the
+//! launcher is the host's root and brings along what is needed of the host, the views of the kernel. Order matters:
+//! ids before mounts (an overlay acts with the ids of who mounts it), the root before Landlock (which forbids mounts),
+//! seccomp last (which forbids most of this).
 
 use std::{
     fs::File,
@@ -17,7 +18,7 @@ use std::{
 
 use proto::{
     Mechanism,
-    launch::{CgroupVersion, Failed, Plan},
+    launch::{Failed, Plan},
     spec::USER_ID,
     vm::{Revival, VmPlan},
 };
@@ -42,6 +43,8 @@ pub struct Luggage {
     pub listener: OwnedFd,
     /// Its log.
     pub log: OwnedFd,
+    /// The doors of its v1 cgroups. Who goes through needs the rights of who opened them.
+    pub groups: Vec<OwnedFd>,
     /// Where the minder of a machine is asked to freeze it.
     pub control: Option<OwnedFd>,
     /// What it is made from, where the launcher could take it.
@@ -52,6 +55,7 @@ pub struct Luggage {
 #[derive(serde::Serialize, serde::Deserialize)]
 pub struct Numbers {
     fixed: [RawFd; 2],
+    groups: Vec<RawFd>,
     control: Option<RawFd>,
     trees: Option<TreeNumbers>,
 }
@@ -68,6 +72,7 @@ impl Luggage {
     pub fn numbers(&self) -> Numbers {
         Numbers {
             fixed: [&self.listener, &self.log].map(AsRawFd::as_raw_fd),
+            groups: self.groups.iter().map(AsRawFd::as_raw_fd).collect(),
             control: self.control.as_ref().map(AsRawFd::as_raw_fd),
             trees: self.trees.as_ref().map(|trees| TreeNumbers {
                 disk: trees.disk.as_ref().map(AsRawFd::as_raw_fd),
@@ -90,7 +95,13 @@ impl Numbers {
                 mounts: trees.mounts.into_iter().map(take).collect::<io::Result<_>>()?,
             })
         });
-        Ok(Luggage { listener: take(listener)?, log: take(log)?, control: self.control.map(take).transpose()?, trees: trees.transpose()? })
+        Ok(Luggage {
+            listener: take(listener)?,
+            log: take(log)?,
+            groups: self.groups.into_iter().map(take).collect::<io::Result<_>>()?,
+            control: self.control.map(take).transpose()?,
+            trees: trees.transpose()?,
+        })
     }
 }
 
@@ -103,9 +114,18 @@ pub enum Told {
     Failed(Failed),
 }
 
+/// Whose launcher the child has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Launched {
+    /// The host's root: what the Body is made from is brought along, and the Body has a root.
+    ByRoot,
+    /// An ordinary user: only the child itself can reach what the Body is made from.
+    ByUser,
+}
+
 /// The child's whole life until it is the guest.
-pub fn live(plan: OwnedFd, tell: &OwnedFd, network: &OwnedFd, places: Option<Places>) -> ! {
-    let error = match begin(plan, tell) {
+pub fn live(plan: OwnedFd, tell: &OwnedFd, network: &OwnedFd, places: Option<Places>, launched: Launched) -> ! {
+    let error = match begin(plan, tell, launched) {
         Ok(Begun { plan, luggage, filter }) => match prepare(&plan, &luggage, network, places) {
             Ok(mechanisms) => become_guest(plan, luggage, tell, mechanisms, &filter),
             Err(error) => error,
@@ -128,20 +148,32 @@ struct Begun {
 }
 
 /// Does what needs no plan, waits for the plan, then parts from the parent's descriptors.
-fn begin(plan: OwnedFd, tell: &OwnedFd) -> Result<Begun, StepError> {
+fn begin(plan: OwnedFd, tell: &OwnedFd, launched: Launched) -> Result<Begun, StepError> {
     // While the table is shared this process holds the other end of its own pipe and would never hear of its end.
     sys::process::die_with_parent().step("die with the launcher")?;
     sys::mount::make_private().step("make mounts private")?;
     let filter = lock_down::ahead()?;
-    let (plan, numbers): (Plan, Numbers) = read_plan(plan).step("read the plan")?;
+    // Not closed here: the number still belongs to the launcher, too.
+    let mut pipe = ManuallyDrop::new(File::from(plan));
+    pipe.read_exact(&mut [0u8; 1]).step("wait for the Body's ids")?;
+    if launched == Launched::ByRoot {
+        become_first(0)?;
+        // The kernel forgets that promise with the ids.
+        sys::process::die_with_parent().step("die with the launcher")?;
+        set_the_stage()?;
+    }
+    let (plan, numbers): (Plan, Numbers) = read_plan(&mut pipe).step("read the plan")?;
     sys::namespace::own_descriptors().step("part from the launcher's descriptors")?;
     rustix::io::write(tell, b".").step("tell the launcher")?;
     Ok(Begun { plan, luggage: numbers.take().step("take the launcher's descriptors")?, filter })
 }
 
-fn read_plan(plan: OwnedFd) -> io::Result<(Plan, Numbers)> {
-    // Not closed here: the number still belongs to the launcher, too.
-    let mut pipe = ManuallyDrop::new(File::from(plan));
+fn set_the_stage() -> Result<(), StepError> {
+    root::raise_stage()?;
+    views::ahead()
+}
+
+fn read_plan(pipe: &mut File) -> io::Result<(Plan, Numbers)> {
     let mut len = [0u8; 4];
     pipe.read_exact(&mut len)?;
     let len = u32::from_ne_bytes(len);
@@ -155,16 +187,23 @@ fn read_plan(plan: OwnedFd) -> io::Result<(Plan, Numbers)> {
 
 /// Sets everything up.
 fn prepare(plan: &Plan, luggage: &Luggage, network: &OwnedFd, places: Option<Places>) -> Result<Vec<Mechanism>, StepError> {
-    for group in plan.cgroups.iter().filter(|group| group.version == CgroupVersion::V1) {
-        sys::cgroup::enter_v1(&group.path).step("enter the Body's cgroup")?;
+    for door in &luggage.groups {
+        sys::cgroup::enter_v1(door.as_fd()).step("enter the Body's cgroup")?;
     }
     sys::namespace::unshare_cgroup().step("make a cgroup namespace")?;
-    become_first(plan)?;
-    let gathered = if luggage.trees.is_none() { Some(trees::gather(plan)?) } else { None };
-    let Some(trees) = luggage.trees.as_ref().or(gathered.as_ref()) else { return Ok(Vec::new()) };
+    let gathered;
+    let trees = match &luggage.trees {
+        Some(trees) => trees,
+        None => {
+            become_first(if plan.ids.has_root() { 0 } else { USER_ID })?;
+            gathered = trees::gather(plan)?;
+            set_the_stage()?;
+            &gathered
+        }
+    };
     let mut told = root::assemble(plan, trees)?;
     told.extend(views::mount_all(plan, trees)?);
-    sys::mount::pivot_here().step("enter the Body's root")?;
+    root::enter(plan).step("enter the Body's root")?;
     rustix::system::sethostname(plan.body.as_str().as_bytes()).step("set the host name")?;
     Way::enter(network.as_fd())?;
     told.extend(namespaces());
@@ -177,9 +216,8 @@ fn prepare(plan: &Plan, luggage: &Luggage, network: &OwnedFd, places: Option<Pla
 }
 
 /// Root of the Body where there is one, otherwise its only user.
-fn become_first(plan: &Plan) -> Result<(), StepError> {
-    let id = if plan.ids.has_root() { 0 } else { USER_ID };
-    sys::namespace::become_ids(id, id, plan.ids.has_root()).step("take the Body's ids")
+fn become_first(id: u32) -> Result<(), StepError> {
+    sys::namespace::become_ids(id, id, id == 0).step("take the Body's ids")
 }
 
 fn namespaces() -> Vec<Mechanism> {

@@ -15,7 +15,7 @@ use std::{
 use proto::{
     Enforcement,
     launch::{CgroupVersion, End, Plan, Ready, Report, Running},
-    spec::{Access, IdRange, Life},
+    spec::{Access, IdRange, Ids, Life},
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
@@ -25,7 +25,7 @@ use rustix::{
 use sys::namespace::{MapLine, Side};
 
 use crate::{
-    child::{self, Luggage, Told},
+    child::{self, Launched, Luggage, Told},
     idmap,
     network::{Helper, Way},
     places::Places,
@@ -52,12 +52,12 @@ pub enum When {
 }
 
 /// Forks, reads the plan from standard input, makes the Body, reports on standard output, keeps it. `places` is for a maker
-/// that goes on at the same time, and has put us apart.
-pub fn make_and_keep(when: When, places: Option<Places>) -> ExitCode {
+/// that goes on at the same time, and has put us apart; `wish` are the ids that the plan will most likely say.
+pub fn make_and_keep(when: When, places: Option<Places>, wish: Option<&Ids>) -> ExitCode {
     // Away from the maker's terminal and its signals.
     let _ = rustix::process::setsid();
     let _ = sys::process::set_name(c"pal-keeper");
-    let forked = (when == When::Early).then(|| Forked::new(None, places));
+    let forked = (when == When::Early).then(|| Forked::new(None, places, wish));
     let plan = match read_plan().step("read the plan") {
         Ok(plan) => plan,
         Err(error) => {
@@ -109,6 +109,12 @@ struct Kept {
 /// The Body's first process, waiting for its plan.
 struct Forked {
     pid: Pid,
+    handle: OwnedFd,
+    /// When it began, and since when the host runs: by both it is known again.
+    ticks: u64,
+    boot_id: String,
+    /// The ids it has already.
+    ids: Option<Ids>,
     /// Where it reads its plan and the numbers of its descriptors.
     plan: OwnedFd,
     /// Where it tells how it goes.
@@ -122,27 +128,40 @@ struct Forked {
 }
 
 impl Forked {
-    fn new(cgroup: Option<BorrowedFd<'_>>, places: Option<Places>) -> Result<Self, StepError> {
+    fn new(cgroup: Option<BorrowedFd<'_>>, places: Option<Places>, ids: Option<&Ids>) -> Result<Self, StepError> {
+        let launched = if sys::caps::is_host_root() { Launched::ByRoot } else { Launched::ByUser };
         let (hear, plan) = pipe()?;
         let (told, tell) = pipe()?;
         let way = Way::new()?;
         let flags = sys::namespace::FORKED | sys::namespace::SHARE_DESCRIPTORS;
         match sys::namespace::fork_into(flags, cgroup).step("make the Body's namespaces").map_err(explain_namespaces)? {
-            Side::Child => child::live(hear, &tell, &way.take, places),
+            Side::Child => child::live(hear, &tell, &way.take, places, launched),
             Side::Parent(pid) => {
-                let taken = File::open(format!("/proc/{}/ns/mnt", pid.as_raw_nonzero())).step("open the Body's mounts");
-                let taken = taken.and_then(|mounts| Ok((mounts.into(), Helper::fork(pid, &way, places)?)));
-                let (mounts, helper) = taken.inspect_err(|_| end_child(pid))?;
-                Ok(Self { pid, plan, told, ends: (hear, tell, way), mounts, helper })
+                let known = || -> Result<Self, StepError> {
+                    let mounts = File::open(format!("/proc/{}/ns/mnt", pid.as_raw_nonzero())).step("open the Body's mounts")?.into();
+                    ids.map_or(Ok(()), |ids| give_ids(ids, pid, plan.as_fd()))?;
+                    let helper = Helper::fork(pid, &way, places)?;
+                    let handle = sys::process::open(pid).step("open the Body's first process")?;
+                    let ticks = sys::proc::start_ticks(pid.as_raw_nonzero().get()).step("read the start of the Body's first process")?;
+                    let boot_id = sys::proc::boot_id().step("read the boot id")?;
+                    Ok(Self { pid, handle, ticks, boot_id, ids: ids.cloned(), plan, told, ends: (hear, tell, way), mounts, helper })
+                };
+                known().inspect_err(|_| end_child(pid))
             }
         }
     }
 }
 
+/// Maps a Body's ids, and says so to its first process.
+fn give_ids(ids: &Ids, pid: Pid, plan: BorrowedFd<'_>) -> Result<(), StepError> {
+    write_maps(ids, pid)?;
+    rustix::io::write(plan, b".").map(drop).step("tell the Body's first process of its ids")
+}
+
 fn make(plan: &Plan, forked: Option<Result<Forked, StepError>>, places: Option<Places>) -> Result<Kept, StepError> {
     let forked = match forked {
         Some(forked) => forked.and_then(|forked| follow(plan, forked))?,
-        None => Forked::new(v2_group(plan)?.as_ref().map(AsFd::as_fd), places)?,
+        None => Forked::new(v2_group(plan)?.as_ref().map(AsFd::as_fd), places, Some(&plan.ids))?,
     };
     let pid = forked.pid;
     settle(plan, forked, places).inspect_err(|_| end_child(pid))
@@ -189,9 +208,11 @@ fn pack(plan: &Plan) -> Result<Luggage, StepError> {
         Some(_) => Some(UnixListener::bind(proto::vm::CONTROL).step("listen on the machine's socket")?.into()),
         None => None,
     };
+    let groups = plan.cgroups.iter().filter(|group| group.version == CgroupVersion::V1);
     Ok(Luggage {
         listener: listener.into(),
         log: log.into(),
+        groups: groups.map(|group| sys::cgroup::door_v1(&group.path)).collect::<io::Result<_>>().step("open the Body's cgroups")?,
         control,
         trees: if sys::caps::is_host_root() { Some(trees::gather(plan)?) } else { None },
     })
@@ -199,14 +220,16 @@ fn pack(plan: &Plan) -> Result<Luggage, StepError> {
 
 /// Gives the child its ids and its plan, waits until it is the guest, and reports.
 fn settle(plan: &Plan, forked: Forked, places: Option<Places>) -> Result<Kept, StepError> {
-    let Forked { pid, plan: pipe, told, ends, mounts, helper } = forked;
-    let handle = sys::process::open(pid).step("open the Body's first process")?;
-    let ticks = sys::proc::start_ticks(pid.as_raw_nonzero().get()).step("read the start of the Body's first process")?;
-    write_maps(plan, pid)?;
+    let Forked { pid, handle, ticks, boot_id, ids, plan: pipe, told, ends, mounts, helper } = forked;
+    match ids {
+        None => give_ids(&plan.ids, pid, pipe.as_fd())?,
+        Some(ids) if ids == plan.ids => {}
+        Some(_) => return Err(io::Error::other("it was promised other ids")).step("map the Body's ids"),
+    }
     let luggage = pack(plan)?;
     // Before the child goes on: from here on whoever finds the directory can end the Body, also without us.
     let mut ready = Ready { pid: pid.as_raw_nonzero().get(), ticks, keeper: rustix::process::getpid().as_raw_nonzero().get(), mechanisms: Vec::new(), revival: None };
-    write_running(plan, &ready)?;
+    write_running(plan, &ready, boot_id)?;
     hand_over(plan, &luggage, pipe).step("hand the plan to the Body's first process")?;
     if let Some(places) = places {
         places.anywhere();
@@ -275,23 +298,23 @@ fn hear(told: File) -> Result<Told, StepError> {
     serde_json::from_str(last).map_err(cause).step("hear from the Body's first process")
 }
 
-fn write_maps(plan: &Plan, pid: Pid) -> Result<(), StepError> {
+fn write_maps(ids: &Ids, pid: Pid) -> Result<(), StepError> {
     let lines = |ranges: &[IdRange]| -> Vec<MapLine> {
         ranges.iter().map(|r| MapLine { inside: r.inside, outside: r.outside, count: r.count }).collect()
     };
-    let (users, groups) = (lines(&plan.ids.users), lines(&plan.ids.groups));
+    let (users, groups) = (lines(&ids.users), lines(&ids.groups));
     if sys::caps::is_host_root() {
         return sys::namespace::write_maps(pid, &users, &groups, true).step("map the Body's ids");
     }
-    if plan.ids.has_root() {
+    if ids.has_root() {
         return idmap::write_with_helpers(pid, &users, &groups);
     }
     sys::namespace::write_maps(pid, &users, &groups, false).step("map the Body's id")
 }
 
-fn write_running(plan: &Plan, ready: &Ready) -> Result<(), StepError> {
+fn write_running(plan: &Plan, ready: &Ready, boot_id: String) -> Result<(), StepError> {
     let running = Running {
-        boot_id: sys::proc::boot_id().step("read the boot id")?,
+        boot_id,
         pid: ready.pid,
         ticks: ready.ticks,
         keeper: ready.keeper,

@@ -42,7 +42,7 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         // `pal-launch tree …`: work on a Body's files under its own ids.
         Some(verb) if verb == "tree" => tend::main(arguments),
         Some(verb) if verb == "image" => image::main(),
-        Some(word) if word == "early" => make_and_keep(When::Early, None),
-        _ => make_and_keep(When::Late, None),
+        Some(word) if word == "early" => make_and_keep(When::Early, None, None),
+        _ => make_and_keep(When::Late, None, None),
     }
 }

@@ -24,13 +24,28 @@ use crate::{
 
 /// Where the root is put together: a tmpfs over a directory that every host has, in the Body's mount namespace only.
 /// What stands below it on the host was gathered before.
-const STAGE: &str = "/tmp";
+pub const STAGE: &str = "/tmp";
+/// The stage's bounds while nothing of the Body's own is in it.
+const STAGE_OPTIONS: &str = "mode=0755,size=64k,nr_inodes=1024";
 
-/// Mounts every area and leaves the caller in the new root's directory.
-pub fn assemble(plan: &Plan, trees: &Trees) -> Result<Vec<Mechanism>, StepError> {
+/// Mounts the stage. What else is needed of the host from below its place must have been taken before.
+pub fn raise_stage() -> Result<(), StepError> {
     rustix::process::umask(Mode::empty());
-    mount_stage(plan)?;
+    sys::mount::mount_new("tmpfs", Path::new(STAGE), Attrs::default(), STAGE_OPTIONS).step("mount the Body's memory")?;
+    rustix::fs::mkdir(Path::new(STAGE).join("root"), Mode::from_raw_mode(0o755)).step("make the root's directory")
+}
+
+/// Mounts every area on the stage and leaves the caller in the new root's directory.
+///
+/// Nothing is below a kept Body's root, so that root is its upper itself: an overlay over nothing would cost every
+/// file access a third. It gets no mount of its own either, because the table of mounts tells where on its disk a
+/// bind comes from: the mount begins two directories above the root, and a table shows no mount that begins outside
+/// of its reader's root.
+pub fn assemble(plan: &Plan, trees: &Trees) -> Result<Vec<Mechanism>, StepError> {
     let stage = Path::new(STAGE);
+    if let Upper::Memory { bytes, inodes } = plan.upper {
+        sys::mount::resize(stage, &format!("size={bytes},nr_inodes={inodes}")).step("bound the Body's memory")?;
+    }
     let private = stage.join("private");
     match &trees.disk {
         Some(disk) => put(disk.as_fd(), &private).step("mount the upper")?,
@@ -56,6 +71,17 @@ pub fn assemble(plan: &Plan, trees: &Trees) -> Result<Vec<Mechanism>, StepError>
     Ok(told)
 }
 
+/// Whether the root is the upper's own directory, within a mount that begins above it.
+fn is_upper_itself(plan: &Plan) -> bool {
+    let nothing_below = plan.areas.iter().any(|area| area.at.is_empty() && area.lowers.is_empty());
+    plan.upper == Upper::Disk && nothing_below && !plan.setuid
+}
+
+/// Makes the caller's directory, where the root was put together, its root, and forgets the host's.
+pub fn enter(plan: &Plan) -> io::Result<()> {
+    if is_upper_itself(plan) { sys::mount::pivot_and_enter_here(Path::new(STAGE)) } else { sys::mount::pivot_here() }
+}
+
 fn put(tree: BorrowedFd<'_>, place: &Path) -> io::Result<()> {
     rustix::fs::mkdir(place, Mode::from_raw_mode(0o755))?;
     sys::mount::attach(tree, place)
@@ -67,17 +93,6 @@ fn upper_record(plan: &Plan) -> Mechanism {
         Upper::Memory { .. } => Mechanism::enforced(name, "writes go to memory of the Body's own and end with it"),
         Upper::Disk => Mechanism::enforced(name, "writes go to the Body's own upper on disk"),
     }
-}
-
-fn mount_stage(plan: &Plan) -> Result<(), StepError> {
-    let (bytes, inodes) = match plan.upper {
-        Upper::Memory { bytes, inodes } => (bytes, inodes),
-        Upper::Disk => (64 << 10, 1024),
-    };
-    let options = format!("mode=0755,size={bytes},nr_inodes={inodes}");
-    sys::mount::mount_new("tmpfs", Path::new(STAGE), Attrs::default(), &options).step("mount the Body's memory")?;
-    let root = Path::new(STAGE).join("root");
-    rustix::fs::mkdir(root, Mode::from_raw_mode(0o755)).step("make the root's directory")
 }
 
 fn memory_upper(plan: &Plan, private: &Path) -> io::Result<()> {
@@ -161,8 +176,10 @@ struct Stack<'a> {
 fn mount_area(stack: &Stack<'_>, area: &Area) -> Result<Option<Mechanism>, StepError> {
     let step = || format!("mount the area /{}", area.at);
     if area.at.is_empty() {
-        let place = Path::new(STAGE).join("root");
-        stack.mount(area, &place).step(step())?;
+        let place = if is_upper_itself(stack.plan) { stack.upper(area) } else { Path::new(STAGE).join("root") };
+        if !is_upper_itself(stack.plan) {
+            stack.mount(area, &place).step(step())?;
+        }
         rustix::process::chdir(&place).step("enter the root's directory")?;
         return Ok(None);
     }
@@ -191,7 +208,7 @@ fn is_host_place(area: &Area) -> bool {
 
 impl Stack<'_> {
     fn mount(&self, area: &Area, place: &Path) -> io::Result<()> {
-        let upper = self.private.join("upper").join(area.dir_name());
+        let upper = self.upper(area);
         let mut lowers: Vec<&Path> = area.lowers.iter().map(|lower| self.lower(&lower.path)).collect();
         if lowers.is_empty() && matches!(self.plan.upper, Upper::Memory { .. }) {
             return sys::mount::bind_plain(&upper, place);
@@ -208,6 +225,10 @@ impl Stack<'_> {
         let work = self.private.join("work").join(area.dir_name());
         let volatile = matches!(self.plan.upper, Upper::Memory { .. });
         Overlay { lowers: &lowers, upper: &upper, work: &work, volatile, setuid: self.plan.setuid }.mount(place)
+    }
+
+    fn upper(&self, area: &Area) -> PathBuf {
+        self.private.join("upper").join(area.dir_name())
     }
 
     fn lower<'a>(&'a self, path: &'a Path) -> &'a Path {

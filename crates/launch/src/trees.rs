@@ -4,6 +4,7 @@
 //! way to them; an ordinary user takes them in the Body's, where alone it may.
 
 use std::{
+    io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
 };
@@ -40,7 +41,7 @@ pub struct Lower {
 /// Takes them all.
 pub fn gather(plan: &Plan) -> Result<Trees, StepError> {
     let disk = match plan.upper {
-        Upper::Disk => Some(sys::mount::clone_tree(&plan.dir.join("disk"), Below::No).step("open the upper")?),
+        Upper::Disk => Some(disk(&plan.dir.join("disk")).step("open the upper")?),
         Upper::Memory { .. } => None,
     };
     let mut mounts = Vec::new();
@@ -54,6 +55,13 @@ pub fn gather(plan: &Plan) -> Result<Trees, StepError> {
         mounts.push(tree);
     }
     Ok(Trees { disk, lowers: lowers(plan)?, mounts })
+}
+
+/// Restricted: a root with nothing below it is a directory of this very mount.
+fn disk(dir: &Path) -> io::Result<OwnedFd> {
+    let tree = sys::mount::clone_tree(dir, Below::No)?;
+    sys::mount::restrict(tree.as_fd(), Attrs::default())?;
+    Ok(tree)
 }
 
 fn lowers(plan: &Plan) -> Result<Vec<Lower>, StepError> {

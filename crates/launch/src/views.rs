@@ -1,6 +1,6 @@
 //! What a Body sees of the kernel and, by name, of the host: `/proc`, `/sys`, `/dev`, the mounts of its spec.
 //!
-//! The caller's current directory is the new root; paths here are below it.
+//! What is the same for every Body is made on the stage, before there is a plan, and carried into the root later.
 
 use std::{
     fs::File,
@@ -15,6 +15,7 @@ use sys::mount::{Attrs, Below};
 
 use crate::{
     report::{Step, StepError},
+    root::STAGE,
     trees::Trees,
 };
 
@@ -31,33 +32,47 @@ const PROC_DIRS: &[&str] = &["acpi", "asound", "bus", "driver", "dynamic_debug",
 const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
 /// What programs ask `/sys` for: how many processors there are and how they are laid out.
 const SYS_DIRS: &[&str] = &["devices/system/cpu", "devices/system/node"];
+/// What is carried into the root.
+const VIEWS: &[&str] = &["dev", "sys", "proc"];
 /// An empty directory that nobody can fill, shown in place of what is hidden.
-const EMPTY: &str = "sys/fs/cgroup";
+const HIDING: &str = "fs/cgroup";
 /// Terminals of one Body.
 const PTYS_MAX: u32 = 256;
 
 const KERNEL: Attrs = Attrs { read_only: false, no_exec: true, devices: false };
 const KERNEL_READ_ONLY: Attrs = Attrs { read_only: true, no_exec: true, devices: false };
 
-/// Mounts them all.
+/// Makes on the stage what needs no plan.
+pub fn ahead() -> Result<(), StepError> {
+    let stage = Path::new(STAGE);
+    for name in VIEWS {
+        rustix::fs::mkdir(stage.join(name), Mode::from_raw_mode(0o755)).step("make a directory on the stage")?;
+    }
+    devices(&stage.join("dev"))?;
+    kernel_objects(&stage.join("sys"))?;
+    processes(stage)?;
+    sys::mount::make_read_only(&stage.join("sys")).step("make /sys read-only")
+}
+
+/// Brings all that, and what the plan names, into the root, which is the caller's directory.
 pub fn mount_all(plan: &Plan, trees: &Trees) -> Result<Vec<Mechanism>, StepError> {
-    devices(plan)?;
-    kernel_objects()?;
-    let proc = processes()?;
-    sys::mount::make_read_only(Path::new("sys")).step("make /sys read-only")?;
+    for name in VIEWS {
+        sys::mount::carry(&Path::new(STAGE).join(name), Path::new(name)).step(format!("mount /{name}"))?;
+    }
+    let options = format!("mode=1777,size={},nr_inodes=65536", plan.shm_bytes);
+    sys::mount::mount_new("tmpfs", Path::new("dev/shm"), KERNEL, &options).step("mount /dev/shm")?;
     for (mount, tree) in plan.mounts.iter().zip(&trees.mounts) {
         named(tree.as_fd(), &mount.target).step(format!("mount {}", mount.target.display()))?;
     }
     Ok(vec![
-        proc,
+        Mechanism::enforced("procfs", "own processes only; host-wide files hidden, settings read-only"),
         Mechanism::enforced("sysfs", "only the layout of processors, read-only"),
         Mechanism::enforced("devices", format!("null, zero, full, random, urandom, tty; at most {PTYS_MAX} terminals")),
     ])
 }
 
-fn devices(plan: &Plan) -> Result<(), StepError> {
+fn devices(dev: &Path) -> Result<(), StepError> {
     let attrs = Attrs { no_exec: true, ..Attrs::default() };
-    let dev = Path::new("dev");
     sys::mount::mount_new("tmpfs", dev, attrs, "mode=0755,size=64k,nr_inodes=64").step("mount /dev")?;
     for name in DEVICES {
         let place = dev.join(name);
@@ -68,8 +83,6 @@ fn devices(plan: &Plan) -> Result<(), StepError> {
     }
     let options = format!("newinstance,ptmxmode=0666,mode=0620,max={PTYS_MAX}");
     sys::mount::mount_new("devpts", &dev.join("pts"), attrs_pts(), &options).step("mount /dev/pts")?;
-    let options = format!("mode=1777,size={},nr_inodes=65536", plan.shm_bytes);
-    sys::mount::mount_new("tmpfs", &dev.join("shm"), KERNEL, &options).step("mount /dev/shm")?;
     let links = [
         ("ptmx", "pts/ptmx"), ("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"),
         ("stderr", "/proc/self/fd/2"),
@@ -84,40 +97,37 @@ fn attrs_pts() -> Attrs {
     Attrs { no_exec: true, devices: true, read_only: false }
 }
 
-fn processes() -> Result<Mechanism, StepError> {
-    let proc = Path::new("proc");
+fn processes(stage: &Path) -> Result<(), StepError> {
+    let proc = &stage.join("proc");
     sys::mount::mount_new("proc", proc, KERNEL, "").step("mount /proc").map_err(|error| {
         error.hint("inside another container, /proc can only be mounted when the outer one does not mask parts of it")
     })?;
-    let null = Path::new("dev/null");
+    let (null, empty) = (&stage.join("dev/null"), &stage.join("sys").join(HIDING));
     for name in PROC_FILES {
         skip_missing(sys::mount::bind_plain(null, &proc.join(name))).step(format!("hide /proc/{name}"))?;
     }
     for name in PROC_DIRS {
-        skip_missing(sys::mount::bind_plain(Path::new(EMPTY), &proc.join(name))).step(format!("hide /proc/{name}"))?;
+        skip_missing(sys::mount::bind_plain(empty, &proc.join(name))).step(format!("hide /proc/{name}"))?;
     }
     let settings = proc.join("sys");
     sys::mount::bind(&settings, &settings, KERNEL_READ_ONLY, Below::No).step("make /proc/sys read-only")?;
-    own_boot_id(&settings.join("kernel/random/boot_id")).step("give the Body a boot id of its own")?;
-    Ok(Mechanism::enforced("procfs", "own processes only; host-wide files hidden, settings read-only"))
+    own_boot_id(&stage.join("dev/boot-id"), &settings.join("kernel/random/boot_id")).step("give the Body a boot id of its own")
 }
 
-/// The host's boot id tells its Bodies that they are on one machine; each start of each Body has its own.
-fn own_boot_id(place: &Path) -> io::Result<()> {
+/// The host's boot id tells its Bodies that they are on one machine; each start of each Body has its own. Its file is
+/// without a name once it is mounted.
+fn own_boot_id(file: &Path, place: &Path) -> io::Result<()> {
     let mut drawn: [u8; 16] = sys::random::bytes()?;
     // As the kernel does: a random UUID, version 4.
     (drawn[6], drawn[8]) = (drawn[6] & 0x0f | 0x40, drawn[8] & 0x3f | 0x80);
     let hex = proto::event::hex(&drawn);
     let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
-    // Without a name once it is mounted.
-    let file = Path::new("dev/boot-id");
     std::fs::write(file, parts.join("-") + "\n")?;
     sys::mount::bind(file, place, KERNEL_READ_ONLY, Below::No)?;
     std::fs::remove_file(file)
 }
 
-fn kernel_objects() -> Result<(), StepError> {
-    let sys_dir = Path::new("sys");
+fn kernel_objects(sys_dir: &Path) -> Result<(), StepError> {
     sys::mount::mount_new("tmpfs", sys_dir, KERNEL, "mode=0755,size=16k,nr_inodes=32").step("mount /sys")?;
     for name in SYS_DIRS {
         let (source, place) = (Path::new("/sys").join(name), sys_dir.join(name));
@@ -126,7 +136,7 @@ fn kernel_objects() -> Result<(), StepError> {
             sys::mount::bind(&source, &place, KERNEL_READ_ONLY, Below::No).step(format!("show /sys/{name}"))?;
         }
     }
-    std::fs::create_dir_all(EMPTY).step("make a directory in /sys")
+    std::fs::create_dir_all(sys_dir.join(HIDING)).step("make a directory in /sys")
 }
 
 /// Mounts what the spec names. The place is made below the new root, and never through a link.

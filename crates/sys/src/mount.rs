@@ -109,6 +109,17 @@ fn set_attributes(tree: BorrowedFd<'_>, set: u64, user_namespace: Option<Borrowe
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Gives a memory file system of our own other bounds, wherever it is seen.
+pub fn resize(target: &Path, options: &str) -> io::Result<()> {
+    let options = CString::new(options)?;
+    Ok(rustix::mount::mount_remount(target, MountFlags::NOSUID | MountFlags::NODEV, options.as_c_str())?)
+}
+
+/// Takes what is mounted at one place to another, with the mounts below it. No link is followed to get there.
+pub fn carry(from: &Path, to: &Path) -> io::Result<()> {
+    Ok(rustix::mount::move_mount(rustix::fs::CWD, from, rustix::fs::CWD, to, MoveMountFlags::empty())?)
+}
+
 /// Puts a detached mount somewhere.
 pub fn attach(tree: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_SYMLINKS;
@@ -181,5 +192,18 @@ pub fn pivot_here() -> io::Result<()> {
     rustix::process::pivot_root(".", ".")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     rustix::process::chdir("/")?;
+    Ok(())
+}
+
+/// Makes the current directory the root, though it lies within a mount: the mount at `above`, which leads to it, becomes
+/// the namespace's root, and the current directory the caller's. The host's is forgotten.
+///
+/// Who is inside comes out only with `CAP_SYS_CHROOT` or a descriptor from above, and finds no more there than `above` holds.
+pub fn pivot_and_enter_here(above: &Path) -> io::Result<()> {
+    let here = crate::fd::open_path(Path::new("."))?;
+    rustix::process::chdir(above)?;
+    pivot_here()?;
+    rustix::process::fchdir(&here)?;
+    rustix::process::chroot(".")?;
     Ok(())
 }
