@@ -240,7 +240,8 @@ impl Bodies {
         let left = || {
             let mut places = ["bodies", "snapshots", "ids", "layers", "templates"].map(|place| leaks::entries(&self.data().join(place))).concat();
             places.retain(|name| !name.ends_with("lock"));
-            [places, leaks::mounts(self.dir()), leaks::cgroups(&made)].concat()
+            let claims = body::ids::orphans(&self.data()).into_iter().map(|(body, _)| format!("ids of {body}")).collect();
+            [places, claims, leaks::mounts(self.dir()), leaks::cgroups(&made)].concat()
         };
         // A keeper that was told to end may still be at it.
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);

@@ -63,6 +63,46 @@ async fn bodies_made_at_the_same_time_differ_in_everything_that_tells_them_apart
     }
 }
 
+/// The link by which the whole host knows whose ids these are.
+fn host_wide(view: &fleet::View) -> std::path::PathBuf {
+    let claims = body::ids::claims_of(std::path::Path::new("/nowhere"), &view.spec.ids, view.id());
+    claims.into_iter().next_back().expect("root's Bodies have claims").link
+}
+
+#[body_test(except(user = "only root gives each Body ids of its own", microvm = "ids are claimed before the layers part"))]
+async fn bodies_of_two_data_directories_have_different_ids(t: Bodies) {
+    let view = t.make(t.kept()).await;
+    let first = view.spec.ids.users[0].outside;
+    let record = |view: &fleet::View| view.enforcement.mechanisms.iter().find(|known| known.name == "own ids").unwrap().clone();
+    assert_eq!(record(&view).state, proto::State::Enforced);
+    // Which run is tried first follows from the id, so the same id wants the same one.
+    let other = t.dir().join("other");
+    let there = other.join("bodies").join(view.id().as_str());
+    std::fs::create_dir_all(&there).unwrap();
+    let claimed = body::ids::claim(&other, view.id(), body::ids::Root::Wanted).unwrap();
+    assert_ne!(claimed.users[0].outside, first, "they belong to a Body of another data directory");
+    body::ids::release(&other, &claimed, view.id());
+
+    // The host forgets when it restarts; then the ids of a Body that does not run may be given to another.
+    t.fleet().stop(view.id(), std::time::Duration::from_secs(1)).await.unwrap();
+    std::fs::remove_file(host_wide(&view)).unwrap();
+    let claimed = body::ids::claim(&other, view.id(), body::ids::Root::Wanted).unwrap();
+    assert_eq!(claimed.users[0].outside, first);
+    let refused = t.fleet().start(view.id()).await.unwrap_err();
+    assert_eq!(refused.kind, Kind::Conflict, "{}", testkit::explain(&refused));
+    assert!(refused.hints[0].contains("pal fork"), "{}", testkit::explain(&refused));
+    let forks = t.fleet().fork(view.id(), 1).await.unwrap();
+    assert_ne!(forks[0].spec.ids.users[0].outside, first);
+    assert_eq!(t.sh(forks[0].id(), "id -u").await.ok(), "1000");
+
+    // Whoever had them is gone, however that came: they are there for who needs them.
+    std::fs::remove_dir(&there).unwrap();
+    assert_eq!(t.fleet().start(view.id()).await.unwrap().status, Status::Running);
+    assert_eq!(std::fs::read_link(host_wide(&view)).unwrap(), t.body_dir(view.id()));
+    t.fleet().remove(view.id(), Force::Yes).await.unwrap();
+    assert!(std::fs::read_link(host_wide(&view)).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound));
+}
+
 #[body_test]
 async fn a_body_under_change_is_waited_for(t: Bodies) {
     let body = t.create().await;

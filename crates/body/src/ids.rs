@@ -1,16 +1,23 @@
 //! Which host ids stand behind a Body's ids.
 //!
-//! Invariant: host id 0 stands behind none. Root gives each Body a run of ids of its own, claimed by a link in the
-//! data directory; an ordinary user gives the run the administrator set aside, or only the user's own id.
+//! Invariant: host id 0 stands behind none. Root gives each Body a run of ids of its own, claimed by two links: one in
+//! the data directory, which lasts as long as the Body, and one for the whole host ([`host_wide`]); an ordinary user
+//! gives the run the administrator set aside, or only the user's own id.
+//! Invariant: where the second link cannot be made the first one is enough, and the record says so.
+
+mod host_wide;
 
 use std::{
     io,
+    ops::Range,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
 };
 
+use host_wide::{HostWide, Whose, is_gone, take_over};
 use proto::{
     BodyId, Mechanism,
+    launch::Claim,
     spec::{IdRange, Ids, USER_ID},
 };
 
@@ -33,6 +40,12 @@ pub enum IdsError {
     /// The caller is the host's root in a user namespace, and has no other id to give.
     #[error("this root has only the host's own root id, which is never mapped into a Body")]
     OnlyRoot,
+    /// While it did not run, or under another data directory, its run was given to another.
+    #[error("host ids {first} and the {} after it belong to another Body of this host by now", RUN - 1)]
+    Taken {
+        /// The first of them.
+        first: u32,
+    },
     /// The claim could not be written.
     #[error("cannot claim ids for a Body")]
     Claim(#[source] io::Error),
@@ -99,24 +112,52 @@ pub fn is_whole(ids: &Ids) -> bool {
     whole(&ids.users) && whole(&ids.groups)
 }
 
-/// Gives them back, unless the keeper did and somebody else has them by now.
-pub fn release(data: &Path, ids: &Ids, body: &BodyId) {
-    let Some(claim) = claim_of(data, ids) else { return };
-    if std::fs::read_link(&claim).is_ok_and(|owner| owner == Path::new(body.as_str())) {
-        let _ = std::fs::remove_file(claim);
+/// Claims the ids of a Body that is there already, before it starts: the host forgot them when it restarted.
+pub fn claim_again(data: &Path, body: &BodyId, ids: &Ids) -> Result<(), IdsError> {
+    let Some(run) = run_in(ids) else { return Ok(()) };
+    match claim_host_wide(data, run, body) {
+        Whose::Own => Ok(()),
+        Whose::Others => Err(IdsError::Taken { first: ids_of(run).start }),
     }
 }
 
-/// The link by which a Body has its run of ids.
-pub fn claim_of(data: &Path, ids: &Ids) -> Option<PathBuf> {
-    let run = ids.users.first()?.outside.checked_sub(FIRST)? / RUN;
-    Some(data.join("ids").join(run.to_string()))
+/// Gives them back, unless the keeper did and somebody else has them by now.
+pub fn release(data: &Path, ids: &Ids, body: &BodyId) {
+    for claim in claims_of(data, ids, body) {
+        let _ = sys::fd::remove_link(&claim.link, &claim.target);
+    }
+}
+
+/// The links by which a Body has its run of ids, that of the host last.
+pub fn claims_of(data: &Path, ids: &Ids, body: &BodyId) -> Vec<Claim> {
+    let Some(run) = run_in(ids) else { return Vec::new() };
+    let own = Claim { link: data.join("ids").join(run.to_string()), target: body.as_str().into() };
+    vec![own, Claim { link: HostWide::new().link(run), target: directory(data, body) }]
+}
+
+/// Claims of a data directory whose Bodies are gone, with the names of those.
+pub fn orphans(data: &Path) -> Vec<(String, Claim)> {
+    let entries = std::fs::read_dir(data.join("ids")).into_iter().flatten().flatten();
+    let own = entries.filter_map(|entry| Some(Claim { target: std::fs::read_link(entry.path()).ok()?, link: entry.path() }));
+    let bodies = data.join("bodies");
+    let hosts = HostWide::new().below(&bodies).into_iter().map(|(run, target)| Claim { link: HostWide::new().link(run), target });
+    // What the data directory's links say is a name in `bodies`, what the host's say is the whole path.
+    let gone = |claim: &Claim| {
+        let run = claim.link.file_name().and_then(|name| name.to_str()?.parse().ok());
+        run.is_some_and(|run| is_gone(run, &bodies.join(&claim.target)))
+    };
+    let named = |claim: Claim| (claim.target.file_name().unwrap_or_default().to_string_lossy().into_owned(), claim);
+    own.chain(hosts).filter(gone).map(named).collect()
 }
 
 /// What the ids are worth.
-pub fn record(ids: &Ids) -> Mechanism {
+pub fn record(data: &Path, body: &BodyId, ids: &Ids) -> Mechanism {
     let name = "own ids";
     match ids.users.as_slice() {
+        [only] if only.count > 1 && !run_in(ids).is_some_and(|run| HostWide::new().has(run, &directory(data, body))) => Mechanism::degraded(
+            name,
+            format!("host ids {} and {} more are this Body's among those of its data directory, but those of another may have them too: no claim can be written below /run", only.outside, only.count - 1),
+        ),
         [only] if only.count > 1 => Mechanism::enforced(name, format!("host ids {} and {} more are this Body's alone", only.outside, only.count - 1)),
         [_] => Mechanism::degraded(
             name,
@@ -144,7 +185,7 @@ pub fn groups_record(ids: &Ids) -> Mechanism {
 }
 
 fn run_of(run: u32) -> Ids {
-    let range = vec![IdRange { inside: 0, outside: FIRST + run * RUN, count: RUN }];
+    let range = vec![IdRange { inside: 0, outside: ids_of(run).start, count: RUN }];
     Ids { users: range.clone(), groups: range }
 }
 
@@ -162,55 +203,66 @@ fn first_choice(body: &BodyId) -> u32 {
     body.as_str().bytes().fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into())) % RUNS
 }
 
+/// The host ids of a run.
+fn ids_of(run: u32) -> Range<u32> {
+    let first = FIRST + run * RUN;
+    first..first + RUN
+}
+
+/// The run that such ids are.
+fn run_in(ids: &Ids) -> Option<u32> {
+    let into = ids.users.first()?.outside.checked_sub(FIRST)?;
+    (into % RUN == 0 && into / RUN < RUNS).then_some(into / RUN)
+}
+
+fn directory(data: &Path, body: &BodyId) -> PathBuf {
+    data.join("bodies").join(body.as_str())
+}
+
 fn claim_run(data: &Path, body: &BodyId) -> Result<u32, IdsError> {
-    let dir = data.join("ids");
     let start = first_choice(body);
     for step in 0..RUNS {
         let run = (start + step) % RUNS;
-        let link = dir.join(run.to_string());
-        match symlink(body.as_str(), &link) {
-            Ok(()) => return Ok(run),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                std::fs::create_dir_all(&dir).map_err(IdsError::Claim)?;
-                symlink(body.as_str(), &link).map_err(IdsError::Claim)?;
-                return Ok(run);
-            }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                if take_over(data, &link, body).map_err(IdsError::Claim)? {
-                    return Ok(run);
-                }
-            }
-            Err(error) => return Err(IdsError::Claim(error)),
+        let link = data.join("ids").join(run.to_string());
+        if claim_in(data, run, &link, body).map_err(IdsError::Claim)? == Whose::Others {
+            continue;
+        }
+        match claim_host_wide(data, run, body) {
+            Whose::Own => return Ok(run),
+            Whose::Others => sys::fd::remove_link(&link, Path::new(body.as_str())).map_err(IdsError::Claim)?,
         }
     }
     Err(IdsError::Exhausted)
 }
 
-/// Takes a claim whose Body is gone; one at a time, so that no two take the same.
-fn take_over(data: &Path, link: &Path, body: &BodyId) -> io::Result<bool> {
-    let gone = |link: &Path| -> bool {
-        std::fs::read_link(link).is_ok_and(|owner| !data.join("bodies").join(owner).exists())
+/// Claims a run among the Bodies of a data directory.
+fn claim_in(data: &Path, run: u32, link: &Path, body: &BodyId) -> io::Result<Whose> {
+    let made = match symlink(body.as_str(), link) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            std::fs::create_dir_all(data.join("ids"))?;
+            symlink(body.as_str(), link)
+        }
+        made => made,
     };
-    if !gone(link) {
-        return Ok(false);
+    match made {
+        Ok(()) => Ok(Whose::Own),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            take_over(link, Path::new(body.as_str()), |owner| is_gone(run, &data.join("bodies").join(owner)))
+        }
+        Err(error) => Err(error),
     }
-    let dir = std::fs::File::open(data.join("ids"))?;
-    rustix::fs::flock(&dir, rustix::fs::FlockOperation::LockExclusive)?;
-    if !gone(link) {
-        return Ok(false);
-    }
-    std::fs::remove_file(link)?;
-    match symlink(body.as_str(), link) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-        done => done.map(|()| true),
-    }
+}
+
+/// Claims a run among all Bodies of this host. Where that cannot be written the Body's record says so.
+fn claim_host_wide(data: &Path, run: u32, body: &BodyId) -> Whose {
+    HostWide::new().claim(run, &directory(data, body)).unwrap_or(Whose::Own)
 }
 
 /// The run that /etc/subuid and /etc/subgid give this user, where the helpers that may map it are installed.
 fn subordinate(uid: u32, gid: u32) -> Option<Ids> {
     let helpers = ["newuidmap", "newgidmap"];
     let installed = |name: &&str| ["/usr/bin", "/bin", "/usr/local/bin"].iter().any(|dir| Path::new(dir).join(name).exists());
-    if !helpers.iter().all(|name| installed(name)) {
+    if !helpers.iter().all(installed) {
         return None;
     }
     let name = user_name(uid);

@@ -268,6 +268,7 @@ impl Maker {
 
     fn plan(&self, dir: &BodyDir, spec: &Spec, token: &str, root: &Root<'_>, bounds: &groups::Bounds) -> Plan {
         let limits = &spec.limits;
+        let data = dir.path().ancestors().nth(2).unwrap_or(Path::new("/"));
         Plan {
             body: spec.id.clone(),
             dir: dir.path().to_owned(),
@@ -282,7 +283,7 @@ impl Maker {
                 forward: spec.egress.as_ref().map(|_| Forward { port: EGRESS_PORT, socket: format!("{EGRESS_DIR}/{}", crate::egress::SOCKET) }),
             },
             ids: spec.ids.clone(),
-            claim: dir.path().ancestors().nth(2).and_then(|data| ids::claim_of(data, &spec.ids)),
+            claims: ids::claims_of(data, &spec.ids, &spec.id),
             upper: match spec.life {
                 Life::Run => Upper::Memory { bytes: limits.disk.0, inodes: limits.inodes },
                 Life::Kept => Upper::Disk,
@@ -299,7 +300,7 @@ impl Maker {
             disk_bytes: limits.disk.0,
             life: spec.life,
             vm: None,
-            mechanisms: [ids::record(&spec.ids), ids::groups_record(&spec.ids)].into_iter().chain(bounds.mechanisms.iter().cloned()).chain(other_limits(spec)).collect(),
+            mechanisms: [ids::record(data, &spec.id, &spec.ids), ids::groups_record(&spec.ids)].into_iter().chain(bounds.mechanisms.iter().cloned()).chain(other_limits(spec)).collect(),
         }
     }
 }

@@ -53,6 +53,11 @@ pub fn ids(error: IdsError) -> Failure {
     Failure::new(Kind::Limit, "no ids are left for another Body").because(error).hint("remove Bodies you no longer need: pal rm BODY")
 }
 
+/// A Body that is there, but whose ids are not its own any more.
+pub fn ids_of(body: &BodyId, error: IdsError) -> Failure {
+    Failure::new(Kind::Conflict, format!("Body {body} cannot run")).because(error).hint(format!("a copy of it gets ids of its own: pal fork {body}"))
+}
+
 pub fn snapshot(error: SnapshotError) -> Failure {
     match error {
         SnapshotError::InMemory(_) => {

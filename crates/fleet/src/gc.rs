@@ -206,15 +206,14 @@ impl Fleet {
     }
 
     fn sweep_claims(&self, sweep: Sweep, found: &mut Vec<Garbage>) {
-        let orphaned = || {
-            let entries = fs::read_dir(self.data.join("ids")).into_iter().flatten().flatten();
-            let claims = entries.filter_map(|entry| Some((entry.path(), fs::read_link(entry.path()).ok()?)));
-            claims.filter(|(_, owner)| !self.data.join("bodies").join(owner).exists()).collect()
-        };
-        for (path, owner) in lasting::<(PathBuf, PathBuf)>(orphaned) {
-            found.push(Garbage { kind: "ids", name: owner.to_string_lossy().into_owned(), bytes: 0, why: "its Body is gone".into() });
+        let mut named: Vec<String> = Vec::new();
+        for (body, claim) in lasting(|| body::ids::orphans(&self.data)) {
+            if !named.contains(&body) {
+                found.push(Garbage { kind: "ids", name: body.clone(), bytes: 0, why: "its Body is gone".into() });
+                named.push(body);
+            }
             if sweep == Sweep::Remove {
-                let _ = fs::remove_file(&path);
+                let _ = sys::fd::remove_link(&claim.link, &claim.target);
             }
         }
     }

@@ -184,6 +184,7 @@ impl Fleet {
         }
         // It may have died with work in its hands.
         self.save_if_possible(&spec)?;
+        self.claim_again(&spec)?;
         let under = self.under(&spec)?;
         // Two overlays must not share an upper.
         if let Some(last) = dir.running().map_err(|error| failures::dir(id, error))? {
@@ -195,6 +196,11 @@ impl Fleet {
         self.bring_up(self.begin(launcher, &dir, &spec, &under)?, &dir, &spec, None)?;
         let view = self.view(id)?;
         self.started(view).await
+    }
+
+    /// Makes sure that the host ids of a Body that is about to run are nobody else's.
+    pub(crate) fn claim_again(&self, spec: &Spec) -> Result<(), Failure> {
+        ids::claim_again(&self.data, &spec.id, &spec.ids).map_err(|error| failures::ids_of(&spec.id, error))
     }
 
     /// Stops every process of a Body where it stands.

@@ -492,7 +492,7 @@ fn remove_directory(dir: &Path) {
 
 /// After the last process that had them: from here on another Body may have these ids.
 fn release_ids(plan: &Plan) {
-    if let Some(claim) = &plan.claim {
-        let _ = std::fs::remove_file(claim);
+    for claim in &plan.claims {
+        let _ = sys::fd::remove_link(&claim.link, &claim.target);
     }
 }

@@ -28,8 +28,8 @@ pub struct Plan {
     pub config: GuestConfig,
     /// Its ids.
     pub ids: Ids,
-    /// The link by which it has them, if there is one: it goes with the Body's directory.
-    pub claim: Option<PathBuf>,
+    /// The links by which it has them: they go with the Body's directory.
+    pub claims: Vec<Claim>,
     /// Where its writes go.
     pub upper: Upper,
     /// Its root, area by area; the root itself first.
@@ -60,6 +60,15 @@ pub struct Plan {
     /// The machine that runs in it instead of a guest of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<VmPlan>,
+}
+
+/// A link that says whose something is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// Where it is.
+    pub link: PathBuf,
+    /// What it says as long as it is the Body's.
+    pub target: PathBuf,
 }
 
 /// Where a Body's writes go.

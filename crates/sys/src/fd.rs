@@ -63,6 +63,13 @@ pub fn write_whole(path: &Path, contents: &[u8]) -> io::Result<()> {
     written
 }
 
+/// Removes a link if it still says `target`. Nobody replaces it in between who takes the lock of its directory for that.
+pub fn remove_link(link: &Path, target: &Path) -> io::Result<()> {
+    let dir = rustix::fs::open(link.parent().unwrap_or(Path::new("/")), OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::fs::flock(&dir, rustix::fs::FlockOperation::LockExclusive)?;
+    if std::fs::read_link(link)? == target { std::fs::remove_file(link) } else { Ok(()) }
+}
+
 /// Sends a descriptor to whoever holds the other end.
 pub fn send(socket: BorrowedFd<'_>, fd: BorrowedFd<'_>) -> io::Result<()> {
     let fds = [fd];

@@ -5,6 +5,8 @@ use std::{io, path::Path};
 use crate::fd::read_small;
 
 const STAT_LEN_MAX: u64 = 4096;
+/// A process may be in 65,536 groups, and all of them are listed.
+const STATUS_LEN_MAX: u64 = 1 << 20;
 
 /// When a process started, in the kernel's ticks since boot: together with the pid a name for good.
 pub fn start_ticks(pid: i32) -> io::Result<u64> {
@@ -20,6 +22,20 @@ pub fn stat(pid: i32) -> io::Result<(char, u64)> {
     let state = fields.next().and_then(|field| field.chars().next());
     let ticks = fields.nth(18).and_then(|field| field.parse().ok());
     state.zip(ticks).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a stat line without its fields"))
+}
+
+/// Whether a process has one of these user ids. Where that cannot be told, one has.
+pub fn has_process(ids: std::ops::Range<u32>) -> bool {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return true };
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter_map(user_ids).flatten().any(|id| ids.contains(&id))
+}
+
+/// The user ids of a process: real, effective, saved, of file access. None when it is gone.
+fn user_ids(pid: i32) -> Option<Vec<u32>> {
+    let text = read_small(Path::new(&format!("/proc/{pid}/status")), STATUS_LEN_MAX).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    Some(line.split_ascii_whitespace().filter_map(|id| id.parse().ok()).collect())
 }
 
 /// How many threads the caller has.

@@ -76,6 +76,7 @@ impl Fleet {
         let machine = text
             .and_then(|text| Ok(serde_json::from_str::<Machine>(&text)?))
             .map_err(|error| super::frozen::incomplete("its record cannot be read").because(error))?;
+        self.claim_again(spec)?;
         let mut under = self.under(spec)?;
         under.vm = Some(
             self.thawed_parts(spec, &dir.swap(), &machine, false)

@@ -1,0 +1,175 @@
+//! Which Body of this host has which run of ids, whatever its data directory.
+//!
+//! Invariant: one run, one Body: a claim is a link in one directory of the host that names the Body's directory.
+//! Invariant: a claim is as good as its Body. When the directory it names is gone and no process has an id of the run,
+//! it is anybody's; so nobody who is killed leaves one for ever.
+//! Invariant: a claim is replaced or removed under the lock of the directory of claims, by who has seen what it says.
+//! Absent on purpose: claims that survive the host's restart. A data directory remembers the runs of its own Bodies, and
+//! a Body claims its run again when it is started.
+
+use std::{
+    fs::{DirBuilder, File},
+    io,
+    os::unix::fs::{DirBuilderExt, symlink},
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::FlockOperation;
+
+/// Gone with the host's restart, as every process is.
+const DIR: &str = "/run/palisade/ids";
+
+/// Whose a run of ids is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// The one's who asked.
+    Own,
+    /// Another Body's.
+    Others,
+}
+
+/// The directory of claims.
+#[derive(Debug)]
+pub(super) struct HostWide(PathBuf);
+
+impl HostWide {
+    /// That of this host.
+    pub(super) fn new() -> Self {
+        Self(DIR.into())
+    }
+
+    /// The link that says whose a run is.
+    pub(super) fn link(&self, run: u32) -> PathBuf {
+        self.0.join(run.to_string())
+    }
+
+    /// Claims a run for the Body in that directory, unless another has it.
+    pub(super) fn claim(&self, run: u32, body: &Path) -> io::Result<Whose> {
+        let link = self.link(run);
+        let made = match symlink(body, &link) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
+                symlink(body, &link)
+            }
+            made => made,
+        };
+        match made {
+            Ok(()) => Ok(Whose::Own),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => take_over(&link, body, |owner| is_gone(run, owner)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether that Body has it.
+    pub(super) fn has(&self, run: u32, body: &Path) -> bool {
+        std::fs::read_link(self.link(run)).is_ok_and(|owner| owner == body)
+    }
+
+    /// Runs that are claimed for Bodies below a directory, and the Bodies.
+    pub(super) fn below(&self, dir: &Path) -> Vec<(u32, PathBuf)> {
+        let entries = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
+        let claims = entries.filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, std::fs::read_link(entry.path()).ok()?)));
+        claims.filter(|(_, owner)| owner.parent() == Some(dir)).collect()
+    }
+}
+
+/// Whether nothing is left of the Body in that directory: neither the directory, under either of its names, nor a
+/// process. Processes may outlive a directory that somebody else removed.
+pub(super) fn is_gone(run: u32, body: &Path) -> bool {
+    !body.exists() && !proto::launch::set_aside(body).exists() && !sys::proc::has_process(super::ids_of(run))
+}
+
+/// Takes a claim whose Body is gone; one at a time, so that no two take the same.
+pub(super) fn take_over(link: &Path, target: &Path, gone: impl Fn(&Path) -> bool) -> io::Result<Whose> {
+    let looked = |link: &Path| std::fs::read_link(link).is_ok_and(|owner| owner != target && gone(&owner));
+    if std::fs::read_link(link).is_ok_and(|owner| owner == target) {
+        return Ok(Whose::Own);
+    }
+    if !looked(link) {
+        return Ok(Whose::Others);
+    }
+    let dir = File::open(link.parent().unwrap_or(Path::new("/")))?;
+    rustix::fs::flock(&dir, FlockOperation::LockExclusive)?;
+    if !looked(link) {
+        return Ok(Whose::Others);
+    }
+    std::fs::remove_file(link)?;
+    match symlink(target, link) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Whose::Others),
+        done => done.map(|()| Whose::Own),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::LAYERS_RUN as RUN, *};
+
+    // Runs of Bodies may have processes while this runs; this one never has.
+
+    /// A directory of claims and one of Bodies, gone with the test.
+    struct Host(PathBuf);
+
+    impl Host {
+        fn new(name: &str) -> Self {
+            let dir = std::env::temp_dir().join(format!("palisade-claims-{name}-{}", std::process::id()));
+            std::fs::create_dir(&dir).unwrap();
+            Self(dir)
+        }
+
+        fn claims(&self) -> HostWide {
+            HostWide(self.0.join("run/ids"))
+        }
+
+        fn body(&self, name: &str) -> PathBuf {
+            let dir = self.0.join(name);
+            std::fs::create_dir_all(&dir).unwrap();
+            dir
+        }
+    }
+
+    impl Drop for Host {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_run_is_one_bodys_until_that_is_gone() {
+        let host = Host::new("gone");
+        let (claims, one, two) = (host.claims(), host.body("a/bodies/one"), host.body("b/bodies/two"));
+        assert_eq!(claims.claim(RUN, &one).unwrap(), Whose::Own);
+        assert_eq!(claims.claim(RUN, &one).unwrap(), Whose::Own, "again is no harm");
+        assert_eq!(claims.claim(RUN, &two).unwrap(), Whose::Others);
+        assert!(claims.has(RUN, &one) && !claims.has(RUN, &two));
+        std::fs::rename(&one, proto::launch::set_aside(&one)).unwrap();
+        assert_eq!(claims.claim(RUN, &two).unwrap(), Whose::Others, "its keeper is still at it");
+        std::fs::remove_dir(proto::launch::set_aside(&one)).unwrap();
+        assert_eq!(claims.claim(RUN, &two).unwrap(), Whose::Own, "whoever was killed leaves no claim for ever");
+        assert_eq!(claims.below(two.parent().unwrap()), [(RUN, two.clone())]);
+        assert_eq!(claims.below(one.parent().unwrap()), []);
+    }
+
+    #[test]
+    fn of_many_who_take_a_run_over_one_has_it() {
+        let host = Host::new("many");
+        let claims = host.claims();
+        let bodies: Vec<PathBuf> = (0..8).map(|number| host.body(&format!("{number}/bodies/b"))).collect();
+        for round in 0..50 {
+            let gone = host.0.join("gone");
+            let _ = std::fs::remove_file(claims.link(RUN));
+            claims.claim(RUN, &gone).unwrap();
+            let won = std::thread::scope(|scope| {
+                let takers: Vec<_> = bodies.iter().map(|body| scope.spawn(|| claims.claim(RUN, body).unwrap())).collect();
+                takers.into_iter().map(|taker| taker.join().unwrap()).filter(|whose| *whose == Whose::Own).count()
+            });
+            assert_eq!(won, 1, "round {round}");
+        }
+    }
+
+    #[test]
+    fn ids_that_a_process_has_are_not_free() {
+        let own = rustix::process::getuid().as_raw();
+        assert!(sys::proc::has_process(own..own + 1), "this test is one");
+        assert!(!sys::proc::has_process(super::super::ids_of(RUN)), "no process has ids of layers");
+    }
+}
