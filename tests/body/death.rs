@@ -55,6 +55,32 @@ async fn without_its_keeper_a_body_is_used_stopped_started_and_removed(t: Bodies
     t.fleet().remove(&other, Force::Yes).await.unwrap();
 }
 
+#[body_test]
+async fn a_body_whose_directory_was_removed_ends_by_itself(t: Bodies) {
+    let (moved, removed, paused) = (t.create().await, t.create().await, t.create().await);
+    t.fleet().pause(&paused).await.unwrap();
+    let elsewhere = t.dir().join("elsewhere");
+    std::fs::rename(t.body_dir(&moved), &elsewhere).unwrap();
+    let gone = [&removed, &paused].map(|body| (running(&t, body), t.body_dir(body)));
+    for (_, dir) in &gone {
+        // What belongs to ids of the Body may stay, for a user who is not root.
+        let _ = std::process::Command::new("rm").arg("-rf").arg(dir).stderr(std::process::Stdio::null()).status().unwrap();
+        assert!(!dir.join("spec.json").exists());
+    }
+    let lives = |at: &Running| body::dir::alive(at.pid, at.ticks).is_some_and(|state| !matches!(state, 'Z' | 'X')) || body::dir::keeper_lives(at.keeper);
+    wait::within(t.patient(std::time::Duration::from_secs(15)), "both Bodies end with their keepers", || {
+        testkit::leaks::reap();
+        (!gone.iter().any(|(at, _)| lives(at))).then_some(())
+    })
+    .await;
+    assert_eq!(testkit::leaks::cgroups(&[removed.to_string(), paused.to_string()]), Vec::<String>::new());
+    t.fleet().gc(fleet::Sweep::Remove).await.unwrap();
+    assert!(gone.iter().all(|(_, dir)| !dir.exists()));
+    // Its keeper had a look at that, too.
+    std::fs::rename(&elsewhere, t.body_dir(&moved)).unwrap();
+    assert_eq!(t.sh(&moved, "echo still here").await.ok(), "still here");
+}
+
 #[body_test(except(microvm = "a kill of a machine is a loss of power: what it has not synced is gone; microvm::death shows the rest"))]
 async fn a_body_of_an_earlier_boot_is_lost_and_can_be_started(t: Bodies) {
     let body = t.create().await;

@@ -85,8 +85,7 @@ impl Fleet {
             let name = dir.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
             found.push(Garbage { kind: "body", name, bytes: bytes(dir.path()), why: "it ended, and its keeper is gone".into() });
             if sweep == Sweep::Remove {
-                let nobody = proto::spec::Ids { users: Vec::new(), groups: Vec::new() };
-                let ids = dir.spec().or_else(|_| dir.draft()).map_or(nobody, |spec| spec.ids);
+                let ids = dir.spec().or_else(|_| dir.draft()).map_or_else(|_| any_ids(), |spec| spec.ids);
                 snapshot::remove(&self.maker.programs, &ids, dir.path()).map_err(crate::failures::removal)?;
             }
         }
@@ -125,8 +124,7 @@ impl Fleet {
             return self.clear_away(dir, &spec);
         }
         groups::unbound_by_name(id);
-        let nobody = proto::spec::Ids { users: Vec::new(), groups: Vec::new() };
-        snapshot::remove(&self.maker.programs, &nobody, dir.path()).map_err(crate::failures::removal)
+        snapshot::remove(&self.maker.programs, &any_ids(), dir.path()).map_err(crate::failures::removal)
     }
 
     fn sweep_snapshots(&self, sweep: Sweep, found: &mut Vec<Garbage>) -> Result<(), Failure> {
@@ -142,8 +140,7 @@ impl Fleet {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             found.push(Garbage { kind: "snapshot", name, bytes: bytes(&path), why: why.to_owned() });
             if sweep == Sweep::Remove {
-                let nobody = proto::spec::Ids { users: Vec::new(), groups: Vec::new() };
-                let ids = manifest.map_or(nobody, |manifest| manifest.ids);
+                let ids = manifest.map_or_else(|_| any_ids(), |manifest| manifest.ids);
                 snapshot::remove(&self.maker.programs, &ids, &path).map_err(crate::failures::removal)?;
             }
         }
@@ -217,6 +214,11 @@ impl Fleet {
             }
         }
     }
+}
+
+/// Of what nobody knows whose it is: every id that the caller could have given to a Body.
+fn any_ids() -> proto::spec::Ids {
+    body::ids::of_trees()
 }
 
 /// What is still there after a moment: a keeper that is just clearing its Body away needs no help.

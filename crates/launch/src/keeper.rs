@@ -333,6 +333,8 @@ fn end_child(pid: Pid) {
 fn keep(plan: &Plan, mut kept: Kept) -> ExitCode {
     let started = Instant::now();
     let ordered = wait(plan, &mut kept, started);
+    let forgotten = ordered == Some(Order::Forgotten);
+    let ordered = ordered.map(Order::end);
     // A kept Body that was never published is none. One that was, and that its `pal start` left behind, stays.
     let owner_gone = matches!(ordered, Some(End::Owner)) && (plan.life == Life::Run || !Path::new("spec.json").exists());
     if owner_gone {
@@ -350,6 +352,11 @@ fn keep(plan: &Plan, mut kept: Kept) -> ExitCode {
     if owner_gone {
         release_ids(plan);
         say_cleared();
+    } else if forgotten {
+        // What is left of a directory still belongs to these ids; `pal gc` takes both.
+        if is_removed() {
+            release_ids(plan);
+        }
     } else if let Ok(text) = serde_json::to_vec(&end) {
         let _ = sys::fd::write_whole(Path::new("end.json"), &text);
         let _ = std::fs::remove_file("guest.sock");
@@ -369,8 +376,32 @@ fn say_cleared() {
     let _ = io::stdout().write_all(b"\n").and_then(|()| io::stdout().flush());
 }
 
+/// Why a guest is ended here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// Its maker is gone.
+    Owner,
+    /// Its time is over.
+    Timeout,
+    /// Its disk is full.
+    Disk,
+    /// Its directory was removed: nobody could ever find it again, and nobody is told of its end.
+    Forgotten,
+}
+
+impl Order {
+    fn end(self) -> End {
+        match self {
+            Self::Owner => End::Owner,
+            Self::Timeout => End::Timeout,
+            Self::Disk => End::Disk,
+            Self::Forgotten => End::Unknown,
+        }
+    }
+}
+
 /// None when the guest ended by itself; otherwise why it was ended here.
-fn wait(plan: &Plan, kept: &mut Kept, started: Instant) -> Option<End> {
+fn wait(plan: &Plan, kept: &mut Kept, started: Instant) -> Option<Order> {
     let stdin = io::stdin();
     let mut rested = false;
     // A kept Body hangs by its maker until that has written it down, and says so.
@@ -408,10 +439,11 @@ fn wait(plan: &Plan, kept: &mut Kept, started: Instant) -> Option<End> {
             tied = false;
             continue;
         }
-        let end = match (maker_gone, plan.wall_ms) {
-            (true, _) => End::Owner,
-            (_, Some(wall)) if started.elapsed() >= Duration::from_millis(wall) => End::Timeout,
-            _ if over_disk(plan) => End::Disk,
+        let order = match (maker_gone, plan.wall_ms) {
+            (true, _) => Order::Owner,
+            (_, Some(wall)) if started.elapsed() >= Duration::from_millis(wall) => Order::Timeout,
+            _ if !tied && is_forgotten() => Order::Forgotten,
+            _ if over_disk(plan) => Order::Disk,
             _ => {
                 // What the look needed of the program is not needed again for a while.
                 if rested {
@@ -422,8 +454,20 @@ fn wait(plan: &Plan, kept: &mut Kept, started: Instant) -> Option<End> {
         };
         let _ = sys::process::signal(kept.handle.as_fd(), Signal::KILL);
         thaw(plan);
-        return Some(end);
+        return Some(order);
     }
+}
+
+/// Whether somebody removed the directory of a Body that had been written down, or what makes it a Body's.
+fn is_forgotten() -> bool {
+    let missing = |name: &str| Path::new(name).symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    // The draft is what `pal` makes of the spec before it ends a Body itself, perhaps between two of these looks.
+    is_removed() || (missing("spec.json") && missing("spec.draft"))
+}
+
+/// Whether the Body's directory is gone. The kernel knows: one that was moved has a name, one that was removed has none.
+fn is_removed() -> bool {
+    std::env::current_dir().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// How long nothing needs to be looked at; none means until something happens.
