@@ -36,3 +36,19 @@ fn forks_of_what_the_host_shows() {
 fn a_deep_tree_is_removed() {
     run_as_account("body::life::removing_ends_every_process_and_a_deep_tree::process");
 }
+
+#[test]
+fn a_run_on_a_snapshot() {
+    run_as_account("body::fork::a_snapshot_is_a_template_by_id_and_by_name::process");
+}
+
+#[test]
+fn mounts_that_belong_to_another_id() {
+    run_as_account("body::mounts::a_read_only_mount_is_read_and_never_written::process");
+}
+
+/// Files of subordinate ids stay when the account removes the directory; `pal gc` takes them.
+#[test]
+fn a_directory_that_was_removed() {
+    run_as_account("body::death::a_body_whose_directory_was_removed_ends_by_itself::process");
+}

@@ -29,6 +29,14 @@ pub struct Under {
     pub vm: Option<crate::vm::Parts>,
 }
 
+impl Under {
+    /// The ids that what is below is written under.
+    pub fn ids(&self) -> impl Iterator<Item = &Ids> {
+        let layers = self.layers.iter().chain(self.workspaces.iter().map(|workspace| &workspace.layers)).chain(&self.home);
+        self.snapshots.iter().map(|snapshot| &snapshot.ids).chain(layers.flatten().map(|layer| &layer.ids))
+    }
+}
+
 /// A repository below a Body.
 #[derive(Debug, Clone)]
 pub struct WorkspaceBelow {

@@ -105,7 +105,9 @@ impl Fleet {
         let mounts = request.mounts.iter().map(check_mount).collect::<Result<Vec<_>, _>>()?;
         request.workdir.as_deref().map_or(Ok(()), |path| check_inside(Path::new(path)))?;
         let user = request.user.clone().unwrap_or_else(|| "user".into());
-        let root = if user == "root" || request.life == Life::Kept || base.is_some() { ids::Root::Wanted } else { ids::Root::Unneeded };
+        // An ordinary user cannot show what was written under many ids to a Body that has one.
+        let many = under.ids().any(Ids::has_root);
+        let root = if user == "root" || request.life == Life::Kept || base.is_some() || many { ids::Root::Wanted } else { ids::Root::Unneeded };
         let spec = Spec {
             v: proto::spec::VERSION,
             id: BodyId::from_random([0; 12]),
