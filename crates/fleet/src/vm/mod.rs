@@ -86,6 +86,8 @@ impl Fleet {
 
     /// What a machine of that spec is made from; it boots.
     pub(crate) fn parts(&self, spec: &Spec, under: &Under) -> Result<Parts, Failure> {
+        // Asked first: images take a minute and gigabytes to make, and are of no use without the rest.
+        self.ground().setup().map_err(failure)?;
         let images = self.images(&self.ground(), spec, under)?;
         self.parts_with(spec, images, None)
     }
