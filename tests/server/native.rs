@@ -68,6 +68,10 @@ server_test! {
         let (status, first) = again(&server);
         assert_eq!(status, 201);
         assert_eq!(again(&server), (200, first.clone()));
+        // Another request under the same name is a mistake, and never answered with what it did not ask for.
+        let headers = [("X-API-KEY", server.key.as_str()), ("Idempotency-Key", "once-1"), ("Content-Type", "application/json")];
+        let other = client::ask(server.address, "POST", "/v1/bodies", &headers, br#"{"limits":{"pids":117802061}}"#).unwrap();
+        assert_eq!(other.status, 409, "{}", other.text());
         server.kill();
         let server = Server::start(pal);
         assert_eq!(again(&server), (200, first));

@@ -12,6 +12,7 @@ use proto::{
     spec::{Access, Mount},
 };
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -44,7 +45,7 @@ pub fn router() -> OpenApiRouter<App> {
 }
 
 /// A Body to be made.
-#[derive(Debug, Clone, Default, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewBody {
     /// What it starts from: `host`, a template, or the id or name of a snapshot.
@@ -82,7 +83,7 @@ pub struct NewBody {
 }
 
 /// A directory or file of the host that a Body is to see.
-#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WantedMount {
     /// Where it is on the host.
@@ -126,7 +127,7 @@ async fn list(state: axum::extract::State<App>, Reader(caller): Reader, Asked(qu
 
 /// Make a Body and start it.
 ///
-/// With an `Idempotency-Key`, asking again with the same key gives the Body that the first request made.
+/// With an `Idempotency-Key`, asking for the same again with the same key gives the Body that the first request made.
 #[utoipa::path(post, path = "/bodies", operation_id = "create_body", tag = "bodies", request_body = Option<NewBody>,
     params(("Idempotency-Key" = Option<String>, Header, description = "What tells a repeated request from a new one", min_length = 1, max_length = 255, pattern = "^[A-Za-z0-9_.:-]{1,255}$")),
     responses((status = 201, description = "Made", body = Body), (status = 200, description = "Made before, by a request with the same key", body = Body),
@@ -144,13 +145,14 @@ async fn create(
         Some(request) => Some(app.services().turn(request).await),
         None => None,
     };
-    if let Some(request) = request.clone()
-        && let Some(view) = app.blocking(async move |fleet: &Fleet| Ok(made_before(fleet, &request))).await?
+    let wanted = wanted.map(|Sent(wanted)| wanted).unwrap_or_default();
+    let mark = request.map(|request| Mark { says: said_by(&wanted), request });
+    if let Some(mark) = mark.clone()
+        && let Some(view) = app.blocking(async move |fleet: &Fleet| made_before(fleet, &mark)).await?
     {
         return Ok((StatusCode::OK, Json(view)));
     }
-    let wanted = wanted.map(|Sent(wanted)| wanted).unwrap_or_default();
-    let create = wanted.into_create(&caller, request)?;
+    let create = wanted.into_create(&caller, mark.map(|mark| mark.text()))?;
     let (asking, template) = (caller.clone(), create.template.clone());
     app.blocking(async move |fleet: &Fleet| owners::usable(fleet, &asking, &template)).await?;
     let admitted = limits::admit(&app, &caller, &create).await?;
@@ -233,11 +235,36 @@ fn idempotency(headers: &HeaderMap) -> Result<Option<String>, Failure> {
     }
 }
 
-fn made_before(fleet: &Fleet, request: &str) -> Option<Body> {
-    let leased = fleet.leased().ok()?;
-    let (id, lease) = leased.into_iter().find(|(_, lease)| lease.request.as_deref() == Some(request))?;
-    let view = fleet.view(&id).ok()?;
-    Some(Body::new(view, Some(lease)))
+/// What a Body carries of the request that made it: whose and which it was, and a hash of what it said.
+#[derive(Debug, Clone)]
+struct Mark {
+    request: String,
+    says: String,
+}
+
+impl Mark {
+    /// No key of a request has a `#`.
+    fn text(&self) -> String {
+        format!("{}#{}", self.request, self.says)
+    }
+}
+
+fn said_by(wanted: &NewBody) -> String {
+    proto::event::hex(&Sha256::digest(serde_json::to_vec(wanted).unwrap_or_default())[..16])
+}
+
+/// The Body that the same request made before. One that says something else must not be answered with it.
+fn made_before(fleet: &Fleet, mark: &Mark) -> Result<Option<Body>, Failure> {
+    let said = |lease: &Lease| match lease.request.as_deref()?.split_once('#') {
+        Some((request, says)) => (request == mark.request).then(|| says.to_owned()),
+        // Of an earlier version, which did not keep what was said.
+        None => (lease.request.as_ref() == Some(&mark.request)).then(|| mark.says.clone()),
+    };
+    let Some((id, lease, said)) = fleet.leased()?.into_iter().find_map(|(id, lease)| said(&lease).map(|said| (id, lease, said))) else { return Ok(None) };
+    if said != mark.says {
+        return Err(Failure::new(Kind::Conflict, "this Idempotency-Key was used for another request").hint("use a new key for each new request"));
+    }
+    Ok(fleet.view(&id).ok().map(|view| Body::new(view, Some(lease))))
 }
 
 pub fn may_see(caller: &Caller, lease: Option<&Lease>) -> bool {

@@ -114,7 +114,7 @@ pub struct Limits {
 }
 
 /// Limits as they are asked for; what is left out gets the host's default.
-#[derive(Debug, Clone, Default, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WantedLimits {
     /// Memory of all processes together.
@@ -281,7 +281,7 @@ pub fn end_word(end: &End) -> String {
 }
 
 /// A layer that can be asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WantedLayer {
     /// Namespaces, Landlock, seccomp and limits.
