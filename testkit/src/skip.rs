@@ -19,12 +19,20 @@ pub const EXPECTED: &[Skip] = &[
     Skip { what: "with a KVM that tells a machine's state", why: "/dev/kvm of this host makes machines, but their processors' state cannot be had" },
     Skip { what: "against firecracker's description", why: "it is not in this repository; name its firecracker.yaml by PAL_FIRECRACKER_OPENAPI" },
     Skip { what: "against cloud-hypervisor's description", why: "it is not in this repository; name its cloud-hypervisor.yaml by PAL_CLOUD_HYPERVISOR_OPENAPI" },
+    Skip { what: "without subordinate ids", why: "this user has some; started by root, the suite makes a user who has none" },
     Skip { what: "as root", why: "the suite was started by an ordinary user" },
 ];
 
-/// Says that something is not shown here. Panics when nobody expects that.
+/// Says that something is not shown here: to who reads the test's output, and in the file that `./test` makes a summary of.
+/// Panics when nobody expects that.
 pub fn skip(what: &str) {
     let found = EXPECTED.iter().find(|skip| skip.what == what);
     let Some(skip) = found else { panic!("a skip that the suite does not expect: {what}") };
     eprintln!("skipped {}: {}", skip.what, skip.why);
+    if let Some(list) = std::env::var_os("TESTKIT_SKIPS") {
+        let test = std::thread::current().name().unwrap_or("?").to_owned();
+        let line = format!("{}: {}\t{test}\n", skip.what, skip.why);
+        let mut list = std::fs::File::options().append(true).create(true).open(list).expect("the list of skips can be written");
+        std::io::Write::write_all(&mut list, line.as_bytes()).expect("the list of skips can be written");
+    }
 }

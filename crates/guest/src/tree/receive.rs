@@ -353,6 +353,10 @@ mod tests {
             &fs::metadata(to.join("a/closed")).unwrap().permissions(),
         );
         assert_eq!(mode & 0o777, 0o555);
+        // Nobody but root removes anything from a directory that may not be written.
+        for closed in [from, to].map(|root| root.join("a/closed")) {
+            fs::set_permissions(closed, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        }
         fs::remove_dir_all(dir).unwrap();
     }
 
