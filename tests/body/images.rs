@@ -395,7 +395,7 @@ async fn a_layer_may_come_twice(t: Bodies) {
     let registry = Registry::open();
     let parts = image(&[Layer(TAR, roots::small()), nothing(), word, nothing()], json!({ "Env": ["PATH=/bin"] }));
     registry.push("twice", "v1", &parts);
-    fine(import(&t, "twice", &Image::new(&format!("{}/twice:v1", registry.host()))).await);
+    fine(import(&t, "twice", &Image::new(format!("{}/twice:v1", registry.host()))).await);
     let view = t.make(Create { template: "twice".into(), ..t.passing() }).await;
     assert_eq!(t.sh(view.id(), "cat /etc/word").await.ok(), "one");
 }

@@ -154,20 +154,20 @@ impl Remote {
                 let line = format!("sleep 7{turn}");
                 let start = json!({ "process": { "cmd": "/bin/sh", "args": ["-c", format!("{line} & wait")] }, "stdin": false, "tag": format!("t{turn}") }).to_string();
                 let body = [&[0][..], &(start.len() as u32).to_be_bytes(), start.as_bytes()].concat();
-                if self.started(&made, &body) {
-                    if let Some(entry) = told.lock().unwrap().alive.get_mut(&made.id) {
-                        entry.line = Some(line);
-                    }
+                if self.started(&made, &body)
+                    && let Some(entry) = told.lock().unwrap().alive.get_mut(&made.id)
+                {
+                    entry.line = Some(line);
                 }
             }
             (3, Some(made)) => self.use_terminal(told, &made, turn),
             (_, Some(made)) => {
                 let (path, text) = (format!("f{turn}"), format!("text of {turn}"));
                 let written = self.envd(&made, &format!("/files?path={path}&username=user"), "application/octet-stream", text.as_bytes());
-                if written.is_some_and(|answer| answer.status == 200) {
-                    if let Some(entry) = told.lock().unwrap().alive.get_mut(&made.id) {
-                        entry.files.insert(path, text);
-                    }
+                if written.is_some_and(|answer| answer.status == 200)
+                    && let Some(entry) = told.lock().unwrap().alive.get_mut(&made.id)
+                {
+                    entry.files.insert(path, text);
                 }
             }
             _ => std::thread::sleep(Duration::from_millis(2)),

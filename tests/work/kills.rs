@@ -209,7 +209,9 @@ impl World {
             [Full::None, Full::None, Full::None, Full::Data, Full::Repository][chance.below(5) as usize];
         let filled = self.fill(full);
         let cut = self.cut(verb, &body, victim, chance);
-        filled.map(|file| fs::remove_file(file).unwrap());
+        if let Some(file) = filled {
+            fs::remove_file(file).unwrap();
+        }
         // A landing that was cut short may have left half of the user's files, and git's own locks.
         self.git("rm -f .git/*.lock .git/refs/heads/*.lock; git reset -q --hard");
         cut
@@ -265,7 +267,7 @@ impl World {
     fn look(&self, round: usize) {
         for (body, names) in &self.synced {
             let upper = self.data().join("bodies").join(body).join("disk/upper");
-            let there = self.is_there(body).then(|| find(&upper, "file")).unwrap_or_default();
+            let there = if self.is_there(body) { find(&upper, "file") } else { Default::default() };
             let missing: Vec<&String> = names.iter().filter(|name| !there.contains(name)).collect();
             if missing.is_empty() {
                 continue;

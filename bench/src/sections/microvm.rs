@@ -99,7 +99,7 @@ fn interleave_all(
     parent: &View,
 ) -> io::Result<Vec<Row>> {
     let pal = peers::pal(ground, &["run", "--layer", "microvm", "--", "true"]);
-    let mut contenders = vec![
+    let mut contenders = [
         Contender::new(PLAIN, || plain.boot(Told::Least)),
         Contender::new(TUNED, || plain.boot(Told::Same)),
         Contender::new(COLD, || first_exec(runtime, fleet, Create { cold: true, ..machine() })),

@@ -264,7 +264,10 @@ impl Fleet {
         let written = written.and_then(|()| match spec.life {
             Life::Kept => self.append(started).map(drop),
             // Written together with its first exec, which follows at once and waits for it.
-            Life::Run => Ok(self.later(started)),
+            Life::Run => {
+                self.later(started);
+                Ok(())
+            }
         });
         // A new Body is one from here on.
         let published = || if is_new { dir.publish().map_err(|error| failures::dir(&spec.id, error)) } else { Ok(()) };

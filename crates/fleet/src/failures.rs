@@ -8,7 +8,7 @@ use store::{AppendError, ArtifactError, OpenError, ReadError};
 pub fn append(error: AppendError) -> Failure {
     let failure = Failure::new(Kind::Host, "cannot write the event, so the action was not taken");
     match error {
-        AppendError::DiskFull { .. } => failure.because(error).hint("make room on the disk that holds the data directory: pal gc"),
+        AppendError::DiskFull => failure.because(error).hint("make room on the disk that holds the data directory: pal gc"),
         error => failure.because(error).hint("look at the log: pal events verify"),
     }
 }

@@ -291,7 +291,9 @@ impl Fleet {
             Ok(locked) => locked,
             Err(failure) => {
                 // A Body that lived by our tether and ended with it.
-                held.map(|mut held| held.tether.bury());
+                if let Some(mut held) = held {
+                    held.tether.bury();
+                }
                 return Err(failure);
             }
         };

@@ -128,10 +128,10 @@ impl Layer<'_> {
 
     /// The directory of that path, with what is missing of it made.
     fn dir(&mut self, path: &[u8]) -> io::Result<OwnedFd> {
-        if let Some((last, dir)) = &self.last {
-            if last == path {
-                return dir.try_clone();
-            }
+        if let Some((last, dir)) = &self.last
+            && last == path
+        {
+            return dir.try_clone();
         }
         let dir = self.find(path)?;
         self.last = Some((path.to_vec(), dir.try_clone()?));

@@ -148,6 +148,7 @@ impl Reader {
     }
 
     /// The next item, if enough has arrived for it.
+    #[expect(clippy::should_implement_trait, reason = "none now is not the end: more may arrive")]
     pub fn next(&mut self) -> Result<Option<Item>, TreeError> {
         match self.state {
             At::Magic => self.magic(),

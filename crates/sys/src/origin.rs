@@ -66,6 +66,7 @@ pub fn forget(name: &CStr) {
     }
     // SAFETY: one thread, so nobody reads `environ` meanwhile; what it is set to is static.
     unsafe { environ = ENVIRONMENT.0.as_ptr() };
+    #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one walk over two vectors, safe as a whole or not at all")]
     // SAFETY: two vectors that end with null stand one behind the other on the stack; each entry is a string in the
     // area the kernel filled at exec, which is writable and belongs to nobody else. The strings of the first stand
     // without gaps, so there is room for a name from the first's beginning to the last's end.
@@ -94,12 +95,11 @@ pub fn forget(name: &CStr) {
 /// # Safety
 /// It ends with a zero, and nobody else reads or writes it.
 unsafe fn wipe(text: *mut c_char) -> usize {
-    // SAFETY: as above.
-    unsafe {
-        let len = libc::strlen(text);
-        ptr::write_bytes(text, 0, len);
-        len
-    }
+    // SAFETY: it ends with a zero.
+    let len = unsafe { libc::strlen(text) };
+    // SAFETY: those bytes are the string's own, which is nobody else's.
+    unsafe { ptr::write_bytes(text, 0, len) };
+    len
 }
 
 #[cfg(test)]

@@ -160,7 +160,7 @@ pub fn setup(fleet: &Fleet, args: &Setup, format: Format) -> Result<(), Failure>
         let setup = fleet.setup_microvm(own, &mut say)?;
         return match format {
             Format::Json => output::json(&setup),
-            Format::Text => output::line(&format!("microVMs are set up: kernel {}; try: pal run --layer microvm -- uname -a", setup.kernel_source)),
+            Format::Text => output::line(format!("microVMs are set up: kernel {}; try: pal run --layer microvm -- uname -a", setup.kernel_source)),
         };
     }
     if args.engine.is_some() {

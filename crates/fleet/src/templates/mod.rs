@@ -129,10 +129,10 @@ impl Fleet {
     /// The record of a template, by id, name or alias; a tag is ignored.
     pub fn find_template(&self, key: &str) -> Result<Option<Template>, Failure> {
         let Ok(named) = key.parse::<Named>() else { return Ok(None) };
-        if let Ok(id) = named.name.parse::<TemplateId>() {
-            if let Ok(template) = read_record(&self.template_dir(&id).join("manifest.json")) {
-                return Ok(Some(template));
-            }
+        if let Ok(id) = named.name.parse::<TemplateId>()
+            && let Ok(template) = read_record(&self.template_dir(&id).join("manifest.json"))
+        {
+            return Ok(Some(template));
         }
         let called = |template: &Template| template.name == named.name || template.aliases.contains(&named.name);
         Ok(self.template_records().into_iter().find(called))

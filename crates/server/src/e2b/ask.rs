@@ -36,10 +36,10 @@ pub async fn admit(State(app): State<App>, mut request: Request, next: Next) -> 
             return Refusal::new(StatusCode::UNAUTHORIZED, "send a valid API key as X-API-KEY").into_response();
         }
     };
-    if needed > Scope::Read {
-        if let Err(failure) = audit::accepted(&app, &caller, &method, &uri).await {
-            return Refusal::from(failure).into_response();
-        }
+    if needed > Scope::Read
+        && let Err(failure) = audit::accepted(&app, &caller, &method, &uri).await
+    {
+        return Refusal::from(failure).into_response();
     }
     request.extensions_mut().insert(caller);
     next.run(request).await

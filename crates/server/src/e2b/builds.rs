@@ -58,7 +58,7 @@ pub async fn ask(State(app): State<App>, caller: Caller, asked: Asked<NewTemplat
     let asked_name = name.clone();
     let (job, template) = app
         .blocking(async move |fleet: &Fleet| {
-            let memory = memory_mb.map(|mb| Size::mib(mb));
+            let memory = memory_mb.map(Size::mib);
             let job = fleet.ask_build(&asked_name, &tags.unwrap_or_default(), cpu_count.map(|count| count.saturating_mul(1000)), memory)?;
             fleet.own_template(job.template.as_str(), &key)?;
             Ok((job.clone(), fleet.template(job.template.as_str())?.template))
@@ -274,7 +274,7 @@ fn step_of(app: &App, template: &TemplateId, step: Instruction) -> Result<Step, 
             Act::Copy { source: next().ok_or_else(wrong)?, target: next().ok_or_else(wrong)?, owner: args.next().filter(|text| !text.is_empty()), mode: args.next().filter(|text| !text.is_empty()), hash, archive }
         }
         "RUN" => Act::Run { command: next().ok_or_else(wrong)?, user: next() },
-        "ENV" if !step.args.is_empty() && step.args.len() % 2 == 0 => {
+        "ENV" if !step.args.is_empty() && step.args.len().is_multiple_of(2) => {
             Act::Env(step.args.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect())
         }
         "WORKDIR" => Act::Workdir(next().ok_or_else(wrong)?),

@@ -50,7 +50,11 @@ pub async fn metrics_of_many(State(app): State<App>, caller: Caller, query: Quer
 async fn known(app: &App, view: &View) -> Result<Vec<Sample>, Refusal> {
     if app.samples().of(view.id()).is_empty() && view.status == Status::Running {
         let (samples, id) = (app.samples().clone(), view.id().clone());
-        app.blocking(async move |fleet: &Fleet| Ok(samples.take(fleet, &id))).await?;
+        let look = async move |fleet: &Fleet| {
+            samples.take(fleet, &id);
+            Ok(())
+        };
+        app.blocking(look).await?;
     }
     Ok(app.samples().of(view.id()))
 }

@@ -183,8 +183,8 @@ fn dress(target: BorrowedFd<'_>, found: &Stat) -> io::Result<()> {
     rustix::fs::fchmod(target, Mode::from_raw_mode(found.st_mode))?;
     let time = |seconds: i64, nanos: i64| Timespec { tv_sec: seconds, tv_nsec: nanos };
     let times = Timestamps {
-        last_access: time(found.st_atime as i64, found.st_atime_nsec as i64),
-        last_modification: time(found.st_mtime as i64, found.st_mtime_nsec as i64),
+        last_access: time(found.st_atime, found.st_atime_nsec as i64),
+        last_modification: time(found.st_mtime, found.st_mtime_nsec as i64),
     };
     Ok(rustix::fs::futimens(target, &times)?)
 }
