@@ -5,7 +5,7 @@ use proto::Kind;
 use serde_json::json;
 use testkit::{
     Bodies, body_test,
-    registry::{Layer, Registry, TAR, image},
+    registry::{Answer, Layer, Liar, Registry, TAR, image},
     roots,
 };
 
@@ -96,4 +96,25 @@ async fn a_dockerfile_is_built_from_what_git_has_and_what_is_not_done_is_refused
     let failure = t.fleet().up(Up { ..asked(&t, &host) }).await.unwrap_err();
     assert_eq!(failure.kind, Kind::Usage);
     assert!(failure.message.contains(".devcontainer/Dockerfile: line 11: ADD is not done"), "{failure}");
+}
+
+#[body_test(except(user = "a root of its own needs subordinate ids", microvm = "a machine has no repositories in it yet"))]
+async fn a_dockerfile_fetches_packages_by_plain_http_where_a_rule_says_so(t: Bodies) {
+    let (_registry, reference) = pushed();
+    let mirror = Liar::start(|_| Answer::ok("PACKAGE\n"));
+    let port = mirror.host().replace("127.0.0.1:", "");
+    // As apt asks a proxy: one plain question.
+    let fetch = format!("exec 3<>/dev/tcp/127.0.0.1/3128 && printf 'GET http://localhost:{port}/pool/a.deb HTTP/1.1\\r\\nHost: localhost:{port}\\r\\nConnection: close\\r\\n\\r\\n' >&3 && cat <&3 > /fetched; case $(cat /fetched) in *PACKAGE*) ;; *) exit 7 ;; esac");
+    let docker = format!("FROM {reference}\nUSER root\nRUN {fetch}\n");
+    let host = Host::make(&t, "app", &format!("{}cat > .devcontainer/Dockerfile <<'END'\n{docker}END\n", write(r#"{ "build": { "dockerfile": "Dockerfile" } }"#)));
+    let failure = t.fleet().up(asked(&t, &host)).await.unwrap_err();
+    assert!(failure.message.contains("status 7") && mirror.asked().is_empty(), "{failure}");
+    host.commit(&format!("printf '[prepare]\\nallow = [\"localhost:{port}+plain+private\"]\\n' > palisade.toml"), "a mirror of ours");
+    let (body, _) = prepared(&t, asked(&t, &host)).await;
+    assert!(t.sh(&body, "cat /fetched").await.ok().ends_with("PACKAGE"));
+    assert_eq!(mirror.asked().len(), 1);
+    // Debian's own mirrors, and those of its like, need no rule of the repository's.
+    let built = t.events().into_iter().filter(|event| event.kind == "body.created").map(|event| event.data["spec"]["egress"]["allow"].to_string());
+    let built: Vec<String> = built.filter(|allow| allow.contains(&port)).collect();
+    assert!(built.iter().any(|allow| allow.contains("deb.debian.org:80+plain") && allow.contains("pypi.org:443")), "{built:?}");
 }

@@ -107,7 +107,11 @@ impl Fleet {
                 self.recipe(workspace, &build, say).map_err(wrong)?
             }
         };
-        let asked: Vec<String> = needs.allow.iter().cloned().collect();
+        let mut asked: Vec<String> = needs.allow.iter().cloned().collect();
+        if !steps.is_empty() {
+            // What any build may reach: apt and its like, too.
+            asked.extend(crate::registries().into_iter().filter(|rule| !needs.allow.contains(rule)));
+        }
         let text = serde_json::to_string(&(&from, &steps, &asked)).unwrap_or_default();
         let name = format!("devcontainer-{}", &digest(&[&text])[..12]);
         if self.template_build(&name).is_ok() {
