@@ -1,6 +1,6 @@
 //! Languages and their package managers: installed in a Body, tested there, changed, landed, and the same as natively.
 //!
-//! These reach crates.io, npm and PyPI; Go's modules are vendored.
+//! These reach crates.io, npm and PyPI; Go's modules are vendored, and Ruby's are in the repository.
 
 use std::{path::Path, process::Command};
 
@@ -57,6 +57,17 @@ const GO: Language = Language {
     test: "go test ./... | cut -f1,2",
     says: "ok  \texample.com/app",
     change: r#"printf 'package app\n\nfunc G() int { return F(4) }\n' > more.go"#,
+};
+
+/// Its dependency is in the repository: the machines this was built on cannot reach Ruby's registry.
+const RUBY: Language = Language {
+    make: r#"mkdir -p dep/lib; printf 'gem "dep", path: "dep"\n' > Gemfile; echo 'module Dep; def self.twice(n) = 2 * n; end' > dep/lib/dep.rb
+        echo 'Gem::Specification.new { |s| s.name = "dep"; s.version = "1.0.0"; s.summary = "x"; s.authors = ["x"]; s.files = ["lib/dep.rb"] }' > dep/dep.gemspec
+        echo 'require "dep"; puts Dep.twice(2)' > t.rb; HOME=/tmp bundle lock >/dev/null 2>&1"#,
+    native: "bundle install --quiet",
+    test: "bundle exec ruby t.rb",
+    says: "4",
+    change: "echo 'puts 1' > more.rb",
 };
 
 pub fn asked(t: &Bodies, host: &Host) -> Up {
@@ -137,6 +148,11 @@ async fn a_go_repository_goes_the_whole_way(t: Bodies) {
     whole_way(&t, &GO).await;
 }
 
+#[body_test(except(user = "one way is enough", microvm = "a machine has no repositories in it yet"))]
+async fn a_ruby_repository_goes_the_whole_way(t: Bodies) {
+    whole_way(&t, &RUBY).await;
+}
+
 const JS: &str = r#"echo node_modules > .gitignore; printf '{"name":"app","version":"1.0.0","dependencies":{"is-odd":"3.0.1"},"scripts":{"test":"node t.js"}}' > package.json
     echo "if (!require('is-odd')(3)) process.exit(1); console.log('odd')" > t.js"#;
 
@@ -181,6 +197,14 @@ async fn uv_is_brought_along(t: Bodies) {
     let make = r#"printf '[project]\nname = "app"\nversion = "0.1.0"\nrequires-python = ">=3.9"\ndependencies = ["six==1.16.0"]\n' > pyproject.toml; echo 'import six; print(six.__version__)' > t.py"#;
     let host = locked(&t, make, "uv.lock", include_str!("locks/uv.lock"));
     installs(&t, &host, "python3 t.py; uv run --offline python3 t.py", "1.16.0\n1.16.0").await;
+}
+
+#[body_test(except(user = "one way is enough for what takes half a minute", microvm = "a machine has no repositories in it yet"))]
+async fn poetry_is_brought_along(t: Bodies) {
+    // By the simple index, which every mirror of PyPI has.
+    let make = r#"printf '[project]\nname = "app"\nversion = "0.1.0"\nrequires-python = ">=3.9"\ndependencies = ["six==1.16.0"]\n\n[tool.poetry]\npackage-mode = false\n\n[[tool.poetry.source]]\nname = "simple"\nurl = "https://pypi.org/simple/"\npriority = "primary"\n' > pyproject.toml; echo 'import six; print(six.__version__)' > t.py"#;
+    let host = locked(&t, make, "poetry.lock", include_str!("locks/poetry.lock"));
+    installs(&t, &host, "python3 t.py", "1.16.0").await;
 }
 
 #[body_test(except(microvm = "a machine has no repositories in it yet"))]
