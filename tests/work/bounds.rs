@@ -2,10 +2,10 @@
 
 use std::{path::Path, process::Command};
 
-use fleet::{Discard, Force};
+use fleet::{Discard, Force, How, What};
 use testkit::{Bodies, body_test};
 
-use crate::repo::{Host, pal_command, save};
+use crate::repo::{Host, pal_command, person, save};
 
 fn usage(path: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
@@ -154,4 +154,30 @@ async fn a_quarantine_that_was_torn_costs_nothing(t: Bodies) {
     let saved = save(&t, &body).await;
     assert!(saved.is_whole(), "{saved:?}");
     assert_eq!(host.git(&["log", "--format=%s", &format!("refs/palisade/{body}/head")]), "b\na\nfirst");
+}
+
+#[body_test(except(
+    user = "what it shows does not depend on who runs it",
+    microvm = "a machine has no repositories in it yet"
+))]
+async fn commits_without_number_are_not_put_on_top_of_others(t: Bodies) {
+    let host = Host::plain(&t);
+    let body = host.body(&t).await;
+    let many = r#"(for i in $(seq 1001); do printf 'commit refs/heads/main\ncommitter a <a@b> %s +0000\ndata 2\nx\n' $((1700000000 + i)); done) | sed "4a from $(git rev-parse HEAD)" | git fast-import --quiet --force; git rev-list --count HEAD"#;
+    assert_eq!(t.sh(&body, many).await.ok(), "1002");
+    host.commit("echo ours > ours", "meanwhile");
+    let before = host.git(&["rev-parse", "main"]);
+    let land = async |how: How, what: What| t.fleet().land(&body, None, how, what, &person()).await;
+    let failure = land(How::Onto("main".into()), What::All).await.unwrap_err();
+    let told = testkit::explain(&failure);
+    assert!(told.contains("more than 1000 commits"), "{told}");
+    assert_eq!(host.git(&["rev-parse", "main"]), before, "nothing has moved");
+    // They are saved all the same, and land where nothing has to be made anew.
+    assert_eq!(land(How::Branch("many".into()), What::All).await.unwrap().commits, 1001);
+    t.sh(&body, "git reset -q --hard HEAD~999; echo two > two; git add two; git commit -qm two").await.ok();
+    assert_eq!(
+        land(How::Onto("main".into()), What::All).await.unwrap().commits,
+        1,
+        "a few go on top, without the empty ones"
+    );
 }

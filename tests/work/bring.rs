@@ -1,6 +1,7 @@
 //! What a Body finds in its workspace.
 
 use fleet::{Dirty, Force, Repo};
+use proto::spec::{Access, Mount};
 use testkit::{Bodies, body_test};
 
 use crate::repo::{Host, save, up};
@@ -165,11 +166,6 @@ async fn files_of_submodules_come_in_where_the_host_has_them(t: Bodies) {
     let saved = save(&t, &body).await;
     assert!(saved.is_whole(), "{saved:?}");
     assert_eq!(host.git(&["ls-tree", &format!("refs/palisade/{body}/wip"), "libs/lib"]), host.git(&["ls-tree", "HEAD", "libs/lib"]), "it is the submodule it was");
-    // What is changed there is its own repository's: named, and the Body stays.
-    t.sh(&body, "echo mine >> libs/lib/src/lib.c").await.ok();
-    assert!(save(&t, &body).await.left_out.iter().any(|left| left.path == "libs/lib"), "it is told");
-    assert!(t.fleet().remove(&body, Force::Yes).await.is_err());
-    t.fleet().remove_with(&body, Force::Yes, fleet::Discard::Yes).await.unwrap();
     // One that was never fetched is an empty directory, as git has it.
     host.git(&["clone", "--quiet", ".", "../bare-of-it"]);
     let bare = Host { dir: t.dir().join("bare-of-it") };
@@ -196,6 +192,54 @@ async fn sparse_checkouts_outside_and_inside_delete_nothing(t: Bodies) {
         let there = host.git(&["ls-tree", "-r", "--name-only", &format!("refs/palisade/{body}/wip")]);
         assert_eq!(there.lines().collect::<Vec<_>>(), ["a/new", "b/f", "c/f"], "{index}");
     }
+}
+
+#[body_test(except(user = "what it shows does not depend on who runs it", microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+async fn what_was_committed_and_taken_out_of_sight_is_saved_as_it_was_committed(t: Bodies) {
+    let host = Host::make(&t, "app", "mkdir a b c; echo 1 > a/f; echo 1 > b/f; echo 1 > b/g; echo 1 > c/f; echo 1 > c/x");
+    for index in ["--no-sparse-index", "--sparse-index"] {
+        let body = host.body(&t).await;
+        let change = "echo 2 > b/f; rm b/g; echo 2 > b/new; chmod +x c/x; git add -A; git commit -qm two";
+        t.sh(&body, &format!("{change}; git sparse-checkout set --cone {index} a; test ! -e b && git status --porcelain; echo 3 > a/f")).await.ok();
+        let look = t.fleet().look_closely(&body, None).unwrap();
+        let files: Vec<&str> = look.diff.files.iter().map(|file| file.path.as_str()).collect();
+        assert_eq!(files, ["a/f", "b/f", "b/g", "b/new", "c/x"], "{index}");
+        let saved = save(&t, &body).await;
+        assert!(saved.is_whole(), "{index}: {saved:?}");
+        let native = Host { dir: t.dir().join(format!("native {index}")) };
+        host.git(&["clone", "--quiet", ".", &native.dir.to_string_lossy()]);
+        native.commit(&format!("{change}; echo 3 > a/f"), "all");
+        assert_eq!(host.wip_tree(&body), native.git(&["rev-parse", "HEAD^{tree}"]), "{index}: as plain git has it");
+    }
+    // What only the index knew, and is not to be had, is told.
+    let body = host.body(&t).await;
+    t.sh(&body, "echo lost > b/f; git add b/f; git update-index --skip-worktree b/f; rm -r b/f; o=$(git rev-parse :b/f); rm -f .git/objects/${o%${o#??}}/${o#??}").await.ok();
+    assert_eq!(save(&t, &body).await.left_out.iter().map(|left| left.path.as_str()).collect::<Vec<_>>(), ["b/f"]);
+    t.fleet().remove_with(&body, Force::Yes, fleet::Discard::Yes).await.unwrap();
+}
+
+#[body_test(except(user = "what it shows does not depend on who runs it", microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+async fn pointers_of_lfs_stay_pointers_and_that_is_told(t: Bodies) {
+    let pointer = r"printf 'version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 5\n'";
+    let host = Host::make(&t, "app", &format!("echo '*.bin filter=lfs diff=lfs merge=lfs -text' > .gitattributes; {pointer} > model.bin; {pointer} > other.bin; echo plain > plain"));
+    let heard = async |up: fleet::Up| {
+        let mut said = Vec::new();
+        let views = t.fleet().up_heard(up, &mut |line| said.push(line.to_owned())).await.unwrap();
+        (views[0].spec.id.clone(), said)
+    };
+    let (_, said) = heard(host.up(&t)).await;
+    assert_eq!(said, Vec::<String>::new(), "a repository that keeps nothing elsewhere has the same on the host");
+    host.sh("mkdir -p .git/lfs/objects; echo contents > contents; echo contents >> .git/info/exclude");
+    let (body, said) = heard(host.up(&t)).await;
+    assert_eq!(said[0], "model.bin and 1 more are pointers of Git LFS, not the contents");
+    assert!(said[1].ends_with(r#"pal up --mount "$PWD/model.bin:/workspace/app/model.bin""#), "{said:?}");
+    assert_eq!(t.sh(&body, "head -c 7 model.bin; git status --porcelain").await.ok(), "version");
+    // As it says: a file of the host in its place is seen, and is no work of the Body.
+    let mut shown = host.up(&t);
+    shown.create.mounts.push(Mount { source: host.dir.join("contents"), target: "/workspace/app/model.bin".into(), access: Access::ReadOnly });
+    let (body, _) = heard(shown).await;
+    assert_eq!(t.sh(&body, "cat model.bin").await.ok(), "contents");
+    assert_eq!(t.fleet().look_closely(&body, None).unwrap().diff.files, []);
 }
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]

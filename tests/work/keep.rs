@@ -91,7 +91,8 @@ async fn a_broken_git_costs_its_commits_and_no_file_and_removal_waits_for_a_word
         let refused = refused.unwrap_err();
         assert_eq!(refused.kind, Kind::Conflict, "{what}: {refused}");
         assert!(refused.hints.iter().any(|hint| hint.contains("--discard")), "{what}");
-        assert_eq!(t.fleet().losses(&body).unwrap(), ["committed", "new"], "{what}");
+        let lost = t.fleet().losses(&body).unwrap();
+        assert!(lost.saved && !lost.lines.is_empty() && lost.lines.iter().all(|line| line.starts_with("commits of ")), "{what}: {lost:?}");
         t.fleet().remove_with(&body, Force::Yes, Discard::Yes).await.unwrap();
     }
 }
@@ -186,12 +187,29 @@ async fn a_submodule_stays_what_it_is(t: Bodies) {
     assert_eq!(save(&t, &body).await.left_out, []);
     assert!(link().starts_with("160000 commit"), "{}", link());
     t.sh(&body, "echo inside > sub/inside").await.ok();
-    let saved = save(&t, &body).await;
-    assert_eq!(saved.left_out.iter().map(|left| left.path.as_str()).collect::<Vec<_>>(), ["sub"], "what is not taken is told");
+    assert_eq!(save(&t, &body).await.left_out, []);
     assert!(link().starts_with("160000 commit"), "{}", link());
-    let refused = t.fleet().remove(&body, Force::Yes).await.unwrap_err();
-    assert_eq!(refused.kind, Kind::Conflict, "{refused}");
-    t.fleet().remove_with(&body, Force::Yes, Discard::Yes).await.unwrap();
+    t.fleet().remove(&body, Force::Yes).await.unwrap();
+    assert_eq!(host.sh(&format!("git -C sub show refs/palisade/{body}/wip:inside")), "inside");
+}
+
+#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
+async fn what_is_listed_as_lost_is_what_was_not_saved(t: Bodies) {
+    let host = Host::plain(&t);
+    let body = host.body(&t).await;
+    let lost = || t.fleet().losses(&body).unwrap();
+    t.sh(&body, "echo a > a; echo b > b; git checkout -qb side; git add a; git commit -qm a").await.ok();
+    assert_eq!((lost().lines, lost().saved), (vec!["a".to_owned(), "b".into(), "commits of side".into()], false));
+    save(&t, &body).await;
+    assert_eq!((lost().lines, lost().saved), (Vec::new(), true), "all of it is in the user's repository");
+    t.sh(&body, "echo more >> a; rm b; echo c > c; git checkout -qb other; git commit -qm c --allow-empty; git init -q inner").await.ok();
+    let said = std::process::Command::new("env").args(crate::repo::pal_command(&t, &["rm", "--force", "--discard", body.as_str()])).output().unwrap();
+    assert!(said.status.success());
+    let talk = String::from_utf8_lossy(&said.stderr).into_owned();
+    let lines: Vec<&str> = talk.lines().filter(|line| line.starts_with("lost: ") || line.contains("stays")).collect();
+    assert_eq!(lines[..4], ["lost: a", "lost: b", "lost: c", "lost: commits of other"], "{talk}");
+    assert!(lines[4].starts_with("lost: inner/.git (") && lines[5] == format!("what was saved before stays: refs/palisade/{body}/wip") && lines.len() == 6, "{talk}");
+    assert_eq!(host.wip_file(&body, "b").as_deref(), Some("b"), "and it does");
 }
 
 #[body_test(except(user = "what it shows does not depend on who runs it", microvm = "a machine has no repositories in it yet"))]

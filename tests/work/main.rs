@@ -15,4 +15,5 @@ mod prepare;
 mod property;
 mod repo;
 mod several;
+mod submodules;
 mod terminal;

@@ -59,8 +59,8 @@ pub use store::{Durability, clock};
 pub use templates::{Act, recipe::{Recipe, read as read_recipe}, BASE, BuildRequest, BuildState, From, INTERPRETER, Job, STEPS_MAX, Said, Say, Step, TemplateView, check_tags};
 pub use vm::{Boots, OwnKernel};
 pub use way_out::{check_rules, registries};
-pub use work::{Compared, Comparison, Discard, Hear, HomeRecord, HomeView, Images, Look, Overlap, Prepare, Queued, Repo, Share, StoreSettings, Up, WorkDiff};
-pub use workspace::{Commit, Dirty, How, Landed, LeftOut, Person, Saved, Shape, Touched, What};
+pub use work::{Compared, Comparison, Discard, Hear, HomeRecord, HomeView, Images, Look, Lost, Overlap, Prepare, Queued, Repo, Share, StoreSettings, Up, WorkDiff};
+pub use workspace::{Commit, Dirty, How, Landed, LeftOut, Person, Saved, SavedModule, Shape, Touched, What};
 pub use view::{Copied, Ended, Garbage, SnapshotView, Status, View};
 
 /// All Bodies of one data directory.

@@ -30,6 +30,22 @@ pub struct Workspace {
     pub included: bool,
     /// Its files and its `.git`, nearest first.
     pub layers: Vec<LayerId>,
+    /// Submodules whose files came along.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub submodules: Vec<Submodule>,
+}
+
+/// A submodule whose files came along: what is done there goes back to a repository of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Submodule {
+    /// Where in the workspace.
+    pub path: String,
+    /// The host's repository of it: the directory that holds its objects and refs.
+    pub repository: PathBuf,
+    /// The commit whose files it began with.
+    pub commit: String,
+    /// The layer of those.
+    pub files: LayerId,
 }
 
 impl Workspace {

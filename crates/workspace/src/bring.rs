@@ -56,7 +56,8 @@ pub fn bring(ground: Ground<'_>, wanted: &Bring<'_>) -> Result<Brought, Workspac
     let made = tree::standing(ground, &tree::id_of("tree", &[&files.tree])).is_none();
     let stack = tree::make(ground, &objects, &files.tree)?;
     let mut layers = head::make(ground, &Wanted { repository, files: &stack, files_tree: &files.tree })?;
-    layers.extend(crate::submodules::layers(ground, repository)?);
+    let submodules = crate::submodules::bring(ground, repository)?;
+    layers.extend(submodules.iter().map(|module| module.files.clone()));
     let workspace = Workspace {
         name: repository.name.clone(),
         repository: repository.common.clone(),
@@ -65,6 +66,7 @@ pub fn bring(ground: Ground<'_>, wanted: &Bring<'_>) -> Result<Brought, Workspac
         base: files.base,
         included: !wanted.include.is_empty(),
         layers,
+        submodules,
     };
     Ok(Brought { workspace, made })
 }

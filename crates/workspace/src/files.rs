@@ -15,14 +15,16 @@ use crate::{
     error::{During, WorkspaceError},
     git::{Git, GitError},
     ignore::Ignore,
-    index::Names,
+    index::{Names, Skipped},
+    loose,
     merged::Dirs,
     objects::Objects,
-    packing::{Pack, Sort, id_of},
+    packing::{Id, Pack, Sort, id_of},
     quarantine::View,
-    save::Upper,
+    submodules::Apart,
     trees::Trees,
-    walk::{Change, Changes, LeftOut, Walk},
+    upper::Upper,
+    walk::{Change, Changes, LEFT_OUT_MAX, LeftOut, Walk, is_dot_git},
 };
 
 /// Longest list of exclusions taken from a Body.
@@ -31,6 +33,12 @@ const EXCLUDE_LEN_MAX: u64 = 1 << 20;
 const INDEX_LEN_MAX: u64 = 512 << 20;
 /// Longest file of the base that says how git treats others.
 const RULE_LEN_MAX: u64 = 100 << 20;
+/// Why something is left out that a Body took out of sight.
+const UNSEEN: &str = "it is out of sight, and its contents are not there";
+/// The mode of a directory.
+const DIR: u32 = 0o40_000;
+/// The mode of another repository's commit.
+const LINK: u32 = 0o160_000;
 /// What a Body's git may do to a file before it stores it, and cannot always do.
 const ENCODING: &str = "working-tree-encoding";
 
@@ -43,15 +51,37 @@ pub struct Files {
     pub left_out: Vec<LeftOut>,
 }
 
+/// What they are read from.
+#[derive(Debug, Clone, Copy)]
+pub struct Given<'a> {
+    /// Whose.
+    pub source: &'a Source,
+    /// Where they become objects.
+    pub view: &'a View,
+    /// The Body's changes.
+    pub(crate) upper: &'a Upper,
+    /// Its `.git`.
+    pub git_dir: Option<&'a Dirs>,
+    /// What others read.
+    pub apart: &'a Apart,
+}
+
+impl Given<'_> {
+    /// Has the quarantine take what the Body's git made, as far as that is sound.
+    fn take_objects(&self, objects: &mut Objects) -> Result<(), WorkspaceError> {
+        let Some(own) = self.git_dir.map(|git| self.upper.own_objects(git)).transpose()?.flatten() else {
+            return Ok(());
+        };
+        match loose::import(&self.view.quarantine, objects, &own) {
+            Err(error) if error.is_full() => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Reads them; new objects go to `pack`.
-pub fn read(
-    source: &Source,
-    view: &View,
-    upper: &Upper,
-    objects: &mut Objects,
-    pack: &mut Pack,
-    git_dir: Option<&Dirs>,
-) -> Result<Files, WorkspaceError> {
+pub fn read(given: &Given<'_>, objects: &mut Objects, pack: &mut Pack) -> Result<Files, WorkspaceError> {
+    let Given { source, view, upper, git_dir, apart } = *given;
     let place = view.join("files");
     fs::create_dir(&place).during("make room for a copy")?;
     let base = base_names(source, view)?;
@@ -60,7 +90,6 @@ pub fn read(
     let index = |name: &str| git_dir.and_then(|git| git.small(name, INDEX_LEN_MAX));
     let own = index("index").unwrap_or_default();
     let (tracked, all_tracked) = Names::parse_with(&own, index);
-    let dirs = upper.dirs()?;
     let ignore = Ignore::new(&view.git().files(&place), rules)?;
     let walk = Walk {
         base: &base,
@@ -68,23 +97,88 @@ pub fn read(
         all_tracked,
         ignore,
         attributes,
+        apart: &apart.links,
         pack,
         changes: Changes::default(),
     };
     let ours = File::open(&place).during("open a copy")?;
-    let mut changes = walk.run(&dirs, ours.as_fd())?;
-    // What `git sparse-checkout` took out of sight is not gone.
-    let skipped = Names::skipped(&own);
-    changes.gone.retain(|path| !skipped.skips(path));
+    let mut changes = match upper.seen()? {
+        Some(seen) => walk.run(&seen, ours.as_fd())?,
+        None => Changes::default(),
+    };
+    let unseen = out_of_sight(given, objects, &base, &Skipped::of(&own), &mut changes)?;
     converted(source, view, &place, pack, &mut changes.files)?;
     let tree = base_tree(source, objects)?;
     let mut trees = Trees::of(objects, &tree)?;
+    unseen.iter().try_for_each(|(path, mode, id)| trees.set(path, *mode, *id))?;
     changes.gone.iter().try_for_each(|path| trees.remove(path))?;
     for change in &changes.files {
         let id = change.id.ok_or(GitError::Answer("update-index"))?;
         trees.set(&change.path, change.mode, id)?;
     }
+    // A submodule with a git of the Body's own is where that stands.
+    for (path, head) in &apart.links {
+        if let Some(head) = head.filter(|_| base.contains(path)) {
+            trees.set(path, LINK, head)?;
+        }
+    }
     Ok(Files { tree: trees.write(pack)?, left_out: changes.left_out })
+}
+
+/// What `git sparse-checkout` took out of sight is not gone: it is what the Body's index says. Gives what differs there
+/// from the base.
+fn out_of_sight(
+    given: &Given<'_>,
+    objects: &mut Objects,
+    base: &Names,
+    skipped: &Skipped,
+    changes: &mut Changes,
+) -> Result<Vec<(Vec<u8>, u32, Id)>, WorkspaceError> {
+    let mut unseen = BTreeSet::new();
+    changes.gone.retain(|path| {
+        let skips = skipped.skips(path);
+        if skips {
+            unseen.insert(path.clone());
+        }
+        !skips
+    });
+    let mut wanted = Vec::new();
+    for (name, mode, id) in skipped.iter() {
+        let (path, kind) = match mode {
+            DIR if name.ends_with(b"/") => (&name[..name.len() - 1], "tree"),
+            0o100_644 | 0o100_755 | 0o120_000 => (name, "blob"),
+            _ => continue,
+        };
+        // A file that is seen is what it is.
+        let hidden = kind == "tree" || unseen.contains(path) || !base.contains(path);
+        if hidden && base.mode_and_id(path) != Some((mode, id)) && is_held(path) {
+            wanted.push((path.to_vec(), mode, id, kind));
+        }
+    }
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    let asked: Vec<String> = wanted.iter().map(|(_, _, id, _)| crate::packing::hex(id)).collect();
+    let mut there = objects.about(&asked)?;
+    if there.iter().any(Option::is_none) {
+        given.take_objects(objects)?;
+        there = objects.about(&asked)?;
+    }
+    let mut found = Vec::new();
+    for ((path, mode, id, kind), there) in wanted.into_iter().zip(there) {
+        match there {
+            Some(there) if there.kind == kind => found.push((path, mode, id)),
+            _ if changes.left_out.len() >= LEFT_OUT_MAX => {}
+            _ => changes.left_out.push(LeftOut { path: proto::text::visible_bytes(&path), why: UNSEEN }),
+        }
+    }
+    Ok(found)
+}
+
+/// Whether git may hold a path that an index names.
+fn is_held(path: &[u8]) -> bool {
+    let plain = |part: &[u8]| !part.is_empty() && part != b"." && part != b".." && !is_dot_git(part);
+    path.split(|byte| *byte == b'/').all(plain)
 }
 
 fn base_tree(source: &Source, objects: &mut Objects) -> Result<String, WorkspaceError> {

@@ -3,7 +3,7 @@
 //! Trust: a Body's index is any bytes. Every length is checked, and what makes no sense ends the reading with what was
 //! understood so far.
 
-use std::{cmp::Ordering, path::Path};
+use std::{cmp::Ordering, collections::BTreeMap, path::Path};
 
 use crate::{
     error::{During, WorkspaceError},
@@ -40,8 +40,44 @@ pub struct Names {
 struct Name {
     begin: u32,
     len: u16,
-    plain: bool,
+    mode: u16,
     id: Id,
+}
+
+/// Names whose files need not be there: `git sparse-checkout` took them away. A name that ends with `/` stands for all
+/// below it. Each with its mode, and what it stands for.
+#[derive(Debug, Default)]
+pub struct Skipped(BTreeMap<Vec<u8>, (u32, Id)>);
+
+impl Skipped {
+    /// Those of an index, as far as it can be understood.
+    pub fn of(bytes: &[u8]) -> Self {
+        let mut found = Self::default();
+        let flags =
+            |at: usize| bytes.get(at..at + 2).and_then(|two| two.try_into().ok()).map_or(0, u16::from_be_bytes);
+        let number =
+            |at: usize| bytes.get(at..at + 4).and_then(|four| four.try_into().ok()).map_or(0, u32::from_be_bytes);
+        let (names, _) = Names::read_with(bytes, |name, at| {
+            if flags(at + FIXED_LEN) & EXTENDED != 0 && flags(at + FIXED_LEN + 2) & SKIP_WORKTREE != 0 {
+                found.0.insert(name.to_owned(), (number(at + MODE_AT), [0; 20]));
+            }
+        });
+        for (name, about) in &mut found.0 {
+            about.1 = names.get(name).unwrap_or_default();
+        }
+        found
+    }
+
+    /// Whether a path is one of those.
+    pub fn skips(&self, path: &[u8]) -> bool {
+        let mut dirs = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| &path[..=at]);
+        self.0.contains_key(path) || dirs.any(|dir| self.0.contains_key(dir))
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], u32, Id)> {
+        self.0.iter().map(|(name, (mode, id))| (name.as_slice(), *mode, *id))
+    }
 }
 
 impl Names {
@@ -74,26 +110,6 @@ impl Names {
     #[cfg(test)]
     fn parse(bytes: &[u8]) -> (Self, bool) {
         Self::parse_with(bytes, |_| None)
-    }
-
-    /// The names whose files need not be there: `git sparse-checkout` took them away. A name that ends with `/` stands
-    /// for all below it.
-    pub fn skipped(bytes: &[u8]) -> Self {
-        let mut found = Self::default();
-        let flags = |at: usize| bytes.get(at..at + 2).and_then(|two| two.try_into().ok()).map_or(0, u16::from_be_bytes);
-        Self::read_with(bytes, |name, at| {
-            if flags(at + FIXED_LEN) & EXTENDED != 0 && flags(at + FIXED_LEN + 2) & SKIP_WORKTREE != 0 {
-                found.push(name, [0; 20], 0);
-            }
-        });
-        found.sort();
-        found
-    }
-
-    /// Whether a path is one of those.
-    pub fn skips(&self, path: &[u8]) -> bool {
-        let mut dirs = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| &path[..=at]);
-        self.contains(path) || dirs.any(|dir| self.contains(dir))
     }
 
     fn read(bytes: &[u8]) -> (Self, Rest) {
@@ -133,7 +149,7 @@ impl Names {
             return false;
         }
         self.text.extend_from_slice(name);
-        self.entries.push(Name { begin, len, plain: mode >> 12 == 0o10, id });
+        self.entries.push(Name { begin, len, mode: u16::try_from(mode).unwrap_or(0), id });
         true
     }
 
@@ -164,6 +180,11 @@ impl Names {
         self.find(name).ok().map(|at| self.entries[at].id)
     }
 
+    /// The same, and its mode.
+    pub fn mode_and_id(&self, name: &[u8]) -> Option<(u32, Id)> {
+        self.find(name).ok().map(|at| (u32::from(self.entries[at].mode), self.entries[at].id))
+    }
+
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], Id)> {
         self.entries.iter().map(|name| (self.text_of(name), name.id))
@@ -171,7 +192,7 @@ impl Names {
 
     /// Those of plain files.
     pub fn files(&self) -> impl Iterator<Item = (&[u8], Id)> {
-        self.entries.iter().filter(|name| name.plain).map(|name| (self.text_of(name), name.id))
+        self.entries.iter().filter(|name| name.mode >> 12 == 0o10).map(|name| (self.text_of(name), name.id))
     }
 
     /// Those below a directory.
@@ -312,7 +333,8 @@ mod tests {
     #[test]
     fn files_that_need_not_be_there_are_known() {
         let skipped_entry = |name: &str| {
-            let mut bytes = vec![0; FIXED_LEN];
+            let mut bytes = vec![0; STAT_LEN];
+            bytes.extend([name.len() as u8; 20]);
             bytes.extend((EXTENDED | name.len() as u16).to_be_bytes());
             bytes.extend(SKIP_WORKTREE.to_be_bytes());
             bytes.extend(name.as_bytes());
@@ -321,7 +343,8 @@ mod tests {
             bytes
         };
         let index = index_of(3, 3, &[entry_of("a", 1), skipped_entry("b/c"), skipped_entry("d/")].concat());
-        let found = Names::skipped(&index);
+        let found = Skipped::of(&index);
+        assert_eq!(found.iter().map(|(name, _, id)| (name, id)).collect::<Vec<_>>(), [(&b"b/c"[..], [3; 20]), (b"d/", [2; 20])]);
         let is = |path: &str| found.skips(path.as_bytes());
         assert!(is("b/c") && is("d/e") && is("d/e/f") && !is("a") && !is("b/d") && !is("dd"));
     }

@@ -13,14 +13,12 @@ use proto::workspace::Workspace;
 use serde::Serialize;
 
 use crate::{
-    Person, Quarantine, Saved,
+    Person, Quarantine, Saved, SavedModule,
     error::WorkspaceError,
     git::{Git, GitError},
     publish, refs, review,
 };
 
-/// How long a landing may take.
-const TIME_MAX: Duration = Duration::from_secs(1800);
 /// Most commits that are put on top of another one by one.
 const COMMITS_MAX: usize = 1000;
 
@@ -66,6 +64,8 @@ pub struct LandRequest<'a> {
     pub what: What,
     /// Who lands it.
     pub person: &'a Person,
+    /// How long it may take.
+    pub time_max: Duration,
 }
 
 /// What landed.
@@ -82,12 +82,15 @@ pub struct Landed {
     pub commits: usize,
     /// Files by which a tool would run something.
     pub runs_something: Vec<String>,
+    /// Work in submodules, which did not land: it is saved in their own repositories.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub submodules: Vec<SavedModule>,
 }
 
 /// Lands it.
 pub fn land(request: &LandRequest<'_>) -> Result<Landed, WorkspaceError> {
     let workspace = request.workspace;
-    let git = Git::at(&workspace.repository).person(request.person).until(Instant::now() + TIME_MAX);
+    let git = Git::at(&workspace.repository).person(request.person).until(Instant::now() + request.time_max);
     let branch = match &request.how {
         How::Branch(name) | How::Onto(name) => name,
     };
@@ -110,7 +113,8 @@ pub fn land(request: &LandRequest<'_>) -> Result<Landed, WorkspaceError> {
     let (to, between) = replayed?;
     let from = found.as_ref().map(|found| found.id.clone());
     if to == start && found.is_some() {
-        return Ok(Landed { branch: branch.clone(), from, to, commits: 0, runs_something: Vec::new() });
+        let submodules = request.saved.submodules.clone();
+        return Ok(Landed { branch: branch.clone(), from, to, commits: 0, runs_something: Vec::new(), submodules });
     }
     let between = between.map_or_else(|| Between::of(&git, &start, &to), Ok)?;
     if between.behind > 0 && found.is_some() {
@@ -118,7 +122,8 @@ pub fn land(request: &LandRequest<'_>) -> Result<Landed, WorkspaceError> {
     }
     let runs_something = review::names(&git, &start, &to)?.into_iter().filter(|path| review::runs_something(path)).collect();
     advance(request, &git, branch, found, &to)?;
-    Ok(Landed { branch: branch.clone(), from, to, commits: between.ahead, runs_something })
+    let submodules = request.saved.submodules.clone();
+    Ok(Landed { branch: branch.clone(), from, to, commits: between.ahead, runs_something, submodules })
 }
 
 /// Everything that would land, once more and without any leniency: some of it was saved whatever it says to git, and a
@@ -130,7 +135,7 @@ fn check(request: &LandRequest<'_>) -> Result<(), WorkspaceError> {
         What::Committed => vec![&saved.head],
         What::Pick(_) => saved.branches.values().chain([&saved.head, &saved.wip]).map(String::as_str).collect(),
     };
-    let view = Quarantine::open(request.dir, workspace)?.view()?;
+    let view = Quarantine::open(request.dir, &workspace.name, &workspace.repository, request.time_max)?.view()?;
     publish::check(&view, &tips, &[&workspace.commit, &workspace.base]).map_err(|error| match error {
         WorkspaceError::Git(GitError::Failed { said, .. }) => WorkspaceError::Unsound(format!("git's fsck refuses it: {said}")),
         error => error,

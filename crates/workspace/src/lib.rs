@@ -6,6 +6,8 @@
 //! a branch moves only when the user lands.
 //! Absent on purpose: events, locks of Bodies, printing. `fleet` does the first two, `cli` the last.
 
+#[cfg(test)]
+mod bounds;
 mod bring;
 mod error;
 mod files;
@@ -14,7 +16,9 @@ mod head;
 mod ignore;
 mod index;
 mod land;
+mod lfs;
 mod loose;
+mod losses;
 mod merged;
 mod needs;
 mod objects;
@@ -32,6 +36,7 @@ mod submodules;
 mod talk;
 mod tree;
 mod trees;
+mod upper;
 mod walk;
 
 pub use bring::{Bring, Brought, Dirty, bring};
@@ -40,12 +45,14 @@ pub use git::{Git, GitError, Person};
 pub use needs::{Container, Known, Needs, Root, Step as NeedsStep, Tool, needs, registries, rust_of};
 pub use pack::{pack, text};
 pub use land::{How, LandRequest, Landed, What, conflicting, land};
-pub use quarantine::{Quarantine, View};
+pub use lfs::pointers as lfs_pointers;
+pub use losses::{Losses, losses};
+pub use quarantine::{Quarantine, TIME_MAX, View};
 pub use refs::namespace;
 pub use repository::Repository;
 pub use review::{Commit, Shape, Touched, diff, log, runs_something, touched};
 pub use tree::id_of as layer_id;
-pub use save::{LeftOut, Saved, Source, Work, anchor, forget, look, release, save};
+pub use save::{LeftOut, Part, Saved, SavedModule, Source, Work, anchor, forget, look, release, save};
 
 use std::path::PathBuf;
 

@@ -158,6 +158,22 @@ impl Dirs {
         }
     }
 
+    /// A directory some way down, and whether it hides what lower layers have of it; none where it is not there.
+    pub fn down(self, path: &str) -> io::Result<Option<(Dirs, bool)>> {
+        let (mut dirs, mut hidden) = (self, false);
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            match dirs.get(name) {
+                Some(Found::Dir(inner)) => {
+                    hidden |= inner.hides;
+                    dirs = dirs.enter(&inner)?;
+                }
+                Some(Found::Unreadable) => return Err(io::ErrorKind::PermissionDenied.into()),
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some((dirs, hidden)))
+    }
+
     /// A small file, by its path.
     pub fn small(&self, path: &str, len_max: u64) -> Option<Vec<u8>> {
         if let Some((first, rest)) = path.split_once('/') {

@@ -73,6 +73,11 @@ impl Known {
         self.0.get(name).map(|named| named.id.as_str())
     }
 
+    /// The files of what a name stands for.
+    pub fn tree(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(|named| named.tree.as_str())
+    }
+
     /// The commit of that name, where it has that tree and that parent.
     pub fn commit(&self, name: &str, tree: &str, parent: &str) -> Option<String> {
         self.0

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// How long one look, one save or one landing may take.
-const TIME_MAX: Duration = Duration::from_secs(1800);
+pub const TIME_MAX: Duration = Duration::from_secs(1800);
 /// What may lie here from one save to the next.
 const KEPT_MAX: u64 = 1 << 30;
 
@@ -35,22 +35,28 @@ pub struct Quarantine {
 
 impl Quarantine {
     /// Opens it, and makes it if need be. It sees the objects of the user's repository, and changes none.
-    pub fn open(body_dir: &Path, workspace: &Workspace) -> Result<Self, WorkspaceError> {
-        if !workspace.repository.join("objects").is_dir() {
+    /// Whatever git does there and in the user's repository ends within `time_max`.
+    pub fn open(
+        body_dir: &Path,
+        name: &str,
+        repository: &Path,
+        time_max: Duration,
+    ) -> Result<Self, WorkspaceError> {
+        if !repository.join("objects").is_dir() {
             return Err(WorkspaceError::NotFound(
                 "the repository that the workspace came from is no longer there".into(),
             ));
         }
         let top = body_dir.join("git");
         fs::create_dir_all(&top).during("make a quarantine")?;
-        let dir = top.join(&workspace.name);
+        let dir = top.join(name);
         if !dir.join("HEAD").exists() {
-            let shallow = workspace.repository.join("shallow");
-            scratch::make(&dir, &[&workspace.repository.join("objects")], Some(&shallow))
+            let shallow = repository.join("shallow");
+            scratch::make(&dir, &[&repository.join("objects")], Some(&shallow))
                 .during("make a quarantine")?;
         }
         scratch::clear_stale(&dir);
-        Ok(Self { dir, until: Instant::now() + TIME_MAX })
+        Ok(Self { dir, until: Instant::now() + time_max })
     }
 
     /// Where it is.

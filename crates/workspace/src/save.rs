@@ -10,30 +10,34 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use body::{programs::Programs, snapshot};
+use body::programs::Programs;
 use proto::{BodyId, spec::Ids, workspace::Workspace};
 use serde::Serialize;
 
-pub use crate::walk::LeftOut;
 use crate::{
     Quarantine,
     error::{During, WorkspaceError},
-    files::{self, Files},
+    files::{self, Files, Given},
     git::{Git, GitError},
     loose,
-    merged::{self, Dirs},
+    merged::Dirs,
     objects::Objects,
     packing::{Pack, Sort},
     publish::{self, Known},
     quarantine::View,
     refs::{self, Pointers, namespace},
+    submodules::{self, Apart},
+    upper::{OwnGit, Upper},
 };
+pub use crate::{submodules::SavedModule, walk::LeftOut};
 
 /// What git says when there is no room left.
 const FULL: &str = "No space left on device";
+/// Why a look leaves out what a Body made the `.git` of a submodule.
+const NO_GIT: &str = "it is no git directory of this workspace";
 
 /// Where a Body's work is.
 #[derive(Debug, Clone)]
@@ -52,17 +56,33 @@ pub struct Source {
     pub programs: Programs,
     /// See there.
     pub ids: Ids,
+    /// Where in the workspace this is: nothing for itself, the path of a submodule for that.
+    pub inside: String,
+    /// How long a look or a save may take.
+    pub time_max: Duration,
 }
 
-/// A Body's files as a tree.
+/// A Body's files as trees.
 #[derive(Debug)]
 pub struct Work {
-    /// The tree.
-    pub tree: String,
-    /// What is not in it.
+    /// The workspace itself, and each submodule that was changed.
+    pub parts: Vec<Part>,
+    /// What is not in them.
     pub left_out: Vec<LeftOut>,
-    /// Where the tree is; it goes with this.
+}
+
+/// Files of one repository in a Body, by their paths in its workspace.
+#[derive(Debug)]
+pub struct Part {
+    /// What they were.
+    pub base: String,
+    /// What they are.
+    pub tree: String,
+    /// Where the trees are; they go with this.
     pub view: View,
+    /// Which repository.
+    pub(crate) repository: PathBuf,
+    pub(crate) inside: String,
 }
 
 /// A Body's work, in the user's repository.
@@ -85,6 +105,9 @@ pub struct Saved {
     /// Why its own commits could not be taken, if they could not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
+    /// What was done in submodules: saved in repositories of their own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub submodules: Vec<SavedModule>,
 }
 
 impl Saved {
@@ -93,15 +116,20 @@ impl Saved {
         self.left_out.is_empty() && self.trouble.is_none()
     }
 
+    /// Whether nothing was changed, as far as it could be taken.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.wip == self.base && self.head == self.base && self.branches.is_empty()
+    }
+
     /// Whether the Body did anything at all.
     pub fn is_empty(&self) -> bool {
-        self.wip == self.base && self.branches.is_empty() && self.is_whole()
+        self.wip == self.base && self.branches.is_empty() && self.submodules.is_empty() && self.is_whole()
     }
 }
 
 impl Source {
     /// Its upper and the snapshots below, as far as they hold this workspace.
-    fn changed(&self) -> Vec<PathBuf> {
+    pub(crate) fn changed(&self) -> Vec<PathBuf> {
         let area = self.workspace.area_dir();
         let upper = self.dir.join("disk/upper").join(&area);
         [upper].into_iter().chain(self.snapshots.iter().map(|snapshot| snapshot.join(&area))).collect()
@@ -109,75 +137,83 @@ impl Source {
 
     /// The index that fits the files it began with.
     pub(crate) fn base_index(&self) -> Result<PathBuf, WorkspaceError> {
+        // A submodule has its files, and nothing else.
         let files = self
             .workspace
             .layers
-            .get(1)
+            .get(usize::from(self.inside.is_empty()))
             .ok_or_else(|| WorkspaceError::Repository("the workspace has no files".into()))?;
         Ok(self.layers.join(files.as_str()).join("index"))
     }
-}
 
-/// A Body's files, open to be read.
-#[derive(Debug)]
-pub(crate) struct Upper {
-    /// Nearest first.
-    changed: Vec<PathBuf>,
-    /// What it was given of a `.git`.
-    head: Option<PathBuf>,
-}
-
-impl Upper {
-    /// Where modes keep something from us, the helper makes a copy that they do not.
-    fn open(source: &Source, view: &View) -> Result<Self, WorkspaceError> {
-        let mut changed = source.changed();
-        if !sys::caps::is_host_root() && changed.iter().any(|dir| merged::hides(dir)) {
-            for (number, dir) in changed.iter_mut().enumerate().filter(|(_, dir)| dir.exists()) {
-                let to = view.join(&format!("shown{number}"));
-                std::fs::create_dir(&to).during("make room for a copy")?;
-                // Where that does not work, what cannot be read is told.
-                if snapshot::show(&source.programs, &source.ids, dir, &to).is_ok() {
-                    *dir = to;
-                }
-            }
-        }
-        let head = source.workspace.layers.first().map(|id| source.layers.join(id.as_str()).join("root"));
-        Ok(Self { changed, head })
+    /// What its quarantine is called: a submodule's as no workspace is.
+    fn quarantine(&self) -> Result<Quarantine, WorkspaceError> {
+        let name = match self.inside.as_str() {
+            "" => self.workspace.name.clone(),
+            inside => format!("{}+{}", self.workspace.name, crate::layer_id("submodule", &[inside])),
+        };
+        Quarantine::open(&self.dir, &name, &self.workspace.repository, self.time_max)
     }
 
-    /// All of it.
-    pub(crate) fn dirs(&self) -> Result<Dirs, WorkspaceError> {
-        Dirs::open(&self.changed).during("open the Body's files")
-    }
-
-    /// The Body's `.git`: what it changed of it over what it was given.
-    fn git_dir(&self) -> Result<Option<Dirs>, WorkspaceError> {
-        let all: Vec<PathBuf> = self.changed.iter().chain(&self.head).cloned().collect();
-        Ok(Dirs::open(&all).during("open the Body's files")?.dir(".git"))
-    }
-
-    /// The objects it added itself.
-    fn own_objects(&self) -> Result<Option<Dirs>, WorkspaceError> {
-        Ok(self.dirs()?.dir(".git").and_then(|git| git.dir("objects")))
+    /// Whether the Body changed anything there, as far as can be seen without looking closely.
+    pub(crate) fn is_touched(&self) -> bool {
+        let found = Dirs::open(&self.changed()).and_then(|dirs| dirs.down(&self.inside));
+        !matches!(found, Ok(None))
     }
 }
 
-/// A Body's files as they are now, as a tree in its quarantine. The user's repository is not touched.
+/// A Body's files as they are now, as trees in its quarantine. The user's repositories are not touched.
 pub fn look(source: &Source) -> Result<Work, WorkspaceError> {
-    let view = Quarantine::open(&source.dir, &source.workspace)?.view()?;
+    let (mut apart, inner) = submodules::look(source)?;
+    let view = source.quarantine()?.view()?;
     let mut objects = Objects::start(&view.git())?;
     let upper = Upper::open(source, &view)?;
     let git_dir = upper.git_dir()?;
-    let Files { tree, left_out } =
-        packed(&view, 0, |pack| files::read(source, &view, &upper, &mut objects, pack, git_dir.as_ref()))?;
-    Ok(Work { tree, left_out, view })
+    if !source.inside.is_empty() && matches!(git_dir, OwnGit::Odd) {
+        apart.left_out.push(LeftOut { path: ".git".into(), why: NO_GIT });
+    }
+    let given = Given { source, view: &view, upper: &upper, git_dir: git_dir.dirs(), apart: &apart };
+    let Files { tree, mut left_out } = packed(&view, 0, |pack| files::read(&given, &mut objects, pack))?;
+    left_out.append(&mut apart.left_out);
+    let part = Part::of(source, view, tree)?;
+    Ok(Work { parts: [part].into_iter().chain(inner).collect(), left_out })
 }
 
-/// Brings a Body's work into the user's repository, and looks that it is there.
+impl Part {
+    fn of(source: &Source, view: View, tree: String) -> Result<Self, WorkspaceError> {
+        let mut part = Self {
+            base: source.workspace.base.clone(),
+            tree,
+            view,
+            repository: source.workspace.repository.clone(),
+            inside: source.inside.clone(),
+        };
+        if !part.inside.is_empty() {
+            part.base = part.wrapped(&format!("{}^{{tree}}", part.base))?;
+            part.tree = part.wrapped(&part.tree)?;
+        }
+        Ok(part)
+    }
+
+    /// A tree of a submodule where the workspace has it.
+    pub(crate) fn wrapped(&self, tree: &str) -> Result<String, WorkspaceError> {
+        let git = self.view.writing().passing();
+        let mut id = git.line(["rev-parse", "--verify", "--quiet", tree])?;
+        for name in self.inside.rsplit('/').filter(|name| !name.is_empty()) {
+            let said = git.feed(["mktree", "-z"], format!("040000 tree {id}\t{name}\0").into_bytes())?;
+            id = String::from_utf8_lossy(&said).trim_end().to_owned();
+        }
+        Ok(id)
+    }
+}
+
+/// Brings a Body's work into the user's repository, and looks that it is there; what was done in submodules, into theirs.
 pub fn save(source: &Source) -> Result<Saved, WorkspaceError> {
-    let quarantine = Quarantine::open(&source.dir, &source.workspace)?;
+    let (apart, modules) = submodules::save(source)?;
+    let quarantine = source.quarantine()?;
     let had = quarantine.keeps_something();
-    let mut saved = Attempt::begin(source, &quarantine).and_then(Attempt::finish);
+    let attempt = || Attempt::begin(source, &quarantine, &apart).and_then(Attempt::finish);
+    let mut saved = attempt();
     let doubtful = match &saved {
         Ok(saved) => saved.trouble.is_some(),
         Err(error) => matches!(error, WorkspaceError::Git(_) | WorkspaceError::Io(..)) && !error.is_full(),
@@ -185,12 +221,13 @@ pub fn save(source: &Source) -> Result<Saved, WorkspaceError> {
     // What was taken before may be damaged; then it is taken once more.
     if had && doubtful {
         quarantine.forget();
-        saved = Attempt::begin(source, &quarantine).and_then(Attempt::finish);
+        saved = attempt();
     }
-    if saved.is_ok() {
-        quarantine.tidy();
-    }
-    saved
+    let mut saved = saved?;
+    quarantine.tidy();
+    saved.left_out.extend(apart.left_out);
+    saved.submodules = modules;
+    Ok(saved)
 }
 
 /// Makes a pack, and has git find it.
@@ -221,18 +258,16 @@ struct Attempt<'a> {
 
 impl<'a> Attempt<'a> {
     /// Reads everything.
-    fn begin(source: &'a Source, quarantine: &Quarantine) -> Result<Self, WorkspaceError> {
+    fn begin(source: &'a Source, quarantine: &Quarantine, apart: &Apart) -> Result<Self, WorkspaceError> {
         let view = quarantine.view()?;
         let mut objects = Objects::start(&view.git())?;
         let user = quarantine.user(&source.workspace);
         let known = Known::ask(&user, &namespace(&source.body))?;
         let upper = Upper::open(source, &view)?;
         let git_dir = upper.git_dir()?;
-        let (pointers, trouble) =
-            commits(source, quarantine, &upper, &mut objects, &known, git_dir.as_ref())?;
-        let files = packed(&view, 0, |pack| {
-            files::read(source, &view, &upper, &mut objects, pack, git_dir.as_ref())
-        })?;
+        let (pointers, trouble) = commits(source, quarantine, &upper, &mut objects, &known, &git_dir)?;
+        let given = Given { source, view: &view, upper: &upper, git_dir: git_dir.dirs(), apart };
+        let files = packed(&view, 0, |pack| files::read(&given, &mut objects, pack))?;
         Ok(Self { source, view, user, known, objects, files, pointers, trouble })
     }
 
@@ -269,7 +304,12 @@ impl<'a> Attempt<'a> {
                 .collect(),
             left_out: self.files.left_out.clone(),
             trouble: self.trouble.clone(),
+            submodules: Vec::new(),
         };
+        // A submodule has no name of the Body's work before there is some.
+        if !self.source.inside.is_empty() && saved.is_idle() && self.known.id("wip").is_none() {
+            return Ok(saved);
+        }
         let mut wanted = BTreeMap::from([
             ("base".to_owned(), saved.base.clone()),
             ("head".to_owned(), saved.head.clone()),
@@ -326,12 +366,18 @@ fn commits(
     upper: &Upper,
     objects: &mut Objects,
     known: &Known,
-    git_dir: Option<&Dirs>,
+    git_dir: &OwnGit,
 ) -> Result<(Pointers, Option<String>), WorkspaceError> {
     let nothing = |why: &str| Ok((Pointers::default(), Some(why.to_owned())));
-    let Some(git_dir) = git_dir else { return nothing("its .git is gone, or cannot be read") };
+    let given = source.inside.is_empty();
+    let git_dir = match git_dir {
+        OwnGit::There(git_dir) => git_dir,
+        // A submodule comes without one.
+        OwnGit::None if !given => return Ok((Pointers::default(), None)),
+        OwnGit::None | OwnGit::Odd => return nothing("its .git is gone, or cannot be read"),
+    };
     let pointers = refs::read(git_dir);
-    if pointers.head.is_none() {
+    if pointers.head.is_none() && (given || !pointers.branches.is_empty()) {
         return nothing("its .git does not say which commit it is on");
     }
     let had: BTreeSet<&str> = known.ids().into_iter().chain([source.workspace.commit.as_str()]).collect();
@@ -342,7 +388,7 @@ fn commits(
         .filter(|tip| !had.contains(tip.as_str()))
         .collect();
     if !tips.is_empty() {
-        if let Some(own) = upper.own_objects()?
+        if let Some(own) = upper.own_objects(git_dir)?
             && let Err(error) = loose::import(quarantine, objects, &own)
         {
             if error.is_full() {
@@ -365,11 +411,22 @@ fn commits(
     Ok((pointers, why))
 }
 
+/// What a Body's git points at.
+pub(crate) fn pointers(source: &Source) -> Result<Pointers, WorkspaceError> {
+    let view = source.quarantine()?.view()?;
+    let upper = Upper::open(source, &view)?;
+    Ok(upper.git_dir()?.dirs().map(refs::read).unwrap_or_default())
+}
+
 /// Names what a Body began with, so that nobody clears it away while the Body needs it.
 pub fn anchor(body: &BodyId, workspace: &Workspace) -> Result<(), WorkspaceError> {
     let to = format!("{}/base", namespace(body));
     let git = Git::at(&workspace.repository);
     git.run(["update-ref", &to, &workspace.base])?;
+    for module in &workspace.submodules {
+        // Where that does not work, a save will say what it cannot take.
+        let _ = Git::at(&module.repository).run(["update-ref", &to, &module.commit]);
+    }
     // A convenience: where the user's settings cannot be written, `refs/palisade` is there all the same.
     let remote = remote(body);
     let settings = [
@@ -396,16 +453,26 @@ fn remote(body: &BodyId) -> String {
 pub fn release(body: &BodyId, workspace: &Workspace) {
     let git = Git::at(&workspace.repository);
     let _ = git.run(["config", "--local", "--remove-section", &remote(body)]);
-    if Known::ask(&git, &namespace(body)).is_ok_and(|known| known.id("wip").is_none()) {
-        let _ = git.run(["update-ref", "-d", &format!("{}/base", namespace(body))]);
+    for repository in repositories(workspace) {
+        let git = Git::at(repository);
+        if Known::ask(&git, &namespace(body)).is_ok_and(|known| known.id("wip").is_none()) {
+            let _ = git.run(["update-ref", "-d", &format!("{}/base", namespace(body))]);
+        }
     }
+}
+
+/// Its own, and those of its submodules.
+fn repositories(workspace: &Workspace) -> impl Iterator<Item = &PathBuf> {
+    [&workspace.repository].into_iter().chain(workspace.submodules.iter().map(|module| &module.repository))
 }
 
 /// Forgets a Body that did nothing.
 pub fn forget(body: &BodyId, workspace: &Workspace) -> Result<(), WorkspaceError> {
-    let git = Git::at(&workspace.repository);
     let to = format!("{}/", namespace(body));
-    let said = git.line(["for-each-ref", "--format=delete %(refname)", &to])?;
-    git.feed(["update-ref", "--stdin"], format!("{said}\n").into_bytes())?;
+    for repository in repositories(workspace) {
+        let git = Git::at(repository);
+        let said = git.line(["for-each-ref", "--format=delete %(refname)", &to])?;
+        git.feed(["update-ref", "--stdin"], format!("{said}\n").into_bytes())?;
+    }
     Ok(())
 }

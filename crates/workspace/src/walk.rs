@@ -7,6 +7,7 @@
 //! Trust: everything that is read here is a Body's; see [`crate::merged`].
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     io::{self, Read, Seek, SeekFrom, Write},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -24,6 +25,7 @@ use crate::{
     index::Names,
     merged::{DEPTH_MAX, Dirs, Found, Inner, Node},
     packing::{Id, Pack, Sort},
+    upper::Seen,
 };
 
 /// Longest path.
@@ -35,7 +37,7 @@ const TOTAL_MAX: u64 = 8 << 30;
 /// Most changes.
 const CHANGES_MAX: usize = 2_000_000;
 /// Most things that are listed as left out.
-const LEFT_OUT_MAX: usize = 1000;
+pub const LEFT_OUT_MAX: usize = 1000;
 /// How often a file that changes while it is read is read again.
 const TRIES: usize = 3;
 /// What is copied at once.
@@ -92,6 +94,8 @@ pub struct Walk<'a> {
     pub ignore: Ignore,
     /// Whether attributes may change what git stores.
     pub attributes: bool,
+    /// Directories that others read: submodules.
+    pub apart: &'a BTreeMap<Vec<u8>, Option<Id>>,
     /// Where objects go.
     pub pack: &'a mut Pack,
     /// What was found so far.
@@ -111,8 +115,11 @@ struct Place<'a> {
 
 impl Walk<'_> {
     /// Walks the whole tree.
-    pub fn run(mut self, dirs: &Dirs, ours: BorrowedFd<'_>) -> Result<Changes, WorkspaceError> {
-        self.dir(&Place { path: b"", dirs, ours, ignored: false, depth: 0 })?;
+    pub fn run(mut self, seen: &Seen, ours: BorrowedFd<'_>) -> Result<Changes, WorkspaceError> {
+        if seen.hidden {
+            self.changes.gone.extend(self.base.iter().map(|(name, _)| name.to_vec()));
+        }
+        self.dir(&Place { path: b"", dirs: &seen.dirs, ours, ignored: false, depth: 0 })?;
         self.forgotten()?;
         Ok(self.changes)
     }
@@ -277,13 +284,18 @@ impl Walk<'_> {
             }
             return Ok(());
         };
+        if self.apart.contains_key(path) {
+            // Its directory is there, so it is the submodule it was, whatever was removed around it.
+            self.changes.gone.retain(|gone| gone != path);
+            return Ok(());
+        }
         if inner.hides {
             remove(at.ours, name)?;
             self.base_gone(path);
         } else if self.base.contains(path) {
             // Only a submodule is both a name of the base and a directory there.
             if !dirs.entries().during("list a directory of the Body")?.is_empty() {
-                self.leave_out(path, "it is a submodule, whose files are its own repository's");
+                self.leave_out(path, "it is a submodule that this host does not have");
             }
             return Ok(());
         }

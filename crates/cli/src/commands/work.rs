@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use fleet::{Dirty, ExecRequest, Fleet, How, LeftOut, Person, Prepare, Repo, Shape, Up, What};
+use fleet::{Dirty, ExecRequest, Fleet, How, LeftOut, Person, Prepare, Repo, SavedModule, Shape, Up, What};
 use proto::{Failure, Kind, spec::Life};
 use rustix::{stdio, termios::isatty};
 
@@ -147,10 +147,20 @@ pub async fn wip(fleet: &Fleet, keys: &[String], format: Format) -> Result<(), F
             if let Some(trouble) = &saved.trouble {
                 output::talk(&format!("its commits are not in it: {}", proto::text::visible(trouble)));
             }
+            tell_submodules(view.id(), &saved.submodules, "is saved in that submodule's own repository");
             tell_left_out(&saved.left_out);
         }
     }
     Ok(())
+}
+
+/// Work in submodules is their own repositories', and comes from there.
+fn tell_submodules(id: &proto::BodyId, submodules: &[SavedModule], what: &str) {
+    for module in submodules {
+        let path = proto::text::visible(&module.path);
+        let quoted = path.replace('\'', "'\\''");
+        output::talk(&format!("work in {path} {what}\n  hint: take it: git -C '{quoted}' merge refs/palisade/{id}/wip"));
+    }
 }
 
 /// Lands the work of a Body.
@@ -184,6 +194,7 @@ pub async fn land(fleet: &Fleet, args: args::Land, format: Format) -> Result<(),
     for path in &landed.runs_something {
         output::talk(&format!("look at {} before you use it: tools run what it says", proto::text::visible(path)));
     }
+    tell_submodules(view.id(), &landed.submodules, "did not land; it is saved in that submodule's own repository");
     let commits = if landed.commits == 1 { "commit" } else { "commits" };
     output::talk(&format!("{} {commits} on {}", landed.commits, landed.branch));
     output::line(&landed.to)
@@ -237,9 +248,12 @@ pub async fn compare(fleet: &Fleet, args: &args::Compare, format: Format) -> Res
 
 /// Says what goes with a Body whose work is given up.
 pub fn tell_losses(fleet: &Fleet, id: &proto::BodyId) -> Result<(), Failure> {
-    let losses = fleet.losses(id)?;
-    for line in &losses {
+    let lost = fleet.losses(id)?;
+    for line in &lost.lines {
         output::talk(&format!("lost: {}", proto::text::visible(line)));
+    }
+    if lost.saved {
+        output::talk(&format!("what was saved before stays: refs/palisade/{id}/wip"));
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::PathBuf};
 use proto::{BodyId, Failure, Kind, Spec};
 use serde::Serialize;
 use serde_json::json;
-use workspace::{Commit, Git, How, LandRequest, Landed, LeftOut, Person, Saved, Shape, Source, Touched, What};
+use workspace::{Commit, Git, How, LandRequest, Landed, LeftOut, Part, Person, Saved, Shape, Source, Touched, What};
 
 use super::no_workspace;
 use crate::{Fleet, failures};
@@ -28,18 +28,29 @@ pub struct WorkDiff {
 /// One look at a Body's work; what it needs lies beside the Body and goes with it.
 #[derive(Debug)]
 pub struct Look {
-    git: Git,
-    /// What git sees goes with it.
-    _view: workspace::View,
-    base: String,
+    /// The workspace itself, and each submodule that was changed.
+    parts: Vec<Part>,
     /// What was found.
     pub diff: WorkDiff,
+}
+
+/// What goes with a Body whose work is given up, and what does not.
+#[derive(Debug, Default)]
+pub struct Lost {
+    /// What is lost, as one line each.
+    pub lines: Vec<String>,
+    /// Whether something was saved before, and stays.
+    pub saved: bool,
 }
 
 impl Look {
     /// The difference as git writes it, with whatever bytes are in the files.
     pub fn text(&self, shape: Shape, paths: &[OsString]) -> Result<Vec<u8>, Failure> {
-        workspace::diff(&self.git, &self.base, &self.diff.tree, shape, paths).map_err(|error| failures::workspace("cannot compare", error))
+        let mut text = Vec::new();
+        for part in &self.parts {
+            text.extend(workspace::diff(&part.view.git(), &part.base, &part.tree, shape, paths).map_err(|error| failures::workspace("cannot compare", error))?);
+        }
+        Ok(text)
     }
 }
 
@@ -62,15 +73,18 @@ impl Fleet {
         let (_, source) = self.workspace_source(id, name)?;
         let cannot = |error| failures::workspace("cannot look at the work of the Body", error);
         let work = workspace::look(&source).map_err(cannot)?;
-        let base = source.workspace.base.clone();
-        let diff = WorkDiff { workspace: source.workspace.name.clone(), base: base.clone(), tree: work.tree, files: Vec::new(), left_out: work.left_out };
-        Ok(Look { git: work.view.git(), _view: work.view, base, diff })
+        let tree = work.parts.first().map(|part| part.tree.clone()).unwrap_or_default();
+        let diff = WorkDiff { workspace: source.workspace.name.clone(), base: source.workspace.base.clone(), tree, files: Vec::new(), left_out: work.left_out };
+        Ok(Look { parts: work.parts, diff })
     }
 
     /// The same with the files that differ.
     pub fn look_closely(&self, id: &BodyId, name: Option<&str>) -> Result<Look, Failure> {
         let mut look = self.look(id, name)?;
-        look.diff.files = workspace::touched(&look.git, &look.base, &look.diff.tree).map_err(|error| failures::workspace("cannot compare", error))?;
+        for part in &look.parts {
+            let files = workspace::touched(&part.view.git(), &part.base, &part.tree).map_err(|error| failures::workspace("cannot compare", error))?;
+            look.diff.files.extend(files);
+        }
         Ok(look)
     }
 
@@ -101,26 +115,31 @@ impl Fleet {
             return Err(Failure::new(Kind::Conflict, format!("the commits of Body {id} cannot land: {trouble}"))
                 .hint(format!("land its files as one commit of yours: pal land --squash {id}")));
         }
-        let request = LandRequest { workspace: &source.workspace, saved, body: id.as_str(), dir: &source.dir, how, what, person };
+        let request = LandRequest { workspace: &source.workspace, saved, body: id.as_str(), dir: &source.dir, how, what, person, time_max: source.time_max };
         let landed = workspace::land(&request).map_err(|error| land_failure(id, error))?;
         self.write("workspace.landed", id, json!({ "workspace": source.workspace.name, "landed": landed }))?;
         Ok(landed)
     }
 
-    /// What would be lost with a Body: its changes since it was made, as one line each.
-    pub fn losses(&self, id: &BodyId) -> Result<Vec<String>, Failure> {
+    /// What would be lost with a Body: what it did that was not saved, or could not be.
+    pub fn losses(&self, id: &BodyId) -> Result<Lost, Failure> {
         let spec = self.view(id)?.spec;
-        let mut lines = Vec::new();
-        for workspace in &spec.workspaces {
-            match self.look_closely(id, Some(&workspace.name)) {
-                Ok(look) => {
-                    lines.extend(look.diff.files.iter().map(|file| file.path.clone()));
-                    lines.extend(look.diff.left_out.iter().map(|left| format!("{} ({})", left.path, left.why)));
+        let mut lost = Lost::default();
+        for source in self.sources(&spec)? {
+            match workspace::losses(&source) {
+                Ok(found) => {
+                    lost.saved |= found.saved;
+                    lost.lines.extend(found.files.into_iter().map(|file| file.path));
+                    lost.lines.extend(found.branches.iter().map(|name| format!("commits of {name}")));
+                    lost.lines.extend(found.left_out.iter().map(|left| format!("{} ({})", left.path, left.why)));
                 }
-                Err(failure) => lines.push(format!("everything in {}: {failure}", workspace.path())),
+                Err(error) => {
+                    let failure = failures::workspace("cannot look at the work of the Body", error);
+                    lost.lines.push(format!("everything in {}: {failure}", source.workspace.path()));
+                }
             }
         }
-        Ok(lines)
+        Ok(lost)
     }
 
     /// Where the repository of a Body is on this host.

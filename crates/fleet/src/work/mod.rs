@@ -15,7 +15,7 @@ mod up;
 pub use compare::{Compared, Comparison, Overlap, Queued};
 pub use df::{Share, StoreSettings};
 pub use home::{HomeRecord, HomeView};
-pub use look::{Look, WorkDiff};
+pub use look::{Look, Lost, WorkDiff};
 pub use prepare::Hear;
 pub use up::{Images, Prepare, Repo, Up};
 
@@ -52,6 +52,8 @@ impl Fleet {
             layers: self.layers_dir(),
             programs: self.maker.programs.clone(),
             ids: spec.ids.clone(),
+            inside: String::new(),
+            time_max: workspace::TIME_MAX,
         };
         Ok(spec.workspaces.iter().map(source).collect())
     }

@@ -74,6 +74,7 @@ impl Fleet {
         // Until the Bodies stand on what is made here.
         let _building = self.building()?;
         let workspaces = self.bring(&up)?;
+        workspaces.iter().for_each(|workspace| tell_pointers(workspace, say));
         let mut create = up.create.clone();
         create.workdir = create.workdir.or_else(|| workspaces.first().map(Workspace::path));
         if up.prepare == Prepare::Yes {
@@ -164,6 +165,18 @@ impl Fleet {
         let Repo::Path(path) = repo else { return 0 };
         Repository::find(path, None, person).and_then(|found| found.uncommitted(person)).unwrap_or(0)
     }
+}
+
+/// Says which files are kept elsewhere, and so not in the Body. That they cannot be found is no reason to go without one.
+fn tell_pointers(workspace: &Workspace, say: super::Hear<'_>) {
+    let found = workspace::lfs_pointers(&workspace.repository, &workspace.base).unwrap_or_default();
+    let Some(first) = found.first().map(|path| proto::text::visible(path)) else { return };
+    let what = if found.len() == 1 { format!("{first} is a pointer of Git LFS") } else { format!("{first} and {} more are pointers of Git LFS", found.len() - 1) };
+    say(&format!("{what}, not the contents"));
+    // To be pasted into a shell, it must be a name and nothing else.
+    let plain = first.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._/-".contains(&byte));
+    let first = if plain { first } else { "FILE".to_owned() };
+    say(&format!("  hint: show the Body a file of yours in its place, read-only: pal up --mount \"$PWD/{first}:{}/{first}\"", workspace.path()));
 }
 
 fn no_repository(error: workspace::WorkspaceError) -> Failure {

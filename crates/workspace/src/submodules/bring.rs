@@ -1,14 +1,10 @@
 //! Files of submodules, where the host has them: as layers below the repository's own.
 //!
-//! In a Body they are plain files without a `.git`: git takes their directory for a submodule that nobody initialised,
-//! and looks no further. What a Body changes there is named as left out when its work is saved, and never lost in
-//! silence.
-//!
 //! Trust: paths and names are a repository's. Both are checked before a path of the host is made of them.
 
 use std::path::{Path, PathBuf};
 
-use proto::LayerId;
+use proto::workspace::Submodule;
 
 use crate::{Ground, Repository, error::WorkspaceError, git::Git, tree};
 
@@ -17,12 +13,22 @@ const DEPTH_MAX: usize = 4;
 /// Most submodules of one repository.
 const COUNT_MAX: usize = 64;
 
-/// The layers of all submodules that are there.
-pub fn layers(ground: Ground<'_>, repository: &Repository) -> Result<Vec<LayerId>, WorkspaceError> {
+/// All submodules that are there, with layers of their files: made where they are missing.
+pub fn bring(ground: Ground<'_>, repository: &Repository) -> Result<Vec<Submodule>, WorkspaceError> {
     let mut found = Vec::new();
     let modules = repository.common.join("modules");
     if modules.is_dir() {
-        below(ground, &Level { git_dir: &repository.common, modules: &modules, tree: &repository.tree, at: "", depth: 0 }, &mut found)?;
+        below(
+            ground,
+            &Level {
+                git_dir: &repository.common,
+                modules: &modules,
+                tree: &repository.tree,
+                at: "",
+                depth: 0,
+            },
+            &mut found,
+        )?;
     }
     Ok(found)
 }
@@ -36,7 +42,7 @@ struct Level<'a> {
     depth: usize,
 }
 
-fn below(ground: Ground<'_>, level: &Level<'_>, found: &mut Vec<LayerId>) -> Result<(), WorkspaceError> {
+fn below(ground: Ground<'_>, level: &Level<'_>, found: &mut Vec<Submodule>) -> Result<(), WorkspaceError> {
     let git = Git::at(level.git_dir);
     for (path, commit) in links(&git, level.tree)? {
         if found.len() >= COUNT_MAX {
@@ -46,12 +52,20 @@ fn below(ground: Ground<'_>, level: &Level<'_>, found: &mut Vec<LayerId>) -> Res
         let dir = level.modules.join(&name);
         let module = Git::at(&dir);
         // One that the host has not, or not at this commit, stays an empty directory.
-        let Ok(files) = module.line(["rev-parse", "--verify", "--quiet", &format!("{commit}^{{tree}}")]) else { continue };
+        let Ok(files) = module.line(["rev-parse", "--verify", "--quiet", &format!("{commit}^{{tree}}")])
+        else {
+            continue;
+        };
         let at = if level.at.is_empty() { path.clone() } else { format!("{}/{path}", level.at) };
-        found.push(tree::make_at(ground, &dir.join("objects"), &files, &at)?);
+        let layer = tree::make_at(ground, &dir.join("objects"), &files, &at)?;
+        found.push(Submodule { path: at.clone(), repository: dir.clone(), commit, files: layer });
         let modules = dir.join("modules");
         if level.depth < DEPTH_MAX && modules.is_dir() {
-            below(ground, &Level { git_dir: &dir, modules: &modules, tree: &files, at: &at, depth: level.depth + 1 }, found)?;
+            below(
+                ground,
+                &Level { git_dir: &dir, modules: &modules, tree: &files, at: &at, depth: level.depth + 1 },
+                found,
+            )?;
         }
     }
     Ok(())
@@ -82,7 +96,9 @@ fn name_of(git: &Git, tree: &str, path: &str) -> Option<PathBuf> {
 
 /// A path that leads nowhere but down, and into no `.git`.
 fn is_plain(path: &str) -> bool {
-    path.split('/').all(|part| !part.is_empty() && part != "." && part != ".." && !crate::walk::is_dot_git(part.as_bytes()))
+    path.split('/').all(|part| {
+        !part.is_empty() && part != "." && part != ".." && !crate::walk::is_dot_git(part.as_bytes())
+    })
 }
 
 #[cfg(test)]

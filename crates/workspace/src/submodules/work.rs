@@ -1,0 +1,154 @@
+//! What a Body did in submodules: each is looked at and saved as a workspace of its own.
+//!
+//! Trust: a `.git` that a Body made in a submodule is read as any other of it: as plain files, by descriptor.
+
+use std::collections::BTreeMap;
+
+use proto::workspace::{Submodule, Workspace};
+use serde::Serialize;
+
+use crate::{
+    error::WorkspaceError,
+    packing::{Id, id_of},
+    save::{self, LeftOut, Part, Saved, Source},
+};
+
+/// Why nothing of a submodule was taken.
+const REFUSED: &str = "it is a submodule whose repository cannot take what was done there";
+/// Why commits that were made there were not.
+const COMMITS: &str = "the commits that were made there cannot be taken";
+
+/// A Body's work in a submodule, in that submodule's own repository.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SavedModule {
+    /// Where in the workspace.
+    pub path: String,
+    /// The commit it began with.
+    pub base: String,
+    /// The commit that a git of the Body's own stands on there; `base` where there is none.
+    pub head: String,
+    /// The commit that holds everything.
+    pub wip: String,
+    /// Branches that were made there.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub branches: BTreeMap<String, String>,
+}
+
+/// What is not the business of the repository around it.
+#[derive(Debug, Default)]
+pub struct Apart {
+    /// Where, and the commit that a git of the Body's own stands on there.
+    pub links: BTreeMap<Vec<u8>, Option<Id>>,
+    /// What is saved nowhere.
+    pub left_out: Vec<LeftOut>,
+}
+
+impl Apart {
+    fn lost(&mut self, module: &Submodule, why: &'static str, below: &str) {
+        let path = proto::text::visible(&format!("{}{below}", module.path));
+        self.left_out.push(LeftOut { path, why });
+    }
+
+    fn below(&mut self, module: &Submodule, left_out: Vec<LeftOut>) {
+        let above = proto::text::visible(&module.path);
+        let whole = |left: LeftOut| LeftOut { path: format!("{above}/{}", left.path), why: left.why };
+        self.left_out.extend(left_out.into_iter().map(whole));
+    }
+}
+
+/// Saves what was done in each.
+pub fn save(source: &Source) -> Result<(Apart, Vec<SavedModule>), WorkspaceError> {
+    let (mut apart, mut modules) = (Apart::default(), Vec::new());
+    for (module, inner) in touched(source) {
+        match save::save(&inner) {
+            Ok(saved) => {
+                let head = Some(&saved.head).filter(|head| **head != module.commit);
+                apart
+                    .links
+                    .insert(module.path.clone().into_bytes(), head.and_then(|head| id_of(head.as_bytes())));
+                if saved.trouble.is_some() {
+                    apart.lost(&module, COMMITS, "/.git");
+                }
+                apart.below(&module, saved.left_out.clone());
+                modules.extend(told(&module, saved));
+            }
+            Err(error) if error.is_full() => return Err(error),
+            Err(_) => {
+                apart.links.insert(module.path.clone().into_bytes(), None);
+                apart.lost(&module, REFUSED, "");
+            }
+        }
+    }
+    Ok((apart, modules))
+}
+
+/// Reads what was done in each; the user's repositories are not touched.
+pub fn look(source: &Source) -> Result<(Apart, Vec<Part>), WorkspaceError> {
+    let (mut apart, mut parts) = (Apart::default(), Vec::new());
+    for (module, inner) in touched(source) {
+        apart.links.insert(module.path.clone().into_bytes(), None);
+        match save::look(&inner) {
+            Ok(work) => {
+                apart.below(&module, work.left_out);
+                parts.extend(work.parts);
+            }
+            Err(error) if error.is_full() => return Err(error),
+            Err(_) => apart.lost(&module, REFUSED, ""),
+        }
+    }
+    Ok((apart, parts))
+}
+
+/// The submodule itself, where something was done there, and those inside of it.
+fn told(module: &Submodule, saved: Saved) -> Vec<SavedModule> {
+    let below = |inner: SavedModule| SavedModule { path: format!("{}/{}", module.path, inner.path), ..inner };
+    let inner: Vec<SavedModule> = saved.submodules.into_iter().map(below).collect();
+    let idle = saved.wip == saved.base && saved.branches.is_empty();
+    let itself = (!idle).then(|| SavedModule {
+        path: module.path.clone(),
+        base: saved.base,
+        head: saved.head,
+        wip: saved.wip,
+        branches: saved.branches,
+    });
+    itself.into_iter().chain(inner).collect()
+}
+
+/// Each submodule whose directory a Body has changed, as a source of its own; those inside another are the other's.
+fn touched(source: &Source) -> Vec<(Submodule, Source)> {
+    let all = &source.workspace.submodules;
+    let inside = |module: &&Submodule| !all.iter().any(|other| below(&module.path, &other.path).is_some());
+    all.iter()
+        .filter(inside)
+        .map(|module| (module.clone(), of(source, module)))
+        .filter(|(_, inner)| inner.is_touched())
+        .collect()
+}
+
+/// A submodule as a workspace of its own.
+fn of(source: &Source, module: &Submodule) -> Source {
+    let inner = source.workspace.submodules.iter().filter_map(|other| {
+        let path = below(&other.path, &module.path)?.to_owned();
+        Some(Submodule { path, ..other.clone() })
+    });
+    let workspace = Workspace {
+        name: source.workspace.name.clone(),
+        repository: module.repository.clone(),
+        branch: None,
+        commit: module.commit.clone(),
+        base: module.commit.clone(),
+        included: false,
+        layers: vec![module.files.clone()],
+        submodules: inner.collect(),
+    };
+    let inside = match source.inside.as_str() {
+        "" => module.path.clone(),
+        above => format!("{above}/{}", module.path),
+    };
+    Source { workspace, inside, ..source.clone() }
+}
+
+/// What a path is below another.
+fn below<'a>(path: &'a str, above: &str) -> Option<&'a str> {
+    path.strip_prefix(above)?.strip_prefix('/')
+}
