@@ -35,7 +35,7 @@ async fn what_was_frozen_and_is_damaged_is_not_thawed(t: Bodies) {
         assert!(failure.message.contains("RESTORE_INCOMPLETE") && failure.hints[0].contains("--cold"), "{failure}");
         fs::rename(kept, path).unwrap();
     }
-    for (from, to) in [("\"engine\":\"engine-", "\"engine\":\"other-"), ("\"accelerator\":\"emulated\"", "\"accelerator\":\"kvm\""), ("\"ticks_khz\":", "\"ticks_khz\":9")] {
+    for (from, to) in [("\"engine\":\"engine-", "\"engine\":\"other-"), ("\"accelerator\":\"emulated\"", "\"accelerator\":\"kvm\""), ("\"ticks_khz\":", "\"ticks_khz\":9"), ("\"board\":", "\"board\":9")] {
         let changed = manifest.replace(from, to);
         assert_ne!(changed, manifest, "{from}");
         fs::write(dir.join("manifest.json"), changed).unwrap();

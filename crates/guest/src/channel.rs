@@ -32,7 +32,8 @@ use tokio::{
 const OUT_MAX: usize = 64;
 /// What is written at once: as much as the machine's port takes.
 const WRITE_LEN_MAX: usize = 32 << 10;
-const READ_LEN: usize = 64 << 10;
+/// What is read at once: as much as the machine's port gives.
+const READ_LEN: usize = 32 << 10;
 /// What must have been read before the sender is told; less would only cost frames.
 const CREDIT_STEP: u32 = WINDOW / 4;
 
@@ -46,10 +47,10 @@ impl Port {
         Ok(Self(crate::ready::ready(fd)?))
     }
 
-    async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+    async fn read(&self, buffer: &RefCell<Vec<u8>>) -> io::Result<usize> {
         loop {
             let mut ready = self.0.readable().await?;
-            match ready.try_io(|fd| Ok(rustix::io::read(fd.get_ref(), &mut *buffer)?)) {
+            match ready.try_io(|fd| Ok(rustix::io::read(fd.get_ref(), &mut buffer.borrow_mut()[..])?)) {
                 Ok(read) => return read,
                 Err(_) => continue,
             }
@@ -108,6 +109,8 @@ pub struct Channel {
     next: Cell<u32>,
     go_on: Notify,
     intake: RefCell<Intake>,
+    /// What was read last: made once, for an emulated machine fills a new one slowly.
+    buffer: RefCell<Vec<u8>>,
 }
 
 struct Joined {
@@ -138,6 +141,7 @@ impl Channel {
             next: Cell::new(1),
             go_on: Notify::new(),
             intake: RefCell::default(),
+            buffer: RefCell::new(vec![0; READ_LEN]),
         })
     }
 
@@ -171,7 +175,6 @@ impl Channel {
 
     /// Reads until something is for the caller.
     pub async fn read(self: &Rc<Self>) -> Result<Told, LineError> {
-        let mut buffer = Vec::new();
         loop {
             while let Some(frame) = { self.intake.borrow_mut().next()? } {
                 let heard = self.ledger.borrow_mut().hear(frame)?;
@@ -179,14 +182,13 @@ impl Channel {
                     return Ok(told);
                 }
             }
-            buffer.resize(READ_LEN, 0);
             let port = self.port.borrow().clone();
             let read = tokio::select! {
-                read = port.read(&mut buffer) => read,
+                read = port.read(&self.buffer) => read,
                 () = self.moved.notified() => continue,
             };
             match read {
-                Ok(len @ 1..) => self.intake.borrow_mut().push(&buffer[..len]),
+                Ok(len @ 1..) => self.intake.borrow_mut().push(&self.buffer.borrow()[..len]),
                 _ if self.moving.get() => self.moved.notified().await,
                 Ok(_) => return Err(LineError::Broken(io::ErrorKind::UnexpectedEof.into())),
                 Err(error) => return Err(LineError::Broken(error)),

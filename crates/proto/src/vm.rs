@@ -17,6 +17,10 @@ pub const LINE_PORT: u32 = 1024;
 /// A word for the kernel that it does not know, and its guest does: the line is a vsock.
 pub const LINE_WORD: &str = "palisade.line=vsock";
 
+/// How machines are put together by this version: grows whenever their processor or their devices change, for what was
+/// frozen with others cannot go on with these.
+pub const BOARD: u32 = 2;
+
 /// The first word to a guest, and to one that was thawed: who it is from now on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {

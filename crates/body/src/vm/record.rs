@@ -9,7 +9,7 @@ use std::{
 
 use proto::{
     Size,
-    vm::{Accelerator, Engine, Held},
+    vm::{Accelerator, BOARD, Engine, Held},
 };
 use rustix::{fs::SeekFrom, io::Errno};
 use serde::{Deserialize, Serialize};
@@ -40,6 +40,9 @@ pub struct Machine {
     pub hypervisor: Engine,
     /// Its state.
     pub engine: String,
+    /// How it was put together.
+    #[serde(default)]
+    pub board: u32,
     /// The kernel it runs.
     pub kernel: String,
     /// How fast the processor's counter counted.
@@ -135,6 +138,9 @@ impl Machine {
         let accelerator = parts.accelerator;
         if Some(self.engine.as_str()) != parts.engine.file_name().and_then(|name| name.to_str()) {
             return Err("it was frozen by another version of the hypervisor".to_owned());
+        }
+        if self.board != BOARD {
+            return Err("it was frozen by a version of pal that put machines together in another way".to_owned());
         }
         if self.accelerator != accelerator {
             return Err(format!("it was {}, and machines here are {}", self.accelerator.name(), accelerator.name()));

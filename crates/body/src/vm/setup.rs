@@ -271,6 +271,8 @@ impl Ground {
             // Code is translated once for each address it is found at: programs that are loaded where they were loaded
             // before cost a third.
             words.push("norandmaps".to_owned());
+            // What the kernel does for safety inside of the machine, or to account for what nobody asks, is emulated, too.
+            words.push("lsm=landlock noautogroup cgroup_disable=memory init_on_alloc=0 transparent_hugepage=never randomize_kstack_offset=off hardened_usercopy=off".to_owned());
         }
         words.push(match engine {
             Engine::Qemu => "reboot=t".to_owned(),

@@ -54,6 +54,7 @@ impl Fleet {
             accelerator,
             hypervisor,
             engine: root.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            board: proto::vm::BOARD,
             kernel: setup.kernel,
             ticks_khz: setup.ticks_khz,
             images: images.len(),
