@@ -4,5 +4,6 @@ mod bad_input;
 mod death;
 mod forks;
 mod limits;
+mod memory;
 mod pause;
 mod walls;

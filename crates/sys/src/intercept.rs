@@ -1,10 +1,13 @@
-//! Files that a program insists on opening for writing, given to it for reading only.
+//! Files that a program insists on opening for writing, given to it for reading only, and kept as they are.
 //!
 //! A hypervisor maps a frozen machine's memory privately and never writes to the file, yet opens it for both. Were it
 //! let to, one that its guest has taken over could change the memory of every machine that is thawed later. So its calls
 //! that open for reading and writing stop and ask, and whoever answers hands out a descriptor of its own choice.
+//! When its machine has no use for a page any more, it wants to cut that out of the file before it gives up its own
+//! copy: it is told that this was done, and nothing was.
 //!
-//! Invariant: an answer only ever replaces a call by a descriptor, or lets the kernel do what it would have done anyway.
+//! Invariant: an answer only ever replaces a call by a descriptor or by nothing at all, or lets the kernel do what it
+//! would have done anyway.
 
 use std::{
     ffi::CStr,
@@ -12,7 +15,7 @@ use std::{
     io,
     os::{
         fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
-        unix::fs::FileExt,
+        unix::fs::{FileExt, MetadataExt},
     },
 };
 
@@ -53,16 +56,23 @@ struct AddFd {
     newfd_flags: u32,
 }
 
-/// From here on this process, and what it executes, asks before it opens anything for reading and writing. Whoever has
-/// the descriptor answers, and must not be this process.
+/// Cutting a hole into a file that keeps its length.
+const CUT: libc::c_int = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// From here on this process, and what it executes, asks before it opens anything for reading and writing, and before it
+/// cuts holes into files. Whoever has the descriptor answers, and must not be this process.
 pub fn ask_before_opening() -> io::Result<OwnedFd> {
     let mut program = [
         step(LOAD, 0, 0, 0),
-        step(EQUAL, 0, 4, libc::SYS_openat as u32),
+        step(EQUAL, 0, 3, libc::SYS_openat as u32),
         // The low half of the third argument.
         step(LOAD, 0, 0, 32),
         step(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, libc::O_ACCMODE as u32),
-        step(EQUAL, 0, 1, libc::O_RDWR as u32),
+        step(EQUAL, 3, 4, libc::O_RDWR as u32),
+        step(EQUAL, 0, 3, libc::SYS_fallocate as u32),
+        // The low half of the second argument.
+        step(LOAD, 0, 0, 24),
+        step(EQUAL, 0, 1, CUT as u32),
         step(ANSWER, 0, 0, libc::SECCOMP_RET_USER_NOTIF),
         step(ANSWER, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
@@ -74,15 +84,20 @@ pub fn ask_before_opening() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Answers one question: the file called `path` is given as `file`, every other call goes on as it was.
+/// Answers one question: the file called `path` is given as `file`, of that file nothing is cut out, and every other call
+/// goes on as it was.
 pub fn answer(listener: BorrowedFd<'_>, path: &CStr, file: BorrowedFd<'_>) -> io::Result<()> {
     let mut notice = Notice::default();
     // SAFETY: the structure has the kernel's layout and outlives the call; it must be all zeros, and is.
     if unsafe { libc::ioctl(listener.as_raw_fd(), IOC_RECV as _, &mut notice) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    let asked = asked_path(notice.pid, notice.args[1]);
-    let given = asked.filter(|asked| asked == path.to_bytes()).map(|_| give(listener, notice.id, file)).transpose()?;
+    let given = if i64::from(notice.nr) == libc::SYS_fallocate {
+        is_same(notice.pid, notice.args[0], file).then_some(0)
+    } else {
+        let asked = asked_path(notice.pid, notice.args[1]);
+        asked.filter(|asked| asked == path.to_bytes()).map(|_| give(listener, notice.id, file)).transpose()?
+    };
     // SECCOMP_USER_NOTIF_FLAG_CONTINUE is 1: the kernel does what it was asked to.
     let reply = Reply { id: notice.id, val: given.unwrap_or(0).into(), error: 0, flags: u32::from(given.is_none()) };
     // SAFETY: the structure has the kernel's layout and outlives the call.
@@ -98,6 +113,13 @@ fn give(listener: BorrowedFd<'_>, id: u64, file: BorrowedFd<'_>) -> io::Result<i
     // SAFETY: the structure has the kernel's layout and outlives the call; the file is open.
     let number = unsafe { libc::ioctl(listener.as_raw_fd(), IOC_ADDFD as _, &add) };
     if number < 0 { Err(io::Error::last_os_error()) } else { Ok(number) }
+}
+
+/// Whether a process's descriptor of that number is of this file.
+fn is_same(pid: u32, number: u64, file: BorrowedFd<'_>) -> bool {
+    let theirs = std::fs::metadata(format!("/proc/{pid}/fd/{}", number as i32));
+    let ours = rustix::fs::fstat(file);
+    theirs.is_ok_and(|theirs| ours.is_ok_and(|ours| (theirs.dev(), theirs.ino()) == (ours.st_dev, ours.st_ino)))
 }
 
 /// The path that a process has in its memory. It stands still in its call; what it reads is of no weight for walls.
@@ -146,16 +168,22 @@ mod tests {
                 let mut mapped = File::options().read(true).write(true).open(&path).unwrap();
                 let refused = mapped.write_all(b"changed").is_err();
                 let mut plain = File::options().read(true).write(true).open(&other).unwrap();
-                (refused, plain.write_all(b"written").is_ok())
+                let written = plain.write_all(b"written").is_ok();
+                let cut = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+                let told = [&mapped, &plain].map(|file| rustix::fs::fallocate(file, cut, 0, 7).is_ok());
+                (refused, written, told)
             }
         });
         let listener = crate::fd::receive(ours.as_fd()).unwrap();
         let file = File::open(&path).unwrap();
         let name = CString::new(path.to_str().unwrap()).unwrap();
-        answer(listener.as_fd(), &name, file.as_fd()).unwrap();
-        answer(listener.as_fd(), &name, file.as_fd()).unwrap();
-        assert_eq!(asker.join().unwrap(), (true, true), "the one is for reading, the other as it was asked for");
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "as it was");
+        for _question in ["open", "open the other", "cut", "cut the other"] {
+            answer(listener.as_fd(), &name, file.as_fd()).unwrap();
+        }
+        let told = asker.join().unwrap();
+        assert_eq!(told, (true, true, [true, true]), "the one is for reading, the other as it was asked for");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "as it was", "nothing was cut out of it");
+        assert_eq!(std::fs::read(&other).unwrap(), [0; 7], "the other one is as it was cut");
         for path in [path, other] {
             std::fs::remove_file(path).unwrap();
         }

@@ -13,7 +13,9 @@ use std::{
 use super::{Step, VmError, run};
 
 /// Drivers a machine needs, in the order they are loaded. Those that a kernel has built in are not among its modules.
-pub const MODULES: &[&str] = &["virtio", "virtio_ring", "virtio_mmio", "virtio_blk", "virtio_console", "libcrc32c", "erofs", "overlay"];
+pub const MODULES: &[&str] = &["virtio", "virtio_ring", "virtio_mmio", "virtio_blk", "virtio_console", "virtio_balloon", "libcrc32c", "erofs", "overlay"];
+/// The one of them that was added last.
+pub const NEWEST: &str = "virtio_balloon";
 /// What machines need besides where their devices are PCI's or their line is a vsock.
 pub const MORE_MODULES: &[&str] = &[
     "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci", "vsock", "vmw_vsock_virtio_transport_common", "vmw_vsock_virtio_transport", "virtio_rng",
@@ -32,6 +34,11 @@ pub struct Found {
     pub modules: Option<PathBuf>,
     /// Where it comes from, in words.
     pub source: String,
+}
+
+/// Whether a kernel that comes from there was fetched: it has modules.
+pub fn is_fetched(source: &str) -> bool {
+    source.starts_with("linux-image-")
 }
 
 /// Fetches Debian's into a directory. Nothing is installed: the package is only unpacked.

@@ -158,7 +158,11 @@ impl Ground {
 
     fn kernel_is_whole(&self, setup: &Setup) -> bool {
         let read = fs::read(self.kernel(setup));
-        read.is_ok_and(|bytes| proto::event::hex(&Sha256::digest(bytes)) == setup.kernel_sha256) && self.more_modules(setup).exists()
+        let whole = read.is_ok_and(|bytes| proto::event::hex(&Sha256::digest(bytes)) == setup.kernel_sha256);
+        // One that an older version fetched has fewer modules with it.
+        let mut modules = fs::read_dir(self.dir.join(&setup.kernel).join("modules")).into_iter().flatten().flatten();
+        let complete = !kernel::is_fetched(&setup.kernel_source) || modules.any(|entry| entry.file_name().to_string_lossy().contains(kernel::NEWEST));
+        whole && complete && self.more_modules(setup).exists()
     }
 
     fn keep_kernel(&self, found: &kernel::Found) -> Result<(String, String, String), VmError> {

@@ -291,6 +291,8 @@ fn arguments(vm: &VmPlan, line: i32, monitor: i32, traced: bool) -> Vec<String> 
     add("-mon", "chardev=monitor,mode=control".to_owned());
     add("-drive", format!("id={UPPER},file={},format=raw,if=none,cache=writeback,discard=unmap,file.locking=off", vm.upper.display()));
     add("-device", format!("virtio-blk-device,drive={UPPER},serial={UPPER}"));
+    // Memory that the machine has no use for goes back to the host.
+    add("-device", "virtio-balloon-device,free-page-reporting=on".to_owned());
     for (index, image) in vm.images.iter().enumerate() {
         let name = image_name(index);
         add("-drive", format!("id={name},file={},format=raw,if=none,readonly=on,file.locking=off", image.display()));
