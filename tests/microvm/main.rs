@@ -3,6 +3,7 @@
 mod bad_input;
 mod death;
 mod forks;
+mod kills;
 mod limits;
 mod memory;
 mod pause;

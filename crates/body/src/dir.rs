@@ -190,9 +190,12 @@ impl BodyDir {
         self.path.join("swap")
     }
 
-    /// Whether it waits there.
+    /// Whether it waits there. Where a guest was started since, it went on, and whoever had it do so was killed before
+    /// what had waited was removed.
     pub fn is_swapped(&self) -> bool {
-        self.swap().join(Self::SWAP_RECORD).exists()
+        let written = |path: PathBuf| fs::metadata(path).and_then(|found| found.modified()).ok();
+        let waits = written(self.swap().join(Self::SWAP_RECORD));
+        waits.is_some_and(|waits| written(self.path.join("run.json")).is_none_or(|started| started < waits))
     }
 
     /// What holds it; nothing where it never ran.

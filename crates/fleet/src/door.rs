@@ -32,7 +32,7 @@ impl Fleet {
             Condition::Running(_) => Status::Running,
             Condition::Paused(_) if dir.is_held() => Status::Running,
             Condition::Paused(_) => Status::Paused,
-            Condition::Stopped if dir.is_swapped() => Status::Paused,
+            Condition::Stopped | Condition::Dead(_) | Condition::Lost if dir.is_swapped() => Status::Paused,
             Condition::Stopped => Status::Stopped,
             Condition::Dead(_) => Status::Dead,
             Condition::Lost => Status::Lost,

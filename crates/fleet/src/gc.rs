@@ -52,6 +52,14 @@ impl Fleet {
             // Somebody is making, changing or removing it right now.
             let Ok(Some(_lock)) = dir.try_lock() else { continue };
             let Some(why) = self.why_garbage(&id, &dir) else {
+                for half in self.half_swapped(&dir) {
+                    let why = "its way to the disk or back was cut short".to_owned();
+                    let name = id.to_string();
+                    found.push(Garbage { kind: "half a machine", name, bytes: bytes(&half), why });
+                    if sweep == Sweep::Remove {
+                        let _ = fs::remove_dir_all(half);
+                    }
+                }
                 if sweep == Sweep::Remove {
                     self.thaw_held(&dir)?;
                     self.save_of_the_dead(&dir)?;

@@ -69,7 +69,7 @@ impl Fleet {
             Condition::Running(running) => (Status::Running, None, Some(running.pid)),
             Condition::Paused(running) if dir.is_held() => (Status::Running, None, Some(running.pid)),
             Condition::Paused(running) => (Status::Paused, None, Some(running.pid)),
-            Condition::Stopped if dir.is_swapped() => (Status::Paused, None, None),
+            Condition::Stopped | Condition::Dead(_) | Condition::Lost if dir.is_swapped() => (Status::Paused, None, None),
             Condition::Stopped => (Status::Stopped, None, None),
             Condition::Dead(end) => (Status::Dead, Some(end), None),
             Condition::Lost => (Status::Lost, None, None),
@@ -155,7 +155,7 @@ impl Fleet {
         match condition {
             Condition::Running(running) => Ok(running),
             Condition::Paused(_) => Err(is_paused(id)),
-            Condition::Stopped if dir.is_swapped() => Err(is_paused(id)),
+            Condition::Stopped | Condition::Dead(_) | Condition::Lost if dir.is_swapped() => Err(is_paused(id)),
             Condition::Stopped => Err(Failure::new(Kind::Conflict, format!("Body {id} is stopped")).hint(format!("start it: pal start {id}"))),
             Condition::Dead(end) => {
                 Err(Failure::new(Kind::Conflict, format!("Body {id} is dead: {}", describe(&end))).hint(format!("its files are intact; start it again: pal start {id}")))
@@ -172,7 +172,7 @@ impl Fleet {
         match dir.condition().map_err(|error| failures::dir(id, error))? {
             Condition::Running(_) => return self.view(id),
             Condition::Paused(_) => return Err(is_paused(id)),
-            Condition::Stopped if dir.is_swapped() => return Err(is_paused(id)),
+            Condition::Stopped | Condition::Dead(_) | Condition::Lost if dir.is_swapped() => return Err(is_paused(id)),
             Condition::Dead(_) | Condition::Stopped | Condition::Lost => {}
         }
         if spec.life == Life::Run {
@@ -229,7 +229,7 @@ impl Fleet {
                 }
             }
             Condition::Running(_) => {}
-            Condition::Stopped if dir.is_swapped() => self.resume_from_disk(&dir, &spec)?,
+            Condition::Stopped | Condition::Dead(_) | Condition::Lost if dir.is_swapped() => self.resume_from_disk(&dir, &spec)?,
             _ => drop(self.running(id)?),
         }
         self.view(id)

@@ -4,7 +4,7 @@
 //! before it goes on: what waits there is all it ever did.
 //! Invariant: a machine that cannot be thawed stays where it is; `pal stop` gives its memory up and keeps its files.
 
-use std::{fs, io, os::unix::fs::DirBuilderExt};
+use std::{fs, io, os::unix::fs::DirBuilderExt, path::PathBuf};
 
 use body::{BodyDir, Condition, process, vm::record::Machine};
 use proto::{BodyId, Failure, Kind, Layer, Spec, spec::Life};
@@ -40,7 +40,7 @@ impl Fleet {
         let running = self.running(id)?;
         self.lease_rests(id, Rest::Memory)?;
         self.write("body.paused", id, json!({ "swap": true }))?;
-        let (part, place) = (dir.path().join("swap.part"), dir.swap());
+        let (part, place) = (half(&dir), dir.swap());
         let cannot = |error: io::Error| {
             Failure::new(Kind::Host, "cannot put the machine on the disk")
                 .because(error)
@@ -50,10 +50,12 @@ impl Fleet {
         fs::DirBuilder::new().mode(0o700).create(&part).map_err(cannot)?;
         let frozen = self.freeze_then(&dir, &spec, &part, |machine| {
             let text = serde_json::to_vec(machine).map_err(|error| cannot(error.into()))?;
-            sys::fd::write_whole(&part.join(BodyDir::SWAP_RECORD), &text)
-                .and_then(|()| fs::rename(&part, &place))
-                .map_err(cannot)?;
-            process::kill(&dir, &running).map_err(|error| failures::process("cannot end the machine", error))
+            sys::fd::write_whole(&part.join(BodyDir::SWAP_RECORD), &text).map_err(cannot)?;
+            // First: one that went on beside what waits for it would be two. Whoever is killed in between loses
+            // its memory, and none of its files.
+            process::kill(&dir, &running)
+                .map_err(|error| failures::process("cannot end the machine", error))?;
+            fs::rename(&part, &place).map_err(cannot)
         });
         let mut machine = frozen.inspect_err(|_| drop(fs::remove_dir_all(&part)))?;
         process::wait_unmounted(&running);
@@ -82,11 +84,24 @@ impl Fleet {
             self.thawed_parts(spec, &dir.swap(), &machine, false)
                 .map_err(|failure| failure.hint(format!("or give its memory up: pal stop {}", spec.id)))?,
         );
+        // Whoever paused it may have been killed before it had forgotten its last guest.
+        if let Some(last) = dir.running().map_err(|error| failures::dir(&spec.id, error))? {
+            process::wait_unmounted(&last);
+        }
+        dir.forget_guest().map_err(|error| {
+            Failure::new(Kind::Host, "cannot forget the machine's last guest").because(error)
+        })?;
         self.lease_wakes(&spec.id)?;
         self.write("body.resumed", &spec.id, json!({ "swap": true }))?;
         let launcher = self.launcher()?;
         self.bring_up(self.begin(launcher, dir, spec, &under)?, dir, spec, None)?;
         self.forget_swap(dir)
+    }
+
+    /// What a pause to the disk left that was cut short, or a resume that was. The caller has the Body's lock.
+    pub(crate) fn half_swapped(&self, dir: &BodyDir) -> Vec<PathBuf> {
+        let stale = (!dir.is_swapped()).then(|| dir.swap());
+        [Some(half(dir)), stale].into_iter().flatten().filter(|path| path.exists()).collect()
     }
 
     /// What waited on the disk is not needed any more. Its disk is the Body's own.
@@ -99,4 +114,9 @@ impl Fleet {
             _ => Ok(()),
         }
     }
+}
+
+/// A machine on its way to the disk.
+fn half(dir: &BodyDir) -> PathBuf {
+    dir.path().join("swap.part")
 }
