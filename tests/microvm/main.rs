@@ -7,4 +7,5 @@ mod kills;
 mod limits;
 mod memory;
 mod pause;
+mod probes;
 mod walls;
