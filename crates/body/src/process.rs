@@ -31,7 +31,7 @@ use crate::{
     groups,
     ids,
     programs::Programs,
-    root::{Root, Under},
+    root::{Root, Under, followed_seed},
     vm,
 };
 
@@ -269,6 +269,8 @@ impl Maker {
     fn plan(&self, dir: &BodyDir, spec: &Spec, token: &str, root: &Root<'_>, bounds: &groups::Bounds) -> Plan {
         let limits = &spec.limits;
         let data = dir.path().ancestors().nth(2).unwrap_or(Path::new("/"));
+        let mounts = mounts(spec);
+        let followed = root.followed(&mounts);
         Plan {
             body: spec.id.clone(),
             dir: dir.path().to_owned(),
@@ -289,10 +291,11 @@ impl Maker {
                 Life::Kept => Upper::Disk,
             },
             areas: root.areas(),
-            seeds: root.seeds(&spec.id, &machine_id(token)),
+            seeds: root.seeds(&spec.id, &machine_id(token)).into_iter().chain(followed_seed(&followed)).collect(),
+            followed,
             setuid: spec.base.as_ref().is_some_and(|base| base.sudo),
             shm_bytes: limits.memory.0 / 4,
-            mounts: mounts(spec),
+            mounts,
             cgroups: bounds.cgroups.clone(),
             rlimits: bounds.rlimits,
             cpus: bounds.cpus,

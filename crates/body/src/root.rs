@@ -7,9 +7,9 @@ use std::{
 
 use proto::{
     BodyId, Spec,
-    launch::{Area, AreaKind, Lower, Seed, area_dir},
-    spec::{HOME, Ids, Life, USER_ID},
-    workspace::PLACE,
+    launch::{Area, AreaKind, Followed, Lower, Seed, area_dir},
+    spec::{HOME, Ids, Life, Mount, USER_ID},
+    workspace::{CHANGES, CHANGES_SETTINGS, PLACE},
 };
 
 use crate::host::{Below as Snapshot, HostRoot, Masters};
@@ -44,6 +44,8 @@ pub struct WorkspaceBelow {
     pub at: String,
     /// Its files and its `.git`, nearest first.
     pub layers: Vec<LayerBelow>,
+    /// What git calls the state they are in.
+    pub token: String,
 }
 
 /// A layer below a Body.
@@ -125,11 +127,23 @@ impl<'a> Root<'a> {
 
     /// An area of layers under what snapshots changed in it.
     fn private(&self, at: String, layers: &[LayerBelow], owner: u32) -> Area {
-        let above = self.snapshots.iter().map(|below| Lower { path: below.dir.join(area_dir(&at)), written_as: Some(below.ids.clone()) });
-        let above = above.filter(|lower| at.is_empty() || lower.path.is_dir());
+        let above = self.above(&at);
         let own = layers.iter().map(|layer| Lower { path: layer.root.clone(), written_as: Some(layer.ids.clone()) });
-        let lowers = above.chain(own).collect();
+        let lowers = above.into_iter().chain(own).collect();
         Area { at, kind: AreaKind::Private, lowers, owner }
+    }
+
+    /// What snapshots changed in an area.
+    fn above(&self, at: &str) -> Vec<Lower> {
+        let above = self.snapshots.iter().map(|below| Lower { path: below.dir.join(area_dir(at)), written_as: Some(below.ids.clone()) });
+        above.filter(|lower| at.is_empty() || lower.path.is_dir()).collect()
+    }
+
+    /// The repositories whose changes the guest can tell: those that nothing is mounted in.
+    pub fn followed(&self, mounts: &[Mount]) -> Vec<Followed> {
+        let whole = |at: &str| !mounts.iter().any(|mount| mount.target.starts_with(Path::new("/").join(at)));
+        let followed = self.workspaces.iter().filter(|workspace| whole(&workspace.at));
+        followed.map(|workspace| Followed { at: workspace.at.clone(), token: workspace.token.clone(), above: self.above(&workspace.at).len() }).collect()
     }
 
     /// The directories an upper needs.
@@ -174,6 +188,13 @@ impl<'a> Root<'a> {
         }
         seeds
     }
+}
+
+/// What has git ask the guest.
+pub fn followed_seed(followed: &[Followed]) -> Option<Seed> {
+    let first = followed.first()?;
+    let contents = format!("[core]\n\tfsmonitor = /{}/{CHANGES}\n\tfsmonitorHookVersion = 2\n\tuntrackedCache = false\n", first.at);
+    Some(Seed::File { path: format!("root/{CHANGES_SETTINGS}"), contents })
 }
 
 /// What a directory that never changes has at a path.

@@ -54,6 +54,8 @@ pub struct Order {
     pub config: GuestConfig,
     /// Where it listens.
     pub listener: Listener,
+    /// Of which areas it tells what was changed.
+    pub followed: Vec<crate::changes::Followed>,
 }
 
 /// Reads the order from the command line.
@@ -64,10 +66,12 @@ pub fn read() -> Result<Order, ConfigError> {
         [b"--config", file, b"--unix", path] => Ok(Order {
             config: parse(File::open(path_of(file)).map_err(ConfigError::Read)?)?,
             listener: unix(UnixListener::bind(path_of(path)).map_err(ConfigError::Listen)?)?,
+            followed: Vec::new(),
         }),
         [b"--config", file, b"--tcp", address] => Ok(Order {
             config: parse(File::open(path_of(file)).map_err(ConfigError::Read)?)?,
             listener: tcp(&String::from_utf8_lossy(address)).map_err(ConfigError::Listen)?,
+            followed: Vec::new(),
         }),
         _ => Err(ConfigError::Usage),
     }

@@ -9,6 +9,7 @@
 //! disk (`/etc/passwd`, symlinks, FIFOs, endless files) is read with limits and never followed where it matters.
 
 mod auth;
+pub mod changes;
 pub mod channel;
 mod config;
 mod connect;
@@ -40,8 +41,12 @@ const HELPER_STACK_LEN: usize = 256 * 1024;
 const HELPER_KEPT: Duration = Duration::from_millis(500);
 
 /// Becomes the guest of a Body, in a process that is set up for it and has one thread.
-pub fn serve(config: GuestConfig, listener: UnixListener) -> Result<(), ConfigError> {
-    run(Order { config, listener: config::unix(listener)? })
+pub fn serve(
+    config: GuestConfig,
+    listener: UnixListener,
+    followed: Vec<changes::Followed>,
+) -> Result<(), ConfigError> {
+    run(Order { config, listener: config::unix(listener)?, followed })
 }
 
 /// The same for tests and developers, as the command line says.

@@ -81,6 +81,9 @@ pub async fn serve(order: Order) -> io::Result<()> {
     if let Some(forward) = guest.config().forward.clone() {
         tokio::task::spawn_local(crate::forward::serve(forward));
     }
+    if !order.followed.is_empty() {
+        tokio::task::spawn_local(crate::changes::serve(order.followed));
+    }
     // In a machine its program is in memory anyway, and giving that up would only be work.
     if !crate::vm::is_machine() {
         tokio::task::spawn_local(rest(guest.clone()));

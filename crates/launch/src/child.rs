@@ -16,6 +16,7 @@ use std::{
     path::PathBuf,
 };
 
+use guest::changes::Followed;
 use proto::{
     Mechanism,
     launch::{Failed, Plan},
@@ -30,7 +31,7 @@ use crate::{
     network::Way,
     places::Places,
     report::{Step, StepError},
-    root,
+    root::{self, Assembled},
     trees::{self, Lower, Trees},
     views, vm,
 };
@@ -127,7 +128,7 @@ pub enum Launched {
 pub fn live(plan: OwnedFd, tell: &OwnedFd, network: &OwnedFd, places: Option<Places>, launched: Launched) -> ! {
     let error = match begin(plan, tell, launched) {
         Ok(Begun { plan, luggage, filter }) => match prepare(&plan, &luggage, network, places) {
-            Ok(mechanisms) => become_guest(plan, luggage, tell, mechanisms, &filter),
+            Ok(prepared) => become_guest(plan, luggage, tell, prepared, &filter),
             Err(error) => error,
         },
         Err(error) => error,
@@ -186,7 +187,7 @@ fn read_plan(pipe: &mut File) -> io::Result<(Plan, Numbers)> {
 }
 
 /// Sets everything up.
-fn prepare(plan: &Plan, luggage: &Luggage, network: &OwnedFd, places: Option<Places>) -> Result<Vec<Mechanism>, StepError> {
+fn prepare(plan: &Plan, luggage: &Luggage, network: &OwnedFd, places: Option<Places>) -> Result<Assembled, StepError> {
     for door in &luggage.groups {
         sys::cgroup::enter_v1(door.as_fd()).step("enter the Body's cgroup")?;
     }
@@ -201,7 +202,7 @@ fn prepare(plan: &Plan, luggage: &Luggage, network: &OwnedFd, places: Option<Pla
             &gathered
         }
     };
-    let mut told = root::assemble(plan, trees)?;
+    let Assembled { mut told, followed } = root::assemble(plan, trees)?;
     told.extend(views::mount_all(plan, trees)?);
     root::enter(plan).step("enter the Body's root")?;
     rustix::system::sethostname(plan.body.as_str().as_bytes()).step("set the host name")?;
@@ -212,7 +213,7 @@ fn prepare(plan: &Plan, luggage: &Luggage, network: &OwnedFd, places: Option<Pla
     }
     told.extend(lock_down::limits(plan)?);
     told.extend(lock_down::privileges(plan)?);
-    Ok(told)
+    Ok(Assembled { told, followed })
 }
 
 /// Root of the Body where there is one, otherwise its only user.
@@ -237,8 +238,9 @@ fn namespaces() -> Vec<Mechanism> {
 ///
 /// Without an exec: the guest is part of this program, which saves a tenth of a Body's whole start. What an exec
 /// would have swept away is swept by hand: descriptors here, capabilities and the rest by `lock_down`.
-fn become_guest(plan: Plan, luggage: Luggage, tell: &OwnedFd, mechanisms: Vec<Mechanism>, filter: &Filter) -> StepError {
-    let Kept { listener, tell, control } = match keep_only(luggage, tell) {
+fn become_guest(plan: Plan, luggage: Luggage, tell: &OwnedFd, prepared: Assembled, filter: &Filter) -> StepError {
+    let Assembled { told: mechanisms, followed } = prepared;
+    let Kept { listener, tell, control, followed } = match keep_only(luggage, tell, followed) {
         Ok(kept) => kept,
         Err(error) => return error,
     };
@@ -254,7 +256,7 @@ fn become_guest(plan: Plan, luggage: Luggage, tell: &OwnedFd, mechanisms: Vec<Me
     let _ = say(&tell, &Told::Done(mechanisms, None));
     // The launcher hears the end of this pipe, and takes it for the guest's beginning.
     drop(tell);
-    let code = match guest::serve(plan.config, listener) {
+    let code = match guest::serve(plan.config, listener, followed) {
         Ok(()) => 0,
         Err(error) => {
             let _ = writeln!(io::stderr(), "pal-guest: {error}");
@@ -282,37 +284,55 @@ fn mind(machine: VmPlan, callers: UnixListener, control: UnixListener, tell: Own
 const TELL_FD: RawFd = 4;
 const LISTEN_FD: RawFd = 3;
 const CONTROL_FD: RawFd = 5;
+/// From here on, one after another: views of followed areas.
+const VIEWS_FD: RawFd = 6;
 
 /// What the guest, or who minds a machine, still holds of the host.
 struct Kept {
     listener: UnixListener,
     tell: OwnedFd,
     control: Option<UnixListener>,
+    followed: Vec<Followed>,
 }
 
-/// Closes every descriptor but the log, the sockets and, for one more word, the pipe to the launcher.
-fn keep_only(luggage: Luggage, tell: &OwnedFd) -> Result<Kept, StepError> {
+/// Closes every descriptor but the log, the sockets, views of areas and, for one more word, the pipe to the launcher.
+fn keep_only(luggage: Luggage, tell: &OwnedFd, followed: Vec<Followed>) -> Result<Kept, StepError> {
     let null: OwnedFd = File::options().read(true).write(true).open("/dev/null").step("open /dev/null")?.into();
     // Above all fixed numbers first, so that placing one never closes another.
-    let high = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, 8).step("copy a descriptor");
+    let views = VIEWS_FD + followed.iter().map(|followed| 1 + followed.lowers.len() as RawFd).sum::<RawFd>();
+    let high = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, views + 2).step("copy a descriptor");
     let placed = [(high(null.as_fd())?, 0), (high(null.as_fd())?, 1), (high(luggage.log.as_fd())?, 2)];
     let (listener, tell) = (high(luggage.listener.as_fd())?, high(tell.as_fd())?);
-    let control = luggage.control.as_ref().map(|control| high(control.as_fd())).transpose()?;
+    let has_control = luggage.control.is_some();
+    // Its number is taken in any case, so that those behind it are always the same.
+    let control = high(luggage.control.as_ref().unwrap_or(&null).as_fd())?;
+    let all = followed.iter().flat_map(|followed| [&followed.upper].into_iter().chain(&followed.lowers));
+    let all = all.map(|view| high(view.as_fd())).collect::<Result<Vec<_>, _>>()?;
     for (fd, number) in placed {
         sys::fd::place(fd, number).step("place standard streams")?;
     }
     sys::fd::place(listener, LISTEN_FD).step("place the socket")?;
     sys::fd::place(tell, TELL_FD).step("place the pipe")?;
-    let has_control = control.is_some();
-    control.map_or(Ok(()), |control| sys::fd::place(control, CONTROL_FD)).step("place the second socket")?;
+    sys::fd::place(control, CONTROL_FD).step("place the second socket")?;
+    for (view, number) in all.into_iter().zip(VIEWS_FD..) {
+        sys::fd::place(view, number).step("place a view")?;
+    }
+    let named: Vec<_> = followed.iter().map(|followed| (followed.at.clone(), followed.token.clone(), followed.above, followed.lowers.len())).collect();
     // Their numbers are closed below, by number.
-    std::mem::forget((luggage, null));
-    sys::fd::close_from(if has_control { CONTROL_FD } else { TELL_FD } + 1).step("close what is not the guest's")?;
+    std::mem::forget((luggage, null, followed));
+    sys::fd::close_from(views).step("close what is not the guest's")?;
     let take = |number| -> Result<OwnedFd, StepError> {
         let fd = sys::fd::inherited(number).step("take a descriptor")?;
         rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).step("mark a descriptor")?;
         Ok(fd)
     };
-    let control = if has_control { Some(take(CONTROL_FD)?.into()) } else { None };
-    Ok(Kept { listener: take(LISTEN_FD)?.into(), tell: take(TELL_FD)?, control })
+    let control = Some(take(CONTROL_FD)?).filter(|_| has_control).map(UnixListener::from);
+    let mut numbers = VIEWS_FD..;
+    let mut next = || numbers.next().map_or_else(|| take(RawFd::MAX), &take);
+    let mut views = Vec::new();
+    for (at, token, above, lowers) in named {
+        let upper = next()?;
+        views.push(Followed { at, token, upper, lowers: (0..lowers).map(|_| next()).collect::<Result<_, _>>()?, above });
+    }
+    Ok(Kept { listener: take(LISTEN_FD)?.into(), tell: take(TELL_FD)?, control, followed: views })
 }

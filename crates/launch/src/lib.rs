@@ -26,15 +26,19 @@ mod unpack;
 mod views;
 mod vm;
 
-use std::{ffi::OsString, process::ExitCode};
+use std::{ffi::OsString, path::Path, process::ExitCode};
 
 pub use keeper::{When, make_and_keep};
 pub use places::Places;
 pub use vm::{Request, requests};
 
-/// The program's arguments in, its exit code out.
+/// The program's arguments in, its name first; its exit code out.
 pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    if rustix::process::getpid().is_init() && std::path::Path::new("/modules").is_dir() {
+    let called = arguments.next().unwrap_or_default();
+    if Path::new(&called).file_name() == Path::new(proto::workspace::CHANGES).file_name() {
+        return guest::changes::ask(arguments);
+    }
+    if rustix::process::getpid().is_init() && Path::new("/modules").is_dir() {
         // The first process of a machine: its kernel started this program from its first file system.
         guest::vm::main();
     }

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    launch::main(std::env::args_os().skip(1))
+    launch::main(std::env::args_os())
 }

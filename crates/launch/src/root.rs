@@ -3,10 +3,11 @@
 use std::{
     fs::File,
     io::{self, Write},
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
+use guest::changes::Followed;
 use proto::{
     Mechanism,
     launch::{Area, AreaKind, Plan, Seed, Upper},
@@ -28,6 +29,14 @@ pub const STAGE: &str = "/tmp";
 /// The stage's bounds while nothing of the Body's own is in it.
 const STAGE_OPTIONS: &str = "mode=0755,size=64k,nr_inodes=1024";
 
+/// A root that was put together.
+pub struct Assembled {
+    /// What holds it.
+    pub told: Vec<Mechanism>,
+    /// Views of what its areas are made from, for the guest.
+    pub followed: Vec<Followed>,
+}
+
 /// Mounts the stage. What else is needed of the host from below its place must have been taken before.
 pub fn raise_stage() -> Result<(), StepError> {
     rustix::process::umask(Mode::empty());
@@ -41,7 +50,7 @@ pub fn raise_stage() -> Result<(), StepError> {
 /// file access a third. It gets no mount of its own either, because the table of mounts tells where on its disk a
 /// bind comes from: the mount begins two directories above the root, and a table shows no mount that begins outside
 /// of its reader's root.
-pub fn assemble(plan: &Plan, trees: &Trees) -> Result<Vec<Mechanism>, StepError> {
+pub fn assemble(plan: &Plan, trees: &Trees) -> Result<Assembled, StepError> {
     let stage = Path::new(STAGE);
     if let Upper::Memory { bytes, inodes } = plan.upper {
         sys::mount::resize(stage, &format!("size={bytes},nr_inodes={inodes}")).step("bound the Body's memory")?;
@@ -68,7 +77,9 @@ pub fn assemble(plan: &Plan, trees: &Trees) -> Result<Vec<Mechanism>, StepError>
     for area in &plan.areas {
         told.extend(mount_area(&stack, area)?);
     }
-    Ok(told)
+    // Without one git looks at every file, which is slower and no less right.
+    let followed = plan.followed.iter().filter_map(|followed| stack.follow(followed).ok()).collect();
+    Ok(Assembled { told, followed })
 }
 
 /// Whether the root is the upper's own directory, within a mount that begins above it.
@@ -229,6 +240,24 @@ impl Stack<'_> {
 
     fn upper(&self, area: &Area) -> PathBuf {
         self.private.join("upper").join(area.dir_name())
+    }
+
+    /// Views that may not be written, and that are in no table of mounts.
+    fn follow(&self, wanted: &proto::launch::Followed) -> io::Result<Followed> {
+        let area = self.plan.areas.iter().find(|area| area.at == wanted.at).ok_or(io::ErrorKind::NotFound)?;
+        let view = |path: &Path| -> io::Result<OwnedFd> {
+            let tree = sys::mount::clone_tree(path, Below::No)?;
+            sys::mount::restrict(tree.as_fd(), Attrs { read_only: true, no_exec: true, ..Attrs::default() })?;
+            Ok(tree)
+        };
+        let lowers = area.lowers.iter().map(|lower| view(self.lower(&lower.path)));
+        Ok(Followed {
+            at: wanted.at.clone(),
+            token: wanted.token.clone(),
+            upper: view(&self.upper(area))?,
+            lowers: lowers.collect::<io::Result<_>>()?,
+            above: wanted.above,
+        })
     }
 
     fn lower<'a>(&'a self, path: &'a Path) -> &'a Path {

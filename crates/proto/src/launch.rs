@@ -36,6 +36,9 @@ pub struct Plan {
     pub areas: Vec<Area>,
     /// What its upper holds from the start; what is there already stays as it is.
     pub seeds: Vec<Seed>,
+    /// Areas of which git asks the guest what was changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub followed: Vec<Followed>,
     /// Whether setuid programs of its root work, so that its user can become its root.
     #[serde(default)]
     pub setuid: bool,
@@ -154,6 +157,17 @@ pub struct Lower {
     pub path: PathBuf,
     /// The ids its files were written under, when they were some other Body's.
     pub written_as: Option<Ids>,
+}
+
+/// An area of which the guest tells what was changed in it, because whatever was is in its upper.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Followed {
+    /// Which area.
+    pub at: String,
+    /// What git calls the state that the layers of a repository are in.
+    pub token: String,
+    /// How many of the area's lowers, nearest first, lie above those layers.
+    pub above: usize,
 }
 
 impl Area {

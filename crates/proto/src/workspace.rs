@@ -8,6 +8,10 @@ use crate::{LayerId, launch::area_dir};
 
 /// The directory that holds every workspace of a Body, without a leading `/`.
 pub const PLACE: &str = "workspace";
+/// The program that git asks what was changed, below a workspace.
+pub const CHANGES: &str = ".git/palisade/changes";
+/// What tells git in a Body to ask it: settings that the `.git` of a workspace includes where they are.
+pub const CHANGES_SETTINGS: &str = "run/palisade-git";
 /// Longest name of a workspace.
 pub const NAME_LEN_MAX: usize = 64;
 
@@ -63,6 +67,13 @@ impl Workspace {
     pub fn area_dir(&self) -> String {
         area_dir(&self.at())
     }
+}
+
+/// What git calls the state of a workspace that nobody has changed: a number that tells which head it is, and that is
+/// no time, which git itself begins with.
+pub fn unchanged_token(head: &LayerId) -> u64 {
+    let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    head.as_str().bytes().fold(0xcbf2_9ce4_8422_2325, hash) | 1 << 63
 }
 
 /// A name for a workspace, made of whatever its repository is called.

@@ -222,6 +222,7 @@ pub fn plan(dir: &Path, base: Plan, spec: &Spec, parts: &Parts, seeds: Vec<Seed>
         upper: Upper::Memory { bytes: ROOT_BYTES, inodes: ROOT_INODES },
         areas: vec![Area { at: String::new(), owner: 0, kind: AreaKind::Private, lowers: vec![Lower { path: parts.engine.clone(), written_as: Some(spec.ids.clone()) }] }],
         seeds: Vec::new(),
+        followed: Vec::new(),
         setuid: false,
         shm_bytes: SHM_BYTES,
         mounts,

@@ -38,7 +38,11 @@ pub enum Discard {
 impl Fleet {
     /// What is below the repositories of a Body.
     pub(crate) fn workspaces_below(&self, workspaces: &[Workspace]) -> Result<Vec<WorkspaceBelow>, Failure> {
-        workspaces.iter().map(|workspace| Ok(WorkspaceBelow { at: workspace.at(), layers: self.layers_below(&workspace.layers)? })).collect()
+        let token = |workspace: &Workspace| workspace.layers.first().map(proto::workspace::unchanged_token).unwrap_or_default();
+        let below = |workspace: &Workspace| -> Result<_, Failure> {
+            Ok(WorkspaceBelow { at: workspace.at(), layers: self.layers_below(&workspace.layers)?, token: token(workspace).to_string() })
+        };
+        workspaces.iter().map(below).collect()
     }
 
     /// Where the work of a Body is.

@@ -87,7 +87,7 @@ fn live() -> io::Result<()> {
     let machine = Machine { port: Some(port).into(), last, listener, upper, names, generation: welcome.generation.into(), welcome, welcomed, trouble };
     let config = machine.welcome.config.clone();
     let machine = std::rc::Rc::new(machine);
-    let served = crate::run(crate::Order { config, listener: crate::Listener::Machine(machine.clone()) });
+    let served = crate::run(crate::Order { config, listener: crate::Listener::Machine(machine.clone()), followed: Vec::new() });
     rustix::fs::sync();
     let last = machine.last.borrow().try_clone()?;
     let _ = rustix::io::ioctl_fionbio(&last, false);
