@@ -15,5 +15,6 @@ mod prepare;
 mod property;
 mod repo;
 mod several;
+mod status;
 mod submodules;
 mod terminal;

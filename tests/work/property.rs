@@ -10,32 +10,32 @@ const ROUNDS: u64 = 12;
 const CHANGES: usize = 40;
 
 /// Numbers that are the same for the same seed.
-struct Chance(u64);
+pub struct Chance(pub u64);
 
 impl Chance {
-    fn below(&mut self, limit: usize) -> usize {
+    pub fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         usize::try_from(self.0 >> 11).unwrap() % limit
     }
 
-    fn of<'a>(&mut self, all: &[&'a str]) -> &'a str {
+    pub fn of<'a>(&mut self, all: &[&'a str]) -> &'a str {
         all[self.below(all.len())]
     }
 }
 
-const DIRS: [&str; 8] = ["a", "b", "a/c", "a/c/d", "sp ace", "b/x.d", "node_modules/m", "e"];
+pub const DIRS: [&str; 8] = ["a", "b", "a/c", "a/c/d", "sp ace", "b/x.d", "node_modules/m", "e"];
 const NAMES: [&str; 12] = ["f", "g.txt", "h.bin", "x.log", "-n", "q\"", "$(printf 'n\\nl')", "$(printf '\\303\\251\\377')", "keep.log", "Makefile", "é", ":p"];
 
-fn path(chance: &mut Chance) -> String {
+pub fn path(chance: &mut Chance) -> String {
     let name = chance.of(&NAMES).to_owned();
     let name = if chance.below(3) == 0 { name } else { format!("{}/{name}", chance.of(&DIRS)) };
     if name.contains("$(") { format!("\"./{name}\"") } else { format!("'./{name}'") }
 }
 
 /// One change, as a line that cannot fail.
-fn change(chance: &mut Chance) -> String {
+pub fn change(chance: &mut Chance) -> String {
     let (one, two, dir) = (path(chance), path(chance), chance.of(&DIRS));
     let number = chance.below(1000);
     match chance.below(14) {
@@ -54,7 +54,7 @@ fn change(chance: &mut Chance) -> String {
 }
 
 /// Parents that are files give way.
-const HELPERS: &str = r#"
+pub const HELPERS: &str = r#"
     mk() { d=$(dirname "$1"); p=.; IFS=/; for part in $d; do p="$p/$part"; [ -d "$p" ] && [ ! -L "$p" ] || { rm -f "$p"; mkdir "$p"; }; done; unset IFS; }
     put() { [ -d "$1" ] && rm -rf "$1"; mk "$1"; [ -L "$1" ] && rm -f "$1"; echo "$2" >> "$1"; }
     mv_() { [ -e "$1" ] || [ -L "$1" ] || return 0; case "$2" in "$1"/*) return 0;; esac; case "$1" in "$2"/*) return 0;; esac; mk "$2"; rm -rf "$2"; mv "$1" "$2" 2>/dev/null; }

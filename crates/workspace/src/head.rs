@@ -16,18 +16,26 @@ use body::{
 use proto::{
     LayerId,
     pack::{Entry, What},
+    workspace::{CHANGES, CHANGES_SETTINGS, PLACE, unchanged_token},
 };
 
 use crate::{
     Ground, Repository,
     error::{During, WorkspaceError},
     git::Git,
+    monitor,
     scratch::{self, Stage},
     tree::{self, id_of, put, standing},
 };
 
 /// Most packs that stand on each other.
 const CHAIN_MAX: usize = 8;
+
+/// What is there where a Body's guest tells git what was changed: only for this `.git` where it is, not for a copy of it
+/// or another tree of files that goes with it. It comes first, so that whatever is set in a Body wins.
+fn ask(name: &str) -> String {
+    format!("[includeIf \"gitdir:/{PLACE}/{name}/.git\"]\n\tpath = /{CHANGES_SETTINGS}\n")
+}
 
 /// Files differ from the index by nothing but their times in whole seconds: inodes and change times of an overlay are
 /// its own.
@@ -49,7 +57,9 @@ pub fn make(ground: Ground<'_>, wanted: &Wanted<'_>) -> Result<Vec<LayerId>, Wor
     let repository = wanted.repository;
     let top = wanted.files.first().map_or("", LayerId::as_str);
     let place = repository.common.to_string_lossy();
-    let id = id_of("head", &[&place, &repository.commit, repository.branch.as_deref().unwrap_or(""), top]);
+    let program = program(ground)?;
+    let branch = repository.branch.as_deref().unwrap_or("");
+    let id = id_of("head", &[&place, &repository.commit, branch, top, &repository.name, program.as_str()]);
     if let Some(stack) = standing(ground, &id) {
         return Ok(stack);
     }
@@ -63,13 +73,38 @@ pub fn make(ground: Ground<'_>, wanted: &Wanted<'_>) -> Result<Vec<LayerId>, Wor
         scratch::make(&stage.join("git"), &[&repository.common.join("objects")], None).during("make a repository")?;
         Git::at(&stage.join("git")).index(&index).run(["read-tree", "-m", "-i", &repository.tree])?;
     }
+    if index.exists() {
+        let known = fs::read(&index).during("read an index")?;
+        if let Some(known) = monitor::with_unchanged(&known, unchanged_token(&id)) {
+            fs::write(&index, known).during("write an index")?;
+        }
+    }
     let name = format!("{id}.part{}", std::process::id());
     let draft = Draft::begin(ground.programs, ground.layers, &name, body::ids::of_trees())?;
     let mut writer = Writer { owner: tree::owner(draft.ids()), mtime: now() };
     draft.fill(|sink| writer.head(sink, repository, &index))?;
-    let over: Vec<LayerId> = wanted.files.iter().chain(&objects).cloned().collect();
+    let over: Vec<LayerId> = wanted.files.iter().chain(&objects).chain([&program]).cloned().collect();
     draft.finish_over(id.clone(), &format!("head {}", repository.commit), ground.now.to_owned(), over.clone())?;
     Ok([id].into_iter().chain(over).collect())
+}
+
+/// The layer of the program that git asks: the launcher, under another name.
+fn program(ground: Ground<'_>) -> Result<LayerId, WorkspaceError> {
+    let launch = &ground.programs.launch;
+    let named = launch.file_name().unwrap_or_default().to_string_lossy();
+    let id = id_of("program", &[&named, CHANGES]);
+    if standing(ground, &id).is_some() {
+        return Ok(id);
+    }
+    let name = format!("{id}.part{}", std::process::id());
+    let draft = Draft::begin(ground.programs, ground.layers, &name, body::ids::of_trees())?;
+    let writer = Writer { owner: tree::owner(draft.ids()), mtime: now() };
+    draft.fill(|sink| {
+        writer.dirs(sink, &["", ".git", ".git/palisade"])?;
+        writer.file(sink, CHANGES, launch, 0o555)
+    })?;
+    draft.finish_over(id.clone(), "program changes", ground.now.to_owned(), Vec::new())?;
+    Ok(id)
 }
 
 fn now() -> i64 {
@@ -146,7 +181,7 @@ impl Writer {
 
     fn head(&mut self, sink: &mut dyn Sink, repository: &Repository, index: &Path) -> Result<(), ArchiveError> {
         self.dirs(sink, &["", ".git", ".git/refs", ".git/refs/heads", ".git/refs/tags", ".git/objects", ".git/objects/info", ".git/objects/pack", ".git/info"])?;
-        self.text(sink, ".git/config", CONFIG)?;
+        self.text(sink, ".git/config", &(ask(&repository.name) + CONFIG))?;
         match &repository.branch {
             Some(branch) => {
                 self.text(sink, ".git/HEAD", &format!("ref: refs/heads/{branch}\n"))?;

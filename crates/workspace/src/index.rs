@@ -19,15 +19,17 @@ const NAME_LEN_MAX: usize = 4096;
 /// Bytes of an entry before its object's name.
 const STAT_LEN: usize = 40;
 /// Where among them its mode is.
-const MODE_AT: usize = 24;
+pub const MODE_AT: usize = 24;
 /// Bytes of an entry before its flags: stat data and a SHA-1.
-const FIXED_LEN: usize = 60;
+pub const FIXED_LEN: usize = 60;
 /// Flags of an entry: there are more of them.
 const EXTENDED: u16 = 0x4000;
 /// Of those: its file is not looked for.
 const SKIP_WORKTREE: u16 = 0x4000;
 /// The checksum behind everything.
-const END_LEN: usize = 20;
+pub const END_LEN: usize = 20;
+/// Bytes before the first entry.
+pub const HEAD_LEN: usize = 12;
 
 /// Names, sorted, in little room.
 #[derive(Debug, Default)]
@@ -124,7 +126,7 @@ impl Names {
         else {
             return (names, Rest::Unknown);
         };
-        let mut at = 12;
+        let mut at = HEAD_LEN;
         for _ in 0..(count as usize).min(NAMES_MAX) {
             let last = names.entries.last().map_or(&[][..], |last| names.text_of(last));
             let Some((name, id, next)) = entry(bytes, at, version, last) else { break };
@@ -224,7 +226,8 @@ impl Names {
     }
 }
 
-fn entry(bytes: &[u8], at: usize, version: u32, last: &[u8]) -> Option<(Vec<u8>, Id, usize)> {
+/// The entry at a place: its name, its object, and where the next one is.
+pub fn entry(bytes: &[u8], at: usize, version: u32, last: &[u8]) -> Option<(Vec<u8>, Id, usize)> {
     let id: Id = bytes.get(at + STAT_LEN..at + FIXED_LEN)?.try_into().ok()?;
     let flags = u16::from_be_bytes(bytes.get(at + FIXED_LEN..at + FIXED_LEN + 2)?.try_into().ok()?);
     let extended = version >= 3 && flags & EXTENDED != 0;

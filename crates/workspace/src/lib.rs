@@ -20,6 +20,7 @@ mod lfs;
 mod loose;
 mod losses;
 mod merged;
+mod monitor;
 mod needs;
 mod objects;
 mod pack;

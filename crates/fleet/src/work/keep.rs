@@ -8,7 +8,7 @@ use proto::{Failure, LayerId, Size, template::LayerRecord};
 use crate::{Fleet, Garbage, Sweep, failures};
 
 /// What such layers say of themselves.
-const KINDS: [&str; 4] = ["tree ", "subtree ", "head ", "objects "];
+const KINDS: [&str; 5] = ["tree ", "subtree ", "head ", "objects ", "program "];
 
 /// A layer that nobody stands on, but somebody may again.
 #[derive(Debug)]
