@@ -172,9 +172,9 @@ async fn who_cannot_be_answered_is_told_that_all_may_have_changed(t: Bodies) {
 async fn somebody_else_in_the_body_learns_no_names(t: Bodies) {
     let host = Host::plain(&t);
     let body = host.body(&t).await;
-    t.sh(&body, "mkdir private; echo x > private/name; chmod 700 private").await.ok();
+    t.sh(&body, "echo x > src/name; chmod 700 src").await.ok();
     let told = async |user: &str| {
-        let line = "GIT_TRACE_FSMONITOR=1 git -c safe.directory='*' --no-optional-locks status 2>&1 | grep -c 'private/name'";
+        let line = "GIT_TRACE_FSMONITOR=1 git -c safe.directory='*' --no-optional-locks status 2>&1 | grep -c \"callback 'src/name'\"";
         t.exec(&body, ExecRequest { user: Some(user.to_owned()), ..ExecRequest::new(["sh", "-c", line]) }).await.text()
     };
     assert_eq!(told("user").await, "1");
