@@ -42,6 +42,8 @@ const RECEIPT: &str = "receipt.json";
 const FILE_LEN_MAX: u64 = 1 << 20;
 /// How long a keeper may take to write down how its guest ended.
 const KEEPER_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the kernel may take a process apart.
+const ENDING_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why a Body's directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -295,12 +297,20 @@ fn condition_of(end: End) -> Condition {
 /// Whether that process is a keeper. One that was killed and that its maker has not waited for yet is none any more.
 pub fn keeper_lives(pid: i32) -> bool {
     let named = fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "pal-keeper");
-    named && sys::proc::stat(pid).is_ok_and(|(state, _)| !matches!(state, 'Z' | 'X'))
+    named && sys::proc::stat(pid).is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X'))
 }
 
-/// The state letter of that very process, if it is there and no zombie.
+/// The state letter of that very process, if it is there and no zombie. One that was killed, and that the kernel is just
+/// taking apart, is waited for: it will not answer, and still holds what it was given.
 pub fn alive(pid: i32, ticks: u64) -> Option<char> {
-    sys::proc::stat(pid).ok().filter(|(state, started)| *started == ticks && !matches!(state, 'Z' | 'X')).map(|(state, _)| state)
+    let deadline = Instant::now() + ENDING_PATIENCE;
+    loop {
+        let found = sys::proc::stat(pid).ok().filter(|stat| stat.ticks == ticks && !matches!(stat.state, 'Z' | 'X'))?;
+        if !found.ending || Instant::now() > deadline {
+            return Some(found.state);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Without a keeper only the cgroup remembers.

@@ -452,7 +452,7 @@ fn stop_one_by_one(running: &Running) -> io::Result<()> {
         signal_all(&pids, Signal::STOP);
         // Who waits in `vfork` for a child that stands still already stops the moment it goes on, and not before.
         let waits = |state| state == 'D' && begun.elapsed() > VFORK_PATIENCE;
-        let stopped = |pid: &i32| sys::proc::stat(*pid).map_or(true, |(state, _)| matches!(state, 'T' | 't' | 'Z' | 'X') || waits(state));
+        let stopped = |pid: &i32| sys::proc::stat(*pid).map_or(true, |stat| matches!(stat.state, 'T' | 't' | 'Z' | 'X') || waits(stat.state));
         if family(running)?.iter().all(stopped) {
             return Ok(());
         }

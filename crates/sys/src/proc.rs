@@ -10,18 +10,34 @@ const STATUS_LEN_MAX: u64 = 1 << 20;
 
 /// When a process started, in the kernel's ticks since boot: together with the pid a name for good.
 pub fn start_ticks(pid: i32) -> io::Result<u64> {
-    Ok(stat(pid)?.1)
+    Ok(stat(pid)?.ticks)
 }
 
-/// The state letter of a process (`R`, `S`, `Z`, …) and its start.
-pub fn stat(pid: i32) -> io::Result<(char, u64)> {
+/// What the kernel says of a process in one line.
+#[derive(Debug, Clone, Copy)]
+pub struct Stat {
+    /// Its state's letter: `R`, `S`, `Z`, …
+    pub state: char,
+    /// Whether it is past its end and only being taken apart: it runs no code any more, whatever its state says.
+    pub ending: bool,
+    /// When it began.
+    pub ticks: u64,
+}
+
+/// The kernel's flag of a process that is being taken apart (`PF_EXITING`).
+const ENDING: u64 = 0x4;
+
+/// Reads that line.
+pub fn stat(pid: i32) -> io::Result<Stat> {
     let text = read_small(Path::new(&format!("/proc/{pid}/stat")), STAT_LEN_MAX)?;
     // The name stands in parentheses and may hold any byte, so fields are counted from its end.
     let rest = text.rfind(')').map_or("", |at| &text[at + 1..]);
     let mut fields = rest.split_ascii_whitespace();
     let state = fields.next().and_then(|field| field.chars().next());
-    let ticks = fields.nth(18).and_then(|field| field.parse().ok());
-    state.zip(ticks).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a stat line without its fields"))
+    let flags: Option<u64> = fields.nth(5).and_then(|field| field.parse().ok());
+    let ticks = fields.nth(12).and_then(|field| field.parse().ok());
+    let stat = |((state, flags), ticks)| Stat { state, ending: flags & ENDING != 0, ticks };
+    state.zip(flags).zip(ticks).map(stat).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a stat line without its fields"))
 }
 
 /// Whether a process has one of these user ids. Where that cannot be told, one has.
