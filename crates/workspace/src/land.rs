@@ -97,33 +97,66 @@ pub fn land(request: &LandRequest<'_>) -> Result<Landed, WorkspaceError> {
     if !refs::is_branch(branch) {
         return Err(WorkspaceError::Repository(format!("{:?} cannot name a branch here", proto::text::visible(branch))));
     }
-    let found = look_for(&git, branch)?;
-    let start = match (&request.how, &found) {
-        (How::Onto(_), None) => return Err(WorkspaceError::NotFound(format!("there is no branch {branch}"))),
-        (_, Some(found)) => found.id.clone(),
-        (How::Branch(_), None) => workspace.commit.clone(),
-    };
-    let sound = std::thread::scope(|scope| {
+    // While git's fsck looks at all of it.
+    let (sound, planned) = std::thread::scope(|scope| {
         let sound = scope.spawn(|| check(request));
-        let replayed = replay(request, &git, &start);
-        (sound.join(), replayed)
+        let planned = Plan::of(request, &git, branch);
+        (sound.join(), planned)
     });
-    let (Ok(sound), replayed) = sound else { return Err(GitError::Answer("index-pack").into()) };
+    let Ok(sound) = sound else { return Err(GitError::Answer("index-pack").into()) };
+    let Plan { found, replayed } = planned?;
     sound?;
-    let (to, between) = replayed?;
-    let from = found.as_ref().map(|found| found.id.clone());
-    if to == start && found.is_some() {
-        let submodules = request.saved.submodules.clone();
-        return Ok(Landed { branch: branch.clone(), from, to, commits: 0, runs_something: Vec::new(), submodules });
+    let Replayed { to, commits, runs_something } = replayed?;
+    let (branch, from, submodules) = (branch.to_owned(), found.as_ref().map(|found| found.id.clone()), request.saved.submodules.clone());
+    if commits > 0 || found.is_none() {
+        advance(request, &git, &branch, found, &to)?;
     }
-    let between = between.map_or_else(|| Between::of(&git, &start, &to), Ok)?;
-    if between.behind > 0 && found.is_some() {
-        return Err(WorkspaceError::Conflict(format!("branch {branch} has gone another way")));
+    Ok(Landed { branch, from, to, commits, runs_something, submodules })
+}
+
+/// What a landing comes to, before it is done.
+struct Plan {
+    /// The branch, where there is one.
+    found: Option<Branch>,
+    /// What it becomes, or why it cannot.
+    replayed: Result<Replayed, WorkspaceError>,
+}
+
+/// What a branch becomes.
+struct Replayed {
+    to: String,
+    /// How many commits it gains; none where it has all of them already.
+    commits: usize,
+    /// Files among them that something runs by itself.
+    runs_something: Vec<String>,
+}
+
+impl Plan {
+    fn of(request: &LandRequest<'_>, git: &Git, branch: &str) -> Result<Self, WorkspaceError> {
+        let found = look_for(git, branch)?;
+        let start = match (&request.how, &found) {
+            (How::Onto(_), None) => return Err(WorkspaceError::NotFound(format!("there is no branch {branch}"))),
+            (_, Some(found)) => found.id.clone(),
+            (How::Branch(_), None) => request.workspace.commit.clone(),
+        };
+        let replayed = Replayed::of(request, git, branch, &start, found.is_some());
+        Ok(Self { found, replayed })
     }
-    let runs_something = review::names(&git, &start, &to)?.into_iter().filter(|path| review::runs_something(path)).collect();
-    advance(request, &git, branch, found, &to)?;
-    let submodules = request.saved.submodules.clone();
-    Ok(Landed { branch: branch.clone(), from, to, commits: between.ahead, runs_something, submodules })
+}
+
+impl Replayed {
+    fn of(request: &LandRequest<'_>, git: &Git, branch: &str, start: &str, is_there: bool) -> Result<Self, WorkspaceError> {
+        let (to, between) = replay(request, git, start)?;
+        if to == start && is_there {
+            return Ok(Self { to, commits: 0, runs_something: Vec::new() });
+        }
+        let between = between.map_or_else(|| Between::of(git, start, &to), Ok)?;
+        if between.behind > 0 && is_there {
+            return Err(WorkspaceError::Conflict(format!("branch {branch} has gone another way")));
+        }
+        let runs_something = review::names(git, start, &to)?.into_iter().filter(|path| review::runs_something(path)).collect();
+        Ok(Self { to, commits: between.ahead, runs_something })
+    }
 }
 
 /// Everything that would land, once more and without any leniency: some of it was saved whatever it says to git, and a
