@@ -52,7 +52,8 @@ fn empty_into(top: BorrowedFd<'_>, child: &CStr, moved: &mut u64) -> io::Result<
         unlock(dir.as_fd(), &name);
         there(lift(dir.as_fd(), &name, top, moved))?;
     }
-    rustix::fs::unlinkat(top, child, AtFlags::REMOVEDIR)?;
+    // What somebody has put there since we looked is found when the whole is looked at again.
+    unlink(top, child)?;
     Ok(())
 }
 
@@ -118,5 +119,27 @@ mod tests {
         assert_eq!(std::fs::read_dir(&base).unwrap().count(), 0);
         std::fs::remove_dir(&base).unwrap();
         assert!(std::path::Path::new("/etc/passwd").exists());
+    }
+    /// Somebody whose maker was killed may still be at work there.
+    #[test]
+    fn what_is_added_meanwhile_is_removed_too() {
+        let base = std::env::temp_dir().join(format!("pal-remove-added-{}", std::process::id()));
+        std::fs::create_dir_all(base.join("t/d")).unwrap();
+        let root = rustix::fs::open(&base, rustix::fs::OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let added = std::thread::scope(|scope| {
+            let adder = scope.spawn(|| {
+                let mut added = 0;
+                while added < 20_000 && std::fs::write(base.join(format!("t/d/{added}")), "").is_ok() {
+                    added += 1;
+                }
+                added
+            });
+            while std::fs::read_dir(base.join("t/d")).unwrap().next().is_none() {}
+            remove(root.as_fd(), c"t").unwrap();
+            adder.join().unwrap()
+        });
+        assert!(added > 0);
+        assert_eq!(std::fs::read_dir(&base).unwrap().count(), 0);
+        std::fs::remove_dir(&base).unwrap();
     }
 }
