@@ -244,7 +244,7 @@ fn become_guest(plan: Plan, luggage: Luggage, tell: &OwnedFd, prepared: Assemble
         Ok(kept) => kept,
         Err(error) => return error,
     };
-    // A Body outlives its keeper. Where ids were changed the kernel has forgotten that promise already.
+    // A Body outlives its keeper.
     let _ = sys::process::outlive_parent();
     if let Err(error) = lock_down::filter(&plan, filter) {
         let _ = say(&tell, &Told::Failed(error.failed()));
