@@ -17,10 +17,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     let target = env::var("TARGET")?;
     let out = target_dir()?.join("probe-program");
     let mut cargo = Command::new(env::var("CARGO")?);
-    cargo.current_dir(&root).args(["build", "--quiet", "--package", "probe", "--target", &target, "--target-dir"]);
+    cargo.current_dir(&root).args([
+        "build",
+        "--quiet",
+        "--package",
+        "probe",
+        "--target",
+        &target,
+        "--target-dir",
+    ]);
     cargo.arg(&out);
     // What cargo tells this script is about this crate, not about the probe.
-    for (name, _) in env::vars().filter(|(name, _)| name.starts_with("CARGO_") && name != "CARGO_HOME" || name == "RUSTFLAGS") {
+    for (name, _) in env::vars()
+        .filter(|(name, _)| name.starts_with("CARGO_") && name != "CARGO_HOME" || name == "RUSTFLAGS")
+    {
         cargo.env_remove(name);
     }
     if !cargo.status()?.success() {

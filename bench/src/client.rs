@@ -24,7 +24,13 @@ impl Client {
     }
 
     /// Asks, and gives the body of a good answer.
-    pub fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> io::Result<Vec<u8>> {
+    pub fn ask(
+        &mut self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> io::Result<Vec<u8>> {
         self.head(method, path, headers, body.len() as u64)?;
         self.stream.get_mut().write_all(body)?;
         let mut kept = Vec::new();
@@ -52,7 +58,10 @@ impl Client {
     }
 
     fn head(&mut self, method: &str, path: &str, headers: &[(&str, &str)], length: u64) -> io::Result<()> {
-        let mut text = format!("{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-API-KEY: {}\r\nContent-Length: {length}\r\n", self.key);
+        let mut text = format!(
+            "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nX-API-KEY: {}\r\nContent-Length: {length}\r\n",
+            self.key
+        );
         headers.iter().for_each(|(name, value)| text.push_str(&format!("{name}: {value}\r\n")));
         self.stream.get_mut().write_all(format!("{text}\r\n").as_bytes())
     }
@@ -109,11 +118,14 @@ pub struct Terminal(WebSocket<TcpStream>);
 impl Terminal {
     /// Opens one.
     pub fn open(address: SocketAddr, key: &str, body: &str, query: &str) -> io::Result<Self> {
-        let mut request = format!("ws://{address}/v1/bodies/{body}/pty?{query}").into_client_request().map_err(io::Error::other)?;
+        let mut request = format!("ws://{address}/v1/bodies/{body}/pty?{query}")
+            .into_client_request()
+            .map_err(io::Error::other)?;
         request.headers_mut().insert("x-api-key", key.parse().map_err(io::Error::other)?);
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
-        let (socket, _) = tungstenite::client(request, stream).map_err(|error| io::Error::other(error.to_string()))?;
+        let (socket, _) =
+            tungstenite::client(request, stream).map_err(|error| io::Error::other(error.to_string()))?;
         Ok(Self(socket))
     }
 

@@ -31,7 +31,10 @@ impl Ground {
         let me = std::env::current_exe()?;
         let pal = me.with_file_name("pal");
         if !pal.exists() {
-            return Err(io::Error::other(format!("there is no {}; build it: cargo build --release -p cli", pal.display())));
+            return Err(io::Error::other(format!(
+                "there is no {}; build it: cargo build --release -p cli",
+                pal.display()
+            )));
         }
         let scratch = PathBuf::from(format!("/var/tmp/palisade-bench-{}", std::process::id()));
         // Bodies read what is mounted from here, with ids of their own.
@@ -39,7 +42,10 @@ impl Ground {
         let data = args.data.clone().unwrap_or_else(|| scratch.join("data"));
         if data.exists() {
             fs::remove_dir_all(&scratch)?;
-            return Err(io::Error::other(format!("{} exists; it would be removed in the end", data.display())));
+            return Err(io::Error::other(format!(
+                "{} exists; it would be removed in the end",
+                data.display()
+            )));
         }
         Ok(Self { args, pal, me, scratch, data, groups: groups::Before::look() })
     }
@@ -51,7 +57,8 @@ impl Ground {
 
     /// The same without anything made ahead.
     pub fn plain_fleet(&self) -> io::Result<Fleet> {
-        Fleet::open(Config { data: self.data.clone(), durability: Durability::Process }).map_err(io::Error::other)
+        Fleet::open(Config { data: self.data.clone(), durability: Durability::Process })
+            .map_err(io::Error::other)
     }
 
     /// The same with another promise.
@@ -91,7 +98,11 @@ fn remove(dir: &Path) -> io::Result<()> {
 impl Drop for Ground {
     fn drop(&mut self) {
         if let Err(error) = self.tidy() {
-            eprintln!("warning: cannot remove {} and {}: {error}", self.scratch.display(), self.data.display());
+            eprintln!(
+                "warning: cannot remove {} and {}: {error}",
+                self.scratch.display(),
+                self.data.display()
+            );
         }
     }
 }

@@ -20,7 +20,13 @@ pub struct Before {
 impl Before {
     /// Looks.
     pub fn look() -> Self {
-        Self { podman: hierarchies().into_iter().map(|dir| dir.join(PODMAN)).filter(|dir| dir.exists()).collect() }
+        Self {
+            podman: hierarchies()
+                .into_iter()
+                .map(|dir| dir.join(PODMAN))
+                .filter(|dir| dir.exists())
+                .collect(),
+        }
     }
 
     /// Removes what came since.
@@ -44,7 +50,13 @@ fn hierarchies() -> Vec<PathBuf> {
 }
 
 fn below(dir: &Path) -> Vec<PathBuf> {
-    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).filter(|path| path.is_dir() && !path.is_symlink()).collect()
+    fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir() && !path.is_symlink())
+        .collect()
 }
 
 fn name(dir: &Path) -> String {

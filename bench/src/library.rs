@@ -51,7 +51,10 @@ pub async fn exec(fleet: &Fleet, body: &BodyId, argv: &[&str]) -> io::Result<Str
     let ended = exec.finish().await.map_err(told)?;
     match ended.code {
         0 => Ok(String::from_utf8_lossy(&out).into_owned()),
-        code => Err(io::Error::other(format!("{argv:?} ended with {code}: {}", String::from_utf8_lossy(&errors).trim()))),
+        code => Err(io::Error::other(format!(
+            "{argv:?} ended with {code}: {}",
+            String::from_utf8_lossy(&errors).trim()
+        ))),
     }
 }
 

@@ -6,7 +6,11 @@ use crate::{ground::Ground, run::Line};
 
 /// The machine, as pairs of what and how.
 pub fn describe(ground: &Ground) -> Vec<(&'static str, String)> {
-    let who = if rustix::process::geteuid().is_root() { "root".into() } else { format!("user id {}", rustix::process::geteuid().as_raw()) };
+    let who = if rustix::process::geteuid().is_root() {
+        "root".into()
+    } else {
+        format!("user id {}", rustix::process::geteuid().as_raw())
+    };
     let mut about = vec![
         ("kernel", read("/proc/sys/kernel/osrelease")),
         ("processors", processors()),
@@ -19,7 +23,8 @@ pub fn describe(ground: &Ground) -> Vec<(&'static str, String)> {
         ("pal", version(&ground.pal.to_string_lossy())),
     ];
     let peers = ["bwrap", "crun", "runc", "runsc", "podman", "firejail", "systemd-nspawn", "unshare"];
-    let versions: Vec<String> = peers.iter().map(|peer| version(peer)).filter(|version| !version.is_empty()).collect();
+    let versions: Vec<String> =
+        peers.iter().map(|peer| version(peer)).filter(|version| !version.is_empty()).collect();
     about.push(("peers", versions.join(" · ")));
     about
 }

@@ -134,7 +134,8 @@ impl<'a> Runner<'a> {
     fn row(self) -> Row {
         let mut note = self.contender.note;
         if let Some(why) = self.why {
-            note = format!("{note}{}{} failed: {why}", if note.is_empty() { "" } else { "; " }, self.failures);
+            note =
+                format!("{note}{}{} failed: {why}", if note.is_empty() { "" } else { "; " }, self.failures);
         }
         Row { name: self.contender.name, samples: self.samples, note }
     }

@@ -26,8 +26,12 @@ pub fn rootfs(ground: &Ground) -> io::Result<PathBuf> {
 pub fn bundle(ground: &Ground, name: &str, command: &[&str]) -> io::Result<PathBuf> {
     let root = rootfs(ground)?;
     let dir = ground.dir(&format!("bundle-{name}"))?;
-    let namespaces: Vec<_> = ["pid", "mount", "ipc", "uts", "network", "cgroup"].iter().map(|kind| json!({ "type": kind })).collect();
-    let tmpfs = |at: &str| json!({ "destination": at, "type": "tmpfs", "source": "tmpfs", "options": ["nosuid"] });
+    let namespaces: Vec<_> = ["pid", "mount", "ipc", "uts", "network", "cgroup"]
+        .iter()
+        .map(|kind| json!({ "type": kind }))
+        .collect();
+    let tmpfs =
+        |at: &str| json!({ "destination": at, "type": "tmpfs", "source": "tmpfs", "options": ["nosuid"] });
     let config = json!({
         "ociVersion": "1.0.2",
         "hostname": "bench",

@@ -72,18 +72,37 @@ fn lines(ground: &Ground, kind: &str, command: &[&str]) -> io::Result<Vec<(&'sta
     let state = |name: &str| format!("--root={}/{name}", ground.scratch.display());
     let words = |line: &str| Line::new(line.split_ascii_whitespace());
     let namespaces = "--user --map-root-user --mount --pid --fork --ipc --net --uts --cgroup --mount-proc";
-    let own_root = "--ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64";
+    let own_root =
+        "--ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64";
     let bwrap = "bwrap --unshare-all --die-with-parent --proc /proc --dev /dev --tmpfs /tmp";
     Ok(vec![
         (PAL, pal(ground, &["run", "--"]).and(command.iter().copied())),
         (PLAIN, Line::new(command.iter().copied())),
         ("unshare", words(&format!("unshare {namespaces}")).and(command.iter().copied())),
-        (BWRAP, words("bwrap --unshare-all --die-with-parent --ro-bind / / --proc /proc --dev /dev --tmpfs /tmp --").and(command.iter().copied())),
+        (
+            BWRAP,
+            words(
+                "bwrap --unshare-all --die-with-parent --ro-bind / / --proc /proc --dev /dev --tmpfs /tmp --",
+            )
+            .and(command.iter().copied()),
+        ),
         ("bwrap, own root", words(&format!("{bwrap} {own_root} --")).and(command.iter().copied())),
-        ("crun", Line::new(["crun", &state("crun"), "run", "--bundle", &bundle, "{id}"]).at(Place::WithoutUnified)),
+        (
+            "crun",
+            Line::new(["crun", &state("crun"), "run", "--bundle", &bundle, "{id}"]).at(Place::WithoutUnified),
+        ),
         ("runc", Line::new(["runc", &state("runc"), "run", "--bundle", &bundle, "{id}"])),
-        ("runsc", Line::new(["runsc", &state("runsc"), "--network=none", "run", "--bundle", &bundle, "{id}"])),
-        ("podman", words("podman run --rm").and(podman(&root)).and(command.iter().copied()).at(Place::WithoutUnified)),
+        (
+            "runsc",
+            Line::new(["runsc", &state("runsc"), "--network=none", "run", "--bundle", &bundle, "{id}"]),
+        ),
+        (
+            "podman",
+            words("podman run --rm")
+                .and(podman(&root))
+                .and(command.iter().copied())
+                .at(Place::WithoutUnified),
+        ),
         ("firejail", words("firejail --quiet --noprofile --net=none --").and(command.iter().copied())),
         ("systemd-nspawn", nspawn(&root).and(command.iter().copied())),
     ])
@@ -98,11 +117,13 @@ pub fn pal(ground: &Ground, words: &[&str]) -> Line {
 
 /// What podman is told beyond its verb. Limits are said because it would raise its own, which takes a capability.
 pub fn podman(root: &str) -> Vec<String> {
-    let words = "--network none --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 --volume /usr:/usr:ro --rootfs";
+    let words =
+        "--network none --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 --volume /usr:/usr:ro --rootfs";
     words.split_ascii_whitespace().map(str::to_owned).chain([root.to_owned()]).collect()
 }
 
 fn nspawn(root: &str) -> Line {
-    let words = "systemd-nspawn --quiet --register=no --keep-unit --private-network --bind-ro=/usr --directory";
+    let words =
+        "systemd-nspawn --quiet --register=no --keep-unit --private-network --bind-ro=/usr --directory";
     Line::new(words.split_ascii_whitespace()).and([root])
 }

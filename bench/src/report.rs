@@ -142,8 +142,12 @@ impl Table {
             Unit::Time => [samples.median(), samples.p95(), samples.least()],
             Unit::Rate | Unit::Bytes => [samples.median(), samples.quantile(1.0), samples.least()],
         };
-        let cells: String = numbers.iter().map(|number| format!(" {} |", number.map_or("–".into(), |n| self.show(n)))).collect();
-        let ratio = |to: &&str| self.ratio(&row.name, to).map_or(" – |".into(), |ratio| format!(" {ratio:.2} |"));
+        let cells: String = numbers
+            .iter()
+            .map(|number| format!(" {} |", number.map_or("–".into(), |n| self.show(n))))
+            .collect();
+        let ratio =
+            |to: &&str| self.ratio(&row.name, to).map_or(" – |".into(), |ratio| format!(" {ratio:.2} |"));
         let ratios: String = self.against.iter().map(ratio).collect();
         format!("| {} |{cells}{ratios} {} | {} |\n", row.name, samples.count(), row.note)
     }
@@ -158,7 +162,8 @@ impl Table {
 
     fn json(&self) -> Value {
         let rows: Vec<Value> = self.rows.iter().map(|row| self.row_json(row)).collect();
-        let absent: Vec<Value> = self.absent.iter().map(|(name, why)| json!({ "name": name, "why": why })).collect();
+        let absent: Vec<Value> =
+            self.absent.iter().map(|(name, why)| json!({ "name": name, "why": why })).collect();
         let unit = match self.unit {
             Unit::Time => "ns",
             Unit::Rate => "per_second",
@@ -216,7 +221,8 @@ impl Report {
         let tables: Vec<Value> = self.parts.iter().flat_map(|part| &part.tables).map(Table::json).collect();
         let bar = |bar: &Bar| json!({ "promise": bar.promise, "found": bar.found, "verdict": bar.verdict() });
         let bars: Vec<Value> = self.bars().map(bar).collect();
-        Ok(serde_json::to_string_pretty(&json!({ "machine": machine, "tables": tables, "bars": bars }))? + "\n")
+        Ok(serde_json::to_string_pretty(&json!({ "machine": machine, "tables": tables, "bars": bars }))?
+            + "\n")
     }
 
     /// Whether no bar is missed.

@@ -76,7 +76,10 @@ fn bwrap(_: &Ground) -> io::Result<Resident> {
 fn firejail(_: &Ground) -> io::Result<Resident> {
     let name = format!("palbench{}", std::process::id());
     let words = "firejail --quiet --noprofile --net=none";
-    let child = Line::new(words.split_ascii_whitespace()).and([format!("--name={name}"), "--".into()]).and(SLEEP).start()?;
+    let child = Line::new(words.split_ascii_whitespace())
+        .and([format!("--name={name}"), "--".into()])
+        .and(SLEEP)
+        .start()?;
     let exec = Line::new(["firejail", "--quiet", &format!("--join={}", child.id()), "--", "true"]);
     stay("firejail", child, Some(exec))
 }
@@ -107,7 +110,8 @@ fn runtime(ground: &Ground, name: &'static str) -> io::Result<Resident> {
         return Err(io::Error::other("it could not start a container in the background"));
     }
     let end = Some(say(&["delete", "--force", &id]));
-    let mut resident = Resident { name, exec: Some(say(&["exec", &id, "true"])), heads: Vec::new(), end, child: None };
+    let mut resident =
+        Resident { name, exec: Some(say(&["exec", &id, "true"])), heads: Vec::new(), end, child: None };
     let told: serde_json::Value = serde_json::from_str(&say(&["state", &id]).output()?)?;
     resident.heads.extend(told["pid"].as_i64().map(|pid| pid as i32));
     Ok(resident)
@@ -122,7 +126,13 @@ fn podman_stays(ground: &Ground) -> io::Result<Resident> {
         return Err(io::Error::other("it could not start a container in the background"));
     }
     let end = Some(say(&["rm", "--force", "--time", "0", &id]));
-    let mut resident = Resident { name: "podman", exec: Some(say(&["exec", &id, "true"])), heads: Vec::new(), end, child: None };
+    let mut resident = Resident {
+        name: "podman",
+        exec: Some(say(&["exec", &id, "true"])),
+        heads: Vec::new(),
+        end,
+        child: None,
+    };
     let printed = say(&["inspect", "--format", "{{.State.ConmonPid}}", &id]).output()?;
     // Its monitor is the parent of the container's first process.
     resident.heads.extend(printed.trim().parse::<i32>());

@@ -85,7 +85,9 @@ impl Line {
         let (good, out, errors) = gather(child)?;
         match good {
             true => Ok(out),
-            false => Err(io::Error::other(last_words(&errors).unwrap_or_else(|| format!("{} failed silently", self.program())))),
+            false => Err(io::Error::other(
+                last_words(&errors).unwrap_or_else(|| format!("{} failed silently", self.program())),
+            )),
         }
     }
 
@@ -105,7 +107,9 @@ impl Line {
         let name = new_name();
         let mut words = self.argv.iter().map(|word| word.replace("{id}", &name));
         let program = words.next().ok_or_else(|| io::Error::other("no program"))?;
-        let mut command = Command::new(find(&program).ok_or_else(|| io::Error::other(format!("{program} is not installed")))?);
+        let mut command = Command::new(
+            find(&program).ok_or_else(|| io::Error::other(format!("{program} is not installed")))?,
+        );
         command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         Ok(command)
@@ -141,7 +145,9 @@ fn gather(mut child: Child) -> io::Result<(bool, String, String)> {
         }
         thread::sleep(Duration::from_millis(1));
     };
-    let text = |reader: thread::JoinHandle<Vec<u8>>| String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned();
+    let text = |reader: thread::JoinHandle<Vec<u8>>| {
+        String::from_utf8_lossy(&reader.join().unwrap_or_default()).into_owned()
+    };
     Ok((status.success(), text(out), text(errors)))
 }
 

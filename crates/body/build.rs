@@ -23,13 +23,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     let target = env::var("TARGET")?;
     let out = target_dir()?.join("guest-programs");
     let mut cargo = Command::new(env::var("CARGO")?);
-    cargo.current_dir(&root).args(["build", "--quiet", "--profile", "guest", "--target", &target, "--target-dir"]).arg(&out);
+    cargo
+        .current_dir(&root)
+        .args(["build", "--quiet", "--profile", "guest", "--target", &target, "--target-dir"])
+        .arg(&out);
     if root.join("Cargo.lock").exists() {
         cargo.arg("--locked");
     }
     cargo.args(["--package", PACKAGE]);
     // What cargo tells this script is about this crate, not about the program.
-    for (name, _) in env::vars().filter(|(name, _)| name.starts_with("CARGO_") && name != "CARGO_HOME" || name == "RUSTFLAGS") {
+    for (name, _) in env::vars()
+        .filter(|(name, _)| name.starts_with("CARGO_") && name != "CARGO_HOME" || name == "RUSTFLAGS")
+    {
         cargo.env_remove(name);
     }
     if !cargo.status()?.success() {
@@ -43,7 +48,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// FNV-1a: a name that changes with the contents. Not a defence: the directory it stands in is the user's alone.
 fn hash(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 /// The target directory this build writes to: four above `OUT_DIR`, wherever it was put.

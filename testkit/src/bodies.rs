@@ -141,14 +141,21 @@ impl Bodies {
 
     /// The same, where it may fail. The probe is copied into a machine, which shows nothing of the host.
     pub async fn try_make(&self, mut request: Create) -> Result<View, Failure> {
-        let is_probe = |mount: &Mount| self.0.layer == Layer::Microvm && mount.target == Path::new("/mnt/probe");
+        let is_probe =
+            |mount: &Mount| self.0.layer == Layer::Microvm && mount.target == Path::new("/mnt/probe");
         let probe = request.mounts.extract_if(.., |mount| is_probe(mount)).next();
         let view = self.fleet().create(request).await?;
         if let Some(probe) = probe {
             let bytes = fs::read(probe.source.join("probe")).expect("the probe can be read");
             let pieces: Vec<Bytes> = bytes.chunks(256 << 10).map(Bytes::copy_from_slice).collect();
-            let put = ["sh", "-c", "mkdir -p /mnt/probe && cat > /mnt/probe/probe && chmod 755 /mnt/probe/probe"];
-            let request = ExecRequest { stdin: Stdin::Open, user: Some("root".into()), workdir: Some("/".into()), ..ExecRequest::new(put) };
+            let put =
+                ["sh", "-c", "mkdir -p /mnt/probe && cat > /mnt/probe/probe && chmod 755 /mnt/probe/probe"];
+            let request = ExecRequest {
+                stdin: Stdin::Open,
+                user: Some("root".into()),
+                workdir: Some("/".into()),
+                ..ExecRequest::new(put)
+            };
             let ran = ran(self.fleet(), view.id(), request, &pieces).await?;
             assert_eq!(ran.code, 0, "{}", ran.complaint());
         }
@@ -198,7 +205,12 @@ impl Bodies {
     }
 
     /// Runs a command that reads `input`, all of which is sent while its output is read.
-    pub async fn feed<S: Into<String>>(&self, id: &BodyId, argv: impl IntoIterator<Item = S>, input: &[Bytes]) -> Ran {
+    pub async fn feed<S: Into<String>>(
+        &self,
+        id: &BodyId,
+        argv: impl IntoIterator<Item = S>,
+        input: &[Bytes],
+    ) -> Ran {
         let request = ExecRequest { stdin: Stdin::Open, ..ExecRequest::new(argv) };
         ran(self.fleet(), id, request, input).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)))
     }
@@ -206,9 +218,18 @@ impl Bodies {
     /// Shows that a probe reaches its door on the host, and then that it does not in a Body made [`Bodies::with_probe`].
     pub async fn denied(&self, id: &BodyId, name: &str, words: &[String]) {
         let arguments = || ["run", name].into_iter().map(str::to_owned).chain(words.iter().cloned());
-        let output = Command::new(probe::path()).args(arguments()).stdin(Stdio::null()).output().expect("the probe can be run");
+        let output = Command::new(probe::path())
+            .args(arguments())
+            .stdin(Stdio::null())
+            .output()
+            .expect("the probe can be run");
         let control = probe::report(&output.stdout);
-        assert_eq!(control.verdict, Verdict::Reached, "{name}: a denial proves nothing, its door is not open: {}", control.detail);
+        assert_eq!(
+            control.verdict,
+            Verdict::Reached,
+            "{name}: a denial proves nothing, its door is not open: {}",
+            control.detail
+        );
         let ran = self.run(id, [PROBE_INSIDE.to_owned()].into_iter().chain(arguments())).await;
         let inside = probe::report(&ran.stdout);
         assert_eq!(inside.verdict, Verdict::Denied, "{name}: {}", inside.detail);
@@ -238,9 +259,14 @@ impl Bodies {
         self.clear_homes();
         self.fleet().shrink(proto::Size(0)).expect("layers that nobody stands on can be removed");
         let left = || {
-            let mut places = ["bodies", "snapshots", "ids", "layers", "templates"].map(|place| leaks::entries(&self.data().join(place))).concat();
+            let mut places = ["bodies", "snapshots", "ids", "layers", "templates"]
+                .map(|place| leaks::entries(&self.data().join(place)))
+                .concat();
             places.retain(|name| !name.ends_with("lock"));
-            let claims = body::ids::orphans(&self.data()).into_iter().map(|(body, _)| format!("ids of {body}")).collect();
+            let claims = body::ids::orphans(&self.data())
+                .into_iter()
+                .map(|(body, _)| format!("ids of {body}"))
+                .collect();
             [places, claims, leaks::mounts(self.dir()), leaks::cgroups(&made)].concat()
         };
         // A keeper that was told to end may still be at it.
@@ -262,14 +288,18 @@ impl Bodies {
     fn clear_templates(&self) {
         for view in self.fleet().templates().expect("templates can be listed") {
             let removed = self.fleet().remove_template(view.template.id.as_str());
-            removed.unwrap_or_else(|failure| panic!("cannot remove {}: {}", view.template.name, explain(&failure)));
+            removed.unwrap_or_else(|failure| {
+                panic!("cannot remove {}: {}", view.template.name, explain(&failure))
+            });
         }
     }
 
     fn clear_homes(&self) {
         for home in self.fleet().homes().expect("homes can be listed") {
             let removed = self.fleet().remove_home(&home.record.name);
-            removed.unwrap_or_else(|failure| panic!("cannot remove {}: {}", home.record.name, explain(&failure)));
+            removed.unwrap_or_else(|failure| {
+                panic!("cannot remove {}: {}", home.record.name, explain(&failure))
+            });
         }
     }
 

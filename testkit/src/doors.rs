@@ -76,12 +76,20 @@ impl Doors {
         let canary = start_canary(&dir);
         set("comm", CANARY.to_owned());
         set("self_exe", "1".to_owned());
-        Self { shared: doors, canary, objects, answering: Some(answering), dir, _held: Held { _tcp: tcp, _unix: unix, _lock: lock } }
+        Self {
+            shared: doors,
+            canary,
+            objects,
+            answering: Some(answering),
+            dir,
+            _held: Held { _tcp: tcp, _unix: unix, _lock: lock },
+        }
     }
 
     /// What the probe is told in a Body: the doors, the host's process by its number there, and the Body's first one.
     pub fn inside(&self) -> Vec<String> {
-        let mut words: Vec<String> = self.shared.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let mut words: Vec<String> =
+            self.shared.iter().map(|(key, value)| format!("{key}={value}")).collect();
         words.push(format!("pid={}", self.canary.id()));
         words.push("init=1".to_owned());
         words
@@ -89,12 +97,19 @@ impl Doors {
 
     /// Runs every probe on the host with its door open. Those of limits are told so low a bound that it does no harm.
     pub fn control(&self) -> Vec<Report> {
-        let mut words: Vec<String> = self.shared.iter().map(|(key, value)| format!("{key}={value}")).collect();
-        words.extend(["pids", "memory", "mlock", "disk", "fsize", "inodes", "shm", "nofile", "ptys"].map(|key| format!("{key}=1")));
+        let mut words: Vec<String> =
+            self.shared.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        words.extend(
+            ["pids", "memory", "mlock", "disk", "fsize", "inodes", "shm", "nofile", "ptys"]
+                .map(|key| format!("{key}=1")),
+        );
         words.push(format!("dir={}", self.dir.display()));
         let mut reports = if is_root() { self.control_of_root(&words) } else { self.control_of_user(&words) };
         // Kernel threads are only in the host's own pid namespace.
-        let output = Command::new(self.dir.join("probe")).args(["run", "kernel-threads"]).output().expect("the probe can be run");
+        let output = Command::new(self.dir.join("probe"))
+            .args(["run", "kernel-threads"])
+            .output()
+            .expect("the probe can be run");
         reports.retain(|report| report.name != "kernel-threads");
         reports.push(probe::report(&output.stdout));
         reports
@@ -105,11 +120,24 @@ impl Doors {
         let grouped = fs::create_dir(&group).is_ok();
         let mut command = Command::new("setpriv");
         command.arg(format!("--groups={GROUP}"));
-        command.args(["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", ROOT_SCRIPT, "sh"]);
+        command.args([
+            "unshare",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            "--kill-child",
+            "sh",
+            "-c",
+            ROOT_SCRIPT,
+            "sh",
+        ]);
         command.arg(&*self.dir).arg(if grouped { group.as_os_str() } else { "".as_ref() }).args(words);
         let reports = reports(command);
         if grouped {
-            crate::wait::blocking(Duration::from_secs(5), "the control leaves its cgroup", || fs::remove_dir(&group).ok());
+            crate::wait::blocking(Duration::from_secs(5), "the control leaves its cgroup", || {
+                fs::remove_dir(&group).ok()
+            });
         }
         reports
     }
@@ -151,7 +179,11 @@ const USER_SCRIPT: &str = r#"
 
 fn reports(mut command: Command) -> Vec<Report> {
     let output = command.stdin(Stdio::null()).output().expect("setpriv, unshare and sh can be run");
-    assert!(!output.stdout.is_empty(), "the control said nothing: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        !output.stdout.is_empty(),
+        "the control said nothing: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     probe::reports(&output.stdout)
 }
 
@@ -186,7 +218,8 @@ fn listeners(dir: &Path, set: &mut impl FnMut(&str, String)) -> (Vec<TcpListener
         tcp.push(six);
     }
     // Connecting a datagram socket sends nothing, and tells which address of the host it would be sent from.
-    let own = UdpSocket::bind("0.0.0.0:0").and_then(|socket| socket.connect("192.0.2.1:9").and_then(|()| socket.local_addr()));
+    let own = UdpSocket::bind("0.0.0.0:0")
+        .and_then(|socket| socket.connect("192.0.2.1:9").and_then(|()| socket.local_addr()));
     if let Some(listener) = own.ok().and_then(|own| TcpListener::bind((own.ip(), 0)).ok()) {
         set("addr", listener.local_addr().expect("it is bound").to_string());
         tcp.push(listener);
@@ -196,7 +229,9 @@ fn listeners(dir: &Path, set: &mut impl FnMut(&str, String)) -> (Vec<TcpListener
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("a socket of ours");
     set("unix_path", path.display().to_string());
     let name = format!("palisade-doors-{}", std::process::id());
-    let by_name = SocketAddr::from_abstract_name(&name).and_then(|name| UnixListener::bind_addr(&name)).expect("a name");
+    let by_name = SocketAddr::from_abstract_name(&name)
+        .and_then(|name| UnixListener::bind_addr(&name))
+        .expect("a name");
     set("abstract", name);
     (tcp, vec![by_path, by_name])
 }
@@ -230,14 +265,21 @@ fn shared_file(set: &mut impl FnMut(&str, String)) -> Object {
 
 /// One object of each kind, by its key.
 fn sys_v(set: &mut impl FnMut(&str, String)) -> Vec<Object> {
-    let kinds = [("shm_key", "-M", Some("4096"), "shm", "-m"), ("sem_key", "-S", Some("1"), "sem", "-s"), ("msg_key", "-Q", None, "msg", "-q")];
+    let kinds = [
+        ("shm_key", "-M", Some("4096"), "shm", "-m"),
+        ("sem_key", "-S", Some("1"), "sem", "-s"),
+        ("msg_key", "-Q", None, "msg", "-q"),
+    ];
     let mut objects = Vec::new();
     for (key, make, size, table, flag) in kinds {
         let mut command = Command::new("ipcmk");
         command.arg(make).args(size).args(["-p", "0666"]);
         let output = command.output().expect("ipcmk (util-linux) can be run");
         let text = String::from_utf8_lossy(&output.stdout);
-        let Some(id) = text.rsplit(": ").next().map(|id| id.trim().to_owned()).filter(|id| !id.is_empty()) else { continue };
+        let Some(id) = text.rsplit(": ").next().map(|id| id.trim().to_owned()).filter(|id| !id.is_empty())
+        else {
+            continue;
+        };
         let table = fs::read_to_string(format!("/proc/sysvipc/{table}")).unwrap_or_default();
         let line = table.lines().find(|line| line.split_whitespace().nth(1) == Some(&id));
         if let Some(found) = line.and_then(|line| line.split_whitespace().next()) {
@@ -278,14 +320,21 @@ fn identity(set: &mut impl FnMut(&str, String)) {
     }
     set("gid", GROUP.to_string());
     // Some variable of this process that no Body has a reason to have.
-    let name = ["TESTKIT_PROBE", "CARGO_MANIFEST_DIR"].into_iter().find(|name| std::env::var_os(name).is_some());
+    let name =
+        ["TESTKIT_PROBE", "CARGO_MANIFEST_DIR"].into_iter().find(|name| std::env::var_os(name).is_some());
     set("env", name.expect("cargo and testkit set variables").to_owned());
 }
 
 /// A process of the host that may be attacked: it holds the secret open.
 fn start_canary(dir: &Path) -> Child {
     let secret = File::open(dir.join("home/secret")).expect("the secret");
-    Command::new(dir.join(CANARY)).arg0(CANARY).arg("600").stdin(secret).current_dir("/").spawn().expect("a copy of sleep can be run")
+    Command::new(dir.join(CANARY))
+        .arg0(CANARY)
+        .arg("600")
+        .stdin(secret)
+        .current_dir("/")
+        .spawn()
+        .expect("a copy of sleep can be run")
 }
 
 impl Drop for Doors {

@@ -10,7 +10,12 @@ use crate::bodies::{explain, open};
 
 /// A data directory beside the build, on the same file system as those of tests where that can be.
 fn place() -> PathBuf {
-    let mut dir = std::env::current_exe().expect("a test is a program").ancestors().find(|dir| dir.ends_with("target")).map(Path::to_owned).unwrap_or_else(std::env::temp_dir);
+    let mut dir = std::env::current_exe()
+        .expect("a test is a program")
+        .ancestors()
+        .find(|dir| dir.ends_with("target"))
+        .map(Path::to_owned)
+        .unwrap_or_else(std::env::temp_dir);
     dir.push("microvm");
     dir
 }
@@ -23,7 +28,9 @@ pub fn share(data: &Path) {
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("it can be locked");
     if !ground.join("data/vm/setup.json").exists() {
         let fleet = open(&ground.join("data")).expect("a data directory can be opened");
-        fleet.setup_microvm(None, &mut |said: &str| eprintln!("{said}")).unwrap_or_else(|failure| panic!("{}", explain(&failure)));
+        fleet
+            .setup_microvm(None, &mut |said: &str| eprintln!("{said}"))
+            .unwrap_or_else(|failure| panic!("{}", explain(&failure)));
     }
     drop(lock);
     fs::DirBuilder::new().recursive(true).mode(0o700).create(data).expect("a data directory can be made");

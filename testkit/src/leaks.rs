@@ -58,7 +58,8 @@ pub fn descendants() -> Vec<Process> {
 
 /// Makes this process the parent of every orphan below it, so that none is lost sight of.
 pub fn watch() {
-    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).expect("every process may adopt its orphans");
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .expect("every process may adopt its orphans");
 }
 
 /// Takes leave of children that have ended and that nobody else waits for.
@@ -92,7 +93,8 @@ pub fn cgroups(bodies: &[String]) -> Vec<String> {
 pub fn descriptors() -> Vec<String> {
     let open = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let named = |path: &Path| fs::read_link(path).map(|link| link.display().to_string()).ok();
-    let mut open: Vec<String> = open.filter_map(|entry| named(&entry.path())).filter(|link| !link.starts_with("/proc")).collect();
+    let mut open: Vec<String> =
+        open.filter_map(|entry| named(&entry.path())).filter(|link| !link.starts_with("/proc")).collect();
     open.sort();
     open
 }

@@ -18,8 +18,8 @@ mod temporary;
 pub mod user;
 pub mod wait;
 
-pub use leaks::kill;
 pub use bodies::{Bodies, PROBE_INSIDE, Ran, explain, open, ran};
+pub use leaks::kill;
 pub use run::{Callers, run};
 pub use sys::caps::is_host_root as is_root;
 pub use temporary::Temporary;

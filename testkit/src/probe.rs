@@ -66,16 +66,21 @@ pub fn path() -> PathBuf {
 
 /// Every probe there is.
 pub fn list() -> Vec<Listed> {
-    let output = Command::new(path()).arg("list").stdin(Stdio::null()).output().expect("the probe can be run");
+    let output =
+        Command::new(path()).arg("list").stdin(Stdio::null()).output().expect("the probe can be run");
     serde_json::from_slice(&output.stdout).expect("the probe lists itself")
 }
 
 /// Reads what `probe all` printed.
 pub fn reports(printed: &[u8]) -> Vec<Report> {
-    serde_json::from_slice(printed).unwrap_or_else(|error| panic!("{error} in what the probe said: {:?}", String::from_utf8_lossy(printed)))
+    serde_json::from_slice(printed).unwrap_or_else(|error| {
+        panic!("{error} in what the probe said: {:?}", String::from_utf8_lossy(printed))
+    })
 }
 
 /// Reads what `probe run` printed.
 pub fn report(printed: &[u8]) -> Report {
-    serde_json::from_slice(printed).unwrap_or_else(|error| panic!("{error} in what the probe said: {:?}", String::from_utf8_lossy(printed)))
+    serde_json::from_slice(printed).unwrap_or_else(|error| {
+        panic!("{error} in what the probe said: {:?}", String::from_utf8_lossy(printed))
+    })
 }

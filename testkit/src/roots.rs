@@ -10,7 +10,8 @@ use std::{
 use tar::{Builder, EntryType, Header};
 
 const PROGRAMS: &[&str] = &[
-    "bash", "cat", "chmod", "chown", "cp", "dirname", "env", "find", "head", "id", "ln", "ls", "mkdir", "mv", "rm", "sleep", "stat", "sync", "touch", "true",
+    "bash", "cat", "chmod", "chown", "cp", "dirname", "env", "find", "head", "id", "ln", "ls", "mkdir", "mv",
+    "rm", "sleep", "stat", "sync", "touch", "true",
 ];
 /// A setuid shell: `up -p -c 'id -u'` says 0 where setuid programs work.
 pub const SETUID: &str = "/bin/up";
@@ -18,14 +19,31 @@ pub const SETUID: &str = "/bin/up";
 /// The archive of a root with a shell, `user` and `root`.
 pub fn small() -> Vec<u8> {
     let mut root = Root(Builder::new(Vec::new()));
-    for (path, mode, owner) in [("bin", 0o755, 0), ("etc", 0o755, 0), ("home", 0o755, 0), ("home/user", 0o755, 1000), ("root", 0o700, 0), ("tmp", 0o1777, 0)] {
+    for (path, mode, owner) in [
+        ("bin", 0o755, 0),
+        ("etc", 0o755, 0),
+        ("home", 0o755, 0),
+        ("home/user", 0o755, 1000),
+        ("root", 0o700, 0),
+        ("tmp", 0o1777, 0),
+    ] {
         root.put(path, EntryType::Directory, mode, owner, b"");
     }
     let mut libraries = BTreeSet::new();
     for program in PROGRAMS {
-        let path = ["/usr/bin", "/bin"].iter().map(|dir| Path::new(dir).join(program)).find(|path| path.exists()).expect("every machine has it");
+        let path = ["/usr/bin", "/bin"]
+            .iter()
+            .map(|dir| Path::new(dir).join(program))
+            .find(|path| path.exists())
+            .expect("every machine has it");
         libraries.extend(needed(&path));
-        root.put(&format!("bin/{program}"), EntryType::Regular, 0o755, 0, &fs::read(path).expect("a program can be read"));
+        root.put(
+            &format!("bin/{program}"),
+            EntryType::Regular,
+            0o755,
+            0,
+            &fs::read(path).expect("a program can be read"),
+        );
     }
     let shell = fs::read("/bin/bash").expect("a shell can be read");
     root.put(&SETUID[1..], EntryType::Regular, 0o4755, 0, &shell);
@@ -34,7 +52,13 @@ pub fn small() -> Vec<u8> {
         let bytes = fs::read(&library).expect("a library can be read");
         root.put(library.to_string_lossy().trim_start_matches('/'), EntryType::Regular, 0o755, 0, &bytes);
     }
-    root.put("etc/passwd", EntryType::Regular, 0o644, 0, b"root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1000::/home/user:/bin/bash\n");
+    root.put(
+        "etc/passwd",
+        EntryType::Regular,
+        0o644,
+        0,
+        b"root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1000::/home/user:/bin/bash\n",
+    );
     root.put("etc/group", EntryType::Regular, 0o644, 0, b"root:x:0:\nuser:x:1000:\n");
     root.0.into_inner().expect("an archive in memory can be finished")
 }

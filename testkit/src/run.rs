@@ -50,7 +50,10 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-fn run_once<T: Future<Output = ()>>(layer: Layer, test: impl FnOnce(Bodies) -> T) -> Result<(), Box<dyn Any + Send>> {
+fn run_once<T: Future<Output = ()>>(
+    layer: Layer,
+    test: impl FnOnce(Bodies) -> T,
+) -> Result<(), Box<dyn Any + Send>> {
     let runtime = runtime();
     let bodies = Bodies::new(layer);
     let outcome = catch_unwind(AssertUnwindSafe(|| runtime.block_on(test(bodies.clone()))));
@@ -63,10 +66,14 @@ fn run_once<T: Future<Output = ()>>(layer: Layer, test: impl FnOnce(Bodies) -> T
 /// The test is over and everything of it was removed.
 fn nothing_left(before: &[String]) {
     // Who was told to end may take a moment.
-    wait::blocking(Duration::from_secs(5), &format!("these processes are left: {:?}", leaks::descendants()), || {
-        leaks::reap();
-        leaks::descendants().is_empty().then_some(())
-    });
+    wait::blocking(
+        Duration::from_secs(5),
+        &format!("these processes are left: {:?}", leaks::descendants()),
+        || {
+            leaks::reap();
+            leaks::descendants().is_empty().then_some(())
+        },
+    );
     let mut more = leaks::descriptors();
     for open in before {
         more.iter().position(|found| found == open).map(|at| more.remove(at));

@@ -13,13 +13,31 @@ pub struct Skip {
 pub const EXPECTED: &[Skip] = &[
     Skip { what: "as an ordinary user", why: "the whole suite runs as one already" },
     Skip { what: "for root", why: "the suite runs it as an ordinary user" },
-    Skip { what: "under a real firecracker", why: "none is on this host; one is found where programs are, or named by PAL_FIRECRACKER" },
-    Skip { what: "under a real cloud-hypervisor", why: "none is on this host; one is found where programs are, or named by PAL_CLOUD_HYPERVISOR" },
+    Skip {
+        what: "under a real firecracker",
+        why: "none is on this host; one is found where programs are, or named by PAL_FIRECRACKER",
+    },
+    Skip {
+        what: "under a real cloud-hypervisor",
+        why: "none is on this host; one is found where programs are, or named by PAL_CLOUD_HYPERVISOR",
+    },
     Skip { what: "with a KVM that makes machines", why: "/dev/kvm does not open on this host" },
-    Skip { what: "with a KVM that tells a machine's state", why: "/dev/kvm of this host makes machines, but their processors' state cannot be had" },
-    Skip { what: "against firecracker's description", why: "it is not in this repository; name its firecracker.yaml by PAL_FIRECRACKER_OPENAPI" },
-    Skip { what: "against cloud-hypervisor's description", why: "it is not in this repository; name its cloud-hypervisor.yaml by PAL_CLOUD_HYPERVISOR_OPENAPI" },
-    Skip { what: "without subordinate ids", why: "this user has some; started by root, the suite makes a user who has none" },
+    Skip {
+        what: "with a KVM that tells a machine's state",
+        why: "/dev/kvm of this host makes machines, but their processors' state cannot be had",
+    },
+    Skip {
+        what: "against firecracker's description",
+        why: "it is not in this repository; name its firecracker.yaml by PAL_FIRECRACKER_OPENAPI",
+    },
+    Skip {
+        what: "against cloud-hypervisor's description",
+        why: "it is not in this repository; name its cloud-hypervisor.yaml by PAL_CLOUD_HYPERVISOR_OPENAPI",
+    },
+    Skip {
+        what: "without subordinate ids",
+        why: "this user has some; started by root, the suite makes a user who has none",
+    },
     Skip { what: "as root", why: "the suite was started by an ordinary user" },
 ];
 
@@ -32,7 +50,11 @@ pub fn skip(what: &str) {
     if let Some(list) = std::env::var_os("TESTKIT_SKIPS") {
         let test = std::thread::current().name().unwrap_or("?").to_owned();
         let line = format!("{}: {}\t{test}\n", skip.what, skip.why);
-        let mut list = std::fs::File::options().append(true).create(true).open(list).expect("the list of skips can be written");
+        let mut list = std::fs::File::options()
+            .append(true)
+            .create(true)
+            .open(list)
+            .expect("the list of skips can be written");
         std::io::Write::write_all(&mut list, line.as_bytes()).expect("the list of skips can be written");
     }
 }

@@ -20,7 +20,10 @@ impl Temporary {
         let path = std::env::temp_dir().join(format!("palisade-{what}-{}-{next}", std::process::id()));
         // A pid comes again; what a killed test left under it goes.
         let _ = fs::remove_dir_all(&path);
-        fs::DirBuilder::new().mode(0o755).create(&path).unwrap_or_else(|error| panic!("cannot make {}: {error}", path.display()));
+        fs::DirBuilder::new()
+            .mode(0o755)
+            .create(&path)
+            .unwrap_or_else(|error| panic!("cannot make {}: {error}", path.display()));
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("the directory is ours");
         Self(path)
     }

@@ -37,9 +37,15 @@ pub fn run_as_user(test: &str) {
 
 /// Those who were told to end may take a moment.
 fn nobody_left(id: u32) {
-    let lives = |process: &crate::leaks::Process| !matches!(process.state, 'Z' | 'X') && owner(process.pid) == Some(id);
+    let lives = |process: &crate::leaks::Process| {
+        !matches!(process.state, 'Z' | 'X') && owner(process.pid) == Some(id)
+    };
     let left = || crate::leaks::processes().into_iter().filter(lives).collect::<Vec<_>>();
-    crate::wait::blocking(std::time::Duration::from_secs(5), &format!("processes of user {id} are left: {:?}", left()), || left().is_empty().then_some(()));
+    crate::wait::blocking(
+        std::time::Duration::from_secs(5),
+        &format!("processes of user {id} are left: {:?}", left()),
+        || left().is_empty().then_some(()),
+    );
 }
 
 /// Runs the test of that path again as this user and group, or as nobody in particular, with supplementary groups.
@@ -93,7 +99,11 @@ fn again(test: &str, user: &User, groups: &[u32]) {
         groups => command.arg(format!("--groups={}", groups.join(","))),
     };
     command.arg("--").arg(binary).args([test, "--exact", "--nocapture", "--test-threads=1"]);
-    command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", &*home).env("TMPDIR", &*home);
+    command
+        .env_clear()
+        .env("PATH", "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin")
+        .env("HOME", &*home)
+        .env("TMPDIR", &*home);
     command.env("TESTKIT_PROBE", reachable(&probe::path(), &home));
     if let Some(name) = user.name {
         command.env("USER", name).env("TESTKIT_CHOSEN", name);
@@ -110,7 +120,9 @@ fn again(test: &str, user: &User, groups: &[u32]) {
 
 /// The file itself where everybody can read it, or a copy that everybody can.
 fn reachable(file: &Path, dir: &Path) -> PathBuf {
-    let open = |path: &Path, bits: u32| fs::metadata(path).is_ok_and(|found| found.permissions().mode() & bits == bits);
+    let open = |path: &Path, bits: u32| {
+        fs::metadata(path).is_ok_and(|found| found.permissions().mode() & bits == bits)
+    };
     if open(file, 0o005) && file.ancestors().skip(1).all(|above| open(above, 0o001)) {
         return file.to_owned();
     }
@@ -125,7 +137,10 @@ pub fn account() -> (u32, u32) {
     let lock = File::create(std::env::temp_dir().join("palisade-account.lock")).expect("a lock");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("the lock");
     if ids().is_none() {
-        let made = Command::new("useradd").args(["--create-home", "--shell", "/bin/sh", ACCOUNT]).output().expect("useradd (passwd) can be run");
+        let made = Command::new("useradd")
+            .args(["--create-home", "--shell", "/bin/sh", ACCOUNT])
+            .output()
+            .expect("useradd (passwd) can be run");
         assert!(made.status.success(), "useradd: {}", String::from_utf8_lossy(&made.stderr));
     }
     for file in ["/etc/subuid", "/etc/subgid"] {

@@ -47,10 +47,20 @@ fn mirror(files: HashMap<String, Vec<u8>>) -> Liar {
     Liar::start(move |asked| {
         let here = &asked.headers["host"];
         let path = asked.path.trim_start_matches('/').trim_start_matches("./");
-        let version = || format!(r#"{{"name":"mirrored","version":"1.0.0","main":"i.js","dist":{{"tarball":"http://{here}/mirrored.tgz"}}}}"#);
+        let version = || {
+            format!(
+                r#"{{"name":"mirrored","version":"1.0.0","main":"i.js","dist":{{"tarball":"http://{here}/mirrored.tgz"}}}}"#
+            )
+        };
         match path {
-            "simple/mirrored/" => Answer { headers: vec!["Content-Type: text/html".into()], ..Answer::ok("<a href='/mirrored-1-py3-none-any.whl'>mirrored-1-py3-none-any.whl</a>") },
-            "mirrored" => Answer::ok(format!(r#"{{"name":"mirrored","dist-tags":{{"latest":"1.0.0"}},"versions":{{"1.0.0":{}}}}}"#, version())),
+            "simple/mirrored/" => Answer {
+                headers: vec!["Content-Type: text/html".into()],
+                ..Answer::ok("<a href='/mirrored-1-py3-none-any.whl'>mirrored-1-py3-none-any.whl</a>")
+            },
+            "mirrored" => Answer::ok(format!(
+                r#"{{"name":"mirrored","dist-tags":{{"latest":"1.0.0"}},"versions":{{"1.0.0":{}}}}}"#,
+                version()
+            )),
             path => files.get(path).map_or_else(Answer::nothing, |bytes| Answer::ok(bytes.clone())),
         }
     })
@@ -59,19 +69,50 @@ fn mirror(files: HashMap<String, Vec<u8>>) -> Liar {
 /// apt, pip and npm of a build fetch through its way out, as whoever they run.
 async fn packages_are_installed_by_a_build(t: &Bodies, body: &BodyId) {
     let made = t.exec(body, ExecRequest::new(["/bin/bash", "-c", PACKAGES])).await.ok();
-    let decode = |text: &str| (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..][..2], 16).unwrap()).collect::<Vec<u8>>();
-    let mirror = mirror(made.lines().map(|line| line.split_once(' ').unwrap()).map(|(name, text)| (name.to_owned(), decode(text))).collect());
+    let decode = |text: &str| {
+        (0..text.len() / 2)
+            .map(|at| u8::from_str_radix(&text[2 * at..][..2], 16).unwrap())
+            .collect::<Vec<u8>>()
+    };
+    let mirror = mirror(
+        made.lines()
+            .map(|line| line.split_once(' ').unwrap())
+            .map(|(name, text)| (name.to_owned(), decode(text)))
+            .collect(),
+    );
     let port = mirror.host().replace("127.0.0.1:", "");
     let here = format!("http://localhost:{port}");
     // What is on this machine's own loopback would not be asked for by way of a proxy.
-    let run = |line: String, user: &str| Step { act: Act::Run { command: format!("export no_proxy= NO_PROXY=; {line}"), user: Some(user.into()) }, force: false };
+    let run = |line: String, user: &str| Step {
+        act: Act::Run { command: format!("export no_proxy= NO_PROXY=; {line}"), user: Some(user.into()) },
+        force: false,
+    };
     let steps = vec![
-        run(format!("rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*; echo 'deb [trusted=yes] {here}/ ./' > /etc/apt/sources.list && apt-get update && apt-get install -y mirrored && mirrored"), "root"),
+        run(
+            format!(
+                "rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*; echo 'deb [trusted=yes] {here}/ ./' > /etc/apt/sources.list && apt-get update && apt-get install -y mirrored && mirrored"
+            ),
+            "root",
+        ),
         run("sudo apt-get install -y --reinstall mirrored".into(), "user"),
-        run(format!("pip install --index-url {here}/simple --trusted-host localhost mirrored && python -c 'import mirrored'"), "user"),
-        run(format!("npm install --no-audit --registry {here} mirrored && node -e \"require('mirrored')\""), "user"),
+        run(
+            format!(
+                "pip install --index-url {here}/simple --trusted-host localhost mirrored && python -c 'import mirrored'"
+            ),
+            "user",
+        ),
+        run(
+            format!("npm install --no-audit --registry {here} mirrored && node -e \"require('mirrored')\""),
+            "user",
+        ),
     ];
-    let request = BuildRequest { from: From::Template(BASE.into()), steps, start: None, force: false, allow: vec![format!("localhost:{port}+plain+private")] };
+    let request = BuildRequest {
+        from: From::Template(BASE.into()),
+        steps,
+        start: None,
+        force: false,
+        allow: vec![format!("localhost:{port}+plain+private")],
+    };
     let asked = t.fleet().ask_build("packages", &[], None, None).unwrap();
     let job = t.fleet().begin_job(&asked.template, &asked.id).unwrap();
     let built = t.fleet().build(&job, request).await;
@@ -82,10 +123,18 @@ async fn packages_are_installed_by_a_build(t: &Bodies, body: &BodyId) {
     }
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids", microvm = "the root is the same; body::templates shows machines on roots of their own"))]
+#[body_test(except(
+    user = "a root of its own needs subordinate ids",
+    microvm = "the root is the same; body::templates shows machines on roots of their own"
+))]
 async fn base_is_what_programs_expect(t: Bodies) {
-    let made = t.fleet().setup(BASE, &mut |_| ()).unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
-    assert_eq!(t.fleet().setup(BASE, &mut |_| ()).unwrap().builds.len(), made.builds.len(), "it is made once");
+    let made =
+        t.fleet().setup(BASE, &mut |_| ()).unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
+    assert_eq!(
+        t.fleet().setup(BASE, &mut |_| ()).unwrap().builds.len(),
+        made.builds.len(),
+        "it is made once"
+    );
     let view = t.make(Create { template: BASE.into(), ..t.kept() }).await;
     let login = |line: &str| ExecRequest::new(["/bin/bash", "-l", "-c", line]);
     let ok = async |line: &str| t.exec(view.id(), login(line)).await.ok();

@@ -3,14 +3,30 @@
 use fleet::ExecRequest;
 use testkit::{Bodies, body_test, run_as_account};
 
-#[body_test(except(root = "it is about the ids of an ordinary user", user = "it is about the ids of an account"))]
+#[body_test(except(
+    root = "it is about the ids of an ordinary user",
+    user = "it is about the ids of an account"
+))]
 async fn root_inside_is_the_account_outside(t: Bodies) {
     let view = t.make(t.kept()).await;
     assert!(view.spec.ids.has_root());
-    let root = |script: &str| ExecRequest { user: Some("root".into()), ..ExecRequest::new(["sh", "-c", script]) };
-    assert_eq!(t.exec(view.id(), root("id -u; touch /root/of-root /etc/of-root && echo made")).await.ok(), "0\nmade");
-    assert_eq!(t.sh(view.id(), "id -u; touch ~/of-user && echo made; echo x > /etc/of-root || echo refused").await.ok(), "1000\nmade\nrefused");
-    let owner = |path: &str| std::os::unix::fs::MetadataExt::uid(&t.body_dir(view.id()).join("disk/upper").join(path).metadata().unwrap());
+    let root =
+        |script: &str| ExecRequest { user: Some("root".into()), ..ExecRequest::new(["sh", "-c", script]) };
+    assert_eq!(
+        t.exec(view.id(), root("id -u; touch /root/of-root /etc/of-root && echo made")).await.ok(),
+        "0\nmade"
+    );
+    assert_eq!(
+        t.sh(view.id(), "id -u; touch ~/of-user && echo made; echo x > /etc/of-root || echo refused")
+            .await
+            .ok(),
+        "1000\nmade\nrefused"
+    );
+    let owner = |path: &str| {
+        std::os::unix::fs::MetadataExt::uid(
+            &t.body_dir(view.id()).join("disk/upper").join(path).metadata().unwrap(),
+        )
+    };
     let own = rustix::process::getuid().as_raw();
     assert_eq!(owner("etc/of-root"), own);
     assert_ne!(owner("root/home/user/of-user"), own, "`user` has an id of its own");

@@ -3,7 +3,10 @@
 use std::{path::PathBuf, time::Duration};
 
 use fleet::{Act, BuildRequest, BuildState, Create, From, Image, Job, Step};
-use proto::{Failure, template::{Build, Settings, Start}};
+use proto::{
+    Failure,
+    template::{Build, Settings, Start},
+};
 use testkit::{
     Bodies, body_test,
     registry::{Answer, Liar},
@@ -11,7 +14,12 @@ use testkit::{
 };
 
 fn begin(t: &Bodies) {
-    let built = t.fleet().import_template("small", "a test", Settings { sudo: true, ..Settings::default() }, &roots::small()[..]);
+    let built = t.fleet().import_template(
+        "small",
+        "a test",
+        Settings { sudo: true, ..Settings::default() },
+        &roots::small()[..],
+    );
     built.unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
 }
 
@@ -27,10 +35,21 @@ fn run(command: &str) -> Act {
 fn copy(t: &Bodies, name: &str, source: &str, target: &str, archive: &[u8]) -> Act {
     let path: PathBuf = t.dir().join(name);
     std::fs::write(&path, archive).unwrap();
-    Act::Copy { source: source.into(), target: target.into(), owner: None, mode: None, hash: name.into(), archive: path }
+    Act::Copy {
+        source: source.into(),
+        target: target.into(),
+        owner: None,
+        mode: None,
+        hash: name.into(),
+        archive: path,
+    }
 }
 
-async fn build(t: &Bodies, name: &str, request: BuildRequest) -> (Result<Build, Failure>, Vec<String>, BuildState) {
+async fn build(
+    t: &Bodies,
+    name: &str,
+    request: BuildRequest,
+) -> (Result<Build, Failure>, Vec<String>, BuildState) {
     let asked = t.fleet().ask_build(name, &[], None, None).unwrap();
     let job = t.fleet().begin_job(&asked.template, &asked.id).unwrap();
     let built = t.fleet().build(&job, request).await;
@@ -65,7 +84,10 @@ async fn steps_add_up_and_are_not_done_twice(t: Bodies) {
     assert!(!said.iter().any(|line| line == "CACHED"));
     let view = t.make(Create { template: "app".into(), ..t.passing() }).await;
     let look = "pwd; cat word /root/who /etc/gamma; ls in in/sub flat; echo $WORD; stat -c %U /work word";
-    assert_eq!(t.sh(view.id(), look).await.ok().replace('\n', " "), "/work one-one 0 gammaflat: a b  in: a sub  in/sub: one user user");
+    assert_eq!(
+        t.sh(view.id(), look).await.ok().replace('\n', " "),
+        "/work one-one 0 gammaflat: a b  in: a sub  in/sub: one user user"
+    );
     let (built, said, _) = build(&t, "app", request(steps())).await;
     assert_eq!(made(built).layers, first.layers);
     assert_eq!(said.iter().filter(|line| *line == "CACHED").count(), 7, "{said:?}");
@@ -78,10 +100,26 @@ async fn steps_add_up_and_are_not_done_twice(t: Bodies) {
 async fn a_build_that_fails_names_its_step_and_leaves_nothing(t: Bodies) {
     begin(&t);
     let cases: Vec<(Vec<Act>, &str, &str)> = vec![
-        (vec![run("true"), run("echo no >&2; exit 3")], "2", "failed to run command 'echo no >&2; exit 3': exit status 3"),
-        (vec![Act::Run { command: "whoami".into(), user: Some("root123".into()) }], "1", "failed to run command 'whoami': command failed: unauthenticated: invalid username: 'root123'"),
-        (vec![copy(&t, "missing", "nothing-here", "x", &roots::files(&[("a", b"")]))], "1", "it ended with code"),
-        (vec![copy(&t, "hostile", "x", "x", &roots::climbing())], "1", "cannot copy the uploaded files: the archive holds"),
+        (
+            vec![run("true"), run("echo no >&2; exit 3")],
+            "2",
+            "failed to run command 'echo no >&2; exit 3': exit status 3",
+        ),
+        (
+            vec![Act::Run { command: "whoami".into(), user: Some("root123".into()) }],
+            "1",
+            "failed to run command 'whoami': command failed: unauthenticated: invalid username: 'root123'",
+        ),
+        (
+            vec![copy(&t, "missing", "nothing-here", "x", &roots::files(&[("a", b"")]))],
+            "1",
+            "it ended with code",
+        ),
+        (
+            vec![copy(&t, "hostile", "x", "x", &roots::climbing())],
+            "1",
+            "cannot copy the uploaded files: the archive holds",
+        ),
         (vec![copy(&t, "noise", "x", "x", b"\x1f\x8bnoise")], "1", "cannot copy the uploaded files"),
         (vec![run("echo 'curl: (6) Could not resolve host: x'; exit 6")], "1", "have no network"),
         (vec![Act::User("nobody-here".into())], "finalize", "nobody-here"),
@@ -96,7 +134,9 @@ async fn a_build_that_fails_names_its_step_and_leaves_nothing(t: Bodies) {
     }
     for from in [From::Template("no-such".into()), From::Image(Image::new("127.0.0.1:1/nobody/listens"))] {
         let (built, _, state) = build(&t, "broken", BuildRequest { from, ..request(Vec::new()) }).await;
-        assert!(built.is_err() && matches!(state, BuildState::Error { step: Some(step), .. } if step == "base"));
+        assert!(
+            built.is_err() && matches!(state, BuildState::Error { step: Some(step), .. } if step == "base")
+        );
     }
     assert!(t.fleet().list().unwrap().is_empty(), "Bodies of builds are left");
     assert!(t.fleet().create(Create { template: "broken".into(), ..t.passing() }).await.is_err());
@@ -114,7 +154,8 @@ async fn a_build_is_called_off_in_the_middle(t: Bodies) {
         }
         job.call_off();
     };
-    let (built, ()) = tokio::join!(t.fleet().build(&job, request(vec![run("echo here; sleep 1000")])), off(&job));
+    let (built, ()) =
+        tokio::join!(t.fleet().build(&job, request(vec![run("echo here; sleep 1000")])), off(&job));
     assert!(built.unwrap_err().to_string().contains("called off"));
     assert!(t.fleet().list().unwrap().is_empty());
 }
@@ -122,7 +163,12 @@ async fn a_build_is_called_off_in_the_middle(t: Bodies) {
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn what_it_says_is_bounded_and_what_it_starts_is_tried(t: Bodies) {
     begin(&t);
-    let (built, said, _) = build(&t, "loud", request(vec![run("for i in 1 2 3 4 5 6; do head -c 1000000 /dev/zero; echo; done")])).await;
+    let (built, said, _) = build(
+        &t,
+        "loud",
+        request(vec![run("for i in 1 2 3 4 5 6; do head -c 1000000 /dev/zero; echo; done")]),
+    )
+    .await;
     made(built);
     assert!(said.iter().map(String::len).sum::<usize>() < 5 << 20);
     let start = Some(Start { command: Some("touch /tmp/up".into()), ready: Some("cat /tmp/up".into()) });
@@ -134,28 +180,57 @@ async fn what_it_says_is_bounded_and_what_it_starts_is_tried(t: Bodies) {
 
 /// Says something to the way out, and keeps the answer.
 fn through(question: &str) -> Act {
-    run(&format!("exec 3<>/dev/tcp/127.0.0.1/3128 && printf '{question} HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n' >&3 && cat <&3 >> ~/said"))
+    run(&format!(
+        "exec 3<>/dev/tcp/127.0.0.1/3128 && printf '{question} HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n' >&3 && cat <&3 >> ~/said"
+    ))
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids", microvm = "a build's Bodies are processes"))]
+#[body_test(except(
+    user = "a root of its own needs subordinate ids",
+    microvm = "a build's Bodies are processes"
+))]
 async fn commands_reach_the_names_they_may_and_what_is_built_reaches_none(t: Bodies) {
     begin(&t);
     let mirror = Liar::start(|_| Answer::ok("PACKAGE\n"));
     let (port, asked) = (mirror.host().replace("127.0.0.1:", ""), || mirror.asked().len());
     let allow = vec![format!("localhost:{port}+plain+private")];
     let fetch = through(&format!("GET http://localhost:{port}/pool/a.deb"));
-    let steps = vec![fetch.clone(), through("CONNECT evil.example:443"), run("echo $https_proxy; cat $SSL_CERT_FILE > /dev/null && ls /run/palisade")];
+    let steps = vec![
+        fetch.clone(),
+        through("CONNECT evil.example:443"),
+        run("echo $https_proxy; cat $SSL_CERT_FILE > /dev/null && ls /run/palisade"),
+    ];
     let (built, said, _) = build(&t, "online", BuildRequest { allow: allow.clone(), ..request(steps) }).await;
     made(built);
     assert_eq!(asked(), 1);
     let told = |line: &str| said.iter().filter(|said| *said == line).count();
-    assert_eq!(told("network: not let out to evil.example:443: no rule names evil.example:443"), 1, "{said:?}");
+    assert_eq!(
+        told("network: not let out to evil.example:443: no rule names evil.example:443"),
+        1,
+        "{said:?}"
+    );
     assert_eq!((told("http://127.0.0.1:3128"), told("egress.sock")), (1, 1), "{said:?}");
-    let decided: Vec<_> = t.events().into_iter().filter(|event| event.kind.starts_with("network.")).map(|event| (event.kind, event.data["to"].clone())).collect();
-    assert_eq!(decided, [("network.allowed".to_owned(), format!("localhost:{port}").into()), ("network.denied".to_owned(), "evil.example:443".into())]);
+    let decided: Vec<_> = t
+        .events()
+        .into_iter()
+        .filter(|event| event.kind.starts_with("network."))
+        .map(|event| (event.kind, event.data["to"].clone()))
+        .collect();
+    assert_eq!(
+        decided,
+        [
+            ("network.allowed".to_owned(), format!("localhost:{port}").into()),
+            ("network.denied".to_owned(), "evil.example:443".into())
+        ]
+    );
     let records = t.events().into_iter().filter(|event| event.kind == "body.created");
-    let ways: Vec<_> = records.map(|event| event.data["spec"]["egress"].clone()).filter(|way| !way.is_null()).collect();
-    assert_eq!(ways, vec![serde_json::json!({ "allow": allow }); 3], "each Body of a command says where it may go, and not where its socket is");
+    let ways: Vec<_> =
+        records.map(|event| event.data["spec"]["egress"].clone()).filter(|way| !way.is_null()).collect();
+    assert_eq!(
+        ways,
+        vec![serde_json::json!({ "allow": allow }); 3],
+        "each Body of a command says where it may go, and not where its socket is"
+    );
     // What the template's Bodies have is the file, and nothing of the way out.
     let view = t.make(Create { template: "online".into(), ..t.passing() }).await;
     let look = t.sh(view.id(), "cat ~/said; echo ---; env; ls /run; (exec 3<>/dev/tcp/127.0.0.1/3128) 2>/dev/null && echo open || echo shut").await.ok();
@@ -165,14 +240,27 @@ async fn commands_reach_the_names_they_may_and_what_is_built_reaches_none(t: Bod
     // Without a rule there is no way out, and a rule that means nothing is refused before anything is done.
     let (built, said, _) = build(&t, "offline", BuildRequest { force: true, ..request(vec![fetch]) }).await;
     assert!(built.is_err() && asked() == 1, "{said:?}");
-    let (built, _, state) = build(&t, "wrong", BuildRequest { allow: vec!["*:443".into()], ..request(Vec::new()) }).await;
+    let (built, _, state) =
+        build(&t, "wrong", BuildRequest { allow: vec!["*:443".into()], ..request(Vec::new()) }).await;
     assert!(built.is_err() && matches!(state, BuildState::Error { step: Some(step), .. } if step == "base"));
     // A command that fails says where it was not let out to.
-    let refused = run("exec 3<>/dev/tcp/127.0.0.1/3128 && printf 'GET http://localhost:1/ HTTP/1.1\\r\\n\\r\\n' >&3 && cat <&3; exit 4");
+    let refused = run(
+        "exec 3<>/dev/tcp/127.0.0.1/3128 && printf 'GET http://localhost:1/ HTTP/1.1\\r\\n\\r\\n' >&3 && cat <&3; exit 4",
+    );
     let (built, _, _) = build(&t, "refused", BuildRequest { allow, ..request(vec![refused]) }).await;
     let failure = built.unwrap_err();
-    assert!(failure.message.contains("exit status 4 (it was not let out to localhost:1: no rule lets plain http to localhost:1)") && failure.hints.iter().any(|hint| hint.contains("--build-allow localhost:1")), "{failure} {:?}", failure.hints);
-    assert!(std::fs::read_dir(t.dir().join("data/egress")).map_or(0, Iterator::count) == 0 && t.fleet().list().unwrap().len() == 1, "no way out is left");
+    assert!(
+        failure.message.contains(
+            "exit status 4 (it was not let out to localhost:1: no rule lets plain http to localhost:1)"
+        ) && failure.hints.iter().any(|hint| hint.contains("--build-allow localhost:1")),
+        "{failure} {:?}",
+        failure.hints
+    );
+    assert!(
+        std::fs::read_dir(t.dir().join("data/egress")).map_or(0, Iterator::count) == 0
+            && t.fleet().list().unwrap().len() == 1,
+        "no way out is left"
+    );
 }
 
 #[test]

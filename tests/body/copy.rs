@@ -35,7 +35,11 @@ fn describe(top: &Path) -> Vec<(Vec<u8>, String)> {
             "directory".to_owned()
         } else {
             let sum: u64 = fs::read(&path).unwrap().iter().map(|byte| u64::from(*byte)).sum();
-            format!("file of {} bytes, sum {sum}, executable {}", found.len(), found.permissions().mode() & 0o100 != 0)
+            format!(
+                "file of {} bytes, sum {sum}, executable {}",
+                found.len(),
+                found.permissions().mode() & 0o100 != 0
+            )
         };
         seen.push((path.strip_prefix(top).unwrap().as_os_str().as_bytes().to_vec(), told));
     }
@@ -55,7 +59,10 @@ async fn a_tree_goes_in_and_comes_back(t: Bodies) {
     let back = t.dir().join("back");
     assert_eq!(t.fleet().copy_out(&body, "/home/user/there", &back).await.unwrap(), copied);
     assert_eq!(describe(&back), describe(&here.join("dir")));
-    assert_eq!(t.kinds(&body).iter().filter(|kind| kind.starts_with("file.")).collect::<Vec<_>>(), ["file.written", "file.read"]);
+    assert_eq!(
+        t.kinds(&body).iter().filter(|kind| kind.starts_with("file.")).collect::<Vec<_>>(),
+        ["file.written", "file.read"]
+    );
 }
 
 #[body_test]
@@ -82,13 +89,29 @@ async fn what_cannot_be_copied_is_said(t: Bodies) {
     let body = t.create().await;
     let file = t.dir().join("file");
     fs::write(&file, "x").unwrap();
-    assert_eq!(t.fleet().copy_in(&body, &t.dir().join("missing"), "/home/user/x").await.unwrap_err().kind, Kind::NotFound);
-    assert_eq!(t.fleet().copy_out(&body, "/no/such", &t.dir().join("x")).await.unwrap_err().kind, Kind::NotFound);
+    assert_eq!(
+        t.fleet().copy_in(&body, &t.dir().join("missing"), "/home/user/x").await.unwrap_err().kind,
+        Kind::NotFound
+    );
+    assert_eq!(
+        t.fleet().copy_out(&body, "/no/such", &t.dir().join("x")).await.unwrap_err().kind,
+        Kind::NotFound
+    );
     assert!(!t.dir().join("x").exists());
     let long = format!("/home/user/{}", "x".repeat(4096));
     for place in ["/home/user/a\0b", long.as_str()] {
-        let failure = t.fleet().copy_in(&body, &file, place).await.err().unwrap_or_else(|| panic!("{place:?} was written"));
-        assert!([Kind::Usage, Kind::Denied, Kind::NotFound, Kind::Limit].contains(&failure.kind), "{:?}: {}", failure.kind, testkit::explain(&failure));
+        let failure = t
+            .fleet()
+            .copy_in(&body, &file, place)
+            .await
+            .err()
+            .unwrap_or_else(|| panic!("{place:?} was written"));
+        assert!(
+            [Kind::Usage, Kind::Denied, Kind::NotFound, Kind::Limit].contains(&failure.kind),
+            "{:?}: {}",
+            failure.kind,
+            testkit::explain(&failure)
+        );
     }
     assert_eq!(t.run(&body, ["true"]).await.code, 0);
 }
@@ -114,7 +137,13 @@ async fn a_link_inside_never_leads_a_copy_out_of_the_body(t: Bodies) {
     let place = outside.display();
     // In: a directory inside that is a link to a path of the host means that path inside, or nothing.
     t.sh(&body, &format!("ln -s {place} ~/door; ln -s {place}/victim ~/file; ln -s / ~/root")).await.ok();
-    for target in ["/home/user/door/victim".to_owned(), "/home/user/file".to_owned(), format!("/home/user/root{place}/victim"), format!("/proc/1/root{place}/victim"), format!("/proc/self/root{place}/victim")] {
+    for target in [
+        "/home/user/door/victim".to_owned(),
+        "/home/user/file".to_owned(),
+        format!("/home/user/root{place}/victim"),
+        format!("/proc/1/root{place}/victim"),
+        format!("/proc/self/root{place}/victim"),
+    ] {
         let _ = t.fleet().copy_in(&body, &t.dir().join("evil"), &target).await;
     }
     assert_eq!(fs::read_to_string(outside.join("victim")).unwrap(), "untouched");
@@ -123,7 +152,10 @@ async fn a_link_inside_never_leads_a_copy_out_of_the_body(t: Bodies) {
     t.sh(&body, &format!("ln -s {place}/secret ~/peek")).await.ok();
     let out = t.dir().join("peeked");
     let _ = t.fleet().copy_out(&body, "/home/user/peek", &out).await;
-    assert!(fs::read(&out).map_or(true, |seen| seen != b"secret of the host"), "the host's secret was read for the Body");
+    assert!(
+        fs::read(&out).map_or(true, |seen| seen != b"secret of the host"),
+        "the host's secret was read for the Body"
+    );
 }
 
 #[body_test]

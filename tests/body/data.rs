@@ -12,7 +12,11 @@ async fn a_data_directory_is_made_for_its_owner_alone(t: Bodies) {
     assert_eq!(fs::metadata(&data).unwrap().permissions().mode() & 0o777, 0o700);
     fs::set_permissions(&data, fs::Permissions::from_mode(0o777)).unwrap();
     drop(open(&data).unwrap());
-    assert_eq!(fs::metadata(&data).unwrap().permissions().mode() & 0o777, 0o700, "what was opened to others is closed");
+    assert_eq!(
+        fs::metadata(&data).unwrap().permissions().mode() & 0o777,
+        0o700,
+        "what was opened to others is closed"
+    );
 }
 
 #[body_test]
@@ -28,7 +32,11 @@ async fn somebody_elses_directory_is_refused(t: Bodies) {
     };
     let failure = open(&data).unwrap_err();
     assert_eq!(failure.kind, Kind::Denied, "{}", testkit::explain(&failure));
-    assert!(failure.message.contains("somebody else") && failure.hints[0].contains("--data"), "{}", testkit::explain(&failure));
+    assert!(
+        failure.message.contains("somebody else") && failure.hints[0].contains("--data"),
+        "{}",
+        testkit::explain(&failure)
+    );
 }
 
 #[body_test]
@@ -62,10 +70,23 @@ async fn a_directory_that_cannot_be_written_is_refused(t: Bodies) {
 async fn a_newer_or_unknown_layout_is_left_alone(t: Bodies) {
     let data = t.dir().join("newer");
     drop(open(&data).unwrap());
-    for (version, words) in [("2\n", "newer pal"), ("4294967295\n", "newer pal"), ("x\n", "which layout"), ("", "which layout"), ("-1", "which layout"), ("\0\u{1b}[31m", "which layout")] {
+    for (version, words) in [
+        ("2\n", "newer pal"),
+        ("4294967295\n", "newer pal"),
+        ("x\n", "which layout"),
+        ("", "which layout"),
+        ("-1", "which layout"),
+        ("\0\u{1b}[31m", "which layout"),
+    ] {
         fs::write(data.join("version"), version).unwrap();
         let failure = open(&data).unwrap_err();
-        assert!(failure.kind == Kind::Host && failure.message.contains(words) && failure.hints[0].contains("--data"), "{version:?}: {}", testkit::explain(&failure));
+        assert!(
+            failure.kind == Kind::Host
+                && failure.message.contains(words)
+                && failure.hints[0].contains("--data"),
+            "{version:?}: {}",
+            testkit::explain(&failure)
+        );
         assert_eq!(fs::read_to_string(data.join("version")).unwrap(), version);
     }
 }
@@ -88,7 +109,11 @@ async fn a_path_that_is_no_text_works(t: Bodies) {
         Ok(fleet) => fleet,
         // JSON holds no such path, so it may be refused, with words.
         Err(failure) => {
-            assert!(failure.kind == Kind::Usage && !failure.hints.is_empty(), "{}", testkit::explain(&failure));
+            assert!(
+                failure.kind == Kind::Usage && !failure.hints.is_empty(),
+                "{}",
+                testkit::explain(&failure)
+            );
             return;
         }
     };

@@ -12,10 +12,14 @@ fn running(t: &Bodies, body: &BodyId) -> Running {
 }
 
 async fn dead(t: &Bodies, body: &BodyId) -> Option<End> {
-    wait::until("the death is noticed", || Some(t.view(body)).filter(|view| view.status == Status::Dead)).await.end
+    wait::until("the death is noticed", || Some(t.view(body)).filter(|view| view.status == Status::Dead))
+        .await
+        .end
 }
 
-#[body_test(except(microvm = "a kill of a machine is a loss of power: what it has not synced is gone; microvm::death shows the rest"))]
+#[body_test(except(
+    microvm = "a kill of a machine is a loss of power: what it has not synced is gone; microvm::death shows the rest"
+))]
 async fn a_guest_that_was_killed_is_dead_and_its_files_are_not(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "echo kept > ~/file; sleep 1000 >/dev/null 2>&1 &").await.ok();
@@ -23,12 +27,20 @@ async fn a_guest_that_was_killed_is_dead_and_its_files_are_not(t: Bodies) {
     assert_eq!(dead(&t, &body).await, Some(End::Killed { signal: 9 }));
     let refused = t.try_exec(&body, ExecRequest::new(["true"])).await.unwrap_err();
     assert_eq!(refused.kind, Kind::Conflict);
-    assert!(refused.message.contains("killed by signal 9") && refused.hints[0].contains("pal start"), "{refused}");
+    assert!(
+        refused.message.contains("killed by signal 9") && refused.hints[0].contains("pal start"),
+        "{refused}"
+    );
     t.fleet().start(&body).await.unwrap();
-    assert_eq!(t.sh(&body, "cat ~/file; grep -l '^sleep' /proc/[0-9]*/cmdline | wc -l").await.text(), "kept\n0");
+    assert_eq!(
+        t.sh(&body, "cat ~/file; grep -l '^sleep' /proc/[0-9]*/cmdline | wc -l").await.text(),
+        "kept\n0"
+    );
 }
 
-#[body_test(except(microvm = "a kill of a machine is a loss of power: what it has not synced is gone; microvm::death shows the rest"))]
+#[body_test(except(
+    microvm = "a kill of a machine is a loss of power: what it has not synced is gone; microvm::death shows the rest"
+))]
 async fn guest_and_keeper_killed_together_leave_an_unknown_end(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "echo kept > ~/file").await.ok();
@@ -49,7 +61,10 @@ async fn without_its_keeper_a_body_is_used_stopped_started_and_removed(t: Bodies
     assert_eq!(t.sh(&body, "echo still here").await.ok(), "still here");
     t.fleet().pause(&body).await.unwrap();
     t.fleet().resume(&body).await.unwrap();
-    assert_eq!(t.fleet().stop(&body, std::time::Duration::from_secs(1)).await.unwrap().status, Status::Stopped);
+    assert_eq!(
+        t.fleet().stop(&body, std::time::Duration::from_secs(1)).await.unwrap().status,
+        Status::Stopped
+    );
     assert_eq!(t.fleet().start(&body).await.unwrap().status, Status::Running);
     assert_eq!(t.sh(&body, "echo again").await.ok(), "again");
     t.fleet().remove(&other, Force::Yes).await.unwrap();
@@ -64,10 +79,18 @@ async fn a_body_whose_directory_was_removed_ends_by_itself(t: Bodies) {
     let gone = [&removed, &paused].map(|body| (running(&t, body), t.body_dir(body)));
     for (_, dir) in &gone {
         // What belongs to ids of the Body may stay, for a user who is not root.
-        let _ = std::process::Command::new("rm").arg("-rf").arg(dir).stderr(std::process::Stdio::null()).status().unwrap();
+        let _ = std::process::Command::new("rm")
+            .arg("-rf")
+            .arg(dir)
+            .stderr(std::process::Stdio::null())
+            .status()
+            .unwrap();
         assert!(!dir.join("spec.json").exists());
     }
-    let lives = |at: &Running| body::dir::alive(at.pid, at.ticks).is_some_and(|state| !matches!(state, 'Z' | 'X')) || body::dir::keeper_lives(at.keeper);
+    let lives = |at: &Running| {
+        body::dir::alive(at.pid, at.ticks).is_some_and(|state| !matches!(state, 'Z' | 'X'))
+            || body::dir::keeper_lives(at.keeper)
+    };
     wait::within(t.patient(std::time::Duration::from_secs(15)), "both Bodies end with their keepers", || {
         testkit::leaks::reap();
         (!gone.iter().any(|(at, _)| lives(at))).then_some(())
@@ -81,7 +104,9 @@ async fn a_body_whose_directory_was_removed_ends_by_itself(t: Bodies) {
     assert_eq!(t.sh(&moved, "echo still here").await.ok(), "still here");
 }
 
-#[body_test(except(microvm = "a kill of a machine is a loss of power: what it has not synced is gone; microvm::death shows the rest"))]
+#[body_test(except(
+    microvm = "a kill of a machine is a loss of power: what it has not synced is gone; microvm::death shows the rest"
+))]
 async fn a_body_of_an_earlier_boot_is_lost_and_can_be_started(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "echo kept > ~/file").await.ok();

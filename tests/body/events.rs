@@ -15,8 +15,16 @@ async fn a_life_is_written_in_order(t: Bodies) {
     t.fleet().start(&body).await.unwrap();
     t.fleet().remove(&body, Force::Yes).await.unwrap();
     let mut expected = vec![
-        "body.created", "body.started", "exec.started", "exec.ended", "body.paused", "body.resumed", "snapshot.created",
-        "body.stopped", "body.started", "body.removed",
+        "body.created",
+        "body.started",
+        "exec.started",
+        "exec.ended",
+        "body.paused",
+        "body.resumed",
+        "snapshot.created",
+        "body.stopped",
+        "body.started",
+        "body.removed",
     ];
     if t.layer() == proto::Layer::Microvm {
         // A machine that goes on proves itself.
@@ -24,7 +32,12 @@ async fn a_life_is_written_in_order(t: Bodies) {
     }
     assert_eq!(t.kinds(&body), expected);
     let events = t.events();
-    assert!(events.iter().enumerate().all(|(at, event)| event.seq == at as u64 + 1 && event.body.as_ref() == Some(&body)));
+    assert!(
+        events
+            .iter()
+            .enumerate()
+            .all(|(at, event)| event.seq == at as u64 + 1 && event.body.as_ref() == Some(&body))
+    );
     let head = events.last().unwrap().hash.clone();
     assert_eq!(t.fleet().verify_events().unwrap(), Verdict::Whole { events: expected.len() as u64, head });
 }
@@ -39,7 +52,10 @@ async fn an_exec_is_told_whole(t: Bodies) {
     let (started, ended) = (&events[2], &events[3]);
     assert_eq!(started.data["argv"], serde_json::json!(["sh", "-c", "echo out; echo err >&2; exit 3"]));
     assert_eq!(started.data["env"], serde_json::json!(["TOKEN"]), "names only");
-    assert!(!serde_json::to_string(&events).unwrap().contains("hush"), "values of variables are nobody's business");
+    assert!(
+        !serde_json::to_string(&events).unwrap().contains("hush"),
+        "values of variables are nobody's business"
+    );
     assert_eq!((&ended.data["exec"], &ended.data["code"]), (&started.seq.into(), &3.into()));
     assert_eq!(ended.data["stdout"], serde_json::json!({ "text": "out\n", "bytes": 4 }));
     assert_eq!(ended.data["stderr"], serde_json::json!({ "text": "err\n", "bytes": 4 }));
@@ -88,11 +104,18 @@ async fn what_cannot_be_written_down_does_not_happen(t: Bodies) {
     refused(t.fleet().fork(&body, 2).await.unwrap_err().kind, "fork");
     refused(t.fleet().remove(&body, Force::Yes).await.unwrap_err().kind, "remove");
     std::fs::write(t.dir().join("file"), "x").unwrap();
-    refused(t.fleet().copy_in(&body, &t.dir().join("file"), "/home/user/made").await.unwrap_err().kind, "cp in");
+    refused(
+        t.fleet().copy_in(&body, &t.dir().join("file"), "/home/user/made").await.unwrap_err().kind,
+        "cp in",
+    );
     log.execute_batch("ALTER TABLE aside RENAME TO events").unwrap();
     drop(log);
     assert_eq!(t.events().len(), written);
-    assert_eq!(t.sh(&body, "cat ~/file; ls ~").await.ok(), "kept\nfile", "and it lives as if nothing was asked");
+    assert_eq!(
+        t.sh(&body, "cat ~/file; ls ~").await.ok(),
+        "kept\nfile",
+        "and it lives as if nothing was asked"
+    );
     let bodies = std::fs::read_dir(t.data().join("bodies")).unwrap().count();
     let snapshots = std::fs::read_dir(t.data().join("snapshots")).unwrap().count();
     assert_eq!((bodies, snapshots), (1, 0), "nothing is left of what was refused");
@@ -103,7 +126,13 @@ async fn a_changed_log_shows(t: Bodies) {
     let body = t.create().await;
     t.run(&body, ["true"]).await;
     let log = rusqlite::Connection::open(t.data().join(store::FILE)).unwrap();
-    let columns: Vec<String> = log.prepare("SELECT name FROM pragma_table_info('events')").unwrap().query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
+    let columns: Vec<String> = log
+        .prepare("SELECT name FROM pragma_table_info('events')")
+        .unwrap()
+        .query_map([], |row| row.get(0))
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
     assert!(columns.contains(&"seq".to_owned()), "{columns:?}");
     log.execute_batch("PRAGMA ignore_check_constraints = 1").unwrap();
     let whole = t.fleet().verify_events().unwrap();

@@ -13,7 +13,13 @@ async fn output_and_codes_come_back_as_they_were(t: Bodies) {
     let body = t.create().await;
     let ran = t.sh(&body, "echo out; echo err >&2; exit 7").await;
     assert_eq!((ran.text(), ran.complaint(), ran.code), ("out".into(), "err".into(), 7));
-    for (script, code) in [("true", 0), ("exit 255", 255), ("kill -TERM $$", 128 + 15), ("kill -KILL $$", 128 + 9), ("kill -SEGV $$", 128 + 11)] {
+    for (script, code) in [
+        ("true", 0),
+        ("exit 255", 255),
+        ("kill -TERM $$", 128 + 15),
+        ("kill -KILL $$", 128 + 9),
+        ("kill -SEGV $$", 128 + 11),
+    ] {
         let ran = t.sh(&body, script).await;
         assert_eq!(ran.code, code, "{script}");
         assert_eq!(ran.ended.signal, (code > 128 && code != 255).then(|| code - 128), "{script}");
@@ -23,18 +29,34 @@ async fn output_and_codes_come_back_as_they_were(t: Bodies) {
 #[body_test]
 async fn what_is_missing_or_cannot_be_run_is_said_and_written_down(t: Bodies) {
     let body = t.create().await;
-    t.sh(&body, "echo x > ~/plain; mkdir ~/dir; printf '#!/no/such/interpreter\\n' > ~/lost; chmod +x ~/lost").await.ok();
+    t.sh(
+        &body,
+        "echo x > ~/plain; mkdir ~/dir; printf '#!/no/such/interpreter\\n' > ~/lost; chmod +x ~/lost",
+    )
+    .await
+    .ok();
     let cases = [
-        ("no-such-command", Kind::NotFound), ("/no/such/file", Kind::NotFound), ("/home/user/lost", Kind::NotFound),
-        ("/home/user/plain", Kind::Denied), ("/home/user/dir", Kind::Denied),
-        ("/", Kind::Denied), (".", Kind::Denied),
+        ("no-such-command", Kind::NotFound),
+        ("/no/such/file", Kind::NotFound),
+        ("/home/user/lost", Kind::NotFound),
+        ("/home/user/plain", Kind::Denied),
+        ("/home/user/dir", Kind::Denied),
+        ("/", Kind::Denied),
+        (".", Kind::Denied),
     ];
     for (command, kind) in cases {
-        let failure = t.try_exec(&body, ExecRequest::new([command])).await.err().unwrap_or_else(|| panic!("{command} was run"));
+        let failure = t
+            .try_exec(&body, ExecRequest::new([command]))
+            .await
+            .err()
+            .unwrap_or_else(|| panic!("{command} was run"));
         assert_eq!(failure.kind, kind, "{command}: {failure}");
         assert!(failure.message.contains(command), "it says which: {failure}");
         let event = t.events().pop().unwrap();
-        assert_eq!((event.kind.as_str(), event.data["error"].as_str()), ("exec.ended", Some(failure.message.as_str())));
+        assert_eq!(
+            (event.kind.as_str(), event.data["error"].as_str()),
+            ("exec.ended", Some(failure.message.as_str()))
+        );
     }
 }
 
@@ -42,8 +64,16 @@ async fn what_is_missing_or_cannot_be_run_is_said_and_written_down(t: Bodies) {
 async fn odd_commands_are_refused_or_run_but_never_crash(t: Bodies) {
     let body = t.create().await;
     for argv in [vec![], vec![""], vec!["a\0b"], vec!["echo", "a\0b"], vec!["echo\n"], vec!["\u{1b}[31m"]] {
-        let failure = t.try_exec(&body, ExecRequest::new(argv.clone())).await.err().unwrap_or_else(|| panic!("{argv:?} was run"));
-        assert!([Kind::Usage, Kind::NotFound].contains(&failure.kind), "{argv:?}: {}", testkit::explain(&failure));
+        let failure = t
+            .try_exec(&body, ExecRequest::new(argv.clone()))
+            .await
+            .err()
+            .unwrap_or_else(|| panic!("{argv:?} was run"));
+        assert!(
+            [Kind::Usage, Kind::NotFound].contains(&failure.kind),
+            "{argv:?}: {}",
+            testkit::explain(&failure)
+        );
     }
     let long = "x".repeat(4096);
     assert_eq!(t.try_exec(&body, ExecRequest::new([long.as_str()])).await.unwrap_err().kind, Kind::NotFound);
@@ -69,7 +99,10 @@ async fn the_environment_is_the_bodys_and_the_commands_own(t: Bodies) {
         assert!(text.lines().any(|seen| seen == line), "{line} is missing in\n{text}");
     }
     for name in ["TESTKIT_PROBE", "CARGO", "RUST_BACKTRACE", "NEXTEST", "PAL_TOKEN"] {
-        assert!(!text.lines().any(|seen| seen.starts_with(&format!("{name}="))), "{name} of the host is seen in\n{text}");
+        assert!(
+            !text.lines().any(|seen| seen.starts_with(&format!("{name}="))),
+            "{name} of the host is seen in\n{text}"
+        );
     }
 }
 
@@ -84,14 +117,25 @@ async fn commands_run_where_and_as_whom_they_are_told(t: Bodies) {
     assert!(missing.message.contains("/no/such/dir"), "{missing}");
     let nobody = ExecRequest { user: Some("no-such-user".into()), ..ExecRequest::new(["id"]) };
     let nobody = t.try_exec(&body, nobody).await.unwrap_err();
-    assert!([Kind::Usage, Kind::NotFound, Kind::Denied].contains(&nobody.kind), "{:?}: {nobody}", nobody.kind);
+    assert!(
+        [Kind::Usage, Kind::NotFound, Kind::Denied].contains(&nobody.kind),
+        "{:?}: {nobody}",
+        nobody.kind
+    );
 }
 
-#[body_test(except(user = "an id alone gives no root inside; the account's test shows that one", microvm = "its files are on a disk of its own, which the host does not look into"))]
+#[body_test(except(
+    user = "an id alone gives no root inside; the account's test shows that one",
+    microvm = "its files are on a disk of its own, which the host does not look into"
+))]
 async fn root_inside_is_nobody_outside(t: Bodies) {
     let body = t.create().await;
-    let root = |script: &str| ExecRequest { user: Some("root".into()), ..ExecRequest::new(["sh", "-c", script]) };
-    assert_eq!(t.exec(&body, root("id -u; pwd; echo $HOME; touch /etc/of-root && echo made")).await.ok(), "0\n/root\n/root\nmade");
+    let root =
+        |script: &str| ExecRequest { user: Some("root".into()), ..ExecRequest::new(["sh", "-c", script]) };
+    assert_eq!(
+        t.exec(&body, root("id -u; pwd; echo $HOME; touch /etc/of-root && echo made")).await.ok(),
+        "0\n/root\n/root\nmade"
+    );
     let file = t.body_dir(&body).join("disk/upper/etc/of-root");
     assert!(std::os::unix::fs::MetadataExt::uid(&file.metadata().unwrap()) >= 0x7000_0000);
     assert_ne!(t.sh(&body, "echo x > /etc/of-root").await.code, 0, "`user` is not root");
@@ -100,7 +144,9 @@ async fn root_inside_is_nobody_outside(t: Bodies) {
 #[body_test]
 async fn a_command_reads_ten_megabytes_and_writes_them_back(t: Bodies) {
     let body = t.create().await;
-    let pieces: Vec<Bytes> = (0..160u32).map(|at| (0..65_536u32).map(|i| (i * 31 + at * 7 + i / 251) as u8).collect::<Vec<u8>>().into()).collect();
+    let pieces: Vec<Bytes> = (0..160u32)
+        .map(|at| (0..65_536u32).map(|i| (i * 31 + at * 7 + i / 251) as u8).collect::<Vec<u8>>().into())
+        .collect();
     let sent = hash(&pieces.concat());
     let ran = t.feed(&body, ["cat"], &pieces).await;
     assert_eq!((hash(&ran.stdout), ran.stdout.len(), ran.code), (sent.clone(), 160 * 65_536, 0));
@@ -127,7 +173,8 @@ async fn a_hundred_megabytes_of_output_pass_in_little_memory(t: Bodies) {
     request.limits.output = Some(Size::mib(1));
     let body = t.make(request).await.spec.id;
     let before = own_kib("VmHWM");
-    let mut exec = t.fleet().exec(&body, ExecRequest::new(["head", "-c", "104857600", "/dev/zero"])).await.unwrap();
+    let mut exec =
+        t.fleet().exec(&body, ExecRequest::new(["head", "-c", "104857600", "/dev/zero"])).await.unwrap();
     let mut seen = 0u64;
     while let Some(Output::Stdout(bytes)) = exec.next().await.unwrap() {
         seen += bytes.len() as u64;
@@ -136,7 +183,10 @@ async fn a_hundred_megabytes_of_output_pass_in_little_memory(t: Bodies) {
     let grown = own_kib("VmHWM") - before;
     assert!(grown < 32 << 10, "memory grew by {grown} KiB");
     let event = t.events().into_iter().rfind(|event| event.kind == "exec.ended").unwrap();
-    assert_eq!((&event.data["stdout"]["bytes"], &event.data["stdout"]["truncated_to"]), (&(100u64 << 20).into(), &(1u64 << 20).into()));
+    assert_eq!(
+        (&event.data["stdout"]["bytes"], &event.data["stdout"]["truncated_to"]),
+        (&(100u64 << 20).into(), &(1u64 << 20).into())
+    );
     let logs = t.fleet().logs(&body).unwrap();
     assert_eq!((logs[0].output.len(), logs[0].truncated), (1 << 20, true));
 }
@@ -174,13 +224,19 @@ async fn what_is_left_in_the_background_goes_on_without_its_parent(t: Bodies) {
 #[body_test]
 async fn a_timeout_ends_the_command_and_not_the_body(t: Bodies) {
     let body = t.create().await;
-    let slow = ExecRequest { timeout: Some(t.patient(Duration::from_millis(300))), ..ExecRequest::new(["sh", "-c", "echo early; exec sleep 1000"]) };
+    let slow = ExecRequest {
+        timeout: Some(t.patient(Duration::from_millis(300))),
+        ..ExecRequest::new(["sh", "-c", "echo early; exec sleep 1000"])
+    };
     let ran = t.exec(&body, slow).await;
     assert_eq!((ran.text(), ran.code, ran.ended.timed_out), ("early".into(), 124, true));
     let gone = "for i in $(seq 100); do grep -q '^sleep' /proc/[0-9]*/cmdline || exit 0; perl -e 'select(undef, undef, undef, 0.02)'; done; exit 1";
     t.sh(&body, gone).await.ok();
     // Also what the command waits for.
-    let slow = ExecRequest { timeout: Some(Duration::from_millis(300)), ..ExecRequest::new(["sh", "-c", "sleep 1000 | cat; true"]) };
+    let slow = ExecRequest {
+        timeout: Some(Duration::from_millis(300)),
+        ..ExecRequest::new(["sh", "-c", "sleep 1000 | cat; true"])
+    };
     assert!(t.exec(&body, slow).await.ended.timed_out);
     t.sh(&body, gone).await.ok();
 }
@@ -188,7 +244,18 @@ async fn a_timeout_ends_the_command_and_not_the_body(t: Bodies) {
 #[body_test]
 async fn signals_reach_the_command(t: Bodies) {
     let body = t.create().await;
-    let mut exec = t.fleet().exec(&body, ExecRequest::new(["sh", "-c", "trap 'echo got; exit 3' INT; echo ready; while :; do sleep 0.01; done"])).await.unwrap();
+    let mut exec = t
+        .fleet()
+        .exec(
+            &body,
+            ExecRequest::new([
+                "sh",
+                "-c",
+                "trap 'echo got; exit 3' INT; echo ready; while :; do sleep 0.01; done",
+            ]),
+        )
+        .await
+        .unwrap();
     let control = exec.control();
     let mut text = Vec::new();
     while let Some(Output::Stdout(bytes)) = exec.next().await.unwrap() {
@@ -197,13 +264,20 @@ async fn signals_reach_the_command(t: Bodies) {
         }
         text.extend_from_slice(&bytes);
     }
-    assert_eq!((String::from_utf8(text).unwrap().as_str(), exec.finish().await.unwrap().code), ("ready\ngot\n", 3));
+    assert_eq!(
+        (String::from_utf8(text).unwrap().as_str(), exec.finish().await.unwrap().code),
+        ("ready\ngot\n", 3)
+    );
 }
 
 #[body_test]
 async fn a_terminal_is_one_and_changes_its_size(t: Bodies) {
     let body = t.create().await;
-    let mut request = ExecRequest::new(["sh", "-c", "tty; stty size; trap 'stty size; exit 0' WINCH; echo ready; while :; do sleep 0.01; done"]);
+    let mut request = ExecRequest::new([
+        "sh",
+        "-c",
+        "tty; stty size; trap 'stty size; exit 0' WINCH; echo ready; while :; do sleep 0.01; done",
+    ]);
     request.tty = Some(TtySize { cols: 81, rows: 23 });
     request.stdin = Stdin::Open;
     let mut exec = t.fleet().exec(&body, request).await.unwrap();
@@ -238,7 +312,8 @@ async fn commands_at_the_same_time_do_not_mix(t: Bodies) {
 #[body_test]
 async fn ending_the_body_ends_the_command_and_says_so(t: Bodies) {
     let view = t.make(t.kept()).await;
-    let mut exec = t.fleet().exec(view.id(), ExecRequest::new(["sh", "-c", "echo ready; sleep 1000"])).await.unwrap();
+    let mut exec =
+        t.fleet().exec(view.id(), ExecRequest::new(["sh", "-c", "echo ready; sleep 1000"])).await.unwrap();
     assert!(exec.next().await.unwrap().is_some());
     testkit::kill(view.pid.unwrap());
     assert_eq!(exec.next().await.unwrap(), None);

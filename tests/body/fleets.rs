@@ -10,7 +10,12 @@ async fn two_fleets_use_the_same_body(t: Bodies) {
     let other = t.second();
     let request = |script: &str| fleet::ExecRequest::new(["sh", "-c", script]);
     let (one, two) = tokio::join!(
-        ran(t.fleet(), &body, request("echo one >> ~/log; while ! grep -q two ~/log; do sleep 0.01; done"), &[]),
+        ran(
+            t.fleet(),
+            &body,
+            request("echo one >> ~/log; while ! grep -q two ~/log; do sleep 0.01; done"),
+            &[]
+        ),
         ran(&other, &body, request("echo two >> ~/log; while ! grep -q one ~/log; do sleep 0.01; done"), &[]),
     );
     assert_eq!((one.unwrap().code, two.unwrap().code), (0, 0), "both ran at the same time");
@@ -27,7 +32,8 @@ async fn of_removes_at_the_same_time_one_succeeds_and_none_harms(t: Bodies) {
     let body = t.create().await;
     let fleets: Vec<_> = (0..4).map(|_| t.second()).collect();
     let outcomes: Vec<_> = std::thread::scope(|scope| {
-        let handles: Vec<_> = fleets.iter().map(|fleet| scope.spawn(|| block(fleet.remove(&body, Force::Yes)))).collect();
+        let handles: Vec<_> =
+            fleets.iter().map(|fleet| scope.spawn(|| block(fleet.remove(&body, Force::Yes)))).collect();
         handles.into_iter().map(|handle| handle.join().unwrap()).collect()
     });
     assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 1, "{outcomes:?}");
@@ -46,12 +52,18 @@ async fn bodies_made_at_the_same_time_differ_in_everything_that_tells_them_apart
     let fleets: Vec<_> = (0..4).map(|_| t.second()).collect();
     let request = t.kept();
     let views: Vec<_> = std::thread::scope(|scope| {
-        let handles: Vec<_> = fleets.iter().map(|fleet| scope.spawn(|| block(fleet.create(request.clone())).unwrap())).collect();
+        let handles: Vec<_> = fleets
+            .iter()
+            .map(|fleet| scope.spawn(|| block(fleet.create(request.clone())).unwrap()))
+            .collect();
         handles.into_iter().map(|handle| handle.join().unwrap()).collect()
     });
     let mut seen = Vec::new();
     for view in &views {
-        let told = t.sh(view.id(), "hostname; cat /etc/machine-id; head -c 16 /dev/urandom | od -An -tx1").await.ok();
+        let told = t
+            .sh(view.id(), "hostname; cat /etc/machine-id; head -c 16 /dev/urandom | od -An -tx1")
+            .await
+            .ok();
         assert!(!seen.contains(&told), "{told}");
         seen.push(told);
     }
@@ -69,11 +81,16 @@ fn host_wide(view: &fleet::View) -> std::path::PathBuf {
     claims.into_iter().next_back().expect("root's Bodies have claims").link
 }
 
-#[body_test(except(user = "only root gives each Body ids of its own", microvm = "ids are claimed before the layers part"))]
+#[body_test(except(
+    user = "only root gives each Body ids of its own",
+    microvm = "ids are claimed before the layers part"
+))]
 async fn bodies_of_two_data_directories_have_different_ids(t: Bodies) {
     let view = t.make(t.kept()).await;
     let first = view.spec.ids.users[0].outside;
-    let record = |view: &fleet::View| view.enforcement.mechanisms.iter().find(|known| known.name == "own ids").unwrap().clone();
+    let record = |view: &fleet::View| {
+        view.enforcement.mechanisms.iter().find(|known| known.name == "own ids").unwrap().clone()
+    };
     assert_eq!(record(&view).state, proto::State::Enforced);
     // Which run is tried first follows from the id, so the same id wants the same one.
     let other = t.dir().join("other");
@@ -100,14 +117,17 @@ async fn bodies_of_two_data_directories_have_different_ids(t: Bodies) {
     assert_eq!(t.fleet().start(view.id()).await.unwrap().status, Status::Running);
     assert_eq!(std::fs::read_link(host_wide(&view)).unwrap(), t.body_dir(view.id()));
     t.fleet().remove(view.id(), Force::Yes).await.unwrap();
-    assert!(std::fs::read_link(host_wide(&view)).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound));
+    assert!(
+        std::fs::read_link(host_wide(&view)).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+    );
 }
 
 #[body_test]
 async fn a_body_under_change_is_waited_for(t: Bodies) {
     let body = t.create().await;
     let other = t.second();
-    let (paused, stopped) = tokio::join!(t.fleet().pause(&body), other.stop(&body, std::time::Duration::from_secs(1)));
+    let (paused, stopped) =
+        tokio::join!(t.fleet().pause(&body), other.stop(&body, std::time::Duration::from_secs(1)));
     assert!(stopped.is_ok(), "{stopped:?}");
     assert!(paused.is_ok() || paused.is_err_and(|failure| failure.kind == Kind::Conflict));
     assert_eq!(t.view(&body).status, Status::Stopped);

@@ -34,8 +34,12 @@ async fn describe(t: &Bodies, body: &BodyId) -> String {
 }
 
 async fn fork(t: &Bodies, body: &BodyId) -> BodyId {
-    let views = t.fleet().fork(body, 1).await.unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
-    assert_eq!((views.len(), views[0].status, views[0].spec.parent.as_ref()), (1, Status::Running, Some(body)));
+    let views =
+        t.fleet().fork(body, 1).await.unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
+    assert_eq!(
+        (views.len(), views[0].status, views[0].spec.parent.as_ref()),
+        (1, Status::Running, Some(body))
+    );
     views[0].spec.id.clone()
 }
 
@@ -44,7 +48,10 @@ async fn a_fork_has_every_file_as_it_was(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, FURNISH).await.ok();
     let described = describe(&t, &body).await;
-    assert!(described.contains("one file") && described.contains("sparse") && described.ends_with("kept"), "{described}");
+    assert!(
+        described.contains("one file") && described.contains("sparse") && described.ends_with("kept"),
+        "{described}"
+    );
     let child = fork(&t, &body).await;
     assert_eq!(describe(&t, &child).await, described);
     let grandchild = fork(&t, &child).await;
@@ -65,17 +72,28 @@ async fn forks_of_running_paused_and_stopped_bodies_are_alike(t: Bodies) {
     let stopped = fork(&t, &body).await;
     assert_eq!(t.view(&body).status, Status::Stopped, "it stays stopped");
     for child in [running, paused, stopped] {
-        assert_eq!(t.sh(&child, "cat ~/file; grep -l '^date' /proc/[0-9]*/cmdline | wc -l").await.text(), "one\n0", "its processes are its own");
+        assert_eq!(
+            t.sh(&child, "cat ~/file; grep -l '^date' /proc/[0-9]*/cmdline | wc -l").await.text(),
+            "one\n0",
+            "its processes are its own"
+        );
     }
 }
 
 #[body_test]
 async fn what_is_deleted_and_renamed_stays_so_in_forks(t: Bodies) {
     let body = t.create().await;
-    t.sh(&body, "mkdir -p ~/a/b ~/full; echo 1 > ~/a/b/f; echo old > ~/full/old; echo x > ~/doomed").await.ok();
+    t.sh(&body, "mkdir -p ~/a/b ~/full; echo 1 > ~/a/b/f; echo old > ~/full/old; echo x > ~/doomed")
+        .await
+        .ok();
     let child = fork(&t, &body).await;
     // Now all of this is in a lower: deleting makes whiteouts, replacing makes opaque directories.
-    t.sh(&child, "rm ~/doomed; mv ~/a ~/z && echo 2 >> ~/z/b/f; rm -r ~/full; mkdir ~/full; echo new > ~/full/new").await.ok();
+    t.sh(
+        &child,
+        "rm ~/doomed; mv ~/a ~/z && echo 2 >> ~/z/b/f; rm -r ~/full; mkdir ~/full; echo new > ~/full/new",
+    )
+    .await
+    .ok();
     const LOOK: &str = "cd ~; find . -mindepth 1 | LC_ALL=C sort; cat z/b/f full/new";
     let expected = t.sh(&child, LOOK).await.ok();
     assert_eq!(expected, "./full\n./full/new\n./z\n./z/b\n./z/b/f\n1\n2\nnew");
@@ -84,17 +102,30 @@ async fn what_is_deleted_and_renamed_stays_so_in_forks(t: Bodies) {
     t.sh(&grandchild, "echo back > ~/doomed; mkdir -p ~/a/b").await.ok();
     let last = fork(&t, &grandchild).await;
     assert_eq!(t.sh(&last, "cat ~/doomed; ls -A ~/a/b").await.ok(), "back");
-    assert_eq!(t.sh(&body, "cat ~/doomed ~/a/b/f ~/full/old").await.ok(), "x\n1\nold", "the first is as it was");
+    assert_eq!(
+        t.sh(&body, "cat ~/doomed ~/a/b/f ~/full/old").await.ok(),
+        "x\n1\nold",
+        "the first is as it was"
+    );
 }
 
 #[body_test(except(user = "only root of a Body changes what the host shows; the account's test does"))]
 async fn changes_to_what_the_host_shows_are_forked_too(t: Bodies) {
     let body = t.create().await;
-    let root = |script: &str| fleet::ExecRequest { user: Some("root".into()), ..fleet::ExecRequest::new(["sh", "-c", script]) };
+    let root = |script: &str| fleet::ExecRequest {
+        user: Some("root".into()),
+        ..fleet::ExecRequest::new(["sh", "-c", script])
+    };
     t.exec(&body, root("set -e; rm /etc/resolv.conf; echo mine > /etc/mine; printf '#!/bin/sh\necho tool' > /usr/local/bin/own; chmod 755 /usr/local/bin/own")).await.ok();
     let child = fork(&t, &body).await;
-    assert_eq!(t.sh(&child, "cat /etc/mine; own; ls /etc/resolv.conf 2>&1 | grep -c 'No such file'").await.ok(), "mine\ntool\n1");
-    assert!(std::path::Path::new("/usr/bin/env").exists() && !std::path::Path::new("/usr/local/bin/own").exists(), "the host is as it was");
+    assert_eq!(
+        t.sh(&child, "cat /etc/mine; own; ls /etc/resolv.conf 2>&1 | grep -c 'No such file'").await.ok(),
+        "mine\ntool\n1"
+    );
+    assert!(
+        std::path::Path::new("/usr/bin/env").exists() && !std::path::Path::new("/usr/local/bin/own").exists(),
+        "the host is as it was"
+    );
 }
 
 #[body_test]
@@ -109,7 +140,10 @@ async fn many_forks_are_private_and_outlive_their_parent(t: Bodies) {
     t.fleet().remove(&body, Force::Yes).await.unwrap();
     let mut seen = Vec::new();
     for (index, view) in views.iter().enumerate() {
-        let told = t.sh(view.id(), "cat ~/file; hostname; cat /etc/machine-id; cat /proc/sys/kernel/random/boot_id").await.ok();
+        let told = t
+            .sh(view.id(), "cat ~/file; hostname; cat /etc/machine-id; cat /proc/sys/kernel/random/boot_id")
+            .await
+            .ok();
         assert!(told.starts_with(&format!("base\n{index}\n")), "{told}");
         let id = told.lines().skip(2).map(str::to_owned).collect::<Vec<_>>();
         assert!(id.iter().all(|line| !seen.contains(line)), "clones are told apart: {id:?}");
@@ -121,7 +155,11 @@ async fn many_forks_are_private_and_outlive_their_parent(t: Bodies) {
     for view in &views {
         t.fleet().remove(view.id(), Force::Yes).await.unwrap();
     }
-    assert_eq!(t.fleet().snapshots().unwrap().len(), 0, "what was taken for forks goes with the last of them");
+    assert_eq!(
+        t.fleet().snapshots().unwrap().len(),
+        0,
+        "what was taken for forks goes with the last of them"
+    );
 }
 
 #[body_test(except(microvm = "a machine that passes has its files on a disk, too, and can be forked"))]
@@ -178,7 +216,12 @@ async fn names_of_snapshots_are_plain_and_unique(t: Bodies) {
     t.fleet().snapshot(&body, Some("taken".into())).await.unwrap();
     assert_eq!(t.fleet().snapshot(&body, Some("taken".into())).await.unwrap_err().kind, Kind::Conflict);
     for bad in ["", "host", "a b", "a/b", "..\0", "é", &"x".repeat(65), "\u{1b}[31m"] {
-        let refused = t.fleet().snapshot(&body, Some(bad.into())).await.err().unwrap_or_else(|| panic!("{bad:?} was taken"));
+        let refused = t
+            .fleet()
+            .snapshot(&body, Some(bad.into()))
+            .await
+            .err()
+            .unwrap_or_else(|| panic!("{bad:?} was taken"));
         assert_eq!(refused.kind, Kind::Usage, "{bad:?}");
     }
     assert_eq!(t.fleet().snapshots().unwrap().len(), 1);
@@ -191,7 +234,10 @@ async fn a_fork_costs_what_was_changed_and_not_what_is_below(t: Bodies) {
     let large = kept(&t);
     let first = fork(&t, &body).await;
     let copied = kept(&t) - large;
-    assert!(copied >= 64 << 20, "a control: what was changed is copied, and that shows here ({copied} bytes)");
+    assert!(
+        copied >= 64 << 20,
+        "a control: what was changed is copied, and that shows here ({copied} bytes)"
+    );
     t.sh(&first, "echo small > ~/small").await.ok();
     let before = kept(&t);
     let second = fork(&t, &first).await;
@@ -203,9 +249,20 @@ async fn a_fork_costs_what_was_changed_and_not_what_is_below(t: Bodies) {
 /// Bytes on the disk of all Bodies and snapshots.
 fn kept(t: &Bodies) -> u64 {
     fn below(path: &std::path::Path) -> u64 {
-        let own = std::fs::symlink_metadata(path).map_or(0, |found| std::os::unix::fs::MetadataExt::blocks(&found) * 512);
+        let own = std::fs::symlink_metadata(path)
+            .map_or(0, |found| std::os::unix::fs::MetadataExt::blocks(&found) * 512);
         let inside = std::fs::read_dir(path).into_iter().flatten().flatten();
-        own + inside.map(|entry| if entry.file_type().is_ok_and(|kind| kind.is_symlink()) { 0 } else { below(&entry.path()) }).sum::<u64>()
+        own + inside
+            .map(
+                |entry| {
+                    if entry.file_type().is_ok_and(|kind| kind.is_symlink()) {
+                        0
+                    } else {
+                        below(&entry.path())
+                    }
+                },
+            )
+            .sum::<u64>()
     }
     ["bodies", "snapshots"].map(|place| below(&t.data().join(place))).iter().sum()
 }

@@ -104,7 +104,8 @@ const MANNERS: &[(&str, Manner)] = &[
     }),
 ];
 
-const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: application/connect+proto\r\ntransfer-encoding: chunked\r\n\r\n";
+const OK: &[u8] =
+    b"HTTP/1.1 200 OK\r\ncontent-type: application/connect+proto\r\ntransfer-encoding: chunked\r\n\r\n";
 
 fn chunk(bytes: &[u8]) -> Vec<u8> {
     [format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()
@@ -204,7 +205,10 @@ impl Fake {
         self.over.store(true, Ordering::Relaxed);
         self.threads.take().map(JoinHandle::join).unwrap().unwrap();
         t.fleet().remove(&self.body, Force::Yes).await.unwrap();
-        assert!(self.process.wait().is_ok_and(|status| !status.success()), "removing the Body ended what it took for its guest");
+        assert!(
+            self.process.wait().is_ok_and(|status| !status.success()),
+            "removing the Body ended what it took for its guest"
+        );
     }
 }
 
@@ -262,7 +266,11 @@ fn clear(what: &str, outcome: Option<Result<(), Failure>>) {
     let outcome = outcome.unwrap_or_else(|| panic!("{what}: it is waited for forever"));
     let Err(failure) = outcome else { panic!("{what}: it was believed") };
     let told = testkit::explain(&failure);
-    assert!([Kind::Host, Kind::Internal, Kind::NotFound, Kind::Limit].contains(&failure.kind), "{what}: {:?} {told}", failure.kind);
+    assert!(
+        [Kind::Host, Kind::Internal, Kind::NotFound, Kind::Limit].contains(&failure.kind),
+        "{what}: {:?} {told}",
+        failure.kind
+    );
     assert!(told.len() < 2000, "{what}: {} bytes of words", told.len());
     assert!(!told.contains(['\u{1b}', '\u{202e}', '\u{7}']), "{what}: {told:?}");
 }
@@ -304,7 +312,11 @@ async fn a_lying_guest_can_be_stopped(t: Bodies) {
         let mut fake = Fake::new(&t, *manner).await;
         let stopped = in_time(t.fleet().stop(&fake.body, Duration::from_millis(10))).await;
         let stopped = stopped.unwrap_or_else(|| panic!("{what}: it is waited for forever"));
-        assert_eq!(stopped.unwrap_or_else(|failure| panic!("{what}: {}", testkit::explain(&failure))).status, Status::Stopped, "{what}");
+        assert_eq!(
+            stopped.unwrap_or_else(|failure| panic!("{what}: {}", testkit::explain(&failure))).status,
+            Status::Stopped,
+            "{what}"
+        );
         assert!(fake.process.try_wait().unwrap().is_some(), "{what}: its process is gone");
         fake.over.store(true, Ordering::Relaxed);
         fake.threads.take().map(JoinHandle::join).unwrap().unwrap();

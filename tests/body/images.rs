@@ -166,7 +166,13 @@ async fn a_build_begins_with_an_image_and_finds_its_account_there(t: Bodies) {
             .fleet()
             .build(
                 &job,
-                BuildRequest { from: From::Image(image), steps: vec![step], start: None, force: false, allow: Vec::new() },
+                BuildRequest {
+                    from: From::Image(image),
+                    steps: vec![step],
+                    start: None,
+                    force: false,
+                    allow: Vec::new(),
+                },
             )
             .await;
         let said: Vec<String> = job.look(0, usize::MAX).1.into_iter().map(|said| said.message).collect();
@@ -393,7 +399,8 @@ async fn a_layer_may_come_twice(t: Bodies) {
     let nothing = || Layer(TAR, roots::files(&[]));
     let word = Layer(TAR, roots::files(&[("etc/word", b"one")]));
     let registry = Registry::open();
-    let parts = image(&[Layer(TAR, roots::small()), nothing(), word, nothing()], json!({ "Env": ["PATH=/bin"] }));
+    let parts =
+        image(&[Layer(TAR, roots::small()), nothing(), word, nothing()], json!({ "Env": ["PATH=/bin"] }));
     registry.push("twice", "v1", &parts);
     fine(import(&t, "twice", &Image::new(format!("{}/twice:v1", registry.host()))).await);
     let view = t.make(Create { template: "twice".into(), ..t.passing() }).await;
@@ -425,7 +432,8 @@ async fn a_registry_that_stands_still_keeps_nobody_from_the_same_layer_of_anothe
         ended = &mut standing => panic!("it did not stand still: {ended:?}"),
         () = begun => {}
     }
-    let brought = tokio::time::timeout(std::time::Duration::from_secs(60), import(&t, "quick", &from_quick)).await;
+    let brought =
+        tokio::time::timeout(std::time::Duration::from_secs(60), import(&t, "quick", &from_quick)).await;
     fine(brought.expect("the other registry is not waited for"));
     drop(release);
     fine(standing.await);

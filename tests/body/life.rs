@@ -39,13 +39,20 @@ async fn a_stop_gives_processes_time_to_end_and_no_more(t: Bodies) {
     t.sh(&body, script).await.ok();
     t.fleet().stop(&body, Duration::from_millis(500)).await.unwrap();
     t.fleet().start(&body).await.unwrap();
-    assert_eq!(t.sh(&body, "cat ~/bye; grep -l '^sleep' /proc/[0-9]*/cmdline | wc -l").await.text(), "bye\n0");
+    assert_eq!(
+        t.sh(&body, "cat ~/bye; grep -l '^sleep' /proc/[0-9]*/cmdline | wc -l").await.text(),
+        "bye\n0"
+    );
 }
 
-#[body_test(except(microvm = "its files are on a disk of its own; microvm::pause shows the same from inside"))]
+#[body_test(except(
+    microvm = "its files are on a disk of its own; microvm::pause shows the same from inside"
+))]
 async fn a_paused_body_stands_still(t: Bodies) {
     let body = t.create().await;
-    t.sh(&body, "(i=0; while :; do i=$((i+1)); echo $i > /home/user/count; done) >/dev/null 2>&1 &").await.ok();
+    t.sh(&body, "(i=0; while :; do i=$((i+1)); echo $i > /home/user/count; done) >/dev/null 2>&1 &")
+        .await
+        .ok();
     let count = || std::fs::read_to_string(t.body_dir(&body).join("disk/upper/root/home/user/count"));
     let number = || count().ok()?.trim().parse::<u64>().ok();
     wait::until("the counter counts", || number().filter(|count| *count > 10)).await;
@@ -54,7 +61,10 @@ async fn a_paused_body_stands_still(t: Bodies) {
     tokio::time::sleep(Duration::from_millis(150)).await;
     assert_eq!(count().unwrap(), at_pause, "nothing was counted while paused");
     let refused = t.try_exec(&body, fleet::ExecRequest::new(["true"])).await.unwrap_err();
-    assert_eq!((refused.kind, refused.hints), (Kind::Conflict, vec![format!("let it go on: pal resume {body}")]));
+    assert_eq!(
+        (refused.kind, refused.hints),
+        (Kind::Conflict, vec![format!("let it go on: pal resume {body}")])
+    );
     assert_eq!(t.fleet().pause(&body).await.unwrap_err().kind, Kind::Conflict);
     assert_eq!(t.fleet().resume(&body).await.unwrap().status, Status::Running);
     let then = at_pause.trim().parse().unwrap_or(0);
@@ -84,7 +94,9 @@ async fn what_runs_is_only_removed_by_force(t: Bodies) {
     assert_eq!(t.fleet().remove(&body, Force::Yes).await.unwrap_err().kind, Kind::NotFound);
 }
 
-#[body_test(except(microvm = "an emulated machine takes minutes for such a tree, and its removal is that of one file"))]
+#[body_test(except(
+    microvm = "an emulated machine takes minutes for such a tree, and its removal is that of one file"
+))]
 async fn removing_ends_every_process_and_a_deep_tree(t: Bodies) {
     let body = t.create().await;
     let script = "for i in 1 2 3 4 5; do setsid sleep 1000 >/dev/null 2>&1 & done
@@ -101,7 +113,11 @@ async fn bodies_are_found_by_whole_ids_and_prefixes(t: Bodies) {
     assert_eq!((found.id(), found.status), (&body, Status::Running));
     for bad in ["", "nosuchbody", "UPPER", "../..", "a\0b", "a/b", "ü", &"x".repeat(4096)] {
         let failure = t.fleet().find(bad).unwrap_err();
-        assert_eq!((failure.kind, failure.hints), (Kind::NotFound, vec!["list them: pal ls".to_owned()]), "{bad:?}");
+        assert_eq!(
+            (failure.kind, failure.hints),
+            (Kind::NotFound, vec!["list them: pal ls".to_owned()]),
+            "{bad:?}"
+        );
         assert!(failure.message.len() < 5000 && !failure.message.contains('\0'));
     }
 }
@@ -115,7 +131,10 @@ async fn a_body_of_a_run_ends_with_its_maker(t: Bodies) {
     assert!(dir.exists());
     drop(fleet);
     wait::until("the Body's directory goes with its maker", || (!dir.exists()).then_some(())).await;
-    wait::until("its guest too", || (!std::path::Path::new(&format!("/proc/{}/root", view.pid.unwrap())).exists()).then_some(())).await;
+    wait::until("its guest too", || {
+        (!std::path::Path::new(&format!("/proc/{}/root", view.pid.unwrap())).exists()).then_some(())
+    })
+    .await;
 }
 
 #[body_test]

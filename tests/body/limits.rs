@@ -13,7 +13,10 @@ fn hold(mib: u64) -> [String; 3] {
     ["sh".into(), "-c".into(), format!("head -c {} /dev/zero | tail -c {} | wc -c", mib * MIB, mib * MIB)]
 }
 
-#[body_test(except(user = "without a delegated cgroup memory is bounded for each process, which another test shows", microvm = "its own kernel ends what is over, and nobody outside hears of it; microvm::limits shows the bound"))]
+#[body_test(except(
+    user = "without a delegated cgroup memory is bounded for each process, which another test shows",
+    microvm = "its own kernel ends what is over, and nobody outside hears of it; microvm::limits shows the bound"
+))]
 async fn a_body_out_of_memory_says_so(t: Bodies) {
     let mut request = t.kept();
     request.limits.memory = Some(Size::mib(64));
@@ -37,7 +40,8 @@ async fn without_a_cgroup_each_process_is_bounded_and_the_record_says_so(t: Bodi
     let refused = t.run(view.id(), hold(256)).await;
     assert_ne!(refused.text(), (256 * MIB).to_string(), "{}", refused.complaint());
     assert!(refused.complaint().contains("memory exhausted"), "{}", refused.complaint());
-    let record = view.enforcement.mechanisms.iter().find(|mechanism| mechanism.name == "memory limit").unwrap();
+    let record =
+        view.enforcement.mechanisms.iter().find(|mechanism| mechanism.name == "memory limit").unwrap();
     assert_eq!(serde_json::json!(record)["state"], "degraded", "{record:?}");
 }
 
@@ -66,7 +70,10 @@ async fn a_disk_in_memory_is_full_when_it_is_full(t: Bodies) {
     let mut request = t.passing();
     request.limits.disk = Some(Size::mib(16));
     let body = t.make(request).await.spec.id;
-    assert_eq!(t.sh(&body, "head -c 8M /dev/zero > ~/fits && wc -c < ~/fits").await.ok(), (8 * MIB).to_string());
+    assert_eq!(
+        t.sh(&body, "head -c 8M /dev/zero > ~/fits && wc -c < ~/fits").await.ok(),
+        (8 * MIB).to_string()
+    );
     // Two files, so that it is the disk that is full and not the file that is long.
     let full = t.sh(&body, "head -c 12M /dev/zero > ~/one; head -c 12M /dev/zero > ~/two").await;
     assert_ne!(full.code, 0);
@@ -77,12 +84,17 @@ async fn a_disk_in_memory_is_full_when_it_is_full(t: Bodies) {
     assert_ne!(elsewhere.code, 0);
 }
 
-#[body_test(except(microvm = "a file with holes may be longer than its disk; microvm::limits shows what is written"))]
+#[body_test(except(
+    microvm = "a file with holes may be longer than its disk; microvm::limits shows what is written"
+))]
 async fn a_file_of_a_kept_body_is_no_longer_than_its_disk(t: Bodies) {
     let mut request = t.kept();
     request.limits.disk = Some(Size::mib(16));
     let body = t.make(request).await.spec.id;
-    assert_eq!(t.sh(&body, "head -c 8M /dev/zero > ~/fits && wc -c < ~/fits").await.ok(), (8 * MIB).to_string());
+    assert_eq!(
+        t.sh(&body, "head -c 8M /dev/zero > ~/fits && wc -c < ~/fits").await.ok(),
+        (8 * MIB).to_string()
+    );
     let long = t.sh(&body, "head -c 24M /dev/zero > ~/long").await;
     assert_ne!(long.code, 0, "{}", long.complaint());
     let sparse = t.sh(&body, "truncate -s 1T ~/sparse").await;
@@ -107,13 +119,18 @@ async fn a_disk_in_memory_has_only_so_many_files(t: Bodies) {
     let request = t.passing();
     let view = t.make(request).await;
     let inodes = view.spec.limits.inodes;
-    let seen: u64 = t.sh(view.id(), "df --output=itotal /home/user | tail -1").await.ok().trim().parse().unwrap();
+    let seen: u64 =
+        t.sh(view.id(), "df --output=itotal /home/user | tail -1").await.ok().trim().parse().unwrap();
     assert!(seen <= inodes, "{seen} files are possible, {inodes} were allowed");
-    let made = t.sh(view.id(), "mkdir ~/many && cd ~/many && seq 1000 | xargs touch && ls | wc -l").await.ok();
+    let made =
+        t.sh(view.id(), "mkdir ~/many && cd ~/many && seq 1000 | xargs touch && ls | wc -l").await.ok();
     assert_eq!(made, "1000");
 }
 
-#[body_test(except(user = "without a delegated cgroup nothing bounds processor time, and the record says so", microvm = "a twentieth of a processor does not boot a machine"))]
+#[body_test(except(
+    user = "without a delegated cgroup nothing bounds processor time, and the record says so",
+    microvm = "a twentieth of a processor does not boot a machine"
+))]
 async fn a_twentieth_of_a_processor_is_no_more(t: Bodies) {
     const BUSY: &str = "end=$(($(date +%s%N) + 1000000000)); while [ $(date +%s%N) -lt $end ]; do :; done";
     let used = async |milli: Option<u32>| {
@@ -146,7 +163,13 @@ async fn no_more_open_files_than_asked(t: Bodies) {
     let mut request = t.kept();
     request.limits.files = Some(80);
     let body = t.make(request).await.spec.id;
-    let open = |count: u32| ["bash".to_owned(), "-c".to_owned(), format!("for i in $(seq {count}); do exec {{fd}}</dev/null || exit 9; done; echo all")];
+    let open = |count: u32| {
+        [
+            "bash".to_owned(),
+            "-c".to_owned(),
+            format!("for i in $(seq {count}); do exec {{fd}}</dev/null || exit 9; done; echo all"),
+        ]
+    };
     assert_eq!(t.run(&body, open(40)).await.ok(), "all");
     let refused = t.run(&body, open(100)).await;
     assert_ne!(refused.code, 0);
@@ -203,9 +226,18 @@ async fn impossible_limits_are_refused_and_leave_nothing(t: Bodies) {
     for (name, ask) in asked {
         for mut request in [t.kept(), t.passing()] {
             ask(&mut request);
-            let failure = t.fleet().create(request).await.err().unwrap_or_else(|| panic!("an impossible limit on {name} was taken"));
+            let failure = t
+                .fleet()
+                .create(request)
+                .await
+                .err()
+                .unwrap_or_else(|| panic!("an impossible limit on {name} was taken"));
             assert_eq!(failure.kind, Kind::Usage, "{failure}");
-            assert!(failure.message.contains(name) && !failure.hints.is_empty(), "{failure} {:?}", failure.hints);
+            assert!(
+                failure.message.contains(name) && !failure.hints.is_empty(),
+                "{failure} {:?}",
+                failure.hints
+            );
         }
     }
     assert_eq!(t.events().len(), 0, "what is refused did not happen");
@@ -213,7 +245,11 @@ async fn impossible_limits_are_refused_and_leave_nothing(t: Bodies) {
 
 #[body_test]
 async fn odd_requests_are_refused_and_leave_nothing(t: Bodies) {
-    let mount = |target: &str| proto::spec::Mount { source: t.dir().into(), target: target.into(), access: proto::spec::Access::ReadOnly };
+    let mount = |target: &str| proto::spec::Mount {
+        source: t.dir().into(),
+        target: target.into(),
+        access: proto::spec::Access::ReadOnly,
+    };
     let asked: Vec<(Kind, Create)> = vec![
         (Kind::NotFound, Create { template: "no-such".into(), ..t.kept() }),
         (Kind::NotFound, Create { template: "../../etc".into(), ..t.kept() }),
@@ -242,7 +278,10 @@ async fn odd_requests_are_refused_and_leave_nothing(t: Bodies) {
     let odd = t.dir().join(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(b"odd\xff"));
     std::fs::create_dir(&odd).unwrap();
     let odd = proto::spec::Mount { source: odd, ..mount("/mnt/x") };
-    assert_eq!(t.fleet().create(Create { mounts: vec![odd], ..t.kept() }).await.unwrap_err().kind, Kind::Usage);
+    assert_eq!(
+        t.fleet().create(Create { mounts: vec![odd], ..t.kept() }).await.unwrap_err().kind,
+        Kind::Usage
+    );
     let missing = proto::spec::Mount { source: t.dir().join("missing"), ..mount("/mnt/x") };
     // A machine refuses every mount before it looks for it.
     let kind = if t.layer() == proto::Layer::Microvm { Kind::Usage } else { Kind::NotFound };

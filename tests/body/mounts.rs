@@ -30,20 +30,31 @@ async fn a_read_only_mount_is_read_and_never_written(t: Bodies) {
         let (body, owns) = (spec.id, !spec.ids.has_root());
         assert_eq!(t.sh(&body, "cat /mnt/shown/file").await.ok(), "of the host");
         // Each act is first done where the door is open.
-        for act in ["echo x > D/new", "echo x >> D/file", "chmod 755 D/file", "mkdir D/dir", "mv D/file D/moved", "rm -f D/file D/moved"] {
+        for act in [
+            "echo x > D/new",
+            "echo x >> D/file",
+            "chmod 755 D/file",
+            "mkdir D/dir",
+            "mv D/file D/moved",
+            "rm -f D/file D/moved",
+        ] {
             if act.starts_with("chmod") && !owns {
                 continue; // Not the file of the Body's user, whose id is another's on the host.
             }
             t.sh(&body, &act.replace('D', "/mnt/shared")).await.ok();
             let refused = t.sh(&body, &act.replace('D', "/mnt/shown")).await;
-            assert!(refused.code != 0 && refused.complaint().contains("Read-only file system"), "{act}: {refused:?}");
+            assert!(
+                refused.code != 0 && refused.complaint().contains("Read-only file system"),
+                "{act}: {refused:?}"
+            );
         }
         for name in ["shared/new", "shared/dir"] {
             let path = t.dir().join(name);
             let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir(&path));
         }
         fs::write(t.dir().join("shared/file"), "again").unwrap();
-        fs::set_permissions(t.dir().join("shared/file"), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        fs::set_permissions(t.dir().join("shared/file"), std::os::unix::fs::PermissionsExt::from_mode(0o777))
+            .unwrap();
     }
     assert_eq!(fs::read_to_string(t.dir().join("shown/file")).unwrap(), "of the host\n");
     assert_eq!(fs::read_dir(t.dir().join("shown")).unwrap().count(), 1);
@@ -61,7 +72,11 @@ async fn what_is_written_to_a_shared_mount_is_on_the_host_and_stays(t: Bodies) {
     t.fleet().start(&body).await.unwrap();
     assert_eq!(t.sh(&body, "cat /mnt/deep/er/shared/new").await.ok(), "inside", "also after a restart");
     t.fleet().remove(&body, fleet::Force::Yes).await.unwrap();
-    assert_eq!(fs::read_to_string(t.dir().join("shared/new")).unwrap(), "inside\n", "removing a Body removes nothing of the host");
+    assert_eq!(
+        fs::read_to_string(t.dir().join("shared/new")).unwrap(),
+        "inside\n",
+        "removing a Body removes nothing of the host"
+    );
     assert!(t.dir().join("shared/dir").is_dir());
 }
 
@@ -103,5 +118,8 @@ async fn a_kept_root_is_a_directory_of_its_disk_and_no_table_tells_which(t: Bodi
         assert!(!table.contains(&t.data().display().to_string()) && !table.contains("upper/root"), "{table}");
     }
     // Above the root there is the root.
-    assert_eq!(t.sh(&body, "cd / && cd .. && ls -di . /.. / | awk '{print $1}' | uniq | wc -l").await.ok(), "1");
+    assert_eq!(
+        t.sh(&body, "cd / && cd .. && ls -di . /.. / | awk '{print $1}' | uniq | wc -l").await.ok(),
+        "1"
+    );
 }

@@ -11,7 +11,8 @@ fn serving(t: &Bodies) -> Fleet {
 /// Directories of Bodies that were never asked for.
 fn waiting(t: &Bodies) -> Vec<String> {
     let entries = std::fs::read_dir(t.data().join("bodies")).unwrap().flatten();
-    let parked = entries.filter(|entry| entry.path().join("run.json").exists() && !entry.path().join("spec.json").exists());
+    let parked = entries
+        .filter(|entry| entry.path().join("run.json").exists() && !entry.path().join("spec.json").exists());
     parked.map(|entry| entry.file_name().into_string().unwrap()).collect()
 }
 
@@ -47,7 +48,8 @@ async fn a_body_that_waited_is_a_body_like_any_other(t: Bodies) {
     assert_eq!(says(&fleet, made.id(), script).await, format!("green {waited} user"));
     assert_eq!(t.second().find(&waited).unwrap().status, Status::Running);
     assert!(!made.enforcement.mechanisms.is_empty());
-    let kinds: Vec<String> = fleet.events(0, Some(made.id()), 10).unwrap().into_iter().map(|event: Event| event.kind).collect();
+    let kinds: Vec<String> =
+        fleet.events(0, Some(made.id()), 10).unwrap().into_iter().map(|event: Event| event.kind).collect();
     assert_eq!(kinds[..3], ["body.created", "body.started", "exec.started"]);
     drop(fleet);
     assert_eq!(t.second().list().unwrap().len(), 1, "it stays when its maker goes");
@@ -67,7 +69,10 @@ async fn who_asks_for_something_else_gets_something_else(t: Bodies) {
     assert_ne!(made.id().as_str(), waited);
     assert_eq!(says(&fleet, made.id(), "echo $COLOUR").await, "blue");
     fleet.remove(made.id(), Force::Yes).await.unwrap();
-    wait::until("the one nobody wants is gone", || (!t.data().join("bodies").join(&waited).exists()).then_some(())).await;
+    wait::until("the one nobody wants is gone", || {
+        (!t.data().join("bodies").join(&waited).exists()).then_some(())
+    })
+    .await;
 }
 
 #[body_test(except(microvm = "machines are not parked: a warm one is thawed instead"))]
@@ -93,12 +98,14 @@ async fn one_that_died_while_it_waited_is_not_handed_out(t: Bodies) {
     }
     let waited = one_waits(&t).await;
     let dir = t.data().join("bodies").join(&waited);
-    let run: serde_json::Value = serde_json::from_slice(&std::fs::read(dir.join("run.json")).unwrap()).unwrap();
+    let run: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(dir.join("run.json")).unwrap()).unwrap();
     let guest = run["pid"].as_i64().unwrap().to_string();
     let name = || std::fs::read_to_string(format!("/proc/{guest}/comm")).ok();
     wait::until("it is the guest", || name().filter(|name| name.trim() == "pal-guest")).await;
     assert!(std::process::Command::new("kill").args(["-9", &guest]).status().unwrap().success());
-    wait::until("its keeper has noticed", || (dir.join("end.json").exists() || !dir.exists()).then_some(())).await;
+    wait::until("its keeper has noticed", || (dir.join("end.json").exists() || !dir.exists()).then_some(()))
+        .await;
     let made = fleet.create(t.passing()).await.unwrap();
     assert_ne!(made.id().as_str(), waited);
     assert_eq!(says(&fleet, made.id(), "echo alive").await, "alive");

@@ -25,12 +25,24 @@ async fn a_body_has_the_templates_root_and_settings(t: Bodies) {
     for request in [t.passing(), t.kept()] {
         let view = t.make(of("small", request)).await;
         let id = view.id();
-        assert_eq!(t.sh(id, "id -u; echo $COLOUR; pwd; ls /").await.ok().lines().take(3).collect::<Vec<_>>(), ["1000", "green", "/tmp"]);
+        assert_eq!(
+            t.sh(id, "id -u; echo $COLOUR; pwd; ls /").await.ok().lines().take(3).collect::<Vec<_>>(),
+            ["1000", "green", "/tmp"]
+        );
         // Nothing of the host's root is there.
         assert_eq!(t.sh(id, "ls /usr/bin /opt /home 2>/dev/null | cat").await.ok(), "/home:\nuser");
-        assert_eq!(t.sh(id, "cat /etc/hostname; ls -d /proc/1 /dev/null /sys/devices; stat -c %a /tmp").await.ok(), format!("{id}\n/dev/null\n/proc/1\n/sys/devices\n1777"));
-        assert_eq!(t.sh(id, "echo mine > ~/file && cat ~/file; stat -c %u:%g ~/file").await.ok(), "mine\n1000:1000");
-        let root = ExecRequest { user: Some("root".into()), ..ExecRequest::new(["sh", "-c", "id -u; touch /bin/new && stat -c %u /bin/new /bin/cat"]) };
+        assert_eq!(
+            t.sh(id, "cat /etc/hostname; ls -d /proc/1 /dev/null /sys/devices; stat -c %a /tmp").await.ok(),
+            format!("{id}\n/dev/null\n/proc/1\n/sys/devices\n1777")
+        );
+        assert_eq!(
+            t.sh(id, "echo mine > ~/file && cat ~/file; stat -c %u:%g ~/file").await.ok(),
+            "mine\n1000:1000"
+        );
+        let root = ExecRequest {
+            user: Some("root".into()),
+            ..ExecRequest::new(["sh", "-c", "id -u; touch /bin/new && stat -c %u /bin/new /bin/cat"])
+        };
         assert_eq!(t.exec(id, root).await.ok(), "0\n0\n0");
         // The template itself is as it was.
         let other = t.make(of("small", t.passing())).await;
@@ -39,11 +51,16 @@ async fn a_body_has_the_templates_root_and_settings(t: Bodies) {
     }
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids", microvm = "root of a machine has all of its own kernel: the wall is around the machine"))]
+#[body_test(except(
+    user = "a root of its own needs subordinate ids",
+    microvm = "root of a machine has all of its own kernel: the wall is around the machine"
+))]
 async fn setuid_programs_work_only_where_the_template_says_so(t: Bodies) {
     import(&t, "plain", Settings::default());
     import(&t, "trusting", Settings { sudo: true, ..Settings::default() });
-    let up = |id| t.sh(id, "/bin/up -p -c 'id -u; cat /proc/self/status' | while read a b; do case $a in 0|1000) echo $a;; CapBnd:|CapEff:|Seccomp:|NoNewPrivs:) echo $a $b;; esac; done");
+    let up = |id| {
+        t.sh(id, "/bin/up -p -c 'id -u; cat /proc/self/status' | while read a b; do case $a in 0|1000) echo $a;; CapBnd:|CapEff:|Seccomp:|NoNewPrivs:) echo $a $b;; esac; done")
+    };
     let plain = t.make(of("plain", t.passing())).await;
     assert!(up(plain.id()).await.ok().starts_with("1000\n"));
     assert_eq!(plain.enforcement.get("no new privileges").map(|held| held.state), Some(State::Enforced));
@@ -59,10 +76,17 @@ async fn setuid_programs_work_only_where_the_template_says_so(t: Bodies) {
     // All else holds as it does without.
     for held in &plain.enforcement.mechanisms {
         let with = trusting.enforcement.get(&held.name).expect("the same mechanisms");
-        assert!(held.name == "no new privileges" || with.state == held.state, "{}: {:?}", held.name, with.state);
+        assert!(
+            held.name == "no new privileges" || with.state == held.state,
+            "{}: {:?}",
+            held.name,
+            with.state
+        );
     }
     // The guest keeps nothing that it needed only to lock itself in.
-    assert!(t.sh(trusting.id(), "cat /proc/1/status | head -60").await.ok().contains("CapEff:\t00000000000004fb"));
+    assert!(
+        t.sh(trusting.id(), "cat /proc/1/status | head -60").await.ok().contains("CapEff:\t00000000000004fb")
+    );
 }
 
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
@@ -73,19 +97,28 @@ async fn snapshots_forks_and_starts_stand_on_it_also_when_it_is_gone(t: Bodies) 
     let fork = t.fleet().fork(view.id(), 1).await.unwrap().remove(0);
     let snapshot = t.fleet().snapshot(view.id(), Some("shot".into())).await.unwrap();
     t.fleet().remove_template("small").unwrap();
-    assert_eq!(t.fleet().gc(Sweep::Remove).await.unwrap().iter().filter(|found| found.kind == "layer").count(), 0);
+    assert_eq!(
+        t.fleet().gc(Sweep::Remove).await.unwrap().iter().filter(|found| found.kind == "layer").count(),
+        0
+    );
     assert_eq!(t.fleet().create(of("small", t.passing())).await.unwrap_err().kind, Kind::NotFound);
     t.fleet().stop(view.id(), Duration::ZERO).await.unwrap();
     t.fleet().start(view.id()).await.unwrap();
     let again = t.make(of("shot", t.passing())).await;
     for id in [view.id(), fork.id(), again.id()] {
-        assert_eq!(t.sh(id, "cat ~/file; ls /usr 2>/dev/null | head -c 0; cat /etc/hostname").await.ok(), format!("kept\n{id}"));
+        assert_eq!(
+            t.sh(id, "cat ~/file; ls /usr 2>/dev/null | head -c 0; cat /etc/hostname").await.ok(),
+            format!("kept\n{id}")
+        );
     }
     for id in [view.id(), fork.id(), again.id()] {
         t.fleet().remove(id, Force::Yes).await.unwrap();
     }
     t.fleet().remove_snapshot(snapshot.id.as_str()).unwrap();
-    assert_eq!(t.fleet().gc(Sweep::Remove).await.unwrap().iter().filter(|found| found.kind == "layer").count(), 1);
+    assert_eq!(
+        t.fleet().gc(Sweep::Remove).await.unwrap().iter().filter(|found| found.kind == "layer").count(),
+        1
+    );
 }
 
 /// A Body's own upper is hostile when it is started again: nothing is written through links in it.
@@ -96,12 +129,15 @@ async fn what_a_body_made_of_its_root_leads_nowhere_at_the_next_start(t: Bodies)
     let outside = format!("/var/tmp/palisade-escape-{}", std::process::id());
     std::fs::create_dir(&outside).unwrap();
     std::fs::set_permissions(&outside, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-    let swap = format!("mv /etc /was && ln -s {outside} /etc && rm -rf /var /run && ln -s {outside} /var && ln -s {outside} /run; ls -d /etc");
+    let swap = format!(
+        "mv /etc /was && ln -s {outside} /etc && rm -rf /var /run && ln -s {outside} /var && ln -s {outside} /run; ls -d /etc"
+    );
     let root = ExecRequest { user: Some("root".into()), ..ExecRequest::new(["sh", "-c", &swap]) };
     t.exec(view.id(), root).await.ok();
     t.fleet().stop(view.id(), Duration::ZERO).await.unwrap();
     let started = t.fleet().start(view.id()).await;
-    let left: Vec<_> = std::fs::read_dir(&outside).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    let left: Vec<_> =
+        std::fs::read_dir(&outside).unwrap().flatten().map(|entry| entry.file_name()).collect();
     std::fs::remove_dir_all(&outside).unwrap();
     assert!(left.is_empty(), "written outside: {left:?}");
     started.unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
@@ -109,7 +145,10 @@ async fn what_a_body_made_of_its_root_leads_nowhere_at_the_next_start(t: Bodies)
 
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn what_the_template_starts_runs_and_is_waited_for(t: Bodies) {
-    let start = Start { command: Some("sleep 0.3; touch /tmp/up; exec sleep 1000".into()), ready: Some("stat /tmp/up".into()) };
+    let start = Start {
+        command: Some("sleep 0.3; touch /tmp/up; exec sleep 1000".into()),
+        ready: Some("stat /tmp/up".into()),
+    };
     import(&t, "server", Settings { start: Some(start), ..Settings::default() });
     let begun = Instant::now();
     let view = t.make(of("server", t.kept())).await;
@@ -119,7 +158,14 @@ async fn what_the_template_starts_runs_and_is_waited_for(t: Bodies) {
     t.fleet().start(view.id()).await.unwrap();
     let processes = t.sh(view.id(), "cat /proc/[0-9]*/comm").await.ok();
     assert!(processes.lines().any(|name| name == "sleep"), "{processes}");
-    import(&t, "broken", Settings { start: Some(Start { command: Some("no-such-program".into()), ready: None }), ..Settings::default() });
+    import(
+        &t,
+        "broken",
+        Settings {
+            start: Some(Start { command: Some("no-such-program".into()), ready: None }),
+            ..Settings::default()
+        },
+    );
     // A command that fails is the template's own affair; only readiness is waited for.
     t.make(of("broken", t.passing())).await;
 }
@@ -129,7 +175,8 @@ async fn without_subordinate_ids_the_error_says_what_to_do(t: Bodies) {
     if body::ids::of_layers().is_ok() {
         return testkit::skip::skip("without subordinate ids");
     }
-    let failure = t.fleet().import_template("small", "a test", Settings::default(), &roots::small()[..]).unwrap_err();
+    let failure =
+        t.fleet().import_template("small", "a test", Settings::default(), &roots::small()[..]).unwrap_err();
     assert_eq!(failure.kind, Kind::Host);
     assert!(failure.hints.iter().any(|hint| hint.contains("subuid")), "{:?}", failure.hints);
 }
@@ -139,13 +186,17 @@ async fn names_and_tags_move_and_builds_stay(t: Bodies) {
     import(&t, "app", Settings { env: [("V".to_owned(), "1".to_owned())].into(), ..Settings::default() });
     let first = t.fleet().tag_template("app", &["one".into()]).unwrap();
     import(&t, "app", Settings { env: [("V".to_owned(), "2".to_owned())].into(), ..Settings::default() });
-    for (name, expected) in [("app", "2"), ("APP:one", "1"), ("app:default", "2"), (&format!("app:{first}"), "1")] {
+    for (name, expected) in
+        [("app", "2"), ("APP:one", "1"), ("app:default", "2"), (&format!("app:{first}"), "1")]
+    {
         let view = t.make(of(name, t.passing())).await;
         assert_eq!(t.sh(view.id(), "echo $V").await.ok(), expected, "{name}");
     }
     assert_eq!(t.fleet().template("app").unwrap().builds.len(), 2);
     t.fleet().untag_template("app", &["one".into()]).unwrap();
-    for (key, kind) in [("app:one", Kind::NotFound), ("app:../x", Kind::NotFound), ("no-such", Kind::NotFound)] {
+    for (key, kind) in
+        [("app:one", Kind::NotFound), ("app:../x", Kind::NotFound), ("no-such", Kind::NotFound)]
+    {
         assert_eq!(t.fleet().create(of(key, t.passing())).await.unwrap_err().kind, kind, "{key}");
     }
     for bad in ["host", "", "a b", "a/b/c", "\u{1b}[31m"] {
@@ -188,7 +239,11 @@ async fn a_hostile_archive_writes_nothing_outside(t: Bodies) {
 
 #[test]
 fn as_an_account_with_subordinate_ids() {
-    for test in ["a_body_has_the_templates_root_and_settings", "setuid_programs_work_only_where_the_template_says_so", "snapshots_forks_and_starts_stand_on_it_also_when_it_is_gone"] {
+    for test in [
+        "a_body_has_the_templates_root_and_settings",
+        "setuid_programs_work_only_where_the_template_says_so",
+        "snapshots_forks_and_starts_stand_on_it_also_when_it_is_gone",
+    ] {
         run_as_account(&format!("body::templates::{test}::process"));
     }
 }

@@ -115,7 +115,10 @@ cli_test! {
 }
 
 fn refused(said: &crate::pal::Said, code: i32, word: &str) {
-    assert!(said.code == code && said.talk.contains(word) && said.talk.contains("hint: "), "wanted {code} and {word:?}: {said:?}");
+    assert!(
+        said.code == code && said.talk.contains(word) && said.talk.contains("hint: "),
+        "wanted {code} and {word:?}: {said:?}"
+    );
 }
 
 cli_test! {

@@ -11,14 +11,33 @@ use crate::{
 };
 
 fn finding<'a>(doctor: &'a Value, name: &str) -> &'a Value {
-    doctor["findings"].as_array().unwrap().iter().find(|finding| finding["name"] == name).unwrap_or_else(|| panic!("{name}: {doctor}"))
+    doctor["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|finding| finding["name"] == name)
+        .unwrap_or_else(|| panic!("{name}: {doctor}"))
 }
 
 /// What doctor finds where something was done to the host first, as a namespace shows it.
 fn doctor_after(pal: &Pal, change: &str) -> Value {
     let mut unshare = Command::new("unshare");
-    unshare.args(["--user", "--map-root-user", "--mount", "sh", "-c", &format!("{change}; exec \"$0\" doctor --json")]).arg(program());
-    let output = unshare.env("PAL_DATA", pal.dir().join("changed")).env("HOME", pal.dir()).stdin(Stdio::null()).output().unwrap();
+    unshare
+        .args([
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "sh",
+            "-c",
+            &format!("{change}; exec \"$0\" doctor --json"),
+        ])
+        .arg(program());
+    let output = unshare
+        .env("PAL_DATA", pal.dir().join("changed"))
+        .env("HOME", pal.dir())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 

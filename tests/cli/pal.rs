@@ -50,7 +50,12 @@ impl Pal {
     /// A command that knows where the data is and nothing of who runs the tests.
     pub fn command<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(program());
-        command.args(args).env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("HOME", &*self.dir).env("PAL_DATA", self.data());
+        command
+            .args(args)
+            .env_clear()
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+            .env("HOME", &*self.dir)
+            .env("PAL_DATA", self.data());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -99,7 +104,11 @@ impl Pal {
 
     /// Waits until some Body runs, and gives its id.
     pub fn running(&self) -> String {
-        let look = || self.bodies().into_iter().find(|body| self.data().join("bodies").join(body).join("run.json").exists());
+        let look = || {
+            self.bodies()
+                .into_iter()
+                .find(|body| self.data().join("bodies").join(body).join("run.json").exists())
+        };
         wait::blocking(Duration::from_secs(10), "a Body runs", look)
     }
 
@@ -156,7 +165,12 @@ pub fn await_word(child: &mut Child, word: &str) -> String {
     let mut text = Vec::new();
     let mut byte = [0; 1];
     while !String::from_utf8_lossy(&text).contains(word) {
-        assert_eq!(out.read(&mut byte).unwrap(), 1, "it ended before it said {word:?}: {:?}", String::from_utf8_lossy(&text));
+        assert_eq!(
+            out.read(&mut byte).unwrap(),
+            1,
+            "it ended before it said {word:?}: {:?}",
+            String::from_utf8_lossy(&text)
+        );
         text.push(byte[0]);
     }
     String::from_utf8_lossy(&text).into_owned()

@@ -54,7 +54,9 @@ fn a_setup_that_was_killed_is_repeated() {
         let maker = pal.dir().join("tools/mmdebstrap");
         let killed = |line: &str| {
             let mut child = with_tools(pal, line).spawn().unwrap();
-            wait::blocking(Duration::from_secs(20), "the root is in the making", || maker.with_extension("begun").exists().then_some(()));
+            wait::blocking(Duration::from_secs(20), "the root is in the making", || {
+                maker.with_extension("begun").exists().then_some(())
+            });
             child.kill().unwrap();
             child.wait().unwrap();
         };
@@ -65,14 +67,20 @@ fn a_setup_that_was_killed_is_repeated() {
         killed("setup base");
         assert_ne!(pal.line("templates inspect base").code, 0, "a root in the making is no template");
         // Its maker has noticed that nobody reads, and what it left can be told.
-        let left = wait::blocking(Duration::from_secs(10), "gc finds what is left", || Some(pal.line("gc --dry-run").out).filter(|said| said.contains("scratch")));
+        let left = wait::blocking(Duration::from_secs(10), "gc finds what is left", || {
+            Some(pal.line("gc --dry-run").out).filter(|said| said.contains("scratch"))
+        });
         assert!(left.contains("layer"), "{left}");
         let made = said(with_tools(pal, "setup base").output().unwrap());
         assert_eq!(made.code, 0, "{made:?}");
         let ran = pal.run(["run", "--template", "base", "--", "/bin/sh", "-c", "id -un; ls /bin/up"]);
         assert_eq!((ran.code, ran.out.as_str()), (0, "user\n/bin/up\n"), "{ran:?}");
         pal.line("gc");
-        let layers: Vec<_> = std::fs::read_dir(pal.data().join("layers")).unwrap().flatten().filter(|entry| entry.path().is_dir()).collect();
+        let layers: Vec<_> = std::fs::read_dir(pal.data().join("layers"))
+            .unwrap()
+            .flatten()
+            .filter(|entry| entry.path().is_dir())
+            .collect();
         assert_eq!(layers.len(), 1, "nothing is left of the first time: {layers:?}");
         assert!(!pal.line("gc --dry-run").out.contains("scratch"));
         pal.ok("templates rm base");

@@ -15,8 +15,16 @@ fn terminal(pal: &Pal, lines: &str) -> Child {
     let file = pal.dir().join("lines");
     std::fs::write(&file, lines).unwrap();
     let mut command = Command::new("script");
-    command.args(["--quiet", "--return", "--command"]).arg(format!("bash {}", file.display())).arg("/dev/null");
-    command.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", pal.dir()).env("PAL_DATA", pal.data()).env("PAL", crate::pal::program());
+    command
+        .args(["--quiet", "--return", "--command"])
+        .arg(format!("bash {}", file.display()))
+        .arg("/dev/null");
+    command
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("HOME", pal.dir())
+        .env("PAL_DATA", pal.data())
+        .env("PAL", crate::pal::program());
     command.env("TERM", "xterm").env("SHELL", "/bin/sh").env("DIR", pal.dir());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script (bsdutils) can be run")
 }

@@ -9,7 +9,9 @@ impl Chance {
     /// From `PALISADE_SEED`, or from the clock; printed either way.
     pub fn new() -> Self {
         let drawn = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
-        let seed = std::env::var("PALISADE_SEED").ok().map_or_else(drawn, |seed| seed.parse().expect("PALISADE_SEED is a number"));
+        let seed = std::env::var("PALISADE_SEED")
+            .ok()
+            .map_or_else(drawn, |seed| seed.parse().expect("PALISADE_SEED is a number"));
         eprintln!("PALISADE_SEED={seed}");
         Self(seed)
     }

@@ -1,6 +1,9 @@
 //! The first `pal` of a data directory makes it; killed on the way, the next one does.
 
-use std::{collections::BTreeSet, time::{Duration, Instant}};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use testkit::leaks;
 
@@ -29,7 +32,12 @@ fn a_data_directory_that_was_half_made_is_made_by_the_next_pal() {
         }
         leaks::reap();
         let said = pal.run(&["run", "--", "echo", "here"]);
-        assert_eq!((said.code, said.out.as_str()), (Some(0), "here\n"), "directory {kill}, killed after {kills:?}: {}", said.err);
+        assert_eq!(
+            (said.code, said.out.as_str()),
+            (Some(0), "here\n"),
+            "directory {kill}, killed after {kills:?}: {}",
+            said.err
+        );
         // Keepers of what was killed may still be at it.
         testkit::wait::blocking(Duration::from_secs(5), "Bodies of a pal that was killed are left", || {
             leaks::reap();

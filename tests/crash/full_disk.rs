@@ -11,7 +11,11 @@ use std::{
 
 use testkit::leaks;
 
-use crate::{leftovers, pal::{Pal, Said}, turn};
+use crate::{
+    leftovers,
+    pal::{Pal, Said},
+    turn,
+};
 
 /// Set in the namespace.
 const INSIDE: &str = "PALISADE_FULL_DISK";
@@ -31,17 +35,28 @@ fn a_full_disk_refuses_and_nothing_half_made_is_left() {
     }
     let test = "full_disk::a_full_disk_refuses_and_nothing_half_made_is_left";
     let mut again = Command::new("unshare");
-    again.args(["--mount", "--propagation", "private", "--"]).arg(std::env::current_exe().expect("this program has a path"));
+    again
+        .args(["--mount", "--propagation", "private", "--"])
+        .arg(std::env::current_exe().expect("this program has a path"));
     again.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(INSIDE, "1");
     let output = again.output().expect("unshare (util-linux) can be run");
-    assert!(output.status.success(), "{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 fn on_a_small_disk() {
     let pal = Pal::new();
     let data = pal.data();
     fs::create_dir(&data).expect("the directory is ours");
-    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", DISK, "palisade-test"]).arg(&data).status().expect("mount can be run");
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", DISK, "palisade-test"])
+        .arg(&data)
+        .status()
+        .expect("mount can be run");
     assert!(mounted.success());
     every_verb(&pal);
     fresh_directory(&pal);
@@ -124,7 +139,10 @@ fn fill(data: &Path) -> std::path::PathBuf {
 
 fn refused(verb: &[&str], said: &Said) {
     assert_eq!(said.code, Some(HOST), "pal {verb:?} on a full disk: {said:?}");
-    assert!(said.err.starts_with("error: ") && said.err.contains("hint: "), "pal {verb:?} on a full disk: {said:?}");
+    assert!(
+        said.err.starts_with("error: ") && said.err.contains("hint: "),
+        "pal {verb:?} on a full disk: {said:?}"
+    );
     let words = ["full", "No space left", "no space left"];
     assert!(words.iter().any(|word| said.err.contains(word)), "pal {verb:?} does not say why: {}", said.err);
 }

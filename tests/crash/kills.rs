@@ -35,7 +35,8 @@ fn kills_of_pal_lose_nothing_and_leave_nothing() {
 
 fn kill_and_check(wanted: usize) {
     let _turn = turn();
-    let wanted = std::env::var("PALISADE_KILLS").map_or(wanted, |wanted| wanted.parse().expect("PALISADE_KILLS is a number"));
+    let wanted = std::env::var("PALISADE_KILLS")
+        .map_or(wanted, |wanted| wanted.parse().expect("PALISADE_KILLS is a number"));
     let mut chance = Chance::new();
     let mut world = World::new();
     let typical = measure(&mut world);
@@ -114,7 +115,9 @@ fn choose(world: &mut World, chance: &mut Chance) -> Act {
         match verb {
             Verb::Run | Verb::Gc => return world.prepare(verb, String::new()),
             Verb::Create if bodies.len() < BODIES_MAX => return world.prepare(verb, String::new()),
-            Verb::RemoveSnapshot if !snapshots.is_empty() => return world.prepare(verb, chance.of(&snapshots).clone()),
+            Verb::RemoveSnapshot if !snapshots.is_empty() => {
+                return world.prepare(verb, chance.of(&snapshots).clone());
+            }
             Verb::Create | Verb::RemoveSnapshot => {}
             Verb::Fork if bodies.len() >= BODIES_MAX => {}
             _ if bodies.is_empty() => {}
@@ -145,7 +148,9 @@ impl Besides {
         let bodies = world.bodies();
         match chance.below(8) {
             0 if !bodies.is_empty() => {
-                let Some(running) = running(&world.pal, chance.of(&bodies).as_str()) else { return Besides::Nothing };
+                let Some(running) = running(&world.pal, chance.of(&bodies).as_str()) else {
+                    return Besides::Nothing;
+                };
                 let pids = [vec![running.pid], vec![running.keeper], vec![running.keeper, running.pid]];
                 let ours: Vec<i32> = leaks::descendants().into_iter().map(|process| process.pid).collect();
                 let pids = chance.of(&pids).iter().copied().filter(|pid| ours.contains(pid)).collect();
@@ -161,12 +166,17 @@ impl Besides {
             Besides::Nothing => {}
             Besides::Deaths(pids, after) => {
                 thread::sleep(*after);
-                let named = |pid: &i32| leaks::Process { pid: *pid, parent: 0, name: String::new(), state: 'R' };
+                let named =
+                    |pid: &i32| leaks::Process { pid: *pid, parent: 0, name: String::new(), state: 'R' };
                 leaks::end(&pids.iter().map(named).collect::<Vec<_>>());
             }
             Besides::Gc(call, after) => {
                 thread::sleep(*after);
-                let output = Command::new(&call.program).arg("gc").env("PAL_DATA", &call.data).output().expect("pal can be run");
+                let output = Command::new(&call.program)
+                    .arg("gc")
+                    .env("PAL_DATA", &call.data)
+                    .output()
+                    .expect("pal can be run");
                 assert!(output.status.success(), "gc: {}", String::from_utf8_lossy(&output.stderr));
             }
         }
@@ -184,13 +194,18 @@ fn running(pal: &Pal, id: &str) -> Option<Running> {
 
 /// A `pal run` that sleeps, and the one Body it has.
 fn sleeping(pal: &Pal) -> (std::process::Child, String, Running) {
-    let child = Command::new(pal::program()).args(["run", "--", "sleep", "0.5"]).env("PAL_DATA", pal.data()).spawn().expect("pal can be run");
+    let child = Command::new(pal::program())
+        .args(["run", "--", "sleep", "0.5"])
+        .env("PAL_DATA", pal.data())
+        .spawn()
+        .expect("pal can be run");
     let found = || {
         let id = pal.bodies().into_iter().map(|(id, _)| id).next()?;
         let running = running(pal, &id)?;
         Some((id, running))
     };
-    let (id, running) = wait::blocking(Duration::from_secs(5), "the Body of a `pal run` is not listed", found);
+    let (id, running) =
+        wait::blocking(Duration::from_secs(5), "the Body of a `pal run` is not listed", found);
     (child, id, running)
 }
 

@@ -42,6 +42,7 @@ fn wait_for_nobody() -> Vec<leaks::Process> {
         leaks::reap();
         leaks::descendants().is_empty().then_some(())
     };
-    let waited = std::panic::catch_unwind(|| wait::blocking(Duration::from_secs(5), "processes are left", look));
+    let waited =
+        std::panic::catch_unwind(|| wait::blocking(Duration::from_secs(5), "processes are left", look));
     if waited.is_ok() { Vec::new() } else { leaks::descendants() }
 }

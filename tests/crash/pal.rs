@@ -45,7 +45,12 @@ impl Pal {
 
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
-        command.args(arguments).env("PAL_DATA", self.data()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .args(arguments)
+            .env("PAL_DATA", self.data())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         command
     }
 
@@ -96,19 +101,32 @@ impl Pal {
     pub fn bodies(&self) -> Vec<(String, String)> {
         let text = |body: &Value, name: &str| body[name].as_str().expect("a Body has it").to_owned();
         let listed = self.json(&["ls", "--json"]);
-        listed.as_array().expect("a list").iter().map(|body| (text(body, "id"), text(body, "status"))).collect()
+        listed
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|body| (text(body, "id"), text(body, "status")))
+            .collect()
     }
 
     /// Ids of the snapshots it lists.
     pub fn snapshots(&self) -> Vec<String> {
         let listed = self.json(&["snapshots", "--json"]);
-        listed.as_array().expect("a list").iter().map(|snapshot| snapshot["id"].as_str().expect("an id").to_owned()).collect()
+        listed
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|snapshot| snapshot["id"].as_str().expect("an id").to_owned())
+            .collect()
     }
 
     /// The whole log, which is shown to be whole.
     pub fn log(&self) -> Vec<Value> {
         assert_eq!(self.json(&["events", "verify", "--json"])["log"], "whole");
-        self.ok(&["events", "--json"]).lines().map(|line| serde_json::from_str(line).expect("an event")).collect()
+        self.ok(&["events", "--json"])
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("an event"))
+            .collect()
     }
 }
 
@@ -122,6 +140,10 @@ pub fn program() -> PathBuf {
     let test = std::env::current_exe().expect("this program has a path");
     let built = test.ancestors().nth(2).unwrap_or(Path::new("/")).join("pal");
     let found = testkit::user::pal(&built.to_string_lossy());
-    assert!(found.is_file(), "there is no {}: run cargo build -p cli first, or set TESTKIT_PAL", found.display());
+    assert!(
+        found.is_file(),
+        "there is no {}: run cargo build -p cli first, or set TESTKIT_PAL",
+        found.display()
+    );
     found
 }

@@ -9,7 +9,10 @@ use std::{
 use serde_json::Value;
 use testkit::{leaks, wait};
 
-use crate::{leftovers, pal::{Pal, Said}};
+use crate::{
+    leftovers,
+    pal::{Pal, Said},
+};
 
 /// How long a keeper may take to end what its `pal run` left.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -33,8 +36,21 @@ pub enum Verb {
 impl Verb {
     /// All of them; those that change most, more often.
     pub const ALL: [Verb; 15] = [
-        Verb::Create, Verb::Create, Verb::Run, Verb::Run, Verb::Exec, Verb::Exec, Verb::Copy, Verb::Snapshot,
-        Verb::Snapshot, Verb::RemoveSnapshot, Verb::Fork, Verb::Remove, Verb::Stop, Verb::Start, Verb::Gc,
+        Verb::Create,
+        Verb::Create,
+        Verb::Run,
+        Verb::Run,
+        Verb::Exec,
+        Verb::Exec,
+        Verb::Copy,
+        Verb::Snapshot,
+        Verb::Snapshot,
+        Verb::RemoveSnapshot,
+        Verb::Fork,
+        Verb::Remove,
+        Verb::Stop,
+        Verb::Start,
+        Verb::Gc,
     ];
 }
 
@@ -146,13 +162,19 @@ impl World {
 
     /// Remembers what was acknowledged: a whole line that was printed, or a good end.
     fn heed(&mut self, act: &Act, said: &Said) {
-        let printed: Vec<String> = said.out.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')).map(str::to_owned).collect();
+        let printed: Vec<String> = said
+            .out
+            .split_inclusive('\n')
+            .filter_map(|line| line.strip_suffix('\n'))
+            .map(str::to_owned)
+            .collect();
         let good = said.code == Some(0);
         match act.verb {
             Verb::Create => self.known.extend(printed.into_iter().map(|id| (id, Known::default()))),
             Verb::Fork => {
                 let marks = self.known.get(&act.of).map(|parent| parent.marks.clone()).unwrap_or_default();
-                self.known.extend(printed.into_iter().map(|id| (id, Known { marks: marks.clone(), going: false })));
+                self.known
+                    .extend(printed.into_iter().map(|id| (id, Known { marks: marks.clone(), going: false })));
             }
             Verb::Exec | Verb::Copy if good => {
                 self.known.entry(act.of.clone()).or_default().marks.push(act.mark.clone());
@@ -170,8 +192,18 @@ impl World {
                 self.removed.insert(act.of.clone());
             }
             Verb::Remove => self.known.entry(act.of.clone()).or_default().going = true,
-            Verb::Stop if good => assert_eq!(self.status(&act.of).as_deref(), Some("stopped"), "it said it had stopped {}", act.of),
-            Verb::Start if good => assert_eq!(self.status(&act.of).as_deref(), Some("running"), "it said it had started {}", act.of),
+            Verb::Stop if good => assert_eq!(
+                self.status(&act.of).as_deref(),
+                Some("stopped"),
+                "it said it had stopped {}",
+                act.of
+            ),
+            Verb::Start if good => assert_eq!(
+                self.status(&act.of).as_deref(),
+                Some("running"),
+                "it said it had started {}",
+                act.of
+            ),
             Verb::Run if good => assert_eq!(said.out, "ran\n"),
             _ => {}
         }
@@ -197,7 +229,11 @@ impl World {
             let inside = self.adopt(id);
             let known = self.known.entry(id.clone()).or_default();
             for mark in &known.marks {
-                assert!(inside.contains(mark), "Body {id} lost {mark}; going: {}; inside: {inside:?}", known.going);
+                assert!(
+                    inside.contains(mark),
+                    "Body {id} lost {mark}; going: {}; inside: {inside:?}",
+                    known.going
+                );
             }
         }
         let snapshots = self.pal.snapshots();
@@ -255,37 +291,58 @@ impl World {
         leaks::reap();
         while let snapshots @ [_, ..] = &*self.pal.snapshots() {
             // One that others stand on is refused until they are gone.
-            let removed = snapshots.iter().filter(|snapshot| self.pal.run(&["snapshots", "--rm", snapshot]).code == Some(0));
+            let removed = snapshots
+                .iter()
+                .filter(|snapshot| self.pal.run(&["snapshots", "--rm", snapshot]).code == Some(0));
             assert!(removed.count() > 0, "none of the snapshots {snapshots:?} can be removed");
         }
         self.pal.ok(&["gc"]);
         leftovers::none(&self.pal, &self.seen);
-        assert_eq!(self.pal.json(&["gc", "--json"]), Value::Array(Vec::new()), "gc leaves something to itself");
+        assert_eq!(
+            self.pal.json(&["gc", "--json"]),
+            Value::Array(Vec::new()),
+            "gc leaves something to itself"
+        );
     }
 
     /// The log is whole and holds what was acknowledged.
     fn check_log(&self) {
         let log = self.pal.log();
         let of = |kind: &str| -> BTreeSet<&str> {
-            log.iter().filter(|event| event["type"] == kind).filter_map(|event| event["body"].as_str()).collect()
+            log.iter()
+                .filter(|event| event["type"] == kind)
+                .filter_map(|event| event["body"].as_str())
+                .collect()
         };
         let (created, removed) = (of("body.created"), of("body.removed"));
         for id in self.known.keys().chain(&self.removed) {
-            assert!(created.contains(id.as_str()), "Body {id} was there, and the log knows nothing of its creation");
+            assert!(
+                created.contains(id.as_str()),
+                "Body {id} was there, and the log knows nothing of its creation"
+            );
         }
         for id in &self.removed {
-            assert!(removed.contains(id.as_str()), "Body {id} was removed, and the log knows nothing of that");
+            assert!(
+                removed.contains(id.as_str()),
+                "Body {id} was removed, and the log knows nothing of that"
+            );
         }
         let data = |kind: &str, name: &str| -> Vec<&Value> {
             log.iter().filter(|event| event["type"] == kind).map(|event| &event["data"][name]).collect()
         };
         let taken = data("snapshot.created", "snapshot");
         for snapshot in &self.taken {
-            assert!(taken.iter().any(|id| **id == snapshot.as_str()), "the log knows nothing of snapshot {snapshot}");
+            assert!(
+                taken.iter().any(|id| **id == snapshot.as_str()),
+                "the log knows nothing of snapshot {snapshot}"
+            );
         }
         let ended = data("exec.ended", "exec");
         for mark in &self.done {
-            let began = log.iter().find(|event| event["type"] == "exec.started" && event["data"]["argv"].to_string().contains(&format!("~/{mark}\"")));
+            let began = log.iter().find(|event| {
+                event["type"] == "exec.started"
+                    && event["data"]["argv"].to_string().contains(&format!("~/{mark}\""))
+            });
             let began = began.unwrap_or_else(|| panic!("the log knows nothing of the exec of {mark}"));
             assert!(ended.contains(&&began["seq"]), "the log does not know how the exec of {mark} ended");
         }

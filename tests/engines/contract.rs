@@ -44,24 +44,36 @@ static MACHINE: Shape = Shape {
     required: &["mem_size_mib", "vcpu_count"],
     fields: &[("mem_size_mib", Whole), ("vcpu_count", Whole), ("smt", Truth), ("track_dirty_pages", Truth)],
 };
-static BOOT: Shape =
-    Shape { name: "BootSource", required: &["kernel_image_path"], fields: &[("kernel_image_path", Text), ("initrd_path", Text), ("boot_args", Text)] };
+static BOOT: Shape = Shape {
+    name: "BootSource",
+    required: &["kernel_image_path"],
+    fields: &[("kernel_image_path", Text), ("initrd_path", Text), ("boot_args", Text)],
+};
 static DRIVE: Shape = Shape {
     name: "Drive",
     required: &["drive_id", "is_root_device"],
     fields: &[
-        ("drive_id", Text), ("path_on_host", Text), ("is_root_device", Truth), ("is_read_only", Truth), ("cache_type", OneOf(&["Unsafe", "Writeback"])),
+        ("drive_id", Text),
+        ("path_on_host", Text),
+        ("is_root_device", Truth),
+        ("is_read_only", Truth),
+        ("cache_type", OneOf(&["Unsafe", "Writeback"])),
         ("io_engine", OneOf(&["Sync", "Async"])),
     ],
 };
-static VSOCK: Shape = Shape { name: "Vsock", required: &["guest_cid", "uds_path"], fields: &[("guest_cid", Whole), ("uds_path", Text)] };
+static VSOCK: Shape = Shape {
+    name: "Vsock",
+    required: &["guest_cid", "uds_path"],
+    fields: &[("guest_cid", Whole), ("uds_path", Text)],
+};
 static ENTROPY: Shape = Shape { name: "EntropyDevice", required: &[], fields: &[] };
 static ACTION: Shape = Shape {
     name: "InstanceActionInfo",
     required: &["action_type"],
     fields: &[("action_type", OneOf(&["FlushMetrics", "InstanceStart", "SendCtrlAltDel"]))],
 };
-static VM: Shape = Shape { name: "Vm", required: &["state"], fields: &[("state", OneOf(&["Paused", "Resumed"]))] };
+static VM: Shape =
+    Shape { name: "Vm", required: &["state"], fields: &[("state", OneOf(&["Paused", "Resumed"]))] };
 static CREATE: Shape = Shape {
     name: "SnapshotCreateParams",
     required: &["mem_file_path", "snapshot_path"],
@@ -72,11 +84,18 @@ static BACKEND: Shape = Shape {
     required: &["backend_type", "backend_path"],
     fields: &[("backend_type", OneOf(&["File", "Uffd"])), ("backend_path", Text)],
 };
-static OVERRIDE: Shape = Shape { name: "VsockOverride", required: &["uds_path"], fields: &[("uds_path", Text)] };
+static OVERRIDE: Shape =
+    Shape { name: "VsockOverride", required: &["uds_path"], fields: &[("uds_path", Text)] };
 static LOAD: Shape = Shape {
     name: "SnapshotLoadParams",
     required: &["snapshot_path"],
-    fields: &[("snapshot_path", Text), ("mem_backend", Of(&BACKEND)), ("track_dirty_pages", Truth), ("resume_vm", Truth), ("vsock_override", Of(&OVERRIDE))],
+    fields: &[
+        ("snapshot_path", Text),
+        ("mem_backend", Of(&BACKEND)),
+        ("track_dirty_pages", Truth),
+        ("resume_vm", Truth),
+        ("vsock_override", Of(&OVERRIDE)),
+    ],
 };
 
 /// Firecracker's.
@@ -92,29 +111,54 @@ pub static FIRECRACKER: &[Operation] = &[
     ("PUT", "/snapshot/load", Some(&LOAD)),
 ];
 
-static CPUS: Shape = Shape { name: "CpusConfig", required: &["boot_vcpus", "max_vcpus"], fields: &[("boot_vcpus", Whole), ("max_vcpus", Whole)] };
+static CPUS: Shape = Shape {
+    name: "CpusConfig",
+    required: &["boot_vcpus", "max_vcpus"],
+    fields: &[("boot_vcpus", Whole), ("max_vcpus", Whole)],
+};
 static MEMORY: Shape = Shape { name: "MemoryConfig", required: &["size"], fields: &[("size", Whole)] };
-static PAYLOAD: Shape = Shape { name: "PayloadConfig", required: &[], fields: &[("kernel", Text), ("initramfs", Text), ("cmdline", Text)] };
+static PAYLOAD: Shape = Shape {
+    name: "PayloadConfig",
+    required: &[],
+    fields: &[("kernel", Text), ("initramfs", Text), ("cmdline", Text)],
+};
 static DISK: Shape = Shape {
     name: "DiskConfig",
     required: &[],
-    fields: &[("path", Text), ("readonly", Truth), ("serial", Text), ("image_type", OneOf(&["FixedVhd", "Qcow2", "Raw", "Vhdx", "Unknown"]))],
+    fields: &[
+        ("path", Text),
+        ("readonly", Truth),
+        ("serial", Text),
+        ("image_type", OneOf(&["FixedVhd", "Qcow2", "Raw", "Vhdx", "Unknown"])),
+    ],
 };
 static RNG: Shape = Shape { name: "RngConfig", required: &["src"], fields: &[("src", Text)] };
 static MODES: Kind = OneOf(&["Off", "Pty", "Tty", "File", "Socket", "Null"]);
 static SERIAL: Shape = Shape { name: "SerialConfig", required: &["mode"], fields: &[("mode", MODES)] };
 static CONSOLE: Shape = Shape { name: "ConsoleConfig", required: &["mode"], fields: &[("mode", MODES)] };
-static LINE: Shape = Shape { name: "VsockConfig", required: &["cid", "socket"], fields: &[("cid", Whole), ("socket", Text)] };
+static LINE: Shape =
+    Shape { name: "VsockConfig", required: &["cid", "socket"], fields: &[("cid", Whole), ("socket", Text)] };
 static CONFIG: Shape = Shape {
     name: "VmConfig",
     required: &["payload"],
     fields: &[
-        ("cpus", Of(&CPUS)), ("memory", Of(&MEMORY)), ("payload", Of(&PAYLOAD)), ("disks", Many(&DISK)), ("rng", Of(&RNG)), ("serial", Of(&SERIAL)),
-        ("console", Of(&CONSOLE)), ("vsock", Of(&LINE)),
+        ("cpus", Of(&CPUS)),
+        ("memory", Of(&MEMORY)),
+        ("payload", Of(&PAYLOAD)),
+        ("disks", Many(&DISK)),
+        ("rng", Of(&RNG)),
+        ("serial", Of(&SERIAL)),
+        ("console", Of(&CONSOLE)),
+        ("vsock", Of(&LINE)),
     ],
 };
-static SNAPSHOT: Shape = Shape { name: "VmSnapshotConfig", required: &[], fields: &[("destination_url", Text)] };
-static RESTORE: Shape = Shape { name: "RestoreConfig", required: &["source_url"], fields: &[("source_url", Text), ("prefault", Truth)] };
+static SNAPSHOT: Shape =
+    Shape { name: "VmSnapshotConfig", required: &[], fields: &[("destination_url", Text)] };
+static RESTORE: Shape = Shape {
+    name: "RestoreConfig",
+    required: &["source_url"],
+    fields: &[("source_url", Text), ("prefault", Truth)],
+};
 
 /// Cloud Hypervisor's, below `/api/v1`.
 pub static CLOUD_HYPERVISOR: &[Operation] = &[
@@ -134,28 +178,52 @@ fn judge(shape: &Shape, value: &Value) -> Result<(), String> {
         return Err(format!("{}.{missing} must be said", shape.name));
     }
     object.iter().try_for_each(|(name, value)| {
-        let (_, kind) = shape.fields.iter().find(|(known, _)| known == name).ok_or_else(|| format!("{} has no {name}", shape.name))?;
+        let (_, kind) = shape
+            .fields
+            .iter()
+            .find(|(known, _)| known == name)
+            .ok_or_else(|| format!("{} has no {name}", shape.name))?;
         let fits = match kind {
             Text => value.is_string(),
             Whole => value.is_u64(),
             Truth => value.is_boolean(),
             OneOf(words) => value.as_str().is_some_and(|word| words.contains(&word)),
             Of(shape) => return judge(shape, value),
-            Many(shape) => return value.as_array().ok_or_else(|| format!("{name} is no list"))?.iter().try_for_each(|one| judge(shape, one)),
+            Many(shape) => {
+                return value
+                    .as_array()
+                    .ok_or_else(|| format!("{name} is no list"))?
+                    .iter()
+                    .try_for_each(|one| judge(shape, one));
+            }
         };
         if fits { Ok(()) } else { Err(format!("{}.{name} cannot be {value}", shape.name)) }
     })
 }
 
 fn find<'a>(operations: &'a [Operation], method: &str, path: &str) -> Option<&'a Operation> {
-    let alike = |known: &str| known == path || known.strip_suffix("{drive_id}").is_some_and(|before| path.strip_prefix(before).is_some_and(|id| !id.contains('/')));
+    let alike = |known: &str| {
+        known == path
+            || known
+                .strip_suffix("{drive_id}")
+                .is_some_and(|before| path.strip_prefix(before).is_some_and(|id| !id.contains('/')))
+    };
     operations.iter().find(|(known_method, known_path, _)| *known_method == method && alike(known_path))
 }
 
 /// A machine with two images.
 pub fn plan(engine: Engine, begin: Begin) -> VmPlan {
     let body = proto::BodyId::from_random([7; 12]);
-    let config = GuestConfig { body, template: "host".into(), token: None, envs: Default::default(), user: "user".into(), workdir: None, ring_bytes: 0, forward: None };
+    let config = GuestConfig {
+        body,
+        template: "host".into(),
+        token: None,
+        envs: Default::default(),
+        user: "user".into(),
+        workdir: None,
+        ring_bytes: 0,
+        forward: None,
+    };
     VmPlan {
         engine,
         program: "/usr/bin/engine".into(),
@@ -187,8 +255,16 @@ pub fn plan(engine: Engine, begin: Begin) -> VmPlan {
 
 fn both_begins() -> [Begin; 2] {
     [
-        Begin::Boot { kernel: PathBuf::from("/boot/vmlinux"), initrd: PathBuf::from("/boot/initrd"), cmdline: "quiet".into() },
-        Begin::Thaw { ram: "/frozen/ram".into(), state: "/frozen/state".into(), held: Held { tree: Tree::default(), processes: 0, still: true } },
+        Begin::Boot {
+            kernel: PathBuf::from("/boot/vmlinux"),
+            initrd: PathBuf::from("/boot/initrd"),
+            cmdline: "quiet".into(),
+        },
+        Begin::Thaw {
+            ram: "/frozen/ram".into(),
+            state: "/frozen/state".into(),
+            held: Held { tree: Tree::default(), processes: 0, still: true },
+        },
     ]
 }
 
@@ -200,15 +276,28 @@ fn asked(engine: Engine) -> Vec<launch::Request> {
 fn check(engine: Engine, operations: &[Operation], below: &str) {
     let asked = asked(engine);
     for request in &asked {
-        let path = request.path.strip_prefix(below).unwrap_or_else(|| panic!("{} is not below {below}", request.path));
-        let (_, _, shape) = find(operations, request.method, path).unwrap_or_else(|| panic!("{engine} takes no {} {path}", request.method));
+        let path = request
+            .path
+            .strip_prefix(below)
+            .unwrap_or_else(|| panic!("{} is not below {below}", request.path));
+        let (_, _, shape) = find(operations, request.method, path)
+            .unwrap_or_else(|| panic!("{engine} takes no {} {path}", request.method));
         match (shape, &request.body) {
-            (Some(shape), Some(body)) => judge(shape, body).unwrap_or_else(|why| panic!("{engine}: {} {path}: {why}", request.method)),
+            (Some(shape), Some(body)) => {
+                judge(shape, body).unwrap_or_else(|why| panic!("{engine}: {} {path}: {why}", request.method))
+            }
             (None, None) => {}
-            (shape, body) => panic!("{engine}: {path}: {} a body, {body:?} is sent", if shape.is_some() { "takes" } else { "takes no" }),
+            (shape, body) => panic!(
+                "{engine}: {path}: {} a body, {body:?} is sent",
+                if shape.is_some() { "takes" } else { "takes no" }
+            ),
         }
     }
-    let unused = operations.iter().filter(|(method, path, _)| !asked.iter().any(|request| find(&[(method, path, None)], request.method, &request.path[below.len()..]).is_some()));
+    let unused = operations.iter().filter(|(method, path, _)| {
+        !asked.iter().any(|request| {
+            find(&[(method, path, None)], request.method, &request.path[below.len()..]).is_some()
+        })
+    });
     assert_eq!(unused.count(), 0, "what is written down here and never asked");
 }
 
@@ -227,19 +316,45 @@ fn what_an_api_does_not_take_is_found_out() {
     let wrong = |shape: &Shape, value: Value| judge(shape, &value).unwrap_err();
     assert_eq!(wrong(&VM, serde_json::json!({ "state": "Stopped" })), "Vm.state cannot be \"Stopped\"");
     assert_eq!(wrong(&VM, serde_json::json!({})), "Vm.state must be said");
-    assert_eq!(wrong(&BOOT, serde_json::json!({ "kernel_image_path": "k", "initramfs": "i" })), "BootSource has no initramfs");
-    assert_eq!(wrong(&LOAD, serde_json::json!({ "snapshot_path": "s", "mem_backend": { "backend_type": "File" } })), "MemoryBackend.backend_path must be said");
-    assert_eq!(wrong(&CONFIG, serde_json::json!({ "payload": {}, "disks": [{ "readonly": 1 }] })), "DiskConfig.readonly cannot be 1");
+    assert_eq!(
+        wrong(&BOOT, serde_json::json!({ "kernel_image_path": "k", "initramfs": "i" })),
+        "BootSource has no initramfs"
+    );
+    assert_eq!(
+        wrong(&LOAD, serde_json::json!({ "snapshot_path": "s", "mem_backend": { "backend_type": "File" } })),
+        "MemoryBackend.backend_path must be said"
+    );
+    assert_eq!(
+        wrong(&CONFIG, serde_json::json!({ "payload": {}, "disks": [{ "readonly": 1 }] })),
+        "DiskConfig.readonly cannot be 1"
+    );
 }
 
 #[test]
 fn what_must_not_be_written_to_is_read_only_by_its_device_and_no_format_is_guessed() {
-    for (engine, path, read_only) in [(Engine::Firecracker, "path_on_host", "is_read_only"), (Engine::CloudHypervisor, "path", "readonly")] {
+    for (engine, path, read_only) in
+        [(Engine::Firecracker, "path_on_host", "is_read_only"), (Engine::CloudHypervisor, "path", "readonly")]
+    {
         let bodies: Vec<Value> = asked(engine).into_iter().filter_map(|request| request.body).collect();
-        let disks: Vec<&Value> = bodies.iter().flat_map(|body| body["disks"].as_array().into_iter().flatten().chain(body.get(path).map(|_| body))).collect();
-        let found: Vec<(&str, bool)> = disks.iter().map(|disk| (disk[path].as_str().unwrap(), disk[read_only].as_bool().unwrap())).collect();
-        assert_eq!(found, [("/disks/upper.img", false), ("/disks/image0", true), ("/disks/image1", true)], "{engine}");
+        let disks: Vec<&Value> = bodies
+            .iter()
+            .flat_map(|body| {
+                body["disks"].as_array().into_iter().flatten().chain(body.get(path).map(|_| body))
+            })
+            .collect();
+        let found: Vec<(&str, bool)> = disks
+            .iter()
+            .map(|disk| (disk[path].as_str().unwrap(), disk[read_only].as_bool().unwrap()))
+            .collect();
+        assert_eq!(
+            found,
+            [("/disks/upper.img", false), ("/disks/image0", true), ("/disks/image1", true)],
+            "{engine}"
+        );
         assert!(engine == Engine::Firecracker || disks.iter().all(|disk| disk["image_type"] == "Raw"));
-        assert!(bodies.iter().all(|body| body.get("net").is_none() && body.get("iface_id").is_none()), "no network");
+        assert!(
+            bodies.iter().all(|body| body.get("net").is_none() && body.get("iface_id").is_none()),
+            "no network"
+        );
     }
 }

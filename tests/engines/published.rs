@@ -18,7 +18,8 @@ impl Description {
     fn read(variable: &str, shapes: &'static [&'static str]) -> Option<Self> {
         let path = std::env::var_os(variable)?;
         let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{variable}: {error}"));
-        let root = YamlLoader::load_from_str(&text).unwrap_or_else(|error| panic!("{variable}: {error}")).remove(0);
+        let root =
+            YamlLoader::load_from_str(&text).unwrap_or_else(|error| panic!("{variable}: {error}")).remove(0);
         Some(Self { root, shapes })
     }
 
@@ -36,7 +37,8 @@ impl Description {
 
     fn agrees_on(&self, shape: &Shape) {
         let theirs = self.shape(shape.name);
-        let mut required: Vec<&str> = theirs["required"].as_vec().into_iter().flatten().filter_map(Yaml::as_str).collect();
+        let mut required: Vec<&str> =
+            theirs["required"].as_vec().into_iter().flatten().filter_map(Yaml::as_str).collect();
         let mut ours = shape.required.to_vec();
         required.sort_unstable();
         ours.sort_unstable();
@@ -56,7 +58,8 @@ impl Description {
             Kind::Truth => is("boolean"),
             Kind::OneOf(words) => {
                 let value = Self::referred(value).map_or(value, |name| self.shape(name));
-                let theirs: Vec<&str> = value["enum"].as_vec().into_iter().flatten().filter_map(Yaml::as_str).collect();
+                let theirs: Vec<&str> =
+                    value["enum"].as_vec().into_iter().flatten().filter_map(Yaml::as_str).collect();
                 assert_eq!(theirs, words, "{at}");
             }
             Kind::Of(shape) => {
@@ -76,8 +79,15 @@ impl Description {
             let operation = &self.root["paths"][*path][method.to_lowercase().as_str()];
             assert!(!operation.is_badvalue(), "it has no {method} {path}");
             // In the older form of descriptions the body is a parameter, in the newer one it stands by itself.
-            let parameter = operation["parameters"].as_vec().into_iter().flatten().find(|parameter| parameter["in"].as_str() == Some("body"));
-            let body = parameter.map_or(&operation["requestBody"]["content"]["application/json"]["schema"], |parameter| &parameter["schema"]);
+            let parameter = operation["parameters"]
+                .as_vec()
+                .into_iter()
+                .flatten()
+                .find(|parameter| parameter["in"].as_str() == Some("body"));
+            let body = parameter
+                .map_or(&operation["requestBody"]["content"]["application/json"]["schema"], |parameter| {
+                    &parameter["schema"]
+                });
             assert_eq!(Self::referred(body), shape.map(|shape| shape.name), "{method} {path}");
             shape.iter().for_each(|shape| self.agrees_on(shape));
         }

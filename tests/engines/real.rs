@@ -17,7 +17,10 @@ use testkit::{Bodies, body_test, explain, skip::skip};
 /// The program: named, or where programs are.
 pub fn program(which: Engine) -> Option<PathBuf> {
     let variable = format!("PAL_{}", which.name().replace('-', "_").to_uppercase());
-    let places = ["/usr/local/bin", "/usr/bin"].iter().map(|dir| Path::new(dir).join(which.name())).find(|path| path.is_file());
+    let places = ["/usr/local/bin", "/usr/bin"]
+        .iter()
+        .map(|dir| Path::new(dir).join(which.name()))
+        .find(|path| path.is_file());
     std::env::var_os(variable).map(PathBuf::from).or(places)
 }
 
@@ -28,7 +31,11 @@ fn own_record(t: &Bodies) {
     fs::remove_file(&own).unwrap();
     fs::create_dir(&own).unwrap();
     fs::set_permissions(&own, fs::Permissions::from_mode(0o700)).unwrap();
-    for entry in fs::read_dir(&shared).unwrap().flatten().filter(|entry| !["setup.json", "lock"].iter().any(|own| entry.file_name() == *own)) {
+    for entry in fs::read_dir(&shared)
+        .unwrap()
+        .flatten()
+        .filter(|entry| !["setup.json", "lock"].iter().any(|own| entry.file_name() == *own))
+    {
         symlink(entry.path(), own.join(entry.file_name())).unwrap();
     }
     fs::copy(shared.join("setup.json"), own.join("setup.json")).unwrap();
@@ -41,7 +48,10 @@ fn nothing_is_left(fleet: &Fleet) {
 async fn check(t: &Bodies, which: Engine, calls_itself: &str) {
     let Some(program) = program(which) else { return skip(&format!("under a real {which}")) };
     own_record(t);
-    let known = t.fleet().setup_engine(which, Some(program), &mut |said: &str| eprintln!("{said}")).unwrap_or_else(|failure| panic!("{}", explain(&failure)));
+    let known = t
+        .fleet()
+        .setup_engine(which, Some(program), &mut |said: &str| eprintln!("{said}"))
+        .unwrap_or_else(|failure| panic!("{}", explain(&failure)));
     assert!(known.version.starts_with(calls_itself), "{}", known.version);
     let verdict = known.verdict.clone().unwrap();
     eprintln!("{}: {}: {}", known.version, verdict.accelerator.name(), verdict.why);
@@ -57,24 +67,40 @@ async fn check(t: &Bodies, which: Engine, calls_itself: &str) {
     assert!(!verdict.why.contains("cannot start the hypervisor"), "{}", verdict.why);
     let failure = t.fleet().create(wanted).await.unwrap_err();
     assert_eq!(failure.kind, Kind::Host, "{}", explain(&failure));
-    assert!(failure.to_string().contains(which.name()) && failure.hints.iter().any(|hint| hint.contains("--engine qemu")), "{}", explain(&failure));
+    assert!(
+        failure.to_string().contains(which.name())
+            && failure.hints.iter().any(|hint| hint.contains("--engine qemu")),
+        "{}",
+        explain(&failure)
+    );
     assert!(failure.causes().iter().any(|cause| cause.contains(&verdict.why)), "{}", explain(&failure));
     nothing_is_left(t.fleet());
 }
 
 /// On a host that can: a machine that runs, is frozen, goes on and is thawed as another.
 async fn it_works(t: &Bodies, wanted: Create) {
-    let view = t.fleet().create(wanted.clone()).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
+    let view =
+        t.fleet().create(wanted.clone()).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
     let body = view.id().clone();
-    t.sh(&body, "echo here > ~/file; (while sleep 0.2; do date +%s%N > ~/beat; done) >/dev/null 2>&1 &").await.ok();
-    let fork = t.fleet().fork(&body, 1).await.unwrap_or_else(|failure| panic!("{}", explain(&failure))).remove(0);
+    t.sh(&body, "echo here > ~/file; (while sleep 0.2; do date +%s%N > ~/beat; done) >/dev/null 2>&1 &")
+        .await
+        .ok();
+    let fork =
+        t.fleet().fork(&body, 1).await.unwrap_or_else(|failure| panic!("{}", explain(&failure))).remove(0);
     for id in [&body, fork.id()] {
-        let beats = t.sh(id, "cat ~/file; one=$(cat ~/beat); sleep 1; [ \"$one\" != \"$(cat ~/beat)\" ] && echo beats").await.ok();
+        let beats = t
+            .sh(id, "cat ~/file; one=$(cat ~/beat); sleep 1; [ \"$one\" != \"$(cat ~/beat)\" ] && echo beats")
+            .await
+            .ok();
         assert_eq!(beats, "here\nbeats", "its process goes on");
     }
     let snapshot = t.fleet().snapshot(&body, Some("frozen".into())).await.unwrap();
     let other = Create { engine: Some(Engine::Qemu), template: snapshot.id.to_string(), ..wanted };
-    assert_eq!(t.fleet().create(other).await.unwrap_err().kind, Kind::RestoreIncomplete, "frozen under one, not thawed under another");
+    assert_eq!(
+        t.fleet().create(other).await.unwrap_err().kind,
+        Kind::RestoreIncomplete,
+        "frozen under one, not thawed under another"
+    );
 }
 
 #[body_test(except(process = "it is about machines"))]
@@ -93,13 +119,23 @@ async fn one_that_is_not_here_says_where_to_get_it(t: Bodies) {
     for which in [Engine::Firecracker, Engine::CloudHypervisor] {
         let failure = t.fleet().setup_engine(which, Some("/nowhere".into()), &mut |_: &str| ()).unwrap_err();
         assert_eq!(failure.kind, Kind::NotFound, "{}", explain(&failure));
-        assert!(failure.hints[0].contains("/releases") && failure.hints[0].contains(which.name()), "{}", explain(&failure));
+        assert!(
+            failure.hints[0].contains("/releases") && failure.hints[0].contains(which.name()),
+            "{}",
+            explain(&failure)
+        );
         // A program that is another one.
         let failure = t.fleet().setup_engine(which, Some("/bin/true".into()), &mut |_: &str| ()).unwrap_err();
         assert_eq!(failure.kind, Kind::Host, "{}", explain(&failure));
         if program(which).is_none() {
             let failure = t.fleet().create(Create { engine: Some(which), ..t.kept() }).await.unwrap_err();
-            assert!(failure.kind == Kind::Host && failure.to_string().contains("not installed") && failure.hints[0].contains("/releases"), "{}", explain(&failure));
+            assert!(
+                failure.kind == Kind::Host
+                    && failure.to_string().contains("not installed")
+                    && failure.hints[0].contains("/releases"),
+                "{}",
+                explain(&failure)
+            );
         }
     }
     nothing_is_left(t.fleet());
@@ -119,5 +155,8 @@ async fn what_one_froze_is_not_thawed_by_another(t: Bodies) {
     assert_eq!(failure.kind, Kind::RestoreIncomplete, "{}", explain(&failure));
     assert!(failure.message.contains("firecracker") && failure.message.contains("qemu"), "{failure}");
     fs::write(dir.join("manifest.json"), manifest).unwrap();
-    t.fleet().create(asked).await.unwrap_or_else(|failure| panic!("as it was it can be thawed: {}", explain(&failure)));
+    t.fleet()
+        .create(asked)
+        .await
+        .unwrap_or_else(|failure| panic!("as it was it can be thawed: {}", explain(&failure)));
 }

@@ -35,7 +35,14 @@ fn start(which: Engine, program: &Path, dir: &Path) -> Running {
         let _ = fs::remove_file(dir.join(stale));
     }
     let flag = if which == Engine::Firecracker { "--api-sock" } else { "--api-socket" };
-    let child = Command::new(program).arg(flag).arg(&api).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let child = Command::new(program)
+        .arg(flag)
+        .arg(&api)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     let running = Running(child);
     let deadline = Instant::now() + PATIENCE;
     while UnixStream::connect(&api).is_err() {
@@ -53,12 +60,18 @@ fn send(dir: &Path, request: &launch::Request) -> (u16, String) {
     }
     let mut stream = UnixStream::connect(dir.join("shm/api.sock")).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let head = format!("{} {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n", request.method, request.path, body.len());
+    let head = format!(
+        "{} {} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        request.method,
+        request.path,
+        body.len()
+    );
     stream.write_all(format!("{head}{body}").as_bytes()).unwrap();
     let mut answer = BufReader::new(stream);
     let mut line = String::new();
     answer.read_line(&mut line).unwrap();
-    let status = line.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{line:?}"));
+    let status =
+        line.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{line:?}"));
     let mut len = 0;
     loop {
         line.clear();
@@ -83,7 +96,12 @@ fn send_all(which: Engine, dir: &Path, vm: &VmPlan) -> bool {
             skip("with a KVM that tells a machine's state");
             return false;
         }
-        assert!((200..300).contains(&status), "{which}: {} {}: {status}: {said}", request.method, request.path);
+        assert!(
+            (200..300).contains(&status),
+            "{which}: {} {}: {status}: {said}",
+            request.method,
+            request.path
+        );
     }
     true
 }
@@ -103,13 +121,21 @@ fn check(t: &Bodies, which: Engine) {
         path
     };
     let ground = fs::canonicalize(t.data().join("vm")).unwrap();
-    let setup: serde_json::Value = serde_json::from_str(&fs::read_to_string(ground.join("setup.json")).unwrap()).unwrap();
+    let setup: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(ground.join("setup.json")).unwrap()).unwrap();
     let kernel = ground.join(setup["kernel"].as_str().unwrap()).join("vmlinux");
     let initrd = fs::read_dir(ground.join("initrd")).unwrap().flatten().next().unwrap().path();
     let (upper, images) = (disk("upper.img"), vec![disk("image0"), disk("image1")]);
-    let vm = |begin| VmPlan { upper: upper.clone(), images: images.clone(), memory_bytes: 128 << 20, cpus: 1, ..plan(which, begin) };
+    let vm = |begin| VmPlan {
+        upper: upper.clone(),
+        images: images.clone(),
+        memory_bytes: 128 << 20,
+        cpus: 1,
+        ..plan(which, begin)
+    };
     let running = start(which, &program, dir);
-    let whole = send_all(which, dir, &vm(Begin::Boot { kernel, initrd, cmdline: "console=ttyS0 panic=-1".into() }));
+    let whole =
+        send_all(which, dir, &vm(Begin::Boot { kernel, initrd, cmdline: "console=ttyS0 panic=-1".into() }));
     drop(running);
     if !whole {
         return;
@@ -129,7 +155,11 @@ fn check(t: &Bodies, which: Engine) {
     };
     assert_eq!(fs::metadata(&ram).unwrap().len(), 128 << 20, "all of its memory was written down");
     let _running = start(which, &program, dir);
-    let _ = send_all(which, dir, &vm(Begin::Thaw { ram, state, held: Held { tree: Tree::default(), processes: 0, still: true } }));
+    let _ = send_all(
+        which,
+        dir,
+        &vm(Begin::Thaw { ram, state, held: Held { tree: Tree::default(), processes: 0, still: true } }),
+    );
 }
 
 #[body_test(except(process = "it is about machines"))]

@@ -35,12 +35,15 @@ struct Open {
     why: &'static str,
 }
 
-const POLICY: &[Open] = &[
-    Open { probe: "capabilities", when: |who| who == Who::Root, why: "root of a Body keeps eight, over its own files and processes" },
-];
+const POLICY: &[Open] = &[Open {
+    probe: "capabilities",
+    when: |who| who == Who::Root,
+    why: "root of a Body keeps eight, over its own files and processes",
+}];
 
 /// Probes that are not run: their bound is shown elsewhere.
-const NOT_RUN: &[(&str, &str)] = &[("inodes", "a million files; body::limits shows the bound by what df says")];
+const NOT_RUN: &[(&str, &str)] =
+    &[("inodes", "a million files; body::limits shows the bound by what df says")];
 
 /// Controls that cannot be shown where the suite's own root was given less than all.
 struct Unshown {
@@ -52,8 +55,16 @@ struct Unshown {
 
 const UNSHOWN: &[Unshown] = &[
     Unshown { probe: "oom-immunity", lacks: CAP_SYS_RESOURCE, why: "only who may use more than its share" },
-    Unshown { probe: "rlimit-memlock", lacks: CAP_SYS_RESOURCE, why: "only who may lift a limit can lift it for the control" },
-    Unshown { probe: "dev-vda", lacks: CAP_SYS_RESOURCE, why: "a machine that keeps this from its root keeps its disk from it, too" },
+    Unshown {
+        probe: "rlimit-memlock",
+        lacks: CAP_SYS_RESOURCE,
+        why: "only who may lift a limit can lift it for the control",
+    },
+    Unshown {
+        probe: "dev-vda",
+        lacks: CAP_SYS_RESOURCE,
+        why: "a machine that keeps this from its root keeps its disk from it, too",
+    },
 ];
 const CAP_SYS_RESOURCE: u32 = 24;
 
@@ -92,33 +103,60 @@ const SHOWN_ELSEWHERE: &[(&str, &str)] = &[
 
 /// Doors that only root can open for an ordinary user.
 const BY_ROOT: &[&str] = &[
-    "posix-queue", "cgroup-path", "host-group", "inherited-cwd", "mountinfo", "mounts-shared", "mounts-slave", "rlimit-memlock",
-    "locked-memory", "host-file-chroot", "setns-mnt-init", "setns-net-init", "setns-pid-init", "setns-ipc-init", "setns-uts-init",
+    "posix-queue",
+    "cgroup-path",
+    "host-group",
+    "inherited-cwd",
+    "mountinfo",
+    "mounts-shared",
+    "mounts-slave",
+    "rlimit-memlock",
+    "locked-memory",
+    "host-file-chroot",
+    "setns-mnt-init",
+    "setns-net-init",
+    "setns-pid-init",
+    "setns-ipc-init",
+    "setns-uts-init",
     "setns-cgroup-init",
 ];
 
-#[body_test(except(microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"))]
+#[body_test(except(
+    microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
+))]
 async fn a_passing_body_holds_its_user(t: Bodies) {
     judge(&t, t.passing(), Who::User).await;
 }
 
-#[body_test(except(user = "an id alone gives no root inside; the account's test judges that one", microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"))]
+#[body_test(except(
+    user = "an id alone gives no root inside; the account's test judges that one",
+    microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
+))]
 async fn a_passing_body_holds_its_root(t: Bodies) {
     judge(&t, t.passing(), Who::Root).await;
 }
 
-#[body_test(except(microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"))]
+#[body_test(except(
+    microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
+))]
 async fn a_kept_body_holds_its_user(t: Bodies) {
     judge(&t, t.kept(), Who::User).await;
 }
 
-#[body_test(except(user = "an id alone gives no root inside; the account's test judges that one", microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"))]
+#[body_test(except(
+    user = "an id alone gives no root inside; the account's test judges that one",
+    microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
+))]
 async fn a_kept_body_holds_its_root(t: Bodies) {
     judge(&t, t.kept(), Who::Root).await;
 }
 
 /// The body of a user with subordinate ids, whose root inside is that user outside.
-#[body_test(except(root = "it is about the ids of an ordinary user", user = "it is about the ids of an account", microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"))]
+#[body_test(except(
+    root = "it is about the ids of an ordinary user",
+    user = "it is about the ids of an account",
+    microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
+))]
 async fn a_body_of_an_account_holds_its_root(t: Bodies) {
     judge(&t, t.kept(), Who::Root).await;
 }
@@ -129,11 +167,18 @@ fn as_an_account_with_subordinate_ids() {
 }
 
 /// Other Bodies, and what Palisade keeps of them, are the host's too.
-#[body_test(except(microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"))]
+#[body_test(except(
+    microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
+))]
 async fn a_body_sees_nothing_of_another_or_of_palisade(t: Bodies) {
     let other = t.make(t.kept()).await;
     let name = format!("other-{}", std::process::id());
-    t.sh(other.id(), &format!("cp /bin/sleep ~/{name}; echo secret > ~/secret; (~/{name} 1000 >/dev/null 2>&1 &)")).await.ok();
+    t.sh(
+        other.id(),
+        &format!("cp /bin/sleep ~/{name}; echo secret > ~/secret; (~/{name} 1000 >/dev/null 2>&1 &)"),
+    )
+    .await
+    .ok();
     let canary = testkit::wait::until("the other's process runs", || {
         testkit::leaks::processes().into_iter().find(|process| process.name == name)
     })
@@ -143,11 +188,20 @@ async fn a_body_sees_nothing_of_another_or_of_palisade(t: Bodies) {
         let body = t.make(t.with_probe(request)).await.spec.id;
         t.denied(&body, "host-directory", &[format!("hostdir={}", t.body_dir(other.id()).display())]).await;
         t.denied(&body, "host-directory", &[format!("hostdir={}", t.data().display())]).await;
-        for path in [t.data().join("key"), t.data().join("events.db"), t.body_dir(other.id()).join("disk/upper/root/home/user/secret")] {
+        for path in [
+            t.data().join("key"),
+            t.data().join("events.db"),
+            t.body_dir(other.id()).join("disk/upper/root/home/user/secret"),
+        ] {
             t.denied(&body, "host-file", &file(path.clone())).await;
             t.denied(&body, "host-file-dotdot", &file(path)).await;
         }
-        t.denied(&body, "unix-path", &[format!("unix_path={}", t.body_dir(other.id()).join("guest.sock").display())]).await;
+        t.denied(
+            &body,
+            "unix-path",
+            &[format!("unix_path={}", t.body_dir(other.id()).join("guest.sock").display())],
+        )
+        .await;
         t.denied(&body, "see-comm", &[format!("comm={name}")]).await;
         let pid = [format!("pid={}", canary.pid), format!("comm={name}")];
         for probe in ["see-pid", "signal-pid", "queue-signal-pid", "prlimit-pid"] {
@@ -158,7 +212,11 @@ async fn a_body_sees_nothing_of_another_or_of_palisade(t: Bodies) {
 
 /// Groups open doors that an id alone does not. Without subordinate ids the kernel lets nobody drop them; then the
 /// record says so.
-#[body_test(except(root = "it is run with groups, below", user = "it is run with groups, below", microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"))]
+#[body_test(except(
+    root = "it is run with groups, below",
+    user = "it is run with groups, below",
+    microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
+))]
 async fn the_callers_groups_are_not_the_bodys(t: Bodies) {
     for request in [t.passing(), t.kept()] {
         let view = t.make(t.with_probe(request)).await;
@@ -167,14 +225,21 @@ async fn the_callers_groups_are_not_the_bodys(t: Bodies) {
             assert_eq!(record.state, State::Enforced, "{record:?}");
             t.denied(view.id(), "host-group", &[format!("gid={GROUP}")]).await;
         } else {
-            assert!(record.state == State::Degraded && record.reason.starts_with("1 more group"), "{record:?}");
+            assert!(
+                record.state == State::Degraded && record.reason.starts_with("1 more group"),
+                "{record:?}"
+            );
         }
     }
 }
 
 #[test]
 fn groups_of_root() {
-    testkit::user::run_with_groups("escape::the_callers_groups_are_not_the_bodys::process", Some((0, 0)), &[GROUP]);
+    testkit::user::run_with_groups(
+        "escape::the_callers_groups_are_not_the_bodys::process",
+        Some((0, 0)),
+        &[GROUP],
+    );
 }
 
 #[test]
@@ -185,12 +250,17 @@ fn groups_of_a_user() {
 #[test]
 fn groups_of_an_account() {
     let account = is_root().then(testkit::user::account);
-    testkit::user::run_with_groups("escape::the_callers_groups_are_not_the_bodys::process", account, &[GROUP]);
+    testkit::user::run_with_groups(
+        "escape::the_callers_groups_are_not_the_bodys::process",
+        account,
+        &[GROUP],
+    );
 }
 
 async fn judge(t: &Bodies, request: Create, who: Who) {
     let doors = Doors::open(&t.data());
-    let controls: BTreeMap<String, Report> = doors.control().into_iter().map(|report| (report.name.clone(), report)).collect();
+    let controls: BTreeMap<String, Report> =
+        doors.control().into_iter().map(|report| (report.name.clone(), report)).collect();
     let mut request = t.with_probe(request);
     request.limits.memory = Some(Size(MEMORY));
     request.limits.disk = Some(Size(DISK));
@@ -214,12 +284,22 @@ async fn judge(t: &Bodies, request: Create, who: Who) {
         let open = POLICY.iter().find(|open| open.probe == name && (open.when)(who));
         match (report.verdict, open) {
             (Verdict::Denied, None) | (Verdict::Reached, Some(_)) => {}
-            (Verdict::Denied, Some(open)) => wrong.push(format!("{name} is closed, and the policy says it is open: {}", open.why)),
-            (verdict, _) => wrong.push(format!("{name} ({}): {verdict:?} in the Body: {}", listed.about, report.detail)),
+            (Verdict::Denied, Some(open)) => {
+                wrong.push(format!("{name} is closed, and the policy says it is open: {}", open.why))
+            }
+            (verdict, _) => {
+                wrong.push(format!("{name} ({}): {verdict:?} in the Body: {}", listed.about, report.detail))
+            }
         }
         wrong.extend(unshown(&listed.control, name, controls.get(name)));
     }
-    wrong.extend(view.enforcement.mechanisms.iter().filter(|mechanism| mechanism.state == State::Enforced).filter_map(|mechanism| unproved(&mechanism.name, &inside)));
+    wrong.extend(
+        view.enforcement
+            .mechanisms
+            .iter()
+            .filter(|mechanism| mechanism.state == State::Enforced)
+            .filter_map(|mechanism| unproved(&mechanism.name, &inside)),
+    );
     let shown = controls.values().filter(|report| report.verdict == Verdict::Reached).count();
     let least = if is_root() { 200 } else { 100 };
     assert!(shown >= least, "only {shown} doors were shown open");
@@ -234,7 +314,8 @@ fn unproved(mechanism: &str, inside: &[Report]) -> Option<String> {
     let Some((_, probes)) = SHOWN.iter().find(|(name, _)| *name == mechanism) else {
         return Some(format!("{mechanism} is in the record, and nothing shows that it holds"));
     };
-    let denied = |name: &&str| inside.iter().any(|report| report.name == **name && report.verdict == Verdict::Denied);
+    let denied =
+        |name: &&str| inside.iter().any(|report| report.name == **name && report.verdict == Verdict::Denied);
     let not_run = |name: &&str| !is_root() && BY_ROOT.contains(name);
     let open: Vec<&&str> = probes.iter().filter(|name| !denied(name) && !not_run(name)).collect();
     (!open.is_empty()).then(|| format!("{mechanism} is in the record as enforced, but not denied: {open:?}"))
@@ -245,8 +326,14 @@ fn words(doors: &Doors) -> Vec<String> {
     let mut words = vec![PROBE_INSIDE.to_owned(), "all".to_owned()];
     words.extend(doors.inside());
     words.extend([
-        format!("pids={PIDS}"), format!("memory={MEMORY}"), format!("mlock={}", 8 << 20), format!("disk={DISK}"),
-        format!("fsize={DISK}"), format!("shm={}", MEMORY / 4), format!("nofile={FILES}"), "ptys=256".to_owned(),
+        format!("pids={PIDS}"),
+        format!("memory={MEMORY}"),
+        format!("mlock={}", 8 << 20),
+        format!("disk={DISK}"),
+        format!("fsize={DISK}"),
+        format!("shm={}", MEMORY / 4),
+        format!("nofile={FILES}"),
+        "ptys=256".to_owned(),
     ]);
     words
 }
@@ -254,19 +341,27 @@ fn words(doors: &Doors) -> Vec<String> {
 /// Whether this process has a capability.
 fn holds(capability: u32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:")).and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     mask.is_some_and(|mask| mask >> capability & 1 == 1)
 }
 
 /// What is wrong with a control.
 fn unshown(control: &Control, name: &str, report: Option<&Report>) -> Option<String> {
-    let excused = UNSHOWN.iter().find(|known| known.probe == name && !holds(known.lacks)).inspect(|known| eprintln!("not shown: {name}: {}", known.why));
+    let excused = UNSHOWN
+        .iter()
+        .find(|known| known.probe == name && !holds(known.lacks))
+        .inspect(|known| eprintln!("not shown: {name}: {}", known.why));
     let by_root = !is_root() && (*control == Control::Host || BY_ROOT.contains(&name));
     match report {
         Some(report) if report.verdict == Verdict::Reached => None,
         Some(report) if report.detail.starts_with("absent:") => None,
         _ if excused.is_some() || by_root || *control == Control::AbsentHere => None,
-        Some(report) => Some(format!("{name}: its door is not open on the host: {:?}: {}", report.verdict, report.detail)),
+        Some(report) => {
+            Some(format!("{name}: its door is not open on the host: {:?}: {}", report.verdict, report.detail))
+        }
         None => Some(format!("{name}: its control was not run")),
     }
 }

@@ -27,7 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 #[test]
 fn cycles_of_create_exec_remove_leave_everything_as_it_was() {
     leaks::watch();
-    let cycles = std::env::var("PALISADE_CYCLES").map_or(CYCLES, |cycles| cycles.parse().expect("PALISADE_CYCLES is a number"));
+    let cycles = std::env::var("PALISADE_CYCLES")
+        .map_or(CYCLES, |cycles| cycles.parse().expect("PALISADE_CYCLES is a number"));
     let home = Temporary::new("leak");
     let fleet = Fleet::open(Config { data: home.join("data"), durability: Durability::Process }).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -41,7 +42,12 @@ fn cycles_of_create_exec_remove_leave_everything_as_it_was() {
     assert_eq!(after.but_memory(), before.but_memory());
     assert_eq!(leaks::cgroups(&ids), Vec::<String>::new(), "cgroups are left");
     eprintln!("memory before {} KiB, after {} KiB", before.memory_kib, after.memory_kib);
-    assert!(after.memory_kib < before.memory_kib + GROWTH_KIB_MAX, "memory grew from {} to {} KiB", before.memory_kib, after.memory_kib);
+    assert!(
+        after.memory_kib < before.memory_kib + GROWTH_KIB_MAX,
+        "memory grew from {} to {} KiB",
+        before.memory_kib,
+        after.memory_kib
+    );
     assert!(matches!(fleet.verify_events().unwrap(), fleet::Verdict::Whole { .. }));
 }
 
@@ -80,12 +86,19 @@ impl Held {
 
     fn now(data: &Path) -> Self {
         // The log grows, and has its files in any case.
-        let files = ["", "bin", "bodies", "snapshots", "ids", "artifacts"].map(|dir| (dir.to_owned(), leaks::entries(&data.join(dir)).len()));
+        let files = ["", "bin", "bodies", "snapshots", "ids", "artifacts"]
+            .map(|dir| (dir.to_owned(), leaks::entries(&data.join(dir)).len()));
         Self {
-            unburied: leaks::processes().into_iter().filter(|process| process.parent == std::process::id() as i32).count(),
+            unburied: leaks::processes()
+                .into_iter()
+                .filter(|process| process.parent == std::process::id() as i32)
+                .count(),
             mounts: fs::read_to_string("/proc/self/mountinfo").unwrap().lines().count(),
             // Another pipe or socket has another number.
-            descriptors: leaks::descriptors().into_iter().map(|name| name.split(":[").next().unwrap_or_default().to_owned()).collect(),
+            descriptors: leaks::descriptors()
+                .into_iter()
+                .map(|name| name.split(":[").next().unwrap_or_default().to_owned())
+                .collect(),
             files: files.into(),
             memory_kib: memory_kib(),
         }

@@ -1,6 +1,10 @@
 //! What a machine is made from may be anything. It is told, nothing is left, and what was frozen stays as it was.
 
-use std::{fs, os::unix::fs::{FileExt, PermissionsExt, symlink}, path::Path};
+use std::{
+    fs,
+    os::unix::fs::{FileExt, PermissionsExt, symlink},
+    path::Path,
+};
 
 use fleet::{Create, OwnKernel};
 use proto::Kind;
@@ -25,17 +29,28 @@ async fn what_was_frozen_and_is_damaged_is_not_thawed(t: Bodies) {
         (kept, path)
     };
     let cut = |path: &Path| fs::File::options().write(true).open(path).unwrap().set_len(1 << 20).unwrap();
-    let flip = |path: &Path| fs::File::options().write(true).open(path).unwrap().write_all_at(&[0xff; 64], 4000).unwrap();
+    let flip = |path: &Path| {
+        fs::File::options().write(true).open(path).unwrap().write_all_at(&[0xff; 64], 4000).unwrap()
+    };
     type Damage<'a> = (&'a str, &'a dyn Fn(&Path));
-    let cases: [Damage<'_>; 5] = [("ram", &cut), ("ram", &flip), ("state", &cut), ("state", &flip), ("upper.img", &cut)];
+    let cases: [Damage<'_>; 5] =
+        [("ram", &cut), ("ram", &flip), ("state", &cut), ("state", &flip), ("upper.img", &cut)];
     for (name, act) in cases {
         let (kept, path) = damage(name, act);
         let failure = thaw().await.unwrap_err();
         assert_eq!(failure.kind, Kind::RestoreIncomplete, "{name}: {}", testkit::explain(&failure));
-        assert!(failure.message.contains("RESTORE_INCOMPLETE") && failure.hints[0].contains("--cold"), "{failure}");
+        assert!(
+            failure.message.contains("RESTORE_INCOMPLETE") && failure.hints[0].contains("--cold"),
+            "{failure}"
+        );
         fs::rename(kept, path).unwrap();
     }
-    for (from, to) in [("\"engine\":\"engine-", "\"engine\":\"other-"), ("\"accelerator\":\"emulated\"", "\"accelerator\":\"kvm\""), ("\"ticks_khz\":", "\"ticks_khz\":9"), ("\"board\":", "\"board\":9")] {
+    for (from, to) in [
+        ("\"engine\":\"engine-", "\"engine\":\"other-"),
+        ("\"accelerator\":\"emulated\"", "\"accelerator\":\"kvm\""),
+        ("\"ticks_khz\":", "\"ticks_khz\":9"),
+        ("\"board\":", "\"board\":9"),
+    ] {
         let changed = manifest.replace(from, to);
         assert_ne!(changed, manifest, "{from}");
         fs::write(dir.join("manifest.json"), changed).unwrap();
@@ -47,7 +62,11 @@ async fn what_was_frozen_and_is_damaged_is_not_thawed(t: Bodies) {
     assert_eq!(t.fleet().create(request).await.unwrap_err().kind, Kind::Usage, "memory goes on as it was");
     let other = Create { template: "s".into(), layer: Some(proto::Layer::Process), ..t.kept() };
     assert_eq!(t.fleet().create(other).await.unwrap_err().kind, Kind::Usage, "and on its layer");
-    assert_eq!(t.sh(thaw().await.unwrap().id(), "cat ~/file").await.ok(), "here", "as it was frozen it can be thawed");
+    assert_eq!(
+        t.sh(thaw().await.unwrap().id(), "cat ~/file").await.ok(),
+        "here",
+        "as it was frozen it can be thawed"
+    );
 }
 
 #[body_test(except(process = "it is about machines"))]
@@ -55,13 +74,20 @@ async fn a_kernel_that_is_none_is_refused_or_told(t: Bodies) {
     let ground = fs::canonicalize(t.data().join("vm")).unwrap();
     let junk = t.dir().join("junk");
     fs::write(&junk, vec![0x5a; 1 << 20]).unwrap();
-    let refused = t.fleet().setup_microvm(Some(OwnKernel { file: junk, modules: None }), &mut |_: &str| ()).unwrap_err();
+    let refused = t
+        .fleet()
+        .setup_microvm(Some(OwnKernel { file: junk, modules: None }), &mut |_: &str| ())
+        .unwrap_err();
     assert_eq!(refused.kind, Kind::Usage, "{}", testkit::explain(&refused));
     // A program that is no kernel, although it looks like one.
     let own = t.data().join("vm");
     fs::remove_file(&own).unwrap();
     fs::create_dir(&own).unwrap();
-    for entry in fs::read_dir(&ground).unwrap().flatten().filter(|entry| entry.file_name() != "setup.json" && entry.file_name() != "warm") {
+    for entry in fs::read_dir(&ground)
+        .unwrap()
+        .flatten()
+        .filter(|entry| entry.file_name() != "setup.json" && entry.file_name() != "warm")
+    {
         symlink(entry.path(), own.join(entry.file_name())).unwrap();
     }
     let setup = fs::read_to_string(ground.join("setup.json")).unwrap();
@@ -73,7 +99,11 @@ async fn a_kernel_that_is_none_is_refused_or_told(t: Bodies) {
     let failure = t.fleet().create(Create { cold: true, ..t.kept() }).await.unwrap_err();
     assert_eq!(failure.kind, Kind::Host, "{}", testkit::explain(&failure));
     assert!(!failure.hints.is_empty() && t.fleet().list().unwrap().is_empty());
-    for entry in fs::read_dir(ground.join("initrd")).unwrap().flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with("kernel-none")) {
+    for entry in fs::read_dir(ground.join("initrd"))
+        .unwrap()
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("kernel-none"))
+    {
         fs::remove_file(entry.path()).unwrap();
     }
 }
@@ -82,5 +112,9 @@ async fn a_kernel_that_is_none_is_refused_or_told(t: Bodies) {
 async fn nothing_set_up_says_how(t: Bodies) {
     fs::remove_file(t.data().join("vm")).unwrap();
     let failure = t.fleet().create(t.kept()).await.unwrap_err();
-    assert_eq!((failure.kind, failure.hints[0].as_str()), (Kind::Host, "set it up once: pal setup microvm"), "{failure}");
+    assert_eq!(
+        (failure.kind, failure.hints[0].as_str()),
+        (Kind::Host, "set it up once: pal setup microvm"),
+        "{failure}"
+    );
 }

@@ -10,7 +10,10 @@ use testkit::{Bodies, body_test, leaks, wait};
 async fn a_hypervisor_that_was_killed_is_noticed_and_explained(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "echo kept > ~/file; sync").await.ok();
-    let qemu = leaks::descendants().into_iter().find(|process| process.name.starts_with("qemu-system")).expect("a hypervisor runs");
+    let qemu = leaks::descendants()
+        .into_iter()
+        .find(|process| process.name.starts_with("qemu-system"))
+        .expect("a hypervisor runs");
     leaks::kill(qemu.pid);
     wait::until("its end is noticed", || (t.view(&body).status == Status::Dead).then_some(())).await;
     assert_eq!(t.view(&body).end, Some(End::Exit { code: 71 }));
@@ -23,7 +26,11 @@ async fn a_hypervisor_that_was_killed_is_noticed_and_explained(t: Bodies) {
 #[body_test(except(process = "it is about machines"))]
 async fn a_kernel_that_panics_ends_its_machine(t: Bodies) {
     let body = t.create().await;
-    let request = ExecRequest { user: Some("root".into()), timeout: Some(Duration::from_secs(20)), ..ExecRequest::new(["sh", "-c", "echo c > /proc/sysrq-trigger"]) };
+    let request = ExecRequest {
+        user: Some("root".into()),
+        timeout: Some(Duration::from_secs(20)),
+        ..ExecRequest::new(["sh", "-c", "echo c > /proc/sysrq-trigger"])
+    };
     let ran = t.exec(&body, request).await;
     assert_ne!(ran.code, 0);
     wait::until("its end is noticed", || (t.view(&body).status == Status::Dead).then_some(())).await;

@@ -17,27 +17,47 @@ async fn twenty_forks_at_once_are_twenty_machines(t: Bodies) {
     let (mut names, mut ids, mut drawn) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for fork in &forks {
         let receipt = fork.receipt.as_ref().expect("a machine has a receipt");
-        assert_eq!((receipt.how.as_str(), receipt.receipt.reseeded, receipt.receipt.tree.whole), ("thaw", true, true));
-        assert_eq!((&receipt.receipt.body, receipt.receipt.generation), (fork.id(), 2), "it is itself, one thaw after its parent");
+        assert_eq!(
+            (receipt.how.as_str(), receipt.receipt.reseeded, receipt.receipt.tree.whole),
+            ("thaw", true, true)
+        );
+        assert_eq!(
+            (&receipt.receipt.body, receipt.receipt.generation),
+            (fork.id(), 2),
+            "it is itself, one thaw after its parent"
+        );
         assert!(receipt.clock_offset_ms.abs() <= 500, "{receipt:?}");
         let said = t.sh(fork.id(), WHO).await.ok();
         let lines: Vec<&str> = said.lines().collect();
         let [name, id, host, random, file, beats] = lines[..] else { panic!("{said}") };
-        assert_eq!((name, host, file, beats), (fork.id().as_str(), fork.id().as_str(), "mine", "beats"), "{said}");
+        assert_eq!(
+            (name, host, file, beats),
+            (fork.id().as_str(), fork.id().as_str(), "mine", "beats"),
+            "{said}"
+        );
         names.insert(name.to_owned());
         ids.insert(id.to_owned());
         drawn.insert(random.to_owned());
     }
-    assert_eq!((names.len(), ids.len(), drawn.len()), (20, 20, 20), "each has a name, an id and randomness of its own");
+    assert_eq!(
+        (names.len(), ids.len(), drawn.len()),
+        (20, 20, 20),
+        "each has a name, an id and randomness of its own"
+    );
     let events = t.events();
-    let receipts = events.iter().filter(|event| event.kind == "body.started" && event.data["receipt"]["how"] == "thaw").count();
+    let receipts = events
+        .iter()
+        .filter(|event| event.kind == "body.started" && event.data["receipt"]["how"] == "thaw")
+        .count();
     assert_eq!(receipts, 21, "each thaw is written down with its receipt, the warm start of the parent too");
 }
 
 #[body_test(except(process = "it is about machines"))]
 async fn a_snapshot_goes_on_with_what_ran(t: Bodies) {
     let body = t.create().await;
-    t.sh(&body, "echo one > ~/file; (while :; do echo x >> /tmp/beat; sleep 0.2; done) >/dev/null 2>&1 &").await.ok();
+    t.sh(&body, "echo one > ~/file; (while :; do echo x >> /tmp/beat; sleep 0.2; done) >/dev/null 2>&1 &")
+        .await
+        .ok();
     let snapshot = t.fleet().snapshot(&body, Some("s".into())).await.unwrap();
     assert_eq!(t.sh(&body, "echo two > ~/file; cat ~/file").await.ok(), "two", "the parent goes on");
     let thawed = t.make(Create { template: "s".into(), ..t.kept() }).await;
@@ -62,9 +82,18 @@ async fn memory_goes_on_through_forks_of_forks(t: Bodies) {
         let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0);
         assert_eq!(fork.receipt.as_ref().map(|receipt| receipt.receipt.generation), Some(generation));
         assert_eq!(t.sh(fork.id(), SUMS).await.ok(), sums, "what its parent had");
-        sums = t.sh(fork.id(), &format!("head -c 1M /dev/urandom | dd of=/dev/shm/two conv=notrunc status=none; {SUMS}")).await.ok();
+        sums = t
+            .sh(
+                fork.id(),
+                &format!("head -c 1M /dev/urandom | dd of=/dev/shm/two conv=notrunc status=none; {SUMS}"),
+            )
+            .await
+            .ok();
         let parents = t.sh(&body, SUMS).await.ok();
-        assert!(parents.lines().next() == sums.lines().next() && parents.lines().last() != sums.lines().last(), "and what it changes is its own");
+        assert!(
+            parents.lines().next() == sums.lines().next() && parents.lines().last() != sums.lines().last(),
+            "and what it changes is its own"
+        );
         t.fleet().remove(&body, fleet::Force::Yes).await.unwrap();
         body = fork.id().clone();
     }

@@ -12,7 +12,9 @@ async fn what_is_over_fails_inside_and_the_machine_lives(t: Bodies) {
     request.limits.memory = Some(Size::mib(192));
     request.limits.pids = Some(64);
     let body = t.make(request).await.spec.id;
-    let full = t.sh(&body, "head -c 100M /dev/zero > ~/big; echo $?; rm ~/big; echo fits > ~/small && cat ~/small").await;
+    let full = t
+        .sh(&body, "head -c 100M /dev/zero > ~/big; echo $?; rm ~/big; echo fits > ~/small && cat ~/small")
+        .await;
     assert_eq!(full.text(), "1\nfits", "{}", full.complaint());
     assert!(full.complaint().contains("No space left"), "{}", full.complaint());
     let hungry = t.sh(&body, "head -c 400M /dev/zero | tail -c 300M | wc -c").await;
@@ -26,7 +28,8 @@ async fn what_is_over_fails_inside_and_the_machine_lives(t: Bodies) {
 #[body_test(except(process = "it is about machines"))]
 async fn output_that_nobody_reads_keeps_nobody_waiting(t: Bodies) {
     let body = t.create().await;
-    let mut flood = t.fleet().exec(&body, ExecRequest::new(["sh", "-c", "head -c 16M /dev/zero"])).await.unwrap();
+    let mut flood =
+        t.fleet().exec(&body, ExecRequest::new(["sh", "-c", "head -c 16M /dev/zero"])).await.unwrap();
     for _ in 0..3 {
         assert_eq!(t.sh(&body, "echo through").await.ok(), "through");
     }

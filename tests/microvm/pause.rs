@@ -11,7 +11,14 @@ fn hypervisor(name: &str) -> Vec<leaks::Process> {
 
 fn ticks(pid: i32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    stat.rsplit(')').next().unwrap().split_whitespace().skip(11).take(2).map(|field| field.parse::<u64>().unwrap()).sum()
+    stat.rsplit(')')
+        .next()
+        .unwrap()
+        .split_whitespace()
+        .skip(11)
+        .take(2)
+        .map(|field| field.parse::<u64>().unwrap())
+        .sum()
 }
 
 #[body_test(except(process = "it is about machines"))]
@@ -33,7 +40,8 @@ async fn a_paused_machine_stands_still_and_goes_on_in_time(t: Bodies) {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
     assert!((now - said).abs() < 1.5, "the time of the answer included: {now} {said}");
     let events = t.events();
-    let told = events.iter().rev().find(|event| event.kind == "body.receipt").expect("its receipt is written down");
+    let told =
+        events.iter().rev().find(|event| event.kind == "body.receipt").expect("its receipt is written down");
     assert_eq!(told.data["how"], "resume");
 }
 
@@ -44,7 +52,11 @@ async fn a_machine_that_is_paused_to_the_disk_takes_no_memory_and_goes_on(t: Bod
     assert_eq!(hypervisor("qemu-system").len(), 1);
     assert_eq!(t.fleet().pause_to_disk(&body).await.unwrap().status, Status::Paused);
     assert_eq!(hypervisor("qemu-system"), Vec::new(), "nothing of it runs");
-    for refused in [t.try_exec(&body, fleet::ExecRequest::new(["true"])).await.unwrap_err(), t.fleet().fork(&body, 1).await.unwrap_err(), t.fleet().start(&body).await.unwrap_err()] {
+    for refused in [
+        t.try_exec(&body, fleet::ExecRequest::new(["true"])).await.unwrap_err(),
+        t.fleet().fork(&body, 1).await.unwrap_err(),
+        t.fleet().start(&body).await.unwrap_err(),
+    ] {
         assert!(refused.hints[0].contains("pal resume"), "{refused}");
     }
     let view = t.fleet().resume(&body).await.unwrap();

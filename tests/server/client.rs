@@ -65,11 +65,18 @@ pub fn head(method: &str, path: &str, headers: &[(&str, &str)]) -> String {
 }
 
 /// Asks, and reads the answer to its end.
-pub fn ask(address: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> std::io::Result<Answer> {
+pub fn ask(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> std::io::Result<Answer> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(10))?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let head = head(method, path, headers);
-    stream.write_all(format!("{head}Connection: close\r\nContent-Length: {}\r\n\r\n", body.len()).as_bytes())?;
+    stream
+        .write_all(format!("{head}Connection: close\r\nContent-Length: {}\r\n\r\n", body.len()).as_bytes())?;
     // Whoever refuses a request early need not read all of it.
     let _ = stream.write_all(body);
     read(stream)
@@ -79,15 +86,32 @@ pub fn ask(address: SocketAddr, method: &str, path: &str, headers: &[(&str, &str
 pub fn read(mut stream: TcpStream) -> std::io::Result<Answer> {
     let mut bytes = Vec::new();
     let ended = stream.read_to_end(&mut bytes);
-    let at = bytes.windows(4).position(|four| four == b"\r\n\r\n").ok_or_else(|| ended.as_ref().err().map_or_else(|| std::io::Error::other("no head"), |error| error.kind().into()))?;
+    let at = bytes.windows(4).position(|four| four == b"\r\n\r\n").ok_or_else(|| {
+        ended.as_ref().err().map_or_else(|| std::io::Error::other("no head"), |error| error.kind().into())
+    })?;
     let head = String::from_utf8_lossy(&bytes[..at]).into_owned();
     let mut lines = head.lines();
-    let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).ok_or_else(|| std::io::Error::other("no status"))?;
-    let headers: Vec<(String, String)> = lines.filter_map(|line| line.split_once(": ")).map(|(name, value)| (name.into(), value.into())).collect();
+    let status = lines
+        .next()
+        .and_then(|line| line.split(' ').nth(1)?.parse().ok())
+        .ok_or_else(|| std::io::Error::other("no status"))?;
+    let headers: Vec<(String, String)> = lines
+        .filter_map(|line| line.split_once(": "))
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect();
     let rest = &bytes[at + 4..];
-    let chunked = headers.iter().any(|(name, value)| name.eq_ignore_ascii_case("transfer-encoding") && value == "chunked");
-    let length = headers.iter().find(|(name, _)| name.eq_ignore_ascii_case("content-length")).and_then(|(_, value)| value.parse::<usize>().ok());
-    let (body, whole) = if chunked { unchunk(rest) } else { (rest.to_vec(), length.is_none_or(|length| length == rest.len())) };
+    let chunked = headers
+        .iter()
+        .any(|(name, value)| name.eq_ignore_ascii_case("transfer-encoding") && value == "chunked");
+    let length = headers
+        .iter()
+        .find(|(name, _)| name.eq_ignore_ascii_case("content-length"))
+        .and_then(|(_, value)| value.parse::<usize>().ok());
+    let (body, whole) = if chunked {
+        unchunk(rest)
+    } else {
+        (rest.to_vec(), length.is_none_or(|length| length == rest.len()))
+    };
     Ok(Answer { status, headers, body, whole: whole && ended.is_ok() })
 }
 
@@ -95,7 +119,9 @@ fn unchunk(mut rest: &[u8]) -> (Vec<u8>, bool) {
     let mut body = Vec::new();
     loop {
         let Some(line) = rest.windows(2).position(|two| two == b"\r\n") else { return (body, false) };
-        let Ok(length) = usize::from_str_radix(&String::from_utf8_lossy(&rest[..line]), 16) else { return (body, false) };
+        let Ok(length) = usize::from_str_radix(&String::from_utf8_lossy(&rest[..line]), 16) else {
+            return (body, false);
+        };
         if length == 0 {
             return (body, true);
         }

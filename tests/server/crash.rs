@@ -41,7 +41,8 @@ struct Known {
 fn kills_of_the_server_under_load_lose_nothing() {
     crate::pal::check(|pal| {
         let (told, over, turn) = (Mutex::new(Told::default()), AtomicBool::new(false), AtomicU64::new(0));
-        let current: Mutex<Option<Server>> = Mutex::new(Some(Server::start_with(pal, &["--listen", "127.0.0.1:0"])));
+        let current: Mutex<Option<Server>> =
+            Mutex::new(Some(Server::start_with(pal, &["--listen", "127.0.0.1:0"])));
         let address = current.lock().unwrap().as_ref().unwrap().address.to_string();
         std::thread::scope(|scope| {
             for client in 0..CLIENTS {
@@ -69,7 +70,12 @@ fn kills_of_the_server_under_load_lose_nothing() {
         });
         let server = current.into_inner().unwrap().unwrap();
         let told = told.into_inner().unwrap();
-        eprintln!("{} requests, {} sandboxes alive, {} ended", turn.load(Ordering::Relaxed), told.alive.len(), told.ended.len());
+        eprintln!(
+            "{} requests, {} sandboxes alive, {} ended",
+            turn.load(Ordering::Relaxed),
+            told.alive.len(),
+            told.ended.len()
+        );
         assert!(turn.load(Ordering::Relaxed) > KILLS, "there was no load");
         let typed = told.alive.values().filter(|known| known.terminal.is_some()).count();
         assert!(typed > 0, "nobody typed anything");
@@ -79,7 +85,11 @@ fn kills_of_the_server_under_load_lose_nothing() {
                 assert_eq!(server.read(made, path).unwrap().expect(200).text(), *text, "{} {path}", made.id);
             }
             if let Some(line) = line {
-                assert!(server.processes(made).iter().any(|args| args.contains(line)), "{} lost {line}", made.id);
+                assert!(
+                    server.processes(made).iter().any(|args| args.contains(line)),
+                    "{} lost {line}",
+                    made.id
+                );
             }
             if let Some((tag, word)) = terminal {
                 // The terminal runs on, and whoever connects can type and sees what that does.
@@ -87,7 +97,12 @@ fn kills_of_the_server_under_load_lose_nothing() {
                 assert!(remote(&server).type_into(made, tag, &asked), "{} lost the terminal {tag}", made.id);
                 let wanted = format!("again-{}", word.len() + 1);
                 assert!(remote(&server).screen(made, tag, &wanted), "{} has another terminal {tag}", made.id);
-                assert_eq!(server.read(made, &format!("typed-{tag}")).unwrap().expect(200).text().trim(), word, "{}", made.id);
+                assert_eq!(
+                    server.read(made, &format!("typed-{tag}")).unwrap().expect(200).text().trim(),
+                    word,
+                    "{}",
+                    made.id
+                );
             }
         }
         for ended in &told.ended {
@@ -96,7 +111,9 @@ fn kills_of_the_server_under_load_lose_nothing() {
         // What was made for somebody who was never told is there too, has a deadline, and can be ended.
         for listed in server.get("/v2/sandboxes?limit=100").json().as_array().unwrap() {
             assert_ne!(listed["endAt"], "9999-12-31T23:59:59Z", "{listed}");
-            server.ask("DELETE", &format!("/sandboxes/{}", listed["sandboxID"].as_str().unwrap()), Value::Null).expect(204);
+            server
+                .ask("DELETE", &format!("/sandboxes/{}", listed["sandboxID"].as_str().unwrap()), Value::Null)
+                .expect(204);
         }
         assert_eq!(server.stop(), Some(0));
         let swept = pal.line("gc");
@@ -126,18 +143,33 @@ impl Remote {
     }
 
     fn envd(&self, made: &Sandbox, path: &str, kind: &str, body: &[u8]) -> Option<crate::client::Answer> {
-        let headers = [("E2b-Sandbox-Id", made.id.as_str()), ("E2b-Sandbox-Port", "49983"), ("X-Access-Token", &made.token), ("Content-Type", kind)];
+        let headers = [
+            ("E2b-Sandbox-Id", made.id.as_str()),
+            ("E2b-Sandbox-Port", "49983"),
+            ("X-Access-Token", &made.token),
+            ("Content-Type", kind),
+        ];
         crate::client::ask(self.address, "POST", path, &headers, body).ok().filter(|answer| answer.whole)
     }
 
     /// One thing, and what was said of it.
     fn act(&self, told: &Mutex<Told>, client: u64, turn: u64) {
-        let mine = |told: &Told| told.alive.values().filter(|known| known.made.said["client"] == client).map(|known| known.made.clone()).collect::<Vec<_>>();
+        let mine = |told: &Told| {
+            told.alive
+                .values()
+                .filter(|known| known.made.said["client"] == client)
+                .map(|known| known.made.clone())
+                .collect::<Vec<_>>()
+        };
         let mine = mine(&told.lock().unwrap());
         let chosen = mine.get(turn as usize % mine.len().max(1)).cloned();
         match (turn % 6, chosen) {
             (0, _) if mine.len() < BODIES_MAX => {
-                let Some(answer) = self.ask("POST", "/v2/sandboxes", &json!({ "templateID": "host", "timeout": 600 })) else { return };
+                let Some(answer) =
+                    self.ask("POST", "/v2/sandboxes", &json!({ "templateID": "host", "timeout": 600 }))
+                else {
+                    return;
+                };
                 let mut made = sandbox(answer.expect(201).json());
                 made.said["client"] = client.into();
                 let known = Known { made, files: BTreeMap::new(), line: None, terminal: None };
@@ -146,7 +178,10 @@ impl Remote {
             (1, Some(made)) if mine.len() == BODIES_MAX => {
                 // From here on nobody knows: it counts as alive again only if the server refused.
                 told.lock().unwrap().alive.remove(&made.id);
-                if self.ask("DELETE", &format!("/sandboxes/{}", made.id), &Value::Null).is_some_and(|answer| answer.status == 204) {
+                if self
+                    .ask("DELETE", &format!("/sandboxes/{}", made.id), &Value::Null)
+                    .is_some_and(|answer| answer.status == 204)
+                {
                     told.lock().unwrap().ended.push(made.id);
                 }
             }
@@ -163,7 +198,12 @@ impl Remote {
             (3, Some(made)) => self.use_terminal(told, &made, turn),
             (_, Some(made)) => {
                 let (path, text) = (format!("f{turn}"), format!("text of {turn}"));
-                let written = self.envd(&made, &format!("/files?path={path}&username=user"), "application/octet-stream", text.as_bytes());
+                let written = self.envd(
+                    &made,
+                    &format!("/files?path={path}&username=user"),
+                    "application/octet-stream",
+                    text.as_bytes(),
+                );
                 if written.is_some_and(|answer| answer.status == 200)
                     && let Some(entry) = told.lock().unwrap().alive.get_mut(&made.id)
                 {
@@ -182,7 +222,10 @@ impl Remote {
             None => {
                 let tag = format!("p{turn}");
                 let start = json!({ "process": { "cmd": "/bin/sh", "args": ["-i"], "cwd": "/home/user" }, "pty": { "size": { "cols": 80, "rows": 24 } }, "tag": tag }).to_string();
-                if !self.started(made, &[&[0][..], &(start.len() as u32).to_be_bytes(), start.as_bytes()].concat()) {
+                if !self.started(
+                    made,
+                    &[&[0][..], &(start.len() as u32).to_be_bytes(), start.as_bytes()].concat(),
+                ) {
                     return;
                 }
                 tag
@@ -195,8 +238,14 @@ impl Remote {
         // Typed is not yet done: what the shell made of it is seen when it is.
         let path = format!("/files?path=typed-{tag}&username=user");
         for _ in 0..200 {
-            let headers = [("E2b-Sandbox-Id", made.id.as_str()), ("E2b-Sandbox-Port", "49983"), ("X-Access-Token", &made.token)];
-            let seen = crate::client::ask(self.address, "GET", &path, &headers, b"").ok().filter(|answer| answer.whole && answer.status == 200);
+            let headers = [
+                ("E2b-Sandbox-Id", made.id.as_str()),
+                ("E2b-Sandbox-Port", "49983"),
+                ("X-Access-Token", &made.token),
+            ];
+            let seen = crate::client::ask(self.address, "GET", &path, &headers, b"")
+                .ok()
+                .filter(|answer| answer.whole && answer.status == 200);
             if seen.is_some_and(|answer| answer.text().trim() == word) {
                 if let Some(entry) = told.lock().unwrap().alive.get_mut(&made.id) {
                     entry.terminal = Some((tag, word));
@@ -210,8 +259,11 @@ impl Remote {
     /// Whether the guest took a line for a terminal.
     fn type_into(&self, made: &Sandbox, tag: &str, line: &str) -> bool {
         use base64::{Engine, engine::general_purpose::STANDARD};
-        let input = json!({ "process": { "tag": tag }, "input": { "pty": STANDARD.encode(format!("{line}\n")) } }).to_string();
-        self.envd(made, "/process.Process/SendInput", "application/json", input.as_bytes()).is_some_and(|answer| answer.status == 200)
+        let input =
+            json!({ "process": { "tag": tag }, "input": { "pty": STANDARD.encode(format!("{line}\n")) } })
+                .to_string();
+        self.envd(made, "/process.Process/SendInput", "application/json", input.as_bytes())
+            .is_some_and(|answer| answer.status == 200)
     }
 
     /// Whether a terminal shows that, to somebody who connects now.
@@ -220,11 +272,19 @@ impl Remote {
         use std::io::{Read, Write};
         let asked = json!({ "process": { "tag": tag } }).to_string();
         let body = [&[0][..], &(asked.len() as u32).to_be_bytes(), asked.as_bytes()].concat();
-        let headers = [("E2b-Sandbox-Id", made.id.as_str()), ("E2b-Sandbox-Port", "49983"), ("X-Access-Token", made.token.as_str()), ("Content-Type", "application/connect+json")];
+        let headers = [
+            ("E2b-Sandbox-Id", made.id.as_str()),
+            ("E2b-Sandbox-Port", "49983"),
+            ("X-Access-Token", made.token.as_str()),
+            ("Content-Type", "application/connect+json"),
+        ];
         let mut stream = crate::client::dial(self.address);
         let _ = stream.set_read_timeout(Some(Duration::from_secs(10)));
         let head = crate::client::head("POST", "/process.Process/Connect", &headers);
-        stream.write_all(format!("{head}Content-Length: {}\r\n\r\n", body.len()).as_bytes()).and_then(|()| stream.write_all(&body)).unwrap();
+        stream
+            .write_all(format!("{head}Content-Length: {}\r\n\r\n", body.len()).as_bytes())
+            .and_then(|()| stream.write_all(&body))
+            .unwrap();
         let (mut heard, mut piece) = (Vec::new(), [0; 4096]);
         loop {
             match stream.read(&mut piece) {
@@ -232,7 +292,12 @@ impl Remote {
                 Ok(read) => heard.extend_from_slice(&piece[..read]),
             }
             let text = String::from_utf8_lossy(&heard).into_owned();
-            let shown: String = text.split("\"pty\":\"").skip(1).filter_map(|rest| STANDARD.decode(rest.split('"').next()?).ok()).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).collect();
+            let shown: String = text
+                .split("\"pty\":\"")
+                .skip(1)
+                .filter_map(|rest| STANDARD.decode(rest.split('"').next()?).ok())
+                .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+                .collect();
             if shown.contains(wanted) {
                 return true;
             }
@@ -243,10 +308,17 @@ impl Remote {
     fn started(&self, made: &Sandbox, body: &[u8]) -> bool {
         use std::io::{Read, Write};
         let Ok(mut stream) = std::net::TcpStream::connect(self.address) else { return false };
-        let headers = [("E2b-Sandbox-Id", made.id.as_str()), ("E2b-Sandbox-Port", "49983"), ("X-Access-Token", made.token.as_str()), ("Content-Type", "application/connect+json")];
+        let headers = [
+            ("E2b-Sandbox-Id", made.id.as_str()),
+            ("E2b-Sandbox-Port", "49983"),
+            ("X-Access-Token", made.token.as_str()),
+            ("Content-Type", "application/connect+json"),
+        ];
         let head = crate::client::head("POST", "/process.Process/Start", &headers);
         let _ = stream.set_read_timeout(Some(Duration::from_secs(10)));
-        let sent = stream.write_all(format!("{head}Content-Length: {}\r\n\r\n", body.len()).as_bytes()).and_then(|()| stream.write_all(body));
+        let sent = stream
+            .write_all(format!("{head}Content-Length: {}\r\n\r\n", body.len()).as_bytes())
+            .and_then(|()| stream.write_all(body));
         let (mut heard, mut piece) = (Vec::new(), [0; 1024]);
         while sent.is_ok() && !String::from_utf8_lossy(&heard).contains("\"start\"") {
             match stream.read(&mut piece) {

@@ -21,7 +21,14 @@ pub fn key(server: &Server, wanted: Value) -> (String, String) {
 pub fn ask_as(server: &Server, secret: &str, method: &str, path: &str, body: Value) -> client::Answer {
     let bearer = format!("Bearer {secret}");
     let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
-    client::ask(server.address, method, path, &[("Authorization", &bearer), ("Content-Type", "application/json")], &body).unwrap()
+    client::ask(
+        server.address,
+        method,
+        path,
+        &[("Authorization", &bearer), ("Content-Type", "application/json")],
+        &body,
+    )
+    .unwrap()
 }
 
 server_test! {

@@ -172,8 +172,10 @@ fn base64(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();
     for three in bytes.chunks(3) {
-        let bits = three.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - three.len()));
-        (0..=three.len()).for_each(|place| text.push(char::from(ALPHABET[(bits >> (18 - 6 * place)) as usize & 63])));
+        let bits =
+            three.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - three.len()));
+        (0..=three.len())
+            .for_each(|place| text.push(char::from(ALPHABET[(bits >> (18 - 6 * place)) as usize & 63])));
     }
     text
 }

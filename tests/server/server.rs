@@ -40,7 +40,8 @@ impl Server {
     }
 
     pub fn start_with(pal: &Pal, args: &[&str]) -> Self {
-        let mut child = pal.command(["serve", "--json"].iter().chain(args)).stderr(Stdio::inherit()).spawn().unwrap();
+        let mut child =
+            pal.command(["serve", "--json"].iter().chain(args)).stderr(Stdio::inherit()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         let said: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"));
@@ -71,7 +72,13 @@ impl Server {
     /// Asks the control plane.
     pub fn try_ask(&self, method: &str, path: &str, body: &Value) -> std::io::Result<Answer> {
         let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
-        client::ask(self.address, method, path, &[("X-API-KEY", &self.key), ("Content-Type", "application/json")], &body)
+        client::ask(
+            self.address,
+            method,
+            path,
+            &[("X-API-KEY", &self.key), ("Content-Type", "application/json")],
+            &body,
+        )
     }
 
     #[track_caller]
@@ -108,16 +115,29 @@ impl Server {
     }
 
     /// Asks a port of a sandbox, with nothing but the routing headers and those given.
-    pub fn port(&self, sandbox: &Sandbox, port: u16, method: &str, path: &str, more: &[(&str, &str)], body: &[u8]) -> std::io::Result<Answer> {
+    pub fn port(
+        &self,
+        sandbox: &Sandbox,
+        port: u16,
+        method: &str,
+        path: &str,
+        more: &[(&str, &str)],
+        body: &[u8],
+    ) -> std::io::Result<Answer> {
         let port = port.to_string();
-        let headers: Vec<(&str, &str)> = [("E2b-Sandbox-Id", sandbox.id.as_str()), ("E2b-Sandbox-Port", &port)].into_iter().chain(more.iter().copied()).collect();
+        let headers: Vec<(&str, &str)> =
+            [("E2b-Sandbox-Id", sandbox.id.as_str()), ("E2b-Sandbox-Port", &port)]
+                .into_iter()
+                .chain(more.iter().copied())
+                .collect();
         client::ask(self.address, method, path, &headers, body)
     }
 
     /// Asks the guest, with its token.
     pub fn envd(&self, sandbox: &Sandbox, method: &str, path: &str, body: &[u8]) -> std::io::Result<Answer> {
         let json = [("X-Access-Token", sandbox.token.as_str()), ("Content-Type", "application/json")];
-        let bytes = [("X-Access-Token", sandbox.token.as_str()), ("Content-Type", "application/octet-stream")];
+        let bytes =
+            [("X-Access-Token", sandbox.token.as_str()), ("Content-Type", "application/octet-stream")];
         let kind = if path.starts_with("/files") { bytes } else { json };
         self.port(sandbox, 49983, method, path, &kind, body)
     }
@@ -132,18 +152,31 @@ impl Server {
 
     /// Starts a line of shell and reads its stream to the end, or to where it breaks off.
     pub fn run(&self, sandbox: &Sandbox, line: &str) -> std::io::Result<Answer> {
-        let start = json!({ "process": { "cmd": "/bin/sh", "args": ["-c", line] }, "stdin": false }).to_string();
+        let start =
+            json!({ "process": { "cmd": "/bin/sh", "args": ["-c", line] }, "stdin": false }).to_string();
         let mut body = vec![0];
         body.extend_from_slice(&(start.len() as u32).to_be_bytes());
         body.extend_from_slice(start.as_bytes());
-        let headers = [("X-Access-Token", sandbox.token.as_str()), ("Content-Type", "application/connect+json"), ("Connect-Protocol-Version", "1")];
+        let headers = [
+            ("X-Access-Token", sandbox.token.as_str()),
+            ("Content-Type", "application/connect+json"),
+            ("Connect-Protocol-Version", "1"),
+        ];
         self.port(sandbox, 49983, "POST", "/process.Process/Start", &headers, &body)
     }
 
     /// The command lines of what was started through the guest and still runs.
     pub fn processes(&self, sandbox: &Sandbox) -> Vec<String> {
         let listed = self.envd(sandbox, "POST", "/process.Process/List", b"{}").unwrap().expect(200).json();
-        let line = |process: &Value| process["config"]["args"].as_array().into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>().join(" ");
+        let line = |process: &Value| {
+            process["config"]["args"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_str)
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
         listed["processes"].as_array().into_iter().flatten().map(line).collect()
     }
 }

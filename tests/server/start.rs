@@ -111,6 +111,7 @@ server_test! {
 }
 
 fn pid_of(pal: &crate::pal::Pal) -> i32 {
-    let said: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(pal.data().join("serve.lock")).unwrap()).unwrap();
+    let said: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(pal.data().join("serve.lock")).unwrap()).unwrap();
     i32::try_from(said["pid"].as_i64().unwrap()).unwrap()
 }

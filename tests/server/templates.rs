@@ -167,14 +167,39 @@ fn a_template_is_built_tagged_used_and_removed() {
             ask_as(&server, &other, "POST", "/v2/sandboxes", json!({ "templateID": key })).expect(403);
             ask_as(&server, &other, "POST", "/v1/bodies", json!({ "template": key })).expect(404);
         }
-        assert!(!ask_as(&server, &other, "GET", "/v1/templates", Value::Null).expect(200).text().contains("\"app\""));
+        assert!(
+            !ask_as(&server, &other, "GET", "/v1/templates", Value::Null)
+                .expect(200)
+                .text()
+                .contains("\"app\"")
+        );
         server.ask("PATCH", &format!("/v2/templates/{template}"), json!({ "public": true })).expect(200);
         ask_as(&server, &other, "GET", "/templates/aliases/app", Value::Null).expect(200);
-        let used = ask_as(&server, &other, "POST", "/v1/bodies", json!({ "template": "app" })).expect(201).json();
-        ask_as(&server, &other, "DELETE", &format!("/v1/bodies/{}?force=true", used["id"].as_str().unwrap()), Value::Null).expect(204);
-        assert!(ask_as(&server, &other, "GET", "/v1/templates", Value::Null).expect(200).text().contains("\"app\""));
+        let used =
+            ask_as(&server, &other, "POST", "/v1/bodies", json!({ "template": "app" })).expect(201).json();
+        ask_as(
+            &server,
+            &other,
+            "DELETE",
+            &format!("/v1/bodies/{}?force=true", used["id"].as_str().unwrap()),
+            Value::Null,
+        )
+        .expect(204);
+        assert!(
+            ask_as(&server, &other, "GET", "/v1/templates", Value::Null)
+                .expect(200)
+                .text()
+                .contains("\"app\"")
+        );
         // What everybody may use only its owner may fill.
-        ask_as(&server, &other, "GET", &format!("/templates/{template}/files/{}", "ef".repeat(32)), Value::Null).expect(403);
+        ask_as(
+            &server,
+            &other,
+            "GET",
+            &format!("/templates/{template}/files/{}", "ef".repeat(32)),
+            Value::Null,
+        )
+        .expect(403);
         server.ask("DELETE", &format!("/templates/{template}"), Value::Null).expect(204);
         server.get("/templates/aliases/app").expect(404);
         server.get(&format!("/templates/{template}/builds/{build}/status")).expect(404);

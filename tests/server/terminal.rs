@@ -21,10 +21,13 @@ struct Viewer {
 
 impl Viewer {
     fn join(server: &Server, body: &str, query: &str) -> Self {
-        let mut request = format!("ws://{}/v1/bodies/{body}/pty?{query}", server.address).into_client_request().unwrap();
+        let mut request =
+            format!("ws://{}/v1/bodies/{body}/pty?{query}", server.address).into_client_request().unwrap();
         request.headers_mut().insert("x-api-key", server.key.parse().unwrap());
         let config = WebSocketConfig::default().max_message_size(None);
-        let (socket, _) = tungstenite::client::client_with_config(request, client::dial(server.address), Some(config)).unwrap();
+        let (socket, _) =
+            tungstenite::client::client_with_config(request, client::dial(server.address), Some(config))
+                .unwrap();
         Self { socket, shown: Vec::new(), said: Vec::new() }
     }
 

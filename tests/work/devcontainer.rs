@@ -17,7 +17,8 @@ use crate::{
 /// A registry with a small image in it, and how that is called.
 fn pushed() -> (Registry, String) {
     let registry = Registry::open();
-    let parts = image(&[Layer(TAR, roots::small())], json!({ "Env": ["PATH=/bin", "COLOUR=green"], "User": "user" }));
+    let parts =
+        image(&[Layer(TAR, roots::small())], json!({ "Env": ["PATH=/bin", "COLOUR=green"], "User": "user" }));
     registry.push("dev", "1", &parts);
     let reference = format!("{}/dev:1", registry.host());
     (registry, reference)
@@ -38,10 +39,20 @@ async fn commands_variables_and_ports_hold_and_the_rest_is_told(t: Bodies) {
     let host = Host::make(&t, "app", &write(file));
     let (body, said) = prepared(&t, asked(&t, &host)).await;
     let told = said.join("\n");
-    for word in ["initializeCommand is not honoured", "runArgs", "there is no account vscode", "`git` that is there", "a/b/nothing:1 is not installed", "--env SECRET="] {
+    for word in [
+        "initializeCommand is not honoured",
+        "runArgs",
+        "there is no account vscode",
+        "`git` that is there",
+        "a/b/nothing:1 is not installed",
+        "--env SECRET=",
+    ] {
         assert!(told.contains(word), "{word}: {told}");
     }
-    assert_eq!(t.sh(&body, "cat ~/made; echo $FROM $OTHER ${SECRET-unset}; git config user.name; id -un").await.ok(), "there\n/workspace/app/x\nthere else unset\nagent\nuser");
+    assert_eq!(
+        t.sh(&body, "cat ~/made; echo $FROM $OTHER ${SECRET-unset}; git config user.name; id -un").await.ok(),
+        "there\n/workspace/app/x\nthere else unset\nagent\nuser"
+    );
     assert!(!std::path::Path::new("/tmp/palisade-initialized").exists(), "nothing of it ran on the host");
     assert_eq!(t.fleet().view(&body).unwrap().spec.ports, [3000]);
     assert_eq!(t.sh(&body, "wc -l < ~/starts").await.ok(), "1");
@@ -55,14 +66,25 @@ async fn commands_variables_and_ports_hold_and_the_rest_is_told(t: Bodies) {
     assert_eq!(t.sh(&body, "echo $SECRET").await.ok(), "s3");
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids", microvm = "a machine has no repositories in it yet"))]
+#[body_test(except(
+    user = "a root of its own needs subordinate ids",
+    microvm = "a machine has no repositories in it yet"
+))]
 async fn an_image_is_what_its_bodies_are_made_of(t: Bodies) {
     let (registry, reference) = pushed();
-    let file = format!(r#"{{ "image": "{reference}", "remoteUser": "root", "remoteEnv": {{ "PATH": "/extra:${{containerEnv:PATH}}" }}, "postCreateCommand": "echo $COLOUR > /opt-made; id -un >> /opt-made" }}"#);
+    let file = format!(
+        r#"{{ "image": "{reference}", "remoteUser": "root", "remoteEnv": {{ "PATH": "/extra:${{containerEnv:PATH}}" }}, "postCreateCommand": "echo $COLOUR > /opt-made; id -un >> /opt-made" }}"#
+    );
     let host = Host::make(&t, "app", &(write(&file) + "echo hello > hello"));
     let (body, said) = prepared(&t, asked(&t, &host)).await;
     assert_eq!(steps(&said), 1, "{said:?}");
-    assert_eq!(t.sh(&body, "cat /opt-made hello; echo $PATH; echo $COLOUR; ls /usr/share 2>/dev/null; true").await.ok(), "green\nroot\nhello\n/extra:/bin\ngreen", "and nothing of the host");
+    assert_eq!(
+        t.sh(&body, "cat /opt-made hello; echo $PATH; echo $COLOUR; ls /usr/share 2>/dev/null; true")
+            .await
+            .ok(),
+        "green\nroot\nhello\n/extra:/bin\ngreen",
+        "and nothing of the host"
+    );
     drop(registry);
     host.commit("echo more > more", "another commit");
     let (second, said) = prepared(&t, asked(&t, &host)).await;
@@ -70,22 +92,37 @@ async fn an_image_is_what_its_bodies_are_made_of(t: Bodies) {
     assert_eq!(t.sh(&second, "cat more /opt-made").await.ok(), "more\ngreen\nroot");
     // Who asks for another root has it.
     t.fleet().remove(&second, Force::Yes).await.unwrap();
-    host.commit("rm -r .devcontainer; echo '{ \"image\": \"127.0.0.1:1/none:1\" }' > .devcontainer.json", "an image that is not there");
+    host.commit(
+        "rm -r .devcontainer; echo '{ \"image\": \"127.0.0.1:1/none:1\" }' > .devcontainer.json",
+        "an image that is not there",
+    );
     let failure = t.fleet().up(asked(&t, &host)).await.unwrap_err();
     assert!(failure.hints.iter().any(|hint| hint.contains("--template")), "{failure}: {:?}", failure.hints);
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids", microvm = "a machine has no repositories in it yet"))]
+#[body_test(except(
+    user = "a root of its own needs subordinate ids",
+    microvm = "a machine has no repositories in it yet"
+))]
 async fn a_dockerfile_is_built_from_what_git_has_and_what_is_not_done_is_refused(t: Bodies) {
     let (_registry, reference) = pushed();
-    let docker = format!("ARG BASE={reference}\nFROM $BASE AS dev\nARG V=1\nENV MADE=\"v $V\"\nUSER root\nCOPY --chown=user conf/ /conf/\nRUN mkdir /tool && echo \"$V\" > /tool/version\nWORKDIR /tool\nCMD [\"x\"]\nUSER user\n");
+    let docker = format!(
+        "ARG BASE={reference}\nFROM $BASE AS dev\nARG V=1\nENV MADE=\"v $V\"\nUSER root\nCOPY --chown=user conf/ /conf/\nRUN mkdir /tool && echo \"$V\" > /tool/version\nWORKDIR /tool\nCMD [\"x\"]\nUSER user\n"
+    );
     let file = r#"{ "build": { "dockerfile": "Dockerfile", "context": "..", "args": { "V": "2" }, "target": "dev" } }"#;
-    let make = format!("{}mkdir conf; echo a > conf/a; echo secret > untracked; echo untracked > .gitignore; cat > .devcontainer/Dockerfile <<'END'\n{docker}END\n", write(file));
+    let make = format!(
+        "{}mkdir conf; echo a > conf/a; echo secret > untracked; echo untracked > .gitignore; cat > .devcontainer/Dockerfile <<'END'\n{docker}END\n",
+        write(file)
+    );
     let host = Host::make(&t, "app", &make);
     host.sh("echo b > conf/b");
     let (body, said) = prepared(&t, asked(&t, &host)).await;
     assert!(said.iter().any(|line| line.contains("CMD is left out")), "{said:?}");
-    assert_eq!(t.sh(&body, "cat /tool/version; ls /conf; stat -c %U /conf/a; echo $MADE; id -un; pwd").await.ok(), "2\na\nuser\nv 2\nuser\n/workspace/app", "what is not committed is not copied");
+    assert_eq!(
+        t.sh(&body, "cat /tool/version; ls /conf; stat -c %U /conf/a; echo $MADE; id -un; pwd").await.ok(),
+        "2\na\nuser\nv 2\nuser\n/workspace/app",
+        "what is not committed is not copied"
+    );
     host.commit("rm conf/b; echo more > more", "nothing that decides");
     let (_, said) = prepared(&t, asked(&t, &host)).await;
     assert!(!said.iter().any(|line| line.contains("making the template")), "{said:?}");
@@ -98,23 +135,45 @@ async fn a_dockerfile_is_built_from_what_git_has_and_what_is_not_done_is_refused
     assert!(failure.message.contains(".devcontainer/Dockerfile: line 11: ADD is not done"), "{failure}");
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids", microvm = "a machine has no repositories in it yet"))]
+#[body_test(except(
+    user = "a root of its own needs subordinate ids",
+    microvm = "a machine has no repositories in it yet"
+))]
 async fn a_dockerfile_fetches_packages_by_plain_http_where_a_rule_says_so(t: Bodies) {
     let (_registry, reference) = pushed();
     let mirror = Liar::start(|_| Answer::ok("PACKAGE\n"));
     let port = mirror.host().replace("127.0.0.1:", "");
     // As apt asks a proxy: one plain question.
-    let fetch = format!("exec 3<>/dev/tcp/127.0.0.1/3128 && printf 'GET http://localhost:{port}/pool/a.deb HTTP/1.1\\r\\nHost: localhost:{port}\\r\\nConnection: close\\r\\n\\r\\n' >&3 && cat <&3 > /fetched; case $(cat /fetched) in *PACKAGE*) ;; *) exit 7 ;; esac");
+    let fetch = format!(
+        "exec 3<>/dev/tcp/127.0.0.1/3128 && printf 'GET http://localhost:{port}/pool/a.deb HTTP/1.1\\r\\nHost: localhost:{port}\\r\\nConnection: close\\r\\n\\r\\n' >&3 && cat <&3 > /fetched; case $(cat /fetched) in *PACKAGE*) ;; *) exit 7 ;; esac"
+    );
     let docker = format!("FROM {reference}\nUSER root\nRUN {fetch}\n");
-    let host = Host::make(&t, "app", &format!("{}cat > .devcontainer/Dockerfile <<'END'\n{docker}END\n", write(r#"{ "build": { "dockerfile": "Dockerfile" } }"#)));
+    let host = Host::make(
+        &t,
+        "app",
+        &format!(
+            "{}cat > .devcontainer/Dockerfile <<'END'\n{docker}END\n",
+            write(r#"{ "build": { "dockerfile": "Dockerfile" } }"#)
+        ),
+    );
     let failure = t.fleet().up(asked(&t, &host)).await.unwrap_err();
     assert!(failure.message.contains("status 7") && mirror.asked().is_empty(), "{failure}");
-    host.commit(&format!("printf '[prepare]\\nallow = [\"localhost:{port}+plain+private\"]\\n' > palisade.toml"), "a mirror of ours");
+    host.commit(
+        &format!("printf '[prepare]\\nallow = [\"localhost:{port}+plain+private\"]\\n' > palisade.toml"),
+        "a mirror of ours",
+    );
     let (body, _) = prepared(&t, asked(&t, &host)).await;
     assert!(t.sh(&body, "cat /fetched").await.ok().ends_with("PACKAGE"));
     assert_eq!(mirror.asked().len(), 1);
     // Debian's own mirrors, and those of its like, need no rule of the repository's.
-    let built = t.events().into_iter().filter(|event| event.kind == "body.created").map(|event| event.data["spec"]["egress"]["allow"].to_string());
+    let built = t
+        .events()
+        .into_iter()
+        .filter(|event| event.kind == "body.created")
+        .map(|event| event.data["spec"]["egress"]["allow"].to_string());
     let built: Vec<String> = built.filter(|allow| allow.contains(&port)).collect();
-    assert!(built.iter().any(|allow| allow.contains("deb.debian.org:80+plain") && allow.contains("pypi.org:443")), "{built:?}");
+    assert!(
+        built.iter().any(|allow| allow.contains("deb.debian.org:80+plain") && allow.contains("pypi.org:443")),
+        "{built:?}"
+    );
 }

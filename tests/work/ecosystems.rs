@@ -111,14 +111,22 @@ async fn whole_way(t: &Bodies, language: &Language) -> (Host, BodyId) {
     let (body, _) = prepared(t, asked(t, &host)).await;
     assert_eq!(t.sh(&body, language.test).await.ok(), language.says, "inside");
     assert_eq!(t.sh(&body, "git status --porcelain").await.ok(), "", "what was installed is no work");
-    t.sh(&body, &format!("{} && git add -A && git commit -qm more && {}", language.change, language.test)).await.ok();
+    t.sh(&body, &format!("{} && git add -A && git commit -qm more && {}", language.change, language.test))
+        .await
+        .ok();
     native.commit(language.change, "more");
     let landed = t.fleet().land(&body, None, How::Onto("main".into()), What::All, &person()).await.unwrap();
-    assert_eq!((landed.commits, host.git(&["rev-parse", "main^{tree}"])), (1, native.git(&["rev-parse", "HEAD^{tree}"])));
+    assert_eq!(
+        (landed.commits, host.git(&["rev-parse", "main^{tree}"])),
+        (1, native.git(&["rev-parse", "HEAD^{tree}"]))
+    );
     (host, body)
 }
 
-#[body_test(except(user = "the toolchain of root is not another user's to see", microvm = "a machine has no repositories in it yet"))]
+#[body_test(except(
+    user = "the toolchain of root is not another user's to see",
+    microvm = "a machine has no repositories in it yet"
+))]
 async fn a_rust_repository_goes_the_whole_way_and_the_second_body_installs_nothing(t: Bodies) {
     let (host, _) = whole_way(&t, &RUST).await;
     let (second, said) = prepared(&t, asked(&t, &host)).await;
@@ -126,7 +134,10 @@ async fn a_rust_repository_goes_the_whole_way_and_the_second_body_installs_nothi
     assert_eq!(t.sh(&second, RUST.test).await.ok(), RUST.says);
 }
 
-#[body_test(except(user = "npm of this machine may be another user's", microvm = "a machine has no repositories in it yet"))]
+#[body_test(except(
+    user = "npm of this machine may be another user's",
+    microvm = "a machine has no repositories in it yet"
+))]
 async fn a_node_repository_goes_the_whole_way_and_a_changed_lockfile_installs_again(t: Bodies) {
     let (host, body) = whole_way(&t, &NODE).await;
     host.commit("sed -i 's/3.0.1/3.0.0/' package.json; rm package-lock.json; npm install --package-lock-only --silent >/dev/null 2>&1", "another version");
@@ -136,7 +147,10 @@ async fn a_node_repository_goes_the_whole_way_and_a_changed_lockfile_installs_ag
     assert_eq!(t.sh(&body, version).await.ok(), "3.0.1", "the first one keeps its own");
 }
 
-#[body_test(except(user = "one way is enough for what takes a quarter of a minute", microvm = "a machine has no repositories in it yet"))]
+#[body_test(except(
+    user = "one way is enough for what takes a quarter of a minute",
+    microvm = "a machine has no repositories in it yet"
+))]
 async fn a_python_repository_goes_the_whole_way_and_so_does_a_fork(t: Bodies) {
     let (_, body) = whole_way(&t, &PYTHON).await;
     let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0).spec.id;
@@ -171,13 +185,19 @@ async fn installs(t: &Bodies, host: &Host, line: &str, says: &str) {
     assert_eq!(t.sh(&body, &format!("{line}; git status --porcelain")).await.ok(), says, "{said:?}");
 }
 
-#[body_test(except(user = "npm of this machine may be another user's", microvm = "a machine has no repositories in it yet"))]
+#[body_test(except(
+    user = "npm of this machine may be another user's",
+    microvm = "a machine has no repositories in it yet"
+))]
 async fn pnpm_is_brought_along(t: Bodies) {
     let host = locked(&t, JS, "pnpm-lock.yaml", include_str!("locks/pnpm-lock.yaml"));
     installs(&t, &host, "npm test --silent", "odd").await;
 }
 
-#[body_test(except(user = "npm of this machine may be another user's", microvm = "a machine has no repositories in it yet"))]
+#[body_test(except(
+    user = "npm of this machine may be another user's",
+    microvm = "a machine has no repositories in it yet"
+))]
 async fn both_yarns_are_brought_along(t: Bodies) {
     let host = locked(&t, JS, "yarn.lock", include_str!("locks/yarn-1.lock"));
     installs(&t, &host, "npm test --silent", "odd").await;
@@ -186,20 +206,29 @@ async fn both_yarns_are_brought_along(t: Bodies) {
     installs(&t, &host, "yarn --version | cut -d. -f1; npm test --silent", "4\nodd").await;
 }
 
-#[body_test(except(user = "npm of this machine may be another user's", microvm = "a machine has no repositories in it yet"))]
+#[body_test(except(
+    user = "npm of this machine may be another user's",
+    microvm = "a machine has no repositories in it yet"
+))]
 async fn bun_is_brought_along(t: Bodies) {
     let host = locked(&t, JS, "bun.lock", include_str!("locks/bun.lock"));
     installs(&t, &host, "npm test --silent", "odd").await;
 }
 
-#[body_test(except(user = "one way is enough for what takes a quarter of a minute", microvm = "a machine has no repositories in it yet"))]
+#[body_test(except(
+    user = "one way is enough for what takes a quarter of a minute",
+    microvm = "a machine has no repositories in it yet"
+))]
 async fn uv_is_brought_along(t: Bodies) {
     let make = r#"printf '[project]\nname = "app"\nversion = "0.1.0"\nrequires-python = ">=3.9"\ndependencies = ["six==1.16.0"]\n' > pyproject.toml; echo 'import six; print(six.__version__)' > t.py"#;
     let host = locked(&t, make, "uv.lock", include_str!("locks/uv.lock"));
     installs(&t, &host, "python3 t.py; uv run --offline python3 t.py", "1.16.0\n1.16.0").await;
 }
 
-#[body_test(except(user = "one way is enough for what takes half a minute", microvm = "a machine has no repositories in it yet"))]
+#[body_test(except(
+    user = "one way is enough for what takes half a minute",
+    microvm = "a machine has no repositories in it yet"
+))]
 async fn poetry_is_brought_along(t: Bodies) {
     // By the simple index, which every mirror of PyPI has.
     let make = r#"printf '[project]\nname = "app"\nversion = "0.1.0"\nrequires-python = ">=3.9"\ndependencies = ["six==1.16.0"]\n\n[tool.poetry]\npackage-mode = false\n\n[[tool.poetry.source]]\nname = "simple"\nurl = "https://pypi.org/simple/"\npriority = "primary"\n' > pyproject.toml; echo 'import six; print(six.__version__)' > t.py"#;
@@ -209,9 +238,16 @@ async fn poetry_is_brought_along(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet"))]
 async fn a_language_that_is_missing_is_named_with_a_way_to_get_it(t: Bodies) {
-    let host = Host::make(&t, "app", "touch go.sum; printf 'module example.com/app\n\ngo 1.19\n' > go.mod; printf '[env]\nPATH = \"/nowhere\"\n' > palisade.toml");
+    let host = Host::make(
+        &t,
+        "app",
+        "touch go.sum; printf 'module example.com/app\n\ngo 1.19\n' > go.mod; printf '[env]\nPATH = \"/nowhere\"\n' > palisade.toml",
+    );
     let failure = t.fleet().up(asked(&t, &host)).await.unwrap_err();
-    assert_eq!((failure.kind, failure.message.as_str()), (Kind::Host, "the repository needs `go`, which its Body does not have"));
+    assert_eq!(
+        (failure.kind, failure.message.as_str()),
+        (Kind::Host, "the repository needs `go`, which its Body does not have")
+    );
     assert!(failure.hints[0].contains("apt-get install golang-go"), "{:?}", failure.hints);
     assert_eq!(t.fleet().list().unwrap().len(), 0, "no Body is left");
     // With it, the same repository comes in.
@@ -225,11 +261,15 @@ fn reached(t: &Bodies) -> Vec<String> {
     allowed.map(|event| event.data["to"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-#[body_test(except(user = "the toolchain of root is not another user's to see", microvm = "a machine has no repositories in it yet"))]
+#[body_test(except(
+    user = "the toolchain of root is not another user's to see",
+    microvm = "a machine has no repositories in it yet"
+))]
 async fn a_changed_lockfile_downloads_only_what_is_new(t: Bodies) {
     let host = Host::make(&t, "app", RUST.make);
     let (_, said) = prepared(&t, asked(&t, &host)).await;
-    let downloads = |said: &[String], name: &str| said.iter().any(|line| line.contains(&format!("Downloaded {name} ")));
+    let downloads =
+        |said: &[String], name: &str| said.iter().any(|line| line.contains(&format!("Downloaded {name} ")));
     assert!(downloads(&said, "itoa"), "{said:?}");
     host.commit(r#"echo 'ryu = "=1.0.23"' >> Cargo.toml; sed -i 's/^ "itoa",/ "itoa",\n "ryu",/' Cargo.lock
         printf '\n[[package]]\nname = "ryu"\nversion = "1.0.23"\nsource = "registry+https://github.com/rust-lang/crates.io-index"\nchecksum = "9774ba4a74de5f7b1c1451ed6cd5285a32eddb5cccb8cc655a4e50009e06477f"\n' >> Cargo.lock"#, "one more");
@@ -238,7 +278,10 @@ async fn a_changed_lockfile_downloads_only_what_is_new(t: Bodies) {
     assert_eq!(t.sh(&body, RUST.test).await.ok(), RUST.says);
 }
 
-#[body_test(except(user = "npm of this machine may be another user's", microvm = "a machine has no repositories in it yet"))]
+#[body_test(except(
+    user = "npm of this machine may be another user's",
+    microvm = "a machine has no repositories in it yet"
+))]
 async fn what_is_in_the_cache_is_installed_again_without_a_connection(t: Bodies) {
     let host = Host::make(&t, "app", NODE.make);
     prepared(&t, asked(&t, &host)).await;

@@ -17,7 +17,8 @@ async fn the_home_goes_with_forks_snapshots_and_restarts(t: Bodies) {
     let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0).spec.id;
     assert_eq!(t.sh(&fork, "cat ~/.agent/memory; echo two >> ~/.agent/memory").await.ok(), "one");
     t.fleet().snapshot(&fork, Some("mind".into())).await.unwrap();
-    let later = t.fleet().create(fleet::Create { template: "mind".into(), ..t.kept() }).await.unwrap().spec.id;
+    let later =
+        t.fleet().create(fleet::Create { template: "mind".into(), ..t.kept() }).await.unwrap().spec.id;
     assert_eq!(t.sh(&later, "cat ~/.agent/memory").await.ok(), "one\ntwo");
     t.fleet().stop(&body, std::time::Duration::ZERO).await.unwrap();
     t.fleet().start(&body).await.unwrap();
@@ -45,20 +46,34 @@ async fn a_named_home_is_kept_across_bodies_and_one_at_a_time_has_it(t: Bodies) 
     t.fleet().remove(&fork, Force::Yes).await.unwrap();
     let second = up(&t, asked()).await.spec.id;
     let look = "cat ~/.claude/memory; readlink ~/link; stat -c %U:%a ~/.claude; ls ~/.cache 2>/dev/null; touch ~/.claude/new && rm ~/gone && echo two >> ~/.claude/memory";
-    assert_eq!(t.sh(&second, look).await.ok(), "one\n/etc/passwd\nuser:700", "with its modes, and without caches");
+    assert_eq!(
+        t.sh(&second, look).await.ok(),
+        "one\n/etc/passwd\nuser:700",
+        "with its modes, and without caches"
+    );
     t.fleet().remove(&second, Force::Yes).await.unwrap();
     let third = up(&t, asked()).await.spec.id;
-    assert_eq!(t.sh(&third, "cat ~/.claude/memory; ls ~").await.ok(), "one\ntwo\nlink", "what was removed stays so");
+    assert_eq!(
+        t.sh(&third, "cat ~/.claude/memory; ls ~").await.ok(),
+        "one\ntwo\nlink",
+        "what was removed stays so"
+    );
     assert_eq!(t.fleet().homes().unwrap()[0].body.as_ref(), Some(&third));
     assert_eq!(t.fleet().remove_home("claude").unwrap_err().kind, Kind::Conflict);
     t.fleet().remove_with(&third, Force::Yes, Discard::Yes).await.unwrap();
     t.fleet().remove_home("claude").unwrap();
     assert_eq!(t.fleet().homes().unwrap().len(), 0);
-    let records = std::fs::read_dir(t.data().join("layers")).unwrap().flatten().filter_map(|entry| std::fs::read_to_string(entry.path().join("layer.json")).ok());
+    let records = std::fs::read_dir(t.data().join("layers"))
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| std::fs::read_to_string(entry.path().join("layer.json")).ok());
     assert_eq!(records.filter(|record| record.contains("home claude")).count(), 0, "its layers go with it");
 }
 
-#[body_test(except(user = "npm of this machine may be another user's", microvm = "a machine has no repositories in it yet"))]
+#[body_test(except(
+    user = "npm of this machine may be another user's",
+    microvm = "a machine has no repositories in it yet"
+))]
 async fn a_home_stands_on_what_is_installed_there(t: Bodies) {
     let make = "mkdir .devcontainer; echo '{ \"postCreateCommand\": \"mkdir -p ~/tool && echo 1 > ~/tool/version\" }' > .devcontainer/devcontainer.json";
     let host = Host::make(&t, "app", make);

@@ -11,10 +11,14 @@ use crate::repo::{Host, save};
 const WORK: &str = "echo committed > committed; git add committed; git commit -qm committed; echo staged > staged; git add staged; echo new > new; echo forced > x.log; git add -f x.log; mkdir target; echo junk > target/junk; rm numbers";
 
 fn names(host: &Host, body: &proto::BodyId) -> Vec<String> {
-    host.git(&["ls-tree", "-r", "--name-only", &format!("refs/palisade/{body}/wip")]).lines().map(str::to_owned).collect()
+    host.git(&["ls-tree", "-r", "--name-only", &format!("refs/palisade/{body}/wip")])
+        .lines()
+        .map(str::to_owned)
+        .collect()
 }
 
-const SAVED: [&str; 9] = [".gitignore", "binary", "committed", "link", "new", "run.sh", "src/deep/x", "src/main.rs", "staged"];
+const SAVED: [&str; 9] =
+    [".gitignore", "binary", "committed", "link", "new", "run.sh", "src/deep/x", "src/main.rs", "staged"];
 
 fn saved() -> Vec<String> {
     let mut all: Vec<String> = SAVED.iter().map(|name| (*name).to_owned()).collect();
@@ -33,7 +37,10 @@ async fn removing_and_stopping_save_everything_tracked_and_untracked(t: Bodies) 
     t.sh(&removed, WORK).await.ok();
     t.fleet().remove(&removed, Force::Yes).await.unwrap();
     assert_eq!(names(&host, &removed), saved());
-    assert_eq!(host.git(&["log", "-1", "--format=%an %s", &format!("refs/palisade/{removed}/head")]), "agent committed");
+    assert_eq!(
+        host.git(&["log", "-1", "--format=%an %s", &format!("refs/palisade/{removed}/head")]),
+        "agent committed"
+    );
     assert!(t.kinds(&removed).contains(&"workspace.saved".to_owned()));
     // One that did nothing leaves nothing behind.
     let idle = host.body(&t).await;
@@ -47,14 +54,18 @@ async fn a_body_that_died_can_still_be_saved(t: Bodies) {
     let body = host.body(&t).await;
     t.sh(&body, WORK).await.ok();
     testkit::kill(t.view(&body).pid.unwrap());
-    testkit::wait::blocking(Duration::from_secs(5), "it is dead", || (t.view(&body).pid.is_none()).then_some(()));
+    testkit::wait::blocking(Duration::from_secs(5), "it is dead", || {
+        (t.view(&body).pid.is_none()).then_some(())
+    });
     save(&t, &body).await;
     assert_eq!(names(&host, &body), saved());
     // Starting it again does the same by itself.
     let other = host.body(&t).await;
     t.sh(&other, WORK).await.ok();
     testkit::kill(t.view(&other).pid.unwrap());
-    testkit::wait::blocking(Duration::from_secs(5), "it is dead", || (t.view(&other).pid.is_none()).then_some(()));
+    testkit::wait::blocking(Duration::from_secs(5), "it is dead", || {
+        (t.view(&other).pid.is_none()).then_some(())
+    });
     t.fleet().start(&other).await.unwrap();
     assert_eq!(names(&host, &other), saved());
 }
@@ -76,7 +87,12 @@ async fn a_broken_git_costs_its_commits_and_no_file_and_removal_waits_for_a_word
         ("an index of noise", "head -c 100000 /dev/urandom > .git/index"),
     ] {
         let body = host.body(&t).await;
-        t.sh(&body, "echo committed > committed; git add committed; git commit -qm committed; echo new > new").await.ok();
+        t.sh(
+            &body,
+            "echo committed > committed; git add committed; git commit -qm committed; echo new > new",
+        )
+        .await
+        .ok();
         t.sh(&body, &format!("chmod -R u+w .git; {breaking}")).await.ok();
         let saved = save(&t, &body).await;
         assert_eq!(host.wip_file(&body, "committed").as_deref(), Some("committed"), "{what}");
@@ -92,7 +108,12 @@ async fn a_broken_git_costs_its_commits_and_no_file_and_removal_waits_for_a_word
         assert_eq!(refused.kind, Kind::Conflict, "{what}: {refused}");
         assert!(refused.hints.iter().any(|hint| hint.contains("--discard")), "{what}");
         let lost = t.fleet().losses(&body).unwrap();
-        assert!(lost.saved && !lost.lines.is_empty() && lost.lines.iter().all(|line| line.starts_with("commits of ")), "{what}: {lost:?}");
+        assert!(
+            lost.saved
+                && !lost.lines.is_empty()
+                && lost.lines.iter().all(|line| line.starts_with("commits of ")),
+            "{what}: {lost:?}"
+        );
         t.fleet().remove_with(&body, Force::Yes, Discard::Yes).await.unwrap();
     }
 }
@@ -142,7 +163,8 @@ async fn saving_twice_changes_nothing_and_saving_while_it_runs_disturbs_nobody(t
     t.sh(&body, "(while :; do date > busy; done) >/dev/null 2>&1 & echo work > work").await.ok();
     let one = save(&t, &body).await;
     assert_eq!(t.view(&body).status, fleet::Status::Running);
-    t.sh(&body, "pkill -f 'while :' || kill $(pgrep -f busy) 2>/dev/null; sleep 0.1; git status --porcelain").await;
+    t.sh(&body, "pkill -f 'while :' || kill $(pgrep -f busy) 2>/dev/null; sleep 0.1; git status --porcelain")
+        .await;
     t.fleet().stop(&body, Duration::ZERO).await.unwrap();
     let two = save(&t, &body).await;
     let three = save(&t, &body).await;
@@ -172,7 +194,10 @@ async fn what_is_put_aside_tagged_or_oddly_named_is_saved_too(t: Bodies) {
     t.sh(&body, "git branch -D a; git branch a/b").await.ok();
     assert_eq!(save(&t, &body).await.trouble, None);
     assert!(host.try_git(&["rev-parse", "--verify", &own("a/b")]).is_some());
-    let landed = t.fleet().land(&body, None, fleet::How::Onto("fix/#123".into()), fleet::What::All, &crate::repo::person()).await;
+    let landed = t
+        .fleet()
+        .land(&body, None, fleet::How::Onto("fix/#123".into()), fleet::What::All, &crate::repo::person())
+        .await;
     assert!(landed.is_ok(), "{landed:?}");
 }
 
@@ -180,7 +205,10 @@ async fn what_is_put_aside_tagged_or_oddly_named_is_saved_too(t: Bodies) {
 async fn a_submodule_stays_what_it_is(t: Bodies) {
     let lib = Host::make(&t, "lib", "echo lib > lib");
     let host = Host::plain(&t);
-    host.sh(&format!("git -c protocol.file.allow=always submodule --quiet add {} sub; git commit -qm sub", lib.dir.display()));
+    host.sh(&format!(
+        "git -c protocol.file.allow=always submodule --quiet add {} sub; git commit -qm sub",
+        lib.dir.display()
+    ));
     let body = host.body(&t).await;
     let link = || host.git(&["ls-tree", &format!("refs/palisade/{body}/wip"), "sub"]);
     t.sh(&body, "touch sub/x; rm sub/x; echo more > more").await.ok();
@@ -199,20 +227,35 @@ async fn what_is_listed_as_lost_is_what_was_not_saved(t: Bodies) {
     let body = host.body(&t).await;
     let lost = || t.fleet().losses(&body).unwrap();
     t.sh(&body, "echo a > a; echo b > b; git checkout -qb side; git add a; git commit -qm a").await.ok();
-    assert_eq!((lost().lines, lost().saved), (vec!["a".to_owned(), "b".into(), "commits of side".into()], false));
+    assert_eq!(
+        (lost().lines, lost().saved),
+        (vec!["a".to_owned(), "b".into(), "commits of side".into()], false)
+    );
     save(&t, &body).await;
     assert_eq!((lost().lines, lost().saved), (Vec::new(), true), "all of it is in the user's repository");
     t.sh(&body, "echo more >> a; rm b; echo c > c; git checkout -qb other; git commit -qm c --allow-empty; git init -q inner").await.ok();
-    let said = std::process::Command::new("env").args(crate::repo::pal_command(&t, &["rm", "--force", "--discard", body.as_str()])).output().unwrap();
+    let said = std::process::Command::new("env")
+        .args(crate::repo::pal_command(&t, &["rm", "--force", "--discard", body.as_str()]))
+        .output()
+        .unwrap();
     assert!(said.status.success());
     let talk = String::from_utf8_lossy(&said.stderr).into_owned();
-    let lines: Vec<&str> = talk.lines().filter(|line| line.starts_with("lost: ") || line.contains("stays")).collect();
+    let lines: Vec<&str> =
+        talk.lines().filter(|line| line.starts_with("lost: ") || line.contains("stays")).collect();
     assert_eq!(lines[..4], ["lost: a", "lost: b", "lost: c", "lost: commits of other"], "{talk}");
-    assert!(lines[4].starts_with("lost: inner/.git (") && lines[5] == format!("what was saved before stays: refs/palisade/{body}/wip") && lines.len() == 6, "{talk}");
+    assert!(
+        lines[4].starts_with("lost: inner/.git (")
+            && lines[5] == format!("what was saved before stays: refs/palisade/{body}/wip")
+            && lines.len() == 6,
+        "{talk}"
+    );
     assert_eq!(host.wip_file(&body, "b").as_deref(), Some("b"), "and it does");
 }
 
-#[body_test(except(user = "what it shows does not depend on who runs it", microvm = "a machine has no repositories in it yet"))]
+#[body_test(except(
+    user = "what it shows does not depend on who runs it",
+    microvm = "a machine has no repositories in it yet"
+))]
 async fn a_death_that_nobody_noticed_is_noticed_by_gc(t: Bodies) {
     let host = Host::plain(&t);
     let killed = host.body(&t).await;
@@ -223,9 +266,14 @@ async fn a_death_that_nobody_noticed_is_noticed_by_gc(t: Bodies) {
         t.sh(body, WORK).await.ok();
     }
     testkit::kill(t.view(&killed).pid.unwrap());
-    testkit::wait::blocking(Duration::from_secs(20), "both are dead", || [&killed, &timed].iter().all(|body| t.view(body).pid.is_none()).then_some(()));
+    testkit::wait::blocking(Duration::from_secs(20), "both are dead", || {
+        [&killed, &timed].iter().all(|body| t.view(body).pid.is_none()).then_some(())
+    });
     t.fleet().gc(fleet::Sweep::DryRun).await.unwrap();
-    assert!(host.try_git(&["rev-parse", "--verify", &format!("refs/palisade/{killed}/wip")]).is_none(), "a dry run does nothing");
+    assert!(
+        host.try_git(&["rev-parse", "--verify", &format!("refs/palisade/{killed}/wip")]).is_none(),
+        "a dry run does nothing"
+    );
     t.fleet().gc(fleet::Sweep::Remove).await.unwrap();
     for body in [&killed, &timed] {
         assert_eq!(names(&host, body), saved());
@@ -233,7 +281,10 @@ async fn a_death_that_nobody_noticed_is_noticed_by_gc(t: Bodies) {
     }
 }
 
-#[body_test(except(user = "what it shows does not depend on who runs it", microvm = "a machine has no repositories in it yet"))]
+#[body_test(except(
+    user = "what it shows does not depend on who runs it",
+    microvm = "a machine has no repositories in it yet"
+))]
 async fn a_fork_keeps_what_it_stands_on_and_is_saved_like_its_parent(t: Bodies) {
     let host = Host::plain(&t);
     host.sh("echo dirty > dirty");
@@ -248,8 +299,15 @@ async fn a_fork_keeps_what_it_stands_on_and_is_saved_like_its_parent(t: Bodies) 
     t.fleet().remove_with(&parent.id, Force::Yes, Discard::Yes).await.unwrap();
     host.sh("rm dirty; git for-each-ref --format='delete %(refname)' refs/palisade/ | grep -v ' refs/palisade/' | git update-ref --stdin; git reflog expire --expire=now --all; git gc -q --prune=now");
     for (body, name) in [(&fork, "fork"), (&copy, "copy")] {
-        assert_eq!(host.git(&["rev-parse", &format!("refs/palisade/{body}/base")]), parent.workspaces[0].base, "{name}");
-        t.fleet().remove(body, Force::Yes).await.unwrap_or_else(|failure| panic!("{name}: {}", testkit::explain(&failure)));
+        assert_eq!(
+            host.git(&["rev-parse", &format!("refs/palisade/{body}/base")]),
+            parent.workspaces[0].base,
+            "{name}"
+        );
+        t.fleet()
+            .remove(body, Force::Yes)
+            .await
+            .unwrap_or_else(|failure| panic!("{name}: {}", testkit::explain(&failure)));
         for path in ["ours", "dirty", name] {
             assert!(host.wip_file(body, path).is_some(), "{name}: {path}");
         }

@@ -27,14 +27,30 @@ async fn work_lands_on_a_branch_of_its_own(t: Bodies) {
     let landed = land(&t, &body, How::Branch("pal/x".into()), What::All).await.unwrap();
     assert_eq!((landed.commits, landed.from), (3, None));
     assert_eq!(host.git(&["show", "pal/x:rest"]), "rest");
-    assert_eq!(subjects(&host, "main..pal/x"), ["agent/agent add one".to_owned(), "agent/agent add two".into(), format!("Palisade/Palisade work in progress of Body {body}")]);
+    assert_eq!(
+        subjects(&host, "main..pal/x"),
+        [
+            "agent/agent add one".to_owned(),
+            "agent/agent add two".into(),
+            format!("Palisade/Palisade work in progress of Body {body}")
+        ]
+    );
     // Again: moved forward by what is new.
-    t.sh(&body, "git add -A; git commit -qm 'add rest'; echo more > more; git add more; git commit -qm 'add more'").await.ok();
+    t.sh(
+        &body,
+        "git add -A; git commit -qm 'add rest'; echo more > more; git add more; git commit -qm 'add more'",
+    )
+    .await
+    .ok();
     let refused = land(&t, &body, How::Branch("pal/x".into()), What::Committed).await;
     assert!(refused.is_ok(), "picked on top: {refused:?}");
     assert_eq!(host.git(&["show", "pal/x:more"]), "more");
     let committed = land(&t, &body, How::Branch("only".into()), What::Committed).await.unwrap();
-    assert_eq!(committed.to, host.git(&["rev-parse", &format!("refs/palisade/{body}/head")]), "the Body's own commits, as they are");
+    assert_eq!(
+        committed.to,
+        host.git(&["rev-parse", &format!("refs/palisade/{body}/head")]),
+        "the Body's own commits, as they are"
+    );
     assert!(t.kinds(&body).contains(&"workspace.landed".to_owned()));
 }
 
@@ -45,8 +61,15 @@ async fn work_lands_on_top_of_a_branch_that_is_checked_out(t: Bodies) {
     host.commit("echo mine > mine", "mine");
     let landed = land(&t, &body, How::Onto("main".into()), What::All).await.unwrap();
     assert_eq!(landed.commits, 3);
-    assert_eq!(host.sh("git status --porcelain; cat one two rest mine"), "one\ntwo\nrest\nmine", "its files are there, and nothing is left over");
-    assert_eq!(subjects(&host, "main~3..main")[..2], ["agent/Ann add one".to_owned(), "agent/Ann add two".into()]);
+    assert_eq!(
+        host.sh("git status --porcelain; cat one two rest mine"),
+        "one\ntwo\nrest\nmine",
+        "its files are there, and nothing is left over"
+    );
+    assert_eq!(
+        subjects(&host, "main~3..main")[..2],
+        ["agent/Ann add one".to_owned(), "agent/Ann add two".into()]
+    );
     // What the user has not committed is not overwritten.
     let other = host.body(&t).await;
     t.sh(&other, "echo theirs > mine; git commit -qam theirs").await.ok();
@@ -59,21 +82,38 @@ async fn work_lands_on_top_of_a_branch_that_is_checked_out(t: Bodies) {
 async fn squashing_picking_and_conflicts(t: Bodies) {
     let host = Host::plain(&t);
     let body = worked(&t, &host).await;
-    let squashed = land(&t, &body, How::Branch("squashed".into()), What::Squash { message: Some("all of it".into()) }).await.unwrap();
-    assert_eq!((squashed.commits, subjects(&host, "main..squashed")), (1, vec!["Ann/Ann all of it".to_owned()]));
+    let squashed =
+        land(&t, &body, How::Branch("squashed".into()), What::Squash { message: Some("all of it".into()) })
+            .await
+            .unwrap();
+    assert_eq!(
+        (squashed.commits, subjects(&host, "main..squashed")),
+        (1, vec!["Ann/Ann all of it".to_owned()])
+    );
     assert_eq!(host.git(&["rev-parse", "squashed^{tree}"]), host.wip_tree(&body));
     let two = host.git(&["rev-parse", &format!("refs/palisade/{body}/head")]);
-    let picked = land(&t, &body, How::Branch("picked".into()), What::Pick(vec![two[..10].to_owned()])).await.unwrap();
+    let picked =
+        land(&t, &body, How::Branch("picked".into()), What::Pick(vec![two[..10].to_owned()])).await.unwrap();
     assert_eq!((picked.commits, host.git(&["diff", "--name-only", "main", "picked"]).as_str()), (1, "two"));
     let foreign = host.git(&["rev-parse", "main"]);
-    assert_eq!(land(&t, &body, How::Branch("none".into()), What::Pick(vec![foreign])).await.unwrap_err().kind, Kind::NotFound, "not a commit of the Body");
+    assert_eq!(
+        land(&t, &body, How::Branch("none".into()), What::Pick(vec![foreign])).await.unwrap_err().kind,
+        Kind::NotFound,
+        "not a commit of the Body"
+    );
     host.commit("echo other > one", "other one");
     let before = host.git(&["rev-parse", "main"]);
     let refused = land(&t, &body, How::Onto("main".into()), What::All).await.unwrap_err();
     assert!(refused.kind == Kind::Conflict && refused.message.contains("one"), "{refused}");
     assert_eq!(host.git(&["rev-parse", "main"]), before, "nothing moved");
-    assert_eq!(land(&t, &body, How::Onto("no-such".into()), What::All).await.unwrap_err().kind, Kind::NotFound);
-    assert_eq!(land(&t, &body, How::Branch("../../evil".into()), What::All).await.unwrap_err().kind, Kind::Usage);
+    assert_eq!(
+        land(&t, &body, How::Onto("no-such".into()), What::All).await.unwrap_err().kind,
+        Kind::NotFound
+    );
+    assert_eq!(
+        land(&t, &body, How::Branch("../../evil".into()), What::All).await.unwrap_err().kind,
+        Kind::Usage
+    );
 }
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
@@ -85,7 +125,12 @@ async fn who_lands_must_have_a_name_and_tools_that_run_things_are_shown(t: Bodie
     let nobody = Person { env: Vec::new(), ..person() };
     let squash = || What::Squash { message: None };
     let refused = t.fleet().land(&body, None, How::Onto("main".into()), squash(), &nobody).await.unwrap_err();
-    assert!(refused.hints.iter().any(|hint| hint.contains("user.name")), "{refused}: {:?} {:?}", refused.causes(), refused.hints);
+    assert!(
+        refused.hints.iter().any(|hint| hint.contains("user.name")),
+        "{refused}: {:?} {:?}",
+        refused.causes(),
+        refused.hints
+    );
     let landed = land(&t, &body, How::Onto("main".into()), squash()).await.unwrap();
     assert_eq!(landed.runs_something, [".github/workflows/ci.yml", ".vscode/tasks.json"]);
 }
@@ -115,7 +160,12 @@ async fn a_landing_never_writes_into_a_git_directory(t: Bodies) {
     assert!(!outer.join(".git/modules/sub/hooks/post-checkout").exists());
     // A git directory elsewhere, which does not tell where its files are.
     let (apart, files) = (t.dir().join("apart.git"), t.dir().join("apart"));
-    host.sh(&format!("git clone -q --separate-git-dir {} {} {}", apart.display(), host.dir.display(), files.display()));
+    host.sh(&format!(
+        "git clone -q --separate-git-dir {} {} {}",
+        apart.display(),
+        host.dir.display(),
+        files.display()
+    ));
     let body = Host { dir: files }.body(&t).await;
     t.sh(&body, trap).await.ok();
     // The door is open: whoever takes what git lists for the files writes hooks.

@@ -14,24 +14,52 @@ use crate::{
 #[body_test(except(microvm = "a machine has no repositories in it yet"))]
 async fn preparing_reaches_the_names_it_may_and_work_reaches_none(t: Bodies) {
     let probe = "curl -sS -m 20 -o /dev/null -w '%{http_code}' https://pypi.org/simple/six/ > open; curl -sS -m 20 https://crates.io/ > closed 2>&1; curl -sS -m 5 --noproxy '*' https://pypi.org/ > direct 2>&1; curl -sS -m 5 http://pypi.org/ > plain 2>&1; true";
-    let host = Host::make(&t, "app", &format!("cat > palisade.toml <<'END'\n[prepare]\nallow = [\"pypi.org:443\"]\ncommands = [\"\"\"{probe}\"\"\"]\n[env]\nCOLOUR = \"green\"\nEND"));
+    let host = Host::make(
+        &t,
+        "app",
+        &format!(
+            "cat > palisade.toml <<'END'\n[prepare]\nallow = [\"pypi.org:443\"]\ncommands = [\"\"\"{probe}\"\"\"]\n[env]\nCOLOUR = \"green\"\nEND"
+        ),
+    );
     let (body, said) = prepared(&t, asked(&t, &host)).await;
     assert_eq!(steps(&said), 1);
-    assert_eq!(t.sh(&body, "cat open; echo; echo $COLOUR").await.ok(), "200\ngreen", "the door is open to the name that is allowed");
+    assert_eq!(
+        t.sh(&body, "cat open; echo; echo $COLOUR").await.ok(),
+        "200\ngreen",
+        "the door is open to the name that is allowed"
+    );
     let denied = t.sh(&body, "cat closed direct plain").await.ok();
     assert!(denied.contains("403") || denied.contains("CONNECT tunnel failed"), "{denied}");
-    let decided: Vec<(String, String)> = t.events().into_iter().filter(|event| event.kind.starts_with("network.")).map(|event| (event.kind.clone(), event.data["to"].as_str().unwrap_or_default().to_owned())).collect();
+    let decided: Vec<(String, String)> = t
+        .events()
+        .into_iter()
+        .filter(|event| event.kind.starts_with("network."))
+        .map(|event| (event.kind.clone(), event.data["to"].as_str().unwrap_or_default().to_owned()))
+        .collect();
     assert!(decided.contains(&("network.allowed".into(), "pypi.org:443".into())), "{decided:?}");
     assert!(decided.contains(&("network.denied".into(), "crates.io:443".into())), "{decided:?}");
     let now = t.sh(&body, "curl -sS -m 5 https://pypi.org/ 2>&1; curl -sS -m 5 -x http://127.0.0.1:3128 https://pypi.org/ 2>&1; ls /run/palisade 2>&1; env | grep -ci proxy").await;
-    assert!(!now.text().contains("<html") && now.text().ends_with('0'), "the way out is gone: {}", now.text());
+    assert!(
+        !now.text().contains("<html") && now.text().ends_with('0'),
+        "the way out is gone: {}",
+        now.text()
+    );
 }
 
 #[body_test(except(microvm = "a machine has no repositories in it yet"))]
 async fn a_step_that_fails_is_shown_with_its_output_and_leaves_nothing(t: Bodies) {
-    let host = Host::make(&t, "app", "printf '[prepare]\\ncommands = [\"echo made it this far; exit 3\"]\\n' > palisade.toml");
+    let host = Host::make(
+        &t,
+        "app",
+        "printf '[prepare]\\ncommands = [\"echo made it this far; exit 3\"]\\n' > palisade.toml",
+    );
     let failure = t.fleet().up(asked(&t, &host)).await.unwrap_err();
-    assert!(failure.kind == Kind::Conflict && failure.message.contains("made it this far") && failure.message.contains("code 3"), "{failure}");
+    assert!(
+        failure.kind == Kind::Conflict
+            && failure.message.contains("made it this far")
+            && failure.message.contains("code 3"),
+        "{failure}"
+    );
     assert!(failure.hints.iter().any(|hint| hint.contains("--no-prepare")));
     assert_eq!(t.fleet().list().unwrap().len(), 0, "no Body is left");
     let body = up(&t, Up { prepare: Prepare::No, ..asked(&t, &host) }).await.spec.id;

@@ -26,7 +26,20 @@ impl Chance {
 }
 
 pub const DIRS: [&str; 8] = ["a", "b", "a/c", "a/c/d", "sp ace", "b/x.d", "node_modules/m", "e"];
-const NAMES: [&str; 12] = ["f", "g.txt", "h.bin", "x.log", "-n", "q\"", "$(printf 'n\\nl')", "$(printf '\\303\\251\\377')", "keep.log", "Makefile", "é", ":p"];
+const NAMES: [&str; 12] = [
+    "f",
+    "g.txt",
+    "h.bin",
+    "x.log",
+    "-n",
+    "q\"",
+    "$(printf 'n\\nl')",
+    "$(printf '\\303\\251\\377')",
+    "keep.log",
+    "Makefile",
+    "é",
+    ":p",
+];
 
 pub fn path(chance: &mut Chance) -> String {
     let name = chance.of(&NAMES).to_owned();
@@ -65,8 +78,12 @@ async fn up_and_save_give_the_tree_that_plain_git_gives(t: Bodies) {
     let seed: u64 = std::env::var("PAL_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     for round in 0..ROUNDS {
         let mut chance = Chance((seed + round).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        let lines = |chance: &mut Chance| (0..CHANGES).map(|_| change(chance)).collect::<Vec<_>>().join("; true\n");
-        let begin = format!("{HELPERS}\nprintf '*.log\\n!keep.log\\nnode_modules/\\n' > .gitignore; printf '*.txt text\\n*.bin binary\\n' > .gitattributes\n{}; true", lines(&mut chance));
+        let lines =
+            |chance: &mut Chance| (0..CHANGES).map(|_| change(chance)).collect::<Vec<_>>().join("; true\n");
+        let begin = format!(
+            "{HELPERS}\nprintf '*.log\\n!keep.log\\nnode_modules/\\n' > .gitignore; printf '*.txt text\\n*.bin binary\\n' > .gitattributes\n{}; true",
+            lines(&mut chance)
+        );
         let host = Host::make(&t, &format!("r{round}"), &begin);
         // A Body has no ignored files of the host, so the host must not have them either.
         host.git(&["clean", "-fdxq"]);
@@ -79,7 +96,12 @@ async fn up_and_save_give_the_tree_that_plain_git_gives(t: Bodies) {
         host.sh(&work);
         host.git(&["add", "--all"]);
         let (native, ours) = (host.git(&["write-tree"]), host.wip_tree(&body));
-        assert_eq!(ours, native, "seed {seed} round {round}:\n{}\n{work}", host.git(&["diff-tree", "-r", &native, &ours]));
+        assert_eq!(
+            ours,
+            native,
+            "seed {seed} round {round}:\n{}\n{work}",
+            host.git(&["diff-tree", "-r", &native, &ours])
+        );
         t.fleet().remove(&body, fleet::Force::Yes).await.unwrap();
     }
 }

@@ -17,14 +17,35 @@ pub struct Host {
 
 /// Nobody's settings but these.
 fn settings(command: &mut Command) -> &mut Command {
-    let who = [("GIT_AUTHOR_NAME", "Ann"), ("GIT_AUTHOR_EMAIL", "ann@example.com"), ("GIT_COMMITTER_NAME", "Ann"), ("GIT_COMMITTER_EMAIL", "ann@example.com")];
-    command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin").env("HOME", "/nonexistent").env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_NOSYSTEM", "1").envs(who)
+    let who = [
+        ("GIT_AUTHOR_NAME", "Ann"),
+        ("GIT_AUTHOR_EMAIL", "ann@example.com"),
+        ("GIT_COMMITTER_NAME", "Ann"),
+        ("GIT_COMMITTER_EMAIL", "ann@example.com"),
+    ];
+    command
+        .env_clear()
+        .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+        .env("HOME", "/nonexistent")
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .env("GIT_CONFIG_NOSYSTEM", "1")
+        .envs(who)
 }
 
 /// Who lands.
 pub fn person() -> Person {
-    let env = [("GIT_AUTHOR_NAME", "Ann"), ("GIT_AUTHOR_EMAIL", "ann@example.com"), ("GIT_COMMITTER_NAME", "Ann"), ("GIT_COMMITTER_EMAIL", "ann@example.com"), ("GIT_CONFIG_NOSYSTEM", "1")];
-    Person { home: "/nonexistent".into(), path: "/usr/local/bin:/usr/bin:/bin".into(), env: env.map(|(name, value)| (name.into(), value.into())).to_vec() }
+    let env = [
+        ("GIT_AUTHOR_NAME", "Ann"),
+        ("GIT_AUTHOR_EMAIL", "ann@example.com"),
+        ("GIT_COMMITTER_NAME", "Ann"),
+        ("GIT_COMMITTER_EMAIL", "ann@example.com"),
+        ("GIT_CONFIG_NOSYSTEM", "1"),
+    ];
+    Person {
+        home: "/nonexistent".into(),
+        path: "/usr/local/bin:/usr/bin:/bin".into(),
+        env: env.map(|(name, value)| (name.into(), value.into())).to_vec(),
+    }
 }
 
 /// Runs git somewhere.
@@ -137,8 +158,19 @@ pub fn pal_command(t: &Bodies, args: &[&str]) -> Vec<OsString> {
     let beside = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("pal");
     let pal = testkit::user::pal(&beside.to_string_lossy());
     assert!(pal.is_file(), "there is no {}: run cargo build -p cli first", pal.display());
-    let who = ["GIT_AUTHOR_NAME=Ann", "GIT_AUTHOR_EMAIL=a@b", "GIT_COMMITTER_NAME=Ann", "GIT_COMMITTER_EMAIL=a@b"].map(OsString::from);
-    let mut command: Vec<OsString> = ["env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", "LC_ALL=C.UTF-8", "TERM=xterm-256color", "PAGER=cat"].map(OsString::from).into();
+    let who =
+        ["GIT_AUTHOR_NAME=Ann", "GIT_AUTHOR_EMAIL=a@b", "GIT_COMMITTER_NAME=Ann", "GIT_COMMITTER_EMAIL=a@b"]
+            .map(OsString::from);
+    let mut command: Vec<OsString> = [
+        "env",
+        "-i",
+        "PATH=/usr/local/bin:/usr/bin:/bin",
+        "LC_ALL=C.UTF-8",
+        "TERM=xterm-256color",
+        "PAGER=cat",
+    ]
+    .map(OsString::from)
+    .into();
     command.extend(who);
     for (name, place) in [("HOME=", t.dir().to_owned()), ("PAL_DATA=", t.data())] {
         let mut text = OsString::from(name);

@@ -10,33 +10,66 @@ use crate::repo::{Host, person, save};
 async fn bodies_are_compared_and_conflicts_are_known_before_they_land(t: Bodies) {
     let host = Host::plain(&t);
     let mut ids = Vec::new();
-    for work in ["sed -i 1s/.*/one/ numbers; echo a > a", "sed -i 1s/.*/two/ numbers", "sed -i '900s/.*/far/' numbers; exit 0"] {
+    for work in [
+        "sed -i 1s/.*/one/ numbers; echo a > a",
+        "sed -i 1s/.*/two/ numbers",
+        "sed -i '900s/.*/far/' numbers; exit 0",
+    ] {
         let body = host.body(&t).await;
         t.sh(&body, work).await.ok();
         ids.push(body);
     }
     let compared = t.fleet().compare(&ids, Some("test -e a")).await.unwrap();
-    let seen: Vec<(usize, Option<i32>)> = compared.bodies.iter().map(|body| (body.files.len(), body.test)).collect();
+    let seen: Vec<(usize, Option<i32>)> =
+        compared.bodies.iter().map(|body| (body.files.len(), body.test)).collect();
     assert_eq!(seen, [(2, Some(0)), (1, Some(1)), (1, Some(1))]);
-    let overlaps: Vec<(bool, usize)> = compared.overlaps.iter().map(|overlap| (overlap.conflicts == ["numbers"], overlap.files.len())).collect();
-    assert_eq!(overlaps, [(true, 1), (false, 1), (false, 1)], "the first two conflict, the third touches another place");
+    let overlaps: Vec<(bool, usize)> = compared
+        .overlaps
+        .iter()
+        .map(|overlap| (overlap.conflicts == ["numbers"], overlap.files.len()))
+        .collect();
+    assert_eq!(
+        overlaps,
+        [(true, 1), (false, 1), (false, 1)],
+        "the first two conflict, the third touches another place"
+    );
 }
 
 #[body_test(except(microvm = "a machine has no repositories in it yet"))]
 async fn a_queue_lands_what_is_green_and_keeps_the_rest_with_its_reason(t: Bodies) {
     let host = Host::plain(&t);
     let mut ids = Vec::new();
-    for work in ["sed -i 1s/.*/one/ numbers; git commit -qam one", "sed -i 1s/.*/two/ numbers; git commit -qam two", "touch broken; git add broken; git commit -qm broken", "echo fine > fine"] {
+    for work in [
+        "sed -i 1s/.*/one/ numbers; git commit -qam one",
+        "sed -i 1s/.*/two/ numbers; git commit -qam two",
+        "touch broken; git add broken; git commit -qm broken",
+        "echo fine > fine",
+    ] {
         let body = host.body(&t).await;
         t.sh(&body, work).await.ok();
         ids.push(body);
     }
-    let queued = t.fleet().land_queue(&ids, "main", Some("test ! -e broken"), &person(), &mut |_| ()).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
+    let queued = t
+        .fleet()
+        .land_queue(&ids, "main", Some("test ! -e broken"), &person(), &mut |_| ())
+        .await
+        .unwrap_or_else(|failure| panic!("{}", explain(&failure)));
     let landed: Vec<bool> = queued.iter().map(|one| one.landed.is_some()).collect();
     assert_eq!(landed, [true, false, false, true], "{queued:?}");
-    assert!(queued[1].why.as_ref().unwrap().contains("conflicts in numbers") && queued[2].why.as_ref().unwrap().contains("code 1"), "{queued:?}");
-    assert_eq!(host.sh("head -1 numbers; cat fine; ls broken 2>/dev/null; git status --porcelain"), "one\nfine");
-    assert_eq!(host.git(&["for-each-ref", "--format=%(refname)", "refs/heads/"]), "refs/heads/main", "no trial is left");
+    assert!(
+        queued[1].why.as_ref().unwrap().contains("conflicts in numbers")
+            && queued[2].why.as_ref().unwrap().contains("code 1"),
+        "{queued:?}"
+    );
+    assert_eq!(
+        host.sh("head -1 numbers; cat fine; ls broken 2>/dev/null; git status --porcelain"),
+        "one\nfine"
+    );
+    assert_eq!(
+        host.git(&["for-each-ref", "--format=%(refname)", "refs/heads/"]),
+        "refs/heads/main",
+        "no trial is left"
+    );
     assert_eq!(t.fleet().list().unwrap().len(), 4, "nor a Body of one");
 }
 
@@ -47,7 +80,16 @@ async fn the_store_keeps_within_its_budget_and_takes_nothing_that_is_used(t: Bod
     host.commit("head -c 3000000 /dev/urandom > big", "big");
     let other = host.body(&t).await;
     t.fleet().remove(&other, fleet::Force::Yes).await.unwrap();
-    let layers = || t.fleet().df().unwrap().0.iter().filter(|share| matches!(share.kind, "trees" | "histories")).map(|share| share.count).sum::<usize>();
+    let layers = || {
+        t.fleet()
+            .df()
+            .unwrap()
+            .0
+            .iter()
+            .filter(|share| matches!(share.kind, "trees" | "histories"))
+            .map(|share| share.count)
+            .sum::<usize>()
+    };
     let all = layers();
     t.fleet().gc(Sweep::Remove).await.unwrap();
     assert_eq!(layers(), all, "within the budget nothing goes");
@@ -56,7 +98,11 @@ async fn the_store_keeps_within_its_budget_and_takes_nothing_that_is_used(t: Bod
     assert!(told > 0 && layers() == all, "a dry run only says so");
     t.fleet().gc(Sweep::Remove).await.unwrap();
     assert!(layers() < all, "what nobody stands on went");
-    assert_eq!(t.sh(&body, "git status --porcelain; tail -1 numbers").await.ok(), "1000", "what somebody stands on did not");
+    assert_eq!(
+        t.sh(&body, "git status --porcelain; tail -1 numbers").await.ok(),
+        "1000",
+        "what somebody stands on did not"
+    );
 }
 
 #[body_test(except(microvm = "a machine has no repositories in it yet"))]
@@ -68,5 +114,8 @@ async fn plain_git_fetches_what_a_body_did(t: Bodies) {
     host.git(&["fetch", "--quiet", &format!("pal/{body}")]);
     assert_eq!(host.git(&["show", &format!("pal/{body}/heads/main:work")]), "work");
     t.fleet().remove(&body, fleet::Force::Yes).await.unwrap();
-    assert!(host.try_git(&["config", &format!("remote.pal/{body}.url")]).is_none(), "the remote goes with the Body");
+    assert!(
+        host.try_git(&["config", &format!("remote.pal/{body}.url")]).is_none(),
+        "the remote goes with the Body"
+    );
 }

@@ -53,7 +53,10 @@ fn git_step(chance: &mut Chance) -> String {
         12 => format!("git mv -f -- {one} {two}"),
         13 => format!("git rm -q -r --cached -- {one}"),
         14 => "git clean -fdq".into(),
-        15 => "rm -rf /tmp/w; git worktree prune; git worktree add -q -f --detach /tmp/w; echo x > /tmp/w/g.txt".into(),
+        15 => {
+            "rm -rf /tmp/w; git worktree prune; git worktree add -q -f --detach /tmp/w; echo x > /tmp/w/g.txt"
+                .into()
+        }
         16 => "rm -rf /tmp/copy; cp -a . /tmp/copy; echo y >> /tmp/copy/f; rm -rf /tmp/copy/a".into(),
         17 => "cp .git/index /tmp/saved".into(),
         18 => "[ -e /tmp/saved ] && cp /tmp/saved .git/index".into(),
@@ -63,8 +66,12 @@ fn git_step(chance: &mut Chance) -> String {
         22 => format!("git config core.untrackedCache {}", ["true", "false", "keep"][number % 3]),
         23 => "git -c core.fsmonitor=false status > /dev/null".into(),
         // What comes, is known to git and goes leaves nothing behind.
-        24 => format!("put './v{number}' 1; git add -f './v{number}'; git status > /dev/null; rm './v{number}'"),
-        25 => format!("mk './{dir}/v'; echo 1 > './{dir}/v{number}'; git add -f './{dir}/v{number}'; rm './{dir}/v{number}'"),
+        24 => {
+            format!("put './v{number}' 1; git add -f './v{number}'; git status > /dev/null; rm './v{number}'")
+        }
+        25 => format!(
+            "mk './{dir}/v'; echo 1 > './{dir}/v{number}'; git add -f './{dir}/v{number}'; rm './{dir}/v{number}'"
+        ),
         _ => format!("[ -d './{dir}' ] && touch -d @{} './{dir}'", 1_500_000_000 + number),
     }
 }
@@ -97,7 +104,10 @@ async fn git_says_what_it_would_say_had_it_looked_at_every_file(t: Bodies) {
         let about = format!("seed {seed} round {round}");
         let mut chance = Chance((seed + round).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let begin: Vec<String> = (0..30).map(|_| change(&mut chance)).collect();
-        let begin = format!("{HELPERS}\nprintf '*.log\\n!keep.log\\nnode_modules/\\n' > .gitignore\n{}; true", begin.join("; true\n"));
+        let begin = format!(
+            "{HELPERS}\nprintf '*.log\\n!keep.log\\nnode_modules/\\n' > .gitignore\n{}; true",
+            begin.join("; true\n")
+        );
         let host = Host::make(&t, &format!("s{round}"), &begin);
         host.commit("seq 100 > second", "second");
         let body = host.body(&t).await;
@@ -118,15 +128,29 @@ async fn git_says_what_it_would_say_had_it_looked_at_every_file(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn a_first_status_looks_at_what_was_changed_and_at_nothing_else(t: Bodies) {
-    let host = Host::make(&t, "wide", "for d in $(seq 20); do mkdir d$d; for f in $(seq 100); do echo $d $f > d$d/f$f; done; done");
+    let host = Host::make(
+        &t,
+        "wide",
+        "for d in $(seq 20); do mkdir d$d; for f in $(seq 100); do echo $d $f > d$d/f$f; done; done",
+    );
     let looks = |line: &str| format!("{LOOKS}\nlooks {line}");
     let count = |said: String| said.trim().parse::<usize>().unwrap();
     let body = host.body(&t).await;
-    assert!(count(t.sh(&body, &looks("git -c core.fsmonitor=false --no-optional-locks status")).await.ok()) >= 2000, "what is counted");
+    assert!(
+        count(t.sh(&body, &looks("git -c core.fsmonitor=false --no-optional-locks status")).await.ok())
+            >= 2000,
+        "what is counted"
+    );
     assert_eq!(count(t.sh(&body, &looks("git status")).await.ok()), 0);
     // A new directory is one change, whatever is in it.
     t.sh(&body, "echo more >> d1/f1; rm d2/f2; rm -r d3; mkdir -p target/deep; cd target/deep; seq 6000 | xargs touch").await.ok();
-    let said = t.sh(&body, &format!("{}; grep -c d3/ /tmp/said; git status --porcelain | grep -v d3/", looks("git status"))).await.ok();
+    let said = t
+        .sh(
+            &body,
+            &format!("{}; grep -c d3/ /tmp/said; git status --porcelain | grep -v d3/", looks("git status")),
+        )
+        .await
+        .ok();
     let lines: Vec<&str> = said.lines().collect();
     assert!((102..=400).contains(&lines[0].parse::<usize>().unwrap()), "{said}");
     assert_eq!(lines[1..], ["100", " M d1/f1", " D d2/f2", "?? target/"]);
@@ -157,25 +181,48 @@ async fn who_cannot_be_answered_is_told_that_all_may_have_changed(t: Bodies) {
     let hook = "/workspace/app/.git/palisade/changes";
     let traced = "GIT_TRACE_FSMONITOR=1 git status 2>&1 | grep -c \"callback 'numbers'\"";
     assert_eq!(t.sh(&body, traced).await.ok(), "1");
-    let token = t.sh(&body, "GIT_TRACE_FSMONITOR=1 git status 2>&1 | grep -o \"successful '[0-9]*\" | grep -o '[0-9]*'").await.ok();
-    let said = async |line: String| t.sh(&body, &format!("{{ {line}; }} | tail -c +1 | tr '\\0' '\\n' | tail -n 1")).await.ok();
-    assert_eq!(said(format!("{hook} 2 {token}")).await, "/", "asked by a shell, of which nobody knows what it understands");
+    let token = t
+        .sh(
+            &body,
+            "GIT_TRACE_FSMONITOR=1 git status 2>&1 | grep -o \"successful '[0-9]*\" | grep -o '[0-9]*'",
+        )
+        .await
+        .ok();
+    let said = async |line: String| {
+        t.sh(&body, &format!("{{ {line}; }} | tail -c +1 | tr '\\0' '\\n' | tail -n 1")).await.ok()
+    };
+    assert_eq!(
+        said(format!("{hook} 2 {token}")).await,
+        "/",
+        "asked by a shell, of which nobody knows what it understands"
+    );
     assert_eq!(said(format!("cd src; {hook} 2 {token}")).await, "/", "asked elsewhere");
     assert_eq!(said(format!("{hook} 1 {token}")).await, "/", "asked in another version");
     assert_eq!(said(format!("{hook} 2")).await, "/", "asked without a name");
-    assert_eq!(t.sh(&body, &format!("git config core.fsmonitor false; {traced}; git config core.fsmonitor")).await.text(), "0\nfalse", "what is set inside wins");
+    assert_eq!(
+        t.sh(&body, &format!("git config core.fsmonitor false; {traced}; git config core.fsmonitor"))
+            .await
+            .text(),
+        "0\nfalse",
+        "what is set inside wins"
+    );
     let long = "9".repeat(5000);
     assert_eq!(said(format!("{hook} 2 {long}")).await, "/", "asked with a name that nobody gave");
 }
 
-#[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer", user = "its Bodies have one id, so there is nobody else in them"))]
+#[body_test(except(
+    microvm = "a machine has no repositories in it yet: pal up refuses that layer",
+    user = "its Bodies have one id, so there is nobody else in them"
+))]
 async fn somebody_else_in_the_body_learns_no_names(t: Bodies) {
     let host = Host::plain(&t);
     let body = host.body(&t).await;
     t.sh(&body, "echo x > src/name; chmod 700 src").await.ok();
     let told = async |user: &str| {
         let line = "GIT_TRACE_FSMONITOR=1 git -c safe.directory='*' --no-optional-locks status 2>&1 | grep -c \"callback 'src/name'\"";
-        t.exec(&body, ExecRequest { user: Some(user.to_owned()), ..ExecRequest::new(["sh", "-c", line]) }).await.text()
+        t.exec(&body, ExecRequest { user: Some(user.to_owned()), ..ExecRequest::new(["sh", "-c", line]) })
+            .await
+            .text()
     };
     assert_eq!(told("user").await, "1");
     assert_eq!(told("nobody").await, "0");

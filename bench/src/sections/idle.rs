@@ -11,8 +11,8 @@ use tokio::runtime::Runtime;
 use crate::{
     ground::Ground,
     library::{self, told},
-    memory,
     measure::interrupted,
+    memory,
     report::{Bar, Bound, Part, Row, Table, Unit},
     residents,
     stats::Samples,
@@ -33,14 +33,24 @@ pub fn measure(ground: &Ground) -> io::Result<Part> {
     rows.push(row(BODY, alone.pss.iter().copied(), "guest and keeper"));
     let crowd = many(&runtime, &fleet, ground.args.bodies)?;
     rows.push(row(&format!("each of {}", crowd.made), crowd.pss.iter().copied(), "guest and keeper"));
-    rows.push(row(&format!("the kernel's own for each of {}", crowd.made), [crowd.kernel], "slab, stacks, page tables; neighbours disturb it"));
+    rows.push(row(
+        &format!("the kernel's own for each of {}", crowd.made),
+        [crowd.kernel],
+        "slab, stacks, page tables; neighbours disturb it",
+    ));
     let (residents, absent) = residents::start_all(ground)?;
     for resident in &residents {
         rows.push(row(&format!("{} with `sleep`", resident.name), [resident.pss()?], "its helpers included"));
     }
-    let table = Table { title: "Idle memory (PSS)".into(), unit: Unit::Bytes, against: Vec::new(), rows, absent };
+    let table =
+        Table { title: "Idle memory (PSS)".into(), unit: Unit::Bytes, against: Vec::new(), rows, absent };
     let bars = vec![
-        Bar { promise: "an idle Body, alone".into(), found: table.median(BODY).map(|bytes| bytes / MIB), bound: Bound::AtMost(1.5), unit: " MiB" },
+        Bar {
+            promise: "an idle Body, alone".into(),
+            found: table.median(BODY).map(|bytes| bytes / MIB),
+            bound: Bound::AtMost(1.5),
+            unit: " MiB",
+        },
         Bar {
             promise: format!("idle Bodies that run at once, and answer, of {}", ground.args.bodies),
             found: Some(crowd.answered as f64),
@@ -58,9 +68,18 @@ fn row(name: &str, bytes: impl IntoIterator<Item = u64>, note: &str) -> Row {
 }
 
 fn times(crowd: &Crowd) -> Table {
-    let row = |name: &str, samples: &Samples| Row { name: name.into(), samples: samples.clone(), note: String::new() };
-    let rows = vec![row("create", &crowd.create), row("exec `true`", &crowd.exec), row("remove", &crowd.remove)];
-    Table::times(format!("Each of {} kept Bodies, one after the other, all at once there", crowd.made), &[], rows)
+    let row = |name: &str, samples: &Samples| Row {
+        name: name.into(),
+        samples: samples.clone(),
+        note: String::new(),
+    };
+    let rows =
+        vec![row("create", &crowd.create), row("exec `true`", &crowd.exec), row("remove", &crowd.remove)];
+    Table::times(
+        format!("Each of {} kept Bodies, one after the other, all at once there", crowd.made),
+        &[],
+        rows,
+    )
 }
 
 /// What became of many Bodies at once.
@@ -90,7 +109,13 @@ fn many(runtime: &Runtime, fleet: &Fleet, count: usize) -> io::Result<Crowd> {
     found.map(|()| crowd)
 }
 
-fn fill(runtime: &Runtime, fleet: &Fleet, count: usize, views: &mut Vec<View>, crowd: &mut Crowd) -> io::Result<()> {
+fn fill(
+    runtime: &Runtime,
+    fleet: &Fleet,
+    count: usize,
+    views: &mut Vec<View>,
+    crowd: &mut Crowd,
+) -> io::Result<()> {
     while views.len() < count && !interrupted() {
         let began = Instant::now();
         views.push(runtime.block_on(fleet.create(Create::kept())).map_err(told)?);

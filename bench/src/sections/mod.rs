@@ -28,9 +28,17 @@ pub const ALL: [Section; 8] = [
     Section { name: "run", about: "`true` in a fresh sandbox", run: run::measure },
     Section { name: "library", about: "create, exec and remove through the library", run: library::measure },
     Section { name: "exec", about: "`true` in something that runs", run: exec::measure },
-    Section { name: "throughput", about: "sandboxes in a second, 1-way and 16-way", run: throughput::measure },
+    Section {
+        name: "throughput",
+        about: "sandboxes in a second, 1-way and 16-way",
+        run: throughput::measure,
+    },
     Section { name: "idle", about: "memory of idle Bodies", run: idle::measure },
     Section { name: "work", about: "work inside against work outside", run: work::measure },
     Section { name: "server", about: "`pal serve` as its clients meet it", run: server::measure },
-    Section { name: "microvm", about: "machines: cold, warm, forked, and what they take", run: microvm::measure },
+    Section {
+        name: "microvm",
+        about: "machines: cold, warm, forked, and what they take",
+        run: microvm::measure,
+    },
 ];

@@ -20,6 +20,11 @@ pub fn measure(ground: &Ground) -> io::Result<Part> {
     let rows = interleave(contenders.collect(), ground.args.rounds);
     let mut table = Table::times("Run `true` in a fresh sandbox", &[BWRAP, PLAIN], rows);
     table.absent = absent;
-    let bar = Bar { promise: "`pal run -- true` against bwrap".into(), found: table.ratio(PAL, BWRAP), bound: Bound::AtMost(1.0), unit: "×" };
+    let bar = Bar {
+        promise: "`pal run -- true` against bwrap".into(),
+        found: table.ratio(PAL, BWRAP),
+        bound: Bound::AtMost(1.0),
+        unit: "×",
+    };
     Ok(Part { tables: vec![table], bars: vec![bar] })
 }

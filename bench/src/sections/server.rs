@@ -60,7 +60,9 @@ impl Drop for Served {
         let _ = self.child.wait();
         // The Body that waited for the next caller is cleared away by its keeper, in its own time.
         let deadline = Instant::now() + Duration::from_secs(5);
-        while fs::read_dir(&self.bodies).is_ok_and(|mut left| left.next().is_some()) && Instant::now() < deadline {
+        while fs::read_dir(&self.bodies).is_ok_and(|mut left| left.next().is_some())
+            && Instant::now() < deadline
+        {
             thread::sleep(Duration::from_millis(10));
         }
     }
@@ -74,7 +76,12 @@ struct Sandbox {
 
 impl Sandbox {
     fn create(client: &mut Client) -> io::Result<Self> {
-        let said = client.ask("POST", "/v2/sandboxes", &[("Content-Type", "application/json")], br#"{"templateID":"host","timeout":600}"#)?;
+        let said = client.ask(
+            "POST",
+            "/v2/sandboxes",
+            &[("Content-Type", "application/json")],
+            br#"{"templateID":"host","timeout":600}"#,
+        )?;
         let said: Value = serde_json::from_slice(&said)?;
         let text = |name: &str| said[name].as_str().unwrap_or_default().to_owned();
         Ok(Self { id: text("sandboxID"), token: text("envdAccessToken") })
@@ -82,18 +89,31 @@ impl Sandbox {
 
     fn headers<'a>(&'a self, kind: &'a str) -> [(&'a str, &'a str); 5] {
         let json = ("Connect-Protocol-Version", "1");
-        [("E2b-Sandbox-Id", &self.id), ("E2b-Sandbox-Port", "49983"), ("X-Access-Token", &self.token), ("Content-Type", kind), json]
+        [
+            ("E2b-Sandbox-Id", &self.id),
+            ("E2b-Sandbox-Port", "49983"),
+            ("X-Access-Token", &self.token),
+            ("Content-Type", kind),
+            json,
+        ]
     }
 
     /// `commands.run`, as the SDKs send it.
     fn run(&self, client: &mut Client, command: &str) -> io::Result<()> {
-        let start = json!({ "process": { "cmd": "/bin/bash", "args": ["-l", "-c", command] }, "stdin": false }).to_string();
+        let start =
+            json!({ "process": { "cmd": "/bin/bash", "args": ["-l", "-c", command] }, "stdin": false })
+                .to_string();
         let mut body = vec![0];
         body.extend_from_slice(&(start.len() as u32).to_be_bytes());
         body.extend_from_slice(start.as_bytes());
-        let said = client.ask("POST", "/process.Process/Start", &self.headers("application/connect+json"), &body)?;
+        let said =
+            client.ask("POST", "/process.Process/Start", &self.headers("application/connect+json"), &body)?;
         let ended = said.windows(9).any(|part| part == b"\"exited\":");
-        if ended { Ok(()) } else { Err(io::Error::other(format!("the command did not end: {}", String::from_utf8_lossy(&said)))) }
+        if ended {
+            Ok(())
+        } else {
+            Err(io::Error::other(format!("the command did not end: {}", String::from_utf8_lossy(&said))))
+        }
     }
 
     fn kill(&self, client: &mut Client) -> io::Result<()> {
@@ -143,7 +163,10 @@ fn lives(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()> {
     let began = Instant::now();
     let crowd: Vec<io::Result<Vec<Duration>>> = thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(|| live_on(served, rounds / 2))).collect();
-        clients.into_iter().map(|client| client.join().unwrap_or_else(|_| Err(io::Error::other("a client was lost")))).collect()
+        clients
+            .into_iter()
+            .map(|client| client.join().unwrap_or_else(|_| Err(io::Error::other("a client was lost"))))
+            .collect()
     });
     let took = began.elapsed();
     let mut together = Samples::default();
@@ -152,9 +175,20 @@ fn lives(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()> {
     }
     let rate = together.count() as f64 / took.as_secs_f64();
     let p99 = |samples: &Samples| format!("p99 {:.2} ms", milliseconds(samples, 0.99).unwrap_or_default());
-    part.bars.push(bar("create → first command, one client, p50", milliseconds(&first, 0.5), Bound::AtMost(15.0), " ms"));
-    part.bars.push(bar("create → first command, one client, p99", milliseconds(&first, 0.99), Bound::AtMost(60.0), " ms"));
-    let (first_note, whole_note, together_note) = (p99(&first), p99(&whole), format!("{}; {rate:.0} a second", p99(&together)));
+    part.bars.push(bar(
+        "create → first command, one client, p50",
+        milliseconds(&first, 0.5),
+        Bound::AtMost(15.0),
+        " ms",
+    ));
+    part.bars.push(bar(
+        "create → first command, one client, p99",
+        milliseconds(&first, 0.99),
+        Bound::AtMost(60.0),
+        " ms",
+    ));
+    let (first_note, whole_note, together_note) =
+        (p99(&first), p99(&whole), format!("{}; {rate:.0} a second", p99(&together)));
     let rows = vec![
         row("create → first command", first, &first_note),
         row("create → first command → kill", whole, &whole_note),
@@ -194,7 +228,12 @@ fn commands(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()>
             shell.push_time(began.elapsed());
         }
     }
-    let mut terminal = Terminal::open(served.address, &served.key, &sandbox.id, "command=stty%20raw%20-echo;%20echo%20ready;%20exec%20cat")?;
+    let mut terminal = Terminal::open(
+        served.address,
+        &served.key,
+        &sandbox.id,
+        "command=stty%20raw%20-echo;%20echo%20ready;%20exec%20cat",
+    )?;
     terminal.until("ready")?;
     for _ in 0..ground.args.rounds * 5 {
         let began = Instant::now();
@@ -204,10 +243,24 @@ fn commands(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()>
     }
     drop(terminal);
     sandbox.kill(&mut client)?;
-    part.bars.push(bar("exec round trip through the server, p50", milliseconds(&exec, 0.5), Bound::AtMost(4.0), " ms"));
-    part.bars.push(bar("PTY echo through the server, p99", milliseconds(&echo, 0.99), Bound::AtMost(10.0), " ms"));
+    part.bars.push(bar(
+        "exec round trip through the server, p50",
+        milliseconds(&exec, 0.5),
+        Bound::AtMost(4.0),
+        " ms",
+    ));
+    part.bars.push(bar(
+        "PTY echo through the server, p99",
+        milliseconds(&echo, 0.99),
+        Bound::AtMost(10.0),
+        " ms",
+    ));
     let note = format!("p99 {:.2} ms", milliseconds(&echo, 0.99).unwrap_or_default());
-    let rows = vec![row("`true`, native API", exec, ""), row("`bash -l -c true`, as the SDKs send it", shell, ""), row("one key through a PTY and back", echo, &note)];
+    let rows = vec![
+        row("`true`, native API", exec, ""),
+        row("`bash -l -c true`, as the SDKs send it", shell, ""),
+        row("one key through a PTY and back", echo, &note),
+    ];
     part.tables.push(Table::times("Round trips through `pal serve`", &[], rows));
     Ok(())
 }
@@ -235,15 +288,31 @@ fn files(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()> {
     sandbox.kill(&mut client)?;
     let [up, plain_up, down, plain_down] = rates;
     let share = |one: &Samples, other: &Samples| Some(one.median()? / other.median()? * 100.0);
-    part.bars.push(bar("upload of a large file against a plain loopback copy", share(&up, &plain_up), Bound::AtLeast(50.0), " %"));
-    part.bars.push(bar("download of a large file against a plain loopback copy", share(&down, &plain_down), Bound::AtLeast(50.0), " %"));
+    part.bars.push(bar(
+        "upload of a large file against a plain loopback copy",
+        share(&up, &plain_up),
+        Bound::AtLeast(50.0),
+        " %",
+    ));
+    part.bars.push(bar(
+        "download of a large file against a plain loopback copy",
+        share(&down, &plain_down),
+        Bound::AtLeast(50.0),
+        " %",
+    ));
     let rows = vec![
         row("upload", up, ""),
         row("plain loopback into a file", plain_up, ""),
         row("download", down, ""),
         row("plain loopback out of a file", plain_down, ""),
     ];
-    part.tables.push(Table { title: format!("{} MiB through `pal serve`, in MiB a second", bytes >> 20), unit: Unit::Rate, against: Vec::new(), rows, absent: Vec::new() });
+    part.tables.push(Table {
+        title: format!("{} MiB through `pal serve`, in MiB a second", bytes >> 20),
+        unit: Unit::Rate,
+        against: Vec::new(),
+        rows,
+        absent: Vec::new(),
+    });
     Ok(())
 }
 
@@ -301,9 +370,17 @@ fn crowd(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()> {
     let took = began.elapsed();
     thread::sleep(Duration::from_secs(2));
     let server = memory::pss(served.child.id() as i32)?;
-    let fleet = fleet::Fleet::open(fleet::Config { data: ground.data.clone(), durability: fleet::Durability::Process }).map_err(io::Error::other)?;
-    let guests: Vec<i32> = fleet.list().map_err(io::Error::other)?.into_iter().filter_map(|view| view.pid).collect();
-    let held = |pid: &i32| memory::pss(*pid).unwrap_or(0) + memory::parent(*pid).and_then(|keeper| memory::pss(keeper).ok()).unwrap_or(0);
+    let fleet = fleet::Fleet::open(fleet::Config {
+        data: ground.data.clone(),
+        durability: fleet::Durability::Process,
+    })
+    .map_err(io::Error::other)?;
+    let guests: Vec<i32> =
+        fleet.list().map_err(io::Error::other)?.into_iter().filter_map(|view| view.pid).collect();
+    let held = |pid: &i32| {
+        memory::pss(*pid).unwrap_or(0)
+            + memory::parent(*pid).and_then(|keeper| memory::pss(keeper).ok()).unwrap_or(0)
+    };
     let of_guests: u64 = guests.iter().map(held).sum();
     let mut echo = Samples::default();
     for terminal in &mut terminals {
@@ -317,14 +394,32 @@ fn crowd(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()> {
         sandbox.kill(&mut client)?;
     }
     let total = (server + of_guests) as f64 / MIB;
-    part.bars.push(bar("200 Bodies with a PTY each: server, guests and keepers together", (count == BODIES).then_some(total), Bound::AtMost(600.0), " MiB"));
+    part.bars.push(bar(
+        "200 Bodies with a PTY each: server, guests and keepers together",
+        (count == BODIES).then_some(total),
+        Bound::AtMost(600.0),
+        " MiB",
+    ));
     let one = |bytes: u64| {
         let mut samples = Samples::default();
         samples.push(bytes as f64);
         samples
     };
-    let rows = vec![row("server", one(server), &format!("{count} made in {:.1} s", took.as_secs_f64())), row("guests and keepers", one(of_guests), &format!("{} Bodies", guests.len()))];
-    part.tables.push(Table { title: format!("{count} Bodies at once, each with a PTY"), unit: Unit::Bytes, against: Vec::new(), rows, absent: Vec::new() });
-    part.tables.push(Table::times("… and one key through each PTY and back", &[], vec![row("echo", echo, "")]));
+    let rows = vec![
+        row("server", one(server), &format!("{count} made in {:.1} s", took.as_secs_f64())),
+        row("guests and keepers", one(of_guests), &format!("{} Bodies", guests.len())),
+    ];
+    part.tables.push(Table {
+        title: format!("{count} Bodies at once, each with a PTY"),
+        unit: Unit::Bytes,
+        against: Vec::new(),
+        rows,
+        absent: Vec::new(),
+    });
+    part.tables.push(Table::times(
+        "… and one key through each PTY and back",
+        &[],
+        vec![row("echo", echo, "")],
+    ));
     Ok(())
 }

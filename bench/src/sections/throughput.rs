@@ -26,7 +26,8 @@ use crate::{
 const PASSES: usize = 3;
 const WAYS: [usize; 2] = [1, 16];
 /// Peers that can be started many times at once from one root directory.
-const PARALLEL: [&str; 8] = [peers::PAL, PLAIN, "unshare", BWRAP, "bwrap, own root", "crun", "runc", "firejail"];
+const PARALLEL: [&str; 8] =
+    [peers::PAL, PLAIN, "unshare", BWRAP, "bwrap, own root", "crun", "runc", "firejail"];
 
 enum Contender<'a> {
     Line(&'a Peer),
@@ -40,15 +41,26 @@ enum Contender<'a> {
 pub fn measure(ground: &Ground) -> io::Result<Part> {
     let (peers, absent) = peers::fresh(ground)?;
     let fleet = ground.fleet()?;
-    let mut contenders = vec![("library, one fleet", Contender::Shared(&fleet)), ("library, a fleet each", Contender::Own(ground))];
-    contenders.extend(peers.iter().filter(|peer| PARALLEL.contains(&peer.name)).map(|peer| (peer.name, Contender::Line(peer))));
+    let mut contenders = vec![
+        ("library, one fleet", Contender::Shared(&fleet)),
+        ("library, a fleet each", Contender::Own(ground)),
+    ];
+    contenders.extend(
+        peers
+            .iter()
+            .filter(|peer| PARALLEL.contains(&peer.name))
+            .map(|peer| (peer.name, Contender::Line(peer))),
+    );
     let lasts = Duration::from_millis(if ground.args.quick { 500 } else { 1500 });
     let passes = if ground.args.quick { 1 } else { PASSES };
     let mut tables = WAYS.map(|ways| Table {
         title: format!("Create + exec `true` + destroy, {ways}-way"),
         unit: Unit::Rate,
         against: vec![BWRAP, PLAIN],
-        rows: contenders.iter().map(|(name, _)| Row { name: (*name).into(), samples: Samples::default(), note: String::new() }).collect(),
+        rows: contenders
+            .iter()
+            .map(|(name, _)| Row { name: (*name).into(), samples: Samples::default(), note: String::new() })
+            .collect(),
         absent: Vec::new(),
     });
     for _ in 0..passes {
@@ -85,10 +97,14 @@ fn rate(contender: &Contender<'_>, ways: usize, lasts: Duration) -> io::Result<f
             }
             Ok(())
         };
-        let workers: Vec<thread::ScopedJoinHandle<'_, io::Result<()>>> = (0..ways).map(|_| scope.spawn(worker)).collect();
+        let workers: Vec<thread::ScopedJoinHandle<'_, io::Result<()>>> =
+            (0..ways).map(|_| scope.spawn(worker)).collect();
         start.wait();
         let began = Instant::now();
-        let ends: io::Result<Vec<()>> = workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(io::Error::other("a thread broke")))).collect();
+        let ends: io::Result<Vec<()>> = workers
+            .into_iter()
+            .map(|worker| worker.join().unwrap_or_else(|_| Err(io::Error::other("a thread broke"))))
+            .collect();
         let took = began.elapsed().as_secs_f64();
         ends.map(|_| done.load(Ordering::Relaxed) as f64 / took)
     })
@@ -118,8 +134,12 @@ impl<'a> Worker<'a> {
     fn once(&mut self) -> io::Result<()> {
         match self {
             Worker::Line(peer) => peer.line.time_here().map(drop),
-            Worker::Shared(runtime, fleet) => runtime.block_on(library::live_once(fleet, Create::run())).map(drop),
-            Worker::Own(runtime, fleet) => runtime.block_on(library::live_once(fleet, Create::run())).map(drop),
+            Worker::Shared(runtime, fleet) => {
+                runtime.block_on(library::live_once(fleet, Create::run())).map(drop)
+            }
+            Worker::Own(runtime, fleet) => {
+                runtime.block_on(library::live_once(fleet, Create::run())).map(drop)
+            }
         }
     }
 }

@@ -55,10 +55,22 @@ fn outside(me: &str, words: &[&str]) -> Line {
     Line::new([me, "--work"]).and(words.iter().copied())
 }
 
-fn prepare(ground: &Ground, runtime: &Runtime, fleet: &Fleet, tree: &Path, memory_tree: &Path) -> io::Result<(Vec<Pair>, Vec<BodyId>)> {
-    let see = |source: &Path, target: &str| Mount { source: source.into(), target: target.into(), access: Access::ReadOnly };
+fn prepare(
+    ground: &Ground,
+    runtime: &Runtime,
+    fleet: &Fleet,
+    tree: &Path,
+    memory_tree: &Path,
+) -> io::Result<(Vec<Pair>, Vec<BodyId>)> {
+    let see = |source: &Path, target: &str| Mount {
+        source: source.into(),
+        target: target.into(),
+        access: Access::ReadOnly,
+    };
     let mounts = vec![see(&ground.me, ME), see(tree, TREE)];
-    let make = |request: Create| runtime.block_on(fleet.create(Create { mounts: mounts.clone(), ..request })).map_err(told);
+    let make = |request: Create| {
+        runtime.block_on(fleet.create(Create { mounts: mounts.clone(), ..request })).map_err(told)
+    };
     let (kept, short) = (make(Create::kept())?.id().clone(), make(Create::run())?.id().clone());
     let me = ground.me.to_string_lossy().into_owned();
     let count = FILES.to_string();
@@ -70,12 +82,22 @@ fn prepare(ground: &Ground, runtime: &Runtime, fleet: &Fleet, tree: &Path, memor
         name,
         outside: outside(&me, &["files", &count]).and(here.iter().copied()),
         body: body.clone(),
-        inside: ["files", &count].iter().chain(if there.is_empty() { here } else { std::slice::from_ref(&there) }).map(|word| (*word).to_owned()).collect(),
+        inside: ["files", &count]
+            .iter()
+            .chain(if there.is_empty() { here } else { std::slice::from_ref(&there) })
+            .map(|word| (*word).to_owned())
+            .collect(),
         least_percent: 85.0,
     };
     let (tree, memory_tree) = (tree.to_string_lossy(), memory_tree.to_string_lossy());
     let pairs = vec![
-        Pair { name: "CPU", outside: outside(&me, &["cpu"]), body: kept.clone(), inside: vec!["cpu".into()], least_percent: 98.0 },
+        Pair {
+            name: "CPU",
+            outside: outside(&me, &["cpu"]),
+            body: kept.clone(),
+            inside: vec!["cpu".into()],
+            least_percent: 98.0,
+        },
         files("20,000 files of the host, mounted", &kept, TREE, &[&tree]),
         files("20,000 own files, kept Body (disk)", &kept, OWN, &[&tree]),
         files("20,000 own files, Body of a run (memory)", &short, OWN, &[&memory_tree]),
@@ -117,7 +139,10 @@ fn once(runtime: &Runtime, fleet: &Fleet, pair: &Pair, round: usize) -> io::Resu
         (inside()?, outside)
     };
     if (inside.count, inside.sum) != (outside.count, outside.sum) {
-        return Err(io::Error::other(format!("{}: inside {inside:?} is not the work outside {outside:?}", pair.name)));
+        return Err(io::Error::other(format!(
+            "{}: inside {inside:?} is not the work outside {outside:?}",
+            pair.name
+        )));
     }
     Ok((inside.nanoseconds as f64, outside.nanoseconds as f64))
 }
@@ -131,7 +156,12 @@ fn report(pairs: &[Pair], found: Vec<[Samples; 3]>) -> Part {
         rows.push(Row { name: format!("{}, outside", pair.name), samples: outside, note: String::new() });
         rows.push(Row { name: format!("{}, inside", pair.name), samples: inside, note });
         let promise = format!("{}: speed inside of outside", pair.name);
-        part.bars.push(Bar { promise, found: percent, bound: Bound::AtLeast(pair.least_percent), unit: " %" });
+        part.bars.push(Bar {
+            promise,
+            found: percent,
+            bound: Bound::AtLeast(pair.least_percent),
+            unit: " %",
+        });
     }
     part.tables.push(Table::times("Work inside and outside", &[], rows));
     part

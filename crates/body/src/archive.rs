@@ -67,7 +67,12 @@ pub struct Counted {
 }
 
 /// Reads a tar archive, plain, gzip or zstd, to its end.
-pub fn read(archive: impl Read, dialect: Dialect, bounds: Bounds, sink: &mut dyn Sink) -> Result<Counted, ArchiveError> {
+pub fn read(
+    archive: impl Read,
+    dialect: Dialect,
+    bounds: Bounds,
+    sink: &mut dyn Sink,
+) -> Result<Counted, ArchiveError> {
     let mut archive = BufReader::with_capacity(64 << 10, archive);
     let head = archive.fill_buf().map_err(ArchiveError::Read)?;
     match head {
@@ -81,7 +86,12 @@ pub fn read(archive: impl Read, dialect: Dialect, bounds: Bounds, sink: &mut dyn
     }
 }
 
-fn entries(plain: impl Read, dialect: Dialect, bounds: Bounds, sink: &mut dyn Sink) -> Result<Counted, ArchiveError> {
+fn entries(
+    plain: impl Read,
+    dialect: Dialect,
+    bounds: Bounds,
+    sink: &mut dyn Sink,
+) -> Result<Counted, ArchiveError> {
     // Headers and padding count too, so that an archive of nothing but them ends.
     let stream_max = bounds.bytes.saturating_add(bounds.entries.saturating_mul(2048)).saturating_add(1 << 20);
     let mut archive = Archive::new(plain.take(stream_max));
@@ -123,7 +133,10 @@ impl Said {
     /// Whether that was an extension header.
     fn listen<R: Read>(&mut self, entry: &mut tar::Entry<'_, R>) -> Result<bool, ArchiveError> {
         let kind = entry.header().entry_type();
-        if !matches!(kind, EntryType::GNULongName | EntryType::GNULongLink | EntryType::XHeader | EntryType::XGlobalHeader) {
+        if !matches!(
+            kind,
+            EntryType::GNULongName | EntryType::GNULongLink | EntryType::XHeader | EntryType::XGlobalHeader
+        ) {
             return Ok(false);
         }
         let mut text = Vec::new();
@@ -145,7 +158,9 @@ impl Said {
         for extension in PaxExtensions::new(text) {
             let extension = extension.map_err(ArchiveError::Read)?;
             let value = extension.value_bytes();
-            let number = || std::str::from_utf8(value).ok().and_then(|text| text.split('.').next()?.parse::<i64>().ok());
+            let number = || {
+                std::str::from_utf8(value).ok().and_then(|text| text.split('.').next()?.parse::<i64>().ok())
+            };
             match extension.key_bytes() {
                 b"path" => self.path = Some(value.to_vec()),
                 b"linkpath" => self.link = Some(value.to_vec()),
@@ -153,7 +168,9 @@ impl Said {
                 b"uid" => self.owner.0 = number().and_then(|id| u64::try_from(id).ok()),
                 b"gid" => self.owner.1 = number().and_then(|id| u64::try_from(id).ok()),
                 b"mtime" => self.mtime = number(),
-                key if key.starts_with(b"GNU.sparse.") => return Err(ArchiveError::Refused("a sparse file".into())),
+                key if key.starts_with(b"GNU.sparse.") => {
+                    return Err(ArchiveError::Refused("a sparse file".into()));
+                }
                 _ => {}
             }
         }
@@ -168,14 +185,24 @@ impl Said {
         }
         let raw = self.path.unwrap_or_else(|| header.path_bytes().into_owned());
         let mut path = clean(&raw)?;
-        let link = || self.link.clone().or_else(|| header.link_name_bytes().map(|name| name.into_owned())).unwrap_or_default();
+        let link = || {
+            self.link
+                .clone()
+                .or_else(|| header.link_name_bytes().map(|name| name.into_owned()))
+                .unwrap_or_default()
+        };
         let what = match header.entry_type() {
             EntryType::Directory => What::Dir,
             EntryType::Regular | EntryType::Continuous => What::File(size),
             EntryType::Symlink => What::Link(bounded(link())?),
             EntryType::Link => What::Same(clean(&link())?),
             EntryType::Char | EntryType::Block | EntryType::Fifo => return Ok(None),
-            other => return Err(ArchiveError::Refused(format!("an entry of kind {:?}", char::from(other.as_byte())))),
+            other => {
+                return Err(ArchiveError::Refused(format!(
+                    "an entry of kind {:?}",
+                    char::from(other.as_byte())
+                )));
+            }
         };
         let what = match dialect {
             Dialect::Plain => what,
@@ -193,14 +220,18 @@ impl Said {
             what,
             mode: header.mode().unwrap_or(0o644) & 0o7777,
             owner: (id(self.owner.0, header.uid()), id(self.owner.1, header.gid())),
-            mtime: self.mtime.or_else(|| header.mtime().ok().and_then(|time| i64::try_from(time).ok())).unwrap_or(0),
+            mtime: self
+                .mtime
+                .or_else(|| header.mtime().ok().and_then(|time| i64::try_from(time).ok()))
+                .unwrap_or(0),
         }))
     }
 }
 
 /// A path without what means nothing (`./`, `//`), or an error for one that climbs.
 fn clean(raw: &[u8]) -> Result<Vec<u8>, ArchiveError> {
-    let parts: Vec<&[u8]> = raw.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".").collect();
+    let parts: Vec<&[u8]> =
+        raw.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".").collect();
     let path = parts.join(&b'/');
     proto::tree::check_path(&path).map_err(|error| ArchiveError::Refused(error.to_string()))?;
     Ok(path)
@@ -276,21 +307,35 @@ mod tests {
     #[test]
     fn entries_are_cleaned_and_devices_left_out() {
         let entries = [
-            ("./", EntryType::Directory, ""), ("./a//b", EntryType::Regular, "text"), ("dev/null", EntryType::Char, ""),
-            ("l", EntryType::Symlink, "/etc/passwd"), ("h", EntryType::Link, "./a/b"),
+            ("./", EntryType::Directory, ""),
+            ("./a//b", EntryType::Regular, "text"),
+            ("dev/null", EntryType::Char, ""),
+            ("l", EntryType::Symlink, "/etc/passwd"),
+            ("h", EntryType::Link, "./a/b"),
         ];
         let found = seen(&entries, Dialect::Plain).unwrap();
         let expected = [
-            ("", What::Dir), ("a/b", What::File(4)), ("l", What::Link(b"/etc/passwd".to_vec())), ("h", What::Same(b"a/b".to_vec())),
+            ("", What::Dir),
+            ("a/b", What::File(4)),
+            ("l", What::Link(b"/etc/passwd".to_vec())),
+            ("h", What::Same(b"a/b".to_vec())),
         ];
         assert_eq!(found, expected.map(|(path, what)| (path.to_owned(), what)));
     }
 
     #[test]
     fn whiteouts_mean_something_only_in_images() {
-        let entries = [("a/.wh.b", EntryType::Regular, ""), ("a/.wh..wh..opq", EntryType::Regular, ""), (".wh.top", EntryType::Regular, "")];
+        let entries = [
+            ("a/.wh.b", EntryType::Regular, ""),
+            ("a/.wh..wh..opq", EntryType::Regular, ""),
+            (".wh.top", EntryType::Regular, ""),
+        ];
         let image = seen(&entries, Dialect::Image).unwrap();
-        assert_eq!(image, [("a/b", What::Gone), ("a", What::Opaque), ("top", What::Gone)].map(|(path, what)| (path.to_owned(), what)));
+        assert_eq!(
+            image,
+            [("a/b", What::Gone), ("a", What::Opaque), ("top", What::Gone)]
+                .map(|(path, what)| (path.to_owned(), what))
+        );
         assert_eq!(seen(&entries, Dialect::Plain).unwrap()[0].0, "a/.wh.b");
         for bad in [".wh.", ".wh...", ".wh..", "a/.wh..wh.x"] {
             assert!(seen(&[(bad, EntryType::Regular, "")], Dialect::Image).is_err(), "{bad}");
@@ -299,9 +344,14 @@ mod tests {
 
     #[test]
     fn zstd_is_read_and_bounded_as_what_it_holds() {
-        let packed = |len: usize| zstd::encode_all(&archive(&[("a", EntryType::Regular, &"x".repeat(len))])[..], 3).unwrap();
+        let packed = |len: usize| {
+            zstd::encode_all(&archive(&[("a", EntryType::Regular, &"x".repeat(len))])[..], 3).unwrap()
+        };
         let mut seen = Seen::default();
-        assert_eq!(read(&packed(900)[..], Dialect::Plain, BOUNDS, &mut seen).unwrap(), Counted { entries: 1, bytes: 900 });
+        assert_eq!(
+            read(&packed(900)[..], Dialect::Plain, BOUNDS, &mut seen).unwrap(),
+            Counted { entries: 1, bytes: 900 }
+        );
         assert!(read(&packed(1001)[..], Dialect::Plain, BOUNDS, &mut seen).is_err());
     }
 
@@ -311,12 +361,18 @@ mod tests {
             assert!(seen(&[(bad, EntryType::Regular, "x")], Dialect::Plain).is_err(), "{bad}");
         }
         assert!(seen(&[("a", EntryType::Link, "../../etc/passwd")], Dialect::Plain).is_err());
-        assert!(seen(&[("a", EntryType::Regular, &"x".repeat(1001))], Dialect::Plain).unwrap_err().contains("more than"));
+        assert!(
+            seen(&[("a", EntryType::Regular, &"x".repeat(1001))], Dialect::Plain)
+                .unwrap_err()
+                .contains("more than")
+        );
         assert!(seen(&[("a", EntryType::Regular, ""); 11], Dialect::Plain).unwrap_err().contains("entries"));
         assert!(seen(&[("a", EntryType::GNUSparse, "")], Dialect::Plain).is_err());
         let cut = archive(&[("a", EntryType::Regular, &"x".repeat(900))]);
         assert!(read(&cut[..700], Dialect::Plain, BOUNDS, &mut Seen::default()).is_err());
-        assert!(read(&b"\x28\xb5\x2f\xfdnot zstd"[..], Dialect::Plain, BOUNDS, &mut Seen::default()).is_err());
+        assert!(
+            read(&b"\x28\xb5\x2f\xfdnot zstd"[..], Dialect::Plain, BOUNDS, &mut Seen::default()).is_err()
+        );
         assert!(read(&b"\x1f\x8bnot gzip"[..], Dialect::Plain, BOUNDS, &mut Seen::default()).is_err());
     }
 }

@@ -203,7 +203,9 @@ impl BodyDir {
     /// What holds it; nothing where it never ran.
     pub fn enforcement(&self) -> Result<Enforcement, DirError> {
         match self.read("enforcement.json") {
-            Err(DirError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(Enforcement::default()),
+            Err(DirError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Ok(Enforcement::default())
+            }
             read => read,
         }
     }
@@ -226,12 +228,15 @@ impl BodyDir {
 
     /// Looks at its guest.
     pub fn condition(&self) -> Result<Condition, DirError> {
-        let Some(running) = self.running()? else { return Ok(self.ended()?.map_or(Condition::Stopped, condition_of)) };
+        let Some(running) = self.running()? else {
+            return Ok(self.ended()?.map_or(Condition::Stopped, condition_of));
+        };
         if boot_id().is_some_and(|boot| boot != running.boot_id) {
             return Ok(Condition::Lost);
         }
         if let Some(state) = alive(running.pid, running.ticks) {
-            let frozen = state == 'T' || running.cgroups.iter().find_map(|group| sys::cgroup::frozen(&group.path)) == Some(true);
+            let frozen = state == 'T'
+                || running.cgroups.iter().find_map(|group| sys::cgroup::frozen(&group.path)) == Some(true);
             return Ok(if frozen { Condition::Paused(running) } else { Condition::Running(running) });
         }
         self.wait_for_keeper(running.keeper);
@@ -276,7 +281,8 @@ impl BodyDir {
     }
 
     fn read<T: DeserializeOwned>(&self, name: &'static str) -> Result<T, DirError> {
-        let text = sys::fd::read_small(&self.path.join(name), FILE_LEN_MAX).map_err(|source| DirError::Read { name, source })?;
+        let text = sys::fd::read_small(&self.path.join(name), FILE_LEN_MAX)
+            .map_err(|source| DirError::Read { name, source })?;
         serde_json::from_str(&text).map_err(|source| DirError::Damaged { name, source })
     }
 }
@@ -305,7 +311,9 @@ pub fn keeper_lives(pid: i32) -> bool {
 pub fn alive(pid: i32, ticks: u64) -> Option<char> {
     let deadline = Instant::now() + ENDING_PATIENCE;
     loop {
-        let found = sys::proc::stat(pid).ok().filter(|stat| stat.ticks == ticks && !matches!(stat.state, 'Z' | 'X'))?;
+        let found = sys::proc::stat(pid)
+            .ok()
+            .filter(|stat| stat.ticks == ticks && !matches!(stat.state, 'Z' | 'X'))?;
         if !found.ending || Instant::now() > deadline {
             return Some(found.state);
         }
@@ -315,7 +323,10 @@ pub fn alive(pid: i32, ticks: u64) -> Option<char> {
 
 /// Without a keeper only the cgroup remembers.
 fn guess(running: &Running) -> End {
-    let oom = running.cgroups.iter().any(|group| sys::cgroup::oom_kills(&group.path).is_some_and(|kills| kills > 0));
+    let oom = running
+        .cgroups
+        .iter()
+        .any(|group| sys::cgroup::oom_kills(&group.path).is_some_and(|kills| kills > 0));
     if oom { End::Oom } else { End::Unknown }
 }
 
@@ -324,7 +335,9 @@ pub fn signal_guest(running: &Running, signal: Signal) -> io::Result<Option<Owne
     let Some(pid) = Pid::from_raw(running.pid) else { return Ok(None) };
     let handle = match sys::process::open(pid) {
         Ok(handle) => handle,
-        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => return Ok(None),
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {
+            return Ok(None);
+        }
         Err(error) => return Err(error),
     };
     if alive(running.pid, running.ticks).is_none() {

@@ -53,7 +53,9 @@ pub const SOCKET: &str = "egress.sock";
 
 /// Why a text is no rule.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{0:?} is no rule: write a name and a port such as `pypi.org:443` or `*.example.org:443`, with `+private` behind it for a host of your own network, or `+plain` for plain http")]
+#[error(
+    "{0:?} is no rule: write a name and a port such as `pypi.org:443` or `*.example.org:443`, with `+private` behind it for a host of your own network, or `+plain` for plain http"
+)]
 pub struct RuleError(String);
 
 /// One name that may be reached.
@@ -104,12 +106,24 @@ impl Policy {
     /// The rule that lets a target through, if it is one this proxy understands.
     fn judge(&self, target: &str, wire: Wire) -> Result<(String, u16, &Rule), String> {
         let (host, port) = target.rsplit_once(':').ok_or("it names no port")?;
-        let port: u16 = if port.bytes().all(|byte| byte.is_ascii_digit()) { port.parse().map_err(|_| "its port is none")? } else { return Err("its port is none".into()) };
+        let port: u16 = if port.bytes().all(|byte| byte.is_ascii_digit()) {
+            port.parse().map_err(|_| "its port is none")?
+        } else {
+            return Err("its port is none".into());
+        };
         let host = host.to_ascii_lowercase();
         if !is_name(&host) {
             return Err("it is no plain name: addresses and other spellings are not let through".into());
         }
-        let fits = |rule: &&Rule| rule.wire == wire && rule.port == port && if rule.below { host.strip_suffix(&rule.host).is_some_and(|front| front.ends_with('.') && front.len() > 1) } else { rule.host == host };
+        let fits = |rule: &&Rule| {
+            rule.wire == wire
+                && rule.port == port
+                && if rule.below {
+                    host.strip_suffix(&rule.host).is_some_and(|front| front.ends_with('.') && front.len() > 1)
+                } else {
+                    rule.host == host
+                }
+        };
         match self.0.iter().find(fits) {
             Some(rule) => Ok((host, port, rule)),
             None if wire == Wire::Plain => Err(format!("no rule lets plain http to {host}:{port}")),
@@ -136,7 +150,11 @@ fn rule_of(text: &str) -> Result<Rule, RuleError> {
     let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     let port = port.parse().ok().filter(|port| digits && *port != 0).ok_or_else(bad)?;
     // Nobody means all of a top-level domain.
-    if !is_name(&host) || (below && !host.contains('.')) { Err(bad()) } else { Ok(Rule { host, below, port, private, wire }) }
+    if !is_name(&host) || (below && !host.contains('.')) {
+        Err(bad())
+    } else {
+        Ok(Rule { host, below, port, private, wire })
+    }
 }
 
 fn crate_visible(text: &str) -> String {
@@ -145,7 +163,12 @@ fn crate_visible(text: &str) -> String {
 
 /// One spelling of a name: lower-case labels, no dot at the end, and not what some resolver takes for an address.
 fn is_name(host: &str) -> bool {
-    let label = |label: &str| !label.is_empty() && label.len() <= 63 && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_') && !label.starts_with('-');
+    let label = |label: &str| {
+        !label.is_empty()
+            && label.len() <= 63
+            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
+            && !label.starts_with('-')
+    };
     let numeric = |label: &str| label.bytes().all(|byte| byte.is_ascii_digit()) || label.starts_with("0x");
     let last = host.rsplit('.').next().unwrap_or(host);
     host.len() <= 253 && host.split('.').all(label) && !numeric(last)
@@ -157,14 +180,30 @@ fn is_inner(address: IpAddr) -> bool {
         IpAddr::V4(v4) => is_inner_v4(v4),
         IpAddr::V6(v6) => match v6.to_ipv4_mapped().or_else(|| embedded(v6)) {
             Some(v4) => is_inner_v4(v4),
-            None => v6.is_loopback() || v6.is_unspecified() || v6.is_multicast() || v6.segments()[0] & 0xfe00 == 0xfc00 || v6.segments()[0] & 0xffc0 == 0xfe80,
+            None => {
+                v6.is_loopback()
+                    || v6.is_unspecified()
+                    || v6.is_multicast()
+                    || v6.segments()[0] & 0xfe00 == 0xfc00
+                    || v6.segments()[0] & 0xffc0 == 0xfe80
+            }
         },
     }
 }
 
 fn is_inner_v4(v4: Ipv4Addr) -> bool {
     let [a, b, ..] = v4.octets();
-    v4.is_loopback() || v4.is_private() || v4.is_link_local() || v4.is_unspecified() || v4.is_broadcast() || v4.is_multicast() || a == 0 || (a == 100 && b & 0xc0 == 64) || a >= 240 || (a == 192 && b == 0 && v4.octets()[2] == 0) || (a == 198 && b & 0xfe == 18)
+    v4.is_loopback()
+        || v4.is_private()
+        || v4.is_link_local()
+        || v4.is_unspecified()
+        || v4.is_broadcast()
+        || v4.is_multicast()
+        || a == 0
+        || (a == 100 && b & 0xc0 == 64)
+        || a >= 240
+        || (a == 192 && b == 0 && v4.octets()[2] == 0)
+        || (a == 198 && b & 0xfe == 18)
 }
 
 /// IPv4 addresses in the clothes of 6to4 and NAT64.
@@ -225,7 +264,11 @@ async fn serve(listener: UnixListener, policy: Arc<Policy>, tell: mpsc::Unbounde
             drop(turn);
         });
     }
-    let _ = tell.send(Decision { to: "?".into(), allowed: false, why: format!("it has connected {CONNECTIONS_IN_ALL_MAX} times, and this way out is closed") });
+    let _ = tell.send(Decision {
+        to: "?".into(),
+        allowed: false,
+        why: format!("it has connected {CONNECTIONS_IN_ALL_MAX} times, and this way out is closed"),
+    });
 }
 
 /// What a Body wants of this proxy.
@@ -236,11 +279,16 @@ enum Wanted {
 }
 
 /// One connection: one request, and then a tunnel, an answer or the end.
-async fn one(mut inside: UnixStream, policy: &Policy, tell: &mpsc::UnboundedSender<Decision>) -> io::Result<()> {
-    let (wanted, rest) = match timeout(PATIENCE, head(&mut inside)).await.map_err(|_| io::ErrorKind::TimedOut)?? {
-        Ok(found) => found,
-        Err(why) => return deny(&mut inside, tell, "?", 400, why).await,
-    };
+async fn one(
+    mut inside: UnixStream,
+    policy: &Policy,
+    tell: &mpsc::UnboundedSender<Decision>,
+) -> io::Result<()> {
+    let (wanted, rest) =
+        match timeout(PATIENCE, head(&mut inside)).await.map_err(|_| io::ErrorKind::TimedOut)?? {
+            Ok(found) => found,
+            Err(why) => return deny(&mut inside, tell, "?", 400, why).await,
+        };
     let (target, wire) = match &wanted {
         Wanted::Tunnel(target) => (target, Wire::Tls),
         Wanted::Plain(question) => (&question.target, Wire::Plain),
@@ -264,7 +312,10 @@ async fn one(mut inside: UnixStream, policy: &Policy, tell: &mpsc::UnboundedSend
     match server_name(&hello) {
         Some(name) if name.eq_ignore_ascii_case(&host) => {}
         named => {
-            let why = named.map_or_else(|| "what it sent is no TLS with a name".to_owned(), |name| format!("its TLS names {}", crate_visible(&name)));
+            let why = named.map_or_else(
+                || "what it sent is no TLS with a name".to_owned(),
+                |name| format!("its TLS names {}", crate_visible(&name)),
+            );
             let _ = tell.send(Decision { to: crate_visible(target), allowed: false, why });
             return Ok(());
         }
@@ -276,7 +327,9 @@ async fn one(mut inside: UnixStream, policy: &Policy, tell: &mpsc::UnboundedSend
 
 /// Connects to a name that a rule lets through, or says with which status it is refused.
 async fn reach(host: &str, port: u16, rule: &Rule) -> io::Result<Result<TcpStream, (u16, String)>> {
-    let found = timeout(PATIENCE, tokio::net::lookup_host((host, port))).await.map_err(|_| io::ErrorKind::TimedOut)?;
+    let found = timeout(PATIENCE, tokio::net::lookup_host((host, port)))
+        .await
+        .map_err(|_| io::ErrorKind::TimedOut)?;
     let addresses: Vec<SocketAddr> = match found {
         Ok(found) => found.collect(),
         Err(error) => return Ok(Err((502, format!("its name leads nowhere: {error}")))),
@@ -309,10 +362,19 @@ async fn answer(inside: UnixStream, outside: TcpStream) -> io::Result<()> {
     }
 }
 
-async fn deny(inside: &mut UnixStream, tell: &mpsc::UnboundedSender<Decision>, to: &str, status: u16, why: &str) -> io::Result<()> {
+async fn deny(
+    inside: &mut UnixStream,
+    tell: &mpsc::UnboundedSender<Decision>,
+    to: &str,
+    status: u16,
+    why: &str,
+) -> io::Result<()> {
     let _ = tell.send(Decision { to: crate_visible(to), allowed: false, why: why.to_owned() });
     let text = format!("palisade: {} may not be reached: {why}\n", crate_visible(to));
-    let answer = format!("HTTP/1.1 {status} Denied\r\ncontent-type: text/plain\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{text}", text.len());
+    let answer = format!(
+        "HTTP/1.1 {status} Denied\r\ncontent-type: text/plain\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{text}",
+        text.len()
+    );
     inside.write_all(answer.as_bytes()).await
 }
 
@@ -434,7 +496,10 @@ async fn carry(inside: UnixStream, outside: TcpStream) -> io::Result<()> {
     up.and(down)
 }
 
-async fn flow(mut from: impl tokio::io::AsyncRead + Unpin, mut to: impl tokio::io::AsyncWrite + Unpin) -> io::Result<()> {
+async fn flow(
+    mut from: impl tokio::io::AsyncRead + Unpin,
+    mut to: impl tokio::io::AsyncWrite + Unpin,
+) -> io::Result<()> {
     let mut buffer = vec![0; 32 << 10];
     loop {
         match timeout(IDLE, from.read(&mut buffer)).await.map_err(|_| io::ErrorKind::TimedOut)?? {
@@ -455,14 +520,49 @@ mod tests {
     #[test]
     fn names_are_let_through_in_one_spelling_only() {
         let policy = policy(&["pypi.org:443", "*.pythonhosted.org:443"]);
-        for target in ["pypi.org:443", "PyPI.org:443", "files.pythonhosted.org:443", "a.b.pythonhosted.org:443"] {
-            assert!(policy.judge(target, Wire::Tls).is_ok() && policy.judge(target, Wire::Plain).is_err(), "{target}");
+        for target in
+            ["pypi.org:443", "PyPI.org:443", "files.pythonhosted.org:443", "a.b.pythonhosted.org:443"]
+        {
+            assert!(
+                policy.judge(target, Wire::Tls).is_ok() && policy.judge(target, Wire::Plain).is_err(),
+                "{target}"
+            );
         }
         for target in [
-            "pypi.org:80", "pypi.org:4430", "pypi.org", "pypi.org:", "pypi.org:+443", "pypi.org.:443", "pypi.org.evil.io:443", "evilpypi.org:443", "pythonhosted.org:443",
-            ".pythonhosted.org:443", "xpythonhosted.org:443", "user@pypi.org:443", "pypi.org@evil.io:443", "pypi.org\0.evil.io:443", "evil.io\0.pypi.org:443", "evil.io#pypi.org:443",
-            "evil.io/pypi.org:443", "[::1]:443", "127.0.0.1:443", "2130706433:443", "0x7f000001:443", "0177.0.0.1:443", "127.1:443", "[::ffff:127.0.0.1]:443", "1.2.3.0x4:443",
-            "", ":443", "..:443", "-x.org:443", "pypi.org:443:443", "pypi .org:443", "pypi.org:65979", "xn--pypi\u{202e}.org:443", "pypi\u{3002}org:443",
+            "pypi.org:80",
+            "pypi.org:4430",
+            "pypi.org",
+            "pypi.org:",
+            "pypi.org:+443",
+            "pypi.org.:443",
+            "pypi.org.evil.io:443",
+            "evilpypi.org:443",
+            "pythonhosted.org:443",
+            ".pythonhosted.org:443",
+            "xpythonhosted.org:443",
+            "user@pypi.org:443",
+            "pypi.org@evil.io:443",
+            "pypi.org\0.evil.io:443",
+            "evil.io\0.pypi.org:443",
+            "evil.io#pypi.org:443",
+            "evil.io/pypi.org:443",
+            "[::1]:443",
+            "127.0.0.1:443",
+            "2130706433:443",
+            "0x7f000001:443",
+            "0177.0.0.1:443",
+            "127.1:443",
+            "[::ffff:127.0.0.1]:443",
+            "1.2.3.0x4:443",
+            "",
+            ":443",
+            "..:443",
+            "-x.org:443",
+            "pypi.org:443:443",
+            "pypi .org:443",
+            "pypi.org:65979",
+            "xn--pypi\u{202e}.org:443",
+            "pypi\u{3002}org:443",
         ] {
             assert!(policy.judge(target, Wire::Tls).is_err(), "{target:?}");
         }
@@ -471,34 +571,93 @@ mod tests {
 
     #[test]
     fn rules_that_mean_too_much_or_nothing_are_refused() {
-        for rule in ["", "pypi.org", "*:443", "*.org:443", "*.:443", "pypi.org:0", "127.0.0.1:443", "pypi.org.:443", "a b:1", "https://pypi.org:443", "pypi.org:443 +private", "pypi.org:443+", "pypi.org:443+tls", "pypi.org:+443", "+plain"] {
+        for rule in [
+            "",
+            "pypi.org",
+            "*:443",
+            "*.org:443",
+            "*.:443",
+            "pypi.org:0",
+            "127.0.0.1:443",
+            "pypi.org.:443",
+            "a b:1",
+            "https://pypi.org:443",
+            "pypi.org:443 +private",
+            "pypi.org:443+",
+            "pypi.org:443+tls",
+            "pypi.org:+443",
+            "+plain",
+        ] {
             assert!(Policy::parse(&[rule]).is_err(), "{rule:?}");
         }
         assert!(policy(&["registry.corp:8443+private"]).0[0].private);
         let both = policy(&["mirror.corp:80+plain+private"]);
-        assert!(both.0[0].private && both.judge("mirror.corp:80", Wire::Plain).is_ok() && both.judge("mirror.corp:80", Wire::Tls).is_err());
+        assert!(
+            both.0[0].private
+                && both.judge("mirror.corp:80", Wire::Plain).is_ok()
+                && both.judge("mirror.corp:80", Wire::Tls).is_err()
+        );
     }
 
     #[test]
     fn addresses_of_this_machine_and_its_network_are_known_in_every_dress() {
         for inner in [
-            "127.0.0.1", "127.255.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0", "0.1.2.3", "100.64.0.1", "224.0.0.1", "255.255.255.255", "240.0.0.1",
-            "198.18.0.1", "192.0.0.1", "::1", "::", "fc00::1", "fd12::1", "fe80::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "2002:7f00:1::", "64:ff9b::7f00:1", "::127.0.0.1",
+            "127.0.0.1",
+            "127.255.0.1",
+            "10.1.2.3",
+            "172.16.0.1",
+            "192.168.1.1",
+            "169.254.169.254",
+            "0.0.0.0",
+            "0.1.2.3",
+            "100.64.0.1",
+            "224.0.0.1",
+            "255.255.255.255",
+            "240.0.0.1",
+            "198.18.0.1",
+            "192.0.0.1",
+            "::1",
+            "::",
+            "fc00::1",
+            "fd12::1",
+            "fe80::1",
+            "ff02::1",
+            "::ffff:127.0.0.1",
+            "::ffff:169.254.169.254",
+            "2002:7f00:1::",
+            "64:ff9b::7f00:1",
+            "::127.0.0.1",
         ] {
             assert!(is_inner(inner.parse().unwrap()), "{inner}");
         }
-        for outer in ["1.1.1.1", "151.101.0.223", "2a04:4e42::223", "100.128.0.1", "172.32.0.1", "::ffff:1.1.1.1"] {
+        for outer in
+            ["1.1.1.1", "151.101.0.223", "2a04:4e42::223", "100.128.0.1", "172.32.0.1", "::ffff:1.1.1.1"]
+        {
             assert!(!is_inner(outer.parse().unwrap()), "{outer}");
         }
     }
 
     #[test]
     fn a_connect_and_a_plain_question_are_understood_and_nothing_else_is() {
-        assert_eq!(wanted(b"CONNECT pypi.org:443 HTTP/1.1\r\nHost: evil.io"), Ok(Wanted::Tunnel("pypi.org:443".into())), "the target counts, whatever Host says");
-        assert!(matches!(wanted(b"GET http://pypi.org/ HTTP/1.1\r\nHost: evil.io"), Ok(Wanted::Plain(question)) if question.target == "pypi.org:80"));
+        assert_eq!(
+            wanted(b"CONNECT pypi.org:443 HTTP/1.1\r\nHost: evil.io"),
+            Ok(Wanted::Tunnel("pypi.org:443".into())),
+            "the target counts, whatever Host says"
+        );
+        assert!(
+            matches!(wanted(b"GET http://pypi.org/ HTTP/1.1\r\nHost: evil.io"), Ok(Wanted::Plain(question)) if question.target == "pypi.org:80")
+        );
         for head in [
-            &b"GET / HTTP/1.1\r\nHost: pypi.org"[..], b"CONNECT  pypi.org:443 HTTP/1.1", b"CONNECT pypi.org:443", b"connect pypi.org:443 HTTP/1.1",
-            b"CONNECT pypi.org:443 HTTP/2", b"CONNECT a b HTTP/1.1", b"CONNECT pypi.org:443\n HTTP/1.1", b"CONNECT pypi.org:443\0 HTTP/1.1", b"\xff", b"",
+            &b"GET / HTTP/1.1\r\nHost: pypi.org"[..],
+            b"CONNECT  pypi.org:443 HTTP/1.1",
+            b"CONNECT pypi.org:443",
+            b"connect pypi.org:443 HTTP/1.1",
+            b"CONNECT pypi.org:443 HTTP/2",
+            b"CONNECT a b HTTP/1.1",
+            b"CONNECT pypi.org:443\n HTTP/1.1",
+            b"CONNECT pypi.org:443\0 HTTP/1.1",
+            b"\xff",
+            b"",
         ] {
             assert!(wanted(head).is_err(), "{:?}", String::from_utf8_lossy(head));
         }
@@ -506,10 +665,21 @@ mod tests {
 
     /// A TLS hello that asks for these names.
     fn hello_for(names: &[&str]) -> Vec<u8> {
-        let sized = |bytes: &[u8], width: usize| [&(bytes.len() as u32).to_be_bytes()[4 - width..], bytes].concat();
-        let extension = |name: &&str| [&[0, 0][..], &sized(&sized(&[&[0][..], &sized(name.as_bytes(), 2)].concat(), 2), 2)].concat();
+        let sized =
+            |bytes: &[u8], width: usize| [&(bytes.len() as u32).to_be_bytes()[4 - width..], bytes].concat();
+        let extension = |name: &&str| {
+            [&[0, 0][..], &sized(&sized(&[&[0][..], &sized(name.as_bytes(), 2)].concat(), 2), 2)].concat()
+        };
         let extensions: Vec<u8> = names.iter().flat_map(extension).collect();
-        let body = [&[3, 3][..], &[0; 32], &sized(&[], 1), &sized(&[0x13, 1], 2), &sized(&[0], 1), &sized(&extensions, 2)].concat();
+        let body = [
+            &[3, 3][..],
+            &[0; 32],
+            &sized(&[], 1),
+            &sized(&[0x13, 1], 2),
+            &sized(&[0], 1),
+            &sized(&extensions, 2),
+        ]
+        .concat();
         [&[22, 3, 1][..], &sized(&[&[1][..], &sized(&body, 3)].concat(), 2)].concat()
     }
 
@@ -526,7 +696,11 @@ mod tests {
 
     /// Asks a proxy for a target, sends `first`, and gives what came back and what was decided.
     async fn ask(rules: &[&str], request: &str, first: &[u8]) -> (String, Vec<Decision>) {
-        let dir = std::env::temp_dir().join(format!("palisade-egress-{}-{}", std::process::id(), proto::event::hex(&sys::random::bytes::<4>().unwrap())));
+        let dir = std::env::temp_dir().join(format!(
+            "palisade-egress-{}-{}",
+            std::process::id(),
+            proto::event::hex(&sys::random::bytes::<4>().unwrap())
+        ));
         let mut egress = Egress::open(&dir, policy(rules)).unwrap();
         let mut stream = UnixStream::connect(dir.join(SOCKET)).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
@@ -563,29 +737,56 @@ mod tests {
         let hello = hello_for(&["localhost"]);
         // The door is open to whoever is let through.
         let (said, decided) = ask(&[&open], &connect(&format!("localhost:{port}")), &hello).await;
-        assert!(said.ends_with("REACHED") && decided.last().is_some_and(|decision| decision.allowed), "{said} {decided:?}");
+        assert!(
+            said.ends_with("REACHED") && decided.last().is_some_and(|decision| decision.allowed),
+            "{said} {decided:?}"
+        );
         for (what, rules, target, first) in [
             ("an address of this machine", vec![closed.as_str()], format!("localhost:{port}"), hello.clone()),
             ("no rule", vec![], format!("localhost:{port}"), hello.clone()),
             ("another port", vec![open.as_str()], format!("localhost:{}", port ^ 1), hello.clone()),
             ("the address itself", vec![open.as_str()], format!("127.0.0.1:{port}"), hello.clone()),
-            ("another name inside", vec![open.as_str()], format!("localhost:{port}"), hello_for(&["evil.io"])),
+            (
+                "another name inside",
+                vec![open.as_str()],
+                format!("localhost:{port}"),
+                hello_for(&["evil.io"]),
+            ),
             ("no name inside", vec![open.as_str()], format!("localhost:{port}"), hello_for(&[])),
-            ("a relayed CONNECT", vec![open.as_str()], format!("localhost:{port}"), b"CONNECT evil.io:443 HTTP/1.1\r\n\r\n".to_vec()),
-            ("plain HTTP inside", vec![open.as_str()], format!("localhost:{port}"), b"GET / HTTP/1.1\r\nHost: evil.io\r\n\r\n".to_vec()),
+            (
+                "a relayed CONNECT",
+                vec![open.as_str()],
+                format!("localhost:{port}"),
+                b"CONNECT evil.io:443 HTTP/1.1\r\n\r\n".to_vec(),
+            ),
+            (
+                "plain HTTP inside",
+                vec![open.as_str()],
+                format!("localhost:{port}"),
+                b"GET / HTTP/1.1\r\nHost: evil.io\r\n\r\n".to_vec(),
+            ),
         ] {
             let (said, decided) = ask(&rules, &connect(&target), &first).await;
             assert!(!said.contains("REACHED"), "{what}: {said}");
-            assert!(decided.iter().all(|decision| !decision.allowed) && !decided.is_empty(), "{what}: {decided:?}");
+            assert!(
+                decided.iter().all(|decision| !decision.allowed) && !decided.is_empty(),
+                "{what}: {decided:?}"
+            );
         }
-        let (said, _) = ask(&[&open], "GET http://localhost/ HTTP/1.1\r\nHost: localhost\r\n\r\nCONNECT x:1 HTTP/1.1\r\n\r\n", b"").await;
+        let (said, _) = ask(
+            &[&open],
+            "GET http://localhost/ HTTP/1.1\r\nHost: localhost\r\n\r\nCONNECT x:1 HTTP/1.1\r\n\r\n",
+            b"",
+        )
+        .await;
         assert!(said.starts_with("HTTP/1.1 403"), "a rule for TLS is none for plain http: {said}");
     }
 
     /// A plain server that says back what it was asked, and how often it was connected to.
     async fn mirror() -> (u16, Arc<std::sync::atomic::AtomicUsize>) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (port, count) = (listener.local_addr().unwrap().port(), Arc::new(std::sync::atomic::AtomicUsize::new(0)));
+        let (port, count) =
+            (listener.local_addr().unwrap().port(), Arc::new(std::sync::atomic::AtomicUsize::new(0)));
         let counted = count.clone();
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
@@ -593,9 +794,19 @@ mod tests {
                 let mut asked = vec![0; 4096];
                 let len = stream.read(&mut asked).await.unwrap();
                 // Whatever else came would be a second question.
-                let more = timeout(Duration::from_millis(50), stream.read(&mut asked[len..])).await.map_or(0, Result::unwrap);
+                let more = timeout(Duration::from_millis(50), stream.read(&mut asked[len..]))
+                    .await
+                    .map_or(0, Result::unwrap);
                 let said = String::from_utf8_lossy(&asked[..len + more]).into_owned();
-                let _ = stream.write_all(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{said}", said.len()).as_bytes()).await;
+                let _ = stream
+                    .write_all(
+                        format!(
+                            "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{said}",
+                            said.len()
+                        )
+                        .as_bytes(),
+                    )
+                    .await;
             }
         });
         (port, count)
@@ -605,13 +816,26 @@ mod tests {
     async fn plain_http_reaches_who_may_be_asked_so_one_question_at_a_time() {
         let (port, count) = mirror().await;
         let reached = || count.load(std::sync::atomic::Ordering::SeqCst);
-        let (plain, tls, closed) = (format!("localhost:{port}+plain+private"), format!("localhost:{port}+private"), format!("localhost:{port}+plain"));
-        let get = |target: &str| format!("GET http://{target}/pool/a.deb HTTP/1.1\r\nHost: evil.io\r\nRange: bytes=1-\r\nCookie: secret\r\n\r\n");
+        let (plain, tls, closed) = (
+            format!("localhost:{port}+plain+private"),
+            format!("localhost:{port}+private"),
+            format!("localhost:{port}+plain"),
+        );
+        let get = |target: &str| {
+            format!(
+                "GET http://{target}/pool/a.deb HTTP/1.1\r\nHost: evil.io\r\nRange: bytes=1-\r\nCookie: secret\r\n\r\n"
+            )
+        };
         let here = format!("localhost:{port}");
         let smuggled = format!("{}GET http://{here}/second HTTP/1.1\r\n\r\n", get(&here));
         for request in [get(&here), smuggled] {
             let (said, decided) = ask(&[&plain], &request, b"").await;
-            assert!(said.ends_with(&format!("GET /pool/a.deb HTTP/1.1\r\nhost: {here}\r\nrange: bytes=1-\r\nconnection: close\r\n\r\n")), "{said}");
+            assert!(
+                said.ends_with(&format!(
+                    "GET /pool/a.deb HTTP/1.1\r\nhost: {here}\r\nrange: bytes=1-\r\nconnection: close\r\n\r\n"
+                )),
+                "{said}"
+            );
             assert!(decided.len() == 1 && decided[0].allowed, "{decided:?}");
         }
         assert_eq!(reached(), 2, "the second question went nowhere");
@@ -622,11 +846,20 @@ mod tests {
             ("another port", vec![plain.as_str()], get(&format!("localhost:{}", port ^ 1))),
             ("the address itself", vec![plain.as_str()], get(&format!("127.0.0.1:{port}"))),
             ("a name before an @", vec![plain.as_str()], get(&format!("{here}@localhost:{port}"))),
-            ("a question with a body", vec![plain.as_str()], format!("POST http://{here}/ HTTP/1.1\r\nContent-Length: 1\r\n\r\nx")),
+            (
+                "a question with a body",
+                vec![plain.as_str()],
+                format!("POST http://{here}/ HTTP/1.1\r\nContent-Length: 1\r\n\r\nx"),
+            ),
             ("a tunnel", vec![plain.as_str()], format!("CONNECT {here} HTTP/1.1\r\n\r\n")),
         ] {
             let (said, decided) = ask(&rules, &request, b"").await;
-            assert!(said.starts_with("HTTP/1.1 40") && decided.iter().all(|decision| !decision.allowed) && !decided.is_empty(), "{what}: {said} {decided:?}");
+            assert!(
+                said.starts_with("HTTP/1.1 40")
+                    && decided.iter().all(|decision| !decision.allowed)
+                    && !decided.is_empty(),
+                "{what}: {said} {decided:?}"
+            );
         }
         assert_eq!(reached(), 2, "nobody else came through");
     }

@@ -69,7 +69,8 @@ pub fn existing() -> Vec<(String, PathBuf)> {
     roots.sort();
     roots.dedup();
     let entries = roots.iter().filter_map(|root| fs::read_dir(root).ok()).flatten().flatten();
-    let ours = entries.filter_map(|entry| Some((entry.file_name().to_str()?.strip_prefix(OURS)?.to_owned(), entry.path())));
+    let ours = entries
+        .filter_map(|entry| Some((entry.file_name().to_str()?.strip_prefix(OURS)?.to_owned(), entry.path())));
     ours.collect()
 }
 
@@ -117,14 +118,22 @@ impl Groups<'_> {
             match self.make_one_v1(mounts, controller, settings) {
                 Ok(group) => self.note_v1(controller, group, made),
                 Err(error) => {
-                    made.refusal.get_or_insert(format!("cgroup v1 controller {controller} cannot be used: {error}"));
+                    made.refusal
+                        .get_or_insert(format!("cgroup v1 controller {controller} cannot be used: {error}"));
                 }
             }
         }
     }
 
-    fn make_one_v1(&self, mounts: &Mounts, controller: &str, settings: &[(&str, &str)]) -> io::Result<PathBuf> {
-        let root = mounts.v1_of(controller).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "it is not mounted"))?;
+    fn make_one_v1(
+        &self,
+        mounts: &Mounts,
+        controller: &str,
+        settings: &[(&str, &str)],
+    ) -> io::Result<PathBuf> {
+        let root = mounts
+            .v1_of(controller)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "it is not mounted"))?;
         let group = make_below(root, self.body)?;
         let set = settings.iter().try_for_each(|(name, value)| write_kernel(&group.join(name), value));
         set.inspect_err(|_| drop(fs::remove_dir(&group)))?;
@@ -135,7 +144,10 @@ impl Groups<'_> {
         match controller {
             "memory" => {
                 made.memory = true;
-                let swap = write_kernel(&group.join("memory.memsw.limit_in_bytes"), &self.limits.memory.0.to_string());
+                let swap = write_kernel(
+                    &group.join("memory.memsw.limit_in_bytes"),
+                    &self.limits.memory.0.to_string(),
+                );
                 made.mechanisms.push(self.memory_record("cgroup v1", swap.is_ok()));
             }
             "pids" => {
@@ -181,7 +193,9 @@ impl Groups<'_> {
         } else {
             let aside = own.join("palisade-maker");
             fs::create_dir_all(&aside)?;
-            sys::cgroup::processes(&own)?.into_iter().try_for_each(|pid| sys::cgroup::move_v2(pid, &aside))?;
+            sys::cgroup::processes(&own)?
+                .into_iter()
+                .try_for_each(|pid| sys::cgroup::move_v2(pid, &aside))?;
         }
         write_kernel(&own.join("cgroup.subtree_control"), WANTED)?;
         Ok(own)
@@ -220,13 +234,19 @@ impl Groups<'_> {
 
     /// What cgroups do not hold, process limits hold as well as they can, and the record says so.
     fn fall_back(&self, made: Made, ids_have_root: bool) -> Bounds {
-        let mut rlimits = Rlimits { files: self.limits.files.into(), file_bytes: self.limits.disk.0, processes: None, data_bytes: None };
+        let mut rlimits = Rlimits {
+            files: self.limits.files.into(),
+            file_bytes: self.limits.disk.0,
+            processes: None,
+            data_bytes: None,
+        };
         let why = made.refusal.unwrap_or_else(|| "no cgroup for it".into());
         let mut mechanisms = made.mechanisms;
         let mut cpus = None;
         if !made.memory {
             rlimits.data_bytes = Some(self.limits.memory.0);
-            let text = format!("{} for each process by rlimit, not for all together: {why}", self.limits.memory);
+            let text =
+                format!("{} for each process by rlimit, not for all together: {why}", self.limits.memory);
             mechanisms.push(Mechanism::degraded("memory limit", text));
         }
         if !made.pids {
@@ -239,11 +259,17 @@ impl Groups<'_> {
             });
         }
         if self.whole_host() {
-            mechanisms.push(Mechanism::enforced("cpu limit", format!("all {} processors of this host, as asked", self.cpus)));
+            mechanisms.push(Mechanism::enforced(
+                "cpu limit",
+                format!("all {} processors of this host, as asked", self.cpus),
+            ));
         } else if !made.cpu {
             let count = self.limits.cpu_milli.div_ceil(1000);
             cpus = Some(count);
-            mechanisms.push(Mechanism::degraded("cpu limit", format!("starts on {count} processors, but may choose others: {why}")));
+            mechanisms.push(Mechanism::degraded(
+                "cpu limit",
+                format!("starts on {count} processors, but may choose others: {why}"),
+            ));
         }
         mechanisms.push(if made.freezer {
             Mechanism::enforced("freezer", "pause stops every process at once")

@@ -93,7 +93,8 @@ impl Progress {
     async fn stalled(&self) {
         let mut seen = None;
         loop {
-            let taken = Some(self.taken.load(Ordering::Relaxed)).filter(|_| !self.ours.load(Ordering::Relaxed));
+            let taken =
+                Some(self.taken.load(Ordering::Relaxed)).filter(|_| !self.ours.load(Ordering::Relaxed));
             if taken.is_some() && taken == seen {
                 return;
             }
@@ -107,7 +108,10 @@ impl hyper::body::Body for Pieces {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(mut self: std::pin::Pin<&mut Self>, context: &mut std::task::Context<'_>) -> std::task::Poll<Option<Result<hyper::body::Frame<Bytes>, io::Error>>> {
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<hyper::body::Frame<Bytes>, io::Error>>> {
         let piece = self.arriving.poll_recv(context);
         self.progress.taken.fetch_add(1, Ordering::Relaxed);
         self.progress.ours.store(piece.is_pending(), Ordering::Relaxed);
@@ -176,13 +180,21 @@ fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Option<F::Output> {
 struct Eager(UnixStream);
 
 impl hyper::rt::Read for Eager {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: hyper::rt::ReadBufCursor<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: hyper::rt::ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut TokioIo::new(&mut self.0)).poll_read(context, into)
     }
 }
 
 impl hyper::rt::Write for Eager {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         match rustix::net::send(&self.0, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             // Then the runtime finds that out too, and knows when it is over.
             Err(Errno::AGAIN | Errno::INTR) => Pin::new(&mut self.0).poll_write(context, bytes),
@@ -221,8 +233,14 @@ impl Guest {
     pub fn knock(&self) -> io::Result<std::os::unix::net::UnixStream> {
         // By descriptor, because a socket's path may have no more than 107 bytes.
         let dir = sys::fd::open_path(&self.dir)?;
-        let address = SocketAddrUnix::new(sys::fd::path_of(std::os::fd::AsFd::as_fd(&dir)).join("guest.sock"))?;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
+        let address =
+            SocketAddrUnix::new(sys::fd::path_of(std::os::fd::AsFd::as_fd(&dir)).join("guest.sock"))?;
+        let socket = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )?;
         rustix::net::connect(&socket, &address)?;
         Ok(socket.into())
     }
@@ -234,7 +252,10 @@ impl Guest {
         let asked = asked.header(header::CONNECTION, "upgrade").header(header::UPGRADE, DIAL_UPGRADE);
         let response = line.send(asked, whole(Bytes::new())).await?;
         if response.status() != hyper::StatusCode::SWITCHING_PROTOCOLS {
-            return Err(accepted(response).await.err().unwrap_or_else(|| GuestError::Protocol("it did not dial".into())));
+            return Err(accepted(response)
+                .await
+                .err()
+                .unwrap_or_else(|| GuestError::Protocol("it did not dial".into())));
         }
         hyper::upgrade::on(response).await.map(TokioIo::new).map_err(GuestError::Broken)
     }
@@ -247,7 +268,8 @@ impl Guest {
     /// The same over a connection that was made before.
     pub async fn line_over(&self, stream: std::os::unix::net::UnixStream) -> Result<Line, GuestError> {
         let stream = UnixStream::from_std(stream).map_err(GuestError::Connect)?;
-        let (sender, connection) = hyper::client::conn::http1::handshake(Eager(stream)).await.map_err(GuestError::Broken)?;
+        let (sender, connection) =
+            hyper::client::conn::http1::handshake(Eager(stream)).await.map_err(GuestError::Broken)?;
         tokio::spawn(async move {
             // Whoever waits for an answer hears of a broken connection there.
             let _ = connection.with_upgrades().await;
@@ -259,7 +281,12 @@ impl Guest {
     ///
     /// The caller may block its thread afterwards, and hears the answer when it does not. None if nobody listens yet,
     /// or the socket has no room for all of it; then nothing was asked.
-    pub fn ask_ahead(&self, start: &StartRequest, user: Option<&str>, timeout: Option<Duration>) -> Option<Asked> {
+    pub fn ask_ahead(
+        &self,
+        start: &StartRequest,
+        user: Option<&str>,
+        timeout: Option<Duration>,
+    ) -> Option<Asked> {
         if start.encoded_len() > AHEAD_LEN_MAX {
             return None;
         }
@@ -283,7 +310,11 @@ impl Guest {
     }
 
     /// Asks one short question of envd's protocol.
-    pub async fn ask<Q: Message, A: Message + Default>(&self, method: &str, question: &Q) -> Result<A, GuestError> {
+    pub async fn ask<Q: Message, A: Message + Default>(
+        &self,
+        method: &str,
+        question: &Q,
+    ) -> Result<A, GuestError> {
         in_time(self.line().await?.ask(method, question)).await?
     }
 
@@ -295,7 +326,11 @@ impl Guest {
 
     /// Has the guest of a machine set its clock and prove itself.
     pub async fn receipt(&self, now_ns: u64) -> Result<proto::vm::Receipt, GuestError> {
-        let body = self.line().await?.short(Method::GET, &format!("/v1/receipt?now_ns={now_ns}"), whole(Bytes::new())).await?;
+        let body = self
+            .line()
+            .await?
+            .short(Method::GET, &format!("/v1/receipt?now_ns={now_ns}"), whole(Bytes::new()))
+            .await?;
         serde_json::from_slice(&body).map_err(|error| GuestError::Protocol(error.to_string()))
     }
 
@@ -324,7 +359,12 @@ impl Guest {
     }
 
     /// Writes a tree of files.
-    pub async fn write_tree(&self, path: &str, user: Option<&str>, arriving: Arriving) -> Result<(), GuestError> {
+    pub async fn write_tree(
+        &self,
+        path: &str,
+        user: Option<&str>,
+        arriving: Arriving,
+    ) -> Result<(), GuestError> {
         let mut line = self.line().await?;
         let asked = line.request(Method::PUT, &tree_path(path, user));
         let progress = Arc::new(Progress::default());
@@ -345,14 +385,17 @@ fn tree_path(path: &str, user: Option<&str>) -> String {
 
 fn percent(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
-    text.bytes().map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+    text.bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect()
 }
 
 fn base64(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();
     for three in bytes.chunks(3) {
-        let bits = three.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - three.len()));
+        let bits =
+            three.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - three.len()));
         for place in 0..4 {
             let digit = (bits >> (18 - 6 * place)) & 63;
             text.push(if place <= three.len() { char::from(ALPHABET[digit as usize]) } else { '=' });
@@ -363,15 +406,26 @@ fn base64(bytes: &[u8]) -> String {
 
 impl Line {
     /// Starts a command.
-    pub async fn start(mut self, start: &StartRequest, user: Option<&str>, timeout: Option<Duration>) -> Result<Stream, GuestError> {
+    pub async fn start(
+        mut self,
+        start: &StartRequest,
+        user: Option<&str>,
+        timeout: Option<Duration>,
+    ) -> Result<Stream, GuestError> {
         let request = self.start_request(start, user, timeout)?;
         stream_of(in_time(self.sender.send_request(request)).await?.map_err(GuestError::Broken)?).await
     }
 
-    fn start_request(&self, start: &StartRequest, user: Option<&str>, timeout: Option<Duration>) -> Result<Request<Sent>, GuestError> {
+    fn start_request(
+        &self,
+        start: &StartRequest,
+        user: Option<&str>,
+        timeout: Option<Duration>,
+    ) -> Result<Request<Sent>, GuestError> {
         let mut asked = self.request(Method::POST, "/process.Process/Start");
         if let Some(user) = user {
-            asked = asked.header(header::AUTHORIZATION, format!("Basic {}", base64(format!("{user}:").as_bytes())));
+            asked = asked
+                .header(header::AUTHORIZATION, format!("Basic {}", base64(format!("{user}:").as_bytes())));
         }
         if let Some(timeout) = timeout {
             asked = asked.header("connect-timeout-ms", timeout.as_millis().to_string());
@@ -384,7 +438,11 @@ impl Line {
         request.header("x-access-token", &self.token)
     }
 
-    async fn send(&mut self, asked: hyper::http::request::Builder, body: Sent) -> Result<Response<Incoming>, GuestError> {
+    async fn send(
+        &mut self,
+        asked: hyper::http::request::Builder,
+        body: Sent,
+    ) -> Result<Response<Incoming>, GuestError> {
         in_time(self.sender.send_request(built(asked, body)?)).await?.map_err(GuestError::Broken)
     }
 
@@ -395,23 +453,40 @@ impl Line {
     }
 
     /// Asks one short question of envd's protocol; the line can be used again after it.
-    pub async fn ask<Q: Message, A: Message + Default>(&mut self, method: &str, question: &Q) -> Result<A, GuestError> {
+    pub async fn ask<Q: Message, A: Message + Default>(
+        &mut self,
+        method: &str,
+        question: &Q,
+    ) -> Result<A, GuestError> {
         let asked = self.request(Method::POST, method).header(header::CONTENT_TYPE, "application/proto");
         // The guest answers input only when the command has taken it, so this may last.
-        let response = self.sender.send_request(built(asked, whole(question.encode_to_vec()))?).await.map_err(GuestError::Broken)?;
+        let response = self
+            .sender
+            .send_request(built(asked, whole(question.encode_to_vec()))?)
+            .await
+            .map_err(GuestError::Broken)?;
         let body = collect(accepted(response).await?.into_body()).await?;
         A::decode(body).map_err(|error| GuestError::Protocol(error.to_string()))
     }
 
-    async fn stream<Q: Message>(&mut self, asked: hyper::http::request::Builder, question: &Q) -> Result<Stream, GuestError> {
+    async fn stream<Q: Message>(
+        &mut self,
+        asked: hyper::http::request::Builder,
+        question: &Q,
+    ) -> Result<Stream, GuestError> {
         let answer = in_time(self.sender.send_request(streamed(asked, question)?)).await?;
         stream_of(answer.map_err(GuestError::Broken)?).await
     }
 }
 
 /// A question that is answered by a stream.
-fn streamed<Q: Message>(asked: hyper::http::request::Builder, question: &Q) -> Result<Request<Sent>, GuestError> {
-    let asked = asked.header(header::CONTENT_TYPE, "application/connect+proto").header("connect-protocol-version", "1");
+fn streamed<Q: Message>(
+    asked: hyper::http::request::Builder,
+    question: &Q,
+) -> Result<Request<Sent>, GuestError> {
+    let asked = asked
+        .header(header::CONTENT_TYPE, "application/connect+proto")
+        .header("connect-protocol-version", "1");
     built(asked, whole(envelope::seal(0, &question.encode_to_vec())))
 }
 
@@ -466,7 +541,9 @@ impl Stream {
     /// The next event; none when the stream has ended in order.
     pub async fn next(&mut self) -> Result<Option<ProcessEvent>, GuestError> {
         loop {
-            if let Some(sealed) = self.opener.next().map_err(|error| GuestError::Protocol(error.to_string()))? {
+            if let Some(sealed) =
+                self.opener.next().map_err(|error| GuestError::Protocol(error.to_string()))?
+            {
                 if sealed.flags & envelope::END != 0 {
                     self.ended = true;
                     return match end_error(&sealed.message) {
@@ -504,7 +581,8 @@ mod tests {
 
     #[test]
     fn basic_credentials_and_queries_are_spelled_right() {
-        for (plain, spelled) in [("user:", "dXNlcjo="), ("root:", "cm9vdDo="), ("a", "YQ=="), ("abc", "YWJj")] {
+        for (plain, spelled) in [("user:", "dXNlcjo="), ("root:", "cm9vdDo="), ("a", "YQ=="), ("abc", "YWJj")]
+        {
             assert_eq!(base64(plain.as_bytes()), spelled);
         }
         assert_eq!(tree_path("/a b/ž&x", Some("u")), "/v1/tree?path=/a%20b/%C5%BE%26x&username=u");

@@ -30,7 +30,16 @@ const SHOWN: &[(&str, AreaKind)] = &[
 
 /// Settings of the host that hold secrets or speak of other machines, should somebody have made them readable.
 pub(crate) const HIDDEN_SETTINGS: &[&str] = &[
-    "boto.cfg", "containerd", "docker", "kubernetes", "letsencrypt", "NetworkManager", "openvpn", "rancher", "ssh", "sudoers.d",
+    "boto.cfg",
+    "containerd",
+    "docker",
+    "kubernetes",
+    "letsencrypt",
+    "NetworkManager",
+    "openvpn",
+    "rancher",
+    "ssh",
+    "sudoers.d",
     "wireguard",
 ];
 
@@ -111,7 +120,9 @@ impl HostRoot {
     /// The areas of a Body: the root itself, then what the host shows, each over the snapshots that hold it.
     pub fn areas(&self, snapshots: &[Below]) -> Vec<Area> {
         let areas = std::iter::once(("", AreaKind::Private)).chain(self.shown.iter().copied());
-        areas.map(|(at, kind)| Area { at: at.to_owned(), kind, lowers: lowers(at, snapshots), owner: 0 }).collect()
+        areas
+            .map(|(at, kind)| Area { at: at.to_owned(), kind, lowers: lowers(at, snapshots), owner: 0 })
+            .collect()
     }
 
     /// The directories an upper needs.
@@ -122,7 +133,10 @@ impl HostRoot {
 
     /// What is shown, and links beside it.
     pub(crate) fn told(&self) -> (Vec<&'static str>, Vec<(String, String)>) {
-        (self.shown.iter().map(|(at, _)| *at).collect(), self.links.iter().map(|(name, target)| ((*name).to_owned(), target.clone())).collect())
+        (
+            self.shown.iter().map(|(at, _)| *at).collect(),
+            self.links.iter().map(|(name, target)| ((*name).to_owned(), target.clone())).collect(),
+        )
     }
 
     fn has(&self, at: &str) -> bool {
@@ -137,7 +151,12 @@ impl HostRoot {
             seeds.extend(DIRS.iter().map(|(path, mode, owner)| dir(path, *mode, *owner)));
             let places = self.shown.iter().filter(|(name, _)| !name.contains('/'));
             seeds.extend(places.map(|(name, _)| dir(&format!("root/{name}"), 0o755, 0)));
-            seeds.extend(self.links.iter().map(|(name, target)| Seed::Link { path: format!("root/{name}"), target: target.clone() }));
+            seeds.extend(
+                self.links.iter().map(|(name, target)| Seed::Link {
+                    path: format!("root/{name}"),
+                    target: target.clone(),
+                }),
+            );
             if self.has("usr/local") {
                 seeds.extend(LOCAL_DIRS.iter().map(|name| dir(&format!("usr-local/{name}"), 0o755, 0)));
             }
@@ -166,14 +185,19 @@ fn dir(path: &str, mode: u32, owner: u32) -> Seed {
 fn lowers(at: &str, snapshots: &[Below]) -> Vec<Lower> {
     let held = snapshots.iter().map(|below| (below.dir.join(area_dir(at)), &below.ids));
     let held = held.filter(|(path, _)| path.is_dir());
-    let mut lowers: Vec<Lower> = held.map(|(path, ids)| Lower { path, written_as: Some(ids.clone()) }).collect();
+    let mut lowers: Vec<Lower> =
+        held.map(|(path, ids)| Lower { path, written_as: Some(ids.clone()) }).collect();
     if !at.is_empty() {
         lowers.push(Lower { path: Path::new("/").join(at), written_as: None });
     }
     lowers
 }
 
-const PASSWD_OURS: &[&str] = &["root:x:0:0:root:/root:/bin/bash", "user:x:1000:1000::/home/user:/bin/bash", "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin"];
+const PASSWD_OURS: &[&str] = &[
+    "root:x:0:0:root:/root:/bin/bash",
+    "user:x:1000:1000::/home/user:/bin/bash",
+    "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin",
+];
 const GROUP_OURS: &[&str] = &["root:x:0:", "user:x:1000:", "nogroup:x:65534:"];
 /// Ids below this are the system's own, with the same meaning on every machine.
 const SYSTEM_ID_MAX: u32 = 999;
@@ -185,12 +209,17 @@ fn accounts(file: &str, ours: &[&str]) -> String {
     let taken = |name: &str| ours.iter().any(|line| line.split(':').next() == Some(name));
     for line in host.lines() {
         let fields: Vec<&str> = line.split(':').collect();
-        let system = fields.get(2).and_then(|id| id.parse().ok()).is_some_and(|id: u32| id > 0 && id <= SYSTEM_ID_MAX);
+        let system =
+            fields.get(2).and_then(|id| id.parse().ok()).is_some_and(|id: u32| id > 0 && id <= SYSTEM_ID_MAX);
         if !system || taken(fields[0]) {
             continue;
         }
         // Members of a system group are people of this machine.
-        lines.push(if fields.len() == 4 { format!("{}:x:{}:", fields[0], fields[2]) } else { line.to_owned() });
+        lines.push(if fields.len() == 4 {
+            format!("{}:x:{}:", fields[0], fields[2])
+        } else {
+            line.to_owned()
+        });
     }
     lines.join("\n") + "\n"
 }

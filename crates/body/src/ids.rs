@@ -81,7 +81,10 @@ fn is_roots(map: &str, id: u32) -> bool {
     let Ok(text) = std::fs::read_to_string(map) else { return true };
     text.lines().any(|line| {
         let mut numbers = line.split_whitespace().map(|number| number.parse::<u32>().unwrap_or(0));
-        let (Some(inside), Some(outside), Some(count)) = (numbers.next(), numbers.next(), numbers.next()) else { return true };
+        let (Some(inside), Some(outside), Some(count)) = (numbers.next(), numbers.next(), numbers.next())
+        else {
+            return true;
+        };
         id.checked_sub(inside).is_some_and(|into| into < count && outside.checked_add(into) == Some(0))
     })
 }
@@ -138,15 +141,21 @@ pub fn claims_of(data: &Path, ids: &Ids, body: &BodyId) -> Vec<Claim> {
 /// Claims of a data directory whose Bodies are gone, with the names of those.
 pub fn orphans(data: &Path) -> Vec<(String, Claim)> {
     let entries = std::fs::read_dir(data.join("ids")).into_iter().flatten().flatten();
-    let own = entries.filter_map(|entry| Some(Claim { target: std::fs::read_link(entry.path()).ok()?, link: entry.path() }));
+    let own = entries.filter_map(|entry| {
+        Some(Claim { target: std::fs::read_link(entry.path()).ok()?, link: entry.path() })
+    });
     let bodies = data.join("bodies");
-    let hosts = HostWide::new().below(&bodies).into_iter().map(|(run, target)| Claim { link: HostWide::new().link(run), target });
+    let hosts = HostWide::new()
+        .below(&bodies)
+        .into_iter()
+        .map(|(run, target)| Claim { link: HostWide::new().link(run), target });
     // What the data directory's links say is a name in `bodies`, what the host's say is the whole path.
     let gone = |claim: &Claim| {
         let run = claim.link.file_name().and_then(|name| name.to_str()?.parse().ok());
         run.is_some_and(|run| is_gone(run, &bodies.join(&claim.target)))
     };
-    let named = |claim: Claim| (claim.target.file_name().unwrap_or_default().to_string_lossy().into_owned(), claim);
+    let named =
+        |claim: Claim| (claim.target.file_name().unwrap_or_default().to_string_lossy().into_owned(), claim);
     own.chain(hosts).filter(gone).map(named).collect()
 }
 
@@ -154,16 +163,31 @@ pub fn orphans(data: &Path) -> Vec<(String, Claim)> {
 pub fn record(data: &Path, body: &BodyId, ids: &Ids) -> Mechanism {
     let name = "own ids";
     match ids.users.as_slice() {
-        [only] if only.count > 1 && !run_in(ids).is_some_and(|run| HostWide::new().has(run, &directory(data, body))) => Mechanism::degraded(
+        [only]
+            if only.count > 1
+                && !run_in(ids).is_some_and(|run| HostWide::new().has(run, &directory(data, body))) =>
+        {
+            Mechanism::degraded(
+                name,
+                format!(
+                    "host ids {} and {} more are this Body's among those of its data directory, but those of another may have them too: no claim can be written below /run",
+                    only.outside,
+                    only.count - 1
+                ),
+            )
+        }
+        [only] if only.count > 1 => Mechanism::enforced(
             name,
-            format!("host ids {} and {} more are this Body's among those of its data directory, but those of another may have them too: no claim can be written below /run", only.outside, only.count - 1),
+            format!("host ids {} and {} more are this Body's alone", only.outside, only.count - 1),
         ),
-        [only] if only.count > 1 => Mechanism::enforced(name, format!("host ids {} and {} more are this Body's alone", only.outside, only.count - 1)),
         [_] => Mechanism::degraded(
             name,
             "the Body's `user` is your own id and there is no root inside: subordinate ids need the package uidmap and a line in /etc/subuid, and are taken by `create` or `--user root`",
         ),
-        _ => Mechanism::degraded(name, "ids from /etc/subuid, shared by all Bodies of this user; root inside is your own id"),
+        _ => Mechanism::degraded(
+            name,
+            "ids from /etc/subuid, shared by all Bodies of this user; root inside is your own id",
+        ),
     }
 }
 
@@ -179,7 +203,9 @@ pub fn groups_record(ids: &Ids) -> Mechanism {
         // The kernel lets nobody drop groups who could not also have been kept out by them.
         held => Mechanism::degraded(
             name,
-            format!("{held} more groups of yours are held inside, though by no name: only subordinate ids let them be dropped"),
+            format!(
+                "{held} more groups of yours are held inside, though by no name: only subordinate ids let them be dropped"
+            ),
         ),
     }
 }
@@ -229,7 +255,9 @@ fn claim_run(data: &Path, body: &BodyId) -> Result<u32, IdsError> {
         }
         match claim_host_wide(data, run, body) {
             Whose::Own => return Ok(run),
-            Whose::Others => sys::fd::remove_link(&link, Path::new(body.as_str())).map_err(IdsError::Claim)?,
+            Whose::Others => {
+                sys::fd::remove_link(&link, Path::new(body.as_str())).map_err(IdsError::Claim)?
+            }
         }
     }
     Err(IdsError::Exhausted)
@@ -261,7 +289,9 @@ fn claim_host_wide(data: &Path, run: u32, body: &BodyId) -> Whose {
 /// The run that /etc/subuid and /etc/subgid give this user, where the helpers that may map it are installed.
 fn subordinate(uid: u32, gid: u32) -> Option<Ids> {
     let helpers = ["newuidmap", "newgidmap"];
-    let installed = |name: &&str| ["/usr/bin", "/bin", "/usr/local/bin"].iter().any(|dir| Path::new(dir).join(name).exists());
+    let installed = |name: &&str| {
+        ["/usr/bin", "/bin", "/usr/local/bin"].iter().any(|dir| Path::new(dir).join(name).exists())
+    };
     if !helpers.iter().all(installed) {
         return None;
     }
@@ -270,10 +300,14 @@ fn subordinate(uid: u32, gid: u32) -> Option<Ids> {
         let text = std::fs::read_to_string(file).ok()?;
         let (first, count) = text.lines().find_map(|line| entry(line, name.as_deref(), uid))?;
         let count = count.min(RUN - 1);
-        Some(vec![IdRange { inside: 0, outside: own, count: 1 }, IdRange { inside: 1, outside: first, count }])
+        Some(vec![
+            IdRange { inside: 0, outside: own, count: 1 },
+            IdRange { inside: 1, outside: first, count },
+        ])
     };
     let (users, groups) = (ranges("/etc/subuid", uid)?, ranges("/etc/subgid", gid)?);
-    let enough = |ranges: &[IdRange]| ranges.iter().all(|range| range.outside != 0) && ranges[1].count >= USER_ID;
+    let enough =
+        |ranges: &[IdRange]| ranges.iter().all(|range| range.outside != 0) && ranges[1].count >= USER_ID;
     (enough(&users) && enough(&groups)).then_some(Ids { users, groups })
 }
 

@@ -76,7 +76,9 @@ impl<'a> Draft<'a> {
         fs::DirBuilder::new().mode(0o700).create(&dir).map_err(step)?;
         let draft = Self { programs, dir, ids, whole: false };
         fs::DirBuilder::new().mode(0o755).create(draft.root()).map_err(step)?;
-        if let (true, Some((user, group))) = (sys::caps::is_host_root(), draft.ids.user_outside(0).zip(draft.ids.group_outside(0))) {
+        if let (true, Some((user, group))) =
+            (sys::caps::is_host_root(), draft.ids.user_outside(0).zip(draft.ids.group_outside(0)))
+        {
             std::os::unix::fs::lchown(draft.root(), Some(user), Some(group)).map_err(step)?;
         }
         Ok(draft)
@@ -113,12 +115,28 @@ impl<'a> Draft<'a> {
     }
 
     /// The same for one that was made to stand on others.
-    pub fn finish_over(mut self, id: LayerId, about: &str, now: String, over: Vec<LayerId>) -> Result<LayerRecord, LayerError> {
+    pub fn finish_over(
+        mut self,
+        id: LayerId,
+        about: &str,
+        now: String,
+        over: Vec<LayerId>,
+    ) -> Result<LayerRecord, LayerError> {
         let root = open(&self.root()).map_err(|error| LayerError::Io("open the layer", error))?;
-        let bytes = sys::tree::usage(root.as_fd()).map_err(|error| LayerError::Io("measure the layer", error))?.bytes;
-        let record = LayerRecord { v: VERSION, id, ids: self.ids.clone(), bytes, created_at: now, about: about.to_owned(), over };
+        let bytes =
+            sys::tree::usage(root.as_fd()).map_err(|error| LayerError::Io("measure the layer", error))?.bytes;
+        let record = LayerRecord {
+            v: VERSION,
+            id,
+            ids: self.ids.clone(),
+            bytes,
+            created_at: now,
+            about: about.to_owned(),
+            over,
+        };
         let text = serde_json::to_vec(&record).map_err(LayerError::Damaged)?;
-        sys::fd::write_whole(&self.dir.join("layer.json"), &text).map_err(|error| LayerError::Io("write the layer's record", error))?;
+        sys::fd::write_whole(&self.dir.join("layer.json"), &text)
+            .map_err(|error| LayerError::Io("write the layer's record", error))?;
         let place = self.dir.with_file_name(record.id.as_str());
         match fs::rename(&self.dir, &place) {
             Ok(()) => {
@@ -133,7 +151,11 @@ impl<'a> Draft<'a> {
 
 fn open(path: &Path) -> io::Result<std::os::fd::OwnedFd> {
     use rustix::fs::{Mode, OFlags};
-    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
+    Ok(rustix::fs::open(
+        path,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
 }
 
 /// Reads the record of the layer in `dir`.
@@ -153,12 +175,20 @@ pub const UNPACKED_MAX: Bounds = Bounds { bytes: 32 << 30, entries: 4_000_000 };
 
 impl Draft<'_> {
     /// Unpacks an archive into the layer, under its ids and with no other rights.
-    pub fn unpack(&self, archive: impl Read, dialect: Dialect, bounds: Bounds) -> Result<Counted, LayerError> {
+    pub fn unpack(
+        &self,
+        archive: impl Read,
+        dialect: Dialect,
+        bounds: Bounds,
+    ) -> Result<Counted, LayerError> {
         self.fill(|sink| archive::read(archive, dialect, bounds, sink))
     }
 
     /// Has somebody bring entries, and puts them into the layer under its ids and with no other rights.
-    pub fn fill<T>(&self, bring: impl FnOnce(&mut dyn Sink) -> Result<T, ArchiveError>) -> Result<T, LayerError> {
+    pub fn fill<T>(
+        &self,
+        bring: impl FnOnce(&mut dyn Sink) -> Result<T, ArchiveError>,
+    ) -> Result<T, LayerError> {
         let failed = |error| LayerError::Io("run the helper", error);
         let mut child = Command::new(&self.programs.launch)
             .args(["tree", "unpack"])
@@ -173,19 +203,26 @@ impl Draft<'_> {
         let output = child.wait_with_output().map_err(failed)?;
         match sent {
             // The helper's own word says more than that it no longer listens.
-            Err(ArchiveError::Sink(_)) | Ok(_) if !output.status.success() => {
-                Err(LayerError::Unpack(proto::text::visible_bytes(&output.stderr[..output.stderr.len().min(4096)])))
-            }
+            Err(ArchiveError::Sink(_)) | Ok(_) if !output.status.success() => Err(LayerError::Unpack(
+                proto::text::visible_bytes(&output.stderr[..output.stderr.len().min(4096)]),
+            )),
             sent => sent.map_err(|error| LayerError::Unpack(failure_text(&error))),
         }
     }
 
-    fn send<T>(&self, bring: impl FnOnce(&mut dyn Sink) -> Result<T, ArchiveError>, stdin: std::process::ChildStdin) -> Result<T, ArchiveError> {
+    fn send<T>(
+        &self,
+        bring: impl FnOnce(&mut dyn Sink) -> Result<T, ArchiveError>,
+        stdin: std::process::ChildStdin,
+    ) -> Result<T, ArchiveError> {
         let mut packer = Packer(BufWriter::with_capacity(256 << 10, stdin));
         let ids = serde_json::to_string(&self.ids).map_err(|error| ArchiveError::Sink(error.into()))? + "\n";
         packer.0.write_all(ids.as_bytes()).map_err(ArchiveError::Sink)?;
         let brought = bring(&mut packer)?;
-        packer.take(Entry::end(), &mut io::empty()).and_then(|()| packer.0.flush()).map_err(ArchiveError::Sink)?;
+        packer
+            .take(Entry::end(), &mut io::empty())
+            .and_then(|()| packer.0.flush())
+            .map_err(ArchiveError::Sink)?;
         Ok(brought)
     }
 }

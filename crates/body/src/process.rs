@@ -28,8 +28,7 @@ use sys::namespace::Side;
 
 use crate::{
     dir::{BodyDir, DirError, alive, keeper_lives, signal_guest},
-    groups,
-    ids,
+    groups, ids,
     programs::Programs,
     root::{Root, Under, followed_seed},
     vm,
@@ -125,7 +124,10 @@ impl Tether {
     /// Whether the keeper is gone, without waiting for it.
     pub fn is_buried(&mut self) -> bool {
         // An error means that somebody else has waited for it.
-        let gone = |keeper| rustix::process::waitpid(Some(keeper), WaitOptions::NOHANG).map_or(true, |status| status.is_some());
+        let gone = |keeper| {
+            rustix::process::waitpid(Some(keeper), WaitOptions::NOHANG)
+                .map_or(true, |status| status.is_some())
+        };
         if self.keeper.is_some_and(gone) {
             self.keeper = None;
         }
@@ -199,10 +201,18 @@ impl Launcher {
         let (plan, stdin) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let (stdout, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         match sys::namespace::fork_into(sys::namespace::NONE, None)? {
-            Side::Parent(pid) => Ok(Self { tether: Some(Tether { stdin: Some(stdin.into()), stdout: Some(stdout.into()), keeper: Some(pid) }), wish }),
+            Side::Parent(pid) => Ok(Self {
+                tether: Some(Tether {
+                    stdin: Some(stdin.into()),
+                    stdout: Some(stdout.into()),
+                    keeper: Some(pid),
+                }),
+                wish,
+            }),
             Side::Child => {
                 // Nothing of the caller's stays open, least of all the other ends of its own pipes.
-                let code = settle_in(plan, report).map_or(ExitCode::FAILURE, |()| launch(wish.as_ref().map(|(_, ids)| ids)));
+                let code = settle_in(plan, report)
+                    .map_or(ExitCode::FAILURE, |()| launch(wish.as_ref().map(|(_, ids)| ids)));
                 std::process::exit(if code == ExitCode::SUCCESS { 0 } else { 1 })
             }
         }
@@ -238,22 +248,46 @@ impl Maker {
             .map_err(ProcessError::Launcher)?;
         let stdin = child.stdin.take().map(|stdin| File::from(OwnedFd::from(stdin)));
         let stdout = child.stdout.take().map(|stdout| File::from(OwnedFd::from(stdout)));
-        Ok(Launcher { tether: Some(Tether { stdin, stdout, keeper: i32::try_from(child.id()).ok().and_then(Pid::from_raw) }), wish: None })
+        Ok(Launcher {
+            tether: Some(Tether {
+                stdin,
+                stdout,
+                keeper: i32::try_from(child.id()).ok().and_then(Pid::from_raw),
+            }),
+            wish: None,
+        })
     }
 
     /// Sends the plan of the Body in `dir`, whose spec is written already.
-    pub fn begin(&self, launcher: Launcher, dir: &BodyDir, spec: &Spec, token: &str, under: &Under) -> Result<Begun, ProcessError> {
+    pub fn begin(
+        &self,
+        launcher: Launcher,
+        dir: &BodyDir,
+        spec: &Spec,
+        token: &str,
+        under: &Under,
+    ) -> Result<Begun, ProcessError> {
         let root = Root::of(under, spec);
         match &under.vm {
             Some(parts) => vm::plan::prepare_disk(dir.path(), spec, parts).map_err(ProcessError::Upper)?,
-            None if spec.life == Life::Kept => prepare_upper(dir.path(), spec, &root).map_err(ProcessError::Upper)?,
+            None if spec.life == Life::Kept => {
+                prepare_upper(dir.path(), spec, &root).map_err(ProcessError::Upper)?
+            }
             None => {}
         }
         let limits = if under.vm.is_some() { vm::plan::around(&spec.limits) } else { spec.limits.clone() };
         let bounds = groups::bound(&self.cgroups, &spec.id, &limits, self.capacity.cpus, spec.ids.has_root());
         let plan = self.plan(dir, spec, token, &root, &bounds);
         let plan = match &under.vm {
-            Some(parts) => vm::plan::plan(dir.path(), plan, spec, parts, root.seeds(&spec.id, &machine_id(token)), machine_id(token), &bounds),
+            Some(parts) => vm::plan::plan(
+                dir.path(),
+                plan,
+                spec,
+                parts,
+                root.seeds(&spec.id, &machine_id(token)),
+                machine_id(token),
+                &bounds,
+            ),
             None => plan,
         };
         let cgroups = bounds.cgroups;
@@ -266,7 +300,14 @@ impl Maker {
         }
     }
 
-    fn plan(&self, dir: &BodyDir, spec: &Spec, token: &str, root: &Root<'_>, bounds: &groups::Bounds) -> Plan {
+    fn plan(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        token: &str,
+        root: &Root<'_>,
+        bounds: &groups::Bounds,
+    ) -> Plan {
         let limits = &spec.limits;
         let data = dir.path().ancestors().nth(2).unwrap_or(Path::new("/"));
         let mounts = mounts(spec);
@@ -282,7 +323,10 @@ impl Maker {
                 user: spec.user.clone(),
                 workdir: spec.workdir.clone(),
                 ring_bytes: RING_BYTES,
-                forward: spec.egress.as_ref().map(|_| Forward { port: EGRESS_PORT, socket: format!("{EGRESS_DIR}/{}", crate::egress::SOCKET) }),
+                forward: spec.egress.as_ref().map(|_| Forward {
+                    port: EGRESS_PORT,
+                    socket: format!("{EGRESS_DIR}/{}", crate::egress::SOCKET),
+                }),
             },
             ids: spec.ids.clone(),
             claims: ids::claims_of(data, &spec.ids, &spec.id),
@@ -291,7 +335,11 @@ impl Maker {
                 Life::Kept => Upper::Disk,
             },
             areas: root.areas(),
-            seeds: root.seeds(&spec.id, &machine_id(token)).into_iter().chain(followed_seed(&followed)).collect(),
+            seeds: root
+                .seeds(&spec.id, &machine_id(token))
+                .into_iter()
+                .chain(followed_seed(&followed))
+                .collect(),
             followed,
             setuid: spec.base.as_ref().is_some_and(|base| base.sudo),
             shm_bytes: limits.memory.0 / 4,
@@ -303,7 +351,11 @@ impl Maker {
             disk_bytes: limits.disk.0,
             life: spec.life,
             vm: None,
-            mechanisms: [ids::record(data, &spec.id, &spec.ids), ids::groups_record(&spec.ids)].into_iter().chain(bounds.mechanisms.iter().cloned()).chain(other_limits(spec)).collect(),
+            mechanisms: [ids::record(data, &spec.id, &spec.ids), ids::groups_record(&spec.ids)]
+                .into_iter()
+                .chain(bounds.mechanisms.iter().cloned())
+                .chain(other_limits(spec))
+                .collect(),
         }
     }
 }
@@ -316,7 +368,11 @@ fn machine_id(token: &str) -> String {
 
 /// What its spec names, and the socket of its way out.
 fn mounts(spec: &Spec) -> Vec<Mount> {
-    let way_out = spec.egress.as_ref().map(|egress| Mount { source: egress.dir.clone(), target: EGRESS_DIR.into(), access: Access::ReadOnly });
+    let way_out = spec.egress.as_ref().map(|egress| Mount {
+        source: egress.dir.clone(),
+        target: EGRESS_DIR.into(),
+        access: Access::ReadOnly,
+    });
     spec.mounts.iter().cloned().chain(way_out).collect()
 }
 
@@ -328,21 +384,39 @@ fn other_limits(spec: &Spec) -> Vec<Mechanism> {
         return held;
     }
     let disk = match spec.life {
-        Life::Run => Mechanism::enforced("disk limit", format!("{} and {} files in memory of its own", limits.disk, limits.inodes)),
+        Life::Run => Mechanism::enforced(
+            "disk limit",
+            format!("{} and {} files in memory of its own", limits.disk, limits.inodes),
+        ),
         Life::Kept => Mechanism::degraded(
             "disk limit",
-            format!("{} for one file by rlimit, for all together checked every few seconds: the data directory has no quotas", limits.disk),
+            format!(
+                "{} for one file by rlimit, for all together checked every few seconds: the data directory has no quotas",
+                limits.disk
+            ),
         ),
     };
     let way_out = spec.egress.as_ref().map(|egress| {
-        Mechanism::degraded("way out", format!("a proxy of the host connects it to {}, by name, and writes each connection down", egress.allow.join(", ")))
+        Mechanism::degraded(
+            "way out",
+            format!(
+                "a proxy of the host connects it to {}, by name, and writes each connection down",
+                egress.allow.join(", ")
+            ),
+        )
     });
-    [Some(disk), Some(wall_record(limits)), Some(output_record(limits)), way_out].into_iter().flatten().collect()
+    [Some(disk), Some(wall_record(limits)), Some(output_record(limits)), way_out]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn wall_record(limits: &Limits) -> Mechanism {
     match limits.wall_ms {
-        Some(ms) => Mechanism::enforced("time limit", format!("{ms} ms by its keeper, which no process of the Body can reach")),
+        Some(ms) => Mechanism::enforced(
+            "time limit",
+            format!("{ms} ms by its keeper, which no process of the Body can reach"),
+        ),
         None => Mechanism::enforced("time limit", "none was asked for"),
     }
 }
@@ -361,7 +435,9 @@ fn prepare_upper(dir: &Path, spec: &Spec, root: &Root<'_>) -> io::Result<()> {
             made => made?,
         }
         match owner {
-            Some((user, group)) if sys::caps::is_host_root() => std::os::unix::fs::lchown(path, Some(user), Some(group)),
+            Some((user, group)) if sys::caps::is_host_root() => {
+                std::os::unix::fs::lchown(path, Some(user), Some(group))
+            }
             _ => Ok(()),
         }
     };
@@ -376,11 +452,15 @@ fn prepare_upper(dir: &Path, spec: &Spec, root: &Root<'_>) -> io::Result<()> {
 }
 
 fn wait_for(keeper: Pid) {
-    while matches!(rustix::process::waitpid(Some(keeper), WaitOptions::empty()), Err(rustix::io::Errno::INTR)) {}
+    while matches!(rustix::process::waitpid(Some(keeper), WaitOptions::empty()), Err(rustix::io::Errno::INTR))
+    {
+    }
 }
 
 fn send(mut launcher: Launcher, plan: &Plan) -> Result<Tether, ProcessError> {
-    let Some(mut tether) = launcher.tether.take() else { return Err(ProcessError::Launcher(io::ErrorKind::NotFound.into())) };
+    let Some(mut tether) = launcher.tether.take() else {
+        return Err(ProcessError::Launcher(io::ErrorKind::NotFound.into()));
+    };
     let mut line = serde_json::to_vec(plan).map_err(|error| ProcessError::Launcher(error.into()))?;
     line.push(b'\n');
     match tether.stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(&line)) {
@@ -396,7 +476,9 @@ impl Begun {
     /// Waits until the guest was started.
     pub fn finish(mut self) -> Result<Made, ProcessError> {
         let cgroups = std::mem::take(&mut self.cgroups);
-        let Some(mut tether) = self.tether.take() else { return Err(ProcessError::Launcher(io::ErrorKind::NotFound.into())) };
+        let Some(mut tether) = self.tether.take() else {
+            return Err(ProcessError::Launcher(io::ErrorKind::NotFound.into()));
+        };
         let error = match read_report(&mut tether) {
             Ok(Report::Ready(ready)) => {
                 let enforcement = Enforcement { mechanisms: ready.mechanisms.clone() };
@@ -440,7 +522,11 @@ pub fn resume(running: &Running) -> Result<(), ProcessError> {
 
 fn freezer(running: &Running) -> Option<(&Path, CgroupVersion)> {
     let freezes = |path: &Path| path.join("freezer.state").exists() || path.join("cgroup.freeze").exists();
-    running.cgroups.iter().find(|group| freezes(&group.path)).map(|group| (group.path.as_path(), group.version))
+    running
+        .cgroups
+        .iter()
+        .find(|group| freezes(&group.path))
+        .map(|group| (group.path.as_path(), group.version))
 }
 
 /// The guest first, so that it starts nobody; then the rest, until a look finds nobody new.
@@ -452,7 +538,10 @@ fn stop_one_by_one(running: &Running) -> io::Result<()> {
         signal_all(&pids, Signal::STOP);
         // Who waits in `vfork` for a child that stands still already stops the moment it goes on, and not before.
         let waits = |state| state == 'D' && begun.elapsed() > VFORK_PATIENCE;
-        let stopped = |pid: &i32| sys::proc::stat(*pid).map_or(true, |stat| matches!(stat.state, 'T' | 't' | 'Z' | 'X') || waits(stat.state));
+        let stopped = |pid: &i32| {
+            sys::proc::stat(*pid)
+                .map_or(true, |stat| matches!(stat.state, 'T' | 't' | 'Z' | 'X') || waits(stat.state))
+        };
         if family(running)?.iter().all(stopped) {
             return Ok(());
         }
@@ -473,9 +562,13 @@ fn signal_all(pids: &[i32], signal: Signal) {
 pub(crate) fn family(running: &Running) -> io::Result<Vec<i32>> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc")?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
         let Ok(stat) = sys::fd::read_small(&entry.path().join("stat"), 4096) else { continue };
-        let parent = stat.rfind(')').and_then(|at| stat[at + 1..].split_ascii_whitespace().nth(1)?.parse::<i32>().ok());
+        let parent = stat
+            .rfind(')')
+            .and_then(|at| stat[at + 1..].split_ascii_whitespace().nth(1)?.parse::<i32>().ok());
         parents.extend(parent.map(|parent| (pid, parent)));
     }
     let mut family = vec![running.pid];
@@ -492,7 +585,8 @@ pub fn kill(dir: &BodyDir, running: &Running) -> Result<(), ProcessError> {
     let handle = signal_guest(running, Signal::KILL).map_err(ProcessError::End)?;
     if freezer(running).is_some_and(|(path, _)| sys::cgroup::is_frozen(path)) {
         // Its keeper may have taken the group away meanwhile: then there is nobody left to be let go.
-        resume(running).or_else(|error| if alive(running.pid, running.ticks).is_some() { Err(error) } else { Ok(()) })?;
+        resume(running)
+            .or_else(|error| if alive(running.pid, running.ticks).is_some() { Err(error) } else { Ok(()) })?;
     }
     if let Some(handle) = handle {
         wait_gone(&handle, running).map_err(ProcessError::End)?;

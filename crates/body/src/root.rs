@@ -32,7 +32,11 @@ pub struct Under {
 impl Under {
     /// The ids that what is below is written under.
     pub fn ids(&self) -> impl Iterator<Item = &Ids> {
-        let layers = self.layers.iter().chain(self.workspaces.iter().map(|workspace| &workspace.layers)).chain(&self.home);
+        let layers = self
+            .layers
+            .iter()
+            .chain(self.workspaces.iter().map(|workspace| &workspace.layers))
+            .chain(&self.home);
         self.snapshots.iter().map(|snapshot| &snapshot.ids).chain(layers.flatten().map(|layer| &layer.ids))
     }
 }
@@ -90,7 +94,12 @@ impl<'a> Root<'a> {
             Some(layers) => System::Layers(layers),
             None => System::Host(HostRoot::look(if plain { Masters::None } else { Masters::Some })),
         };
-        Self { system, snapshots: &under.snapshots, workspaces: &under.workspaces, home: under.home.as_deref() }
+        Self {
+            system,
+            snapshots: &under.snapshots,
+            workspaces: &under.workspaces,
+            home: under.home.as_deref(),
+        }
     }
 
     /// Its areas; the root itself first.
@@ -99,7 +108,11 @@ impl<'a> Root<'a> {
             System::Host(host) => host.areas(self.snapshots),
             System::Layers(layers) => vec![self.private(String::new(), layers, 0)],
         };
-        areas.extend(self.workspaces.iter().map(|workspace| self.private(workspace.at.clone(), &workspace.layers, USER_ID)));
+        areas.extend(
+            self.workspaces
+                .iter()
+                .map(|workspace| self.private(workspace.at.clone(), &workspace.layers, USER_ID)),
+        );
         areas.extend(self.home.map(|layers| self.home_area(layers)));
         areas
     }
@@ -128,14 +141,19 @@ impl<'a> Root<'a> {
     /// An area of layers under what snapshots changed in it.
     fn private(&self, at: String, layers: &[LayerBelow], owner: u32) -> Area {
         let above = self.above(&at);
-        let own = layers.iter().map(|layer| Lower { path: layer.root.clone(), written_as: Some(layer.ids.clone()) });
+        let own = layers
+            .iter()
+            .map(|layer| Lower { path: layer.root.clone(), written_as: Some(layer.ids.clone()) });
         let lowers = above.into_iter().chain(own).collect();
         Area { at, kind: AreaKind::Private, lowers, owner }
     }
 
     /// What snapshots changed in an area.
     fn above(&self, at: &str) -> Vec<Lower> {
-        let above = self.snapshots.iter().map(|below| Lower { path: below.dir.join(area_dir(at)), written_as: Some(below.ids.clone()) });
+        let above = self
+            .snapshots
+            .iter()
+            .map(|below| Lower { path: below.dir.join(area_dir(at)), written_as: Some(below.ids.clone()) });
         above.filter(|lower| at.is_empty() || lower.path.is_dir()).collect()
     }
 
@@ -143,7 +161,13 @@ impl<'a> Root<'a> {
     pub fn followed(&self, mounts: &[Mount]) -> Vec<Followed> {
         let whole = |at: &str| !mounts.iter().any(|mount| mount.target.starts_with(Path::new("/").join(at)));
         let followed = self.workspaces.iter().filter(|workspace| whole(&workspace.at));
-        followed.map(|workspace| Followed { at: workspace.at.clone(), token: workspace.token.clone(), above: self.above(&workspace.at).len() }).collect()
+        followed
+            .map(|workspace| Followed {
+                at: workspace.at.clone(),
+                token: workspace.token.clone(),
+                above: self.above(&workspace.at).len(),
+            })
+            .collect()
     }
 
     /// The directories an upper needs.
@@ -166,7 +190,11 @@ impl<'a> Root<'a> {
         if !self.workspaces.is_empty() {
             seeds.push(Seed::Dir { path: format!("root/{PLACE}"), mode: 0o755, owner: USER_ID });
         }
-        seeds.extend(self.workspaces.iter().map(|workspace| Seed::Dir { path: format!("root/{}", workspace.at), mode: 0o755, owner: USER_ID }));
+        seeds.extend(self.workspaces.iter().map(|workspace| Seed::Dir {
+            path: format!("root/{}", workspace.at),
+            mode: 0o755,
+            owner: USER_ID,
+        }));
         // Over a snapshot it is there, and may have been changed; below a home of its own nobody sees it.
         if (!self.workspaces.is_empty() && self.snapshots.is_empty()) || self.home.is_some() {
             seeds.push(Seed::Dir { path: "root/home".into(), mode: 0o755, owner: 0 });
@@ -193,7 +221,10 @@ impl<'a> Root<'a> {
 /// What has git ask the guest.
 pub fn followed_seed(followed: &[Followed]) -> Option<Seed> {
     let first = followed.first()?;
-    let contents = format!("[core]\n\tfsmonitor = /{}/{CHANGES}\n\tfsmonitorHookVersion = 2\n\tuntrackedCache = false\n", first.at);
+    let contents = format!(
+        "[core]\n\tfsmonitor = /{}/{CHANGES}\n\tfsmonitorHookVersion = 2\n\tuntrackedCache = false\n",
+        first.at
+    );
     Some(Seed::File { path: format!("root/{CHANGES_SETTINGS}"), contents })
 }
 

@@ -112,7 +112,13 @@ pub fn below(dir: PathBuf, manifest: &Manifest) -> Below {
 }
 
 /// Copies the upper of a Body that does not change meanwhile: the caller stopped or froze it.
-pub fn take(programs: &Programs, body_dir: &Path, spec: &Spec, to: &Path, mut manifest: Manifest) -> Result<Manifest, SnapshotError> {
+pub fn take(
+    programs: &Programs,
+    body_dir: &Path,
+    spec: &Spec,
+    to: &Path,
+    mut manifest: Manifest,
+) -> Result<Manifest, SnapshotError> {
     if spec.life == Life::Run {
         return Err(SnapshotError::InMemory(spec.id.clone()));
     }
@@ -151,7 +157,11 @@ pub fn show(programs: &Programs, ids: &Ids, from: &Path, to: &Path) -> Result<()
 }
 
 fn open(path: &Path) -> io::Result<std::os::fd::OwnedFd> {
-    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
+    Ok(rustix::fs::open(
+        path,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
 }
 
 /// Removes a directory with what some Body left in it.

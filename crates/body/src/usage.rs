@@ -38,7 +38,8 @@ fn processes(running: &Running) -> BTreeSet<i32> {
 fn memory(running: &Running) -> Option<(u64, u64)> {
     let number = |path: &Path, name: &str| read(path, name)?.trim().parse::<u64>().ok();
     running.cgroups.iter().find_map(|group| {
-        let used = number(&group.path, "memory.current").or_else(|| number(&group.path, "memory.usage_in_bytes"))?;
+        let used =
+            number(&group.path, "memory.current").or_else(|| number(&group.path, "memory.usage_in_bytes"))?;
         let stat = read(&group.path, "memory.stat").unwrap_or_default();
         Some((used, field(&stat, "total_cache").or_else(|| field(&stat, "file")).unwrap_or(0)))
     })
@@ -53,7 +54,8 @@ fn cpu_v2(running: &Running) -> Option<u64> {
 fn cpu(pid: i32) -> u64 {
     let stat = read(Path::new(&format!("/proc/{pid}")), "stat").unwrap_or_default();
     let rest = stat.rfind(')').map_or("", |at| &stat[at + 1..]);
-    rest.split_ascii_whitespace().skip(11).take(4).filter_map(|ticks| ticks.parse::<u64>().ok()).sum::<u64>() * 10
+    rest.split_ascii_whitespace().skip(11).take(4).filter_map(|ticks| ticks.parse::<u64>().ok()).sum::<u64>()
+        * 10
 }
 
 fn resident(pid: i32) -> u64 {

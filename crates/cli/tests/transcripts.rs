@@ -186,7 +186,9 @@ fn nothing_is_said_of_nothing_but_how_to_begin() {
     check_data("$ pal ls --json\n[]\n[0]");
     check_data("$ pal snapshots\nno snapshots\n  hint: take one with `pal snapshot BODY`\n[0]");
     check_data("$ pal snapshots --json\n[]\n[0]");
-    check_data("$ pal homes\nno homes\n  hint: have one with `pal up --home NAME`; it is kept when the Body is removed\n[0]");
+    check_data(
+        "$ pal homes\nno homes\n  hint: have one with `pal up --home NAME`; it is kept when the Body is removed\n[0]",
+    );
     check_data("$ pal homes --json\n[]\n[0]");
     check_data("$ pal events\n[0]");
     check_data("$ pal gc --dry-run\nwould remove 0 things, 0B\n[0]");
@@ -252,13 +254,19 @@ fn a_data_directory_that_cannot_be_used_is_told_with_a_hint() {
 
 /// Every verb, so that none goes without help.
 const VERBS: [&str; 33] = [
-    "up", "run",
+    "up",
+    "run",
     "create",
     "exec",
     "shell",
     "ls",
     "inspect",
-    "logs", "diff", "log", "compare", "land", "wip",
+    "logs",
+    "diff",
+    "log",
+    "compare",
+    "land",
+    "wip",
     "cp",
     "start",
     "stop",
@@ -273,7 +281,9 @@ const VERBS: [&str; 33] = [
     "setup",
     "events",
     "doctor",
-    "gc", "df", "config",
+    "gc",
+    "df",
+    "config",
     "serve",
     "keys",
     "completions",
@@ -324,7 +334,11 @@ fn a_reader_that_goes_away_ends_us_without_a_word() {
     let (reader, writer) = std::io::pipe().unwrap();
     // Before it begins: what it says fits into a pipe, so it might be done before a later reader goes.
     drop(reader);
-    let output = Command::new(env!("CARGO_BIN_EXE_pal")).args(["completions", "bash"]).stdout(writer).output().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_pal"))
+        .args(["completions", "bash"])
+        .stdout(writer)
+        .output()
+        .unwrap();
     assert_eq!((output.status.code(), output.stderr), (Some(141), vec![]));
 }
 

@@ -36,21 +36,30 @@ impl Fleet {
     pub async fn copy_in(&self, id: &BodyId, host: &Path, inside: &str) -> Result<Copied, Failure> {
         self.running(id)?;
         let found = fs::symlink_metadata(host).and_then(|_| fs::metadata(host));
-        found.map_err(|error| Failure::new(Kind::NotFound, format!("cannot copy {}", host.display())).because(error).hint("name a file or directory that exists"))?;
+        found.map_err(|error| {
+            Failure::new(Kind::NotFound, format!("cannot copy {}", host.display()))
+                .because(error)
+                .hint("name a file or directory that exists")
+        })?;
         let target = self.target_inside(id, host, inside).await?;
         self.write("file.written", id, json!({ "path": target, "by": "cp" }))?;
         let (sender, receiver) = mpsc::channel(8);
         let source = host.to_owned();
         let walked = tokio::task::spawn_blocking(move || send_tree(&source, sender));
         let sent = self.guest(id).write_tree(&target, None, receiver).await;
-        let copied = walked.await.map_err(|error| Failure::new(Kind::Internal, "the copy was cut short").because(error))?;
+        let copied = walked
+            .await
+            .map_err(|error| Failure::new(Kind::Internal, "the copy was cut short").because(error))?;
         // The guest's refusal is the cause when both fail: the walk then only noticed that nobody listens.
         sent.map_err(failures::guest)?;
-        copied.map_err(|error| Failure::new(Kind::Host, format!("cannot copy {}", host.display())).because(error))
+        copied.map_err(|error| {
+            Failure::new(Kind::Host, format!("cannot copy {}", host.display())).because(error)
+        })
     }
 
     async fn target_inside(&self, id: &BodyId, host: &Path, inside: &str) -> Result<String, Failure> {
-        let asked: Result<StatResponse, _> = self.guest(id).ask("/filesystem.Filesystem/Stat", &StatRequest { path: inside.to_owned() }).await;
+        let asked: Result<StatResponse, _> =
+            self.guest(id).ask("/filesystem.Filesystem/Stat", &StatRequest { path: inside.to_owned() }).await;
         let is_dir = match asked {
             Ok(answer) => answer.entry.is_some_and(|entry| entry.r#type() == FileType::Directory),
             Err(body::guest::GuestError::Refused { code, .. }) if code == "not_found" => false,
@@ -58,7 +67,9 @@ impl Fleet {
         };
         let name = host.canonicalize().ok().and_then(|path| path.file_name().map(OsStr::to_owned));
         match name.as_ref().and_then(|name| name.to_str()) {
-            Some(name) if is_dir || inside.ends_with('/') => Ok(format!("{}/{name}", inside.trim_end_matches('/'))),
+            Some(name) if is_dir || inside.ends_with('/') => {
+                Ok(format!("{}/{name}", inside.trim_end_matches('/')))
+            }
             _ => Ok(inside.to_owned()),
         }
     }
@@ -74,11 +85,15 @@ impl Fleet {
         self.write("file.read", id, json!({ "path": inside, "by": "cp" }))?;
         let mut writer = Writer::new(target);
         let mut reader = tree::Reader::default();
-        let hostile = |error: tree::TreeError| Failure::new(Kind::Host, "the Body sent something that cannot be copied").because(error);
+        let hostile = |error: tree::TreeError| {
+            Failure::new(Kind::Host, "the Body sent something that cannot be copied").because(error)
+        };
         while let Some(piece) = body::guest::piece(&mut stream).await.map_err(failures::guest)? {
             reader.push(&piece);
             while let Some(item) = reader.next().map_err(hostile)? {
-                writer.take(item).map_err(|error| Failure::new(Kind::Host, format!("cannot write {}", writer.top.display())).because(error))?;
+                writer.take(item).map_err(|error| {
+                    Failure::new(Kind::Host, format!("cannot write {}", writer.top.display())).because(error)
+                })?;
             }
         }
         reader.finish().map_err(hostile)?;
@@ -100,11 +115,18 @@ fn send_tree(top: &Path, pieces: Pieces) -> io::Result<Copied> {
         let mode = found.mode() & 0o7777;
         if found.is_dir() {
             sender.item(&Item::Dir { path: name.clone(), mode })?;
-            let mut below = fs::read_dir(&path)?.map(|entry| entry.map(|entry| entry.file_name())).collect::<io::Result<Vec<_>>>()?;
+            let mut below = fs::read_dir(&path)?
+                .map(|entry| entry.map(|entry| entry.file_name()))
+                .collect::<io::Result<Vec<_>>>()?;
             below.sort();
-            waiting.extend(below.into_iter().rev().map(|child| (path.join(&child), join(&name, child.as_bytes()))));
+            waiting.extend(
+                below.into_iter().rev().map(|child| (path.join(&child), join(&name, child.as_bytes()))),
+            );
         } else if found.is_symlink() {
-            sender.item(&Item::Link { path: name, target: fs::read_link(&path)?.as_os_str().as_bytes().to_vec() })?;
+            sender.item(&Item::Link {
+                path: name,
+                target: fs::read_link(&path)?.as_os_str().as_bytes().to_vec(),
+            })?;
         } else if found.is_file() {
             sender.file(&path, name, mode)?;
         }
@@ -136,7 +158,11 @@ impl Sender {
     }
 
     fn file(&mut self, path: &Path, name: Vec<u8>, mode: u32) -> io::Result<()> {
-        let mut file = File::from(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?);
+        let mut file = File::from(rustix::fs::open(
+            path,
+            OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK,
+            Mode::empty(),
+        )?);
         self.item(&Item::File { path: name, mode })?;
         let mut buffer = vec![0; CHUNK];
         loop {
@@ -179,7 +205,9 @@ impl Writer {
             Item::FileEnd => {
                 // Setuid and the like do not leave a Body.
                 let done = self.file.take();
-                return done.map_or(Ok(()), |(file, mode)| file.set_permissions(fs::Permissions::from_mode(mode & 0o777)));
+                return done.map_or(Ok(()), |(file, mode)| {
+                    file.set_permissions(fs::Permissions::from_mode(mode & 0o777))
+                });
             }
             Item::End => return Ok(()),
         }
@@ -190,7 +218,11 @@ impl Writer {
     fn dir(&mut self, path: &[u8]) -> io::Result<()> {
         if path.is_empty() {
             fs::create_dir_all(&self.top)?;
-            self.root = Some(rustix::fs::open(&self.top, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?);
+            self.root = Some(rustix::fs::open(
+                &self.top,
+                OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                Mode::empty(),
+            )?);
             return Ok(());
         }
         let (parent, name) = self.parent(path)?;
@@ -206,7 +238,12 @@ impl Writer {
             return Ok(File::from(rustix::fs::open(&self.top, flags, Mode::from_raw_mode(0o644))?));
         }
         let (parent, name) = self.parent(path)?;
-        Ok(File::from(rustix::fs::openat(&parent, name, flags | OFlags::NOFOLLOW, Mode::from_raw_mode(0o644))?))
+        Ok(File::from(rustix::fs::openat(
+            &parent,
+            name,
+            flags | OFlags::NOFOLLOW,
+            Mode::from_raw_mode(0o644),
+        )?))
     }
 
     fn link(&self, path: &[u8], target: &[u8]) -> io::Result<()> {

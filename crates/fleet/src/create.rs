@@ -12,15 +12,14 @@ use body::{
 };
 use proto::{
     BodyId, Draft, Enforcement, Failure, Kind, Layer, Limits, Spec,
-    limits::HostCapacity,
     launch::Running,
+    limits::HostCapacity,
     spec::{Ids, Life, Mount, Network},
 };
 use serde_json::json;
 
 use crate::{
-    Create, ExecRequest, Fleet, Held, Lease, Opened, Status, View,
-    exec, failures, lease,
+    Create, ExecRequest, Fleet, Held, Lease, Opened, Status, View, exec, failures, lease,
     parked::{Parked, Shape},
     templates::{Origin, start::Patience},
     vm,
@@ -74,13 +73,21 @@ impl Fleet {
     }
 
     /// The same for what was found already.
-    pub(crate) fn create_on(&self, layer: Layer, mut request: Create, origin: Origin, parent: Option<BodyId>) -> Result<View, Failure> {
+    pub(crate) fn create_on(
+        &self,
+        layer: Layer,
+        mut request: Create,
+        origin: Origin,
+        parent: Option<BodyId>,
+    ) -> Result<View, Failure> {
         let Origin { mut under, base, settings, workspaces, home, at_start, ports, machine } = origin;
-        let workspaces = if request.workspaces.is_empty() { workspaces } else { std::mem::take(&mut request.workspaces) };
+        let workspaces =
+            if request.workspaces.is_empty() { workspaces } else { std::mem::take(&mut request.workspaces) };
         under.workspaces = self.workspaces_below(&workspaces)?;
         let home = request.home.take().or(home);
         under.home = self.home_below(home.as_ref())?;
-        let at_start = if request.at_start.is_empty() { at_start } else { std::mem::take(&mut request.at_start) };
+        let at_start =
+            if request.at_start.is_empty() { at_start } else { std::mem::take(&mut request.at_start) };
         let ports = if request.ports.is_empty() { ports } else { std::mem::take(&mut request.ports) };
         request.limits.memory = request.limits.memory.or(settings.memory);
         request.limits.cpu_milli = request.limits.cpu_milli.or(settings.cpu_milli);
@@ -88,10 +95,13 @@ impl Fleet {
         request.user = request.user.or(settings.user);
         request.env = settings.env.into_iter().chain(std::mem::take(&mut request.env)).collect();
         // From here on nobody clears its layers away.
-        let _standing = (base.is_some() || !workspaces.is_empty() || home.is_some()).then(|| self.building()).transpose()?;
+        let _standing = (base.is_some() || !workspaces.is_empty() || home.is_some())
+            .then(|| self.building())
+            .transpose()?;
         fits_layer(layer, &under, machine.as_ref())?;
         if layer != Layer::Microvm && request.engine.is_some() {
-            return Err(Failure::new(Kind::Usage, format!("a Body on layer {layer} has no hypervisor")).hint("leave --engine out, or choose `--layer microvm`"));
+            return Err(Failure::new(Kind::Usage, format!("a Body on layer {layer} has no hypervisor"))
+                .hint("leave --engine out, or choose `--layer microvm`"));
         }
         if layer == Layer::Microvm {
             if let Some((_, machine)) = &machine {
@@ -107,13 +117,19 @@ impl Fleet {
         let user = request.user.clone().unwrap_or_else(|| "user".into());
         // An ordinary user cannot show what was written under many ids to a Body that has one.
         let many = under.ids().any(Ids::has_root);
-        let root = if user == "root" || request.life == Life::Kept || base.is_some() || many { ids::Root::Wanted } else { ids::Root::Unneeded };
+        let root = if user == "root" || request.life == Life::Kept || base.is_some() || many {
+            ids::Root::Wanted
+        } else {
+            ids::Root::Unneeded
+        };
         let spec = Spec {
             v: proto::spec::VERSION,
             id: BodyId::from_random([0; 12]),
             created_at: store::clock::now(),
             layer,
-            engine: (layer == Layer::Microvm).then(|| request.engine.or(machine.as_ref().map(|(_, machine)| machine.hypervisor)).unwrap_or_default()),
+            engine: (layer == Layer::Microvm).then(|| {
+                request.engine.or(machine.as_ref().map(|(_, machine)| machine.hypervisor)).unwrap_or_default()
+            }),
             template: request.template,
             snapshots: under.snapshots.iter().map(|below| below.id.clone()).collect(),
             base,
@@ -139,7 +155,10 @@ impl Fleet {
                 None => self.warm(&spec, &under, self.parts(&spec, &under)?)?,
             });
         }
-        let wishes = Wishes { terms: request.lease.as_ref(), first: request.first.as_ref().filter(|_| request.life == Life::Run) };
+        let wishes = Wishes {
+            terms: request.lease.as_ref(),
+            first: request.first.as_ref().filter(|_| request.life == Life::Run),
+        };
         let Some(yard) = &self.yard else { return self.anchored(self.make(spec, root, wishes, &under)?) };
         let shape = Shape::of(&spec);
         let made = match yard.take(&shape, root) {
@@ -164,7 +183,9 @@ impl Fleet {
             _ => Ok(claimed),
         });
         // One that was promised other ids than there were to have is of no use.
-        let launched = claimed.and_then(|claimed| Ok((if launcher.fits(&claimed) { launcher } else { self.launcher()? }, claimed)));
+        let launched = claimed.and_then(|claimed| {
+            Ok((if launcher.fits(&claimed) { launcher } else { self.launcher()? }, claimed))
+        });
         let (launcher, claimed) = launched.inspect_err(|_| drop(std::fs::remove_dir_all(dir.path())))?;
         let spec = Spec { id, ids: claimed, ..spec };
         let making = |draft| {
@@ -179,18 +200,26 @@ impl Fleet {
     fn unpark(&self, parked: Parked, spec: Spec, wishes: Wishes<'_>) -> Result<View, Failure> {
         let Parked { id, dir, ids, begun, lock: _lock, .. } = parked;
         let spec = Spec { id, ids, ..spec };
-        let making = |draft| self.bring_up(begun, &dir, &spec, Some(Before { created: draft, first: wishes.first }));
+        let making =
+            |draft| self.bring_up(begun, &dir, &spec, Some(Before { created: draft, first: wishes.first }));
         self.make_known(&dir, &spec, wishes.terms, making)
     }
 
     /// A directory that is locked from its beginning. In between `gc` may take it for a leftover; then another is made.
     fn new_dir(&self, wish: Option<&BodyId>) -> Result<(BodyId, BodyDir, Lock), Failure> {
         let mut wish = wish.cloned();
-        let cannot = |what: &str, error: std::io::Error| Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc");
+        let cannot = |what: &str, error: std::io::Error| {
+            Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc")
+        };
         loop {
-            let drawn = || sys::random::bytes().map(BodyId::from_random).map_err(|error| cannot("cannot draw an id", error));
+            let drawn = || {
+                sys::random::bytes()
+                    .map(BodyId::from_random)
+                    .map_err(|error| cannot("cannot draw an id", error))
+            };
             let id = wish.take().map_or_else(drawn, Ok)?;
-            let dir = BodyDir::create(self.body_path(&id)).map_err(|error| cannot("cannot make the Body's directory", error))?;
+            let dir = BodyDir::create(self.body_path(&id))
+                .map_err(|error| cannot("cannot make the Body's directory", error))?;
             match dir.try_lock() {
                 Ok(Some(lock)) => return Ok((id, dir, lock)),
                 Ok(None) => {}
@@ -212,9 +241,14 @@ impl Fleet {
         making: impl FnOnce(Draft) -> Result<(Enforcement, i32), Failure>,
     ) -> Result<View, Failure> {
         let leased = terms.map_or(Ok(()), |terms| {
-            lease::write(dir, terms).map_err(|error| Failure::new(Kind::Host, "cannot write the Body's lease").because(error).hint("make room: pal gc"))
+            lease::write(dir, terms).map_err(|error| {
+                Failure::new(Kind::Host, "cannot write the Body's lease")
+                    .because(error)
+                    .hint("make room: pal gc")
+            })
         });
-        let drafted = leased.and_then(|()| dir.draft_spec(spec).map_err(|error| failures::dir(&spec.id, error)));
+        let drafted =
+            leased.and_then(|()| dir.draft_spec(spec).map_err(|error| failures::dir(&spec.id, error)));
         let made = drafted.and_then(|()| {
             let mut data = json!({ "spec": spec.shown() });
             if let Some(terms) = terms {
@@ -223,7 +257,14 @@ impl Fleet {
             making(Draft::body("body.created", &spec.id, data))
         });
         match made {
-            Ok((enforcement, pid)) => Ok(View { spec: spec.clone(), status: Status::Running, end: None, pid: Some(pid), enforcement, receipt: dir.revival() }),
+            Ok((enforcement, pid)) => Ok(View {
+                spec: spec.clone(),
+                status: Status::Running,
+                end: None,
+                pid: Some(pid),
+                enforcement,
+                receipt: dir.revival(),
+            }),
             Err(failure) => {
                 let _ = body::snapshot::remove(&self.maker.programs, &spec.ids, dir.path());
                 let data = json!({ "why": failure.to_string(), "causes": failure.causes() });
@@ -235,30 +276,49 @@ impl Fleet {
     }
 
     /// Hands the launcher its plan.
-    pub(crate) fn begin(&self, launcher: Launcher, dir: &BodyDir, spec: &Spec, under: &Under) -> Result<Begun, Failure> {
+    pub(crate) fn begin(
+        &self,
+        launcher: Launcher,
+        dir: &BodyDir,
+        spec: &Spec,
+        under: &Under,
+    ) -> Result<Begun, Failure> {
         let begun = self.maker.begin(launcher, dir, spec, &self.token(&spec.id), under);
         begun.map_err(|error| failures::process("cannot start the Body", error))
     }
 
     /// Waits for the guest of a Body whose lock the caller holds. `before` is written while the launcher works; if it
     /// cannot be, the Body is ended before it could do anything.
-    pub(crate) fn bring_up(&self, begun: Begun, dir: &BodyDir, spec: &Spec, before: Option<Before<'_>>) -> Result<(Enforcement, i32), Failure> {
+    pub(crate) fn bring_up(
+        &self,
+        begun: Begun,
+        dir: &BodyDir,
+        spec: &Spec,
+        before: Option<Before<'_>>,
+    ) -> Result<(Enforcement, i32), Failure> {
         let is_new = before.is_some();
         let (written, opened) = match before.map_or(Ok(None), |before| self.announce(before, spec)) {
             Ok(opened) => (Ok(()), opened),
             Err(failure) => (Err(failure), None),
         };
-        let made = begun.finish().map_err(|error| failures::process("cannot start the Body", error)).inspect_err(|failure| {
-            if let Some(Opened::First(first)) = &opened {
-                first.never_ran(self, &spec.id, failure);
-            }
-        })?;
+        let made = begun
+            .finish()
+            .map_err(|error| failures::process("cannot start the Body", error))
+            .inspect_err(|failure| {
+                if let Some(Opened::First(first)) = &opened {
+                    first.never_ran(self, &spec.id, failure);
+                }
+            })?;
         let Made { enforcement, ready, mut tether, cgroups } = made;
         let mut data = json!({ "pid": ready.pid, "enforcement": enforcement });
         if let Some(revival) = &ready.revival {
             data["receipt"] = json!(revival);
             let kept = dir.keep_revival(revival);
-            kept.map_err(|error| Failure::new(Kind::Host, "cannot keep the receipt of the machine").because(error).hint("make room: pal gc"))?;
+            kept.map_err(|error| {
+                Failure::new(Kind::Host, "cannot keep the receipt of the machine")
+                    .because(error)
+                    .hint("make room: pal gc")
+            })?;
         }
         let started = Draft::body("body.started", &spec.id, data);
         let written = written.and_then(|()| match spec.life {
@@ -270,7 +330,8 @@ impl Fleet {
             }
         });
         // A new Body is one from here on.
-        let published = || if is_new { dir.publish().map_err(|error| failures::dir(&spec.id, error)) } else { Ok(()) };
+        let published =
+            || if is_new { dir.publish().map_err(|error| failures::dir(&spec.id, error)) } else { Ok(()) };
         if let Err(failure) = written.and_then(|()| published()) {
             if let Ok(Some(running)) = dir.running() {
                 let _ = body::process::kill(dir, &running);
@@ -281,7 +342,13 @@ impl Fleet {
         if spec.life == Life::Kept {
             tether.slacken();
         }
-        let running = Running { boot_id: String::new(), pid: ready.pid, ticks: ready.ticks, keeper: ready.keeper, cgroups };
+        let running = Running {
+            boot_id: String::new(),
+            pid: ready.pid,
+            ticks: ready.ticks,
+            keeper: ready.keeper,
+            cgroups,
+        };
         let held = Held { tether, running, spec: spec.clone(), opened, told: false };
         self.tethers().insert(spec.id.clone(), held);
         Ok((enforcement, ready.pid))
@@ -292,7 +359,9 @@ impl Fleet {
     fn announce(&self, before: Before<'_>, spec: &Spec) -> Result<Option<Opened>, Failure> {
         let Before { created, first } = before;
         match first {
-            Some(request) => exec::First::ask(self, &spec.id, created, request).map(|first| Some(Opened::First(first))),
+            Some(request) => {
+                exec::First::ask(self, &spec.id, created, request).map(|first| Some(Opened::First(first)))
+            }
             None => {
                 self.append(created)?;
                 let line = if spec.life == Life::Run { self.guest(&spec.id).knock().ok() } else { None };
@@ -323,8 +392,14 @@ impl Fleet {
             (None, Life::Kept) => proto::Size((host.disk.0 / 4).max(proto::limits::DISK_MIN.0)),
         };
         // What is in memory needs no room on the disk.
-        let host = if request.life == Life::Run && layer != Layer::Microvm { HostCapacity { disk: host.memory, ..host } } else { host };
-        limits.check(host).map_err(|error| Failure::new(Kind::Usage, error.to_string()).hint("see this host's capacity: pal doctor"))?;
+        let host = if request.life == Life::Run && layer != Layer::Microvm {
+            HostCapacity { disk: host.memory, ..host }
+        } else {
+            host
+        };
+        limits.check(host).map_err(|error| {
+            Failure::new(Kind::Usage, error.to_string()).hint("see this host's capacity: pal doctor")
+        })?;
         Ok(limits)
     }
 }
@@ -336,7 +411,11 @@ fn no_root() -> Failure {
 }
 
 /// A snapshot goes on only on the layer it was taken on.
-fn fits_layer(layer: Layer, under: &Under, machine: Option<&(std::path::PathBuf, Machine)>) -> Result<(), Failure> {
+fn fits_layer(
+    layer: Layer,
+    under: &Under,
+    machine: Option<&(std::path::PathBuf, Machine)>,
+) -> Result<(), Failure> {
     let taken_on = match (machine, under.snapshots.is_empty()) {
         (Some(_), _) => Layer::Microvm,
         (None, false) => Layer::Process,
@@ -345,7 +424,11 @@ fn fits_layer(layer: Layer, under: &Under, machine: Option<&(std::path::PathBuf,
     if taken_on == layer {
         return Ok(());
     }
-    Err(Failure::new(Kind::Usage, format!("the snapshot was taken on layer {taken_on}, and cannot go on on layer {layer}")).hint(format!("choose it: --layer {taken_on}")))
+    Err(Failure::new(
+        Kind::Usage,
+        format!("the snapshot was taken on layer {taken_on}, and cannot go on on layer {layer}"),
+    )
+    .hint(format!("choose it: --layer {taken_on}")))
 }
 
 /// Without a request the strongest layer that runs at interactive speed here: on this floor the process layer.
@@ -354,17 +437,26 @@ fn choose_layer(asked: Option<Layer>) -> Result<Layer, Failure> {
         None | Some(Layer::Process) => Ok(Layer::Process),
         // Never without being asked for: emulated it is slow.
         Some(Layer::Microvm) => Ok(Layer::Microvm),
-        Some(other) => Err(Failure::new(Kind::Host, format!("this pal cannot start a Body on layer {other}"))
-            .hint("choose `--layer process` (shares the host's kernel)")),
+        Some(other) => {
+            Err(Failure::new(Kind::Host, format!("this pal cannot start a Body on layer {other}"))
+                .hint("choose `--layer process` (shares the host's kernel)"))
+        }
     }
 }
 
 pub(crate) fn check_env(env: &std::collections::BTreeMap<String, String>) -> Result<(), Failure> {
     let total: usize = env.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
-    let bad = env.iter().find(|(name, value)| name.is_empty() || name.contains(['=', '\0']) || value.contains('\0'));
+    let bad = env
+        .iter()
+        .find(|(name, value)| name.is_empty() || name.contains(['=', '\0']) || value.contains('\0'));
     match bad {
-        Some((name, _)) => Err(Failure::new(Kind::Usage, format!("{name:?} cannot be an environment variable")).hint("write --env NAME=VALUE")),
-        None if total > ENV_BYTES_MAX => Err(Failure::new(Kind::Usage, "the environment is longer than 128 KiB")),
+        Some((name, _)) => {
+            Err(Failure::new(Kind::Usage, format!("{name:?} cannot be an environment variable"))
+                .hint("write --env NAME=VALUE"))
+        }
+        None if total > ENV_BYTES_MAX => {
+            Err(Failure::new(Kind::Usage, "the environment is longer than 128 KiB"))
+        }
         None => Ok(()),
     }
 }
@@ -373,15 +465,24 @@ fn check_mount(mount: &Mount) -> Result<Mount, Failure> {
     check_inside(&mount.target)?;
     let forbidden = ["/", "/proc", "/sys", "/dev"];
     let plain: std::path::PathBuf = mount.target.components().collect();
-    if forbidden.iter().any(|place| plain == Path::new(place)) || ["/proc", "/sys", "/dev"].iter().any(|place| plain.starts_with(place)) {
-        return Err(Failure::new(Kind::Usage, format!("nothing can be mounted at {}", plain.display())).hint("choose another place, such as /mnt"));
+    if forbidden.iter().any(|place| plain == Path::new(place))
+        || ["/proc", "/sys", "/dev"].iter().any(|place| plain.starts_with(place))
+    {
+        return Err(Failure::new(Kind::Usage, format!("nothing can be mounted at {}", plain.display()))
+            .hint("choose another place, such as /mnt"));
     }
     let source = mount.source.canonicalize().map_err(|error| {
-        Failure::new(Kind::NotFound, format!("cannot mount {}", mount.source.display())).because(error).hint("name a file or directory that exists")
+        Failure::new(Kind::NotFound, format!("cannot mount {}", mount.source.display()))
+            .because(error)
+            .hint("name a file or directory that exists")
     })?;
     if source.to_str().is_none() || plain.to_str().is_none() {
         // Specs name their mounts, and specs are JSON.
-        return Err(Failure::new(Kind::Usage, format!("cannot mount {}: its name is no UTF-8", source.display())).hint("mount the directory above it"));
+        return Err(Failure::new(
+            Kind::Usage,
+            format!("cannot mount {}: its name is no UTF-8", source.display()),
+        )
+        .hint("mount the directory above it"));
     }
     Ok(Mount { source, target: plain, access: mount.access })
 }
@@ -391,8 +492,11 @@ pub(crate) fn check_inside(path: &Path) -> Result<(), Failure> {
     let bytes = std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str());
     let climbs = path.components().any(|part| part == Component::ParentDir);
     if !path.is_absolute() || climbs || bytes.contains(&0) || bytes.len() > PATH_LEN_MAX {
-        return Err(Failure::new(Kind::Usage, format!("{:?} is not a path inside a Body", proto::text::visible(&path.to_string_lossy())))
-            .hint("name it from `/`, without `..`"));
+        return Err(Failure::new(
+            Kind::Usage,
+            format!("{:?} is not a path inside a Body", proto::text::visible(&path.to_string_lossy())),
+        )
+        .hint("name it from `/`, without `..`"));
     }
     Ok(())
 }

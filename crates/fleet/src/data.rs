@@ -7,7 +7,11 @@ use std::{
     sync::{Arc, Mutex, OnceLock},
 };
 
-use body::{capacity, process::{Launcher, Maker}, programs::Programs};
+use body::{
+    capacity,
+    process::{Launcher, Maker},
+    programs::Programs,
+};
 use proto::{BodyId, Failure, Kind, event::hex};
 use store::Durability;
 
@@ -31,7 +35,9 @@ pub fn open(config: Config, ahead: Ahead, launcher: Option<Launcher>) -> Result<
     let cgroups = sys::cgroup::Mounts::find().unwrap_or_default();
     let maker = Arc::new(Maker { programs, capacity: capacity::measure(&data), cgroups });
     let launcher = match (launcher, ahead) {
-        (None, Ahead::One | Ahead::Always) => Some(maker.start_launcher().map_err(|error| failures::process("cannot start a Body", error))?),
+        (None, Ahead::One | Ahead::Always) => {
+            Some(maker.start_launcher().map_err(|error| failures::process("cannot start a Body", error))?)
+        }
         (launcher, _) => launcher,
     };
     let key = key(&data).map_err(|error| unusable(&data, error))?;
@@ -79,28 +85,45 @@ fn prepare(data: &Path) -> Result<PathBuf, Failure> {
     let text = |path: &Path| match path.to_str() {
         Some(_) => Ok(()),
         // Records name their paths, and records are JSON.
-        None => Err(Failure::new(Kind::Usage, format!("the data directory {} has a name that is no UTF-8", path.display())).hint("choose another: --data DIR")),
+        None => Err(Failure::new(
+            Kind::Usage,
+            format!("the data directory {} has a name that is no UTF-8", path.display()),
+        )
+        .hint("choose another: --data DIR")),
     };
     text(data)?;
     let found = match fs::metadata(data) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(data).map_err(|error| unusable(data, error))?;
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(data)
+                .map_err(|error| unusable(data, error))?;
             fs::metadata(data)
         }
         found => found,
     };
     let found = found.map_err(|error| unusable(data, error))?;
     if !found.is_dir() {
-        return Err(Failure::new(Kind::Usage, format!("{} is not a directory", data.display())).hint("choose another: --data DIR"));
+        return Err(Failure::new(Kind::Usage, format!("{} is not a directory", data.display()))
+            .hint("choose another: --data DIR"));
     }
     if found.uid() != rustix::process::geteuid().as_raw() {
-        return Err(Failure::new(Kind::Denied, format!("the data directory {} belongs to somebody else (user id {})", data.display(), found.uid()))
-            .hint("choose one of your own: --data DIR"));
+        return Err(Failure::new(
+            Kind::Denied,
+            format!(
+                "the data directory {} belongs to somebody else (user id {})",
+                data.display(),
+                found.uid()
+            ),
+        )
+        .hint("choose one of your own: --data DIR"));
     }
     let data = data.canonicalize().map_err(|error| unusable(data, error))?;
     text(&data)?;
     if found.mode() & 0o077 != 0 {
-        fs::set_permissions(&data, std::os::unix::fs::PermissionsExt::from_mode(0o700)).map_err(|error| unusable(&data, error))?;
+        fs::set_permissions(&data, std::os::unix::fs::PermissionsExt::from_mode(0o700))
+            .map_err(|error| unusable(&data, error))?;
     }
     check_version(&data)?;
     Ok(data)
@@ -122,13 +145,17 @@ fn check_version(data: &Path) -> Result<(), Failure> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             for dir in ["bodies", "snapshots"] {
                 match fs::DirBuilder::new().mode(0o700).create(data.join(dir)) {
-                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(unusable(data, error)),
+                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                        return Err(unusable(data, error));
+                    }
                     _ => {}
                 }
             }
             match sys::fd::write_whole(&file, format!("{VERSION}\n").as_bytes()) {
                 // Two that start at the same moment write the same; one of them finds the other's file in place.
-                Err(error) if error.kind() != io::ErrorKind::NotFound || !file.exists() => return Err(unusable(data, error)),
+                Err(error) if error.kind() != io::ErrorKind::NotFound || !file.exists() => {
+                    return Err(unusable(data, error));
+                }
                 _ => Some(VERSION),
             }
         }
@@ -138,7 +165,10 @@ fn check_version(data: &Path) -> Result<(), Failure> {
         Some(VERSION) => Ok(()),
         Some(newer) if newer > VERSION => Err(Failure::new(
             Kind::Host,
-            format!("the data directory {} was written by a newer pal (layout {newer}, this one knows {VERSION})", data.display()),
+            format!(
+                "the data directory {} was written by a newer pal (layout {newer}, this one knows {VERSION})",
+                data.display()
+            ),
         )
         .hint("use that newer pal, or another directory: --data DIR")),
         _ => Err(Failure::new(Kind::Host, format!("{} does not say which layout it has", file.display()))
@@ -156,7 +186,8 @@ fn key(data: &Path) -> io::Result<String> {
     let fresh = data.join(format!("key.{}", std::process::id()));
     let mut options = fs::OpenOptions::new();
     let mut part = options.write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
-    let written = sys::random::bytes::<32>().and_then(|drawn| io::Write::write_all(&mut part, hex(&drawn).as_bytes()));
+    let written =
+        sys::random::bytes::<32>().and_then(|drawn| io::Write::write_all(&mut part, hex(&drawn).as_bytes()));
     let linked = written.and_then(|()| fs::hard_link(&fresh, &file));
     fs::remove_file(&fresh)?;
     match linked {

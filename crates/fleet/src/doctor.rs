@@ -69,9 +69,18 @@ impl Fleet {
     /// Makes a Body, runs a command in it, removes it.
     async fn try_body(&self) -> (Vec<Finding>, Result<(), String>) {
         let failed = |failure: &Failure| {
-            let causes = std::iter::once(failure.to_string()).chain(failure.causes()).collect::<Vec<_>>().join(": ");
+            let causes =
+                std::iter::once(failure.to_string()).chain(failure.causes()).collect::<Vec<_>>().join(": ");
             let fix = failure.hints.iter().find(|hint| !hint.contains("pal doctor")).cloned();
-            (vec![Finding { name: "process Body".into(), state: State::Absent, detail: causes.clone(), fix }], Err(causes))
+            (
+                vec![Finding {
+                    name: "process Body".into(),
+                    state: State::Absent,
+                    detail: causes.clone(),
+                    fix,
+                }],
+                Err(causes),
+            )
         };
         let view = match self.create(Create::run()).await {
             Ok(view) => view,
@@ -83,8 +92,11 @@ impl Fleet {
             return failed(&failure);
         }
         let detail = "a Body was made, ran a command and was removed".to_owned();
-        let mut findings = vec![Finding { name: "process Body".into(), state: State::Enforced, detail, fix: None }];
-        findings.extend(view.enforcement.mechanisms.into_iter().filter(|held| held.state != State::Enforced).map(weak));
+        let mut findings =
+            vec![Finding { name: "process Body".into(), state: State::Enforced, detail, fix: None }];
+        findings.extend(
+            view.enforcement.mechanisms.into_iter().filter(|held| held.state != State::Enforced).map(weak),
+        );
         (findings, Ok(()))
     }
 
@@ -104,16 +116,30 @@ fn namespaces() -> Finding {
     let read = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
     let blocked = [
         ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
-        ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1", "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"),
+        (
+            "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+            "1",
+            "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
         ("/proc/sys/user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=65536"),
     ];
     let root = sys::caps::is_host_root();
     match blocked.iter().find(|(path, bad, _)| read(path).as_deref() == Some(bad)) {
         Some((path, bad, fix)) => {
             let state = if root && !path.contains("max_user") { State::Degraded } else { State::Absent };
-            Finding { name, state, detail: format!("{path} is {bad}, which forbids them to ordinary users"), fix: Some((*fix).to_owned()) }
+            Finding {
+                name,
+                state,
+                detail: format!("{path} is {bad}, which forbids them to ordinary users"),
+                fix: Some((*fix).to_owned()),
+            }
         }
-        None => Finding { name, state: State::Enforced, detail: "no setting of this host forbids them".into(), fix: None },
+        None => Finding {
+            name,
+            state: State::Enforced,
+            detail: "no setting of this host forbids them".into(),
+            fix: None,
+        },
     }
 }
 
@@ -121,7 +147,10 @@ fn landlock() -> Finding {
     let abi = sys::landlock::abi();
     let (state, fix) = match abi {
         0 => (State::Absent, Some("add `landlock` to the kernel's lsm= parameter".to_owned())),
-        1..6 => (State::Degraded, Some("a kernel of 6.12 or newer scopes signals and abstract sockets too".to_owned())),
+        1..6 => (
+            State::Degraded,
+            Some("a kernel of 6.12 or newer scopes signals and abstract sockets too".to_owned()),
+        ),
         _ => (State::Enforced, None),
     };
     Finding { name: "landlock".into(), state, detail: format!("ABI {abi}"), fix }
@@ -131,8 +160,14 @@ fn groups() -> Vec<Finding> {
     let mounts = Mounts::find().unwrap_or_default();
     let wanted = ["memory", "pids", "cpu", "freezer"];
     let v1: Vec<&str> = wanted.into_iter().filter(|name| mounts.v1_of(name).is_some()).collect();
-    let v2: Vec<String> = mounts.v2_controllers().into_iter().filter(|name| wanted.contains(&name.as_str())).collect();
-    let finding = |name: &str, state, detail: String, fix: Option<&str>| Finding { name: name.into(), state, detail, fix: fix.map(str::to_owned) };
+    let v2: Vec<String> =
+        mounts.v2_controllers().into_iter().filter(|name| wanted.contains(&name.as_str())).collect();
+    let finding = |name: &str, state, detail: String, fix: Option<&str>| Finding {
+        name: name.into(),
+        state,
+        detail,
+        fix: fix.map(str::to_owned),
+    };
     let v1_state = if v1.len() == wanted.len() { State::Enforced } else { State::Absent };
     let v2_state = if v2.iter().any(|name| name == "memory") { State::Enforced } else { State::Absent };
     let say = |list: String| if list.is_empty() { "no controllers".to_owned() } else { list };
@@ -142,7 +177,8 @@ fn groups() -> Vec<Finding> {
             "cgroup v2",
             v2_state,
             say(v2.join(", ")),
-            (v2_state == State::Absent && v1_state == State::Absent).then_some("boot with systemd.unified_cgroup_hierarchy=1"),
+            (v2_state == State::Absent && v1_state == State::Absent)
+                .then_some("boot with systemd.unified_cgroup_hierarchy=1"),
         ),
     ]
 }
@@ -150,10 +186,20 @@ fn groups() -> Vec<Finding> {
 fn subordinate_ids() -> Finding {
     let name = "subordinate ids".to_owned();
     if sys::caps::is_host_root() {
-        return Finding { name, state: State::Enforced, detail: "root maps ids of its own choice".into(), fix: None };
+        return Finding {
+            name,
+            state: State::Enforced,
+            detail: "root maps ids of its own choice".into(),
+            fix: None,
+        };
     }
     match find_tool("newuidmap") {
-        Some(_) => Finding { name, state: State::Enforced, detail: "newuidmap is installed; /etc/subuid decides".into(), fix: None },
+        Some(_) => Finding {
+            name,
+            state: State::Enforced,
+            detail: "newuidmap is installed; /etc/subuid decides".into(),
+            fix: None,
+        },
         None => Finding {
             name,
             state: State::Absent,
@@ -170,7 +216,10 @@ fn kvm(setup: Option<&Setup>) -> Finding {
     if let Some(verdict) = setup.and_then(|setup| setup.verdict.as_ref()) {
         let (state, fix) = match verdict.accelerator {
             Accelerator::Kvm => (State::Enforced, None),
-            Accelerator::Emulated => (State::Absent, Some("use a machine with (nested) virtualisation; microVMs are emulated without".to_owned())),
+            Accelerator::Emulated => (
+                State::Absent,
+                Some("use a machine with (nested) virtualisation; microVMs are emulated without".to_owned()),
+            ),
         };
         return Finding { name, state, detail: verdict.why.clone(), fix };
     }
@@ -185,8 +234,18 @@ fn kvm(setup: Option<&Setup>) -> Finding {
 fn microvm(setup: Option<&Setup>) -> Finding {
     let name = "microvm".to_owned();
     match setup {
-        Some(setup) => Finding { name, state: State::Enforced, detail: format!("set up with the kernel {}", setup.kernel_source), fix: None },
-        None => Finding { name, state: State::Absent, detail: "not set up".into(), fix: Some("pal setup microvm".into()) },
+        Some(setup) => Finding {
+            name,
+            state: State::Enforced,
+            detail: format!("set up with the kernel {}", setup.kernel_source),
+            fix: None,
+        },
+        None => Finding {
+            name,
+            state: State::Absent,
+            detail: "not set up".into(),
+            fix: Some("pal setup microvm".into()),
+        },
     }
 }
 
@@ -204,8 +263,15 @@ fn engines(setup: Option<&Setup>) -> Vec<Finding> {
 
 fn device(name: &str, path: &str, fix: &str) -> Finding {
     match fs::File::options().read(true).write(true).open(path) {
-        Ok(_) => Finding { name: name.into(), state: State::Enforced, detail: format!("{path} opens"), fix: None },
-        Err(error) => Finding { name: name.into(), state: State::Absent, detail: format!("{path}: {error}"), fix: Some(fix.into()) },
+        Ok(_) => {
+            Finding { name: name.into(), state: State::Enforced, detail: format!("{path} opens"), fix: None }
+        }
+        Err(error) => Finding {
+            name: name.into(),
+            state: State::Absent,
+            detail: format!("{path}: {error}"),
+            fix: Some(fix.into()),
+        },
     }
 }
 
@@ -219,7 +285,12 @@ const TOOLS: [(&str, &str, &str); 4] = [
 
 fn on_path(tool: &str, purpose: &str, package: &str) -> Finding {
     match find_tool(tool) {
-        Some(path) => Finding { name: tool.into(), state: State::Enforced, detail: format!("{}, for {purpose}", path.display()), fix: None },
+        Some(path) => Finding {
+            name: tool.into(),
+            state: State::Enforced,
+            detail: format!("{}, for {purpose}", path.display()),
+            fix: None,
+        },
         None => Finding {
             name: tool.into(),
             state: State::Absent,
@@ -235,12 +306,17 @@ fn find_tool(name: &str) -> Option<PathBuf> {
 }
 
 fn layers(process: Result<(), String>, machines: bool) -> Vec<LayerReport> {
-    let later = |layer| LayerReport { layer, usable: false, lacks: vec!["this pal does not have it yet".to_owned()] };
+    let later =
+        |layer| LayerReport { layer, usable: false, lacks: vec!["this pal does not have it yet".to_owned()] };
     let lacks = process.as_ref().err().cloned().into_iter().collect();
     vec![
         LayerReport { layer: Layer::Process, usable: process.is_ok(), lacks },
         later(Layer::Container),
         later(Layer::Wasm),
-        LayerReport { layer: Layer::Microvm, usable: machines && process.is_ok(), lacks: if machines { Vec::new() } else { vec!["it is not set up: pal setup microvm".to_owned()] } },
+        LayerReport {
+            layer: Layer::Microvm,
+            usable: machines && process.is_ok(),
+            lacks: if machines { Vec::new() } else { vec!["it is not set up: pal setup microvm".to_owned()] },
+        },
     ]
 }

@@ -58,7 +58,12 @@ impl Fleet {
     pub fn usage(&self, id: &BodyId) -> Result<Usage, Failure> {
         let running: Running = self.running(id)?;
         let used = body::usage::measure(&running);
-        Ok(Usage { cpu: Duration::from_millis(used.cpu_ms), memory: used.memory, cache: used.cache, processes: used.processes })
+        Ok(Usage {
+            cpu: Duration::from_millis(used.cpu_ms),
+            memory: used.memory,
+            cache: used.cache,
+            processes: used.processes,
+        })
     }
 
     /// What a Body's files take on disk beyond what it started from. Walks them all.

@@ -69,14 +69,19 @@ impl Fleet {
     /// What was run in a Body and what it said.
     pub fn logs(&self, id: &BodyId) -> Result<Vec<LogEntry>, Failure> {
         let events = self.events(0, Some(id), usize::MAX)?;
-        let ended = |seq: u64| events.iter().find(|event| event.kind == "exec.ended" && event.data["exec"] == seq);
+        let ended =
+            |seq: u64| events.iter().find(|event| event.kind == "exec.ended" && event.data["exec"] == seq);
         let started = events.iter().filter(|event| event.kind == "exec.started");
         Ok(started.map(|start| self.log_entry(start, ended(start.seq))).collect())
     }
 
     fn log_entry(&self, start: &Event, ended: Option<&Event>) -> LogEntry {
         let argv = start.data["argv"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let said = |stream: &str| ended.zip(self.store.get()).map_or((Vec::new(), false), |(end, store)| record::read_back(store, &end.data[stream]));
+        let said = |stream: &str| {
+            ended
+                .zip(self.store.get())
+                .map_or((Vec::new(), false), |(end, store)| record::read_back(store, &end.data[stream]))
+        };
         let ((mut output, cut_out), (errors, cut_err)) = (said("stdout"), said("stderr"));
         output.extend(errors);
         LogEntry {

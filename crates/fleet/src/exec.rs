@@ -2,14 +2,18 @@
 
 use std::{sync::Arc, time::Instant};
 
-use body::{Guest, guest::{Asked, GuestError, Hear, Line, Stream}};
+use body::{
+    Guest,
+    guest::{Asked, GuestError, Hear, Line, Stream},
+};
 use bytes::Bytes;
 use proto::{
     BodyId, Draft, Failure, Kind,
     launch::Running,
     wire::process::{
-        CloseStdinRequest, CloseStdinResponse, ConnectRequest, ListRequest, ListResponse, ProcessConfig, ProcessInput, ProcessSelector, Pty, SendInputRequest, SendInputResponse,
-        SendSignalRequest, SendSignalResponse, StartRequest, UpdateRequest, UpdateResponse, process_event, process_input,
+        CloseStdinRequest, CloseStdinResponse, ConnectRequest, ListRequest, ListResponse, ProcessConfig,
+        ProcessInput, ProcessSelector, Pty, SendInputRequest, SendInputResponse, SendSignalRequest,
+        SendSignalResponse, StartRequest, UpdateRequest, UpdateResponse, process_event, process_input,
         process_selector, pty,
     },
 };
@@ -94,7 +98,8 @@ impl Fleet {
         let began = Instant::now();
         let selector = ProcessSelector { selector: Some(process_selector::Selector::Tag(tag.to_owned())) };
         let opened = async {
-            heard(self.guest(id).connect(&ConnectRequest { process: Some(selector) }, Hear::Recent).await?).await
+            heard(self.guest(id).connect(&ConnectRequest { process: Some(selector) }, Hear::Recent).await?)
+                .await
         };
         let (stream, pid) = match opened.await {
             Ok(opened) => opened,
@@ -102,7 +107,8 @@ impl Fleet {
             Err(error) => return Err(failures::guest(error)),
         };
         let events = self.events(0, Some(id), usize::MAX)?;
-        let started = events.iter().rev().find(|event| event.kind == "exec.started" && event.data["tag"] == tag);
+        let started =
+            events.iter().rev().find(|event| event.kind == "exec.started" && event.data["tag"] == tag);
         let tty = started.is_some_and(|event| event.data["tty"] == true);
         let found = Found { seq: started.map_or(0, |event| event.seq), pid, tty, oom_before, began };
         Ok(Some(self.follow(id, running, output_max, stream, found)))
@@ -111,11 +117,19 @@ impl Fleet {
     /// Tags of the commands that run in a Body, with their pids inside.
     pub async fn tagged(&self, id: &BodyId) -> Result<Vec<(String, u32)>, Failure> {
         self.running(id)?;
-        let answer: ListResponse = self.guest(id).ask("/process.Process/List", &ListRequest {}).await.map_err(failures::guest)?;
+        let answer: ListResponse =
+            self.guest(id).ask("/process.Process/List", &ListRequest {}).await.map_err(failures::guest)?;
         Ok(answer.processes.into_iter().filter_map(|process| Some((process.tag?, process.pid))).collect())
     }
 
-    fn follow(&self, id: &BodyId, running: Running, output_max: u64, stream: Stream, found: Found) -> Exec<'_> {
+    fn follow(
+        &self,
+        id: &BodyId,
+        running: Running,
+        output_max: u64,
+        stream: Stream,
+        found: Found,
+    ) -> Exec<'_> {
         Exec {
             fleet: self,
             body: id.clone(),
@@ -136,7 +150,12 @@ impl Fleet {
     }
 
     /// Writes a command down for a guest that has turned to us meanwhile.
-    fn announced(&self, id: &BodyId, request: &ExecRequest, line: Result<Line, GuestError>) -> Result<First, Failure> {
+    fn announced(
+        &self,
+        id: &BodyId,
+        request: &ExecRequest,
+        line: Result<Line, GuestError>,
+    ) -> Result<First, Failure> {
         let line = line.map_err(|error| self.unheard(id, error))?;
         let seq = self.append(started(id, request))?.seq;
         Ok(First { seq, began: Instant::now(), to: To::Line(line) })
@@ -165,7 +184,8 @@ impl Fleet {
 
 fn check(request: &ExecRequest) -> Result<(), Failure> {
     if request.argv.is_empty() {
-        return Err(Failure::new(Kind::Usage, "no command was given").hint("write it after `--`: pal run -- uname -a"));
+        return Err(Failure::new(Kind::Usage, "no command was given")
+            .hint("write it after `--`: pal run -- uname -a"));
     }
     Ok(())
 }
@@ -184,9 +204,17 @@ fn started(id: &BodyId, request: &ExecRequest) -> Draft {
 
 /// The same in the guest's words.
 fn start_of(request: &ExecRequest) -> StartRequest {
-    let (command, arguments) = request.argv.split_first().map_or((String::new(), Vec::new()), |(command, rest)| (command.clone(), rest.to_vec()));
+    let (command, arguments) = request
+        .argv
+        .split_first()
+        .map_or((String::new(), Vec::new()), |(command, rest)| (command.clone(), rest.to_vec()));
     StartRequest {
-        process: Some(ProcessConfig { cmd: command, args: arguments, envs: request.env.clone().into_iter().collect(), cwd: request.workdir.clone() }),
+        process: Some(ProcessConfig {
+            cmd: command,
+            args: arguments,
+            envs: request.env.clone().into_iter().collect(),
+            cwd: request.workdir.clone(),
+        }),
         pty: request.tty.map(size),
         tag: request.tag.clone(),
         stdin: Some(request.stdin == Stdin::Open),
@@ -214,7 +242,12 @@ enum To {
 
 impl First {
     /// Writes down a Body and its first command, and asks its guest for that while the guest still comes up.
-    pub(crate) fn ask(fleet: &Fleet, id: &BodyId, created: Draft, request: &ExecRequest) -> Result<Self, Failure> {
+    pub(crate) fn ask(
+        fleet: &Fleet,
+        id: &BodyId,
+        created: Draft,
+        request: &ExecRequest,
+    ) -> Result<Self, Failure> {
         check(request)?;
         let seq = fleet.append_all([created, started(id, request)])?.seq;
         let asked = fleet.guest(id).ask_ahead(&start_of(request), request.user.as_deref(), request.timeout);
@@ -227,7 +260,12 @@ impl First {
     }
 
     /// Waits for its first word: the command's pid.
-    async fn begin(self, fleet: &Fleet, id: &BodyId, request: &ExecRequest) -> Result<(Stream, u32), GuestError> {
+    async fn begin(
+        self,
+        fleet: &Fleet,
+        id: &BodyId,
+        request: &ExecRequest,
+    ) -> Result<(Stream, u32), GuestError> {
         let line = match self.to {
             To::Asked(asked) => return heard(asked.answer().await?).await,
             To::Line(line) => line,
@@ -316,7 +354,12 @@ impl Exec<'_> {
 
     /// Hands that reach the command while output is read.
     pub fn control(&self) -> Control {
-        Control { guest: self.fleet.guest(&self.body), pid: self.pid, line: self.input.clone(), tty: self.tty }
+        Control {
+            guest: self.fleet.guest(&self.body),
+            pid: self.pid,
+            line: self.input.clone(),
+            tty: self.tty,
+        }
     }
 
     /// After `next` gave none: how it ended. Writes that down.
@@ -336,7 +379,8 @@ impl Exec<'_> {
     fn ended(self, removed: Option<Draft>) -> Result<Ended, Failure> {
         let body_end = if self.broken { body_end(self.fleet, &self.body) } else { None };
         // Before the Body goes, and its cgroups with it.
-        let out_of_memory = oom_kills(&self.running) > self.oom_before || body_end == Some(proto::launch::End::Oom);
+        let out_of_memory =
+            oom_kills(&self.running) > self.oom_before || body_end == Some(proto::launch::End::Oom);
         if removed.is_some() {
             self.fleet.tethers().get_mut(&self.body).into_iter().for_each(|held| held.tether.cut());
         }
@@ -375,11 +419,28 @@ pub(crate) fn exit_of(end: &process_event::EndEvent) -> (i32, Option<i32>) {
 /// The guest names signals as envd does.
 fn signal_number(name: &str) -> Option<i32> {
     const NAMES: [(&str, i32); 22] = [
-        ("hangup", 1), ("interrupt", 2), ("quit", 3), ("illegal instruction", 4), ("trace/breakpoint trap", 5), ("aborted", 6),
-        ("bus error", 7), ("floating point exception", 8), ("killed", 9), ("user defined signal 1", 10), ("segmentation fault", 11),
-        ("user defined signal 2", 12), ("broken pipe", 13), ("alarm clock", 14), ("terminated", 15), ("stack fault", 16),
-        ("CPU time limit exceeded", 24), ("file size limit exceeded", 25), ("virtual timer expired", 26), ("profiling timer expired", 27),
-        ("power failure", 30), ("bad system call", 31),
+        ("hangup", 1),
+        ("interrupt", 2),
+        ("quit", 3),
+        ("illegal instruction", 4),
+        ("trace/breakpoint trap", 5),
+        ("aborted", 6),
+        ("bus error", 7),
+        ("floating point exception", 8),
+        ("killed", 9),
+        ("user defined signal 1", 10),
+        ("segmentation fault", 11),
+        ("user defined signal 2", 12),
+        ("broken pipe", 13),
+        ("alarm clock", 14),
+        ("terminated", 15),
+        ("stack fault", 16),
+        ("CPU time limit exceeded", 24),
+        ("file size limit exceeded", 25),
+        ("virtual timer expired", 26),
+        ("profiling timer expired", 27),
+        ("power failure", 30),
+        ("bad system call", 31),
     ];
     let name = name.trim_end_matches(" (core dumped)");
     let numbered = || name.strip_prefix("signal ").and_then(|number| number.parse().ok());
@@ -398,8 +459,10 @@ pub struct Control {
 impl Control {
     /// Input; returns when the command's side has taken it.
     pub async fn send(&self, bytes: Bytes) -> Result<(), Failure> {
-        let input = if self.tty { process_input::Input::Pty(bytes) } else { process_input::Input::Stdin(bytes) };
-        let request = SendInputRequest { process: self.selector(), input: Some(ProcessInput { input: Some(input) }) };
+        let input =
+            if self.tty { process_input::Input::Pty(bytes) } else { process_input::Input::Stdin(bytes) };
+        let request =
+            SendInputRequest { process: self.selector(), input: Some(ProcessInput { input: Some(input) }) };
         let mut line = self.line.lock().await;
         if line.is_none() {
             *line = Some(self.guest.line().await.map_err(failures::guest)?);
@@ -417,14 +480,16 @@ impl Control {
         // After what is being sent.
         let _line = self.line.lock().await;
         let request = CloseStdinRequest { process: self.selector() };
-        let answer: Result<CloseStdinResponse, _> = self.guest.ask("/process.Process/CloseStdin", &request).await;
+        let answer: Result<CloseStdinResponse, _> =
+            self.guest.ask("/process.Process/CloseStdin", &request).await;
         answer.map(drop).map_err(failures::guest)
     }
 
     /// A signal, by its number.
     pub async fn signal(&self, signal: i32) -> Result<(), Failure> {
         let request = SendSignalRequest { process: self.selector(), signal };
-        let answer: Result<SendSignalResponse, _> = self.guest.ask("/process.Process/SendSignal", &request).await;
+        let answer: Result<SendSignalResponse, _> =
+            self.guest.ask("/process.Process/SendSignal", &request).await;
         answer.map(drop).map_err(failures::guest)
     }
 

@@ -1,6 +1,9 @@
 //! Errors of the rooms below, as a person or a client meets them.
 
-use body::{dir::DirError, guest::GuestError, ids::IdsError, layers::LayerError, process::ProcessError, snapshot::SnapshotError};
+use body::{
+    dir::DirError, guest::GuestError, ids::IdsError, layers::LayerError, process::ProcessError,
+    snapshot::SnapshotError,
+};
 use proto::{BodyId, Failure, Kind};
 use store::{AppendError, ArtifactError, OpenError, ReadError};
 
@@ -8,19 +11,27 @@ use store::{AppendError, ArtifactError, OpenError, ReadError};
 pub fn append(error: AppendError) -> Failure {
     let failure = Failure::new(Kind::Host, "cannot write the event, so the action was not taken");
     match error {
-        AppendError::DiskFull => failure.because(error).hint("make room on the disk that holds the data directory: pal gc"),
+        AppendError::DiskFull => {
+            failure.because(error).hint("make room on the disk that holds the data directory: pal gc")
+        }
         error => failure.because(error).hint("look at the log: pal events verify"),
     }
 }
 
 pub fn read(error: ReadError) -> Failure {
-    Failure::new(Kind::Host, "cannot read the event log").because(error).hint("look at the log: pal events verify")
+    Failure::new(Kind::Host, "cannot read the event log")
+        .because(error)
+        .hint("look at the log: pal events verify")
 }
 
 pub fn open(error: OpenError) -> Failure {
     let newer = matches!(error, OpenError::Newer { .. });
     let failure = Failure::new(Kind::Host, "cannot open the event log").because(error);
-    if newer { failure.hint("use the newer pal that wrote it, or another directory: --data DIR") } else { failure }
+    if newer {
+        failure.hint("use the newer pal that wrote it, or another directory: --data DIR")
+    } else {
+        failure
+    }
 }
 
 pub fn artifact(error: ArtifactError) -> Failure {
@@ -35,7 +46,9 @@ pub fn dir(id: &BodyId, error: DirError) -> Failure {
         }
         _ => {}
     }
-    Failure::new(Kind::Host, format!("the record of Body {id} cannot be used")).because(error).hint("remove what is left of it: pal gc")
+    Failure::new(Kind::Host, format!("the record of Body {id} cannot be used"))
+        .because(error)
+        .hint("remove what is left of it: pal gc")
 }
 
 pub fn ids(error: IdsError) -> Failure {
@@ -43,26 +56,31 @@ pub fn ids(error: IdsError) -> Failure {
         return Failure::new(Kind::Host, "this Body cannot have a root of its own")
             .because(error)
             .hint("install the helpers: apt-get install uidmap")
-            .hint("and give yourself ids: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER");
+            .hint(
+                "and give yourself ids: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER",
+            );
     }
     if matches!(error, IdsError::OnlyRoot) {
         return Failure::new(Kind::Host, "no Body can be made by the host's root in a user namespace")
             .because(error)
             .hint("run pal outside of the namespace, or as an ordinary user");
     }
-    Failure::new(Kind::Limit, "no ids are left for another Body").because(error).hint("remove Bodies you no longer need: pal rm BODY")
+    Failure::new(Kind::Limit, "no ids are left for another Body")
+        .because(error)
+        .hint("remove Bodies you no longer need: pal rm BODY")
 }
 
 /// A Body that is there, but whose ids are not its own any more.
 pub fn ids_of(body: &BodyId, error: IdsError) -> Failure {
-    Failure::new(Kind::Conflict, format!("Body {body} cannot run")).because(error).hint(format!("a copy of it gets ids of its own: pal fork {body}"))
+    Failure::new(Kind::Conflict, format!("Body {body} cannot run"))
+        .because(error)
+        .hint(format!("a copy of it gets ids of its own: pal fork {body}"))
 }
 
 pub fn snapshot(error: SnapshotError) -> Failure {
     match error {
-        SnapshotError::InMemory(_) => {
-            Failure::new(Kind::Conflict, error.to_string()).hint("make a Body that is kept: pal create, or pal run --keep")
-        }
+        SnapshotError::InMemory(_) => Failure::new(Kind::Conflict, error.to_string())
+            .hint("make a Body that is kept: pal create, or pal run --keep"),
         error => Failure::new(Kind::Host, "cannot take the snapshot").because(error),
     }
 }
@@ -78,10 +96,14 @@ pub fn workspace(doing: &str, error: workspace::WorkspaceError) -> Failure {
     let full = error.is_full();
     let failure = match error {
         WorkspaceError::Repository(message) => Failure::new(Kind::Usage, format!("{doing}: {message}")),
-        WorkspaceError::Conflict(message) | WorkspaceError::Unsound(message) => Failure::new(Kind::Conflict, format!("{doing}: {message}")),
+        WorkspaceError::Conflict(message) | WorkspaceError::Unsound(message) => {
+            Failure::new(Kind::Conflict, format!("{doing}: {message}"))
+        }
         WorkspaceError::NotFound(message) => Failure::new(Kind::NotFound, format!("{doing}: {message}")),
         WorkspaceError::Hostile(message) => Failure::new(Kind::Limit, format!("{doing}: {message}")),
-        error @ WorkspaceError::Git(GitError::Missing(_)) => Failure::new(Kind::Host, doing.to_owned()).because(error).hint("install git: apt-get install git"),
+        error @ WorkspaceError::Git(GitError::Missing(_)) => {
+            Failure::new(Kind::Host, doing.to_owned()).because(error).hint("install git: apt-get install git")
+        }
         error => Failure::new(Kind::Host, doing.to_owned()).because(error),
     };
     if full { failure.hint("make room on the disk: pal gc, or pal df to see where it went") } else { failure }
@@ -115,7 +137,9 @@ pub fn guest(error: GuestError) -> Failure {
             let kind = match code.as_str() {
                 "not_found" | "404" => Kind::NotFound,
                 "permission_denied" | "unauthenticated" | "401" | "403" => Kind::Denied,
-                "already_exists" | "unavailable" | "failed_precondition" | "aborted" | "409" | "503" => Kind::Conflict,
+                "already_exists" | "unavailable" | "failed_precondition" | "aborted" | "409" | "503" => {
+                    Kind::Conflict
+                }
                 "resource_exhausted" | "deadline_exceeded" | "507" => Kind::Limit,
                 "invalid_argument" | "400" => Kind::Usage,
                 _ => Kind::Internal,
@@ -125,6 +149,8 @@ pub fn guest(error: GuestError) -> Failure {
         error @ (GuestError::Connect(_) | GuestError::Broken(_)) => {
             Failure::new(Kind::Host, "the Body's guest is gone").because(error).hint("see why: pal ls")
         }
-        error => Failure::new(Kind::Host, "the Body's guest cannot be used").because(error).hint("end it: pal stop BODY, or pal rm --force BODY"),
+        error => Failure::new(Kind::Host, "the Body's guest cannot be used")
+            .because(error)
+            .hint("end it: pal stop BODY, or pal rm --force BODY"),
     }
 }

@@ -66,7 +66,12 @@ impl Fleet {
                 }
                 continue;
             };
-            found.push(Garbage { kind: "body", name: id.to_string(), bytes: bytes(dir.path()), why: why.to_owned() });
+            found.push(Garbage {
+                kind: "body",
+                name: id.to_string(),
+                bytes: bytes(dir.path()),
+                why: why.to_owned(),
+            });
             if sweep == Sweep::Remove {
                 self.remove_leftover(&id, &dir)?;
             }
@@ -91,7 +96,12 @@ impl Fleet {
         for path in lasting::<PathBuf>(look) {
             let dir = BodyDir::at(path);
             let name = dir.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
-            found.push(Garbage { kind: "body", name, bytes: bytes(dir.path()), why: "it ended, and its keeper is gone".into() });
+            found.push(Garbage {
+                kind: "body",
+                name,
+                bytes: bytes(dir.path()),
+                why: "it ended, and its keeper is gone".into(),
+            });
             if sweep == Sweep::Remove {
                 let ids = dir.spec().or_else(|_| dir.draft()).map_or_else(|_| any_ids(), |spec| spec.ids);
                 snapshot::remove(&self.maker.programs, &ids, dir.path()).map_err(crate::failures::removal)?;
@@ -126,7 +136,8 @@ impl Fleet {
     fn remove_leftover(&self, id: &BodyId, dir: &BodyDir) -> Result<(), Failure> {
         self.write("body.removed", id, serde_json::json!({ "by": "gc" }))?;
         if let Ok(Condition::Running(running) | Condition::Paused(running)) = dir.condition() {
-            process::kill(dir, &running).map_err(|error| crate::failures::process("cannot end a leftover Body", error))?;
+            process::kill(dir, &running)
+                .map_err(|error| crate::failures::process("cannot end a leftover Body", error))?;
         }
         if let Ok(spec) = dir.spec().or_else(|_| dir.draft()) {
             return self.clear_away(dir, &spec);
@@ -142,7 +153,11 @@ impl Fleet {
             let why = match &manifest {
                 Err(_) if self.being_taken() => continue,
                 Err(_) => "it was never finished",
-                Ok(manifest) if manifest.for_forks && self.user_of(&manifest.id)?.is_none() && !self.being_taken() => "no fork stands on it",
+                Ok(manifest)
+                    if manifest.for_forks && self.user_of(&manifest.id)?.is_none() && !self.being_taken() =>
+                {
+                    "no fork stands on it"
+                }
                 Ok(_) => continue,
             };
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -181,7 +196,11 @@ impl Fleet {
 
     /// Files of the data directory itself whose maker was killed.
     fn sweep_parts(&self, sweep: Sweep, found: &mut Vec<Garbage>) {
-        let entries = [self.data.clone(), self.data.join("bin")].into_iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+        let entries = [self.data.clone(), self.data.join("bin")]
+            .into_iter()
+            .filter_map(|dir| fs::read_dir(dir).ok())
+            .flatten()
+            .flatten();
         for entry in entries {
             let name = entry.file_name().to_string_lossy().into_owned();
             let Some(maker) = maker(&name) else { continue };
@@ -203,7 +222,12 @@ impl Fleet {
             if !socket.exists() || std::os::unix::net::UnixStream::connect(&socket).is_ok() {
                 continue;
             }
-            found.push(Garbage { kind: "temporary", name: entry.file_name().to_string_lossy().into_owned(), bytes: 0, why: "its maker is gone".into() });
+            found.push(Garbage {
+                kind: "temporary",
+                name: entry.file_name().to_string_lossy().into_owned(),
+                bytes: 0,
+                why: "its maker is gone".into(),
+            });
             if sweep == Sweep::Remove {
                 let _ = fs::remove_dir_all(entry.path());
             }
@@ -214,7 +238,12 @@ impl Fleet {
         let mut named: Vec<String> = Vec::new();
         for (body, claim) in lasting(|| body::ids::orphans(&self.data)) {
             if !named.contains(&body) {
-                found.push(Garbage { kind: "ids", name: body.clone(), bytes: 0, why: "its Body is gone".into() });
+                found.push(Garbage {
+                    kind: "ids",
+                    name: body.clone(),
+                    bytes: 0,
+                    why: "its Body is gone".into(),
+                });
                 named.push(body);
             }
             if sweep == Sweep::Remove {

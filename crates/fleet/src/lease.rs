@@ -147,7 +147,9 @@ impl Fleet {
     pub fn change_lease(&self, id: &BodyId, change: impl FnOnce(&mut Lease)) -> Result<Lease, Failure> {
         // One at a time: each begins with what the one before has written.
         let _turn = held(&self.leases);
-        let before = self.lease(id)?.ok_or_else(|| Failure::new(Kind::Conflict, format!("Body {id} has no lease: it stays until it is removed")))?;
+        let before = self.lease(id)?.ok_or_else(|| {
+            Failure::new(Kind::Conflict, format!("Body {id} has no lease: it stays until it is removed"))
+        })?;
         let mut lease = before.clone();
         change(&mut lease);
         if lease != before {
@@ -191,7 +193,14 @@ impl Fleet {
 
     /// Bodies that have a lease, in no order.
     pub fn leased(&self) -> Result<Vec<(BodyId, Lease)>, Failure> {
-        let with_lease = |id: BodyId| self.body_path(&id).join("spec.json").exists().then(|| self.lease(&id).ok().flatten()).flatten().map(|lease| (id, lease));
+        let with_lease = |id: BodyId| {
+            self.body_path(&id)
+                .join("spec.json")
+                .exists()
+                .then(|| self.lease(&id).ok().flatten())
+                .flatten()
+                .map(|lease| (id, lease))
+        };
         Ok(self.ids()?.into_iter().filter_map(with_lease).collect())
     }
 

@@ -38,13 +38,13 @@ use std::{
 
 use body::process::{Maker, Tether};
 use data::Ahead;
-use proto::{BodyId, Draft, Event, Failure, Kind, Spec, launch::Running};
 use parked::Yard;
+use proto::{BodyId, Draft, Event, Failure, Kind, Spec, launch::Running};
 use store::Store;
 
+pub use body::guest::Dialled;
 pub use body::process::Launcher;
 pub use data::Config;
-pub use body::guest::Dialled;
 pub use doctor::{Doctor, Finding, LayerReport};
 pub use door::Usage;
 pub use events::{LogEntry, Verdict};
@@ -56,12 +56,19 @@ pub use lease::{Lease, Rest, Then};
 pub use life::Force;
 pub use request::{AskedLimits, Create, ExecRequest, Stdin, TtySize};
 pub use store::{Durability, clock};
-pub use templates::{Act, recipe::{Recipe, read as read_recipe}, BASE, BuildRequest, BuildState, From, INTERPRETER, Job, STEPS_MAX, Said, Say, Step, TemplateView, check_tags};
+pub use templates::{
+    Act, BASE, BuildRequest, BuildState, From, INTERPRETER, Job, STEPS_MAX, Said, Say, Step, TemplateView,
+    check_tags,
+    recipe::{Recipe, read as read_recipe},
+};
+pub use view::{Copied, Ended, Garbage, SnapshotView, Status, View};
 pub use vm::{Boots, OwnKernel};
 pub use way_out::{check_rules, registries};
-pub use work::{Compared, Comparison, Discard, Hear, HomeRecord, HomeView, Images, Look, Lost, Overlap, Prepare, Queued, Repo, Share, StoreSettings, Up, WorkDiff};
+pub use work::{
+    Compared, Comparison, Discard, Hear, HomeRecord, HomeView, Images, Look, Lost, Overlap, Prepare, Queued,
+    Repo, Share, StoreSettings, Up, WorkDiff,
+};
 pub use workspace::{Commit, Dirty, How, Landed, LeftOut, Person, Saved, SavedModule, Shape, Touched, What};
-pub use view::{Copied, Ended, Garbage, SnapshotView, Status, View};
 
 /// All Bodies of one data directory.
 #[derive(Debug)]
@@ -204,7 +211,10 @@ impl Fleet {
         let drafts = pending.iter().cloned().chain(drafts).collect();
         let written = self.store()?.append_all(drafts).map_err(failures::append)?;
         pending.clear();
-        written.into_iter().next_back().ok_or_else(|| Failure::new(Kind::Internal, "an event was not written"))
+        written
+            .into_iter()
+            .next_back()
+            .ok_or_else(|| Failure::new(Kind::Internal, "an event was not written"))
     }
 
     /// Leaves an event to be written with the next one.

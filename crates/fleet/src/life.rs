@@ -47,7 +47,8 @@ impl Fleet {
     /// By whole id or by a prefix that only one Body has.
     pub fn find(&self, key: &str) -> Result<View, Failure> {
         let shown = proto::text::visible(key);
-        let unknown = || Failure::new(Kind::NotFound, format!("there is no Body {shown}")).hint("list them: pal ls");
+        let unknown =
+            || Failure::new(Kind::NotFound, format!("there is no Body {shown}")).hint("list them: pal ls");
         let id: BodyId = key.parse().map_err(|_| unknown())?;
         if self.body_path(&id).join("spec.json").exists() {
             return self.view(&id);
@@ -55,7 +56,10 @@ impl Fleet {
         let mut found = self.ids()?.into_iter().filter(|id| id.as_str().starts_with(key));
         match (found.next(), found.next()) {
             (Some(id), None) => self.view(&id),
-            (Some(_), Some(_)) => Err(Failure::new(Kind::Usage, format!("several Bodies begin with {shown}")).hint("write more of the id: pal ls")),
+            (Some(_), Some(_)) => {
+                Err(Failure::new(Kind::Usage, format!("several Bodies begin with {shown}"))
+                    .hint("write more of the id: pal ls"))
+            }
             _ => Err(unknown()),
         }
     }
@@ -69,7 +73,9 @@ impl Fleet {
             Condition::Running(running) => (Status::Running, None, Some(running.pid)),
             Condition::Paused(running) if dir.is_held() => (Status::Running, None, Some(running.pid)),
             Condition::Paused(running) => (Status::Paused, None, Some(running.pid)),
-            Condition::Stopped | Condition::Dead(_) | Condition::Lost if dir.is_swapped() => (Status::Paused, None, None),
+            Condition::Stopped | Condition::Dead(_) | Condition::Lost if dir.is_swapped() => {
+                (Status::Paused, None, None)
+            }
             Condition::Stopped => (Status::Stopped, None, None),
             Condition::Dead(end) => (Status::Dead, Some(end), None),
             Condition::Lost => (Status::Lost, None, None),
@@ -89,19 +95,29 @@ impl Fleet {
         let lock = loop {
             match dir.try_lock() {
                 Ok(Some(lock)) => break lock,
-                Ok(None) if std::time::Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
+                Ok(None) if std::time::Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(5))
+                }
                 Ok(None) => {
-                    return Err(Failure::new(Kind::Conflict, format!("another pal is changing Body {id} right now")).hint("try again in a moment"));
+                    return Err(Failure::new(
+                        Kind::Conflict,
+                        format!("another pal is changing Body {id} right now"),
+                    )
+                    .hint("try again in a moment"));
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     return Err(unknown(id));
                 }
-                Err(error) => return Err(Failure::new(Kind::Host, format!("cannot lock Body {id}")).because(error)),
+                Err(error) => {
+                    return Err(Failure::new(Kind::Host, format!("cannot lock Body {id}")).because(error));
+                }
             }
         };
         let spec = dir.spec().map_err(|error| match error {
             // It was removed while we waited for its lock.
-            body::dir::DirError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => unknown(id),
+            body::dir::DirError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                unknown(id)
+            }
             error => failures::dir(id, error),
         })?;
         self.thaw_held(&dir)?;
@@ -114,10 +130,14 @@ impl Fleet {
             return Ok(());
         }
         // Its guest may have been killed just before: then its group alone is frozen, and would freeze the next one.
-        let frozen = |running: &Running| running.cgroups.iter().any(|group| sys::cgroup::is_frozen(&group.path));
+        let frozen =
+            |running: &Running| running.cgroups.iter().any(|group| sys::cgroup::is_frozen(&group.path));
         let stopped = |running: &Running| body::dir::alive(running.pid, running.ticks) == Some('T');
-        if let Some(running) = dir.running().ok().flatten().filter(|running| frozen(running) || stopped(running)) {
-            process::resume(&running).map_err(|error| failures::process("cannot let the Body go on", error))?;
+        if let Some(running) =
+            dir.running().ok().flatten().filter(|running| frozen(running) || stopped(running))
+        {
+            process::resume(&running)
+                .map_err(|error| failures::process("cannot let the Body go on", error))?;
         }
         dir.let_go().map_err(|error| Failure::new(Kind::Host, "cannot let the Body go on").because(error))
     }
@@ -130,7 +150,10 @@ impl Fleet {
     /// Where a Body runs and how much of its output is kept. What this process made and ends itself is not looked up:
     /// if it is gone, the connection to its guest says so.
     pub(crate) fn running_for_exec(&self, id: &BodyId) -> Result<(Running, u64), Failure> {
-        let made_here = self.tethers().get(id).map(|held| (held.running.clone(), held.spec.life, held.spec.limits.output.0));
+        let made_here = self
+            .tethers()
+            .get(id)
+            .map(|held| (held.running.clone(), held.spec.life, held.spec.limits.output.0));
         match made_here {
             Some((running, Life::Run, output_max)) => Ok((running, output_max)),
             // Its spec never changes; where and whether it runs may.
@@ -155,13 +178,18 @@ impl Fleet {
         match condition {
             Condition::Running(running) => Ok(running),
             Condition::Paused(_) => Err(is_paused(id)),
-            Condition::Stopped | Condition::Dead(_) | Condition::Lost if dir.is_swapped() => Err(is_paused(id)),
-            Condition::Stopped => Err(Failure::new(Kind::Conflict, format!("Body {id} is stopped")).hint(format!("start it: pal start {id}"))),
+            Condition::Stopped | Condition::Dead(_) | Condition::Lost if dir.is_swapped() => {
+                Err(is_paused(id))
+            }
+            Condition::Stopped => Err(Failure::new(Kind::Conflict, format!("Body {id} is stopped"))
+                .hint(format!("start it: pal start {id}"))),
             Condition::Dead(end) => {
-                Err(Failure::new(Kind::Conflict, format!("Body {id} is dead: {}", describe(&end))).hint(format!("its files are intact; start it again: pal start {id}")))
+                Err(Failure::new(Kind::Conflict, format!("Body {id} is dead: {}", describe(&end)))
+                    .hint(format!("its files are intact; start it again: pal start {id}")))
             }
             Condition::Lost => {
-                Err(Failure::new(Kind::Conflict, format!("Body {id} was lost when the host restarted")).hint(format!("its files are intact; start it again: pal start {id}")))
+                Err(Failure::new(Kind::Conflict, format!("Body {id} was lost when the host restarted"))
+                    .hint(format!("its files are intact; start it again: pal start {id}")))
             }
         }
     }
@@ -172,12 +200,17 @@ impl Fleet {
         match dir.condition().map_err(|error| failures::dir(id, error))? {
             Condition::Running(_) => return self.view(id),
             Condition::Paused(_) => return Err(is_paused(id)),
-            Condition::Stopped | Condition::Dead(_) | Condition::Lost if dir.is_swapped() => return Err(is_paused(id)),
+            Condition::Stopped | Condition::Dead(_) | Condition::Lost if dir.is_swapped() => {
+                return Err(is_paused(id));
+            }
             Condition::Dead(_) | Condition::Stopped | Condition::Lost => {}
         }
         if spec.life == Life::Run {
-            return Err(Failure::new(Kind::Conflict, format!("Body {id} kept its files in memory and cannot be started again"))
-                .hint(format!("remove it: pal rm {id}")));
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!("Body {id} kept its files in memory and cannot be started again"),
+            )
+            .hint(format!("remove it: pal rm {id}")));
         }
         if let Some(mut tether) = self.take_tether(id) {
             tether.bury();
@@ -190,7 +223,9 @@ impl Fleet {
         if let Some(last) = dir.running().map_err(|error| failures::dir(id, error))? {
             process::wait_unmounted(&last);
         }
-        dir.forget_guest().map_err(|error| Failure::new(Kind::Host, "cannot forget the Body's last guest").because(error))?;
+        dir.forget_guest().map_err(|error| {
+            Failure::new(Kind::Host, "cannot forget the Body's last guest").because(error)
+        })?;
         self.lease_wakes(id)?;
         let launcher = self.launcher()?;
         self.bring_up(self.begin(launcher, &dir, &spec, &under)?, &dir, &spec, None)?;
@@ -206,7 +241,9 @@ impl Fleet {
     /// Stops every process of a Body where it stands.
     pub async fn pause(&self, id: &BodyId) -> Result<View, Failure> {
         let (dir, _, _lock) = self.locked(id)?;
-        if dir.is_swapped() || matches!(dir.condition().map_err(|error| failures::dir(id, error))?, Condition::Paused(_)) {
+        if dir.is_swapped()
+            || matches!(dir.condition().map_err(|error| failures::dir(id, error))?, Condition::Paused(_))
+        {
             return Err(Failure::new(Kind::Conflict, format!("Body {id} is paused already")));
         }
         let running = self.running(id)?;
@@ -223,13 +260,16 @@ impl Fleet {
             Condition::Paused(running) => {
                 self.lease_wakes(id)?;
                 self.write("body.resumed", id, json!({}))?;
-                process::resume(&running).map_err(|error| failures::process("cannot resume the Body", error))?;
+                process::resume(&running)
+                    .map_err(|error| failures::process("cannot resume the Body", error))?;
                 if spec.layer == Layer::Microvm {
                     self.receipt_of(&dir, id, "resume").await?;
                 }
             }
             Condition::Running(_) => {}
-            Condition::Stopped | Condition::Dead(_) | Condition::Lost if dir.is_swapped() => self.resume_from_disk(&dir, &spec)?,
+            Condition::Stopped | Condition::Dead(_) | Condition::Lost if dir.is_swapped() => {
+                self.resume_from_disk(&dir, &spec)?
+            }
             _ => drop(self.running(id)?),
         }
         self.view(id)
@@ -258,7 +298,8 @@ impl Fleet {
         }
         // A Body that was stopped is stopped, also when its guest had to be killed for it.
         if dir.path().exists() {
-            dir.forget_guest().map_err(|error| Failure::new(Kind::Host, "cannot forget the Body's guest").because(error))?;
+            dir.forget_guest()
+                .map_err(|error| Failure::new(Kind::Host, "cannot forget the Body's guest").because(error))?;
         }
         self.save_if_possible(&spec)?;
         self.view(id)
@@ -302,7 +343,8 @@ impl Fleet {
             if let Some(held) = held {
                 self.tethers().insert(id.clone(), held);
             }
-            return Err(Failure::new(Kind::Conflict, format!("Body {id} is running")).hint(format!("stop it first: pal stop {id}, or end it: pal rm --force {id}")));
+            return Err(Failure::new(Kind::Conflict, format!("Body {id} is running"))
+                .hint(format!("stop it first: pal stop {id}, or end it: pal rm --force {id}")));
         }
         let running = match &condition {
             Condition::Running(running) | Condition::Paused(running) => Some(running),
@@ -313,16 +355,23 @@ impl Fleet {
             // Nobody writes any more when its work is read for the last time.
             if let Some(running) = running {
                 self.write("body.stopped", id, json!({ "grace_ms": 0 }))?;
-                process::kill(&dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
+                process::kill(&dir, running)
+                    .map_err(|error| failures::process("cannot end the Body", error))?;
             }
             let kept = self.keep_home(&spec);
             if discard == Discard::No {
-                kept.map_err(|failure| failure.hint(format!("its files are still there; give them up: pal rm --discard {id}")))?;
+                kept.map_err(|failure| {
+                    failure.hint(format!("its files are still there; give them up: pal rm --discard {id}"))
+                })?;
                 self.save_before_removal(&spec)?;
             }
         }
         spec.workspaces.iter().for_each(|workspace| workspace::release(id, workspace));
-        self.write("body.removed", id, if discard == Discard::Yes { json!({ "discarded": true }) } else { json!({}) })?;
+        self.write(
+            "body.removed",
+            id,
+            if discard == Discard::Yes { json!({ "discarded": true }) } else { json!({}) },
+        )?;
         if let Some(running) = running {
             process::kill(&dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
         }
@@ -364,12 +413,14 @@ impl Fleet {
             dir.retract().map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;
             match dir.running() {
                 // Where its keeper was killed, nobody has ended its guest yet.
-                Ok(Some(running)) => process::kill(dir, &running).map_err(|error| failures::process("cannot end the Body", error))?,
+                Ok(Some(running)) => process::kill(dir, &running)
+                    .map_err(|error| failures::process("cannot end the Body", error))?,
                 _ => body::groups::unbound_by_name(&spec.id),
             }
             // What the Body wrote goes first: whoever goes on after us needs to know its ids for that.
             for path in [&*dir.path().join("disk"), dir.path()] {
-                body::snapshot::remove(&self.maker.programs, &spec.ids, path).map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;
+                body::snapshot::remove(&self.maker.programs, &spec.ids, path)
+                    .map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;
             }
         }
         ids::release(&self.data, &spec.ids, &spec.id);
@@ -383,7 +434,8 @@ impl Fleet {
 
 /// What cannot be done before it goes on.
 pub(crate) fn is_paused(id: &BodyId) -> Failure {
-    Failure::new(Kind::Conflict, format!("Body {id} is paused")).hint(format!("let it go on: pal resume {id}"))
+    Failure::new(Kind::Conflict, format!("Body {id} is paused"))
+        .hint(format!("let it go on: pal resume {id}"))
 }
 
 /// What nobody knows of.

@@ -32,11 +32,24 @@ impl Shape {
     /// The shape of a spec.
     pub fn of(spec: &Spec) -> Self {
         let nobody = Ids { users: Vec::new(), groups: Vec::new() };
-        Self(Spec { id: BodyId::from_random([0; 12]), created_at: String::new(), parent: None, ids: nobody, ..spec.clone() })
+        Self(Spec {
+            id: BodyId::from_random([0; 12]),
+            created_at: String::new(),
+            parent: None,
+            ids: nobody,
+            ..spec.clone()
+        })
     }
 
     fn can_wait(&self) -> bool {
-        self.0.layer == proto::Layer::Process && self.0.template == "host" && self.0.base.is_none() && self.0.snapshots.is_empty() && self.0.mounts.is_empty() && self.0.workspaces.is_empty() && self.0.home.is_none() && self.0.egress.is_none()
+        self.0.layer == proto::Layer::Process
+            && self.0.template == "host"
+            && self.0.base.is_none()
+            && self.0.snapshots.is_empty()
+            && self.0.mounts.is_empty()
+            && self.0.workspaces.is_empty()
+            && self.0.home.is_none()
+            && self.0.egress.is_none()
     }
 }
 
@@ -157,7 +170,8 @@ impl Ground {
         let made = dir.try_lock().ok().flatten().and_then(|lock| {
             let ids = ids::claim(&self.data, &id, root).ok()?;
             let spec = Spec { id: id.clone(), ids: ids.clone(), ..shape.0.clone() };
-            let begun = self.maker.begin(launcher, &dir, &spec, &data::token(&self.key, &id), &Under::default());
+            let begun =
+                self.maker.begin(launcher, &dir, &spec, &data::token(&self.key, &id), &Under::default());
             let begun = begun.inspect_err(|_| ids::release(&self.data, &ids, &id)).ok()?;
             Some((lock, ids, begun))
         });

@@ -68,7 +68,9 @@ impl Recorder {
 }
 
 fn write_failed(error: std::io::Error) -> Failure {
-    Failure::new(proto::Kind::Host, "cannot keep the output of the command").because(error).hint("make room: pal gc")
+    Failure::new(proto::Kind::Host, "cannot keep the output of the command")
+        .because(error)
+        .hint("make room: pal gc")
 }
 
 /// The bytes behind what an event says of an output, and whether some are missing.

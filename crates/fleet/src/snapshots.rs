@@ -46,32 +46,58 @@ impl Fleet {
     fn check_name(&self, name: &str) -> Result<(), Failure> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if name.is_empty() || name.len() > 64 || !name.chars().all(plain) || name == "host" {
-            return Err(Failure::new(Kind::Usage, format!("{:?} cannot name a snapshot", proto::text::visible(name)))
-                .hint("use 1 to 64 letters, digits, `-`, `_` or `.`, but not `host`"));
+            return Err(Failure::new(
+                Kind::Usage,
+                format!("{:?} cannot name a snapshot", proto::text::visible(name)),
+            )
+            .hint("use 1 to 64 letters, digits, `-`, `_` or `.`, but not `host`"));
         }
         match self.manifests().iter().find(|manifest| manifest.name.as_deref() == Some(name)) {
-            Some(taken) => Err(Failure::new(Kind::Conflict, format!("snapshot {} has the name {name} already", taken.id))
-                .hint("choose another name, or remove that one: pal snapshots --rm NAME")),
+            Some(taken) => Err(Failure::new(
+                Kind::Conflict,
+                format!("snapshot {} has the name {name} already", taken.id),
+            )
+            .hint("choose another name, or remove that one: pal snapshots --rm NAME")),
             None => Ok(()),
         }
     }
 
     /// The Body is frozen only while its change is copied. The caller has its lock.
-    fn take(&self, dir: &BodyDir, spec: &Spec, name: Option<String>, purpose: Purpose) -> Result<Manifest, Failure> {
+    fn take(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        name: Option<String>,
+        purpose: Purpose,
+    ) -> Result<Manifest, Failure> {
         self.take_as(dir, spec, name, purpose, None)
     }
 
     /// The same of a Body that was prepared, and does not run: to be found by what decided about it.
-    pub(crate) fn take_dependencies(&self, dir: &BodyDir, spec: &Spec, origin: &str, key: &str) -> Result<SnapshotId, Failure> {
+    pub(crate) fn take_dependencies(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        origin: &str,
+        key: &str,
+    ) -> Result<SnapshotId, Failure> {
         self.take_as(dir, spec, None, Purpose::Kept, Some((origin, key))).map(|manifest| manifest.id)
     }
 
-    fn take_as(&self, dir: &BodyDir, spec: &Spec, name: Option<String>, purpose: Purpose, dependency: Option<(&str, &str)>) -> Result<Manifest, Failure> {
+    fn take_as(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        name: Option<String>,
+        purpose: Purpose,
+        dependency: Option<(&str, &str)>,
+    ) -> Result<Manifest, Failure> {
         let id = &spec.id;
         if dir.is_swapped() {
             return Err(crate::life::is_paused(id));
         }
-        let drawn = sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
+        let drawn = sys::random::bytes()
+            .map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
         let manifest = Manifest {
             id: SnapshotId::from_random(drawn),
             name,
@@ -96,11 +122,16 @@ impl Fleet {
         self.write("snapshot.created", id, json!({ "snapshot": manifest.id, "name": manifest.name }))?;
         if spec.layer == Layer::Microvm {
             let to = self.snapshot_path(&manifest.id);
-            return self.take_machine(dir, spec, &to, manifest).inspect_err(|_| drop(snapshot::remove(&self.maker.programs, &spec.ids, &to)));
+            return self
+                .take_machine(dir, spec, &to, manifest)
+                .inspect_err(|_| drop(snapshot::remove(&self.maker.programs, &spec.ids, &to)));
         }
         if let Condition::Running(running) = dir.condition().map_err(|error| failures::dir(id, error))? {
-            dir.hold().map_err(|error| Failure::new(Kind::Host, "cannot freeze the Body").because(error).hint("make room: pal gc"))?;
-            let frozen = process::pause(&running).map_err(|error| failures::process("cannot freeze the Body", error));
+            dir.hold().map_err(|error| {
+                Failure::new(Kind::Host, "cannot freeze the Body").because(error).hint("make room: pal gc")
+            })?;
+            let frozen =
+                process::pause(&running).map_err(|error| failures::process("cannot freeze the Body", error));
             frozen.inspect_err(|_| drop(self.thaw_held(dir)))?;
         }
         let to = self.snapshot_path(&manifest.id);
@@ -114,7 +145,8 @@ impl Fleet {
 
     /// All snapshots that somebody named or took, oldest first.
     pub fn snapshots(&self) -> Result<Vec<SnapshotView>, Failure> {
-        let mut views: Vec<SnapshotView> = self.manifests().into_iter().filter(|manifest| manifest.dependency.is_none()).map(view).collect();
+        let mut views: Vec<SnapshotView> =
+            self.manifests().into_iter().filter(|manifest| manifest.dependency.is_none()).map(view).collect();
         views.sort_by(|a, b| (&a.created_at, &a.id).cmp(&(&b.created_at, &b.id)));
         Ok(views)
     }
@@ -127,11 +159,17 @@ impl Fleet {
     /// By whole id, name, or a prefix of the id that only one has.
     pub(crate) fn find_snapshot(&self, key: &str) -> Result<Manifest, Failure> {
         let all = self.manifests();
-        let exact = all.iter().find(|manifest| manifest.id.as_str() == key || manifest.name.as_deref() == Some(key));
-        let mut begun = all.iter().filter(|manifest| !key.is_empty() && manifest.id.as_str().starts_with(key));
+        let exact =
+            all.iter().find(|manifest| manifest.id.as_str() == key || manifest.name.as_deref() == Some(key));
+        let mut begun =
+            all.iter().filter(|manifest| !key.is_empty() && manifest.id.as_str().starts_with(key));
         match (exact, begun.next(), begun.next()) {
             (Some(manifest), ..) | (None, Some(manifest), None) => Ok(manifest.clone()),
-            _ => Err(Failure::new(Kind::NotFound, format!("there is no snapshot {:?}", proto::text::visible(key))).hint("list them: pal snapshots")),
+            _ => Err(Failure::new(
+                Kind::NotFound,
+                format!("there is no snapshot {:?}", proto::text::visible(key)),
+            )
+            .hint("list them: pal snapshots")),
         }
     }
 
@@ -146,7 +184,8 @@ impl Fleet {
         for id in &top.below {
             let dir = self.snapshot_path(id);
             let manifest = snapshot::read(&dir).map_err(|error| {
-                Failure::new(Kind::Host, format!("snapshot {id}, which others stand on, cannot be read")).because(error)
+                Failure::new(Kind::Host, format!("snapshot {id}, which others stand on, cannot be read"))
+                    .because(error)
             })?;
             stack.push(snapshot::below(dir, &manifest));
         }
@@ -156,7 +195,13 @@ impl Fleet {
     /// A snapshot, what is below it, and the template's root below that.
     pub(crate) fn under_snapshot(&self, top: &Manifest) -> Result<Under, Failure> {
         let layers = top.base.as_ref().map(|base| self.layers_below(&base.layers)).transpose()?;
-        Ok(Under { snapshots: self.stack(top)?, layers, workspaces: self.workspaces_below(&top.workspaces)?, home: self.home_below(top.home.as_ref())?, vm: None })
+        Ok(Under {
+            snapshots: self.stack(top)?,
+            layers,
+            workspaces: self.workspaces_below(&top.workspaces)?,
+            home: self.home_below(top.home.as_ref())?,
+            vm: None,
+        })
     }
 
     /// Snapshots below a Body that exists.
@@ -171,18 +216,33 @@ impl Fleet {
     pub fn remove_snapshot(&self, key: &str) -> Result<SnapshotId, Failure> {
         let manifest = self.find_snapshot(key)?;
         if let Some(user) = self.user_of(&manifest.id)? {
-            return Err(Failure::new(Kind::Conflict, format!("{user} stands on snapshot {}", manifest.id)).hint("remove that first"));
+            return Err(Failure::new(Kind::Conflict, format!("{user} stands on snapshot {}", manifest.id))
+                .hint("remove that first"));
         }
-        self.write("snapshot.removed", &manifest.body, json!({ "snapshot": manifest.id, "name": manifest.name }))?;
-        snapshot::remove(&self.maker.programs, &manifest.ids, &self.snapshot_path(&manifest.id)).map_err(failures::removal)?;
+        self.write(
+            "snapshot.removed",
+            &manifest.body,
+            json!({ "snapshot": manifest.id, "name": manifest.name }),
+        )?;
+        snapshot::remove(&self.maker.programs, &manifest.ids, &self.snapshot_path(&manifest.id))
+            .map_err(failures::removal)?;
         Ok(manifest.id)
     }
 
     /// Who needs a snapshot.
     pub(crate) fn user_of(&self, id: &SnapshotId) -> Result<Option<String>, Failure> {
-        let specs = self.ids()?.into_iter().filter_map(|body| body::BodyDir::at(self.body_path(&body)).spec().ok());
-        let body = specs.into_iter().find(|spec| spec.snapshots.contains(id)).map(|spec| format!("Body {}", spec.id));
-        let other = || self.manifests().into_iter().find(|other| other.below.contains(id)).map(|other| format!("snapshot {}", other.id));
+        let specs =
+            self.ids()?.into_iter().filter_map(|body| body::BodyDir::at(self.body_path(&body)).spec().ok());
+        let body = specs
+            .into_iter()
+            .find(|spec| spec.snapshots.contains(id))
+            .map(|spec| format!("Body {}", spec.id));
+        let other = || {
+            self.manifests()
+                .into_iter()
+                .find(|other| other.below.contains(id))
+                .map(|other| format!("snapshot {}", other.id))
+        };
         Ok(body.or_else(other))
     }
 
@@ -191,7 +251,8 @@ impl Fleet {
         for id in &spec.snapshots {
             let Ok(manifest) = snapshot::read(&self.snapshot_path(id)) else { continue };
             if manifest.for_forks && self.user_of(id)?.is_none() {
-                snapshot::remove(&self.maker.programs, &manifest.ids, &self.snapshot_path(id)).map_err(failures::removal)?;
+                snapshot::remove(&self.maker.programs, &manifest.ids, &self.snapshot_path(id))
+                    .map_err(failures::removal)?;
             }
         }
         Ok(())
@@ -203,9 +264,15 @@ impl Fleet {
     }
 
     /// The same, each kept on those terms.
-    pub async fn fork_leased(&self, id: &BodyId, count: u32, lease: Option<Lease>) -> Result<Vec<View>, Failure> {
+    pub async fn fork_leased(
+        &self,
+        id: &BodyId,
+        count: u32,
+        lease: Option<Lease>,
+    ) -> Result<Vec<View>, Failure> {
         if !(1..=FORKS_MAX).contains(&count) {
-            return Err(Failure::new(Kind::Usage, format!("{count} forks cannot be made at once")).hint(format!("ask for 1 to {FORKS_MAX}")));
+            return Err(Failure::new(Kind::Usage, format!("{count} forks cannot be made at once"))
+                .hint(format!("ask for 1 to {FORKS_MAX}")));
         }
         // Held until the forks stand on the snapshot: before that nobody seems to need it.
         let (dir, parent, _lock) = self.locked(id)?;
@@ -277,5 +344,13 @@ pub(crate) fn bare(key: &str) -> &str {
 }
 
 fn view(manifest: Manifest) -> SnapshotView {
-    SnapshotView { id: manifest.id, name: manifest.name, body: manifest.body, owner: manifest.owner, created_at: manifest.created_at, bytes: manifest.bytes, for_forks: manifest.for_forks }
+    SnapshotView {
+        id: manifest.id,
+        name: manifest.name,
+        body: manifest.body,
+        owner: manifest.owner,
+        created_at: manifest.created_at,
+        bytes: manifest.bytes,
+        for_forks: manifest.for_forks,
+    }
 }

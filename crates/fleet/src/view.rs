@@ -1,10 +1,6 @@
 //! What callers see of the fleet.
 
-use proto::{
-    BodyId, Enforcement, SnapshotId, Spec,
-    launch::End,
-    vm::Revival,
-};
+use proto::{BodyId, Enforcement, SnapshotId, Spec, launch::End, vm::Revival};
 use serde::Serialize;
 
 /// How a Body is.

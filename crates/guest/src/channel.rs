@@ -333,7 +333,12 @@ impl Channel {
         }
     }
 
-    async fn receive_to(self: Rc<Self>, stream: u32, mut to: OwnedWriteHalf, mut arriving: mpsc::UnboundedReceiver<Vec<u8>>) {
+    async fn receive_to(
+        self: Rc<Self>,
+        stream: u32,
+        mut to: OwnedWriteHalf,
+        mut arriving: mpsc::UnboundedReceiver<Vec<u8>>,
+    ) {
         let mut owed = 0;
         while let Some(bytes) = arriving.recv().await {
             if to.write_all(&bytes).await.is_err() {
@@ -381,8 +386,12 @@ mod tests {
     use super::*;
 
     /// A host and a guest that hands each stream to `serve`.
-    fn joined<F: Future<Output = ()> + 'static>(serve: impl Fn(UnixStream) -> F + 'static) -> (Rc<Channel>, Rc<Channel>) {
-        let (one, other) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    fn joined<F: Future<Output = ()> + 'static>(
+        serve: impl Fn(UnixStream) -> F + 'static,
+    ) -> (Rc<Channel>, Rc<Channel>) {
+        let (one, other) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+                .unwrap();
         let host = Channel::new(Side::Host, Port::new(one).unwrap());
         let guest = Channel::new(Side::Guest, Port::new(other).unwrap());
         for end in [host.clone(), guest.clone()] {
@@ -441,7 +450,8 @@ mod tests {
                     tokio::task::spawn_local(async move {
                         let (mut near, far) = UnixStream::pair().unwrap();
                         assert!(host.open(far).await);
-                        let sent: Vec<u8> = (0..700_000u32).map(|at| (at as u8).wrapping_mul(number)).collect();
+                        let sent: Vec<u8> =
+                            (0..700_000u32).map(|at| (at as u8).wrapping_mul(number)).collect();
                         let (mut from, mut to) = near.split();
                         let mut got = Vec::new();
                         let send = async {
@@ -466,7 +476,8 @@ mod tests {
     fn a_stream_that_nobody_reads_stops_alone() {
         run(async {
             // Every stream gets endless output.
-            let (host, guest) = joined(|mut socket| async move { while socket.write_all(&[7; 4096]).await.is_ok() {} });
+            let (host, guest) =
+                joined(|mut socket| async move { while socket.write_all(&[7; 4096]).await.is_ok() {} });
             let _words = listen(&host);
             let (stuck, far) = UnixStream::pair().unwrap();
             assert!(host.open(far).await);
@@ -498,7 +509,9 @@ mod tests {
             }
             // Both ends of the old line are closed; meanwhile somebody has something to say.
             near.write_all(b"two").await.unwrap();
-            let (one, other) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+            let (one, other) =
+                rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+                    .unwrap();
             guest.move_to(Port::new(other).unwrap());
             tokio::time::sleep(Duration::from_millis(20)).await;
             host.move_to(Port::new(one).unwrap());
@@ -513,7 +526,9 @@ mod tests {
     #[test]
     fn a_line_that_was_to_move_and_stays_ends_as_any_other() {
         run(async {
-            let (one, other) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+            let (one, other) =
+                rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+                    .unwrap();
             let host = Channel::new(Side::Host, Port::new(one).unwrap());
             host.expect_move();
             drop(other);

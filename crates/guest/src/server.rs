@@ -238,7 +238,11 @@ async fn own(guest: Rc<Guest>, path: &[&str], request: Request<Incoming>) -> Rep
     match (request.method(), path) {
         (&Method::GET, ["guest"]) => reply::json(&info(&guest)),
         (&Method::GET, ["receipt"]) => match guest.machine.borrow().as_ref() {
-            Some(machine) => reply::json(&crate::vm::proof(&guest, machine, query.text("now_ns").and_then(|now| now.parse().ok()))),
+            Some(machine) => reply::json(&crate::vm::proof(
+                &guest,
+                machine,
+                query.text("now_ns").and_then(|now| now.parse().ok()),
+            )),
             None => Refusal::new(StatusCode::NOT_FOUND, "this is no machine").reply(),
         },
         (&Method::POST, ["shutdown"]) => shutdown(&guest, request.into_body()).await,

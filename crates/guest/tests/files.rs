@@ -49,7 +49,10 @@ async fn an_upload_that_breaks_off_changes_nothing() {
         use tokio::io::AsyncWriteExt;
         let name = path.file_name().unwrap().to_str().unwrap();
         let mut stream = guest.connect().await;
-        let head = format!("POST {} HTTP/1.1\r\nhost: guest\r\ncontent-type: application/octet-stream\r\ncontent-length: 9000000\r\n\r\n", uri(&guest, name));
+        let head = format!(
+            "POST {} HTTP/1.1\r\nhost: guest\r\ncontent-type: application/octet-stream\r\ncontent-length: 9000000\r\n\r\n",
+            uri(&guest, name)
+        );
         stream.write_all(head.as_bytes()).await.unwrap();
         stream.write_all(&first).await.unwrap();
         // More than a socket holds is written, so it has begun.

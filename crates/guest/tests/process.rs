@@ -266,7 +266,11 @@ async fn a_terminal_is_a_terminal() {
         let wrong = json!({"process": {"pid": pid}, "pty": size(cols, rows)});
         assert_eq!(guest.call("process.Process/Update", wrong).await.0, 400, "{cols} {rows}");
         let wrong = json!({"process": {"cmd": "/bin/true"}, "pty": size(cols, rows)});
-        assert_eq!(guest.stream(START, wrong).await.rest().await.last["error"]["code"], "invalid_argument", "{cols} {rows}");
+        assert_eq!(
+            guest.stream(START, wrong).await.rest().await.last["error"]["code"],
+            "invalid_argument",
+            "{cols} {rows}"
+        );
     }
     let wrong = json!({"process": {"pid": pid}, "input": {"stdin": ""}});
     assert_eq!(guest.call("process.Process/SendInput", wrong).await.0, 500);
@@ -289,14 +293,16 @@ async fn silence_is_broken_by_keepalives() {
 #[tokio::test]
 async fn a_terminals_newest_output_is_replayed_to_who_asks_for_it() {
     let guest = Guest::start();
-    let process = json!({"cmd": "/bin/sh", "args": ["-c", "printf first; read line; printf second; exec sleep 60"]});
+    let process =
+        json!({"cmd": "/bin/sh", "args": ["-c", "printf first; read line; printf second; exec sleep 60"]});
     let message = json!({"process": process, "pty": {"size": {"cols": 80, "rows": 24}}, "tag": "t"});
     let mut heard = guest.stream(START, message).await;
     heard.pid().await;
     assert_eq!(heard.output().await, "first");
     drop(heard);
     let connect = async |headers: &[(&str, &str)]| {
-        let mut events = guest.stream_with("process.Process/Connect", headers, json!({"process": {"tag": "t"}})).await;
+        let mut events =
+            guest.stream_with("process.Process/Connect", headers, json!({"process": {"tag": "t"}})).await;
         events.pid().await;
         events
     };
@@ -311,5 +317,7 @@ async fn a_terminals_newest_output_is_replayed_to_who_asks_for_it() {
     }
     assert!(!said.contains("first"), "{said:?}");
     assert_eq!(connect(&[("palisade-replay", "1")]).await.output().await, format!("first{said}"));
-    guest.call("process.Process/SendSignal", json!({"process": {"tag": "t"}, "signal": "SIGNAL_SIGKILL"})).await;
+    guest
+        .call("process.Process/SendSignal", json!({"process": {"tag": "t"}, "signal": "SIGNAL_SIGKILL"}))
+        .await;
 }

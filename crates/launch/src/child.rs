@@ -77,7 +77,11 @@ impl Luggage {
             control: self.control.as_ref().map(AsRawFd::as_raw_fd),
             trees: self.trees.as_ref().map(|trees| TreeNumbers {
                 disk: trees.disk.as_ref().map(AsRawFd::as_raw_fd),
-                lowers: trees.lowers.iter().map(|lower| (lower.path.clone(), lower.tree.as_raw_fd())).collect(),
+                lowers: trees
+                    .lowers
+                    .iter()
+                    .map(|lower| (lower.path.clone(), lower.tree.as_raw_fd()))
+                    .collect(),
                 mounts: trees.mounts.iter().map(AsRawFd::as_raw_fd).collect(),
             }),
         }
@@ -89,7 +93,8 @@ impl Numbers {
         let take = sys::fd::inherited;
         let [listener, log] = self.fixed;
         let trees = self.trees.map(|trees| -> io::Result<Trees> {
-            let lowers = trees.lowers.into_iter().map(|(path, number)| take(number).map(|tree| Lower { path, tree }));
+            let lowers =
+                trees.lowers.into_iter().map(|(path, number)| take(number).map(|tree| Lower { path, tree }));
             Ok(Trees {
                 disk: trees.disk.map(take).transpose()?,
                 lowers: lowers.collect::<io::Result<_>>()?,
@@ -125,7 +130,13 @@ pub enum Launched {
 }
 
 /// The child's whole life until it is the guest.
-pub fn live(plan: OwnedFd, tell: &OwnedFd, network: &OwnedFd, places: Option<Places>, launched: Launched) -> ! {
+pub fn live(
+    plan: OwnedFd,
+    tell: &OwnedFd,
+    network: &OwnedFd,
+    places: Option<Places>,
+    launched: Launched,
+) -> ! {
     let error = match begin(plan, tell, launched) {
         Ok(Begun { plan, luggage, filter }) => match prepare(&plan, &luggage, network, places) {
             Ok(prepared) => become_guest(plan, luggage, tell, prepared, &filter),
@@ -187,7 +198,12 @@ fn read_plan(pipe: &mut File) -> io::Result<(Plan, Numbers)> {
 }
 
 /// Sets everything up.
-fn prepare(plan: &Plan, luggage: &Luggage, network: &OwnedFd, places: Option<Places>) -> Result<Assembled, StepError> {
+fn prepare(
+    plan: &Plan,
+    luggage: &Luggage,
+    network: &OwnedFd,
+    places: Option<Places>,
+) -> Result<Assembled, StepError> {
     for door in &luggage.groups {
         sys::cgroup::enter_v1(door.as_fd()).step("enter the Body's cgroup")?;
     }
@@ -238,7 +254,13 @@ fn namespaces() -> Vec<Mechanism> {
 ///
 /// Without an exec: the guest is part of this program, which saves a tenth of a Body's whole start. What an exec
 /// would have swept away is swept by hand: descriptors here, capabilities and the rest by `lock_down`.
-fn become_guest(plan: Plan, luggage: Luggage, tell: &OwnedFd, prepared: Assembled, filter: &Filter) -> StepError {
+fn become_guest(
+    plan: Plan,
+    luggage: Luggage,
+    tell: &OwnedFd,
+    prepared: Assembled,
+    filter: &Filter,
+) -> StepError {
     let Assembled { told: mechanisms, followed } = prepared;
     let Kept { listener, tell, control, followed } = match keep_only(luggage, tell, followed) {
         Ok(kept) => kept,
@@ -267,7 +289,13 @@ fn become_guest(plan: Plan, luggage: Luggage, tell: &OwnedFd, prepared: Assemble
 }
 
 /// Minds a machine instead; its guest's beginning is the end of the pipe here, too.
-fn mind(machine: VmPlan, callers: UnixListener, control: UnixListener, tell: OwnedFd, mut mechanisms: Vec<Mechanism>) -> i32 {
+fn mind(
+    machine: VmPlan,
+    callers: UnixListener,
+    control: UnixListener,
+    tell: OwnedFd,
+    mut mechanisms: Vec<Mechanism>,
+) -> i32 {
     let about = machine.clone();
     vm::live(vm::Charge { vm: machine, callers, control }, move |revived| {
         let told = match revived {
@@ -297,7 +325,8 @@ struct Kept {
 
 /// Closes every descriptor but the log, the sockets, views of areas and, for one more word, the pipe to the launcher.
 fn keep_only(luggage: Luggage, tell: &OwnedFd, followed: Vec<Followed>) -> Result<Kept, StepError> {
-    let null: OwnedFd = File::options().read(true).write(true).open("/dev/null").step("open /dev/null")?.into();
+    let null: OwnedFd =
+        File::options().read(true).write(true).open("/dev/null").step("open /dev/null")?.into();
     // Above all fixed numbers first, so that placing one never closes another.
     let views = VIEWS_FD + followed.iter().map(|followed| 1 + followed.lowers.len() as RawFd).sum::<RawFd>();
     let high = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, views + 2).step("copy a descriptor");
@@ -317,7 +346,10 @@ fn keep_only(luggage: Luggage, tell: &OwnedFd, followed: Vec<Followed>) -> Resul
     for (view, number) in all.into_iter().zip(VIEWS_FD..) {
         sys::fd::place(view, number).step("place a view")?;
     }
-    let named: Vec<_> = followed.iter().map(|followed| (followed.at.clone(), followed.token.clone(), followed.above, followed.lowers.len())).collect();
+    let named: Vec<_> = followed
+        .iter()
+        .map(|followed| (followed.at.clone(), followed.token.clone(), followed.above, followed.lowers.len()))
+        .collect();
     // Their numbers are closed below, by number.
     std::mem::forget((luggage, null, followed));
     sys::fd::close_from(views).step("close what is not the guest's")?;
@@ -332,7 +364,13 @@ fn keep_only(luggage: Luggage, tell: &OwnedFd, followed: Vec<Followed>) -> Resul
     let mut views = Vec::new();
     for (at, token, above, lowers) in named {
         let upper = next()?;
-        views.push(Followed { at, token, upper, lowers: (0..lowers).map(|_| next()).collect::<Result<_, _>>()?, above });
+        views.push(Followed {
+            at,
+            token,
+            upper,
+            lowers: (0..lowers).map(|_| next()).collect::<Result<_, _>>()?,
+            above,
+        });
     }
     Ok(Kept { listener: take(LISTEN_FD)?.into(), tell: take(TELL_FD)?, control, followed: views })
 }

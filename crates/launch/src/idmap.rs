@@ -33,7 +33,8 @@ impl<'a> Views<'a> {
         let at = match self.made.iter().position(|(ids, _)| ids == from) {
             Some(at) => at,
             None => {
-                let (users, groups) = (lines(&from.users, &self.to.users), lines(&from.groups, &self.to.groups));
+                let (users, groups) =
+                    (lines(&from.users, &self.to.users), lines(&from.groups, &self.to.groups));
                 self.made.push((from.clone(), user_namespace(&users, &groups).step("make a map of ids")?));
                 self.made.len() - 1
             }
@@ -47,7 +48,13 @@ impl<'a> Views<'a> {
 /// From the ids on disk to the ids shown: both stand behind the same id inside.
 fn lines(from: &[IdRange], to: &[IdRange]) -> Vec<MapLine> {
     let pairs = from.iter().zip(to);
-    pairs.map(|(from, to)| MapLine { inside: from.outside, outside: to.outside, count: from.count.min(to.count) }).collect()
+    pairs
+        .map(|(from, to)| MapLine {
+            inside: from.outside,
+            outside: to.outside,
+            count: from.count.min(to.count),
+        })
+        .collect()
 }
 
 /// A user namespace with these maps, held by nobody but the descriptor.

@@ -48,11 +48,15 @@ fn act() -> Result<(), StepError> {
     let out: OwnedFd = File::options().read(true).write(true).open(&order.out).step("open the image")?.into();
     let layer = match &order.source {
         // An ordinary user takes it in the new namespaces, where alone it may.
-        ImageSource::Layer(root) if sys::caps::is_host_root() => Some(sys::mount::clone_tree(root, Below::No).step("open the layer")?),
+        ImageSource::Layer(root) if sys::caps::is_host_root() => {
+            Some(sys::mount::clone_tree(root, Below::No).step("open the layer")?)
+        }
         _ => None,
     };
     let (told, tell) = rustix::pipe::pipe().step("make a pipe")?;
-    match sys::namespace::fork_into(sys::namespace::USER | sys::namespace::MOUNTS, None).step("make a user namespace")? {
+    match sys::namespace::fork_into(sys::namespace::USER | sys::namespace::MOUNTS, None)
+        .step("make a user namespace")?
+    {
         Side::Child => {
             drop(tell);
             let _ = rustix::io::read(&told, &mut [0u8; 1]);
@@ -63,7 +67,8 @@ fn act() -> Result<(), StepError> {
         Side::Parent(pid) => {
             tend::map(pid, &order.ids)?;
             rustix::io::write(&tell, b"1").step("tell that the ids are there")?;
-            let waited = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).step("wait")?;
+            let waited =
+                rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).step("wait")?;
             std::process::exit(waited.and_then(|(_, status)| status.exit_status()).unwrap_or(1))
         }
     }
@@ -97,8 +102,14 @@ fn prepare(order: &ImageOrder, out: &OwnedFd, layer: Option<&OwnedFd>) -> Result
             command.args(left_out.iter().map(|path| format!("--exclude-path={}", path.display())));
         }
         (ImageSource::Layer(root), layer) => {
-            let own = if layer.is_none() { Some(sys::mount::clone_tree(root, Below::No).step("open the layer")?) } else { None };
-            let Some(tree) = layer.or(own.as_ref()) else { return Err(StepError::new("open the layer", "it is not there")) };
+            let own = if layer.is_none() {
+                Some(sys::mount::clone_tree(root, Below::No).step("open the layer")?)
+            } else {
+                None
+            };
+            let Some(tree) = layer.or(own.as_ref()) else {
+                return Err(StepError::new("open the layer", "it is not there"));
+            };
             memory()?;
             let place = Path::new(STAGE).join("root");
             std::fs::create_dir(&place).step("make a directory")?;
@@ -107,13 +118,18 @@ fn prepare(order: &ImageOrder, out: &OwnedFd, layer: Option<&OwnedFd>) -> Result
         }
     }
     rustix::io::fcntl_setfd(out, rustix::io::FdFlags::empty()).step("keep the image open")?;
-    command.arg(format!("/proc/self/fd/{}", out.as_raw_fd())).arg(".").stdin(Stdio::null()).stdout(Stdio::null());
+    command
+        .arg(format!("/proc/self/fd/{}", out.as_raw_fd()))
+        .arg(".")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
     Ok(command)
 }
 
 fn memory() -> Result<(), StepError> {
     sys::mount::make_private().step("make mounts private")?;
-    sys::mount::mount_new("tmpfs", Path::new(STAGE), Attrs::default(), "mode=0755,size=16m").step("mount memory")
+    sys::mount::mount_new("tmpfs", Path::new(STAGE), Attrs::default(), "mode=0755,size=16m")
+        .step("mount memory")
 }
 
 fn stage(areas: &[String], links: &[(String, String)]) -> Result<(), StepError> {
@@ -123,7 +139,8 @@ fn stage(areas: &[String], links: &[(String, String)]) -> Result<(), StepError> 
     for area in areas {
         let place = root.join(area);
         std::fs::create_dir_all(&place).step("make a directory")?;
-        sys::mount::bind(&Path::new("/").join(area), &place, read_only, Below::Too).step(format!("show /{area}"))?;
+        sys::mount::bind(&Path::new("/").join(area), &place, read_only, Below::Too)
+            .step(format!("show /{area}"))?;
     }
     for (name, target) in links {
         std::os::unix::fs::symlink(target, root.join(name)).step("make a link")?;
@@ -139,7 +156,8 @@ fn unreadable(dir: &Path, depth: usize, found: &mut Vec<PathBuf>) {
         let Ok(kind) = entry.file_type() else { continue };
         let wanted = if kind.is_dir() { Access::READ_OK | Access::EXEC_OK } else { Access::READ_OK };
         // A link is its own contents; what is neither file nor directory has none.
-        let readable = !(kind.is_dir() || kind.is_file()) || rustix::fs::accessat(CWD, &path, wanted, AtFlags::empty()).is_ok();
+        let readable = !(kind.is_dir() || kind.is_file())
+            || rustix::fs::accessat(CWD, &path, wanted, AtFlags::empty()).is_ok();
         match (readable, kind.is_dir()) {
             (false, _) => found.push(path),
             (true, true) if depth < DEPTH_MAX => unreadable(&path, depth + 1, found),
@@ -147,4 +165,3 @@ fn unreadable(dir: &Path, depth: usize, found: &mut Vec<PathBuf>) {
         }
     }
 }
-

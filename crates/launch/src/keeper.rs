@@ -128,23 +128,44 @@ struct Forked {
 }
 
 impl Forked {
-    fn new(cgroup: Option<BorrowedFd<'_>>, places: Option<Places>, ids: Option<&Ids>) -> Result<Self, StepError> {
+    fn new(
+        cgroup: Option<BorrowedFd<'_>>,
+        places: Option<Places>,
+        ids: Option<&Ids>,
+    ) -> Result<Self, StepError> {
         let launched = if sys::caps::is_host_root() { Launched::ByRoot } else { Launched::ByUser };
         let (hear, plan) = pipe()?;
         let (told, tell) = pipe()?;
         let way = Way::new()?;
         let flags = sys::namespace::FORKED | sys::namespace::SHARE_DESCRIPTORS;
-        match sys::namespace::fork_into(flags, cgroup).step("make the Body's namespaces").map_err(explain_namespaces)? {
+        match sys::namespace::fork_into(flags, cgroup)
+            .step("make the Body's namespaces")
+            .map_err(explain_namespaces)?
+        {
             Side::Child => child::live(hear, &tell, &way.take, places, launched),
             Side::Parent(pid) => {
                 let known = || -> Result<Self, StepError> {
-                    let mounts = File::open(format!("/proc/{}/ns/mnt", pid.as_raw_nonzero())).step("open the Body's mounts")?.into();
+                    let mounts = File::open(format!("/proc/{}/ns/mnt", pid.as_raw_nonzero()))
+                        .step("open the Body's mounts")?
+                        .into();
                     ids.map_or(Ok(()), |ids| give_ids(ids, pid, plan.as_fd()))?;
                     let helper = Helper::fork(pid, &way, places)?;
                     let handle = sys::process::open(pid).step("open the Body's first process")?;
-                    let ticks = sys::proc::start_ticks(pid.as_raw_nonzero().get()).step("read the start of the Body's first process")?;
+                    let ticks = sys::proc::start_ticks(pid.as_raw_nonzero().get())
+                        .step("read the start of the Body's first process")?;
                     let boot_id = sys::proc::boot_id().step("read the boot id")?;
-                    Ok(Self { pid, handle, ticks, boot_id, ids: ids.cloned(), plan, told, ends: (hear, tell, way), mounts, helper })
+                    Ok(Self {
+                        pid,
+                        handle,
+                        ticks,
+                        boot_id,
+                        ids: ids.cloned(),
+                        plan,
+                        told,
+                        ends: (hear, tell, way),
+                        mounts,
+                        helper,
+                    })
                 };
                 known().inspect_err(|_| end_child(pid))
             }
@@ -158,7 +179,11 @@ fn give_ids(ids: &Ids, pid: Pid, plan: BorrowedFd<'_>) -> Result<(), StepError> 
     rustix::io::write(plan, b".").map(drop).step("tell the Body's first process of its ids")
 }
 
-fn make(plan: &Plan, forked: Option<Result<Forked, StepError>>, places: Option<Places>) -> Result<Kept, StepError> {
+fn make(
+    plan: &Plan,
+    forked: Option<Result<Forked, StepError>>,
+    places: Option<Places>,
+) -> Result<Kept, StepError> {
     let forked = match forked {
         Some(forked) => forked.and_then(|forked| follow(plan, forked))?,
         None => Forked::new(v2_group(plan)?.as_ref().map(AsFd::as_fd), places, Some(&plan.ids))?,
@@ -179,7 +204,8 @@ fn v2_group(plan: &Plan) -> Result<Option<OwnedFd>, StepError> {
 /// Who was forked too early for its v2 group is moved there.
 fn follow(plan: &Plan, forked: Forked) -> Result<Forked, StepError> {
     let group = plan.cgroups.iter().find(|group| group.version == CgroupVersion::V2);
-    let moved = group.map_or(Ok(()), |group| sys::cgroup::move_v2(forked.pid.as_raw_nonzero().get(), &group.path));
+    let moved =
+        group.map_or(Ok(()), |group| sys::cgroup::move_v2(forked.pid.as_raw_nonzero().get(), &group.path));
     moved.inspect_err(|_| end_child(forked.pid)).step("enter the Body's cgroup").map(|()| forked)
 }
 
@@ -189,9 +215,8 @@ fn explain_namespaces(error: StepError) -> StepError {
             "user namespaces are restricted here; `pal doctor` says by what, for example: \
              sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
         ),
-        Some(code) if code == rustix::io::Errno::NOSPC.raw_os_error() => {
-            error.hint("the limit of namespaces is reached; raise it: sysctl -w user.max_user_namespaces=65536")
-        }
+        Some(code) if code == rustix::io::Errno::NOSPC.raw_os_error() => error
+            .hint("the limit of namespaces is reached; raise it: sysctl -w user.max_user_namespaces=65536"),
         _ => error,
     }
 }
@@ -205,14 +230,19 @@ fn pack(plan: &Plan) -> Result<Luggage, StepError> {
     let log = if plan.life == Life::Run { "/dev/null" } else { "guest.log" };
     let log = File::options().append(true).create(true).open(log).step("open the guest's log")?;
     let control = match &plan.vm {
-        Some(_) => Some(UnixListener::bind(proto::vm::CONTROL).step("listen on the machine's socket")?.into()),
+        Some(_) => {
+            Some(UnixListener::bind(proto::vm::CONTROL).step("listen on the machine's socket")?.into())
+        }
         None => None,
     };
     let groups = plan.cgroups.iter().filter(|group| group.version == CgroupVersion::V1);
     Ok(Luggage {
         listener: listener.into(),
         log: log.into(),
-        groups: groups.map(|group| sys::cgroup::door_v1(&group.path)).collect::<io::Result<_>>().step("open the Body's cgroups")?,
+        groups: groups
+            .map(|group| sys::cgroup::door_v1(&group.path))
+            .collect::<io::Result<_>>()
+            .step("open the Body's cgroups")?,
         control,
         trees: if sys::caps::is_host_root() { Some(trees::gather(plan)?) } else { None },
     })
@@ -228,7 +258,13 @@ fn settle(plan: &Plan, forked: Forked, places: Option<Places>) -> Result<Kept, S
     }
     let luggage = pack(plan)?;
     // Before the child goes on: from here on whoever finds the directory can end the Body, also without us.
-    let mut ready = Ready { pid: pid.as_raw_nonzero().get(), ticks, keeper: rustix::process::getpid().as_raw_nonzero().get(), mechanisms: Vec::new(), revival: None };
+    let mut ready = Ready {
+        pid: pid.as_raw_nonzero().get(),
+        ticks,
+        keeper: rustix::process::getpid().as_raw_nonzero().get(),
+        mechanisms: Vec::new(),
+        revival: None,
+    };
     write_running(plan, &ready, boot_id)?;
     hand_over(plan, &luggage, pipe).step("hand the plan to the Body's first process")?;
     if let Some(places) = places {
@@ -336,7 +372,8 @@ fn keep(plan: &Plan, mut kept: Kept) -> ExitCode {
     let forgotten = ordered == Some(Order::Forgotten);
     let ordered = ordered.map(Order::end);
     // A kept Body that was never published is none. One that was, and that its `pal start` left behind, stays.
-    let owner_gone = matches!(ordered, Some(End::Owner)) && (plan.life == Life::Run || !Path::new("spec.json").exists());
+    let owner_gone =
+        matches!(ordered, Some(End::Owner)) && (plan.life == Life::Run || !Path::new("spec.json").exists());
     if owner_gone {
         // While the kernel ends the Body's processes.
         let aside = set_aside(plan);
@@ -346,7 +383,10 @@ fn keep(plan: &Plan, mut kept: Kept) -> ExitCode {
         }
         remove_directory(&aside);
     }
-    let status = rustix::process::waitpid(Some(kept.pid), WaitOptions::empty()).ok().flatten().map(|(_, status)| status);
+    let status = rustix::process::waitpid(Some(kept.pid), WaitOptions::empty())
+        .ok()
+        .flatten()
+        .map(|(_, status)| status);
     let end = ordered.unwrap_or_else(|| judge(plan, status));
     remove_cgroups(plan);
     if owner_gone {
@@ -368,7 +408,8 @@ fn keep(plan: &Plan, mut kept: Kept) -> ExitCode {
 
 /// Whether a process that is being killed could still change something outside of the Body's own memory.
 fn reaches_host(plan: &Plan) -> bool {
-    plan.upper == proto::launch::Upper::Disk || plan.mounts.iter().any(|mount| mount.access == Access::ReadWrite)
+    plan.upper == proto::launch::Upper::Disk
+        || plan.mounts.iter().any(|mount| mount.access == Access::ReadWrite)
 }
 
 /// Tells the maker, who may have gone on already, that nothing is left of the Body.
@@ -415,7 +456,11 @@ fn wait(plan: &Plan, kept: &mut Kept, started: Instant) -> Option<Order> {
             Some(_) => Some(RECORD_AFTER),
             None => (!rested).then_some(REST_AFTER),
         };
-        let pause = next_check(plan, started).into_iter().chain(rest).min().map(|pause| Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: pause.subsec_nanos().into() });
+        let pause = next_check(plan, started)
+            .into_iter()
+            .chain(rest)
+            .min()
+            .map(|pause| Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: pause.subsec_nanos().into() });
         match rustix::event::poll(&mut watched, pause.as_ref()) {
             Err(rustix::io::Errno::INTR) => continue,
             Err(_) => return None,
@@ -460,7 +505,9 @@ fn wait(plan: &Plan, kept: &mut Kept, started: Instant) -> Option<Order> {
 
 /// Whether somebody removed the directory of a Body that had been written down, or what makes it a Body's.
 fn is_forgotten() -> bool {
-    let missing = |name: &str| Path::new(name).symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    let missing = |name: &str| {
+        Path::new(name).symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    };
     // The draft is what `pal` makes of the spec before it ends a Body itself, perhaps between two of these looks.
     is_removed() || (missing("spec.json") && missing("spec.draft"))
 }
@@ -483,7 +530,10 @@ fn over_disk(plan: &Plan) -> bool {
     }
     let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
     let upper = rustix::fs::open("disk/upper", flags, rustix::fs::Mode::empty());
-    upper.ok().and_then(|upper| sys::tree::usage(upper.as_fd()).ok()).is_some_and(|used| used.bytes > plan.disk_bytes)
+    upper
+        .ok()
+        .and_then(|upper| sys::tree::usage(upper.as_fd()).ok())
+        .is_some_and(|used| used.bytes > plan.disk_bytes)
 }
 
 /// A frozen process dies only when it is let go.
@@ -503,7 +553,8 @@ fn judge(plan: &Plan, status: Option<WaitStatus>) -> End {
     if let Some(code) = status.exit_status() {
         return End::Exit { code };
     }
-    let oom = plan.cgroups.iter().any(|group| sys::cgroup::oom_kills(&group.path).is_some_and(|kills| kills > 0));
+    let oom =
+        plan.cgroups.iter().any(|group| sys::cgroup::oom_kills(&group.path).is_some_and(|kills| kills > 0));
     match status.terminating_signal() {
         Some(signal) if signal == Signal::KILL.as_raw() && oom => End::Oom,
         Some(signal) => End::Killed { signal },

@@ -63,7 +63,10 @@ pub fn privileges(plan: &Plan) -> Result<Vec<Mechanism>, StepError> {
     }
     let landlock = sys::landlock::restrict_self(Path::new("/dev")).step("set up Landlock")?;
     Ok(vec![
-        Mechanism::enforced("capabilities", "all but eight over the Body's own files and processes are dropped"),
+        Mechanism::enforced(
+            "capabilities",
+            "all but eight over the Body's own files and processes are dropped",
+        ),
         no_new_privileges(plan),
         match landlock {
             Some(held) if held.scoped => Mechanism::enforced(
@@ -72,11 +75,20 @@ pub fn privileges(plan: &Plan) -> Result<Vec<Mechanism>, StepError> {
             ),
             Some(held) => Mechanism::degraded(
                 "landlock",
-                format!("ABI {} of this kernel cannot scope signals and abstract sockets (6 can); namespaces do", held.abi),
+                format!(
+                    "ABI {} of this kernel cannot scope signals and abstract sockets (6 can); namespaces do",
+                    held.abi
+                ),
             ),
-            None => Mechanism::absent("landlock", "this kernel has none, or it is not among its enabled security modules"),
+            None => Mechanism::absent(
+                "landlock",
+                "this kernel has none, or it is not among its enabled security modules",
+            ),
         },
-        Mechanism::enforced("seccomp", "allow-list of system calls; mounts, namespaces, bpf, io_uring, keyrings and others refused"),
+        Mechanism::enforced(
+            "seccomp",
+            "allow-list of system calls; mounts, namespaces, bpf, io_uring, keyrings and others refused",
+        ),
     ])
 }
 

@@ -33,7 +33,8 @@ pub struct Way {
 impl Way {
     /// To be made before the fork.
     pub fn new() -> Result<Self, StepError> {
-        let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+        let pair =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
         let (take, send) = pair.step("make a pair of sockets")?;
         Ok(Self { take, send })
     }
@@ -51,7 +52,8 @@ pub struct Helper(Pid);
 impl Helper {
     /// Forks it, for the Body whose first process is `pid`.
     pub fn fork(pid: Pid, way: &Way, places: Option<Places>) -> Result<Self, StepError> {
-        let users = File::open(format!("/proc/{}/ns/user", pid.as_raw_nonzero())).step("open the Body's user namespace")?;
+        let users = File::open(format!("/proc/{}/ns/user", pid.as_raw_nonzero()))
+            .step("open the Body's user namespace")?;
         match sys::namespace::fork_into(sys::namespace::NONE, None).step("fork the network's maker")? {
             Side::Parent(pid) => {
                 if let Some(places) = places {

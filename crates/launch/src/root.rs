@@ -40,8 +40,10 @@ pub struct Assembled {
 /// Mounts the stage. What else is needed of the host from below its place must have been taken before.
 pub fn raise_stage() -> Result<(), StepError> {
     rustix::process::umask(Mode::empty());
-    sys::mount::mount_new("tmpfs", Path::new(STAGE), Attrs::default(), STAGE_OPTIONS).step("mount the Body's memory")?;
-    rustix::fs::mkdir(Path::new(STAGE).join("root"), Mode::from_raw_mode(0o755)).step("make the root's directory")
+    sys::mount::mount_new("tmpfs", Path::new(STAGE), Attrs::default(), STAGE_OPTIONS)
+        .step("mount the Body's memory")?;
+    rustix::fs::mkdir(Path::new(STAGE).join("root"), Mode::from_raw_mode(0o755))
+        .step("make the root's directory")
 }
 
 /// Mounts every area on the stage and leaves the caller in the new root's directory.
@@ -53,7 +55,8 @@ pub fn raise_stage() -> Result<(), StepError> {
 pub fn assemble(plan: &Plan, trees: &Trees) -> Result<Assembled, StepError> {
     let stage = Path::new(STAGE);
     if let Upper::Memory { bytes, inodes } = plan.upper {
-        sys::mount::resize(stage, &format!("size={bytes},nr_inodes={inodes}")).step("bound the Body's memory")?;
+        sys::mount::resize(stage, &format!("size={bytes},nr_inodes={inodes}"))
+            .step("bound the Body's memory")?;
     }
     let private = stage.join("private");
     match &trees.disk {
@@ -70,7 +73,8 @@ pub fn assemble(plan: &Plan, trees: &Trees) -> Result<Assembled, StepError> {
     plan.seeds.iter().try_for_each(|seed| plant(plan, upper.as_fd(), seed))?;
     for area in plan.areas.iter().filter(|area| area.owner != 0 && plan.ids.has_root()) {
         let owner = (Some(Uid::from_raw(area.owner)), Some(Gid::from_raw(area.owner)));
-        rustix::fs::chownat(&upper, area.dir_name(), owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW).step("give the workspace to its user")?;
+        rustix::fs::chownat(&upper, area.dir_name(), owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW)
+            .step("give the workspace to its user")?;
     }
     let stack = Stack { plan, private, lowers };
     let mut told = vec![upper_record(plan)];
@@ -90,7 +94,11 @@ fn is_upper_itself(plan: &Plan) -> bool {
 
 /// Makes the caller's directory, where the root was put together, its root, and forgets the host's.
 pub fn enter(plan: &Plan) -> io::Result<()> {
-    if is_upper_itself(plan) { sys::mount::pivot_and_enter_here(Path::new(STAGE)) } else { sys::mount::pivot_here() }
+    if is_upper_itself(plan) {
+        sys::mount::pivot_and_enter_here(Path::new(STAGE))
+    } else {
+        sys::mount::pivot_here()
+    }
 }
 
 fn put(tree: BorrowedFd<'_>, place: &Path) -> io::Result<()> {
@@ -101,7 +109,9 @@ fn put(tree: BorrowedFd<'_>, place: &Path) -> io::Result<()> {
 fn upper_record(plan: &Plan) -> Mechanism {
     let name = "private root";
     match plan.upper {
-        Upper::Memory { .. } => Mechanism::enforced(name, "writes go to memory of the Body's own and end with it"),
+        Upper::Memory { .. } => {
+            Mechanism::enforced(name, "writes go to memory of the Body's own and end with it")
+        }
         Upper::Disk => Mechanism::enforced(name, "writes go to the Body's own upper on disk"),
     }
 }
@@ -123,7 +133,8 @@ fn memory_upper(plan: &Plan, private: &Path) -> io::Result<()> {
 /// Trust: an upper may be a Body's own from an earlier life, and hold links to anywhere. None is followed on the way
 /// to a seed's place; a seed whose way was changed by the Body is not wanted there.
 fn plant(plan: &Plan, upper: BorrowedFd<'_>, seed: &Seed) -> Result<(), StepError> {
-    let (Seed::Dir { path, .. } | Seed::Link { path, .. } | Seed::File { path, .. } | Seed::Hidden { path }) = seed;
+    let (Seed::Dir { path, .. } | Seed::Link { path, .. } | Seed::File { path, .. } | Seed::Hidden { path }) =
+        seed;
     let step = || format!("prepare the root ({seed:?})");
     if matches!(plan.upper, Upper::Memory { .. }) {
         // Nobody but us has put anything there yet: no link is on the way.
@@ -137,7 +148,9 @@ fn plant(plan: &Plan, upper: BorrowedFd<'_>, seed: &Seed) -> Result<(), StepErro
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let above = match rustix::fs::openat2(upper, above, flags, Mode::empty(), resolve) {
-        Err(Errno::LOOP | Errno::NOTDIR | Errno::NOENT | Errno::XDEV) if !is_planned(plan, above) => return Ok(()),
+        Err(Errno::LOOP | Errno::NOTDIR | Errno::NOENT | Errno::XDEV) if !is_planned(plan, above) => {
+            return Ok(());
+        }
         opened => opened.step(step())?,
     };
     put_seed(plan, above.as_fd(), name, seed).step(step())
@@ -148,9 +161,8 @@ fn put_seed(plan: &Plan, above: BorrowedFd<'_>, name: &str, seed: &Seed) -> io::
         Seed::Dir { mode, owner, .. } => make_dir(plan, above, name, *mode, *owner),
         Seed::Link { target, .. } => rustix::fs::symlinkat(target, above, name).map_err(io::Error::from),
         Seed::File { contents, .. } => make_file(above, name, contents),
-        Seed::Hidden { .. } => {
-            rustix::fs::mknodat(above, name, FileType::CharacterDevice, Mode::empty(), 0).map_err(io::Error::from)
-        }
+        Seed::Hidden { .. } => rustix::fs::mknodat(above, name, FileType::CharacterDevice, Mode::empty(), 0)
+            .map_err(io::Error::from),
     };
     put.or_else(|error| if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) })
 }
@@ -164,7 +176,13 @@ fn make_dir(plan: &Plan, upper: BorrowedFd<'_>, path: &str, mode: u32, owner: u3
     // The umask is empty here, so the mode is the one asked for.
     rustix::fs::mkdirat(upper, path, Mode::from_raw_mode(mode))?;
     if plan.ids.has_root() && owner != 0 {
-        rustix::fs::chownat(upper, path, Some(Uid::from_raw(owner)), Some(Gid::from_raw(owner)), AtFlags::empty())?;
+        rustix::fs::chownat(
+            upper,
+            path,
+            Some(Uid::from_raw(owner)),
+            Some(Gid::from_raw(owner)),
+            AtFlags::empty(),
+        )?;
     }
     Ok(())
 }
@@ -187,7 +205,8 @@ struct Stack<'a> {
 fn mount_area(stack: &Stack<'_>, area: &Area) -> Result<Option<Mechanism>, StepError> {
     let step = || format!("mount the area /{}", area.at);
     if area.at.is_empty() {
-        let place = if is_upper_itself(stack.plan) { stack.upper(area) } else { Path::new(STAGE).join("root") };
+        let place =
+            if is_upper_itself(stack.plan) { stack.upper(area) } else { Path::new(STAGE).join("root") };
         if !is_upper_itself(stack.plan) {
             stack.mount(area, &place).step(step())?;
         }
@@ -200,14 +219,17 @@ fn mount_area(stack: &Stack<'_>, area: &Area) -> Result<Option<Mechanism>, StepE
     } else {
         None
     };
-    let place = held.as_ref().map_or_else(|| Path::new(".").join(&area.at), |held| sys::fd::path_of(held.as_fd()));
+    let place =
+        held.as_ref().map_or_else(|| Path::new(".").join(&area.at), |held| sys::fd::path_of(held.as_fd()));
     if area.kind == AreaKind::Shown {
         return show(area, &place).map(|()| None);
     }
     match stack.mount(area, &place) {
         Ok(()) => Ok(None),
         // EINVAL: the lower has mounts below it, which a user namespace may not leave out.
-        Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => read_only_area(area, &place),
+        Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
+            read_only_area(area, &place)
+        }
         Err(error) => Err(error).step(step()),
     }
 }
@@ -235,7 +257,8 @@ impl Stack<'_> {
         }
         let work = self.private.join("work").join(area.dir_name());
         let volatile = matches!(self.plan.upper, Upper::Memory { .. });
-        Overlay { lowers: &lowers, upper: &upper, work: &work, volatile, setuid: self.plan.setuid }.mount(place)
+        Overlay { lowers: &lowers, upper: &upper, work: &work, volatile, setuid: self.plan.setuid }
+            .mount(place)
     }
 
     fn upper(&self, area: &Area) -> PathBuf {

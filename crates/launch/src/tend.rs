@@ -63,7 +63,8 @@ fn act(arguments: &[OsString]) -> Result<(), StepError> {
         Side::Parent(pid) => {
             map(pid, &ids)?;
             rustix::io::write(&tell, b"1").step("tell that the ids are there")?;
-            let waited = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).step("wait")?;
+            let waited =
+                rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).step("wait")?;
             std::process::exit(waited.and_then(|(_, status)| status.exit_status()).unwrap_or(1))
         }
     }
@@ -83,10 +84,14 @@ fn open(dir: &OsString) -> io::Result<OwnedFd> {
 pub fn map(pid: sys::namespace::Pid, ids: &Ids) -> Result<(), StepError> {
     let lines = |ranges: &[proto::spec::IdRange]| -> Vec<MapLine> {
         let first = if ids.has_root() { None } else { Some(0) };
-        ranges.iter().map(|r| MapLine { inside: first.unwrap_or(r.inside), outside: r.outside, count: r.count }).collect()
+        ranges
+            .iter()
+            .map(|r| MapLine { inside: first.unwrap_or(r.inside), outside: r.outside, count: r.count })
+            .collect()
     };
     if sys::caps::is_host_root() {
-        return sys::namespace::write_maps(pid, &lines(&ids.users), &lines(&ids.groups), true).step("map the ids");
+        return sys::namespace::write_maps(pid, &lines(&ids.users), &lines(&ids.groups), true)
+            .step("map the ids");
     }
     if ids.has_root() {
         return idmap::write_with_helpers(pid, &lines(&ids.users), &lines(&ids.groups));
@@ -110,8 +115,11 @@ fn work(arguments: &[OsString], place: Option<&OwnedFd>) -> Result<(), StepError
         [verb, dir] if verb == "remove" => {
             let path = Path::new(dir);
             let parent = path.parent().unwrap_or(Path::new("/"));
-            let name = CString::new(path.file_name().unwrap_or_default().as_bytes()).map_err(io::Error::from).step("read the name")?;
-            let parent = rustix::fs::open(parent, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).step("open the tree")?;
+            let name = CString::new(path.file_name().unwrap_or_default().as_bytes())
+                .map_err(io::Error::from)
+                .step("read the name")?;
+            let parent = rustix::fs::open(parent, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+                .step("open the tree")?;
             sys::tree::remove(parent.as_fd(), &name).step("remove the tree")
         }
         _ => Err(io::Error::from(io::ErrorKind::InvalidInput)).step("understand what to do"),

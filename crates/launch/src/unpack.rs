@@ -109,7 +109,11 @@ impl Layer<'_> {
         if entry.what != What::Dir {
             return Err(io::Error::other("the root of a layer is a directory"));
         }
-        rustix::fs::fchown(self.root, Some(Uid::from_raw(entry.owner.0)), Some(Gid::from_raw(entry.owner.1)))?;
+        rustix::fs::fchown(
+            self.root,
+            Some(Uid::from_raw(entry.owner.0)),
+            Some(Gid::from_raw(entry.owner.1)),
+        )?;
         Ok(rustix::fs::fchmod(self.root, Mode::from_raw_mode(entry.mode & 0o7777))?)
     }
 
@@ -151,7 +155,12 @@ impl Layer<'_> {
         for part in &parts[there..] {
             let name = OsStr::from_bytes(part);
             make_dir(at.as_fd(), name)?;
-            at = rustix::fs::openat(&at, name, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+            at = rustix::fs::openat(
+                &at,
+                name,
+                OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+                Mode::empty(),
+            )?;
         }
         Ok(at)
     }
@@ -159,7 +168,13 @@ impl Layer<'_> {
     fn open(&self, path: &[u8]) -> rustix::io::Result<OwnedFd> {
         let path: &[u8] = if path.is_empty() { b"." } else { path };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        rustix::fs::openat2(self.root, OsStr::from_bytes(path), flags, Mode::empty(), ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS)
+        rustix::fs::openat2(
+            self.root,
+            OsStr::from_bytes(path),
+            flags,
+            Mode::empty(),
+            ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
+        )
     }
 }
 
@@ -203,7 +218,13 @@ enum Kind {
 /// Owner first: changing it takes setuid away.
 fn dress(dir: BorrowedFd<'_>, name: &OsStr, entry: &Entry, kind: Kind) -> io::Result<()> {
     let (user, group) = entry.owner;
-    rustix::fs::chownat(dir, name, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)), AtFlags::SYMLINK_NOFOLLOW)?;
+    rustix::fs::chownat(
+        dir,
+        name,
+        Some(Uid::from_raw(user)),
+        Some(Gid::from_raw(group)),
+        AtFlags::SYMLINK_NOFOLLOW,
+    )?;
     if kind == Kind::Other {
         // Nothing but the entry that was just made has this name.
         rustix::fs::chmodat(dir, name, Mode::from_raw_mode(entry.mode & 0o7777), AtFlags::empty())?;

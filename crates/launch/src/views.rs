@@ -23,11 +23,26 @@ use crate::{
 /// root may open (`kcore`, `kmsg`, `slabinfo`, …) needs no hiding: that id stands behind none of the Body's, and
 /// "permission denied" says more than an empty file.
 const PROC_FILES: &[&str] = &[
-    "keys", "key-users", "kallsyms", "interrupts", "iomem", "ioports", "sched_debug", "latency_stats", "timer_stats",
-    "sysrq-trigger", "config.gz", "modules", "diskstats", "partitions", "swaps", "schedstat",
+    "keys",
+    "key-users",
+    "kallsyms",
+    "interrupts",
+    "iomem",
+    "ioports",
+    "sched_debug",
+    "latency_stats",
+    "timer_stats",
+    "sysrq-trigger",
+    "config.gz",
+    "modules",
+    "diskstats",
+    "partitions",
+    "swaps",
+    "schedstat",
 ];
 /// Directories of `/proc` that do: hidden behind an empty one.
-const PROC_DIRS: &[&str] = &["acpi", "asound", "bus", "driver", "dynamic_debug", "fs", "irq", "scsi", "sysvipc", "tty"];
+const PROC_DIRS: &[&str] =
+    &["acpi", "asound", "bus", "driver", "dynamic_debug", "fs", "irq", "scsi", "sysvipc", "tty"];
 /// Devices that are safe to share: they hold nothing and lead nowhere.
 const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
 /// What programs ask `/sys` for: how many processors there are and how they are laid out.
@@ -46,7 +61,8 @@ const KERNEL_READ_ONLY: Attrs = Attrs { read_only: true, no_exec: true, devices:
 pub fn ahead() -> Result<(), StepError> {
     let stage = Path::new(STAGE);
     for name in VIEWS {
-        rustix::fs::mkdir(stage.join(name), Mode::from_raw_mode(0o755)).step("make a directory on the stage")?;
+        rustix::fs::mkdir(stage.join(name), Mode::from_raw_mode(0o755))
+            .step("make a directory on the stage")?;
     }
     devices(&stage.join("dev"))?;
     kernel_objects(&stage.join("sys"))?;
@@ -67,7 +83,10 @@ pub fn mount_all(plan: &Plan, trees: &Trees) -> Result<Vec<Mechanism>, StepError
     Ok(vec![
         Mechanism::enforced("procfs", "own processes only; host-wide files hidden, settings read-only"),
         Mechanism::enforced("sysfs", "only the layout of processors, read-only"),
-        Mechanism::enforced("devices", format!("null, zero, full, random, urandom, tty; at most {PTYS_MAX} terminals")),
+        Mechanism::enforced(
+            "devices",
+            format!("null, zero, full, random, urandom, tty; at most {PTYS_MAX} terminals"),
+        ),
     ])
 }
 
@@ -76,7 +95,9 @@ fn devices(dev: &Path) -> Result<(), StepError> {
     sys::mount::mount_new("tmpfs", dev, attrs, "mode=0755,size=64k,nr_inodes=64").step("mount /dev")?;
     for name in DEVICES {
         let place = dev.join(name);
-        touch(&place).and_then(|()| sys::mount::bind_plain(&Path::new("/dev").join(name), &place)).step(format!("show /dev/{name}"))?;
+        touch(&place)
+            .and_then(|()| sys::mount::bind_plain(&Path::new("/dev").join(name), &place))
+            .step(format!("show /dev/{name}"))?;
     }
     for name in ["pts", "shm"] {
         rustix::fs::mkdir(dev.join(name), Mode::from_raw_mode(0o755)).step("make a directory in /dev")?;
@@ -84,7 +105,10 @@ fn devices(dev: &Path) -> Result<(), StepError> {
     let options = format!("newinstance,ptmxmode=0666,mode=0620,max={PTYS_MAX}");
     sys::mount::mount_new("devpts", &dev.join("pts"), attrs_pts(), &options).step("mount /dev/pts")?;
     let links = [
-        ("ptmx", "pts/ptmx"), ("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"),
+        ("ptmx", "pts/ptmx"),
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
         ("stderr", "/proc/self/fd/2"),
     ];
     for (name, target) in links {
@@ -111,7 +135,8 @@ fn processes(stage: &Path) -> Result<(), StepError> {
     }
     let settings = proc.join("sys");
     sys::mount::bind(&settings, &settings, KERNEL_READ_ONLY, Below::No).step("make /proc/sys read-only")?;
-    own_boot_id(&stage.join("dev/boot-id"), &settings.join("kernel/random/boot_id")).step("give the Body a boot id of its own")
+    own_boot_id(&stage.join("dev/boot-id"), &settings.join("kernel/random/boot_id"))
+        .step("give the Body a boot id of its own")
 }
 
 /// The host's boot id tells its Bodies that they are on one machine; each start of each Body has its own. Its file is
@@ -133,7 +158,8 @@ fn kernel_objects(sys_dir: &Path) -> Result<(), StepError> {
         let (source, place) = (Path::new("/sys").join(name), sys_dir.join(name));
         if source.is_dir() {
             std::fs::create_dir_all(&place).step("make a directory in /sys")?;
-            sys::mount::bind(&source, &place, KERNEL_READ_ONLY, Below::No).step(format!("show /sys/{name}"))?;
+            sys::mount::bind(&source, &place, KERNEL_READ_ONLY, Below::No)
+                .step(format!("show /sys/{name}"))?;
         }
     }
     std::fs::create_dir_all(sys_dir.join(HIDING)).step("make a directory in /sys")
@@ -148,10 +174,13 @@ fn named(tree: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
 
 /// Walks down from the root by descriptor, making what is missing.
 pub fn make_place(target: &Path, is_dir: bool) -> io::Result<OwnedFd> {
-    let parts: Vec<PathBuf> = target.components().filter_map(|part| match part {
-        Component::Normal(name) => Some(PathBuf::from(name)),
-        _ => None,
-    }).collect();
+    let parts: Vec<PathBuf> = target
+        .components()
+        .filter_map(|part| match part {
+            Component::Normal(name) => Some(PathBuf::from(name)),
+            _ => None,
+        })
+        .collect();
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut at = rustix::fs::open(".", flags, Mode::empty())?;
     for (index, name) in parts.iter().enumerate() {

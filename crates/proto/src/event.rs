@@ -64,7 +64,17 @@ impl Event {
     /// Gives a draft its place after `prev`.
     pub fn chain(draft: Draft, seq: u64, at: String, prev: &str) -> Self {
         let Draft { kind, body, brain, data } = draft;
-        let mut event = Event { v: VERSION, seq, at, kind, body, brain, data, prev: prev.to_owned(), hash: String::new() };
+        let mut event = Event {
+            v: VERSION,
+            seq,
+            at,
+            kind,
+            body,
+            brain,
+            data,
+            prev: prev.to_owned(),
+            hash: String::new(),
+        };
         event.hash = event.digest();
         event
     }
@@ -96,7 +106,12 @@ mod tests {
 
     #[test]
     fn the_hash_covers_every_field_and_survives_a_round_trip() {
-        let draft = Draft { kind: "body.started".into(), body: None, brain: None, data: serde_json::json!({"b": 1, "a": [2.5]}) };
+        let draft = Draft {
+            kind: "body.started".into(),
+            body: None,
+            brain: None,
+            data: serde_json::json!({"b": 1, "a": [2.5]}),
+        };
         let event = Event::chain(draft, 7, "2026-01-01T00:00:00.000000Z".into(), GENESIS);
         let again: Event = serde_json::from_str(&serde_json::to_string(&event).unwrap()).unwrap();
         assert_eq!(again.digest(), event.hash);

@@ -110,14 +110,24 @@ impl Limits {
     }
 }
 
-fn at_least<T: PartialOrd>(name: &'static str, asked: T, min: T, show: impl Fn(T) -> String) -> Result<(), LimitError> {
+fn at_least<T: PartialOrd>(
+    name: &'static str,
+    asked: T,
+    min: T,
+    show: impl Fn(T) -> String,
+) -> Result<(), LimitError> {
     if asked >= min {
         return Ok(());
     }
     Err(LimitError::TooSmall { name, asked: show(asked), min: show(min) })
 }
 
-fn at_most<T: PartialOrd>(name: &'static str, asked: T, max: T, show: impl Fn(T) -> String) -> Result<(), LimitError> {
+fn at_most<T: PartialOrd>(
+    name: &'static str,
+    asked: T,
+    max: T,
+    show: impl Fn(T) -> String,
+) -> Result<(), LimitError> {
     if asked <= max {
         return Ok(());
     }

@@ -53,7 +53,17 @@ pub enum FrameKind {
 
 impl FrameKind {
     const ALL: [FrameKind; 12] = [
-        Self::Welcome, Self::Receipt, Self::Open, Self::Data, Self::Credit, Self::End, Self::Reset, Self::Hold, Self::Held, Self::GoOn, Self::Bye,
+        Self::Welcome,
+        Self::Receipt,
+        Self::Open,
+        Self::Data,
+        Self::Credit,
+        Self::End,
+        Self::Reset,
+        Self::Hold,
+        Self::Held,
+        Self::GoOn,
+        Self::Bye,
         Self::Here,
     ];
 
@@ -136,7 +146,10 @@ impl Intake {
     #[expect(clippy::should_implement_trait, reason = "none now is not the end: more may arrive")]
     pub fn next(&mut self) -> Result<Option<Frame>, Violation> {
         let Some(header) = self.bytes.get(self.at..self.at + HEADER_LEN) else { return Ok(None) };
-        let kind = FrameKind::ALL.into_iter().find(|kind| *kind as u8 == header[0]).ok_or(Violation::Kind(header[0]))?;
+        let kind = FrameKind::ALL
+            .into_iter()
+            .find(|kind| *kind as u8 == header[0])
+            .ok_or(Violation::Kind(header[0]))?;
         let len = u32::from_le_bytes([header[1], header[2], header[3], 0]) as usize;
         if len > kind.len_max() || kind == FrameKind::Credit && len != 4 {
             return Err(Violation::Length(kind, len));
@@ -311,8 +324,13 @@ mod tests {
 
     #[test]
     fn frames_come_back_however_they_are_cut() {
-        let sent = [frame(FrameKind::Data, 7, b"hello"), frame(FrameKind::End, 7, b""), frame(FrameKind::Credit, 9, &[1, 0, 0, 0])];
-        let bytes: Vec<u8> = sent.iter().flat_map(|frame| seal(frame.kind, frame.stream, &frame.contents)).collect();
+        let sent = [
+            frame(FrameKind::Data, 7, b"hello"),
+            frame(FrameKind::End, 7, b""),
+            frame(FrameKind::Credit, 9, &[1, 0, 0, 0]),
+        ];
+        let bytes: Vec<u8> =
+            sent.iter().flat_map(|frame| seal(frame.kind, frame.stream, &frame.contents)).collect();
         for cut in 1..bytes.len() {
             let mut intake = Intake::default();
             let mut heard = Vec::new();
@@ -352,7 +370,11 @@ mod tests {
         assert_eq!(host.hear(frame(FrameKind::Data, 1, b"x")), Err(Violation::Window(1)));
         assert!(host.give(1, 1));
         assert_eq!(host.hear(frame(FrameKind::Data, 1, b"x")), Ok(Heard::Data(1, b"x".to_vec())));
-        assert_eq!(host.hear(frame(FrameKind::Credit, 1, &[1, 0, 0, 0])), Err(Violation::Credit(1)), "nothing was sent");
+        assert_eq!(
+            host.hear(frame(FrameKind::Credit, 1, &[1, 0, 0, 0])),
+            Err(Violation::Credit(1)),
+            "nothing was sent"
+        );
     }
 
     #[test]

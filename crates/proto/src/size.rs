@@ -76,7 +76,9 @@ mod tests {
 
     #[test]
     fn sizes_are_shown_in_the_largest_unit_that_fits() {
-        for (bytes, text) in [(0, "0B"), (512, "512B"), (1 << 20, "1MiB"), (1536, "1.5KiB"), (3 << 30, "3GiB")] {
+        for (bytes, text) in
+            [(0, "0B"), (512, "512B"), (1 << 20, "1MiB"), (1536, "1.5KiB"), (3 << 30, "3GiB")]
+        {
             assert_eq!(Size(bytes).to_string(), text);
         }
     }

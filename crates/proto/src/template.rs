@@ -59,8 +59,14 @@ impl TryFrom<String> for BuildId {
     type Error = BuildIdError;
     fn try_from(text: String) -> Result<Self, BuildIdError> {
         let dash = |at: usize| matches!(at, 8 | 13 | 18 | 23);
-        let fits = |(at, byte): (usize, u8)| if dash(at) { byte == b'-' } else { matches!(byte, b'0'..=b'9' | b'a'..=b'f') };
-        if text.len() == 36 && text.bytes().enumerate().all(fits) { Ok(Self(text)) } else { Err(BuildIdError(text)) }
+        let fits = |(at, byte): (usize, u8)| {
+            if dash(at) { byte == b'-' } else { matches!(byte, b'0'..=b'9' | b'a'..=b'f') }
+        };
+        if text.len() == 36 && text.bytes().enumerate().all(fits) {
+            Ok(Self(text))
+        } else {
+            Err(BuildIdError(text))
+        }
     }
 }
 
@@ -203,7 +209,9 @@ pub struct LayerRecord {
 
 /// Why a text cannot name a template.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{0:?} cannot name a template: names are 1 to {NAME_LEN_MAX} of a-z, 0-9, `-`, `_` and `.`, with `namespace/` before and `:tag` after if wanted")]
+#[error(
+    "{0:?} cannot name a template: names are 1 to {NAME_LEN_MAX} of a-z, 0-9, `-`, `_` and `.`, with `namespace/` before and `:tag` after if wanted"
+)]
 pub struct NameError(String);
 
 /// A template as somebody names it: `name`, `name:tag`, `namespace/name:tag`.
@@ -220,7 +228,10 @@ impl FromStr for Named {
     fn from_str(text: &str) -> Result<Self, NameError> {
         let (name, tag) = text.split_once(':').map_or((text, None), |(name, tag)| (name, Some(tag)));
         let parts: Vec<&str> = name.split('/').collect();
-        if parts.len() > 2 || !parts.iter().chain(tag.iter()).all(|part| is_plain(part)) || name.len() > NAME_LEN_MAX {
+        if parts.len() > 2
+            || !parts.iter().chain(tag.iter()).all(|part| is_plain(part))
+            || name.len() > NAME_LEN_MAX
+        {
             return Err(NameError(crate::text::visible(&text.chars().take(200).collect::<String>())));
         }
         // Names are one whatever their letters' case, as E2B's are.
@@ -231,7 +242,10 @@ impl FromStr for Named {
 /// Whether a text can be a tag, or a part of a name.
 pub fn is_plain(text: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    !text.is_empty() && text.len() <= NAME_LEN_MAX && text.chars().all(plain) && text.chars().any(|c| c != '.')
+    !text.is_empty()
+        && text.len() <= NAME_LEN_MAX
+        && text.chars().all(plain)
+        && text.chars().any(|c| c != '.')
 }
 
 #[cfg(test)]
@@ -243,7 +257,9 @@ mod tests {
         let named = |text: &str| text.parse::<Named>().ok().map(|named| (named.name, named.tag));
         assert_eq!(named("base"), Some(("base".into(), None)));
         assert_eq!(named("Team/My-App:v1.2"), Some(("team/my-app".into(), Some("v1.2".into()))));
-        for bad in ["", ":", "a:", ":b", "a/b/c", "a b", "../x", "..", "a/..", "a:b:c", "é", "a\0", &"x".repeat(129)] {
+        for bad in
+            ["", ":", "a:", ":b", "a/b/c", "a b", "../x", "..", "a/..", "a:b:c", "é", "a\0", &"x".repeat(129)]
+        {
             assert_eq!(named(bad), None, "{bad:?}");
         }
     }
@@ -253,7 +269,13 @@ mod tests {
         let id = BuildId::from_random([255; 16]);
         assert_eq!(id.as_str(), "ffffffff-ffff-4fff-bfff-ffffffffffff");
         assert!(id.as_str().parse::<BuildId>().is_ok());
-        for bad in ["", "x", "ffffffff-ffff-4fff-bfff-fffffffffff", "FFFFFFFF-ffff-4fff-bfff-ffffffffffff", "../../../../../../../../../../../..x"] {
+        for bad in [
+            "",
+            "x",
+            "ffffffff-ffff-4fff-bfff-fffffffffff",
+            "FFFFFFFF-ffff-4fff-bfff-ffffffffffff",
+            "../../../../../../../../../../../..x",
+        ] {
             assert!(bad.parse::<BuildId>().is_err(), "{bad:?}");
         }
     }

@@ -16,7 +16,13 @@ pub fn visible_bytes(bytes: &[u8]) -> String {
 /// JSON in which nothing acts on a terminal: the same value, spelt with escapes.
 pub fn visible_json(json: &str) -> String {
     // Outside of strings there is nothing but ASCII, and what of it is control is white space.
-    let spell = |c: char| if is_unsafe(c) && !c.is_ascii_whitespace() { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
+    let spell = |c: char| {
+        if is_unsafe(c) && !c.is_ascii_whitespace() {
+            format!("\\u{:04x}", u32::from(c))
+        } else {
+            c.to_string()
+        }
+    };
     json.chars().map(spell).collect()
 }
 
@@ -31,7 +37,8 @@ fn show(c: char) -> String {
 /// What a terminal obeys instead of showing it: control characters of both tables, and those that turn text around,
 /// break lines or cannot be seen.
 fn is_unsafe(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{61c}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
 }
 
 #[cfg(test)]

@@ -109,7 +109,11 @@ impl Receipt {
     /// The same, fit to be kept and shown: what a hostile guest says is neither long nor anything but text.
     pub fn tidy(self) -> Self {
         let text = |told: String| crate::text::visible(&told.chars().take(TOLD_LEN_MAX).collect::<String>());
-        Self { kernel: text(self.kernel), trouble: self.trouble.into_iter().take(TROUBLE_MAX).map(text).collect(), ..self }
+        Self {
+            kernel: text(self.kernel),
+            trouble: self.trouble.into_iter().take(TROUBLE_MAX).map(text).collect(),
+            ..self
+        }
     }
 }
 
@@ -167,7 +171,10 @@ impl std::str::FromStr for Engine {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let names = Self::ALL.map(Self::name).join(", ");
-        Self::ALL.into_iter().find(|engine| engine.name() == text).ok_or_else(|| format!("there is no engine of that name: {names}"))
+        Self::ALL
+            .into_iter()
+            .find(|engine| engine.name() == text)
+            .ok_or_else(|| format!("there is no engine of that name: {names}"))
     }
 }
 
@@ -249,7 +256,8 @@ pub const CLOCK_OFFSET_MAX_MS: i64 = 500;
 /// spent before it looked.
 pub fn clock_offset_ms(receipt: &Receipt, sent_ns: u64, heard_ns: u64) -> i64 {
     let clock = i128::from(receipt.clock_ns);
-    let (early, late) = (i128::from(sent_ns.saturating_add(receipt.spent_ns).min(heard_ns)), i128::from(heard_ns));
+    let (early, late) =
+        (i128::from(sent_ns.saturating_add(receipt.spent_ns).min(heard_ns)), i128::from(heard_ns));
     let offset = if clock < early { clock - early } else { (clock - late).max(0) };
     (offset / 1_000_000).clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64
 }
@@ -332,15 +340,32 @@ mod tests {
 
     fn receipt() -> Receipt {
         let tree = Tree { hash: "0".repeat(64), entries: 1, whole: true };
-        Receipt { body: "b1".parse().unwrap(), generation: 1, clock_ns: 0, spent_ns: 0, reseeded: true, processes: 0, tree, kernel: "6.1".into(), trouble: Vec::new() }
+        Receipt {
+            body: "b1".parse().unwrap(),
+            generation: 1,
+            clock_ns: 0,
+            spent_ns: 0,
+            reseeded: true,
+            processes: 0,
+            tree,
+            kernel: "6.1".into(),
+            trouble: Vec::new(),
+        }
     }
 
     #[test]
     fn a_receipt_that_lies_is_short_and_plain() {
-        let hostile = Receipt { kernel: "\u{1b}]0;mine\u{7}".repeat(100_000), trouble: vec!["x\n".repeat(9000); 9000], ..receipt() };
+        let hostile = Receipt {
+            kernel: "\u{1b}]0;mine\u{7}".repeat(100_000),
+            trouble: vec!["x\n".repeat(9000); 9000],
+            ..receipt()
+        };
         let tidy = hostile.tidy();
         assert!(tidy.kernel.len() < 4096 && !tidy.kernel.contains('\u{1b}'), "{}", tidy.kernel.len());
-        assert!(tidy.trouble.len() == TROUBLE_MAX && tidy.trouble.iter().all(|told| told.len() < 4096 && !told.contains('\n')));
+        assert!(
+            tidy.trouble.len() == TROUBLE_MAX
+                && tidy.trouble.iter().all(|told| told.len() < 4096 && !told.contains('\n'))
+        );
         assert_eq!(receipt().tidy(), receipt(), "an honest one stays as it is");
     }
 
@@ -360,7 +385,11 @@ mod tests {
         assert_eq!(clock_offset_ms(&at(1000 * ms, 0), 990 * ms, 1010 * ms), 0, "between asked and heard");
         assert_eq!(clock_offset_ms(&at(1700 * ms, 0), 990 * ms, 1010 * ms), 690);
         assert_eq!(clock_offset_ms(&at(300 * ms, 0), 990 * ms, 1010 * ms), -690);
-        assert_eq!(clock_offset_ms(&at(1000 * ms, u64::MAX), 990 * ms, 1010 * ms), -10, "what it spent is no excuse beyond what was heard");
+        assert_eq!(
+            clock_offset_ms(&at(1000 * ms, u64::MAX), 990 * ms, 1010 * ms),
+            -10,
+            "what it spent is no excuse beyond what was heard"
+        );
     }
 
     #[test]
@@ -369,6 +398,9 @@ mod tests {
             assert_eq!(engine.name().parse(), Ok(engine));
             assert_eq!(serde_json::to_value(engine).unwrap(), engine.name());
         }
-        assert!("xen".parse::<Engine>().unwrap_err().contains("firecracker"), "what there is instead is said");
+        assert!(
+            "xen".parse::<Engine>().unwrap_err().contains("firecracker"),
+            "what there is instead is said"
+        );
     }
 }

@@ -91,7 +91,12 @@ mod tests {
     #[test]
     fn names_are_plain_directories() {
         for (called, name) in [
-            ("app", "app"), ("my app", "my-app"), ("..", "repository"), ("", "repository"), (".dotfiles", "dotfiles"), ("a/b", "a-b"),
+            ("app", "app"),
+            ("my app", "my-app"),
+            ("..", "repository"),
+            ("", "repository"),
+            (".dotfiles", "dotfiles"),
+            ("a/b", "a-b"),
             ("d\u{e9}j\u{e0}", "d-j"),
         ] {
             assert_eq!(name_for(called), name, "{called}");

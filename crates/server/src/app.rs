@@ -10,7 +10,10 @@ use fleet::Fleet;
 use proto::{Failure, Kind};
 use tokio::sync::Semaphore;
 
-use crate::{Config, audit::Audit, e2b::Once, keys::Keys, samples::Samples, streams::Streams, timer::Timer, v1::Services};
+use crate::{
+    Config, audit::Audit, e2b::Once, keys::Keys, samples::Samples, streams::Streams, timer::Timer,
+    v1::Services,
+};
 
 /// Acts on Bodies that may be under way at the same time; as many as there are threads for them.
 const ACTS_MAX: u32 = 512;

@@ -64,7 +64,11 @@ pub async fn begin(app: &App, id: &BodyId, request: Request) -> Result<(Request,
         return Ok((request, None));
     }
     let Some(spelling) = spelling(request.headers()) else {
-        return Err(refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_argument", "the request is neither application/connect+json nor application/connect+proto"));
+        return Err(refused(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "invalid_argument",
+            "the request is neither application/connect+json nor application/connect+proto",
+        ));
     };
     let (mut parts, body) = request.into_parts();
     let collected = tokio::time::timeout(REQUEST_WAIT, Limited::new(body, REQUEST_LEN_MAX).collect()).await;
@@ -89,7 +93,11 @@ pub async fn begin(app: &App, id: &BodyId, request: Request) -> Result<(Request,
         }
     };
     let Some((start, message)) = read(&bytes, spelling) else {
-        return Err(refused(StatusCode::BAD_REQUEST, "invalid_argument", "the request holds no message that starts a command"));
+        return Err(refused(
+            StatusCode::BAD_REQUEST,
+            "invalid_argument",
+            "the request holds no message that starts a command",
+        ));
     };
     let (user, timeout) = (user(&parts.headers), timeout(&parts.headers));
     parts.headers.remove(header::CONTENT_LENGTH);
@@ -216,7 +224,16 @@ impl Skim {
 }
 
 fn spelling(headers: &HeaderMap) -> Option<Spelling> {
-    match headers.get(header::CONTENT_TYPE)?.to_str().ok()?.split(';').next()?.trim().to_ascii_lowercase().as_str() {
+    match headers
+        .get(header::CONTENT_TYPE)?
+        .to_str()
+        .ok()?
+        .split(';')
+        .next()?
+        .trim()
+        .to_ascii_lowercase()
+        .as_str()
+    {
         "application/connect+json" => Some(Spelling::Json),
         "application/connect+proto" => Some(Spelling::Binary),
         _ => None,
@@ -245,7 +262,11 @@ fn read(bytes: &Bytes, spelling: Spelling) -> Option<(StartRequest, Bytes)> {
 fn user(headers: &HeaderMap) -> Option<String> {
     let (scheme, said) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     let said = said.trim();
-    let text = scheme.eq_ignore_ascii_case("basic").then(|| STANDARD.decode(said).ok()).flatten().and_then(|text| String::from_utf8(text).ok())?;
+    let text = scheme
+        .eq_ignore_ascii_case("basic")
+        .then(|| STANDARD.decode(said).ok())
+        .flatten()
+        .and_then(|text| String::from_utf8(text).ok())?;
     text.split(':').next().filter(|name| !name.is_empty()).map(str::to_owned)
 }
 
@@ -299,8 +320,13 @@ mod tests {
         let (start, message) = read(&sent, Spelling::Json).unwrap();
         assert_eq!((start.process.unwrap().cmd.as_str(), &message[..]), ("real", &real[..]));
         assert!(read(&Bytes::from_static(b"garbage"), Spelling::Json).is_none());
-        let headers = |name, value: &'static str| HeaderMap::from_iter([(name, header::HeaderValue::from_static(value))]);
-        assert_eq!(spelling(&headers(header::CONTENT_TYPE, "Application/Connect+JSON; charset=utf-8")), Some(Spelling::Json));
+        let headers = |name, value: &'static str| {
+            HeaderMap::from_iter([(name, header::HeaderValue::from_static(value))])
+        };
+        assert_eq!(
+            spelling(&headers(header::CONTENT_TYPE, "Application/Connect+JSON; charset=utf-8")),
+            Some(Spelling::Json)
+        );
         assert_eq!(spelling(&headers(header::CONTENT_TYPE, "text/plain")), None);
         assert_eq!(user(&headers(header::AUTHORIZATION, "basic cm9vdDo=")), Some("root".into()));
         assert_eq!(user(&headers(header::AUTHORIZATION, "Bearer cm9vdDo=")), None);

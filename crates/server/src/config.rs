@@ -44,6 +44,16 @@ pub enum Exposure {
 impl Config {
     /// On this machine only.
     pub fn new(fleet: fleet::Config) -> Self {
-        Self { fleet, listen: SocketAddr::from((Ipv4Addr::LOCALHOST, PORT)), exposure: Exposure::Guarded, domain: "localhost".into(), bounds: Bounds::default(), tls: Tls::Off, registries: Reach { inside: Inside::Refused, ..Reach::default() }, build_allow: fleet::registries(), telemetry: None }
+        Self {
+            fleet,
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, PORT)),
+            exposure: Exposure::Guarded,
+            domain: "localhost".into(),
+            bounds: Bounds::default(),
+            tls: Tls::Off,
+            registries: Reach { inside: Inside::Refused, ..Reach::default() },
+            build_allow: fleet::registries(),
+            telemetry: None,
+        }
     }
 }

@@ -149,7 +149,8 @@ impl Keys {
     /// Makes a key.
     pub fn make_with(&self, name: &str, scope: Scope, quota: Quota) -> Result<NewKey, Failure> {
         check_name(name)?;
-        let drawn: [u8; 24] = sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw a key").because(error))?;
+        let drawn: [u8; 24] = sys::random::bytes()
+            .map_err(|error| Failure::new(Kind::Host, "cannot draw a key").because(error))?;
         let (id, secret) = (hex(&drawn[..4]), format!("e2b_{}", hex(&drawn[4..])));
         let record = Record {
             id: id.clone(),
@@ -172,7 +173,8 @@ impl Keys {
 
     /// Makes a key worthless.
     pub fn revoke(&self, id: &str) -> Result<(), Failure> {
-        let unknown = || Failure::new(Kind::NotFound, format!("there is no key {:?}", proto::text::visible(id)));
+        let unknown =
+            || Failure::new(Kind::NotFound, format!("there is no key {:?}", proto::text::visible(id)));
         self.change(|records| {
             let record = records.iter_mut().find(|record| record.id == id).ok_or_else(unknown)?;
             record.revoked_at.get_or_insert_with(fleet::clock::now);
@@ -192,7 +194,8 @@ impl Keys {
     }
 
     fn refresh(&self, known: &mut Known) -> Result<(), Failure> {
-        let unreadable = |error: io::Error| Failure::new(Kind::Host, "cannot read the API keys").because(error);
+        let unreadable =
+            |error: io::Error| Failure::new(Kind::Host, "cannot read the API keys").because(error);
         let changed = match fs::metadata(&self.file).and_then(|found| found.modified()) {
             Ok(changed) => changed,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -215,7 +218,12 @@ impl Keys {
     fn change(&self, act: impl FnOnce(&mut Vec<Record>) -> Result<(), Failure>) -> Result<(), Failure> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         // Another `pal` may change them at the same time: one after the other, and neither change is lost.
-        let turn = fs::OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(self.file.with_extension("lock"));
+        let turn = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(self.file.with_extension("lock"));
         let turn = turn.map_err(cannot_write)?;
         flock(&turn, FlockOperation::LockExclusive).map_err(|errno| cannot_write(errno.into()))?;
         known.changed = None;
@@ -244,7 +252,8 @@ fn check_name(name: &str) -> Result<(), Failure> {
     if (1..=NAME_LEN_MAX).contains(&name.chars().count()) && !name.chars().any(char::is_control) {
         return Ok(());
     }
-    Err(Failure::new(Kind::Usage, format!("{:?} cannot name a key", proto::text::visible(name))).hint(format!("use 1 to {NAME_LEN_MAX} characters")))
+    Err(Failure::new(Kind::Usage, format!("{:?} cannot name a key", proto::text::visible(name)))
+        .hint(format!("use 1 to {NAME_LEN_MAX} characters")))
 }
 
 fn digest(secret: &str) -> String {
@@ -252,7 +261,9 @@ fn digest(secret: &str) -> String {
 }
 
 fn cannot_write(error: io::Error) -> Failure {
-    Failure::new(Kind::Host, "cannot write the API keys").because(error).hint("make room on the disk that holds the data directory: pal gc")
+    Failure::new(Kind::Host, "cannot write the API keys")
+        .because(error)
+        .hint("make room on the disk that holds the data directory: pal gc")
 }
 
 fn write_private(path: &Path, text: &str) -> io::Result<()> {
@@ -276,7 +287,10 @@ mod tests {
         let (keys, first) = Keys::open(&dir).unwrap();
         let first = first.unwrap();
         assert_eq!(first.secret.len(), 44);
-        assert!(first.secret.starts_with("e2b_") && first.secret[4..].bytes().all(|byte| byte.is_ascii_hexdigit()));
+        assert!(
+            first.secret.starts_with("e2b_")
+                && first.secret[4..].bytes().all(|byte| byte.is_ascii_hexdigit())
+        );
         assert!(!fs::read_to_string(dir.join(FILE)).unwrap().contains(&first.secret));
         assert_eq!(keys.caller(&first.secret), Some(Caller { key: first.id, scope: Scope::Admin }));
         assert!(Keys::open(&dir).unwrap().1.is_none());

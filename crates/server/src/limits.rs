@@ -100,7 +100,11 @@ impl Limits {
         let open = streams.entry(key.to_owned()).or_default();
         if *open >= max {
             drop(streams);
-            return Err(self.refuse("streams", Failure::new(Kind::Limit, format!("this key has {max} streams open already")).hint("close one that you no longer need")));
+            return Err(self.refuse(
+                "streams",
+                Failure::new(Kind::Limit, format!("this key has {max} streams open already"))
+                    .hint("close one that you no longer need"),
+            ));
         }
         *open += 1;
         Ok(Stream { streams: self.streams.clone(), key: key.to_owned() })
@@ -124,8 +128,15 @@ impl Limits {
     }
 
     async fn turn(&self) -> Result<OwnedSemaphorePermit, Failure> {
-        let making = self.making.get_or_init(|| Arc::new(Semaphore::new(Bounds::default().making_max))).clone();
-        let busy = || self.refuse("busy", Failure::new(Kind::Host, "too many Bodies are being made right now").hint("try again in a moment"));
+        let making =
+            self.making.get_or_init(|| Arc::new(Semaphore::new(Bounds::default().making_max))).clone();
+        let busy = || {
+            self.refuse(
+                "busy",
+                Failure::new(Kind::Host, "too many Bodies are being made right now")
+                    .hint("try again in a moment"),
+            )
+        };
         match tokio::time::timeout(TURN_WAIT, making.acquire_owned()).await {
             Ok(Ok(permit)) => Ok(permit),
             _ => Err(busy()),
@@ -161,7 +172,12 @@ struct Share {
 
 impl Share {
     fn of(spec: &Spec) -> Self {
-        Self { bodies: 1, cpu_milli: spec.limits.cpu_milli.into(), memory_bytes: spec.limits.memory.0, disk_bytes: spec.limits.disk.0 }
+        Self {
+            bodies: 1,
+            cpu_milli: spec.limits.cpu_milli.into(),
+            memory_bytes: spec.limits.memory.0,
+            disk_bytes: spec.limits.disk.0,
+        }
     }
 
     fn plus(self, other: Self) -> Self {
@@ -193,7 +209,12 @@ impl Share {
 /// Lets a caller make a Body, or says why not and when to come again.
 pub async fn admit(app: &App, caller: &Caller, create: &Create) -> Result<Admitted, Failure> {
     let limits = app.fleet().limits(create)?;
-    let share = Share { bodies: 1, cpu_milli: limits.cpu_milli.into(), memory_bytes: limits.memory.0, disk_bytes: limits.disk.0 };
+    let share = Share {
+        bodies: 1,
+        cpu_milli: limits.cpu_milli.into(),
+        memory_bytes: limits.memory.0,
+        disk_bytes: limits.disk.0,
+    };
     admit_share(app, caller, share).await
 }
 
@@ -207,7 +228,8 @@ async fn admit_share(app: &App, caller: &Caller, share: Share) -> Result<Admitte
     let limits = services.limits();
     let bounds = &app.config().bounds;
     if available_memory().is_some_and(|free| free < bounds.memory_reserve.0) {
-        let failure = Failure::new(Kind::Host, "this host is short of memory").hint("remove Bodies that are no longer needed, or try again later");
+        let failure = Failure::new(Kind::Host, "this host is short of memory")
+            .hint("remove Bodies that are no longer needed, or try again later");
         return Err(limits.refuse("memory", failure));
     }
     let making = limits.turn().await?;
@@ -221,13 +243,22 @@ async fn admit_share(app: &App, caller: &Caller, share: Share) -> Result<Admitte
     // Before those that are there: one that arrives in between counts twice, and for a moment there is a place less; the
     // other way round there would be one more.
     let coming = limits.coming.load(Ordering::Relaxed);
-    let (bodies, used) = app.blocking(async move |fleet: &Fleet| Ok((fleet.count()?, if measured { used_by(fleet, &key)? } else { Share::default() }))).await?;
+    let (bodies, used) = app
+        .blocking(async move |fleet: &Fleet| {
+            Ok((fleet.count()?, if measured { used_by(fleet, &key)? } else { Share::default() }))
+        })
+        .await?;
     if bodies as u64 + coming + share.bodies > bounds.bodies_max as u64 {
-        let failure = Failure::new(Kind::Limit, format!("this server has {bodies} Bodies, and {} is the most", bounds.bodies_max)).hint("remove one that you no longer need");
+        let failure = Failure::new(
+            Kind::Limit,
+            format!("this server has {bodies} Bodies, and {} is the most", bounds.bodies_max),
+        )
+        .hint("remove one that you no longer need");
         return Err(limits.refuse("bodies", failure));
     }
     if let Some(what) = quota.and_then(|quota| used.plus(share).overruns(&quota)) {
-        let failure = Failure::new(Kind::Limit, format!("this key's quota of {what} is used up")).hint("remove a Body of this key, or ask for less");
+        let failure = Failure::new(Kind::Limit, format!("this key's quota of {what} is used up"))
+            .hint("remove a Body of this key, or ask for less");
         return Err(limits.refuse("quota", failure));
     }
     limits.coming.fetch_add(share.bodies, Ordering::Relaxed);
@@ -238,7 +269,10 @@ async fn admit_share(app: &App, caller: &Caller, share: Share) -> Result<Admitte
 
 fn used_by(fleet: &Fleet, key: &str) -> Result<Share, Failure> {
     let mine = fleet.leased()?.into_iter().filter(|(_, lease)| lease.owner.as_deref() == Some(key));
-    Ok(mine.filter_map(|(id, _)| fleet.view(&id).ok()).map(|view| Share::of(&view.spec)).fold(Share::default(), Share::plus))
+    Ok(mine
+        .filter_map(|(id, _)| fleet.view(&id).ok())
+        .map(|view| Share::of(&view.spec))
+        .fold(Share::default(), Share::plus))
 }
 
 /// What the kernel could still give, in bytes.

@@ -47,7 +47,13 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 const STOP_WAIT: Duration = Duration::from_secs(5);
 
 /// Serves until `stop` is done, then lets answers under way finish for a while.
-pub async fn serve(listener: TcpListener, tls: Option<Acceptor>, app: App, router: Router, stop: impl Future<Output = ()>) {
+pub async fn serve(
+    listener: TcpListener,
+    tls: Option<Acceptor>,
+    app: App,
+    router: Router,
+    stop: impl Future<Output = ()>,
+) {
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let (stopping, heard) = watch::channel(());
     let mut stop = std::pin::pin!(stop);
@@ -122,7 +128,9 @@ async fn answer(app: App, router: Router, request: Request) -> Response {
     };
     // What programs in Bodies serve, and under which paths, is their own.
     let (path, body) = match &route {
-        Route::Body(target) => (if target.port == ENVD_PORT { request.uri().path() } else { "" }, Some(target.body.as_str())),
+        Route::Body(target) => {
+            (if target.port == ENVD_PORT { request.uri().path() } else { "" }, Some(target.body.as_str()))
+        }
         _ => (request.uri().path(), None),
     };
     let span = telemetry::span(surface, &method, path, body, request.headers());

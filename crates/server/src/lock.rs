@@ -53,15 +53,26 @@ fn read(mut file: &File) -> Option<Standing> {
 impl Lock {
     /// Takes it, or says who has it.
     pub fn take(data: &Path) -> Result<Self, Failure> {
-        let cannot = |error: io::Error| Failure::new(Kind::Host, "cannot lock the data directory for the server").because(error);
+        let cannot = |error: io::Error| {
+            Failure::new(Kind::Host, "cannot lock the data directory for the server").because(error)
+        };
         let path = data.join(FILE);
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path).map_err(cannot)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(cannot)?;
         let patience = Instant::now() + GHOST_PATIENCE;
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(Self(file)),
                 // A child that a killed server was about to start holds what that one held, for a moment.
-                Err(rustix::io::Errno::WOULDBLOCK) if is_ghost(&file) && Instant::now() < patience => std::thread::sleep(GHOST_PAUSE),
+                Err(rustix::io::Errno::WOULDBLOCK) if is_ghost(&file) && Instant::now() < patience => {
+                    std::thread::sleep(GHOST_PAUSE)
+                }
                 Err(rustix::io::Errno::WOULDBLOCK) => return Err(taken(data, &file)),
                 Err(errno) => return Err(cannot(errno.into())),
             }
@@ -83,7 +94,12 @@ fn is_ghost(file: &File) -> bool {
 }
 
 fn taken(data: &Path, file: &File) -> Failure {
-    let place = read(file).map(|other| format!(" (pid {}, at http://{})", other.pid, other.address)).unwrap_or_default();
-    Failure::new(Kind::Conflict, format!("a server already serves the data directory {}{place}", data.display()))
-        .hint("use that one, stop it, or serve another directory: --data DIR")
+    let place = read(file)
+        .map(|other| format!(" (pid {}, at http://{})", other.pid, other.address))
+        .unwrap_or_default();
+    Failure::new(
+        Kind::Conflict,
+        format!("a server already serves the data directory {}{place}", data.display()),
+    )
+    .hint("use that one, stop it, or serve another directory: --data DIR")
 }

@@ -36,7 +36,10 @@ impl Metrics {
         let count = all.entry((surface, known(method), status.as_u16())).or_default();
         count.count += 1;
         count.total_us = count.total_us.saturating_add(took.as_micros() as u64);
-        let late = BUCKETS_MS.iter().zip(&mut count.buckets).filter(|(bound, _)| took <= Duration::from_millis(**bound));
+        let late = BUCKETS_MS
+            .iter()
+            .zip(&mut count.buckets)
+            .filter(|(bound, _)| took <= Duration::from_millis(**bound));
         late.for_each(|(_, bucket)| *bucket += 1);
     }
 
@@ -46,7 +49,11 @@ impl Metrics {
         for ((surface, method, status), count) in all {
             let labels = format!("surface=\"{surface}\",method=\"{method}\",status=\"{status}\"");
             for (bound, within) in BUCKETS_MS.iter().zip(count.buckets) {
-                let _ = writeln!(text, "pal_request_seconds_bucket{{{labels},le=\"{}\"}} {within}", *bound as f64 / 1000.0);
+                let _ = writeln!(
+                    text,
+                    "pal_request_seconds_bucket{{{labels},le=\"{}\"}} {within}",
+                    *bound as f64 / 1000.0
+                );
             }
             let _ = writeln!(text, "pal_request_seconds_bucket{{{labels},le=\"+Inf\"}} {}", count.count);
             let _ = writeln!(text, "pal_request_seconds_sum{{{labels}}} {}", count.total_us as f64 / 1e6);
@@ -84,11 +91,31 @@ pub async fn text(app: &App) -> Result<String, Failure> {
         let count = statuses.iter().filter(|found| **found == status).count();
         let _ = writeln!(text, "pal_bodies{{status=\"{}\"}} {count}", status.name());
     }
-    gauge(&mut text, "pal_bodies_max", "Bodies that this server takes.", app.config().bounds.bodies_max as u64);
-    gauge(&mut text, "pal_terminals", "Terminals that this server holds.", services.terminals().count() as u64);
-    gauge(&mut text, "pal_streams", "Streams of the native API that are open.", services.limits().streams() as u64);
+    gauge(
+        &mut text,
+        "pal_bodies_max",
+        "Bodies that this server takes.",
+        app.config().bounds.bodies_max as u64,
+    );
+    gauge(
+        &mut text,
+        "pal_terminals",
+        "Terminals that this server holds.",
+        services.terminals().count() as u64,
+    );
+    gauge(
+        &mut text,
+        "pal_streams",
+        "Streams of the native API that are open.",
+        services.limits().streams() as u64,
+    );
     gauge(&mut text, "pal_events", "Events in the log.", newest);
-    gauge(&mut text, "pal_uptime_seconds", "Since the server was started.", app.started().elapsed().as_secs());
+    gauge(
+        &mut text,
+        "pal_uptime_seconds",
+        "Since the server was started.",
+        app.started().elapsed().as_secs(),
+    );
     gauge(&mut text, "process_resident_memory_bytes", "Memory of the server itself.", resident());
     head(&mut text, "pal_refused_total", "counter", "Requests refused at a limit.");
     for (why, count) in services.limits().refusals() {
@@ -101,7 +128,9 @@ pub async fn text(app: &App) -> Result<String, Failure> {
 fn resident() -> u64 {
     /// `statm` counts in pages, which are of this size on every machine this runs on.
     const PAGE: u64 = 4096;
-    let pages = std::fs::read_to_string("/proc/self/statm").ok().and_then(|text| text.split_whitespace().nth(1)?.parse::<u64>().ok());
+    let pages = std::fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|text| text.split_whitespace().nth(1)?.parse::<u64>().ok());
     pages.unwrap_or(0) * PAGE
 }
 
@@ -114,7 +143,12 @@ mod tests {
         let metrics = Metrics::default();
         metrics.answered("control", &Method::GET, StatusCode::OK, Duration::from_millis(3));
         metrics.answered("control", &Method::GET, StatusCode::OK, Duration::from_secs(60));
-        metrics.answered("body", &Method::from_bytes(b"X-ODD").unwrap(), StatusCode::NOT_FOUND, Duration::ZERO);
+        metrics.answered(
+            "body",
+            &Method::from_bytes(b"X-ODD").unwrap(),
+            StatusCode::NOT_FOUND,
+            Duration::ZERO,
+        );
         let mut text = String::new();
         metrics.write(&mut text);
         for line in [

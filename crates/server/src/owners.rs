@@ -25,7 +25,9 @@ pub fn may_see_snapshot(fleet: &Fleet, caller: &Caller, snapshot: &SnapshotView)
         _ if caller.scope == Scope::Admin => true,
         Some(owner) => is_own(owner),
         // Taken before snapshots said whose they are.
-        None => fleet.lease(&snapshot.body).is_ok_and(|lease| lease.is_some_and(|lease| lease.owner.as_deref().is_some_and(is_own))),
+        None => fleet
+            .lease(&snapshot.body)
+            .is_ok_and(|lease| lease.is_some_and(|lease| lease.owner.as_deref().is_some_and(is_own))),
     }
 }
 
@@ -44,5 +46,10 @@ pub fn usable(fleet: &Fleet, caller: &Caller, asked: &str) -> Result<(), Failure
         // What is no snapshot either is told by whoever makes the Body.
         None => fleet.find_snapshot_view(asked).is_none_or(|view| may_see_snapshot(fleet, caller, &view)),
     };
-    if seen { Ok(()) } else { Err(Failure::new(Kind::NotFound, format!("there is no template {:?}", proto::text::visible(asked))).hint("list them: GET /v1/templates")) }
+    if seen {
+        Ok(())
+    } else {
+        Err(Failure::new(Kind::NotFound, format!("there is no template {:?}", proto::text::visible(asked)))
+            .hint("list them: GET /v1/templates"))
+    }
 }

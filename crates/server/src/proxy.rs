@@ -44,8 +44,14 @@ use crate::{
 const DIAL_WAIT: Duration = Duration::from_secs(30);
 const BUFFER_LEN: usize = 64 << 10;
 const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
-const HOP_BY_HOP: [HeaderName; 6] =
-    [header::CONNECTION, header::PROXY_AUTHENTICATE, header::PROXY_AUTHORIZATION, header::TE, header::TRAILER, header::TRANSFER_ENCODING];
+const HOP_BY_HOP: [HeaderName; 6] = [
+    header::CONNECTION,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+];
 
 /// Passes a request on to where it is meant to go.
 pub async fn pass(app: App, target: Target, request: Request) -> Response {
@@ -60,7 +66,11 @@ pub async fn pass(app: App, target: Target, request: Request) -> Response {
 /// Passes a request on to the guest whose token signed it.
 pub async fn pass_signed(app: App, request: Request) -> Response {
     let signature = signed::Signature::of(request.method(), request.uri());
-    let found = app.blocking(async move |fleet: &Fleet| Ok(fleet.ids()?.into_iter().find(|id| signature.is_by(&fleet.token(id))))).await;
+    let found = app
+        .blocking(async move |fleet: &Fleet| {
+            Ok(fleet.ids()?.into_iter().find(|id| signature.is_by(&fleet.token(id))))
+        })
+        .await;
     match found {
         Ok(Some(id)) => to_guest(&app, &id, request).await.unwrap_or_else(|refusal| refusal),
         _ => refusal(StatusCode::UNAUTHORIZED, "invalid signature"),
@@ -84,17 +94,23 @@ async fn to_guest(app: &App, id: &BodyId, request: Request) -> Result<Response, 
 /// What callers from outside may ask of a guest; `/init` and the like are for whoever made it.
 fn is_envds(path: &str) -> bool {
     let service = |name: &str| path.strip_prefix(name).is_some_and(|method| !method.contains('/'));
-    matches!(path, "/health" | "/envs" | "/metrics" | "/files") || service("/process.Process/") || service("/filesystem.Filesystem/")
+    matches!(path, "/health" | "/envs" | "/metrics" | "/files")
+        || service("/process.Process/")
+        || service("/filesystem.Filesystem/")
 }
 
 async fn to_port(app: &App, id: &BodyId, port: u16, mut request: Request) -> Result<Response, Response> {
     let owner = id.clone();
     // Who is not there has no token that could be missing.
-    let found = app.blocking(async move |fleet: &Fleet| fleet.status(&owner).and_then(|_| fleet.lease(&owner))).await;
+    let found =
+        app.blocking(async move |fleet: &Fleet| fleet.status(&owner).and_then(|_| fleet.lease(&owner))).await;
     let lease = found.map_err(|_| not_found(id.as_str()))?;
     if !may_enter(app, id, lease.as_ref(), request.headers()) {
         audit::denied(app, None, request.method(), request.uri(), "traffic token").await;
-        return Err(refusal(StatusCode::FORBIDDEN, "this port is private: send its token as e2b-traffic-access-token"));
+        return Err(refusal(
+            StatusCode::FORBIDDEN,
+            "this port is private: send its token as e2b-traffic-access-token",
+        ));
     }
     awake(app, id).await?;
     let open = app.streams().open(id);
@@ -116,7 +132,10 @@ fn may_enter(app: &App, id: &BodyId, lease: Option<&Lease>, headers: &HeaderMap)
     let is = |token: &str| sent.is_some_and(|sent| keys::same(sent, token.as_bytes()));
     match lease {
         Some(lease) => lease.traffic_token.as_deref().is_none_or(is),
-        None => is(&app.fleet().token(id)) || keys::sent(headers).is_some_and(|key| app.keys().caller(key).is_some()),
+        None => {
+            is(&app.fleet().token(id))
+                || keys::sent(headers).is_some_and(|key| app.keys().caller(key).is_some())
+        }
     }
 }
 
@@ -153,7 +172,14 @@ async fn wake(fleet: &Fleet, id: &BodyId) -> Result<Option<Lease>, Failure> {
 }
 
 /// Sends the request over a connection of its own, and passes on what comes back.
-async fn exchange<S>(stream: S, request: Request, open: Open, mut watched: Option<Watched>, app: &App, id: &BodyId) -> Result<Response, Response>
+async fn exchange<S>(
+    stream: S,
+    request: Request,
+    open: Open,
+    mut watched: Option<Watched>,
+    app: &App,
+    id: &BodyId,
+) -> Result<Response, Response>
 where
     S: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
 {
@@ -187,7 +213,9 @@ where
 async fn gone_or_bad(app: &App, id: &BodyId) -> Response {
     let body = id.clone();
     match app.blocking(async move |fleet: &Fleet| fleet.status(&body)).await {
-        Ok(Status::Running) => refusal(StatusCode::BAD_GATEWAY, "the sandbox closed the connection without an answer"),
+        Ok(Status::Running) => {
+            refusal(StatusCode::BAD_GATEWAY, "the sandbox closed the connection without an answer")
+        }
         _ => not_found(id.as_str()),
     }
 }
@@ -212,7 +240,11 @@ fn prepared(mut request: Request) -> (Request, Option<OnUpgrade>) {
 }
 
 fn is_upgrade(headers: &HeaderMap) -> bool {
-    let named = |value: &HeaderValue| value.to_str().is_ok_and(|value| value.split(',').any(|part| part.trim().eq_ignore_ascii_case("upgrade")));
+    let named = |value: &HeaderValue| {
+        value
+            .to_str()
+            .is_ok_and(|value| value.split(',').any(|part| part.trim().eq_ignore_ascii_case("upgrade")))
+    };
     headers.contains_key(header::UPGRADE) && headers.get_all(header::CONNECTION).iter().any(named)
 }
 
@@ -261,7 +293,14 @@ impl Line {
     }
 }
 
-fn passed_back(mut response: hyper::Response<Incoming>, mut line: Line, upgrade: Option<OnUpgrade>, open: Open, abort: Abort, watched: Option<Watched>) -> Response {
+fn passed_back(
+    mut response: hyper::Response<Incoming>,
+    mut line: Line,
+    upgrade: Option<OnUpgrade>,
+    open: Open,
+    abort: Abort,
+    watched: Option<Watched>,
+) -> Response {
     match upgrade {
         Some(caller) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
             let inside = hyper::upgrade::on(&mut response);
@@ -306,7 +345,10 @@ impl<C: Future<Output = ()>> hyper::body::Body for Passing<C> {
     type Data = Bytes;
     type Error = Box<dyn std::error::Error + Send + Sync>;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         if self.cut.as_mut().poll(context).is_ready() {
             self.abort.say();
             return Poll::Ready(Some(Err(Cut.into())));
@@ -315,7 +357,9 @@ impl<C: Future<Output = ()>> hyper::body::Body for Passing<C> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
         match (&frame, &mut self.watched) {
             (Poll::Ready(Some(Err(_))), _) => self.abort.say(),
-            (Poll::Ready(Some(Ok(frame))), Some(watched)) => frame.data_ref().into_iter().for_each(|data| watched.see(data)),
+            (Poll::Ready(Some(Ok(frame))), Some(watched)) => {
+                frame.data_ref().into_iter().for_each(|data| watched.see(data))
+            }
             _ => {}
         }
         frame.map_err(Into::into)
@@ -353,18 +397,42 @@ mod tests {
 
     #[test]
     fn only_envds_own_paths_reach_a_guest() {
-        for path in ["/health", "/files", "/envs", "/metrics", "/process.Process/Start", "/filesystem.Filesystem/Stat"] {
+        for path in [
+            "/health",
+            "/files",
+            "/envs",
+            "/metrics",
+            "/process.Process/Start",
+            "/filesystem.Filesystem/Stat",
+        ] {
             assert!(is_envds(path), "{path}");
         }
-        for path in ["/", "/init", "/freeze", "/v1/dial", "/v1/tree", "/v1/shutdown", "/process.Process/../v1/dial", "//health", "/health/"] {
+        for path in [
+            "/",
+            "/init",
+            "/freeze",
+            "/v1/dial",
+            "/v1/tree",
+            "/v1/shutdown",
+            "/process.Process/../v1/dial",
+            "//health",
+            "/health/",
+        ] {
             assert!(!is_envds(path), "{path}");
         }
     }
 
     #[test]
     fn what_speaks_of_the_connection_or_opens_the_control_plane_is_not_passed_on() {
-        let mut request = Request::builder().method(Method::POST).uri("http://h/a?b=c").version(Version::HTTP_10);
-        for (name, value) in [("connection", "close, x-hop"), ("x-hop", "1"), ("te", "gzip"), ("x-api-key", "k"), ("x-kept", "1")] {
+        let mut request =
+            Request::builder().method(Method::POST).uri("http://h/a?b=c").version(Version::HTTP_10);
+        for (name, value) in [
+            ("connection", "close, x-hop"),
+            ("x-hop", "1"),
+            ("te", "gzip"),
+            ("x-api-key", "k"),
+            ("x-kept", "1"),
+        ] {
             request = request.header(name, value);
         }
         let (request, upgrade) = prepared(request.body(Body::empty()).unwrap());

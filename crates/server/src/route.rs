@@ -95,7 +95,9 @@ fn is_ours(name: &str, domain: &str) -> bool {
     let name = name.trim_end_matches('.').to_ascii_lowercase();
     let domain = domain.to_ascii_lowercase();
     let is_or_below = |of: &str| name == of || name.strip_suffix(of).is_some_and(|left| left.ends_with('.'));
-    name.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok() || is_or_below("localhost") || is_or_below(&domain)
+    name.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok()
+        || is_or_below("localhost")
+        || is_or_below(&domain)
 }
 
 fn is_same(origin: &[u8], host: &str) -> bool {
@@ -115,7 +117,9 @@ mod tests {
     use super::*;
 
     fn go(headers: &[(&str, &str)], uri: &str) -> Route {
-        let request = headers.iter().fold(Request::builder().uri(uri), |request, (name, value)| request.header(*name, *value));
+        let request = headers
+            .iter()
+            .fold(Request::builder().uri(uri), |request, (name, value)| request.header(*name, *value));
         find(&request.body(()).unwrap(), "pal.test", true)
     }
 
@@ -125,7 +129,10 @@ mod tests {
 
     #[test]
     fn headers_and_host_names_lead_to_a_port_of_a_body() {
-        assert_eq!(go(&[("host", "127.0.0.1:3900"), ("e2b-sandbox-id", "abc"), ("e2b-sandbox-port", "80")], "/"), body("abc", 80));
+        assert_eq!(
+            go(&[("host", "127.0.0.1:3900"), ("e2b-sandbox-id", "abc"), ("e2b-sandbox-port", "80")], "/"),
+            body("abc", 80)
+        );
         assert_eq!(go(&[("e2b-sandbox-id", "abc")], "/"), body("abc", ENVD_PORT));
         assert_eq!(go(&[("host", "8080-abc.pal.test:3900")], "/x"), body("abc", 8080));
         assert_eq!(go(&[("host", "8080-abc.LOCALHOST")], "/x"), body("abc", 8080));
@@ -133,7 +140,15 @@ mod tests {
 
     #[test]
     fn the_rest_is_the_control_planes() {
-        for host in ["127.0.0.1:3900", "localhost", "[::1]:3900", "pal.test", "api.pal.test", "x-abc.pal.test", "-abc.pal.test"] {
+        for host in [
+            "127.0.0.1:3900",
+            "localhost",
+            "[::1]:3900",
+            "pal.test",
+            "api.pal.test",
+            "x-abc.pal.test",
+            "-abc.pal.test",
+        ] {
             assert_eq!(go(&[("host", host)], "/sandboxes"), Route::Control, "{host}");
         }
         assert_eq!(go(&[("host", "localhost")], "/files?path=a&signature=v1_x"), Route::Signed);
@@ -149,6 +164,9 @@ mod tests {
         assert!(foreign(&[("host", "localhost:3900"), ("origin", "http://evil.test")]));
         assert!(foreign(&[("host", "localhost:3900"), ("origin", "http://8080-abc.localhost:3900")]));
         assert!(foreign(&[("host", "localhost:3900"), ("origin", "null")]));
-        assert_eq!(go(&[("host", "localhost:3900"), ("origin", "http://localhost:3900")], "/sandboxes"), Route::Control);
+        assert_eq!(
+            go(&[("host", "localhost:3900"), ("origin", "http://localhost:3900")], "/sandboxes"),
+            Route::Control
+        );
     }
 }

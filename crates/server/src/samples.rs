@@ -59,9 +59,13 @@ impl Samples {
         let (known, counts) = {
             let histories = self.histories();
             let history = histories.get(body);
-            (history.and_then(|history| history.kept.back().map(|last| last.disk)), history.map_or(0, |history| history.taken))
+            (
+                history.and_then(|history| history.kept.back().map(|last| last.disk)),
+                history.map_or(0, |history| history.taken),
+            )
         };
-        let disk = if counts.is_multiple_of(DISK_EVERY) { fleet.disk_usage(body) } else { known.unwrap_or(0) };
+        let disk =
+            if counts.is_multiple_of(DISK_EVERY) { fleet.disk_usage(body) } else { known.unwrap_or(0) };
         let mut histories = self.histories();
         if histories.len() >= BODIES_MAX && !histories.contains_key(body) {
             return;
@@ -90,7 +94,13 @@ impl History {
         if self.kept.len() >= KEPT {
             self.kept.pop_front();
         }
-        self.kept.push_back(Sample { at_ms: now_ms(), cpus_used, memory: usage.memory.saturating_sub(usage.cache), cache: usage.cache, disk });
+        self.kept.push_back(Sample {
+            at_ms: now_ms(),
+            cpus_used,
+            memory: usage.memory.saturating_sub(usage.cache),
+            cache: usage.cache,
+            disk,
+        });
     }
 }
 
@@ -105,7 +115,10 @@ pub async fn run(app: App) {
             .blocking(async move |fleet: &Fleet| {
                 let bodies = fleet.ids()?;
                 samples.keep_only(&bodies);
-                for body in bodies.iter().filter(|body| fleet.status(body).is_ok_and(|status| status == Status::Running)) {
+                for body in bodies
+                    .iter()
+                    .filter(|body| fleet.status(body).is_ok_and(|status| status == Status::Running))
+                {
                     samples.take(fleet, body);
                 }
                 Ok(())

@@ -19,7 +19,8 @@ pub struct Signature {
 impl Signature {
     /// The signature of a request for `/files`.
     pub fn of(method: &Method, uri: &Uri) -> Self {
-        let pairs: Vec<(String, String)> = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect();
+        let pairs: Vec<(String, String)> =
+            form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).into_owned().collect();
         let value = |name: &str| pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
         let operation = if method == Method::POST { "write" } else { "read" };
         let text = |name: &str| value(name).unwrap_or_default();
@@ -45,7 +46,10 @@ mod tests {
     fn a_signature_leads_to_the_token_that_made_it() {
         let digest = STANDARD_NO_PAD.encode(Sha256::digest("a b:read:user:tok:99"));
         let digest = digest.replace('+', "%2B").replace('/', "%2F");
-        let uri: Uri = format!("/files?path=a%20b&username=user&signature=v1_{digest}&signature_expiration=99").parse().unwrap();
+        let uri: Uri =
+            format!("/files?path=a%20b&username=user&signature=v1_{digest}&signature_expiration=99")
+                .parse()
+                .unwrap();
         let signature = Signature::of(&Method::GET, &uri);
         assert!(signature.is_by("tok"));
         assert!(!signature.is_by("other"));

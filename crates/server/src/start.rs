@@ -39,11 +39,14 @@ impl Server {
         let (keys, first_key) = Keys::open(fleet.data())?;
         let tls = tls::acceptor(&config, fleet.data())?;
         let busy = |error| {
-            Failure::new(Kind::Host, format!("cannot listen at {}", config.listen)).because(error).hint("choose another address: pal serve --listen 127.0.0.1:0")
+            Failure::new(Kind::Host, format!("cannot listen at {}", config.listen))
+                .because(error)
+                .hint("choose another address: pal serve --listen 127.0.0.1:0")
         };
         let listener = bind(config.listen).await.map_err(busy)?;
         let address = listener.local_addr().map_err(busy)?;
-        lock.tell(address).map_err(|error| Failure::new(Kind::Host, "cannot say where the server is").because(error))?;
+        lock.tell(address)
+            .map_err(|error| Failure::new(Kind::Host, "cannot say where the server is").because(error))?;
         let app = App::new(fleet, keys, config, address);
         Ok(Self { app, listener, tls, first_key, _lock: lock })
     }
@@ -66,7 +69,11 @@ impl Server {
     /// Serves until `stop` is done; then answers under way are let finish. Bodies live on.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let router = router(&self.app).with_state(self.app.clone());
-        let helpers = [tokio::spawn(timer::run(self.app.clone())), tokio::spawn(samples::run(self.app.clone())), tokio::spawn(telemetry::run(self.app.clone()))];
+        let helpers = [
+            tokio::spawn(timer::run(self.app.clone())),
+            tokio::spawn(samples::run(self.app.clone())),
+            tokio::spawn(telemetry::run(self.app.clone())),
+        ];
         listen::serve(self.listener, self.tls, self.app.clone(), router, stop).await;
         helpers.iter().for_each(tokio::task::JoinHandle::abort);
         self.app.finish().await;
@@ -78,7 +85,10 @@ async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     let patience = tokio::time::Instant::now() + BIND_PATIENCE;
     loop {
         match TcpListener::bind(address).await {
-            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && tokio::time::Instant::now() < patience => {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::AddrInUse
+                    && tokio::time::Instant::now() < patience =>
+            {
                 tokio::time::sleep(BIND_PAUSE).await;
             }
             bound => return bound,
@@ -95,8 +105,11 @@ fn check_exposure(config: &Config) -> Result<(), Failure> {
     if config.listen.ip().is_loopback() || config.exposure == Exposure::Open || config.tls != Tls::Off {
         return Ok(());
     }
-    Err(Failure::new(Kind::Denied, format!("{} can be reached from other machines, and keys would travel in plain text", config.listen))
-        .hint("listen on this machine only: pal serve --listen 127.0.0.1:3900")
-        .hint("or encrypt what is said: pal serve --tls")
-        .hint("or, behind a proxy that encrypts or in a network you trust: pal serve --insecure"))
+    Err(Failure::new(
+        Kind::Denied,
+        format!("{} can be reached from other machines, and keys would travel in plain text", config.listen),
+    )
+    .hint("listen on this machine only: pal serve --listen 127.0.0.1:3900")
+    .hint("or encrypt what is said: pal serve --tls")
+    .hint("or, behind a proxy that encrypts or in a network you trust: pal serve --insecure"))
 }

@@ -32,7 +32,8 @@ impl Streams {
     /// Counts a stream.
     pub fn open(&self, body: &BodyId) -> Open {
         let mut entries = self.entries();
-        let entry = entries.entry(body.clone()).or_insert_with(|| Entry { open: 0, cut: watch::Sender::new(()) });
+        let entry =
+            entries.entry(body.clone()).or_insert_with(|| Entry { open: 0, cut: watch::Sender::new(()) });
         entry.open += 1;
         Open { streams: self.clone(), body: body.clone(), cut: entry.cut.subscribe() }
     }

@@ -59,13 +59,15 @@ impl Timer {
     fn take_due(&self) -> Vec<BodyId> {
         let now = now_ms();
         let mut deadlines = self.deadlines();
-        let due: Vec<BodyId> = deadlines.iter().filter(|(_, at)| **at <= now).map(|(body, _)| body.clone()).collect();
+        let due: Vec<BodyId> =
+            deadlines.iter().filter(|(_, at)| **at <= now).map(|(body, _)| body.clone()).collect();
         deadlines.retain(|_, at| *at > now);
         due
     }
 
     fn next(&self) -> Duration {
-        let next = self.deadlines().values().min().map(|at| Duration::from_millis(at.saturating_sub(now_ms())));
+        let next =
+            self.deadlines().values().min().map(|at| Duration::from_millis(at.saturating_sub(now_ms())));
         next.unwrap_or(LOOK_EVERY).min(LOOK_EVERY)
     }
 }
@@ -148,7 +150,8 @@ async fn end(fleet: &Fleet, streams: &crate::streams::Streams, id: &BodyId) -> R
     if !lease.is_due() {
         return Ok(lease.deadline_ms.map_or(Met::Done, Met::Later));
     }
-    if lease.resumed_by_traffic && (streams.count(id) > 0 || fleet.busy(id).await.is_ok_and(|busy| busy > 0)) {
+    if lease.resumed_by_traffic && (streams.count(id) > 0 || fleet.busy(id).await.is_ok_and(|busy| busy > 0))
+    {
         return Ok(Met::InUse);
     }
     fleet.expire(id, &lease)?;

@@ -74,7 +74,9 @@ pub fn certificate(config: &Config) -> Option<PathBuf> {
 }
 
 fn unusable(what: &str, path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> Failure {
-    Failure::new(Kind::Usage, format!("the {what} in {} cannot be used", path.display())).because(error).hint("give both in PEM: pal serve --tls --cert FILE --key FILE")
+    Failure::new(Kind::Usage, format!("the {what} in {} cannot be used", path.display()))
+        .because(error)
+        .hint("give both in PEM: pal serve --tls --cert FILE --key FILE")
 }
 
 /// Ours, as it was made for the same names before, or made now.
@@ -85,8 +87,16 @@ fn self_made(config: &Config, data: &Path) -> Result<(PathBuf, PathBuf), Failure
     if cert.exists() && key.exists() && fs::read_to_string(&names_file).is_ok_and(|before| before == said) {
         return Ok((cert, key));
     }
-    let made = rcgen::generate_simple_self_signed(names).map_err(|error| Failure::new(Kind::Host, "cannot make a certificate").because(error).hint("choose a domain that can be a name: --domain DOMAIN"))?;
-    let cannot = |error: io::Error| Failure::new(Kind::Host, "cannot write the certificate").because(error).hint("make room on the disk that holds the data directory");
+    let made = rcgen::generate_simple_self_signed(names).map_err(|error| {
+        Failure::new(Kind::Host, "cannot make a certificate")
+            .because(error)
+            .hint("choose a domain that can be a name: --domain DOMAIN")
+    })?;
+    let cannot = |error: io::Error| {
+        Failure::new(Kind::Host, "cannot write the certificate")
+            .because(error)
+            .hint("make room on the disk that holds the data directory")
+    };
     write_private(&key, &made.signing_key.serialize_pem()).map_err(cannot)?;
     sys::fd::write_whole(&cert, made.cert.pem().as_bytes()).map_err(cannot)?;
     // Last: without it both are made again.

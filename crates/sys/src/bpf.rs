@@ -1,6 +1,8 @@
 //! The few words in which small filters of system calls are written. The filter of a Body is compiled by `filter`.
 
-use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, c_long, c_ulong, sock_filter, sock_fprog};
+use libc::{
+    BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, c_long, c_ulong, sock_filter, sock_fprog,
+};
 
 /// Loads a word of what is known of the call.
 pub const LOAD: u32 = BPF_LD | BPF_W | BPF_ABS;

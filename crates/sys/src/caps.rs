@@ -47,6 +47,9 @@ pub fn no_new_privileges() -> io::Result<()> {
 /// not: it has no more ids than were given to it.
 pub fn is_host_root() -> bool {
     static ALL_IDS: OnceLock<bool> = OnceLock::new();
-    let all_ids = || std::fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
+    let all_ids = || {
+        std::fs::read_to_string("/proc/self/uid_map")
+            .is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]))
+    };
     rustix::process::geteuid().is_root() && *ALL_IDS.get_or_init(all_ids)
 }

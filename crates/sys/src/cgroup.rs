@@ -41,7 +41,11 @@ impl Mounts {
         if is(root, libc::CGROUP2_SUPER_MAGIC) {
             return Some(Self { v1: Vec::new(), v2: Some(root.to_owned()) });
         }
-        let v1 = |name: &str| Some(root.join(name)).filter(|path| is(path, libc::CGROUP_SUPER_MAGIC)).map(|path| (name.to_owned(), path));
+        let v1 = |name: &str| {
+            Some(root.join(name))
+                .filter(|path| is(path, libc::CGROUP_SUPER_MAGIC))
+                .map(|path| (name.to_owned(), path))
+        };
         let v1 = ["memory", "pids", "freezer", "cpu"].into_iter().map(v1).collect::<Option<_>>()?;
         Some(Self { v1, v2: Some(root.join("unified")).filter(|path| is(path, libc::CGROUP2_SUPER_MAGIC)) })
     }
@@ -163,7 +167,9 @@ pub fn thaw_v1(group: &Path, patience: Duration) -> io::Result<()> {
 pub fn freeze_v2(group: &Path, frozen: bool, patience: Duration) -> io::Result<()> {
     let wanted = if frozen { "frozen 1" } else { "frozen 0" };
     write_kernel(&group.join("cgroup.freeze"), if frozen { "1" } else { "0" })?;
-    wait_until(patience, || Ok(read_small(&group.join("cgroup.events"), 4096)?.lines().any(|line| line == wanted)))
+    wait_until(patience, || {
+        Ok(read_small(&group.join("cgroup.events"), 4096)?.lines().any(|line| line == wanted))
+    })
 }
 
 fn wait_until(patience: Duration, mut done: impl FnMut() -> io::Result<bool>) -> io::Result<()> {

@@ -14,7 +14,10 @@ use std::{
 use rustix::{
     fs::{Mode, OFlags, SeekFrom},
     io::Errno,
-    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags},
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+        SendFlags,
+    },
 };
 
 const READ_AHEAD: usize = 8 << 10;
@@ -65,7 +68,11 @@ pub fn write_whole(path: &Path, contents: &[u8]) -> io::Result<()> {
 
 /// Removes a link if it still says `target`. Nobody replaces it in between who takes the lock of its directory for that.
 pub fn remove_link(link: &Path, target: &Path) -> io::Result<()> {
-    let dir = rustix::fs::open(link.parent().unwrap_or(Path::new("/")), OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let dir = rustix::fs::open(
+        link.parent().unwrap_or(Path::new("/")),
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
     rustix::fs::flock(&dir, rustix::fs::FlockOperation::LockExclusive)?;
     if std::fs::read_link(link)? == target { std::fs::remove_file(link) } else { Ok(()) }
 }
@@ -84,7 +91,12 @@ pub fn send(socket: BorrowedFd<'_>, fd: BorrowedFd<'_>) -> io::Result<()> {
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    rustix::net::recvmsg(socket, &mut [io::IoSliceMut::new(&mut [0])], &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    rustix::net::recvmsg(
+        socket,
+        &mut [io::IoSliceMut::new(&mut [0])],
+        &mut ancillary,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
     let sent = ancillary.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
@@ -141,7 +153,13 @@ pub fn copy_data(source: &File, target: &File) -> io::Result<()> {
         while at < end {
             let (mut from, mut to) = (at, at);
             let wanted = usize::try_from(end - at).unwrap_or(usize::MAX);
-            let copied = match rustix::fs::copy_file_range(source.as_fd(), Some(&mut from), target.as_fd(), Some(&mut to), wanted) {
+            let copied = match rustix::fs::copy_file_range(
+                source.as_fd(),
+                Some(&mut from),
+                target.as_fd(),
+                Some(&mut to),
+                wanted,
+            ) {
                 Ok(copied) if copied > 0 => copied,
                 // Some file systems cannot; then it goes through here.
                 _ => {
@@ -159,4 +177,3 @@ pub fn copy_data(source: &File, target: &File) -> io::Result<()> {
     }
     Ok(())
 }
-

@@ -35,6 +35,7 @@ const SYS_IO_PGETEVENTS: c_long = 292;
 const NAMESPACE_FLAGS: u64 = 0x7E02_0080;
 
 /// Calls that pass whatever their arguments are.
+#[rustfmt::skip]
 pub const ALLOWED: &[Group] = &[
     Group { why: "read and write what is open", calls: &[
         libc::SYS_read, libc::SYS_write, libc::SYS_readv, libc::SYS_writev, libc::SYS_pread64, libc::SYS_pwrite64,
@@ -128,6 +129,7 @@ pub const ALLOWED: &[Group] = &[
 ];
 
 /// Calls that are refused whatever their arguments are.
+#[rustfmt::skip]
 pub const REFUSED: &[Group] = &[
     Group { why: "mounts: the Body's view of files is not its own to change", calls: &[
         libc::SYS_mount, libc::SYS_umount2, libc::SYS_pivot_root, libc::SYS_chroot, libc::SYS_fsopen, libc::SYS_fsconfig,
@@ -281,7 +283,8 @@ fn judge(arguments: Arguments) -> Vec<sock_filter> {
     let unknown_family = errno(libc::EAFNOSUPPORT);
     match arguments {
         Arguments::NoNamespaces => {
-            let any_of = instruction(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, NAMESPACE_FLAGS as u32, 0, 1);
+            let any_of =
+                instruction(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, NAMESPACE_FLAGS as u32, 0, 1);
             vec![load(argument(0)), any_of, answer(refused), answer(ALLOW)]
         }
         Arguments::NoTyping => one_of(1, &TYPING_IOCTLS, refused, vec![answer(ALLOW)]),
@@ -324,7 +327,12 @@ fn jump_if_equal(value: u32, then: u8, otherwise: u8) -> sock_filter {
 
 /// Over `skipped` instructions; the tables are far from the 255 that a jump can reach (tested).
 fn jump_if_at_least(value: u32, skipped: usize) -> sock_filter {
-    instruction(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, value, u8::try_from(skipped).unwrap_or(u8::MAX), 0)
+    instruction(
+        libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K,
+        value,
+        u8::try_from(skipped).unwrap_or(u8::MAX),
+        0,
+    )
 }
 
 fn instruction(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
@@ -354,7 +362,9 @@ mod tests {
                 code if code == libc::BPF_RET | libc::BPF_K => return step.k,
                 code if code == libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K => at += jump(held == step.k),
                 code if code == libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K => at += jump(held >= step.k),
-                code if code == libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K => at += jump(held & step.k != 0),
+                code if code == libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K => {
+                    at += jump(held & step.k != 0)
+                }
                 code => panic!("unknown instruction {code:#x}"),
             }
         }
@@ -410,10 +420,10 @@ mod tests {
         assert!(fits(&runs()));
     }
 
-
     #[test]
     fn tables_do_not_overlap() {
-        let flat = |groups: &[Group]| groups.iter().flat_map(|group| group.calls.to_vec()).collect::<Vec<_>>();
+        let flat =
+            |groups: &[Group]| groups.iter().flat_map(|group| group.calls.to_vec()).collect::<Vec<_>>();
         let (allowed, refused) = (flat(ALLOWED), flat(REFUSED));
         assert!(allowed.iter().all(|call| !refused.contains(call)));
         let mut unique = allowed.clone();
@@ -436,8 +446,14 @@ mod tests {
     #[test]
     fn every_new_namespace_flag_is_in_the_mask() {
         let flags = [
-            libc::CLONE_NEWUSER, libc::CLONE_NEWNS, libc::CLONE_NEWPID, libc::CLONE_NEWNET, libc::CLONE_NEWIPC,
-            libc::CLONE_NEWUTS, libc::CLONE_NEWCGROUP, 0x80,
+            libc::CLONE_NEWUSER,
+            libc::CLONE_NEWNS,
+            libc::CLONE_NEWPID,
+            libc::CLONE_NEWNET,
+            libc::CLONE_NEWIPC,
+            libc::CLONE_NEWUTS,
+            libc::CLONE_NEWCGROUP,
+            0x80,
         ];
         assert_eq!(flags.iter().fold(0, |mask, flag| mask | *flag as u64), NAMESPACE_FLAGS);
     }

@@ -99,7 +99,8 @@ pub fn answer(listener: BorrowedFd<'_>, path: &CStr, file: BorrowedFd<'_>) -> io
         asked.filter(|asked| asked == path.to_bytes()).map(|_| give(listener, notice.id, file)).transpose()?
     };
     // SECCOMP_USER_NOTIF_FLAG_CONTINUE is 1: the kernel does what it was asked to.
-    let reply = Reply { id: notice.id, val: given.unwrap_or(0).into(), error: 0, flags: u32::from(given.is_none()) };
+    let reply =
+        Reply { id: notice.id, val: given.unwrap_or(0).into(), error: 0, flags: u32::from(given.is_none()) };
     // SAFETY: the structure has the kernel's layout and outlives the call.
     if unsafe { libc::ioctl(listener.as_raw_fd(), IOC_SEND as _, &reply) } < 0 {
         return Err(io::Error::last_os_error());
@@ -109,7 +110,8 @@ pub fn answer(listener: BorrowedFd<'_>, path: &CStr, file: BorrowedFd<'_>) -> io
 
 /// Puts the file into the asker's table of descriptors; gives its number there.
 fn give(listener: BorrowedFd<'_>, id: u64, file: BorrowedFd<'_>) -> io::Result<i32> {
-    let add = AddFd { id, flags: 0, srcfd: file.as_raw_fd() as u32, newfd: 0, newfd_flags: libc::O_CLOEXEC as u32 };
+    let add =
+        AddFd { id, flags: 0, srcfd: file.as_raw_fd() as u32, newfd: 0, newfd_flags: libc::O_CLOEXEC as u32 };
     // SAFETY: the structure has the kernel's layout and outlives the call; the file is open.
     let number = unsafe { libc::ioctl(listener.as_raw_fd(), IOC_ADDFD as _, &add) };
     if number < 0 { Err(io::Error::last_os_error()) } else { Ok(number) }
@@ -119,7 +121,8 @@ fn give(listener: BorrowedFd<'_>, id: u64, file: BorrowedFd<'_>) -> io::Result<i
 fn is_same(pid: u32, number: u64, file: BorrowedFd<'_>) -> bool {
     let theirs = std::fs::metadata(format!("/proc/{pid}/fd/{}", number as i32));
     let ours = rustix::fs::fstat(file);
-    theirs.is_ok_and(|theirs| ours.is_ok_and(|ours| (theirs.dev(), theirs.ino()) == (ours.st_dev, ours.st_ino)))
+    theirs
+        .is_ok_and(|theirs| ours.is_ok_and(|ours| (theirs.dev(), theirs.ino()) == (ours.st_dev, ours.st_ino)))
 }
 
 /// The path that a process has in its memory. It stands still in its call; what it reads is of no weight for walls.

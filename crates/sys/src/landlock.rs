@@ -3,14 +3,15 @@
 use std::{io, path::Path};
 
 use landlock::{
-    ABI, Access, AccessFs, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
-    Scope,
+    ABI, Access, AccessFs, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, Scope,
 };
 
 /// The ABI this kernel has; 0 where there is none.
 pub fn abi() -> i64 {
     // SAFETY: with LANDLOCK_CREATE_RULESET_VERSION and no attributes the call only answers a number.
-    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0usize, 1u32) };
+    let version =
+        unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0usize, 1u32) };
     version.max(0)
 }
 
@@ -39,7 +40,10 @@ pub fn restrict_self(devices: &Path) -> io::Result<Option<Restricted>> {
     // Moving between directories is forbidden to everybody unless it is handled and allowed.
     let wanted = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev | AccessFs::Refer;
     let handled = AccessFs::from_all(known) & wanted;
-    let mut ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement).handle_access(handled).map_err(io::Error::other)?;
+    let mut ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::HardRequirement)
+        .handle_access(handled)
+        .map_err(io::Error::other)?;
     let scoped = abi >= 6;
     if scoped {
         ruleset = ruleset.scope(Scope::from_all(known)).map_err(io::Error::other)?;

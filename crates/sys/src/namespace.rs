@@ -104,7 +104,11 @@ pub fn enter_network(namespace: BorrowedFd<'_>) -> io::Result<()> {
 
 fn enter(namespace: BorrowedFd<'_>, kind: i32) -> io::Result<()> {
     // SAFETY: setns takes a descriptor, which is open, and the kind it must be of.
-    if unsafe { libc::setns(namespace.as_raw_fd(), kind) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if unsafe { libc::setns(namespace.as_raw_fd(), kind) } < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 fn unshare(flags: i32) -> io::Result<()> {

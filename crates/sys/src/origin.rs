@@ -66,7 +66,10 @@ pub fn forget(name: &CStr) {
     }
     // SAFETY: one thread, so nobody reads `environ` meanwhile; what it is set to is static.
     unsafe { environ = ENVIRONMENT.0.as_ptr() };
-    #[expect(clippy::multiple_unsafe_ops_per_block, reason = "one walk over two vectors, safe as a whole or not at all")]
+    #[expect(
+        clippy::multiple_unsafe_ops_per_block,
+        reason = "one walk over two vectors, safe as a whole or not at all"
+    )]
     // SAFETY: two vectors that end with null stand one behind the other on the stack; each entry is a string in the
     // area the kernel filled at exec, which is writable and belongs to nobody else. The strings of the first stand
     // without gaps, so there is room for a name from the first's beginning to the last's end.

@@ -37,7 +37,11 @@ pub fn stat(pid: i32) -> io::Result<Stat> {
     let flags: Option<u64> = fields.nth(5).and_then(|field| field.parse().ok());
     let ticks = fields.nth(12).and_then(|field| field.parse().ok());
     let stat = |((state, flags), ticks)| Stat { state, ending: flags & ENDING != 0, ticks };
-    state.zip(flags).zip(ticks).map(stat).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a stat line without its fields"))
+    state
+        .zip(flags)
+        .zip(ticks)
+        .map(stat)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a stat line without its fields"))
 }
 
 /// Whether a process has one of these user ids. Where that cannot be told, one has.

@@ -11,7 +11,11 @@ pub use copy::{copy, copy_open};
 pub use remove::remove;
 pub use usage::{Usage, usage};
 
-use std::{ffi::CString, io, os::fd::{BorrowedFd, OwnedFd}};
+use std::{
+    ffi::CString,
+    io,
+    os::fd::{BorrowedFd, OwnedFd},
+};
 
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, Stat};
 

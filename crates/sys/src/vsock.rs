@@ -13,7 +13,9 @@ const WAITING_MAX: i32 = 4;
 /// Listens on a port of this machine; does not block.
 pub fn listen(port: u32) -> io::Result<OwnedFd> {
     // SAFETY: no memory is passed, and the result is a descriptor or an error.
-    let fd = unsafe { libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) };
+    let fd = unsafe {
+        libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0)
+    };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -40,7 +42,9 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, u32)> {
     let mut address: libc::sockaddr_vm = unsafe { mem::zeroed() };
     let mut len = mem::size_of::<libc::sockaddr_vm>() as libc::socklen_t;
     // SAFETY: the address outlives the call, and its length is passed along; the kernel writes no more than that.
-    let fd = unsafe { libc::accept4(listener.as_raw_fd(), (&raw mut address).cast(), &raw mut len, libc::SOCK_CLOEXEC) };
+    let fd = unsafe {
+        libc::accept4(listener.as_raw_fd(), (&raw mut address).cast(), &raw mut len, libc::SOCK_CLOEXEC)
+    };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -86,15 +86,20 @@ fn choose(ground: Ground<'_>, wanted: &Bring<'_>) -> Result<Files, WorkspaceErro
         return Ok(committed);
     }
     let Some(place) = &repository.files else {
-        return Err(WorkspaceError::Repository("a bare repository has no uncommitted or ignored files".into()));
+        return Err(WorkspaceError::Repository(
+            "a bare repository has no uncommitted or ignored files".into(),
+        ));
     };
     let drawn = proto::event::hex(&sys::random::bytes::<8>().during("draw a name")?);
-    let stage = Stage::make(ground.layers.join(format!("{drawn}.stage{}", std::process::id()))).during("make room for an index")?;
+    let stage = Stage::make(ground.layers.join(format!("{drawn}.stage{}", std::process::id())))
+        .during("make room for an index")?;
     let index = stage.join("index");
     let git = Git::at(&repository.dir).files(place).index(&index).person(wanted.person).own_rules();
     match wanted.dirty {
         // What its own index knows of files spares reading them.
-        Dirty::With if repository.dir.join("index").exists() => drop(fs::copy(repository.dir.join("index"), &index).during("copy the index")?),
+        Dirty::With if repository.dir.join("index").exists() => {
+            drop(fs::copy(repository.dir.join("index"), &index).during("copy the index")?)
+        }
         Dirty::With => {}
         Dirty::Without => drop(git.run(["read-tree", &repository.tree])?),
     }
@@ -108,8 +113,12 @@ fn choose(ground: Ground<'_>, wanted: &Bring<'_>) -> Result<Files, WorkspaceErro
         }
     }
     if !wanted.include.is_empty() {
-        let inside = wanted.include.iter().map(|path| relative(path, place)).collect::<Result<Vec<_>, _>>()?;
-        let args = ["add", "--force", "--"].map(std::ffi::OsStr::new).into_iter().chain(inside.iter().map(|path| path.as_os_str()));
+        let inside =
+            wanted.include.iter().map(|path| relative(path, place)).collect::<Result<Vec<_>, _>>()?;
+        let args = ["add", "--force", "--"]
+            .map(std::ffi::OsStr::new)
+            .into_iter()
+            .chain(inside.iter().map(|path| path.as_os_str()));
         git.clone().env("GIT_LITERAL_PATHSPECS", "1").run(args)?;
         tree = git.line(["write-tree"])?;
     }
@@ -117,10 +126,18 @@ fn choose(ground: Ground<'_>, wanted: &Bring<'_>) -> Result<Files, WorkspaceErro
 }
 
 fn relative<'a>(path: &'a Path, place: &Path) -> Result<&'a Path, WorkspaceError> {
-    path.strip_prefix(place).map_err(|_| WorkspaceError::Repository(format!("{} is not in the repository", path.display())))
+    path.strip_prefix(place)
+        .map_err(|_| WorkspaceError::Repository(format!("{} is not in the repository", path.display())))
 }
 
 fn commit_dirty(git: &Git, tree: &str, parent: &str) -> Result<String, WorkspaceError> {
     let git = crate::refs::as_palisade(git.clone());
-    Ok(git.line(["commit-tree", tree, "-p", parent, "-m", "uncommitted work of the host, when the Body was made"])?)
+    Ok(git.line([
+        "commit-tree",
+        tree,
+        "-p",
+        parent,
+        "-m",
+        "uncommitted work of the host, when the Body was made",
+    ])?)
 }

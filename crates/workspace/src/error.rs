@@ -38,7 +38,9 @@ pub enum WorkspaceError {
 impl WorkspaceError {
     /// The host has no room left.
     pub fn is_full(&self) -> bool {
-        let full = |error: &io::Error| matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
+        let full = |error: &io::Error| {
+            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        };
         match self {
             Self::Io(_, error) | Self::Layer(LayerError::Io(_, error)) => full(error),
             Self::Git(GitError::Failed { said, .. }) => said.contains("No space left on device"),

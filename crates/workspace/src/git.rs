@@ -118,7 +118,17 @@ pub struct Git {
 impl Git {
     /// In the repository whose directory that is.
     pub fn at(dir: &Path) -> Self {
-        Self { dir: dir.to_owned(), work_tree: None, index: None, person: None, env: Vec::new(), tight: false, disk: &[], own_rules: false, until: None }
+        Self {
+            dir: dir.to_owned(),
+            work_tree: None,
+            index: None,
+            person: None,
+            env: Vec::new(),
+            tight: false,
+            disk: &[],
+            own_rules: false,
+            until: None,
+        }
     }
 
     /// With files there.
@@ -192,14 +202,29 @@ impl Git {
     /// The command, for callers who talk with it themselves.
     pub fn command<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new("git");
-        command.env_clear().current_dir("/").env("LC_ALL", "C").env("GIT_TERMINAL_PROMPT", "0").env("GIT_NO_LAZY_FETCH", "1");
-        command.env("GIT_OPTIONAL_LOCKS", "0").env("GIT_ATTR_NOSYSTEM", "1").env("GIT_NO_REPLACE_OBJECTS", "1");
+        command
+            .env_clear()
+            .current_dir("/")
+            .env("LC_ALL", "C")
+            .env("GIT_TERMINAL_PROMPT", "0")
+            .env("GIT_NO_LAZY_FETCH", "1");
+        command
+            .env("GIT_OPTIONAL_LOCKS", "0")
+            .env("GIT_ATTR_NOSYSTEM", "1")
+            .env("GIT_NO_REPLACE_OBJECTS", "1");
         match &self.person {
             Some(person) => {
-                command.env("HOME", &person.home).env("PATH", &person.path).envs(person.env.iter().map(|(name, value)| (name, value)));
+                command
+                    .env("HOME", &person.home)
+                    .env("PATH", &person.path)
+                    .envs(person.env.iter().map(|(name, value)| (name, value)));
             }
             None => {
-                command.env("PATH", PATH).env("HOME", "/nonexistent").env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_CONFIG_GLOBAL", "/dev/null");
+                command
+                    .env("PATH", PATH)
+                    .env("HOME", "/nonexistent")
+                    .env("GIT_CONFIG_NOSYSTEM", "1")
+                    .env("GIT_CONFIG_GLOBAL", "/dev/null");
             }
         }
         if let Some(index) = &self.index {
@@ -234,38 +259,68 @@ impl Git {
     }
 
     /// The same with something to read.
-    pub fn feed<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, input: Vec<u8>) -> Result<Vec<u8>, GitError> {
+    pub fn feed<S: AsRef<OsStr>>(
+        &self,
+        args: impl IntoIterator<Item = S>,
+        input: Vec<u8>,
+    ) -> Result<Vec<u8>, GitError> {
         let command = self.command(args);
         finish(command, Input::Bytes(input), None, self.bounds())
     }
 
     /// The same with a file to read.
-    pub fn feed_file<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, input: File) -> Result<Vec<u8>, GitError> {
+    pub fn feed_file<S: AsRef<OsStr>>(
+        &self,
+        args: impl IntoIterator<Item = S>,
+        input: File,
+    ) -> Result<Vec<u8>, GitError> {
         let command = self.command(args);
         finish(command, Input::File(input), None, self.bounds())
     }
 
     /// The same with its output in a file.
-    pub fn fill<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, input: Vec<u8>, output: File) -> Result<(), GitError> {
+    pub fn fill<S: AsRef<OsStr>>(
+        &self,
+        args: impl IntoIterator<Item = S>,
+        input: Vec<u8>,
+        output: File,
+    ) -> Result<(), GitError> {
         let command = self.command(args);
         finish(command, Input::Bytes(input), Some(output), self.bounds()).map(drop)
     }
 
     /// Runs one git whose pack another takes. Where there is nothing in the pack, the other is not run.
-    pub fn hand_over(&self, args: &[&str], input: Vec<u8>, taker: &Self, taker_args: &[&str]) -> Result<(), GitError> {
+    pub fn hand_over(
+        &self,
+        args: &[&str],
+        input: Vec<u8>,
+        taker: &Self,
+        taker_args: &[&str],
+    ) -> Result<(), GitError> {
         let mut command = self.command(args);
         let verb = verb_of(&command);
-        let mut giver = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(GitError::Missing)?;
+        let mut giver = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(GitError::Missing)?;
         if self.tight {
             bound(&giver);
         }
-        let writer = giver.stdin.take().map(|mut pipe| std::thread::spawn(move || drop(pipe.write_all(&input))));
-        let complaints = giver.stderr.take().map(|pipe| std::thread::spawn(move || read_up_to(pipe, COMPLAINT_MAX)));
+        let writer =
+            giver.stdin.take().map(|mut pipe| std::thread::spawn(move || drop(pipe.write_all(&input))));
+        let complaints =
+            giver.stderr.take().map(|pipe| std::thread::spawn(move || read_up_to(pipe, COMPLAINT_MAX)));
         let watch = Watch::over(&giver, self.bounds().time);
         let mut head = [0; PACK_HEAD_LEN];
         let mut pipe = giver.stdout.take().ok_or(GitError::Answer("pack-objects"))?;
         let has_some = pipe.read_exact(&mut head).is_ok() && head[8..] != [0; 4];
-        let taken = if has_some { finish(taker.command(taker_args), Input::Pack(head, pipe), None, taker.bounds()).map(drop) } else { Ok(()) };
+        let taken = if has_some {
+            finish(taker.command(taker_args), Input::Pack(head, pipe), None, taker.bounds()).map(drop)
+        } else {
+            Ok(())
+        };
         let status = giver.wait().map_err(GitError::Missing)?;
         let late = watch.stop();
         writer.map(JoinHandle::join);
@@ -274,7 +329,9 @@ impl Git {
         match (late, status.success()) {
             (true, _) => Err(GitError::Limit { verb }),
             // Unless it stopped because nobody took it.
-            (_, false) if status.code().is_some() => Err(GitError::Failed { verb, code: status.code(), said: shown(&complaint) }),
+            (_, false) if status.code().is_some() => {
+                Err(GitError::Failed { verb, code: status.code(), said: shown(&complaint) })
+            }
             _ => taken,
         }
     }
@@ -296,11 +353,25 @@ struct Bounds {
 const LOOSE: Bounds = Bounds { tight: false, time: TIME_MAX };
 
 /// Runs a git that looks for its repository from a directory of the user's, as the user's own would.
-pub fn look_from<S: AsRef<OsStr>>(dir: &Path, person: &Person, args: impl IntoIterator<Item = S>) -> Result<Vec<u8>, GitError> {
+pub fn look_from<S: AsRef<OsStr>>(
+    dir: &Path,
+    person: &Person,
+    args: impl IntoIterator<Item = S>,
+) -> Result<Vec<u8>, GitError> {
     let mut command = Command::new("git");
-    command.env_clear().current_dir(dir).env("HOME", &person.home).env("PATH", &person.path).env("LC_ALL", "C");
-    command.env("GIT_TERMINAL_PROMPT", "0").env("GIT_OPTIONAL_LOCKS", "0").envs(person.env.iter().map(|(name, value)| (name, value)));
-    for setting in SETTINGS.iter().filter(|setting| !setting.starts_with("core.excludesFile") && !setting.starts_with("core.attributesFile")) {
+    command
+        .env_clear()
+        .current_dir(dir)
+        .env("HOME", &person.home)
+        .env("PATH", &person.path)
+        .env("LC_ALL", "C");
+    command
+        .env("GIT_TERMINAL_PROMPT", "0")
+        .env("GIT_OPTIONAL_LOCKS", "0")
+        .envs(person.env.iter().map(|(name, value)| (name, value)));
+    for setting in SETTINGS.iter().filter(|setting| {
+        !setting.starts_with("core.excludesFile") && !setting.starts_with("core.attributesFile")
+    }) {
         command.arg("-c").arg(setting);
     }
     command.args(args);
@@ -310,7 +381,13 @@ pub fn look_from<S: AsRef<OsStr>>(dir: &Path, person: &Person, args: impl IntoIt
 /// Clones from wherever the user said, with the user's own way of reaching it.
 pub fn clone_bare(url: &str, to: &Path, person: &Person) -> Result<(), GitError> {
     let mut command = Command::new("git");
-    command.env_clear().current_dir("/").env("HOME", &person.home).env("PATH", &person.path).env("LC_ALL", "C").env("GIT_TERMINAL_PROMPT", "0");
+    command
+        .env_clear()
+        .current_dir("/")
+        .env("HOME", &person.home)
+        .env("PATH", &person.path)
+        .env("LC_ALL", "C")
+        .env("GIT_TERMINAL_PROMPT", "0");
     command.envs(person.env.iter().map(|(name, value)| (name, value)));
     for setting in SETTINGS.iter().filter(|setting| !setting.starts_with("protocol.")) {
         command.arg("-c").arg(setting);
@@ -323,21 +400,47 @@ pub fn clone_bare(url: &str, to: &Path, person: &Person) -> Result<(), GitError>
 /// Brings a clone of ours up to date: what its remote has, beside what is ours.
 pub fn fetch_all(dir: &Path, person: &Person) -> Result<(), GitError> {
     let mut command = outwards(dir, person);
-    command.args(["fetch", "--quiet", "--force", "--prune", "origin", "+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*"]);
+    command.args([
+        "fetch",
+        "--quiet",
+        "--force",
+        "--prune",
+        "origin",
+        "+refs/heads/*:refs/remotes/origin/*",
+        "+refs/tags/*:refs/tags/*",
+    ]);
     finish(command, Input::Bytes(Vec::new()), None, LOOSE).map(drop)
 }
 
 /// Fetches objects that a partial clone was promised, named one on a line, as git itself does when it needs one.
 pub fn fetch_objects(dir: &Path, remote: &str, ids: String, person: &Person) -> Result<(), GitError> {
     let mut command = outwards(dir, person);
-    command.args(["-c", "fetch.negotiationAlgorithm=noop", "fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--recurse-submodules=no", "--filter=blob:none", "--stdin", "--", remote]);
+    command.args([
+        "-c",
+        "fetch.negotiationAlgorithm=noop",
+        "fetch",
+        "--quiet",
+        "--no-tags",
+        "--no-write-fetch-head",
+        "--recurse-submodules=no",
+        "--filter=blob:none",
+        "--stdin",
+        "--",
+        remote,
+    ]);
     finish(command, Input::Bytes(ids.into_bytes()), None, LOOSE).map(drop)
 }
 
 /// git in a repository of the host, with the person's own way of reaching others.
 fn outwards(dir: &Path, person: &Person) -> Command {
     let mut command = Command::new("git");
-    command.env_clear().current_dir("/").env("HOME", &person.home).env("PATH", &person.path).env("LC_ALL", "C").env("GIT_TERMINAL_PROMPT", "0");
+    command
+        .env_clear()
+        .current_dir("/")
+        .env("HOME", &person.home)
+        .env("PATH", &person.path)
+        .env("LC_ALL", "C")
+        .env("GIT_TERMINAL_PROMPT", "0");
     command.envs(person.env.iter().map(|(name, value)| (name, value)));
     for setting in SETTINGS.iter().filter(|setting| !setting.starts_with("protocol.")) {
         command.arg("-c").arg(setting);
@@ -364,7 +467,10 @@ struct Watch {
 impl Watch {
     fn over(child: &Child, time: Duration) -> Self {
         let (over, heard) = mpsc::channel::<()>();
-        let handle = i32::try_from(child.id()).ok().and_then(Pid::from_raw).and_then(|pid| sys::process::open(pid).ok());
+        let handle = i32::try_from(child.id())
+            .ok()
+            .and_then(Pid::from_raw)
+            .and_then(|pid| sys::process::open(pid).ok());
         let thread = std::thread::spawn(move || {
             let late = matches!(heard.recv_timeout(time), Err(mpsc::RecvTimeoutError::Timeout));
             if let (true, Some(handle)) = (late, &handle) {
@@ -382,7 +488,12 @@ impl Watch {
     }
 }
 
-fn finish(mut command: Command, input: Input, output: Option<File>, bounds: Bounds) -> Result<Vec<u8>, GitError> {
+fn finish(
+    mut command: Command,
+    input: Input,
+    output: Option<File>,
+    bounds: Bounds,
+) -> Result<Vec<u8>, GitError> {
     let verb = verb_of(&command);
     let stdin = match &input {
         Input::Bytes(bytes) if bytes.is_empty() => Stdio::null(),
@@ -395,7 +506,8 @@ fn finish(mut command: Command, input: Input, output: Option<File>, bounds: Boun
         bound(&child);
     }
     let writer = child.stdin.take().map(|pipe| std::thread::spawn(move || feed(pipe, input)));
-    let complaints = child.stderr.take().map(|pipe| std::thread::spawn(move || read_up_to(pipe, COMPLAINT_MAX)));
+    let complaints =
+        child.stderr.take().map(|pipe| std::thread::spawn(move || read_up_to(pipe, COMPLAINT_MAX)));
     let watch = Watch::over(&child, bounds.time);
     let (said, whole) = match child.stdout.take() {
         Some(pipe) => read_up_to(pipe, OUTPUT_MAX),
@@ -420,7 +532,9 @@ fn finish(mut command: Command, input: Input, output: Option<File>, bounds: Boun
 fn feed(mut pipe: ChildStdin, input: Input) {
     let _ = match input {
         Input::Bytes(bytes) => pipe.write_all(&bytes),
-        Input::Pack(head, mut rest) => pipe.write_all(&head).and_then(|()| io::copy(&mut rest, &mut pipe).map(drop)),
+        Input::Pack(head, mut rest) => {
+            pipe.write_all(&head).and_then(|()| io::copy(&mut rest, &mut pipe).map(drop))
+        }
         Input::File(_) => Ok(()),
     };
 }
@@ -441,8 +555,11 @@ fn read_up_to(mut pipe: impl Read, max: u64) -> (Vec<u8>, bool) {
 /// Before it has read anything: its input comes later.
 pub fn bound(child: &Child) {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    for (resource, value) in [(Resource::As, TIGHT_MEMORY), (Resource::Fsize, TIGHT_FILE), (Resource::Core, 0)] {
-        let _ = rustix::process::prlimit(pid, resource, Rlimit { current: Some(value), maximum: Some(value) });
+    for (resource, value) in
+        [(Resource::As, TIGHT_MEMORY), (Resource::Fsize, TIGHT_FILE), (Resource::Core, 0)]
+    {
+        let _ =
+            rustix::process::prlimit(pid, resource, Rlimit { current: Some(value), maximum: Some(value) });
     }
 }
 

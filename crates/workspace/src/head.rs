@@ -64,13 +64,15 @@ pub fn make(ground: Ground<'_>, wanted: &Wanted<'_>) -> Result<Vec<LayerId>, Wor
         return Ok(stack);
     }
     let objects = objects(ground, repository)?;
-    let stage = Stage::make(ground.layers.join(format!("{id}.stage{}", std::process::id()))).during("make room for an index")?;
+    let stage = Stage::make(ground.layers.join(format!("{id}.stage{}", std::process::id())))
+        .during("make room for an index")?;
     let index = stage.join("index");
     if let Some(files) = wanted.files.first() {
         fs::copy(tree::index_of(ground, files), &index).during("copy an index")?;
     }
     if wanted.files_tree != repository.tree {
-        scratch::make(&stage.join("git"), &[&repository.common.join("objects")], None).during("make a repository")?;
+        scratch::make(&stage.join("git"), &[&repository.common.join("objects")], None)
+            .during("make a repository")?;
         Git::at(&stage.join("git")).index(&index).run(["read-tree", "-m", "-i", &repository.tree])?;
     }
     if index.exists() {
@@ -84,7 +86,12 @@ pub fn make(ground: Ground<'_>, wanted: &Wanted<'_>) -> Result<Vec<LayerId>, Wor
     let mut writer = Writer { owner: tree::owner(draft.ids()), mtime: now() };
     draft.fill(|sink| writer.head(sink, repository, &index))?;
     let over: Vec<LayerId> = wanted.files.iter().chain(&objects).chain([&program]).cloned().collect();
-    draft.finish_over(id.clone(), &format!("head {}", repository.commit), ground.now.to_owned(), over.clone())?;
+    draft.finish_over(
+        id.clone(),
+        &format!("head {}", repository.commit),
+        ground.now.to_owned(),
+        over.clone(),
+    )?;
     Ok([id].into_iter().chain(over).collect())
 }
 
@@ -108,7 +115,9 @@ fn program(ground: Ground<'_>) -> Result<LayerId, WorkspaceError> {
 }
 
 fn now() -> i64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs() as i64)
 }
 
 /// The packs that hold a commit and its history, nearest first.
@@ -123,13 +132,18 @@ fn objects(ground: Ground<'_>, repository: &Repository) -> Result<Vec<LayerId>, 
         if commit == repository.commit {
             return Ok(stack);
         }
-        if base.is_none() && stack.len() < CHAIN_MAX && git.run(["merge-base", "--is-ancestor", &commit, &repository.commit]).is_ok() {
+        if base.is_none()
+            && stack.len() < CHAIN_MAX
+            && git.run(["merge-base", "--is-ancestor", &commit, &repository.commit]).is_ok()
+        {
             base = Some((commit, stack));
         }
     }
     let (have, over) = base.unwrap_or_default();
-    let id = id_of("objects", &[place.as_str(), &repository.commit, over.first().map_or("", LayerId::as_str)]);
-    let stage = Stage::make(ground.layers.join(format!("{id}.stage{}", std::process::id()))).during("make room for a pack")?;
+    let id =
+        id_of("objects", &[place.as_str(), &repository.commit, over.first().map_or("", LayerId::as_str)]);
+    let stage = Stage::make(ground.layers.join(format!("{id}.stage{}", std::process::id())))
+        .during("make room for a pack")?;
     let pack = stage.join("history.pack");
     let mut revisions = format!("{}\n", repository.commit);
     if !have.is_empty() {
@@ -147,7 +161,12 @@ fn objects(ground: Ground<'_>, repository: &Repository) -> Result<Vec<LayerId>, 
     let draft = Draft::begin(ground.programs, ground.layers, &name, body::ids::of_trees())?;
     let writer = Writer { owner: tree::owner(draft.ids()), mtime: now() };
     draft.fill(|sink| writer.pack(sink, &id, &pack, &index, partial))?;
-    draft.finish_over(id.clone(), &format!("{about}{}", repository.commit), ground.now.to_owned(), over.clone())?;
+    draft.finish_over(
+        id.clone(),
+        &format!("{about}{}", repository.commit),
+        ground.now.to_owned(),
+        over.clone(),
+    )?;
     Ok([id].into_iter().chain(over).collect())
 }
 
@@ -158,20 +177,33 @@ struct Writer {
 
 impl Writer {
     fn dir(&self, sink: &mut dyn Sink, path: &str) -> Result<(), ArchiveError> {
-        let entry = Entry { path: path.as_bytes().to_vec(), what: What::Dir, mode: 0o755, owner: self.owner, mtime: self.mtime };
+        let entry = Entry {
+            path: path.as_bytes().to_vec(),
+            what: What::Dir,
+            mode: 0o755,
+            owner: self.owner,
+            mtime: self.mtime,
+        };
         put(sink, &[], &entry, &mut io::empty())
     }
 
     fn text(&self, sink: &mut dyn Sink, path: &str, text: &str) -> Result<(), ArchiveError> {
         let what = What::File(text.len() as u64);
-        let entry = Entry { path: path.as_bytes().to_vec(), what, mode: 0o644, owner: self.owner, mtime: self.mtime };
+        let entry =
+            Entry { path: path.as_bytes().to_vec(), what, mode: 0o644, owner: self.owner, mtime: self.mtime };
         put(sink, &[], &entry, &mut text.as_bytes())
     }
 
     fn file(&self, sink: &mut dyn Sink, path: &str, from: &Path, mode: u32) -> Result<(), ArchiveError> {
         let mut file = File::open(from).map_err(ArchiveError::Sink)?;
         let len = file.metadata().map_err(ArchiveError::Sink)?.len();
-        let entry = Entry { path: path.as_bytes().to_vec(), what: What::File(len), mode, owner: self.owner, mtime: self.mtime };
+        let entry = Entry {
+            path: path.as_bytes().to_vec(),
+            what: What::File(len),
+            mode,
+            owner: self.owner,
+            mtime: self.mtime,
+        };
         put(sink, &[], &entry, &mut file)
     }
 
@@ -179,14 +211,39 @@ impl Writer {
         paths.iter().try_for_each(|path| self.dir(sink, path))
     }
 
-    fn head(&mut self, sink: &mut dyn Sink, repository: &Repository, index: &Path) -> Result<(), ArchiveError> {
-        self.dirs(sink, &["", ".git", ".git/refs", ".git/refs/heads", ".git/refs/tags", ".git/objects", ".git/objects/info", ".git/objects/pack", ".git/info"])?;
+    fn head(
+        &mut self,
+        sink: &mut dyn Sink,
+        repository: &Repository,
+        index: &Path,
+    ) -> Result<(), ArchiveError> {
+        self.dirs(
+            sink,
+            &[
+                "",
+                ".git",
+                ".git/refs",
+                ".git/refs/heads",
+                ".git/refs/tags",
+                ".git/objects",
+                ".git/objects/info",
+                ".git/objects/pack",
+                ".git/info",
+            ],
+        )?;
         self.text(sink, ".git/config", &(ask(&repository.name) + CONFIG))?;
         match &repository.branch {
             Some(branch) => {
                 self.text(sink, ".git/HEAD", &format!("ref: refs/heads/{branch}\n"))?;
                 // Names with slashes need no directories so.
-                self.text(sink, ".git/packed-refs", &format!("# pack-refs with: peeled fully-peeled sorted \n{} refs/heads/{branch}\n", repository.commit))?;
+                self.text(
+                    sink,
+                    ".git/packed-refs",
+                    &format!(
+                        "# pack-refs with: peeled fully-peeled sorted \n{} refs/heads/{branch}\n",
+                        repository.commit
+                    ),
+                )?;
             }
             None => self.text(sink, ".git/HEAD", &format!("{}\n", repository.commit))?,
         }
@@ -197,7 +254,14 @@ impl Writer {
         if index.exists() { self.file(sink, ".git/index", index, 0o644) } else { Ok(()) }
     }
 
-    fn pack(&self, sink: &mut dyn Sink, id: &LayerId, pack: &Path, index: &Path, partial: bool) -> Result<(), ArchiveError> {
+    fn pack(
+        &self,
+        sink: &mut dyn Sink,
+        id: &LayerId,
+        pack: &Path,
+        index: &Path,
+        partial: bool,
+    ) -> Result<(), ArchiveError> {
         self.dirs(sink, &["", ".git", ".git/objects", ".git/objects/pack"])?;
         // git wants forty digits in a pack's name.
         let name = format!(".git/objects/pack/pack-{:0<40}", id.as_str());

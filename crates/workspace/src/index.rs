@@ -55,10 +55,12 @@ impl Skipped {
     /// Those of an index, as far as it can be understood.
     pub fn of(bytes: &[u8]) -> Self {
         let mut found = Self::default();
-        let flags =
-            |at: usize| bytes.get(at..at + 2).and_then(|two| two.try_into().ok()).map_or(0, u16::from_be_bytes);
-        let number =
-            |at: usize| bytes.get(at..at + 4).and_then(|four| four.try_into().ok()).map_or(0, u32::from_be_bytes);
+        let flags = |at: usize| {
+            bytes.get(at..at + 2).and_then(|two| two.try_into().ok()).map_or(0, u16::from_be_bytes)
+        };
+        let number = |at: usize| {
+            bytes.get(at..at + 4).and_then(|four| four.try_into().ok()).map_or(0, u32::from_be_bytes)
+        };
         let (names, _) = Names::read_with(bytes, |name, at| {
             if flags(at + FIXED_LEN) & EXTENDED != 0 && flags(at + FIXED_LEN + 2) & SKIP_WORKTREE != 0 {
                 found.0.insert(name.to_owned(), (number(at + MODE_AT), [0; 20]));
@@ -347,7 +349,10 @@ mod tests {
         };
         let index = index_of(3, 3, &[entry_of("a", 1), skipped_entry("b/c"), skipped_entry("d/")].concat());
         let found = Skipped::of(&index);
-        assert_eq!(found.iter().map(|(name, _, id)| (name, id)).collect::<Vec<_>>(), [(&b"b/c"[..], [3; 20]), (b"d/", [2; 20])]);
+        assert_eq!(
+            found.iter().map(|(name, _, id)| (name, id)).collect::<Vec<_>>(),
+            [(&b"b/c"[..], [3; 20]), (b"d/", [2; 20])]
+        );
         let is = |path: &str| found.skips(path.as_bytes());
         assert!(is("b/c") && is("d/e") && is("d/e/f") && !is("a") && !is("b/d") && !is("dd"));
     }

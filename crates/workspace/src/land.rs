@@ -95,7 +95,10 @@ pub fn land(request: &LandRequest<'_>) -> Result<Landed, WorkspaceError> {
         How::Branch(name) | How::Onto(name) => name,
     };
     if !refs::is_branch(branch) {
-        return Err(WorkspaceError::Repository(format!("{:?} cannot name a branch here", proto::text::visible(branch))));
+        return Err(WorkspaceError::Repository(format!(
+            "{:?} cannot name a branch here",
+            proto::text::visible(branch)
+        )));
     }
     // While git's fsck looks at all of it.
     let (sound, planned) = std::thread::scope(|scope| {
@@ -107,7 +110,8 @@ pub fn land(request: &LandRequest<'_>) -> Result<Landed, WorkspaceError> {
     let Plan { found, replayed } = planned?;
     sound?;
     let Replayed { to, commits, runs_something } = replayed?;
-    let (branch, from, submodules) = (branch.to_owned(), found.as_ref().map(|found| found.id.clone()), request.saved.submodules.clone());
+    let (branch, from, submodules) =
+        (branch.to_owned(), found.as_ref().map(|found| found.id.clone()), request.saved.submodules.clone());
     if commits > 0 || found.is_none() {
         advance(request, &git, &branch, found, &to)?;
     }
@@ -135,7 +139,9 @@ impl Plan {
     fn of(request: &LandRequest<'_>, git: &Git, branch: &str) -> Result<Self, WorkspaceError> {
         let found = look_for(git, branch)?;
         let start = match (&request.how, &found) {
-            (How::Onto(_), None) => return Err(WorkspaceError::NotFound(format!("there is no branch {branch}"))),
+            (How::Onto(_), None) => {
+                return Err(WorkspaceError::NotFound(format!("there is no branch {branch}")));
+            }
             (_, Some(found)) => found.id.clone(),
             (How::Branch(_), None) => request.workspace.commit.clone(),
         };
@@ -145,7 +151,13 @@ impl Plan {
 }
 
 impl Replayed {
-    fn of(request: &LandRequest<'_>, git: &Git, branch: &str, start: &str, is_there: bool) -> Result<Self, WorkspaceError> {
+    fn of(
+        request: &LandRequest<'_>,
+        git: &Git,
+        branch: &str,
+        start: &str,
+        is_there: bool,
+    ) -> Result<Self, WorkspaceError> {
         let (to, between) = replay(request, git, start)?;
         if to == start && is_there {
             return Ok(Self { to, commits: 0, runs_something: Vec::new() });
@@ -154,7 +166,8 @@ impl Replayed {
         if between.behind > 0 && is_there {
             return Err(WorkspaceError::Conflict(format!("branch {branch} has gone another way")));
         }
-        let runs_something = review::names(git, start, &to)?.into_iter().filter(|path| review::runs_something(path)).collect();
+        let runs_something =
+            review::names(git, start, &to)?.into_iter().filter(|path| review::runs_something(path)).collect();
         Ok(Self { to, commits: between.ahead, runs_something })
     }
 }
@@ -166,11 +179,16 @@ fn check(request: &LandRequest<'_>) -> Result<(), WorkspaceError> {
     let tips: Vec<&str> = match request.what {
         What::All | What::Squash { .. } => vec![&saved.wip],
         What::Committed => vec![&saved.head],
-        What::Pick(_) => saved.branches.values().chain([&saved.head, &saved.wip]).map(String::as_str).collect(),
+        What::Pick(_) => {
+            saved.branches.values().chain([&saved.head, &saved.wip]).map(String::as_str).collect()
+        }
     };
-    let view = Quarantine::open(request.dir, &workspace.name, &workspace.repository, request.time_max)?.view()?;
+    let view =
+        Quarantine::open(request.dir, &workspace.name, &workspace.repository, request.time_max)?.view()?;
     publish::check(&view, &tips, &[&workspace.commit, &workspace.base]).map_err(|error| match error {
-        WorkspaceError::Git(GitError::Failed { said, .. }) => WorkspaceError::Unsound(format!("git's fsck refuses it: {said}")),
+        WorkspaceError::Git(GitError::Failed { said, .. }) => {
+            WorkspaceError::Unsound(format!("git's fsck refuses it: {said}"))
+        }
         error => error,
     })
 }
@@ -184,33 +202,60 @@ struct Between {
 impl Between {
     fn of(git: &Git, old: &str, new: &str) -> Result<Self, WorkspaceError> {
         let said = git.line(["rev-list", "--left-right", "--count", &format!("{old}...{new}"), "--"])?;
-        let counted = said.split_once('\t').and_then(|(behind, ahead)| Some(Self { behind: behind.parse().ok()?, ahead: ahead.parse().ok()? }));
+        let counted = said.split_once('\t').and_then(|(behind, ahead)| {
+            Some(Self { behind: behind.parse().ok()?, ahead: ahead.parse().ok()? })
+        });
         counted.ok_or_else(|| GitError::Answer("rev-list").into())
     }
 }
 
 /// The commit that a branch at `start` becomes, and how far that is where it is known.
-fn replay(request: &LandRequest<'_>, git: &Git, start: &str) -> Result<(String, Option<Between>), WorkspaceError> {
+fn replay(
+    request: &LandRequest<'_>,
+    git: &Git,
+    start: &str,
+) -> Result<(String, Option<Between>), WorkspaceError> {
     let (workspace, saved) = (request.workspace, request.saved);
     let commits = match &request.what {
-        What::Squash { message } => return squash(request, git, start, message.as_deref()).map(|to| (to, None)),
-        What::Pick(picked) => picked.iter().map(|name| picked_commit(request, git, name)).collect::<Result<Vec<_>, _>>()?,
+        What::Squash { message } => {
+            return squash(request, git, start, message.as_deref()).map(|to| (to, None));
+        }
+        What::Pick(picked) => {
+            picked.iter().map(|name| picked_commit(request, git, name)).collect::<Result<Vec<_>, _>>()?
+        }
         what => {
             let tip = if *what == What::All { &saved.wip } else { &saved.head };
             let between = Between::of(git, start, tip)?;
             if between.behind == 0 {
                 return Ok((tip.clone(), Some(between)));
             }
-            let merges = git.line(["rev-list", "--count", "--merges", &format!("{}..{tip}", workspace.commit), "--not", start])?;
+            let merges = git.line([
+                "rev-list",
+                "--count",
+                "--merges",
+                &format!("{}..{tip}", workspace.commit),
+                "--not",
+                start,
+            ])?;
             if merges != "0" {
                 return Err(WorkspaceError::Conflict("its history has merges, which cannot be put on top of another commit one by one: land it with --squash, or on a branch of its own".into()));
             }
-            let said = git.line(["rev-list", "--reverse", "--topo-order", "--no-merges", &format!("{}..{tip}", workspace.commit), "--not", start])?;
+            let said = git.line([
+                "rev-list",
+                "--reverse",
+                "--topo-order",
+                "--no-merges",
+                &format!("{}..{tip}", workspace.commit),
+                "--not",
+                start,
+            ])?;
             said.lines().map(str::to_owned).collect()
         }
     };
     if commits.len() > COMMITS_MAX {
-        return Err(WorkspaceError::Hostile(format!("more than {COMMITS_MAX} commits cannot be put on top of another one by one: land them with --squash, or on a branch of their own")));
+        return Err(WorkspaceError::Hostile(format!(
+            "more than {COMMITS_MAX} commits cannot be put on top of another one by one: land them with --squash, or on a branch of their own"
+        )));
     }
     let mut at = start.to_owned();
     for commit in commits {
@@ -221,10 +266,12 @@ fn replay(request: &LandRequest<'_>, git: &Git, start: &str) -> Result<(String, 
 
 /// A commit of the Body, and of nobody else.
 fn picked_commit(request: &LandRequest<'_>, git: &Git, name: &str) -> Result<String, WorkspaceError> {
-    let unknown = || WorkspaceError::NotFound(format!("the Body has no commit {:?}", proto::text::visible(name)));
+    let unknown =
+        || WorkspaceError::NotFound(format!("the Body has no commit {:?}", proto::text::visible(name)));
     let (base, saved) = (&request.workspace.commit, request.saved);
     let tips = saved.branches.values().chain([&saved.wip, &saved.head]);
-    let args = ["rev-list".to_owned()].into_iter().chain(tips.cloned()).chain(["--not".to_owned(), base.clone()]);
+    let args =
+        ["rev-list".to_owned()].into_iter().chain(tips.cloned()).chain(["--not".to_owned(), base.clone()]);
     let own = git.line(args)?;
     let mut found = own.lines().filter(|id| name.len() >= 4 && id.starts_with(name));
     match (found.next(), found.next()) {
@@ -234,7 +281,12 @@ fn picked_commit(request: &LandRequest<'_>, git: &Git, name: &str) -> Result<Str
 }
 
 /// One commit on top of another, with its own author and the user as committer.
-fn cherry_pick(request: &LandRequest<'_>, git: &Git, at: &str, commit: &str) -> Result<String, WorkspaceError> {
+fn cherry_pick(
+    request: &LandRequest<'_>,
+    git: &Git,
+    at: &str,
+    commit: &str,
+) -> Result<String, WorkspaceError> {
     let parent = git.line(["rev-parse", "--verify", "--quiet", &format!("{commit}^1")])?;
     if parent == at {
         return Ok(commit.to_owned());
@@ -244,15 +296,32 @@ fn cherry_pick(request: &LandRequest<'_>, git: &Git, at: &str, commit: &str) -> 
         // Somebody did the same already.
         return Ok(at.to_owned());
     }
-    let said = git.run(["log", "-1", "--no-show-signature", "--format=%an%x00%ae%x00%ad%x00%B", "--date=raw", commit, "--"])?;
+    let said = git.run([
+        "log",
+        "-1",
+        "--no-show-signature",
+        "--format=%an%x00%ae%x00%ad%x00%B",
+        "--date=raw",
+        commit,
+        "--",
+    ])?;
     let text = String::from_utf8_lossy(&said).into_owned();
     let mut fields = text.splitn(4, '\0');
     let mut next = || fields.next().unwrap_or_default().to_owned();
-    let author = git.clone().env("GIT_AUTHOR_NAME", next()).env("GIT_AUTHOR_EMAIL", next()).env("GIT_AUTHOR_DATE", format!("@{}", next()));
+    let author = git
+        .clone()
+        .env("GIT_AUTHOR_NAME", next())
+        .env("GIT_AUTHOR_EMAIL", next())
+        .env("GIT_AUTHOR_DATE", format!("@{}", next()));
     commit_tree(request, &author, &tree, at, &next())
 }
 
-fn squash(request: &LandRequest<'_>, git: &Git, start: &str, message: Option<&str>) -> Result<String, WorkspaceError> {
+fn squash(
+    request: &LandRequest<'_>,
+    git: &Git,
+    start: &str,
+    message: Option<&str>,
+) -> Result<String, WorkspaceError> {
     let (workspace, saved) = (request.workspace, request.saved);
     let tree = merge(git, &workspace.base, start, &saved.wip)?;
     if tree == git.line(["rev-parse", &format!("{start}^{{tree}}")])? {
@@ -260,7 +329,11 @@ fn squash(request: &LandRequest<'_>, git: &Git, start: &str, message: Option<&st
     }
     let written = || -> Result<String, WorkspaceError> {
         let commits = review::log(git, &workspace.commit, &saved.head)?;
-        let subjects: String = commits.iter().rev().map(|commit| format!("- {}\n", proto::text::visible(&commit.subject))).collect();
+        let subjects: String = commits
+            .iter()
+            .rev()
+            .map(|commit| format!("- {}\n", proto::text::visible(&commit.subject)))
+            .collect();
         Ok(format!("work of Body {}\n\n{subjects}", request.body))
     };
     let message = message.map_or_else(written, |message| Ok(message.to_owned()))?;
@@ -272,20 +345,33 @@ pub(crate) fn merge(git: &Git, base: &str, ours: &str, theirs: &str) -> Result<S
     let base = format!("--merge-base={base}");
     match git.run(["merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", &base, ours, theirs]) {
         Ok(said) => Ok(first(&said)),
-        Err(GitError::Failed { code: Some(1), .. }) => Err(WorkspaceError::Conflict(format!("it conflicts in {}", conflicts(git, &base, ours, theirs).join(", ")))),
+        Err(GitError::Failed { code: Some(1), .. }) => Err(WorkspaceError::Conflict(format!(
+            "it conflicts in {}",
+            conflicts(git, &base, ours, theirs).join(", ")
+        ))),
         Err(error) => Err(error.into()),
     }
 }
 
 fn first(said: &[u8]) -> String {
-    said.split(|byte| *byte == 0).next().map(|id| String::from_utf8_lossy(id).trim_end().to_owned()).unwrap_or_default()
+    said.split(|byte| *byte == 0)
+        .next()
+        .map(|id| String::from_utf8_lossy(id).trim_end().to_owned())
+        .unwrap_or_default()
 }
 
 /// Which files conflict; git tells them on an exit that is a failure otherwise.
 pub(crate) fn conflicts(git: &Git, base: &str, ours: &str, theirs: &str) -> Vec<String> {
-    let mut command = git.command(["merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", base, ours, theirs]);
+    let mut command =
+        git.command(["merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", base, ours, theirs]);
     let Ok(output) = command.stdin(std::process::Stdio::null()).output() else { return Vec::new() };
-    output.stdout.split(|byte| *byte == 0).skip(1).filter(|name| !name.is_empty()).map(proto::text::visible_bytes).collect()
+    output
+        .stdout
+        .split(|byte| *byte == 0)
+        .skip(1)
+        .filter(|name| !name.is_empty())
+        .map(proto::text::visible_bytes)
+        .collect()
 }
 
 /// Files that conflict when both commits land, whichever is first.
@@ -297,9 +383,16 @@ pub fn conflicting(git: &Git, one: &str, other: &str) -> Vec<String> {
     }
 }
 
-fn commit_tree(request: &LandRequest<'_>, git: &Git, tree: &str, parent: &str, message: &str) -> Result<String, WorkspaceError> {
+fn commit_tree(
+    request: &LandRequest<'_>,
+    git: &Git,
+    tree: &str,
+    parent: &str,
+    message: &str,
+) -> Result<String, WorkspaceError> {
     let user = Git::at(&request.workspace.repository).person(request.person);
-    let signs = user.line(["config", "--type=bool", "--get", "commit.gpgsign"]).is_ok_and(|said| said == "true");
+    let signs =
+        user.line(["config", "--type=bool", "--get", "commit.gpgsign"]).is_ok_and(|said| said == "true");
     let mut args = vec!["commit-tree", tree, "-p", parent];
     if signs {
         args.push("-S");
@@ -309,7 +402,13 @@ fn commit_tree(request: &LandRequest<'_>, git: &Git, tree: &str, parent: &str, m
 }
 
 /// Moves a branch forward, with the files of whoever has it checked out.
-fn advance(request: &LandRequest<'_>, git: &Git, branch: &str, found: Option<Branch>, new: &str) -> Result<(), WorkspaceError> {
+fn advance(
+    request: &LandRequest<'_>,
+    git: &Git,
+    branch: &str,
+    found: Option<Branch>,
+    new: &str,
+) -> Result<(), WorkspaceError> {
     let Some(Branch { id: old, place: Some(place) }) = &found else {
         return move_branch(request, git, branch, found.as_ref().map(|found| found.id.as_str()), new);
     };
@@ -319,7 +418,9 @@ fn advance(request: &LandRequest<'_>, git: &Git, branch: &str, found: Option<Bra
     let there = Git::at(&dir).files(&files).person(request.person).lasting();
     let _ = there.run(["update-index", "-q", "--refresh"]);
     there.run(["read-tree", "-m", "-u", old, new]).map_err(|error| match error {
-        GitError::Failed { said, .. } => WorkspaceError::Conflict(format!("branch {branch} is checked out, and uncommitted changes are in the way: {said}")),
+        GitError::Failed { said, .. } => WorkspaceError::Conflict(format!(
+            "branch {branch} is checked out, and uncommitted changes are in the way: {said}"
+        )),
         error => error.into(),
     })?;
     move_branch(request, git, branch, Some(old), new).inspect_err(|_| {
@@ -328,10 +429,24 @@ fn advance(request: &LandRequest<'_>, git: &Git, branch: &str, found: Option<Bra
     })
 }
 
-fn move_branch(request: &LandRequest<'_>, git: &Git, branch: &str, old: Option<&str>, new: &str) -> Result<(), WorkspaceError> {
+fn move_branch(
+    request: &LandRequest<'_>,
+    git: &Git,
+    branch: &str,
+    old: Option<&str>,
+    new: &str,
+) -> Result<(), WorkspaceError> {
     let message = format!("pal land {}", request.body);
     let nothing = "0".repeat(40);
-    git.clone().lasting().run(["update-ref", "-m", &message, "--create-reflog", &format!("refs/heads/{branch}"), new, old.unwrap_or(&nothing)])?;
+    git.clone().lasting().run([
+        "update-ref",
+        "-m",
+        &message,
+        "--create-reflog",
+        &format!("refs/heads/{branch}"),
+        new,
+        old.unwrap_or(&nothing),
+    ])?;
     Ok(())
 }
 
@@ -344,27 +459,39 @@ struct Branch {
 
 fn look_for(git: &Git, branch: &str) -> Result<Option<Branch>, WorkspaceError> {
     let name = format!("refs/heads/{branch}");
-    let said = git.run(["for-each-ref", "--format=%(refname)%00%(objectname)%00%(worktreepath)%00", &name])?;
+    let said =
+        git.run(["for-each-ref", "--format=%(refname)%00%(objectname)%00%(worktreepath)%00", &name])?;
     let fields: Vec<&[u8]> = said.split(|byte| *byte == 0).collect();
     // Branches below this one are told, too.
     let found = fields.chunks_exact(3).find(|fields| fields[0].trim_ascii_start() == name.as_bytes());
     Ok(found.map(|fields| Branch {
         id: String::from_utf8_lossy(fields[1]).into_owned(),
-        place: Some(fields[2]).filter(|path| !path.is_empty()).map(|path| <OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(path).into()),
+        place: Some(fields[2])
+            .filter(|path| !path.is_empty())
+            .map(|path| <OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(path).into()),
     }))
 }
 
 /// The git directory and the files of a work tree; none for a bare repository, which git lists as one, too. What git lists as one is the git directory itself for a submodule
 /// and for a repository with its directory elsewhere; files written there would be hooks and settings.
-fn place_of(place: &Path, branch: &str, person: &Person) -> Result<Option<(PathBuf, PathBuf)>, WorkspaceError> {
-    let untold = || WorkspaceError::Conflict(format!("branch {branch} is checked out in a place that git does not tell: land on a branch of its own"));
+fn place_of(
+    place: &Path,
+    branch: &str,
+    person: &Person,
+) -> Result<Option<(PathBuf, PathBuf)>, WorkspaceError> {
+    let untold = || {
+        WorkspaceError::Conflict(format!(
+            "branch {branch} is checked out in a place that git does not tell: land on a branch of its own"
+        ))
+    };
     let ask = |what: &str| -> Option<PathBuf> {
         let said = crate::git::look_from(place, person, ["rev-parse", what]).ok()?;
         let path = said.strip_suffix(b"\n").unwrap_or(&said);
         std::fs::canonicalize(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(path)).ok()
     };
     let Some((dir, files)) = ask("--absolute-git-dir").zip(ask("--show-toplevel")) else {
-        let bare = crate::git::look_from(place, person, ["rev-parse", "--is-bare-repository"]).is_ok_and(|said| said == b"true\n");
+        let bare = crate::git::look_from(place, person, ["rev-parse", "--is-bare-repository"])
+            .is_ok_and(|said| said == b"true\n");
         return if bare { Ok(None) } else { Err(untold()) };
     };
     if files.starts_with(&dir) {

@@ -43,17 +43,17 @@ mod walk;
 pub use bring::{Bring, Brought, Dirty, bring};
 pub use error::WorkspaceError;
 pub use git::{Git, GitError, Person};
-pub use needs::{Container, Known, Needs, Root, Step as NeedsStep, Tool, needs, registries, rust_of};
-pub use pack::{pack, text};
 pub use land::{How, LandRequest, Landed, What, conflicting, land};
 pub use lfs::pointers as lfs_pointers;
 pub use losses::{Losses, losses};
+pub use needs::{Container, Known, Needs, Root, Step as NeedsStep, Tool, needs, registries, rust_of};
+pub use pack::{pack, text};
 pub use quarantine::{Quarantine, TIME_MAX, View};
 pub use refs::namespace;
 pub use repository::Repository;
 pub use review::{Commit, Shape, Touched, diff, log, runs_something, touched};
-pub use tree::id_of as layer_id;
 pub use save::{LeftOut, Part, Saved, SavedModule, Source, Work, anchor, forget, look, release, save};
+pub use tree::id_of as layer_id;
 
 use std::path::PathBuf;
 

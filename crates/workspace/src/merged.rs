@@ -91,7 +91,10 @@ impl Dirs {
                     continue;
                 }
                 if all.len() >= ENTRIES_MAX {
-                    return Err(io::Error::new(io::ErrorKind::FileTooLarge, "a directory has too many entries"));
+                    return Err(io::Error::new(
+                        io::ErrorKind::FileTooLarge,
+                        "a directory has too many entries",
+                    ));
                 }
                 self.add(&mut all, layer, name);
             }
@@ -118,11 +121,20 @@ impl Dirs {
 
     fn look(&self, layer: usize, name: &CString) -> Found {
         let dir = &self.0[layer];
-        let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else { return Found::Unreadable };
-        let node = || Node { layer, name: name.clone(), len: u64::try_from(stat.st_size).unwrap_or(0), executable: stat.st_mode & 0o100 != 0 };
+        let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else {
+            return Found::Unreadable;
+        };
+        let node = || Node {
+            layer,
+            name: name.clone(),
+            len: u64::try_from(stat.st_size).unwrap_or(0),
+            executable: stat.st_mode & 0o100 != 0,
+        };
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => match open_dir(dir, name) {
-                Ok(child) => Found::Dir(Inner { layers: vec![layer], name: name.clone(), hides: is_opaque(&child) }),
+                Ok(child) => {
+                    Found::Dir(Inner { layers: vec![layer], name: name.clone(), hides: is_opaque(&child) })
+                }
                 Err(_) => Found::Unreadable,
             },
             FileType::RegularFile => Found::File(node()),
@@ -134,7 +146,12 @@ impl Dirs {
 
     /// Goes into a directory.
     pub fn enter(&self, inner: &Inner) -> io::Result<Dirs> {
-        inner.layers.iter().map(|layer| open_dir(&self.0[*layer], &inner.name)).collect::<io::Result<_>>().map(Dirs)
+        inner
+            .layers
+            .iter()
+            .map(|layer| open_dir(&self.0[*layer], &inner.name))
+            .collect::<io::Result<_>>()
+            .map(Dirs)
     }
 
     /// One entry, by name.
@@ -142,7 +159,10 @@ impl Dirs {
         let name = CString::new(name).ok()?;
         let mut all = BTreeMap::new();
         for layer in 0..self.0.len() {
-            let missing = matches!(rustix::fs::statat(&self.0[layer], &name, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT));
+            let missing = matches!(
+                rustix::fs::statat(&self.0[layer], &name, AtFlags::SYMLINK_NOFOLLOW),
+                Err(Errno::NOENT)
+            );
             if !missing {
                 self.add(&mut all, layer, name.clone());
             }
@@ -214,19 +234,32 @@ fn something_hides(dirs: &Dirs, depth: usize) -> bool {
     let Ok(entries) = dirs.entries() else { return true };
     entries.values().any(|found| match found {
         Found::Unreadable => true,
-        Found::File(node) => rustix::fs::accessat(&dirs.0[node.layer], &node.name, Access::READ_OK, AtFlags::empty()).is_err(),
+        Found::File(node) => {
+            rustix::fs::accessat(&dirs.0[node.layer], &node.name, Access::READ_OK, AtFlags::empty()).is_err()
+        }
         // What lies deeper is not taken anyway.
-        Found::Dir(inner) => depth < DEPTH_MAX && dirs.enter(inner).map_or(true, |inside| something_hides(&inside, depth + 1)),
+        Found::Dir(inner) => {
+            depth < DEPTH_MAX && dirs.enter(inner).map_or(true, |inside| something_hides(&inside, depth + 1))
+        }
         Found::Link(_) | Found::Gone | Found::Other => false,
     })
 }
 
 fn open_top(path: &Path) -> io::Result<OwnedFd> {
-    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
+    Ok(rustix::fs::open(
+        path,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
 }
 
 fn open_dir(parent: &OwnedFd, name: &CString) -> io::Result<OwnedFd> {
-    Ok(rustix::fs::openat(parent, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?)
+    Ok(rustix::fs::openat(
+        parent,
+        name,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
 }
 
 fn is_opaque(dir: &OwnedFd) -> bool {

@@ -11,13 +11,17 @@ use crate::{
 /// The remote that promised what a repository does not have; none where it has everything.
 pub fn remote(repository: &Repository) -> Option<String> {
     // Seldom, and asking git costs as much as a fifth of a warm start.
-    let settings = std::fs::read_to_string(repository.common.join("config")).unwrap_or_default().to_ascii_lowercase();
+    let settings =
+        std::fs::read_to_string(repository.common.join("config")).unwrap_or_default().to_ascii_lowercase();
     if !settings.contains("promisor") && !settings.contains("partialclone") {
         return None;
     }
     let git = repository.git();
-    let said = git.line(["config", "--type=bool", "--get-regexp", r"^remote\..*\.promisor$"]).unwrap_or_default();
-    let named = |line: &str| line.strip_suffix(" true")?.strip_prefix("remote.")?.strip_suffix(".promisor").map(str::to_owned);
+    let said =
+        git.line(["config", "--type=bool", "--get-regexp", r"^remote\..*\.promisor$"]).unwrap_or_default();
+    let named = |line: &str| {
+        line.strip_suffix(" true")?.strip_prefix("remote.")?.strip_suffix(".promisor").map(str::to_owned)
+    };
     said.lines().find_map(named).or_else(|| git.line(["config", "--get", "extensions.partialclone"]).ok())
 }
 
@@ -25,8 +29,15 @@ pub fn remote(repository: &Repository) -> Option<String> {
 pub fn fetch(repository: &Repository, person: &Person) -> Result<(), WorkspaceError> {
     let Some(remote) = remote(repository) else { return Ok(()) };
     let git = repository.git();
-    let said = git.line(["rev-list", "--objects", "--missing=print", "--no-object-names", &format!("{}^{{tree}}", repository.commit)])?;
-    let missing: String = said.lines().filter_map(|line| line.strip_prefix('?')).map(|id| format!("{id}\n")).collect();
+    let said = git.line([
+        "rev-list",
+        "--objects",
+        "--missing=print",
+        "--no-object-names",
+        &format!("{}^{{tree}}", repository.commit),
+    ])?;
+    let missing: String =
+        said.lines().filter_map(|line| line.strip_prefix('?')).map(|id| format!("{id}\n")).collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -36,6 +47,9 @@ pub fn fetch(repository: &Repository, person: &Person) -> Result<(), WorkspaceEr
             GitError::Failed { said, .. } => said,
             error => error.to_string(),
         };
-        WorkspaceError::Repository(format!("{count} files of this partial clone are still with {}, which cannot be asked: {said}", proto::text::visible(&remote)))
+        WorkspaceError::Repository(format!(
+            "{count} files of this partial clone are still with {}, which cannot be asked: {said}",
+            proto::text::visible(&remote)
+        ))
     })
 }

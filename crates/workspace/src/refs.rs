@@ -32,7 +32,9 @@ pub const PALISADE: &str = "Palisade <wip@palisade.invalid>";
 /// The same for git.
 pub fn as_palisade(git: Git) -> Git {
     let who = [("NAME", "Palisade"), ("EMAIL", "wip@palisade.invalid")];
-    who.into_iter().fold(git, |git, (field, value)| git.env(&format!("GIT_AUTHOR_{field}"), value).env(&format!("GIT_COMMITTER_{field}"), value))
+    who.into_iter().fold(git, |git, (field, value)| {
+        git.env(&format!("GIT_AUTHOR_{field}"), value).env(&format!("GIT_COMMITTER_{field}"), value)
+    })
 }
 
 /// What a Body's git points at.
@@ -86,7 +88,13 @@ pub fn read(git: &Dirs) -> Pointers {
 
 /// What was put aside: every entry, for each is the only name of its commits.
 fn stashed(git: &Dirs, all: &mut Pointers) {
-    let Some(log) = git.dir("logs").and_then(|logs| logs.dir("refs")).and_then(|refs| refs.small("stash", PACKED_LEN_MAX)) else { return };
+    let Some(log) = git
+        .dir("logs")
+        .and_then(|logs| logs.dir("refs"))
+        .and_then(|refs| refs.small("stash", PACKED_LEN_MAX))
+    else {
+        return;
+    };
     for (number, line) in String::from_utf8_lossy(&log).lines().enumerate() {
         all.add(&format!("{STASH}/{number}"), line.split(' ').nth(1).unwrap_or_default());
     }
@@ -134,9 +142,14 @@ impl Pointers {
     }
 
     fn add(&mut self, name: &str, id: &str) {
-        let clashes = |other: &String| other.starts_with(&format!("{name}/")) || name.starts_with(&format!("{other}/"));
+        let clashes =
+            |other: &String| other.starts_with(&format!("{name}/")) || name.starts_with(&format!("{other}/"));
         let known = self.branches.contains_key(name);
-        if is_plain(name) && is_id(id) && (known || self.branches.len() < BRANCHES_MAX) && !self.branches.keys().any(clashes) {
+        if is_plain(name)
+            && is_id(id)
+            && (known || self.branches.len() < BRANCHES_MAX)
+            && !self.branches.keys().any(clashes)
+        {
             self.branches.insert(name.to_owned(), id.to_owned());
         } else {
             self.refused += 1;
@@ -153,14 +166,33 @@ pub fn is_id(text: &str) -> bool {
 pub fn is_branch(name: &str) -> bool {
     let part = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.ends_with(".lock");
     let odd = |c: char| c.is_ascii_control() || " ~^:?*[\\".contains(c);
-    !name.starts_with('-') && !name.ends_with('.') && !["@", "HEAD"].contains(&name) && !name.contains("..") && !name.contains("@{") && name.split('/').all(part) && !name.contains(odd)
+    !name.starts_with('-')
+        && !name.ends_with('.')
+        && !["@", "HEAD"].contains(&name)
+        && !name.contains("..")
+        && !name.contains("@{")
+        && name.split('/').all(part)
+        && !name.contains(odd)
 }
 
 /// Whether a branch may have that name here: what git allows, and nothing that a shell or a terminal could misread.
 pub fn is_plain(name: &str) -> bool {
-    let part = |part: &str| !part.is_empty() && !part.starts_with(['.', '-']) && !part.ends_with('.') && !part.ends_with(".lock");
-    let odd = |c: char| c.is_control() || c.is_whitespace() || " ~^:?*[\\\"'`$;|&<>(){}!#%".contains(c) || proto::text::visible(&c.to_string()) != c.to_string();
-    !name.is_empty() && name.len() <= NAME_LEN_MAX && name != "@" && !name.contains("..") && !name.contains("@{") && name.split('/').all(part) && !name.contains(odd)
+    let part = |part: &str| {
+        !part.is_empty() && !part.starts_with(['.', '-']) && !part.ends_with('.') && !part.ends_with(".lock")
+    };
+    let odd = |c: char| {
+        c.is_control()
+            || c.is_whitespace()
+            || " ~^:?*[\\\"'`$;|&<>(){}!#%".contains(c)
+            || proto::text::visible(&c.to_string()) != c.to_string()
+    };
+    !name.is_empty()
+        && name.len() <= NAME_LEN_MAX
+        && name != "@"
+        && !name.contains("..")
+        && !name.contains("@{")
+        && name.split('/').all(part)
+        && !name.contains(odd)
 }
 
 #[cfg(test)]
@@ -172,15 +204,54 @@ mod tests {
         for name in ["main", "fix/login", "a.b-c_d", "\u{e9}t\u{e9}", "x@y"] {
             assert!(is_plain(name), "{name}");
         }
-        for name in ["", "@", "../../x", "a/../b", "-upload-pack=x", "a/-b", "a b", "a\u{1b}[2J", "a\u{202e}b", "a..b", "a.lock", "a@{1}", ".a", "a/.b", "a/", "/a", "a//b", "a~1", "a^", "a:b", "a?", "a*", "a[", "a\\b", "$(x)", "a;b", &"x".repeat(201)] {
+        for name in [
+            "",
+            "@",
+            "../../x",
+            "a/../b",
+            "-upload-pack=x",
+            "a/-b",
+            "a b",
+            "a\u{1b}[2J",
+            "a\u{202e}b",
+            "a..b",
+            "a.lock",
+            "a@{1}",
+            ".a",
+            "a/.b",
+            "a/",
+            "/a",
+            "a//b",
+            "a~1",
+            "a^",
+            "a:b",
+            "a?",
+            "a*",
+            "a[",
+            "a\\b",
+            "$(x)",
+            "a;b",
+            &"x".repeat(201),
+        ] {
             assert!(!is_plain(name), "{name:?}");
         }
     }
 
     #[test]
     fn a_user_may_call_a_branch_what_git_allows() {
-        let git = |name: &str| std::process::Command::new("git").args(["check-ref-format", "--branch", name]).output().unwrap().status.success();
-        let names = ["main", "fix/#123", "a b", "", "-x", "x-", "a@b", "a@{1}", "HEAD", "a/HEAD", "a..b", "a.", ".a", "a/.b", "a.lock", "a.lock/b", "a/", "/a", "a//b", "a~", "a^", "a:b", "a?", "a*", "a[", "a\\b", "a\u{7}", "a\u{7f}", "\u{202e}", "é", "--help"];
+        let git = |name: &str| {
+            std::process::Command::new("git")
+                .args(["check-ref-format", "--branch", name])
+                .output()
+                .unwrap()
+                .status
+                .success()
+        };
+        let names = [
+            "main", "fix/#123", "a b", "", "-x", "x-", "a@b", "a@{1}", "HEAD", "a/HEAD", "a..b", "a.", ".a",
+            "a/.b", "a.lock", "a.lock/b", "a/", "/a", "a//b", "a~", "a^", "a:b", "a?", "a*", "a[", "a\\b",
+            "a\u{7}", "a\u{7f}", "\u{202e}", "é", "--help",
+        ];
         names.iter().for_each(|name| assert_eq!(is_branch(name), git(name), "{name:?}"));
     }
 

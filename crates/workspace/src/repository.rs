@@ -36,14 +36,24 @@ pub struct Repository {
 impl Repository {
     /// Finds the repository that `path` is in, at `reference` or where it stands.
     pub fn find(path: &Path, reference: Option<&str>, person: &Person) -> Result<Self, WorkspaceError> {
-        let asked = ["rev-parse", "--path-format=absolute", "--git-common-dir", "--absolute-git-dir", "--is-bare-repository", "--is-shallow-repository", "--show-object-format"];
+        let asked = [
+            "rev-parse",
+            "--path-format=absolute",
+            "--git-common-dir",
+            "--absolute-git-dir",
+            "--is-bare-repository",
+            "--is-shallow-repository",
+            "--show-object-format",
+        ];
         let said = git::look_from(path, person, asked).map_err(|error| not_found(path, error))?;
         let mut lines = said.split(|byte| *byte == b'\n');
         let mut next = || lines.next().ok_or(GitError::Answer("rev-parse"));
         let (common, dir) = (path_of(next()?), path_of(next()?));
         let (bare, shallow, format) = (next()? == b"true", next()? == b"true", next()?.to_owned());
         if format != b"sha1" {
-            return Err(WorkspaceError::Repository("the repository names its objects by SHA-256, which is not supported yet".into()));
+            return Err(WorkspaceError::Repository(
+                "the repository names its objects by SHA-256, which is not supported yet".into(),
+            ));
         }
         // Whoever names the `.git` itself stands in no work tree.
         let toplevel = || git::look_from(path, person, ["rev-parse", "--show-toplevel"]).ok();
@@ -53,16 +63,28 @@ impl Repository {
         let (commit, tree) = resolve(&user, wanted)?;
         let branch = match reference {
             None => user.line(["symbolic-ref", "--quiet", "--short", "HEAD"]).ok(),
-            Some(name) => user.run(["show-ref", "--verify", "--quiet", &format!("refs/heads/{name}")]).ok().map(|_| name.to_owned()),
+            Some(name) => user
+                .run(["show-ref", "--verify", "--quiet", &format!("refs/heads/{name}")])
+                .ok()
+                .map(|_| name.to_owned()),
         };
-        let called = files.as_deref().unwrap_or(if common.ends_with(".git") { common.parent().unwrap_or(&common) } else { &common });
+        let called = files.as_deref().unwrap_or(if common.ends_with(".git") {
+            common.parent().unwrap_or(&common)
+        } else {
+            &common
+        });
         let name = called.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let name = proto::workspace::name_for(name.trim_end_matches(".git"));
         Ok(Self { name, common, dir, files, branch, commit, tree, shallow })
     }
 
     /// The same for an address: a clone of ours, made or brought up to date first.
-    pub fn clone_of(url: &str, place: &Path, reference: Option<&str>, person: &Person) -> Result<Self, WorkspaceError> {
+    pub fn clone_of(
+        url: &str,
+        place: &Path,
+        reference: Option<&str>,
+        person: &Person,
+    ) -> Result<Self, WorkspaceError> {
         if !place.join("HEAD").exists() {
             let part = place.with_extension(format!("part{}", std::process::id()));
             git::clone_bare(url, &part, person).inspect_err(|_| drop(std::fs::remove_dir_all(&part)))?;
@@ -88,7 +110,11 @@ impl Repository {
     /// How many files of it differ from what is committed, the untracked ones among them.
     pub fn uncommitted(&self, person: &Person) -> Result<usize, WorkspaceError> {
         let Some(files) = &self.files else { return Ok(0) };
-        let said = git::look_from(files, person, ["status", "--porcelain", "-z", "--no-renames", "--untracked-files=all"])?;
+        let said = git::look_from(
+            files,
+            person,
+            ["status", "--porcelain", "-z", "--no-renames", "--untracked-files=all"],
+        )?;
         Ok(said.split(|byte| *byte == 0).filter(|line| !line.is_empty()).count())
     }
 }
@@ -96,7 +122,10 @@ impl Repository {
 /// Branches below a place, and where they stand.
 fn branches(dir: &Path, place: &str) -> Result<BTreeMap<String, String>, WorkspaceError> {
     let said = Git::at(dir).line(["for-each-ref", "--format=%(objectname) %(refname)", place])?;
-    let named = |line: &str| line.split_once(' ').and_then(|(id, name)| Some((name.strip_prefix(place)?.to_owned(), id.to_owned())));
+    let named = |line: &str| {
+        line.split_once(' ')
+            .and_then(|(id, name)| Some((name.strip_prefix(place)?.to_owned(), id.to_owned())))
+    };
     Ok(said.lines().filter_map(named).collect())
 }
 
@@ -119,8 +148,11 @@ fn follow(dir: &Path, before: &BTreeMap<String, String>) -> Result<(), Workspace
 /// The commit that a name means, and its tree.
 pub(crate) fn resolve(git: &Git, name: &str) -> Result<(String, String), WorkspaceError> {
     let commit = format!("{name}^{{commit}}");
-    let unknown = |_| WorkspaceError::NotFound(format!("the repository has no commit {:?}", proto::text::visible(name)));
-    let commit = git.line(["rev-parse", "--verify", "--quiet", "--end-of-options", &commit]).map_err(unknown)?;
+    let unknown = |_| {
+        WorkspaceError::NotFound(format!("the repository has no commit {:?}", proto::text::visible(name)))
+    };
+    let commit =
+        git.line(["rev-parse", "--verify", "--quiet", "--end-of-options", &commit]).map_err(unknown)?;
     let tree = git.line(["rev-parse", "--verify", "--quiet", &format!("{commit}^{{tree}}")])?;
     Ok((commit, tree))
 }

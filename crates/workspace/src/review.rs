@@ -45,20 +45,50 @@ pub struct Commit {
 }
 
 /// The difference between two trees or commits, as git writes it: raw, with whatever bytes are in the files.
-pub fn diff(git: &Git, from: &str, to: &str, shape: Shape, paths: &[OsString]) -> Result<Vec<u8>, WorkspaceError> {
+pub fn diff(
+    git: &Git,
+    from: &str,
+    to: &str,
+    shape: Shape,
+    paths: &[OsString],
+) -> Result<Vec<u8>, WorkspaceError> {
     // `--binary` means a patch, too.
     let shape = match shape {
         Shape::Patch => "--binary",
         Shape::Stat => "--stat",
     };
-    let args = ["diff-tree", "-r", "--no-commit-id", "--no-ext-diff", "--no-textconv", "--no-color", "--full-index", "--find-renames", shape, from, to, "--"];
+    let args = [
+        "diff-tree",
+        "-r",
+        "--no-commit-id",
+        "--no-ext-diff",
+        "--no-textconv",
+        "--no-color",
+        "--full-index",
+        "--find-renames",
+        shape,
+        from,
+        to,
+        "--",
+    ];
     let args = args.map(OsString::from).into_iter().chain(paths.iter().cloned());
     Ok(git.clone().env("GIT_LITERAL_PATHSPECS", "1").run(args)?)
 }
 
 /// The files that differ.
 pub fn touched(git: &Git, from: &str, to: &str) -> Result<Vec<Touched>, WorkspaceError> {
-    let said = git.run(["diff-tree", "-r", "-z", "--no-commit-id", "--no-ext-diff", "--no-textconv", "--no-renames", "--numstat", from, to])?;
+    let said = git.run([
+        "diff-tree",
+        "-r",
+        "-z",
+        "--no-commit-id",
+        "--no-ext-diff",
+        "--no-textconv",
+        "--no-renames",
+        "--numstat",
+        from,
+        to,
+    ])?;
     let mut all = Vec::new();
     for record in said.split(|byte| *byte == 0).filter(|record| !record.is_empty()) {
         let mut fields = record.splitn(3, |byte| *byte == b'\t');
@@ -66,36 +96,88 @@ pub fn touched(git: &Git, from: &str, to: &str) -> Result<Vec<Touched>, Workspac
             return Err(GitError::Answer("diff-tree").into());
         };
         let count = |field: &[u8]| std::str::from_utf8(field).ok().and_then(|text| text.parse().ok());
-        all.push(Touched { path: String::from_utf8_lossy(path).into_owned(), added: count(added), removed: count(removed) });
+        all.push(Touched {
+            path: String::from_utf8_lossy(path).into_owned(),
+            added: count(added),
+            removed: count(removed),
+        });
     }
     Ok(all)
 }
 
 /// The names of files that differ.
 pub(crate) fn names(git: &Git, from: &str, to: &str) -> Result<Vec<String>, WorkspaceError> {
-    let said = git.run(["diff-tree", "-r", "-z", "--no-commit-id", "--no-renames", "--name-only", from, to])?;
-    Ok(said.split(|byte| *byte == 0).filter(|name| !name.is_empty()).map(|name| String::from_utf8_lossy(name).into_owned()).collect())
+    let said =
+        git.run(["diff-tree", "-r", "-z", "--no-commit-id", "--no-renames", "--name-only", from, to])?;
+    Ok(said
+        .split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty())
+        .map(|name| String::from_utf8_lossy(name).into_owned())
+        .collect())
 }
 
 /// Commits of `to` that `from` lacks, newest first.
 pub fn log(git: &Git, from: &str, to: &str) -> Result<Vec<Commit>, WorkspaceError> {
-    let said = git.run(["log", "-z", "--no-show-signature", "--no-color", "--format=%H%x1f%an%x1f%ae%x1f%at%x1f%s", &format!("{from}..{to}"), "--"])?;
+    let said = git.run([
+        "log",
+        "-z",
+        "--no-show-signature",
+        "--no-color",
+        "--format=%H%x1f%an%x1f%ae%x1f%at%x1f%s",
+        &format!("{from}..{to}"),
+        "--",
+    ])?;
     let mut all = Vec::new();
     for record in said.split(|byte| *byte == 0).filter(|record| !record.is_empty()) {
         let text = String::from_utf8_lossy(record).into_owned();
         let mut fields = text.splitn(5, '\u{1f}').map(str::to_owned);
         let mut next = || fields.next().unwrap_or_default();
-        all.push(Commit { id: next(), author: next(), email: next(), at: next().parse().unwrap_or(0), subject: next() });
+        all.push(Commit {
+            id: next(),
+            author: next(),
+            email: next(),
+            at: next().parse().unwrap_or(0),
+            subject: next(),
+        });
     }
     Ok(all)
 }
 
 /// Files by which a tool of the user would run something: to be shown before they land.
 pub fn runs_something(path: &str) -> bool {
-    const DIRS: &[&str] = &[".claude/", ".codex/", ".cursor/", ".vscode/", ".idea/", ".devcontainer/", ".github/", ".gitlab/", ".circleci/", ".husky/", ".cargo/"];
+    const DIRS: &[&str] = &[
+        ".claude/",
+        ".codex/",
+        ".cursor/",
+        ".vscode/",
+        ".idea/",
+        ".devcontainer/",
+        ".github/",
+        ".gitlab/",
+        ".circleci/",
+        ".husky/",
+        ".cargo/",
+    ];
     const NAMES: &[&str] = &[
-        ".envrc", ".mcp.json", ".gitmodules", ".gitattributes", ".gitlab-ci.yml", ".travis.yml", ".pre-commit-config.yaml", "package.json", "build.rs", "conftest.py",
-        "setup.py", "Makefile", "justfile", "Jenkinsfile", "palisade.toml", ".npmrc", ".yarnrc.yml", "AGENTS.md", "CLAUDE.md",
+        ".envrc",
+        ".mcp.json",
+        ".gitmodules",
+        ".gitattributes",
+        ".gitlab-ci.yml",
+        ".travis.yml",
+        ".pre-commit-config.yaml",
+        "package.json",
+        "build.rs",
+        "conftest.py",
+        "setup.py",
+        "Makefile",
+        "justfile",
+        "Jenkinsfile",
+        "palisade.toml",
+        ".npmrc",
+        ".yarnrc.yml",
+        "AGENTS.md",
+        "CLAUDE.md",
     ];
     let name = path.rsplit('/').next().unwrap_or(path);
     DIRS.iter().any(|dir| path.starts_with(dir) || path.contains(&format!("/{dir}"))) || NAMES.contains(&name)

@@ -53,10 +53,17 @@ pub fn make(ground: Ground<'_>, objects: &Path, tree: &str) -> Result<Vec<LayerI
     if let Some(stack) = standing(ground, &id) {
         return Ok(stack);
     }
-    let stage = Stage::make(ground.layers.join(format!("{id}.stage{}", std::process::id()))).during("make room for a checkout")?;
+    let stage = Stage::make(ground.layers.join(format!("{id}.stage{}", std::process::id())))
+        .during("make room for a checkout")?;
     scratch::make(&stage.join("git"), &[objects], None).during("make a repository to check out from")?;
     fs::create_dir(stage.join("files")).during("make room for a checkout")?;
-    let checkout = Checkout { ground, git: Git::at(&stage.join("git")).index(&stage.join("index")), stage, tree, about: format!("tree {tree}") };
+    let checkout = Checkout {
+        ground,
+        git: Git::at(&stage.join("git")).index(&stage.join("index")),
+        stage,
+        tree,
+        about: format!("tree {tree}"),
+    };
     match checkout.near()? {
         Some((base, changed)) => checkout.difference(id, base, changed),
         None => checkout.whole(id),
@@ -69,14 +76,19 @@ pub fn make_at(ground: Ground<'_>, objects: &Path, tree: &str, at: &str) -> Resu
     if standing(ground, &id).is_some() {
         return Ok(id);
     }
-    let stage = Stage::make(ground.layers.join(format!("{id}.stage{}", std::process::id()))).during("make room for a checkout")?;
+    let stage = Stage::make(ground.layers.join(format!("{id}.stage{}", std::process::id())))
+        .during("make room for a checkout")?;
     scratch::make(&stage.join("git"), &[objects], None).during("make a repository to check out from")?;
     let files = stage.join("files").join(at);
     fs::create_dir_all(&files).during("make room for a checkout")?;
     let git = Git::at(&stage.join("git")).index(&stage.join("index"));
     git.run(["read-tree", tree])?;
     git.clone().files(&files).run(["checkout-index", "--all", "--force", "--quiet"])?;
-    Checkout { ground, git, stage, tree, about: format!("subtree {tree} {at}") }.finish(id.clone(), &[], Vec::new())?;
+    Checkout { ground, git, stage, tree, about: format!("subtree {tree} {at}") }.finish(
+        id.clone(),
+        &[],
+        Vec::new(),
+    )?;
     Ok(id)
 }
 
@@ -101,7 +113,10 @@ pub fn standing(ground: Ground<'_>, id: &LayerId) -> Option<Vec<LayerId>> {
 /// Records of layers whose story begins so, newest first.
 pub fn records(ground: Ground<'_>, about: &str) -> Vec<LayerRecord> {
     let entries = fs::read_dir(ground.layers).into_iter().flatten().flatten();
-    let mut found: Vec<LayerRecord> = entries.filter_map(|entry| layers::read(&entry.path()).ok()).filter(|record| record.about.starts_with(about)).collect();
+    let mut found: Vec<LayerRecord> = entries
+        .filter_map(|entry| layers::read(&entry.path()).ok())
+        .filter(|record| record.about.starts_with(about))
+        .collect();
     found.sort_by(|a, b| b.created_at.cmp(&a.created_at));
     found
 }
@@ -148,7 +163,8 @@ impl Checkout<'_> {
             let count = changed.there.len() + changed.gone.len();
             let fewest = best.as_ref().map_or(NEAR_MAX, |(_, best)| best.there.len() + best.gone.len());
             // Attributes decide what other files look like.
-            let attributes = changed.there.iter().chain(&changed.gone).any(|path| path.ends_with(b".gitattributes"));
+            let attributes =
+                changed.there.iter().chain(&changed.gone).any(|path| path.ends_with(b".gitattributes"));
             if count < fewest && !attributes {
                 best = Some((record, changed));
             }
@@ -164,18 +180,31 @@ impl Checkout<'_> {
         self.finish(id, &[], Vec::new())
     }
 
-    fn difference(self, id: LayerId, base: LayerRecord, changed: Changed) -> Result<Vec<LayerId>, WorkspaceError> {
+    fn difference(
+        self,
+        id: LayerId,
+        base: LayerRecord,
+        changed: Changed,
+    ) -> Result<Vec<LayerId>, WorkspaceError> {
         let files = self.stage.join("files");
         fs::copy(index_of(self.ground, &base.id), self.stage.join("index")).during("copy an index")?;
         self.git.run(["read-tree", "-m", "-i", self.tree])?;
         let wanted: Vec<u8> = changed.there.iter().flat_map(|path| path.iter().copied().chain([0])).collect();
-        self.git.clone().files(&files).feed(["checkout-index", "--force", "--quiet", "-z", "--stdin"], wanted)?;
+        self.git
+            .clone()
+            .files(&files)
+            .feed(["checkout-index", "--force", "--quiet", "-z", "--stdin"], wanted)?;
         let names = Names::of(&self.stage.join("index"))?.iter().map(|(name, _)| name.to_vec()).collect();
         let gone = topmost_gone(&changed.gone, &names);
         self.finish(id, &gone, vec![base.id])
     }
 
-    fn finish(self, id: LayerId, gone: &[Vec<u8>], over: Vec<LayerId>) -> Result<Vec<LayerId>, WorkspaceError> {
+    fn finish(
+        self,
+        id: LayerId,
+        gone: &[Vec<u8>],
+        over: Vec<LayerId>,
+    ) -> Result<Vec<LayerId>, WorkspaceError> {
         let files = self.stage.join("files");
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
         let mtime = now - AGE_SECS;
@@ -188,7 +217,14 @@ impl Checkout<'_> {
         draft.fill(|sink| {
             put(sink, b"", &root_entry(owner, mtime), &mut io::empty())?;
             send(&files, &mut Vec::new(), owner, mtime, sink)?;
-            gone.iter().try_for_each(|path| put(sink, path, &Entry { path: path.clone(), what: What::Gone, mode: 0, owner, mtime }, &mut io::empty()))
+            gone.iter().try_for_each(|path| {
+                put(
+                    sink,
+                    path,
+                    &Entry { path: path.clone(), what: What::Gone, mode: 0, owner, mtime },
+                    &mut io::empty(),
+                )
+            })
         })?;
         fs::copy(self.stage.join("index"), draft.root().with_file_name("index")).during("keep an index")?;
         draft.finish_over(id.clone(), &self.about, self.ground.now.to_owned(), over.clone())?;
@@ -250,8 +286,18 @@ fn age(dir: &Path, mtime: i64) -> io::Result<()> {
 }
 
 /// Sends a checkout of ours, directory by directory.
-fn send(dir: &Path, below: &mut Vec<u8>, owner: (u32, u32), mtime: i64, sink: &mut dyn Sink) -> Result<(), ArchiveError> {
-    let mut names: Vec<_> = fs::read_dir(dir).and_then(|entries| entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<io::Result<_>>()).map_err(ArchiveError::Sink)?;
+fn send(
+    dir: &Path,
+    below: &mut Vec<u8>,
+    owner: (u32, u32),
+    mtime: i64,
+    sink: &mut dyn Sink,
+) -> Result<(), ArchiveError> {
+    let mut names: Vec<_> = fs::read_dir(dir)
+        .and_then(|entries| {
+            entries.map(|entry| entry.map(|entry| entry.file_name())).collect::<io::Result<_>>()
+        })
+        .map_err(ArchiveError::Sink)?;
     names.sort();
     for name in names {
         let path = dir.join(&name);
@@ -267,7 +313,12 @@ fn send(dir: &Path, below: &mut Vec<u8>, owner: (u32, u32), mtime: i64, sink: &m
             send(&path, below, owner, mtime, sink)?;
         } else if found.is_symlink() {
             let target = fs::read_link(&path).map_err(ArchiveError::Sink)?;
-            put(sink, below, &entry(What::Link(target.as_os_str().as_bytes().to_owned()), 0o777), &mut io::empty())?;
+            put(
+                sink,
+                below,
+                &entry(What::Link(target.as_os_str().as_bytes().to_owned()), 0o777),
+                &mut io::empty(),
+            )?;
         } else {
             let mode = if found.permissions().mode() & 0o100 != 0 { 0o755 } else { 0o644 };
             let mut file = File::open(&path).map_err(ArchiveError::Sink)?;
@@ -279,7 +330,12 @@ fn send(dir: &Path, below: &mut Vec<u8>, owner: (u32, u32), mtime: i64, sink: &m
 }
 
 /// One entry.
-pub fn put(sink: &mut dyn Sink, _path: &[u8], entry: &Entry, contents: &mut dyn Read) -> Result<(), ArchiveError> {
+pub fn put(
+    sink: &mut dyn Sink,
+    _path: &[u8],
+    entry: &Entry,
+    contents: &mut dyn Read,
+) -> Result<(), ArchiveError> {
     sink.take(entry.clone(), contents).map_err(ArchiveError::Sink)
 }
 

@@ -5,7 +5,8 @@ use quote::{format_ident, quote};
 use syn::{Ident, ItemFn, LitStr, Token, parenthesized, parse::Parse, parse::ParseStream, parse_macro_input};
 
 /// Every layer of the design, and whether this floor can run it. The list grows here and nowhere else.
-const LAYERS: [(&str, bool); 4] = [("process", true), ("container", false), ("microvm", true), ("wasm", false)];
+const LAYERS: [(&str, bool); 4] =
+    [("process", true), ("container", false), ("microvm", true), ("wasm", false)];
 /// Who makes the Body. Not layers, but a test can be excepted from either, with a reason.
 const CALLERS: [&str; 2] = ["root", "user"];
 

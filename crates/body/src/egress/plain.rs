@@ -7,7 +7,17 @@
 //! Invariant: what comes behind the head of a question goes nowhere.
 
 /// Headers that are passed on: what a cache and a download that goes on need, and nothing that opens a door.
-const PASSED: &[&str] = &["accept", "accept-encoding", "accept-language", "cache-control", "if-modified-since", "if-none-match", "if-range", "range", "user-agent"];
+const PASSED: &[&str] = &[
+    "accept",
+    "accept-encoding",
+    "accept-language",
+    "cache-control",
+    "if-modified-since",
+    "if-none-match",
+    "if-range",
+    "range",
+    "user-agent",
+];
 
 /// What a Body asks for.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,9 +38,15 @@ impl Question {
         let (method, address) = match line.split(' ').collect::<Vec<_>>()[..] {
             ["GET", address, "HTTP/1.1" | "HTTP/1.0"] => ("GET", address),
             ["HEAD", address, "HTTP/1.1" | "HTTP/1.0"] => ("HEAD", address),
-            _ => return Err("only CONNECT is let through, and GET and HEAD of a whole http address: use https"),
+            _ => {
+                return Err(
+                    "only CONNECT is let through, and GET and HEAD of a whole http address: use https",
+                );
+            }
         };
-        let rest = address.strip_prefix("http://").ok_or("its address is not a whole one that begins with http://")?;
+        let rest = address
+            .strip_prefix("http://")
+            .ok_or("its address is not a whole one that begins with http://")?;
         if rest.contains(|c: char| !c.is_ascii_graphic() || c == '#') {
             return Err("its address holds what no address holds");
         }
@@ -43,8 +59,12 @@ impl Question {
     /// The question as the host gets it.
     pub fn written(&self, host: &str, port: u16) -> String {
         let port = if port == 80 { String::new() } else { format!(":{port}") };
-        let headers: String = self.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-        format!("{} {} HTTP/1.1\r\nhost: {host}{port}\r\n{headers}connection: close\r\n\r\n", self.method, self.path)
+        let headers: String =
+            self.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        format!(
+            "{} {} HTTP/1.1\r\nhost: {host}{port}\r\n{headers}connection: close\r\n\r\n",
+            self.method, self.path
+        )
     }
 }
 
@@ -52,7 +72,10 @@ fn headers<'a>(lines: impl Iterator<Item = &'a str>) -> Result<Vec<(&'static str
     let mut kept: Vec<(&'static str, String)> = Vec::new();
     for line in lines {
         // A line that goes on, and a bare line feed, are read differently by different readers.
-        let (name, value) = line.split_once(':').filter(|(name, _)| is_token(name)).ok_or("its head has a line that is no header")?;
+        let (name, value) = line
+            .split_once(':')
+            .filter(|(name, _)| is_token(name))
+            .ok_or("its head has a line that is no header")?;
         if value.contains(|c: char| (c.is_control() && c != '\t') || !c.is_ascii()) {
             return Err("its head holds control characters");
         }
@@ -82,25 +105,65 @@ mod tests {
         let head = "GET http://deb.debian.org/debian/dists/x?y=1 HTTP/1.1\r\nHost: evil.io\r\nRange: bytes=5-\r\nUSER-AGENT: apt\r\nrange: bytes=6-\r\nCookie: a=b\r\nAuthorization: x\r\nConnection: keep-alive\r\nX-Forwarded-Host: evil.io\r\nContent-Length: 0";
         let question = Question::read(head).unwrap();
         assert_eq!(question.target, "deb.debian.org:80");
-        assert_eq!(question.written("deb.debian.org", 80), "GET /debian/dists/x?y=1 HTTP/1.1\r\nhost: deb.debian.org\r\nrange: bytes=5-\r\nuser-agent: apt\r\nconnection: close\r\n\r\n");
+        assert_eq!(
+            question.written("deb.debian.org", 80),
+            "GET /debian/dists/x?y=1 HTTP/1.1\r\nhost: deb.debian.org\r\nrange: bytes=5-\r\nuser-agent: apt\r\nconnection: close\r\n\r\n"
+        );
         let bare = Question::read("HEAD http://mirror.test:8080?a HTTP/1.0").unwrap();
-        assert_eq!((bare.target.as_str(), bare.written("mirror.test", 8080).as_str()), ("mirror.test:8080", "HEAD /?a HTTP/1.1\r\nhost: mirror.test:8080\r\nconnection: close\r\n\r\n"));
+        assert_eq!(
+            (bare.target.as_str(), bare.written("mirror.test", 8080).as_str()),
+            ("mirror.test:8080", "HEAD /?a HTTP/1.1\r\nhost: mirror.test:8080\r\nconnection: close\r\n\r\n")
+        );
     }
 
     #[test]
     fn what_could_be_read_in_two_ways_is_no_question() {
         let get = |rest: &str| format!("GET http://a.test/ HTTP/1.1\r\n{rest}");
         for head in [
-            "GET / HTTP/1.1\r\nHost: a.test", "GET https://a.test/ HTTP/1.1", "GET HTTP://a.test/ HTTP/1.1", "GET ftp://a.test/ HTTP/1.1", "GET file:///etc/passwd HTTP/1.1", "get http://a.test/ HTTP/1.1",
-            "POST http://a.test/ HTTP/1.1", "PUT http://a.test/ HTTP/1.1", "OPTIONS http://a.test/ HTTP/1.1", "TRACE http://a.test/ HTTP/1.1", "GET  http://a.test/ HTTP/1.1", "GET http://a.test/ HTTP/2",
-            "GET http://a.test/", "GET http://a.test/\tx HTTP/1.1", "GET http://a.test/\nx HTTP/1.1", "GET http://a.test/#x HTTP/1.1", "GET http://a.test/\u{e9} HTTP/1.1", "GET http://a.test/\0 HTTP/1.1", "", "GET",
-            &get("Transfer-Encoding: chunked"), &get("Content-Length: 5"), &get("content-length: 0, 5"), &get("Upgrade: websocket"), &get(" folded: x"), &get("a b: c"), &get("no colon"), &get(": x"),
-            &get("Range: bytes=1-\nHost: evil.io"), &get("User-Agent: a\rb"), &get("User-Agent: \u{0}"), &get("Content-Length : 0"), &get("Range: 1\r\n\tmore"),
+            "GET / HTTP/1.1\r\nHost: a.test",
+            "GET https://a.test/ HTTP/1.1",
+            "GET HTTP://a.test/ HTTP/1.1",
+            "GET ftp://a.test/ HTTP/1.1",
+            "GET file:///etc/passwd HTTP/1.1",
+            "get http://a.test/ HTTP/1.1",
+            "POST http://a.test/ HTTP/1.1",
+            "PUT http://a.test/ HTTP/1.1",
+            "OPTIONS http://a.test/ HTTP/1.1",
+            "TRACE http://a.test/ HTTP/1.1",
+            "GET  http://a.test/ HTTP/1.1",
+            "GET http://a.test/ HTTP/2",
+            "GET http://a.test/",
+            "GET http://a.test/\tx HTTP/1.1",
+            "GET http://a.test/\nx HTTP/1.1",
+            "GET http://a.test/#x HTTP/1.1",
+            "GET http://a.test/\u{e9} HTTP/1.1",
+            "GET http://a.test/\0 HTTP/1.1",
+            "",
+            "GET",
+            &get("Transfer-Encoding: chunked"),
+            &get("Content-Length: 5"),
+            &get("content-length: 0, 5"),
+            &get("Upgrade: websocket"),
+            &get(" folded: x"),
+            &get("a b: c"),
+            &get("no colon"),
+            &get(": x"),
+            &get("Range: bytes=1-\nHost: evil.io"),
+            &get("User-Agent: a\rb"),
+            &get("User-Agent: \u{0}"),
+            &get("Content-Length : 0"),
+            &get("Range: 1\r\n\tmore"),
         ] {
             assert!(Question::read(head).is_err(), "{head:?}");
         }
         // Who is asked is judged as any other target is: these are read, and let through by no rule.
-        for (address, target) in [("http://user@a.test/", "user@a.test:80"), ("http://a.test:80:80/", "a.test:80:80"), ("http://[::1]/", "[::1]"), ("http:///x", ":80"), ("http://a.test\\evil.io/", "a.test\\evil.io:80")] {
+        for (address, target) in [
+            ("http://user@a.test/", "user@a.test:80"),
+            ("http://a.test:80:80/", "a.test:80:80"),
+            ("http://[::1]/", "[::1]"),
+            ("http:///x", ":80"),
+            ("http://a.test\\evil.io/", "a.test\\evil.io:80"),
+        ] {
             assert_eq!(Question::read(&format!("GET {address} HTTP/1.1")).unwrap().target, target);
         }
     }

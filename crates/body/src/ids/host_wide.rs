@@ -55,7 +55,9 @@ impl HostWide {
         };
         match made {
             Ok(()) => Ok(Whose::Own),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => take_over(&link, body, |owner| is_gone(run, owner)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                take_over(&link, body, |owner| is_gone(run, owner))
+            }
             Err(error) => Err(error),
         }
     }
@@ -68,7 +70,9 @@ impl HostWide {
     /// Runs that are claimed for Bodies below a directory, and the Bodies.
     pub(super) fn below(&self, dir: &Path) -> Vec<(u32, PathBuf)> {
         let entries = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
-        let claims = entries.filter_map(|entry| Some((entry.file_name().to_str()?.parse().ok()?, std::fs::read_link(entry.path()).ok()?)));
+        let claims = entries.filter_map(|entry| {
+            Some((entry.file_name().to_str()?.parse().ok()?, std::fs::read_link(entry.path()).ok()?))
+        });
         claims.filter(|(_, owner)| owner.parent() == Some(dir)).collect()
     }
 }
@@ -144,7 +148,11 @@ mod tests {
         std::fs::rename(&one, proto::launch::set_aside(&one)).unwrap();
         assert_eq!(claims.claim(RUN, &two).unwrap(), Whose::Others, "its keeper is still at it");
         std::fs::remove_dir(proto::launch::set_aside(&one)).unwrap();
-        assert_eq!(claims.claim(RUN, &two).unwrap(), Whose::Own, "whoever was killed leaves no claim for ever");
+        assert_eq!(
+            claims.claim(RUN, &two).unwrap(),
+            Whose::Own,
+            "whoever was killed leaves no claim for ever"
+        );
         assert_eq!(claims.below(two.parent().unwrap()), [(RUN, two.clone())]);
         assert_eq!(claims.below(one.parent().unwrap()), []);
     }
@@ -159,8 +167,13 @@ mod tests {
             let _ = std::fs::remove_file(claims.link(RUN));
             claims.claim(RUN, &gone).unwrap();
             let won = std::thread::scope(|scope| {
-                let takers: Vec<_> = bodies.iter().map(|body| scope.spawn(|| claims.claim(RUN, body).unwrap())).collect();
-                takers.into_iter().map(|taker| taker.join().unwrap()).filter(|whose| *whose == Whose::Own).count()
+                let takers: Vec<_> =
+                    bodies.iter().map(|body| scope.spawn(|| claims.claim(RUN, body).unwrap())).collect();
+                takers
+                    .into_iter()
+                    .map(|taker| taker.join().unwrap())
+                    .filter(|whose| *whose == Whose::Own)
+                    .count()
             });
             assert_eq!(won, 1, "round {round}");
         }

@@ -38,7 +38,21 @@ impl Archive {
         self.entries += 1;
         let inode = if path == LAST { 0 } else { self.entries };
         let links = if mode & DIRECTORY != 0 { 2 } else { 1 };
-        let fields = [inode, mode, 0, 0, links, 0, contents.len() as u32, 0, 0, device.0, device.1, path.len() as u32 + 1, 0];
+        let fields = [
+            inode,
+            mode,
+            0,
+            0,
+            links,
+            0,
+            contents.len() as u32,
+            0,
+            0,
+            device.0,
+            device.1,
+            path.len() as u32 + 1,
+            0,
+        ];
         self.bytes.extend_from_slice(b"070701");
         fields.iter().for_each(|field| self.bytes.extend_from_slice(format!("{field:08x}").as_bytes()));
         self.bytes.extend_from_slice(path.as_bytes());
@@ -65,7 +79,12 @@ mod tests {
         let bytes = archive.finish();
         assert_eq!(bytes.len() % 4, 0);
         let text = String::from_utf8(bytes).unwrap();
-        assert!(text.starts_with("07070100000001000041ed0000000000000000000000020000000000000000"), "{text:?}");
-        assert!(text.contains("0000000400000000d/f\0") && text.contains("hello\0\0\0") && text.contains(LAST));
+        assert!(
+            text.starts_with("07070100000001000041ed0000000000000000000000020000000000000000"),
+            "{text:?}"
+        );
+        assert!(
+            text.contains("0000000400000000d/f\0") && text.contains("hello\0\0\0") && text.contains(LAST)
+        );
     }
 }

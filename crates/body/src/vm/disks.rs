@@ -22,7 +22,16 @@ pub fn empty(uppers: &Path, bytes: u64) -> Result<std::path::PathBuf, VmError> {
     let part = uppers.join(format!("{bytes}.part{}", std::process::id()));
     let made = (|| {
         File::create(&part).and_then(|file| file.set_len(bytes)).step("make an empty disk")?;
-        let options = ["-q", "-F", "-t", "ext4", "-m", "0", "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0"];
+        let options = [
+            "-q",
+            "-F",
+            "-t",
+            "ext4",
+            "-m",
+            "0",
+            "-E",
+            "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0",
+        ];
         run(Command::new(find_tool("mke2fs")?).args(options).arg(&part), "mke2fs")?;
         fs::rename(&part, &path).step("put an empty disk in place")
     })();

@@ -26,7 +26,8 @@ pub const FIRMWARE_INSIDE: &str = "/usr/share/qemu";
 /// Grows when the root is laid out anew.
 const LAYOUT: u32 = 3;
 /// What things are mounted on.
-const PLACES: &[&str] = &["boot/vmlinux", "boot/initrd", "disks/upper.img", "frozen/ram", "frozen/state", "save/ram"];
+const PLACES: &[&str] =
+    &["boot/vmlinux", "boot/initrd", "disks/upper.img", "frozen/ram", "frozen/state", "save/ram"];
 const DIRS: &[&str] = &["dev", "proc", "sys", "tmp", "run", "boot", "disks", "frozen", "save", "etc"];
 
 /// What tells one state of the program from another, without reading it.
@@ -39,7 +40,9 @@ pub fn mark() -> Result<String, VmError> {
 pub fn build(root: &Path) -> Result<(), VmError> {
     let program = find_tool(QEMU)?;
     let mut files: BTreeSet<PathBuf> = BTreeSet::new();
-    let find = |dirs: &[&str], name: &&str| dirs.iter().map(|dir| Path::new(dir).join(name)).find(|path| path.exists());
+    let find = |dirs: &[&str], name: &&str| {
+        dirs.iter().map(|dir| Path::new(dir).join(name)).find(|path| path.exists())
+    };
     let plugins: Vec<PathBuf> = PLUGINS.iter().filter_map(|name| find(PLUGIN_DIRS, name)).collect();
     for needs in std::iter::once(&program).chain(&plugins) {
         files.insert(needs.clone());
@@ -50,7 +53,9 @@ pub fn build(root: &Path) -> Result<(), VmError> {
         put(&file, &root.join(file.strip_prefix("/").unwrap_or(&file)))?;
     }
     for name in FIRMWARE {
-        let found = find(FIRMWARE_DIRS, name).ok_or_else(|| VmError::Kernel(format!("the hypervisor's firmware {name} is not on this host")))?;
+        let found = find(FIRMWARE_DIRS, name).ok_or_else(|| {
+            VmError::Kernel(format!("the hypervisor's firmware {name} is not on this host"))
+        })?;
         put(&found, &root.join(&FIRMWARE_INSIDE[1..]).join(name))?;
     }
     Ok(())

@@ -28,19 +28,31 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// stands, and lets it go on.
 pub fn freeze(body: &Path, to: &Path, last: impl FnOnce(Held)) -> Result<(), VmError> {
     let dir = sys::fd::open_path(body).step("open the Body's directory")?;
-    let socket = UnixStream::connect(sys::fd::path_of(dir.as_fd()).join(CONTROL)).step("reach who minds the machine")?;
+    let socket = UnixStream::connect(sys::fd::path_of(dir.as_fd()).join(CONTROL))
+        .step("reach who minds the machine")?;
     socket.set_read_timeout(Some(PATIENCE)).step("wait for the machine")?;
     for name in [RAM_FILE, STATE_FILE] {
-        let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(to.join(name)).step("make a file for the machine")?;
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(to.join(name))
+            .step("make a file for the machine")?;
         sys::fd::send(socket.as_fd(), file.as_fd()).step("ask for the machine")?;
     }
     let mut line = String::new();
     BufReader::new((&socket).take(ANSWER_LEN_MAX)).read_line(&mut line).step("hear of the machine")?;
-    let answer: Answer = serde_json::from_str(&line).map_err(|_| VmError::Freeze("who minds it gave no answer".into()))?;
+    let answer: Answer =
+        serde_json::from_str(&line).map_err(|_| VmError::Freeze("who minds it gave no answer".into()))?;
     let held = match answer {
         Answer::Saved { held } if held.tree.is_sound() => held,
-        Answer::Saved { .. } => return Err(VmError::Freeze("its guest does not say what its files are".into())),
-        Answer::Failed { why } => return Err(VmError::Freeze(proto::text::visible(&why.chars().take(400).collect::<String>()))),
+        Answer::Saved { .. } => {
+            return Err(VmError::Freeze("its guest does not say what its files are".into()));
+        }
+        Answer::Failed { why } => {
+            return Err(VmError::Freeze(proto::text::visible(&why.chars().take(400).collect::<String>())));
+        }
     };
     // It stands still until this connection ends.
     disks::copy(&body.join(UPPER_FILE), &to.join(UPPER_FILE)).step("copy the machine's disk")?;

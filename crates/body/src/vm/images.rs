@@ -36,16 +36,35 @@ struct Part {
 }
 
 const PARTS: [Part; 2] = [
-    Part { name: "etc", holds: |area| area == "etc", signs: &["/etc", "/etc/alternatives", "/etc/ssl/certs", "/etc/profile.d", "/etc/default"] },
+    Part {
+        name: "etc",
+        holds: |area| area == "etc",
+        signs: &["/etc", "/etc/alternatives", "/etc/ssl/certs", "/etc/profile.d", "/etc/default"],
+    },
     Part {
         name: "programs",
         holds: |area| area != "etc",
-        signs: &["/var/lib/dpkg/status", "/var/lib/rpm", "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib64", "/usr/local/bin", "/usr/local/lib", "/opt"],
+        signs: &[
+            "/var/lib/dpkg/status",
+            "/var/lib/rpm",
+            "/usr/bin",
+            "/usr/sbin",
+            "/usr/lib",
+            "/usr/lib64",
+            "/usr/local/bin",
+            "/usr/local/lib",
+            "/opt",
+        ],
     },
 ];
 
 /// The image of a layer.
-pub fn of_layer(programs: &Programs, images: &Path, name: &str, layer: &LayerBelow) -> Result<PathBuf, VmError> {
+pub fn of_layer(
+    programs: &Programs,
+    images: &Path,
+    name: &str,
+    layer: &LayerBelow,
+) -> Result<PathBuf, VmError> {
     let path = images.join(format!("layer-{name}.erofs"));
     if path.exists() {
         return Ok(path);
@@ -70,7 +89,11 @@ fn of_part(programs: &Programs, images: &Path, part: &Part) -> Result<PathBuf, V
     }
     let (areas, links) = HostRoot::look(Masters::Some).told();
     // What stands in another area comes with it.
-    let areas: Vec<String> = areas.iter().filter(|area| !area.contains('/') && (part.holds)(area)).map(|area| (*area).to_owned()).collect();
+    let areas: Vec<String> = areas
+        .iter()
+        .filter(|area| !area.contains('/') && (part.holds)(area))
+        .map(|area| (*area).to_owned())
+        .collect();
     let links = links.into_iter().filter(|(name, _)| (part.holds)(name)).collect();
     let hidden = HIDDEN_SETTINGS.iter().map(|name| format!("etc/{name}")).collect();
     let ids = ids::of_layers().or_else(|_| Ok::<Ids, VmError>(ids::own()))?;
@@ -171,5 +194,8 @@ fn helper(programs: &Programs, order: &ImageOrder) -> Result<(), VmError> {
         return Ok(());
     }
     let tail = output.stderr.len().saturating_sub(600);
-    Err(VmError::Tool { tool: "mkfs.erofs".into(), said: proto::text::visible_bytes(output.stderr[tail..].trim_ascii()) })
+    Err(VmError::Tool {
+        tool: "mkfs.erofs".into(),
+        said: proto::text::visible_bytes(output.stderr[tail..].trim_ascii()),
+    })
 }

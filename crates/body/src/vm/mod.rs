@@ -74,7 +74,12 @@ impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
 
 /// Runs a tool of this host to its end.
 pub(crate) fn run(command: &mut std::process::Command, tool: &str) -> Result<Vec<u8>, VmError> {
-    let output = command.stdin(std::process::Stdio::null()).env("PATH", TOOLS.join(":")).env("LC_ALL", "C").output().step(format!("run {tool}"))?;
+    let output = command
+        .stdin(std::process::Stdio::null())
+        .env("PATH", TOOLS.join(":"))
+        .env("LC_ALL", "C")
+        .output()
+        .step(format!("run {tool}"))?;
     if output.status.success() {
         return Ok(output.stdout);
     }

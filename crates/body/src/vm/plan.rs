@@ -127,7 +127,9 @@ pub fn prepare_disk(dir: &Path, spec: &Spec, parts: &Parts) -> io::Result<()> {
     };
     let own = |path: &Path| -> io::Result<()> {
         let first = if spec.ids.has_root() { 0 } else { proto::spec::USER_ID };
-        if let (true, Some((user, group))) = (sys::caps::is_host_root(), spec.ids.user_outside(first).zip(spec.ids.group_outside(first))) {
+        if let (true, Some((user, group))) =
+            (sys::caps::is_host_root(), spec.ids.user_outside(first).zip(spec.ids.group_outside(first)))
+        {
             std::os::unix::fs::lchown(path, Some(user), Some(group))?;
         }
         fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600))
@@ -150,7 +152,13 @@ pub fn prepare_disk(dir: &Path, spec: &Spec, parts: &Parts) -> io::Result<()> {
 fn own_door(dir: &Path, spec: &Spec) -> io::Result<()> {
     use rustix::fs::{CWD, FileType, Mode, makedev};
     let place = dir.join(DOOR);
-    match rustix::fs::mknodat(CWD, &place, FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, makedev(KVM_DEVICE.0, KVM_DEVICE.1)) {
+    match rustix::fs::mknodat(
+        CWD,
+        &place,
+        FileType::CharacterDevice,
+        Mode::RUSR | Mode::WUSR,
+        makedev(KVM_DEVICE.0, KVM_DEVICE.1),
+    ) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
         Err(errno) => return Err(errno.into()),
     }
@@ -158,9 +166,21 @@ fn own_door(dir: &Path, spec: &Spec) -> io::Result<()> {
 }
 
 /// The plan of a machine: that of a Body in which nothing but its hypervisor lives.
-pub fn plan(dir: &Path, base: Plan, spec: &Spec, parts: &Parts, seeds: Vec<Seed>, machine_id: String, bounds: &Bounds) -> Plan {
+pub fn plan(
+    dir: &Path,
+    base: Plan,
+    spec: &Spec,
+    parts: &Parts,
+    seeds: Vec<Seed>,
+    machine_id: String,
+    bounds: &Bounds,
+) -> Plan {
     let inside = |name: &str| Path::new("/disks").join(name);
-    let show = |source: &Path, target: &Path, access| Mount { source: source.to_owned(), target: target.to_owned(), access };
+    let show = |source: &Path, target: &Path, access| Mount {
+        source: source.to_owned(),
+        target: target.to_owned(),
+        access,
+    };
     let mut mounts = vec![show(&dir.join(UPPER_FILE), &inside(UPPER_FILE), Access::ReadWrite)];
     if parts.hypervisor != Engine::Qemu {
         mounts.push(show(&dir.join(SCRATCH), Path::new("/save/ram"), Access::ReadWrite));
@@ -220,13 +240,23 @@ pub fn plan(dir: &Path, base: Plan, spec: &Spec, parts: &Parts, seeds: Vec<Seed>
     Plan {
         config: GuestConfig { token: None, envs: Default::default(), ..base.config },
         upper: Upper::Memory { bytes: ROOT_BYTES, inodes: ROOT_INODES },
-        areas: vec![Area { at: String::new(), owner: 0, kind: AreaKind::Private, lowers: vec![Lower { path: parts.engine.clone(), written_as: Some(spec.ids.clone()) }] }],
+        areas: vec![Area {
+            at: String::new(),
+            owner: 0,
+            kind: AreaKind::Private,
+            lowers: vec![Lower { path: parts.engine.clone(), written_as: Some(spec.ids.clone()) }],
+        }],
         seeds: Vec::new(),
         followed: Vec::new(),
         setuid: false,
         shm_bytes: SHM_BYTES,
         mounts,
-        rlimits: Rlimits { files: FILES_MAX, file_bytes, data_bytes: bounds.rlimits.data_bytes.map(|bytes| bytes.saturating_add(RESERVED)), ..bounds.rlimits },
+        rlimits: Rlimits {
+            files: FILES_MAX,
+            file_bytes,
+            data_bytes: bounds.rlimits.data_bytes.map(|bytes| bytes.saturating_add(RESERVED)),
+            ..bounds.rlimits
+        },
         vm: Some(vm),
         ..base
     }
@@ -246,9 +276,15 @@ pub fn limits_record(spec: &Spec) -> Vec<Mechanism> {
     let limits = &spec.limits;
     let kept = if spec.life == Life::Kept { "kept with the Body" } else { "gone with the Body" };
     vec![
-        Mechanism::enforced("disk limit", format!("{}: the size of the machine's only writable disk, {kept}", limits.disk)),
+        Mechanism::enforced(
+            "disk limit",
+            format!("{}: the size of the machine's only writable disk, {kept}", limits.disk),
+        ),
         Mechanism::enforced("memory of the machine", format!("{}: it has no more", limits.memory)),
-        Mechanism::enforced("processes of the machine", format!("{} by its own kernel; whatever that becomes, {THREADS_MAX} on the host", limits.pids)),
+        Mechanism::enforced(
+            "processes of the machine",
+            format!("{} by its own kernel; whatever that becomes, {THREADS_MAX} on the host", limits.pids),
+        ),
     ]
 }
 
@@ -256,4 +292,3 @@ pub fn limits_record(spec: &Spec) -> Vec<Mechanism> {
 pub fn disk_fits(size: Size) -> bool {
     size.0 >= DISK_MIN
 }
-

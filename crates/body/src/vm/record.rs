@@ -93,7 +93,9 @@ pub fn ram_hash(dir: &Path) -> io::Result<String> {
             let piece = usize::try_from(end - at).unwrap_or(RAM_READ_LEN).min(RAM_READ_LEN);
             file.read_exact_at(&mut buffer[..piece], at)?;
             // A file system may keep zeros or not; what counts is what is read.
-            for (index, page) in buffer[..piece].chunks(4096).enumerate().filter(|(_, page)| **page != ZEROS[..page.len()]) {
+            for (index, page) in
+                buffer[..piece].chunks(4096).enumerate().filter(|(_, page)| **page != ZEROS[..page.len()])
+            {
                 hash.update((at + index as u64 * 4096).to_le_bytes());
                 hash.update(page);
             }
@@ -133,17 +135,26 @@ impl Machine {
     pub fn check(&self, dir: &Path, setup: &Setup, parts: &Parts) -> Result<&FrozenMemory, String> {
         let Some(frozen) = &self.frozen else { return Err("its memory was not frozen".to_owned()) };
         if self.hypervisor != parts.hypervisor {
-            return Err(format!("it was frozen by {}, and is to go on with {}", self.hypervisor, parts.hypervisor));
+            return Err(format!(
+                "it was frozen by {}, and is to go on with {}",
+                self.hypervisor, parts.hypervisor
+            ));
         }
         let accelerator = parts.accelerator;
         if Some(self.engine.as_str()) != parts.engine.file_name().and_then(|name| name.to_str()) {
             return Err("it was frozen by another version of the hypervisor".to_owned());
         }
         if self.board != BOARD {
-            return Err("it was frozen by a version of pal that put machines together in another way".to_owned());
+            return Err(
+                "it was frozen by a version of pal that put machines together in another way".to_owned()
+            );
         }
         if self.accelerator != accelerator {
-            return Err(format!("it was {}, and machines here are {}", self.accelerator.name(), accelerator.name()));
+            return Err(format!(
+                "it was {}, and machines here are {}",
+                self.accelerator.name(),
+                accelerator.name()
+            ));
         }
         if self.ticks_khz.abs_diff(setup.ticks_khz) > setup.ticks_khz * TICKS_TOLERANCE / 1000 {
             return Err("it was frozen on another processor".to_owned());
@@ -169,7 +180,9 @@ pub fn keep_images(images: &[std::path::PathBuf], dir: &Path) -> Result<(), VmEr
         let place = dir.join(format!("image{index}"));
         let _ = fs::remove_file(&place);
         // Another file system, or an image that is not ours to link: then by name.
-        fs::hard_link(image, &place).or_else(|_| std::os::unix::fs::symlink(image, &place)).step("keep an image")?;
+        fs::hard_link(image, &place)
+            .or_else(|_| std::os::unix::fs::symlink(image, &place))
+            .step("keep an image")?;
     }
     Ok(())
 }

@@ -95,20 +95,27 @@ impl Ground {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(VmError::NotSetUp),
             read => read.step("read what is set up")?,
         };
-        let setup: Setup = serde_json::from_str(&text).map_err(io::Error::from).step("read what is set up")?;
+        let setup: Setup =
+            serde_json::from_str(&text).map_err(io::Error::from).step("read what is set up")?;
         if setup.v == VERSION { Ok(setup) } else { Err(VmError::NotSetUp) }
     }
 
     /// Sets up what is missing. What a kernel is given replaces the one there is.
     pub fn make(&self, own_kernel: Option<kernel::Found>, say: &dyn Fn(&str)) -> Result<Setup, VmError> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir).step("make the directory for microVMs")?;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.dir)
+            .step("make the directory for microVMs")?;
         let _turn = self.turn()?;
         let before = self.setup().ok();
         for tool in [engine::QEMU, "mkfs.erofs", "mke2fs"] {
             super::find_tool(tool)?;
         }
         let (kernel, kernel_source, kernel_sha256) = match (own_kernel, &before) {
-            (None, Some(setup)) if self.kernel_is_whole(setup) => (setup.kernel.clone(), setup.kernel_source.clone(), setup.kernel_sha256.clone()),
+            (None, Some(setup)) if self.kernel_is_whole(setup) => {
+                (setup.kernel.clone(), setup.kernel_source.clone(), setup.kernel_sha256.clone())
+            }
             (Some(found), _) => self.keep_kernel(&found)?,
             (None, _) => {
                 let scratch = self.dir.join("fetched");
@@ -123,7 +130,9 @@ impl Ground {
         let before_engines = before.as_ref().map(|before| before.engines.clone()).unwrap_or_default();
         let setup = Setup {
             v: VERSION,
-            verdict: before.filter(|before| before.kernel == kernel && before.engine == engine).and_then(|before| before.verdict),
+            verdict: before
+                .filter(|before| before.kernel == kernel && before.engine == engine)
+                .and_then(|before| before.verdict),
             kernel,
             kernel_source,
             kernel_sha256,
@@ -160,8 +169,10 @@ impl Ground {
         let read = fs::read(self.kernel(setup));
         let whole = read.is_ok_and(|bytes| proto::event::hex(&Sha256::digest(bytes)) == setup.kernel_sha256);
         // One that an older version fetched has fewer modules with it.
-        let mut modules = fs::read_dir(self.dir.join(&setup.kernel).join("modules")).into_iter().flatten().flatten();
-        let complete = !kernel::is_fetched(&setup.kernel_source) || modules.any(|entry| entry.file_name().to_string_lossy().contains(kernel::NEWEST));
+        let mut modules =
+            fs::read_dir(self.dir.join(&setup.kernel).join("modules")).into_iter().flatten().flatten();
+        let complete = !kernel::is_fetched(&setup.kernel_source)
+            || modules.any(|entry| entry.file_name().to_string_lossy().contains(kernel::NEWEST));
         whole && complete && self.more_modules(setup).exists()
     }
 
@@ -183,7 +194,8 @@ impl Ground {
             for (place, modules, first) in kept {
                 fs::create_dir(dir.join(place)).step("write the kernel")?;
                 for (index, (name, bytes)) in modules.iter().enumerate() {
-                    fs::write(dir.join(place).join(format!("{:02}-{name}.ko", first + index)), bytes).step("write a module")?;
+                    fs::write(dir.join(place).join(format!("{:02}-{name}.ko", first + index)), bytes)
+                        .step("write a module")?;
                 }
             }
             Ok(())
@@ -202,7 +214,11 @@ impl Ground {
     }
 
     /// A directory that is whole under its name, or not there.
-    pub(super) fn whole_dir(&self, name: &str, fill: impl FnOnce(&Path) -> Result<(), VmError>) -> Result<(), VmError> {
+    pub(super) fn whole_dir(
+        &self,
+        name: &str,
+        fill: impl FnOnce(&Path) -> Result<(), VmError>,
+    ) -> Result<(), VmError> {
         let place = self.dir.join(name);
         if place.exists() {
             return Ok(());
@@ -210,7 +226,9 @@ impl Ground {
         let part = self.dir.join(format!("{name}.part"));
         let _ = fs::remove_dir_all(&part);
         fs::DirBuilder::new().mode(0o755).create(&part).step("make a directory for microVMs")?;
-        fill(&part).and_then(|()| fs::rename(&part, &place).step("put it in place")).inspect_err(|_| drop(fs::remove_dir_all(&part)))
+        fill(&part)
+            .and_then(|()| fs::rename(&part, &place).step("put it in place"))
+            .inspect_err(|_| drop(fs::remove_dir_all(&part)))
     }
 
     /// The kernel.
@@ -240,7 +258,11 @@ impl Ground {
     pub fn initrd(&self, setup: &Setup, programs: &Programs, engine: Engine) -> Result<PathBuf, VmError> {
         let version = programs.launch.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let more = engine != Engine::Qemu;
-        let path = self.dir.join("initrd").join(format!("{}-{version}{}.cpio", setup.kernel, if more { "-more" } else { "" }));
+        let path = self.dir.join("initrd").join(format!(
+            "{}-{version}{}.cpio",
+            setup.kernel,
+            if more { "-more" } else { "" }
+        ));
         if path.exists() {
             return Ok(path);
         }
@@ -254,12 +276,17 @@ impl Ground {
         let modules = self.dir.join(&setup.kernel).join("modules");
         for dir in std::iter::once(modules).chain(more.then(|| self.more_modules(setup))) {
             for entry in fs::read_dir(dir).step("read the kernel's modules")?.flatten() {
-                archive.file(&format!("modules/{}", entry.file_name().to_string_lossy()), 0o644, &fs::read(entry.path()).step("read a module")?);
+                archive.file(
+                    &format!("modules/{}", entry.file_name().to_string_lossy()),
+                    0o644,
+                    &fs::read(entry.path()).step("read a module")?,
+                );
             }
         }
         fs::create_dir_all(self.dir.join("initrd")).step("make a directory for first file systems")?;
         sys::fd::write_whole(&path, &archive.finish()).step("write the first file system")?;
-        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o444)).step("write the first file system")?;
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o444))
+            .step("write the first file system")?;
         Ok(path)
     }
 
@@ -271,7 +298,10 @@ impl Ground {
         if accelerator == Accelerator::Emulated {
             // Without being told the kernel measures its clock, which sometimes fails under emulation, and takes its time.
             let khz = setup.ticks_khz;
-            words.push(format!("tsc_early_khz={khz} lpj={} tsc=reliable no_timer_check mitigations=off", khz * 4));
+            words.push(format!(
+                "tsc_early_khz={khz} lpj={} tsc=reliable no_timer_check mitigations=off",
+                khz * 4
+            ));
             // Code is translated once for each address it is found at: programs that are loaded where they were loaded
             // before cost a third.
             words.push("norandmaps".to_owned());

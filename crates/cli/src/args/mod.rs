@@ -18,7 +18,8 @@ pub use exec::{Exec, Run, Shell, Wires};
 pub use serve::{Keys, KeysCommand, NewKey, Serve};
 pub use templates::{Import, Pull, Setup, Templates, TemplatesCommand};
 pub use verbs::{
-    Bodies, Body, Completions, Copy, Events, EventsCommand, Fork, Gc, Homes, Pause, Remove, Snapshot, Snapshots, Stop,
+    Bodies, Body, Completions, Copy, Events, EventsCommand, Fork, Gc, Homes, Pause, Remove, Snapshot,
+    Snapshots, Stop,
 };
 pub use work::{Compare, Config, ConfigCommand, Diff, Land, Log, Up};
 
@@ -77,8 +78,12 @@ impl Cli {
             let (before, rest) = argv[1..].split_at(at);
             let words = || rest[..1].iter().chain(before).chain(&rest[1..]);
             match rest[0].to_str()? {
-                "run" => One::try_parse_from(words()).map(|One { common, verb }| (common, Command::Run(verb))).ok(),
-                "exec" => One::try_parse_from(words()).map(|One { common, verb }| (common, Command::Exec(verb))).ok(),
+                "run" => {
+                    One::try_parse_from(words()).map(|One { common, verb }| (common, Command::Run(verb))).ok()
+                }
+                "exec" => One::try_parse_from(words())
+                    .map(|One { common, verb }| (common, Command::Exec(verb)))
+                    .ok(),
                 _ => None,
             }
         });

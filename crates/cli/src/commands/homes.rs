@@ -30,7 +30,9 @@ fn list(views: &[HomeView], format: Format) -> Result<(), Failure> {
         return output::json(&views);
     }
     if views.is_empty() {
-        output::talk("no homes\n  hint: have one with `pal up --home NAME`; it is kept when the Body is removed");
+        output::talk(
+            "no homes\n  hint: have one with `pal up --home NAME`; it is kept when the Body is removed",
+        );
         return Ok(());
     }
     let mut table = Table::new(&["NAME", "SIZE", "KEPT", "BODY"]);

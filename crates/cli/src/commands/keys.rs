@@ -35,7 +35,8 @@ fn create(fleet: &Fleet, keys: &Keys, args: &NewKey, format: Format) -> Result<(
         disk_bytes: args.disk.map(|size| size.0),
     };
     let made = keys.make_with(&args.name, scope, quota)?;
-    fleet.note("key.created", json!({ "key": made.id, "name": args.name, "scope": scope, "quota": quota }))?;
+    fleet
+        .note("key.created", json!({ "key": made.id, "name": args.name, "scope": scope, "quota": quota }))?;
     match format {
         Format::Text => {
             output::line(&made.secret)?;
@@ -64,7 +65,13 @@ fn list(keys: &Keys, format: Format) -> Result<(), Failure> {
         let scope = json!(record.scope);
         let state = if record.revoked_at.is_some() { "revoked" } else { "valid" };
         let name = proto::text::visible(&record.name);
-        table.row([&record.id, &name, scope.as_str().unwrap_or_default(), state, &age::since(&record.created_at)]);
+        table.row([
+            &record.id,
+            &name,
+            scope.as_str().unwrap_or_default(),
+            state,
+            &age::since(&record.created_at),
+        ]);
     }
     output::data(table.render("").as_bytes())
 }

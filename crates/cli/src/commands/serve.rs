@@ -36,10 +36,21 @@ pub fn serve(args: &Serve, fleet: fleet::Config, format: Format) -> Result<u8, F
         (true, Some(cert), Some(key)) => Tls::Given { cert: cert.clone(), key: key.clone() },
         (true, ..) => Tls::SelfMade,
     };
-    let bounds = Bounds { bodies_max: args.max_bodies as usize, memory_reserve: args.reserve, ..Bounds::default() };
-    let config = server::Config { listen: args.listen, exposure, domain: args.domain.clone(), bounds, tls, ..server::Config::new(fleet) };
+    let bounds =
+        Bounds { bodies_max: args.max_bodies as usize, memory_reserve: args.reserve, ..Bounds::default() };
+    let config = server::Config {
+        listen: args.listen,
+        exposure,
+        domain: args.domain.clone(),
+        bounds,
+        tls,
+        ..server::Config::new(fleet)
+    };
     let config = server::Config { registries: registries(&args.registries, config.registries), ..config };
-    let config = server::Config { build_allow: crate::settings::way_out(args.build_offline, &args.build_allow)?, ..config };
+    let config = server::Config {
+        build_allow: crate::settings::way_out(args.build_offline, &args.build_allow)?,
+        ..config
+    };
     let runtime = Builder::new_multi_thread().enable_all().thread_name("pal-serve").build();
     let runtime = runtime.map_err(|error| Failure::new(Kind::Host, "cannot start threads").because(error))?;
     let collector = args.otlp.clone().map_or_else(|| variable(COLLECTOR), |url| Ok(Some(url)))?;
@@ -63,7 +74,9 @@ pub fn serve(args: &Serve, fleet: fleet::Config, format: Format) -> Result<u8, F
 
 /// Where images may come from, besides where anybody can reach them.
 fn registries(said: &[String], reach: fleet::Reach) -> fleet::Reach {
-    let bare = |said: &String| said.trim_start_matches("http://").trim_start_matches("https://").trim_end_matches('/').to_owned();
+    let bare = |said: &String| {
+        said.trim_start_matches("http://").trim_start_matches("https://").trim_end_matches('/').to_owned()
+    };
     let plain = said.iter().filter(|said| said.starts_with("http://")).map(bare).collect();
     fleet::Reach { trusted: said.iter().map(bare).collect(), plain, ..reach }
 }
@@ -71,14 +84,18 @@ fn registries(said: &[String], reach: fleet::Reach) -> fleet::Reach {
 /// What the server says while it runs goes to standard error, where talk belongs; spans also to a collector.
 fn tell_log(level: &str, telemetry: Option<&Telemetry>) {
     let level = level.parse().unwrap_or(LevelFilter::WARN);
-    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false).with_filter(level);
-    let spans = telemetry.map(|telemetry| telemetry.layer().with_filter(Targets::new().with_target("server", Level::INFO)));
+    let log =
+        tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(false).with_filter(level);
+    let spans = telemetry
+        .map(|telemetry| telemetry.layer().with_filter(Targets::new().with_target("server", Level::INFO)));
     tracing_subscriber::registry().with(spans).with(log).init();
 }
 
 /// Done at SIGTERM or SIGINT. They are heard from this call on, also while the server starts.
 fn asked_to_stop() -> Result<impl Future<Output = ()>, Failure> {
-    let listen = |kind| signal(kind).map_err(|error| Failure::new(Kind::Host, "cannot listen to signals").because(error));
+    let listen = |kind| {
+        signal(kind).map_err(|error| Failure::new(Kind::Host, "cannot listen to signals").because(error))
+    };
     let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
     Ok(async move {
         tokio::select! {
@@ -99,15 +116,22 @@ fn tell(server: &Server, format: Format) -> Result<(), Failure> {
     }
     output::line(format_args!("serving at {url}"))?;
     if let Some(certificate) = &certificate {
-        output::talk(&format!("callers must trust this certificate of our own making: {}", certificate.display()));
+        output::talk(&format!(
+            "callers must trust this certificate of our own making: {}",
+            certificate.display()
+        ));
     }
     let shown = key.unwrap_or("e2b_…");
     output::talk(&format!(
         "programs written for E2B run unchanged with\n  export E2B_API_URL={url} E2B_SANDBOX_URL={url} E2B_API_KEY={shown}"
     ));
     match key {
-        Some(_) => output::talk("this key was made now and is not shown again; `serve.key` in the data directory has it too"),
-        None => output::talk("the key is the one that the first start showed; `serve.key` in the data directory has it too"),
+        Some(_) => output::talk(
+            "this key was made now and is not shown again; `serve.key` in the data directory has it too",
+        ),
+        None => output::talk(
+            "the key is the one that the first start showed; `serve.key` in the data directory has it too",
+        ),
     }
     Ok(())
 }

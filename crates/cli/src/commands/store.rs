@@ -34,7 +34,8 @@ pub fn config(fleet: &Fleet, command: &ConfigCommand, format: Format) -> Result<
     let (ConfigCommand::Get { name } | ConfigCommand::Set { name, .. }) = command;
     if name != BUDGET {
         let shown = proto::text::visible(name);
-        return Err(Failure::new(Kind::Usage, format!("there is no setting {shown}")).hint(format!("there is one: {BUDGET}")));
+        return Err(Failure::new(Kind::Usage, format!("there is no setting {shown}"))
+            .hint(format!("there is one: {BUDGET}")));
     }
     if let ConfigCommand::Set { value, .. } = command {
         fleet.set_budget(*value)?;

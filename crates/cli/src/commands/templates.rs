@@ -29,7 +29,9 @@ pub async fn templates(fleet: &Fleet, args: Templates, format: Format) -> Result
         TemplatesCommand::Import(args) => told(&import(fleet, args).await?, format),
         TemplatesCommand::Build { name, file, start, ready, force, allow, offline, pull } => {
             let start = (start.is_some() || ready.is_some()).then_some(Start { command: start, ready });
-            let view = build(fleet, &name, &file, Wanted { start, force, allow: way_out(offline, &allow)? }, &pull).await?;
+            let view =
+                build(fleet, &name, &file, Wanted { start, force, allow: way_out(offline, &allow)? }, &pull)
+                    .await?;
             told(&view, format)
         }
         TemplatesCommand::Rm { templates } => templates.iter().try_for_each(|key| {
@@ -47,14 +49,23 @@ fn list(views: &[TemplateView], format: Format) -> Result<(), Failure> {
         return output::json(&views);
     }
     if views.is_empty() {
-        output::talk("no templates but `host`, this machine's own root\n  hint: make one from Debian's packages with `pal setup base`");
+        output::talk(
+            "no templates but `host`, this machine's own root\n  hint: make one from Debian's packages with `pal setup base`",
+        );
         return Ok(());
     }
     let mut table = Table::new(&["NAME", "ID", "TAGS", "BUILDS", "SIZE", "AGE"]);
     for view in views {
         let tags: Vec<&str> = view.template.tags.keys().map(String::as_str).collect();
         let (size, age) = (Size(view.bytes).to_string(), age::since(&view.template.updated_at));
-        table.row([&view.template.name, view.template.id.as_str(), &tags.join(","), &view.builds.len().to_string(), &size, &age]);
+        table.row([
+            &view.template.name,
+            view.template.id.as_str(),
+            &tags.join(","),
+            &view.builds.len().to_string(),
+            &size,
+            &age,
+        ]);
     }
     output::data(table.render("").as_bytes())
 }
@@ -77,7 +88,10 @@ fn inspect(view: &TemplateView, format: Format) -> Result<(), Failure> {
         table.row(["layers", &format!("{}, {}", build.layers.len(), Size(build.bytes))]);
         table.row(["user", settings.user.as_deref().unwrap_or("user")]);
         table.row(["workdir", settings.workdir.as_deref().unwrap_or("the user's home")]);
-        table.row(["sudo", if settings.sudo { "yes: setuid programs gain what root of the Body has" } else { "no" }]);
+        table.row([
+            "sudo",
+            if settings.sudo { "yes: setuid programs gain what root of the Body has" } else { "no" },
+        ]);
         let start = settings.start.iter();
         for line in start.flat_map(|start| [("start", &start.command), ("ready", &start.ready)]) {
             if let (name, Some(command)) = line {
@@ -111,7 +125,13 @@ struct Wanted {
     allow: Vec<String>,
 }
 
-async fn build(fleet: &Fleet, name: &str, file: &Path, wanted: Wanted, pull: &Pull) -> Result<TemplateView, Failure> {
+async fn build(
+    fleet: &Fleet,
+    name: &str,
+    file: &Path,
+    wanted: Wanted,
+    pull: &Pull,
+) -> Result<TemplateView, Failure> {
     let text = std::fs::read_to_string(file).map_err(|error| unreadable(file, error))?;
     let context = file.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let Recipe { from, acts, notes } = fleet::read_recipe(&text, &Default::default(), None)?;
@@ -120,9 +140,13 @@ async fn build(fleet: &Fleet, name: &str, file: &Path, wanted: Wanted, pull: &Pu
     let asked = fleet.ask_build(name, &[], None, None)?;
     let job = fleet.begin_job(&asked.template, &asked.id)?;
     let files = fleet.template_files(&job.template);
-    let steps = acts.into_iter().map(|act| Ok(Step { act: recipe::pack(act, context, &files)?, force: false }));
+    let steps =
+        acts.into_iter().map(|act| Ok(Step { act: recipe::pack(act, context, &files)?, force: false }));
     let steps = steps.collect::<Result<Vec<_>, Failure>>()?;
-    let done = fleet.build(&job, BuildRequest { from, steps, start: wanted.start, force: wanted.force, allow: wanted.allow });
+    let done = fleet.build(
+        &job,
+        BuildRequest { from, steps, start: wanted.start, force: wanted.force, allow: wanted.allow },
+    );
     let mut done = std::pin::pin!(done);
     let mut told = 0;
     let built = loop {
@@ -146,13 +170,17 @@ fn told(view: &TemplateView, format: Format) -> Result<(), Failure> {
 }
 
 fn unreadable(file: &Path, error: std::io::Error) -> Failure {
-    Failure::new(Kind::NotFound, format!("cannot read {}", file.display())).because(error).hint("name a file that exists")
+    Failure::new(Kind::NotFound, format!("cannot read {}", file.display()))
+        .because(error)
+        .hint("name a file that exists")
 }
 
 /// Makes a template of pal's own, or prepares this host for microVMs.
 pub fn setup(fleet: &Fleet, args: &Setup, format: Format) -> Result<(), Failure> {
     let mut say = |said: &str| output::talk(said);
-    if args.template == "microvm" && let Some(engine) = args.engine {
+    if args.template == "microvm"
+        && let Some(engine) = args.engine
+    {
         return setup_engine(fleet, engine, args, format);
     }
     if args.template == "microvm" {
@@ -160,17 +188,24 @@ pub fn setup(fleet: &Fleet, args: &Setup, format: Format) -> Result<(), Failure>
         let setup = fleet.setup_microvm(own, &mut say)?;
         return match format {
             Format::Json => output::json(&setup),
-            Format::Text => output::line(format!("microVMs are set up: kernel {}; try: pal run --layer microvm -- uname -a", setup.kernel_source)),
+            Format::Text => output::line(format!(
+                "microVMs are set up: kernel {}; try: pal run --layer microvm -- uname -a",
+                setup.kernel_source
+            )),
         };
     }
     if args.engine.is_some() {
-        return Err(Failure::new(Kind::Usage, "only `microvm` takes an engine").hint("write: pal setup microvm --engine ENGINE"));
+        return Err(Failure::new(Kind::Usage, "only `microvm` takes an engine")
+            .hint("write: pal setup microvm --engine ENGINE"));
     }
     if args.kernel.is_some() {
-        return Err(Failure::new(Kind::Usage, "only `microvm` takes a kernel").hint("write: pal setup microvm --kernel FILE"));
+        return Err(Failure::new(Kind::Usage, "only `microvm` takes a kernel")
+            .hint("write: pal setup microvm --kernel FILE"));
     }
     let view = match std::env::var_os("PATH").filter(|path| !path.is_empty()) {
-        Some(path) => fleet.setup_with(&args.template, &std::env::split_paths(&path).collect::<Vec<_>>(), &mut say)?,
+        Some(path) => {
+            fleet.setup_with(&args.template, &std::env::split_paths(&path).collect::<Vec<_>>(), &mut say)?
+        }
         None => fleet.setup(&args.template, &mut say)?,
     };
     told(&view, format)
@@ -184,14 +219,20 @@ fn setup_engine(fleet: &Fleet, engine: Engine, args: &Setup, format: Format) -> 
         return output::json(&known);
     }
     match &known.verdict {
-        Some(verdict) if verdict.accelerator == Accelerator::Kvm => {
-            output::line(format!("microVMs run under {}; try: pal run --layer microvm --engine {engine} -- uname -a", known.version))
-        }
+        Some(verdict) if verdict.accelerator == Accelerator::Kvm => output::line(format!(
+            "microVMs run under {}; try: pal run --layer microvm --engine {engine} -- uname -a",
+            known.version
+        )),
         verdict => {
             let why = verdict.as_ref().map_or("it was not tried", |verdict| verdict.why.as_str());
-            Err(Failure::new(Kind::Host, format!("{} is here, but no machine comes up under it", known.version))
-                .because(why.to_owned())
-                .hint("use a machine with (nested) virtualisation, or the engine that can emulate: --engine qemu"))
+            Err(Failure::new(
+                Kind::Host,
+                format!("{} is here, but no machine comes up under it", known.version),
+            )
+            .because(why.to_owned())
+            .hint(
+                "use a machine with (nested) virtualisation, or the engine that can emulate: --engine qemu",
+            ))
         }
     }
 }

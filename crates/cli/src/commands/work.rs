@@ -18,9 +18,30 @@ use crate::{
 
 /// Variables by which a person's git finds keys, agents and proxies.
 const PERSONAL: &[&str] = &[
-    "GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_AUTHOR_DATE", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL", "GIT_COMMITTER_DATE",
-    "GIT_CONFIG_GLOBAL", "GIT_CONFIG_NOSYSTEM", "GIT_SSH", "GIT_SSH_COMMAND", "GNUPGHOME", "GPG_TTY", "SSH_AUTH_SOCK", "XDG_CONFIG_HOME",
-    "RUSTUP_HOME", "CARGO_HOME", "RUSTUP_TOOLCHAIN", "http_proxy", "https_proxy", "HTTPS_PROXY", "no_proxy", "SSL_CERT_FILE", "USER", "TERM",
+    "GIT_AUTHOR_NAME",
+    "GIT_AUTHOR_EMAIL",
+    "GIT_AUTHOR_DATE",
+    "GIT_COMMITTER_NAME",
+    "GIT_COMMITTER_EMAIL",
+    "GIT_COMMITTER_DATE",
+    "GIT_CONFIG_GLOBAL",
+    "GIT_CONFIG_NOSYSTEM",
+    "GIT_SSH",
+    "GIT_SSH_COMMAND",
+    "GNUPGHOME",
+    "GPG_TTY",
+    "SSH_AUTH_SOCK",
+    "XDG_CONFIG_HOME",
+    "RUSTUP_HOME",
+    "CARGO_HOME",
+    "RUSTUP_TOOLCHAIN",
+    "http_proxy",
+    "https_proxy",
+    "HTTPS_PROXY",
+    "no_proxy",
+    "SSL_CERT_FILE",
+    "USER",
+    "TERM",
 ];
 
 /// Whose git is used for what this person does.
@@ -56,31 +77,52 @@ fn repository(text: &str) -> Result<Repo, Failure> {
     if path.exists() {
         return Ok(Repo::Path(absolute(path)?));
     }
-    let scheme = ["https://", "http://", "ssh://", "git://", "file://"].iter().any(|scheme| text.starts_with(scheme));
-    let scp = text.split_once(':').is_some_and(|(host, path)| !host.is_empty() && !host.starts_with('-') && !host.contains('/') && !path.starts_with(':') && !path.is_empty());
+    let scheme =
+        ["https://", "http://", "ssh://", "git://", "file://"].iter().any(|scheme| text.starts_with(scheme));
+    let scp = text.split_once(':').is_some_and(|(host, path)| {
+        !host.is_empty()
+            && !host.starts_with('-')
+            && !host.contains('/')
+            && !path.starts_with(':')
+            && !path.is_empty()
+    });
     if scheme || scp {
         return Ok(Repo::Url(text.to_owned()));
     }
-    Err(Failure::new(Kind::NotFound, format!("{} is no repository", proto::text::visible(text))).hint("name a path or an address: https://, ssh:// or host:path"))
+    Err(Failure::new(Kind::NotFound, format!("{} is no repository", proto::text::visible(text)))
+        .hint("name a path or an address: https://, ssh:// or host:path"))
 }
 
 /// Makes Bodies; runs the command in the first.
 pub async fn up(fleet: &Fleet, args: args::Up, format: Format) -> Result<u8, Failure> {
     let wire = Wire::choose(args.wires, format)?;
     let request = request(&args, args.body.clone())?;
-    let views = progress::watch("bringing the repository in", fleet.up_heard(request.clone(), &mut |line| output::talk(line))).await?;
+    let views = progress::watch(
+        "bringing the repository in",
+        fleet.up_heard(request.clone(), &mut |line| output::talk(line)),
+    )
+    .await?;
     if !args.clean && !args.with_dirty && args.reference.is_none() {
-        let left = request.repositories.iter().map(|repo| fleet.uncommitted(repo, &request.person)).sum::<usize>();
+        let left =
+            request.repositories.iter().map(|repo| fleet.uncommitted(repo, &request.person)).sum::<usize>();
         if left > 0 {
-            let files = if left == 1 { "1 uncommitted file is".to_owned() } else { format!("{left} uncommitted files are") };
-            output::talk(&format!("{files} not in it\n  hint: bring them along with `pal up --with-dirty`, or say `--clean`"));
+            let files = if left == 1 {
+                "1 uncommitted file is".to_owned()
+            } else {
+                format!("{left} uncommitted files are")
+            };
+            output::talk(&format!(
+                "{files} not in it\n  hint: bring them along with `pal up --with-dirty`, or say `--clean`"
+            ));
         }
     }
     if args.command.is_empty() || format == Format::Text {
         match format {
             Format::Json => output::json(&views)?,
             // A command's output is data; the id is talk beside it.
-            Format::Text if args.command.is_empty() => views.iter().try_for_each(|view| output::line(view.id()))?,
+            Format::Text if args.command.is_empty() => {
+                views.iter().try_for_each(|view| output::line(view.id()))?
+            }
             Format::Text => output::talk(&format!("Body {}", views[0].id())),
         }
     }
@@ -130,7 +172,12 @@ pub async fn log(fleet: &Fleet, args: &args::Log, format: Format) -> Result<(), 
     }
     let mut table = Table::new(&["COMMIT", "AGE", "AUTHOR", "SUBJECT"]);
     for commit in &commits {
-        table.row([&commit.id[..commit.id.len().min(12)], &age::since_seconds(commit.at), &commit.author, &commit.subject]);
+        table.row([
+            &commit.id[..commit.id.len().min(12)],
+            &age::since_seconds(commit.at),
+            &commit.author,
+            &commit.subject,
+        ]);
     }
     output::data(table.render("").as_bytes())
 }
@@ -159,7 +206,9 @@ fn tell_submodules(id: &proto::BodyId, submodules: &[SavedModule], what: &str) {
     for module in submodules {
         let path = proto::text::visible(&module.path);
         let quoted = path.replace('\'', "'\\''");
-        output::talk(&format!("work in {path} {what}\n  hint: take it: git -C '{quoted}' merge refs/palisade/{id}/wip"));
+        output::talk(&format!(
+            "work in {path} {what}\n  hint: take it: git -C '{quoted}' merge refs/palisade/{id}/wip"
+        ));
     }
 }
 
@@ -169,7 +218,8 @@ pub async fn land(fleet: &Fleet, args: args::Land, format: Format) -> Result<(),
         return queue(fleet, &args, format).await;
     }
     let [body] = &args.bodies[..] else {
-        return Err(Failure::new(Kind::Usage, "several Bodies land only one after the other").hint("say so: pal land --queue --onto BRANCH BODY..."));
+        return Err(Failure::new(Kind::Usage, "several Bodies land only one after the other")
+            .hint("say so: pal land --queue --onto BRANCH BODY..."));
     };
     let view = fleet.find(body)?;
     let name = args.workspace.as_deref();
@@ -192,9 +242,16 @@ pub async fn land(fleet: &Fleet, args: args::Land, format: Format) -> Result<(),
         return output::json(&landed);
     }
     for path in &landed.runs_something {
-        output::talk(&format!("look at {} before you use it: tools run what it says", proto::text::visible(path)));
+        output::talk(&format!(
+            "look at {} before you use it: tools run what it says",
+            proto::text::visible(path)
+        ));
     }
-    tell_submodules(view.id(), &landed.submodules, "did not land; it is saved in that submodule's own repository");
+    tell_submodules(
+        view.id(),
+        &landed.submodules,
+        "did not land; it is saved in that submodule's own repository",
+    );
     let commits = if landed.commits == 1 { "commit" } else { "commits" };
     output::talk(&format!("{} {commits} on {}", landed.commits, landed.branch));
     output::line(&landed.to)
@@ -202,45 +259,77 @@ pub async fn land(fleet: &Fleet, args: args::Land, format: Format) -> Result<(),
 
 /// Lands Bodies one after the other.
 async fn queue(fleet: &Fleet, args: &args::Land, format: Format) -> Result<(), Failure> {
-    let ids = args.bodies.iter().map(|key| Ok(fleet.find(key)?.spec.id)).collect::<Result<Vec<_>, Failure>>()?;
+    let ids =
+        args.bodies.iter().map(|key| Ok(fleet.find(key)?.spec.id)).collect::<Result<Vec<_>, Failure>>()?;
     let onto = args.onto.as_deref().unwrap_or_default();
     let person = person();
     let mut say = |line: &str| output::talk(line);
-    let queued = progress::watch("landing", fleet.land_queue(&ids, onto, args.test.as_deref(), &person, &mut say)).await?;
+    let queued =
+        progress::watch("landing", fleet.land_queue(&ids, onto, args.test.as_deref(), &person, &mut say))
+            .await?;
     if format == Format::Json {
         output::json(&queued)?;
     } else {
         for one in &queued {
             match (&one.landed, &one.why) {
                 (Some(landed), _) => output::line(format!("{} landed {}", one.body, landed.to))?,
-                (_, why) => output::line(format!("{} stays: {}", one.body, proto::text::visible(why.as_deref().unwrap_or_default())))?,
+                (_, why) => output::line(format!(
+                    "{} stays: {}",
+                    one.body,
+                    proto::text::visible(why.as_deref().unwrap_or_default())
+                ))?,
             }
         }
     }
     let left = queued.iter().filter(|one| one.landed.is_none()).count();
-    if left == 0 { Ok(()) } else { Err(Failure::new(Kind::Conflict, format!("{left} of {} did not land", queued.len())).hint("their work is still in their Bodies")) }
+    if left == 0 {
+        Ok(())
+    } else {
+        Err(Failure::new(Kind::Conflict, format!("{left} of {} did not land", queued.len()))
+            .hint("their work is still in their Bodies"))
+    }
 }
 
 /// Compares Bodies.
 pub async fn compare(fleet: &Fleet, args: &args::Compare, format: Format) -> Result<(), Failure> {
-    let ids = args.bodies.iter().map(|key| Ok(fleet.find(key)?.spec.id)).collect::<Result<Vec<_>, Failure>>()?;
+    let ids =
+        args.bodies.iter().map(|key| Ok(fleet.find(key)?.spec.id)).collect::<Result<Vec<_>, Failure>>()?;
     let compared = progress::watch("comparing", fleet.compare(&ids, args.test.as_deref())).await?;
     if format == Format::Json {
         return output::json(&compared);
     }
     let mut table = Table::new(&["BODY", "FILES", "ADDED", "REMOVED", "TEST"]);
     for body in &compared.bodies {
-        let sum = |count: fn(&fleet::Touched) -> Option<u64>| body.files.iter().filter_map(count).sum::<u64>().to_string();
-        let test = body.test.map_or_else(|| "-".to_owned(), |code| if code == 0 { "passed".to_owned() } else { format!("code {code}") });
-        table.row([body.body.as_str(), &body.files.len().to_string(), &sum(|file| file.added), &sum(|file| file.removed), &test]);
+        let sum = |count: fn(&fleet::Touched) -> Option<u64>| {
+            body.files.iter().filter_map(count).sum::<u64>().to_string()
+        };
+        let test = body.test.map_or_else(
+            || "-".to_owned(),
+            |code| if code == 0 { "passed".to_owned() } else { format!("code {code}") },
+        );
+        table.row([
+            body.body.as_str(),
+            &body.files.len().to_string(),
+            &sum(|file| file.added),
+            &sum(|file| file.removed),
+            &test,
+        ]);
     }
     output::data(table.render("").as_bytes())?;
     for overlap in &compared.overlaps {
-        let shown = |paths: &[String]| paths.iter().map(|path| proto::text::visible(path)).collect::<Vec<_>>().join(", ");
+        let shown = |paths: &[String]| {
+            paths.iter().map(|path| proto::text::visible(path)).collect::<Vec<_>>().join(", ")
+        };
         let (one, other) = (&overlap.one, &overlap.other);
         match overlap.conflicts.is_empty() {
-            true => output::line(format!("{one} and {other} both touch {}, and can both land", shown(&overlap.files)))?,
-            false => output::line(format!("{one} and {other} conflict in {}, whichever lands first", shown(&overlap.conflicts)))?,
+            true => output::line(format!(
+                "{one} and {other} both touch {}, and can both land",
+                shown(&overlap.files)
+            ))?,
+            false => output::line(format!(
+                "{one} and {other} conflict in {}, whichever lands first",
+                shown(&overlap.conflicts)
+            ))?,
         }
     }
     Ok(())

@@ -112,7 +112,12 @@ enum Flow {
     SinkBroken(Failure),
 }
 
-async fn conclude(mut exec: Exec<'_>, control: &Control, flow: Flow, body: After) -> Result<Outcome, Failure> {
+async fn conclude(
+    mut exec: Exec<'_>,
+    control: &Control,
+    flow: Flow,
+    body: After,
+) -> Result<Outcome, Failure> {
     match flow {
         Flow::Ended if body == After::Goes => exec.finish_last().await.map(Outcome::Ended),
         Flow::Ended => exec.finish().await.map(Outcome::Ended),

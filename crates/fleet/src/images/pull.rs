@@ -110,7 +110,12 @@ impl Fleet {
     ) -> Result<(LayerId, u64), Trouble> {
         let id = id_of(sha256(layer.digest())?)?;
         let about = format!("layer {} of an image", layer.digest());
-        let here = || layers::read(&self.layers_dir().join(id.as_str())).ok().filter(|record| record.about == about).map(|record| record.bytes);
+        let here = || {
+            layers::read(&self.layers_dir().join(id.as_str()))
+                .ok()
+                .filter(|record| record.about == about)
+                .map(|record| record.bytes)
+        };
         if let Some(bytes) = here() {
             say(&format!("{what}: here already"));
             return Ok((id, bytes));
@@ -125,7 +130,9 @@ impl Fleet {
             Ok::<_, RegistryError>(blob)
         };
         let patience = PATIENCE + Duration::from_secs(layer.size() / SLOWEST);
-        let blob = tokio::time::timeout(patience, brought).await.map_err(|_| RegistryError::from(WebError::Silent(registry.host().to_owned())))??;
+        let blob = tokio::time::timeout(patience, brought)
+            .await
+            .map_err(|_| RegistryError::from(WebError::Silent(registry.host().to_owned())))??;
         if let Some(bytes) = here() {
             // Somebody else brought it while we waited.
             blob.remove();
@@ -141,11 +148,17 @@ impl Fleet {
 
     /// A disk that is full takes everybody's work with it.
     fn check_room(&self, bytes: u64) -> Result<(), Failure> {
-        let free = rustix::fs::statvfs(&self.data).map(|of| of.f_bavail.saturating_mul(of.f_frsize)).unwrap_or(u64::MAX);
+        let free = rustix::fs::statvfs(&self.data)
+            .map(|of| of.f_bavail.saturating_mul(of.f_frsize))
+            .unwrap_or(u64::MAX);
         if free.saturating_sub(ROOM_LEFT) >= bytes {
             return Ok(());
         }
-        Err(Failure::new(Kind::Limit, format!("there is no room for a layer of {}: {} are free", Size(bytes), Size(free))).hint("make room: pal gc"))
+        Err(Failure::new(
+            Kind::Limit,
+            format!("there is no room for a layer of {}: {} are free", Size(bytes), Size(free)),
+        )
+        .hint("make room: pal gc"))
     }
 
     /// On a thread of its own: it takes long and waits for the disk. The blob is in hand until that is over, also
@@ -158,13 +171,22 @@ impl Fleet {
         let ids = ids::of_layers().map_err(failures::ids)?;
         let unpacked = tokio::task::spawn_blocking(move || {
             let unpack = || {
-                let drawn: [u8; 6] = sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw a name").because(error))?;
-                let draft = layers::Draft::begin(&programs, &dir, &format!("{id}.part{}", proto::event::hex(&drawn)), ids)
-                    .map_err(failures::layer)?;
+                let drawn: [u8; 6] = sys::random::bytes()
+                    .map_err(|error| Failure::new(Kind::Host, "cannot draw a name").because(error))?;
+                let draft = layers::Draft::begin(
+                    &programs,
+                    &dir,
+                    &format!("{id}.part{}", proto::event::hex(&drawn)),
+                    ids,
+                )
+                .map_err(failures::layer)?;
                 draft.unpack(file, Dialect::Image, bounds).map_err(|error| {
                     Failure::new(Kind::Usage, "a layer of the image cannot be unpacked").because(error)
                 })?;
-                draft.finish(id, &about, store::clock::now()).map_err(failures::layer).map(|record| record.bytes)
+                draft
+                    .finish(id, &about, store::clock::now())
+                    .map_err(failures::layer)
+                    .map(|record| record.bytes)
             };
             let unpacked = unpack();
             blob.remove();

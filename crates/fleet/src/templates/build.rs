@@ -46,8 +46,14 @@ const DECISIONS_EVERY: Duration = Duration::from_millis(250);
 const DENIALS_MAX: usize = 64;
 /// What programs say when there is no network.
 const NO_NETWORK: &[&str] = &[
-    "Could not resolve", "Temporary failure in name resolution", "Temporary failure resolving", "Network is unreachable", "EAI_AGAIN",
-    "Failed to establish a new connection", "Name or service not known", "getaddrinfo",
+    "Could not resolve",
+    "Temporary failure in name resolution",
+    "Temporary failure resolving",
+    "Network is unreachable",
+    "EAI_AGAIN",
+    "Failed to establish a new connection",
+    "Name or service not known",
+    "getaddrinfo",
 ];
 
 /// A template to be built.
@@ -122,7 +128,10 @@ impl Act {
         match self {
             Act::Copy { source, target, .. } => format!("COPY {source} {target}"),
             Act::Run { command, .. } => format!("RUN {command}"),
-            Act::Env(pairs) => format!("ENV {}", pairs.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")),
+            Act::Env(pairs) => format!(
+                "ENV {}",
+                pairs.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+            ),
             Act::Workdir(path) => format!("WORKDIR {path}"),
             Act::User(name) => format!("USER {name}"),
         }
@@ -147,7 +156,11 @@ impl Stand {
     }
 
     fn resolve(&self, path: &str) -> String {
-        if path.starts_with('/') { path.to_owned() } else { format!("{}/{path}", self.workdir().trim_end_matches('/')) }
+        if path.starts_with('/') {
+            path.to_owned()
+        } else {
+            format!("{}/{path}", self.workdir().trim_end_matches('/'))
+        }
     }
 }
 
@@ -171,20 +184,34 @@ impl Fleet {
     }
 
     async fn build_steps(&self, job: &Job, request: BuildRequest) -> Result<Build, Failed> {
-        let at = |step: &str| { let step = step.to_owned(); move |failure| (step.clone(), failure) };
+        let at = |step: &str| {
+            let step = step.to_owned();
+            move |failure| (step.clone(), failure)
+        };
         let _building = self.building().map_err(at("base"))?;
         let count = request.steps.len();
         if count > STEPS_MAX {
-            return Err(("base".into(), Failure::new(Kind::Limit, format!("a build has at most {STEPS_MAX} steps"))));
+            return Err((
+                "base".into(),
+                Failure::new(Kind::Limit, format!("a build has at most {STEPS_MAX} steps")),
+            ));
         }
-        job.say(&format!("[base] FROM {}", match &request.from { From::Template(name) => name, From::Image(image) => &image.reference }));
+        job.say(&format!(
+            "[base] FROM {}",
+            match &request.from {
+                From::Template(name) => name,
+                From::Image(image) => &image.reference,
+            }
+        ));
         crate::check_rules(&request.allow).map_err(at("base"))?;
         let mut stand = self.begin_build(job, &request.from).await.map_err(at("base"))?;
         for (index, step) in request.steps.iter().enumerate() {
             let number = (index + 1).to_string();
             job.check().map_err(at(&number))?;
             job.say(&format!("[builder {number}/{count}] {}", step.act.describe()));
-            self.step(job, &mut stand, step, request.force || step.force, &request.allow).await.map_err(at(&number))?;
+            self.step(job, &mut stand, step, request.force || step.force, &request.allow)
+                .await
+                .map_err(at(&number))?;
         }
         stand.settings.start = request.start;
         stand.settings.cpu_milli = job.cpu_milli.or(stand.settings.cpu_milli);
@@ -205,16 +232,34 @@ impl Fleet {
         }
         let build = self.template_build(&name)?;
         if build.layers.is_empty() {
-            return Err(Failure::new(Kind::Host, format!("template {name} is this machine's own root, which nothing can be built on"))
-                .hint("make the real one: apt-get install mmdebstrap && pal templates rm base && pal setup base"));
+            return Err(Failure::new(
+                Kind::Host,
+                format!("template {name} is this machine's own root, which nothing can be built on"),
+            )
+            .hint(
+                "make the real one: apt-get install mmdebstrap && pal templates rm base && pal setup base",
+            ));
         }
         let chain = digest(&[&serde_json::to_string(&build.layers).unwrap_or_default()]);
         Ok(Stand { layers: build.layers, settings: Settings { start: None, ..build.settings }, chain })
     }
 
-    async fn step(&self, job: &Job, stand: &mut Stand, step: &Step, force: bool, allow: &[String]) -> Result<(), Failure> {
-        let context = serde_json::to_string(&(&step.act, &stand.settings.env, stand.user(), stand.workdir())).unwrap_or_default();
-        let salt = if force { hex(&sys::random::bytes::<16>().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?) } else { String::new() };
+    async fn step(
+        &self,
+        job: &Job,
+        stand: &mut Stand,
+        step: &Step,
+        force: bool,
+        allow: &[String],
+    ) -> Result<(), Failure> {
+        let context = serde_json::to_string(&(&step.act, &stand.settings.env, stand.user(), stand.workdir()))
+            .unwrap_or_default();
+        let salt = if force {
+            hex(&sys::random::bytes::<16>()
+                .map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?)
+        } else {
+            String::new()
+        };
         stand.chain = digest(&[&stand.chain, &context, &salt]);
         match &step.act {
             Act::Env(pairs) => {
@@ -233,13 +278,19 @@ impl Fleet {
                 crate::create::check_inside(std::path::Path::new(&path))?;
                 let make = r#"[ -d "$1" ] || { mkdir -p -- "$1" && chown "$2" -- "$1"; }"#;
                 let (owner, place) = (stand.user(), path.clone());
-                self.layer(job, stand, &[], async |body, _| self.run_script(job, body, make, &[&place, &owner], "/").await).await?;
+                self.layer(job, stand, &[], async |body, _| {
+                    self.run_script(job, body, make, &[&place, &owner], "/").await
+                })
+                .await?;
                 stand.settings.workdir = Some(path);
                 Ok(())
             }
             Act::Run { command, user } => {
                 let (user, workdir) = (user.clone().unwrap_or_else(|| stand.user()), stand.workdir());
-                self.layer(job, stand, allow, async |body, way| self.run_command(job, body, way, command, &user, &workdir).await).await
+                self.layer(job, stand, allow, async |body, way| {
+                    self.run_command(job, body, way, command, &user, &workdir).await
+                })
+                .await
             }
             Act::Copy { source, target, owner, mode, archive, .. } => {
                 let owner = owner.clone().unwrap_or_else(|| stand.user());
@@ -255,11 +306,19 @@ impl Fleet {
 
     /// Does something in a Body on top of what is there, and keeps what it changed; or finds that done already.
     /// `allow` is what that Body may reach.
-    pub(super) async fn layer(&self, job: &Job, stand: &mut Stand, allow: &[String], act: impl AsyncFnOnce(&BodyId, Option<&mut WayOut>) -> Result<(), Failure>) -> Result<(), Failure> {
+    pub(super) async fn layer(
+        &self,
+        job: &Job,
+        stand: &mut Stand,
+        allow: &[String],
+        act: impl AsyncFnOnce(&BodyId, Option<&mut WayOut>) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         if stand.layers.len() >= LAYERS_MAX {
-            return Err(Failure::new(Kind::Limit, format!("a template has at most {LAYERS_MAX} layers")).hint("join steps: each RUN, COPY and WORKDIR makes one"));
+            return Err(Failure::new(Kind::Limit, format!("a template has at most {LAYERS_MAX} layers"))
+                .hint("join steps: each RUN, COPY and WORKDIR makes one"));
         }
-        let id: LayerId = stand.chain[..32].parse().map_err(|_| Failure::new(Kind::Internal, "a hash is no id"))?;
+        let id: LayerId =
+            stand.chain[..32].parse().map_err(|_| Failure::new(Kind::Internal, "a hash is no id"))?;
         if body::layers::read(&self.layers_dir().join(id.as_str())).is_ok() {
             job.say("CACHED");
             stand.layers.insert(0, id);
@@ -280,8 +339,15 @@ impl Fleet {
     }
 
     fn build_body(&self, job: &Job, stand: &Stand, way: Option<&WayOut>) -> Result<BodyId, Failure> {
-        let base = Base { template: job.template.clone(), build: job.id.clone(), layers: stand.layers.clone(), sudo: stand.settings.sudo, start: None };
-        let under = body::root::Under { layers: Some(self.layers_below(&stand.layers)?), ..Default::default() };
+        let base = Base {
+            template: job.template.clone(),
+            build: job.id.clone(),
+            layers: stand.layers.clone(),
+            sudo: stand.settings.sudo,
+            start: None,
+        };
+        let under =
+            body::root::Under { layers: Some(self.layers_below(&stand.layers)?), ..Default::default() };
         let settings = Settings { env: stand.settings.env.clone(), ..Settings::default() };
         let mut request = Create { template: format!("build {}", job.id), ..Create::kept() };
         request.limits.wall = Some(STEP_WALL);
@@ -291,7 +357,12 @@ impl Fleet {
             request.env = way.env();
             request.egress = Some(way.spec.clone());
         }
-        let view = self.create_on(Layer::Process, request, Origin { under, base: Some(base), settings, ..Origin::default() }, None)?;
+        let view = self.create_on(
+            Layer::Process,
+            request,
+            Origin { under, base: Some(base), settings, ..Origin::default() },
+            None,
+        )?;
         Ok(view.spec.id)
     }
 
@@ -299,24 +370,51 @@ impl Fleet {
         let view = self.stop(body, Duration::ZERO).await?;
         if view.spec.egress.is_some() {
             // Where its way out was shown; what is left of that is an empty directory, and not even that is the template's.
-            let place = self.body_path(body).join("disk/upper/root").join(proto::guest::EGRESS_DIR.trim_start_matches('/'));
+            let place = self
+                .body_path(body)
+                .join("disk/upper/root")
+                .join(proto::guest::EGRESS_DIR.trim_start_matches('/'));
             let _ = body::snapshot::remove(&self.maker.programs, &view.spec.ids, &place);
         }
         let name = format!("{id}.part{}", std::process::id());
-        let draft = body::layers::Draft::begin(&self.maker.programs, &self.layers_dir(), &name, view.spec.ids.clone()).map_err(failures::layer)?;
+        let draft = body::layers::Draft::begin(
+            &self.maker.programs,
+            &self.layers_dir(),
+            &name,
+            view.spec.ids.clone(),
+        )
+        .map_err(failures::layer)?;
         draft.take(&self.body_path(body), &view.spec).map_err(failures::layer)?;
         draft.finish(id, about, store::clock::now()).map_err(failures::layer).map(drop)
     }
 
-    async fn run_command(&self, job: &Job, body: &BodyId, way: Option<&mut WayOut>, command: &str, user: &str, workdir: &str) -> Result<(), Failure> {
+    async fn run_command(
+        &self,
+        job: &Job,
+        body: &BodyId,
+        way: Option<&mut WayOut>,
+        command: &str,
+        user: &str,
+        workdir: &str,
+    ) -> Result<(), Failure> {
         // A login shell, as E2B has it; images without bash have the other one.
         let choose = r#"if [ -x /bin/bash ]; then exec /bin/bash -l -c "$1"; fi; exec /bin/sh -l -c "$1""#;
         let argv = ["/bin/sh", "-c", choose, "sh", command];
-        let request = ExecRequest { user: Some(user.to_owned()), workdir: Some(workdir.to_owned()), ..ExecRequest::new(argv) };
+        let request = ExecRequest {
+            user: Some(user.to_owned()),
+            workdir: Some(workdir.to_owned()),
+            ..ExecRequest::new(argv)
+        };
         let shown = proto::text::visible(command);
         let unauthenticated = |failure: Failure| {
             let code = if failure.kind == Kind::Denied { "unauthenticated: " } else { "" };
-            Failure { message: format!("failed to run command '{shown}': command failed: {code}{}", failure.message), ..failure }
+            Failure {
+                message: format!(
+                    "failed to run command '{shown}': command failed: {code}{}",
+                    failure.message
+                ),
+                ..failure
+            }
         };
         let closed = way.is_none();
         let mut denied = Vec::new();
@@ -324,7 +422,8 @@ impl Fleet {
         if code == 0 {
             return Ok(());
         }
-        let failure = Failure::new(Kind::Usage, format!("failed to run command '{shown}': exit status {code}"));
+        let failure =
+            Failure::new(Kind::Usage, format!("failed to run command '{shown}': exit status {code}"));
         Err(match denied.first() {
             Some(first) => with_reason(failure, &format!("it was not let out to {first}")).hint(format!("allow it: pal serve --build-allow {0}, or pal templates build --allow {0}; for a devcontainer.json in palisade.toml: [prepare] allow = [\"{0}\"]", first.to)),
             None if closed && NO_NETWORK.iter().any(|said| tail.contains(said)) => {
@@ -336,18 +435,40 @@ impl Fleet {
     }
 
     /// A line of our own, as root of the Body.
-    pub(super) async fn run_script(&self, job: &Job, body: &BodyId, script: &str, arguments: &[&str], workdir: &str) -> Result<(), Failure> {
+    pub(super) async fn run_script(
+        &self,
+        job: &Job,
+        body: &BodyId,
+        script: &str,
+        arguments: &[&str],
+        workdir: &str,
+    ) -> Result<(), Failure> {
         let argv = ["/bin/sh", "-c", script, "sh"].into_iter().chain(arguments.iter().copied());
-        let request = ExecRequest { user: Some("root".into()), workdir: Some(workdir.to_owned()), ..ExecRequest::new(argv) };
+        let request = ExecRequest {
+            user: Some("root".into()),
+            workdir: Some(workdir.to_owned()),
+            ..ExecRequest::new(argv)
+        };
         match self.watch(job, body, request, None, &mut Vec::new()).await? {
             (0, _) => Ok(()),
-            (code, said) => Err(Failure::new(Kind::Usage, format!("it ended with code {code}: {}", proto::text::visible(said.trim())))),
+            (code, said) => Err(Failure::new(
+                Kind::Usage,
+                format!("it ended with code {code}: {}", proto::text::visible(said.trim())),
+            )),
         }
     }
 
     /// Runs a command and passes on what it says and where it was not let out to, until it ends or the build is called off.
-    async fn watch(&self, job: &Job, body: &BodyId, request: ExecRequest, mut way: Option<&mut WayOut>, denied: &mut Vec<Denied>) -> Result<(i32, String), Failure> {
-        let mut exec = self.exec(body, ExecRequest { stdin: Stdin::Null, timeout: Some(STEP_WALL), ..request }).await?;
+    async fn watch(
+        &self,
+        job: &Job,
+        body: &BodyId,
+        request: ExecRequest,
+        mut way: Option<&mut WayOut>,
+        denied: &mut Vec<Denied>,
+    ) -> Result<(i32, String), Failure> {
+        let mut exec =
+            self.exec(body, ExecRequest { stdin: Stdin::Null, timeout: Some(STEP_WALL), ..request }).await?;
         let mut lines = job.lines();
         loop {
             tokio::select! {
@@ -366,7 +487,13 @@ impl Fleet {
     }
 
     /// Writes down where a command was let out to, and says where it was not, each name once.
-    fn hear_decisions(&self, job: &Job, body: &BodyId, way: &mut Option<&mut WayOut>, denied: &mut Vec<Denied>) -> Result<(), Failure> {
+    fn hear_decisions(
+        &self,
+        job: &Job,
+        body: &BodyId,
+        way: &mut Option<&mut WayOut>,
+        denied: &mut Vec<Denied>,
+    ) -> Result<(), Failure> {
         let Some(way) = way else { return Ok(()) };
         for one in self.note_decisions(body, way)? {
             if denied.len() < DENIALS_MAX && !denied.contains(&one) {
@@ -380,22 +507,29 @@ impl Fleet {
     /// Sends an archive's files to the stage in a Body.
     async fn send_archive(&self, body: &BodyId, archive: &std::path::Path) -> Result<(), Failure> {
         let file = File::open(archive).map_err(|error| {
-            Failure::new(Kind::NotFound, "the files of this step were never uploaded").because(error).hint("upload them again: build with `force_upload`")
+            Failure::new(Kind::NotFound, "the files of this step were never uploaded")
+                .because(error)
+                .hint("upload them again: build with `force_upload`")
         })?;
         let (sender, receiver) = mpsc::channel(8);
         let walked = tokio::task::spawn_blocking(move || {
-            let mut forwarder = Forwarder { pieces: sender, held: BytesMut::from(&tree::MAGIC[..]), made: BTreeSet::new() };
-            let failed = |error: &dyn std::error::Error| io::Error::other(match error.source() {
-                Some(cause) => format!("{error}: {cause}"),
-                None => error.to_string(),
-            });
+            let mut forwarder =
+                Forwarder { pieces: sender, held: BytesMut::from(&tree::MAGIC[..]), made: BTreeSet::new() };
+            let failed = |error: &dyn std::error::Error| {
+                io::Error::other(match error.source() {
+                    Some(cause) => format!("{error}: {cause}"),
+                    None => error.to_string(),
+                })
+            };
             forwarder.item(&Item::Dir { path: Vec::new(), mode: 0o755 })?;
             archive::read(file, Dialect::Plain, COPY_MAX, &mut forwarder).map_err(|error| failed(&error))?;
             forwarder.item(&Item::End)?;
             forwarder.flush()
         });
         let sent = self.guest(body).write_tree(STAGE, Some("root"), receiver).await;
-        let walked = walked.await.map_err(|error| Failure::new(Kind::Internal, "the copy was cut short").because(error))?;
+        let walked = walked
+            .await
+            .map_err(|error| Failure::new(Kind::Internal, "the copy was cut short").because(error))?;
         // A bad archive is the cause of whatever the guest then says; a guest that refused is the cause of a broken pipe.
         match walked {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -431,9 +565,16 @@ impl Fleet {
     }
 
     async fn try_out(&self, job: &Job, body: &BodyId, build: &Build) -> Result<(), Failure> {
-        let (code, said) = self.watch(job, body, ExecRequest::new(["/bin/sh", "-c", "true"]), None, &mut Vec::new()).await?;
+        let (code, said) =
+            self.watch(job, body, ExecRequest::new(["/bin/sh", "-c", "true"]), None, &mut Vec::new()).await?;
         if code != 0 {
-            return Err(Failure::new(Kind::Usage, format!("a shell in the template ends with code {code}: {}", proto::text::visible(said.trim()))));
+            return Err(Failure::new(
+                Kind::Usage,
+                format!(
+                    "a shell in the template ends with code {code}: {}",
+                    proto::text::visible(said.trim())
+                ),
+            ));
         }
         let Some(start) = &build.settings.start else { return Ok(()) };
         tokio::select! {
@@ -519,7 +660,11 @@ impl Sink for Forwarder {
         let (path, mode) = (entry.path, entry.mode);
         match entry.what {
             What::Dir => {
-                if self.made.insert(path.clone()) { self.item(&Item::Dir { path, mode }) } else { Ok(()) }
+                if self.made.insert(path.clone()) {
+                    self.item(&Item::Dir { path, mode })
+                } else {
+                    Ok(())
+                }
             }
             What::Link(target) => self.item(&Item::Link { path, target }),
             What::File(_) => {
@@ -583,7 +728,9 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 /// Begins a build that has an id already.
 pub(crate) fn job_id() -> Result<BuildId, Failure> {
-    Ok(BuildId::from_random(sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?))
+    Ok(BuildId::from_random(
+        sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?,
+    ))
 }
 
 #[cfg(test)]
@@ -593,7 +740,13 @@ mod tests {
     #[test]
     fn values_hold_what_was_set_before() {
         let env = BTreeMap::from([("A".to_owned(), "x".to_owned())]);
-        for (value, expected) in [("$A-${A}$", "x-x$"), ("$PATH:/b", &format!("{PATH}:/b")), ("$no", ""), ("a$$A", "a$x"), ("${A", "${A")] {
+        for (value, expected) in [
+            ("$A-${A}$", "x-x$"),
+            ("$PATH:/b", &format!("{PATH}:/b")),
+            ("$no", ""),
+            ("a$$A", "a$x"),
+            ("${A", "${A"),
+        ] {
             assert_eq!(expand(value, &env), expected, "{value}");
         }
     }
@@ -601,8 +754,11 @@ mod tests {
     #[test]
     fn images_of_e2b_are_templates_of_ours() {
         for (image, expected) in [
-            ("e2bdev/base", Some(BASE)), ("e2bdev/base:latest", Some(BASE)), ("docker.io/e2bdev/code-interpreter:v1", Some(INTERPRETER)),
-            ("debian:12", None), ("evil/e2bdev/base", None),
+            ("e2bdev/base", Some(BASE)),
+            ("e2bdev/base:latest", Some(BASE)),
+            ("docker.io/e2bdev/code-interpreter:v1", Some(INTERPRETER)),
+            ("debian:12", None),
+            ("evil/e2bdev/base", None),
         ] {
             assert_eq!(own_image(image), expected, "{image}");
         }

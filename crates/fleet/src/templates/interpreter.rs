@@ -30,7 +30,12 @@ pub fn settings() -> Settings {
 
 /// Installs the packages from PyPI into the new root, as lines for mmdebstrap.
 pub fn hooks() -> Vec<String> {
-    let wanted: Vec<&str> = REQUIREMENTS.lines().chain(PACKAGES.lines()).map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
+    let wanted: Vec<&str> = REQUIREMENTS
+        .lines()
+        .chain(PACKAGES.lines())
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .collect();
     let quoted: Vec<String> = wanted.iter().map(|package| format!("'{package}'")).collect();
     vec![
         // PyPI is trusted as this machine trusts it, whoever signs for it here.
@@ -42,7 +47,9 @@ pub fn hooks() -> Vec<String> {
 
 /// The archive of the layer that holds the program.
 pub fn archive() -> Result<Vec<u8>, Failure> {
-    let cannot = |error: std::io::Error| Failure::new(Kind::Internal, "cannot pack the code interpreter").because(error);
+    let cannot = |error: std::io::Error| {
+        Failure::new(Kind::Internal, "cannot pack the code interpreter").because(error)
+    };
     let mut builder = Builder::new(Vec::new());
     for (name, bytes) in FILES {
         let mut header = Header::new_gnu();

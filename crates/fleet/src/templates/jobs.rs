@@ -259,8 +259,16 @@ impl Lines<'_> {
 
 impl Fleet {
     /// Asks for a build of the template of that name, which is made if there is none.
-    pub fn ask_build(&self, name: &str, tags: &[String], cpu_milli: Option<u32>, memory: Option<Size>) -> Result<Arc<Job>, Failure> {
-        let named: Named = name.parse().map_err(|error: proto::template::NameError| Failure::new(Kind::Usage, error.to_string()))?;
+    pub fn ask_build(
+        &self,
+        name: &str,
+        tags: &[String],
+        cpu_milli: Option<u32>,
+        memory: Option<Size>,
+    ) -> Result<Arc<Job>, Failure> {
+        let named: Named = name
+            .parse()
+            .map_err(|error: proto::template::NameError| Failure::new(Kind::Usage, error.to_string()))?;
         let mut tags: Vec<String> = tags.iter().cloned().chain(named.tag).collect();
         if tags.is_empty() {
             tags.push(DEFAULT_TAG.to_owned());
@@ -279,8 +287,11 @@ impl Fleet {
             off: Mutex::new(false),
             told_off: Notify::new(),
         };
-        let drafts = fs::read_dir(self.template_dir(&job.template).join("builds")).into_iter().flatten().flatten();
-        if drafts.filter(|entry| entry.path().extension().is_some_and(|end| end == "draft")).count() >= DRAFTS_MAX {
+        let drafts =
+            fs::read_dir(self.template_dir(&job.template).join("builds")).into_iter().flatten().flatten();
+        if drafts.filter(|entry| entry.path().extension().is_some_and(|end| end == "draft")).count()
+            >= DRAFTS_MAX
+        {
             self.drop_old_drafts(&job.template);
         }
         self.write_draft(&job, None, None)?;
@@ -292,12 +303,18 @@ impl Fleet {
         let job = self.job(template, id)?;
         let mut log = held(&job.log);
         if log.state != BuildState::Waiting {
-            return Err(Failure::new(Kind::Conflict, format!("build {id} was begun already")).hint("ask for another"));
+            return Err(
+                Failure::new(Kind::Conflict, format!("build {id} was begun already")).hint("ask for another")
+            );
         }
         let pid = std::process::id() as i32;
         self.write_draft(&job, None, sys::proc::start_ticks(pid).ok().map(|ticks| (pid, ticks)))?;
         let file = OpenOptions::new().create(true).append(true).open(self.log_path(template, id));
-        log.file = Some(file.map_err(|error| Failure::new(Kind::Host, "cannot write down what the build says").because(error).hint("make room: pal gc"))?);
+        log.file = Some(file.map_err(|error| {
+            Failure::new(Kind::Host, "cannot write down what the build says")
+                .because(error)
+                .hint("make room: pal gc")
+        })?);
         log.state = BuildState::Building;
         drop(log);
         Ok(job)
@@ -314,7 +331,8 @@ impl Fleet {
             return Ok(job);
         }
         // Asked for from a process that is gone.
-        let unknown = || Failure::new(Kind::NotFound, format!("there is no build {id} of template {template}"));
+        let unknown =
+            || Failure::new(Kind::NotFound, format!("there is no build {id} of template {template}"));
         let draft = self.draft_path(template, id);
         if self.build_path(template, id).exists() {
             // It was whole, and its process ended before the draft was gone.
@@ -349,19 +367,31 @@ impl Fleet {
     }
 
     /// How a build is, and what it said from a line on.
-    pub fn build_status(&self, template: &TemplateId, id: &BuildId, offset: usize, limit: usize) -> Result<(BuildState, Vec<Said>), Failure> {
+    pub fn build_status(
+        &self,
+        template: &TemplateId,
+        id: &BuildId,
+        offset: usize,
+        limit: usize,
+    ) -> Result<(BuildState, Vec<Said>), Failure> {
         if let Ok(job) = self.job(template, id) {
             return Ok(job.look(offset, limit));
         }
         if self.build_path(template, id).exists() {
-            return Ok((BuildState::Ready, self.said_before(template, id).into_iter().skip(offset).take(limit).collect()));
+            return Ok((
+                BuildState::Ready,
+                self.said_before(template, id).into_iter().skip(offset).take(limit).collect(),
+            ));
         }
         Err(Failure::new(Kind::NotFound, format!("there is no build {id} of template {template}")))
     }
 
     /// Calls off every build of a template.
     pub(crate) fn call_off_builds(&self, template: &TemplateId) {
-        held(&self.jobs.running).values().filter(|job| job.template == *template).for_each(|job| job.call_off());
+        held(&self.jobs.running)
+            .values()
+            .filter(|job| job.template == *template)
+            .for_each(|job| job.call_off());
     }
 
     /// What a build said, as far as its process came.
@@ -384,10 +414,17 @@ impl Fleet {
         self.template_dir(template).join("builds").join(format!("{id}.draft"))
     }
 
-    fn write_draft(&self, job: &Job, failed: Option<(Option<String>, String)>, begun: Option<(i32, u64)>) -> Result<(), Failure> {
-        let asked = Asked { tags: job.tags.clone(), cpu_milli: job.cpu_milli, memory: job.memory, failed, begun };
-        super::write_record(&self.draft_path(&job.template, &job.id), &asked)
-            .map_err(|error| Failure::new(Kind::Host, "cannot write the build down").because(error).hint("make room: pal gc"))
+    fn write_draft(
+        &self,
+        job: &Job,
+        failed: Option<(Option<String>, String)>,
+        begun: Option<(i32, u64)>,
+    ) -> Result<(), Failure> {
+        let asked =
+            Asked { tags: job.tags.clone(), cpu_milli: job.cpu_milli, memory: job.memory, failed, begun };
+        super::write_record(&self.draft_path(&job.template, &job.id), &asked).map_err(|error| {
+            Failure::new(Kind::Host, "cannot write the build down").because(error).hint("make room: pal gc")
+        })
     }
 
     pub(crate) fn note_failed(&self, job: &Job, step: &str, failure: &Failure) -> Result<(), Failure> {
@@ -399,9 +436,14 @@ impl Fleet {
     }
 
     fn drop_old_drafts(&self, template: &TemplateId) {
-        let entries = fs::read_dir(self.template_dir(template).join("builds")).into_iter().flatten().flatten();
-        for path in entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "draft")) {
-            let id = path.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| stem.parse::<BuildId>().ok());
+        let entries =
+            fs::read_dir(self.template_dir(template).join("builds")).into_iter().flatten().flatten();
+        for path in entries
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|end| end == "draft"))
+        {
+            let id =
+                path.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| stem.parse::<BuildId>().ok());
             if id.is_none_or(|id| !held(&self.jobs.running).contains_key(&id)) {
                 let _ = fs::remove_file(path.with_extension("log"));
                 let _ = fs::remove_file(path);

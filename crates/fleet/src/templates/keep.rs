@@ -10,7 +10,11 @@ use crate::{Fleet, Garbage, Sweep, failures};
 impl Fleet {
     /// Layers that a build, a Body or a snapshot stands on.
     fn needed_layers(&self) -> Result<BTreeSet<LayerId>, Failure> {
-        let builds = self.template_records().into_iter().flat_map(|template| self.builds(&template.id)).flat_map(|build| build.layers);
+        let builds = self
+            .template_records()
+            .into_iter()
+            .flat_map(|template| self.builds(&template.id))
+            .flat_map(|build| build.layers);
         let mut needed: BTreeSet<LayerId> = builds.collect();
         for id in self.ids()? {
             let dir = BodyDir::at(self.body_path(&id));
@@ -39,7 +43,12 @@ impl Fleet {
     }
 
     /// The same, with that much room for layers that somebody may stand on again.
-    pub(crate) fn sweep_layers_to(&self, sweep: Sweep, budget: u64, found: &mut Vec<Garbage>) -> Result<(), Failure> {
+    pub(crate) fn sweep_layers_to(
+        &self,
+        sweep: Sweep,
+        budget: u64,
+        found: &mut Vec<Garbage>,
+    ) -> Result<(), Failure> {
         if !self.layers_dir().is_dir() {
             return Ok(());
         }
@@ -56,12 +65,17 @@ impl Fleet {
             if record.as_ref().is_ok_and(Self::is_spare) {
                 continue;
             }
-            let why = if record.is_ok() { "no template, Body or snapshot stands on it" } else { "it was never finished" };
+            let why = if record.is_ok() {
+                "no template, Body or snapshot stands on it"
+            } else {
+                "it was never finished"
+            };
             let bytes = record.as_ref().map_or(0, |record| record.bytes);
             found.push(Garbage { kind: "layer", name, bytes, why: why.to_owned() });
             if sweep == Sweep::Remove {
                 let nobody = proto::spec::Ids { users: Vec::new(), groups: Vec::new() };
-                let ids = record.map(|record| record.ids).or_else(|_| body::ids::of_layers()).unwrap_or(nobody);
+                let ids =
+                    record.map(|record| record.ids).or_else(|_| body::ids::of_layers()).unwrap_or(nobody);
                 snapshot::remove(&self.maker.programs, &ids, &path).map_err(failures::removal)?;
             }
         }
@@ -88,7 +102,9 @@ impl Fleet {
             rustix::fs::flock(&file, LockShared)?;
             Ok(file)
         });
-        lock.map_err(|error| Failure::new(proto::Kind::Host, "cannot begin to build a template").because(error))
+        lock.map_err(|error| {
+            Failure::new(proto::Kind::Host, "cannot begin to build a template").because(error)
+        })
     }
 
     fn no_build_runs(&self) -> Option<fs::File> {

@@ -13,8 +13,8 @@ mod setup;
 pub(crate) mod start;
 
 pub use build::{Act, BuildRequest, From, STEPS_MAX, Step};
-pub use jobs::{BuildState, Job, Said};
 pub(crate) use jobs::Jobs;
+pub use jobs::{BuildState, Job, Said};
 pub use setup::{BASE, INTERPRETER, Say};
 
 use std::{
@@ -37,7 +37,7 @@ use proto::{
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 
-use crate::{Fleet};
+use crate::Fleet;
 
 const RECORD_LEN_MAX: u64 = 1 << 20;
 /// Most tags of one template.
@@ -97,7 +97,8 @@ impl Fleet {
 
     /// All templates, by name.
     pub fn templates(&self) -> Result<Vec<TemplateView>, Failure> {
-        let mut views: Vec<TemplateView> = self.template_records().into_iter().map(|template| self.template_view(template)).collect();
+        let mut views: Vec<TemplateView> =
+            self.template_records().into_iter().map(|template| self.template_view(template)).collect();
         views.sort_by(|a, b| a.template.name.cmp(&b.template.name));
         Ok(views)
     }
@@ -116,13 +117,19 @@ impl Fleet {
         let mut builds = self.builds(&template.id);
         builds.sort_by(|a, b| b.created_at.cmp(&a.created_at));
         let layers: BTreeSet<&LayerId> = builds.iter().flat_map(|build| &build.layers).collect();
-        let bytes = layers.into_iter().filter_map(|id| layers::read(&self.layers_dir().join(id.as_str())).ok()).map(|layer| layer.bytes).sum();
+        let bytes = layers
+            .into_iter()
+            .filter_map(|id| layers::read(&self.layers_dir().join(id.as_str())).ok())
+            .map(|layer| layer.bytes)
+            .sum();
         TemplateView { template, builds, bytes }
     }
 
     fn builds(&self, id: &TemplateId) -> Vec<Build> {
         let entries = fs::read_dir(self.template_dir(id).join("builds")).into_iter().flatten().flatten();
-        let whole = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "json"));
+        let whole = entries
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|end| end == "json"));
         whole.filter_map(|path| read_record(&path).ok()).collect()
     }
 
@@ -134,7 +141,8 @@ impl Fleet {
         {
             return Ok(Some(template));
         }
-        let called = |template: &Template| template.name == named.name || template.aliases.contains(&named.name);
+        let called =
+            |template: &Template| template.name == named.name || template.aliases.contains(&named.name);
         Ok(self.template_records().into_iter().find(called))
     }
 
@@ -148,13 +156,23 @@ impl Fleet {
         // Without a default, a template has been built under other tags only; the name alone then means none of them.
         let latest = || meant(DEFAULT_TAG).filter(|_| tag == "latest");
         let id = meant(tag).or_else(by_id).or_else(latest).ok_or_else(|| {
-            Failure::new(Kind::NotFound, format!("template {} has no build with the tag {:?}", template.name, proto::text::visible(tag)))
-                .hint(format!("see its tags: pal templates inspect {}", template.name))
+            Failure::new(
+                Kind::NotFound,
+                format!(
+                    "template {} has no build with the tag {:?}",
+                    template.name,
+                    proto::text::visible(tag)
+                ),
+            )
+            .hint(format!("see its tags: pal templates inspect {}", template.name))
         })?;
-        read_record(&self.template_dir(&template.id).join("builds").join(format!("{id}.json"))).map_err(|error| {
-            Failure::new(Kind::NotFound, format!("build {id} of template {} is not there", template.name)).because(error)
-                .hint("build it again: pal templates build")
-        })
+        read_record(&self.template_dir(&template.id).join("builds").join(format!("{id}.json"))).map_err(
+            |error| {
+                Failure::new(Kind::NotFound, format!("build {id} of template {} is not there", template.name))
+                    .because(error)
+                    .hint("build it again: pal templates build")
+            },
+        )
     }
 
     /// What a Body of that template is made from.
@@ -165,11 +183,23 @@ impl Fleet {
         if self.find_template(key)?.is_some() {
             return self.origin_of(self.template_build(key)?);
         }
-        let manifest = self.find_snapshot(crate::snapshots::bare(key)).map_err(|failure| if failure.kind == Kind::NotFound { unknown(key) } else { failure })?;
+        let manifest = self
+            .find_snapshot(crate::snapshots::bare(key))
+            .map_err(|failure| if failure.kind == Kind::NotFound { unknown(key) } else { failure })?;
         let under = self.under_snapshot(&manifest)?;
-        let machine = manifest.machine.map(|machine| (self.data.join("snapshots").join(manifest.id.as_str()), machine));
+        let machine =
+            manifest.machine.map(|machine| (self.data.join("snapshots").join(manifest.id.as_str()), machine));
         let (home, at_start, ports) = (manifest.home, manifest.at_start, manifest.ports);
-        Ok(Origin { under, base: manifest.base, settings: Settings::default(), workspaces: manifest.workspaces, home, at_start, ports, machine })
+        Ok(Origin {
+            under,
+            base: manifest.base,
+            settings: Settings::default(),
+            workspaces: manifest.workspaces,
+            home,
+            at_start,
+            ports,
+            machine,
+        })
     }
 
     /// The same for a build.
@@ -193,7 +223,8 @@ impl Fleet {
     pub(crate) fn layers_below(&self, ids: &[LayerId]) -> Result<Vec<LayerBelow>, Failure> {
         let below = |id: &LayerId| {
             layers::below(&self.layers_dir().join(id.as_str())).map_err(|error| {
-                Failure::new(Kind::Host, format!("layer {id} of the template cannot be used")).because(error)
+                Failure::new(Kind::Host, format!("layer {id} of the template cannot be used"))
+                    .because(error)
                     .hint("build the template again: pal templates build, or pal setup base")
             })
         };
@@ -203,7 +234,13 @@ impl Fleet {
     /// What is below a Body that exists.
     pub(crate) fn under(&self, spec: &Spec) -> Result<Under, Failure> {
         let layers = spec.base.as_ref().map(|base| self.layers_below(&base.layers)).transpose()?;
-        let mut under = Under { snapshots: self.below(spec)?, layers, workspaces: self.workspaces_below(&spec.workspaces)?, home: self.home_below(spec.home.as_ref())?, vm: None };
+        let mut under = Under {
+            snapshots: self.below(spec)?,
+            layers,
+            workspaces: self.workspaces_below(&spec.workspaces)?,
+            home: self.home_below(spec.home.as_ref())?,
+            vm: None,
+        };
         if spec.layer == proto::Layer::Microvm {
             under.vm = Some(self.parts(spec, &under)?);
         }
@@ -217,7 +254,8 @@ impl Fleet {
         if let Some(template) = self.find_template(&named.name)? {
             return Ok(template);
         }
-        let drawn = sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
+        let drawn = sys::random::bytes()
+            .map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
         let now = store::clock::now();
         let template = Template {
             v: VERSION,
@@ -237,12 +275,21 @@ impl Fleet {
 
     fn write_template(&self, template: &Template) -> Result<(), Failure> {
         let dir = self.template_dir(&template.id);
-        let written = fs::create_dir_all(dir.join("builds")).and_then(|()| write_record(&dir.join("manifest.json"), template));
-        written.map_err(|error| Failure::new(Kind::Host, "cannot write the template down").because(error).hint("make room: pal gc"))
+        let written = fs::create_dir_all(dir.join("builds"))
+            .and_then(|()| write_record(&dir.join("manifest.json"), template));
+        written.map_err(|error| {
+            Failure::new(Kind::Host, "cannot write the template down")
+                .because(error)
+                .hint("make room: pal gc")
+        })
     }
 
     /// Changes a template's record while nobody else does.
-    fn change_template<T>(&self, key: &str, change: impl FnOnce(&mut Template) -> Result<T, Failure>) -> Result<(Template, T), Failure> {
+    fn change_template<T>(
+        &self,
+        key: &str,
+        change: impl FnOnce(&mut Template) -> Result<T, Failure>,
+    ) -> Result<(Template, T), Failure> {
         let _lock = self.lock_templates()?;
         let mut template = self.find_template(key)?.ok_or_else(|| unknown(key))?;
         let before = template.clone();
@@ -259,10 +306,11 @@ impl Fleet {
     /// One at a time, of all `pal`s on this data.
     fn lock_templates(&self) -> Result<File, Failure> {
         let dir = self.data.join("templates");
-        let locked = fs::create_dir_all(&dir).and_then(|()| File::create(dir.join("lock"))).and_then(|file| {
-            rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
-            Ok(file)
-        });
+        let locked =
+            fs::create_dir_all(&dir).and_then(|()| File::create(dir.join("lock"))).and_then(|file| {
+                rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
+                Ok(file)
+            });
         locked.map_err(|error| Failure::new(Kind::Host, "cannot lock the templates").because(error))
     }
 
@@ -303,9 +351,12 @@ impl Fleet {
         check_tags(tags)?;
         self.change_template(build.template.as_str(), |template| {
             let since = store::clock::now();
-            template.tags.extend(tags.iter().map(|tag| (tag.clone(), Tag { build: build.id.clone(), since: since.clone() })));
+            template.tags.extend(
+                tags.iter().map(|tag| (tag.clone(), Tag { build: build.id.clone(), since: since.clone() })),
+            );
             if template.tags.len() > TAGS_MAX {
-                return Err(Failure::new(Kind::Limit, format!("a template has at most {TAGS_MAX} tags")).hint("remove some first"));
+                return Err(Failure::new(Kind::Limit, format!("a template has at most {TAGS_MAX} tags"))
+                    .hint("remove some first"));
             }
             Ok(())
         })?;
@@ -317,7 +368,12 @@ impl Fleet {
         self.change_template(key, |template| {
             for tag in tags {
                 let gone = template.tags.remove(tag);
-                gone.ok_or_else(|| Failure::new(Kind::NotFound, format!("template {} has no tag {:?}", template.name, proto::text::visible(tag))))?;
+                gone.ok_or_else(|| {
+                    Failure::new(
+                        Kind::NotFound,
+                        format!("template {} has no tag {:?}", template.name, proto::text::visible(tag)),
+                    )
+                })?;
             }
             Ok(())
         })
@@ -327,11 +383,18 @@ impl Fleet {
     /// Writes a whole build down and points tags at it.
     pub(crate) fn keep_build(&self, build: &Build, tags: &[String]) -> Result<(), Failure> {
         let path = self.template_dir(&build.template).join("builds").join(format!("{}.json", build.id));
-        self.append(draft("template.built", json!({ "template": build.template, "build": build.id, "tags": tags, "bytes": build.bytes })))?;
-        write_record(&path, build).map_err(|error| Failure::new(Kind::Host, "cannot write the build down").because(error).hint("make room: pal gc"))?;
+        self.append(draft(
+            "template.built",
+            json!({ "template": build.template, "build": build.id, "tags": tags, "bytes": build.bytes }),
+        ))?;
+        write_record(&path, build).map_err(|error| {
+            Failure::new(Kind::Host, "cannot write the build down").because(error).hint("make room: pal gc")
+        })?;
         self.change_template(build.template.as_str(), |template| {
             let since = store::clock::now();
-            template.tags.extend(tags.iter().map(|tag| (tag.clone(), Tag { build: build.id.clone(), since: since.clone() })));
+            template.tags.extend(
+                tags.iter().map(|tag| (tag.clone(), Tag { build: build.id.clone(), since: since.clone() })),
+            );
             Ok(())
         })
         .map(drop)
@@ -346,7 +409,9 @@ impl Fleet {
         let dir = self.template_dir(&template.id);
         // Without its manifest it is none any more, whatever becomes of us.
         let removed = fs::remove_file(dir.join("manifest.json")).and_then(|()| fs::remove_dir_all(&dir));
-        removed.map_err(|error| Failure::new(Kind::Host, "cannot remove the template").because(error).hint("try again: pal gc"))?;
+        removed.map_err(|error| {
+            Failure::new(Kind::Host, "cannot remove the template").because(error).hint("try again: pal gc")
+        })?;
         self.drop_unused_layers()?;
         Ok(template.id)
     }
@@ -354,9 +419,15 @@ impl Fleet {
 
 /// A name that a template may have.
 pub(crate) fn check_name(name: &str) -> Result<Named, Failure> {
-    let named: Named = name.parse().map_err(|error: proto::template::NameError| Failure::new(Kind::Usage, error.to_string()))?;
+    let named: Named = name
+        .parse()
+        .map_err(|error: proto::template::NameError| Failure::new(Kind::Usage, error.to_string()))?;
     if RESERVED.contains(&named.name.as_str()) {
-        return Err(Failure::new(Kind::Usage, format!("{} means this machine's own root and cannot name a template", named.name)).hint("choose another name"));
+        return Err(Failure::new(
+            Kind::Usage,
+            format!("{} means this machine's own root and cannot name a template", named.name),
+        )
+        .hint("choose another name"));
     }
     Ok(named)
 }
@@ -370,16 +441,22 @@ pub(crate) fn unknown(key: &str) -> Failure {
     let shown: String = proto::text::visible(&key.chars().take(200).collect::<String>());
     let failure = Failure::new(Kind::NotFound, format!("there is no template {shown:?}"));
     match key {
-        "base" | "code-interpreter-v1" => failure.hint(format!("make it once, from Debian's packages: pal setup {key}")),
-        _ => failure.hint("templates are `host`, what `pal templates` lists, and your snapshots: pal snapshots"),
+        "base" | "code-interpreter-v1" => {
+            failure.hint(format!("make it once, from Debian's packages: pal setup {key}"))
+        }
+        _ => failure
+            .hint("templates are `host`, what `pal templates` lists, and your snapshots: pal snapshots"),
     }
 }
 
 /// Tags as clients may send them.
 pub fn check_tags(tags: &[String]) -> Result<(), Failure> {
     match tags.iter().find(|tag| !proto::template::is_plain(tag)) {
-        Some(bad) => Err(Failure::new(Kind::Usage, format!("{:?} cannot be a tag", proto::text::visible(&bad.chars().take(200).collect::<String>())))
-            .hint("use letters, digits, `-`, `_` and `.`")),
+        Some(bad) => Err(Failure::new(
+            Kind::Usage,
+            format!("{:?} cannot be a tag", proto::text::visible(&bad.chars().take(200).collect::<String>())),
+        )
+        .hint("use letters, digits, `-`, `_` and `.`")),
         None => Ok(()),
     }
 }

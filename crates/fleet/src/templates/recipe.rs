@@ -11,7 +11,8 @@ use proto::{Failure, Kind};
 use super::Act;
 
 /// Instructions that say something of a container that a Body is not.
-const LEFT_OUT: &[&str] = &["LABEL", "MAINTAINER", "CMD", "ENTRYPOINT", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK"];
+const LEFT_OUT: &[&str] =
+    &["LABEL", "MAINTAINER", "CMD", "ENTRYPOINT", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK"];
 const HINT: &str = "a line is FROM, RUN, COPY, ENV, WORKDIR, USER or ARG with its arguments";
 
 /// A file that was read.
@@ -26,15 +27,34 @@ pub struct Recipe {
 }
 
 /// Reads a Dockerfile. `arguments` take the place of what ARG has as a default; `target` is the stage that is wanted.
-pub fn read(text: &str, arguments: &BTreeMap<String, String>, target: Option<&str>) -> Result<Recipe, Failure> {
-    let mut reader = Reader { arguments, known: BTreeMap::new(), args: Vec::new(), from: None, stage: None, acts: Vec::new(), notes: Vec::new() };
+pub fn read(
+    text: &str,
+    arguments: &BTreeMap<String, String>,
+    target: Option<&str>,
+) -> Result<Recipe, Failure> {
+    let mut reader = Reader {
+        arguments,
+        known: BTreeMap::new(),
+        args: Vec::new(),
+        from: None,
+        stage: None,
+        acts: Vec::new(),
+        notes: Vec::new(),
+    };
     for (number, line) in joined(text)? {
-        reader.line(&line).map_err(|why| Failure::new(Kind::Usage, format!("line {number}: {why}")).hint(HINT))?;
+        reader
+            .line(&line)
+            .map_err(|why| Failure::new(Kind::Usage, format!("line {number}: {why}")).hint(HINT))?;
     }
-    let nothing = || Failure::new(Kind::Usage, "the file does not say FROM what to begin").hint("begin it with: FROM base");
+    let nothing = || {
+        Failure::new(Kind::Usage, "the file does not say FROM what to begin").hint("begin it with: FROM base")
+    };
     let from = reader.from.ok_or_else(nothing)?;
     if let Some(target) = target.filter(|target| reader.stage.as_deref() != Some(*target)) {
-        return Err(Failure::new(Kind::Usage, format!("the file has no stage {:?}", proto::text::visible(target))));
+        return Err(Failure::new(
+            Kind::Usage,
+            format!("the file has no stage {:?}", proto::text::visible(target)),
+        ));
     }
     Ok(Recipe { from, acts: reader.acts, notes: reader.notes })
 }
@@ -45,8 +65,13 @@ fn joined(text: &str) -> Result<Vec<(usize, String)>, Failure> {
     let mut goes_on = false;
     for (index, line) in text.lines().enumerate() {
         let plain = line.trim();
-        if plain.strip_prefix('#').is_some_and(|rest| rest.trim_start().to_ascii_lowercase().starts_with("escape=`")) {
-            return Err(Failure::new(Kind::Usage, "the escape character of the file is none of Linux'").hint(HINT));
+        if plain
+            .strip_prefix('#')
+            .is_some_and(|rest| rest.trim_start().to_ascii_lowercase().starts_with("escape=`"))
+        {
+            return Err(
+                Failure::new(Kind::Usage, "the escape character of the file is none of Linux'").hint(HINT)
+            );
         }
         if plain.starts_with('#') || (plain.is_empty() && !goes_on) {
             continue;
@@ -78,7 +103,10 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn line(&mut self, line: &str) -> Result<(), String> {
-        let (verb, rest) = line.split_once(char::is_whitespace).map(|(verb, rest)| (verb, rest.trim())).ok_or("it has no arguments")?;
+        let (verb, rest) = line
+            .split_once(char::is_whitespace)
+            .map(|(verb, rest)| (verb, rest.trim()))
+            .ok_or("it has no arguments")?;
         let verb = verb.to_ascii_uppercase();
         if self.from.is_none() && verb != "FROM" && verb != "ARG" {
             return Err("only ARG may stand before FROM".into());
@@ -136,7 +164,9 @@ impl Reader<'_> {
     fn env(&mut self, rest: &str) -> Result<(), String> {
         let first = rest.split_whitespace().next().unwrap_or_default();
         let pairs = match rest.split_once(char::is_whitespace) {
-            Some((name, value)) if !first.contains('=') => vec![(name.to_owned(), Some(value.trim().to_owned()))],
+            Some((name, value)) if !first.contains('=') => {
+                vec![(name.to_owned(), Some(value.trim().to_owned()))]
+            }
             _ => pairs_or_names(rest)?,
         };
         for (name, value) in pairs {
@@ -154,14 +184,23 @@ impl Reader<'_> {
         if rest.starts_with("--") {
             return Err("RUN with options is not done".into());
         }
-        if rest.contains("<<") && rest.split("<<").nth(1).is_some_and(|end| end.starts_with(|c: char| c.is_ascii_alphabetic() || "-'\"".contains(c))) {
+        if rest.contains("<<")
+            && rest
+                .split("<<")
+                .nth(1)
+                .is_some_and(|end| end.starts_with(|c: char| c.is_ascii_alphabetic() || "-'\"".contains(c)))
+        {
             return Err("RUN with a text below it is not done: write it as a line".into());
         }
         let command = match words_of_list(rest)? {
             Some(words) => words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "),
             None => rest.to_owned(),
         };
-        let args: Vec<String> = self.args.iter().map(|name| format!("{name}={}", quoted(self.known.get(name).map_or("", String::as_str)))).collect();
+        let args: Vec<String> = self
+            .args
+            .iter()
+            .map(|name| format!("{name}={}", quoted(self.known.get(name).map_or("", String::as_str))))
+            .collect();
         let command = if args.is_empty() { command } else { format!("export {}; {command}", args.join(" ")) };
         self.acts.push(Act::Run { command, user: None });
         Ok(())
@@ -192,7 +231,14 @@ impl Reader<'_> {
         for source in sources {
             let (source, target) = (source.trim_start_matches('/').to_owned(), target.clone());
             let source = if source.is_empty() { ".".to_owned() } else { source };
-            self.acts.push(Act::Copy { source, target, owner: owner.clone(), mode: mode.clone(), hash: String::new(), archive: Default::default() });
+            self.acts.push(Act::Copy {
+                source,
+                target,
+                owner: owner.clone(),
+                mode: mode.clone(),
+                hash: String::new(),
+                archive: Default::default(),
+            });
         }
         Ok(())
     }
@@ -203,7 +249,9 @@ impl Reader<'_> {
 
     /// A text with what ARG and ENV said in it.
     fn filled(&self, text: &str) -> Result<String, String> {
-        fill(text, &self.known, |name| Err(format!("it names ${}, which neither ARG nor ENV before it sets", proto::text::visible(name))))
+        fill(text, &self.known, |name| {
+            Err(format!("it names ${}, which neither ARG nor ENV before it sets", proto::text::visible(name)))
+        })
     }
 }
 
@@ -216,14 +264,18 @@ fn words_of_list(text: &str) -> Result<Option<Vec<String>>, String> {
     if !text.starts_with('[') {
         return Ok(None);
     }
-    serde_json::from_str(text).map(Some).or_else(|_| if text.contains('"') { Err("its list cannot be read".into()) } else { Ok(None) })
+    serde_json::from_str(text)
+        .map(Some)
+        .or_else(|_| if text.contains('"') { Err("its list cannot be read".into()) } else { Ok(None) })
 }
 
 /// `NAME=value OTHER="a b"`, or names alone.
 fn pairs_or_names(text: &str) -> Result<Vec<(String, Option<String>)>, String> {
     let mut pairs = Vec::new();
     for word in words(text)? {
-        let (name, value) = word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value.to_owned())));
+        let (name, value) = word
+            .split_once('=')
+            .map_or((word.as_str(), None), |(name, value)| (name, Some(value.to_owned())));
         if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
             return Err(format!("{:?} names no variable", proto::text::visible(name)));
         }
@@ -264,7 +316,11 @@ fn words(text: &str) -> Result<Vec<String>, String> {
 }
 
 /// Puts `$NAME`, `${NAME}`, `${NAME:-else}` and `${NAME:+then}` in.
-fn fill(text: &str, known: &BTreeMap<String, String>, unknown: impl Fn(&str) -> Result<String, String>) -> Result<String, String> {
+fn fill(
+    text: &str,
+    known: &BTreeMap<String, String>,
+    unknown: impl Fn(&str) -> Result<String, String>,
+) -> Result<String, String> {
     let mut out = String::new();
     let mut rest = text;
     while let Some(at) = rest.find('$') {
@@ -272,7 +328,8 @@ fn fill(text: &str, known: &BTreeMap<String, String>, unknown: impl Fn(&str) -> 
         rest = &rest[at + 1..];
         let (inner, after) = match rest.strip_prefix('{') {
             Some(braced) => braced.split_once('}').ok_or("a brace is not closed")?,
-            None => rest.split_at(rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len())),
+            None => rest
+                .split_at(rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len())),
         };
         if inner.is_empty() {
             out.push('$');
@@ -284,7 +341,9 @@ fn fill(text: &str, known: &BTreeMap<String, String>, unknown: impl Fn(&str) -> 
             (Some(_), Some(("+", then))) => out.push_str(then),
             (None, Some(("+", _))) => {}
             (None, Some(("-", instead))) => out.push_str(instead),
-            (_, Some((sign, _))) if sign != "-" => return Err(format!("${{{}}} is not understood", proto::text::visible(inner))),
+            (_, Some((sign, _))) if sign != "-" => {
+                return Err(format!("${{{}}} is not understood", proto::text::visible(inner)));
+            }
             (Some(value), _) => out.push_str(value),
             (None, _) => out.push_str(&unknown(name)?),
         }
@@ -302,7 +361,14 @@ mod tests {
     }
 
     fn copy(source: &str, target: &str) -> Act {
-        Act::Copy { source: source.into(), target: target.into(), owner: None, mode: None, hash: String::new(), archive: Default::default() }
+        Act::Copy {
+            source: source.into(),
+            target: target.into(),
+            owner: None,
+            mode: None,
+            hash: String::new(),
+            archive: Default::default(),
+        }
     }
 
     fn run(command: &str) -> Act {
@@ -314,7 +380,14 @@ mod tests {
         let read = plain("# what\nFROM base\nENV A=\"b c\" D=e\nENV OLD a b\nWORKDIR /app\nCOPY . /app\nRUN one && \\\n  # between\n  two\nRUN [\"a\", \"it's\"]\nUSER root\nCMD [\"x\"]\n").unwrap();
         let env = |name: &str, value: &str| Act::Env(vec![(name.into(), value.into())]);
         let acts = [
-            env("A", "b c"), env("D", "e"), env("OLD", "a b"), Act::Workdir("/app".into()), copy(".", "/app"), run("one &&  two"), run(r"'a' 'it'\''s'"), Act::User("root".into()),
+            env("A", "b c"),
+            env("D", "e"),
+            env("OLD", "a b"),
+            Act::Workdir("/app".into()),
+            copy(".", "/app"),
+            run("one &&  two"),
+            run(r"'a' 'it'\''s'"),
+            Act::User("root".into()),
         ];
         assert_eq!((read.from.as_str(), read.acts), ("base", acts.to_vec()));
         assert_eq!(read.notes, ["CMD is left out: a Body runs what it is asked to"]);
@@ -328,16 +401,31 @@ mod tests {
         assert_eq!(read.from, "debian:13");
         assert_eq!(read.acts[0], Act::Env(vec![("P".into(), "13-x-${PATH}".into())]));
         let Act::Copy { source, target, owner, mode, .. } = &read.acts[2] else { panic!("{:?}", read.acts) };
-        assert_eq!((source.as_str(), target.as_str(), owner.as_deref(), mode.as_deref()), ("b", "/to/", Some("1000:5"), Some("755")));
+        assert_eq!(
+            (source.as_str(), target.as_str(), owner.as_deref(), mode.as_deref()),
+            ("b", "/to/", Some("1000:5"), Some("755"))
+        );
         assert_eq!(read.acts[3], run("export V='13' W='x'; echo $V"));
     }
 
     #[test]
     fn what_is_not_done_is_refused_by_its_line() {
         for (bad, says) in [
-            ("", "FROM"), ("RUN x", "line 1"), ("FROM a\nFROM b", "line 2: a second FROM"), ("FROM a\nADD x y", "line 2: ADD is not done"), ("FROM a\nCOPY x", "line 2"), ("FROM a\nENV A", "line 2"),
-            ("FROM a\nCOPY --from=b a b", "COPY --from=b is not done"), ("FROM a\nRUN --mount=type=cache x", "line 2"), ("FROM a\nRUN <<EOF", "line 2"), ("FROM --platform=x a", "line 1"),
-            ("FROM a\nCOPY a b c", "ends with `/`"), ("FROM a\n\nWORKDIR $NO", "line 3: it names $NO"), ("FROM a\nSHELL [\"x\"]", "SHELL is not done"), ("FROM $X", "line 1"), ("FROM a\nENV A=\"x", "quote"),
+            ("", "FROM"),
+            ("RUN x", "line 1"),
+            ("FROM a\nFROM b", "line 2: a second FROM"),
+            ("FROM a\nADD x y", "line 2: ADD is not done"),
+            ("FROM a\nCOPY x", "line 2"),
+            ("FROM a\nENV A", "line 2"),
+            ("FROM a\nCOPY --from=b a b", "COPY --from=b is not done"),
+            ("FROM a\nRUN --mount=type=cache x", "line 2"),
+            ("FROM a\nRUN <<EOF", "line 2"),
+            ("FROM --platform=x a", "line 1"),
+            ("FROM a\nCOPY a b c", "ends with `/`"),
+            ("FROM a\n\nWORKDIR $NO", "line 3: it names $NO"),
+            ("FROM a\nSHELL [\"x\"]", "SHELL is not done"),
+            ("FROM $X", "line 1"),
+            ("FROM a\nENV A=\"x", "quote"),
         ] {
             let said = plain(bad).unwrap_err().to_string();
             assert!(said.contains(says), "{bad:?}: {said}");

@@ -6,7 +6,10 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Read},
-    os::{fd::AsFd, unix::fs::{DirBuilderExt, MetadataExt}},
+    os::{
+        fd::AsFd,
+        unix::fs::{DirBuilderExt, MetadataExt},
+    },
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -32,14 +35,49 @@ pub const INTERPRETER: &str = "code-interpreter-v1";
 const RELEASE: &str = "trixie";
 /// What is in `base`.
 const PACKAGES: &[&str] = &[
-    "adduser", "bash", "bash-completion", "bzip2", "ca-certificates", "curl", "file", "git", "gnupg", "iproute2", "iputils-ping", "jq", "less",
-    "nano", "netbase", "nodejs", "npm", "openssh-client", "passwd", "procps", "psmisc", "python-is-python3", "python3",
-    "python3-pip", "python3-venv", "ripgrep", "rsync", "sudo", "tzdata", "unzip", "vim-tiny", "wget", "xz-utils", "zip",
+    "adduser",
+    "bash",
+    "bash-completion",
+    "bzip2",
+    "ca-certificates",
+    "curl",
+    "file",
+    "git",
+    "gnupg",
+    "iproute2",
+    "iputils-ping",
+    "jq",
+    "less",
+    "nano",
+    "netbase",
+    "nodejs",
+    "npm",
+    "openssh-client",
+    "passwd",
+    "procps",
+    "psmisc",
+    "python-is-python3",
+    "python3",
+    "python3-pip",
+    "python3-venv",
+    "ripgrep",
+    "rsync",
+    "sudo",
+    "tzdata",
+    "unzip",
+    "vim-tiny",
+    "wget",
+    "xz-utils",
+    "zip",
 ];
 /// What nobody reads in a sandbox, and what only protects from a loss of power.
 const DPKG_OPTIONS: &[&str] = &[
-    "force-unsafe-io", "path-exclude=/usr/share/doc/*", "path-include=/usr/share/doc/*/copyright", "path-exclude=/usr/share/man/*",
-    "path-exclude=/usr/share/info/*", "path-exclude=/usr/share/locale/*",
+    "force-unsafe-io",
+    "path-exclude=/usr/share/doc/*",
+    "path-include=/usr/share/doc/*/copyright",
+    "path-exclude=/usr/share/man/*",
+    "path-exclude=/usr/share/info/*",
+    "path-exclude=/usr/share/locale/*",
 ];
 /// Done in the new root at the end: the account, what it may do, and where it finds programs.
 const FINISH: &[&str] = &[
@@ -72,25 +110,36 @@ impl Fleet {
     /// The same with programs that are looked for in these directories.
     pub fn setup_with(&self, name: &str, places: &[PathBuf], say: Say<'_>) -> Result<TemplateView, Failure> {
         if name != BASE && name != INTERPRETER {
-            return Err(Failure::new(Kind::Usage, format!("{:?} is no template that pal makes itself", proto::text::visible(name)))
-                .hint("it makes `base` and `code-interpreter-v1`"));
+            return Err(Failure::new(
+                Kind::Usage,
+                format!("{:?} is no template that pal makes itself", proto::text::visible(name)),
+            )
+            .hint("it makes `base` and `code-interpreter-v1`"));
         }
         // The second of two waits for the first, and finds its work done.
         let _turn = self.turn(name)?;
         if let Some(view) = self.template(name).ok().filter(|view| view.default_build().is_some()) {
             return Ok(view);
         }
-        if name == BASE { self.setup_base(places, say)? } else { self.setup_interpreter(places, say)? };
+        if name == BASE {
+            self.setup_base(places, say)?
+        } else {
+            self.setup_interpreter(places, say)?
+        };
         self.template(name)
     }
 
     fn turn(&self, name: &str) -> Result<fs::File, Failure> {
         let dir = self.data.join("templates");
-        let locked = fs::create_dir_all(&dir).and_then(|()| fs::File::create(dir.join(format!("{name}.lock")))).and_then(|file| {
-            rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
-            Ok(file)
-        });
-        locked.map_err(|error| Failure::new(Kind::Host, format!("cannot begin to make the template {name}")).because(error))
+        let locked = fs::create_dir_all(&dir)
+            .and_then(|()| fs::File::create(dir.join(format!("{name}.lock"))))
+            .and_then(|file| {
+                rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
+                Ok(file)
+            });
+        locked.map_err(|error| {
+            Failure::new(Kind::Host, format!("cannot begin to make the template {name}")).because(error)
+        })
     }
 
     fn setup_base(&self, places: &[PathBuf], say: Say<'_>) -> Result<Build, Failure> {
@@ -104,7 +153,9 @@ impl Fleet {
             return self.finish_build(self.name_template(BASE)?.id, vec![layer], settings, &source);
         }
         if let Some(program) = find_program("debootstrap", places).filter(|_| sys::caps::is_host_root()) {
-            say(&format!("making `base` from Debian {RELEASE} with debootstrap: some minutes, about 600 MiB"));
+            say(&format!(
+                "making `base` from Debian {RELEASE} with debootstrap: some minutes, about 600 MiB"
+            ));
             let scratch = self.scratch(BASE)?;
             let source = format!("Debian {RELEASE}, by debootstrap");
             let layer = self.layer_from(debootstrap(&program, &scratch.path), &source, say)?;
@@ -121,22 +172,34 @@ impl Fleet {
     fn setup_interpreter(&self, places: &[PathBuf], say: Say<'_>) -> Result<Build, Failure> {
         let _building = self.building()?;
         let program = find_program("mmdebstrap", places).ok_or_else(|| {
-            Failure::new(Kind::Host, format!("cannot make the template {INTERPRETER}: mmdebstrap is not here")).hint("apt-get install mmdebstrap")
+            Failure::new(
+                Kind::Host,
+                format!("cannot make the template {INTERPRETER}: mmdebstrap is not here"),
+            )
+            .hint("apt-get install mmdebstrap")
         })?;
         say(&format!("making `{INTERPRETER}` from Debian {RELEASE} and PyPI: some minutes, about 1.2 GiB"));
         let source = format!("Debian {RELEASE}, by mmdebstrap, and packages of PyPI");
         let scratch = self.scratch(INTERPRETER)?;
-        let root = self.layer_from(mmdebstrap(&program, &interpreter::hooks(), &scratch.path), &source, say)?;
+        let root =
+            self.layer_from(mmdebstrap(&program, &interpreter::hooks(), &scratch.path), &source, say)?;
         drop(scratch);
         let own = self.import_layer("the code interpreter", &interpreter::archive()?[..])?;
-        self.finish_build(self.name_template(INTERPRETER)?.id, vec![own, root], interpreter::settings(), &source)
+        self.finish_build(
+            self.name_template(INTERPRETER)?.id,
+            vec![own, root],
+            interpreter::settings(),
+            &source,
+        )
     }
 
     /// Room for what makes a template, without what somebody left there who was killed. Whoever asks has the turn.
     fn scratch(&self, name: &str) -> Result<Scratch, Failure> {
         let scratch = Scratch { path: self.scratch_path(name), programs: self.maker.programs.clone() };
         let made = scratch.clear().and_then(|()| fs::DirBuilder::new().mode(0o755).create(&scratch.path));
-        made.map_err(|error| Failure::new(Kind::Host, format!("cannot make room in {SCRATCH}")).because(error))?;
+        made.map_err(|error| {
+            Failure::new(Kind::Host, format!("cannot make room in {SCRATCH}")).because(error)
+        })?;
         Ok(scratch)
     }
 
@@ -149,14 +212,27 @@ impl Fleet {
     /// What somebody left who was killed while making a template.
     pub(crate) fn sweep_scratch(&self, sweep: Sweep, found: &mut Vec<Garbage>) {
         for name in [BASE, INTERPRETER] {
-            let scratch = std::mem::ManuallyDrop::new(Scratch { path: self.scratch_path(name), programs: self.maker.programs.clone() });
+            let scratch = std::mem::ManuallyDrop::new(Scratch {
+                path: self.scratch_path(name),
+                programs: self.maker.programs.clone(),
+            });
             let lock = fs::File::open(self.data.join("templates").join(format!("{name}.lock")));
-            let idle = lock.is_ok_and(|lock| rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok());
+            let idle = lock.is_ok_and(|lock| {
+                rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok()
+            });
             if !idle || !scratch.path.exists() {
                 continue;
             }
-            let bytes = fs::File::open(&scratch.path).ok().and_then(|dir| sys::tree::usage(dir.as_fd()).ok()).map_or(0, |usage| usage.bytes);
-            found.push(Garbage { kind: "scratch", name: name.to_owned(), bytes, why: "the template was never finished".to_owned() });
+            let bytes = fs::File::open(&scratch.path)
+                .ok()
+                .and_then(|dir| sys::tree::usage(dir.as_fd()).ok())
+                .map_or(0, |usage| usage.bytes);
+            found.push(Garbage {
+                kind: "scratch",
+                name: name.to_owned(),
+                bytes,
+                why: "the template was never finished".to_owned(),
+            });
             if sweep == Sweep::Remove {
                 let _ = scratch.clear();
             }
@@ -164,7 +240,13 @@ impl Fleet {
     }
 
     /// A template from an archive of its whole root.
-    pub fn import_template(&self, name: &str, source: &str, settings: Settings, archive: impl Read) -> Result<Build, Failure> {
+    pub fn import_template(
+        &self,
+        name: &str,
+        source: &str,
+        settings: Settings,
+        archive: impl Read,
+    ) -> Result<Build, Failure> {
         let template = self.name_template(name)?;
         let _building = self.building()?;
         let layer = self.import_layer(source, archive)?;
@@ -172,7 +254,10 @@ impl Fleet {
     }
 
     fn import_layer(&self, source: &str, archive: impl Read) -> Result<LayerId, Failure> {
-        let id = LayerId::from_random(sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?);
+        let id = LayerId::from_random(
+            sys::random::bytes()
+                .map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?,
+        );
         let draft = self.draft_layer(&id)?;
         draft.unpack(archive, Dialect::Plain, UNPACKED_MAX).map_err(failures::layer)?;
         Ok(draft.finish(id, source, store::clock::now()).map_err(failures::layer)?.id)
@@ -181,12 +266,20 @@ impl Fleet {
     /// A layer in the making.
     pub(crate) fn draft_layer(&self, id: &LayerId) -> Result<layers::Draft<'_>, Failure> {
         let ids = ids::of_layers().map_err(failures::ids)?;
-        layers::Draft::begin(&self.maker.programs, &self.layers_dir(), &format!("{id}.part"), ids).map_err(failures::layer)
+        layers::Draft::begin(&self.maker.programs, &self.layers_dir(), &format!("{id}.part"), ids)
+            .map_err(failures::layer)
     }
 
     /// Writes a build down; the name alone means it from now on.
-    pub(super) fn finish_build(&self, template: proto::TemplateId, layers: Vec<LayerId>, settings: Settings, source: &str) -> Result<Build, Failure> {
-        let drawn = sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
+    pub(super) fn finish_build(
+        &self,
+        template: proto::TemplateId,
+        layers: Vec<LayerId>,
+        settings: Settings,
+        source: &str,
+    ) -> Result<Build, Failure> {
+        let drawn = sys::random::bytes()
+            .map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
         let build = Build {
             v: VERSION,
             id: BuildId::from_random(drawn),
@@ -202,15 +295,24 @@ impl Fleet {
     }
 
     pub(crate) fn layer_bytes(&self, ids: &[LayerId]) -> u64 {
-        ids.iter().filter_map(|id| layers::read(&self.layers_dir().join(id.as_str())).ok()).map(|layer| layer.bytes).sum()
+        ids.iter()
+            .filter_map(|id| layers::read(&self.layers_dir().join(id.as_str())).ok())
+            .map(|layer| layer.bytes)
+            .sum()
     }
 
     /// Makes a layer of what a program writes to its standard output; what it says is passed on.
     fn layer_from(&self, mut command: Command, source: &str, say: Say<'_>) -> Result<LayerId, Failure> {
-        let cannot = |error: std::io::Error| Failure::new(Kind::Host, "cannot make the template").because(error);
+        let cannot =
+            |error: std::io::Error| Failure::new(Kind::Host, "cannot make the template").because(error);
         let id = LayerId::from_random(sys::random::bytes().map_err(cannot)?);
         let draft = self.draft_layer(&id)?;
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(cannot)?;
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(cannot)?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let mut last = Vec::new();
         let unpacked = std::thread::scope(|scope| {
@@ -218,7 +320,9 @@ impl Fleet {
                 let archive = stdout.ok_or_else(|| cannot(std::io::ErrorKind::BrokenPipe.into()))?;
                 draft.unpack(archive, Dialect::Plain, UNPACKED_MAX).map_err(failures::layer)
             });
-            for line in stderr.into_iter().flat_map(|stderr| BufReader::new(stderr).lines()).map_while(Result::ok) {
+            for line in
+                stderr.into_iter().flat_map(|stderr| BufReader::new(stderr).lines()).map_while(Result::ok)
+            {
                 // Where this host has room is nobody's business.
                 let line = proto::text::visible(&line).replace(SCRATCH, "");
                 say(&line);
@@ -232,7 +336,9 @@ impl Fleet {
         // An archive that was cut at the end of a file looks whole; its maker's word decides.
         if !child.wait().map_err(cannot)?.success() {
             // Whichever of the two failed first, the other complains of it.
-            let reader = unpacked.err().map(|failure| std::iter::once(failure.to_string()).chain(failure.causes()).collect::<Vec<_>>().join(": "));
+            let reader = unpacked.err().map(|failure| {
+                std::iter::once(failure.to_string()).chain(failure.causes()).collect::<Vec<_>>().join(": ")
+            });
             last.extend(reader);
             return Err(cannot(std::io::Error::other(last.join("\n")))
                 .hint("it needs Debian's mirrors (http://deb.debian.org) and, for the code interpreter, PyPI; try again when they can be reached"));
@@ -263,7 +369,9 @@ impl Scratch {
         let removed = body::snapshot::remove(&self.programs, &ids, &self.path);
         // The directory itself is the user's own, and stands where only its owner may remove it.
         match fs::remove_dir(&self.path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => removed.map_err(std::io::Error::other).and(Err(error)),
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                removed.map_err(std::io::Error::other).and(Err(error))
+            }
             _ => Ok(()),
         }
     }
@@ -278,7 +386,13 @@ impl Drop for Scratch {
 /// Settings of the templates that the product makes itself.
 pub(super) fn own_settings() -> Settings {
     let env = [("LANG".to_owned(), "C.UTF-8".to_owned())].into();
-    Settings { env, user: Some("user".into()), workdir: Some("/home/user".into()), sudo: true, ..Settings::default() }
+    Settings {
+        env,
+        user: Some("user".into()),
+        workdir: Some("/home/user".into()),
+        sudo: true,
+        ..Settings::default()
+    }
 }
 
 /// A program of the system.
@@ -288,7 +402,10 @@ fn find_program(name: &str, places: &[PathBuf]) -> Option<PathBuf> {
 
 fn clean_environment(program: &Path, scratch: &Path) -> Command {
     let mut command = Command::new(program);
-    command.env_clear().env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C.UTF-8");
+    command
+        .env_clear()
+        .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+        .env("LC_ALL", "C.UTF-8");
     command.env("TMPDIR", scratch);
     command
 }

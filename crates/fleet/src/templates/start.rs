@@ -23,13 +23,19 @@ const SAID_MAX: usize = 2048;
 
 impl Fleet {
     /// Starts what the template says, and waits until it is ready. A Body that does not become ready stays as it is.
-    pub(crate) async fn start_template(&self, id: &BodyId, start: &Start, patience: Patience) -> Result<(), Failure> {
+    pub(crate) async fn start_template(
+        &self,
+        id: &BodyId,
+        start: &Start,
+        patience: Patience,
+    ) -> Result<(), Failure> {
         let guest = self.guest(id);
         if let Some(command) = &start.command {
             let data = json!({ "argv": shell(command), "by": "template", "detached": true });
             self.append(Draft::body("exec.started", id, data))?;
             // It runs once its first word is there; when the stream is dropped then, it goes on.
-            let begun = async { guest.line().await?.start(&request(command), None, None).await?.next().await };
+            let begun =
+                async { guest.line().await?.start(&request(command), None, None).await?.next().await };
             body::guest::in_time(begun).await.and_then(|begun| begun).map_err(failures::guest)?;
         }
         match &start.ready {
@@ -61,12 +67,19 @@ async fn wait_ready(guest: &Guest, ready: &str) -> Result<(), Failure> {
     loop {
         let said = match look(guest, ready).await.map_err(failures::guest)? {
             (0, _) => return Ok(()),
-            (code, said) => format!("`{}` ends with code {code}: {}", proto::text::visible(ready), proto::text::visible_bytes(&said)),
+            (code, said) => format!(
+                "`{}` ends with code {code}: {}",
+                proto::text::visible(ready),
+                proto::text::visible_bytes(&said)
+            ),
         };
         if Instant::now() + pause >= deadline {
-            return Err(Failure::new(Kind::Limit, format!("the Body did not become ready in {} s", READY_PATIENCE.as_secs()))
-                .because(said)
-                .hint("look at what its start command does: pal exec BODY -- ps aux"));
+            return Err(Failure::new(
+                Kind::Limit,
+                format!("the Body did not become ready in {} s", READY_PATIENCE.as_secs()),
+            )
+            .because(said)
+            .hint("look at what its start command does: pal exec BODY -- ps aux"));
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LOOK_MAX);
@@ -85,7 +98,9 @@ async fn look(guest: &Guest, ready: &str) -> Result<(i32, Vec<u8>), GuestError> 
                     let Some(Stdout(bytes) | Stderr(bytes) | Pty(bytes)) = data.output else { continue };
                     said.extend_from_slice(&bytes[..bytes.len().min(SAID_MAX - said.len())]);
                 }
-                Some(process_event::Event::End(end)) => return Ok((if end.exited { end.exit_code } else { -1 }, said)),
+                Some(process_event::Event::End(end)) => {
+                    return Ok((if end.exited { end.exit_code } else { -1 }, said));
+                }
                 _ => {}
             },
             Ok(None) => return Ok((-1, said)),
@@ -103,6 +118,7 @@ pub(crate) fn shell(line: &str) -> Vec<String> {
 fn request(line: &str) -> StartRequest {
     let mut argv = shell(line);
     let arguments = argv.split_off(1);
-    let process = ProcessConfig { cmd: argv.swap_remove(0), args: arguments, envs: Default::default(), cwd: None };
+    let process =
+        ProcessConfig { cmd: argv.swap_remove(0), args: arguments, envs: Default::default(), cwd: None };
     StartRequest { process: Some(process), pty: None, tag: None, stdin: Some(false) }
 }

@@ -25,13 +25,19 @@ const VERSION_PATIENCE: Duration = Duration::from_secs(10);
 
 impl Fleet {
     /// Prepares a hypervisor besides QEMU: remembers where it is, and finds out by starting a machine whether it runs.
-    pub fn setup_engine(&self, which: Engine, program: Option<PathBuf>, say: Say<'_>) -> Result<Known, Failure> {
+    pub fn setup_engine(
+        &self,
+        which: Engine,
+        program: Option<PathBuf>,
+        say: Say<'_>,
+    ) -> Result<Known, Failure> {
         let setup = self.setup_microvm(None, say)?;
         if which == Engine::Qemu {
             return Ok(Known { program: None, version: setup.engine_mark, verdict: setup.verdict });
         }
         if let Some(named) = program.as_ref().filter(|named| !named.is_file()) {
-            return Err(Failure::new(Kind::NotFound, format!("there is no program {}", named.display())).hint(where_to_get(which)));
+            return Err(Failure::new(Kind::NotFound, format!("there is no program {}", named.display()))
+                .hint(where_to_get(which)));
         }
         let named = program.or_else(|| setup.engines.get(&which).and_then(|known| known.program.clone()));
         let found = engine::other(which, named.as_deref()).map_err(|error| absent(which, error))?;
@@ -47,20 +53,28 @@ impl Fleet {
         let boot_id = sys::proc::boot_id().unwrap_or_default();
         let (accelerator, why) = match self.try_engine(which) {
             Ok(()) => (Accelerator::Kvm, "a machine was booted with it".to_owned()),
-            Err(failure) => (Accelerator::Emulated, failure.causes().pop().unwrap_or_else(|| failure.to_string())),
+            Err(failure) => {
+                (Accelerator::Emulated, failure.causes().pop().unwrap_or_else(|| failure.to_string()))
+            }
         };
         Verdict { accelerator, why, boot_id }
     }
 
     /// The root of a hypervisor, and what runs its machines.
-    pub(super) fn engine_root(&self, which: Engine, setup: &Setup) -> Result<(PathBuf, Accelerator), Failure> {
+    pub(super) fn engine_root(
+        &self,
+        which: Engine,
+        setup: &Setup,
+    ) -> Result<(PathBuf, Accelerator), Failure> {
         let ground = self.ground();
         if which.emulates() {
-            let accelerator = setup.verdict.as_ref().map_or(Accelerator::Emulated, |verdict| verdict.accelerator);
+            let accelerator =
+                setup.verdict.as_ref().map_or(Accelerator::Emulated, |verdict| verdict.accelerator);
             return Ok((ground.engine(setup).map_err(failure)?, accelerator));
         }
         let known = setup.engines.get(&which);
-        let program = engine::other(which, known.and_then(|known| known.program.as_deref())).map_err(|error| absent(which, error))?;
+        let program = engine::other(which, known.and_then(|known| known.program.as_deref()))
+            .map_err(|error| absent(which, error))?;
         if let Err(error) = std::fs::File::options().read(true).write(true).open(KVM) {
             return Err(needs_kvm(which, &format!("{KVM}: {error}")));
         }
@@ -75,7 +89,9 @@ impl Fleet {
 /// Whether a machine of so many images fits.
 pub(super) fn fits(which: Engine, images: usize) -> Result<(), Failure> {
     match which {
-        Engine::Firecracker if images > FIRECRACKER_IMAGES_MAX => Err(failure(VmError::Layers(images, FIRECRACKER_IMAGES_MAX))),
+        Engine::Firecracker if images > FIRECRACKER_IMAGES_MAX => {
+            Err(failure(VmError::Layers(images, FIRECRACKER_IMAGES_MAX)))
+        }
         _ => Ok(()),
     }
 }
@@ -107,7 +123,11 @@ fn where_to_get(which: Engine) -> String {
 
 /// What a program says of its version: the first line.
 fn version(which: Engine, program: &Path) -> Result<String, Failure> {
-    let no_engine = |why: String| Failure::new(Kind::Host, format!("{} is no {which} that runs here", program.display())).because(why).hint(where_to_get(which));
+    let no_engine = |why: String| {
+        Failure::new(Kind::Host, format!("{} is no {which} that runs here", program.display()))
+            .because(why)
+            .hint(where_to_get(which))
+    };
     let said = first_words(program).map_err(|error| no_engine(error.to_string()))?;
     let first = proto::text::visible(said.lines().next().unwrap_or_default().trim());
     match first.to_lowercase().contains(which.name()) {
@@ -120,7 +140,13 @@ fn version(which: Engine, program: &Path) -> Result<String, Failure> {
 /// The beginning of what a program says when it is asked for its version; one that takes its time is ended.
 fn first_words(program: &Path) -> io::Result<String> {
     let mut command = Command::new(program);
-    let mut child = command.arg("--version").env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let mut child = command
+        .arg("--version")
+        .env_clear()
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()?;
     let deadline = Instant::now() + VERSION_PATIENCE;
     // What fits a pipe is more than is wanted, so it can end without being read.
     while child.try_wait()?.is_none() {
@@ -142,17 +168,33 @@ fn first_words(program: &Path) -> io::Result<String> {
 pub(crate) fn report(setup: Option<&Setup>) -> Vec<(Engine, Result<String, String>, Option<String>)> {
     let boot_id = sys::proc::boot_id().unwrap_or_default();
     let others = Engine::ALL.into_iter().filter(|which| !which.emulates());
-    others.map(|which| {
-        let known = setup.and_then(|setup| setup.engines.get(&which));
-        let try_it = format!("pal setup microvm --engine {which}");
-        let found = engine::other(which, known.and_then(|known| known.program.as_deref()));
-        let verdict = known.and_then(|known| known.verdict.as_ref()).filter(|verdict| verdict.boot_id == boot_id);
-        match (found, verdict) {
-            (Err(_), _) => (which, Err("not installed; another hypervisor for microVMs".to_owned()), Some(where_to_get(which))),
-            (Ok(_), None) => (which, Err("installed; whether machines run under it was not tried".to_owned()), Some(try_it)),
-            (Ok(_), Some(Verdict { accelerator: Accelerator::Kvm, .. })) => (which, Ok(known.map_or_else(String::new, |known| known.version.clone())), None),
-            (Ok(_), Some(verdict)) => (which, Err(format!("installed, but no machine comes up under it: {}", verdict.why)), Some("use a machine with (nested) virtualisation".to_owned())),
-        }
-    })
-    .collect()
+    others
+        .map(|which| {
+            let known = setup.and_then(|setup| setup.engines.get(&which));
+            let try_it = format!("pal setup microvm --engine {which}");
+            let found = engine::other(which, known.and_then(|known| known.program.as_deref()));
+            let verdict =
+                known.and_then(|known| known.verdict.as_ref()).filter(|verdict| verdict.boot_id == boot_id);
+            match (found, verdict) {
+                (Err(_), _) => (
+                    which,
+                    Err("not installed; another hypervisor for microVMs".to_owned()),
+                    Some(where_to_get(which)),
+                ),
+                (Ok(_), None) => (
+                    which,
+                    Err("installed; whether machines run under it was not tried".to_owned()),
+                    Some(try_it),
+                ),
+                (Ok(_), Some(Verdict { accelerator: Accelerator::Kvm, .. })) => {
+                    (which, Ok(known.map_or_else(String::new, |known| known.version.clone())), None)
+                }
+                (Ok(_), Some(verdict)) => (
+                    which,
+                    Err(format!("installed, but no machine comes up under it: {}", verdict.why)),
+                    Some("use a machine with (nested) virtualisation".to_owned()),
+                ),
+            }
+        })
+        .collect()
 }

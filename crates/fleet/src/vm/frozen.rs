@@ -18,17 +18,32 @@ use crate::{Create, Fleet, failures};
 
 impl Fleet {
     /// Takes a machine's disk, and its memory if it runs. The caller has the Body's lock.
-    pub(crate) fn take_machine(&self, dir: &BodyDir, spec: &Spec, to: &Path, mut manifest: Manifest) -> Result<Manifest, Failure> {
-        let cannot = |what: &str, error: std::io::Error| Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc");
-        fs::DirBuilder::new().mode(0o700).create(to).map_err(|error| cannot("cannot make the snapshot's directory", error))?;
+    pub(crate) fn take_machine(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        to: &Path,
+        mut manifest: Manifest,
+    ) -> Result<Manifest, Failure> {
+        let cannot = |what: &str, error: std::io::Error| {
+            Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc")
+        };
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .create(to)
+            .map_err(|error| cannot("cannot make the snapshot's directory", error))?;
         let mut machine = self.freeze_into(dir, spec, to)?;
         if let (Some(frozen), false) = (&mut machine.frozen, manifest.for_forks) {
             // The machine goes on meanwhile.
-            frozen.ram_sha256 = Some(vm::record::ram_hash(to).map_err(|error| cannot("cannot read what was frozen", error))?);
+            frozen.ram_sha256 =
+                Some(vm::record::ram_hash(to).map_err(|error| cannot("cannot read what was frozen", error))?);
         }
         let files = fs::read_dir(to).into_iter().flatten().flatten().map(|entry| entry.path());
         // Images are shared; they are not what this snapshot takes.
-        manifest.bytes = files.filter(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("image"))).map(|path| vm::disks::used(&path)).sum();
+        manifest.bytes = files
+            .filter(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("image")))
+            .map(|path| vm::disks::used(&path))
+            .sum();
         manifest.machine = Some(machine);
         // It has everything in it: nothing of other snapshots is needed.
         manifest.below = Vec::new();
@@ -41,10 +56,23 @@ impl Fleet {
     }
 
     /// The same, and something more before the machine goes on.
-    pub(super) fn freeze_then(&self, dir: &BodyDir, spec: &Spec, to: &Path, last: impl FnOnce(&Machine) -> Result<(), Failure>) -> Result<Machine, Failure> {
+    pub(super) fn freeze_then(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        to: &Path,
+        last: impl FnOnce(&Machine) -> Result<(), Failure>,
+    ) -> Result<Machine, Failure> {
         let setup = self.ground().setup().map_err(failure)?;
-        let images: Vec<_> = (0..).map(|index| dir.path().join(format!("image{index}"))).take_while(|path| path.exists()).collect();
-        vm::record::keep_images(&images.iter().map(|path| fs::canonicalize(path).unwrap_or(path.clone())).collect::<Vec<_>>(), to).map_err(failure)?;
+        let images: Vec<_> = (0..)
+            .map(|index| dir.path().join(format!("image{index}")))
+            .take_while(|path| path.exists())
+            .collect();
+        vm::record::keep_images(
+            &images.iter().map(|path| fs::canonicalize(path).unwrap_or(path.clone())).collect::<Vec<_>>(),
+            to,
+        )
+        .map_err(failure)?;
         let hypervisor = spec.engine.unwrap_or_default();
         let (root, accelerator) = self.engine_root(hypervisor, &setup)?;
         let machine = Machine {
@@ -66,37 +94,54 @@ impl Fleet {
             Condition::Paused(running) => (running, true),
             _ => {
                 let copied = vm::disks::copy(&dir.path().join(UPPER_FILE), &to.join(UPPER_FILE));
-                copied.map_err(|error| Failure::new(Kind::Host, "cannot copy the machine's disk").because(error).hint("make room: pal gc"))?;
+                copied.map_err(|error| {
+                    Failure::new(Kind::Host, "cannot copy the machine's disk")
+                        .because(error)
+                        .hint("make room: pal gc")
+                })?;
                 return Ok(machine);
             }
         };
         if paused {
             // It must run to be asked; it stands still again when it was.
-            process::resume(&running).map_err(|error| failures::process("cannot freeze the machine", error))?;
+            process::resume(&running)
+                .map_err(|error| failures::process("cannot freeze the machine", error))?;
         }
         let mut outcome = None;
         let frozen = vm::freeze::freeze(dir.path(), to, |held| {
-            let hashed = vm::record::state_hash(to).map_err(|error| Failure::new(Kind::Host, "cannot read what was frozen").because(error));
+            let hashed = vm::record::state_hash(to)
+                .map_err(|error| Failure::new(Kind::Host, "cannot read what was frozen").because(error));
             outcome = Some(hashed.and_then(|state_sha256| {
-                let machine = Machine { frozen: Some(FrozenMemory { held, state_sha256, ram_sha256: None }), ..machine };
+                let machine = Machine {
+                    frozen: Some(FrozenMemory { held, state_sha256, ram_sha256: None }),
+                    ..machine
+                };
                 last(&machine).map(|()| machine)
             }));
         });
         if paused {
-            process::pause(&running).map_err(|error| failures::process("cannot pause the machine again", error))?;
+            process::pause(&running)
+                .map_err(|error| failures::process("cannot pause the machine again", error))?;
         }
         frozen.map_err(failure)?;
         outcome.unwrap_or_else(|| Err(Failure::new(Kind::Internal, "nothing was frozen")))
     }
 
     /// What a Body on a snapshot of a machine is made from.
-    pub(crate) fn thawed_parts(&self, spec: &Spec, dir: &Path, machine: &Machine, cold: bool) -> Result<Parts, Failure> {
+    pub(crate) fn thawed_parts(
+        &self,
+        spec: &Spec,
+        dir: &Path,
+        machine: &Machine,
+        cold: bool,
+    ) -> Result<Parts, Failure> {
         let images = (0..machine.images).map(|index| dir.join(format!("image{index}"))).collect();
         let mut parts = self.parts_with(spec, images, Some(dir.join(UPPER_FILE)))?;
         if machine.frozen.is_some() && !cold {
             let setup = self.ground().setup().map_err(failure)?;
             let frozen = machine.check(dir, &setup, &parts).map_err(|why| incomplete(&why))?;
-            let frozen = Frozen { dir: dir.to_owned(), held: frozen.held.clone(), generation: machine.generation + 1 };
+            let frozen =
+                Frozen { dir: dir.to_owned(), held: frozen.held.clone(), generation: machine.generation + 1 };
             parts.start = Start::Thaw(frozen);
         }
         Ok(parts)
@@ -105,10 +150,20 @@ impl Fleet {
 
 impl Fleet {
     /// Has a machine that went on prove itself, and writes that down.
-    pub(crate) async fn receipt_of(&self, dir: &BodyDir, id: &proto::BodyId, how: &str) -> Result<(), Failure> {
+    pub(crate) async fn receipt_of(
+        &self,
+        dir: &BodyDir,
+        id: &proto::BodyId,
+        how: &str,
+    ) -> Result<(), Failure> {
         let began = std::time::Instant::now();
         let sent = now_ns();
-        let receipt = self.guest(id).receipt(sent).await.map_err(|error| incomplete(&format!("its guest does not answer: {error}")))?.tidy();
+        let receipt = self
+            .guest(id)
+            .receipt(sent)
+            .await
+            .map_err(|error| incomplete(&format!("its guest does not answer: {error}")))?
+            .tidy();
         if !receipt.tree.is_sound() {
             return Err(incomplete("its guest does not say what its files are"));
         }
@@ -119,27 +174,49 @@ impl Fleet {
         if offset.abs() > proto::vm::CLOCK_OFFSET_MAX_MS {
             return Err(incomplete(&format!("its clock is {offset} ms off")));
         }
-        let revival = proto::vm::Revival { how: how.to_owned(), clock_offset_ms: offset, took_ms: began.elapsed().as_millis() as u64, receipt };
+        let revival = proto::vm::Revival {
+            how: how.to_owned(),
+            clock_offset_ms: offset,
+            took_ms: began.elapsed().as_millis() as u64,
+            receipt,
+        };
         self.write("body.receipt", id, serde_json::json!(revival))?;
-        dir.keep_revival(&revival).map_err(|error| Failure::new(Kind::Host, "cannot keep the receipt of the machine").because(error).hint("make room: pal gc"))
+        dir.keep_revival(&revival).map_err(|error| {
+            Failure::new(Kind::Host, "cannot keep the receipt of the machine")
+                .because(error)
+                .hint("make room: pal gc")
+        })
     }
 }
 
 fn now_ns() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos() as u64)
 }
 
 /// Limits of a Body on a snapshot of a machine: that machine's own, where its memory goes on.
 pub(crate) fn inherit(request: &mut Create, machine: &Machine) -> Result<(), Failure> {
     let limits = &mut request.limits;
     let cpu = limits.cpu_milli.unwrap_or(machine.cpus * 1000);
-    let same = limits.memory.is_none_or(|memory| memory.0 & !0xf_ffff == machine.memory.0) && cpu.div_ceil(1000) == machine.cpus;
+    let same = limits.memory.is_none_or(|memory| memory.0 & !0xf_ffff == machine.memory.0)
+        && cpu.div_ceil(1000) == machine.cpus;
     if machine.frozen.is_some() && !request.cold && !same {
-        return Err(Failure::new(Kind::Usage, format!("the machine in this snapshot has {} memory and {} processors, and goes on with them", machine.memory, machine.cpus))
-            .hint("leave --memory and --cpus out, or boot it instead: --cold"));
+        return Err(Failure::new(
+            Kind::Usage,
+            format!(
+                "the machine in this snapshot has {} memory and {} processors, and goes on with them",
+                machine.memory, machine.cpus
+            ),
+        )
+        .hint("leave --memory and --cpus out, or boot it instead: --cold"));
     }
     if limits.disk.is_some_and(|disk| disk != machine.disk) {
-        return Err(Failure::new(Kind::Usage, format!("the disk in this snapshot is one of {}", machine.disk)).hint("leave --disk out"));
+        return Err(Failure::new(
+            Kind::Usage,
+            format!("the disk in this snapshot is one of {}", machine.disk),
+        )
+        .hint("leave --disk out"));
     }
     limits.memory = limits.memory.or(Some(machine.memory));
     limits.cpu_milli = Some(cpu);
@@ -149,6 +226,9 @@ pub(crate) fn inherit(request: &mut Create, machine: &Machine) -> Result<(), Fai
 
 /// What was frozen cannot be thawed whole.
 pub(crate) fn incomplete(why: &str) -> Failure {
-    Failure::new(Kind::RestoreIncomplete, format!("{}: the machine cannot be thawed: {why}", proto::failure::RESTORE_INCOMPLETE))
-        .hint("its files are intact; boot it with them: --cold")
+    Failure::new(
+        Kind::RestoreIncomplete,
+        format!("{}: the machine cannot be thawed: {why}", proto::failure::RESTORE_INCOMPLETE),
+    )
+    .hint("its files are intact; boot it with them: --cold")
 }

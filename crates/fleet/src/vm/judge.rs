@@ -29,7 +29,13 @@ impl Fleet {
                 tell("trying whether the processor runs machines");
                 match self.try_kvm() {
                     Ok(()) => (Accelerator::Kvm, "a machine was booted with it".to_owned()),
-                    Err(failure) => (Accelerator::Emulated, format!("{KVM} opens, but a machine does not come up with it: {}", failure.causes().pop().unwrap_or_else(|| failure.to_string()))),
+                    Err(failure) => (
+                        Accelerator::Emulated,
+                        format!(
+                            "{KVM} opens, but a machine does not come up with it: {}",
+                            failure.causes().pop().unwrap_or_else(|| failure.to_string())
+                        ),
+                    ),
                 }
             }
         };
@@ -74,7 +80,12 @@ impl Fleet {
         let images = self.images(&self.ground(), &spec, &under)?;
         let setup = self.ground().setup().map_err(failure)?;
         let (root, _) = self.engine_root(which, &setup)?;
-        let parts = self.parts_by(Hypervisor { hypervisor: which, root, accelerator: Accelerator::Kvm }, &spec, images, None)?;
+        let parts = self.parts_by(
+            Hypervisor { hypervisor: which, root, accelerator: Accelerator::Kvm },
+            &spec,
+            images,
+            None,
+        )?;
         self.with_nobodys(&spec, &under, &parts, |_, _| Ok(()))
     }
 }

@@ -74,7 +74,11 @@ impl Fleet {
         let say = std::cell::RefCell::new(say);
         let tell = |what: &str| (say.borrow_mut())(what);
         install_tools(&tell)?;
-        let found = own.map(|own| kernel::Found { source: own.file.display().to_string(), kernel: own.file, modules: own.modules });
+        let found = own.map(|own| kernel::Found {
+            source: own.file.display().to_string(),
+            kernel: own.file,
+            modules: own.modules,
+        });
         let setup = ground.make(found, &tell).map_err(failure)?;
         ground.initrd(&setup, &self.maker.programs, Engine::Qemu).map_err(failure)?;
         if !images::host_is_made(&ground.dir().join("images")) {
@@ -99,7 +103,13 @@ impl Fleet {
         self.parts_by(Hypervisor { hypervisor, root, accelerator }, spec, images, disk)
     }
 
-    fn parts_by(&self, by: Hypervisor, spec: &Spec, images: Vec<PathBuf>, disk: Option<PathBuf>) -> Result<Parts, Failure> {
+    fn parts_by(
+        &self,
+        by: Hypervisor,
+        spec: &Spec,
+        images: Vec<PathBuf>,
+        disk: Option<PathBuf>,
+    ) -> Result<Parts, Failure> {
         let Hypervisor { hypervisor, root, accelerator } = by;
         engines::fits(hypervisor, images.len())?;
         let ground = self.ground();
@@ -123,7 +133,11 @@ impl Fleet {
         if layers.len() > images::IMAGES_MAX {
             return Err(failure(VmError::Layers(layers.len(), images::IMAGES_MAX)));
         }
-        let made = base.layers.iter().zip(layers).map(|(id, layer)| images::of_layer(programs, &dir, id.as_str(), layer));
+        let made = base
+            .layers
+            .iter()
+            .zip(layers)
+            .map(|(id, layer)| images::of_layer(programs, &dir, id.as_str(), layer));
         made.collect::<Result<_, _>>().map_err(failure)
     }
 
@@ -141,19 +155,31 @@ impl Fleet {
 /// What cannot be asked of a machine.
 pub(crate) fn check(request: &Create, has_workspaces: bool) -> Result<(), Failure> {
     if has_workspaces {
-        return Err(Failure::new(Kind::Usage, "a microVM has no repositories in it yet: their work could not be brought out")
-            .hint("choose `--layer process`, or copy files: pal cp DIR BODY:PATH"));
+        return Err(Failure::new(
+            Kind::Usage,
+            "a microVM has no repositories in it yet: their work could not be brought out",
+        )
+        .hint("choose `--layer process`, or copy files: pal cp DIR BODY:PATH"));
     }
     if !request.mounts.is_empty() {
-        return Err(Failure::new(Kind::Usage, "a microVM shows nothing of the host: nothing can be mounted in it")
-            .hint("copy it in: pal cp FILE BODY:PATH")
-            .hint("or choose a layer that can: --layer process (weaker: shares the host's kernel)"));
+        return Err(Failure::new(
+            Kind::Usage,
+            "a microVM shows nothing of the host: nothing can be mounted in it",
+        )
+        .hint("copy it in: pal cp FILE BODY:PATH")
+        .hint("or choose a layer that can: --layer process (weaker: shares the host's kernel)"));
     }
     let too_small = |what: &str, asked: Size, min: Size| {
-        Err(Failure::new(Kind::Usage, format!("{what} of {asked} is too small for a microVM: at least {min} is needed")).hint("ask for more, or for `--layer process`"))
+        Err(Failure::new(
+            Kind::Usage,
+            format!("{what} of {asked} is too small for a microVM: at least {min} is needed"),
+        )
+        .hint("ask for more, or for `--layer process`"))
     };
     match (request.limits.memory, request.limits.disk) {
-        (Some(memory), _) if memory < vm::plan::MEMORY_MIN => too_small("memory", memory, vm::plan::MEMORY_MIN),
+        (Some(memory), _) if memory < vm::plan::MEMORY_MIN => {
+            too_small("memory", memory, vm::plan::MEMORY_MIN)
+        }
         (_, Some(disk)) if !vm::plan::disk_fits(disk) => too_small("disk", disk, Size(vm::disks::DISK_MIN)),
         _ => Ok(()),
     }
@@ -161,15 +187,22 @@ pub(crate) fn check(request: &Create, has_workspaces: bool) -> Result<(), Failur
 
 /// Installs the tools that are missing, where that can be done.
 fn install_tools(tell: &dyn Fn(&str)) -> Result<(), Failure> {
-    const TOOLS: [(&str, &str); 3] = [("qemu-system-x86_64", "qemu-system-x86"), ("mkfs.erofs", "erofs-utils"), ("mke2fs", "e2fsprogs")];
-    let missing: Vec<&str> = TOOLS.iter().filter(|(tool, _)| vm::find_tool(tool).is_err()).map(|(_, package)| *package).collect();
+    const TOOLS: [(&str, &str); 3] =
+        [("qemu-system-x86_64", "qemu-system-x86"), ("mkfs.erofs", "erofs-utils"), ("mke2fs", "e2fsprogs")];
+    let missing: Vec<&str> =
+        TOOLS.iter().filter(|(tool, _)| vm::find_tool(tool).is_err()).map(|(_, package)| *package).collect();
     if missing.is_empty() {
         return Ok(());
     }
     let command = format!("apt-get install --no-install-recommends {}", missing.join(" "));
     let failed = |why: String| {
-        Err(Failure::new(Kind::Host, format!("microVMs need programs that are not here: {}", missing.join(", "))).because(why).hint(format!("install them: {command}"))
-            .hint("where there is no apt, install QEMU, erofs-utils and e2fsprogs by your system's own way"))
+        Err(Failure::new(
+            Kind::Host,
+            format!("microVMs need programs that are not here: {}", missing.join(", ")),
+        )
+        .because(why)
+        .hint(format!("install them: {command}"))
+        .hint("where there is no apt, install QEMU, erofs-utils and e2fsprogs by your system's own way"))
     };
     if !sys::caps::is_host_root() || !Path::new("/usr/bin/apt-get").exists() {
         return failed("only root can install them, and only where there is apt-get".to_owned());
@@ -183,7 +216,9 @@ fn install_tools(tell: &dyn Fn(&str)) -> Result<(), Failure> {
         .output();
     match installed {
         Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => failed(proto::text::visible_bytes(&output.stderr[output.stderr.len().saturating_sub(400)..])),
+        Ok(output) => {
+            failed(proto::text::visible_bytes(&output.stderr[output.stderr.len().saturating_sub(400)..]))
+        }
         Err(error) => failed(error.to_string()),
     }
 }

@@ -71,11 +71,14 @@ impl Fleet {
 
     /// Boots a machine that is nobody's and freezes it.
     fn make_warm(&self, spec: &Spec, under: &Under, parts: &Parts, dir: &Path) -> Result<(), Failure> {
-        let cannot = |error: io::Error| Failure::new(Kind::Host, "cannot keep a warm machine").because(error).hint("make room: pal gc");
+        let cannot = |error: io::Error| {
+            Failure::new(Kind::Host, "cannot keep a warm machine").because(error).hint("make room: pal gc")
+        };
         let warm = self.warm_dir();
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&warm).map_err(cannot)?;
         let lock = File::create(warm.join("lock")).map_err(cannot)?;
-        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).map_err(|errno| cannot(errno.into()))?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)
+            .map_err(|errno| cannot(errno.into()))?;
         if self.read_warm(dir, parts).is_some() {
             return Ok(());
         }
@@ -89,7 +92,9 @@ impl Fleet {
             }
             let about = Warm { machine, about: spec.template.clone() };
             let text = serde_json::to_vec(&about).map_err(|error| cannot(error.into()))?;
-            sys::fd::write_whole(&part.join(RECORD), &text).and_then(|()| fs::rename(&part, dir)).map_err(cannot)
+            sys::fd::write_whole(&part.join(RECORD), &text)
+                .and_then(|()| fs::rename(&part, dir))
+                .map_err(cannot)
         });
         if made.is_err() {
             let _ = fs::remove_dir_all(&part);
@@ -98,22 +103,52 @@ impl Fleet {
         made
     }
 
-    fn boot_and_freeze(&self, spec: &Spec, under: &Under, parts: &Parts, to: &Path) -> Result<Machine, Failure> {
+    fn boot_and_freeze(
+        &self,
+        spec: &Spec,
+        under: &Under,
+        parts: &Parts,
+        to: &Path,
+    ) -> Result<Machine, Failure> {
         let parts = Parts { ahead: true, ..parts.clone() };
         self.with_nobodys(spec, under, &parts, |dir, spec| self.freeze_into(dir, spec, to))
     }
 
     /// Boots a machine that is nobody's, does something with it, and ends it.
-    pub(super) fn with_nobodys<T>(&self, spec: &Spec, under: &Under, parts: &Parts, act: impl FnOnce(&BodyDir, &Spec) -> Result<T, Failure>) -> Result<T, Failure> {
-        let drawn = sys::random::bytes().map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
+    pub(super) fn with_nobodys<T>(
+        &self,
+        spec: &Spec,
+        under: &Under,
+        parts: &Parts,
+        act: impl FnOnce(&BodyDir, &Spec) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let drawn = sys::random::bytes()
+            .map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
         let id = BodyId::from_random(drawn);
-        let cannot = |error: io::Error| Failure::new(Kind::Host, "cannot make a directory for a warm machine").because(error);
+        let cannot = |error: io::Error| {
+            Failure::new(Kind::Host, "cannot make a directory for a warm machine").because(error)
+        };
         let dir = BodyDir::create(self.body_path(&id)).map_err(cannot)?;
         let _lock = dir.try_lock().map_err(cannot)?;
-        let claimed = ids::claim(&self.data, &id, ids::Root::Wanted).map_err(failures::ids).inspect_err(|_| drop(fs::remove_dir_all(dir.path())))?;
-        let spec = Spec { id: id.clone(), ids: claimed, life: Life::Run, env: Default::default(), workdir: None, ..spec.clone() };
+        let claimed = ids::claim(&self.data, &id, ids::Root::Wanted)
+            .map_err(failures::ids)
+            .inspect_err(|_| drop(fs::remove_dir_all(dir.path())))?;
+        let spec = Spec {
+            id: id.clone(),
+            ids: claimed,
+            life: Life::Run,
+            env: Default::default(),
+            workdir: None,
+            ..spec.clone()
+        };
         let under = Under { vm: Some(parts.clone()), ..under.clone() };
-        let booted = self.maker.start_launcher().and_then(|launcher| self.maker.begin(launcher, &dir, &spec, &data::token(&self.key, &id), &under)).and_then(body::process::Begun::finish);
+        let booted = self
+            .maker
+            .start_launcher()
+            .and_then(|launcher| {
+                self.maker.begin(launcher, &dir, &spec, &data::token(&self.key, &id), &under)
+            })
+            .and_then(body::process::Begun::finish);
         let done = match booted {
             Ok(mut made) => {
                 let done = act(&dir, &spec);
@@ -134,7 +169,9 @@ impl Fleet {
     pub(crate) fn drop_old_warm(&self, keep: &Path) -> Vec<(String, u64)> {
         let entries = fs::read_dir(self.warm_dir()).into_iter().flatten().flatten();
         let mut found: Vec<(SystemTime, PathBuf)> = entries
-            .filter(|entry| entry.path() != keep && entry.path().is_dir() && entry.path().extension().is_none())
+            .filter(|entry| {
+                entry.path() != keep && entry.path().is_dir() && entry.path().extension().is_none()
+            })
             .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
             .collect();
         found.sort();
@@ -143,9 +180,13 @@ impl Fleet {
         let mut dropped = Vec::new();
         for (index, (at, path)) in found.iter().enumerate() {
             if index < too_many || old(at) {
-                let bytes = ["ram", "state", "upper.img"].iter().map(|name| body::vm::disks::used(&path.join(name))).sum();
+                let bytes = ["ram", "state", "upper.img"]
+                    .iter()
+                    .map(|name| body::vm::disks::used(&path.join(name)))
+                    .sum();
                 if fs::remove_dir_all(path).is_ok() {
-                    dropped.push((path.file_name().unwrap_or_default().to_string_lossy().into_owned(), bytes));
+                    dropped
+                        .push((path.file_name().unwrap_or_default().to_string_lossy().into_owned(), bytes));
                 }
             }
         }
@@ -161,8 +202,18 @@ fn key(spec: &Spec, parts: &Parts) -> String {
     let limits = &spec.limits;
     let setuid = spec.base.as_ref().is_some_and(|base| base.sudo);
     let all = serde_json::json!([
-        kernel.parent().map(name), name(initrd), cmdline, name(&parts.engine), images, parts.accelerator, limits.memory.0, limits.cpu_milli.div_ceil(1000),
-        limits.disk.0, limits.pids, limits.files, setuid,
+        kernel.parent().map(name),
+        name(initrd),
+        cmdline,
+        name(&parts.engine),
+        images,
+        parts.accelerator,
+        limits.memory.0,
+        limits.cpu_milli.div_ceil(1000),
+        limits.disk.0,
+        limits.pids,
+        limits.files,
+        setuid,
     ]);
     proto::event::hex(&Sha256::digest(all.to_string()))[..24].to_owned()
 }

@@ -77,12 +77,21 @@ impl Fleet {
         let mut overlaps = Vec::new();
         for (index, one) in bodies.iter().enumerate() {
             for (other_index, other) in bodies.iter().enumerate().skip(index + 1) {
-                let files: Vec<String> = one.files.iter().filter(|file| other.files.iter().any(|theirs| theirs.path == file.path)).map(|file| file.path.clone()).collect();
+                let files: Vec<String> = one
+                    .files
+                    .iter()
+                    .filter(|file| other.files.iter().any(|theirs| theirs.path == file.path))
+                    .map(|file| file.path.clone())
+                    .collect();
                 if files.is_empty() {
                     continue;
                 }
                 let (_, source, saved) = &works[index];
-                let conflicts = workspace::conflicting(&Git::at(&source.workspace.repository), &saved.wip, &works[other_index].2.wip);
+                let conflicts = workspace::conflicting(
+                    &Git::at(&source.workspace.repository),
+                    &saved.wip,
+                    &works[other_index].2.wip,
+                );
                 overlaps.push(Overlap { one: one.body.clone(), other: other.body.clone(), files, conflicts });
             }
         }
@@ -96,7 +105,10 @@ impl Fleet {
             if let Some((first, other, _)) = works.first()
                 && other.workspace.repository != source.workspace.repository
             {
-                return Err(Failure::new(Kind::Usage, format!("Bodies {first} and {id} work on different repositories")));
+                return Err(Failure::new(
+                    Kind::Usage,
+                    format!("Bodies {first} and {id} work on different repositories"),
+                ));
             }
             works.push((id.clone(), source, saved));
         }
@@ -105,21 +117,34 @@ impl Fleet {
 
     /// Runs a line of shell in a Body; gives its exit code and the end of what it said.
     async fn test_in(&self, id: &BodyId, line: &str) -> Result<(i32, String), Failure> {
-        let mut exec = self.exec(id, ExecRequest { timeout: Some(TEST_WALL), ..ExecRequest::new(["/bin/sh", "-c", line]) }).await?;
+        let mut exec = self
+            .exec(id, ExecRequest { timeout: Some(TEST_WALL), ..ExecRequest::new(["/bin/sh", "-c", line]) })
+            .await?;
         let mut tail: Vec<u8> = Vec::new();
         while let Some(output) = exec.next().await? {
-            let (crate::Output::Stdout(bytes) | crate::Output::Stderr(bytes) | crate::Output::Tty(bytes)) = output;
+            let (crate::Output::Stdout(bytes) | crate::Output::Stderr(bytes) | crate::Output::Tty(bytes)) =
+                output;
             tail.extend_from_slice(&bytes);
             let old = tail.len().saturating_sub(TAIL_MAX);
             tail.drain(..old);
         }
         let code = exec.finish().await?.code;
-        Ok((code, proto::text::visible(String::from_utf8_lossy(&tail).trim().lines().last().unwrap_or_default())))
+        Ok((
+            code,
+            proto::text::visible(String::from_utf8_lossy(&tail).trim().lines().last().unwrap_or_default()),
+        ))
     }
 
     /// Lands Bodies one after the other onto a branch: each is put on top of what landed before, tested in a fresh Body,
     /// and lands only if that test passes.
-    pub async fn land_queue(&self, ids: &[BodyId], onto: &str, test: Option<&str>, person: &Person, say: super::Hear<'_>) -> Result<Vec<Queued>, Failure> {
+    pub async fn land_queue(
+        &self,
+        ids: &[BodyId],
+        onto: &str,
+        test: Option<&str>,
+        person: &Person,
+        say: super::Hear<'_>,
+    ) -> Result<Vec<Queued>, Failure> {
         let works = self.works(ids).await?;
         let mut queued = Vec::new();
         for (id, source, saved) in works {
@@ -134,13 +159,27 @@ impl Fleet {
         Ok(queued)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one place in a queue: whose work, where to, how it is judged, who asks")]
-    async fn land_tested(&self, id: &BodyId, source: &Source, saved: &Saved, onto: &str, test: Option<&str>, person: &Person, say: super::Hear<'_>) -> Result<Landed, Failure> {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one place in a queue: whose work, where to, how it is judged, who asks"
+    )]
+    async fn land_tested(
+        &self,
+        id: &BodyId,
+        source: &Source,
+        saved: &Saved,
+        onto: &str,
+        test: Option<&str>,
+        person: &Person,
+        say: super::Hear<'_>,
+    ) -> Result<Landed, Failure> {
         let repository = &source.workspace.repository;
         let git = Git::at(repository);
         let cannot = |error: workspace::GitError| failures::workspace("cannot try the landing", error.into());
         let trial = format!("pal/queue/{id}");
-        let before = git.line(["rev-parse", "--verify", "--quiet", &format!("refs/heads/{onto}")]).map_err(|_| Failure::new(Kind::NotFound, format!("there is no branch {onto}")))?;
+        let before = git
+            .line(["rev-parse", "--verify", "--quiet", &format!("refs/heads/{onto}")])
+            .map_err(|_| Failure::new(Kind::NotFound, format!("there is no branch {onto}")))?;
         git.run(["update-ref", &format!("refs/heads/{trial}"), &before]).map_err(cannot)?;
         let tried = async {
             let what = if saved.trouble.is_some() { What::Squash { message: None } } else { What::All };
@@ -164,16 +203,26 @@ impl Fleet {
             };
             let judged = match &line {
                 Some(line) => self.test_in(view.id(), line).await,
-                None => Err(Failure::new(Kind::Usage, "there is no test to judge it by").hint("name one: --test 'make test', or [test] command in palisade.toml")),
+                None => Err(Failure::new(Kind::Usage, "there is no test to judge it by")
+                    .hint("name one: --test 'make test', or [test] command in palisade.toml")),
             };
             self.remove_with(view.id(), Force::Yes, Discard::Yes).await?;
             match (judged?, line.unwrap_or_default()) {
                 ((0, _), _) => {}
-                ((code, said), line) => return Err(Failure::new(Kind::Conflict, format!("`{}` ended with code {code}: {said}", proto::text::visible(&line)))),
+                ((code, said), line) => {
+                    return Err(Failure::new(
+                        Kind::Conflict,
+                        format!("`{}` ended with code {code}: {said}", proto::text::visible(&line)),
+                    ));
+                }
             }
-            let now = git.line(["rev-parse", "--verify", "--quiet", &format!("refs/heads/{onto}")]).map_err(cannot)?;
+            let now = git
+                .line(["rev-parse", "--verify", "--quiet", &format!("refs/heads/{onto}")])
+                .map_err(cannot)?;
             if now != before {
-                return Err(Failure::new(Kind::Conflict, format!("branch {onto} moved meanwhile")).hint("try again"));
+                return Err(
+                    Failure::new(Kind::Conflict, format!("branch {onto} moved meanwhile")).hint("try again")
+                );
             }
             self.land_saved(id, source, saved, How::Onto(onto.to_owned()), what, person)
         };

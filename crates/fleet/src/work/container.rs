@@ -53,7 +53,11 @@ impl Footing {
         if self.is_host() {
             return ["root", "user", "nobody"].contains(&name);
         }
-        let passwd = self.roots.iter().find_map(|root| sys::fd::read_small(&root.join("etc/passwd"), 1 << 20).ok()).unwrap_or_default();
+        let passwd = self
+            .roots
+            .iter()
+            .find_map(|root| sys::fd::read_small(&root.join("etc/passwd"), 1 << 20).ok())
+            .unwrap_or_default();
         name.parse::<u32>().is_ok() || passwd.lines().any(|line| line.split(':').next() == Some(name))
     }
 
@@ -67,13 +71,24 @@ impl Footing {
 
 impl Fleet {
     /// What the Bodies of a request stand on: what was asked for, or else what the first repository says.
-    pub(crate) async fn footing(&self, up: &Up, first: Option<(&Workspace, &Needs)>, say: Hear<'_>) -> Result<Footing, Failure> {
+    pub(crate) async fn footing(
+        &self,
+        up: &Up,
+        first: Option<(&Workspace, &Needs)>,
+        say: Hear<'_>,
+    ) -> Result<Footing, Failure> {
         let asked = &up.create.template;
-        let root = first.and_then(|(workspace, needs)| Some((workspace, needs, needs.container.root.as_ref()?)));
+        let root =
+            first.and_then(|(workspace, needs)| Some((workspace, needs, needs.container.root.as_ref()?)));
         let template = match root {
-            Some((workspace, needs, root)) if asked == "host" => self.container(up, workspace, needs, root, say).await?,
+            Some((workspace, needs, root)) if asked == "host" => {
+                self.container(up, workspace, needs, root, say).await?
+            }
             Some(_) => {
-                say(&format!("devcontainer.json names a root of its own; {} was asked for instead", proto::text::visible(asked)));
+                say(&format!(
+                    "devcontainer.json names a root of its own; {} was asked for instead",
+                    proto::text::visible(asked)
+                ));
                 asked.clone()
             }
             None => asked.clone(),
@@ -82,7 +97,12 @@ impl Fleet {
     }
 
     fn footing_of(&self, template: String) -> Result<Footing, Failure> {
-        let host = |template| Footing { template, state: String::new(), settings: Settings::default(), roots: vec!["/".into()] };
+        let host = |template| Footing {
+            template,
+            state: String::new(),
+            settings: Settings::default(),
+            roots: vec!["/".into()],
+        };
         if template == "host" || self.find_template(&template)?.is_none() {
             return Ok(host(template));
         }
@@ -95,14 +115,28 @@ impl Fleet {
     }
 
     /// The template that a devcontainer.json means: found by what decides about it, or made.
-    async fn container(&self, up: &Up, workspace: &Workspace, needs: &Needs, root: &Root, say: Hear<'_>) -> Result<String, Failure> {
+    async fn container(
+        &self,
+        up: &Up,
+        workspace: &Workspace,
+        needs: &Needs,
+        root: &Root,
+        say: Hear<'_>,
+    ) -> Result<String, Failure> {
         let (template, known) = (BTreeMap::from([("PATH".to_owned(), PATH.to_owned())]), workspace.path());
         let known = Known { folder: &known, given: &up.create.env, template: &template };
-        let wrong = |failure: Failure| failure.hint("choose another root: pal up --template NAME").hint("or go without: pal up --no-prepare");
+        let wrong = |failure: Failure| {
+            failure
+                .hint("choose another root: pal up --template NAME")
+                .hint("or go without: pal up --no-prepare")
+        };
         let (from, steps) = match root {
             Root::Image(reference) => (known.fill(reference, &mut Vec::new()), Vec::new()),
             Root::Build { file, context, args, target } => {
-                let args = args.iter().map(|(name, value)| (name.clone(), known.fill(value, &mut Vec::new()))).collect();
+                let args = args
+                    .iter()
+                    .map(|(name, value)| (name.clone(), known.fill(value, &mut Vec::new())))
+                    .collect();
                 let build = Recipe { file, context, args, target: target.as_deref() };
                 self.recipe(workspace, &build, say).map_err(wrong)?
             }
@@ -118,24 +152,42 @@ impl Fleet {
             return Ok(name);
         }
         say(&format!("making the template {name} from {}", proto::text::visible(&from)));
-        let from = if self.find_template(&from)?.is_some() { From::Template(from) } else { From::Image((up.images)(&from).map_err(wrong)?) };
+        let from = if self.find_template(&from)?.is_some() {
+            From::Template(from)
+        } else {
+            From::Image((up.images)(&from).map_err(wrong)?)
+        };
         let steps = steps.into_iter().map(|act| Step { act, force: false }).collect();
-        self.build_heard(&name, BuildRequest { from, steps, start: None, force: false, allow: asked }, say).await.map_err(wrong)?;
+        self.build_heard(&name, BuildRequest { from, steps, start: None, force: false, allow: asked }, say)
+            .await
+            .map_err(wrong)?;
         Ok(name)
     }
 
     /// What a Dockerfile of the repository begins with, and its steps, with what they copy.
-    fn recipe(&self, workspace: &Workspace, build: &Recipe<'_>, say: Hear<'_>) -> Result<(String, Vec<Act>), Failure> {
+    fn recipe(
+        &self,
+        workspace: &Workspace,
+        build: &Recipe<'_>,
+        say: Hear<'_>,
+    ) -> Result<(String, Vec<Act>), Failure> {
         let tree = format!("{}^{{tree}}", workspace.base);
         let cannot = |error| failures::workspace("cannot build what devcontainer.json asks for", error);
-        let text = workspace::text(&workspace.repository, &workspace.base, build.file, FILE_LEN_MAX).map_err(cannot)?;
+        let text = workspace::text(&workspace.repository, &workspace.base, build.file, FILE_LEN_MAX)
+            .map_err(cannot)?;
         let read = recipe::read(&text, &build.args, build.target);
-        let read = read.map_err(|failure| Failure { message: format!("{}: {}", proto::text::visible(build.file), failure.message), ..failure })?;
+        let read = read.map_err(|failure| Failure {
+            message: format!("{}: {}", proto::text::visible(build.file), failure.message),
+            ..failure
+        })?;
         read.notes.iter().for_each(|note| say(&format!("{}: {note}", proto::text::visible(build.file))));
         // Cleared away with what came from registries, once no build needs it.
         let files = self.images_dir();
-        let tree = Git::at(&workspace.repository).line(["rev-parse", "--verify", "--quiet", &tree]).map_err(|error| cannot(error.into()))?;
-        let packed = read.acts.into_iter().map(|act| pack(act, &workspace.repository, &tree, build.context, &files));
+        let tree = Git::at(&workspace.repository)
+            .line(["rev-parse", "--verify", "--quiet", &tree])
+            .map_err(|error| cannot(error.into()))?;
+        let packed =
+            read.acts.into_iter().map(|act| pack(act, &workspace.repository, &tree, build.context, &files));
         Ok((read.from, packed.collect::<Result<_, _>>().map_err(cannot)?))
     }
 
@@ -165,14 +217,26 @@ struct Recipe<'a> {
     target: Option<&'a str>,
 }
 
-fn pack(act: Act, repository: &Path, tree: &str, context: &str, to: &Path) -> Result<Act, workspace::WorkspaceError> {
+fn pack(
+    act: Act,
+    repository: &Path,
+    tree: &str,
+    context: &str,
+    to: &Path,
+) -> Result<Act, workspace::WorkspaceError> {
     let Act::Copy { source, target, owner, mode, .. } = act else { return Ok(act) };
     let (hash, archive) = workspace::pack(repository, tree, context, &source, to)?;
     Ok(Act::Copy { source, target, owner, mode, hash, archive })
 }
 
 /// Puts what devcontainer.json says into what a repository needs, now that its template is known.
-pub(crate) fn settle(footing: &Footing, workspace: &Workspace, needs: &mut Needs, given: &BTreeMap<String, String>, say: Hear<'_>) -> Option<String> {
+pub(crate) fn settle(
+    footing: &Footing,
+    workspace: &Workspace,
+    needs: &mut Needs,
+    given: &BTreeMap<String, String>,
+    say: Hear<'_>,
+) -> Option<String> {
     let (template, folder) = (footing.env(), workspace.path());
     let known = Known { folder: &folder, given, template: &template };
     let mut wanted = Vec::new();
@@ -182,7 +246,11 @@ pub(crate) fn settle(footing: &Footing, workspace: &Workspace, needs: &mut Needs
         if filled.is_empty() && !value.is_empty() {
             continue;
         }
-        let filled = if name == "PATH" { needs.path.iter().map(|dir| format!("{dir}:")).collect::<String>() + &filled } else { filled };
+        let filled = if name == "PATH" {
+            needs.path.iter().map(|dir| format!("{dir}:")).collect::<String>() + &filled
+        } else {
+            filled
+        };
         needs.env.entry(name).or_insert(filled);
     }
     let mut fill = |line: &mut String| *line = known.fill(line, &mut wanted);
@@ -190,11 +258,15 @@ pub(crate) fn settle(footing: &Footing, workspace: &Workspace, needs: &mut Needs
     needs.container.notes.iter().for_each(|note| say(note));
     wanted.dedup();
     for name in wanted {
-        say(&format!("devcontainer.json wants this machine's ${name}, which does not come in by itself; give it: pal up --env {name}=\"${name}\""));
+        say(&format!(
+            "devcontainer.json wants this machine's ${name}, which does not come in by itself; give it: pal up --env {name}=\"${name}\""
+        ));
     }
     for (feature, program) in &needs.container.programs {
         match footing.has_program(program) {
-            true => say(&format!("the feature {feature} is the `{program}` that is there; its version is not looked at")),
+            true => say(&format!(
+                "the feature {feature} is the `{program}` that is there; its version is not looked at"
+            )),
             false => say(&format!("the feature {feature} is not installed, and there is no `{program}`")),
         }
     }
@@ -209,7 +281,21 @@ pub(crate) fn settle(footing: &Footing, workspace: &Workspace, needs: &mut Needs
 
 /// Why a Body did not come up whose start runs something.
 pub(crate) fn failed_at_start(line: &str, code: i32, tail: &str) -> Failure {
-    let said: String = tail.lines().rev().take(10).collect::<Vec<_>>().into_iter().rev().map(|line| format!("\n    {}", proto::text::visible(line))).collect();
-    Failure::new(Kind::Conflict, format!("what runs at each start failed: `{}` ended with code {code}{said}", proto::text::visible(line)))
-        .hint("go without it: pal up --no-prepare")
+    let said: String = tail
+        .lines()
+        .rev()
+        .take(10)
+        .collect::<Vec<_>>()
+        .into_iter()
+        .rev()
+        .map(|line| format!("\n    {}", proto::text::visible(line)))
+        .collect();
+    Failure::new(
+        Kind::Conflict,
+        format!(
+            "what runs at each start failed: `{}` ended with code {code}{said}",
+            proto::text::visible(line)
+        ),
+    )
+    .hint("go without it: pal up --no-prepare")
 }

@@ -74,7 +74,11 @@ impl Fleet {
     /// What a person decided.
     pub fn settings(&self) -> Result<StoreSettings, Failure> {
         match sys::fd::read_small(&self.data.join("config.json"), SETTINGS_LEN_MAX) {
-            Ok(text) => serde_json::from_str(&text).map_err(|error| Failure::new(Kind::Host, "the settings of the data directory are damaged").because(error).hint("say it again: pal config set store.budget 20GiB")),
+            Ok(text) => serde_json::from_str(&text).map_err(|error| {
+                Failure::new(Kind::Host, "the settings of the data directory are damaged")
+                    .because(error)
+                    .hint("say it again: pal config set store.budget 20GiB")
+            }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(StoreSettings::default()),
             Err(error) => Err(Failure::new(Kind::Host, "cannot read the settings").because(error)),
         }
@@ -84,8 +88,11 @@ impl Fleet {
     pub fn set_budget(&self, budget: Size) -> Result<(), Failure> {
         self.note("config.changed", serde_json::json!({ "store.budget": budget }))?;
         let settings = StoreSettings { budget: Some(budget) };
-        let text = serde_json::to_vec(&settings).map_err(|error| Failure::new(Kind::Internal, "cannot write the settings").because(error))?;
-        sys::fd::write_whole(&self.data.join("config.json"), &text).map_err(|error| Failure::new(Kind::Host, "cannot write the settings").because(error).hint("make room: pal gc"))
+        let text = serde_json::to_vec(&settings)
+            .map_err(|error| Failure::new(Kind::Internal, "cannot write the settings").because(error))?;
+        sys::fd::write_whole(&self.data.join("config.json"), &text).map_err(|error| {
+            Failure::new(Kind::Host, "cannot write the settings").because(error).hint("make room: pal gc")
+        })
     }
 }
 
@@ -100,7 +107,9 @@ fn layer_kind(about: &str) -> &'static str {
 
 fn tree_bytes(path: &Path) -> u64 {
     match fs::symlink_metadata(path) {
-        Ok(found) if found.is_dir() => fs::File::open(path).and_then(|dir| sys::tree::usage(std::os::fd::AsFd::as_fd(&dir))).map_or(0, |usage| usage.bytes),
+        Ok(found) if found.is_dir() => fs::File::open(path)
+            .and_then(|dir| sys::tree::usage(std::os::fd::AsFd::as_fd(&dir)))
+            .map_or(0, |usage| usage.bytes),
         Ok(found) => found.len(),
         Err(_) => 0,
     }

@@ -28,8 +28,24 @@ const RECORD_LEN_MAX: u64 = 64 << 10;
 const LAYERS_MAX: usize = 96;
 /// What package managers can have again: paths below the home.
 const CACHES: &[&str] = &[
-    ".bun", ".bundle", ".cache", ".cargo/git", ".cargo/registry", ".composer/cache", ".config/pnpm", ".gradle/caches", ".hex", ".local/share/pnpm",
-    ".local/share/poetry", ".local/share/uv", ".m2/repository", ".mix", ".npm", ".venv", ".yarn", "go/pkg",
+    ".bun",
+    ".bundle",
+    ".cache",
+    ".cargo/git",
+    ".cargo/registry",
+    ".composer/cache",
+    ".config/pnpm",
+    ".gradle/caches",
+    ".hex",
+    ".local/share/pnpm",
+    ".local/share/poetry",
+    ".local/share/uv",
+    ".m2/repository",
+    ".mix",
+    ".npm",
+    ".venv",
+    ".yarn",
+    "go/pkg",
 ];
 
 /// `homes/NAME.json`, and what callers see of a home.
@@ -64,7 +80,9 @@ impl Fleet {
     pub fn homes(&self) -> Result<Vec<HomeView>, Failure> {
         let mut views = Vec::new();
         for record in self.home_records() {
-            let size = |id: &LayerId| layers::read(&self.layers_dir().join(id.as_str())).map_or(0, |layer| layer.bytes);
+            let size = |id: &LayerId| {
+                layers::read(&self.layers_dir().join(id.as_str())).map_or(0, |layer| layer.bytes)
+            };
             let bytes = record.layers.iter().map(size).sum();
             let body = self.holder(&record.name)?;
             views.push(HomeView { record, bytes, body });
@@ -75,7 +93,9 @@ impl Fleet {
 
     pub(crate) fn home_records(&self) -> Vec<HomeRecord> {
         let entries = fs::read_dir(self.homes_dir()).into_iter().flatten().flatten();
-        let records = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "json"));
+        let records = entries
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|end| end == "json"));
         records.filter_map(|path| read(&path).ok()).collect()
     }
 
@@ -85,13 +105,16 @@ impl Fleet {
         let _lock = self.lock_homes()?;
         let path = self.homes_dir().join(format!("{name}.json"));
         if !path.exists() {
-            return Err(Failure::new(Kind::NotFound, format!("there is no home {name}")).hint("list them: pal homes"));
+            return Err(
+                Failure::new(Kind::NotFound, format!("there is no home {name}")).hint("list them: pal homes")
+            );
         }
         if let Some(body) = self.holder(name)? {
             return Err(taken(name, &body));
         }
         self.note("home.removed", json!({ "home": name }))?;
-        fs::remove_file(&path).map_err(|error| Failure::new(Kind::Host, "cannot remove the home").because(error))?;
+        fs::remove_file(&path)
+            .map_err(|error| Failure::new(Kind::Host, "cannot remove the home").because(error))?;
         self.drop_unused_layers()
     }
 
@@ -105,10 +128,15 @@ impl Fleet {
         let layers = match read(&self.homes_dir().join(format!("{name}.json"))) {
             Ok(record) => record.layers,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(Failure::new(Kind::Host, format!("home {name} cannot be read")).because(error)),
+            Err(error) => {
+                return Err(Failure::new(Kind::Host, format!("home {name} cannot be read")).because(error));
+            }
         };
         if layers.len() >= LAYERS_MAX {
-            let full = Failure::new(Kind::Limit, format!("home {name} was changed {LAYERS_MAX} times, and cannot be changed again"));
+            let full = Failure::new(
+                Kind::Limit,
+                format!("home {name} was changed {LAYERS_MAX} times, and cannot be changed again"),
+            );
             return Err(full.hint("copy what is worth keeping into a new one: pal cp, pal up --home OTHER"));
         }
         Ok((Home { name: Some(name.to_owned()), layers }, lock))
@@ -136,7 +164,10 @@ impl Fleet {
         let Some(Home { name: Some(name), layers }) = &spec.home else { return Ok(()) };
         let area = proto::launch::area_dir(HOME);
         let upper = self.body_path(&spec.id).join("disk/upper").join(&area);
-        let cannot = |what: &str| { let what = what.to_owned(); move |error: io::Error| Failure::new(Kind::Host, what).because(error).hint("make room: pal gc") };
+        let cannot = |what: &str| {
+            let what = what.to_owned();
+            move |error: io::Error| Failure::new(Kind::Host, what).because(error).hint("make room: pal gc")
+        };
         if is_empty(&upper).unwrap_or(false) {
             return Ok(());
         }
@@ -144,16 +175,28 @@ impl Fleet {
         let _lock = self.lock_homes()?;
         let drawn = sys::random::bytes().map_err(cannot("cannot draw an id"))?;
         let id = LayerId::from_random(drawn);
-        let draft = Draft::begin(&self.maker.programs, &self.layers_dir(), &format!("{id}.part{}", std::process::id()), spec.ids.clone()).map_err(failures::layer)?;
+        let draft = Draft::begin(
+            &self.maker.programs,
+            &self.layers_dir(),
+            &format!("{id}.part{}", std::process::id()),
+            spec.ids.clone(),
+        )
+        .map_err(failures::layer)?;
         draft.take_area(&self.body_path(&spec.id), spec, &area).map_err(failures::layer)?;
         for cache in CACHES {
             self.leave_out(spec, &draft.root(), cache)?;
         }
         self.note("home.kept", json!({ "home": name, "body": spec.id, "layer": id }))?;
         draft.finish(id.clone(), &format!("home {name}"), store::clock::now()).map_err(failures::layer)?;
-        let record = HomeRecord { name: name.clone(), layers: [id].into_iter().chain(layers.iter().cloned()).collect(), kept_at: store::clock::now() };
-        let text = serde_json::to_vec(&record).map_err(|error| Failure::new(Kind::Internal, "cannot write the home down").because(error))?;
-        let written = fs::create_dir_all(self.homes_dir()).and_then(|()| sys::fd::write_whole(&self.homes_dir().join(format!("{name}.json")), &text));
+        let record = HomeRecord {
+            name: name.clone(),
+            layers: [id].into_iter().chain(layers.iter().cloned()).collect(),
+            kept_at: store::clock::now(),
+        };
+        let text = serde_json::to_vec(&record)
+            .map_err(|error| Failure::new(Kind::Internal, "cannot write the home down").because(error))?;
+        let written = fs::create_dir_all(self.homes_dir())
+            .and_then(|()| sys::fd::write_whole(&self.homes_dir().join(format!("{name}.json")), &text));
         written.map_err(cannot("cannot write the home down"))
     }
 
@@ -177,10 +220,11 @@ impl Fleet {
     /// One at a time, of all `pal`s on this data.
     fn lock_homes(&self) -> Result<fs::File, Failure> {
         let dir = self.homes_dir();
-        let locked = fs::create_dir_all(&dir).and_then(|()| fs::File::create(dir.join("lock"))).and_then(|file| {
-            rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
-            Ok(file)
-        });
+        let locked =
+            fs::create_dir_all(&dir).and_then(|()| fs::File::create(dir.join("lock"))).and_then(|file| {
+                rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
+                Ok(file)
+            });
         locked.map_err(|error| Failure::new(Kind::Host, "cannot lock the homes").because(error))
     }
 }
@@ -195,7 +239,11 @@ fn is_empty(dir: &std::path::Path) -> io::Result<bool> {
 
 fn check_name(name: &str) -> Result<(), Failure> {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.".contains(byte);
-    if name.is_empty() || name.len() > 64 || name.starts_with('.') || !std::ffi::OsStr::new(name).as_bytes().iter().all(plain) {
+    if name.is_empty()
+        || name.len() > 64
+        || name.starts_with('.')
+        || !std::ffi::OsStr::new(name).as_bytes().iter().all(plain)
+    {
         let wrong = Failure::new(Kind::Usage, format!("{:?} cannot name a home", proto::text::visible(name)));
         return Err(wrong.hint("use 1 to 64 letters, digits, `-`, `_` or `.`, and no `.` first"));
     }

@@ -23,7 +23,12 @@ impl Fleet {
         let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
         let times = rustix::fs::Timestamps { last_access: now, last_modification: now };
         for id in ids {
-            let _ = rustix::fs::utimensat(rustix::fs::CWD, self.layers_dir().join(id.as_str()).join("layer.json"), &times, rustix::fs::AtFlags::empty());
+            let _ = rustix::fs::utimensat(
+                rustix::fs::CWD,
+                self.layers_dir().join(id.as_str()).join("layer.json"),
+                &times,
+                rustix::fs::AtFlags::empty(),
+            );
         }
     }
 
@@ -31,7 +36,12 @@ impl Fleet {
     pub(crate) fn touch_snapshot(&self, id: &proto::SnapshotId) {
         let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
         let times = rustix::fs::Timestamps { last_access: now, last_modification: now };
-        let _ = rustix::fs::utimensat(rustix::fs::CWD, self.data.join("snapshots").join(id.as_str()).join("manifest.json"), &times, rustix::fs::AtFlags::empty());
+        let _ = rustix::fs::utimensat(
+            rustix::fs::CWD,
+            self.data.join("snapshots").join(id.as_str()).join("manifest.json"),
+            &times,
+            rustix::fs::AtFlags::empty(),
+        );
     }
 
     /// Whether a layer that nobody stands on is worth keeping.
@@ -40,7 +50,13 @@ impl Fleet {
     }
 
     /// Removes layers that nobody stands on, those that were not used for longest first, until all are within `budget`.
-    pub(crate) fn sweep_spares(&self, needed: &BTreeSet<LayerId>, budget: u64, sweep: Sweep, found: &mut Vec<Garbage>) -> Result<(), Failure> {
+    pub(crate) fn sweep_spares(
+        &self,
+        needed: &BTreeSet<LayerId>,
+        budget: u64,
+        sweep: Sweep,
+        found: &mut Vec<Garbage>,
+    ) -> Result<(), Failure> {
         let (mut spares, mut total) = (Vec::new(), 0);
         for entry in fs::read_dir(self.layers_dir()).into_iter().flatten().flatten() {
             let Ok(record) = layers::read(&entry.path()) else { continue };
@@ -54,10 +70,21 @@ impl Fleet {
         spares.sort_by_key(|spare| (spare.record.about.starts_with("objects "), spare.used));
         let mut gone: BTreeSet<LayerId> = BTreeSet::new();
         while total > budget {
-            let stands = |id: &LayerId| spares.iter().any(|other| !gone.contains(&other.record.id) && other.record.over.contains(id));
-            let Some(next) = spares.iter().find(|spare| !gone.contains(&spare.record.id) && !stands(&spare.record.id)) else { break };
+            let stands = |id: &LayerId| {
+                spares.iter().any(|other| !gone.contains(&other.record.id) && other.record.over.contains(id))
+            };
+            let Some(next) =
+                spares.iter().find(|spare| !gone.contains(&spare.record.id) && !stands(&spare.record.id))
+            else {
+                break;
+            };
             let record = &next.record;
-            found.push(Garbage { kind: "layer", name: record.id.to_string(), bytes: record.bytes, why: "nobody stands on it, and the store is over its budget".into() });
+            found.push(Garbage {
+                kind: "layer",
+                name: record.id.to_string(),
+                bytes: record.bytes,
+                why: "nobody stands on it, and the store is over its budget".into(),
+            });
             total = total.saturating_sub(record.bytes);
             if sweep == Sweep::Remove {
                 let path = self.layers_dir().join(record.id.as_str());
@@ -70,24 +97,48 @@ impl Fleet {
     }
 
     /// Removes dependency layers that nobody stands on, those that were not used for longest first.
-    pub(crate) fn sweep_dependencies(&self, budget: u64, sweep: Sweep, found: &mut Vec<Garbage>) -> Result<(), Failure> {
+    pub(crate) fn sweep_dependencies(
+        &self,
+        budget: u64,
+        sweep: Sweep,
+        found: &mut Vec<Garbage>,
+    ) -> Result<(), Failure> {
         let path = |id: &proto::SnapshotId| self.data.join("snapshots").join(id.as_str());
         let mut total: u64 = self.stored_bytes();
         let mut gone: BTreeSet<proto::SnapshotId> = BTreeSet::new();
         loop {
-            let left: Vec<_> = self.manifests().into_iter().filter(|manifest| !gone.contains(&manifest.id)).collect();
+            let left: Vec<_> =
+                self.manifests().into_iter().filter(|manifest| !gone.contains(&manifest.id)).collect();
             let mut spares: Vec<_> = left.iter().filter(|manifest| manifest.dependency.is_some()).collect();
-            spares.sort_by_key(|manifest| fs::metadata(path(&manifest.id).join("manifest.json")).and_then(|found| found.modified()).unwrap_or(SystemTime::UNIX_EPOCH));
-            let specs = self.ids()?.into_iter().filter_map(|id| { let dir = body::BodyDir::at(self.body_path(&id)); dir.spec().or_else(|_| dir.draft()).ok() });
-            let needed: BTreeSet<_> = specs.flat_map(|spec| spec.snapshots).chain(left.iter().flat_map(|manifest| manifest.below.clone())).collect();
-            let Some(next) = spares.into_iter().find(|manifest| !needed.contains(&manifest.id)) else { return Ok(()) };
+            spares.sort_by_key(|manifest| {
+                fs::metadata(path(&manifest.id).join("manifest.json"))
+                    .and_then(|found| found.modified())
+                    .unwrap_or(SystemTime::UNIX_EPOCH)
+            });
+            let specs = self.ids()?.into_iter().filter_map(|id| {
+                let dir = body::BodyDir::at(self.body_path(&id));
+                dir.spec().or_else(|_| dir.draft()).ok()
+            });
+            let needed: BTreeSet<_> = specs
+                .flat_map(|spec| spec.snapshots)
+                .chain(left.iter().flat_map(|manifest| manifest.below.clone()))
+                .collect();
+            let Some(next) = spares.into_iter().find(|manifest| !needed.contains(&manifest.id)) else {
+                return Ok(());
+            };
             if total <= budget {
                 return Ok(());
             }
-            found.push(Garbage { kind: "dependencies", name: next.id.to_string(), bytes: next.bytes, why: "nobody stands on it, and the store is over its budget".into() });
+            found.push(Garbage {
+                kind: "dependencies",
+                name: next.id.to_string(),
+                bytes: next.bytes,
+                why: "nobody stands on it, and the store is over its budget".into(),
+            });
             total = total.saturating_sub(next.bytes);
             if sweep == Sweep::Remove {
-                snapshot::remove(&self.maker.programs, &next.ids, &path(&next.id)).map_err(failures::removal)?;
+                snapshot::remove(&self.maker.programs, &next.ids, &path(&next.id))
+                    .map_err(failures::removal)?;
             }
             gone.insert(next.id.clone());
         }
@@ -95,7 +146,13 @@ impl Fleet {
 
     /// What all layers and snapshots take.
     pub(crate) fn stored_bytes(&self) -> u64 {
-        let layers = fs::read_dir(self.layers_dir()).into_iter().flatten().flatten().filter_map(|entry| layers::read(&entry.path()).ok()).map(|record| record.bytes).sum::<u64>();
+        let layers = fs::read_dir(self.layers_dir())
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| layers::read(&entry.path()).ok())
+            .map(|record| record.bytes)
+            .sum::<u64>();
         layers + self.manifests().iter().map(|manifest| manifest.bytes).sum::<u64>()
     }
 
@@ -109,5 +166,7 @@ impl Fleet {
 }
 
 fn used(layer: &Path) -> SystemTime {
-    fs::metadata(layer.join("layer.json")).and_then(|found| found.modified()).unwrap_or(SystemTime::UNIX_EPOCH)
+    fs::metadata(layer.join("layer.json"))
+        .and_then(|found| found.modified())
+        .unwrap_or(SystemTime::UNIX_EPOCH)
 }

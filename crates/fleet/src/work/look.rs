@@ -5,7 +5,9 @@ use std::{ffi::OsString, path::PathBuf};
 use proto::{BodyId, Failure, Kind, Spec};
 use serde::Serialize;
 use serde_json::json;
-use workspace::{Commit, Git, How, LandRequest, Landed, LeftOut, Part, Person, Saved, Shape, Source, Touched, What};
+use workspace::{
+    Commit, Git, How, LandRequest, Landed, LeftOut, Part, Person, Saved, Shape, Source, Touched, What,
+};
 
 use super::no_workspace;
 use crate::{Fleet, failures};
@@ -48,7 +50,10 @@ impl Look {
     pub fn text(&self, shape: Shape, paths: &[OsString]) -> Result<Vec<u8>, Failure> {
         let mut text = Vec::new();
         for part in &self.parts {
-            text.extend(workspace::diff(&part.view.git(), &part.base, &part.tree, shape, paths).map_err(|error| failures::workspace("cannot compare", error))?);
+            text.extend(
+                workspace::diff(&part.view.git(), &part.base, &part.tree, shape, paths)
+                    .map_err(|error| failures::workspace("cannot compare", error))?,
+            );
         }
         Ok(text)
     }
@@ -63,7 +68,12 @@ impl Fleet {
             Some(source) => Ok((spec, source)),
             None => Err(name.map_or_else(
                 || no_workspace(id),
-                |name| Failure::new(Kind::NotFound, format!("Body {id} has no repository {:?}", proto::text::visible(name))),
+                |name| {
+                    Failure::new(
+                        Kind::NotFound,
+                        format!("Body {id} has no repository {:?}", proto::text::visible(name)),
+                    )
+                },
             )),
         }
     }
@@ -74,7 +84,13 @@ impl Fleet {
         let cannot = |error| failures::workspace("cannot look at the work of the Body", error);
         let work = workspace::look(&source).map_err(cannot)?;
         let tree = work.parts.first().map(|part| part.tree.clone()).unwrap_or_default();
-        let diff = WorkDiff { workspace: source.workspace.name.clone(), base: source.workspace.base.clone(), tree, files: Vec::new(), left_out: work.left_out };
+        let diff = WorkDiff {
+            workspace: source.workspace.name.clone(),
+            base: source.workspace.base.clone(),
+            tree,
+            files: Vec::new(),
+            left_out: work.left_out,
+        };
         Ok(Look { parts: work.parts, diff })
     }
 
@@ -82,7 +98,8 @@ impl Fleet {
     pub fn look_closely(&self, id: &BodyId, name: Option<&str>) -> Result<Look, Failure> {
         let mut look = self.look(id, name)?;
         for part in &look.parts {
-            let files = workspace::touched(&part.view.git(), &part.base, &part.tree).map_err(|error| failures::workspace("cannot compare", error))?;
+            let files = workspace::touched(&part.view.git(), &part.base, &part.tree)
+                .map_err(|error| failures::workspace("cannot compare", error))?;
             look.diff.files.extend(files);
         }
         Ok(look)
@@ -92,7 +109,8 @@ impl Fleet {
     pub async fn work_log(&self, id: &BodyId, name: Option<&str>) -> Result<(Saved, Vec<Commit>), Failure> {
         let (saved, source) = self.save_one(id, name).await?;
         let git = Git::at(&source.workspace.repository);
-        let commits = workspace::log(&git, &source.workspace.commit, &saved.head).map_err(|error| failures::workspace("cannot list the commits", error))?;
+        let commits = workspace::log(&git, &source.workspace.commit, &saved.head)
+            .map_err(|error| failures::workspace("cannot list the commits", error))?;
         Ok((saved, commits))
     }
 
@@ -103,19 +121,46 @@ impl Fleet {
     }
 
     /// Brings a Body's work onto a branch.
-    pub async fn land(&self, id: &BodyId, name: Option<&str>, how: How, what: What, person: &Person) -> Result<Landed, Failure> {
+    pub async fn land(
+        &self,
+        id: &BodyId,
+        name: Option<&str>,
+        how: How,
+        what: What,
+        person: &Person,
+    ) -> Result<Landed, Failure> {
         let (saved, source) = self.save_one(id, name).await?;
         self.land_saved(id, &source, &saved, how, what, person)
     }
 
-    pub(crate) fn land_saved(&self, id: &BodyId, source: &Source, saved: &Saved, how: How, what: What, person: &Person) -> Result<Landed, Failure> {
+    pub(crate) fn land_saved(
+        &self,
+        id: &BodyId,
+        source: &Source,
+        saved: &Saved,
+        how: How,
+        what: What,
+        person: &Person,
+    ) -> Result<Landed, Failure> {
         if let Some(trouble) = &saved.trouble
             && !matches!(what, What::Squash { .. })
         {
-            return Err(Failure::new(Kind::Conflict, format!("the commits of Body {id} cannot land: {trouble}"))
-                .hint(format!("land its files as one commit of yours: pal land --squash {id}")));
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!("the commits of Body {id} cannot land: {trouble}"),
+            )
+            .hint(format!("land its files as one commit of yours: pal land --squash {id}")));
         }
-        let request = LandRequest { workspace: &source.workspace, saved, body: id.as_str(), dir: &source.dir, how, what, person, time_max: source.time_max };
+        let request = LandRequest {
+            workspace: &source.workspace,
+            saved,
+            body: id.as_str(),
+            dir: &source.dir,
+            how,
+            what,
+            person,
+            time_max: source.time_max,
+        };
         let landed = workspace::land(&request).map_err(|error| land_failure(id, error))?;
         self.write("workspace.landed", id, json!({ "workspace": source.workspace.name, "landed": landed }))?;
         Ok(landed)
@@ -131,7 +176,8 @@ impl Fleet {
                     lost.saved |= found.saved;
                     lost.lines.extend(found.files.into_iter().map(|file| file.path));
                     lost.lines.extend(found.branches.iter().map(|name| format!("commits of {name}")));
-                    lost.lines.extend(found.left_out.iter().map(|left| format!("{} ({})", left.path, left.why)));
+                    lost.lines
+                        .extend(found.left_out.iter().map(|left| format!("{} ({})", left.path, left.why)));
                 }
                 Err(error) => {
                     let failure = failures::workspace("cannot look at the work of the Body", error);
@@ -154,8 +200,11 @@ fn land_failure(id: &BodyId, error: workspace::WorkspaceError) -> Failure {
     let unknown = matches!(&error, workspace::WorkspaceError::Git(workspace::GitError::Failed { said, .. }) if said.contains("tell me who you are") || said.contains("empty ident"));
     let failure = failures::workspace(&format!("cannot land the work of Body {id}"), error);
     match (conflict, unknown) {
-        _ if unsound => failure.hint(format!("it stays saved; leave out what is not committed: pal land --committed {id}")),
-        (true, _) => failure.hint(format!("keep it on a branch of its own and merge it yourself: pal land --branch pal/{id} {id}")),
+        _ if unsound => failure
+            .hint(format!("it stays saved; leave out what is not committed: pal land --committed {id}")),
+        (true, _) => failure.hint(format!(
+            "keep it on a branch of its own and merge it yourself: pal land --branch pal/{id} {id}"
+        )),
         (_, true) => failure.hint("say who you are: git config --global user.name NAME, and user.email"),
         _ => failure,
     }

@@ -38,9 +38,15 @@ pub enum Discard {
 impl Fleet {
     /// What is below the repositories of a Body.
     pub(crate) fn workspaces_below(&self, workspaces: &[Workspace]) -> Result<Vec<WorkspaceBelow>, Failure> {
-        let token = |workspace: &Workspace| workspace.layers.first().map(proto::workspace::unchanged_token).unwrap_or_default();
+        let token = |workspace: &Workspace| {
+            workspace.layers.first().map(proto::workspace::unchanged_token).unwrap_or_default()
+        };
         let below = |workspace: &Workspace| -> Result<_, Failure> {
-            Ok(WorkspaceBelow { at: workspace.at(), layers: self.layers_below(&workspace.layers)?, token: token(workspace).to_string() })
+            Ok(WorkspaceBelow {
+                at: workspace.at(),
+                layers: self.layers_below(&workspace.layers)?,
+                token: token(workspace).to_string(),
+            })
         };
         workspaces.iter().map(below).collect()
     }
@@ -101,9 +107,15 @@ impl Fleet {
     }
 
     fn hold_still(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {
-        let Condition::Running(running) = dir.condition().map_err(|error| failures::dir(&spec.id, error))? else { return Ok(()) };
-        dir.hold().map_err(|error| Failure::new(Kind::Host, "cannot freeze the Body").because(error).hint("make room: pal gc"))?;
-        let frozen = process::pause(&running).map_err(|error| failures::process("cannot freeze the Body", error));
+        let Condition::Running(running) = dir.condition().map_err(|error| failures::dir(&spec.id, error))?
+        else {
+            return Ok(());
+        };
+        dir.hold().map_err(|error| {
+            Failure::new(Kind::Host, "cannot freeze the Body").because(error).hint("make room: pal gc")
+        })?;
+        let frozen =
+            process::pause(&running).map_err(|error| failures::process("cannot freeze the Body", error));
         frozen.inspect_err(|_| drop(self.thaw_held(dir)))
     }
 
@@ -111,7 +123,8 @@ impl Fleet {
     fn save_work(&self, spec: &Spec) -> Result<Vec<Saved>, Failure> {
         let mut all = Vec::new();
         for source in self.sources(spec)? {
-            let saved = workspace::save(&source).map_err(|error| failures::workspace("cannot save the work of the Body", error))?;
+            let saved = workspace::save(&source)
+                .map_err(|error| failures::workspace("cannot save the work of the Body", error))?;
             self.note_saved(&source, &saved)?;
             all.push(saved);
         }
@@ -136,7 +149,11 @@ impl Fleet {
             return Ok(());
         }
         if let Err(failure) = self.save_work(spec) {
-            self.write("workspace.unsaved", &spec.id, json!({ "why": failure.to_string(), "causes": failure.causes() }))?;
+            self.write(
+                "workspace.unsaved",
+                &spec.id,
+                json!({ "why": failure.to_string(), "causes": failure.causes() }),
+            )?;
         }
         Ok(())
     }
@@ -144,17 +161,24 @@ impl Fleet {
     /// Refuses where something would be lost.
     pub(crate) fn save_before_removal(&self, spec: &Spec) -> Result<(), Failure> {
         let id = &spec.id;
-        let refused = |failure: Failure| failure.hint(format!("its files are still there; give its work up: pal rm --discard {id}"));
+        let refused = |failure: Failure| {
+            failure.hint(format!("its files are still there; give its work up: pal rm --discard {id}"))
+        };
         let saved = self.save_work(spec).map_err(refused)?;
         for saved in &saved {
             if let Some(trouble) = &saved.trouble {
-                return Err(refused(Failure::new(Kind::Conflict, format!("not all work of Body {id} can be saved: {trouble}"))));
+                return Err(refused(Failure::new(
+                    Kind::Conflict,
+                    format!("not all work of Body {id} can be saved: {trouble}"),
+                )));
             }
             if let Some(left) = saved.left_out.first() {
                 let more = saved.left_out.len() - 1;
                 let more = if more > 0 { format!(", and {more} more") } else { String::new() };
-                let message = format!("not all work of Body {id} can be saved: {} ({}){more}", left.path, left.why);
-                return Err(refused(Failure::new(Kind::Conflict, message)).hint(format!("copy it out: pal cp {id}:{} .", spec.workspaces[0].path())));
+                let message =
+                    format!("not all work of Body {id} can be saved: {} ({}){more}", left.path, left.why);
+                return Err(refused(Failure::new(Kind::Conflict, message))
+                    .hint(format!("copy it out: pal cp {id}:{} .", spec.workspaces[0].path())));
             }
         }
         for (workspace, _) in spec.workspaces.iter().zip(&saved).filter(|(_, saved)| saved.is_empty()) {
@@ -165,5 +189,6 @@ impl Fleet {
 }
 
 pub(crate) fn no_workspace(id: &BodyId) -> Failure {
-    Failure::new(Kind::Usage, format!("Body {id} has no repository in it")).hint("make one that has: pal up, in a git repository")
+    Failure::new(Kind::Usage, format!("Body {id} has no repository in it"))
+        .hint("make one that has: pal up, in a git repository")
 }

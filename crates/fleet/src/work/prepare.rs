@@ -55,12 +55,18 @@ pub(crate) struct Prepared {
 
 impl Fleet {
     /// Finds or makes the dependency layer of these repositories.
-    pub(crate) async fn prepare(&self, up: &Up, workspaces: &[Workspace], say: Hear<'_>) -> Result<Prepared, Failure> {
+    pub(crate) async fn prepare(
+        &self,
+        up: &Up,
+        workspaces: &[Workspace],
+        say: Hear<'_>,
+    ) -> Result<Prepared, Failure> {
         let mut all = Vec::new();
         for workspace in workspaces {
             all.push((workspace, self.needs(workspace)?));
         }
-        let footing = self.footing(up, all.first().map(|(workspace, needs)| (*workspace, needs)), say).await?;
+        let footing =
+            self.footing(up, all.first().map(|(workspace, needs)| (*workspace, needs)), say).await?;
         let mut user = None;
         for (workspace, needs) in &mut all {
             let wanted = container::settle(&footing, workspace, needs, &up.create.env, say);
@@ -80,25 +86,47 @@ impl Fleet {
         }
         // What the last one of the same repositories fetched need not be fetched again.
         let same = |manifest: &&snapshot::Manifest| {
-            let repositories = |workspaces: &[Workspace]| workspaces.iter().map(|workspace| workspace.repository.clone()).collect::<Vec<_>>();
-            repositories(&manifest.workspaces) == repositories(workspaces) && manifest.below.len() < CHAIN_MAX && manifest.origin.as_deref() == Some(&footing.template)
+            let repositories = |workspaces: &[Workspace]| {
+                workspaces.iter().map(|workspace| workspace.repository.clone()).collect::<Vec<_>>()
+            };
+            repositories(&manifest.workspaces) == repositories(workspaces)
+                && manifest.below.len() < CHAIN_MAX
+                && manifest.origin.as_deref() == Some(&footing.template)
         };
         let below = known.iter().find(same).map(|manifest| manifest.id.to_string());
-        let template = self.make_dependencies(up, &footing, workspaces, &all, &prepared, below, &key, say).await?;
+        let template =
+            self.make_dependencies(up, &footing, workspaces, &all, &prepared, below, &key, say).await?;
         Ok(Prepared { template, ..prepared })
     }
 
     /// What a repository needs; looked for once for each tree.
     pub(crate) fn needs(&self, workspace: &Workspace) -> Result<Needs, Failure> {
-        workspace::needs(&workspace.repository, &format!("{}^{{tree}}", workspace.base)).map_err(|error| failures::workspace("cannot find out what the repository needs", error))
+        workspace::needs(&workspace.repository, &format!("{}^{{tree}}", workspace.base))
+            .map_err(|error| failures::workspace("cannot find out what the repository needs", error))
     }
 
     #[expect(clippy::too_many_arguments, reason = "what one Body is prepared from, each of another kind")]
-    async fn make_dependencies(&self, up: &Up, footing: &Footing, workspaces: &[Workspace], all: &[(&Workspace, Needs)], prepared: &Prepared, below: Option<String>, key: &str, say: Hear<'_>) -> Result<String, Failure> {
+    async fn make_dependencies(
+        &self,
+        up: &Up,
+        footing: &Footing,
+        workspaces: &[Workspace],
+        all: &[(&Workspace, Needs)],
+        prepared: &Prepared,
+        below: Option<String>,
+        key: &str,
+        say: Hear<'_>,
+    ) -> Result<String, Failure> {
         let allow: Vec<String> = all.iter().flat_map(|(_, needs)| needs.allow.iter().cloned()).collect();
-        let mut way = self.open_way_out(allow).map_err(|failure| failure.hint("see `allow` in palisade.toml"))?;
-        let mut create = Create { template: below.unwrap_or_else(|| footing.template.clone()), workspaces: workspaces.to_vec(), ..Create::kept() };
-        create.env = prepared.env.iter().map(|(name, value)| (name.clone(), value.clone())).chain(way.env()).collect();
+        let mut way =
+            self.open_way_out(allow).map_err(|failure| failure.hint("see `allow` in palisade.toml"))?;
+        let mut create = Create {
+            template: below.unwrap_or_else(|| footing.template.clone()),
+            workspaces: workspaces.to_vec(),
+            ..Create::kept()
+        };
+        create.env =
+            prepared.env.iter().map(|(name, value)| (name.clone(), value.clone())).chain(way.env()).collect();
         create.mounts = prepared.mounts.clone();
         create.limits = up.create.limits.clone();
         create.egress = Some(way.spec.clone());
@@ -116,7 +144,13 @@ impl Fleet {
         Ok(kept)
     }
 
-    async fn run_steps(&self, body: &BodyId, all: &[(&Workspace, Needs)], way: &mut WayOut, say: Hear<'_>) -> Result<(), Failure> {
+    async fn run_steps(
+        &self,
+        body: &BodyId,
+        all: &[(&Workspace, Needs)],
+        way: &mut WayOut,
+        say: Hear<'_>,
+    ) -> Result<(), Failure> {
         let mut there: BTreeSet<Tool> = BTreeSet::new();
         for (workspace, needs) in all {
             for step in &needs.steps {
@@ -125,7 +159,11 @@ impl Fleet {
                 {
                     self.look_for(body, tool).await?;
                 }
-                let place = if step.dir.is_empty() { workspace.path() } else { format!("{}/{}", workspace.path(), step.dir) };
+                let place = if step.dir.is_empty() {
+                    workspace.path()
+                } else {
+                    format!("{}/{}", workspace.path(), step.dir)
+                };
                 let shown = proto::text::visible(&step.line);
                 say(&format!("preparing: {shown}"));
                 let (code, tail) = self.run_line(body, &step.line, Some(&place), say).await?;
@@ -141,14 +179,21 @@ impl Fleet {
     /// A language is the template's: without it no step could say what is wrong so that somebody understands it.
     async fn look_for(&self, body: &BodyId, tool: Tool) -> Result<(), Failure> {
         let argv = ["/bin/sh", "-c", r#"command -v "$1" >/dev/null"#, "sh", tool.program];
-        let mut exec = self.exec(body, ExecRequest { timeout: Some(STEP_WALL), ..ExecRequest::new(argv) }).await?;
+        let mut exec =
+            self.exec(body, ExecRequest { timeout: Some(STEP_WALL), ..ExecRequest::new(argv) }).await?;
         while exec.next().await?.is_some() {}
         if exec.finish().await?.code == 0 {
             return Ok(());
         }
-        let missing = Failure::new(Kind::Host, format!("the repository needs `{}`, which its Body does not have", tool.program));
-        let missing = missing.hint(format!("Bodies of template host have this machine's own programs: {}", tool.get));
-        Err(missing.hint("or choose a template that has it: pal up --template NAME").hint("or go without: pal up --no-prepare"))
+        let missing = Failure::new(
+            Kind::Host,
+            format!("the repository needs `{}`, which its Body does not have", tool.program),
+        );
+        let missing =
+            missing.hint(format!("Bodies of template host have this machine's own programs: {}", tool.get));
+        Err(missing
+            .hint("or choose a template that has it: pal up --template NAME")
+            .hint("or go without: pal up --no-prepare"))
     }
 
     /// Runs what a Body runs at each start, and waits for its end.
@@ -159,9 +204,24 @@ impl Fleet {
         }
     }
 
-    async fn run_line(&self, body: &BodyId, line: &str, place: Option<&str>, say: Hear<'_>) -> Result<(i32, String), Failure> {
+    async fn run_line(
+        &self,
+        body: &BodyId,
+        line: &str,
+        place: Option<&str>,
+        say: Hear<'_>,
+    ) -> Result<(i32, String), Failure> {
         let argv = ["/bin/sh", "-c", line];
-        let mut exec = self.exec(body, ExecRequest { workdir: place.map(str::to_owned), timeout: Some(STEP_WALL), ..ExecRequest::new(argv) }).await?;
+        let mut exec = self
+            .exec(
+                body,
+                ExecRequest {
+                    workdir: place.map(str::to_owned),
+                    timeout: Some(STEP_WALL),
+                    ..ExecRequest::new(argv)
+                },
+            )
+            .await?;
         let mut tail: Vec<u8> = Vec::new();
         let mut line: Vec<u8> = Vec::new();
         while let Some(output) = exec.next().await? {
@@ -185,10 +245,17 @@ impl Fleet {
     }
 
     /// Keeps what the steps left, but nothing of what they did to a `.git`.
-    async fn keep_dependencies(&self, body: &BodyId, workspaces: &[Workspace], origin: &str, key: &str) -> Result<String, Failure> {
+    async fn keep_dependencies(
+        &self,
+        body: &BodyId,
+        workspaces: &[Workspace],
+        origin: &str,
+        key: &str,
+    ) -> Result<String, Failure> {
         let (dir, spec, _lock) = self.locked(body)?;
         if let Some(running) = dir.running().map_err(|error| failures::dir(body, error))? {
-            body::process::kill(&dir, &running).map_err(|error| failures::process("cannot end the Body", error))?;
+            body::process::kill(&dir, &running)
+                .map_err(|error| failures::process("cannot end the Body", error))?;
             body::process::wait_unmounted(&running);
         }
         for workspace in workspaces {
@@ -203,12 +270,20 @@ impl Fleet {
 
 fn step_failed(step: &str, code: i32, tail: &str, denied: &[Denied]) -> Failure {
     let lines: Vec<&str> = tail.lines().rev().take(20).collect();
-    let said: String = lines.into_iter().rev().map(|line| format!("\n    {}", proto::text::visible(line))).collect();
-    let mut failure = Failure::new(Kind::Conflict, format!("preparing the repository failed: `{step}` ended with code {code}{said}"));
+    let said: String =
+        lines.into_iter().rev().map(|line| format!("\n    {}", proto::text::visible(line))).collect();
+    let mut failure = Failure::new(
+        Kind::Conflict,
+        format!("preparing the repository failed: `{step}` ended with code {code}{said}"),
+    );
     for denial in denied.iter().take(4) {
-        failure = failure.hint(format!("it was not let out to {denial}; allow it in palisade.toml: [prepare] allow = [\"HOST:443\"]"));
+        failure = failure.hint(format!(
+            "it was not let out to {denial}; allow it in palisade.toml: [prepare] allow = [\"HOST:443\"]"
+        ));
     }
-    failure.hint("start without it and look: pal up --no-prepare").hint("say what is to be done instead: palisade.toml, [prepare] commands = [...]")
+    failure
+        .hint("start without it and look: pal up --no-prepare")
+        .hint("say what is to be done instead: palisade.toml, [prepare] commands = [...]")
 }
 
 /// Variables and mounts that hold for preparing and for work.
@@ -219,12 +294,15 @@ fn settings(footing: &Footing, all: &[(&Workspace, Needs)], up: &Up, user: Optio
     for (workspace, needs) in all {
         env.extend(needs.env.clone());
         at_start.extend(needs.container.start.clone());
-        ports.extend(needs.container.ports.iter().copied().filter(|port| !ports.contains(port)).collect::<Vec<_>>());
+        ports.extend(
+            needs.container.ports.iter().copied().filter(|port| !ports.contains(port)).collect::<Vec<_>>(),
+        );
         path.extend(needs.path.iter().map(|dir| (*dir).to_owned()));
         if needs.tools.iter().any(|tool| tool.program == "cargo")
             && mounts.is_empty()
             && (footing.is_host() || footing.template == up.create.template)
-            && let Some(source) = workspace::rust_of(&up.person, workspace.repository.parent().unwrap_or(&workspace.repository))
+            && let Some(source) =
+                workspace::rust_of(&up.person, workspace.repository.parent().unwrap_or(&workspace.repository))
         {
             path.insert(0, format!("{RUST}/bin"));
             mounts.push(Mount { source, target: RUST.into(), access: Access::ReadOnly });
@@ -242,9 +320,29 @@ fn settings(footing: &Footing, all: &[(&Workspace, Needs)], up: &Up, user: Optio
 
 /// What decides about a dependency layer.
 fn key(footing: &Footing, all: &[(&Workspace, Needs)], prepared: &Prepared) -> String {
-    let steps: Vec<_> = all.iter().map(|(workspace, needs)| json!([workspace.at(), needs.inputs, needs.steps.iter().map(|step| (&step.dir, &step.line)).collect::<Vec<_>>(), needs.allow])).collect();
+    let steps: Vec<_> = all
+        .iter()
+        .map(|(workspace, needs)| {
+            json!([
+                workspace.at(),
+                needs.inputs,
+                needs.steps.iter().map(|step| (&step.dir, &step.line)).collect::<Vec<_>>(),
+                needs.allow
+            ])
+        })
+        .collect();
     let tools: Vec<_> = prepared.mounts.iter().map(|mount| mount.source.display().to_string()).collect();
     let system = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let text = json!([footing.template, footing.state, prepared.user, std::env::consts::ARCH, steps, prepared.env, tools, system]).to_string();
+    let text = json!([
+        footing.template,
+        footing.state,
+        prepared.user,
+        std::env::consts::ARCH,
+        steps,
+        prepared.env,
+        tools,
+        system
+    ])
+    .to_string();
     hex(&Sha256::digest(text.as_bytes()))
 }

@@ -66,10 +66,12 @@ impl Fleet {
     /// The same for a caller who wants to hear how it goes.
     pub async fn up_heard(&self, up: Up, say: super::Hear<'_>) -> Result<Vec<View>, Failure> {
         if !(1..=COUNT_MAX).contains(&up.count) {
-            return Err(Failure::new(Kind::Usage, format!("{} Bodies cannot be made at once", up.count)).hint(format!("ask for 1 to {COUNT_MAX}")));
+            return Err(Failure::new(Kind::Usage, format!("{} Bodies cannot be made at once", up.count))
+                .hint(format!("ask for 1 to {COUNT_MAX}")));
         }
         if up.home.is_some() && up.count > 1 {
-            return Err(Failure::new(Kind::Usage, "several Bodies cannot have one home").hint("make one, and fork it: pal fork -n COUNT BODY"));
+            return Err(Failure::new(Kind::Usage, "several Bodies cannot have one home")
+                .hint("make one, and fork it: pal fork -n COUNT BODY"));
         }
         // Until the Bodies stand on what is made here.
         let _building = self.building()?;
@@ -88,7 +90,11 @@ impl Fleet {
         }
         // Whoever is not the owner of its files would be refused by git.
         if create.user.as_deref().is_some_and(|user| user != "user") {
-            let trusted = [("GIT_CONFIG_COUNT", "1"), ("GIT_CONFIG_KEY_0", "safe.directory"), ("GIT_CONFIG_VALUE_0", "*")];
+            let trusted = [
+                ("GIT_CONFIG_COUNT", "1"),
+                ("GIT_CONFIG_KEY_0", "safe.directory"),
+                ("GIT_CONFIG_VALUE_0", "*"),
+            ];
             let trusted = trusted.map(|(name, value)| (name.to_owned(), value.to_owned()));
             create.env = trusted.into_iter().chain(std::mem::take(&mut create.env)).collect();
         }
@@ -122,10 +128,14 @@ impl Fleet {
             let ground = Ground { programs: &self.maker.programs, layers: &layers, now: &now };
             let include = if first { up.include.as_slice() } else { &[] };
             let bring = Bring { repository: &repository, dirty: up.dirty, include, person: &up.person };
-            let brought = workspace::bring(ground, &bring).map_err(|error| failures::workspace("cannot bring the repository in", error))?;
-            let clash = |other: &Workspace| other.name == brought.workspace.name || other.repository == brought.workspace.repository;
+            let brought = workspace::bring(ground, &bring)
+                .map_err(|error| failures::workspace("cannot bring the repository in", error))?;
+            let clash = |other: &Workspace| {
+                other.name == brought.workspace.name || other.repository == brought.workspace.repository
+            };
             if let Some(other) = workspaces.iter().find(|other| clash(other)) {
-                return Err(Failure::new(Kind::Usage, format!("two repositories would be {}", other.path())).hint("bring one of them in with a Body of its own"));
+                return Err(Failure::new(Kind::Usage, format!("two repositories would be {}", other.path()))
+                    .hint("bring one of them in with a Body of its own"));
             }
             workspaces.push(brought.workspace);
         }
@@ -133,12 +143,18 @@ impl Fleet {
         Ok(workspaces)
     }
 
-    fn repository(&self, repo: &Repo, reference: Option<&str>, person: &Person) -> Result<Repository, workspace::WorkspaceError> {
+    fn repository(
+        &self,
+        repo: &Repo,
+        reference: Option<&str>,
+        person: &Person,
+    ) -> Result<Repository, workspace::WorkspaceError> {
         match repo {
             Repo::Path(path) => Repository::find(path, reference, person),
             Repo::Url(url) => {
                 let repos = self.data.join("repos");
-                std::fs::create_dir_all(&repos).map_err(|error| workspace::WorkspaceError::Io("make room for a clone", error))?;
+                std::fs::create_dir_all(&repos)
+                    .map_err(|error| workspace::WorkspaceError::Io("make room for a clone", error))?;
                 let name = workspace::layer_id("repository", &[url]);
                 Repository::clone_of(url, &repos.join(format!("{name}.git")), reference, person)
             }
@@ -171,12 +187,19 @@ impl Fleet {
 fn tell_pointers(workspace: &Workspace, say: super::Hear<'_>) {
     let found = workspace::lfs_pointers(&workspace.repository, &workspace.base).unwrap_or_default();
     let Some(first) = found.first().map(|path| proto::text::visible(path)) else { return };
-    let what = if found.len() == 1 { format!("{first} is a pointer of Git LFS") } else { format!("{first} and {} more are pointers of Git LFS", found.len() - 1) };
+    let what = if found.len() == 1 {
+        format!("{first} is a pointer of Git LFS")
+    } else {
+        format!("{first} and {} more are pointers of Git LFS", found.len() - 1)
+    };
     say(&format!("{what}, not the contents"));
     // To be pasted into a shell, it must be a name and nothing else.
     let plain = first.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._/-".contains(&byte));
     let first = if plain { first } else { "FILE".to_owned() };
-    say(&format!("  hint: show the Body a file of yours in its place, read-only: pal up --mount \"$PWD/{first}:{}/{first}\"", workspace.path()));
+    say(&format!(
+        "  hint: show the Body a file of yours in its place, read-only: pal up --mount \"$PWD/{first}:{}/{first}\"",
+        workspace.path()
+    ));
 }
 
 fn no_repository(error: workspace::WorkspaceError) -> Failure {

@@ -49,7 +49,11 @@ pub async fn download(guest: &Rc<Guest>, request: Request<Incoming>) -> Reply {
     }
     let asked = Asked {
         path: query.bytes("path").unwrap_or_default().to_vec(),
-        user: query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config().user).to_owned(),
+        user: query
+            .text("username")
+            .filter(|name| !name.is_empty())
+            .unwrap_or(&guest.config().user)
+            .to_owned(),
         workdir: guest.config().workdir.clone(),
         headers: request.headers().clone(),
     };
@@ -285,7 +289,11 @@ impl Read1 for Gzipped {
         while let Some(encoder) = &mut self.encoder {
             buffer = read_piece(&self.file, buffer)?;
             if buffer.is_empty() {
-                return self.encoder.take().map_or_else(|| Ok(Vec::new()), GzEncoder::finish).map(Bytes::from);
+                return self
+                    .encoder
+                    .take()
+                    .map_or_else(|| Ok(Vec::new()), GzEncoder::finish)
+                    .map(Bytes::from);
             }
             encoder.write_all(&buffer)?;
             if !encoder.get_ref().is_empty() {

@@ -82,8 +82,11 @@ async fn take(guest: &Guest, query: &Query, request: Request<Incoming>) -> Resul
         query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config().user).to_owned();
     let workdir = guest.config().workdir.clone();
     let (user, _) = helped(move || super::user_and_path(b"", &name, workdir.as_deref())).await?;
-    let to =
-        Target { user: Arc::new(user), workdir: guest.config().workdir.clone(), metadata: Arc::new(metadata) };
+    let to = Target {
+        user: Arc::new(user),
+        workdir: guest.config().workdir.clone(),
+        metadata: Arc::new(metadata),
+    };
     let kind =
         request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let kind = kind.to_owned();
@@ -102,7 +105,8 @@ async fn take(guest: &Guest, query: &Query, request: Request<Incoming>) -> Resul
                 let form = Multipart::new(BodyDataStream::new(Inflated::new(body)), boundary);
                 return parts(&to, path.as_deref(), form).await;
             }
-            let uploaded = parts(&to, path.as_deref(), Multipart::new(BodyDataStream::new(&mut body), boundary)).await;
+            let uploaded =
+                parts(&to, path.as_deref(), Multipart::new(BodyDataStream::new(&mut body), boundary)).await;
             read_to_end(&mut body).await;
             uploaded
         }

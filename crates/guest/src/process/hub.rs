@@ -50,7 +50,13 @@ pub struct Hub {
 
 impl Hub {
     pub fn new(ring_bytes: u64) -> Self {
-        Self { listeners: Vec::new(), next_id: 0, ring: Ring::new(ring_bytes), recent: VecDeque::new(), end: None }
+        Self {
+            listeners: Vec::new(),
+            next_id: 0,
+            ring: Ring::new(ring_bytes),
+            recent: VecDeque::new(),
+            end: None,
+        }
     }
 
     fn remember(&mut self, (stream, bytes): &Piece) {

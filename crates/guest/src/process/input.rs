@@ -87,7 +87,14 @@ impl Process {
 /// A terminal has a place for at least one character, and no more than the kernel can count.
 pub fn check_size(size: Size) -> Result<(), Fault> {
     let fits = |cells: u32| (1..=u32::from(u16::MAX)).contains(&cells);
-    if fits(size.cols) && fits(size.rows) { Ok(()) } else { Err(Fault::invalid(format!("a terminal of {} columns and {} rows cannot be made", size.cols, size.rows))) }
+    if fits(size.cols) && fits(size.rows) {
+        Ok(())
+    } else {
+        Err(Fault::invalid(format!(
+            "a terminal of {} columns and {} rows cannot be made",
+            size.cols, size.rows
+        )))
+    }
 }
 
 /// The kernel's form of a size.

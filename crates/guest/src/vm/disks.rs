@@ -48,7 +48,9 @@ pub fn kernel_views() -> io::Result<()> {
 
 fn mount(source: &str, kind: &str, target: &Path, flags: MountFlags, options: &str) -> io::Result<()> {
     let options = CString::new(options)?;
-    let step = |error: rustix::io::Errno| io::Error::other(format!("cannot mount {kind} at {}: {error}", target.display()));
+    let step = |error: rustix::io::Errno| {
+        io::Error::other(format!("cannot mount {kind} at {}: {error}", target.display()))
+    };
     rustix::mount::mount(source, target, kind, flags, options.as_c_str()).map_err(step)
 }
 
@@ -67,18 +69,36 @@ pub fn enter_root(welcome: &Welcome) -> io::Result<Root> {
     let setuid = if welcome.setuid { MountFlags::empty() } else { MountFlags::NOSUID };
     let names = stage.join("names");
     fs::create_dir_all(&names)?;
-    mount("tmpfs", "tmpfs", &names, MountFlags::NODEV | MountFlags::NOEXEC | setuid, &format!("mode=0755,size={NAMES_BYTES}"))?;
+    mount(
+        "tmpfs",
+        "tmpfs",
+        &names,
+        MountFlags::NODEV | MountFlags::NOEXEC | setuid,
+        &format!("mode=0755,size={NAMES_BYTES}"),
+    )?;
     fs::create_dir(names.join("etc"))?;
     let mut lowers = vec![names.clone()];
     for name in &welcome.images {
         let place = stage.join(name);
         fs::create_dir_all(&place)?;
-        mount(&device(name)?.to_string_lossy(), "erofs", &place, MountFlags::RDONLY | MountFlags::NODEV | setuid, "")?;
+        mount(
+            &device(name)?.to_string_lossy(),
+            "erofs",
+            &place,
+            MountFlags::RDONLY | MountFlags::NODEV | setuid,
+            "",
+        )?;
         lowers.push(place);
     }
     let private = stage.join("private");
     fs::create_dir_all(&private)?;
-    mount(&device(&welcome.upper)?.to_string_lossy(), "ext4", &private, MountFlags::NODEV | MountFlags::NOATIME | setuid, "commit=1,noinit_itable,no_prefetch_block_bitmaps")?;
+    mount(
+        &device(&welcome.upper)?.to_string_lossy(),
+        "ext4",
+        &private,
+        MountFlags::NODEV | MountFlags::NOATIME | setuid,
+        "commit=1,noinit_itable,no_prefetch_block_bitmaps",
+    )?;
     // A machine that is killed loses what its kernel has not written: that is kept to some seconds.
     for name in ["dirty_writeback_centisecs", "dirty_expire_centisecs"] {
         let _ = fs::write(Path::new("/proc/sys/vm").join(name), "100");
@@ -96,7 +116,8 @@ pub fn enter_root(welcome: &Welcome) -> io::Result<Root> {
     let root = stage.join("root");
     fs::create_dir_all(&root)?;
     let lowers: Vec<&Path> = lowers.iter().map(PathBuf::as_path).collect();
-    let overlay = Overlay { lowers: &lowers, upper: &upper, work: &work, volatile: false, setuid: welcome.setuid };
+    let overlay =
+        Overlay { lowers: &lowers, upper: &upper, work: &work, volatile: false, setuid: welcome.setuid };
     overlay.mount(&root).map_err(|error| io::Error::other(format!("cannot stack the root: {error}")))?;
     let upper = rustix::fs::open(&upper, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     views(&root, welcome)?;
@@ -137,7 +158,9 @@ fn device(name: &str) -> io::Result<PathBuf> {
 /// Puts a seed into the upper, unless something is there. No link is followed: an upper may be from an earlier life.
 fn plant(upper: &Path, seed: &Seed) -> io::Result<()> {
     let Some(inside) = place_of(seed_path(seed)) else { return Ok(()) };
-    let Some(parent) = directory(upper, Path::new(&inside).parent().unwrap_or(Path::new("")))? else { return Ok(()) };
+    let Some(parent) = directory(upper, Path::new(&inside).parent().unwrap_or(Path::new("")))? else {
+        return Ok(());
+    };
     let place = parent.join(Path::new(&inside).file_name().unwrap_or_default());
     make(match seed {
         Seed::Dir { mode, owner, .. } => rustix::fs::mkdir(&place, Mode::from_raw_mode(*mode))
@@ -149,12 +172,14 @@ fn plant(upper: &Path, seed: &Seed) -> io::Result<()> {
             file.and_then(|mut file| io::Write::write_all(&mut file, contents.as_bytes()))
                 .and_then(|()| fs::set_permissions(&place, fs::Permissions::from_mode(0o644)))
         }
-        Seed::Hidden { .. } => rustix::fs::mknodat(CWD, &place, FileType::CharacterDevice, Mode::empty(), 0).map_err(io::Error::from),
+        Seed::Hidden { .. } => rustix::fs::mknodat(CWD, &place, FileType::CharacterDevice, Mode::empty(), 0)
+            .map_err(io::Error::from),
     })
 }
 
 fn seed_path(seed: &Seed) -> &str {
-    let (Seed::Dir { path, .. } | Seed::Link { path, .. } | Seed::File { path, .. } | Seed::Hidden { path }) = seed;
+    let (Seed::Dir { path, .. } | Seed::Link { path, .. } | Seed::File { path, .. } | Seed::Hidden { path }) =
+        seed;
     path
 }
 
@@ -193,10 +218,28 @@ fn views(root: &Path, welcome: &Welcome) -> io::Result<()> {
         make(fs::create_dir(dev.join(name)))?;
     }
     let quiet = MountFlags::NOSUID | MountFlags::NOEXEC;
-    mount("devpts", "devpts", &dev.join("pts"), quiet, &format!("newinstance,ptmxmode=0666,mode=0620,max={PTYS_MAX}"))?;
-    mount("tmpfs", "tmpfs", &dev.join("shm"), quiet | MountFlags::NODEV, &format!("mode=1777,size={}", welcome.shm_bytes))?;
+    mount(
+        "devpts",
+        "devpts",
+        &dev.join("pts"),
+        quiet,
+        &format!("newinstance,ptmxmode=0666,mode=0620,max={PTYS_MAX}"),
+    )?;
+    mount(
+        "tmpfs",
+        "tmpfs",
+        &dev.join("shm"),
+        quiet | MountFlags::NODEV,
+        &format!("mode=1777,size={}", welcome.shm_bytes),
+    )?;
     let _ = fs::remove_file(dev.join("ptmx"));
-    for (name, target) in [("ptmx", "pts/ptmx"), ("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"), ("stderr", "/proc/self/fd/2")] {
+    for (name, target) in [
+        ("ptmx", "pts/ptmx"),
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+    ] {
         make(symlink(target, dev.join(name)))?;
     }
     Ok(())
@@ -221,7 +264,10 @@ pub fn bounds(welcome: &Welcome) -> Vec<String> {
         ("limit processes", pids(welcome.pids)),
         ("bring up its loopback", sys::namespace::loopback_up()),
     ];
-    tried.into_iter().filter_map(|(what, done)| done.err().map(|error| format!("cannot {what}: {error}"))).collect()
+    tried
+        .into_iter()
+        .filter_map(|(what, done)| done.err().map(|error| format!("cannot {what}: {error}")))
+        .collect()
 }
 
 /// A group for everybody, this process included, and one below it for those who are to stand still.

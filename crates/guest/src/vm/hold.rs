@@ -39,7 +39,8 @@ pub fn stand_still() -> io::Result<()> {
             // One that ended meanwhile needs no stopping.
             moved += usize::from(fs::write(held.join("cgroup.procs"), pid.to_string()).is_ok());
         }
-        let frozen = fs::read_to_string(held.join("cgroup.events")).is_ok_and(|events| events.lines().any(|line| line == "frozen 1"));
+        let frozen = fs::read_to_string(held.join("cgroup.events"))
+            .is_ok_and(|events| events.lines().any(|line| line == "frozen 1"));
         if moved == 0 && (frozen || programs().is_empty()) {
             return Ok(());
         }

@@ -62,7 +62,12 @@ fn texts(welcome: &Welcome) -> [(&'static str, String); 3] {
 /// Writes them below the Body's upper, in place: the kernel shows what stands there now.
 pub fn write_names(below: BorrowedFd<'_>, welcome: &Welcome) -> io::Result<()> {
     texts(welcome).iter().try_for_each(|(place, text)| {
-        let file = rustix::fs::openat(below, *place, OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC, Mode::from_raw_mode(0o644))?;
+        let file = rustix::fs::openat(
+            below,
+            *place,
+            OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC,
+            Mode::from_raw_mode(0o644),
+        )?;
         rustix::io::pwrite(&file, text.as_bytes(), 0)?;
         Ok(rustix::fs::ftruncate(&file, text.len() as u64)?)
     })
@@ -70,11 +75,17 @@ pub fn write_names(below: BorrowedFd<'_>, welcome: &Welcome) -> io::Result<()> {
 
 /// After a thaw they name another machine, also where the Body has made them its own.
 pub fn rename(machine: &Machine, welcome: &Welcome) -> Vec<String> {
-    let mut trouble: Vec<String> = write_names(machine.names.as_fd(), welcome).err().map(|error| format!("cannot write the machine's names: {error}")).into_iter().collect();
+    let mut trouble: Vec<String> = write_names(machine.names.as_fd(), welcome)
+        .err()
+        .map(|error| format!("cannot write the machine's names: {error}"))
+        .into_iter()
+        .collect();
     for (place, text) in texts(welcome) {
         if rustix::fs::statat(&machine.upper, place, AtFlags::SYMLINK_NOFOLLOW).is_ok() {
             let path = Path::new("/").join(place);
-            trouble.extend(replace(&path, &text).err().map(|error| format!("cannot write {}: {error}", path.display())));
+            trouble.extend(
+                replace(&path, &text).err().map(|error| format!("cannot write {}: {error}", path.display())),
+            );
         }
     }
     trouble
@@ -104,7 +115,8 @@ pub fn now_ns() -> u64 {
 
 fn reseed(hex: &str) -> io::Result<()> {
     let digit = |byte: u8| char::from(byte).to_digit(16).unwrap_or(0) as u8;
-    let bytes: Vec<u8> = hex.as_bytes().chunks_exact(2).map(|two| digit(two[0]) << 4 | digit(two[1])).collect();
+    let bytes: Vec<u8> =
+        hex.as_bytes().chunks_exact(2).map(|two| digit(two[0]) << 4 | digit(two[1])).collect();
     if bytes.len() < 32 {
         return Err(io::Error::other("less than 32 bytes were sent"));
     }

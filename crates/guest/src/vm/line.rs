@@ -57,11 +57,15 @@ pub fn find(patience: Duration) -> io::Result<Found> {
 
 /// Takes each later call: the line moves to it, if it is at rest.
 async fn take_calls(channel: Rc<Channel>, machine: Rc<Machine>) {
-    let Some(listener) = machine.listener.as_ref().and_then(|listener| listener.try_clone().ok()) else { return };
+    let Some(listener) = machine.listener.as_ref().and_then(|listener| listener.try_clone().ok()) else {
+        return;
+    };
     let Ok(listener) = crate::channel::readable(listener) else { return };
     loop {
         let Ok(mut ready) = listener.readable().await else { return };
-        let Ok(called) = ready.try_io(|listener| sys::vsock::accept(listener.get_ref().as_fd())) else { continue };
+        let Ok(called) = ready.try_io(|listener| sys::vsock::accept(listener.get_ref().as_fd())) else {
+            continue;
+        };
         if let Ok((port, sys::vsock::HOST)) = called
             && channel.may_move()
             && let Ok(last) = port.try_clone()
@@ -180,7 +184,14 @@ pub async fn serve(guest: &Rc<Guest>, machine: &Rc<Machine>) -> io::Result<()> {
     }
 }
 
-fn receipt(guest: &Guest, machine: &Machine, welcome: &Welcome, reseeded: bool, trouble: Vec<String>, looked: Option<u64>) -> Receipt {
+fn receipt(
+    guest: &Guest,
+    machine: &Machine,
+    welcome: &Welcome,
+    reseeded: bool,
+    trouble: Vec<String>,
+    looked: Option<u64>,
+) -> Receipt {
     Receipt {
         body: welcome.config.body.clone(),
         generation: welcome.generation,
@@ -197,8 +208,14 @@ fn receipt(guest: &Guest, machine: &Machine, welcome: &Welcome, reseeded: bool, 
 /// What a machine proves that went on without being told who it is. Its clock stood still, and is set to what it is told.
 pub fn proof(guest: &Guest, machine: &Machine, now_ns: Option<u64>) -> Receipt {
     let since = Instant::now();
-    let trouble = now_ns.and_then(|now_ns| identity::set_clock(now_ns).err()).map(|error| format!("cannot set the clock: {error}"));
-    let welcome = Welcome { config: (*guest.config()).clone(), generation: machine.generation.get(), ..machine.welcome.clone() };
+    let trouble = now_ns
+        .and_then(|now_ns| identity::set_clock(now_ns).err())
+        .map(|error| format!("cannot set the clock: {error}"));
+    let welcome = Welcome {
+        config: (*guest.config()).clone(),
+        generation: machine.generation.get(),
+        ..machine.welcome.clone()
+    };
     let mut receipt = receipt(guest, machine, &welcome, false, trouble.into_iter().collect(), None);
     stamp(&mut receipt, since);
     receipt

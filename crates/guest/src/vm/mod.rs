@@ -84,10 +84,24 @@ fn live() -> io::Result<()> {
     let disks::Root { upper, names } = disks::enter_root(&welcome)?;
     trouble.extend(disks::bounds(&welcome));
     let last = port.try_clone()?.into();
-    let machine = Machine { port: Some(port).into(), last, listener, upper, names, generation: welcome.generation.into(), welcome, welcomed, trouble };
+    let machine = Machine {
+        port: Some(port).into(),
+        last,
+        listener,
+        upper,
+        names,
+        generation: welcome.generation.into(),
+        welcome,
+        welcomed,
+        trouble,
+    };
     let config = machine.welcome.config.clone();
     let machine = std::rc::Rc::new(machine);
-    let served = crate::run(crate::Order { config, listener: crate::Listener::Machine(machine.clone()), followed: Vec::new() });
+    let served = crate::run(crate::Order {
+        config,
+        listener: crate::Listener::Machine(machine.clone()),
+        followed: Vec::new(),
+    });
     rustix::fs::sync();
     let last = machine.last.borrow().try_clone()?;
     let _ = rustix::io::ioctl_fionbio(&last, false);

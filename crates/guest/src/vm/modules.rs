@@ -12,7 +12,8 @@ pub fn load() -> io::Result<Vec<String>> {
     for path in paths {
         match rustix::system::init_module(&fs::read(&path)?, c"") {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(errno) => trouble.push(format!("module {}: {errno}", path.file_stem().unwrap_or_default().to_string_lossy())),
+            Err(errno) => trouble
+                .push(format!("module {}: {errno}", path.file_stem().unwrap_or_default().to_string_lossy())),
         }
         // The first file system is memory.
         fs::remove_file(&path)?;

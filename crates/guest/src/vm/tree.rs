@@ -17,7 +17,14 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Names, kinds, modes, owners, sizes and times of what is below a directory, in an order of their own.
 pub fn look(root: BorrowedFd<'_>, until: Option<u64>) -> Tree {
-    let mut walk = Walk { hash: Sha256::new(), entries: 0, max: until.unwrap_or(ENTRIES_MAX).min(ENTRIES_MAX), deadline: Instant::now() + PATIENCE, whole: true, bound: until.is_some() };
+    let mut walk = Walk {
+        hash: Sha256::new(),
+        entries: 0,
+        max: until.unwrap_or(ENTRIES_MAX).min(ENTRIES_MAX),
+        deadline: Instant::now() + PATIENCE,
+        whole: true,
+        bound: until.is_some(),
+    };
     if let Ok(dir) = open(root, c".") {
         walk.dir(&dir, 0);
     }
@@ -37,7 +44,11 @@ struct Walk {
 impl Walk {
     fn dir(&mut self, dir: &OwnedFd, depth: usize) {
         let Ok(listed) = Dir::read_from(dir) else { return };
-        let mut names: Vec<_> = listed.flatten().map(|entry| entry.file_name().to_owned()).filter(|name| !matches!(name.to_bytes(), b"." | b"..")).collect();
+        let mut names: Vec<_> = listed
+            .flatten()
+            .map(|entry| entry.file_name().to_owned())
+            .filter(|name| !matches!(name.to_bytes(), b"." | b".."))
+            .collect();
         names.sort();
         for name in names {
             let late = !self.bound && self.entries.is_multiple_of(64) && Instant::now() > self.deadline;
@@ -65,14 +76,27 @@ impl Walk {
         let size = if directory { 0 } else { stat.st_size };
         self.hash.update((name.len() as u64).to_le_bytes());
         self.hash.update(name);
-        for number in [depth as i64, i64::from(stat.st_mode), i64::from(stat.st_uid), i64::from(stat.st_gid), size, stat.st_mtime, stat.st_mtime_nsec as i64] {
+        for number in [
+            depth as i64,
+            i64::from(stat.st_mode),
+            i64::from(stat.st_uid),
+            i64::from(stat.st_gid),
+            size,
+            stat.st_mtime,
+            stat.st_mtime_nsec as i64,
+        ] {
             self.hash.update(number.to_le_bytes());
         }
     }
 }
 
 fn open(at: BorrowedFd<'_>, name: &std::ffi::CStr) -> rustix::io::Result<OwnedFd> {
-    rustix::fs::openat(at, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+    rustix::fs::openat(
+        at,
+        name,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
 }
 
 #[cfg(test)]

@@ -156,10 +156,14 @@ impl Guest {
 impl Drop for Guest {
     fn drop(&mut self) {
         // No namespace ends with this guest: what it started is ended by its groups.
-        let started = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.child.id())).unwrap_or_default();
+        let started =
+            fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.child.id())).unwrap_or_default();
         let _ = self.child.kill();
         let _ = self.child.wait();
-        for pid in started.split_ascii_whitespace().filter_map(|pid| rustix::process::Pid::from_raw(pid.parse().ok()?)) {
+        for pid in started
+            .split_ascii_whitespace()
+            .filter_map(|pid| rustix::process::Pid::from_raw(pid.parse().ok()?))
+        {
             let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
         }
         let _ = fs::remove_dir_all(&self.dir);

@@ -8,10 +8,7 @@ use std::{
     cell::RefCell,
     fs::File,
     io,
-    os::{
-        fd::OwnedFd,
-        unix::process::CommandExt,
-    },
+    os::{fd::OwnedFd, unix::process::CommandExt},
     pin::Pin,
     process::{Command, Stdio},
     rc::Rc,
@@ -104,7 +101,10 @@ impl Process {
     /// How it ended, if it has.
     pub fn ended(&mut self) -> Option<WaitStatus> {
         if self.ended.is_none() {
-            self.ended = rustix::process::waitpid(Some(self.pid), WaitOptions::NOHANG).ok().flatten().map(|(_, status)| status);
+            self.ended = rustix::process::waitpid(Some(self.pid), WaitOptions::NOHANG)
+                .ok()
+                .flatten()
+                .map(|(_, status)| status);
         }
         self.ended
     }
@@ -175,6 +175,7 @@ impl Said {
 
 /// The last lines of a text, fit to be shown.
 pub fn tail(text: &str) -> String {
-    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).rev().take(CONSOLE_LINES).collect();
+    let lines: Vec<&str> =
+        text.lines().map(str::trim).filter(|line| !line.is_empty()).rev().take(CONSOLE_LINES).collect();
     lines.into_iter().rev().map(proto::text::visible).collect::<Vec<_>>().join(" | ")
 }

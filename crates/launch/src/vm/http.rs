@@ -93,9 +93,17 @@ impl Api {
 
 async fn exchange(socket: &Path, method: &str, path: &str, body: Option<Vec<u8>>) -> io::Result<()> {
     let stream = UnixStream::connect(socket).await?;
-    let (mut sender, connection) = http1::Builder::new().max_buf_size(HEAD_LEN_MAX).handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+    let (mut sender, connection) = http1::Builder::new()
+        .max_buf_size(HEAD_LEN_MAX)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(io::Error::other)?;
     let driven = tokio::task::spawn_local(async move { drop(connection.await) });
-    let mut request = hyper::Request::builder().method(method).uri(path).header(header::HOST, "localhost").header(header::ACCEPT, "application/json");
+    let mut request = hyper::Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, "localhost")
+        .header(header::ACCEPT, "application/json");
     if body.is_some() {
         request = request.header(header::CONTENT_TYPE, "application/json");
     }
@@ -103,8 +111,16 @@ async fn exchange(socket: &Path, method: &str, path: &str, body: Option<Vec<u8>>
     let answered = async {
         let answer = sender.send_request(request).await.map_err(io::Error::other)?;
         let status = answer.status();
-        let body = Limited::new(answer.into_body(), BODY_LEN_MAX).collect().await.map_err(|error| io::Error::other(error.to_string()))?.to_bytes();
-        if status.is_success() { Ok(()) } else { Err(io::Error::other(format!("{}: {}", status.as_u16(), reason(&body)))) }
+        let body = Limited::new(answer.into_body(), BODY_LEN_MAX)
+            .collect()
+            .await
+            .map_err(|error| io::Error::other(error.to_string()))?
+            .to_bytes();
+        if status.is_success() {
+            Ok(())
+        } else {
+            Err(io::Error::other(format!("{}: {}", status.as_u16(), reason(&body))))
+        }
     };
     let answered = answered.await;
     driven.abort();
@@ -114,7 +130,9 @@ async fn exchange(socket: &Path, method: &str, path: &str, body: Option<Vec<u8>>
 /// Why a hypervisor refuses: Firecracker says it in a field, Cloud Hypervisor in a list of causes or plainly.
 fn reason(body: &[u8]) -> String {
     let value: Option<serde_json::Value> = serde_json::from_slice(body).ok();
-    let field = value.as_ref().and_then(|value| value.get("fault_message").and_then(|field| field.as_str()).map(str::to_owned));
+    let field = value
+        .as_ref()
+        .and_then(|value| value.get("fault_message").and_then(|field| field.as_str()).map(str::to_owned));
     let list = value.as_ref().and_then(|value| value.as_array()).map(|causes| {
         let causes: Vec<&str> = causes.iter().filter_map(|cause| cause.as_str()).collect();
         causes.join(": ")
@@ -168,7 +186,12 @@ mod tests {
         let (head, body) = asked.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("PUT /vm HTTP/1.1\r\n"), "{head}");
         let head = head.to_ascii_lowercase();
-        for line in ["host: localhost", "accept: application/json", "content-type: application/json", "content-length: 18"] {
+        for line in [
+            "host: localhost",
+            "accept: application/json",
+            "content-type: application/json",
+            "content-length: 18",
+        ] {
             assert!(head.contains(line), "{line}: {head}");
         }
         assert_eq!(body, r#"{"state":"Paused"}"#);
@@ -176,9 +199,14 @@ mod tests {
 
     #[test]
     fn a_refusal_is_told_with_its_reason() {
-        let refuse = |body: &str| format!("HTTP/1.1 400 Bad Request\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes();
+        let refuse = |body: &str| {
+            format!("HTTP/1.1 400 Bad Request\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
+        };
         let told = |name, body| check(name, refuse(body), true).0.unwrap_err().to_string();
-        assert_eq!(told("fault", r#"{"fault_message":"no\u001b[2J kernel"}"#), r"PUT /vm: 400: no\u{1b}[2J kernel");
+        assert_eq!(
+            told("fault", r#"{"fault_message":"no\u001b[2J kernel"}"#),
+            r"PUT /vm: 400: no\u{1b}[2J kernel"
+        );
         assert_eq!(told("chain", r#"["cannot boot","no kernel"]"#), "PUT /vm: 400: cannot boot: no kernel");
         assert_eq!(told("plainly", "no kernel\n"), "PUT /vm: 400: no kernel");
         assert_eq!(told("nothing", ""), "PUT /vm: 400: it said no reason");
@@ -192,8 +220,19 @@ mod tests {
             ("nothing-at-all", Vec::new()),
             ("cut", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort".to_vec()),
             ("long-head", [b"HTTP/1.1 200 OK\r\nX: ".to_vec(), vec![b'x'; 1 << 20]].concat()),
-            ("long-body", [b"HTTP/1.1 200 OK\r\nContent-Length: 4000000\r\n\r\n".to_vec(), vec![b'x'; 4_000_000]].concat()),
-            ("endless-chunks", [b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec(), b"8\r\nxxxxxxxx\r\n".repeat(300_000)].concat()),
+            (
+                "long-body",
+                [b"HTTP/1.1 200 OK\r\nContent-Length: 4000000\r\n\r\n".to_vec(), vec![b'x'; 4_000_000]]
+                    .concat(),
+            ),
+            (
+                "endless-chunks",
+                [
+                    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec(),
+                    b"8\r\nxxxxxxxx\r\n".repeat(300_000),
+                ]
+                .concat(),
+            ),
         ] {
             let error = check(name, answer, true).0.unwrap_err();
             assert!(error.to_string().starts_with("PUT /vm: "), "{name}: {error}");
@@ -202,7 +241,9 @@ mod tests {
 
     #[test]
     fn a_hypervisor_that_hangs_is_given_up() {
-        for (name, answer) in [("silent", Vec::new()), ("half", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf".to_vec())] {
+        for (name, answer) in
+            [("silent", Vec::new()), ("half", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf".to_vec())]
+        {
             assert_eq!(check(name, answer, false).0.unwrap_err().kind(), io::ErrorKind::TimedOut, "{name}");
         }
     }

@@ -75,7 +75,12 @@ pub(super) struct Machine {
 
 pub fn live(charge: Charge, tell: impl FnOnce(Result<Revival, StepError>)) -> i32 {
     let _ = sys::process::set_name(c"pal-vm");
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(4).thread_keep_alive(Duration::from_millis(500)).build() {
+    let runtime = match tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(4)
+        .thread_keep_alive(Duration::from_millis(500))
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             tell(Err(error).step("prepare to mind the machine"));
@@ -92,7 +97,11 @@ pub fn live(charge: Charge, tell: impl FnOnce(Result<Revival, StepError>)) -> i3
                 return 1;
             }
         };
-        let prepared = machine.engine.process().handle().and_then(|handle| Ok((handle, listen(callers)?, listen(control)?)));
+        let prepared = machine
+            .engine
+            .process()
+            .handle()
+            .and_then(|handle| Ok((handle, listen(callers)?, listen(control)?)));
         match prepared.step("listen for callers") {
             Ok((handle, callers, control)) => {
                 tell(Ok(revival));
@@ -144,7 +153,9 @@ async fn try_once(vm: VmPlan) -> Result<(Machine, Revival), Failure> {
     };
     let line = match engine.begin(&vm).await {
         Ok(line) => line,
-        Err(error) if how == "thaw" => return Err(incomplete(&format!("its hypervisor cannot go on with it: {error}")).into()),
+        Err(error) if how == "thaw" => {
+            return Err(incomplete(&format!("its hypervisor cannot go on with it: {error}")).into());
+        }
         Err(error) => return Err(unheard(engine.as_mut(), error).await),
     };
     let channel = Channel::new(Side::Host, Port::new(line).step("open the line to the machine")?);
@@ -161,12 +172,22 @@ async fn try_once(vm: VmPlan) -> Result<(Machine, Revival), Failure> {
     let said = serde_json::to_vec(&welcome).map_err(io::Error::from).step("welcome the guest")?;
     machine.channel.say(FrameKind::Welcome, &said).await;
     let receipt = match machine.word(FrameKind::Receipt, patience).await {
-        Ok(word) => serde_json::from_slice::<Receipt>(&word).map_err(io::Error::from).step("read the guest's receipt")?.tidy(),
-        Err(error) if how == "thaw" => return Err(incomplete(&format!("its guest does not answer: {error}")).into()),
+        Ok(word) => serde_json::from_slice::<Receipt>(&word)
+            .map_err(io::Error::from)
+            .step("read the guest's receipt")?
+            .tidy(),
+        Err(error) if how == "thaw" => {
+            return Err(incomplete(&format!("its guest does not answer: {error}")).into());
+        }
         Err(error) => return Err(unheard(machine.engine.as_mut(), error).await),
     };
     let clock_offset_ms = clock_offset_ms(&receipt, welcome.now_ns, now_ns());
-    let revival = Revival { how: how.to_owned(), clock_offset_ms, took_ms: began.elapsed().as_millis() as u64, receipt };
+    let revival = Revival {
+        how: how.to_owned(),
+        clock_offset_ms,
+        took_ms: began.elapsed().as_millis() as u64,
+        receipt,
+    };
     match missing(&machine.vm, &revival) {
         Some(what) if how == "thaw" => Err(incomplete(&what).into()),
         Some(what) => Err(StepError::new("bring the machine up", what).into()),
@@ -181,7 +202,10 @@ fn missing(vm: &VmPlan, revival: &Revival) -> Option<String> {
         return Some("its guest takes itself for another Body's".to_owned());
     }
     if receipt.generation != vm.welcome.generation {
-        return Some(format!("its guest is of generation {}, not {}", receipt.generation, vm.welcome.generation));
+        return Some(format!(
+            "its guest is of generation {}, not {}",
+            receipt.generation, vm.welcome.generation
+        ));
     }
     if !receipt.tree.is_sound() {
         return Some("its guest does not say what its files are".to_owned());
@@ -194,7 +218,9 @@ fn missing(vm: &VmPlan, revival: &Revival) -> Option<String> {
     }
     match &vm.begin {
         // Where processes went on meanwhile, they may have changed files of their own.
-        Begin::Thaw { held, .. } if held.still && held.tree != receipt.tree => Some("its files are not those it was frozen with".to_owned()),
+        Begin::Thaw { held, .. } if held.still && held.tree != receipt.tree => {
+            Some("its files are not those it was frozen with".to_owned())
+        }
         _ => None,
     }
 }
@@ -244,7 +270,10 @@ async fn unheard(engine: &mut dyn Engine, error: io::Error) -> Failure {
         (false, true) => error.to_string(),
     };
     let error = StepError::new("boot the machine", cause);
-    Failure { error: error.hint("is the kernel one for virtual machines? see what is set up: pal doctor"), silent }
+    Failure {
+        error: error.hint("is the kernel one for virtual machines? see what is set up: pal doctor"),
+        silent,
+    }
 }
 
 fn incomplete(what: &str) -> StepError {

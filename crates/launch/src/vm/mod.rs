@@ -56,15 +56,30 @@ pub fn live(charge: Charge, tell: impl FnOnce(Result<Revival, StepError>)) -> i3
 pub fn mechanisms(vm: &VmPlan, revival: &Revival) -> Vec<Mechanism> {
     let accelerator = match vm.accelerator {
         Accelerator::Kvm => Mechanism::enforced("hypervisor", "kvm: the processor keeps the machine apart"),
-        Accelerator::Emulated => Mechanism::enforced("hypervisor", "emulated: a program runs the machine's every instruction, slower than the processor could"),
+        Accelerator::Emulated => Mechanism::enforced(
+            "hypervisor",
+            "emulated: a program runs the machine's every instruction, slower than the processor could",
+        ),
     };
     let mut held = vec![
-        Mechanism::enforced("own kernel", format!("Linux {}, by {}", revival.receipt.kernel, called(vm.engine))),
+        Mechanism::enforced(
+            "own kernel",
+            format!("Linux {}, by {}", revival.receipt.kernel, called(vm.engine)),
+        ),
         accelerator,
-        Mechanism::enforced("devices of the machine", format!("one line to its guest, {} read-only images, one private disk; no network", vm.images.len())),
+        Mechanism::enforced(
+            "devices of the machine",
+            format!(
+                "one line to its guest, {} read-only images, one private disk; no network",
+                vm.images.len()
+            ),
+        ),
     ];
     if vm.engine == Engine::Firecracker {
-        held.push(Mechanism::absent("jailer", "Firecracker's own is not used: it needs the host's root, and the walls above do what it does"));
+        held.push(Mechanism::absent(
+            "jailer",
+            "Firecracker's own is not used: it needs the host's root, and the walls above do what it does",
+        ));
     }
     held
 }

@@ -73,7 +73,9 @@ pub async fn open(vm: &VmPlan) -> io::Result<Box<dyn Engine>> {
     if traced {
         tokio::task::spawn_local(keep_private(process.pid(), private.clone()));
     }
-    let also = state.as_ref().map(|state| ("migrate-incoming", json!({ "uri": format!("fd:{}", state.as_raw_fd()) })));
+    let also = state
+        .as_ref()
+        .map(|state| ("migrate-incoming", json!({ "uri": format!("fd:{}", state.as_raw_fd()) })));
     match Monitor::open(monitor, also).await {
         Ok(monitor) => Ok(Box::new(Qemu { process, monitor, line: Some(line), private, copying: None })),
         Err(error) => Err(said.or(error).await),
@@ -96,7 +98,8 @@ impl Engine for Qemu {
         let Begin::Thaw { ram: below, .. } = &vm.begin else { return };
         let Some(ram) = self.private.get().then(|| ram.try_clone().ok()).flatten() else { return };
         let below = below.clone();
-        self.copying = Some(tokio::task::spawn_blocking(move || sys::fd::copy_data(&File::open(below)?, &ram)));
+        self.copying =
+            Some(tokio::task::spawn_blocking(move || sys::fd::copy_data(&File::open(below)?, &ram)));
     }
 
     fn pause(&mut self) -> Doing<'_, ()> {
@@ -158,7 +161,9 @@ impl Qemu {
     async fn own_pages(&self, vm: &VmPlan, ram: File) -> io::Result<()> {
         let Begin::Thaw { ram: below, .. } = vm.begin.clone() else { return Ok(()) };
         let (process, len) = (self.process.pid(), vm.memory_bytes);
-        tokio::task::spawn_blocking(move || memory::add_own_pages(process, &below, len, &ram)).await.map_err(io::Error::other)?
+        tokio::task::spawn_blocking(move || memory::add_own_pages(process, &below, len, &ram))
+            .await
+            .map_err(io::Error::other)?
     }
 }
 
@@ -172,7 +177,9 @@ async fn keep_private(pid: Pid, private: Rc<Cell<bool>>) {
                 return;
             }
             // It has become the hypervisor, or a signal is on its way to it.
-            Ok(Some(Stop::Other(status))) => drop(sys::trace::watch_calls(pid).and_then(|()| sys::trace::go_on(pid, status))),
+            Ok(Some(Stop::Other(status))) => {
+                drop(sys::trace::watch_calls(pid).and_then(|()| sys::trace::go_on(pid, status)))
+            }
             Ok(None) => {
                 if stops.recv().await.is_none() {
                     return;
@@ -208,7 +215,10 @@ fn start(vm: &VmPlan) -> io::Result<Hypervisor> {
     let (complaints, complain) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     let (asks, asks_there) = pair()?;
     let (state, ram) = match &vm.begin {
-        Begin::Thaw { state, ram, .. } => (Some(OwnedFd::from(File::open(state)?)), Some((File::open(ram)?, CString::new(ram.as_os_str().as_bytes())?))),
+        Begin::Thaw { state, ram, .. } => (
+            Some(OwnedFd::from(File::open(state)?)),
+            Some((File::open(ram)?, CString::new(ram.as_os_str().as_bytes())?)),
+        ),
         Begin::Boot { .. } => (None, None),
     };
     for fd in [Some(&line_there), Some(&monitor_there), state.as_ref()].into_iter().flatten() {
@@ -221,7 +231,9 @@ fn start(vm: &VmPlan) -> io::Result<Hypervisor> {
             let traced = ram.is_some() && sys::trace::by_parent().is_ok();
             let _ = rustix::io::write(&tell, if traced { &TRACED } else { &PLAIN });
             let mut command = Command::new(&vm.program);
-            command.args(arguments(vm, line_there.as_raw_fd(), monitor_there.as_raw_fd(), traced)).env_clear();
+            command
+                .args(arguments(vm, line_there.as_raw_fd(), monitor_there.as_raw_fd(), traced))
+                .env_clear();
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::from(complain));
             let prepared = if ram.is_some() { prepare(vm, &asks_there, traced) } else { Ok(()) };
             let error = prepared.err().unwrap_or_else(|| command.exec());
@@ -235,7 +247,9 @@ fn start(vm: &VmPlan) -> io::Result<Hypervisor> {
             let traced = rustix::io::read(&told, &mut word).is_ok() && word == TRACED;
             // Its ends are its own now; its last words are heard when it is gone.
             drop((asks_there, complain));
-            let asks = ram.map(|(ram, path)| sys::fd::receive(asks.as_fd()).map(|listener| (listener, ram, path))).transpose()?;
+            let asks = ram
+                .map(|(ram, path)| sys::fd::receive(asks.as_fd()).map(|listener| (listener, ram, path)))
+                .transpose()?;
             Ok(Hypervisor { process, line, monitor, complaints, state, asks, traced })
         }
     }
@@ -257,13 +271,19 @@ fn rest_small() -> io::Result<()> {
 }
 
 fn arguments(vm: &VmPlan, line: i32, monitor: i32, traced: bool) -> Vec<String> {
-    let mut words: Vec<String> = ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-name", "palisade"].map(str::to_owned).into();
+    let mut words: Vec<String> =
+        ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-name", "palisade"]
+            .map(str::to_owned)
+            .into();
     let mut add = |name: &str, value: String| words.extend([name.to_owned(), value]);
     add("-L", vm.firmware.display().to_string());
     add("-M", "microvm,pit=on,pic=on,rtc=on,acpi=on,isa-serial=on,ioapic2=on,auto-kernel-cmdline=off,memory-backend=ram".to_owned());
     let (accelerator, processor) = match vm.accelerator {
         Accelerator::Kvm => ("kvm".to_owned(), "host"),
-        Accelerator::Emulated => (format!("tcg,tb-size={TRANSLATED_MIB},thread={}", if vm.cpus > 1 { "multi" } else { "single" }), EMULATED_PROCESSOR),
+        Accelerator::Emulated => (
+            format!("tcg,tb-size={TRANSLATED_MIB},thread={}", if vm.cpus > 1 { "multi" } else { "single" }),
+            EMULATED_PROCESSOR,
+        ),
     };
     add("-accel", accelerator);
     add("-cpu", processor.to_owned());
@@ -278,7 +298,14 @@ fn arguments(vm: &VmPlan, line: i32, monitor: i32, traced: bool) -> Vec<String> 
             add("-append", cmdline.clone());
         }
         Begin::Thaw { ram, .. } => {
-            add("-object", format!("memory-backend-file,id=ram,size={size},mem-path={},share={}", ram.display(), if traced { "on" } else { "off" }));
+            add(
+                "-object",
+                format!(
+                    "memory-backend-file,id=ram,size={size},mem-path={},share={}",
+                    ram.display(),
+                    if traced { "on" } else { "off" }
+                ),
+            );
             add("-incoming", "defer".to_owned());
         }
     }
@@ -289,13 +316,22 @@ fn arguments(vm: &VmPlan, line: i32, monitor: i32, traced: bool) -> Vec<String> 
     add("-device", format!("virtserialport,chardev=line,name={PORT}"));
     add("-chardev", format!("socket,id=monitor,fd={monitor}"));
     add("-mon", "chardev=monitor,mode=control".to_owned());
-    add("-drive", format!("id={UPPER},file={},format=raw,if=none,cache=writeback,discard=unmap,file.locking=off", vm.upper.display()));
+    add(
+        "-drive",
+        format!(
+            "id={UPPER},file={},format=raw,if=none,cache=writeback,discard=unmap,file.locking=off",
+            vm.upper.display()
+        ),
+    );
     add("-device", format!("virtio-blk-device,drive={UPPER},serial={UPPER}"));
     // Memory that the machine has no use for goes back to the host.
     add("-device", "virtio-balloon-device,free-page-reporting=on".to_owned());
     for (index, image) in vm.images.iter().enumerate() {
         let name = image_name(index);
-        add("-drive", format!("id={name},file={},format=raw,if=none,readonly=on,file.locking=off", image.display()));
+        add(
+            "-drive",
+            format!("id={name},file={},format=raw,if=none,readonly=on,file.locking=off", image.display()),
+        );
         add("-device", format!("virtio-blk-device,drive={name},serial={name}"));
     }
     words

@@ -14,14 +14,27 @@ use super::{
 pub fn requests(vm: &VmPlan) -> io::Result<Vec<Request>> {
     let mut asked = match (vm.engine, &vm.begin) {
         (Engine::Qemu, _) => return Ok(Vec::new()),
-        (Engine::Firecracker, Begin::Boot { kernel, initrd, cmdline }) => firecracker::boot(vm, kernel, initrd, cmdline)?,
+        (Engine::Firecracker, Begin::Boot { kernel, initrd, cmdline }) => {
+            firecracker::boot(vm, kernel, initrd, cmdline)?
+        }
         (Engine::Firecracker, Begin::Thaw { ram, state, .. }) => vec![firecracker::thaw(ram, state)?],
-        (Engine::CloudHypervisor, Begin::Boot { kernel, initrd, cmdline }) => cloud_hypervisor::boot(vm, kernel, initrd, cmdline)?,
+        (Engine::CloudHypervisor, Begin::Boot { kernel, initrd, cmdline }) => {
+            cloud_hypervisor::boot(vm, kernel, initrd, cmdline)?
+        }
         (Engine::CloudHypervisor, Begin::Thaw { .. }) => cloud_hypervisor::thaw()?,
     };
     asked.extend(match vm.engine {
-        Engine::Firecracker => vec![firecracker::state(State::Paused)?, firecracker::save()?, firecracker::state(State::Resumed)?],
-        _ => vec![cloud_hypervisor::pause(), cloud_hypervisor::save()?, cloud_hypervisor::resume(), cloud_hypervisor::stop()],
+        Engine::Firecracker => vec![
+            firecracker::state(State::Paused)?,
+            firecracker::save()?,
+            firecracker::state(State::Resumed)?,
+        ],
+        _ => vec![
+            cloud_hypervisor::pause(),
+            cloud_hypervisor::save()?,
+            cloud_hypervisor::resume(),
+            cloud_hypervisor::stop(),
+        ],
     });
     Ok(asked)
 }

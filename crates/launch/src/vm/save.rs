@@ -1,11 +1,6 @@
 //! Freezing a machine: its memory into one file, its processors and devices into another, while it stands still.
 
-use std::{
-    fs::File,
-    io,
-    os::fd::AsFd,
-    time::Duration,
-};
+use std::{fs::File, io, os::fd::AsFd, time::Duration};
 
 use guest::channel::Port;
 use proto::{
@@ -38,7 +33,8 @@ pub async fn answer(machine: &mut Machine, mut socket: UnixStream) -> io::Result
         Ok(held) => {
             machine.channel.expect_move();
             let saved = write_down(machine, ram, state).await;
-            let answer = saved.map_or_else(|error| Answer::Failed { why: error.to_string() }, |()| Answer::Saved { held });
+            let answer = saved
+                .map_or_else(|error| Answer::Failed { why: error.to_string() }, |()| Answer::Saved { held });
             let stands = matches!(answer, Answer::Saved { .. });
             let told = tell(&mut socket, &answer).await;
             if stands && told.is_ok() {
@@ -65,9 +61,7 @@ async fn tell(socket: &mut UnixStream, answer: &Answer) -> io::Result<()> {
 
 /// The two files that whoever asks sends at once.
 async fn files(socket: &UnixStream) -> io::Result<(File, File)> {
-    let taken = async {
-        Ok((one(socket).await?, one(socket).await?))
-    };
+    let taken = async { Ok((one(socket).await?, one(socket).await?)) };
     tokio::time::timeout(FILES_PATIENCE, taken).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 

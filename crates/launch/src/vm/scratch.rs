@@ -35,7 +35,9 @@ pub async fn keep(ram: File, memory_bytes: u64) -> io::Result<()> {
 /// Copies all pages that are not zero.
 fn copy_memory(from: &File, to: &File, len: u64) -> io::Result<()> {
     if from.metadata()?.len() != len {
-        return Err(io::Error::other("its hypervisor wrote down another amount of memory than the machine has"));
+        return Err(io::Error::other(
+            "its hypervisor wrote down another amount of memory than the machine has",
+        ));
     }
     to.set_len(len)?;
     let mut buffer = vec![0; CHUNK];
@@ -73,7 +75,9 @@ mod tests {
     fn memory_is_copied_whole_and_without_its_zeros() {
         let dir = std::env::temp_dir().join(format!("pal-scratch-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
-        let make = |name: &str| File::options().read(true).write(true).create(true).truncate(true).open(dir.join(name)).unwrap();
+        let make = |name: &str| {
+            File::options().read(true).write(true).create(true).truncate(true).open(dir.join(name)).unwrap()
+        };
         let (from, to) = (make("from"), make("to"));
         let mut memory = vec![0; 8 << 20];
         memory[5] = 1;

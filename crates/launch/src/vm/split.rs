@@ -39,7 +39,12 @@ const FLAGS: u64 = PAGE_LEN as u64 - 1;
 pub fn split(from: impl Read, ram: &File, ram_len: u64, rest: impl Write) -> io::Result<()> {
     ram.set_len(ram_len)?;
     let from = BufReader::with_capacity(1 << 20, from);
-    let mut splitter = Splitter { from, rest: BufWriter::with_capacity(1 << 16, rest), run: Run { file: ram, len_max: ram_len, at: 0, bytes: Vec::new(), end: 0 }, of_memory: false };
+    let mut splitter = Splitter {
+        from,
+        rest: BufWriter::with_capacity(1 << 16, rest),
+        run: Run { file: ram, len_max: ram_len, at: 0, bytes: Vec::new(), end: 0 },
+        of_memory: false,
+    };
     let section = splitter.preface()?;
     splitter.setup()?;
     splitter.footer(section)?;
@@ -115,7 +120,8 @@ impl<R: Read, W: Write> Splitter<'_, R, W> {
             seen.push(self.byte()?);
         }
         let at = seen.len() - SECTION.len();
-        let number = at.checked_sub(4).and_then(|from| seen.get(from..at)).and_then(|bytes| bytes.try_into().ok());
+        let number =
+            at.checked_sub(4).and_then(|from| seen.get(from..at)).and_then(|bytes| bytes.try_into().ok());
         number.map(u32::from_be_bytes).ok_or_else(|| wrong("no memory where it should be"))
     }
 
@@ -288,7 +294,9 @@ mod tests {
         pages.extend(&rom);
         let (done, ram, rest) = run(&stream(&pages), "good");
         done.unwrap();
-        assert!(ram[..PAGE_LEN].iter().all(|byte| *byte == 0) && ram[PAGE_LEN..].iter().all(|byte| *byte == 7));
+        assert!(
+            ram[..PAGE_LEN].iter().all(|byte| *byte == 0) && ram[PAGE_LEN..].iter().all(|byte| *byte == 7)
+        );
         assert!(rest == stream(&rom), "all but the memory's pages");
     }
 

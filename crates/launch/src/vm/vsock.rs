@@ -110,8 +110,21 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_that_is_none_is_no_line() {
-        assert_eq!(check(&["OK \n", "OK 1x\n", "NO 3\n"], 300).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert_eq!(check(&["OK 00000000000000000000000000000000000000000000000001\n"], 300).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert_eq!(check(&["…"], 300).await.unwrap_err().kind(), io::ErrorKind::TimedOut, "one that never says anything");
+        assert_eq!(
+            check(&["OK \n", "OK 1x\n", "NO 3\n"], 300).await.unwrap_err().kind(),
+            io::ErrorKind::TimedOut
+        );
+        assert_eq!(
+            check(&["OK 00000000000000000000000000000000000000000000000001\n"], 300)
+                .await
+                .unwrap_err()
+                .kind(),
+            io::ErrorKind::TimedOut
+        );
+        assert_eq!(
+            check(&["…"], 300).await.unwrap_err().kind(),
+            io::ErrorKind::TimedOut,
+            "one that never says anything"
+        );
     }
 }

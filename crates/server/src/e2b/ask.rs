@@ -33,7 +33,8 @@ pub async fn admit(State(app): State<App>, mut request: Request, next: Next) -> 
         }
         None => {
             audit::denied(&app, None, &method, &uri, "no valid key").await;
-            return Refusal::new(StatusCode::UNAUTHORIZED, "send a valid API key as X-API-KEY").into_response();
+            return Refusal::new(StatusCode::UNAUTHORIZED, "send a valid API key as X-API-KEY")
+                .into_response();
         }
     };
     if needed > Scope::Read
@@ -67,16 +68,22 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Refusal> {
-        let read = tokio::time::timeout(BODY_WAIT, Limited::new(request.into_body(), BODY_LEN_MAX).collect()).await;
+        let read =
+            tokio::time::timeout(BODY_WAIT, Limited::new(request.into_body(), BODY_LEN_MAX).collect()).await;
         let collected = read
-            .map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the request's body did not arrive in 30 seconds"))?
+            .map_err(|_| {
+                Refusal::new(StatusCode::REQUEST_TIMEOUT, "the request's body did not arrive in 30 seconds")
+            })?
             .map_err(|error| match error.is::<LengthLimitError>() {
-                true => Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "the request's body is longer than 1 MiB"),
+                true => {
+                    Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "the request's body is longer than 1 MiB")
+                }
                 false => Refusal::bad("the request's body broke off"),
             })?;
         let bytes = collected.to_bytes();
         let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
-        let value = serde_json::from_slice(text).map_err(|error| Refusal::bad(format!("the request's body makes no sense: {error}")))?;
+        let value = serde_json::from_slice(text)
+            .map_err(|error| Refusal::bad(format!("the request's body makes no sense: {error}")))?;
         Ok(Self { value, bytes })
     }
 }
@@ -88,12 +95,20 @@ pub struct Query(Vec<(String, String)>);
 impl Query {
     /// The first value of that name; an empty one is none.
     pub fn text(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
+        self.0
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
+            .filter(|value| !value.is_empty())
     }
 
     /// Every value of that name, also those joined by commas.
     pub fn texts<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
-        self.0.iter().filter(move |(key, _)| key == name).flat_map(|(_, value)| value.split(',')).filter(|value| !value.is_empty())
+        self.0
+            .iter()
+            .filter(move |(key, _)| key == name)
+            .flat_map(|(_, value)| value.split(','))
+            .filter(|value| !value.is_empty())
     }
 
     /// A number from 0 on.
@@ -116,7 +131,9 @@ impl<S: Send + Sync> FromRequestParts<S> for Query {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
-        Ok(Self(form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes()).into_owned().collect()))
+        Ok(Self(
+            form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes()).into_owned().collect(),
+        ))
     }
 }
 

@@ -9,7 +9,9 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
 };
 use bytes::Bytes;
-use fleet::{Act, BuildRequest, BuildState, Credentials, Dress, Fleet, From as Origin, Image, STEPS_MAX, Said, Step};
+use fleet::{
+    Act, BuildRequest, BuildState, Credentials, Dress, Fleet, From as Origin, Image, STEPS_MAX, Said, Step,
+};
 use http_body_util::BodyExt;
 use proto::{
     Failure, Kind, Size, TemplateId,
@@ -45,7 +47,11 @@ pub struct NewTemplate {
 }
 
 /// `POST /v3/templates`.
-pub async fn ask(State(app): State<App>, caller: Caller, asked: Asked<NewTemplate>) -> Result<(StatusCode, Json<Value>), Refusal> {
+pub async fn ask(
+    State(app): State<App>,
+    caller: Caller,
+    asked: Asked<NewTemplate>,
+) -> Result<(StatusCode, Json<Value>), Refusal> {
     let NewTemplate { name, alias, tags, cpu_count, memory_mb } = asked.value;
     let name = name.or(alias).ok_or_else(|| Refusal::bad("a template needs a name"))?;
     if memory_mb.is_some_and(|mb| mb > MEMORY_MB_MAX) || cpu_count == Some(0) {
@@ -59,7 +65,12 @@ pub async fn ask(State(app): State<App>, caller: Caller, asked: Asked<NewTemplat
     let (job, template) = app
         .blocking(async move |fleet: &Fleet| {
             let memory = memory_mb.map(Size::mib);
-            let job = fleet.ask_build(&asked_name, &tags.unwrap_or_default(), cpu_count.map(|count| count.saturating_mul(1000)), memory)?;
+            let job = fleet.ask_build(
+                &asked_name,
+                &tags.unwrap_or_default(),
+                cpu_count.map(|count| count.saturating_mul(1000)),
+                memory,
+            )?;
             fleet.own_template(job.template.as_str(), &key)?;
             Ok((job.clone(), fleet.template(job.template.as_str())?.template))
         })
@@ -88,7 +99,10 @@ pub async fn files(
         return Ok((StatusCode::CREATED, Json(json!({ "present": true }))));
     }
     let token = app.fleet().upload_token(&template.id, &hash);
-    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).map_or_else(|| app.address().to_string(), str::to_owned);
+    let host = headers
+        .get(header::HOST)
+        .and_then(|host| host.to_str().ok())
+        .map_or_else(|| app.address().to_string(), str::to_owned);
     let url = format!("{}://{host}/templates/{}/files/{hash}?token={token}", app.scheme(), template.id);
     Ok((StatusCode::CREATED, Json(json!({ "present": false, "url": url }))))
 }
@@ -109,17 +123,23 @@ pub async fn upload(
     headers: HeaderMap,
     body: Body,
 ) -> Result<StatusCode, Refusal> {
-    let template: TemplateId = id.parse().map_err(|_| Refusal::new(StatusCode::FORBIDDEN, "this address is not one we gave"))?;
+    let template: TemplateId =
+        id.parse().map_err(|_| Refusal::new(StatusCode::FORBIDDEN, "this address is not one we gave"))?;
     let place = place(&app, &template, &hash)?;
     let token = app.fleet().upload_token(&template, &hash);
     if !same(query.text("token").unwrap_or_default().as_bytes(), token.as_bytes()) {
         return Err(Refusal::new(StatusCode::FORBIDDEN, "this address is not one we gave"));
     }
-    let told = headers.get(header::CONTENT_LENGTH).and_then(|len| len.to_str().ok()).and_then(|len| len.parse::<u64>().ok());
+    let told = headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|len| len.to_str().ok())
+        .and_then(|len| len.parse::<u64>().ok());
     if told.is_some_and(|len| len > UPLOAD_MAX) {
         return Err(too_long());
     }
-    let cannot = |error: std::io::Error| Refusal::from(Failure::new(Kind::Host, "cannot keep the files").because(error));
+    let cannot = |error: std::io::Error| {
+        Refusal::from(Failure::new(Kind::Host, "cannot keep the files").because(error))
+    };
     let dir = app.fleet().template_files(&template);
     if !dir.parent().is_some_and(std::path::Path::exists) {
         return Err(Refusal::new(StatusCode::NOT_FOUND, "that template is gone"));
@@ -142,13 +162,21 @@ impl Drop for Part {
 }
 
 async fn receive(mut body: Body, to: &std::path::Path) -> Result<(), Refusal> {
-    let cannot = |error: std::io::Error| Refusal::from(Failure::new(Kind::Host, "cannot keep the files").because(error));
+    let cannot = |error: std::io::Error| {
+        Refusal::from(Failure::new(Kind::Host, "cannot keep the files").because(error))
+    };
     let mut file = File::create(to).await.map_err(cannot)?;
     let mut seen = 0u64;
     loop {
         let frame = tokio::time::timeout(UPLOAD_PATIENCE, body.frame()).await;
-        let Some(frame) = frame.map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the upload stood still for a minute"))? else { break };
-        let Ok(bytes) = frame.map_err(|_| Refusal::bad("the upload broke off"))?.into_data() else { continue };
+        let Some(frame) = frame
+            .map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the upload stood still for a minute"))?
+        else {
+            break;
+        };
+        let Ok(bytes) = frame.map_err(|_| Refusal::bad("the upload broke off"))?.into_data() else {
+            continue;
+        };
         let bytes: Bytes = bytes;
         seen += bytes.len() as u64;
         if seen > UPLOAD_MAX {
@@ -160,7 +188,10 @@ async fn receive(mut body: Body, to: &std::path::Path) -> Result<(), Refusal> {
 }
 
 fn too_long() -> Refusal {
-    Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the files of one COPY may take {} at most", Size(UPLOAD_MAX)))
+    Refusal::new(
+        StatusCode::PAYLOAD_TOO_LARGE,
+        format!("the files of one COPY may take {} at most", Size(UPLOAD_MAX)),
+    )
 }
 
 /// In the same time wherever they differ.
@@ -203,8 +234,12 @@ impl Door {
         match self {
             Self::Registry { username, password } => Ok(Credentials { username, password }),
             // So Google's registries want it.
-            Self::Gcp { service_account_json } => Ok(Credentials { username: "_json_key".into(), password: service_account_json }),
-            Self::Aws {} => Err(Refusal::absent("way to registries of AWS: get a password with `aws ecr get-login-password`, and send it as type `registry` with the name AWS")),
+            Self::Gcp { service_account_json } => {
+                Ok(Credentials { username: "_json_key".into(), password: service_account_json })
+            }
+            Self::Aws {} => Err(Refusal::absent(
+                "way to registries of AWS: get a password with `aws ecr get-login-password`, and send it as type `registry` with the name AWS",
+            )),
         }
     }
 }
@@ -230,7 +265,8 @@ pub async fn begin(
 ) -> Result<StatusCode, Refusal> {
     let template = super::templates::known(&app, &caller, &id).await?;
     super::templates::owned(&caller, &template, &id)?;
-    let build: BuildId = build.parse().map_err(|_| Refusal::new(StatusCode::NOT_FOUND, "there is no such build"))?;
+    let build: BuildId =
+        build.parse().map_err(|_| Refusal::new(StatusCode::NOT_FOUND, "there is no such build"))?;
     let request = request_of(&app, &template.id, asked.value)?;
     if let Origin::Template(name) = &request.from {
         super::templates::usable(&app, &caller, name).await?;
@@ -249,7 +285,12 @@ fn request_of(app: &App, template: &TemplateId, asked: Begin) -> Result<BuildReq
         (Some(name), None) => Origin::Template(name),
         (None, Some(reference)) => {
             let credentials = asked.from_image_registry.map(Door::credentials).transpose()?;
-            Origin::Image(Image { credentials, reach: app.config().registries.clone(), dress: Dress::ForE2b, ..Image::new(reference) })
+            Origin::Image(Image {
+                credentials,
+                reach: app.config().registries.clone(),
+                dress: Dress::ForE2b,
+                ..Image::new(reference)
+            })
         }
         _ => return Err(Refusal::bad("a build begins with fromTemplate or fromImage, and not with both")),
     };
@@ -260,18 +301,33 @@ fn request_of(app: &App, template: &TemplateId, asked: Begin) -> Result<BuildReq
     let text = |text: Option<String>| text.filter(|text| !text.is_empty());
     let (command, ready) = (text(asked.start_cmd), text(asked.ready_cmd));
     let start = (command.is_some() || ready.is_some()).then_some(Start { command, ready });
-    Ok(BuildRequest { from, steps, start, force: asked.force.unwrap_or(false), allow: app.config().build_allow.clone() })
+    Ok(BuildRequest {
+        from,
+        steps,
+        start,
+        force: asked.force.unwrap_or(false),
+        allow: app.config().build_allow.clone(),
+    })
 }
 
 fn step_of(app: &App, template: &TemplateId, step: Instruction) -> Result<Step, Refusal> {
-    let wrong = || Refusal::bad(format!("a step {} has not these arguments", proto::text::visible(&step.kind)));
+    let wrong =
+        || Refusal::bad(format!("a step {} has not these arguments", proto::text::visible(&step.kind)));
     let mut args = step.args.clone().into_iter();
     let mut next = || args.next().filter(|text| !text.is_empty());
     let act = match step.kind.as_str() {
         "COPY" => {
-            let hash = step.files_hash.clone().ok_or_else(|| Refusal::bad("a step COPY needs its filesHash"))?;
+            let hash =
+                step.files_hash.clone().ok_or_else(|| Refusal::bad("a step COPY needs its filesHash"))?;
             let archive = place(app, template, &hash)?;
-            Act::Copy { source: next().ok_or_else(wrong)?, target: next().ok_or_else(wrong)?, owner: args.next().filter(|text| !text.is_empty()), mode: args.next().filter(|text| !text.is_empty()), hash, archive }
+            Act::Copy {
+                source: next().ok_or_else(wrong)?,
+                target: next().ok_or_else(wrong)?,
+                owner: args.next().filter(|text| !text.is_empty()),
+                mode: args.next().filter(|text| !text.is_empty()),
+                hash,
+                archive,
+            }
         }
         "RUN" => Act::Run { command: next().ok_or_else(wrong)?, user: next() },
         "ENV" if !step.args.is_empty() && step.args.len().is_multiple_of(2) => {
@@ -280,15 +336,26 @@ fn step_of(app: &App, template: &TemplateId, step: Instruction) -> Result<Step, 
         "WORKDIR" => Act::Workdir(next().ok_or_else(wrong)?),
         "USER" => Act::User(next().ok_or_else(wrong)?),
         "ENV" => return Err(wrong()),
-        other => return Err(Refusal::bad(format!("a build has no step {}", proto::text::visible(&other.chars().take(64).collect::<String>())))),
+        other => {
+            return Err(Refusal::bad(format!(
+                "a build has no step {}",
+                proto::text::visible(&other.chars().take(64).collect::<String>())
+            )));
+        }
     };
     Ok(Step { act, force: step.force.unwrap_or(false) })
 }
 
 /// `GET /templates/{id}/builds/{build}/status`.
-pub async fn status(State(app): State<App>, caller: Caller, Path((id, build)): Path<(String, String)>, query: Query) -> Result<Json<Value>, Refusal> {
+pub async fn status(
+    State(app): State<App>,
+    caller: Caller,
+    Path((id, build)): Path<(String, String)>,
+    query: Query,
+) -> Result<Json<Value>, Refusal> {
     let template = super::templates::known(&app, &caller, &id).await?;
-    let build: BuildId = build.parse().map_err(|_| Refusal::new(StatusCode::NOT_FOUND, "there is no such build"))?;
+    let build: BuildId =
+        build.parse().map_err(|_| Refusal::new(StatusCode::NOT_FOUND, "there is no such build"))?;
     let offset = usize::try_from(query.number("logsOffset")?.unwrap_or(0)).unwrap_or(usize::MAX);
     let (state, said) = look(&app, &template.id, &build, offset, query.limit()?).await?;
     let mut answer = json!({
@@ -303,15 +370,27 @@ pub async fn status(State(app): State<App>, caller: Caller, Path((id, build)): P
 }
 
 /// `GET /templates/{id}/builds/{build}/logs`.
-pub async fn logs(State(app): State<App>, caller: Caller, Path((id, build)): Path<(String, String)>, query: Query) -> Result<Json<Value>, Refusal> {
+pub async fn logs(
+    State(app): State<App>,
+    caller: Caller,
+    Path((id, build)): Path<(String, String)>,
+    query: Query,
+) -> Result<Json<Value>, Refusal> {
     let template = super::templates::known(&app, &caller, &id).await?;
-    let build: BuildId = build.parse().map_err(|_| Refusal::new(StatusCode::NOT_FOUND, "there is no such build"))?;
+    let build: BuildId =
+        build.parse().map_err(|_| Refusal::new(StatusCode::NOT_FOUND, "there is no such build"))?;
     let (_, said) = look(&app, &template.id, &build, 0, query.limit()?).await?;
     Ok(Json(json!({ "logs": said.iter().map(entry).collect::<Vec<_>>() })))
 }
 
 /// On a thread that may wait: what a build said may have to be read from its file.
-async fn look(app: &App, template: &TemplateId, build: &BuildId, offset: usize, limit: usize) -> Result<(BuildState, Vec<Said>), Refusal> {
+async fn look(
+    app: &App,
+    template: &TemplateId,
+    build: &BuildId,
+    offset: usize,
+    limit: usize,
+) -> Result<(BuildState, Vec<Said>), Refusal> {
     let (template, build) = (template.clone(), build.clone());
     Ok(app.blocking(async move |fleet: &Fleet| fleet.build_status(&template, &build, offset, limit)).await?)
 }

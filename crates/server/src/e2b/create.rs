@@ -44,16 +44,32 @@ struct AutoResume {
 }
 
 /// `POST /sandboxes`.
-pub async fn v1(app: State<App>, caller: Caller, headers: HeaderMap, asked: Asked<NewSandbox>) -> Result<Response, Refusal> {
+pub async fn v1(
+    app: State<App>,
+    caller: Caller,
+    headers: HeaderMap,
+    asked: Asked<NewSandbox>,
+) -> Result<Response, Refusal> {
     make(app.0, caller, headers, asked, 15).await
 }
 
 /// `POST /v2/sandboxes`.
-pub async fn v2(app: State<App>, caller: Caller, headers: HeaderMap, asked: Asked<NewSandbox>) -> Result<Response, Refusal> {
+pub async fn v2(
+    app: State<App>,
+    caller: Caller,
+    headers: HeaderMap,
+    asked: Asked<NewSandbox>,
+) -> Result<Response, Refusal> {
     make(app.0, caller, headers, asked, 300).await
 }
 
-async fn make(app: App, caller: Caller, headers: HeaderMap, asked: Asked<NewSandbox>, timeout_s: i64) -> Result<Response, Refusal> {
+async fn make(
+    app: App,
+    caller: Caller,
+    headers: HeaderMap,
+    asked: Asked<NewSandbox>,
+    timeout_s: i64,
+) -> Result<Response, Refusal> {
     let request = once::Request::of(&headers, &caller, &asked.bytes)?;
     templates::usable(&app, &caller, &asked.value.template_id).await?;
     let create = request_of(asked.value, &caller, timeout_s)?;
@@ -108,7 +124,12 @@ fn request_of(asked: NewSandbox, caller: &Caller, timeout_s: i64) -> Result<Crea
     if lease.network.get("allowPublicTraffic") == Some(&Value::Bool(false)) {
         lease.traffic_token = Some(traffic_token()?);
     }
-    Ok(Create { template: asked.template_id, env: asked.env_vars.unwrap_or_default(), lease: Some(lease), ..Create::kept() })
+    Ok(Create {
+        template: asked.template_id,
+        env: asked.env_vars.unwrap_or_default(),
+        lease: Some(lease),
+        ..Create::kept()
+    })
 }
 
 fn then(asked: &NewSandbox) -> Result<Then, Refusal> {
@@ -116,7 +137,9 @@ fn then(asked: &NewSandbox) -> Result<Then, Refusal> {
     match (asked.auto_pause.unwrap_or(false), asked.auto_pause_memory.unwrap_or(true)) {
         (false, _) => Ok(Then::Kill),
         (true, true) => Ok(Then::Pause(Rest::Memory)),
-        (true, false) if resumes => Err(Refusal::bad("autoResume needs the memory: it cannot be combined with autoPauseMemory false")),
+        (true, false) if resumes => {
+            Err(Refusal::bad("autoResume needs the memory: it cannot be combined with autoPauseMemory false"))
+        }
         (true, false) => Ok(Then::Pause(Rest::Files)),
     }
 }
@@ -124,7 +147,9 @@ fn then(asked: &NewSandbox) -> Result<Then, Refusal> {
 /// A time to live in seconds.
 pub fn timeout(seconds: i64) -> Result<Duration, Refusal> {
     let asked = u64::try_from(seconds).ok().map(Duration::from_secs).filter(|asked| *asked <= TIMEOUT_MAX);
-    asked.ok_or_else(|| Refusal::bad(format!("timeout is not a number of seconds from 0 to {}", TIMEOUT_MAX.as_secs())))
+    asked.ok_or_else(|| {
+        Refusal::bad(format!("timeout is not a number of seconds from 0 to {}", TIMEOUT_MAX.as_secs()))
+    })
 }
 
 fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), Refusal> {
@@ -139,5 +164,7 @@ pub fn template(asked: &str) -> String {
 
 /// What opens the ports of a Body that is not for everybody.
 pub fn traffic_token() -> Result<String, Refusal> {
-    sys::random::bytes::<16>().map(|drawn| hex(&drawn)).map_err(|_| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "cannot draw a token"))
+    sys::random::bytes::<16>()
+        .map(|drawn| hex(&drawn))
+        .map_err(|_| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "cannot draw a token"))
 }

@@ -44,7 +44,8 @@ impl Refusal {
 
 impl From<Failure> for Refusal {
     fn from(failure: Failure) -> Self {
-        let status = StatusCode::from_u16(failure.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let status =
+            StatusCode::from_u16(failure.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         // What the host lacks, or a bug, names its causes in the log of whoever runs the server, not to callers.
         Self::new(status, failure.message)
     }

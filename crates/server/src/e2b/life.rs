@@ -28,13 +28,21 @@ const TIMEOUT_S: i64 = 300;
 const GRACE: Duration = Duration::from_secs(2);
 
 /// `GET /sandboxes/{id}`.
-pub async fn info(State(app): State<App>, caller: Caller, Path(id): Path<String>) -> Result<Json<Value>, Refusal> {
+pub async fn info(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, Refusal> {
     let (view, lease) = find(&app, &caller, &id).await?;
     Ok(Json(sandbox::detail(&app, &view, lease.as_ref())))
 }
 
 /// `DELETE /sandboxes/{id}`.
-pub async fn kill(State(app): State<App>, caller: Caller, Path(id): Path<String>) -> Result<StatusCode, Refusal> {
+pub async fn kill(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<StatusCode, Refusal> {
     let (view, _) = find(&app, &caller, &id).await?;
     let body = view.id().clone();
     let removed = app.blocking(async move |fleet: &Fleet| fleet.remove(&body, Force::Yes).await).await;
@@ -53,14 +61,24 @@ pub struct Connect {
 }
 
 /// `POST /v2/sandboxes/{id}/connect`, and v1's.
-pub async fn connect(state: State<App>, caller: Caller, Path(id): Path<String>, asked: Asked<Connect>) -> Result<Response, Refusal> {
+pub async fn connect(
+    state: State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+    asked: Asked<Connect>,
+) -> Result<Response, Refusal> {
     let (view, _) = find(&state.0, &caller, &id).await?;
     let woken = wake(&state.0, &view, asked.value).await?;
     Ok(answered(&state.0, woken))
 }
 
 /// `POST /sandboxes/{id}/resume`: as old clients ask; a sandbox that runs is no use to them.
-pub async fn resume(state: State<App>, caller: Caller, Path(id): Path<String>, asked: Asked<Connect>) -> Result<Response, Refusal> {
+pub async fn resume(
+    state: State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+    asked: Asked<Connect>,
+) -> Result<Response, Refusal> {
     let (view, _) = find(&state.0, &caller, &id).await?;
     if view.status == Status::Running {
         return Err(Refusal::new(StatusCode::CONFLICT, format!("sandbox {id} is running already")));
@@ -79,14 +97,21 @@ async fn wake(app: &App, view: &View, asked: Connect) -> Result<(View, Option<Le
     let (timeout, memory) = (seconds(asked.timeout.unwrap_or(TIMEOUT_S))?, asked.memory.unwrap_or(true));
     let body = view.id().clone();
     let woken = app.blocking(async move |fleet: &Fleet| wake_now(fleet, &body, timeout, memory).await).await;
-    let (view, lease, was) = woken.map_err(|failure| if failure.kind == Kind::NotFound { Refusal::no_sandbox(view.id().as_str()) } else { failure.into() })?;
+    let (view, lease, was) = woken.map_err(|failure| {
+        if failure.kind == Kind::NotFound { Refusal::no_sandbox(view.id().as_str()) } else { failure.into() }
+    })?;
     if let Some(lease) = &lease {
         app.timer().note(view.id(), lease);
     }
     Ok((view, lease, was))
 }
 
-async fn wake_now(fleet: &Fleet, id: &BodyId, timeout: Duration, memory: bool) -> Result<(View, Option<Lease>, Status), Failure> {
+async fn wake_now(
+    fleet: &Fleet,
+    id: &BodyId,
+    timeout: Duration,
+    memory: bool,
+) -> Result<(View, Option<Lease>, Status), Failure> {
     let was = fleet.status(id)?;
     let leased = fleet.lease(id)?.is_some();
     if leased {
@@ -94,7 +119,10 @@ async fn wake_now(fleet: &Fleet, id: &BodyId, timeout: Duration, memory: bool) -
             if was != Status::Running {
                 // Its deadline is set when it goes on.
                 lease.timeout_ms = timeout.as_millis() as u64;
-            } else if lease.deadline_ms.is_none_or(|deadline| deadline < fleet::lease::now_ms() + timeout.as_millis() as u64) {
+            } else if lease
+                .deadline_ms
+                .is_none_or(|deadline| deadline < fleet::lease::now_ms() + timeout.as_millis() as u64)
+            {
                 lease.extend(timeout);
             }
         })?;
@@ -117,7 +145,12 @@ pub struct Timeout {
 }
 
 /// `POST /sandboxes/{id}/timeout`.
-pub async fn timeout(State(app): State<App>, caller: Caller, Path(id): Path<String>, asked: Asked<Timeout>) -> Result<StatusCode, Refusal> {
+pub async fn timeout(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+    asked: Asked<Timeout>,
+) -> Result<StatusCode, Refusal> {
     let to = seconds(asked.value.timeout)?;
     change(&app, &caller, &id, move |lease| lease.extend(to)).await
 }
@@ -128,7 +161,12 @@ pub struct Refresh {
 }
 
 /// `POST /sandboxes/{id}/refreshes`: later, never earlier.
-pub async fn refresh(State(app): State<App>, caller: Caller, Path(id): Path<String>, asked: Asked<Refresh>) -> Result<StatusCode, Refusal> {
+pub async fn refresh(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+    asked: Asked<Refresh>,
+) -> Result<StatusCode, Refusal> {
     let to = seconds(asked.value.duration.unwrap_or(15))?;
     let later = move |lease: &mut Lease| {
         let mut moved = lease.clone();
@@ -139,13 +177,21 @@ pub async fn refresh(State(app): State<App>, caller: Caller, Path(id): Path<Stri
 }
 
 /// Changes the deadline of a sandbox that runs.
-async fn change(app: &App, caller: &Caller, id: &str, change: impl FnOnce(&mut Lease) + Send + 'static) -> Result<StatusCode, Refusal> {
+async fn change(
+    app: &App,
+    caller: &Caller,
+    id: &str,
+    change: impl FnOnce(&mut Lease) + Send + 'static,
+) -> Result<StatusCode, Refusal> {
     let (view, lease) = find(app, caller, id).await?;
     if view.status != Status::Running {
         return Err(Refusal::no_sandbox(id));
     }
     if lease.is_none() {
-        return Err(Refusal::new(StatusCode::CONFLICT, "this sandbox was not made here and has no end to move"));
+        return Err(Refusal::new(
+            StatusCode::CONFLICT,
+            "this sandbox was not made here and has no end to move",
+        ));
     }
     let body = view.id().clone();
     let lease = app.blocking(async move |fleet: &Fleet| fleet.change_lease(&body, change)).await?;
@@ -159,7 +205,12 @@ pub struct Pause {
 }
 
 /// `POST /sandboxes/{id}/pause`.
-pub async fn pause(State(app): State<App>, caller: Caller, Path(id): Path<String>, asked: Asked<Pause>) -> Result<StatusCode, Refusal> {
+pub async fn pause(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+    asked: Asked<Pause>,
+) -> Result<StatusCode, Refusal> {
     let (view, _) = find(&app, &caller, &id).await?;
     if view.status != Status::Running {
         return Err(Refusal::new(StatusCode::CONFLICT, format!("sandbox {id} is paused already")));
@@ -183,7 +234,12 @@ pub struct Fork {
 }
 
 /// `POST /sandboxes/{id}/fork`: all of them or none.
-pub async fn fork(State(app): State<App>, caller: Caller, Path(id): Path<String>, asked: Asked<Fork>) -> Result<Response, Refusal> {
+pub async fn fork(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+    asked: Asked<Fork>,
+) -> Result<Response, Refusal> {
     let (view, lease) = find(&app, &caller, &id).await?;
     let count = asked.value.count.unwrap_or(1);
     if !(1..=FORKS_MAX).contains(&count) {
@@ -201,7 +257,8 @@ pub async fn fork(State(app): State<App>, caller: Caller, Path(id): Path<String>
     };
     let views = app.blocking(making).await?;
     views.iter().for_each(|view| app.timer().note(view.id(), &lease));
-    let forks: Vec<Value> = views.iter().map(|view| json!({ "sandbox": sandbox::sandbox(&app, view, Some(&lease)) })).collect();
+    let forks: Vec<Value> =
+        views.iter().map(|view| json!({ "sandbox": sandbox::sandbox(&app, view, Some(&lease)) })).collect();
     Ok((StatusCode::CREATED, Json(forks)).into_response())
 }
 
@@ -209,9 +266,15 @@ pub async fn fork(State(app): State<App>, caller: Caller, Path(id): Path<String>
 fn fork_lease(parent: Option<Lease>, timeout: Duration, caller: &Caller) -> Result<Lease, Refusal> {
     let mut lease = parent.unwrap_or_else(|| Lease::new(timeout, Then::Kill));
     let token = lease.traffic_token.is_some().then(traffic_token).transpose()?;
-    lease = Lease { paused: None, request: None, resumed_by_traffic: false, traffic_token: token, since: fleet::clock::now(), ..lease };
+    lease = Lease {
+        paused: None,
+        request: None,
+        resumed_by_traffic: false,
+        traffic_token: token,
+        since: fleet::clock::now(),
+        ..lease
+    };
     lease.owner = Some(caller.key.clone());
     lease.extend(timeout);
     Ok(lease)
 }
-

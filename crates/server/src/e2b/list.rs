@@ -20,7 +20,11 @@ use super::{
 use crate::{App, Caller};
 
 /// `GET /sandboxes`: as old clients ask, all at once and only what runs.
-pub async fn running(State(app): State<App>, caller: Caller, query: Query) -> Result<Json<Vec<Value>>, Refusal> {
+pub async fn running(
+    State(app): State<App>,
+    caller: Caller,
+    query: Query,
+) -> Result<Json<Vec<Value>>, Refusal> {
     let wanted = Wanted { states: vec!["running".into()], ..Wanted::read(&query)? };
     let found = select(&app, &caller, &wanted).await?;
     Ok(Json(found.iter().map(|(view, lease)| sandbox::listed(view, lease.as_ref())).collect()))
@@ -33,7 +37,8 @@ pub async fn all(State(app): State<App>, caller: Caller, query: Query) -> Result
     let running = found.iter().filter(|(view, _)| view.status == Status::Running).count();
     let keys: Vec<String> = found.iter().map(|(view, lease)| place(view, lease.as_ref())).collect();
     let (from, to, next) = page(&keys, query.text("nextToken"), query.limit()?, wanted.newest_first)?;
-    let listed: Vec<Value> = found[from..to].iter().map(|(view, lease)| sandbox::listed(view, lease.as_ref())).collect();
+    let listed: Vec<Value> =
+        found[from..to].iter().map(|(view, lease)| sandbox::listed(view, lease.as_ref())).collect();
     let mut response = Json(listed).into_response();
     if let Some(next) = next.and_then(|next| HeaderValue::from_str(&next).ok()) {
         response.headers_mut().insert("x-next-token", next);
@@ -109,7 +114,9 @@ async fn select(app: &App, caller: &Caller, wanted: &Wanted) -> Result<Vec<(View
             Ok(views.map(|view| (fleet.lease(view.id()).ok().flatten(), view)).collect::<Vec<_>>())
         })
         .await?;
-    let mine = all.into_iter().filter(|(lease, view)| may_see(caller, lease.as_ref()) && wanted.takes(view, lease.as_ref()));
+    let mine = all
+        .into_iter()
+        .filter(|(lease, view)| may_see(caller, lease.as_ref()) && wanted.takes(view, lease.as_ref()));
     let mut found: Vec<(View, Option<Lease>)> = mine.map(|(lease, view)| (view, lease)).collect();
     found.sort_by_cached_key(|(view, lease)| place(view, lease.as_ref()));
     if wanted.newest_first {
@@ -124,11 +131,18 @@ fn place(view: &View, lease: Option<&Lease>) -> String {
 }
 
 /// From where to where a page goes, and what asks for the next. Keys are in order.
-pub fn page(keys: &[String], token: Option<&str>, limit: usize, falling: bool) -> Result<(usize, usize, Option<String>), Refusal> {
+pub fn page(
+    keys: &[String],
+    token: Option<&str>,
+    limit: usize,
+    falling: bool,
+) -> Result<(usize, usize, Option<String>), Refusal> {
     if token.is_some_and(|token| !token.contains('_')) {
         return Err(Refusal::bad("nextToken was not given by this server"));
     }
-    let seen = |key: &String| token.is_some_and(|token| if falling { key.as_str() >= token } else { key.as_str() <= token });
+    let seen = |key: &String| {
+        token.is_some_and(|token| if falling { key.as_str() >= token } else { key.as_str() <= token })
+    };
     let from = keys.iter().take_while(|key| seen(key)).count();
     let to = keys.len().min(from + limit);
     let next = (to < keys.len()).then(|| keys[to - 1].clone());
@@ -143,9 +157,15 @@ mod tests {
     fn metadata_is_decoded_twice() {
         // As the SDKs send it: urlencode({quote(name): quote(value)}).
         let wanted = metadata("odd%2520key=a%2526b%253Dc%252F%25C3%25A9&smoke=x");
-        assert_eq!(wanted, BTreeMap::from([("odd key".into(), "a&b=c/é".into()), ("smoke".into(), "x".into())]));
+        assert_eq!(
+            wanted,
+            BTreeMap::from([("odd key".into(), "a&b=c/é".into()), ("smoke".into(), "x".into())])
+        );
         // As a person may send it, encoded once.
-        assert_eq!(metadata("a%20b=1%2B1&c=d%3De"), BTreeMap::from([("a b".into(), "1+1".into()), ("c".into(), "d=e".into())]));
+        assert_eq!(
+            metadata("a%20b=1%2B1&c=d%3De"),
+            BTreeMap::from([("a b".into(), "1+1".into()), ("c".into(), "d=e".into())])
+        );
         assert_eq!(metadata(""), BTreeMap::new());
     }
 

@@ -69,7 +69,9 @@ pub fn router(app: &App) -> Router<App> {
         .route("/secrets", any(absent_secrets))
         .route("/secrets/{*rest}", any(absent_secrets))
         .fallback(async || Refusal::new(StatusCode::NOT_FOUND, "there is no such route"))
-        .method_not_allowed_fallback(async || Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "this route has no such method"))
+        .method_not_allowed_fallback(async || {
+            Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "this route has no such method")
+        })
         .layer(from_fn_with_state(app.clone(), ask::admit))
         // The address itself is the permission: clients send these files with no key.
         .route("/templates/{id}/files/{hash}", put(builds::upload))

@@ -19,7 +19,12 @@ use crate::{App, Caller};
 const RULES_MAX: usize = 1000;
 
 /// `PUT /sandboxes/{id}/network`: replaces what goes out; who may come in stays.
-pub async fn replace(State(app): State<App>, caller: Caller, Path(id): Path<String>, asked: Asked<Map<String, Value>>) -> Result<StatusCode, Refusal> {
+pub async fn replace(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+    asked: Asked<Map<String, Value>>,
+) -> Result<StatusCode, Refusal> {
     let (view, _) = find(&app, &caller, &id).await?;
     let mut asked = asked.value;
     let internet = asked.remove("allow_internet_access").and_then(|value| value.as_bool());
@@ -27,7 +32,8 @@ pub async fn replace(State(app): State<App>, caller: Caller, Path(id): Path<Stri
     let body = view.id().clone();
     app.blocking(async move |fleet: &Fleet| {
         fleet.change_lease(&body, |lease| {
-            let kept = ["allowPublicTraffic", "maskRequestHost"].map(|name| (name, lease.network.get(name).cloned()));
+            let kept = ["allowPublicTraffic", "maskRequestHost"]
+                .map(|name| (name, lease.network.get(name).cloned()));
             lease.network = network;
             for (name, value) in kept {
                 if let (Some(fields), Some(value)) = (lease.network.as_object_mut(), value) {
@@ -55,7 +61,10 @@ pub fn checked(network: Option<Value>, internet: Option<bool>) -> Result<Value, 
         ("allowPublicTraffic", network.get("allowPublicTraffic").is_none_or(Value::is_boolean)),
         ("maskRequestHost", network.get("maskRequestHost").is_none_or(Value::is_string)),
         ("rules", network.get("rules").is_none_or(Value::is_object)),
-        ("egressProxy", network.get("egressProxy").is_none_or(|proxy| proxy.get("address").is_some_and(Value::is_string))),
+        (
+            "egressProxy",
+            network.get("egressProxy").is_none_or(|proxy| proxy.get("address").is_some_and(Value::is_string)),
+        ),
         ("httpsPorts", network.get("httpsPorts").is_none_or(Value::is_array)),
     ];
     if let Some((name, _)) = typed.iter().find(|(_, right)| !right) {
@@ -70,7 +79,8 @@ pub fn checked(network: Option<Value>, internet: Option<bool>) -> Result<Value, 
 fn check_places(network: &Map<String, Value>, name: &str, is_good: fn(&str) -> bool) -> Result<(), Refusal> {
     let Some(places) = network.get(name) else { return Ok(()) };
     let places = places.as_array().filter(|places| places.len() <= RULES_MAX);
-    let places = places.ok_or_else(|| Refusal::bad(format!("network.{name} is not a list of at most {RULES_MAX}")))?;
+    let places =
+        places.ok_or_else(|| Refusal::bad(format!("network.{name} is not a list of at most {RULES_MAX}")))?;
     match places.iter().find(|place| !place.as_str().is_some_and(is_good)) {
         Some(odd) => Err(Refusal::bad(format!("network.{name} holds {odd}, which is no place it can hold"))),
         None => Ok(()),
@@ -91,7 +101,9 @@ fn is_address(text: &str) -> bool {
 fn is_name(text: &str) -> bool {
     let name = text.strip_prefix("*.").unwrap_or(text);
     let plain = |label: &str| {
-        !label.is_empty() && label.len() <= 63 && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_*".contains(&byte))
+        !label.is_empty()
+            && label.len() <= 63
+            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_*".contains(&byte))
     };
     text == "*" || name.len() <= 253 && name.split('.').all(plain)
 }

@@ -20,7 +20,12 @@ use crate::{App, Caller, samples::Sample};
 const LOGS_MAX: u64 = 1000;
 
 /// `GET /sandboxes/{id}/metrics`.
-pub async fn metrics(State(app): State<App>, caller: Caller, Path(id): Path<String>, query: Query) -> Result<Json<Vec<Value>>, Refusal> {
+pub async fn metrics(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+    query: Query,
+) -> Result<Json<Vec<Value>>, Refusal> {
     let (start, end) = (query.number("start")?, query.number("end")?);
     if start.zip(end).is_some_and(|(start, end)| start > end) {
         return Err(Refusal::bad("start lies after end"));
@@ -35,7 +40,11 @@ pub async fn metrics(State(app): State<App>, caller: Caller, Path(id): Path<Stri
 }
 
 /// `GET /sandboxes/metrics?sandbox_ids=a,b`: the newest of each.
-pub async fn metrics_of_many(State(app): State<App>, caller: Caller, query: Query) -> Result<Json<Value>, Refusal> {
+pub async fn metrics_of_many(
+    State(app): State<App>,
+    caller: Caller,
+    query: Query,
+) -> Result<Json<Value>, Refusal> {
     let mut newest = Map::new();
     for id in query.texts("sandbox_ids").take(100) {
         let Ok((view, _)) = find(&app, &caller, id).await else { continue };
@@ -76,19 +85,38 @@ fn metric(view: &View, sample: &Sample) -> Value {
 }
 
 /// `GET /sandboxes/{id}/logs`.
-pub async fn logs(State(app): State<App>, caller: Caller, Path(id): Path<String>, query: Query) -> Result<Json<Value>, Refusal> {
+pub async fn logs(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+    query: Query,
+) -> Result<Json<Value>, Refusal> {
     let entries = entries(&app, &caller, &id, &query, "start").await?;
-    let lines: Vec<Value> = entries.iter().map(|entry| json!({ "timestamp": entry["timestamp"], "line": entry.to_string() })).collect();
+    let lines: Vec<Value> = entries
+        .iter()
+        .map(|entry| json!({ "timestamp": entry["timestamp"], "line": entry.to_string() }))
+        .collect();
     Ok(Json(json!({ "logs": lines, "logEntries": entries })))
 }
 
 /// `GET /v2/sandboxes/{id}/logs`.
-pub async fn logs_v2(State(app): State<App>, caller: Caller, Path(id): Path<String>, query: Query) -> Result<Json<Value>, Refusal> {
+pub async fn logs_v2(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+    query: Query,
+) -> Result<Json<Value>, Refusal> {
     Ok(Json(json!({ "logs": entries(&app, &caller, &id, &query, "cursor").await? })))
 }
 
 /// The events of a Body, in the words of a log.
-async fn entries(app: &App, caller: &Caller, id: &str, query: &Query, from: &str) -> Result<Vec<Value>, Refusal> {
+async fn entries(
+    app: &App,
+    caller: &Caller,
+    id: &str,
+    query: &Query,
+    from: &str,
+) -> Result<Vec<Value>, Refusal> {
     let (view, _) = find(app, caller, id).await?;
     let after_ms = query.number(from)?;
     let limit = query.number("limit")?.unwrap_or(LOGS_MAX).min(LOGS_MAX) as usize;
@@ -97,7 +125,10 @@ async fn entries(app: &App, caller: &Caller, id: &str, query: &Query, from: &str
         Some("backward") => true,
         Some(_) => return Err(Refusal::bad("direction is neither forward nor backward")),
     };
-    let (search, floor) = (query.text("search").unwrap_or_default().to_owned(), level_number(query.text("level").unwrap_or("debug"))?);
+    let (search, floor) = (
+        query.text("search").unwrap_or_default().to_owned(),
+        level_number(query.text("level").unwrap_or("debug"))?,
+    );
     let body: BodyId = view.id().clone();
     let events = app.blocking(async move |fleet: &Fleet| fleet.events(0, Some(&body), usize::MAX)).await?;
     let in_range = |event: &Event| match (after_ms, unix_ms(&event.at)) {
@@ -109,14 +140,24 @@ async fn entries(app: &App, caller: &Caller, id: &str, query: &Query, from: &str
     if backwards {
         found.reverse();
     }
-    let entries = found.into_iter().map(entry).filter(|entry| entry["message"].as_str().is_some_and(|message| message.contains(&search)));
-    Ok(entries.filter(|entry| level_number(entry["level"].as_str().unwrap_or("info")).is_ok_and(|level| level >= floor)).take(limit).collect())
+    let entries = found
+        .into_iter()
+        .map(entry)
+        .filter(|entry| entry["message"].as_str().is_some_and(|message| message.contains(&search)));
+    Ok(entries
+        .filter(|entry| {
+            level_number(entry["level"].as_str().unwrap_or("info")).is_ok_and(|level| level >= floor)
+        })
+        .take(limit)
+        .collect())
 }
 
 fn entry(event: &Event) -> Value {
     let level = if matches!(event.kind.as_str(), "body.failed" | "rule.denied") { "error" } else { "info" };
     let message = match event.data.get("argv").and_then(Value::as_array) {
-        Some(argv) => format!("{}: {}", event.kind, argv.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" ")),
+        Some(argv) => {
+            format!("{}: {}", event.kind, argv.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" "))
+        }
         None => event.kind.clone(),
     };
     json!({ "timestamp": event.at, "level": level, "message": message, "fields": { "seq": event.seq.to_string(), "type": event.kind } })
@@ -133,7 +174,9 @@ pub fn unix_ms(text: &str) -> Option<u64> {
     let rest = rest.strip_prefix(['T', 't', ' '])?;
     let zone = rest.find(['Z', 'z', '+', '-'])?;
     let (time, zone) = rest.split_at(zone);
-    let numbers = |text: &str, by: char| text.split(by).map(|part| part.parse::<i64>().ok()).collect::<Option<Vec<i64>>>();
+    let numbers = |text: &str, by: char| {
+        text.split(by).map(|part| part.parse::<i64>().ok()).collect::<Option<Vec<i64>>>()
+    };
     let [year, month, day] = numbers(date, '-')?[..] else { return None };
     let (time, fraction) = time.split_once('.').unwrap_or((time, "0"));
     let [hour, minute, second] = numbers(time, ':')?[..] else { return None };
@@ -145,7 +188,12 @@ pub fn unix_ms(text: &str) -> Option<u64> {
             (hours * 60 + minutes) * if sign == "-" { -1 } else { 1 }
         }
     };
-    let in_range = (1970..=9999).contains(&year) && (1..=12).contains(&month) && (1..=31).contains(&day) && hour < 25 && minute < 60 && second < 61;
+    let in_range = (1970..=9999).contains(&year)
+        && (1..=12).contains(&month)
+        && (1..=31).contains(&day)
+        && hour < 25
+        && minute < 60
+        && second < 61;
     let minutes = (days(year, month, day) * 24 + hour) * 60 + minute - offset_minutes;
     u64::try_from((minutes * 60 + second) * 1000 + millis).ok().filter(|_| in_range)
 }
@@ -168,7 +216,15 @@ mod tests {
         assert_eq!(unix_ms(&clock::rfc3339(at)), Some(1_782_907_384_567));
         assert_eq!(unix_ms("1970-01-01T01:00:00+01:00"), Some(0));
         assert_eq!(unix_ms("2000-02-29T00:00:00Z"), Some(951_782_400_000));
-        for bad in ["", "2026", "2026-01-01", "2026-01-01T00:00:00", "2026-13-01T00:00:00Z", "x026-01-01T00:00:00Z", "ž026-01-01T00:00:00Z"] {
+        for bad in [
+            "",
+            "2026",
+            "2026-01-01",
+            "2026-01-01T00:00:00",
+            "2026-13-01T00:00:00Z",
+            "x026-01-01T00:00:00Z",
+            "ž026-01-01T00:00:00Z",
+        ] {
             assert_eq!(unix_ms(bad), None, "{bad}");
         }
     }

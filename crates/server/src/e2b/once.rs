@@ -44,7 +44,10 @@ impl Request {
             return Err(Refusal::bad("Idempotency-Key is not 1 to 255 of a-z, 0-9 and -"));
         }
         let hash = |bytes: &[u8]| hex(&Sha256::digest(bytes)[..16]);
-        Ok(Some(Self { name: hash(&[caller.key.as_bytes(), b":", key.as_bytes()].concat()), says: hash(body) }))
+        Ok(Some(Self {
+            name: hash(&[caller.key.as_bytes(), b":", key.as_bytes()].concat()),
+            says: hash(body),
+        }))
     }
 
     /// What the Body it makes carries.
@@ -53,7 +56,10 @@ impl Request {
     }
 
     fn made(&self, lease: &Lease) -> bool {
-        lease.request.as_ref().is_some_and(|mark| mark.split_once(':').is_some_and(|(name, _)| name == self.name))
+        lease
+            .request
+            .as_ref()
+            .is_some_and(|mark| mark.split_once(':').is_some_and(|(name, _)| name == self.name))
     }
 }
 
@@ -70,7 +76,11 @@ impl Once {
 }
 
 /// The Body that the request has made before.
-pub async fn find(app: &App, request: &Request, lately: Option<&BodyId>) -> Result<Option<(View, Option<Lease>)>, Refusal> {
+pub async fn find(
+    app: &App,
+    request: &Request,
+    lately: Option<&BodyId>,
+) -> Result<Option<(View, Option<Lease>)>, Refusal> {
     let (asked, lately) = (request.clone(), lately.cloned());
     let found = app
         .blocking(async move |fleet: &Fleet| {
@@ -83,9 +93,10 @@ pub async fn find(app: &App, request: &Request, lately: Option<&BodyId>) -> Resu
         })
         .await?;
     match &found {
-        Some((_, Some(lease))) if lease.request != Some(request.mark()) => {
-            Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "this Idempotency-Key was used for another request"))
-        }
+        Some((_, Some(lease))) if lease.request != Some(request.mark()) => Err(Refusal::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "this Idempotency-Key was used for another request",
+        )),
         _ => Ok(found),
     }
 }

@@ -24,7 +24,12 @@ pub struct Take {
 }
 
 /// `POST /sandboxes/{id}/snapshots`.
-pub async fn take(State(app): State<App>, caller: Caller, Path(id): Path<String>, asked: Asked<Take>) -> Result<Response, Refusal> {
+pub async fn take(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+    asked: Asked<Take>,
+) -> Result<Response, Refusal> {
     let (view, _) = find(&app, &caller, &id).await?;
     let (body, name) = (view.id().clone(), asked.value.name.as_deref().map(template));
     let taken = app.blocking(async move |fleet: &Fleet| fleet.snapshot(&body, name).await).await?;
@@ -41,7 +46,8 @@ pub async fn list(State(app): State<App>, caller: Caller, query: Query) -> Resul
             && name.as_ref().is_none_or(|name| snapshot.name.as_ref() == Some(name))
     };
     let found: Vec<SnapshotView> = all.into_iter().filter(wanted).collect();
-    let keys: Vec<String> = found.iter().map(|snapshot| format!("{}_{}", snapshot.created_at, snapshot.id)).collect();
+    let keys: Vec<String> =
+        found.iter().map(|snapshot| format!("{}_{}", snapshot.created_at, snapshot.id)).collect();
     let (from, to, next) = page(&keys, query.text("nextToken"), query.limit()?, false)?;
     let mut response = Json(found[from..to].iter().map(told).collect::<Vec<_>>()).into_response();
     if let Some(next) = next.and_then(|next| HeaderValue::from_str(&next).ok()) {

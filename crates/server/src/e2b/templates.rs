@@ -22,10 +22,16 @@ const BUILT_IN: [&str; 1] = ["host"];
 /// `GET /templates`.
 pub async fn list(State(app): State<App>, caller: Caller) -> Result<Json<Vec<Value>>, Refusal> {
     let asking = caller.clone();
-    let (templates, snapshots) = app.blocking(async move |fleet: &Fleet| Ok((fleet.templates()?, owners::snapshots(fleet, &asking)?))).await?;
+    let (templates, snapshots) = app
+        .blocking(async move |fleet: &Fleet| Ok((fleet.templates()?, owners::snapshots(fleet, &asking)?)))
+        .await?;
     let built_in = BUILT_IN.iter().map(|name| told(name, Some(name), "1970-01-01T00:00:00Z"));
-    let seen = templates.iter().filter(|view| owners::may_see_template(&caller, &view.template)).map(told_template);
-    let snapshots = snapshots.iter().filter(|snapshot| !snapshot.for_forks).map(|snapshot| told(snapshot.id.as_str(), snapshot.name.as_deref(), &snapshot.created_at));
+    let seen =
+        templates.iter().filter(|view| owners::may_see_template(&caller, &view.template)).map(told_template);
+    let snapshots = snapshots
+        .iter()
+        .filter(|snapshot| !snapshot.for_forks)
+        .map(|snapshot| told(snapshot.id.as_str(), snapshot.name.as_deref(), &snapshot.created_at));
     Ok(Json(built_in.chain(seen).chain(snapshots).collect()))
 }
 
@@ -65,7 +71,11 @@ pub fn names_of(template: &Template) -> Vec<&str> {
 }
 
 /// `GET /templates/{id}`.
-pub async fn info(State(app): State<App>, caller: Caller, Path(id): Path<String>) -> Result<Json<Value>, Refusal> {
+pub async fn info(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, Refusal> {
     let found = known(&app, &caller, &id).await?;
     let view = app.blocking(async move |fleet: &Fleet| fleet.template(found.id.as_str())).await?;
     let mut told = told_template(&view);
@@ -77,7 +87,11 @@ pub async fn info(State(app): State<App>, caller: Caller, Path(id): Path<String>
 }
 
 /// `GET /templates/aliases/{alias}`.
-pub async fn alias(State(app): State<App>, caller: Caller, Path(alias): Path<String>) -> Result<Json<Value>, Refusal> {
+pub async fn alias(
+    State(app): State<App>,
+    caller: Caller,
+    Path(alias): Path<String>,
+) -> Result<Json<Value>, Refusal> {
     if let Some(found) = find(&app, &alias).await? {
         owned_or_public(&caller, &found, &alias)?;
         return Ok(Json(json!({ "templateID": found.id, "public": found.public })));
@@ -91,7 +105,11 @@ pub async fn alias(State(app): State<App>, caller: Caller, Path(alias): Path<Str
 }
 
 /// `DELETE /templates/{id}`: a template, or a snapshot.
-pub async fn remove(State(app): State<App>, caller: Caller, Path(id): Path<String>) -> Result<StatusCode, Refusal> {
+pub async fn remove(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<StatusCode, Refusal> {
     if let Some(found) = find(&app, &id).await? {
         owned(&caller, &found, &id)?;
         app.blocking(async move |fleet: &Fleet| fleet.remove_template(found.id.as_str())).await?;
@@ -113,18 +131,31 @@ pub struct Change {
 }
 
 /// `PATCH /v2/templates/{id}`.
-pub async fn change(State(app): State<App>, caller: Caller, Path(id): Path<String>, asked: Asked<Change>) -> Result<Json<Value>, Refusal> {
+pub async fn change(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+    asked: Asked<Change>,
+) -> Result<Json<Value>, Refusal> {
     let found = known(&app, &caller, &id).await?;
     owned(&caller, &found, &id)?;
     let public = asked.value.public.unwrap_or(found.public);
-    let template = app.blocking(async move |fleet: &Fleet| fleet.publish_template(found.id.as_str(), public)).await?;
+    let template =
+        app.blocking(async move |fleet: &Fleet| fleet.publish_template(found.id.as_str(), public)).await?;
     Ok(Json(json!({ "names": names_of(&template) })))
 }
 
 /// `GET /templates/{id}/tags`.
-pub async fn tags(State(app): State<App>, caller: Caller, Path(id): Path<String>) -> Result<Json<Value>, Refusal> {
+pub async fn tags(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, Refusal> {
     let found = known(&app, &caller, &id).await?;
-    let tags = found.tags.iter().map(|(tag, meant)| json!({ "tag": tag, "buildID": meant.build, "createdAt": meant.since }));
+    let tags = found
+        .tags
+        .iter()
+        .map(|(tag, meant)| json!({ "tag": tag, "buildID": meant.build, "createdAt": meant.since }));
     Ok(Json(tags.collect()))
 }
 
@@ -136,7 +167,11 @@ pub struct Tagged {
 }
 
 /// `POST /templates/tags`.
-pub async fn tag(State(app): State<App>, caller: Caller, asked: Asked<Tagged>) -> Result<(StatusCode, Json<Value>), Refusal> {
+pub async fn tag(
+    State(app): State<App>,
+    caller: Caller,
+    asked: Asked<Tagged>,
+) -> Result<(StatusCode, Json<Value>), Refusal> {
     let Tagged { target, tags } = asked.value;
     let found = known(&app, &caller, &target).await?;
     owned(&caller, &found, &target)?;
@@ -153,7 +188,11 @@ pub struct Untagged {
 }
 
 /// `DELETE /templates/tags`.
-pub async fn untag(State(app): State<App>, caller: Caller, asked: Asked<Untagged>) -> Result<StatusCode, Refusal> {
+pub async fn untag(
+    State(app): State<App>,
+    caller: Caller,
+    asked: Asked<Untagged>,
+) -> Result<StatusCode, Refusal> {
     let Untagged { name, tags } = asked.value;
     let found = known(&app, &caller, &name).await?;
     owned(&caller, &found, &name)?;
@@ -215,9 +254,14 @@ async fn snapshot(app: &App, caller: &Caller, asked: &str) -> Result<String, Ref
     if BUILT_IN.contains(&key.as_str()) {
         return Ok(key);
     }
-    let is = move |snapshot: &SnapshotView| snapshot.id.as_str() == key || snapshot.name.as_deref() == Some(&key);
+    let is =
+        move |snapshot: &SnapshotView| snapshot.id.as_str() == key || snapshot.name.as_deref() == Some(&key);
     let caller = caller.clone();
-    let found = app.blocking(async move |fleet: &Fleet| Ok::<_, Failure>(owners::snapshots(fleet, &caller)?.into_iter().find(is))).await?;
+    let found = app
+        .blocking(async move |fleet: &Fleet| {
+            Ok::<_, Failure>(owners::snapshots(fleet, &caller)?.into_iter().find(is))
+        })
+        .await?;
     found.map(|snapshot| snapshot.id.to_string()).ok_or_else(|| unknown(asked))
 }
 

@@ -128,7 +128,10 @@ impl Actor {
 
     fn give_up(&mut self) {
         let now = Instant::now();
-        self.viewers.iter_mut().filter(|viewer| viewer.deadline().is_some_and(|at| at <= now)).for_each(Viewer::give_up);
+        self.viewers
+            .iter_mut()
+            .filter(|viewer| viewer.deadline().is_some_and(|at| at <= now))
+            .for_each(Viewer::give_up);
     }
 
     fn dismiss(self, ended: Result<fleet::Ended, Failure>) {

@@ -62,7 +62,9 @@ mod tests {
 
     #[test]
     fn impossible_sizes_and_names_are_refused() {
-        for (cols, rows) in [(0, 0), (0, 24), (80, 0), (-1, 24), (100_000, 24), (80, 501), (i64::MAX, i64::MIN)] {
+        for (cols, rows) in
+            [(0, 0), (0, 24), (80, 0), (-1, 24), (100_000, 24), (80, 501), (i64::MAX, i64::MIN)]
+        {
             assert_eq!(check_size(cols, rows).unwrap_err().kind, Kind::Usage, "{cols}x{rows}");
         }
         assert_eq!(check_size(1000, 500).unwrap(), TtySize { cols: 1000, rows: 500 });

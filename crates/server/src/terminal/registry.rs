@@ -63,11 +63,15 @@ impl Terminals {
                     }
                     return Ok((seat, orders));
                 }
-                Ok(None) => return Err(Failure::new(Kind::Limit, "too many watch this terminal").hint("close one that you no longer need")),
+                Ok(None) => {
+                    return Err(Failure::new(Kind::Limit, "too many watch this terminal")
+                        .hint("close one that you no longer need"));
+                }
                 Err(_) => continue,
             }
         }
-        Err(Failure::new(Kind::Conflict, format!("terminal {:?} has just ended", asked.name)).hint("connect again to begin a new one"))
+        Err(Failure::new(Kind::Conflict, format!("terminal {:?} has just ended", asked.name))
+            .hint("connect again to begin a new one"))
     }
 
     async fn find_or_make(&self, app: &App, asked: &Asked) -> Result<Orders, Failure> {
@@ -102,9 +106,14 @@ impl Terminals {
             let tag = tag(&asked.name);
             let found = match fleet.attach(&asked.body, &tag).await {
                 Ok(Some(exec)) => Ok(exec),
-                Ok(None) if asked.right == Right::Watch => Err(Failure::new(Kind::NotFound, format!("Body {} has no terminal {:?}", asked.body, asked.name))
-                    .hint("connect without `mode=watch` to begin one")),
-                Ok(None) => fleet.exec(&asked.body, ExecRequest { tag: Some(tag), ..asked.command.clone() }).await,
+                Ok(None) if asked.right == Right::Watch => Err(Failure::new(
+                    Kind::NotFound,
+                    format!("Body {} has no terminal {:?}", asked.body, asked.name),
+                )
+                .hint("connect without `mode=watch` to begin one")),
+                Ok(None) => {
+                    fleet.exec(&asked.body, ExecRequest { tag: Some(tag), ..asked.command.clone() }).await
+                }
                 Err(failure) => Err(failure),
             };
             match found {
@@ -125,7 +134,8 @@ impl Terminals {
     fn forget(&self, key: &Key) {
         let mut slots = self.slots();
         let unused = |slot: &Slot| {
-            Arc::strong_count(slot) == 1 && slot.try_lock().is_ok_and(|held| held.as_ref().is_none_or(Orders::is_closed))
+            Arc::strong_count(slot) == 1
+                && slot.try_lock().is_ok_and(|held| held.as_ref().is_none_or(Orders::is_closed))
         };
         if slots.get(key).is_some_and(unused) {
             slots.remove(key);

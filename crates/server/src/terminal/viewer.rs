@@ -115,7 +115,8 @@ impl Viewer {
     /// Gives it the next piece, or keeps that for it. The caller brings no other piece while one is owed.
     pub fn give(&mut self, piece: &Bytes) {
         if let State::Even = self.state
-            && let Err(mpsc::error::TrySendError::Full(_)) = self.frames.try_send(Frame::Output(piece.clone()))
+            && let Err(mpsc::error::TrySendError::Full(_)) =
+                self.frames.try_send(Frame::Output(piece.clone()))
         {
             self.state = State::Owed(piece.clone(), Instant::now());
         }

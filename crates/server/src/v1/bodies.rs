@@ -114,13 +114,24 @@ pub struct ListQuery {
 /// List the Bodies of this key, oldest first; a key of scope `admin` sees all.
 #[utoipa::path(get, path = "/bodies", operation_id = "list_bodies", tag = "bodies", params(ListQuery),
     responses((status = 200, description = "A page of Bodies", body = Page<Body>), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn list(state: axum::extract::State<App>, Reader(caller): Reader, Asked(query): Asked<ListQuery>) -> Result<Json<Page<Body>>, Refusal> {
+async fn list(
+    state: axum::extract::State<App>,
+    Reader(caller): Reader,
+    Asked(query): Asked<ListQuery>,
+) -> Result<Json<Page<Body>>, Refusal> {
     let app = state.0;
     let bodies = app.blocking(async move |fleet: &Fleet| {
         let views = fleet.list()?.into_iter().map(|view| (fleet.lease(view.id()).ok().flatten(), view));
-        Ok(views.filter(|(lease, _)| may_see(&caller, lease.as_ref())).map(|(lease, view)| Body::new(view, lease)).collect::<Vec<_>>())
+        Ok(views
+            .filter(|(lease, _)| may_see(&caller, lease.as_ref()))
+            .map(|(lease, view)| Body::new(view, lease))
+            .collect::<Vec<_>>())
     });
-    let bodies = bodies.await?.into_iter().filter(|body| query.status.is_none_or(|status| body.status == status)).collect();
+    let bodies = bodies
+        .await?
+        .into_iter()
+        .filter(|body| query.status.is_none_or(|status| body.status == status))
+        .collect();
     let query = PageQuery { limit: query.limit, cursor: query.cursor };
     Ok(Json(page::page(bodies, &query, |body: &Body| format!("{} {}", body.created_at, body.id))?))
 }
@@ -172,7 +183,11 @@ async fn create(
 impl NewBody {
     fn into_create(self, caller: &Caller, request: Option<String>) -> Result<Create, Failure> {
         if !self.mounts.is_empty() && caller.scope < Scope::Admin {
-            return Err(Failure::new(Kind::Denied, "only a key of scope admin may show a Body something of the host").hint("leave `mounts` out"));
+            return Err(Failure::new(
+                Kind::Denied,
+                "only a key of scope admin may show a Body something of the host",
+            )
+            .hint("leave `mounts` out"));
         }
         check_metadata(&self.metadata)?;
         let then = match self.on_timeout {
@@ -181,7 +196,8 @@ impl NewBody {
         };
         let mut lease = match self.timeout_ms {
             Some(timeout) if timeout == 0 || timeout > TIMEOUT_MS_MAX => {
-                return Err(Failure::new(Kind::Usage, "that is no time to keep a Body").hint(format!("ask for 1 to {TIMEOUT_MS_MAX} ms, or leave it out")));
+                return Err(Failure::new(Kind::Usage, "that is no time to keep a Body")
+                    .hint(format!("ask for 1 to {TIMEOUT_MS_MAX} ms, or leave it out")));
             }
             Some(timeout) => Lease::new(Duration::from_millis(timeout), then),
             None => Lease::endless(),
@@ -223,15 +239,19 @@ fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), Failure> {
     if metadata.len() <= METADATA_MAX && bytes <= METADATA_LEN_MAX {
         return Ok(());
     }
-    Err(Failure::new(Kind::Usage, "there is too much metadata").hint(format!("at most {METADATA_MAX} pairs and {METADATA_LEN_MAX} bytes together")))
+    Err(Failure::new(Kind::Usage, "there is too much metadata")
+        .hint(format!("at most {METADATA_MAX} pairs and {METADATA_LEN_MAX} bytes together")))
 }
 
 fn idempotency(headers: &HeaderMap) -> Result<Option<String>, Failure> {
     let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
     match value.to_str() {
-        Ok(key) if (1..=IDEMPOTENCY_LEN_MAX).contains(&key.len()) && key.as_bytes().iter().all(plain) => Ok(Some(key.to_owned())),
-        _ => Err(Failure::new(Kind::Usage, "that Idempotency-Key cannot be used").hint("use 1 to 255 letters, digits, `-`, `_`, `.` or `:`")),
+        Ok(key) if (1..=IDEMPOTENCY_LEN_MAX).contains(&key.len()) && key.as_bytes().iter().all(plain) => {
+            Ok(Some(key.to_owned()))
+        }
+        _ => Err(Failure::new(Kind::Usage, "that Idempotency-Key cannot be used")
+            .hint("use 1 to 255 letters, digits, `-`, `_`, `.` or `:`")),
     }
 }
 
@@ -260,20 +280,28 @@ fn made_before(fleet: &Fleet, mark: &Mark) -> Result<Option<Body>, Failure> {
         // Of an earlier version, which did not keep what was said.
         None => (lease.request.as_ref() == Some(&mark.request)).then(|| mark.says.clone()),
     };
-    let Some((id, lease, said)) = fleet.leased()?.into_iter().find_map(|(id, lease)| said(&lease).map(|said| (id, lease, said))) else { return Ok(None) };
+    let Some((id, lease, said)) =
+        fleet.leased()?.into_iter().find_map(|(id, lease)| said(&lease).map(|said| (id, lease, said)))
+    else {
+        return Ok(None);
+    };
     if said != mark.says {
-        return Err(Failure::new(Kind::Conflict, "this Idempotency-Key was used for another request").hint("use a new key for each new request"));
+        return Err(Failure::new(Kind::Conflict, "this Idempotency-Key was used for another request")
+            .hint("use a new key for each new request"));
     }
     Ok(fleet.view(&id).ok().map(|view| Body::new(view, Some(lease))))
 }
 
 pub fn may_see(caller: &Caller, lease: Option<&Lease>) -> bool {
-    caller.scope == Scope::Admin || lease.is_some_and(|lease| lease.owner.as_deref() == Some(caller.key.as_str()))
+    caller.scope == Scope::Admin
+        || lease.is_some_and(|lease| lease.owner.as_deref() == Some(caller.key.as_str()))
 }
 
 /// A Body that this caller may know of. To others it is not there.
 pub fn own(fleet: &Fleet, caller: &Caller, id: &BodyId) -> Result<(View, Option<Lease>), Failure> {
-    let view = fleet.view(id).map_err(|failure| if failure.kind == Kind::NotFound { no_body(id.as_str()) } else { failure })?;
+    let view = fleet
+        .view(id)
+        .map_err(|failure| if failure.kind == Kind::NotFound { no_body(id.as_str()) } else { failure })?;
     let lease = fleet.lease(id)?;
     if !may_see(caller, lease.as_ref()) {
         return Err(no_body(id.as_str()));
@@ -304,8 +332,14 @@ where
 /// Show all that is known of a Body, with what holds it.
 #[utoipa::path(get, path = "/bodies/{id}", operation_id = "get_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")),
     responses((status = 200, description = "The Body", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn get(state: axum::extract::State<App>, Reader(caller): Reader, OfBody(id): OfBody) -> Result<Json<Body>, Refusal> {
-    let body = state.0.blocking(async move |fleet: &Fleet| own(fleet, &caller, &id).map(|(view, lease)| Body::new(view, lease)));
+async fn get(
+    state: axum::extract::State<App>,
+    Reader(caller): Reader,
+    OfBody(id): OfBody,
+) -> Result<Json<Body>, Refusal> {
+    let body = state.0.blocking(async move |fleet: &Fleet| {
+        own(fleet, &caller, &id).map(|(view, lease)| Body::new(view, lease))
+    });
     Ok(Json(body.await?))
 }
 
@@ -322,7 +356,12 @@ struct RemoveQuery {
 /// Remove a Body and its files.
 #[utoipa::path(delete, path = "/bodies/{id}", operation_id = "remove_body", tag = "bodies", params(("id" = String, Path, description = "Which Body"), RemoveQuery),
     responses((status = 204, description = "Removed"), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn remove(state: axum::extract::State<App>, Runner(caller): Runner, OfBody(id): OfBody, Asked(query): Asked<RemoveQuery>) -> Result<StatusCode, Refusal> {
+async fn remove(
+    state: axum::extract::State<App>,
+    Runner(caller): Runner,
+    OfBody(id): OfBody,
+    Asked(query): Asked<RemoveQuery>,
+) -> Result<StatusCode, Refusal> {
     let force = if query.force { Force::Yes } else { Force::No };
     let removed = state.0.blocking(async move |fleet: &Fleet| {
         own(fleet, &caller, &id)?;
@@ -335,7 +374,11 @@ async fn remove(state: axum::extract::State<App>, Runner(caller): Runner, OfBody
 /// Start a Body that is stopped, dead or lost.
 #[utoipa::path(post, path = "/bodies/{id}/start", operation_id = "start_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")),
     responses((status = 200, description = "It runs", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn start(state: axum::extract::State<App>, Runner(caller): Runner, OfBody(id): OfBody) -> Result<Json<Body>, Refusal> {
+async fn start(
+    state: axum::extract::State<App>,
+    Runner(caller): Runner,
+    OfBody(id): OfBody,
+) -> Result<Json<Body>, Refusal> {
     change(&state.0, caller, id, async |fleet, id| fleet.start(id).await).await
 }
 
@@ -351,7 +394,12 @@ struct StopRequest {
 /// End every process of a Body and keep its files.
 #[utoipa::path(post, path = "/bodies/{id}/stop", operation_id = "stop_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")), request_body = Option<StopRequest>,
     responses((status = 200, description = "It is stopped", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn stop(state: axum::extract::State<App>, Runner(caller): Runner, OfBody(id): OfBody, asked: Option<Sent<StopRequest>>) -> Result<Json<Body>, Refusal> {
+async fn stop(
+    state: axum::extract::State<App>,
+    Runner(caller): Runner,
+    OfBody(id): OfBody,
+    asked: Option<Sent<StopRequest>>,
+) -> Result<Json<Body>, Refusal> {
     let grace = asked.and_then(|Sent(asked)| asked.grace_ms).map_or(GRACE, Duration::from_millis);
     if grace > GRACE_MAX {
         return Err(Failure::new(Kind::Usage, "the grace is too long").hint("at most 60000 ms").into());
@@ -362,14 +410,22 @@ async fn stop(state: axum::extract::State<App>, Runner(caller): Runner, OfBody(i
 /// Freeze every process of a Body.
 #[utoipa::path(post, path = "/bodies/{id}/pause", operation_id = "pause_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")),
     responses((status = 200, description = "It is paused", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn pause(state: axum::extract::State<App>, Runner(caller): Runner, OfBody(id): OfBody) -> Result<Json<Body>, Refusal> {
+async fn pause(
+    state: axum::extract::State<App>,
+    Runner(caller): Runner,
+    OfBody(id): OfBody,
+) -> Result<Json<Body>, Refusal> {
     change(&state.0, caller, id, async |fleet, id| fleet.pause(id).await).await
 }
 
 /// Let the processes of a paused Body go on.
 #[utoipa::path(post, path = "/bodies/{id}/resume", operation_id = "resume_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")),
     responses((status = 200, description = "It runs", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn resume(state: axum::extract::State<App>, Runner(caller): Runner, OfBody(id): OfBody) -> Result<Json<Body>, Refusal> {
+async fn resume(
+    state: axum::extract::State<App>,
+    Runner(caller): Runner,
+    OfBody(id): OfBody,
+) -> Result<Json<Body>, Refusal> {
     change(&state.0, caller, id, async |fleet, id| fleet.resume(id).await).await
 }
 
@@ -401,7 +457,9 @@ async fn fork(
     let app = state.0;
     let count = asked.and_then(|Sent(asked)| asked.count).unwrap_or(1);
     if !(1..=100).contains(&count) {
-        return Err(Failure::new(Kind::Usage, format!("{count} forks cannot be made at once")).hint("ask for 1 to 100").into());
+        return Err(Failure::new(Kind::Usage, format!("{count} forks cannot be made at once"))
+            .hint("ask for 1 to 100")
+            .into());
     }
     let spec = owned(&app, &caller, &id).await?;
     let admitted = limits::admit_forks(&app, &caller, &spec, count).await?;
@@ -431,7 +489,12 @@ struct AccessRequest {
 /// Choose who may reach the ports of a Body. Making them private draws a new token.
 #[utoipa::path(put, path = "/bodies/{id}/access", operation_id = "choose_access", tag = "bodies", params(("id" = String, Path, description = "Which Body")), request_body = AccessRequest,
     responses((status = 200, description = "Chosen", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn access(state: axum::extract::State<App>, Runner(caller): Runner, OfBody(id): OfBody, Sent(asked): Sent<AccessRequest>) -> Result<Json<Body>, Refusal> {
+async fn access(
+    state: axum::extract::State<App>,
+    Runner(caller): Runner,
+    OfBody(id): OfBody,
+    Sent(asked): Sent<AccessRequest>,
+) -> Result<Json<Body>, Refusal> {
     let body = state.0.blocking(async move |fleet: &Fleet| {
         let (view, _) = own(fleet, &caller, &id)?;
         let token = token_for(asked.ports)?;

@@ -85,7 +85,8 @@ impl Refusal {
 
 impl From<Failure> for Refusal {
     fn from(failure: Failure) -> Self {
-        let status = StatusCode::from_u16(failure.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let status =
+            StatusCode::from_u16(failure.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         Self { status, failure }
     }
 }
@@ -97,7 +98,12 @@ impl IntoResponse for Refusal {
         if status.is_server_error() {
             tracing::warn!(status = status.as_u16(), causes = ?failure.causes(), "{failure}");
         }
-        let body = ErrorBody { kind: failure.kind.into(), message: failure.message, hints: failure.hints, status: status.as_u16() };
+        let body = ErrorBody {
+            kind: failure.kind.into(),
+            message: failure.message,
+            hints: failure.hints,
+            status: status.as_u16(),
+        };
         let mut response = (status, Json(body)).into_response();
         if status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

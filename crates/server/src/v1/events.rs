@@ -126,14 +126,19 @@ async fn about(app: &App, caller: &Caller, body: Option<String>) -> Result<Optio
             Ok(Some(id))
         }
         None if caller.scope == Scope::Admin => Ok(None),
-        None => Err(Failure::new(Kind::Denied, "only a key of scope admin may read the whole log").hint("name a Body of your own: ?body=ID")),
+        None => Err(Failure::new(Kind::Denied, "only a key of scope admin may read the whole log")
+            .hint("name a Body of your own: ?body=ID")),
     }
 }
 
 /// List events, oldest first.
 #[utoipa::path(get, path = "/events", operation_id = "list_events", tag = "events", params(EventsQuery),
     responses((status = 200, description = "Events", body = Events), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn list(state: State<App>, Reader(caller): Reader, Asked(query): Asked<EventsQuery>) -> Result<Json<Events>, Refusal> {
+async fn list(
+    state: State<App>,
+    Reader(caller): Reader,
+    Asked(query): Asked<EventsQuery>,
+) -> Result<Json<Events>, Refusal> {
     let app = state.0;
     let limit = page::limit(query.limit.map(u64::from))?;
     let after = place(query.after.unwrap_or(0))?;
@@ -144,7 +149,11 @@ async fn list(state: State<App>, Reader(caller): Reader, Asked(query): Asked<Eve
 }
 
 fn place(after: u64) -> Result<u64, Failure> {
-    if i64::try_from(after).is_ok() { Ok(after) } else { Err(Failure::new(Kind::Usage, "no log is that long").hint("take `after` from the `seq` of an event")) }
+    if i64::try_from(after).is_ok() {
+        Ok(after)
+    } else {
+        Err(Failure::new(Kind::Usage, "no log is that long").hint("take `after` from the `seq` of an event"))
+    }
 }
 
 /// Follow the log as server-sent events, or over a WebSocket.
@@ -155,7 +164,13 @@ fn place(after: u64) -> Result<u64, Failure> {
 #[utoipa::path(get, path = "/events/stream", operation_id = "follow_events", tag = "events", params(FollowQuery, ("Last-Event-ID" = Option<u64>, Header, description = "Only events after this place")),
     responses((status = 200, description = "Events as they happen", body = String, content_type = "text/event-stream"), (status = 101, description = "A WebSocket"),
         (status = "default", description = "Refused", body = ErrorBody)))]
-async fn follow(state: State<App>, Reader(caller): Reader, Asked(query): Asked<FollowQuery>, headers: HeaderMap, upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>) -> Result<Response, Refusal> {
+async fn follow(
+    state: State<App>,
+    Reader(caller): Reader,
+    Asked(query): Asked<FollowQuery>,
+    headers: HeaderMap,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Result<Response, Refusal> {
     let app = state.0;
     let body = about(&app, &caller, query.body).await?;
     let after = match last_id(&headers)?.or(query.after) {
@@ -163,12 +178,23 @@ async fn follow(state: State<App>, Reader(caller): Reader, Asked(query): Asked<F
         None => app.blocking(async |fleet: &Fleet| fleet.last_event()).await?,
     };
     let permit = app.services().limits().stream(&caller.key)?;
-    let follower = Follower { seen: app.services().follow().watch(&app), app, body, after, ready: Vec::new().into_iter(), _permit: permit };
+    let follower = Follower {
+        seen: app.services().follow().watch(&app),
+        app,
+        body,
+        after,
+        ready: Vec::new().into_iter(),
+        _permit: permit,
+    };
     Ok(match upgrade {
-        Ok(upgrade) => upgrade.protocols(["palisade"]).on_upgrade(|socket| over_socket(socket, follower)).into_response(),
+        Ok(upgrade) => {
+            upgrade.protocols(["palisade"]).on_upgrade(|socket| over_socket(socket, follower)).into_response()
+        }
         Err(_) => Sse::new(stream::unfold(follower, async |mut follower| {
             let event = follower.next().await?;
-            let said = Said::default().id(event.seq.to_string()).data(serde_json::json!(EventBody::from(event)).to_string());
+            let said = Said::default()
+                .id(event.seq.to_string())
+                .data(serde_json::json!(EventBody::from(event)).to_string());
             Some((Ok::<_, Infallible>(said), follower))
         }))
         .keep_alive(KeepAlive::default())
@@ -203,7 +229,11 @@ impl Follower {
             let newest = *self.seen.borrow_and_update();
             if newest > self.after {
                 let (after, body) = (self.after, self.body.clone());
-                let read = self.app.blocking(async move |fleet: &Fleet| fleet.events(after, body.as_ref(), READ_MAX)).await.ok()?;
+                let read = self
+                    .app
+                    .blocking(async move |fleet: &Fleet| fleet.events(after, body.as_ref(), READ_MAX))
+                    .await
+                    .ok()?;
                 // Of a Body, nothing up to there.
                 if read.is_empty() {
                     self.after = newest;
@@ -267,7 +297,11 @@ struct Verdict {
 async fn verify(state: State<App>, _: super::take::Admin) -> Result<Json<Verdict>, Refusal> {
     let found = state.0.blocking(async |fleet: &Fleet| fleet.verify_events()).await?;
     Ok(Json(match found {
-        fleet::Verdict::Whole { events, head } => Verdict { whole: true, events: Some(events), head: Some(head), seq: None, why: None },
-        fleet::Verdict::Broken { seq, why } => Verdict { whole: false, events: None, head: None, seq: Some(seq), why: Some(why) },
+        fleet::Verdict::Whole { events, head } => {
+            Verdict { whole: true, events: Some(events), head: Some(head), seq: None, why: None }
+        }
+        fleet::Verdict::Broken { seq, why } => {
+            Verdict { whole: false, events: None, head: None, seq: Some(seq), why: Some(why) }
+        }
     }))
 }

@@ -114,10 +114,19 @@ impl From<Ended> for HowEnded {
 #[utoipa::path(post, path = "/bodies/{id}/exec", operation_id = "exec", tag = "exec", params(("id" = String, Path, description = "Which Body")), request_body = Command,
     responses((status = 200, description = "It ran, or runs", content((Ran = "application/json"), (String = "text/event-stream"))),
         (status = "default", description = "Refused", body = ErrorBody)))]
-async fn exec(state: axum::extract::State<App>, Runner(caller): Runner, OfBody(id): OfBody, headers: HeaderMap, Sent(command): Sent<Command>) -> Result<Response, Refusal> {
+async fn exec(
+    state: axum::extract::State<App>,
+    Runner(caller): Runner,
+    OfBody(id): OfBody,
+    headers: HeaderMap,
+    Sent(command): Sent<Command>,
+) -> Result<Response, Refusal> {
     let app = state.0;
     owned(&app, &caller, &id).await?;
-    let wants_stream = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).is_some_and(|accept| accept.contains("text/event-stream"));
+    let wants_stream = headers
+        .get(header::ACCEPT)
+        .and_then(|accept| accept.to_str().ok())
+        .is_some_and(|accept| accept.contains("text/event-stream"));
     let permit = app.services().limits().stream(&caller.key)?;
     let stdin = command.stdin.clone();
     let request = command.into_request(wants_stream)?;
@@ -132,7 +141,8 @@ impl Command {
     fn into_request(self, wants_stream: bool) -> Result<ExecRequest, Failure> {
         let timeout = self.timeout_ms.map(Duration::from_millis);
         if timeout.is_some_and(|timeout| timeout.is_zero() || timeout > TIMEOUT_MAX) {
-            return Err(Failure::new(Kind::Usage, "that is no timeout for a command").hint("ask for 1 to 86400000 ms"));
+            return Err(Failure::new(Kind::Usage, "that is no timeout for a command")
+                .hint("ask for 1 to 86400000 ms"));
         }
         Ok(ExecRequest {
             env: self.env,
@@ -153,7 +163,13 @@ enum Told {
 }
 
 /// Starts a command in a task of its own, which records it to its end whoever listens.
-async fn run(app: App, id: BodyId, request: ExecRequest, stdin: Option<String>, permit: crate::limits::Stream) -> Result<(u32, mpsc::Receiver<Told>), Failure> {
+async fn run(
+    app: App,
+    id: BodyId,
+    request: ExecRequest,
+    stdin: Option<String>,
+    permit: crate::limits::Stream,
+) -> Result<(u32, mpsc::Receiver<Told>), Failure> {
     let (tell, heard) = mpsc::channel(QUEUE_LEN);
     let (started, answer) = oneshot::channel();
     tokio::spawn(async move {
@@ -193,7 +209,12 @@ async fn collect(mut outputs: mpsc::Receiver<Told>) -> Result<Ran, Failure> {
             Told::Failed(failure) => return Err(failure),
             Told::Ended(ended) => {
                 let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-                return Ok(Ran { ended: ended.into(), stdout: text(stdout), stderr: text(stderr), truncated });
+                return Ok(Ran {
+                    ended: ended.into(),
+                    stdout: text(stdout),
+                    stderr: text(stderr),
+                    truncated,
+                });
             }
         };
         let room = ANSWER_LEN_MAX - kept.len();
@@ -216,13 +237,22 @@ fn stream(pid: u32, outputs: mpsc::Receiver<Told>) -> impl IntoResponse {
 }
 
 fn event(told: Told) -> Event {
-    let output = |name: &str, bytes: &[u8]| Event::default().event(name).data(serde_json::json!({ "base64": STANDARD.encode(bytes) }).to_string());
+    let output = |name: &str, bytes: &[u8]| {
+        Event::default().event(name).data(serde_json::json!({ "base64": STANDARD.encode(bytes) }).to_string())
+    };
     match told {
         Told::Output(Output::Stdout(bytes) | Output::Tty(bytes)) => output("stdout", &bytes),
         Told::Output(Output::Stderr(bytes)) => output("stderr", &bytes),
-        Told::Ended(ended) => Event::default().event("ended").data(serde_json::json!(HowEnded::from(ended)).to_string()),
+        Told::Ended(ended) => {
+            Event::default().event("ended").data(serde_json::json!(HowEnded::from(ended)).to_string())
+        }
         Told::Failed(failure) => {
-            let said = ErrorBody { kind: failure.kind.into(), status: failure.kind.http_status(), message: failure.message, hints: failure.hints };
+            let said = ErrorBody {
+                kind: failure.kind.into(),
+                status: failure.kind.http_status(),
+                message: failure.message,
+                hints: failure.hints,
+            };
             Event::default().event("failed").data(serde_json::json!(said).to_string())
         }
     }
@@ -248,7 +278,12 @@ struct LogEntry {
 /// Show what was run in a Body and what it said, oldest first.
 #[utoipa::path(get, path = "/bodies/{id}/logs", operation_id = "list_logs", tag = "exec", params(("id" = String, Path, description = "Which Body"), PageQuery),
     responses((status = 200, description = "A page of commands", body = Page<LogEntry>), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn logs(state: axum::extract::State<App>, Reader(caller): Reader, OfBody(id): OfBody, Asked(query): Asked<PageQuery>) -> Result<Json<Page<LogEntry>>, Refusal> {
+async fn logs(
+    state: axum::extract::State<App>,
+    Reader(caller): Reader,
+    OfBody(id): OfBody,
+    Asked(query): Asked<PageQuery>,
+) -> Result<Json<Page<LogEntry>>, Refusal> {
     let app = state.0;
     owned(&app, &caller, &id).await?;
     let entries = app.blocking(async move |fleet: &fleet::Fleet| {
@@ -257,7 +292,8 @@ async fn logs(state: axum::extract::State<App>, Reader(caller): Reader, OfBody(i
             at: entry.at,
             argv: entry.argv,
             code: entry.code,
-            output: String::from_utf8_lossy(&entry.output[..entry.output.len().min(ANSWER_LEN_MAX)]).into_owned(),
+            output: String::from_utf8_lossy(&entry.output[..entry.output.len().min(ANSWER_LEN_MAX)])
+                .into_owned(),
             truncated: entry.truncated || entry.output.len() > ANSWER_LEN_MAX,
         };
         Ok(Page { items: entries.items.into_iter().map(shown).collect(), next: entries.next })

@@ -45,7 +45,13 @@ struct FileQuery {
     responses((status = 200, description = "Its contents", body = Vec<u8>, content_type = "application/octet-stream"),
         (status = 206, description = "The part that was asked for", body = Vec<u8>, content_type = "application/octet-stream"),
         (status = "default", description = "Refused", body = ErrorBody)))]
-async fn download(state: State<App>, Reader(caller): Reader, OfBody(id): OfBody, Asked(query): Asked<FileQuery>, request: Request) -> Result<Response<Body>, Refusal> {
+async fn download(
+    state: State<App>,
+    Reader(caller): Reader,
+    OfBody(id): OfBody,
+    Asked(query): Asked<FileQuery>,
+    request: Request,
+) -> Result<Response<Body>, Refusal> {
     owned(&state.0, &caller, &id).await?;
     let _stream = state.0.services().limits().stream(&caller.key)?;
     let mut response = pass(state.0, &id, &query, Method::GET, request).await?;
@@ -57,7 +63,13 @@ async fn download(state: State<App>, Reader(caller): Reader, OfBody(id): OfBody,
 #[utoipa::path(put, path = "/bodies/{id}/files", operation_id = "write_file", tag = "files", params(("id" = String, Path, description = "Which Body"), FileQuery),
     request_body(content = Option<Vec<u8>>, content_type = "application/octet-stream"),
     responses((status = 204, description = "Written"), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn upload(state: State<App>, Runner(caller): Runner, OfBody(id): OfBody, Asked(query): Asked<FileQuery>, request: Request) -> Result<StatusCode, Refusal> {
+async fn upload(
+    state: State<App>,
+    Runner(caller): Runner,
+    OfBody(id): OfBody,
+    Asked(query): Asked<FileQuery>,
+    request: Request,
+) -> Result<StatusCode, Refusal> {
     owned(&state.0, &caller, &id).await?;
     let _stream = state.0.services().limits().stream(&caller.key)?;
     pass(state.0, &id, &query, Method::POST, request).await?;
@@ -65,14 +77,21 @@ async fn upload(state: State<App>, Runner(caller): Runner, OfBody(id): OfBody, A
 }
 
 /// Asks the guest; what it refuses is told in our words.
-async fn pass(app: App, id: &BodyId, query: &FileQuery, method: Method, mut request: Request) -> Result<Response<Body>, Refusal> {
+async fn pass(
+    app: App,
+    id: &BodyId,
+    query: &FileQuery,
+    method: Method,
+    mut request: Request,
+) -> Result<Response<Body>, Refusal> {
     if query.path.is_empty() || query.path.contains('\0') {
         return Err(Failure::new(Kind::Usage, "that is no path").into());
     }
     let token = app.fleet().token(id);
     *request.uri_mut() = uri(query)?;
     *request.method_mut() = method;
-    let kept = [header::CONTENT_LENGTH, header::RANGE, header::TRANSFER_ENCODING].map(|name| (request.headers().get(&name).cloned(), name));
+    let kept = [header::CONTENT_LENGTH, header::RANGE, header::TRANSFER_ENCODING]
+        .map(|name| (request.headers().get(&name).cloned(), name));
     let headers = request.headers_mut();
     headers.clear();
     for (value, name) in kept {
@@ -96,14 +115,22 @@ fn uri(query: &FileQuery) -> Result<Uri, Failure> {
 
 async fn refusal(id: &BodyId, response: Response<Body>) -> Refusal {
     let status = response.status();
-    let said = Limited::new(response.into_body(), REFUSAL_LEN_MAX).collect().await.map(|said| said.to_bytes()).unwrap_or_default();
+    let said = Limited::new(response.into_body(), REFUSAL_LEN_MAX)
+        .collect()
+        .await
+        .map(|said| said.to_bytes())
+        .unwrap_or_default();
     let said: serde_json::Value = serde_json::from_slice(&said).unwrap_or_default();
     let message = proto::text::visible(said["message"].as_str().unwrap_or("the guest refused"));
     match status {
-        StatusCode::BAD_GATEWAY => Failure::new(Kind::Conflict, format!("Body {id} does not run")).hint("start it: POST /v1/bodies/{id}/start").into(),
+        StatusCode::BAD_GATEWAY => Failure::new(Kind::Conflict, format!("Body {id} does not run"))
+            .hint("start it: POST /v1/bodies/{id}/start")
+            .into(),
         StatusCode::NOT_FOUND => Failure::new(Kind::NotFound, message).into(),
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Failure::new(Kind::Denied, message).into(),
-        StatusCode::INSUFFICIENT_STORAGE => Refusal::with(StatusCode::INSUFFICIENT_STORAGE, Failure::new(Kind::Limit, message)),
+        StatusCode::INSUFFICIENT_STORAGE => {
+            Refusal::with(StatusCode::INSUFFICIENT_STORAGE, Failure::new(Kind::Limit, message))
+        }
         StatusCode::RANGE_NOT_SATISFIABLE => Refusal::with(status, Failure::new(Kind::Usage, message)),
         status if status.is_server_error() => Failure::new(Kind::Conflict, message).into(),
         _ => Failure::new(Kind::Usage, message).into(),

@@ -18,7 +18,12 @@ use crate::{
 };
 
 pub fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(version)).routes(routes!(doctor)).routes(routes!(gc)).routes(routes!(keys, make_key)).routes(routes!(revoke))
+    OpenApiRouter::new()
+        .routes(routes!(version))
+        .routes(routes!(doctor))
+        .routes(routes!(gc))
+        .routes(routes!(keys, make_key))
+        .routes(routes!(revoke))
 }
 
 /// Which server this is.
@@ -75,9 +80,21 @@ struct Doctor {
     responses((status = 200, description = "What was found", body = Doctor), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn doctor(state: State<App>, _: Admin) -> Result<Json<Doctor>, Refusal> {
     let found = state.0.blocking(async |fleet: &Fleet| fleet.doctor().await).await?;
-    let finding = |found: fleet::Finding| Finding { name: found.name, state: found.state.into(), detail: found.detail, fix: found.fix };
-    let layer = |found: fleet::LayerReport| LayerReport { layer: found.layer.to_string(), usable: found.usable, lacks: found.lacks };
-    Ok(Json(Doctor { findings: found.findings.into_iter().map(finding).collect(), layers: found.layers.into_iter().map(layer).collect() }))
+    let finding = |found: fleet::Finding| Finding {
+        name: found.name,
+        state: found.state.into(),
+        detail: found.detail,
+        fix: found.fix,
+    };
+    let layer = |found: fleet::LayerReport| LayerReport {
+        layer: found.layer.to_string(),
+        usable: found.usable,
+        lacks: found.lacks,
+    };
+    Ok(Json(Doctor {
+        findings: found.findings.into_iter().map(finding).collect(),
+        layers: found.layers.into_iter().map(layer).collect(),
+    }))
 }
 
 /// How to sweep.
@@ -115,7 +132,12 @@ struct Swept {
 async fn gc(state: State<App>, _: Admin, asked: Option<Sent<GcRequest>>) -> Result<Json<Swept>, Refusal> {
     let sweep = if asked.is_some_and(|Sent(asked)| asked.dry_run) { Sweep::DryRun } else { Sweep::Remove };
     let found = state.0.blocking(async move |fleet: &Fleet| fleet.gc(sweep).await).await?;
-    let shown = |found: fleet::Garbage| Garbage { kind: found.kind.into(), name: found.name, bytes: found.bytes, why: found.why };
+    let shown = |found: fleet::Garbage| Garbage {
+        kind: found.kind.into(),
+        name: found.name,
+        bytes: found.bytes,
+        why: found.why,
+    };
     Ok(Json(Swept { items: found.into_iter().map(shown).collect() }))
 }
 
@@ -215,7 +237,11 @@ struct NewKey {
 /// Make a key. It is shown once.
 #[utoipa::path(post, path = "/keys", operation_id = "create_key", tag = "keys", request_body = NewKey,
     responses((status = 201, description = "Made", body = Key), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn make_key(state: State<App>, _: Admin, Sent(asked): Sent<NewKey>) -> Result<(StatusCode, Json<Key>), Refusal> {
+async fn make_key(
+    state: State<App>,
+    _: Admin,
+    Sent(asked): Sent<NewKey>,
+) -> Result<(StatusCode, Json<Key>), Refusal> {
     check_quota(&asked.quota)?;
     let made = state.0.keys().make_with(&asked.name, asked.scope.into(), asked.quota)?;
     let record = state.0.keys().all()?.into_iter().find(|record| record.id == made.id);
@@ -236,7 +262,9 @@ fn check_quota(quota: &Quota) -> Result<(), Failure> {
     responses((status = 204, description = "Revoked"), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn revoke(state: State<App>, Admin(caller): Admin, Named(key): Named) -> Result<StatusCode, Refusal> {
     if caller.key == key {
-        return Err(Failure::new(Kind::Conflict, "a key does not revoke itself").hint("use another key of scope admin, or: pal keys revoke").into());
+        return Err(Failure::new(Kind::Conflict, "a key does not revoke itself")
+            .hint("use another key of scope admin, or: pal keys revoke")
+            .into());
     }
     state.0.keys().revoke(&key)?;
     Ok(StatusCode::NO_CONTENT)

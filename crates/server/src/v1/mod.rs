@@ -58,10 +58,15 @@ pub fn router() -> Router<App> {
     let text = document.to_json().unwrap_or_default();
     let v1 = router
         .fallback(async || Refused(StatusCode::NOT_FOUND, "there is no such route"))
-        .method_not_allowed_fallback(async || Refused(StatusCode::METHOD_NOT_ALLOWED, "this route has no such method"));
+        .method_not_allowed_fallback(async || {
+            Refused(StatusCode::METHOD_NOT_ALLOWED, "this route has no such method")
+        });
     Router::new()
         .route("/health", get(async || StatusCode::NO_CONTENT))
-        .route("/openapi.json", get(move |_: take::Reader| async move { ([(header::CONTENT_TYPE, "application/json")], text) }))
+        .route(
+            "/openapi.json",
+            get(move |_: take::Reader| async move { ([(header::CONTENT_TYPE, "application/json")], text) }),
+        )
         .route("/metrics", get(metrics))
         .nest("/v1", v1)
 }
@@ -87,7 +92,8 @@ struct Refused(StatusCode, &'static str);
 impl IntoResponse for Refused {
     fn into_response(self) -> axum::response::Response {
         let kind = if self.0 == StatusCode::NOT_FOUND { Kind::NotFound } else { Kind::Usage };
-        error::Refusal::with(self.0, Failure::new(kind, self.1).hint("see what there is: GET /openapi.json")).into_response()
+        error::Refusal::with(self.0, Failure::new(kind, self.1).hint("see what there is: GET /openapi.json"))
+            .into_response()
     }
 }
 
@@ -95,4 +101,3 @@ async fn metrics(app: State<App>, _: take::Reader) -> Result<impl IntoResponse, 
     let text = crate::metrics::text(&app.0).await?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
 }
-

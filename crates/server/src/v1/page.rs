@@ -34,7 +34,8 @@ pub fn limit(asked: Option<u64>) -> Result<usize, Failure> {
     match asked {
         None => Ok(LIMIT_DEFAULT),
         Some(limit) if (1..=LIMIT_MAX as u64).contains(&limit) => Ok(limit as usize),
-        Some(limit) => Err(Failure::new(Kind::Usage, format!("a page cannot have {limit} items")).hint(format!("ask for 1 to {LIMIT_MAX}"))),
+        Some(limit) => Err(Failure::new(Kind::Usage, format!("a page cannot have {limit} items"))
+            .hint(format!("ask for 1 to {LIMIT_MAX}"))),
     }
 }
 
@@ -60,7 +61,10 @@ pub fn page<T>(items: Vec<T>, query: &PageQuery, key: impl Fn(&T) -> String) -> 
 }
 
 fn read(cursor: &str) -> Result<String, Failure> {
-    let unknown = || Failure::new(Kind::Usage, "that cursor is none of ours").hint("take `next` of the page before, or leave it out");
+    let unknown = || {
+        Failure::new(Kind::Usage, "that cursor is none of ours")
+            .hint("take `next` of the page before, or leave it out")
+    };
     if cursor.len() > CURSOR_LEN_MAX {
         return Err(unknown());
     }
@@ -98,7 +102,11 @@ mod tests {
             PageQuery { limit: None, cursor: Some("not base64!".into()) },
             PageQuery { limit: None, cursor: Some("a".repeat(300)) },
         ] {
-            assert_eq!(page(vec![String::new()], &query, String::clone).unwrap_err().kind, Kind::Usage, "{query:?}");
+            assert_eq!(
+                page(vec![String::new()], &query, String::clone).unwrap_err().kind,
+                Kind::Usage,
+                "{query:?}"
+            );
         }
     }
 }

@@ -102,7 +102,9 @@ async fn pty(
     let right = if query.mode == Some(Mode::Watch) { Right::Watch } else { Right::Type };
     if right == Right::Type && caller.scope < Scope::Run {
         audit::denied(&app, Some(&caller), &method, &uri, "scope").await;
-        return Err(Failure::new(Kind::Denied, "this key may only look").hint("connect with `mode=watch`").into());
+        return Err(Failure::new(Kind::Denied, "this key may only look")
+            .hint("connect with `mode=watch`")
+            .into());
     }
     owned(&app, &caller, &id).await?;
     let name = query.name.unwrap_or_else(|| NAME_DEFAULT.into());
@@ -112,7 +114,8 @@ async fn pty(
         (cols, rows) => Some(terminal::check_size(cols.unwrap_or(80), rows.unwrap_or(24))?),
     };
     let upgrade = upgrade.map_err(|_| {
-        let failure = Failure::new(Kind::Usage, "a terminal needs a WebSocket").hint("send `Connection: upgrade` and `Upgrade: websocket`");
+        let failure = Failure::new(Kind::Usage, "a terminal needs a WebSocket")
+            .hint("send `Connection: upgrade` and `Upgrade: websocket`");
         Refusal::with(StatusCode::UPGRADE_REQUIRED, failure)
     })?;
     if right == Right::Type {
@@ -135,10 +138,15 @@ async fn pty(
     let asked = terminal::Asked { body: id, name: name.clone(), right, size, command };
     let (seat, orders) = app.services().terminals().join(&app, &asked).await?;
     let hello = json!({ "type": "hello", "name": name, "pid": seat.pid, "mode": if right == Right::Type { "type" } else { "watch" } });
-    let connection = Connection { right, orders, control: seat.control.0.clone(), _permit: permit, _open: open };
-    Ok(upgrade.max_message_size(MESSAGE_LEN_MAX).max_frame_size(MESSAGE_LEN_MAX).protocols(["palisade"]).on_upgrade(move |socket| async move {
-        connection.run(socket, seat, hello.to_string()).await;
-    }))
+    let connection =
+        Connection { right, orders, control: seat.control.0.clone(), _permit: permit, _open: open };
+    Ok(upgrade
+        .max_message_size(MESSAGE_LEN_MAX)
+        .max_frame_size(MESSAGE_LEN_MAX)
+        .protocols(["palisade"])
+        .on_upgrade(move |socket| async move {
+            connection.run(socket, seat, hello.to_string()).await;
+        }))
 }
 
 /// One viewer's connection.
@@ -198,7 +206,12 @@ impl Connection {
     }
 }
 
-async fn tell(mut send: SplitSink<WebSocket, Message>, mut seat: Seat, hello: String, silence: watch::Receiver<Instant>) {
+async fn tell(
+    mut send: SplitSink<WebSocket, Message>,
+    mut seat: Seat,
+    hello: String,
+    silence: watch::Receiver<Instant>,
+) {
     if send.send(Message::text(hello)).await.is_err() {
         return;
     }
@@ -237,7 +250,10 @@ fn messages(frame: Frame) -> Vec<Message> {
     let text = |value: serde_json::Value| Message::text(value.to_string());
     match frame {
         Frame::Output(bytes) => vec![Message::Binary(bytes)],
-        Frame::Screen(size, shown) => vec![text(json!({ "type": "screen", "cols": size.cols, "rows": size.rows })), Message::Binary(shown)],
+        Frame::Screen(size, shown) => vec![
+            text(json!({ "type": "screen", "cols": size.cols, "rows": size.rows })),
+            Message::Binary(shown),
+        ],
         Frame::Size(size) => vec![text(json!({ "type": "size", "cols": size.cols, "rows": size.rows }))],
         Frame::Ended(ended) => {
             let mut said = json!(super::exec::HowEnded::from(ended));
@@ -267,10 +283,16 @@ struct AllTerminals {
 /// List the terminals that run in a Body, whoever holds them.
 #[utoipa::path(get, path = "/bodies/{id}/terminals", operation_id = "list_terminals", tag = "terminals", params(("id" = String, Path, description = "Which Body")),
     responses((status = 200, description = "Its terminals", body = AllTerminals), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn list(state: State<App>, Reader(caller): Reader, OfBody(id): OfBody) -> Result<Json<AllTerminals>, Refusal> {
+async fn list(
+    state: State<App>,
+    Reader(caller): Reader,
+    OfBody(id): OfBody,
+) -> Result<Json<AllTerminals>, Refusal> {
     owned(&state.0, &caller, &id).await?;
     let tagged = state.0.blocking(async move |fleet: &Fleet| fleet.tagged(&id).await).await?;
-    let named = |(tag, pid): (String, u32)| terminal::name_of(&tag).map(|name| Terminal { name: name.to_owned(), pid });
+    let named = |(tag, pid): (String, u32)| {
+        terminal::name_of(&tag).map(|name| Terminal { name: name.to_owned(), pid })
+    };
     let mut items: Vec<Terminal> = tagged.into_iter().filter_map(named).collect();
     items.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(Json(AllTerminals { items }))

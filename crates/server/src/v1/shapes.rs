@@ -244,7 +244,14 @@ impl Body {
                 output_bytes: limits.output.0,
             },
             env: spec.env.into_keys().collect(),
-            mounts: spec.mounts.into_iter().map(|mount| Mounted { target: mount.target.display().to_string(), writable: mount.access == Access::ReadWrite }).collect(),
+            mounts: spec
+                .mounts
+                .into_iter()
+                .map(|mount| Mounted {
+                    target: mount.target.display().to_string(),
+                    writable: mount.access == Access::ReadWrite,
+                })
+                .collect(),
             workdir: spec.workdir,
             user: spec.user,
             metadata: lease.map(|lease| lease.metadata.clone()).unwrap_or_default(),
@@ -275,7 +282,11 @@ impl From<proto::Mechanism> for Mechanism {
 pub fn end_word(end: &End) -> String {
     match serde_json::to_value(end) {
         Ok(serde_json::Value::String(word)) => word,
-        Ok(value) => value.get("end").or(value.get("why")).and_then(serde_json::Value::as_str).map_or_else(|| value.to_string(), str::to_owned),
+        Ok(value) => value
+            .get("end")
+            .or(value.get("why"))
+            .and_then(serde_json::Value::as_str)
+            .map_or_else(|| value.to_string(), str::to_owned),
         Err(_) => "unknown".into(),
     }
 }

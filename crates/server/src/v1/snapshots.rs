@@ -16,7 +16,11 @@ use super::{
 use crate::{App, Caller, owners};
 
 pub fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(take)).routes(routes!(list)).routes(routes!(get, remove)).routes(routes!(templates))
+    OpenApiRouter::new()
+        .routes(routes!(take))
+        .routes(routes!(list))
+        .routes(routes!(get, remove))
+        .routes(routes!(templates))
 }
 
 /// A named, immutable state of a Body's files.
@@ -38,7 +42,13 @@ struct Snapshot {
 
 impl From<SnapshotView> for Snapshot {
     fn from(view: SnapshotView) -> Self {
-        Self { id: view.id.to_string(), name: view.name, body: view.body.to_string(), created_at: view.created_at, bytes: view.bytes }
+        Self {
+            id: view.id.to_string(),
+            name: view.name,
+            body: view.body.to_string(),
+            created_at: view.created_at,
+            bytes: view.bytes,
+        }
     }
 }
 
@@ -54,7 +64,12 @@ struct NewSnapshot {
 /// Freeze the files of a Body under an id, and a name if one is given.
 #[utoipa::path(post, path = "/bodies/{id}/snapshot", operation_id = "snapshot_body", tag = "snapshots", params(("id" = String, Path, description = "Which Body")), request_body = Option<NewSnapshot>,
     responses((status = 201, description = "Taken", body = Snapshot), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn take(state: State<App>, Runner(caller): Runner, OfBody(id): OfBody, asked: Option<Sent<NewSnapshot>>) -> Result<(StatusCode, Json<Snapshot>), Refusal> {
+async fn take(
+    state: State<App>,
+    Runner(caller): Runner,
+    OfBody(id): OfBody,
+    asked: Option<Sent<NewSnapshot>>,
+) -> Result<(StatusCode, Json<Snapshot>), Refusal> {
     let name = asked.and_then(|Sent(asked)| asked.name);
     let taken = state.0.blocking(async move |fleet: &Fleet| {
         own(fleet, &caller, &id)?;
@@ -64,14 +79,23 @@ async fn take(state: State<App>, Runner(caller): Runner, OfBody(id): OfBody, ask
 }
 
 fn one(fleet: &Fleet, caller: &Caller, key: &str) -> Result<SnapshotView, Failure> {
-    let found = owners::snapshots(fleet, caller)?.into_iter().find(|view| view.id.as_str() == key || view.name.as_deref() == Some(key));
-    found.ok_or_else(|| Failure::new(Kind::NotFound, format!("there is no snapshot {:?}", proto::text::visible(key))).hint("list them: GET /v1/snapshots"))
+    let found = owners::snapshots(fleet, caller)?
+        .into_iter()
+        .find(|view| view.id.as_str() == key || view.name.as_deref() == Some(key));
+    found.ok_or_else(|| {
+        Failure::new(Kind::NotFound, format!("there is no snapshot {:?}", proto::text::visible(key)))
+            .hint("list them: GET /v1/snapshots")
+    })
 }
 
 /// List the snapshots, oldest first.
 #[utoipa::path(get, path = "/snapshots", operation_id = "list_snapshots", tag = "snapshots", params(PageQuery),
     responses((status = 200, description = "A page of snapshots", body = Page<Snapshot>), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn list(state: State<App>, Reader(caller): Reader, Asked(query): Asked<PageQuery>) -> Result<Json<Page<Snapshot>>, Refusal> {
+async fn list(
+    state: State<App>,
+    Reader(caller): Reader,
+    Asked(query): Asked<PageQuery>,
+) -> Result<Json<Page<Snapshot>>, Refusal> {
     let found = state.0.blocking(async move |fleet: &Fleet| owners::snapshots(fleet, &caller)).await?;
     let found = found.into_iter().map(Snapshot::from).collect();
     Ok(Json(page::page(found, &query, |found: &Snapshot| format!("{} {}", found.created_at, found.id))?))
@@ -80,7 +104,11 @@ async fn list(state: State<App>, Reader(caller): Reader, Asked(query): Asked<Pag
 /// Show a snapshot, by id or name.
 #[utoipa::path(get, path = "/snapshots/{snapshot}", operation_id = "get_snapshot", tag = "snapshots", params(("snapshot" = String, Path, description = "Its id or name")),
     responses((status = 200, description = "The snapshot", body = Snapshot), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn get(state: State<App>, Reader(caller): Reader, Named(key): Named) -> Result<Json<Snapshot>, Refusal> {
+async fn get(
+    state: State<App>,
+    Reader(caller): Reader,
+    Named(key): Named,
+) -> Result<Json<Snapshot>, Refusal> {
     let found = state.0.blocking(async move |fleet: &Fleet| one(fleet, &caller, &key));
     Ok(Json(found.await?.into()))
 }
@@ -109,15 +137,23 @@ struct Template {
 /// List what a Body can be made from.
 #[utoipa::path(get, path = "/templates", operation_id = "list_templates", tag = "snapshots", params(PageQuery),
     responses((status = 200, description = "A page of templates", body = Page<Template>), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn templates(state: State<App>, Reader(caller): Reader, Asked(query): Asked<PageQuery>) -> Result<Json<Page<Template>>, Refusal> {
+async fn templates(
+    state: State<App>,
+    Reader(caller): Reader,
+    Asked(query): Asked<PageQuery>,
+) -> Result<Json<Page<Template>>, Refusal> {
     let found = state.0.blocking(async move |fleet: &Fleet| {
         let seen = |found: &fleet::TemplateView| owners::may_see_template(&caller, &found.template);
-        Ok((fleet.templates()?.into_iter().filter(seen).collect::<Vec<_>>(), owners::snapshots(fleet, &caller)?))
+        Ok((
+            fleet.templates()?.into_iter().filter(seen).collect::<Vec<_>>(),
+            owners::snapshots(fleet, &caller)?,
+        ))
     });
     let (templates, snapshots) = found.await?;
     let named = |name: String, kind: &str| Template { name, kind: kind.into() };
     let templates = templates.into_iter().map(|found| named(found.template.name, "template"));
-    let snapshots = snapshots.into_iter().map(|found| named(found.name.unwrap_or(found.id.to_string()), "snapshot"));
+    let snapshots =
+        snapshots.into_iter().map(|found| named(found.name.unwrap_or(found.id.to_string()), "snapshot"));
     let mut all: Vec<Template> = templates.chain(snapshots).chain([named("host".into(), "host")]).collect();
     all.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(Json(page::page(all, &query, |template: &Template| template.name.clone())?))

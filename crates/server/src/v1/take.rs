@@ -35,8 +35,13 @@ async fn caller(parts: &Parts, app: &App, least: Scope) -> Result<Caller, Refusa
     };
     if caller.scope < least {
         audit::denied(app, Some(&caller), &parts.method, &parts.uri, "scope").await;
-        let failure = Failure::new(Kind::Denied, format!("this key may not do that: it needs the scope {}", name(least)));
-        return Err(failure.hint(format!("make one that may: pal keys create --scope {} NAME", name(least))).into());
+        let failure = Failure::new(
+            Kind::Denied,
+            format!("this key may not do that: it needs the scope {}", name(least)),
+        );
+        return Err(failure
+            .hint(format!("make one that may: pal keys create --scope {} NAME", name(least)))
+            .into());
     }
     if !audit::only_looks(&parts.method) {
         audit::accepted(app, &caller, &parts.method, &parts.uri).await?;
@@ -97,17 +102,30 @@ impl<T: DeserializeOwned> OptionalFromRequest<App> for Body<T> {
 }
 
 async fn read(request: Request) -> Result<bytes::Bytes, Refusal> {
-    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let kind =
+        request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     if !kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json")) {
-        let failure = Failure::new(Kind::Usage, "the body must be JSON").hint("send `Content-Type: application/json`");
+        let failure =
+            Failure::new(Kind::Usage, "the body must be JSON").hint("send `Content-Type: application/json`");
         return Err(Refusal::with(StatusCode::UNSUPPORTED_MEDIA_TYPE, failure));
     }
-    let slow = || Refusal::with(StatusCode::REQUEST_TIMEOUT, Failure::new(Kind::Usage, "the body did not arrive in time"));
-    let collected = tokio::time::timeout(BODY_WAIT, Limited::new(request.into_body(), BODY_LEN_MAX).collect()).await.map_err(|_| slow())?;
+    let slow = || {
+        Refusal::with(
+            StatusCode::REQUEST_TIMEOUT,
+            Failure::new(Kind::Usage, "the body did not arrive in time"),
+        )
+    };
+    let collected =
+        tokio::time::timeout(BODY_WAIT, Limited::new(request.into_body(), BODY_LEN_MAX).collect())
+            .await
+            .map_err(|_| slow())?;
     collected.map(http_body_util::Collected::to_bytes).map_err(|error| {
         if error.is::<LengthLimitError>() {
             let failure = Failure::new(Kind::Usage, format!("the body is longer than {BODY_LEN_MAX} bytes"));
-            Refusal::with(StatusCode::PAYLOAD_TOO_LARGE, failure.hint("files go through /v1/bodies/{id}/files"))
+            Refusal::with(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                failure.hint("files go through /v1/bodies/{id}/files"),
+            )
         } else {
             Failure::new(Kind::Usage, "the body could not be read").into()
         }
@@ -115,7 +133,9 @@ async fn read(request: Request) -> Result<bytes::Bytes, Refusal> {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<Body<T>, Refusal> {
-    serde_json::from_slice(bytes).map(Body).map_err(|error| Failure::new(Kind::Usage, format!("the body is not what is expected: {error}")).into())
+    serde_json::from_slice(bytes).map(Body).map_err(|error| {
+        Failure::new(Kind::Usage, format!("the body is not what is expected: {error}")).into()
+    })
 }
 
 /// The query.
@@ -125,7 +145,8 @@ impl<T: DeserializeOwned + Send> FromRequestParts<App> for Asked<T> {
     type Rejection = Refusal;
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Refusal> {
         let read: Result<Query<T>, QueryRejection> = Query::from_request_parts(parts, app).await;
-        read.map(|Query(asked)| Self(asked)).map_err(|error| Failure::new(Kind::Usage, error.body_text()).into())
+        read.map(|Query(asked)| Self(asked))
+            .map_err(|error| Failure::new(Kind::Usage, error.body_text()).into())
     }
 }
 
@@ -136,7 +157,8 @@ impl FromRequestParts<App> for Named {
     type Rejection = Refusal;
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Refusal> {
         let read: Result<Path<String>, PathRejection> = Path::from_request_parts(parts, app).await;
-        read.map(|Path(name)| Self(name)).map_err(|_| Failure::new(Kind::NotFound, "there is nothing of that name").into())
+        read.map(|Path(name)| Self(name))
+            .map_err(|_| Failure::new(Kind::NotFound, "there is nothing of that name").into())
     }
 }
 
@@ -156,5 +178,6 @@ impl FromRequestParts<App> for OfBody {
 
 /// There is none, or none that this caller may know of.
 pub fn no_body(name: &str) -> Failure {
-    Failure::new(Kind::NotFound, format!("there is no Body {}", proto::text::visible(name))).hint("list them: GET /v1/bodies")
+    Failure::new(Kind::NotFound, format!("there is no Body {}", proto::text::visible(name)))
+        .hint("list them: GET /v1/bodies")
 }

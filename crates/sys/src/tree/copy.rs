@@ -37,7 +37,13 @@ fn copy_as(from: BorrowedFd<'_>, to: BorrowedFd<'_>, mode: fn(u32) -> u32) -> io
     let mut copier = Copier { total: Usage::default(), linked: HashMap::new(), top: to, mode };
     let mut root = rustix::fs::fstat(from)?;
     root.st_mode = mode(root.st_mode);
-    let mut open = vec![Level { from: from.try_clone_to_owned()?, to: to.try_clone_to_owned()?, stat: root, left: names(from)?, path: Vec::new() }];
+    let mut open = vec![Level {
+        from: from.try_clone_to_owned()?,
+        to: to.try_clone_to_owned()?,
+        stat: root,
+        left: names(from)?,
+        path: Vec::new(),
+    }];
     while let Some(level) = open.last_mut() {
         if let Some(name) = level.left.pop() {
             if let Some(below) = copier.entry(level, &name)? {

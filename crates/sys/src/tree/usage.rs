@@ -1,6 +1,9 @@
 //! What a tree takes on disk.
 
-use std::{io, os::fd::{AsFd, BorrowedFd, OwnedFd}};
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
 
 use rustix::fs::FileType;
 

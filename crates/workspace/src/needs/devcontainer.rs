@@ -101,7 +101,16 @@ const NOT_HONOURED: &[(&str, &str)] = &[
 
 /// Features that are nothing but a program, and that program.
 const FEATURES: &[(&str, &str)] = &[
-    ("git", "git"), ("node", "node"), ("python", "python3"), ("go", "go"), ("rust", "cargo"), ("ruby", "ruby"), ("php", "php"), ("github-cli", "gh"), ("common-utils", "sh"), ("git-lfs", "git-lfs"),
+    ("git", "git"),
+    ("node", "node"),
+    ("python", "python3"),
+    ("go", "go"),
+    ("rust", "cargo"),
+    ("ruby", "ruby"),
+    ("php", "php"),
+    ("github-cli", "gh"),
+    ("common-utils", "sh"),
+    ("git-lfs", "git-lfs"),
 ];
 
 /// Reads the file at `place`.
@@ -109,9 +118,15 @@ pub fn read(place: &str, text: &str) -> Result<Container, WorkspaceError> {
     let wrong = |why: String| WorkspaceError::Repository(format!("{place}: {}", proto::text::visible(&why)));
     let text: Text = serde_json::from_str(&plain_json(text)).map_err(|error| wrong(error.to_string()))?;
     let dir = place.rsplit_once('/').map_or("", |(dir, _)| dir);
-    let mut container = Container { root: root(dir, &text).map_err(wrong)?, user: text.remote_user.clone().or(text.container_user.clone()), ..Container::default() };
+    let mut container = Container {
+        root: root(dir, &text).map_err(wrong)?,
+        user: text.remote_user.clone().or(text.container_user.clone()),
+        ..Container::default()
+    };
     container.env.extend(text.container_env.clone());
-    container.env.extend(text.remote_env.iter().filter_map(|(name, value)| Some((name.clone(), value.clone()?))));
+    container
+        .env
+        .extend(text.remote_env.iter().filter_map(|(name, value)| Some((name.clone(), value.clone()?))));
     let once = [&text.on_create_command, &text.update_content_command, &text.post_create_command];
     container.create = once.into_iter().flatten().flat_map(lines).collect();
     container.start = text.post_start_command.iter().flat_map(lines).collect();
@@ -126,7 +141,10 @@ fn root(dir: &str, text: &Text) -> Result<Option<Root>, String> {
     let build = text.build.as_ref();
     let file = build.and_then(|build| build.dockerfile.clone()).or_else(|| text.docker_file.clone());
     let Some(file) = file else { return Ok(text.image.clone().map(Root::Image)) };
-    let context = build.and_then(|build| build.context.clone()).or_else(|| text.context.clone()).unwrap_or_else(|| ".".to_owned());
+    let context = build
+        .and_then(|build| build.context.clone())
+        .or_else(|| text.context.clone())
+        .unwrap_or_else(|| ".".to_owned());
     let outside = || "its build lies outside of the repository".to_owned();
     Ok(Some(Root::Build {
         file: below(dir, &file).ok_or_else(outside)?,
@@ -160,11 +178,18 @@ impl Container {
             None => Vec::new(),
         };
         for port in text.forward_ports.iter().chain(&more).take(PORTS_MAX) {
-            let number = port.as_u64().and_then(|port| u16::try_from(port).ok()).or_else(|| port.as_str()?.parse().ok()).filter(|port| *port != 0);
+            let number = port
+                .as_u64()
+                .and_then(|port| u16::try_from(port).ok())
+                .or_else(|| port.as_str()?.parse().ok())
+                .filter(|port| *port != 0);
             match number {
                 Some(port) if self.ports.contains(&port) => {}
                 Some(port) => self.ports.push(port),
-                None => self.notes.push(format!("the port {} is not one of the Body", proto::text::visible(&port.to_string()))),
+                None => self.notes.push(format!(
+                    "the port {} is not one of the Body",
+                    proto::text::visible(&port.to_string())
+                )),
             }
         }
     }
@@ -175,7 +200,9 @@ impl Container {
             let name = name.split([':', '@']).next().unwrap_or(name);
             match FEATURES.iter().find(|(known, _)| *known == name) {
                 Some((_, program)) => self.programs.push((proto::text::visible(feature), program)),
-                None => self.notes.push(format!("the feature {} is not installed", proto::text::visible(feature))),
+                None => {
+                    self.notes.push(format!("the feature {} is not installed", proto::text::visible(feature)))
+                }
             }
         }
     }
@@ -187,7 +214,11 @@ impl Container {
         if text.docker_compose_file.is_some() {
             self.notes.push("its compose file is not used: a Body is one machine".into());
         }
-        if text.workspace_folder.as_deref().is_some_and(|folder| !folder.starts_with("/workspace/") && !folder.contains("${")) {
+        if text
+            .workspace_folder
+            .as_deref()
+            .is_some_and(|folder| !folder.starts_with("/workspace/") && !folder.contains("${"))
+        {
             self.notes.push("workspaceFolder is not honoured: the repository is at /workspace".into());
         }
     }
@@ -198,7 +229,9 @@ fn lines(command: &Value) -> Vec<String> {
     let quoted = |word: &str| format!("'{}'", word.replace('\'', r"'\''"));
     match command {
         Value::String(line) => vec![line.clone()],
-        Value::Array(words) => vec![words.iter().filter_map(|word| word.as_str()).map(quoted).collect::<Vec<_>>().join(" ")],
+        Value::Array(words) => {
+            vec![words.iter().filter_map(|word| word.as_str()).map(quoted).collect::<Vec<_>>().join(" ")]
+        }
         Value::Object(several) => several.values().flat_map(lines).collect(),
         _ => Vec::new(),
     }
@@ -238,8 +271,12 @@ impl Known<'_> {
         let mut parts = inner.splitn(3, ':');
         match (parts.next()?, parts.next(), parts.next()) {
             ("containerWorkspaceFolder" | "localWorkspaceFolder", None, _) => Some(self.folder.to_owned()),
-            ("containerWorkspaceFolderBasename" | "localWorkspaceFolderBasename", None, _) => Some(base.to_owned()),
-            ("devcontainerId", None, _) => Some(crate::tree::id_of("devcontainer", &[self.folder]).to_string()),
+            ("containerWorkspaceFolderBasename" | "localWorkspaceFolderBasename", None, _) => {
+                Some(base.to_owned())
+            }
+            ("devcontainerId", None, _) => {
+                Some(crate::tree::id_of("devcontainer", &[self.folder]).to_string())
+            }
             ("localEnv" | "env", Some(name), default) => Some(match (self.given.get(name), default) {
                 (Some(value), _) => value.clone(),
                 (None, Some(default)) => default.to_owned(),
@@ -274,17 +311,38 @@ mod tests {
     fn what_holds_is_taken_and_the_rest_is_told() {
         let read = read(".devcontainer/devcontainer.json", FILE).unwrap();
         let args = BTreeMap::from([("V".to_owned(), "1".to_owned())]);
-        assert_eq!(read.root, Some(Root::Build { file: ".devcontainer/Dockerfile".into(), context: String::new(), args, target: Some("dev".into()) }));
-        assert_eq!((read.user.as_deref(), &read.ports[..], &read.start[..]), (Some("node"), &[3000, 8080][..], &["go".to_owned()][..]));
+        assert_eq!(
+            read.root,
+            Some(Root::Build {
+                file: ".devcontainer/Dockerfile".into(),
+                context: String::new(),
+                args,
+                target: Some("dev".into())
+            })
+        );
+        assert_eq!(
+            (read.user.as_deref(), &read.ports[..], &read.start[..]),
+            (Some("node"), &[3000, 8080][..], &["go".to_owned()][..])
+        );
         assert_eq!(read.create, ["one", r"'echo' 'it'\''s'", "three"]);
         assert_eq!(read.programs, [("ghcr.io/devcontainers/features/node:1".to_owned(), "node")]);
         let notes = read.notes.join("\n");
-        assert!(["initializeCommand", "db:5432", "ghcr.io/x/y/z"].iter().all(|told| notes.contains(told)) && read.notes.len() == 3, "{notes}");
+        assert!(
+            ["initializeCommand", "db:5432", "ghcr.io/x/y/z"].iter().all(|told| notes.contains(told))
+                && read.notes.len() == 3,
+            "{notes}"
+        );
     }
 
     #[test]
     fn nothing_leads_out_of_the_repository_and_nonsense_is_refused() {
-        for bad in [r#"{"build":{"dockerfile":"../../x"}}"#, r#"{"build":{"dockerfile":"/etc/passwd"}}"#, r#"{"dockerFile":"x","context":"../.."}"#, "{", r#"{"image":1}"#] {
+        for bad in [
+            r#"{"build":{"dockerfile":"../../x"}}"#,
+            r#"{"build":{"dockerfile":"/etc/passwd"}}"#,
+            r#"{"dockerFile":"x","context":"../.."}"#,
+            "{",
+            r#"{"image":1}"#,
+        ] {
             assert!(read(".devcontainer/devcontainer.json", bad).is_err(), "{bad}");
         }
     }
@@ -296,8 +354,14 @@ mod tests {
         let known = Known { folder: "/workspace/app", given: &given, template: &template };
         let mut wanted = Vec::new();
         for (text, expected) in [
-            ("${localEnv:TOKEN}", "t"), ("${localEnv:HOME}x", "x"), ("${localEnv:NO:d:e}", "d:e"), ("${containerEnv:PATH}:/x", "/bin:/x"), ("${containerWorkspaceFolder}/y", "/workspace/app/y"),
-            ("${localWorkspaceFolderBasename}", "app"), ("${HOME}/z ${X:-1}", "${HOME}/z ${X:-1}"), ("${open", "${open"),
+            ("${localEnv:TOKEN}", "t"),
+            ("${localEnv:HOME}x", "x"),
+            ("${localEnv:NO:d:e}", "d:e"),
+            ("${containerEnv:PATH}:/x", "/bin:/x"),
+            ("${containerWorkspaceFolder}/y", "/workspace/app/y"),
+            ("${localWorkspaceFolderBasename}", "app"),
+            ("${HOME}/z ${X:-1}", "${HOME}/z ${X:-1}"),
+            ("${open", "${open"),
         ] {
             assert_eq!(known.fill(text, &mut wanted), expected, "{text}");
         }

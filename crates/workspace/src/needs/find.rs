@@ -78,7 +78,11 @@ impl Files {
         let Some(id) = self.ids.get(path) else { return Ok(None) };
         let bytes = self.git.run(["cat-file", "blob", id])?;
         if bytes.len() > len_max {
-            return Err(WorkspaceError::Repository(format!("{} is longer than {} MiB", proto::text::visible(path), len_max >> 20)));
+            return Err(WorkspaceError::Repository(format!(
+                "{} is longer than {} MiB",
+                proto::text::visible(path),
+                len_max >> 20
+            )));
         }
         Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
     }
@@ -89,7 +93,9 @@ pub fn needs(objects: &Path, tree: &str) -> Result<Needs, WorkspaceError> {
     let files = Files::look(objects, tree)?;
     let mut needs = Needs::default();
     let settings: Settings = match files.text("palisade.toml", TEXT_LEN_MAX)? {
-        Some(text) => toml::from_str(&text).map_err(|error| WorkspaceError::Repository(format!("palisade.toml: {}", proto::text::visible(error.message()))))?,
+        Some(text) => toml::from_str(&text).map_err(|error| {
+            WorkspaceError::Repository(format!("palisade.toml: {}", proto::text::visible(error.message())))
+        })?,
         None => Settings::default(),
     };
     if settings.prepare.auto {
@@ -102,7 +108,9 @@ pub fn needs(objects: &Path, tree: &str) -> Result<Needs, WorkspaceError> {
     }
     needs.settings(settings, &files.ids);
     if needs.steps.len() > STEPS_MAX {
-        return Err(WorkspaceError::Repository(format!("preparing it would take more than {STEPS_MAX} steps: say what is to be done in palisade.toml, with auto = false")));
+        return Err(WorkspaceError::Repository(format!(
+            "preparing it would take more than {STEPS_MAX} steps: say what is to be done in palisade.toml, with auto = false"
+        )));
     }
     Ok(needs)
 }
@@ -113,7 +121,9 @@ fn devcontainer_of(files: &BTreeMap<String, String>) -> Option<String> {
     if let Some(place) = usual.iter().find(|place| files.contains_key(**place)) {
         return Some((*place).to_owned());
     }
-    let one = |path: &&String| matches!(path.split('/').collect::<Vec<_>>()[..], [".devcontainer", _, "devcontainer.json"]);
+    let one = |path: &&String| {
+        matches!(path.split('/').collect::<Vec<_>>()[..], [".devcontainer", _, "devcontainer.json"])
+    };
     let mut found = files.keys().filter(one);
     found.next().filter(|_| found.next().is_none()).cloned()
 }
@@ -130,7 +140,12 @@ fn listing(said: &[u8]) -> BTreeMap<String, String> {
 
 /// Whether a lockfile there belongs to somebody else's code, or to an example.
 fn is_foreign(dir: &str) -> bool {
-    dir.split('/').any(|part| matches!(part, "node_modules" | "vendor" | "third_party" | "testdata" | "fixtures" | "examples" | "example"))
+    dir.split('/').any(|part| {
+        matches!(
+            part,
+            "node_modules" | "vendor" | "third_party" | "testdata" | "fixtures" | "examples" | "example"
+        )
+    })
 }
 
 impl Needs {
@@ -140,7 +155,11 @@ impl Needs {
         }
     }
 
-    fn lockfiles(&mut self, files: &BTreeMap<String, String>, text: impl Fn(&str) -> Result<String, WorkspaceError>) -> Result<(), WorkspaceError> {
+    fn lockfiles(
+        &mut self,
+        files: &BTreeMap<String, String>,
+        text: impl Fn(&str) -> Result<String, WorkspaceError>,
+    ) -> Result<(), WorkspaceError> {
         for path in files.keys() {
             let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
             if is_foreign(dir) {
@@ -151,7 +170,9 @@ impl Needs {
                 self.requirements(dir, name);
                 self.input(files, path);
             }
-            if let Some(lock) = LOCKFILES.iter().find(|lock| lock.name == name && files.contains_key(&at(lock.beside[0]))) {
+            if let Some(lock) =
+                LOCKFILES.iter().find(|lock| lock.name == name && files.contains_key(&at(lock.beside[0])))
+            {
                 lock.beside.iter().for_each(|name| self.input(files, &at(name)));
                 self.input(files, path);
                 let beside = Beside { lock: text(path)?, manifest: text(&at(lock.beside[0]))? };
@@ -176,7 +197,8 @@ impl Needs {
     /// Where what is installed is found.
     fn places(&mut self) {
         if self.tools.contains(&PYTHON) {
-            self.steps.insert(0, Step { dir: String::new(), line: lockfiles::fresh_venv(), tool: Some(PYTHON) });
+            self.steps
+                .insert(0, Step { dir: String::new(), line: lockfiles::fresh_venv(), tool: Some(PYTHON) });
             self.path.insert("/home/user/.venv/bin");
             self.env.insert("VIRTUAL_ENV".into(), VENV.into());
         }
@@ -188,10 +210,19 @@ impl Needs {
     fn requirements(&mut self, dir: &str, name: &str) {
         self.tools.insert(PYTHON);
         self.allow.extend(lockfiles::pypi());
-        self.steps.push(Step { dir: dir.to_owned(), line: lockfiles::requirements(name), tool: Some(PYTHON) });
+        self.steps.push(Step {
+            dir: dir.to_owned(),
+            line: lockfiles::requirements(name),
+            tool: Some(PYTHON),
+        });
     }
 
-    fn devcontainer(&mut self, place: &str, text: &str, files: &BTreeMap<String, String>) -> Result<(), WorkspaceError> {
+    fn devcontainer(
+        &mut self,
+        place: &str,
+        text: &str,
+        files: &BTreeMap<String, String>,
+    ) -> Result<(), WorkspaceError> {
         self.container = devcontainer::read(place, text)?;
         self.input(files, place);
         self.steps.extend(self.container.create.iter().map(Step::plain));
@@ -222,22 +253,49 @@ mod tests {
     #[test]
     fn lockfiles_of_a_monorepo_are_found_and_those_of_others_are_not() {
         let needs = found(&[
-            "Cargo.lock", "Cargo.toml", "web/package-lock.json", "web/package.json", "api/requirements.txt", "api/requirements-dev.txt", "go/go.sum", "go/go.mod", "go/vendor/modules.txt",
-            "web/node_modules/x/package-lock.json", "web/node_modules/x/package.json", "lonely/Cargo.lock",
+            "Cargo.lock",
+            "Cargo.toml",
+            "web/package-lock.json",
+            "web/package.json",
+            "api/requirements.txt",
+            "api/requirements-dev.txt",
+            "go/go.sum",
+            "go/go.mod",
+            "go/vendor/modules.txt",
+            "web/node_modules/x/package-lock.json",
+            "web/node_modules/x/package.json",
+            "lonely/Cargo.lock",
         ]);
-        let steps: Vec<(&str, &str)> = needs.steps.iter().map(|step| (step.dir.as_str(), step.line.split(' ').next().unwrap())).collect();
+        let steps: Vec<(&str, &str)> = needs
+            .steps
+            .iter()
+            .map(|step| (step.dir.as_str(), step.line.split(' ').next().unwrap()))
+            .collect();
         let pip = "/home/user/.venv/bin/pip";
         assert_eq!(steps, [("", "python3"), ("", "cargo"), ("api", pip), ("api", pip), ("web", "npm")]);
-        assert_eq!(needs.tools.iter().map(|tool| tool.language).collect::<Vec<_>>(), ["cargo", "go", "node", "python"]);
+        assert_eq!(
+            needs.tools.iter().map(|tool| tool.language).collect::<Vec<_>>(),
+            ["cargo", "go", "node", "python"]
+        );
         assert!(needs.allow.contains("pypi.org:443") && !needs.allow.contains("proxy.golang.org:443"));
-        assert!(needs.inputs.contains_key("web/package.json") && !needs.inputs.contains_key("lonely/Cargo.lock"));
+        assert!(
+            needs.inputs.contains_key("web/package.json") && !needs.inputs.contains_key("lonely/Cargo.lock")
+        );
     }
 
     #[test]
     fn the_devcontainer_is_the_usual_one_or_the_only_one() {
-        let files = |paths: &[&str]| devcontainer_of(&paths.iter().map(|path| ((*path).to_owned(), String::new())).collect());
-        assert_eq!(files(&[".devcontainer.json", ".devcontainer/a/devcontainer.json"]).as_deref(), Some(".devcontainer.json"));
-        assert_eq!(files(&[".devcontainer/a/devcontainer.json"]).as_deref(), Some(".devcontainer/a/devcontainer.json"));
+        let files = |paths: &[&str]| {
+            devcontainer_of(&paths.iter().map(|path| ((*path).to_owned(), String::new())).collect())
+        };
+        assert_eq!(
+            files(&[".devcontainer.json", ".devcontainer/a/devcontainer.json"]).as_deref(),
+            Some(".devcontainer.json")
+        );
+        assert_eq!(
+            files(&[".devcontainer/a/devcontainer.json"]).as_deref(),
+            Some(".devcontainer/a/devcontainer.json")
+        );
         assert_eq!(files(&[".devcontainer/a/devcontainer.json", ".devcontainer/b/devcontainer.json"]), None);
     }
 }

@@ -47,18 +47,53 @@ pub struct Lockfile {
 const UV_ENV: &[(&str, &str)] = &[("UV_PROJECT_ENVIRONMENT", VENV), ("UV_PYTHON_DOWNLOADS", "never")];
 
 pub const LOCKFILES: &[Lockfile] = &[
-    Lockfile { name: "Cargo.lock", line: cargo, hosts: CRATES, beside: &["Cargo.toml", "rust-toolchain", "rust-toolchain.toml"], tool: CARGO, env: &[] },
+    Lockfile {
+        name: "Cargo.lock",
+        line: cargo,
+        hosts: CRATES,
+        beside: &["Cargo.toml", "rust-toolchain", "rust-toolchain.toml"],
+        tool: CARGO,
+        env: &[],
+    },
     Lockfile { name: "package-lock.json", line: npm, hosts: NPM, beside: NODE_BESIDE, tool: NODE, env: &[] },
-    Lockfile { name: "npm-shrinkwrap.json", line: npm, hosts: NPM, beside: NODE_BESIDE, tool: NODE, env: &[] },
+    Lockfile {
+        name: "npm-shrinkwrap.json",
+        line: npm,
+        hosts: NPM,
+        beside: NODE_BESIDE,
+        tool: NODE,
+        env: &[],
+    },
     Lockfile { name: "pnpm-lock.yaml", line: pnpm, hosts: NPM, beside: NODE_BESIDE, tool: NODE, env: &[] },
     Lockfile { name: "yarn.lock", line: yarn, hosts: YARN, beside: NODE_BESIDE, tool: NODE, env: &[] },
     Lockfile { name: "bun.lock", line: bun, hosts: NPM, beside: NODE_BESIDE, tool: NODE, env: &[] },
     Lockfile { name: "bun.lockb", line: bun, hosts: NPM, beside: NODE_BESIDE, tool: NODE, env: &[] },
     Lockfile { name: "uv.lock", line: uv, hosts: PYPI, beside: PYTHON_BESIDE, tool: PYTHON, env: UV_ENV },
-    Lockfile { name: "poetry.lock", line: poetry, hosts: PYPI, beside: PYTHON_BESIDE, tool: PYTHON, env: &[] },
+    Lockfile {
+        name: "poetry.lock",
+        line: poetry,
+        hosts: PYPI,
+        beside: PYTHON_BESIDE,
+        tool: PYTHON,
+        env: &[],
+    },
     Lockfile { name: "go.sum", line: go, hosts: GO_PROXY, beside: &["go.mod"], tool: GO, env: &[] },
-    Lockfile { name: "Gemfile.lock", line: bundle, hosts: GEMS, beside: &["Gemfile", ".ruby-version"], tool: RUBY, env: &[("BUNDLE_PATH", "/home/user/.bundle")] },
-    Lockfile { name: "composer.lock", line: composer, hosts: PACKAGIST, beside: &["composer.json"], tool: PHP, env: &[] },
+    Lockfile {
+        name: "Gemfile.lock",
+        line: bundle,
+        hosts: GEMS,
+        beside: &["Gemfile", ".ruby-version"],
+        tool: RUBY,
+        env: &[("BUNDLE_PATH", "/home/user/.bundle")],
+    },
+    Lockfile {
+        name: "composer.lock",
+        line: composer,
+        hosts: PACKAGIST,
+        beside: &["composer.json"],
+        tool: PHP,
+        env: &[],
+    },
     Lockfile { name: "mix.lock", line: mix, hosts: HEX, beside: &["mix.exs"], tool: ELIXIR, env: &[] },
 ];
 
@@ -86,7 +121,8 @@ fn npm(_: &Beside) -> String {
 }
 
 fn pnpm(beside: &Beside) -> String {
-    let format = beside.lock.lines().find_map(|line| line.strip_prefix("lockfileVersion:")).map_or("", str::trim);
+    let format =
+        beside.lock.lines().find_map(|line| line.strip_prefix("lockfileVersion:")).map_or("", str::trim);
     let usual = match format.trim_matches(['\'', '"']).split('.').next() {
         Some("5") => "7",
         Some("6") => "8",
@@ -100,9 +136,15 @@ fn pnpm(beside: &Beside) -> String {
 fn yarn(beside: &Beside) -> String {
     // Two programs share the name and the file's name; only the newer one writes this.
     if beside.lock.contains("\n__metadata:") {
-        return format!("{} && yarn install --immutable", by_npm("yarn", "@yarnpkg/cli-dist", beside, "4", "[2-9].*"));
+        return format!(
+            "{} && yarn install --immutable",
+            by_npm("yarn", "@yarnpkg/cli-dist", beside, "4", "[2-9].*")
+        );
     }
-    format!("{} && yarn install --frozen-lockfile --non-interactive", by_npm("yarn", "yarn", beside, "1", "1.*"))
+    format!(
+        "{} && yarn install --frozen-lockfile --non-interactive",
+        by_npm("yarn", "yarn", beside, "1", "1.*")
+    )
 }
 
 fn bun(beside: &Beside) -> String {
@@ -116,7 +158,9 @@ fn by_npm(program: &str, package: &str, beside: &Beside, usual: &str, fits: &str
     let (version, fits) = named.as_deref().map_or((usual, fits), |version| (version, version));
     // Asked at the root: where a repository pins another one, some would fetch that only to say its version.
     let there = format!("$(cd / && command -v {program} >/dev/null && {program} --version)");
-    let install = format!("npm install --no-audit --no-fund --loglevel=error --force --prefix ~/.local -g '{package}@{version}'");
+    let install = format!(
+        "npm install --no-audit --no-fund --loglevel=error --force --prefix ~/.local -g '{package}@{version}'"
+    );
     format!("case \"{there}\" in '') {install} ;; {fits}) ;; *) {install} ;; esac")
 }
 
@@ -125,7 +169,8 @@ fn named_version(manifest: &str, program: &str) -> Option<String> {
     let manifest: serde_json::Value = serde_json::from_str(manifest).ok()?;
     let version = manifest["packageManager"].as_str()?.strip_prefix(program)?.strip_prefix('@')?;
     let version = version.split('+').next()?;
-    let plain = !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-".contains(&byte));
+    let plain = !version.is_empty()
+        && version.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-".contains(&byte));
     plain.then(|| version.to_owned())
 }
 
@@ -136,14 +181,17 @@ fn uv(_: &Beside) -> String {
 
 fn poetry(_: &Beside) -> String {
     // What it needs itself is none of the project's business, so it has an environment of its own.
-    let get = "python3 -m venv --clear ~/.local/share/poetry && ~/.local/share/poetry/bin/pip install -q poetry";
+    let get =
+        "python3 -m venv --clear ~/.local/share/poetry && ~/.local/share/poetry/bin/pip install -q poetry";
     format!("{} && poetry install --no-interaction", by_pip("poetry", get))
 }
 
 /// Has a package manager that PyPI brings, unless it is there.
 fn by_pip(program: &str, get: &str) -> String {
     let place = format!("~/.local/share/{program}/bin/{program}");
-    format!("{{ command -v {program} >/dev/null || {{ {get} && mkdir -p ~/.local/bin && ln -sf {place} ~/.local/bin/; }}; }}")
+    format!(
+        "{{ command -v {program} >/dev/null || {{ {get} && mkdir -p ~/.local/bin && ln -sf {place} ~/.local/bin/; }}; }}"
+    )
 }
 
 fn go(_: &Beside) -> String {
@@ -187,7 +235,9 @@ mod tests {
 
     #[test]
     fn a_package_manager_is_the_one_that_the_lockfile_was_made_by() {
-        let line = |of: fn(&Beside) -> String, lock: &str, manifest: &str| of(&Beside { lock: lock.into(), manifest: manifest.into() });
+        let line = |of: fn(&Beside) -> String, lock: &str, manifest: &str| {
+            of(&Beside { lock: lock.into(), manifest: manifest.into() })
+        };
         assert!(line(pnpm, "lockfileVersion: '6.0'\n", "{}").contains("'pnpm@8'"));
         assert!(line(pnpm, "lockfileVersion: '9.0'\n", "{}").contains("'pnpm@10'"));
         assert!(line(pnpm, "", r#"{"packageManager":"pnpm@9.1.0+sha512.ab"}"#).contains("'pnpm@9.1.0'"));

@@ -11,8 +11,11 @@ pub struct Tool {
     pub get: &'static str,
 }
 
-pub const CARGO: Tool =
-    Tool { language: "cargo", program: "cargo", get: "install Rust: https://rustup.rs, or apt-get install cargo" };
+pub const CARGO: Tool = Tool {
+    language: "cargo",
+    program: "cargo",
+    get: "install Rust: https://rustup.rs, or apt-get install cargo",
+};
 pub const NODE: Tool = Tool { language: "node", program: "npm", get: "apt-get install nodejs npm" };
 pub const PYTHON: Tool = Tool { language: "python", program: "python3", get: "apt-get install python3-venv" };
 pub const GO: Tool = Tool { language: "go", program: "go", get: "apt-get install golang-go" };

@@ -41,7 +41,9 @@ pub fn image(reference: &str, pull: &Pull) -> Result<Image, Failure> {
 pub fn named_by_a_repository(reference: &str) -> Result<Image, Failure> {
     let image = Image::new(reference);
     let registry = image.registry()?;
-    let trusted = variable("PAL_REGISTRIES")?.map(|list| list.split(',').map(str::to_owned).collect()).unwrap_or_default();
+    let trusted = variable("PAL_REGISTRIES")?
+        .map(|list| list.split(',').map(str::to_owned).collect())
+        .unwrap_or_default();
     let reach = Reach { inside: Inside::Refused, trusted, ..Reach::default() };
     Ok(Image { credentials: credentials(&registry)?, reach, ..image })
 }

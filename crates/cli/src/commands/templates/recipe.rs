@@ -13,8 +13,13 @@ use sha2::{Digest, Sha256};
 /// Packs what a COPY names, and names the archive by its contents.
 pub fn pack(act: Act, context: &Path, to: &Path) -> Result<Act, Failure> {
     let Act::Copy { source, target, owner, mode, .. } = act else { return Ok(act) };
-    let cannot = |error: io::Error| Failure::new(Kind::NotFound, format!("cannot copy {source}")).because(error).hint("name what is below the file's own directory");
-    let climbs = Path::new(&source).components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir));
+    let cannot = |error: io::Error| {
+        Failure::new(Kind::NotFound, format!("cannot copy {source}"))
+            .because(error)
+            .hint("name what is below the file's own directory")
+    };
+    let climbs =
+        Path::new(&source).components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir));
     if climbs {
         return Err(cannot(io::Error::other("it is not below it")));
     }
@@ -33,7 +38,8 @@ fn write(context: &Path, source: &Path, to: &Path) -> io::Result<()> {
     // The same files are the same archive, whenever they were written.
     builder.mode(tar::HeaderMode::Deterministic);
     let place = context.join(source);
-    let name: std::path::PathBuf = source.components().filter(|part| matches!(part, Component::Normal(_))).collect();
+    let name: std::path::PathBuf =
+        source.components().filter(|part| matches!(part, Component::Normal(_))).collect();
     match fs::symlink_metadata(&place)?.is_dir() {
         true if name.as_os_str().is_empty() => builder.append_dir_all(".", &place)?,
         true => builder.append_dir_all(&name, &place)?,
@@ -68,7 +74,14 @@ mod tests {
     #[test]
     fn what_is_not_below_the_file_is_not_copied() {
         for source in ["../x", "/etc/passwd", "a/../../x"] {
-            let act = Act::Copy { source: source.into(), target: "x".into(), owner: None, mode: None, hash: String::new(), archive: Default::default() };
+            let act = Act::Copy {
+                source: source.into(),
+                target: "x".into(),
+                owner: None,
+                mode: None,
+                hash: String::new(),
+                archive: Default::default(),
+            };
             assert!(pack(act, Path::new("."), Path::new("/nonexistent")).is_err(), "{source}");
         }
     }

@@ -83,11 +83,19 @@ pub async fn open(vm: &VmPlan) -> io::Result<Box<dyn Engine>> {
 /// What it is asked for a machine of that plan to boot, in this order.
 pub fn boot(vm: &VmPlan, kernel: &Path, initrd: &Path, cmdline: &str) -> io::Result<Vec<Request>> {
     let upper = Disk::of(proto::vm::UPPER.to_owned(), vm.upper.clone(), false);
-    let images = vm.images.iter().enumerate().map(|(index, image)| Disk::of(super::qemu::image_name(index), image.clone(), true));
+    let images = vm
+        .images
+        .iter()
+        .enumerate()
+        .map(|(index, image)| Disk::of(super::qemu::image_name(index), image.clone(), true));
     let config = VmConfig {
         cpus: Cpus { boot_vcpus: vm.cpus, max_vcpus: vm.cpus },
         memory: Memory { size: vm.memory_bytes },
-        payload: Payload { kernel: kernel.to_owned(), initramfs: initrd.to_owned(), cmdline: cmdline.to_owned() },
+        payload: Payload {
+            kernel: kernel.to_owned(),
+            initramfs: initrd.to_owned(),
+            cmdline: cmdline.to_owned(),
+        },
         disks: std::iter::once(upper).chain(images).collect(),
         rng: Rng { src: "/dev/urandom".into() },
         serial: Console { mode: "Tty" },

@@ -16,7 +16,10 @@ use std::{
 
 use proto::vm::{Begin, VmPlan};
 
-use self::bodies::{Action, BootSource, Drive, Entropy, MachineConfig, MemoryBackend, SnapshotCreate, SnapshotLoad, State, Vm, Vsock, VsockOverride};
+use self::bodies::{
+    Action, BootSource, Drive, Entropy, MachineConfig, MemoryBackend, SnapshotCreate, SnapshotLoad, State,
+    Vm, Vsock, VsockOverride,
+};
 use super::{
     engine::{Doing, Engine, Process, Said, spawn},
     http::{Api, Request},
@@ -56,8 +59,17 @@ pub async fn open(vm: &VmPlan) -> io::Result<Box<dyn Engine>> {
 
 /// What it is asked for a machine of that plan to boot, in this order.
 pub fn boot(vm: &VmPlan, kernel: &Path, initrd: &Path, cmdline: &str) -> io::Result<Vec<Request>> {
-    let machine = MachineConfig { vcpu_count: vm.cpus, mem_size_mib: vm.memory_bytes >> 20, smt: false, track_dirty_pages: false };
-    let boot = BootSource { kernel_image_path: kernel.to_owned(), initrd_path: initrd.to_owned(), boot_args: cmdline.to_owned() };
+    let machine = MachineConfig {
+        vcpu_count: vm.cpus,
+        mem_size_mib: vm.memory_bytes >> 20,
+        smt: false,
+        track_dirty_pages: false,
+    };
+    let boot = BootSource {
+        kernel_image_path: kernel.to_owned(),
+        initrd_path: initrd.to_owned(),
+        boot_args: cmdline.to_owned(),
+    };
     let line = Vsock { guest_cid: vsock::GUEST, uds_path: vsock::SOCKET.to_owned() };
     let mut asked = vec![Request::put("/machine-config", &machine)?, Request::put("/boot-source", &boot)?];
     for drive in drives(vm) {
@@ -72,7 +84,11 @@ pub fn boot(vm: &VmPlan, kernel: &Path, initrd: &Path, cmdline: &str) -> io::Res
 /// The private upper first: the machine's kernel names its disks in this order.
 fn drives(vm: &VmPlan) -> Vec<Drive> {
     let upper = Drive::of(proto::vm::UPPER.to_owned(), vm.upper.clone(), false);
-    let images = vm.images.iter().enumerate().map(|(index, image)| Drive::of(super::qemu::image_name(index), image.clone(), true));
+    let images = vm
+        .images
+        .iter()
+        .enumerate()
+        .map(|(index, image)| Drive::of(super::qemu::image_name(index), image.clone(), true));
     std::iter::once(upper).chain(images).collect()
 }
 
@@ -95,7 +111,14 @@ pub fn state(state: State) -> io::Result<Request> {
 
 /// What it is asked to write a machine down.
 pub fn save() -> io::Result<Request> {
-    Request::put("/snapshot/create", &SnapshotCreate { snapshot_type: "Full", snapshot_path: STATE.into(), mem_file_path: scratch::PLACE.into() })
+    Request::put(
+        "/snapshot/create",
+        &SnapshotCreate {
+            snapshot_type: "Full",
+            snapshot_path: STATE.into(),
+            mem_file_path: scratch::PLACE.into(),
+        },
+    )
 }
 
 impl Engine for Firecracker {
@@ -124,7 +147,9 @@ impl Engine for Firecracker {
     fn save<'a>(&'a mut self, vm: &'a VmPlan, ram: File, state: File) -> Doing<'a, ()> {
         Box::pin(async move {
             self.api.send(&self::save()?).await?;
-            let kept = scratch::keep(ram, vm.memory_bytes).await.and_then(|()| scratch::copy_small(Path::new(STATE), state));
+            let kept = scratch::keep(ram, vm.memory_bytes)
+                .await
+                .and_then(|()| scratch::copy_small(Path::new(STATE), state));
             let _ = std::fs::remove_file(STATE);
             kept
         })
