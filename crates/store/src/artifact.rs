@@ -229,8 +229,8 @@ impl ArtifactWriter {
         made.map_err(|source| fault(&path, source))?;
         unfinished.forget();
         if durability == Durability::Power {
-            // The name, and the shelf that may be new.
-            for dir in [&shelf, &dir] {
+            // The name, and the directories above it, which may be new, whoever made them.
+            for dir in path.ancestors().skip(1).take(3) {
                 File::open(dir).and_then(|dir| dir.sync_all()).map_err(|source| fault(dir, source))?;
             }
         }

@@ -14,6 +14,8 @@ use crate::scene::draft;
 
 const ROLE: &str = "PALISADE_STORE_ROLE";
 const DIR: &str = "PALISADE_STORE_DIR";
+/// What a child says when it has played its role.
+pub const DONE: &str = "role done";
 const ACKNOWLEDGED: &str = "acknowledged ";
 
 /// Where a child runs.
@@ -23,6 +25,8 @@ pub enum Place {
     Here,
     /// In a user and mount namespace of its own, after this script; `$1` is the data directory.
     Behind(&'static str),
+    /// Under `strace`, which writes down what it asks of the kernel, to a file beside the data directory.
+    Traced,
 }
 
 /// This binary in another role: the test below, alone.
@@ -36,6 +40,21 @@ fn command(role: &str, dir: &Path, place: Place) -> Command {
             command.arg(format!("{script}\nshift; exec \"$@\"")).arg("sh").arg(dir).arg(&me);
             command
         }
+        Place::Traced => {
+            let mut command = Command::new("strace");
+            command.args([
+                "-f",
+                "-y",
+                "-xx",
+                "-s",
+                "10000000",
+                "-e",
+                &format!("trace={}", crate::disk::CALLS),
+                "-o",
+            ]);
+            command.arg(dir.with_extension("trace")).arg(&me);
+            command
+        }
     };
     command.args(["--exact", "child::a_child_plays_its_role", "--nocapture", "--test-threads=1"]);
     command.env(ROLE, role).env(DIR, dir);
@@ -46,7 +65,16 @@ fn command(role: &str, dir: &Path, place: Place) -> Command {
 pub fn play(role: &str, dir: &Path, place: Place) {
     let output = command(role, dir, place).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && out.contains("role done"), "{role}: {}\n{out}\n{err}", output.status);
+    assert!(output.status.success() && out.contains(DONE), "{role}: {}\n{out}\n{err}", output.status);
+}
+
+/// Runs a role to its end and returns what it asked of the kernel.
+pub fn traced(role: &str, dir: &Path) -> String {
+    play(role, dir, Place::Traced);
+    let trace = dir.with_extension("trace");
+    let text = std::fs::read_to_string(&trace);
+    std::fs::remove_file(&trace).unwrap();
+    text.unwrap()
 }
 
 /// A process that appends until it is killed, or as often as it was told.
@@ -117,9 +145,10 @@ fn a_child_plays_its_role() {
             let (durability, times) = how.split_once(' ').unwrap();
             append(&Store::open(dir, durability.parse().unwrap()).unwrap(), times.parse().unwrap());
         }
+        Some(("lives", lives)) => crate::power::live(dir, lives),
         _ => crate::trouble::play(&role, dir),
     }
-    println!("role done");
+    println!("{DONE}");
 }
 
 /// Appends one, then two at once, then one, and says so after each.

@@ -5,6 +5,8 @@ mod artifact;
 mod chain;
 mod child;
 mod crash;
+mod disk;
+mod power;
 mod scene;
 mod tamper;
 mod trouble;

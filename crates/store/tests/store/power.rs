@@ -1,0 +1,146 @@
+//! Loss of power: what a disk that keeps only what it was told to sync has to give back.
+//!
+//! A process is traced while it appends. From what it asked of the kernel, states are made in which the disk may be
+//! found: everything that was synced is there, and of the rest any part, whole or torn at sectors of 512 bytes. A new
+//! name is there once the directory that holds it was synced; before that, some of the newest changes of names are not.
+//! Each state is then opened as any log is.
+//!
+//! The WAL's shared memory is left out of all states: whoever opens a log first makes it anew.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Write,
+    path::Path,
+};
+
+use proto::Draft;
+use serde_json::json;
+use store::{ArtifactRef, Durability, Query, Store};
+
+use crate::{
+    child,
+    disk::{Disk, Op},
+    scene::{Dir, Random, events_of},
+};
+
+/// How often the power is lost.
+const LOSSES: u64 = 120;
+const EVENT: &str = "stored event ";
+const ARTIFACT: &str = "stored artifact ";
+
+#[test]
+fn an_acknowledged_event_survives_the_loss_of_power() {
+    let lost = lose_power("power process power power");
+    assert_eq!(lost, 0, "acknowledged under `power`, or before such an event, and not there");
+}
+
+/// The same losses find what nobody has synced: else the test above would show nothing.
+#[test]
+fn what_is_only_promised_to_survive_the_process_may_be_lost_with_power_but_the_log_stays_whole() {
+    let lost = lose_power("process process process");
+    assert!(lost > 0, "nothing was lost that was not synced");
+}
+
+/// Cuts the power at random moments of such lives of a store; counts what was acknowledged and is not there. With
+/// `power` in them, that is what the last acknowledgement under `power` promised, else all.
+fn lose_power(lives: &str) -> usize {
+    let mut random = Random::new();
+    let dir = Dir::in_memory();
+    let ops = Op::recorded(&dir, &child::traced(&format!("lives {lives}"), &dir));
+    let syncs = ops.iter().filter(|op| matches!(op, Op::Sync(_))).count();
+    assert!(syncs > 3, "{syncs} syncs: the store was not seen at work");
+    let mut lost = 0;
+    for loss in 0..LOSSES {
+        // The end, too: all is said and done, and nobody has synced since.
+        let cut = if loss == 0 { ops.len() } else { random.below(ops.len() as u64) as usize };
+        let promised = Promised::by(&ops[..cut], lives.contains("power"));
+        let left = Dir::in_memory();
+        Disk::at(&ops[..cut]).lose_power(&mut random).write_to(&left);
+        lost += promised.missing_in(&left, &format!("loss {loss}, after {cut} calls of {}", ops.len()));
+    }
+    lost
+}
+
+/// What the process had said by some moment.
+#[derive(Default)]
+struct Promised {
+    events: BTreeMap<u64, String>,
+    artifacts: BTreeSet<(String, u64)>,
+}
+
+impl Promised {
+    fn by(ops: &[Op], power_alone: bool) -> Self {
+        let said: Vec<u8> = ops.iter().filter_map(Op::said).flatten().copied().collect();
+        let mut promised = Self::default();
+        let mut pending = Self::default();
+        // A line that was cut says nothing.
+        for line in
+            String::from_utf8(said).unwrap().split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'))
+        {
+            let words: Vec<&str> = line.split(' ').collect();
+            let durability: Durability = match words.as_slice() {
+                ["stored", _, durability, _, _] => durability.parse().unwrap(),
+                _ => continue,
+            };
+            match words.as_slice() {
+                [_, "event", _, seq, hash] => {
+                    drop(pending.events.insert(seq.parse().unwrap(), (*hash).to_owned()))
+                }
+                // An artifact is synced by itself, so that of another durability says nothing about it.
+                [_, _, _, hash, len] if durability == Durability::Power || !power_alone => {
+                    promised.artifacts.insert(((*hash).to_owned(), len.parse().unwrap()));
+                }
+                _ => continue,
+            }
+            if durability == Durability::Power || !power_alone {
+                promised.events.append(&mut pending.events);
+            }
+        }
+        promised
+    }
+
+    /// How much of it is not in that directory; the log there is whole in any case.
+    fn missing_in(&self, dir: &Path, when: &str) -> usize {
+        let store = Store::open(dir, Durability::Process).unwrap_or_else(|error| panic!("{when}: {error:?}"));
+        let stored = store.events(&Query::default()).unwrap_or_else(|error| panic!("{when}: {error:?}"));
+        let verdict = store.verify().unwrap_or_else(|error| panic!("{when}: {error:?}"));
+        assert_eq!(events_of(verdict), stored.len() as u64, "{when}");
+        let stored: BTreeMap<u64, String> = stored.into_iter().map(|event| (event.seq, event.hash)).collect();
+        let events = self.events.iter().filter(|(seq, hash)| stored.get(seq) != Some(hash)).count();
+        let lost = |(sha256, bytes): &&(String, u64)| {
+            store.verify_artifact(&ArtifactRef { sha256: sha256.clone(), bytes: *bytes }).is_err()
+        };
+        let artifacts = self.artifacts.iter().filter(lost).count();
+        if events + artifacts > 0 {
+            println!(
+                "{when}: {events} of {} events and {artifacts} of {} artifacts are lost",
+                self.events.len(),
+                self.artifacts.len()
+            );
+        }
+        events + artifacts
+    }
+}
+
+/// A store is opened, written to and closed, once for each durability that is named, in one process.
+pub fn live(dir: &Path, lives: &str) {
+    let mut out = std::io::stdout();
+    let id = "lived".parse().unwrap();
+    for (life, durability) in lives.split(' ').enumerate() {
+        let store = Store::open(dir, durability.parse().unwrap()).unwrap();
+        for at in 0..12 {
+            // Short ones, and such that the WAL is written back and begun anew in between.
+            let text = "x".repeat([40, 900, 30_000][at % 3]);
+            if at % 4 == 1 {
+                let mut artifact = store.artifact().unwrap();
+                artifact.write_all(format!("{life} {at} {text}").as_bytes()).unwrap();
+                let ArtifactRef { sha256, bytes } = artifact.finish().unwrap();
+                out.write_all(format!("\n{ARTIFACT}{durability} {sha256} {bytes}\n").as_bytes()).unwrap();
+            }
+            let event =
+                store.append(Draft::body("life.lived", &id, json!({ "life": life, "text": text }))).unwrap();
+            out.write_all(format!("\n{EVENT}{durability} {} {}\n", event.seq, event.hash).as_bytes())
+                .unwrap();
+        }
+    }
+}
