@@ -98,7 +98,7 @@ fn choose(ground: Ground<'_>, wanted: &Bring<'_>) -> Result<Files, WorkspaceErro
     match wanted.dirty {
         // What its own index knows of files spares reading them.
         Dirty::With if repository.dir.join("index").exists() => {
-            drop(fs::copy(repository.dir.join("index"), &index).during("copy the index")?)
+            fs::copy(repository.dir.join("index"), &index).map(|_| ()).during("copy the index")?
         }
         Dirty::With => {}
         Dirty::Without => drop(git.run(["read-tree", &repository.tree])?),
