@@ -21,7 +21,7 @@ pub mod wait;
 pub use bodies::{Bodies, PROBE_INSIDE, Ran, explain, open, ran};
 pub use leaks::kill;
 pub use run::{Callers, run};
-pub use sys::caps::is_host_root as is_root;
+pub use sys::{caps::is_host_root as is_root, proc::sees_every_process};
 pub use temporary::Temporary;
 pub use testkit_macros::body_test;
 pub use user::{run_as_account, run_as_user};

@@ -122,6 +122,60 @@ async fn bodies_of_two_data_directories_have_different_ids(t: Bodies) {
     );
 }
 
+#[body_test(except(
+    user = "only root gives each Body ids of its own",
+    microvm = "ids are claimed before the layers part"
+))]
+async fn claims_of_a_data_directory_that_is_gone_are_cleared_away_and_no_others(t: Bodies) {
+    if !testkit::sees_every_process() {
+        return testkit::skip::skip("what data directories that are gone have left");
+    }
+    let view = t.make(t.kept()).await;
+    let claimed = |name: &str| {
+        let data = t.dir().join(name);
+        let id: proto::BodyId = format!("{name}{}", std::process::id()).parse().unwrap();
+        std::fs::create_dir_all(data.join("bodies").join(id.as_str())).unwrap();
+        let ids = body::ids::claim(&data, &id, body::ids::Root::Wanted).unwrap();
+        let link = body::ids::claims_of(&data, &ids, &id).into_iter().next_back().unwrap().link;
+        (data, id, ids, link)
+    };
+    let (_, there, there_ids, of_there) = claimed("there");
+    let (gone, left, _, of_gone) = claimed("gone");
+    let (used, _, used_ids, of_used) = claimed("used");
+    let user = used_ids.users[0].outside + 1000;
+    let mut process = std::process::Command::new("setpriv")
+        .args([&format!("--reuid={user}"), "--clear-groups", "sleep", "600"])
+        .spawn()
+        .unwrap();
+    let status = format!("/proc/{}/status", process.id());
+    let has_it =
+        || std::fs::read_to_string(&status).unwrap().contains(&format!("Uid:\t{user}")).then_some(());
+    testkit::wait::until("the process has the id", has_it).await;
+
+    // Other tests sweep, too: what is said of it is only sure while nobody may.
+    let claims = std::fs::File::open(of_gone.parent().unwrap()).unwrap();
+    rustix::fs::flock(&claims, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    std::fs::remove_dir_all(&gone).unwrap();
+    std::fs::remove_dir_all(&used).unwrap();
+    let found = t.fleet().gc(fleet::Sweep::DryRun).await.unwrap();
+    let said: Vec<_> = found.iter().map(|one| (one.kind, one.name.as_str(), one.why.as_str())).collect();
+    assert!(said.contains(&("ids", left.as_str(), "its data directory is gone")), "{said:?}");
+    assert!(of_gone.is_symlink(), "looking takes nothing");
+    drop(claims);
+
+    t.fleet().gc(fleet::Sweep::Remove).await.unwrap();
+    assert!(!of_gone.is_symlink());
+    assert!(of_there.is_symlink() && host_wide(&view).is_symlink(), "their Bodies are there");
+    assert!(of_used.is_symlink(), "a process has an id of it");
+    assert_eq!(t.sh(view.id(), "id -u").await.ok(), "1000");
+
+    process.kill().unwrap();
+    process.wait().unwrap();
+    t.fleet().gc(fleet::Sweep::Remove).await.unwrap();
+    assert!(!of_used.is_symlink());
+    body::ids::release(&t.dir().join("there"), &there_ids, &there);
+}
+
 #[body_test]
 async fn a_body_under_change_is_waited_for(t: Bodies) {
     let body = t.create().await;

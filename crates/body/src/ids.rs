@@ -154,9 +154,22 @@ pub fn orphans(data: &Path) -> Vec<(String, Claim)> {
         let run = claim.link.file_name().and_then(|name| name.to_str()?.parse().ok());
         run.is_some_and(|run| is_gone(run, &bodies.join(&claim.target)))
     };
-    let named =
-        |claim: Claim| (claim.target.file_name().unwrap_or_default().to_string_lossy().into_owned(), claim);
     own.chain(hosts).filter(gone).map(named).collect()
+}
+
+/// Claims of Bodies whose data directory was removed as a whole, whichever that was, with the names of those.
+pub fn abandoned() -> Vec<(String, Claim)> {
+    if !sys::caps::is_host_root() {
+        return Vec::new();
+    }
+    let claims = HostWide::new();
+    let claim = |(run, target): (u32, PathBuf)| named(Claim { link: claims.link(run), target });
+    claims.abandoned().into_iter().map(claim).collect()
+}
+
+/// A claim, with the name of its Body.
+fn named(claim: Claim) -> (String, Claim) {
+    (claim.target.file_name().unwrap_or_default().to_string_lossy().into_owned(), claim)
 }
 
 /// What the ids are worth.

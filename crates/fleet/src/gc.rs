@@ -7,7 +7,7 @@ use std::{
 };
 
 use body::{BodyDir, Condition, groups, process, snapshot};
-use proto::{BodyId, Failure, spec::Life};
+use proto::{BodyId, Failure, launch::Claim, spec::Life};
 
 use crate::{Fleet, Garbage};
 
@@ -236,14 +236,15 @@ impl Fleet {
 
     fn sweep_claims(&self, sweep: Sweep, found: &mut Vec<Garbage>) {
         let mut named: Vec<String> = Vec::new();
-        for (body, claim) in lasting(|| body::ids::orphans(&self.data)) {
+        let look = || {
+            let own = body::ids::orphans(&self.data).into_iter().map(|orphan| (orphan, "its Body is gone"));
+            // Nobody will open these directories again, so nobody else would clear them away.
+            let others = body::ids::abandoned().into_iter().map(|left| (left, "its data directory is gone"));
+            own.chain(others).collect()
+        };
+        for ((body, claim), why) in lasting::<((String, Claim), &str)>(look) {
             if !named.contains(&body) {
-                found.push(Garbage {
-                    kind: "ids",
-                    name: body.clone(),
-                    bytes: 0,
-                    why: "its Body is gone".into(),
-                });
+                found.push(Garbage { kind: "ids", name: body.clone(), bytes: 0, why: why.into() });
                 named.push(body);
             }
             if sweep == Sweep::Remove {

@@ -1,6 +1,6 @@
 //! What procfs tells about processes and this host.
 
-use std::{io, path::Path};
+use std::{collections::BTreeSet, io, os::unix::fs::MetadataExt, path::Path};
 
 use crate::fd::read_small;
 
@@ -49,6 +49,21 @@ pub fn has_process(ids: std::ops::Range<u32>) -> bool {
     let Ok(entries) = std::fs::read_dir("/proc") else { return true };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     pids.filter_map(user_ids).flatten().any(|id| ids.contains(&id))
+}
+
+/// The inode that the kernel gives the first pid namespace, the one around all others (`PROC_PID_INIT_INO`).
+const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
+
+/// Whether the caller sees the processes of the whole host, and not only those of a pid namespace of its own.
+pub fn sees_every_process() -> bool {
+    std::fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == FIRST_PID_NAMESPACE)
+}
+
+/// Every user id that a process has which the caller sees.
+pub fn user_ids_in_use() -> io::Result<BTreeSet<u32>> {
+    let entries = std::fs::read_dir("/proc")?;
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    Ok(pids.filter_map(user_ids).flatten().collect())
 }
 
 /// The user ids of a process: real, effective, saved, of file access. None when it is gone.

@@ -4,6 +4,7 @@
 //! Invariant: a claim is as good as its Body. When the directory it names is gone and no process has an id of the run,
 //! it is anybody's; so nobody who is killed leaves one for ever.
 //! Invariant: a claim is replaced or removed under the lock of the directory of claims, by who has seen what it says.
+//! Invariant: nobody clears a claim of another data directory away that may still be good ([`HostWide::abandoned`]).
 //! Absent on purpose: claims that survive the host's restart. A data directory remembers the runs of its own Bodies, and
 //! a Body claims its run again when it is started.
 
@@ -12,6 +13,7 @@ use std::{
     io,
     os::unix::fs::{DirBuilderExt, symlink},
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use rustix::fs::FlockOperation;
@@ -69,18 +71,63 @@ impl HostWide {
 
     /// Runs that are claimed for Bodies below a directory, and the Bodies.
     pub(super) fn below(&self, dir: &Path) -> Vec<(u32, PathBuf)> {
+        self.all().filter(|(_, owner)| owner.parent() == Some(dir)).collect()
+    }
+
+    /// Runs whose claims certainly belong to nothing any more, of whatever data directory, and the Bodies: the data
+    /// directory was removed as a whole, so its own `gc` will never come, and no process has an id of the run.
+    pub(super) fn abandoned(&self) -> Vec<(u32, PathBuf)> {
+        let left = |(run, owner): &(u32, PathBuf)| {
+            let data = owner.parent().and_then(Path::parent);
+            data.is_some_and(|data| {
+                let claimed = self.link(*run).symlink_metadata().and_then(|link| link.modified());
+                claimed.is_ok_and(|claimed| was_removed_since(data, claimed))
+            })
+        };
+        let mut found: Vec<(u32, PathBuf)> = self.all().filter(left).collect();
+        if !found.is_empty() {
+            // In a pid namespace of its own the caller does not see whose processes are out there.
+            let used = if sys::proc::sees_every_process() { sys::proc::user_ids_in_use().ok() } else { None };
+            found.retain(|(run, _)| {
+                used.as_ref().is_some_and(|used| used.range(super::ids_of(*run)).next().is_none())
+            });
+        }
+        found
+    }
+
+    fn all(&self) -> impl Iterator<Item = (u32, PathBuf)> {
         let entries = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
-        let claims = entries.filter_map(|entry| {
+        entries.filter_map(|entry| {
             Some((entry.file_name().to_str()?.parse().ok()?, std::fs::read_link(entry.path()).ok()?))
-        });
-        claims.filter(|(_, owner)| owner.parent() == Some(dir)).collect()
+        })
     }
 }
 
 /// Whether nothing is left of the Body in that directory: neither the directory, under either of its names, nor a
 /// process. Processes may outlive a directory that somebody else removed.
 pub(super) fn is_gone(run: u32, body: &Path) -> bool {
-    !body.exists() && !proto::launch::set_aside(body).exists() && !sys::proc::has_process(super::ids_of(run))
+    is_absent(body)
+        && is_absent(&proto::launch::set_aside(body))
+        && !sys::proc::has_process(super::ids_of(run))
+}
+
+/// Whether there is nothing of that name; a disk that does not answer is no proof of it.
+fn is_absent(path: &Path) -> bool {
+    let nothing = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
+    path.symlink_metadata().is_err_and(|error| nothing.contains(&error.kind()))
+}
+
+/// Whether that directory was there at a time and was removed after it, as far as its place tells.
+///
+/// A removal changes the directory that it happens in. The empty directory that is left of a disk which is only not
+/// mounted has not changed, so Bodies on such a disk keep their claims.
+fn was_removed_since(dir: &Path, time: SystemTime) -> bool {
+    if !is_absent(dir) {
+        return false;
+    }
+    let above = dir.ancestors().skip(1).find(|above| !is_absent(above));
+    let changed = above.and_then(|above| above.metadata().ok()?.modified().ok());
+    changed.is_some_and(|changed| changed >= time)
 }
 
 /// Takes a claim whose Body is gone; one at a time, so that no two take the same.
@@ -158,6 +205,54 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_is_abandoned_only_when_its_whole_data_directory_was_removed() {
+        if !sys::proc::sees_every_process() {
+            return assert_eq!(abandoned_of("unseen"), Vec::<&str>::new(), "who does not see does not judge");
+        }
+        assert_eq!(abandoned_of("seen"), ["removed", "removed with the directories above it"]);
+    }
+
+    /// Claims of every kind, and those of them that are abandoned.
+    fn abandoned_of(name: &str) -> Vec<&'static str> {
+        let host = Host::new(name);
+        let claims = host.claims();
+        // Runs after all that are given out, so that no Body of this machine has a process in one.
+        let runs = RUN..RUN + 10;
+        let kinds = [
+            ("there", "there/bodies/b"),
+            ("its Body alone is gone", "half/bodies/b"),
+            ("removed", "data/removed/bodies/b"),
+            ("removed with the directories above it", "deep/er/removed/bodies/b"),
+            ("on a disk that is not mounted", "disk/data/bodies/b"),
+            ("no path of a Body", "b"),
+        ];
+        for ((_, body), run) in kinds.iter().zip(runs.clone()) {
+            claims.claim(run, &host.body(body)).unwrap();
+        }
+        std::fs::remove_dir(host.0.join("half/bodies/b")).unwrap();
+        std::fs::remove_dir_all(host.0.join("data/removed")).unwrap();
+        std::fs::remove_dir_all(host.0.join("deep")).unwrap();
+        // What is under a mount was there before it, and is seen again unchanged.
+        std::fs::remove_dir_all(host.0.join("disk/data")).unwrap();
+        let before = SystemTime::now() - std::time::Duration::from_secs(3600);
+        File::open(host.0.join("disk")).unwrap().set_modified(before).unwrap();
+        let mut found: Vec<u32> = claims.abandoned().into_iter().map(|(run, _)| run).collect();
+        found.sort_unstable();
+        found.iter().map(|run| kinds[(run - runs.start) as usize].0).collect()
+    }
+
+    #[test]
+    fn a_disk_that_does_not_answer_proves_nothing() {
+        let host = Host::new("silent");
+        let body = host.body("there");
+        assert!(is_absent(&host.0.join("none")) && is_absent(&host.0.join("none/below")));
+        std::fs::write(host.0.join("file"), "").unwrap();
+        assert!(is_absent(&host.0.join("file/below")) && !is_absent(&body));
+        // A name that no disk can have is refused with another error than that nothing is there.
+        assert!(!is_absent(&host.0.join("n".repeat(5000))));
+    }
+
+    #[test]
     fn of_many_who_take_a_run_over_one_has_it() {
         let host = Host::new("many");
         let claims = host.claims();
@@ -183,6 +278,7 @@ mod tests {
     fn ids_that_a_process_has_are_not_free() {
         let own = rustix::process::getuid().as_raw();
         assert!(sys::proc::has_process(own..own + 1), "this test is one");
+        assert!(sys::proc::user_ids_in_use().unwrap().contains(&own));
         assert!(!sys::proc::has_process(super::super::ids_of(RUN)), "no process has ids of layers");
     }
 }
