@@ -1,7 +1,7 @@
 //! The line between a microVM's guest and its host, carrying many streams: the same code at both ends.
 //!
-//! Each stream is joined to a Unix socket. What the far end sends waits here only up to the stream's window, so one
-//! that nobody reads stops alone.
+//! Each stream is joined to a Unix socket, or to a pipe in memory where both of its ends are this process's. What the
+//! far end sends waits here only up to the stream's window, so one that nobody reads stops alone.
 //!
 //! Invariant: whoever reads the line never waits to write to it, so the two ends cannot wait for each other.
 //! Invariant: after a stopping word nothing is written until somebody says go on, not even what is waiting already.
@@ -19,11 +19,8 @@ use std::{
 
 use proto::mux::{DATA_LEN_MAX, FrameKind, Heard, Intake, Ledger, Side, WINDOW, seal};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, unix::AsyncFd},
-    net::{
-        UnixStream,
-        unix::{OwnedReadHalf, OwnedWriteHalf},
-    },
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadHalf, unix::AsyncFd},
+    net::{UnixStream, unix::OwnedReadHalf},
     sync::{Notify, mpsc},
     task::AbortHandle,
 };
@@ -65,6 +62,24 @@ impl Port {
                 Err(_) => continue,
             }
         }
+        Ok(())
+    }
+}
+
+/// Where the bytes of a stream come from.
+trait Source: AsyncRead + Unpin {
+    /// Waits until there are some, where that can be had without room for them.
+    async fn waiting(&self) -> io::Result<()>;
+}
+
+impl Source for OwnedReadHalf {
+    async fn waiting(&self) -> io::Result<()> {
+        self.readable().await
+    }
+}
+
+impl Source for ReadHalf<DuplexStream> {
+    async fn waiting(&self) -> io::Result<()> {
         Ok(())
     }
 }
@@ -293,6 +308,24 @@ impl Channel {
     /// Joins a stream to that socket.
     pub fn attach(self: &Rc<Self>, stream: u32, socket: UnixStream) {
         let (from, to) = socket.into_split();
+        self.join(stream, from, to);
+    }
+
+    /// Joins a stream to a pipe in memory and gives its far end: no call of the kernel is on this way, each of which an
+    /// emulated machine that was just thawed has to learn anew.
+    pub fn attach_here(self: &Rc<Self>, stream: u32) -> DuplexStream {
+        let (near, far) = tokio::io::duplex(DATA_LEN_MAX);
+        let (from, to) = tokio::io::split(near);
+        self.join(stream, from, to);
+        far
+    }
+
+    fn join(
+        self: &Rc<Self>,
+        stream: u32,
+        from: impl Source + 'static,
+        to: impl AsyncWrite + Unpin + 'static,
+    ) {
         let (inbox, arriving) = mpsc::unbounded_channel();
         let credit = Rc::new(Notify::new());
         let up = tokio::task::spawn_local(self.clone().send_from(stream, from, credit.clone()));
@@ -301,11 +334,10 @@ impl Channel {
         self.streams.borrow_mut().insert(stream, joined);
     }
 
-    async fn send_from(self: Rc<Self>, stream: u32, mut from: OwnedReadHalf, credit: Rc<Notify>) {
-        let mut buffer = Vec::new();
+    async fn send_from(self: Rc<Self>, stream: u32, mut from: impl Source, credit: Rc<Notify>) {
         loop {
             // An idle stream holds no buffer.
-            if from.readable().await.is_err() {
+            if from.waiting().await.is_err() {
                 return self.reset(stream).await;
             }
             let allowed = loop {
@@ -316,8 +348,8 @@ impl Channel {
                     Some(allowed) => break (allowed as usize).min(DATA_LEN_MAX),
                 }
             };
-            buffer.resize(allowed, 0);
-            match from.read(&mut buffer).await {
+            let mut buffer = Vec::with_capacity(allowed);
+            match (&mut from).take(allowed as u64).read_buf(&mut buffer).await {
                 Ok(0) => {
                     self.ledger.borrow_mut().end(stream);
                     self.push(seal(FrameKind::End, stream, &[]), false).await;
@@ -325,18 +357,17 @@ impl Channel {
                 }
                 Ok(len) => {
                     self.ledger.borrow_mut().spend(stream, len as u32);
-                    self.push(seal(FrameKind::Data, stream, &buffer[..len]), false).await;
+                    self.push(seal(FrameKind::Data, stream, &buffer), false).await;
                 }
                 Err(_) => return self.reset(stream).await,
             }
-            buffer = Vec::new();
         }
     }
 
     async fn receive_to(
         self: Rc<Self>,
         stream: u32,
-        mut to: OwnedWriteHalf,
+        mut to: impl AsyncWrite + Unpin,
         mut arriving: mpsc::UnboundedReceiver<Vec<u8>>,
     ) {
         let mut owed = 0;
@@ -352,7 +383,7 @@ impl Channel {
                 owed = 0;
             }
         }
-        drop(to);
+        let _ = to.shutdown().await;
         self.part(stream);
     }
 

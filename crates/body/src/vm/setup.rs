@@ -299,7 +299,7 @@ impl Ground {
             // Without being told the kernel measures its clock, which sometimes fails under emulation, and takes its time.
             let khz = setup.ticks_khz;
             words.push(format!(
-                "tsc_early_khz={khz} lpj={} tsc=reliable no_timer_check mitigations=off",
+                "tsc_early_khz={khz} lpj={} tsc=reliable no_timer_check nowatchdog deferred_probe_timeout=0 mitigations=off",
                 khz * 4
             ));
             // Code is translated once for each address it is found at: programs that are loaded where they were loaded

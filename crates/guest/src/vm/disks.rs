@@ -99,6 +99,7 @@ pub fn enter_root(welcome: &Welcome) -> io::Result<Root> {
         MountFlags::NODEV | MountFlags::NOATIME | setuid,
         "commit=1,noinit_itable,no_prefetch_block_bitmaps",
     )?;
+    quieten(welcome);
     // A machine that is killed loses what its kernel has not written: that is kept to some seconds.
     for name in ["dirty_writeback_centisecs", "dirty_expire_centisecs"] {
         let _ = fs::write(Path::new("/proc/sys/vm").join(name), "100");
@@ -123,6 +124,25 @@ pub fn enter_root(welcome: &Welcome) -> io::Result<Root> {
     views(&root, welcome)?;
     switch(&root)?;
     Ok(Root { upper, names })
+}
+
+/// What the kernel does every now and then for large machines with slow disks, and a small emulated one pays for again
+/// whenever it is thawed. None of it is missed where it cannot be turned off.
+fn quieten(welcome: &Welcome) {
+    for (place, value) in
+        [("/proc/sys/vm/stat_interval", "120"), ("/proc/sys/vm/compaction_proactiveness", "0")]
+    {
+        let _ = fs::write(place, value);
+    }
+    for name in welcome.images.iter().chain([&welcome.upper]) {
+        if let Some(name) = device(name).ok().as_deref().and_then(Path::file_name) {
+            let queue = Path::new("/sys/block").join(name).join("queue");
+            // The disk's order is the host's affair, and so is who waits.
+            for (setting, value) in [("wbt_lat_usec", "0"), ("scheduler", "none")] {
+                let _ = fs::write(queue.join(setting), value);
+            }
+        }
+    }
 }
 
 /// What is there already is as good.

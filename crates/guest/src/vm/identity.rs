@@ -69,7 +69,10 @@ pub fn write_names(below: BorrowedFd<'_>, welcome: &Welcome) -> io::Result<()> {
             Mode::from_raw_mode(0o644),
         )?;
         rustix::io::pwrite(&file, text.as_bytes(), 0)?;
-        Ok(rustix::fs::ftruncate(&file, text.len() as u64)?)
+        if rustix::fs::fstat(&file)?.st_size as usize > text.len() {
+            rustix::fs::ftruncate(&file, text.len() as u64)?;
+        }
+        Ok(())
     })
 }
 

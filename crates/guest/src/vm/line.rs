@@ -17,7 +17,6 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec},
     fs::{Mode, OFlags},
 };
-use tokio::net::UnixStream;
 
 use super::{Machine, ahead, hold, identity, tree};
 use crate::{
@@ -140,10 +139,8 @@ pub async fn serve(guest: &Rc<Guest>, machine: &Rc<Machine>) -> io::Result<()> {
         let told = channel.read().await.map_err(io::Error::other)?;
         match told {
             Told::Opened(stream) => {
-                if let Ok((near, far)) = UnixStream::pair() {
-                    channel.attach(stream, near);
-                    server::welcome(guest, far);
-                }
+                let caller = channel.attach_here(stream);
+                server::welcome(guest, caller);
             }
             Told::Word(FrameKind::Hold, _) => {
                 // From here until it goes on or has proved itself, nothing in the machine changes its files.
@@ -200,7 +197,7 @@ fn receipt(
         reseeded,
         processes: processes(guest),
         tree: tree::look(machine.upper.as_fd(), looked),
-        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+        kernel: machine.kernel.clone(),
         trouble,
     }
 }

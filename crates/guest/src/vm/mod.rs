@@ -48,6 +48,8 @@ pub struct Machine {
     pub welcomed: Instant,
     /// What could not be done on the way.
     pub trouble: Vec<String>,
+    /// Its kernel.
+    pub kernel: String,
 }
 
 /// Set once, before there is a second thread.
@@ -94,6 +96,7 @@ fn live() -> io::Result<()> {
         welcome,
         welcomed,
         trouble,
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
     };
     let config = machine.welcome.config.clone();
     let machine = std::rc::Rc::new(machine);

@@ -168,7 +168,12 @@ async fn try_once(vm: VmPlan) -> Result<(Machine, Revival), Failure> {
     {
         return Err(unheard(machine.engine.as_mut(), error).await);
     }
-    let welcome = fresh(&machine.vm.welcome).step("draw randomness for the machine")?;
+    let mut welcome = fresh(&machine.vm.welcome).step("draw randomness for the machine")?;
+    if how == "thaw" {
+        // Its files are there; what it need not hear it need not understand.
+        welcome.seeds = Vec::new();
+        welcome.images = Vec::new();
+    }
     let said = serde_json::to_vec(&welcome).map_err(io::Error::from).step("welcome the guest")?;
     machine.channel.say(FrameKind::Welcome, &said).await;
     let receipt = match machine.word(FrameKind::Receipt, patience).await {
