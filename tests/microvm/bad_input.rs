@@ -20,7 +20,7 @@ async fn what_was_frozen_and_is_damaged_is_not_thawed(t: Bodies) {
     let manifest = fs::read_to_string(dir.join("manifest.json")).unwrap();
     let damage = |name: &str, act: &dyn Fn(&Path)| {
         let (path, spare) = (dir.join(name), dir.join("spare"));
-        fs::copy(&path, &spare).unwrap();
+        body::vm::disks::copy(&path, &spare).unwrap();
         fs::set_permissions(&spare, fs::Permissions::from_mode(0o600)).unwrap();
         let kept = dir.join("kept");
         fs::rename(&path, &kept).unwrap();

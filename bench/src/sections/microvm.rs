@@ -48,7 +48,7 @@ pub fn measure(ground: &Ground) -> io::Result<Part> {
     let execs = Table::times("`true` in a machine that runs", &[], execs(ground, &runtime, &fleet, &parent));
     let crowd = crowd(ground, &runtime, &fleet, &parent)?;
     let crowd_table = Table::times(format!("{MANY} forks of one machine at once"), &[], crowd.rows);
-    let memory = memory(&runtime, &fleet, &parent, crowd.private, crowd.pss)?;
+    let memory = memory(&runtime, &fleet, &parent, &crowd.memory)?;
     runtime.block_on(fleet.remove(parent.id(), Force::Yes)).map_err(told)?;
     let ratio = |promise: &str, name: &str, most| Bar {
         promise: promise.into(),
@@ -67,7 +67,7 @@ pub fn measure(ground: &Ground) -> io::Result<Part> {
             unit: " ms",
         },
         Bar {
-            promise: format!("private memory of each of {MANY} forks"),
+            promise: format!("private memory that each of {MANY} forks adds"),
             found: memory.median(PRIVATE).map(|bytes| bytes / MIB),
             bound: Bound::AtMost(20.0),
             unit: " MiB",
@@ -140,8 +140,27 @@ fn first_exec(runtime: &Runtime, fleet: &Fleet, request: Create) -> io::Result<D
 struct Forked {
     took: Duration,
     made: Duration,
+    memory: Taken,
+}
+
+/// What each of some machines takes.
+#[derive(Default)]
+struct Taken {
     private: Vec<u64>,
     pss: Vec<u64>,
+}
+
+impl Taken {
+    /// Of machines that are left alone.
+    fn by(views: &[View]) -> io::Result<Self> {
+        std::thread::sleep(LEFT_ALONE);
+        let mut taken = Self::default();
+        for pid in views.iter().filter_map(|view| view.pid) {
+            taken.private.push(memory::private_of_family(pid)?);
+            taken.pss.push(memory::pss_of_family(pid)?);
+        }
+        Ok(taken)
+    }
 }
 
 /// Forks, a command in each, what they take when they are left alone, and their end.
@@ -153,35 +172,40 @@ fn forks(runtime: &Runtime, fleet: &Fleet, parent: &View, count: u32) -> io::Res
         .iter()
         .try_for_each(|view| runtime.block_on(library::exec(fleet, view.id(), &["true"])).map(drop));
     let took = began.elapsed();
-    let (mut private, mut pss) = (Vec::new(), Vec::new());
-    if count > 1 {
-        std::thread::sleep(LEFT_ALONE);
-        for pid in views.iter().filter_map(|view| view.pid) {
-            private.push(memory::private_of_family(pid)?);
-            pss.push(memory::pss_of_family(pid)?);
-        }
-    }
-    for view in &views {
-        runtime.block_on(fleet.remove(view.id(), Force::Yes)).map_err(told)?;
-    }
-    ran.map(|()| Forked { took, made, private, pss })
+    let memory = if count > 1 { Taken::by(&views)? } else { Taken::default() };
+    remove_all(runtime, fleet, &views)?;
+    ran.map(|()| Forked { took, made, memory })
+}
+
+fn remove_all(runtime: &Runtime, fleet: &Fleet, views: &[View]) -> io::Result<()> {
+    views
+        .iter()
+        .try_for_each(|view| runtime.block_on(fleet.remove(view.id(), Force::Yes)).map(drop).map_err(told))
+}
+
+/// What forks take that have done nothing yet.
+fn at_rest(runtime: &Runtime, fleet: &Fleet, parent: &View) -> io::Result<Taken> {
+    let views = runtime.block_on(fleet.fork(parent.id(), MANY)).map_err(told)?;
+    let taken = Taken::by(&views)?;
+    remove_all(runtime, fleet, &views)?;
+    Ok(taken)
 }
 
 struct Crowd {
     rows: Vec<Row>,
-    private: Vec<u64>,
-    pss: Vec<u64>,
+    /// As they were made, and after a command each.
+    memory: [Taken; 2],
 }
 
 fn crowd(ground: &Ground, runtime: &Runtime, fleet: &Fleet, parent: &View) -> io::Result<Crowd> {
     let (mut made, mut took, mut each) = (Samples::default(), Samples::default(), Samples::default());
-    let (mut private, mut pss) = (Vec::new(), Vec::new());
+    let mut worked = Taken::default();
     for _ in 0..if ground.args.quick { 1 } else { CROWDS } {
         let forked = forks(runtime, fleet, parent, MANY)?;
         made.push_time(forked.made);
         took.push_time(forked.took);
         each.push_time(forked.took / MANY);
-        (private, pss) = (forked.private, forked.pss);
+        worked = forked.memory;
     }
     let row = |name: &str, samples| Row { name: name.into(), samples, note: String::new() };
     let rows = vec![
@@ -189,7 +213,7 @@ fn crowd(ground: &Ground, runtime: &Runtime, fleet: &Fleet, parent: &View) -> io
         row("until each has run a command", took),
         row("for each of them", each),
     ];
-    Ok(Crowd { rows, private, pss })
+    Ok(Crowd { rows, memory: [at_rest(runtime, fleet, parent)?, worked] })
 }
 
 fn execs(ground: &Ground, runtime: &Runtime, fleet: &Fleet, parent: &View) -> Vec<Row> {
@@ -205,20 +229,21 @@ fn execs(ground: &Ground, runtime: &Runtime, fleet: &Fleet, parent: &View) -> Ve
 
 const PRIVATE: &str = "each of the forks, private";
 
-/// Memory of the hypervisor and of who minds it, after a command ran in the machine.
-fn memory(
-    runtime: &Runtime,
-    fleet: &Fleet,
-    parent: &View,
-    private: Vec<u64>,
-    pss: Vec<u64>,
-) -> io::Result<Table> {
-    let row = |name: &str, bytes: &[u64]| {
+/// Memory of the hypervisor and of who minds it.
+fn memory(runtime: &Runtime, fleet: &Fleet, parent: &View, forks: &[Taken; 2]) -> io::Result<Table> {
+    let noted = |name: &str, bytes: &[u64], note: &str| {
         let mut samples = Samples::default();
         bytes.iter().for_each(|bytes| samples.push(*bytes as f64));
-        Row { name: name.into(), samples, note: "after a command, idle".into() }
+        Row { name: name.into(), samples, note: note.into() }
     };
-    let mut rows = vec![row(PRIVATE, &private), row("each of the forks, PSS", &pss)];
+    let row = |name: &str, bytes: &[u64]| noted(name, bytes, "after a command, idle");
+    let [made, worked] = forks;
+    let mut rows = vec![
+        noted(PRIVATE, &made.private, "as it was made, idle"),
+        noted("each of the forks, PSS", &made.pss, "as it was made, idle"),
+        row("each of the forks after a command, private", &worked.private),
+        row("each of the forks after a command, PSS", &worked.pss),
+    ];
     for (name, cold) in [("cold-booted", true), ("warm-started", false)] {
         let view = runtime.block_on(fleet.create(Create { cold, ..machine() })).map_err(told)?;
         runtime.block_on(library::exec(fleet, view.id(), &["true"]))?;
