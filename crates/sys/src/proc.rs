@@ -1,6 +1,6 @@
 //! What procfs tells about processes and this host.
 
-use std::{collections::BTreeSet, io, os::unix::fs::MetadataExt, path::Path};
+use std::{collections::BTreeSet, io, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
 use crate::fd::read_small;
 
@@ -22,7 +22,12 @@ pub struct Stat {
     pub ending: bool,
     /// When it began.
     pub ticks: u64,
+    /// What it has had of processors, all its threads together.
+    pub busy: Duration,
 }
+
+/// The kernel counts processor time in hundredths of a second.
+const TICK_MS: u64 = 10;
 
 /// The kernel's flag of a process that is being taken apart (`PF_EXITING`).
 const ENDING: u64 = 0x4;
@@ -35,13 +40,23 @@ pub fn stat(pid: i32) -> io::Result<Stat> {
     let mut fields = rest.split_ascii_whitespace();
     let state = fields.next().and_then(|field| field.chars().next());
     let flags: Option<u64> = fields.nth(5).and_then(|field| field.parse().ok());
-    let ticks = fields.nth(12).and_then(|field| field.parse().ok());
-    let stat = |((state, flags), ticks)| Stat { state, ending: flags & ENDING != 0, ticks };
+    let used: Option<u64> = fields.nth(4).and_then(|field| field.parse().ok());
+    let used_by_kernel: Option<u64> = fields.next().and_then(|field| field.parse().ok());
+    let ticks = fields.nth(6).and_then(|field| field.parse().ok());
+    let busy = used.zip(used_by_kernel).map(|(own, kernel)| Duration::from_millis((own + kernel) * TICK_MS));
+    let stat = |(((state, flags), busy), ticks)| Stat { state, ending: flags & ENDING != 0, ticks, busy };
     state
         .zip(flags)
+        .zip(busy)
         .zip(ticks)
         .map(stat)
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a stat line without its fields"))
+}
+
+/// Whether a thread of a process runs, or would if it had a processor.
+pub fn wants_processor(pid: i32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks.filter_map(|task| stat(task.file_name().to_str()?.parse().ok()?).ok()).any(|stat| stat.state == 'R')
 }
 
 /// Whether a process has one of these user ids. Where that cannot be told, one has.
@@ -106,4 +121,28 @@ pub fn ticks() -> u64 {
 #[cfg(not(target_arch = "x86_64"))]
 pub fn ticks() -> u64 {
     0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_works_wants_a_processor_and_has_had_one() {
+        let own = std::process::id() as i32;
+        let before = stat(own).unwrap().busy;
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        while stat(own).unwrap().busy < before + Duration::from_millis(3 * TICK_MS) {
+            assert!(std::time::Instant::now() < deadline, "what is used is not counted");
+        }
+        assert!(wants_processor(own));
+        let mut waiting = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = waiting.id() as i32;
+        while wants_processor(pid) {
+            assert!(std::time::Instant::now() < deadline, "who sleeps wants nothing");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        waiting.kill().unwrap();
+        waiting.wait().unwrap();
+    }
 }

@@ -93,6 +93,16 @@ impl Process {
         self.pid
     }
 
+    /// What it has had of processors.
+    pub fn busy(&self) -> Duration {
+        sys::proc::stat(self.pid.as_raw_nonzero().get()).map_or(Duration::ZERO, |stat| stat.busy)
+    }
+
+    /// Whether it runs, or would if it had a processor.
+    pub fn wants_processor(&self) -> bool {
+        sys::proc::wants_processor(self.pid.as_raw_nonzero().get())
+    }
+
     /// A handle on it that can be waited on.
     pub fn handle(&self) -> io::Result<OwnedFd> {
         sys::process::open(self.pid)

@@ -27,6 +27,11 @@ use crate::report::{Step, StepError};
 
 /// How long a machine that was thawed may take to answer.
 const THAW_PATIENCE: Duration = Duration::from_secs(20);
+/// A host that is busy with others gives a machine little of its processors: time in which it wanted one and had none
+/// is not counted, up to so many times what it may take.
+const BUSY_MAX: u32 = 6;
+/// How often that is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// An emulated kernel that does not come up the first time is started once more: its clock sometimes fails to be
 /// calibrated.
 const BOOTS_MAX: u32 = 2;
@@ -164,7 +169,7 @@ async fn try_once(vm: VmPlan) -> Result<(Machine, Revival), Failure> {
     let words = follow(&channel);
     let mut machine = Machine { vm, channel, words, engine, late: 0 };
     if how == "boot"
-        && let Err(error) = machine.word(FrameKind::Here, patience).await
+        && let Err(error) = machine.first_word(FrameKind::Here, patience).await
     {
         return Err(unheard(machine.engine.as_mut(), error).await);
     }
@@ -176,7 +181,7 @@ async fn try_once(vm: VmPlan) -> Result<(Machine, Revival), Failure> {
     }
     let said = serde_json::to_vec(&welcome).map_err(io::Error::from).step("welcome the guest")?;
     machine.channel.say(FrameKind::Welcome, &said).await;
-    let receipt = match machine.word(FrameKind::Receipt, patience).await {
+    let receipt = match machine.first_word(FrameKind::Receipt, patience).await {
         Ok(word) => serde_json::from_slice::<Receipt>(&word)
             .map_err(io::Error::from)
             .step("read the guest's receipt")?
@@ -299,6 +304,28 @@ impl Machine {
             }
         };
         tokio::time::timeout(patience, heard).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    }
+
+    /// Waits for a word of a machine that comes up, until it has had the time that it may take.
+    async fn first_word(&mut self, wanted: FrameKind, patience: Duration) -> io::Result<Vec<u8>> {
+        let (began, before) = (Instant::now(), self.engine.process().busy());
+        let (mut looked, mut willing) = (began, Duration::ZERO);
+        loop {
+            match self.word(wanted, LOOK_EVERY).await {
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {}
+                heard => return heard,
+            }
+            let since = looked.elapsed();
+            looked += since;
+            let process = self.engine.process();
+            if process.wants_processor() {
+                willing += since;
+            }
+            let starved = willing.saturating_sub(process.busy().saturating_sub(before));
+            if began.elapsed() > patience * BUSY_MAX || began.elapsed().saturating_sub(starved) > patience {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
     }
 
     /// Its guest said goodbye: the hypervisor follows.
