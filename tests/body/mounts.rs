@@ -19,7 +19,7 @@ fn furnish(t: &Bodies, name: &str) {
     }
 }
 
-#[body_test(except(microvm = "a machine shows nothing of the host, so nothing is mounted in it"))]
+#[body_test(except(microvm = "what a machine sees of the host is shared: tests/microvm/share.rs"))]
 async fn a_read_only_mount_is_read_and_never_written(t: Bodies) {
     furnish(&t, "shown");
     furnish(&t, "shared");
@@ -60,7 +60,7 @@ async fn a_read_only_mount_is_read_and_never_written(t: Bodies) {
     assert_eq!(fs::read_dir(t.dir().join("shown")).unwrap().count(), 1);
 }
 
-#[body_test(except(microvm = "a machine shows nothing of the host, so nothing is mounted in it"))]
+#[body_test(except(microvm = "what a machine sees of the host is shared: tests/microvm/share.rs"))]
 async fn what_is_written_to_a_shared_mount_is_on_the_host_and_stays(t: Bodies) {
     furnish(&t, "shared");
     let mut request = t.kept();
@@ -80,7 +80,7 @@ async fn what_is_written_to_a_shared_mount_is_on_the_host_and_stays(t: Bodies) {
     assert!(t.dir().join("shared/dir").is_dir());
 }
 
-#[body_test(except(microvm = "a machine shows nothing of the host, so nothing is mounted in it"))]
+#[body_test(except(microvm = "what a machine sees of the host is shared: tests/microvm/share.rs"))]
 async fn a_single_file_can_be_shown(t: Bodies) {
     furnish(&t, "shown");
     let mut request = t.passing();
@@ -90,7 +90,7 @@ async fn a_single_file_can_be_shown(t: Bodies) {
     assert_ne!(t.sh(&body, "echo x > /etc/of-the-host.conf").await.code, 0);
 }
 
-#[body_test(except(microvm = "a machine shows nothing of the host, so nothing is mounted in it"))]
+#[body_test(except(microvm = "what a machine sees of the host is shared: tests/microvm/share.rs"))]
 async fn devices_and_programs_of_a_mount_have_no_power(t: Bodies) {
     furnish(&t, "shown");
     let tool = t.dir().join("shown/tool");

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use proto::{
     guest::GuestConfig,
-    vm::{Accelerator, Begin, Engine, Held, Tree, VmPlan, Welcome},
+    vm::{Accelerator, Begin, Engine, Held, SharePlan, Tree, VmPlan, Welcome},
 };
 use serde_json::Value;
 
@@ -116,7 +116,13 @@ static CPUS: Shape = Shape {
     required: &["boot_vcpus", "max_vcpus"],
     fields: &[("boot_vcpus", Whole), ("max_vcpus", Whole)],
 };
-static MEMORY: Shape = Shape { name: "MemoryConfig", required: &["size"], fields: &[("size", Whole)] };
+static MEMORY: Shape =
+    Shape { name: "MemoryConfig", required: &["size"], fields: &[("size", Whole), ("shared", Truth)] };
+static FS: Shape = Shape {
+    name: "FsConfig",
+    required: &["num_queues", "queue_size", "socket", "tag"],
+    fields: &[("tag", Text), ("socket", Text), ("num_queues", Whole), ("queue_size", Whole)],
+};
 static PAYLOAD: Shape = Shape {
     name: "PayloadConfig",
     required: &[],
@@ -150,6 +156,7 @@ static CONFIG: Shape = Shape {
         ("serial", Of(&SERIAL)),
         ("console", Of(&CONSOLE)),
         ("vsock", Of(&LINE)),
+        ("fs", Many(&FS)),
     ],
 };
 static SNAPSHOT: Shape =
@@ -233,12 +240,15 @@ pub fn plan(engine: Engine, begin: Begin) -> VmPlan {
         cpus: 3,
         upper: "/disks/upper.img".into(),
         images: vec!["/disks/image0".into(), "/disks/image1".into()],
+        shares: Vec::new(),
+        sharer: None,
         begin,
         welcome: Welcome {
             config,
             seeds: Vec::new(),
             images: Vec::new(),
             upper: "upper".into(),
+            shares: Vec::new(),
             setuid: false,
             pids: 1,
             files: 1,
@@ -309,6 +319,23 @@ fn what_firecracker_is_asked_is_what_its_api_takes() {
 #[test]
 fn what_cloud_hypervisor_is_asked_is_what_its_api_takes() {
     check(Engine::CloudHypervisor, CLOUD_HYPERVISOR, "/api/v1");
+}
+
+#[test]
+fn a_shared_directory_is_a_device_on_memory_that_is_shared() {
+    let [boot, _] = both_begins();
+    let share =
+        SharePlan { tag: "share0".into(), dir: "/shares/0".into(), socket: "/dev/shm/share0.sock".into() };
+    let vm = VmPlan { shares: vec![share], ..plan(Engine::CloudHypervisor, boot) };
+    let asked = launch::requests(&vm).unwrap();
+    let config = asked.iter().find(|request| request.path.ends_with("/vm.create")).unwrap();
+    let config = config.body.as_ref().unwrap();
+    judge(&CONFIG, config).unwrap();
+    assert_eq!(config["memory"]["shared"], true);
+    let fs = serde_json::json!([
+        { "tag": "share0", "socket": "/dev/shm/share0.sock", "num_queues": 1, "queue_size": 1024 }
+    ]);
+    assert_eq!(config["fs"], fs);
 }
 
 #[test]

@@ -288,7 +288,7 @@ impl World {
 }
 
 /// What cargo put beside this test, or where whoever runs it again has put it.
-fn program() -> PathBuf {
+pub fn program() -> PathBuf {
     let test = std::env::current_exe().expect("this program has a path");
     let built = test.ancestors().nth(2).unwrap_or(Path::new("/")).join("pal");
     let found = testkit::user::pal(&built.to_string_lossy());

@@ -8,4 +8,5 @@ mod limits;
 mod memory;
 mod pause;
 mod probes;
+mod share;
 mod walls;

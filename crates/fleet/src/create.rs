@@ -103,6 +103,9 @@ impl Fleet {
             return Err(Failure::new(Kind::Usage, format!("a Body on layer {layer} has no hypervisor"))
                 .hint("leave --engine out, or choose `--layer microvm`"));
         }
+        if layer != Layer::Microvm && request.share.is_some() {
+            return Err(vm::wrong_layer(layer));
+        }
         if layer == Layer::Microvm {
             if let Some((_, machine)) = &machine {
                 vm::inherit(&mut request, machine)?;
@@ -117,7 +120,8 @@ impl Fleet {
         let user = request.user.clone().unwrap_or_else(|| "user".into());
         // An ordinary user cannot show what was written under many ids to a Body that has one.
         let many = under.ids().any(Ids::has_root);
-        let root = if user == "root" || request.life == Life::Kept || base.is_some() || many {
+        let shares = request.share.is_some();
+        let root = if user == "root" || request.life == Life::Kept || base.is_some() || many || shares {
             ids::Root::Wanted
         } else {
             ids::Root::Unneeded
@@ -137,6 +141,7 @@ impl Fleet {
             limits,
             env: request.env,
             mounts,
+            share: request.share,
             workspaces,
             home,
             at_start,
@@ -151,7 +156,7 @@ impl Fleet {
         if layer == Layer::Microvm {
             under.vm = Some(match &machine {
                 Some((dir, machine)) => self.thawed_parts(&spec, dir, machine, request.cold)?,
-                None if request.cold => self.parts(&spec, &under)?,
+                None if request.cold || spec.share.is_some() => self.parts(&spec, &under)?,
                 None => self.warm(&spec, &under, self.parts(&spec, &under)?)?,
             });
         }
@@ -176,6 +181,8 @@ impl Fleet {
         let (id, dir, _lock) = self.new_dir(launcher.wish())?;
         let claimed = ids::claim(&self.data, &id, root).map_err(failures::ids);
         let claimed = claimed.and_then(|claimed| match &spec.base {
+            // What shares a directory acts under every id that the machine has.
+            _ if spec.share.is_some() && !claimed.has_root() => Err(no_root()),
             // A machine has a root of its own whoever runs its hypervisor.
             _ if spec.layer == Layer::Microvm => Ok(claimed),
             Some(_) if !ids::is_whole(&claimed) => Err(failures::ids(ids::IdsError::TooFew)),

@@ -61,6 +61,7 @@ impl Fleet {
         findings.push(microvm(machines.as_ref()));
         findings.push(kvm(machines.as_ref()));
         findings.extend(engines(machines.as_ref()));
+        findings.push(sharing());
         findings.push(device("vsock", "/dev/vhost-vsock", "modprobe vhost_vsock"));
         findings.extend(TOOLS.iter().map(|(tool, purpose, package)| on_path(tool, purpose, package)));
         Ok(Doctor { findings, layers: layers(usable, machines.is_some()) })
@@ -181,6 +182,20 @@ fn groups() -> Vec<Finding> {
                 .then_some("boot with systemd.unified_cgroup_hierarchy=1"),
         ),
     ]
+}
+
+/// What shares directories with machines.
+fn sharing() -> Finding {
+    let found = body::vm::share::find();
+    Finding {
+        name: body::vm::share::VIRTIOFSD.into(),
+        state: if found.is_ok() { State::Enforced } else { State::Absent },
+        detail: match found {
+            Ok(path) => path.display().to_string(),
+            Err(_) => "not installed; microVMs share no directory without it".to_owned(),
+        },
+        fix: body::vm::share::find().is_err().then(|| crate::vm::SHARE_TOOL.to_owned()),
+    }
 }
 
 fn subordinate_ids() -> Finding {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use proto::{
     Layer, Size,
     spec::{Egress, Home, Life, Mount},
-    vm::Engine,
+    vm::{Engine, Sharing},
     workspace::Workspace,
 };
 
@@ -26,6 +26,8 @@ pub struct Create {
     pub env: BTreeMap<String, String>,
     /// What it sees of the host by name.
     pub mounts: Vec<Mount>,
+    /// How a machine sees them; without it, one is given nothing of the host.
+    pub share: Option<Sharing>,
     /// Repositories in it, whose layers are there.
     pub workspaces: Vec<Workspace>,
     /// A home that is an area of its own.
@@ -61,6 +63,7 @@ impl Create {
             limits: AskedLimits::default(),
             env: BTreeMap::new(),
             mounts: Vec::new(),
+            share: None,
             workspaces: Vec::new(),
             home: None,
             at_start: Vec::new(),

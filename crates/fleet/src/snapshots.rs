@@ -322,6 +322,7 @@ fn fork_request(parent: &Spec, manifest: &Manifest) -> Create {
         },
         env: parent.env.clone(),
         mounts: parent.mounts.clone(),
+        share: parent.share,
         workspaces: parent.workspaces.clone(),
         // What the snapshot says of these holds.
         home: None,

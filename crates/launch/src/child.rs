@@ -21,7 +21,7 @@ use proto::{
     Mechanism,
     launch::{Failed, Plan},
     spec::USER_ID,
-    vm::{Revival, VmPlan},
+    vm::Revival,
 };
 
 use sys::filter::Filter;
@@ -33,7 +33,8 @@ use crate::{
     report::{Step, StepError},
     root::{self, Assembled},
     trees::{self, Lower, Trees},
-    views, vm,
+    views,
+    vm::{self, Charge, share::Sharer},
 };
 
 const PLAN_LEN_MAX: u32 = 4 << 20;
@@ -203,7 +204,7 @@ fn prepare(
     luggage: &Luggage,
     network: &OwnedFd,
     places: Option<Places>,
-) -> Result<Assembled, StepError> {
+) -> Result<Prepared, StepError> {
     for door in &luggage.groups {
         sys::cgroup::enter_v1(door.as_fd()).step("enter the Body's cgroup")?;
     }
@@ -224,12 +225,21 @@ fn prepare(
     rustix::system::sethostname(plan.body.as_str().as_bytes()).step("set the host name")?;
     Way::enter(network.as_fd())?;
     told.extend(namespaces());
+    // While namespaces can still be made.
+    let sharers = vm::share::start(plan)?;
     if let Some(places) = places {
         places.anywhere();
     }
     told.extend(lock_down::limits(plan)?);
     told.extend(lock_down::privileges(plan)?);
-    Ok(Assembled { told, followed })
+    Ok(Prepared { told, followed, sharers })
+}
+
+/// A Body that only lacks its guest.
+struct Prepared {
+    told: Vec<Mechanism>,
+    followed: Vec<Followed>,
+    sharers: Vec<Sharer>,
 }
 
 /// Root of the Body where there is one, otherwise its only user.
@@ -258,14 +268,15 @@ fn become_guest(
     plan: Plan,
     luggage: Luggage,
     tell: &OwnedFd,
-    prepared: Assembled,
+    prepared: Prepared,
     filter: &Filter,
 ) -> StepError {
-    let Assembled { told: mechanisms, followed } = prepared;
-    let Kept { listener, tell, control, followed } = match keep_only(luggage, tell, followed) {
-        Ok(kept) => kept,
-        Err(error) => return error,
-    };
+    let Prepared { told: mechanisms, followed, sharers } = prepared;
+    let Kept { listener, tell, control, followed, sharers } =
+        match keep_only(luggage, tell, followed, sharers) {
+            Ok(kept) => kept,
+            Err(error) => return error,
+        };
     // A Body outlives its keeper.
     let _ = sys::process::outlive_parent();
     if let Err(error) = lock_down::filter(&plan, filter) {
@@ -273,7 +284,11 @@ fn become_guest(
         std::process::exit(1);
     }
     if let (Some(machine), Some(control)) = (plan.vm, control) {
-        std::process::exit(mind(machine, listener, control, tell, mechanisms));
+        std::process::exit(mind(
+            Charge { vm: machine, callers: listener, control, sharers },
+            tell,
+            mechanisms,
+        ));
     }
     let _ = say(&tell, &Told::Done(mechanisms, None));
     // The launcher hears the end of this pipe, and takes it for the guest's beginning.
@@ -289,15 +304,9 @@ fn become_guest(
 }
 
 /// Minds a machine instead; its guest's beginning is the end of the pipe here, too.
-fn mind(
-    machine: VmPlan,
-    callers: UnixListener,
-    control: UnixListener,
-    tell: OwnedFd,
-    mut mechanisms: Vec<Mechanism>,
-) -> i32 {
-    let about = machine.clone();
-    vm::live(vm::Charge { vm: machine, callers, control }, move |revived| {
+fn mind(charge: Charge, tell: OwnedFd, mut mechanisms: Vec<Mechanism>) -> i32 {
+    let about = charge.vm.clone();
+    vm::live(charge, move |revived| {
         let told = match revived {
             Ok(revival) => {
                 mechanisms.extend(vm::mechanisms(&about, &revival));
@@ -312,7 +321,7 @@ fn mind(
 const TELL_FD: RawFd = 4;
 const LISTEN_FD: RawFd = 3;
 const CONTROL_FD: RawFd = 5;
-/// From here on, one after another: views of followed areas.
+/// From here on, one after another: views of followed areas, and complaints of who shares directories.
 const VIEWS_FD: RawFd = 6;
 
 /// What the guest, or who minds a machine, still holds of the host.
@@ -321,14 +330,22 @@ struct Kept {
     tell: OwnedFd,
     control: Option<UnixListener>,
     followed: Vec<Followed>,
+    sharers: Vec<Sharer>,
 }
 
 /// Closes every descriptor but the log, the sockets, views of areas and, for one more word, the pipe to the launcher.
-fn keep_only(luggage: Luggage, tell: &OwnedFd, followed: Vec<Followed>) -> Result<Kept, StepError> {
+fn keep_only(
+    luggage: Luggage,
+    tell: &OwnedFd,
+    followed: Vec<Followed>,
+    sharers: Vec<Sharer>,
+) -> Result<Kept, StepError> {
     let null: OwnedFd =
         File::options().read(true).write(true).open("/dev/null").step("open /dev/null")?.into();
     // Above all fixed numbers first, so that placing one never closes another.
-    let views = VIEWS_FD + followed.iter().map(|followed| 1 + followed.lowers.len() as RawFd).sum::<RawFd>();
+    let views = VIEWS_FD
+        + followed.iter().map(|followed| 1 + followed.lowers.len() as RawFd).sum::<RawFd>()
+        + sharers.len() as RawFd;
     let high = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, views + 2).step("copy a descriptor");
     let placed = [(high(null.as_fd())?, 0), (high(null.as_fd())?, 1), (high(luggage.log.as_fd())?, 2)];
     let (listener, tell) = (high(luggage.listener.as_fd())?, high(tell.as_fd())?);
@@ -336,6 +353,7 @@ fn keep_only(luggage: Luggage, tell: &OwnedFd, followed: Vec<Followed>) -> Resul
     // Its number is taken in any case, so that those behind it are always the same.
     let control = high(luggage.control.as_ref().unwrap_or(&null).as_fd())?;
     let all = followed.iter().flat_map(|followed| [&followed.upper].into_iter().chain(&followed.lowers));
+    let all = all.chain(sharers.iter().map(|sharer| &sharer.complaints));
     let all = all.map(|view| high(view.as_fd())).collect::<Result<Vec<_>, _>>()?;
     for (fd, number) in placed {
         sys::fd::place(fd, number).step("place standard streams")?;
@@ -350,8 +368,9 @@ fn keep_only(luggage: Luggage, tell: &OwnedFd, followed: Vec<Followed>) -> Resul
         .iter()
         .map(|followed| (followed.at.clone(), followed.token.clone(), followed.above, followed.lowers.len()))
         .collect();
+    let pids: Vec<_> = sharers.iter().map(|sharer| sharer.pid).collect();
     // Their numbers are closed below, by number.
-    std::mem::forget((luggage, null, followed));
+    std::mem::forget((luggage, null, followed, sharers));
     sys::fd::close_from(views).step("close what is not the guest's")?;
     let take = |number| -> Result<OwnedFd, StepError> {
         let fd = sys::fd::inherited(number).step("take a descriptor")?;
@@ -372,5 +391,9 @@ fn keep_only(luggage: Luggage, tell: &OwnedFd, followed: Vec<Followed>) -> Resul
             above,
         });
     }
-    Ok(Kept { listener: take(LISTEN_FD)?.into(), tell: take(TELL_FD)?, control, followed: views })
+    let sharers = pids
+        .into_iter()
+        .map(|pid| next().map(|complaints| Sharer { pid, complaints }))
+        .collect::<Result<_, _>>()?;
+    Ok(Kept { listener: take(LISTEN_FD)?.into(), tell: take(TELL_FD)?, control, followed: views, sharers })
 }

@@ -4,7 +4,12 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BodyId, Layer, LayerId, Limits, SnapshotId, template::Base, vm::Engine, workspace::Workspace};
+use crate::{
+    BodyId, Layer, LayerId, Limits, SnapshotId,
+    template::Base,
+    vm::{Engine, Sharing},
+    workspace::Workspace,
+};
 
 /// The version of `spec.json`.
 pub const VERSION: u32 = 1;
@@ -104,6 +109,9 @@ pub struct Spec {
     /// What it sees of the host by name.
     #[serde(default)]
     pub mounts: Vec<Mount>,
+    /// How a machine sees them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<Sharing>,
     /// Repositories in it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub workspaces: Vec<Workspace>,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{guest::GuestConfig, launch::Seed};
+use crate::{guest::GuestConfig, launch::Seed, spec::Access};
 
 /// The name of the line's port on the machine.
 pub const PORT: &str = "palisade";
@@ -14,6 +14,8 @@ pub const KVM: &str = "/dev/kvm";
 pub const UPPER: &str = "upper";
 /// The port on which a guest waits for its host, where its line is a vsock.
 pub const LINE_PORT: u32 = 1024;
+/// Where the root of the program that shares directories is, in the machine's root.
+pub const SHARES: &str = "/run";
 /// A word for the kernel that it does not know, and its guest does: the line is a vsock.
 pub const LINE_WORD: &str = "palisade.line=vsock";
 
@@ -33,6 +35,9 @@ pub struct Welcome {
     /// What the device with its upper is called.
     #[serde(default = "upper")]
     pub upper: String,
+    /// Directories of the host that it sees live.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<Shared>,
     /// Whether setuid programs of its root work.
     pub setuid: bool,
     /// Processes and threads.
@@ -52,6 +57,17 @@ pub struct Welcome {
     /// Whether what most commands need is to be read ahead: it will be frozen and thawed many times.
     #[serde(default)]
     pub ahead: bool,
+}
+
+/// A live directory, as a guest is told of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shared {
+    /// What its device is called.
+    pub tag: String,
+    /// Where it is seen.
+    pub target: PathBuf,
+    /// What will be refused anyway need not be tried.
+    pub access: Access,
 }
 
 fn upper() -> String {
@@ -178,6 +194,45 @@ impl std::str::FromStr for Engine {
     }
 }
 
+/// How a directory of the host is seen live in a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sharing {
+    /// A device that passes each act on files to a program beside the hypervisor.
+    Virtiofs,
+}
+
+impl Sharing {
+    /// The word on every surface.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Virtiofs => "virtiofs",
+        }
+    }
+}
+
+impl std::str::FromStr for Sharing {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "virtiofs" => Ok(Self::Virtiofs),
+            _ => Err("a directory is shared by: virtiofs".to_owned()),
+        }
+    }
+}
+
+/// A directory that a program beside the hypervisor shares with the machine, in the launcher's plan.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharePlan {
+    /// What its device is called.
+    pub tag: String,
+    /// The directory, in the sharing program's own root.
+    pub dir: PathBuf,
+    /// Where the hypervisor finds the program.
+    pub socket: PathBuf,
+}
+
 /// What holds the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -241,6 +296,12 @@ pub struct VmPlan {
     pub upper: PathBuf,
     /// Read-only images, nearest first.
     pub images: Vec<PathBuf>,
+    /// Directories of the host that it sees live.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<SharePlan>,
+    /// The program that shares them, in the root at [`SHARES`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sharer: Option<PathBuf>,
     /// How it begins.
     pub begin: Begin,
     /// What its guest is told; time and randomness are added when that happens.
@@ -277,11 +338,12 @@ pub struct Revival {
 }
 
 /// Exit codes of the process that minds a machine, each with its meaning.
-pub const EXITS: [(i32, &str); 4] = [
+pub const EXITS: [(i32, &str); 5] = [
     (71, "its hypervisor ended or was killed"),
     (72, "its guest broke the rules of the line and was ended"),
     (73, "its machine stopped without a word: its kernel may have panicked"),
     (74, "its hypervisor could not be asked any more"),
+    (75, "the program that shares a directory with it ended or was killed"),
 ];
 
 /// Where the process that minds a machine is asked to freeze it: two descriptors are sent, for memory and for the

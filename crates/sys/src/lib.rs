@@ -10,6 +10,7 @@ pub mod fd;
 pub mod filter;
 pub mod intercept;
 pub mod landlock;
+pub mod modes;
 pub mod mount;
 pub mod namespace;
 pub mod origin;

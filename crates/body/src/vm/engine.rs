@@ -90,7 +90,12 @@ impl Ground {
 
 fn build_other(root: &Path, engine: Engine, program: &Path) -> Result<(), VmError> {
     places(root)?;
-    put(program, &root.join(self::program(engine).strip_prefix("/").unwrap_or(Path::new(engine.name()))))?;
+    put_with_libraries(program, &self::program(engine), root)
+}
+
+/// Puts a program, and what its loader would load, into a root.
+pub(super) fn put_with_libraries(program: &Path, inside: &Path, root: &Path) -> Result<(), VmError> {
+    put(program, &root.join(inside.strip_prefix("/").unwrap_or(inside)))?;
     // One that was linked whole has none.
     for file in libraries(program).unwrap_or_default() {
         put(&file, &root.join(file.strip_prefix("/").unwrap_or(&file)))?;

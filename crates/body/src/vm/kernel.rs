@@ -36,6 +36,8 @@ pub const MORE_MODULES: &[&str] = &[
     "vmw_vsock_virtio_transport",
     "virtio_rng",
 ];
+/// What machines need besides to see a directory of the host live.
+pub const SHARE_MODULES: &[&str] = &["fuse", "virtiofs"];
 /// The package that always names the newest.
 const PACKAGE: &str = "linux-image-cloud-amd64";
 const KERNEL_LEN_MAX: u64 = 256 << 20;

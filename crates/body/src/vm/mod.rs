@@ -7,6 +7,7 @@
 //! vm/setup.json        what is set up; written last
 //!    kernel-HASH/      vmlinux, and modules/ in the order they are loaded
 //!    engine-HASH/      a root with the hypervisor and nothing else; engine-NAME-HASH/ for others than QEMU
+//!    share-HASH/       a root with the program that shares directories
 //!    initrd/           first file systems, one for each version of pal and kernel
 //!    images/           read-only file systems, one for each layer of a template, one for each state of this host
 //!    uppers/           empty disks, one for each size
@@ -24,6 +25,7 @@ pub mod kernel;
 pub mod plan;
 pub mod record;
 pub mod setup;
+pub mod share;
 
 pub use plan::{Frozen, Parts, Start};
 pub use setup::{Ground, Known, Setup};

@@ -15,7 +15,7 @@ use proto::{
 
 use super::{
     disks::{self, DISK_MIN},
-    engine,
+    engine, share,
 };
 use crate::groups::Bounds;
 
@@ -67,6 +67,8 @@ pub struct Parts {
     pub accelerator: Accelerator,
     /// Read-only images, nearest first.
     pub images: Vec<PathBuf>,
+    /// The root of the program that shares directories of the host, where there are any.
+    pub sharer: Option<PathBuf>,
     /// An empty disk of the right size.
     pub empty: PathBuf,
     /// How it begins.
@@ -194,6 +196,8 @@ pub fn plan(
         images.push(inside(&format!("image{index}")));
         mounts.push(show(image, &images[index], Access::ReadOnly));
     }
+    let shares = share::of(spec, parts.sharer.as_deref());
+    mounts.extend(shares.mounts);
     let (begin, generation) = match &parts.start {
         Start::Boot { kernel, initrd, cmdline, .. } => {
             let (at_kernel, at_initrd) = (PathBuf::from("/boot/vmlinux"), PathBuf::from("/boot/initrd"));
@@ -213,6 +217,7 @@ pub fn plan(
         seeds,
         images: (0..images.len()).map(|index| device(parts.hypervisor, index + 1)).collect(),
         upper: device(parts.hypervisor, 0),
+        shares: shares.shown,
         setuid: base.setuid,
         pids: spec.limits.pids,
         files: spec.limits.files.into(),
@@ -232,6 +237,8 @@ pub fn plan(
         cpus: cpus(&spec.limits),
         upper: inside(UPPER_FILE),
         images,
+        shares: shares.plans,
+        sharer: shares.program,
         begin,
         welcome,
         boot_ms_max: if parts.accelerator == Accelerator::Kvm { KVM_BOOT_MS_MAX } else { BOOT_MS_MAX },

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use proto::vm::{Accelerator, Engine, LINE_WORD};
+use proto::vm::{Accelerator, Engine, LINE_WORD, Sharing};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -21,6 +21,8 @@ const RECORD_LEN_MAX: u64 = 1 << 20;
 const VERSION: u32 = 1;
 /// Where modules are that only some hypervisors' machines need.
 const MORE: &str = "more";
+/// Those that only machines with a live directory of the host need are beside the kernel, under its name after this.
+const SHARING: &str = "sharing-";
 /// How long the processor's counter is watched: long enough to be right to some millionths.
 const TICKS_WATCHED: Duration = Duration::from_millis(250);
 
@@ -173,13 +175,14 @@ impl Ground {
             fs::read_dir(self.dir.join(&setup.kernel).join("modules")).into_iter().flatten().flatten();
         let complete = !kernel::is_fetched(&setup.kernel_source)
             || modules.any(|entry| entry.file_name().to_string_lossy().contains(kernel::NEWEST));
-        whole && complete && self.more_modules(setup).exists()
+        whole && complete && self.more_modules(setup).exists() && self.share_modules(setup).exists()
     }
 
     fn keep_kernel(&self, found: &kernel::Found) -> Result<(String, String, String), VmError> {
         let bytes = kernel::unpack(&found.kernel)?;
         let find = |names| found.modules.as_deref().map_or(Ok(Vec::new()), |dir| kernel::modules(dir, names));
         let (modules, more) = (find(kernel::MODULES)?, find(kernel::MORE_MODULES)?);
+        let sharing = find(kernel::SHARE_MODULES)?;
         let sha256 = proto::event::hex(&Sha256::digest(&bytes));
         let mut hash = Sha256::new();
         hash.update(&bytes);
@@ -193,12 +196,13 @@ impl Ground {
             let kept = [("modules", &modules, 0), (MORE, &more, modules.len())];
             for (place, modules, first) in kept {
                 fs::create_dir(dir.join(place)).step("write the kernel")?;
-                for (index, (name, bytes)) in modules.iter().enumerate() {
-                    fs::write(dir.join(place).join(format!("{:02}-{name}.ko", first + index)), bytes)
-                        .step("write a module")?;
-                }
+                write_modules(&dir.join(place), modules, first)?;
             }
             Ok(())
+        })?;
+        // Not a part of its name: what was frozen before there were any goes on.
+        self.whole_dir(&share_modules(&name), |dir| {
+            write_modules(dir, &sharing, modules.len() + more.len())
         })?;
         Ok((name, found.source.clone(), sha256))
     }
@@ -254,15 +258,34 @@ impl Ground {
         self.dir.join(&setup.kernel).join(MORE)
     }
 
+    fn share_modules(&self, setup: &Setup) -> PathBuf {
+        self.dir.join(share_modules(&setup.kernel))
+    }
+
     /// The first file system for this kernel, this hypervisor and this version of the guest.
-    pub fn initrd(&self, setup: &Setup, programs: &Programs, engine: Engine) -> Result<PathBuf, VmError> {
+    pub fn initrd(
+        &self,
+        setup: &Setup,
+        programs: &Programs,
+        engine: Engine,
+        sharing: Option<Sharing>,
+    ) -> Result<PathBuf, VmError> {
         let version = programs.launch.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let more = engine != Engine::Qemu;
-        let path = self.dir.join("initrd").join(format!(
-            "{}-{version}{}.cpio",
-            setup.kernel,
-            if more { "-more" } else { "" }
-        ));
+        let mut dirs = vec![self.dir.join(&setup.kernel).join("modules")];
+        let mut name = format!("{}-{version}", setup.kernel);
+        if engine != Engine::Qemu {
+            dirs.push(self.more_modules(setup));
+            name += "-more";
+        }
+        if sharing.is_some() {
+            dirs.push(self.share_modules(setup));
+            name += "-sharing";
+        }
+        if dirs.iter().any(|dir| !dir.exists()) {
+            // An older version knew less of what machines may need.
+            return Err(VmError::NotSetUp);
+        }
+        let path = self.dir.join("initrd").join(name + ".cpio");
         if path.exists() {
             return Ok(path);
         }
@@ -273,8 +296,7 @@ impl Ground {
         archive.device("dev/console", 5, 1);
         archive.device("dev/null", 1, 3);
         archive.file("init", 0o755, &fs::read(&programs.launch).step("read the guest")?);
-        let modules = self.dir.join(&setup.kernel).join("modules");
-        for dir in std::iter::once(modules).chain(more.then(|| self.more_modules(setup))) {
+        for dir in dirs {
             for entry in fs::read_dir(dir).step("read the kernel's modules")?.flatten() {
                 archive.file(
                     &format!("modules/{}", entry.file_name().to_string_lossy()),
@@ -316,6 +338,17 @@ impl Ground {
         });
         words.join(" ")
     }
+}
+
+/// Where the modules of a kernel are that only machines with a live directory of the host need.
+pub fn share_modules(kernel: &str) -> String {
+    format!("{SHARING}{kernel}")
+}
+
+fn write_modules(dir: &Path, modules: &[(String, Vec<u8>)], first: usize) -> Result<(), VmError> {
+    modules.iter().enumerate().try_for_each(|(index, (name, bytes))| {
+        fs::write(dir.join(format!("{:02}-{name}.ko", first + index)), bytes).step("write a module")
+    })
 }
 
 /// How fast this processor's counter counts, in thousands a second.

@@ -6,7 +6,7 @@ use fleet::{AskedLimits, Create};
 use proto::{
     Failure, Layer, Size,
     spec::{Life, Mount},
-    vm::Engine,
+    vm::{Engine, Sharing},
 };
 
 use super::values;
@@ -55,6 +55,9 @@ pub struct BodyArgs {
     /// Show it a directory or file of the host, read-only unless `:rw` is said; may be repeated
     #[arg(long, value_name = "SRC:DST[:ro|rw]", value_parser = values::mount)]
     mount: Vec<Mount>,
+    /// Have a microVM see what is mounted live, by this: virtiofs; without it nothing of the host is mounted in one
+    #[arg(long, value_name = "HOW")]
+    share: Option<Sharing>,
     /// Run its commands in this directory
     #[arg(long, short = 'w', value_name = "DIR")]
     workdir: Option<String>,
@@ -88,6 +91,7 @@ impl BodyArgs {
             limits,
             env: self.env.into_iter().collect(),
             mounts: self.mount.into_iter().map(here).collect::<Result<_, _>>()?,
+            share: self.share,
             workspaces: Vec::new(),
             home: None,
             at_start: Vec::new(),

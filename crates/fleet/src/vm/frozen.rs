@@ -102,6 +102,7 @@ impl Fleet {
                 return Ok(machine);
             }
         };
+        super::cannot_freeze(spec)?;
         if paused {
             // It must run to be asked; it stands still again when it was.
             process::resume(&running)
@@ -138,6 +139,13 @@ impl Fleet {
         let images = (0..machine.images).map(|index| dir.join(format!("image{index}"))).collect();
         let mut parts = self.parts_with(spec, images, Some(dir.join(UPPER_FILE)))?;
         if machine.frozen.is_some() && !cold {
+            if spec.share.is_some() {
+                return Err(Failure::new(
+                    Kind::Usage,
+                    "a machine that goes on from its memory cannot be given a directory of the host",
+                )
+                .hint("boot it with its files: --cold"));
+            }
             let setup = self.ground().setup().map_err(failure)?;
             let frozen = machine.check(dir, &setup, &parts).map_err(|why| incomplete(&why))?;
             let frozen =

@@ -65,6 +65,7 @@ impl Fleet {
             limits: self.limits(&request)?,
             env: Default::default(),
             mounts: Vec::new(),
+            share: None,
             workspaces: Vec::new(),
             home: None,
             at_start: Vec::new(),

@@ -3,6 +3,7 @@
 pub(crate) mod engines;
 mod frozen;
 mod judge;
+mod share;
 mod swap;
 mod sweep;
 mod warm;
@@ -21,6 +22,7 @@ use proto::{
 use crate::{Create, Fleet, templates::Say};
 
 pub(crate) use frozen::inherit;
+pub(crate) use share::{SHARE_TOOL, cannot_freeze, wrong_layer};
 
 /// A kernel that the user brings.
 #[derive(Debug, Clone)]
@@ -58,7 +60,7 @@ impl Fleet {
         let setup = ground.setup().map_err(failure)?;
         Ok(Boots {
             kernel: ground.kernel(&setup),
-            initrd: ground.initrd(&setup, &self.maker.programs, Engine::Qemu).map_err(failure)?,
+            initrd: ground.initrd(&setup, &self.maker.programs, Engine::Qemu, None).map_err(failure)?,
             cmdline: ground.cmdline(&setup, Accelerator::Emulated, Engine::Qemu),
             memory: vm::plan::MEMORY_DEFAULT,
         })
@@ -80,11 +82,14 @@ impl Fleet {
             modules: own.modules,
         });
         let setup = ground.make(found, &tell).map_err(failure)?;
-        ground.initrd(&setup, &self.maker.programs, Engine::Qemu).map_err(failure)?;
+        ground.initrd(&setup, &self.maker.programs, Engine::Qemu, None).map_err(failure)?;
         if !images::host_is_made(&ground.dir().join("images")) {
             tell("making an image of this host's programs");
         }
         images::of_host(&self.maker.programs, &ground.dir().join("images")).map_err(failure)?;
+        if vm::share::find().is_err() {
+            tell(&format!("directories cannot be shared with microVMs: virtiofsd is not here; {SHARE_TOOL}"));
+        }
         self.judge(setup, &tell)
     }
 
@@ -112,16 +117,18 @@ impl Fleet {
     ) -> Result<Parts, Failure> {
         let Hypervisor { hypervisor, root, accelerator } = by;
         engines::fits(hypervisor, images.len())?;
+        share::check_engine(spec, hypervisor)?;
         let ground = self.ground();
         let setup = ground.setup().map_err(failure)?;
         let start = Start::Boot {
             kernel: ground.kernel(&setup),
-            initrd: ground.initrd(&setup, &self.maker.programs, hypervisor).map_err(failure)?,
+            initrd: ground.initrd(&setup, &self.maker.programs, hypervisor, spec.share).map_err(failure)?,
             cmdline: ground.cmdline(&setup, accelerator, hypervisor),
             disk,
         };
         let empty = vm::disks::empty(&ground.dir().join("uppers"), spec.limits.disk.0).map_err(failure)?;
-        Ok(Parts { hypervisor, engine: root, accelerator, images, empty, start, ahead: false })
+        let sharer = spec.share.map(|_| ground.sharer()).transpose().map_err(failure)?;
+        Ok(Parts { hypervisor, engine: root, accelerator, images, sharer, empty, start, ahead: false })
     }
 
     fn images(&self, ground: &Ground, spec: &Spec, under: &Under) -> Result<Vec<PathBuf>, Failure> {
@@ -161,14 +168,7 @@ pub(crate) fn check(request: &Create, has_workspaces: bool) -> Result<(), Failur
         )
         .hint("choose `--layer process`, or copy files: pal cp DIR BODY:PATH"));
     }
-    if !request.mounts.is_empty() {
-        return Err(Failure::new(
-            Kind::Usage,
-            "a microVM shows nothing of the host: nothing can be mounted in it",
-        )
-        .hint("copy it in: pal cp FILE BODY:PATH")
-        .hint("or choose a layer that can: --layer process (weaker: shares the host's kernel)"));
-    }
+    share::check(request)?;
     let too_small = |what: &str, asked: Size, min: Size| {
         Err(Failure::new(
             Kind::Usage,
@@ -231,6 +231,7 @@ pub(crate) fn failure(error: VmError) -> Failure {
         VmError::Missing("apt-get") => {
             Failure::new(Kind::Host, "there is no apt-get here to fetch a kernel with").hint("bring one: pal setup microvm --kernel FILE --modules DIR")
         }
+        VmError::Missing(vm::share::VIRTIOFSD) => share::missing(),
         VmError::Missing(tool) => Failure::new(Kind::Host, format!("microVMs need {tool}, which is not installed")).hint(set_up),
         VmError::Kernel(what) => Failure::new(Kind::Usage, what).hint("name a kernel for this processor: vmlinux or bzImage, with virtio-mmio, virtio-blk, virtio-console, erofs and overlay"),
         VmError::Layers(..) => Failure::new(Kind::Host, error.to_string()).hint("build the template in fewer steps, or choose `--layer process`"),

@@ -29,6 +29,7 @@ impl Fleet {
         if spec.life == Life::Run {
             return refused("ends with its `pal run`", format!("pause it in memory: pal pause {id}"));
         }
+        super::cannot_freeze(&spec)?;
         if dir.is_swapped() {
             return Err(Failure::new(Kind::Conflict, format!("Body {id} is paused already")));
         }

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use body::vm::{Setup, images};
+use body::vm::{Setup, images, setup, share};
 use proto::Failure;
 
 use super::warm::AGE_MAX;
@@ -101,14 +101,17 @@ impl Fleet {
         if self.list()?.iter().any(runs) {
             return Ok(Vec::new());
         }
-        let today = [setup.kernel.as_str(), setup.engine.as_str()];
+        let sharer = share::find().and_then(|program| share::name(&program)).unwrap_or_default();
+        let today =
+            [setup.kernel.as_str(), setup.engine.as_str(), &setup::share_modules(&setup.kernel), &sharer];
         let old = |path: &PathBuf| {
             let name = name_of(path);
-            (name.starts_with("kernel-") || name.starts_with("engine-")) && !today.contains(&name.as_str())
+            ["kernel-", "engine-", "sharing-", share::PREFIX].iter().any(|begins| name.starts_with(begins))
+                && !today.contains(&name.as_str())
         };
         let version = name_of(&self.maker.programs.launch);
         let initrds = entries(&dir.join("initrd")).into_iter().filter(|path| {
-            !name_of(path).ends_with(&format!("-{version}.cpio")) || !name_of(path).starts_with(&setup.kernel)
+            !name_of(path).contains(&format!("-{version}")) || !name_of(path).starts_with(&setup.kernel)
         });
         Ok(entries(dir).into_iter().filter(old).chain(initrds).collect())
     }

@@ -16,7 +16,8 @@ use std::{
 
 use proto::{
     launch::{Seed, area_dir},
-    vm::Welcome,
+    spec::Access,
+    vm::{Shared, Welcome},
 };
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags},
@@ -122,6 +123,7 @@ pub fn enter_root(welcome: &Welcome) -> io::Result<Root> {
     overlay.mount(&root).map_err(|error| io::Error::other(format!("cannot stack the root: {error}")))?;
     let upper = rustix::fs::open(&upper, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     views(&root, welcome)?;
+    welcome.shares.iter().try_for_each(|share| show(&root, share))?;
     switch(&root)?;
     Ok(Root { upper, names })
 }
@@ -263,6 +265,17 @@ fn views(root: &Path, welcome: &Welcome) -> io::Result<()> {
         make(symlink(target, dev.join(name)))?;
     }
     Ok(())
+}
+
+/// A directory of the host, live. Its device decides what can be done there; that nothing of it has power here is our own
+/// doing.
+fn show(root: &Path, share: &Shared) -> io::Result<()> {
+    let inside = share.target.strip_prefix("/").unwrap_or(&share.target);
+    let place = directory(root, inside)?
+        .ok_or_else(|| io::Error::other(format!("{} is no directory of its own", share.target.display())))?;
+    let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
+    flags.set(MountFlags::RDONLY, share.access == Access::ReadOnly);
+    mount(&share.tag, "virtiofs", &place, flags, "")
 }
 
 /// A first file system cannot be left by pivoting: the new root is moved over it instead.

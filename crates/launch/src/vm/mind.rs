@@ -22,6 +22,7 @@ use super::{
     Charge,
     engine::{self, Engine},
     save,
+    share::Sharers,
 };
 use crate::report::{Step, StepError};
 
@@ -51,6 +52,8 @@ enum Over {
     Silent,
     /// Its hypervisor cannot be asked.
     Monitor,
+    /// Who shares a directory with it is gone.
+    Sharer,
 }
 
 impl Over {
@@ -61,6 +64,7 @@ impl Over {
             Over::Violation => 72,
             Over::Silent => 73,
             Over::Monitor => 74,
+            Over::Sharer => 75,
         }
     }
 }
@@ -94,8 +98,13 @@ pub fn live(charge: Charge, tell: impl FnOnce(Result<Revival, StepError>)) -> i3
     };
     let local = LocalSet::new();
     local.block_on(&runtime, async {
-        let Charge { vm, callers, control } = charge;
-        let (mut machine, revival) = match bring_up(vm).await {
+        let Charge { vm, callers, control, sharers } = charge;
+        let mut sharers = Sharers::of(sharers);
+        let brought_up = tokio::select! {
+            up = bring_up(vm) => up,
+            why = sharers.gone() => Err(StepError::new("share a directory with the machine", why)),
+        };
+        let (mut machine, revival) = match brought_up {
             Ok(up) => up,
             Err(error) => {
                 tell(Err(error));
@@ -110,7 +119,13 @@ pub fn live(charge: Charge, tell: impl FnOnce(Result<Revival, StepError>)) -> i3
         match prepared.step("listen for callers") {
             Ok((handle, callers, control)) => {
                 tell(Ok(revival));
-                mind(&mut machine, handle, callers, control).await.code()
+                tokio::select! {
+                    over = mind(&mut machine, handle, callers, control) => over.code(),
+                    why = sharers.gone() => {
+                        complain(&format!("virtiofsd is gone: {why}"));
+                        Over::Sharer.code()
+                    }
+                }
             }
             Err(error) => {
                 tell(Err(error));
@@ -127,7 +142,10 @@ fn listen(listener: std::os::unix::net::UnixListener) -> io::Result<UnixListener
 
 /// Starts the machine and waits for its guest.
 async fn bring_up(vm: VmPlan) -> Result<(Machine, Revival), StepError> {
-    let boots = matches!(vm.begin, Begin::Boot { .. }) && vm.accelerator == Accelerator::Emulated;
+    // Who shares directories is there for one hypervisor.
+    let boots = matches!(vm.begin, Begin::Boot { .. })
+        && vm.accelerator == Accelerator::Emulated
+        && vm.shares.is_empty();
     let mut attempt = 1;
     loop {
         match try_once(vm.clone()).await {

@@ -19,6 +19,7 @@ mod qmp;
 mod requests;
 mod save;
 mod scratch;
+pub mod share;
 mod split;
 mod vsock;
 
@@ -45,6 +46,8 @@ pub struct Charge {
     pub callers: UnixListener,
     /// Where it is asked to be frozen.
     pub control: UnixListener,
+    /// Who shares directories with it.
+    pub sharers: Vec<share::Sharer>,
 }
 
 /// Starts the machine, tells how that went, and minds it to its end. The answer is an exit code.
@@ -75,6 +78,15 @@ pub fn mechanisms(vm: &VmPlan, revival: &Revival) -> Vec<Mechanism> {
             ),
         ),
     ];
+    if !vm.shares.is_empty() {
+        held.push(Mechanism::enforced(
+            "shared directories",
+            format!(
+                "{} by virtiofsd, each in namespaces, ids and a root of its own; read-only by the mount; nothing setuid is made",
+                vm.shares.len()
+            ),
+        ));
+    }
     if vm.engine == Engine::Firecracker {
         held.push(Mechanism::absent(
             "jailer",

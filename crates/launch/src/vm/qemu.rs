@@ -292,7 +292,9 @@ fn arguments(vm: &VmPlan, line: i32, monitor: i32, traced: bool) -> Vec<String> 
     let size = vm.memory_bytes;
     match &vm.begin {
         Begin::Boot { kernel, initrd, cmdline } => {
-            add("-object", format!("memory-backend-ram,id=ram,size={size}"));
+            // What shares directories reaches into the machine's memory.
+            let memory = if vm.shares.is_empty() { "memory-backend-ram" } else { "memory-backend-memfd,share=on" };
+            add("-object", format!("{memory},id=ram,size={size}"));
             add("-kernel", kernel.display().to_string());
             add("-initrd", initrd.display().to_string());
             add("-append", cmdline.clone());
@@ -333,6 +335,15 @@ fn arguments(vm: &VmPlan, line: i32, monitor: i32, traced: bool) -> Vec<String> 
             format!("id={name},file={},format=raw,if=none,readonly=on,file.locking=off", image.display()),
         );
         add("-device", format!("virtio-blk-device,drive={name},serial={name}"));
+    }
+    if !vm.shares.is_empty() {
+        // What shares directories speaks to no device of the old kind.
+        add("-global", "virtio-mmio.force-legacy=false".to_owned());
+    }
+    for share in &vm.shares {
+        let tag = &share.tag;
+        add("-chardev", format!("socket,id={tag},path={}", share.socket.display()));
+        add("-device", format!("vhost-user-fs-device,chardev={tag},tag={tag}"));
     }
     words
 }

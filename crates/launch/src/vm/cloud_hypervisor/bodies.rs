@@ -15,6 +15,8 @@ pub struct VmConfig {
     pub serial: Console,
     pub console: Console,
     pub vsock: Vsock,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub fs: Vec<Fs>,
 }
 
 /// Processors.
@@ -28,6 +30,8 @@ pub struct Cpus {
 #[derive(Debug, Serialize)]
 pub struct Memory {
     pub size: u64,
+    /// What shares directories reaches into it.
+    pub shared: bool,
 }
 
 /// What is booted.
@@ -72,6 +76,22 @@ pub struct Console {
 pub struct Vsock {
     pub cid: u32,
     pub socket: String,
+}
+
+/// A directory that another program shares.
+#[derive(Debug, Serialize)]
+pub struct Fs {
+    pub tag: String,
+    pub socket: PathBuf,
+    pub num_queues: u32,
+    pub queue_size: u32,
+}
+
+impl Fs {
+    /// One that its guest finds by that name.
+    pub fn of(tag: String, socket: PathBuf) -> Self {
+        Self { tag, socket, num_queues: 1, queue_size: 1024 }
+    }
 }
 
 /// `PUT /vm.snapshot`.

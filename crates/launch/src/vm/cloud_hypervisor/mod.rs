@@ -22,7 +22,7 @@ use std::{
 use proto::vm::{Begin, VmPlan};
 use serde::{Deserialize, Serialize};
 
-use self::bodies::{Console, Cpus, Disk, Memory, Payload, Restore, Rng, Snapshot, VmConfig, Vsock};
+use self::bodies::{Console, Cpus, Disk, Fs, Memory, Payload, Restore, Rng, Snapshot, VmConfig, Vsock};
 use super::{
     engine::{Doing, Engine, Process, Said, spawn},
     http::{Api, Request},
@@ -90,7 +90,7 @@ pub fn boot(vm: &VmPlan, kernel: &Path, initrd: &Path, cmdline: &str) -> io::Res
         .map(|(index, image)| Disk::of(super::qemu::image_name(index), image.clone(), true));
     let config = VmConfig {
         cpus: Cpus { boot_vcpus: vm.cpus, max_vcpus: vm.cpus },
-        memory: Memory { size: vm.memory_bytes },
+        memory: Memory { size: vm.memory_bytes, shared: !vm.shares.is_empty() },
         payload: Payload {
             kernel: kernel.to_owned(),
             initramfs: initrd.to_owned(),
@@ -101,6 +101,7 @@ pub fn boot(vm: &VmPlan, kernel: &Path, initrd: &Path, cmdline: &str) -> io::Res
         serial: Console { mode: "Tty" },
         console: Console { mode: "Off" },
         vsock: Vsock { cid: vsock::GUEST, socket: vsock::SOCKET.to_owned() },
+        fs: vm.shares.iter().map(|share| Fs::of(share.tag.clone(), share.socket.clone())).collect(),
     };
     Ok(vec![Request::put("/api/v1/vm.create", &config)?, Request::act("/api/v1/vm.boot")])
 }

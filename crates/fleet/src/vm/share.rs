@@ -1,0 +1,78 @@
+//! Directories of the host that a machine sees live: what can be asked for, and what cannot be done with it.
+//!
+//! Invariant: a machine with one boots; its memory is never frozen, for what shares the directory cannot be frozen with it.
+
+use body::vm::share::SHARES_MAX;
+use proto::{Failure, Kind, Layer, Spec, vm::Engine};
+
+use crate::Create;
+
+/// Whether a machine can be given what is asked for.
+pub(super) fn check(request: &Create) -> Result<(), Failure> {
+    let usage = |what: String, hint: &str| Err(Failure::new(Kind::Usage, what).hint(hint));
+    let mounts = &request.mounts;
+    match request.share {
+        None if mounts.is_empty() => Ok(()),
+        None => usage(
+            "a microVM shows nothing of the host unless it is told to share it live".to_owned(),
+            "copy it in: pal cp FILE BODY:PATH",
+        )
+        .map_err(|failure| {
+            failure.hint("or share it: --share virtiofs (such a machine has no snapshots of its memory)")
+        }),
+        Some(share) if mounts.is_empty() => usage(
+            format!("--share {} says how to mount, and nothing is mounted", share.name()),
+            "name a directory: --mount SRC:DST, or SRC:DST:rw",
+        ),
+        Some(_) if mounts.len() > SHARES_MAX => usage(
+            format!("a microVM can share {SHARES_MAX} directories, not {}", mounts.len()),
+            "share the directory above them",
+        ),
+        Some(_) => match mounts.iter().find(|mount| mount.source.is_file()) {
+            Some(file) => usage(
+                format!("{} is a file, and a microVM shares directories", file.source.display()),
+                "share the directory it is in, or copy it: pal cp FILE BODY:PATH",
+            ),
+            None => Ok(()),
+        },
+    }
+}
+
+/// Whether a hypervisor has the device for it.
+pub(super) fn check_engine(spec: &Spec, hypervisor: Engine) -> Result<(), Failure> {
+    if spec.share.is_some() && hypervisor == Engine::Firecracker {
+        return Err(Failure::new(Kind::Usage, "Firecracker has no device that shares a directory")
+            .hint("take another: --engine qemu, or --engine cloud-hypervisor"));
+    }
+    Ok(())
+}
+
+/// Only machines need to be told how.
+pub(crate) fn wrong_layer(layer: Layer) -> Failure {
+    Failure::new(Kind::Usage, format!("what is mounted in a Body on layer {layer} is always live"))
+        .hint("leave --share out, or choose `--layer microvm`")
+}
+
+/// What shares a directory is beside the machine, and has a state that nobody can write down.
+pub(crate) fn cannot_freeze(spec: &Spec) -> Result<(), Failure> {
+    if spec.share.is_none() {
+        return Ok(());
+    }
+    let id = &spec.id;
+    Err(Failure::new(
+        Kind::Usage,
+        format!("Body {id} shares a directory of the host, so the memory of its machine cannot be frozen"),
+    )
+    .hint(format!("stop it first, then its files can be: pal stop {id}"))
+    .hint("or make it without --share, and copy what it needs: pal cp"))
+}
+
+/// Where to get what shares directories.
+pub(super) fn missing() -> Failure {
+    Failure::new(Kind::Host, "sharing a directory with a microVM needs virtiofsd, which is not installed")
+        .hint(SHARE_TOOL)
+}
+
+/// Debian 12 has it with QEMU, later ones by itself.
+pub(crate) const SHARE_TOOL: &str =
+    "install it: apt-get install qemu-system-common, or virtiofsd where that is a package of its own";

@@ -1,0 +1,207 @@
+//! Directories of the host that a machine sees live: for each a virtiofsd beside the hypervisor, behind walls of its own.
+//!
+//! It is started by the Body's first process while that may still make namespaces. What it may reach of the host is one
+//! directory; whether it may write there is a property of the mount, which it can neither change nor take away.
+//!
+//! Invariant: it has the Body's ids and none besides, and namespaces of its own below the Body's: it ends with the Body.
+//! Invariant: its root holds itself, what the Body shares and the Body's own view of `/proc`; no disk, no frozen memory.
+//! Invariant: nothing that it makes for a machine lends its owner's rights to who runs it on the host.
+//! Trust: a virtiofsd that its machine has taken over can do what its machine may ask it to do anyway.
+
+use std::{
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, OwnedFd, RawFd},
+        unix::{net::UnixListener, process::CommandExt},
+    },
+    path::Path,
+    process::Command,
+    task::Poll,
+    time::Duration,
+};
+
+use proto::{
+    launch::Plan,
+    spec::IdRange,
+    vm::{SHARES, SharePlan},
+};
+use rustix::{
+    pipe::PipeFlags,
+    process::{DumpableBehavior, Pid, set_dumpable_behavior},
+};
+use sys::{
+    mount::Below,
+    namespace::{MapLine, Side},
+};
+
+use super::engine::{Process, Said};
+use crate::{
+    lock_down,
+    report::{Step, StepError},
+};
+
+/// Where it finds the socket on which its hypervisor comes.
+const SOCKET_FD: RawFd = 3;
+
+/// How long the end of a hypervisor may take to be noticed.
+const HANG_UP: Duration = Duration::from_secs(2);
+
+/// A program that shares a directory.
+pub struct Sharer {
+    /// Its process, a child of this one.
+    pub pid: Pid,
+    /// What it complains.
+    pub complaints: OwnedFd,
+}
+
+/// Those of one machine, by who minds it.
+pub struct Sharers(Vec<(Process, Said)>);
+
+impl Sharers {
+    /// Listens to them.
+    pub fn of(sharers: Vec<Sharer>) -> Self {
+        let heard = |sharer: Sharer| (Process::of(sharer.pid), Said::overhear(sharer.complaints));
+        Self(sharers.into_iter().map(heard).collect())
+    }
+
+    /// Waits until one of them is gone, and gives its last words.
+    pub async fn gone(&mut self) -> String {
+        let ended = self.0.iter_mut().map(|(process, said)| {
+            Box::pin(async {
+                // Without a handle it is gone already.
+                if let Ok(handle) = process.handle().and_then(guest::channel::readable) {
+                    drop(handle.readable().await);
+                }
+                // One whose hypervisor hangs up ends by itself, and then it is the hypervisor's end that matters.
+                if process.ended().is_some_and(|status| status.exit_status().is_some()) {
+                    tokio::time::sleep(HANG_UP).await;
+                }
+                said.or(io::Error::other(end_of(process))).await.to_string()
+            })
+        });
+        first_of(ended.collect()).await
+    }
+}
+
+/// The first of them that is done; none is where there are none.
+async fn first_of<T>(mut all: Vec<std::pin::Pin<Box<impl Future<Output = T>>>>) -> T {
+    std::future::poll_fn(|context| {
+        let done = all.iter_mut().find_map(|one| match one.as_mut().poll(context) {
+            Poll::Ready(done) => Some(done),
+            Poll::Pending => None,
+        });
+        done.map_or(Poll::Pending, Poll::Ready)
+    })
+    .await
+}
+
+fn end_of(process: &mut Process) -> String {
+    match process.ended() {
+        Some(status) => match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => format!("it ended with code {code}"),
+            (None, Some(signal)) => format!("it was killed by signal {signal}"),
+            (None, None) => "it ended".to_owned(),
+        },
+        None => "it cannot be watched".to_owned(),
+    }
+}
+
+/// Starts them all.
+pub fn start(plan: &Plan) -> Result<Vec<Sharer>, StepError> {
+    let Some((vm, program)) = plan.vm.as_ref().and_then(|vm| Some((vm, vm.sharer.as_deref()?))) else {
+        return Ok(Vec::new());
+    };
+    vm.shares.iter().map(|share| start_one(plan, program, share).step("start virtiofsd")).collect()
+}
+
+fn start_one(plan: &Plan, program: &Path, share: &SharePlan) -> io::Result<Sharer> {
+    let listener = OwnedFd::from(UnixListener::bind(&share.socket)?);
+    let (complaints, complain) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    let (wait, go) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    // A process that nobody may look into has no map that its parent could write. Nobody else is here yet to look.
+    set_dumpable_behavior(DumpableBehavior::Dumpable)?;
+    match sys::namespace::fork_into(sys::namespace::FORKED, None)? {
+        Side::Child => {
+            drop((go, complaints));
+            let error = become_sharer(plan, program, share, wait, listener, complain);
+            let _ = io::Write::write_all(&mut io::stderr(), format!("{error}\n").as_bytes());
+            std::process::exit(1)
+        }
+        Side::Parent(pid) => {
+            let mapped =
+                sys::namespace::write_maps(pid, &same(&plan.ids.users), &same(&plan.ids.groups), true);
+            set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+            mapped?;
+            rustix::io::write(&go, b".")?;
+            Ok(Sharer { pid, complaints })
+        }
+    }
+}
+
+/// Every id of the Body, as it is there.
+fn same(ranges: &[IdRange]) -> Vec<MapLine> {
+    let line = |range: &IdRange| MapLine { inside: range.inside, outside: range.inside, count: range.count };
+    ranges.iter().map(line).collect()
+}
+
+/// In the child. Returns only when that fails.
+fn become_sharer(
+    plan: &Plan,
+    program: &Path,
+    share: &SharePlan,
+    wait: OwnedFd,
+    listener: OwnedFd,
+    complain: OwnedFd,
+) -> io::Error {
+    let mut command = Command::new(program);
+    command
+        .arg(format!("--fd={SOCKET_FD}"))
+        .args(["-f", "--rlimit-nofile=0", "-o", "sandbox=chroot", "-o", "cache=auto", "-o", "timeout=0"])
+        .args(["-o", "log_level=warn", "-o"])
+        .arg(format!("source={}", share.dir.display()))
+        .env_clear();
+    match prepare(plan, wait, listener, complain) {
+        Ok(()) => command.exec(),
+        Err(error) => error,
+    }
+}
+
+fn prepare(plan: &Plan, wait: OwnedFd, listener: OwnedFd, complain: OwnedFd) -> io::Result<()> {
+    if rustix::io::read(&wait, &mut [0u8; 1])? != 1 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    drop(wait);
+    keep_only(listener, complain)?;
+    sys::namespace::become_ids(0, 0, true)?;
+    sys::mount::make_private()?;
+    own_root()?;
+    lock_down::limits(plan).map_err(|error| io::Error::other(error.failed().cause))?;
+    sys::caps::no_new_privileges()?;
+    sys::landlock::restrict_self(Path::new("/proc"))?;
+    sys::modes::forbid_lending()
+}
+
+/// What is mounted there, with the Body's view of processes in it, becomes the root.
+fn own_root() -> io::Result<()> {
+    let root = Path::new(SHARES);
+    // A mount that came from outside cannot be a root; one over it can.
+    sys::mount::attach(sys::mount::clone_tree(root, Below::Too)?.as_fd(), root)?;
+    sys::mount::attach(sys::mount::clone_tree(Path::new("/proc"), Below::Too)?.as_fd(), &root.join("proc"))?;
+    rustix::process::chdir(root)?;
+    sys::mount::pivot_here()
+}
+
+/// Its socket, where to complain, and nothing to read.
+fn keep_only(listener: OwnedFd, complain: OwnedFd) -> io::Result<()> {
+    let nothing = OwnedFd::from(File::open("/dev/null")?);
+    let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, SOCKET_FD + 1);
+    let placed =
+        [(high(&nothing)?, 0), (high(&complain)?, 1), (high(&complain)?, 2), (high(&listener)?, SOCKET_FD)];
+    for (fd, number) in placed {
+        sys::fd::place(fd, number)?;
+    }
+    // What is closed by number here is never closed again: all that follows ends in an exec.
+    std::mem::forget((nothing, complain, listener));
+    sys::fd::close_from(SOCKET_FD + 1)
+}
