@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fleet::{Create, Fleet};
+use fleet::{Create, Fleet, Setting};
 use proto::{
     Kind,
     vm::{Accelerator, Engine},
@@ -139,6 +139,41 @@ async fn one_that_is_not_here_says_where_to_get_it(t: Bodies) {
         }
     }
     nothing_is_left(t.fleet());
+}
+
+#[body_test(except(process = "it is about machines"))]
+async fn what_was_decided_drives_machines_that_ask_for_nothing(t: Bodies) {
+    let body = t.create().await;
+    assert_eq!(t.view(&body).spec.engine, Some(Engine::Qemu), "the control: without a decision");
+    let snapshot = t.fleet().snapshot(&body, Some("s".into())).await.unwrap();
+    t.fleet().decide(Setting::Engine, "firecracker").unwrap();
+    // A program that is there and is none: it is the one that is tried.
+    t.fleet().decide(Setting::Firecracker, "/bin/true").unwrap();
+    let failure = t.fleet().create(t.kept()).await.unwrap_err();
+    assert_eq!(failure.kind, Kind::Host, "{}", explain(&failure));
+    assert!(
+        explain(&failure).contains("firecracker") || explain(&failure).contains("hypervisor"),
+        "{}",
+        explain(&failure)
+    );
+    let asked = Create { engine: Some(Engine::Qemu), ..t.kept() };
+    t.fleet()
+        .create(asked)
+        .await
+        .unwrap_or_else(|failure| panic!("asked for by name: {}", explain(&failure)));
+    let thawed = Create { template: snapshot.id.to_string(), ..t.kept() };
+    let thawed = t.fleet().create(thawed).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
+    assert_eq!(thawed.spec.engine, Some(Engine::Qemu), "what was frozen goes on under who froze it");
+    for (setting, wrong) in
+        [(Setting::Engine, "xen"), (Setting::Firecracker, "firecracker"), (Setting::Budget, "much")]
+    {
+        let before = t.fleet().settings().unwrap();
+        let failure = t.fleet().decide(setting, wrong).unwrap_err();
+        assert!(!failure.hints.is_empty(), "{}", explain(&failure));
+        assert_eq!(t.fleet().settings().unwrap(), before, "nothing was decided");
+    }
+    t.fleet().decide(Setting::Engine, "qemu").unwrap();
+    t.fleet().create(t.kept()).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
 }
 
 #[body_test(except(process = "it is about machines"))]

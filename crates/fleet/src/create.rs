@@ -131,9 +131,7 @@ impl Fleet {
             id: BodyId::from_random([0; 12]),
             created_at: store::clock::now(),
             layer,
-            engine: (layer == Layer::Microvm).then(|| {
-                request.engine.or(machine.as_ref().map(|(_, machine)| machine.hypervisor)).unwrap_or_default()
-            }),
+            engine: self.engine_of(layer, request.engine, machine.as_ref().map(|(_, machine)| machine))?,
             template: request.template,
             snapshots: under.snapshots.iter().map(|below| below.id.clone()).collect(),
             base,

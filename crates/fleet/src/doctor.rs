@@ -60,7 +60,7 @@ impl Fleet {
         let machines = self.ground().setup().ok();
         findings.push(microvm(machines.as_ref()));
         findings.push(kvm(machines.as_ref()));
-        findings.extend(engines(machines.as_ref()));
+        findings.extend(engines(machines.as_ref(), &self.settings()?));
         findings.push(sharing());
         findings.push(device("vsock", "/dev/vhost-vsock", "modprobe vhost_vsock"));
         findings.extend(TOOLS.iter().map(|(tool, purpose, package)| on_path(tool, purpose, package)));
@@ -265,7 +265,7 @@ fn microvm(setup: Option<&Setup>) -> Finding {
 }
 
 /// Hypervisors besides QEMU: nobody needs them.
-fn engines(setup: Option<&Setup>) -> Vec<Finding> {
+fn engines(setup: Option<&Setup>, settings: &crate::Settings) -> Vec<Finding> {
     let finding = |(which, found, fix): (Engine, Result<String, String>, Option<String>)| {
         let (state, detail) = match found {
             Ok(version) => (State::Enforced, format!("machines run under it: {version}")),
@@ -273,7 +273,7 @@ fn engines(setup: Option<&Setup>) -> Vec<Finding> {
         };
         Finding { name: which.name().to_owned(), state, detail, fix }
     };
-    crate::vm::engines::report(setup).into_iter().map(finding).collect()
+    crate::vm::engines::report(setup, settings).into_iter().map(finding).collect()
 }
 
 fn device(name: &str, path: &str, fix: &str) -> Finding {

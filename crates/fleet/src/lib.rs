@@ -22,6 +22,7 @@ mod life;
 mod parked;
 mod record;
 mod request;
+mod settings;
 mod snapshots;
 mod templates;
 mod view;
@@ -53,8 +54,9 @@ pub use gc::Sweep;
 pub use heard::Heard;
 pub use images::{Credentials, Dress, Image, Inside, Platform, Pulled, Reach};
 pub use lease::{Lease, Rest, Then};
-pub use life::Force;
+pub use life::{Force, describe};
 pub use request::{AskedLimits, Create, ExecRequest, Stdin, TtySize};
+pub use settings::{Setting, Settings};
 pub use store::{Durability, clock};
 pub use templates::{
     Act, BASE, BuildRequest, BuildState, From, INTERPRETER, Job, STEPS_MAX, Said, Say, Step, TemplateView,
@@ -66,7 +68,7 @@ pub use vm::{Boots, OwnKernel};
 pub use way_out::{check_rules, registries};
 pub use work::{
     Compared, Comparison, Discard, Hear, HomeRecord, HomeView, Images, Look, Lost, Overlap, Prepare, Queued,
-    Repo, Share, StoreSettings, Up, WorkDiff,
+    Repo, Share, Up, WorkDiff,
 };
 pub use workspace::{Commit, Dirty, How, Landed, LeftOut, Person, Saved, SavedModule, Shape, Touched, What};
 

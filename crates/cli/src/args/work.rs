@@ -141,8 +141,10 @@ pub struct Compare {
 
 /// Show or change how this data directory is kept.
 ///
-/// There is one setting, store.budget: what layers, snapshots and dependencies may take before `pal gc` removes layers
-/// and dependencies that nobody stands on, the longest unused first.
+/// store.budget: what layers, snapshots and dependencies may take before `pal gc` removes layers and dependencies that
+/// nobody stands on, the longest unused first. microvm.engine: what drives microVMs that ask for no engine: qemu,
+/// cloud-hypervisor or firecracker. microvm.cloud-hypervisor, microvm.firecracker: where their programs are, if not where
+/// programs are.
 ///
 /// Example: pal config set store.budget 20GiB
 #[derive(Debug, clap::Args)]
@@ -171,7 +173,7 @@ pub enum ConfigCommand {
         #[arg(value_name = "NAME")]
         name: String,
         /// To what
-        #[arg(value_name = "SIZE", value_parser = values::size)]
-        value: proto::Size,
+        #[arg(value_name = "VALUE")]
+        value: String,
     },
 }

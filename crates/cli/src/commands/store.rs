@@ -1,7 +1,7 @@
 //! `pal df` and `pal config`.
 
-use fleet::Fleet;
-use proto::{Failure, Kind, Size};
+use fleet::{Fleet, Setting};
+use proto::{Failure, Size};
 use serde_json::json;
 
 use crate::{
@@ -9,9 +9,6 @@ use crate::{
     output::{self, Format},
     table::Table,
 };
-
-/// The one setting there is.
-const BUDGET: &str = "store.budget";
 
 /// Shows where the space went.
 pub fn df(fleet: &Fleet, format: Format) -> Result<(), Failure> {
@@ -32,17 +29,13 @@ pub fn df(fleet: &Fleet, format: Format) -> Result<(), Failure> {
 /// Shows or changes a setting.
 pub fn config(fleet: &Fleet, command: &ConfigCommand, format: Format) -> Result<(), Failure> {
     let (ConfigCommand::Get { name } | ConfigCommand::Set { name, .. }) = command;
-    if name != BUDGET {
-        let shown = proto::text::visible(name);
-        return Err(Failure::new(Kind::Usage, format!("there is no setting {shown}"))
-            .hint(format!("there is one: {BUDGET}")));
-    }
-    if let ConfigCommand::Set { value, .. } = command {
-        fleet.set_budget(*value)?;
-    }
-    let budget = fleet.budget()?;
+    let setting = Setting::find(name)?;
+    let settings = match command {
+        ConfigCommand::Set { value, .. } => fleet.decide(setting, value)?,
+        ConfigCommand::Get { .. } => fleet.settings()?,
+    };
     match format {
-        Format::Text => output::line(budget),
-        Format::Json => output::json(&json!({ BUDGET: budget })),
+        Format::Text => output::line(setting.value(&settings).unwrap_or_default()),
+        Format::Json => output::json(&json!({ setting.name(): setting.json(&settings) })),
     }
 }

@@ -211,9 +211,20 @@ pub fn setup(fleet: &Fleet, args: &Setup, format: Format) -> Result<(), Failure>
     told(&view, format)
 }
 
+/// Where the caller's own PATH leads to a hypervisor, unless it was decided where that is.
+fn on_path(engine: Engine, fleet: &Fleet) -> Option<std::path::PathBuf> {
+    let decided = fleet.settings().is_ok_and(|settings| settings.program(engine).is_some());
+    let path = std::env::var_os("PATH").filter(|_| engine != Engine::Qemu && !decided)?;
+    std::env::split_paths(&path)
+        .filter(|dir| dir.is_absolute())
+        .map(|dir| dir.join(engine.name()))
+        .find(|program| program.is_file())
+}
+
 /// Prepares a hypervisor besides the one that every microVM has, and says whether machines run under it.
 fn setup_engine(fleet: &Fleet, engine: Engine, args: &Setup, format: Format) -> Result<(), Failure> {
     let program = args.program.as_deref().map(crate::settings::absolute).transpose()?;
+    let program = program.or_else(|| on_path(engine, fleet));
     let known = fleet.setup_engine(engine, program, &mut |said: &str| output::talk(said))?;
     if format == Format::Json {
         return output::json(&known);

@@ -197,6 +197,9 @@ fn body_ended(end: &End) -> Failure {
         End::Oom => limit("it was out of memory", "give it more: `--memory 2GiB`"),
         End::Timeout => limit("its time was over", "give it longer: `--timeout 10m`"),
         End::Disk => limit("its files grew over their limit", "give it more: `--disk 2GiB`"),
+        End::Exit { code } if proto::vm::EXITS.iter().any(|(known, _)| known == code) => {
+            other(Kind::Conflict, fleet::describe(end))
+        }
         End::Exit { code } => {
             other(Kind::Conflict, format!("its guest ended with {code}, as when it is stopped"))
         }

@@ -9,14 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use body::vm::{Known, Setup, VmError, engine, setup::Verdict};
+use body::vm::{Known, Setup, VmError, engine, record::Machine, setup::Verdict};
 use proto::{
-    Failure, Kind,
+    Failure, Kind, Layer,
     vm::{Accelerator, Engine, KVM},
 };
 
 use super::failure;
-use crate::{Fleet, templates::Say};
+use crate::{Fleet, Settings, templates::Say};
 
 /// Most disks below the upper of a machine that Firecracker drives: it has no room for more devices.
 const FIRECRACKER_IMAGES_MAX: usize = 14;
@@ -24,6 +24,20 @@ const VERSION_LEN_MAX: u64 = 120;
 const VERSION_PATIENCE: Duration = Duration::from_secs(10);
 
 impl Fleet {
+    /// What drives a new machine: what was asked for, what froze it, or what was decided for those that ask for nothing.
+    pub(crate) fn engine_of(
+        &self,
+        layer: Layer,
+        asked: Option<Engine>,
+        frozen: Option<&Machine>,
+    ) -> Result<Option<Engine>, Failure> {
+        match (layer, asked.or(frozen.map(|machine| machine.hypervisor))) {
+            (Layer::Microvm, None) => Ok(Some(self.settings()?.engine.unwrap_or_default())),
+            (Layer::Microvm, chosen) => Ok(chosen),
+            _ => Ok(None),
+        }
+    }
+
     /// Prepares a hypervisor besides QEMU: remembers where it is, and finds out by starting a machine whether it runs.
     pub fn setup_engine(
         &self,
@@ -39,7 +53,9 @@ impl Fleet {
             return Err(Failure::new(Kind::NotFound, format!("there is no program {}", named.display()))
                 .hint(where_to_get(which)));
         }
-        let named = program.or_else(|| setup.engines.get(&which).and_then(|known| known.program.clone()));
+        let decided = self.settings()?;
+        let known = setup.engines.get(&which).and_then(|known| known.program.as_deref());
+        let named = program.or_else(|| decided.program(which).or(known).map(Path::to_owned));
         let found = engine::other(which, named.as_deref()).map_err(|error| absent(which, error))?;
         let mut known = Known { program: named, version: version(which, &found)?, verdict: None };
         self.ground().remember(which, &known).map_err(failure)?;
@@ -72,9 +88,12 @@ impl Fleet {
                 setup.verdict.as_ref().map_or(Accelerator::Emulated, |verdict| verdict.accelerator);
             return Ok((ground.engine(setup).map_err(failure)?, accelerator));
         }
+        let decided = self.settings()?;
         let known = setup.engines.get(&which);
-        let program = engine::other(which, known.and_then(|known| known.program.as_deref()))
-            .map_err(|error| absent(which, error))?;
+        let named = decided.program(which).or(known.and_then(|known| known.program.as_deref()));
+        let program = engine::other(which, named).map_err(|error| absent(which, error))?;
+        // What was found out of another program says nothing of this one.
+        let known = known.filter(|known| named.is_none() || known.program.as_deref() == named);
         if let Err(error) = std::fs::File::options().read(true).write(true).open(KVM) {
             return Err(needs_kvm(which, &format!("{KVM}: {error}")));
         }
@@ -118,7 +137,9 @@ fn where_to_get(which: Engine) -> String {
         Engine::CloudHypervisor => "https://github.com/cloud-hypervisor/cloud-hypervisor/releases",
         Engine::Firecracker => "https://github.com/firecracker-microvm/firecracker/releases",
     };
-    format!("get it from {releases}, then: pal setup microvm --engine {which} --program FILE")
+    format!(
+        "get it from {releases}, then: pal setup microvm --engine {which} --program FILE, or pal config set microvm.{which} FILE"
+    )
 }
 
 /// What a program says of its version: the first line.
@@ -165,14 +186,18 @@ fn first_words(program: &Path) -> io::Result<String> {
 }
 
 /// What is known of each hypervisor, for whoever wants to know what this host lacks.
-pub(crate) fn report(setup: Option<&Setup>) -> Vec<(Engine, Result<String, String>, Option<String>)> {
+pub(crate) fn report(
+    setup: Option<&Setup>,
+    settings: &Settings,
+) -> Vec<(Engine, Result<String, String>, Option<String>)> {
     let boot_id = sys::proc::boot_id().unwrap_or_default();
     let others = Engine::ALL.into_iter().filter(|which| !which.emulates());
     others
         .map(|which| {
             let known = setup.and_then(|setup| setup.engines.get(&which));
             let try_it = format!("pal setup microvm --engine {which}");
-            let found = engine::other(which, known.and_then(|known| known.program.as_deref()));
+            let named = settings.program(which).or(known.and_then(|known| known.program.as_deref()));
+            let found = engine::other(which, named);
             let verdict =
                 known.and_then(|known| known.verdict.as_ref()).filter(|verdict| verdict.boot_id == boot_id);
             match (found, verdict) {

@@ -1,16 +1,12 @@
 //! Where the space went, and how much of it there may be.
 
-use std::{collections::BTreeMap, fs, io, path::Path};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use body::layers;
-use proto::{Failure, Kind, Size};
-use serde::{Deserialize, Serialize};
+use proto::{Failure, Size};
+use serde::Serialize;
 
 use crate::Fleet;
-
-/// What layers and dependencies may take together where nobody said otherwise.
-const BUDGET_DEFAULT: Size = Size(20 << 30);
-const SETTINGS_LEN_MAX: u64 = 64 << 10;
 
 /// One kind of things that take space.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -21,14 +17,6 @@ pub struct Share {
     pub count: usize,
     /// What they take.
     pub bytes: u64,
-}
-
-/// `config.json`: what a person decided about this data directory.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StoreSettings {
-    /// What layers and dependencies may take together.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "store.budget")]
-    pub budget: Option<Size>,
 }
 
 impl Fleet {
@@ -64,35 +52,6 @@ impl Fleet {
             }
         }
         Ok((shares.into_values().collect(), self.budget()?))
-    }
-
-    /// What layers and dependencies may take together.
-    pub fn budget(&self) -> Result<Size, Failure> {
-        Ok(self.settings()?.budget.unwrap_or(BUDGET_DEFAULT))
-    }
-
-    /// What a person decided.
-    pub fn settings(&self) -> Result<StoreSettings, Failure> {
-        match sys::fd::read_small(&self.data.join("config.json"), SETTINGS_LEN_MAX) {
-            Ok(text) => serde_json::from_str(&text).map_err(|error| {
-                Failure::new(Kind::Host, "the settings of the data directory are damaged")
-                    .because(error)
-                    .hint("say it again: pal config set store.budget 20GiB")
-            }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(StoreSettings::default()),
-            Err(error) => Err(Failure::new(Kind::Host, "cannot read the settings").because(error)),
-        }
-    }
-
-    /// Decides it.
-    pub fn set_budget(&self, budget: Size) -> Result<(), Failure> {
-        self.note("config.changed", serde_json::json!({ "store.budget": budget }))?;
-        let settings = StoreSettings { budget: Some(budget) };
-        let text = serde_json::to_vec(&settings)
-            .map_err(|error| Failure::new(Kind::Internal, "cannot write the settings").because(error))?;
-        sys::fd::write_whole(&self.data.join("config.json"), &text).map_err(|error| {
-            Failure::new(Kind::Host, "cannot write the settings").because(error).hint("make room: pal gc")
-        })
     }
 }
 

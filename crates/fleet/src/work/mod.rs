@@ -13,7 +13,7 @@ mod prepare;
 mod up;
 
 pub use compare::{Compared, Comparison, Overlap, Queued};
-pub use df::{Share, StoreSettings};
+pub use df::Share;
 pub use home::{HomeRecord, HomeView};
 pub use look::{Look, Lost, WorkDiff};
 pub use prepare::Hear;

@@ -1,0 +1,178 @@
+//! What a person decided about a data directory: `config.json`.
+//!
+//! Invariant: a setting has one name, on the command line, in the file and in the event that tells of its change.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use proto::{Failure, Kind, Size, vm::Engine};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::Fleet;
+
+/// What layers and dependencies may take together where nobody said otherwise.
+const BUDGET_DEFAULT: Size = Size(20 << 30);
+const SETTINGS_LEN_MAX: u64 = 64 << 10;
+
+/// `config.json`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// What layers and dependencies may take together.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "store.budget")]
+    pub budget: Option<Size>,
+    /// What drives machines that ask for no hypervisor.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "microvm.engine")]
+    pub engine: Option<Engine>,
+    /// Where Cloud Hypervisor's program is.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "microvm.cloud-hypervisor")]
+    pub cloud_hypervisor: Option<PathBuf>,
+    /// Where Firecracker's program is; its jailer is beside it.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "microvm.firecracker")]
+    pub firecracker: Option<PathBuf>,
+}
+
+/// One setting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Setting {
+    /// What layers and dependencies may take together.
+    Budget,
+    /// What drives machines that ask for no hypervisor.
+    Engine,
+    /// Where Cloud Hypervisor's program is.
+    CloudHypervisor,
+    /// Where Firecracker's program is.
+    Firecracker,
+}
+
+impl Setting {
+    /// All of them.
+    pub const ALL: [Setting; 4] = [Self::Budget, Self::Engine, Self::CloudHypervisor, Self::Firecracker];
+
+    /// The word on every surface.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Budget => "store.budget",
+            Self::Engine => "microvm.engine",
+            Self::CloudHypervisor => "microvm.cloud-hypervisor",
+            Self::Firecracker => "microvm.firecracker",
+        }
+    }
+
+    /// The one of that name.
+    pub fn find(name: &str) -> Result<Self, Failure> {
+        Self::ALL.into_iter().find(|setting| setting.name() == name).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            Failure::new(Kind::Usage, format!("there is no setting {}", proto::text::visible(name)))
+                .hint(format!("there are: {names}"))
+        })
+    }
+
+    /// What it is now, as text; none where nobody decided and there is nothing to say instead.
+    pub fn value(self, settings: &Settings) -> Option<String> {
+        let place = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        match self {
+            Self::Budget => Some(settings.budget.unwrap_or(BUDGET_DEFAULT).to_string()),
+            Self::Engine => Some(settings.engine.unwrap_or_default().to_string()),
+            Self::CloudHypervisor => place(&settings.cloud_hypervisor),
+            Self::Firecracker => place(&settings.firecracker),
+        }
+    }
+
+    /// The same as it stands in JSON.
+    pub fn json(self, settings: &Settings) -> Value {
+        match self {
+            Self::Budget => json!(settings.budget.unwrap_or(BUDGET_DEFAULT)),
+            _ => json!(self.value(settings)),
+        }
+    }
+
+    fn put(self, settings: &mut Settings, value: &str) -> Result<(), Failure> {
+        match self {
+            Self::Budget => {
+                settings.budget = Some(value.parse().map_err(|error| wrong(self, value, &error))?)
+            }
+            Self::Engine => {
+                settings.engine = Some(value.parse().map_err(|error| wrong(self, value, &error))?)
+            }
+            Self::CloudHypervisor => settings.cloud_hypervisor = program(value)?,
+            Self::Firecracker => settings.firecracker = program(value)?,
+        }
+        Ok(())
+    }
+}
+
+fn wrong(setting: Setting, value: &str, error: &dyn std::fmt::Display) -> Failure {
+    Failure::new(Kind::Usage, format!("{} cannot be {:?}", setting.name(), proto::text::visible(value)))
+        .because(error.to_string())
+        .hint("see what it is now: pal config get NAME")
+}
+
+/// A program by its whole path; nothing means where programs are.
+fn program(value: &str) -> Result<Option<PathBuf>, Failure> {
+    let path = Path::new(value);
+    match (value.is_empty(), path.is_absolute() && path.is_file()) {
+        (true, _) => Ok(None),
+        (false, true) => Ok(Some(path.to_owned())),
+        (false, false) => {
+            Err(Failure::new(Kind::NotFound, format!("there is no program {}", proto::text::visible(value)))
+                .hint("name it from `/`; an empty word means: where programs are"))
+        }
+    }
+}
+
+impl Settings {
+    /// Where the program of a hypervisor is, if that was decided.
+    pub fn program(&self, which: Engine) -> Option<&Path> {
+        match which {
+            Engine::Qemu => None,
+            Engine::CloudHypervisor => self.cloud_hypervisor.as_deref(),
+            Engine::Firecracker => self.firecracker.as_deref(),
+        }
+    }
+}
+
+impl Fleet {
+    /// What layers and dependencies may take together.
+    pub fn budget(&self) -> Result<Size, Failure> {
+        Ok(self.settings()?.budget.unwrap_or(BUDGET_DEFAULT))
+    }
+
+    /// What a person decided.
+    pub fn settings(&self) -> Result<Settings, Failure> {
+        match sys::fd::read_small(&self.data.join("config.json"), SETTINGS_LEN_MAX) {
+            Ok(text) => serde_json::from_str(&text).map_err(|error| {
+                Failure::new(Kind::Host, "the settings of the data directory are damaged")
+                    .because(error)
+                    .hint("remove config.json from the data directory, and decide again: pal config set")
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Settings::default()),
+            Err(error) => Err(Failure::new(Kind::Host, "cannot read the settings").because(error)),
+        }
+    }
+
+    /// Decides one, and leaves the others as they are.
+    pub fn decide(&self, setting: Setting, value: &str) -> Result<Settings, Failure> {
+        let mut settings = self.settings()?;
+        setting.put(&mut settings, value)?;
+        self.keep(setting, &settings)?;
+        Ok(settings)
+    }
+
+    /// Decides what layers and dependencies may take together.
+    pub fn set_budget(&self, budget: Size) -> Result<(), Failure> {
+        let settings = Settings { budget: Some(budget), ..self.settings().unwrap_or_default() };
+        self.keep(Setting::Budget, &settings)
+    }
+
+    fn keep(&self, changed: Setting, settings: &Settings) -> Result<(), Failure> {
+        self.note("config.changed", json!({ changed.name(): changed.json(settings) }))?;
+        let text = serde_json::to_vec(settings)
+            .map_err(|error| Failure::new(Kind::Internal, "cannot write the settings").because(error))?;
+        sys::fd::write_whole(&self.data.join("config.json"), &text).map_err(|error| {
+            Failure::new(Kind::Host, "cannot write the settings").because(error).hint("make room: pal gc")
+        })
+    }
+}
