@@ -2,7 +2,9 @@
 
 use std::sync::Mutex;
 
-use fleet::{Act, BuildRequest, Create, Credentials, Dress, From, Image, Inside, Reach, Step, Sweep};
+use fleet::{
+    Act, BuildRequest, Create, Credentials, Dress, ExecRequest, From, Image, Inside, Reach, Step, Sweep,
+};
 use proto::{Failure, Kind, template::Settings};
 use serde_json::json;
 use testkit::{
@@ -97,6 +99,45 @@ async fn an_image_becomes_a_template_layer_by_layer(t: Bodies) {
         assert_eq!(failure.kind, Kind::NotFound, "{failure}");
     }
     assert!(t.fleet().template("missing").is_err(), "a template without a build is left");
+}
+
+/// More than a machine has devices: some of its images hold several layers, and what hides something is still nearer
+/// than what it hides.
+#[body_test(except(
+    process = "its overlay needs no devices",
+    user = "a root of its own needs subordinate ids"
+))]
+async fn forty_layers_are_one_root(t: Bodies) {
+    let mut layers = vec![Layer(TAR, roots::small())];
+    for index in 1..40usize {
+        let own = format!("srv/own/{index}");
+        let word = index.to_string();
+        let mut entries: Vec<(&str, &[u8])> = vec![(&own, word.as_bytes()), ("etc/word", word.as_bytes())];
+        match index {
+            10 => entries.extend([("opt/deep/a", &b"a"[..]), ("opt/gone", b"x"), ("srv/dir/old", b"x")]),
+            // Next to what it hides, in the same image.
+            11 => entries.push(("opt/.wh.gone", b"")),
+            // Far above it, in another.
+            30 => entries.extend([("srv/dir/.wh..wh..opq", &b""[..]), ("srv/dir/new", b"new")]),
+            31 => entries.push(("opt/gone", b"back")),
+            // The whole directory, and then something in its place.
+            35 => entries.push(("opt/.wh.deep", b"")),
+            36 => entries.push(("opt/deep/b", b"b")),
+            _ => {}
+        }
+        layers.push(Layer(TAR, roots::files(&entries)));
+    }
+    let registry = Registry::open();
+    registry.push("many", "v1", &image(&layers, json!({})));
+    fine(import(&t, "many", &Image::new(format!("{}/many:v1", registry.host()))).await);
+    let view = t.make(Create { template: "many".into(), ..t.kept() }).await;
+    let look = "cat /etc/word; cd /; echo; set -- srv/own/*; echo $#; echo srv/dir/* opt/deep/*; cat opt/gone; echo; cat srv/own/1";
+    let seen = t.sh(view.id(), look).await.ok().replace('\n', " ");
+    assert_eq!(seen, "39 39 srv/dir/new opt/deep/b back 1");
+    // What a Body changes is above them all.
+    let change = "rm /srv/dir/new && echo mine > /opt/gone && ls /srv/dir; cat /opt/gone";
+    let request = ExecRequest { user: Some("root".into()), ..ExecRequest::new(["sh", "-c", change]) };
+    assert_eq!(t.exec(view.id(), request).await.ok(), "mine");
 }
 
 #[test]

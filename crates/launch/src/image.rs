@@ -14,7 +14,7 @@ use std::{
     process::{Command, ExitCode, Stdio},
 };
 
-use proto::vm::{ImageOrder, ImageSource};
+use proto::vm::{ImageOrder, ImageSource, PACK};
 use rustix::fs::{Access, AtFlags, CWD};
 use sys::{
     mount::{Attrs, Below},
@@ -46,13 +46,8 @@ fn act() -> Result<(), StepError> {
     let order = read_order().step("read the order")?;
     // Before the ids change: they may not search the way there.
     let out: OwnedFd = File::options().read(true).write(true).open(&order.out).step("open the image")?.into();
-    let layer = match &order.source {
-        // An ordinary user takes it in the new namespaces, where alone it may.
-        ImageSource::Layer(root) if sys::caps::is_host_root() => {
-            Some(sys::mount::clone_tree(root, Below::No).step("open the layer")?)
-        }
-        _ => None,
-    };
+    // An ordinary user takes them in the new namespaces, where alone it may.
+    let layers = if sys::caps::is_host_root() { Some(open_layers(&order.source)?) } else { None };
     let (told, tell) = rustix::pipe::pipe().step("make a pipe")?;
     match sys::namespace::fork_into(sys::namespace::USER | sys::namespace::MOUNTS, None)
         .step("make a user namespace")?
@@ -60,7 +55,7 @@ fn act() -> Result<(), StepError> {
         Side::Child => {
             drop(tell);
             let _ = rustix::io::read(&told, &mut [0u8; 1]);
-            let error = become_maker(&order, &out, layer.as_ref());
+            let error = become_maker(&order, &out, layers);
             let _ = io::stderr().write_all(error.to_string().as_bytes());
             std::process::exit(1)
         }
@@ -80,42 +75,50 @@ fn read_order() -> io::Result<ImageOrder> {
     Ok(serde_json::from_str(&line)?)
 }
 
+fn open_layers(source: &ImageSource) -> Result<Vec<OwnedFd>, StepError> {
+    let roots = match source {
+        ImageSource::Layer(root) => std::slice::from_ref(root),
+        ImageSource::Pack(roots) => roots,
+        ImageSource::Host { .. } => &[],
+    };
+    roots.iter().map(|root| sys::mount::clone_tree(root, Below::No).step("open the layer")).collect()
+}
+
 /// Returns only when something fails.
-fn become_maker(order: &ImageOrder, out: &OwnedFd, layer: Option<&OwnedFd>) -> StepError {
-    match prepare(order, out, layer) {
+fn become_maker(order: &ImageOrder, out: &OwnedFd, layers: Option<Vec<OwnedFd>>) -> StepError {
+    match prepare(order, out, layers) {
         Ok(mut command) => StepError::new("run the maker of images", command.exec().to_string()),
         Err(error) => error,
     }
 }
 
-fn prepare(order: &ImageOrder, out: &OwnedFd, layer: Option<&OwnedFd>) -> Result<Command, StepError> {
+fn prepare(order: &ImageOrder, out: &OwnedFd, layers: Option<Vec<OwnedFd>>) -> Result<Command, StepError> {
     sys::namespace::become_ids(0, 0, order.ids.has_root()).step("take the tree's ids")?;
     let mut command = Command::new(&order.program);
     command.args(["--quiet", "--preserve-mtime"]);
-    match (&order.source, layer) {
-        (ImageSource::Host { areas, links, hidden }, _) => {
-            stage(areas, links)?;
-            rustix::process::chdir(Path::new(STAGE).join("root")).step("enter the tree")?;
-            command.arg("--all-root").arg("-x-1");
-            let mut left_out: Vec<PathBuf> = hidden.iter().map(PathBuf::from).collect();
-            unreadable(Path::new(""), 0, &mut left_out);
-            command.args(left_out.iter().map(|path| format!("--exclude-path={}", path.display())));
-        }
-        (ImageSource::Layer(root), layer) => {
-            let own = if layer.is_none() {
-                Some(sys::mount::clone_tree(root, Below::No).step("open the layer")?)
-            } else {
-                None
-            };
-            let Some(tree) = layer.or(own.as_ref()) else {
-                return Err(StepError::new("open the layer", "it is not there"));
-            };
+    let layers = layers.map_or_else(|| open_layers(&order.source), Ok)?;
+    let root = Path::new(STAGE).join("root");
+    match &order.source {
+        ImageSource::Host { areas, links, .. } => stage(areas, links)?,
+        ImageSource::Layer(_) => {
             memory()?;
-            let place = Path::new(STAGE).join("root");
-            std::fs::create_dir(&place).step("make a directory")?;
-            sys::mount::attach(tree.as_fd(), &place).step("show the layer")?;
-            rustix::process::chdir(&place).step("enter the layer")?;
+            layers.iter().try_for_each(|tree| show(tree, &root))?;
         }
+        ImageSource::Pack(_) => {
+            memory()?;
+            std::fs::create_dir(&root).step("make a directory")?;
+            std::fs::write(root.join(PACK), layers.len().to_string()).step("count the layers")?;
+            for (index, tree) in layers.iter().enumerate() {
+                show(tree, &root.join(index.to_string()))?;
+            }
+        }
+    }
+    rustix::process::chdir(&root).step("enter the tree")?;
+    if let ImageSource::Host { hidden, .. } = &order.source {
+        command.arg("--all-root").arg("-x-1");
+        let mut left_out: Vec<PathBuf> = hidden.iter().map(PathBuf::from).collect();
+        unreadable(Path::new(""), 0, &mut left_out);
+        command.args(left_out.iter().map(|path| format!("--exclude-path={}", path.display())));
     }
     rustix::io::fcntl_setfd(out, rustix::io::FdFlags::empty()).step("keep the image open")?;
     command
@@ -124,6 +127,11 @@ fn prepare(order: &ImageOrder, out: &OwnedFd, layer: Option<&OwnedFd>) -> Result
         .stdin(Stdio::null())
         .stdout(Stdio::null());
     Ok(command)
+}
+
+fn show(layer: &OwnedFd, place: &Path) -> Result<(), StepError> {
+    std::fs::create_dir(place).step("make a directory")?;
+    sys::mount::attach(layer.as_fd(), place).step("show the layer")
 }
 
 fn memory() -> Result<(), StepError> {

@@ -12,6 +12,11 @@ pub const PORT: &str = "palisade";
 pub const KVM: &str = "/dev/kvm";
 /// What the device with the private upper is called.
 pub const UPPER: &str = "upper";
+/// A file at the root of an image that holds several layers, each in a directory named by its number, nearest first: it
+/// says how many. One in an image of a single layer misleads nobody but who made that layer.
+pub const PACK: &str = ".palisade-layers";
+/// Most layers of one machine: its kernel takes so many names in one mount.
+pub const LAYERS_MAX: usize = 200;
 /// The port on which a guest waits for its host, where its line is a vsock.
 pub const LINE_PORT: u32 = 1024;
 /// Where the root of the program that shares directories is, in the machine's root.
@@ -385,6 +390,8 @@ pub struct ImageOrder {
 pub enum ImageSource {
     /// A layer: owners, marks and all.
     Layer(PathBuf),
+    /// Several, nearest first, each in a directory of its own.
+    Pack(Vec<PathBuf>),
     /// What this host shows of itself: everything belongs to root.
     Host {
         /// Directories of the host, by their place in the image, which is the same.

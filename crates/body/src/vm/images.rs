@@ -10,7 +10,7 @@ use std::{
 
 use proto::{
     spec::Ids,
-    vm::{ImageOrder, ImageSource},
+    vm::{ImageOrder, ImageSource, LAYERS_MAX},
 };
 use sha2::{Digest, Sha256};
 
@@ -24,6 +24,8 @@ use crate::{
 
 /// Most images of one machine: it has so many devices beside its disk and its line.
 pub const IMAGES_MAX: usize = 20;
+/// How the names of images with several layers begin.
+pub const PACKS: &str = "pack-";
 /// Images of states that this host was in, beyond the newest.
 const OLD_HOSTS_MAX: usize = 1;
 
@@ -58,19 +60,56 @@ const PARTS: [Part; 2] = [
     },
 ];
 
-/// The image of a layer.
-pub fn of_layer(
+/// The images of layers, nearest first: one for each where there is room for so many, otherwise some hold several.
+pub fn of_layers(
     programs: &Programs,
     images: &Path,
-    name: &str,
-    layer: &LayerBelow,
-) -> Result<PathBuf, VmError> {
-    let path = images.join(format!("layer-{name}.erofs"));
+    layers: &[(&str, &LayerBelow)],
+    room: usize,
+) -> Result<Vec<PathBuf>, VmError> {
+    let groups = groups(layers, room).ok_or(VmError::Layers(layers.len(), room))?;
+    groups.into_iter().map(|group| of_group(programs, images, &layers[group])).collect()
+}
+
+fn of_group(programs: &Programs, images: &Path, group: &[(&str, &LayerBelow)]) -> Result<PathBuf, VmError> {
+    let (path, source) = match group {
+        [(name, layer)] => {
+            (images.join(format!("layer-{name}.erofs")), ImageSource::Layer(layer.root.clone()))
+        }
+        several => {
+            let names: Vec<&str> = several.iter().map(|(name, _)| *name).collect();
+            let hash = proto::event::hex(&Sha256::digest(names.join(" ")));
+            let roots = several.iter().map(|(_, layer)| layer.root.clone()).collect();
+            (images.join(format!("{PACKS}{}.erofs", &hash[..32])), ImageSource::Pack(roots))
+        }
+    };
     if path.exists() {
+        // Which of those that hold several are of use is told by when they were used.
+        let _ = File::open(&path).and_then(|file| file.set_modified(std::time::SystemTime::now()));
         return Ok(path);
     }
-    make(programs, &path, layer.ids.clone(), ImageSource::Layer(layer.root.clone()))?;
+    let ids = group.first().map_or_else(ids::own, |(_, layer)| layer.ids.clone());
+    make(programs, &path, ids, source)?;
     Ok(path)
+}
+
+/// Which layers share an image. They are counted from the one farthest down, so that a layer on top of them changes
+/// nothing below; an image is read under one set of ids. None where they do not fit.
+fn groups(layers: &[(&str, &LayerBelow)], room: usize) -> Option<Vec<std::ops::Range<usize>>> {
+    let of_size = |size: usize| {
+        let mut groups = Vec::new();
+        let mut end = layers.len();
+        while end > 0 {
+            let same = |index: &usize| layers[*index].1.ids == layers[end - 1].1.ids;
+            let count = (0..end).rev().take(size).take_while(same).count();
+            groups.push(end - count..end);
+            end -= count;
+        }
+        groups.reverse();
+        groups
+    };
+    let fits = |size: &usize| of_size(*size).len() <= room;
+    (layers.len() <= LAYERS_MAX).then(|| (1..=layers.len().max(1)).find(fits).map(of_size)).flatten()
 }
 
 /// The images of this host as it is now, nearest first.
@@ -198,4 +237,29 @@ fn helper(programs: &Programs, order: &ImageOrder) -> Result<(), VmError> {
         tool: "mkfs.erofs".into(),
         said: proto::text::visible_bytes(output.stderr[tail..].trim_ascii()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grouped(ids_of: &[u32], room: usize) -> Option<Vec<std::ops::Range<usize>>> {
+        let below = |base: u32| {
+            let range = proto::spec::IdRange { inside: 0, outside: base, count: 1 };
+            LayerBelow { root: PathBuf::new(), ids: Ids { users: vec![range], groups: vec![range] } }
+        };
+        let layers: Vec<LayerBelow> = ids_of.iter().map(|base| below(*base)).collect();
+        groups(&layers.iter().map(|layer| ("x", layer)).collect::<Vec<_>>(), room)
+    }
+
+    #[test]
+    fn layers_share_images_only_where_there_is_no_room() {
+        assert_eq!(grouped(&[], 3), Some(vec![]));
+        assert_eq!(grouped(&[1; 3], 3), Some(vec![0..1, 1..2, 2..3]));
+        assert_eq!(grouped(&[1; 5], 3), Some(vec![0..1, 1..3, 3..5]), "counted from below");
+        assert_eq!(grouped(&[1; 6], 3), Some(vec![0..2, 2..4, 4..6]), "and those below stay as they were");
+        assert_eq!(grouped(&[2, 1, 1, 1], 2), Some(vec![0..1, 1..4]), "one set of ids each");
+        assert_eq!(grouped(&[1, 2, 1, 2], 3), None);
+        assert_eq!(grouped(&[1; LAYERS_MAX + 1], 20), None);
+    }
 }

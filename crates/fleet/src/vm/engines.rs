@@ -9,9 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use body::vm::{Known, Setup, VmError, engine, record::Machine, setup::Verdict};
+use body::vm::{Known, Setup, VmError, engine, images::IMAGES_MAX, record::Machine, setup::Verdict};
 use proto::{
-    Failure, Kind, Layer,
+    Failure, Kind, Layer, Spec,
     vm::{Accelerator, Engine, KVM},
 };
 
@@ -20,6 +20,8 @@ use crate::{Fleet, Settings, templates::Say};
 
 /// Most disks below the upper of a machine that Firecracker drives: it has no room for more devices.
 const FIRECRACKER_IMAGES_MAX: usize = 14;
+/// Images and shared directories of one machine: all its devices but its line, its disk and its balloon.
+const DEVICES_MAX: usize = 21;
 const VERSION_LEN_MAX: u64 = 120;
 const VERSION_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -105,14 +107,19 @@ impl Fleet {
     }
 }
 
-/// Whether a machine of so many images fits.
-pub(super) fn fits(which: Engine, images: usize) -> Result<(), Failure> {
-    match which {
-        Engine::Firecracker if images > FIRECRACKER_IMAGES_MAX => {
-            Err(failure(VmError::Layers(images, FIRECRACKER_IMAGES_MAX)))
-        }
-        _ => Ok(()),
+/// How many images a machine has room for: directories that it shares are devices, too.
+pub(super) fn room(spec: &Spec) -> usize {
+    let shares = if spec.share.is_some() { spec.mounts.len() } else { 0 };
+    match spec.engine.unwrap_or_default() {
+        Engine::Firecracker => FIRECRACKER_IMAGES_MAX,
+        _ => (DEVICES_MAX - shares).min(IMAGES_MAX),
     }
+}
+
+/// Whether so many images fit: they may come from a machine that had more room.
+pub(super) fn fits(spec: &Spec, images: usize) -> Result<(), Failure> {
+    let room = room(spec);
+    if images > room { Err(failure(VmError::Layers(images, room))) } else { Ok(()) }
 }
 
 fn needs_kvm(which: Engine, why: &str) -> Failure {

@@ -116,7 +116,7 @@ impl Fleet {
         disk: Option<PathBuf>,
     ) -> Result<Parts, Failure> {
         let Hypervisor { hypervisor, root, accelerator } = by;
-        engines::fits(hypervisor, images.len())?;
+        engines::fits(spec, images.len())?;
         share::check_engine(spec, hypervisor)?;
         let ground = self.ground();
         let setup = ground.setup().map_err(failure)?;
@@ -137,15 +137,8 @@ impl Fleet {
         let (Some(layers), Some(base)) = (&under.layers, &spec.base) else {
             return images::of_host(programs, &dir).map_err(failure);
         };
-        if layers.len() > images::IMAGES_MAX {
-            return Err(failure(VmError::Layers(layers.len(), images::IMAGES_MAX)));
-        }
-        let made = base
-            .layers
-            .iter()
-            .zip(layers)
-            .map(|(id, layer)| images::of_layer(programs, &dir, id.as_str(), layer));
-        made.collect::<Result<_, _>>().map_err(failure)
+        let named: Vec<_> = base.layers.iter().map(|id| id.as_str()).zip(layers).collect();
+        images::of_layers(programs, &dir, &named, engines::room(spec)).map_err(failure)
     }
 
     /// Limits that a machine cannot have, and those it has when nothing is asked for.

@@ -77,9 +77,9 @@ impl Fleet {
                 (Some(name), _) => match name.strip_prefix("layer-") {
                     Some(layer) => !layers.join(layer).exists(),
                     None => {
-                        name.starts_with("host-")
-                            && !images::is_current(&name_of(path))
-                            && is_older(path, HOST_AGE_MAX)
+                        let may_go = name.starts_with("host-") && !images::is_current(&name_of(path))
+                            || name.starts_with(images::PACKS);
+                        may_go && is_older(path, HOST_AGE_MAX)
                     }
                 },
                 (None, Some(end)) => end

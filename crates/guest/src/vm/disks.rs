@@ -17,7 +17,7 @@ use std::{
 use proto::{
     launch::{Seed, area_dir},
     spec::Access,
-    vm::{Shared, Welcome},
+    vm::{LAYERS_MAX, PACK, Shared, Welcome},
 };
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags},
@@ -89,7 +89,7 @@ pub fn enter_root(welcome: &Welcome) -> io::Result<Root> {
             MountFlags::RDONLY | MountFlags::NODEV | setuid,
             "",
         )?;
-        lowers.push(place);
+        lowers.extend(layers_in(place));
     }
     let private = stage.join("private");
     fs::create_dir_all(&private)?;
@@ -144,6 +144,17 @@ fn quieten(welcome: &Welcome) {
                 let _ = fs::write(queue.join(setting), value);
             }
         }
+    }
+}
+
+/// The layers of an image, nearest first: it is one, or says how many it holds.
+fn layers_in(image: PathBuf) -> Vec<PathBuf> {
+    let told = image.join(PACK);
+    let short = fs::symlink_metadata(&told).is_ok_and(|found| found.is_file() && found.len() < 8);
+    let count = short.then(|| fs::read_to_string(&told).ok()?.parse().ok()).flatten();
+    match count {
+        Some(count @ 1..=LAYERS_MAX) => (0..count).map(|index| image.join(index.to_string())).collect(),
+        _ => vec![image],
     }
 }
 
