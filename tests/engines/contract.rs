@@ -66,6 +66,8 @@ static VSOCK: Shape = Shape {
     required: &["guest_cid", "uds_path"],
     fields: &[("guest_cid", Whole), ("uds_path", Text)],
 };
+static METRICS: Shape =
+    Shape { name: "Metrics", required: &["metrics_path"], fields: &[("metrics_path", Text)] };
 static ENTROPY: Shape = Shape { name: "EntropyDevice", required: &[], fields: &[] };
 static ACTION: Shape = Shape {
     name: "InstanceActionInfo",
@@ -105,6 +107,7 @@ pub static FIRECRACKER: &[Operation] = &[
     ("PUT", "/drives/{drive_id}", Some(&DRIVE)),
     ("PUT", "/vsock", Some(&VSOCK)),
     ("PUT", "/entropy", Some(&ENTROPY)),
+    ("PUT", "/metrics", Some(&METRICS)),
     ("PUT", "/actions", Some(&ACTION)),
     ("PATCH", "/vm", Some(&VM)),
     ("PUT", "/snapshot/create", Some(&CREATE)),
@@ -171,6 +174,7 @@ static RESTORE: Shape = Shape {
 pub static CLOUD_HYPERVISOR: &[Operation] = &[
     ("PUT", "/vm.create", Some(&CONFIG)),
     ("PUT", "/vm.boot", None),
+    ("GET", "/vm.counters", None),
     ("PUT", "/vm.pause", None),
     ("PUT", "/vm.snapshot", Some(&SNAPSHOT)),
     ("PUT", "/vm.resume", None),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use body::{BodyDir, Condition, guest::Dialled};
-use proto::{BodyId, Failure, launch::Running};
+use proto::{BodyId, Failure, Layer, launch::Running, vm::Metrics};
 use tokio::net::UnixStream;
 
 use crate::{Fleet, Status, failures};
@@ -64,6 +64,14 @@ impl Fleet {
             cache: used.cache,
             processes: used.processes,
         })
+    }
+
+    /// What the machine of a Body uses, as its hypervisor knows it; none where it is no machine that runs, or is busy.
+    pub fn metrics(&self, id: &BodyId) -> Option<Metrics> {
+        let dir = BodyDir::at(self.body_path(id));
+        let is_machine = dir.spec().is_ok_and(|spec| spec.layer == Layer::Microvm);
+        let runs = matches!(dir.condition(), Ok(Condition::Running(_)));
+        (is_machine && runs).then(|| body::vm::measure::measure(dir.path()).ok()).flatten()
     }
 
     /// What a Body's files take on disk beyond what it started from. Walks them all.

@@ -1,6 +1,6 @@
 //! What the two sides of a microVM tell each other, and what the launcher is told of one.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -353,7 +353,49 @@ pub const EXITS: [(i32, &str); 5] = [
 
 /// Where the process that minds a machine is asked to freeze it: two descriptors are sent, for memory and for the
 /// rest. It answers with one line of JSON; the next byte, or the end of the connection, lets the machine go on.
+/// Whoever sends [`MEASURE`] instead is told in one line what the machine uses.
 pub const CONTROL: &str = "vm.sock";
+/// The byte that asks for a machine to be measured.
+pub const MEASURE: u8 = b'm';
+
+/// What a machine uses, as its hypervisor knows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Metrics {
+    /// Processor time of the hypervisor, the machine's included.
+    pub cpu_ms: u64,
+    /// Memory that the hypervisor has in use, the machine's included.
+    pub memory_bytes: u64,
+    /// Memory that the machine has, where its hypervisor tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine_bytes: Option<u64>,
+    /// What went to and from its disks since it began, by what they are called.
+    pub disks: BTreeMap<String, Traffic>,
+}
+
+/// What went to and from a disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// How often it was read.
+    pub reads: u64,
+    /// How much.
+    pub read_bytes: u64,
+    /// How often it was written to.
+    pub writes: u64,
+    /// How much.
+    pub written_bytes: u64,
+}
+
+/// Most disks that are told of.
+const DISKS_MAX: usize = 64;
+
+impl Metrics {
+    /// The same, fit to be kept and shown: it comes from behind the walls.
+    pub fn tidy(self) -> Self {
+        let plain = |name: &String| name.len() <= 32 && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        let disks = self.disks.into_iter().filter(|(name, _)| plain(name)).take(DISKS_MAX).collect();
+        Self { disks, ..self }
+    }
+}
 
 /// What it answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -363,6 +405,11 @@ pub enum Answer {
     Saved {
         /// What its guest said before.
         held: Held,
+    },
+    /// What it uses.
+    Measured {
+        /// As its hypervisor knows it.
+        metrics: Metrics,
     },
     /// It goes on, because of this.
     Failed {
@@ -436,6 +483,16 @@ mod tests {
                 && tidy.trouble.iter().all(|told| told.len() < 4096 && !told.contains('\n'))
         );
         assert_eq!(receipt().tidy(), receipt(), "an honest one stays as it is");
+    }
+
+    #[test]
+    fn what_is_measured_is_short_and_plain() {
+        let mut metrics = Metrics { cpu_ms: 7, ..Metrics::default() };
+        metrics.disks.insert("upper".into(), Traffic { reads: 1, ..Traffic::default() });
+        assert_eq!(metrics.clone().tidy(), metrics, "an honest one stays as it is");
+        metrics.disks.insert("\u{1b}[2J".into(), Traffic::default());
+        metrics.disks.extend((0..9000).map(|index| (format!("{index:0>40}"), Traffic::default())));
+        assert_eq!(metrics.tidy().disks.into_keys().collect::<Vec<_>>(), ["upper"]);
     }
 
     #[test]

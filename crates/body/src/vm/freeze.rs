@@ -50,6 +50,7 @@ pub fn freeze(body: &Path, to: &Path, last: impl FnOnce(Held)) -> Result<(), VmE
         Answer::Saved { .. } => {
             return Err(VmError::Freeze("its guest does not say what its files are".into()));
         }
+        Answer::Measured { .. } => return Err(VmError::Freeze("who minds it gave another answer".into())),
         Answer::Failed { why } => {
             return Err(VmError::Freeze(proto::text::visible(&why.chars().take(400).collect::<String>())));
         }

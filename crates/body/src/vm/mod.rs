@@ -22,6 +22,7 @@ pub mod engine;
 pub mod freeze;
 pub mod images;
 pub mod kernel;
+pub mod measure;
 pub mod plan;
 pub mod record;
 pub mod setup;

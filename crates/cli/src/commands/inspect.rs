@@ -2,9 +2,10 @@
 
 use fleet::{Fleet, View};
 use proto::{
-    Enforcement, Failure, State,
+    Enforcement, Failure, Size, State,
     launch::End,
     spec::{Access, Mount},
+    vm::Metrics,
 };
 
 use super::list::cpus;
@@ -17,14 +18,39 @@ use crate::{
 /// Shows a Body.
 pub fn inspect(fleet: &Fleet, key: &str, format: Format) -> Result<(), Failure> {
     let view = fleet.find(key)?;
+    let metrics = fleet.metrics(view.id());
     match format {
-        Format::Json => output::json(&view),
-        Format::Text => output::data(text(&view).as_bytes()),
+        Format::Json => {
+            let mut shown = serde_json::to_value(&view).unwrap_or_default();
+            if let Some(metrics) = metrics {
+                shown["metrics"] = serde_json::json!(metrics);
+            }
+            output::json(&shown)
+        }
+        Format::Text => output::data(text(&view, metrics.as_ref()).as_bytes()),
     }
 }
 
-fn text(view: &View) -> String {
-    format!("{}\nenforcement: {}", facts(view).render(""), record(&view.enforcement))
+fn text(view: &View, metrics: Option<&Metrics>) -> String {
+    let mut table = facts(view);
+    if let Some(metrics) = metrics {
+        used(metrics, &mut table);
+    }
+    format!("{}\nenforcement: {}", table.render(""), record(&view.enforcement))
+}
+
+/// What its machine uses.
+fn used(metrics: &Metrics, table: &mut Table) {
+    let (seconds, ms) = (metrics.cpu_ms / 1000, metrics.cpu_ms % 1000);
+    let of = metrics.machine_bytes.map_or(String::new(), |bytes| format!(" of a machine of {}", Size(bytes)));
+    table.row([
+        "uses",
+        &format!("{} memory{of}, {seconds}.{ms:03} s of processor time", Size(metrics.memory_bytes)),
+    ]);
+    for (name, disk) in &metrics.disks {
+        let (read, written) = (Size(disk.read_bytes), Size(disk.written_bytes));
+        table.row(["disk traffic", &format!("{name}: {read} read, {written} written")]);
+    }
 }
 
 fn facts(view: &View) -> Table {
@@ -88,6 +114,7 @@ fn status(view: &View) -> String {
 
 fn why(end: &End) -> String {
     match end {
+        End::Exit { code } if proto::vm::EXITS.iter().any(|(known, _)| known == code) => fleet::describe(end),
         End::Exit { code } => format!("its guest ended with {code}"),
         End::Killed { signal } => format!("killed by signal {signal}"),
         End::Oom => "out of memory".into(),

@@ -1,21 +1,22 @@
 //! What drives a hypervisor: a few verbs, and one engine for each hypervisor behind them.
 //!
 //! Invariant: an engine that is dropped has no hypervisor any more.
-//! Absent on purpose: measuring. What a machine uses is read from the groups around its hypervisor, whichever that is.
 //! Trust: a hypervisor that was taken over may answer anything; each engine bounds what it hears in length and time.
 
 use std::{
     cell::RefCell,
+    collections::BTreeMap,
     fs::File,
     io,
     os::{fd::OwnedFd, unix::process::CommandExt},
+    path::Path,
     pin::Pin,
     process::{Command, Stdio},
     rc::Rc,
     time::Duration,
 };
 
-use proto::vm::VmPlan;
+use proto::vm::{Metrics, Traffic, VmPlan};
 use rustix::{
     pipe::PipeFlags,
     process::{Pid, Signal, WaitOptions, WaitStatus},
@@ -32,6 +33,7 @@ const COMPLAINT_LEN_MAX: usize = 4096;
 /// What it said last may still be on its way.
 const LAST_WORDS: Duration = Duration::from_millis(50);
 const CONSOLE_LINES: usize = 6;
+const FACTS_LEN_MAX: u64 = 8192;
 
 /// Something that takes a while.
 pub type Doing<'a, T> = Pin<Box<dyn Future<Output = io::Result<T>> + 'a>>;
@@ -59,6 +61,18 @@ pub trait Engine {
     /// Its guest said goodbye: the hypervisor goes, too.
     fn stop(&mut self) -> Doing<'_, ()> {
         Box::pin(async { Ok(()) })
+    }
+
+    /// What went to and from its disks since it began, and how much memory it has where that is told.
+    fn traffic(&mut self) -> Doing<'_, (BTreeMap<String, Traffic>, Option<u64>)>;
+
+    /// What it uses.
+    fn metrics(&mut self) -> Doing<'_, Metrics> {
+        Box::pin(async {
+            let (disks, machine_bytes) = self.traffic().await?;
+            let (cpu_ms, memory_bytes) = self.process().used()?;
+            Ok(Metrics { cpu_ms, memory_bytes, machine_bytes, disks })
+        })
     }
 
     /// Its process.
@@ -106,6 +120,15 @@ impl Process {
     /// A handle on it that can be waited on.
     pub fn handle(&self) -> io::Result<OwnedFd> {
         sys::process::open(self.pid)
+    }
+
+    /// Its processor time in milliseconds, and the memory it has in use.
+    fn used(&self) -> io::Result<(u64, u64)> {
+        let path = format!("/proc/{}/status", self.pid.as_raw_nonzero());
+        let status = sys::fd::read_small(Path::new(&path), FACTS_LEN_MAX)?;
+        let told = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib: u64 = told.and_then(|told| told.split_whitespace().next()?.parse().ok()).unwrap_or(0);
+        Ok((self.busy().as_millis() as u64, kib << 10))
     }
 
     /// How it ended, if it has.

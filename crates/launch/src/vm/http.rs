@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// One thing that is asked of a hypervisor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// `PUT` or `PATCH`.
+    /// `PUT`, `PATCH` or `GET`.
     pub method: &'static str,
     /// What it is about.
     pub path: String,
@@ -47,6 +47,11 @@ impl Request {
     /// Something is to be changed.
     pub fn patch(path: impl Into<String>, body: &impl Serialize) -> io::Result<Self> {
         Ok(Self { method: "PATCH", ..Self::put(path, body)? })
+    }
+
+    /// Something is to be told.
+    pub fn get(path: impl Into<String>) -> Self {
+        Self { method: "GET", path: path.into(), body: None }
     }
 
     /// Something is to be done that needs no more words.
@@ -83,6 +88,11 @@ impl Api {
 
     /// Asks, and waits for it to be done.
     pub async fn send(&self, request: &Request) -> io::Result<()> {
+        self.ask(request).await.map(drop)
+    }
+
+    /// Asks, and gives what is answered.
+    pub async fn ask(&self, request: &Request) -> io::Result<Bytes> {
         let Request { method, path, body } = request;
         let body = body.as_ref().map(serde_json::to_vec).transpose()?;
         let asked = tokio::time::timeout(self.patience, exchange(&self.socket, method, path, body)).await;
@@ -91,7 +101,7 @@ impl Api {
     }
 }
 
-async fn exchange(socket: &Path, method: &str, path: &str, body: Option<Vec<u8>>) -> io::Result<()> {
+async fn exchange(socket: &Path, method: &str, path: &str, body: Option<Vec<u8>>) -> io::Result<Bytes> {
     let stream = UnixStream::connect(socket).await?;
     let (mut sender, connection) = http1::Builder::new()
         .max_buf_size(HEAD_LEN_MAX)
@@ -117,7 +127,7 @@ async fn exchange(socket: &Path, method: &str, path: &str, body: Option<Vec<u8>>
             .map_err(|error| io::Error::other(error.to_string()))?
             .to_bytes();
         if status.is_success() {
-            Ok(())
+            Ok(body)
         } else {
             Err(io::Error::other(format!("{}: {}", status.as_u16(), reason(&body))))
         }

@@ -5,6 +5,7 @@
 
 use std::{
     cell::Cell,
+    collections::BTreeMap,
     ffi::CString,
     fs::File,
     io,
@@ -16,7 +17,7 @@ use std::{
     rc::Rc,
 };
 
-use proto::vm::{Accelerator, Begin, PORT, UPPER, VmPlan};
+use proto::vm::{Accelerator, Begin, PORT, Traffic, UPPER, VmPlan};
 use rustix::{pipe::PipeFlags, process::Pid};
 use serde_json::{Value, json};
 use sys::{namespace::Side, trace::Stop};
@@ -118,6 +119,14 @@ impl Engine for Qemu {
         Box::pin(async { Ok(self.monitor.console().await) })
     }
 
+    fn traffic(&mut self) -> Doing<'_, (BTreeMap<String, Traffic>, Option<u64>)> {
+        Box::pin(async {
+            let told = self.monitor.ask("query-blockstats", Value::Null).await?;
+            let balloon = self.monitor.ask("query-balloon", Value::Null).await.ok();
+            Ok((disks(&told), balloon.and_then(|told| told["actual"].as_u64())))
+        })
+    }
+
     fn process(&mut self) -> &mut Process {
         &mut self.process
     }
@@ -165,6 +174,21 @@ impl Qemu {
             .await
             .map_err(io::Error::other)?
     }
+}
+
+/// What `query-blockstats` tells.
+fn disks(told: &Value) -> BTreeMap<String, Traffic> {
+    let disk = |one: &Value| -> Option<(String, Traffic)> {
+        let count = |name: &str| one["stats"][name].as_u64().unwrap_or(0);
+        let traffic = Traffic {
+            reads: count("rd_operations"),
+            read_bytes: count("rd_bytes"),
+            writes: count("wr_operations"),
+            written_bytes: count("wr_bytes"),
+        };
+        Some((one["device"].as_str()?.to_owned(), traffic))
+    };
+    told.as_array().into_iter().flatten().filter_map(disk).collect()
 }
 
 /// Waits for the hypervisor to map the frozen memory, and has that be a private view.
@@ -293,7 +317,8 @@ fn arguments(vm: &VmPlan, line: i32, monitor: i32, traced: bool) -> Vec<String> 
     match &vm.begin {
         Begin::Boot { kernel, initrd, cmdline } => {
             // What shares directories reaches into the machine's memory.
-            let memory = if vm.shares.is_empty() { "memory-backend-ram" } else { "memory-backend-memfd,share=on" };
+            let memory =
+                if vm.shares.is_empty() { "memory-backend-ram" } else { "memory-backend-memfd,share=on" };
             add("-object", format!("{memory},id=ram,size={size}"));
             add("-kernel", kernel.display().to_string());
             add("-initrd", initrd.display().to_string());

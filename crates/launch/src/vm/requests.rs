@@ -15,9 +15,13 @@ pub fn requests(vm: &VmPlan) -> io::Result<Vec<Request>> {
     let mut asked = match (vm.engine, &vm.begin) {
         (Engine::Qemu, _) => return Ok(Vec::new()),
         (Engine::Firecracker, Begin::Boot { kernel, initrd, cmdline }) => {
-            firecracker::boot(vm, kernel, initrd, cmdline)?
+            let mut asked = vec![firecracker::metrics()?];
+            asked.extend(firecracker::boot(vm, kernel, initrd, cmdline)?);
+            asked
         }
-        (Engine::Firecracker, Begin::Thaw { ram, state, .. }) => vec![firecracker::thaw(ram, state)?],
+        (Engine::Firecracker, Begin::Thaw { ram, state, .. }) => {
+            vec![firecracker::metrics()?, firecracker::thaw(ram, state)?]
+        }
         (Engine::CloudHypervisor, Begin::Boot { kernel, initrd, cmdline }) => {
             cloud_hypervisor::boot(vm, kernel, initrd, cmdline)?
         }
@@ -25,11 +29,13 @@ pub fn requests(vm: &VmPlan) -> io::Result<Vec<Request>> {
     };
     asked.extend(match vm.engine {
         Engine::Firecracker => vec![
+            firecracker::flush()?,
             firecracker::state(State::Paused)?,
             firecracker::save()?,
             firecracker::state(State::Resumed)?,
         ],
         _ => vec![
+            cloud_hypervisor::counters(),
             cloud_hypervisor::pause(),
             cloud_hypervisor::save()?,
             cloud_hypervisor::resume(),

@@ -5,8 +5,9 @@ use std::{fs::File, io, os::fd::AsFd, time::Duration};
 use guest::channel::Port;
 use proto::{
     mux::FrameKind,
-    vm::{Answer, Held},
+    vm::{Answer, Held, MEASURE},
 };
+use rustix::net::RecvFlags;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,
@@ -18,11 +19,22 @@ use super::mind::Machine;
 const HOLD_PATIENCE: Duration = Duration::from_secs(20);
 /// How long whoever asked may take to send the files.
 const FILES_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a hypervisor may take to say what it did.
+const MEASURE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the machine stands still for whoever asked.
 const COPY_PATIENCE: Duration = Duration::from_secs(600);
 
 /// Answers one who asks for a machine to be frozen. An error means that the machine cannot go on.
 pub async fn answer(machine: &mut Machine, mut socket: UnixStream) -> io::Result<()> {
+    if is_measure(&socket).await {
+        let measured = tokio::time::timeout(MEASURE_PATIENCE, machine.engine.metrics()).await;
+        let answer = match measured.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+            Ok(metrics) => Answer::Measured { metrics },
+            Err(error) => Answer::Failed { why: error.to_string() },
+        };
+        let _ = tell(&mut socket, &answer).await;
+        return Ok(());
+    }
     let (ram, state) = match files(&socket).await {
         Ok(files) => files,
         // Whoever asked is gone, or asked for nothing.
@@ -57,6 +69,24 @@ pub async fn answer(machine: &mut Machine, mut socket: UnixStream) -> io::Result
 async fn tell(socket: &mut UnixStream, answer: &Answer) -> io::Result<()> {
     let line = serde_json::to_string(answer)? + "\n";
     socket.write_all(line.as_bytes()).await
+}
+
+/// Whether that is what is asked for.
+async fn is_measure(socket: &UnixStream) -> bool {
+    let looked = async {
+        loop {
+            socket.readable().await?;
+            let mut byte = [0];
+            let look = || Ok(rustix::net::recv(socket, &mut byte, RecvFlags::PEEK)?);
+            match socket.try_io(tokio::io::Interest::READABLE, look) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                looked => return looked.map(|_| byte[0] == MEASURE),
+            }
+        }
+    };
+    tokio::time::timeout(FILES_PATIENCE, looked)
+        .await
+        .is_ok_and(|looked: io::Result<bool>| looked.unwrap_or(false))
 }
 
 /// The two files that whoever asks sends at once.

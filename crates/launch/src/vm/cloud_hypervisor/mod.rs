@@ -7,6 +7,7 @@
 pub mod bodies;
 
 use std::{
+    collections::BTreeMap,
     ffi::CString,
     fs::{self, File},
     io,
@@ -19,8 +20,9 @@ use std::{
     time::Duration,
 };
 
-use proto::vm::{Begin, VmPlan};
+use proto::vm::{Begin, Traffic, VmPlan};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use self::bodies::{Console, Cpus, Disk, Fs, Memory, Payload, Restore, Rng, Snapshot, VmConfig, Vsock};
 use super::{
@@ -127,6 +129,11 @@ pub fn resume() -> Request {
     Request::act("/api/v1/vm.resume")
 }
 
+/// What it is asked to tell how much it did.
+pub fn counters() -> Request {
+    Request::get("/api/v1/vm.counters")
+}
+
 /// What it is asked to end.
 pub fn stop() -> Request {
     Request::act("/api/v1/vmm.shutdown")
@@ -193,9 +200,38 @@ impl Engine for CloudHypervisor {
         Box::pin(async { self.api.send(&stop()).await })
     }
 
+    fn traffic(&mut self) -> Doing<'_, (BTreeMap<String, Traffic>, Option<u64>)> {
+        Box::pin(async {
+            let told = self.api.ask(&counters()).await?;
+            Ok((disks(&serde_json::from_slice(&told)?), None))
+        })
+    }
+
     fn process(&mut self) -> &mut Process {
         &mut self.process
     }
+}
+
+/// What `vm.counters` tells: devices by names of its own, its disks in the order they were given.
+fn disks(told: &Value) -> BTreeMap<String, Traffic> {
+    let mut found: Vec<(usize, Traffic)> = told
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter_map(|(name, counted)| {
+            let count = |name: &str| counted[name].as_u64().unwrap_or(0);
+            let traffic = Traffic {
+                reads: count("read_ops"),
+                read_bytes: count("read_bytes"),
+                writes: count("write_ops"),
+                written_bytes: count("write_bytes"),
+            };
+            Some((name.trim_start_matches('_').strip_prefix("disk")?.parse().ok()?, traffic))
+        })
+        .collect();
+    found.sort_by_key(|(number, _)| *number);
+    let names = std::iter::once(proto::vm::UPPER.to_owned()).chain((0..).map(super::qemu::image_name));
+    names.zip(found).map(|(name, (_, traffic))| (name, traffic)).collect()
 }
 
 fn pack(mut state: File) -> io::Result<()> {
@@ -211,4 +247,21 @@ fn unpack(ram: &Path, state: &Path) -> io::Result<()> {
     fs::write(dir.join(CONFIG_FILE), both.config)?;
     fs::write(dir.join(STATE_FILE), both.state)?;
     symlink(ram, dir.join(MEMORY_FILE))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn disks_are_counted_under_the_names_they_were_given() {
+        let counted = |bytes: u64| json!({ "read_bytes": bytes, "read_ops": 1, "write_bytes": 0, "write_ops": 0, "read_latency_avg": 5 });
+        let told = json!({ "_disk2": counted(30), "_disk0": counted(10), "_disk10": counted(40), "_net1": { "rx_bytes": 1 } });
+        let seen: Vec<_> =
+            disks(&told).into_iter().map(|(name, traffic)| (name, traffic.read_bytes)).collect();
+        assert_eq!(seen, [("image0".into(), 30), ("image1".into(), 40), ("upper".into(), 10)]);
+        assert!(disks(&json!("no object")).is_empty());
+    }
 }

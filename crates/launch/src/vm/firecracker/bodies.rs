@@ -47,6 +47,12 @@ pub struct Vsock {
     pub uds_path: String,
 }
 
+/// `PUT /metrics`.
+#[derive(Debug, Serialize)]
+pub struct Metrics {
+    pub metrics_path: PathBuf,
+}
+
 /// `PUT /entropy`: as much as the machine asks for.
 #[derive(Debug, Serialize)]
 pub struct Entropy {}

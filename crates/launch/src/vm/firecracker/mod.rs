@@ -6,6 +6,7 @@
 pub mod bodies;
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     io,
     os::fd::OwnedFd,
@@ -14,11 +15,12 @@ use std::{
     time::Duration,
 };
 
-use proto::vm::{Begin, VmPlan};
+use proto::vm::{Begin, Traffic, VmPlan};
+use serde_json::Value;
 
 use self::bodies::{
-    Action, BootSource, Drive, Entropy, MachineConfig, MemoryBackend, SnapshotCreate, SnapshotLoad, State,
-    Vm, Vsock, VsockOverride,
+    Action, BootSource, Drive, Entropy, MachineConfig, MemoryBackend, Metrics, SnapshotCreate, SnapshotLoad,
+    State, Vm, Vsock, VsockOverride,
 };
 use super::{
     engine::{Doing, Engine, Process, Said, spawn},
@@ -30,14 +32,23 @@ const API: &str = "/dev/shm/api.sock";
 const STATE: &str = "/dev/shm/state";
 /// It may have to write down all of a machine's memory.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// It has room for fewer.
+const DRIVES_MAX: usize = 64;
 /// How long a machine that goes on may take to be called again.
 const CALL_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Where it writes down what it did.
+const METRICS: &str = "/dev/shm/metrics";
+/// What it wrote there since it was last read.
+const METRICS_LEN_MAX: u64 = 1 << 20;
 
 /// A Firecracker that takes commands.
 pub struct Firecracker {
     process: Process,
     api: Api,
     said: Said,
+    /// It forgets what it told.
+    counted: BTreeMap<String, Traffic>,
 }
 
 /// Starts it.
@@ -54,7 +65,9 @@ pub async fn open(vm: &VmPlan) -> io::Result<Box<dyn Engine>> {
     if let Err(error) = api.wait(|| process.ended().is_some()).await {
         return Err(complained.or(said.or(error).await).await);
     }
-    Ok(Box::new(Firecracker { process, api, said }))
+    File::create(METRICS)?;
+    api.send(&metrics()?).await?;
+    Ok(Box::new(Firecracker { process, api, said, counted: BTreeMap::new() }))
 }
 
 /// What it is asked for a machine of that plan to boot, in this order.
@@ -102,6 +115,35 @@ pub fn thaw(ram: &Path, state: &Path) -> io::Result<Request> {
         vsock_override: VsockOverride { uds_path: vsock::SOCKET.to_owned() },
     };
     Request::put("/snapshot/load", &load)
+}
+
+/// What it is asked before all else: where to write down what it does.
+pub fn metrics() -> io::Result<Request> {
+    Request::put("/metrics", &Metrics { metrics_path: METRICS.into() })
+}
+
+/// What it is asked to write that down now.
+pub fn flush() -> io::Result<Request> {
+    Request::put("/actions", &Action { action_type: "FlushMetrics" })
+}
+
+/// Adds what it wrote down, a line for each time.
+fn add_up(written: &str, counted: &mut BTreeMap<String, Traffic>) {
+    for line in written.lines() {
+        let told: Value = serde_json::from_str(line).unwrap_or_default();
+        let devices = told.as_object().into_iter().flatten();
+        for (name, device) in devices.filter_map(|(name, one)| Some((name.strip_prefix("block_")?, one))) {
+            let count = |name: &str| device[name].as_u64().unwrap_or(0);
+            let sum = counted.entry(name.to_owned()).or_default();
+            sum.reads = sum.reads.saturating_add(count("read_count"));
+            sum.read_bytes = sum.read_bytes.saturating_add(count("read_bytes"));
+            sum.writes = sum.writes.saturating_add(count("write_count"));
+            sum.written_bytes = sum.written_bytes.saturating_add(count("write_bytes"));
+        }
+    }
+    while counted.len() > DRIVES_MAX {
+        counted.pop_last();
+    }
 }
 
 /// What it is asked to have processors stand still, or go on.
@@ -166,7 +208,32 @@ impl Engine for Firecracker {
         Box::pin(async { Ok(self.said.last_lines()) })
     }
 
+    fn traffic(&mut self) -> Doing<'_, (BTreeMap<String, Traffic>, Option<u64>)> {
+        Box::pin(async {
+            self.api.send(&flush()?).await?;
+            let written = sys::fd::read_small(Path::new(METRICS), METRICS_LEN_MAX)?;
+            // What was read is not kept: it lives as long as its machine, and grows.
+            File::options().write(true).open(METRICS)?.set_len(0)?;
+            add_up(&written, &mut self.counted);
+            Ok((self.counted.clone(), None))
+        })
+    }
+
     fn process(&mut self) -> &mut Process {
         &mut self.process
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_told_is_added_up() {
+        let mut counted = BTreeMap::new();
+        let line = r#"{"utc_timestamp_ms":1,"block":{"read_bytes":9},"block_upper":{"read_count":1,"read_bytes":512,"write_count":2,"write_bytes":1024}}"#;
+        add_up(&format!("{line}\n{line}\nno json\n"), &mut counted);
+        let upper = Traffic { reads: 2, read_bytes: 1024, writes: 4, written_bytes: 2048 };
+        assert_eq!(counted, BTreeMap::from([("upper".to_owned(), upper)]));
     }
 }
