@@ -48,6 +48,22 @@ cli_test! {
 }
 
 cli_test! {
+    fn missing_streams_are_nobodys(pal) {
+        // What is opened first would take their numbers: the pipes to the launcher, for one.
+        let cases = [("<&- >&- 2>&-", ""), (">&-", "talk\n"), ("<&-", "talk\n"), ("<&- >&-", "talk\n")];
+        for (closed, talk) in cases {
+            let script = format!(r#""$0" run -- sh -c 'echo talk >&2; exit 7' {closed}"#);
+            let mut command = std::process::Command::new("bash");
+            let envs = pal.command(["unused"]);
+            command.args(["-c", &script]).arg(crate::pal::program()).env_clear().envs(envs.get_envs().filter_map(|(k, v)| Some((k, v?))));
+            let said = said(command.stdin(std::process::Stdio::null()).output().unwrap());
+            assert_eq!((said.out.as_str(), said.talk.as_str(), said.code), ("", talk, 7), "{closed}");
+        }
+        pal.nothing_left(&[]);
+    }
+}
+
+cli_test! {
     fn a_body_is_made_used_and_removed(pal) {
         let body = pal.ok("create");
         assert!(body.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit()) && !body.is_empty(), "{body}");

@@ -192,14 +192,14 @@ impl Launcher {
         self.wish.as_ref().is_none_or(|(_, promised)| promised == ids)
     }
 
-    /// Forks it from the caller, which has one thread and has done nothing yet: what `launch` does there is what
+    /// Forks it from the caller, which has one thread, standard streams, and has done nothing yet: what `launch` does there is what
     /// the program `pal-launch` does, without the milliseconds of starting a program. It is told which ids its Body
     /// will most likely have, where those follow from the Body's own, which is drawn here.
     pub fn fork(launch: impl FnOnce(Option<&Ids>) -> ExitCode) -> io::Result<Self> {
         let id = BodyId::from_random(sys::random::bytes()?);
-        let wish = ids::expected(&id).map(|ids| (id, ids));
         let (plan, stdin) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
         let (stdout, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        // Both sides find out by themselves: the fewer things come before the fork, the earlier there are two.
         match sys::namespace::fork_into(sys::namespace::NONE, None)? {
             Side::Parent(pid) => Ok(Self {
                 tether: Some(Tether {
@@ -207,12 +207,12 @@ impl Launcher {
                     stdout: Some(stdout.into()),
                     keeper: Some(pid),
                 }),
-                wish,
+                wish: ids::expected(&id).map(|ids| (id, ids)),
             }),
             Side::Child => {
                 // Nothing of the caller's stays open, least of all the other ends of its own pipes.
                 let code = settle_in(plan, report)
-                    .map_or(ExitCode::FAILURE, |()| launch(wish.as_ref().map(|(_, ids)| ids)));
+                    .map_or(ExitCode::FAILURE, |()| launch(ids::expected(&id).as_ref()));
                 std::process::exit(if code == ExitCode::SUCCESS { 0 } else { 1 })
             }
         }
@@ -222,6 +222,7 @@ impl Launcher {
 /// Standard input and output of the launcher; every other descriptor of its parent is closed.
 fn settle_in(plan: OwnedFd, report: OwnedFd) -> io::Result<()> {
     sys::origin::forget(c"pal-launch");
+    sys::process::ignore_broken_pipes();
     let null: OwnedFd = File::options().write(true).open("/dev/null")?.into();
     // Above all fixed numbers first, so that placing one never closes another.
     let high = |fd: OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 8);

@@ -1,17 +1,36 @@
 //! What `pal` starts before it has read its own arguments.
 
-use std::{ffi::CStr, process::ExitCode};
+use std::{
+    ffi::CStr,
+    process::ExitCode,
+    sync::{Mutex, PoisonError},
+};
 
 use fleet::Launcher;
 use launch::{Places, When};
 use proto::spec::Ids;
 
-/// For `pal run`, the launcher of its Body: it makes namespaces on another processor while this one reads arguments,
-/// opens the data directory and writes the plan. One that gets no plan ends. What could not be started here is
-/// started later, and fails there with a reason.
+sys::before_main!(start);
+
+static STARTED: Mutex<Option<Launcher>> = Mutex::new(None);
+
+/// For `pal run`, the launcher of its Body: it makes namespaces on another processor while this one gets to its `main`,
+/// reads arguments, opens the data directory and writes the plan. One that gets no plan ends. What could not be started
+/// here is started later, and fails there with a reason.
 ///
-/// To be called first of all: the launcher is a copy of this process, and should hold nothing of it.
+/// First of all: the launcher is a copy of this process, and should hold nothing of it.
+fn start() {
+    if sys::origin::has_standard_streams() {
+        *STARTED.lock().unwrap_or_else(PoisonError::into_inner) = fork();
+    }
+}
+
+/// What was started, for whoever asks first.
 pub fn launcher() -> Option<Launcher> {
+    STARTED.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+fn fork() -> Option<Launcher> {
     let at = verb_at(sys::origin::arguments().map(CStr::to_bytes));
     let wanted = at.and_then(|at| sys::origin::arguments().nth(at)) == Some(c"run");
     if !wanted {

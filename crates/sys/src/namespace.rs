@@ -48,7 +48,7 @@ pub enum Side {
 /// Fails unless the caller is the only thread: the child goes on with ordinary code, and with threads some lock in
 /// this copy of memory could be held by nobody.
 pub fn fork_into(namespaces: i32, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Side> {
-    if crate::proc::thread_count()? != 1 {
+    if !crate::proc::is_only_thread()? {
         return Err(io::Error::other("only a process with one thread may fork into namespaces"));
     }
     // SAFETY: clone_args is plain data for which zeroes mean "nothing asked for".
@@ -71,7 +71,7 @@ pub fn fork_into(namespaces: i32, cgroup: Option<BorrowedFd<'_>>) -> io::Result<
 
 /// Forks plainly, for a caller whose filter refuses the newer call. The same holds for threads.
 pub fn fork() -> io::Result<Side> {
-    if crate::proc::thread_count()? != 1 {
+    if !crate::proc::is_only_thread()? {
         return Err(io::Error::other("only a process with one thread may fork"));
     }
     // SAFETY: one thread, so no lock in the child's copy of memory is held by anybody else.

@@ -17,6 +17,43 @@ extern "C" fn remember(_count: c_int, arguments: *mut *mut c_char, _environment:
     ARGUMENTS.store(arguments, Ordering::Relaxed);
 }
 
+/// Has the program call a function of its own before `main`, and before the standard library prepares for that: with
+/// one thread and its [`arguments`](crate::origin::arguments), with signals as its parent left them, and perhaps without
+/// [standard streams](crate::origin::has_standard_streams). A panic there ends the program.
+#[macro_export]
+macro_rules! before_main {
+    ($act:path) => {
+        #[allow(
+            unsafe_code,
+            reason = "an initialiser is unsafe to name; what is safe about this one is said in `sys`"
+        )]
+        const _: () = {
+            extern "C" fn first(_: i32, arguments: *mut *mut i8, _: *mut *mut i8) {
+                $crate::origin::begin(arguments.cast());
+                let act: fn() = $act;
+                act();
+            }
+            #[used]
+            // SAFETY: an initialiser with the signature that glibc and musl call it with.
+            #[unsafe(link_section = ".init_array")]
+            static FIRST: extern "C" fn(i32, *mut *mut i8, *mut *mut i8) = first;
+        };
+    };
+}
+
+/// What [`before_main!`] begins with: initialisers have no order among each other.
+#[doc(hidden)]
+pub fn begin(arguments: *mut *mut c_char) {
+    remember(0, arguments, ptr::null_mut());
+}
+
+/// Whether the process was started with standard input, output and error. Where one is missing, whatever is opened
+/// next takes its place, until the standard library has filled it.
+pub fn has_standard_streams() -> bool {
+    // SAFETY: F_GETFD takes any number.
+    (0..3).all(|number| unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0)
+}
+
 #[used]
 // SAFETY: an initialiser with the signature that glibc and musl call it with; it stores a pointer and returns.
 #[unsafe(link_section = ".init_array")]

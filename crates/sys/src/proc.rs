@@ -93,6 +93,27 @@ pub fn thread_count() -> io::Result<usize> {
     Ok(std::fs::read_dir("/proc/self/task")?.count())
 }
 
+/// Whether the caller is the only thread of its process.
+pub fn is_only_thread() -> io::Result<bool> {
+    if knows_of_one_thread() { Ok(true) } else { Ok(thread_count()? == 1) }
+}
+
+/// Whether the C library, which starts every thread, has started none yet: asking the kernel takes five calls.
+#[cfg(target_env = "gnu")]
+fn knows_of_one_thread() -> bool {
+    unsafe extern "C" {
+        /// `sys/single_threaded.h`.
+        static __libc_single_threaded: libc::c_char;
+    }
+    // SAFETY: one byte that the C library writes when it starts a thread, and only the caller could be doing that.
+    unsafe { __libc_single_threaded != 0 }
+}
+
+#[cfg(not(target_env = "gnu"))]
+fn knows_of_one_thread() -> bool {
+    false
+}
+
 /// The id of this boot.
 pub fn boot_id() -> io::Result<String> {
     Ok(read_small(Path::new("/proc/sys/kernel/random/boot_id"), 64)?.trim().to_owned())

@@ -52,6 +52,12 @@ pub fn pin_to_first(count: u32) -> io::Result<()> {
     Ok(rustix::thread::sched_setaffinity(None, &few)?)
 }
 
+/// Has writing to a pipe without a reader fail, as every Rust program does once it is in `main`.
+pub fn ignore_broken_pipes() {
+    // SAFETY: to ignore a signal runs nothing.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+}
+
 /// Whether the caller ignores a signal.
 pub fn ignores(signal: i32) -> bool {
     // SAFETY: sigaction is plain data for which zeroes are valid.
