@@ -64,6 +64,16 @@ cli_test! {
 }
 
 cli_test! {
+    fn a_command_of_any_length_is_the_first(pal) {
+        // Short ones are started before the guest can answer anybody; others are read piece by piece.
+        for len in [0, 3_000, 4_000, 5_000, 60_000] {
+            let said = pal.run(["run", "--", "sh", "-c", "echo ${#0}; exit 5", &"x".repeat(len)]);
+            assert_eq!((said.code, said.out.as_str()), (5, format!("{len}\n").as_str()));
+        }
+    }
+}
+
+cli_test! {
     fn a_body_is_made_used_and_removed(pal) {
         let body = pal.ok("create");
         assert!(body.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit()) && !body.is_empty(), "{body}");

@@ -9,6 +9,7 @@ use std::{
     net::SocketAddr,
     os::unix::{ffi::OsStringExt, net::UnixListener},
     path::PathBuf,
+    sync::Arc,
 };
 
 use proto::guest::GuestConfig;
@@ -51,7 +52,7 @@ pub enum Listener {
 #[derive(Debug)]
 pub struct Order {
     /// What it is told.
-    pub config: GuestConfig,
+    pub config: Arc<GuestConfig>,
     /// Where it listens.
     pub listener: Listener,
     /// Of which areas it tells what was changed.
@@ -64,12 +65,12 @@ pub fn read() -> Result<Order, ConfigError> {
     let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
     match args[..] {
         [b"--config", file, b"--unix", path] => Ok(Order {
-            config: parse(File::open(path_of(file)).map_err(ConfigError::Read)?)?,
+            config: parse(File::open(path_of(file)).map_err(ConfigError::Read)?)?.into(),
             listener: unix(UnixListener::bind(path_of(path)).map_err(ConfigError::Listen)?)?,
             followed: Vec::new(),
         }),
         [b"--config", file, b"--tcp", address] => Ok(Order {
-            config: parse(File::open(path_of(file)).map_err(ConfigError::Read)?)?,
+            config: parse(File::open(path_of(file)).map_err(ConfigError::Read)?)?.into(),
             listener: tcp(&String::from_utf8_lossy(address)).map_err(ConfigError::Listen)?,
             followed: Vec::new(),
         }),

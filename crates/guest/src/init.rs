@@ -101,6 +101,16 @@ impl Reaper {
         Starting(self)
     }
 
+    /// The same for one that was started before there was a reaper, until [`Reaper::kept`].
+    pub fn keep_early(&self) {
+        self.starting.set(self.starting.get() + 1);
+    }
+
+    /// Whoever started it is following it by now, or will not.
+    pub fn kept(&self) {
+        drop(Starting(self));
+    }
+
     /// The exit of a child that was just started.
     pub fn exit_of(&self, pid: u32, _start: &Starting<'_>) -> oneshot::Receiver<Exit> {
         let (sender, receiver) = oneshot::channel();

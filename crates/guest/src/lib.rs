@@ -15,6 +15,7 @@ mod config;
 mod connect;
 mod dial;
 mod files;
+mod first;
 mod forward;
 mod init;
 mod metrics;
@@ -40,23 +41,32 @@ const HELPERS_MAX: usize = 32;
 const HELPER_STACK_LEN: usize = 256 * 1024;
 const HELPER_KEPT: Duration = Duration::from_millis(500);
 
-/// Becomes the guest of a Body, in a process that is set up for it and has one thread.
+/// Becomes the guest of a Body, in a process that is set up for it and has one thread. `begun` is told as soon as the
+/// command that somebody may be waiting for has been started.
 pub fn serve(
     config: GuestConfig,
     listener: UnixListener,
     followed: Vec<changes::Followed>,
+    begun: impl FnOnce(),
 ) -> Result<(), ConfigError> {
-    run(Order { config, listener: config::unix(listener)?, followed })
+    run(Order { config: config.into(), listener: config::unix(listener)?, followed }, begun)
 }
 
 /// The same for tests and developers, as the command line says.
 pub fn serve_command_line() -> Result<(), ConfigError> {
-    run(config::read()?)
+    run(config::read()?, || {})
 }
 
-fn run(order: Order) -> Result<(), ConfigError> {
+fn run(order: Order, begun: impl FnOnce()) -> Result<(), ConfigError> {
     sys::spawn::keep_heap_small();
     init::settle();
+    let first = match &order.listener {
+        // What serves the Body's own programs is not there yet.
+        _ if order.config.forward.is_some() || !order.followed.is_empty() => None,
+        Listener::Unix(listener) => first::look(listener, &order.config),
+        Listener::Tcp(_) | Listener::Machine(_) => None,
+    };
+    begun();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(HELPERS_MAX)
@@ -66,7 +76,7 @@ fn run(order: Order) -> Result<(), ConfigError> {
         .build()
         .map_err(ConfigError::Runtime)?;
     let local = LocalSet::new();
-    let served = local.block_on(&runtime, server::serve(order));
+    let served = local.block_on(&runtime, server::serve(order, first));
     // Helpers may hang on a dead file system; nobody waits for them.
     runtime.shutdown_background();
     served.map_err(ConfigError::Runtime)

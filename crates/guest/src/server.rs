@@ -20,14 +20,16 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use proto::guest::{GENERATION, GuestConfig, GuestInfo, Shutdown};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, UnixListener},
+    net::{TcpListener, UnixListener, UnixStream},
     sync::Notify,
 };
 
 use crate::{
     auth,
     config::{Listener, Order},
-    connect, dial, files, init, metrics, process,
+    connect, dial, files,
+    first::{Again, Begun, First},
+    init, metrics, process,
     query::Query,
     reply::{self, Refusal, Reply},
     tree,
@@ -53,6 +55,8 @@ pub struct Guest {
     pub load: RefCell<metrics::Load>,
     /// The machine it is the init of, if it is one.
     pub machine: RefCell<Option<Rc<crate::vm::Machine>>>,
+    /// What was started before this was here, until it is asked for.
+    first: RefCell<Option<Begun>>,
     started: Instant,
     connections: Cell<usize>,
     /// The grace of a shutdown that was asked for.
@@ -62,22 +66,26 @@ pub struct Guest {
 }
 
 /// Serves until somebody asks the guest to end, and then ends everybody.
-pub async fn serve(order: Order) -> io::Result<()> {
+pub async fn serve(order: Order, first: Option<First>) -> io::Result<()> {
     let guest = Rc::new(Guest {
-        config: RefCell::new(Arc::new(order.config)),
+        config: RefCell::new(order.config),
         processes: process::Processes::default(),
         watchers: files::Watchers::default(),
         reaper: init::Reaper::default(),
         load: RefCell::default(),
         machine: RefCell::default(),
+        first: RefCell::default(),
         started: Instant::now(),
         connections: Cell::new(0),
         ending: Cell::new(None),
         end: Notify::new(),
         idle: Notify::new(),
     });
-    // Whoever asks first waits for the kernel to find these files; better now, when nobody waits.
-    let _ = crate::users::find(&guest.config().user);
+    match first {
+        Some(first) => resume(&guest, first)?,
+        // Whoever asks first waits for the kernel to find these files; better now, when nobody waits.
+        None => drop(crate::users::find(&guest.config().user)),
+    }
     if let Some(forward) = guest.config().forward.clone() {
         tokio::task::spawn_local(crate::forward::serve(forward));
     }
@@ -142,6 +150,13 @@ impl Guest {
         self.ending.get().is_some()
     }
 
+    /// What was started before anybody could be answered, if that is what is wanted.
+    pub fn take_first(&self, wanted: impl FnOnce(&Begun) -> bool) -> Option<Begun> {
+        let begun = self.first.borrow_mut().take_if(|begun| wanted(begun))?;
+        self.reaper.kept();
+        Some(begun)
+    }
+
     /// Memory was freed that might go back to the kernel, unless somebody is here to use it again.
     pub fn may_rest(&self) {
         if self.connections.get() == 0 {
@@ -150,13 +165,39 @@ impl Guest {
     }
 }
 
-pub fn welcome(guest: &Rc<Guest>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-    if guest.connections.get() >= CONNECTIONS_MAX {
-        return;
+/// Goes on with who came before there was a server.
+fn resume(guest: &Rc<Guest>, first: First) -> io::Result<()> {
+    let First { stream, said, begun } = first;
+    if let Some(begun) = begun {
+        guest.reaper.keep_early();
+        *guest.first.borrow_mut() = Some(begun);
     }
-    guest.connections.set(guest.connections.get() + 1);
+    let stream = Again { said, stream: UnixStream::from_std(stream)? };
     let guest = guest.clone();
     tokio::task::spawn_local(async move {
+        attend(guest.clone(), stream).await;
+        // Its end is kept until it is known whether it has one.
+        let starting = guest.reaper.starting();
+        if let Some(left) = guest.take_first(|_| true) {
+            process::give_up(&guest, left);
+        }
+        drop(starting);
+    });
+    Ok(())
+}
+
+pub fn welcome(guest: &Rc<Guest>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+    if guest.connections.get() < CONNECTIONS_MAX {
+        tokio::task::spawn_local(attend(guest.clone(), stream));
+    }
+}
+
+fn attend(
+    guest: Rc<Guest>,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+) -> impl Future<Output = ()> {
+    guest.connections.set(guest.connections.get() + 1);
+    async move {
         let answering = guest.clone();
         let service = service_fn(move |request| {
             let guest = answering.clone();
@@ -177,7 +218,7 @@ pub fn welcome(guest: &Rc<Guest>, stream: impl AsyncRead + AsyncWrite + Unpin + 
             guest.end.notify_one();
         }
         guest.may_rest();
-    });
+    }
 }
 
 /// Gives memory back whenever nobody has been connected for a moment; most Bodies wait most of the time.

@@ -290,10 +290,9 @@ fn become_guest(
             mechanisms,
         ));
     }
-    let _ = say(&tell, &Told::Done(mechanisms, None));
     // The launcher hears the end of this pipe, and takes it for the guest's beginning.
-    drop(tell);
-    let code = match guest::serve(plan.config, listener, followed) {
+    let begun = move || drop(say(&tell, &Told::Done(mechanisms, None)));
+    let code = match guest::serve(plan.config, listener, followed, begun) {
         Ok(()) => 0,
         Err(error) => {
             let _ = writeln!(io::stderr(), "pal-guest: {error}");

@@ -30,7 +30,8 @@ use crate::{
     init::Exit,
 };
 
-pub use rpc::{body_environment, call};
+pub use rpc::{body_environment, call, check};
+pub use start::{Spawned, give_up, spawn};
 
 /// Processes that run at once.
 const RUNNING_MAX: usize = 4096;

@@ -99,12 +99,18 @@ async fn start_call(guest: Rc<Guest>, codec: Codec, request: Request<Incoming>) 
     let keepalive = keepalive_of(request.headers());
     let user = auth::basic_user(request.headers()).unwrap_or_else(|| guest.config().user.clone());
     let asked: StartRequest = codec.decode(&Messages::new(request.into_body()).only().await?)?;
+    check(&asked)?;
+    let listener = start::start(guest, asked, user, age_max).await?;
+    Ok(Payload::pieces(Events::new(listener, codec, Through::Start, keepalive)))
+}
+
+/// Whether that can be a command at all.
+pub fn check(asked: &StartRequest) -> Result<(), Fault> {
     let config = asked.process.as_ref().ok_or_else(|| Fault::invalid("no process is described"))?;
     if config.envs.len() > ENVIRONMENT_MAX {
         return Err(Fault::invalid(format!("a process may be given {ENVIRONMENT_MAX} variables")));
     }
-    let listener = start::start(guest, asked, user, age_max).await?;
-    Ok(Payload::pieces(Events::new(listener, codec, Through::Start, keepalive)))
+    Ok(())
 }
 
 async fn connect(guest: &Guest, codec: Codec, request: Request<Incoming>) -> Result<Payload, Fault> {

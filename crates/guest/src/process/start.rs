@@ -39,6 +39,7 @@ use super::{
 };
 use crate::{
     connect::{Code, Fault},
+    first::Begun,
     init::{Exit, pid_of},
     ready::ready,
     server::Guest,
@@ -76,8 +77,11 @@ async fn start_and_follow(
 ) -> Result<Listener, Fault> {
     let starting = guest.reaper.starting();
     let config = guest.config();
-    let begun = Instant::now();
-    let spawned = spawn(&request, &user, &config)?;
+    let (begun, spawned) = match guest.take_first(|first| first.is(&request, &user)) {
+        Some(first) => (first.since, first.spawned),
+        None => (std::time::Instant::now(), spawn(&request, &user, &config)),
+    };
+    let spawned = spawned?;
     let exit = guest.reaper.exit_of(spawned.pid, &starting);
     drop(starting);
     let (process, outlets) = match adopt(&guest, request, &spawned) {
@@ -89,9 +93,20 @@ async fn start_and_follow(
     };
     guest.processes.add(&process);
     let listener = process.listen(Since::Unheard)?;
-    let deadline = age_max.map(|age| begun + age);
+    let deadline = age_max.map(|age| Instant::from_std(begun) + age);
     tokio::task::spawn_local(follow(guest.clone(), process, outlets, exit, deadline));
     Ok(listener)
+}
+
+/// Ends a process that was started and that nobody follows.
+pub fn give_up(guest: &Guest, first: Begun) {
+    let starting = guest.reaper.starting();
+    if let Ok(spawned) = first.spawned
+        // Otherwise it is buried, and its pid may be another's.
+        && guest.reaper.exit_of(spawned.pid, &starting).try_recv().is_err()
+    {
+        signal(spawned.pid, Signal::KILL);
+    }
 }
 
 /// Watches a process to its end, tells it, and forgets it later.
@@ -196,18 +211,20 @@ fn adopt(guest: &Guest, request: StartRequest, spawned: &Spawned) -> io::Result<
 }
 
 /// A process that runs, and our ends of what it reads and writes.
-struct Spawned {
+#[derive(Debug)]
+pub struct Spawned {
     pid: u32,
     ends: Ends,
 }
 
+#[derive(Debug)]
 enum Ends {
     Pipes { stdin: Option<OwnedFd>, stdout: OwnedFd, stderr: OwnedFd },
     Terminal(OwnedFd),
 }
 
-/// Runs on a helper thread.
-fn spawn(request: &StartRequest, user: &str, config: &Arc<GuestConfig>) -> Result<Spawned, Fault> {
+/// Starts a process. Nobody follows it yet.
+pub fn spawn(request: &StartRequest, user: &str, config: &Arc<GuestConfig>) -> Result<Spawned, Fault> {
     request.pty.and_then(|pty| pty.size).map_or(Ok(()), check_size)?;
     let user = users::known(user)?;
     users::check_reachable(&user)?;

@@ -100,11 +100,12 @@ fn live() -> io::Result<()> {
     };
     let config = machine.welcome.config.clone();
     let machine = std::rc::Rc::new(machine);
-    let served = crate::run(crate::Order {
-        config,
+    let order = crate::Order {
+        config: config.into(),
         listener: crate::Listener::Machine(machine.clone()),
         followed: Vec::new(),
-    });
+    };
+    let served = crate::run(order, || {});
     rustix::fs::sync();
     let last = machine.last.borrow().try_clone()?;
     let _ = rustix::io::ioctl_fionbio(&last, false);
