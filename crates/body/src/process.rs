@@ -38,6 +38,8 @@ const REPORT_LEN_MAX: u64 = 1 << 20;
 const FREEZE_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a process that is stopped one by one may be busy in the kernel before it is taken to wait for another.
 const VFORK_PATIENCE: Duration = Duration::from_millis(100);
+/// How long a helper on our own processor is let go first.
+const HELPER_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 /// How long the kernel may take to end every process of a Body.
 const END_PATIENCE: Duration = Duration::from_secs(30);
 /// Output of each process that is kept for those who connect later.
@@ -165,6 +167,8 @@ pub struct Launcher {
     tether: Option<Tether>,
     /// What it was promised, if anything.
     wish: Option<(BodyId, Ids)>,
+    /// Whether a helper of it works on our processor, and says when it is done.
+    shares: bool,
 }
 
 impl Drop for Launcher {
@@ -180,6 +184,12 @@ impl Launcher {
     /// Its process.
     pub fn pid(&self) -> Option<Pid> {
         self.tether.as_ref().and_then(|tether| tether.keeper)
+    }
+
+    /// Notes that a helper of it works on the caller's processor. As long as the caller has no more to say to the
+    /// launcher, that helper's work comes first: the Body waits for it.
+    pub fn shares_processor(&mut self) {
+        self.shares = true;
     }
 
     /// The Body's id that it goes best with.
@@ -208,6 +218,7 @@ impl Launcher {
                     keeper: Some(pid),
                 }),
                 wish: ids::expected(&id).map(|ids| (id, ids)),
+                shares: false,
             }),
             Side::Child => {
                 // Nothing of the caller's stays open, least of all the other ends of its own pipes.
@@ -256,6 +267,7 @@ impl Maker {
                 keeper: i32::try_from(child.id()).ok().and_then(Pid::from_raw),
             }),
             wish: None,
+            shares: false,
         })
     }
 
@@ -465,7 +477,13 @@ fn send(mut launcher: Launcher, plan: &Plan) -> Result<Tether, ProcessError> {
     let mut line = serde_json::to_vec(plan).map_err(|error| ProcessError::Launcher(error.into()))?;
     line.push(b'\n');
     match tether.stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(&line)) {
-        Ok(()) => Ok(tether),
+        Ok(()) => {
+            if let (true, Some(stdout)) = (launcher.shares, &tether.stdout) {
+                let _ =
+                    rustix::event::poll(&mut [PollFd::new(stdout, PollFlags::IN)], Some(&HELPER_PATIENCE));
+            }
+            Ok(tether)
+        }
         Err(error) => {
             tether.bury();
             Err(ProcessError::Launcher(error))

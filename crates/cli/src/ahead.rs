@@ -37,9 +37,10 @@ fn fork() -> Option<Launcher> {
         return None;
     }
     let places = Places::here();
-    let launcher = Launcher::fork(|wish| launch(places, wish)).ok()?;
+    let mut launcher = Launcher::fork(|wish| launch(places, wish)).ok()?;
     if let Some((places, pid)) = places.zip(launcher.pid()) {
         places.apart(pid);
+        launcher.shares_processor();
     }
     Some(launcher)
 }

@@ -34,6 +34,7 @@ use crate::{
 };
 
 const PLAN_LEN_MAX: u64 = 4 << 20;
+const TOLD_LEN_USUAL: usize = 4 << 10;
 /// How often a Body's upper on disk is measured.
 const DISK_CHECK: Duration = Duration::from_secs(5);
 /// When the record of a run is written for others to read.
@@ -149,7 +150,7 @@ impl Forked {
                         .step("open the Body's mounts")?
                         .into();
                     ids.map_or(Ok(()), |ids| give_ids(ids, pid, plan.as_fd()))?;
-                    let helper = Helper::fork(pid, &way, places)?;
+                    let helper = Helper::start(pid, &way, places)?;
                     let handle = sys::process::open(pid).step("open the Body's first process")?;
                     let ticks = sys::proc::start_ticks(pid.as_raw_nonzero().get())
                         .step("read the start of the Body's first process")?;
@@ -327,7 +328,8 @@ fn remove_cgroups_after(plan: &Plan, pid: Pid) {
 }
 
 fn hear(told: File) -> Result<Told, StepError> {
-    let mut text = String::new();
+    // Without room of its own a string would grow by reads of 32 bytes.
+    let mut text = String::with_capacity(TOLD_LEN_USUAL);
     told.take(PLAN_LEN_MAX).read_to_string(&mut text).step("hear from the Body's first process")?;
     let last = text.lines().last().unwrap_or_default();
     let cause = |_| io::Error::other("it ended without a word");

@@ -1,27 +1,23 @@
 //! The Body's network namespace: the dearest of them, so it is made beside everything else.
 //!
-//! A helper forked by the launcher enters the Body's user namespace, makes a network namespace there, brings its
-//! loopback up, and sends it to the Body's first process, which enters it before it gives up the right to.
+//! A helper of the launcher enters the Body's user namespace, makes a network namespace there, brings its loopback up,
+//! and sends it to the Body's first process, which enters it before it gives up the right to.
 
 use std::{
     fs::File,
-    io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use rustix::{
     net::{AddressFamily, SocketFlags, SocketType},
-    process::{Pid, WaitOptions},
+    process::Pid,
 };
-use sys::namespace::Side;
+use sys::beside::Beside;
 
 use crate::{
     places::Places,
     report::{Step, StepError},
 };
-
-/// Polite towards whoever is waited for: the namespace is needed last.
-const NICE: i32 = 5;
 
 /// The way of the namespace from the helper to the first process.
 pub struct Way {
@@ -47,48 +43,26 @@ impl Way {
 }
 
 /// The process that makes the namespace.
-pub struct Helper(Pid);
+pub struct Helper(Beside);
 
 impl Helper {
-    /// Forks it, for the Body whose first process is `pid`.
-    pub fn fork(pid: Pid, way: &Way, places: Option<Places>) -> Result<Self, StepError> {
+    /// Starts it, for the Body whose first process is `pid`.
+    pub fn start(pid: Pid, way: &Way, places: Option<Places>) -> Result<Self, StepError> {
         let users = File::open(format!("/proc/{}/ns/user", pid.as_raw_nonzero()))
             .step("open the Body's user namespace")?;
-        match sys::namespace::fork_into(sys::namespace::NONE, None).step("fork the network's maker")? {
-            Side::Parent(pid) => {
-                if let Some(places) = places {
-                    places.beside_maker(pid);
-                }
-                Ok(Self(pid))
-            }
-            Side::Child => {
-                let made = make(users.as_fd(), way.send.as_fd());
-                std::process::exit(made.map_or_else(|error| error.raw_os_error().unwrap_or(1), |()| 0))
-            }
+        // A maker that works on the same processor waits for it; a blank before a report changes nothing.
+        let stdout = std::io::stdout();
+        let word = places.map(|_| (stdout.as_fd(), b' '));
+        let helper = sys::beside::make_network(users.as_fd(), way.send.as_fd(), word)
+            .step("start the network's maker")?;
+        if let Some(places) = places {
+            places.beside_maker(helper.pid());
         }
+        Ok(Self(helper))
     }
 
     /// Waits for its end, which says how it went.
     pub fn wait(self) -> Result<(), StepError> {
-        let ended = loop {
-            match rustix::process::waitpid(Some(self.0), WaitOptions::empty()) {
-                Err(rustix::io::Errno::INTR) => {}
-                ended => break ended.step("wait for the network's maker")?,
-            }
-        };
-        let made = match ended.and_then(|(_, status)| status.exit_status()) {
-            Some(0) => Ok(()),
-            Some(errno) => Err(io::Error::from_raw_os_error(errno)),
-            None => Err(io::Error::other("its maker was killed")),
-        };
-        made.step("make the Body's network")
+        self.0.wait().step("make the Body's network")
     }
-}
-
-fn make(users: BorrowedFd<'_>, send: BorrowedFd<'_>) -> io::Result<()> {
-    let _ = rustix::process::nice(NICE);
-    sys::namespace::enter_user(users)?;
-    sys::namespace::new_network()?;
-    sys::namespace::loopback_up()?;
-    sys::fd::send(send, File::open("/proc/self/ns/net")?.as_fd())
 }

@@ -3,6 +3,7 @@
 //! Invariant: nothing here decides what a Body may do; callers bring the decision as data.
 //! Absent on purpose: logging, configuration, environment variables.
 
+pub mod beside;
 mod bpf;
 pub mod caps;
 pub mod cgroup;

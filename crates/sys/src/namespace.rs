@@ -8,9 +8,14 @@ use std::{
 };
 
 pub use rustix::process::Pid;
+use rustix::{
+    io::Errno,
+    ioctl::{Opcode, Setter},
+    net::{AddressFamily, SocketFlags, SocketType},
+};
 
 /// The namespaces that a Body's first process is forked into. Two more come later: a cgroup namespace, which needs
-/// the cgroup first, and one for the network ([`new_network`]), which takes longer to make than all others together.
+/// the cgroup first, and one for the network ([`crate::beside::make_network`]), which takes longer to make than all others together.
 pub const FORKED: i32 =
     libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 
@@ -87,16 +92,6 @@ pub fn unshare_cgroup() -> io::Result<()> {
     unshare(libc::CLONE_NEWCGROUP)
 }
 
-/// Moves the caller into a user namespace that one of its children has made. There is no way back.
-pub fn enter_user(namespace: BorrowedFd<'_>) -> io::Result<()> {
-    enter(namespace, libc::CLONE_NEWUSER)
-}
-
-/// Moves the caller into a new network namespace, which belongs to its user namespace.
-pub fn new_network() -> io::Result<()> {
-    unshare(libc::CLONE_NEWNET)
-}
-
 /// Moves the caller into a network namespace.
 pub fn enter_network(namespace: BorrowedFd<'_>) -> io::Result<()> {
     enter(namespace, libc::CLONE_NEWNET)
@@ -167,7 +162,11 @@ fn check(result: libc::c_long) -> io::Result<()> {
 
 /// Brings the loopback interface of the caller's network namespace up.
 pub fn loopback_up() -> io::Result<()> {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+    Ok(raise_loopback()?)
+}
+
+/// The same without the C library.
+pub(crate) fn raise_loopback() -> Result<(), Errno> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
     // SAFETY: ifreq is plain data for which zeroes are valid.
@@ -176,8 +175,8 @@ pub fn loopback_up() -> io::Result<()> {
         *to = *from as libc::c_char;
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
-    let raw = socket.as_raw_fd();
-    // SAFETY: SIOCSIFFLAGS reads an ifreq, which lives until the call returns.
-    let done = unsafe { libc::ioctl(raw, libc::SIOCSIFFLAGS as _, &request) };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    // SAFETY: SIOCSIFFLAGS reads an ifreq, and nothing else.
+    let raise = unsafe { Setter::<{ libc::SIOCSIFFLAGS as Opcode }, libc::ifreq>::new(request) };
+    // SAFETY: as above.
+    unsafe { rustix::ioctl::ioctl(&socket, raise) }
 }
