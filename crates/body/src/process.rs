@@ -39,7 +39,7 @@ const FREEZE_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a process that is stopped one by one may be busy in the kernel before it is taken to wait for another.
 const VFORK_PATIENCE: Duration = Duration::from_millis(100);
 /// How long a helper on our own processor is let go first.
-const HELPER_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+const HELPER_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 /// How long the kernel may take to end every process of a Body.
 const END_PATIENCE: Duration = Duration::from_secs(30);
 /// Output of each process that is kept for those who connect later.
@@ -99,12 +99,19 @@ pub struct Tether {
     stdout: Option<File>,
     /// Our child, until somebody has waited for it.
     keeper: Option<Pid>,
+    /// Whether it is as quick as we are, and must not be run in our place.
+    apart: bool,
 }
 
 impl Tether {
     /// Ends the Body, if it lives by this tether.
     pub fn cut(&mut self) {
-        drop(self.stdin.take());
+        let Some(stdin) = self.stdin.take() else { return };
+        if let (true, Some(keeper)) = (self.apart, self.keeper) {
+            // What it wakes up for is done beside what we do meanwhile.
+            let _ = sys::process::keep_off_own_processor(keeper);
+        }
+        drop(stdin);
     }
 
     /// Waits until its keeper has left nothing of the Body; the keeper itself is about to exit then.
@@ -167,8 +174,6 @@ pub struct Launcher {
     tether: Option<Tether>,
     /// What it was promised, if anything.
     wish: Option<(BodyId, Ids)>,
-    /// Whether a helper of it works on our processor, and says when it is done.
-    shares: bool,
 }
 
 impl Drop for Launcher {
@@ -186,10 +191,10 @@ impl Launcher {
         self.tether.as_ref().and_then(|tether| tether.keeper)
     }
 
-    /// Notes that a helper of it works on the caller's processor. As long as the caller has no more to say to the
-    /// launcher, that helper's work comes first: the Body waits for it.
-    pub fn shares_processor(&mut self) {
-        self.shares = true;
+    /// Notes that it stays off the caller's processor, but for a helper that works there. As long as the caller has no
+    /// more to say to the launcher, that helper's work comes first: the Body waits for it.
+    pub fn is_apart(&mut self) {
+        self.tether.iter_mut().for_each(|tether| tether.apart = true);
     }
 
     /// The Body's id that it goes best with.
@@ -216,9 +221,9 @@ impl Launcher {
                     stdin: Some(stdin.into()),
                     stdout: Some(stdout.into()),
                     keeper: Some(pid),
+                    apart: false,
                 }),
                 wish: ids::expected(&id).map(|ids| (id, ids)),
-                shares: false,
             }),
             Side::Child => {
                 // Nothing of the caller's stays open, least of all the other ends of its own pipes.
@@ -265,9 +270,9 @@ impl Maker {
                 stdin,
                 stdout,
                 keeper: i32::try_from(child.id()).ok().and_then(Pid::from_raw),
+                apart: false,
             }),
             wish: None,
-            shares: false,
         })
     }
 
@@ -478,7 +483,7 @@ fn send(mut launcher: Launcher, plan: &Plan) -> Result<Tether, ProcessError> {
     line.push(b'\n');
     match tether.stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(&line)) {
         Ok(()) => {
-            if let (true, Some(stdout)) = (launcher.shares, &tether.stdout) {
+            if let (true, Some(stdout)) = (tether.apart, &tether.stdout) {
                 let _ =
                     rustix::event::poll(&mut [PollFd::new(stdout, PollFlags::IN)], Some(&HELPER_PATIENCE));
             }

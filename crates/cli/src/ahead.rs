@@ -40,7 +40,7 @@ fn fork() -> Option<Launcher> {
     let mut launcher = Launcher::fork(|wish| launch(places, wish)).ok()?;
     if let Some((places, pid)) = places.zip(launcher.pid()) {
         places.apart(pid);
-        launcher.shares_processor();
+        launcher.is_apart();
     }
     Some(launcher)
 }

@@ -149,8 +149,10 @@ impl Forked {
                     let mounts = File::open(format!("/proc/{}/ns/mnt", pid.as_raw_nonzero()))
                         .step("open the Body's mounts")?
                         .into();
-                    ids.map_or(Ok(()), |ids| give_ids(ids, pid, plan.as_fd()))?;
+                    ids.map_or(Ok(()), |ids| write_maps(ids, pid))?;
                     let helper = Helper::start(pid, &way, places)?;
+                    // Last: from here on that process has work for a while, and we wait for it on the same processor.
+                    ids.map_or(Ok(()), |_| tell_of_ids(plan.as_fd()))?;
                     let handle = sys::process::open(pid).step("open the Body's first process")?;
                     let ticks = sys::proc::start_ticks(pid.as_raw_nonzero().get())
                         .step("read the start of the Body's first process")?;
@@ -177,6 +179,10 @@ impl Forked {
 /// Maps a Body's ids, and says so to its first process.
 fn give_ids(ids: &Ids, pid: Pid, plan: BorrowedFd<'_>) -> Result<(), StepError> {
     write_maps(ids, pid)?;
+    tell_of_ids(plan)
+}
+
+fn tell_of_ids(plan: BorrowedFd<'_>) -> Result<(), StepError> {
     rustix::io::write(plan, b".").map(drop).step("tell the Body's first process of its ids")
 }
 

@@ -52,6 +52,16 @@ pub fn pin_to_first(count: u32) -> io::Result<()> {
     Ok(rustix::thread::sched_setaffinity(None, &few)?)
 }
 
+/// Keeps a process off the processor that the caller runs on just now, if there is another.
+pub fn keep_off_own_processor(who: Pid) -> io::Result<()> {
+    let mut others = rustix::thread::sched_getaffinity(None)?;
+    others.unset(rustix::thread::sched_getcpu());
+    if others.count() == 0 {
+        return Ok(());
+    }
+    Ok(rustix::thread::sched_setaffinity(Some(who), &others)?)
+}
+
 /// Has writing to a pipe without a reader fail, as every Rust program does once it is in `main`.
 pub fn ignore_broken_pipes() {
     // SAFETY: to ignore a signal runs nothing.
