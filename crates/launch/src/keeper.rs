@@ -255,6 +255,14 @@ fn pack(plan: &Plan) -> Result<Luggage, StepError> {
     })
 }
 
+/// Fails if nobody holds the other end of standard input any more.
+fn maker_is_there() -> io::Result<()> {
+    let stdin = io::stdin();
+    let mut watched = [PollFd::new(&stdin, PollFlags::empty())];
+    rustix::event::poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+    if watched[0].revents().is_empty() { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+}
+
 /// Gives the child its ids and its plan, waits until it is the guest, and reports.
 fn settle(plan: &Plan, forked: Forked, places: Option<Places>) -> Result<Kept, StepError> {
     let Forked { pid, handle, ticks, boot_id, ids, plan: pipe, told, ends, mounts, helper } = forked;
@@ -263,6 +271,8 @@ fn settle(plan: &Plan, forked: Forked, places: Option<Places>) -> Result<Kept, S
         Some(ids) if ids == plan.ids => {}
         Some(_) => return Err(io::Error::other("it was promised other ids")).step("map the Body's ids"),
     }
+    // Whoever comes after a maker that was killed may be at the same Body already.
+    maker_is_there().step("find the maker")?;
     let luggage = pack(plan)?;
     // Before the child goes on: from here on whoever finds the directory can end the Body, also without us.
     let mut ready = Ready {
