@@ -262,6 +262,7 @@ pub fn plan(engine: Engine, begin: Begin) -> VmPlan {
             entropy: String::new(),
             generation: 0,
             ahead: false,
+            rehearse: false,
         },
         boot_ms_max: 1,
     }

@@ -62,6 +62,9 @@ pub struct Welcome {
     /// Whether what most commands need is to be read ahead: it will be frozen and thawed many times.
     #[serde(default)]
     pub ahead: bool,
+    /// Whether a command is to be run that nobody asked for, so that the first one that somebody does is quick.
+    #[serde(default)]
+    pub rehearse: bool,
 }
 
 /// A live directory, as a guest is told of it.

@@ -131,6 +131,18 @@ pub fn cpu_count() -> u32 {
     count.unwrap_or(1).max(1)
 }
 
+/// Whoever asks and its helpers.
+const OWN_RUNNING: u32 = 3;
+
+/// Whether some processor has nothing to do but for whoever asks and two that it may just have started. Not where that
+/// cannot be told.
+pub fn has_idle_processor() -> bool {
+    let text = read_small(Path::new("/proc/loadavg"), STAT_LEN_MAX).unwrap_or_default();
+    let running =
+        text.split_ascii_whitespace().nth(3).and_then(|field| field.split('/').next()?.parse().ok());
+    running.is_some_and(|running: u32| running < cpu_count() + OWN_RUNNING)
+}
+
 /// The processor's own counter.
 #[cfg(target_arch = "x86_64")]
 pub fn ticks() -> u64 {

@@ -34,6 +34,9 @@ const FILES_MAX: u64 = 4096;
 pub const MEMORY_MIN: Size = Size::mib(128);
 /// Memory of a machine that asks for none.
 pub const MEMORY_DEFAULT: Size = Size::mib(512);
+/// Processors of a machine that asks for none, where the host has them: with the second an emulated one prepares for its
+/// first command while the first still comes up.
+pub const CPUS_DEFAULT: u32 = 2;
 /// Most processors of one machine.
 const CPUS_MAX: u32 = 16;
 /// The disk of a machine that asks for none, where there is room for it.
@@ -227,6 +230,10 @@ pub fn plan(
         entropy: String::new(),
         generation,
         ahead: parts.ahead,
+        rehearse: matches!(parts.start, Start::Thaw(_))
+            && parts.accelerator == Accelerator::Emulated
+            && cpus(&spec.limits) > 1
+            && sys::proc::has_idle_processor(),
     };
     let vm = VmPlan {
         engine: parts.hypervisor,

@@ -145,7 +145,7 @@ impl Fleet {
     pub(crate) fn machine_limits(&self, request: &Create) -> crate::AskedLimits {
         let mut asked = request.limits.clone();
         asked.memory = asked.memory.or(Some(vm::plan::MEMORY_DEFAULT));
-        asked.cpu_milli = asked.cpu_milli.or(Some(1000));
+        asked.cpu_milli = asked.cpu_milli.or(Some(1000 * vm::plan::CPUS_DEFAULT.min(sys::proc::cpu_count())));
         let room = Size((self.maker.capacity.disk.0 / 4) & !0xfff);
         asked.disk = asked.disk.or(Some(vm::plan::DISK_DEFAULT.min(room)));
         asked

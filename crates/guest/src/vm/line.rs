@@ -18,7 +18,7 @@ use rustix::{
     fs::{Mode, OFlags},
 };
 
-use super::{Machine, ahead, hold, identity, tree};
+use super::{Machine, ahead, hold, identity, rehearse::Rehearsal, tree};
 use crate::{
     channel::{Channel, Port, Told},
     server::{self, Guest},
@@ -134,6 +134,7 @@ pub async fn serve(guest: &Rc<Guest>, machine: &Rc<Machine>) -> io::Result<()> {
     if machine.welcome.ahead {
         ahead::read();
     }
+    let rehearsal = Rehearsal::stand_by();
     let mut looked = None;
     loop {
         let told = channel.read().await.map_err(io::Error::other)?;
@@ -162,6 +163,10 @@ pub async fn serve(guest: &Rc<Guest>, machine: &Rc<Machine>) -> io::Result<()> {
             Told::Word(FrameKind::Welcome, word) => {
                 let since = Instant::now();
                 let welcome: Welcome = serde_json::from_slice(&word)?;
+                // What was held goes on later, and this has nothing to do with it.
+                if welcome.rehearse {
+                    rehearsal.begin(machine.upper.as_fd());
+                }
                 channel.stay();
                 channel.begin_anew();
                 machine.generation.set(welcome.generation);

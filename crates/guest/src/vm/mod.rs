@@ -12,6 +12,7 @@ mod hold;
 mod identity;
 mod line;
 mod modules;
+mod rehearse;
 mod tree;
 
 use std::{
