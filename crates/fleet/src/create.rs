@@ -8,7 +8,7 @@ use body::{
     ids,
     process::{Begun, Launcher, Made},
     root::Under,
-    vm::record::Machine,
+    vm::{Parts, record::Machine},
 };
 use proto::{
     BodyId, Draft, Enforcement, Failure, Kind, Layer, Limits, Spec,
@@ -152,11 +152,12 @@ impl Fleet {
             ids: Ids { users: Vec::new(), groups: Vec::new() },
         };
         if layer == Layer::Microvm {
-            under.vm = Some(match &machine {
+            let parts = match &machine {
                 Some((dir, machine)) => self.thawed_parts(&spec, dir, machine, request.cold)?,
                 None if request.cold || spec.share.is_some() => self.parts(&spec, &under)?,
                 None => self.warm(&spec, &under, self.parts(&spec, &under)?)?,
-            });
+            };
+            under.vm = Some(Parts { alone: !request.of_many, ..parts });
         }
         let wishes = Wishes {
             terms: request.lease.as_ref(),

@@ -48,6 +48,8 @@ pub struct Create {
     pub lease: Option<Lease>,
     /// A microVM boots, also where one like it could be thawed.
     pub cold: bool,
+    /// It is one of several that are made at once: none of them prepares for a command that may never come.
+    pub of_many: bool,
     /// The command that a Body of a run is made for: its guest is asked for it while it comes up. The first
     /// [`crate::Fleet::exec`] in that Body is this one.
     pub first: Option<ExecRequest>,
@@ -74,6 +76,7 @@ impl Create {
             life: Life::Run,
             lease: None,
             cold: false,
+            of_many: false,
             first: None,
         }
     }

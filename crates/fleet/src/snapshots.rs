@@ -279,7 +279,8 @@ impl Fleet {
         let manifest = self.take(&dir, &parent, None, Purpose::Forks)?;
         let mut views = Vec::new();
         for _ in 0..count {
-            let request = Create { lease: lease.clone(), ..fork_request(&parent, &manifest) };
+            let request =
+                Create { lease: lease.clone(), of_many: count > 1, ..fork_request(&parent, &manifest) };
             let made = match self.create_now(request, Some(id.clone())) {
                 Ok(view) => self.started(view).await,
                 Err(failure) => Err(failure),
@@ -335,6 +336,7 @@ fn fork_request(parent: &Spec, manifest: &Manifest) -> Create {
         lease: None,
         engine: None,
         cold: false,
+        of_many: false,
         first: None,
     }
 }

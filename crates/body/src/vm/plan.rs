@@ -78,6 +78,8 @@ pub struct Parts {
     pub start: Start,
     /// Whether it will be frozen as soon as it is up, for others to begin with.
     pub ahead: bool,
+    /// Whether it is made by itself, and may prepare for its first command.
+    pub alone: bool,
 }
 
 /// How a machine begins.
@@ -230,7 +232,8 @@ pub fn plan(
         entropy: String::new(),
         generation,
         ahead: parts.ahead,
-        rehearse: matches!(parts.start, Start::Thaw(_))
+        rehearse: parts.alone
+            && matches!(parts.start, Start::Thaw(_))
             && parts.accelerator == Accelerator::Emulated
             && cpus(&spec.limits) > 1
             && sys::proc::has_idle_processor(),

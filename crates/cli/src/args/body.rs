@@ -102,6 +102,7 @@ impl BodyArgs {
             life,
             lease: None,
             cold: self.cold,
+            of_many: false,
             first: None,
         })
     }

@@ -128,7 +128,17 @@ impl Fleet {
         };
         let empty = vm::disks::empty(&ground.dir().join("uppers"), spec.limits.disk.0).map_err(failure)?;
         let sharer = spec.share.map(|_| ground.sharer()).transpose().map_err(failure)?;
-        Ok(Parts { hypervisor, engine: root, accelerator, images, sharer, empty, start, ahead: false })
+        Ok(Parts {
+            hypervisor,
+            engine: root,
+            accelerator,
+            images,
+            sharer,
+            empty,
+            start,
+            ahead: false,
+            alone: true,
+        })
     }
 
     fn images(&self, ground: &Ground, spec: &Spec, under: &Under) -> Result<Vec<PathBuf>, Failure> {
