@@ -29,7 +29,7 @@ pub struct Settings {
     /// Where Cloud Hypervisor's program is.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "microvm.cloud-hypervisor")]
     pub cloud_hypervisor: Option<PathBuf>,
-    /// Where Firecracker's program is; its jailer is beside it.
+    /// Where Firecracker's program is.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "microvm.firecracker")]
     pub firecracker: Option<PathBuf>,
 }
