@@ -95,6 +95,23 @@ impl Doors {
         words
     }
 
+    /// Everything the probe is told in a Body with these limits: memory and disk in bytes, processes, open files.
+    pub fn words(&self, probe: &str, memory: u64, disk: u64, pids: u32, files: u32) -> Vec<String> {
+        let mut words = vec![probe.to_owned(), "all".to_owned()];
+        words.extend(self.inside());
+        words.extend([
+            format!("pids={pids}"),
+            format!("memory={memory}"),
+            format!("mlock={}", 8 << 20),
+            format!("disk={disk}"),
+            format!("fsize={disk}"),
+            format!("shm={}", memory / 4),
+            format!("nofile={files}"),
+            "ptys=256".to_owned(),
+        ]);
+        words
+    }
+
     /// Runs every probe on the host with its door open. Those of limits are told so low a bound that it does no harm.
     pub fn control(&self) -> Vec<Report> {
         let mut words: Vec<String> =

@@ -268,7 +268,7 @@ async fn judge(t: &Bodies, request: Create, who: Who) {
     request.limits.files = Some(FILES);
     request.user = Some(if who == Who::Root { "root" } else { "user" }.to_owned());
     let view = t.make(request).await;
-    let ran = t.exec(view.id(), ExecRequest::new(words(&doors))).await;
+    let ran = t.exec(view.id(), ExecRequest::new(doors.words(PROBE_INSIDE, MEMORY, DISK, PIDS, FILES))).await;
     let inside = probe::reports(&ran.stdout);
     assert_eq!(ran.code, 0, "{}", ran.complaint());
     let mut wrong = Vec::new();
@@ -319,23 +319,6 @@ fn unproved(mechanism: &str, inside: &[Report]) -> Option<String> {
     let not_run = |name: &&str| !is_root() && BY_ROOT.contains(name);
     let open: Vec<&&str> = probes.iter().filter(|name| !denied(name) && !not_run(name)).collect();
     (!open.is_empty()).then(|| format!("{mechanism} is in the record as enforced, but not denied: {open:?}"))
-}
-
-/// Everything the probe needs in a Body with our limits.
-fn words(doors: &Doors) -> Vec<String> {
-    let mut words = vec![PROBE_INSIDE.to_owned(), "all".to_owned()];
-    words.extend(doors.inside());
-    words.extend([
-        format!("pids={PIDS}"),
-        format!("memory={MEMORY}"),
-        format!("mlock={}", 8 << 20),
-        format!("disk={DISK}"),
-        format!("fsize={DISK}"),
-        format!("shm={}", MEMORY / 4),
-        format!("nofile={FILES}"),
-        "ptys=256".to_owned(),
-    ]);
-    words
 }
 
 /// Whether this process has a capability.

@@ -234,8 +234,15 @@ async fn what_is_reached_inside_is_the_machines_own(t: Bodies) {
     request.limits.files = Some(FILES);
     let body = t.make(request).await.spec.id;
     for (user, least) in [("user", LEAST_OF_USER), ("root", LEAST_OF_ROOT)] {
-        let ran =
-            t.exec(&body, ExecRequest { user: Some(user.into()), ..ExecRequest::new(words(&doors)) }).await;
+        let ran = t
+            .exec(
+                &body,
+                ExecRequest {
+                    user: Some(user.into()),
+                    ..ExecRequest::new(doors.words(PROBE_INSIDE, MEMORY, DISK, PIDS, FILES))
+                },
+            )
+            .await;
         assert_eq!(ran.code, 0, "{}", ran.complaint());
         judge(user, &probe::reports(&ran.stdout), &controls, least);
     }
@@ -274,21 +281,4 @@ fn judge(user: &str, inside: &[Report], controls: &BTreeMap<String, Report>, lea
         !is_root() || shown >= least,
         "as {user}, only {shown} doors were shown open on the host and closed in the machine"
     );
-}
-
-/// Everything the probe needs in a machine with our limits.
-fn words(doors: &Doors) -> Vec<String> {
-    let mut words = vec![PROBE_INSIDE.to_owned(), "all".to_owned()];
-    words.extend(doors.inside());
-    words.extend([
-        format!("pids={PIDS}"),
-        format!("memory={MEMORY}"),
-        format!("mlock={}", 8 << 20),
-        format!("disk={DISK}"),
-        format!("fsize={DISK}"),
-        format!("shm={}", MEMORY / 4),
-        format!("nofile={FILES}"),
-        "ptys=256".to_owned(),
-    ]);
-    words
 }

@@ -223,21 +223,7 @@ async fn forks_and_restarts_keep_the_workspace(t: Bodies) {
 async fn files_of_submodules_come_in_where_the_host_has_them(t: Bodies) {
     let lib = Host::make(&t, "lib", "mkdir src; echo lib > src/lib.c; echo '#!/bin/sh' > run; chmod +x run");
     let deep = Host::make(&t, "deep", "echo deep > deep.c");
-    let allow = ["-c", "protocol.file.allow=always", "submodule", "add", "--quiet"];
-    lib.git(&[&allow[..], &[&format!("{}", deep.dir.display()), "vendored/deep"]].concat());
-    lib.commit("true", "a submodule of its own");
-    let host = Host::make(&t, "app", "echo main > main.c");
-    host.git(&[&allow[..], &["--name", "its name", &format!("{}", lib.dir.display()), "libs/lib"]].concat());
-    host.git(&[
-        "-c",
-        "protocol.file.allow=always",
-        "submodule",
-        "update",
-        "--quiet",
-        "--init",
-        "--recursive",
-    ]);
-    host.commit("true", "a submodule");
+    let host = Host::around(&t, &lib, &deep);
     let body = host.body(&t).await;
     assert_eq!(t.sh(&body, "cat main.c libs/lib/src/lib.c libs/lib/vendored/deep/deep.c; test -x libs/lib/run && git status --porcelain").await.ok(), "main\nlib\ndeep");
     t.sh(&body, "echo more >> main.c; git commit -qam more").await.ok();

@@ -102,6 +102,28 @@ impl Host {
         text(&output)
     }
 
+    /// A repository with the submodule `libs/lib`, which has `vendored/deep` in it.
+    pub fn around(t: &Bodies, lib: &Host, deep: &Host) -> Self {
+        let allow = ["-c", "protocol.file.allow=always", "submodule", "add", "--quiet"];
+        lib.git(&[&allow[..], &[&format!("{}", deep.dir.display()), "vendored/deep"]].concat());
+        lib.commit("true", "a submodule of its own");
+        let host = Host::make(t, "app", "echo main > main.c");
+        host.git(
+            &[&allow[..], &["--name", "its name", &format!("{}", lib.dir.display()), "libs/lib"]].concat(),
+        );
+        host.git(&[
+            "-c",
+            "protocol.file.allow=always",
+            "submodule",
+            "update",
+            "--quiet",
+            "--init",
+            "--recursive",
+        ]);
+        host.commit("true", "a submodule");
+        host
+    }
+
     /// A commit of the host.
     pub fn commit(&self, script: &str, message: &str) {
         self.sh(script);

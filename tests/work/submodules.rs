@@ -11,22 +11,7 @@ fn nested(t: &Bodies) -> Host {
     let lib =
         Host::make(t, "lib", "mkdir src; echo lib > src/lib.c; echo old > old; echo '*.o' > .gitignore");
     let deep = Host::make(t, "deep", "echo deep > deep.c");
-    let allow = ["-c", "protocol.file.allow=always", "submodule", "add", "--quiet"];
-    lib.git(&[&allow[..], &[&format!("{}", deep.dir.display()), "vendored/deep"]].concat());
-    lib.commit("true", "a submodule of its own");
-    let host = Host::make(t, "app", "echo main > main.c");
-    host.git(&[&allow[..], &["--name", "its name", &format!("{}", lib.dir.display()), "libs/lib"]].concat());
-    host.git(&[
-        "-c",
-        "protocol.file.allow=always",
-        "submodule",
-        "update",
-        "--quiet",
-        "--init",
-        "--recursive",
-    ]);
-    host.commit("true", "a submodule");
-    host
+    Host::around(t, &lib, &deep)
 }
 
 /// git in a submodule of the host's work tree.

@@ -13,7 +13,6 @@ use std::{
     io,
     mem::ManuallyDrop,
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
-    ptr,
 };
 
 use libc::{c_int, c_void};
@@ -24,8 +23,8 @@ use rustix::{
     thread::{LinkNameSpaceType, UnshareFlags},
 };
 
-const STACK_LEN: usize = 64 * 1024;
-const GUARD_LEN: usize = 4096;
+use crate::stack::Stack;
+
 /// Polite towards whoever is waited for.
 const NICE: i32 = 5;
 
@@ -38,11 +37,14 @@ pub fn make_network(
 ) -> io::Result<Beside> {
     let word = word.map(|(to, word)| (to.as_raw_fd(), word));
     let order = Order { users: users.as_raw_fd(), send: send.as_raw_fd(), word };
-    let stack = Stack::new(order)?;
+    let stack = Stack::new()?;
+    let place = place(&stack);
+    // SAFETY: within the mapping, aligned as its end is, and not the stack's, which begins below it.
+    unsafe { place.write(order) };
     let flags = libc::CLONE_VM | libc::SIGCHLD;
     // SAFETY: `child` obeys the invariants above, on a stack that is unmapped only after the child is gone. It has a
     // copy of the table of descriptors, so those it is given stay open in it.
-    let pid = unsafe { libc::clone(child, stack.top(), flags, stack.order().cast()) };
+    let pid = unsafe { libc::clone(child, place.cast(), flags, place.cast()) };
     match Pid::from_raw(pid).filter(|_| pid > 0) {
         Some(pid) => Ok(Beside { pid, stack: ManuallyDrop::new(stack) }),
         None => Err(io::Error::last_os_error()),
@@ -115,48 +117,13 @@ fn network(order: Order) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A stack with a page below it that faults, and the order at its upper end.
-#[derive(Debug)]
-struct Stack {
-    base: *mut c_void,
-}
+/// Room for an order above a stack, and the stack as the processor wants it aligned.
+const ORDER_LEN: usize = 64;
 
-impl Stack {
-    fn new(order: Order) -> io::Result<Self> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK;
-        // SAFETY: a fresh anonymous mapping at an address the kernel chooses aliases nothing.
-        let base = unsafe {
-            libc::mmap(ptr::null_mut(), STACK_LEN, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let stack = Self { base };
-        // SAFETY: the first page of the mapping just made, which nobody uses.
-        if unsafe { libc::mprotect(base, GUARD_LEN, libc::PROT_NONE) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: within the mapping, aligned as its end is, and not the stack's, which begins below it.
-        unsafe { stack.order().write(order) };
-        Ok(stack)
-    }
-
-    fn order(&self) -> *mut Order {
-        self.top().cast()
-    }
-
-    /// Where a stack that grows down begins: as the processor wants it aligned, with room for an order above.
-    fn top(&self) -> *mut c_void {
-        // SAFETY: within the mapping.
-        unsafe { self.base.add(STACK_LEN - 64) }
-    }
-}
-
-impl Drop for Stack {
-    fn drop(&mut self) {
-        // SAFETY: the whole mapping made in `new`; its only user, the child, is gone.
-        unsafe { libc::munmap(self.base, STACK_LEN) };
-    }
+/// Where both of them begin: the order upwards, the stack down.
+fn place(stack: &Stack) -> *mut Order {
+    // SAFETY: within the mapping, which is longer than that.
+    unsafe { stack.top().sub(ORDER_LEN) }.cast()
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ pub mod proc;
 pub mod process;
 pub mod random;
 pub mod spawn;
+mod stack;
 pub mod trace;
 pub mod tree;
 pub mod vsock;

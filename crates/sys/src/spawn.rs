@@ -18,6 +18,8 @@ use std::{
 
 use libc::{c_int, c_long, c_void};
 
+use crate::stack::Stack;
+
 /// Who the child becomes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials {
@@ -91,8 +93,7 @@ pub struct SpawnError {
     pub source: io::Error,
 }
 
-const STACK_LEN: usize = 64 * 1024;
-const GUARD_LEN: usize = 4096;
+const PAGE_LEN: usize = 4096;
 const FD_FIRST: c_int = 3;
 const SIGNAL_MAX: c_long = 64;
 const MASK_LEN: c_long = 8;
@@ -183,7 +184,7 @@ pub fn release_clean_pages() {
     let clean =
         |header: &&libc::Elf64_Phdr| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W == 0;
     for header in headers.iter().filter(clean).filter(|_| fixed) {
-        let from = header.p_vaddr as usize & !(GUARD_LEN - 1);
+        let from = header.p_vaddr as usize & !(PAGE_LEN - 1);
         let to = (header.p_vaddr + header.p_memsz) as usize;
         // SAFETY: a segment of this program's file, mapped private and never writable, hence never changed: the
         // next access reads the same bytes from the file again.
@@ -202,42 +203,6 @@ struct Order {
     terminal: Terminal,
     failed_step: AtomicI32,
     failed_errno: AtomicI32,
-}
-
-/// The child's own stack, with a page below it that faults.
-struct Stack {
-    base: *mut c_void,
-}
-
-impl Stack {
-    fn new() -> io::Result<Self> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK;
-        // SAFETY: a fresh anonymous mapping at an address the kernel chooses aliases nothing.
-        let base = unsafe {
-            libc::mmap(ptr::null_mut(), STACK_LEN, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let stack = Self { base };
-        // SAFETY: the first page of the mapping just made, which nobody uses.
-        if unsafe { libc::mprotect(base, GUARD_LEN, libc::PROT_NONE) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(stack)
-    }
-
-    fn top(&self) -> *mut c_void {
-        // SAFETY: one past the end of the mapping, where a stack that grows down begins.
-        unsafe { self.base.add(STACK_LEN) }
-    }
-}
-
-impl Drop for Stack {
-    fn drop(&mut self) {
-        // SAFETY: the whole mapping made in `new`; its only user, the child, has executed or exited.
-        unsafe { libc::munmap(self.base, STACK_LEN) };
-    }
 }
 
 fn start(order: &Order, stack: &Stack) -> io::Result<c_int> {

@@ -378,8 +378,8 @@ pub fn look_from<S: AsRef<OsStr>>(
     finish(command, Input::Bytes(Vec::new()), None, LOOSE)
 }
 
-/// Clones from wherever the user said, with the user's own way of reaching it.
-pub fn clone_bare(url: &str, to: &Path, person: &Person) -> Result<(), GitError> {
+/// git as the person would call it, with its own way of reaching others.
+fn as_person(person: &Person) -> Command {
     let mut command = Command::new("git");
     command
         .env_clear()
@@ -393,7 +393,14 @@ pub fn clone_bare(url: &str, to: &Path, person: &Person) -> Result<(), GitError>
         command.arg("-c").arg(setting);
     }
     // A command dressed up as an address is none.
-    command.args(["-c", "protocol.ext.allow=never", "clone", "--quiet", "--bare", "--"]).arg(url).arg(to);
+    command.args(["-c", "protocol.ext.allow=never"]);
+    command
+}
+
+/// Clones from wherever the user said, with the user's own way of reaching it.
+pub fn clone_bare(url: &str, to: &Path, person: &Person) -> Result<(), GitError> {
+    let mut command = as_person(person);
+    command.args(["clone", "--quiet", "--bare", "--"]).arg(url).arg(to);
     finish(command, Input::Bytes(Vec::new()), None, LOOSE).map(drop)
 }
 
@@ -433,21 +440,10 @@ pub fn fetch_objects(dir: &Path, remote: &str, ids: String, person: &Person) -> 
 
 /// git in a repository of the host, with the person's own way of reaching others.
 fn outwards(dir: &Path, person: &Person) -> Command {
-    let mut command = Command::new("git");
-    command
-        .env_clear()
-        .current_dir("/")
-        .env("HOME", &person.home)
-        .env("PATH", &person.path)
-        .env("LC_ALL", "C")
-        .env("GIT_TERMINAL_PROMPT", "0");
-    command.envs(person.env.iter().map(|(name, value)| (name, value)));
-    for setting in SETTINGS.iter().filter(|setting| !setting.starts_with("protocol.")) {
-        command.arg("-c").arg(setting);
-    }
+    let mut command = as_person(person);
     let mut place = OsString::from("--git-dir=");
     place.push(dir);
-    command.args(["-c", "protocol.ext.allow=never"]).arg(place);
+    command.arg(place);
     command
 }
 

@@ -1,0 +1,47 @@
+//! The stack of a child that borrows its parent's memory.
+
+use std::{io, ptr};
+
+use libc::c_void;
+
+const STACK_LEN: usize = 64 * 1024;
+const GUARD_LEN: usize = 4096;
+
+/// Such a stack, with a page below it that faults.
+#[derive(Debug)]
+pub struct Stack {
+    base: *mut c_void,
+}
+
+impl Stack {
+    /// Maps one.
+    pub fn new() -> io::Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK;
+        // SAFETY: a fresh anonymous mapping at an address the kernel chooses aliases nothing.
+        let base = unsafe {
+            libc::mmap(ptr::null_mut(), STACK_LEN, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let stack = Self { base };
+        // SAFETY: the first page of the mapping just made, which nobody uses.
+        if unsafe { libc::mprotect(base, GUARD_LEN, libc::PROT_NONE) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(stack)
+    }
+
+    /// Where it begins: it grows down.
+    pub fn top(&self) -> *mut c_void {
+        // SAFETY: one past the end of the mapping, where a stack that grows down begins.
+        unsafe { self.base.add(STACK_LEN) }
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        // SAFETY: the whole mapping made in `new`; whoever drops this knows that the child uses it no more.
+        unsafe { libc::munmap(self.base, STACK_LEN) };
+    }
+}
