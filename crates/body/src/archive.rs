@@ -12,6 +12,8 @@ use tar::{Archive, EntryType, Header, PaxExtensions};
 const EXTENSION_LEN_MAX: u64 = 256 << 10;
 /// How far back zstd may look, as a power of two: so much memory it takes.
 const WINDOW_LOG_MAX: u32 = 27;
+/// How much is read behind an archive's end: tar fills its last block, 10 KiB where nobody chose another size.
+const PADDING_MAX: u64 = 4 << 20;
 /// Whose a file is that names an id no Body maps.
 const NOBODY: u32 = 65_534;
 const ID_MAX: u32 = 65_535;
@@ -116,6 +118,8 @@ fn entries(
         }
         sink.take(found, &mut entry).map_err(ArchiveError::Sink)?;
     }
+    // Whoever writes it pads its end, and must not find that nobody listens; a compressed one ends in its checksum.
+    io::copy(&mut archive.into_inner().take(PADDING_MAX), &mut io::sink()).map_err(ArchiveError::Read)?;
     Ok(counted)
 }
 
@@ -302,6 +306,29 @@ mod tests {
         let mut seen = Seen::default();
         read(&archive(entries)[..], dialect, BOUNDS, &mut seen).map_err(|error| error.to_string())?;
         Ok(seen.0)
+    }
+
+    #[test]
+    fn an_archive_is_read_to_the_end_of_its_padding() {
+        let mut padded = archive(&[("a", EntryType::Regular, "text")]);
+        padded.resize(padded.len() + (1 << 20), 0);
+        let mut rest = &padded[..];
+        read(&mut rest, Dialect::Plain, BOUNDS, &mut Seen::default()).unwrap();
+        assert_eq!(rest.len(), 0, "its writer still has something to say");
+
+        let endless = padded[..].chain(io::repeat(0));
+        read(endless, Dialect::Plain, BOUNDS, &mut Seen::default()).unwrap();
+    }
+
+    #[test]
+    fn a_compressed_archive_is_held_against_its_checksum() {
+        let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        io::Write::write_all(&mut packer, &archive(&[("a", EntryType::Regular, "text")])).unwrap();
+        let mut packed = packer.finish().unwrap();
+        read(&packed[..], Dialect::Plain, BOUNDS, &mut Seen::default()).unwrap();
+        let checksum = packed.len() - 8;
+        packed[checksum] ^= 1;
+        assert!(read(&packed[..], Dialect::Plain, BOUNDS, &mut Seen::default()).is_err());
     }
 
     #[test]
