@@ -234,10 +234,12 @@ impl BodyDir {
         if boot_id().is_some_and(|boot| boot != running.boot_id) {
             return Ok(Condition::Lost);
         }
-        if let Some(state) = alive(running.pid, running.ticks) {
-            let frozen = state == 'T'
-                || running.cgroups.iter().find_map(|group| sys::cgroup::frozen(&group.path)) == Some(true);
-            return Ok(if frozen { Condition::Paused(running) } else { Condition::Running(running) });
+        let frozen = running.cgroups.iter().find_map(|group| sys::cgroup::frozen(&group.path)) == Some(true);
+        // One that was killed while it is frozen hears of it when it goes on, and not before.
+        let look = if frozen { seen } else { alive };
+        if let Some(state) = look(running.pid, running.ticks) {
+            let paused = frozen || state == 'T';
+            return Ok(if paused { Condition::Paused(running) } else { Condition::Running(running) });
         }
         self.wait_for_keeper(running.keeper);
         let end = self.ended()?.unwrap_or_else(|| guess(&running));
@@ -306,19 +308,27 @@ pub fn keeper_lives(pid: i32) -> bool {
     named && sys::proc::stat(pid).is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X'))
 }
 
-/// The state letter of that very process, if it is there and no zombie. One that was killed, and that the kernel is just
-/// taking apart, is waited for: it will not answer, and still holds what it was given.
+/// The state letter of that very process, if it is there and no zombie. One that was killed, whether it has heard of that
+/// yet or the kernel is just taking it apart, is waited for: it will not answer, and still holds what it was given.
 pub fn alive(pid: i32, ticks: u64) -> Option<char> {
     let deadline = Instant::now() + ENDING_PATIENCE;
     loop {
-        let found = sys::proc::stat(pid)
-            .ok()
-            .filter(|stat| stat.ticks == ticks && !matches!(stat.state, 'Z' | 'X'))?;
+        let found = stat_of(pid, ticks)?;
         if !found.ending || Instant::now() > deadline {
             return Some(found.state);
         }
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// The same, as it is now.
+fn seen(pid: i32, ticks: u64) -> Option<char> {
+    stat_of(pid, ticks).map(|stat| stat.state)
+}
+
+fn stat_of(pid: i32, ticks: u64) -> Option<sys::proc::Stat> {
+    let found = sys::proc::stat(pid).ok()?;
+    (found.ticks == ticks && !matches!(found.state, 'Z' | 'X')).then_some(found)
 }
 
 /// Without a keeper only the cgroup remembers.
@@ -340,7 +350,7 @@ pub fn signal_guest(running: &Running, signal: Signal) -> io::Result<Option<Owne
         }
         Err(error) => return Err(error),
     };
-    if alive(running.pid, running.ticks).is_none() {
+    if seen(running.pid, running.ticks).is_none() {
         return Ok(None);
     }
     sys::process::signal(std::os::fd::AsFd::as_fd(&handle), signal)?;

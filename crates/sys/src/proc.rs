@@ -18,7 +18,8 @@ pub fn start_ticks(pid: i32) -> io::Result<u64> {
 pub struct Stat {
     /// Its state's letter: `R`, `S`, `Z`, …
     pub state: char,
-    /// Whether it is past its end and only being taken apart: it runs no code any more, whatever its state says.
+    /// Whether it was killed, or is past its end and only being taken apart: it runs no code of its own any more,
+    /// whatever its state says.
     pub ending: bool,
     /// When it began.
     pub ticks: u64,
@@ -29,8 +30,11 @@ pub struct Stat {
 /// The kernel counts processor time in hundredths of a second.
 const TICK_MS: u64 = 10;
 
-/// The kernel's flag of a process that is being taken apart (`PF_EXITING`).
-const ENDING: u64 = 0x4;
+/// The kernel's flags of a process that is being taken apart (`PF_EXITING`), and of one that has just heard of the
+/// signal that ends it (`PF_SIGNALED`).
+const ENDING: u64 = 0x4 | 0x400;
+/// `SIGKILL` among the signals that a process has yet to hear of. On a busy host it may wait for a processor first.
+const KILLED: u64 = 1 << 8;
 
 /// Reads that line.
 pub fn stat(pid: i32) -> io::Result<Stat> {
@@ -43,10 +47,12 @@ pub fn stat(pid: i32) -> io::Result<Stat> {
     let used: Option<u64> = fields.nth(4).and_then(|field| field.parse().ok());
     let used_by_kernel: Option<u64> = fields.next().and_then(|field| field.parse().ok());
     let ticks = fields.nth(6).and_then(|field| field.parse().ok());
+    let signals: Option<u64> = fields.nth(8).and_then(|field| field.parse().ok());
     let busy = used.zip(used_by_kernel).map(|(own, kernel)| Duration::from_millis((own + kernel) * TICK_MS));
-    let stat = |(((state, flags), busy), ticks)| Stat { state, ending: flags & ENDING != 0, ticks, busy };
+    let ending = flags.zip(signals).map(|(flags, signals)| flags & ENDING != 0 || signals & KILLED != 0);
+    let stat = |(((state, ending), busy), ticks)| Stat { state, ending, ticks, busy };
     state
-        .zip(flags)
+        .zip(ending)
         .zip(busy)
         .zip(ticks)
         .map(stat)
