@@ -11,6 +11,7 @@ mod create;
 mod data;
 mod doctor;
 mod door;
+mod ending;
 mod events;
 mod exec;
 mod failures;

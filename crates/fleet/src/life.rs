@@ -194,10 +194,11 @@ impl Fleet {
         }
     }
 
-    /// Starts a Body that does not run.
+    /// Starts a Body that does not run, or is about to end.
     pub async fn start(&self, id: &BodyId) -> Result<View, Failure> {
         let (dir, spec, _lock) = self.locked(id)?;
         match dir.condition().map_err(|error| failures::dir(id, error))? {
+            Condition::Running(running) if self.has_ended(id, &running).await? => {}
             Condition::Running(_) => return self.view(id),
             Condition::Paused(_) => return Err(is_paused(id)),
             Condition::Stopped | Condition::Dead(_) | Condition::Lost if dir.is_swapped() => {

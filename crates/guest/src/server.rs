@@ -301,6 +301,7 @@ fn info(guest: &Guest) -> GuestInfo {
         body: guest.config().body.clone(),
         uptime_ms: u64::try_from(guest.started.elapsed().as_millis()).unwrap_or(u64::MAX),
         processes: u32::try_from(guest.processes.count()).unwrap_or(u32::MAX),
+        ending: guest.is_ending(),
     }
 }
 

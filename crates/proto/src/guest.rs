@@ -62,6 +62,9 @@ pub struct GuestInfo {
     pub uptime_ms: u64,
     /// Processes started through the guest that still run.
     pub processes: u32,
+    /// Whether it was told to end, and starts nothing any more. Older guests do not say.
+    #[serde(default)]
+    pub ending: bool,
 }
 
 /// `POST /v1/shutdown`: end every process (TERM, then KILL after the grace), then the guest.
