@@ -1,9 +1,22 @@
 //! Deaths that nobody ordered: of the guest, of the keeper, of both, of the whole host.
 
+use std::{
+    os::unix::net::UnixStream,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+};
+
 use fleet::{ExecRequest, Force, Status};
 use proto::{
     BodyId, Kind,
     launch::{End, Running},
+};
+use rustix::{
+    process::{Pid, Signal, kill_process, setpriority_process},
+    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
 use testkit::{Bodies, body_test, kill, wait};
 
@@ -36,6 +49,72 @@ async fn a_guest_that_was_killed_is_dead_and_its_files_are_not(t: Bodies) {
         t.sh(&body, "cat ~/file; grep -l '^sleep' /proc/[0-9]*/cmdline | wc -l").await.text(),
         "kept\n0"
     );
+}
+
+/// Keeps one processor busy while it lives.
+struct Busy {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Busy {
+    fn on(processors: CpuSet) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let seen = over.clone();
+        let thread = std::thread::spawn(move || {
+            sched_setaffinity(None, &processors).unwrap();
+            while !seen.load(Ordering::Relaxed) {}
+        });
+        Self { over, thread: Some(thread) }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.take().map(JoinHandle::join);
+    }
+}
+
+#[body_test(except(microvm = "its first process is no guest, and ends the same way"))]
+async fn a_guest_that_was_killed_and_waits_for_a_processor_is_not_taken_to_run(t: Bodies) {
+    let body = t.create().await;
+    let allowed = sched_getaffinity(None).unwrap();
+    let mut last = CpuSet::new();
+    last.set((0..CpuSet::MAX_CPU).rfind(|cpu| allowed.is_set(*cpu)).unwrap());
+    let _busy = Busy::on(last);
+    for _ in 0..8 {
+        let at = running(&t, &body);
+        let guest = Pid::from_raw(at.pid);
+        // It has to wait for the one processor that somebody else has.
+        sched_setaffinity(guest, &last).unwrap();
+        setpriority_process(guest, 19).unwrap();
+        kill(at.pid);
+        let started = t.fleet().start(&body).await.unwrap();
+        assert_ne!(started.pid, Some(at.pid), "one that was killed is taken to run");
+        assert_eq!(t.sh(&body, "echo here").await.ok(), "here");
+    }
+}
+
+#[body_test(except(microvm = "its first process is no guest, and is not told to end that way"))]
+async fn a_guest_that_was_told_to_end_is_not_taken_to_run(t: Bodies) {
+    let body = t.create().await;
+    t.sh(
+        &body,
+        "(trap 'sleep 1; exit' TERM; while :; do sleep 0.1; done) >/dev/null 2>&1 & echo kept > ~/file",
+    )
+    .await
+    .ok();
+    let at = running(&t, &body);
+    // As a `pal stop` does that is killed before the guest has ended.
+    kill_process(Pid::from_raw(at.pid).unwrap(), Signal::TERM).unwrap();
+    let socket = t.body_dir(&body).join("guest.sock");
+    wait::until("it has heard of that", || UnixStream::connect(&socket).err()).await;
+    let started = t.fleet().start(&body).await.unwrap();
+    assert_ne!(started.pid, Some(at.pid), "one that is ending is taken to run");
+    assert_eq!(t.sh(&body, "cat ~/file").await.ok(), "kept");
+    let again = t.fleet().start(&body).await.unwrap();
+    assert_eq!(again.pid, started.pid, "one that runs is left alone");
 }
 
 #[body_test(except(

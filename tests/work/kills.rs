@@ -59,6 +59,8 @@ struct World {
     synced: BTreeMap<String, Vec<String>>,
     /// How long verbs took that were not cut short.
     typical: BTreeMap<&'static str, Duration>,
+    /// What was done last, for whoever reads of a failure.
+    last: String,
 }
 
 #[test]
@@ -95,7 +97,7 @@ fn kill_and_look() {
     let mut cut = 0;
     for round in 0..KILLS {
         cut += usize::from(world.round(round, &mut chance));
-        world.look(round);
+        world.look();
     }
     eprintln!("{cut} of {KILLS} were cut short");
     // Else it proves little.
@@ -108,7 +110,14 @@ impl World {
         let home = Temporary::new("work-kills");
         let test = std::env::current_exe().unwrap();
         let pal = testkit::user::pal(&test.ancestors().nth(2).unwrap().join("pal").to_string_lossy());
-        let world = Self { home, pal, body: None, synced: BTreeMap::new(), typical: BTreeMap::new() };
+        let world = Self {
+            home,
+            pal,
+            body: None,
+            synced: BTreeMap::new(),
+            typical: BTreeMap::new(),
+            last: String::new(),
+        };
         for (dir, size) in [(world.data(), DATA_DISK), (world.repo(), REPO_DISK)] {
             fs::create_dir(&dir).unwrap();
             assert!(
@@ -163,7 +172,8 @@ impl World {
     #[track_caller]
     fn ok(&self, args: &[&str]) -> String {
         let output = self.pal(args);
-        assert!(output.status.success(), "pal {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "pal {args:?}: {said}after {}", self.last);
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
@@ -207,6 +217,7 @@ impl World {
         let victim = [Victim::Pal, Victim::Pal, Victim::Guest, Victim::Keeper][chance.below(4) as usize];
         let full =
             [Full::None, Full::None, Full::None, Full::Data, Full::Repository][chance.below(5) as usize];
+        self.last = format!("round {round}: {verb}, killed {victim:?}, full {full:?}");
         let filled = self.fill(full);
         let cut = self.cut(verb, &body, victim, chance);
         if let Some(file) = filled {
@@ -264,7 +275,7 @@ impl World {
     }
 
     /// Everything that was synced is somewhere.
-    fn look(&self, round: usize) {
+    fn look(&self) {
         for (body, names) in &self.synced {
             let upper = self.data().join("bodies").join(body).join("disk/upper");
             let there = if self.is_there(body) { find(&upper, "file") } else { Default::default() };
@@ -278,7 +289,7 @@ impl World {
             .into_owned();
             let saved: Vec<&str> = saved.lines().collect();
             let lost: Vec<&&String> = missing.iter().filter(|name| !saved.contains(&name.as_str())).collect();
-            assert!(lost.is_empty(), "round {round}: of Body {body} these are nowhere: {lost:?}");
+            assert!(lost.is_empty(), "of Body {body} these are nowhere: {lost:?} after {}", self.last);
         }
     }
 
@@ -289,7 +300,7 @@ impl World {
             self.ok(&["rm", "--force", body["id"].as_str().unwrap()]);
         }
         self.ok(&["gc"]);
-        self.look(KILLS);
+        self.look();
         for (body, names) in std::mem::take(&mut self.synced) {
             for name in names {
                 let shown = self.git(&format!("git show refs/palisade/{body}/wip:{name}"));
@@ -310,6 +321,15 @@ impl World {
                 Command::new("umount").arg(dir).status().unwrap().success(),
                 "somebody still uses a disk"
             );
+        }
+    }
+}
+
+/// After a failure, nobody is left to go on by himself.
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            leaks::end(&leaks::descendants());
         }
     }
 }
