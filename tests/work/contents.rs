@@ -156,6 +156,25 @@ async fn contents_that_git_refuses_are_saved_and_do_not_land(t: Bodies) {
     user = "what it shows does not depend on who runs it",
     microvm = "a machine has no repositories in it yet"
 ))]
+async fn commits_that_git_warns_of_a_thousand_times_are_saved_and_land(t: Bodies) {
+    let host = Host::plain(&t);
+    let body = host.body(&t).await;
+    // Modes that old programs wrote; git warns of each tree, and goes on as long as somebody listens.
+    let made = "b=$(echo x | git hash-object -w --stdin)
+        for n in $(seq 1000); do printf '100664 blob %s\tf%d\n\n' $b $n; done | git mktree --batch > /tmp/trees
+        top=$(n=0; while read t; do n=$((n+1)); printf '040000 tree %s\td%d\n' $t $n; done < /tmp/trees | git mktree)
+        git update-ref HEAD $(git commit-tree $top -p HEAD -m many); git rev-parse HEAD";
+    let head = t.sh(&body, made).await.ok();
+    let saved = save(&t, &body).await;
+    assert_eq!((saved.trouble.as_deref(), saved.head), (None, head.clone()));
+    let landed = t.fleet().land(&body, None, How::Branch("many".into()), What::Committed, &person()).await;
+    assert_eq!(landed.unwrap_or_else(|failure| panic!("{}", explain(&failure))).to, head);
+}
+
+#[body_test(except(
+    user = "what it shows does not depend on who runs it",
+    microvm = "a machine has no repositories in it yet"
+))]
 async fn what_a_body_tracks_is_saved_however_its_index_is_written(t: Bodies) {
     let host = Host::plain(&t);
     for (name, index) in [

@@ -9,7 +9,7 @@ use std::{
     fs::File,
     io::{self, Read, Write},
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio},
     sync::mpsc,
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -21,8 +21,10 @@ use rustix::process::{Pid, Resource, Rlimit, Signal};
 const TIME_MAX: Duration = Duration::from_secs(600);
 /// How much it may say.
 const OUTPUT_MAX: u64 = 1 << 30;
-/// How much of its complaints is kept.
-const COMPLAINT_MAX: u64 = 16 << 10;
+/// How much of its complaints is kept, of their beginning and of their end.
+const COMPLAINT_MAX: usize = 4 << 10;
+/// How long complaints may come after its end: what it started itself, such as a connection that it shares, may go on.
+const COMPLAINT_PATIENCE: Duration = Duration::from_secs(2);
 /// Memory of one that reads what a Body made.
 const TIGHT_MEMORY: u64 = 3 << 30;
 /// Largest file that such a one may write.
@@ -310,8 +312,7 @@ impl Git {
         }
         let writer =
             giver.stdin.take().map(|mut pipe| std::thread::spawn(move || drop(pipe.write_all(&input))));
-        let complaints =
-            giver.stderr.take().map(|pipe| std::thread::spawn(move || read_up_to(pipe, COMPLAINT_MAX)));
+        let complaints = giver.stderr.take().map(Complaints::of);
         let watch = Watch::over(&giver, self.bounds().time);
         let mut head = [0; PACK_HEAD_LEN];
         let mut pipe = giver.stdout.take().ok_or(GitError::Answer("pack-objects"))?;
@@ -324,7 +325,7 @@ impl Git {
         let status = giver.wait().map_err(GitError::Missing)?;
         let late = watch.stop();
         writer.map(JoinHandle::join);
-        let complaint = complaints.and_then(|thread| thread.join().ok()).unwrap_or_default().0;
+        let complaint = complaints.map(Complaints::heard).unwrap_or_default();
         // Whoever takes a pack that is cut complains, too; why it was cut is the better word.
         match (late, status.success()) {
             (true, _) => Err(GitError::Limit { verb }),
@@ -502,8 +503,7 @@ fn finish(
         bound(&child);
     }
     let writer = child.stdin.take().map(|pipe| std::thread::spawn(move || feed(pipe, input)));
-    let complaints =
-        child.stderr.take().map(|pipe| std::thread::spawn(move || read_up_to(pipe, COMPLAINT_MAX)));
+    let complaints = child.stderr.take().map(Complaints::of);
     let watch = Watch::over(&child, bounds.time);
     let (said, whole) = match child.stdout.take() {
         Some(pipe) => read_up_to(pipe, OUTPUT_MAX),
@@ -514,7 +514,7 @@ fn finish(
     }
     let status = child.wait().map_err(GitError::Missing)?;
     let late = watch.stop();
-    let complaint = complaints.and_then(|thread| thread.join().ok()).unwrap_or_default().0;
+    let complaint = complaints.map(Complaints::heard).unwrap_or_default();
     writer.map(JoinHandle::join);
     if late || !whole {
         return Err(GitError::Limit { verb });
@@ -533,6 +533,45 @@ fn feed(mut pipe: ChildStdin, input: Input) {
         }
         Input::File(_) => Ok(()),
     };
+}
+
+/// What it complains of, heard while it runs. All of it is read: the kernel ends whoever is not listened to.
+struct Complaints(mpsc::Receiver<Vec<u8>>);
+
+impl Complaints {
+    fn of(pipe: ChildStderr) -> Self {
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || tell.send(both_ends(pipe)));
+        Self(told)
+    }
+
+    /// After its end.
+    fn heard(self) -> Vec<u8> {
+        self.0.recv_timeout(COMPLAINT_PATIENCE).unwrap_or_default()
+    }
+}
+
+/// The beginning and the end of what there is to read: why it failed is said last.
+fn both_ends(mut pipe: impl Read) -> Vec<u8> {
+    let (mut said, mut end, mut piece) = (Vec::new(), Vec::new(), [0; 4096]);
+    let _ = pipe.by_ref().take(COMPLAINT_MAX as u64).read_to_end(&mut said);
+    let mut left_out = false;
+    loop {
+        match pipe.read(&mut piece) {
+            Ok(len) if len > 0 => end.extend_from_slice(&piece[..len]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            _ => break,
+        }
+        if let Some(more) = end.len().checked_sub(COMPLAINT_MAX).filter(|more| *more > 0) {
+            end.drain(..more);
+            left_out = true;
+        }
+    }
+    if left_out {
+        said.extend_from_slice(b"\n...\n");
+    }
+    said.extend(end);
+    said
 }
 
 /// Complaints in one line, made fit for a terminal.
@@ -569,4 +608,34 @@ fn verb_of(command: &Command) -> String {
         }
     }
     String::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Result<Vec<u8>, GitError> {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        finish(command, Input::Bytes(Vec::new()), None, LOOSE)
+    }
+
+    #[test]
+    fn one_that_complains_a_lot_is_heard_to_its_end() {
+        // By the shell itself, which is ended where nobody listens.
+        let warnings = "n=0; while [ $n -lt 20000 ]; do n=$((n+1)); echo $n >&2; done";
+        assert_eq!(shell(&format!("{warnings}; echo done")).unwrap(), b"done\n");
+        let refused = shell(&format!("echo first >&2; {warnings}; echo fatal: last >&2; exit 128"));
+        let Err(GitError::Failed { code, said, .. }) = refused else { panic!("{refused:?}") };
+        assert_eq!(code, Some(128));
+        assert!(said.starts_with("first; 1; 2; ") && said.ends_with("; 20000; fatal: last"), "{said}");
+        assert!(said.contains("; ...; ") && said.len() < 4 * COMPLAINT_MAX, "{} bytes", said.len());
+    }
+
+    #[test]
+    fn whom_it_left_behind_is_not_waited_for() {
+        let said = shell("sleep 600 >/dev/null & echo $!").unwrap();
+        let pid = String::from_utf8(said).unwrap().trim().parse().ok().and_then(Pid::from_raw).unwrap();
+        rustix::process::kill_process(pid, Signal::KILL).expect("it is still there");
+    }
 }
