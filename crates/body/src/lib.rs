@@ -12,6 +12,7 @@ pub mod dir;
 pub mod egress;
 pub mod groups;
 pub mod guest;
+mod helper;
 pub mod host;
 pub mod ids;
 pub mod layers;

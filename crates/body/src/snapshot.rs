@@ -7,7 +7,7 @@ use std::{
     fs, io,
     os::{fd::AsFd, unix::fs::DirBuilderExt},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
 };
 
 use proto::{
@@ -19,7 +19,12 @@ use proto::{
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
-use crate::{host::Below, programs::Programs, vm::record::Machine};
+use crate::{
+    helper::{self, HelperError},
+    host::Below,
+    programs::Programs,
+    vm::record::Machine,
+};
 
 const MANIFEST_LEN_MAX: u64 = 1 << 20;
 
@@ -148,12 +153,12 @@ pub(crate) fn copy_tree(programs: &Programs, ids: &Ids, from: &Path, to: &Path) 
         let (from, to) = (open(from).map_err(step)?, open(to).map_err(step)?);
         return sys::tree::copy(from.as_fd(), to.as_fd()).map(drop).map_err(step);
     }
-    helper(programs, ids, &["copy".as_ref(), from.as_os_str(), to.as_os_str()])
+    under_ids(programs, ids, &["copy".as_ref(), from.as_os_str(), to.as_os_str()])
 }
 
 /// Copies a part of a Body's upper for its owner to read, where modes keep some of it for ids that only the Body has.
 pub fn show(programs: &Programs, ids: &Ids, from: &Path, to: &Path) -> Result<(), SnapshotError> {
-    helper(programs, ids, &["show".as_ref(), from.as_os_str(), to.as_os_str()])
+    under_ids(programs, ids, &["show".as_ref(), from.as_os_str(), to.as_os_str()])
 }
 
 fn open(path: &Path) -> io::Result<std::os::fd::OwnedFd> {
@@ -171,29 +176,19 @@ pub fn remove(programs: &Programs, ids: &Ids, dir: &Path) -> Result<(), Snapshot
     let name = std::ffi::CString::new(std::os::unix::ffi::OsStrExt::as_bytes(name)).unwrap_or_default();
     match sys::tree::remove(parent.as_fd(), &name) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !sys::caps::is_host_root() => {
-            helper(programs, ids, &["remove".as_ref(), dir.as_os_str()])
+            under_ids(programs, ids, &["remove".as_ref(), dir.as_os_str()])
         }
         done => done.map_err(|error| SnapshotError::Io("remove the Body's files", error)),
     }
 }
 
 /// Runs `pal-launch tree` in a user namespace with the Body's ids.
-fn helper(programs: &Programs, ids: &Ids, arguments: &[&std::ffi::OsStr]) -> Result<(), SnapshotError> {
+fn under_ids(programs: &Programs, ids: &Ids, arguments: &[&std::ffi::OsStr]) -> Result<(), SnapshotError> {
     let step = |error| SnapshotError::Io("run the helper", error);
-    let mut child = Command::new(&programs.launch)
-        .arg("tree")
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(step)?;
-    if let Some(stdin) = child.stdin.take() {
-        serde_json::to_writer(stdin, ids).map_err(|error| step(error.into()))?;
-    }
-    let output = child.wait_with_output().map_err(step)?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(SnapshotError::Helper(proto::text::visible_bytes(&output.stderr)))
+    let ids = serde_json::to_vec(ids).map_err(|error| step(error.into()))?;
+    helper::run(Command::new(&programs.launch).arg("tree").args(arguments), &ids).map_err(|error| match error
+    {
+        HelperError::Io(error) => step(error),
+        HelperError::Failed(said) => SnapshotError::Helper(proto::text::visible_bytes(&said)),
+    })
 }

@@ -2,10 +2,9 @@
 
 use std::{
     fs::{self, File},
-    io::Write,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
 };
 
 use proto::{
@@ -16,6 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Step, VmError, find_tool};
 use crate::{
+    helper::{self, HelperError},
     host::{HIDDEN_SETTINGS, HostRoot, Masters},
     ids,
     programs::Programs,
@@ -203,7 +203,7 @@ fn make(programs: &Programs, path: &Path, ids: Ids, source: ImageSource) -> Resu
             std::os::unix::fs::fchown(&file, Some(user), Some(group)).step("make an image")?;
         }
         let order = ImageOrder { ids, source, out: part.clone(), program };
-        helper(programs, &order)?;
+        write(programs, &order)?;
         if sys::caps::is_host_root() {
             std::os::unix::fs::fchown(&file, Some(0), Some(0)).step("close an image")?;
         }
@@ -216,27 +216,19 @@ fn make(programs: &Programs, path: &Path, ids: Ids, source: ImageSource) -> Resu
     made
 }
 
-fn helper(programs: &Programs, order: &ImageOrder) -> Result<(), VmError> {
-    let mut child = Command::new(&programs.launch)
-        .arg("image")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .step("run the maker of images")?;
-    if let Some(mut stdin) = child.stdin.take() {
-        let line = serde_json::to_string(order).map_err(std::io::Error::from).step("write the order")? + "\n";
-        stdin.write_all(line.as_bytes()).step("write the order")?;
+fn write(programs: &Programs, order: &ImageOrder) -> Result<(), VmError> {
+    let line = serde_json::to_string(order).map_err(std::io::Error::from).step("write the order")? + "\n";
+    match helper::run(Command::new(&programs.launch).arg("image"), line.as_bytes()) {
+        Err(HelperError::Failed(said)) => {
+            let tail = said.len().saturating_sub(600);
+            Err(VmError::Tool {
+                tool: "mkfs.erofs".into(),
+                said: proto::text::visible_bytes(said[tail..].trim_ascii()),
+            })
+        }
+        Err(HelperError::Io(error)) => Err(error).step("run the maker of images"),
+        Ok(()) => Ok(()),
     }
-    let output = child.wait_with_output().step("run the maker of images")?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let tail = output.stderr.len().saturating_sub(600);
-    Err(VmError::Tool {
-        tool: "mkfs.erofs".into(),
-        said: proto::text::visible_bytes(output.stderr[tail..].trim_ascii()),
-    })
 }
 
 #[cfg(test)]
