@@ -9,6 +9,7 @@ mod interpreter;
 mod jobs;
 mod keep;
 pub mod recipe;
+mod said;
 mod setup;
 pub(crate) mod start;
 

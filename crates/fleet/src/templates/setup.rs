@@ -5,7 +5,7 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Read},
+    io::Read,
     os::{
         fd::AsFd,
         unix::fs::{DirBuilderExt, MetadataExt},
@@ -24,7 +24,7 @@ use proto::{
     template::{Build, BuildId, DEFAULT_TAG, Settings, VERSION},
 };
 
-use super::interpreter;
+use super::{interpreter, said::each_line};
 use crate::{Fleet, Garbage, Sweep, TemplateView, failures};
 
 /// The template of E2B's clients that name none.
@@ -320,17 +320,16 @@ impl Fleet {
                 let archive = stdout.ok_or_else(|| cannot(std::io::ErrorKind::BrokenPipe.into()))?;
                 draft.unpack(archive, Dialect::Plain, UNPACKED_MAX).map_err(failures::layer)
             });
-            for line in
-                stderr.into_iter().flat_map(|stderr| BufReader::new(stderr).lines()).map_while(Result::ok)
-            {
+            let mut hear = |line: String| {
                 // Where this host has room is nobody's business.
-                let line = proto::text::visible(&line).replace(SCRATCH, "");
+                let line = line.replace(SCRATCH, "");
                 say(&line);
                 last.push(line);
                 if last.len() > SAID_LINES_MAX {
                     last.remove(0);
                 }
-            }
+            };
+            stderr.into_iter().for_each(|stderr| each_line(stderr, &mut hear));
             unpacking.join().unwrap_or_else(|_| Err(Failure::new(Kind::Internal, "unpacking was cut short")))
         });
         // An archive that was cut at the end of a file looks whole; its maker's word decides.
