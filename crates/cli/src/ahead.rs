@@ -12,6 +12,10 @@ use proto::spec::Ids;
 
 sys::before_main!(start);
 
+/// What a run needs of both, as it was seen.
+const HEAP_LEN: usize = 320 << 10;
+const STACK_LEN: usize = 112 << 10;
+
 static STARTED: Mutex<Option<Launcher>> = Mutex::new(None);
 
 /// For `pal run`, the launcher of its Body: it makes namespaces on another processor while this one gets to its `main`,
@@ -42,6 +46,8 @@ fn fork() -> Option<Launcher> {
         places.apart(pid);
         launcher.is_apart();
     }
+    // After the fork: the launcher needs other pages, and would have to part with these.
+    sys::memory::take_ahead(HEAP_LEN, STACK_LEN);
     Some(launcher)
 }
 

@@ -11,6 +11,7 @@ pub mod fd;
 pub mod filter;
 pub mod intercept;
 pub mod landlock;
+pub mod memory;
 pub mod modes;
 pub mod mount;
 pub mod namespace;
