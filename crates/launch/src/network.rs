@@ -53,7 +53,8 @@ impl Helper {
         // A maker that works on the same processor waits for it; a blank before a report changes nothing.
         let stdout = std::io::stdout();
         let word = places.map(|_| (stdout.as_fd(), b' '));
-        let helper = sys::beside::make_network(users.as_fd(), way.send.as_fd(), word)
+        let place = places.map(|places| places.makers());
+        let helper = sys::beside::make_network(users.as_fd(), way.send.as_fd(), word, place)
             .step("start the network's maker")?;
         if let Some(places) = places {
             places.beside_maker(helper.pid());

@@ -33,11 +33,16 @@ impl Places {
         let _ = sched_setaffinity(Some(who), &others);
     }
 
-    /// That process works where the maker does, which soon waits.
-    pub fn beside_maker(&self, who: Pid) {
+    /// Where the maker works, which soon waits.
+    pub fn makers(&self) -> CpuSet {
         let mut there = CpuSet::new();
         there.set(self.maker);
-        let _ = sched_setaffinity(Some(who), &there);
+        there
+    }
+
+    /// That process works there.
+    pub fn beside_maker(&self, who: Pid) {
+        let _ = sched_setaffinity(Some(who), &self.makers());
     }
 
     /// The caller works wherever the maker may.

@@ -20,7 +20,7 @@ use rustix::{
     fs::{Mode, OFlags},
     io::Errno,
     process::{Pid, WaitOptions},
-    thread::{LinkNameSpaceType, UnshareFlags},
+    thread::{CpuSet, LinkNameSpaceType, UnshareFlags},
 };
 
 use crate::stack::Stack;
@@ -29,22 +29,23 @@ use crate::stack::Stack;
 const NICE: i32 = 5;
 
 /// Makes a network namespace in the user namespace `users`, brings its loopback up, and sends it to whoever takes it
-/// from the other end of `send`. Then writes `word` to where that is wanted.
+/// from the other end of `send`. Then writes `word` to where that is wanted. `place` is where it works.
 pub fn make_network(
     users: BorrowedFd<'_>,
     send: BorrowedFd<'_>,
     word: Option<(BorrowedFd<'_>, u8)>,
+    place: Option<CpuSet>,
 ) -> io::Result<Beside> {
     let word = word.map(|(to, word)| (to.as_raw_fd(), word));
-    let order = Order { users: users.as_raw_fd(), send: send.as_raw_fd(), word };
+    let order = Order { users: users.as_raw_fd(), send: send.as_raw_fd(), word, place };
     let stack = Stack::new()?;
-    let place = place(&stack);
+    let top = upper_end(&stack);
     // SAFETY: within the mapping, aligned as its end is, and not the stack's, which begins below it.
-    unsafe { place.write(order) };
+    unsafe { top.write(order) };
     let flags = libc::CLONE_VM | libc::SIGCHLD;
     // SAFETY: `child` obeys the invariants above, on a stack that is unmapped only after the child is gone. It has a
     // copy of the table of descriptors, so those it is given stay open in it.
-    let pid = unsafe { libc::clone(child, place.cast(), flags, place.cast()) };
+    let pid = unsafe { libc::clone(child, top.cast(), flags, top.cast()) };
     match Pid::from_raw(pid).filter(|_| pid > 0) {
         Some(pid) => Ok(Beside { pid, stack: ManuallyDrop::new(stack) }),
         None => Err(io::Error::last_os_error()),
@@ -87,6 +88,7 @@ struct Order {
     users: RawFd,
     send: RawFd,
     word: Option<(RawFd, u8)>,
+    place: Option<CpuSet>,
 }
 
 extern "C" fn child(order: *mut c_void) -> c_int {
@@ -103,6 +105,10 @@ fn network(order: Order) -> Result<(), Errno> {
     let users = unsafe { BorrowedFd::borrow_raw(order.users) };
     // SAFETY: as above.
     let send = unsafe { BorrowedFd::borrow_raw(order.send) };
+    // Its parent says so, too, but may have been made to wait for it before.
+    if let Some(place) = order.place {
+        let _ = rustix::thread::sched_setaffinity(None, &place);
+    }
     let _ = rustix::process::nice(NICE);
     rustix::thread::move_into_link_name_space(users, Some(LinkNameSpaceType::User))?;
     // SAFETY: only the namespace changes; descriptors and memory stay as they are.
@@ -118,10 +124,11 @@ fn network(order: Order) -> Result<(), Errno> {
 }
 
 /// Room for an order above a stack, and the stack as the processor wants it aligned.
-const ORDER_LEN: usize = 64;
+const ORDER_LEN: usize = 256;
+const _: () = assert!(size_of::<Order>() <= ORDER_LEN);
 
 /// Where both of them begin: the order upwards, the stack down.
-fn place(stack: &Stack) -> *mut Order {
+fn upper_end(stack: &Stack) -> *mut Order {
     // SAFETY: within the mapping, which is longer than that.
     unsafe { stack.top().sub(ORDER_LEN) }.cast()
 }
@@ -143,7 +150,7 @@ mod tests {
             None,
         )
         .unwrap();
-        let beside = make_network(users.as_fd(), send.as_fd(), None).unwrap();
+        let beside = make_network(users.as_fd(), send.as_fd(), None, None).unwrap();
         let pid = beside.pid();
         assert_eq!(beside.wait().unwrap_err().raw_os_error(), Some(libc::EINVAL));
         assert!(rustix::process::test_kill_process(pid).is_err(), "it is buried");
