@@ -14,7 +14,8 @@ use crate::{args::Args, groups};
 pub struct Ground {
     /// How to measure.
     pub args: Args,
-    /// The `pal` that is measured.
+    /// The `pal` that is measured: a copy, as an installed one is. The linker writes a program through a mapping, so it
+    /// is cached page by page, and every run of that very file pays for it until it was read from the disk again.
     pub pal: PathBuf,
     /// This program, for work inside.
     pub me: PathBuf,
@@ -26,14 +27,14 @@ pub struct Ground {
 }
 
 impl Ground {
-    /// Finds `pal` beside this program and makes the directories.
+    /// Finds `pal` beside this program, installs it and makes the directories.
     pub fn prepare(args: Args) -> io::Result<Self> {
         let me = std::env::current_exe()?;
-        let pal = me.with_file_name("pal");
-        if !pal.exists() {
+        let built = me.with_file_name("pal");
+        if !built.exists() {
             return Err(io::Error::other(format!(
                 "there is no {}; build it: cargo build --release -p cli",
-                pal.display()
+                built.display()
             )));
         }
         let scratch = PathBuf::from(format!("/var/tmp/palisade-bench-{}", std::process::id()));
@@ -47,6 +48,8 @@ impl Ground {
                 data.display()
             )));
         }
+        let pal = scratch.join("pal");
+        fs::copy(&built, &pal)?;
         Ok(Self { args, pal, me, scratch, data, groups: groups::Before::look() })
     }
 
