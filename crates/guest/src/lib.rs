@@ -26,6 +26,7 @@ mod ready;
 mod reply;
 mod server;
 mod tree;
+mod unread;
 mod users;
 pub mod vm;
 

@@ -13,6 +13,7 @@ use common::{Guest, request};
 use http_body_util::BodyExt;
 use proto::tree::{Item, Reader};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const OCTETS: [(&str, &str); 1] = [("content-type", "application/octet-stream")];
 
@@ -135,6 +136,27 @@ async fn what_is_not_a_file_is_refused_at_once() {
     let (status, body) =
         guest.ask("GET", "/files?path=/sys/kernel/mm/transparent_hugepage/enabled", "").await;
     assert!(status == 404 || status == 200 && body.len() < 100);
+}
+
+#[tokio::test]
+async fn who_sends_everything_before_it_listens_hears_why_it_was_refused() {
+    let guest = Guest::start();
+    for asked in ["POST /files?path=/proc/none/x", "PUT /v1/tree?path=/proc/none/x"] {
+        let mut stream = guest.connect().await;
+        let (piece, pieces) = ([7; 64 << 10], 256);
+        let head = format!(
+            "{asked} HTTP/1.1\r\nhost: x\r\ncontent-type: application/octet-stream\r\ncontent-length: {}\r\n\r\n",
+            piece.len() * pieces
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        for _ in 0..pieces {
+            stream.write_all(&piece).await.unwrap_or_else(|error| panic!("{asked} is not read on: {error}"));
+        }
+        let mut said = [0; 12];
+        stream.read_exact(&mut said).await.unwrap();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        assert!(said.starts_with("HTTP/1.1 4") || said.starts_with("HTTP/1.1 5"), "{asked}: {said}");
+    }
 }
 
 #[tokio::test]

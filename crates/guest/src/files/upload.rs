@@ -34,6 +34,7 @@ use crate::{
     query::Query,
     reply::{self, Refusal, Reply},
     server::Guest,
+    unread,
     users::User,
 };
 
@@ -64,19 +65,29 @@ pub async fn upload(guest: &Rc<Guest>, request: Request<Incoming>) -> Reply {
     let query = Query::parse(request.uri().query());
     let config = guest.config();
     let token = config.token.as_deref();
-    if let Err(refusal) = auth::check_files(token, request.headers(), &query, Operation::Write, super::now())
-    {
-        return refusal.reply();
-    }
-    match take(guest, &query, request).await {
+    let (head, mut body) = request.into_parts();
+    let headers = &head.headers;
+    let taken = match auth::check_files(token, headers, &query, Operation::Write, super::now()) {
+        Ok(()) => take(guest, &query, headers, &mut body).await,
+        Err(refusal) => Err(refusal),
+    };
+    match taken {
         Ok(uploaded) => reply::json(&uploaded),
-        Err(refusal) => refusal.reply(),
+        Err(refusal) => {
+            unread::read_on(body);
+            refusal.reply()
+        }
     }
 }
 
-async fn take(guest: &Guest, query: &Query, request: Request<Incoming>) -> Result<Vec<Uploaded>, Refusal> {
-    let gzip = is_gzip(request.headers())?;
-    let metadata = metadata::from_headers(request.headers())
+async fn take(
+    guest: &Guest,
+    query: &Query,
+    headers: &HeaderMap,
+    body: &mut Incoming,
+) -> Result<Vec<Uploaded>, Refusal> {
+    let gzip = is_gzip(headers)?;
+    let metadata = metadata::from_headers(headers)
         .map_err(|message| Refusal::bad(format!("invalid metadata: {message}")))?;
     let name =
         query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config().user).to_owned();
@@ -87,27 +98,26 @@ async fn take(guest: &Guest, query: &Query, request: Request<Incoming>) -> Resul
         workdir: guest.config().workdir.clone(),
         metadata: Arc::new(metadata),
     };
-    let kind =
-        request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let kind = kind.to_owned();
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let path = query.bytes("path").map(<[u8]>::to_vec);
     match kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
         "application/octet-stream" => {
             let path =
                 path.ok_or_else(|| Refusal::bad("path query parameter is required for raw body upload"))?;
-            Ok(vec![raw(&to, &path, request.into_body(), gzip).await?])
+            Ok(vec![raw(&to, &path, body, gzip).await?])
         }
         kind_word if kind_word.starts_with("multipart/") => {
-            let boundary = multer::parse_boundary(&kind)
+            let boundary = multer::parse_boundary(kind)
                 .map_err(|error| Refusal::bad(format!("error parsing multipart form: {error}")))?;
-            let mut body = request.into_body();
             if gzip {
                 let form = Multipart::new(BodyDataStream::new(Inflated::new(body)), boundary);
                 return parts(&to, path.as_deref(), form).await;
             }
             let uploaded =
-                parts(&to, path.as_deref(), Multipart::new(BodyDataStream::new(&mut body), boundary)).await;
-            read_to_end(&mut body).await;
+                parts(&to, path.as_deref(), Multipart::new(BodyDataStream::new(&mut *body), boundary)).await;
+            if uploaded.is_ok() {
+                read_to_end(body).await;
+            }
             uploaded
         }
         _ => Err(Refusal::bad(format!(
@@ -131,10 +141,10 @@ async fn read_to_end(body: &mut Incoming) {
     let _ = tokio::time::timeout(EPILOGUE_WAIT, rest).await;
 }
 
-async fn raw(to: &Target, path: &[u8], mut body: Incoming, gzip: bool) -> Result<Uploaded, Refusal> {
+async fn raw(to: &Target, path: &[u8], body: &mut Incoming, gzip: bool) -> Result<Uploaded, Refusal> {
     let path = to.path(path)?;
     let cut = |error: hyper::Error| Refusal::bad(format!("the request was cut: {error}"));
-    let next = async move || loop {
+    let next = async || loop {
         match body.frame().await.transpose().map_err(cut)? {
             None => return Ok(None),
             Some(frame) => {
@@ -406,15 +416,15 @@ async fn helped<T: Send + 'static>(
 }
 
 /// A gzipped body, inflated as it is read.
-struct Inflated {
-    body: Incoming,
+struct Inflated<'a> {
+    body: &'a mut Incoming,
     decoder: GzDecoder<Vec<u8>>,
     waiting: Bytes,
     over: bool,
 }
 
-impl Inflated {
-    fn new(body: Incoming) -> Self {
+impl<'a> Inflated<'a> {
+    fn new(body: &'a mut Incoming) -> Self {
         Self { body, decoder: GzDecoder::new(Vec::new()), waiting: Bytes::new(), over: false }
     }
 
@@ -426,7 +436,7 @@ impl Inflated {
     }
 }
 
-impl Body for Inflated {
+impl Body for Inflated<'_> {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -441,7 +451,7 @@ impl Body for Inflated {
             if self.over {
                 return Poll::Ready(None);
             }
-            match std::task::ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+            match std::task::ready!(Pin::new(&mut *self.body).poll_frame(cx)) {
                 Some(Err(error)) => return Poll::Ready(Some(Err(io::Error::other(error)))),
                 Some(Ok(frame)) => self.waiting = frame.into_data().unwrap_or_default(),
                 None => {

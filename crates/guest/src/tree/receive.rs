@@ -32,6 +32,7 @@ use crate::{
     query::Query,
     reply::{self, Refusal, Reply},
     server::Guest,
+    unread,
     users::User,
 };
 
@@ -48,7 +49,7 @@ struct Received {
 }
 
 /// Answers how much was written.
-pub async fn receive(guest: &Guest, query: &Query, body: Incoming) -> Reply {
+pub async fn receive(guest: &Guest, query: &Query, mut body: Incoming) -> Reply {
     let path = query.bytes("path").unwrap_or_default().to_vec();
     let user =
         query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config().user).to_owned();
@@ -58,16 +59,19 @@ pub async fn receive(guest: &Guest, query: &Query, body: Incoming) -> Reply {
         Ok(Extract::new(path, user))
     };
     let received = match helped(work).await {
-        Ok(extract) => take(extract, body).await,
+        Ok(extract) => take(extract, &mut body).await,
         Err(refusal) => Err(refusal),
     };
     match received {
         Ok(received) => reply::json(&received),
-        Err(refusal) => refusal.reply(),
+        Err(refusal) => {
+            unread::read_on(body);
+            refusal.reply()
+        }
     }
 }
 
-async fn take(mut extract: Extract, mut body: Incoming) -> Result<Received, Refusal> {
+async fn take(mut extract: Extract, body: &mut Incoming) -> Result<Received, Refusal> {
     loop {
         let frame = tokio::time::timeout(WAIT, body.frame()).await;
         let frame = frame.map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the tree stalled"))?;
