@@ -4,6 +4,18 @@ use libc::{
     BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, c_long, c_ulong, sock_filter, sock_fprog,
 };
 
+/// Where the number of the call, its architecture and its arguments are in what is known of it.
+pub const NUMBER: u32 = 0;
+/// See [`NUMBER`].
+pub const ARCHITECTURE: u32 = 4;
+/// See [`NUMBER`]; eight bytes each.
+pub const ARGUMENTS: u32 = 16;
+/// The architecture of this program.
+#[cfg(target_arch = "x86_64")]
+pub const NATIVE: u32 = 0xc000_003e;
+#[cfg(target_arch = "aarch64")]
+pub const NATIVE: u32 = 0xc000_00b7;
+
 /// Loads a word of what is known of the call.
 pub const LOAD: u32 = BPF_LD | BPF_W | BPF_ABS;
 /// Whether it is that number.

@@ -7,6 +7,7 @@ pub mod beside;
 mod bpf;
 pub mod caps;
 pub mod cgroup;
+pub mod devices;
 pub mod fd;
 pub mod filter;
 pub mod intercept;

@@ -7,22 +7,14 @@ use std::io;
 
 use libc::{c_long, sock_filter};
 
-use crate::bpf::{self, ANSWER, EQUAL, LOAD, step};
+use crate::bpf::{self, ANSWER, ARCHITECTURE, ARGUMENTS, EQUAL, LOAD, NATIVE, NUMBER, step};
 
 /// The bits that lend an owner's or a group's rights.
 const LENDING: u32 = libc::S_ISUID | libc::S_ISGID;
 const HAS_BITS: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
 const AT_LEAST: u32 = libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K;
-/// Where the number of the call, its architecture and its arguments are in what is known of it.
-const NUMBER: u32 = 0;
-const ARCHITECTURE: u32 = 4;
-const ARGUMENTS: u32 = 16;
 /// Numbers from here on are x32's.
 const X32: u32 = 0x4000_0000;
-#[cfg(target_arch = "x86_64")]
-const NATIVE: u32 = 0xc000_003e;
-#[cfg(target_arch = "aarch64")]
-const NATIVE: u32 = 0xc000_00b7;
 
 /// Calls that take a mode, and which of their arguments that is.
 #[rustfmt::skip]
