@@ -18,6 +18,10 @@ pub const EXPECTED: &[Skip] = &[
         why: "none is on this host; one is found where programs are, or named by PAL_FIRECRACKER",
     },
     Skip {
+        what: "under a real jailer",
+        why: "Firecracker or its jailer is not on this host; they are found where programs are, or named by PAL_FIRECRACKER and PAL_JAILER",
+    },
+    Skip {
         what: "under a real cloud-hypervisor",
         why: "none is on this host; one is found where programs are, or named by PAL_CLOUD_HYPERVISOR",
     },

@@ -246,6 +246,7 @@ pub fn plan(engine: Engine, begin: Begin) -> VmPlan {
         images: vec!["/disks/image0".into(), "/disks/image1".into()],
         shares: Vec::new(),
         sharer: None,
+        jailer: None,
         begin,
         welcome: Welcome {
             config,

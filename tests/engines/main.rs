@@ -2,6 +2,7 @@
 //! asked of one.
 
 mod contract;
+mod jail;
 mod published;
 mod real;
 mod told;

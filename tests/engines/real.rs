@@ -25,7 +25,7 @@ pub fn program(which: Engine) -> Option<PathBuf> {
 }
 
 /// What machines are made from, with a record of this test's own.
-fn own_record(t: &Bodies) {
+pub fn own_record(t: &Bodies) {
     let shared = fs::canonicalize(t.data().join("vm")).unwrap();
     let own = t.data().join("vm");
     fs::remove_file(&own).unwrap();
@@ -41,7 +41,7 @@ fn own_record(t: &Bodies) {
     fs::copy(shared.join("setup.json"), own.join("setup.json")).unwrap();
 }
 
-fn nothing_is_left(fleet: &Fleet) {
+pub fn nothing_is_left(fleet: &Fleet) {
     assert!(fleet.list().unwrap().is_empty());
 }
 

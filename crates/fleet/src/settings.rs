@@ -32,7 +32,13 @@ pub struct Settings {
     /// Where Firecracker's program is.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "microvm.firecracker")]
     pub firecracker: Option<PathBuf>,
+    /// Where its jailer is, or [`NONE`].
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "microvm.jailer")]
+    pub jailer: Option<PathBuf>,
 }
+
+/// In place of a program: it is not to be used.
+pub(crate) const NONE: &str = "none";
 
 /// One setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,11 +51,14 @@ pub enum Setting {
     CloudHypervisor,
     /// Where Firecracker's program is.
     Firecracker,
+    /// Where Firecracker's jailer is, or that it is not to be used.
+    Jailer,
 }
 
 impl Setting {
     /// All of them.
-    pub const ALL: [Setting; 4] = [Self::Budget, Self::Engine, Self::CloudHypervisor, Self::Firecracker];
+    pub const ALL: [Setting; 5] =
+        [Self::Budget, Self::Engine, Self::CloudHypervisor, Self::Firecracker, Self::Jailer];
 
     /// The word on every surface.
     pub fn name(self) -> &'static str {
@@ -58,6 +67,7 @@ impl Setting {
             Self::Engine => "microvm.engine",
             Self::CloudHypervisor => "microvm.cloud-hypervisor",
             Self::Firecracker => "microvm.firecracker",
+            Self::Jailer => "microvm.jailer",
         }
     }
 
@@ -78,6 +88,7 @@ impl Setting {
             Self::Engine => Some(settings.engine.unwrap_or_default().to_string()),
             Self::CloudHypervisor => place(&settings.cloud_hypervisor),
             Self::Firecracker => place(&settings.firecracker),
+            Self::Jailer => place(&settings.jailer),
         }
     }
 
@@ -99,6 +110,8 @@ impl Setting {
             }
             Self::CloudHypervisor => settings.cloud_hypervisor = program(value)?,
             Self::Firecracker => settings.firecracker = program(value)?,
+            Self::Jailer if value == NONE => settings.jailer = Some(NONE.into()),
+            Self::Jailer => settings.jailer = program(value)?,
         }
         Ok(())
     }

@@ -34,7 +34,7 @@ use crate::{
     root::{self, Assembled},
     trees::{self, Lower, Trees},
     views,
-    vm::{self, Charge, share::Sharer},
+    vm::{self, Charge, beside::Beside},
 };
 
 const PLAN_LEN_MAX: u32 = 4 << 20;
@@ -226,20 +226,22 @@ fn prepare(
     Way::enter(network.as_fd())?;
     told.extend(namespaces());
     // While namespaces can still be made.
-    let sharers = vm::share::start(plan)?;
+    let mut beside = vm::share::start(plan)?;
+    beside.extend(vm::jail::start(plan)?);
     if let Some(places) = places {
         places.anywhere();
     }
     told.extend(lock_down::limits(plan)?);
     told.extend(lock_down::privileges(plan)?);
-    Ok(Prepared { told, followed, sharers })
+    Ok(Prepared { told, followed, beside })
 }
 
 /// A Body that only lacks its guest.
 struct Prepared {
     told: Vec<Mechanism>,
     followed: Vec<Followed>,
-    sharers: Vec<Sharer>,
+    /// Who shares directories with a machine, and who jails its hypervisor.
+    beside: Vec<Beside>,
 }
 
 /// Root of the Body where there is one, otherwise its only user.
@@ -271,9 +273,9 @@ fn become_guest(
     prepared: Prepared,
     filter: &Filter,
 ) -> StepError {
-    let Prepared { told: mechanisms, followed, sharers } = prepared;
-    let Kept { listener, tell, control, followed, sharers } =
-        match keep_only(luggage, tell, followed, sharers) {
+    let Prepared { told: mechanisms, followed, beside } = prepared;
+    let Kept { listener, tell, control, followed, mut beside } =
+        match keep_only(luggage, tell, followed, beside) {
             Ok(kept) => kept,
             Err(error) => return error,
         };
@@ -284,8 +286,9 @@ fn become_guest(
         std::process::exit(1);
     }
     if let (Some(machine), Some(control)) = (plan.vm, control) {
+        let jailer = if machine.is_jailed() { beside.pop() } else { None };
         std::process::exit(mind(
-            Charge { vm: machine, callers: listener, control, sharers },
+            Charge { vm: machine, callers: listener, control, sharers: beside, jailer },
             tell,
             mechanisms,
         ));
@@ -320,7 +323,7 @@ fn mind(charge: Charge, tell: OwnedFd, mut mechanisms: Vec<Mechanism>) -> i32 {
 const TELL_FD: RawFd = 4;
 const LISTEN_FD: RawFd = 3;
 const CONTROL_FD: RawFd = 5;
-/// From here on, one after another: views of followed areas, and complaints of who shares directories.
+/// From here on, one after another: views of followed areas, and what is said by who is beside a machine's minder.
 const VIEWS_FD: RawFd = 6;
 
 /// What the guest, or who minds a machine, still holds of the host.
@@ -329,7 +332,7 @@ struct Kept {
     tell: OwnedFd,
     control: Option<UnixListener>,
     followed: Vec<Followed>,
-    sharers: Vec<Sharer>,
+    beside: Vec<Beside>,
 }
 
 /// Closes every descriptor but the log, the sockets, views of areas and, for one more word, the pipe to the launcher.
@@ -337,14 +340,14 @@ fn keep_only(
     luggage: Luggage,
     tell: &OwnedFd,
     followed: Vec<Followed>,
-    sharers: Vec<Sharer>,
+    beside: Vec<Beside>,
 ) -> Result<Kept, StepError> {
     let null: OwnedFd =
         File::options().read(true).write(true).open("/dev/null").step("open /dev/null")?.into();
     // Above all fixed numbers first, so that placing one never closes another.
     let views = VIEWS_FD
         + followed.iter().map(|followed| 1 + followed.lowers.len() as RawFd).sum::<RawFd>()
-        + sharers.len() as RawFd;
+        + beside.len() as RawFd;
     let high = |fd: BorrowedFd<'_>| rustix::io::fcntl_dupfd_cloexec(fd, views + 2).step("copy a descriptor");
     let placed = [(high(null.as_fd())?, 0), (high(null.as_fd())?, 1), (high(luggage.log.as_fd())?, 2)];
     let (listener, tell) = (high(luggage.listener.as_fd())?, high(tell.as_fd())?);
@@ -352,7 +355,7 @@ fn keep_only(
     // Its number is taken in any case, so that those behind it are always the same.
     let control = high(luggage.control.as_ref().unwrap_or(&null).as_fd())?;
     let all = followed.iter().flat_map(|followed| [&followed.upper].into_iter().chain(&followed.lowers));
-    let all = all.chain(sharers.iter().map(|sharer| &sharer.complaints));
+    let all = all.chain(beside.iter().map(|one| &one.said));
     let all = all.map(|view| high(view.as_fd())).collect::<Result<Vec<_>, _>>()?;
     for (fd, number) in placed {
         sys::fd::place(fd, number).step("place standard streams")?;
@@ -367,9 +370,9 @@ fn keep_only(
         .iter()
         .map(|followed| (followed.at.clone(), followed.token.clone(), followed.above, followed.lowers.len()))
         .collect();
-    let pids: Vec<_> = sharers.iter().map(|sharer| sharer.pid).collect();
+    let pids: Vec<_> = beside.iter().map(|one| one.pid).collect();
     // Their numbers are closed below, by number.
-    std::mem::forget((luggage, null, followed, sharers));
+    std::mem::forget((luggage, null, followed, beside));
     sys::fd::close_from(views).step("close what is not the guest's")?;
     let take = |number| -> Result<OwnedFd, StepError> {
         let fd = sys::fd::inherited(number).step("take a descriptor")?;
@@ -390,9 +393,7 @@ fn keep_only(
             above,
         });
     }
-    let sharers = pids
-        .into_iter()
-        .map(|pid| next().map(|complaints| Sharer { pid, complaints }))
-        .collect::<Result<_, _>>()?;
-    Ok(Kept { listener: take(LISTEN_FD)?.into(), tell: take(TELL_FD)?, control, followed: views, sharers })
+    let beside =
+        pids.into_iter().map(|pid| next().map(|said| Beside { pid, said })).collect::<Result<_, _>>()?;
+    Ok(Kept { listener: take(LISTEN_FD)?.into(), tell: take(TELL_FD)?, control, followed: views, beside })
 }

@@ -38,6 +38,9 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     if Path::new(&called).file_name() == Path::new(proto::workspace::CHANGES).file_name() {
         return guest::changes::ask(arguments);
     }
+    if Path::new(&called).file_name() == Some(proto::vm::JAILED.as_ref()) {
+        return vm::jail::enter(arguments);
+    }
     if rustix::process::getpid().is_init() && Path::new("/modules").is_dir() {
         // The first process of a machine: its kernel started this program from its first file system.
         guest::vm::main();

@@ -48,8 +48,10 @@ pub fn gather(plan: &Plan) -> Result<Trees, StepError> {
     for mount in &plan.mounts {
         let step = format!("open {}", mount.source.display());
         let tree = sys::mount::clone_tree(&mount.source, Below::Too).step(step.clone())?;
-        // The processor's own door, for a hypervisor that uses it; no other device of the host is ever named.
-        let devices = plan.vm.is_some() && mount.target == Path::new(proto::vm::KVM);
+        // The processor's own door, for a hypervisor that uses it, and randomness, for one in a jail; no other device of
+        // the host is ever named.
+        let doors = [proto::vm::KVM, proto::vm::URANDOM].map(Path::new);
+        let devices = plan.vm.is_some() && doors.contains(&mount.target.as_path());
         let attrs = Attrs { read_only: mount.access == Access::ReadOnly, devices, ..Attrs::default() };
         sys::mount::restrict(tree.as_fd(), attrs).step(step)?;
         mounts.push(tree);

@@ -21,6 +21,14 @@ pub const LAYERS_MAX: usize = 200;
 pub const LINE_PORT: u32 = 1024;
 /// Where the root of the program that shares directories is, in the machine's root.
 pub const SHARES: &str = "/run";
+/// Where the programs of Firecracker's jail are, in the machine's root. Firecracker shares no directories.
+pub const JAIL_TOOLS: &str = "/run";
+/// Where the jail itself is made.
+pub const JAIL: &str = "/tmp";
+/// What is executed in a jail: the launcher, under the name that the jailer insists on.
+pub const JAILED: &str = "firecracker";
+/// Where programs find randomness.
+pub const URANDOM: &str = "/dev/urandom";
 /// A word for the kernel that it does not know, and its guest does: the line is a vsock.
 pub const LINE_WORD: &str = "palisade.line=vsock";
 
@@ -261,6 +269,24 @@ impl Accelerator {
     }
 }
 
+/// Firecracker's own jailer, as far as a machine has it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Jailer {
+    /// It starts the hypervisor.
+    Used {
+        /// What it says of its version.
+        version: String,
+        /// Memory of the jail's root: the programs in it.
+        bytes: u64,
+    },
+    /// It does not, because of this.
+    Absent {
+        /// Why.
+        why: String,
+    },
+}
+
 /// How a machine comes to life.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -310,12 +336,22 @@ pub struct VmPlan {
     /// The program that shares them, in the root at [`SHARES`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharer: Option<PathBuf>,
+    /// Whether Firecracker's jailer starts it; of no meaning for others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jailer: Option<Jailer>,
     /// How it begins.
     pub begin: Begin,
     /// What its guest is told; time and randomness are added when that happens.
     pub welcome: Welcome,
     /// How long it may take until its guest answers.
     pub boot_ms_max: u64,
+}
+
+impl VmPlan {
+    /// Whether Firecracker's jailer starts it.
+    pub fn is_jailed(&self) -> bool {
+        matches!(self.jailer, Some(Jailer::Used { .. }))
+    }
 }
 
 /// How far a machine's clock may be off after it was set.

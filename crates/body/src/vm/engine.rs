@@ -121,7 +121,7 @@ fn put(from: &Path, to: &Path) -> Result<(), VmError> {
 }
 
 /// What the dynamic loader would load, and the loader itself.
-fn libraries(program: &Path) -> Result<Vec<PathBuf>, VmError> {
+pub(super) fn libraries(program: &Path) -> Result<Vec<PathBuf>, VmError> {
     let told = run(Command::new("ldd").arg(program), "ldd")?;
     let text = String::from_utf8_lossy(&told).into_owned();
     Ok(text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())

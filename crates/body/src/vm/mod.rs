@@ -8,6 +8,7 @@
 //!    kernel-HASH/      vmlinux, and modules/ in the order they are loaded
 //!    engine-HASH/      a root with the hypervisor and nothing else; engine-NAME-HASH/ for others than QEMU
 //!    share-HASH/       a root with the program that shares directories
+//!    jail-HASH/        a root with Firecracker's jailer and what it executes
 //!    initrd/           first file systems, one for each version of pal and kernel
 //!    images/           read-only file systems, one for each layer of a template, one for each state of this host
 //!    uppers/           empty disks, one for each size
@@ -21,6 +22,7 @@ pub mod disks;
 pub mod engine;
 pub mod freeze;
 pub mod images;
+pub mod jail;
 pub mod kernel;
 pub mod measure;
 pub mod plan;

@@ -10,12 +10,14 @@ use proto::{
     guest::GuestConfig,
     launch::{Area, AreaKind, Lower, Plan, Rlimits, Seed, Upper},
     spec::{Access, Life, Mount},
-    vm::{Accelerator, Begin, Engine, Held, KVM, UPPER, VmPlan, Welcome},
+    vm::{Accelerator, Begin, Engine, Held, JAIL_TOOLS, KVM, UPPER, URANDOM, VmPlan, Welcome},
 };
 
 use super::{
     disks::{self, DISK_MIN},
-    engine, share,
+    engine,
+    jail::Jail,
+    share,
 };
 use crate::groups::Bounds;
 
@@ -45,9 +47,10 @@ pub const DISK_DEFAULT: Size = Size(16 << 30);
 const BOOT_MS_MAX: u64 = 30_000;
 /// And one that the processor runs.
 const KVM_BOOT_MS_MAX: u64 = 6_000;
-/// The name of its own door to the processor.
-const DOOR: &str = "kvm";
-const KVM_DEVICE: (u32, u32) = (10, 232);
+/// Its own door to the processor, and where it is seen: its name in a Body's directory, and the device.
+const DOOR: (&str, &str, (u32, u32)) = ("kvm", KVM, (10, 232));
+/// Randomness that a jailer can give to Firecracker.
+const RANDOM_DOOR: (&str, &str, (u32, u32)) = ("urandom", URANDOM, (1, 9));
 /// The name of the private disk in a Body's directory and in what was frozen.
 pub const UPPER_FILE: &str = "upper.img";
 /// The names of memory and the rest in what was frozen.
@@ -72,6 +75,8 @@ pub struct Parts {
     pub images: Vec<PathBuf>,
     /// The root of the program that shares directories of the host, where there are any.
     pub sharer: Option<PathBuf>,
+    /// Firecracker's jailer; none where the hypervisor is another.
+    pub jail: Option<Jail>,
     /// An empty disk of the right size.
     pub empty: PathBuf,
     /// How it begins.
@@ -124,8 +129,8 @@ pub fn around(limits: &Limits) -> Limits {
 /// Puts the private disk into a Body's directory, unless it has one from an earlier life.
 pub fn prepare_disk(dir: &Path, spec: &Spec, parts: &Parts) -> io::Result<()> {
     super::record::keep_images(&parts.images, dir).map_err(io::Error::other)?;
-    if parts.accelerator == Accelerator::Kvm && sys::caps::is_host_root() {
-        own_door(dir, spec)?;
+    for (name, _, device) in doors(parts) {
+        own_door(dir, spec, name, device)?;
     }
     let place = dir.join(UPPER_FILE);
     let from = match &parts.start {
@@ -133,7 +138,8 @@ pub fn prepare_disk(dir: &Path, spec: &Spec, parts: &Parts) -> io::Result<()> {
         Start::Thaw(frozen) => frozen.dir.join(UPPER_FILE),
     };
     let own = |path: &Path| -> io::Result<()> {
-        let first = if spec.ids.has_root() { 0 } else { proto::spec::USER_ID };
+        let jailed = parts.is_jailed();
+        let first = if spec.ids.has_root() && !jailed { 0 } else { proto::spec::USER_ID };
         if let (true, Some((user, group))) =
             (sys::caps::is_host_root(), spec.ids.user_outside(first).zip(spec.ids.group_outside(first)))
         {
@@ -146,6 +152,9 @@ pub fn prepare_disk(dir: &Path, spec: &Spec, parts: &Parts) -> io::Result<()> {
         disks::copy(&from, &part)?;
         own(&part)?;
         fs::rename(&part, &place)?;
+    } else if parts.hypervisor == Engine::Firecracker {
+        // Its last life may have been one without a jail, or with one.
+        own(&place)?;
     }
     if parts.hypervisor != Engine::Qemu {
         let scratch = dir.join(SCRATCH);
@@ -155,16 +164,28 @@ pub fn prepare_disk(dir: &Path, spec: &Spec, parts: &Parts) -> io::Result<()> {
     Ok(())
 }
 
-/// The processor's door for the Body's ids alone: the host's own belongs to its group `kvm`.
-fn own_door(dir: &Path, spec: &Spec) -> io::Result<()> {
+impl Parts {
+    fn is_jailed(&self) -> bool {
+        self.jail.as_ref().is_some_and(|jail| jail.root().is_some())
+    }
+}
+
+/// Devices for the Body's ids alone, where they can be made.
+fn doors(parts: &Parts) -> impl Iterator<Item = (&'static str, &'static str, (u32, u32))> {
+    let kvm = (parts.accelerator == Accelerator::Kvm && sys::caps::is_host_root()).then_some(DOOR);
+    kvm.into_iter().chain(parts.is_jailed().then_some(RANDOM_DOOR))
+}
+
+/// A device for the Body's ids alone: the host's own belongs to its group `kvm`, or to its root.
+fn own_door(dir: &Path, spec: &Spec, name: &str, (major, minor): (u32, u32)) -> io::Result<()> {
     use rustix::fs::{CWD, FileType, Mode, makedev};
-    let place = dir.join(DOOR);
+    let place = dir.join(name);
     match rustix::fs::mknodat(
         CWD,
         &place,
         FileType::CharacterDevice,
         Mode::RUSR | Mode::WUSR,
-        makedev(KVM_DEVICE.0, KVM_DEVICE.1),
+        makedev(major, minor),
     ) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
         Err(errno) => return Err(errno.into()),
@@ -192,9 +213,14 @@ pub fn plan(
     if parts.hypervisor != Engine::Qemu {
         mounts.push(show(&dir.join(SCRATCH), Path::new("/save/ram"), Access::ReadWrite));
     }
-    if parts.accelerator == Accelerator::Kvm {
-        let door = if sys::caps::is_host_root() { dir.join(DOOR) } else { PathBuf::from(KVM) };
-        mounts.push(show(&door, Path::new(KVM), Access::ReadWrite));
+    if parts.accelerator == Accelerator::Kvm && !sys::caps::is_host_root() {
+        mounts.push(show(Path::new(KVM), Path::new(KVM), Access::ReadWrite));
+    }
+    for (name, place, _) in doors(parts) {
+        mounts.push(show(&dir.join(name), Path::new(place), Access::ReadWrite));
+    }
+    if let Some(tools) = parts.jail.as_ref().and_then(Jail::root) {
+        mounts.push(show(tools, Path::new(JAIL_TOOLS), Access::ReadOnly));
     }
     let mut images = Vec::new();
     for (index, image) in parts.images.iter().enumerate() {
@@ -249,6 +275,7 @@ pub fn plan(
         images,
         shares: shares.plans,
         sharer: shares.program,
+        jailer: parts.jail.as_ref().map(Jail::told),
         begin,
         welcome,
         boot_ms_max: if parts.accelerator == Accelerator::Kvm { KVM_BOOT_MS_MAX } else { BOOT_MS_MAX },

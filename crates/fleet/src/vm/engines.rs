@@ -59,23 +59,40 @@ impl Fleet {
         let known = setup.engines.get(&which).and_then(|known| known.program.as_deref());
         let named = program.or_else(|| decided.program(which).or(known).map(Path::to_owned));
         let found = engine::other(which, named.as_deref()).map_err(|error| absent(which, error))?;
-        let mut known = Known { program: named, version: version(which, &found)?, verdict: None };
+        let mut known = Known {
+            program: named,
+            version: version(which.name(), &found, &where_to_get(which))?,
+            verdict: None,
+        };
         self.ground().remember(which, &known).map_err(failure)?;
+        if let Some(jail) = self.jail_of(which, &self.ground().setup().map_err(failure)?)? {
+            say(&super::jail::said(&jail));
+        }
         say(&format!("trying whether the processor runs machines under {which}"));
-        known.verdict = Some(self.judge_engine(which));
+        known.verdict = Some(self.judge_engine(which)?);
         self.ground().remember(which, &known).map_err(failure)?;
         Ok(known)
     }
 
-    fn judge_engine(&self, which: Engine) -> Verdict {
+    fn judge_engine(&self, which: Engine) -> Result<Verdict, Failure> {
         let boot_id = sys::proc::boot_id().unwrap_or_default();
         let (accelerator, why) = match self.try_engine(which) {
             Ok(()) => (Accelerator::Kvm, "a machine was booted with it".to_owned()),
+            // That says nothing of the processor.
+            Err(failure) if super::jail::is_its_fault(&failure) => return Err(failure),
             Err(failure) => {
                 (Accelerator::Emulated, failure.causes().pop().unwrap_or_else(|| failure.to_string()))
             }
         };
-        Verdict { accelerator, why, boot_id }
+        Ok(Verdict { accelerator, why, boot_id })
+    }
+
+    /// Where the program of a hypervisor besides QEMU is.
+    pub(super) fn program_of(&self, which: Engine, setup: &Setup) -> Result<PathBuf, Failure> {
+        let decided = self.settings()?;
+        let known = setup.engines.get(&which).and_then(|known| known.program.as_deref());
+        let named = decided.program(which).or(known);
+        engine::other(which, named).map_err(|error| absent(which, error))
     }
 
     /// The root of a hypervisor, and what runs its machines.
@@ -93,7 +110,7 @@ impl Fleet {
         let decided = self.settings()?;
         let known = setup.engines.get(&which);
         let named = decided.program(which).or(known.and_then(|known| known.program.as_deref()));
-        let program = engine::other(which, named).map_err(|error| absent(which, error))?;
+        let program = self.program_of(which, setup)?;
         // What was found out of another program says nothing of this one.
         let known = known.filter(|known| named.is_none() || known.program.as_deref() == named);
         if let Err(error) = std::fs::File::options().read(true).write(true).open(KVM) {
@@ -149,16 +166,16 @@ fn where_to_get(which: Engine) -> String {
     )
 }
 
-/// What a program says of its version: the first line.
-fn version(which: Engine, program: &Path) -> Result<String, Failure> {
+/// What a program of that name says of its version: the first line.
+pub(super) fn version(name: &str, program: &Path, hint: &str) -> Result<String, Failure> {
     let no_engine = |why: String| {
-        Failure::new(Kind::Host, format!("{} is no {which} that runs here", program.display()))
+        Failure::new(Kind::Host, format!("{} is no {name} that runs here", program.display()))
             .because(why)
-            .hint(where_to_get(which))
+            .hint(hint)
     };
     let said = first_words(program).map_err(|error| no_engine(error.to_string()))?;
     let first = proto::text::visible(said.lines().next().unwrap_or_default().trim());
-    match first.to_lowercase().contains(which.name()) {
+    match first.to_lowercase().contains(name) {
         true => Ok(first),
         false if first.is_empty() => Err(no_engine("it does not tell its version".to_owned())),
         false => Err(no_engine(first)),

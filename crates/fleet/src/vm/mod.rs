@@ -2,6 +2,7 @@
 
 pub(crate) mod engines;
 mod frozen;
+mod jail;
 mod judge;
 mod share;
 mod swap;
@@ -127,6 +128,7 @@ impl Fleet {
             disk,
         };
         let empty = vm::disks::empty(&ground.dir().join("uppers"), spec.limits.disk.0).map_err(failure)?;
+        let jail = self.jail_of(hypervisor, &setup)?;
         let sharer = spec.share.map(|_| ground.sharer()).transpose().map_err(failure)?;
         Ok(Parts {
             hypervisor,
@@ -134,6 +136,7 @@ impl Fleet {
             accelerator,
             images,
             sharer,
+            jail,
             empty,
             start,
             ahead: false,

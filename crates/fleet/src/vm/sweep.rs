@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use body::vm::{Setup, images, setup, share};
+use body::vm::{Setup, images, jail, setup, share};
 use proto::Failure;
 
 use super::warm::AGE_MAX;
@@ -106,7 +106,9 @@ impl Fleet {
             [setup.kernel.as_str(), setup.engine.as_str(), &setup::share_modules(&setup.kernel), &sharer];
         let old = |path: &PathBuf| {
             let name = name_of(path);
-            ["kernel-", "engine-", "sharing-", share::PREFIX].iter().any(|begins| name.starts_with(begins))
+            ["kernel-", "engine-", "sharing-", share::PREFIX, jail::PREFIX]
+                .iter()
+                .any(|begins| name.starts_with(begins))
                 && !today.contains(&name.as_str())
         };
         let version = name_of(&self.maker.programs.launch);

@@ -26,7 +26,7 @@ use tokio::io::AsyncReadExt;
 
 use crate::report::{Step, StepError};
 
-use super::{cloud_hypervisor, firecracker, name_of, qemu};
+use super::{beside::Beside, cloud_hypervisor, firecracker, jail, name_of, qemu};
 
 /// What is kept of a hypervisor's complaints, and of its machine's console where that is the same.
 const COMPLAINT_LEN_MAX: usize = 4096;
@@ -80,17 +80,20 @@ pub trait Engine {
 }
 
 /// Starts the hypervisor of a plan.
-pub async fn start(vm: &VmPlan) -> Result<Box<dyn Engine>, StepError> {
+///
+/// One that Firecracker's jailer starts is under way already.
+pub async fn start(vm: &VmPlan, jailer: Option<Beside>) -> Result<Box<dyn Engine>, StepError> {
     let step = format!("start the hypervisor {}", name_of(&vm.program));
     let started = match vm.engine {
         proto::vm::Engine::Qemu => qemu::open(vm).await,
         proto::vm::Engine::CloudHypervisor => cloud_hypervisor::open(vm).await,
-        proto::vm::Engine::Firecracker => firecracker::open(vm).await,
+        proto::vm::Engine::Firecracker => firecracker::open(vm, jailer).await,
     };
-    started.step(step)
+    let started = started.step(step);
+    if vm.is_jailed() { started.map_err(|error| error.hint(jail::HINT)) } else { started }
 }
 
-/// A child of ours; ended when it is dropped.
+/// A child of ours; ended when it is dropped, or with this process.
 pub struct Process {
     pid: Pid,
     ended: Option<WaitStatus>,
@@ -146,8 +149,10 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         if self.ended().is_none() {
-            let _ = rustix::process::kill_process(self.pid, Signal::KILL);
-            let _ = rustix::process::waitpid(Some(self.pid), WaitOptions::empty());
+            // Landlock lets nobody signal who was there before it, beside us; such a one ends with this process instead.
+            if rustix::process::kill_process(self.pid, Signal::KILL).is_ok() {
+                let _ = rustix::process::waitpid(Some(self.pid), WaitOptions::empty());
+            }
         }
     }
 }

@@ -20,6 +20,7 @@ use tokio::{
 
 use super::{
     Charge,
+    beside::Beside,
     engine::{self, Engine},
     save,
     share::Sharers,
@@ -98,10 +99,10 @@ pub fn live(charge: Charge, tell: impl FnOnce(Result<Revival, StepError>)) -> i3
     };
     let local = LocalSet::new();
     local.block_on(&runtime, async {
-        let Charge { vm, callers, control, sharers } = charge;
+        let Charge { vm, callers, control, sharers, jailer } = charge;
         let mut sharers = Sharers::of(sharers);
         let brought_up = tokio::select! {
-            up = bring_up(vm) => up,
+            up = bring_up(vm, jailer) => up,
             why = sharers.gone() => Err(StepError::new("share a directory with the machine", why)),
         };
         let (mut machine, revival) = match brought_up {
@@ -141,14 +142,14 @@ fn listen(listener: std::os::unix::net::UnixListener) -> io::Result<UnixListener
 }
 
 /// Starts the machine and waits for its guest.
-async fn bring_up(vm: VmPlan) -> Result<(Machine, Revival), StepError> {
+async fn bring_up(vm: VmPlan, mut jailer: Option<Beside>) -> Result<(Machine, Revival), StepError> {
     // Who shares directories is there for one hypervisor.
     let boots = matches!(vm.begin, Begin::Boot { .. })
         && vm.accelerator == Accelerator::Emulated
         && vm.shares.is_empty();
     let mut attempt = 1;
     loop {
-        match try_once(vm.clone()).await {
+        match try_once(vm.clone(), jailer.take()).await {
             Err(Failure { silent: true, .. }) if boots && attempt < BOOTS_MAX => attempt += 1,
             outcome => return outcome.map_err(|failure| failure.error),
         }
@@ -167,9 +168,9 @@ impl From<StepError> for Failure {
     }
 }
 
-async fn try_once(vm: VmPlan) -> Result<(Machine, Revival), Failure> {
+async fn try_once(vm: VmPlan, jailer: Option<Beside>) -> Result<(Machine, Revival), Failure> {
     let began = Instant::now();
-    let mut engine = engine::start(&vm).await?;
+    let mut engine = engine::start(&vm, jailer).await?;
     let (how, patience) = match &vm.begin {
         Begin::Boot { .. } => ("boot", Duration::from_millis(vm.boot_ms_max)),
         Begin::Thaw { .. } => ("thaw", THAW_PATIENCE),

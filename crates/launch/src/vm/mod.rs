@@ -7,11 +7,13 @@
 //! Invariant: everything the guest sends is parsed here, behind the walls, and nowhere outside of them.
 //! Invariant: what the hypervisor may not change is read-only by its mount, never by an option of the hypervisor.
 
+pub mod beside;
 mod cloud_hypervisor;
 mod engine;
 mod firecracker;
 mod hand;
 mod http;
+pub mod jail;
 mod memory;
 mod mind;
 mod qemu;
@@ -47,7 +49,9 @@ pub struct Charge {
     /// Where it is asked to be frozen.
     pub control: UnixListener,
     /// Who shares directories with it.
-    pub sharers: Vec<share::Sharer>,
+    pub sharers: Vec<beside::Beside>,
+    /// Firecracker's jailer, which starts the hypervisor.
+    pub jailer: Option<beside::Beside>,
 }
 
 /// Starts the machine, tells how that went, and minds it to its end. The answer is an exit code.
@@ -87,12 +91,7 @@ pub fn mechanisms(vm: &VmPlan, revival: &Revival) -> Vec<Mechanism> {
             ),
         ));
     }
-    if vm.engine == Engine::Firecracker {
-        held.push(Mechanism::absent(
-            "jailer",
-            "Firecracker's own is not used: it needs the host's root, and the walls above do what it does",
-        ));
-    }
+    held.extend(vm.jailer.as_ref().map(jail::mechanism));
     held
 }
 

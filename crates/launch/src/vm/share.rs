@@ -9,7 +9,6 @@
 //! Trust: a virtiofsd that its machine has taken over can do what its machine may ask it to do anyway.
 
 use std::{
-    fs::File,
     io,
     os::{
         fd::{AsFd, OwnedFd, RawFd},
@@ -23,19 +22,14 @@ use std::{
 
 use proto::{
     launch::Plan,
-    spec::IdRange,
     vm::{SHARES, SharePlan},
 };
-use rustix::{
-    pipe::PipeFlags,
-    process::{DumpableBehavior, Pid, set_dumpable_behavior},
-};
-use sys::{
-    mount::Below,
-    namespace::{MapLine, Side},
-};
+use sys::mount::Below;
 
-use super::engine::{Process, Said};
+use super::{
+    beside::{self, Beside},
+    engine::{Process, Said},
+};
 use crate::{
     lock_down,
     report::{Step, StepError},
@@ -47,21 +41,13 @@ const SOCKET_FD: RawFd = 3;
 /// How long the end of a hypervisor may take to be noticed.
 const HANG_UP: Duration = Duration::from_secs(2);
 
-/// A program that shares a directory.
-pub struct Sharer {
-    /// Its process, a child of this one.
-    pub pid: Pid,
-    /// What it complains.
-    pub complaints: OwnedFd,
-}
-
 /// Those of one machine, by who minds it.
 pub struct Sharers(Vec<(Process, Said)>);
 
 impl Sharers {
     /// Listens to them.
-    pub fn of(sharers: Vec<Sharer>) -> Self {
-        let heard = |sharer: Sharer| (Process::of(sharer.pid), Said::overhear(sharer.complaints));
+    pub fn of(sharers: Vec<Beside>) -> Self {
+        let heard = |sharer: Beside| (Process::of(sharer.pid), Said::overhear(sharer.said));
         Self(sharers.into_iter().map(heard).collect())
     }
 
@@ -108,41 +94,18 @@ fn end_of(process: &mut Process) -> String {
 }
 
 /// Starts them all.
-pub fn start(plan: &Plan) -> Result<Vec<Sharer>, StepError> {
+pub fn start(plan: &Plan) -> Result<Vec<Beside>, StepError> {
     let Some((vm, program)) = plan.vm.as_ref().and_then(|vm| Some((vm, vm.sharer.as_deref()?))) else {
         return Ok(Vec::new());
     };
     vm.shares.iter().map(|share| start_one(plan, program, share).step("start virtiofsd")).collect()
 }
 
-fn start_one(plan: &Plan, program: &Path, share: &SharePlan) -> io::Result<Sharer> {
+fn start_one(plan: &Plan, program: &Path, share: &SharePlan) -> io::Result<Beside> {
     let listener = OwnedFd::from(UnixListener::bind(&share.socket)?);
-    let (complaints, complain) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    let (wait, go) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    // A process that nobody may look into has no map that its parent could write. Nobody else is here yet to look.
-    set_dumpable_behavior(DumpableBehavior::Dumpable)?;
-    match sys::namespace::fork_into(sys::namespace::FORKED, None)? {
-        Side::Child => {
-            drop((go, complaints));
-            let error = become_sharer(plan, program, share, wait, listener, complain);
-            let _ = io::Write::write_all(&mut io::stderr(), format!("{error}\n").as_bytes());
-            std::process::exit(1)
-        }
-        Side::Parent(pid) => {
-            let mapped =
-                sys::namespace::write_maps(pid, &same(&plan.ids.users), &same(&plan.ids.groups), true);
-            set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-            mapped?;
-            rustix::io::write(&go, b".")?;
-            Ok(Sharer { pid, complaints })
-        }
-    }
-}
-
-/// Every id of the Body, as it is there.
-fn same(ranges: &[IdRange]) -> Vec<MapLine> {
-    let line = |range: &IdRange| MapLine { inside: range.inside, outside: range.inside, count: range.count };
-    ranges.iter().map(line).collect()
+    beside::start(plan, sys::namespace::FORKED, |complain| {
+        become_sharer(plan, program, share, listener, complain)
+    })
 }
 
 /// In the child. Returns only when that fails.
@@ -150,7 +113,6 @@ fn become_sharer(
     plan: &Plan,
     program: &Path,
     share: &SharePlan,
-    wait: OwnedFd,
     listener: OwnedFd,
     complain: OwnedFd,
 ) -> io::Error {
@@ -161,18 +123,14 @@ fn become_sharer(
         .args(["-o", "log_level=warn", "-o"])
         .arg(format!("source={}", share.dir.display()))
         .env_clear();
-    match prepare(plan, wait, listener, complain) {
+    match prepare(plan, listener, complain) {
         Ok(()) => command.exec(),
         Err(error) => error,
     }
 }
 
-fn prepare(plan: &Plan, wait: OwnedFd, listener: OwnedFd, complain: OwnedFd) -> io::Result<()> {
-    if rustix::io::read(&wait, &mut [0u8; 1])? != 1 {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    drop(wait);
-    keep_only(listener, complain)?;
+fn prepare(plan: &Plan, listener: OwnedFd, complain: OwnedFd) -> io::Result<()> {
+    beside::keep_only(complain, Some(listener))?;
     sys::namespace::become_ids(0, 0, true)?;
     sys::mount::make_private()?;
     own_root()?;
@@ -190,18 +148,4 @@ fn own_root() -> io::Result<()> {
     sys::mount::attach(sys::mount::clone_tree(Path::new("/proc"), Below::Too)?.as_fd(), &root.join("proc"))?;
     rustix::process::chdir(root)?;
     sys::mount::pivot_here()
-}
-
-/// Its socket, where to complain, and nothing to read.
-fn keep_only(listener: OwnedFd, complain: OwnedFd) -> io::Result<()> {
-    let nothing = OwnedFd::from(File::open("/dev/null")?);
-    let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, SOCKET_FD + 1);
-    let placed =
-        [(high(&nothing)?, 0), (high(&complain)?, 1), (high(&complain)?, 2), (high(&listener)?, SOCKET_FD)];
-    for (fd, number) in placed {
-        sys::fd::place(fd, number)?;
-    }
-    // What is closed by number here is never closed again: all that follows ends in an exec.
-    std::mem::forget((nothing, complain, listener));
-    sys::fd::close_from(SOCKET_FD + 1)
 }

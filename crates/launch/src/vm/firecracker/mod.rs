@@ -23,9 +23,10 @@ use self::bodies::{
     State, Vm, Vsock, VsockOverride,
 };
 use super::{
+    beside::Beside,
     engine::{Doing, Engine, Process, Said, spawn},
     http::{Api, Request},
-    scratch, vsock,
+    jail, scratch, vsock,
 };
 
 const API: &str = "/dev/shm/api.sock";
@@ -51,23 +52,40 @@ pub struct Firecracker {
     counted: BTreeMap<String, Traffic>,
 }
 
-/// Starts it.
-pub async fn open(vm: &VmPlan) -> io::Result<Box<dyn Engine>> {
-    vsock::clear(API);
-    let (say, hear) = Said::pipe()?;
-    let (complain, complaints) = Said::pipe()?;
-    let mut command = Command::new(&vm.program);
-    command.args(["--api-sock", API, "--id", "palisade", "--level", "Error"]).env_clear();
-    command.stdin(Stdio::null()).stdout(say).stderr(complain);
-    let mut process = spawn(command, || Ok(()))?;
-    let (said, complained) = (Said::overhear(hear), Said::overhear(complaints));
+/// Starts it, or takes it over from its jailer.
+pub async fn open(vm: &VmPlan, jailer: Option<Beside>) -> io::Result<Box<dyn Engine>> {
+    let metrics = File::create(METRICS)?;
+    let (mut process, said, complained) = match jailer {
+        Some(jailer) => {
+            std::os::unix::fs::fchown(&metrics, Some(jail::ID), Some(jail::ID))?;
+            let (process, said) = jail::released(jailer).await?;
+            (process, said.clone(), said)
+        }
+        None => alone(vm)?,
+    };
     let api = Api::new(API, PATIENCE);
     if let Err(error) = api.wait(|| process.ended().is_some()).await {
         return Err(complained.or(said.or(error).await).await);
     }
-    File::create(METRICS)?;
-    api.send(&metrics()?).await?;
+    api.send(&self::metrics()?).await?;
     Ok(Box::new(Firecracker { process, api, said, counted: BTreeMap::new() }))
+}
+
+/// What it is told when it is started.
+pub fn arguments() -> [&'static str; 4] {
+    ["--api-sock", API, "--level", "Error"]
+}
+
+/// Starts it without a jailer.
+fn alone(vm: &VmPlan) -> io::Result<(Process, Said, Said)> {
+    vsock::clear(API);
+    let (say, hear) = Said::pipe()?;
+    let (complain, complaints) = Said::pipe()?;
+    let mut command = Command::new(&vm.program);
+    command.args(arguments()).args(["--id", jail::NAME]).env_clear();
+    command.stdin(Stdio::null()).stdout(say).stderr(complain);
+    let process = spawn(command, || Ok(()))?;
+    Ok((process, Said::overhear(hear), Said::overhear(complaints)))
 }
 
 /// What it is asked for a machine of that plan to boot, in this order.

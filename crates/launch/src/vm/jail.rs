@@ -1,0 +1,249 @@
+//! Firecracker's own jailer, inside the Body's walls.
+//!
+//! It is started by the Body's first process while that may still make namespaces, as root over the Body's ids and
+//! nobody else's. There it does its work: a root, an id, a pid namespace and limits for Firecracker. What nobody may do
+//! below the host's own root, make devices, was done ahead, and it is told that it did (`sys::devices`).
+//!
+//! Invariant: what it executes in its jail is this program, which puts Landlock and the filter of every Body over itself
+//! and becomes Firecracker: the jail is a wall more, and none less.
+//! Invariant: Firecracker finds in its root itself, what its machine is made from, and the one device it needs.
+//! Invariant: a jailer that does not do its work is an error. Firecracker is not started without it instead.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File, Permissions},
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{fs::PermissionsExt, process::CommandExt},
+    },
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+    time::Duration,
+};
+
+use proto::{
+    Mechanism,
+    launch::{Plan, Rlimits},
+    spec::USER_ID,
+    vm::{JAIL, JAIL_TOOLS, JAILED, Jailer},
+};
+use rustix::{fs::Mode, process::Pid};
+use sys::{
+    filter::Filter,
+    mount::{Attrs, Below},
+};
+
+use super::{
+    beside::{self, Beside},
+    engine::{Process, Said},
+    firecracker,
+};
+use crate::{
+    lock_down,
+    report::{Step, StepError},
+};
+
+/// What Firecracker is called. Every machine has a jail of its own, so all may have the same name.
+pub const NAME: &str = "palisade";
+/// The id that Firecracker has, of those of the Body.
+pub const ID: u32 = USER_ID;
+/// What can be done about a jailer that fails.
+pub const HINT: &str = "take the jailer and the Firecracker of one release; to do without it: pal config set microvm.jailer none";
+/// What is in the jail besides the programs: places for mounts.
+const INODES: u32 = 256;
+/// Firecracker itself, in its jail. A copy: no two machines share a page of it.
+const HYPERVISOR: &str = "/vmm/firecracker";
+/// What is seen in the jail as it is in the Body's root, its device with it.
+const SHOWN_DIRS: &[&str] = &["boot", "disks", "frozen", "save", "dev/shm"];
+const SHOWN_DEVICES: &[&str] = &["dev/kvm", "dev/urandom"];
+/// Devices that the jailer hands over and a machine of ours has no use for: files that lead nowhere.
+const NO_DEVICES: &[&str] = &["dev/net/tun", "dev/userfaultfd"];
+/// Where libraries of a Firecracker are that was not linked whole.
+const LIBRARIES: &[&str] = &["lib", "lib64", "usr/lib", "usr/lib64"];
+/// How long its work may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+const PID_LEN_MAX: u64 = 16;
+
+/// What is said of it in a record.
+pub fn mechanism(jailer: &Jailer) -> Mechanism {
+    match jailer {
+        Jailer::Used { version, .. } => Mechanism::enforced(
+            "jailer",
+            format!(
+                "{version}, inside the walls above: Firecracker has an id, a root and a pid namespace of its own, and no capability"
+            ),
+        ),
+        Jailer::Absent { why } => Mechanism::absent("jailer", why),
+    }
+}
+
+/// Starts the jailer, where the machine has one.
+pub fn start(plan: &Plan) -> Result<Option<Beside>, StepError> {
+    let vm = plan.vm.as_ref();
+    let Some((vm, Jailer::Used { bytes, .. })) = vm.and_then(|vm| Some((vm, vm.jailer.as_ref()?))) else {
+        return Ok(None);
+    };
+    let options = format!("mode=0755,size={bytes},nr_inodes={INODES}");
+    sys::mount::mount_new("tmpfs", Path::new(JAIL), Attrs::default(), &options)
+        .step("mount the jail's memory")?;
+    let namespaces = sys::namespace::USER | sys::namespace::MOUNTS;
+    let started = beside::start(plan, namespaces, |say| {
+        let mut command = Command::new(Path::new(JAIL_TOOLS).join("jailer"));
+        command.args(arguments(&plan.rlimits)).env_clear();
+        match prepare(plan, &vm.program, say) {
+            Ok(()) => command.exec(),
+            Err(error) => error,
+        }
+    });
+    started.step("start Firecracker's jailer").map(Some)
+}
+
+/// What the jailer is told.
+fn arguments(limits: &Rlimits) -> Vec<String> {
+    let id = ID.to_string();
+    let exec_file = format!("{JAIL_TOOLS}/{JAILED}");
+    let limits = [format!("no-file={}", limits.files), format!("fsize={}", limits.file_bytes)];
+    let mut told = vec!["--id", NAME, "--exec-file", &exec_file, "--uid", &id, "--gid", &id];
+    told.extend(["--chroot-base-dir", JAIL, "--new-pid-ns"]);
+    told.extend(limits.iter().flat_map(|limit| ["--resource-limit", limit]));
+    told.push("--");
+    told.extend(firecracker::arguments());
+    told.into_iter().map(str::to_owned).collect()
+}
+
+/// The root that the jailer makes Firecracker's, as it is seen from outside of it.
+fn root() -> PathBuf {
+    Path::new(JAIL).join(JAILED).join(NAME).join("root")
+}
+
+/// In the child.
+fn prepare(plan: &Plan, hypervisor: &Path, say: OwnedFd) -> io::Result<()> {
+    beside::keep_only(say, None)?;
+    sys::namespace::become_ids(0, 0, true)?;
+    sys::mount::make_private()?;
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    furnish(&root(), hypervisor)?;
+    lock_down::limits(plan).map_err(|error| io::Error::other(error.failed().cause))?;
+    sys::caps::no_new_privileges()?;
+    sys::devices::pretend_to_make()
+}
+
+/// Puts in place what Firecracker finds in its jail. The mounts are seen by nobody else.
+fn furnish(root: &Path, hypervisor: &Path) -> io::Result<()> {
+    for dir in SHOWN_DIRS.iter().chain(&["dev/net", "vmm"]) {
+        fs::create_dir_all(root.join(dir))?;
+    }
+    for file in SHOWN_DEVICES.iter().chain(NO_DEVICES) {
+        File::create(root.join(file))?;
+    }
+    for shown in SHOWN_DIRS.iter().chain(SHOWN_DEVICES) {
+        let tree = sys::mount::clone_tree(&Path::new("/").join(shown), Below::Too)?;
+        sys::mount::attach(tree.as_fd(), &root.join(shown))?;
+    }
+    for dir in LIBRARIES {
+        let here = Path::new("/").join(dir);
+        if here.is_dir() {
+            fs::create_dir_all(root.join(dir))?;
+            let attrs = Attrs { read_only: true, ..Attrs::default() };
+            sys::mount::bind(&here, &root.join(dir), attrs, Below::Too)?;
+        }
+    }
+    let copy = root.join(&HYPERVISOR[1..]);
+    fs::copy(hypervisor, &copy)?;
+    fs::set_permissions(&copy, Permissions::from_mode(0o755))
+}
+
+/// In the jail, as what the jailer executes: puts up the walls that the jailer could not have worked behind, and becomes
+/// Firecracker. Returns only when that fails.
+pub fn enter(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let error = match hold() {
+        Ok(()) => Command::new(HYPERVISOR).arg0(JAILED).args(arguments).env_clear().exec(),
+        Err(error) => error,
+    };
+    let _ = io::Write::write_all(&mut io::stderr(), format!("{error}\n").as_bytes());
+    ExitCode::FAILURE
+}
+
+fn hold() -> io::Result<()> {
+    sys::caps::no_new_privileges()?;
+    sys::landlock::restrict_self(Path::new("/dev"))?;
+    Filter::compile().install()
+}
+
+/// Waits until the jailer has done its work, and gives what it started: a child of this process now, for it is the first
+/// of the pid namespace that the jailer was in.
+pub async fn released(jailer: Beside) -> io::Result<(Process, Said)> {
+    let (mut jailer, said) = (Process::of(jailer.pid), Said::overhear(jailer.said));
+    let over = guest::channel::readable(jailer.handle()?)?;
+    if tokio::time::timeout(PATIENCE, over.readable()).await.is_err() {
+        return Err(said.or(io::ErrorKind::TimedOut.into()).await);
+    }
+    if jailer.ended().and_then(|status| status.exit_status()) != Some(0) {
+        return Err(said.or(io::Error::other("its jailer ended without a word")).await);
+    }
+    let told = sys::fd::read_small(&root().join(format!("{JAILED}.pid")), PID_LEN_MAX)?;
+    let pid = told.trim().parse().ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| io::Error::other("its jailer does not say which process it started"))?;
+    Ok((Process::of(pid), said))
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::enforcement::State;
+
+    use super::*;
+
+    /// What its documentation has: each option, whether a word follows, and whether it must be there.
+    const OPTIONS: &[(&str, bool, bool)] = &[
+        ("--id", true, true),
+        ("--exec-file", true, true),
+        ("--uid", true, true),
+        ("--gid", true, true),
+        ("--parent-cgroup", true, false),
+        ("--cgroup-version", true, false),
+        ("--cgroup", true, false),
+        ("--chroot-base-dir", true, false),
+        ("--netns", true, false),
+        ("--resource-limit", true, false),
+        ("--daemonize", false, false),
+        ("--new-pid-ns", false, false),
+    ];
+
+    #[test]
+    fn what_the_jailer_is_told_is_what_it_takes() {
+        let limits = Rlimits { files: 4096, file_bytes: 1 << 40, processes: None, data_bytes: None };
+        let told = arguments(&limits);
+        let mut words = told.iter().map(String::as_str);
+        let mut said: Vec<(&str, &str)> = Vec::new();
+        while let Some(word) = words.next().filter(|word| *word != "--") {
+            let known = OPTIONS.iter().find(|(name, ..)| *name == word);
+            let (name, takes_value, _) = known.unwrap_or_else(|| panic!("it does not know {word}"));
+            said.push((name, if *takes_value { words.next().unwrap() } else { "" }));
+        }
+        assert_eq!(words.collect::<Vec<_>>(), firecracker::arguments(), "the rest is Firecracker's");
+        let expected = [
+            ("--id", "palisade"),
+            ("--exec-file", "/run/firecracker"),
+            ("--uid", "1000"),
+            ("--gid", "1000"),
+            ("--chroot-base-dir", "/tmp"),
+            ("--new-pid-ns", ""),
+            ("--resource-limit", "no-file=4096"),
+            ("--resource-limit", "fsize=1099511627776"),
+        ];
+        assert_eq!(said, expected);
+        let needed = OPTIONS.iter().filter(|(.., needed)| *needed);
+        assert!(needed.into_iter().all(|(name, ..)| said.iter().any(|(one, _)| one == name)));
+        assert_eq!(root(), Path::new("/tmp/firecracker/palisade/root"), "base, program, id, root");
+    }
+
+    #[test]
+    fn the_record_says_whether_and_why_not() {
+        let used = mechanism(&Jailer::Used { version: "Jailer v1.15.1".into(), bytes: 1 });
+        assert_eq!((used.name.as_str(), used.state), ("jailer", State::Enforced));
+        assert!(used.reason.starts_with("Jailer v1.15.1"), "{}", used.reason);
+        let absent = mechanism(&Jailer::Absent { why: "it is not here".into() });
+        assert_eq!((absent.state, absent.reason.as_str()), (State::Absent, "it is not here"));
+    }
+}
