@@ -5,4 +5,5 @@ mod contract;
 mod jail;
 mod published;
 mod real;
+mod shared;
 mod told;

@@ -96,6 +96,14 @@ pub fn ask(socket: &Path, request: &launch::Request, body: &str) -> (u16, String
 fn send_all(which: Engine, dir: &Path, vm: &VmPlan) -> bool {
     for request in launch::requests(vm).unwrap() {
         let (status, said) = send(dir, &request);
+        if measures(&request) {
+            let told = match which {
+                Engine::Firecracker => fs::read_to_string(dir.join("shm/metrics")).unwrap(),
+                _ => said.clone(),
+            };
+            let disks: Vec<String> = launch::traffic(which, &told).into_keys().collect();
+            assert_eq!(disks, ["image0", "image1", "upper"], "{which} tells of each disk: {told}");
+        }
         eprintln!("{which}: {} {}: {status}", request.method, request.path);
         if status == 500 && said.contains("Could not get vCPU state") {
             skip("with a KVM that tells a machine's state");
@@ -109,6 +117,12 @@ fn send_all(which: Engine, dir: &Path, vm: &VmPlan) -> bool {
         );
     }
     true
+}
+
+/// Whether it asks what went to and from the disks.
+fn measures(request: &launch::Request) -> bool {
+    let action = request.body.as_ref().map(|body| body["action_type"].clone());
+    action.is_some_and(|action| action == "FlushMetrics") || request.path.ends_with("/vm.counters")
 }
 
 fn check(t: &Bodies, which: Engine) {

@@ -30,7 +30,7 @@ use std::{ffi::OsString, path::Path, process::ExitCode};
 
 pub use keeper::{When, make_and_keep};
 pub use places::Places;
-pub use vm::{Request, requests};
+pub use vm::{Request, requests, traffic};
 
 /// The program's arguments in, its name first; its exit code out.
 pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {

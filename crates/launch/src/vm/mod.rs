@@ -38,7 +38,7 @@ use proto::{
 use crate::report::StepError;
 
 pub use http::Request;
-pub use requests::requests;
+pub use requests::{requests, traffic};
 
 /// What the minder of a machine is given.
 pub struct Charge {

@@ -1,8 +1,8 @@
 //! Everything that is asked of a hypervisor with an API, for whoever compares it with what that API's description says.
 
-use std::io;
+use std::{collections::BTreeMap, io};
 
-use proto::vm::{Begin, Engine, VmPlan};
+use proto::vm::{Begin, Engine, Traffic, VmPlan};
 
 use super::{
     cloud_hypervisor,
@@ -43,4 +43,17 @@ pub fn requests(vm: &VmPlan) -> io::Result<Vec<Request>> {
         ],
     });
     Ok(asked)
+}
+
+/// What a hypervisor's own words say of its disks, for whoever asks a real one.
+pub fn traffic(engine: Engine, told: &str) -> BTreeMap<String, Traffic> {
+    let mut counted = BTreeMap::new();
+    match engine {
+        Engine::Qemu => {}
+        Engine::Firecracker => firecracker::add_up(told, &mut counted),
+        Engine::CloudHypervisor => {
+            counted = cloud_hypervisor::disks(&serde_json::from_str(told).unwrap_or_default());
+        }
+    }
+    counted
 }

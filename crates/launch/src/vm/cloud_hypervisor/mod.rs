@@ -213,7 +213,7 @@ impl Engine for CloudHypervisor {
 }
 
 /// What `vm.counters` tells: devices by names of its own, its disks in the order they were given.
-fn disks(told: &Value) -> BTreeMap<String, Traffic> {
+pub fn disks(told: &Value) -> BTreeMap<String, Traffic> {
     let mut found: Vec<(usize, Traffic)> = told
         .as_object()
         .into_iter()

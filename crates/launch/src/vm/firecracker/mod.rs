@@ -146,7 +146,7 @@ pub fn flush() -> io::Result<Request> {
 }
 
 /// Adds what it wrote down, a line for each time.
-fn add_up(written: &str, counted: &mut BTreeMap<String, Traffic>) {
+pub fn add_up(written: &str, counted: &mut BTreeMap<String, Traffic>) {
     for line in written.lines() {
         let told: Value = serde_json::from_str(line).unwrap_or_default();
         let devices = told.as_object().into_iter().flatten();
