@@ -10,6 +10,7 @@ use std::{
 use proto::{
     BodyId, Limits, Mechanism,
     launch::{Cgroup, CgroupVersion, Rlimits},
+    spec::Ids,
 };
 use sys::{cgroup::Mounts, fd::write_kernel};
 
@@ -29,6 +30,8 @@ pub struct Bounds {
     pub cpus: Option<u32>,
     /// The record.
     pub mechanisms: Vec<Mechanism>,
+    /// Whether root of the Body may make groups below the one that counts its processes.
+    pub may_be_divided: bool,
 }
 
 /// Makes the groups of a Body and sets its limits.
@@ -46,6 +49,21 @@ pub fn bound(mounts: &Mounts, body: &BodyId, limits: &Limits, cpus: u32, ids_hav
 /// Whether Bodies of this host are bounded by cgroup v2.
 pub fn uses_v2(mounts: &Mounts) -> bool {
     mounts.v2_controllers().iter().any(|name| name == "memory")
+}
+
+/// Lets root of a Body divide the group that counts its processes, where that group stands alone in its hierarchy. What
+/// it makes below is bounded by what the Body's own group is.
+pub fn hand_over(mounts: &Mounts, bounds: &mut Bounds, ids: &Ids) -> io::Result<()> {
+    let root = mounts.v1_of("pids").filter(|root| root.ends_with("pids"));
+    let group = root.and_then(|root| bounds.cgroups.iter().find(|group| group.path.parent() == Some(root)));
+    match (group, ids.user_outside(0), ids.group_outside(0)) {
+        (Some(group), Some(user), Some(owners)) => {
+            std::os::unix::fs::chown(&group.path, Some(user), Some(owners))?;
+            bounds.may_be_divided = true;
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Removes groups that nobody is in.
@@ -276,7 +294,7 @@ impl Groups<'_> {
         } else {
             Mechanism::degraded("freezer", format!("pause stops processes one by one with SIGSTOP: {why}"))
         });
-        Bounds { cgroups: made.cgroups, rlimits, cpus, mechanisms }
+        Bounds { cgroups: made.cgroups, rlimits, cpus, mechanisms, may_be_divided: false }
     }
 }
 

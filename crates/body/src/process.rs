@@ -294,7 +294,14 @@ impl Maker {
             None => {}
         }
         let limits = if under.vm.is_some() { vm::plan::around(&spec.limits) } else { spec.limits.clone() };
-        let bounds = groups::bound(&self.cgroups, &spec.id, &limits, self.capacity.cpus, spec.ids.has_root());
+        let mut bounds =
+            groups::bound(&self.cgroups, &spec.id, &limits, self.capacity.cpus, spec.ids.has_root());
+        if under.vm.as_ref().is_some_and(vm::Parts::is_jailed)
+            && let Err(error) = groups::hand_over(&self.cgroups, &mut bounds, &spec.ids)
+        {
+            groups::unbound(&bounds.cgroups);
+            return Err(ProcessError::Upper(error));
+        }
         let plan = self.plan(dir, spec, token, &root, &bounds);
         let plan = match &under.vm {
             Some(parts) => vm::plan::plan(

@@ -186,7 +186,7 @@ impl Fleet {
             !self.body_path(&id).exists() && empty() && ours()
         };
         for (name, path) in lasting(|| groups::existing().into_iter().filter(orphaned).collect()) {
-            if sweep == Sweep::Remove && fs::remove_dir(&path).is_err() {
+            if sweep == Sweep::Remove && sys::cgroup::remove(&path, Duration::ZERO).is_err() {
                 continue;
             }
             found.push(Garbage { kind: "cgroup", name, bytes: 0, why: "its Body is gone".into() });

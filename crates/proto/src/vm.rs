@@ -279,6 +279,9 @@ pub enum Jailer {
         version: String,
         /// Memory of the jail's root: the programs in it.
         bytes: u64,
+        /// Most threads in the group that it makes for the hypervisor; none where the Body's groups are not its to divide.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        threads: Option<u32>,
     },
     /// It does not, because of this.
     Absent {

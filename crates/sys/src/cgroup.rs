@@ -107,19 +107,39 @@ pub fn is_unified() -> bool {
     Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
 }
 
-/// Removes a group. One that is gone is no error; one that is still emptying is waited for.
+/// Removes a group, with those below it. One that is gone is no error; one that is still emptying is waited for.
 pub fn remove(group: &Path, patience: Duration) -> io::Result<()> {
     let deadline = Instant::now() + patience;
     loop {
         match std::fs::remove_dir(group) {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < deadline => {
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::DirectoryNotEmpty) =>
+            {
+                if remove_below(group) {
+                    continue;
+                }
+                if Instant::now() >= deadline {
+                    return Err(error);
+                }
                 std::thread::sleep(Duration::from_millis(1));
             }
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Removes the groups below one, as far as nobody is in them. Whether any went.
+fn remove_below(group: &Path) -> bool {
+    let mut went = false;
+    for entry in std::fs::read_dir(group).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            let below = remove_below(&entry.path());
+            went |= std::fs::remove_dir(entry.path()).is_ok() || below;
+        }
+    }
+    went
 }
 
 /// The processes of a group.
@@ -208,5 +228,20 @@ mod tests {
         assert_eq!(mounts.v1_of("cpu"), Some(Path::new("/sys/fs/cgroup/cpu,cpuacct")));
         assert_eq!(mounts.v1_of("memory"), None);
         assert_eq!(mounts.v2.as_deref(), Some(Path::new("/sys/fs/cgroup/unified")));
+    }
+
+    #[test]
+    fn a_group_goes_with_those_below_it() {
+        // Directories will do: a group is removed like one.
+        let group = std::env::temp_dir().join(format!("pal-group-{}", std::process::id()));
+        std::fs::create_dir_all(group.join("one/two")).unwrap();
+        std::fs::create_dir(group.join("three")).unwrap();
+        remove(&group, Duration::ZERO).unwrap();
+        assert!(!group.exists());
+        remove(&group, Duration::ZERO).unwrap();
+        std::fs::create_dir_all(group.join("held")).unwrap();
+        std::fs::write(group.join("held/somebody"), "").unwrap();
+        assert!(remove(&group, Duration::ZERO).is_err(), "not one that somebody is in");
+        std::fs::remove_dir_all(&group).unwrap();
     }
 }

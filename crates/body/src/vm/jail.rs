@@ -44,10 +44,12 @@ pub enum Jail {
 }
 
 impl Jail {
-    /// As a launcher is told.
-    pub fn told(&self) -> Jailer {
+    /// As a launcher is told; `threads` bounds the group that the jailer makes, where it may make one.
+    pub fn told(&self, threads: Option<u32>) -> Jailer {
         match self {
-            Self::Used { version, bytes, .. } => Jailer::Used { version: version.clone(), bytes: *bytes },
+            Self::Used { version, bytes, .. } => {
+                Jailer::Used { version: version.clone(), bytes: *bytes, threads }
+            }
             Self::Absent { why } => Jailer::Absent { why: why.clone() },
         }
     }

@@ -28,6 +28,8 @@ const OVERHEAD: u64 = 256 << 20;
 const RESERVED: u64 = 1 << 30;
 /// Threads of the hypervisor and of who minds it.
 const THREADS_MAX: u32 = 256;
+/// Threads of a jailed hypervisor besides those that are its machine's processors.
+const JAILED_THREADS: u32 = 16;
 /// The hypervisor's own root is memory, and holds a socket at most.
 const ROOT_BYTES: u64 = 4 << 20;
 const ROOT_INODES: u64 = 256;
@@ -165,7 +167,8 @@ pub fn prepare_disk(dir: &Path, spec: &Spec, parts: &Parts) -> io::Result<()> {
 }
 
 impl Parts {
-    fn is_jailed(&self) -> bool {
+    /// Whether Firecracker's jailer starts the hypervisor.
+    pub fn is_jailed(&self) -> bool {
         self.jail.as_ref().is_some_and(|jail| jail.root().is_some())
     }
 }
@@ -275,7 +278,10 @@ pub fn plan(
         images,
         shares: shares.plans,
         sharer: shares.program,
-        jailer: parts.jail.as_ref().map(Jail::told),
+        jailer: parts.jail.as_ref().map(|jail| {
+            let threads = bounds.may_be_divided.then_some(cpus(&spec.limits) + JAILED_THREADS);
+            jail.told(threads)
+        }),
         begin,
         welcome,
         boot_ms_max: if parts.accelerator == Accelerator::Kvm { KVM_BOOT_MS_MAX } else { BOOT_MS_MAX },

@@ -68,12 +68,14 @@ const PID_LEN_MAX: u64 = 16;
 /// What is said of it in a record.
 pub fn mechanism(jailer: &Jailer) -> Mechanism {
     match jailer {
-        Jailer::Used { version, .. } => Mechanism::enforced(
-            "jailer",
-            format!(
-                "{version}, inside the walls above: Firecracker has an id, a root and a pid namespace of its own, and no capability"
-            ),
-        ),
+        Jailer::Used { version, threads, .. } => {
+            let group = match threads {
+                Some(threads) => format!("an id, a root, a pid namespace and a group of {threads} threads"),
+                None => "an id, a root and a pid namespace".to_owned(),
+            };
+            let held = format!("{version}, inside the walls above: Firecracker has {group} of its own");
+            Mechanism::enforced("jailer", format!("{held}, and no capability"))
+        }
         Jailer::Absent { why } => Mechanism::absent("jailer", why),
     }
 }
@@ -81,7 +83,8 @@ pub fn mechanism(jailer: &Jailer) -> Mechanism {
 /// Starts the jailer, where the machine has one.
 pub fn start(plan: &Plan) -> Result<Option<Beside>, StepError> {
     let vm = plan.vm.as_ref();
-    let Some((vm, Jailer::Used { bytes, .. })) = vm.and_then(|vm| Some((vm, vm.jailer.as_ref()?))) else {
+    let Some((vm, Jailer::Used { bytes, threads, .. })) = vm.and_then(|vm| Some((vm, vm.jailer.as_ref()?)))
+    else {
         return Ok(None);
     };
     let options = format!("mode=0755,size={bytes},nr_inodes={INODES}");
@@ -90,8 +93,8 @@ pub fn start(plan: &Plan) -> Result<Option<Beside>, StepError> {
     let namespaces = sys::namespace::USER | sys::namespace::MOUNTS;
     let started = beside::start(plan, namespaces, |say| {
         let mut command = Command::new(Path::new(JAIL_TOOLS).join("jailer"));
-        command.args(arguments(&plan.rlimits)).env_clear();
-        match prepare(plan, &vm.program, say) {
+        command.args(arguments(&plan.rlimits, *threads)).env_clear();
+        match prepare(plan, &vm.program, *threads, say) {
             Ok(()) => command.exec(),
             Err(error) => error,
         }
@@ -100,13 +103,15 @@ pub fn start(plan: &Plan) -> Result<Option<Beside>, StepError> {
 }
 
 /// What the jailer is told.
-fn arguments(limits: &Rlimits) -> Vec<String> {
+fn arguments(limits: &Rlimits, threads: Option<u32>) -> Vec<String> {
     let id = ID.to_string();
     let exec_file = format!("{JAIL_TOOLS}/{JAILED}");
     let limits = [format!("no-file={}", limits.files), format!("fsize={}", limits.file_bytes)];
     let mut told = vec!["--id", NAME, "--exec-file", &exec_file, "--uid", &id, "--gid", &id];
     told.extend(["--chroot-base-dir", JAIL, "--new-pid-ns"]);
     told.extend(limits.iter().flat_map(|limit| ["--resource-limit", limit]));
+    let bound = threads.map(|threads| format!("pids.max={threads}"));
+    told.extend(bound.iter().flat_map(|bound| ["--cgroup-version", "1", "--cgroup", bound]));
     told.push("--");
     told.extend(firecracker::arguments());
     told.into_iter().map(str::to_owned).collect()
@@ -118,12 +123,15 @@ fn root() -> PathBuf {
 }
 
 /// In the child.
-fn prepare(plan: &Plan, hypervisor: &Path, say: OwnedFd) -> io::Result<()> {
+fn prepare(plan: &Plan, hypervisor: &Path, threads: Option<u32>, say: OwnedFd) -> io::Result<()> {
     beside::keep_only(say, None)?;
     sys::namespace::become_ids(0, 0, true)?;
     sys::mount::make_private()?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
     furnish(&root(), hypervisor)?;
+    if threads.is_some() {
+        show_group()?;
+    }
     lock_down::limits(plan).map_err(|error| io::Error::other(error.failed().cause))?;
     sys::caps::no_new_privileges()?;
     sys::devices::pretend_to_make()
@@ -152,6 +160,13 @@ fn furnish(root: &Path, hypervisor: &Path) -> io::Result<()> {
     let copy = root.join(&HYPERVISOR[1..]);
     fs::copy(hypervisor, &copy)?;
     fs::set_permissions(&copy, Permissions::from_mode(0o755))
+}
+
+/// Shows the jailer the group that it may divide: the Body's own, as the root of its hierarchy.
+fn show_group() -> io::Result<()> {
+    sys::namespace::unshare_cgroup()?;
+    let attrs = Attrs { no_exec: true, ..Attrs::default() };
+    sys::mount::mount_new("cgroup", Path::new("/sys/fs/cgroup"), attrs, "pids")
 }
 
 /// In the jail, as what the jailer executes: puts up the walls that the jailer could not have worked behind, and becomes
@@ -213,7 +228,7 @@ mod tests {
     #[test]
     fn what_the_jailer_is_told_is_what_it_takes() {
         let limits = Rlimits { files: 4096, file_bytes: 1 << 40, processes: None, data_bytes: None };
-        let told = arguments(&limits);
+        let told = arguments(&limits, Some(18));
         let mut words = told.iter().map(String::as_str);
         let mut said: Vec<(&str, &str)> = Vec::new();
         while let Some(word) = words.next().filter(|word| *word != "--") {
@@ -231,8 +246,12 @@ mod tests {
             ("--new-pid-ns", ""),
             ("--resource-limit", "no-file=4096"),
             ("--resource-limit", "fsize=1099511627776"),
+            ("--cgroup-version", "1"),
+            ("--cgroup", "pids.max=18"),
         ];
         assert_eq!(said, expected);
+        let without = arguments(&limits, None);
+        assert!(!without.iter().any(|word| word.contains("cgroup")), "none that it could not divide");
         let needed = OPTIONS.iter().filter(|(.., needed)| *needed);
         assert!(needed.into_iter().all(|(name, ..)| said.iter().any(|(one, _)| one == name)));
         assert_eq!(root(), Path::new("/tmp/firecracker/palisade/root"), "base, program, id, root");
@@ -240,9 +259,13 @@ mod tests {
 
     #[test]
     fn the_record_says_whether_and_why_not() {
-        let used = mechanism(&Jailer::Used { version: "Jailer v1.15.1".into(), bytes: 1 });
+        let used = mechanism(&Jailer::Used { version: "Jailer v1.15.1".into(), bytes: 1, threads: Some(18) });
         assert_eq!((used.name.as_str(), used.state), ("jailer", State::Enforced));
-        assert!(used.reason.starts_with("Jailer v1.15.1"), "{}", used.reason);
+        assert!(
+            used.reason.starts_with("Jailer v1.15.1") && used.reason.contains("18 threads"),
+            "{}",
+            used.reason
+        );
         let absent = mechanism(&Jailer::Absent { why: "it is not here".into() });
         assert_eq!((absent.state, absent.reason.as_str()), (State::Absent, "it is not here"));
     }
