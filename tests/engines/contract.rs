@@ -279,7 +279,7 @@ fn both_begins() -> [Begin; 2] {
         Begin::Thaw {
             ram: "/frozen/ram".into(),
             state: "/frozen/state".into(),
-            held: Held { tree: Tree::default(), processes: 0, still: true },
+            held: Some(Held { tree: Tree::default(), processes: 0, still: true }),
         },
     ]
 }

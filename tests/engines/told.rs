@@ -177,7 +177,11 @@ fn check(t: &Bodies, which: Engine) {
     let _ = send_all(
         which,
         dir,
-        &vm(Begin::Thaw { ram, state, held: Held { tree: Tree::default(), processes: 0, still: true } }),
+        &vm(Begin::Thaw {
+            ram,
+            state,
+            held: Some(Held { tree: Tree::default(), processes: 0, still: true }),
+        }),
     );
 }
 

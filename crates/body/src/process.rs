@@ -504,6 +504,16 @@ fn send(mut launcher: Launcher, plan: &Plan) -> Result<Tether, ProcessError> {
 }
 
 impl Begun {
+    /// Whether it is known what became of it: then [`Begun::finish`] does not wait.
+    pub fn is_decided(&self) -> bool {
+        let Some(stdout) = self.tether.as_ref().and_then(|tether| tether.stdout.as_ref()) else {
+            return true;
+        };
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut [PollFd::new(stdout, PollFlags::IN)], Some(&now))
+            .map_or(true, |ready| ready > 0)
+    }
+
     /// Waits until the guest was started.
     pub fn finish(mut self) -> Result<Made, ProcessError> {
         let cgroups = std::mem::take(&mut self.cgroups);

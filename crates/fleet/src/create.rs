@@ -29,6 +29,7 @@ use crate::{
 pub(crate) struct Before<'a> {
     created: Draft,
     first: Option<&'a ExecRequest>,
+    beside: Option<vm::Beside<'a>>,
 }
 
 /// What is asked for with a Body beyond its spec.
@@ -36,6 +37,13 @@ pub(crate) struct Before<'a> {
 struct Wishes<'a> {
     terms: Option<&'a Lease>,
     first: Option<&'a ExecRequest>,
+    beside: Option<vm::Beside<'a>>,
+}
+
+impl<'a> Wishes<'a> {
+    fn before(self, created: Draft) -> Before<'a> {
+        Before { created, first: self.first, beside: self.beside }
+    }
 }
 
 const ENV_BYTES_MAX: usize = 128 << 10;
@@ -76,9 +84,31 @@ impl Fleet {
     pub(crate) fn create_on(
         &self,
         layer: Layer,
+        request: Create,
+        origin: Origin,
+        parent: Option<BodyId>,
+    ) -> Result<View, Failure> {
+        self.create_with(layer, request, origin, parent, None)
+    }
+
+    /// The same for a fork of a machine that is still being frozen: `beside` waits for that.
+    pub(crate) fn create_beside(
+        &self,
+        request: Create,
+        origin: Origin,
+        parent: BodyId,
+        beside: vm::Beside<'_>,
+    ) -> Result<View, Failure> {
+        self.create_with(Layer::Microvm, request, origin, Some(parent), Some(beside))
+    }
+
+    fn create_with(
+        &self,
+        layer: Layer,
         mut request: Create,
         origin: Origin,
         parent: Option<BodyId>,
+        beside: Option<vm::Beside<'_>>,
     ) -> Result<View, Failure> {
         let Origin { mut under, base, settings, workspaces, home, at_start, ports, machine } = origin;
         let workspaces =
@@ -153,6 +183,7 @@ impl Fleet {
         };
         if layer == Layer::Microvm {
             let parts = match &machine {
+                Some((dir, machine)) if beside.is_some() => self.awaited_parts(&spec, dir, machine)?,
                 Some((dir, machine)) => self.thawed_parts(&spec, dir, machine, request.cold)?,
                 None if request.cold || spec.share.is_some() => self.parts(&spec, &under)?,
                 None => self.warm(&spec, &under, self.parts(&spec, &under)?)?,
@@ -162,6 +193,7 @@ impl Fleet {
         let wishes = Wishes {
             terms: request.lease.as_ref(),
             first: request.first.as_ref().filter(|_| request.life == Life::Run),
+            beside,
         };
         let Some(yard) = &self.yard else { return self.anchored(self.make(spec, root, wishes, &under)?) };
         let shape = Shape::of(&spec);
@@ -197,7 +229,7 @@ impl Fleet {
         let making = |draft| {
             let begun = self.begin(launcher, &dir, &spec, under)?;
             self.look_ahead();
-            self.bring_up(begun, &dir, &spec, Some(Before { created: draft, first: wishes.first }))
+            self.bring_up(begun, &dir, &spec, Some(wishes.before(draft)))
         };
         self.make_known(&dir, &spec, wishes.terms, making)
     }
@@ -206,8 +238,7 @@ impl Fleet {
     fn unpark(&self, parked: Parked, spec: Spec, wishes: Wishes<'_>) -> Result<View, Failure> {
         let Parked { id, dir, ids, begun, lock: _lock, .. } = parked;
         let spec = Spec { id, ids, ..spec };
-        let making =
-            |draft| self.bring_up(begun, &dir, &spec, Some(Before { created: draft, first: wishes.first }));
+        let making = |draft| self.bring_up(begun, &dir, &spec, Some(wishes.before(draft)));
         self.make_known(&dir, &spec, wishes.terms, making)
     }
 
@@ -303,9 +334,15 @@ impl Fleet {
         before: Option<Before<'_>>,
     ) -> Result<(Enforcement, i32), Failure> {
         let is_new = before.is_some();
+        let beside = before.as_ref().and_then(|before| before.beside);
         let (written, opened) = match before.map_or(Ok(None), |before| self.announce(before, spec)) {
             Ok(opened) => (Ok(()), opened),
             Err(failure) => (Err(failure), None),
+        };
+        let written = match beside {
+            // It goes on when it is told to; one that is not written down never is.
+            Some(beside) => Ok(written.and_then(|()| beside(dir, &begun))?),
+            None => written,
         };
         let made = begun
             .finish()
@@ -363,7 +400,7 @@ impl Fleet {
     /// Writes down that there will be a Body and, of a run, speaks to its guest: that listens before it can answer, and
     /// one that does not listen yet is spoken to again by whoever needs it.
     fn announce(&self, before: Before<'_>, spec: &Spec) -> Result<Option<Opened>, Failure> {
-        let Before { created, first } = before;
+        let Before { created, first, .. } = before;
         match first {
             Some(request) => {
                 exec::First::ask(self, &spec.id, created, request).map(|first| Some(Opened::First(first)))

@@ -30,7 +30,7 @@ enum Purpose {
 const FORKS_MAX: u32 = 1000;
 
 impl Fleet {
-    fn snapshot_path(&self, id: &SnapshotId) -> PathBuf {
+    pub(crate) fn snapshot_path(&self, id: &SnapshotId) -> PathBuf {
         self.data.join("snapshots").join(id.as_str())
     }
 
@@ -92,6 +92,40 @@ impl Fleet {
         purpose: Purpose,
         dependency: Option<(&str, &str)>,
     ) -> Result<Manifest, Failure> {
+        let manifest = self.announce_snapshot(dir, spec, name, purpose, dependency)?;
+        let id = &spec.id;
+        if spec.layer == Layer::Microvm {
+            let to = self.snapshot_path(&manifest.id);
+            return self
+                .take_machine(dir, spec, &to, manifest)
+                .inspect_err(|_| drop(snapshot::remove(&self.maker.programs, &spec.ids, &to)));
+        }
+        if let Condition::Running(running) = dir.condition().map_err(|error| failures::dir(id, error))? {
+            dir.hold().map_err(|error| {
+                Failure::new(Kind::Host, "cannot freeze the Body").because(error).hint("make room: pal gc")
+            })?;
+            let frozen =
+                process::pause(&running).map_err(|error| failures::process("cannot freeze the Body", error));
+            frozen.inspect_err(|_| drop(self.thaw_held(dir)))?;
+        }
+        let to = self.snapshot_path(&manifest.id);
+        let taken = snapshot::take(&self.maker.programs, dir.path(), spec, &to, manifest);
+        self.thaw_held(dir)?;
+        taken.map_err(|error| {
+            let _ = snapshot::remove(&self.maker.programs, &spec.ids, &to);
+            failures::snapshot(error)
+        })
+    }
+
+    /// Writes down that there will be a snapshot.
+    fn announce_snapshot(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        name: Option<String>,
+        purpose: Purpose,
+        dependency: Option<(&str, &str)>,
+    ) -> Result<Manifest, Failure> {
         let id = &spec.id;
         if dir.is_swapped() {
             return Err(crate::life::is_paused(id));
@@ -120,27 +154,7 @@ impl Fleet {
             machine: None,
         };
         self.write("snapshot.created", id, json!({ "snapshot": manifest.id, "name": manifest.name }))?;
-        if spec.layer == Layer::Microvm {
-            let to = self.snapshot_path(&manifest.id);
-            return self
-                .take_machine(dir, spec, &to, manifest)
-                .inspect_err(|_| drop(snapshot::remove(&self.maker.programs, &spec.ids, &to)));
-        }
-        if let Condition::Running(running) = dir.condition().map_err(|error| failures::dir(id, error))? {
-            dir.hold().map_err(|error| {
-                Failure::new(Kind::Host, "cannot freeze the Body").because(error).hint("make room: pal gc")
-            })?;
-            let frozen =
-                process::pause(&running).map_err(|error| failures::process("cannot freeze the Body", error));
-            frozen.inspect_err(|_| drop(self.thaw_held(dir)))?;
-        }
-        let to = self.snapshot_path(&manifest.id);
-        let taken = snapshot::take(&self.maker.programs, dir.path(), spec, &to, manifest);
-        self.thaw_held(dir)?;
-        taken.map_err(|error| {
-            let _ = snapshot::remove(&self.maker.programs, &spec.ids, &to);
-            failures::snapshot(error)
-        })
+        Ok(manifest)
     }
 
     /// All snapshots that somebody named or took, oldest first.
@@ -276,6 +290,9 @@ impl Fleet {
         }
         // Held until the forks stand on the snapshot: before that nobody seems to need it.
         let (dir, parent, _lock) = self.locked(id)?;
+        if count == 1 && !dir.is_swapped() && self.forks_beside(&dir, &parent) {
+            return self.fork_one_beside(&dir, &parent, lease).await;
+        }
         let manifest = self.take(&dir, &parent, None, Purpose::Forks)?;
         let mut views = Vec::new();
         for _ in 0..count {
@@ -296,6 +313,27 @@ impl Fleet {
         let made: Vec<&BodyId> = views.iter().map(View::id).collect();
         self.write("body.forked", id, json!({ "snapshot": manifest.id, "bodies": made }))?;
         Ok(views)
+    }
+
+    /// One fork, started while its parent is being frozen.
+    async fn fork_one_beside(
+        &self,
+        dir: &BodyDir,
+        parent: &Spec,
+        lease: Option<Lease>,
+    ) -> Result<Vec<View>, Failure> {
+        let manifest = self.announce_snapshot(dir, parent, None, Purpose::Forks, None)?;
+        let request = Create { lease, ..fork_request(parent, &manifest) };
+        let view = self.fork_beside(dir, parent, &manifest, request)?;
+        let view = match self.started(view.clone()).await {
+            Ok(view) => view,
+            Err(failure) => {
+                self.undo_forks(&[view], &manifest).await;
+                return Err(failure);
+            }
+        };
+        self.write("body.forked", &parent.id, json!({ "snapshot": manifest.id, "bodies": [view.id()] }))?;
+        Ok(vec![view])
     }
 
     /// All of them or none.

@@ -309,8 +309,9 @@ pub enum Begin {
         ram: PathBuf,
         /// Its processors and devices.
         state: PathBuf,
-        /// What its guest said before it was frozen, to be found again.
-        held: Held,
+        /// What its guest said before it was frozen, to be found again. Where it is still being frozen this is told
+        /// later, with [`GO`].
+        held: Option<Held>,
     },
 }
 
@@ -377,7 +378,8 @@ pub struct Revival {
     pub how: String,
     /// How far at least the guest's clock was from the host's after it was set, in milliseconds.
     pub clock_offset_ms: i64,
-    /// From the start of the hypervisor to the guest's receipt.
+    /// From the start of the hypervisor to the guest's receipt; of one that was started while its parent was being
+    /// frozen, from the end of that.
     pub took_ms: u64,
     /// What the guest proved.
     #[serde(flatten)]
@@ -395,10 +397,13 @@ pub const EXITS: [(i32, &str); 5] = [
 
 /// Where the process that minds a machine is asked to freeze it: two descriptors are sent, for memory and for the
 /// rest. It answers with one line of JSON; the next byte, or the end of the connection, lets the machine go on.
-/// Whoever sends [`MEASURE`] instead is told in one line what the machine uses.
+/// Whoever sends [`MEASURE`] instead is told in one line what the machine uses. One that waits for what it is to be thawed
+/// from takes [`GO`] and a line of JSON, its [`Held`].
 pub const CONTROL: &str = "vm.sock";
 /// The byte that asks for a machine to be measured.
 pub const MEASURE: u8 = b'm';
+/// The byte that says that what a machine is to be thawed from is there.
+pub const GO: u8 = b'g';
 
 /// What a machine uses, as its hypervisor knows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

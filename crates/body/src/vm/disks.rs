@@ -43,8 +43,14 @@ pub fn empty(uppers: &Path, bytes: u64) -> Result<std::path::PathBuf, VmError> {
 
 /// Copies what was written of a file, and shares even that where the file system can.
 pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    File::create(to)?;
+    fill(from, to)
+}
+
+/// The same into a file that is there and holds nothing yet, and that somebody may have opened already.
+pub fn fill(from: &Path, to: &Path) -> io::Result<()> {
     let source = File::open(from)?;
-    let target = File::options().read(true).write(true).create(true).truncate(true).open(to)?;
+    let target = File::options().read(true).write(true).open(to)?;
     if rustix::fs::ioctl_ficlone(&target, &source).is_ok() {
         return Ok(());
     }

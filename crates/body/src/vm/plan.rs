@@ -112,8 +112,8 @@ pub enum Start {
 pub struct Frozen {
     /// Holds its memory, its state and its disk.
     pub dir: PathBuf,
-    /// What its guest said before.
-    pub held: Held,
+    /// What its guest said before; none while it is still being frozen.
+    pub held: Option<Held>,
     /// The generation of who is thawed from it.
     pub generation: u64,
 }
@@ -151,7 +151,13 @@ pub fn prepare_disk(dir: &Path, spec: &Spec, parts: &Parts) -> io::Result<()> {
     };
     if !place.exists() {
         let part = dir.join("upper.part");
-        disks::copy(&from, &part)?;
+        match &parts.start {
+            // It is filled before the machine goes on.
+            Start::Thaw(Frozen { held: None, .. }) => {
+                fs::File::create(&part)?.set_len(spec.limits.disk.0)?;
+            }
+            _ => disks::copy(&from, &part)?,
+        }
         own(&part)?;
         fs::rename(&part, &place)?;
     } else if parts.hypervisor == Engine::Firecracker {
@@ -262,10 +268,13 @@ pub fn plan(
         generation,
         ahead: parts.ahead,
         rehearse: parts.alone
-            && matches!(parts.start, Start::Thaw(_))
             && parts.accelerator == Accelerator::Emulated
             && cpus(&spec.limits) > 1
-            && sys::proc::has_idle_processor(),
+            && match &parts.start {
+                Start::Boot { .. } => false,
+                // Who is being frozen keeps a processor busy that will be free when it is.
+                Start::Thaw(frozen) => frozen.held.is_none() || sys::proc::has_idle_processor(),
+            },
     };
     let vm = VmPlan {
         engine: parts.hypervisor,

@@ -28,6 +28,7 @@ use std::{
 use body::{
     layers,
     root::{LayerBelow, Under},
+    snapshot::Manifest,
 };
 use proto::{
     Draft, Failure, Kind, LayerId, Spec, TemplateId,
@@ -187,6 +188,11 @@ impl Fleet {
         let manifest = self
             .find_snapshot(crate::snapshots::bare(key))
             .map_err(|failure| if failure.kind == Kind::NotFound { unknown(key) } else { failure })?;
+        self.origin_of_snapshot(manifest)
+    }
+
+    /// The same for a snapshot.
+    pub(crate) fn origin_of_snapshot(&self, manifest: Manifest) -> Result<Origin, Failure> {
         let under = self.under_snapshot(&manifest)?;
         let machine =
             manifest.machine.map(|machine| (self.data.join("snapshots").join(manifest.id.as_str()), machine));

@@ -7,6 +7,7 @@ use body::{
     snapshot::{self, Manifest},
     vm::{
         self, Frozen, Parts, Start,
+        freeze::Files,
         plan::UPPER_FILE,
         record::{FrozenMemory, Machine},
     },
@@ -23,31 +24,19 @@ impl Fleet {
         dir: &BodyDir,
         spec: &Spec,
         to: &Path,
-        mut manifest: Manifest,
+        manifest: Manifest,
     ) -> Result<Manifest, Failure> {
         let cannot = |what: &str, error: std::io::Error| {
             Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc")
         };
-        fs::DirBuilder::new()
-            .mode(0o700)
-            .create(to)
-            .map_err(|error| cannot("cannot make the snapshot's directory", error))?;
+        make_dir(to)?;
         let mut machine = self.freeze_into(dir, spec, to)?;
         if let (Some(frozen), false) = (&mut machine.frozen, manifest.for_forks) {
             // The machine goes on meanwhile.
             frozen.ram_sha256 =
                 Some(vm::record::ram_hash(to).map_err(|error| cannot("cannot read what was frozen", error))?);
         }
-        let files = fs::read_dir(to).into_iter().flatten().flatten().map(|entry| entry.path());
-        // Images are shared; they are not what this snapshot takes.
-        manifest.bytes = files
-            .filter(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("image")))
-            .map(|path| vm::disks::used(&path))
-            .sum();
-        manifest.machine = Some(machine);
-        // It has everything in it: nothing of other snapshots is needed.
-        manifest.below = Vec::new();
-        snapshot::write(to, manifest).map_err(failures::snapshot)
+        keep(to, manifest, machine)
     }
 
     /// Freezes a Body's machine into a directory, and says what is in it.
@@ -63,6 +52,26 @@ impl Fleet {
         to: &Path,
         last: impl FnOnce(&Machine) -> Result<(), Failure>,
     ) -> Result<Machine, Failure> {
+        let machine = self.describe(dir, spec, to)?;
+        match dir.condition().map_err(|error| failures::dir(&spec.id, error))? {
+            Condition::Running(_) | Condition::Paused(_) => {
+                let files = Files::make(to, machine.memory.0).map_err(failure)?;
+                self.freeze_as(dir, spec, to, machine, files, last)
+            }
+            _ => {
+                let copied = vm::disks::copy(&dir.path().join(UPPER_FILE), &to.join(UPPER_FILE));
+                copied.map_err(|error| {
+                    Failure::new(Kind::Host, "cannot copy the machine's disk")
+                        .because(error)
+                        .hint("make room: pal gc")
+                })?;
+                Ok(machine)
+            }
+        }
+    }
+
+    /// What will be in that directory when a Body's machine is frozen into it; its images are.
+    pub(super) fn describe(&self, dir: &BodyDir, spec: &Spec, to: &Path) -> Result<Machine, Failure> {
         let setup = self.ground().setup().map_err(failure)?;
         let images: Vec<_> = (0..)
             .map(|index| dir.path().join(format!("image{index}")))
@@ -75,7 +84,7 @@ impl Fleet {
         .map_err(failure)?;
         let hypervisor = spec.engine.unwrap_or_default();
         let (root, accelerator) = self.engine_root(hypervisor, &setup)?;
-        let machine = Machine {
+        Ok(Machine {
             memory: proto::Size(spec.limits.memory.0 & !0xf_ffff),
             cpus: vm::plan::cpus(&spec.limits),
             disk: spec.limits.disk,
@@ -88,28 +97,32 @@ impl Fleet {
             images: images.len(),
             generation: dir.revival().map_or(0, |revival| revival.receipt.generation),
             frozen: None,
-        };
+        })
+    }
+
+    /// Freezes a machine that runs, or stands still.
+    pub(super) fn freeze_as(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        to: &Path,
+        machine: Machine,
+        files: Files,
+        last: impl FnOnce(&Machine) -> Result<(), Failure>,
+    ) -> Result<Machine, Failure> {
+        super::cannot_freeze(spec)?;
         let (running, paused) = match dir.condition().map_err(|error| failures::dir(&spec.id, error))? {
             Condition::Running(running) => (running, false),
             Condition::Paused(running) => (running, true),
-            _ => {
-                let copied = vm::disks::copy(&dir.path().join(UPPER_FILE), &to.join(UPPER_FILE));
-                copied.map_err(|error| {
-                    Failure::new(Kind::Host, "cannot copy the machine's disk")
-                        .because(error)
-                        .hint("make room: pal gc")
-                })?;
-                return Ok(machine);
-            }
+            _ => return Err(Failure::new(Kind::Conflict, format!("Body {} has just ended", spec.id))),
         };
-        super::cannot_freeze(spec)?;
         if paused {
             // It must run to be asked; it stands still again when it was.
             process::resume(&running)
                 .map_err(|error| failures::process("cannot freeze the machine", error))?;
         }
         let mut outcome = None;
-        let frozen = vm::freeze::freeze(dir.path(), to, |held| {
+        let frozen = vm::freeze::freeze(dir.path(), to, files, |held| {
             let hashed = vm::record::state_hash(to)
                 .map_err(|error| Failure::new(Kind::Host, "cannot read what was frozen").because(error));
             outcome = Some(hashed.and_then(|state_sha256| {
@@ -126,6 +139,14 @@ impl Fleet {
         }
         frozen.map_err(failure)?;
         outcome.unwrap_or_else(|| Err(Failure::new(Kind::Internal, "nothing was frozen")))
+    }
+
+    /// What a fork of a machine that is still being frozen is made from.
+    pub(crate) fn awaited_parts(&self, spec: &Spec, dir: &Path, machine: &Machine) -> Result<Parts, Failure> {
+        let images = (0..machine.images).map(|index| dir.join(format!("image{index}"))).collect();
+        let parts = self.parts_with(spec, images, None)?;
+        let generation = machine.generation + 1;
+        Ok(Parts { start: Start::Thaw(Frozen { dir: dir.to_owned(), held: None, generation }), ..parts })
     }
 
     /// What a Body on a snapshot of a machine is made from.
@@ -148,12 +169,35 @@ impl Fleet {
             }
             let setup = self.ground().setup().map_err(failure)?;
             let frozen = machine.check(dir, &setup, &parts).map_err(|why| incomplete(&why))?;
-            let frozen =
-                Frozen { dir: dir.to_owned(), held: frozen.held.clone(), generation: machine.generation + 1 };
-            parts.start = Start::Thaw(frozen);
+            let held = Some(frozen.held.clone());
+            parts.start =
+                Start::Thaw(Frozen { dir: dir.to_owned(), held, generation: machine.generation + 1 });
         }
         Ok(parts)
     }
+}
+
+/// Writes a snapshot of a machine down.
+pub(super) fn keep(to: &Path, mut manifest: Manifest, machine: Machine) -> Result<Manifest, Failure> {
+    let files = fs::read_dir(to).into_iter().flatten().flatten().map(|entry| entry.path());
+    // Images are shared; they are not what this snapshot takes.
+    manifest.bytes = files
+        .filter(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("image")))
+        .map(|path| vm::disks::used(&path))
+        .sum();
+    manifest.machine = Some(machine);
+    // It has everything in it: nothing of other snapshots is needed.
+    manifest.below = Vec::new();
+    snapshot::write(to, manifest).map_err(failures::snapshot)
+}
+
+/// The directory of a snapshot.
+pub(super) fn make_dir(to: &Path) -> Result<(), Failure> {
+    fs::DirBuilder::new().mode(0o700).create(to).map_err(|error| {
+        Failure::new(Kind::Host, "cannot make the snapshot's directory")
+            .because(error)
+            .hint("make room: pal gc")
+    })
 }
 
 impl Fleet {

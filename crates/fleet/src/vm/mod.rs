@@ -1,6 +1,7 @@
 //! Machines: what a microVM of this fleet is made from.
 
 pub(crate) mod engines;
+mod fork;
 mod frozen;
 mod jail;
 mod judge;
@@ -22,6 +23,7 @@ use proto::{
 
 use crate::{Create, Fleet, templates::Say};
 
+pub(crate) use fork::Beside;
 pub(crate) use frozen::inherit;
 pub(crate) use share::{SHARE_TOOL, cannot_freeze, wrong_layer};
 

@@ -65,7 +65,7 @@ impl Fleet {
     fn read_warm(&self, dir: &Path, parts: &Parts) -> Option<Frozen> {
         let machine = self.warm_machine(dir)?;
         let setup = self.ground().setup().ok()?;
-        let held = machine.check(dir, &setup, parts).ok()?.held.clone();
+        let held = Some(machine.check(dir, &setup, parts).ok()?.held.clone());
         Some(Frozen { dir: dir.to_owned(), held, generation: 1 })
     }
 

@@ -101,8 +101,15 @@ pub fn live(charge: Charge, tell: impl FnOnce(Result<Revival, StepError>)) -> i3
     local.block_on(&runtime, async {
         let Charge { vm, callers, control, sharers, jailer } = charge;
         let mut sharers = Sharers::of(sharers);
+        let (callers, control) = match listen(callers).and_then(|callers| Ok((callers, listen(control)?))) {
+            Ok(listening) => listening,
+            Err(error) => {
+                tell(Err(error).step("listen for callers"));
+                return 1;
+            }
+        };
         let brought_up = tokio::select! {
-            up = bring_up(vm, jailer) => up,
+            up = bring_up(vm, jailer, &control) => up,
             why = sharers.gone() => Err(StepError::new("share a directory with the machine", why)),
         };
         let (mut machine, revival) = match brought_up {
@@ -112,13 +119,8 @@ pub fn live(charge: Charge, tell: impl FnOnce(Result<Revival, StepError>)) -> i3
                 return 1;
             }
         };
-        let prepared = machine
-            .engine
-            .process()
-            .handle()
-            .and_then(|handle| Ok((handle, listen(callers)?, listen(control)?)));
-        match prepared.step("listen for callers") {
-            Ok((handle, callers, control)) => {
+        match machine.engine.process().handle().step("follow the hypervisor") {
+            Ok(handle) => {
                 tell(Ok(revival));
                 tokio::select! {
                     over = mind(&mut machine, handle, callers, control) => over.code(),
@@ -142,14 +144,18 @@ fn listen(listener: std::os::unix::net::UnixListener) -> io::Result<UnixListener
 }
 
 /// Starts the machine and waits for its guest.
-async fn bring_up(vm: VmPlan, mut jailer: Option<Beside>) -> Result<(Machine, Revival), StepError> {
+async fn bring_up(
+    vm: VmPlan,
+    mut jailer: Option<Beside>,
+    control: &UnixListener,
+) -> Result<(Machine, Revival), StepError> {
     // Who shares directories is there for one hypervisor.
     let boots = matches!(vm.begin, Begin::Boot { .. })
         && vm.accelerator == Accelerator::Emulated
         && vm.shares.is_empty();
     let mut attempt = 1;
     loop {
-        match try_once(vm.clone(), jailer.take()).await {
+        match try_once(vm.clone(), jailer.take(), control).await {
             Err(Failure { silent: true, .. }) if boots && attempt < BOOTS_MAX => attempt += 1,
             outcome => return outcome.map_err(|failure| failure.error),
         }
@@ -168,9 +174,19 @@ impl From<StepError> for Failure {
     }
 }
 
-async fn try_once(vm: VmPlan, jailer: Option<Beside>) -> Result<(Machine, Revival), Failure> {
-    let began = Instant::now();
+async fn try_once(
+    mut vm: VmPlan,
+    jailer: Option<Beside>,
+    control: &UnixListener,
+) -> Result<(Machine, Revival), Failure> {
+    let mut began = Instant::now();
     let mut engine = engine::start(&vm, jailer).await?;
+    if let Begin::Thaw { held: held @ None, .. } = &mut vm.begin {
+        *held = Some(save::wait(control).await.map_err(|error| {
+            incomplete(&format!("what it is to be thawed from never came to be: {error}"))
+        })?);
+        began = Instant::now();
+    }
     let (how, patience) = match &vm.begin {
         Begin::Boot { .. } => ("boot", Duration::from_millis(vm.boot_ms_max)),
         Begin::Thaw { .. } => ("thaw", THAW_PATIENCE),
@@ -247,7 +263,7 @@ fn missing(vm: &VmPlan, revival: &Revival) -> Option<String> {
     }
     match &vm.begin {
         // Where processes went on meanwhile, they may have changed files of their own.
-        Begin::Thaw { held, .. } if held.still && held.tree != receipt.tree => {
+        Begin::Thaw { held: Some(held), .. } if held.still && held.tree != receipt.tree => {
             Some("its files are not those it was frozen with".to_owned())
         }
         _ => None,

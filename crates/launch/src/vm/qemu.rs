@@ -46,6 +46,8 @@ const PLAIN: [u8; 1] = *b"p";
 const CONSOLE_LEN: u32 = 64 << 10;
 /// Where it writes a machine down: in the Body's own root, which is memory.
 const WAY: &str = "/dev/shm/save.sock";
+/// The command to read a machine in.
+const INCOMING: &str = "migrate-incoming";
 /// As fast as it goes.
 const BANDWIDTH: u64 = 1 << 36;
 
@@ -59,6 +61,8 @@ pub struct Qemu {
     line: Option<OwnedFd>,
     /// It takes its memory for shared, and has a private view of it.
     private: Rc<Cell<bool>>,
+    /// What it is yet to be told to read a machine from.
+    incoming: Option<Value>,
     /// What is being copied of the memory its machine was thawed from.
     copying: Option<Copying>,
 }
@@ -74,11 +78,13 @@ pub async fn open(vm: &VmPlan) -> io::Result<Box<dyn Engine>> {
     if traced {
         tokio::task::spawn_local(keep_private(process.pid(), private.clone()));
     }
-    let also = state
-        .as_ref()
-        .map(|state| ("migrate-incoming", json!({ "uri": format!("fd:{}", state.as_raw_fd()) })));
-    match Monitor::open(monitor, also).await {
-        Ok(monitor) => Ok(Box::new(Qemu { process, monitor, line: Some(line), private, copying: None })),
+    let incoming = state.as_ref().map(|state| json!({ "uri": format!("fd:{}", state.as_raw_fd()) }));
+    let is_there = matches!(&vm.begin, Begin::Thaw { held: Some(_), .. });
+    let (now, later) = if is_there { (incoming, None) } else { (None, incoming) };
+    match Monitor::open(monitor, now.map(|from| (INCOMING, from))).await {
+        Ok(monitor) => {
+            Ok(Box::new(Qemu { process, monitor, line: Some(line), private, incoming: later, copying: None }))
+        }
         Err(error) => Err(said.or(error).await),
     }
 }
@@ -87,6 +93,9 @@ impl Engine for Qemu {
     fn begin<'a>(&'a mut self, vm: &'a VmPlan) -> Doing<'a, OwnedFd> {
         Box::pin(async move {
             if matches!(vm.begin, Begin::Thaw { .. }) {
+                if let Some(from) = self.incoming.take() {
+                    self.monitor.ask(INCOMING, from).await?;
+                }
                 self.monitor.wait_loaded().await?;
                 self.monitor.ask("cont", Value::Null).await?;
             }

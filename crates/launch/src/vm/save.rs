@@ -5,12 +5,12 @@ use std::{fs::File, io, os::fd::AsFd, time::Duration};
 use guest::channel::Port;
 use proto::{
     mux::FrameKind,
-    vm::{Answer, Held, MEASURE},
+    vm::{Answer, GO, Held, MEASURE},
 };
 use rustix::net::RecvFlags;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::UnixStream,
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{UnixListener, UnixStream},
 };
 
 use super::mind::Machine;
@@ -23,6 +23,29 @@ const FILES_PATIENCE: Duration = Duration::from_secs(2);
 const MEASURE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the machine stands still for whoever asked.
 const COPY_PATIENCE: Duration = Duration::from_secs(600);
+
+/// How long what a machine is to be thawed from may take to be written down: longer than anybody waits for that.
+const THERE_PATIENCE: Duration = Duration::from_secs(330);
+const HELD_LEN_MAX: u64 = 64 << 10;
+
+/// Waits until what the machine is to be thawed from is there.
+pub async fn wait(control: &UnixListener) -> io::Result<Held> {
+    let told = async {
+        loop {
+            let (socket, _) = control.accept().await?;
+            let mut words = Vec::new();
+            let mut socket = BufReader::new(socket.take(HELD_LEN_MAX));
+            let heard = tokio::time::timeout(FILES_PATIENCE, socket.read_until(b'\n', &mut words)).await;
+            // Whoever wants something else of it comes too early.
+            if let Ok(Ok(_)) = heard
+                && let Some((&GO, held)) = words.split_first()
+            {
+                return Ok(serde_json::from_slice(held)?);
+            }
+        }
+    };
+    tokio::time::timeout(THERE_PATIENCE, told).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+}
 
 /// Answers one who asks for a machine to be frozen. An error means that the machine cannot go on.
 pub async fn answer(machine: &mut Machine, mut socket: UnixStream) -> io::Result<()> {
