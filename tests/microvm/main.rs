@@ -9,4 +9,5 @@ mod memory;
 mod pause;
 mod probes;
 mod share;
+mod spares;
 mod walls;

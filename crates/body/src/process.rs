@@ -340,19 +340,7 @@ impl Maker {
         Plan {
             body: spec.id.clone(),
             dir: dir.path().to_owned(),
-            config: GuestConfig {
-                body: spec.id.clone(),
-                template: spec.template.clone(),
-                token: Some(token.to_owned()),
-                envs: spec.env.clone(),
-                user: spec.user.clone(),
-                workdir: spec.workdir.clone(),
-                ring_bytes: RING_BYTES,
-                forward: spec.egress.as_ref().map(|_| Forward {
-                    port: EGRESS_PORT,
-                    socket: format!("{EGRESS_DIR}/{}", crate::egress::SOCKET),
-                }),
-            },
+            config: guest_config(spec, token),
             ids: spec.ids.clone(),
             claims: ids::claims_of(data, &spec.ids, &spec.id),
             upper: match spec.life {
@@ -382,6 +370,23 @@ impl Maker {
                 .chain(other_limits(spec))
                 .collect(),
         }
+    }
+}
+
+/// What the guest of a Body is told.
+pub fn guest_config(spec: &Spec, token: &str) -> GuestConfig {
+    GuestConfig {
+        body: spec.id.clone(),
+        template: spec.template.clone(),
+        token: Some(token.to_owned()),
+        envs: spec.env.clone(),
+        user: spec.user.clone(),
+        workdir: spec.workdir.clone(),
+        ring_bytes: RING_BYTES,
+        forward: spec.egress.as_ref().map(|_| Forward {
+            port: EGRESS_PORT,
+            socket: format!("{EGRESS_DIR}/{}", crate::egress::SOCKET),
+        }),
     }
 }
 

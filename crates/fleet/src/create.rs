@@ -22,7 +22,7 @@ use crate::{
     Create, ExecRequest, Fleet, Held, Lease, Opened, Status, View, exec, failures, lease,
     parked::{Parked, Shape},
     templates::{Origin, start::Patience},
-    vm,
+    vm::{self, spare::Spare},
 };
 
 /// What is written down before a new Body is one.
@@ -38,6 +38,13 @@ struct Wishes<'a> {
     terms: Option<&'a Lease>,
     first: Option<&'a ExecRequest>,
     beside: Option<vm::Beside<'a>>,
+}
+
+/// Which start of a Body that is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Start {
+    First,
+    Again,
 }
 
 impl<'a> Wishes<'a> {
@@ -181,20 +188,20 @@ impl Fleet {
             life: request.life,
             ids: Ids { users: Vec::new(), groups: Vec::new() },
         };
-        if layer == Layer::Microvm {
-            let parts = match &machine {
-                Some((dir, machine)) if beside.is_some() => self.awaited_parts(&spec, dir, machine)?,
-                Some((dir, machine)) => self.thawed_parts(&spec, dir, machine, request.cold)?,
-                None if request.cold || spec.share.is_some() => self.parts(&spec, &under)?,
-                None => self.warm(&spec, &under, self.parts(&spec, &under)?)?,
-            };
-            under.vm = Some(Parts { alone: !request.of_many, ..parts });
-        }
         let wishes = Wishes {
             terms: request.lease.as_ref(),
             first: request.first.as_ref().filter(|_| request.life == Life::Run),
             beside,
         };
+        if layer == Layer::Microvm {
+            let parts = match &machine {
+                Some((dir, machine)) if beside.is_some() => self.awaited_parts(&spec, dir, machine)?,
+                Some((dir, machine)) => self.thawed_parts(&spec, dir, machine, request.cold)?,
+                None if request.cold || spec.share.is_some() => self.parts(&spec, &under)?,
+                None => return self.anchored(self.make_warm_or_spare(spec, root, wishes, under)?),
+            };
+            under.vm = Some(Parts { alone: !request.of_many, ..parts });
+        }
         let Some(yard) = &self.yard else { return self.anchored(self.make(spec, root, wishes, &under)?) };
         let shape = Shape::of(&spec);
         let made = match yard.take(&shape, root) {
@@ -230,6 +237,47 @@ impl Fleet {
             let begun = self.begin(launcher, &dir, &spec, under)?;
             self.look_ahead();
             self.bring_up(begun, &dir, &spec, Some(wishes.before(draft)))
+        };
+        self.make_known(&dir, &spec, wishes.terms, making)
+    }
+
+    /// Makes a machine of a template: of one that waits for this, or thawed where its template's was frozen.
+    fn make_warm_or_spare(
+        &self,
+        spec: Spec,
+        root: ids::Root,
+        wishes: Wishes<'_>,
+        mut under: Under,
+    ) -> Result<View, Failure> {
+        let parts = self.parts(&spec, &under)?;
+        let like = self.likeness(&spec, root, &parts);
+        if let Some((like, spare)) =
+            like.as_ref().and_then(|like| Some((like, self.take_spare(like, &spec)?)))
+        {
+            let under = spare.under();
+            let view = self.give_away(spare, spec, wishes)?;
+            self.want_spare(like.clone(), &view, under);
+            return Ok(view);
+        }
+        under.vm = Some(self.warm(&spec, &under, parts)?);
+        let view = self.make(spec, root, wishes, &under)?;
+        if let Some(like) = like {
+            self.want_spare(like, &view, under);
+        }
+        Ok(view)
+    }
+
+    /// Makes known a machine that waited, and has proved whose it is.
+    fn give_away(&self, spare: Spare, spec: Spec, wishes: Wishes<'_>) -> Result<View, Failure> {
+        let (id, ids) = spare.who();
+        let Spare { dir, mut made, lock: _lock, .. } = spare;
+        let spec = Spec { id, ids, ..spec };
+        let making = |draft| match self.announce(wishes.before(draft), &spec) {
+            Ok(opened) => self.settle_in(made, &dir, &spec, opened, Start::First),
+            Err(failure) => {
+                made.tether.bury();
+                Err(failure)
+            }
         };
         self.make_known(&dir, &spec, wishes.terms, making)
     }
@@ -333,7 +381,7 @@ impl Fleet {
         spec: &Spec,
         before: Option<Before<'_>>,
     ) -> Result<(Enforcement, i32), Failure> {
-        let is_new = before.is_some();
+        let start = if before.is_some() { Start::First } else { Start::Again };
         let beside = before.as_ref().and_then(|before| before.beside);
         let (written, opened) = match before.map_or(Ok(None), |before| self.announce(before, spec)) {
             Ok(opened) => (Ok(()), opened),
@@ -352,6 +400,32 @@ impl Fleet {
                     first.never_ran(self, &spec.id, failure);
                 }
             })?;
+        match written {
+            Ok(()) => self.settle_in(made, dir, spec, opened, start),
+            Err(failure) => {
+                self.end_at_once(dir, made.tether);
+                Err(failure)
+            }
+        }
+    }
+
+    /// One that cannot be written down.
+    fn end_at_once(&self, dir: &BodyDir, mut tether: body::process::Tether) {
+        if let Ok(Some(running)) = dir.running() {
+            let _ = body::process::kill(dir, &running);
+        }
+        tether.bury();
+    }
+
+    /// Writes down that a guest runs; from then on a new Body is one.
+    fn settle_in(
+        &self,
+        made: Made,
+        dir: &BodyDir,
+        spec: &Spec,
+        opened: Option<Opened>,
+        start: Start,
+    ) -> Result<(Enforcement, i32), Failure> {
         let Made { enforcement, ready, mut tether, cgroups } = made;
         let mut data = json!({ "pid": ready.pid, "enforcement": enforcement });
         if let Some(revival) = &ready.revival {
@@ -364,22 +438,21 @@ impl Fleet {
             })?;
         }
         let started = Draft::body("body.started", &spec.id, data);
-        let written = written.and_then(|()| match spec.life {
+        let written = match spec.life {
             Life::Kept => self.append(started).map(drop),
             // Written together with its first exec, which follows at once and waits for it.
             Life::Run => {
                 self.later(started);
                 Ok(())
             }
-        });
+        };
         // A new Body is one from here on.
-        let published =
-            || if is_new { dir.publish().map_err(|error| failures::dir(&spec.id, error)) } else { Ok(()) };
+        let published = || match start {
+            Start::First => dir.publish().map_err(|error| failures::dir(&spec.id, error)),
+            Start::Again => Ok(()),
+        };
         if let Err(failure) = written.and_then(|()| published()) {
-            if let Ok(Some(running)) = dir.running() {
-                let _ = body::process::kill(dir, &running);
-            }
-            tether.bury();
+            self.end_at_once(dir, tether);
             return Err(failure);
         }
         if spec.life == Life::Kept {

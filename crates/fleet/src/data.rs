@@ -15,7 +15,11 @@ use body::{
 use proto::{BodyId, Failure, Kind, event::hex};
 use store::Durability;
 
-use crate::{Fleet, failures, parked::Yard};
+use crate::{
+    Fleet, failures,
+    parked::{Ground, Yard},
+    vm::spare::Spares,
+};
 
 /// The layout of the data directory; a newer one is refused.
 const VERSION: u32 = 1;
@@ -41,8 +45,11 @@ pub fn open(config: Config, ahead: Ahead, launcher: Option<Launcher>) -> Result<
         (launcher, _) => launcher,
     };
     let key = key(&data).map_err(|error| unusable(&data, error))?;
+    let ground = (ahead == Ahead::Always)
+        .then(|| Arc::new(Ground { maker: maker.clone(), data: data.clone(), key: key.clone() }));
     let fleet = Fleet {
-        yard: (ahead == Ahead::Always).then(|| Yard::open(&maker, &data, &key)),
+        yard: ground.as_ref().map(Yard::open),
+        spares: ground.as_ref().map(Spares::open),
         data,
         key,
         durability: config.durability,

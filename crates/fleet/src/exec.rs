@@ -377,6 +377,7 @@ impl Exec<'_> {
 
     /// With the end of a Body that goes with it: that is written together with the command's.
     fn ended(self, removed: Option<Draft>) -> Result<Ended, Failure> {
+        self.fleet.has_run(&self.body);
         let body_end = if self.broken { body_end(self.fleet, &self.body) } else { None };
         // Before the Body goes, and its cgroups with it.
         let out_of_memory =

@@ -93,6 +93,8 @@ pub struct Fleet {
     launcher: Mutex<Option<Launcher>>,
     /// Where the next Body waits, for a caller that makes one after another.
     yard: Option<Yard>,
+    /// Where machines wait, for a caller that stays.
+    spares: Option<vm::spare::Spares>,
     /// Events that stand in the log before the next one.
     pending: Mutex<Vec<Draft>>,
     /// Keepers that cleared their Body away and are about to exit.

@@ -8,7 +8,7 @@
 //! they wait.
 
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Mutex, mpsc},
     thread::JoinHandle,
 };
@@ -88,16 +88,34 @@ struct Place {
 
 /// What Bodies are made with.
 #[derive(Debug)]
-struct Ground {
-    maker: Arc<Maker>,
-    data: PathBuf,
-    key: String,
+pub struct Ground {
+    /// The launcher, and what this host has.
+    pub maker: Arc<Maker>,
+    /// The data directory.
+    pub data: PathBuf,
+    /// What tokens are made of.
+    pub key: String,
+}
+
+/// A Body that was begun and is nobody's yet.
+#[derive(Debug)]
+pub struct Nobodys {
+    /// Who it is.
+    pub id: BodyId,
+    /// Its directory.
+    pub dir: BodyDir,
+    /// The lock on it.
+    pub lock: Lock,
+    /// Its ids.
+    pub ids: Ids,
+    /// Its guest.
+    pub begun: Begun,
 }
 
 impl Yard {
     /// An empty one.
-    pub fn open(maker: &Arc<Maker>, data: &Path, key: &str) -> Self {
-        let ground = Arc::new(Ground { maker: maker.clone(), data: data.to_owned(), key: key.to_owned() });
+    pub fn open(ground: &Arc<Ground>) -> Self {
+        let ground = ground.clone();
         let place: Arc<Mutex<Place>> = Arc::default();
         let (orders, taken) = mpsc::sync_channel::<(Shape, Root)>(1);
         let (making, filled) = (ground.clone(), place.clone());
@@ -156,22 +174,32 @@ impl Ground {
     fn discard(&self, parked: Parked) {
         let Parked { id, dir, lock: _lock, ids, begun, .. } = parked;
         drop(begun);
+        self.clear_away(&id, &dir, &ids);
+    }
+
+    /// Takes away what is left of one that has ended.
+    pub fn clear_away(&self, id: &BodyId, dir: &BodyDir, ids: &Ids) {
         if dir.path().exists() {
-            body::groups::unbound_by_name(&id);
-            let _ = body::snapshot::remove(&self.maker.programs, &ids, dir.path());
+            body::groups::unbound_by_name(id);
+            let _ = body::snapshot::remove(&self.maker.programs, ids, dir.path());
         }
-        ids::release(&self.data, &ids, &id);
+        ids::release(&self.data, ids, id);
     }
 
     fn park(&self, shape: Shape, root: Root) -> Option<Parked> {
+        let Nobodys { id, dir, lock, ids, begun } = self.begin(&shape.0, root, &Under::default())?;
+        Some(Parked { shape, root, id, dir, lock, ids, begun })
+    }
+
+    /// Begins one like that, with an id of its own.
+    pub fn begin(&self, like: &Spec, root: Root, under: &Under) -> Option<Nobodys> {
         let launcher = self.maker.start_launcher().ok()?;
         let id = BodyId::from_random(sys::random::bytes().ok()?);
         let dir = BodyDir::create(self.data.join("bodies").join(id.as_str())).ok()?;
         let made = dir.try_lock().ok().flatten().and_then(|lock| {
             let ids = ids::claim(&self.data, &id, root).ok()?;
-            let spec = Spec { id: id.clone(), ids: ids.clone(), ..shape.0.clone() };
-            let begun =
-                self.maker.begin(launcher, &dir, &spec, &data::token(&self.key, &id), &Under::default());
+            let spec = Spec { id: id.clone(), ids: ids.clone(), ..like.clone() };
+            let begun = self.maker.begin(launcher, &dir, &spec, &data::token(&self.key, &id), under);
             let begun = begun.inspect_err(|_| ids::release(&self.data, &ids, &id)).ok()?;
             Some((lock, ids, begun))
         });
@@ -179,6 +207,6 @@ impl Ground {
             let _ = std::fs::remove_dir_all(dir.path());
             return None;
         };
-        Some(Parked { shape, root, id, dir, lock, ids, begun })
+        Some(Nobodys { id, dir, lock, ids, begun })
     }
 }

@@ -11,7 +11,10 @@ use proto::{Failure, Kind, Size, vm::Engine};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::Fleet;
+use crate::{
+    Fleet,
+    vm::spare::{SPARES_DEFAULT, SPARES_MAX},
+};
 
 /// What layers and dependencies may take together where nobody said otherwise.
 const BUDGET_DEFAULT: Size = Size(20 << 30);
@@ -26,6 +29,9 @@ pub struct Settings {
     /// What drives machines that ask for no hypervisor.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "microvm.engine")]
     pub engine: Option<Engine>,
+    /// How many machines of a template wait for the next one who asks a server for one.
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "microvm.spares")]
+    pub spares: Option<u32>,
     /// Where Cloud Hypervisor's program is.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "microvm.cloud-hypervisor")]
     pub cloud_hypervisor: Option<PathBuf>,
@@ -47,6 +53,8 @@ pub enum Setting {
     Budget,
     /// What drives machines that ask for no hypervisor.
     Engine,
+    /// How many machines of a template wait for the next one who asks a server for one.
+    Spares,
     /// Where Cloud Hypervisor's program is.
     CloudHypervisor,
     /// Where Firecracker's program is.
@@ -57,14 +65,15 @@ pub enum Setting {
 
 impl Setting {
     /// All of them.
-    pub const ALL: [Setting; 5] =
-        [Self::Budget, Self::Engine, Self::CloudHypervisor, Self::Firecracker, Self::Jailer];
+    pub const ALL: [Setting; 6] =
+        [Self::Budget, Self::Engine, Self::Spares, Self::CloudHypervisor, Self::Firecracker, Self::Jailer];
 
     /// The word on every surface.
     pub fn name(self) -> &'static str {
         match self {
             Self::Budget => "store.budget",
             Self::Engine => "microvm.engine",
+            Self::Spares => "microvm.spares",
             Self::CloudHypervisor => "microvm.cloud-hypervisor",
             Self::Firecracker => "microvm.firecracker",
             Self::Jailer => "microvm.jailer",
@@ -86,6 +95,7 @@ impl Setting {
         match self {
             Self::Budget => Some(settings.budget.unwrap_or(BUDGET_DEFAULT).to_string()),
             Self::Engine => Some(settings.engine.unwrap_or_default().to_string()),
+            Self::Spares => Some(settings.spares().to_string()),
             Self::CloudHypervisor => place(&settings.cloud_hypervisor),
             Self::Firecracker => place(&settings.firecracker),
             Self::Jailer => place(&settings.jailer),
@@ -96,6 +106,7 @@ impl Setting {
     pub fn json(self, settings: &Settings) -> Value {
         match self {
             Self::Budget => json!(settings.budget.unwrap_or(BUDGET_DEFAULT)),
+            Self::Spares => json!(settings.spares()),
             _ => json!(self.value(settings)),
         }
     }
@@ -108,6 +119,7 @@ impl Setting {
             Self::Engine => {
                 settings.engine = Some(value.parse().map_err(|error| wrong(self, value, &error))?)
             }
+            Self::Spares => settings.spares = Some(spares(value)?),
             Self::CloudHypervisor => settings.cloud_hypervisor = program(value)?,
             Self::Firecracker => settings.firecracker = program(value)?,
             Self::Jailer if value == NONE => settings.jailer = Some(NONE.into()),
@@ -121,6 +133,15 @@ fn wrong(setting: Setting, value: &str, error: &dyn std::fmt::Display) -> Failur
     Failure::new(Kind::Usage, format!("{} cannot be {:?}", setting.name(), proto::text::visible(value)))
         .because(error.to_string())
         .hint("see what it is now: pal config get NAME")
+}
+
+/// A number of machines that a host can have lying ready.
+fn spares(value: &str) -> Result<u32, Failure> {
+    let bounds = format!("it is a number from 0, for none, to {SPARES_MAX}");
+    match value.parse() {
+        Ok(count @ 0..=SPARES_MAX) => Ok(count),
+        _ => Err(wrong(Setting::Spares, value, &bounds)),
+    }
 }
 
 /// A program by its whole path; nothing means where programs are.
@@ -137,6 +158,11 @@ fn program(value: &str) -> Result<Option<PathBuf>, Failure> {
 }
 
 impl Settings {
+    /// How many machines of a template wait, where somebody serves.
+    pub fn spares(&self) -> u32 {
+        self.spares.unwrap_or(SPARES_DEFAULT)
+    }
+
     /// Where the program of a hypervisor is, if that was decided.
     pub fn program(&self, which: Engine) -> Option<&Path> {
         match which {
@@ -144,6 +170,19 @@ impl Settings {
             Engine::CloudHypervisor => self.cloud_hypervisor.as_deref(),
             Engine::Firecracker => self.firecracker.as_deref(),
         }
+    }
+}
+
+/// What a person decided about a data directory.
+pub(crate) fn read(data: &Path) -> Result<Settings, Failure> {
+    match sys::fd::read_small(&data.join("config.json"), SETTINGS_LEN_MAX) {
+        Ok(text) => serde_json::from_str(&text).map_err(|error| {
+            Failure::new(Kind::Host, "the settings of the data directory are damaged")
+                .because(error)
+                .hint("remove config.json from the data directory, and decide again: pal config set")
+        }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Settings::default()),
+        Err(error) => Err(Failure::new(Kind::Host, "cannot read the settings").because(error)),
     }
 }
 
@@ -155,15 +194,7 @@ impl Fleet {
 
     /// What a person decided.
     pub fn settings(&self) -> Result<Settings, Failure> {
-        match sys::fd::read_small(&self.data.join("config.json"), SETTINGS_LEN_MAX) {
-            Ok(text) => serde_json::from_str(&text).map_err(|error| {
-                Failure::new(Kind::Host, "the settings of the data directory are damaged")
-                    .because(error)
-                    .hint("remove config.json from the data directory, and decide again: pal config set")
-            }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Settings::default()),
-            Err(error) => Err(Failure::new(Kind::Host, "cannot read the settings").because(error)),
-        }
+        read(&self.data)
     }
 
     /// Decides one, and leaves the others as they are.
@@ -171,6 +202,7 @@ impl Fleet {
         let mut settings = self.settings()?;
         setting.put(&mut settings, value)?;
         self.keep(setting, &settings)?;
+        self.look_at_spares();
         Ok(settings)
     }
 

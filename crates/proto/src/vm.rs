@@ -374,7 +374,7 @@ pub fn clock_offset_ms(receipt: &Receipt, sent_ns: u64, heard_ns: u64) -> i64 {
 /// How a machine came to life, for the record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Revival {
-    /// `boot` or `thaw`.
+    /// `boot` or `thaw`; `spare` where it was thawed before anybody asked for it.
     pub how: String,
     /// How far at least the guest's clock was from the host's after it was set, in milliseconds.
     pub clock_offset_ms: i64,
@@ -398,12 +398,15 @@ pub const EXITS: [(i32, &str); 5] = [
 /// Where the process that minds a machine is asked to freeze it: two descriptors are sent, for memory and for the
 /// rest. It answers with one line of JSON; the next byte, or the end of the connection, lets the machine go on.
 /// Whoever sends [`MEASURE`] instead is told in one line what the machine uses. One that waits for what it is to be thawed
-/// from takes [`GO`] and a line of JSON, its [`Held`].
+/// from takes [`GO`] and a line of JSON, its [`Held`]. One that waited for nobody in particular takes [`TAKE`] and a line of
+/// JSON, a [`GuestConfig`], proves itself as that Body's, and answers with one line.
 pub const CONTROL: &str = "vm.sock";
 /// The byte that asks for a machine to be measured.
 pub const MEASURE: u8 = b'm';
 /// The byte that says that what a machine is to be thawed from is there.
 pub const GO: u8 = b'g';
+/// The byte that says whose a machine is from now on.
+pub const TAKE: u8 = b't';
 
 /// What a machine uses, as its hypervisor knows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -452,6 +455,11 @@ pub enum Answer {
     Saved {
         /// What its guest said before.
         held: Held,
+    },
+    /// It is whose it was said to be.
+    Taken {
+        /// What it proved.
+        revival: Box<Revival>,
     },
     /// What it uses.
     Measured {

@@ -59,14 +59,21 @@ pub fn go(body: &Path, held: &Held) -> Result<(), VmError> {
     reach(body)?.write_all(&words).step("tell the machine")
 }
 
-fn reach(body: &Path) -> Result<UnixStream, VmError> {
+/// The door of who minds the machine.
+pub(super) fn reach(body: &Path) -> Result<UnixStream, VmError> {
     let dir = sys::fd::open_path(body).step("open the Body's directory")?;
     UnixStream::connect(sys::fd::path_of(dir.as_fd()).join(CONTROL)).step("reach who minds the machine")
 }
 
-/// Freezes the machine of the Body in `body` into files in the directory `to`, does something with that while the machine
-/// still stands, and lets it go on.
-pub fn freeze(body: &Path, to: &Path, files: Files, last: impl FnOnce(Held)) -> Result<(), VmError> {
+/// Freezes the machine of the Body in `body` into files in the directory `to`, and lets it go on. While it stands something
+/// is done as soon as its memory is written down, and something when its disk is copied, too.
+pub fn freeze<T>(
+    body: &Path,
+    to: &Path,
+    files: Files,
+    first: impl FnOnce(Held) -> T,
+    last: impl FnOnce(T),
+) -> Result<(), VmError> {
     let socket = reach(body)?;
     socket.set_read_timeout(Some(PATIENCE)).step("wait for the machine")?;
     for file in [files.ram, files.state] {
@@ -81,16 +88,19 @@ pub fn freeze(body: &Path, to: &Path, files: Files, last: impl FnOnce(Held)) -> 
         Answer::Saved { .. } => {
             return Err(VmError::Freeze("its guest does not say what its files are".into()));
         }
-        Answer::Measured { .. } => return Err(VmError::Freeze("who minds it gave another answer".into())),
+        Answer::Measured { .. } | Answer::Taken { .. } => {
+            return Err(VmError::Freeze("who minds it gave another answer".into()));
+        }
         Answer::Failed { why } => {
             return Err(VmError::Freeze(proto::text::visible(&why.chars().take(400).collect::<String>())));
         }
     };
     // It stands still until this connection ends.
+    let done = first(held);
     disks::copy(&body.join(UPPER_FILE), &to.join(UPPER_FILE)).step("copy the machine's disk")?;
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o444);
     fs::set_permissions(to.join(UPPER_FILE), mode).step("close what was frozen")?;
-    last(held);
+    last(done);
     let _ = (&socket).write_all(b"\n");
     Ok(())
 }

@@ -28,6 +28,6 @@ pub fn measure(body: &Path) -> io::Result<Metrics> {
         Answer::Failed { why } => {
             Err(io::Error::other(proto::text::visible(&why.chars().take(400).collect::<String>())))
         }
-        Answer::Saved { .. } => Err(io::ErrorKind::InvalidData.into()),
+        Answer::Saved { .. } | Answer::Taken { .. } => Err(io::ErrorKind::InvalidData.into()),
     }
 }

@@ -29,6 +29,7 @@ pub mod plan;
 pub mod record;
 pub mod setup;
 pub mod share;
+pub mod take;
 
 pub use plan::{Frozen, Parts, Start};
 pub use setup::{Ground, Known, Setup};
@@ -61,6 +62,9 @@ pub enum VmError {
     /// The machine could not be frozen.
     #[error("the machine could not be frozen: {0}")]
     Freeze(String),
+    /// The machine is not whose it was told to be.
+    #[error("the machine could not be given to somebody: {0}")]
+    Taken(String),
     /// More layers than a machine can have devices.
     #[error("the template has {0} layers, and a machine has room for {1}")]
     Layers(usize, usize),

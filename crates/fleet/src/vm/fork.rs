@@ -65,17 +65,29 @@ impl Fleet {
         let files = Files::make(to, machine.memory.0).map_err(failure)?;
         let promised = Manifest { machine: Some(machine.clone()), below: Vec::new(), ..manifest.clone() };
         let origin = self.origin_of_snapshot(promised)?;
-        let (tell, steps) = mpsc::channel();
         std::thread::scope(|scope| {
+            let (tell, steps) = mpsc::channel();
+            // Gone with this closure, at the latest: who waits at the other end is let go.
+            let (copied, is_copied) = mpsc::channel();
             let freeze = move || {
-                let saved = |machine: &Machine| Ok(drop(tell.send(Ok(Some(machine.clone())))));
-                let went_on = self.freeze_as(dir, parent, to, machine, files, saved);
+                let saved = |machine: &Machine| drop(tell.send(Ok(Some(machine.clone()))));
+                // It stands until its fork has a copy of its disk, or will never have one.
+                let stand = |_: &Machine| {
+                    let _ = is_copied.recv();
+                    Ok(())
+                };
+                let went_on = self.freeze_as(dir, parent, to, machine, files, saved, stand);
                 let _ = tell.send(went_on.map(|_| None));
             };
             std::thread::Builder::new().name("pal-freeze".into()).spawn_scoped(scope, freeze).map_err(
                 |error| Failure::new(Kind::Host, "cannot freeze the machine beside its fork").because(error),
             )?;
-            let beside = |child: &BodyDir, begun: &Begun| hand_over(&steps, manifest, to, child, begun);
+            let beside = |child: &BodyDir, begun: &Begun| {
+                let machine = hand_over(&steps, dir, child, begun, &copied)?;
+                // The fork comes to life meanwhile.
+                went_on(&steps)?;
+                frozen::keep(to, manifest.clone(), machine).map(drop)
+            };
             self.create_beside(request, origin, parent.id.clone(), &beside)
         })
     }
@@ -84,22 +96,33 @@ impl Fleet {
 /// Waits until the parent is written down, gives its fork what is its own of that, and has it go on.
 fn hand_over(
     steps: &Steps,
-    manifest: &Manifest,
-    to: &Path,
+    parent: &BodyDir,
     child: &BodyDir,
     begun: &Begun,
-) -> Result<(), Failure> {
-    let next = || steps.recv().unwrap_or_else(|_| Err(Failure::new(Kind::Internal, "nothing was frozen")));
-    let machine = next()?.ok_or_else(|| Failure::new(Kind::Internal, "nothing was frozen"))?;
-    vm::disks::fill(&to.join(UPPER_FILE), &child.path().join(UPPER_FILE)).map_err(|error| {
+    copied: &mpsc::Sender<()>,
+) -> Result<Machine, Failure> {
+    let machine = next(steps)?.ok_or_else(nothing)?;
+    let disk = |dir: &BodyDir| dir.path().join(UPPER_FILE);
+    vm::disks::fill(&disk(parent), &disk(child)).map_err(|error| {
         Failure::new(Kind::Host, "cannot copy the machine's disk").because(error).hint("make room: pal gc")
     })?;
+    let _ = copied.send(());
     if let Some(frozen) = &machine.frozen {
         go(child, begun, &frozen.held)?;
     }
-    // The fork comes to life meanwhile.
-    frozen::keep(to, manifest.clone(), machine)?;
-    next().map(drop)
+    Ok(machine)
+}
+
+fn went_on(steps: &Steps) -> Result<(), Failure> {
+    next(steps).map(drop)
+}
+
+fn next(steps: &Steps) -> Result<Option<Machine>, Failure> {
+    steps.recv().unwrap_or_else(|_| Err(nothing()))
+}
+
+fn nothing() -> Failure {
+    Failure::new(Kind::Internal, "nothing was frozen")
 }
 
 /// Tells the fork. One that is over already says why by itself.

@@ -56,7 +56,7 @@ impl Fleet {
         match dir.condition().map_err(|error| failures::dir(&spec.id, error))? {
             Condition::Running(_) | Condition::Paused(_) => {
                 let files = Files::make(to, machine.memory.0).map_err(failure)?;
-                self.freeze_as(dir, spec, to, machine, files, last)
+                self.freeze_as(dir, spec, to, machine, files, |_| (), last)
             }
             _ => {
                 let copied = vm::disks::copy(&dir.path().join(UPPER_FILE), &to.join(UPPER_FILE));
@@ -100,7 +100,8 @@ impl Fleet {
         })
     }
 
-    /// Freezes a machine that runs, or stands still.
+    /// Freezes a machine that runs, or stands still: `first` is done when its memory is written down, `last` when its disk is
+    /// copied, both before it goes on.
     pub(super) fn freeze_as(
         &self,
         dir: &BodyDir,
@@ -108,6 +109,7 @@ impl Fleet {
         to: &Path,
         machine: Machine,
         files: Files,
+        first: impl FnOnce(&Machine),
         last: impl FnOnce(&Machine) -> Result<(), Failure>,
     ) -> Result<Machine, Failure> {
         super::cannot_freeze(spec)?;
@@ -122,17 +124,20 @@ impl Fleet {
                 .map_err(|error| failures::process("cannot freeze the machine", error))?;
         }
         let mut outcome = None;
-        let frozen = vm::freeze::freeze(dir.path(), to, files, |held| {
+        let written = |held| {
             let hashed = vm::record::state_hash(to)
                 .map_err(|error| Failure::new(Kind::Host, "cannot read what was frozen").because(error));
-            outcome = Some(hashed.and_then(|state_sha256| {
-                let machine = Machine {
-                    frozen: Some(FrozenMemory { held, state_sha256, ram_sha256: None }),
-                    ..machine
-                };
-                last(&machine).map(|()| machine)
-            }));
-        });
+            hashed.map(|state_sha256| {
+                let frozen = Some(FrozenMemory { held, state_sha256, ram_sha256: None });
+                let machine = Machine { frozen, ..machine };
+                first(&machine);
+                machine
+            })
+        };
+        let copied = |machine: Result<Machine, Failure>| {
+            outcome = Some(machine.and_then(|machine| last(&machine).map(|()| machine)));
+        };
+        let frozen = vm::freeze::freeze(dir.path(), to, files, written, copied);
         if paused {
             process::pause(&running)
                 .map_err(|error| failures::process("cannot pause the machine again", error))?;

@@ -6,6 +6,7 @@ mod frozen;
 mod jail;
 mod judge;
 mod share;
+pub(crate) mod spare;
 mod swap;
 mod sweep;
 mod warm;

@@ -195,7 +195,7 @@ impl Fleet {
 }
 
 /// What two machines must have in common to begin alike.
-fn key(spec: &Spec, parts: &Parts) -> String {
+pub(super) fn key(spec: &Spec, parts: &Parts) -> String {
     let Start::Boot { kernel, initrd, cmdline, .. } = &parts.start else { return String::new() };
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let images: Vec<String> = parts.images.iter().map(|image| name(image)).collect();

@@ -136,6 +136,7 @@ pub async fn serve(guest: &Rc<Guest>, machine: &Rc<Machine>) -> io::Result<()> {
     }
     let rehearsal = Rehearsal::stand_by();
     let mut looked = None;
+    let mut stopped = false;
     loop {
         let told = channel.read().await.map_err(io::Error::other)?;
         match told {
@@ -154,11 +155,13 @@ pub async fn serve(guest: &Rc<Guest>, machine: &Rc<Machine>) -> io::Result<()> {
                     channel.expect_move();
                 }
                 channel.say_and_stop(FrameKind::Held, &serde_json::to_vec(&held)?).await;
+                stopped = true;
             }
             Told::Word(FrameKind::GoOn, _) => {
                 hold::go_on();
                 channel.stay();
                 channel.go_on();
+                stopped = false;
             }
             Told::Word(FrameKind::Welcome, word) => {
                 let since = Instant::now();
@@ -167,8 +170,12 @@ pub async fn serve(guest: &Rc<Guest>, machine: &Rc<Machine>) -> io::Result<()> {
                 if welcome.rehearse {
                     rehearsal.begin(machine.upper.as_fd());
                 }
-                channel.stay();
-                channel.begin_anew();
+                // One that runs is told whose it is now; its line is the one it has.
+                let thawed = std::mem::take(&mut stopped);
+                if thawed {
+                    channel.stay();
+                    channel.begin_anew();
+                }
                 machine.generation.set(welcome.generation);
                 let mut taken = identity::take(&welcome, since);
                 // Before the files that name the machine change.
@@ -179,7 +186,9 @@ pub async fn serve(guest: &Rc<Guest>, machine: &Rc<Machine>) -> io::Result<()> {
                 receipt.trouble = taken.trouble;
                 stamp(&mut receipt, since);
                 channel.say(FrameKind::Receipt, &serde_json::to_vec(&receipt)?).await;
-                channel.go_on();
+                if thawed {
+                    channel.go_on();
+                }
             }
             Told::Word(..) => {}
         }

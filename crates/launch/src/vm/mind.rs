@@ -208,30 +208,12 @@ async fn try_once(
     {
         return Err(unheard(machine.engine.as_mut(), error).await);
     }
-    let mut welcome = fresh(&machine.vm.welcome).step("draw randomness for the machine")?;
-    if how == "thaw" {
-        // Its files are there; what it need not hear it need not understand.
-        welcome.seeds = Vec::new();
-        welcome.images = Vec::new();
-    }
-    let said = serde_json::to_vec(&welcome).map_err(io::Error::from).step("welcome the guest")?;
-    machine.channel.say(FrameKind::Welcome, &said).await;
-    let receipt = match machine.first_word(FrameKind::Receipt, patience).await {
-        Ok(word) => serde_json::from_slice::<Receipt>(&word)
-            .map_err(io::Error::from)
-            .step("read the guest's receipt")?
-            .tidy(),
+    let revival = match machine.welcome(how, patience, began).await {
+        Ok(revival) => revival,
         Err(error) if how == "thaw" => {
             return Err(incomplete(&format!("its guest does not answer: {error}")).into());
         }
         Err(error) => return Err(unheard(machine.engine.as_mut(), error).await),
-    };
-    let clock_offset_ms = clock_offset_ms(&receipt, welcome.now_ns, now_ns());
-    let revival = Revival {
-        how: how.to_owned(),
-        clock_offset_ms,
-        took_ms: began.elapsed().as_millis() as u64,
-        receipt,
     };
     match missing(&machine.vm, &revival) {
         Some(what) if how == "thaw" => Err(incomplete(&what).into()),
@@ -241,7 +223,7 @@ async fn try_once(
 }
 
 /// What a receipt does not prove.
-fn missing(vm: &VmPlan, revival: &Revival) -> Option<String> {
+pub(super) fn missing(vm: &VmPlan, revival: &Revival) -> Option<String> {
     let Revival { receipt, clock_offset_ms, .. } = revival;
     if receipt.body != vm.welcome.config.body {
         return Some("its guest takes itself for another Body's".to_owned());
@@ -339,6 +321,30 @@ impl Machine {
             }
         };
         tokio::time::timeout(patience, heard).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    }
+
+    /// Tells its guest who it is from now on, and hears what that proves.
+    pub(super) async fn welcome(
+        &mut self,
+        how: &str,
+        patience: Duration,
+        began: Instant,
+    ) -> io::Result<Revival> {
+        let mut welcome = fresh(&self.vm.welcome)?;
+        if matches!(self.vm.begin, Begin::Thaw { .. }) {
+            // Its files are there; what it need not hear it need not understand.
+            welcome.seeds = Vec::new();
+            welcome.images = Vec::new();
+        }
+        self.channel.say(FrameKind::Welcome, &serde_json::to_vec(&welcome)?).await;
+        let word = self.first_word(FrameKind::Receipt, patience).await?;
+        let receipt = serde_json::from_slice::<Receipt>(&word)?.tidy();
+        Ok(Revival {
+            how: how.to_owned(),
+            clock_offset_ms: clock_offset_ms(&receipt, welcome.now_ns, now_ns()),
+            took_ms: began.elapsed().as_millis() as u64,
+            receipt,
+        })
     }
 
     /// Waits for a word of a machine that comes up, until it has had the time that it may take.

@@ -1,11 +1,18 @@
-//! Freezing a machine: its memory into one file, its processors and devices into another, while it stands still.
+//! What is asked of a machine that runs: to be frozen, its memory into one file, its processors and devices into another,
+//! while it stands still; to be measured; to be somebody's.
 
-use std::{fs::File, io, os::fd::AsFd, time::Duration};
+use std::{
+    fs::File,
+    io,
+    os::fd::AsFd,
+    time::{Duration, Instant},
+};
 
 use guest::channel::Port;
 use proto::{
+    guest::GuestConfig,
     mux::FrameKind,
-    vm::{Answer, GO, Held, MEASURE},
+    vm::{Answer, GO, Held, MEASURE, TAKE},
 };
 use rustix::net::RecvFlags;
 use tokio::{
@@ -13,7 +20,7 @@ use tokio::{
     net::{UnixListener, UnixStream},
 };
 
-use super::mind::Machine;
+use super::mind::{Machine, missing};
 
 /// How long a guest may take to stand still.
 const HOLD_PATIENCE: Duration = Duration::from_secs(20);
@@ -27,6 +34,9 @@ const COPY_PATIENCE: Duration = Duration::from_secs(600);
 /// How long what a machine is to be thawed from may take to be written down: longer than anybody waits for that.
 const THERE_PATIENCE: Duration = Duration::from_secs(330);
 const HELD_LEN_MAX: u64 = 64 << 10;
+/// How long a machine that runs may take to be somebody's.
+const TAKE_PATIENCE: Duration = Duration::from_secs(5);
+const CONFIG_LEN_MAX: u64 = 1 << 20;
 
 /// Waits until what the machine is to be thawed from is there.
 pub async fn wait(control: &UnixListener) -> io::Result<Held> {
@@ -47,17 +57,44 @@ pub async fn wait(control: &UnixListener) -> io::Result<Held> {
     tokio::time::timeout(THERE_PATIENCE, told).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
-/// Answers one who asks for a machine to be frozen. An error means that the machine cannot go on.
+/// Answers one who asks something of a machine. An error means that the machine cannot go on.
 pub async fn answer(machine: &mut Machine, mut socket: UnixStream) -> io::Result<()> {
-    if is_measure(&socket).await {
-        let measured = tokio::time::timeout(MEASURE_PATIENCE, machine.engine.metrics()).await;
-        let answer = match measured.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-            Ok(metrics) => Answer::Measured { metrics },
-            Err(error) => Answer::Failed { why: error.to_string() },
-        };
-        let _ = tell(&mut socket, &answer).await;
-        return Ok(());
+    let answered = match first_byte(&socket).await {
+        Some(MEASURE) => measure(machine).await,
+        Some(TAKE) => take(machine, &mut socket).await,
+        _ => return freeze(machine, socket).await,
+    };
+    let answer = answered.unwrap_or_else(|error| Answer::Failed { why: error.to_string() });
+    let _ = tell(&mut socket, &answer).await;
+    Ok(())
+}
+
+async fn measure(machine: &mut Machine) -> io::Result<Answer> {
+    let measured = tokio::time::timeout(MEASURE_PATIENCE, machine.engine.metrics()).await;
+    let metrics = measured.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    Ok(Answer::Measured { metrics })
+}
+
+/// A machine that waited is told whose it is, and proves that anew.
+async fn take(machine: &mut Machine, socket: &mut UnixStream) -> io::Result<Answer> {
+    let began = Instant::now();
+    let mut words = Vec::new();
+    let mut socket = BufReader::new(socket.take(CONFIG_LEN_MAX));
+    tokio::time::timeout(FILES_PATIENCE, socket.read_until(b'\n', &mut words)).await??;
+    let config: GuestConfig = serde_json::from_slice(words.get(1..).unwrap_or_default())?;
+    if config.body != machine.vm.welcome.config.body {
+        return Err(io::Error::other("it is another Body's"));
     }
+    machine.vm.welcome.config = config;
+    machine.vm.welcome.rehearse = false;
+    let revival = machine.welcome("spare", TAKE_PATIENCE, began).await?;
+    match missing(&machine.vm, &revival) {
+        Some(what) => Err(io::Error::other(what)),
+        None => Ok(Answer::Taken { revival: Box::new(revival) }),
+    }
+}
+
+async fn freeze(machine: &mut Machine, mut socket: UnixStream) -> io::Result<()> {
     let (ram, state) = match files(&socket).await {
         Ok(files) => files,
         // Whoever asked is gone, or asked for nothing.
@@ -94,8 +131,8 @@ async fn tell(socket: &mut UnixStream, answer: &Answer) -> io::Result<()> {
     socket.write_all(line.as_bytes()).await
 }
 
-/// Whether that is what is asked for.
-async fn is_measure(socket: &UnixStream) -> bool {
+/// What is asked for; it stays to be read.
+async fn first_byte(socket: &UnixStream) -> Option<u8> {
     let looked = async {
         loop {
             socket.readable().await?;
@@ -103,13 +140,11 @@ async fn is_measure(socket: &UnixStream) -> bool {
             let look = || Ok(rustix::net::recv(socket, &mut byte, RecvFlags::PEEK)?);
             match socket.try_io(tokio::io::Interest::READABLE, look) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                looked => return looked.map(|_| byte[0] == MEASURE),
+                looked => return looked.map(|_| byte[0]),
             }
         }
     };
-    tokio::time::timeout(FILES_PATIENCE, looked)
-        .await
-        .is_ok_and(|looked: io::Result<bool>| looked.unwrap_or(false))
+    tokio::time::timeout(FILES_PATIENCE, looked).await.ok().and_then(|looked: io::Result<u8>| looked.ok())
 }
 
 /// The two files that whoever asks sends at once.
