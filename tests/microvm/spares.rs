@@ -15,6 +15,13 @@ fn serving(t: &Bodies) -> Fleet {
     fleet
 }
 
+/// One whose time is counted from its start has no spare.
+fn asked(t: &Bodies) -> Create {
+    let mut request = t.kept();
+    request.limits.wall = None;
+    request
+}
+
 async fn says(fleet: &Fleet, id: &BodyId, script: &str) -> String {
     let mut exec = fleet.exec(id, ExecRequest::new(["sh", "-c", script])).await.unwrap();
     let mut said = Vec::new();
@@ -54,7 +61,7 @@ const WHO: &str = "hostname; cat /etc/hostname /etc/machine-id; head -c 16 /dev/
 #[body_test(except(process = "it is about machines"))]
 async fn a_spare_becomes_whose_it_is_given_to(t: Bodies) {
     let fleet = serving(&t);
-    let first = fleet.create(t.kept()).await.unwrap();
+    let first = fleet.create(asked(&t)).await.unwrap();
     assert_eq!(how(&first), "thaw", "nobody had asked before");
     says(&fleet, first.id(), "true").await;
     one_waits(&fleet).await;
@@ -66,7 +73,7 @@ async fn a_spare_becomes_whose_it_is_given_to(t: Bodies) {
         env: [("COLOUR".into(), "green".into())].into(),
         user: Some("root".into()),
         workdir: Some("/tmp".into()),
-        ..t.kept()
+        ..asked(&t)
     };
     let taken = fleet.create(ask).await.unwrap();
     assert_eq!((how(&taken), taken.id().as_str()), ("spare", waited[0].as_str()));
@@ -106,19 +113,19 @@ async fn a_spare_becomes_whose_it_is_given_to(t: Bodies) {
 #[body_test(except(process = "it is about machines"))]
 async fn who_asks_for_another_machine_gets_another_and_none_means_none(t: Bodies) {
     let fleet = serving(&t);
-    let first = fleet.create(t.kept()).await.unwrap();
+    let first = fleet.create(asked(&t)).await.unwrap();
     says(&fleet, first.id(), "true").await;
     one_waits(&fleet).await;
-    let asked = proto::Size::mib(256);
-    let limits = fleet::AskedLimits { memory: Some(asked), ..t.kept().limits };
-    let other = fleet.create(Create { limits, ..t.kept() }).await.unwrap();
-    assert_eq!((how(&other), other.spec.limits.memory), ("thaw", asked));
+    let memory = proto::Size::mib(256);
+    let limits = fleet::AskedLimits { memory: Some(memory), ..asked(&t).limits };
+    let other = fleet.create(Create { limits, ..asked(&t) }).await.unwrap();
+    assert_eq!((how(&other), other.spec.limits.memory), ("thaw", memory));
     fleet.decide(Setting::Spares, "0").unwrap();
     wait::within(SPARE_PATIENCE, "the spare goes", || {
         (fleet.spares() == 0 && waiting(&t).is_empty()).then_some(())
     })
     .await;
-    let third = fleet.create(t.kept()).await.unwrap();
+    let third = fleet.create(asked(&t)).await.unwrap();
     assert_eq!(how(&third), "thaw");
     says(&fleet, third.id(), "true").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -132,14 +139,14 @@ async fn who_asks_for_another_machine_gets_another_and_none_means_none(t: Bodies
 #[body_test(except(process = "it is about machines"))]
 async fn a_spare_that_died_is_not_given_away(t: Bodies) {
     let fleet = serving(&t);
-    let first = fleet.create(t.kept()).await.unwrap();
+    let first = fleet.create(asked(&t)).await.unwrap();
     says(&fleet, first.id(), "true").await;
     one_waits(&fleet).await;
     let spare = waiting(&t).pop().unwrap();
     let run = std::fs::read_to_string(t.data().join("bodies").join(&spare).join("run.json")).unwrap();
     let pid = serde_json::from_str::<serde_json::Value>(&run).unwrap()["pid"].as_i64().unwrap();
     leaks::end(&[leaks::Process { pid: pid as i32, parent: 0, name: String::new(), state: 'R' }]);
-    let taken = fleet.create(t.kept()).await.unwrap();
+    let taken = fleet.create(asked(&t)).await.unwrap();
     assert_eq!(how(&taken), "thaw", "it is made as if there had been none");
     assert_ne!(taken.id().as_str(), spare);
     assert_eq!(says(&fleet, taken.id(), "hostname").await, taken.id().as_str());

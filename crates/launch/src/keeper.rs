@@ -291,6 +291,10 @@ fn settle(plan: &Plan, forked: Forked, places: Option<Places>) -> Result<Kept, S
     wait_parted(&handle, &mut told).step("hear from the Body's first process")?;
     drop((luggage, ends));
     helper.wait().map_err(explain_namespaces)?;
+    // A machine takes its time, and one that is still being frozen as long as that takes: its maker may go meanwhile.
+    if plan.vm.is_some() && !is_told(&told).step("hear from the Body's first process")? {
+        return Ok(Kept { pid, handle, mounts, record: None });
+    }
     match hear(told)? {
         Told::Done(mechanisms, revival) => {
             ready.mechanisms = mechanisms;
@@ -341,6 +345,18 @@ fn hand_over(plan: &Plan, luggage: &Luggage, pipe: OwnedFd) -> io::Result<()> {
 fn remove_cgroups_after(plan: &Plan, pid: Pid) {
     let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
     remove_cgroups(plan);
+}
+
+/// Waits until there is something to hear; false where the maker is gone before that.
+fn is_told(told: &File) -> io::Result<bool> {
+    let stdin = io::stdin();
+    let mut watched = [PollFd::new(told, PollFlags::IN), PollFd::new(&stdin, PollFlags::empty())];
+    while let Err(errno) = rustix::event::poll(&mut watched, None) {
+        if errno != rustix::io::Errno::INTR {
+            return Err(errno.into());
+        }
+    }
+    Ok(!watched[0].revents().is_empty())
 }
 
 fn hear(told: File) -> Result<Told, StepError> {
