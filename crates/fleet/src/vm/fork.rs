@@ -16,7 +16,10 @@ use body::{
 };
 use proto::{Failure, Kind, Layer, Spec, vm::Engine};
 
-use super::{failure, frozen};
+use super::{
+    failure,
+    frozen::{self, Place},
+};
 use crate::{Create, Fleet, View};
 
 /// What a new machine waits for, between its beginning and its first word. Given its directory and what is known of it.
@@ -76,7 +79,7 @@ impl Fleet {
                     let _ = is_copied.recv();
                     Ok(())
                 };
-                let went_on = self.freeze_as(dir, parent, to, machine, files, saved, stand);
+                let went_on = self.freeze_as(dir, parent, Place { to, machine, files }, saved, stand);
                 let _ = tell.send(went_on.map(|_| None));
             };
             std::thread::Builder::new().name("pal-freeze".into()).spawn_scoped(scope, freeze).map_err(

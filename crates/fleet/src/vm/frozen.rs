@@ -17,6 +17,16 @@ use proto::{Failure, Kind, Spec};
 use super::failure;
 use crate::{Create, Fleet, failures};
 
+/// Where a machine is frozen into.
+pub(super) struct Place<'a> {
+    /// The directory.
+    pub to: &'a Path,
+    /// What will be in it.
+    pub machine: Machine,
+    /// Where its memory, processors and devices go.
+    pub files: Files,
+}
+
 impl Fleet {
     /// Takes a machine's disk, and its memory if it runs. The caller has the Body's lock.
     pub(crate) fn take_machine(
@@ -56,7 +66,7 @@ impl Fleet {
         match dir.condition().map_err(|error| failures::dir(&spec.id, error))? {
             Condition::Running(_) | Condition::Paused(_) => {
                 let files = Files::make(to, machine.memory.0).map_err(failure)?;
-                self.freeze_as(dir, spec, to, machine, files, |_| (), last)
+                self.freeze_as(dir, spec, Place { to, machine, files }, |_| (), last)
             }
             _ => {
                 let copied = vm::disks::copy(&dir.path().join(UPPER_FILE), &to.join(UPPER_FILE));
@@ -106,12 +116,11 @@ impl Fleet {
         &self,
         dir: &BodyDir,
         spec: &Spec,
-        to: &Path,
-        machine: Machine,
-        files: Files,
+        place: Place<'_>,
         first: impl FnOnce(&Machine),
         last: impl FnOnce(&Machine) -> Result<(), Failure>,
     ) -> Result<Machine, Failure> {
+        let Place { to, machine, files } = place;
         super::cannot_freeze(spec)?;
         let (running, paused) = match dir.condition().map_err(|error| failures::dir(&spec.id, error))? {
             Condition::Running(running) => (running, false),
