@@ -143,7 +143,7 @@ pub struct Compare {
 ///
 /// store.budget: what layers, snapshots and dependencies may take before `pal gc` removes layers and dependencies that
 /// nobody stands on, the longest unused first. microvm.engine: what drives microVMs that ask for no engine: qemu,
-/// cloud-hypervisor or firecracker. microvm.spares: how many microVMs of a template `pal serve` has lying ready, 0 for
+/// cloud-hypervisor or firecracker. microvm.spares: how many microVMs of a template a server has lying ready, 0 for
 /// none. microvm.cloud-hypervisor, microvm.firecracker: where their programs are, if not where programs are.
 /// microvm.jailer: where Firecracker's jailer is, if neither beside Firecracker nor where programs are; or `none`.
 ///
