@@ -34,6 +34,49 @@ cli_test! {
     }
 }
 
+/// Puts a program there that passes for mmdebstrap.
+fn plant(pal: &Pal, script: &str) -> std::path::PathBuf {
+    let maker = pal.dir().join("tools/mmdebstrap");
+    let _ = with_tools(pal, "version");
+    std::fs::write(&maker, script).unwrap();
+    std::fs::set_permissions(&maker, std::fs::Permissions::from_mode(0o755)).unwrap();
+    maker
+}
+
+cli_test! {
+    /// mmdebstrap hangs up on its whole process group when it fails, and whoever started `pal` would be in that.
+    fn a_maker_that_ends_its_group_ends_nobody_else(pal) {
+        plant(pal, "#!/bin/sh\ntrap '' HUP\nkill -HUP 0\necho no mirror >&2\nexit 1\n");
+        let failed = said(with_tools(pal, "setup base").output().unwrap());
+        assert!(failed.code == 125 && failed.talk.contains("no mirror") && failed.talk.contains("hint:"), "{failed:?}");
+    }
+}
+
+/// A maker that says nothing at all is asked to end when `pal` is killed.
+#[test]
+fn a_maker_ends_with_its_pal() {
+    if !testkit::is_root() {
+        testkit::skip::skip("as root");
+        return;
+    }
+    pal::check(|pal| {
+        let maker = plant(
+            pal,
+            "#!/bin/sh\necho $$ > \"$0.draft\"\n/bin/mv \"$0.draft\" \"$0.pid\"\nexec /bin/sleep 600\n",
+        );
+        let mut child = with_tools(pal, "setup base").spawn().unwrap();
+        let pid = wait::blocking(Duration::from_secs(20), "its maker runs", || {
+            std::fs::read_to_string(maker.with_extension("pid")).ok()
+        });
+        let process = std::path::Path::new("/proc").join(pid.trim());
+        assert!(process.exists());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        wait::blocking(Duration::from_secs(10), "its maker is gone", || (!process.exists()).then_some(()));
+        pal.line("gc");
+    });
+}
+
 /// A maker of roots that stands still in the middle the first time.
 const MAKER: &str = r#"#!/bin/sh
 PATH=/usr/bin:/bin
@@ -51,7 +94,7 @@ fn a_setup_that_was_killed_is_repeated() {
         return;
     }
     pal::check(|pal| {
-        let maker = pal.dir().join("tools/mmdebstrap");
+        let maker = plant(pal, MAKER);
         let killed = |line: &str| {
             let mut child = with_tools(pal, line).spawn().unwrap();
             wait::blocking(Duration::from_secs(20), "the root is in the making", || {
@@ -60,9 +103,6 @@ fn a_setup_that_was_killed_is_repeated() {
             child.kill().unwrap();
             child.wait().unwrap();
         };
-        let _ = with_tools(pal, "version");
-        std::fs::write(&maker, MAKER).unwrap();
-        std::fs::set_permissions(&maker, std::fs::Permissions::from_mode(0o755)).unwrap();
         std::fs::write(maker.with_extension("tar"), roots::small()).unwrap();
         killed("setup base");
         assert_ne!(pal.line("templates inspect base").code, 0, "a root in the making is no template");

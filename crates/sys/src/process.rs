@@ -3,7 +3,11 @@
 use std::{
     ffi::CStr,
     io,
-    os::fd::{BorrowedFd, OwnedFd},
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    process::Command,
 };
 
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal};
@@ -41,6 +45,21 @@ pub fn die_with_parent() -> io::Result<()> {
 /// Undoes [`die_with_parent`] for a caller that keeps its ids.
 pub fn outlive_parent() -> io::Result<()> {
     Ok(rustix::process::set_parent_process_death_signal(None)?)
+}
+
+/// Has a program lead a process group of its own, and asks it to end when the thread that starts it ends.
+///
+/// Programs that fail are known to signal their whole group, which would be whoever started `pal`.
+pub fn apart(command: &mut Command) {
+    let starter = rustix::process::getpid();
+    let ask = move || {
+        rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
+        // Whoever is gone by now sends no signal any more.
+        if rustix::process::getppid() == Some(starter) { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+    };
+    command.process_group(0);
+    // SAFETY: it makes two system calls and takes neither memory nor locks.
+    unsafe { command.pre_exec(ask) };
 }
 
 /// Keeps the caller and its children on the first `count` of its processors.

@@ -307,6 +307,7 @@ impl Fleet {
             |error: std::io::Error| Failure::new(Kind::Host, "cannot make the template").because(error);
         let id = LayerId::from_random(sys::random::bytes().map_err(cannot)?);
         let draft = self.draft_layer(&id)?;
+        sys::process::apart(&mut command);
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
