@@ -225,12 +225,13 @@ fn prepare(
     rustix::system::sethostname(plan.body.as_str().as_bytes()).step("set the host name")?;
     Way::enter(network.as_fd())?;
     told.extend(namespaces());
-    // While namespaces can still be made.
-    let mut beside = vm::share::start(plan)?;
-    beside.extend(vm::jail::start(plan)?);
+    // Whoever is started from here on is for work, and has every processor.
     if let Some(places) = places {
         places.anywhere();
     }
+    // While namespaces can still be made.
+    let mut beside = vm::share::start(plan)?;
+    beside.extend(vm::jail::start(plan)?);
     told.extend(lock_down::limits(plan)?);
     told.extend(lock_down::privileges(plan)?);
     Ok(Prepared { told, followed, beside })

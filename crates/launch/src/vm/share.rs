@@ -4,6 +4,7 @@
 //! directory; whether it may write there is a property of the mount, which it can neither change nor take away.
 //!
 //! Invariant: it has the Body's ids and none besides, and namespaces of its own below the Body's: it ends with the Body.
+//! Invariant: the hypervisor does not see what is shared; it reaches it through virtiofsd alone.
 //! Invariant: its root holds itself, what the Body shares and the Body's own view of `/proc`; no disk, no frozen memory.
 //! Invariant: nothing that it makes for a machine lends its owner's rights to who runs it on the host.
 //! Trust: a virtiofsd that its machine has taken over can do what its machine may ask it to do anyway.
@@ -24,7 +25,7 @@ use proto::{
     launch::Plan,
     vm::{SHARES, SharePlan},
 };
-use sys::mount::Below;
+use sys::mount::{Attrs, Below};
 
 use super::{
     beside::{self, Beside},
@@ -98,7 +99,19 @@ pub fn start(plan: &Plan) -> Result<Vec<Beside>, StepError> {
     let Some((vm, program)) = plan.vm.as_ref().and_then(|vm| Some((vm, vm.sharer.as_deref()?))) else {
         return Ok(Vec::new());
     };
-    vm.shares.iter().map(|share| start_one(plan, program, share).step("start virtiofsd")).collect()
+    let sharers = vm
+        .shares
+        .iter()
+        .map(|share| start_one(plan, program, share).step("start virtiofsd"))
+        .collect::<Result<_, _>>()?;
+    cover().step("hide what is shared from the hypervisor")?;
+    Ok(sharers)
+}
+
+/// Each of them has its own view of what is mounted there since it was forked; nobody else is to have one.
+fn cover() -> io::Result<()> {
+    let attrs = Attrs { read_only: true, no_exec: true, devices: false };
+    sys::mount::mount_new("tmpfs", Path::new(SHARES), attrs, "mode=0555,size=4k,nr_inodes=1")
 }
 
 fn start_one(plan: &Plan, program: &Path, share: &SharePlan) -> io::Result<Beside> {
