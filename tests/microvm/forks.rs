@@ -1,9 +1,11 @@
 //! Forks and snapshots go on where their machine was, each as somebody else.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, process::Command};
 
 use fleet::Create;
 use testkit::{Bodies, body_test};
+
+use crate::kills::program;
 
 /// Prints what makes a machine somebody, what it has of its parent, and that its parent's process goes on in it.
 const WHO: &str = "cat /etc/hostname /etc/machine-id; hostname; head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \\n'; echo; cat ~/file; \
@@ -97,4 +99,20 @@ async fn memory_goes_on_through_forks_of_forks(t: Bodies) {
         t.fleet().remove(&body, fleet::Force::Yes).await.unwrap();
         body = fork.id().clone();
     }
+}
+
+#[body_test(except(process = "it is about machines"))]
+async fn who_keeps_files_to_himself_can_fork_all_the_same(t: Bodies) {
+    let parent = t.create().await;
+    t.sh(&parent, "echo mine > ~/file").await.ok();
+    let forked = Command::new("sh")
+        .args(["-c", "umask 077; exec \"$0\" --data \"$1\" fork \"$2\""])
+        .arg(program())
+        .arg(t.data())
+        .arg(parent.as_str())
+        .output()
+        .unwrap();
+    assert!(forked.status.success(), "{forked:?}");
+    let fork = String::from_utf8(forked.stdout).unwrap().trim().parse().unwrap();
+    assert_eq!(t.sh(&fork, "cat ~/file").await.ok(), "mine");
 }

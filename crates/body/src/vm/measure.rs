@@ -3,27 +3,24 @@
 //! Trust: the answer comes from behind the walls. It is one line with a length and a deadline, parsed into a `proto` type.
 
 use std::{
-    io::{self, BufRead, BufReader, Read, Write},
-    os::{fd::AsFd, unix::net::UnixStream},
+    io::{self, Write},
     path::Path,
     time::Duration,
 };
 
-use proto::vm::{Answer, CONTROL, MEASURE, Metrics};
+use proto::vm::{Answer, MEASURE, Metrics};
 
-const ANSWER_LEN_MAX: u64 = 64 << 10;
+use super::freeze::{hear, reach};
+
+const ANSWER_LEN_MAX: usize = 64 << 10;
 /// One that is busy with something else is not waited for.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Measures the machine of the Body in `body`.
 pub fn measure(body: &Path) -> io::Result<Metrics> {
-    let dir = sys::fd::open_path(body)?;
-    let socket = UnixStream::connect(sys::fd::path_of(dir.as_fd()).join(CONTROL))?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    let socket = reach(body).map_err(io::Error::other)?;
     (&socket).write_all(&[MEASURE])?;
-    let mut line = String::new();
-    BufReader::new((&socket).take(ANSWER_LEN_MAX)).read_line(&mut line)?;
-    match serde_json::from_str(&line)? {
+    match serde_json::from_slice(&hear(&socket, ANSWER_LEN_MAX, PATIENCE)?)? {
         Answer::Measured { metrics } => Ok(metrics.tidy()),
         Answer::Failed { why } => {
             Err(io::Error::other(proto::text::visible(&why.chars().take(400).collect::<String>())))

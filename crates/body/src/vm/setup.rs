@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    os::unix::fs::DirBuilderExt,
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -162,7 +162,11 @@ impl Ground {
     }
 
     fn turn(&self) -> Result<fs::File, VmError> {
-        let lock = fs::File::create(self.dir.join("lock")).step("lock what is set up")?;
+        self.lock("lock")
+    }
+
+    fn lock(&self, name: &str) -> Result<fs::File, VmError> {
+        let lock = fs::File::create(self.dir.join(name)).step("lock what is set up")?;
         rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).step("lock what is set up")?;
         Ok(lock)
     }
@@ -217,7 +221,7 @@ impl Ground {
         Ok((name, mark))
     }
 
-    /// A directory that is whole under its name, or not there.
+    /// A directory that is whole under its name, or not there; other ids than ours find their way in it.
     pub(super) fn whole_dir(
         &self,
         name: &str,
@@ -227,10 +231,16 @@ impl Ground {
         if place.exists() {
             return Ok(());
         }
+        // Beside `turn`, which some callers have and some have not.
+        let _turn = self.lock("parts.lock")?;
+        if place.exists() {
+            return Ok(());
+        }
         let part = self.dir.join(format!("{name}.part"));
         let _ = fs::remove_dir_all(&part);
-        fs::DirBuilder::new().mode(0o755).create(&part).step("make a directory for microVMs")?;
+        fs::create_dir(&part).step("make a directory for microVMs")?;
         fill(&part)
+            .and_then(|()| open_up(&part).step("let Bodies read it"))
             .and_then(|()| fs::rename(&part, &place).step("put it in place"))
             .inspect_err(|_| drop(fs::remove_dir_all(&part)))
     }
@@ -358,4 +368,20 @@ fn measure_ticks() -> u64 {
     let (took, to) = (began.elapsed(), sys::proc::ticks());
     let khz = u128::from(to.wrapping_sub(from)) * 1_000_000 / took.as_nanos().max(1);
     u64::try_from(khz).unwrap_or(0)
+}
+
+/// Everybody may read what is in it, and run what can be run, whatever umask it was made under.
+fn open_up(dir: &Path) -> io::Result<()> {
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755))?;
+    for entry in fs::read_dir(dir)? {
+        let (path, kind) = entry.and_then(|entry| Ok((entry.path(), entry.file_type()?)))?;
+        if kind.is_dir() {
+            open_up(&path)?;
+        } else if kind.is_file() {
+            let mode = fs::metadata(&path)?.permissions().mode();
+            let run = if mode & 0o100 == 0 { 0 } else { 0o111 };
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode | 0o444 | run))?;
+        }
+    }
+    Ok(())
 }

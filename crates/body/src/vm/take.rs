@@ -2,20 +2,19 @@
 //!
 //! Trust: the answer comes from behind the walls. It is one line with a length and a deadline, parsed into a `proto` type.
 
-use std::{
-    io::{BufRead, BufReader, Read, Write},
-    path::Path,
-    time::Duration,
-};
+use std::{io::Write, path::Path, time::Duration};
 
 use proto::{
     guest::GuestConfig,
     vm::{Answer, Revival, TAKE},
 };
 
-use super::{Step, VmError, freeze::reach};
+use super::{
+    Step, VmError,
+    freeze::{hear, reach},
+};
 
-const ANSWER_LEN_MAX: u64 = 1 << 20;
+const ANSWER_LEN_MAX: usize = 1 << 20;
 /// It runs, and has little to do.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -25,11 +24,8 @@ pub fn take(body: &Path, config: &GuestConfig) -> Result<Revival, VmError> {
     words.extend(serde_json::to_vec(config).map_err(std::io::Error::from).step("tell the machine")?);
     words.push(b'\n');
     let socket = reach(body)?;
-    socket.set_read_timeout(Some(PATIENCE)).step("wait for the machine")?;
     (&socket).write_all(&words).step("tell the machine")?;
-    let mut line = String::new();
-    BufReader::new((&socket).take(ANSWER_LEN_MAX)).read_line(&mut line).step("hear of the machine")?;
-    match serde_json::from_str(&line) {
+    match serde_json::from_slice(&hear(&socket, ANSWER_LEN_MAX, PATIENCE).step("hear of the machine")?) {
         Ok(Answer::Taken { revival }) if revival.receipt.tree.is_sound() => {
             Ok(Revival { receipt: revival.receipt.tidy(), ..*revival })
         }

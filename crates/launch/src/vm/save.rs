@@ -31,8 +31,9 @@ const MEASURE_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the machine stands still for whoever asked.
 const COPY_PATIENCE: Duration = Duration::from_secs(600);
 
-/// How long what a machine is to be thawed from may take to be written down: longer than anybody waits for that.
-const THERE_PATIENCE: Duration = Duration::from_secs(330);
+/// How long what a machine is to be thawed from may take to be written down, and its disk to be copied: longer than
+/// anybody waits for that.
+const THERE_PATIENCE: Duration = Duration::from_secs(960);
 const HELD_LEN_MAX: u64 = 64 << 10;
 /// How long a machine that runs may take to be somebody's.
 const TAKE_PATIENCE: Duration = Duration::from_secs(5);
@@ -112,6 +113,8 @@ async fn freeze(machine: &mut Machine, mut socket: UnixStream) -> io::Result<()>
             if stands && told.is_ok() {
                 // A byte or the end: either way it is over.
                 let _ = tokio::time::timeout(COPY_PATIENCE, socket.read_u8()).await;
+                // Before it goes on: whoever still copies must know that it does.
+                let _ = socket.shutdown().await;
             }
             go_on(machine).await?;
             None
