@@ -82,7 +82,7 @@ async fn a_spare_becomes_whose_it_is_given_to(t: Bodies) {
     assert_eq!((&receipt.receipt.body, receipt.receipt.generation), (taken.id(), 1));
     let said = says(&fleet, taken.id(), WHO).await;
     let lines: Vec<&str> = said.lines().collect();
-    let [host, name, machine_id, _random, colour, user, place, now, ..] = lines[..] else { panic!("{said}") };
+    let [host, name, machine_id, random, colour, user, place, now, ..] = lines[..] else { panic!("{said}") };
     assert_eq!((host, name, colour), (taken.id().as_str(), taken.id().as_str(), "green"), "{said}");
     assert_eq!((user, place), ("root", "/tmp"), "{said}");
     let behind = std::time::SystemTime::now()
@@ -97,11 +97,17 @@ async fn a_spare_becomes_whose_it_is_given_to(t: Bodies) {
     let fork = fleet.fork(taken.id(), 1).await.unwrap().remove(0);
     assert_eq!(says(&fleet, fork.id(), "hostname").await, fork.id().as_str());
     one_waits(&fleet).await;
+    let next = fleet.create(asked(&t)).await.unwrap();
+    assert_eq!(how(&next), "spare");
+    let other = says(&fleet, next.id(), WHO).await;
+    assert_eq!((random.len(), other.lines().nth(3).map(str::len)), (32, Some(32)));
+    assert!(!other.contains(random) && !other.contains(machine_id), "thawed from the same: {said}\n{other}");
+    one_waits(&fleet).await;
     drop(fleet);
     assert!(waiting(&t).is_empty(), "the next spare goes with its fleet");
     assert_eq!(
         (t.fleet().list().unwrap().len(), hypervisors()),
-        (3, 3),
+        (4, 4),
         "and those that were given away stay"
     );
     for view in t.fleet().list().unwrap() {

@@ -53,6 +53,17 @@ impl<'a> Wishes<'a> {
     }
 }
 
+/// A machine that runs and nobody knows of. Dropped, it ends, and that is waited for: its ids and its directory go next.
+struct Unknown(Option<Made>);
+
+impl Drop for Unknown {
+    fn drop(&mut self) {
+        if let Some(made) = &mut self.0 {
+            made.tether.bury();
+        }
+    }
+}
+
 const ENV_BYTES_MAX: usize = 128 << 10;
 const PATH_LEN_MAX: usize = 4095;
 
@@ -270,16 +281,16 @@ impl Fleet {
     /// Makes known a machine that waited, and has proved whose it is.
     fn give_away(&self, spare: Spare, spec: Spec, wishes: Wishes<'_>) -> Result<View, Failure> {
         let (id, ids) = spare.who();
-        let Spare { dir, mut made, lock: _lock, .. } = spare;
-        let spec = Spec { id, ids, ..spec };
-        let making = |draft| match self.announce(wishes.before(draft), &spec) {
-            Ok(opened) => self.settle_in(made, &dir, &spec, opened, Start::First),
-            Err(failure) => {
-                made.tether.bury();
-                Err(failure)
-            }
+        let Spare { dir, made, lock: _lock, .. } = spare;
+        let spec = &Spec { id, ids, ..spec };
+        let (place, mut unknown) = (&dir, Unknown(Some(made)));
+        let making = move |draft| {
+            let opened = self.announce(wishes.before(draft), spec)?;
+            let made =
+                unknown.0.take().ok_or_else(|| Failure::new(Kind::Internal, "a spare was given twice"))?;
+            self.settle_in(made, place, spec, opened, Start::First)
         };
-        self.make_known(&dir, &spec, wishes.terms, making)
+        self.make_known(&dir, spec, wishes.terms, making)
     }
 
     /// Makes known a Body that was made before it was asked for.
@@ -428,24 +439,23 @@ impl Fleet {
     ) -> Result<(Enforcement, i32), Failure> {
         let Made { enforcement, ready, mut tether, cgroups } = made;
         let mut data = json!({ "pid": ready.pid, "enforcement": enforcement });
-        if let Some(revival) = &ready.revival {
+        let kept = ready.revival.as_ref().map_or(Ok(()), |revival| {
             data["receipt"] = json!(revival);
-            let kept = dir.keep_revival(revival);
-            kept.map_err(|error| {
+            dir.keep_revival(revival).map_err(|error| {
                 Failure::new(Kind::Host, "cannot keep the receipt of the machine")
                     .because(error)
                     .hint("make room: pal gc")
-            })?;
-        }
+            })
+        });
         let started = Draft::body("body.started", &spec.id, data);
-        let written = match spec.life {
+        let written = kept.and_then(|()| match spec.life {
             Life::Kept => self.append(started).map(drop),
             // Written together with its first exec, which follows at once and waits for it.
             Life::Run => {
                 self.later(started);
                 Ok(())
             }
-        };
+        });
         // A new Body is one from here on.
         let published = || match start {
             Start::First => dir.publish().map_err(|error| failures::dir(&spec.id, error)),

@@ -11,6 +11,7 @@
 
 use std::{
     collections::VecDeque,
+    path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex},
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -23,7 +24,7 @@ use body::{
     ids::Root,
     process::{Made, guest_config},
     root::Under,
-    vm::{self, Parts},
+    vm::{self, Parts, jail::Jail},
 };
 use proto::{
     BodyId, Spec,
@@ -62,6 +63,8 @@ pub(crate) struct Likeness {
     shape: Shape,
     root: Root,
     key: String,
+    /// What jails its hypervisor, where that is to be jailed.
+    jail: Option<PathBuf>,
 }
 
 /// A machine that waits.
@@ -138,6 +141,7 @@ impl Fleet {
             shape: Shape::of(&faceless(spec)),
             root,
             key: warm::key(spec, parts),
+            jail: parts.jail.as_ref().and_then(Jail::root).map(Path::to_owned),
         })
     }
 
