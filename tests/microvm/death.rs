@@ -1,10 +1,15 @@
 //! Ends that a machine has and a process has not.
 
-use std::time::Duration;
+use std::{
+    process::{Command, Stdio},
+    time::Duration,
+};
 
-use fleet::{Create, ExecRequest, Status};
+use fleet::{Create, Exec, ExecRequest, Output, Status};
 use proto::launch::End;
 use testkit::{Bodies, body_test, leaks, wait};
+
+use crate::kills::program;
 
 #[body_test(except(process = "it is about machines"))]
 async fn a_hypervisor_that_was_killed_is_noticed_and_explained(t: Bodies) {
@@ -46,4 +51,40 @@ async fn time_is_up_for_a_machine_too(t: Bodies) {
     let body = t.make(request).await.spec.id;
     let ran = t.sh(&body, "while :; do :; done").await;
     assert_eq!(ran.ended.body_end, Some(End::Timeout));
+}
+
+async fn hear(exec: &mut Exec<'_>, word: &str) {
+    let mut said = Vec::new();
+    while !String::from_utf8_lossy(&said).contains(word) {
+        match exec.next().await.unwrap() {
+            Some(Output::Stdout(bytes)) => said.extend_from_slice(&bytes),
+            Some(_) => {}
+            None => panic!("it ended before it said {word:?}"),
+        }
+    }
+}
+
+#[body_test(except(process = "tests/body/death.rs has it"))]
+async fn a_machine_that_was_told_to_end_is_not_taken_to_run(t: Bodies) {
+    let body = t.create().await;
+    let before = t.view(&body).pid;
+    let script =
+        "echo kept > ~/file; trap 'echo told; sleep 4; exit' TERM; echo ready; while :; do sleep 0.1; done";
+    let mut exec = t.fleet().exec(&body, ExecRequest::new(["sh", "-c", script])).await.unwrap();
+    hear(&mut exec, "ready").await;
+    let mut pal = Command::new(program())
+        .arg("--data")
+        .arg(t.data())
+        .args(["stop", "--grace", "30s", body.as_str()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    hear(&mut exec, "told").await;
+    pal.kill().unwrap();
+    pal.wait().unwrap();
+    let started = t.fleet().start(&body).await.unwrap();
+    assert_ne!(started.pid, before, "one that is ending is taken to run");
+    assert_eq!(t.sh(&body, "cat ~/file").await.ok(), "kept");
 }

@@ -20,11 +20,17 @@ impl Fleet {
     /// Whether a guest that is there was told to end; that is waited for. The caller has the lock, so nobody tells it now.
     pub(crate) async fn has_ended(&self, id: &BodyId, running: &Running) -> Result<bool, Failure> {
         let begun = Instant::now();
-        while body::dir::alive(running.pid, running.ticks).is_some() {
-            match self.is_ending(id).await {
-                Some(false) => return Ok(false),
-                None if begun.elapsed() > ANSWER => return Ok(false),
-                _ => {}
+        let is_there = || body::dir::alive(running.pid, running.ticks).is_some();
+        let mut said_so = false;
+        while is_there() {
+            // Once it has said so, what else it says is only how it ends.
+            if !said_so {
+                match self.is_ending(id).await {
+                    Some(true) => said_so = true,
+                    Some(false) => return Ok(!is_there()),
+                    None if begun.elapsed() > ANSWER => return Ok(!is_there()),
+                    None => {}
+                }
             }
             if begun.elapsed() > PATIENCE {
                 return Err(Failure::new(Kind::Conflict, format!("Body {id} is still being stopped"))

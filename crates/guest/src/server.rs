@@ -97,13 +97,25 @@ pub async fn serve(order: Order, first: Option<First>) -> io::Result<()> {
         tokio::task::spawn_local(rest(guest.clone()));
     }
     tokio::task::spawn_local(init::bury(guest.clone()));
+    let is_machine = matches!(order.listener, Listener::Machine(_));
+    let mut accepting = Box::pin(accept(&guest, order.listener));
     let grace = tokio::select! {
         grace = init::asked_to_end() => grace?,
         () = guest.end.notified() => guest.ending.get().unwrap_or_default(),
-        error = accept(&guest, order.listener) => return error,
+        error = &mut accepting => return error,
     };
     guest.ending.set(Some(grace));
-    init::end_everyone(&guest, grace).await;
+    let mut ending = Box::pin(init::end_everyone(&guest, grace));
+    if is_machine {
+        // Its door is the host's, which cannot be closed here: whoever knocks is told that it ends.
+        tokio::select! {
+            () = &mut ending => return Ok(()),
+            _ = accepting => {}
+        }
+    } else {
+        drop(accepting);
+    }
+    ending.await;
     Ok(())
 }
 
