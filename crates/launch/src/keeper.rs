@@ -73,6 +73,11 @@ pub fn make_and_keep(when: When, places: Option<Places>, wish: Option<&Ids>) -> 
         Ok(kept) => keep(&plan, kept),
         Err(error) => {
             remove_cgroups(&plan);
+            // Nobody else looks after a run whose maker is gone.
+            if plan.life == Life::Run && maker_is_there().is_err() {
+                remove_directory(&set_aside(&plan));
+                release_ids(&plan);
+            }
             fail(&error)
         }
     }
