@@ -4,23 +4,29 @@
 //! write and opened for reading only.
 
 pub mod bodies;
+mod measured;
 
 use std::{
+    cell::RefCell,
     collections::BTreeMap,
     fs::File,
     io,
     os::fd::OwnedFd,
     path::Path,
     process::{Command, Stdio},
+    rc::{Rc, Weak},
     time::Duration,
 };
 
 use proto::vm::{Begin, Traffic, VmPlan};
-use serde_json::Value;
 
-use self::bodies::{
-    Action, BootSource, Drive, Entropy, MachineConfig, MemoryBackend, Metrics, SnapshotCreate, SnapshotLoad,
-    State, Vm, Vsock, VsockOverride,
+pub use self::measured::add_up;
+use self::{
+    bodies::{
+        Action, BootSource, Drive, Entropy, MachineConfig, MemoryBackend, Metrics, SnapshotCreate,
+        SnapshotLoad, State, Vm, Vsock, VsockOverride,
+    },
+    measured::Measured,
 };
 use super::{
     beside::Beside,
@@ -33,28 +39,25 @@ const API: &str = "/dev/shm/api.sock";
 const STATE: &str = "/dev/shm/state";
 /// It may have to write down all of a machine's memory.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// It has room for fewer.
-const DRIVES_MAX: usize = 64;
 /// How long a machine that goes on may take to be called again.
 const CALL_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Where it writes down what it did.
 const METRICS: &str = "/dev/shm/metrics";
-/// What it wrote there since it was last read.
-const METRICS_LEN_MAX: u64 = 1 << 20;
+/// How often that is read where nobody asks: it writes a line a minute, into memory.
+const CATCH_UP_EVERY: Duration = Duration::from_secs(600);
 
 /// A Firecracker that takes commands.
 pub struct Firecracker {
     process: Process,
     api: Api,
     said: Said,
-    /// It forgets what it told.
-    counted: BTreeMap<String, Traffic>,
+    measured: Rc<RefCell<Measured>>,
 }
 
 /// Starts it, or takes it over from its jailer.
 pub async fn open(vm: &VmPlan, jailer: Option<Beside>) -> io::Result<Box<dyn Engine>> {
-    let metrics = File::create(METRICS)?;
+    let metrics = File::options().read(true).write(true).create(true).truncate(true).open(METRICS)?;
     let (mut process, said, complained) = match jailer {
         Some(jailer) => {
             std::os::unix::fs::fchown(&metrics, Some(jail::ID), Some(jail::ID))?;
@@ -68,7 +71,19 @@ pub async fn open(vm: &VmPlan, jailer: Option<Beside>) -> io::Result<Box<dyn Eng
         return Err(complained.or(said.or(error).await).await);
     }
     api.send(&self::metrics()?).await?;
-    Ok(Box::new(Firecracker { process, api, said, counted: BTreeMap::new() }))
+    let measured = Rc::new(RefCell::new(Measured::of(metrics)));
+    tokio::task::spawn_local(catch_up(Rc::downgrade(&measured)));
+    Ok(Box::new(Firecracker { process, api, said, measured }))
+}
+
+/// For as long as it is there.
+async fn catch_up(measured: Weak<RefCell<Measured>>) {
+    loop {
+        tokio::time::sleep(CATCH_UP_EVERY).await;
+        let Some(measured) = measured.upgrade() else { return };
+        // Whoever asks hears of it.
+        let _ = measured.borrow_mut().catch_up();
+    }
 }
 
 /// What it is told when it is started.
@@ -145,25 +160,6 @@ pub fn flush() -> io::Result<Request> {
     Request::put("/actions", &Action { action_type: "FlushMetrics" })
 }
 
-/// Adds what it wrote down, a line for each time.
-pub fn add_up(written: &str, counted: &mut BTreeMap<String, Traffic>) {
-    for line in written.lines() {
-        let told: Value = serde_json::from_str(line).unwrap_or_default();
-        let devices = told.as_object().into_iter().flatten();
-        for (name, device) in devices.filter_map(|(name, one)| Some((name.strip_prefix("block_")?, one))) {
-            let count = |name: &str| device[name].as_u64().unwrap_or(0);
-            let sum = counted.entry(name.to_owned()).or_default();
-            sum.reads = sum.reads.saturating_add(count("read_count"));
-            sum.read_bytes = sum.read_bytes.saturating_add(count("read_bytes"));
-            sum.writes = sum.writes.saturating_add(count("write_count"));
-            sum.written_bytes = sum.written_bytes.saturating_add(count("write_bytes"));
-        }
-    }
-    while counted.len() > DRIVES_MAX {
-        counted.pop_last();
-    }
-}
-
 /// What it is asked to have processors stand still, or go on.
 pub fn state(state: State) -> io::Result<Request> {
     Request::patch("/vm", &Vm { state })
@@ -229,29 +225,13 @@ impl Engine for Firecracker {
     fn traffic(&mut self) -> Doing<'_, (BTreeMap<String, Traffic>, Option<u64>)> {
         Box::pin(async {
             self.api.send(&flush()?).await?;
-            let written = sys::fd::read_small(Path::new(METRICS), METRICS_LEN_MAX)?;
-            // What was read is not kept: it lives as long as its machine, and grows.
-            File::options().write(true).open(METRICS)?.set_len(0)?;
-            add_up(&written, &mut self.counted);
-            Ok((self.counted.clone(), None))
+            let mut measured = self.measured.borrow_mut();
+            measured.catch_up()?;
+            Ok((measured.counted.clone(), None))
         })
     }
 
     fn process(&mut self) -> &mut Process {
         &mut self.process
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_told_is_added_up() {
-        let mut counted = BTreeMap::new();
-        let line = r#"{"utc_timestamp_ms":1,"block":{"read_bytes":9},"block_upper":{"read_count":1,"read_bytes":512,"write_count":2,"write_bytes":1024}}"#;
-        add_up(&format!("{line}\n{line}\nno json\n"), &mut counted);
-        let upper = Traffic { reads: 2, read_bytes: 1024, writes: 4, written_bytes: 2048 };
-        assert_eq!(counted, BTreeMap::from([("upper".to_owned(), upper)]));
     }
 }
