@@ -10,7 +10,7 @@ use std::{
     io::{self, Read, Write},
     path::{Path, PathBuf},
     process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio},
-    sync::mpsc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -536,42 +536,64 @@ fn feed(mut pipe: ChildStdin, input: Input) {
 }
 
 /// What it complains of, heard while it runs. All of it is read: the kernel ends whoever is not listened to.
-struct Complaints(mpsc::Receiver<Vec<u8>>);
+struct Complaints {
+    heard: Arc<Mutex<BothEnds>>,
+    /// Says nothing, and ends when there is nothing more to hear.
+    over: mpsc::Receiver<()>,
+}
 
 impl Complaints {
-    fn of(pipe: ChildStderr) -> Self {
-        let (tell, told) = mpsc::channel();
-        std::thread::spawn(move || tell.send(both_ends(pipe)));
-        Self(told)
+    fn of(mut pipe: ChildStderr) -> Self {
+        let (end, over) = mpsc::channel::<()>();
+        let heard = Arc::<Mutex<BothEnds>>::default();
+        let listener = heard.clone();
+        std::thread::spawn(move || {
+            let (_end, mut piece) = (end, [0; 4096]);
+            loop {
+                match pipe.read(&mut piece) {
+                    Ok(len) if len > 0 => lock(&listener).push(&piece[..len]),
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    _ => return,
+                }
+            }
+        });
+        Self { heard, over }
     }
 
-    /// After its end.
+    /// After its end. Whoever it left behind may still hold the pipe; what was said until now is what it said.
     fn heard(self) -> Vec<u8> {
-        self.0.recv_timeout(COMPLAINT_PATIENCE).unwrap_or_default()
+        let _ = self.over.recv_timeout(COMPLAINT_PATIENCE);
+        lock(&self.heard).text()
     }
 }
 
-/// The beginning and the end of what there is to read: why it failed is said last.
-fn both_ends(mut pipe: impl Read) -> Vec<u8> {
-    let (mut said, mut end, mut piece) = (Vec::new(), Vec::new(), [0; 4096]);
-    let _ = pipe.by_ref().take(COMPLAINT_MAX as u64).read_to_end(&mut said);
-    let mut left_out = false;
-    loop {
-        match pipe.read(&mut piece) {
-            Ok(len) if len > 0 => end.extend_from_slice(&piece[..len]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            _ => break,
-        }
-        if let Some(more) = end.len().checked_sub(COMPLAINT_MAX).filter(|more| *more > 0) {
-            end.drain(..more);
-            left_out = true;
+/// The beginning and the end of what was said: why it failed is said last.
+#[derive(Default)]
+struct BothEnds {
+    begin: Vec<u8>,
+    end: Vec<u8>,
+    left_out: bool,
+}
+
+impl BothEnds {
+    fn push(&mut self, said: &[u8]) {
+        let (first, rest) = said.split_at(said.len().min(COMPLAINT_MAX - self.begin.len()));
+        self.begin.extend_from_slice(first);
+        self.end.extend_from_slice(rest);
+        if let Some(more) = self.end.len().checked_sub(COMPLAINT_MAX).filter(|more| *more > 0) {
+            self.end.drain(..more);
+            self.left_out = true;
         }
     }
-    if left_out {
-        said.extend_from_slice(b"\n...\n");
+
+    fn text(&self) -> Vec<u8> {
+        let between: &[u8] = if self.left_out { b"\n...\n" } else { b"" };
+        [&self.begin, between, &self.end].concat()
     }
-    said.extend(end);
-    said
+}
+
+fn lock(heard: &Mutex<BothEnds>) -> MutexGuard<'_, BothEnds> {
+    heard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Complaints in one line, made fit for a terminal.
@@ -637,5 +659,13 @@ mod tests {
         let said = shell("sleep 600 >/dev/null & echo $!").unwrap();
         let pid = String::from_utf8(said).unwrap().trim().parse().ok().and_then(Pid::from_raw).unwrap();
         rustix::process::kill_process(pid, Signal::KILL).expect("it is still there");
+    }
+
+    #[test]
+    fn why_it_failed_is_told_also_where_it_left_somebody_behind() {
+        let refused = shell("sleep 600 >/dev/null & echo fatal: $! >&2; exit 128");
+        let Err(GitError::Failed { said, .. }) = refused else { panic!("{refused:?}") };
+        let pid = said.strip_prefix("fatal: ").and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
+        rustix::process::kill_process(pid.expect(&said), Signal::KILL).expect("it is still there");
     }
 }
