@@ -4,28 +4,46 @@
 //! of this one file. As the linker finds them, the 2,000 functions it needs are spread over 20 MB. `order.txt` names
 //! them; `bench/order` writes it. Names that are not in the build are passed over, so an old list does no harm.
 
-use std::env;
+use std::{
+    env,
+    io::Write,
+    path::Path,
+    process::{Command, Stdio},
+};
 
 const LIST: &str = "order.txt";
 
 fn main() {
     println!("cargo:rerun-if-changed={LIST}");
-    if is("PROFILE", "release") && links_with_lld() {
-        let dir = env::var("CARGO_MANIFEST_DIR").unwrap_or_default();
-        for word in [format!("--symbol-ordering-file={dir}/{LIST}"), "--no-warn-symbol-ordering".into()] {
-            println!("cargo:rustc-link-arg-bins=-Xlinker");
-            println!("cargo:rustc-link-arg-bins={word}");
-        }
+    let list = Path::new(&variable("CARGO_MANIFEST_DIR")).join(LIST);
+    let words = [format!("--symbol-ordering-file={}", list.display()), "--no-warn-symbol-ordering".into()];
+    let args: Vec<String> = words.into_iter().flat_map(|word| ["-Xlinker".to_owned(), word]).collect();
+    if variable("PROFILE") == "release" && links_with(&args) {
+        args.iter().for_each(|arg| println!("cargo:rustc-link-arg-bins={arg}"));
     }
 }
 
-/// Only lld takes such a list. Rust brings it and links with it on this target, unless somebody chose another.
-fn links_with_lld() -> bool {
-    let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
-    let chosen = ["fuse-ld", "linker", "self-contained"].iter().any(|word| flags.contains(word));
-    is("TARGET", "x86_64-unknown-linux-gnu") && env::var_os("RUSTC_LINKER").is_none() && !chosen
+/// Only lld takes such a list. Rust's own builds bring it and link with it on some targets, others do not, and people
+/// choose linkers: so it is tried.
+fn links_with(args: &[String]) -> bool {
+    let flags = variable("CARGO_ENCODED_RUSTFLAGS");
+    let mut rustc = Command::new(variable("RUSTC"));
+    rustc.args(flags.split('\x1f').filter(|flag| !flag.is_empty())).args(["--target", &variable("TARGET")]);
+    if let Ok(linker) = env::var("RUSTC_LINKER") {
+        rustc.arg(format!("-Clinker={linker}"));
+    }
+    rustc.args(args.iter().map(|arg| format!("-Clink-arg={arg}")));
+    rustc.arg("-o").arg(Path::new(&variable("OUT_DIR")).join("tried")).arg("-");
+    let Ok(mut tried) = rustc.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+    else {
+        return false;
+    };
+    // Dropped, it is all there is to compile.
+    let written = tried.stdin.take().map(|mut program| program.write_all(b"fn main() {}"));
+    let ended = tried.wait();
+    matches!(written, Some(Ok(()))) && ended.is_ok_and(|status| status.success())
 }
 
-fn is(name: &str, value: &str) -> bool {
-    env::var(name).is_ok_and(|found| found == value)
+fn variable(name: &str) -> String {
+    env::var(name).unwrap_or_default()
 }
