@@ -24,8 +24,9 @@ pub struct Group {
     pub calls: &'static [c_long],
 }
 
-// Not in `libc` for every target yet; cachestat has one number everywhere.
+// Not in `libc` for every target yet; these have one number everywhere.
 const SYS_CACHESTAT: c_long = 451;
+pub(crate) const SYS_FCHMODAT2: c_long = 452;
 #[cfg(target_arch = "x86_64")]
 const SYS_IO_PGETEVENTS: c_long = 333;
 #[cfg(target_arch = "aarch64")]
@@ -51,7 +52,7 @@ pub const ALLOWED: &[Group] = &[
         libc::SYS_fstat, libc::SYS_statx, libc::SYS_statfs, libc::SYS_fstatfs, libc::SYS_getdents64, libc::SYS_getcwd,
         libc::SYS_chdir, libc::SYS_fchdir, libc::SYS_mkdirat, libc::SYS_mknodat, libc::SYS_unlinkat, libc::SYS_renameat,
         libc::SYS_renameat2, libc::SYS_linkat, libc::SYS_symlinkat, libc::SYS_readlinkat, libc::SYS_fchmod,
-        libc::SYS_fchmodat, libc::SYS_fchmodat2, libc::SYS_fchown, libc::SYS_fchownat, libc::SYS_utimensat,
+        libc::SYS_fchmodat, SYS_FCHMODAT2, libc::SYS_fchown, libc::SYS_fchownat, libc::SYS_utimensat,
         libc::SYS_umask, libc::SYS_setxattr, libc::SYS_lsetxattr, libc::SYS_fsetxattr, libc::SYS_getxattr,
         libc::SYS_lgetxattr, libc::SYS_fgetxattr, libc::SYS_listxattr, libc::SYS_llistxattr, libc::SYS_flistxattr,
         libc::SYS_removexattr, libc::SYS_lremovexattr, libc::SYS_fremovexattr, libc::SYS_inotify_init1,

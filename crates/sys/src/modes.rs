@@ -7,7 +7,10 @@ use std::io;
 
 use libc::{c_long, sock_filter};
 
-use crate::bpf::{self, ANSWER, ARCHITECTURE, ARGUMENTS, EQUAL, LOAD, NATIVE, NUMBER, step};
+use crate::{
+    bpf::{self, ANSWER, ARCHITECTURE, ARGUMENTS, EQUAL, LOAD, NATIVE, NUMBER, step},
+    filter::SYS_FCHMODAT2,
+};
 
 /// The bits that lend an owner's or a group's rights.
 const LENDING: u32 = libc::S_ISUID | libc::S_ISGID;
@@ -19,7 +22,7 @@ const X32: u32 = 0x4000_0000;
 /// Calls that take a mode, and which of their arguments that is.
 #[rustfmt::skip]
 const MODES: &[(c_long, u32)] = &[
-    (libc::SYS_fchmod, 1), (libc::SYS_fchmodat, 2), (libc::SYS_fchmodat2, 2),
+    (libc::SYS_fchmod, 1), (libc::SYS_fchmodat, 2), (SYS_FCHMODAT2, 2),
     (libc::SYS_mkdirat, 2), (libc::SYS_mknodat, 2), (libc::SYS_openat, 3),
     #[cfg(target_arch = "x86_64")] (libc::SYS_chmod, 1),
     #[cfg(target_arch = "x86_64")] (libc::SYS_mkdir, 1),
