@@ -39,6 +39,9 @@ const TRANSLATED_MIB: u32 = 64;
 /// (`erms`, `fsrm`) are loops of their own, and a wall between the machine's kernel and its programs (`smap`) cuts every
 /// copy between them in three.
 const EMULATED_PROCESSOR: &str = "max,la57=off,erms=off,fsrm=off,smap=off";
+/// How it has its disks: nobody else takes their locks, and what the host has of them in memory stays there. A machine that
+/// is thawed was frozen on this host; QEMU supposes another one, and has the kernel forget every page of every image first.
+const FILE_OPTIONS: &str = "file.locking=off,file.drop-cache=off";
 /// What a child tells before it becomes the hypervisor.
 const TRACED: [u8; 1] = *b"t";
 const PLAIN: [u8; 1] = *b"p";
@@ -355,7 +358,7 @@ fn arguments(vm: &VmPlan, line: i32, monitor: i32, traced: bool) -> Vec<String> 
     add(
         "-drive",
         format!(
-            "id={UPPER},file={},format=raw,if=none,cache=writeback,discard=unmap,file.locking=off",
+            "id={UPPER},file={},format=raw,if=none,cache=writeback,discard=unmap,{FILE_OPTIONS}",
             vm.upper.display()
         ),
     );
@@ -366,7 +369,7 @@ fn arguments(vm: &VmPlan, line: i32, monitor: i32, traced: bool) -> Vec<String> 
         let name = image_name(index);
         add(
             "-drive",
-            format!("id={name},file={},format=raw,if=none,readonly=on,file.locking=off", image.display()),
+            format!("id={name},file={},format=raw,if=none,readonly=on,{FILE_OPTIONS}", image.display()),
         );
         add("-device", format!("virtio-blk-device,drive={name},serial={name}"));
     }
