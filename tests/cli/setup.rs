@@ -34,6 +34,15 @@ cli_test! {
     }
 }
 
+/// Who has no subordinate ids makes no root.
+fn as_root(test: impl FnOnce(&Pal)) {
+    if testkit::is_root() {
+        pal::check(test);
+    } else {
+        testkit::skip::skip("as root");
+    }
+}
+
 /// Puts a program there that passes for mmdebstrap.
 fn plant(pal: &Pal, script: &str) -> std::path::PathBuf {
     let maker = pal.dir().join("tools/mmdebstrap");
@@ -43,23 +52,21 @@ fn plant(pal: &Pal, script: &str) -> std::path::PathBuf {
     maker
 }
 
-cli_test! {
-    /// mmdebstrap hangs up on its whole process group when it fails, and whoever started `pal` would be in that.
-    fn a_maker_that_ends_its_group_ends_nobody_else(pal) {
+/// mmdebstrap hangs up on its whole process group when it fails, and whoever started `pal` would be in that.
+#[test]
+fn a_maker_that_ends_its_group_ends_nobody_else() {
+    as_root(|pal| {
         plant(pal, "#!/bin/sh\ntrap '' HUP\nkill -HUP 0\necho no mirror >&2\nexit 1\n");
         let failed = said(with_tools(pal, "setup base").output().unwrap());
-        assert!(failed.code == 125 && failed.talk.contains("no mirror") && failed.talk.contains("hint:"), "{failed:?}");
-    }
+        let told = failed.talk.contains("no mirror") && failed.talk.contains("hint:");
+        assert!(failed.code == 125 && told, "{failed:?}");
+    });
 }
 
 /// A maker that says nothing at all is asked to end when `pal` is killed.
 #[test]
 fn a_maker_ends_with_its_pal() {
-    if !testkit::is_root() {
-        testkit::skip::skip("as root");
-        return;
-    }
-    pal::check(|pal| {
+    as_root(|pal| {
         let maker = plant(
             pal,
             "#!/bin/sh\necho $$ > \"$0.draft\"\n/bin/mv \"$0.draft\" \"$0.pid\"\nexec /bin/sleep 600\n",
@@ -89,11 +96,7 @@ while sleep 0.05; do printf x || exit 1; done
 /// What was killed in the middle is found by `gc`, and made whole by the next.
 #[test]
 fn a_setup_that_was_killed_is_repeated() {
-    if !testkit::is_root() {
-        testkit::skip::skip("as root");
-        return;
-    }
-    pal::check(|pal| {
+    as_root(|pal| {
         let maker = plant(pal, MAKER);
         let killed = |line: &str| {
             let mut child = with_tools(pal, line).spawn().unwrap();
