@@ -2,7 +2,7 @@
 
 use std::{os::unix::fs::PermissionsExt, time::Duration};
 
-use testkit::{roots, wait};
+use testkit::{leaks, roots, wait};
 
 use crate::{
     cli_test,
@@ -79,7 +79,10 @@ fn a_maker_ends_with_its_pal() {
         assert!(process.exists());
         child.kill().unwrap();
         child.wait().unwrap();
-        wait::blocking(Duration::from_secs(10), "its maker is gone", || (!process.exists()).then_some(()));
+        wait::blocking(Duration::from_secs(10), "its maker is gone", || {
+            leaks::reap();
+            (!process.exists()).then_some(())
+        });
         pal.line("gc");
     });
 }
