@@ -8,6 +8,7 @@ mod limits;
 mod memory;
 mod pause;
 mod probes;
+mod serve;
 mod share;
 mod spares;
 mod walls;

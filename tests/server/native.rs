@@ -251,12 +251,14 @@ server_test! {
         };
         let exec = format!("/v1/bodies/{id}/exec");
         let large = vec![b' '; (1 << 20) + 1];
-        let cases: [(&str, &str, &str, &[u8], u16); 12] = [
+        let cases: [(&str, &str, &str, &[u8], u16); 14] = [
             ("POST", "/v1/bodies", "application/json", b"{", 400),
             ("POST", "/v1/bodies", "application/json", b"[]", 400),
             ("POST", "/v1/bodies", "application/json", br#"{"unknown":1}"#, 400),
             ("POST", "/v1/bodies", "application/json", br#"{"template":"no-such"}"#, 404),
             ("POST", "/v1/bodies", "application/json", br#"{"limits":{"memory_bytes":1}}"#, 400),
+            ("POST", "/v1/bodies", "application/json", br#"{"layer":"wasm"}"#, 400),
+            ("POST", "/v1/bodies", "application/json", br#"{"layer":"microvm"}"#, 409),
             ("POST", "/v1/bodies", "text/plain", b"{}", 415),
             ("POST", "/v1/bodies", "application/json", &large, 413),
             ("POST", &exec, "application/json", br#"{"argv":[]}"#, 400),

@@ -498,7 +498,13 @@ impl Fleet {
 
     /// The limits that a Body of this request has, or why it cannot have them here.
     pub fn limits(&self, request: &Create) -> Result<Limits, Failure> {
-        self.limits_on(request.layer.unwrap_or(Layer::Process), request)
+        match request.layer.unwrap_or(Layer::Process) {
+            Layer::Microvm => {
+                let limits = self.machine_limits(request);
+                self.limits_on(Layer::Microvm, &Create { limits, ..request.clone() })
+            }
+            layer => self.limits_on(layer, request),
+        }
     }
 
     fn limits_on(&self, layer: Layer, request: &Create) -> Result<Limits, Failure> {

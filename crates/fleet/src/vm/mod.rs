@@ -74,6 +74,11 @@ impl Fleet {
         Ground::of(&self.data)
     }
 
+    /// Whether microVMs were set up here.
+    pub fn has_microvms(&self) -> bool {
+        self.ground().setup().is_ok()
+    }
+
     /// Prepares this host for microVMs: kernel, hypervisor, the image of this host. What is there is kept.
     pub fn setup_microvm(&self, own: Option<OwnKernel>, say: Say<'_>) -> Result<Setup, Failure> {
         let ground = self.ground();

@@ -8,7 +8,7 @@ use axum::{
 };
 use fleet::{Create, Fleet, Force, Lease, Then, View};
 use proto::{
-    BodyId, Failure, Kind, Spec,
+    BodyId, Failure, Kind, Layer, Spec,
     spec::{Access, Mount},
 };
 use serde::{Deserialize, Serialize};
@@ -164,6 +164,10 @@ async fn create(
         return Ok((StatusCode::OK, Json(view)));
     }
     let create = wanted.into_create(&caller, mark.map(|mark| mark.text()))?;
+    if create.layer == Some(Layer::Microvm) && !app.fleet().has_microvms() {
+        let failure = Failure::new(Kind::Conflict, "microVMs are not set up on this server");
+        return Err(failure.hint("set them up once, on its host: pal setup microvm").into());
+    }
     let (asking, template) = (caller.clone(), create.template.clone());
     app.blocking(async move |fleet: &Fleet| owners::usable(fleet, &asking, &template)).await?;
     let admitted = limits::admit(&app, &caller, &create).await?;

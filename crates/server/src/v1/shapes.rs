@@ -297,12 +297,15 @@ pub fn end_word(end: &End) -> String {
 pub enum WantedLayer {
     /// Namespaces, Landlock, seccomp and limits.
     Process,
+    /// A kernel of its own, where microVMs are set up.
+    Microvm,
 }
 
 impl From<WantedLayer> for Layer {
     fn from(layer: WantedLayer) -> Self {
         match layer {
             WantedLayer::Process => Layer::Process,
+            WantedLayer::Microvm => Layer::Microvm,
         }
     }
 }
