@@ -38,6 +38,7 @@ use serde::de::DeserializeOwned;
 const SPEC: &str = "spec.json";
 const DRAFT: &str = "spec.draft";
 const HELD: &str = "held";
+const RUN: &str = "run.json";
 const RECEIPT: &str = "receipt.json";
 const FILE_LEN_MAX: u64 = 1 << 20;
 /// How long a keeper may take to write down how its guest ended.
@@ -197,7 +198,7 @@ impl BodyDir {
     pub fn is_swapped(&self) -> bool {
         let written = |path: PathBuf| fs::metadata(path).and_then(|found| found.modified()).ok();
         let waits = written(self.swap().join(Self::SWAP_RECORD));
-        waits.is_some_and(|waits| written(self.path.join("run.json")).is_none_or(|started| started < waits))
+        waits.is_some_and(|waits| written(self.path.join(RUN)).is_none_or(|started| started < waits))
     }
 
     /// What holds it; nothing where it never ran.
@@ -223,7 +224,7 @@ impl BodyDir {
     /// Whether a guest runs for whom nobody has asked yet: it has no spec, not even a draft.
     pub fn is_parked(&self) -> bool {
         let has = |name: &str| self.path.join(name).exists();
-        has("run.json") && !has(SPEC) && !has(DRAFT)
+        has(RUN) && !has(SPEC) && !has(DRAFT)
     }
 
     /// Looks at its guest.
@@ -246,9 +247,15 @@ impl BodyDir {
         Ok(condition_of(end))
     }
 
+    /// Which of the guests that were started one after the other is the last.
+    pub fn run_stamp(&self) -> Option<RunStamp> {
+        let found = fs::metadata(self.path.join(RUN)).ok()?;
+        Some(RunStamp { inode: found.ino(), changed: (found.ctime(), found.ctime_nsec()) })
+    }
+
     /// The guest that was started last, dead or alive.
     pub fn running(&self) -> Result<Option<Running>, DirError> {
-        self.read_if_there("run.json")
+        self.read_if_there(RUN)
     }
 
     fn ended(&self) -> Result<Option<End>, DirError> {
@@ -257,7 +264,7 @@ impl BodyDir {
 
     /// Forgets the last guest, so that another can be started.
     pub fn forget_guest(&self) -> io::Result<()> {
-        for name in ["end.json", "run.json", "guest.sock", proto::vm::CONTROL, RECEIPT] {
+        for name in ["end.json", RUN, "guest.sock", proto::vm::CONTROL, RECEIPT] {
             match fs::remove_file(self.path.join(name)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -286,6 +293,37 @@ impl BodyDir {
         let text = sys::fd::read_small(&self.path.join(name), FILE_LEN_MAX)
             .map_err(|source| DirError::Read { name, source })?;
         serde_json::from_str(&text).map_err(|source| DirError::Damaged { name, source })
+    }
+}
+
+/// Tells one start of a guest from the next: each is written down in a file of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunStamp {
+    inode: u64,
+    changed: (i64, i64),
+}
+
+/// A guest that was found running.
+#[derive(Debug)]
+pub struct Seen {
+    stamp: RunStamp,
+    freezer: Option<PathBuf>,
+    /// Where.
+    pub running: Running,
+}
+
+impl Seen {
+    /// Of the guest with that stamp.
+    pub fn new(stamp: RunStamp, running: Running) -> Self {
+        let freezer = crate::process::freezer(&running).map(|(path, _)| path.to_owned());
+        Self { stamp, freezer, running }
+    }
+
+    /// Whether it is still the last, and not paused. Whether it lives is not looked at; one that is paused without a
+    /// freezer looks as if it were.
+    pub fn still_runs(&self, dir: &BodyDir) -> bool {
+        let goes_on = |group: &PathBuf| sys::cgroup::frozen(group) == Some(false);
+        self.freezer.as_ref().is_some_and(goes_on) && dir.run_stamp() == Some(self.stamp)
     }
 }
 

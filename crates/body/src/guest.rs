@@ -25,11 +25,9 @@ use proto::{
     guest::{DIAL_UPGRADE, GuestInfo, Shutdown},
     wire::process::{ConnectRequest, ProcessEvent, StartRequest, StartResponse},
 };
-use rustix::{
-    io::Errno,
-    net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType},
-};
-use tokio::{io::AsyncWrite, net::UnixStream};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use sys::quiet::QuietStream;
+use tokio::{net::UnixStream, sync::oneshot};
 
 /// Largest message taken from a guest.
 const MESSAGE_LEN_MAX: usize = 16 << 20;
@@ -152,6 +150,62 @@ pub struct Guest {
 /// A stream to a port inside a Body.
 pub type Dialled = TokioIo<hyper::upgrade::Upgraded>;
 
+/// A command that a guest was asked for but for the last byte: it has understood nearly all of it, and does nothing yet.
+pub struct Unsaid {
+    asked: Asked,
+    connection: Pin<Box<Connection>>,
+    word: oneshot::Sender<()>,
+}
+
+impl Unsaid {
+    /// Says the last byte, at once. One that is dropped instead was never asked for.
+    pub fn say(self) -> Asked {
+        let Self { asked, mut connection, word } = self;
+        // Whoever waits for the answer hears of a connection that broke meanwhile.
+        if word.send(()).is_ok() && poll_once(connection.as_mut()).is_none() {
+            tokio::spawn(connection);
+        }
+        asked
+    }
+}
+
+/// Contents of a request of which the last byte is held back until somebody gives the word.
+struct HeldBack {
+    first: Bytes,
+    last: Bytes,
+    word: oneshot::Receiver<()>,
+}
+
+impl hyper::body::Body for HeldBack {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<hyper::body::Frame<Bytes>, io::Error>>> {
+        let piece = if !self.first.is_empty() {
+            std::mem::take(&mut self.first)
+        } else if !self.last.is_empty() {
+            match std::task::ready!(Pin::new(&mut self.word).poll(context)) {
+                Ok(()) => std::mem::take(&mut self.last),
+                Err(_) => return Poll::Ready(Some(Err(io::ErrorKind::Interrupted.into()))),
+            }
+        } else {
+            return Poll::Ready(None);
+        };
+        Poll::Ready(Some(Ok(hyper::body::Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.first.is_empty() && self.last.is_empty()
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        hyper::body::SizeHint::with_exact((self.first.len() + self.last.len()) as u64)
+    }
+}
+
 /// A command that a guest was asked to start before it could answer.
 pub struct Asked(Pin<Box<dyn Future<Output = Result<Stream, GuestError>> + Send>>);
 
@@ -176,40 +230,7 @@ fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Option<F::Output> {
     }
 }
 
-/// A socket that is written to without asking first whether it can be: a new one can, and to ask takes a wait.
-struct Eager(UnixStream);
-
-impl hyper::rt::Read for Eager {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        into: hyper::rt::ReadBufCursor<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut TokioIo::new(&mut self.0)).poll_read(context, into)
-    }
-}
-
-impl hyper::rt::Write for Eager {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        match rustix::net::send(&self.0, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-            // Then the runtime finds that out too, and knows when it is over.
-            Err(Errno::AGAIN | Errno::INTR) => Pin::new(&mut self.0).poll_write(context, bytes),
-            sent => Poll::Ready(sent.map_err(io::Error::from)),
-        }
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(context)
-    }
-}
+type Connection = hyper::client::conn::http1::Connection<TokioIo<QuietStream>, Sent>;
 
 /// One connection to a guest, for one request after another.
 #[derive(Debug)]
@@ -267,9 +288,10 @@ impl Guest {
 
     /// The same over a connection that was made before.
     pub async fn line_over(&self, stream: std::os::unix::net::UnixStream) -> Result<Line, GuestError> {
-        let stream = UnixStream::from_std(stream).map_err(GuestError::Connect)?;
-        let (sender, connection) =
-            hyper::client::conn::http1::handshake(Eager(stream)).await.map_err(GuestError::Broken)?;
+        let stream = QuietStream::new(stream).map_err(GuestError::Connect)?;
+        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(GuestError::Broken)?;
         tokio::spawn(async move {
             // Whoever waits for an answer hears of a broken connection there.
             let _ = connection.with_upgrades().await;
@@ -290,23 +312,59 @@ impl Guest {
         if start.encoded_len() > AHEAD_LEN_MAX {
             return None;
         }
-        let stream = UnixStream::from_std(self.knock().ok()?).ok()?;
-        let handshake = hyper::client::conn::http1::handshake(Eager(stream));
+        let (asked, connection) = self.ask_over(self.knock().ok()?, start, user, timeout, whole)?;
+        tokio::spawn(connection);
+        Some(asked)
+    }
+
+    /// Asks a guest for a command but for the last byte, over a connection that was made before: it prepares itself while
+    /// its caller finds out whether the command may be asked for.
+    ///
+    /// None if that cannot be said at once; then nothing was asked.
+    pub fn ask_nearly(
+        &self,
+        stream: std::os::unix::net::UnixStream,
+        start: &StartRequest,
+        user: Option<&str>,
+        timeout: Option<Duration>,
+    ) -> Option<Unsaid> {
+        if start.encoded_len() > AHEAD_LEN_MAX {
+            return None;
+        }
+        let (word, heard) = oneshot::channel();
+        let held_back = |mut bytes: Bytes| {
+            let last = bytes.split_off(bytes.len().saturating_sub(1));
+            BodyExt::boxed(HeldBack { first: bytes, last, word: heard })
+        };
+        let (asked, connection) = self.ask_over(stream, start, user, timeout, held_back)?;
+        Some(Unsaid { asked, connection, word })
+    }
+
+    fn ask_over(
+        &self,
+        stream: std::os::unix::net::UnixStream,
+        start: &StartRequest,
+        user: Option<&str>,
+        timeout: Option<Duration>,
+        contents: impl FnOnce(Bytes) -> Sent,
+    ) -> Option<(Asked, Pin<Box<Connection>>)> {
+        let handshake =
+            hyper::client::conn::http1::handshake(TokioIo::new(QuietStream::new(stream).ok()?));
         let (sender, connection) = poll_once(pin!(handshake))?.ok()?;
         let mut line = Line { sender, token: self.token.clone() };
-        let request = line.start_request(start, user, timeout).ok()?;
+        let request = line.start_request(start, user, timeout, contents).ok()?;
         let answer = line.sender.send_request(request);
-        let mut connection = Box::pin(connection.with_upgrades());
-        // Writes the request; there is nothing to be read yet.
+        let mut connection = Box::pin(connection);
+        // Writes what there is to be written; there is nothing to be read yet.
         if poll_once(connection.as_mut()).is_some() {
             return None;
         }
-        tokio::spawn(connection);
-        Some(Asked(Box::pin(async move {
+        let asked = Asked(Box::pin(async move {
             let answer = in_time(answer).await?.map_err(GuestError::Broken)?;
             drop(line);
             stream_of(answer).await
-        })))
+        }));
+        Some((asked, connection))
     }
 
     /// Asks one short question of envd's protocol.
@@ -412,7 +470,7 @@ impl Line {
         user: Option<&str>,
         timeout: Option<Duration>,
     ) -> Result<Stream, GuestError> {
-        let request = self.start_request(start, user, timeout)?;
+        let request = self.start_request(start, user, timeout, whole)?;
         stream_of(in_time(self.sender.send_request(request)).await?.map_err(GuestError::Broken)?).await
     }
 
@@ -421,6 +479,7 @@ impl Line {
         start: &StartRequest,
         user: Option<&str>,
         timeout: Option<Duration>,
+        contents: impl FnOnce(Bytes) -> Sent,
     ) -> Result<Request<Sent>, GuestError> {
         let mut asked = self.request(Method::POST, "/process.Process/Start");
         if let Some(user) = user {
@@ -430,7 +489,7 @@ impl Line {
         if let Some(timeout) = timeout {
             asked = asked.header("connect-timeout-ms", timeout.as_millis().to_string());
         }
-        streamed(asked, start)
+        streamed(asked, start, contents)
     }
 
     fn request(&self, method: Method, path: &str) -> hyper::http::request::Builder {
@@ -474,7 +533,7 @@ impl Line {
         asked: hyper::http::request::Builder,
         question: &Q,
     ) -> Result<Stream, GuestError> {
-        let answer = in_time(self.sender.send_request(streamed(asked, question)?)).await?;
+        let answer = in_time(self.sender.send_request(streamed(asked, question, whole)?)).await?;
         stream_of(answer.map_err(GuestError::Broken)?).await
     }
 }
@@ -483,11 +542,12 @@ impl Line {
 fn streamed<Q: Message>(
     asked: hyper::http::request::Builder,
     question: &Q,
+    contents: impl FnOnce(Bytes) -> Sent,
 ) -> Result<Request<Sent>, GuestError> {
     let asked = asked
         .header(header::CONTENT_TYPE, "application/connect+proto")
         .header("connect-protocol-version", "1");
-    built(asked, whole(envelope::seal(0, &question.encode_to_vec())))
+    built(asked, contents(envelope::seal(0, &question.encode_to_vec()).into()))
 }
 
 async fn stream_of(answer: Response<Incoming>) -> Result<Stream, GuestError> {

@@ -56,6 +56,7 @@ pub fn open(config: Config, ahead: Ahead, launcher: Option<Launcher>) -> Result<
         store: OnceLock::new(),
         maker,
         tethers: Default::default(),
+        seen: Default::default(),
         jobs: Default::default(),
         ahead,
         launcher: Mutex::new(launcher),

@@ -1,14 +1,14 @@
 //! Running a command in a Body: written down, started through the guest, recorded, written down again.
 
-use std::{sync::Arc, time::Instant};
+use std::{os::unix::net::UnixStream, sync::Arc, time::Instant};
 
 use body::{
     Guest,
-    guest::{Asked, GuestError, Hear, Line, Stream},
+    guest::{Asked, GuestError, Hear, Line, Stream, Unsaid},
 };
 use bytes::Bytes;
 use proto::{
-    BodyId, Draft, Failure, Kind,
+    BodyId, Draft, Failure, Kind, Layer,
     launch::Running,
     wire::process::{
         CloseStdinRequest, CloseStdinResponse, ConnectRequest, ListRequest, ListResponse, ProcessConfig,
@@ -18,6 +18,7 @@ use proto::{
     },
 };
 use serde_json::json;
+use sys::cgroup::OomKills;
 use tokio::sync::Mutex;
 
 use crate::{Ended, ExecRequest, Fleet, Opened, Stdin, TtySize, failures, record::Recorder};
@@ -43,6 +44,7 @@ pub struct Exec<'a> {
     fleet: &'a Fleet,
     body: BodyId,
     running: Running,
+    oom: Option<OomKills>,
     oom_before: u64,
     seq: u64,
     pid: u32,
@@ -57,11 +59,27 @@ pub struct Exec<'a> {
     tty: bool,
 }
 
+/// How much of a command its guest has heard before it is written down.
+enum Said {
+    /// Nothing; it may have been connected to.
+    Nothing(Option<UnixStream>),
+    /// All but the last byte.
+    Nearly(Unsaid),
+    /// All of it, and it is written down: the Body was made for it.
+    First(First),
+}
+
+fn nearly_said(guest: &Guest, made: UnixStream, request: &ExecRequest) -> Said {
+    let unsaid = guest.ask_nearly(made, &start_of(request), request.user.as_deref(), request.timeout);
+    unsaid.map_or(Said::Nothing(None), Said::Nearly)
+}
+
 /// What is known of a command when it is first heard.
 struct Found {
     seq: u64,
     pid: u32,
     tty: bool,
+    oom: Option<OomKills>,
     oom_before: u64,
     began: Instant,
 }
@@ -71,30 +89,52 @@ impl Fleet {
     pub async fn exec(&self, id: &BodyId, request: ExecRequest) -> Result<Exec<'_>, Failure> {
         check(&request)?;
         let opened = self.tethers().get_mut(id).and_then(|held| held.opened.take());
+        let known = self.known(id)?;
         // The guest turns to us while we look whether the Body runs at all; one that does not hears no more than this.
         let opened = opened.or_else(|| self.guest(id).knock().ok().map(Opened::Line));
-        let (running, output_max) = self.running_for_exec(id)?;
-        let oom_before = if matches!(opened, Some(Opened::First(_))) { 0 } else { oom_kills(&running) };
-        let first = match opened {
-            Some(Opened::First(first)) => first,
-            Some(Opened::Line(made)) => self.announced(id, &request, self.guest(id).line_over(made).await)?,
-            None => self.announced(id, &request, self.guest(id).line().await)?,
+        let said = match opened {
+            Some(Opened::First(first)) => Said::First(first),
+            // In a machine every message has a price of its own.
+            Some(Opened::Line(made)) if known.layer == Layer::Microvm => Said::Nothing(Some(made)),
+            Some(Opened::Line(made)) => nearly_said(&self.guest(id), made, &request),
+            None => Said::Nothing(None),
+        };
+        let look = || match said {
+            Said::Nothing(None) => self.running(id),
+            _ => self.running_behind_door(id),
+        };
+        let running = known.running.map_or_else(look, Ok)?;
+        let is_first = matches!(said, Said::First(_));
+        let oom = if is_first { None } else { oom_kills(&running) };
+        let oom_before = oom.as_ref().and_then(OomKills::count).unwrap_or(0);
+        let first = match said {
+            Said::First(first) => first,
+            Said::Nearly(unsaid) => {
+                let seq = self.append(started(id, &request))?.seq;
+                First { seq, began: Instant::now(), to: To::Asked(unsaid.say()) }
+            }
+            Said::Nothing(Some(made)) => {
+                self.announced(id, &request, self.guest(id).line_over(made).await)?
+            }
+            Said::Nothing(None) => self.announced(id, &request, self.guest(id).line().await)?,
         };
         let (seq, began) = (first.seq, first.began);
         let (stream, pid) = match first.begin(self, id, &request).await {
             Ok(opened) => opened,
             Err(error) => return Err(self.never_ran(id, seq, error)),
         };
-        let found = Found { seq, pid, tty: request.tty.is_some(), oom_before, began };
-        Ok(self.follow(id, running, output_max, stream, found))
+        let found = Found { seq, pid, tty: request.tty.is_some(), oom, oom_before, began };
+        Ok(self.follow(id, running, known.output_max, stream, found))
     }
 
     /// Listens to a command that was started with that tag, by whichever process; none if there is none.
     ///
     /// Of a terminal its newest output comes first, so that its screen can be rebuilt.
     pub async fn attach(&self, id: &BodyId, tag: &str) -> Result<Option<Exec<'_>>, Failure> {
-        let (running, output_max) = self.running_for_exec(id)?;
-        let oom_before = oom_kills(&running);
+        let known = self.known(id)?;
+        let running = known.running.map_or_else(|| self.running(id), Ok)?;
+        let oom = oom_kills(&running);
+        let oom_before = oom.as_ref().and_then(OomKills::count).unwrap_or(0);
         let began = Instant::now();
         let selector = ProcessSelector { selector: Some(process_selector::Selector::Tag(tag.to_owned())) };
         let opened = async {
@@ -110,8 +150,8 @@ impl Fleet {
         let started =
             events.iter().rev().find(|event| event.kind == "exec.started" && event.data["tag"] == tag);
         let tty = started.is_some_and(|event| event.data["tty"] == true);
-        let found = Found { seq: started.map_or(0, |event| event.seq), pid, tty, oom_before, began };
-        Ok(Some(self.follow(id, running, output_max, stream, found)))
+        let found = Found { seq: started.map_or(0, |event| event.seq), pid, tty, oom, oom_before, began };
+        Ok(Some(self.follow(id, running, known.output_max, stream, found)))
     }
 
     /// Tags of the commands that run in a Body, with their pids inside.
@@ -134,6 +174,7 @@ impl Fleet {
             fleet: self,
             body: id.clone(),
             running,
+            oom: found.oom,
             oom_before: found.oom_before,
             seq: found.seq,
             pid: found.pid,
@@ -294,8 +335,9 @@ fn size(size: TtySize) -> Pty {
     Pty { size: Some(pty::Size { cols: size.cols.into(), rows: size.rows.into() }) }
 }
 
-fn oom_kills(running: &Running) -> u64 {
-    running.cgroups.iter().find_map(|group| sys::cgroup::oom_kills(&group.path)).unwrap_or(0)
+/// Who counts those of a Body that were killed for memory.
+fn oom_kills(running: &Running) -> Option<OomKills> {
+    running.cgroups.iter().find_map(|group| OomKills::of(&group.path))
 }
 
 impl Exec<'_> {
@@ -380,8 +422,9 @@ impl Exec<'_> {
         self.fleet.has_run(&self.body);
         let body_end = if self.broken { body_end(self.fleet, &self.body) } else { None };
         // Before the Body goes, and its cgroups with it.
-        let out_of_memory =
-            oom_kills(&self.running) > self.oom_before || body_end == Some(proto::launch::End::Oom);
+        let oom = self.oom.or_else(|| oom_kills(&self.running));
+        let killed = oom.and_then(|oom| oom.count()).unwrap_or(0) > self.oom_before;
+        let out_of_memory = killed || body_end == Some(proto::launch::End::Oom);
         if removed.is_some() {
             self.fleet.tethers().get_mut(&self.body).into_iter().for_each(|held| held.tether.cut());
         }

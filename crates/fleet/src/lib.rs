@@ -85,6 +85,8 @@ pub struct Fleet {
     maker: Arc<Maker>,
     /// Keepers that are this process's children: to be waited for, and for some Bodies the thread they hang by.
     tethers: Mutex<HashMap<BodyId, Held>>,
+    /// Where Bodies ran when this process last looked.
+    seen: Mutex<HashMap<BodyId, body::dir::Seen>>,
     /// What is started ahead.
     ahead: Ahead,
     /// Templates that are being built.

@@ -2,7 +2,11 @@
 
 use std::{fs, io, time::Duration};
 
-use body::{BodyDir, Condition, Guest, dir::Lock, ids, process};
+use body::{
+    BodyDir, Condition, Guest,
+    dir::{Lock, Seen},
+    ids, process,
+};
 use proto::{
     BodyId, Draft, Failure, Kind, Layer, Spec,
     launch::{End, Running},
@@ -10,7 +14,7 @@ use proto::{
 };
 use serde_json::json;
 
-use crate::{Discard, Fleet, Rest, Status, View, failures};
+use crate::{Discard, Fleet, Rest, Status, View, failures, held};
 
 /// Whether a Body that runs may be removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +27,17 @@ pub enum Force {
 
 /// Beyond the grace that processes get, before a guest that does not end is killed.
 const GUEST_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What a command must know of a Body before it is asked for.
+pub(crate) struct Known {
+    /// Which layer holds it.
+    pub layer: Layer,
+    /// How much of its output is kept.
+    pub output_max: u64,
+    /// Where it runs, if this process made it and ends it itself. It is not looked up then: if it is gone, the connection to
+    /// its guest says so.
+    pub running: Option<Running>,
+}
 
 impl Fleet {
     /// All Bodies, oldest first. What is half made or half removed is not one.
@@ -147,23 +162,37 @@ impl Fleet {
         Guest::new(&self.body_path(id), self.token(id))
     }
 
-    /// Where a Body runs and how much of its output is kept. What this process made and ends itself is not looked up:
-    /// if it is gone, the connection to its guest says so.
-    pub(crate) fn running_for_exec(&self, id: &BodyId) -> Result<(Running, u64), Failure> {
-        let made_here = self
-            .tethers()
-            .get(id)
-            .map(|held| (held.running.clone(), held.spec.life, held.spec.limits.output.0));
-        match made_here {
-            Some((running, Life::Run, output_max)) => Ok((running, output_max)),
-            // Its spec never changes; where and whether it runs may.
-            Some((_, Life::Kept, output_max)) => Ok((self.running(id)?, output_max)),
-            None => {
-                let running = self.running(id)?;
-                let spec = self.dir(id)?.spec().map_err(|error| failures::dir(id, error))?;
-                Ok((running, spec.limits.output.0))
-            }
+    /// What a command must know of a Body.
+    pub(crate) fn known(&self, id: &BodyId) -> Result<Known, Failure> {
+        // Its spec never changes; where and whether it runs may.
+        let known = |spec: &Spec, running: Option<Running>| Known {
+            layer: spec.layer,
+            output_max: spec.limits.output.0,
+            running: running.filter(|_| spec.life == Life::Run),
+        };
+        if let Some(held) = self.tethers().get(id) {
+            return Ok(known(&held.spec, Some(held.running.clone())));
         }
+        let spec = self.dir(id)?.spec().map_err(|error| failures::dir(id, error))?;
+        Ok(known(&spec, None))
+    }
+
+    /// Where a Body runs whose guest has just let somebody in, or why it does not run. A guest that answers lives; what
+    /// is left to find out is whether it is still the one that was seen before, and goes on.
+    pub(crate) fn running_behind_door(&self, id: &BodyId) -> Result<Running, Failure> {
+        let dir = BodyDir::at(self.body_path(id));
+        if let Some(seen) = held(&self.seen).get(id)
+            && seen.still_runs(&dir)
+        {
+            return Ok(seen.running.clone());
+        }
+        // Looked at first: one that begins to run elsewhere meanwhile is looked up again.
+        let stamp = dir.run_stamp();
+        let running = self.running(id)?;
+        if let Some(stamp) = stamp {
+            held(&self.seen).insert(id.clone(), Seen::new(stamp, running.clone()));
+        }
+        Ok(running)
     }
 
     /// Where a Body runs, or why it does not.
@@ -324,6 +353,7 @@ impl Fleet {
 
     /// The same, where work that cannot be saved may be given up.
     pub async fn remove_with(&self, id: &BodyId, force: Force, discard: Discard) -> Result<(), Failure> {
+        held(&self.seen).remove(id);
         let held = self.tethers().remove(id);
         let held = match held {
             Some(held) if held.spec.life == Life::Run && force == Force::Yes => return self.let_go(id, held),

@@ -24,6 +24,7 @@ use hyper::{
     header::{self, HeaderName, HeaderValue},
 };
 use proto::{envelope::Opener, guest::GuestConfig, wire::process::StartRequest};
+use sys::quiet::QuietStream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::{
@@ -134,7 +135,7 @@ fn headers<'a>(lines: impl Iterator<Item = &'a str>) -> Option<HeaderMap> {
 #[derive(Debug)]
 pub struct Again {
     pub said: Bytes,
-    pub stream: tokio::net::UnixStream,
+    pub stream: QuietStream,
 }
 
 impl AsyncRead for Again {

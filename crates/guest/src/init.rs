@@ -11,6 +11,7 @@ use std::{
     os::fd::{AsRawFd, IntoRawFd},
     path::Path,
     rc::Rc,
+    sync::Once,
     time::Duration,
 };
 
@@ -19,7 +20,7 @@ use rustix::{
     process::{DumpableBehavior, WaitOptions, WaitStatus},
 };
 use tokio::{
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     sync::{Notify, oneshot},
     time::Instant,
 };
@@ -143,28 +144,52 @@ fn exit_of_status(status: WaitStatus) -> Option<Exit> {
     }
 }
 
+/// Every signal that the guest handles.
+pub struct Signals {
+    deaths: Signal,
+    ends: [Signal; 3],
+}
+
+impl Signals {
+    /// Listens to all of them, before anybody is answered: from then on no action of the guest's changes any more.
+    pub fn listen() -> io::Result<Self> {
+        Ok(Self {
+            deaths: signal(SignalKind::child())?,
+            ends: [
+                signal(SignalKind::terminate())?,
+                signal(SignalKind::interrupt())?,
+                signal(SignalKind::hangup())?,
+            ],
+        })
+    }
+
+    /// Looks once what children must be rid of. After a start, which then costs the next one less: no child waits for it.
+    pub fn look_once() {
+        static LOOKED: Once = Once::new();
+        LOOKED.call_once(sys::spawn::look_at_signals);
+    }
+}
+
 /// Buries the dead for as long as the guest lives.
-pub async fn bury(guest: Rc<Guest>) -> io::Result<()> {
-    let mut deaths = signal(SignalKind::child())?;
+async fn bury(guest: Rc<Guest>, mut deaths: Signal) {
     loop {
         guest.reaper.reap();
         if deaths.recv().await.is_none() {
-            return Ok(());
+            return;
         }
     }
 }
 
-/// Waits for a signal that asks the guest to end.
-pub async fn asked_to_end() -> io::Result<Duration> {
-    let mut term = signal(SignalKind::terminate())?;
-    let mut int = signal(SignalKind::interrupt())?;
-    let mut hup = signal(SignalKind::hangup())?;
+/// Buries the dead from now on, and waits for a signal that asks the guest to end.
+pub async fn keep_watch(guest: Rc<Guest>, signals: Signals) -> Duration {
+    tokio::task::spawn_local(bury(guest, signals.deaths));
+    let [mut term, mut int, mut hup] = signals.ends;
     tokio::select! {
         _ = term.recv() => {}
         _ = int.recv() => {}
         _ = hup.recv() => {}
     }
-    Ok(SIGNAL_GRACE)
+    SIGNAL_GRACE
 }
 
 /// Ends every process: TERM, then KILL after the grace.

@@ -7,6 +7,7 @@ use std::{
     cell::{Cell, RefCell},
     convert::Infallible,
     io,
+    os::fd::OwnedFd,
     rc::Rc,
     sync::Arc,
     time::{Duration, Instant},
@@ -18,9 +19,11 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use proto::guest::{GENERATION, GuestConfig, GuestInfo, Shutdown};
+use rustix::net::{SocketFlags, accept_with};
+use sys::quiet::QuietStream;
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, UnixListener, UnixStream},
+    io::{AsyncRead, AsyncWrite, Interest},
+    net::TcpListener,
     sync::Notify,
 };
 
@@ -31,6 +34,7 @@ use crate::{
     first::{Again, Begun, First},
     init, metrics, process,
     query::Query,
+    ready::ready,
     reply::{self, Refusal, Reply},
     tree,
 };
@@ -59,6 +63,8 @@ pub struct Guest {
     first: RefCell<Option<Begun>>,
     started: Instant,
     connections: Cell<usize>,
+    /// How many have ever come.
+    came: Cell<u64>,
     /// The grace of a shutdown that was asked for.
     ending: Cell<Option<Duration>>,
     end: Notify,
@@ -77,6 +83,7 @@ pub async fn serve(order: Order, first: Option<First>) -> io::Result<()> {
         first: RefCell::default(),
         started: Instant::now(),
         connections: Cell::new(0),
+        came: Cell::new(0),
         ending: Cell::new(None),
         end: Notify::new(),
         idle: Notify::new(),
@@ -96,11 +103,11 @@ pub async fn serve(order: Order, first: Option<First>) -> io::Result<()> {
     if !crate::vm::is_machine() {
         tokio::task::spawn_local(rest(guest.clone()));
     }
-    tokio::task::spawn_local(init::bury(guest.clone()));
+    let signals = init::Signals::listen()?;
     let is_machine = matches!(order.listener, Listener::Machine(_));
     let mut accepting = Box::pin(accept(&guest, order.listener));
     let grace = tokio::select! {
-        grace = init::asked_to_end() => grace?,
+        grace = init::keep_watch(guest.clone(), signals) => grace,
         () = guest.end.notified() => guest.ending.get().unwrap_or_default(),
         error = &mut accepting => return error,
     };
@@ -123,10 +130,13 @@ async fn accept(guest: &Rc<Guest>, listener: Listener) -> io::Result<()> {
     match listener {
         Listener::Machine(machine) => crate::vm::serve(guest, &machine).await,
         Listener::Unix(listener) => {
-            let listener = UnixListener::from_std(listener)?;
+            listener.set_nonblocking(true)?;
+            let listener = ready(listener.into())?;
+            let come = |listener: &OwnedFd| Ok(accept_with(listener, SocketFlags::CLOEXEC)?);
             loop {
-                match listener.accept().await {
-                    Ok((stream, _)) => welcome(guest, stream),
+                let come = listener.async_io(Interest::READABLE, come).await;
+                match come.and_then(|stream| QuietStream::new(stream.into())) {
+                    Ok(stream) => welcome(guest, stream),
                     Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
                 }
             }
@@ -162,6 +172,11 @@ impl Guest {
         self.ending.get().is_some()
     }
 
+    /// Whether something was started before anybody could be answered, and was not asked for yet.
+    pub fn has_first(&self) -> bool {
+        self.first.borrow().is_some()
+    }
+
     /// What was started before anybody could be answered, if that is what is wanted.
     pub fn take_first(&self, wanted: impl FnOnce(&Begun) -> bool) -> Option<Begun> {
         let begun = self.first.borrow_mut().take_if(|begun| wanted(begun))?;
@@ -184,7 +199,7 @@ fn resume(guest: &Rc<Guest>, first: First) -> io::Result<()> {
         guest.reaper.keep_early();
         *guest.first.borrow_mut() = Some(begun);
     }
-    let stream = Again { said, stream: UnixStream::from_std(stream)? };
+    let stream = Again { said, stream: QuietStream::new(stream)? };
     let guest = guest.clone();
     tokio::task::spawn_local(async move {
         attend(guest.clone(), stream).await;
@@ -209,6 +224,7 @@ fn attend(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
 ) -> impl Future<Output = ()> {
     guest.connections.set(guest.connections.get() + 1);
+    guest.came.set(guest.came.get() + 1);
     async move {
         let answering = guest.clone();
         let service = service_fn(move |request| {
@@ -233,10 +249,15 @@ fn attend(
     }
 }
 
-/// Gives memory back whenever nobody has been connected for a moment; most Bodies wait most of the time.
+/// Gives memory back once nobody has come for a while; most Bodies wait most of the time.
 async fn rest(guest: Rc<Guest>) {
     loop {
+        let before = guest.came.get();
         tokio::time::sleep(IDLE_WAIT).await;
+        if guest.came.get() != before {
+            // Whoever comes again and again finds it awake.
+            continue;
+        }
         if guest.connections.get() == 0 {
             sys::spawn::trim_heap();
             // By another thread and a little later: this one is asleep in the kernel by then and touches nothing again.

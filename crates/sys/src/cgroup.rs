@@ -14,6 +14,8 @@ use std::{
 use crate::fd::{read_small, write_kernel};
 
 const FILE_LEN_MAX: u64 = 1 << 20;
+/// More than the kernel writes of a group's memory events.
+const SMALL_LEN_MAX: usize = 1 << 10;
 
 /// Where this host has its cgroups.
 #[derive(Debug, Clone, Default)]
@@ -150,9 +152,28 @@ pub fn processes(group: &Path) -> io::Result<Vec<i32>> {
 
 /// How often the kernel killed in this group for want of memory; none if it does not bound memory.
 pub fn oom_kills(group: &Path) -> Option<u64> {
-    let read = |name: &str| read_small(&group.join(name), 4096).ok();
-    let text = read("memory.oom_control").or_else(|| read("memory.events"))?;
-    text.lines().find_map(|line| line.strip_prefix("oom_kill ")).and_then(|count| count.trim().parse().ok())
+    OomKills::of(group)?.count()
+}
+
+/// Who knows that, for those who ask more than once.
+#[derive(Debug)]
+pub struct OomKills(File);
+
+impl OomKills {
+    /// Of a group; none if it does not bound memory.
+    pub fn of(group: &Path) -> Option<Self> {
+        let open = |name: &str| File::open(group.join(name)).ok();
+        open("memory.oom_control").or_else(|| open("memory.events")).map(Self)
+    }
+
+    /// How often by now; none if the group is gone.
+    pub fn count(&self) -> Option<u64> {
+        let mut room = [0; SMALL_LEN_MAX];
+        let len = rustix::io::pread(&self.0, &mut room[..], 0).ok()?;
+        let text = std::str::from_utf8(room.get(..len)?).ok()?;
+        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        count.and_then(|count| count.trim().parse().ok())
+    }
 }
 
 /// Stops every process of a v1 freezer group, and waits until they are.

@@ -19,6 +19,7 @@ pub mod namespace;
 pub mod origin;
 pub mod proc;
 pub mod process;
+pub mod quiet;
 pub mod random;
 pub mod spawn;
 mod stack;

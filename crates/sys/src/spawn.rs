@@ -13,7 +13,7 @@ use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd},
     ptr,
-    sync::atomic::{AtomicI32, Ordering},
+    sync::atomic::{AtomicI32, AtomicU64, Ordering},
 };
 
 use libc::{c_int, c_long, c_void};
@@ -100,6 +100,9 @@ const MASK_LEN: c_long = 8;
 /// A kernel `sigaction` of zeros is the default action; no architecture's is longer than this.
 const SIGACTION_DEFAULT: [u64; 8] = [0; 8];
 
+/// Signals for which a child's action may not be the default, a bit for each; all of them until somebody has looked.
+static UNUSUAL: AtomicU64 = AtomicU64::new(u64::MAX);
+
 /// Starts a process and answers its pid once it has executed.
 ///
 /// # Errors
@@ -128,8 +131,10 @@ pub fn spawn(command: &Command<'_>) -> Result<u32, SpawnError> {
         failed_step: AtomicI32::new(0),
         failed_errno: AtomicI32::new(0),
     };
-    let stack = Stack::new().map_err(at(Step::Clone))?;
-    let pid = start(&order, &stack).map_err(at(Step::Clone))?;
+    let stack = Stack::take().map_err(at(Step::Clone))?;
+    let started = start(&order, &stack);
+    stack.give_back();
+    let pid = started.map_err(at(Step::Clone))?;
     match order.failed_step.load(Ordering::Acquire) {
         0 => Ok(pid.unsigned_abs()),
         step => {
@@ -138,6 +143,24 @@ pub fn spawn(command: &Command<'_>) -> Result<u32, SpawnError> {
             Err(SpawnError { step: step_of(step), source })
         }
     }
+}
+
+/// Looks which signals have an action other than the default, for children to be rid of: to reset every one of them is
+/// a quarter of a start.
+///
+/// To be called again by whoever has set another action.
+pub fn look_at_signals() {
+    let unusual = (1..=SIGNAL_MAX).filter(|signal| {
+        let mut action = SIGACTION_DEFAULT;
+        let place: *mut u64 = action.as_mut_ptr();
+        // Its handler comes first, and zero is the default.
+        call(libc::SYS_rt_sigaction, [*signal, 0, place as c_long, MASK_LEN]).is_err() || action[0] != 0
+    });
+    UNUSUAL.store(unusual.fold(0, |set, signal| set | bit(signal)), Ordering::Release);
+}
+
+fn bit(signal: c_long) -> u64 {
+    1 << (signal - 1)
 }
 
 /// Sends a signal to every process that the caller may signal, except itself; `0` only asks whether there is one.
@@ -239,7 +262,8 @@ fn become_program(order: &Order) -> (Step, c_int) {
 
 fn try_to_become(order: &Order) -> Result<(), (Step, c_int)> {
     let at = |step| move |errno| (step, errno);
-    for signal in 1..=SIGNAL_MAX {
+    let unusual = UNUSUAL.load(Ordering::Acquire);
+    for signal in (1..=SIGNAL_MAX).filter(|signal| unusual & bit(*signal) != 0) {
         let action: *const u64 = SIGACTION_DEFAULT.as_ptr();
         // The two that cannot be set answer EINVAL, which is right.
         let _ = call(libc::SYS_rt_sigaction, [signal, action as c_long, 0, MASK_LEN]);
@@ -273,10 +297,10 @@ fn take_credentials(order: &Order) -> Result<(), c_int> {
     call(libc::SYS_setresuid, [uid, uid, uid, 0])
 }
 
-/// One raw system call. Private: every caller passes numbers or pointers into the `Order`.
+/// One raw system call. Private: every caller passes numbers, or pointers into the `Order` or its own frame.
 fn call(number: c_long, args: [c_long; 4]) -> Result<(), c_int> {
     // SAFETY: errno is that of the suspended parent's thread, whose memory the child borrows; nobody reads it
-    // meanwhile. The callers above pass arguments valid for their calls; none of these calls writes to memory.
+    // meanwhile. The callers above pass arguments valid for their calls; the one that writes to memory passes its own.
     let answer = unsafe { libc::syscall(number, args[0], args[1], args[2], args[3]) };
     if answer >= 0 {
         return Ok(());
@@ -365,6 +389,30 @@ mod tests {
         let (pid, output) = run("/bin/sh", &["sh", "-c", script], "/usr").unwrap();
         let zeros = "0".repeat(16);
         assert_eq!(output, format!("b /usr\n4\n{pid} {pid} {pid}\nSigBlk:\t{zeros}\nSigIgn:\t{zeros}\n"));
+    }
+
+    #[test]
+    fn a_child_has_no_action_of_its_parents_that_was_looked_at() {
+        extern "C" fn nothing(_: c_int) {}
+        let handler = nothing as extern "C" fn(c_int) as libc::sighandler_t;
+        for (signal, action) in [(libc::SIGUSR1, libc::SIG_IGN), (libc::SIGUSR2, handler)] {
+            // SAFETY: nobody else here uses these two; a handler that does nothing may run at any time.
+            unsafe { libc::signal(signal, action) };
+        }
+        look_at_signals();
+        let unusual = UNUSUAL.load(Ordering::Acquire);
+        for (signal, is_unusual) in
+            [(libc::SIGUSR1, true), (libc::SIGUSR2, true), (libc::SIGPIPE, true), (libc::SIGWINCH, false)]
+        {
+            assert_eq!(unusual & bit(signal.into()) != 0, is_unusual, "{signal}");
+        }
+        let (_, output) = run("/bin/grep", &["grep", "SigIgn", "/proc/self/status"], "/").unwrap();
+        assert_eq!(output, format!("SigIgn:\t{}\n", "0".repeat(16)));
+        // Positive control: what nobody has looked at is inherited.
+        UNUSUAL.store(0, Ordering::Release);
+        let (_, output) = run("/bin/grep", &["grep", "SigIgn", "/proc/self/status"], "/").unwrap();
+        assert_ne!(output, format!("SigIgn:\t{}\n", "0".repeat(16)));
+        UNUSUAL.store(u64::MAX, Ordering::Release);
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! The stack of a child that borrows its parent's memory.
 
-use std::{io, ptr};
+use std::{
+    io, ptr,
+    sync::{Mutex, PoisonError},
+};
 
 use libc::c_void;
 
@@ -13,7 +16,24 @@ pub struct Stack {
     base: *mut c_void,
 }
 
+// SAFETY: it owns its mapping, which belongs to no thread.
+unsafe impl Send for Stack {}
+
+/// One that was used and is free: to map and unmap it costs more than the rest of a start in its parent.
+static SPARE: Mutex<Option<Stack>> = Mutex::new(None);
+
 impl Stack {
+    /// One that nobody uses; to be given back.
+    pub fn take() -> io::Result<Self> {
+        let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).take();
+        spare.map_or_else(Self::new, Ok)
+    }
+
+    /// For the next who takes one; the child has executed or exited.
+    pub fn give_back(self) {
+        *SPARE.lock().unwrap_or_else(PoisonError::into_inner) = Some(self);
+    }
+
     /// Maps one.
     pub fn new() -> io::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_STACK;

@@ -27,6 +27,7 @@ use crate::{
     },
     reply::{Payload, Reply},
     server::Guest,
+    users,
 };
 
 const ENVIRONMENT_MAX: usize = 4096;
@@ -98,9 +99,12 @@ async fn start_call(guest: Rc<Guest>, codec: Codec, request: Request<Incoming>) 
     let age_max = timeout_of(request.headers())?;
     let keepalive = keepalive_of(request.headers());
     let user = auth::basic_user(request.headers()).unwrap_or_else(|| guest.config().user.clone());
+    // Looked up while the rest of the question may still be on its way. What was started before knows its user already.
+    let found = (!guest.has_first()).then(|| users::known(&user));
     let asked: StartRequest = codec.decode(&Messages::new(request.into_body()).only().await?)?;
     check(&asked)?;
-    let listener = start::start(guest, asked, user, age_max).await?;
+    let by = start::By { name: user, found };
+    let listener = start::start(guest, asked, by, age_max).await?;
     Ok(Payload::pieces(Events::new(listener, codec, Through::Start, keepalive)))
 }
 

@@ -40,7 +40,7 @@ use super::{
 use crate::{
     connect::{Code, Fault},
     first::Begun,
-    init::{Exit, pid_of},
+    init::{Exit, Signals, pid_of},
     ready::ready,
     server::Guest,
     users::{self, User},
@@ -50,11 +50,18 @@ use crate::{
 const LATE_WAIT: Duration = Duration::from_secs(2);
 const SIZE_DEFAULT: Size = Size { cols: 80, rows: 24 };
 
+/// Who a process is to be.
+pub struct By {
+    pub name: String,
+    /// The user of that name, if somebody has looked.
+    pub found: Option<Result<User, Fault>>,
+}
+
 /// Starts a process; the answer listens to it from its first byte.
 pub async fn start(
     guest: Rc<Guest>,
     request: StartRequest,
-    user: String,
+    by: By,
     age_max: Option<Duration>,
 ) -> Result<Listener, Fault> {
     guest.processes.check_room()?;
@@ -64,7 +71,7 @@ pub async fn start(
     let (told, answer) = oneshot::channel();
     tokio::task::spawn_local(async move {
         // Nobody hears it if the caller has left; dropping the listener is leaving, which is just right.
-        let _ = told.send(start_and_follow(guest, request, user, age_max).await);
+        let _ = told.send(start_and_follow(guest, request, by, age_max).await);
     });
     answer.await.unwrap_or_else(|_| Err(Fault::internal("the start was abandoned")))
 }
@@ -72,22 +79,29 @@ pub async fn start(
 async fn start_and_follow(
     guest: Rc<Guest>,
     request: StartRequest,
-    user: String,
+    by: By,
     age_max: Option<Duration>,
 ) -> Result<Listener, Fault> {
     let starting = guest.reaper.starting();
     let config = guest.config();
-    let (begun, spawned) = match guest.take_first(|first| first.is(&request, &user)) {
+    let (begun, spawned) = match guest.take_first(|first| first.is(&request, &by.name)) {
         Some(first) => (first.since, first.spawned),
-        None => (std::time::Instant::now(), spawn(&request, &user, &config)),
+        None => {
+            let begun = std::time::Instant::now();
+            let user = by.found.unwrap_or_else(|| users::known(&by.name));
+            let spawned = user.and_then(|user| spawn_by(&request, user, &config));
+            Signals::look_once();
+            (begun, spawned)
+        }
     };
     let spawned = spawned?;
-    let exit = guest.reaper.exit_of(spawned.pid, &starting);
+    let pid = spawned.pid;
+    let exit = guest.reaper.exit_of(pid, &starting);
     drop(starting);
-    let (process, outlets) = match adopt(&guest, request, &spawned) {
+    let (process, outlets) = match adopt(&guest, request, spawned) {
         Ok(adopted) => adopted,
         Err(error) => {
-            signal(spawned.pid, Signal::KILL);
+            signal(pid, Signal::KILL);
             return Err(Fault::internal(format!("cannot watch the process: {error}")));
         }
     };
@@ -179,14 +193,13 @@ fn signal(pid: u32, signal: Signal) {
     }
 }
 
-fn adopt(guest: &Guest, request: StartRequest, spawned: &Spawned) -> io::Result<(Rc<Process>, Vec<Outlet>)> {
-    let watched = |fd: &OwnedFd| {
-        let fd = fd.try_clone()?;
+fn adopt(guest: &Guest, request: StartRequest, spawned: Spawned) -> io::Result<(Rc<Process>, Vec<Outlet>)> {
+    let watched = |fd: OwnedFd| {
         rustix::io::ioctl_fionbio(&fd, true)?;
         ready(fd)
     };
     let mut outlets = Vec::with_capacity(2);
-    let input = match &spawned.ends {
+    let input = match spawned.ends {
         Ends::Terminal(master) => {
             let master = Rc::new(watched(master)?);
             outlets.push(Outlet { fd: master.clone(), stream: Stream::Pty });
@@ -195,7 +208,7 @@ fn adopt(guest: &Guest, request: StartRequest, spawned: &Spawned) -> io::Result<
         Ends::Pipes { stdin, stdout, stderr } => {
             outlets.push(Outlet { fd: Rc::new(watched(stdout)?), stream: Stream::Stdout });
             outlets.push(Outlet { fd: Rc::new(watched(stderr)?), stream: Stream::Stderr });
-            Input::Pipe(Mutex::new(stdin.as_ref().map(watched).transpose()?))
+            Input::Pipe(Mutex::new(stdin.map(watched).transpose()?))
         }
     };
     let process = Rc::new(Process {
@@ -225,8 +238,11 @@ enum Ends {
 
 /// Starts a process. Nobody follows it yet.
 pub fn spawn(request: &StartRequest, user: &str, config: &Arc<GuestConfig>) -> Result<Spawned, Fault> {
+    spawn_by(request, users::known(user)?, config)
+}
+
+fn spawn_by(request: &StartRequest, user: User, config: &Arc<GuestConfig>) -> Result<Spawned, Fault> {
     request.pty.and_then(|pty| pty.size).map_or(Ok(()), check_size)?;
-    let user = users::known(user)?;
     users::check_reachable(&user)?;
     let asked = request.process.clone().unwrap_or_default();
     let program = Program::new(&asked, &user, config)?;
