@@ -12,7 +12,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll, Waker},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -27,7 +27,7 @@ use proto::{
 };
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use sys::quiet::QuietStream;
-use tokio::{net::UnixStream, sync::oneshot};
+use tokio::{net::UnixStream, runtime, sync::oneshot};
 
 /// Largest message taken from a guest.
 const MESSAGE_LEN_MAX: usize = 16 << 20;
@@ -237,7 +237,16 @@ type Connection = hyper::client::conn::http1::Connection<TokioIo<QuietStream>, S
 pub struct Line {
     sender: SendRequest<Sent>,
     token: String,
+    /// What carries it.
+    runtime: runtime::Id,
+    /// Since when it is there, or was last used.
+    since: Instant,
 }
+
+/// How often it is looked whether the end of an answer is there.
+const LAST_LOOKS: usize = 6;
+/// A guest closes what nobody has used for longer than this.
+const LINE_KEPT: Duration = Duration::from_secs(60);
 
 impl Guest {
     /// The guest of the Body in `dir`.
@@ -296,7 +305,7 @@ impl Guest {
             // Whoever waits for an answer hears of a broken connection there.
             let _ = connection.with_upgrades().await;
         });
-        Ok(Line { sender, token: self.token.clone() })
+        Ok(self.over(sender))
     }
 
     /// Asks a guest that is still coming up to start a command: what is asked waits for it in the socket.
@@ -340,6 +349,11 @@ impl Guest {
         Some(Unsaid { asked, connection, word })
     }
 
+    fn over(&self, sender: SendRequest<Sent>) -> Line {
+        let (runtime, since) = (runtime::Handle::current().id(), Instant::now());
+        Line { sender, token: self.token.clone(), runtime, since }
+    }
+
     fn ask_over(
         &self,
         stream: std::os::unix::net::UnixStream,
@@ -351,7 +365,7 @@ impl Guest {
         let handshake =
             hyper::client::conn::http1::handshake(TokioIo::new(QuietStream::new(stream).ok()?));
         let (sender, connection) = poll_once(pin!(handshake))?.ok()?;
-        let mut line = Line { sender, token: self.token.clone() };
+        let mut line = self.over(sender);
         let request = line.start_request(start, user, timeout, contents).ok()?;
         let answer = line.sender.send_request(request);
         let mut connection = Box::pin(connection);
@@ -361,8 +375,7 @@ impl Guest {
         }
         let asked = Asked(Box::pin(async move {
             let answer = in_time(answer).await?.map_err(GuestError::Broken)?;
-            drop(line);
-            stream_of(answer).await
+            stream_of(answer, Some(line)).await
         }));
         Some((asked, connection))
     }
@@ -471,7 +484,15 @@ impl Line {
         timeout: Option<Duration>,
     ) -> Result<Stream, GuestError> {
         let request = self.start_request(start, user, timeout, whole)?;
-        stream_of(in_time(self.sender.send_request(request)).await?.map_err(GuestError::Broken)?).await
+        in_time(self.sender.ready()).await?.map_err(GuestError::Broken)?;
+        let answer = in_time(self.sender.send_request(request)).await?.map_err(GuestError::Broken)?;
+        stream_of(answer, Some(self)).await
+    }
+
+    /// Whether another request can be sent over it, from here and now.
+    pub fn can_be_used(&self) -> bool {
+        let here = runtime::Handle::try_current().is_ok_and(|here| here.id() == self.runtime);
+        here && self.since.elapsed() < LINE_KEPT && !self.sender.is_closed()
     }
 
     fn start_request(
@@ -534,7 +555,7 @@ impl Line {
         question: &Q,
     ) -> Result<Stream, GuestError> {
         let answer = in_time(self.sender.send_request(streamed(asked, question, whole)?)).await?;
-        stream_of(answer.map_err(GuestError::Broken)?).await
+        stream_of(answer.map_err(GuestError::Broken)?, None).await
     }
 }
 
@@ -550,9 +571,9 @@ fn streamed<Q: Message>(
     built(asked, contents(envelope::seal(0, &question.encode_to_vec()).into()))
 }
 
-async fn stream_of(answer: Response<Incoming>) -> Result<Stream, GuestError> {
+async fn stream_of(answer: Response<Incoming>, line: Option<Line>) -> Result<Stream, GuestError> {
     let body = accepted(answer).await?.into_body();
-    Ok(Stream { body, opener: Opener::new(MESSAGE_LEN_MAX), ended: false })
+    Ok(Stream { body, opener: Opener::new(MESSAGE_LEN_MAX), ended: false, line })
 }
 
 fn built(asked: hyper::http::request::Builder, body: Sent) -> Result<Request<Sent>, GuestError> {
@@ -595,9 +616,32 @@ pub struct Stream {
     body: Incoming,
     opener: Opener,
     ended: bool,
+    line: Option<Line>,
 }
 
 impl Stream {
+    /// The line that it came over, for the next request, if the last byte of this one is there: nobody is waited for.
+    pub async fn into_line(mut self) -> Option<Line> {
+        for _ in 0..LAST_LOOKS {
+            let looked = if self.ended {
+                match poll_once(pin!(self.body.frame())) {
+                    Some(None) => return self.line.map(|line| Line { since: Instant::now(), ..line }),
+                    Some(Some(_)) => return None,
+                    None => None,
+                }
+            } else {
+                poll_once(pin!(self.next()))
+            };
+            match looked {
+                Some(Ok(_)) => {}
+                Some(Err(_)) => return None,
+                // What carries the line may have it, and hands out one piece at a time.
+                None => tokio::task::yield_now().await,
+            }
+        }
+        None
+    }
+
     /// The next event; none when the stream has ended in order.
     pub async fn next(&mut self) -> Result<Option<ProcessEvent>, GuestError> {
         loop {

@@ -57,6 +57,7 @@ pub fn open(config: Config, ahead: Ahead, launcher: Option<Launcher>) -> Result<
         maker,
         tethers: Default::default(),
         seen: Default::default(),
+        lines: Default::default(),
         jobs: Default::default(),
         ahead,
         launcher: Mutex::new(launcher),

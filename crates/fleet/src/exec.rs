@@ -21,10 +21,16 @@ use serde_json::json;
 use sys::cgroup::OomKills;
 use tokio::sync::Mutex;
 
-use crate::{Ended, ExecRequest, Fleet, Opened, Stdin, TtySize, failures, record::Recorder};
+use crate::{
+    Ended, ExecRequest, Fleet, Opened, Stdin, TtySize, failures, held,
+    life::{Guests, Known},
+    record::Recorder,
+};
 
 /// Exit code of a command that was killed at its timeout, as `timeout` has it.
 pub(crate) const TIMED_OUT: i32 = 124;
+/// How many guests are kept in touch with between commands; each line takes a descriptor here and a little memory there.
+const LINES_MAX: usize = 64;
 /// Exit code where the Body went away under the command.
 const BODY_GONE: i32 = 137;
 
@@ -48,6 +54,7 @@ pub struct Exec<'a> {
     oom_before: u64,
     seq: u64,
     pid: u32,
+    layer: Layer,
     stream: Stream,
     started: Instant,
     stdout: Recorder,
@@ -63,21 +70,19 @@ pub struct Exec<'a> {
 enum Said {
     /// Nothing; it may have been connected to.
     Nothing(Option<UnixStream>),
+    /// Nothing of this one, but the one before.
+    Before(Line),
     /// All but the last byte.
     Nearly(Unsaid),
     /// All of it, and it is written down: the Body was made for it.
     First(First),
 }
 
-fn nearly_said(guest: &Guest, made: UnixStream, request: &ExecRequest) -> Said {
-    let unsaid = guest.ask_nearly(made, &start_of(request), request.user.as_deref(), request.timeout);
-    unsaid.map_or(Said::Nothing(None), Said::Nearly)
-}
-
 /// What is known of a command when it is first heard.
 struct Found {
     seq: u64,
     pid: u32,
+    layer: Layer,
     tty: bool,
     oom: Option<OomKills>,
     oom_before: u64,
@@ -90,20 +95,23 @@ impl Fleet {
         check(&request)?;
         let opened = self.tethers().get_mut(id).and_then(|held| held.opened.take());
         let known = self.known(id)?;
-        // The guest turns to us while we look whether the Body runs at all; one that does not hears no more than this.
-        let opened = opened.or_else(|| self.guest(id).knock().ok().map(Opened::Line));
         let said = match opened {
             Some(Opened::First(first)) => Said::First(first),
-            // In a machine every message has a price of its own.
-            Some(Opened::Line(made)) if known.layer == Layer::Microvm => Said::Nothing(Some(made)),
-            Some(Opened::Line(made)) => nearly_said(&self.guest(id), made, &request),
-            None => Said::Nothing(None),
+            Some(Opened::Line(made)) => self.knocked(id, &known, Some(made), &request),
+            None => match self.take_line(id) {
+                Some(line) => Said::Before(line),
+                None => self.knocked(id, &known, None, &request),
+            },
         };
-        let look = || match said {
-            Said::Nothing(None) => self.running(id),
-            _ => self.running_behind_door(id),
+        let (running, guests) = match (known.running, &said) {
+            (Some(running), _) => (running, Guests::Same),
+            (None, Said::Nothing(None)) => (self.running(id)?, Guests::Other),
+            (None, _) => self.running_behind_door(id)?,
         };
-        let running = known.running.map_or_else(look, Ok)?;
+        let said = match said {
+            Said::Before(_) if guests == Guests::Other => Said::Nothing(None),
+            said => said,
+        };
         let is_first = matches!(said, Said::First(_));
         let oom = if is_first { None } else { oom_kills(&running) };
         let oom_before = oom.as_ref().and_then(OomKills::count).unwrap_or(0);
@@ -117,14 +125,49 @@ impl Fleet {
                 self.announced(id, &request, self.guest(id).line_over(made).await)?
             }
             Said::Nothing(None) => self.announced(id, &request, self.guest(id).line().await)?,
+            Said::Before(line) => self.announced(id, &request, Ok(line))?,
         };
         let (seq, began) = (first.seq, first.began);
         let (stream, pid) = match first.begin(self, id, &request).await {
             Ok(opened) => opened,
             Err(error) => return Err(self.never_ran(id, seq, error)),
         };
-        let found = Found { seq, pid, tty: request.tty.is_some(), oom, oom_before, began };
+        let found =
+            Found { seq, pid, layer: known.layer, tty: request.tty.is_some(), oom, oom_before, began };
         Ok(self.follow(id, running, known.output_max, stream, found))
+    }
+
+    /// A line that an earlier command left.
+    fn take_line(&self, id: &BodyId) -> Option<Line> {
+        held(&self.lines).remove(id).filter(Line::can_be_used)
+    }
+
+    /// For the next command, if there is room.
+    fn leave_line(&self, id: &BodyId, line: Line) {
+        let mut lines = held(&self.lines);
+        lines.retain(|_, line| line.can_be_used());
+        if lines.len() < LINES_MAX {
+            lines.insert(id.clone(), line);
+        }
+    }
+
+    /// Turns to a guest, which turns to us while we look whether the Body runs at all; one that does not hears no more
+    /// than this.
+    fn knocked(
+        &self,
+        id: &BodyId,
+        known: &Known,
+        made: Option<UnixStream>,
+        request: &ExecRequest,
+    ) -> Said {
+        let guest = self.guest(id);
+        let Some(made) = made.or_else(|| guest.knock().ok()) else { return Said::Nothing(None) };
+        if known.layer == Layer::Microvm {
+            // There every message has a price of its own.
+            return Said::Nothing(Some(made));
+        }
+        let unsaid = guest.ask_nearly(made, &start_of(request), request.user.as_deref(), request.timeout);
+        unsaid.map_or(Said::Nothing(None), Said::Nearly)
     }
 
     /// Listens to a command that was started with that tag, by whichever process; none if there is none.
@@ -150,7 +193,7 @@ impl Fleet {
         let started =
             events.iter().rev().find(|event| event.kind == "exec.started" && event.data["tag"] == tag);
         let tty = started.is_some_and(|event| event.data["tty"] == true);
-        let found = Found { seq: started.map_or(0, |event| event.seq), pid, tty, oom, oom_before, began };
+        let found = Found { seq: started.map_or(0, |event| event.seq), pid, layer: known.layer, tty, oom, oom_before, began };
         Ok(Some(self.follow(id, running, known.output_max, stream, found)))
     }
 
@@ -178,6 +221,7 @@ impl Fleet {
             oom_before: found.oom_before,
             seq: found.seq,
             pid: found.pid,
+            layer: found.layer,
             stream,
             started: found.began,
             stdout: Recorder::new(output_max),
@@ -406,19 +450,28 @@ impl Exec<'_> {
 
     /// After `next` gave none: how it ended. Writes that down.
     pub async fn finish(self) -> Result<Ended, Failure> {
-        self.ended(None)
+        let (fleet, id, layer) = (self.fleet, self.body.clone(), self.layer);
+        let (ended, stream) = self.ended(None)?;
+        // What a machine has open when it is frozen, it has open in every copy of it.
+        if layer != Layer::Microvm
+            && ended.body_end.is_none()
+            && let Some(line) = stream.into_line().await
+        {
+            fleet.leave_line(&id, line);
+        }
+        Ok(ended)
     }
 
     /// The same for the last command of a Body of a run, which goes while this is written down.
     pub async fn finish_last(self) -> Result<Ended, Failure> {
         let (fleet, id) = (self.fleet, self.body.clone());
-        let ended = self.ended(Some(Draft::body("body.removed", &id, json!({}))))?;
+        let (ended, _) = self.ended(Some(Draft::body("body.removed", &id, json!({}))))?;
         fleet.tethers().get_mut(&id).into_iter().for_each(|held| held.told = true);
         Ok(ended)
     }
 
     /// With the end of a Body that goes with it: that is written together with the command's.
-    fn ended(self, removed: Option<Draft>) -> Result<Ended, Failure> {
+    fn ended(self, removed: Option<Draft>) -> Result<(Ended, Stream), Failure> {
         self.fleet.has_run(&self.body);
         let body_end = if self.broken { body_end(self.fleet, &self.body) } else { None };
         // Before the Body goes, and its cgroups with it.
@@ -440,7 +493,7 @@ impl Exec<'_> {
         data["stdout"] = self.stdout.finish()?;
         data["stderr"] = self.stderr.finish()?;
         self.fleet.append_all([Draft::body("exec.ended", &self.body, data)].into_iter().chain(removed))?;
-        Ok(ended)
+        Ok((ended, self.stream))
     }
 }
 

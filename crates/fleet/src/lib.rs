@@ -87,6 +87,8 @@ pub struct Fleet {
     tethers: Mutex<HashMap<BodyId, Held>>,
     /// Where Bodies ran when this process last looked.
     seen: Mutex<HashMap<BodyId, body::dir::Seen>>,
+    /// Lines to their guests that the last command left, for the next.
+    lines: Mutex<HashMap<BodyId, body::guest::Line>>,
     /// What is started ahead.
     ahead: Ahead,
     /// Templates that are being built.

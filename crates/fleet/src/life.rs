@@ -28,6 +28,15 @@ pub enum Force {
 /// Beyond the grace that processes get, before a guest that does not end is killed.
 const GUEST_PATIENCE: Duration = Duration::from_secs(2);
 
+/// Whether two commands speak to one guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Guests {
+    /// They do.
+    Same,
+    /// Not for sure.
+    Other,
+}
+
 /// What a command must know of a Body before it is asked for.
 pub(crate) struct Known {
     /// Which layer holds it.
@@ -177,14 +186,13 @@ impl Fleet {
         Ok(known(&spec, None))
     }
 
-    /// Where a Body runs whose guest has just let somebody in, or why it does not run. A guest that answers lives; what
-    /// is left to find out is whether it is still the one that was seen before, and goes on.
-    pub(crate) fn running_behind_door(&self, id: &BodyId) -> Result<Running, Failure> {
+    /// Where a Body runs whose guest has just let somebody in, or why it does not run; and whether that is the guest that
+    /// was there before. A guest that answers lives; what is left to find out is whether it goes on.
+    pub(crate) fn running_behind_door(&self, id: &BodyId) -> Result<(Running, Guests), Failure> {
         let dir = BodyDir::at(self.body_path(id));
-        if let Some(seen) = held(&self.seen).get(id)
-            && seen.still_runs(&dir)
-        {
-            return Ok(seen.running.clone());
+        let same = held(&self.seen).get(id).filter(|seen| seen.still_runs(&dir)).map(|seen| seen.running.clone());
+        if let Some(running) = same {
+            return Ok((running, Guests::Same));
         }
         // Looked at first: one that begins to run elsewhere meanwhile is looked up again.
         let stamp = dir.run_stamp();
@@ -192,7 +200,12 @@ impl Fleet {
         if let Some(stamp) = stamp {
             held(&self.seen).insert(id.clone(), Seen::new(stamp, running.clone()));
         }
-        Ok(running)
+        Ok((running, Guests::Other))
+    }
+
+    fn forget_line(&self, id: &BodyId) {
+        held(&self.seen).remove(id);
+        held(&self.lines).remove(id);
     }
 
     /// Where a Body runs, or why it does not.
@@ -353,7 +366,7 @@ impl Fleet {
 
     /// The same, where work that cannot be saved may be given up.
     pub async fn remove_with(&self, id: &BodyId, force: Force, discard: Discard) -> Result<(), Failure> {
-        held(&self.seen).remove(id);
+        self.forget_line(id);
         let held = self.tethers().remove(id);
         let held = match held {
             Some(held) if held.spec.life == Life::Run && force == Force::Yes => return self.let_go(id, held),

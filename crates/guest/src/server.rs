@@ -8,13 +8,19 @@ use std::{
     convert::Infallible,
     io,
     os::fd::OwnedFd,
+    pin::Pin,
     rc::Rc,
     sync::Arc,
+    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use hyper::{
-    Method, Request, StatusCode, body::Incoming, header, header::HeaderValue, server::conn::http1,
+    Method, Request, StatusCode,
+    body::{Body, Frame, Incoming, SizeHint},
+    header::{self, HeaderValue},
+    server::conn::http1,
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -35,7 +41,7 @@ use crate::{
     init, metrics, process,
     query::Query,
     ready::ready,
-    reply::{self, Refusal, Reply},
+    reply::{self, Payload, Refusal, Reply},
     tree,
 };
 
@@ -63,8 +69,10 @@ pub struct Guest {
     first: RefCell<Option<Begun>>,
     started: Instant,
     connections: Cell<usize>,
-    /// How many have ever come.
-    came: Cell<u64>,
+    /// Questions that are being answered.
+    turns: Cell<usize>,
+    /// How many there have ever been.
+    asked: Cell<u64>,
     /// The grace of a shutdown that was asked for.
     ending: Cell<Option<Duration>>,
     end: Notify,
@@ -83,7 +91,8 @@ pub async fn serve(order: Order, first: Option<First>) -> io::Result<()> {
         first: RefCell::default(),
         started: Instant::now(),
         connections: Cell::new(0),
-        came: Cell::new(0),
+        turns: Cell::new(0),
+        asked: Cell::new(0),
         ending: Cell::new(None),
         end: Notify::new(),
         idle: Notify::new(),
@@ -186,9 +195,53 @@ impl Guest {
 
     /// Memory was freed that might go back to the kernel, unless somebody is here to use it again.
     pub fn may_rest(&self) {
-        if self.connections.get() == 0 {
+        if self.turns.get() == 0 {
             self.idle.notify_one();
         }
+    }
+}
+
+/// A question that is being answered, up to the last byte of its answer.
+struct Turn(Rc<Guest>);
+
+impl Turn {
+    fn begin(guest: &Rc<Guest>) -> Self {
+        guest.turns.set(guest.turns.get() + 1);
+        guest.asked.set(guest.asked.get() + 1);
+        Self(guest.clone())
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.turns.set(self.0.turns.get().saturating_sub(1));
+        self.0.may_rest();
+    }
+}
+
+/// The body of an answer, and its turn.
+struct Answer {
+    payload: Payload,
+    _turn: Turn,
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        Pin::new(&mut self.payload).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.payload.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.payload.size_hint()
     }
 }
 
@@ -224,12 +277,14 @@ fn attend(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
 ) -> impl Future<Output = ()> {
     guest.connections.set(guest.connections.get() + 1);
-    guest.came.set(guest.came.get() + 1);
     async move {
         let answering = guest.clone();
         let service = service_fn(move |request| {
-            let guest = answering.clone();
-            async move { Ok::<_, Infallible>(answer(guest, request).await) }
+            let (guest, turn) = (answering.clone(), Turn::begin(&answering));
+            async move {
+                let reply = answer(guest, request).await;
+                Ok::<_, Infallible>(reply.map(|payload| Answer { payload, _turn: turn }))
+            }
         });
         // Its error is the caller's affair: a broken connection ends here and nowhere else.
         let _ = http1::Builder::new()
@@ -245,20 +300,19 @@ fn attend(
         if guest.is_ending() {
             guest.end.notify_one();
         }
-        guest.may_rest();
     }
 }
 
-/// Gives memory back once nobody has come for a while; most Bodies wait most of the time.
+/// Gives memory back once nobody has asked for anything for a while; most Bodies wait most of the time.
 async fn rest(guest: Rc<Guest>) {
     loop {
-        let before = guest.came.get();
+        let before = guest.asked.get();
         tokio::time::sleep(IDLE_WAIT).await;
-        if guest.came.get() != before {
-            // Whoever comes again and again finds it awake.
+        if guest.asked.get() != before {
+            // Whoever asks again and again finds it awake.
             continue;
         }
-        if guest.connections.get() == 0 {
+        if guest.turns.get() == 0 {
             sys::spawn::trim_heap();
             // By another thread and a little later: this one is asleep in the kernel by then and touches nothing again.
             let _ = std::thread::Builder::new().stack_size(REST_STACK_LEN).spawn(|| {
