@@ -1,10 +1,10 @@
-//! Who is who inside the Body: `/etc/passwd` and `/etc/group`, read afresh for each request.
+//! Who is who inside the Body: `/etc/passwd` and `/etc/group`, as they are at each request.
 //!
 //! Trust: both files belong to the Body. They are read with a limit and only if they are plain files.
 
-use std::{fs::File, io::Read, path::PathBuf};
+use std::{cell::RefCell, collections::HashMap, fs::File, io::Read, path::PathBuf, rc::Rc};
 
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags, Stat};
 
 use crate::connect::{Code, Fault};
 
@@ -124,16 +124,64 @@ fn ids(text: &str) -> Vec<(u32, String)> {
     text.lines().filter_map(id).collect()
 }
 
-fn read(path: &str) -> String {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let Ok(fd) = rustix::fs::open(path, flags, Mode::empty()) else { return String::new() };
-    let plain = rustix::fs::fstat(&fd)
-        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
-    let mut bytes = Vec::with_capacity(USUAL_LEN);
-    if plain && File::from(fd).take(FILE_LEN_MAX).read_to_end(&mut bytes).is_ok() {
-        return String::from_utf8_lossy(&bytes).into_owned();
+/// What a file held when it was last read, and how to know that it still does.
+#[derive(Debug, Clone)]
+struct Kept {
+    stamp: Stamp,
+    text: Rc<str>,
+}
+
+/// A file that was changed since has another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    place: (u64, u64),
+    len: i64,
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(stat: &Stat) -> Self {
+        Self {
+            place: (stat.st_dev, stat.st_ino),
+            len: stat.st_size,
+            changed: (stat.st_ctime, stat.st_ctime_nsec as i64),
+        }
     }
-    String::new()
+
+    /// The clock of a file system stands still for moments: what was just changed may be changed again unseen.
+    fn is_settled(&self) -> bool {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        now.tv_sec > self.changed.0 + 1
+    }
+}
+
+thread_local! {
+    static KEPT: RefCell<HashMap<&'static str, Kept>> = RefCell::default();
+}
+
+fn read(path: &'static str) -> Rc<str> {
+    let kept = KEPT.with_borrow(|kept| kept.get(path).cloned());
+    if let Some(kept) = kept
+        && rustix::fs::stat(path).is_ok_and(|stat| Stamp::of(&stat) == kept.stamp)
+    {
+        return kept.text;
+    }
+    let Some((stat, text)) = read_afresh(path) else { return "".into() };
+    let (stamp, text) = (Stamp::of(&stat), Rc::from(text));
+    if stamp.is_settled() {
+        KEPT.with_borrow_mut(|kept| kept.insert(path, Kept { stamp, text: Rc::clone(&text) }));
+    }
+    text
+}
+
+fn read_afresh(path: &str) -> Option<(Stat, String)> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let fd = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    let stat = rustix::fs::fstat(&fd).ok()?;
+    let plain = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let mut bytes = Vec::with_capacity(USUAL_LEN);
+    let read = plain && File::from(fd).take(FILE_LEN_MAX).read_to_end(&mut bytes).is_ok();
+    read.then(|| (stat, String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 #[cfg(test)]
@@ -145,6 +193,28 @@ mod tests {
 
     fn user(name: &str, uid: u32, gid: u32, home: &str, groups: &[u32]) -> Option<User> {
         Some(User { name: name.into(), uid, gid, home: home.into(), groups: groups.to_vec() })
+    }
+
+    #[test]
+    fn a_file_is_what_it_is_now_whatever_it_was() {
+        let path = std::env::temp_dir().join(format!("users-{}", std::process::id()));
+        let name: &'static str = path.to_str().unwrap().to_owned().leak();
+        let put = |text: &str| std::fs::write(&path, text).unwrap();
+        put("one");
+        assert_eq!(&*read(name), "one");
+        assert!(KEPT.with_borrow(|kept| !kept.contains_key(name)), "what was just changed is not kept");
+        std::thread::sleep(std::time::Duration::from_millis(2100));
+        assert_eq!(&*read(name), "one");
+        assert!(KEPT.with_borrow(|kept| kept.contains_key(name)), "what has settled is");
+        // The same length, in place; in another file; and gone.
+        put("two");
+        assert_eq!(&*read(name), "two");
+        let other = path.with_extension("other");
+        std::fs::write(&other, "six").unwrap();
+        std::fs::rename(&other, &path).unwrap();
+        assert_eq!(&*read(name), "six");
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(&*read(name), "");
     }
 
     #[test]

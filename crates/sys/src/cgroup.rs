@@ -14,7 +14,7 @@ use std::{
 use crate::fd::{read_small, write_kernel};
 
 const FILE_LEN_MAX: u64 = 1 << 20;
-/// More than the kernel writes of a group's memory events.
+/// More than the kernel writes in any of the files that are read in one call.
 const SMALL_LEN_MAX: usize = 1 << 10;
 
 /// Where this host has its cgroups.
@@ -168,11 +168,10 @@ impl OomKills {
 
     /// How often by now; none if the group is gone.
     pub fn count(&self) -> Option<u64> {
-        let mut room = [0; SMALL_LEN_MAX];
-        let len = rustix::io::pread(&self.0, &mut room[..], 0).ok()?;
-        let text = std::str::from_utf8(room.get(..len)?).ok()?;
-        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
-        count.and_then(|count| count.trim().parse().ok())
+        glance(&self.0, |text| {
+            let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
+            count.and_then(|count| count.trim().parse().ok())
+        })?
     }
 }
 
@@ -226,8 +225,16 @@ fn wait_until(patience: Duration, mut done: impl FnMut() -> io::Result<bool>) ->
 
 /// Whether a group is frozen; none where it has no freezer.
 pub fn frozen(group: &Path) -> Option<bool> {
-    let v1 = read_small(&group.join("freezer.state"), 64).map(|state| state.trim() != "THAWED");
-    v1.or_else(|_| read_small(&group.join("cgroup.freeze"), 64).map(|state| state.trim() == "1")).ok()
+    let says = |name: &str| glance(&File::open(group.join(name)).ok()?, |state| state.trim().to_owned());
+    let v1 = says("freezer.state").map(|state| state != "THAWED");
+    v1.or_else(|| says("cgroup.freeze").map(|state| state == "1"))
+}
+
+/// What the kernel says in a file of a few lines, in one call.
+fn glance<T>(file: &File, read: impl FnOnce(&str) -> T) -> Option<T> {
+    let mut room = [0; SMALL_LEN_MAX];
+    let len = rustix::io::pread(file, &mut room[..], 0).ok()?;
+    std::str::from_utf8(room.get(..len)?).ok().map(read)
 }
 
 /// Whether a group is frozen; false where there is no freezer.

@@ -41,8 +41,10 @@ pub type LeaderGone = watch::Receiver<Option<Instant>>;
 pub async fn run(process: Rc<Process>, outlet: Outlet, mut gone: LeaderGone, done: mpsc::Sender<()>) {
     let end = carry(&process, &outlet, &mut gone).await;
     drop((done, process));
-    if end == Drained::StillOpen {
-        throw_away(&outlet.fd).await;
+    match end {
+        Drained::StillOpen => throw_away(&outlet.fd).await,
+        // Its end is told first, and closed then.
+        Drained::EndOfFile => tokio::task::yield_now().await,
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     rc::Rc,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -280,11 +280,24 @@ fn pipes(with_stdin: bool) -> io::Result<(Ends, [OwnedFd; 3])> {
         let (theirs, ours) = pipe()?;
         (Some(ours), theirs)
     } else {
-        (None, OwnedFd::from(File::open("/dev/null")?))
+        (None, nothing()?)
     };
     let (stdout, their_stdout) = pipe()?;
     let (stderr, their_stderr) = pipe()?;
     Ok((Ends::Pipes { stdin, stdout, stderr }, [their_stdin, their_stdout, their_stderr]))
+}
+
+/// What a command reads to which nobody writes; opened once.
+fn nothing() -> io::Result<OwnedFd> {
+    static NULL: OnceLock<File> = OnceLock::new();
+    let null = match NULL.get() {
+        Some(null) => null,
+        None => {
+            let opened = File::open("/dev/null")?;
+            NULL.get_or_init(|| opened)
+        }
+    };
+    null.try_clone().map(OwnedFd::from)
 }
 
 fn terminal(pty: &Pty, user: &User) -> io::Result<(Ends, [OwnedFd; 3])> {
