@@ -20,7 +20,7 @@ use std::{
         unix::fs::{DirBuilderExt, MetadataExt},
     },
     path::{Path, PathBuf},
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -34,6 +34,7 @@ use rustix::{
     process::{Pid, Signal},
 };
 use serde::de::DeserializeOwned;
+use sys::cgroup::{Freezer, OomKills};
 
 const SPEC: &str = "spec.json";
 const DRAFT: &str = "spec.draft";
@@ -303,27 +304,43 @@ pub struct RunStamp {
     changed: (i64, i64),
 }
 
-/// A guest that was found running.
+/// A guest that was found running, and those who know how it goes on.
+#[derive(Debug, Clone)]
+pub struct Seen(Arc<Found>);
+
 #[derive(Debug)]
-pub struct Seen {
-    stamp: RunStamp,
-    freezer: Option<PathBuf>,
-    /// Where.
-    pub running: Running,
+struct Found {
+    stamp: Option<RunStamp>,
+    freezer: Option<Freezer>,
+    /// Asked for when it is first needed.
+    oom: OnceLock<Option<OomKills>>,
+    running: Running,
 }
 
 impl Seen {
-    /// Of the guest with that stamp.
-    pub fn new(stamp: RunStamp, running: Running) -> Self {
-        let freezer = crate::process::freezer(&running).map(|(path, _)| path.to_owned());
-        Self { stamp, freezer, running }
+    /// The guest with that stamp; without one it is seen only once.
+    pub fn new(stamp: Option<RunStamp>, running: Running) -> Self {
+        let freezer = || running.cgroups.iter().find_map(|group| Freezer::of(&group.path));
+        let freezer = stamp.and_then(|_| freezer());
+        Self(Arc::new(Found { stamp, freezer, oom: OnceLock::new(), running }))
     }
 
-    /// Whether it is still the last, and not paused. Whether it lives is not looked at; one that is paused without a
-    /// freezer looks as if it were.
+    /// Where it runs.
+    pub fn running(&self) -> &Running {
+        &self.0.running
+    }
+
+    /// How many of its processes were killed for memory by now.
+    pub fn oom_kills(&self) -> u64 {
+        let groups = &self.0.running.cgroups;
+        let oom = self.0.oom.get_or_init(|| groups.iter().find_map(|group| OomKills::of(&group.path)));
+        oom.as_ref().and_then(OomKills::count).unwrap_or(0)
+    }
+
+    /// Whether it is still the last, and not paused. Whether it lives is not looked at.
     pub fn still_runs(&self, dir: &BodyDir) -> bool {
-        let goes_on = |group: &PathBuf| sys::cgroup::frozen(group) == Some(false);
-        self.freezer.as_ref().is_some_and(goes_on) && dir.run_stamp() == Some(self.stamp)
+        let goes_on = self.0.freezer.as_ref().and_then(Freezer::is_frozen) == Some(false);
+        goes_on && self.0.stamp.is_some() && dir.run_stamp() == self.0.stamp
     }
 }
 

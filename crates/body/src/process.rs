@@ -566,7 +566,7 @@ pub fn resume(running: &Running) -> Result<(), ProcessError> {
     thawed.map_err(|error| ProcessError::Freeze("let go", error))
 }
 
-pub(crate) fn freezer(running: &Running) -> Option<(&Path, CgroupVersion)> {
+fn freezer(running: &Running) -> Option<(&Path, CgroupVersion)> {
     let freezes = |path: &Path| path.join("freezer.state").exists() || path.join("cgroup.freeze").exists();
     running
         .cgroups

@@ -4,12 +4,12 @@ use std::{os::unix::net::UnixStream, sync::Arc, time::Instant};
 
 use body::{
     Guest,
+    dir::Seen,
     guest::{Asked, GuestError, Hear, Line, Stream, Unsaid},
 };
 use bytes::Bytes;
 use proto::{
     BodyId, Draft, Failure, Kind, Layer,
-    launch::Running,
     wire::process::{
         CloseStdinRequest, CloseStdinResponse, ConnectRequest, ListRequest, ListResponse, ProcessConfig,
         ProcessInput, ProcessSelector, Pty, SendInputRequest, SendInputResponse, SendSignalRequest,
@@ -18,7 +18,6 @@ use proto::{
     },
 };
 use serde_json::json;
-use sys::cgroup::OomKills;
 use tokio::sync::Mutex;
 
 use crate::{
@@ -49,8 +48,7 @@ pub enum Output {
 pub struct Exec<'a> {
     fleet: &'a Fleet,
     body: BodyId,
-    running: Running,
-    oom: Option<OomKills>,
+    seen: Seen,
     oom_before: u64,
     seq: u64,
     pid: u32,
@@ -84,7 +82,6 @@ struct Found {
     pid: u32,
     layer: Layer,
     tty: bool,
-    oom: Option<OomKills>,
     oom_before: u64,
     began: Instant,
 }
@@ -103,18 +100,16 @@ impl Fleet {
                 None => self.knocked(id, &known, None, &request),
             },
         };
-        let (running, guests) = match (known.running, &said) {
-            (Some(running), _) => (running, Guests::Same),
-            (None, Said::Nothing(None)) => (self.running(id)?, Guests::Other),
-            (None, _) => self.running_behind_door(id)?,
+        let (seen, guests) = match (known.running, &said) {
+            (Some(running), _) => (Seen::new(None, running), Guests::Same),
+            (None, Said::Nothing(None)) => (Seen::new(None, self.running(id)?), Guests::Other),
+            (None, _) => self.seen_behind_door(id)?,
         };
         let said = match said {
             Said::Before(_) if guests == Guests::Other => Said::Nothing(None),
             said => said,
         };
-        let is_first = matches!(said, Said::First(_));
-        let oom = if is_first { None } else { oom_kills(&running) };
-        let oom_before = oom.as_ref().and_then(OomKills::count).unwrap_or(0);
+        let oom_before = if matches!(said, Said::First(_)) { 0 } else { seen.oom_kills() };
         let first = match said {
             Said::First(first) => first,
             Said::Nearly(unsaid) => {
@@ -133,8 +128,8 @@ impl Fleet {
             Err(error) => return Err(self.never_ran(id, seq, error)),
         };
         let found =
-            Found { seq, pid, layer: known.layer, tty: request.tty.is_some(), oom, oom_before, began };
-        Ok(self.follow(id, running, known.output_max, stream, found))
+            Found { seq, pid, layer: known.layer, tty: request.tty.is_some(), oom_before, began };
+        Ok(self.follow(id, seen, known.output_max, stream, found))
     }
 
     /// A line that an earlier command left.
@@ -175,9 +170,8 @@ impl Fleet {
     /// Of a terminal its newest output comes first, so that its screen can be rebuilt.
     pub async fn attach(&self, id: &BodyId, tag: &str) -> Result<Option<Exec<'_>>, Failure> {
         let known = self.known(id)?;
-        let running = known.running.map_or_else(|| self.running(id), Ok)?;
-        let oom = oom_kills(&running);
-        let oom_before = oom.as_ref().and_then(OomKills::count).unwrap_or(0);
+        let seen = Seen::new(None, known.running.map_or_else(|| self.running(id), Ok)?);
+        let oom_before = seen.oom_kills();
         let began = Instant::now();
         let selector = ProcessSelector { selector: Some(process_selector::Selector::Tag(tag.to_owned())) };
         let opened = async {
@@ -193,8 +187,8 @@ impl Fleet {
         let started =
             events.iter().rev().find(|event| event.kind == "exec.started" && event.data["tag"] == tag);
         let tty = started.is_some_and(|event| event.data["tty"] == true);
-        let found = Found { seq: started.map_or(0, |event| event.seq), pid, layer: known.layer, tty, oom, oom_before, began };
-        Ok(Some(self.follow(id, running, known.output_max, stream, found)))
+        let found = Found { seq: started.map_or(0, |event| event.seq), pid, layer: known.layer, tty, oom_before, began };
+        Ok(Some(self.follow(id, seen, known.output_max, stream, found)))
     }
 
     /// Tags of the commands that run in a Body, with their pids inside.
@@ -208,7 +202,7 @@ impl Fleet {
     fn follow(
         &self,
         id: &BodyId,
-        running: Running,
+        seen: Seen,
         output_max: u64,
         stream: Stream,
         found: Found,
@@ -216,8 +210,7 @@ impl Fleet {
         Exec {
             fleet: self,
             body: id.clone(),
-            running,
-            oom: found.oom,
+            seen,
             oom_before: found.oom_before,
             seq: found.seq,
             pid: found.pid,
@@ -379,11 +372,6 @@ fn size(size: TtySize) -> Pty {
     Pty { size: Some(pty::Size { cols: size.cols.into(), rows: size.rows.into() }) }
 }
 
-/// Who counts those of a Body that were killed for memory.
-fn oom_kills(running: &Running) -> Option<OomKills> {
-    running.cgroups.iter().find_map(|group| OomKills::of(&group.path))
-}
-
 impl Exec<'_> {
     /// Its pid inside the Body.
     pub fn pid(&self) -> u32 {
@@ -417,8 +405,9 @@ impl Exec<'_> {
 
     /// A stream that broke because the Body ended is an end; any other is a failure.
     fn broke(&mut self, error: GuestError) -> Result<(), Failure> {
-        body::process::wait_end(&self.running, std::time::Duration::from_secs(2));
-        match body::dir::alive(self.running.pid, self.running.ticks) {
+        body::process::wait_end(self.seen.running(), std::time::Duration::from_secs(2));
+        let running = self.seen.running();
+        match body::dir::alive(running.pid, running.ticks) {
             None => {
                 self.broken = true;
                 Ok(())
@@ -475,9 +464,7 @@ impl Exec<'_> {
         self.fleet.has_run(&self.body);
         let body_end = if self.broken { body_end(self.fleet, &self.body) } else { None };
         // Before the Body goes, and its cgroups with it.
-        let oom = self.oom.or_else(|| oom_kills(&self.running));
-        let killed = oom.and_then(|oom| oom.count()).unwrap_or(0) > self.oom_before;
-        let out_of_memory = killed || body_end == Some(proto::launch::End::Oom);
+        let out_of_memory = self.seen.oom_kills() > self.oom_before || body_end == Some(proto::launch::End::Oom);
         if removed.is_some() {
             self.fleet.tethers().get_mut(&self.body).into_iter().for_each(|held| held.tether.cut());
         }

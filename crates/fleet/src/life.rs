@@ -28,6 +28,9 @@ pub enum Force {
 /// Beyond the grace that processes get, before a guest that does not end is killed.
 const GUEST_PATIENCE: Duration = Duration::from_secs(2);
 
+/// How many Bodies are kept in sight between commands; each takes two descriptors.
+const SEEN_MAX: usize = 64;
+
 /// Whether two commands speak to one guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Guests {
@@ -188,19 +191,21 @@ impl Fleet {
 
     /// Where a Body runs whose guest has just let somebody in, or why it does not run; and whether that is the guest that
     /// was there before. A guest that answers lives; what is left to find out is whether it goes on.
-    pub(crate) fn running_behind_door(&self, id: &BodyId) -> Result<(Running, Guests), Failure> {
+    pub(crate) fn seen_behind_door(&self, id: &BodyId) -> Result<(Seen, Guests), Failure> {
         let dir = BodyDir::at(self.body_path(id));
-        let same = held(&self.seen).get(id).filter(|seen| seen.still_runs(&dir)).map(|seen| seen.running.clone());
-        if let Some(running) = same {
-            return Ok((running, Guests::Same));
+        let before = held(&self.seen).get(id).cloned();
+        if let Some(seen) = before.filter(|seen| seen.still_runs(&dir)) {
+            return Ok((seen, Guests::Same));
         }
         // Looked at first: one that begins to run elsewhere meanwhile is looked up again.
         let stamp = dir.run_stamp();
-        let running = self.running(id)?;
-        if let Some(stamp) = stamp {
-            held(&self.seen).insert(id.clone(), Seen::new(stamp, running.clone()));
+        let seen = Seen::new(stamp, self.running(id)?);
+        let mut all = held(&self.seen);
+        if all.len() >= SEEN_MAX {
+            all.clear();
         }
-        Ok((running, Guests::Other))
+        all.insert(id.clone(), seen.clone());
+        Ok((seen, Guests::Other))
     }
 
     fn forget_line(&self, id: &BodyId) {

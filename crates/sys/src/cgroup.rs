@@ -223,11 +223,26 @@ fn wait_until(patience: Duration, mut done: impl FnMut() -> io::Result<bool>) ->
     Ok(())
 }
 
-/// Whether a group is frozen; none where it has no freezer.
+/// Whether a group is frozen, or being frozen; none if it is not one that can be.
 pub fn frozen(group: &Path) -> Option<bool> {
-    let says = |name: &str| glance(&File::open(group.join(name)).ok()?, |state| state.trim().to_owned());
-    let v1 = says("freezer.state").map(|state| state != "THAWED");
-    v1.or_else(|| says("cgroup.freeze").map(|state| state == "1"))
+    Freezer::of(group)?.is_frozen()
+}
+
+/// Who knows that, for those who ask more than once.
+#[derive(Debug)]
+pub struct Freezer(File);
+
+impl Freezer {
+    /// Of a group; none if it cannot be frozen.
+    pub fn of(group: &Path) -> Option<Self> {
+        let open = |name: &str| File::open(group.join(name)).ok();
+        open("freezer.state").or_else(|| open("cgroup.freeze")).map(Self)
+    }
+
+    /// Whether it is by now; none if the group is gone.
+    pub fn is_frozen(&self) -> Option<bool> {
+        glance(&self.0, |state| !matches!(state.trim(), "THAWED" | "0"))
+    }
 }
 
 /// What the kernel says in a file of a few lines, in one call.

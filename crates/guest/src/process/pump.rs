@@ -56,29 +56,41 @@ enum Drained {
 
 async fn carry(process: &Process, outlet: &Outlet, gone: &mut LeaderGone) -> Drained {
     let mut reader = Reader::new(outlet);
+    let at = loop {
+        tokio::select! {
+            biased;
+            read = reader.read() => match read {
+                Some(bytes) => process.publish((outlet.stream, bytes)).await,
+                None => return Drained::EndOfFile,
+            },
+            at = exit(gone) => break at,
+        }
+    };
     let mut after_exit = 0;
     loop {
-        let read = tokio::select! {
-            biased;
-            read = reader.read() => read,
-            () = silence(gone) => return Drained::StillOpen,
+        // What is there is read before anybody says that there is something: most often it is the end.
+        let read = match reader.read_now() {
+            Some(read) => read,
+            None => tokio::select! {
+                biased;
+                read = reader.read() => read,
+                () = tokio::time::sleep(SILENCE) => return Drained::StillOpen,
+            },
         };
         let Some(bytes) = read else { return Drained::EndOfFile };
-        if let Some(at) = *gone.borrow() {
-            after_exit += bytes.len();
-            if after_exit > DRAIN_LEN && at.elapsed() > DRAIN_MIN {
-                return Drained::StillOpen;
-            }
+        after_exit += bytes.len();
+        if after_exit > DRAIN_LEN && at.elapsed() > DRAIN_MIN {
+            return Drained::StillOpen;
         }
         process.publish((outlet.stream, bytes)).await;
     }
 }
 
-/// Ends when the leader is gone and nothing was written for a while.
-async fn silence(gone: &mut LeaderGone) {
+/// Waits for the leader's exit.
+async fn exit(gone: &mut LeaderGone) -> Instant {
     // The sender lives as long as the leader; its loss is an exit too.
-    let _ = gone.wait_for(Option::is_some).await;
-    tokio::time::sleep(SILENCE).await;
+    let at = gone.wait_for(Option::is_some).await.ok().and_then(|at| *at);
+    at.unwrap_or_else(Instant::now)
 }
 
 async fn throw_away(fd: &AsyncFd<OwnedFd>) {
@@ -112,6 +124,14 @@ impl<'a> Reader<'a> {
         let bytes = read.await.ok().filter(|bytes| !bytes.is_empty())?;
         self.widen(bytes.len());
         Some(bytes)
+    }
+
+    /// The same without waiting; none if there is nothing yet.
+    fn read_now(&mut self) -> Option<Option<Bytes>> {
+        match read_piece(self.outlet.fd.get_ref(), self.piece_len) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            read => Some(read.ok().filter(|bytes| !bytes.is_empty())),
+        }
     }
 
     fn widen(&mut self, len: usize) {

@@ -98,17 +98,17 @@ async fn start_and_follow(
     let pid = spawned.pid;
     let exit = guest.reaper.exit_of(pid, &starting);
     drop(starting);
-    let (process, outlets) = match adopt(&guest, request, spawned) {
+    let adopted = match adopt(&guest, request, spawned) {
         Ok(adopted) => adopted,
         Err(error) => {
             signal(pid, Signal::KILL);
             return Err(Fault::internal(format!("cannot watch the process: {error}")));
         }
     };
-    guest.processes.add(&process);
-    let listener = process.listen(Since::Unheard)?;
+    guest.processes.add(&adopted.process);
+    let listener = adopted.process.listen(Since::Unheard)?;
     let deadline = age_max.map(|age| Instant::from_std(begun) + age);
-    tokio::task::spawn_local(follow(guest.clone(), process, outlets, exit, deadline));
+    tokio::task::spawn_local(follow(guest.clone(), adopted, exit, deadline));
     Ok(listener)
 }
 
@@ -126,11 +126,11 @@ pub fn give_up(guest: &Guest, first: Begun) {
 /// Watches a process to its end, tells it, and forgets it later.
 async fn follow(
     guest: Rc<Guest>,
-    process: Rc<Process>,
-    outlets: Vec<Outlet>,
+    adopted: Adopted,
     exit: oneshot::Receiver<Exit>,
     deadline: Option<Instant>,
 ) {
+    let Adopted { process, outlets, held } = adopted;
     let (leader_gone, watching) = watch::channel(None);
     let (done, mut all_done) = mpsc::channel(1);
     for outlet in outlets {
@@ -138,6 +138,7 @@ async fn follow(
     }
     drop(done);
     let exit = exit_or_late(&process, exit, deadline).await;
+    drop(held);
     process.leader_gone.set(true);
     guest.processes.changed.notify_waiters();
     leader_gone.send_replace(Some(Instant::now()));
@@ -193,19 +194,20 @@ fn signal(pid: u32, signal: Signal) {
     }
 }
 
-fn adopt(guest: &Guest, request: StartRequest, spawned: Spawned) -> io::Result<(Rc<Process>, Vec<Outlet>)> {
+fn adopt(guest: &Guest, request: StartRequest, spawned: Spawned) -> io::Result<Adopted> {
     let watched = |fd: OwnedFd| {
         rustix::io::ioctl_fionbio(&fd, true)?;
         ready(fd)
     };
-    let mut outlets = Vec::with_capacity(2);
+    let (mut outlets, mut held) = (Vec::with_capacity(2), None);
     let input = match spawned.ends {
         Ends::Terminal(master) => {
             let master = Rc::new(watched(master)?);
             outlets.push(Outlet { fd: master.clone(), stream: Stream::Pty });
             Input::Terminal { master, turn: Mutex::new(()) }
         }
-        Ends::Pipes { stdin, stdout, stderr } => {
+        Ends::Pipes { stdin, stdout, stderr, theirs } => {
+            held = theirs;
             outlets.push(Outlet { fd: Rc::new(watched(stdout)?), stream: Stream::Stdout });
             outlets.push(Outlet { fd: Rc::new(watched(stderr)?), stream: Stream::Stderr });
             Input::Pipe(Mutex::new(stdin.map(watched).transpose()?))
@@ -220,7 +222,15 @@ fn adopt(guest: &Guest, request: StartRequest, spawned: Spawned) -> io::Result<(
         leader_gone: Cell::new(false),
         timed_out: Cell::new(false),
     });
-    Ok((process, outlets))
+    Ok(Adopted { process, outlets, held })
+}
+
+/// A process that runs and is known.
+struct Adopted {
+    process: Rc<Process>,
+    outlets: Vec<Outlet>,
+    /// To be dropped when it has exited.
+    held: Option<[OwnedFd; 2]>,
 }
 
 /// A process that runs, and our ends of what it reads and writes.
@@ -232,8 +242,24 @@ pub struct Spawned {
 
 #[derive(Debug)]
 enum Ends {
-    Pipes { stdin: Option<OwnedFd>, stdout: OwnedFd, stderr: OwnedFd },
+    Pipes {
+        stdin: Option<OwnedFd>,
+        stdout: OwnedFd,
+        stderr: OwnedFd,
+        /// The process's ends of the last two, held until it has exited: that they close then tells nothing new, and would
+        /// wake the guest twice while its process is still on the way out.
+        theirs: Option<[OwnedFd; 2]>,
+    },
     Terminal(OwnedFd),
+}
+
+impl Ends {
+    fn holding(mut self, [_, out, err]: [OwnedFd; 3]) -> Self {
+        if let Self::Pipes { theirs, .. } = &mut self {
+            *theirs = Some([out, err]);
+        }
+        self
+    }
 }
 
 /// Starts a process. Nobody follows it yet.
@@ -264,7 +290,7 @@ fn spawn_by(request: &StartRequest, user: User, config: &Arc<GuestConfig>) -> Re
         terminal: if request.pty.is_some() { Terminal::Stdin } else { Terminal::None },
     });
     let pid = pid.map_err(|error| why_not(&asked.cmd, &program, &error))?;
-    Ok(Spawned { pid, ends: ours })
+    Ok(Spawned { pid, ends: ours.holding(theirs) })
 }
 
 /// Nothing to become if the guest is that user already; in a Body of one id it could not even set its groups.
@@ -284,7 +310,7 @@ fn pipes(with_stdin: bool) -> io::Result<(Ends, [OwnedFd; 3])> {
     };
     let (stdout, their_stdout) = pipe()?;
     let (stderr, their_stderr) = pipe()?;
-    Ok((Ends::Pipes { stdin, stdout, stderr }, [their_stdin, their_stdout, their_stderr]))
+    Ok((Ends::Pipes { stdin, stdout, stderr, theirs: None }, [their_stdin, their_stdout, their_stderr]))
 }
 
 /// What a command reads to which nobody writes; opened once.
