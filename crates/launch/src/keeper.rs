@@ -536,6 +536,9 @@ fn wait(plan: &Plan, kept: &mut Kept, started: Instant) -> Option<Order> {
                 continue;
             }
         };
+        // Where we were told to keep off its maker's processor, its guest is not to die there either: it would take the
+        // processor from the maker, which is writing down what was.
+        let _ = sys::process::stay_where_we_may(kept.pid);
         let _ = sys::process::signal(kept.handle.as_fd(), Signal::KILL);
         thaw(plan);
         return Some(order);

@@ -81,6 +81,12 @@ pub fn keep_off_own_processor(who: Pid) -> io::Result<()> {
     Ok(rustix::thread::sched_setaffinity(Some(who), &others)?)
 }
 
+/// Keeps a process on the processors that the caller is kept on.
+pub fn stay_where_we_may(who: Pid) -> io::Result<()> {
+    let ours = rustix::thread::sched_getaffinity(None)?;
+    Ok(rustix::thread::sched_setaffinity(Some(who), &ours)?)
+}
+
 /// Has writing to a pipe without a reader fail, as every Rust program does once it is in `main`.
 pub fn ignore_broken_pipes() {
     // SAFETY: to ignore a signal runs nothing.
