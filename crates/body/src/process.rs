@@ -23,6 +23,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec},
     pipe::PipeFlags,
     process::{Pid, Signal, WaitOptions},
+    thread::CpuSet,
 };
 use sys::namespace::Side;
 
@@ -99,15 +100,15 @@ pub struct Tether {
     stdout: Option<File>,
     /// Our child, until somebody has waited for it.
     keeper: Option<Pid>,
-    /// Whether it is as quick as we are, and must not be run in our place.
-    apart: bool,
+    /// Where we may run, if it is as quick as we are, must not be run in our place, and we keep to ours until it is done.
+    apart: Option<CpuSet>,
 }
 
 impl Tether {
     /// Ends the Body, if it lives by this tether.
     pub fn cut(&mut self) {
         let Some(stdin) = self.stdin.take() else { return };
-        if let (true, Some(keeper)) = (self.apart, self.keeper) {
+        if let (Some(_), Some(keeper)) = (&self.apart, self.keeper) {
             // What it wakes up for is done beside what we do meanwhile.
             let _ = sys::process::keep_off_own_processor(keeper);
         }
@@ -191,10 +192,11 @@ impl Launcher {
         self.tether.as_ref().and_then(|tether| tether.keeper)
     }
 
-    /// Notes that it stays off the caller's processor, but for a helper that works there. As long as the caller has no
-    /// more to say to the launcher, that helper's work comes first: the Body waits for it.
-    pub fn is_apart(&mut self) {
-        self.tether.iter_mut().for_each(|tether| tether.apart = true);
+    /// Notes that it stays off the caller's processor, but for a helper that works there, and that the caller stays on it
+    /// until the Body is made, of all those where it may run. As long as the caller has no more to say to the launcher,
+    /// that helper's work comes first: the Body waits for it.
+    pub fn is_apart(&mut self, everywhere: CpuSet) {
+        self.tether.iter_mut().for_each(|tether| tether.apart = Some(everywhere));
     }
 
     /// The Body's id that it goes best with.
@@ -221,7 +223,7 @@ impl Launcher {
                     stdin: Some(stdin.into()),
                     stdout: Some(stdout.into()),
                     keeper: Some(pid),
-                    apart: false,
+                    apart: None,
                 }),
                 wish: ids::expected(&id).map(|ids| (id, ids)),
             }),
@@ -270,7 +272,7 @@ impl Maker {
                 stdin,
                 stdout,
                 keeper: i32::try_from(child.id()).ok().and_then(Pid::from_raw),
-                apart: false,
+                apart: None,
             }),
             wish: None,
         })
@@ -495,7 +497,7 @@ fn send(mut launcher: Launcher, plan: &Plan) -> Result<Tether, ProcessError> {
     line.push(b'\n');
     match tether.stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(&line)) {
         Ok(()) => {
-            if let (true, Some(stdout)) = (tether.apart, &tether.stdout) {
+            if let (Some(_), Some(stdout)) = (&tether.apart, &tether.stdout) {
                 let _ =
                     rustix::event::poll(&mut [PollFd::new(stdout, PollFlags::IN)], Some(&HELPER_PATIENCE));
             }
@@ -525,6 +527,10 @@ impl Begun {
         let Some(mut tether) = self.tether.take() else {
             return Err(ProcessError::Launcher(io::ErrorKind::NotFound.into()));
         };
+        // From here on we wait, and the first command may have our place.
+        if let Some(everywhere) = &tether.apart {
+            let _ = rustix::thread::sched_setaffinity(None, everywhere);
+        }
         let error = match read_report(&mut tether) {
             Ok(Report::Ready(ready)) => {
                 let enforcement = Enforcement { mechanisms: ready.mechanisms.clone() };

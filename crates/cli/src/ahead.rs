@@ -41,11 +41,18 @@ fn fork() -> Option<Launcher> {
         return None;
     }
     let places = Places::here();
-    let mut launcher = Launcher::fork(|wish| launch(places, wish)).ok()?;
+    // Who is forked would else be run at once, in the place of who forks it.
+    let patience = places.and_then(|_| sys::process::Patience::begin());
+    let launcher = Launcher::fork(|wish| {
+        patience.iter().for_each(sys::process::Patience::end);
+        launch(places, wish)
+    });
+    let mut launcher = launcher.inspect_err(|_| patience.iter().for_each(sys::process::Patience::end)).ok()?;
     if let Some((places, pid)) = places.zip(launcher.pid()) {
         places.apart(pid);
-        launcher.is_apart();
+        launcher.is_apart(places.stay());
     }
+    patience.iter().for_each(sys::process::Patience::end);
     // After the fork: the launcher needs other pages, and would have to part with these.
     sys::memory::take_ahead(HEAP_LEN, STACK_LEN);
     Some(launcher)

@@ -2,8 +2,9 @@
 //!
 //! Maker, launcher, first process and the network's maker have two processors' worth of work for a millisecond or two.
 //! The scheduler moves nobody in so short a time: it was seen to leave one of them behind another on a busy processor
-//! while the next one idled. So the launcher and the first process stay off the processor the maker runs on, the
-//! network's maker stays on it, and all this ends before the guest begins.
+//! while the next one idled, and to wake the maker where the first process was at work. So the maker stays where it is, the
+//! network's maker with it, the launcher and the first process stay off that processor, and all this ends before the guest
+//! begins.
 //!
 //! Whoever forks places whom it forked: who has not run yet is moved for nothing.
 
@@ -26,6 +27,12 @@ impl Places {
         (maker < CpuSet::MAX_CPU && all.is_set(maker) && all.count() > 1).then_some(Self { all, maker })
     }
 
+    /// The maker stays where it is, and may run in all these places again later.
+    pub fn stay(&self) -> CpuSet {
+        let _ = sched_setaffinity(None, &self.makers());
+        self.all
+    }
+
     /// That process, and whom it forks, leave the maker's processor alone.
     pub fn apart(&self, who: Pid) {
         let mut others = self.all;
@@ -40,8 +47,9 @@ impl Places {
         there
     }
 
-    /// That process works there.
+    /// That process works there, whenever the maker does not.
     pub fn beside_maker(&self, who: Pid) {
+        let _ = sys::process::wait_for_turns(who);
         let _ = sched_setaffinity(Some(who), &self.makers());
     }
 

@@ -87,6 +87,38 @@ pub fn stay_where_we_may(who: Pid) -> io::Result<()> {
     Ok(rustix::thread::sched_setaffinity(Some(who), &ours)?)
 }
 
+/// While it lasts, whom the caller forks waits for its turn instead of being run in the caller's place (`SCHED_BATCH`).
+#[derive(Debug, Clone, Copy)]
+pub struct Patience(());
+
+impl Patience {
+    /// Begins it; none for a caller that somebody has given turns of its own kind.
+    pub fn begin() -> Option<Self> {
+        // SAFETY: asks for the caller's own policy.
+        let usual = unsafe { libc::sched_getscheduler(0) } == libc::SCHED_OTHER;
+        (usual && turns(0, libc::SCHED_BATCH).is_ok()).then_some(Self(()))
+    }
+
+    /// Ends it, in the caller and in whom it forked each for itself.
+    pub fn end(&self) {
+        let _ = turns(0, libc::SCHED_OTHER);
+    }
+}
+
+/// Has a process wait for its turn whenever it wakes up, and take nobody's.
+pub fn wait_for_turns(who: Pid) -> io::Result<()> {
+    turns(who.as_raw_nonzero().get(), libc::SCHED_BATCH)
+}
+
+fn turns(who: libc::pid_t, policy: libc::c_int) -> io::Result<()> {
+    let usual = libc::sched_param { sched_priority: 0 };
+    // SAFETY: sets a policy from a structure that outlives the call.
+    if unsafe { libc::sched_setscheduler(who, policy, &usual) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// Has writing to a pipe without a reader fail, as every Rust program does once it is in `main`.
 pub fn ignore_broken_pipes() {
     // SAFETY: to ignore a signal runs nothing.

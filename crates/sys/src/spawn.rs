@@ -17,6 +17,10 @@ use std::{
 };
 
 use libc::{c_int, c_long, c_void};
+use rustix::{
+    process::Pid,
+    thread::{CpuSet, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity},
+};
 
 use crate::stack::Stack;
 
@@ -61,6 +65,17 @@ pub struct Command<'a> {
     pub stderr: BorrowedFd<'a>,
     /// Its controlling terminal.
     pub terminal: Terminal,
+    /// Where the caller goes on.
+    pub caller: Caller,
+}
+
+/// Where a caller goes on whose child has executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Caller {
+    /// Wherever it wakes up, which is most often in the child's place.
+    Anywhere,
+    /// On another processor than the child, if there is one.
+    Apart,
 }
 
 /// Where a start failed.
@@ -117,6 +132,11 @@ pub fn spawn(command: &Command<'_>) -> Result<u32, SpawnError> {
         stdout.map_err(at(Step::Descriptors))?,
         stderr.map_err(at(Step::Descriptors))?,
     ];
+    let everywhere = match command.caller {
+        Caller::Anywhere => None,
+        Caller::Apart => sched_getaffinity(None).ok().filter(|all| all.count() > 1),
+    }
+    .map(|all| (gettid(), all));
     let args = pointers(command.args);
     let envs = pointers(command.envs);
     let order = Order {
@@ -128,12 +148,16 @@ pub fn spawn(command: &Command<'_>) -> Result<u32, SpawnError> {
         descriptors: [0, 1, 2]
             .map(|n: usize| held[n].as_ref().map_or(descriptors[n].as_raw_fd(), AsRawFd::as_raw_fd)),
         terminal: command.terminal,
+        everywhere,
         failed_step: AtomicI32::new(0),
         failed_errno: AtomicI32::new(0),
     };
     let stack = Stack::take().map_err(at(Step::Clone))?;
     let started = start(&order, &stack);
     stack.give_back();
+    if let Some((_, everywhere)) = &order.everywhere {
+        let _ = sched_setaffinity(None, everywhere);
+    }
     let pid = started.map_err(at(Step::Clone))?;
     match order.failed_step.load(Ordering::Acquire) {
         0 => Ok(pid.unsigned_abs()),
@@ -224,6 +248,8 @@ struct Order {
     credentials: *const Credentials,
     descriptors: [RawFd; 3],
     terminal: Terminal,
+    /// The calling thread and where it may run, if it is to go on apart from the child.
+    everywhere: Option<(Pid, CpuSet)>,
     failed_step: AtomicI32,
     failed_errno: AtomicI32,
 }
@@ -277,11 +303,25 @@ fn try_to_become(order: &Order) -> Result<(), (Step, c_int)> {
     if order.terminal == Terminal::Stdin {
         call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as c_long, 0, 0]).map_err(at(Step::Terminal))?;
     }
+    send_caller_apart(order);
     take_credentials(order).map_err(at(Step::Credentials))?;
     call(libc::SYS_chdir, [order.cwd as c_long, 0, 0, 0]).map_err(at(Step::Directory))?;
     set_mask(&0, &mut 0);
     let exec = [order.program as c_long, order.args as c_long, order.envs as c_long, 0];
     call(libc::SYS_execve, exec).map_err(at(Step::Exec))
+}
+
+/// The caller sleeps until the child executes, so it is moved for nothing; it wakes up where the child is not, and takes
+/// no turn from it.
+fn send_caller_apart(order: &Order) {
+    let own = sched_getcpu();
+    if let Some((caller, mut others)) = order.everywhere
+        && own < CpuSet::MAX_CPU
+    {
+        others.unset(own);
+        // Refused where no other is left, which is right.
+        let _ = sched_setaffinity(Some(caller), &others);
+    }
 }
 
 fn take_credentials(order: &Order) -> Result<(), c_int> {
@@ -374,6 +414,7 @@ mod tests {
             stdout: writer.as_fd(),
             stderr: writer.as_fd(),
             terminal: Terminal::None,
+            caller: Caller::Apart,
         })?;
         drop(writer);
         let mut output = String::new();

@@ -24,7 +24,7 @@ use rustix::{
     process::{Signal, kill_process, kill_process_group},
     pty::OpenptFlags,
 };
-use sys::spawn::{Command, Credentials, SpawnError, Step, Terminal};
+use sys::spawn::{Caller, Command, Credentials, SpawnError, Step, Terminal};
 use tokio::{
     sync::{Mutex, mpsc, oneshot, watch},
     time::Instant,
@@ -288,6 +288,8 @@ fn spawn_by(request: &StartRequest, user: User, config: &Arc<GuestConfig>) -> Re
         stdout: stdout.as_fd(),
         stderr: stderr.as_fd(),
         terminal: if request.pty.is_some() { Terminal::Stdin } else { Terminal::None },
+        // In a machine that is emulated, to wake another processor takes longer than what is done there.
+        caller: if crate::vm::is_machine() { Caller::Anywhere } else { Caller::Apart },
     });
     let pid = pid.map_err(|error| why_not(&asked.cmd, &program, &error))?;
     Ok(Spawned { pid, ends: ours.holding(theirs) })

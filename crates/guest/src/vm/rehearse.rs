@@ -16,7 +16,7 @@ use std::{
 };
 
 use rustix::fs::AtFlags;
-use sys::spawn::{Command, Credentials, Terminal};
+use sys::spawn::{Caller, Command, Credentials, Terminal};
 
 const PROGRAM: &std::ffi::CStr = c"/usr/bin/true";
 /// Links of most roots that lead to the same names in `usr`, which every Body of the host's programs begins with.
@@ -74,6 +74,7 @@ fn run() -> io::Result<()> {
         stdout: null.as_fd(),
         stderr: null.as_fd(),
         terminal: Terminal::None,
+        caller: Caller::Anywhere,
     });
     started.map(drop).map_err(|error| error.source)
 }
