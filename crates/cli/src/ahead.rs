@@ -13,8 +13,8 @@ use proto::spec::Ids;
 sys::before_main!(start);
 
 /// What a run needs of both, as it was seen.
-const HEAP_LEN: usize = 320 << 10;
-const STACK_LEN: usize = 112 << 10;
+const HEAP_LEN: usize = 160 << 10;
+const STACK_LEN: usize = 48 << 10;
 
 static STARTED: Mutex<Option<Launcher>> = Mutex::new(None);
 

@@ -187,15 +187,14 @@ fn set_the_stage() -> Result<(), StepError> {
 }
 
 fn read_plan(pipe: &mut File) -> io::Result<(Plan, Numbers)> {
-    let mut len = [0u8; 4];
-    pipe.read_exact(&mut len)?;
-    let len = u32::from_ne_bytes(len);
-    if len > PLAN_LEN_MAX {
-        return Err(io::ErrorKind::FileTooLarge.into());
-    }
-    let mut text = vec![0; len as usize];
+    let mut lens = [[0u8; size_of::<u32>()]; 2];
+    pipe.read_exact(lens.as_flattened_mut())?;
+    let [plan, numbers] = lens.map(u32::from_ne_bytes);
+    let len = plan.checked_add(numbers).filter(|len| *len <= PLAN_LEN_MAX);
+    let mut text = vec![0; len.ok_or(io::ErrorKind::FileTooLarge)? as usize];
     pipe.read_exact(&mut text)?;
-    Ok(serde_json::from_slice(&text)?)
+    let (plan, numbers) = text.split_at(plan as usize);
+    Ok((serde_json::from_slice(plan)?, serde_json::from_slice(numbers)?))
 }
 
 /// Sets everything up.

@@ -59,8 +59,8 @@ pub fn make_and_keep(when: When, places: Option<Places>, wish: Option<&Ids>) -> 
     let _ = rustix::process::setsid();
     let _ = sys::process::set_name(c"pal-keeper");
     let forked = (when == When::Early).then(|| Forked::new(None, places, wish));
-    let plan = match read_plan().step("read the plan") {
-        Ok(plan) => plan,
+    let (plan, line) = match read_plan().step("read the plan") {
+        Ok(read) => read,
         Err(error) => {
             // Often there is none: the maker found that it needs no Body.
             if let Some(Ok(forked)) = forked {
@@ -69,7 +69,7 @@ pub fn make_and_keep(when: When, places: Option<Places>, wish: Option<&Ids>) -> 
             return fail(&error);
         }
     };
-    match make(&plan, forked, places) {
+    match make(&plan, &line, forked, places) {
         Ok(kept) => keep(&plan, kept),
         Err(error) => {
             remove_cgroups(&plan);
@@ -94,11 +94,11 @@ fn report(report: &Report) {
     let _ = io::stdout().flush();
 }
 
-/// One line; what follows it on standard input is the maker's life.
-fn read_plan() -> io::Result<Plan> {
+/// One line, as it is and as it is meant; what follows it on standard input is the maker's life.
+fn read_plan() -> io::Result<(Plan, String)> {
     let mut line = String::new();
     BufReader::with_capacity(16 << 10, io::stdin().take(PLAN_LEN_MAX)).read_line(&mut line)?;
-    Ok(serde_json::from_str(&line)?)
+    Ok((serde_json::from_str(&line)?, line))
 }
 
 /// A Body that runs.
@@ -193,6 +193,7 @@ fn tell_of_ids(plan: BorrowedFd<'_>) -> Result<(), StepError> {
 
 fn make(
     plan: &Plan,
+    line: &str,
     forked: Option<Result<Forked, StepError>>,
     places: Option<Places>,
 ) -> Result<Kept, StepError> {
@@ -201,7 +202,7 @@ fn make(
         None => Forked::new(v2_group(plan)?.as_ref().map(AsFd::as_fd), places, Some(&plan.ids))?,
     };
     let pid = forked.pid;
-    settle(plan, forked, places).inspect_err(|_| end_child(pid))
+    settle(plan, line, forked, places).inspect_err(|_| end_child(pid))
 }
 
 fn pipe() -> Result<(OwnedFd, OwnedFd), StepError> {
@@ -269,7 +270,7 @@ fn maker_is_there() -> io::Result<()> {
 }
 
 /// Gives the child its ids and its plan, waits until it is the guest, and reports.
-fn settle(plan: &Plan, forked: Forked, places: Option<Places>) -> Result<Kept, StepError> {
+fn settle(plan: &Plan, line: &str, forked: Forked, places: Option<Places>) -> Result<Kept, StepError> {
     let Forked { pid, handle, ticks, boot_id, ids, plan: pipe, told, ends, mounts, helper } = forked;
     match ids {
         None => give_ids(&plan.ids, pid, pipe.as_fd())?,
@@ -288,7 +289,7 @@ fn settle(plan: &Plan, forked: Forked, places: Option<Places>) -> Result<Kept, S
         revival: None,
     };
     write_running(plan, &ready, boot_id)?;
-    hand_over(plan, &luggage, pipe).step("hand the plan to the Body's first process")?;
+    hand_over(line, &luggage, pipe).step("hand the plan to the Body's first process")?;
     if let Some(places) = places {
         places.anywhere();
     }
@@ -340,11 +341,15 @@ fn wait_parted(child: &OwnedFd, told: &mut File) -> io::Result<()> {
     told.read_exact(&mut [0u8; 1])
 }
 
-fn hand_over(plan: &Plan, luggage: &Luggage, pipe: OwnedFd) -> io::Result<()> {
-    let text = serde_json::to_vec(&(plan, luggage.numbers()))?;
-    let mut pipe = File::from(pipe);
-    pipe.write_all(&(text.len() as u32).to_ne_bytes())?;
-    pipe.write_all(&text)
+/// The plan as it came, and the numbers, in one piece: whoever waits for it is woken once.
+fn hand_over(line: &str, luggage: &Luggage, pipe: OwnedFd) -> io::Result<()> {
+    let numbers = serde_json::to_vec(&luggage.numbers())?;
+    let mut text = Vec::with_capacity(2 * size_of::<u32>() + line.len() + numbers.len());
+    text.extend((line.len() as u32).to_ne_bytes());
+    text.extend((numbers.len() as u32).to_ne_bytes());
+    text.extend_from_slice(line.as_bytes());
+    text.extend(numbers);
+    File::from(pipe).write_all(&text)
 }
 
 fn remove_cgroups_after(plan: &Plan, pid: Pid) {
