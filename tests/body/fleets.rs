@@ -28,6 +28,45 @@ async fn two_fleets_use_the_same_body(t: Bodies) {
 }
 
 #[body_test]
+async fn a_line_that_a_command_left_leads_to_the_guest_that_is_there(t: Bodies) {
+    let body = t.create().await;
+    let other = t.second();
+    let said = async |script: &str| t.sh(&body, script).await.ok();
+    assert_eq!(said("echo one").await, "one");
+    assert_eq!(said("echo two").await, "two");
+    // Another guest, that this fleet has heard nothing of.
+    other.stop(&body, std::time::Duration::from_secs(1)).await.unwrap();
+    let refused = t.try_exec(&body, fleet::ExecRequest::new(["true"])).await.unwrap_err();
+    assert_eq!(refused.kind, Kind::Conflict, "{}", testkit::explain(&refused));
+    other.start(&body).await.unwrap();
+    assert_eq!(said("echo three").await, "three");
+    // One that stands still, and goes on.
+    other.pause(&body).await.unwrap();
+    let refused = t.try_exec(&body, fleet::ExecRequest::new(["true"])).await.unwrap_err();
+    assert!(refused.message.contains("paused"), "{}", testkit::explain(&refused));
+    other.resume(&body).await.unwrap();
+    assert_eq!(said("echo four").await, "four");
+    // A runtime of its own carries nobody else's line, and may be gone when the next command comes.
+    for word in ["five", "six"] {
+        let script = format!("echo {word}");
+        let request = fleet::ExecRequest::new(["sh", "-c", &script]);
+        let told = std::thread::scope(|scope| {
+            scope.spawn(|| block(ran(t.fleet(), &body, request, &[])).unwrap().text()).join().unwrap()
+        });
+        assert_eq!(told, word);
+        assert_eq!(said(&format!("echo {word}")).await, word);
+    }
+    // One that is gone without a word.
+    let pid = t.view(&body).pid.unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::Signal::KILL)
+        .unwrap();
+    let refused = t.try_exec(&body, fleet::ExecRequest::new(["true"])).await.unwrap_err();
+    assert_eq!(refused.kind, Kind::Conflict, "{}", testkit::explain(&refused));
+    other.start(&body).await.unwrap();
+    assert_eq!(said("echo seven").await, "seven");
+}
+
+#[body_test]
 async fn of_removes_at_the_same_time_one_succeeds_and_none_harms(t: Bodies) {
     let body = t.create().await;
     let fleets: Vec<_> = (0..4).map(|_| t.second()).collect();

@@ -23,7 +23,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec},
     pipe::PipeFlags,
     process::{Pid, Signal, WaitOptions},
-    thread::CpuSet,
+    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
 use sys::namespace::Side;
 
@@ -100,11 +100,28 @@ pub struct Tether {
     stdout: Option<File>,
     /// Our child, until somebody has waited for it.
     keeper: Option<Pid>,
-    /// Where we may run, if it is as quick as we are, must not be run in our place, and we keep to ours until it is done.
+    /// If it is as quick as we are, and must not be run in our place: where that is.
     apart: Option<CpuSet>,
+    /// Where else we may run, while we keep to that place.
+    stays: Option<CpuSet>,
 }
 
 impl Tether {
+    /// Keeps to our place, as long as the Body is being made.
+    fn stay(&mut self) {
+        if let Some(place) = &self.apart {
+            self.stays = sched_getaffinity(None).ok();
+            let _ = sched_setaffinity(None, place);
+        }
+    }
+
+    /// Runs anywhere again.
+    fn leave(&mut self) {
+        if let Some(everywhere) = self.stays.take() {
+            let _ = sched_setaffinity(None, &everywhere);
+        }
+    }
+
     /// Ends the Body, if it lives by this tether.
     pub fn cut(&mut self) {
         let Some(stdin) = self.stdin.take() else { return };
@@ -125,6 +142,7 @@ impl Tether {
 
     /// Waits for the keeper's own end.
     pub fn bury(&mut self) {
+        self.leave();
         self.cut();
         if let Some(keeper) = self.keeper.take() {
             wait_for(keeper);
@@ -192,11 +210,11 @@ impl Launcher {
         self.tether.as_ref().and_then(|tether| tether.keeper)
     }
 
-    /// Notes that it stays off the caller's processor, but for a helper that works there, and that the caller stays on it
-    /// until the Body is made, of all those where it may run. As long as the caller has no more to say to the launcher,
-    /// that helper's work comes first: the Body waits for it.
-    pub fn is_apart(&mut self, everywhere: CpuSet) {
-        self.tether.iter_mut().for_each(|tether| tether.apart = Some(everywhere));
+    /// Notes that it stays off the caller's processor, `place`, but for a helper that works there; from when it has its plan
+    /// until the Body is made, the caller stays there. As long as the caller has no more to say to the launcher, that
+    /// helper's work comes first: the Body waits for it.
+    pub fn is_apart(&mut self, place: CpuSet) {
+        self.tether.iter_mut().for_each(|tether| tether.apart = Some(place));
     }
 
     /// The Body's id that it goes best with.
@@ -224,6 +242,7 @@ impl Launcher {
                     stdout: Some(stdout.into()),
                     keeper: Some(pid),
                     apart: None,
+                    stays: None,
                 }),
                 wish: ids::expected(&id).map(|ids| (id, ids)),
             }),
@@ -273,6 +292,7 @@ impl Maker {
                 stdout,
                 keeper: i32::try_from(child.id()).ok().and_then(Pid::from_raw),
                 apart: None,
+                stays: None,
             }),
             wish: None,
         })
@@ -495,6 +515,7 @@ fn send(mut launcher: Launcher, plan: &Plan) -> Result<Tether, ProcessError> {
     };
     let mut line = serde_json::to_vec(plan).map_err(|error| ProcessError::Launcher(error.into()))?;
     line.push(b'\n');
+    tether.stay();
     match tether.stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(&line)) {
         Ok(()) => {
             if let (Some(_), Some(stdout)) = (&tether.apart, &tether.stdout) {
@@ -528,9 +549,7 @@ impl Begun {
             return Err(ProcessError::Launcher(io::ErrorKind::NotFound.into()));
         };
         // From here on we wait, and the first command may have our place.
-        if let Some(everywhere) = &tether.apart {
-            let _ = rustix::thread::sched_setaffinity(None, everywhere);
-        }
+        tether.leave();
         let error = match read_report(&mut tether) {
             Ok(Report::Ready(ready)) => {
                 let enforcement = Enforcement { mechanisms: ready.mechanisms.clone() };

@@ -50,7 +50,7 @@ fn fork() -> Option<Launcher> {
     let mut launcher = launcher.inspect_err(|_| patience.iter().for_each(sys::process::Patience::end)).ok()?;
     if let Some((places, pid)) = places.zip(launcher.pid()) {
         places.apart(pid);
-        launcher.is_apart(places.stay());
+        launcher.is_apart(places.makers());
     }
     patience.iter().for_each(sys::process::Patience::end);
     // After the fork: the launcher needs other pages, and would have to part with these.

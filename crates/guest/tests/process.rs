@@ -15,6 +15,7 @@ use proto::{
     wire::process::{ProcessConfig, StartRequest, StartResponse, process_event::Event},
 };
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
 
 const START: &str = "process.Process/Start";
 
@@ -29,6 +30,32 @@ fn exited(code: i32) -> Value {
 
 fn killed() -> Value {
     json!({"exitCode": -1, "status": "signal: killed", "error": "signal: killed"})
+}
+
+#[tokio::test]
+async fn a_question_without_its_last_byte_starts_nothing() {
+    let guest = Guest::start();
+    let kept = std::env::temp_dir().join(format!("guest-unsaid-{}", std::process::id()));
+    let _ = std::fs::remove_file(&kept);
+    let body = envelope::seal(0, start(&format!("echo ran > {}", kept.display())).to_string().as_bytes());
+    let head = format!(
+        "POST /process.Process/Start HTTP/1.1\r\nhost: guest\r\ncontent-type: application/connect+json\r\n\
+         connect-protocol-version: 1\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    let (nearly, last) = body.split_at(body.len() - 1);
+    for said in [false, true] {
+        let mut line = guest.connect().await;
+        line.write_all(head.as_bytes()).await.unwrap();
+        line.write_all(nearly).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert_eq!((guest.children(), kept.exists()), (0, false), "nothing runs before all is said");
+        if said {
+            line.write_all(last).await.unwrap();
+            guest.wait_for("the command", || kept.exists());
+        }
+    }
+    std::fs::remove_file(kept).unwrap();
 }
 
 #[tokio::test]

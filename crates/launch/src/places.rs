@@ -27,12 +27,6 @@ impl Places {
         (maker < CpuSet::MAX_CPU && all.is_set(maker) && all.count() > 1).then_some(Self { all, maker })
     }
 
-    /// The maker stays where it is, and may run in all these places again later.
-    pub fn stay(&self) -> CpuSet {
-        let _ = sched_setaffinity(None, &self.makers());
-        self.all
-    }
-
     /// That process, and whom it forks, leave the maker's processor alone.
     pub fn apart(&self, who: Pid) {
         let mut others = self.all;

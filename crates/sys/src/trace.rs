@@ -156,9 +156,9 @@ mod tests {
                     }
                     _ => {}
                 }
-                if let Ok(Some((_, status))) =
-                    rustix::process::waitpid(Some(child), rustix::process::WaitOptions::NOHANG)
-                {
+                // Its end alone: to whom it is traced by, `waitpid` would tell where it stands as well.
+                let over = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+                if let Ok(Some(status)) = rustix::process::waitid(WaitId::Pid(child), over) {
                     break status;
                 }
                 std::thread::sleep(std::time::Duration::from_millis(1));
