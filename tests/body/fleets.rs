@@ -58,8 +58,11 @@ async fn a_line_that_a_command_left_leads_to_the_guest_that_is_there(t: Bodies) 
     }
     // One that is gone without a word.
     let pid = t.view(&body).pid.unwrap();
-    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), rustix::process::Signal::KILL)
-        .unwrap();
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(pid).unwrap(),
+        rustix::process::Signal::KILL,
+    )
+    .unwrap();
     let refused = t.try_exec(&body, fleet::ExecRequest::new(["true"])).await.unwrap_err();
     assert_eq!(refused.kind, Kind::Conflict, "{}", testkit::explain(&refused));
     other.start(&body).await.unwrap();

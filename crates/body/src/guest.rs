@@ -298,9 +298,8 @@ impl Guest {
     /// The same over a connection that was made before.
     pub async fn line_over(&self, stream: std::os::unix::net::UnixStream) -> Result<Line, GuestError> {
         let stream = QuietStream::new(stream).map_err(GuestError::Connect)?;
-        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
-            .await
-            .map_err(GuestError::Broken)?;
+        let (sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(GuestError::Broken)?;
         tokio::spawn(async move {
             // Whoever waits for an answer hears of a broken connection there.
             let _ = connection.with_upgrades().await;
@@ -362,8 +361,7 @@ impl Guest {
         timeout: Option<Duration>,
         contents: impl FnOnce(Bytes) -> Sent,
     ) -> Option<(Asked, Pin<Box<Connection>>)> {
-        let handshake =
-            hyper::client::conn::http1::handshake(TokioIo::new(QuietStream::new(stream).ok()?));
+        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(QuietStream::new(stream).ok()?));
         let (sender, connection) = poll_once(pin!(handshake))?.ok()?;
         let mut line = self.over(sender);
         let request = line.start_request(start, user, timeout, contents).ok()?;

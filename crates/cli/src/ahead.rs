@@ -47,7 +47,8 @@ fn fork() -> Option<Launcher> {
         patience.iter().for_each(sys::process::Patience::end);
         launch(places, wish)
     });
-    let mut launcher = launcher.inspect_err(|_| patience.iter().for_each(sys::process::Patience::end)).ok()?;
+    let mut launcher =
+        launcher.inspect_err(|_| patience.iter().for_each(sys::process::Patience::end)).ok()?;
     if let Some((places, pid)) = places.zip(launcher.pid()) {
         places.apart(pid);
         launcher.is_apart(places.makers());

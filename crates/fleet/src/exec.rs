@@ -127,8 +127,7 @@ impl Fleet {
             Ok(opened) => opened,
             Err(error) => return Err(self.never_ran(id, seq, error)),
         };
-        let found =
-            Found { seq, pid, layer: known.layer, tty: request.tty.is_some(), oom_before, began };
+        let found = Found { seq, pid, layer: known.layer, tty: request.tty.is_some(), oom_before, began };
         Ok(self.follow(id, seen, known.output_max, stream, found))
     }
 
@@ -148,13 +147,7 @@ impl Fleet {
 
     /// Turns to a guest, which turns to us while we look whether the Body runs at all; one that does not hears no more
     /// than this.
-    fn knocked(
-        &self,
-        id: &BodyId,
-        known: &Known,
-        made: Option<UnixStream>,
-        request: &ExecRequest,
-    ) -> Said {
+    fn knocked(&self, id: &BodyId, known: &Known, made: Option<UnixStream>, request: &ExecRequest) -> Said {
         let guest = self.guest(id);
         let Some(made) = made.or_else(|| guest.knock().ok()) else { return Said::Nothing(None) };
         if known.layer == Layer::Microvm {
@@ -187,7 +180,14 @@ impl Fleet {
         let started =
             events.iter().rev().find(|event| event.kind == "exec.started" && event.data["tag"] == tag);
         let tty = started.is_some_and(|event| event.data["tty"] == true);
-        let found = Found { seq: started.map_or(0, |event| event.seq), pid, layer: known.layer, tty, oom_before, began };
+        let found = Found {
+            seq: started.map_or(0, |event| event.seq),
+            pid,
+            layer: known.layer,
+            tty,
+            oom_before,
+            began,
+        };
         Ok(Some(self.follow(id, seen, known.output_max, stream, found)))
     }
 
@@ -199,14 +199,7 @@ impl Fleet {
         Ok(answer.processes.into_iter().filter_map(|process| Some((process.tag?, process.pid))).collect())
     }
 
-    fn follow(
-        &self,
-        id: &BodyId,
-        seen: Seen,
-        output_max: u64,
-        stream: Stream,
-        found: Found,
-    ) -> Exec<'_> {
+    fn follow(&self, id: &BodyId, seen: Seen, output_max: u64, stream: Stream, found: Found) -> Exec<'_> {
         Exec {
             fleet: self,
             body: id.clone(),
@@ -464,7 +457,8 @@ impl Exec<'_> {
         self.fleet.has_run(&self.body);
         let body_end = if self.broken { body_end(self.fleet, &self.body) } else { None };
         // Before the Body goes, and its cgroups with it.
-        let out_of_memory = self.seen.oom_kills() > self.oom_before || body_end == Some(proto::launch::End::Oom);
+        let out_of_memory =
+            self.seen.oom_kills() > self.oom_before || body_end == Some(proto::launch::End::Oom);
         if removed.is_some() {
             self.fleet.tethers().get_mut(&self.body).into_iter().for_each(|held| held.tether.cut());
         }

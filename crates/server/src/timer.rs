@@ -110,12 +110,17 @@ async fn look(app: &App) -> Vec<(BodyId, Lease)> {
 
 /// After a start: whoever was killed while it paused a Body left one that runs without a deadline.
 async fn settle(app: &App) {
-    for (body, lease) in look(app).await {
-        let Some(how) = lease.paused else { continue };
+    for (body, _) in look(app).await.into_iter().filter(|(_, lease)| lease.paused.is_some()) {
         let _ = app
-            .blocking(async move |fleet: &Fleet| match fleet.status(&body)? {
-                Status::Running => rest(fleet, &body, how).await,
-                _ => Ok(()),
+            .blocking(async move |fleet: &Fleet| {
+                if fleet.status(&body)? != Status::Running {
+                    return Ok(());
+                }
+                // Whoever has woken it since has said so before it ran.
+                match fleet.lease(&body)?.and_then(|lease| lease.paused) {
+                    Some(how) => rest(fleet, &body, how).await,
+                    None => Ok(()),
+                }
             })
             .await;
     }

@@ -199,7 +199,8 @@ mod tests {
         in_runtime(async {
             let (near, far) = UnixStream::pair().unwrap();
             let (mut near, mut far) = (QuietStream::new(near).unwrap(), QuietStream::new(far).unwrap());
-            let sent = near.write_vectored(&[io::IoSlice::new(b"ab"), io::IoSlice::new(b"cd")]).await.unwrap();
+            let sent =
+                near.write_vectored(&[io::IoSlice::new(b"ab"), io::IoSlice::new(b"cd")]).await.unwrap();
             let mut room = [0; 8];
             assert_eq!((sent, far.read(&mut room).await.unwrap()), (4, 4));
             assert_eq!(&room[..4], b"abcd");
