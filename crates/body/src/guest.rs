@@ -566,7 +566,7 @@ fn streamed<Q: Message>(
     let asked = asked
         .header(header::CONTENT_TYPE, "application/connect+proto")
         .header("connect-protocol-version", "1");
-    built(asked, contents(envelope::seal(0, &question.encode_to_vec()).into()))
+    built(asked, contents(envelope::seal(0, &question.encode_to_vec())))
 }
 
 async fn stream_of(answer: Response<Incoming>, line: Option<Line>) -> Result<Stream, GuestError> {
