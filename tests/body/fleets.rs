@@ -34,7 +34,13 @@ async fn a_line_that_a_command_left_leads_to_the_guest_that_is_there(t: Bodies) 
     let said = async |script: &str| t.sh(&body, script).await.ok();
     assert_eq!(said("echo one").await, "one");
     assert_eq!(said("echo two").await, "two");
-    // Another guest, that this fleet has heard nothing of.
+    // Another guest, of which this fleet hears nothing: its runtime stands still meanwhile.
+    let again = async || {
+        other.stop(&body, std::time::Duration::from_secs(1)).await.unwrap();
+        other.start(&body).await.unwrap();
+    };
+    std::thread::scope(|scope| scope.spawn(|| block(again())).join().unwrap());
+    assert_eq!(said("echo again").await, "again");
     other.stop(&body, std::time::Duration::from_secs(1)).await.unwrap();
     let refused = t.try_exec(&body, fleet::ExecRequest::new(["true"])).await.unwrap_err();
     assert_eq!(refused.kind, Kind::Conflict, "{}", testkit::explain(&refused));

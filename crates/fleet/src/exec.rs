@@ -151,7 +151,7 @@ impl Fleet {
         let guest = self.guest(id);
         let Some(made) = made.or_else(|| guest.knock().ok()) else { return Said::Nothing(None) };
         if known.layer == Layer::Microvm {
-            // There every message has a price of its own.
+            // There every message is emulated, too: one instead of two.
             return Said::Nothing(Some(made));
         }
         let unsaid = guest.ask_nearly(made, &start_of(request), request.user.as_deref(), request.timeout);

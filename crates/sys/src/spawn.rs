@@ -169,8 +169,8 @@ pub fn spawn(command: &Command<'_>) -> Result<u32, SpawnError> {
     }
 }
 
-/// Looks which signals have an action other than the default, for children to be rid of: to reset every one of them is
-/// a quarter of a start.
+/// Looks which signals have an action other than the default, for children to be rid of: to reset every one of them
+/// takes 20 µs.
 ///
 /// To be called again by whoever has set another action.
 pub fn look_at_signals() {

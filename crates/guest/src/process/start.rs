@@ -288,7 +288,7 @@ fn spawn_by(request: &StartRequest, user: User, config: &Arc<GuestConfig>) -> Re
         stdout: stdout.as_fd(),
         stderr: stderr.as_fd(),
         terminal: if request.pty.is_some() { Terminal::Stdin } else { Terminal::None },
-        // In a machine that is emulated, to wake another processor takes longer than what is done there.
+        // Not tried where to wake another processor may be emulated, too.
         caller: if crate::vm::is_machine() { Caller::Anywhere } else { Caller::Apart },
     });
     let pid = pid.map_err(|error| why_not(&asked.cmd, &program, &error))?;
