@@ -31,7 +31,10 @@ async fn a_body_out_of_memory_says_so(t: Bodies) {
     assert_eq!(t.run(&body, ["echo", "well"]).await.ok(), "well", "the Body lives on");
 }
 
-#[body_test(except(root = "root has cgroups, which bound the whole Body"))]
+#[body_test(except(
+    root = "root has cgroups, which bound the whole Body",
+    microvm = "a machine has the memory that it has, with a cgroup and without"
+))]
 async fn without_a_cgroup_each_process_is_bounded_and_the_record_says_so(t: Bodies) {
     let mut request = t.kept();
     request.limits.memory = Some(Size::mib(64));

@@ -10,7 +10,7 @@ use std::{
     process::Command,
 };
 
-use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus};
 
 /// A handle on a process that never names another one.
 pub fn open(pid: Pid) -> io::Result<OwnedFd> {
@@ -23,6 +23,19 @@ pub fn signal(handle: BorrowedFd<'_>, signal: Signal) -> io::Result<()> {
         Err(rustix::io::Errno::SRCH) | Ok(()) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
+}
+
+/// How a child ended, if it has, without waiting; whoever is told so has buried it.
+///
+/// Whoever traces a child is told where it stands, too, whatever is asked for, and the next who asks is not told again. So
+/// this looks first, and takes away nothing but an end.
+pub fn ended(child: Pid) -> Option<WaitStatus> {
+    let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    let seen = rustix::process::waitid(WaitId::Pid(child), look).ok().flatten()?;
+    if !(seen.exited() || seen.killed() || seen.dumped()) {
+        return None;
+    }
+    rustix::process::waitpid(Some(child), WaitOptions::empty()).ok().flatten().map(|(_, status)| status)
 }
 
 /// A limit of the caller and its children, never above what it has now.

@@ -156,9 +156,7 @@ mod tests {
                     }
                     _ => {}
                 }
-                // Its end alone: to whom it is traced by, `waitpid` would tell where it stands as well.
-                let over = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-                if let Ok(Some(status)) = rustix::process::waitid(WaitId::Pid(child), over) {
+                if let Some(status) = crate::process::ended(child) {
                     break status;
                 }
                 std::thread::sleep(std::time::Duration::from_millis(1));

@@ -137,10 +137,8 @@ impl Process {
     /// How it ended, if it has.
     pub fn ended(&mut self) -> Option<WaitStatus> {
         if self.ended.is_none() {
-            self.ended = rustix::process::waitpid(Some(self.pid), WaitOptions::NOHANG)
-                .ok()
-                .flatten()
-                .map(|(_, status)| status);
+            // One that is traced may stand still meanwhile.
+            self.ended = sys::process::ended(self.pid);
         }
         self.ended
     }
