@@ -263,9 +263,9 @@ pub fn plan(engine: Engine, begin: Begin) -> VmPlan {
             entropy: String::new(),
             generation: 0,
             ahead: false,
-            rehearse: false,
         },
         boot_ms_max: 1,
+        hurried: false,
     }
 }
 

@@ -49,10 +49,12 @@ pub enum FrameKind {
     Bye = 11,
     /// Guest: it has just booted and waits for its welcome.
     Here = 12,
+    /// Host: run a command that nobody asked for, so that the first one that somebody does is quick.
+    Rehearse = 13,
 }
 
 impl FrameKind {
-    const ALL: [FrameKind; 12] = [
+    const ALL: [FrameKind; 13] = [
         Self::Welcome,
         Self::Receipt,
         Self::Open,
@@ -65,6 +67,7 @@ impl FrameKind {
         Self::GoOn,
         Self::Bye,
         Self::Here,
+        Self::Rehearse,
     ];
 
     /// How long its contents may be.
@@ -222,7 +225,7 @@ impl Ledger {
     pub fn hear(&mut self, frame: Frame) -> Result<Heard, Violation> {
         use FrameKind as K;
         let Frame { kind, stream, contents } = frame;
-        let from_host = matches!(kind, K::Welcome | K::Open | K::Hold | K::GoOn);
+        let from_host = matches!(kind, K::Welcome | K::Open | K::Hold | K::GoOn | K::Rehearse);
         let from_guest = matches!(kind, K::Receipt | K::Held | K::Bye | K::Here);
         if from_host && self.side == Side::Host || from_guest && self.side == Side::Guest {
             return Err(Violation::Side(kind));
@@ -380,7 +383,9 @@ mod tests {
     #[test]
     fn a_guest_opens_nothing_and_says_nothing_of_gone_streams() {
         let mut host = Ledger::new(Side::Host);
-        for kind in [FrameKind::Open, FrameKind::Welcome, FrameKind::Hold, FrameKind::GoOn] {
+        for kind in
+            [FrameKind::Open, FrameKind::Welcome, FrameKind::Hold, FrameKind::GoOn, FrameKind::Rehearse]
+        {
             assert_eq!(host.hear(frame(kind, 5, b"")), Err(Violation::Side(kind)));
         }
         assert_eq!(host.hear(frame(FrameKind::Data, 5, b"x")), Ok(Heard::Late));

@@ -34,7 +34,7 @@ pub const LINE_WORD: &str = "palisade.line=vsock";
 
 /// How machines are put together by this version: grows whenever their processor or their devices change, for what was
 /// frozen with others cannot go on with these.
-pub const BOARD: u32 = 2;
+pub const BOARD: u32 = 3;
 
 /// The first word to a guest, and to one that was thawed: who it is from now on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,9 +70,6 @@ pub struct Welcome {
     /// Whether what most commands need is to be read ahead: it will be frozen and thawed many times.
     #[serde(default)]
     pub ahead: bool,
-    /// Whether a command is to be run that nobody asked for, so that the first one that somebody does is quick.
-    #[serde(default)]
-    pub rehearse: bool,
 }
 
 /// A live directory, as a guest is told of it.
@@ -349,6 +346,9 @@ pub struct VmPlan {
     pub welcome: Welcome,
     /// How long it may take until its guest answers.
     pub boot_ms_max: u64,
+    /// Whether it is thawed by itself, to be as quick as it can, and not one of many that share what the host has.
+    #[serde(default)]
+    pub hurried: bool,
 }
 
 impl VmPlan {

@@ -29,6 +29,9 @@ pub fn empty(uppers: &Path, bytes: u64) -> Result<std::path::PathBuf, VmError> {
             "ext4",
             "-m",
             "0",
+            // Room for growing is four megabytes that every machine would have a copy of, and none grows.
+            "-O",
+            "^resize_inode",
             "-E",
             "lazy_itable_init=1,lazy_journal_init=1,nodiscard,root_owner=0:0",
         ];

@@ -267,16 +267,17 @@ pub fn plan(
         entropy: String::new(),
         generation,
         ahead: parts.ahead,
-        rehearse: parts.alone
-            && parts.accelerator == Accelerator::Emulated
-            && cpus(&spec.limits) > 1
-            && match &parts.start {
-                Start::Boot { .. } => false,
-                // Who is being frozen keeps a processor busy that will be free when it is.
-                Start::Thaw(frozen) => frozen.held.is_none() || sys::proc::has_idle_processor(),
-            },
     };
+    let hurried = parts.alone
+        && parts.accelerator == Accelerator::Emulated
+        && cpus(&spec.limits) > 1
+        && match &parts.start {
+            Start::Boot { .. } => false,
+            // Who is being frozen keeps a processor busy that will be free when it is.
+            Start::Thaw(frozen) => frozen.held.is_none() || sys::proc::has_idle_processor(),
+        };
     let vm = VmPlan {
+        hurried,
         engine: parts.hypervisor,
         program: engine::program(parts.hypervisor),
         firmware: engine::FIRMWARE_INSIDE.into(),

@@ -134,7 +134,7 @@ pub async fn serve(guest: &Rc<Guest>, machine: &Rc<Machine>) -> io::Result<()> {
     if machine.welcome.ahead {
         ahead::read();
     }
-    let rehearsal = Rehearsal::stand_by();
+    let rehearsal = Rehearsal::stand_by(machine.upper.as_fd());
     let mut looked = None;
     let mut stopped = false;
     loop {
@@ -166,10 +166,6 @@ pub async fn serve(guest: &Rc<Guest>, machine: &Rc<Machine>) -> io::Result<()> {
             Told::Word(FrameKind::Welcome, word) => {
                 let since = Instant::now();
                 let welcome: Welcome = serde_json::from_slice(&word)?;
-                // What was held goes on later, and this has nothing to do with it.
-                if welcome.rehearse {
-                    rehearsal.begin(machine.upper.as_fd());
-                }
                 // One that runs is told whose it is now; its line is the one it has.
                 let thawed = std::mem::take(&mut stopped);
                 if thawed {
@@ -190,6 +186,8 @@ pub async fn serve(guest: &Rc<Guest>, machine: &Rc<Machine>) -> io::Result<()> {
                     channel.go_on();
                 }
             }
+            // What was held goes on later, and this has nothing to do with it.
+            Told::Word(FrameKind::Rehearse, _) => rehearsal.begin(),
             Told::Word(..) => {}
         }
     }

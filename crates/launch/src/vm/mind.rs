@@ -336,6 +336,10 @@ impl Machine {
             welcome.seeds = Vec::new();
             welcome.images = Vec::new();
         }
+        if self.vm.hurried {
+            // Ahead of what takes long to understand.
+            self.channel.say(FrameKind::Rehearse, &[]).await;
+        }
         self.channel.say(FrameKind::Welcome, &serde_json::to_vec(&welcome)?).await;
         let word = self.first_word(FrameKind::Receipt, patience).await?;
         let receipt = serde_json::from_slice::<Receipt>(&word)?.tidy();

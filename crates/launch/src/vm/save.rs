@@ -87,7 +87,7 @@ async fn take(machine: &mut Machine, socket: &mut UnixStream) -> io::Result<Answ
         return Err(io::Error::other("it is another Body's"));
     }
     machine.vm.welcome.config = config;
-    machine.vm.welcome.rehearse = false;
+    machine.vm.hurried = false;
     let revival = machine.welcome("spare", TAKE_PATIENCE, began).await?;
     match missing(&machine.vm, &revival) {
         Some(what) => Err(io::Error::other(what)),
