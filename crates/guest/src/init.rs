@@ -17,10 +17,10 @@ use std::{
 
 use rustix::{
     fs::Mode,
-    process::{DumpableBehavior, WaitOptions, WaitStatus},
+    process::{DumpableBehavior, Signal, WaitOptions, WaitStatus},
 };
+use sys::signals::{Set, Signals};
 use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
     sync::{Notify, oneshot},
     time::Instant,
 };
@@ -35,6 +35,8 @@ pub const GRACE_MAX: Duration = Duration::from_secs(600);
 const LAST_WAIT: Duration = Duration::from_secs(1);
 /// Not every death is told: other parents' children are looked for this often.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Signals that ask the guest to end.
+const ENDS: [Signal; 3] = [Signal::TERM, Signal::INT, Signal::HUP];
 const TERM: i32 = 15;
 const KILL: i32 = 9;
 
@@ -144,51 +146,40 @@ fn exit_of_status(status: WaitStatus) -> Option<Exit> {
     }
 }
 
-/// Every signal that the guest handles.
-pub struct Signals {
-    deaths: Signal,
-    ends: [Signal; 3],
+/// Takes every signal that the guest heeds, before anybody is answered.
+pub fn signals() -> io::Result<Signals> {
+    Signals::take(Set::of(&ENDS).and(Signal::CHILD))
 }
 
-impl Signals {
-    /// Listens to all of them, before anybody is answered: from then on no action of the guest's changes any more.
-    pub fn listen() -> io::Result<Self> {
-        Ok(Self {
-            deaths: signal(SignalKind::child())?,
-            ends: [
-                signal(SignalKind::terminate())?,
-                signal(SignalKind::interrupt())?,
-                signal(SignalKind::hangup())?,
-            ],
-        })
-    }
-
-    /// Looks once what children must be rid of. After a start, which then costs the next one less: no child waits for it.
-    pub fn look_once() {
-        static LOOKED: Once = Once::new();
-        LOOKED.call_once(sys::spawn::look_at_signals);
-    }
+/// Looks once what children must be rid of. After a start, which then costs the next one less: no child waits for it.
+pub fn look_at_signals_once() {
+    static LOOKED: Once = Once::new();
+    LOOKED.call_once(sys::spawn::look_at_signals);
 }
 
-/// Buries the dead for as long as the guest lives.
-async fn bury(guest: Rc<Guest>, mut deaths: Signal) {
+/// Buries the dead for as long as the guest lives, and passes on when somebody asks it to end.
+async fn heed(guest: Rc<Guest>, signals: Signals, end: oneshot::Sender<()>) {
+    let mut end = Some(end);
     loop {
         guest.reaper.reap();
-        if deaths.recv().await.is_none() {
-            return;
+        match signals.next().await {
+            Ok(came) if came.meets(Set::of(&ENDS)) => {
+                if let Some(end) = end.take() {
+                    let _ = end.send(());
+                }
+            }
+            Ok(_) => {}
+            // Whoever is not told looks by himself.
+            Err(_) => tokio::time::sleep(LOOK_EVERY).await,
         }
     }
 }
 
 /// Buries the dead from now on, and waits for a signal that asks the guest to end.
 pub async fn keep_watch(guest: Rc<Guest>, signals: Signals) -> Duration {
-    tokio::task::spawn_local(bury(guest, signals.deaths));
-    let [mut term, mut int, mut hup] = signals.ends;
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = int.recv() => {}
-        _ = hup.recv() => {}
-    }
+    let (end, ends) = oneshot::channel();
+    tokio::task::spawn_local(heed(guest, signals, end));
+    let _ = ends.await;
     SIGNAL_GRACE
 }
 

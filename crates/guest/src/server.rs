@@ -112,7 +112,7 @@ pub async fn serve(order: Order, first: Option<First>) -> io::Result<()> {
     if !crate::vm::is_machine() {
         tokio::task::spawn_local(rest(guest.clone()));
     }
-    let signals = init::Signals::listen()?;
+    let signals = init::signals()?;
     let is_machine = matches!(order.listener, Listener::Machine(_));
     let mut accepting = Box::pin(accept(&guest, order.listener));
     let grace = tokio::select! {

@@ -10,7 +10,9 @@ use std::{
     process::Command,
 };
 
-use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus,
+};
 
 /// A handle on a process that never names another one.
 pub fn open(pid: Pid) -> io::Result<OwnedFd> {

@@ -67,7 +67,7 @@ impl QuietStream {
     deprecated,
     reason = "unsound only for types whose descriptor may close or change; an OwnedFd's does not"
 )]
-fn watched(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+pub(crate) fn watched(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(fd, interest)
 }
 

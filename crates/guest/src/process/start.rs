@@ -40,7 +40,7 @@ use super::{
 use crate::{
     connect::{Code, Fault},
     first::Begun,
-    init::{Exit, Signals, pid_of},
+    init::{self, Exit, pid_of},
     ready::ready,
     server::Guest,
     users::{self, User},
@@ -90,7 +90,7 @@ async fn start_and_follow(
             let begun = std::time::Instant::now();
             let user = by.found.unwrap_or_else(|| users::known(&by.name));
             let spawned = user.and_then(|user| spawn_by(&request, user, &config));
-            Signals::look_once();
+            init::look_at_signals_once();
             (begun, spawned)
         }
     };

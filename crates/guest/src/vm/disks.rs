@@ -131,9 +131,11 @@ pub fn enter_root(welcome: &Welcome) -> io::Result<Root> {
 /// What the kernel does every now and then for large machines with slow disks, and a small emulated one pays for again
 /// whenever it is thawed. None of it is missed where it cannot be turned off.
 fn quieten(welcome: &Welcome) {
-    for (place, value) in
-        [("/proc/sys/vm/stat_interval", "120"), ("/proc/sys/vm/compaction_proactiveness", "0")]
-    {
+    for (place, value) in [
+        ("/proc/sys/vm/stat_interval", "120"),
+        ("/proc/sys/vm/compaction_proactiveness", "0"),
+        ("/proc/sys/vm/dirty_writeback_centisecs", "1500"),
+    ] {
         let _ = fs::write(place, value);
     }
     for name in welcome.images.iter().chain([&welcome.upper]) {

@@ -1,0 +1,141 @@
+//! Signals that are read, instead of interrupting whoever they come to.
+//!
+//! Why not the runtime's own: there a handler runs on top of whatever its thread is doing and writes to a socket, which the
+//! runtime then reads until it is empty. Here it is one read, and children have no handler to be rid of.
+//!
+//! Invariant: what is taken is held back from the thread that takes it and from threads that it starts, so it is to be
+//! taken before there are others. Children are given an empty mask by [`crate::spawn`], and by the standard library.
+
+use std::{
+    ffi::c_int,
+    io,
+    os::fd::{FromRawFd, OwnedFd},
+};
+
+use rustix::process::Signal;
+use tokio::io::{Interest, unix::AsyncFd};
+
+const MASK_LEN: usize = 8;
+const INFO_LEN: usize = size_of::<libc::signalfd_siginfo>();
+/// How many are read at once: those that come while others wait to be read are one, so there are few.
+const AT_ONCE: usize = 4;
+
+/// A set of signals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Set(u64);
+
+impl Set {
+    /// Of these.
+    pub fn of(signals: &[Signal]) -> Self {
+        Self(signals.iter().fold(0, |set, signal| set | bit(signal.as_raw())))
+    }
+
+    /// These, and one more.
+    pub fn and(self, signal: Signal) -> Self {
+        Self(self.0 | bit(signal.as_raw()))
+    }
+
+    /// Whether the two have one in common.
+    pub fn meets(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+}
+
+fn bit(signal: c_int) -> u64 {
+    1 << (signal - 1)
+}
+
+/// Signals that were taken.
+#[derive(Debug)]
+pub struct Signals(AsyncFd<OwnedFd>);
+
+impl Signals {
+    /// Takes them from now on; to be called within a runtime.
+    pub fn take(set: Set) -> io::Result<Self> {
+        let wanted: *const u64 = &raw const set.0;
+        // SAFETY: the set is as long as is said, and nothing is written.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigprocmask,
+                libc::SIG_BLOCK,
+                wanted,
+                std::ptr::null_mut::<u64>(),
+                MASK_LEN,
+            )
+        };
+        if done < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
+        // SAFETY: as above; the descriptor that it answers with is nobody else's.
+        let made = unsafe { libc::syscall(libc::SYS_signalfd4, -1, wanted, MASK_LEN, flags) };
+        if made < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: just made, and owned by nobody yet.
+        let made = unsafe { OwnedFd::from_raw_fd(made as c_int) };
+        crate::quiet::watched(made, Interest::READABLE).map(Self)
+    }
+
+    /// Those that came next.
+    pub async fn next(&self) -> io::Result<Set> {
+        loop {
+            let mut ready = self.0.readable().await?;
+            let mut infos = [0; AT_ONCE * INFO_LEN];
+            let read = match rustix::io::read(self.0.get_ref(), &mut infos) {
+                Ok(read) => read,
+                Err(rustix::io::Errno::AGAIN) => 0,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(errno) => return Err(errno.into()),
+            };
+            if read < infos.len() {
+                // None is left: one that comes now is told of anew.
+                ready.clear_ready();
+            }
+            let number = |info: &[u8]| info.first_chunk().map_or(0, |number| u32::from_ne_bytes(*number));
+            let came =
+                infos[..read].chunks_exact(INFO_LEN).fold(0, |set, info| set | bit(number(info) as c_int));
+            if came != 0 {
+                return Ok(Set(came));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// To the calling thread, which has them held back.
+    fn send(set: Set) {
+        let (process, thread) = (rustix::process::getpid(), rustix::thread::gettid());
+        let signal = set.0.trailing_zeros() + 1;
+        // SAFETY: takes numbers alone.
+        unsafe { libc::syscall(libc::SYS_tgkill, process.as_raw_nonzero(), thread.as_raw_nonzero(), signal) };
+    }
+
+    #[test]
+    fn what_comes_is_read_once_and_nothing_is_missed() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (one, two) = (Set::of(&[Signal::USR1]), Set(bit(libc::SIGRTMIN())));
+            let signals = Signals::take(Set(one.0 | two.0)).unwrap();
+            send(one);
+            assert_eq!(signals.next().await.unwrap(), one);
+            // More than are read at once: a signal of this kind is one each time it is sent.
+            for _ in 0..2 * AT_ONCE {
+                send(two);
+            }
+            send(one);
+            // The lower number comes first.
+            assert_eq!(signals.next().await.unwrap(), Set(one.0 | two.0));
+            for _ in 0..2 {
+                assert_eq!(signals.next().await.unwrap(), two);
+            }
+            let quiet = tokio::time::timeout(std::time::Duration::from_millis(20), signals.next()).await;
+            assert!(quiet.is_err(), "{quiet:?} came although nothing was sent");
+            send(one);
+            assert_eq!(signals.next().await.unwrap(), one);
+        });
+    }
+}
