@@ -11,7 +11,7 @@ use std::{
     io,
     os::{
         fd::{AsFd, AsRawFd, OwnedFd},
-        unix::{ffi::OsStrExt, net::UnixListener, process::CommandExt},
+        unix::{ffi::OsStrExt, process::CommandExt},
     },
     process::{Command, Stdio},
     rc::Rc,
@@ -22,8 +22,9 @@ use rustix::{pipe::PipeFlags, process::Pid};
 use serde_json::{Value, json};
 use sys::{namespace::Side, trace::Stop};
 use tokio::{
+    net::UnixListener,
     signal::unix::{SignalKind, signal},
-    task::JoinHandle,
+    task::{JoinHandle, JoinSet},
 };
 
 use super::{
@@ -155,21 +156,26 @@ impl Qemu {
         let memory = vm.memory_bytes;
         let left_out = copying.is_some();
         let to = ram.try_clone()?;
-        let splitting = tokio::task::spawn_blocking(move || -> io::Result<()> {
-            let (from, _) = listener.accept()?;
-            if left_out { memory::pass(from, &state, REST_LEN_MAX) } else { split(from, &to, memory, &state) }
+        // Goes with this: a hypervisor that was killed never comes, and a thread that waited for it would wait for ever.
+        let mut splitting = JoinSet::new();
+        splitting.spawn(async move {
+            let from = listener.accept().await?.0.into_std()?;
+            from.set_nonblocking(false)?;
+            let take = move || match left_out {
+                true => memory::pass(from, &state, REST_LEN_MAX),
+                false => split(from, &to, memory, &state),
+            };
+            tokio::task::spawn_blocking(take).await.map_err(io::Error::other)?
         });
-        self.monitor.ask("migrate-set-parameters", json!({ "max-bandwidth": BANDWIDTH })).await?;
-        let saved = match self.monitor.ask("migrate", json!({ "uri": format!("unix:{WAY}") })).await {
-            Ok(_) => self.monitor.wait_saved().await,
-            Err(error) => Err(error),
+        let saved = self.send_all().await;
+        let split = match &saved {
+            Ok(()) => splitting.join_next().await.unwrap_or_else(|| Ok(Ok(()))).map_err(io::Error::other)?,
+            Err(_) => {
+                // It lets go of what it writes to.
+                let _ = self.monitor.ask("migrate_cancel", Value::Null).await;
+                Ok(())
+            }
         };
-        if saved.is_err() {
-            // It lets go of what it writes to, and whoever waits for it is let go.
-            let _ = self.monitor.ask("migrate_cancel", Value::Null).await;
-            drop(std::os::unix::net::UnixStream::connect(WAY));
-        }
-        let split = splitting.await.map_err(io::Error::other)?;
         let _ = std::fs::remove_file(WAY);
         saved.and(split)?;
         match copying {
@@ -179,6 +185,13 @@ impl Qemu {
             }
             None => Ok(()),
         }
+    }
+
+    /// Has it write everything to whoever listens.
+    async fn send_all(&mut self) -> io::Result<()> {
+        self.monitor.ask("migrate-set-parameters", json!({ "max-bandwidth": BANDWIDTH })).await?;
+        self.monitor.ask("migrate", json!({ "uri": format!("unix:{WAY}") })).await?;
+        self.monitor.wait_saved().await
     }
 
     async fn own_pages(&self, vm: &VmPlan, ram: File) -> io::Result<()> {

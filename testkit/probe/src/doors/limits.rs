@@ -13,6 +13,7 @@ use crate::verdict::{Outcome, broken, denied, judge, judge_more, reached};
 /// By how much a bound is overstepped.
 const MORE: usize = 50;
 const MIB: usize = 1 << 20;
+const STAND_INS: usize = 8;
 
 pub const PROBES: &[Probe] = &behind(
     "limits",
@@ -176,15 +177,32 @@ fn locked_memory(call: &Call<'_>) -> Outcome {
 }
 
 fn memfd(call: &Call<'_>) -> Outcome {
+    let stand_ins = stand_ins();
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
-    match (
+    let outcome = match (
         call.number::<usize>("memory"),
         call!(libc::SYS_memfd_create, c("probe").as_ptr(), 1).map(sys::own),
     ) {
         (Ok(bytes), Ok(file)) => grow(&file, bytes),
         (Err(outcome), _) => outcome,
         (_, Err(error)) => judge("memfd_create", Err(error), &[]),
-    }
+    };
+    dismiss(&stand_ins);
+    outcome
+}
+
+/// Processes that may be killed for memory in the place of the one that reports: such a file is gone only when whoever was
+/// killed for it has closed it, and until then the kernel goes on to the next.
+fn stand_ins() -> Vec<i32> {
+    let stand_in = |_| match sys::fork().ok()? {
+        Fork::Parent(pid) => Some(pid),
+        Fork::Child => {
+            sys::die_with_parent();
+            let _ = std::fs::write("/proc/self/oom_score_adj", "900");
+            wait_forever()
+        }
+    };
+    (0..STAND_INS).filter_map(stand_in).collect()
 }
 
 enum Where {
