@@ -51,8 +51,6 @@ const HEAD_WAIT: Duration = Duration::from_secs(150);
 const HEADERS_MAX: usize = 128;
 const BUFFER_LEN_MAX: usize = 128 * 1024;
 const IDLE_WAIT: Duration = Duration::from_secs(1);
-const REST_DELAY: Duration = Duration::from_millis(20);
-const REST_STACK_LEN: usize = 32 * 1024;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// All the guest knows.
@@ -313,12 +311,9 @@ async fn rest(guest: Rc<Guest>) {
             continue;
         }
         if guest.turns.get() == 0 {
-            sys::spawn::trim_heap();
-            // By another thread and a little later: this one is asleep in the kernel by then and touches nothing again.
-            let _ = std::thread::Builder::new().stack_size(REST_STACK_LEN).spawn(|| {
-                std::thread::sleep(REST_DELAY);
-                sys::spawn::release_clean_pages();
-            });
+            sys::rest::trim_heap();
+            // A little later: this thread is asleep in the kernel by then and touches nothing again.
+            let _ = sys::rest::release_clean_pages_soon();
         }
         guest.idle.notified().await;
     }

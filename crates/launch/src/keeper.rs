@@ -520,8 +520,8 @@ fn wait(plan: &Plan, kept: &mut Kept, started: Instant) -> Option<Order> {
         }
         if !rested && started.elapsed() >= REST_AFTER {
             rested = true;
-            sys::spawn::trim_heap();
-            sys::spawn::release_clean_pages();
+            sys::rest::trim_heap();
+            sys::rest::release_clean_pages();
         }
         let maker_gone = watched.get(1).is_some_and(|maker| !maker.revents().is_empty());
         if maker_gone && plan.life == Life::Kept && matches!(rustix::io::read(&stdin, &mut [0u8; 1]), Ok(1)) {
@@ -536,7 +536,7 @@ fn wait(plan: &Plan, kept: &mut Kept, started: Instant) -> Option<Order> {
             _ => {
                 // What the look needed of the program is not needed again for a while.
                 if rested {
-                    sys::spawn::release_clean_pages();
+                    sys::rest::release_clean_pages();
                 }
                 continue;
             }

@@ -21,6 +21,7 @@ pub mod proc;
 pub mod process;
 pub mod quiet;
 pub mod random;
+pub mod rest;
 pub mod signals;
 pub mod spawn;
 mod stack;

@@ -108,7 +108,6 @@ pub struct SpawnError {
     pub source: io::Error,
 }
 
-const PAGE_LEN: usize = 4096;
 const FD_FIRST: c_int = 3;
 const SIGNAL_MAX: c_long = 64;
 const MASK_LEN: c_long = 8;
@@ -206,39 +205,6 @@ pub fn keep_heap_small() {
     unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 1024 * 1024) };
 }
 
-/// Gives free heap pages back to the kernel.
-pub fn trim_heap() {
-    // SAFETY: malloc_trim takes the allocator's own locks and touches only free memory.
-    unsafe { libc::malloc_trim(0) };
-}
-
-/// Unmaps this program's own code and constants; what is used again comes back from the page cache.
-///
-/// The kernel maps sixteen pages for each that is touched, so a program that has only started already counts most of
-/// its file as its own.
-pub fn release_clean_pages() {
-    // SAFETY: getauxval reads a vector that the kernel wrote at start.
-    let headers = unsafe { libc::getauxval(libc::AT_PHDR) } as *const libc::Elf64_Phdr;
-    // SAFETY: as above.
-    let count = unsafe { libc::getauxval(libc::AT_PHNUM) } as usize;
-    if headers.is_null() {
-        return;
-    }
-    // SAFETY: the kernel says that so many headers are there; they are part of the mapped, read-only image.
-    let headers = unsafe { std::slice::from_raw_parts(headers, count) };
-    // Only a program that was not relocated has its segments where its headers say.
-    let fixed = headers.iter().all(|header| header.p_type != libc::PT_DYNAMIC);
-    let clean =
-        |header: &&libc::Elf64_Phdr| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W == 0;
-    for header in headers.iter().filter(clean).filter(|_| fixed) {
-        let from = header.p_vaddr as usize & !(PAGE_LEN - 1);
-        let to = (header.p_vaddr + header.p_memsz) as usize;
-        // SAFETY: a segment of this program's file, mapped private and never writable, hence never changed: the
-        // next access reads the same bytes from the file again.
-        unsafe { libc::madvise(from as *mut c_void, to - from, libc::MADV_DONTNEED) };
-    }
-}
-
 /// Everything the child reads, prepared before it exists, and the two words it answers with.
 struct Order {
     program: *const libc::c_char,
@@ -255,17 +221,23 @@ struct Order {
 }
 
 fn start(order: &Order, stack: &Stack) -> io::Result<c_int> {
-    let all: u64 = u64::MAX;
-    let mut before: u64 = 0;
-    set_mask(&all, &mut before);
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
     let order: *const Order = order;
-    // SAFETY: `child` obeys the invariants above. CLONE_VFORK suspends this thread until the child has executed or
-    // exited, so `order`, what it points to and `stack` outlive the child's use of them.
-    let pid = unsafe { libc::clone(child, stack.top(), flags, order.cast_mut().cast()) };
-    let error = io::Error::last_os_error();
+    undisturbed(|| {
+        // SAFETY: `child` obeys the invariants above. CLONE_VFORK suspends this thread until the child has executed or
+        // exited, so `order`, what it points to and `stack` outlive the child's use of them.
+        let pid = unsafe { libc::clone(child, stack.top(), flags, order.cast_mut().cast()) };
+        if pid < 0 { Err(io::Error::last_os_error()) } else { Ok(pid) }
+    })
+}
+
+/// Does something while no signal comes to the calling thread, nor to whomever it makes meanwhile.
+pub(crate) fn undisturbed<T>(act: impl FnOnce() -> T) -> T {
+    let mut before: u64 = 0;
+    set_mask(&u64::MAX, &mut before);
+    let done = act();
     set_mask(&before, &mut 0);
-    if pid < 0 { Err(error) } else { Ok(pid) }
+    done
 }
 
 extern "C" fn child(order: *mut c_void) -> c_int {
