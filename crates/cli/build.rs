@@ -16,7 +16,12 @@ const LIST: &str = "order.txt";
 fn main() {
     println!("cargo:rerun-if-changed={LIST}");
     let list = Path::new(&variable("CARGO_MANIFEST_DIR")).join(LIST);
-    let words = [format!("--symbol-ordering-file={}", list.display()), "--no-warn-symbol-ordering".into()];
+    let words = [
+        format!("--symbol-ordering-file={}", list.display()),
+        "--no-warn-symbol-ordering".into(),
+        // Written in one piece, it lies in the page cache in large ones, and a run has fewer to go through.
+        "--no-mmap-output-file".into(),
+    ];
     let args: Vec<String> = words.into_iter().flat_map(|word| ["-Xlinker".to_owned(), word]).collect();
     if variable("PROFILE") == "release" && links_with(&args) {
         args.iter().for_each(|arg| println!("cargo:rustc-link-arg-bins={arg}"));
