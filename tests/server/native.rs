@@ -262,7 +262,7 @@ server_test! {
             ("POST", "/v1/bodies", "text/plain", b"{}", 415),
             ("POST", "/v1/bodies", "application/json", &large, 413),
             ("POST", &exec, "application/json", br#"{"argv":[]}"#, 400),
-            ("POST", &exec, "application/json", br#"{"argv":["no-such-command"]}"#, 404),
+            ("POST", &exec, "application/json", br#"{"argv":["no-such-command"]}"#, 422),
             ("GET", "/v1/bodies/nobody", "application/json", b"", 404),
             ("GET", "/v1/nowhere", "application/json", b"", 404),
             ("PATCH", "/v1/bodies", "application/json", b"", 405),

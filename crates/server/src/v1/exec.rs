@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, convert::Infallible, time::Duration};
 
 use axum::{
     Json,
-    http::{HeaderMap, header},
+    http::{HeaderMap, StatusCode, header},
     response::{
         IntoResponse, Response,
         sse::{Event, KeepAlive, Sse},
@@ -28,6 +28,8 @@ use super::{
 };
 use crate::App;
 
+/// What a guest says of a command that its Body does not have.
+const NO_COMMAND: &str = "command not found: ";
 /// Output of each stream that stands in one answer; more needs the stream.
 const ANSWER_LEN_MAX: usize = 1 << 20;
 /// How long a command may take whose answer is waited for.
@@ -110,7 +112,7 @@ impl From<Ended> for HowEnded {
 ///
 /// With `Accept: text/event-stream` the answer is a stream: events `started` (`{"pid"}`), `stdout` and `stderr`
 /// (`{"base64"}`), then `ended` (as in the one answer) or `failed` (as an error). Who leaves the stream leaves the
-/// command running; it is recorded to its end.
+/// command running; it is recorded to its end. A command that the Body does not have is refused with 422.
 #[utoipa::path(post, path = "/bodies/{id}/exec", operation_id = "exec", tag = "exec", params(("id" = String, Path, description = "Which Body")), request_body = Command,
     responses((status = 200, description = "It ran, or runs", content((Ran = "application/json"), (String = "text/event-stream"))),
         (status = "default", description = "Refused", body = ErrorBody)))]
@@ -130,7 +132,12 @@ async fn exec(
     let permit = app.services().limits().stream(&caller.key)?;
     let stdin = command.stdin.clone();
     let request = command.into_request(wants_stream)?;
-    let (started, outputs) = run(app, id, request, stdin, permit).await?;
+    let begun = run(app, id, request, stdin, permit).await;
+    let (started, outputs) = begun.map_err(|failure| match failure.message.strip_prefix(NO_COMMAND) {
+        // The Body is there; what it was asked to run is not.
+        Some(_) => Refusal::with(StatusCode::UNPROCESSABLE_ENTITY, failure),
+        None => failure.into(),
+    })?;
     if wants_stream {
         return Ok(stream(started, outputs).into_response());
     }
