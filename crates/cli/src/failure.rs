@@ -1,6 +1,6 @@
 //! How a failure looks to a person, to a program, and to the shell.
 
-use proto::{Failure, Kind, text::visible};
+use proto::{Failure, Kind, failure::NO_COMMAND, text::visible};
 use serde_json::json;
 
 use crate::output::{self, Format};
@@ -38,7 +38,7 @@ pub fn warn(failure: &Failure, format: Format) {
 /// The exit code of a failure: a command that cannot be run ends as it would in a shell.
 fn exit_code(failure: &Failure) -> u8 {
     match failure.kind {
-        Kind::NotFound if failure.message.starts_with("command not found: ") => COMMAND_NOT_FOUND,
+        Kind::NotFound if failure.message.starts_with(NO_COMMAND) => COMMAND_NOT_FOUND,
         Kind::Denied if failure.message.starts_with("not executable: ") => COMMAND_NOT_EXECUTABLE,
         kind => kind.exit_code(),
     }

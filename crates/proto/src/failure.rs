@@ -30,6 +30,8 @@ pub enum Kind {
 
 /// What an incomplete restore is called wherever it is told.
 pub const RESTORE_INCOMPLETE: &str = "RESTORE_INCOMPLETE";
+/// How the message begins about a command that its Body does not have.
+pub const NO_COMMAND: &str = "command not found: ";
 
 impl Kind {
     /// The one table: kind, exit code of `pal`, HTTP status.

@@ -13,7 +13,7 @@ use std::{
 
 use libc::{c_int, c_long, c_void};
 
-use crate::{spawn, stack::Stack};
+use crate::{signals, stack::Stack};
 
 const PAGE_LEN: usize = 4096;
 /// Most segments that a program of ours has.
@@ -98,7 +98,7 @@ pub fn release_clean_pages_soon() -> io::Result<()> {
     let none = std::ptr::null_mut::<c_void>();
     BUSY.store(1, Ordering::Release);
     // No signal is handled there: a handler would take what belongs to the caller's thread for its own.
-    let made = spawn::undisturbed(|| {
+    let made = signals::undisturbed(|| {
         // SAFETY: `release_soon` obeys what is said there. Its stack and what it reads are kept for ever, and nobody else
         // uses them before the kernel has cleared `BUSY`, which it does when the thread has left its stack.
         let made = unsafe {

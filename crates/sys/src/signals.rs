@@ -7,7 +7,7 @@
 //! taken before there are others. Children are given an empty mask by [`crate::spawn`], and by the standard library.
 
 use std::{
-    ffi::c_int,
+    ffi::{c_int, c_long},
     io,
     os::fd::{FromRawFd, OwnedFd},
 };
@@ -15,7 +15,8 @@ use std::{
 use rustix::process::Signal;
 use tokio::io::{Interest, unix::AsyncFd};
 
-const MASK_LEN: usize = 8;
+/// How long a set is, as the kernel has it.
+pub(crate) const MASK_LEN: c_long = 8;
 const INFO_LEN: usize = size_of::<libc::signalfd_siginfo>();
 /// How many are read at once: those that come while others wait to be read are one, so there are few.
 const AT_ONCE: usize = 4;
@@ -41,8 +42,25 @@ impl Set {
     }
 }
 
-fn bit(signal: c_int) -> u64 {
+pub(crate) fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
+}
+
+/// Changes what is held back from the calling thread, and gives what was before.
+pub(crate) fn set_mask(how: c_int, new: u64) -> u64 {
+    let mut before: u64 = 0;
+    let (new, old): (*const u64, *mut u64) = (&raw const new, &raw mut before);
+    // SAFETY: both point to a kernel signal set of the length given; `old` may be written.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, c_long::from(how), new, old, MASK_LEN) };
+    before
+}
+
+/// Does something while no signal comes to the calling thread, nor to whomever it makes meanwhile.
+pub(crate) fn undisturbed<T>(act: impl FnOnce() -> T) -> T {
+    let before = set_mask(libc::SIG_SETMASK, u64::MAX);
+    let done = act();
+    set_mask(libc::SIG_SETMASK, before);
+    done
 }
 
 /// Signals that were taken.
@@ -52,22 +70,10 @@ pub struct Signals(AsyncFd<OwnedFd>);
 impl Signals {
     /// Takes them from now on; to be called within a runtime.
     pub fn take(set: Set) -> io::Result<Self> {
+        set_mask(libc::SIG_BLOCK, set.0);
         let wanted: *const u64 = &raw const set.0;
-        // SAFETY: the set is as long as is said, and nothing is written.
-        let done = unsafe {
-            libc::syscall(
-                libc::SYS_rt_sigprocmask,
-                libc::SIG_BLOCK,
-                wanted,
-                std::ptr::null_mut::<u64>(),
-                MASK_LEN,
-            )
-        };
-        if done < 0 {
-            return Err(io::Error::last_os_error());
-        }
         let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
-        // SAFETY: as above; the descriptor that it answers with is nobody else's.
+        // SAFETY: the set is as long as is said, and nothing is written.
         let made = unsafe { libc::syscall(libc::SYS_signalfd4, -1, wanted, MASK_LEN, flags) };
         if made < 0 {
             return Err(io::Error::last_os_error());

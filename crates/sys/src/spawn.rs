@@ -22,7 +22,10 @@ use rustix::{
     thread::{CpuSet, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity},
 };
 
-use crate::stack::Stack;
+use crate::{
+    signals::{MASK_LEN, bit, set_mask, undisturbed},
+    stack::Stack,
+};
 
 /// Who the child becomes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,8 +112,7 @@ pub struct SpawnError {
 }
 
 const FD_FIRST: c_int = 3;
-const SIGNAL_MAX: c_long = 64;
-const MASK_LEN: c_long = 8;
+const SIGNAL_MAX: c_int = 64;
 /// A kernel `sigaction` of zeros is the default action; no architecture's is longer than this.
 const SIGACTION_DEFAULT: [u64; 8] = [0; 8];
 
@@ -177,13 +179,10 @@ pub fn look_at_signals() {
         let mut action = SIGACTION_DEFAULT;
         let place: *mut u64 = action.as_mut_ptr();
         // Its handler comes first, and zero is the default.
-        call(libc::SYS_rt_sigaction, [*signal, 0, place as c_long, MASK_LEN]).is_err() || action[0] != 0
+        call(libc::SYS_rt_sigaction, [(*signal).into(), 0, place as c_long, MASK_LEN]).is_err()
+            || action[0] != 0
     });
     UNUSUAL.store(unusual.fold(0, |set, signal| set | bit(signal)), Ordering::Release);
-}
-
-fn bit(signal: c_long) -> u64 {
-    1 << (signal - 1)
 }
 
 /// Sends a signal to every process that the caller may signal, except itself; `0` only asks whether there is one.
@@ -231,15 +230,6 @@ fn start(order: &Order, stack: &Stack) -> io::Result<c_int> {
     })
 }
 
-/// Does something while no signal comes to the calling thread, nor to whomever it makes meanwhile.
-pub(crate) fn undisturbed<T>(act: impl FnOnce() -> T) -> T {
-    let mut before: u64 = 0;
-    set_mask(&u64::MAX, &mut before);
-    let done = act();
-    set_mask(&before, &mut 0);
-    done
-}
-
 extern "C" fn child(order: *mut c_void) -> c_int {
     // SAFETY: `start` passes a pointer to an `Order` that lives until this child has executed or exited.
     let order: &Order = unsafe { &*order.cast::<Order>() };
@@ -264,7 +254,7 @@ fn try_to_become(order: &Order) -> Result<(), (Step, c_int)> {
     for signal in (1..=SIGNAL_MAX).filter(|signal| unusual & bit(*signal) != 0) {
         let action: *const u64 = SIGACTION_DEFAULT.as_ptr();
         // The two that cannot be set answer EINVAL, which is right.
-        let _ = call(libc::SYS_rt_sigaction, [signal, action as c_long, 0, MASK_LEN]);
+        let _ = call(libc::SYS_rt_sigaction, [signal.into(), action as c_long, 0, MASK_LEN]);
     }
     call(libc::SYS_setsid, [0; 4]).map_err(at(Step::Session))?;
     for (target, fd) in order.descriptors.iter().enumerate() {
@@ -278,7 +268,7 @@ fn try_to_become(order: &Order) -> Result<(), (Step, c_int)> {
     send_caller_apart(order);
     take_credentials(order).map_err(at(Step::Credentials))?;
     call(libc::SYS_chdir, [order.cwd as c_long, 0, 0, 0]).map_err(at(Step::Directory))?;
-    set_mask(&0, &mut 0);
+    set_mask(libc::SIG_SETMASK, 0);
     let exec = [order.program as c_long, order.args as c_long, order.envs as c_long, 0];
     call(libc::SYS_execve, exec).map_err(at(Step::Exec))
 }
@@ -318,12 +308,6 @@ fn call(number: c_long, args: [c_long; 4]) -> Result<(), c_int> {
         return Ok(());
     }
     Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL))
-}
-
-fn set_mask(new: &u64, old: &mut u64) {
-    let (new, old): (*const u64, *mut u64) = (new, old);
-    // SAFETY: both point to a kernel signal set of the length given; `old` may be written.
-    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, c_long::from(libc::SIG_SETMASK), new, old, MASK_LEN) };
 }
 
 fn reap(pid: c_int) {
@@ -417,7 +401,7 @@ mod tests {
         for (signal, is_unusual) in
             [(libc::SIGUSR1, true), (libc::SIGUSR2, true), (libc::SIGPIPE, true), (libc::SIGWINCH, false)]
         {
-            assert_eq!(unusual & bit(signal.into()) != 0, is_unusual, "{signal}");
+            assert_eq!(unusual & bit(signal) != 0, is_unusual, "{signal}");
         }
         let (_, output) = run("/bin/grep", &["grep", "SigIgn", "/proc/self/status"], "/").unwrap();
         assert_eq!(output, format!("SigIgn:\t{}\n", "0".repeat(16)));

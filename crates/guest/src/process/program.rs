@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use proto::{guest::GuestConfig, wire::process::ProcessConfig};
+use proto::{failure::NO_COMMAND, guest::GuestConfig, wire::process::ProcessConfig};
 
 use crate::{
     connect::{Code, Fault},
@@ -108,7 +108,7 @@ fn check(file: &Path, cmd: &str) -> Result<(), Fault> {
 
 /// No such command.
 pub fn not_found(cmd: &str) -> Fault {
-    Fault::new(Code::NotFound, format!("command not found: {cmd}"))
+    Fault::new(Code::NotFound, format!("{NO_COMMAND}{cmd}"))
 }
 
 /// It is there, but does not run.

@@ -161,9 +161,12 @@ impl Qemu {
         splitting.spawn(async move {
             let from = listener.accept().await?.0.into_std()?;
             from.set_nonblocking(false)?;
-            let take = move || match left_out {
-                true => memory::pass(from, &state, REST_LEN_MAX),
-                false => split(from, &to, memory, &state),
+            let take = move || {
+                if left_out {
+                    memory::pass(from, &state, REST_LEN_MAX)
+                } else {
+                    split(from, &to, memory, &state)
+                }
             };
             tokio::task::spawn_blocking(take).await.map_err(io::Error::other)?
         });

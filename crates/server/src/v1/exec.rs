@@ -13,7 +13,7 @@ use axum::{
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use fleet::{Ended, ExecRequest, Output, Stdin};
-use proto::{BodyId, Failure, Kind};
+use proto::{BodyId, Failure, Kind, failure::NO_COMMAND};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 use utoipa::ToSchema;
@@ -28,8 +28,6 @@ use super::{
 };
 use crate::App;
 
-/// What a guest says of a command that its Body does not have.
-const NO_COMMAND: &str = "command not found: ";
 /// Output of each stream that stands in one answer; more needs the stream.
 const ANSWER_LEN_MAX: usize = 1 << 20;
 /// How long a command may take whose answer is waited for.
@@ -133,10 +131,10 @@ async fn exec(
     let stdin = command.stdin.clone();
     let request = command.into_request(wants_stream)?;
     let begun = run(app, id, request, stdin, permit).await;
-    let (started, outputs) = begun.map_err(|failure| match failure.message.strip_prefix(NO_COMMAND) {
+    let (started, outputs) = begun.map_err(|failure| match failure.message.starts_with(NO_COMMAND) {
         // The Body is there; what it was asked to run is not.
-        Some(_) => Refusal::with(StatusCode::UNPROCESSABLE_ENTITY, failure),
-        None => failure.into(),
+        true => Refusal::with(StatusCode::UNPROCESSABLE_ENTITY, failure),
+        false => failure.into(),
     })?;
     if wants_stream {
         return Ok(stream(started, outputs).into_response());
