@@ -10,6 +10,8 @@ pub mod cgroup;
 pub mod devices;
 pub mod fd;
 pub mod filter;
+#[cfg(target_arch = "x86_64")]
+pub mod imprint;
 pub mod intercept;
 pub mod landlock;
 pub mod memory;

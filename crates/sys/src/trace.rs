@@ -73,6 +73,11 @@ pub fn make_private(child: Pid) -> io::Result<()> {
     }
     registers.r10 = registers.r10 & !(libc::MAP_SHARED_VALIDATE as u64) | libc::MAP_PRIVATE as u64;
     request(libc::PTRACE_SETREGS, child, 0, &raw mut registers as usize)?;
+    let_go(child)
+}
+
+/// Lets a traced child that stands still go for good.
+pub fn let_go(child: Pid) -> io::Result<()> {
     request(libc::PTRACE_DETACH, child, 0, 0)
 }
 

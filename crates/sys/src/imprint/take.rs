@@ -1,0 +1,304 @@
+//! Looking at a process that stands still.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+use libc::{c_long, c_void};
+use rustix::process::Pid;
+
+use super::{
+    Descriptor, Imprint, Origin, PAGE_LEN, Piece, Thread, What,
+    frame::REGISTERS,
+    maps::{Maps, cannot, own_pages},
+};
+use crate::fd::read_small;
+
+const FACTS_LEN_MAX: u64 = 64 << 10;
+/// A process with more threads is none of ours.
+const THREADS_MAX: usize = 256;
+/// How often threads are looked for again that were made meanwhile.
+const LOOKS_MAX: usize = 16;
+/// Pages between two that are its own, up to which they become one piece: a few more bytes cost less than another mapping.
+const GAP_MAX: u64 = 4 * PAGE_LEN;
+const PIECE_LEN_MAX: u64 = 4 << 20;
+const VECTORS_LEN_MAX: usize = 16 << 10;
+const NT_PRSTATUS: usize = 1;
+const NT_X86_XSTATE: usize = 0x202;
+/// What the kernel says of the vectors it gives: which there are.
+const VECTORS_MASK_AT: usize = 464;
+/// What there is of them on every processor.
+const VECTORS_LEN_MIN: u64 = 576;
+/// The C library keeps a thread's number so far below the list of its locks.
+const NUMBER_BEFORE_LOCKS: u64 = 16;
+/// Where the numbers of `/proc/PID/stat` are that tell of places, counted after the name.
+const PLACES_IN_STAT: [usize; 10] = [23, 24, 42, 43, 44, 25, 45, 46, 47, 48];
+/// Where among them the end of the heap belongs.
+const HEAP_END_PLACE: usize = 5;
+
+impl Imprint {
+    /// Writes down a child, or another process that the caller may trace: its pages into a file, the rest as the answer. Pages
+    /// that it has of the files `elsewhere` are left out; somebody else writes those down.
+    ///
+    /// It stands still meanwhile, and goes on as if nothing had been.
+    pub fn take(process: Pid, elsewhere: &[&Path], pages: &File) -> io::Result<Self> {
+        let place = Path::new("/proc").join(process.as_raw_nonzero().to_string());
+        let held = Held::all(process, &place)?;
+        let status = read_small(&place.join("status"), FACTS_LEN_MAX)?;
+        if field(&status, "x86_Thread_features:").is_some_and(|features| features.contains("shstk")) {
+            return Err(cannot("it has a second stack that cannot be given back"));
+        }
+        let ignored = field(&status, "SigIgn:").and_then(|mask| u64::from_str_radix(mask, 16).ok());
+        let maps = Maps::read(&place)?;
+        let memory = File::open(place.join("mem"))?;
+        let threads = held
+            .0
+            .iter()
+            .map(|thread| look_at(*thread, &memory))
+            .collect::<io::Result<Vec<_>>>()?;
+        let (pieces, pages_len) = write_pages(&place, &maps, elsewhere, &memory, pages)?;
+        Ok(Self {
+            threads,
+            pieces,
+            pages_len,
+            descriptors: descriptors(&place)?,
+            ignored: ignored.ok_or_else(|| cannot("it does not say which signals it ignores"))?,
+            places: places(&place, &maps)?,
+            areas: maps.areas,
+        })
+    }
+}
+
+/// Threads that stand still for as long as this is there.
+struct Held(Vec<i32>);
+
+impl Held {
+    fn all(process: Pid, place: &Path) -> io::Result<Self> {
+        let mut held = Self(Vec::new());
+        for _ in 0..LOOKS_MAX {
+            let mut more = false;
+            for entry in fs::read_dir(place.join("task"))? {
+                let thread = entry?.file_name().to_str().and_then(|name| name.parse().ok());
+                let thread: i32 = thread.ok_or_else(|| cannot("a thread has no number"))?;
+                if held.0.contains(&thread) {
+                    continue;
+                }
+                trace(libc::PTRACE_SEIZE, thread, 0, 0)?;
+                held.0.push(thread);
+                trace(libc::PTRACE_INTERRUPT, thread, 0, 0)?;
+                wait_stopped(thread)?;
+                more = true;
+            }
+            if !more {
+                held.0.sort_unstable_by_key(|thread| (*thread != process.as_raw_nonzero().get(), *thread));
+                return Ok(held);
+            }
+            if held.0.len() > THREADS_MAX {
+                break;
+            }
+        }
+        Err(cannot("it makes threads without end"))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        for thread in &self.0 {
+            let _ = trace(libc::PTRACE_DETACH, *thread, 0, 0);
+        }
+    }
+}
+
+fn trace(what: libc::c_uint, thread: i32, address: usize, data: usize) -> io::Result<()> {
+    // SAFETY: each request made here writes at most to what `data` or `address` points to, which outlives the call.
+    let done = unsafe { libc::ptrace(what, thread, address, data) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn wait_stopped(thread: i32) -> io::Result<()> {
+    let mut status = 0;
+    // SAFETY: waits for a thread that this one traces; `status` may be written.
+    let waited = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) };
+    if waited < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if libc::WIFSTOPPED(status) { Ok(()) } else { Err(cannot("it ended meanwhile")) }
+}
+
+fn look_at(thread: i32, memory: &File) -> io::Result<Thread> {
+    let mut registers = vec![0_u64; REGISTERS];
+    let read = register_set(thread, NT_PRSTATUS, registers.as_mut_ptr().cast(), REGISTERS * 8)?;
+    let mut vectors = vec![0_u8; VECTORS_LEN_MAX];
+    let len = register_set(thread, NT_X86_XSTATE, vectors.as_mut_ptr().cast(), VECTORS_LEN_MAX)?;
+    if read != REGISTERS * 8 || (len as u64) < VECTORS_LEN_MIN {
+        return Err(cannot("its registers are others than those known here"));
+    }
+    let used = vectors_len(&vectors);
+    if used > len {
+        return Err(cannot("its registers are others than those known here"));
+    }
+    vectors.truncate(used);
+    let mut mask = 0_u64;
+    trace(libc::PTRACE_GETSIGMASK as u32, thread, 8, &raw mut mask as usize)?;
+    let locks = locks(thread)?;
+    let number_at = locks - NUMBER_BEFORE_LOCKS;
+    let mut number = [0; 4];
+    memory.read_exact_at(&mut number, number_at)?;
+    if i32::from_ne_bytes(number) != thread {
+        return Err(cannot("its C library keeps a thread's number at another place"));
+    }
+    Ok(Thread { registers, vectors, mask, restartable: restartable(thread)?, locks, number_at })
+}
+
+fn register_set(thread: i32, which: usize, to: *mut c_void, len: usize) -> io::Result<usize> {
+    let mut place = libc::iovec { iov_base: to, iov_len: len };
+    trace(libc::PTRACE_GETREGSET, thread, which, &raw mut place as usize)?;
+    Ok(place.iov_len)
+}
+
+/// How long the vectors of a thread are that it may use, which the processor tells.
+fn vectors_len(vectors: &[u8]) -> usize {
+    let mask = vectors[VECTORS_MASK_AT..][..8].try_into().map_or(0, u64::from_ne_bytes);
+    let parts = (2..63).filter(|part| mask & 1 << part != 0);
+    let ends = parts.map(|part| {
+        let told = core::arch::x86_64::__cpuid_count(0xd, part);
+        u64::from(told.ebx) + u64::from(told.eax)
+    });
+    ends.max().unwrap_or(0).max(VECTORS_LEN_MIN) as usize
+}
+
+fn locks(thread: i32) -> io::Result<u64> {
+    let (mut head, mut len) = (0_u64, 0_usize);
+    let number = c_long::from(thread);
+    // SAFETY: the kernel writes an address and a length to places that may be written.
+    let done = unsafe { libc::syscall(libc::SYS_get_robust_list, number, &raw mut head, &raw mut len) };
+    if done < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if head < PAGE_LEN { Err(cannot("it has no list of locks")) } else { Ok(head) }
+}
+
+fn restartable(thread: i32) -> io::Result<Option<(u64, u32, u32)>> {
+    // SAFETY: plain data for which zeroes are valid.
+    let mut told: libc::ptrace_rseq_configuration = unsafe { std::mem::zeroed() };
+    let len = size_of::<libc::ptrace_rseq_configuration>();
+    trace(libc::PTRACE_GET_RSEQ_CONFIGURATION, thread, len, &raw mut told as usize)?;
+    let there = told.rseq_abi_pointer != 0;
+    Ok(there.then_some((told.rseq_abi_pointer, told.rseq_abi_size, told.signature)))
+}
+
+/// What a line of `status` says.
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+fn places(place: &Path, maps: &Maps) -> io::Result<[u64; 11]> {
+    let stat = read_small(&place.join("stat"), FACTS_LEN_MAX)?;
+    let unknown = || cannot("it does not say where its memory is");
+    let (_, after) = stat.rsplit_once(')').ok_or_else(unknown)?;
+    let words: Vec<&str> = after.split_ascii_whitespace().collect();
+    let mut told = Vec::new();
+    for index in PLACES_IN_STAT {
+        told.push(words.get(index).and_then(|word| word.parse().ok()).ok_or_else(unknown)?);
+    }
+    told.insert(HEAP_END_PLACE, maps.heap_end.max(told[HEAP_END_PLACE - 1]));
+    told.try_into().map_err(|_| unknown())
+}
+
+/// Its own pages, one piece after the other.
+fn write_pages(
+    place: &Path,
+    maps: &Maps,
+    elsewhere: &[&Path],
+    memory: &File,
+    pages: &File,
+) -> io::Result<(Vec<Piece>, u64)> {
+    let pagemap = File::open(place.join("pagemap"))?;
+    let mut pieces: Vec<Piece> = Vec::new();
+    for area in &maps.areas {
+        let skipped = match &area.of {
+            Origin::Nothing => area.access == libc::PROT_NONE,
+            Origin::File(path, _) => elsewhere.contains(&path.as_path()),
+            Origin::Kernel(_) => true,
+        };
+        if skipped {
+            continue;
+        }
+        let first = pieces.len();
+        own_pages(&pagemap, area, |page| {
+            match pieces.get_mut(first..).and_then(<[Piece]>::last_mut) {
+                Some(last) if page - last.to <= GAP_MAX => last.to = page + PAGE_LEN,
+                _ => pieces.push(Piece { from: page, to: page + PAGE_LEN, access: area.access, at: 0 }),
+            }
+            Ok(())
+        })?;
+    }
+    let (mut at, mut buffer) = (0, Vec::new());
+    for piece in &mut pieces {
+        piece.at = at;
+        let mut from = piece.from;
+        while from < piece.to {
+            let len = (piece.to - from).min(PIECE_LEN_MAX);
+            buffer.resize(len as usize, 0);
+            memory.read_exact_at(&mut buffer, from)?;
+            pages.write_all_at(&buffer, at)?;
+            from += len;
+            at += len;
+        }
+    }
+    Ok((pieces, at))
+}
+
+fn descriptors(place: &Path) -> io::Result<Vec<Descriptor>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(place.join("fd"))? {
+        let entry = entry?;
+        let number = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok());
+        let number = number.ok_or_else(|| cannot("a descriptor has no number"))?;
+        let facts = read_small(&place.join("fdinfo").join(number.to_string()), FACTS_LEN_MAX)?;
+        let flags = field(&facts, "flags:").and_then(|flags| i32::from_str_radix(flags, 8).ok());
+        let flags = flags.ok_or_else(|| cannot("a descriptor has no flags"))?;
+        found.insert(number, Descriptor { number, flags, what: what(&fs::read_link(entry.path())?, &facts)? });
+    }
+    Ok(found.into_values().collect())
+}
+
+/// What is open, by its name and what the kernel knows of it.
+fn what(name: &Path, facts: &str) -> io::Result<What> {
+    let number = |what: &str, radix| {
+        let told = field(facts, what).and_then(|told| u64::from_str_radix(told, radix).ok());
+        told.ok_or_else(|| cannot("a descriptor does not say what it is"))
+    };
+    let text = name.to_str().unwrap_or_default();
+    match text {
+        "anon_inode:[eventfd]" => Ok(What::Event(number("eventfd-count:", 16)? as u32)),
+        "anon_inode:[signalfd]" => Ok(What::Signals(number("sigmask:", 16)?)),
+        "anon_inode:[eventpoll]" => {
+            let watched = facts.lines().filter(|line| line.starts_with("tfd:")).map(watched);
+            Ok(What::Poll(watched.collect::<Option<_>>().ok_or_else(|| cannot("it waits for something unknown"))?))
+        }
+        text if text.starts_with("socket:") || text.starts_with("pipe:") => Ok(What::End),
+        text if text.starts_with('/') && !text.ends_with(" (deleted)") => {
+            Ok(What::File(PathBuf::from(name), number("pos:", 10)?))
+        }
+        text => Err(cannot(&format!("it has something open that cannot be opened again: {text}"))),
+    }
+}
+
+/// Such as `tfd:        4 events:       19 data:                4  pos:0 ino:6 sdev:c`.
+fn watched(line: &str) -> Option<(i32, u32, u64)> {
+    let mut words = line.split_ascii_whitespace();
+    let mut after = |name: &str| {
+        words.find(|word| *word == name)?;
+        words.next()
+    };
+    Some((
+        after("tfd:")?.parse().ok()?,
+        u32::from_str_radix(after("events:")?, 16).ok()?,
+        u64::from_str_radix(after("data:")?, 16).ok()?,
+    ))
+}
