@@ -279,6 +279,7 @@ fn both_begins() -> [Begin; 2] {
         Begin::Thaw {
             ram: "/frozen/ram".into(),
             state: "/frozen/state".into(),
+            imprint: None,
             held: Some(Held { tree: Tree::default(), processes: 0, still: true }),
         },
     ]

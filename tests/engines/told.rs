@@ -180,6 +180,7 @@ fn check(t: &Bodies, which: Engine) {
         &vm(Begin::Thaw {
             ram,
             state,
+            imprint: None,
             held: Some(Held { tree: Tree::default(), processes: 0, still: true }),
         }),
     );

@@ -306,6 +306,9 @@ pub enum Begin {
         ram: PathBuf,
         /// Its processors and devices.
         state: PathBuf,
+        /// The process of its hypervisor, which holds all of that and goes on as a copy; of no use where it is empty.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        imprint: Option<PathBuf>,
         /// What its guest said before it was frozen, to be found again. Where it is still being frozen this is told
         /// later, with [`GO`].
         held: Option<Held>,
@@ -397,10 +400,13 @@ pub const EXITS: [(i32, &str); 5] = [
 
 /// Where the process that minds a machine is asked to freeze it: two descriptors are sent, for memory and for the
 /// rest. It answers with one line of JSON; the next byte, or the end of the connection, lets the machine go on.
+/// Whoever sends [`WHOLE`] before them sends a third, for the process of its hypervisor.
 /// Whoever sends [`MEASURE`] instead is told in one line what the machine uses. One that waits for what it is to be thawed
 /// from takes [`GO`] and a line of JSON, its [`Held`]. One that waited for nobody in particular takes [`TAKE`] and a line of
 /// JSON, a [`GuestConfig`], proves itself as that Body's, and answers with one line.
 pub const CONTROL: &str = "vm.sock";
+/// The byte that asks for the process of its hypervisor, too, where that can be written down.
+pub const WHOLE: u8 = b'w';
 /// The byte that asks for a machine to be measured.
 pub const MEASURE: u8 = b'm';
 /// The byte that says that what a machine is to be thawed from is there.
@@ -455,6 +461,9 @@ pub enum Answer {
     Saved {
         /// What its guest said before.
         held: Held,
+        /// Whether the process of its hypervisor is, too.
+        #[serde(default)]
+        whole: bool,
     },
     /// It is whose it was said to be.
     Taken {

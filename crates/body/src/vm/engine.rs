@@ -24,10 +24,17 @@ const PLUGIN_DIRS: &[&str] = &["/usr/lib/x86_64-linux-gnu/qemu", "/usr/lib64/qem
 /// Where its firmware is, in its root.
 pub const FIRMWARE_INSIDE: &str = "/usr/share/qemu";
 /// Grows when the root is laid out anew.
-const LAYOUT: u32 = 3;
+const LAYOUT: u32 = 4;
 /// What things are mounted on.
-const PLACES: &[&str] =
-    &["boot/vmlinux", "boot/initrd", "disks/upper.img", "frozen/ram", "frozen/state", "save/ram"];
+const PLACES: &[&str] = &[
+    "boot/vmlinux",
+    "boot/initrd",
+    "disks/upper.img",
+    "frozen/ram",
+    "frozen/state",
+    "frozen/imprint",
+    "save/ram",
+];
 const DIRS: &[&str] = &["dev", "proc", "sys", "tmp", "run", "boot", "disks", "frozen", "save", "etc"];
 
 /// What tells one state of the program from another, without reading it.

@@ -15,11 +15,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use proto::vm::{Answer, CONTROL, GO, Held};
+use proto::vm::{Answer, CONTROL, GO, Held, WHOLE};
 
 use super::{
     Step, VmError, disks,
-    plan::{RAM_FILE, STATE_FILE, UPPER_FILE},
+    plan::{IMPRINT_FILE, RAM_FILE, STATE_FILE, UPPER_FILE},
 };
 
 const ANSWER_LEN_MAX: usize = 1 << 20;
@@ -35,18 +35,29 @@ const FROZEN_MODE: u32 = 0o444;
 pub struct Files {
     ram: File,
     state: File,
+    imprint: Option<File>,
+}
+
+/// What is written down of a machine besides its disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// Its memory, its processors and devices: what can be kept.
+    Lasting,
+    /// The process of its hypervisor besides, where that can be: what begins quickest on this host, until it boots again.
+    Whole,
 }
 
 impl Files {
     /// Makes them in a directory, as long as they are known to be.
-    pub fn make(to: &Path, memory: u64) -> Result<Self, VmError> {
+    pub fn make(to: &Path, memory: u64, extent: Extent) -> Result<Self, VmError> {
         let make = |name: &str| {
             let file = File::options().read(true).write(true).create_new(true).open(to.join(name));
             // Whoever is thawed from it has other ids, whatever umask this process has.
             file.and_then(|file| file.set_permissions(Permissions::from_mode(FROZEN_MODE)).map(|()| file))
                 .step("make a file for the machine")
         };
-        let files = Self { ram: make(RAM_FILE)?, state: make(STATE_FILE)? };
+        let imprint = (extent == Extent::Whole).then(|| make(IMPRINT_FILE)).transpose()?;
+        let files = Self { ram: make(RAM_FILE)?, state: make(STATE_FILE)?, imprint };
         files.ram.set_len(memory).step("make a file for the machine")?;
         Ok(files)
     }
@@ -110,18 +121,21 @@ pub fn freeze<T>(
     body: &Path,
     to: &Path,
     files: Files,
-    first: impl FnOnce(Held) -> T,
+    first: impl FnOnce(Held, Extent) -> T,
     last: impl FnOnce(T),
 ) -> Result<(), VmError> {
     let socket = reach(body)?;
-    for file in [files.ram, files.state] {
+    if files.imprint.is_some() {
+        (&socket).write_all(&[WHOLE]).step("ask for the machine")?;
+    }
+    for file in [Some(files.ram), Some(files.state), files.imprint].into_iter().flatten() {
         sys::fd::send(socket.as_fd(), file.as_fd()).step("ask for the machine")?;
     }
     let line = hear(&socket, ANSWER_LEN_MAX, PATIENCE).step("hear of the machine")?;
     let answer: Answer =
         serde_json::from_slice(&line).map_err(|_| VmError::Freeze("who minds it gave no answer".into()))?;
-    let held = match answer {
-        Answer::Saved { held } if held.tree.is_sound() => held,
+    let (held, whole) = match answer {
+        Answer::Saved { held, whole } if held.tree.is_sound() => (held, whole),
         Answer::Saved { .. } => {
             return Err(VmError::Freeze("its guest does not say what its files are".into()));
         }
@@ -133,7 +147,7 @@ pub fn freeze<T>(
         }
     };
     // It stands still until this connection ends.
-    let done = first(held);
+    let done = first(held, if whole { Extent::Whole } else { Extent::Lasting });
     disks::copy(&body.join(UPPER_FILE), &to.join(UPPER_FILE)).step("copy the machine's disk")?;
     let mode = Permissions::from_mode(FROZEN_MODE);
     fs::set_permissions(to.join(UPPER_FILE), mode).step("close what was frozen")?;

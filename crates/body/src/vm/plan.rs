@@ -59,6 +59,8 @@ pub const UPPER_FILE: &str = "upper.img";
 pub const RAM_FILE: &str = "ram";
 /// Processors and devices.
 pub const STATE_FILE: &str = "state";
+/// The process of the hypervisor.
+pub const IMPRINT_FILE: &str = "imprint";
 /// Where a hypervisor writes memory that its minder then takes over, in a Body's directory.
 const SCRATCH: &str = "scratch";
 /// Room for sockets, and for what is frozen of a machine besides its memory on its way out.
@@ -114,6 +116,8 @@ pub struct Frozen {
     pub dir: PathBuf,
     /// What its guest said before; none while it is still being frozen.
     pub held: Option<Held>,
+    /// Whether the process of its hypervisor was written down, too, or is about to be.
+    pub whole: bool,
     /// The generation of who is thawed from it.
     pub generation: u64,
 }
@@ -246,10 +250,14 @@ pub fn plan(
             (Begin::Boot { kernel: at_kernel, initrd: at_initrd, cmdline: cmdline.clone() }, 0)
         }
         Start::Thaw(frozen) => {
-            let (ram, state) = (Path::new("/frozen").join(RAM_FILE), Path::new("/frozen").join(STATE_FILE));
-            mounts.push(show(&frozen.dir.join(RAM_FILE), &ram, Access::ReadOnly));
-            mounts.push(show(&frozen.dir.join(STATE_FILE), &state, Access::ReadOnly));
-            (Begin::Thaw { ram, state, held: frozen.held.clone() }, frozen.generation)
+            let mut there = |name: &str| {
+                let place = Path::new("/frozen").join(name);
+                mounts.push(show(&frozen.dir.join(name), &place, Access::ReadOnly));
+                place
+            };
+            let (ram, state) = (there(RAM_FILE), there(STATE_FILE));
+            let imprint = frozen.whole.then(|| there(IMPRINT_FILE));
+            (Begin::Thaw { ram, state, imprint, held: frozen.held.clone() }, frozen.generation)
         }
     };
     let welcome = Welcome {
@@ -273,8 +281,11 @@ pub fn plan(
         && cpus(&spec.limits) > 1
         && match &parts.start {
             Start::Boot { .. } => false,
-            // Who is being frozen keeps a processor busy that will be free when it is.
-            Start::Thaw(frozen) => frozen.held.is_none() || sys::proc::has_idle_processor(),
+            // One that goes on in a copy of a process has nothing to rehearse. Who is being frozen keeps a processor busy
+            // that will be free when it is.
+            Start::Thaw(frozen) => {
+                !frozen.whole && (frozen.held.is_none() || sys::proc::has_idle_processor())
+            }
         };
     let vm = VmPlan {
         hurried,

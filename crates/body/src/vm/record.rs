@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     Parts, Setup, VmError,
-    plan::{RAM_FILE, STATE_FILE, UPPER_FILE},
+    plan::{IMPRINT_FILE, RAM_FILE, STATE_FILE, UPPER_FILE},
 };
 
 const STATE_LEN_MAX: u64 = 256 << 20;
@@ -66,6 +66,32 @@ pub struct FrozenMemory {
     /// SHA-256 of the memory, where it is kept for long; forks are thawed at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ram_sha256: Option<String>,
+    /// The process of its hypervisor, where that was written down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub imprint: Option<Imprint>,
+}
+
+/// A process that was written down: it can go on while the host has not booted again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Imprint {
+    /// The boot.
+    pub boot: String,
+    /// How long the file is.
+    pub bytes: u64,
+}
+
+impl Imprint {
+    /// What was just written into that directory.
+    pub fn of(dir: &Path) -> io::Result<Self> {
+        Ok(Self { boot: sys::proc::boot_id()?, bytes: fs::metadata(dir.join(IMPRINT_FILE))?.len() })
+    }
+}
+
+impl FrozenMemory {
+    /// Whether its hypervisor can go on as a copy of the process it was.
+    pub fn is_whole(&self, dir: &Path) -> bool {
+        self.imprint.as_ref().is_some_and(|imprint| Imprint::of(dir).is_ok_and(|found| found == *imprint))
+    }
 }
 
 /// Says that the memory was looked at whole, in which boot, and which file that was.

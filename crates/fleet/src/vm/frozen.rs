@@ -7,9 +7,9 @@ use body::{
     snapshot::{self, Manifest},
     vm::{
         self, Frozen, Parts, Start,
-        freeze::Files,
-        plan::UPPER_FILE,
-        record::{FrozenMemory, Machine},
+        freeze::{Extent, Files},
+        plan::{IMPRINT_FILE, UPPER_FILE},
+        record::{FrozenMemory, Imprint, Machine},
     },
 };
 use proto::{Failure, Kind, Spec};
@@ -40,7 +40,9 @@ impl Fleet {
             Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc")
         };
         make_dir(to)?;
-        let mut machine = self.freeze_into(dir, spec, to)?;
+        // Forks begin at once; a snapshot is for longer than a process can be kept.
+        let extent = if manifest.for_forks { Extent::Whole } else { Extent::Lasting };
+        let mut machine = self.freeze_into(dir, spec, to, extent)?;
         if let (Some(frozen), false) = (&mut machine.frozen, manifest.for_forks) {
             // The machine goes on meanwhile.
             frozen.ram_sha256 =
@@ -50,8 +52,14 @@ impl Fleet {
     }
 
     /// Freezes a Body's machine into a directory, and says what is in it.
-    pub(crate) fn freeze_into(&self, dir: &BodyDir, spec: &Spec, to: &Path) -> Result<Machine, Failure> {
-        self.freeze_then(dir, spec, to, |_| Ok(()))
+    pub(crate) fn freeze_into(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        to: &Path,
+        extent: Extent,
+    ) -> Result<Machine, Failure> {
+        self.freeze_then(dir, spec, to, extent, |_| Ok(()))
     }
 
     /// The same, and something more before the machine goes on.
@@ -60,12 +68,13 @@ impl Fleet {
         dir: &BodyDir,
         spec: &Spec,
         to: &Path,
+        extent: Extent,
         last: impl FnOnce(&Machine) -> Result<(), Failure>,
     ) -> Result<Machine, Failure> {
         let machine = self.describe(dir, spec, to)?;
         match dir.condition().map_err(|error| failures::dir(&spec.id, error))? {
             Condition::Running(_) | Condition::Paused(_) => {
-                let files = Files::make(to, machine.memory.0).map_err(failure)?;
+                let files = Files::make(to, machine.memory.0, extent).map_err(failure)?;
                 self.freeze_as(dir, spec, Place { to, machine, files }, |_| (), last)
             }
             _ => {
@@ -133,11 +142,12 @@ impl Fleet {
                 .map_err(|error| failures::process("cannot freeze the machine", error))?;
         }
         let mut outcome = None;
-        let written = |held| {
+        let written = |held, extent| {
             let hashed = vm::record::state_hash(to)
                 .map_err(|error| Failure::new(Kind::Host, "cannot read what was frozen").because(error));
+            let imprint = (extent == Extent::Whole).then(|| Imprint::of(to).ok()).flatten();
             hashed.map(|state_sha256| {
-                let frozen = Some(FrozenMemory { held, state_sha256, ram_sha256: None });
+                let frozen = Some(FrozenMemory { held, state_sha256, ram_sha256: None, imprint });
                 let machine = Machine { frozen, ..machine };
                 first(&machine);
                 machine
@@ -157,10 +167,12 @@ impl Fleet {
 
     /// What a fork of a machine that is still being frozen is made from.
     pub(crate) fn awaited_parts(&self, spec: &Spec, dir: &Path, machine: &Machine) -> Result<Parts, Failure> {
+        let whole = dir.join(IMPRINT_FILE).exists();
         let images = (0..machine.images).map(|index| dir.join(format!("image{index}"))).collect();
         let parts = self.parts_with(spec, images, None)?;
         let generation = machine.generation + 1;
-        Ok(Parts { start: Start::Thaw(Frozen { dir: dir.to_owned(), held: None, generation }), ..parts })
+        let frozen = Frozen { dir: dir.to_owned(), held: None, whole, generation };
+        Ok(Parts { start: Start::Thaw(frozen), ..parts })
     }
 
     /// What a Body on a snapshot of a machine is made from.
@@ -183,9 +195,9 @@ impl Fleet {
             }
             let setup = self.ground().setup().map_err(failure)?;
             let frozen = machine.check(dir, &setup, &parts).map_err(|why| incomplete(&why))?;
-            let held = Some(frozen.held.clone());
-            parts.start =
-                Start::Thaw(Frozen { dir: dir.to_owned(), held, generation: machine.generation + 1 });
+            let (held, whole) = (Some(frozen.held.clone()), frozen.is_whole(dir));
+            let generation = machine.generation + 1;
+            parts.start = Start::Thaw(Frozen { dir: dir.to_owned(), held, whole, generation });
         }
         Ok(parts)
     }

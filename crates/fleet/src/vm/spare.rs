@@ -369,13 +369,17 @@ impl Pool {
         let guest = Guest::new(dir.path(), data::token(&self.ground.key, &spec.id));
         let (like, under) = (order.like.clone(), order.under.clone());
         let spare = Spare { like, since: Instant::now(), spec, under, dir, lock, made };
-        let rehearsed = (0..REHEARSALS).all(|_| rehearse(&guest).is_some());
-        if !rehearsed || held(&self.state).closing {
+        if rehearse_all(&guest).is_none() || held(&self.state).closing {
             self.discard(spare);
             return None;
         }
         Some(spare)
     }
+}
+
+/// Has a machine do what its first commands would have to do first.
+pub(super) fn rehearse_all(guest: &Guest) -> Option<()> {
+    (0..REHEARSALS).try_for_each(|_| rehearse(guest))
 }
 
 /// Runs the template's `true` as whoever asks will have commands run.

@@ -6,7 +6,10 @@
 
 use std::{fs, io, os::unix::fs::DirBuilderExt, path::PathBuf};
 
-use body::{BodyDir, Condition, process, vm::record::Machine};
+use body::{
+    BodyDir, Condition, process,
+    vm::{freeze::Extent, record::Machine},
+};
 use proto::{BodyId, Failure, Kind, Layer, Spec, spec::Life};
 use serde_json::json;
 
@@ -49,7 +52,7 @@ impl Fleet {
         };
         let _ = fs::remove_dir_all(&part);
         fs::DirBuilder::new().mode(0o700).create(&part).map_err(cannot)?;
-        let frozen = self.freeze_then(&dir, &spec, &part, |machine| {
+        let frozen = self.freeze_then(&dir, &spec, &part, Extent::Lasting, |machine| {
             let text = serde_json::to_vec(machine).map_err(|error| cannot(error.into()))?;
             sys::fd::write_whole(&part.join(BodyDir::SWAP_RECORD), &text).map_err(cannot)?;
             // First: one that went on beside what waits for it would be two. Whoever is killed in between loses

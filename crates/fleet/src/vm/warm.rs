@@ -1,6 +1,9 @@
 //! Warm machines: a template's machine is booted once, frozen when its guest is ready, and thawed as every later Body.
 //!
-//! Invariant: a warm machine has never run anything of a user's, and nothing of one Body is in it.
+//! One that is emulated is thawed once more at first, runs what its template has to be run, and is frozen again with the
+//! process of its hypervisor: what that has translated it need not translate again for anybody.
+//!
+//! Invariant: a warm machine has run nothing but the template's own `true`, and nothing of one Body is in it.
 //! Invariant: at most [`WARM_MAX`] are kept, none older than [`AGE_MAX`]; the one that was used longest ago goes first.
 
 use std::{
@@ -12,14 +15,22 @@ use std::{
 };
 
 use body::{
-    BodyDir, ids,
+    BodyDir,
+    guest::Guest,
+    ids,
     root::Under,
-    vm::{Frozen, Parts, Start, record::Machine},
+    vm::{
+        Frozen, Parts, Start,
+        freeze::Extent,
+        plan::{IMPRINT_FILE, RAM_FILE, STATE_FILE, UPPER_FILE},
+        record::{FrozenMemory, Machine},
+    },
 };
-use proto::{BodyId, Failure, Kind, Spec, spec::Life};
+use proto::{BodyId, Failure, Kind, Spec, spec::Life, vm::Accelerator};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::spare;
 use crate::{Fleet, data, failures};
 
 /// Most warm machines on this host.
@@ -65,8 +76,15 @@ impl Fleet {
     fn read_warm(&self, dir: &Path, parts: &Parts) -> Option<Frozen> {
         let machine = self.warm_machine(dir)?;
         let setup = self.ground().setup().ok()?;
-        let held = Some(machine.check(dir, &setup, parts).ok()?.held.clone());
-        Some(Frozen { dir: dir.to_owned(), held, generation: 1 })
+        let frozen = machine.check(dir, &setup, parts).ok()?;
+        // One that has lost the process of its hypervisor is made anew: the host has booted since.
+        let whole = frozen.is_whole(dir);
+        (whole || frozen.imprint.is_none()).then(|| Frozen {
+            dir: dir.to_owned(),
+            held: Some(frozen.held.clone()),
+            whole,
+            generation: machine.generation + 1,
+        })
     }
 
     /// Boots a machine that is nobody's and freezes it.
@@ -86,16 +104,19 @@ impl Fleet {
         let _ = fs::remove_dir_all(&part);
         let _ = fs::remove_dir_all(dir);
         fs::DirBuilder::new().mode(0o700).create(&part).map_err(cannot)?;
-        let made = self.boot_and_freeze(spec, under, parts, &part).and_then(|mut machine| {
-            if let Some(frozen) = &mut machine.frozen {
-                frozen.ram_sha256 = Some(body::vm::record::ram_hash(&part).map_err(cannot)?);
-            }
-            let about = Warm { machine, about: spec.template.clone() };
-            let text = serde_json::to_vec(&about).map_err(|error| cannot(error.into()))?;
-            sys::fd::write_whole(&part.join(RECORD), &text)
-                .and_then(|()| fs::rename(&part, dir))
-                .map_err(cannot)
-        });
+        let frozen = self.boot_and_freeze(spec, under, parts, &part);
+        let made = frozen.and_then(|machine| self.practise(spec, under, parts, machine, &part)).and_then(
+            |mut machine| {
+                if let Some(frozen) = &mut machine.frozen {
+                    frozen.ram_sha256 = Some(body::vm::record::ram_hash(&part).map_err(cannot)?);
+                }
+                let about = Warm { machine, about: spec.template.clone() };
+                let text = serde_json::to_vec(&about).map_err(|error| cannot(error.into()))?;
+                sys::fd::write_whole(&part.join(RECORD), &text)
+                    .and_then(|()| fs::rename(&part, dir))
+                    .map_err(cannot)
+            },
+        );
         if made.is_err() {
             let _ = fs::remove_dir_all(&part);
         }
@@ -111,7 +132,70 @@ impl Fleet {
         to: &Path,
     ) -> Result<Machine, Failure> {
         let parts = Parts { ahead: true, ..parts.clone() };
-        self.with_nobodys(spec, under, &parts, |dir, spec| self.freeze_into(dir, spec, to))
+        self.with_nobodys(spec, under, &parts, |dir, spec| self.freeze_into(dir, spec, to, Extent::Lasting))
+    }
+
+    /// Thaws an emulated machine that was just frozen, has it run something, and freezes it with its hypervisor instead.
+    fn practise(
+        &self,
+        spec: &Spec,
+        under: &Under,
+        parts: &Parts,
+        machine: Machine,
+        at: &Path,
+    ) -> Result<Machine, Failure> {
+        let Some(frozen) = &machine.frozen else { return Ok(machine) };
+        if machine.accelerator != Accelerator::Emulated {
+            return Ok(machine);
+        }
+        let start = Start::Thaw(Frozen {
+            dir: at.to_owned(),
+            held: Some(frozen.held.clone()),
+            whole: false,
+            generation: machine.generation + 1,
+        });
+        let again = at.with_extension("again");
+        let _ = fs::remove_dir_all(&again);
+        let cannot = |error: io::Error| Failure::new(Kind::Host, "cannot keep a warm machine").because(error);
+        fs::DirBuilder::new().mode(0o700).create(&again).map_err(cannot)?;
+        let parts = Parts { start, alone: false, ..parts.clone() };
+        let practised = self.with_nobodys(spec, under, &parts, |dir, spec| {
+            self.run_something(dir, spec)?;
+            self.freeze_into(dir, spec, &again, Extent::Whole)
+        });
+        // What cannot be practised is as good as it was.
+        let Ok(mut practised) = practised else {
+            let _ = fs::remove_dir_all(&again);
+            return Ok(machine);
+        };
+        fs::remove_dir_all(at).and_then(|()| fs::rename(&again, at)).map_err(cannot)?;
+        if let Some(frozen) = &mut practised.frozen
+            && !self.goes_on(spec, under, &parts, frozen, at)
+        {
+            // A host on which copies of processes do not live is served without them.
+            frozen.imprint = None;
+            fs::remove_file(at.join(IMPRINT_FILE)).map_err(cannot)?;
+        }
+        Ok(practised)
+    }
+
+    /// Whether a machine that was frozen with its hypervisor lives and runs something.
+    fn goes_on(&self, spec: &Spec, under: &Under, parts: &Parts, frozen: &FrozenMemory, at: &Path) -> bool {
+        let start = Start::Thaw(Frozen {
+            dir: at.to_owned(),
+            held: Some(frozen.held.clone()),
+            whole: frozen.is_whole(at),
+            generation: 1,
+        });
+        let parts = Parts { start, ..parts.clone() };
+        self.with_nobodys(spec, under, &parts, |dir, spec| self.run_something(dir, spec)).is_ok()
+    }
+
+    fn run_something(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {
+        let guest = Guest::new(dir.path(), self.token(&spec.id));
+        // Whoever asked may be one that others wait for.
+        let ran = std::thread::scope(|scope| scope.spawn(|| spare::rehearse_all(&guest)).join());
+        ran.ok().flatten().ok_or_else(|| Failure::new(Kind::Host, "a warm machine runs nothing"))
     }
 
     /// Boots a machine that is nobody's, does something with it, and ends it.
@@ -180,7 +264,7 @@ impl Fleet {
         let mut dropped = Vec::new();
         for (index, (at, path)) in found.iter().enumerate() {
             if index < too_many || old(at) {
-                let bytes = ["ram", "state", "upper.img"]
+                let bytes = [RAM_FILE, STATE_FILE, IMPRINT_FILE, UPPER_FILE]
                     .iter()
                     .map(|name| body::vm::disks::used(&path.join(name)))
                     .sum();

@@ -49,6 +49,11 @@ pub trait Engine {
     /// Has its processors stand still.
     fn pause(&mut self) -> Doing<'_, ()>;
 
+    /// Writes the hypervisor itself down while its machine stands still, where that can be.
+    fn imprint<'a>(&'a mut self, _vm: &'a VmPlan, _to: File) -> Doing<'a, ()> {
+        Box::pin(async { Err(io::ErrorKind::Unsupported.into()) })
+    }
+
     /// Writes down a machine that stands still: its memory, and everything else but its disks.
     fn save<'a>(&'a mut self, vm: &'a VmPlan, ram: File, state: File) -> Doing<'a, ()>;
 

@@ -180,13 +180,12 @@ async fn try_once(
     control: &UnixListener,
 ) -> Result<(Machine, Revival), Failure> {
     let mut began = Instant::now();
-    let mut engine = engine::start(&vm, jailer).await?;
-    if let Begin::Thaw { held: held @ None, .. } = &mut vm.begin {
-        *held = Some(save::wait(control).await.map_err(|error| {
-            incomplete(&format!("what it is to be thawed from never came to be: {error}"))
-        })?);
-        began = Instant::now();
+    // A copy of a process cannot begin before there is one; others wait when they have begun.
+    if matches!(vm.begin, Begin::Thaw { imprint: Some(_), .. }) {
+        began = wait_for_parent(&mut vm, control).await?.unwrap_or(began);
     }
+    let mut engine = engine::start(&vm, jailer).await?;
+    began = wait_for_parent(&mut vm, control).await?.unwrap_or(began);
     let (how, patience) = match &vm.begin {
         Begin::Boot { .. } => ("boot", Duration::from_millis(vm.boot_ms_max)),
         Begin::Thaw { .. } => ("thaw", THAW_PATIENCE),
@@ -220,6 +219,16 @@ async fn try_once(
         Some(what) => Err(StepError::new("bring the machine up", what).into()),
         None => Ok((machine, revival)),
     }
+}
+
+/// Where what the machine is to be thawed from is not there yet, waits for it, and tells when it was.
+async fn wait_for_parent(vm: &mut VmPlan, control: &UnixListener) -> Result<Option<Instant>, StepError> {
+    let Begin::Thaw { held: held @ None, .. } = &mut vm.begin else { return Ok(None) };
+    *held =
+        Some(save::wait(control).await.map_err(|error| {
+            incomplete(&format!("what it is to be thawed from never came to be: {error}"))
+        })?);
+    Ok(Some(Instant::now()))
 }
 
 /// What a receipt does not prove.

@@ -13,6 +13,7 @@ mod engine;
 mod firecracker;
 mod hand;
 mod http;
+mod imprint;
 pub mod jail;
 mod memory;
 mod mind;

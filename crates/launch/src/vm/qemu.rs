@@ -20,7 +20,7 @@ use std::{
 use proto::vm::{Accelerator, Begin, PORT, Traffic, UPPER, VmPlan};
 use rustix::{pipe::PipeFlags, process::Pid};
 use serde_json::{Value, json};
-use sys::{namespace::Side, trace::Stop};
+use sys::{imprint::Apart, namespace::Side, trace::Stop};
 use tokio::{
     net::UnixListener,
     signal::unix::{SignalKind, signal},
@@ -29,7 +29,9 @@ use tokio::{
 
 use super::{
     engine::{Doing, Engine, Process, Said},
-    hand, memory, pair,
+    hand,
+    imprint::{self, Ends, Imprint},
+    memory, pair,
     qmp::Monitor,
     split::{REST_LEN_MAX, split},
 };
@@ -65,17 +67,29 @@ pub struct Qemu {
     monitor: Monitor,
     /// The line to the guest, until somebody takes it.
     line: Option<OwnedFd>,
+    /// The numbers that its line and its monitor have there.
+    ends: Ends,
     /// It takes its memory for shared, and has a private view of it.
     private: Rc<Cell<bool>>,
     /// What it is yet to be told to read a machine from.
     incoming: Option<Value>,
+    /// Whether it goes on as a copy, and has its machine already.
+    is_copy: bool,
     /// What is being copied of the memory its machine was thawed from.
     copying: Option<Copying>,
 }
 
 /// Starts it.
 pub async fn open(vm: &VmPlan) -> io::Result<Box<dyn Engine>> {
-    let Hypervisor { process, line, monitor, complaints, state, asks, traced } = start(vm)?;
+    // One that cannot be copied is started, and reads the machine in.
+    match copy(vm).await {
+        Ok(engine) => Ok(Box::new(engine)),
+        Err(_) => start_anew(vm).await,
+    }
+}
+
+async fn start_anew(vm: &VmPlan) -> io::Result<Box<dyn Engine>> {
+    let Hypervisor { process, line, monitor, ends, complaints, state, asks, traced } = start(vm)?;
     let said = Said::overhear(complaints);
     if let Some((listener, ram, path)) = asks {
         tokio::task::spawn_local(hand::hand_out(listener, ram, path));
@@ -89,7 +103,17 @@ pub async fn open(vm: &VmPlan) -> io::Result<Box<dyn Engine>> {
     let (now, later) = if is_there { (incoming, None) } else { (None, incoming) };
     match Monitor::open(monitor, now.map(|from| (INCOMING, from))).await {
         Ok(monitor) => {
-            Ok(Box::new(Qemu { process, monitor, line: Some(line), private, incoming: later, copying: None }))
+            let copying = None;
+            Ok(Box::new(Qemu {
+                process,
+                monitor,
+                line: Some(line),
+                ends,
+                private,
+                incoming: later,
+                is_copy: false,
+                copying,
+            }))
         }
         Err(error) => Err(said.or(error).await),
     }
@@ -102,7 +126,9 @@ impl Engine for Qemu {
                 if let Some(from) = self.incoming.take() {
                     self.monitor.ask(INCOMING, from).await?;
                 }
-                self.monitor.wait_loaded().await?;
+                if !self.is_copy {
+                    self.monitor.wait_loaded().await?;
+                }
                 self.monitor.ask("cont", Value::Null).await?;
             }
             self.line.take().ok_or_else(|| io::ErrorKind::NotConnected.into())
@@ -120,6 +146,24 @@ impl Engine for Qemu {
 
     fn pause(&mut self) -> Doing<'_, ()> {
         Box::pin(async { self.monitor.ask("stop", Value::Null).await.map(drop) })
+    }
+
+    fn imprint<'a>(&'a mut self, vm: &'a VmPlan, to: File) -> Doing<'a, ()> {
+        Box::pin(async move {
+            let Begin::Thaw { ram, imprint, .. } = &vm.begin else {
+                return Err(io::ErrorKind::Unsupported.into());
+            };
+            if !self.private.get() {
+                return Err(io::ErrorKind::Unsupported.into());
+            }
+            let (process, ends, ram, before) =
+                (self.process.pid(), self.ends, ram.clone(), imprint.clone().unwrap_or_default());
+            tokio::task::spawn_blocking(move || {
+                imprint::write(process, ends, &Apart { elsewhere: &ram, before: &before }, &to)
+            })
+            .await
+            .map_err(io::Error::other)?
+        })
     }
 
     fn save<'a>(&'a mut self, vm: &'a VmPlan, ram: File, state: File) -> Doing<'a, ()> {
@@ -245,6 +289,35 @@ async fn keep_private(pid: Pid, private: Rc<Cell<bool>>) {
     }
 }
 
+/// Takes the process up that the machine was frozen in, and hears from it before its machine goes on: from then on the machine
+/// has changed its disk, and cannot begin again.
+async fn copy(vm: &VmPlan) -> io::Result<Qemu> {
+    let Begin::Thaw { imprint: Some(imprint), .. } = &vm.begin else {
+        return Err(io::ErrorKind::Unsupported.into());
+    };
+    let imprint = Imprint::read(imprint)?;
+    let (line, line_there) = pair()?;
+    let (monitor, monitor_there) = pair()?;
+    let (complaints, complain) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    let ends = imprint.ends;
+    let first = || if vm.hurried { Ok(()) } else { rest_small() };
+    let pid = imprint.revive(line_there, monitor_there, complain, first)?;
+    let process = Process::of(pid);
+    Said::overhear(complaints);
+    let mut monitor = Monitor::of(monitor)?;
+    monitor.ask("query-status", Value::Null).await?;
+    Ok(Qemu {
+        process,
+        monitor,
+        line: Some(line),
+        ends,
+        private: Rc::new(Cell::new(true)),
+        incoming: None,
+        is_copy: true,
+        copying: None,
+    })
+}
+
 /// A QEMU that was started.
 struct Hypervisor {
     /// Its process.
@@ -253,6 +326,8 @@ struct Hypervisor {
     line: OwnedFd,
     /// Where it takes commands.
     monitor: OwnedFd,
+    /// The numbers of both there.
+    ends: Ends,
     /// What it complains.
     complaints: OwnedFd,
     /// The state of a machine that is to be thawed, under the number it has there, too.
@@ -296,6 +371,7 @@ fn start(vm: &VmPlan) -> io::Result<Hypervisor> {
         }
         Side::Parent(pid) => {
             let process = Process::of(pid);
+            let ends = Ends { line: line_there.as_raw_fd(), monitor: monitor_there.as_raw_fd() };
             drop(tell);
             let mut word = [0];
             let traced = rustix::io::read(&told, &mut word).is_ok() && word == TRACED;
@@ -304,7 +380,7 @@ fn start(vm: &VmPlan) -> io::Result<Hypervisor> {
             let asks = ram
                 .map(|(ram, path)| sys::fd::receive(asks.as_fd()).map(|listener| (listener, ram, path)))
                 .transpose()?;
-            Ok(Hypervisor { process, line, monitor, complaints, state, asks, traced })
+            Ok(Hypervisor { process, line, monitor, ends, complaints, state, asks, traced })
         }
     }
 }

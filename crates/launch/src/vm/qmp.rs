@@ -28,9 +28,7 @@ pub struct Monitor {
 impl Monitor {
     /// Greets and is greeted. What is asked for besides is sent along, without waiting in between.
     pub async fn open(fd: OwnedFd, also: Option<(&str, Value)>) -> io::Result<Self> {
-        let stream = std::os::unix::net::UnixStream::from(fd);
-        stream.set_nonblocking(true)?;
-        let mut monitor = Self { stream: BufReader::new(UnixStream::from_std(stream)?), migration: None };
+        let mut monitor = Self::of(fd)?;
         // Memory that is mapped from a file is left out of what is written and read; and it tells when that is done.
         let wanted = json!({ "capabilities": [{ "capability": "x-ignore-shared", "state": true }, { "capability": "events", "state": true }] });
         // The greeting comes by itself; the answer to the first command is the first that has an id.
@@ -38,6 +36,13 @@ impl Monitor {
             [("qmp_capabilities", Value::Null), ("migrate-set-capabilities", wanted)].into_iter().chain(also);
         monitor.ask_all(&commands.collect::<Vec<_>>()).await?;
         Ok(monitor)
+    }
+
+    /// One that has been greeted before, by somebody else.
+    pub fn of(fd: OwnedFd) -> io::Result<Self> {
+        let stream = std::os::unix::net::UnixStream::from(fd);
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream: BufReader::new(UnixStream::from_std(stream)?), migration: None })
     }
 
     /// Has a command done and gives what it returns.

@@ -12,7 +12,7 @@ use guest::channel::Port;
 use proto::{
     guest::GuestConfig,
     mux::FrameKind,
-    vm::{Answer, GO, Held, MEASURE, TAKE},
+    vm::{Answer, GO, Held, MEASURE, TAKE, WHOLE},
 };
 use rustix::net::RecvFlags;
 use tokio::{
@@ -39,6 +39,15 @@ const HELD_LEN_MAX: u64 = 64 << 10;
 const TAKE_PATIENCE: Duration = Duration::from_secs(5);
 const CONFIG_LEN_MAX: u64 = 1 << 20;
 
+/// What is to be written down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    /// Its memory, its processors and devices.
+    Lasting,
+    /// The process of its hypervisor besides.
+    Whole,
+}
+
 /// Waits until what the machine is to be thawed from is there.
 pub async fn wait(control: &UnixListener) -> io::Result<Held> {
     let told = async {
@@ -63,7 +72,11 @@ pub async fn answer(machine: &mut Machine, mut socket: UnixStream) -> io::Result
     let answered = match first_byte(&socket).await {
         Some(MEASURE) => measure(machine).await,
         Some(TAKE) => take(machine, &mut socket).await,
-        _ => return freeze(machine, socket).await,
+        Some(WHOLE) => {
+            let _ = socket.read_u8().await;
+            return freeze(machine, socket, Extent::Whole).await;
+        }
+        _ => return freeze(machine, socket, Extent::Lasting).await,
     };
     let answer = answered.unwrap_or_else(|error| Answer::Failed { why: error.to_string() });
     let _ = tell(&mut socket, &answer).await;
@@ -95,19 +108,17 @@ async fn take(machine: &mut Machine, socket: &mut UnixStream) -> io::Result<Answ
     }
 }
 
-async fn freeze(machine: &mut Machine, mut socket: UnixStream) -> io::Result<()> {
-    let (ram, state) = match files(&socket).await {
-        Ok(files) => files,
-        // Whoever asked is gone, or asked for nothing.
-        Err(_) => return Ok(()),
-    };
-    machine.engine.save_ahead(&machine.vm, &ram);
+async fn freeze(machine: &mut Machine, mut socket: UnixStream, extent: Extent) -> io::Result<()> {
+    // Whoever asked is gone, or asked for nothing.
+    let Ok(files) = files(&socket, extent).await else { return Ok(()) };
+    machine.engine.save_ahead(&machine.vm, &files.ram);
     let said = match hold(machine).await {
         Ok(held) => {
             machine.channel.expect_move();
-            let saved = write_down(machine, ram, state).await;
-            let answer = saved
-                .map_or_else(|error| Answer::Failed { why: error.to_string() }, |()| Answer::Saved { held });
+            let answer = match write_down(machine, files).await {
+                Ok(extent) => Answer::Saved { held, whole: extent == Extent::Whole },
+                Err(error) => Answer::Failed { why: error.to_string() },
+            };
             let stands = matches!(answer, Answer::Saved { .. });
             let told = tell(&mut socket, &answer).await;
             if stands && told.is_ok() {
@@ -150,9 +161,19 @@ async fn first_byte(socket: &UnixStream) -> Option<u8> {
     tokio::time::timeout(FILES_PATIENCE, looked).await.ok().and_then(|looked: io::Result<u8>| looked.ok())
 }
 
-/// The two files that whoever asks sends at once.
-async fn files(socket: &UnixStream) -> io::Result<(File, File)> {
-    let taken = async { Ok((one(socket).await?, one(socket).await?)) };
+/// What whoever asks sends at once.
+struct Files {
+    ram: File,
+    state: File,
+    imprint: Option<File>,
+}
+
+async fn files(socket: &UnixStream, extent: Extent) -> io::Result<Files> {
+    let taken = async {
+        let (ram, state) = (one(socket).await?, one(socket).await?);
+        let imprint = if extent == Extent::Whole { Some(one(socket).await?) } else { None };
+        Ok(Files { ram, state, imprint })
+    };
     tokio::time::timeout(FILES_PATIENCE, taken).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
@@ -180,9 +201,16 @@ async fn hold(machine: &mut Machine) -> io::Result<Held> {
     if held.tree.is_sound() { Ok(held) } else { Err(io::Error::other("it does not say what its files are")) }
 }
 
-async fn write_down(machine: &mut Machine, ram: File, state: File) -> io::Result<()> {
-    machine.engine.pause().await?;
-    machine.engine.save(&machine.vm, ram, state).await
+async fn write_down(machine: &mut Machine, files: Files) -> io::Result<Extent> {
+    let Machine { engine, vm, .. } = machine;
+    engine.pause().await?;
+    let whole = match files.imprint {
+        // A machine can be thawed without it, only later.
+        Some(imprint) => engine.imprint(vm, imprint).await.is_ok(),
+        None => false,
+    };
+    engine.save(vm, files.ram, files.state).await?;
+    Ok(if whole { Extent::Whole } else { Extent::Lasting })
 }
 
 /// It goes on, over another line where it has lost its own.

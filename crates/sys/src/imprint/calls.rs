@@ -111,7 +111,9 @@ pub(super) fn program() -> Vec<u8> {
     }
     const READ_EXECUTE: u32 = 5;
     const READ_WRITE: u32 = 6;
-    for (access, address, file_len, len) in [(READ_EXECUTE, BASE, len, len), (READ_WRITE, LIST, 0, LIST_LEN_MAX + PAGE_LEN)] {
+    for (access, address, file_len, len) in
+        [(READ_EXECUTE, BASE, len, len), (READ_WRITE, LIST, 0, LIST_LEN_MAX + PAGE_LEN)]
+    {
         put(&1_u32.to_le_bytes());
         put(&access.to_le_bytes());
         for word in [0, address, address, file_len, len, PAGE_LEN] {
@@ -187,9 +189,14 @@ impl List {
         }
         const LOCKS_LEN: u64 = 24;
         self.must(libc::SYS_set_robust_list, &[thread.locks, LOCKS_LEN]);
-        let place = LIST + self.bytes.len() as u64 + ENTRY_LEN;
-        let frame = Frame::of(thread, place);
+        // Behind this and the last entry.
+        let name_at = LIST + self.bytes.len() as u64 + 2 * ENTRY_LEN;
+        self.must(libc::SYS_prctl, &[libc::PR_SET_NAME as u64, name_at]);
+        let frame = Frame::of(thread, name_at + ENTRY_LEN);
         self.entry(BECOME, &[frame.stack], MUST);
+        let mut name = thread.name.as_bytes().to_vec();
+        name.resize(ENTRY_LEN as usize, 0);
+        self.bytes.extend(name);
         self.bytes.extend(frame.bytes);
     }
 

@@ -30,9 +30,8 @@ pub(super) const FS_BASE: usize = 21;
 pub(super) const REGISTERS: usize = 27;
 
 /// The order in which the kernel takes them back.
-const ORDER: [usize; 18] = [
-    R8, R9, R10, R11, R12, R13, R14, R15, RDI, RSI, RBP, RBX, RDX, RAX, RCX, RSP, RIP, FLAGS,
-];
+const ORDER: [usize; 18] =
+    [R8, R9, R10, R11, R12, R13, R14, R15, RDI, RSI, RBP, RBX, RDX, RAX, RCX, RSP, RIP, FLAGS];
 /// Answers of calls that were interrupted, and are made again: the kernel's own, which no program sees.
 const AGAIN: [i64; 4] = [-512, -513, -514, -516];
 /// The instruction that makes a call is so long.

@@ -87,18 +87,18 @@ fn parse_line(line: &str) -> Option<(Area, &str)> {
     for (letter, bit) in [('r', libc::PROT_READ), ('w', libc::PROT_WRITE), ('x', libc::PROT_EXEC)] {
         bits |= if access.contains(letter) { bit } else { 0 };
     }
-    let area =
-        Area { from: u64::from_str_radix(from, 16).ok()?, to: u64::from_str_radix(to, 16).ok()?, access: bits, of };
+    let area = Area {
+        from: u64::from_str_radix(from, 16).ok()?,
+        to: u64::from_str_radix(to, 16).ok()?,
+        access: bits,
+        of,
+    };
     // What is shared is shared to be written to; who only reads it sees the same in a view of its own.
     (access.ends_with('p') || bits & libc::PROT_WRITE == 0).then_some((area, name))
 }
 
 /// Calls `found` with each page of an area that is its process's own, in their order.
-pub(super) fn own_pages(
-    pagemap: &File,
-    area: &Area,
-    mut found: impl FnMut(u64) -> io::Result<()>,
-) -> io::Result<()> {
+pub(super) fn own_pages(pagemap: &File, area: &Area, mut found: impl FnMut(u64)) -> io::Result<()> {
     let mut entries = vec![0; ENTRIES_MAX as usize * ENTRY_LEN];
     let mut at = area.from;
     while at < area.to {
@@ -108,7 +108,7 @@ pub(super) fn own_pages(
         for entry in bytes.chunks_exact(ENTRY_LEN) {
             let entry = entry.try_into().map_or(0, u64::from_ne_bytes);
             if entry & SWAPPED != 0 || entry & PRESENT != 0 && entry & OF_FILE == 0 {
-                found(at)?;
+                found(at);
             }
             at += PAGE_LEN;
         }

@@ -24,6 +24,8 @@ mod take;
 
 use std::path::PathBuf;
 
+pub use take::Apart;
+
 use serde::{Deserialize, Serialize};
 
 const PAGE_LEN: u64 = 4096;
@@ -47,9 +49,18 @@ pub struct Imprint {
     places: [u64; 11],
 }
 
+impl Imprint {
+    /// How long the file with its pages is.
+    pub fn pages_len(&self) -> u64 {
+        self.pages_len
+    }
+}
+
 /// A thread that stood still.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Thread {
+    /// What it is called.
+    name: String,
     /// As `PTRACE_GETREGS` gives them.
     registers: Vec<u64>,
     /// Its vector registers, as the kernel saves them.
@@ -126,6 +137,7 @@ mod tests {
             fd::OwnedFd,
             unix::{net::UnixStream, process::CommandExt},
         },
+        path::Path,
         process::{Command, Stdio},
     };
 
@@ -134,7 +146,8 @@ mod tests {
     use super::*;
 
     /// Counts what it hears, and knows what it heard first.
-    const COUNTS: &str = "first=; n=0; while read -r word; do : ${first:=$word}; n=$((n+1)); echo $n $first $word $$; done";
+    const COUNTS: &str =
+        "first=; n=0; while read -r word; do : ${first:=$word}; n=$((n+1)); echo $n $first $word $$; done";
 
     fn ask(talk: &mut BufReader<UnixStream>, word: &str) -> String {
         talk.get_mut().write_all(format!("{word}\n").as_bytes()).unwrap();
@@ -161,10 +174,10 @@ mod tests {
         let mut child = command.spawn().unwrap();
         let mut talk = BufReader::new(ours);
         assert!(ask(&mut talk, "one").starts_with("1 one one "));
-        let pages = std::fs::File::from(
-            rustix::fs::memfd_create("pages", rustix::fs::MemfdFlags::CLOEXEC).unwrap(),
-        );
-        let imprint = Imprint::take(Pid::from_child(&child), &[], &pages).unwrap();
+        let pages =
+            std::fs::File::from(rustix::fs::memfd_create("pages", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        let nothing = Apart { elsewhere: Path::new(""), before: Path::new("") };
+        let imprint = Imprint::take(Pid::from_child(&child), &nothing, &pages).unwrap();
         assert!(ask(&mut talk, "two").starts_with("2 one two "), "it goes on");
         child.kill().unwrap();
         child.wait().unwrap();

@@ -96,7 +96,8 @@ impl Imprint {
             let fd = match &descriptor.what {
                 What::File(path, position) => {
                     let flags = OFlags::from_bits_retain(descriptor.flags as u32) - OFlags::CREATE;
-                    let mut file = File::from(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?);
+                    let mut file =
+                        File::from(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?);
                     file.seek(SeekFrom::Start(*position))?;
                     file.into()
                 }
@@ -154,8 +155,12 @@ impl Imprint {
             let What::Poll(watched) = &descriptor.what else { continue };
             for (number, events, data) in watched {
                 let event = libc::epoll_event { events: *events, u64: *data };
-                let arguments =
-                    [descriptor.number.into(), libc::EPOLL_CTL_ADD.into(), (*number).into(), &raw const event as c_long];
+                let arguments = [
+                    descriptor.number.into(),
+                    libc::EPOLL_CTL_ADD.into(),
+                    (*number).into(),
+                    &raw const event as c_long,
+                ];
                 call(libc::SYS_epoll_ctl, arguments)?;
             }
         }
@@ -189,11 +194,10 @@ impl Imprint {
         list.must(libc::SYS_close_range, &[TOOLS as u64, u32::MAX.into(), 0]);
         const NOTE_LEN: u64 = 104;
         // What a kernel refuses here costs a heap that grows elsewhere, and a name in lists of processes.
-        list.may(
-            libc::SYS_prctl,
-            &[libc::PR_SET_MM as u64, libc::PR_SET_MM_MAP as u64, NOTE, NOTE_LEN, 0],
-        );
-        let Some((first, others)) = self.threads.split_first() else { return Err(cannot("it has no thread")) };
+        list.may(libc::SYS_prctl, &[libc::PR_SET_MM as u64, libc::PR_SET_MM_MAP as u64, NOTE, NOTE_LEN, 0]);
+        let Some((first, others)) = self.threads.split_first() else {
+            return Err(cannot("it has no thread"));
+        };
         let entries: Vec<_> = others.iter().map(|thread| list.thread(thread)).collect();
         list.must(libc::SYS_arch_prctl, &[ARCH_SET_FS, first.registers[FS_BASE]]);
         list.keep(libc::SYS_set_tid_address, &[first.number_at], first.number_at);
@@ -216,7 +220,8 @@ impl Imprint {
             of_kernel.collect()
         };
         let (there, wanted) = (shown(&now.areas), shown(&self.areas));
-        if there.iter().map(|(name, _, len)| (name, len)).ne(wanted.iter().map(|(name, _, len)| (name, len))) {
+        if there.iter().map(|(name, _, len)| (name, len)).ne(wanted.iter().map(|(name, _, len)| (name, len)))
+        {
             return Err(cannot("the kernel shows other things than it did"));
         }
         let mut aside = ASIDE;
@@ -260,7 +265,10 @@ impl Imprint {
             }
         }
         for piece in &self.pieces {
-            map(piece.from, piece.to, piece.access, OWN, tool(Path::new("")), piece.at);
+            // Its arguments are there, which the kernel tells others only where they are nobody's but its own.
+            let is_stack = (piece.from..piece.to).contains(&self.places[STACK_PLACE]);
+            let how = if is_stack { OWN | libc::MAP_POPULATE } else { OWN };
+            map(piece.from, piece.to, piece.access, how, tool(Path::new("")), piece.at);
         }
     }
 }
@@ -273,7 +281,7 @@ const ARCH_SET_FS: u64 = 0x1002;
 fn executable() -> io::Result<OwnedFd> {
     let file = File::from(rustix::fs::memfd_create("palisade", MemfdFlags::CLOEXEC)?);
     file.write_all_at(&program(), 0)?;
-    Ok(file.into())
+    away(file.into())
 }
 
 /// Gives the reason why that cannot be.

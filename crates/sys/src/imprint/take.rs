@@ -12,13 +12,14 @@ use libc::{c_long, c_void};
 use rustix::process::Pid;
 
 use super::{
-    Descriptor, Imprint, Origin, PAGE_LEN, Piece, Thread, What,
+    Area, Descriptor, Imprint, Origin, PAGE_LEN, Piece, Thread, What,
     frame::REGISTERS,
     maps::{Maps, cannot, own_pages},
 };
 use crate::fd::read_small;
 
 const FACTS_LEN_MAX: u64 = 64 << 10;
+const NAME_LEN_MAX: u64 = 64;
 /// A process with more threads is none of ours.
 const THREADS_MAX: usize = 256;
 /// How often threads are looked for again that were made meanwhile.
@@ -40,12 +41,20 @@ const PLACES_IN_STAT: [usize; 10] = [23, 24, 42, 43, 44, 25, 45, 46, 47, 48];
 /// Where among them the end of the heap belongs.
 const HEAP_END_PLACE: usize = 5;
 
+/// Files that are not like others in the memory of a process.
+#[derive(Debug, Clone, Copy)]
+pub struct Apart<'a> {
+    /// Pages that it has made its own of this one are left out: somebody else writes them down.
+    pub elsewhere: &'a Path,
+    /// What is shown of this one is its own: it was taken up from there.
+    pub before: &'a Path,
+}
+
 impl Imprint {
-    /// Writes down a child, or another process that the caller may trace: its pages into a file, the rest as the answer. Pages
-    /// that it has of the files `elsewhere` are left out; somebody else writes those down.
+    /// Writes down a child, or another process that the caller may trace: its pages into a file, the rest as the answer.
     ///
     /// It stands still meanwhile, and goes on as if nothing had been.
-    pub fn take(process: Pid, elsewhere: &[&Path], pages: &File) -> io::Result<Self> {
+    pub fn take(process: Pid, apart: &Apart<'_>, pages: &File) -> io::Result<Self> {
         let place = Path::new("/proc").join(process.as_raw_nonzero().to_string());
         let held = Held::all(process, &place)?;
         let status = read_small(&place.join("status"), FACTS_LEN_MAX)?;
@@ -55,12 +64,10 @@ impl Imprint {
         let ignored = field(&status, "SigIgn:").and_then(|mask| u64::from_str_radix(mask, 16).ok());
         let maps = Maps::read(&place)?;
         let memory = File::open(place.join("mem"))?;
-        let threads = held
-            .0
-            .iter()
-            .map(|thread| look_at(*thread, &memory))
-            .collect::<io::Result<Vec<_>>>()?;
-        let (pieces, pages_len) = write_pages(&place, &maps, elsewhere, &memory, pages)?;
+        let threads =
+            held.0.iter().map(|thread| look_at(*thread, &place, &memory)).collect::<io::Result<Vec<_>>>()?;
+        let mut pieces = own_pieces(&place, &maps.areas, apart)?;
+        let pages_len = write_pages(&mut pieces, &memory, pages)?;
         Ok(Self {
             threads,
             pieces,
@@ -68,7 +75,7 @@ impl Imprint {
             descriptors: descriptors(&place)?,
             ignored: ignored.ok_or_else(|| cannot("it does not say which signals it ignores"))?,
             places: places(&place, &maps)?,
-            areas: maps.areas,
+            areas: joined(maps.areas, apart),
         })
     }
 }
@@ -129,7 +136,8 @@ fn wait_stopped(thread: i32) -> io::Result<()> {
     if libc::WIFSTOPPED(status) { Ok(()) } else { Err(cannot("it ended meanwhile")) }
 }
 
-fn look_at(thread: i32, memory: &File) -> io::Result<Thread> {
+fn look_at(thread: i32, place: &Path, memory: &File) -> io::Result<Thread> {
+    let name = read_small(&place.join("task").join(thread.to_string()).join("comm"), NAME_LEN_MAX)?;
     let mut registers = vec![0_u64; REGISTERS];
     let read = register_set(thread, NT_PRSTATUS, registers.as_mut_ptr().cast(), REGISTERS * 8)?;
     let mut vectors = vec![0_u8; VECTORS_LEN_MAX];
@@ -151,7 +159,8 @@ fn look_at(thread: i32, memory: &File) -> io::Result<Thread> {
     if i32::from_ne_bytes(number) != thread {
         return Err(cannot("its C library keeps a thread's number at another place"));
     }
-    Ok(Thread { registers, vectors, mask, restartable: restartable(thread)?, locks, number_at })
+    let name = name.trim_end().to_owned();
+    Ok(Thread { name, registers, vectors, mask, restartable: restartable(thread)?, locks, number_at })
 }
 
 fn register_set(thread: i32, which: usize, to: *mut c_void, len: usize) -> io::Result<usize> {
@@ -209,36 +218,64 @@ fn places(place: &Path, maps: &Maps) -> io::Result<[u64; 11]> {
     told.try_into().map_err(|_| unknown())
 }
 
-/// Its own pages, one piece after the other.
-fn write_pages(
-    place: &Path,
-    maps: &Maps,
-    elsewhere: &[&Path],
-    memory: &File,
-    pages: &File,
-) -> io::Result<(Vec<Piece>, u64)> {
+/// Finds its own pages, in pieces.
+fn own_pieces(place: &Path, areas: &[Area], apart: &Apart<'_>) -> io::Result<Vec<Piece>> {
     let pagemap = File::open(place.join("pagemap"))?;
     let mut pieces: Vec<Piece> = Vec::new();
-    for area in &maps.areas {
-        let skipped = match &area.of {
-            Origin::Nothing => area.access == libc::PROT_NONE,
-            Origin::File(path, _) => elsewhere.contains(&path.as_path()),
-            Origin::Kernel(_) => true,
-        };
-        if skipped {
-            continue;
+    let mut before: Option<&Area> = None;
+    // Pieces before this one are of another part of memory.
+    let mut first = 0;
+    for area in areas {
+        if !before.is_some_and(|before| before.to == area.from && alike(before, area, apart)) {
+            first = pieces.len();
         }
-        let first = pieces.len();
-        own_pages(&pagemap, area, |page| {
-            match pieces.get_mut(first..).and_then(<[Piece]>::last_mut) {
-                Some(last) if page - last.to <= GAP_MAX => last.to = page + PAGE_LEN,
-                _ => pieces.push(Piece { from: page, to: page + PAGE_LEN, access: area.access, at: 0 }),
+        before = Some(area);
+        let mut add = |from: u64, to: u64| match pieces.get_mut(first..).and_then(<[Piece]>::last_mut) {
+            Some(last) if from - last.to <= GAP_MAX => last.to = to,
+            _ => pieces.push(Piece { from, to, access: area.access, at: 0 }),
+        };
+        match &area.of {
+            Origin::File(path, _) if path == apart.before => add(area.from, area.to),
+            Origin::File(path, _) if path == apart.elsewhere => {}
+            Origin::Nothing if area.access == libc::PROT_NONE => {}
+            Origin::Nothing | Origin::File(..) => {
+                own_pages(&pagemap, area, |page| add(page, page + PAGE_LEN))?;
             }
-            Ok(())
-        })?;
+            Origin::Kernel(_) => {}
+        }
     }
+    Ok(pieces)
+}
+
+/// Whether two parts of memory are one, but for what is in them.
+fn alike(one: &Area, other: &Area, apart: &Apart<'_>) -> bool {
+    let plain = |area: &Area| match &area.of {
+        Origin::Nothing => true,
+        Origin::File(path, _) => path == apart.before,
+        Origin::Kernel(_) => false,
+    };
+    one.access == other.access && plain(one) && plain(other)
+}
+
+/// Parts of memory that follow each other and are alike become one.
+fn joined(areas: Vec<Area>, apart: &Apart<'_>) -> Vec<Area> {
+    let mut joined: Vec<Area> = Vec::new();
+    for mut area in areas {
+        if matches!(&area.of, Origin::File(path, _) if path == apart.before) {
+            area.of = Origin::Nothing;
+        }
+        match joined.last_mut() {
+            Some(last) if last.to == area.from && alike(last, &area, apart) => last.to = area.to,
+            _ => joined.push(area),
+        }
+    }
+    joined
+}
+
+/// Writes them one after the other, and gives how long that is.
+fn write_pages(pieces: &mut [Piece], memory: &File, pages: &File) -> io::Result<u64> {
     let (mut at, mut buffer) = (0, Vec::new());
-    for piece in &mut pieces {
+    for piece in pieces {
         piece.at = at;
         let mut from = piece.from;
         while from < piece.to {
@@ -250,7 +287,7 @@ fn write_pages(
             at += len;
         }
     }
-    Ok((pieces, at))
+    Ok(at)
 }
 
 fn descriptors(place: &Path) -> io::Result<Vec<Descriptor>> {
@@ -262,7 +299,8 @@ fn descriptors(place: &Path) -> io::Result<Vec<Descriptor>> {
         let facts = read_small(&place.join("fdinfo").join(number.to_string()), FACTS_LEN_MAX)?;
         let flags = field(&facts, "flags:").and_then(|flags| i32::from_str_radix(flags, 8).ok());
         let flags = flags.ok_or_else(|| cannot("a descriptor has no flags"))?;
-        found.insert(number, Descriptor { number, flags, what: what(&fs::read_link(entry.path())?, &facts)? });
+        found
+            .insert(number, Descriptor { number, flags, what: what(&fs::read_link(entry.path())?, &facts)? });
     }
     Ok(found.into_values().collect())
 }
@@ -279,7 +317,9 @@ fn what(name: &Path, facts: &str) -> io::Result<What> {
         "anon_inode:[signalfd]" => Ok(What::Signals(number("sigmask:", 16)?)),
         "anon_inode:[eventpoll]" => {
             let watched = facts.lines().filter(|line| line.starts_with("tfd:")).map(watched);
-            Ok(What::Poll(watched.collect::<Option<_>>().ok_or_else(|| cannot("it waits for something unknown"))?))
+            Ok(What::Poll(
+                watched.collect::<Option<_>>().ok_or_else(|| cannot("it waits for something unknown"))?,
+            ))
         }
         text if text.starts_with("socket:") || text.starts_with("pipe:") => Ok(What::End),
         text if text.starts_with('/') && !text.ends_with(" (deleted)") => {
