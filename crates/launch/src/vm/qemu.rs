@@ -292,17 +292,19 @@ async fn keep_private(pid: Pid, private: Rc<Cell<bool>>) {
 /// Takes the process up that the machine was frozen in, and hears from it before its machine goes on: from then on the machine
 /// has changed its disk, and cannot begin again.
 async fn copy(vm: &VmPlan) -> io::Result<Qemu> {
-    let Begin::Thaw { imprint: Some(imprint), .. } = &vm.begin else {
+    let Begin::Thaw { imprint: Some(imprint), ram, .. } = &vm.begin else {
         return Err(io::ErrorKind::Unsupported.into());
     };
     let imprint = Imprint::read(imprint)?;
     let (line, line_there) = pair()?;
     let (monitor, monitor_there) = pair()?;
     let (complaints, complain) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    let (asks, asks_there) = pair()?;
     let ends = imprint.ends;
-    let first = || if vm.hurried { Ok(()) } else { rest_small() };
-    let pid = imprint.revive(line_there, monitor_there, complain, first)?;
-    let process = Process::of(pid);
+    let first = || rest_small().and_then(|()| hand::ask(&asks_there));
+    let process = Process::of(imprint.revive(line_there, monitor_there, complain, first)?);
+    let (file, path) = (File::open(ram)?, CString::new(ram.as_os_str().as_bytes())?);
+    tokio::task::spawn_local(hand::hand_out(sys::fd::receive(asks.as_fd())?, file, path));
     Said::overhear(complaints);
     let mut monitor = Monitor::of(monitor)?;
     monitor.ask("query-status", Value::Null).await?;

@@ -279,7 +279,9 @@ const ARCH_SET_FS: u64 = 0x1002;
 
 /// The program in a file that is nowhere.
 fn executable() -> io::Result<OwnedFd> {
-    let file = File::from(rustix::fs::memfd_create("palisade", MemfdFlags::CLOEXEC)?);
+    let make = |more| rustix::fs::memfd_create("palisade", MemfdFlags::CLOEXEC | more);
+    // Older kernels do not know the word, and need none.
+    let file = File::from(make(MemfdFlags::EXEC).or_else(|_| make(MemfdFlags::empty()))?);
     file.write_all_at(&program(), 0)?;
     away(file.into())
 }
