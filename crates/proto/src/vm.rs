@@ -34,7 +34,7 @@ pub const LINE_WORD: &str = "palisade.line=vsock";
 
 /// How machines are put together by this version: grows whenever their processor or their devices change, for what was
 /// frozen with others cannot go on with these.
-pub const BOARD: u32 = 3;
+pub const BOARD: u32 = 4;
 
 /// The first word to a guest, and to one that was thawed: who it is from now on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

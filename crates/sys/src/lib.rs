@@ -10,7 +10,6 @@ pub mod cgroup;
 pub mod devices;
 pub mod fd;
 pub mod filter;
-#[cfg(target_arch = "x86_64")]
 pub mod imprint;
 pub mod intercept;
 pub mod landlock;

@@ -63,6 +63,25 @@ pub fn stopped(child: Pid) -> io::Result<Option<Stop>> {
     Ok(status.map(|status| if status == AT_CALL { Stop::Call } else { Stop::Other(status) }))
 }
 
+/// Waits until a traced thread stands still, and tells why: a signal, and an event above it. The end of a process stays to be
+/// noticed by whoever minds it.
+pub(crate) fn wait_stopped(thread: i32) -> io::Result<i32> {
+    let wait = |options: i32| -> io::Result<libc::siginfo_t> {
+        // SAFETY: plain data for which zeroes are valid.
+        let mut told: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        // SAFETY: waits for one that the caller traces; what is told may be written.
+        let done = unsafe { libc::waitid(libc::P_PID, thread as u32, &raw mut told, options | libc::__WALL) };
+        if done < 0 { Err(io::Error::last_os_error()) } else { Ok(told) }
+    };
+    let told = wait(libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT)?;
+    if !matches!(told.si_code, libc::CLD_TRAPPED | libc::CLD_STOPPED) {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "it ended meanwhile"));
+    }
+    wait(libc::WSTOPPED | libc::WNOHANG)?;
+    // SAFETY: this is what the kernel tells of who stands still.
+    Ok(unsafe { told.si_status() })
+}
+
 /// Makes the mapping private that a child stands at, and lets the child go.
 pub fn make_private(child: Pid) -> io::Result<()> {
     // SAFETY: plain data for which zeroes are valid.

@@ -49,11 +49,14 @@ pub struct Imprint {
 
 /// Writes a hypervisor down, without the memory of its machine.
 pub fn write(process: Pid, ends: Ends, apart: &Apart<'_>, to: &File) -> io::Result<()> {
-    let process = sys::imprint::Imprint::take(process, apart, to)?;
-    let at = process.pages_len();
-    let rest = serde_json::to_vec(&Rest { ends, process })?;
-    to.write_all_at(&rest, at)?;
-    to.write_all_at(&(rest.len() as u64).to_le_bytes(), at + rest.len() as u64)
+    let written = sys::imprint::Imprint::take(process, apart, to).and_then(|process| {
+        let at = process.pages_len();
+        let rest = serde_json::to_vec(&Rest { ends, process })?;
+        to.write_all_at(&rest, at)?;
+        to.write_all_at(&(rest.len() as u64).to_le_bytes(), at + rest.len() as u64)
+    });
+    // A part of one is of no use to anybody.
+    written.inspect_err(|_| drop(to.set_len(0)))
 }
 
 impl Imprint {

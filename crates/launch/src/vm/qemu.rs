@@ -41,9 +41,9 @@ const TRANSLATED_MIB: u32 = 64;
 /// The processor that is emulated. What it lacks costs a program that plays it more than it gives: copies byte by byte
 /// (`erms`, `fsrm`) are loops of their own, a wall between the machine's kernel and its programs (`smap`) cuts every copy
 /// between them in three, and what marks addresses by their process (`pcid`) or saves registers in pieces (`xsaves`) is
-/// more code for nothing.
-const EMULATED_PROCESSOR: &str =
-    "max,la57=off,erms=off,fsrm=off,smap=off,pcid=off,invpcid=off,xsavec=off,xsaves=off";
+/// more code for nothing. And it has no randomness of its own (`rdrand`, `rdseed`): that would be drawn from the memory of the
+/// hypervisor, and be the same in every copy of it.
+const EMULATED_PROCESSOR: &str = "max,la57=off,erms=off,fsrm=off,smap=off,pcid=off,invpcid=off,xsavec=off,xsaves=off,rdrand=off,rdseed=off";
 /// How it has its disks: nobody else takes their locks, and what the host has of them in memory stays there. A machine that
 /// is thawed was frozen on this host; QEMU supposes another one, and has the kernel forget every page of every image first.
 const FILE_OPTIONS: &str = "file.locking=off,file.drop-cache=off";

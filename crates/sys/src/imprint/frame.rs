@@ -102,3 +102,23 @@ fn resumed(registers: &[u64]) -> Vec<u64> {
     }
     registers
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_was_interrupted_is_made_again_and_no_other() {
+        let at = |call: i64, answer: i64| {
+            let mut registers = vec![0; REGISTERS];
+            (registers[CALL], registers[RAX], registers[RIP]) = (call as u64, answer as u64, 0x1002);
+            let registers = resumed(&registers);
+            (registers[RAX] as i64, registers[RIP])
+        };
+        assert_eq!(at(202, -512), (202, 0x1000), "it waited for a lock");
+        assert_eq!(at(7, -516), (7, 0x1000), "it waited for a time");
+        assert_eq!(at(0, 5), (5, 0x1002), "it had an answer");
+        assert_eq!(at(0, -4), (-4, 0x1002), "it had been told that it was interrupted");
+        assert_eq!(at(-1, -512), (-512, 0x1002), "it made no call, and has a number there");
+    }
+}

@@ -28,12 +28,11 @@ const PLAIN: [&str; 2] = ["[heap]", "[stack]"];
 /// Names of areas that the kernel puts into every process.
 const OF_KERNEL: &str = "[v";
 
-/// The parts of a process's memory, and the ends of its heap and of its stack.
+/// The parts of a process's memory, and where its heap ends.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Maps {
     pub areas: Vec<Area>,
     pub heap_end: u64,
-    pub stack: (u64, u64),
 }
 
 impl Maps {
@@ -45,13 +44,12 @@ impl Maps {
         let mut maps = Self::default();
         for line in text.lines().filter(|line| !is_program(line)) {
             let (area, name) = parse_line(line).ok_or_else(|| cannot(&format!("unknown memory: {line}")))?;
-            match name {
-                FIXED => continue,
-                "[heap]" => maps.heap_end = area.to,
-                "[stack]" => maps.stack = (area.from, area.to),
-                _ => {}
+            if name == "[heap]" {
+                maps.heap_end = area.to;
             }
-            maps.areas.push(area);
+            if name != FIXED {
+                maps.areas.push(area);
+            }
         }
         Ok(maps)
     }
@@ -118,4 +116,48 @@ pub(super) fn own_pages(pagemap: &File, area: &Area, mut found: impl FnMut(u64))
 
 pub(super) fn cannot(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, why.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn area(from: u64, to: u64, access: i32, of: Origin) -> Area {
+        Area { from, to, access, of }
+    }
+
+    #[test]
+    fn memory_is_told_by_what_it_shows() {
+        let text = "5000-6000 r-xp 00001000 fe:00 7                          /usr/bin/a name\n\
+                    6000-7000 rw-p 00000000 00:00 0                          [heap]\n\
+                    7000-8000 ---p 00000000 00:00 0 \n\
+                    9000-a000 r--s 00000000 fe:00 7                          /usr/lib/cache\n\
+                    100000000000-100000001000 r-xp 00000000 00:01 24         /memfd:palisade (deleted)\n\
+                    7fff00000000-7fff00001000 rw-p 00000000 00:00 0          [stack]\n\
+                    7fff00002000-7fff00003000 r--p 00000000 00:00 0          [vvar]\n\
+                    ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0  [vsyscall]\n";
+        let file = |path: &str, at| Origin::File(path.into(), at);
+        let expected = vec![
+            area(0x5000, 0x6000, libc::PROT_READ | libc::PROT_EXEC, file("/usr/bin/a name", 0x1000)),
+            area(0x6000, 0x7000, libc::PROT_READ | libc::PROT_WRITE, Origin::Nothing),
+            area(0x7000, 0x8000, libc::PROT_NONE, Origin::Nothing),
+            area(0x9000, 0xa000, libc::PROT_READ, file("/usr/lib/cache", 0)),
+            area(0x7fff_0000_0000, 0x7fff_0000_1000, libc::PROT_READ | libc::PROT_WRITE, Origin::Nothing),
+            area(0x7fff_0000_2000, 0x7fff_0000_3000, libc::PROT_READ, Origin::Kernel("[vvar]".into())),
+        ];
+        let maps = Maps::parse(text).unwrap();
+        assert_eq!(maps, Maps { areas: expected, heap_end: 0x7000 });
+    }
+
+    #[test]
+    fn memory_that_cannot_be_given_back_is_refused() {
+        for line in [
+            "5000-6000 rw-s 00000000 fe:00 7 /shared/with/others",
+            "5000-6000 rw-p 00000000 fe:00 7 /tmp/gone (deleted)",
+            "5000-6000 rw-p 00000000 00:0e 7 anon_inode:[io_uring]",
+            "5000-6000",
+        ] {
+            assert_eq!(Maps::parse(line).unwrap_err().kind(), io::ErrorKind::Unsupported, "{line}");
+        }
+    }
 }

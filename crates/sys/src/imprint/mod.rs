@@ -22,7 +22,11 @@ mod maps;
 mod revive;
 mod take;
 
-use std::path::PathBuf;
+use std::{
+    fs::Metadata,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
 
 pub use take::Apart;
 
@@ -37,6 +41,8 @@ pub struct Imprint {
     threads: Vec<Thread>,
     /// What its memory consists of.
     areas: Vec<Area>,
+    /// The files among that, as they were.
+    files: Vec<Mark>,
     /// Pages that are its own, over those areas.
     pieces: Vec<Piece>,
     /// How long the file with those pages is.
@@ -83,6 +89,20 @@ struct Area {
     /// As `mmap` takes it.
     access: i32,
     of: Origin,
+}
+
+/// A file that has not changed since.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Mark {
+    path: PathBuf,
+    len: u64,
+    modified: (i64, i64),
+}
+
+impl Mark {
+    fn of(path: &Path, found: &Metadata) -> Self {
+        Self { path: path.to_owned(), len: found.len(), modified: (found.mtime(), found.mtime_nsec()) }
+    }
 }
 
 /// What a part of memory shows where it is nobody's own.
@@ -132,13 +152,13 @@ enum What {
 #[cfg(test)]
 mod tests {
     use std::{
-        io::{BufRead, BufReader, Write},
+        fs::File,
+        io::{self, BufRead, BufReader, Read, Write},
         os::{
-            fd::OwnedFd,
+            fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
             unix::{net::UnixStream, process::CommandExt},
         },
-        path::Path,
-        process::{Command, Stdio},
+        process::{Child, Command, Stdio},
     };
 
     use rustix::process::{Pid, Signal, WaitOptions};
@@ -147,21 +167,22 @@ mod tests {
 
     /// Counts what it hears, and knows what it heard first.
     const COUNTS: &str =
-        "first=; n=0; while read -r word; do : ${first:=$word}; n=$((n+1)); echo $n $first $word $$; done";
+        "first=; n=0; while read -r word; do : ${first:=$word}; n=$((n+1)); echo $n $first $word; done";
 
-    fn ask(talk: &mut BufReader<UnixStream>, word: &str) -> String {
-        talk.get_mut().write_all(format!("{word}\n").as_bytes()).unwrap();
-        let mut line = String::new();
-        talk.read_line(&mut line).unwrap();
-        line.trim().to_owned()
+    fn nothing() -> Apart<'static> {
+        Apart { elsewhere: Path::new(""), before: Path::new("") }
     }
 
-    #[test]
-    fn a_process_goes_on_where_it_was_written_down_as_often_as_is_wanted() {
+    fn pages() -> File {
+        rustix::fs::memfd_create("pages", rustix::fs::MemfdFlags::CLOEXEC).unwrap().into()
+    }
+
+    /// A shell that counts, with nothing open but the other end of what it is spoken to over.
+    fn counting(script: &str) -> (Child, BufReader<UnixStream>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let theirs = OwnedFd::from(theirs);
         let mut command = Command::new("bash");
-        command.args(["-c", COUNTS]).stderr(Stdio::null());
+        command.args(["-c", script]).stderr(Stdio::null());
         command.stdin(Stdio::from(theirs.try_clone().unwrap())).stdout(Stdio::from(theirs));
         // Whoever runs tests may have left something open.
         let alone = || {
@@ -171,26 +192,172 @@ mod tests {
         };
         // SAFETY: one system call is made.
         unsafe { command.pre_exec(alone) };
-        let mut child = command.spawn().unwrap();
-        let mut talk = BufReader::new(ours);
-        assert!(ask(&mut talk, "one").starts_with("1 one one "));
-        let pages =
-            std::fs::File::from(rustix::fs::memfd_create("pages", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
-        let nothing = Apart { elsewhere: Path::new(""), before: Path::new("") };
-        let imprint = Imprint::take(Pid::from_child(&child), &nothing, &pages).unwrap();
-        assert!(ask(&mut talk, "two").starts_with("2 one two "), "it goes on");
+        (command.spawn().unwrap(), BufReader::new(ours))
+    }
+
+    fn ask(talk: &mut BufReader<UnixStream>, word: &str) -> String {
+        talk.get_mut().write_all(format!("{word}\n").as_bytes()).unwrap();
+        let mut line = String::new();
+        talk.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+
+    /// New ends for descriptors, and the end to speak to them all.
+    fn ends(numbers: &[RawFd]) -> (UnixStream, Vec<(RawFd, OwnedFd)>) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let theirs = OwnedFd::from(theirs);
+        (ours, numbers.iter().map(|number| (*number, theirs.try_clone().unwrap())).collect())
+    }
+
+    fn end(child: Pid) {
+        rustix::process::kill_process(child, Signal::KILL).unwrap();
+        rustix::process::waitpid(Some(child), WaitOptions::empty()).unwrap();
+    }
+
+    #[test]
+    fn a_process_goes_on_where_it_was_written_down_as_often_as_is_wanted() {
+        let (mut child, mut talk) = counting(COUNTS);
+        assert_eq!(ask(&mut talk, "one"), "1 one one");
+        let pages = pages();
+        let imprint = Imprint::take(Pid::from_child(&child), &nothing(), &pages).unwrap();
+        assert_eq!(ask(&mut talk, "two"), "2 one two", "it goes on");
         child.kill().unwrap();
         child.wait().unwrap();
         for round in 0..3 {
-            let (ours, theirs) = UnixStream::pair().unwrap();
-            let theirs = OwnedFd::from(theirs);
-            let given = vec![(0, theirs.try_clone().unwrap()), (1, theirs)];
+            let (ours, given) = ends(&[0, 1]);
             let child = imprint.make(&pages, given, || Ok(())).unwrap();
             let mut talk = BufReader::new(ours);
-            assert!(ask(&mut talk, "three").starts_with("2 one three "), "round {round}");
-            assert!(ask(&mut talk, "four").starts_with("3 one four "));
-            rustix::process::kill_process(child, Signal::KILL).unwrap();
-            rustix::process::waitpid(Some(child), WaitOptions::empty()).unwrap();
+            assert_eq!(ask(&mut talk, "three"), "2 one three", "round {round}");
+            assert_eq!(ask(&mut talk, "four"), "3 one four", "round {round}");
+            let place = format!("/proc/{}", child.as_raw_nonzero());
+            assert!(std::fs::read_to_string(format!("{place}/cmdline")).unwrap().contains("while read"));
+            assert_eq!(std::fs::read_to_string(format!("{place}/comm")).unwrap(), "bash\n");
+            end(child);
         }
+    }
+
+    #[test]
+    fn one_that_was_taken_up_can_be_written_down_again() {
+        let (mut child, mut talk) = counting(COUNTS);
+        assert_eq!(ask(&mut talk, "one"), "1 one one");
+        let place = std::env::temp_dir().join(format!("pal-imprint-{}", std::process::id()));
+        let first = File::options().read(true).write(true).create(true).truncate(true).open(&place).unwrap();
+        let imprint = Imprint::take(Pid::from_child(&child), &nothing(), &first).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let (ours, given) = ends(&[0, 1]);
+        let child = imprint.make(&first, given, || Ok(())).unwrap();
+        assert_eq!(ask(&mut BufReader::new(ours), "two"), "2 one two");
+        let second = pages();
+        let again = Imprint::take(child, &Apart { before: &place, ..nothing() }, &second).unwrap();
+        end(child);
+        // It needs nothing of where it came from.
+        first.set_len(0).unwrap();
+        std::fs::remove_file(place).unwrap();
+        let (ours, given) = ends(&[0, 1]);
+        let child = again.make(&second, given, || Ok(())).unwrap();
+        assert_eq!(ask(&mut BufReader::new(ours), "three"), "3 one three");
+        end(child);
+    }
+
+    /// Answers each byte with how many there were, and with what a register for vectors has held since before.
+    fn answer(mut way: UnixStream) {
+        let (mut count, mut sum) = (0, 0.5);
+        let mut byte = [0];
+        while way.read_exact(&mut byte).is_ok() {
+            (count, sum) = (count + 1, sum * 2.0);
+            let _ = way.write_all(&[count, sum as u8]);
+        }
+    }
+
+    fn hear(way: &mut UnixStream) -> [u8; 2] {
+        let mut heard = [0; 2];
+        way.write_all(b".").and_then(|()| way.read_exact(&mut heard)).unwrap();
+        heard
+    }
+
+    #[test]
+    fn every_thread_goes_on() {
+        let ((mut one, one_there), (mut two, two_there)) =
+            (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        let numbers = [20, 21];
+        // SAFETY: the child uses nothing that another thread of this process may hold, and never comes back.
+        let child = match unsafe { libc::fork() } {
+            0 => {
+                for (number, way) in numbers.into_iter().zip([&one_there, &two_there]) {
+                    // SAFETY: takes any two numbers.
+                    unsafe { libc::dup2(way.as_raw_fd(), number) };
+                }
+                // SAFETY: closes what the child does not use.
+                unsafe { libc::close_range(0, 19, 0) };
+                // SAFETY: as above.
+                unsafe { libc::close_range(22, u32::MAX, 0) };
+                let [first, second] = numbers.map(|number| {
+                    // SAFETY: it was just made, and is nobody else's.
+                    unsafe { UnixStream::from_raw_fd(number) }
+                });
+                std::thread::spawn(|| answer(second));
+                answer(first);
+                // SAFETY: ends the caller.
+                unsafe { libc::_exit(0) }
+            }
+            child => Pid::from_raw(child).unwrap(),
+        };
+        drop((one_there, two_there));
+        assert_eq!((hear(&mut one), hear(&mut two), hear(&mut two)), ([1, 1], [1, 1], [2, 2]));
+        let pages = pages();
+        let imprint = Imprint::take(child, &nothing(), &pages).unwrap();
+        end(child);
+        assert_eq!(imprint.threads.len(), 2);
+        let ((mut one, one_there), (mut two, two_there)) =
+            (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        let given = vec![(numbers[0], one_there.into()), (numbers[1], two_there.into())];
+        let child = imprint.make(&pages, given, || Ok(())).unwrap();
+        assert_eq!((hear(&mut two), hear(&mut one), hear(&mut two)), ([3, 4], [2, 2], [4, 8]));
+        end(child);
+    }
+
+    #[test]
+    fn what_cannot_be_taken_up_again_is_said_and_harms_nobody() {
+        let lost = std::env::temp_dir().join(format!("pal-lost-{}", std::process::id()));
+        let script = format!("exec 5>{0}; rm {0}; {COUNTS}", lost.display());
+        let (mut child, mut talk) = counting(&script);
+        assert_eq!(ask(&mut talk, "one"), "1 one one");
+        let refused = Imprint::take(Pid::from_child(&child), &nothing(), &pages()).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::Unsupported, "{refused}");
+        assert_eq!(ask(&mut talk, "two"), "2 one two", "it goes on");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn nobody_is_made_of_something_else_than_was_written_down() {
+        let (mut child, mut talk) = counting(COUNTS);
+        assert_eq!(ask(&mut talk, "one"), "1 one one");
+        let whole = pages();
+        let imprint = Imprint::take(Pid::from_child(&child), &nothing(), &whole).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let refused = |imprint: &Imprint, pages: &File, numbers: &[RawFd]| {
+            imprint.make(pages, ends(numbers).1, || Ok(())).unwrap_err().to_string()
+        };
+        let cut = pages();
+        cut.set_len(imprint.pages_len() - 1).unwrap();
+        assert_eq!(refused(&imprint, &cut, &[0, 1]), "its pages are not whole");
+        assert_eq!(refused(&imprint, &whole, &[0]), "something it had open is not given anew");
+        let mut other = imprint.clone();
+        other.files[0].modified.0 += 1;
+        assert_eq!(refused(&other, &whole, &[0, 1]), "a file it is made of has changed");
+        let mut other = imprint.clone();
+        for area in &mut other.areas {
+            if let Origin::Kernel(name) = &mut area.of {
+                name.push('2');
+            }
+        }
+        assert_eq!(refused(&other, &whole, &[0, 1]), "the kernel shows other things than it did");
+        let fails = imprint.make(&whole, ends(&[0, 1]).1, || Err(io::ErrorKind::Other.into()));
+        assert_eq!(fails.unwrap_err().kind(), io::ErrorKind::NotFound, "a child that cannot begin is gone");
+        let child = imprint.make(&whole, ends(&[0, 1]).1, || Ok(())).unwrap();
+        end(child);
     }
 }

@@ -18,7 +18,7 @@ use rustix::{
 };
 
 use super::{
-    Area, Imprint, Origin, What,
+    Area, Imprint, Mark, Origin, What,
     calls::{ASIDE, BASE, END, List, NOTE, program},
     frame::FS_BASE,
     maps::{Maps, cannot},
@@ -128,7 +128,12 @@ impl Imprint {
             if let Origin::File(path, _) = &area.of
                 && !files.iter().any(|(known, _)| known == path)
             {
-                files.push((path.clone(), away(File::open(path)?.into())?));
+                let file = File::open(path)?;
+                let mark = Mark::of(path, &file.metadata()?);
+                if self.files.iter().any(|known| known.path == *path && *known != mark) {
+                    return Err(cannot("a file it is made of has changed"));
+                }
+                files.push((path.clone(), away(file.into())?));
             }
         }
         if files.len() as RawFd > KEPT - TOOLS {
@@ -147,6 +152,8 @@ impl Imprint {
             // SAFETY: no handler is set; the two signals that cannot be changed answer with an error, which is right.
             unsafe { libc::signal(signal, action) };
         }
+        // It has what it had, and nothing else.
+        call(libc::SYS_close_range, [0, u32::MAX.into(), libc::CLOSE_RANGE_CLOEXEC.into(), 0])?;
         let tools = files.iter().enumerate().map(|(index, (_, fd))| (TOOLS + index as RawFd, fd));
         for (number, fd) in open.iter().map(|(number, fd)| (*number, fd)).chain(tools) {
             call(libc::SYS_dup3, [fd.as_raw_fd().into(), number.into(), 0, 0])?;
@@ -169,10 +176,8 @@ impl Imprint {
 
     /// Writes the list for a child that has just become the program, and lets it go.
     fn direct(&self, child: Pid, files: &[(PathBuf, OwnedFd)]) -> io::Result<()> {
-        let status = rustix::process::waitpid(Some(child), WaitOptions::UNTRACED)?;
-        let Some((_, status)) = status else { return Err(cannot("it is not there")) };
-        if status.stopping_signal() != Some(libc::SIGTRAP) {
-            return Err(io::Error::from_raw_os_error(status.exit_status().unwrap_or(libc::ECHILD)));
+        if crate::trace::wait_stopped(child.as_raw_nonzero().get())? != libc::SIGTRAP {
+            return Err(cannot("it did not become the program that was to become it"));
         }
         let place = Path::new("/proc").join(child.as_raw_nonzero().to_string());
         let (at, list) = self.list(&Maps::read(&place)?, files)?;
@@ -249,26 +254,35 @@ impl Imprint {
         let tool = |path: &Path| {
             files.iter().position(|(known, _)| known == path).unwrap_or_default() as u64 + TOOLS as u64
         };
-        let mut map = |from: u64, to: u64, access: i32, how: i32, fd: u64, at: u64| {
-            list.must(libc::SYS_mmap, &[from, to - from, access as u64, how as u64, fd, at]);
+        let map = |from: u64, to: u64, access: i32, how: i32, fd: u64, at: u64| {
+            [from, to - from, access as u64, how as u64, fd, at]
         };
+        let holds_stack = |from: u64, to: u64| (from..to).contains(&self.places[STACK_PLACE]);
         for (index, area) in self.areas.iter().enumerate() {
             let mut from = area.from;
-            if self.places[STACK_PLACE] >= area.from && self.places[STACK_PLACE] < area.to {
+            if holds_stack(area.from, area.to) {
                 let below = self.areas[..index].last().map_or(0, |before| before.to);
                 from = area.to.saturating_sub(STACK_LEN).max(below).min(area.from);
             }
             match &area.of {
-                Origin::Nothing => map(from, area.to, area.access, EMPTY, u64::MAX, 0),
-                Origin::File(path, at) => map(from, area.to, area.access, OWN, tool(path), *at),
+                Origin::Nothing => {
+                    list.must(libc::SYS_mmap, &map(from, area.to, area.access, EMPTY, u64::MAX, 0))
+                }
+                Origin::File(path, at) => {
+                    list.must(libc::SYS_mmap, &map(from, area.to, area.access, OWN, tool(path), *at))
+                }
                 Origin::Kernel(_) => {}
             }
         }
+        let pages = tool(Path::new(""));
         for piece in &self.pieces {
-            // Its arguments are there, which the kernel tells others only where they are nobody's but its own.
-            let is_stack = (piece.from..piece.to).contains(&self.places[STACK_PLACE]);
-            let how = if is_stack { OWN | libc::MAP_POPULATE } else { OWN };
-            map(piece.from, piece.to, piece.access, how, tool(Path::new("")), piece.at);
+            if holds_stack(piece.from, piece.to) {
+                // Its arguments are there, which the kernel tells others only where they are in no file.
+                list.must(libc::SYS_pread64, &[pages, piece.from, piece.to - piece.from, piece.at]);
+            } else {
+                let view = map(piece.from, piece.to, piece.access, OWN, pages, piece.at);
+                list.must(libc::SYS_mmap, &view);
+            }
         }
     }
 }

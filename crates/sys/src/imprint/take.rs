@@ -12,7 +12,7 @@ use libc::{c_long, c_void};
 use rustix::process::Pid;
 
 use super::{
-    Area, Descriptor, Imprint, Origin, PAGE_LEN, Piece, Thread, What,
+    Area, Descriptor, Imprint, Mark, Origin, PAGE_LEN, Piece, Thread, What,
     frame::REGISTERS,
     maps::{Maps, cannot, own_pages},
 };
@@ -32,6 +32,8 @@ const NT_PRSTATUS: usize = 1;
 const NT_X86_XSTATE: usize = 0x202;
 /// What the kernel says of the vectors it gives: which there are.
 const VECTORS_MASK_AT: usize = 464;
+/// Those that a process has to ask for, which is not done again.
+const ASKED_FOR: u64 = 1 << 18;
 /// What there is of them on every processor.
 const VECTORS_LEN_MIN: u64 = 576;
 /// The C library keeps a thread's number so far below the list of its locks.
@@ -64,8 +66,11 @@ impl Imprint {
         let ignored = field(&status, "SigIgn:").and_then(|mask| u64::from_str_radix(mask, 16).ok());
         let maps = Maps::read(&place)?;
         let memory = File::open(place.join("mem"))?;
-        let threads =
-            held.0.iter().map(|thread| look_at(*thread, &place, &memory)).collect::<io::Result<Vec<_>>>()?;
+        let threads = held
+            .threads
+            .iter()
+            .map(|(thread, _)| look_at(*thread, &place, &memory))
+            .collect::<io::Result<Vec<_>>>()?;
         let mut pieces = own_pieces(&place, &maps.areas, apart)?;
         let pages_len = write_pages(&mut pieces, &memory, pages)?;
         Ok(Self {
@@ -75,36 +80,46 @@ impl Imprint {
             descriptors: descriptors(&place)?,
             ignored: ignored.ok_or_else(|| cannot("it does not say which signals it ignores"))?,
             places: places(&place, &maps)?,
+            files: marks(&maps.areas, apart)?,
             areas: joined(maps.areas, apart),
         })
     }
 }
 
-/// Threads that stand still for as long as this is there.
-struct Held(Vec<i32>);
+/// Threads that stand still for as long as this is there, each with the signal that was on its way to it.
+struct Held {
+    first: i32,
+    threads: Vec<(i32, i32)>,
+}
 
 impl Held {
     fn all(process: Pid, place: &Path) -> io::Result<Self> {
-        let mut held = Self(Vec::new());
+        let mut held = Self { first: process.as_raw_nonzero().get(), threads: Vec::new() };
         for _ in 0..LOOKS_MAX {
             let mut more = false;
             for entry in fs::read_dir(place.join("task"))? {
                 let thread = entry?.file_name().to_str().and_then(|name| name.parse().ok());
                 let thread: i32 = thread.ok_or_else(|| cannot("a thread has no number"))?;
-                if held.0.contains(&thread) {
+                if held.threads.iter().any(|(known, _)| *known == thread) {
                     continue;
                 }
                 trace(libc::PTRACE_SEIZE, thread, 0, 0)?;
-                held.0.push(thread);
+                held.threads.push((thread, 0));
                 trace(libc::PTRACE_INTERRUPT, thread, 0, 0)?;
-                wait_stopped(thread)?;
+                let why = crate::trace::wait_stopped(thread)?;
+                if let Some((_, signal)) = held.threads.last_mut()
+                    && why >> 8 == 0
+                {
+                    *signal = why;
+                }
                 more = true;
             }
             if !more {
-                held.0.sort_unstable_by_key(|thread| (*thread != process.as_raw_nonzero().get(), *thread));
+                let first = held.first;
+                held.threads.sort_unstable_by_key(|(thread, _)| (*thread != first, *thread));
                 return Ok(held);
             }
-            if held.0.len() > THREADS_MAX {
+            if held.threads.len() > THREADS_MAX {
                 break;
             }
         }
@@ -114,8 +129,13 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        for thread in &self.0 {
-            let _ = trace(libc::PTRACE_DETACH, *thread, 0, 0);
+        for (thread, signal) in &self.threads {
+            let gone = trace(libc::PTRACE_DETACH, *thread, 0, *signal as usize).is_err();
+            if gone && *thread != self.first {
+                // One that ended with its process is there until its tracer has noticed, and its process with it.
+                // SAFETY: looks for the end of a thread that this one traces, and wants to know nothing of it.
+                unsafe { libc::waitpid(*thread, std::ptr::null_mut(), libc::__WALL | libc::WNOHANG) };
+            }
         }
     }
 }
@@ -124,16 +144,6 @@ fn trace(what: libc::c_uint, thread: i32, address: usize, data: usize) -> io::Re
     // SAFETY: each request made here writes at most to what `data` or `address` points to, which outlives the call.
     let done = unsafe { libc::ptrace(what, thread, address, data) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-fn wait_stopped(thread: i32) -> io::Result<()> {
-    let mut status = 0;
-    // SAFETY: waits for a thread that this one traces; `status` may be written.
-    let waited = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) };
-    if waited < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    if libc::WIFSTOPPED(status) { Ok(()) } else { Err(cannot("it ended meanwhile")) }
 }
 
 fn look_at(thread: i32, place: &Path, memory: &File) -> io::Result<Thread> {
@@ -146,12 +156,12 @@ fn look_at(thread: i32, place: &Path, memory: &File) -> io::Result<Thread> {
         return Err(cannot("its registers are others than those known here"));
     }
     let used = vectors_len(&vectors);
-    if used > len {
+    if used > len || vectors_mask(&vectors) & ASKED_FOR != 0 {
         return Err(cannot("its registers are others than those known here"));
     }
     vectors.truncate(used);
     let mut mask = 0_u64;
-    trace(libc::PTRACE_GETSIGMASK as u32, thread, 8, &raw mut mask as usize)?;
+    trace(libc::PTRACE_GETSIGMASK, thread, 8, &raw mut mask as usize)?;
     let locks = locks(thread)?;
     let number_at = locks - NUMBER_BEFORE_LOCKS;
     let mut number = [0; 4];
@@ -171,13 +181,17 @@ fn register_set(thread: i32, which: usize, to: *mut c_void, len: usize) -> io::R
 
 /// How long the vectors of a thread are that it may use, which the processor tells.
 fn vectors_len(vectors: &[u8]) -> usize {
-    let mask = vectors[VECTORS_MASK_AT..][..8].try_into().map_or(0, u64::from_ne_bytes);
+    let mask = vectors_mask(vectors);
     let parts = (2..63).filter(|part| mask & 1 << part != 0);
     let ends = parts.map(|part| {
         let told = core::arch::x86_64::__cpuid_count(0xd, part);
         u64::from(told.ebx) + u64::from(told.eax)
     });
     ends.max().unwrap_or(0).max(VECTORS_LEN_MIN) as usize
+}
+
+fn vectors_mask(vectors: &[u8]) -> u64 {
+    vectors[VECTORS_MASK_AT..][..8].try_into().map_or(0, u64::from_ne_bytes)
 }
 
 fn locks(thread: i32) -> io::Result<u64> {
@@ -216,6 +230,21 @@ fn places(place: &Path, maps: &Maps) -> io::Result<[u64; 11]> {
     }
     told.insert(HEAP_END_PLACE, maps.heap_end.max(told[HEAP_END_PLACE - 1]));
     told.try_into().map_err(|_| unknown())
+}
+
+/// What its files were like.
+fn marks(areas: &[Area], apart: &Apart<'_>) -> io::Result<Vec<Mark>> {
+    let mut marks: Vec<Mark> = Vec::new();
+    for area in areas {
+        if let Origin::File(path, _) = &area.of
+            && path != apart.elsewhere
+            && path != apart.before
+            && !marks.iter().any(|mark| mark.path == *path)
+        {
+            marks.push(Mark::of(path, &fs::metadata(path)?));
+        }
+    }
+    Ok(marks)
 }
 
 /// Finds its own pages, in pieces.
