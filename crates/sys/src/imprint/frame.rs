@@ -28,6 +28,10 @@ const SS: usize = 20;
 pub(super) const FS_BASE: usize = 21;
 /// How many there are.
 pub(super) const REGISTERS: usize = 27;
+/// What there is of vectors on every processor, and the most of them.
+pub(super) const VECTORS_LEN_MIN: usize = 576;
+/// See [`VECTORS_LEN_MIN`].
+pub(super) const VECTORS_LEN_MAX: usize = 16 << 10;
 
 /// The order in which the kernel takes them back.
 const ORDER: [usize; 18] =

@@ -247,7 +247,9 @@ mod tests {
         child.wait().unwrap();
         let (ours, given) = ends(&[0, 1]);
         let child = imprint.make(&first, given, || Ok(())).unwrap();
-        assert_eq!(ask(&mut BufReader::new(ours), "two"), "2 one two");
+        // It stays as long as somebody may speak to it.
+        let mut talk = BufReader::new(ours);
+        assert_eq!(ask(&mut talk, "two"), "2 one two");
         let second = pages();
         let again = Imprint::take(child, &Apart { before: &place, ..nothing() }, &second).unwrap();
         end(child);
@@ -355,6 +357,9 @@ mod tests {
             }
         }
         assert_eq!(refused(&other, &whole, &[0, 1]), "the kernel shows other things than it did");
+        let mut other = imprint.clone();
+        other.threads[0].registers.truncate(3);
+        assert_eq!(refused(&other, &whole, &[0, 1]), "it is none that was written down");
         let fails = imprint.make(&whole, ends(&[0, 1]).1, || Err(io::ErrorKind::Other.into()));
         assert_eq!(fails.unwrap_err().kind(), io::ErrorKind::NotFound, "a child that cannot begin is gone");
         let child = imprint.make(&whole, ends(&[0, 1]).1, || Ok(())).unwrap();

@@ -20,7 +20,7 @@ use rustix::{
 use super::{
     Area, Imprint, Mark, Origin, What,
     calls::{ASIDE, BASE, END, List, NOTE, program},
-    frame::FS_BASE,
+    frame::{FS_BASE, REGISTERS, VECTORS_LEN_MAX, VECTORS_LEN_MIN},
     maps::{Maps, cannot},
 };
 
@@ -57,6 +57,9 @@ impl Imprint {
         given: Vec<(RawFd, OwnedFd)>,
         first: impl FnOnce() -> io::Result<()>,
     ) -> io::Result<Pid> {
+        if !self.is_sound() {
+            return Err(cannot("it is none that was written down"));
+        }
         if pages.metadata()?.len() < self.pages_len {
             return Err(cannot("its pages are not whole"));
         }
@@ -88,6 +91,19 @@ impl Imprint {
         }
     }
 
+    /// Whether it has the form of one: it may have come from anywhere.
+    fn is_sound(&self) -> bool {
+        let threads = self.threads.iter().all(|thread| {
+            thread.registers.len() == REGISTERS
+                && (VECTORS_LEN_MIN..=VECTORS_LEN_MAX).contains(&thread.vectors.len())
+        });
+        let lies_within = |from: u64, to: u64| from < to && to <= MEMORY_END;
+        threads
+            && self.areas.iter().all(|area| lies_within(area.from, area.to))
+            && self.pieces.iter().all(|piece| lies_within(piece.from, piece.to))
+            && self.descriptors.iter().all(|descriptor| (0..TOOLS).contains(&descriptor.number))
+    }
+
     /// What is open in the child, out of the way of the numbers that it will have.
     fn open(&self, given: Vec<(RawFd, OwnedFd)>) -> io::Result<Vec<(RawFd, OwnedFd)>> {
         let mut given: BTreeMap<RawFd, OwnedFd> = given.into_iter().collect();
@@ -95,7 +111,8 @@ impl Imprint {
         for descriptor in &self.descriptors {
             let fd = match &descriptor.what {
                 What::File(path, position) => {
-                    let flags = OFlags::from_bits_retain(descriptor.flags as u32) - OFlags::CREATE;
+                    let making = OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC;
+                    let flags = OFlags::from_bits_retain(descriptor.flags as u32) - making;
                     let mut file =
                         File::from(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?);
                     file.seek(SeekFrom::Start(*position))?;
@@ -113,9 +130,6 @@ impl Imprint {
                     .remove(&descriptor.number)
                     .ok_or_else(|| cannot("something it had open is not given anew"))?,
             };
-            if descriptor.number >= TOOLS {
-                return Err(cannot("it has too much open"));
-            }
             open.push((descriptor.number, away(fd)?));
         }
         Ok(open)

@@ -13,7 +13,7 @@ use rustix::process::Pid;
 
 use super::{
     Area, Descriptor, Imprint, Mark, Origin, PAGE_LEN, Piece, Thread, What,
-    frame::REGISTERS,
+    frame::{REGISTERS, VECTORS_LEN_MAX, VECTORS_LEN_MIN},
     maps::{Maps, cannot, own_pages},
 };
 use crate::fd::read_small;
@@ -27,15 +27,12 @@ const LOOKS_MAX: usize = 16;
 /// Pages between two that are its own, up to which they become one piece: a few more bytes cost less than another mapping.
 const GAP_MAX: u64 = 4 * PAGE_LEN;
 const PIECE_LEN_MAX: u64 = 4 << 20;
-const VECTORS_LEN_MAX: usize = 16 << 10;
 const NT_PRSTATUS: usize = 1;
 const NT_X86_XSTATE: usize = 0x202;
 /// What the kernel says of the vectors it gives: which there are.
 const VECTORS_MASK_AT: usize = 464;
 /// Those that a process has to ask for, which is not done again.
 const ASKED_FOR: u64 = 1 << 18;
-/// What there is of them on every processor.
-const VECTORS_LEN_MIN: u64 = 576;
 /// The C library keeps a thread's number so far below the list of its locks.
 const NUMBER_BEFORE_LOCKS: u64 = 16;
 /// Where the numbers of `/proc/PID/stat` are that tell of places, counted after the name.
@@ -103,16 +100,12 @@ impl Held {
                 if held.threads.iter().any(|(known, _)| *known == thread) {
                     continue;
                 }
-                trace(libc::PTRACE_SEIZE, thread, 0, 0)?;
-                held.threads.push((thread, 0));
-                trace(libc::PTRACE_INTERRUPT, thread, 0, 0)?;
-                let why = crate::trace::wait_stopped(thread)?;
-                if let Some((_, signal)) = held.threads.last_mut()
-                    && why >> 8 == 0
-                {
-                    *signal = why;
+                match held.hold(thread) {
+                    Ok(()) => more = true,
+                    // One that was about to end has ended.
+                    Err(_) if thread != held.first => held.let_go_of_last(thread),
+                    Err(error) => return Err(error),
                 }
-                more = true;
             }
             if !more {
                 let first = held.first;
@@ -125,17 +118,40 @@ impl Held {
         }
         Err(cannot("it makes threads without end"))
     }
+
+    fn hold(&mut self, thread: i32) -> io::Result<()> {
+        trace(libc::PTRACE_SEIZE, thread, 0, 0)?;
+        self.threads.push((thread, 0));
+        trace(libc::PTRACE_INTERRUPT, thread, 0, 0)?;
+        let why = crate::trace::wait_stopped(thread)?;
+        if let Some((_, signal)) = self.threads.last_mut()
+            && why >> 8 == 0
+        {
+            *signal = why;
+        }
+        Ok(())
+    }
+
+    fn let_go_of_last(&mut self, thread: i32) {
+        if let Some((thread, signal)) = self.threads.pop_if(|(last, _)| *last == thread) {
+            self.let_go(thread, signal);
+        }
+    }
+
+    fn let_go(&self, thread: i32, signal: i32) {
+        let gone = trace(libc::PTRACE_DETACH, thread, 0, signal as usize).is_err();
+        if gone && thread != self.first {
+            // One that has ended is there until its tracer has noticed, and its process with it.
+            // SAFETY: looks for the end of a thread that this one traces, and wants to know nothing of it.
+            unsafe { libc::waitpid(thread, std::ptr::null_mut(), libc::__WALL | libc::WNOHANG) };
+        }
+    }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        for (thread, signal) in &self.threads {
-            let gone = trace(libc::PTRACE_DETACH, *thread, 0, *signal as usize).is_err();
-            if gone && *thread != self.first {
-                // One that ended with its process is there until its tracer has noticed, and its process with it.
-                // SAFETY: looks for the end of a thread that this one traces, and wants to know nothing of it.
-                unsafe { libc::waitpid(*thread, std::ptr::null_mut(), libc::__WALL | libc::WNOHANG) };
-            }
+        while let Some((thread, signal)) = self.threads.pop() {
+            self.let_go(thread, signal);
         }
     }
 }
@@ -152,7 +168,7 @@ fn look_at(thread: i32, place: &Path, memory: &File) -> io::Result<Thread> {
     let read = register_set(thread, NT_PRSTATUS, registers.as_mut_ptr().cast(), REGISTERS * 8)?;
     let mut vectors = vec![0_u8; VECTORS_LEN_MAX];
     let len = register_set(thread, NT_X86_XSTATE, vectors.as_mut_ptr().cast(), VECTORS_LEN_MAX)?;
-    if read != REGISTERS * 8 || (len as u64) < VECTORS_LEN_MIN {
+    if read != REGISTERS * 8 || len < VECTORS_LEN_MIN {
         return Err(cannot("its registers are others than those known here"));
     }
     let used = vectors_len(&vectors);
@@ -185,9 +201,9 @@ fn vectors_len(vectors: &[u8]) -> usize {
     let parts = (2..63).filter(|part| mask & 1 << part != 0);
     let ends = parts.map(|part| {
         let told = core::arch::x86_64::__cpuid_count(0xd, part);
-        u64::from(told.ebx) + u64::from(told.eax)
+        told.ebx as usize + told.eax as usize
     });
-    ends.max().unwrap_or(0).max(VECTORS_LEN_MIN) as usize
+    ends.max().unwrap_or(0).max(VECTORS_LEN_MIN)
 }
 
 fn vectors_mask(vectors: &[u8]) -> u64 {
@@ -342,7 +358,13 @@ fn what(name: &Path, facts: &str) -> io::Result<What> {
     };
     let text = name.to_str().unwrap_or_default();
     match text {
-        "anon_inode:[eventfd]" => Ok(What::Event(number("eventfd-count:", 16)? as u32)),
+        "anon_inode:[eventfd]" if field(facts, "eventfd-semaphore:") == Some("1") => {
+            Err(cannot("it counts down by ones"))
+        }
+        "anon_inode:[eventfd]" => match u32::try_from(number("eventfd-count:", 16)?) {
+            Ok(count) => Ok(What::Event(count)),
+            Err(_) => Err(cannot("it has counted too far")),
+        },
         "anon_inode:[signalfd]" => Ok(What::Signals(number("sigmask:", 16)?)),
         "anon_inode:[eventpoll]" => {
             let watched = facts.lines().filter(|line| line.starts_with("tfd:")).map(watched);
