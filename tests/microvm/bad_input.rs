@@ -4,11 +4,14 @@ use std::{
     fs,
     os::unix::fs::{FileExt, PermissionsExt, symlink},
     path::Path,
+    process::Command,
 };
 
 use fleet::{Create, OwnKernel};
 use proto::Kind;
-use testkit::{Bodies, body_test};
+use testkit::{Bodies, body_test, leaks};
+
+use crate::kills::program;
 
 #[body_test(except(process = "it is about machines"))]
 async fn what_was_frozen_and_is_damaged_is_not_thawed(t: Bodies) {
@@ -117,4 +120,22 @@ async fn nothing_set_up_says_how(t: Bodies) {
         (Kind::Host, "set it up once: pal setup microvm"),
         "{failure}"
     );
+}
+
+/// Whoever may have no more memory is told so, and has nothing left running.
+#[body_test(except(process = "it is about machines"))]
+async fn memory_that_the_host_does_not_give_is_said(t: Bodies) {
+    let run = |limit: &str| {
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--as={limit}")).arg(program()).arg("--data").arg(t.data());
+        command.args(["run", "--layer", "microvm", "--", "echo", "here"]).output().unwrap()
+    };
+    let enough = run("unlimited");
+    assert_eq!(String::from_utf8_lossy(&enough.stdout), "here\n", "{enough:?}");
+    let little = run("700000000");
+    let said = String::from_utf8_lossy(&little.stderr);
+    assert_eq!(little.status.code(), Some(125), "{said}");
+    assert!(said.contains("Cannot allocate memory") && said.contains("hint:"), "{said}");
+    assert!(t.fleet().list().unwrap().is_empty());
+    assert!(leaks::descendants().iter().all(|process| !process.name.starts_with("qemu-system")));
 }

@@ -123,4 +123,34 @@ async fn a_machine_without_a_sound_copy_is_thawed_all_the_same(t: Bodies) {
     });
     runs(true, "one of an earlier boot is made anew").await;
     assert!(!fs::read_to_string(the_warm_one(&warm).join("warm.json")).unwrap().contains("another"));
+    change(&imprint, |contents| translated(contents).for_each(|range| contents[range].fill(0xcc)));
+    runs(false, "it answers, and dies when its machine goes on").await;
+    assert!(!imprint.exists(), "and nobody tries it again");
+    runs(false, "it is thawed without from then on").await;
+}
+
+/// Where an imprint has what its hypervisor has translated: pages that are written to and executed.
+fn translated(imprint: &[u8]) -> impl Iterator<Item = std::ops::Range<usize>> + use<> {
+    let end = imprint.len() - 8;
+    let len = u64::from_le_bytes(imprint[end..].try_into().unwrap()) as usize;
+    let rest: serde_json::Value = serde_json::from_slice(&imprint[end - len..end]).unwrap();
+    let pieces = rest["process"]["pieces"].as_array().unwrap().clone();
+    assert!(pieces.iter().any(|piece| piece["access"] == 7), "something was translated");
+    pieces.into_iter().filter(|piece| piece["access"] == 7).map(|piece| {
+        let number = |name: &str| piece[name].as_u64().unwrap() as usize;
+        number("at")..number("at") + number("to") - number("from")
+    })
+}
+
+/// What a machine was thawed from may go while it runs: warm machines are few, and kept for a week.
+#[body_test(except(process = "it is about machines"))]
+async fn a_machine_is_forked_in_a_copy_when_what_it_came_from_is_gone(t: Bodies) {
+    let warm = own_ground(&t);
+    let body = t.create().await;
+    t.sh(&body, "echo mine > ~/file; head -c 4M /dev/urandom > /dev/shm/own").await.ok();
+    let sum = t.sh(&body, "sha256sum < /dev/shm/own").await.ok();
+    fs::remove_dir_all(the_warm_one(&warm)).unwrap();
+    let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0);
+    assert_eq!(copies(), [true; 2]);
+    assert_eq!(t.sh(fork.id(), "cat ~/file; sha256sum < /dev/shm/own").await.ok(), format!("mine\n{sum}"));
 }

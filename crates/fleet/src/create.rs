@@ -271,7 +271,17 @@ impl Fleet {
             return Ok(view);
         }
         under.vm = Some(self.warm(&spec, &under, parts)?);
-        let view = self.make(spec, root, wishes, &under)?;
+        let made = self.make(spec.clone(), root, wishes, &under);
+        let view = match made {
+            // It is not known yet, and its disk was a copy: it can be had without what failed.
+            Err(failure)
+                if failure.kind == Kind::RestoreIncomplete
+                    && under.vm.as_mut().is_some_and(|parts| self.forget_copy(parts)) =>
+            {
+                self.make(spec, root, wishes, &under)?
+            }
+            made => made?,
+        };
         if let Some(like) = like {
             self.want_spare(like, &view, under);
         }

@@ -384,6 +384,12 @@ pub struct Revival {
     /// From the start of the hypervisor to the guest's receipt; of one that was started while its parent was being
     /// frozen, from the end of that.
     pub took_ms: u64,
+    /// How it was put together by whoever started it: [`BOARD`].
+    #[serde(default)]
+    pub board: u32,
+    /// Whether its hypervisor goes on as a copy of the process that the machine was frozen in.
+    #[serde(default)]
+    pub copied: bool,
     /// What the guest proved.
     #[serde(flatten)]
     pub receipt: Receipt,

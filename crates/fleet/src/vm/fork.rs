@@ -12,17 +12,9 @@ use body::{
     BodyDir, Condition,
     process::Begun,
     snapshot::{self, Manifest},
-    vm::{
-        self, VmError, freeze,
-        freeze::{Extent, Files},
-        plan::UPPER_FILE,
-        record::Machine,
-    },
+    vm::{self, VmError, freeze, freeze::Files, plan::UPPER_FILE, record::Machine},
 };
-use proto::{
-    Failure, Kind, Layer, Spec,
-    vm::{Accelerator, Engine},
-};
+use proto::{Failure, Kind, Layer, Spec, vm::Engine};
 
 use super::{
     failure,
@@ -73,7 +65,7 @@ impl Fleet {
         let request = Create { of_many: !sys::proc::has_idle_processor(), ..request };
         frozen::make_dir(to)?;
         let machine = self.describe(dir, parent, to)?;
-        let files = Files::make(to, machine.memory.0, extent(dir, &machine)).map_err(failure)?;
+        let files = Files::make(to, machine.memory.0, frozen::extent_for_forks(dir)).map_err(failure)?;
         let promised = Manifest { machine: Some(machine.clone()), below: Vec::new(), ..manifest.clone() };
         let origin = self.origin_of_snapshot(promised)?;
         std::thread::scope(|scope| {
@@ -102,13 +94,6 @@ impl Fleet {
             self.create_beside(request, origin, parent.id.clone(), &beside)
         })
     }
-}
-
-/// How much is written down of a machine for its fork. A hypervisor that booted its machine holds that in its process; and
-/// only one that emulates has anything there that its fork would have to do again.
-fn extent(dir: &BodyDir, machine: &Machine) -> Extent {
-    let booted = dir.revival().is_none_or(|revival| revival.how == "boot");
-    if machine.accelerator == Accelerator::Emulated && !booted { Extent::Whole } else { Extent::Lasting }
 }
 
 /// Waits until the parent is written down, gives its fork what is its own of that, and has it go on.

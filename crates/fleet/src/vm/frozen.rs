@@ -41,7 +41,7 @@ impl Fleet {
         };
         make_dir(to)?;
         // Forks begin at once; a snapshot is for longer than a process can be kept.
-        let extent = if manifest.for_forks { Extent::Whole } else { Extent::Lasting };
+        let extent = if manifest.for_forks { extent_for_forks(dir) } else { Extent::Lasting };
         let mut machine = self.freeze_into(dir, spec, to, extent)?;
         if let (Some(frozen), false) = (&mut machine.frozen, manifest.for_forks) {
             // The machine goes on meanwhile.
@@ -110,7 +110,8 @@ impl Fleet {
             accelerator,
             hypervisor,
             engine: root.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            board: proto::vm::BOARD,
+            // Whoever started it may have been another version.
+            board: dir.revival().map_or(0, |revival| revival.board),
             kernel: setup.kernel,
             ticks_khz: setup.ticks_khz,
             images: images.len(),
@@ -217,6 +218,12 @@ pub(super) fn keep(to: &Path, mut manifest: Manifest, machine: Machine) -> Resul
     snapshot::write(to, manifest).map_err(failures::snapshot)
 }
 
+/// How much is written down of a machine for its forks: of one that is a copy all, for where one lived another will.
+pub(super) fn extent_for_forks(dir: &BodyDir) -> Extent {
+    let copied = dir.revival().is_some_and(|revival| revival.copied && revival.board == proto::vm::BOARD);
+    if copied { Extent::Whole } else { Extent::Lasting }
+}
+
 /// The directory of a snapshot.
 pub(super) fn make_dir(to: &Path) -> Result<(), Failure> {
     fs::DirBuilder::new().mode(0o700).create(to).map_err(|error| {
@@ -252,7 +259,10 @@ impl Fleet {
         if offset.abs() > proto::vm::CLOCK_OFFSET_MAX_MS {
             return Err(incomplete(&format!("its clock is {offset} ms off")));
         }
+        let before = dir.revival();
         let revival = proto::vm::Revival {
+            board: before.as_ref().map_or(0, |before| before.board),
+            copied: before.is_some_and(|before| before.copied),
             how: how.to_owned(),
             clock_offset_ms: offset,
             took_ms: began.elapsed().as_millis() as u64,

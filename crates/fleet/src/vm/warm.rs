@@ -48,13 +48,18 @@ struct Warm {
 }
 
 impl Fleet {
-    /// Has a machine that would boot begin where its template's was frozen instead. One that cannot be frozen boots.
+    /// Has a machine that would boot begin where its template's was frozen instead.
     pub(crate) fn warm(&self, spec: &Spec, under: &Under, mut parts: Parts) -> Result<Parts, Failure> {
         let dir = self.warm_dir().join(key(spec, &parts));
-        if self.read_warm(&dir, &parts).is_none() {
-            self.make_warm(spec, under, &parts, &dir)?;
+        let mut frozen = self.read_warm(&dir, &parts);
+        if frozen.is_none() {
+            let made = self.make_warm(spec, under, &parts, &dir);
+            frozen = self.read_warm(&dir, &parts).or_else(|| self.without_process(&dir, &parts));
+            if frozen.is_none() {
+                made?;
+            }
         }
-        if let Some(frozen) = self.read_warm(&dir, &parts) {
+        if let Some(frozen) = frozen {
             // Used last: others go before it.
             let _ = File::open(&dir).and_then(|dir| dir.set_modified(SystemTime::now()));
             parts.images = (0..parts.images.len()).map(|index| dir.join(format!("image{index}"))).collect();
@@ -63,35 +68,54 @@ impl Fleet {
         Ok(parts)
     }
 
+    /// Has a machine whose hypervisor could not go on as a copy be thawed without one, it and all after it. False where that
+    /// is so already.
+    pub(crate) fn forget_copy(&self, parts: &mut Parts) -> bool {
+        let Start::Thaw(frozen) = &mut parts.start else { return false };
+        if !frozen.whole || !frozen.dir.starts_with(self.warm_dir()) {
+            return false;
+        }
+        frozen.whole = false;
+        if let Some(mut warm) = read_record(&frozen.dir) {
+            // Who cannot be told this time is told the next.
+            let _ = without_imprint(&frozen.dir, &mut warm.machine)
+                .and_then(|()| write_record(&frozen.dir, &warm));
+        }
+        true
+    }
+
     pub(super) fn warm_dir(&self) -> PathBuf {
         self.ground().dir().join("warm")
     }
 
     /// The machine in that directory, if it is whole.
     pub(super) fn warm_machine(&self, dir: &Path) -> Option<Machine> {
-        let text = sys::fd::read_small(&dir.join(RECORD), RECORD_LEN_MAX).ok()?;
-        serde_json::from_str::<Warm>(&text).ok().map(|warm| warm.machine)
+        read_record(dir).map(|warm| warm.machine)
     }
 
     fn read_warm(&self, dir: &Path, parts: &Parts) -> Option<Frozen> {
-        let machine = self.warm_machine(dir)?;
-        let setup = self.ground().setup().ok()?;
-        let frozen = machine.check(dir, &setup, parts).ok()?;
-        // One that has lost the process of its hypervisor is made anew: the host has booted since.
+        let machine = self.frozen_at(dir, parts)?;
+        let frozen = machine.frozen.as_ref()?;
         let whole = frozen.is_whole(dir);
-        (whole || frozen.imprint.is_none()).then(|| Frozen {
-            dir: dir.to_owned(),
-            held: Some(frozen.held.clone()),
-            whole,
-            generation: machine.generation + 1,
-        })
+        // One that has lost the process of its hypervisor is made anew: the host has booted since.
+        (whole || frozen.imprint.is_none()).then(|| begin_at(dir, frozen, whole))
     }
 
-    /// Boots a machine that is nobody's and freezes it.
+    /// The same, whatever became of that process.
+    fn without_process(&self, dir: &Path, parts: &Parts) -> Option<Frozen> {
+        self.frozen_at(dir, parts)?.frozen.map(|frozen| begin_at(dir, &frozen, false))
+    }
+
+    /// A machine that can be thawed.
+    fn frozen_at(&self, dir: &Path, parts: &Parts) -> Option<Machine> {
+        let machine = self.warm_machine(dir)?;
+        let setup = self.ground().setup().ok()?;
+        machine.check(dir, &setup, parts).ok()?;
+        Some(machine)
+    }
+
+    /// Has one in that directory, unless there is one that others have just made.
     fn make_warm(&self, spec: &Spec, under: &Under, parts: &Parts, dir: &Path) -> Result<(), Failure> {
-        let cannot = |error: io::Error| {
-            Failure::new(Kind::Host, "cannot keep a warm machine").because(error).hint("make room: pal gc")
-        };
         let warm = self.warm_dir();
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&warm).map_err(cannot)?;
         let lock = File::create(warm.join("lock")).map_err(cannot)?;
@@ -100,28 +124,42 @@ impl Fleet {
         if self.read_warm(dir, parts).is_some() {
             return Ok(());
         }
-        let part = dir.with_extension("part");
-        let _ = fs::remove_dir_all(&part);
-        let _ = fs::remove_dir_all(dir);
-        fs::DirBuilder::new().mode(0o700).create(&part).map_err(cannot)?;
-        let frozen = self.boot_and_freeze(spec, under, parts, &part);
-        let made = frozen.and_then(|machine| self.practise(spec, under, parts, machine, &part)).and_then(
-            |mut machine| {
-                if let Some(frozen) = &mut machine.frozen {
-                    frozen.ram_sha256 = Some(body::vm::record::ram_hash(&part).map_err(cannot)?);
-                }
-                let about = Warm { machine, about: spec.template.clone() };
-                let text = serde_json::to_vec(&about).map_err(|error| cannot(error.into()))?;
-                sys::fd::write_whole(&part.join(RECORD), &text)
-                    .and_then(|()| fs::rename(&part, dir))
-                    .map_err(cannot)
-            },
-        );
-        if made.is_err() {
-            let _ = fs::remove_dir_all(&part);
+        let (part, again) = (dir.with_extension("part"), dir.with_extension("again"));
+        for place in [&part, &again] {
+            let _ = fs::remove_dir_all(place);
+        }
+        let made = self.make_warm_in(spec, under, parts, dir, (&part, &again));
+        for place in [&part, &again] {
+            let _ = fs::remove_dir_all(place);
         }
         self.drop_old_warm(dir);
         made
+    }
+
+    /// What is there already is kept until something takes its place.
+    fn make_warm_in(
+        &self,
+        spec: &Spec,
+        under: &Under,
+        parts: &Parts,
+        dir: &Path,
+        (part, again): (&Path, &Path),
+    ) -> Result<(), Failure> {
+        let (from, mut machine) = match self.frozen_at(dir, parts) {
+            Some(machine) => (dir, machine),
+            None => {
+                fs::DirBuilder::new().mode(0o700).create(part).map_err(cannot)?;
+                (part, self.boot_and_freeze(spec, under, parts, part)?)
+            }
+        };
+        let about = spec.template.clone();
+        match self.practise(spec, under, parts, &machine, (from, again)) {
+            Some(practised) => put_in_place(again, dir, practised, about),
+            // What cannot be practised is as good as it was.
+            None => without_imprint(from, &mut machine)
+                .map_err(cannot)
+                .and_then(|()| put_in_place(from, dir, machine, about)),
+        }
     }
 
     fn boot_and_freeze(
@@ -135,60 +173,36 @@ impl Fleet {
         self.with_nobodys(spec, under, &parts, |dir, spec| self.freeze_into(dir, spec, to, Extent::Lasting))
     }
 
-    /// Thaws an emulated machine that was just frozen, has it run something, and freezes it with its hypervisor instead.
+    /// Thaws an emulated machine, has it run something, and freezes it with its hypervisor into another directory. Nothing
+    /// where that cannot be done, or where what comes of it does not live.
     fn practise(
         &self,
         spec: &Spec,
         under: &Under,
         parts: &Parts,
-        machine: Machine,
-        at: &Path,
-    ) -> Result<Machine, Failure> {
-        let Some(frozen) = &machine.frozen else { return Ok(machine) };
-        if machine.accelerator != Accelerator::Emulated {
-            return Ok(machine);
-        }
-        let start = Start::Thaw(Frozen {
-            dir: at.to_owned(),
-            held: Some(frozen.held.clone()),
-            whole: false,
-            generation: machine.generation + 1,
-        });
-        let again = at.with_extension("again");
-        let _ = fs::remove_dir_all(&again);
-        let cannot = |error: io::Error| Failure::new(Kind::Host, "cannot keep a warm machine").because(error);
-        fs::DirBuilder::new().mode(0o700).create(&again).map_err(cannot)?;
-        let parts = Parts { start, alone: false, ..parts.clone() };
-        let practised = self.with_nobodys(spec, under, &parts, |dir, spec| {
-            self.run_something(dir, spec)?;
-            self.freeze_into(dir, spec, &again, Extent::Whole)
-        });
-        // What cannot be practised is as good as it was.
-        let Ok(mut practised) = practised else {
-            let _ = fs::remove_dir_all(&again);
-            return Ok(machine);
+        machine: &Machine,
+        (from, to): (&Path, &Path),
+    ) -> Option<Machine> {
+        let frozen = machine.frozen.as_ref().filter(|_| machine.accelerator == Accelerator::Emulated)?;
+        fs::DirBuilder::new().mode(0o700).create(to).ok()?;
+        let thawed = |from: &Path, frozen: &FrozenMemory, whole: bool| Parts {
+            start: Start::Thaw(begin_at(from, frozen, whole)),
+            alone: false,
+            ..parts.clone()
         };
-        fs::remove_dir_all(at).and_then(|()| fs::rename(&again, at)).map_err(cannot)?;
-        if let Some(frozen) = &mut practised.frozen
-            && !self.goes_on(spec, under, &parts, frozen, at)
-        {
-            // A host on which copies of processes do not live is served without them.
-            frozen.imprint = None;
-            fs::remove_file(at.join(IMPRINT_FILE)).map_err(cannot)?;
-        }
-        Ok(practised)
-    }
-
-    /// Whether a machine that was frozen with its hypervisor lives and runs something.
-    fn goes_on(&self, spec: &Spec, under: &Under, parts: &Parts, frozen: &FrozenMemory, at: &Path) -> bool {
-        let start = Start::Thaw(Frozen {
-            dir: at.to_owned(),
-            held: Some(frozen.held.clone()),
-            whole: frozen.is_whole(at),
-            generation: 1,
-        });
-        let parts = Parts { start, ..parts.clone() };
-        self.with_nobodys(spec, under, &parts, |dir, spec| self.run_something(dir, spec)).is_ok()
+        let freeze = |dir: &BodyDir, spec: &Spec| {
+            self.run_something(dir, spec)?;
+            self.freeze_into(dir, spec, to, Extent::Whole)
+        };
+        let practised = self.with_nobodys(spec, under, &thawed(from, frozen, false), freeze).ok()?;
+        // A host on which copies of processes do not live is served without them.
+        let frozen = practised.frozen.as_ref().filter(|frozen| frozen.is_whole(to))?;
+        let lives = |dir: &BodyDir, spec: &Spec| {
+            self.run_something(dir, spec)?;
+            Ok(dir.revival().is_some_and(|revival| revival.copied))
+        };
+        let lived = self.with_nobodys(spec, under, &thawed(to, frozen, true), lives);
+        lived.is_ok_and(|copied| copied).then_some(practised)
     }
 
     fn run_something(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {
@@ -209,9 +223,6 @@ impl Fleet {
         let drawn = sys::random::bytes()
             .map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
         let id = BodyId::from_random(drawn);
-        let cannot = |error: io::Error| {
-            Failure::new(Kind::Host, "cannot make a directory for a warm machine").because(error)
-        };
         let dir = BodyDir::create(self.body_path(&id)).map_err(cannot)?;
         let _lock = dir.try_lock().map_err(cannot)?;
         let claimed = ids::claim(&self.data, &id, ids::Root::Wanted)
@@ -235,7 +246,8 @@ impl Fleet {
             .and_then(body::process::Begun::finish);
         let done = match booted {
             Ok(mut made) => {
-                let done = act(&dir, &spec);
+                let kept = made.ready.revival.as_ref().map_or(Ok(()), |revival| dir.keep_revival(revival));
+                let done = kept.map_err(cannot).and_then(|()| act(&dir, &spec));
                 made.tether.bury();
                 done
             }
@@ -276,6 +288,49 @@ impl Fleet {
         }
         dropped
     }
+}
+
+/// Where whoever is thawed from that machine begins.
+fn begin_at(dir: &Path, frozen: &FrozenMemory, whole: bool) -> Frozen {
+    Frozen { dir: dir.to_owned(), held: Some(frozen.held.clone()), whole, generation: 1 }
+}
+
+/// Gives up the process of its hypervisor.
+fn without_imprint(dir: &Path, machine: &mut Machine) -> io::Result<()> {
+    if let Some(frozen) = &mut machine.frozen {
+        frozen.imprint = None;
+    }
+    match fs::remove_file(dir.join(IMPRINT_FILE)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Writes down what is in a directory, and puts it where it is looked for.
+fn put_in_place(from: &Path, dir: &Path, mut machine: Machine, about: String) -> Result<(), Failure> {
+    if let Some(frozen) = machine.frozen.as_mut().filter(|frozen| frozen.ram_sha256.is_none()) {
+        frozen.ram_sha256 = Some(body::vm::record::ram_hash(from).map_err(cannot)?);
+    }
+    write_record(from, &Warm { machine, about }).map_err(cannot)?;
+    if from == dir {
+        return Ok(());
+    }
+    if dir.exists() {
+        fs::remove_dir_all(dir).map_err(cannot)?;
+    }
+    fs::rename(from, dir).map_err(cannot)
+}
+
+fn read_record(dir: &Path) -> Option<Warm> {
+    serde_json::from_str(&sys::fd::read_small(&dir.join(RECORD), RECORD_LEN_MAX).ok()?).ok()
+}
+
+fn write_record(dir: &Path, warm: &Warm) -> io::Result<()> {
+    sys::fd::write_whole(&dir.join(RECORD), &serde_json::to_vec(warm)?)
+}
+
+fn cannot(error: io::Error) -> Failure {
+    Failure::new(Kind::Host, "cannot keep a warm machine").because(error).hint("make room: pal gc")
 }
 
 /// What two machines must have in common to begin alike.

@@ -54,6 +54,11 @@ pub trait Engine {
         Box::pin(async { Err(io::ErrorKind::Unsupported.into()) })
     }
 
+    /// Whether it goes on as a copy of a hypervisor that was written down.
+    fn is_copy(&self) -> bool {
+        false
+    }
+
     /// Writes down a machine that stands still: its memory, and everything else but its disks.
     fn save<'a>(&'a mut self, vm: &'a VmPlan, ram: File, state: File) -> Doing<'a, ()>;
 

@@ -10,7 +10,9 @@ use std::{
 use guest::channel::{Channel, LineError, Port, Told};
 use proto::{
     mux::{FrameKind, Side},
-    vm::{Accelerator, Begin, CLOCK_OFFSET_MAX_MS, Receipt, Revival, VmPlan, Welcome, clock_offset_ms},
+    vm::{
+        Accelerator, BOARD, Begin, CLOCK_OFFSET_MAX_MS, Receipt, Revival, VmPlan, Welcome, clock_offset_ms,
+    },
 };
 use tokio::{
     net::{UnixListener, UnixStream},
@@ -356,6 +358,8 @@ impl Machine {
             how: how.to_owned(),
             clock_offset_ms: clock_offset_ms(&receipt, welcome.now_ns, now_ns()),
             took_ms: began.elapsed().as_millis() as u64,
+            board: BOARD,
+            copied: self.engine.is_copy(),
             receipt,
         })
     }

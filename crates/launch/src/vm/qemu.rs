@@ -15,6 +15,7 @@ use std::{
     },
     process::{Command, Stdio},
     rc::Rc,
+    time::Duration,
 };
 
 use proto::vm::{Accelerator, Begin, PORT, Traffic, UPPER, VmPlan};
@@ -56,6 +57,8 @@ const CONSOLE_LEN: u32 = 64 << 10;
 const WAY: &str = "/dev/shm/save.sock";
 /// The command to read a machine in.
 const INCOMING: &str = "migrate-incoming";
+/// How long a copy may take to answer before the machine is thawed without one.
+const COPY_PATIENCE: Duration = Duration::from_secs(5);
 /// As fast as it goes.
 const BANDWIDTH: u64 = 1 << 36;
 
@@ -156,14 +159,21 @@ impl Engine for Qemu {
             if !self.private.get() {
                 return Err(io::ErrorKind::Unsupported.into());
             }
-            let (process, ends, ram, before) =
-                (self.process.pid(), self.ends, ram.clone(), imprint.clone().unwrap_or_default());
+            let (process, ends, ram) = (self.process.pid(), self.ends, ram.clone());
+            let before = imprint.clone().unwrap_or_default();
+            // Who is forked from it has disks of its own.
+            let anew: Vec<_> = vm.images.iter().chain([&vm.upper]).cloned().collect();
             tokio::task::spawn_blocking(move || {
-                imprint::write(process, ends, &Apart { elsewhere: &ram, before: &before }, &to)
+                let apart = Apart { elsewhere: &ram, before: &before, anew: &anew };
+                imprint::write(process, ends, &apart, &to)
             })
             .await
             .map_err(io::Error::other)?
         })
+    }
+
+    fn is_copy(&self) -> bool {
+        self.is_copy
     }
 
     fn save<'a>(&'a mut self, vm: &'a VmPlan, ram: File, state: File) -> Doing<'a, ()> {
@@ -307,7 +317,10 @@ async fn copy(vm: &VmPlan) -> io::Result<Qemu> {
     tokio::task::spawn_local(hand::hand_out(sys::fd::receive(asks.as_fd())?, file, path));
     Said::overhear(complaints);
     let mut monitor = Monitor::of(monitor)?;
-    monitor.ask("query-status", Value::Null).await?;
+    let answered = monitor.ask("query-status", Value::Null);
+    tokio::time::timeout(COPY_PATIENCE, answered)
+        .await
+        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
     Ok(Qemu {
         process,
         monitor,

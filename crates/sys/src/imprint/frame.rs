@@ -43,8 +43,11 @@ const CALL_LEN: u64 = 2;
 /// There are vectors, and the segment of the stack is taken back as it stands here.
 const CONTEXT_FLAGS: u64 = 0b111;
 const NO_OTHER_STACK: u64 = 2;
-/// Marks before and behind the vectors: that there are more than the oldest.
-const VECTORS_MARK_AT: usize = 464;
+/// Vectors that a process has to ask for, which is not done again.
+pub(super) const VECTORS_ASKED_FOR: u64 = 1 << 18;
+/// Where the kernel says which vectors it and the processor have, and where it wants a mark: that there are more than the
+/// oldest.
+pub(super) const VECTORS_MARK_AT: usize = 464;
 const VECTORS_MARK: u32 = 0x4650_5853;
 const VECTORS_END_MARK: u32 = 0x4650_5845;
 const ALIGNED: usize = 64;
@@ -84,7 +87,8 @@ impl Frame {
 fn vectors(saved: &[u8]) -> Vec<u8> {
     let len = saved.len() as u32;
     let mut bytes = saved.to_vec();
-    let mask: [u8; 8] = bytes[VECTORS_MARK_AT..][..8].try_into().unwrap_or_default();
+    let there: [u8; 8] = bytes[VECTORS_MARK_AT..][..8].try_into().unwrap_or_default();
+    let mask = (u64::from_le_bytes(there) & !VECTORS_ASKED_FOR).to_le_bytes();
     let mut mark = Vec::new();
     mark.extend(VECTORS_MARK.to_le_bytes());
     mark.extend((len + 4).to_le_bytes());
@@ -102,7 +106,7 @@ fn resumed(registers: &[u64]) -> Vec<u64> {
     let mut registers = registers.to_vec();
     if registers[CALL] as i64 >= 0 && AGAIN.contains(&(registers[RAX] as i64)) {
         registers[RAX] = registers[CALL];
-        registers[RIP] -= CALL_LEN;
+        registers[RIP] = registers[RIP].wrapping_sub(CALL_LEN);
     }
     registers
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Area, Origin, PAGE_LEN,
+    Apart, Area, Origin, PAGE_LEN,
     calls::{BASE, END},
 };
 
@@ -19,10 +19,14 @@ const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 /// A page of a file, or one that is shared.
 const OF_FILE: u64 = 1 << 61;
+/// None that may be touched: the end of a stack.
+const GUARD: u64 = 1 << 58;
 /// Pages that are looked at at once.
 const ENTRIES_MAX: u64 = 8192;
 /// What every process has at the same place, and nobody can move.
 const FIXED: &str = "[vsyscall]";
+/// Marks of memory that a child would not have, or that may be gone at any time.
+const WIPED: [&str; 2] = ["wf", "dp"];
 /// Names of areas that are plain memory.
 const PLAIN: [&str; 2] = ["[heap]", "[stack]"];
 /// Names of areas that the kernel puts into every process.
@@ -33,17 +37,30 @@ const OF_KERNEL: &str = "[v";
 pub(super) struct Maps {
     pub areas: Vec<Area>,
     pub heap_end: u64,
+    /// Where parts begin whose contents are for no other process: random numbers to come, in most cases.
+    pub wiped: Vec<u64>,
 }
 
 impl Maps {
-    pub(super) fn read(place: &Path) -> io::Result<Self> {
-        Self::parse(&crate::fd::read_small(&place.join("maps"), MAPS_LEN_MAX)?)
+    pub(super) fn read(place: &Path, apart: &Apart<'_>) -> io::Result<Self> {
+        Self::parse(&crate::fd::read_small(&place.join("smaps"), MAPS_LEN_MAX)?, apart)
     }
 
-    fn parse(text: &str) -> io::Result<Self> {
+    fn parse(text: &str, apart: &Apart<'_>) -> io::Result<Self> {
         let mut maps = Self::default();
-        for line in text.lines().filter(|line| !is_program(line)) {
-            let (area, name) = parse_line(line).ok_or_else(|| cannot(&format!("unknown memory: {line}")))?;
+        let mut of_program = false;
+        for line in text.lines() {
+            if let Some((name, value)) = fact(line) {
+                let wiped = name == "VmFlags" && value.split(' ').any(|flag| WIPED.contains(&flag));
+                maps.wiped.extend(maps.areas.last().filter(|_| wiped && !of_program).map(|area| area.from));
+                continue;
+            }
+            of_program = is_program(line);
+            if of_program {
+                continue;
+            }
+            let (area, name) =
+                parse_line(line, apart).ok_or_else(|| cannot(&format!("unknown memory: {line}")))?;
             if name == "[heap]" {
                 maps.heap_end = area.to;
             }
@@ -55,6 +72,12 @@ impl Maps {
     }
 }
 
+/// A line that says something of the part before it, such as `VmFlags: rd wr mr mw me ac`.
+fn fact(line: &str) -> Option<(&str, &str)> {
+    let (name, value) = line.split_once(':')?;
+    name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_').then_some((name, value.trim()))
+}
+
 /// Whether that is what every process has that was taken up again: it is there anew the next time.
 fn is_program(line: &str) -> bool {
     let from = line.split_once('-').and_then(|(from, _)| u64::from_str_radix(from, 16).ok());
@@ -62,7 +85,7 @@ fn is_program(line: &str) -> bool {
 }
 
 /// One line of `maps`, such as `7f00-7f10 r-xp 00001000 fe:00 7  /usr/lib/libc.so.6`.
-fn parse_line(line: &str) -> Option<(Area, &str)> {
+fn parse_line<'l>(line: &'l str, apart: &Apart<'_>) -> Option<(Area, &'l str)> {
     let mut rest = line;
     let mut word = || {
         let (word, after) = rest.split_once(' ')?;
@@ -78,8 +101,10 @@ fn parse_line(line: &str) -> Option<(Area, &str)> {
         name if PLAIN.contains(&name) => Origin::Nothing,
         name if name.starts_with(OF_KERNEL) => Origin::Kernel(name.to_owned()),
         // A name of something that has none, or of a file that is gone.
-        name if !name.starts_with('/') || name.ends_with(" (deleted)") => return None,
-        name => Origin::File(PathBuf::from(name), u64::from_str_radix(offset, 16).ok()?),
+        name => {
+            let file = apart.shown(name).filter(|name| name.starts_with('/'))?;
+            Origin::File(PathBuf::from(file), u64::from_str_radix(offset, 16).ok()?)
+        }
     };
     let mut bits = 0;
     for (letter, bit) in [('r', libc::PROT_READ), ('w', libc::PROT_WRITE), ('x', libc::PROT_EXEC)] {
@@ -95,8 +120,17 @@ fn parse_line(line: &str) -> Option<(Area, &str)> {
     (access.ends_with('p') || bits & libc::PROT_WRITE == 0).then_some((area, name))
 }
 
-/// Calls `found` with each page of an area that is its process's own, in their order.
-pub(super) fn own_pages(pagemap: &File, area: &Area, mut found: impl FnMut(u64)) -> io::Result<()> {
+/// What a page is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Page {
+    /// Its process's own.
+    Own,
+    /// One that nobody may touch.
+    Guard,
+}
+
+/// Calls `found` with each page of an area that is its process's own, or a guard, in their order.
+pub(super) fn own_pages(pagemap: &File, area: &Area, mut found: impl FnMut(u64, Page)) -> io::Result<()> {
     let mut entries = vec![0; ENTRIES_MAX as usize * ENTRY_LEN];
     let mut at = area.from;
     while at < area.to {
@@ -105,8 +139,10 @@ pub(super) fn own_pages(pagemap: &File, area: &Area, mut found: impl FnMut(u64))
         pagemap.read_exact_at(bytes, at / PAGE_LEN * ENTRY_LEN as u64)?;
         for entry in bytes.chunks_exact(ENTRY_LEN) {
             let entry = entry.try_into().map_or(0, u64::from_ne_bytes);
-            if entry & SWAPPED != 0 || entry & PRESENT != 0 && entry & OF_FILE == 0 {
-                found(at);
+            if entry & GUARD != 0 {
+                found(at, Page::Guard);
+            } else if entry & SWAPPED != 0 || entry & PRESENT != 0 && entry & OF_FILE == 0 {
+                found(at, Page::Own);
             }
             at += PAGE_LEN;
         }
@@ -122,6 +158,19 @@ pub(super) fn cannot(why: &str) -> io::Error {
 mod tests {
     use super::*;
 
+    fn apart() -> Apart<'static> {
+        Apart { elsewhere: Path::new("/frozen/ram"), before: Path::new("/frozen/imprint"), anew: &[] }
+    }
+
+    #[test]
+    fn what_is_written_down_elsewhere_needs_no_name_any_more() {
+        for name in ["/frozen/ram", "/frozen/imprint"] {
+            let maps =
+                Maps::parse(&format!("5000-6000 rw-p 00000000 fe:00 7 {name} (deleted)"), &apart()).unwrap();
+            assert_eq!(maps.areas[0].of, Origin::File(name.into(), 0));
+        }
+    }
+
     fn area(from: u64, to: u64, access: i32, of: Origin) -> Area {
         Area { from, to, access, of }
     }
@@ -129,10 +178,14 @@ mod tests {
     #[test]
     fn memory_is_told_by_what_it_shows() {
         let text = "5000-6000 r-xp 00001000 fe:00 7                          /usr/bin/a name\n\
+                    VmFlags: rd ex mr mw me\n\
                     6000-7000 rw-p 00000000 00:00 0                          [heap]\n\
+                    Pss_Anon:              4 kB\n\
+                    VmFlags: rd wr mr mw me ac wf\n\
                     7000-8000 ---p 00000000 00:00 0 \n\
                     9000-a000 r--s 00000000 fe:00 7                          /usr/lib/cache\n\
                     100000000000-100000001000 r-xp 00000000 00:01 24         /memfd:palisade (deleted)\n\
+                    VmFlags: rd ex wf\n\
                     7fff00000000-7fff00001000 rw-p 00000000 00:00 0          [stack]\n\
                     7fff00002000-7fff00003000 r--p 00000000 00:00 0          [vvar]\n\
                     ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0  [vsyscall]\n";
@@ -145,8 +198,8 @@ mod tests {
             area(0x7fff_0000_0000, 0x7fff_0000_1000, libc::PROT_READ | libc::PROT_WRITE, Origin::Nothing),
             area(0x7fff_0000_2000, 0x7fff_0000_3000, libc::PROT_READ, Origin::Kernel("[vvar]".into())),
         ];
-        let maps = Maps::parse(text).unwrap();
-        assert_eq!(maps, Maps { areas: expected, heap_end: 0x7000 });
+        let maps = Maps::parse(text, &apart()).unwrap();
+        assert_eq!(maps, Maps { areas: expected, heap_end: 0x7000, wiped: vec![0x6000] });
     }
 
     #[test]
@@ -157,7 +210,7 @@ mod tests {
             "5000-6000 rw-p 00000000 00:0e 7 anon_inode:[io_uring]",
             "5000-6000",
         ] {
-            assert_eq!(Maps::parse(line).unwrap_err().kind(), io::ErrorKind::Unsupported, "{line}");
+            assert_eq!(Maps::parse(line, &apart()).unwrap_err().kind(), io::ErrorKind::Unsupported, "{line}");
         }
     }
 }

@@ -45,6 +45,8 @@ pub struct Imprint {
     files: Vec<Mark>,
     /// Pages that are its own, over those areas.
     pieces: Vec<Piece>,
+    /// Pages that nobody may touch.
+    guards: Vec<(u64, u64)>,
     /// How long the file with those pages is.
     pages_len: u64,
     /// What it has open.
@@ -156,7 +158,7 @@ mod tests {
         io::{self, BufRead, BufReader, Read, Write},
         os::{
             fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
-            unix::{net::UnixStream, process::CommandExt},
+            unix::{fs::FileExt, net::UnixStream, process::CommandExt},
         },
         process::{Child, Command, Stdio},
     };
@@ -170,7 +172,7 @@ mod tests {
         "first=; n=0; while read -r word; do : ${first:=$word}; n=$((n+1)); echo $n $first $word; done";
 
     fn nothing() -> Apart<'static> {
-        Apart { elsewhere: Path::new(""), before: Path::new("") }
+        Apart { elsewhere: Path::new(""), before: Path::new(""), anew: &[] }
     }
 
     fn pages() -> File {
@@ -272,6 +274,40 @@ mod tests {
         }
     }
 
+    /// Pages at a place of their own: two with something between them that nobody may touch, and one that no child may have.
+    const MARKED: u64 = 0x3000_0000_0000;
+
+    fn mark_memory() {
+        let (at, access) = (MARKED as *mut libc::c_void, libc::PROT_READ | libc::PROT_WRITE);
+        let how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        // SAFETY: nobody has anything there.
+        unsafe { libc::mmap(at, 16384, access, how, -1, 0) };
+        for page in [0, 8192, 12288] {
+            // SAFETY: it was just mapped.
+            unsafe { at.cast::<u8>().add(page).write(7) };
+        }
+        // SAFETY: the second and the last of those pages; older kernels know no guards.
+        unsafe { libc::syscall(libc::SYS_madvise, at.add(4096), 4096, 102) };
+        // SAFETY: as above.
+        unsafe { libc::madvise(at.add(12288), 4096, libc::MADV_WIPEONFORK) };
+    }
+
+    fn marks(process: Pid) -> [u8; 3] {
+        let memory = File::open(format!("/proc/{}/mem", process.as_raw_nonzero())).unwrap();
+        [0, 8192, 12288].map(|page| {
+            let mut byte = [0xff];
+            memory.read_exact_at(&mut byte, MARKED + page).unwrap();
+            byte[0]
+        })
+    }
+
+    fn is_guard(process: Pid) -> bool {
+        let pagemap = File::open(format!("/proc/{}/pagemap", process.as_raw_nonzero())).unwrap();
+        let mut entry = [0; 8];
+        pagemap.read_exact_at(&mut entry, (MARKED / 4096 + 1) * 8).unwrap();
+        u64::from_ne_bytes(entry) & 1 << 58 != 0
+    }
+
     fn hear(way: &mut UnixStream) -> [u8; 2] {
         let mut heard = [0; 2];
         way.write_all(b".").and_then(|()| way.read_exact(&mut heard)).unwrap();
@@ -298,6 +334,7 @@ mod tests {
                     // SAFETY: it was just made, and is nobody else's.
                     unsafe { UnixStream::from_raw_fd(number) }
                 });
+                mark_memory();
                 std::thread::spawn(|| answer(second));
                 answer(first);
                 // SAFETY: ends the caller.
@@ -308,14 +345,19 @@ mod tests {
         drop((one_there, two_there));
         assert_eq!((hear(&mut one), hear(&mut two), hear(&mut two)), ([1, 1], [1, 1], [2, 2]));
         let pages = pages();
+        let guards: Vec<_> = is_guard(child).then_some((MARKED + 4096, MARKED + 8192)).into_iter().collect();
+        assert_eq!(marks(child), [7, 7, 7]);
         let imprint = Imprint::take(child, &nothing(), &pages).unwrap();
         end(child);
         assert_eq!(imprint.threads.len(), 2);
+        assert_eq!(imprint.guards, guards, "what ends a stack is known");
         let ((mut one, one_there), (mut two, two_there)) =
             (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
         let given = vec![(numbers[0], one_there.into()), (numbers[1], two_there.into())];
         let child = imprint.make(&pages, given, || Ok(())).unwrap();
         assert_eq!((hear(&mut two), hear(&mut one), hear(&mut two)), ([3, 4], [2, 2], [4, 8]));
+        assert_eq!(marks(child), [7, 7, 0], "what no child may have is not there");
+        assert_eq!(is_guard(child), !guards.is_empty());
         end(child);
     }
 
@@ -357,9 +399,17 @@ mod tests {
             }
         }
         assert_eq!(refused(&other, &whole, &[0, 1]), "the kernel shows other things than it did");
-        let mut other = imprint.clone();
-        other.threads[0].registers.truncate(3);
-        assert_eq!(refused(&other, &whole, &[0, 1]), "it is none that was written down");
+        let unsound: [&dyn Fn(&mut Imprint); 3] = [
+            &|other| other.threads[0].registers.truncate(3),
+            &|other| other.pieces[0].to = 0,
+            // That would be what the maker has there.
+            &|other| other.descriptors[0].what = What::File("/proc/self/mem".into(), 0),
+        ];
+        for harm in unsound {
+            let mut other = imprint.clone();
+            harm(&mut other);
+            assert_eq!(refused(&other, &whole, &[0, 1]), "it is none that was written down");
+        }
         let fails = imprint.make(&whole, ends(&[0, 1]).1, || Err(io::ErrorKind::Other.into()));
         assert_eq!(fails.unwrap_err().kind(), io::ErrorKind::NotFound, "a child that cannot begin is gone");
         let child = imprint.make(&whole, ends(&[0, 1]).1, || Ok(())).unwrap();

@@ -18,7 +18,7 @@ use rustix::{
 };
 
 use super::{
-    Area, Imprint, Mark, Origin, What,
+    Apart, Area, Imprint, Mark, Origin, What,
     calls::{ASIDE, BASE, END, List, NOTE, program},
     frame::{FS_BASE, REGISTERS, VECTORS_LEN_MAX, VECTORS_LEN_MIN},
     maps::{Maps, cannot},
@@ -29,9 +29,9 @@ const MEMORY_END: u64 = 0x7fff_ffff_f000;
 /// A stack that grows needs room below it.
 const STACK_LEN: u64 = 8 << 20;
 /// From here on descriptors are the child's tools, until it is who it becomes.
-const TOOLS: RawFd = 512;
-/// From here on they are kept until they have their numbers.
-const KEPT: RawFd = 1024;
+const TOOLS: RawFd = 256;
+/// From here on they are kept until they have their numbers. A process may have 1,024 where nobody said otherwise.
+const KEPT: RawFd = 512;
 const SIGNALS: i32 = 64;
 
 impl Imprint {
@@ -102,6 +102,20 @@ impl Imprint {
             && self.areas.iter().all(|area| lies_within(area.from, area.to))
             && self.pieces.iter().all(|piece| lies_within(piece.from, piece.to))
             && self.descriptors.iter().all(|descriptor| (0..TOOLS).contains(&descriptor.number))
+            && self.paths().all(is_plain)
+    }
+
+    /// The files that are opened for it.
+    fn paths(&self) -> impl Iterator<Item = &Path> {
+        let shown = self.areas.iter().filter_map(|area| match &area.of {
+            Origin::File(path, _) => Some(path.as_path()),
+            Origin::Nothing | Origin::Kernel(_) => None,
+        });
+        let open = self.descriptors.iter().filter_map(|descriptor| match &descriptor.what {
+            What::File(path, _) => Some(path.as_path()),
+            _ => None,
+        });
+        shown.chain(open)
     }
 
     /// What is open in the child, out of the way of the numbers that it will have.
@@ -126,9 +140,14 @@ impl Imprint {
                     made(libc::SYS_signalfd4, [-1, mask as c_long, 8, flags_of(descriptor.flags)])?
                 }
                 What::Poll(_) => made(libc::SYS_epoll_create1, [libc::EPOLL_CLOEXEC.into(), 0, 0, 0])?,
-                What::End => given
-                    .remove(&descriptor.number)
-                    .ok_or_else(|| cannot("something it had open is not given anew"))?,
+                What::End => {
+                    let end = given
+                        .remove(&descriptor.number)
+                        .ok_or_else(|| cannot("something it had open is not given anew"))?;
+                    let flags = OFlags::from_bits_retain(descriptor.flags as u32);
+                    rustix::fs::fcntl_setfl(&end, flags & (OFlags::NONBLOCK | OFlags::APPEND))?;
+                    end
+                }
             };
             open.push((descriptor.number, away(fd)?));
         }
@@ -194,7 +213,8 @@ impl Imprint {
             return Err(cannot("it did not become the program that was to become it"));
         }
         let place = Path::new("/proc").join(child.as_raw_nonzero().to_string());
-        let (at, list) = self.list(&Maps::read(&place)?, files)?;
+        let nothing = Apart { elsewhere: Path::new(""), before: Path::new(""), anew: &[] };
+        let (at, list) = self.list(&Maps::read(&place, &nothing)?, files)?;
         let memory = File::options().read(true).write(true).open(place.join("mem"))?;
         memory.write_all_at(&list, at)?;
         // Where its code, data, heap and arguments are; nothing of what else could be told with that.
@@ -298,12 +318,23 @@ impl Imprint {
                 list.must(libc::SYS_mmap, &view);
             }
         }
+        for (from, to) in &self.guards {
+            // A kernel that took it once takes it again.
+            list.must(libc::SYS_madvise, &[*from, to.saturating_sub(*from), MADV_GUARD_INSTALL]);
+        }
     }
+}
+
+/// Whether a path leads to the same file for everybody: not to what the one who opens it has.
+fn is_plain(path: &Path) -> bool {
+    path.is_absolute()
+        && (path == Path::new("/dev/null") || !path.starts_with("/proc") && !path.starts_with("/dev"))
 }
 
 /// Where among its places its stack is.
 const STACK_PLACE: usize = 6;
 const ARCH_SET_FS: u64 = 0x1002;
+const MADV_GUARD_INSTALL: u64 = 102;
 
 /// The program in a file that is nowhere.
 fn executable() -> io::Result<OwnedFd> {

@@ -13,8 +13,8 @@ use rustix::process::Pid;
 
 use super::{
     Area, Descriptor, Imprint, Mark, Origin, PAGE_LEN, Piece, Thread, What,
-    frame::{REGISTERS, VECTORS_LEN_MAX, VECTORS_LEN_MIN},
-    maps::{Maps, cannot, own_pages},
+    frame::{REGISTERS, VECTORS_ASKED_FOR, VECTORS_LEN_MAX, VECTORS_LEN_MIN, VECTORS_MARK_AT},
+    maps::{Maps, Page, cannot, own_pages},
 };
 use crate::fd::read_small;
 
@@ -29,10 +29,8 @@ const GAP_MAX: u64 = 4 * PAGE_LEN;
 const PIECE_LEN_MAX: u64 = 4 << 20;
 const NT_PRSTATUS: usize = 1;
 const NT_X86_XSTATE: usize = 0x202;
-/// What the kernel says of the vectors it gives: which there are.
-const VECTORS_MASK_AT: usize = 464;
-/// Those that a process has to ask for, which is not done again.
-const ASKED_FOR: u64 = 1 << 18;
+/// Where the kernel says which vectors are in use.
+const VECTORS_USED_AT: usize = 512;
 /// The C library keeps a thread's number so far below the list of its locks.
 const NUMBER_BEFORE_LOCKS: u64 = 16;
 /// Where the numbers of `/proc/PID/stat` are that tell of places, counted after the name.
@@ -47,6 +45,30 @@ pub struct Apart<'a> {
     pub elsewhere: &'a Path,
     /// What is shown of this one is its own: it was taken up from there.
     pub before: &'a Path,
+    /// Whoever takes it up has others under these names.
+    pub anew: &'a [PathBuf],
+}
+
+/// What the kernel adds to the name of a file that has none any more.
+const NAMELESS: &str = " (deleted)";
+
+impl Apart<'_> {
+    /// The name of a file in memory that can be taken up again.
+    pub(super) fn shown<'n>(&self, name: &'n str) -> Option<&'n str> {
+        let stripped = name.strip_suffix(NAMELESS);
+        // Its name is not needed, only what it shows.
+        let known = stripped.filter(|name| [self.elsewhere, self.before].contains(&Path::new(name)));
+        known.or(stripped.is_none().then_some(name))
+    }
+
+    /// The name of a file that can be opened again.
+    fn opened<'n>(&self, name: &'n str) -> Option<&'n str> {
+        let stripped = name.strip_suffix(NAMELESS);
+        let known = stripped.filter(|name| {
+            Path::new(name) == self.elsewhere || self.anew.iter().any(|path| path == Path::new(name))
+        });
+        known.or(stripped.is_none().then_some(name))
+    }
 }
 
 impl Imprint {
@@ -61,20 +83,21 @@ impl Imprint {
             return Err(cannot("it has a second stack that cannot be given back"));
         }
         let ignored = field(&status, "SigIgn:").and_then(|mask| u64::from_str_radix(mask, 16).ok());
-        let maps = Maps::read(&place)?;
+        let maps = Maps::read(&place, apart)?;
         let memory = File::open(place.join("mem"))?;
         let threads = held
             .threads
             .iter()
             .map(|(thread, _)| look_at(*thread, &place, &memory))
             .collect::<io::Result<Vec<_>>>()?;
-        let mut pieces = own_pieces(&place, &maps.areas, apart)?;
+        let Own { mut pieces, guards } = Own::find(&place, &maps, apart)?;
         let pages_len = write_pages(&mut pieces, &memory, pages)?;
         Ok(Self {
             threads,
             pieces,
+            guards,
             pages_len,
-            descriptors: descriptors(&place)?,
+            descriptors: descriptors(&place, apart)?,
             ignored: ignored.ok_or_else(|| cannot("it does not say which signals it ignores"))?,
             places: places(&place, &maps)?,
             files: marks(&maps.areas, apart)?,
@@ -102,8 +125,8 @@ impl Held {
                 }
                 match held.hold(thread) {
                     Ok(()) => more = true,
-                    // One that was about to end has ended.
-                    Err(_) if thread != held.first => held.let_go_of_last(thread),
+                    // One that was about to end has ended; any other must not be left out.
+                    Err(_) if has_ended(place, thread) => held.let_go_of_last(thread),
                     Err(error) => return Err(error),
                 }
             }
@@ -156,6 +179,13 @@ impl Drop for Held {
     }
 }
 
+/// Whether a thread is gone, or about to be.
+fn has_ended(place: &Path, thread: i32) -> bool {
+    let stat = read_small(&place.join("task").join(thread.to_string()).join("stat"), FACTS_LEN_MAX);
+    let state = stat.ok().and_then(|stat| stat.rsplit_once(") ")?.1.chars().next());
+    matches!(state, None | Some('Z' | 'X'))
+}
+
 fn trace(what: libc::c_uint, thread: i32, address: usize, data: usize) -> io::Result<()> {
     // SAFETY: each request made here writes at most to what `data` or `address` points to, which outlives the call.
     let done = unsafe { libc::ptrace(what, thread, address, data) };
@@ -171,11 +201,11 @@ fn look_at(thread: i32, place: &Path, memory: &File) -> io::Result<Thread> {
     if read != REGISTERS * 8 || len < VECTORS_LEN_MIN {
         return Err(cannot("its registers are others than those known here"));
     }
-    let used = vectors_len(&vectors);
-    if used > len || vectors_mask(&vectors) & ASKED_FOR != 0 {
+    let whole = vectors_len(&vectors);
+    if whole > len || word(&vectors, VECTORS_USED_AT) & VECTORS_ASKED_FOR != 0 {
         return Err(cannot("its registers are others than those known here"));
     }
-    vectors.truncate(used);
+    vectors.truncate(whole);
     let mut mask = 0_u64;
     trace(libc::PTRACE_GETSIGMASK, thread, 8, &raw mut mask as usize)?;
     let locks = locks(thread)?;
@@ -195,9 +225,9 @@ fn register_set(thread: i32, which: usize, to: *mut c_void, len: usize) -> io::R
     Ok(place.iov_len)
 }
 
-/// How long the vectors of a thread are that it may use, which the processor tells.
+/// How long the vectors of a thread are that it has without asking, which the processor tells.
 fn vectors_len(vectors: &[u8]) -> usize {
-    let mask = vectors_mask(vectors);
+    let mask = word(vectors, VECTORS_MARK_AT) & !VECTORS_ASKED_FOR;
     let parts = (2..63).filter(|part| mask & 1 << part != 0);
     let ends = parts.map(|part| {
         let told = core::arch::x86_64::__cpuid_count(0xd, part);
@@ -206,8 +236,8 @@ fn vectors_len(vectors: &[u8]) -> usize {
     ends.max().unwrap_or(0).max(VECTORS_LEN_MIN)
 }
 
-fn vectors_mask(vectors: &[u8]) -> u64 {
-    vectors[VECTORS_MASK_AT..][..8].try_into().map_or(0, u64::from_ne_bytes)
+fn word(vectors: &[u8], at: usize) -> u64 {
+    vectors[at..][..8].try_into().map_or(0, u64::from_ne_bytes)
 }
 
 fn locks(thread: i32) -> io::Result<u64> {
@@ -263,33 +293,49 @@ fn marks(areas: &[Area], apart: &Apart<'_>) -> io::Result<Vec<Mark>> {
     Ok(marks)
 }
 
-/// Finds its own pages, in pieces.
-fn own_pieces(place: &Path, areas: &[Area], apart: &Apart<'_>) -> io::Result<Vec<Piece>> {
-    let pagemap = File::open(place.join("pagemap"))?;
-    let mut pieces: Vec<Piece> = Vec::new();
-    let mut before: Option<&Area> = None;
-    // Pieces before this one are of another part of memory.
-    let mut first = 0;
-    for area in areas {
-        if !before.is_some_and(|before| before.to == area.from && alike(before, area, apart)) {
-            first = pieces.len();
-        }
-        before = Some(area);
-        let mut add = |from: u64, to: u64| match pieces.get_mut(first..).and_then(<[Piece]>::last_mut) {
-            Some(last) if from - last.to <= GAP_MAX => last.to = to,
-            _ => pieces.push(Piece { from, to, access: area.access, at: 0 }),
-        };
-        match &area.of {
-            Origin::File(path, _) if path == apart.before => add(area.from, area.to),
-            Origin::File(path, _) if path == apart.elsewhere => {}
-            Origin::Nothing if area.access == libc::PROT_NONE => {}
-            Origin::Nothing | Origin::File(..) => {
-                own_pages(&pagemap, area, |page| add(page, page + PAGE_LEN))?;
+/// What is its own of its memory.
+#[derive(Default)]
+struct Own {
+    pieces: Vec<Piece>,
+    guards: Vec<(u64, u64)>,
+}
+
+impl Own {
+    fn find(place: &Path, maps: &Maps, apart: &Apart<'_>) -> io::Result<Self> {
+        let pagemap = File::open(place.join("pagemap"))?;
+        let mut own = Self::default();
+        let mut before: Option<&Area> = None;
+        // Pieces before this one are of another part of memory.
+        let mut first = 0;
+        for area in &maps.areas {
+            if !before.is_some_and(|before| before.to == area.from && alike(before, area, apart)) {
+                first = own.pieces.len();
             }
-            Origin::Kernel(_) => {}
+            before = Some(area);
+            match &area.of {
+                Origin::File(path, _) if path == apart.before => own.add(first, area, area.from, area.to),
+                Origin::File(path, _) if path == apart.elsewhere => {}
+                Origin::Nothing if area.access == libc::PROT_NONE || maps.wiped.contains(&area.from) => {}
+                Origin::Nothing | Origin::File(..) => own_pages(&pagemap, area, |page, what| match what {
+                    Page::Own => own.add(first, area, page, page + PAGE_LEN),
+                    Page::Guard => {
+                        own.guards.push((page, page + PAGE_LEN));
+                        first = own.pieces.len();
+                    }
+                })?,
+                Origin::Kernel(_) => {}
+            }
+        }
+        Ok(own)
+    }
+
+    /// Adds pages to the last piece, unless that is before `first` or too far away.
+    fn add(&mut self, first: usize, area: &Area, from: u64, to: u64) {
+        match self.pieces.get_mut(first..).and_then(<[Piece]>::last_mut) {
+            Some(last) if from - last.to <= GAP_MAX => last.to = to,
+            _ => self.pieces.push(Piece { from, to, access: area.access, at: 0 }),
         }
     }
-    Ok(pieces)
 }
 
 /// Whether two parts of memory are one, but for what is in them.
@@ -335,7 +381,7 @@ fn write_pages(pieces: &mut [Piece], memory: &File, pages: &File) -> io::Result<
     Ok(at)
 }
 
-fn descriptors(place: &Path) -> io::Result<Vec<Descriptor>> {
+fn descriptors(place: &Path, apart: &Apart<'_>) -> io::Result<Vec<Descriptor>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(place.join("fd"))? {
         let entry = entry?;
@@ -344,14 +390,16 @@ fn descriptors(place: &Path) -> io::Result<Vec<Descriptor>> {
         let facts = read_small(&place.join("fdinfo").join(number.to_string()), FACTS_LEN_MAX)?;
         let flags = field(&facts, "flags:").and_then(|flags| i32::from_str_radix(flags, 8).ok());
         let flags = flags.ok_or_else(|| cannot("a descriptor has no flags"))?;
-        found
-            .insert(number, Descriptor { number, flags, what: what(&fs::read_link(entry.path())?, &facts)? });
+        found.insert(
+            number,
+            Descriptor { number, flags, what: what(&fs::read_link(entry.path())?, &facts, apart)? },
+        );
     }
     Ok(found.into_values().collect())
 }
 
 /// What is open, by its name and what the kernel knows of it.
-fn what(name: &Path, facts: &str) -> io::Result<What> {
+fn what(name: &Path, facts: &str, apart: &Apart<'_>) -> io::Result<What> {
     let number = |what: &str, radix| {
         let told = field(facts, what).and_then(|told| u64::from_str_radix(told, radix).ok());
         told.ok_or_else(|| cannot("a descriptor does not say what it is"))
@@ -373,10 +421,10 @@ fn what(name: &Path, facts: &str) -> io::Result<What> {
             ))
         }
         text if text.starts_with("socket:") || text.starts_with("pipe:") => Ok(What::End),
-        text if text.starts_with('/') && !text.ends_with(" (deleted)") => {
-            Ok(What::File(PathBuf::from(name), number("pos:", 10)?))
-        }
-        text => Err(cannot(&format!("it has something open that cannot be opened again: {text}"))),
+        text => match apart.opened(text).filter(|name| name.starts_with('/')) {
+            Some(name) => Ok(What::File(PathBuf::from(name), number("pos:", 10)?)),
+            None => Err(cannot(&format!("it has something open that cannot be opened again: {text}"))),
+        },
     }
 }
 
