@@ -76,7 +76,7 @@ pub struct FrozenMemory {
 pub struct Imprint {
     /// The boot.
     pub boot: String,
-    /// How long the file is.
+    /// How long the file is; nothing where it was tried, and there is none.
     pub bytes: u64,
 }
 
@@ -85,12 +85,23 @@ impl Imprint {
     pub fn of(dir: &Path) -> io::Result<Self> {
         Ok(Self { boot: sys::proc::boot_id()?, bytes: fs::metadata(dir.join(IMPRINT_FILE))?.len() })
     }
+
+    /// None can be had before the host boots again.
+    pub fn none() -> io::Result<Self> {
+        Ok(Self { boot: sys::proc::boot_id()?, bytes: 0 })
+    }
 }
 
 impl FrozenMemory {
     /// Whether its hypervisor can go on as a copy of the process it was.
     pub fn is_whole(&self, dir: &Path) -> bool {
         self.imprint.as_ref().is_some_and(|imprint| Imprint::of(dir).is_ok_and(|found| found == *imprint))
+    }
+
+    /// Whether another one made now would have no more of that than this one.
+    pub fn is_up_to_date(&self, dir: &Path) -> bool {
+        let tried = |imprint: &Imprint| Imprint::none().is_ok_and(|none| none == *imprint);
+        self.is_whole(dir) || self.imprint.as_ref().is_none_or(tried)
     }
 }
 

@@ -23,7 +23,7 @@ use body::{
         Frozen, Parts, Start,
         freeze::Extent,
         plan::{IMPRINT_FILE, RAM_FILE, STATE_FILE, UPPER_FILE},
-        record::{FrozenMemory, Machine},
+        record::{FrozenMemory, Imprint, Machine},
     },
 };
 use proto::{BodyId, Failure, Kind, Spec, spec::Life, vm::Accelerator};
@@ -95,10 +95,9 @@ impl Fleet {
 
     fn read_warm(&self, dir: &Path, parts: &Parts) -> Option<Frozen> {
         let machine = self.frozen_at(dir, parts)?;
-        let frozen = machine.frozen.as_ref()?;
-        let whole = frozen.is_whole(dir);
         // One that has lost the process of its hypervisor is made anew: the host has booted since.
-        (whole || frozen.imprint.is_none()).then(|| begin_at(dir, frozen, whole))
+        let frozen = machine.frozen.as_ref().filter(|frozen| frozen.is_up_to_date(dir))?;
+        Some(begin_at(dir, frozen, frozen.is_whole(dir)))
     }
 
     /// The same, whatever became of that process.
@@ -295,10 +294,10 @@ fn begin_at(dir: &Path, frozen: &FrozenMemory, whole: bool) -> Frozen {
     Frozen { dir: dir.to_owned(), held: Some(frozen.held.clone()), whole, generation: 1 }
 }
 
-/// Gives up the process of its hypervisor.
+/// Gives up the process of its hypervisor until the host boots again.
 fn without_imprint(dir: &Path, machine: &mut Machine) -> io::Result<()> {
-    if let Some(frozen) = &mut machine.frozen {
-        frozen.imprint = None;
+    if let Some(frozen) = machine.frozen.as_mut().filter(|_| machine.accelerator == Accelerator::Emulated) {
+        frozen.imprint = Some(Imprint::none()?);
     }
     match fs::remove_file(dir.join(IMPRINT_FILE)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -278,18 +278,18 @@ mod tests {
     const MARKED: u64 = 0x3000_0000_0000;
 
     fn mark_memory() {
-        let (at, access) = (MARKED as *mut libc::c_void, libc::PROT_READ | libc::PROT_WRITE);
+        let at = |page: u64| (MARKED + page) as *mut libc::c_void;
         let how = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
         // SAFETY: nobody has anything there.
-        unsafe { libc::mmap(at, 16384, access, how, -1, 0) };
+        unsafe { libc::mmap(at(0), 16384, libc::PROT_READ | libc::PROT_WRITE, how, -1, 0) };
         for page in [0, 8192, 12288] {
             // SAFETY: it was just mapped.
-            unsafe { at.cast::<u8>().add(page).write(7) };
+            unsafe { at(page).cast::<u8>().write(7) };
         }
         // SAFETY: the second and the last of those pages; older kernels know no guards.
-        unsafe { libc::syscall(libc::SYS_madvise, at.add(4096), 4096, 102) };
+        unsafe { libc::syscall(libc::SYS_madvise, at(4096), 4096, 102) };
         // SAFETY: as above.
-        unsafe { libc::madvise(at.add(12288), 4096, libc::MADV_WIPEONFORK) };
+        unsafe { libc::madvise(at(12288), 4096, libc::MADV_WIPEONFORK) };
     }
 
     fn marks(process: Pid) -> [u8; 3] {
