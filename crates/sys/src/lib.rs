@@ -18,6 +18,7 @@ pub mod modes;
 pub mod mount;
 pub mod namespace;
 pub mod origin;
+pub mod pages;
 pub mod proc;
 pub mod process;
 pub mod quiet;

@@ -13,16 +13,9 @@ use std::{
 };
 
 use rustix::process::Pid;
+use sys::pages::PAGE_LEN;
 
-const PAGE_LEN: u64 = 4096;
-/// One entry for each page, of eight bytes.
-const ENTRY_LEN: usize = 8;
-const PRESENT: u64 = 1 << 63;
-const SWAPPED: u64 = 1 << 62;
-/// A page of a file, or one that is shared.
-const OF_FILE: u64 = 1 << 61;
-/// Pages that are looked at, and copied, at once.
-const ENTRIES_MAX: usize = 4096;
+/// Pages that are copied at once.
 const RUN_LEN_MAX: u64 = 1 << 20;
 
 /// Writes the pages that a process has made its own of the file `path`, which it has mapped whole, into `to`.
@@ -31,22 +24,8 @@ pub fn add_own_pages(process: Pid, path: &Path, len: u64, to: &File) -> io::Resu
     let start = find(&fs::read_to_string(place.join("maps"))?, path, len)
         .ok_or_else(|| io::Error::other("its memory is not where it was put"))?;
     let (pages, memory) = (File::open(place.join("pagemap"))?, File::open(place.join("mem"))?);
-    let mut entries = vec![0; ENTRIES_MAX * ENTRY_LEN];
     let mut run = Run { memory: &memory, to, start, from: 0, to_end: 0, buffer: Vec::new() };
-    let count = len / PAGE_LEN;
-    let mut at = 0;
-    while at < count {
-        let some = usize::try_from(count - at).unwrap_or(ENTRIES_MAX).min(ENTRIES_MAX);
-        let bytes = &mut entries[..some * ENTRY_LEN];
-        pages.read_exact_at(bytes, (start / PAGE_LEN + at) * ENTRY_LEN as u64)?;
-        for (index, entry) in bytes.chunks_exact(ENTRY_LEN).enumerate() {
-            let entry = entry.try_into().map_or(0, u64::from_ne_bytes);
-            if entry & SWAPPED != 0 || entry & PRESENT != 0 && entry & OF_FILE == 0 {
-                run.add(at + index as u64)?;
-            }
-        }
-        at += some as u64;
-    }
+    sys::pages::own(&pages, start..start + len, |page, _| run.add(page - start))?;
     run.flush()
 }
 
@@ -73,8 +52,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn add(&mut self, page: u64) -> io::Result<()> {
-        let place = page * PAGE_LEN;
+    fn add(&mut self, place: u64) -> io::Result<()> {
         if place != self.to_end || self.to_end - self.from >= RUN_LEN_MAX {
             self.flush()?;
             self.from = place;

@@ -9,9 +9,10 @@ use std::{arch::global_asm, io};
 use libc::c_long;
 
 use super::{
-    PAGE_LEN, Thread,
+    Thread,
     frame::{FS_BASE, Frame},
 };
+use crate::pages::PAGE_LEN;
 
 /// Where the program is, far from where the kernel puts anything by itself.
 pub(super) const BASE: u64 = 0x1000_0000_0000;

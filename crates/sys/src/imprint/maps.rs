@@ -1,28 +1,16 @@
-//! What a process has in its memory, as the kernel tells it, and which pages of that are its own.
+//! What a process has in its memory, as the kernel tells it.
 
 use std::{
-    fs::File,
     io,
-    os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
 use super::{
-    Apart, Area, Origin, PAGE_LEN,
+    Apart, Area, Origin,
     calls::{BASE, END},
 };
 
 const MAPS_LEN_MAX: u64 = 4 << 20;
-/// One entry for each page, of eight bytes.
-const ENTRY_LEN: usize = 8;
-const PRESENT: u64 = 1 << 63;
-const SWAPPED: u64 = 1 << 62;
-/// A page of a file, or one that is shared.
-const OF_FILE: u64 = 1 << 61;
-/// None that may be touched: the end of a stack.
-const GUARD: u64 = 1 << 58;
-/// Pages that are looked at at once.
-const ENTRIES_MAX: u64 = 8192;
 /// What every process has at the same place, and nobody can move.
 const FIXED: &str = "[vsyscall]";
 /// Marks of memory that a child would not have, or that may be gone at any time.
@@ -118,36 +106,6 @@ fn parse_line<'l>(line: &'l str, apart: &Apart<'_>) -> Option<(Area, &'l str)> {
     };
     // What is shared is shared to be written to; who only reads it sees the same in a view of its own.
     (access.ends_with('p') || bits & libc::PROT_WRITE == 0).then_some((area, name))
-}
-
-/// What a page is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Page {
-    /// Its process's own.
-    Own,
-    /// One that nobody may touch.
-    Guard,
-}
-
-/// Calls `found` with each page of an area that is its process's own, or a guard, in their order.
-pub(super) fn own_pages(pagemap: &File, area: &Area, mut found: impl FnMut(u64, Page)) -> io::Result<()> {
-    let mut entries = vec![0; ENTRIES_MAX as usize * ENTRY_LEN];
-    let mut at = area.from;
-    while at < area.to {
-        let count = ((area.to - at) / PAGE_LEN).min(ENTRIES_MAX);
-        let bytes = &mut entries[..count as usize * ENTRY_LEN];
-        pagemap.read_exact_at(bytes, at / PAGE_LEN * ENTRY_LEN as u64)?;
-        for entry in bytes.chunks_exact(ENTRY_LEN) {
-            let entry = entry.try_into().map_or(0, u64::from_ne_bytes);
-            if entry & GUARD != 0 {
-                found(at, Page::Guard);
-            } else if entry & SWAPPED != 0 || entry & PRESENT != 0 && entry & OF_FILE == 0 {
-                found(at, Page::Own);
-            }
-            at += PAGE_LEN;
-        }
-    }
-    Ok(())
 }
 
 pub(super) fn cannot(why: &str) -> io::Error {

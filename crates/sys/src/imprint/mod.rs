@@ -32,8 +32,6 @@ pub use take::Apart;
 
 use serde::{Deserialize, Serialize};
 
-const PAGE_LEN: u64 = 4096;
-
 /// A process that was written down, without its pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Imprint {

@@ -12,11 +12,14 @@ use libc::{c_long, c_void};
 use rustix::process::Pid;
 
 use super::{
-    Area, Descriptor, Imprint, Mark, Origin, PAGE_LEN, Piece, Thread, What,
+    Area, Descriptor, Imprint, Mark, Origin, Piece, Thread, What,
     frame::{REGISTERS, VECTORS_ASKED_FOR, VECTORS_LEN_MAX, VECTORS_LEN_MIN, VECTORS_MARK_AT},
-    maps::{Maps, Page, cannot, own_pages},
+    maps::{Maps, cannot},
 };
-use crate::fd::read_small;
+use crate::{
+    fd::read_small,
+    pages::{self, PAGE_LEN, Page},
+};
 
 const FACTS_LEN_MAX: u64 = 64 << 10;
 const NAME_LEN_MAX: u64 = 64;
@@ -316,13 +319,18 @@ impl Own {
                 Origin::File(path, _) if path == apart.before => own.add(first, area, area.from, area.to),
                 Origin::File(path, _) if path == apart.elsewhere => {}
                 Origin::Nothing if area.access == libc::PROT_NONE || maps.wiped.contains(&area.from) => {}
-                Origin::Nothing | Origin::File(..) => own_pages(&pagemap, area, |page, what| match what {
-                    Page::Own => own.add(first, area, page, page + PAGE_LEN),
-                    Page::Guard => {
-                        own.guards.push((page, page + PAGE_LEN));
-                        first = own.pieces.len();
-                    }
-                })?,
+                Origin::Nothing | Origin::File(..) => {
+                    pages::own(&pagemap, area.from..area.to, |page, what| {
+                        match what {
+                            Page::Own => own.add(first, area, page, page + PAGE_LEN),
+                            Page::Guard => {
+                                own.guards.push((page, page + PAGE_LEN));
+                                first = own.pieces.len();
+                            }
+                        }
+                        Ok(())
+                    })?;
+                }
                 Origin::Kernel(_) => {}
             }
         }
