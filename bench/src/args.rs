@@ -21,18 +21,18 @@ Usage: cargo run --release -p bench -- [OPTIONS]
 ";
 
 /// What this process is to do.
-pub enum Asked {
+pub enum BenchCommand {
     /// Tell how it is used.
     Help,
     /// Be the work that is measured.
     Work(Vec<String>),
     /// Measure.
-    Bench(Args),
+    Bench(BenchArgs),
 }
 
 /// How to measure.
 #[derive(Debug, Clone)]
-pub struct Args {
+pub struct BenchArgs {
     /// Rounds of what takes milliseconds.
     pub rounds: usize,
     /// Idle Bodies at once.
@@ -55,7 +55,7 @@ pub struct Args {
     pub strict: bool,
 }
 
-impl Args {
+impl BenchArgs {
     /// Whether a section is asked for.
     pub fn wants(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|only| only == name)
@@ -68,12 +68,12 @@ impl Args {
 }
 
 /// Reads the command line.
-pub fn parse(words: impl Iterator<Item = String>) -> Result<Asked, String> {
+pub fn parse(words: impl Iterator<Item = String>) -> Result<BenchCommand, String> {
     let mut words = words.peekable();
     if words.next_if(|word| word == "--work").is_some() {
-        return Ok(Asked::Work(words.collect()));
+        return Ok(BenchCommand::Work(words.collect()));
     }
-    let mut args = Args {
+    let mut args = BenchArgs {
         rounds: 200,
         bodies: 500,
         quick: false,
@@ -89,7 +89,7 @@ pub fn parse(words: impl Iterator<Item = String>) -> Result<Asked, String> {
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(format!("{word} needs a value"));
         match word.as_str() {
-            "--help" | "-h" => return Ok(Asked::Help),
+            "--help" | "-h" => return Ok(BenchCommand::Help),
             "--quick" => args.quick = true,
             "--strict" => args.strict = true,
             "--rounds" => rounds = Some(number(&value()?)?),
@@ -105,7 +105,7 @@ pub fn parse(words: impl Iterator<Item = String>) -> Result<Asked, String> {
     }
     args.rounds = rounds.unwrap_or(args.scaled(args.rounds));
     args.bodies = bodies.unwrap_or(args.scaled(args.bodies));
-    Ok(Asked::Bench(args))
+    Ok(BenchCommand::Bench(args))
 }
 
 fn number(text: &str) -> Result<usize, String> {

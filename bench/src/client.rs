@@ -113,9 +113,9 @@ impl Client {
 }
 
 /// A terminal of a Body.
-pub struct Terminal(WebSocket<TcpStream>);
+pub struct TerminalClient(WebSocket<TcpStream>);
 
-impl Terminal {
+impl TerminalClient {
     /// Opens one.
     pub fn open(address: SocketAddr, key: &str, body: &str, query: &str) -> io::Result<Self> {
         let mut request = format!("ws://{address}/v1/bodies/{body}/pty?{query}")

@@ -13,11 +13,11 @@ const PODMAN: &str = "libpod_parent";
 
 /// What was there before.
 #[derive(Debug)]
-pub struct Before {
+pub struct CgroupsBefore {
     podman: Vec<PathBuf>,
 }
 
-impl Before {
+impl CgroupsBefore {
     /// Looks.
     pub fn look() -> Self {
         Self {

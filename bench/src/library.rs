@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fleet::{Create, ExecRequest, Fleet, Force, Output};
+use fleet::{Create, ExecRequest, Fleet, Force, OutputChunk};
 use proto::{BodyId, Failure};
 use tokio::runtime::{Builder, Runtime};
 
@@ -16,7 +16,7 @@ pub fn runtime() -> io::Result<Runtime> {
 
 /// How long the parts of one short life took.
 #[derive(Debug, Clone, Copy)]
-pub struct Life {
+pub struct LifecycleTimes {
     /// Making the Body.
     pub create: Duration,
     /// Running `true` in it.
@@ -26,29 +26,29 @@ pub struct Life {
 }
 
 /// Create, exec `true`, remove.
-pub async fn live_once(fleet: &Fleet, request: Create) -> io::Result<Life> {
+pub async fn live_once(fleet: &Fleet, request: Create) -> io::Result<LifecycleTimes> {
     let began = Instant::now();
-    let view = fleet.create(request).await.map_err(told)?;
+    let view = fleet.create(request).await.map_err(failure_text)?;
     let created = Instant::now();
     let ran = exec(fleet, view.id(), &["true"]).await;
     let executed = Instant::now();
-    fleet.remove(view.id(), Force::Yes).await.map_err(told)?;
+    fleet.remove(view.id(), Force::Yes).await.map_err(failure_text)?;
     let removed = Instant::now();
     ran?;
-    Ok(Life { create: created - began, exec: executed - created, remove: removed - executed })
+    Ok(LifecycleTimes { create: created - began, exec: executed - created, remove: removed - executed })
 }
 
 /// Runs a command to its end and gives what it printed.
 pub async fn exec(fleet: &Fleet, body: &BodyId, argv: &[&str]) -> io::Result<String> {
-    let mut exec = fleet.exec(body, ExecRequest::new(argv.iter().copied())).await.map_err(told)?;
+    let mut exec = fleet.exec(body, ExecRequest::new(argv.iter().copied())).await.map_err(failure_text)?;
     let (mut out, mut errors) = (Vec::new(), Vec::new());
-    while let Some(output) = exec.next().await.map_err(told)? {
+    while let Some(output) = exec.next().await.map_err(failure_text)? {
         match output {
-            Output::Stdout(bytes) | Output::Tty(bytes) => out.extend_from_slice(&bytes),
-            Output::Stderr(bytes) => errors.extend_from_slice(&bytes),
+            OutputChunk::Stdout(bytes) | OutputChunk::Tty(bytes) => out.extend_from_slice(&bytes),
+            OutputChunk::Stderr(bytes) => errors.extend_from_slice(&bytes),
         }
     }
-    let ended = exec.finish().await.map_err(told)?;
+    let ended = exec.finish().await.map_err(failure_text)?;
     match ended.code {
         0 => Ok(String::from_utf8_lossy(&out).into_owned()),
         code => Err(io::Error::other(format!(
@@ -59,7 +59,7 @@ pub async fn exec(fleet: &Fleet, body: &BodyId, argv: &[&str]) -> io::Result<Str
 }
 
 /// With its causes.
-pub fn told(failure: Failure) -> io::Error {
+pub fn failure_text(failure: Failure) -> io::Error {
     let causes: String = failure.causes().iter().map(|cause| format!(": {cause}")).collect();
     io::Error::other(format!("{failure}{causes}"))
 }

@@ -2,10 +2,10 @@
 
 use std::{fs, path::Path};
 
-use crate::{ground::Ground, run::Line};
+use crate::{context::BenchContext, run::CommandLine};
 
 /// The machine, as pairs of what and how.
-pub fn describe(ground: &Ground) -> Vec<(&'static str, String)> {
+pub fn describe(context: &BenchContext) -> Vec<(&'static str, String)> {
     let who = if rustix::process::geteuid().is_root() {
         "root".into()
     } else {
@@ -16,11 +16,11 @@ pub fn describe(ground: &Ground) -> Vec<(&'static str, String)> {
         ("processors", processors()),
         ("memory", field("/proc/meminfo", "MemTotal")),
         ("cgroups", cgroups().into()),
-        ("file system of the data", file_system(&ground.data)),
+        ("file system of the data", file_system(&context.data)),
         ("load before", read("/proc/loadavg")),
         ("run as", who),
-        ("rounds", ground.args.rounds.to_string()),
-        ("pal", version(&ground.pal.to_string_lossy())),
+        ("rounds", context.args.rounds.to_string()),
+        ("pal", version(&context.pal.to_string_lossy())),
     ];
     let peers = ["bwrap", "crun", "runc", "runsc", "podman", "firejail", "systemd-nspawn", "unshare"];
     let versions: Vec<String> =
@@ -56,11 +56,11 @@ fn cgroups() -> &'static str {
 
 fn file_system(data: &Path) -> String {
     let parent = data.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
-    let printed = Line::new(["stat", "-f", "-c", "%T"]).and([parent.to_string_lossy()]).output();
+    let printed = CommandLine::new(["stat", "-f", "-c", "%T"]).and([parent.to_string_lossy()]).output();
     printed.map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
 fn version(program: &str) -> String {
-    let printed = Line::new([program, "--version"]).output().unwrap_or_default();
+    let printed = CommandLine::new([program, "--version"]).output().unwrap_or_default();
     printed.lines().next().unwrap_or_default().replace(" version", "").trim().to_owned()
 }

@@ -7,7 +7,7 @@
 
 mod args;
 mod client;
-mod ground;
+mod context;
 mod groups;
 mod library;
 mod machine;
@@ -16,7 +16,7 @@ mod memory;
 mod namespace;
 mod oci;
 mod peers;
-mod plain;
+mod plain_qemu;
 mod report;
 mod residents;
 mod run;
@@ -27,18 +27,18 @@ mod workload;
 
 use std::{io, process::ExitCode};
 
-use args::{Args, Asked};
-use ground::Ground;
-use report::Report;
+use args::{BenchArgs, BenchCommand};
+use context::BenchContext;
+use report::BenchReport;
 
 fn main() -> ExitCode {
     match args::parse(std::env::args().skip(1)) {
-        Ok(Asked::Help) => {
+        Ok(BenchCommand::Help) => {
             print!("{}", args::HELP);
             ExitCode::SUCCESS
         }
-        Ok(Asked::Work(words)) => finish(workload::main(&words).map(|()| true)),
-        Ok(Asked::Bench(args)) => finish(bench(args)),
+        Ok(BenchCommand::Work(words)) => finish(workload::main(&words).map(|()| true)),
+        Ok(BenchCommand::Bench(args)) => finish(bench(args)),
         Err(why) => {
             eprintln!("error: {why}\n  hint: cargo run --release -p bench -- --help");
             ExitCode::from(2)
@@ -58,20 +58,20 @@ fn finish(done: io::Result<bool>) -> ExitCode {
 }
 
 /// Measures; false when a bar is missed and that matters.
-fn bench(args: Args) -> io::Result<bool> {
+fn bench(args: BenchArgs) -> io::Result<bool> {
     if let Some(user) = args.as_user {
         return user::again_as(user);
     }
     measure::listen_to_interrupts()?;
-    let ground = Ground::prepare(args)?;
-    let mut report = Report::new(machine::describe(&ground));
+    let context = BenchContext::prepare(args)?;
+    let mut report = BenchReport::new(machine::describe(&context));
     print!("{}", report.head());
     for section in sections::ALL {
-        if !ground.args.wants(section.name) || measure::interrupted() {
+        if !context.args.wants(section.name) || measure::interrupted() {
             continue;
         }
         eprintln!("measuring: {} …", section.about);
-        match (section.run)(&ground) {
+        match (section.run)(&context) {
             Ok(part) => {
                 print!("{}", part.markdown());
                 report.parts.push(part);
@@ -80,11 +80,11 @@ fn bench(args: Args) -> io::Result<bool> {
         }
     }
     print!("{}", report.bars_markdown());
-    if let Some(file) = &ground.args.json {
+    if let Some(file) = &context.args.json {
         std::fs::write(file, report.json()?)?;
     }
-    if let Some(file) = &ground.args.save {
+    if let Some(file) = &context.args.save {
         std::fs::write(file, report.markdown())?;
     }
-    Ok(!ground.args.strict || report.all_passed())
+    Ok(!context.args.strict || report.all_passed())
 }

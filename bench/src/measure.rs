@@ -63,9 +63,9 @@ pub fn timed(act: impl FnOnce() -> io::Result<()>) -> io::Result<Duration> {
 /// Lets everybody have a turn in each round, in an order that is drawn anew: nobody always follows the same neighbour,
 /// whose work may still be in the caches, or being cleared away. The draws are the same in every run of the bench.
 pub fn interleave(contenders: Vec<Contender<'_>>, rounds: usize) -> Vec<Row> {
-    let mut runners: Vec<Runner<'_>> = contenders.into_iter().map(Runner::new).collect();
+    let mut runners: Vec<MeasureRunner<'_>> = contenders.into_iter().map(MeasureRunner::new).collect();
     let mut order: Vec<usize> = (0..runners.len()).collect();
-    let mut draws = Draws(1);
+    let mut draws = SplitMix(1);
     for round in 0..WARM_UP + rounds {
         draws.shuffle(&mut order);
         for turn in &order {
@@ -77,13 +77,13 @@ pub fn interleave(contenders: Vec<Contender<'_>>, rounds: usize) -> Vec<Row> {
             }
         }
     }
-    runners.into_iter().map(Runner::row).collect()
+    runners.into_iter().map(MeasureRunner::row).collect()
 }
 
 /// A sequence of numbers that looks random (splitmix64).
-struct Draws(u64);
+struct SplitMix(u64);
 
-impl Draws {
+impl SplitMix {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -99,7 +99,7 @@ impl Draws {
     }
 }
 
-struct Runner<'a> {
+struct MeasureRunner<'a> {
     contender: Contender<'a>,
     samples: Samples,
     fastest: Duration,
@@ -107,7 +107,7 @@ struct Runner<'a> {
     why: Option<String>,
 }
 
-impl<'a> Runner<'a> {
+impl<'a> MeasureRunner<'a> {
     fn new(contender: Contender<'a>) -> Self {
         Self { contender, samples: Samples::default(), fastest: Duration::MAX, failures: 0, why: None }
     }

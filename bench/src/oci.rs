@@ -4,11 +4,11 @@ use std::{fs, io, os::unix::fs::symlink, path::PathBuf};
 
 use serde_json::json;
 
-use crate::ground::Ground;
+use crate::context::BenchContext;
 
 /// A root directory of nothing but places to mount at.
-pub fn rootfs(ground: &Ground) -> io::Result<PathBuf> {
-    let root = ground.dir("rootfs")?;
+pub fn rootfs(context: &BenchContext) -> io::Result<PathBuf> {
+    let root = context.dir("rootfs")?;
     for dir in ["usr", "proc", "sys", "dev", "tmp", "etc", "run", "root", "var"] {
         fs::create_dir_all(root.join(dir))?;
     }
@@ -23,9 +23,9 @@ pub fn rootfs(ground: &Ground) -> io::Result<PathBuf> {
 }
 
 /// A bundle that runs one command with the namespaces and limits a Body has.
-pub fn bundle(ground: &Ground, name: &str, command: &[&str]) -> io::Result<PathBuf> {
-    let root = rootfs(ground)?;
-    let dir = ground.dir(&format!("bundle-{name}"))?;
+pub fn bundle(context: &BenchContext, name: &str, command: &[&str]) -> io::Result<PathBuf> {
+    let root = rootfs(context)?;
+    let dir = context.dir(&format!("bundle-{name}"))?;
     let namespaces: Vec<_> = ["pid", "mount", "ipc", "uts", "network", "cgroup"]
         .iter()
         .map(|kind| json!({ "type": kind }))

@@ -3,9 +3,9 @@
 use std::{fs, io};
 
 use crate::{
-    ground::Ground,
+    context::BenchContext,
     oci,
-    run::{Line, Place, find},
+    run::{CommandLine, RunPlace, find},
 };
 
 /// The name of the peer that bars are about: the host's root read-only, and every namespace.
@@ -22,19 +22,19 @@ pub struct Peer {
     /// Its name in tables.
     pub name: &'static str,
     /// How it runs `true`.
-    pub line: Line,
+    pub line: CommandLine,
     /// Namespaces it did not share with the host.
     pub own: String,
 }
 
 /// Somebody who cannot be measured, and why.
-pub type Absent = (String, String);
+pub type AbsentPeer = (String, String);
 
 /// Everybody who can run `true` in a fresh sandbox here.
-pub fn fresh(ground: &Ground) -> io::Result<(Vec<Peer>, Vec<Absent>)> {
+pub fn fresh(context: &BenchContext) -> io::Result<(Vec<Peer>, Vec<AbsentPeer>)> {
     let ask = format!("echo {MARKER}; readlink /proc/self/ns/*");
-    let run = lines(ground, "true", &["true"])?;
-    let check = lines(ground, "check", &["sh", "-c", &ask])?;
+    let run = lines(context, "true", &["true"])?;
+    let check = lines(context, "check", &["sh", "-c", &ask])?;
     let (mut peers, mut absent) = (Vec::new(), Vec::new());
     for ((name, line), (_, check)) in run.into_iter().zip(check) {
         match judge(&check) {
@@ -46,7 +46,7 @@ pub fn fresh(ground: &Ground) -> io::Result<(Vec<Peer>, Vec<Absent>)> {
 }
 
 /// What is its own, if it really runs commands.
-fn judge(check: &Line) -> Result<String, String> {
+fn judge(check: &CommandLine) -> Result<String, String> {
     let program = check.argv.first().map(String::as_str).unwrap_or_default();
     if find(program).is_none() {
         return Err("not installed".into());
@@ -66,18 +66,22 @@ fn judge(check: &Line) -> Result<String, String> {
 }
 
 /// How each runs a command; `kind` names the bundle made for it.
-fn lines(ground: &Ground, kind: &str, command: &[&str]) -> io::Result<Vec<(&'static str, Line)>> {
-    let bundle = oci::bundle(ground, kind, command)?.to_string_lossy().into_owned();
-    let root = oci::rootfs(ground)?.to_string_lossy().into_owned();
-    let state = |name: &str| format!("--root={}/{name}", ground.scratch.display());
-    let words = |line: &str| Line::new(line.split_ascii_whitespace());
+fn lines(
+    context: &BenchContext,
+    kind: &str,
+    command: &[&str],
+) -> io::Result<Vec<(&'static str, CommandLine)>> {
+    let bundle = oci::bundle(context, kind, command)?.to_string_lossy().into_owned();
+    let root = oci::rootfs(context)?.to_string_lossy().into_owned();
+    let state = |name: &str| format!("--root={}/{name}", context.scratch.display());
+    let words = |line: &str| CommandLine::new(line.split_ascii_whitespace());
     let namespaces = "--user --map-root-user --mount --pid --fork --ipc --net --uts --cgroup --mount-proc";
     let own_root =
         "--ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64";
     let bwrap = "bwrap --unshare-all --die-with-parent --proc /proc --dev /dev --tmpfs /tmp";
     Ok(vec![
-        (PAL, pal(ground, &["run", "--"]).and(command.iter().copied())),
-        (PLAIN, Line::new(command.iter().copied())),
+        (PAL, pal(context, &["run", "--"]).and(command.iter().copied())),
+        (PLAIN, CommandLine::new(command.iter().copied())),
         ("unshare", words(&format!("unshare {namespaces}")).and(command.iter().copied())),
         (
             BWRAP,
@@ -89,19 +93,28 @@ fn lines(ground: &Ground, kind: &str, command: &[&str]) -> io::Result<Vec<(&'sta
         ("bwrap, own root", words(&format!("{bwrap} {own_root} --")).and(command.iter().copied())),
         (
             "crun",
-            Line::new(["crun", &state("crun"), "run", "--bundle", &bundle, "{id}"]).at(Place::WithoutUnified),
+            CommandLine::new(["crun", &state("crun"), "run", "--bundle", &bundle, "{id}"])
+                .at(RunPlace::WithoutUnified),
         ),
-        ("runc", Line::new(["runc", &state("runc"), "run", "--bundle", &bundle, "{id}"])),
+        ("runc", CommandLine::new(["runc", &state("runc"), "run", "--bundle", &bundle, "{id}"])),
         (
             "runsc",
-            Line::new(["runsc", &state("runsc"), "--network=none", "run", "--bundle", &bundle, "{id}"]),
+            CommandLine::new([
+                "runsc",
+                &state("runsc"),
+                "--network=none",
+                "run",
+                "--bundle",
+                &bundle,
+                "{id}",
+            ]),
         ),
         (
             "podman",
             words("podman run --rm")
                 .and(podman(&root))
                 .and(command.iter().copied())
-                .at(Place::WithoutUnified),
+                .at(RunPlace::WithoutUnified),
         ),
         ("firejail", words("firejail --quiet --noprofile --net=none --").and(command.iter().copied())),
         ("systemd-nspawn", nspawn(&root).and(command.iter().copied())),
@@ -109,9 +122,9 @@ fn lines(ground: &Ground, kind: &str, command: &[&str]) -> io::Result<Vec<(&'sta
 }
 
 /// `pal` on the bench's data.
-pub fn pal(ground: &Ground, words: &[&str]) -> Line {
-    let mut line = Line::new([ground.pal.to_string_lossy()]).and(words.iter().copied());
-    line.env.push(("PAL_DATA".into(), ground.data.clone()));
+pub fn pal(context: &BenchContext, words: &[&str]) -> CommandLine {
+    let mut line = CommandLine::new([context.pal.to_string_lossy()]).and(words.iter().copied());
+    line.env.push(("PAL_DATA".into(), context.data.clone()));
     line
 }
 
@@ -122,8 +135,8 @@ pub fn podman(root: &str) -> Vec<String> {
     words.split_ascii_whitespace().map(str::to_owned).chain([root.to_owned()]).collect()
 }
 
-fn nspawn(root: &str) -> Line {
+fn nspawn(root: &str) -> CommandLine {
     let words =
         "systemd-nspawn --quiet --register=no --keep-unit --private-network --bind-ro=/usr --directory";
-    Line::new(words.split_ascii_whitespace()).and([root])
+    CommandLine::new(words.split_ascii_whitespace()).and([root])
 }

@@ -7,24 +7,24 @@ use serde_json::{Value, json};
 use crate::stats::Samples;
 
 /// Everything one run found.
-pub struct Report {
+pub struct BenchReport {
     /// The machine, as pairs of what and how.
     pub machine: Vec<(&'static str, String)>,
     /// One part for each section.
-    pub parts: Vec<Part>,
+    pub parts: Vec<ReportSection>,
 }
 
 /// What one section found.
 #[derive(Default)]
-pub struct Part {
+pub struct ReportSection {
     /// Tables.
-    pub tables: Vec<Table>,
+    pub tables: Vec<ReportTable>,
     /// Bars.
     pub bars: Vec<Bar>,
 }
 
 /// One table.
-pub struct Table {
+pub struct ReportTable {
     /// Its title.
     pub title: String,
     /// What is in it.
@@ -101,7 +101,7 @@ impl Bar {
     }
 }
 
-impl Table {
+impl ReportTable {
     /// A table of times.
     pub fn times(title: impl Into<String>, against: &[&'static str], rows: Vec<Row>) -> Self {
         Self { title: title.into(), unit: Unit::Time, against: against.to_vec(), rows, absent: Vec::new() }
@@ -183,14 +183,14 @@ impl Table {
     }
 }
 
-impl Part {
+impl ReportSection {
     /// Its tables.
     pub fn markdown(&self) -> String {
-        self.tables.iter().map(Table::markdown).collect()
+        self.tables.iter().map(ReportTable::markdown).collect()
     }
 }
 
-impl Report {
+impl BenchReport {
     /// About a machine, without findings yet.
     pub fn new(machine: Vec<(&'static str, String)>) -> Self {
         Self { machine, parts: Vec::new() }
@@ -210,7 +210,7 @@ impl Report {
 
     /// Everything.
     pub fn markdown(&self) -> String {
-        let parts: String = self.parts.iter().map(Part::markdown).collect();
+        let parts: String = self.parts.iter().map(ReportSection::markdown).collect();
         format!("{}{}{parts}", self.head(), self.bars_markdown())
     }
 
@@ -218,7 +218,8 @@ impl Report {
     pub fn json(&self) -> io::Result<String> {
         let machine: serde_json::Map<String, Value> =
             self.machine.iter().map(|(what, how)| ((*what).to_owned(), json!(how))).collect();
-        let tables: Vec<Value> = self.parts.iter().flat_map(|part| &part.tables).map(Table::json).collect();
+        let tables: Vec<Value> =
+            self.parts.iter().flat_map(|part| &part.tables).map(ReportTable::json).collect();
         let bar = |bar: &Bar| json!({ "promise": bar.promise, "found": bar.found, "verdict": bar.verdict() });
         let bars: Vec<Value> = self.bars().map(bar).collect();
         Ok(serde_json::to_string_pretty(&json!({ "machine": machine, "tables": tables, "bars": bars }))?

@@ -3,10 +3,10 @@
 use std::{io, process::Child, thread, time::Duration};
 
 use crate::{
-    ground::Ground,
+    context::BenchContext,
     memory, oci,
-    peers::{Absent, podman},
-    run::{Line, Place, find},
+    peers::{AbsentPeer, podman},
+    run::{CommandLine, RunPlace, find},
 };
 
 const SLEEP: [&str; 2] = ["sleep", "100000"];
@@ -16,10 +16,10 @@ pub struct Resident {
     /// Its name in tables.
     pub name: &'static str,
     /// How `true` is run in it; none where there is no way in.
-    pub exec: Option<Line>,
+    pub exec: Option<CommandLine>,
     /// Its processes' heads: what is below them counts too.
     pub heads: Vec<i32>,
-    end: Option<Line>,
+    end: Option<CommandLine>,
     child: Option<Child>,
 }
 
@@ -42,21 +42,21 @@ impl Drop for Resident {
     }
 }
 
-type Start = fn(&Ground) -> io::Result<Resident>;
+type StartFn = fn(&BenchContext) -> io::Result<Resident>;
 
 /// Everybody who can keep a sandbox here.
-pub fn start_all(ground: &Ground) -> io::Result<(Vec<Resident>, Vec<Absent>)> {
-    let starts: [(&str, Start); 5] = [
+pub fn start_all(context: &BenchContext) -> io::Result<(Vec<Resident>, Vec<AbsentPeer>)> {
+    let starts: [(&str, StartFn); 5] = [
         ("bwrap", bwrap),
-        ("crun", |ground| runtime(ground, "crun")),
-        ("runc", |ground| runtime(ground, "runc")),
+        ("crun", |context| runtime(context, "crun")),
+        ("runc", |context| runtime(context, "runc")),
         ("podman", podman_stays),
         ("firejail", firejail),
     ];
     let (mut residents, mut absent) = (Vec::new(), Vec::new());
     for (name, start) in starts {
         let started = match find(name) {
-            Some(_) => start(ground),
+            Some(_) => start(context),
             None => Err(io::Error::other("not installed")),
         };
         match started {
@@ -67,25 +67,25 @@ pub fn start_all(ground: &Ground) -> io::Result<(Vec<Resident>, Vec<Absent>)> {
     Ok((residents, absent))
 }
 
-fn bwrap(_: &Ground) -> io::Result<Resident> {
+fn bwrap(_: &BenchContext) -> io::Result<Resident> {
     let words = "bwrap --unshare-all --die-with-parent --ro-bind / / --proc /proc --dev /dev --tmpfs /tmp --";
-    let child = Line::new(words.split_ascii_whitespace()).and(SLEEP).start()?;
+    let child = CommandLine::new(words.split_ascii_whitespace()).and(SLEEP).start()?;
     stay("bwrap", child, None)
 }
 
-fn firejail(_: &Ground) -> io::Result<Resident> {
+fn firejail(_: &BenchContext) -> io::Result<Resident> {
     let name = format!("palbench{}", std::process::id());
     let words = "firejail --quiet --noprofile --net=none";
-    let child = Line::new(words.split_ascii_whitespace())
+    let child = CommandLine::new(words.split_ascii_whitespace())
         .and([format!("--name={name}"), "--".into()])
         .and(SLEEP)
         .start()?;
-    let exec = Line::new(["firejail", "--quiet", &format!("--join={}", child.id()), "--", "true"]);
+    let exec = CommandLine::new(["firejail", "--quiet", &format!("--join={}", child.id()), "--", "true"]);
     stay("firejail", child, Some(exec))
 }
 
 /// Waits until the sandbox's own process is there, and the way in works.
-fn stay(name: &'static str, child: Child, exec: Option<Line>) -> io::Result<Resident> {
+fn stay(name: &'static str, child: Child, exec: Option<CommandLine>) -> io::Result<Resident> {
     let head = child.id() as i32;
     let resident = Resident { name, exec, heads: vec![head], end: None, child: Some(child) };
     for _ in 0..200 {
@@ -100,12 +100,12 @@ fn stay(name: &'static str, child: Child, exec: Option<Line>) -> io::Result<Resi
     Err(io::Error::other("it did not come up"))
 }
 
-fn runtime(ground: &Ground, name: &'static str) -> io::Result<Resident> {
-    let bundle = oci::bundle(ground, "sleep", &SLEEP)?.to_string_lossy().into_owned();
-    let state = format!("--root={}/{name}", ground.scratch.display());
+fn runtime(context: &BenchContext, name: &'static str) -> io::Result<Resident> {
+    let bundle = oci::bundle(context, "sleep", &SLEEP)?.to_string_lossy().into_owned();
+    let state = format!("--root={}/{name}", context.scratch.display());
     let id = format!("palbench{}-{name}", std::process::id());
-    let place = if name == "crun" { Place::WithoutUnified } else { Place::Here };
-    let say = |words: &[&str]| Line::new([name, &state]).and(words.iter().copied()).at(place);
+    let place = if name == "crun" { RunPlace::WithoutUnified } else { RunPlace::Here };
+    let say = |words: &[&str]| CommandLine::new([name, &state]).and(words.iter().copied()).at(place);
     if !say(&["run", "--detach", "--bundle", &bundle, &id]).start()?.wait()?.success() {
         return Err(io::Error::other("it could not start a container in the background"));
     }
@@ -117,10 +117,11 @@ fn runtime(ground: &Ground, name: &'static str) -> io::Result<Resident> {
     Ok(resident)
 }
 
-fn podman_stays(ground: &Ground) -> io::Result<Resident> {
-    let root = oci::rootfs(ground)?.to_string_lossy().into_owned();
+fn podman_stays(context: &BenchContext) -> io::Result<Resident> {
+    let root = oci::rootfs(context)?.to_string_lossy().into_owned();
     let id = format!("palbench{}", std::process::id());
-    let say = |words: &[&str]| Line::new(["podman"]).and(words.iter().copied()).at(Place::WithoutUnified);
+    let say =
+        |words: &[&str]| CommandLine::new(["podman"]).and(words.iter().copied()).at(RunPlace::WithoutUnified);
     let start = say(&["run", "--detach", "--rm", "--name", &id]).and(podman(&root)).and(SLEEP);
     if !start.start()?.wait()?.success() {
         return Err(io::Error::other("it could not start a container in the background"));

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Where a program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum RunPlace {
     /// Here.
     Here,
     /// Where `/sys/fs/cgroup/unified` is not mounted, which crun refuses to live with.
@@ -25,19 +25,19 @@ pub enum Place {
 
 /// A command line; `{id}` in it is a new name each time.
 #[derive(Debug, Clone)]
-pub struct Line {
+pub struct CommandLine {
     /// Program and arguments.
     pub argv: Vec<String>,
     /// Where.
-    pub place: Place,
+    pub place: RunPlace,
     /// Environment beyond this process's.
     pub env: Vec<(String, PathBuf)>,
 }
 
-impl Line {
+impl CommandLine {
     /// A line of words.
     pub fn new<S: Into<String>>(argv: impl IntoIterator<Item = S>) -> Self {
-        Self { argv: argv.into_iter().map(Into::into).collect(), place: Place::Here, env: Vec::new() }
+        Self { argv: argv.into_iter().map(Into::into).collect(), place: RunPlace::Here, env: Vec::new() }
     }
 
     /// Further words.
@@ -47,7 +47,7 @@ impl Line {
     }
 
     /// The same elsewhere.
-    pub fn at(mut self, place: Place) -> Self {
+    pub fn at(mut self, place: RunPlace) -> Self {
         self.place = place;
         self
     }
@@ -55,8 +55,8 @@ impl Line {
     /// Runs it without a word and says how long it took.
     pub fn time(&self) -> io::Result<Duration> {
         match self.place {
-            Place::Here => self.time_here(),
-            Place::WithoutUnified => namespace::without_unified(|| self.time_here()),
+            RunPlace::Here => self.time_here(),
+            RunPlace::WithoutUnified => namespace::without_unified(|| self.time_here()),
         }
     }
 
@@ -75,8 +75,8 @@ impl Line {
     /// Runs it and gives what it printed.
     pub fn output(&self) -> io::Result<String> {
         match self.place {
-            Place::Here => self.output_here(),
-            Place::WithoutUnified => namespace::without_unified(|| self.output_here()),
+            RunPlace::Here => self.output_here(),
+            RunPlace::WithoutUnified => namespace::without_unified(|| self.output_here()),
         }
     }
 
@@ -94,8 +94,8 @@ impl Line {
     /// Starts it and leaves it to the caller.
     pub fn start(&self) -> io::Result<Child> {
         match self.place {
-            Place::Here => self.command()?.spawn(),
-            Place::WithoutUnified => namespace::without_unified(|| self.command()?.spawn()),
+            RunPlace::Here => self.command()?.spawn(),
+            RunPlace::WithoutUnified => namespace::without_unified(|| self.command()?.spawn()),
         }
     }
 

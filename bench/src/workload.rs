@@ -13,7 +13,7 @@ const CPU_STEPS: u64 = 150_000_000;
 
 /// What one run of work said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Said {
+pub struct WorkloadOutput {
     /// How long it took.
     pub nanoseconds: u64,
     /// How much was done.
@@ -22,7 +22,7 @@ pub struct Said {
     pub sum: u64,
 }
 
-impl Said {
+impl WorkloadOutput {
     /// Reads what a run printed.
     pub fn parse(text: &str) -> io::Result<Self> {
         let mut words = text.split_ascii_whitespace().map(|word| word.parse::<u64>());
@@ -118,8 +118,8 @@ mod tests {
         fs::remove_dir_all(&dir)?;
         let middles: u64 = (0..250).map(|number| u64::from(b'a') + number % 26).sum();
         assert_eq!((read, sum), (made, bytes + middles));
-        assert!(Said::parse("1 2").is_err());
-        assert_eq!(Said::parse("1 2 3\n")?, Said { nanoseconds: 1, count: 2, sum: 3 });
+        assert!(WorkloadOutput::parse("1 2").is_err());
+        assert_eq!(WorkloadOutput::parse("1 2 3\n")?, WorkloadOutput { nanoseconds: 1, count: 2, sum: 3 });
         Ok(())
     }
 }

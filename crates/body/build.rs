@@ -1,6 +1,7 @@
 //! Builds the program that makes, keeps and becomes every Body, static and small, and hands it to the library as bytes.
 //!
-//! It builds for another purpose than the rest (size), so it has a profile and a target directory of its own.
+//! It has a profile and a target directory of its own: a release optimizes it for size across crates (`guest`), a
+//! development build compiles it quickly (`guest-dev`).
 
 use std::{
     env,
@@ -17,18 +18,19 @@ const COMPACT: &str = r#"target.'cfg(unix)'.rustflags=['--cfg','sha2_backend_sof
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../..").canonicalize()?;
-    for room in ["guest", "launch", "proto", "sys"] {
+    for room in ["egress", "guest", "launch", "proto", "sys"] {
         println!("cargo:rerun-if-changed={}", root.join("crates").join(room).join("src").display());
         println!("cargo:rerun-if-changed={}", root.join("crates").join(room).join("Cargo.toml").display());
     }
     println!("cargo:rerun-if-changed={}", root.join("crates/proto/proto").display());
     println!("cargo:rerun-if-changed={}", root.join("Cargo.lock").display());
     let target = env::var("TARGET")?;
+    let profile = if env::var("PROFILE")? == "release" { "guest" } else { "guest-dev" };
     let out = target_dir()?.join("guest-programs");
     let mut cargo = Command::new(env::var("CARGO")?);
     cargo
         .current_dir(&root)
-        .args(["build", "--quiet", "--profile", "guest", "--config", COMPACT])
+        .args(["build", "--quiet", "--profile", profile, "--config", COMPACT])
         .args(["--target", &target, "--target-dir"])
         .arg(&out);
     if root.join("Cargo.lock").exists() {
@@ -44,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if !cargo.status()?.success() {
         return Err("cannot build pal-launch".into());
     }
-    let path = out.join(&target).join("guest").join(PROGRAM);
+    let path = out.join(&target).join(profile).join(PROGRAM);
     println!("cargo:rustc-env=PAL_LAUNCH={}", path.display());
     println!("cargo:rustc-env=PAL_LAUNCH_NAME={PROGRAM}-{:016x}", hash(&std::fs::read(&path)?));
     Ok(())

@@ -2,10 +2,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use proto::envelope::{Envelope, EnvelopeError, Opener, seal};
+use proto::envelope::{Envelope, EnvelopeError, EnvelopeReader, seal};
 
 fn open(pieces: &[&[u8]]) -> (Vec<Envelope>, Result<(), EnvelopeError>) {
-    let mut opener = Opener::new(4096);
+    let mut opener = EnvelopeReader::new(4096);
     let mut opened = Vec::new();
     for piece in pieces {
         opener.push(piece);

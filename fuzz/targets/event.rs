@@ -10,4 +10,6 @@ fuzz_target!(|input: &[u8]| {
     let again: Event = serde_json::from_str(&text).expect("it was written");
     assert_eq!(again, event);
     assert_eq!(again.digest(), event.digest());
+    // Whatever its data is, it is known or it is not.
+    assert_eq!(again.decode(), event.decode());
 });

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, sync::LazyLock};
 
 use libfuzzer_sys::fuzz_target;
 use proto::event::GENESIS;
-use store::{Query, Store, Verdict};
+use store::{EventQuery, Store, ChainVerdict};
 
 /// In memory, for this process alone; `fuzz/run` sets TMPDIR and removes it.
 static DIR: LazyLock<PathBuf> = LazyLock::new(|| {
@@ -21,11 +21,11 @@ fuzz_target!(|input: &[u8]| {
     fs::write(DIR.join(store::FILE), input).expect("a file can be written");
     let Ok(store) = Store::open_read_only(&DIR) else { return };
     let verdict = store.verify();
-    let events = store.events(&Query { limit: 100, ..Query::default() });
+    let events = store.events(&EventQuery { limit: 100, ..EventQuery::default() });
     let body = "a".parse().expect("an id");
-    let _ = store.events(&Query { after: 1, body: Some(body), limit: 100 });
+    let _ = store.events(&EventQuery { after: 1, body: Some(body), limit: 100 });
     let _ = store.last_seq();
-    if let Ok(Verdict::Whole { events: count, .. }) = verdict {
+    if let Ok(ChainVerdict::Whole { events: count, .. }) = verdict {
         let events = events.expect("a whole log can be read");
         assert_eq!(events.len() as u64, count.min(100));
         let mut prev = GENESIS.to_owned();

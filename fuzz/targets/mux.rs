@@ -3,12 +3,12 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use proto::mux::{Heard, Intake, Ledger, Side, Violation, WINDOW};
+use proto::mux::{MuxEvent, FrameReader, FlowLedger, MuxSide, MuxViolation, WINDOW};
 
 const STREAMS: u32 = 8;
 
-fn hear(pieces: &[&[u8]]) -> (Vec<Heard>, Option<Violation>) {
-    let (mut intake, mut ledger) = (Intake::default(), Ledger::new(Side::Host));
+fn hear(pieces: &[&[u8]]) -> (Vec<MuxEvent>, Option<MuxViolation>) {
+    let (mut intake, mut ledger) = (FrameReader::default(), FlowLedger::new(MuxSide::Host));
     for stream in 1..=STREAMS {
         assert!(ledger.open(stream));
     }
@@ -22,9 +22,9 @@ fn hear(pieces: &[&[u8]]) -> (Vec<Heard>, Option<Violation>) {
                 Ok(None) => break,
                 Err(violation) => return (heard, Some(violation)),
             };
-            match ledger.hear(frame) {
+            match ledger.receive(frame) {
                 Ok(said) => {
-                    if let Heard::Data(stream, bytes) = &said {
+                    if let MuxEvent::Data(stream, bytes) = &said {
                         held[*stream as usize] += bytes.len() as u64;
                         assert!(held[*stream as usize] <= u64::from(WINDOW), "more than its window");
                     }

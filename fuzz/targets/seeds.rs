@@ -10,7 +10,8 @@ use proto::{
     Draft, Event,
     envelope::{END, seal},
     event::GENESIS,
-    tree::{Item, MAGIC, write},
+    event_data::ConfigChanged,
+    tree::{TreeItem, MAGIC, write},
     wire::process::{SendSignalRequest, StartRequest},
 };
 use store::{Durability, Store};
@@ -55,12 +56,12 @@ fn write_all() {
 fn tree() -> Vec<u8> {
     let mut bytes = MAGIC[..].into();
     for item in [
-        Item::Dir { path: b"d".to_vec(), mode: 0o755 },
-        Item::File { path: b"d/f".to_vec(), mode: 0o644 },
-        Item::Data(b"hello"[..].into()),
-        Item::FileEnd,
-        Item::Link { path: b"l".to_vec(), target: b"d/f".to_vec() },
-        Item::End,
+        TreeItem::Dir { path: b"d".to_vec(), mode: 0o755 },
+        TreeItem::File { path: b"d/f".to_vec(), mode: 0o644 },
+        TreeItem::Data(b"hello"[..].into()),
+        TreeItem::FileEnd,
+        TreeItem::Link { path: b"l".to_vec(), target: b"d/f".to_vec() },
+        TreeItem::End,
     ] {
         write(&item, &mut bytes);
     }
@@ -69,7 +70,8 @@ fn tree() -> Vec<u8> {
 
 fn draft() -> Draft {
     let id = "a".parse().expect("an id");
-    Draft::body("body.started", &id, serde_json::json!({"a": [1, 2.5, "ä", null], "b": {"c": true}}))
+    let value = serde_json::json!({"a": [1, 2.5, "ä", null], "b": {"c": true}});
+    Draft::about(&id, ConfigChanged { settings: [("odd".to_owned(), value)].into() })
 }
 
 /// The bytes of a database, all of it in the one file.

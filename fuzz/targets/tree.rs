@@ -2,10 +2,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use proto::tree::{Item, MAGIC, Reader, TreeError, check_path, write};
+use proto::tree::{TreeItem, MAGIC, TreeReader, TreeError, check_path, write};
 
-fn read(pieces: &[&[u8]]) -> (Vec<Item>, Result<(), TreeError>) {
-    let mut reader = Reader::default();
+fn read(pieces: &[&[u8]]) -> (Vec<TreeItem>, Result<(), TreeError>) {
+    let mut reader = TreeReader::default();
     let mut items = Vec::new();
     for piece in pieces {
         reader.push(piece);
@@ -26,7 +26,7 @@ fuzz_target!(|input: &[u8]| {
     assert_eq!((&items, &end), (&read(&[stream]).0, &read(&[stream]).1));
     let mut again = MAGIC[..].into();
     for item in &items {
-        if let Item::Dir { path, .. } | Item::File { path, .. } | Item::Link { path, .. } = item {
+        if let TreeItem::Dir { path, .. } | TreeItem::File { path, .. } | TreeItem::Link { path, .. } = item {
             assert_eq!(check_path(path), Ok(()));
         }
         write(item, &mut again);

@@ -8,15 +8,18 @@ use std::{
 };
 
 use bytes::Bytes;
-use fleet::{Config, Create, Durability, Ended, ExecRequest, Fleet, Force, Output, Stdin, View};
+use fleet::{
+    BodyView, Create, Durability, ExecEnd, ExecRequest, Fleet, FleetConfig, Force, OutputChunk, Stdin,
+};
 use proto::{
     BodyId, Event, Failure, Layer,
+    event_data::{BodyCreated, ExecEnded, ExecExit, ExecOutcome},
     spec::{Access, Mount},
 };
 
 use crate::{
-    Temporary, leaks,
-    probe::{self, Verdict},
+    TemporaryDir, leaks,
+    probe::{self, ProbeVerdict},
 };
 
 /// Where [`Bodies::probed`] shows the probe.
@@ -26,18 +29,18 @@ const MACHINE_LIFE_MAX: std::time::Duration = std::time::Duration::from_secs(400
 
 /// A fleet on a data directory of its own, on one layer. Copies share it.
 #[derive(Clone)]
-pub struct Bodies(Arc<Inner>);
+pub struct Bodies(Arc<BodiesShared>);
 
-struct Inner {
+struct BodiesShared {
     layer: Layer,
     fleet: Option<Fleet>,
-    dir: Mutex<Option<Temporary>>,
+    dir: Mutex<Option<TemporaryDir>>,
     path: PathBuf,
 }
 
 /// What a command did.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ran {
+pub struct CommandOutput {
     /// What it wrote.
     pub stdout: Vec<u8>,
     /// What it complained.
@@ -45,10 +48,10 @@ pub struct Ran {
     /// Its exit code.
     pub code: i32,
     /// All that is known of its end.
-    pub ended: Ended,
+    pub ended: ExecEnd,
 }
 
-impl Ran {
+impl CommandOutput {
     /// Its output as text, without the last newline.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).trim_end().to_owned()
@@ -69,13 +72,13 @@ impl Ran {
 
 impl Bodies {
     pub(crate) fn new(layer: Layer) -> Self {
-        let dir = Temporary::new("test");
+        let dir = TemporaryDir::new("test");
         let path = dir.to_path_buf();
         if layer == Layer::Microvm {
-            crate::ground::share(&path.join("data"));
+            crate::microvm_setup::share(&path.join("data"));
         }
         let fleet = open(&path.join("data")).expect("a fresh data directory can be opened");
-        Self(Arc::new(Inner { layer, fleet: Some(fleet), dir: Mutex::new(Some(dir)), path }))
+        Self(Arc::new(BodiesShared { layer, fleet: Some(fleet), dir: Mutex::new(Some(dir)), path }))
     }
 
     /// The fleet.
@@ -135,12 +138,12 @@ impl Bodies {
     }
 
     /// Makes what is asked for.
-    pub async fn make(&self, request: Create) -> View {
+    pub async fn make(&self, request: Create) -> BodyView {
         self.try_make(request).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)))
     }
 
     /// The same, where it may fail. The probe is copied into a machine, which shows nothing of the host.
-    pub async fn try_make(&self, mut request: Create) -> Result<View, Failure> {
+    pub async fn try_make(&self, mut request: Create) -> Result<BodyView, Failure> {
         let is_probe =
             |mount: &Mount| self.0.layer == Layer::Microvm && mount.target == Path::new("/mnt/probe");
         let probe = request.mounts.extract_if(.., |mount| is_probe(mount)).next();
@@ -165,12 +168,12 @@ impl Bodies {
     /// Has another data directory find what this layer needs beyond a program.
     pub fn prepare(&self, data: &Path) {
         if self.0.layer == Layer::Microvm {
-            crate::ground::share(data);
+            crate::microvm_setup::share(data);
         }
     }
 
     /// A time in which something happens: an emulated machine takes longer.
-    pub fn patient(&self, time: std::time::Duration) -> std::time::Duration {
+    pub fn with_time(&self, time: std::time::Duration) -> std::time::Duration {
         if self.0.layer == Layer::Microvm { time * 15 } else { time }
     }
 
@@ -180,27 +183,31 @@ impl Bodies {
     }
 
     /// A Body as it is now.
-    pub fn view(&self, id: &BodyId) -> View {
+    pub fn view(&self, id: &BodyId) -> BodyView {
         self.fleet().find(id.as_str()).unwrap_or_else(|failure| panic!("{}", explain(&failure)))
     }
 
     /// Runs a command to its end.
-    pub async fn run<S: Into<String>>(&self, id: &BodyId, argv: impl IntoIterator<Item = S>) -> Ran {
+    pub async fn run<S: Into<String>>(
+        &self,
+        id: &BodyId,
+        argv: impl IntoIterator<Item = S>,
+    ) -> CommandOutput {
         self.exec(id, ExecRequest::new(argv)).await
     }
 
     /// Runs a line of shell to its end.
-    pub async fn sh(&self, id: &BodyId, script: &str) -> Ran {
+    pub async fn sh(&self, id: &BodyId, script: &str) -> CommandOutput {
         self.run(id, ["sh", "-c", script]).await
     }
 
     /// Runs a request to its end.
-    pub async fn exec(&self, id: &BodyId, request: ExecRequest) -> Ran {
+    pub async fn exec(&self, id: &BodyId, request: ExecRequest) -> CommandOutput {
         self.try_exec(id, request).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)))
     }
 
     /// The same, where it may fail.
-    pub async fn try_exec(&self, id: &BodyId, request: ExecRequest) -> Result<Ran, Failure> {
+    pub async fn try_exec(&self, id: &BodyId, request: ExecRequest) -> Result<CommandOutput, Failure> {
         ran(self.fleet(), id, request, &[]).await
     }
 
@@ -210,7 +217,7 @@ impl Bodies {
         id: &BodyId,
         argv: impl IntoIterator<Item = S>,
         input: &[Bytes],
-    ) -> Ran {
+    ) -> CommandOutput {
         let request = ExecRequest { stdin: Stdin::Open, ..ExecRequest::new(argv) };
         ran(self.fleet(), id, request, input).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)))
     }
@@ -226,13 +233,13 @@ impl Bodies {
         let control = probe::report(&output.stdout);
         assert_eq!(
             control.verdict,
-            Verdict::Reached,
+            ProbeVerdict::Reached,
             "{name}: a denial proves nothing, its door is not open: {}",
             control.detail
         );
         let ran = self.run(id, [PROBE_INSIDE.to_owned()].into_iter().chain(arguments())).await;
         let inside = probe::report(&ran.stdout);
-        assert_eq!(inside.verdict, Verdict::Denied, "{name}: {}", inside.detail);
+        assert_eq!(inside.verdict, ProbeVerdict::Denied, "{name}: {}", inside.detail);
     }
 
     /// Every event, oldest first.
@@ -246,9 +253,18 @@ impl Bodies {
         events.into_iter().map(|event| event.kind).collect()
     }
 
+    /// How the last command that the log tells of ended.
+    pub fn last_exit(&self) -> ExecExit {
+        let ended = self.events().iter().rev().find_map(Event::data_as::<ExecEnded>);
+        match ended.map(|ended| ended.outcome) {
+            Some(ExecOutcome::Ended(exit)) => exit,
+            other => panic!("the log tells of no command that ran last: {other:?}"),
+        }
+    }
+
     /// Removes every Body and snapshot, and looks for what is left of them.
     pub(crate) async fn clear(&self) {
-        let made = self.events().into_iter().filter(|event| event.kind == "body.created");
+        let made = self.events().into_iter().filter(Event::is::<BodyCreated>);
         let made: Vec<String> = made.filter_map(|event| Some(event.body?.to_string())).collect();
         for view in self.fleet().list().expect("Bodies can be listed") {
             let removed = self.fleet().remove(view.id(), Force::Yes).await;
@@ -257,7 +273,9 @@ impl Bodies {
         self.clear_snapshots();
         self.clear_templates();
         self.clear_homes();
-        self.fleet().shrink(proto::Size(0)).expect("layers that nobody stands on can be removed");
+        self.fleet()
+            .remove_unused_layers(proto::Size(0))
+            .expect("layers that nobody stands on can be removed");
         let left = || {
             let mut places = ["bodies", "snapshots", "ids", "layers", "templates"]
                 .map(|place| leaks::entries(&self.data().join(place)))
@@ -314,7 +332,7 @@ impl Bodies {
     }
 }
 
-impl Drop for Inner {
+impl Drop for BodiesShared {
     fn drop(&mut self) {
         drop(self.fleet.take());
     }
@@ -322,11 +340,16 @@ impl Drop for Inner {
 
 /// Opens a data directory as the command line would.
 pub fn open(data: &Path) -> Result<Fleet, Failure> {
-    Fleet::open(Config { data: data.to_owned(), durability: Durability::Process })
+    Fleet::open(FleetConfig { data: data.to_owned(), durability: Durability::Process })
 }
 
 /// Runs a request in some fleet to its end.
-pub async fn ran(fleet: &Fleet, id: &BodyId, request: ExecRequest, input: &[Bytes]) -> Result<Ran, Failure> {
+pub async fn ran(
+    fleet: &Fleet,
+    id: &BodyId,
+    request: ExecRequest,
+    input: &[Bytes],
+) -> Result<CommandOutput, Failure> {
     let feed = request.stdin == Stdin::Open;
     let mut exec = fleet.exec(id, request).await?;
     let control = exec.control();
@@ -345,8 +368,8 @@ pub async fn ran(fleet: &Fleet, id: &BodyId, request: ExecRequest, input: &[Byte
     let heard = async {
         while let Some(output) = exec.next().await? {
             match output {
-                Output::Stdout(bytes) | Output::Tty(bytes) => stdout.extend_from_slice(&bytes),
-                Output::Stderr(bytes) => stderr.extend_from_slice(&bytes),
+                OutputChunk::Stdout(bytes) | OutputChunk::Tty(bytes) => stdout.extend_from_slice(&bytes),
+                OutputChunk::Stderr(bytes) => stderr.extend_from_slice(&bytes),
             }
         }
         Ok::<(), Failure>(())
@@ -354,7 +377,7 @@ pub async fn ran(fleet: &Fleet, id: &BodyId, request: ExecRequest, input: &[Byte
     let (heard, ()) = tokio::join!(heard, sent);
     heard?;
     let ended = exec.finish().await?;
-    Ok(Ran { stdout, stderr, code: ended.code, ended })
+    Ok(CommandOutput { stdout, stderr, code: ended.code, ended })
 }
 
 /// A failure with everything it knows.

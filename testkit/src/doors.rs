@@ -27,8 +27,8 @@ use std::{
 };
 
 use crate::{
-    Temporary, is_root,
-    probe::{self, Report},
+    TemporaryDir, is_root,
+    probe::{self, ProbeAnswer},
 };
 
 /// The name of the process that is attacked in the control.
@@ -38,22 +38,22 @@ pub const GROUP: u32 = 424_242;
 
 /// What the probe is told on the host, and what in a Body.
 pub struct Doors {
-    dir: Temporary,
+    dir: TemporaryDir,
     shared: BTreeMap<String, String>,
     canary: Child,
-    objects: Vec<Object>,
+    objects: Vec<IpcObject>,
     answering: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
-    _held: Held,
+    _held: DoorProps,
 }
 
-struct Held {
+struct DoorProps {
     _tcp: Vec<TcpListener>,
     _unix: Vec<UnixListener>,
     _lock: File,
 }
 
 /// A System V or POSIX object that only a command can remove.
-enum Object {
+enum IpcObject {
     SysV { flag: &'static str, id: String },
     Queue(Child),
     File(PathBuf),
@@ -62,7 +62,7 @@ enum Object {
 impl Doors {
     /// Prepares them. `data` is where the Bodies are.
     pub fn open(data: &Path) -> Self {
-        let dir = Temporary::new("doors");
+        let dir = TemporaryDir::new("doors");
         let mut doors = BTreeMap::new();
         let mut set = |key: &str, value: String| drop(doors.insert(key.to_owned(), value));
         let lock = files(&dir, &mut set);
@@ -82,7 +82,7 @@ impl Doors {
             objects,
             answering: Some(answering),
             dir,
-            _held: Held { _tcp: tcp, _unix: unix, _lock: lock },
+            _held: DoorProps { _tcp: tcp, _unix: unix, _lock: lock },
         }
     }
 
@@ -113,7 +113,7 @@ impl Doors {
     }
 
     /// Runs every probe on the host with its door open. Those of limits are told so low a bound that it does no harm.
-    pub fn control(&self) -> Vec<Report> {
+    pub fn control(&self) -> Vec<ProbeAnswer> {
         let mut words: Vec<String> =
             self.shared.iter().map(|(key, value)| format!("{key}={value}")).collect();
         words.extend(
@@ -132,7 +132,7 @@ impl Doors {
         reports
     }
 
-    fn control_of_root(&self, words: &[String]) -> Vec<Report> {
+    fn control_of_root(&self, words: &[String]) -> Vec<ProbeAnswer> {
         let group = Path::new("/sys/fs/cgroup/pids").join(format!("palisade-control-{}", std::process::id()));
         let grouped = fs::create_dir(&group).is_ok();
         let mut command = Command::new("setpriv");
@@ -159,7 +159,7 @@ impl Doors {
         reports
     }
 
-    fn control_of_user(&self, words: &[String]) -> Vec<Report> {
+    fn control_of_user(&self, words: &[String]) -> Vec<ProbeAnswer> {
         let mut command = Command::new("sh");
         command.args(["-c", USER_SCRIPT, "sh"]).arg(&*self.dir).args(words);
         command.arg(format!("pid={}", self.canary.id())).arg(format!("init={}", self.canary.id()));
@@ -194,7 +194,7 @@ const USER_SCRIPT: &str = r#"
     exec "$dir/probe" all "$@"
 "#;
 
-fn reports(mut command: Command) -> Vec<Report> {
+fn reports(mut command: Command) -> Vec<ProbeAnswer> {
     let output = command.stdin(Stdio::null()).output().expect("setpriv, unshare and sh can be run");
     assert!(
         !output.stdout.is_empty(),
@@ -271,17 +271,17 @@ fn answer(set: &mut impl FnMut(&str, String)) -> (Arc<AtomicBool>, JoinHandle<()
     (stop, thread)
 }
 
-fn shared_file(set: &mut impl FnMut(&str, String)) -> Object {
+fn shared_file(set: &mut impl FnMut(&str, String)) -> IpcObject {
     let name = format!("palisade-doors-{}", std::process::id());
     let path = Path::new("/dev/shm").join(&name);
     fs::write(&path, "shared").expect("shared memory");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("a file of ours");
     set("shm_name", name);
-    Object::File(path)
+    IpcObject::File(path)
 }
 
 /// One object of each kind, by its key.
-fn sys_v(set: &mut impl FnMut(&str, String)) -> Vec<Object> {
+fn sys_v(set: &mut impl FnMut(&str, String)) -> Vec<IpcObject> {
     let kinds = [
         ("shm_key", "-M", Some("4096"), "shm", "-m"),
         ("sem_key", "-S", Some("1"), "sem", "-s"),
@@ -302,13 +302,13 @@ fn sys_v(set: &mut impl FnMut(&str, String)) -> Vec<Object> {
         if let Some(found) = line.and_then(|line| line.split_whitespace().next()) {
             set(key, found.to_owned());
         }
-        objects.push(Object::SysV { flag, id });
+        objects.push(IpcObject::SysV { flag, id });
     }
     objects
 }
 
 /// A queue, made as a file where only root can mount them; it stays while that helper does.
-fn queue(dir: &Path, set: &mut impl FnMut(&str, String)) -> Option<Object> {
+fn queue(dir: &Path, set: &mut impl FnMut(&str, String)) -> Option<IpcObject> {
     if !is_root() {
         return None;
     }
@@ -325,7 +325,7 @@ fn queue(dir: &Path, set: &mut impl FnMut(&str, String)) -> Option<Object> {
     if word.trim() == "made" {
         set("mq", name);
     }
-    Some(Object::Queue(child))
+    Some(IpcObject::Queue(child))
 }
 
 fn identity(set: &mut impl FnMut(&str, String)) {
@@ -364,9 +364,11 @@ impl Drop for Doors {
         }
         for object in &mut self.objects {
             match object {
-                Object::SysV { flag, id } => drop(Command::new("ipcrm").args([*flag, id.as_str()]).output()),
-                Object::File(path) => drop(fs::remove_file(path)),
-                Object::Queue(child) => {
+                IpcObject::SysV { flag, id } => {
+                    drop(Command::new("ipcrm").args([*flag, id.as_str()]).output())
+                }
+                IpcObject::File(path) => drop(fs::remove_file(path)),
+                IpcObject::Queue(child) => {
                     let _ = child.stdin.take().map(|mut stdin| stdin.write_all(b"\n"));
                     let _ = child.wait();
                 }

@@ -14,7 +14,7 @@ pub fn turn() -> MutexGuard<'static, ()> {
 
 /// A process of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Process {
+pub struct HostProcess {
     /// Its number.
     pub pid: i32,
     /// Its parent's.
@@ -26,21 +26,26 @@ pub struct Process {
 }
 
 /// Every process that can be seen.
-pub fn processes() -> Vec<Process> {
+pub fn processes() -> Vec<HostProcess> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| process(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
-fn process(pid: i32) -> Option<Process> {
+fn process(pid: i32) -> Option<HostProcess> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (start, end) = (stat.find('(')?, stat.rfind(')')?);
     let mut rest = stat[end + 1..].split_ascii_whitespace();
     let state = rest.next()?.chars().next()?;
-    Some(Process { pid, parent: rest.next()?.parse().ok()?, name: stat[start + 1..end].to_owned(), state })
+    Some(HostProcess {
+        pid,
+        parent: rest.next()?.parse().ok()?,
+        name: stat[start + 1..end].to_owned(),
+        state,
+    })
 }
 
 /// Everybody below this process that lives. With [`watch`] nobody can leave that family.
-pub fn descendants() -> Vec<Process> {
+pub fn descendants() -> Vec<HostProcess> {
     let all = processes();
     let mut family = vec![std::process::id() as i32];
     let mut found = Vec::new();
@@ -68,7 +73,7 @@ pub fn reap() {
 }
 
 /// Ends processes that this one or its children started.
-pub fn end(processes: &[Process]) {
+pub fn end(processes: &[HostProcess]) {
     for process in processes {
         if let Some(pid) = rustix::process::Pid::from_raw(process.pid) {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);

@@ -7,8 +7,8 @@
 
 mod bodies;
 pub mod doors;
-mod ground;
 pub mod leaks;
+mod microvm_setup;
 pub mod probe;
 pub mod registry;
 pub mod roots;
@@ -18,10 +18,10 @@ mod temporary;
 pub mod user;
 pub mod wait;
 
-pub use bodies::{Bodies, PROBE_INSIDE, Ran, explain, open, ran};
+pub use bodies::{Bodies, CommandOutput, PROBE_INSIDE, explain, open, ran};
 pub use leaks::kill;
-pub use run::{Callers, run};
+pub use run::{CallerSkips, run};
 pub use sys::{caps::is_host_root as is_root, proc::sees_every_process};
-pub use temporary::Temporary;
+pub use temporary::TemporaryDir;
 pub use testkit_macros::body_test;
 pub use user::{run_as_account, run_as_user};

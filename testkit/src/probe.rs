@@ -10,7 +10,7 @@ use serde::Deserialize;
 /// Whether a door is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub enum ProbeVerdict {
     /// Open.
     Reached,
     /// Closed.
@@ -22,7 +22,7 @@ pub enum Verdict {
 /// How the same probe is shown to succeed with the door open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Control {
+pub enum ProbeControl {
     /// As root on the host.
     Host,
     /// As anybody on the host.
@@ -37,24 +37,24 @@ pub enum Control {
 
 /// A probe, as `probe list` shows it.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Listed {
+pub struct ListedProbe {
     /// Its name.
     pub name: String,
     /// What it tries.
     pub about: String,
     /// Its control.
-    pub control: Control,
+    pub control: ProbeControl,
     /// Arguments without which it cannot run.
     pub needs: Vec<String>,
 }
 
 /// What a probe said.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Report {
+pub struct ProbeAnswer {
     /// Which probe.
     pub name: String,
     /// Whether its door is open.
-    pub verdict: Verdict,
+    pub verdict: ProbeVerdict,
     /// What that rests on.
     pub detail: String,
 }
@@ -65,21 +65,21 @@ pub fn path() -> PathBuf {
 }
 
 /// Every probe there is.
-pub fn list() -> Vec<Listed> {
+pub fn list() -> Vec<ListedProbe> {
     let output =
         Command::new(path()).arg("list").stdin(Stdio::null()).output().expect("the probe can be run");
     serde_json::from_slice(&output.stdout).expect("the probe lists itself")
 }
 
 /// Reads what `probe all` printed.
-pub fn reports(printed: &[u8]) -> Vec<Report> {
+pub fn reports(printed: &[u8]) -> Vec<ProbeAnswer> {
     serde_json::from_slice(printed).unwrap_or_else(|error| {
         panic!("{error} in what the probe said: {:?}", String::from_utf8_lossy(printed))
     })
 }
 
 /// Reads what `probe run` printed.
-pub fn report(printed: &[u8]) -> Report {
+pub fn report(printed: &[u8]) -> ProbeAnswer {
     serde_json::from_slice(printed).unwrap_or_else(|error| {
         panic!("{error} in what the probe said: {:?}", String::from_utf8_lossy(printed))
     })

@@ -18,7 +18,7 @@ use std::{
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::Temporary;
+use crate::TemporaryDir;
 
 /// Media type of a plain layer.
 pub const TAR: &str = "application/vnd.oci.image.layer.v1.tar";
@@ -41,11 +41,11 @@ pub fn digest(bytes: &[u8]) -> String {
 
 /// One layer: its media type and its bytes.
 #[derive(Debug, Clone)]
-pub struct Layer(pub &'static str, pub Vec<u8>);
+pub struct ImageLayer(pub &'static str, pub Vec<u8>);
 
 /// An image, as its parts.
 #[derive(Debug, Clone)]
-pub struct Parts {
+pub struct ImageParts {
     /// The manifest.
     pub manifest: Vec<u8>,
     /// Everything else, by digest.
@@ -53,37 +53,37 @@ pub struct Parts {
 }
 
 /// An image for this machine, of these layers and that configuration.
-pub fn image(layers: &[Layer], config: Value) -> Parts {
+pub fn image(layers: &[ImageLayer], config: Value) -> ImageParts {
     let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
     image_for(architecture, layers, config)
 }
 
 /// The same for an architecture.
-pub fn image_for(architecture: &str, layers: &[Layer], config: Value) -> Parts {
+pub fn image_for(architecture: &str, layers: &[ImageLayer], config: Value) -> ImageParts {
     let config = json!({ "architecture": architecture, "os": "linux", "config": config, "rootfs": { "type": "layers", "diff_ids": [] } }).to_string().into_bytes();
     let about =
         |kind: &str, bytes: &[u8]| json!({ "mediaType": kind, "digest": digest(bytes), "size": bytes.len() });
-    let told: Vec<Value> = layers.iter().map(|Layer(kind, bytes)| about(kind, bytes)).collect();
+    let told: Vec<Value> = layers.iter().map(|ImageLayer(kind, bytes)| about(kind, bytes)).collect();
     let manifest = json!({ "schemaVersion": 2, "mediaType": MANIFEST, "config": about(CONFIG, &config), "layers": told }).to_string().into_bytes();
     let blobs = layers
         .iter()
-        .map(|Layer(_, bytes)| bytes.clone())
+        .map(|ImageLayer(_, bytes)| bytes.clone())
         .chain([config])
         .map(|bytes| (digest(&bytes), bytes))
         .collect();
-    Parts { manifest, blobs }
+    ImageParts { manifest, blobs }
 }
 
 /// Debian's registry, on a port of its own, gone at the end.
 #[derive(Debug)]
-pub struct Registry {
+pub struct TestRegistry {
     address: SocketAddr,
     child: Child,
     door: bool,
-    _dir: Temporary,
+    _dir: TemporaryDir,
 }
 
-impl Registry {
+impl TestRegistry {
     /// One that lets everybody in.
     pub fn open() -> Self {
         Self::start(false)
@@ -95,7 +95,7 @@ impl Registry {
     }
 
     fn start(door: bool) -> Self {
-        let dir = Temporary::new("registry");
+        let dir = TemporaryDir::new("registry");
         // Nobody else takes a port that was just given back.
         let address = TcpListener::bind("127.0.0.1:0")
             .and_then(|free| free.local_addr())
@@ -130,7 +130,7 @@ impl Registry {
     }
 
     /// Pushes an image under a tag.
-    pub fn push(&self, repository: &str, tag: &str, parts: &Parts) {
+    pub fn push(&self, repository: &str, tag: &str, parts: &ImageParts) {
         for (digest, bytes) in &parts.blobs {
             let begun =
                 self.send("POST", &format!("/v2/{repository}/blobs/uploads/"), "application/json", b"");
@@ -177,7 +177,7 @@ impl Registry {
     }
 }
 
-impl Drop for Registry {
+impl Drop for TestRegistry {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -197,9 +197,9 @@ fn read_head(reader: &mut impl BufRead) -> Option<(String, HashMap<String, Strin
     Some((first, headers))
 }
 
-/// What was asked of a [`Liar`].
+/// What was asked of a [`ScriptedServer`].
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub struct RecordedRequest {
     /// The path with its query.
     pub path: String,
     /// Headers, in lower case.
@@ -208,9 +208,9 @@ pub struct Asked {
     pub body: Vec<u8>,
 }
 
-/// What a [`Liar`] says.
+/// What a [`ScriptedServer`] says.
 #[derive(Debug, Clone, Default)]
-pub struct Answer {
+pub struct CannedResponse {
     /// The status.
     pub status: u16,
     /// Headers, each a line.
@@ -223,7 +223,7 @@ pub struct Answer {
     pub endless: bool,
 }
 
-impl Answer {
+impl CannedResponse {
     /// Contents, and that all is well.
     pub fn ok(body: impl Into<Vec<u8>>) -> Self {
         Self { status: 200, body: body.into(), ..Self::default() }
@@ -242,19 +242,19 @@ impl Answer {
 
 /// A server that answers as a test wants, and remembers what it was asked.
 #[derive(Debug)]
-pub struct Liar {
+pub struct ScriptedServer {
     address: SocketAddr,
-    asked: Arc<Mutex<Vec<Asked>>>,
+    asked: Arc<Mutex<Vec<RecordedRequest>>>,
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Liar {
+impl ScriptedServer {
     /// Answers so, until it is dropped.
-    pub fn start(answer: impl Fn(&Asked) -> Answer + Send + Sync + 'static) -> Self {
+    pub fn start(answer: impl Fn(&RecordedRequest) -> CannedResponse + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
         let address = listener.local_addr().expect("it has an address");
-        let asked: Arc<Mutex<Vec<Asked>>> = Arc::default();
+        let asked: Arc<Mutex<Vec<RecordedRequest>>> = Arc::default();
         let over: Arc<AtomicBool> = Arc::default();
         let (log, answer, stop) = (asked.clone(), Arc::new(answer), over.clone());
         let thread = std::thread::spawn(move || {
@@ -279,12 +279,12 @@ impl Liar {
     }
 
     /// What it was asked so far.
-    pub fn asked(&self) -> Vec<Asked> {
+    pub fn asked(&self) -> Vec<RecordedRequest> {
         self.asked.lock().expect("nobody panics here").clone()
     }
 }
 
-impl Drop for Liar {
+impl Drop for ScriptedServer {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         let _ = TcpStream::connect(self.address);
@@ -294,13 +294,17 @@ impl Drop for Liar {
     }
 }
 
-fn lie(stream: TcpStream, log: &Mutex<Vec<Asked>>, answer: &dyn Fn(&Asked) -> Answer) -> Option<()> {
+fn lie(
+    stream: TcpStream,
+    log: &Mutex<Vec<RecordedRequest>>,
+    answer: &dyn Fn(&RecordedRequest) -> CannedResponse,
+) -> Option<()> {
     let mut reader = BufReader::new(stream.try_clone().ok()?);
     let mut stream = stream;
     let (first, headers) = read_head(&mut reader)?;
     let mut body = vec![0; headers.get("content-length").and_then(|len| len.parse().ok()).unwrap_or(0)];
     reader.read_exact(&mut body).ok()?;
-    let asked = Asked { path: first.split(' ').nth(1)?.to_owned(), headers, body };
+    let asked = RecordedRequest { path: first.split(' ').nth(1)?.to_owned(), headers, body };
     log.lock().ok()?.push(asked.clone());
     let answer = answer(&asked);
     let headers: String = answer.headers.iter().map(|line| format!("{line}\r\n")).collect();

@@ -18,7 +18,7 @@ pub const SETUID: &str = "/bin/up";
 
 /// The archive of a root with a shell, `user` and `root`.
 pub fn small() -> Vec<u8> {
-    let mut root = Root(Builder::new(Vec::new()));
+    let mut root = PreparedRoot(Builder::new(Vec::new()));
     for (path, mode, owner) in [
         ("bin", 0o755, 0),
         ("etc", 0o755, 0),
@@ -65,7 +65,7 @@ pub fn small() -> Vec<u8> {
 
 /// An archive of these files, as a build's context or a layer of an image.
 pub fn files(entries: &[(&str, &[u8])]) -> Vec<u8> {
-    let mut root = Root(Builder::new(Vec::new()));
+    let mut root = PreparedRoot(Builder::new(Vec::new()));
     entries.iter().for_each(|(path, bytes)| root.put(path, EntryType::Regular, 0o644, 0, bytes));
     root.0.into_inner().expect("an archive in memory can be finished")
 }
@@ -83,9 +83,9 @@ pub fn climbing() -> Vec<u8> {
     builder.into_inner().expect("an archive in memory can be finished")
 }
 
-struct Root(Builder<Vec<u8>>);
+struct PreparedRoot(Builder<Vec<u8>>);
 
-impl Root {
+impl PreparedRoot {
     fn put(&mut self, path: &str, kind: EntryType, mode: u32, owner: u64, bytes: &[u8]) {
         let mut header = Header::new_gnu();
         header.set_entry_type(kind);

@@ -13,7 +13,7 @@ use crate::{Bodies, leaks, skip::skip, wait};
 
 /// Who cannot run a test, and why.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Callers {
+pub struct CallerSkips {
     /// Root cannot.
     pub no_root: Option<&'static str>,
     /// An ordinary user cannot.
@@ -21,12 +21,12 @@ pub struct Callers {
 }
 
 /// Runs a test on a layer.
-pub fn run<T: Future<Output = ()>>(layer: &str, callers: Callers, test: impl FnOnce(Bodies) -> T) {
+pub fn run<T: Future<Output = ()>>(layer: &str, callers: CallerSkips, test: impl FnOnce(Bodies) -> T) {
     let _turn = leaks::turn();
     match (sys::caps::is_host_root(), callers) {
-        (true, Callers { no_root: Some(_), .. }) if !crate::user::is_chosen() => return skip("for root"),
+        (true, CallerSkips { no_root: Some(_), .. }) if !crate::user::is_chosen() => return skip("for root"),
         // What a mere id cannot do, an account with subordinate ids may, and so on: a test may choose who runs it again.
-        (false, Callers { no_user: Some(why), .. }) if !crate::user::is_chosen() => {
+        (false, CallerSkips { no_user: Some(why), .. }) if !crate::user::is_chosen() => {
             eprintln!("not for an ordinary user: {why}");
             return skip("as root");
         }

@@ -10,9 +10,9 @@ use std::{
 
 /// A directory that everybody may enter, removed at the end. What cannot be removed is a leftover, and red.
 #[derive(Debug)]
-pub struct Temporary(PathBuf);
+pub struct TemporaryDir(PathBuf);
 
-impl Temporary {
+impl TemporaryDir {
     /// A fresh one.
     pub fn new(what: &str) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -29,14 +29,14 @@ impl Temporary {
     }
 }
 
-impl Deref for Temporary {
+impl Deref for TemporaryDir {
     type Target = Path;
     fn deref(&self) -> &Path {
         &self.0
     }
 }
 
-impl Drop for Temporary {
+impl Drop for TemporaryDir {
     fn drop(&mut self) {
         let removed = fs::remove_dir_all(&self.0);
         if !std::thread::panicking() {

@@ -10,7 +10,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::{Temporary, probe, skip::skip};
+use crate::{TemporaryDir, probe, skip::skip};
 
 /// An account with a name, a home and subordinate ids.
 pub const ACCOUNT: &str = "palisade-test";
@@ -31,13 +31,13 @@ pub fn run_as_user(test: &str) {
         return skip("as an ordinary user");
     }
     let id = NOBODYS_IDS + std::process::id();
-    again(test, &User { uid: id, gid: id, name: None }, &[]);
+    again(test, &TestUser { uid: id, gid: id, name: None }, &[]);
     nobody_left(id);
 }
 
 /// Those who were told to end may take a moment.
 fn nobody_left(id: u32) {
-    let lives = |process: &crate::leaks::Process| {
+    let lives = |process: &crate::leaks::HostProcess| {
         !matches!(process.state, 'Z' | 'X') && owner(process.pid) == Some(id)
     };
     let left = || crate::leaks::processes().into_iter().filter(lives).collect::<Vec<_>>();
@@ -55,7 +55,7 @@ pub fn run_with_groups(test: &str, who: Option<(u32, u32)>, groups: &[u32]) {
     }
     let id = NOBODYS_IDS + std::process::id();
     let (uid, gid) = who.unwrap_or((id, id));
-    again(test, &User { uid, gid, name: Some("") }, groups);
+    again(test, &TestUser { uid, gid, name: Some("") }, groups);
 }
 
 /// Runs the test of that path again as [`ACCOUNT`], whom it makes if need be.
@@ -64,7 +64,7 @@ pub fn run_as_account(test: &str) {
         return skip("as an ordinary user");
     }
     let (uid, gid) = account();
-    again(test, &User { uid, gid, name: Some(ACCOUNT) }, &[]);
+    again(test, &TestUser { uid, gid, name: Some(ACCOUNT) }, &[]);
 }
 
 /// Whether this process was chosen for its test: then it runs also what others are excepted from.
@@ -72,7 +72,7 @@ pub fn is_chosen() -> bool {
     std::env::var_os("TESTKIT_CHOSEN").is_some()
 }
 
-struct User {
+struct TestUser {
     uid: u32,
     gid: u32,
     /// Of those who were chosen for their test.
@@ -84,9 +84,9 @@ fn owner(pid: i32) -> Option<u32> {
     fs::metadata(format!("/proc/{pid}")).ok().map(|found| found.uid())
 }
 
-fn again(test: &str, user: &User, groups: &[u32]) {
+fn again(test: &str, user: &TestUser, groups: &[u32]) {
     let _turn = crate::leaks::turn();
-    let home = Temporary::new("user");
+    let home = TemporaryDir::new("user");
     chown(&*home, Some(user.uid), Some(user.gid)).expect("root may give a directory away");
     // The path of a test begins with its crate, which the harness leaves out.
     let test = test.split_once("::").map_or(test, |(_, path)| path);

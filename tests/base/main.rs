@@ -4,11 +4,11 @@
 
 use std::collections::HashMap;
 
-use fleet::{Act, BASE, BuildRequest, Create, ExecRequest, From, Step};
+use fleet::{BASE, BaseImage, BuildRequest, BuildStep, Create, ExecRequest, Instruction};
 use proto::BodyId;
 use testkit::{
     Bodies, body_test,
-    registry::{Answer, Liar},
+    registry::{CannedResponse, ScriptedServer},
 };
 
 /// A package that makes an account and gives it a file, as many do.
@@ -43,8 +43,8 @@ END
 "#;
 
 /// A mirror on this machine for all three, by plain HTTP.
-fn mirror(files: HashMap<String, Vec<u8>>) -> Liar {
-    Liar::start(move |asked| {
+fn mirror(files: HashMap<String, Vec<u8>>) -> ScriptedServer {
+    ScriptedServer::start(move |asked| {
         let here = &asked.headers["host"];
         let path = asked.path.trim_start_matches('/').trim_start_matches("./");
         let version = || {
@@ -53,15 +53,17 @@ fn mirror(files: HashMap<String, Vec<u8>>) -> Liar {
             )
         };
         match path {
-            "simple/mirrored/" => Answer {
+            "simple/mirrored/" => CannedResponse {
                 headers: vec!["Content-Type: text/html".into()],
-                ..Answer::ok("<a href='/mirrored-1-py3-none-any.whl'>mirrored-1-py3-none-any.whl</a>")
+                ..CannedResponse::ok("<a href='/mirrored-1-py3-none-any.whl'>mirrored-1-py3-none-any.whl</a>")
             },
-            "mirrored" => Answer::ok(format!(
+            "mirrored" => CannedResponse::ok(format!(
                 r#"{{"name":"mirrored","dist-tags":{{"latest":"1.0.0"}},"versions":{{"1.0.0":{}}}}}"#,
                 version()
             )),
-            path => files.get(path).map_or_else(Answer::nothing, |bytes| Answer::ok(bytes.clone())),
+            path => files
+                .get(path)
+                .map_or_else(CannedResponse::nothing, |bytes| CannedResponse::ok(bytes.clone())),
         }
     })
 }
@@ -83,8 +85,11 @@ async fn packages_are_installed_by_a_build(t: &Bodies, body: &BodyId) {
     let port = mirror.host().replace("127.0.0.1:", "");
     let here = format!("http://localhost:{port}");
     // What is on this machine's own loopback would not be asked for by way of a proxy.
-    let run = |line: String, user: &str| Step {
-        act: Act::Run { command: format!("export no_proxy= NO_PROXY=; {line}"), user: Some(user.into()) },
+    let run = |line: String, user: &str| BuildStep {
+        act: Instruction::Run {
+            command: format!("export no_proxy= NO_PROXY=; {line}"),
+            user: Some(user.into()),
+        },
         force: false,
     };
     let steps = vec![
@@ -107,7 +112,7 @@ async fn packages_are_installed_by_a_build(t: &Bodies, body: &BodyId) {
         ),
     ];
     let request = BuildRequest {
-        from: From::Template(BASE.into()),
+        from: BaseImage::Template(BASE.into()),
         steps,
         start: None,
         force: false,
@@ -116,7 +121,7 @@ async fn packages_are_installed_by_a_build(t: &Bodies, body: &BodyId) {
     let asked = t.fleet().ask_build("packages", &[], None, None).unwrap();
     let job = t.fleet().begin_job(&asked.template, &asked.id).unwrap();
     let built = t.fleet().build(&job, request).await;
-    let said: Vec<String> = job.look(0, usize::MAX).1.into_iter().map(|said| said.message).collect();
+    let said: Vec<String> = job.log_lines(0, usize::MAX).1.into_iter().map(|said| said.message).collect();
     assert!(built.is_ok(), "{said:#?}");
     for word in ["apt", "pip", "npm"] {
         assert!(said.iter().any(|line| line == word), "{word}: {said:#?}");

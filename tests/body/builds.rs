@@ -2,14 +2,15 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use fleet::{Act, BuildRequest, BuildState, Create, From, Image, Job, Step};
+use fleet::{BaseImage, BuildJob, BuildRequest, BuildState, BuildStep, Create, Image, Instruction};
 use proto::{
-    Failure,
-    template::{Build, Settings, Start},
+    Event, EventData, Failure,
+    event_data::{BodyCreated, DecodedEvent},
+    template::{StartCommand, TemplateBuild, TemplateSettings},
 };
 use testkit::{
     Bodies, body_test,
-    registry::{Answer, Liar},
+    registry::{CannedResponse, ScriptedServer},
     roots, run_as_account,
 };
 
@@ -17,25 +18,31 @@ fn begin(t: &Bodies) {
     let built = t.fleet().import_template(
         "small",
         "a test",
-        Settings { sudo: true, ..Settings::default() },
+        TemplateSettings { sudo: true, ..TemplateSettings::default() },
         &roots::small()[..],
     );
     built.unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
 }
 
-fn request(steps: Vec<Act>) -> BuildRequest {
-    let steps = steps.into_iter().map(|act| Step { act, force: false }).collect();
-    BuildRequest { from: From::Template("small".into()), steps, start: None, force: false, allow: Vec::new() }
+fn request(steps: Vec<Instruction>) -> BuildRequest {
+    let steps = steps.into_iter().map(|act| BuildStep { act, force: false }).collect();
+    BuildRequest {
+        from: BaseImage::Template("small".into()),
+        steps,
+        start: None,
+        force: false,
+        allow: Vec::new(),
+    }
 }
 
-fn run(command: &str) -> Act {
-    Act::Run { command: command.into(), user: None }
+fn run(command: &str) -> Instruction {
+    Instruction::Run { command: command.into(), user: None }
 }
 
-fn copy(t: &Bodies, name: &str, source: &str, target: &str, archive: &[u8]) -> Act {
+fn copy(t: &Bodies, name: &str, source: &str, target: &str, archive: &[u8]) -> Instruction {
     let path: PathBuf = t.dir().join(name);
     std::fs::write(&path, archive).unwrap();
-    Act::Copy {
+    Instruction::Copy {
         source: source.into(),
         target: target.into(),
         owner: None,
@@ -49,15 +56,15 @@ async fn build(
     t: &Bodies,
     name: &str,
     request: BuildRequest,
-) -> (Result<Build, Failure>, Vec<String>, BuildState) {
+) -> (Result<TemplateBuild, Failure>, Vec<String>, BuildState) {
     let asked = t.fleet().ask_build(name, &[], None, None).unwrap();
     let job = t.fleet().begin_job(&asked.template, &asked.id).unwrap();
     let built = t.fleet().build(&job, request).await;
-    let (state, said) = job.look(0, usize::MAX);
+    let (state, said) = job.log_lines(0, usize::MAX);
     (built, said.into_iter().map(|said| said.message).collect(), state)
 }
 
-fn made(built: Result<Build, Failure>) -> Build {
+fn made(built: Result<TemplateBuild, Failure>) -> TemplateBuild {
     built.unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)))
 }
 
@@ -67,13 +74,16 @@ async fn steps_add_up_and_are_not_done_twice(t: Bodies) {
     let files = roots::files(&[("dir/a", b"alpha"), ("dir/sub/b", b"beta"), ("c", b"gamma")]);
     let steps = || {
         vec![
-            Act::Env(vec![("WORD".into(), "one".into()), ("BOTH".into(), "${WORD}-$WORD".into())]),
-            Act::Workdir("/work".into()),
+            Instruction::Env(vec![("WORD".into(), "one".into()), ("BOTH".into(), "${WORD}-$WORD".into())]),
+            Instruction::Workdir("/work".into()),
             copy(&t, "files", "dir", "in", &files),
             copy(&t, "files", "c", "/etc/gamma", &files),
             copy(&t, "files", "dir/*", "flat/", &files),
             run("echo $BOTH > word; cat in/a in/sub/b flat/a; stat -c %U:%a in/a"),
-            Act::Run { command: "id -u > /root/who; chmod 755 /root".into(), user: Some("root".into()) },
+            Instruction::Run {
+                command: "id -u > /root/who; chmod 755 /root".into(),
+                user: Some("root".into()),
+            },
             run("rm in/sub/b"),
         ]
     };
@@ -99,14 +109,14 @@ async fn steps_add_up_and_are_not_done_twice(t: Bodies) {
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn a_build_that_fails_names_its_step_and_leaves_nothing(t: Bodies) {
     begin(&t);
-    let cases: Vec<(Vec<Act>, &str, &str)> = vec![
+    let cases: Vec<(Vec<Instruction>, &str, &str)> = vec![
         (
             vec![run("true"), run("echo no >&2; exit 3")],
             "2",
             "failed to run command 'echo no >&2; exit 3': exit status 3",
         ),
         (
-            vec![Act::Run { command: "whoami".into(), user: Some("root123".into()) }],
+            vec![Instruction::Run { command: "whoami".into(), user: Some("root123".into()) }],
             "1",
             "failed to run command 'whoami': command failed: unauthenticated: invalid username: 'root123'",
         ),
@@ -122,8 +132,8 @@ async fn a_build_that_fails_names_its_step_and_leaves_nothing(t: Bodies) {
         ),
         (vec![copy(&t, "noise", "x", "x", b"\x1f\x8bnoise")], "1", "cannot copy the uploaded files"),
         (vec![run("echo 'curl: (6) Could not resolve host: x'; exit 6")], "1", "have no network"),
-        (vec![Act::User("nobody-here".into())], "finalize", "nobody-here"),
-        (vec![Act::Workdir("/a/../../b".into())], "1", "is not a path"),
+        (vec![Instruction::User("nobody-here".into())], "finalize", "nobody-here"),
+        (vec![Instruction::Workdir("/a/../../b".into())], "1", "is not a path"),
     ];
     for (steps, step, message) in cases {
         let (built, said, state) = build(&t, "broken", request(steps)).await;
@@ -132,7 +142,9 @@ async fn a_build_that_fails_names_its_step_and_leaves_nothing(t: Bodies) {
         assert_eq!(at.as_deref(), Some(step), "{failure}");
         assert!(told.contains(message) && said.iter().any(|line| line.contains(message)), "{told}: {said:?}");
     }
-    for from in [From::Template("no-such".into()), From::Image(Image::new("127.0.0.1:1/nobody/listens"))] {
+    for from in
+        [BaseImage::Template("no-such".into()), BaseImage::Image(Image::new("127.0.0.1:1/nobody/listens"))]
+    {
         let (built, _, state) = build(&t, "broken", BuildRequest { from, ..request(Vec::new()) }).await;
         assert!(
             built.is_err() && matches!(state, BuildState::Error { step: Some(step), .. } if step == "base")
@@ -148,11 +160,11 @@ async fn a_build_is_called_off_in_the_middle(t: Bodies) {
     let asked = t.fleet().ask_build("slow", &[], None, None).unwrap();
     let job = t.fleet().begin_job(&asked.template, &asked.id).unwrap();
     assert!(t.fleet().begin_job(&asked.template, &asked.id).is_err(), "a build begins once");
-    let off = async |job: &Job| {
-        while !job.look(0, usize::MAX).1.iter().any(|said| said.message == "here") {
+    let off = async |job: &BuildJob| {
+        while !job.log_lines(0, usize::MAX).1.iter().any(|said| said.message == "here") {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        job.call_off();
+        job.cancel();
     };
     let (built, ()) =
         tokio::join!(t.fleet().build(&job, request(vec![run("echo here; sleep 1000")])), off(&job));
@@ -171,7 +183,8 @@ async fn what_it_says_is_bounded_and_what_it_starts_is_tried(t: Bodies) {
     .await;
     made(built);
     assert!(said.iter().map(String::len).sum::<usize>() < 5 << 20);
-    let start = Some(Start { command: Some("touch /tmp/up".into()), ready: Some("cat /tmp/up".into()) });
+    let start =
+        Some(StartCommand { command: Some("touch /tmp/up".into()), ready: Some("cat /tmp/up".into()) });
     let (built, _, _) = build(&t, "server", BuildRequest { start, ..request(Vec::new()) }).await;
     assert!(made(built).settings.start.is_some());
     let view = t.make(Create { template: "server".into(), ..t.passing() }).await;
@@ -179,7 +192,7 @@ async fn what_it_says_is_bounded_and_what_it_starts_is_tried(t: Bodies) {
 }
 
 /// Says something to the way out, and keeps the answer.
-fn through(question: &str) -> Act {
+fn through(question: &str) -> Instruction {
     run(&format!(
         "exec 3<>/dev/tcp/127.0.0.1/3128 && printf '{question} HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n' >&3 && cat <&3 >> ~/said"
     ))
@@ -191,7 +204,7 @@ fn through(question: &str) -> Act {
 ))]
 async fn commands_reach_the_names_they_may_and_what_is_built_reaches_none(t: Bodies) {
     begin(&t);
-    let mirror = Liar::start(|_| Answer::ok("PACKAGE\n"));
+    let mirror = ScriptedServer::start(|_| CannedResponse::ok("PACKAGE\n"));
     let (port, asked) = (mirror.host().replace("127.0.0.1:", ""), || mirror.asked().len());
     let allow = vec![format!("localhost:{port}+plain+private")];
     let fetch = through(&format!("GET http://localhost:{port}/pool/a.deb"));
@@ -213,17 +226,14 @@ async fn commands_reach_the_names_they_may_and_what_is_built_reaches_none(t: Bod
     let decided: Vec<_> = t
         .events()
         .into_iter()
-        .filter(|event| event.kind.starts_with("network."))
-        .map(|event| (event.kind, event.data["to"].clone()))
+        .filter_map(|event| match event.decode() {
+            DecodedEvent::Known(EventData::NetworkAllowed(data)) => Some((data.allowed, data.to)),
+            DecodedEvent::Known(EventData::NetworkDenied(data)) => Some((data.allowed, data.to)),
+            _ => None,
+        })
         .collect();
-    assert_eq!(
-        decided,
-        [
-            ("network.allowed".to_owned(), format!("localhost:{port}").into()),
-            ("network.denied".to_owned(), "evil.example:443".into())
-        ]
-    );
-    let records = t.events().into_iter().filter(|event| event.kind == "body.created");
+    assert_eq!(decided, [(true, format!("localhost:{port}")), (false, "evil.example:443".to_owned())]);
+    let records = t.events().into_iter().filter(Event::is::<BodyCreated>);
     let ways: Vec<_> =
         records.map(|event| event.data["spec"]["egress"].clone()).filter(|way| !way.is_null()).collect();
     assert_eq!(

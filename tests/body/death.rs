@@ -12,7 +12,7 @@ use std::{
 use fleet::{ExecRequest, Force, Status};
 use proto::{
     BodyId, Kind,
-    launch::{End, Running},
+    launch::{GuestEnd, RunRecord},
 };
 use rustix::{
     process::{Pid, Signal, kill_process, setpriority_process},
@@ -20,11 +20,11 @@ use rustix::{
 };
 use testkit::{Bodies, body_test, kill, wait};
 
-fn running(t: &Bodies, body: &BodyId) -> Running {
+fn running(t: &Bodies, body: &BodyId) -> RunRecord {
     serde_json::from_slice(&std::fs::read(t.body_dir(body).join("run.json")).unwrap()).unwrap()
 }
 
-async fn dead(t: &Bodies, body: &BodyId) -> Option<End> {
+async fn dead(t: &Bodies, body: &BodyId) -> Option<GuestEnd> {
     wait::until("the death is noticed", || Some(t.view(body)).filter(|view| view.status == Status::Dead))
         .await
         .end
@@ -37,7 +37,7 @@ async fn a_guest_that_was_killed_is_dead_and_its_files_are_not(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "echo kept > ~/file; sleep 1000 >/dev/null 2>&1 &").await.ok();
     kill(running(&t, &body).pid);
-    assert_eq!(dead(&t, &body).await, Some(End::Killed { signal: 9 }));
+    assert_eq!(dead(&t, &body).await, Some(GuestEnd::Killed { signal: 9 }));
     let refused = t.try_exec(&body, ExecRequest::new(["true"])).await.unwrap_err();
     assert_eq!(refused.kind, Kind::Conflict);
     assert!(
@@ -52,12 +52,12 @@ async fn a_guest_that_was_killed_is_dead_and_its_files_are_not(t: Bodies) {
 }
 
 /// Keeps one processor busy while it lives.
-struct Busy {
+struct BusyCpu {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Busy {
+impl BusyCpu {
     fn on(processors: CpuSet) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let seen = over.clone();
@@ -69,7 +69,7 @@ impl Busy {
     }
 }
 
-impl Drop for Busy {
+impl Drop for BusyCpu {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         self.thread.take().map(JoinHandle::join);
@@ -82,7 +82,7 @@ async fn a_guest_that_was_killed_and_waits_for_a_processor_is_not_taken_to_run(t
     let allowed = sched_getaffinity(None).unwrap();
     let mut last = CpuSet::new();
     last.set((0..CpuSet::MAX_CPU).rfind(|cpu| allowed.is_set(*cpu)).unwrap());
-    let _busy = Busy::on(last);
+    let _busy = BusyCpu::on(last);
     for _ in 0..8 {
         let at = running(&t, &body);
         let guest = Pid::from_raw(at.pid);
@@ -124,9 +124,9 @@ async fn guest_and_keeper_killed_together_leave_an_unknown_end(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "echo kept > ~/file").await.ok();
     let at = running(&t, &body);
-    kill(at.keeper);
+    kill(at.supervisor);
     kill(at.pid);
-    assert_eq!(dead(&t, &body).await, Some(End::Unknown));
+    assert_eq!(dead(&t, &body).await, Some(GuestEnd::Unknown));
     t.fleet().start(&body).await.unwrap();
     assert_eq!(t.sh(&body, "cat ~/file").await.ok(), "kept");
 }
@@ -135,7 +135,7 @@ async fn guest_and_keeper_killed_together_leave_an_unknown_end(t: Bodies) {
 async fn without_its_keeper_a_body_is_used_stopped_started_and_removed(t: Bodies) {
     let (body, other) = (t.create().await, t.create().await);
     for body in [&body, &other] {
-        kill(running(&t, body).keeper);
+        kill(running(&t, body).supervisor);
     }
     assert_eq!(t.sh(&body, "echo still here").await.ok(), "still here");
     t.fleet().pause(&body).await.unwrap();
@@ -166,17 +166,21 @@ async fn a_body_whose_directory_was_removed_ends_by_itself(t: Bodies) {
             .unwrap();
         assert!(!dir.join("spec.json").exists());
     }
-    let lives = |at: &Running| {
+    let lives = |at: &RunRecord| {
         body::dir::alive(at.pid, at.ticks).is_some_and(|state| !matches!(state, 'Z' | 'X'))
-            || body::dir::keeper_lives(at.keeper)
+            || body::dir::supervisor_lives(at)
     };
-    wait::within(t.patient(std::time::Duration::from_secs(15)), "both Bodies end with their keepers", || {
-        testkit::leaks::reap();
-        (!gone.iter().any(|(at, _)| lives(at))).then_some(())
-    })
+    wait::within(
+        t.with_time(std::time::Duration::from_secs(15)),
+        "both Bodies end with their keepers",
+        || {
+            testkit::leaks::reap();
+            (!gone.iter().any(|(at, _)| lives(at))).then_some(())
+        },
+    )
     .await;
     assert_eq!(testkit::leaks::cgroups(&[removed.to_string(), paused.to_string()]), Vec::<String>::new());
-    t.fleet().gc(fleet::Sweep::Remove).await.unwrap();
+    t.fleet().gc(fleet::GcMode::Remove).await.unwrap();
     assert!(gone.iter().all(|(_, dir)| !dir.exists()));
     // Its keeper had a look at that, too.
     std::fs::rename(&elsewhere, t.body_dir(&moved)).unwrap();
@@ -186,11 +190,11 @@ async fn a_body_whose_directory_was_removed_ends_by_itself(t: Bodies) {
 #[body_test(except(
     microvm = "a kill of a machine is a loss of power: what it has not synced is gone; microvm::death shows the rest"
 ))]
-async fn a_body_of_an_earlier_boot_is_lost_and_can_be_started(t: Bodies) {
+async fn a_body_of_an_earlier_boot_is_interrupted_and_can_be_started(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "echo kept > ~/file").await.ok();
     let mut at = running(&t, &body);
-    kill(at.keeper);
+    kill(at.supervisor);
     kill(at.pid);
     dead(&t, &body).await;
     // What a restart leaves: no process, no group, the files as they were, another boot id.
@@ -199,9 +203,9 @@ async fn a_body_of_an_earlier_boot_is_lost_and_can_be_started(t: Bodies) {
     }
     at.boot_id = "00000000-0000-0000-0000-000000000000".into();
     std::fs::write(t.body_dir(&body).join("run.json"), serde_json::to_vec(&at).unwrap()).unwrap();
-    assert_eq!(t.view(&body).status, Status::Lost);
+    assert_eq!(t.view(&body).status, Status::Interrupted);
     let refused = t.try_exec(&body, ExecRequest::new(["true"])).await.unwrap_err();
-    assert!(refused.kind == Kind::Conflict && refused.message.contains("lost"), "{refused}");
+    assert!(refused.kind == Kind::Conflict && refused.message.contains("interrupted"), "{refused}");
     assert_eq!(t.fleet().start(&body).await.unwrap().status, Status::Running);
     assert_eq!(t.sh(&body, "cat ~/file").await.ok(), "kept");
 }
@@ -210,7 +214,7 @@ async fn a_body_of_an_earlier_boot_is_lost_and_can_be_started(t: Bodies) {
 async fn another_process_with_the_guests_pid_is_not_the_guest(t: Bodies) {
     let body = t.create().await;
     let mut at = running(&t, &body);
-    kill(at.keeper);
+    kill(at.supervisor);
     kill(at.pid);
     dead(&t, &body).await;
     let mut innocent = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
@@ -221,6 +225,25 @@ async fn another_process_with_the_guests_pid_is_not_the_guest(t: Bodies) {
     assert_eq!(innocent.try_wait().unwrap(), None, "it was left alone");
     innocent.kill().unwrap();
     innocent.wait().unwrap();
+}
+
+#[body_test]
+async fn the_keeper_of_another_body_with_the_keepers_pid_is_not_the_keeper(t: Bodies) {
+    let (body, other) = (t.create().await, t.create().await);
+    let (mut at, its) = (running(&t, &body), running(&t, &other));
+    assert!(body::dir::supervisor_lives(&at) && body::dir::supervisor_lives(&its));
+    kill(at.supervisor);
+    kill(at.pid);
+    dead(&t, &body).await;
+    // The kernel gave the pid to the next keeper: its name is the same, its start is not.
+    at.supervisor = its.supervisor;
+    std::fs::write(t.body_dir(&body).join("run.json"), serde_json::to_vec(&at).unwrap()).unwrap();
+    let recorded = running(&t, &body);
+    assert!(recorded.supervisor_ticks.is_some() && recorded.supervisor == its.supervisor, "{recorded:?}");
+    assert!(!body::dir::supervisor_lives(&recorded), "its start differs");
+    assert_eq!(t.view(&body).status, Status::Dead);
+    t.fleet().remove(&body, Force::Yes).await.unwrap();
+    assert!(body::dir::supervisor_lives(&its), "it was left alone");
 }
 
 #[body_test]

@@ -1,7 +1,10 @@
 //! The log: what happened, in order, and nothing that was not written down.
 
-use fleet::{ExecRequest, Force, Verdict};
-use proto::Kind;
+use fleet::{ExecRequest, Force, LogVerdict};
+use proto::{
+    Kind,
+    event_data::{ExecEnded, ExecOutput, ExecStarted, OutputContent},
+};
 use testkit::{Bodies, body_test};
 
 #[body_test]
@@ -39,7 +42,7 @@ async fn a_life_is_written_in_order(t: Bodies) {
             .all(|(at, event)| event.seq == at as u64 + 1 && event.body.as_ref() == Some(&body))
     );
     let head = events.last().unwrap().hash.clone();
-    assert_eq!(t.fleet().verify_events().unwrap(), Verdict::Whole { events: expected.len() as u64, head });
+    assert_eq!(t.fleet().verify_events().unwrap(), LogVerdict::Whole { events: expected.len() as u64, head });
 }
 
 #[body_test]
@@ -49,16 +52,20 @@ async fn an_exec_is_told_whole(t: Bodies) {
     request.env.insert("TOKEN".into(), "hush".into());
     t.exec(&body, request).await;
     let events = t.fleet().events(0, Some(&body), usize::MAX).unwrap();
-    let (started, ended) = (&events[2], &events[3]);
-    assert_eq!(started.data["argv"], serde_json::json!(["sh", "-c", "echo out; echo err >&2; exit 3"]));
-    assert_eq!(started.data["env"], serde_json::json!(["TOKEN"]), "names only");
+    let (started, ended) = (&events[2], events[3].data_as::<ExecEnded>().unwrap());
+    let asked = started.data_as::<ExecStarted>().unwrap();
+    assert_eq!(asked.argv, ["sh", "-c", "echo out; echo err >&2; exit 3"]);
+    assert_eq!(asked.env, ["TOKEN"], "names only");
     assert!(
         !serde_json::to_string(&events).unwrap().contains("hush"),
         "values of variables are nobody's business"
     );
-    assert_eq!((&ended.data["exec"], &ended.data["code"]), (&started.seq.into(), &3.into()));
-    assert_eq!(ended.data["stdout"], serde_json::json!({ "text": "out\n", "bytes": 4 }));
-    assert_eq!(ended.data["stderr"], serde_json::json!({ "text": "err\n", "bytes": 4 }));
+    assert_eq!(ended.exec, started.seq);
+    let wrote = |text: &str| {
+        Some(ExecOutput { content: OutputContent::Text(text.into()), bytes: 4, truncated_to: None })
+    };
+    let exit = t.last_exit();
+    assert_eq!((exit.code, exit.stdout, exit.stderr), (3, wrote("out\n"), wrote("err\n")));
 }
 
 #[body_test]
@@ -66,9 +73,9 @@ async fn long_output_is_kept_beside_the_log(t: Bodies) {
     let body = t.create().await;
     let ran = t.sh(&body, "seq 10000").await;
     let event = t.events().pop().unwrap();
-    let said = &event.data["stdout"];
-    assert_eq!(said["bytes"], ran.stdout.len() as u64);
-    assert_eq!(said["artifact"].as_str().map(str::len), Some(64), "by its hash: {said}");
+    let stdout = t.last_exit().stdout.unwrap();
+    assert_eq!(stdout.bytes, ran.stdout.len() as u64);
+    assert!(matches!(&stdout.content, OutputContent::Artifact(sha256) if sha256.len() == 64), "{stdout:?}");
     assert!(serde_json::to_string(&event).unwrap().len() < 1000, "the event is short");
     let logs = t.fleet().logs(&body).unwrap();
     assert_eq!((logs[0].output == ran.stdout, logs[0].truncated, logs[0].code), (true, false, Some(0)));
@@ -136,10 +143,10 @@ async fn a_changed_log_shows(t: Bodies) {
     assert!(columns.contains(&"seq".to_owned()), "{columns:?}");
     log.execute_batch("PRAGMA ignore_check_constraints = 1").unwrap();
     let whole = t.fleet().verify_events().unwrap();
-    assert!(matches!(whole, Verdict::Whole { events: 4, .. }), "{whole:?}");
+    assert!(matches!(whole, LogVerdict::Whole { events: 4, .. }), "{whole:?}");
     log.execute("DELETE FROM events WHERE seq = 3", []).unwrap();
     let cut = t.fleet().verify_events().unwrap();
-    assert!(matches!(cut, Verdict::Broken { .. }), "{cut:?}");
+    assert!(matches!(cut, LogVerdict::Broken { .. }), "{cut:?}");
 }
 
 #[body_test]

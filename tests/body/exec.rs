@@ -3,8 +3,11 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use fleet::{ExecRequest, Output, Stdin, TtySize};
-use proto::{Kind, Size};
+use fleet::{ExecRequest, OutputChunk, Stdin, TtySize};
+use proto::{
+    Kind, Size,
+    event_data::{ExecEnded, ExecOutcome, ExecOutput, OutputContent},
+};
 use sha2::{Digest, Sha256};
 use testkit::{Bodies, body_test};
 
@@ -36,13 +39,13 @@ async fn what_is_missing_or_cannot_be_run_is_said_and_written_down(t: Bodies) {
     .await
     .ok();
     let cases = [
-        ("no-such-command", Kind::NotFound),
-        ("/no/such/file", Kind::NotFound),
-        ("/home/user/lost", Kind::NotFound),
-        ("/home/user/plain", Kind::Denied),
-        ("/home/user/dir", Kind::Denied),
-        ("/", Kind::Denied),
-        (".", Kind::Denied),
+        ("no-such-command", Kind::CommandNotFound),
+        ("/no/such/file", Kind::CommandNotFound),
+        ("/home/user/lost", Kind::CommandNotFound),
+        ("/home/user/plain", Kind::CommandNotExecutable),
+        ("/home/user/dir", Kind::CommandNotExecutable),
+        ("/", Kind::CommandNotExecutable),
+        (".", Kind::CommandNotExecutable),
     ];
     for (command, kind) in cases {
         let failure = t
@@ -52,11 +55,8 @@ async fn what_is_missing_or_cannot_be_run_is_said_and_written_down(t: Bodies) {
             .unwrap_or_else(|| panic!("{command} was run"));
         assert_eq!(failure.kind, kind, "{command}: {failure}");
         assert!(failure.message.contains(command), "it says which: {failure}");
-        let event = t.events().pop().unwrap();
-        assert_eq!(
-            (event.kind.as_str(), event.data["error"].as_str()),
-            ("exec.ended", Some(failure.message.as_str()))
-        );
+        let ended = t.events().pop().unwrap().data_as::<ExecEnded>().unwrap();
+        assert_eq!(ended.outcome, ExecOutcome::NotStarted { error: failure.message });
     }
 }
 
@@ -70,13 +70,16 @@ async fn odd_commands_are_refused_or_run_but_never_crash(t: Bodies) {
             .err()
             .unwrap_or_else(|| panic!("{argv:?} was run"));
         assert!(
-            [Kind::Usage, Kind::NotFound].contains(&failure.kind),
+            [Kind::Usage, Kind::CommandNotFound].contains(&failure.kind),
             "{argv:?}: {}",
             testkit::explain(&failure)
         );
     }
     let long = "x".repeat(4096);
-    assert_eq!(t.try_exec(&body, ExecRequest::new([long.as_str()])).await.unwrap_err().kind, Kind::NotFound);
+    assert_eq!(
+        t.try_exec(&body, ExecRequest::new([long.as_str()])).await.unwrap_err().kind,
+        Kind::CommandNotFound
+    );
     assert_eq!(t.run(&body, ["echo", "-n", &long]).await.text(), long);
     let endless = vec!["x".repeat(100_000); 40];
     assert!(t.try_exec(&body, ExecRequest::new([vec!["echo".to_owned()], endless].concat())).await.is_err());
@@ -176,17 +179,14 @@ async fn a_hundred_megabytes_of_output_pass_in_little_memory(t: Bodies) {
     let mut exec =
         t.fleet().exec(&body, ExecRequest::new(["head", "-c", "104857600", "/dev/zero"])).await.unwrap();
     let mut seen = 0u64;
-    while let Some(Output::Stdout(bytes)) = exec.next().await.unwrap() {
+    while let Some(OutputChunk::Stdout(bytes)) = exec.next().await.unwrap() {
         seen += bytes.len() as u64;
     }
     assert_eq!((seen, exec.finish().await.unwrap().code), (100 << 20, 0));
     let grown = own_kib("VmHWM") - before;
     assert!(grown < 32 << 10, "memory grew by {grown} KiB");
-    let event = t.events().into_iter().rfind(|event| event.kind == "exec.ended").unwrap();
-    assert_eq!(
-        (&event.data["stdout"]["bytes"], &event.data["stdout"]["truncated_to"]),
-        (&(100u64 << 20).into(), &(1u64 << 20).into())
-    );
+    let stdout = t.last_exit().stdout.unwrap();
+    assert_eq!((stdout.bytes, stdout.truncated_to), (100 << 20, Some(1 << 20)));
     let logs = t.fleet().logs(&body).unwrap();
     assert_eq!((logs[0].output.len(), logs[0].truncated), (1 << 20, true));
 }
@@ -202,8 +202,8 @@ async fn bytes_that_are_no_text_stay_as_they_are(t: Bodies) {
     let body = t.create().await;
     let ran = t.sh(&body, r"printf '\377\376\000\200x'").await;
     assert_eq!(ran.stdout, [0xff, 0xfe, 0, 0x80, b'x']);
-    let event = t.events().into_iter().rfind(|event| event.kind == "exec.ended").unwrap();
-    assert_eq!(event.data["stdout"], serde_json::json!({ "hex": "fffe008078", "bytes": 5 }));
+    let hex = OutputContent::Hex("fffe008078".into());
+    assert_eq!(t.last_exit().stdout, Some(ExecOutput { content: hex, bytes: 5, truncated_to: None }));
     assert_eq!(t.fleet().logs(&body).unwrap()[0].output, ran.stdout);
     let script = r#"f=$(printf '/home/user/\377\n\033[31m'); echo odd > "$f"; ls /home/user | od -An -c | head -1; cat "$f""#;
     assert!(t.sh(&body, script).await.ok().ends_with("odd"));
@@ -225,7 +225,7 @@ async fn what_is_left_in_the_background_goes_on_without_its_parent(t: Bodies) {
 async fn a_timeout_ends_the_command_and_not_the_body(t: Bodies) {
     let body = t.create().await;
     let slow = ExecRequest {
-        timeout: Some(t.patient(Duration::from_millis(300))),
+        timeout: Some(t.with_time(Duration::from_millis(300))),
         ..ExecRequest::new(["sh", "-c", "echo early; exec sleep 1000"])
     };
     let ran = t.exec(&body, slow).await;
@@ -258,7 +258,7 @@ async fn signals_reach_the_command(t: Bodies) {
         .unwrap();
     let control = exec.control();
     let mut text = Vec::new();
-    while let Some(Output::Stdout(bytes)) = exec.next().await.unwrap() {
+    while let Some(OutputChunk::Stdout(bytes)) = exec.next().await.unwrap() {
         if text.is_empty() {
             control.signal(2).await.unwrap();
         }
@@ -284,7 +284,7 @@ async fn a_terminal_is_one_and_changes_its_size(t: Bodies) {
     let control = exec.control();
     let mut text = String::new();
     let mut resized = false;
-    while let Some(Output::Tty(bytes)) = exec.next().await.unwrap() {
+    while let Some(OutputChunk::Tty(bytes)) = exec.next().await.unwrap() {
         text.push_str(&String::from_utf8_lossy(&bytes));
         if text.contains("ready") && !resized {
             resized = true;
@@ -318,7 +318,7 @@ async fn ending_the_body_ends_the_command_and_says_so(t: Bodies) {
     testkit::kill(view.pid.unwrap());
     assert_eq!(exec.next().await.unwrap(), None);
     let ended = exec.finish().await.unwrap();
-    assert_eq!((ended.code, ended.body_end), (137, Some(proto::launch::End::Killed { signal: 9 })));
+    assert_eq!((ended.code, ended.body_end), (137, Some(proto::launch::GuestEnd::Killed { signal: 9 })));
 }
 
 #[body_test]
@@ -331,14 +331,14 @@ async fn a_tagged_terminal_is_found_again_with_its_newest_output(t: Bodies) {
         ..ExecRequest::new(["sh", "-c", "printf before; read line; exit 5"])
     };
     let mut first = t.fleet().exec(&body, request).await.unwrap();
-    assert_eq!(first.next().await.unwrap(), Some(Output::Tty(Bytes::from_static(b"before"))));
+    assert_eq!(first.next().await.unwrap(), Some(OutputChunk::Tty(Bytes::from_static(b"before"))));
     // As if the process that held it were gone.
     drop(first);
-    assert_eq!(t.fleet().tagged(&body).await.unwrap().len(), 1);
+    assert_eq!(t.fleet().tagged_execs(&body).await.unwrap().len(), 1);
     let second = t.second();
     assert!(second.attach(&body, "another").await.unwrap().is_none());
     let mut found = second.attach(&body, "terminal").await.unwrap().expect("it runs");
-    assert_eq!(found.next().await.unwrap(), Some(Output::Tty(Bytes::from_static(b"before"))));
+    assert_eq!(found.next().await.unwrap(), Some(OutputChunk::Tty(Bytes::from_static(b"before"))));
     found.control().send(Bytes::from_static(b"\n")).await.unwrap();
     while found.next().await.unwrap().is_some() {}
     assert_eq!(found.finish().await.unwrap().code, 5);

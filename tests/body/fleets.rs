@@ -124,7 +124,7 @@ async fn bodies_made_at_the_same_time_differ_in_everything_that_tells_them_apart
 }
 
 /// The link by which the whole host knows whose ids these are.
-fn host_wide(view: &fleet::View) -> std::path::PathBuf {
+fn host_wide(view: &fleet::BodyView) -> std::path::PathBuf {
     let claims = body::ids::claims_of(std::path::Path::new("/nowhere"), &view.spec.ids, view.id());
     claims.into_iter().next_back().expect("root's Bodies have claims").link
 }
@@ -136,22 +136,22 @@ fn host_wide(view: &fleet::View) -> std::path::PathBuf {
 async fn bodies_of_two_data_directories_have_different_ids(t: Bodies) {
     let view = t.make(t.kept()).await;
     let first = view.spec.ids.users[0].outside;
-    let record = |view: &fleet::View| {
+    let record = |view: &fleet::BodyView| {
         view.enforcement.mechanisms.iter().find(|known| known.name == "own ids").unwrap().clone()
     };
-    assert_eq!(record(&view).state, proto::State::Enforced);
+    assert_eq!(record(&view).state, proto::MechanismStatus::Enforced);
     // Which run is tried first follows from the id, so the same id wants the same one.
     let other = t.dir().join("other");
     let there = other.join("bodies").join(view.id().as_str());
     std::fs::create_dir_all(&there).unwrap();
-    let claimed = body::ids::claim(&other, view.id(), body::ids::Root::Wanted).unwrap();
+    let claimed = body::ids::claim(&other, view.id(), body::ids::MapRoot::Yes).unwrap();
     assert_ne!(claimed.users[0].outside, first, "they belong to a Body of another data directory");
     body::ids::release(&other, &claimed, view.id());
 
     // The host forgets when it restarts; then the ids of a Body that does not run may be given to another.
     t.fleet().stop(view.id(), std::time::Duration::from_secs(1)).await.unwrap();
     std::fs::remove_file(host_wide(&view)).unwrap();
-    let claimed = body::ids::claim(&other, view.id(), body::ids::Root::Wanted).unwrap();
+    let claimed = body::ids::claim(&other, view.id(), body::ids::MapRoot::Yes).unwrap();
     assert_eq!(claimed.users[0].outside, first);
     let refused = t.fleet().start(view.id()).await.unwrap_err();
     assert_eq!(refused.kind, Kind::Conflict, "{}", testkit::explain(&refused));
@@ -183,7 +183,7 @@ async fn claims_of_a_data_directory_that_is_gone_are_cleared_away_and_no_others(
         let data = t.dir().join(name);
         let id: proto::BodyId = format!("{name}{}", std::process::id()).parse().unwrap();
         std::fs::create_dir_all(data.join("bodies").join(id.as_str())).unwrap();
-        let ids = body::ids::claim(&data, &id, body::ids::Root::Wanted).unwrap();
+        let ids = body::ids::claim(&data, &id, body::ids::MapRoot::Yes).unwrap();
         let link = body::ids::claims_of(&data, &ids, &id).into_iter().next_back().unwrap().link;
         (data, id, ids, link)
     };
@@ -205,13 +205,13 @@ async fn claims_of_a_data_directory_that_is_gone_are_cleared_away_and_no_others(
     rustix::fs::flock(&claims, rustix::fs::FlockOperation::LockExclusive).unwrap();
     std::fs::remove_dir_all(&gone).unwrap();
     std::fs::remove_dir_all(&used).unwrap();
-    let found = t.fleet().gc(fleet::Sweep::DryRun).await.unwrap();
+    let found = t.fleet().gc(fleet::GcMode::DryRun).await.unwrap();
     let said: Vec<_> = found.iter().map(|one| (one.kind, one.name.as_str(), one.why.as_str())).collect();
     assert!(said.contains(&("ids", left.as_str(), "its data directory is gone")), "{said:?}");
     assert!(of_gone.is_symlink(), "looking takes nothing");
     drop(claims);
 
-    t.fleet().gc(fleet::Sweep::Remove).await.unwrap();
+    t.fleet().gc(fleet::GcMode::Remove).await.unwrap();
     assert!(!of_gone.is_symlink());
     assert!(of_there.is_symlink() && host_wide(&view).is_symlink(), "their Bodies are there");
     assert!(of_used.is_symlink(), "a process has an id of it");
@@ -219,7 +219,7 @@ async fn claims_of_a_data_directory_that_is_gone_are_cleared_away_and_no_others(
 
     process.kill().unwrap();
     process.wait().unwrap();
-    t.fleet().gc(fleet::Sweep::Remove).await.unwrap();
+    t.fleet().gc(fleet::GcMode::Remove).await.unwrap();
     assert!(!of_used.is_symlink());
     body::ids::release(&t.dir().join("there"), &there_ids, &there);
 }

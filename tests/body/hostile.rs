@@ -17,7 +17,7 @@ use std::{
 };
 
 use fleet::{ExecRequest, Force, Status};
-use proto::{BodyId, Failure, Kind, launch::Running};
+use proto::{BodyId, Failure, Kind, launch::RunRecord};
 use testkit::{Bodies, body_test};
 
 /// What is given in true time, and then by the clock: longer than any patience of ours.
@@ -26,10 +26,10 @@ const FOREVER_SECONDS: u32 = 300;
 const MEMORY_KIB_MAX: u64 = 96 << 10;
 
 /// Answers one request; the stream is closed when it returns.
-type Manner = fn(&mut Stream);
+type Responder = fn(&mut HostileStream);
 
 /// Manners by name. Each has read the request's head already.
-const MANNERS: &[(&str, Manner)] = &[
+const MANNERS: &[(&str, Responder)] = &[
     ("closes at once", |_| {}),
     ("says nothing", |stream| stream.wait()),
     ("sends noise", |stream| stream.endless(&[0xde, 0xad, 0xbe, 0xef, 0x0a, 0xff, 0x00])),
@@ -112,13 +112,13 @@ fn chunk(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// One connection, until it breaks or the test is over.
-struct Stream {
+struct HostileStream {
     stream: UnixStream,
     over: Arc<AtomicBool>,
     broken: bool,
 }
 
-impl Stream {
+impl HostileStream {
     fn send(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() && !self.ended() {
             match self.stream.write(bytes) {
@@ -169,15 +169,15 @@ impl Stream {
 }
 
 /// A Body that was stopped, whose record says that it runs, and whose socket is ours.
-struct Fake {
+struct FakeBody {
     body: BodyId,
     process: Child,
     over: Arc<AtomicBool>,
     threads: Option<JoinHandle<()>>,
 }
 
-impl Fake {
-    async fn new(t: &Bodies, manner: Manner) -> Self {
+impl FakeBody {
+    async fn new(t: &Bodies, manner: Responder) -> Self {
         let body = t.create().await;
         t.fleet().stop(&body, Duration::ZERO).await.unwrap();
         let process = Command::new("sleep").arg("600").spawn().unwrap();
@@ -185,7 +185,14 @@ impl Fake {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
         let ticks = stat.rsplit(')').next().unwrap().split_whitespace().nth(19).unwrap().parse().unwrap();
         let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap().trim().to_owned();
-        let running = Running { boot_id, pid, ticks, keeper: i32::MAX, cgroups: Vec::new() };
+        let running = RunRecord {
+            boot_id,
+            pid,
+            ticks,
+            supervisor: i32::MAX,
+            supervisor_ticks: None,
+            cgroups: Vec::new(),
+        };
         std::fs::write(t.body_dir(&body).join("run.json"), serde_json::to_vec(&running).unwrap()).unwrap();
         assert_eq!(t.view(&body).status, Status::Running);
         let over = Arc::new(AtomicBool::new(false));
@@ -212,7 +219,7 @@ impl Fake {
     }
 }
 
-fn listen(listener: &UnixListener, manner: Manner, over: &Arc<AtomicBool>) {
+fn listen(listener: &UnixListener, manner: Responder, over: &Arc<AtomicBool>) {
     listener.set_nonblocking(true).unwrap();
     let mut threads = Vec::new();
     while !over.load(Ordering::Relaxed) {
@@ -223,7 +230,7 @@ fn listen(listener: &UnixListener, manner: Manner, over: &Arc<AtomicBool>) {
         stream.set_nonblocking(false).unwrap();
         stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
         stream.set_write_timeout(Some(Duration::from_millis(20))).unwrap();
-        let mut stream = Stream { stream, over: over.clone(), broken: false };
+        let mut stream = HostileStream { stream, over: over.clone(), broken: false };
         threads.push(std::thread::spawn(move || {
             stream.read_head();
             manner(&mut stream);
@@ -278,7 +285,7 @@ fn clear(what: &str, outcome: Option<Result<(), Failure>>) {
 #[body_test]
 async fn a_lying_guest_cannot_hold_or_fill_who_runs_a_command(t: Bodies) {
     for (what, manner) in MANNERS {
-        let fake = Fake::new(&t, *manner).await;
+        let fake = FakeBody::new(&t, *manner).await;
         let before = memory_kib();
         let outcome = in_time(t.try_exec(&fake.body, ExecRequest::new(["true"]))).await;
         clear(what, outcome.map(|ran| ran.map(drop)));
@@ -292,7 +299,7 @@ async fn a_lying_guest_cannot_hold_or_fill_who_runs_a_command(t: Bodies) {
 async fn a_lying_guest_cannot_hold_or_fill_who_copies(t: Bodies) {
     std::fs::write(t.dir().join("file"), "x").unwrap();
     for (what, manner) in MANNERS {
-        let fake = Fake::new(&t, *manner).await;
+        let fake = FakeBody::new(&t, *manner).await;
         let before = memory_kib();
         let out = t.dir().join("out");
         let outcome = in_time(t.fleet().copy_out(&fake.body, "/home/user", &out)).await;
@@ -309,7 +316,7 @@ async fn a_lying_guest_cannot_hold_or_fill_who_copies(t: Bodies) {
 #[body_test]
 async fn a_lying_guest_can_be_stopped(t: Bodies) {
     for (what, manner) in MANNERS {
-        let mut fake = Fake::new(&t, *manner).await;
+        let mut fake = FakeBody::new(&t, *manner).await;
         let stopped = in_time(t.fleet().stop(&fake.body, Duration::from_millis(10))).await;
         let stopped = stopped.unwrap_or_else(|| panic!("{what}: it is waited for forever"));
         assert_eq!(

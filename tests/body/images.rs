@@ -3,13 +3,17 @@
 use std::sync::Mutex;
 
 use fleet::{
-    Act, BuildRequest, Create, Credentials, Dress, ExecRequest, From, Image, Inside, Reach, Step, Sweep,
+    BaseImage, BuildRequest, BuildStep, Create, ExecRequest, GcMode, Image, ImageProfile, Instruction,
+    PrivateAddresses, RegistryAccess, RegistryCredentials,
 };
-use proto::{Failure, Kind, template::Settings};
+use proto::{Event, Failure, Kind, event_data::ImagePulled, template::TemplateSettings};
 use serde_json::json;
 use testkit::{
     Bodies, body_test,
-    registry::{self, Answer, Asked, INDEX, Layer, Liar, MANIFEST, Parts, Registry, TAR, digest, image},
+    registry::{
+        self, CannedResponse, INDEX, ImageLayer, ImageParts, MANIFEST, RecordedRequest, ScriptedServer, TAR,
+        TestRegistry, digest, image,
+    },
     roots, run_as_account,
 };
 
@@ -18,7 +22,9 @@ const ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 
 async fn import(t: &Bodies, name: &str, image: &Image) -> Result<Vec<String>, Failure> {
     let mut said = Vec::new();
-    t.fleet().import_image(name, image, Settings::default(), &mut |line| said.push(line.to_owned())).await?;
+    t.fleet()
+        .import_image(name, image, TemplateSettings::default(), &mut |line| said.push(line.to_owned()))
+        .await?;
     Ok(said)
 }
 
@@ -34,10 +40,10 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Three layers in three formats: a root, changes to it, what hides some of both.
-fn layers() -> Vec<Layer> {
+fn layers() -> Vec<ImageLayer> {
     vec![
-        Layer(GZIP, gzip(&roots::small())),
-        Layer(
+        ImageLayer(GZIP, gzip(&roots::small())),
+        ImageLayer(
             ZSTD,
             zstd::encode_all(
                 &roots::files(&[
@@ -50,7 +56,7 @@ fn layers() -> Vec<Layer> {
             )
             .unwrap(),
         ),
-        Layer(
+        ImageLayer(
             TAR,
             roots::files(&[
                 ("srv/.wh.old", b""),
@@ -66,7 +72,7 @@ fn layers() -> Vec<Layer> {
 
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn an_image_becomes_a_template_layer_by_layer(t: Bodies) {
-    let registry = Registry::open();
+    let registry = TestRegistry::open();
     let parts = image(
         &layers(),
         json!({ "Env": ["PATH=/bin", "COLOUR=green"], "User": "user", "WorkingDir": "/srv" }),
@@ -85,13 +91,8 @@ async fn an_image_becomes_a_template_layer_by_layer(t: Bodies) {
     let again = Image::new(format!("{}/some/thing@{}", registry.host(), digest(&parts.manifest)));
     let said = fine(import(&t, "again", &again).await);
     assert_eq!(said.iter().filter(|line| line.ends_with("here already")).count(), 3, "{said:?}");
-    let pulled = t
-        .fleet()
-        .events(0, None, usize::MAX)
-        .unwrap()
-        .into_iter()
-        .filter(|event| event.kind == "image.pulled")
-        .count();
+    let pulled =
+        t.fleet().events(0, None, usize::MAX).unwrap().into_iter().filter(Event::is::<ImagePulled>).count();
     assert_eq!(pulled, 2);
     for missing in ["some/thing:v2", "some/other"] {
         let failure =
@@ -108,7 +109,7 @@ async fn an_image_becomes_a_template_layer_by_layer(t: Bodies) {
     user = "a root of its own needs subordinate ids"
 ))]
 async fn forty_layers_are_one_root(t: Bodies) {
-    let mut layers = vec![Layer(TAR, roots::small())];
+    let mut layers = vec![ImageLayer(TAR, roots::small())];
     for index in 1..40usize {
         let own = format!("srv/own/{index}");
         let word = index.to_string();
@@ -125,9 +126,9 @@ async fn forty_layers_are_one_root(t: Bodies) {
             36 => entries.push(("opt/deep/b", b"b")),
             _ => {}
         }
-        layers.push(Layer(TAR, roots::files(&entries)));
+        layers.push(ImageLayer(TAR, roots::files(&entries)));
     }
-    let registry = Registry::open();
+    let registry = TestRegistry::open();
     registry.push("many", "v1", &image(&layers, json!({})));
     fine(import(&t, "many", &Image::new(format!("{}/many:v1", registry.host()))).await);
     let view = t.make(Create { template: "many".into(), ..t.kept() }).await;
@@ -147,25 +148,25 @@ fn as_an_account_with_subordinate_ids() {
 
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn the_platform_is_chosen_and_the_door_opened(t: Bodies) {
-    let registry = Registry::closed();
-    let mine = image(&[Layer(TAR, roots::small())], json!({}));
-    let other = registry::image_for("s390x", &[Layer(TAR, roots::files(&[("other", b"")]))], json!({}));
+    let registry = TestRegistry::closed();
+    let mine = image(&[ImageLayer(TAR, roots::small())], json!({}));
+    let other = registry::image_for("s390x", &[ImageLayer(TAR, roots::files(&[("other", b"")]))], json!({}));
     registry.push("a", "mine", &mine);
     registry.push("a", "other", &other);
     let native =
         serde_json::from_slice::<serde_json::Value>(&mine.blobs[1].1).unwrap()["architecture"].clone();
-    let entry = |parts: &Parts, architecture: serde_json::Value| json!({ "mediaType": MANIFEST, "digest": digest(&parts.manifest), "size": parts.manifest.len(), "platform": { "os": "linux", "architecture": architecture } });
+    let entry = |parts: &ImageParts, architecture: serde_json::Value| json!({ "mediaType": MANIFEST, "digest": digest(&parts.manifest), "size": parts.manifest.len(), "platform": { "os": "linux", "architecture": architecture } });
     let index = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": [entry(&other, json!("s390x")), entry(&mine, native)] });
-    registry.push("a", "all", &Parts { manifest: index.to_string().into_bytes(), blobs: Vec::new() });
+    registry.push("a", "all", &ImageParts { manifest: index.to_string().into_bytes(), blobs: Vec::new() });
     let asked = Image::new(format!("{}/a:all", registry.host()));
     assert_eq!(import(&t, "closed", &asked).await.unwrap_err().kind, Kind::Denied);
-    let wrong = Some(Credentials { username: registry::USER.0.into(), password: "wrong".into() });
+    let wrong = Some(RegistryCredentials { username: registry::USER.0.into(), password: "wrong".into() });
     assert_eq!(
         import(&t, "closed", &Image { credentials: wrong, ..asked.clone() }).await.unwrap_err().kind,
         Kind::Denied
     );
     let credentials =
-        Some(Credentials { username: registry::USER.0.into(), password: registry::USER.1.into() });
+        Some(RegistryCredentials { username: registry::USER.0.into(), password: registry::USER.1.into() });
     let asked = Image { credentials, ..asked };
     fine(import(&t, "native", &asked).await);
     let view = t.make(Create { template: "native".into(), ..t.passing() }).await;
@@ -181,7 +182,7 @@ async fn the_platform_is_chosen_and_the_door_opened(t: Bodies) {
 
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn a_build_begins_with_an_image_and_finds_its_account_there(t: Bodies) {
-    let registry = Registry::open();
+    let registry = TestRegistry::open();
     // An id of its own that is taken, and no `user`.
     let accounts = roots::files(&[
         ("etc/passwd", b"root:x:0:0::/root:/bin/sh\nnode:x:1000:1000::/home/node:/bin/sh\n"),
@@ -191,16 +192,20 @@ async fn a_build_begins_with_an_image_and_finds_its_account_there(t: Bodies) {
         "node",
         "1",
         &image(
-            &[Layer(TAR, roots::small()), Layer(TAR, accounts)],
+            &[ImageLayer(TAR, roots::small()), ImageLayer(TAR, accounts)],
             json!({ "Env": ["PATH=/own/bin:/bin"], "User": "node" }),
         ),
     );
     let build = async |name: &str| {
         let asked = t.fleet().ask_build(name, &[], None, None).unwrap();
         let job = t.fleet().begin_job(&asked.template, &asked.id).unwrap();
-        let image = Image { dress: Dress::ForE2b, ..Image::new(format!("{}/node:1", registry.host())) };
-        let step = Step {
-            act: Act::Run { command: "id -un; id -u; echo $PATH; pwd; echo done > made".into(), user: None },
+        let image =
+            Image { dress: ImageProfile::ForE2b, ..Image::new(format!("{}/node:1", registry.host())) };
+        let step = BuildStep {
+            act: Instruction::Run {
+                command: "id -un; id -u; echo $PATH; pwd; echo done > made".into(),
+                user: None,
+            },
             force: false,
         };
         let built = t
@@ -208,7 +213,7 @@ async fn a_build_begins_with_an_image_and_finds_its_account_there(t: Bodies) {
             .build(
                 &job,
                 BuildRequest {
-                    from: From::Image(image),
+                    from: BaseImage::Image(image),
                     steps: vec![step],
                     start: None,
                     force: false,
@@ -216,7 +221,7 @@ async fn a_build_begins_with_an_image_and_finds_its_account_there(t: Bodies) {
                 },
             )
             .await;
-        let said: Vec<String> = job.look(0, usize::MAX).1.into_iter().map(|said| said.message).collect();
+        let said: Vec<String> = job.log_lines(0, usize::MAX).1.into_iter().map(|said| said.message).collect();
         (built, said)
     };
     let (built, said) = build("app").await;
@@ -231,70 +236,75 @@ async fn a_build_begins_with_an_image_and_finds_its_account_there(t: Bodies) {
 }
 
 /// A registry with one image that tells the truth but where `lie` says otherwise.
-fn liar(parts: &Parts, lie: impl Fn(&Asked, &Parts) -> Option<Answer> + Send + Sync + 'static) -> Liar {
+fn liar(
+    parts: &ImageParts,
+    lie: impl Fn(&RecordedRequest, &ImageParts) -> Option<CannedResponse> + Send + Sync + 'static,
+) -> ScriptedServer {
     let parts = parts.clone();
-    Liar::start(move |asked| lie(asked, &parts).unwrap_or_else(|| truth(asked, &parts)))
+    ScriptedServer::start(move |asked| lie(asked, &parts).unwrap_or_else(|| truth(asked, &parts)))
 }
 
-fn truth(asked: &Asked, parts: &Parts) -> Answer {
+fn truth(asked: &RecordedRequest, parts: &ImageParts) -> CannedResponse {
     let last = asked.path.rsplit('/').next().unwrap_or_default();
     match parts.blobs.iter().find(|(digest, _)| digest == last) {
-        Some((_, bytes)) => Answer::ok(bytes.clone()),
-        None if asked.path.contains("/manifests/") => Answer::ok(parts.manifest.clone()),
-        None => Answer::nothing(),
+        Some((_, bytes)) => CannedResponse::ok(bytes.clone()),
+        None if asked.path.contains("/manifests/") => CannedResponse::ok(parts.manifest.clone()),
+        None => CannedResponse::nothing(),
     }
 }
 
-fn of(liar: &Liar) -> Image {
+fn of(liar: &ScriptedServer) -> Image {
     Image::new(format!("{}/x:y", liar.host()))
 }
 
-fn is_layer(asked: &Asked, parts: &Parts) -> bool {
+fn is_layer(asked: &RecordedRequest, parts: &ImageParts) -> bool {
     asked.path.ends_with(&parts.blobs[0].0)
 }
 
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn a_registry_that_lies_gets_nothing_in(t: Bodies) {
-    let honest = image(&[Layer(TAR, roots::small())], json!({}));
+    let honest = image(&[ImageLayer(TAR, roots::small())], json!({}));
     let control = liar(&honest, |_, _| None);
     fine(import(&t, "control", &of(&control)).await);
     t.fleet().remove_template("control").unwrap();
 
-    type Lie = fn(&Asked, &Parts) -> Option<Answer>;
+    type Lie = fn(&RecordedRequest, &ImageParts) -> Option<CannedResponse>;
     let lies: Vec<(&str, Lie)> = vec![
         ("something else than", |asked, parts| {
-            is_layer(asked, parts).then(|| Answer::ok(vec![b'x'; parts.blobs[0].1.len()]))
+            is_layer(asked, parts).then(|| CannedResponse::ok(vec![b'x'; parts.blobs[0].1.len()]))
         }),
         ("sends more than it may", |asked, parts| {
-            is_layer(asked, parts).then(|| Answer { endless: true, ..Answer::ok(vec![b'x'; 1 << 16]) })
+            is_layer(asked, parts)
+                .then(|| CannedResponse { endless: true, ..CannedResponse::ok(vec![b'x'; 1 << 16]) })
         }),
         ("sends more than it may", |asked, _| {
             asked
                 .path
                 .contains("/manifests/")
-                .then(|| Answer { endless: true, ..Answer::ok(vec![b' '; 1 << 16]) })
+                .then(|| CannedResponse { endless: true, ..CannedResponse::ok(vec![b' '; 1 << 16]) })
         }),
         ("something else than", |asked, parts| {
-            asked.path.ends_with(&parts.blobs[1].0).then(|| Answer::ok(b"{}".to_vec()))
+            asked.path.ends_with(&parts.blobs[1].0).then(|| CannedResponse::ok(b"{}".to_vec()))
         }),
         ("makes no sense", |asked, _| {
-            asked.path.contains("/manifests/").then(|| Answer::ok(b"<html>".to_vec()))
+            asked.path.contains("/manifests/").then(|| CannedResponse::ok(b"<html>".to_vec()))
         }),
         ("redirects too often", |asked, parts| {
-            is_layer(asked, parts).then(|| Answer::elsewhere(&asked.path))
+            is_layer(asked, parts).then(|| CannedResponse::elsewhere(&asked.path))
         }),
         ("redirects too often, or to nowhere", |asked, parts| {
-            is_layer(asked, parts).then(|| Answer::elsewhere("file:///etc/passwd"))
+            is_layer(asked, parts).then(|| CannedResponse::elsewhere("file:///etc/passwd"))
         }),
         ("wants to know who asks", |asked, parts| {
-            is_layer(asked, parts).then(|| Answer {
+            is_layer(asked, parts).then(|| CannedResponse {
                 status: 401,
                 headers: vec!["WWW-Authenticate: Basic realm=x".into()],
-                ..Answer::default()
+                ..CannedResponse::default()
             })
         }),
         ("answers 418: no", |asked, parts| {
-            is_layer(asked, parts).then(|| Answer { status: 418, ..Answer::ok(b"no".to_vec()) })
+            is_layer(asked, parts)
+                .then(|| CannedResponse { status: 418, ..CannedResponse::ok(b"no".to_vec()) })
         }),
     ];
     for (expected, lie) in lies {
@@ -317,10 +327,10 @@ async fn a_registry_that_lies_gets_nothing_in(t: Bodies) {
         builder.into_inner().unwrap().finish().unwrap()
     };
     for (layer, expected) in [
-        (Layer(TAR, roots::climbing()), ".."),
-        (Layer(GZIP, bomb), "holds more than"),
-        (Layer(TAR, b"noise".repeat(1000)), "cannot be read"),
-        (Layer("text/plain", b"x".to_vec()), "cannot be a root"),
+        (ImageLayer(TAR, roots::climbing()), ".."),
+        (ImageLayer(GZIP, bomb), "holds more than"),
+        (ImageLayer(TAR, b"noise".repeat(1000)), "cannot be read"),
+        (ImageLayer("text/plain", b"x".to_vec()), "cannot be a root"),
     ] {
         let parts = image(&[layer], json!({}));
         let failure = import(&t, "lies", &of(&liar(&parts, |_, _| None))).await.unwrap_err();
@@ -329,7 +339,7 @@ async fn a_registry_that_lies_gets_nothing_in(t: Bodies) {
     }
     // Nothing of all that is left but what may go on.
     assert!(t.fleet().templates().unwrap().is_empty());
-    t.fleet().gc(Sweep::Remove).await.unwrap();
+    t.fleet().gc(GcMode::Remove).await.unwrap();
     for dir in ["layers", "images"] {
         let left: Vec<_> = std::fs::read_dir(t.fleet().data().join(dir))
             .unwrap()
@@ -343,7 +353,7 @@ async fn a_registry_that_lies_gets_nothing_in(t: Bodies) {
 
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn what_broke_off_goes_on_and_secrets_stay_where_they_belong(t: Bodies) {
-    let parts = image(&[Layer(TAR, roots::small())], json!({}));
+    let parts = image(&[ImageLayer(TAR, roots::small())], json!({}));
     // The other server, to which blobs are redirected: it breaks off once, in the middle.
     let broken = Mutex::new(false);
     let store = liar(&parts, move |asked, parts| {
@@ -357,34 +367,38 @@ async fn what_broke_off_goes_on_and_secrets_stay_where_they_belong(t: Bodies) {
             .get("range")
             .and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<usize>().ok())
         {
-            Some(from) => Some(Answer {
+            Some(from) => Some(CannedResponse {
                 status: 206,
                 headers: vec![format!("Content-Range: bytes {from}-{}/{}", whole.len() - 1, whole.len())],
                 body: whole[from..].to_vec(),
-                ..Answer::default()
+                ..CannedResponse::default()
             }),
-            None if !std::mem::replace(&mut *broken.lock().unwrap(), true) => {
-                Some(Answer { claims: Some(whole.len()), ..Answer::ok(whole[..half].to_vec()) })
-            }
+            None if !std::mem::replace(&mut *broken.lock().unwrap(), true) => Some(CannedResponse {
+                claims: Some(whole.len()),
+                ..CannedResponse::ok(whole[..half].to_vec())
+            }),
             None => None,
         }
     });
     let place = store.host().replace("127.0.0.1", "localhost");
-    let tokens = Liar::start(|_| Answer::ok(br#"{"token":"pass"}"#.to_vec()));
+    let tokens = ScriptedServer::start(|_| CannedResponse::ok(br#"{"token":"pass"}"#.to_vec()));
     let realm = tokens.host();
     let registry = liar(&parts, move |asked, _| {
         if asked.headers.get("authorization").map(String::as_str) != Some("Bearer pass") {
-            return Some(Answer {
+            return Some(CannedResponse {
                 status: 401,
                 headers: vec![format!(
                     "WWW-Authenticate: Bearer realm=\"http://{realm}/token\",service=\"s v\""
                 )],
-                ..Answer::default()
+                ..CannedResponse::default()
             });
         }
-        asked.path.contains("/blobs/").then(|| Answer::elsewhere(&format!("http://{place}{}", asked.path)))
+        asked
+            .path
+            .contains("/blobs/")
+            .then(|| CannedResponse::elsewhere(&format!("http://{place}{}", asked.path)))
     });
-    let credentials = Some(Credentials { username: "me".into(), password: "hidden".into() });
+    let credentials = Some(RegistryCredentials { username: "me".into(), password: "hidden".into() });
     let said = fine(import(&t, "x", &Image { credentials, ..of(&registry) }).await);
     assert!(said.iter().any(|line| line.contains("going on from")), "{said:?}");
     assert!(store.asked().iter().any(|asked| asked.headers.contains_key("range")), "it began anew");
@@ -402,33 +416,41 @@ async fn what_broke_off_goes_on_and_secrets_stay_where_they_belong(t: Bodies) {
 
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn whoever_asks_from_outside_reaches_no_registry_inside(t: Bodies) {
-    let registry = Registry::open();
-    registry.push("x", "y", &image(&[Layer(TAR, roots::small())], json!({})));
+    let registry = TestRegistry::open();
+    registry.push("x", "y", &image(&[ImageLayer(TAR, roots::small())], json!({})));
     let asked = Image::new(format!("{}/x:y", registry.host()));
-    let outside = Reach { inside: Inside::Refused, ..Reach::default() };
+    let outside = RegistryAccess { inside: PrivateAddresses::Refused, ..RegistryAccess::default() };
     let failure = import(&t, "x", &Image { reach: outside.clone(), ..asked.clone() }).await.unwrap_err();
     assert!(failure.kind == Kind::Denied && failure.to_string().contains("of this machine"), "{failure}");
     fine(
-        import(&t, "x", &Image { reach: Reach { trusted: vec![registry.host()], ..outside }, ..asked }).await,
+        import(
+            &t,
+            "x",
+            &Image { reach: RegistryAccess { trusted: vec![registry.host()], ..outside }, ..asked },
+        )
+        .await,
     );
 }
 
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn whoever_a_redirect_leads_to_is_not_told_the_password(t: Bodies) {
-    let parts = image(&[Layer(TAR, roots::small())], json!({}));
-    let tokens = Liar::start(|_| Answer::ok(br#"{"token":"pass"}"#.to_vec()));
+    let parts = image(&[ImageLayer(TAR, roots::small())], json!({}));
+    let tokens = ScriptedServer::start(|_| CannedResponse::ok(br#"{"token":"pass"}"#.to_vec()));
     let realm = tokens.host();
     // It wants a pass of its own, from its own door.
-    let store = Liar::start(move |_| Answer {
+    let store = ScriptedServer::start(move |_| CannedResponse {
         status: 401,
         headers: vec![format!("WWW-Authenticate: Bearer realm=\"http://{realm}/token\"")],
-        ..Answer::default()
+        ..CannedResponse::default()
     });
     let place = store.host().replace("127.0.0.1", "localhost");
     let registry = liar(&parts, move |asked, _| {
-        asked.path.contains("/blobs/").then(|| Answer::elsewhere(&format!("http://{place}{}", asked.path)))
+        asked
+            .path
+            .contains("/blobs/")
+            .then(|| CannedResponse::elsewhere(&format!("http://{place}{}", asked.path)))
     });
-    let credentials = Some(Credentials { username: "me".into(), password: "hidden".into() });
+    let credentials = Some(RegistryCredentials { username: "me".into(), password: "hidden".into() });
     let refused = import(&t, "x", &Image { credentials, ..of(&registry) }).await;
     assert!(refused.is_err());
     assert!(!store.asked().is_empty(), "a control: the redirect was followed");
@@ -437,11 +459,13 @@ async fn whoever_a_redirect_leads_to_is_not_told_the_password(t: Bodies) {
 
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn a_layer_may_come_twice(t: Bodies) {
-    let nothing = || Layer(TAR, roots::files(&[]));
-    let word = Layer(TAR, roots::files(&[("etc/word", b"one")]));
-    let registry = Registry::open();
-    let parts =
-        image(&[Layer(TAR, roots::small()), nothing(), word, nothing()], json!({ "Env": ["PATH=/bin"] }));
+    let nothing = || ImageLayer(TAR, roots::files(&[]));
+    let word = ImageLayer(TAR, roots::files(&[("etc/word", b"one")]));
+    let registry = TestRegistry::open();
+    let parts = image(
+        &[ImageLayer(TAR, roots::small()), nothing(), word, nothing()],
+        json!({ "Env": ["PATH=/bin"] }),
+    );
     registry.push("twice", "v1", &parts);
     fine(import(&t, "twice", &Image::new(format!("{}/twice:v1", registry.host()))).await);
     let view = t.make(Create { template: "twice".into(), ..t.passing() }).await;
@@ -450,7 +474,7 @@ async fn a_layer_may_come_twice(t: Bodies) {
 
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn a_registry_that_stands_still_keeps_nobody_from_the_same_layer_of_another(t: Bodies) {
-    let parts = image(&[Layer(TAR, roots::small())], json!({}));
+    let parts = image(&[ImageLayer(TAR, roots::small())], json!({}));
     let (release, held) = std::sync::mpsc::channel::<()>();
     let held = Mutex::new(held);
     let slow = liar(&parts, move |asked, parts| {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fleet::{Force, Status};
-use proto::{Kind, launch::End};
+use proto::{Kind, launch::GuestEnd};
 use testkit::{Bodies, body_test, wait};
 
 const GRACE: Duration = Duration::from_secs(2);
@@ -142,38 +142,6 @@ async fn a_body_of_a_run_cannot_be_started_again(t: Bodies) {
     let view = t.make(t.passing()).await;
     testkit::kill(view.pid.unwrap());
     wait::until("the death is noticed", || (t.view(view.id()).status == Status::Dead).then_some(())).await;
-    assert_eq!(t.view(view.id()).end, Some(End::Killed { signal: 9 }));
+    assert_eq!(t.view(view.id()).end, Some(GuestEnd::Killed { signal: 9 }));
     assert_eq!(t.fleet().start(view.id()).await.unwrap_err().kind, Kind::Conflict);
-}
-
-/// Memory of its program that a process has in use, in KiB.
-fn code_kib(pid: i32) -> u64 {
-    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
-    let mut is_code = false;
-    let mut sum = 0;
-    for line in smaps.lines() {
-        if let Some(kib) = line.strip_prefix("Rss:").filter(|_| is_code) {
-            sum += kib.trim().trim_end_matches(" kB").parse::<u64>().unwrap();
-        } else if line.split_ascii_whitespace().next().is_some_and(|word| word.contains('-')) {
-            is_code = line.split_ascii_whitespace().nth(1) == Some("r-xp");
-        }
-    }
-    sum
-}
-
-/// Of a guest that has just worked, and of one that has let go.
-const CODE_KIB: u64 = 384;
-
-#[body_test(except(
-    user = "only root may look at its guest's memory",
-    microvm = "its guest is in the machine"
-))]
-async fn a_guest_that_nobody_asks_lets_go_of_its_code(t: Bodies) {
-    let body = t.create().await;
-    t.sh(&body, "true").await.ok();
-    let pid = t.view(&body).pid.unwrap();
-    let worked = code_kib(pid);
-    assert!(worked > CODE_KIB, "{worked} KiB when it has just worked");
-    wait::until("its guest lets go", || (code_kib(pid) < CODE_KIB).then_some(())).await;
-    assert_eq!(t.sh(&body, "echo here").await.ok(), "here", "and works again");
 }

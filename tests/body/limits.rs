@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use fleet::{Create, ExecRequest, Status};
-use proto::{Kind, Size, launch::End};
+use proto::{Kind, Size, launch::GuestEnd};
 use testkit::{Bodies, body_test, wait};
 
 const MIB: u64 = 1 << 20;
@@ -26,8 +26,7 @@ async fn a_body_out_of_memory_says_so(t: Bodies) {
     let killed = t.run(&body, hold(256)).await;
     assert!(killed.ended.out_of_memory, "{killed:?}");
     assert_ne!(killed.text(), (256 * MIB).to_string());
-    let event = t.events().into_iter().rfind(|event| event.kind == "exec.ended").unwrap();
-    assert_eq!(event.data["out_of_memory"], true);
+    assert_eq!(t.last_exit().out_of_memory, Some(true));
     assert_eq!(t.run(&body, ["echo", "well"]).await.ok(), "well", "the Body lives on");
 }
 
@@ -112,7 +111,7 @@ async fn a_kept_body_over_its_disk_is_ended_and_says_why(t: Bodies) {
     t.sh(&body, "for i in 1 2 3; do head -c 6M /dev/zero > ~/f$i; done").await.ok();
     let ended = || Some(t.view(&body)).filter(|view| view.status == Status::Dead).map(|view| view.end);
     let end = wait::within(Duration::from_secs(20), "the keeper measures the disk", ended).await;
-    assert_eq!(end, Some(End::Disk));
+    assert_eq!(end, Some(GuestEnd::Disk));
     let refused = t.try_exec(&body, ExecRequest::new(["true"])).await.unwrap_err();
     assert!(refused.message.contains("disk limit"), "{refused}");
 }
@@ -128,6 +127,50 @@ async fn a_disk_in_memory_has_only_so_many_files(t: Bodies) {
     let made =
         t.sh(view.id(), "mkdir ~/many && cd ~/many && seq 1000 | xargs touch && ls | wc -l").await.ok();
     assert_eq!(made, "1000");
+}
+
+#[body_test]
+async fn a_body_makes_no_more_files_than_its_disk_allows(t: Bodies) {
+    const MANY: &str = "mkdir ~/many; cd ~/many; seq 9000 | xargs touch 2>&1 | tail -1; ls | wc -l";
+    let run = async |disk: Size, inodes: Option<u64>| {
+        let mut request = t.passing();
+        (request.limits.disk, request.limits.inodes) = (Some(disk), inodes);
+        let view = t.make(request).await;
+        let made = t.sh(view.id(), MANY).await.text();
+        let held = view.enforcement.mechanisms.iter().find(|held| held.name == "inode limit").cloned();
+        (view.spec.limits.inodes, made, held.expect("the record has it"))
+    };
+    // As many as a sixteenth of the disk in KiB, and no more.
+    let (inodes, made, held) = run(Size::mib(128), None).await;
+    assert_eq!((inodes, held.state), (8192, proto::MechanismStatus::Enforced), "{held:?}");
+    assert!(held.reason.contains("8192"), "{held:?}");
+    let count: u64 = made.lines().last().unwrap().trim().parse().unwrap();
+    assert!((7000..8192).contains(&count) && made.contains("No space left"), "{made}");
+    // A control: who asks for more makes them all.
+    let (inodes, made, _) = run(Size::mib(128), Some(20_000)).await;
+    assert_eq!((inodes, made.trim()), (20_000, "9000"));
+    let mut request = t.passing();
+    (request.limits.disk, request.limits.inodes) = (Some(Size::mib(128)), Some(200_000));
+    let refused = t.fleet().create(request).await.unwrap_err();
+    assert!(refused.message.contains("inodes"), "{refused}");
+}
+
+#[body_test(except(microvm = "its disk has no more and nothing is ended; the test above shows that"))]
+async fn a_kept_body_over_its_inodes_is_ended_and_says_why(t: Bodies) {
+    let mut request = t.kept();
+    request.limits.disk = Some(Size::mib(64));
+    let view = t.make(request).await;
+    assert_eq!(view.spec.limits.inodes, 4096);
+    let body = view.spec.id;
+    // A control: within its limit it lives, and the same measure comes by.
+    t.sh(&body, "mkdir ~/few; cd ~/few; seq 3000 | xargs touch; sleep 6").await.ok();
+    assert_eq!(t.view(&body).status, Status::Running);
+    t.sh(&body, "mkdir ~/many; cd ~/many; seq 3000 | xargs touch").await.ok();
+    let ended = || Some(t.view(&body)).filter(|view| view.status == Status::Dead).map(|view| view.end);
+    let end = wait::within(Duration::from_secs(20), "the keeper counts the files", ended).await;
+    assert_eq!(end, Some(GuestEnd::Inodes));
+    let refused = t.try_exec(&body, ExecRequest::new(["true"])).await.unwrap_err();
+    assert!(refused.message.contains("inode limit"), "{refused}");
 }
 
 #[body_test(except(
@@ -192,10 +235,10 @@ async fn a_body_ends_when_its_time_is_over(t: Bodies) {
     assert_eq!(t.run(&body, ["echo", "in time"]).await.ok(), "in time");
     let began = Instant::now();
     let ran = t.run(&body, ["sleep", "1000"]).await;
-    assert_eq!((ran.code, ran.ended.body_end), (137, Some(End::Timeout)));
+    assert_eq!((ran.code, ran.ended.body_end), (137, Some(GuestEnd::Timeout)));
     assert!(began.elapsed() < Duration::from_secs(30));
     let view = t.view(&body);
-    assert_eq!((view.status, view.end), (Status::Dead, Some(End::Timeout)));
+    assert_eq!((view.status, view.end), (Status::Dead, Some(GuestEnd::Timeout)));
 }
 
 #[body_test]
@@ -206,7 +249,7 @@ async fn time_is_over_also_for_a_paused_body_whose_maker_is_gone(t: Bodies) {
     let body = fleet.create(request).await.unwrap().spec.id;
     fleet.pause(&body).await.unwrap();
     drop(fleet);
-    wait::until("its time is over", || (t.view(&body).end == Some(End::Timeout)).then_some(())).await;
+    wait::until("its time is over", || (t.view(&body).end == Some(GuestEnd::Timeout)).then_some(())).await;
 }
 
 #[body_test]

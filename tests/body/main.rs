@@ -5,6 +5,7 @@ mod builds;
 mod copy;
 mod data;
 mod death;
+mod egress;
 mod events;
 mod exec;
 mod fleets;

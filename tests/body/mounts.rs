@@ -123,3 +123,152 @@ async fn a_kept_root_is_a_directory_of_its_disk_and_no_table_tells_which(t: Bodi
         "1"
     );
 }
+
+/// Repositories of every kind below one directory, which everybody may write, so that only the mounts can say no.
+fn furnish_repositories(t: &Bodies, name: &str) {
+    let dir = t.dir().join(name);
+    let script = r#"
+        set -e; umask 0; mkdir "$1"; cd "$1"
+        export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1
+        me="-c user.name=me -c user.email=me@example.org -c init.defaultBranch=main -c protocol.file.allow=always"
+        git $me init -q .; echo one > file; git $me add file; git $me commit -qm one
+        git $me clone -q . deep/er/nested
+        git $me clone -q --bare . bare.git
+        git $me submodule --quiet add ./deep/er/nested sub
+        git $me worktree add -q -b other tree
+        mkdir apart; git $me init -q --separate-git-dir=apart/store apart/work
+        git $me clone -q . bald; rm -rf bald/.git/hooks bald/.git/info
+        chmod -R a+rwX ."#;
+    let made = std::process::Command::new("sh").args(["-c", script, "sh"]).arg(dir).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+}
+
+/// What would have the host's git run something of a Body's, each with what it leaves where it works.
+const PLANTS: &[(&str, &str)] = &[
+    ("echo '[core] fsmonitor = evil' >> .git/config", ".git/config"),
+    ("echo evil > .git/hooks/pre-commit", ".git/hooks/pre-commit"),
+    (
+        "mv .git/hooks .git/hooks2 && mkdir .git/hooks && echo evil > .git/hooks/post-commit",
+        ".git/hooks/post-commit",
+    ),
+    ("echo '[core] pager = evil' > .git/config.worktree", ".git/config.worktree"),
+    ("echo '* filter=evil' > .git/info/attributes", ".git/info/attributes"),
+    ("echo ../file > .git/commondir", ".git/commondir"),
+    (
+        "mkdir -p .git/rebase-merge && echo 'exec evil' > .git/rebase-merge/git-rebase-todo",
+        ".git/rebase-merge/git-rebase-todo",
+    ),
+    ("echo '[core] pager = evil' >> .git/modules/sub/config", ".git/modules/sub/config"),
+    (
+        "mkdir -p .git/modules/sub/hooks; echo evil > .git/modules/sub/hooks/pre-commit",
+        ".git/modules/sub/hooks/pre-commit",
+    ),
+    ("echo evil > .git/worktrees/tree/config.worktree", ".git/worktrees/tree/config.worktree"),
+    ("echo ../../.. > .git/worktrees/tree/commondir", ".git/worktrees/tree/commondir"),
+    ("echo 'gitdir: /evil' > sub/.git", "sub/.git"),
+    (
+        "rm sub/.git && mkdir -p sub/.git/hooks && echo evil > sub/.git/hooks/pre-commit",
+        "sub/.git/hooks/pre-commit",
+    ),
+    ("echo 'gitdir: /evil' > tree/.git", "tree/.git"),
+    ("echo evil > bald/.git/config.worktree", "bald/.git/config.worktree"),
+    ("mkdir bald/.git/hooks && echo evil > bald/.git/hooks/pre-commit", "bald/.git/hooks/pre-commit"),
+    ("mkdir bald/.git/info && echo evil > bald/.git/info/attributes", "bald/.git/info/attributes"),
+    ("echo evil > bare.git/hooks/update", "bare.git/hooks/update"),
+    ("echo evil >> bare.git/config", "bare.git/config"),
+    ("echo evil >> apart/store/config", "apart/store/config"),
+    ("echo evil >> deep/er/nested/.git/config", "deep/er/nested/.git/config"),
+    // Put away, and another in its place.
+    ("mv bald/.git bald/.old && mkdir bald/.git && echo evil > bald/.git/config", "bald/.old/config"),
+    ("mv bald bald2 && mkdir -p bald/.git && echo evil > bald/.git/config", "bald2/file"),
+    (
+        "mv deep/er deep/er2 && mkdir -p deep/er/nested/.git && echo evil > deep/er/nested/.git/config",
+        "deep/er2/nested/file",
+    ),
+    ("mv bare.git bare2.git && mkdir bare.git && echo evil > bare.git/config", "bare2.git/HEAD"),
+    ("mv .git .old && mkdir .git && echo evil > .git/config", ".old/config"),
+];
+
+#[body_test(except(microvm = "what a machine sees of the host is shared: tests/microvm/share.rs"))]
+async fn git_directories_in_a_writable_mount_are_read_only_unless_that_is_said(t: Bodies) {
+    for (number, mut request) in [t.passing(), t.kept()].into_iter().enumerate() {
+        let (held, open) = (format!("held{number}"), format!("open{number}"));
+        furnish_repositories(&t, &held);
+        furnish_repositories(&t, &open);
+        let before = tree_of(&t.dir().join(&held));
+        request.mounts.push(mount(&t, &held, "/mnt/held", Access::ReadWrite));
+        request.mounts.push(mount(&t, &open, "/mnt/open", Access::Unprotected));
+        let view = t.make(request).await;
+        let body = view.id().clone();
+        let record = view.enforcement.mechanisms.iter().find(|held| held.name == "git directories").unwrap();
+        assert!(
+            record.state == proto::MechanismStatus::Degraded
+                && record.reason.contains("unprotected as asked for: /mnt/open")
+                && !record.reason.contains("could not be read"),
+            "{record:?}"
+        );
+        for (plant, left) in PLANTS {
+            // Each is first done where the door is open.
+            t.sh(&body, &format!("cd /mnt/open && {plant} && test -e {left}")).await.ok();
+            let refused = t.sh(&body, &format!("cd /mnt/held && {plant}")).await;
+            let why = refused.complaint();
+            assert!(
+                refused.code != 0 && ["Read-only file system", "busy"].iter().any(|word| why.contains(word)),
+                "{plant}: {refused:?}"
+            );
+        }
+        assert_eq!(tree_of(&t.dir().join(&held)), before, "the host's git finds what it left");
+        // Everything else is written, and git reads.
+        let work = "cd /mnt/held && echo two > file && mkdir -p new/dir && echo x > deep/er/nested/new && mv new new2 \
+                    && git -c safe.directory='*' status --porcelain";
+        let status = t.sh(&body, work).await.ok();
+        assert!(status.contains("M file"), "{status}");
+        t.fleet().remove(&body, fleet::Force::Yes).await.unwrap();
+    }
+}
+
+/// Every name below a directory with the contents of files.
+fn tree_of(dir: &std::path::Path) -> Vec<(std::path::PathBuf, Option<Vec<u8>>)> {
+    let mut found: Vec<_> = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .flat_map(|path| match path.symlink_metadata().unwrap().is_dir() {
+            true => std::iter::once((path.clone(), None)).chain(tree_of(&path)).collect::<Vec<_>>(),
+            false => vec![(path.clone(), fs::read(&path).ok())],
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+#[body_test(except(microvm = "what a machine sees of the host is shared: tests/microvm/share.rs"))]
+async fn the_record_tells_of_git_directories_and_a_repository_itself_is_refused(t: Bodies) {
+    furnish_repositories(&t, "repo");
+    furnish(&t, "plain");
+    let record = async |name: &str| {
+        let mut request = t.passing();
+        request.mounts.push(mount(&t, name, "/mnt/x", Access::ReadWrite));
+        let view = t.make(request).await;
+        let held = view.enforcement.mechanisms.into_iter().find(|held| held.name == "git directories");
+        held.map(|held| (held.state, held.reason)).unwrap()
+    };
+    let (state, reason) = record("repo").await;
+    assert_eq!(state, proto::MechanismStatus::Enforced, "{reason}");
+    assert!(reason.contains("in writable mounts are read-only"), "{reason}");
+    assert_eq!(
+        record("plain").await,
+        (proto::MechanismStatus::Enforced, "none is in a writable mount".to_owned())
+    );
+    for source in ["repo/.git", "repo/.git/hooks", "repo/bare.git", "repo/apart/store"] {
+        let with = |access| {
+            let mut request = t.passing();
+            request.mounts.push(mount(&t, source, "/mnt/x", access));
+            request
+        };
+        let refused = t.fleet().create(with(Access::ReadWrite)).await.unwrap_err();
+        assert!(refused.hints[0].contains("rw,unprotected"), "{source}: {refused}");
+        for access in [Access::ReadOnly, Access::Unprotected] {
+            t.make(with(access)).await;
+        }
+    }
+}

@@ -1,11 +1,11 @@
 //! Bodies made before they are asked for: the same Bodies, sooner, and nobody's until then.
 
-use fleet::{Config, Create, Durability, ExecRequest, Fleet, Force, Status, Sweep};
+use fleet::{Create, Durability, ExecRequest, Fleet, FleetConfig, Force, GcMode, Status};
 use proto::{BodyId, Event};
 use testkit::{Bodies, body_test, wait};
 
 fn serving(t: &Bodies) -> Fleet {
-    Fleet::open_to_serve(Config { data: t.data(), durability: Durability::Process }).unwrap()
+    Fleet::open_to_serve(FleetConfig { data: t.data(), durability: Durability::Process }).unwrap()
 }
 
 /// Directories of Bodies that were never asked for.
@@ -24,7 +24,7 @@ async fn says(fleet: &Fleet, id: &BodyId, script: &str) -> String {
     let mut exec = fleet.exec(id, ExecRequest::new(["sh", "-c", script])).await.unwrap();
     let mut said = Vec::new();
     while let Some(output) = exec.next().await.unwrap() {
-        if let fleet::Output::Stdout(bytes) = output {
+        if let fleet::OutputChunk::Stdout(bytes) = output {
             said.extend_from_slice(&bytes);
         }
     }
@@ -83,7 +83,7 @@ async fn what_waits_is_nobodys_garbage_and_ends_with_its_owner(t: Bodies) {
         fleet.remove(made.id(), Force::Yes).await.unwrap();
     }
     let waited = one_waits(&t).await;
-    assert!(t.second().gc(Sweep::Remove).await.unwrap().is_empty());
+    assert!(t.second().gc(GcMode::Remove).await.unwrap().is_empty());
     assert_eq!(waiting(&t), [waited]);
     drop(fleet);
     assert!(waiting(&t).is_empty());

@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use fleet::{Create, ExecRequest, Force, Sweep};
+use fleet::{Create, ExecRequest, Force, GcMode};
 use proto::{
-    Kind, State,
-    template::{Settings, Start},
+    Kind, MechanismStatus,
+    template::{StartCommand, TemplateSettings},
 };
 use testkit::{Bodies, body_test, roots, run_as_account};
 
-fn import(t: &Bodies, name: &str, settings: Settings) {
+fn import(t: &Bodies, name: &str, settings: TemplateSettings) {
     let built = t.fleet().import_template(name, "a test", settings, &roots::small()[..]);
     built.unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
 }
@@ -21,7 +21,11 @@ fn of(template: &str, request: Create) -> Create {
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn a_body_has_the_templates_root_and_settings(t: Bodies) {
     let env = [("COLOUR".to_owned(), "green".to_owned())].into();
-    import(&t, "small", Settings { env, workdir: Some("/tmp".into()), ..Settings::default() });
+    import(
+        &t,
+        "small",
+        TemplateSettings { env, workdir: Some("/tmp".into()), ..TemplateSettings::default() },
+    );
     for request in [t.passing(), t.kept()] {
         let view = t.make(of("small", request)).await;
         let id = view.id();
@@ -56,14 +60,17 @@ async fn a_body_has_the_templates_root_and_settings(t: Bodies) {
     microvm = "root of a machine has all of its own kernel: the wall is around the machine"
 ))]
 async fn setuid_programs_work_only_where_the_template_says_so(t: Bodies) {
-    import(&t, "plain", Settings::default());
-    import(&t, "trusting", Settings { sudo: true, ..Settings::default() });
+    import(&t, "plain", TemplateSettings::default());
+    import(&t, "trusting", TemplateSettings { sudo: true, ..TemplateSettings::default() });
     let up = |id| {
         t.sh(id, "/bin/up -p -c 'id -u; cat /proc/self/status' | while read a b; do case $a in 0|1000) echo $a;; CapBnd:|CapEff:|Seccomp:|NoNewPrivs:) echo $a $b;; esac; done")
     };
     let plain = t.make(of("plain", t.passing())).await;
     assert!(up(plain.id()).await.ok().starts_with("1000\n"));
-    assert_eq!(plain.enforcement.get("no new privileges").map(|held| held.state), Some(State::Enforced));
+    assert_eq!(
+        plain.enforcement.get("no new privileges").map(|held| held.state),
+        Some(MechanismStatus::Enforced)
+    );
     let trusting = t.make(of("trusting", t.passing())).await;
     let said = up(trusting.id()).await.ok();
     assert!(said.starts_with("0\n"), "{said}");
@@ -71,7 +78,7 @@ async fn setuid_programs_work_only_where_the_template_says_so(t: Bodies) {
     // Eight capabilities, over the Body's own: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE.
     assert!(said.contains("CapBnd: 00000000000004fb") && said.contains("CapEff: 00000000000004fb"), "{said}");
     let record = trusting.enforcement.get("no new privileges").expect("it stands in the record");
-    assert_eq!(record.state, State::Absent);
+    assert_eq!(record.state, MechanismStatus::Absent);
     assert!(record.reason.contains("sudo"), "{}", record.reason);
     // All else holds as it does without.
     for held in &plain.enforcement.mechanisms {
@@ -91,14 +98,14 @@ async fn setuid_programs_work_only_where_the_template_says_so(t: Bodies) {
 
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn snapshots_forks_and_starts_stand_on_it_also_when_it_is_gone(t: Bodies) {
-    import(&t, "small", Settings::default());
+    import(&t, "small", TemplateSettings::default());
     let view = t.make(of("small", t.kept())).await;
     t.sh(view.id(), "echo kept > ~/file").await.ok();
     let fork = t.fleet().fork(view.id(), 1).await.unwrap().remove(0);
     let snapshot = t.fleet().snapshot(view.id(), Some("shot".into())).await.unwrap();
     t.fleet().remove_template("small").unwrap();
     assert_eq!(
-        t.fleet().gc(Sweep::Remove).await.unwrap().iter().filter(|found| found.kind == "layer").count(),
+        t.fleet().gc(GcMode::Remove).await.unwrap().iter().filter(|found| found.kind == "layer").count(),
         0
     );
     assert_eq!(t.fleet().create(of("small", t.passing())).await.unwrap_err().kind, Kind::NotFound);
@@ -116,7 +123,7 @@ async fn snapshots_forks_and_starts_stand_on_it_also_when_it_is_gone(t: Bodies) 
     }
     t.fleet().remove_snapshot(snapshot.id.as_str()).unwrap();
     assert_eq!(
-        t.fleet().gc(Sweep::Remove).await.unwrap().iter().filter(|found| found.kind == "layer").count(),
+        t.fleet().gc(GcMode::Remove).await.unwrap().iter().filter(|found| found.kind == "layer").count(),
         1
     );
 }
@@ -124,7 +131,7 @@ async fn snapshots_forks_and_starts_stand_on_it_also_when_it_is_gone(t: Bodies) 
 /// A Body's own upper is hostile when it is started again: nothing is written through links in it.
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn what_a_body_made_of_its_root_leads_nowhere_at_the_next_start(t: Bodies) {
-    import(&t, "small", Settings::default());
+    import(&t, "small", TemplateSettings::default());
     let view = t.make(of("small", t.kept())).await;
     let outside = format!("/var/tmp/palisade-escape-{}", std::process::id());
     std::fs::create_dir(&outside).unwrap();
@@ -145,11 +152,11 @@ async fn what_a_body_made_of_its_root_leads_nowhere_at_the_next_start(t: Bodies)
 
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn what_the_template_starts_runs_and_is_waited_for(t: Bodies) {
-    let start = Start {
+    let start = StartCommand {
         command: Some("sleep 0.3; touch /tmp/up; exec sleep 1000".into()),
         ready: Some("stat /tmp/up".into()),
     };
-    import(&t, "server", Settings { start: Some(start), ..Settings::default() });
+    import(&t, "server", TemplateSettings { start: Some(start), ..TemplateSettings::default() });
     let begun = Instant::now();
     let view = t.make(of("server", t.kept())).await;
     assert!(begun.elapsed() >= Duration::from_millis(300));
@@ -161,9 +168,9 @@ async fn what_the_template_starts_runs_and_is_waited_for(t: Bodies) {
     import(
         &t,
         "broken",
-        Settings {
-            start: Some(Start { command: Some("no-such-program".into()), ready: None }),
-            ..Settings::default()
+        TemplateSettings {
+            start: Some(StartCommand { command: Some("no-such-program".into()), ready: None }),
+            ..TemplateSettings::default()
         },
     );
     // A command that fails is the template's own affair; only readiness is waited for.
@@ -175,17 +182,27 @@ async fn without_subordinate_ids_the_error_says_what_to_do(t: Bodies) {
     if body::ids::of_layers().is_ok() {
         return testkit::skip::skip("without subordinate ids");
     }
-    let failure =
-        t.fleet().import_template("small", "a test", Settings::default(), &roots::small()[..]).unwrap_err();
+    let failure = t
+        .fleet()
+        .import_template("small", "a test", TemplateSettings::default(), &roots::small()[..])
+        .unwrap_err();
     assert_eq!(failure.kind, Kind::Host);
     assert!(failure.hints.iter().any(|hint| hint.contains("subuid")), "{:?}", failure.hints);
 }
 
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn names_and_tags_move_and_builds_stay(t: Bodies) {
-    import(&t, "app", Settings { env: [("V".to_owned(), "1".to_owned())].into(), ..Settings::default() });
+    import(
+        &t,
+        "app",
+        TemplateSettings { env: [("V".to_owned(), "1".to_owned())].into(), ..TemplateSettings::default() },
+    );
     let first = t.fleet().tag_template("app", &["one".into()]).unwrap();
-    import(&t, "app", Settings { env: [("V".to_owned(), "2".to_owned())].into(), ..Settings::default() });
+    import(
+        &t,
+        "app",
+        TemplateSettings { env: [("V".to_owned(), "2".to_owned())].into(), ..TemplateSettings::default() },
+    );
     for (name, expected) in
         [("app", "2"), ("APP:one", "1"), ("app:default", "2"), (&format!("app:{first}"), "1")]
     {
@@ -227,13 +244,13 @@ async fn a_hostile_archive_writes_nothing_outside(t: Bodies) {
         builder.append_data(&mut header, format!("{path}/{mark}"), &b"x"[..]).unwrap();
     }
     let archive = builder.into_inner().unwrap();
-    t.fleet().import_template("hostile", "a test", Settings::default(), &archive[..]).unwrap();
+    t.fleet().import_template("hostile", "a test", TemplateSettings::default(), &archive[..]).unwrap();
     assert!(!std::path::Path::new("/tmp").join(&mark).exists());
     let names = testkit::leaks::entries(&t.data().join("layers"));
     assert_eq!(names.iter().filter(|name| !name.contains("lock")).count(), 1);
     // One that is cut or too long leaves nothing.
     let cut = &roots::small()[..100_000];
-    assert!(t.fleet().import_template("cut", "a test", Settings::default(), cut).is_err());
+    assert!(t.fleet().import_template("cut", "a test", TemplateSettings::default(), cut).is_err());
     assert_eq!(testkit::leaks::entries(&t.data().join("layers")).len(), names.len());
 }
 

@@ -39,7 +39,7 @@ const TABLE: &[(i32, &str, &[&str])] = &[
     (121, "Body", &["stop", "nosuchbody"]),
     (121, "Body", &["fork", "nosuchbody"]),
     (121, "Body", &["logs", "nosuchbody"]),
-    (121, "snapshot", &["snapshots", "--rm", "no-such"]),
+    (121, "snapshot", &["snapshot", "rm", "no-such"]),
     (2, "", &["cp", "/etc/passwd", "/tmp/x"]),
     (2, "", &["cp", "a:/x", "b:/y"]),
     (2, "", &["run"]),
@@ -114,7 +114,7 @@ cli_test! {
     }
 }
 
-fn refused(said: &crate::pal::Said, code: i32, word: &str) {
+fn refused(said: &crate::pal::PalOutput, code: i32, word: &str) {
     assert!(
         said.code == code && said.talk.contains(word) && said.talk.contains("hint: "),
         "wanted {code} and {word:?}: {said:?}"

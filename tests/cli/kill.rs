@@ -1,10 +1,17 @@
 //! Signals and `kill -9`: what is passed on, what survives, what is cleared away.
 
+use std::time::Duration;
+
 use rustix::process::Signal;
+use testkit::{
+    leaks,
+    registry::{CannedResponse, ScriptedServer},
+    wait,
+};
 
 use crate::{
     cli_test,
-    pal::{await_word, said, signal},
+    pal::{Pal, await_word, said, signal},
 };
 
 cli_test! {
@@ -80,5 +87,70 @@ cli_test! {
         let said = pal.line(&format!("exec {body} -- true"));
         assert!(said.code == 122 && said.talk.contains("killed by signal 9") && said.talk.contains(&format!("pal start {body}")), "{said:?}");
         assert_eq!(pal.line(&format!("start {body}")).code, 0);
+    }
+}
+
+/// A line of shell that asks a server for a path through the egress proxy of its Body.
+fn fetch(server: &str, path: &str) -> String {
+    format!(
+        r"exec 3<>/dev/tcp/127.0.0.1/3128; printf 'GET http://{server}{path} HTTP/1.1\r\n\r\n' >&3; cat <&3"
+    )
+}
+
+/// Starts `pal up` in a repository whose preparation asks for `/first` and then does `last`.
+fn up(pal: &Pal, name: &str, server: &str, last: &str) -> std::process::Child {
+    let repo = pal.dir().join(name);
+    std::fs::create_dir(&repo).unwrap();
+    std::fs::write(repo.join("fetch.sh"), fetch(server, "/first")).unwrap();
+    let policy = format!(
+        "[prepare]\nallow = [\"{server}+plain+private\"]\ncommands = [\"bash fetch.sh\", \"{last}\"]\n"
+    );
+    std::fs::write(repo.join("palisade.toml"), policy).unwrap();
+    let made = std::process::Command::new("sh")
+        .args(["-c", "git init -q . && git add -A && git -c user.name=a -c user.email=a@b commit -qm first"])
+        .current_dir(&repo)
+        .env("HOME", pal.dir())
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    pal.command(["up"]).current_dir(&repo).spawn().unwrap()
+}
+
+/// Decisions about that server in the log: type and count.
+fn decisions(pal: &Pal, server: &str) -> Vec<(String, Option<u64>)> {
+    let events = pal.ok("events --json");
+    let events = events.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let about = events.filter(|event| event["data"]["to"] == server);
+    about.map(|event| (event["type"].as_str().unwrap().to_owned(), event["data"]["count"].as_u64())).collect()
+}
+
+cli_test! {
+    fn egress_and_its_decisions_outlive_a_killed_pal(pal) {
+        let server = ScriptedServer::start(|asked| CannedResponse::ok(format!("GOT {}", asked.path)));
+        let name = server.host().replace("127.0.0.1", "localhost");
+        let allowed = ("network.allowed".to_owned(), None);
+        // A preparation that no signal ends: it fails by itself, and its Body is removed.
+        let said = said(up(pal, "whole", &name, "false").wait_with_output().unwrap());
+        assert!(said.code != 0 && said.talk.contains("preparing the repository failed"), "{said:?}");
+        assert_eq!(decisions(pal, &name), [allowed.clone()]);
+        pal.nothing_left(&[]);
+
+        let mut child = up(pal, "cut", &name, "echo ready > /tmp/ready; sleep 1000");
+        let body = pal.running();
+        let ready = || (pal.line(&format!("exec {body} -- cat /tmp/ready")).code == 0).then_some(());
+        wait::blocking(Duration::from_secs(20), "the second step runs", ready);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(decisions(pal, &name), [allowed.clone(), allowed.clone()]);
+        // No `pal` runs, and the Body still reaches what its policy names.
+        let again = pal.run(["exec", &body, "--", "bash", "-c", &fetch(&name, "/second")]);
+        assert!(again.out.ends_with("GOT /second"), "{again:?}");
+        assert_eq!(server.asked().len(), 3);
+        let cleared = pal.line("gc");
+        assert!(cleared.code == 0 && cleared.out.contains(&body), "{cleared:?}");
+        pal.nothing_left(std::slice::from_ref(&body));
+        assert!(leaks::entries(&pal.data().join("egress")).is_empty());
+        let counted = ("network.counted".to_owned(), Some(2));
+        assert_eq!(decisions(pal, &name), [allowed.clone(), allowed, counted]);
     }
 }

@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod doctor;
+mod json;
 mod kill;
 mod origin;
 mod pal;

@@ -8,16 +8,16 @@ use std::{
     time::Duration,
 };
 
-use testkit::{Temporary, leaks, wait};
+use testkit::{TemporaryDir, leaks, wait};
 
 /// A world of one test.
 pub struct Pal {
-    dir: Temporary,
+    dir: TemporaryDir,
 }
 
 /// What `pal` said.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Said {
+pub struct PalOutput {
     pub code: i32,
     pub out: String,
     pub talk: String,
@@ -32,7 +32,7 @@ pub fn program() -> PathBuf {
 pub fn check(test: impl FnOnce(&Pal)) {
     let _turn = leaks::turn();
     leaks::watch();
-    let pal = Pal { dir: Temporary::new("cli") };
+    let pal = Pal { dir: TemporaryDir::new("cli") };
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         test(&pal);
         pal.clear();
@@ -69,12 +69,12 @@ impl Pal {
     }
 
     /// Runs it to its end.
-    pub fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Said {
+    pub fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> PalOutput {
         said(self.command(args).output().unwrap())
     }
 
     /// The words of a line, split at blanks.
-    pub fn line(&self, line: &str) -> Said {
+    pub fn line(&self, line: &str) -> PalOutput {
         self.run(line.split_whitespace())
     }
 
@@ -84,6 +84,11 @@ impl Pal {
         let said = self.line(line);
         assert_eq!((said.code, said.talk.as_str()), (0, ""), "pal {line}\n{}", said.out);
         said.out.trim_end().to_owned()
+    }
+
+    /// Every event, oldest first, as `pal events --json` prints them.
+    pub fn events(&self) -> Vec<serde_json::Value> {
+        self.ok("events --json").lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     /// With something to read.
@@ -148,9 +153,9 @@ impl Pal {
     }
 }
 
-pub fn said(output: Output) -> Said {
+pub fn said(output: Output) -> PalOutput {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Said { code: code(output.status), out: text(&output.stdout), talk: text(&output.stderr) }
+    PalOutput { code: code(output.status), out: text(&output.stdout), talk: text(&output.stderr) }
 }
 
 fn code(status: ExitStatus) -> i32 {

@@ -108,7 +108,7 @@ cli_test! {
         assert_eq!((&seen["id"], &seen["layer"]), (&body.as_str().into(), &"process".into()));
         let states: Vec<&str> = seen["enforcement"]["mechanisms"].as_array().unwrap().iter().map(|m| m["state"].as_str().unwrap()).collect();
         assert!(states.len() > 15 && states.iter().all(|state| ["enforced", "degraded", "absent"].contains(state)), "{states:?}");
-        let events: Vec<serde_json::Value> = pal.ok("events --json").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let events = pal.events();
         let kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
         assert_eq!(kinds, ["body.created", "body.started", "exec.started", "exec.ended"]);
         assert!(events.windows(2).all(|two| two[1]["prev"] == two[0]["hash"]));
@@ -123,13 +123,13 @@ cli_test! {
     fn a_run_is_in_the_log_from_its_plan_to_its_end(pal) {
         assert_eq!(pal.ok("run -- echo hi"), "hi");
         assert_eq!(pal.line("run -- no-such-command").code, 127);
-        let events: Vec<serde_json::Value> = pal.ok("events --json").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let events = pal.events();
         let kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
-        let one = ["body.created", "exec.started", "body.started", "exec.ended", "body.removed"];
+        let one = ["body.created", "body.started", "exec.started", "exec.ended", "body.removed"];
         assert_eq!(kinds, [one, one].concat());
-        assert_eq!((&events[3]["data"]["exec"], &events[3]["data"]["stdout"]["text"]), (&events[1]["seq"], &"hi\n".into()));
+        assert_eq!((&events[3]["data"]["exec"], &events[3]["data"]["stdout"]["text"]), (&events[2]["seq"], &"hi\n".into()));
         assert!(events[8]["data"]["error"].as_str().is_some_and(|why| why.contains("no-such-command")), "{}", events[8]);
-        assert!(events[2]["data"]["enforcement"]["mechanisms"].as_array().is_some_and(|held| held.len() > 15));
+        assert!(events[1]["data"]["enforcement"]["mechanisms"].as_array().is_some_and(|held| held.len() > 15));
         pal.nothing_left(&[]);
     }
 }
@@ -140,10 +140,10 @@ cli_test! {
         let aside = pal.data().join("bodies/.abcdefghijkl");
         std::fs::create_dir(&aside).unwrap();
         std::fs::write(aside.join("spec.json"), "half").unwrap();
-        assert!(pal.ok("ls --json").trim() == "[]", "it is no Body");
+        assert_eq!(pal.ok("ls --json"), "", "it is no Body");
         assert!(pal.ok("gc --json").contains(".abcdefghijkl"));
         assert!(!aside.exists());
-        assert_eq!(pal.ok("gc --json").trim(), "[]");
+        assert_eq!(pal.ok("gc --json"), "");
     }
 }
 
@@ -174,6 +174,27 @@ cli_test! {
         for fork in &forks {
             assert_eq!(pal.ok(&format!("exec {fork} -- cat /home/user/file")), "base");
         }
-        assert_eq!(pal.line("snapshots --rm base").code, 0);
+        assert_eq!(pal.line("snapshot rm base").code, 0);
+    }
+}
+
+cli_test! {
+    fn events_of_other_versions_are_kept_and_shown(pal) {
+        assert_eq!(pal.ok("run -- echo hi"), "hi");
+        let body: proto::BodyId = pal.events()[0]["body"].as_str().unwrap().parse().unwrap();
+        let newer = serde_json::json!({ "model": "m", "cost": { "usd": 0.25 } });
+        let store = store::Store::open(&pal.data(), store::Durability::Process).unwrap();
+        for (kind, data) in [("agent.started", newer.clone()), ("exec.left", serde_json::json!({ "exec": 2, "new": 1 }))] {
+            let mut draft = proto::Draft::about(&body, proto::event_data::BodyStopped { grace_ms: 0 });
+            (draft.kind, draft.data) = (kind.to_owned(), data);
+            store.append(draft).unwrap();
+        }
+        drop(store);
+        let events = pal.events();
+        assert_eq!((&events[5]["type"], &events[5]["data"]), (&"agent.started".into(), &newer));
+        assert_eq!((&events[6]["type"], &events[6]["data"]["new"]), (&"exec.left".into(), &1.into()));
+        let shown = pal.ok("events");
+        assert!(shown.contains("agent.started") && shown.contains(&newer.to_string()), "{shown}");
+        assert!(pal.ok("events verify").starts_with("whole: 7 events"));
     }
 }

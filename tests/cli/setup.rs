@@ -23,11 +23,11 @@ cli_test! {
     fn base_without_debians_tools_is_the_machines_own_root(pal) {
         let made = said(with_tools(pal, "setup base").output().unwrap());
         assert!(made.code == 0 && made.talk.contains("neither mmdebstrap nor debootstrap is here"), "{made:?}");
-        assert!(pal.ok("templates inspect base").contains("this machine's own root, read-only"));
+        assert!(pal.ok("template inspect base").contains("this machine's own root, read-only"));
         let ran = pal.run(["run", "--template", "base", "--", "sh", "-c", "id -un; pwd; echo $LANG; test -x /usr/bin/env"]);
         assert_eq!((ran.code, ran.out.as_str()), (0, "user\n/home/user\nC.UTF-8\n"), "{ran:?}");
         std::fs::write(pal.dir().join("Dockerfile"), "FROM base\nRUN true\n").unwrap();
-        let refused = pal.run(["templates", "build", "x", &pal.dir().join("Dockerfile").display().to_string()]);
+        let refused = pal.run(["template", "build", "x", &pal.dir().join("Dockerfile").display().to_string()]);
         assert!(refused.code != 0 && refused.talk.contains("nothing can be built on") && refused.talk.contains("apt-get install mmdebstrap"), "{refused:?}");
         // Said twice, it is there already.
         assert_eq!(said(with_tools(pal, "setup base").output().unwrap()).talk, "");
@@ -111,7 +111,7 @@ fn a_setup_that_was_killed_is_repeated() {
         };
         std::fs::write(maker.with_extension("tar"), roots::small()).unwrap();
         killed("setup base");
-        assert_ne!(pal.line("templates inspect base").code, 0, "a root in the making is no template");
+        assert_ne!(pal.line("template inspect base").code, 0, "a root in the making is no template");
         // Its maker has noticed that nobody reads, and what it left can be told.
         let left = wait::blocking(Duration::from_secs(10), "gc finds what is left", || {
             Some(pal.line("gc --dry-run").out).filter(|said| said.contains("scratch"))
@@ -129,6 +129,6 @@ fn a_setup_that_was_killed_is_repeated() {
             .collect();
         assert_eq!(layers.len(), 1, "nothing is left of the first time: {layers:?}");
         assert!(!pal.line("gc --dry-run").out.contains("scratch"));
-        pal.ok("templates rm base");
+        pal.ok("template rm base");
     });
 }

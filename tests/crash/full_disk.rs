@@ -13,7 +13,7 @@ use testkit::leaks;
 
 use crate::{
     leftovers,
-    pal::{Pal, Said},
+    pal::{Pal, PalOutput},
     turn,
 };
 
@@ -98,11 +98,11 @@ fn every_verb(pal: &Pal) {
         pal.ok(&["rm", "--force", body]);
     }
     for snapshot in pal.snapshots() {
-        pal.ok(&["snapshots", "--rm", &snapshot]);
+        pal.ok(&["snapshot", "rm", &snapshot]);
     }
     leaks::reap();
     // Where nothing was killed there is nothing to sweep.
-    assert_eq!(pal.ok(&["gc", "--json"]), "[]");
+    assert_eq!(pal.ok(&["gc", "--json"]), "");
     leftovers::on_its_own_disk(pal, &bodies.into_iter().collect());
     pal.log();
 }
@@ -117,7 +117,7 @@ fn fresh_directory(pal: &Pal) {
     refused(&["run", "--", "true"], &pal.run(&["run", "--", "true"]));
     fs::remove_file(full).expect("what was filled can be emptied");
     pal.ok(&["run", "--", "true"]);
-    assert_eq!(pal.ok(&["gc", "--json"]), "[]");
+    assert_eq!(pal.ok(&["gc", "--json"]), "");
     leftovers::on_its_own_disk(pal, &Default::default());
     pal.log();
 }
@@ -137,7 +137,7 @@ fn fill(data: &Path) -> std::path::PathBuf {
     path
 }
 
-fn refused(verb: &[&str], said: &Said) {
+fn refused(verb: &[&str], said: &PalOutput) {
     assert_eq!(said.code, Some(HOST), "pal {verb:?} on a full disk: {said:?}");
     assert!(
         said.err.starts_with("error: ") && said.err.contains("hint: "),

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use proto::launch::Running;
+use proto::launch::RunRecord;
 use testkit::{leaks, wait};
 
 use crate::{
@@ -47,7 +47,7 @@ fn kill_and_check(wanted: usize) {
         world.have_some();
         let act = choose(&mut world, &mut chance);
         let kill = chance.before(typical[&act.verb] * 11 / 10);
-        let besides = Besides::choose(&world, &mut chance, kill);
+        let besides = ConcurrentLoad::choose(&world, &mut chance, kill);
         eprintln!("round {round}: {:?} {} killed after {kill:?}, besides: {besides:?}", act.verb, act.of);
         let said = thread::scope(|scope| {
             let besides = scope.spawn(|| besides.act());
@@ -128,7 +128,7 @@ fn choose(world: &mut World, chance: &mut Chance) -> Act {
 
 /// What happens at the same time.
 #[derive(Debug)]
-enum Besides {
+enum ConcurrentLoad {
     Nothing,
     /// These processes of a Body are killed.
     Deaths(Vec<i32>, Duration),
@@ -142,35 +142,36 @@ struct GcCall {
     data: PathBuf,
 }
 
-impl Besides {
+impl ConcurrentLoad {
     fn choose(world: &World, chance: &mut Chance, within: Duration) -> Self {
         let after = chance.before(within);
         let bodies = world.bodies();
         match chance.below(8) {
             0 if !bodies.is_empty() => {
                 let Some(running) = running(&world.pal, chance.of(&bodies).as_str()) else {
-                    return Besides::Nothing;
+                    return ConcurrentLoad::Nothing;
                 };
-                let pids = [vec![running.pid], vec![running.keeper], vec![running.keeper, running.pid]];
+                let pids =
+                    [vec![running.pid], vec![running.supervisor], vec![running.supervisor, running.pid]];
                 let ours: Vec<i32> = leaks::descendants().into_iter().map(|process| process.pid).collect();
                 let pids = chance.of(&pids).iter().copied().filter(|pid| ours.contains(pid)).collect();
-                Besides::Deaths(pids, after)
+                ConcurrentLoad::Deaths(pids, after)
             }
-            1 | 2 => Besides::Gc(GcCall { program: pal::program(), data: world.pal.data() }, after),
-            _ => Besides::Nothing,
+            1 | 2 => ConcurrentLoad::Gc(GcCall { program: pal::program(), data: world.pal.data() }, after),
+            _ => ConcurrentLoad::Nothing,
         }
     }
 
     fn act(&self) {
         match self {
-            Besides::Nothing => {}
-            Besides::Deaths(pids, after) => {
+            ConcurrentLoad::Nothing => {}
+            ConcurrentLoad::Deaths(pids, after) => {
                 thread::sleep(*after);
                 let named =
-                    |pid: &i32| leaks::Process { pid: *pid, parent: 0, name: String::new(), state: 'R' };
+                    |pid: &i32| leaks::HostProcess { pid: *pid, parent: 0, name: String::new(), state: 'R' };
                 leaks::end(&pids.iter().map(named).collect::<Vec<_>>());
             }
-            Besides::Gc(call, after) => {
+            ConcurrentLoad::Gc(call, after) => {
                 thread::sleep(*after);
                 let output = Command::new(&call.program)
                     .arg("gc")
@@ -184,16 +185,16 @@ impl Besides {
 
     /// Whether an act may fail for it, in a way that `pal` has a word for.
     fn excuses(&self, code: i32) -> bool {
-        matches!(self, Besides::Deaths(..)) && (code == 137 || (121..=125).contains(&code))
+        matches!(self, ConcurrentLoad::Deaths(..)) && (code == 137 || (121..=125).contains(&code))
     }
 }
 
-fn running(pal: &Pal, id: &str) -> Option<Running> {
+fn running(pal: &Pal, id: &str) -> Option<RunRecord> {
     serde_json::from_slice(&fs::read(pal.data().join("bodies").join(id).join("run.json")).ok()?).ok()
 }
 
 /// A `pal run` that sleeps, and the one Body it has.
-fn sleeping(pal: &Pal) -> (std::process::Child, String, Running) {
+fn sleeping(pal: &Pal) -> (std::process::Child, String, RunRecord) {
     let child = Command::new(pal::program())
         .args(["run", "--", "sleep", "0.5"])
         .env("PAL_DATA", pal.data())
@@ -214,7 +215,7 @@ fn a_run_whose_keeper_was_killed_ends_in_order() {
     let _turn = turn();
     let pal = Pal::new();
     let (mut child, id, running) = sleeping(&pal);
-    testkit::kill(running.keeper);
+    testkit::kill(running.supervisor);
     assert_eq!(child.wait().expect("a child can be waited for").code(), Some(0));
     pal.ok(&["gc"]);
     leftovers::none(&pal, &[id].into());
@@ -225,12 +226,12 @@ fn a_run_that_was_killed_with_its_keeper_is_swept() {
     let _turn = turn();
     let pal = Pal::new();
     let (mut child, id, running) = sleeping(&pal);
-    testkit::kill(running.keeper);
+    testkit::kill(running.supervisor);
     child.kill().expect("it sleeps");
     child.wait().expect("a child can be waited for");
     wait::blocking(Duration::from_secs(5), "the keeper lives on", || {
         leaks::reap();
-        leaks::processes().iter().all(|process| process.pid != running.keeper).then_some(())
+        leaks::processes().iter().all(|process| process.pid != running.supervisor).then_some(())
     });
     pal.ok(&["gc"]);
     assert_eq!(pal.bodies(), Vec::new());

@@ -37,7 +37,7 @@ pub fn on_its_own_disk(pal: &Pal, bodies: &BTreeSet<String>) {
 }
 
 /// Who was told to end may take a moment; who does not is given back.
-fn wait_for_nobody() -> Vec<leaks::Process> {
+fn wait_for_nobody() -> Vec<leaks::HostProcess> {
     let look = || {
         leaks::reap();
         leaks::descendants().is_empty().then_some(())

@@ -15,16 +15,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use testkit::leaks;
 
 /// One test at a time, with all its processes: leftovers are told apart by process.
-struct Turn(#[expect(dead_code, reason = "held until the test is over")] MutexGuard<'static, ()>);
+struct SuiteTurn(#[expect(dead_code, reason = "held until the test is over")] MutexGuard<'static, ()>);
 
-fn turn() -> Turn {
+fn turn() -> SuiteTurn {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let turn = Turn(ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner));
+    let turn = SuiteTurn(ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner));
     leaks::watch();
     turn
 }
 
-impl Drop for Turn {
+impl Drop for SuiteTurn {
     /// A test that failed takes its Bodies along.
     fn drop(&mut self) {
         if std::thread::panicking() {

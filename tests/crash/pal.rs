@@ -10,14 +10,14 @@ use std::{
 };
 
 use serde_json::Value;
-use testkit::Temporary;
+use testkit::TemporaryDir;
 
 /// What takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// One that was run.
 #[derive(Debug)]
-pub struct Said {
+pub struct PalOutput {
     /// Its exit code; none when it was killed.
     pub code: Option<i32>,
     /// Data.
@@ -29,13 +29,13 @@ pub struct Said {
 /// `pal` on a data directory of its own.
 pub struct Pal {
     program: PathBuf,
-    home: Temporary,
+    home: TemporaryDir,
 }
 
 impl Pal {
     /// A fresh data directory.
     pub fn new() -> Self {
-        Self { program: program(), home: Temporary::new("crash") }
+        Self { program: program(), home: TemporaryDir::new("crash") }
     }
 
     /// Where everything is.
@@ -55,7 +55,7 @@ impl Pal {
     }
 
     /// Runs it to its end.
-    pub fn run(&self, arguments: &[&str]) -> Said {
+    pub fn run(&self, arguments: &[&str]) -> PalOutput {
         let mut child = self.command(arguments).spawn().expect("pal can be run");
         let (pid, (ended, end)) = (child.id(), mpsc::channel());
         let watch = thread::spawn(move || {
@@ -74,7 +74,7 @@ impl Pal {
         let err = talk.join().expect("reading does not fail").expect("it is a pipe");
         let err = String::from_utf8_lossy(&err).into_owned();
         assert!(!watch.join().expect("watching does not fail"), "pal {arguments:?} hangs: {out}{err}");
-        Said { code: status.code(), out, err }
+        PalOutput { code: status.code(), out, err }
     }
 
     /// Runs it to a good end; gives what it printed.
@@ -89,8 +89,14 @@ impl Pal {
         serde_json::from_str(&self.ok(arguments)).expect("--json prints JSON")
     }
 
+    /// Runs it to a good end; gives each line it printed, as JSON.
+    pub fn json_lines(&self, arguments: &[&str]) -> Vec<Value> {
+        let said = self.ok(arguments);
+        said.lines().map(|line| serde_json::from_str(line).expect("--json prints JSON Lines")).collect()
+    }
+
     /// Runs it and kills it after that long, unless it is faster.
-    pub fn cut(&self, arguments: &[&str], after: Duration) -> Said {
+    pub fn cut(&self, arguments: &[&str], after: Duration) -> PalOutput {
         let mut child = self.command(arguments).spawn().expect("pal can be run");
         std::thread::sleep(after);
         child.kill().expect("a child that was not waited for is there");
@@ -100,10 +106,7 @@ impl Pal {
     /// Ids of the Bodies it lists, with their status.
     pub fn bodies(&self) -> Vec<(String, String)> {
         let text = |body: &Value, name: &str| body[name].as_str().expect("a Body has it").to_owned();
-        let listed = self.json(&["ls", "--json"]);
-        listed
-            .as_array()
-            .expect("a list")
+        self.json_lines(&["ls", "--json"])
             .iter()
             .map(|body| (text(body, "id"), text(body, "status")))
             .collect()
@@ -111,10 +114,7 @@ impl Pal {
 
     /// Ids of the snapshots it lists.
     pub fn snapshots(&self) -> Vec<String> {
-        let listed = self.json(&["snapshots", "--json"]);
-        listed
-            .as_array()
-            .expect("a list")
+        self.json_lines(&["snapshot", "ls", "--json"])
             .iter()
             .map(|snapshot| snapshot["id"].as_str().expect("an id").to_owned())
             .collect()
@@ -123,16 +123,13 @@ impl Pal {
     /// The whole log, which is shown to be whole.
     pub fn log(&self) -> Vec<Value> {
         assert_eq!(self.json(&["events", "verify", "--json"])["log"], "whole");
-        self.ok(&["events", "--json"])
-            .lines()
-            .map(|line| serde_json::from_str(line).expect("an event"))
-            .collect()
+        self.json_lines(&["events", "--json"])
     }
 }
 
-fn said(output: &std::process::Output) -> Said {
+fn said(output: &std::process::Output) -> PalOutput {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Said { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+    PalOutput { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
 }
 
 /// What cargo put beside this test, or where whoever runs it again has put it.

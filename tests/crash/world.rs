@@ -11,7 +11,7 @@ use testkit::{leaks, wait};
 
 use crate::{
     leftovers,
-    pal::{Pal, Said},
+    pal::{Pal, PalOutput},
 };
 
 /// How long a keeper may take to end what its `pal run` left.
@@ -66,7 +66,7 @@ pub struct Act {
 
 /// A Body that `pal` acknowledged or listed.
 #[derive(Debug, Clone, Default)]
-struct Known {
+struct KnownBody {
     /// Files in its home.
     marks: Vec<String>,
     /// Its removal began.
@@ -76,7 +76,7 @@ struct Known {
 /// Everything that was acknowledged.
 pub struct World {
     pub pal: Pal,
-    known: BTreeMap<String, Known>,
+    known: BTreeMap<String, KnownBody>,
     snapshots: BTreeSet<String>,
     /// Everything that was ever there.
     seen: BTreeSet<String>,
@@ -131,7 +131,7 @@ impl World {
     }
 
     /// Runs an act: to its end, or until it is killed.
-    pub fn act(&mut self, act: &Act, kill: Option<Duration>) -> Said {
+    pub fn act(&mut self, act: &Act, kill: Option<Duration>) -> PalOutput {
         let write = format!("echo {0} > ~/{0}", act.mark);
         let target = format!("{}:/home/user/{}", act.of, act.mark);
         let source = self.pal.data().with_file_name(&act.mark);
@@ -145,7 +145,7 @@ impl World {
                 vec!["cp", &source, &target]
             }
             Verb::Snapshot => vec!["snapshot", &act.of],
-            Verb::RemoveSnapshot => vec!["snapshots", "--rm", &act.of],
+            Verb::RemoveSnapshot => vec!["snapshot", "rm", &act.of],
             Verb::Fork => vec!["fork", "-n", "2", &act.of],
             Verb::Remove => vec!["rm", "--force", &act.of],
             Verb::Stop => vec!["stop", "--grace", "1s", &act.of],
@@ -161,7 +161,7 @@ impl World {
     }
 
     /// Remembers what was acknowledged: a whole line that was printed, or a good end.
-    fn heed(&mut self, act: &Act, said: &Said) {
+    fn heed(&mut self, act: &Act, said: &PalOutput) {
         let printed: Vec<String> = said
             .out
             .split_inclusive('\n')
@@ -170,11 +170,12 @@ impl World {
             .collect();
         let good = said.code == Some(0);
         match act.verb {
-            Verb::Create => self.known.extend(printed.into_iter().map(|id| (id, Known::default()))),
+            Verb::Create => self.known.extend(printed.into_iter().map(|id| (id, KnownBody::default()))),
             Verb::Fork => {
                 let marks = self.known.get(&act.of).map(|parent| parent.marks.clone()).unwrap_or_default();
-                self.known
-                    .extend(printed.into_iter().map(|id| (id, Known { marks: marks.clone(), going: false })));
+                self.known.extend(
+                    printed.into_iter().map(|id| (id, KnownBody { marks: marks.clone(), going: false })),
+                );
             }
             Verb::Exec | Verb::Copy if good => {
                 self.known.entry(act.of.clone()).or_default().marks.push(act.mark.clone());
@@ -219,7 +220,8 @@ impl World {
     pub fn check(&mut self) {
         self.wait_for_runs();
         let listed: BTreeSet<String> = self.pal.bodies().into_iter().map(|(id, _)| id).collect();
-        let gone = |(id, known): (&String, &Known)| (!listed.contains(id)).then(|| (id.clone(), known.going));
+        let gone =
+            |(id, known): (&String, &KnownBody)| (!listed.contains(id)).then(|| (id.clone(), known.going));
         for (id, going) in self.known.iter().filter_map(gone).collect::<Vec<_>>() {
             assert!(going, "Body {id} is gone, and nobody removed it");
             self.known.remove(&id);
@@ -246,9 +248,8 @@ impl World {
     fn wait_for_runs(&self) {
         wait::blocking(PATIENCE, "the Body of a `pal run` that was killed is still listed", || {
             leaks::reap();
-            let listed = self.pal.json(&["ls", "--json"]);
             let runs = |body: &Value| body["life"] == "run";
-            (!listed.as_array().expect("a list").iter().any(runs)).then_some(())
+            (!self.pal.json_lines(&["ls", "--json"]).iter().any(runs)).then_some(())
         });
     }
 
@@ -293,14 +294,14 @@ impl World {
             // One that others stand on is refused until they are gone.
             let removed = snapshots
                 .iter()
-                .filter(|snapshot| self.pal.run(&["snapshots", "--rm", snapshot]).code == Some(0));
+                .filter(|snapshot| self.pal.run(&["snapshot", "rm", snapshot]).code == Some(0));
             assert!(removed.count() > 0, "none of the snapshots {snapshots:?} can be removed");
         }
         self.pal.ok(&["gc"]);
         leftovers::none(&self.pal, &self.seen);
         assert_eq!(
-            self.pal.json(&["gc", "--json"]),
-            Value::Array(Vec::new()),
+            self.pal.json_lines(&["gc", "--json"]),
+            Vec::<Value>::new(),
             "gc leaves something to itself"
         );
     }

@@ -8,48 +8,48 @@ use std::path::PathBuf;
 
 use proto::{
     guest::GuestConfig,
-    vm::{Accelerator, Begin, Engine, Held, SharePlan, Tree, VmPlan, Welcome},
+    vm::{Accelerator, Engine, FreezeReport, GuestSetup, SharePlan, UpperDigest, VmPlan, VmStart},
 };
 use serde_json::Value;
 
 /// What a value may be.
 #[derive(Debug, Clone, Copy)]
-pub enum Kind {
+pub enum ValueKind {
     Text,
     Whole,
     Truth,
     OneOf(&'static [&'static str]),
-    Of(&'static Shape),
-    Many(&'static Shape),
+    Of(&'static ObjectShape),
+    Many(&'static ObjectShape),
 }
 
 /// What an object may hold.
 #[derive(Debug)]
-pub struct Shape {
+pub struct ObjectShape {
     /// Its name in the description.
     pub name: &'static str,
     /// What must be there.
     pub required: &'static [&'static str],
     /// What may be there, as far as it is used.
-    pub fields: &'static [(&'static str, Kind)],
+    pub fields: &'static [(&'static str, ValueKind)],
 }
 
 /// A request that an API takes: method, path, and the shape of its body.
-pub type Operation = (&'static str, &'static str, Option<&'static Shape>);
+pub type Operation = (&'static str, &'static str, Option<&'static ObjectShape>);
 
-use Kind::{Many, Of, OneOf, Text, Truth, Whole};
+use ValueKind::{Many, Of, OneOf, Text, Truth, Whole};
 
-static MACHINE: Shape = Shape {
+static MACHINE: ObjectShape = ObjectShape {
     name: "MachineConfiguration",
     required: &["mem_size_mib", "vcpu_count"],
     fields: &[("mem_size_mib", Whole), ("vcpu_count", Whole), ("smt", Truth), ("track_dirty_pages", Truth)],
 };
-static BOOT: Shape = Shape {
+static BOOT: ObjectShape = ObjectShape {
     name: "BootSource",
     required: &["kernel_image_path"],
     fields: &[("kernel_image_path", Text), ("initrd_path", Text), ("boot_args", Text)],
 };
-static DRIVE: Shape = Shape {
+static DRIVE: ObjectShape = ObjectShape {
     name: "Drive",
     required: &["drive_id", "is_root_device"],
     fields: &[
@@ -61,34 +61,34 @@ static DRIVE: Shape = Shape {
         ("io_engine", OneOf(&["Sync", "Async"])),
     ],
 };
-static VSOCK: Shape = Shape {
+static VSOCK: ObjectShape = ObjectShape {
     name: "Vsock",
     required: &["guest_cid", "uds_path"],
     fields: &[("guest_cid", Whole), ("uds_path", Text)],
 };
-static METRICS: Shape =
-    Shape { name: "Metrics", required: &["metrics_path"], fields: &[("metrics_path", Text)] };
-static ENTROPY: Shape = Shape { name: "EntropyDevice", required: &[], fields: &[] };
-static ACTION: Shape = Shape {
+static METRICS: ObjectShape =
+    ObjectShape { name: "Metrics", required: &["metrics_path"], fields: &[("metrics_path", Text)] };
+static ENTROPY: ObjectShape = ObjectShape { name: "EntropyDevice", required: &[], fields: &[] };
+static ACTION: ObjectShape = ObjectShape {
     name: "InstanceActionInfo",
     required: &["action_type"],
     fields: &[("action_type", OneOf(&["FlushMetrics", "InstanceStart", "SendCtrlAltDel"]))],
 };
-static VM: Shape =
-    Shape { name: "Vm", required: &["state"], fields: &[("state", OneOf(&["Paused", "Resumed"]))] };
-static CREATE: Shape = Shape {
+static VM: ObjectShape =
+    ObjectShape { name: "Vm", required: &["state"], fields: &[("state", OneOf(&["Paused", "Resumed"]))] };
+static CREATE: ObjectShape = ObjectShape {
     name: "SnapshotCreateParams",
     required: &["mem_file_path", "snapshot_path"],
     fields: &[("mem_file_path", Text), ("snapshot_path", Text), ("snapshot_type", OneOf(&["Full", "Diff"]))],
 };
-static BACKEND: Shape = Shape {
+static BACKEND: ObjectShape = ObjectShape {
     name: "MemoryBackend",
     required: &["backend_type", "backend_path"],
     fields: &[("backend_type", OneOf(&["File", "Uffd"])), ("backend_path", Text)],
 };
-static OVERRIDE: Shape =
-    Shape { name: "VsockOverride", required: &["uds_path"], fields: &[("uds_path", Text)] };
-static LOAD: Shape = Shape {
+static OVERRIDE: ObjectShape =
+    ObjectShape { name: "VsockOverride", required: &["uds_path"], fields: &[("uds_path", Text)] };
+static LOAD: ObjectShape = ObjectShape {
     name: "SnapshotLoadParams",
     required: &["snapshot_path"],
     fields: &[
@@ -114,24 +114,24 @@ pub static FIRECRACKER: &[Operation] = &[
     ("PUT", "/snapshot/load", Some(&LOAD)),
 ];
 
-static CPUS: Shape = Shape {
+static CPUS: ObjectShape = ObjectShape {
     name: "CpusConfig",
     required: &["boot_vcpus", "max_vcpus"],
     fields: &[("boot_vcpus", Whole), ("max_vcpus", Whole)],
 };
-static MEMORY: Shape =
-    Shape { name: "MemoryConfig", required: &["size"], fields: &[("size", Whole), ("shared", Truth)] };
-static FS: Shape = Shape {
+static MEMORY: ObjectShape =
+    ObjectShape { name: "MemoryConfig", required: &["size"], fields: &[("size", Whole), ("shared", Truth)] };
+static FS: ObjectShape = ObjectShape {
     name: "FsConfig",
     required: &["num_queues", "queue_size", "socket", "tag"],
     fields: &[("tag", Text), ("socket", Text), ("num_queues", Whole), ("queue_size", Whole)],
 };
-static PAYLOAD: Shape = Shape {
+static PAYLOAD: ObjectShape = ObjectShape {
     name: "PayloadConfig",
     required: &[],
     fields: &[("kernel", Text), ("initramfs", Text), ("cmdline", Text)],
 };
-static DISK: Shape = Shape {
+static DISK: ObjectShape = ObjectShape {
     name: "DiskConfig",
     required: &[],
     fields: &[
@@ -141,13 +141,18 @@ static DISK: Shape = Shape {
         ("image_type", OneOf(&["FixedVhd", "Qcow2", "Raw", "Vhdx", "Unknown"])),
     ],
 };
-static RNG: Shape = Shape { name: "RngConfig", required: &["src"], fields: &[("src", Text)] };
-static MODES: Kind = OneOf(&["Off", "Pty", "Tty", "File", "Socket", "Null"]);
-static SERIAL: Shape = Shape { name: "SerialConfig", required: &["mode"], fields: &[("mode", MODES)] };
-static CONSOLE: Shape = Shape { name: "ConsoleConfig", required: &["mode"], fields: &[("mode", MODES)] };
-static LINE: Shape =
-    Shape { name: "VsockConfig", required: &["cid", "socket"], fields: &[("cid", Whole), ("socket", Text)] };
-static CONFIG: Shape = Shape {
+static RNG: ObjectShape = ObjectShape { name: "RngConfig", required: &["src"], fields: &[("src", Text)] };
+static MODES: ValueKind = OneOf(&["Off", "Pty", "Tty", "File", "Socket", "Null"]);
+static SERIAL: ObjectShape =
+    ObjectShape { name: "SerialConfig", required: &["mode"], fields: &[("mode", MODES)] };
+static CONSOLE: ObjectShape =
+    ObjectShape { name: "ConsoleConfig", required: &["mode"], fields: &[("mode", MODES)] };
+static LINE: ObjectShape = ObjectShape {
+    name: "VsockConfig",
+    required: &["cid", "socket"],
+    fields: &[("cid", Whole), ("socket", Text)],
+};
+static CONFIG: ObjectShape = ObjectShape {
     name: "VmConfig",
     required: &["payload"],
     fields: &[
@@ -162,9 +167,9 @@ static CONFIG: Shape = Shape {
         ("fs", Many(&FS)),
     ],
 };
-static SNAPSHOT: Shape =
-    Shape { name: "VmSnapshotConfig", required: &[], fields: &[("destination_url", Text)] };
-static RESTORE: Shape = Shape {
+static SNAPSHOT: ObjectShape =
+    ObjectShape { name: "VmSnapshotConfig", required: &[], fields: &[("destination_url", Text)] };
+static RESTORE: ObjectShape = ObjectShape {
     name: "RestoreConfig",
     required: &["source_url"],
     fields: &[("source_url", Text), ("prefault", Truth)],
@@ -183,7 +188,7 @@ pub static CLOUD_HYPERVISOR: &[Operation] = &[
 ];
 
 /// Whether a value is what its shape allows; otherwise where it is not.
-fn judge(shape: &Shape, value: &Value) -> Result<(), String> {
+fn judge(shape: &ObjectShape, value: &Value) -> Result<(), String> {
     let object = value.as_object().ok_or_else(|| format!("{} is no object: {value}", shape.name))?;
     if let Some(missing) = shape.required.iter().find(|name| !object.contains_key(**name)) {
         return Err(format!("{}.{missing} must be said", shape.name));
@@ -223,7 +228,7 @@ fn find<'a>(operations: &'a [Operation], method: &str, path: &str) -> Option<&'a
 }
 
 /// A machine with two images.
-pub fn plan(engine: Engine, begin: Begin) -> VmPlan {
+pub fn plan(engine: Engine, begin: VmStart) -> VmPlan {
     let body = proto::BodyId::from_random([7; 12]);
     let config = GuestConfig {
         body,
@@ -248,7 +253,7 @@ pub fn plan(engine: Engine, begin: Begin) -> VmPlan {
         sharer: None,
         jailer: None,
         begin,
-        welcome: Welcome {
+        welcome: GuestSetup {
             config,
             seeds: Vec::new(),
             images: Vec::new(),
@@ -262,31 +267,28 @@ pub fn plan(engine: Engine, begin: Begin) -> VmPlan {
             now_ns: 0,
             entropy: String::new(),
             generation: 0,
-            ahead: false,
         },
         boot_ms_max: 1,
-        hurried: false,
     }
 }
 
-fn both_begins() -> [Begin; 2] {
+fn both_begins() -> [VmStart; 2] {
     [
-        Begin::Boot {
+        VmStart::Boot {
             kernel: PathBuf::from("/boot/vmlinux"),
             initrd: PathBuf::from("/boot/initrd"),
             cmdline: "quiet".into(),
         },
-        Begin::Thaw {
+        VmStart::Thaw {
             ram: "/frozen/ram".into(),
             state: "/frozen/state".into(),
-            imprint: None,
-            held: Some(Held { tree: Tree::default(), processes: 0, still: true }),
+            held: FreezeReport { tree: UpperDigest::default(), processes: 0, still: true },
         },
     ]
 }
 
 /// Every request of both beginnings.
-fn asked(engine: Engine) -> Vec<launch::Request> {
+fn asked(engine: Engine) -> Vec<launch::ApiRequest> {
     both_begins().into_iter().flat_map(|begin| launch::requests(&plan(engine, begin)).unwrap()).collect()
 }
 
@@ -347,7 +349,7 @@ fn a_shared_directory_is_a_device_on_memory_that_is_shared() {
 
 #[test]
 fn what_an_api_does_not_take_is_found_out() {
-    let wrong = |shape: &Shape, value: Value| judge(shape, &value).unwrap_err();
+    let wrong = |shape: &ObjectShape, value: Value| judge(shape, &value).unwrap_err();
     assert_eq!(wrong(&VM, serde_json::json!({ "state": "Stopped" })), "Vm.state cannot be \"Stopped\"");
     assert_eq!(wrong(&VM, serde_json::json!({})), "Vm.state must be said");
     assert_eq!(

@@ -10,15 +10,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use body::vm::Known;
+use body::vm::HypervisorRecord;
 use fleet::Setting;
 use proto::{
     Failure, Kind,
-    vm::{Begin, Engine, KVM},
+    vm::{Engine, KVM, VmStart},
 };
 use testkit::{
     Bodies, body_test, explain,
-    leaks::{self, Process},
+    leaks::{self, HostProcess},
     skip::skip,
 };
 
@@ -39,7 +39,7 @@ fn programs() -> Option<(PathBuf, PathBuf)> {
 }
 
 /// Has a machine tried under Firecracker, in a thread of its own.
-fn try_it(t: &Bodies, firecracker: PathBuf) -> JoinHandle<Result<Known, Failure>> {
+fn try_it(t: &Bodies, firecracker: PathBuf) -> JoinHandle<Result<HypervisorRecord, Failure>> {
     let fleet = t.second();
     std::thread::spawn(move || {
         fleet.setup_engine(Engine::Firecracker, Some(firecracker), &mut |said: &str| eprintln!("{said}"))
@@ -47,12 +47,12 @@ fn try_it(t: &Bodies, firecracker: PathBuf) -> JoinHandle<Result<Known, Failure>
 }
 
 /// The hypervisor that is below this test.
-fn hypervisor() -> Option<Process> {
+fn hypervisor() -> Option<HostProcess> {
     leaks::descendants().into_iter().find(|process| process.name == "firecracker")
 }
 
 /// Waits until it was told everything and asked to boot.
-fn booting(trying: &JoinHandle<Result<Known, Failure>>) -> Process {
+fn booting(trying: &JoinHandle<Result<HypervisorRecord, Failure>>) -> HostProcess {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline && !trying.is_finished() {
         if let Some(found) = hypervisor().filter(|found| state(found.pid).as_deref() == Some("Running")) {
@@ -69,7 +69,8 @@ fn state(pid: i32) -> Option<String> {
     if !socket.exists() {
         return None;
     }
-    let (status, said) = ask(&socket, &launch::Request { method: "GET", path: "/".into(), body: None }, "");
+    let (status, said) =
+        ask(&socket, &launch::ApiRequest { method: "GET", path: "/".into(), body: None }, "");
     assert_eq!(status, 200, "{said}");
     let told: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert_eq!(told["id"], "palisade", "{said}");
@@ -82,7 +83,7 @@ fn socket(pid: i32) -> PathBuf {
 
 /// Asks it all that is asked of a machine that runs: what it did, to stand still, to be written down, to go on.
 fn can_be_measured_and_written_down(pid: i32) {
-    let boot = Begin::Boot { kernel: "/k".into(), initrd: "/i".into(), cmdline: String::new() };
+    let boot = VmStart::Boot { kernel: "/k".into(), initrd: "/i".into(), cmdline: String::new() };
     let asked = launch::requests(&plan(Engine::Firecracker, boot)).unwrap();
     let begun = asked
         .iter()
@@ -156,7 +157,7 @@ fn is_in_a_group_of_its_own(pid: i32, minder: i32) {
 }
 
 /// What the jailer gave it, and what the walls did.
-fn is_jailed(jailed: &Process) {
+fn is_jailed(jailed: &HostProcess) {
     let (pid, minder) = (jailed.pid, jailed.parent);
     let ids =
         |name: &str| status(pid, name).split(' ').map(|id| id.parse::<u32>().unwrap()).collect::<Vec<_>>();
@@ -199,7 +200,7 @@ fn is_jailed(jailed: &Process) {
 async fn firecracker_is_started_by_its_jailer_inside_the_walls(t: Bodies) {
     let Some((firecracker, jailer)) = programs() else { return skip("under a real jailer") };
     own_record(&t);
-    t.fleet().decide(Setting::Jailer, jailer.to_str().unwrap()).unwrap();
+    t.fleet().set_setting(Setting::Jailer, jailer.to_str().unwrap()).unwrap();
     let trying = try_it(&t, firecracker);
     let jailed = booting(&trying);
     is_jailed(&jailed);
@@ -235,12 +236,12 @@ async fn a_jailer_that_fails_is_told_and_nothing_runs_without_it(t: Bodies) {
         explain(&failure)
     );
     // One that is none.
-    t.fleet().decide(Setting::Jailer, "/bin/true").unwrap();
+    t.fleet().set_setting(Setting::Jailer, "/bin/true").unwrap();
     let failure = try_it().unwrap_err();
     assert_eq!(failure.kind, Kind::Host, "{}", explain(&failure));
     assert!(failure.hints.iter().any(|hint| hint.contains("/releases")), "{}", explain(&failure));
     // The control: when that was decided, Firecracker is started without one.
-    t.fleet().decide(Setting::Jailer, "none").unwrap();
+    t.fleet().set_setting(Setting::Jailer, "none").unwrap();
     let why = try_it().unwrap().verdict.unwrap().why;
     assert!(why.contains("started without a jailer"), "{why}");
     nothing_is_left(t.fleet());

@@ -6,7 +6,7 @@
 use testkit::skip::skip;
 use yaml_rust2::{Yaml, YamlLoader};
 
-use crate::contract::{CLOUD_HYPERVISOR, FIRECRACKER, Kind, Operation, Shape};
+use crate::contract::{CLOUD_HYPERVISOR, FIRECRACKER, ObjectShape, Operation, ValueKind};
 
 struct Description {
     root: Yaml,
@@ -35,7 +35,7 @@ impl Description {
         value["$ref"].as_str().and_then(|reference| reference.rsplit('/').next())
     }
 
-    fn agrees_on(&self, shape: &Shape) {
+    fn agrees_on(&self, shape: &ObjectShape) {
         let theirs = self.shape(shape.name);
         let mut required: Vec<&str> =
             theirs["required"].as_vec().into_iter().flatten().filter_map(Yaml::as_str).collect();
@@ -50,23 +50,23 @@ impl Description {
         }
     }
 
-    fn agrees_on_kind(&self, at: &str, value: &Yaml, kind: Kind) {
+    fn agrees_on_kind(&self, at: &str, value: &Yaml, kind: ValueKind) {
         let is = |word: &str| assert_eq!(value["type"].as_str(), Some(word), "{at}");
         match kind {
-            Kind::Text => is("string"),
-            Kind::Whole => is("integer"),
-            Kind::Truth => is("boolean"),
-            Kind::OneOf(words) => {
+            ValueKind::Text => is("string"),
+            ValueKind::Whole => is("integer"),
+            ValueKind::Truth => is("boolean"),
+            ValueKind::OneOf(words) => {
                 let value = Self::referred(value).map_or(value, |name| self.shape(name));
                 let theirs: Vec<&str> =
                     value["enum"].as_vec().into_iter().flatten().filter_map(Yaml::as_str).collect();
                 assert_eq!(theirs, words, "{at}");
             }
-            Kind::Of(shape) => {
+            ValueKind::Of(shape) => {
                 assert_eq!(Self::referred(value), Some(shape.name), "{at}");
                 self.agrees_on(shape);
             }
-            Kind::Many(shape) => {
+            ValueKind::Many(shape) => {
                 is("array");
                 assert_eq!(Self::referred(&value["items"]), Some(shape.name), "{at}");
                 self.agrees_on(shape);

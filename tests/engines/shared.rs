@@ -15,7 +15,7 @@ use proto::{
 use serde_json::Value;
 use testkit::{
     Bodies, body_test,
-    leaks::{self, Process},
+    leaks::{self, HostProcess},
     skip::skip,
 };
 
@@ -26,7 +26,7 @@ use crate::{
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn below(name: &str) -> Option<Process> {
+fn below(name: &str) -> Option<HostProcess> {
     leaks::descendants().into_iter().find(|process| process.name == name)
 }
 
@@ -36,7 +36,7 @@ fn machine(pid: i32) -> Option<Value> {
     if !socket.exists() {
         return None;
     }
-    let request = launch::Request { method: "GET", path: "/api/v1/vm.info".into(), body: None };
+    let request = launch::ApiRequest { method: "GET", path: "/api/v1/vm.info".into(), body: None };
     let (status, said) = ask(&socket, &request, "");
     (status == 200).then(|| serde_json::from_str(&said).unwrap())
 }
@@ -62,7 +62,7 @@ async fn a_real_cloud_hypervisor_takes_a_shared_directory_from_virtiofsd(t: Bodi
         return skip("with a KVM that makes machines");
     }
     own_record(&t);
-    t.fleet().decide(Setting::CloudHypervisor, program.to_str().unwrap()).unwrap();
+    t.fleet().set_setting(Setting::CloudHypervisor, program.to_str().unwrap()).unwrap();
     let shared = t.dir().join("shared");
     fs::create_dir(&shared).unwrap();
     let request = Create {

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use proto::vm::{Begin, Engine, Held, KVM, Tree, VmPlan};
+use proto::vm::{Engine, FreezeReport, KVM, UpperDigest, VmPlan, VmStart};
 use testkit::{Bodies, body_test, skip::skip};
 
 use crate::{contract::plan, real::program};
@@ -20,16 +20,16 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const PLACES: [(&str, &str); 2] = [("/dev/shm/", "shm/"), ("/save/", "save/")];
 
 /// A hypervisor of a test; ended with it.
-struct Running(Child);
+struct TestHypervisor(Child);
 
-impl Drop for Running {
+impl Drop for TestHypervisor {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-fn start(which: Engine, program: &Path, dir: &Path) -> Running {
+fn start(which: Engine, program: &Path, dir: &Path) -> TestHypervisor {
     let api = dir.join("shm/api.sock");
     for stale in ["shm/api.sock", "shm/line.sock"] {
         let _ = fs::remove_file(dir.join(stale));
@@ -43,7 +43,7 @@ fn start(which: Engine, program: &Path, dir: &Path) -> Running {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let running = Running(child);
+    let running = TestHypervisor(child);
     let deadline = Instant::now() + PATIENCE;
     while UnixStream::connect(&api).is_err() {
         assert!(Instant::now() < deadline, "it does not listen");
@@ -53,7 +53,7 @@ fn start(which: Engine, program: &Path, dir: &Path) -> Running {
 }
 
 /// Sends it with the places of a test, and gives the status and what was said.
-fn send(dir: &Path, request: &launch::Request) -> (u16, String) {
+fn send(dir: &Path, request: &launch::ApiRequest) -> (u16, String) {
     let mut body = request.body.as_ref().map(ToString::to_string).unwrap_or_default();
     for (there, here) in PLACES {
         body = body.replace(there, &format!("{}/{here}", dir.display()));
@@ -62,7 +62,7 @@ fn send(dir: &Path, request: &launch::Request) -> (u16, String) {
 }
 
 /// Sends it with these words.
-pub fn ask(socket: &Path, request: &launch::Request, body: &str) -> (u16, String) {
+pub fn ask(socket: &Path, request: &launch::ApiRequest, body: &str) -> (u16, String) {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let head = format!(
@@ -120,7 +120,7 @@ fn send_all(which: Engine, dir: &Path, vm: &VmPlan) -> bool {
 }
 
 /// Whether it asks what went to and from the disks.
-fn measures(request: &launch::Request) -> bool {
+fn measures(request: &launch::ApiRequest) -> bool {
     let action = request.body.as_ref().map(|body| body["action_type"].clone());
     action.is_some_and(|action| action == "FlushMetrics") || request.path.ends_with("/vm.counters")
 }
@@ -154,7 +154,7 @@ fn check(t: &Bodies, which: Engine) {
     };
     let running = start(which, &program, dir);
     let whole =
-        send_all(which, dir, &vm(Begin::Boot { kernel, initrd, cmdline: "console=ttyS0 panic=-1".into() }));
+        send_all(which, dir, &vm(VmStart::Boot { kernel, initrd, cmdline: "console=ttyS0 panic=-1".into() }));
     drop(running);
     if !whole {
         return;
@@ -177,11 +177,10 @@ fn check(t: &Bodies, which: Engine) {
     let _ = send_all(
         which,
         dir,
-        &vm(Begin::Thaw {
+        &vm(VmStart::Thaw {
             ram,
             state,
-            imprint: None,
-            held: Some(Held { tree: Tree::default(), processes: 0, still: true }),
+            held: FreezeReport { tree: UpperDigest::default(), processes: 0, still: true },
         }),
     );
 }

@@ -7,12 +7,12 @@
 use std::collections::BTreeMap;
 
 use fleet::{Create, ExecRequest};
-use proto::{Size, State};
+use proto::{MechanismStatus, Size};
 use testkit::{
     Bodies, PROBE_INSIDE, body_test,
     doors::{Doors, GROUP},
     is_root,
-    probe::{self, Control, Report, Verdict},
+    probe::{self, ProbeAnswer, ProbeControl, ProbeVerdict},
 };
 
 const MEMORY: u64 = 128 << 20;
@@ -22,45 +22,49 @@ const FILES: u32 = 256;
 
 /// Who is judged.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Who {
+enum Subject {
     User,
     Root,
 }
 
 /// Doors that are open on purpose.
-struct Open {
+struct OpenDoors {
     probe: &'static str,
     /// Where this is so.
-    when: fn(Who) -> bool,
+    when: fn(Subject) -> bool,
     why: &'static str,
 }
 
-const POLICY: &[Open] = &[Open {
+const POLICY: &[OpenDoors] = &[OpenDoors {
     probe: "capabilities",
-    when: |who| who == Who::Root,
+    when: |who| who == Subject::Root,
     why: "root of a Body keeps eight, over its own files and processes",
 }];
 
 /// Probes that are not run: their bound is shown elsewhere.
 const NOT_RUN: &[(&str, &str)] =
-    &[("inodes", "a million files; body::limits shows the bound by what df says")];
+    &[("inodes", "a Body that is kept is ended for it; body::limits shows the bound")];
 
 /// Controls that cannot be shown where the suite's own root was given less than all.
-struct Unshown {
+struct MissingControls {
     probe: &'static str,
     /// The capability that root lacks there, by its number.
     lacks: u32,
     why: &'static str,
 }
 
-const UNSHOWN: &[Unshown] = &[
-    Unshown { probe: "oom-immunity", lacks: CAP_SYS_RESOURCE, why: "only who may use more than its share" },
-    Unshown {
+const UNSHOWN: &[MissingControls] = &[
+    MissingControls {
+        probe: "oom-immunity",
+        lacks: CAP_SYS_RESOURCE,
+        why: "only who may use more than its share",
+    },
+    MissingControls {
         probe: "rlimit-memlock",
         lacks: CAP_SYS_RESOURCE,
         why: "only who may lift a limit can lift it for the control",
     },
-    Unshown {
+    MissingControls {
         probe: "dev-vda",
         lacks: CAP_SYS_RESOURCE,
         why: "a machine that keeps this from its root keeps its disk from it, too",
@@ -97,6 +101,7 @@ const SHOWN: &[(&str, &[&str])] = &[
 const SHOWN_ELSEWHERE: &[(&str, &str)] = &[
     ("cpu limit", "body::limits: a_twentieth_of_a_processor_is_no_more"),
     ("freezer", "body::life: a_paused_body_stands_still"),
+    ("inode limit", "body::limits: a_body_makes_no_more_files_than_its_disk_allows"),
     ("time limit", "body::limits: a_body_ends_when_its_time_is_over"),
     ("output limit", "body::exec: a_hundred_megabytes_of_output_pass_in_little_memory"),
 ];
@@ -125,7 +130,7 @@ const BY_ROOT: &[&str] = &[
     microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
 ))]
 async fn a_passing_body_holds_its_user(t: Bodies) {
-    judge(&t, t.passing(), Who::User).await;
+    judge(&t, t.passing(), Subject::User).await;
 }
 
 #[body_test(except(
@@ -133,14 +138,14 @@ async fn a_passing_body_holds_its_user(t: Bodies) {
     microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
 ))]
 async fn a_passing_body_holds_its_root(t: Bodies) {
-    judge(&t, t.passing(), Who::Root).await;
+    judge(&t, t.passing(), Subject::Root).await;
 }
 
 #[body_test(except(
     microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
 ))]
 async fn a_kept_body_holds_its_user(t: Bodies) {
-    judge(&t, t.kept(), Who::User).await;
+    judge(&t, t.kept(), Subject::User).await;
 }
 
 #[body_test(except(
@@ -148,7 +153,7 @@ async fn a_kept_body_holds_its_user(t: Bodies) {
     microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
 ))]
 async fn a_kept_body_holds_its_root(t: Bodies) {
-    judge(&t, t.kept(), Who::Root).await;
+    judge(&t, t.kept(), Subject::Root).await;
 }
 
 /// The body of a user with subordinate ids, whose root inside is that user outside.
@@ -158,7 +163,7 @@ async fn a_kept_body_holds_its_root(t: Bodies) {
     microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
 ))]
 async fn a_body_of_an_account_holds_its_root(t: Bodies) {
-    judge(&t, t.kept(), Who::Root).await;
+    judge(&t, t.kept(), Subject::Root).await;
 }
 
 #[test]
@@ -222,11 +227,11 @@ async fn the_callers_groups_are_not_the_bodys(t: Bodies) {
         let view = t.make(t.with_probe(request)).await;
         let record = view.enforcement.mechanisms.iter().find(|mechanism| mechanism.name == "groups").unwrap();
         if view.spec.ids.has_root() {
-            assert_eq!(record.state, State::Enforced, "{record:?}");
+            assert_eq!(record.state, MechanismStatus::Enforced, "{record:?}");
             t.denied(view.id(), "host-group", &[format!("gid={GROUP}")]).await;
         } else {
             assert!(
-                record.state == State::Degraded && record.reason.starts_with("1 more group"),
+                record.state == MechanismStatus::Degraded && record.reason.starts_with("1 more group"),
                 "{record:?}"
             );
         }
@@ -257,16 +262,16 @@ fn groups_of_an_account() {
     );
 }
 
-async fn judge(t: &Bodies, request: Create, who: Who) {
+async fn judge(t: &Bodies, request: Create, who: Subject) {
     let doors = Doors::open(&t.data());
-    let controls: BTreeMap<String, Report> =
+    let controls: BTreeMap<String, ProbeAnswer> =
         doors.control().into_iter().map(|report| (report.name.clone(), report)).collect();
     let mut request = t.with_probe(request);
     request.limits.memory = Some(Size(MEMORY));
     request.limits.disk = Some(Size(DISK));
     request.limits.pids = Some(PIDS);
     request.limits.files = Some(FILES);
-    request.user = Some(if who == Who::Root { "root" } else { "user" }.to_owned());
+    request.user = Some(if who == Subject::Root { "root" } else { "user" }.to_owned());
     let view = t.make(request).await;
     let ran = t.exec(view.id(), ExecRequest::new(doors.words(PROBE_INSIDE, MEMORY, DISK, PIDS, FILES))).await;
     let inside = probe::reports(&ran.stdout);
@@ -283,8 +288,8 @@ async fn judge(t: &Bodies, request: Create, who: Who) {
         };
         let open = POLICY.iter().find(|open| open.probe == name && (open.when)(who));
         match (report.verdict, open) {
-            (Verdict::Denied, None) | (Verdict::Reached, Some(_)) => {}
-            (Verdict::Denied, Some(open)) => {
+            (ProbeVerdict::Denied, None) | (ProbeVerdict::Reached, Some(_)) => {}
+            (ProbeVerdict::Denied, Some(open)) => {
                 wrong.push(format!("{name} is closed, and the policy says it is open: {}", open.why))
             }
             (verdict, _) => {
@@ -297,25 +302,26 @@ async fn judge(t: &Bodies, request: Create, who: Who) {
         view.enforcement
             .mechanisms
             .iter()
-            .filter(|mechanism| mechanism.state == State::Enforced)
+            .filter(|mechanism| mechanism.state == MechanismStatus::Enforced)
             .filter_map(|mechanism| unproved(&mechanism.name, &inside)),
     );
-    let shown = controls.values().filter(|report| report.verdict == Verdict::Reached).count();
+    let shown = controls.values().filter(|report| report.verdict == ProbeVerdict::Reached).count();
     let least = if is_root() { 200 } else { 100 };
     assert!(shown >= least, "only {shown} doors were shown open");
     assert!(wrong.is_empty(), "{} of {} probes:\n  {}", wrong.len(), inside.len(), wrong.join("\n  "));
 }
 
 /// What is wrong with a mechanism that the record calls enforced.
-fn unproved(mechanism: &str, inside: &[Report]) -> Option<String> {
+fn unproved(mechanism: &str, inside: &[ProbeAnswer]) -> Option<String> {
     if SHOWN_ELSEWHERE.iter().any(|(name, _)| *name == mechanism) {
         return None;
     }
     let Some((_, probes)) = SHOWN.iter().find(|(name, _)| *name == mechanism) else {
         return Some(format!("{mechanism} is in the record, and nothing shows that it holds"));
     };
-    let denied =
-        |name: &&str| inside.iter().any(|report| report.name == **name && report.verdict == Verdict::Denied);
+    let denied = |name: &&str| {
+        inside.iter().any(|report| report.name == **name && report.verdict == ProbeVerdict::Denied)
+    };
     let not_run = |name: &&str| !is_root() && BY_ROOT.contains(name);
     let open: Vec<&&str> = probes.iter().filter(|name| !denied(name) && !not_run(name)).collect();
     (!open.is_empty()).then(|| format!("{mechanism} is in the record as enforced, but not denied: {open:?}"))
@@ -332,16 +338,16 @@ fn holds(capability: u32) -> bool {
 }
 
 /// What is wrong with a control.
-fn unshown(control: &Control, name: &str, report: Option<&Report>) -> Option<String> {
+fn unshown(control: &ProbeControl, name: &str, report: Option<&ProbeAnswer>) -> Option<String> {
     let excused = UNSHOWN
         .iter()
         .find(|known| known.probe == name && !holds(known.lacks))
         .inspect(|known| eprintln!("not shown: {name}: {}", known.why));
-    let by_root = !is_root() && (*control == Control::Host || BY_ROOT.contains(&name));
+    let by_root = !is_root() && (*control == ProbeControl::Host || BY_ROOT.contains(&name));
     match report {
-        Some(report) if report.verdict == Verdict::Reached => None,
+        Some(report) if report.verdict == ProbeVerdict::Reached => None,
         Some(report) if report.detail.starts_with("absent:") => None,
-        _ if excused.is_some() || by_root || *control == Control::AbsentHere => None,
+        _ if excused.is_some() || by_root || *control == ProbeControl::AbsentHere => None,
         Some(report) => {
             Some(format!("{name}: its door is not open on the host: {:?}: {}", report.verdict, report.detail))
         }

@@ -9,8 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fleet::{Config, Create, Durability, ExecRequest, Fleet, Force};
-use testkit::{Temporary, leaks, wait};
+use fleet::{Create, Durability, ExecRequest, Fleet, FleetConfig, Force};
+use testkit::{TemporaryDir, leaks, wait};
 
 const CYCLES: usize = 2000;
 /// The first ones fill caches and pools.
@@ -29,16 +29,17 @@ fn cycles_of_create_exec_remove_leave_everything_as_it_was() {
     leaks::watch();
     let cycles = std::env::var("PALISADE_CYCLES")
         .map_or(CYCLES, |cycles| cycles.parse().expect("PALISADE_CYCLES is a number"));
-    let home = Temporary::new("leak");
-    let fleet = Fleet::open(Config { data: home.join("data"), durability: Durability::Process }).unwrap();
+    let home = TemporaryDir::new("leak");
+    let fleet =
+        Fleet::open(FleetConfig { data: home.join("data"), durability: Durability::Process }).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut ids = Vec::new();
     runtime.block_on(cycle(&fleet, WARM, &mut ids));
-    let before = Held::settled(&home.join("data"));
+    let before = HeldResources::settled(&home.join("data"));
     let began = Instant::now();
     runtime.block_on(cycle(&fleet, cycles, &mut ids));
     eprintln!("{cycles} cycles in {:?}", began.elapsed());
-    let after = Held::settled(&home.join("data"));
+    let after = HeldResources::settled(&home.join("data"));
     assert_eq!(after.but_memory(), before.but_memory());
     assert_eq!(leaks::cgroups(&ids), Vec::<String>::new(), "cgroups are left");
     eprintln!("memory before {} KiB, after {} KiB", before.memory_kib, after.memory_kib);
@@ -48,7 +49,7 @@ fn cycles_of_create_exec_remove_leave_everything_as_it_was() {
         before.memory_kib,
         after.memory_kib
     );
-    assert!(matches!(fleet.verify_events().unwrap(), fleet::Verdict::Whole { .. }));
+    assert!(matches!(fleet.verify_events().unwrap(), fleet::LogVerdict::Whole { .. }));
 }
 
 /// Bodies of both lives, one after the other.
@@ -66,7 +67,7 @@ async fn cycle(fleet: &Fleet, cycles: usize, ids: &mut Vec<String>) {
 
 /// What the process and the host hold.
 #[derive(Debug)]
-struct Held {
+struct HeldResources {
     /// Children that live, or that nobody has waited for.
     unburied: usize,
     mounts: usize,
@@ -75,7 +76,7 @@ struct Held {
     memory_kib: u64,
 }
 
-impl Held {
+impl HeldResources {
     /// Once nobody below this process lives any more.
     fn settled(data: &Path) -> Self {
         wait::blocking(PATIENCE, "processes are left", || leaks::descendants().is_empty().then_some(()));

@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use fleet::{Create, OwnKernel};
+use fleet::{Create, CustomKernel};
 use proto::Kind;
 use testkit::{Bodies, body_test, leaks};
 
@@ -43,7 +43,7 @@ async fn what_was_frozen_and_is_damaged_is_not_thawed(t: Bodies) {
         let failure = thaw().await.unwrap_err();
         assert_eq!(failure.kind, Kind::RestoreIncomplete, "{name}: {}", testkit::explain(&failure));
         assert!(
-            failure.message.contains("RESTORE_INCOMPLETE") && failure.hints[0].contains("--cold"),
+            failure.message.contains("RESTORE_INCOMPLETE") && failure.hints[0].contains("--boot"),
             "{failure}"
         );
         fs::rename(kept, path).unwrap();
@@ -79,7 +79,7 @@ async fn a_kernel_that_is_none_is_refused_or_told(t: Bodies) {
     fs::write(&junk, vec![0x5a; 1 << 20]).unwrap();
     let refused = t
         .fleet()
-        .setup_microvm(Some(OwnKernel { file: junk, modules: None }), &mut |_: &str| ())
+        .setup_microvm(Some(CustomKernel { file: junk, modules: None }), &mut |_: &str| ())
         .unwrap_err();
     assert_eq!(refused.kind, Kind::Usage, "{}", testkit::explain(&refused));
     // A program that is no kernel, although it looks like one.

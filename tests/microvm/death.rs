@@ -5,8 +5,8 @@ use std::{
     time::Duration,
 };
 
-use fleet::{Create, Exec, ExecRequest, Output, Status};
-use proto::launch::End;
+use fleet::{Create, Exec, ExecRequest, OutputChunk, Status};
+use proto::launch::GuestEnd;
 use testkit::{Bodies, body_test, leaks, wait};
 
 use crate::kills::program;
@@ -21,7 +21,7 @@ async fn a_hypervisor_that_was_killed_is_noticed_and_explained(t: Bodies) {
         .expect("a hypervisor runs");
     leaks::kill(qemu.pid);
     wait::until("its end is noticed", || (t.view(&body).status == Status::Dead).then_some(())).await;
-    assert_eq!(t.view(&body).end, Some(End::Exit { code: 71 }));
+    assert_eq!(t.view(&body).end, Some(GuestEnd::Exit { code: 71 }));
     let refused = t.try_exec(&body, ExecRequest::new(["true"])).await.unwrap_err();
     assert!(refused.message.contains("its hypervisor ended or was killed"), "{refused}");
     t.fleet().start(&body).await.unwrap();
@@ -39,7 +39,7 @@ async fn a_kernel_that_panics_ends_its_machine(t: Bodies) {
     let ran = t.exec(&body, request).await;
     assert_ne!(ran.code, 0);
     wait::until("its end is noticed", || (t.view(&body).status == Status::Dead).then_some(())).await;
-    assert_eq!(t.view(&body).end, Some(End::Exit { code: 73 }));
+    assert_eq!(t.view(&body).end, Some(GuestEnd::Exit { code: 73 }));
     t.fleet().start(&body).await.unwrap();
     t.run(&body, ["true"]).await.ok();
 }
@@ -50,14 +50,14 @@ async fn time_is_up_for_a_machine_too(t: Bodies) {
     request.limits.wall = Some(Duration::from_secs(3));
     let body = t.make(request).await.spec.id;
     let ran = t.sh(&body, "while :; do :; done").await;
-    assert_eq!(ran.ended.body_end, Some(End::Timeout));
+    assert_eq!(ran.ended.body_end, Some(GuestEnd::Timeout));
 }
 
 async fn hear(exec: &mut Exec<'_>, word: &str) {
     let mut said = Vec::new();
     while !String::from_utf8_lossy(&said).contains(word) {
         match exec.next().await.unwrap() {
-            Some(Output::Stdout(bytes)) => said.extend_from_slice(&bytes),
+            Some(OutputChunk::Stdout(bytes)) => said.extend_from_slice(&bytes),
             Some(_) => {}
             None => panic!("it ended before it said {word:?}"),
         }

@@ -1,8 +1,9 @@
 //! Forks and snapshots go on where their machine was, each as somebody else.
 
-use std::{collections::BTreeSet, process::Command};
+use std::{collections::BTreeSet, fs, os::unix::fs::symlink, process::Command};
 
 use fleet::Create;
+use proto::event_data::BodyStarted;
 use testkit::{Bodies, body_test};
 
 use crate::kills::program;
@@ -49,7 +50,8 @@ async fn twenty_forks_at_once_are_twenty_machines(t: Bodies) {
     let events = t.events();
     let receipts = events
         .iter()
-        .filter(|event| event.kind == "body.started" && event.data["receipt"]["how"] == "thaw")
+        .filter_map(|event| event.data_as::<BodyStarted>()?.receipt)
+        .filter(|receipt| receipt.how == "thaw")
         .count();
     assert_eq!(receipts, 21, "each thaw is written down with its receipt, the warm start of the parent too");
 }
@@ -115,4 +117,32 @@ async fn who_keeps_files_to_himself_can_fork_all_the_same(t: Bodies) {
     assert!(forked.status.success(), "{forked:?}");
     let fork = String::from_utf8(forked.stdout).unwrap().trim().parse().unwrap();
     assert_eq!(t.sh(&fork, "cat ~/file").await.ok(), "mine");
+}
+
+/// The boot snapshot that a machine was restored from may go while the machine runs: `pal gc` keeps few of them.
+#[body_test(except(process = "it is about machines"))]
+async fn a_machine_is_forked_when_its_boot_snapshot_is_gone(t: Bodies) {
+    let (own, shared) = (t.data().join("vm"), fs::canonicalize(t.data().join("vm")).unwrap());
+    fs::remove_file(&own).unwrap();
+    fs::create_dir(&own).unwrap();
+    for entry in fs::read_dir(shared).unwrap().flatten().filter(|entry| entry.file_name() != "warm") {
+        symlink(entry.path(), own.join(entry.file_name())).unwrap();
+    }
+    let body = t.create().await;
+    assert_eq!(t.view(&body).receipt.map(|receipt| receipt.how), Some("thaw".to_owned()));
+    t.sh(&body, "echo mine > ~/file; head -c 4M /dev/urandom > /dev/shm/own").await.ok();
+    let sum = t.sh(&body, "sha256sum < /dev/shm/own").await.ok();
+    fs::remove_dir_all(own.join("warm")).unwrap();
+    let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0);
+    assert_eq!(t.sh(fork.id(), "cat ~/file; sha256sum < /dev/shm/own").await.ok(), format!("mine\n{sum}"));
+}
+
+/// Machines that are restored from one snapshot must not draw the same numbers: the emulated CPU offers none of its own,
+/// so every number comes from the kernel of the machine, which takes fresh randomness with each restore.
+#[body_test(except(process = "it is about machines"))]
+async fn a_machine_has_no_randomness_but_what_it_is_given(t: Bodies) {
+    let body = t.create().await;
+    let flags = t.sh(&body, "grep -m1 ^flags /proc/cpuinfo").await.ok();
+    let has = |wanted: &str| flags.split_ascii_whitespace().any(|flag| flag == wanted);
+    assert!(has("sse4_2") && !has("rdrand") && !has("rdseed"), "{flags}");
 }

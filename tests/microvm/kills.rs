@@ -59,11 +59,11 @@ impl Act {
 
     fn words(self, body: &BodyId) -> Vec<&str> {
         match self {
-            Act::Boot => vec!["create", "--layer", "microvm", "--cold"],
+            Act::Boot => vec!["create", "--layer", "microvm", "--boot"],
             Act::Snapshot => vec!["snapshot", body.as_str()],
             Act::Restore => vec!["create", "--layer", "microvm", "--template", SNAPSHOT],
             Act::Fork => vec!["fork", body.as_str()],
-            Act::Swap => vec!["pause", "--swap", body.as_str()],
+            Act::Swap => vec!["suspend", body.as_str()],
             Act::Resume => vec!["resume", body.as_str()],
         }
     }
@@ -150,7 +150,7 @@ fn cut(child: &mut Child, victim: Victim, chance: &mut Chance) -> bool {
         Victim::Minder => one("pal-vm", chance),
     };
     pid.is_some_and(|pid| {
-        leaks::end(&[leaks::Process { pid, parent: 0, name: String::new(), state: 'R' }]);
+        leaks::end(&[leaks::HostProcess { pid, parent: 0, name: String::new(), state: 'R' }]);
         true
     })
 }
@@ -257,7 +257,7 @@ impl World {
 
     /// One machine, one hypervisor, one directory; no half of anything.
     async fn nothing_else(&self) {
-        self.t.fleet().gc(fleet::Sweep::Remove).await.unwrap();
+        self.t.fleet().gc(fleet::GcMode::Remove).await.unwrap();
         let only = || {
             leaks::reap();
             let family = leaks::descendants();

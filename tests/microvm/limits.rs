@@ -1,7 +1,7 @@
 //! What bounds a machine: its memory, its disk, its processes. What is over ends inside, and the machine lives.
 
 use bytes::Bytes;
-use fleet::{Create, ExecRequest, Output};
+use fleet::{Create, ExecRequest, OutputChunk};
 use proto::Size;
 use testkit::{Bodies, body_test};
 
@@ -37,7 +37,7 @@ async fn output_that_nobody_reads_keeps_nobody_waiting(t: Bodies) {
     assert_eq!(t.feed(&body, ["wc", "-c"], &big).await.ok(), (2 << 20).to_string());
     let mut len = 0;
     while let Some(output) = flood.next().await.unwrap() {
-        if let Output::Stdout(bytes) = output {
+        if let OutputChunk::Stdout(bytes) = output {
             len += bytes.len();
         }
     }

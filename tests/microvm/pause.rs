@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use fleet::Status;
+use proto::{Event, event_data::BodyReceipt};
 use testkit::{Bodies, body_test, leaks};
 
-fn hypervisor(name: &str) -> Vec<leaks::Process> {
+fn hypervisor(name: &str) -> Vec<leaks::HostProcess> {
     leaks::descendants().into_iter().filter(|process| process.name.starts_with(name)).collect()
 }
 
@@ -40,9 +41,9 @@ async fn a_paused_machine_stands_still_and_goes_on_in_time(t: Bodies) {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
     assert!((now - said).abs() < 1.5, "the time of the answer included: {now} {said}");
     let events = t.events();
-    let told =
-        events.iter().rev().find(|event| event.kind == "body.receipt").expect("its receipt is written down");
-    assert_eq!(told.data["how"], "resume");
+    let told: BodyReceipt =
+        events.iter().rev().find_map(Event::data_as).expect("its receipt is written down");
+    assert_eq!(told.revival.how, "resume");
 }
 
 #[body_test(except(process = "it is about machines"))]

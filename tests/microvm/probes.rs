@@ -11,7 +11,7 @@ use testkit::{
     Bodies, PROBE_INSIDE, body_test,
     doors::Doors,
     is_root,
-    probe::{self, Report, Verdict},
+    probe::{self, ProbeAnswer, ProbeVerdict},
 };
 
 const MEMORY: u64 = 256 << 20;
@@ -219,13 +219,12 @@ const LEAST_OF_USER: usize = 150;
 const LEAST_OF_ROOT: usize = 60;
 
 /// Probes that are not run.
-const NOT_RUN: &[(&str, &str)] =
-    &[("inodes", "a million files, emulated; microvm::limits shows that the disk is bounded")];
+const NOT_RUN: &[(&str, &str)] = &[("inodes", "thousands of files, emulated; body::limits shows the bound")];
 
 #[body_test(except(process = "the suite `escape` asks more of that layer"))]
 async fn what_is_reached_inside_is_the_machines_own(t: Bodies) {
     let doors = Doors::open(&t.data());
-    let controls: BTreeMap<String, Report> =
+    let controls: BTreeMap<String, ProbeAnswer> =
         doors.control().into_iter().map(|report| (report.name.clone(), report)).collect();
     let mut request: Create = t.with_probe(t.kept());
     request.limits.memory = Some(Size(MEMORY));
@@ -249,15 +248,15 @@ async fn what_is_reached_inside_is_the_machines_own(t: Bodies) {
 }
 
 /// Nothing is reached but what is the machine's own, and enough doors were shown open on the host.
-fn judge(user: &str, inside: &[Report], controls: &BTreeMap<String, Report>, least: usize) {
+fn judge(user: &str, inside: &[ProbeAnswer], controls: &BTreeMap<String, ProbeAnswer>, least: usize) {
     let mut wrong = Vec::new();
     for listed in probe::list() {
         let name = listed.name.as_str();
         let own = OWN.iter().find(|(known, _)| known.contains(&name));
         match inside.iter().find(|report| report.name == name).map(|report| (report.verdict, &report.detail))
         {
-            Some((Verdict::Denied, _)) => {}
-            Some((Verdict::Reached, _)) if own.is_some() => {}
+            Some((ProbeVerdict::Denied, _)) => {}
+            Some((ProbeVerdict::Reached, _)) if own.is_some() => {}
             Some((verdict, detail)) => wrong.push(format!(
                 "{name} ({}, control {:?}): {verdict:?} in the machine: {detail}",
                 listed.about, listed.control
@@ -266,10 +265,11 @@ fn judge(user: &str, inside: &[Report], controls: &BTreeMap<String, Report>, lea
             None => wrong.push(format!("{name} was not run in the machine: it needs {:?}", listed.needs)),
         }
     }
-    let denied = |report: &&Report| {
-        inside.iter().any(|found| found.name == report.name && found.verdict == Verdict::Denied)
+    let denied = |report: &&ProbeAnswer| {
+        inside.iter().any(|found| found.name == report.name && found.verdict == ProbeVerdict::Denied)
     };
-    let shown = controls.values().filter(|report| report.verdict == Verdict::Reached).filter(denied).count();
+    let shown =
+        controls.values().filter(|report| report.verdict == ProbeVerdict::Reached).filter(denied).count();
     assert!(
         wrong.is_empty(),
         "as {user}, {} of {} probes:\n  {}",

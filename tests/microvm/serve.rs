@@ -13,13 +13,13 @@ use testkit::{Bodies, body_test, leaks, wait};
 use crate::kills::program;
 
 /// A server of this test's data.
-struct Server {
+struct ServeProcess {
     child: Child,
     url: String,
     key: String,
 }
 
-impl Server {
+impl ServeProcess {
     fn start(t: &Bodies) -> Self {
         let mut child = Command::new(program())
             .arg("--data")
@@ -77,7 +77,7 @@ fn hypervisors() -> usize {
 
 #[body_test(except(process = "tests/server/native.rs has it"))]
 async fn machines_are_made_used_and_forked_over_http(t: Bodies) {
-    let server = Server::start(&t);
+    let server = ServeProcess::start(&t);
     let wanted = json!({ "layer": "microvm", "env": { "COLOUR": "green" } });
     let (status, body) = server.ask("POST", "/v1/bodies", wanted.clone());
     assert_eq!((status, &body["layer"]), (201, &json!("microvm")), "{body}");

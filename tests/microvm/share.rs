@@ -10,12 +10,12 @@ use std::{
 
 use fleet::{Create, ExecRequest, Status};
 use proto::{
-    BodyId, Kind, State,
-    launch::End,
+    BodyId, Kind, MechanismStatus,
+    launch::GuestEnd,
     spec::{Access, Mount},
     vm::{Engine, Sharing},
 };
-use testkit::{Bodies, Ran, body_test, explain, leaks, wait};
+use testkit::{Bodies, CommandOutput, body_test, explain, leaks, wait};
 
 use crate::kills::program;
 
@@ -42,12 +42,12 @@ fn sharing(t: &Bodies, shares: &[(&Path, &str, Access)]) -> Create {
     Create { mounts, share: Some(Sharing::Virtiofs), ..t.kept() }
 }
 
-async fn as_root(t: &Bodies, body: &BodyId, script: &str) -> Ran {
+async fn as_root(t: &Bodies, body: &BodyId, script: &str) -> CommandOutput {
     let request = ExecRequest { user: Some("root".into()), ..ExecRequest::new(["sh", "-c", script]) };
     t.exec(body, request).await
 }
 
-fn virtiofsd() -> Vec<leaks::Process> {
+fn virtiofsd() -> Vec<leaks::HostProcess> {
     leaks::descendants().into_iter().filter(|process| process.name == "virtiofsd").collect()
 }
 
@@ -66,7 +66,7 @@ async fn a_directory_is_live_and_nothing_beside_it_is_reached(t: Bodies) {
     let view = t.make(request).await;
     let body = view.id();
     let held = view.enforcement.mechanisms.iter().find(|held| held.name == "shared directories");
-    assert!(held.is_some_and(|held| held.state == State::Enforced), "{:?}", view.enforcement);
+    assert!(held.is_some_and(|held| held.state == MechanismStatus::Enforced), "{:?}", view.enforcement);
 
     // At once, and while it is open.
     t.sh(body, "exec 3< /mnt/deep/shared/file; read line <&3; echo $line > ~/before").await.ok();
@@ -95,6 +95,52 @@ async fn a_directory_is_live_and_nothing_beside_it_is_reached(t: Bodies) {
     }
     assert_eq!(leaks::entries(&shown), ["file"]);
     assert_eq!(fs::read_to_string(shown.join("file")).unwrap(), "of the host\n");
+}
+
+#[body_test(except(process = "its mounts are always live: tests/body/mounts.rs"))]
+async fn git_directories_in_a_shared_directory_are_read_only(t: Bodies) {
+    let shares = ["held", "open"].map(|name| {
+        let dir = furnish(&t, name);
+        for made in [".git/hooks", "deep/bald/.git", "bare/objects", "bare/refs"] {
+            fs::create_dir_all(dir.join(made)).unwrap();
+        }
+        for (file, text) in
+            [(".git/config", ""), ("sub/.git", "gitdir: ../.git/modules/sub\n"), ("bare/HEAD", "")]
+        {
+            fs::create_dir_all(dir.join(file).parent().unwrap()).unwrap();
+            fs::write(dir.join(file), text).unwrap();
+        }
+        assert!(Command::new("chmod").args(["-R", "a+rwX"]).arg(&dir).status().unwrap().success());
+        dir
+    });
+    let [held, open] = &shares;
+    let request =
+        sharing(&t, &[(held, "/mnt/held", Access::ReadWrite), (open, "/mnt/open", Access::Unprotected)]);
+    let view = t.make(request).await;
+    let body = view.id();
+    let record = view.enforcement.mechanisms.iter().find(|held| held.name == "git directories").unwrap();
+    assert!(record.reason.contains("4 in writable mounts are read-only"), "{record:?}");
+    for act in [
+        "echo evil >> D/.git/config",
+        "echo evil > D/.git/hooks/pre-commit",
+        "echo evil > D/.git/commondir",
+        "mkdir D/deep/bald/.git/hooks",
+        "echo evil > D/sub/.git",
+        "echo evil > D/bare/config",
+        "mv D/deep/bald D/deep/bald2",
+        "mv D/.git D/.old",
+    ] {
+        as_root(&t, body, &act.replace('D', "/mnt/open")).await.ok();
+        let refused = as_root(&t, body, &act.replace('D', "/mnt/held")).await;
+        let why = refused.complaint();
+        assert!(
+            refused.code != 0 && ["Read-only file system", "busy"].iter().any(|word| why.contains(word)),
+            "{act}: {refused:?}"
+        );
+    }
+    as_root(&t, body, "echo written > /mnt/held/file; echo written > /mnt/held/deep/bald/new").await.ok();
+    assert_eq!(fs::read_to_string(held.join("deep/bald/new")).unwrap(), "written\n");
+    assert_eq!(fs::read_to_string(held.join(".git/config")).unwrap(), "");
 }
 
 #[body_test(except(process = "its mounts are always live: tests/body/mounts.rs"))]
@@ -189,7 +235,7 @@ async fn whoever_is_killed_leaves_nothing_and_the_reason_is_told(t: Bodies) {
     let body = t.make(sharing(&t, &[(&shared, "/mnt/shared", Access::ReadWrite)])).await.spec.id;
     leaks::kill(virtiofsd()[0].pid);
     wait::until("its end is noticed", || (t.view(&body).status == Status::Dead).then_some(())).await;
-    assert_eq!(t.view(&body).end, Some(End::Exit { code: 75 }));
+    assert_eq!(t.view(&body).end, Some(GuestEnd::Exit { code: 75 }));
     let refused = t.try_exec(&body, ExecRequest::new(["true"])).await.unwrap_err();
     assert!(refused.message.contains("shares a directory with it ended or was killed"), "{refused}");
     t.fleet().remove(&body, fleet::Force::Yes).await.unwrap();
@@ -197,8 +243,8 @@ async fn whoever_is_killed_leaves_nothing_and_the_reason_is_told(t: Bodies) {
     let mut pal = Command::new(program())
         .arg("--data")
         .arg(t.data())
-        .args(["run", "--layer", "microvm", "--share", "virtiofs", "--mount"])
-        .arg(format!("{}:/mnt/shared:rw", shared.display()))
+        .args(["run", "--layer", "microvm", "--mount"])
+        .arg(format!("{}:/mnt/shared:rw,type=virtiofs", shared.display()))
         .args(["--", "sh", "-c", "echo here > /mnt/shared/here; sleep 100"])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -222,7 +268,7 @@ async fn what_cannot_be_shared_is_refused(t: Bodies) {
     let one = || sharing(&t, &[(&shared, "/mnt/shared", Access::ReadOnly)]);
     let file = shared.join("file");
     let cases = [
-        (Create { share: None, ..one() }, "--share virtiofs"),
+        (Create { share: None, ..one() }, ",type=virtiofs"),
         (Create { mounts: Vec::new(), ..one() }, "--mount"),
         (sharing(&t, &[(&file, "/mnt/file", Access::ReadOnly)]), "pal cp"),
         (sharing(&t, &[(shared.as_path(), "/mnt/shared", Access::ReadOnly); 5]), "the directory above"),
@@ -242,6 +288,6 @@ async fn what_cannot_be_shared_is_refused(t: Bodies) {
     let frozen = t.create().await;
     t.fleet().snapshot(&frozen, Some("running".into())).await.unwrap();
     let failure = t.fleet().create(Create { template: "running".into(), ..one() }).await.unwrap_err();
-    assert!(failure.kind == Kind::Usage && failure.hints[0].contains("--cold"), "{}", explain(&failure));
+    assert!(failure.kind == Kind::Usage && failure.hints[0].contains("--boot"), "{}", explain(&failure));
     assert_eq!(t.fleet().list().unwrap().len(), 1, "nothing of what was refused is there");
 }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use fleet::{Config, Create, Durability, ExecRequest, Fleet, Force, Output, Setting, Status, Sweep};
+use fleet::{
+    Create, Durability, ExecRequest, Fleet, FleetConfig, Force, GcMode, OutputChunk, Setting, Status,
+};
 use proto::BodyId;
 use testkit::{Bodies, body_test, leaks, wait};
 
@@ -10,8 +12,9 @@ use testkit::{Bodies, body_test, leaks, wait};
 const SPARE_PATIENCE: Duration = Duration::from_secs(120);
 
 fn serving(t: &Bodies) -> Fleet {
-    let fleet = Fleet::open_to_serve(Config { data: t.data(), durability: Durability::Process }).unwrap();
-    fleet.hurry_spares();
+    let fleet =
+        Fleet::open_to_serve(FleetConfig { data: t.data(), durability: Durability::Process }).unwrap();
+    fleet.force_refill();
     fleet
 }
 
@@ -26,7 +29,7 @@ async fn says(fleet: &Fleet, id: &BodyId, script: &str) -> String {
     let mut exec = fleet.exec(id, ExecRequest::new(["sh", "-c", script])).await.unwrap();
     let mut said = Vec::new();
     while let Some(output) = exec.next().await.unwrap() {
-        if let Output::Stdout(bytes) = output {
+        if let OutputChunk::Stdout(bytes) = output {
             said.extend_from_slice(&bytes);
         }
     }
@@ -34,7 +37,7 @@ async fn says(fleet: &Fleet, id: &BodyId, script: &str) -> String {
     String::from_utf8(said).unwrap().trim().to_owned()
 }
 
-fn how(view: &fleet::View) -> &str {
+fn how(view: &fleet::BodyView) -> &str {
     view.receipt.as_ref().map_or("", |receipt| receipt.how.as_str())
 }
 
@@ -68,7 +71,7 @@ async fn a_spare_becomes_whose_it_is_given_to(t: Bodies) {
     let waited = waiting(&t);
     assert!(waited.len() == 1 && fleet.find(&waited[0]).is_err(), "it is no Body yet: {waited:?}");
     assert_eq!(fleet.list().unwrap().len(), 1);
-    assert!(fleet.gc(Sweep::DryRun).await.unwrap().is_empty(), "and nothing that was left behind");
+    assert!(fleet.gc(GcMode::DryRun).await.unwrap().is_empty(), "and nothing that was left behind");
     let ask = Create {
         env: [("COLOUR".into(), "green".into())].into(),
         user: Some("root".into()),
@@ -123,10 +126,10 @@ async fn who_asks_for_another_machine_gets_another_and_none_means_none(t: Bodies
     says(&fleet, first.id(), "true").await;
     one_waits(&fleet).await;
     let memory = proto::Size::mib(256);
-    let limits = fleet::AskedLimits { memory: Some(memory), ..asked(&t).limits };
+    let limits = fleet::LimitRequest { memory: Some(memory), ..asked(&t).limits };
     let other = fleet.create(Create { limits, ..asked(&t) }).await.unwrap();
     assert_eq!((how(&other), other.spec.limits.memory), ("thaw", memory));
-    fleet.decide(Setting::Spares, "0").unwrap();
+    fleet.set_setting(Setting::PoolSize, "0").unwrap();
     wait::within(SPARE_PATIENCE, "the spare goes", || {
         (fleet.spares() == 0 && waiting(&t).is_empty()).then_some(())
     })
@@ -136,7 +139,10 @@ async fn who_asks_for_another_machine_gets_another_and_none_means_none(t: Bodies
     says(&fleet, third.id(), "true").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!((fleet.spares(), hypervisors()), (0, 3), "nobody makes one any more");
-    assert!(fleet.decide(Setting::Spares, "99").is_err() && fleet.decide(Setting::Spares, "-1").is_err());
+    assert!(
+        fleet.set_setting(Setting::PoolSize, "99").is_err()
+            && fleet.set_setting(Setting::PoolSize, "-1").is_err()
+    );
     for view in [first, other, third] {
         fleet.remove(view.id(), Force::Yes).await.unwrap();
     }
@@ -151,7 +157,7 @@ async fn a_spare_that_died_is_not_given_away(t: Bodies) {
     let spare = waiting(&t).pop().unwrap();
     let run = std::fs::read_to_string(t.data().join("bodies").join(&spare).join("run.json")).unwrap();
     let pid = serde_json::from_str::<serde_json::Value>(&run).unwrap()["pid"].as_i64().unwrap();
-    leaks::end(&[leaks::Process { pid: pid as i32, parent: 0, name: String::new(), state: 'R' }]);
+    leaks::end(&[leaks::HostProcess { pid: pid as i32, parent: 0, name: String::new(), state: 'R' }]);
     let taken = fleet.create(asked(&t)).await.unwrap();
     assert_eq!(how(&taken), "thaw", "it is made as if there had been none");
     assert_ne!(taken.id().as_str(), spare);

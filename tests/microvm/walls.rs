@@ -1,7 +1,7 @@
 //! The two walls of a machine: a kernel of its own, and around its hypervisor those of every process Body.
 
 use proto::{
-    State,
+    MechanismStatus,
     spec::{Access, Mount},
 };
 use testkit::{Bodies, body_test, leaks};
@@ -19,7 +19,9 @@ async fn its_kernel_is_another_and_its_hypervisor_is_held(t: Bodies) {
             .find(|held| held.name == name)
             .unwrap_or_else(|| panic!("{name} is not in the record"))
     };
-    assert!(held("own kernel").reason.contains(&inside) && held("hypervisor").state == State::Enforced);
+    assert!(
+        held("own kernel").reason.contains(&inside) && held("hypervisor").state == MechanismStatus::Enforced
+    );
     assert!(
         held("hypervisor").reason.starts_with("emulated") || held("hypervisor").reason.starts_with("kvm")
     );

@@ -4,12 +4,12 @@ use std::io::Write;
 
 use serde_json::{Value, json};
 
-use crate::{client, server::Server, server_test};
+use crate::{client, server::TestServer, server_test};
 
 server_test! {
     /// Malformed, mistyped and impossible bodies.
     fn bodies_that_make_no_sense_are_refused(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let headers = [("X-API-KEY", server.key.as_str())];
         let post = |body: &[u8]| client::ask(server.address, "POST", "/v2/sandboxes", &headers, body).unwrap();
         let large = vec![b' '; 2 << 20];
@@ -41,7 +41,7 @@ server_test! {
 server_test! {
     /// Ids and routes that are not there.
     fn what_is_not_there_is_not_found(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         for id in ["nobody", "..", "%2e%2e%2fkey", "A", "%00", "x-y"] {
             for (method, verb, body) in [
                 ("GET", "", Value::Null),
@@ -75,7 +75,7 @@ server_test! {
 server_test! {
     /// A chunked body without a length is one like any other; one that breaks off changes nothing.
     fn chunked_and_broken_bodies(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let head = client::head("POST", "/v2/sandboxes", &[("X-API-KEY", &server.key), ("Connection", "close"), ("Transfer-Encoding", "chunked")]);
         let body = r#"{"templateID":"host"}"#;
         let mut stream = client::dial(server.address);

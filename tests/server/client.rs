@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An answer.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct HttpAnswer {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
@@ -21,7 +21,7 @@ pub struct Answer {
     pub whole: bool,
 }
 
-impl Answer {
+impl HttpAnswer {
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
@@ -71,7 +71,7 @@ pub fn ask(
     path: &str,
     headers: &[(&str, &str)],
     body: &[u8],
-) -> std::io::Result<Answer> {
+) -> std::io::Result<HttpAnswer> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(10))?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let head = head(method, path, headers);
@@ -83,7 +83,7 @@ pub fn ask(
 }
 
 /// Reads an answer to the end of the connection.
-pub fn read(mut stream: TcpStream) -> std::io::Result<Answer> {
+pub fn read(mut stream: TcpStream) -> std::io::Result<HttpAnswer> {
     let mut bytes = Vec::new();
     let ended = stream.read_to_end(&mut bytes);
     let at = bytes.windows(4).position(|four| four == b"\r\n\r\n").ok_or_else(|| {
@@ -112,7 +112,7 @@ pub fn read(mut stream: TcpStream) -> std::io::Result<Answer> {
     } else {
         (rest.to_vec(), length.is_none_or(|length| length == rest.len()))
     };
-    Ok(Answer { status, headers, body, whole: whole && ended.is_ok() })
+    Ok(HttpAnswer { status, headers, body, whole: whole && ended.is_ok() })
 }
 
 fn unchunk(mut rest: &[u8]) -> (Vec<u8>, bool) {

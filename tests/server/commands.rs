@@ -11,7 +11,7 @@ use testkit::wait;
 use crate::{
     client,
     pal::Pal,
-    server::{Sandbox, Server},
+    server::{Sandbox, TestServer},
     server_test,
 };
 
@@ -50,7 +50,7 @@ fn last(pal: &Pal, made: &Sandbox, count: usize) -> Value {
 server_test! {
     /// Who, what and how it ended; neither its variables nor what it wrote.
     fn commands_of_envds_clients_are_in_the_log(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let made = server.create(json!({}));
         let send = |command: &str, token: &str, more: &[(&str, &str)]| {
             client::ask(server.address, "POST", START, &headers(&made, token, more), &request(command)).unwrap()
@@ -84,7 +84,7 @@ server_test! {
         assert!(stream.read(&mut heard).unwrap() > 0);
         assert_eq!(last(pal, &made, 9)["type"], "exec.started");
         drop(stream);
-        assert_eq!((&last(pal, &made, 10)["type"], &last(pal, &made, 10)["data"]["exec"]), (&json!("exec.left"), &last(pal, &made, 9)["seq"]));
+        assert_eq!((&last(pal, &made, 10)["type"], &last(pal, &made, 10)["data"]["exec"]), (&json!("exec.detached"), &last(pal, &made, 9)["seq"]));
         assert!(server.processes(&made).iter().any(|args| args.contains("sleep 1000")));
     }
 }

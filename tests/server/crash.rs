@@ -12,7 +12,7 @@ use std::{
 use serde_json::{Value, json};
 use testkit::leaks;
 
-use crate::server::{Sandbox, Server, sandbox};
+use crate::server::{Sandbox, TestServer, sandbox};
 
 const KILLS: u64 = 50;
 const CLIENTS: u64 = 3;
@@ -20,14 +20,14 @@ const BODIES_MAX: usize = 4;
 
 /// What clients were told.
 #[derive(Default)]
-struct Told {
+struct ClientRecord {
     /// Sandboxes that were made.
-    alive: BTreeMap<String, Known>,
+    alive: BTreeMap<String, KnownSandbox>,
     ended: Vec<String>,
 }
 
 /// A sandbox, and what was done in it.
-struct Known {
+struct KnownSandbox {
     made: Sandbox,
     files: BTreeMap<String, String>,
     /// The newest process that was started.
@@ -40,16 +40,17 @@ struct Known {
 #[test]
 fn kills_of_the_server_under_load_lose_nothing() {
     crate::pal::check(|pal| {
-        let (told, over, turn) = (Mutex::new(Told::default()), AtomicBool::new(false), AtomicU64::new(0));
-        let current: Mutex<Option<Server>> =
-            Mutex::new(Some(Server::start_with(pal, &["--listen", "127.0.0.1:0"])));
+        let (told, over, turn) =
+            (Mutex::new(ClientRecord::default()), AtomicBool::new(false), AtomicU64::new(0));
+        let current: Mutex<Option<TestServer>> =
+            Mutex::new(Some(TestServer::start_with(pal, &["--listen", "127.0.0.1:0"])));
         let address = current.lock().unwrap().as_ref().unwrap().address.to_string();
         std::thread::scope(|scope| {
             for client in 0..CLIENTS {
                 let (told, over, turn, address) = (&told, &over, &turn, &address);
                 let key = current.lock().unwrap().as_ref().unwrap().key.clone();
                 scope.spawn(move || {
-                    let remote = Remote { address: address.parse().unwrap(), key };
+                    let remote = RemoteClient { address: address.parse().unwrap(), key };
                     while !over.load(Ordering::Relaxed) {
                         remote.act(told, client, turn.fetch_add(1, Ordering::Relaxed));
                     }
@@ -64,7 +65,7 @@ fn kills_of_the_server_under_load_lose_nothing() {
                 // Long enough for a few requests, and never in step with them.
                 std::thread::sleep(Duration::from_millis(60 + kill * 37 % 190 + if slow { 400 } else { 0 }));
                 current.lock().unwrap().take().unwrap().kill();
-                *current.lock().unwrap() = Some(Server::start_with(pal, &["--listen", &address]));
+                *current.lock().unwrap() = Some(TestServer::start_with(pal, &["--listen", &address]));
             }
             over.store(true, Ordering::Relaxed);
         });
@@ -79,7 +80,7 @@ fn kills_of_the_server_under_load_lose_nothing() {
         assert!(turn.load(Ordering::Relaxed) > KILLS, "there was no load");
         let typed = told.alive.values().filter(|known| known.terminal.is_some()).count();
         assert!(typed > 0, "nobody typed anything");
-        for Known { made, files, line, terminal } in told.alive.values() {
+        for KnownSandbox { made, files, line, terminal } in told.alive.values() {
             assert_eq!(server.state(made).as_deref(), Some("running"), "{}", made.id);
             for (path, text) in files {
                 assert_eq!(server.read(made, path).unwrap().expect(200).text(), *text, "{} {path}", made.id);
@@ -122,18 +123,18 @@ fn kills_of_the_server_under_load_lose_nothing() {
     });
 }
 
-fn remote(server: &Server) -> Remote {
-    Remote { address: server.address, key: server.key.clone() }
+fn remote(server: &TestServer) -> RemoteClient {
+    RemoteClient { address: server.address, key: server.key.clone() }
 }
 
 /// A client that outlives the server it talks to.
-struct Remote {
+struct RemoteClient {
     address: std::net::SocketAddr,
     key: String,
 }
 
-impl Remote {
-    fn ask(&self, method: &str, path: &str, body: &Value) -> Option<crate::client::Answer> {
+impl RemoteClient {
+    fn ask(&self, method: &str, path: &str, body: &Value) -> Option<crate::client::HttpAnswer> {
         let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
         let asked = crate::client::ask(self.address, method, path, &[("X-API-KEY", &self.key)], &body).ok();
         if asked.is_none() {
@@ -142,7 +143,7 @@ impl Remote {
         asked.filter(|answer| answer.whole)
     }
 
-    fn envd(&self, made: &Sandbox, path: &str, kind: &str, body: &[u8]) -> Option<crate::client::Answer> {
+    fn envd(&self, made: &Sandbox, path: &str, kind: &str, body: &[u8]) -> Option<crate::client::HttpAnswer> {
         let headers = [
             ("E2b-Sandbox-Id", made.id.as_str()),
             ("E2b-Sandbox-Port", "49983"),
@@ -153,8 +154,8 @@ impl Remote {
     }
 
     /// One thing, and what was said of it.
-    fn act(&self, told: &Mutex<Told>, client: u64, turn: u64) {
-        let mine = |told: &Told| {
+    fn act(&self, told: &Mutex<ClientRecord>, client: u64, turn: u64) {
+        let mine = |told: &ClientRecord| {
             told.alive
                 .values()
                 .filter(|known| known.made.said["client"] == client)
@@ -172,7 +173,7 @@ impl Remote {
                 };
                 let mut made = sandbox(answer.expect(201).json());
                 made.said["client"] = client.into();
-                let known = Known { made, files: BTreeMap::new(), line: None, terminal: None };
+                let known = KnownSandbox { made, files: BTreeMap::new(), line: None, terminal: None };
                 told.lock().unwrap().alive.insert(known.made.id.clone(), known);
             }
             (1, Some(made)) if mine.len() == BODIES_MAX => {
@@ -215,7 +216,7 @@ impl Remote {
     }
 
     /// Opens a terminal, or types into the one that is there; what was acknowledged is remembered.
-    fn use_terminal(&self, told: &Mutex<Told>, made: &Sandbox, turn: u64) {
+    fn use_terminal(&self, told: &Mutex<ClientRecord>, made: &Sandbox, turn: u64) {
         let known = told.lock().unwrap().alive.get(&made.id).and_then(|known| known.terminal.clone());
         let tag = match known {
             Some((tag, _)) => tag,

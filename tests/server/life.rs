@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 
 use crate::{
     client,
-    server::{Server, sandbox},
+    server::{TestServer, sandbox},
     server_test,
 };
 
 server_test! {
     /// Made, looked at, listed, ended; ended twice is not found.
     fn a_sandbox_is_made_looked_at_and_ended(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let made = server.create(json!({ "metadata": { "who": "me" }, "envVars": { "A": "b" } }));
         for name in ["templateID", "sandboxID", "clientID", "envdVersion", "envdAccessToken", "domain"] {
             assert!(made.said[name].is_string(), "{name}: {}", made.said);
@@ -34,7 +34,7 @@ server_test! {
 server_test! {
     /// At its deadline a sandbox is ended or paused, whichever was asked for; one that was extended lives.
     fn deadlines_are_met(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let begun = Instant::now();
         let (killed, paused) = (server.create(json!({ "timeout": 1 })), server.create(json!({ "timeout": 1, "autoPause": true })));
         let (files, extended) = (server.create(json!({ "timeout": 1, "autoPause": true, "autoPauseMemory": false })), server.create(json!({ "timeout": 1 })));
@@ -52,11 +52,11 @@ server_test! {
 server_test! {
     /// A deadline that passes while no server runs is met by the next one.
     fn deadlines_are_met_across_a_restart(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let (killed, paused) = (server.create(json!({ "timeout": 1 })), server.create(json!({ "timeout": 1, "autoPause": true })));
         server.kill();
         std::thread::sleep(Duration::from_secs(2));
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         server.await_state(&killed, None);
         server.await_state(&paused, Some("paused"));
         server.sweep(pal);
@@ -66,7 +66,7 @@ server_test! {
 server_test! {
     /// Paused with memory it goes on where it stood; with files alone it starts anew. Connecting never shortens.
     fn pause_and_connect(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let made = server.create(json!({}));
         let path = |verb: &str| format!("/sandboxes/{}/{verb}", made.id);
         server.write(&made, "kept", "1").unwrap().expect(200);
@@ -81,7 +81,7 @@ server_test! {
         server.ask("POST", &path("connect"), json!({ "timeout": 300 })).expect(201);
         assert_eq!(server.read(&made, "kept").unwrap().expect(200).text(), "1");
         assert!(!server.run(&made, "pidof sleep >/dev/null && echo still").unwrap().text().contains("c3RpbGwK"));
-        let end = |server: &Server| server.get(&format!("/sandboxes/{}", made.id)).json()["endAt"].as_str().unwrap().to_owned();
+        let end = |server: &TestServer| server.get(&format!("/sandboxes/{}", made.id)).json()["endAt"].as_str().unwrap().to_owned();
         let before = end(&server);
         server.ask("POST", &path("connect"), json!({ "timeout": 1 })).expect(200);
         assert_eq!(end(&server), before);
@@ -91,7 +91,7 @@ server_test! {
 server_test! {
     /// A paused sandbox that may wakes up for whoever calls it, and is not ended while it is in use.
     fn traffic_wakes_what_may_be_woken(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let made = server.create(json!({ "timeout": 2, "autoPause": true, "autoResume": { "enabled": true } }));
         let sleeper = server.create(json!({ "autoPause": true }));
         for made in [&made, &sleeper] {
@@ -108,9 +108,9 @@ server_test! {
 server_test! {
     /// The same request twice is one sandbox, also when both come at once, and after a restart.
     fn a_request_with_a_name_is_done_once(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let body = json!({ "templateID": "host", "timeout": 300 });
-        let ask = |server: &Server, name: &str, body: &Value| {
+        let ask = |server: &TestServer, name: &str, body: &Value| {
             let headers = [("X-API-KEY", server.key.as_str()), ("Idempotency-Key", name)];
             client::ask(server.address, "POST", "/v2/sandboxes", &headers, body.to_string().as_bytes()).unwrap()
         };
@@ -120,10 +120,13 @@ server_test! {
         });
         assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
         assert_ne!(sandbox(ask(&server, "once-2", &body).expect(201).json()).id, ids[0]);
+        // The grammar of a key is that of the native API.
+        let other = sandbox(ask(&server, "Order_7:v1.2", &body).expect(201).json()).id;
+        assert_eq!(sandbox(ask(&server, "Order_7:v1.2", &body).expect(201).json()).id, other);
         ask(&server, "once-1", &json!({ "templateID": "host", "timeout": 301 })).expect(422);
         ask(&server, "Not Plain", &body).expect(400);
         server.kill();
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         assert_eq!(sandbox(ask(&server, "once-1", &body).expect(201).json()).id, ids[0]);
         server.sweep(pal);
     }
@@ -132,7 +135,7 @@ server_test! {
 server_test! {
     /// Lists are filtered and come page by page, each sandbox once.
     fn lists_are_filtered_and_paged(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let made: Vec<String> = (0..5).map(|number| server.create(json!({ "metadata": { "odd key": "a&b=c", "n": number.to_string() } })).id).collect();
         server.create(json!({}));
         let (mut seen, mut token) = (Vec::new(), String::new());
@@ -157,7 +160,7 @@ server_test! {
 server_test! {
     /// Forks and snapshots begin where their sandbox was.
     fn forks_and_snapshots(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let made = server.create(json!({ "metadata": { "who": "parent" } }));
         server.write(&made, "kept", "1").unwrap().expect(200);
         let forks = server.ask("POST", &format!("/sandboxes/{}/fork", made.id), json!({ "count": 2 })).expect(201).json();
@@ -180,7 +183,7 @@ server_test! {
 server_test! {
     /// What a sandbox used and what happened to it can be asked for.
     fn metrics_and_logs(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let made = server.create(json!({}));
         let metrics = server.get(&format!("/sandboxes/{}/metrics", made.id)).expect(200).json();
         assert!(metrics[0]["memTotal"].as_u64().is_some_and(|bytes| bytes > 0), "{metrics}");

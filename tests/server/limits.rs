@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 use crate::{
     client,
     native::{ask_as, create, key},
-    server::Server,
+    server::TestServer,
     server_test,
 };
 
 server_test! {
     /// More Bodies than there may be are refused, with the time to come again.
     fn bodies_are_bounded(pal) {
-        let server = Server::start_with(pal, &["--listen", "127.0.0.1:0", "--max-bodies", "2"]);
+        let server = TestServer::start_with(pal, &["--listen", "127.0.0.1:0", "--max-bodies", "2"]);
         let first = create(&server, json!({}));
         create(&server, json!({}));
         let refused = server.ask("POST", "/v1/bodies", json!({})).expect(429);
@@ -33,7 +33,7 @@ server_test! {
 server_test! {
     /// Those who ask at the same moment do not all find the last place.
     fn bodies_asked_for_at_once_are_bounded_too(pal) {
-        let server = Server::start_with(pal, &["--listen", "127.0.0.1:0", "--max-bodies", "4"]);
+        let server = TestServer::start_with(pal, &["--listen", "127.0.0.1:0", "--max-bodies", "4"]);
         let ask = || server.try_ask("POST", "/v2/sandboxes", &json!({ "templateID": "host", "timeout": 300 })).unwrap().status;
         for _ in 0..3 {
             let statuses: Vec<u16> = std::thread::scope(|scope| {
@@ -53,7 +53,7 @@ server_test! {
 server_test! {
     /// A key's quota bounds what its Bodies may use together, and nobody else's.
     fn quotas_are_kept(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let (_, small) = key(&server, json!({ "name": "small", "quota": { "bodies": 2, "memory_bytes": 300 << 20 } }));
         let make = |memory: u64| ask_as(&server, &small, "POST", "/v1/bodies", json!({ "limits": { "memory_bytes": memory << 20 } }));
         make(200).expect(201);
@@ -67,7 +67,7 @@ server_test! {
 server_test! {
     /// Forks count as what they are: as many Bodies as they make, each with what its parent may use.
     fn forks_keep_to_the_quota_too(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let (_, small) = key(&server, json!({ "name": "small", "quota": { "bodies": 4, "memory_bytes": 300 << 20 } }));
         let made = ask_as(&server, &small, "POST", "/v2/sandboxes", json!({ "templateID": "host", "timeout": 300 })).expect(429);
         assert!(made.text().contains("memory"), "its default is more than the quota: {}", made.text());
@@ -86,7 +86,7 @@ server_test! {
 server_test! {
     /// A host that is short of memory makes no Body.
     fn a_host_short_of_memory_makes_no_body(pal) {
-        let server = Server::start_with(pal, &["--listen", "127.0.0.1:0", "--reserve", "1000TiB"]);
+        let server = TestServer::start_with(pal, &["--listen", "127.0.0.1:0", "--reserve", "1000TiB"]);
         let refused = server.ask("POST", "/v1/bodies", json!({})).expect(503);
         assert_eq!((refused.header("retry-after"), &refused.json()["kind"]), (Some("5"), &json!("host")));
         server.ask("POST", "/v2/sandboxes", json!({ "templateID": "host" })).expect(503);
@@ -96,7 +96,7 @@ server_test! {
 server_test! {
     /// Heads without end, and clients that say nothing, cost the others nothing.
     fn odd_heads_hurt_nobody(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let mut quiet: Vec<_> = (0..100).map(|_| client::dial(server.address)).collect();
         quiet.iter_mut().for_each(|stream| stream.write_all(b"GET /v1/bodies HTTP/1.1\r\nHost: 127").unwrap());
         let many: String = (0..500).map(|n| format!("X-{n}: x\r\n")).collect();
@@ -115,7 +115,7 @@ server_test! {
 server_test! {
     /// A page of another site, and a name that is not ours, get nowhere, with a key or without.
     fn pages_of_others_get_nowhere(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let host = format!("{}", server.address);
         let ask = |headers: &[(&str, &str)]| {
             let headers: Vec<(&str, &str)> = [("X-API-KEY", server.key.as_str())].into_iter().chain(headers.iter().copied()).collect();
@@ -133,7 +133,7 @@ server_test! {
     /// Encrypted with a certificate of our own making, which lasts over a restart.
     fn a_certificate_of_our_own_making(pal) {
         for _ in 0..2 {
-            let server = Server::start_with(pal, &["--listen", "127.0.0.1:0", "--tls"]);
+            let server = TestServer::start_with(pal, &["--listen", "127.0.0.1:0", "--tls"]);
             let url = format!("https://127.0.0.1:{}/health", server.address.port());
             let certificate = pal.data().join("tls.pem");
             let mut curl = std::process::Command::new("curl");

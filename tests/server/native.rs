@@ -4,21 +4,27 @@ use std::io::{BufRead, BufReader, Write};
 
 use serde_json::{Value, json};
 
-use crate::{client, server::Server, server_test};
+use crate::{client, server::TestServer, server_test};
 
 /// A Body made through the native API.
-pub fn create(server: &Server, wanted: Value) -> String {
+pub fn create(server: &TestServer, wanted: Value) -> String {
     server.ask("POST", "/v1/bodies", wanted).expect(201).json()["id"].as_str().unwrap().to_owned()
 }
 
 /// Makes a key of a scope; gives its secret.
-pub fn key(server: &Server, wanted: Value) -> (String, String) {
+pub fn key(server: &TestServer, wanted: Value) -> (String, String) {
     let made = server.ask("POST", "/v1/keys", wanted).expect(201).json();
     (made["id"].as_str().unwrap().into(), made["secret"].as_str().unwrap().into())
 }
 
 /// Asks with another key than the first.
-pub fn ask_as(server: &Server, secret: &str, method: &str, path: &str, body: Value) -> client::Answer {
+pub fn ask_as(
+    server: &TestServer,
+    secret: &str,
+    method: &str,
+    path: &str,
+    body: Value,
+) -> client::HttpAnswer {
     let bearer = format!("Bearer {secret}");
     let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
     client::ask(
@@ -34,7 +40,7 @@ pub fn ask_as(server: &Server, secret: &str, method: &str, path: &str, body: Val
 server_test! {
     /// A Body's whole life.
     fn a_body_lives_and_ends(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let id = create(&server, json!({ "metadata": { "a": "b" }, "env": { "SECRET": "value" } }));
         let body = server.get(&format!("/v1/bodies/{id}")).expect(200).json();
         assert_eq!((&body["status"], &body["metadata"], &body["env"]), (&json!("running"), &json!({ "a": "b" }), &json!(["SECRET"])));
@@ -66,8 +72,8 @@ server_test! {
 server_test! {
     /// A request that is repeated makes one Body, also after a restart.
     fn a_repeated_request_makes_one_body(pal) {
-        let server = Server::start(pal);
-        let again = |server: &Server| {
+        let server = TestServer::start(pal);
+        let again = |server: &TestServer| {
             let headers = [("X-API-KEY", server.key.as_str()), ("Idempotency-Key", "once-1")];
             let answer = client::ask(server.address, "POST", "/v1/bodies", &headers, b"").unwrap();
             (answer.status, answer.json()["id"].clone())
@@ -79,8 +85,12 @@ server_test! {
         let headers = [("X-API-KEY", server.key.as_str()), ("Idempotency-Key", "once-1"), ("Content-Type", "application/json")];
         let other = client::ask(server.address, "POST", "/v1/bodies", &headers, br#"{"limits":{"pids":117802061}}"#).unwrap();
         assert_eq!(other.status, 409, "{}", other.text());
+        // A key is one caller's, whichever API it is sent to.
+        let sandbox = json!({ "templateID": "host", "timeout": 300 }).to_string();
+        let elsewhere = client::ask(server.address, "POST", "/v2/sandboxes", &headers, sandbox.as_bytes()).unwrap();
+        assert_eq!(elsewhere.status, 422, "{}", elsewhere.text());
         server.kill();
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         assert_eq!(again(&server), (200, first));
         assert_eq!(server.get("/v1/bodies").json()["items"].as_array().unwrap().len(), 1);
     }
@@ -89,7 +99,7 @@ server_test! {
 server_test! {
     /// Lists come in pages that hold everything once.
     fn lists_come_in_pages(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let made: Vec<String> = (0..3).map(|_| create(&server, json!({}))).collect();
         let (mut seen, mut cursor) = (Vec::new(), String::new());
         loop {
@@ -110,7 +120,7 @@ server_test! {
 server_test! {
     /// Files go up and down as they are.
     fn files_go_up_and_down(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let id = create(&server, json!({}));
         let path = format!("/v1/bodies/{id}/files?path=/home/user/a%20dir/file");
         let bytes: Vec<u8> = (0..3_000_000u32).map(|n| (n * 7 % 251) as u8).collect();
@@ -126,7 +136,7 @@ server_test! {
 server_test! {
     /// What one key made is not there for another, and a key does what its scope says.
     fn keys_keep_to_their_bodies_and_scopes(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let (_, other) = key(&server, json!({ "name": "other", "scope": "run" }));
         let (reader_id, reader) = key(&server, json!({ "name": "reader", "scope": "read" }));
         let id = create(&server, json!({}));
@@ -152,7 +162,7 @@ server_test! {
 server_test! {
     /// Snapshots belong to the key whose Body they were taken of, on both surfaces, also when that Body is gone.
     fn snapshots_of_one_key_are_not_there_for_another(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let (_, one) = key(&server, json!({ "name": "one" }));
         let (_, other) = key(&server, json!({ "name": "other" }));
         let body = ask_as(&server, &one, "POST", "/v1/bodies", json!({})).expect(201).json()["id"].as_str().unwrap().to_owned();
@@ -193,7 +203,7 @@ server_test! {
 server_test! {
     /// Events are followed, and whoever was cut off misses nothing.
     fn events_go_on_where_they_were_left(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let id = create(&server, json!({}));
         let head = |more: &[(&str, &str)]| {
             let headers: Vec<(&str, &str)> = [("X-API-KEY", server.key.as_str())].into_iter().chain(more.iter().copied()).collect();
@@ -230,7 +240,7 @@ server_test! {
 server_test! {
     /// A command's output is streamed as it comes.
     fn a_stream_tells_of_a_command_as_it_runs(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let id = create(&server, json!({}));
         let headers = [("X-API-KEY", server.key.as_str()), ("Content-Type", "application/json"), ("Accept", "text/event-stream")];
         let body = json!({ "argv": ["sh", "-c", "echo one; echo two >&2; exit 4"] }).to_string();
@@ -244,7 +254,7 @@ server_test! {
 server_test! {
     /// What makes no sense is refused in one error body.
     fn nonsense_is_refused_in_one_error_body(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let id = create(&server, json!({}));
         let raw = |method: &str, path: &str, kind: &str, body: &[u8]| {
             client::ask(server.address, method, path, &[("X-API-KEY", &server.key), ("Content-Type", kind)], body).unwrap()

@@ -10,7 +10,7 @@ use testkit::wait;
 
 use crate::{
     client,
-    server::{Sandbox, Server},
+    server::{Sandbox, TestServer},
     server_test,
 };
 
@@ -33,7 +33,7 @@ class Echo(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("127.0.0.1", 18080), Echo).serve_forever()
 "#;
 
-fn serve_inside(server: &Server, sandbox: &Sandbox, headers: &[(&str, &str)]) {
+fn serve_inside(server: &TestServer, sandbox: &Sandbox, headers: &[(&str, &str)]) {
     server.write(sandbox, "echo.py", ECHO).unwrap().expect(200);
     server.run(sandbox, "python3 echo.py >/dev/null 2>&1 &").unwrap().expect(200);
     let up = || (server.port(sandbox, PORT, "GET", "/", headers, b"").unwrap().status == 200).then_some(());
@@ -43,7 +43,7 @@ fn serve_inside(server: &Server, sandbox: &Sandbox, headers: &[(&str, &str)]) {
 server_test! {
     /// A port is reached by header and by host name, with large bodies, and never with the caller's key.
     fn a_port_is_reached_by_header_and_by_name(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let made = server.create(json!({}));
         let closed = server.port(&made, PORT, "GET", "/", &[], b"").unwrap().expect(502).json();
         assert!(closed["message"].as_str().unwrap().contains("port is not open"), "{closed}");
@@ -61,7 +61,7 @@ server_test! {
 server_test! {
     /// An upgraded connection carries bytes both ways.
     fn an_upgraded_connection_goes_through(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let made = server.create(json!({}));
         serve_inside(&server, &made, &[]);
         let mut stream = client::dial(server.address);
@@ -87,7 +87,7 @@ server_test! {
 server_test! {
     /// Where traffic is not public, a port wants its token; the guest has its own.
     fn a_private_port_wants_its_token(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let made = server.create(json!({ "network": { "allowPublicTraffic": false } }));
         let token = made.said["trafficAccessToken"].as_str().unwrap().to_owned();
         let headers = [("e2b-traffic-access-token", token.as_str())];
@@ -104,7 +104,7 @@ server_test! {
 server_test! {
     /// A Body that `pal` made is private to whoever has a key.
     fn ports_of_pals_own_bodies_are_private(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let body = pal.ok("create");
         let made = Sandbox { id: body, token: String::new(), said: json!(null) };
         server.port(&made, PORT, "GET", "/", &[], b"").unwrap().expect(403);
@@ -115,7 +115,7 @@ server_test! {
 server_test! {
     /// The guest wants its token, and only envd's own paths lead to it.
     fn the_guest_is_reached_by_envds_paths_alone(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let made = server.create(json!({}));
         server.port(&made, 49983, "POST", "/process.Process/List", &[("Content-Type", "application/json")], b"{}").unwrap().expect(401);
         server.port(&made, 49983, "GET", "/health", &[], b"").unwrap().expect(204);
@@ -135,7 +135,7 @@ server_test! {
 server_test! {
     /// When a sandbox is ended or paused, its streams break off; none looks whole.
     fn streams_of_what_ends_break_off(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         for end in ["DELETE /sandboxes/", "POST pause"] {
             let made = server.create(json!({}));
             let heard = std::thread::scope(|scope| {
@@ -156,7 +156,7 @@ server_test! {
     /// A signed URL needs neither header nor token, and leads to the one whose token signed it.
     fn signed_urls_lead_to_their_sandbox(pal) {
         use sha2::{Digest, Sha256};
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let (made, _other) = (server.create(json!({})), server.create(json!({})));
         server.write(&made, "sig.txt", "signed").unwrap().expect(200);
         let hash: Vec<u8> = Sha256::digest(format!("sig.txt:read::{}", made.token)).to_vec();

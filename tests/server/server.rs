@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 use testkit::wait;
 
 use crate::{
-    client::{self, Answer},
+    client::{self, HttpAnswer},
     pal::{self, Pal},
 };
 
 /// A server that runs, until it is dropped.
-pub struct Server {
+pub struct TestServer {
     child: Child,
     pub address: SocketAddr,
     pub key: String,
@@ -33,7 +33,7 @@ pub struct Sandbox {
     pub said: Value,
 }
 
-impl Server {
+impl TestServer {
     /// Starts one that takes a free port.
     pub fn start(pal: &Pal) -> Self {
         Self::start_with(pal, &["--listen", "127.0.0.1:0"])
@@ -70,7 +70,7 @@ impl Server {
     }
 
     /// Asks the control plane.
-    pub fn try_ask(&self, method: &str, path: &str, body: &Value) -> std::io::Result<Answer> {
+    pub fn try_ask(&self, method: &str, path: &str, body: &Value) -> std::io::Result<HttpAnswer> {
         let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
         client::ask(
             self.address,
@@ -82,7 +82,7 @@ impl Server {
     }
 
     #[track_caller]
-    pub fn ask(&self, method: &str, path: &str, body: Value) -> Answer {
+    pub fn ask(&self, method: &str, path: &str, body: Value) -> HttpAnswer {
         let answer = self.try_ask(method, path, &body).unwrap();
         let data = self.data.to_string_lossy().into_owned();
         assert!(!answer.text().contains(&data), "a path of the host is in an answer: {}", answer.text());
@@ -90,7 +90,7 @@ impl Server {
     }
 
     #[track_caller]
-    pub fn get(&self, path: &str) -> Answer {
+    pub fn get(&self, path: &str) -> HttpAnswer {
         self.ask("GET", path, Value::Null)
     }
 
@@ -123,7 +123,7 @@ impl Server {
         path: &str,
         more: &[(&str, &str)],
         body: &[u8],
-    ) -> std::io::Result<Answer> {
+    ) -> std::io::Result<HttpAnswer> {
         let port = port.to_string();
         let headers: Vec<(&str, &str)> =
             [("E2b-Sandbox-Id", sandbox.id.as_str()), ("E2b-Sandbox-Port", &port)]
@@ -134,7 +134,13 @@ impl Server {
     }
 
     /// Asks the guest, with its token.
-    pub fn envd(&self, sandbox: &Sandbox, method: &str, path: &str, body: &[u8]) -> std::io::Result<Answer> {
+    pub fn envd(
+        &self,
+        sandbox: &Sandbox,
+        method: &str,
+        path: &str,
+        body: &[u8],
+    ) -> std::io::Result<HttpAnswer> {
         let json = [("X-Access-Token", sandbox.token.as_str()), ("Content-Type", "application/json")];
         let bytes =
             [("X-Access-Token", sandbox.token.as_str()), ("Content-Type", "application/octet-stream")];
@@ -142,16 +148,16 @@ impl Server {
         self.port(sandbox, 49983, method, path, &kind, body)
     }
 
-    pub fn write(&self, sandbox: &Sandbox, path: &str, text: &str) -> std::io::Result<Answer> {
+    pub fn write(&self, sandbox: &Sandbox, path: &str, text: &str) -> std::io::Result<HttpAnswer> {
         self.envd(sandbox, "POST", &format!("/files?path={path}&username=user"), text.as_bytes())
     }
 
-    pub fn read(&self, sandbox: &Sandbox, path: &str) -> std::io::Result<Answer> {
+    pub fn read(&self, sandbox: &Sandbox, path: &str) -> std::io::Result<HttpAnswer> {
         self.envd(sandbox, "GET", &format!("/files?path={path}&username=user"), b"")
     }
 
     /// Starts a line of shell and reads its stream to the end, or to where it breaks off.
-    pub fn run(&self, sandbox: &Sandbox, line: &str) -> std::io::Result<Answer> {
+    pub fn run(&self, sandbox: &Sandbox, line: &str) -> std::io::Result<HttpAnswer> {
         let start =
             json!({ "process": { "cmd": "/bin/sh", "args": ["-c", line] }, "stdin": false }).to_string();
         let mut body = vec![0];
@@ -187,7 +193,7 @@ pub fn sandbox(said: Value) -> Sandbox {
     Sandbox { id: text("sandboxID"), token: text("envdAccessToken"), said: said.clone() }
 }
 
-impl Drop for Server {
+impl Drop for TestServer {
     fn drop(&mut self) {
         if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
             pal::signal(&self.child, Signal::TERM);

@@ -2,17 +2,17 @@
 
 use serde_json::json;
 
-use crate::{client, server::Server, server_test};
+use crate::{client, server::TestServer, server_test};
 
 server_test! {
     /// The first start makes a key and shows it; later ones do not.
     fn the_first_start_makes_a_key(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         assert!(server.key.starts_with("e2b_") && server.key.len() == 44, "{}", server.key);
         assert_eq!(server.stop(), Some(0));
         let stored = std::fs::read_to_string(pal.data().join("keys.json")).unwrap();
         assert!(!stored.contains(&std::fs::read_to_string(pal.data().join("serve.key")).unwrap().trim()[4..]));
-        let again = Server::start(pal);
+        let again = TestServer::start(pal);
         again.get("/v2/sandboxes").expect(200);
     }
 }
@@ -20,7 +20,7 @@ server_test! {
 server_test! {
     /// Without a good key there is an answer in JSON and nothing else, and it is written down.
     fn nobody_gets_in_without_a_key(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         for (method, path) in [("GET", "/v2/sandboxes"), ("POST", "/v2/sandboxes"), ("GET", "/nowhere"), ("DELETE", "/sandboxes/x")] {
             for headers in [vec![], vec![("X-API-KEY", "e2b_0000000000000000000000000000000000000000")], vec![("X-API-KEY", "")]] {
                 let refused = client::ask(server.address, method, path, &headers, b"").unwrap().expect(401).json();
@@ -37,7 +37,7 @@ server_test! {
 server_test! {
     /// Names of others, and pages of others, are no way in.
     fn foreign_hosts_and_origins_are_refused(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let key = ("X-API-KEY", server.key.as_str());
         let ask = |headers: &[(&str, &str)]| client::ask(server.address, "GET", "/v2/sandboxes", headers, b"").unwrap().status;
         assert_eq!(ask(&[key]), 200);
@@ -50,14 +50,14 @@ server_test! {
 server_test! {
     /// One server for a data directory; beyond this machine only when somebody insists.
     fn a_second_server_and_an_open_address_are_refused(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let second = pal.line("serve --listen 127.0.0.1:0");
         assert_eq!(second.code, 122, "{second:?}");
         assert!(second.talk.contains(&format!("at http://{}", server.address)), "{second:?}");
         drop(server);
         let open = pal.line("serve --listen 0.0.0.0:0");
         assert_eq!(open.code, 123, "{open:?}");
-        let insisting = Server::start_with(pal, &["--listen", "0.0.0.0:0", "--insecure"]);
+        let insisting = TestServer::start_with(pal, &["--listen", "0.0.0.0:0", "--insecure"]);
         assert_eq!(insisting.stop(), Some(0));
     }
 }
@@ -65,7 +65,7 @@ server_test! {
 server_test! {
     /// What `pal` does beside the server, the server sees, and the other way round.
     fn pal_and_the_server_see_the_same_bodies(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let made = pal.ok("create");
         let listed = server.get("/v2/sandboxes").expect(200).json();
         assert_eq!(listed[0]["sandboxID"], made.as_str());
@@ -88,7 +88,7 @@ server_test! {
 server_test! {
     /// Killed, the server takes nothing with it; the next one finds everything.
     fn a_killed_server_loses_nothing(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let (runs, sleeps) = (server.create(json!({ "metadata": { "a": "b" } })), server.create(json!({})));
         server.write(&runs, "kept", "1").unwrap().expect(200);
         let line = "sleep 4321";
@@ -99,7 +99,7 @@ server_test! {
             rustix::process::kill_process(rustix::process::Pid::from_raw(pid_of(pal)).unwrap(), rustix::process::Signal::KILL).unwrap();
         });
         server.kill();
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         assert_eq!(server.get(&format!("/sandboxes/{}", runs.id)).expect(200).json()["metadata"]["a"], "b");
         assert_eq!(server.read(&runs, "kept").unwrap().text(), "1");
         assert!(server.processes(&runs).iter().any(|args| args.contains(line)));

@@ -12,9 +12,9 @@ use opentelemetry_proto::tonic::{
 };
 use prost::Message;
 use serde_json::json;
-use testkit::registry::{Answer, Liar};
+use testkit::registry::{CannedResponse, ScriptedServer};
 
-use crate::{client, server::Server, server_test};
+use crate::{client, server::TestServer, server_test};
 
 fn attributes(all: &[KeyValue]) -> BTreeMap<String, String> {
     let text = |value: &Value| match value {
@@ -25,7 +25,7 @@ fn attributes(all: &[KeyValue]) -> BTreeMap<String, String> {
     all.iter().filter_map(|one| Some((one.key.clone(), text(one.value.as_ref()?.value.as_ref()?)))).collect()
 }
 
-fn spans(collector: &Liar) -> Vec<Span> {
+fn spans(collector: &ScriptedServer) -> Vec<Span> {
     let told = collector.asked().into_iter().filter(|asked| asked.path == "/v1/traces");
     let requests = told.map(|asked| ExportTraceServiceRequest::decode(&asked.body[..]).unwrap());
     requests
@@ -35,7 +35,7 @@ fn spans(collector: &Liar) -> Vec<Span> {
         .collect()
 }
 
-fn metrics(collector: &Liar) -> Vec<String> {
+fn metrics(collector: &ScriptedServer) -> Vec<String> {
     let told = collector.asked().into_iter().filter(|asked| asked.path == "/v1/metrics");
     let requests = told.map(|asked| ExportMetricsServiceRequest::decode(&asked.body[..]).unwrap());
     requests
@@ -49,8 +49,8 @@ fn metrics(collector: &Liar) -> Vec<String> {
 server_test! {
     /// Each answer is a span, of the caller's trace where it names one; nothing that opens a door is told.
     fn a_collector_is_told_traces_and_metrics(pal) {
-        let collector = Liar::start(|_| Answer::ok(Vec::new()));
-        let server = Server::start_with(pal, &["--listen", "127.0.0.1:0", "--otlp", &format!("http://{}", collector.host())]);
+        let collector = ScriptedServer::start(|_| CannedResponse::ok(Vec::new()));
+        let server = TestServer::start_with(pal, &["--listen", "127.0.0.1:0", "--otlp", &format!("http://{}", collector.host())]);
         let sandbox = server.create(json!({}));
         let key = server.key.clone();
         let trace = "0af7651916cd43dd8448eb211c80319c";
@@ -91,7 +91,7 @@ server_test! {
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         for place in [silent.local_addr().unwrap(), gone] {
-            let server = Server::start_with(pal, &["--listen", "127.0.0.1:0", "--otlp", &format!("http://{place}"), "--log", "off"]);
+            let server = TestServer::start_with(pal, &["--listen", "127.0.0.1:0", "--otlp", &format!("http://{place}"), "--log", "off"]);
             for _ in 0..100 {
                 server.get("/v1/bodies").expect(200);
             }

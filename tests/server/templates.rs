@@ -4,7 +4,7 @@ use std::{io::Write, time::Duration};
 
 use serde_json::{Value, json};
 use testkit::{
-    registry::{Layer, Registry, TAR, image},
+    registry::{ImageLayer, TAR, TestRegistry, image},
     roots, wait,
 };
 
@@ -12,7 +12,7 @@ use crate::{
     client,
     native::{ask_as, key},
     pal::{self, Pal},
-    server::Server,
+    server::TestServer,
 };
 
 /// As whoever runs the suite, if they have ids for a root of their own.
@@ -32,7 +32,7 @@ fn import(pal: &Pal) {
 
 /// Asks for a build of that name; gives the ids of template and build.
 #[track_caller]
-fn ask(server: &Server, name: &str) -> (String, String) {
+fn ask(server: &TestServer, name: &str) -> (String, String) {
     let asked = server
         .ask("POST", "/v3/templates", json!({ "name": name, "cpuCount": 1, "memoryMB": 256 }))
         .expect(202)
@@ -40,7 +40,7 @@ fn ask(server: &Server, name: &str) -> (String, String) {
     (asked["templateID"].as_str().unwrap().to_owned(), asked["buildID"].as_str().unwrap().to_owned())
 }
 
-fn status(server: &Server, (template, build): &(String, String), offset: usize) -> Value {
+fn status(server: &TestServer, (template, build): &(String, String), offset: usize) -> Value {
     server
         .get(&format!("/templates/{template}/builds/{build}/status?logsOffset={offset}&limit=100"))
         .expect(200)
@@ -49,7 +49,7 @@ fn status(server: &Server, (template, build): &(String, String), offset: usize) 
 
 /// Waits for its end; gives the last word.
 #[track_caller]
-fn ended(server: &Server, ids: &(String, String)) -> Value {
+fn ended(server: &TestServer, ids: &(String, String)) -> Value {
     wait::blocking(Duration::from_secs(60), "the build ends", || {
         let told = status(server, ids, 0);
         matches!(told["status"].as_str(), Some("ready" | "error")).then_some(told)
@@ -60,7 +60,7 @@ fn run(command: &str) -> Value {
     json!({ "type": "RUN", "args": [command] })
 }
 
-fn build(server: &Server, name: &str, begin: Value) -> ((String, String), Value) {
+fn build(server: &TestServer, name: &str, begin: Value) -> ((String, String), Value) {
     let ids = ask(server, name);
     server.ask("POST", &format!("/v2/templates/{}/builds/{}", ids.0, ids.1), begin).expect(202);
     let told = ended(server, &ids);
@@ -81,7 +81,7 @@ fn lines(told: &Value) -> Vec<String> {
 fn a_template_is_built_tagged_used_and_removed() {
     check(|pal| {
         import(pal);
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let ids = ask(&server, "app:v1");
         let (template, build) = &ids;
         assert_eq!(status(&server, &ids, 0)["status"], "waiting");
@@ -211,7 +211,7 @@ fn a_template_is_built_tagged_used_and_removed() {
 fn bad_builds_are_refused_or_say_where_they_failed() {
     check(|pal| {
         import(pal);
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         for body in [
             json!({}),
             json!({ "name": "" }),
@@ -265,7 +265,7 @@ fn bad_builds_are_refused_or_say_where_they_failed() {
 fn what_a_build_said_survives_the_server() {
     check(|pal| {
         import(pal);
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let (whole, told) =
             build(&server, "whole", json!({ "fromTemplate": "small", "steps": [run("echo words")] }));
         let before = lines(&told);
@@ -279,7 +279,7 @@ fn what_a_build_said_survives_the_server() {
             lines(&status(&server, &cut, 0)).contains(&"here".to_owned()).then_some(())
         });
         server.kill();
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let told = status(&server, &whole, 0);
         assert_eq!((&told["status"], lines(&told)), (&json!("ready"), before));
         assert_eq!(status(&server, &failed, 0)["reason"]["step"], "1");
@@ -312,17 +312,18 @@ fn what_a_build_said_survives_the_server() {
 #[test]
 fn images_of_clients_come_from_where_they_may() {
     check(|pal| {
-        let registry = Registry::open();
-        registry.push("x", "y", &image(&[Layer(TAR, roots::small())], json!({ "Env": ["PATH=/bin"] })));
+        let registry = TestRegistry::open();
+        registry.push("x", "y", &image(&[ImageLayer(TAR, roots::small())], json!({ "Env": ["PATH=/bin"] })));
         let from = json!({ "fromImage": format!("{}/x:y", registry.host()), "steps": [run("id -un")] });
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let (_, told) = build(&server, "inside", from.clone());
         assert!(
             told["reason"]["message"].as_str().unwrap().contains("of this machine or its network"),
             "{told}"
         );
         assert_eq!(server.stop(), Some(0));
-        let server = Server::start_with(pal, &["--listen", "127.0.0.1:0", "--registry", &registry.host()]);
+        let server =
+            TestServer::start_with(pal, &["--listen", "127.0.0.1:0", "--registry", &registry.host()]);
         let (_, told) = build(&server, "inside", from);
         assert_eq!(told["status"], "ready", "{told}");
         assert!(lines(&told).contains(&"user".to_owned()), "{told}");

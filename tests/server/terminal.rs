@@ -8,10 +8,10 @@ use std::{
 use serde_json::{Value, json};
 use tungstenite::{Message, WebSocket, client::IntoClientRequest, protocol::WebSocketConfig};
 
-use crate::{client, native::create, server::Server, server_test};
+use crate::{client, native::create, server::TestServer, server_test};
 
 /// One viewer.
-struct Viewer {
+struct TerminalViewer {
     socket: WebSocket<TcpStream>,
     /// Bytes of the terminal, since the last screen.
     shown: Vec<u8>,
@@ -19,8 +19,8 @@ struct Viewer {
     said: Vec<Value>,
 }
 
-impl Viewer {
-    fn join(server: &Server, body: &str, query: &str) -> Self {
+impl TerminalViewer {
+    fn join(server: &TestServer, body: &str, query: &str) -> Self {
         let mut request =
             format!("ws://{}/v1/bodies/{body}/pty?{query}", server.address).into_client_request().unwrap();
         request.headers_mut().insert("x-api-key", server.key.parse().unwrap());
@@ -76,19 +76,19 @@ impl Viewer {
 server_test! {
     /// Somebody connects again and sees what was there; others look on and cannot type.
     fn a_screen_is_restored_for_whoever_comes_later(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let id = create(&server, json!({}));
-        let mut first = Viewer::join(&server, &id, "cols=100&rows=30");
+        let mut first = TerminalViewer::join(&server, &id, "cols=100&rows=30");
         first.type_in("stty size; echo mar''ked\n");
         first.until("30 100");
         first.until("marked");
-        let mut onlooker = Viewer::join(&server, &id, "mode=watch");
+        let mut onlooker = TerminalViewer::join(&server, &id, "mode=watch");
         onlooker.until("marked");
         onlooker.type_in("echo in''truder\n");
         first.type_in("echo se''cond\n");
         onlooker.until("second");
         drop(first);
-        let mut again = Viewer::join(&server, &id, "");
+        let mut again = TerminalViewer::join(&server, &id, "");
         again.until("second");
         assert!(again.sees("marked") && !again.sees("intruder"));
         again.socket.send(Message::text(r#"{"type":"resize","cols":90,"rows":20}"#)).unwrap();
@@ -106,17 +106,17 @@ server_test! {
 server_test! {
     /// A killed server leaves the terminal running, and the next one shows its screen.
     fn a_terminal_outlives_the_server(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let id = create(&server, json!({}));
-        let mut first = Viewer::join(&server, &id, "name=work&cols=80&rows=24");
+        let mut first = TerminalViewer::join(&server, &id, "name=work&cols=80&rows=24");
         first.type_in("word=sur''vivor; echo $word\n");
         first.until("survivor");
         let pid = first.said[0]["pid"].clone();
         server.kill();
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let listed = server.get(&format!("/v1/bodies/{id}/terminals")).expect(200).json();
         assert_eq!(listed["items"], json!([{ "name": "work", "pid": pid }]));
-        let mut again = Viewer::join(&server, &id, "name=work");
+        let mut again = TerminalViewer::join(&server, &id, "name=work");
         again.until("survivor");
         assert_eq!(again.said[0]["pid"], pid);
         again.type_in("echo still-$word\n");
@@ -127,10 +127,10 @@ server_test! {
 server_test! {
     /// A slow viewer who types alone slows the command, and gets every byte in order.
     fn nothing_is_lost_or_reordered(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let id = create(&server, json!({}));
         let command = "stty%20-opost%20-echo;%20read%20go;%20i=0;%20while%20[%20$i%20-lt%2040000%20];%20do%20i=$((i%2B1));%20echo%20n$i;%20done;%20echo%20over";
-        let mut viewer = Viewer::join(&server, &id, &format!("cols=80&rows=24&command={command}"));
+        let mut viewer = TerminalViewer::join(&server, &id, &format!("cols=80&rows=24&command={command}"));
         viewer.type_in("\n");
         // Nothing is read for a while: everything on the way is full, and the command waits.
         std::thread::sleep(Duration::from_secs(2));
@@ -146,10 +146,10 @@ server_test! {
 server_test! {
     /// One who looks on and does not read is given up, and gets the screen when it reads again.
     fn a_viewer_who_does_not_read_holds_nobody_up(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let id = create(&server, json!({}));
-        let mut typist = Viewer::join(&server, &id, "cols=80&rows=24");
-        let mut sleeper = Viewer::join(&server, &id, "mode=watch");
+        let mut typist = TerminalViewer::join(&server, &id, "cols=80&rows=24");
+        let mut sleeper = TerminalViewer::join(&server, &id, "mode=watch");
         typist.type_in("seq 1 1500000; echo al''l\n");
         typist.until("\r\nall");
         sleeper.until("\r\nall");
@@ -161,7 +161,7 @@ server_test! {
 server_test! {
     /// Impossible terminals are refused before anything is started.
     fn impossible_terminals_are_refused(pal) {
-        let server = Server::start(pal);
+        let server = TestServer::start(pal);
         let id = create(&server, json!({}));
         let refused = |query: &str, status: u16| {
             let answer = server.get(&format!("/v1/bodies/{id}/pty?{query}"));

@@ -2,7 +2,7 @@
 
 use testkit::{Bodies, body_test, run_as_account};
 
-use crate::repo::{Host, save};
+use crate::repo::{HostRepo, save};
 
 #[body_test(except(
     root = "it is about the ids of an ordinary user",
@@ -10,7 +10,7 @@ use crate::repo::{Host, save};
     microvm = "a machine has no repositories in it yet"
 ))]
 async fn what_only_the_body_may_read_is_saved_too(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     t.sh(&body, "umask 077; echo secret > secret; mkdir closed; echo x > closed/x; chmod 700 closed; echo y > committed; git add committed; git commit -qm hidden; rm numbers").await.ok();
     let upper = t.body_dir(&body).join("disk/upper/workspace-app");

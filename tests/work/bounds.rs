@@ -2,10 +2,10 @@
 
 use std::{path::Path, process::Command};
 
-use fleet::{Discard, Force, How, What};
+use fleet::{Discard, Force, LandSelection, LandTarget};
 use testkit::{Bodies, body_test};
 
-use crate::repo::{Host, pal_command, person, save};
+use crate::repo::{HostRepo, pal_command, person, save};
 
 fn usage(path: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
@@ -24,10 +24,10 @@ fn usage(path: &Path) -> u64 {
     microvm = "a machine has no repositories in it yet"
 ))]
 async fn looking_again_and_again_leaves_nothing(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     let git = t.body_dir(&body).join("git/app");
-    t.fleet().look_closely(&body, None).unwrap();
+    t.fleet().review_files(&body, None).unwrap();
     let before = usage(&git);
     t.sh(
         &body,
@@ -37,7 +37,7 @@ async fn looking_again_and_again_leaves_nothing(t: Bodies) {
     .ok();
     for round in 0..2 {
         t.sh(&body, &format!("echo {round} > file")).await.ok();
-        let look = t.fleet().look_closely(&body, None).unwrap();
+        let look = t.fleet().review_files(&body, None).unwrap();
         assert_eq!(look.diff.files.len(), 4);
         assert!(usage(&git) < 48 << 20, "holes are no data: {}", usage(&git));
     }
@@ -45,7 +45,7 @@ async fn looking_again_and_again_leaves_nothing(t: Bodies) {
     // What somebody left who was killed meanwhile goes with the next look.
     let stale = git.join("stage-4294967295-0123456789abcdef");
     std::fs::create_dir_all(stale.join("files")).unwrap();
-    t.fleet().look(&body, None).unwrap();
+    t.fleet().review(&body, None).unwrap();
     assert!(!stale.exists());
     t.fleet().remove_with(&body, Force::Yes, Discard::Yes).await.unwrap();
 }
@@ -55,12 +55,12 @@ async fn looking_again_and_again_leaves_nothing(t: Bodies) {
     microvm = "a machine has no repositories in it yet"
 ))]
 async fn a_wide_tree_needs_few_descriptors(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     t.sh(&body, "mkdir wide; cd wide; seq 600 | xargs mkdir; for d in *; do echo $d > $d/f; done; git add .; git commit -qm wide").await.ok();
     let said = Command::new("prlimit")
         .args(["--nofile=96:96", "--"])
-        .args(pal_command(&t, &["wip", body.as_str()]))
+        .args(pal_command(&t, &["save", body.as_str()]))
         .output()
         .unwrap();
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
@@ -82,7 +82,7 @@ async fn a_wide_tree_needs_few_descriptors(t: Bodies) {
     microvm = "a machine has no repositories in it yet"
 ))]
 async fn what_is_saved_is_on_the_disk_before_it_has_a_name(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     t.sh(&body, "echo a > a; git add a; git commit -qm a; echo b > b").await.ok();
     let trace = t.dir().join("trace");
@@ -91,7 +91,7 @@ async fn what_is_saved_is_on_the_disk_before_it_has_a_name(t: Bodies) {
         .args(["-f", "-y", "-e", "trace=fsync,fdatasync,rename,renameat,renameat2,link", "-o"])
         .arg(&trace)
         .arg("--");
-    let said = traced.args(pal_command(&t, &["wip", body.as_str()])).output().expect("strace can be run");
+    let said = traced.args(pal_command(&t, &["save", body.as_str()])).output().expect("strace can be run");
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     let trace = std::fs::read_to_string(trace).unwrap();
     let objects = host.dir.join(".git/objects").display().to_string();
@@ -133,7 +133,7 @@ async fn what_is_saved_is_on_the_disk_before_it_has_a_name(t: Bodies) {
     microvm = "a machine has no repositories in it yet"
 ))]
 async fn a_quarantine_that_was_torn_costs_nothing(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     t.sh(&body, "echo a > a; git add a; git commit -qm a; git repack -qad").await.ok();
     assert!(save(&t, &body).await.is_whole());
@@ -161,22 +161,23 @@ async fn a_quarantine_that_was_torn_costs_nothing(t: Bodies) {
     microvm = "a machine has no repositories in it yet"
 ))]
 async fn commits_without_number_are_not_put_on_top_of_others(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     let many = r#"(for i in $(seq 1001); do printf 'commit refs/heads/main\ncommitter a <a@b> %s +0000\ndata 2\nx\n' $((1700000000 + i)); done) | sed "4a from $(git rev-parse HEAD)" | git fast-import --quiet --force; git rev-list --count HEAD"#;
     assert_eq!(t.sh(&body, many).await.ok(), "1002");
     host.commit("echo ours > ours", "meanwhile");
     let before = host.git(&["rev-parse", "main"]);
-    let land = async |how: How, what: What| t.fleet().land(&body, None, how, what, &person()).await;
-    let failure = land(How::Onto("main".into()), What::All).await.unwrap_err();
+    let land =
+        async |how: LandTarget, what: LandSelection| t.fleet().land(&body, None, how, what, &person()).await;
+    let failure = land(LandTarget::Onto("main".into()), LandSelection::All).await.unwrap_err();
     let told = testkit::explain(&failure);
     assert!(told.contains("more than 1000 commits"), "{told}");
     assert_eq!(host.git(&["rev-parse", "main"]), before, "nothing has moved");
     // They are saved all the same, and land where nothing has to be made anew.
-    assert_eq!(land(How::Branch("many".into()), What::All).await.unwrap().commits, 1001);
+    assert_eq!(land(LandTarget::Branch("many".into()), LandSelection::All).await.unwrap().commits, 1001);
     t.sh(&body, "git reset -q --hard HEAD~999; echo two > two; git add two; git commit -qm two").await.ok();
     assert_eq!(
-        land(How::Onto("main".into()), What::All).await.unwrap().commits,
+        land(LandTarget::Onto("main".into()), LandSelection::All).await.unwrap().commits,
         1,
         "a few go on top, without the empty ones"
     );

@@ -1,14 +1,14 @@
 //! What a Body finds in its workspace.
 
-use fleet::{Dirty, Force, Repo};
+use fleet::{Force, RepoSource, UncommittedFiles};
 use proto::spec::{Access, Mount};
 use testkit::{Bodies, body_test};
 
-use crate::repo::{Host, save, up};
+use crate::repo::{HostRepo, save, up};
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn a_body_has_the_files_of_the_commit_and_a_clean_status(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     assert_eq!(t.sh(&body, "pwd").await.ok(), "/workspace/app");
     assert_eq!(t.sh(&body, "git status --porcelain").await.ok(), "");
@@ -31,7 +31,7 @@ async fn a_body_has_the_files_of_the_commit_and_a_clean_status(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn nothing_of_the_host_is_changed_by_work_in_a_body(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let before = host.sh("git status --porcelain --ignored; git for-each-ref refs/heads; find . -path ./.git -prune -o -type f -print0 | sort -z | xargs -0 sha256sum");
     let body = host.body(&t).await;
     t.sh(&body, "git rm -rqf . && git commit -qm gone && rm -rf .git && echo bye > left").await.ok();
@@ -43,24 +43,25 @@ async fn nothing_of_the_host_is_changed_by_work_in_a_body(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn uncommitted_untracked_and_ignored_files_come_when_asked_for(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     host.sh("echo changed >> numbers; echo new > new.txt; rm binary; mkdir target; echo built > target/out; echo other > target/other; echo x > x.log");
     let clean = host.body(&t).await;
     assert_eq!(
         t.sh(&clean, "tail -1 numbers; ls new.txt target x.log 2>&1 | wc -l; ls binary").await.ok(),
         "1000\n3\nbinary"
     );
-    let dirty = up(&t, fleet::Up { dirty: Dirty::With, ..host.up(&t) }).await.spec;
+    let dirty = up(&t, fleet::UpRequest { dirty: UncommittedFiles::With, ..host.up(&t) }).await.spec;
     assert_eq!(t.sh(&dirty.id, "git status --porcelain").await.ok(), " D binary\n M numbers\n?? new.txt");
     assert_eq!(
         t.sh(&dirty.id, "tail -1 numbers; cat new.txt; ls target x.log 2>&1 | wc -l").await.ok(),
         "changed\nnew\n2"
     );
-    let look = t.fleet().look_closely(&dirty.id, None).unwrap();
+    let look = t.fleet().review_files(&dirty.id, None).unwrap();
     assert_eq!(look.diff.files, [], "what the host had is not the Body's work");
-    let with = up(&t, fleet::Up { include: vec![host.dir.join("target/out")], ..host.up(&t) }).await.spec;
+    let with =
+        up(&t, fleet::UpRequest { include: vec![host.dir.join("target/out")], ..host.up(&t) }).await.spec;
     assert_eq!(t.sh(&with.id, "cat target/out; ls target; git status --porcelain").await.ok(), "built\nout");
-    assert_eq!(t.fleet().look_closely(&with.id, None).unwrap().diff.files, []);
+    assert_eq!(t.fleet().review_files(&with.id, None).unwrap().diff.files, []);
     assert_eq!(
         host.sh("git status --porcelain"),
         " D binary\n M numbers\n?? new.txt",
@@ -70,7 +71,7 @@ async fn uncommitted_untracked_and_ignored_files_come_when_asked_for(t: Bodies) 
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn a_near_tree_is_made_from_the_one_that_is_there(t: Bodies) {
-    let host = Host::make(
+    let host = HostRepo::make(
         &t,
         "app",
         "mkdir -p a/b c; for i in $(seq 300); do echo $i > a/f$i; done; echo 1 > a/b/x; echo 1 > c/y; echo 1 > swap; echo 1 > gone",
@@ -87,7 +88,7 @@ async fn a_near_tree_is_made_from_the_one_that_is_there(t: Bodies) {
         second.workspaces[0].layers[2], first.workspaces[0].layers[1],
         "it stands on the first one's files"
     );
-    t.fleet().shrink(proto::Size(0)).unwrap();
+    t.fleet().remove_unused_layers(proto::Size(0)).unwrap();
     let whole = up(&t, host.up(&t)).await.spec;
     assert_eq!(t.sh(&whole.id, describe).await.ok(), near);
     assert!(near.contains("swap/in f 644") && !near.contains("a/b") && !near.contains("gone"), "{near}");
@@ -95,7 +96,7 @@ async fn a_near_tree_is_made_from_the_one_that_is_there(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn a_second_body_makes_no_layer(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let layers = || {
         std::fs::read_dir(t.data().join("layers"))
             .unwrap()
@@ -105,7 +106,7 @@ async fn a_second_body_makes_no_layer(t: Bodies) {
     };
     host.body(&t).await;
     let one = layers();
-    let views = t.fleet().up(fleet::Up { count: 3, ..host.up(&t) }).await.unwrap();
+    let views = t.fleet().up(fleet::UpRequest { count: 3, ..host.up(&t) }).await.unwrap();
     assert_eq!((views.len(), layers()), (3, one));
     t.sh(&views[0].spec.id, "echo mine > numbers").await.ok();
     assert_eq!(t.sh(&views[1].spec.id, "tail -1 numbers").await.ok(), "1000", "private from then on");
@@ -115,7 +116,7 @@ async fn a_second_body_makes_no_layer(t: Bodies) {
 async fn line_ends_links_modes_and_odd_names_are_as_git_has_them(t: Bodies) {
     let script = r#"printf '*.txt text eol=crlf\n*.bin -text\n' > .gitattributes; printf 'a\r\nb\r\n' > dos.txt; printf 'a\nb\n' > unix.c; printf 'x\r\n' > raw.bin
         mkdir 'sp ace'; echo 1 > 'sp ace/q"uote'; echo 2 > "$(printf 'new\nline')"; echo 3 > "$(printf 'by\377te')"; echo 4 > -dash; echo 5 > ':colon'; echo 6 > 'ba\ck'; ln -s /etc/passwd out; echo 7 > '*'"#;
-    let host = Host::make(&t, "odd", script);
+    let host = HostRepo::make(&t, "odd", script);
     let body = host.body(&t).await;
     assert_eq!(t.sh(&body, "git status --porcelain").await.ok(), "");
     assert_eq!(
@@ -133,10 +134,10 @@ async fn line_ends_links_modes_and_odd_names_are_as_git_has_them(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn worktrees_shallow_bare_and_remote_repositories_come_in(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     host.commit("echo 2 > second", "second");
     host.git(&["worktree", "add", "--quiet", "-b", "side", "../side"]);
-    let side = Host { dir: t.dir().join("side") };
+    let side = HostRepo { dir: t.dir().join("side") };
     side.commit("echo side > side", "on the side");
     let body = side.body(&t).await;
     assert_eq!(
@@ -150,14 +151,18 @@ async fn worktrees_shallow_bare_and_remote_repositories_come_in(t: Bodies) {
     );
     let url = format!("file://{}", host.dir.display());
     host.git(&["clone", "--quiet", "--depth=1", &url, "../shallow"]);
-    let shallow = Host { dir: t.dir().join("shallow") };
+    let shallow = HostRepo { dir: t.dir().join("shallow") };
     let body = shallow.body(&t).await;
     assert_eq!(t.sh(&body, "git log --oneline | wc -l; git status --porcelain; echo more > more; git add more; git commit -qm more").await.ok(), "1");
     save(&t, &body).await;
     assert_eq!(shallow.wip_file(&body, "more").as_deref(), Some("more"));
     let remote = up(
         &t,
-        fleet::Up { repositories: vec![Repo::Url(url)], reference: Some("main".into()), ..host.up(&t) },
+        fleet::UpRequest {
+            repositories: vec![RepoSource::Url(url)],
+            reference: Some("main".into()),
+            ..host.up(&t)
+        },
     )
     .await
     .spec;
@@ -171,7 +176,7 @@ async fn worktrees_shallow_bare_and_remote_repositories_come_in(t: Bodies) {
     t.sh(&remote.id, "echo r > r; git add r; git commit -qm r").await.ok();
     let saved = save(&t, &remote.id).await;
     assert_eq!(saved.branches.len(), 1);
-    let old = up(&t, fleet::Up { reference: Some("main~1".into()), ..host.up(&t) }).await.spec;
+    let old = up(&t, fleet::UpRequest { reference: Some("main~1".into()), ..host.up(&t) }).await.spec;
     assert_eq!(
         t.sh(
             &old.id,
@@ -185,9 +190,9 @@ async fn worktrees_shallow_bare_and_remote_repositories_come_in(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn two_repositories_stand_side_by_side(t: Bodies) {
-    let (one, two) = (Host::plain(&t), Host::make(&t, "lib", "echo lib > lib.txt"));
-    let both = fleet::Up {
-        repositories: vec![Repo::Path(one.dir.clone()), Repo::Path(two.dir.clone())],
+    let (one, two) = (HostRepo::plain(&t), HostRepo::make(&t, "lib", "echo lib > lib.txt"));
+    let both = fleet::UpRequest {
+        repositories: vec![RepoSource::Path(one.dir.clone()), RepoSource::Path(two.dir.clone())],
         ..one.up(&t)
     };
     let body = up(&t, both).await.spec.id;
@@ -199,7 +204,7 @@ async fn two_repositories_stand_side_by_side(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn forks_and_restarts_keep_the_workspace(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     t.sh(&body, "echo one > one; git add one; git commit -qm one; echo two > two; rm numbers; rm -r src; mkdir src; echo n > src/n").await.ok();
     let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0).spec.id;
@@ -221,9 +226,10 @@ async fn forks_and_restarts_keep_the_workspace(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn files_of_submodules_come_in_where_the_host_has_them(t: Bodies) {
-    let lib = Host::make(&t, "lib", "mkdir src; echo lib > src/lib.c; echo '#!/bin/sh' > run; chmod +x run");
-    let deep = Host::make(&t, "deep", "echo deep > deep.c");
-    let host = Host::around(&t, &lib, &deep);
+    let lib =
+        HostRepo::make(&t, "lib", "mkdir src; echo lib > src/lib.c; echo '#!/bin/sh' > run; chmod +x run");
+    let deep = HostRepo::make(&t, "deep", "echo deep > deep.c");
+    let host = HostRepo::around(&t, &lib, &deep);
     let body = host.body(&t).await;
     assert_eq!(t.sh(&body, "cat main.c libs/lib/src/lib.c libs/lib/vendored/deep/deep.c; test -x libs/lib/run && git status --porcelain").await.ok(), "main\nlib\ndeep");
     t.sh(&body, "echo more >> main.c; git commit -qam more").await.ok();
@@ -236,17 +242,18 @@ async fn files_of_submodules_come_in_where_the_host_has_them(t: Bodies) {
     );
     // One that was never fetched is an empty directory, as git has it.
     host.git(&["clone", "--quiet", ".", "../bare-of-it"]);
-    let bare = Host { dir: t.dir().join("bare-of-it") };
+    let bare = HostRepo { dir: t.dir().join("bare-of-it") };
     let body = bare.body(&t).await;
     assert_eq!(t.sh(&body, "ls libs/lib; git status --porcelain").await.ok(), "");
 }
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn sparse_checkouts_outside_and_inside_delete_nothing(t: Bodies) {
-    let host = Host::make(&t, "app", "mkdir a b c; echo 1 > a/f; echo 1 > b/f; echo 1 > c/f; echo 1 > top");
+    let host =
+        HostRepo::make(&t, "app", "mkdir a b c; echo 1 > a/f; echo 1 > b/f; echo 1 > c/f; echo 1 > top");
     host.git(&["sparse-checkout", "set", "a"]);
     host.sh("echo 2 > a/f; test ! -e b");
-    let dirty = up(&t, fleet::Up { dirty: Dirty::With, ..host.up(&t) }).await.spec.id;
+    let dirty = up(&t, fleet::UpRequest { dirty: UncommittedFiles::With, ..host.up(&t) }).await.spec.id;
     assert_eq!(
         t.sh(&dirty, "cat a/f b/f; git status --porcelain").await.ok(),
         "2\n1\n M a/f",
@@ -271,7 +278,7 @@ async fn sparse_checkouts_outside_and_inside_delete_nothing(t: Bodies) {
     microvm = "a machine has no repositories in it yet: pal up refuses that layer"
 ))]
 async fn what_was_committed_and_taken_out_of_sight_is_saved_as_it_was_committed(t: Bodies) {
-    let host = Host::make(
+    let host = HostRepo::make(
         &t,
         "app",
         "mkdir a b c; echo 1 > a/f; echo 1 > b/f; echo 1 > b/g; echo 1 > c/f; echo 1 > c/x",
@@ -280,12 +287,12 @@ async fn what_was_committed_and_taken_out_of_sight_is_saved_as_it_was_committed(
         let body = host.body(&t).await;
         let change = "echo 2 > b/f; rm b/g; echo 2 > b/new; chmod +x c/x; git add -A; git commit -qm two";
         t.sh(&body, &format!("{change}; git sparse-checkout set --cone {index} a; test ! -e b && git status --porcelain; echo 3 > a/f")).await.ok();
-        let look = t.fleet().look_closely(&body, None).unwrap();
+        let look = t.fleet().review_files(&body, None).unwrap();
         let files: Vec<&str> = look.diff.files.iter().map(|file| file.path.as_str()).collect();
         assert_eq!(files, ["a/f", "b/f", "b/g", "b/new", "c/x"], "{index}");
         let saved = save(&t, &body).await;
         assert!(saved.is_whole(), "{index}: {saved:?}");
-        let native = Host { dir: t.dir().join(format!("native {index}")) };
+        let native = HostRepo { dir: t.dir().join(format!("native {index}")) };
         host.git(&["clone", "--quiet", ".", &native.dir.to_string_lossy()]);
         native.commit(&format!("{change}; echo 3 > a/f"), "all");
         assert_eq!(
@@ -298,7 +305,7 @@ async fn what_was_committed_and_taken_out_of_sight_is_saved_as_it_was_committed(
     let body = host.body(&t).await;
     t.sh(&body, "echo lost > b/f; git add b/f; git update-index --skip-worktree b/f; rm -r b/f; o=$(git rev-parse :b/f); rm -f .git/objects/${o%${o#??}}/${o#??}").await.ok();
     assert_eq!(
-        save(&t, &body).await.left_out.iter().map(|left| left.path.as_str()).collect::<Vec<_>>(),
+        save(&t, &body).await.skipped.iter().map(|left| left.path.as_str()).collect::<Vec<_>>(),
         ["b/f"]
     );
     t.fleet().remove_with(&body, Force::Yes, fleet::Discard::Yes).await.unwrap();
@@ -310,16 +317,16 @@ async fn what_was_committed_and_taken_out_of_sight_is_saved_as_it_was_committed(
 ))]
 async fn pointers_of_lfs_stay_pointers_and_that_is_told(t: Bodies) {
     let pointer = r"printf 'version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 5\n'";
-    let host = Host::make(
+    let host = HostRepo::make(
         &t,
         "app",
         &format!(
             "echo '*.bin filter=lfs diff=lfs merge=lfs -text' > .gitattributes; {pointer} > model.bin; {pointer} > other.bin; echo plain > plain"
         ),
     );
-    let heard = async |up: fleet::Up| {
+    let heard = async |up: fleet::UpRequest| {
         let mut said = Vec::new();
-        let views = t.fleet().up_heard(up, &mut |line| said.push(line.to_owned())).await.unwrap();
+        let views = t.fleet().up_with_progress(up, &mut |line| said.push(line.to_owned())).await.unwrap();
         (views[0].spec.id.clone(), said)
     };
     let (_, said) = heard(host.up(&t)).await;
@@ -342,18 +349,18 @@ async fn pointers_of_lfs_stay_pointers_and_that_is_told(t: Bodies) {
     });
     let (body, _) = heard(shown).await;
     assert_eq!(t.sh(&body, "cat model.bin").await.ok(), "contents");
-    assert_eq!(t.fleet().look_closely(&body, None).unwrap().diff.files, []);
+    assert_eq!(t.fleet().review_files(&body, None).unwrap().diff.files, []);
 }
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn what_a_partial_clone_was_promised_is_fetched_first(t: Bodies) {
-    let origin = Host::make(&t, "origin", "seq 500 > numbers; mkdir d; echo deep > d/file");
+    let origin = HostRepo::make(&t, "origin", "seq 500 > numbers; mkdir d; echo deep > d/file");
     origin.git(&["config", "uploadpack.allowFilter", "true"]);
     origin.git(&["config", "uploadpack.allowAnySHA1InWant", "true"]);
     let url = format!("file://{}", origin.dir.display());
     for (name, gone) in [("partial", false), ("orphan", true)] {
         origin.git(&["clone", "--quiet", "--filter=blob:none", "--no-checkout", &url, &format!("../{name}")]);
-        let partial = Host { dir: t.dir().join(name) };
+        let partial = HostRepo { dir: t.dir().join(name) };
         let missing = || {
             partial
                 .git(&["rev-list", "--objects", "--missing=print", "HEAD"])
@@ -390,14 +397,14 @@ async fn what_a_partial_clone_was_promised_is_fetched_first(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn an_address_that_is_fetched_again_moves_no_branch_that_was_landed_on(t: Bodies) {
-    let host = Host::plain(&t);
-    let again = || fleet::Up {
-        repositories: vec![Repo::Url(format!("file://{}", host.dir.display()))],
+    let host = HostRepo::plain(&t);
+    let again = || fleet::UpRequest {
+        repositories: vec![RepoSource::Url(format!("file://{}", host.dir.display()))],
         reference: Some("main".into()),
         ..host.up(&t)
     };
     let first = up(&t, again()).await.spec;
-    let clone = Host { dir: first.workspaces[0].repository.clone() };
+    let clone = HostRepo { dir: first.workspaces[0].repository.clone() };
     // Nothing landed: it follows, also where the remote began anew.
     host.commit("echo 2 > second", "second");
     assert_eq!(up(&t, again()).await.spec.workspaces[0].commit, host.git(&["rev-parse", "main"]));
@@ -407,7 +414,13 @@ async fn an_address_that_is_fetched_again_moves_no_branch_that_was_landed_on(t: 
     let body = up(&t, again()).await.spec.id;
     t.sh(&body, "echo mine > mine; git add mine; git commit -qm mine").await.ok();
     t.fleet()
-        .land(&body, None, fleet::How::Onto("main".into()), fleet::What::All, &crate::repo::person())
+        .land(
+            &body,
+            None,
+            fleet::LandTarget::Onto("main".into()),
+            fleet::LandSelection::All,
+            &crate::repo::person(),
+        )
         .await
         .unwrap();
     let landed = clone.git(&["rev-parse", "main"]);
@@ -418,13 +431,13 @@ async fn an_address_that_is_fetched_again_moves_no_branch_that_was_landed_on(t: 
         host.git(&["rev-parse", "main"]),
         "what the remote has is there, too"
     );
-    let theirs = fleet::Up { reference: Some("origin/main".into()), ..again() };
+    let theirs = fleet::UpRequest { reference: Some("origin/main".into()), ..again() };
     assert_eq!(up(&t, theirs).await.spec.workspaces[0].commit, host.git(&["rev-parse", "main"]));
 }
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn a_repository_of_sha_256_is_refused_by_name(t: Bodies) {
-    let host = Host { dir: t.dir().join("new") };
+    let host = HostRepo { dir: t.dir().join("new") };
     std::fs::create_dir(&host.dir).unwrap();
     host.git(&["init", "--quiet", "--object-format=sha256"]);
     host.commit("echo x > x", "first");

@@ -1,10 +1,10 @@
 //! Plain files that git itself has something against: saved as they are, and no landing brings them to a branch.
 
-use fleet::{Discard, Force, How, What};
+use fleet::{Discard, Force, LandSelection, LandTarget};
 use proto::Kind;
 use testkit::{Bodies, body_test, explain};
 
-use crate::repo::{Host, person, save};
+use crate::repo::{HostRepo, person, save};
 
 /// What the Body writes, where, and whether it may land.
 struct Case {
@@ -83,7 +83,7 @@ const CASES: &[Case] = &[
     microvm = "a machine has no repositories in it yet"
 ))]
 async fn contents_that_git_refuses_are_saved_and_do_not_land(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     for Case { name, set, path, lands } in CASES {
         let body = host.body(&t).await;
         t.sh(&body, "echo good > good; git add good; git commit -qm good").await.ok();
@@ -97,10 +97,19 @@ async fn contents_that_git_refuses_are_saved_and_do_not_land(t: Bodies) {
             hash(&inside),
             "{name}: byte by byte"
         );
-        let all = t.fleet().land(&body, None, How::Branch(format!("all-{body}")), What::All, &person()).await;
+        let all = t
+            .fleet()
+            .land(&body, None, LandTarget::Branch(format!("all-{body}")), LandSelection::All, &person())
+            .await;
         let squash = t
             .fleet()
-            .land(&body, None, How::Branch(format!("one-{body}")), What::Squash { message: None }, &person())
+            .land(
+                &body,
+                None,
+                LandTarget::Branch(format!("one-{body}")),
+                LandSelection::Squash { message: None },
+                &person(),
+            )
             .await;
         for landed in [all, squash] {
             match landed {
@@ -121,7 +130,13 @@ async fn contents_that_git_refuses_are_saved_and_do_not_land(t: Bodies) {
         }
         let committed = t
             .fleet()
-            .land(&body, None, How::Branch(format!("committed-{body}")), What::Committed, &person())
+            .land(
+                &body,
+                None,
+                LandTarget::Branch(format!("committed-{body}")),
+                LandSelection::Committed,
+                &person(),
+            )
             .await;
         assert_eq!(
             committed.unwrap_or_else(|failure| panic!("{name}: {}", explain(&failure))).commits,
@@ -139,7 +154,13 @@ async fn contents_that_git_refuses_are_saved_and_do_not_land(t: Bodies) {
             // Also where its objects were saved before, and so are known.
             let landed = t
                 .fleet()
-                .land(&body, None, How::Branch(format!("bad-{body}")), What::Committed, &person())
+                .land(
+                    &body,
+                    None,
+                    LandTarget::Branch(format!("bad-{body}")),
+                    LandSelection::Committed,
+                    &person(),
+                )
                 .await;
             assert_eq!(landed.expect_err(name).kind, Kind::Conflict, "{name}");
             assert_eq!(
@@ -157,7 +178,7 @@ async fn contents_that_git_refuses_are_saved_and_do_not_land(t: Bodies) {
     microvm = "a machine has no repositories in it yet"
 ))]
 async fn commits_that_git_warns_of_a_thousand_times_are_saved_and_land(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     // Modes that old programs wrote; git warns of each tree, and goes on as long as somebody listens.
     let made = "b=$(echo x | git hash-object -w --stdin)
@@ -166,8 +187,11 @@ async fn commits_that_git_warns_of_a_thousand_times_are_saved_and_land(t: Bodies
         git update-ref HEAD $(git commit-tree $top -p HEAD -m many); git rev-parse HEAD";
     let head = t.sh(&body, made).await.ok();
     let saved = save(&t, &body).await;
-    assert_eq!((saved.trouble.as_deref(), saved.head), (None, head.clone()));
-    let landed = t.fleet().land(&body, None, How::Branch("many".into()), What::Committed, &person()).await;
+    assert_eq!((saved.commit_error.as_deref(), saved.head), (None, head.clone()));
+    let landed = t
+        .fleet()
+        .land(&body, None, LandTarget::Branch("many".into()), LandSelection::Committed, &person())
+        .await;
     assert_eq!(landed.unwrap_or_else(|failure| panic!("{}", explain(&failure))).to, head);
 }
 
@@ -176,7 +200,7 @@ async fn commits_that_git_warns_of_a_thousand_times_are_saved_and_land(t: Bodies
     microvm = "a machine has no repositories in it yet"
 ))]
 async fn what_a_body_tracks_is_saved_however_its_index_is_written(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     for (name, index) in [
         ("as always", "true"),
         ("in two files", "git update-index --split-index"),
@@ -201,7 +225,7 @@ async fn what_a_body_tracks_is_saved_however_its_index_is_written(t: Bodies) {
     microvm = "a machine has no repositories in it yet"
 ))]
 async fn what_the_user_ignores_everywhere_does_not_come_in_and_is_saved_if_a_body_makes_it(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let home = t.dir().join("home");
     std::fs::create_dir(&home).unwrap();
     std::fs::write(home.join("ignored"), "*.mine\n").unwrap();
@@ -211,8 +235,12 @@ async fn what_the_user_ignores_everywhere_does_not_come_in_and_is_saved_if_a_bod
     )
     .unwrap();
     host.sh("echo private > notes.mine; echo other > notes.other");
-    let whose = fleet::Person { home, ..person() };
-    let up = |person: fleet::Person| fleet::Up { dirty: fleet::Dirty::With, person, ..host.up(&t) };
+    let whose = fleet::GitIdentity { home, ..person() };
+    let up = |person: fleet::GitIdentity| fleet::UpRequest {
+        dirty: fleet::UncommittedFiles::With,
+        person,
+        ..host.up(&t)
+    };
     let body = crate::repo::up(&t, up(whose)).await.spec.id;
     assert_eq!(t.sh(&body, "ls notes.*").await.ok(), "notes.other");
     // Who has no such rule brings it along.

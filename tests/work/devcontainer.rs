@@ -1,24 +1,26 @@
 //! devcontainer.json: the root, the account, the variables and the commands that it asks for, and what is told instead.
 
-use fleet::{Force, Up};
-use proto::Kind;
+use fleet::{Force, UpRequest};
+use proto::{Kind, event_data::BodyCreated};
 use serde_json::json;
 use testkit::{
     Bodies, body_test,
-    registry::{Answer, Layer, Liar, Registry, TAR, image},
+    registry::{CannedResponse, ImageLayer, ScriptedServer, TAR, TestRegistry, image},
     roots,
 };
 
 use crate::{
     ecosystems::{asked, prepared, steps},
-    repo::Host,
+    repo::HostRepo,
 };
 
 /// A registry with a small image in it, and how that is called.
-fn pushed() -> (Registry, String) {
-    let registry = Registry::open();
-    let parts =
-        image(&[Layer(TAR, roots::small())], json!({ "Env": ["PATH=/bin", "COLOUR=green"], "User": "user" }));
+fn pushed() -> (TestRegistry, String) {
+    let registry = TestRegistry::open();
+    let parts = image(
+        &[ImageLayer(TAR, roots::small())],
+        json!({ "Env": ["PATH=/bin", "COLOUR=green"], "User": "user" }),
+    );
     registry.push("dev", "1", &parts);
     let reference = format!("{}/dev:1", registry.host());
     (registry, reference)
@@ -36,7 +38,7 @@ async fn commands_variables_and_ports_hold_and_the_rest_is_told(t: Bodies) {
         "onCreateCommand": ["echo", "once"], "postCreateCommand": { "a": "echo $FROM > ~/made; git config user.name evil", "b": "echo $AT >> ~/made" },
         "postStartCommand": "date +%N >> ~/starts", "features": { "ghcr.io/devcontainers/features/git:1": {}, "ghcr.io/a/b/nothing:1": {} },
     }"#;
-    let host = Host::make(&t, "app", &write(file));
+    let host = HostRepo::make(&t, "app", &write(file));
     let (body, said) = prepared(&t, asked(&t, &host)).await;
     let told = said.join("\n");
     for word in [
@@ -75,7 +77,7 @@ async fn an_image_is_what_its_bodies_are_made_of(t: Bodies) {
     let file = format!(
         r#"{{ "image": "{reference}", "remoteUser": "root", "remoteEnv": {{ "PATH": "/extra:${{containerEnv:PATH}}" }}, "postCreateCommand": "echo $COLOUR > /opt-made; id -un >> /opt-made" }}"#
     );
-    let host = Host::make(&t, "app", &(write(&file) + "echo hello > hello"));
+    let host = HostRepo::make(&t, "app", &(write(&file) + "echo hello > hello"));
     let (body, said) = prepared(&t, asked(&t, &host)).await;
     assert_eq!(steps(&said), 1, "{said:?}");
     assert_eq!(
@@ -114,7 +116,7 @@ async fn a_dockerfile_is_built_from_what_git_has_and_what_is_not_done_is_refused
         "{}mkdir conf; echo a > conf/a; echo secret > untracked; echo untracked > .gitignore; cat > .devcontainer/Dockerfile <<'END'\n{docker}END\n",
         write(file)
     );
-    let host = Host::make(&t, "app", &make);
+    let host = HostRepo::make(&t, "app", &make);
     host.sh("echo b > conf/b");
     let (body, said) = prepared(&t, asked(&t, &host)).await;
     assert!(said.iter().any(|line| line.contains("CMD is left out")), "{said:?}");
@@ -130,7 +132,7 @@ async fn a_dockerfile_is_built_from_what_git_has_and_what_is_not_done_is_refused
     let (third, _) = prepared(&t, asked(&t, &host)).await;
     assert_eq!(t.sh(&third, "ls /conf").await.ok(), "a\nb\nc");
     host.commit("echo 'ADD https://example.com/x /x' >> .devcontainer/Dockerfile", "not done");
-    let failure = t.fleet().up(Up { ..asked(&t, &host) }).await.unwrap_err();
+    let failure = t.fleet().up(UpRequest { ..asked(&t, &host) }).await.unwrap_err();
     assert_eq!(failure.kind, Kind::Usage);
     assert!(failure.message.contains(".devcontainer/Dockerfile: line 11: ADD is not done"), "{failure}");
 }
@@ -141,14 +143,14 @@ async fn a_dockerfile_is_built_from_what_git_has_and_what_is_not_done_is_refused
 ))]
 async fn a_dockerfile_fetches_packages_by_plain_http_where_a_rule_says_so(t: Bodies) {
     let (_registry, reference) = pushed();
-    let mirror = Liar::start(|_| Answer::ok("PACKAGE\n"));
+    let mirror = ScriptedServer::start(|_| CannedResponse::ok("PACKAGE\n"));
     let port = mirror.host().replace("127.0.0.1:", "");
     // As apt asks a proxy: one plain question.
     let fetch = format!(
         "exec 3<>/dev/tcp/127.0.0.1/3128 && printf 'GET http://localhost:{port}/pool/a.deb HTTP/1.1\\r\\nHost: localhost:{port}\\r\\nConnection: close\\r\\n\\r\\n' >&3 && cat <&3 > /fetched; case $(cat /fetched) in *PACKAGE*) ;; *) exit 7 ;; esac"
     );
     let docker = format!("FROM {reference}\nUSER root\nRUN {fetch}\n");
-    let host = Host::make(
+    let host = HostRepo::make(
         &t,
         "app",
         &format!(
@@ -169,11 +171,13 @@ async fn a_dockerfile_fetches_packages_by_plain_http_where_a_rule_says_so(t: Bod
     let built = t
         .events()
         .into_iter()
-        .filter(|event| event.kind == "body.created")
-        .map(|event| event.data["spec"]["egress"]["allow"].to_string());
-    let built: Vec<String> = built.filter(|allow| allow.contains(&port)).collect();
+        .filter_map(|event| event.data_as::<BodyCreated>())
+        .map(|created| format!("{:?}", created.spec.egress));
+    let built: Vec<String> = built.filter(|egress| egress.contains(&port)).collect();
     assert!(
-        built.iter().any(|allow| allow.contains("deb.debian.org:80+plain") && allow.contains("pypi.org:443")),
+        built
+            .iter()
+            .any(|egress| egress.contains("deb.debian.org:80+plain") && egress.contains("pypi.org:443")),
         "{built:?}"
     );
 }

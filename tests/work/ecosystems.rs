@@ -4,11 +4,11 @@
 
 use std::{path::Path, process::Command};
 
-use fleet::{How, Prepare, Up, What};
-use proto::{BodyId, Kind};
+use fleet::{LandSelection, LandTarget, PrepareChoice, UpRequest};
+use proto::{BodyId, Event, Kind, event_data::NetworkAllowed};
 use testkit::{Bodies, body_test, explain};
 
-use crate::repo::{Host, person};
+use crate::repo::{HostRepo, person};
 
 /// One language: what makes a repository of it, what installs natively, what tests, and what a passing test says.
 struct Language {
@@ -70,8 +70,8 @@ const RUBY: Language = Language {
     change: "echo 'puts 1' > more.rb",
 };
 
-pub fn asked(t: &Bodies, host: &Host) -> Up {
-    let mut asked = Up { prepare: Prepare::Yes, ..host.up(t) };
+pub fn asked(t: &Bodies, host: &HostRepo) -> UpRequest {
+    let mut asked = UpRequest { prepare: PrepareChoice::Yes, ..host.up(t) };
     // Where the toolchain of whoever runs this is.
     asked.person.path = std::env::var_os("PATH").unwrap();
     asked.person.home = std::env::var_os("HOME").unwrap().into();
@@ -79,11 +79,11 @@ pub fn asked(t: &Bodies, host: &Host) -> Up {
 }
 
 /// Makes a Body, and gives what was said on the way.
-pub async fn prepared(t: &Bodies, asked: Up) -> (BodyId, Vec<String>) {
+pub async fn prepared(t: &Bodies, asked: UpRequest) -> (BodyId, Vec<String>) {
     let mut said = Vec::new();
     let views = t
         .fleet()
-        .up_heard(asked, &mut |line| said.push(line.to_owned()))
+        .up_with_progress(asked, &mut |line| said.push(line.to_owned()))
         .await
         .unwrap_or_else(|failure| panic!("{}\n{said:?}", explain(&failure)));
     (views[0].spec.id.clone(), said)
@@ -102,10 +102,10 @@ fn natively(dir: &Path, line: &str) -> String {
 }
 
 /// The whole way of a language, inside and natively: the same test passes, the same change lands as the same tree.
-async fn whole_way(t: &Bodies, language: &Language) -> (Host, BodyId) {
-    let host = Host::make(t, "app", language.make);
+async fn whole_way(t: &Bodies, language: &Language) -> (HostRepo, BodyId) {
+    let host = HostRepo::make(t, "app", language.make);
     host.git(&["clone", "--quiet", ".", "../native"]);
-    let native = Host { dir: t.dir().join("native") };
+    let native = HostRepo { dir: t.dir().join("native") };
     natively(&native.dir, language.native);
     assert_eq!(natively(&native.dir, language.test), language.says, "natively");
     let (body, _) = prepared(t, asked(t, &host)).await;
@@ -115,7 +115,11 @@ async fn whole_way(t: &Bodies, language: &Language) -> (Host, BodyId) {
         .await
         .ok();
     native.commit(language.change, "more");
-    let landed = t.fleet().land(&body, None, How::Onto("main".into()), What::All, &person()).await.unwrap();
+    let landed = t
+        .fleet()
+        .land(&body, None, LandTarget::Onto("main".into()), LandSelection::All, &person())
+        .await
+        .unwrap();
     assert_eq!(
         (landed.commits, host.git(&["rev-parse", "main^{tree}"])),
         (1, native.git(&["rev-parse", "HEAD^{tree}"]))
@@ -174,12 +178,12 @@ const JS: &str = r#"echo node_modules > .gitignore; printf '{"name":"app","versi
 const PRETTY: &str = r#"node -e 'const f = require("fs"); f.writeFileSync("package.json", JSON.stringify(JSON.parse(f.readFileSync("package.json")), null, 2) + "\n")'"#;
 
 /// A repository with a lockfile that its package manager made elsewhere.
-fn locked(t: &Bodies, make: &str, name: &str, lock: &str) -> Host {
-    Host::make(t, "app", &format!("{make}\ncat > {name} <<'END'\n{lock}END"))
+fn locked(t: &Bodies, make: &str, name: &str, lock: &str) -> HostRepo {
+    HostRepo::make(t, "app", &format!("{make}\ncat > {name} <<'END'\n{lock}END"))
 }
 
 /// Installs by the lockfile, passes the test, and leaves nothing in the workspace that git would see.
-async fn installs(t: &Bodies, host: &Host, line: &str, says: &str) {
+async fn installs(t: &Bodies, host: &HostRepo, line: &str, says: &str) {
     let (body, said) = prepared(t, asked(t, host)).await;
     assert!(steps(&said) > 0, "{said:?}");
     assert_eq!(t.sh(&body, &format!("{line}; git status --porcelain")).await.ok(), says, "{said:?}");
@@ -238,7 +242,7 @@ async fn poetry_is_brought_along(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet"))]
 async fn a_language_that_is_missing_is_named_with_a_way_to_get_it(t: Bodies) {
-    let host = Host::make(
+    let host = HostRepo::make(
         &t,
         "app",
         "touch go.sum; printf 'module example.com/app\n\ngo 1.19\n' > go.mod; printf '[env]\nPATH = \"/nowhere\"\n' > palisade.toml",
@@ -257,8 +261,7 @@ async fn a_language_that_is_missing_is_named_with_a_way_to_get_it(t: Bodies) {
 
 /// Who was connected to while Bodies were prepared.
 fn reached(t: &Bodies) -> Vec<String> {
-    let allowed = t.events().into_iter().filter(|event| event.kind == "network.allowed");
-    allowed.map(|event| event.data["to"].as_str().unwrap_or_default().to_owned()).collect()
+    t.events().iter().filter_map(Event::data_as).map(|data: NetworkAllowed| data.to).collect()
 }
 
 #[body_test(except(
@@ -266,7 +269,7 @@ fn reached(t: &Bodies) -> Vec<String> {
     microvm = "a machine has no repositories in it yet"
 ))]
 async fn a_changed_lockfile_downloads_only_what_is_new(t: Bodies) {
-    let host = Host::make(&t, "app", RUST.make);
+    let host = HostRepo::make(&t, "app", RUST.make);
     let (_, said) = prepared(&t, asked(&t, &host)).await;
     let downloads =
         |said: &[String], name: &str| said.iter().any(|line| line.contains(&format!("Downloaded {name} ")));
@@ -283,7 +286,7 @@ async fn a_changed_lockfile_downloads_only_what_is_new(t: Bodies) {
     microvm = "a machine has no repositories in it yet"
 ))]
 async fn what_is_in_the_cache_is_installed_again_without_a_connection(t: Bodies) {
-    let host = Host::make(&t, "app", NODE.make);
+    let host = HostRepo::make(&t, "app", NODE.make);
     prepared(&t, asked(&t, &host)).await;
     let before = reached(&t);
     assert!(before.contains(&"registry.npmjs.org:443".to_owned()), "{before:?}");

@@ -1,17 +1,17 @@
 //! Homes: part of snapshots and forks like every file, and kept by name across Bodies.
 
-use fleet::{Discard, Force, Up};
+use fleet::{Discard, Force, UpRequest};
 use proto::Kind;
 use testkit::{Bodies, body_test};
 
 use crate::{
     ecosystems::{asked, prepared},
-    repo::{Host, up},
+    repo::{HostRepo, up},
 };
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn the_home_goes_with_forks_snapshots_and_restarts(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     t.sh(&body, "mkdir -p ~/.agent && echo one > ~/.agent/memory").await.ok();
     let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0).spec.id;
@@ -27,14 +27,14 @@ async fn the_home_goes_with_forks_snapshots_and_restarts(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn a_named_home_is_kept_across_bodies_and_one_at_a_time_has_it(t: Bodies) {
-    let host = Host::plain(&t);
-    let asked = || Up { home: Some("claude".into()), ..host.up(&t) };
+    let host = HostRepo::plain(&t);
+    let asked = || UpRequest { home: Some("claude".into()), ..host.up(&t) };
     let first = up(&t, asked()).await.spec.id;
     t.sh(&first, "mkdir -m 700 ~/.claude && echo one > ~/.claude/memory && echo gone > ~/gone && mkdir ~/.cache && echo big > ~/.cache/big; ln -s /etc/passwd ~/link").await.ok();
     let refused = t.fleet().up(asked()).await.unwrap_err();
     assert_eq!(refused.kind, Kind::Conflict, "{refused}");
     assert!(refused.message.contains(first.as_str()), "{refused}");
-    let many = t.fleet().up(Up { count: 2, ..asked() }).await.unwrap_err();
+    let many = t.fleet().up(UpRequest { count: 2, ..asked() }).await.unwrap_err();
     assert_eq!(many.kind, Kind::Usage);
     // A fork has a copy, which is nobody's but its own.
     let fork = t.fleet().fork(&first, 1).await.unwrap().remove(0).spec.id;
@@ -76,8 +76,8 @@ async fn a_named_home_is_kept_across_bodies_and_one_at_a_time_has_it(t: Bodies) 
 ))]
 async fn a_home_stands_on_what_is_installed_there(t: Bodies) {
     let make = "mkdir .devcontainer; echo '{ \"postCreateCommand\": \"mkdir -p ~/tool && echo 1 > ~/tool/version\" }' > .devcontainer/devcontainer.json";
-    let host = Host::make(&t, "app", make);
-    let with_home = || Up { home: Some("mine".into()), ..asked(&t, &host) };
+    let host = HostRepo::make(&t, "app", make);
+    let with_home = || UpRequest { home: Some("mine".into()), ..asked(&t, &host) };
     let (first, _) = prepared(&t, with_home()).await;
     assert_eq!(t.sh(&first, "cat ~/tool/version; echo note > ~/note").await.ok(), "1");
     t.fleet().remove(&first, Force::Yes).await.unwrap();

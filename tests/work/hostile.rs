@@ -4,11 +4,11 @@
 
 use std::path::{Path, PathBuf};
 
-use fleet::{Discard, Force, How, What};
+use fleet::{Discard, Force, LandSelection, LandTarget};
 use proto::{BodyId, Kind};
 use testkit::{Bodies, body_test};
 
-use crate::repo::{Host, person, save, sh_in};
+use crate::repo::{HostRepo, person, save, sh_in};
 
 /// A trap: what the Body prepares, and what an ordinary user would do to step into it.
 struct Trap {
@@ -168,23 +168,23 @@ fn mark(t: &Bodies) -> PathBuf {
 async fn handle(t: &Bodies, body: &BodyId, name: &str) {
     let look = t
         .fleet()
-        .look_closely(body, None)
+        .review_files(body, None)
         .unwrap_or_else(|failure| panic!("{name}: {}", testkit::explain(&failure)));
-    look.text(fleet::Shape::Patch, &[]).unwrap();
-    look.text(fleet::Shape::Stat, &[]).unwrap();
+    look.text(fleet::DiffFormat::Patch, &[]).unwrap();
+    look.text(fleet::DiffFormat::Stat, &[]).unwrap();
     let _ = t.fleet().work_log(body, None).await;
-    let what = What::Squash { message: Some("x".into()) };
+    let what = LandSelection::Squash { message: Some("x".into()) };
     let branch = format!("land-{}", body.as_str());
     t.fleet()
-        .land(body, None, How::Branch(branch), what, &person())
+        .land(body, None, LandTarget::Branch(branch), what, &person())
         .await
         .unwrap_or_else(|failure| panic!("{name}: {}", testkit::explain(&failure)));
-    let _ = t.fleet().land(body, None, How::Onto("main".into()), What::All, &person()).await;
+    let _ = t.fleet().land(body, None, LandTarget::Onto("main".into()), LandSelection::All, &person()).await;
     t.fleet().stop(body, std::time::Duration::ZERO).await.unwrap();
 }
 
 async fn spring(t: &Bodies, traps: &[Trap]) {
-    let host = Host::plain(t);
+    let host = HostRepo::plain(t);
     let first = host.git(&["rev-parse", "HEAD"]);
     for Trap { name, set, step } in traps {
         // What the one before landed is taken back.
@@ -299,7 +299,7 @@ const REFUSED: &[(&str, &str)] = &[
     microvm = "a machine has no repositories in it yet: pal up refuses that layer"
 ))]
 async fn refs_and_objects_that_git_refuses_do_not_come_in_and_cost_no_file(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     for (name, script) in REFUSED {
         let body = host.body(&t).await;
         t.sh(
@@ -322,7 +322,7 @@ async fn refs_and_objects_that_git_refuses_do_not_come_in_and_cost_no_file(t: Bo
         t.sh(&body, script).await.ok();
         t.sh(&body, "echo later > later").await.ok();
         let saved = save(&t, &body).await;
-        assert!(saved.trouble.is_some(), "{name}: {saved:?}");
+        assert!(saved.commit_error.is_some(), "{name}: {saved:?}");
         assert_eq!(host.wip_file(&body, "later").as_deref(), Some("later"), "{name}");
         assert_eq!(host.wip_file(&body, "good").as_deref(), Some("good"), "{name}");
         assert_eq!(outside(), others, "{name}: a ref outside of its place");
@@ -449,7 +449,7 @@ const FILES: &[(&str, &str, &str, Option<&str>)] = &[
     microvm = "a machine has no repositories in it yet: pal up refuses that layer"
 ))]
 async fn files_of_any_kind_are_saved_as_what_they_are_and_nothing_of_the_host_comes_along(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     for (name, script, path, expected) in FILES {
         let body = host.body(&t).await;
         t.sh(&body, script).await.ok();
@@ -474,7 +474,7 @@ async fn files_of_any_kind_are_saved_as_what_they_are_and_nothing_of_the_host_co
     microvm = "a machine has no repositories in it yet: pal up refuses that layer"
 ))]
 async fn a_bomb_is_refused_within_its_limits(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     t.sh(&body, "echo file > file; echo good > good; git add good; git commit -qm good; chmod -R u+w .git")
         .await
@@ -496,7 +496,7 @@ echo 1234567890123456789012345678901234567890 > .git/refs/heads/bomb; du -k .git
     let used = |path: &Path| testkit_usage(path);
     let before = used(&t.body_dir(&body).join("git"));
     let saved = save(&t, &body).await;
-    assert!(saved.trouble.is_some() && host.wip_file(&body, "file").is_some(), "{saved:?}");
+    assert!(saved.commit_error.is_some() && host.wip_file(&body, "file").is_some(), "{saved:?}");
     assert!(used(&t.body_dir(&body).join("git")) < before + (64 << 20), "the disk is not filled");
     t.fleet().remove_with(&body, Force::Yes, Discard::Yes).await.unwrap();
 }

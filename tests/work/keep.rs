@@ -6,11 +6,11 @@ use fleet::{Discard, Force};
 use proto::Kind;
 use testkit::{Bodies, body_test};
 
-use crate::repo::{Host, save};
+use crate::repo::{HostRepo, save};
 
 const WORK: &str = "echo committed > committed; git add committed; git commit -qm committed; echo staged > staged; git add staged; echo new > new; echo forced > x.log; git add -f x.log; mkdir target; echo junk > target/junk; rm numbers";
 
-fn names(host: &Host, body: &proto::BodyId) -> Vec<String> {
+fn names(host: &HostRepo, body: &proto::BodyId) -> Vec<String> {
     host.git(&["ls-tree", "-r", "--name-only", &format!("refs/palisade/{body}/wip")])
         .lines()
         .map(str::to_owned)
@@ -28,7 +28,7 @@ fn saved() -> Vec<String> {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn removing_and_stopping_save_everything_tracked_and_untracked(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let stopped = host.body(&t).await;
     t.sh(&stopped, WORK).await.ok();
     t.fleet().stop(&stopped, Duration::ZERO).await.unwrap();
@@ -50,7 +50,7 @@ async fn removing_and_stopping_save_everything_tracked_and_untracked(t: Bodies) 
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn a_body_that_died_can_still_be_saved(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     t.sh(&body, WORK).await.ok();
     testkit::kill(t.view(&body).pid.unwrap());
@@ -72,7 +72,7 @@ async fn a_body_that_died_can_still_be_saved(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn a_broken_git_costs_its_commits_and_no_file_and_removal_waits_for_a_word(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     for (what, breaking) in [
         ("gone", "rm -rf .git"),
         ("a file", "rm -rf .git; echo 'gitdir: /tmp/x' > .git"),
@@ -103,11 +103,11 @@ async fn a_broken_git_costs_its_commits_and_no_file_and_removal_waits_for_a_word
             refused.unwrap();
             continue;
         }
-        assert!(saved.trouble.is_some(), "{what}: {saved:?}");
+        assert!(saved.commit_error.is_some(), "{what}: {saved:?}");
         let refused = refused.unwrap_err();
         assert_eq!(refused.kind, Kind::Conflict, "{what}: {refused}");
         assert!(refused.hints.iter().any(|hint| hint.contains("--discard")), "{what}");
-        let lost = t.fleet().losses(&body).unwrap();
+        let lost = t.fleet().unsaved_work(&body).unwrap();
         assert!(
             lost.saved
                 && !lost.lines.is_empty()
@@ -120,7 +120,7 @@ async fn a_broken_git_costs_its_commits_and_no_file_and_removal_waits_for_a_word
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn what_git_cannot_hold_keeps_the_body(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     for (what, script, path) in [
         ("a repository inside", "git init -q inner; echo x > inner/x", "inner/.git"),
         ("a huge file", "truncate -s 3G huge", "huge"),
@@ -133,7 +133,7 @@ async fn what_git_cannot_hold_keeps_the_body(t: Bodies) {
         assert!(save(&t, &body).await.is_whole(), "{what}");
         t.sh(&body, script).await.ok();
         let saved = save(&t, &body).await;
-        assert!(saved.left_out.iter().any(|left| left.path.starts_with(path)), "{what}: {saved:?}");
+        assert!(saved.skipped.iter().any(|left| left.path.starts_with(path)), "{what}: {saved:?}");
         assert_eq!(host.wip_file(&body, "fine").as_deref(), Some("fine"), "{what}");
         assert_eq!(t.fleet().remove(&body, Force::Yes).await.unwrap_err().kind, Kind::Conflict, "{what}");
         assert!(t.body_dir(&body).join("spec.json").exists(), "{what}: it is still there");
@@ -143,7 +143,7 @@ async fn what_git_cannot_hold_keeps_the_body(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn without_the_repository_nothing_is_removed(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     t.sh(&body, "echo work > work").await.ok();
     let moved = t.dir().join("moved");
@@ -158,7 +158,7 @@ async fn without_the_repository_nothing_is_removed(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn saving_twice_changes_nothing_and_saving_while_it_runs_disturbs_nobody(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     t.sh(&body, "(while :; do date > busy; done) >/dev/null 2>&1 & echo work > work").await.ok();
     let one = save(&t, &body).await;
@@ -176,7 +176,7 @@ async fn saving_twice_changes_nothing_and_saving_while_it_runs_disturbs_nobody(t
 
 #[body_test(except(microvm = "a machine has no repositories in it yet"))]
 async fn what_is_put_aside_tagged_or_oddly_named_is_saved_too(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     host.git(&["checkout", "-q", "-b", "fix/#123"]);
     let body = host.body(&t).await;
     let work = "echo aside > aside; git add aside; git stash -q; echo other > other; git add other; git stash -q
@@ -184,7 +184,7 @@ async fn what_is_put_aside_tagged_or_oddly_named_is_saved_too(t: Bodies) {
         rm -r src; ln -s nowhere src; git add -A; git branch a; git commit -qm linked";
     t.sh(&body, work).await.ok();
     let saved = save(&t, &body).await;
-    assert_eq!(saved.trouble, None);
+    assert_eq!(saved.commit_error, None);
     let own = |name: &str| format!("refs/palisade/{body}/heads/{name}");
     assert_eq!(host.git(&["show", &format!("{}:aside", own("palisade-stash/0"))]), "aside");
     assert_eq!(host.git(&["show", &format!("{}:other", own("palisade-stash/1"))]), "other");
@@ -192,19 +192,25 @@ async fn what_is_put_aside_tagged_or_oddly_named_is_saved_too(t: Bodies) {
     assert_eq!(host.git(&["log", "-1", "--format=%s", &format!("refs/palisade/{body}/head")]), "linked");
     // A branch that makes way for one below it.
     t.sh(&body, "git branch -D a; git branch a/b").await.ok();
-    assert_eq!(save(&t, &body).await.trouble, None);
+    assert_eq!(save(&t, &body).await.commit_error, None);
     assert!(host.try_git(&["rev-parse", "--verify", &own("a/b")]).is_some());
     let landed = t
         .fleet()
-        .land(&body, None, fleet::How::Onto("fix/#123".into()), fleet::What::All, &crate::repo::person())
+        .land(
+            &body,
+            None,
+            fleet::LandTarget::Onto("fix/#123".into()),
+            fleet::LandSelection::All,
+            &crate::repo::person(),
+        )
         .await;
     assert!(landed.is_ok(), "{landed:?}");
 }
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn a_submodule_stays_what_it_is(t: Bodies) {
-    let lib = Host::make(&t, "lib", "echo lib > lib");
-    let host = Host::plain(&t);
+    let lib = HostRepo::make(&t, "lib", "echo lib > lib");
+    let host = HostRepo::plain(&t);
     host.sh(&format!(
         "git -c protocol.file.allow=always submodule --quiet add {} sub; git commit -qm sub",
         lib.dir.display()
@@ -212,10 +218,10 @@ async fn a_submodule_stays_what_it_is(t: Bodies) {
     let body = host.body(&t).await;
     let link = || host.git(&["ls-tree", &format!("refs/palisade/{body}/wip"), "sub"]);
     t.sh(&body, "touch sub/x; rm sub/x; echo more > more").await.ok();
-    assert_eq!(save(&t, &body).await.left_out, []);
+    assert_eq!(save(&t, &body).await.skipped, []);
     assert!(link().starts_with("160000 commit"), "{}", link());
     t.sh(&body, "echo inside > sub/inside").await.ok();
-    assert_eq!(save(&t, &body).await.left_out, []);
+    assert_eq!(save(&t, &body).await.skipped, []);
     assert!(link().starts_with("160000 commit"), "{}", link());
     t.fleet().remove(&body, Force::Yes).await.unwrap();
     assert_eq!(host.sh(&format!("git -C sub show refs/palisade/{body}/wip:inside")), "inside");
@@ -223,9 +229,9 @@ async fn a_submodule_stays_what_it_is(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn what_is_listed_as_lost_is_what_was_not_saved(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
-    let lost = || t.fleet().losses(&body).unwrap();
+    let lost = || t.fleet().unsaved_work(&body).unwrap();
     t.sh(&body, "echo a > a; echo b > b; git checkout -qb side; git add a; git commit -qm a").await.ok();
     assert_eq!(
         (lost().lines, lost().saved),
@@ -257,7 +263,7 @@ async fn what_is_listed_as_lost_is_what_was_not_saved(t: Bodies) {
     microvm = "a machine has no repositories in it yet"
 ))]
 async fn a_death_that_nobody_noticed_is_noticed_by_gc(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let killed = host.body(&t).await;
     let mut brief = host.up(&t);
     brief.create.limits.wall = Some(Duration::from_secs(6));
@@ -269,12 +275,12 @@ async fn a_death_that_nobody_noticed_is_noticed_by_gc(t: Bodies) {
     testkit::wait::blocking(Duration::from_secs(20), "both are dead", || {
         [&killed, &timed].iter().all(|body| t.view(body).pid.is_none()).then_some(())
     });
-    t.fleet().gc(fleet::Sweep::DryRun).await.unwrap();
+    t.fleet().gc(fleet::GcMode::DryRun).await.unwrap();
     assert!(
         host.try_git(&["rev-parse", "--verify", &format!("refs/palisade/{killed}/wip")]).is_none(),
         "a dry run does nothing"
     );
-    t.fleet().gc(fleet::Sweep::Remove).await.unwrap();
+    t.fleet().gc(fleet::GcMode::Remove).await.unwrap();
     for body in [&killed, &timed] {
         assert_eq!(names(&host, body), saved());
         assert!(t.body_dir(body).join("spec.json").exists(), "and its files stay");
@@ -286,9 +292,12 @@ async fn a_death_that_nobody_noticed_is_noticed_by_gc(t: Bodies) {
     microvm = "a machine has no repositories in it yet"
 ))]
 async fn a_fork_keeps_what_it_stands_on_and_is_saved_like_its_parent(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     host.sh("echo dirty > dirty");
-    let parent = crate::repo::up(&t, fleet::Up { dirty: fleet::Dirty::With, ..host.up(&t) }).await.spec;
+    let parent =
+        crate::repo::up(&t, fleet::UpRequest { dirty: fleet::UncommittedFiles::With, ..host.up(&t) })
+            .await
+            .spec;
     t.sh(&parent.id, "echo ours > ours").await.ok();
     let fork = t.fleet().fork(&parent.id, 1).await.unwrap().remove(0).spec.id;
     let snapshot = t.fleet().snapshot(&parent.id, Some("state".into())).await.unwrap();

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use testkit::{Temporary, leaks};
+use testkit::{TemporaryDir, leaks};
 
 /// How often somebody is killed.
 const KILLS: usize = 200;
@@ -44,7 +44,7 @@ enum Victim {
 
 /// Which disk is full meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Full {
+enum FullDisk {
     None,
     Data,
     Repository,
@@ -52,7 +52,7 @@ enum Full {
 
 /// Everything of the test.
 struct World {
-    home: Temporary,
+    home: TemporaryDir,
     pal: PathBuf,
     /// The Body that is worked in, and what was synced in each.
     body: Option<String>,
@@ -107,7 +107,7 @@ fn kill_and_look() {
 
 impl World {
     fn make() -> Self {
-        let home = Temporary::new("work-kills");
+        let home = TemporaryDir::new("work-kills");
         let test = std::env::current_exe().unwrap();
         let pal = testkit::user::pal(&test.ancestors().nth(2).unwrap().join("pal").to_string_lossy());
         let world = Self {
@@ -189,7 +189,7 @@ impl World {
                 self.ok(&["start", &body]);
                 body
             }
-            None => self.ok(&["up", "--clean", "--no-prepare"]),
+            None => self.ok(&["up", "--committed", "--no-prepare"]),
         };
         self.body = Some(body.clone());
         body
@@ -213,10 +213,10 @@ impl World {
             &format!("echo {round} > {name} && sync {name} && {commit}"),
         ]);
         self.synced.entry(body.clone()).or_default().push(name);
-        let verb = ["rm", "stop", "land", "wip", "gc", "up"][chance.below(6) as usize];
+        let verb = ["rm", "stop", "land", "save", "gc", "up"][chance.below(6) as usize];
         let victim = [Victim::Pal, Victim::Pal, Victim::Guest, Victim::Keeper][chance.below(4) as usize];
-        let full =
-            [Full::None, Full::None, Full::None, Full::Data, Full::Repository][chance.below(5) as usize];
+        let full = [FullDisk::None, FullDisk::None, FullDisk::None, FullDisk::Data, FullDisk::Repository]
+            [chance.below(5) as usize];
         self.last = format!("round {round}: {verb}, killed {victim:?}, full {full:?}");
         let filled = self.fill(full);
         let cut = self.cut(verb, &body, victim, chance);
@@ -233,8 +233,8 @@ impl World {
             "rm" => &["rm", "--force", body],
             "stop" => &["stop", "--grace", "0s", body],
             "land" => &["land", "--onto", "main", body],
-            "wip" => &["wip", body],
-            "up" => &["up", "--clean", "--no-prepare"],
+            "save" => &["save", body],
+            "up" => &["up", "--committed", "--no-prepare"],
             _ => &["gc"],
         };
         let run =
@@ -264,11 +264,11 @@ impl World {
     }
 
     /// Takes all the room of a disk.
-    fn fill(&self, full: Full) -> Option<PathBuf> {
+    fn fill(&self, full: FullDisk) -> Option<PathBuf> {
         let path = match full {
-            Full::None => return None,
-            Full::Data => self.data().join("filler"),
-            Full::Repository => self.repo().join(".git/filler"),
+            FullDisk::None => return None,
+            FullDisk::Data => self.data().join("filler"),
+            FullDisk::Repository => self.repo().join(".git/filler"),
         };
         let mut file = File::create(&path).unwrap();
         for len in [1 << 20, 4096, 1] {
@@ -298,8 +298,8 @@ impl World {
 
     /// Whoever comes next finds Bodies that can be saved and removed, and a sound repository.
     fn end(mut self) {
-        let listed: serde_json::Value = serde_json::from_str(&self.ok(&["ls", "--json"])).unwrap();
-        for body in listed.as_array().unwrap() {
+        for line in self.ok(&["ls", "--json"]).lines() {
+            let body: serde_json::Value = serde_json::from_str(line).unwrap();
             self.ok(&["rm", "--force", body["id"].as_str().unwrap()]);
         }
         self.ok(&["gc"]);

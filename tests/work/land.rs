@@ -1,30 +1,35 @@
 //! Landing: on branches of the user's, by the user.
 
-use fleet::{How, Landed, Person, What};
+use fleet::{GitIdentity, LandResult, LandSelection, LandTarget};
 use proto::{BodyId, Failure, Kind};
 use testkit::{Bodies, body_test};
 
-use crate::repo::{Host, person};
+use crate::repo::{HostRepo, person};
 
-async fn land(t: &Bodies, body: &BodyId, how: How, what: What) -> Result<Landed, Failure> {
+async fn land(
+    t: &Bodies,
+    body: &BodyId,
+    how: LandTarget,
+    what: LandSelection,
+) -> Result<LandResult, Failure> {
     t.fleet().land(body, None, how, what, &person()).await
 }
 
-async fn worked(t: &Bodies, host: &Host) -> BodyId {
+async fn worked(t: &Bodies, host: &HostRepo) -> BodyId {
     let body = host.body(t).await;
     t.sh(&body, "echo one > one; git add one; git commit -qm 'add one'; echo two > two; git add two; git commit -qm 'add two'; echo rest > rest").await.ok();
     body
 }
 
-fn subjects(host: &Host, range: &str) -> Vec<String> {
+fn subjects(host: &HostRepo, range: &str) -> Vec<String> {
     host.git(&["log", "--format=%an/%cn %s", "--reverse", range]).lines().map(str::to_owned).collect()
 }
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn work_lands_on_a_branch_of_its_own(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = worked(&t, &host).await;
-    let landed = land(&t, &body, How::Branch("pal/x".into()), What::All).await.unwrap();
+    let landed = land(&t, &body, LandTarget::Branch("pal/x".into()), LandSelection::All).await.unwrap();
     assert_eq!((landed.commits, landed.from), (3, None));
     assert_eq!(host.git(&["show", "pal/x:rest"]), "rest");
     assert_eq!(
@@ -42,10 +47,11 @@ async fn work_lands_on_a_branch_of_its_own(t: Bodies) {
     )
     .await
     .ok();
-    let refused = land(&t, &body, How::Branch("pal/x".into()), What::Committed).await;
+    let refused = land(&t, &body, LandTarget::Branch("pal/x".into()), LandSelection::Committed).await;
     assert!(refused.is_ok(), "picked on top: {refused:?}");
     assert_eq!(host.git(&["show", "pal/x:more"]), "more");
-    let committed = land(&t, &body, How::Branch("only".into()), What::Committed).await.unwrap();
+    let committed =
+        land(&t, &body, LandTarget::Branch("only".into()), LandSelection::Committed).await.unwrap();
     assert_eq!(
         committed.to,
         host.git(&["rev-parse", &format!("refs/palisade/{body}/head")]),
@@ -56,10 +62,10 @@ async fn work_lands_on_a_branch_of_its_own(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn work_lands_on_top_of_a_branch_that_is_checked_out(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = worked(&t, &host).await;
     host.commit("echo mine > mine", "mine");
-    let landed = land(&t, &body, How::Onto("main".into()), What::All).await.unwrap();
+    let landed = land(&t, &body, LandTarget::Onto("main".into()), LandSelection::All).await.unwrap();
     assert_eq!(landed.commits, 3);
     assert_eq!(
         host.sh("git status --porcelain; cat one two rest mine"),
@@ -74,18 +80,22 @@ async fn work_lands_on_top_of_a_branch_that_is_checked_out(t: Bodies) {
     let other = host.body(&t).await;
     t.sh(&other, "echo theirs > mine; git commit -qam theirs").await.ok();
     host.sh("echo precious > mine");
-    let refused = land(&t, &other, How::Onto("main".into()), What::All).await.unwrap_err();
+    let refused = land(&t, &other, LandTarget::Onto("main".into()), LandSelection::All).await.unwrap_err();
     assert_eq!((refused.kind, host.sh("cat mine").as_str()), (Kind::Conflict, "precious"));
 }
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn squashing_picking_and_conflicts(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = worked(&t, &host).await;
-    let squashed =
-        land(&t, &body, How::Branch("squashed".into()), What::Squash { message: Some("all of it".into()) })
-            .await
-            .unwrap();
+    let squashed = land(
+        &t,
+        &body,
+        LandTarget::Branch("squashed".into()),
+        LandSelection::Squash { message: Some("all of it".into()) },
+    )
+    .await
+    .unwrap();
     assert_eq!(
         (squashed.commits, subjects(&host, "main..squashed")),
         (1, vec!["Ann/Ann all of it".to_owned()])
@@ -93,69 +103,75 @@ async fn squashing_picking_and_conflicts(t: Bodies) {
     assert_eq!(host.git(&["rev-parse", "squashed^{tree}"]), host.wip_tree(&body));
     let two = host.git(&["rev-parse", &format!("refs/palisade/{body}/head")]);
     let picked =
-        land(&t, &body, How::Branch("picked".into()), What::Pick(vec![two[..10].to_owned()])).await.unwrap();
+        land(&t, &body, LandTarget::Branch("picked".into()), LandSelection::Pick(vec![two[..10].to_owned()]))
+            .await
+            .unwrap();
     assert_eq!((picked.commits, host.git(&["diff", "--name-only", "main", "picked"]).as_str()), (1, "two"));
     let foreign = host.git(&["rev-parse", "main"]);
     assert_eq!(
-        land(&t, &body, How::Branch("none".into()), What::Pick(vec![foreign])).await.unwrap_err().kind,
+        land(&t, &body, LandTarget::Branch("none".into()), LandSelection::Pick(vec![foreign]))
+            .await
+            .unwrap_err()
+            .kind,
         Kind::NotFound,
         "not a commit of the Body"
     );
     host.commit("echo other > one", "other one");
     let before = host.git(&["rev-parse", "main"]);
-    let refused = land(&t, &body, How::Onto("main".into()), What::All).await.unwrap_err();
+    let refused = land(&t, &body, LandTarget::Onto("main".into()), LandSelection::All).await.unwrap_err();
     assert!(refused.kind == Kind::Conflict && refused.message.contains("one"), "{refused}");
     assert_eq!(host.git(&["rev-parse", "main"]), before, "nothing moved");
     assert_eq!(
-        land(&t, &body, How::Onto("no-such".into()), What::All).await.unwrap_err().kind,
+        land(&t, &body, LandTarget::Onto("no-such".into()), LandSelection::All).await.unwrap_err().kind,
         Kind::NotFound
     );
     assert_eq!(
-        land(&t, &body, How::Branch("../../evil".into()), What::All).await.unwrap_err().kind,
+        land(&t, &body, LandTarget::Branch("../../evil".into()), LandSelection::All).await.unwrap_err().kind,
         Kind::Usage
     );
 }
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn who_lands_must_have_a_name_and_tools_that_run_things_are_shown(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     t.sh(&body, "mkdir -p .vscode .github/workflows; echo '{}' > .vscode/tasks.json; echo x > .github/workflows/ci.yml; echo plain > plain").await.ok();
     host.commit("echo mine > mine", "mine");
-    let nobody = Person { env: Vec::new(), ..person() };
-    let squash = || What::Squash { message: None };
-    let refused = t.fleet().land(&body, None, How::Onto("main".into()), squash(), &nobody).await.unwrap_err();
+    let nobody = GitIdentity { env: Vec::new(), ..person() };
+    let squash = || LandSelection::Squash { message: None };
+    let refused =
+        t.fleet().land(&body, None, LandTarget::Onto("main".into()), squash(), &nobody).await.unwrap_err();
     assert!(
         refused.hints.iter().any(|hint| hint.contains("user.name")),
         "{refused}: {:?} {:?}",
         refused.causes(),
         refused.hints
     );
-    let landed = land(&t, &body, How::Onto("main".into()), squash()).await.unwrap();
-    assert_eq!(landed.runs_something, [".github/workflows/ci.yml", ".vscode/tasks.json"]);
+    let landed = land(&t, &body, LandTarget::Onto("main".into()), squash()).await.unwrap();
+    assert_eq!(landed.auto_executed, [".github/workflows/ci.yml", ".vscode/tasks.json"]);
 }
 
 #[body_test(except(microvm = "a machine has no repositories in it yet"))]
 async fn a_summary_is_no_patch(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = worked(&t, &host).await;
-    let look = t.fleet().look(&body, None).unwrap();
+    let look = t.fleet().review(&body, None).unwrap();
     let text = |shape| String::from_utf8(look.text(shape, &[]).unwrap()).unwrap();
-    assert!(text(fleet::Shape::Patch).contains("+rest"));
-    let summary = text(fleet::Shape::Stat);
+    assert!(text(fleet::DiffFormat::Patch).contains("+rest"));
+    let summary = text(fleet::DiffFormat::Stat);
     assert!(summary.contains("3 files changed") && !summary.contains("+rest"), "{summary}");
 }
 
 #[body_test(except(microvm = "a machine has no repositories in it yet"))]
 async fn a_landing_never_writes_into_a_git_directory(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let outer = t.dir().join("outer");
     let trap = "mkdir -p hooks && printf '#!/bin/sh\\ntouch /tmp/sprung\\n' > hooks/post-checkout && chmod 755 hooks/post-checkout && git add -A && git commit -qm trap";
     // A submodule, whose git directory is listed as its work tree.
     host.sh(&format!("git init -q {0} && cd {0} && git -c protocol.file.allow=always submodule --quiet add {1} sub && git -C sub checkout -q main", outer.display(), host.dir.display()));
-    let body = Host { dir: outer.join("sub") }.body(&t).await;
+    let body = HostRepo { dir: outer.join("sub") }.body(&t).await;
     t.sh(&body, trap).await.ok();
-    land(&t, &body, How::Onto("main".into()), What::All).await.unwrap();
+    land(&t, &body, LandTarget::Onto("main".into()), LandSelection::All).await.unwrap();
     assert!(outer.join("sub/hooks/post-checkout").exists(), "a control: its files are where they belong");
     assert!(!outer.join(".git/modules/sub/hooks/post-checkout").exists());
     // A git directory elsewhere, which does not tell where its files are.
@@ -166,13 +182,13 @@ async fn a_landing_never_writes_into_a_git_directory(t: Bodies) {
         host.dir.display(),
         files.display()
     ));
-    let body = Host { dir: files }.body(&t).await;
+    let body = HostRepo { dir: files }.body(&t).await;
     t.sh(&body, trap).await.ok();
     // The door is open: whoever takes what git lists for the files writes hooks.
     let careless = t.dir().join("careless.git");
     let wip = crate::repo::save(&t, &body).await.wip;
     host.sh(&format!("cp -r {0} {1} && git --git-dir={1} --work-tree=$(git --git-dir={1} worktree list --porcelain | sed -n 's/^worktree //p') read-tree -m -u main {wip}", apart.display(), careless.display()));
     assert!(careless.join("hooks/post-checkout").exists(), "a control");
-    let landed = land(&t, &body, How::Onto("main".into()), What::All).await;
+    let landed = land(&t, &body, LandTarget::Onto("main".into()), LandSelection::All).await;
     assert!(!apart.join("hooks/post-checkout").exists(), "{landed:?}");
 }

@@ -2,19 +2,22 @@
 //!
 //! These reach crates.io and PyPI.
 
-use fleet::{Force, Prepare, Up};
-use proto::Kind;
+use fleet::{Force, PrepareChoice, UpRequest};
+use proto::{
+    Event, Kind,
+    event_data::{NetworkAllowed, NetworkDenied},
+};
 use testkit::{Bodies, body_test};
 
 use crate::{
     ecosystems::{asked, prepared, steps},
-    repo::{Host, up},
+    repo::{HostRepo, up},
 };
 
 #[body_test(except(microvm = "a machine has no repositories in it yet"))]
 async fn preparing_reaches_the_names_it_may_and_work_reaches_none(t: Bodies) {
     let probe = "curl -sS -m 20 -o /dev/null -w '%{http_code}' https://pypi.org/simple/six/ > open; curl -sS -m 20 https://crates.io/ > closed 2>&1; curl -sS -m 5 --noproxy '*' https://pypi.org/ > direct 2>&1; curl -sS -m 5 http://pypi.org/ > plain 2>&1; true";
-    let host = Host::make(
+    let host = HostRepo::make(
         &t,
         "app",
         &format!(
@@ -30,14 +33,11 @@ async fn preparing_reaches_the_names_it_may_and_work_reaches_none(t: Bodies) {
     );
     let denied = t.sh(&body, "cat closed direct plain").await.ok();
     assert!(denied.contains("403") || denied.contains("CONNECT tunnel failed"), "{denied}");
-    let decided: Vec<(String, String)> = t
-        .events()
-        .into_iter()
-        .filter(|event| event.kind.starts_with("network."))
-        .map(|event| (event.kind.clone(), event.data["to"].as_str().unwrap_or_default().to_owned()))
-        .collect();
-    assert!(decided.contains(&("network.allowed".into(), "pypi.org:443".into())), "{decided:?}");
-    assert!(decided.contains(&("network.denied".into(), "crates.io:443".into())), "{decided:?}");
+    let events = t.events();
+    let allowed = events.iter().filter_map(Event::data_as).map(|data: NetworkAllowed| data.to);
+    let denied = events.iter().filter_map(Event::data_as).map(|data: NetworkDenied| data.to);
+    assert!(allowed.collect::<Vec<_>>().contains(&"pypi.org:443".to_owned()), "{events:?}");
+    assert!(denied.collect::<Vec<_>>().contains(&"crates.io:443".to_owned()), "{events:?}");
     let now = t.sh(&body, "curl -sS -m 5 https://pypi.org/ 2>&1; curl -sS -m 5 -x http://127.0.0.1:3128 https://pypi.org/ 2>&1; ls /run/palisade 2>&1; env | grep -ci proxy").await;
     assert!(
         !now.text().contains("<html") && now.text().ends_with('0'),
@@ -48,7 +48,7 @@ async fn preparing_reaches_the_names_it_may_and_work_reaches_none(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet"))]
 async fn a_step_that_fails_is_shown_with_its_output_and_leaves_nothing(t: Bodies) {
-    let host = Host::make(
+    let host = HostRepo::make(
         &t,
         "app",
         "printf '[prepare]\\ncommands = [\"echo made it this far; exit 3\"]\\n' > palisade.toml",
@@ -62,7 +62,7 @@ async fn a_step_that_fails_is_shown_with_its_output_and_leaves_nothing(t: Bodies
     );
     assert!(failure.hints.iter().any(|hint| hint.contains("--no-prepare")));
     assert_eq!(t.fleet().list().unwrap().len(), 0, "no Body is left");
-    let body = up(&t, Up { prepare: Prepare::No, ..asked(&t, &host) }).await.spec.id;
+    let body = up(&t, UpRequest { prepare: PrepareChoice::No, ..asked(&t, &host) }).await.spec.id;
     assert_eq!(t.sh(&body, "ls").await.ok(), "palisade.toml");
     host.commit("echo nonsense > palisade.toml", "nonsense");
     assert_eq!(t.fleet().up(asked(&t, &host)).await.unwrap_err().kind, Kind::Usage);

@@ -2,7 +2,7 @@
 
 use testkit::{Bodies, body_test};
 
-use crate::repo::{Host, save};
+use crate::repo::{HostRepo, save};
 
 /// How many repositories are tried.
 const ROUNDS: u64 = 12;
@@ -84,7 +84,7 @@ async fn up_and_save_give_the_tree_that_plain_git_gives(t: Bodies) {
             "{HELPERS}\nprintf '*.log\\n!keep.log\\nnode_modules/\\n' > .gitignore; printf '*.txt text\\n*.bin binary\\n' > .gitattributes\n{}; true",
             lines(&mut chance)
         );
-        let host = Host::make(&t, &format!("r{round}"), &begin);
+        let host = HostRepo::make(&t, &format!("r{round}"), &begin);
         // A Body has no ignored files of the host, so the host must not have them either.
         host.git(&["clean", "-fdxq"]);
         let body = host.body(&t).await;

@@ -6,12 +6,12 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use fleet::{Dirty, Person, Prepare, Repo, Saved, Up, View};
+use fleet::{BodyView, GitIdentity, PrepareChoice, RepoSource, SaveResult, UncommittedFiles, UpRequest};
 use proto::BodyId;
 use testkit::{Bodies, explain};
 
 /// A repository on the host.
-pub struct Host {
+pub struct HostRepo {
     pub dir: PathBuf,
 }
 
@@ -33,7 +33,7 @@ fn settings(command: &mut Command) -> &mut Command {
 }
 
 /// Who lands.
-pub fn person() -> Person {
+pub fn person() -> GitIdentity {
     let env = [
         ("GIT_AUTHOR_NAME", "Ann"),
         ("GIT_AUTHOR_EMAIL", "ann@example.com"),
@@ -41,7 +41,7 @@ pub fn person() -> Person {
         ("GIT_COMMITTER_EMAIL", "ann@example.com"),
         ("GIT_CONFIG_NOSYSTEM", "1"),
     ];
-    Person {
+    GitIdentity {
         home: "/nonexistent".into(),
         path: "/usr/local/bin:/usr/bin:/bin".into(),
         env: env.map(|(name, value)| (name.into(), value.into())).to_vec(),
@@ -62,7 +62,7 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
 }
 
-impl Host {
+impl HostRepo {
     /// A repository made by a line of shell; what it leaves is committed.
     pub fn make(t: &Bodies, name: &str, script: &str) -> Self {
         let dir = t.dir().join(name);
@@ -103,11 +103,11 @@ impl Host {
     }
 
     /// A repository with the submodule `libs/lib`, which has `vendored/deep` in it.
-    pub fn around(t: &Bodies, lib: &Host, deep: &Host) -> Self {
+    pub fn around(t: &Bodies, lib: &HostRepo, deep: &HostRepo) -> Self {
         let allow = ["-c", "protocol.file.allow=always", "submodule", "add", "--quiet"];
         lib.git(&[&allow[..], &[&format!("{}", deep.dir.display()), "vendored/deep"]].concat());
         lib.commit("true", "a submodule of its own");
-        let host = Host::make(t, "app", "echo main > main.c");
+        let host = HostRepo::make(t, "app", "echo main > main.c");
         host.git(
             &[&allow[..], &["--name", "its name", &format!("{}", lib.dir.display()), "libs/lib"]].concat(),
         );
@@ -132,13 +132,13 @@ impl Host {
     }
 
     /// What asks for a Body with it.
-    pub fn up(&self, t: &Bodies) -> Up {
-        Up {
-            repositories: vec![Repo::Path(self.dir.clone())],
+    pub fn up(&self, t: &Bodies) -> UpRequest {
+        UpRequest {
+            repositories: vec![RepoSource::Path(self.dir.clone())],
             reference: None,
-            dirty: Dirty::Without,
+            dirty: UncommittedFiles::Without,
             include: Vec::new(),
-            prepare: Prepare::No,
+            prepare: PrepareChoice::No,
             person: person(),
             images: |reference| Ok(fleet::Image::new(reference)),
             home: None,
@@ -164,13 +164,13 @@ impl Host {
 }
 
 /// Makes what is asked for.
-pub async fn up(t: &Bodies, up: Up) -> View {
+pub async fn up(t: &Bodies, up: UpRequest) -> BodyView {
     let views = t.fleet().up(up).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
     views.into_iter().next().unwrap()
 }
 
 /// Saves a Body's work.
-pub async fn save(t: &Bodies, body: &BodyId) -> Saved {
+pub async fn save(t: &Bodies, body: &BodyId) -> SaveResult {
     let saved = t.fleet().save(body).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
     saved.into_iter().next().unwrap()
 }

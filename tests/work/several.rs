@@ -1,14 +1,14 @@
 //! Several Bodies: compared, landed one after the other, within a budget.
 
-use fleet::Sweep;
+use fleet::GcMode;
 use proto::Size;
 use testkit::{Bodies, body_test, explain};
 
-use crate::repo::{Host, person, save};
+use crate::repo::{HostRepo, person, save};
 
 #[body_test(except(microvm = "a machine has no repositories in it yet"))]
 async fn bodies_are_compared_and_conflicts_are_known_before_they_land(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let mut ids = Vec::new();
     for work in [
         "sed -i 1s/.*/one/ numbers; echo a > a",
@@ -37,7 +37,7 @@ async fn bodies_are_compared_and_conflicts_are_known_before_they_land(t: Bodies)
 
 #[body_test(except(microvm = "a machine has no repositories in it yet"))]
 async fn a_queue_lands_what_is_green_and_keeps_the_rest_with_its_reason(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let mut ids = Vec::new();
     for work in [
         "sed -i 1s/.*/one/ numbers; git commit -qam one",
@@ -75,7 +75,7 @@ async fn a_queue_lands_what_is_green_and_keeps_the_rest_with_its_reason(t: Bodie
 
 #[body_test(except(microvm = "a machine has no repositories in it yet"))]
 async fn the_store_keeps_within_its_budget_and_takes_nothing_that_is_used(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     host.commit("head -c 3000000 /dev/urandom > big", "big");
     let other = host.body(&t).await;
@@ -91,12 +91,12 @@ async fn the_store_keeps_within_its_budget_and_takes_nothing_that_is_used(t: Bod
             .sum::<usize>()
     };
     let all = layers();
-    t.fleet().gc(Sweep::Remove).await.unwrap();
+    t.fleet().gc(GcMode::Remove).await.unwrap();
     assert_eq!(layers(), all, "within the budget nothing goes");
     t.fleet().set_budget(Size(1 << 20)).unwrap();
-    let told = t.fleet().gc(Sweep::DryRun).await.unwrap().len();
+    let told = t.fleet().gc(GcMode::DryRun).await.unwrap().len();
     assert!(told > 0 && layers() == all, "a dry run only says so");
-    t.fleet().gc(Sweep::Remove).await.unwrap();
+    t.fleet().gc(GcMode::Remove).await.unwrap();
     assert!(layers() < all, "what nobody stands on went");
     assert_eq!(
         t.sh(&body, "git status --porcelain; tail -1 numbers").await.ok(),
@@ -107,7 +107,7 @@ async fn the_store_keeps_within_its_budget_and_takes_nothing_that_is_used(t: Bod
 
 #[body_test(except(microvm = "a machine has no repositories in it yet"))]
 async fn plain_git_fetches_what_a_body_did(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     t.sh(&body, "echo work > work; git add work; git commit -qm work").await.ok();
     save(&t, &body).await;

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use fleet::{Dirty, ExecRequest};
+use fleet::{ExecRequest, UncommittedFiles};
 use proto::BodyId;
 use testkit::{Bodies, body_test};
 
 use crate::{
     property::{Chance, DIRS, HELPERS, change, path},
-    repo::{Host, up},
+    repo::{HostRepo, up},
 };
 
 /// How many repositories are tried.
@@ -108,7 +108,7 @@ async fn git_says_what_it_would_say_had_it_looked_at_every_file(t: Bodies) {
             "{HELPERS}\nprintf '*.log\\n!keep.log\\nnode_modules/\\n' > .gitignore\n{}; true",
             begin.join("; true\n")
         );
-        let host = Host::make(&t, &format!("s{round}"), &begin);
+        let host = HostRepo::make(&t, &format!("s{round}"), &begin);
         host.commit("seq 100 > second", "second");
         let body = host.body(&t).await;
         quick += walk(&t, &body, &mut chance, STEPS[0], &about).await;
@@ -128,7 +128,7 @@ async fn git_says_what_it_would_say_had_it_looked_at_every_file(t: Bodies) {
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn a_first_status_looks_at_what_was_changed_and_at_nothing_else(t: Bodies) {
-    let host = Host::make(
+    let host = HostRepo::make(
         &t,
         "wide",
         "for d in $(seq 20); do mkdir d$d; for f in $(seq 100); do echo $d $f > d$d/f$f; done; done",
@@ -165,7 +165,7 @@ async fn a_first_status_looks_at_what_was_changed_and_at_nothing_else(t: Bodies)
     }
     // What the host has not committed is in the files and not in the index.
     host.sh("echo dirty >> d5/f5; echo new > d5/new");
-    let body = up(&t, fleet::Up { dirty: Dirty::With, ..host.up(&t) }).await.spec.id;
+    let body = up(&t, fleet::UpRequest { dirty: UncommittedFiles::With, ..host.up(&t) }).await.spec.id;
     let said = t.sh(&body, &format!("{}; git status --porcelain", looks("git status"))).await.ok();
     let lines: Vec<&str> = said.lines().collect();
     assert!(lines[0].parse::<usize>().unwrap() <= 4, "{said}");
@@ -174,7 +174,7 @@ async fn a_first_status_looks_at_what_was_changed_and_at_nothing_else(t: Bodies)
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
 async fn who_cannot_be_answered_is_told_that_all_may_have_changed(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     t.sh(&body, "echo more >> numbers").await.ok();
     // Asked by git, it names the path: what follows is refused to who is somewhere or somebody else, and to no old git.
@@ -215,7 +215,7 @@ async fn who_cannot_be_answered_is_told_that_all_may_have_changed(t: Bodies) {
     user = "its Bodies have one id, so there is nobody else in them"
 ))]
 async fn somebody_else_in_the_body_learns_no_names(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     t.sh(&body, "echo x > src/name; chmod 700 src").await.ok();
     let told = async |user: &str| {

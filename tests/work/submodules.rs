@@ -1,21 +1,21 @@
 //! What a Body does in submodules: saved in repositories of their own, and nothing of it runs.
 
-use fleet::{Discard, Force, How, Shape, What};
+use fleet::{DiffFormat, Discard, Force, LandSelection, LandTarget};
 use proto::BodyId;
 use testkit::{Bodies, body_test};
 
-use crate::repo::{Host, git_in, person, save, sh_in};
+use crate::repo::{HostRepo, git_in, person, save, sh_in};
 
 /// A repository with a submodule in it, which has one, too.
-fn nested(t: &Bodies) -> Host {
+fn nested(t: &Bodies) -> HostRepo {
     let lib =
-        Host::make(t, "lib", "mkdir src; echo lib > src/lib.c; echo old > old; echo '*.o' > .gitignore");
-    let deep = Host::make(t, "deep", "echo deep > deep.c");
-    Host::around(t, &lib, &deep)
+        HostRepo::make(t, "lib", "mkdir src; echo lib > src/lib.c; echo old > old; echo '*.o' > .gitignore");
+    let deep = HostRepo::make(t, "deep", "echo deep > deep.c");
+    HostRepo::around(t, &lib, &deep)
 }
 
 /// git in a submodule of the host's work tree.
-fn inside(host: &Host, path: &str, args: &[&str]) -> String {
+fn inside(host: &HostRepo, path: &str, args: &[&str]) -> String {
     let output = git_in(&host.dir.join(path), args);
     assert!(output.status.success(), "git {args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
@@ -25,7 +25,7 @@ fn wip(body: &BodyId) -> String {
     format!("refs/palisade/{body}/wip")
 }
 
-fn link(host: &Host, commit: &str) -> String {
+fn link(host: &HostRepo, commit: &str) -> String {
     host.git(&["ls-tree", commit, "libs/lib"])
 }
 
@@ -36,19 +36,20 @@ async fn work_in_submodules_is_saved_in_their_own_repositories(t: Bodies) {
     let body = host.body(&t).await;
     let work = "echo more >> main.c; cd libs/lib; echo mine >> src/lib.c; echo new > new; rm old; echo x > x.o; echo deeper >> vendored/deep/deep.c";
     t.sh(&body, work).await.ok();
-    let look = t.fleet().look_closely(&body, None).unwrap();
+    let look = t.fleet().review_files(&body, None).unwrap();
     let mut files: Vec<&str> = look.diff.files.iter().map(|file| file.path.as_str()).collect();
     files.sort_unstable();
     let all =
         ["libs/lib/new", "libs/lib/old", "libs/lib/src/lib.c", "libs/lib/vendored/deep/deep.c", "main.c"];
-    assert_eq!((files, look.diff.left_out.len()), (all.to_vec(), 0));
-    let patch = String::from_utf8(look.text(Shape::Patch, &[]).unwrap()).unwrap();
+    assert_eq!((files, look.diff.skipped.len()), (all.to_vec(), 0));
+    let patch = String::from_utf8(look.text(DiffFormat::Patch, &[]).unwrap()).unwrap();
     assert!(
         patch.contains("+++ b/libs/lib/src/lib.c\n@@ -1 +1,2 @@\n lib\n+mine\n")
             && patch.contains("b/main.c"),
         "{patch}"
     );
-    let narrowed = String::from_utf8(look.text(Shape::Stat, &["libs/lib/vendored".into()]).unwrap()).unwrap();
+    let narrowed =
+        String::from_utf8(look.text(DiffFormat::Stat, &["libs/lib/vendored".into()]).unwrap()).unwrap();
     assert!(
         narrowed.contains("1 file changed") && narrowed.contains("libs/lib/vendored/deep/deep.c"),
         "{narrowed}"
@@ -69,7 +70,11 @@ async fn work_in_submodules_is_saved_in_their_own_repositories(t: Bodies) {
         host.sh("cd libs/lib; cat src/lib.c new vendored/deep/deep.c; ls old x.o 2>/dev/null; true"),
         "lib\nmine\nnew\ndeep\ndeeper"
     );
-    let landed = t.fleet().land(&body, None, How::Branch("work".into()), What::All, &person()).await.unwrap();
+    let landed = t
+        .fleet()
+        .land(&body, None, LandTarget::Branch("work".into()), LandSelection::All, &person())
+        .await
+        .unwrap();
     assert_eq!((landed.submodules.len(), host.git(&["show", "work:main.c"])), (2, "main\nmore".into()));
     // What is saved goes nowhere with the Body; one that did nothing leaves no name.
     t.fleet().remove(&body, Force::Yes).await.unwrap();
@@ -179,10 +184,10 @@ async fn nothing_that_a_submodule_holds_runs_on_the_host(t: Bodies) {
         sh_in(&copy.join("libs/lib"), "git add -A; git status");
         assert!(mark.exists(), "{name}: a trap that catches nobody proves nothing");
         std::fs::remove_file(&mark).unwrap();
-        t.fleet().look_closely(&body, None).unwrap().text(Shape::Patch, &[]).unwrap();
+        t.fleet().review_files(&body, None).unwrap().text(DiffFormat::Patch, &[]).unwrap();
         let saved = save(&t, &body).await;
         assert_eq!(inside(&host, "libs/lib", &["show", &format!("{}:mine", wip(&body))]), "mine", "{name}");
-        let named = saved.left_out.iter().any(|left| left.path == "libs/lib/.git");
+        let named = saved.skipped.iter().any(|left| left.path == "libs/lib/.git");
         assert_eq!(named, !taken, "{name}: {saved:?}");
         assert_eq!(t.fleet().remove(&body, Force::Yes).await.is_err(), named || !saved.is_whole(), "{name}");
         let _ = t.fleet().remove_with(&body, Force::Yes, Discard::Yes).await;
@@ -197,11 +202,11 @@ async fn nothing_that_a_submodule_holds_runs_on_the_host(t: Bodies) {
 async fn what_has_no_repository_on_the_host_is_named_and_keeps_the_body(t: Bodies) {
     let host = nested(&t);
     host.git(&["clone", "--quiet", ".", "../without"]);
-    let without = Host { dir: t.dir().join("without") };
+    let without = HostRepo { dir: t.dir().join("without") };
     let body = without.body(&t).await;
     t.sh(&body, "echo mine > libs/lib/mine").await.ok();
     let saved = save(&t, &body).await;
-    assert_eq!(saved.left_out.iter().map(|left| left.path.as_str()).collect::<Vec<_>>(), ["libs/lib"]);
+    assert_eq!(saved.skipped.iter().map(|left| left.path.as_str()).collect::<Vec<_>>(), ["libs/lib"]);
     assert!(t.fleet().remove(&body, Force::Yes).await.is_err());
     t.fleet().remove_with(&body, Force::Yes, Discard::Yes).await.unwrap();
     // So is one whose repository went away meanwhile, and the rest is saved.
@@ -210,7 +215,7 @@ async fn what_has_no_repository_on_the_host_is_named_and_keeps_the_body(t: Bodie
     let modules = host.dir.join(".git/modules");
     std::fs::rename(&modules, t.dir().join("aside")).unwrap();
     let saved = save(&t, &body).await;
-    assert_eq!(saved.left_out.iter().map(|left| left.path.as_str()).collect::<Vec<_>>(), ["libs/lib"]);
+    assert_eq!(saved.skipped.iter().map(|left| left.path.as_str()).collect::<Vec<_>>(), ["libs/lib"]);
     assert_eq!(host.wip_file(&body, "main.c").as_deref(), Some("main\nmore"));
     assert!(t.fleet().remove(&body, Force::Yes).await.is_err());
     std::fs::rename(t.dir().join("aside"), &modules).unwrap();

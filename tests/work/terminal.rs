@@ -4,7 +4,7 @@ use std::process::Command;
 
 use testkit::{Bodies, body_test};
 
-use crate::repo::{Host, pal_command};
+use crate::repo::{HostRepo, pal_command};
 
 /// What `pal` writes to a terminal.
 fn shown(t: &Bodies, args: &[&str]) -> Vec<u8> {
@@ -44,7 +44,7 @@ fn without_ours(bytes: &[u8]) -> String {
     microvm = "a machine has no repositories in it yet"
 ))]
 async fn nothing_a_body_wrote_acts_on_a_terminal(t: Bodies) {
-    let host = Host::plain(&t);
+    let host = HostRepo::plain(&t);
     let evil = "e\\033]52;c;eA==\\007\\033[2J\\302\\233\\342\\200\\256\\342\\201\\246x";
     let mut bodies = Vec::new();
     for number in 1..3 {
@@ -66,7 +66,7 @@ async fn nothing_a_body_wrote_acts_on_a_terminal(t: Bodies) {
         &["diff", "--json", one],
         &["log", one],
         &["log", "--json", one],
-        &["wip", one],
+        &["save", one],
         &["compare", one, two],
         &["compare", "--json", one, two],
         &["land", "--patch", one],

@@ -5,31 +5,31 @@ use std::io;
 use fleet::{Create, Force};
 
 use crate::{
-    ground::Ground,
-    library::{self, told},
+    context::BenchContext,
+    library::{self, failure_text},
     measure::{Contender, interleave, timed},
     peers::{self, PLAIN},
-    report::{Bar, Bound, Part, Table},
+    report::{Bar, Bound, ReportSection, ReportTable},
     residents,
-    run::{Line, find},
+    run::{CommandLine, find},
 };
 
 const KEPT: &str = "library";
 
 /// A kept Body and one of a `pal run`, by library, command line and `nsenter`, beside peers.
-pub fn measure(ground: &Ground) -> io::Result<Part> {
+pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
     let runtime = library::runtime()?;
-    let fleet = ground.fleet()?;
-    let make = |request| runtime.block_on(fleet.create(request)).map_err(told);
+    let fleet = context.fleet()?;
+    let make = |request| runtime.block_on(fleet.create(request)).map_err(failure_text);
     let (kept, short) = (make(Create::kept())?, make(Create::run())?);
-    let (residents, mut absent) = residents::start_all(ground)?;
+    let (residents, mut absent) = residents::start_all(context)?;
     let run = |id| timed(|| runtime.block_on(library::exec(&fleet, id, &["true"])).map(drop));
     let mut contenders = vec![
-        Contender::new(PLAIN, || Line::new(["true"]).time()),
+        Contender::new(PLAIN, || CommandLine::new(["true"]).time()),
         Contender::new(KEPT, || run(kept.id())),
         Contender::new("library, Body of a run", || run(short.id())),
     ];
-    let line = peers::pal(ground, &["exec", kept.id().as_str(), "--", "true"]);
+    let line = peers::pal(context, &["exec", kept.id().as_str(), "--", "true"]);
     contenders.push(Contender::new("pal exec", move || line.time()));
     match nsenter(kept.pid) {
         Ok(line) => contenders.push(Contender::new("nsenter into the Body", move || line.time())),
@@ -41,11 +41,11 @@ pub fn measure(ground: &Ground) -> io::Result<Part> {
             None => absent.push((format!("{} exec", resident.name), "it has no way in".into())),
         }
     }
-    let rows = interleave(contenders, ground.args.rounds);
+    let rows = interleave(contenders, context.args.rounds);
     for body in [kept, short] {
-        runtime.block_on(fleet.remove(body.id(), Force::Yes)).map_err(told)?;
+        runtime.block_on(fleet.remove(body.id(), Force::Yes)).map_err(failure_text)?;
     }
-    let mut table = Table::times("Run `true` in something that runs", &[PLAIN], rows);
+    let mut table = ReportTable::times("Run `true` in something that runs", &[PLAIN], rows);
     table.absent = absent;
     let bar = Bar {
         promise: "exec in a running Body against plain fork+exec".into(),
@@ -53,14 +53,14 @@ pub fn measure(ground: &Ground) -> io::Result<Part> {
         bound: Bound::AtMost(2.0),
         unit: "×",
     };
-    Ok(Part { tables: vec![table], bars: vec![bar] })
+    Ok(ReportSection { tables: vec![table], bars: vec![bar] })
 }
 
 /// Into every namespace of a Body, if that can be done here.
-fn nsenter(pid: Option<i32>) -> io::Result<Line> {
+fn nsenter(pid: Option<i32>) -> io::Result<CommandLine> {
     find("nsenter").ok_or_else(|| io::Error::other("not installed"))?;
     let pid = pid.ok_or_else(|| io::Error::other("the Body has no pid"))?;
     // A Body's root lies within a mount, so its mount namespace alone does not lead there.
-    let line = Line::new(["nsenter", "--target", &pid.to_string(), "--all", "--root", "--wd", "true"]);
+    let line = CommandLine::new(["nsenter", "--target", &pid.to_string(), "--all", "--root", "--wd", "true"]);
     line.output().map(|_| line)
 }

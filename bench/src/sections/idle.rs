@@ -5,15 +5,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fleet::{Create, Fleet, Force, View};
+use fleet::{BodyView, Create, Fleet, Force};
 use tokio::runtime::Runtime;
 
 use crate::{
-    ground::Ground,
-    library::{self, told},
+    context::BenchContext,
+    library::{self, failure_text},
     measure::interrupted,
     memory,
-    report::{Bar, Bound, Part, Row, Table, Unit},
+    report::{Bar, Bound, ReportSection, ReportTable, Row, Unit},
     residents,
     stats::Samples,
 };
@@ -24,26 +24,31 @@ const BODY: &str = "one Body";
 const LEFT_ALONE: Duration = Duration::from_secs(3);
 
 /// PSS of guest and keeper, of peers' processes, and what many Bodies take together.
-pub fn measure(ground: &Ground) -> io::Result<Part> {
+pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
     let runtime = library::runtime()?;
     // Nothing of it runs ahead, whose pages would be shared.
-    let fleet = ground.plain_fleet()?;
+    let fleet = context.plain_fleet()?;
     let mut rows = Vec::new();
     let alone = many(&runtime, &fleet, 1)?;
     rows.push(row(BODY, alone.pss.iter().copied(), "guest and keeper"));
-    let crowd = many(&runtime, &fleet, ground.args.bodies)?;
+    let crowd = many(&runtime, &fleet, context.args.bodies)?;
     rows.push(row(&format!("each of {}", crowd.made), crowd.pss.iter().copied(), "guest and keeper"));
     rows.push(row(
         &format!("the kernel's own for each of {}", crowd.made),
         [crowd.kernel],
         "slab, stacks, page tables; neighbours disturb it",
     ));
-    let (residents, absent) = residents::start_all(ground)?;
+    let (residents, absent) = residents::start_all(context)?;
     for resident in &residents {
         rows.push(row(&format!("{} with `sleep`", resident.name), [resident.pss()?], "its helpers included"));
     }
-    let table =
-        Table { title: "Idle memory (PSS)".into(), unit: Unit::Bytes, against: Vec::new(), rows, absent };
+    let table = ReportTable {
+        title: "Idle memory (PSS)".into(),
+        unit: Unit::Bytes,
+        against: Vec::new(),
+        rows,
+        absent,
+    };
     let bars = vec![
         Bar {
             promise: "an idle Body, alone".into(),
@@ -52,13 +57,13 @@ pub fn measure(ground: &Ground) -> io::Result<Part> {
             unit: " MiB",
         },
         Bar {
-            promise: format!("idle Bodies that run at once, and answer, of {}", ground.args.bodies),
+            promise: format!("idle Bodies that run at once, and answer, of {}", context.args.bodies),
             found: Some(crowd.answered as f64),
-            bound: Bound::AtLeast(ground.args.bodies as f64),
+            bound: Bound::AtLeast(context.args.bodies as f64),
             unit: "",
         },
     ];
-    Ok(Part { tables: vec![table, times(&crowd)], bars })
+    Ok(ReportSection { tables: vec![table, times(&crowd)], bars })
 }
 
 fn row(name: &str, bytes: impl IntoIterator<Item = u64>, note: &str) -> Row {
@@ -67,7 +72,7 @@ fn row(name: &str, bytes: impl IntoIterator<Item = u64>, note: &str) -> Row {
     Row { name: name.into(), samples, note: note.into() }
 }
 
-fn times(crowd: &Crowd) -> Table {
+fn times(crowd: &Crowd) -> ReportTable {
     let row = |name: &str, samples: &Samples| Row {
         name: name.into(),
         samples: samples.clone(),
@@ -75,7 +80,7 @@ fn times(crowd: &Crowd) -> Table {
     };
     let rows =
         vec![row("create", &crowd.create), row("exec `true`", &crowd.exec), row("remove", &crowd.remove)];
-    Table::times(
+    ReportTable::times(
         format!("Each of {} kept Bodies, one after the other, all at once there", crowd.made),
         &[],
         rows,
@@ -103,7 +108,7 @@ fn many(runtime: &Runtime, fleet: &Fleet, count: usize) -> io::Result<Crowd> {
     let found = found.and_then(|()| ask(runtime, fleet, &views, &mut crowd));
     for view in &views {
         let began = Instant::now();
-        runtime.block_on(fleet.remove(view.id(), Force::Yes)).map_err(told)?;
+        runtime.block_on(fleet.remove(view.id(), Force::Yes)).map_err(failure_text)?;
         crowd.remove.push_time(began.elapsed());
     }
     found.map(|()| crowd)
@@ -113,12 +118,12 @@ fn fill(
     runtime: &Runtime,
     fleet: &Fleet,
     count: usize,
-    views: &mut Vec<View>,
+    views: &mut Vec<BodyView>,
     crowd: &mut Crowd,
 ) -> io::Result<()> {
     while views.len() < count && !interrupted() {
         let began = Instant::now();
-        views.push(runtime.block_on(fleet.create(Create::kept())).map_err(told)?);
+        views.push(runtime.block_on(fleet.create(Create::kept())).map_err(failure_text)?);
         crowd.create.push_time(began.elapsed());
         crowd.made += 1;
     }
@@ -126,11 +131,11 @@ fn fill(
 }
 
 /// Memory is read before anything ran in them: an idle Body is one that was made and then left alone.
-fn ask(runtime: &Runtime, fleet: &Fleet, views: &[View], crowd: &mut Crowd) -> io::Result<()> {
+fn ask(runtime: &Runtime, fleet: &Fleet, views: &[BodyView], crowd: &mut Crowd) -> io::Result<()> {
     std::thread::sleep(LEFT_ALONE);
     for view in views {
         let guest = view.pid.ok_or_else(|| io::Error::other("a Body has no guest"))?;
-        crowd.pss.push(memory::pss(guest)? + keeper(guest).map_or(Ok(0), memory::pss)?);
+        crowd.pss.push(memory::pss(guest)? + supervisor(guest).map_or(Ok(0), memory::pss)?);
     }
     for view in views {
         let began = Instant::now();
@@ -142,7 +147,7 @@ fn ask(runtime: &Runtime, fleet: &Fleet, views: &[View], crowd: &mut Crowd) -> i
 }
 
 /// The guest's parent, if that is a keeper.
-fn keeper(guest: i32) -> Option<i32> {
+fn supervisor(guest: i32) -> Option<i32> {
     let parent = memory::parent(guest)?;
     let name = fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
     name.starts_with("pal-").then_some(parent)

@@ -6,23 +6,24 @@ use fleet::{Create, Durability, Fleet};
 use tokio::runtime::Runtime;
 
 use crate::{
-    ground::Ground,
-    library::{self, Life},
+    context::BenchContext,
+    library::{self, LifecycleTimes},
     measure::{Contender, interleave},
     peers::{self, BWRAP, PLAIN},
-    report::{Bar, Bound, Part, Row, Table},
+    report::{Bar, Bound, ReportSection, ReportTable, Row},
     stats::Samples,
 };
 
 const LIBRARY: &str = "library";
 
 /// Beside bwrap and plain fork+exec.
-pub fn measure(ground: &Ground) -> io::Result<Part> {
+pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
     let runtime = library::runtime()?;
     // A fleet for each: what it makes ahead is like what it made last.
-    let (fleet, keeping, safest) = (ground.fleet()?, ground.fleet()?, ground.fleet_with(Durability::Power)?);
+    let (fleet, keeping, safest) =
+        (context.fleet()?, context.fleet()?, context.fleet_with(Durability::Power)?);
     let lives = RefCell::new(Vec::new());
-    let (peers, _) = peers::fresh(ground)?;
+    let (peers, _) = peers::fresh(context)?;
     let mut contenders = vec![
         Contender::new(LIBRARY, || live(&runtime, &fleet, Create::run()).map(|life| note(&lives, life))),
         Contender::new("library, kept Body", || live(&runtime, &keeping, Create::kept()).map(total)),
@@ -31,33 +32,34 @@ pub fn measure(ground: &Ground) -> io::Result<Part> {
     for peer in peers.iter().filter(|peer| [BWRAP, "bwrap, own root", PLAIN].contains(&peer.name)) {
         contenders.push(Contender::new(peer.name, || peer.line.time()));
     }
-    let rows = interleave(contenders, ground.args.rounds);
-    let table = Table::times("Create + exec `true` + remove through the library", &[BWRAP, PLAIN], rows);
+    let rows = interleave(contenders, context.args.rounds);
+    let table =
+        ReportTable::times("Create + exec `true` + remove through the library", &[BWRAP, PLAIN], rows);
     let bar = Bar {
         promise: "create + exec + remove through the library against bwrap".into(),
         found: table.ratio(LIBRARY, BWRAP),
         bound: Bound::AtMost(0.7),
         unit: "×",
     };
-    let parts = Table::times("… in its parts", &[], parts(&lives.into_inner()));
-    Ok(Part { tables: vec![table, parts], bars: vec![bar] })
+    let parts = ReportTable::times("… in its parts", &[], parts(&lives.into_inner()));
+    Ok(ReportSection { tables: vec![table, parts], bars: vec![bar] })
 }
 
-fn live(runtime: &Runtime, fleet: &Fleet, request: Create) -> io::Result<Life> {
+fn live(runtime: &Runtime, fleet: &Fleet, request: Create) -> io::Result<LifecycleTimes> {
     runtime.block_on(library::live_once(fleet, request))
 }
 
-fn total(life: Life) -> std::time::Duration {
+fn total(life: LifecycleTimes) -> std::time::Duration {
     life.create + life.exec + life.remove
 }
 
-fn note(lives: &RefCell<Vec<Life>>, life: Life) -> std::time::Duration {
+fn note(lives: &RefCell<Vec<LifecycleTimes>>, life: LifecycleTimes) -> std::time::Duration {
     lives.borrow_mut().push(life);
     total(life)
 }
 
-fn parts(lives: &[Life]) -> Vec<Row> {
-    let row = |name: &str, part: fn(&Life) -> std::time::Duration| {
+fn parts(lives: &[LifecycleTimes]) -> Vec<Row> {
+    let row = |name: &str, part: fn(&LifecycleTimes) -> std::time::Duration| {
         let mut samples = Samples::default();
         lives.iter().for_each(|life| samples.push_time(part(life)));
         Row { name: name.into(), samples, note: String::new() }

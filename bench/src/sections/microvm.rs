@@ -7,17 +7,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fleet::{Create, Fleet, Force, Setting, View};
+use fleet::{BodyView, Create, Fleet, Force, Setting};
 use proto::Layer;
 use tokio::runtime::Runtime;
 
 use crate::{
-    ground::Ground,
-    library::{self, told},
+    context::BenchContext,
+    library::{self, failure_text},
     measure::{Contender, interleave, timed},
     memory, peers,
-    plain::{Plain, Told},
-    report::{Bar, Bound, Part, Row, Table, Unit},
+    plain_qemu::{KernelArguments, PlainQemu},
+    report::{Bar, Bound, ReportSection, ReportTable, Row, Unit},
     stats::Samples,
 };
 
@@ -39,20 +39,21 @@ const SPARE_PATIENCE: Duration = Duration::from_secs(60);
 const LEFT_ALONE: Duration = Duration::from_secs(3);
 
 /// In one run, everybody in turn.
-pub fn measure(ground: &Ground) -> io::Result<Part> {
+pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
     let runtime = library::runtime()?;
-    let fleet = prepare(ground)?;
-    let plain = Plain::prepare(ground, fleet.boots().map_err(told)?)?;
-    let make = |request| runtime.block_on(fleet.create(request)).map_err(told);
+    let fleet = prepare(context)?;
+    let plain = PlainQemu::prepare(context, fleet.boot_files().map_err(failure_text)?)?;
+    let make = |request| runtime.block_on(fleet.create(request)).map_err(failure_text);
     let parent = make(machine())?;
     runtime.block_on(library::exec(&fleet, parent.id(), &["true"]))?;
-    let starts = interleave_all(ground, &runtime, &fleet, &plain, &parent)?;
-    let starts = Table::times("A machine to its first command", &[PLAIN, TUNED], starts);
-    let execs = Table::times("`true` in a machine that runs", &[], execs(ground, &runtime, &fleet, &parent));
-    let crowd = crowd(ground, &runtime, &fleet, &parent)?;
-    let crowd_table = Table::times(format!("{MANY} forks of one machine at once"), &[], crowd.rows);
+    let starts = interleave_all(context, &runtime, &fleet, &plain, &parent)?;
+    let starts = ReportTable::times("A machine to its first command", &[PLAIN, TUNED], starts);
+    let execs =
+        ReportTable::times("`true` in a machine that runs", &[], execs(context, &runtime, &fleet, &parent));
+    let crowd = crowd(context, &runtime, &fleet, &parent)?;
+    let crowd_table = ReportTable::times(format!("{MANY} forks of one machine at once"), &[], crowd.rows);
     let memory = memory(&runtime, &fleet, &parent, &crowd.memory)?;
-    runtime.block_on(fleet.remove(parent.id(), Force::Yes)).map_err(told)?;
+    runtime.block_on(fleet.remove(parent.id(), Force::Yes)).map_err(failure_text)?;
     let ratio = |promise: &str, name: &str, most| Bar {
         promise: promise.into(),
         found: starts.ratio(name, PLAIN),
@@ -85,20 +86,20 @@ pub fn measure(ground: &Ground) -> io::Result<Part> {
             unit: " MiB",
         },
     ];
-    Ok(Part { tables: vec![starts, crowd_table, execs, memory], bars })
+    Ok(ReportSection { tables: vec![starts, crowd_table, execs, memory], bars })
 }
 
 /// A fleet whose machines are set up: anew, or elsewhere.
-fn prepare(ground: &Ground) -> io::Result<Fleet> {
-    if let Some(elsewhere) = &ground.args.vm {
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&ground.data)?;
-        symlink(elsewhere.canonicalize()?.join("vm"), ground.data.join("vm"))?;
+fn prepare(context: &BenchContext) -> io::Result<Fleet> {
+    if let Some(elsewhere) = &context.args.vm {
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&context.data)?;
+        symlink(elsewhere.canonicalize()?.join("vm"), context.data.join("vm"))?;
     }
-    let fleet = ground.fleet()?;
-    fleet.setup_microvm(None, &mut |said: &str| eprintln!("  {said}")).map_err(told)?;
-    fleet.hurry_spares();
+    let fleet = context.fleet()?;
+    fleet.setup_microvm(None, &mut |said: &str| eprintln!("  {said}")).map_err(failure_text)?;
+    fleet.force_refill();
     // Only who is measured with one has one.
-    fleet.decide(Setting::Spares, "0").map_err(told)?;
+    fleet.set_setting(Setting::PoolSize, "0").map_err(failure_text)?;
     Ok(fleet)
 }
 
@@ -107,16 +108,16 @@ fn machine() -> Create {
 }
 
 fn interleave_all(
-    ground: &Ground,
+    context: &BenchContext,
     runtime: &Runtime,
     fleet: &Fleet,
-    plain: &Plain,
-    parent: &View,
+    plain: &PlainQemu,
+    parent: &BodyView,
 ) -> io::Result<Vec<Row>> {
-    let pal = peers::pal(ground, &["run", "--layer", "microvm", "--", "true"]);
+    let pal = peers::pal(context, &["run", "--layer", "microvm", "--", "true"]);
     let mut contenders = [
-        Contender::new(PLAIN, || plain.boot(Told::Least)),
-        Contender::new(TUNED, || plain.boot(Told::Same)),
+        Contender::new(PLAIN, || plain.boot(KernelArguments::Least)),
+        Contender::new(TUNED, || plain.boot(KernelArguments::Same)),
         Contender::new(COLD, || first_exec(runtime, fleet, Create { cold: true, ..machine() })),
         Contender::new(WARM, || first_exec(runtime, fleet, machine())),
         Contender::new(SPARE, || from_spare(runtime, fleet)),
@@ -124,7 +125,7 @@ fn interleave_all(
         Contender::new("pal run --layer microvm, to its end", move || pal.time()),
     ];
     // What takes seconds is asked as often as what takes a tenth of one: the ratios are what matters.
-    let rounds = ground.args.scaled(ROUNDS);
+    let rounds = context.args.scaled(ROUNDS);
     let mut rows: Vec<Row> = contenders
         .iter()
         .map(|contender| Row {
@@ -150,7 +151,7 @@ fn interleave_all(
 
 /// With a spare that lies ready; that it is made, before and after, is nobody's time here.
 fn from_spare(runtime: &Runtime, fleet: &Fleet) -> io::Result<Duration> {
-    fleet.decide(Setting::Spares, "1").map_err(told)?;
+    fleet.set_setting(Setting::PoolSize, "1").map_err(failure_text)?;
     let measured = first_exec(runtime, fleet, machine()).and_then(|_| {
         let deadline = Instant::now() + SPARE_PATIENCE;
         while fleet.spares() == 0 {
@@ -161,12 +162,12 @@ fn from_spare(runtime: &Runtime, fleet: &Fleet) -> io::Result<Duration> {
         }
         runtime.block_on(async {
             let began = Instant::now();
-            let view = fleet.create(machine()).await.map_err(told)?;
+            let view = fleet.create(machine()).await.map_err(failure_text)?;
             let ran = library::exec(fleet, view.id(), &["true"]).await;
             let took = began.elapsed();
-            fleet.decide(Setting::Spares, "0").map_err(told)?;
+            fleet.set_setting(Setting::PoolSize, "0").map_err(failure_text)?;
             let how = view.receipt.as_ref().map(|receipt| receipt.how.as_str());
-            fleet.remove(view.id(), Force::Yes).await.map_err(told)?;
+            fleet.remove(view.id(), Force::Yes).await.map_err(failure_text)?;
             match (ran, how) {
                 (Ok(_), Some("spare")) => Ok(took),
                 (Ok(_), how) => Err(io::Error::other(format!("it came to be by {how:?}"))),
@@ -174,7 +175,7 @@ fn from_spare(runtime: &Runtime, fleet: &Fleet) -> io::Result<Duration> {
             }
         })
     });
-    fleet.decide(Setting::Spares, "0").map_err(told)?;
+    fleet.set_setting(Setting::PoolSize, "0").map_err(failure_text)?;
     measured
 }
 
@@ -183,22 +184,22 @@ fn first_exec(runtime: &Runtime, fleet: &Fleet, request: Create) -> io::Result<D
     Ok(life.create + life.exec)
 }
 
-struct Forked {
+struct ForkTimes {
     took: Duration,
     made: Duration,
-    memory: Taken,
+    memory: MemoryTaken,
 }
 
 /// What each of some machines takes.
 #[derive(Default)]
-struct Taken {
+struct MemoryTaken {
     private: Vec<u64>,
     pss: Vec<u64>,
 }
 
-impl Taken {
+impl MemoryTaken {
     /// Of machines that are left alone.
-    fn by(views: &[View]) -> io::Result<Self> {
+    fn by(views: &[BodyView]) -> io::Result<Self> {
         std::thread::sleep(LEFT_ALONE);
         let mut taken = Self::default();
         for pid in views.iter().filter_map(|view| view.pid) {
@@ -210,29 +211,29 @@ impl Taken {
 }
 
 /// Forks, a command in each, what they take when they are left alone, and their end.
-fn forks(runtime: &Runtime, fleet: &Fleet, parent: &View, count: u32) -> io::Result<Forked> {
+fn forks(runtime: &Runtime, fleet: &Fleet, parent: &BodyView, count: u32) -> io::Result<ForkTimes> {
     let began = Instant::now();
-    let views = runtime.block_on(fleet.fork(parent.id(), count)).map_err(told)?;
+    let views = runtime.block_on(fleet.fork(parent.id(), count)).map_err(failure_text)?;
     let made = began.elapsed();
     let ran = views
         .iter()
         .try_for_each(|view| runtime.block_on(library::exec(fleet, view.id(), &["true"])).map(drop));
     let took = began.elapsed();
-    let memory = if count > 1 { Taken::by(&views)? } else { Taken::default() };
+    let memory = if count > 1 { MemoryTaken::by(&views)? } else { MemoryTaken::default() };
     remove_all(runtime, fleet, &views)?;
-    ran.map(|()| Forked { took, made, memory })
+    ran.map(|()| ForkTimes { took, made, memory })
 }
 
-fn remove_all(runtime: &Runtime, fleet: &Fleet, views: &[View]) -> io::Result<()> {
-    views
-        .iter()
-        .try_for_each(|view| runtime.block_on(fleet.remove(view.id(), Force::Yes)).map(drop).map_err(told))
+fn remove_all(runtime: &Runtime, fleet: &Fleet, views: &[BodyView]) -> io::Result<()> {
+    views.iter().try_for_each(|view| {
+        runtime.block_on(fleet.remove(view.id(), Force::Yes)).map(drop).map_err(failure_text)
+    })
 }
 
 /// What forks take that have done nothing yet.
-fn at_rest(runtime: &Runtime, fleet: &Fleet, parent: &View) -> io::Result<Taken> {
-    let views = runtime.block_on(fleet.fork(parent.id(), MANY)).map_err(told)?;
-    let taken = Taken::by(&views)?;
+fn at_rest(runtime: &Runtime, fleet: &Fleet, parent: &BodyView) -> io::Result<MemoryTaken> {
+    let views = runtime.block_on(fleet.fork(parent.id(), MANY)).map_err(failure_text)?;
+    let taken = MemoryTaken::by(&views)?;
     remove_all(runtime, fleet, &views)?;
     Ok(taken)
 }
@@ -240,13 +241,13 @@ fn at_rest(runtime: &Runtime, fleet: &Fleet, parent: &View) -> io::Result<Taken>
 struct Crowd {
     rows: Vec<Row>,
     /// As they were made, and after a command each.
-    memory: [Taken; 2],
+    memory: [MemoryTaken; 2],
 }
 
-fn crowd(ground: &Ground, runtime: &Runtime, fleet: &Fleet, parent: &View) -> io::Result<Crowd> {
+fn crowd(context: &BenchContext, runtime: &Runtime, fleet: &Fleet, parent: &BodyView) -> io::Result<Crowd> {
     let (mut made, mut took, mut each) = (Samples::default(), Samples::default(), Samples::default());
-    let mut worked = Taken::default();
-    for _ in 0..if ground.args.quick { 1 } else { CROWDS } {
+    let mut worked = MemoryTaken::default();
+    for _ in 0..if context.args.quick { 1 } else { CROWDS } {
         let forked = forks(runtime, fleet, parent, MANY)?;
         made.push_time(forked.made);
         took.push_time(forked.took);
@@ -262,21 +263,26 @@ fn crowd(ground: &Ground, runtime: &Runtime, fleet: &Fleet, parent: &View) -> io
     Ok(Crowd { rows, memory: [at_rest(runtime, fleet, parent)?, worked] })
 }
 
-fn execs(ground: &Ground, runtime: &Runtime, fleet: &Fleet, parent: &View) -> Vec<Row> {
-    let line = peers::pal(ground, &["exec", parent.id().as_str(), "--", "true"]);
+fn execs(context: &BenchContext, runtime: &Runtime, fleet: &Fleet, parent: &BodyView) -> Vec<Row> {
+    let line = peers::pal(context, &["exec", parent.id().as_str(), "--", "true"]);
     let contenders = vec![
         Contender::new(EXEC, || {
             timed(|| runtime.block_on(library::exec(fleet, parent.id(), &["true"])).map(drop))
         }),
         Contender::new("exec of `true`, pal exec", move || line.time()),
     ];
-    interleave(contenders, ground.args.rounds)
+    interleave(contenders, context.args.rounds)
 }
 
 const PRIVATE: &str = "each of the forks, private";
 
 /// Memory of the hypervisor and of who minds it.
-fn memory(runtime: &Runtime, fleet: &Fleet, parent: &View, forks: &[Taken; 2]) -> io::Result<Table> {
+fn memory(
+    runtime: &Runtime,
+    fleet: &Fleet,
+    parent: &BodyView,
+    forks: &[MemoryTaken; 2],
+) -> io::Result<ReportTable> {
     let noted = |name: &str, bytes: &[u64], note: &str| {
         let mut samples = Samples::default();
         bytes.iter().for_each(|bytes| samples.push(*bytes as f64));
@@ -291,17 +297,17 @@ fn memory(runtime: &Runtime, fleet: &Fleet, parent: &View, forks: &[Taken; 2]) -
         row("each of the forks after a command, PSS", &worked.pss),
     ];
     for (name, cold) in [("cold-booted", true), ("warm-started", false)] {
-        let view = runtime.block_on(fleet.create(Create { cold, ..machine() })).map_err(told)?;
+        let view = runtime.block_on(fleet.create(Create { cold, ..machine() })).map_err(failure_text)?;
         runtime.block_on(library::exec(fleet, view.id(), &["true"]))?;
         std::thread::sleep(LEFT_ALONE);
         let pid = view.pid.unwrap_or_default();
         rows.push(row(&format!("one {name}, private"), &[memory::private_of_family(pid)?]));
         rows.push(row(&format!("one {name}, PSS"), &[memory::pss_of_family(pid)?]));
-        runtime.block_on(fleet.remove(view.id(), Force::Yes)).map_err(told)?;
+        runtime.block_on(fleet.remove(view.id(), Force::Yes)).map_err(failure_text)?;
     }
     let pid = parent.pid.unwrap_or_default();
     rows.push(row("the parent of the forks, private", &[memory::private_of_family(pid)?]));
-    Ok(Table {
+    Ok(ReportTable {
         title: "Memory of machines".into(),
         unit: Unit::Bytes,
         against: Vec::new(),

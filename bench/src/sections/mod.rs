@@ -11,32 +11,36 @@ mod work;
 
 use std::io;
 
-use crate::{ground::Ground, report::Part};
+use crate::{context::BenchContext, report::ReportSection};
 
 /// One question.
-pub struct Section {
+pub struct BenchSection {
     /// Its name for `--only`.
     pub name: &'static str,
     /// Its meaning.
     pub about: &'static str,
     /// Answers it.
-    pub run: fn(&Ground) -> io::Result<Part>,
+    pub run: fn(&BenchContext) -> io::Result<ReportSection>,
 }
 
 /// All of them, in order.
-pub const ALL: [Section; 8] = [
-    Section { name: "run", about: "`true` in a fresh sandbox", run: run::measure },
-    Section { name: "library", about: "create, exec and remove through the library", run: library::measure },
-    Section { name: "exec", about: "`true` in something that runs", run: exec::measure },
-    Section {
+pub const ALL: [BenchSection; 8] = [
+    BenchSection { name: "run", about: "`true` in a fresh sandbox", run: run::measure },
+    BenchSection {
+        name: "library",
+        about: "create, exec and remove through the library",
+        run: library::measure,
+    },
+    BenchSection { name: "exec", about: "`true` in something that runs", run: exec::measure },
+    BenchSection {
         name: "throughput",
         about: "sandboxes in a second, 1-way and 16-way",
         run: throughput::measure,
     },
-    Section { name: "idle", about: "memory of idle Bodies", run: idle::measure },
-    Section { name: "work", about: "work inside against work outside", run: work::measure },
-    Section { name: "server", about: "`pal serve` as its clients meet it", run: server::measure },
-    Section {
+    BenchSection { name: "idle", about: "memory of idle Bodies", run: idle::measure },
+    BenchSection { name: "work", about: "work inside against work outside", run: work::measure },
+    BenchSection { name: "server", about: "`pal serve` as its clients meet it", run: server::measure },
+    BenchSection {
         name: "microvm",
         about: "machines: cold, warm, forked, and what they take",
         run: microvm::measure,

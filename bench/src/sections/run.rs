@@ -3,22 +3,22 @@
 use std::io;
 
 use crate::{
-    ground::Ground,
+    context::BenchContext,
     measure::{Contender, interleave},
     peers::{self, BWRAP, PAL, PLAIN},
-    report::{Bar, Bound, Part, Table},
+    report::{Bar, Bound, ReportSection, ReportTable},
 };
 
 /// Everybody, one after the other, round after round.
-pub fn measure(ground: &Ground) -> io::Result<Part> {
-    let (peers, absent) = peers::fresh(ground)?;
+pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
+    let (peers, absent) = peers::fresh(context)?;
     let contenders = peers.iter().map(|peer| {
         let mut contender = Contender::new(peer.name, || peer.line.time());
         contender.note = format!("own: {}", peer.own);
         contender
     });
-    let rows = interleave(contenders.collect(), ground.args.rounds);
-    let mut table = Table::times("Run `true` in a fresh sandbox", &[BWRAP, PLAIN], rows);
+    let rows = interleave(contenders.collect(), context.args.rounds);
+    let mut table = ReportTable::times("Run `true` in a fresh sandbox", &[BWRAP, PLAIN], rows);
     table.absent = absent;
     let bar = Bar {
         promise: "`pal run -- true` against bwrap".into(),
@@ -26,5 +26,5 @@ pub fn measure(ground: &Ground) -> io::Result<Part> {
         bound: Bound::AtMost(1.0),
         unit: "×",
     };
-    Ok(Part { tables: vec![table], bars: vec![bar] })
+    Ok(ReportSection { tables: vec![table], bars: vec![bar] })
 }

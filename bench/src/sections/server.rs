@@ -13,10 +13,10 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
-    client::{Client, Terminal},
-    ground::Ground,
+    client::{Client, TerminalClient},
+    context::BenchContext,
     memory,
-    report::{Bar, Bound, Part, Row, Table, Unit},
+    report::{Bar, Bound, ReportSection, ReportTable, Row, Unit},
     stats::Samples,
 };
 
@@ -26,25 +26,25 @@ const FILE_LEN: u64 = 1 << 30;
 const MIB: f64 = (1 << 20) as f64;
 
 /// A server that is ended with its section.
-struct Served {
+struct TestedServer {
     child: Child,
     address: SocketAddr,
     key: String,
     bodies: PathBuf,
 }
 
-impl Served {
-    fn start(ground: &Ground) -> io::Result<Self> {
-        let mut command = Command::new(&ground.pal);
-        command.arg("--data").arg(&ground.data).args(["serve", "--json", "--listen", "127.0.0.1:0"]);
+impl TestedServer {
+    fn start(context: &BenchContext) -> io::Result<Self> {
+        let mut command = Command::new(&context.pal);
+        command.arg("--data").arg(&context.data).args(["serve", "--json", "--listen", "127.0.0.1:0"]);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
         let mut line = String::new();
         child.stdout.as_mut().map(|out| BufReader::new(out).read_line(&mut line)).transpose()?;
         let said: Value = serde_json::from_str(&line)?;
         let address = said["url"].as_str().and_then(|url| url.strip_prefix("http://")?.parse().ok());
         let address = address.ok_or_else(|| io::Error::other(format!("pal serve said {line:?}")))?;
-        let key = fs::read_to_string(ground.data.join("serve.key"))?.trim().to_owned();
-        Ok(Self { child, address, key, bodies: ground.data.join("bodies") })
+        let key = fs::read_to_string(context.data.join("serve.key"))?.trim().to_owned();
+        Ok(Self { child, address, key, bodies: context.data.join("bodies") })
     }
 
     fn client(&self) -> io::Result<Client> {
@@ -52,7 +52,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for TestedServer {
     fn drop(&mut self) {
         if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
@@ -69,12 +69,12 @@ impl Drop for Served {
 }
 
 /// A sandbox, as the SDK knows it.
-struct Sandbox {
+struct SandboxInfo {
     id: String,
     token: String,
 }
 
-impl Sandbox {
+impl SandboxInfo {
     fn create(client: &mut Client) -> io::Result<Self> {
         let said = client.ask(
             "POST",
@@ -122,13 +122,13 @@ impl Sandbox {
 }
 
 /// Everything about the server.
-pub fn measure(ground: &Ground) -> io::Result<Part> {
-    let served = Served::start(ground)?;
-    let mut part = Part::default();
-    lives(ground, &served, &mut part)?;
-    commands(ground, &served, &mut part)?;
-    files(ground, &served, &mut part)?;
-    crowd(ground, &served, &mut part)?;
+pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
+    let served = TestedServer::start(context)?;
+    let mut part = ReportSection::default();
+    lives(context, &served, &mut part)?;
+    commands(context, &served, &mut part)?;
+    files(context, &served, &mut part)?;
+    crowd(context, &served, &mut part)?;
     Ok(part)
 }
 
@@ -145,13 +145,13 @@ fn bar(promise: &str, found: Option<f64>, bound: Bound, unit: &'static str) -> B
 }
 
 /// Create, first command, kill: one after another, and by four at once.
-fn lives(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()> {
-    let rounds = ground.args.rounds;
+fn lives(context: &BenchContext, served: &TestedServer, part: &mut ReportSection) -> io::Result<()> {
+    let rounds = context.args.rounds;
     let mut client = served.client()?;
     let (mut first, mut whole) = (Samples::default(), Samples::default());
     for round in 0..rounds + 3 {
         let began = Instant::now();
-        let sandbox = Sandbox::create(&mut client)?;
+        let sandbox = SandboxInfo::create(&mut client)?;
         sandbox.run(&mut client, "echo hi")?;
         let command = began.elapsed();
         sandbox.kill(&mut client)?;
@@ -194,15 +194,15 @@ fn lives(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()> {
         row("create → first command → kill", whole, &whole_note),
         row("the same by 4 clients at once", together, &together_note),
     ];
-    part.tables.push(Table::times("Sandboxes through `pal serve`, in the SDK's protocol", &[], rows));
+    part.tables.push(ReportTable::times("Sandboxes through `pal serve`, in the SDK's protocol", &[], rows));
     Ok(())
 }
 
-fn live_on(served: &Served, rounds: usize) -> io::Result<Vec<Duration>> {
+fn live_on(served: &TestedServer, rounds: usize) -> io::Result<Vec<Duration>> {
     let mut client = served.client()?;
     let live = |_| {
         let began = Instant::now();
-        let sandbox = Sandbox::create(&mut client)?;
+        let sandbox = SandboxInfo::create(&mut client)?;
         sandbox.run(&mut client, "echo hi")?;
         sandbox.kill(&mut client)?;
         Ok(began.elapsed())
@@ -211,13 +211,13 @@ fn live_on(served: &Served, rounds: usize) -> io::Result<Vec<Duration>> {
 }
 
 /// Round trips of a command and of a key.
-fn commands(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()> {
+fn commands(context: &BenchContext, served: &TestedServer, part: &mut ReportSection) -> io::Result<()> {
     let mut client = served.client()?;
-    let sandbox = Sandbox::create(&mut client)?;
+    let sandbox = SandboxInfo::create(&mut client)?;
     let (mut exec, mut shell, mut echo) = (Samples::default(), Samples::default(), Samples::default());
     let json = [("Content-Type", "application/json")];
     let path = format!("/v1/bodies/{}/exec", sandbox.id);
-    for round in 0..ground.args.rounds + 3 {
+    for round in 0..context.args.rounds + 3 {
         let began = Instant::now();
         client.ask("POST", &path, &json, br#"{"argv":["true"]}"#)?;
         let native = began.elapsed();
@@ -228,14 +228,14 @@ fn commands(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()>
             shell.push_time(began.elapsed());
         }
     }
-    let mut terminal = Terminal::open(
+    let mut terminal = TerminalClient::open(
         served.address,
         &served.key,
         &sandbox.id,
         "command=stty%20raw%20-echo;%20echo%20ready;%20exec%20cat",
     )?;
     terminal.until("ready")?;
-    for _ in 0..ground.args.rounds * 5 {
+    for _ in 0..context.args.rounds * 5 {
         let began = Instant::now();
         terminal.type_in("x")?;
         terminal.until("x")?;
@@ -261,19 +261,19 @@ fn commands(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()>
         row("`bash -l -c true`, as the SDKs send it", shell, ""),
         row("one key through a PTY and back", echo, &note),
     ];
-    part.tables.push(Table::times("Round trips through `pal serve`", &[], rows));
+    part.tables.push(ReportTable::times("Round trips through `pal serve`", &[], rows));
     Ok(())
 }
 
 /// A large file up and down, beside a plain copy over loopback.
-fn files(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()> {
-    let bytes = if ground.args.quick { FILE_LEN / 8 } else { FILE_LEN };
+fn files(context: &BenchContext, served: &TestedServer, part: &mut ReportSection) -> io::Result<()> {
+    let bytes = if context.args.quick { FILE_LEN / 8 } else { FILE_LEN };
     let mut client = served.client()?;
-    let sandbox = Sandbox::create(&mut client)?;
+    let sandbox = SandboxInfo::create(&mut client)?;
     let headers = sandbox.headers("application/octet-stream");
     let rate = |took: Duration| bytes as f64 / MIB / took.as_secs_f64();
     let mut rates: [Samples; 4] = Default::default();
-    let dir = ground.dir("copy")?;
+    let dir = context.dir("copy")?;
     for _ in 0..3 {
         let path = "/files?path=/home/user/large&username=user";
         let began = Instant::now();
@@ -306,7 +306,7 @@ fn files(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()> {
         row("download", down, ""),
         row("plain loopback out of a file", plain_down, ""),
     ];
-    part.tables.push(Table {
+    part.tables.push(ReportTable {
         title: format!("{} MiB through `pal serve`, in MiB a second", bytes >> 20),
         unit: Unit::Rate,
         against: Vec::new(),
@@ -354,14 +354,15 @@ fn loopback(bytes: u64, to: Option<&Path>, from: Option<&Path>) -> io::Result<Du
 }
 
 /// Many Bodies at once, each with a terminal that somebody watches.
-fn crowd(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()> {
-    let count = if ground.args.quick { BODIES / 10 } else { BODIES };
+fn crowd(context: &BenchContext, served: &TestedServer, part: &mut ReportSection) -> io::Result<()> {
+    let count = if context.args.quick { BODIES / 10 } else { BODIES };
     let mut client = served.client()?;
     let (mut sandboxes, mut terminals) = (Vec::new(), Vec::new());
     let began = Instant::now();
     for _ in 0..count {
-        let sandbox = Sandbox::create(&mut client)?;
-        let mut terminal = Terminal::open(served.address, &served.key, &sandbox.id, "command=exec%20sh")?;
+        let sandbox = SandboxInfo::create(&mut client)?;
+        let mut terminal =
+            TerminalClient::open(served.address, &served.key, &sandbox.id, "command=exec%20sh")?;
         terminal.type_in("echo re''ady\n")?;
         terminal.until("ready")?;
         terminals.push(terminal);
@@ -370,8 +371,8 @@ fn crowd(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()> {
     let took = began.elapsed();
     thread::sleep(Duration::from_secs(2));
     let server = memory::pss(served.child.id() as i32)?;
-    let fleet = fleet::Fleet::open(fleet::Config {
-        data: ground.data.clone(),
+    let fleet = fleet::Fleet::open(fleet::FleetConfig {
+        data: context.data.clone(),
         durability: fleet::Durability::Process,
     })
     .map_err(io::Error::other)?;
@@ -379,7 +380,7 @@ fn crowd(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()> {
         fleet.list().map_err(io::Error::other)?.into_iter().filter_map(|view| view.pid).collect();
     let held = |pid: &i32| {
         memory::pss(*pid).unwrap_or(0)
-            + memory::parent(*pid).and_then(|keeper| memory::pss(keeper).ok()).unwrap_or(0)
+            + memory::parent(*pid).and_then(|supervisor| memory::pss(supervisor).ok()).unwrap_or(0)
     };
     let of_guests: u64 = guests.iter().map(held).sum();
     let mut echo = Samples::default();
@@ -409,14 +410,14 @@ fn crowd(ground: &Ground, served: &Served, part: &mut Part) -> io::Result<()> {
         row("server", one(server), &format!("{count} made in {:.1} s", took.as_secs_f64())),
         row("guests and keepers", one(of_guests), &format!("{} Bodies", guests.len())),
     ];
-    part.tables.push(Table {
+    part.tables.push(ReportTable {
         title: format!("{count} Bodies at once, each with a PTY"),
         unit: Unit::Bytes,
         against: Vec::new(),
         rows,
         absent: Vec::new(),
     });
-    part.tables.push(Table::times(
+    part.tables.push(ReportTable::times(
         "… and one key through each PTY and back",
         &[],
         vec![row("echo", echo, "")],

@@ -13,13 +13,13 @@ use std::{
 use fleet::{Create, Fleet};
 
 use crate::{
-    ground::Ground,
+    context::BenchContext,
     library,
     measure::interrupted,
     namespace,
     peers::{self, BWRAP, PLAIN, Peer},
-    report::{Part, Row, Table, Unit},
-    run::Place,
+    report::{ReportSection, ReportTable, Row, Unit},
+    run::RunPlace,
     stats::Samples,
 };
 
@@ -34,16 +34,16 @@ enum Contender<'a> {
     /// One fleet for all threads.
     Shared(&'a Fleet),
     /// One for each, on one data directory.
-    Own(&'a Ground),
+    Own(&'a BenchContext),
 }
 
 /// A table for one way and one for sixteen.
-pub fn measure(ground: &Ground) -> io::Result<Part> {
-    let (peers, absent) = peers::fresh(ground)?;
-    let fleet = ground.fleet()?;
+pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
+    let (peers, absent) = peers::fresh(context)?;
+    let fleet = context.fleet()?;
     let mut contenders = vec![
         ("library, one fleet", Contender::Shared(&fleet)),
-        ("library, a fleet each", Contender::Own(ground)),
+        ("library, a fleet each", Contender::Own(context)),
     ];
     contenders.extend(
         peers
@@ -51,9 +51,9 @@ pub fn measure(ground: &Ground) -> io::Result<Part> {
             .filter(|peer| PARALLEL.contains(&peer.name))
             .map(|peer| (peer.name, Contender::Line(peer))),
     );
-    let lasts = Duration::from_millis(if ground.args.quick { 500 } else { 1500 });
-    let passes = if ground.args.quick { 1 } else { PASSES };
-    let mut tables = WAYS.map(|ways| Table {
+    let lasts = Duration::from_millis(if context.args.quick { 500 } else { 1500 });
+    let passes = if context.args.quick { 1 } else { PASSES };
+    let mut tables = WAYS.map(|ways| ReportTable {
         title: format!("Create + exec `true` + destroy, {ways}-way"),
         unit: Unit::Rate,
         against: vec![BWRAP, PLAIN],
@@ -79,7 +79,7 @@ pub fn measure(ground: &Ground) -> io::Result<Part> {
     if let Some(first) = tables.first_mut() {
         first.absent = absent;
     }
-    Ok(Part { tables: tables.into(), bars: Vec::new() })
+    Ok(ReportSection { tables: tables.into(), bars: Vec::new() })
 }
 
 /// How many in a second, until the time is over and everybody is done.
@@ -121,13 +121,13 @@ impl<'a> Worker<'a> {
     fn new(contender: &'a Contender<'a>) -> io::Result<Self> {
         Ok(match contender {
             Contender::Line(peer) => {
-                if peer.line.place == Place::WithoutUnified {
+                if peer.line.place == RunPlace::WithoutUnified {
                     namespace::hide_unified()?;
                 }
                 Worker::Line(peer)
             }
             Contender::Shared(fleet) => Worker::Shared(library::runtime()?, fleet),
-            Contender::Own(ground) => Worker::Own(library::runtime()?, Box::new(ground.fleet()?)),
+            Contender::Own(context) => Worker::Own(library::runtime()?, Box::new(context.fleet()?)),
         })
     }
 

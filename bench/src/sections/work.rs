@@ -10,13 +10,13 @@ use proto::{
 use tokio::runtime::Runtime;
 
 use crate::{
-    ground::Ground,
-    library::{self, told},
+    context::BenchContext,
+    library::{self, failure_text},
     measure::interrupted,
-    report::{Bar, Bound, Part, Row, Table},
-    run::Line,
+    report::{Bar, Bound, ReportSection, ReportTable, Row},
+    run::CommandLine,
     stats::Samples,
-    workload::Said,
+    workload::WorkloadOutput,
 };
 
 const FILES: u64 = 20_000;
@@ -27,36 +27,38 @@ const OWN: &str = "/home/user/tree";
 /// One kind of work at two places.
 struct Pair {
     name: &'static str,
-    outside: Line,
+    outside: CommandLine,
     body: BodyId,
     inside: Vec<String>,
     least_percent: f64,
 }
 
 /// Inside and outside take turns; the bar is the median of each round's own ratio.
-pub fn measure(ground: &Ground) -> io::Result<Part> {
+pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
     let runtime = library::runtime()?;
-    let fleet = ground.fleet()?;
-    let tree = ground.dir("tree")?;
-    let me = ground.me.to_string_lossy().into_owned();
+    let fleet = context.fleet()?;
+    let tree = context.dir("tree")?;
+    let me = context.me.to_string_lossy().into_owned();
     outside(&me, &["make", &FILES.to_string(), &tree.to_string_lossy()]).output()?;
     let memory_tree = Path::new("/dev/shm").join(format!("palisade-bench-{}", std::process::id()));
-    let made = prepare(ground, &runtime, &fleet, &tree, &memory_tree);
+    let made = prepare(context, &runtime, &fleet, &tree, &memory_tree);
     let measured = made.and_then(|(pairs, bodies)| {
-        let part = compare(ground, &runtime, &fleet, &pairs);
-        bodies.iter().try_for_each(|id| runtime.block_on(fleet.remove(id, Force::Yes)).map_err(told))?;
+        let part = compare(context, &runtime, &fleet, &pairs);
+        bodies
+            .iter()
+            .try_for_each(|id| runtime.block_on(fleet.remove(id, Force::Yes)).map_err(failure_text))?;
         part
     });
     let _ = fs::remove_dir_all(memory_tree);
     measured
 }
 
-fn outside(me: &str, words: &[&str]) -> Line {
-    Line::new([me, "--work"]).and(words.iter().copied())
+fn outside(me: &str, words: &[&str]) -> CommandLine {
+    CommandLine::new([me, "--work"]).and(words.iter().copied())
 }
 
 fn prepare(
-    ground: &Ground,
+    context: &BenchContext,
     runtime: &Runtime,
     fleet: &Fleet,
     tree: &Path,
@@ -67,12 +69,12 @@ fn prepare(
         target: target.into(),
         access: Access::ReadOnly,
     };
-    let mounts = vec![see(&ground.me, ME), see(tree, TREE)];
+    let mounts = vec![see(&context.me, ME), see(tree, TREE)];
     let make = |request: Create| {
-        runtime.block_on(fleet.create(Create { mounts: mounts.clone(), ..request })).map_err(told)
+        runtime.block_on(fleet.create(Create { mounts: mounts.clone(), ..request })).map_err(failure_text)
     };
     let (kept, short) = (make(Create::kept())?.id().clone(), make(Create::run())?.id().clone());
-    let me = ground.me.to_string_lossy().into_owned();
+    let me = context.me.to_string_lossy().into_owned();
     let count = FILES.to_string();
     for body in [&kept, &short] {
         runtime.block_on(library::exec(fleet, body, &[ME, "--work", "make", &count, OWN]))?;
@@ -106,8 +108,13 @@ fn prepare(
     Ok((pairs, vec![kept, short]))
 }
 
-fn compare(ground: &Ground, runtime: &Runtime, fleet: &Fleet, pairs: &[Pair]) -> io::Result<Part> {
-    let rounds = ground.args.scaled(30);
+fn compare(
+    context: &BenchContext,
+    runtime: &Runtime,
+    fleet: &Fleet,
+    pairs: &[Pair],
+) -> io::Result<ReportSection> {
+    let rounds = context.args.scaled(30);
     let mut found: Vec<[Samples; 3]> = pairs.iter().map(|_| Default::default()).collect();
     for round in 0..=rounds {
         for (pair, found) in pairs.iter().zip(&mut found) {
@@ -130,8 +137,8 @@ fn compare(ground: &Ground, runtime: &Runtime, fleet: &Fleet, pairs: &[Pair]) ->
 /// Who is first changes from round to round.
 fn once(runtime: &Runtime, fleet: &Fleet, pair: &Pair, round: usize) -> io::Result<(f64, f64)> {
     let argv: Vec<&str> = [ME, "--work"].into_iter().chain(pair.inside.iter().map(String::as_str)).collect();
-    let inside = || Said::parse(&runtime.block_on(library::exec(fleet, &pair.body, &argv))?);
-    let outside = || Said::parse(&pair.outside.output()?);
+    let inside = || WorkloadOutput::parse(&runtime.block_on(library::exec(fleet, &pair.body, &argv))?);
+    let outside = || WorkloadOutput::parse(&pair.outside.output()?);
     let (inside, outside) = if round.is_multiple_of(2) {
         (inside()?, outside()?)
     } else {
@@ -147,8 +154,8 @@ fn once(runtime: &Runtime, fleet: &Fleet, pair: &Pair, round: usize) -> io::Resu
     Ok((inside.nanoseconds as f64, outside.nanoseconds as f64))
 }
 
-fn report(pairs: &[Pair], found: Vec<[Samples; 3]>) -> Part {
-    let mut part = Part::default();
+fn report(pairs: &[Pair], found: Vec<[Samples; 3]>) -> ReportSection {
+    let mut part = ReportSection::default();
     let mut rows = Vec::new();
     for (pair, [inside, outside, ratios]) in pairs.iter().zip(found) {
         let percent = ratios.median().map(|ratio| ratio * 100.0);
@@ -163,6 +170,6 @@ fn report(pairs: &[Pair], found: Vec<[Samples; 3]>) -> Part {
             unit: " %",
         });
     }
-    part.tables.push(Table::times("Work inside and outside", &[], rows));
+    part.tables.push(ReportTable::times("Work inside and outside", &[], rows));
     part
 }

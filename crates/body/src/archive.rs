@@ -5,7 +5,7 @@
 
 use std::io::{self, BufRead, BufReader, Read};
 
-use proto::pack::{Entry, What};
+use proto::pack::{LayerEntry, LayerEntryKind};
 use tar::{Archive, EntryType, Header, PaxExtensions};
 
 /// Longest extension header: names, and attributes that are not kept.
@@ -20,7 +20,7 @@ const ID_MAX: u32 = 65_535;
 
 /// How much an archive may hold.
 #[derive(Debug, Clone, Copy)]
-pub struct Bounds {
+pub struct ArchiveLimits {
     /// Contents of all files together.
     pub bytes: u64,
     /// Entries.
@@ -56,12 +56,12 @@ pub enum ArchiveError {
 /// Takes entries one after the other; of a file all contents must be read.
 pub trait Sink {
     /// One entry.
-    fn take(&mut self, entry: Entry, contents: &mut dyn Read) -> io::Result<()>;
+    fn take(&mut self, entry: LayerEntry, contents: &mut dyn Read) -> io::Result<()>;
 }
 
 /// What was in an archive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counted {
+pub struct ArchiveTotals {
     /// Entries.
     pub entries: u64,
     /// Contents of files.
@@ -72,9 +72,9 @@ pub struct Counted {
 pub fn read(
     archive: impl Read,
     dialect: Dialect,
-    bounds: Bounds,
+    bounds: ArchiveLimits,
     sink: &mut dyn Sink,
-) -> Result<Counted, ArchiveError> {
+) -> Result<ArchiveTotals, ArchiveError> {
     let mut archive = BufReader::with_capacity(64 << 10, archive);
     let head = archive.fill_buf().map_err(ArchiveError::Read)?;
     match head {
@@ -91,26 +91,26 @@ pub fn read(
 fn entries(
     plain: impl Read,
     dialect: Dialect,
-    bounds: Bounds,
+    bounds: ArchiveLimits,
     sink: &mut dyn Sink,
-) -> Result<Counted, ArchiveError> {
+) -> Result<ArchiveTotals, ArchiveError> {
     // Headers and padding count too, so that an archive of nothing but them ends.
     let stream_max = bounds.bytes.saturating_add(bounds.entries.saturating_mul(2048)).saturating_add(1 << 20);
     let mut archive = Archive::new(plain.take(stream_max));
-    let mut counted = Counted::default();
-    let mut said = Said::default();
+    let mut counted = ArchiveTotals::default();
+    let mut said = ExtensionHeaders::default();
     for entry in archive.entries().map_err(ArchiveError::Read)?.raw(true) {
         let mut entry = entry.map_err(ArchiveError::Read)?;
         counted.entries += 1;
         if counted.entries > bounds.entries {
             return Err(ArchiveError::TooMuch(format!("{} entries", bounds.entries)));
         }
-        if said.listen(&mut entry)? {
+        if said.read_header(&mut entry)? {
             continue;
         }
         let said = std::mem::take(&mut said);
         let Some(found) = said.entry(entry.header(), dialect)? else { continue };
-        if let What::File(size) = found.what {
+        if let LayerEntryKind::File(size) = found.what {
             counted.bytes = counted.bytes.saturating_add(size);
             if counted.bytes > bounds.bytes {
                 return Err(ArchiveError::TooMuch(proto::Size(bounds.bytes).to_string()));
@@ -125,7 +125,7 @@ fn entries(
 
 /// What extension headers say of the entry that follows them.
 #[derive(Default)]
-struct Said {
+struct ExtensionHeaders {
     path: Option<Vec<u8>>,
     link: Option<Vec<u8>>,
     size: Option<u64>,
@@ -133,9 +133,9 @@ struct Said {
     mtime: Option<i64>,
 }
 
-impl Said {
+impl ExtensionHeaders {
     /// Whether that was an extension header.
-    fn listen<R: Read>(&mut self, entry: &mut tar::Entry<'_, R>) -> Result<bool, ArchiveError> {
+    fn read_header<R: Read>(&mut self, entry: &mut tar::Entry<'_, R>) -> Result<bool, ArchiveError> {
         let kind = entry.header().entry_type();
         if !matches!(
             kind,
@@ -182,7 +182,7 @@ impl Said {
     }
 
     /// None for what a layer has no use for.
-    fn entry(self, header: &Header, dialect: Dialect) -> Result<Option<Entry>, ArchiveError> {
+    fn entry(self, header: &Header, dialect: Dialect) -> Result<Option<LayerEntry>, ArchiveError> {
         let size = header.entry_size().map_err(ArchiveError::Read)?;
         if self.size.is_some_and(|said| said != size) {
             return Err(ArchiveError::Refused("an entry of two sizes".into()));
@@ -196,10 +196,10 @@ impl Said {
                 .unwrap_or_default()
         };
         let what = match header.entry_type() {
-            EntryType::Directory => What::Dir,
-            EntryType::Regular | EntryType::Continuous => What::File(size),
-            EntryType::Symlink => What::Link(bounded(link())?),
-            EntryType::Link => What::Same(clean(&link())?),
+            EntryType::Directory => LayerEntryKind::Dir,
+            EntryType::Regular | EntryType::Continuous => LayerEntryKind::File(size),
+            EntryType::Symlink => LayerEntryKind::Link(bounded(link())?),
+            EntryType::Link => LayerEntryKind::Same(clean(&link())?),
             EntryType::Char | EntryType::Block | EntryType::Fifo => return Ok(None),
             other => {
                 return Err(ArchiveError::Refused(format!(
@@ -212,14 +212,14 @@ impl Said {
             Dialect::Plain => what,
             Dialect::Image => whiteout(&mut path)?.unwrap_or(what),
         };
-        if path.is_empty() && !matches!(what, What::Dir | What::Opaque) {
+        if path.is_empty() && !matches!(what, LayerEntryKind::Dir | LayerEntryKind::Opaque) {
             return Err(ArchiveError::Refused("a root that is no directory".into()));
         }
         let id = |said: Option<u64>, header: io::Result<u64>| {
             let id = said.or_else(|| header.ok()).unwrap_or(0);
             u32::try_from(id).ok().filter(|id| *id <= ID_MAX).unwrap_or(NOBODY)
         };
-        Ok(Some(Entry {
+        Ok(Some(LayerEntry {
             path,
             what,
             mode: header.mode().unwrap_or(0o644) & 0o7777,
@@ -247,12 +247,12 @@ fn bounded(target: Vec<u8>) -> Result<Vec<u8>, ArchiveError> {
 }
 
 /// What a whiteout hides; its own name is cut from the path.
-fn whiteout(path: &mut Vec<u8>) -> Result<Option<What>, ArchiveError> {
+fn whiteout(path: &mut Vec<u8>) -> Result<Option<LayerEntryKind>, ArchiveError> {
     let cut = path.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1);
     let name = path[cut..].to_vec();
     if name == b".wh..wh..opq" {
         path.truncate(cut.saturating_sub(1));
-        return Ok(Some(What::Opaque));
+        return Ok(Some(LayerEntryKind::Opaque));
     }
     let Some(hidden) = name.strip_prefix(b".wh.") else { return Ok(None) };
     if hidden.is_empty() || hidden == b"." || hidden == b".." || hidden.starts_with(b".wh.") {
@@ -260,7 +260,7 @@ fn whiteout(path: &mut Vec<u8>) -> Result<Option<What>, ArchiveError> {
     }
     path.truncate(cut);
     path.extend_from_slice(hidden);
-    Ok(Some(What::Gone))
+    Ok(Some(LayerEntryKind::Gone))
 }
 
 #[cfg(test)]
@@ -268,10 +268,10 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Seen(Vec<(String, What)>);
+    struct EntryLog(Vec<(String, LayerEntryKind)>);
 
-    impl Sink for Seen {
-        fn take(&mut self, entry: Entry, contents: &mut dyn Read) -> io::Result<()> {
+    impl Sink for EntryLog {
+        fn take(&mut self, entry: LayerEntry, contents: &mut dyn Read) -> io::Result<()> {
             io::copy(contents, &mut io::sink())?;
             self.0.push((String::from_utf8_lossy(&entry.path).into_owned(), entry.what));
             Ok(())
@@ -300,10 +300,13 @@ mod tests {
         builder.into_inner().unwrap()
     }
 
-    const BOUNDS: Bounds = Bounds { bytes: 1000, entries: 10 };
+    const BOUNDS: ArchiveLimits = ArchiveLimits { bytes: 1000, entries: 10 };
 
-    fn seen(entries: &[(&str, EntryType, &str)], dialect: Dialect) -> Result<Vec<(String, What)>, String> {
-        let mut seen = Seen::default();
+    fn seen(
+        entries: &[(&str, EntryType, &str)],
+        dialect: Dialect,
+    ) -> Result<Vec<(String, LayerEntryKind)>, String> {
+        let mut seen = EntryLog::default();
         read(&archive(entries)[..], dialect, BOUNDS, &mut seen).map_err(|error| error.to_string())?;
         Ok(seen.0)
     }
@@ -313,11 +316,11 @@ mod tests {
         let mut padded = archive(&[("a", EntryType::Regular, "text")]);
         padded.resize(padded.len() + (1 << 20), 0);
         let mut rest = &padded[..];
-        read(&mut rest, Dialect::Plain, BOUNDS, &mut Seen::default()).unwrap();
+        read(&mut rest, Dialect::Plain, BOUNDS, &mut EntryLog::default()).unwrap();
         assert_eq!(rest.len(), 0, "its writer still has something to say");
 
         let endless = padded[..].chain(io::repeat(0));
-        read(endless, Dialect::Plain, BOUNDS, &mut Seen::default()).unwrap();
+        read(endless, Dialect::Plain, BOUNDS, &mut EntryLog::default()).unwrap();
     }
 
     #[test]
@@ -325,10 +328,10 @@ mod tests {
         let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         io::Write::write_all(&mut packer, &archive(&[("a", EntryType::Regular, "text")])).unwrap();
         let mut packed = packer.finish().unwrap();
-        read(&packed[..], Dialect::Plain, BOUNDS, &mut Seen::default()).unwrap();
+        read(&packed[..], Dialect::Plain, BOUNDS, &mut EntryLog::default()).unwrap();
         let checksum = packed.len() - 8;
         packed[checksum] ^= 1;
-        assert!(read(&packed[..], Dialect::Plain, BOUNDS, &mut Seen::default()).is_err());
+        assert!(read(&packed[..], Dialect::Plain, BOUNDS, &mut EntryLog::default()).is_err());
     }
 
     #[test]
@@ -342,10 +345,10 @@ mod tests {
         ];
         let found = seen(&entries, Dialect::Plain).unwrap();
         let expected = [
-            ("", What::Dir),
-            ("a/b", What::File(4)),
-            ("l", What::Link(b"/etc/passwd".to_vec())),
-            ("h", What::Same(b"a/b".to_vec())),
+            ("", LayerEntryKind::Dir),
+            ("a/b", LayerEntryKind::File(4)),
+            ("l", LayerEntryKind::Link(b"/etc/passwd".to_vec())),
+            ("h", LayerEntryKind::Same(b"a/b".to_vec())),
         ];
         assert_eq!(found, expected.map(|(path, what)| (path.to_owned(), what)));
     }
@@ -360,7 +363,7 @@ mod tests {
         let image = seen(&entries, Dialect::Image).unwrap();
         assert_eq!(
             image,
-            [("a/b", What::Gone), ("a", What::Opaque), ("top", What::Gone)]
+            [("a/b", LayerEntryKind::Gone), ("a", LayerEntryKind::Opaque), ("top", LayerEntryKind::Gone)]
                 .map(|(path, what)| (path.to_owned(), what))
         );
         assert_eq!(seen(&entries, Dialect::Plain).unwrap()[0].0, "a/.wh.b");
@@ -374,10 +377,10 @@ mod tests {
         let packed = |len: usize| {
             zstd::encode_all(&archive(&[("a", EntryType::Regular, &"x".repeat(len))])[..], 3).unwrap()
         };
-        let mut seen = Seen::default();
+        let mut seen = EntryLog::default();
         assert_eq!(
             read(&packed(900)[..], Dialect::Plain, BOUNDS, &mut seen).unwrap(),
-            Counted { entries: 1, bytes: 900 }
+            ArchiveTotals { entries: 1, bytes: 900 }
         );
         assert!(read(&packed(1001)[..], Dialect::Plain, BOUNDS, &mut seen).is_err());
     }
@@ -396,10 +399,10 @@ mod tests {
         assert!(seen(&[("a", EntryType::Regular, ""); 11], Dialect::Plain).unwrap_err().contains("entries"));
         assert!(seen(&[("a", EntryType::GNUSparse, "")], Dialect::Plain).is_err());
         let cut = archive(&[("a", EntryType::Regular, &"x".repeat(900))]);
-        assert!(read(&cut[..700], Dialect::Plain, BOUNDS, &mut Seen::default()).is_err());
+        assert!(read(&cut[..700], Dialect::Plain, BOUNDS, &mut EntryLog::default()).is_err());
         assert!(
-            read(&b"\x28\xb5\x2f\xfdnot zstd"[..], Dialect::Plain, BOUNDS, &mut Seen::default()).is_err()
+            read(&b"\x28\xb5\x2f\xfdnot zstd"[..], Dialect::Plain, BOUNDS, &mut EntryLog::default()).is_err()
         );
-        assert!(read(&b"\x1f\x8bnot gzip"[..], Dialect::Plain, BOUNDS, &mut Seen::default()).is_err());
+        assert!(read(&b"\x1f\x8bnot gzip"[..], Dialect::Plain, BOUNDS, &mut EntryLog::default()).is_err());
     }
 }

@@ -6,6 +6,7 @@
 //! disk/      upper/ and work/ of a kept Body, owned by its ids
 //! run.json   while a guest was started and nobody has looked at its end yet
 //! end.json   why the last guest is gone, by the keeper
+//! step.lock  of a Body of a step: locked by the `pal` that works at it
 //! held       while its processes are stopped for a moment, for a snapshot
 //! ```
 //! Invariant: a directory without `spec.json` is no Body: what a killed `pal` made or removed by half is never
@@ -26,19 +27,20 @@ use std::{
 
 use proto::{
     Enforcement, Spec,
-    launch::{End, Running},
-    vm::Revival,
+    launch::{GuestEnd, RunRecord},
+    vm::StartReport,
 };
 use rustix::{
     fs::FlockOperation,
     process::{Pid, Signal},
 };
 use serde::de::DeserializeOwned;
-use sys::cgroup::{Freezer, OomKills};
+use sys::cgroup::{FreezerState, OomCounter};
 
 const SPEC: &str = "spec.json";
 const DRAFT: &str = "spec.draft";
 const HELD: &str = "held";
+const STEP_LOCK: &str = "step.lock";
 const RUN: &str = "run.json";
 const RECEIPT: &str = "receipt.json";
 const FILE_LEN_MAX: u64 = 1 << 20;
@@ -81,17 +83,17 @@ pub enum DirError {
 
 /// How a Body is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Condition {
+pub enum ProcessState {
     /// Its guest runs.
-    Running(Running),
+    Running(RunRecord),
     /// Its guest is frozen.
-    Paused(Running),
+    Paused(RunRecord),
     /// It was stopped in order, or never started.
     Stopped,
     /// Its guest died.
-    Dead(End),
+    Dead(GuestEnd),
     /// It ran in an earlier boot.
-    Lost,
+    Interrupted,
 }
 
 /// A Body's directory.
@@ -102,7 +104,7 @@ pub struct BodyDir {
 
 /// Held by whoever changes a Body's life; released with its descriptor, also by `kill -9`.
 #[derive(Debug)]
-pub struct Lock(#[expect(dead_code, reason = "held for its descriptor")] OwnedFd);
+pub struct BodyLock(#[expect(dead_code, reason = "held for its descriptor")] OwnedFd);
 
 impl BodyDir {
     /// The directory at `path`, whether it is there or not.
@@ -122,12 +124,12 @@ impl BodyDir {
     }
 
     /// Takes the lock, if nobody has it: the directory itself is locked, so there is no file to make and to remove.
-    pub fn try_lock(&self) -> io::Result<Option<Lock>> {
+    pub fn try_lock(&self) -> io::Result<Option<BodyLock>> {
         let dir = File::open(&self.path)?;
         match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
             // Whoever had it before may have removed the Body meanwhile.
             Ok(()) if !self.is_still(&dir)? => Err(io::ErrorKind::NotFound.into()),
-            Ok(()) => Ok(Some(Lock(dir.into()))),
+            Ok(()) => Ok(Some(BodyLock(dir.into()))),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
@@ -136,6 +138,22 @@ impl BodyDir {
     fn is_still(&self, dir: &File) -> io::Result<bool> {
         let (held, found) = (dir.metadata()?, fs::metadata(&self.path)?);
         Ok((held.dev(), held.ino()) == (found.dev(), found.ino()))
+    }
+
+    /// Marks it as worked at, for as long as the caller holds the descriptor.
+    pub fn lock_step(&self) -> io::Result<OwnedFd> {
+        let file = File::create(self.path.join(STEP_LOCK))?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(file.into())
+    }
+
+    /// Whether no process works at it any more.
+    pub fn is_step_left(&self) -> bool {
+        let file = match File::open(self.path.join(STEP_LOCK)) {
+            Ok(file) => file,
+            Err(error) => return error.kind() == io::ErrorKind::NotFound,
+        };
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
     }
 
     /// What it was asked to be.
@@ -160,7 +178,7 @@ impl BodyDir {
     }
 
     /// From here on it is none: its files are about to go.
-    pub fn retract(&self) -> io::Result<()> {
+    pub fn unpublish(&self) -> io::Result<()> {
         match self.rename(SPEC, DRAFT) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -172,12 +190,12 @@ impl BodyDir {
     }
 
     /// Notes that its processes are stopped for a moment, by whoever has the lock.
-    pub fn hold(&self) -> io::Result<()> {
+    pub fn freeze_lock(&self) -> io::Result<()> {
         File::create(self.path.join(HELD)).map(drop)
     }
 
     /// The moment is over.
-    pub fn let_go(&self) -> io::Result<()> {
+    pub fn release_freeze(&self) -> io::Result<()> {
         fs::remove_file(self.path.join(HELD))
     }
 
@@ -213,12 +231,12 @@ impl BodyDir {
     }
 
     /// How its machine came to life, if it is one.
-    pub fn revival(&self) -> Option<Revival> {
+    pub fn revival(&self) -> Option<StartReport> {
         self.read(RECEIPT).ok()
     }
 
     /// Writes that down.
-    pub fn keep_revival(&self, revival: &Revival) -> io::Result<()> {
+    pub fn write_receipt(&self, revival: &StartReport) -> io::Result<()> {
         sys::fd::write_whole(&self.path.join(RECEIPT), &serde_json::to_vec(revival)?)
     }
 
@@ -229,22 +247,22 @@ impl BodyDir {
     }
 
     /// Looks at its guest.
-    pub fn condition(&self) -> Result<Condition, DirError> {
+    pub fn condition(&self) -> Result<ProcessState, DirError> {
         let Some(running) = self.running()? else {
-            return Ok(self.ended()?.map_or(Condition::Stopped, condition_of));
+            return Ok(self.ended()?.map_or(ProcessState::Stopped, condition_of));
         };
         if boot_id().is_some_and(|boot| boot != running.boot_id) {
-            return Ok(Condition::Lost);
+            return Ok(ProcessState::Interrupted);
         }
         let frozen = running.cgroups.iter().find_map(|group| sys::cgroup::frozen(&group.path)) == Some(true);
         // One that was killed while it is frozen hears of it when it goes on, and not before.
         let look = if frozen { seen } else { alive };
         if let Some(state) = look(running.pid, running.ticks) {
             let paused = frozen || state == 'T';
-            return Ok(if paused { Condition::Paused(running) } else { Condition::Running(running) });
+            return Ok(if paused { ProcessState::Paused(running) } else { ProcessState::Running(running) });
         }
-        self.wait_for_keeper(running.keeper);
-        let end = self.ended()?.unwrap_or_else(|| guess(&running));
+        self.wait_for_keeper(&running);
+        let end = self.ended()?.unwrap_or_else(|| process_state_by_pid(&running));
         Ok(condition_of(end))
     }
 
@@ -255,16 +273,16 @@ impl BodyDir {
     }
 
     /// The guest that was started last, dead or alive.
-    pub fn running(&self) -> Result<Option<Running>, DirError> {
+    pub fn running(&self) -> Result<Option<RunRecord>, DirError> {
         self.read_if_there(RUN)
     }
 
-    fn ended(&self) -> Result<Option<End>, DirError> {
+    fn ended(&self) -> Result<Option<GuestEnd>, DirError> {
         self.read_if_there("end.json")
     }
 
     /// Forgets the last guest, so that another can be started.
-    pub fn forget_guest(&self) -> io::Result<()> {
+    pub fn clear_run_files(&self) -> io::Result<()> {
         for name in ["end.json", RUN, "guest.sock", proto::vm::CONTROL, RECEIPT] {
             match fs::remove_file(self.path.join(name)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -275,9 +293,9 @@ impl BodyDir {
     }
 
     /// A keeper whose guest is gone is about to write why; it is waited for.
-    pub fn wait_for_keeper(&self, keeper: i32) {
+    pub fn wait_for_keeper(&self, running: &RunRecord) {
         let deadline = Instant::now() + KEEPER_PATIENCE;
-        while keeper_lives(keeper) && !self.path.join("end.json").exists() && Instant::now() < deadline {
+        while supervisor_lives(running) && !self.path.join("end.json").exists() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -306,40 +324,40 @@ pub struct RunStamp {
 
 /// A guest that was found running, and those who know how it goes on.
 #[derive(Debug, Clone)]
-pub struct Seen(Arc<Found>);
+pub struct ObservedGuest(Arc<GuestObservation>);
 
 #[derive(Debug)]
-struct Found {
+struct GuestObservation {
     stamp: Option<RunStamp>,
-    freezer: Option<Freezer>,
+    freezer: Option<FreezerState>,
     /// Asked for when it is first needed.
-    oom: OnceLock<Option<OomKills>>,
-    running: Running,
+    oom: OnceLock<Option<OomCounter>>,
+    running: RunRecord,
 }
 
-impl Seen {
+impl ObservedGuest {
     /// The guest with that stamp; without one it is seen only once.
-    pub fn new(stamp: Option<RunStamp>, running: Running) -> Self {
-        let freezer = || running.cgroups.iter().find_map(|group| Freezer::of(&group.path));
+    pub fn new(stamp: Option<RunStamp>, running: RunRecord) -> Self {
+        let freezer = || running.cgroups.iter().find_map(|group| FreezerState::of(&group.path));
         let freezer = stamp.and_then(|_| freezer());
-        Self(Arc::new(Found { stamp, freezer, oom: OnceLock::new(), running }))
+        Self(Arc::new(GuestObservation { stamp, freezer, oom: OnceLock::new(), running }))
     }
 
     /// Where it runs.
-    pub fn running(&self) -> &Running {
+    pub fn running(&self) -> &RunRecord {
         &self.0.running
     }
 
     /// How many of its processes were killed for memory by now.
     pub fn oom_kills(&self) -> u64 {
         let groups = &self.0.running.cgroups;
-        let oom = self.0.oom.get_or_init(|| groups.iter().find_map(|group| OomKills::of(&group.path)));
-        oom.as_ref().and_then(OomKills::count).unwrap_or(0)
+        let oom = self.0.oom.get_or_init(|| groups.iter().find_map(|group| OomCounter::of(&group.path)));
+        oom.as_ref().and_then(OomCounter::count).unwrap_or(0)
     }
 
     /// Whether it is still the last, and not paused. Whether it lives is not looked at.
     pub fn still_runs(&self, dir: &BodyDir) -> bool {
-        let goes_on = self.0.freezer.as_ref().and_then(Freezer::is_frozen) == Some(false);
+        let goes_on = self.0.freezer.as_ref().and_then(FreezerState::is_frozen) == Some(false);
         goes_on && self.0.stamp.is_some() && dir.run_stamp() == self.0.stamp
     }
 }
@@ -350,17 +368,26 @@ fn boot_id() -> Option<&'static str> {
     BOOT.get_or_init(|| sys::proc::boot_id().ok()).as_deref()
 }
 
-fn condition_of(end: End) -> Condition {
+fn condition_of(end: GuestEnd) -> ProcessState {
     match end {
-        End::Exit { code: 0 } => Condition::Stopped,
-        end => Condition::Dead(end),
+        GuestEnd::Exit { code: 0 } => ProcessState::Stopped,
+        end => ProcessState::Dead(end),
     }
 }
 
-/// Whether that process is a keeper. One that was killed and that its maker has not waited for yet is none any more.
-pub fn keeper_lives(pid: i32) -> bool {
-    let named = fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "pal-keeper");
-    named && sys::proc::stat(pid).is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X'))
+/// Whether the keeper of that guest is there. One that was killed and that its maker has not waited for yet is not, and
+/// neither is another process, be it a keeper too, that has its pid by now.
+pub fn supervisor_lives(running: &RunRecord) -> bool {
+    let pid = running.supervisor;
+    match running.supervisor_ticks {
+        Some(ticks) => seen(pid, ticks).is_some(),
+        // An earlier version did not write the start of its keeper; a name is all there is to know it by.
+        None => {
+            let name = fs::read_to_string(format!("/proc/{pid}/comm"));
+            name.is_ok_and(|name| name.trim() == "pal-keeper")
+                && sys::proc::stat(pid).is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X'))
+        }
+    }
 }
 
 /// The state letter of that very process, if it is there and no zombie. One that was killed, whether it has heard of that
@@ -381,22 +408,22 @@ fn seen(pid: i32, ticks: u64) -> Option<char> {
     stat_of(pid, ticks).map(|stat| stat.state)
 }
 
-fn stat_of(pid: i32, ticks: u64) -> Option<sys::proc::Stat> {
+fn stat_of(pid: i32, ticks: u64) -> Option<sys::proc::ProcessStat> {
     let found = sys::proc::stat(pid).ok()?;
     (found.ticks == ticks && !matches!(found.state, 'Z' | 'X')).then_some(found)
 }
 
 /// Without a keeper only the cgroup remembers.
-fn guess(running: &Running) -> End {
+fn process_state_by_pid(running: &RunRecord) -> GuestEnd {
     let oom = running
         .cgroups
         .iter()
         .any(|group| sys::cgroup::oom_kills(&group.path).is_some_and(|kills| kills > 0));
-    if oom { End::Oom } else { End::Unknown }
+    if oom { GuestEnd::Oom } else { GuestEnd::Unknown }
 }
 
 /// Sends a signal to the guest, and to no other process that has its pid by now.
-pub fn signal_guest(running: &Running, signal: Signal) -> io::Result<Option<OwnedFd>> {
+pub fn signal_guest(running: &RunRecord, signal: Signal) -> io::Result<Option<OwnedFd>> {
     let Some(pid) = Pid::from_raw(running.pid) else { return Ok(None) };
     let handle = match sys::process::open(pid) {
         Ok(handle) => handle,

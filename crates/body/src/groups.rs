@@ -12,7 +12,7 @@ use proto::{
     launch::{Cgroup, CgroupVersion, Rlimits},
     spec::Ids,
 };
-use sys::{cgroup::Mounts, fd::write_kernel};
+use sys::{cgroup::CgroupMounts, fd::write_kernel};
 
 /// What the name of each of our groups begins with. They stand directly in their hierarchy, so that the last Body
 /// leaves nothing behind.
@@ -21,7 +21,7 @@ const CPU_PERIOD_US: u64 = 100_000;
 
 /// What bounds a Body.
 #[derive(Debug)]
-pub struct Bounds {
+pub struct BodyCgroups {
     /// Groups its first process enters.
     pub cgroups: Vec<Cgroup>,
     /// Limits of each process.
@@ -35,9 +35,15 @@ pub struct Bounds {
 }
 
 /// Makes the groups of a Body and sets its limits.
-pub fn bound(mounts: &Mounts, body: &BodyId, limits: &Limits, cpus: u32, ids_have_root: bool) -> Bounds {
-    let groups = Groups { body, limits, cpus };
-    let mut made = Made::default();
+pub fn apply_limits(
+    mounts: &CgroupMounts,
+    body: &BodyId,
+    limits: &Limits,
+    cpus: u32,
+    ids_have_root: bool,
+) -> BodyCgroups {
+    let groups = CgroupMaker { body, limits, cpus };
+    let mut made = CgroupSetup::default();
     if uses_v2(mounts) {
         groups.make_v2(mounts, &mut made);
     } else {
@@ -47,13 +53,13 @@ pub fn bound(mounts: &Mounts, body: &BodyId, limits: &Limits, cpus: u32, ids_hav
 }
 
 /// Whether Bodies of this host are bounded by cgroup v2.
-pub fn uses_v2(mounts: &Mounts) -> bool {
+pub fn uses_v2(mounts: &CgroupMounts) -> bool {
     mounts.v2_controllers().iter().any(|name| name == "memory")
 }
 
 /// Lets root of a Body divide the group that counts its processes, where that group stands alone in its hierarchy. What
 /// it makes below is bounded by what the Body's own group is.
-pub fn hand_over(mounts: &Mounts, bounds: &mut Bounds, ids: &Ids) -> io::Result<()> {
+pub fn hand_over(mounts: &CgroupMounts, bounds: &mut BodyCgroups, ids: &Ids) -> io::Result<()> {
     let root = mounts.v1_of("pids").filter(|root| root.ends_with("pids"));
     let group = root.and_then(|root| bounds.cgroups.iter().find(|group| group.path.parent() == Some(root)));
     match (group, ids.user_outside(0), ids.group_outside(0)) {
@@ -67,14 +73,14 @@ pub fn hand_over(mounts: &Mounts, bounds: &mut Bounds, ids: &Ids) -> io::Result<
 }
 
 /// Removes groups that nobody is in.
-pub fn unbound(cgroups: &[Cgroup]) {
+pub fn remove_cgroups(cgroups: &[Cgroup]) {
     for group in cgroups {
         let _ = sys::cgroup::remove(&group.path, std::time::Duration::from_secs(5));
     }
 }
 
 /// Removes the groups of a Body whose record does not name them.
-pub fn unbound_by_name(body: &BodyId) {
+pub fn remove_cgroups_by_name(body: &BodyId) {
     for (_, path) in existing().into_iter().filter(|(name, _)| name == body.as_str()) {
         let _ = sys::cgroup::remove(&path, std::time::Duration::from_secs(5));
     }
@@ -82,7 +88,7 @@ pub fn unbound_by_name(body: &BodyId) {
 
 /// Groups of ours on this host, by the Body they were made for.
 pub fn existing() -> Vec<(String, PathBuf)> {
-    let mounts = Mounts::find().unwrap_or_default();
+    let mounts = CgroupMounts::find().unwrap_or_default();
     let mut roots: Vec<&PathBuf> = mounts.v1.iter().map(|(_, root)| root).chain(&mounts.v2).collect();
     roots.sort();
     roots.dedup();
@@ -93,7 +99,7 @@ pub fn existing() -> Vec<(String, PathBuf)> {
 }
 
 #[derive(Default)]
-struct Made {
+struct CgroupSetup {
     cgroups: Vec<Cgroup>,
     mechanisms: Vec<Mechanism>,
     memory: bool,
@@ -104,18 +110,18 @@ struct Made {
     refusal: Option<String>,
 }
 
-struct Groups<'a> {
+struct CgroupMaker<'a> {
     body: &'a BodyId,
     limits: &'a Limits,
     cpus: u32,
 }
 
-impl Groups<'_> {
+impl CgroupMaker<'_> {
     fn whole_host(&self) -> bool {
         self.limits.cpu_milli >= self.cpus * 1000
     }
 
-    fn make_v1(&self, mounts: &Mounts, made: &mut Made) {
+    fn make_v1(&self, mounts: &CgroupMounts, made: &mut CgroupSetup) {
         if mounts.v1.is_empty() {
             made.refusal = Some("this host has no cgroups that can be used".into());
             return;
@@ -145,7 +151,7 @@ impl Groups<'_> {
 
     fn make_one_v1(
         &self,
-        mounts: &Mounts,
+        mounts: &CgroupMounts,
         controller: &str,
         settings: &[(&str, &str)],
     ) -> io::Result<PathBuf> {
@@ -158,7 +164,7 @@ impl Groups<'_> {
         Ok(group)
     }
 
-    fn note_v1(&self, controller: &str, group: PathBuf, made: &mut Made) {
+    fn note_v1(&self, controller: &str, group: PathBuf, made: &mut CgroupSetup) {
         match controller {
             "memory" => {
                 made.memory = true;
@@ -219,7 +225,7 @@ impl Groups<'_> {
         Ok(own)
     }
 
-    fn make_v2(&self, mounts: &Mounts, made: &mut Made) {
+    fn make_v2(&self, mounts: &CgroupMounts, made: &mut CgroupSetup) {
         let Some(root) = &mounts.v2 else { return };
         let group = match self.v2_parent(root).and_then(|parent| make_below(&parent, self.body)) {
             Ok(group) => group,
@@ -251,7 +257,7 @@ impl Groups<'_> {
     }
 
     /// What cgroups do not hold, process limits hold as well as they can, and the record says so.
-    fn fall_back(&self, made: Made, ids_have_root: bool) -> Bounds {
+    fn fall_back(&self, made: CgroupSetup, ids_have_root: bool) -> BodyCgroups {
         let mut rlimits = Rlimits {
             files: self.limits.files.into(),
             file_bytes: self.limits.disk.0,
@@ -294,7 +300,7 @@ impl Groups<'_> {
         } else {
             Mechanism::degraded("freezer", format!("pause stops processes one by one with SIGSTOP: {why}"))
         });
-        Bounds { cgroups: made.cgroups, rlimits, cpus, mechanisms, may_be_divided: false }
+        BodyCgroups { cgroups: made.cgroups, rlimits, cpus, mechanisms, may_be_divided: false }
     }
 }
 

@@ -21,18 +21,17 @@ use hyper::{Method, Request, Response, body::Incoming, client::conn::http1::Send
 use hyper_util::rt::TokioIo;
 use prost::Message;
 use proto::{
-    envelope::{self, Opener},
-    guest::{DIAL_UPGRADE, GuestInfo, Shutdown},
+    envelope::{self, EnvelopeReader},
+    guest::{DIAL_UPGRADE, GuestInfo, Shutdown, StartRefusal},
     wire::process::{ConnectRequest, ProcessEvent, StartRequest, StartResponse},
 };
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use sys::quiet::QuietStream;
-use tokio::{net::UnixStream, runtime, sync::oneshot};
+use serde::Deserialize;
+use sys::lazy_write_stream::LazyWriteStream;
+use tokio::{net::UnixStream, runtime};
 
 /// Largest message taken from a guest.
 const MESSAGE_LEN_MAX: usize = 16 << 20;
-/// Longest command that a guest is asked for ahead: a socket has room for a request of that size.
-const AHEAD_LEN_MAX: usize = 64 << 10;
 /// How long a guest may think about a short question.
 const ANSWER: Duration = Duration::from_secs(30);
 
@@ -58,37 +57,39 @@ pub enum GuestError {
         code: String,
         /// Its words, made fit for a terminal.
         message: String,
+        /// Why it did not start a command, if it was that.
+        reason: Option<StartRefusal>,
     },
 }
 
 /// Contents of a request.
-pub type Sent = BoxBody<Bytes, io::Error>;
+pub type RequestBody = BoxBody<Bytes, io::Error>;
 
 /// Whole contents of a request.
-pub fn whole(bytes: impl Into<Bytes>) -> Sent {
+pub fn whole_body(bytes: impl Into<Bytes>) -> RequestBody {
     Full::new(bytes.into()).map_err(|never: Infallible| match never {}).boxed()
 }
 
 /// What is sent as it arrives.
-pub type Arriving = tokio::sync::mpsc::Receiver<Result<Bytes, io::Error>>;
+pub type BodyReceiver = tokio::sync::mpsc::Receiver<Result<Bytes, io::Error>>;
 
 /// Contents of a request that are sent as they arrive, and how far that is.
-struct Pieces {
-    arriving: Arriving,
-    progress: Arc<Progress>,
+struct StreamedBody {
+    arriving: BodyReceiver,
+    progress: Arc<SendProgress>,
 }
 
 #[derive(Default)]
-struct Progress {
+struct SendProgress {
     /// Pieces the guest's side has taken.
     taken: AtomicU64,
     /// The next one is our own to bring.
     ours: AtomicBool,
 }
 
-impl Progress {
+impl SendProgress {
     /// Returns when the guest has taken nothing for as long as an answer may take.
-    async fn stalled(&self) {
+    async fn wait_stalled(&self) {
         let mut seen = None;
         loop {
             let taken =
@@ -102,7 +103,7 @@ impl Progress {
     }
 }
 
-impl hyper::body::Body for Pieces {
+impl hyper::body::Body for StreamedBody {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -118,9 +119,9 @@ impl hyper::body::Body for Pieces {
 }
 
 /// The next piece of an answer that comes in pieces.
-pub async fn piece(body: &mut Incoming) -> Result<Option<Bytes>, GuestError> {
+pub async fn next_chunk(body: &mut Incoming) -> Result<Option<Bytes>, GuestError> {
     loop {
-        match in_time(body.frame()).await? {
+        match with_timeout(body.frame()).await? {
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) => return Ok(Some(data)),
                 Err(_) => continue,
@@ -133,7 +134,7 @@ pub async fn piece(body: &mut Incoming) -> Result<Option<Bytes>, GuestError> {
 
 /// What is heard first of a command that runs already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hear {
+pub enum ReplayFrom {
     /// What nobody has heard.
     Unheard,
     /// Of a terminal, its newest output.
@@ -142,85 +143,13 @@ pub enum Hear {
 
 /// A Body's guest.
 #[derive(Debug, Clone)]
-pub struct Guest {
+pub struct GuestClient {
     dir: PathBuf,
     token: String,
 }
 
 /// A stream to a port inside a Body.
-pub type Dialled = TokioIo<hyper::upgrade::Upgraded>;
-
-/// A command that a guest was asked for but for the last byte: it has understood nearly all of it, and does nothing yet.
-pub struct Unsaid {
-    asked: Asked,
-    connection: Pin<Box<Connection>>,
-    word: oneshot::Sender<()>,
-}
-
-impl Unsaid {
-    /// Says the last byte, at once. One that is dropped instead was never asked for.
-    pub fn say(self) -> Asked {
-        let Self { asked, mut connection, word } = self;
-        // Whoever waits for the answer hears of a connection that broke meanwhile.
-        if word.send(()).is_ok() && poll_once(connection.as_mut()).is_none() {
-            tokio::spawn(connection);
-        }
-        asked
-    }
-}
-
-/// Contents of a request of which the last byte is held back until somebody gives the word.
-struct HeldBack {
-    first: Bytes,
-    last: Bytes,
-    word: oneshot::Receiver<()>,
-}
-
-impl hyper::body::Body for HeldBack {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<hyper::body::Frame<Bytes>, io::Error>>> {
-        let piece = if !self.first.is_empty() {
-            std::mem::take(&mut self.first)
-        } else if !self.last.is_empty() {
-            match std::task::ready!(Pin::new(&mut self.word).poll(context)) {
-                Ok(()) => std::mem::take(&mut self.last),
-                Err(_) => return Poll::Ready(Some(Err(io::ErrorKind::Interrupted.into()))),
-            }
-        } else {
-            return Poll::Ready(None);
-        };
-        Poll::Ready(Some(Ok(hyper::body::Frame::data(piece))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.first.is_empty() && self.last.is_empty()
-    }
-
-    fn size_hint(&self) -> hyper::body::SizeHint {
-        hyper::body::SizeHint::with_exact((self.first.len() + self.last.len()) as u64)
-    }
-}
-
-/// A command that a guest was asked to start before it could answer.
-pub struct Asked(Pin<Box<dyn Future<Output = Result<Stream, GuestError>> + Send>>);
-
-impl Asked {
-    /// Waits for its answer.
-    pub async fn answer(self) -> Result<Stream, GuestError> {
-        self.0.await
-    }
-}
-
-impl std::fmt::Debug for Asked {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("Asked")
-    }
-}
+pub type PortStream = TokioIo<hyper::upgrade::Upgraded>;
 
 /// Has a future do what it can do at once.
 fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Option<F::Output> {
@@ -230,12 +159,10 @@ fn poll_once<F: Future + ?Sized>(future: Pin<&mut F>) -> Option<F::Output> {
     }
 }
 
-type Connection = hyper::client::conn::http1::Connection<TokioIo<QuietStream>, Sent>;
-
 /// One connection to a guest, for one request after another.
 #[derive(Debug)]
-pub struct Line {
-    sender: SendRequest<Sent>,
+pub struct GuestConnection {
+    sender: SendRequest<RequestBody>,
     token: String,
     /// What carries it.
     runtime: runtime::Id,
@@ -248,7 +175,7 @@ const LAST_LOOKS: usize = 6;
 /// A guest closes what nobody has used for longer than this.
 const LINE_KEPT: Duration = Duration::from_secs(60);
 
-impl Guest {
+impl GuestClient {
     /// The guest of the Body in `dir`.
     pub fn new(dir: &Path, token: String) -> Self {
         Self { dir: dir.to_owned(), token }
@@ -256,11 +183,11 @@ impl Guest {
 
     /// Connects, for a caller who speaks the protocol itself.
     pub async fn connect_raw(&self) -> Result<UnixStream, GuestError> {
-        self.knock().and_then(UnixStream::from_std).map_err(GuestError::Connect)
+        self.connect_now().and_then(UnixStream::from_std).map_err(GuestError::Connect)
     }
 
     /// Connects without waiting: the kernel answers for a guest that listens, and refuses where too many wait already.
-    pub fn knock(&self) -> io::Result<std::os::unix::net::UnixStream> {
+    fn connect_now(&self) -> io::Result<std::os::unix::net::UnixStream> {
         // By descriptor, because a socket's path may have no more than 107 bytes.
         let dir = sys::fd::open_path(&self.dir)?;
         let address =
@@ -276,13 +203,13 @@ impl Guest {
     }
 
     /// Connects to a port inside the Body.
-    pub async fn dial(&self, port: u16) -> Result<Dialled, GuestError> {
-        let mut line = self.line().await?;
+    pub async fn dial(&self, port: u16) -> Result<PortStream, GuestError> {
+        let mut line = self.connect_http().await?;
         let asked = line.request(Method::GET, &format!("/v1/dial?port={port}"));
         let asked = asked.header(header::CONNECTION, "upgrade").header(header::UPGRADE, DIAL_UPGRADE);
-        let response = line.send(asked, whole(Bytes::new())).await?;
+        let response = line.send(asked, whole_body(Bytes::new())).await?;
         if response.status() != hyper::StatusCode::SWITCHING_PROTOCOLS {
-            return Err(accepted(response)
+            return Err(check_status(response)
                 .await
                 .err()
                 .unwrap_or_else(|| GuestError::Protocol("it did not dial".into())));
@@ -291,91 +218,16 @@ impl Guest {
     }
 
     /// Connects.
-    pub async fn line(&self) -> Result<Line, GuestError> {
-        self.line_over(self.knock().map_err(GuestError::Connect)?).await
-    }
-
-    /// The same over a connection that was made before.
-    pub async fn line_over(&self, stream: std::os::unix::net::UnixStream) -> Result<Line, GuestError> {
-        let stream = QuietStream::new(stream).map_err(GuestError::Connect)?;
+    pub async fn connect_http(&self) -> Result<GuestConnection, GuestError> {
+        let stream = self.connect_now().and_then(LazyWriteStream::new).map_err(GuestError::Connect)?;
         let (sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(GuestError::Broken)?;
         tokio::spawn(async move {
             // Whoever waits for an answer hears of a broken connection there.
             let _ = connection.with_upgrades().await;
         });
-        Ok(self.over(sender))
-    }
-
-    /// Asks a guest that is still coming up to start a command: what is asked waits for it in the socket.
-    ///
-    /// The caller may block its thread afterwards, and hears the answer when it does not. None if nobody listens yet,
-    /// or the socket has no room for all of it; then nothing was asked.
-    pub fn ask_ahead(
-        &self,
-        start: &StartRequest,
-        user: Option<&str>,
-        timeout: Option<Duration>,
-    ) -> Option<Asked> {
-        if start.encoded_len() > AHEAD_LEN_MAX {
-            return None;
-        }
-        let (asked, connection) = self.ask_over(self.knock().ok()?, start, user, timeout, whole)?;
-        tokio::spawn(connection);
-        Some(asked)
-    }
-
-    /// Asks a guest for a command but for the last byte, over a connection that was made before: it prepares itself while
-    /// its caller finds out whether the command may be asked for.
-    ///
-    /// None if that cannot be said at once; then nothing was asked.
-    pub fn ask_nearly(
-        &self,
-        stream: std::os::unix::net::UnixStream,
-        start: &StartRequest,
-        user: Option<&str>,
-        timeout: Option<Duration>,
-    ) -> Option<Unsaid> {
-        if start.encoded_len() > AHEAD_LEN_MAX {
-            return None;
-        }
-        let (word, heard) = oneshot::channel();
-        let held_back = |mut bytes: Bytes| {
-            let last = bytes.split_off(bytes.len().saturating_sub(1));
-            BodyExt::boxed(HeldBack { first: bytes, last, word: heard })
-        };
-        let (asked, connection) = self.ask_over(stream, start, user, timeout, held_back)?;
-        Some(Unsaid { asked, connection, word })
-    }
-
-    fn over(&self, sender: SendRequest<Sent>) -> Line {
         let (runtime, since) = (runtime::Handle::current().id(), Instant::now());
-        Line { sender, token: self.token.clone(), runtime, since }
-    }
-
-    fn ask_over(
-        &self,
-        stream: std::os::unix::net::UnixStream,
-        start: &StartRequest,
-        user: Option<&str>,
-        timeout: Option<Duration>,
-        contents: impl FnOnce(Bytes) -> Sent,
-    ) -> Option<(Asked, Pin<Box<Connection>>)> {
-        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(QuietStream::new(stream).ok()?));
-        let (sender, connection) = poll_once(pin!(handshake))?.ok()?;
-        let mut line = self.over(sender);
-        let request = line.start_request(start, user, timeout, contents).ok()?;
-        let answer = line.sender.send_request(request);
-        let mut connection = Box::pin(connection);
-        // Writes what there is to be written; there is nothing to be read yet.
-        if poll_once(connection.as_mut()).is_some() {
-            return None;
-        }
-        let asked = Asked(Box::pin(async move {
-            let answer = in_time(answer).await?.map_err(GuestError::Broken)?;
-            stream_of(answer, Some(line)).await
-        }));
-        Some((asked, connection))
+        Ok(GuestConnection { sender, token: self.token.clone(), runtime, since })
     }
 
     /// Asks one short question of envd's protocol.
@@ -384,21 +236,25 @@ impl Guest {
         method: &str,
         question: &Q,
     ) -> Result<A, GuestError> {
-        in_time(self.line().await?.ask(method, question)).await?
+        with_timeout(self.connect_http().await?.ask(method, question)).await?
     }
 
     /// Who answers, and since when.
     pub async fn info(&self) -> Result<GuestInfo, GuestError> {
-        let body = self.line().await?.short(Method::GET, "/v1/guest", whole(Bytes::new())).await?;
+        let body = self
+            .connect_http()
+            .await?
+            .request_bytes(Method::GET, "/v1/guest", whole_body(Bytes::new()))
+            .await?;
         serde_json::from_slice(&body).map_err(|error| GuestError::Protocol(error.to_string()))
     }
 
     /// Has the guest of a machine set its clock and prove itself.
-    pub async fn receipt(&self, now_ns: u64) -> Result<proto::vm::Receipt, GuestError> {
+    pub async fn receipt(&self, now_ns: u64) -> Result<proto::vm::GuestReceipt, GuestError> {
         let body = self
-            .line()
+            .connect_http()
             .await?
-            .short(Method::GET, &format!("/v1/receipt?now_ns={now_ns}"), whole(Bytes::new()))
+            .request_bytes(Method::GET, &format!("/v1/receipt?now_ns={now_ns}"), whole_body(Bytes::new()))
             .await?;
         serde_json::from_slice(&body).map_err(|error| GuestError::Protocol(error.to_string()))
     }
@@ -406,14 +262,22 @@ impl Guest {
     /// Tells the guest to end everything and itself.
     pub async fn shutdown(&self, grace: Duration) -> Result<(), GuestError> {
         let body = serde_json::to_vec(&Shutdown { grace_ms: grace.as_millis() as u64 }).unwrap_or_default();
-        self.line().await?.short(Method::POST, "/v1/shutdown", whole(body)).await.map(drop)
+        self.connect_http()
+            .await?
+            .request_bytes(Method::POST, "/v1/shutdown", whole_body(body))
+            .await
+            .map(drop)
     }
 
     /// Connects to a command that runs.
-    pub async fn connect(&self, request: &ConnectRequest, hear: Hear) -> Result<Stream, GuestError> {
-        let mut line = self.line().await?;
+    pub async fn connect(
+        &self,
+        request: &ConnectRequest,
+        hear: ReplayFrom,
+    ) -> Result<ExecStream, GuestError> {
+        let mut line = self.connect_http().await?;
         let mut asked = line.request(Method::POST, "/process.Process/Connect");
-        if hear == Hear::Recent {
+        if hear == ReplayFrom::Recent {
             asked = asked.header(proto::guest::REPLAY, "1");
         }
         line.stream(asked, request).await
@@ -421,10 +285,10 @@ impl Guest {
 
     /// Reads a tree of files; the answer's body is in the words of `proto::tree`.
     pub async fn read_tree(&self, path: &str, user: Option<&str>) -> Result<Incoming, GuestError> {
-        let mut line = self.line().await?;
+        let mut line = self.connect_http().await?;
         let asked = line.request(Method::GET, &tree_path(path, user));
-        let response = line.send(asked, whole(Bytes::new())).await?;
-        Ok(accepted(response).await?.into_body())
+        let response = line.send(asked, whole_body(Bytes::new())).await?;
+        Ok(check_status(response).await?.into_body())
     }
 
     /// Writes a tree of files.
@@ -432,27 +296,27 @@ impl Guest {
         &self,
         path: &str,
         user: Option<&str>,
-        arriving: Arriving,
+        arriving: BodyReceiver,
     ) -> Result<(), GuestError> {
-        let mut line = self.line().await?;
+        let mut line = self.connect_http().await?;
         let asked = line.request(Method::PUT, &tree_path(path, user));
-        let progress = Arc::new(Progress::default());
-        let contents = BodyExt::boxed(Pieces { arriving, progress: progress.clone() });
-        let answer = line.sender.send_request(built(asked, contents)?);
+        let progress = Arc::new(SendProgress::default());
+        let contents = BodyExt::boxed(StreamedBody { arriving, progress: progress.clone() });
+        let answer = line.sender.send_request(build_request(asked, contents)?);
         let response = tokio::select! {
             response = answer => response.map_err(GuestError::Broken)?,
-            () = progress.stalled() => return Err(GuestError::Silent),
+            () = progress.wait_stalled() => return Err(GuestError::Silent),
         };
-        accepted(response).await.map(drop)
+        check_status(response).await.map(drop)
     }
 }
 
 fn tree_path(path: &str, user: Option<&str>) -> String {
-    let user = user.map(|user| format!("&username={}", percent(user))).unwrap_or_default();
-    format!("/v1/tree?path={}{user}", percent(path))
+    let user = user.map(|user| format!("&username={}", percent_encode(user))).unwrap_or_default();
+    format!("/v1/tree?path={}{user}", percent_encode(path))
 }
 
-fn percent(text: &str) -> String {
+fn percent_encode(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     text.bytes()
         .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
@@ -473,18 +337,18 @@ fn base64(bytes: &[u8]) -> String {
     text
 }
 
-impl Line {
+impl GuestConnection {
     /// Starts a command.
     pub async fn start(
         mut self,
         start: &StartRequest,
         user: Option<&str>,
         timeout: Option<Duration>,
-    ) -> Result<Stream, GuestError> {
-        let request = self.start_request(start, user, timeout, whole)?;
-        in_time(self.sender.ready()).await?.map_err(GuestError::Broken)?;
-        let answer = in_time(self.sender.send_request(request)).await?.map_err(GuestError::Broken)?;
-        stream_of(answer, Some(self)).await
+    ) -> Result<ExecStream, GuestError> {
+        let request = self.start_request(start, user, timeout)?;
+        with_timeout(self.sender.ready()).await?.map_err(GuestError::Broken)?;
+        let answer = with_timeout(self.sender.send_request(request)).await?.map_err(GuestError::Broken)?;
+        open_stream(answer, Some(self)).await
     }
 
     /// Whether another request can be sent over it, from here and now.
@@ -498,8 +362,7 @@ impl Line {
         start: &StartRequest,
         user: Option<&str>,
         timeout: Option<Duration>,
-        contents: impl FnOnce(Bytes) -> Sent,
-    ) -> Result<Request<Sent>, GuestError> {
+    ) -> Result<Request<RequestBody>, GuestError> {
         let mut asked = self.request(Method::POST, "/process.Process/Start");
         if let Some(user) = user {
             asked = asked
@@ -508,7 +371,7 @@ impl Line {
         if let Some(timeout) = timeout {
             asked = asked.header("connect-timeout-ms", timeout.as_millis().to_string());
         }
-        streamed(asked, start, contents)
+        stream_request(asked, start)
     }
 
     fn request(&self, method: Method, path: &str) -> hyper::http::request::Builder {
@@ -519,15 +382,20 @@ impl Line {
     async fn send(
         &mut self,
         asked: hyper::http::request::Builder,
-        body: Sent,
+        body: RequestBody,
     ) -> Result<Response<Incoming>, GuestError> {
-        in_time(self.sender.send_request(built(asked, body)?)).await?.map_err(GuestError::Broken)
+        with_timeout(self.sender.send_request(build_request(asked, body)?)).await?.map_err(GuestError::Broken)
     }
 
-    async fn short(&mut self, method: Method, path: &str, body: Sent) -> Result<Bytes, GuestError> {
+    async fn request_bytes(
+        &mut self,
+        method: Method,
+        path: &str,
+        body: RequestBody,
+    ) -> Result<Bytes, GuestError> {
         let asked = self.request(method, path);
-        let response = accepted(self.send(asked, body).await?).await?;
-        collect(response.into_body()).await
+        let response = check_status(self.send(asked, body).await?).await?;
+        read_body(response.into_body()).await
     }
 
     /// Asks one short question of envd's protocol; the line can be used again after it.
@@ -540,10 +408,10 @@ impl Line {
         // The guest answers input only when the command has taken it, so this may last.
         let response = self
             .sender
-            .send_request(built(asked, whole(question.encode_to_vec()))?)
+            .send_request(build_request(asked, whole_body(question.encode_to_vec()))?)
             .await
             .map_err(GuestError::Broken)?;
-        let body = collect(accepted(response).await?.into_body()).await?;
+        let body = read_body(check_status(response).await?.into_body()).await?;
         A::decode(body).map_err(|error| GuestError::Protocol(error.to_string()))
     }
 
@@ -551,79 +419,88 @@ impl Line {
         &mut self,
         asked: hyper::http::request::Builder,
         question: &Q,
-    ) -> Result<Stream, GuestError> {
-        let answer = in_time(self.sender.send_request(streamed(asked, question, whole)?)).await?;
-        stream_of(answer.map_err(GuestError::Broken)?, None).await
+    ) -> Result<ExecStream, GuestError> {
+        let answer = with_timeout(self.sender.send_request(stream_request(asked, question)?)).await?;
+        open_stream(answer.map_err(GuestError::Broken)?, None).await
     }
 }
 
 /// A question that is answered by a stream.
-fn streamed<Q: Message>(
+fn stream_request<Q: Message>(
     asked: hyper::http::request::Builder,
     question: &Q,
-    contents: impl FnOnce(Bytes) -> Sent,
-) -> Result<Request<Sent>, GuestError> {
+) -> Result<Request<RequestBody>, GuestError> {
     let asked = asked
         .header(header::CONTENT_TYPE, "application/connect+proto")
         .header("connect-protocol-version", "1");
-    built(asked, contents(envelope::seal(0, &question.encode_to_vec())))
+    build_request(asked, whole_body(envelope::seal(0, &question.encode_to_vec())))
 }
 
-async fn stream_of(answer: Response<Incoming>, line: Option<Line>) -> Result<Stream, GuestError> {
-    let body = accepted(answer).await?.into_body();
-    Ok(Stream { body, opener: Opener::new(MESSAGE_LEN_MAX), ended: false, line })
+async fn open_stream(
+    answer: Response<Incoming>,
+    line: Option<GuestConnection>,
+) -> Result<ExecStream, GuestError> {
+    let body = check_status(answer).await?.into_body();
+    Ok(ExecStream { body, opener: EnvelopeReader::new(MESSAGE_LEN_MAX), ended: false, line })
 }
 
-fn built(asked: hyper::http::request::Builder, body: Sent) -> Result<Request<Sent>, GuestError> {
+fn build_request(
+    asked: hyper::http::request::Builder,
+    body: RequestBody,
+) -> Result<Request<RequestBody>, GuestError> {
     asked.body(body).map_err(|error| GuestError::Protocol(error.to_string()))
 }
 
 /// What a guest that keeps us waiting is not given longer for.
-pub async fn in_time<T>(act: impl Future<Output = T>) -> Result<T, GuestError> {
+pub async fn with_timeout<T>(act: impl Future<Output = T>) -> Result<T, GuestError> {
     tokio::time::timeout(ANSWER, act).await.map_err(|_| GuestError::Silent)
 }
 
-async fn collect(body: Incoming) -> Result<Bytes, GuestError> {
-    let limited = in_time(Limited::new(body, MESSAGE_LEN_MAX).collect()).await?;
+async fn read_body(body: Incoming) -> Result<Bytes, GuestError> {
+    let limited = with_timeout(Limited::new(body, MESSAGE_LEN_MAX).collect()).await?;
     limited.map(http_body_util::Collected::to_bytes).map_err(|error| GuestError::Protocol(error.to_string()))
 }
 
 /// The answer, unless it is an error in Connect's words or in HTTP's.
-async fn accepted(response: Response<Incoming>) -> Result<Response<Incoming>, GuestError> {
+async fn check_status(response: Response<Incoming>) -> Result<Response<Incoming>, GuestError> {
     let status = response.status();
     if status.is_success() {
         return Ok(response);
     }
-    let body = collect(response.into_body()).await?;
-    Err(refusal(&body).unwrap_or_else(|| GuestError::Protocol(format!("it answered {status}"))))
+    let body = read_body(response.into_body()).await?;
+    Err(parse_refusal(&body).unwrap_or_else(|| GuestError::Protocol(format!("it answered {status}"))))
 }
 
-fn refusal(body: &[u8]) -> Option<GuestError> {
+fn parse_refusal(body: &[u8]) -> Option<GuestError> {
     let said: serde_json::Value = serde_json::from_slice(body).ok()?;
     let code = match said.get("code")? {
         serde_json::Value::String(code) => code.clone(),
         code => code.to_string(),
     };
     let message = said.get("message").and_then(serde_json::Value::as_str).unwrap_or_default();
-    Some(GuestError::Refused { code, message: proto::text::visible(message) })
+    // A reason that this version does not know is none.
+    let reason = said.get("reason").and_then(|reason| StartRefusal::deserialize(reason).ok());
+    Some(GuestError::Refused { code, message: proto::text::visible(message), reason })
 }
 
 /// The events of one command.
 #[derive(Debug)]
-pub struct Stream {
+pub struct ExecStream {
     body: Incoming,
-    opener: Opener,
+    opener: EnvelopeReader,
     ended: bool,
-    line: Option<Line>,
+    line: Option<GuestConnection>,
 }
 
-impl Stream {
+impl ExecStream {
     /// The line that it came over, for the next request, if the last byte of this one is there: nobody is waited for.
-    pub async fn into_line(mut self) -> Option<Line> {
+    pub async fn into_connection(mut self) -> Option<GuestConnection> {
         for _ in 0..LAST_LOOKS {
             let looked = if self.ended {
                 match poll_once(pin!(self.body.frame())) {
-                    Some(None) => return self.line.map(|line| Line { since: Instant::now(), ..line }),
+                    Some(None) => {
+                        return self.line.map(|line| GuestConnection { since: Instant::now(), ..line });
+                    }
                     Some(Some(_)) => return None,
                     None => None,
                 }
@@ -674,7 +551,7 @@ impl Stream {
 
 fn end_error(message: &[u8]) -> Option<GuestError> {
     let said: serde_json::Value = serde_json::from_slice(message).ok()?;
-    refusal(said.get("error")?.to_string().as_bytes())
+    parse_refusal(said.get("error")?.to_string().as_bytes())
 }
 
 #[cfg(test)]
@@ -692,12 +569,17 @@ mod tests {
 
     #[test]
     fn refusals_are_read_in_both_dialects() {
-        let code = |body: &str| match refusal(body.as_bytes()) {
-            Some(GuestError::Refused { code, .. }) => code,
+        let code = |body: &str| match parse_refusal(body.as_bytes()) {
+            Some(GuestError::Refused { code, reason, .. }) => {
+                reason.map_or(code, |reason| format!("{reason:?}"))
+            }
             other => format!("{other:?}"),
         };
         assert_eq!(code(r#"{"code":"not_found","message":"x"}"#), "not_found");
         assert_eq!(code(r#"{"code":404,"message":"x"}"#), "404");
-        assert!(refusal(b"garbage").is_none());
+        let missing = r#"{"code":"not_found","message":"x","reason":"command_not_found"}"#;
+        assert_eq!(code(missing), "CommandNotFound");
+        assert_eq!(code(&missing.replace("command_", "unheard_of_")), "not_found");
+        assert!(parse_refusal(b"garbage").is_none());
     }
 }

@@ -7,25 +7,25 @@ use std::path::{Path, PathBuf};
 
 use proto::{
     BodyId, SnapshotId,
-    launch::{Area, AreaKind, Lower, Seed, area_dir},
+    launch::{Lower, OverlayAccess, OverlayMount, SeedEntry, area_dir},
     spec::{Ids, USER_ID},
 };
 
 /// Directories of the host that hold programs and their settings. Programs are shown as they are; what root of a Body
 /// has reason to change is private.
-const SHOWN: &[(&str, AreaKind)] = &[
-    ("usr", AreaKind::Shown),
-    ("usr/local", AreaKind::Private),
-    ("etc", AreaKind::Private),
-    ("opt", AreaKind::Private),
-    ("bin", AreaKind::Shown),
-    ("sbin", AreaKind::Shown),
-    ("lib", AreaKind::Shown),
-    ("lib32", AreaKind::Shown),
-    ("lib64", AreaKind::Shown),
-    ("libx32", AreaKind::Shown),
-    ("nix", AreaKind::Shown),
-    ("gnu", AreaKind::Shown),
+const SHOWN: &[(&str, OverlayAccess)] = &[
+    ("usr", OverlayAccess::ReadOnly),
+    ("usr/local", OverlayAccess::Private),
+    ("etc", OverlayAccess::Private),
+    ("opt", OverlayAccess::Private),
+    ("bin", OverlayAccess::ReadOnly),
+    ("sbin", OverlayAccess::ReadOnly),
+    ("lib", OverlayAccess::ReadOnly),
+    ("lib32", OverlayAccess::ReadOnly),
+    ("lib64", OverlayAccess::ReadOnly),
+    ("libx32", OverlayAccess::ReadOnly),
+    ("nix", OverlayAccess::ReadOnly),
+    ("gnu", OverlayAccess::ReadOnly),
 ];
 
 /// Settings of the host that hold secrets or speak of other machines, should somebody have made them readable.
@@ -67,7 +67,7 @@ const LOCAL_DIRS: &[&str] = &["bin", "sbin", "lib", "share", "include", "etc", "
 
 /// A snapshot below a Body.
 #[derive(Debug, Clone)]
-pub struct Below {
+pub struct SnapshotLower {
     /// Which.
     pub id: SnapshotId,
     /// Its directory.
@@ -79,17 +79,17 @@ pub struct Below {
 /// What the host shows today.
 #[derive(Debug)]
 pub struct HostRoot {
-    shown: Vec<(&'static str, AreaKind)>,
+    shown: Vec<(&'static str, OverlayAccess)>,
     links: Vec<(&'static str, String)>,
 }
 
 /// Whether somebody in a Body can be root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Masters {
+pub enum RootInside {
     /// Somebody may be.
-    Some,
+    Possible,
     /// Nobody is: what only root could change is shown as it is, which takes the kernel less time.
-    None,
+    Never,
 }
 
 /// What nobody but root has reason to change.
@@ -97,12 +97,12 @@ const OF_ROOT: &[&str] = &["usr/local", "opt"];
 
 impl HostRoot {
     /// Looks at the host's root.
-    pub fn look(masters: Masters) -> Self {
+    pub fn inspect(masters: RootInside) -> Self {
         let mut found = Self { shown: Vec::new(), links: Vec::new() };
         for (name, kind) in SHOWN {
             let path = Path::new("/").join(name);
-            let unchanged = masters == Masters::None && OF_ROOT.contains(name);
-            let kind = if unchanged { AreaKind::Shown } else { *kind };
+            let unchanged = masters == RootInside::Never && OF_ROOT.contains(name);
+            let kind = if unchanged { OverlayAccess::ReadOnly } else { *kind };
             match std::fs::symlink_metadata(&path) {
                 // Shown with what it is in.
                 Ok(what) if what.is_dir() && unchanged && name.contains('/') => {}
@@ -118,21 +118,27 @@ impl HostRoot {
     }
 
     /// The areas of a Body: the root itself, then what the host shows, each over the snapshots that hold it.
-    pub fn areas(&self, snapshots: &[Below]) -> Vec<Area> {
-        let areas = std::iter::once(("", AreaKind::Private)).chain(self.shown.iter().copied());
+    pub fn areas(&self, snapshots: &[SnapshotLower]) -> Vec<OverlayMount> {
+        let areas = std::iter::once(("", OverlayAccess::Private)).chain(self.shown.iter().copied());
         areas
-            .map(|(at, kind)| Area { at: at.to_owned(), kind, lowers: lowers(at, snapshots), owner: 0 })
+            .map(|(at, kind)| OverlayMount {
+                at: at.to_owned(),
+                kind,
+                lowers: lowers(at, snapshots),
+                owner: 0,
+            })
             .collect()
     }
 
     /// The directories an upper needs.
     pub fn area_dirs(&self) -> impl Iterator<Item = String> {
-        let private = self.shown.iter().filter(|(_, kind)| *kind == AreaKind::Private).map(|(at, _)| *at);
+        let private =
+            self.shown.iter().filter(|(_, kind)| *kind == OverlayAccess::Private).map(|(at, _)| *at);
         std::iter::once("").chain(private).map(area_dir)
     }
 
     /// What is shown, and links beside it.
-    pub(crate) fn told(&self) -> (Vec<&'static str>, Vec<(String, String)>) {
+    pub(crate) fn names_and_links(&self) -> (Vec<&'static str>, Vec<(String, String)>) {
         (
             self.shown.iter().map(|(at, _)| *at).collect(),
             self.links.iter().map(|(name, target)| ((*name).to_owned(), target.clone())).collect(),
@@ -144,19 +150,17 @@ impl HostRoot {
     }
 
     /// What a fresh Body finds in its upper. Over a snapshot only what makes it somebody else.
-    pub fn seeds(&self, body: &BodyId, machine_id: &str, snapshots: &[Below]) -> Vec<Seed> {
-        let file = |path: &str, contents: String| Seed::File { path: format!("etc/{path}"), contents };
-        let mut seeds: Vec<Seed> = Vec::new();
+    pub fn seeds(&self, body: &BodyId, machine_id: &str, snapshots: &[SnapshotLower]) -> Vec<SeedEntry> {
+        let file = |path: &str, contents: String| SeedEntry::File { path: format!("etc/{path}"), contents };
+        let mut seeds: Vec<SeedEntry> = Vec::new();
         if snapshots.is_empty() {
             seeds.extend(DIRS.iter().map(|(path, mode, owner)| dir(path, *mode, *owner)));
             let places = self.shown.iter().filter(|(name, _)| !name.contains('/'));
             seeds.extend(places.map(|(name, _)| dir(&format!("root/{name}"), 0o755, 0)));
-            seeds.extend(
-                self.links.iter().map(|(name, target)| Seed::Link {
-                    path: format!("root/{name}"),
-                    target: target.clone(),
-                }),
-            );
+            seeds.extend(self.links.iter().map(|(name, target)| SeedEntry::Link {
+                path: format!("root/{name}"),
+                target: target.clone(),
+            }));
             if self.has("usr/local") {
                 seeds.extend(LOCAL_DIRS.iter().map(|name| dir(&format!("usr-local/{name}"), 0o755, 0)));
             }
@@ -172,17 +176,18 @@ impl HostRoot {
             seeds.push(file("group", accounts("/etc/group", GROUP_OURS)));
             seeds.push(file("resolv.conf", "# This Body has no network but its own loopback.\n".to_owned()));
             // Also what is not there yet.
-            seeds.extend(HIDDEN_SETTINGS.iter().map(|name| Seed::Hidden { path: format!("etc/{name}") }));
+            seeds
+                .extend(HIDDEN_SETTINGS.iter().map(|name| SeedEntry::Hidden { path: format!("etc/{name}") }));
         }
         seeds
     }
 }
 
-fn dir(path: &str, mode: u32, owner: u32) -> Seed {
-    Seed::Dir { path: path.to_owned(), mode, owner }
+fn dir(path: &str, mode: u32, owner: u32) -> SeedEntry {
+    SeedEntry::Dir { path: path.to_owned(), mode, owner }
 }
 
-fn lowers(at: &str, snapshots: &[Below]) -> Vec<Lower> {
+fn lowers(at: &str, snapshots: &[SnapshotLower]) -> Vec<Lower> {
     let held = snapshots.iter().map(|below| (below.dir.join(area_dir(at)), &below.ids));
     let held = held.filter(|(path, _)| path.is_dir());
     let mut lowers: Vec<Lower> =
@@ -230,12 +235,12 @@ mod tests {
 
     #[test]
     fn the_host_shows_programs_and_no_people() {
-        let root = HostRoot::look(Masters::Some);
+        let root = HostRoot::inspect(RootInside::Possible);
         assert!(root.has("usr") && root.has("etc"));
         for secret in ["home", "root", "run", "srv", "mnt", "media", "var", "tmp", "boot"] {
             assert!(!root.has(secret));
         }
-        let plain = HostRoot::look(Masters::None);
+        let plain = HostRoot::inspect(RootInside::Never);
         assert_eq!(plain.area_dirs().collect::<Vec<_>>(), ["root", "etc"], "the rest is as the host has it");
         assert!(!plain.has("usr/local") && plain.has("usr"));
         let text = accounts("/etc/passwd", PASSWD_OURS);

@@ -14,10 +14,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use host_wide::{HostWide, Whose, is_gone, take_over};
+use host_wide::{HostClaims, RangeOwner, is_gone, take_over};
 use proto::{
     BodyId, Mechanism,
-    launch::Claim,
+    launch::OwnerLink,
     spec::{IdRange, Ids, USER_ID},
 };
 
@@ -53,15 +53,15 @@ pub enum IdsError {
 
 /// Whether a Body must have a root inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Root {
+pub enum MapRoot {
     /// It must, where that can be had.
-    Wanted,
+    Yes,
     /// It costs an ordinary user three milliseconds, and nobody asked.
-    Unneeded,
+    No,
 }
 
 /// Gives a Body its ids.
-pub fn claim(data: &Path, body: &BodyId, root: Root) -> Result<Ids, IdsError> {
+pub fn claim(data: &Path, body: &BodyId, root: MapRoot) -> Result<Ids, IdsError> {
     if sys::caps::is_host_root() {
         return Ok(run_of(claim_run(data, body)?));
     }
@@ -71,8 +71,8 @@ pub fn claim(data: &Path, body: &BodyId, root: Root) -> Result<Ids, IdsError> {
         return Err(IdsError::OnlyRoot);
     }
     Ok(match root {
-        Root::Wanted => subordinate(uid, gid).unwrap_or_else(|| single(uid, gid)),
-        Root::Unneeded => single(uid, gid),
+        MapRoot::Yes => subordinate(uid, gid).unwrap_or_else(|| single(uid, gid)),
+        MapRoot::No => single(uid, gid),
     })
 }
 
@@ -119,8 +119,8 @@ pub fn is_whole(ids: &Ids) -> bool {
 pub fn claim_again(data: &Path, body: &BodyId, ids: &Ids) -> Result<(), IdsError> {
     let Some(run) = run_in(ids) else { return Ok(()) };
     match claim_host_wide(data, run, body) {
-        Whose::Own => Ok(()),
-        Whose::Others => Err(IdsError::Taken { first: ids_of(run).start }),
+        RangeOwner::Own => Ok(()),
+        RangeOwner::Others => Err(IdsError::Taken { first: ids_of(run).start }),
     }
 }
 
@@ -132,25 +132,25 @@ pub fn release(data: &Path, ids: &Ids, body: &BodyId) {
 }
 
 /// The links by which a Body has its run of ids, that of the host last.
-pub fn claims_of(data: &Path, ids: &Ids, body: &BodyId) -> Vec<Claim> {
+pub fn claims_of(data: &Path, ids: &Ids, body: &BodyId) -> Vec<OwnerLink> {
     let Some(run) = run_in(ids) else { return Vec::new() };
-    let own = Claim { link: data.join("ids").join(run.to_string()), target: body.as_str().into() };
-    vec![own, Claim { link: HostWide::new().link(run), target: directory(data, body) }]
+    let own = OwnerLink { link: data.join("ids").join(run.to_string()), target: body.as_str().into() };
+    vec![own, OwnerLink { link: HostClaims::new().link(run), target: directory(data, body) }]
 }
 
 /// Claims of a data directory whose Bodies are gone, with the names of those.
-pub fn orphans(data: &Path) -> Vec<(String, Claim)> {
+pub fn orphans(data: &Path) -> Vec<(String, OwnerLink)> {
     let entries = std::fs::read_dir(data.join("ids")).into_iter().flatten().flatten();
     let own = entries.filter_map(|entry| {
-        Some(Claim { target: std::fs::read_link(entry.path()).ok()?, link: entry.path() })
+        Some(OwnerLink { target: std::fs::read_link(entry.path()).ok()?, link: entry.path() })
     });
     let bodies = data.join("bodies");
-    let hosts = HostWide::new()
+    let hosts = HostClaims::new()
         .below(&bodies)
         .into_iter()
-        .map(|(run, target)| Claim { link: HostWide::new().link(run), target });
+        .map(|(run, target)| OwnerLink { link: HostClaims::new().link(run), target });
     // What the data directory's links say is a name in `bodies`, what the host's say is the whole path.
-    let gone = |claim: &Claim| {
+    let gone = |claim: &OwnerLink| {
         let run = claim.link.file_name().and_then(|name| name.to_str()?.parse().ok());
         run.is_some_and(|run| is_gone(run, &bodies.join(&claim.target)))
     };
@@ -158,17 +158,17 @@ pub fn orphans(data: &Path) -> Vec<(String, Claim)> {
 }
 
 /// Claims of Bodies whose data directory was removed as a whole, whichever that was, with the names of those.
-pub fn abandoned() -> Vec<(String, Claim)> {
+pub fn abandoned() -> Vec<(String, OwnerLink)> {
     if !sys::caps::is_host_root() {
         return Vec::new();
     }
-    let claims = HostWide::new();
-    let claim = |(run, target): (u32, PathBuf)| named(Claim { link: claims.link(run), target });
+    let claims = HostClaims::new();
+    let claim = |(run, target): (u32, PathBuf)| named(OwnerLink { link: claims.link(run), target });
     claims.abandoned().into_iter().map(claim).collect()
 }
 
 /// A claim, with the name of its Body.
-fn named(claim: Claim) -> (String, Claim) {
+fn named(claim: OwnerLink) -> (String, OwnerLink) {
     (claim.target.file_name().unwrap_or_default().to_string_lossy().into_owned(), claim)
 }
 
@@ -178,7 +178,7 @@ pub fn record(data: &Path, body: &BodyId, ids: &Ids) -> Mechanism {
     match ids.users.as_slice() {
         [only]
             if only.count > 1
-                && !run_in(ids).is_some_and(|run| HostWide::new().has(run, &directory(data, body))) =>
+                && !run_in(ids).is_some_and(|run| HostClaims::new().has(run, &directory(data, body))) =>
         {
             Mechanism::degraded(
                 name,
@@ -233,11 +233,6 @@ fn single(uid: u32, gid: u32) -> Ids {
     Ids { users: one(uid), groups: one(gid) }
 }
 
-/// The ids that a new Body of this name will have, unless others have them: known before it is.
-pub fn expected(body: &BodyId) -> Option<Ids> {
-    sys::caps::is_host_root().then(|| run_of(first_choice(body)))
-}
-
 fn first_choice(body: &BodyId) -> u32 {
     body.as_str().bytes().fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into())) % RUNS
 }
@@ -263,12 +258,12 @@ fn claim_run(data: &Path, body: &BodyId) -> Result<u32, IdsError> {
     for step in 0..RUNS {
         let run = (start + step) % RUNS;
         let link = data.join("ids").join(run.to_string());
-        if claim_in(data, run, &link, body).map_err(IdsError::Claim)? == Whose::Others {
+        if claim_in(data, run, &link, body).map_err(IdsError::Claim)? == RangeOwner::Others {
             continue;
         }
         match claim_host_wide(data, run, body) {
-            Whose::Own => return Ok(run),
-            Whose::Others => {
+            RangeOwner::Own => return Ok(run),
+            RangeOwner::Others => {
                 sys::fd::remove_link(&link, Path::new(body.as_str())).map_err(IdsError::Claim)?
             }
         }
@@ -277,7 +272,7 @@ fn claim_run(data: &Path, body: &BodyId) -> Result<u32, IdsError> {
 }
 
 /// Claims a run among the Bodies of a data directory.
-fn claim_in(data: &Path, run: u32, link: &Path, body: &BodyId) -> io::Result<Whose> {
+fn claim_in(data: &Path, run: u32, link: &Path, body: &BodyId) -> io::Result<RangeOwner> {
     let made = match symlink(body.as_str(), link) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             std::fs::create_dir_all(data.join("ids"))?;
@@ -286,7 +281,7 @@ fn claim_in(data: &Path, run: u32, link: &Path, body: &BodyId) -> io::Result<Who
         made => made,
     };
     match made {
-        Ok(()) => Ok(Whose::Own),
+        Ok(()) => Ok(RangeOwner::Own),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             take_over(link, Path::new(body.as_str()), |owner| is_gone(run, &data.join("bodies").join(owner)))
         }
@@ -295,8 +290,8 @@ fn claim_in(data: &Path, run: u32, link: &Path, body: &BodyId) -> io::Result<Who
 }
 
 /// Claims a run among all Bodies of this host. Where that cannot be written the Body's record says so.
-fn claim_host_wide(data: &Path, run: u32, body: &BodyId) -> Whose {
-    HostWide::new().claim(run, &directory(data, body)).unwrap_or(Whose::Own)
+fn claim_host_wide(data: &Path, run: u32, body: &BodyId) -> RangeOwner {
+    HostClaims::new().claim(run, &directory(data, body)).unwrap_or(RangeOwner::Own)
 }
 
 /// The run that /etc/subuid and /etc/subgid give this user, where the helpers that may map it are installed.

@@ -14,15 +14,15 @@ use std::{
 
 use proto::{
     LayerId,
-    pack::{Entry, HEADER_LEN_MAX, What},
+    pack::{HEADER_LEN_MAX, LayerEntry, LayerEntryKind},
     spec::{Ids, Spec},
     template::{LayerRecord, VERSION},
 };
 
 use crate::{
-    archive::{self, ArchiveError, Bounds, Counted, Dialect, Sink},
+    archive::{self, ArchiveError, ArchiveLimits, ArchiveTotals, Dialect, Sink},
     programs::Programs,
-    root::LayerBelow,
+    root::LowerLayer,
     snapshot,
 };
 
@@ -47,14 +47,14 @@ pub enum LayerError {
 
 /// A layer in the making: removed when it is dropped before it is whole.
 #[derive(Debug)]
-pub struct Draft<'a> {
+pub struct LayerDraft<'a> {
     programs: &'a Programs,
     dir: PathBuf,
     ids: Ids,
     whole: bool,
 }
 
-impl Drop for Draft<'_> {
+impl Drop for LayerDraft<'_> {
     fn drop(&mut self) {
         if !self.whole {
             let _ = snapshot::remove(self.programs, &self.ids, &self.dir);
@@ -62,7 +62,7 @@ impl Drop for Draft<'_> {
     }
 }
 
-impl<'a> Draft<'a> {
+impl<'a> LayerDraft<'a> {
     /// Begins a layer in a directory of its own below `layers`, whose files will belong to `ids`.
     pub fn begin(programs: &'a Programs, layers: &Path, name: &str, ids: Ids) -> Result<Self, LayerError> {
         let dir = layers.join(name);
@@ -166,21 +166,21 @@ pub fn read(dir: &Path) -> Result<LayerRecord, LayerError> {
 }
 
 /// A layer as a lower.
-pub fn below(dir: &Path) -> Result<LayerBelow, LayerError> {
-    Ok(LayerBelow { root: dir.join("root"), ids: read(dir)?.ids })
+pub fn below(dir: &Path) -> Result<LowerLayer, LayerError> {
+    Ok(LowerLayer { root: dir.join("root"), ids: read(dir)?.ids })
 }
 
 /// What one layer may hold, unpacked.
-pub const UNPACKED_MAX: Bounds = Bounds { bytes: 32 << 30, entries: 4_000_000 };
+pub const UNPACKED_MAX: ArchiveLimits = ArchiveLimits { bytes: 32 << 30, entries: 4_000_000 };
 
-impl Draft<'_> {
+impl LayerDraft<'_> {
     /// Unpacks an archive into the layer, under its ids and with no other rights.
     pub fn unpack(
         &self,
         archive: impl Read,
         dialect: Dialect,
-        bounds: Bounds,
-    ) -> Result<Counted, LayerError> {
+        bounds: ArchiveLimits,
+    ) -> Result<ArchiveTotals, LayerError> {
         self.fill(|sink| archive::read(archive, dialect, bounds, sink))
     }
 
@@ -220,7 +220,7 @@ impl Draft<'_> {
         packer.0.write_all(ids.as_bytes()).map_err(ArchiveError::Sink)?;
         let brought = bring(&mut packer)?;
         packer
-            .take(Entry::end(), &mut io::empty())
+            .take(LayerEntry::end(), &mut io::empty())
             .and_then(|()| packer.0.flush())
             .map_err(ArchiveError::Sink)?;
         Ok(brought)
@@ -238,14 +238,14 @@ fn failure_text(error: &ArchiveError) -> String {
 struct Packer<W: Write>(W);
 
 impl<W: Write> Sink for Packer<W> {
-    fn take(&mut self, entry: Entry, contents: &mut dyn Read) -> io::Result<()> {
+    fn take(&mut self, entry: LayerEntry, contents: &mut dyn Read) -> io::Result<()> {
         let header = serde_json::to_vec(&entry)?;
         if header.len() > HEADER_LEN_MAX {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         self.0.write_all(&(header.len() as u32).to_le_bytes())?;
         self.0.write_all(&header)?;
-        if let What::File(size) = entry.what {
+        if let LayerEntryKind::File(size) = entry.what {
             let copied = io::copy(&mut contents.take(size), &mut self.0)?;
             if copied != size {
                 return Err(io::ErrorKind::UnexpectedEof.into());

@@ -23,5 +23,5 @@ pub mod snapshot;
 pub mod usage;
 pub mod vm;
 
-pub use dir::{BodyDir, Condition};
-pub use guest::Guest;
+pub use dir::{BodyDir, ProcessState};
+pub use guest::GuestClient;

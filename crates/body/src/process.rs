@@ -8,30 +8,32 @@ use std::{
         unix::{fs::DirBuilderExt, process::CommandExt},
     },
     path::Path,
-    process::{Command, ExitCode, Stdio},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use proto::{
-    BodyId, Enforcement, Limits, Mechanism, Spec,
+    Enforcement, Limits, Mechanism, Spec,
+    egress::{EgressOrders, Flush, SOCKET},
     guest::{EGRESS_DIR, EGRESS_PORT, Forward, GuestConfig},
-    launch::{CgroupVersion, Failed, Plan, Ready, Report, Running, Upper},
+    launch::{
+        CgroupVersion, EgressPlan, LaunchFailure, LaunchPlan, LaunchReport, LaunchedBody, RunRecord, Upper,
+    },
     limits::HostCapacity,
-    spec::{Access, Ids, Life, Mount},
+    secret::{self, Purpose},
+    spec::{Access, Life, Mount},
 };
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
-    pipe::PipeFlags,
     process::{Pid, Signal, WaitOptions},
-    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
-use sys::namespace::Side;
 
 use crate::{
-    dir::{BodyDir, DirError, alive, keeper_lives, signal_guest},
+    dir::{BodyDir, DirError, alive, signal_guest, supervisor_lives},
+    egress::EgressDir,
     groups, ids,
     programs::Programs,
-    root::{Root, Under, followed_seed},
+    root::{RootPlan, RootfsStack, followed_seed},
     vm,
 };
 
@@ -39,8 +41,6 @@ const REPORT_LEN_MAX: u64 = 1 << 20;
 const FREEZE_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a process that is stopped one by one may be busy in the kernel before it is taken to wait for another.
 const VFORK_PATIENCE: Duration = Duration::from_millis(100);
-/// How long a helper on our own processor is let go first.
-const HELPER_PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 /// How long the kernel may take to end every process of a Body.
 const END_PATIENCE: Duration = Duration::from_secs(30);
 /// Output of each process that is kept for those who connect later.
@@ -54,7 +54,7 @@ pub enum ProcessError {
     Launcher(#[source] io::Error),
     /// The launcher said no.
     #[error("cannot {}: {}", .0.step, .0.cause)]
-    Refused(Failed),
+    Refused(LaunchFailure),
     /// Its directory.
     #[error(transparent)]
     Dir(#[from] DirError),
@@ -71,100 +71,77 @@ pub enum ProcessError {
 
 /// What every Body of this host is made with.
 #[derive(Debug)]
-pub struct Maker {
+pub struct LaunchContext {
     /// The launcher.
     pub programs: Programs,
     /// What this host has.
     pub capacity: HostCapacity,
     /// Where it has its cgroups.
-    pub cgroups: sys::cgroup::Mounts,
+    pub cgroups: sys::cgroup::CgroupMounts,
+    /// When a decision of an egress proxy counts as recorded.
+    pub flush: Flush,
 }
 
 /// A Body that was just made.
 #[derive(Debug)]
-pub struct Made {
+pub struct StartedBody {
     /// What holds it.
     pub enforcement: Enforcement,
     /// Where it runs.
-    pub ready: Ready,
+    pub ready: LaunchedBody,
     /// The maker's side of a Body that lives as long as its maker.
-    pub tether: Tether,
+    pub supervisor: SupervisorHandle,
     /// Its cgroups.
     pub cgroups: Vec<proto::launch::Cgroup>,
 }
 
 /// Dropped, it ends a Body of [`Life::Run`], and a kept one unless it was slackened before.
 #[derive(Debug)]
-pub struct Tether {
+pub struct SupervisorHandle {
     stdin: Option<File>,
     stdout: Option<File>,
     /// Our child, until somebody has waited for it.
-    keeper: Option<Pid>,
-    /// If it is as quick as we are, and must not be run in our place: where that is.
-    apart: Option<CpuSet>,
-    /// Where else we may run, while we keep to that place.
-    stays: Option<CpuSet>,
+    supervisor: Option<Pid>,
 }
 
-impl Tether {
-    /// Keeps to our place, as long as the Body is being made.
-    fn stay(&mut self) {
-        if let Some(place) = &self.apart {
-            self.stays = sched_getaffinity(None).ok();
-            let _ = sched_setaffinity(None, place);
-        }
-    }
-
-    /// Runs anywhere again.
-    fn leave(&mut self) {
-        if let Some(everywhere) = self.stays.take() {
-            let _ = sched_setaffinity(None, &everywhere);
-        }
-    }
-
+impl SupervisorHandle {
     /// Ends the Body, if it lives by this tether.
-    pub fn cut(&mut self) {
-        let Some(stdin) = self.stdin.take() else { return };
-        if let (Some(_), Some(keeper)) = (&self.apart, self.keeper) {
-            // What it wakes up for is done beside what we do meanwhile.
-            let _ = sys::process::keep_off_own_processor(keeper);
-        }
-        drop(stdin);
+    pub fn terminate(&mut self) {
+        drop(self.stdin.take());
     }
 
     /// Waits until its keeper has left nothing of the Body; the keeper itself is about to exit then.
-    pub fn wait_cleared(&mut self) {
+    pub fn wait_cleanup(&mut self) {
         let cleared = self.stdout.take().map(|mut stdout| stdout.read(&mut [0; 1]));
         if !matches!(cleared, Some(Ok(1))) {
-            self.bury();
+            self.reap();
         }
     }
 
     /// Waits for the keeper's own end.
-    pub fn bury(&mut self) {
-        self.leave();
-        self.cut();
-        if let Some(keeper) = self.keeper.take() {
-            wait_for(keeper);
+    pub fn reap(&mut self) {
+        self.terminate();
+        if let Some(supervisor) = self.supervisor.take() {
+            wait_for(supervisor);
         }
     }
 
     /// Whether the keeper is gone, without waiting for it.
-    pub fn is_buried(&mut self) -> bool {
+    pub fn try_reap(&mut self) -> bool {
         // An error means that somebody else has waited for it.
-        let gone = |keeper| {
-            rustix::process::waitpid(Some(keeper), WaitOptions::NOHANG)
+        let gone = |supervisor| {
+            rustix::process::waitpid(Some(supervisor), WaitOptions::NOHANG)
                 .map_or(true, |status| status.is_some())
         };
-        if self.keeper.is_some_and(gone) {
-            self.keeper = None;
+        if self.supervisor.is_some_and(gone) {
+            self.supervisor = None;
         }
-        self.keeper.is_none()
+        self.supervisor.is_none()
     }
 
     /// Lets the Body go on without its maker, which has written down that there is one: a keeper that never hears
-    /// this word ends the Body. The keeper can still be waited for by [`Tether::bury`].
-    pub fn slacken(&mut self) {
+    /// this word ends the Body. The keeper can still be waited for by [`SupervisorHandle::reap`].
+    pub fn detach(&mut self) {
         if let Some(mut stdin) = self.stdin.take() {
             let _ = stdin.write_all(b"\n");
         }
@@ -174,15 +151,15 @@ impl Tether {
 
 /// A Body whose plan was sent and whose guest is being started. Dropped, it ends; its keeper clears it away.
 #[derive(Debug)]
-pub struct Begun {
-    tether: Option<Tether>,
+pub struct StartingBody {
+    supervisor: Option<SupervisorHandle>,
     cgroups: Vec<proto::launch::Cgroup>,
 }
 
-impl Drop for Begun {
+impl Drop for StartingBody {
     fn drop(&mut self) {
-        if let Some(mut tether) = self.tether.take() {
-            tether.bury();
+        if let Some(mut supervisor) = self.supervisor.take() {
+            supervisor.reap();
         }
     }
 }
@@ -190,85 +167,19 @@ impl Drop for Begun {
 /// A launcher that runs already and waits for its plan.
 #[derive(Debug)]
 pub struct Launcher {
-    tether: Option<Tether>,
-    /// What it was promised, if anything.
-    wish: Option<(BodyId, Ids)>,
+    supervisor: Option<SupervisorHandle>,
 }
 
 impl Drop for Launcher {
     /// One that never got a plan ends by itself when nobody can send one any more; it is waited for here.
     fn drop(&mut self) {
-        if let Some(mut tether) = self.tether.take() {
-            tether.bury();
+        if let Some(mut supervisor) = self.supervisor.take() {
+            supervisor.reap();
         }
     }
 }
 
-impl Launcher {
-    /// Its process.
-    pub fn pid(&self) -> Option<Pid> {
-        self.tether.as_ref().and_then(|tether| tether.keeper)
-    }
-
-    /// Notes that it stays off the caller's processor, `place`, but for a helper that works there; from when it has its plan
-    /// until the Body is made, the caller stays there. As long as the caller has no more to say to the launcher, that
-    /// helper's work comes first: the Body waits for it.
-    pub fn is_apart(&mut self, place: CpuSet) {
-        self.tether.iter_mut().for_each(|tether| tether.apart = Some(place));
-    }
-
-    /// The Body's id that it goes best with.
-    pub fn wish(&self) -> Option<&BodyId> {
-        self.wish.as_ref().map(|(id, _)| id)
-    }
-
-    /// Whether a Body may have these ids and this launcher.
-    pub fn fits(&self, ids: &Ids) -> bool {
-        self.wish.as_ref().is_none_or(|(_, promised)| promised == ids)
-    }
-
-    /// Forks it from the caller, which has one thread, standard streams, and has done nothing yet: what `launch` does there is what
-    /// the program `pal-launch` does, without the milliseconds of starting a program. It is told which ids its Body
-    /// will most likely have, where those follow from the Body's own, which is drawn here.
-    pub fn fork(launch: impl FnOnce(Option<&Ids>) -> ExitCode) -> io::Result<Self> {
-        let id = BodyId::from_random(sys::random::bytes()?);
-        let (plan, stdin) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-        let (stdout, report) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-        // Both sides find out by themselves: the fewer things come before the fork, the earlier there are two.
-        match sys::namespace::fork_into(sys::namespace::NONE, None)? {
-            Side::Parent(pid) => Ok(Self {
-                tether: Some(Tether {
-                    stdin: Some(stdin.into()),
-                    stdout: Some(stdout.into()),
-                    keeper: Some(pid),
-                    apart: None,
-                    stays: None,
-                }),
-                wish: ids::expected(&id).map(|ids| (id, ids)),
-            }),
-            Side::Child => {
-                // Nothing of the caller's stays open, least of all the other ends of its own pipes.
-                let code = settle_in(plan, report)
-                    .map_or(ExitCode::FAILURE, |()| launch(ids::expected(&id).as_ref()));
-                std::process::exit(if code == ExitCode::SUCCESS { 0 } else { 1 })
-            }
-        }
-    }
-}
-
-/// Standard input and output of the launcher; every other descriptor of its parent is closed.
-fn settle_in(plan: OwnedFd, report: OwnedFd) -> io::Result<()> {
-    sys::origin::forget(c"pal-launch");
-    sys::process::ignore_broken_pipes();
-    let null: OwnedFd = File::options().write(true).open("/dev/null")?.into();
-    // Above all fixed numbers first, so that placing one never closes another.
-    let high = |fd: OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 8);
-    let placed = [(high(plan)?, 0), (high(report)?, 1), (high(null)?, 2)];
-    placed.into_iter().try_for_each(|(fd, number)| sys::fd::place(fd, number))?;
-    sys::fd::close_from(3)
-}
-
-impl Maker {
+impl LaunchContext {
     /// Starts the launcher ahead, so that it gets ready while its plan is being made.
     pub fn start_launcher(&self) -> Result<Launcher, ProcessError> {
         // A v2 group is entered by the fork itself, so there the fork must wait for the plan.
@@ -287,14 +198,11 @@ impl Maker {
         let stdin = child.stdin.take().map(|stdin| File::from(OwnedFd::from(stdin)));
         let stdout = child.stdout.take().map(|stdout| File::from(OwnedFd::from(stdout)));
         Ok(Launcher {
-            tether: Some(Tether {
+            supervisor: Some(SupervisorHandle {
                 stdin,
                 stdout,
-                keeper: i32::try_from(child.id()).ok().and_then(Pid::from_raw),
-                apart: None,
-                stays: None,
+                supervisor: i32::try_from(child.id()).ok().and_then(Pid::from_raw),
             }),
-            wish: None,
         })
     }
 
@@ -305,27 +213,27 @@ impl Maker {
         dir: &BodyDir,
         spec: &Spec,
         token: &str,
-        under: &Under,
-    ) -> Result<Begun, ProcessError> {
-        let root = Root::of(under, spec);
-        match &under.vm {
+        rootfs: &RootfsStack,
+    ) -> Result<StartingBody, ProcessError> {
+        let root = RootPlan::of(rootfs, spec);
+        match &rootfs.vm {
             Some(parts) => vm::plan::prepare_disk(dir.path(), spec, parts).map_err(ProcessError::Upper)?,
             None if spec.life == Life::Kept => {
                 prepare_upper(dir.path(), spec, &root).map_err(ProcessError::Upper)?
             }
             None => {}
         }
-        let limits = if under.vm.is_some() { vm::plan::around(&spec.limits) } else { spec.limits.clone() };
+        let limits = if rootfs.vm.is_some() { vm::plan::around(&spec.limits) } else { spec.limits.clone() };
         let mut bounds =
-            groups::bound(&self.cgroups, &spec.id, &limits, self.capacity.cpus, spec.ids.has_root());
-        if under.vm.as_ref().is_some_and(vm::Parts::is_jailed)
+            groups::apply_limits(&self.cgroups, &spec.id, &limits, self.capacity.cpus, spec.ids.has_root());
+        if rootfs.vm.as_ref().is_some_and(vm::VmParts::is_jailed)
             && let Err(error) = groups::hand_over(&self.cgroups, &mut bounds, &spec.ids)
         {
-            groups::unbound(&bounds.cgroups);
+            groups::remove_cgroups(&bounds.cgroups);
             return Err(ProcessError::Upper(error));
         }
         let plan = self.plan(dir, spec, token, &root, &bounds);
-        let plan = match &under.vm {
+        let plan = match &rootfs.vm {
             Some(parts) => vm::plan::plan(
                 dir.path(),
                 plan,
@@ -339,9 +247,9 @@ impl Maker {
         };
         let cgroups = bounds.cgroups;
         match send(launcher, &plan) {
-            Ok(tether) => Ok(Begun { tether: Some(tether), cgroups }),
+            Ok(supervisor) => Ok(StartingBody { supervisor: Some(supervisor), cgroups }),
             Err(error) => {
-                groups::unbound(&cgroups);
+                groups::remove_cgroups(&cgroups);
                 Err(error)
             }
         }
@@ -352,14 +260,15 @@ impl Maker {
         dir: &BodyDir,
         spec: &Spec,
         token: &str,
-        root: &Root<'_>,
-        bounds: &groups::Bounds,
-    ) -> Plan {
+        root: &RootPlan<'_>,
+        bounds: &groups::BodyCgroups,
+    ) -> LaunchPlan {
         let limits = &spec.limits;
         let data = dir.path().ancestors().nth(2).unwrap_or(Path::new("/"));
-        let mounts = mounts(spec);
+        let egress = EgressDir::of(data, &spec.id);
+        let mounts = mounts_of_spec(spec, &egress);
         let followed = root.followed(&mounts);
-        Plan {
+        LaunchPlan {
             body: spec.id.clone(),
             dir: dir.path().to_owned(),
             config: guest_config(spec, token),
@@ -384,12 +293,17 @@ impl Maker {
             cpus: bounds.cpus,
             wall_ms: limits.wall_ms,
             disk_bytes: limits.disk.0,
+            inodes: limits.inodes,
             life: spec.life,
             vm: None,
+            egress: spec.egress.as_ref().map(|policy| EgressPlan {
+                dir: egress.path().to_owned(),
+                orders: EgressOrders { allow: policy.allow.clone(), flush: self.flush },
+            }),
             mechanisms: [ids::record(data, &spec.id, &spec.ids), ids::groups_record(&spec.ids)]
                 .into_iter()
                 .chain(bounds.mechanisms.iter().cloned())
-                .chain(other_limits(spec))
+                .chain(limit_mechanisms(spec))
                 .collect(),
         }
     }
@@ -405,59 +319,70 @@ pub fn guest_config(spec: &Spec, token: &str) -> GuestConfig {
         user: spec.user.clone(),
         workdir: spec.workdir.clone(),
         ring_bytes: RING_BYTES,
-        forward: spec.egress.as_ref().map(|_| Forward {
-            port: EGRESS_PORT,
-            socket: format!("{EGRESS_DIR}/{}", crate::egress::SOCKET),
-        }),
+        forward: spec
+            .egress
+            .as_ref()
+            .map(|_| Forward { port: EGRESS_PORT, socket: format!("{EGRESS_DIR}/{SOCKET}") }),
     }
 }
 
-/// Different for each Body, the same for each start of it, and tells nothing about the token.
+/// Different for each Body, equal for each start of it. The Body can read it, and learns nothing of the token from it.
 fn machine_id(token: &str) -> String {
-    let draft = proto::Draft { kind: "machine-id".into(), body: None, brain: None, data: token.into() };
-    proto::Event::chain(draft, 0, String::new(), proto::event::GENESIS).hash[..32].to_owned()
+    secret::derive(token, Purpose::MachineId, &[])[..32].to_owned()
 }
 
-/// What its spec names, and the socket of its way out.
-fn mounts(spec: &Spec) -> Vec<Mount> {
-    let way_out = spec.egress.as_ref().map(|egress| Mount {
-        source: egress.dir.clone(),
+/// The mounts that its spec names, and the directory of its egress proxy's socket.
+fn mounts_of_spec(spec: &Spec, egress: &EgressDir) -> Vec<Mount> {
+    let socket = spec.egress.as_ref().map(|_| Mount {
+        source: egress.shared(),
         target: EGRESS_DIR.into(),
         access: Access::ReadOnly,
     });
-    spec.mounts.iter().cloned().chain(way_out).collect()
+    spec.mounts.iter().cloned().chain(socket).collect()
 }
 
-fn other_limits(spec: &Spec) -> Vec<Mechanism> {
+fn limit_mechanisms(spec: &Spec) -> Vec<Mechanism> {
     let limits = &spec.limits;
     if spec.layer == proto::Layer::Microvm {
         let mut held = vm::plan::limits_record(spec);
         held.extend([wall_record(limits), output_record(limits)]);
         return held;
     }
-    let disk = match spec.life {
-        Life::Run => Mechanism::enforced(
-            "disk limit",
-            format!("{} and {} files in memory of its own", limits.disk, limits.inodes),
+    let (disk, inodes) = match spec.life {
+        Life::Run => (
+            Mechanism::enforced("disk limit", format!("{} in memory of its own", limits.disk)),
+            Mechanism::enforced(
+                "inode limit",
+                format!("{} files and directories in memory of its own", limits.inodes),
+            ),
         ),
-        Life::Kept => Mechanism::degraded(
-            "disk limit",
-            format!(
-                "{} for one file by rlimit, for all together checked every few seconds: the data directory has no quotas",
-                limits.disk
+        Life::Kept => (
+            Mechanism::degraded(
+                "disk limit",
+                format!(
+                    "{} for one file by rlimit, for all together checked every few seconds: the data directory has no quotas",
+                    limits.disk
+                ),
+            ),
+            Mechanism::degraded(
+                "inode limit",
+                format!(
+                    "{} files and directories, counted every few seconds: the data directory has no quotas",
+                    limits.inodes
+                ),
             ),
         ),
     };
-    let way_out = spec.egress.as_ref().map(|egress| {
+    let egress = spec.egress.as_ref().map(|egress| {
         Mechanism::degraded(
-            "way out",
+            "egress proxy",
             format!(
-                "a proxy of the host connects it to {}, by name, and writes each connection down",
+                "a process of the host connects it to {}, by name, and records each decision before it forwards a byte",
                 egress.allow.join(", ")
             ),
         )
     });
-    [Some(disk), Some(wall_record(limits)), Some(output_record(limits)), way_out]
+    [Some(disk), Some(inodes), Some(wall_record(limits)), Some(output_record(limits)), egress]
         .into_iter()
         .flatten()
         .collect()
@@ -478,7 +403,7 @@ fn output_record(limits: &Limits) -> Mechanism {
 }
 
 /// Makes `disk/upper` and `disk/work` for every area, owned by the Body's root.
-fn prepare_upper(dir: &Path, spec: &Spec, root: &Root<'_>) -> io::Result<()> {
+fn prepare_upper(dir: &Path, spec: &Spec, root: &RootPlan<'_>) -> io::Result<()> {
     let first = if spec.ids.has_root() { 0 } else { proto::spec::USER_ID };
     let owner = spec.ids.user_outside(first).zip(spec.ids.group_outside(first));
     let make = |path: &Path| -> io::Result<()> {
@@ -503,76 +428,58 @@ fn prepare_upper(dir: &Path, spec: &Spec, root: &Root<'_>) -> io::Result<()> {
     Ok(())
 }
 
-fn wait_for(keeper: Pid) {
-    while matches!(rustix::process::waitpid(Some(keeper), WaitOptions::empty()), Err(rustix::io::Errno::INTR))
-    {
-    }
+fn wait_for(supervisor: Pid) {
+    while matches!(
+        rustix::process::waitpid(Some(supervisor), WaitOptions::empty()),
+        Err(rustix::io::Errno::INTR)
+    ) {}
 }
 
-fn send(mut launcher: Launcher, plan: &Plan) -> Result<Tether, ProcessError> {
-    let Some(mut tether) = launcher.tether.take() else {
+fn send(mut launcher: Launcher, plan: &LaunchPlan) -> Result<SupervisorHandle, ProcessError> {
+    let Some(mut supervisor) = launcher.supervisor.take() else {
         return Err(ProcessError::Launcher(io::ErrorKind::NotFound.into()));
     };
     let mut line = serde_json::to_vec(plan).map_err(|error| ProcessError::Launcher(error.into()))?;
     line.push(b'\n');
-    tether.stay();
-    match tether.stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(&line)) {
-        Ok(()) => {
-            if let (Some(_), Some(stdout)) = (&tether.apart, &tether.stdout) {
-                let _ =
-                    rustix::event::poll(&mut [PollFd::new(stdout, PollFlags::IN)], Some(&HELPER_PATIENCE));
-            }
-            Ok(tether)
-        }
+    match supervisor.stdin.as_mut().map_or(Ok(()), |stdin| stdin.write_all(&line)) {
+        Ok(()) => Ok(supervisor),
         Err(error) => {
-            tether.bury();
+            supervisor.reap();
             Err(ProcessError::Launcher(error))
         }
     }
 }
 
-impl Begun {
-    /// Whether it is known what became of it: then [`Begun::finish`] does not wait.
-    pub fn is_decided(&self) -> bool {
-        let Some(stdout) = self.tether.as_ref().and_then(|tether| tether.stdout.as_ref()) else {
-            return true;
-        };
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        rustix::event::poll(&mut [PollFd::new(stdout, PollFlags::IN)], Some(&now))
-            .map_or(true, |ready| ready > 0)
-    }
-
+impl StartingBody {
     /// Waits until the guest was started.
-    pub fn finish(mut self) -> Result<Made, ProcessError> {
+    pub fn finish(mut self) -> Result<StartedBody, ProcessError> {
         let cgroups = std::mem::take(&mut self.cgroups);
-        let Some(mut tether) = self.tether.take() else {
+        let Some(mut supervisor) = self.supervisor.take() else {
             return Err(ProcessError::Launcher(io::ErrorKind::NotFound.into()));
         };
-        // From here on we wait, and the first command may have our place.
-        tether.leave();
-        let error = match read_report(&mut tether) {
-            Ok(Report::Ready(ready)) => {
+        let error = match read_report(&mut supervisor) {
+            Ok(LaunchReport::Ready(ready)) => {
                 let enforcement = Enforcement { mechanisms: ready.mechanisms.clone() };
-                return Ok(Made { enforcement, ready, tether, cgroups });
+                return Ok(StartedBody { enforcement, ready, supervisor, cgroups });
             }
-            Ok(Report::Failed(failed)) => ProcessError::Refused(failed),
+            Ok(LaunchReport::Failed(failed)) => ProcessError::Refused(failed),
             Err(error) => ProcessError::Launcher(error),
         };
-        tether.bury();
-        groups::unbound(&cgroups);
+        supervisor.reap();
+        groups::remove_cgroups(&cgroups);
         Err(error)
     }
 }
 
-fn read_report(tether: &mut Tether) -> io::Result<Report> {
-    let stdout = tether.stdout.as_mut().ok_or_else(|| io::Error::other("the launcher has no output"))?;
+fn read_report(supervisor: &mut SupervisorHandle) -> io::Result<LaunchReport> {
+    let stdout = supervisor.stdout.as_mut().ok_or_else(|| io::Error::other("the launcher has no output"))?;
     let mut line = String::new();
     BufReader::with_capacity(8 << 10, stdout.take(REPORT_LEN_MAX)).read_line(&mut line)?;
     serde_json::from_str(&line).map_err(|_| io::Error::other("the launcher ended without a report"))
 }
 
 /// Stops every process.
-pub fn pause(running: &Running) -> Result<(), ProcessError> {
+pub fn pause(running: &RunRecord) -> Result<(), ProcessError> {
     let frozen = match freezer(running) {
         Some((path, CgroupVersion::V1)) => sys::cgroup::freeze_v1(path, FREEZE_PATIENCE),
         Some((path, CgroupVersion::V2)) => sys::cgroup::freeze_v2(path, true, FREEZE_PATIENCE),
@@ -582,16 +489,16 @@ pub fn pause(running: &Running) -> Result<(), ProcessError> {
 }
 
 /// Lets every process go on.
-pub fn resume(running: &Running) -> Result<(), ProcessError> {
+pub fn resume(running: &RunRecord) -> Result<(), ProcessError> {
     let thawed = match freezer(running) {
         Some((path, CgroupVersion::V1)) => sys::cgroup::thaw_v1(path, FREEZE_PATIENCE),
         Some((path, CgroupVersion::V2)) => sys::cgroup::freeze_v2(path, false, FREEZE_PATIENCE),
-        None => family(running).map(|pids| signal_all(&pids, Signal::CONT)),
+        None => process_tree(running).map(|pids| signal_all(&pids, Signal::CONT)),
     };
     thawed.map_err(|error| ProcessError::Freeze("let go", error))
 }
 
-fn freezer(running: &Running) -> Option<(&Path, CgroupVersion)> {
+fn freezer(running: &RunRecord) -> Option<(&Path, CgroupVersion)> {
     let freezes = |path: &Path| path.join("freezer.state").exists() || path.join("cgroup.freeze").exists();
     running
         .cgroups
@@ -601,11 +508,11 @@ fn freezer(running: &Running) -> Option<(&Path, CgroupVersion)> {
 }
 
 /// The guest first, so that it starts nobody; then the rest, until a look finds nobody new.
-fn stop_one_by_one(running: &Running) -> io::Result<()> {
+fn stop_one_by_one(running: &RunRecord) -> io::Result<()> {
     let begun = Instant::now();
     let deadline = begun + FREEZE_PATIENCE;
     loop {
-        let pids = family(running)?;
+        let pids = process_tree(running)?;
         signal_all(&pids, Signal::STOP);
         // Who waits in `vfork` for a child that stands still already stops the moment it goes on, and not before.
         let waits = |state| state == 'D' && begun.elapsed() > VFORK_PATIENCE;
@@ -613,7 +520,7 @@ fn stop_one_by_one(running: &Running) -> io::Result<()> {
             sys::proc::stat(*pid)
                 .map_or(true, |stat| matches!(stat.state, 'T' | 't' | 'Z' | 'X') || waits(stat.state))
         };
-        if family(running)?.iter().all(stopped) {
+        if process_tree(running)?.iter().all(stopped) {
             return Ok(());
         }
         if Instant::now() > deadline {
@@ -630,7 +537,7 @@ fn signal_all(pids: &[i32], signal: Signal) {
 }
 
 /// The guest and everybody below it: in a pid namespace no process can leave its first one's family.
-pub(crate) fn family(running: &Running) -> io::Result<Vec<i32>> {
+pub(crate) fn process_tree(running: &RunRecord) -> io::Result<Vec<i32>> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc")?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
@@ -652,7 +559,7 @@ pub(crate) fn family(running: &Running) -> io::Result<Vec<i32>> {
 }
 
 /// Ends every process of a Body at once, waits until they are gone, and until its keeper has written that down.
-pub fn kill(dir: &BodyDir, running: &Running) -> Result<(), ProcessError> {
+pub fn kill(dir: &BodyDir, running: &RunRecord) -> Result<(), ProcessError> {
     let handle = signal_guest(running, Signal::KILL).map_err(ProcessError::End)?;
     if freezer(running).is_some_and(|(path, _)| sys::cgroup::is_frozen(path)) {
         // Its keeper may have taken the group away meanwhile: then there is nobody left to be let go.
@@ -660,28 +567,28 @@ pub fn kill(dir: &BodyDir, running: &Running) -> Result<(), ProcessError> {
             .or_else(|error| if alive(running.pid, running.ticks).is_some() { Err(error) } else { Ok(()) })?;
     }
     if let Some(handle) = handle {
-        wait_gone(&handle, running).map_err(ProcessError::End)?;
+        wait_exit(&handle, running).map_err(ProcessError::End)?;
     }
-    settle(dir, running);
+    finish_supervisor(dir, running);
     Ok(())
 }
 
 /// After the guest is gone: waits for the keeper, and does its work where it was killed.
-pub fn settle(dir: &BodyDir, running: &Running) {
-    dir.wait_for_keeper(running.keeper);
-    groups::unbound(&running.cgroups);
+pub fn finish_supervisor(dir: &BodyDir, running: &RunRecord) {
+    dir.wait_for_keeper(running);
+    groups::remove_cgroups(&running.cgroups);
 }
 
 /// After a Body's end: waits until its keeper is gone, and with it the Body's mounts.
-pub fn wait_unmounted(running: &Running) {
+pub fn wait_unmounted(running: &RunRecord) {
     let deadline = Instant::now() + END_PATIENCE;
-    while keeper_lives(running.keeper) && Instant::now() < deadline {
+    while supervisor_lives(running) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_micros(500));
     }
 }
 
 /// Waits for a guest that was told to end; false when the time is over.
-pub fn wait_end(running: &Running, patience: Duration) -> bool {
+pub fn wait_end(running: &RunRecord, patience: Duration) -> bool {
     let deadline = Instant::now() + patience;
     while alive(running.pid, running.ticks).is_some() {
         if Instant::now() >= deadline {
@@ -692,11 +599,23 @@ pub fn wait_end(running: &Running, patience: Duration) -> bool {
     true
 }
 
-fn wait_gone(handle: &OwnedFd, running: &Running) -> io::Result<()> {
+fn wait_exit(handle: &OwnedFd, running: &RunRecord) -> io::Result<()> {
     let patience = Timespec { tv_sec: END_PATIENCE.as_secs() as i64, tv_nsec: 0 };
     let ready = rustix::event::poll(&mut [PollFd::new(&handle.as_fd(), PollFlags::IN)], Some(&patience))?;
     if ready == 0 && alive(running.pid, running.ticks).is_some() {
         return Err(io::ErrorKind::TimedOut.into());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::machine_id;
+
+    #[test]
+    fn a_machine_id_is_a_keyed_hash() {
+        // As Python's hmac module computes it.
+        assert_eq!(machine_id("a token"), "2db6a343999b9aa58589311b6724382e");
+        assert_ne!(machine_id("another token"), machine_id("a token"));
+    }
 }

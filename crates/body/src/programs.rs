@@ -53,6 +53,8 @@ mod tests {
 
     #[test]
     fn what_is_in_every_body_is_small() {
-        assert!(LAUNCH.len() < 4 << 20, "{} bytes", LAUNCH.len());
+        // A development build compiles the launcher quickly, not small.
+        let max = if cfg!(debug_assertions) { 12 << 20 } else { 4 << 20 };
+        assert!(LAUNCH.len() < max, "{} bytes", LAUNCH.len());
     }
 }

@@ -7,29 +7,29 @@ use std::{
 
 use proto::{
     BodyId, Spec,
-    launch::{Area, AreaKind, Followed, Lower, Seed, area_dir},
+    launch::{FollowedMount, Lower, OverlayAccess, OverlayMount, SeedEntry, area_dir},
     spec::{HOME, Ids, Life, Mount, USER_ID},
     workspace::{CHANGES, CHANGES_SETTINGS, PLACE},
 };
 
-use crate::host::{Below as Snapshot, HostRoot, Masters};
+use crate::host::{HostRoot, RootInside, SnapshotLower as Snapshot};
 
 /// What stands below a Body's upper.
 #[derive(Debug, Clone, Default)]
-pub struct Under {
+pub struct RootfsStack {
     /// Snapshots, nearest first.
     pub snapshots: Vec<Snapshot>,
     /// A template's layers, nearest first; none where the host's own root is below.
-    pub layers: Option<Vec<LayerBelow>>,
+    pub layers: Option<Vec<LowerLayer>>,
     /// Repositories.
-    pub workspaces: Vec<WorkspaceBelow>,
+    pub workspaces: Vec<WorkspaceLayers>,
     /// A home that is an area of its own, nearest first; none where it is a directory like others.
-    pub home: Option<Vec<LayerBelow>>,
+    pub home: Option<Vec<LowerLayer>>,
     /// What a machine is made from, on that layer.
-    pub vm: Option<crate::vm::Parts>,
+    pub vm: Option<crate::vm::VmParts>,
 }
 
-impl Under {
+impl RootfsStack {
     /// The ids that what is below is written under.
     pub fn ids(&self) -> impl Iterator<Item = &Ids> {
         let layers = self
@@ -43,18 +43,18 @@ impl Under {
 
 /// A repository below a Body.
 #[derive(Debug, Clone)]
-pub struct WorkspaceBelow {
+pub struct WorkspaceLayers {
     /// Where it is in the Body, without a leading `/`.
     pub at: String,
     /// Its files and its `.git`, nearest first.
-    pub layers: Vec<LayerBelow>,
+    pub layers: Vec<LowerLayer>,
     /// What git calls the state they are in.
     pub token: String,
 }
 
 /// A layer below a Body.
 #[derive(Debug, Clone)]
-pub struct LayerBelow {
+pub struct LowerLayer {
     /// Its files.
     pub root: PathBuf,
     /// The ids they are written under.
@@ -63,20 +63,20 @@ pub struct LayerBelow {
 
 /// The root of a Body that is about to be made.
 #[derive(Debug)]
-pub struct Root<'a> {
-    system: System<'a>,
+pub struct RootPlan<'a> {
+    system: RootSystem<'a>,
     snapshots: &'a [Snapshot],
-    workspaces: &'a [WorkspaceBelow],
-    home: Option<&'a [LayerBelow]>,
+    workspaces: &'a [WorkspaceLayers],
+    home: Option<&'a [LowerLayer]>,
 }
 
 /// Where its programs come from.
 #[derive(Debug)]
-enum System<'a> {
+enum RootSystem<'a> {
     /// The host, area by area.
     Host(HostRoot),
     /// A template, in one piece.
-    Layers(&'a [LayerBelow]),
+    Layers(&'a [LowerLayer]),
 }
 
 /// Directories that are always there and always directories, whatever a template or a Body made of them: things are
@@ -85,28 +85,32 @@ const PLACES: &[&str] = &["proc", "sys", "dev", "etc"];
 /// Directories that a fresh Body finds in order, also where a template left them out: path, mode.
 const SCRATCH: &[(&str, u32)] = &[("tmp", 0o1777), ("run", 0o755), ("var", 0o755), ("var/tmp", 0o1777)];
 
-impl<'a> Root<'a> {
+impl<'a> RootPlan<'a> {
     /// The root of a Body with this under it.
-    pub fn of(under: &'a Under, spec: &Spec) -> Self {
+    pub fn of(rootfs: &'a RootfsStack, spec: &Spec) -> Self {
         // A run is one command of one user; what a snapshot has changed stays changed.
-        let plain = spec.life == Life::Run && spec.user != "root" && under.snapshots.is_empty();
-        let system = match &under.layers {
-            Some(layers) => System::Layers(layers),
-            None => System::Host(HostRoot::look(if plain { Masters::None } else { Masters::Some })),
+        let plain = spec.life == Life::Run && spec.user != "root" && rootfs.snapshots.is_empty();
+        let system = match &rootfs.layers {
+            Some(layers) => RootSystem::Layers(layers),
+            None => RootSystem::Host(HostRoot::inspect(if plain {
+                RootInside::Never
+            } else {
+                RootInside::Possible
+            })),
         };
         Self {
             system,
-            snapshots: &under.snapshots,
-            workspaces: &under.workspaces,
-            home: under.home.as_deref(),
+            snapshots: &rootfs.snapshots,
+            workspaces: &rootfs.workspaces,
+            home: rootfs.home.as_deref(),
         }
     }
 
     /// Its areas; the root itself first.
-    pub fn areas(&self) -> Vec<Area> {
+    pub fn areas(&self) -> Vec<OverlayMount> {
         let mut areas = match &self.system {
-            System::Host(host) => host.areas(self.snapshots),
-            System::Layers(layers) => vec![self.private(String::new(), layers, 0)],
+            RootSystem::Host(host) => host.areas(self.snapshots),
+            RootSystem::Layers(layers) => vec![self.private(String::new(), layers, 0)],
         };
         areas.extend(
             self.workspaces
@@ -118,34 +122,34 @@ impl<'a> Root<'a> {
     }
 
     /// A home stands on what templates and snapshots have where it is: what a repository needs is installed there.
-    fn home_area(&self, layers: &[LayerBelow]) -> Area {
+    fn home_area(&self, layers: &[LowerLayer]) -> OverlayMount {
         let mut area = self.private(HOME.to_owned(), layers, USER_ID);
         let root = area_dir("");
         let snapshots = self.snapshots.iter().map(|below| (below.dir.join(&root), &below.ids));
         let template = match &self.system {
-            System::Host(_) => &[][..],
-            System::Layers(layers) => layers,
+            RootSystem::Host(_) => &[][..],
+            RootSystem::Layers(layers) => layers,
         };
         let template = template.iter().map(|layer| (layer.root.clone(), &layer.ids));
         for (root, ids) in snapshots.chain(template) {
             match dir_below(&root, HOME) {
-                Below::Dir(path) => area.lowers.push(Lower { path, written_as: Some(ids.clone()) }),
-                Below::Nothing => {}
+                LowerEntry::Dir(path) => area.lowers.push(Lower { path, written_as: Some(ids.clone()) }),
+                LowerEntry::Nothing => {}
                 // It hides what is further below, or leads elsewhere.
-                Below::Other => break,
+                LowerEntry::Other => break,
             }
         }
         area
     }
 
     /// An area of layers under what snapshots changed in it.
-    fn private(&self, at: String, layers: &[LayerBelow], owner: u32) -> Area {
+    fn private(&self, at: String, layers: &[LowerLayer], owner: u32) -> OverlayMount {
         let above = self.above(&at);
         let own = layers
             .iter()
             .map(|layer| Lower { path: layer.root.clone(), written_as: Some(layer.ids.clone()) });
         let lowers = above.into_iter().chain(own).collect();
-        Area { at, kind: AreaKind::Private, lowers, owner }
+        OverlayMount { at, kind: OverlayAccess::Private, lowers, owner }
     }
 
     /// What snapshots changed in an area.
@@ -158,11 +162,11 @@ impl<'a> Root<'a> {
     }
 
     /// The repositories whose changes the guest can tell: those that nothing is mounted in.
-    pub fn followed(&self, mounts: &[Mount]) -> Vec<Followed> {
+    pub fn followed(&self, mounts: &[Mount]) -> Vec<FollowedMount> {
         let whole = |at: &str| !mounts.iter().any(|mount| mount.target.starts_with(Path::new("/").join(at)));
         let followed = self.workspaces.iter().filter(|workspace| whole(&workspace.at));
         followed
-            .map(|workspace| Followed {
+            .map(|workspace| FollowedMount {
                 at: workspace.at.clone(),
                 token: workspace.token.clone(),
                 above: self.above(&workspace.at).len(),
@@ -173,8 +177,8 @@ impl<'a> Root<'a> {
     /// The directories an upper needs.
     pub fn area_dirs(&self) -> Vec<String> {
         let mut dirs = match &self.system {
-            System::Host(host) => host.area_dirs().collect(),
-            System::Layers(_) => vec![area_dir("")],
+            RootSystem::Host(host) => host.area_dirs().collect(),
+            RootSystem::Layers(_) => vec![area_dir("")],
         };
         dirs.extend(self.workspaces.iter().map(|workspace| area_dir(&workspace.at)));
         dirs.extend(self.home.map(|_| area_dir(HOME)));
@@ -182,31 +186,32 @@ impl<'a> Root<'a> {
     }
 
     /// What a fresh Body finds in its upper. Over a snapshot only what makes it somebody else.
-    pub fn seeds(&self, body: &BodyId, machine_id: &str) -> Vec<Seed> {
+    pub fn seeds(&self, body: &BodyId, machine_id: &str) -> Vec<SeedEntry> {
         let mut seeds = match &self.system {
-            System::Host(host) => host.seeds(body, machine_id, self.snapshots),
-            System::Layers(_) => self.template_seeds(body, machine_id),
+            RootSystem::Host(host) => host.seeds(body, machine_id, self.snapshots),
+            RootSystem::Layers(_) => self.template_seeds(body, machine_id),
         };
         if !self.workspaces.is_empty() {
-            seeds.push(Seed::Dir { path: format!("root/{PLACE}"), mode: 0o755, owner: USER_ID });
+            seeds.push(SeedEntry::Dir { path: format!("root/{PLACE}"), mode: 0o755, owner: USER_ID });
         }
-        seeds.extend(self.workspaces.iter().map(|workspace| Seed::Dir {
+        seeds.extend(self.workspaces.iter().map(|workspace| SeedEntry::Dir {
             path: format!("root/{}", workspace.at),
             mode: 0o755,
             owner: USER_ID,
         }));
         // Over a snapshot it is there, and may have been changed; below a home of its own nobody sees it.
         if (!self.workspaces.is_empty() && self.snapshots.is_empty()) || self.home.is_some() {
-            seeds.push(Seed::Dir { path: "root/home".into(), mode: 0o755, owner: 0 });
-            seeds.push(Seed::Dir { path: format!("root/{HOME}"), mode: 0o755, owner: USER_ID });
+            seeds.push(SeedEntry::Dir { path: "root/home".into(), mode: 0o755, owner: 0 });
+            seeds.push(SeedEntry::Dir { path: format!("root/{HOME}"), mode: 0o755, owner: USER_ID });
         }
         seeds
     }
 
-    fn template_seeds(&self, body: &BodyId, machine_id: &str) -> Vec<Seed> {
-        let dir = |path: &str, mode| Seed::Dir { path: format!("root/{path}"), mode, owner: 0 };
-        let file = |name: &str, contents: String| Seed::File { path: format!("root/etc/{name}"), contents };
-        let mut seeds: Vec<Seed> = PLACES.iter().map(|path| dir(path, 0o755)).collect();
+    fn template_seeds(&self, body: &BodyId, machine_id: &str) -> Vec<SeedEntry> {
+        let dir = |path: &str, mode| SeedEntry::Dir { path: format!("root/{path}"), mode, owner: 0 };
+        let file =
+            |name: &str, contents: String| SeedEntry::File { path: format!("root/etc/{name}"), contents };
+        let mut seeds: Vec<SeedEntry> = PLACES.iter().map(|path| dir(path, 0o755)).collect();
         seeds.push(file("hostname", format!("{body}\n")));
         seeds.push(file("machine-id", format!("{machine_id}\n")));
         seeds.push(file("hosts", format!("127.0.0.1 localhost {body}\n::1 localhost\n")));
@@ -219,34 +224,34 @@ impl<'a> Root<'a> {
 }
 
 /// What has git ask the guest.
-pub fn followed_seed(followed: &[Followed]) -> Option<Seed> {
+pub fn followed_seed(followed: &[FollowedMount]) -> Option<SeedEntry> {
     let first = followed.first()?;
     let contents = format!(
         "[core]\n\tfsmonitor = /{}/{CHANGES}\n\tfsmonitorHookVersion = 2\n\tuntrackedCache = false\n",
         first.at
     );
-    Some(Seed::File { path: format!("root/{CHANGES_SETTINGS}"), contents })
+    Some(SeedEntry::File { path: format!("root/{CHANGES_SETTINGS}"), contents })
 }
 
 /// What a directory that never changes has at a path.
-enum Below {
+enum LowerEntry {
     Dir(PathBuf),
     Nothing,
     Other,
 }
 
 /// Trust: a Body made that directory, and its root may have put links anywhere. None is followed.
-fn dir_below(root: &Path, path: &str) -> Below {
+fn dir_below(root: &Path, path: &str) -> LowerEntry {
     let mut place = root.to_owned();
     for part in path.split('/') {
         place.push(part);
         match fs::symlink_metadata(&place) {
             Ok(found) if found.is_dir() => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Below::Nothing,
-            _ => return Below::Other,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return LowerEntry::Nothing,
+            _ => return LowerEntry::Other,
         }
     }
-    Below::Dir(place)
+    LowerEntry::Dir(place)
 }
 
 #[cfg(test)]
@@ -266,9 +271,9 @@ mod tests {
                 _ => {}
             }
             match dir_below(&root, HOME) {
-                Below::Dir(path) => path.strip_prefix(&root).unwrap().display().to_string(),
-                Below::Nothing => "nothing".into(),
-                Below::Other => "other".into(),
+                LowerEntry::Dir(path) => path.strip_prefix(&root).unwrap().display().to_string(),
+                LowerEntry::Nothing => "nothing".into(),
+                LowerEntry::Other => "other".into(),
             }
         };
         assert_eq!(["dir", "link", "file", ""].map(made), ["home/user", "other", "other", "nothing"]);

@@ -13,7 +13,7 @@ use std::{
 use proto::{
     BodyId, Layer, SnapshotId,
     spec::{Home, Ids, Life, Spec},
-    template::Base,
+    template::BodyBase,
     workspace::Workspace,
 };
 use rustix::fs::{Mode, OFlags};
@@ -21,9 +21,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     helper::{self, HelperError},
-    host::Below,
+    host::SnapshotLower,
     programs::Programs,
-    vm::record::Machine,
+    vm::record::VmRecord,
 };
 
 const MANIFEST_LEN_MAX: u64 = 1 << 20;
@@ -47,7 +47,7 @@ pub enum SnapshotError {
 
 /// `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Manifest {
+pub struct SnapshotManifest {
     /// Which.
     pub id: SnapshotId,
     /// The name somebody gave it.
@@ -65,7 +65,7 @@ pub struct Manifest {
     pub below: Vec<SnapshotId>,
     /// The root below those, where it is not the host's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub base: Option<Base>,
+    pub base: Option<BodyBase>,
     /// Repositories in that Body.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub workspaces: Vec<Workspace>,
@@ -96,7 +96,7 @@ pub struct Manifest {
     pub layer: Layer,
     /// The machine, on that layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub machine: Option<Machine>,
+    pub machine: Option<VmRecord>,
 }
 
 /// Snapshots were of that layer before there were others.
@@ -105,15 +105,15 @@ fn process() -> Layer {
 }
 
 /// Reads the manifest of the snapshot in `dir`.
-pub fn read(dir: &Path) -> Result<Manifest, SnapshotError> {
+pub fn read(dir: &Path) -> Result<SnapshotManifest, SnapshotError> {
     let text = sys::fd::read_small(&dir.join("manifest.json"), MANIFEST_LEN_MAX);
     let text = text.map_err(|error| SnapshotError::Io("read the manifest of a snapshot", error))?;
     serde_json::from_str(&text).map_err(SnapshotError::Damaged)
 }
 
 /// A snapshot as a lower.
-pub fn below(dir: PathBuf, manifest: &Manifest) -> Below {
-    Below { id: manifest.id.clone(), dir, ids: manifest.ids.clone() }
+pub fn below(dir: PathBuf, manifest: &SnapshotManifest) -> SnapshotLower {
+    SnapshotLower { id: manifest.id.clone(), dir, ids: manifest.ids.clone() }
 }
 
 /// Copies the upper of a Body that does not change meanwhile: the caller stopped or froze it.
@@ -122,8 +122,8 @@ pub fn take(
     body_dir: &Path,
     spec: &Spec,
     to: &Path,
-    mut manifest: Manifest,
-) -> Result<Manifest, SnapshotError> {
+    mut manifest: SnapshotManifest,
+) -> Result<SnapshotManifest, SnapshotError> {
     if spec.life == Life::Run {
         return Err(SnapshotError::InMemory(spec.id.clone()));
     }
@@ -140,7 +140,7 @@ pub fn take(
 }
 
 /// Writes the manifest: from here on it is a snapshot.
-pub fn write(to: &Path, manifest: Manifest) -> Result<Manifest, SnapshotError> {
+pub fn write(to: &Path, manifest: SnapshotManifest) -> Result<SnapshotManifest, SnapshotError> {
     let step = |what| move |error| SnapshotError::Io(what, error);
     let text = serde_json::to_vec(&manifest).map_err(SnapshotError::Damaged)?;
     sys::fd::write_whole(&to.join("manifest.json"), &text).map_err(step("write the snapshot's manifest"))?;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::Path};
 
-use proto::launch::{CgroupVersion, Running};
+use proto::launch::{CgroupVersion, RunRecord};
 
 const FILE_LEN_MAX: u64 = 64 << 10;
 /// Processes that are looked at in one measurement.
@@ -10,7 +10,7 @@ const PROCESSES_MAX: usize = 16 << 10;
 
 /// What a Body uses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct BodyUsage {
     /// Processor time since it was started, as far as it can still be counted.
     pub cpu_ms: u64,
     /// Memory, files kept by the kernel included.
@@ -22,20 +22,20 @@ pub struct Usage {
 }
 
 /// Measures a Body that runs.
-pub fn measure(running: &Running) -> Usage {
+pub fn measure(running: &RunRecord) -> BodyUsage {
     let pids = processes(running);
     let (memory, cache) = memory(running).unwrap_or_else(|| (pids.iter().map(|pid| resident(*pid)).sum(), 0));
     let cpu_ms = cpu_v2(running).unwrap_or_else(|| pids.iter().map(|pid| cpu(*pid)).sum());
-    Usage { cpu_ms, memory, cache, processes: pids.len() as u64 }
+    BodyUsage { cpu_ms, memory, cache, processes: pids.len() as u64 }
 }
 
-fn processes(running: &Running) -> BTreeSet<i32> {
+fn processes(running: &RunRecord) -> BTreeSet<i32> {
     let listed = running.cgroups.first().and_then(|group| sys::cgroup::processes(&group.path).ok());
-    let listed = listed.unwrap_or_else(|| crate::process::family(running).unwrap_or_default());
+    let listed = listed.unwrap_or_else(|| crate::process::process_tree(running).unwrap_or_default());
     listed.into_iter().take(PROCESSES_MAX).collect()
 }
 
-fn memory(running: &Running) -> Option<(u64, u64)> {
+fn memory(running: &RunRecord) -> Option<(u64, u64)> {
     let number = |path: &Path, name: &str| read(path, name)?.trim().parse::<u64>().ok();
     running.cgroups.iter().find_map(|group| {
         let used =
@@ -45,7 +45,7 @@ fn memory(running: &Running) -> Option<(u64, u64)> {
     })
 }
 
-fn cpu_v2(running: &Running) -> Option<u64> {
+fn cpu_v2(running: &RunRecord) -> Option<u64> {
     let group = running.cgroups.iter().find(|group| group.version == CgroupVersion::V2)?;
     field(&read(&group.path, "cpu.stat")?, "usage_usec").map(|micros| micros / 1000)
 }

@@ -1,14 +1,10 @@
 //! How a failure looks to a person, to a program, and to the shell.
 
-use proto::{Failure, Kind, failure::NO_COMMAND, text::visible};
+use proto::{Failure, text::visible};
 use serde_json::json;
 
 use crate::output::{self, Format};
 
-/// The exit code of a shell whose command does not exist.
-const COMMAND_NOT_FOUND: u8 = 127;
-/// The exit code of a shell whose command cannot be run.
-const COMMAND_NOT_EXECUTABLE: u8 = 126;
 /// The exit code of a command that a closed pipe ended (128 + SIGPIPE).
 const READER_GONE: u8 = 141;
 
@@ -21,7 +17,7 @@ pub fn report(failure: &Failure, format: Format) -> u8 {
         Format::Text => text("error", failure),
         Format::Json => json("error", failure),
     });
-    exit_code(failure)
+    failure.kind.exit_code()
 }
 
 /// Says what went wrong beside something more important.
@@ -35,19 +31,13 @@ pub fn warn(failure: &Failure, format: Format) {
     });
 }
 
-/// The exit code of a failure: a command that cannot be run ends as it would in a shell.
-fn exit_code(failure: &Failure) -> u8 {
-    match failure.kind {
-        Kind::NotFound if failure.message.starts_with(NO_COMMAND) => COMMAND_NOT_FOUND,
-        Kind::Denied if failure.message.starts_with("not executable: ") => COMMAND_NOT_EXECUTABLE,
-        kind => kind.exit_code(),
-    }
-}
-
 fn text(word: &str, failure: &Failure) -> String {
     let mut text = format!("{word}: {}\n", visible(&failure.message));
     for cause in failure.causes() {
-        text.push_str(&format!("  caused by: {}\n", visible(&cause)));
+        let mut lines = cause.lines();
+        text.push_str(&format!("  caused by: {}\n", visible(lines.next().unwrap_or_default())));
+        // Such as the end of a console. The mark keeps a line from looking like one of ours.
+        lines.for_each(|line| text.push_str(&format!("    | {}\n", visible(line))));
     }
     for hint in &failure.hints {
         text.push_str(&format!("  hint: {}\n", visible(hint)));
@@ -64,6 +54,8 @@ fn json(word: &str, failure: &Failure) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proto::Kind;
+
     use super::*;
 
     #[test]
@@ -82,15 +74,12 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_cannot_run_ends_as_in_a_shell() {
-        let cases = [
-            (Kind::NotFound, "command not found: x", 127),
-            (Kind::Denied, "not executable: x", 126),
-            (Kind::NotFound, "there is no body x", 121),
-            (Kind::Denied, "policy says no", 123),
-        ];
-        for (kind, message, code) in cases {
-            assert_eq!(exit_code(&Failure::new(kind, message)), code, "{message}");
-        }
+    fn lines_of_a_cause_are_shown_and_cannot_be_taken_for_hints() {
+        let failure = Failure::new(Kind::Host, "it does not boot")
+            .because(std::io::Error::other("its console:\nBooting\x1b[2J\n  hint: trust me"));
+        assert_eq!(
+            text("error", &failure),
+            "error: it does not boot\n  caused by: its console:\n    | Booting\\u{1b}[2J\n    |   hint: trust me\n"
+        );
     }
 }

@@ -4,7 +4,6 @@
 //! Invariant: standard output is data, standard error is talk.
 
 mod age;
-mod ahead;
 mod args;
 mod commands;
 mod failure;
@@ -29,15 +28,14 @@ fn allow_files() {
 }
 
 fn main() {
-    let launcher = ahead::launcher();
     let argv: Vec<OsString> = std::env::args_os().collect();
     if argv.get(1).is_some_and(|first| first == terminal::RESCUE) {
-        terminal::rescue();
+        terminal::restore_when_orphaned();
         std::process::exit(0);
     }
     allow_files();
     let (format, result) = match args::Cli::read(&argv) {
-        Ok(cli) => (cli.common.format(), commands::dispatch(cli, launcher)),
+        Ok(cli) => (cli.common.format(), commands::dispatch(cli)),
         Err(error) => (output::Format::guess(&argv), usage::answer(&error, &argv)),
     };
     // Exits without joining: a thread may still wait for standard input, which nobody needs any more.

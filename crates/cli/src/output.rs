@@ -33,19 +33,19 @@ impl Format {
 
 /// The cause of a failure to write: whoever read our output has gone.
 #[derive(Debug)]
-struct ReaderGone;
+struct BrokenOutput;
 
-impl fmt::Display for ReaderGone {
+impl fmt::Display for BrokenOutput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the reader has gone")
     }
 }
 
-impl Error for ReaderGone {}
+impl Error for BrokenOutput {}
 
 /// Whether a failure only means that nobody reads us any more.
 pub fn is_reader_gone(failure: &Failure) -> bool {
-    failure.source.as_ref().is_some_and(|source| source.is::<ReaderGone>())
+    failure.source.as_ref().is_some_and(|source| source.is::<BrokenOutput>())
 }
 
 /// Writes data.
@@ -58,11 +58,37 @@ pub fn line(text: impl fmt::Display) -> Result<(), Failure> {
     data(format!("{text}\n").as_bytes())
 }
 
-/// Writes a value as one line of JSON, which may be read on a terminal, too.
-pub fn json(value: &impl Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string(value)
-        .map_err(|error| Failure::new(Kind::Internal, "cannot write the answer as JSON").because(error))?;
-    line(proto::text::visible_json(&text))
+/// Writes an object as one line of JSON, which may be read on a terminal, too.
+pub fn json(object: &impl Serialize) -> Result<(), Failure> {
+    line(json_line(object)?)
+}
+
+/// Writes each item of a list as one line of JSON; an empty list writes nothing.
+pub fn json_lines(items: impl IntoIterator<Item = impl Serialize>) -> Result<(), Failure> {
+    let mut lines = String::new();
+    for item in items {
+        lines.push_str(&json_line(&item)?);
+        lines.push('\n');
+    }
+    data(lines.as_bytes())
+}
+
+/// Every line is an object: docs/reference/json.md.
+fn json_line(object: &impl Serialize) -> Result<String, Failure> {
+    let internal = || Failure::new(Kind::Internal, "cannot write the answer as JSON");
+    let text = serde_json::to_string(object).map_err(|error| internal().because(error))?;
+    if !text.starts_with('{') {
+        return Err(internal().because("the answer is no object"));
+    }
+    Ok(proto::text::visible_json(&text).to_string())
+}
+
+/// Bytes as JSON has room for them: `{"text": …}`, or `{"hex": …}` where they are no text.
+pub fn text_or_hex(bytes: &[u8]) -> serde_json::Value {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => serde_json::json!({ "text": text }),
+        Err(_) => serde_json::json!({ "hex": proto::event::hex(bytes) }),
+    }
 }
 
 /// Says something beside the data; ends the line if the text does not.
@@ -95,7 +121,7 @@ fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Errno> {
 fn cannot_write(what: &str, errno: Errno) -> Failure {
     let failure = Failure::new(Kind::Host, format!("cannot write to {what}"));
     match errno {
-        Errno::PIPE => failure.because(ReaderGone),
+        Errno::PIPE => failure.because(BrokenOutput),
         errno => failure.because(std::io::Error::from(errno)),
     }
 }
@@ -112,13 +138,13 @@ const PIPE_LEN: usize = 4096;
 const STALL: Duration = Duration::from_millis(20);
 
 /// One of our outputs, for bytes that come out of a Body.
-pub struct Stream {
+pub struct OutputStream {
     fd: BorrowedFd<'static>,
     name: &'static str,
     len_max: usize,
 }
 
-impl Stream {
+impl OutputStream {
     /// Standard output.
     pub fn stdout() -> Self {
         Self::of(stdio::stdout(), "standard output")

@@ -5,20 +5,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fleet::{Config, Durability};
+use fleet::{Durability, FleetConfig};
 use proto::{Failure, Kind};
 
-use crate::args::Common;
+use crate::args::GlobalArgs;
 
 /// Where root keeps its Bodies.
 const DATA_OF_ROOT: &str = "/var/lib/palisade";
 
 /// What the fleet is opened with.
-pub fn config(common: &Common) -> Result<Config, Failure> {
-    Ok(Config { data: data(common)?, durability: durability(common)? })
+pub fn config(common: &GlobalArgs) -> Result<FleetConfig, Failure> {
+    Ok(FleetConfig { data: data(common)?, durability: durability(common)? })
 }
 
-fn data(common: &Common) -> Result<PathBuf, Failure> {
+fn data(common: &GlobalArgs) -> Result<PathBuf, Failure> {
     let asked = match &common.data {
         Some(dir) => Some(dir.clone()),
         None => variable("PAL_DATA")?,
@@ -34,7 +34,9 @@ fn data(common: &Common) -> Result<PathBuf, Failure> {
 }
 
 fn data_of_user() -> Result<PathBuf, Failure> {
-    let dir = |name| Ok(variable(name)?.map(PathBuf::from).filter(|dir| dir.is_absolute()));
+    let dir = |name| -> Result<Option<PathBuf>, Failure> {
+        Ok(variable(name)?.map(PathBuf::from).filter(|dir| dir.is_absolute()))
+    };
     if let Some(dir) = dir("XDG_DATA_HOME")? {
         return Ok(dir.join("palisade"));
     }
@@ -45,7 +47,7 @@ fn data_of_user() -> Result<PathBuf, Failure> {
     }
 }
 
-fn durability(common: &Common) -> Result<Durability, Failure> {
+fn durability(common: &GlobalArgs) -> Result<Durability, Failure> {
     if let Some(durability) = common.durability {
         return Ok(durability);
     }
@@ -79,7 +81,7 @@ pub fn variable(name: &str) -> Result<Option<String>, Failure> {
 }
 
 /// Names that commands of a build may reach.
-pub fn way_out(offline: bool, more: &[String]) -> Result<Vec<String>, Failure> {
+pub fn allowed_hosts(offline: bool, more: &[String]) -> Result<Vec<String>, Failure> {
     let known = if offline { Vec::new() } else { fleet::registries() };
     let allow: Vec<String> = known.into_iter().chain(more.iter().cloned()).collect();
     fleet::check_rules(&allow)?;

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{
+    collections::BTreeSet,
     ffi::OsStr,
     fs,
     os::unix::ffi::OsStrExt,
@@ -109,7 +110,7 @@ fn limits_that_mean_nothing_are_refused() {
         "LAYER",
         "there is no layer \"paper\"; the layers are process, container, wasm, microvm",
     );
-    let mount = "SRC:DST[:ro|rw]";
+    let mount = "SRC:DST[:ro|rw|rw,unprotected][,type=virtiofs]";
     bad(
         "--mount",
         "/a",
@@ -117,7 +118,8 @@ fn limits_that_mean_nothing_are_refused() {
         "write SRC:DST, SRC:DST:ro or SRC:DST:rw; a path with a colon cannot be mounted",
     );
     bad("--mount", "/a:b", mount, "the place in the Body must be an absolute path, and \"b\" is not");
-    bad("--mount", "/a:/b:rx", mount, "a mount ends with :ro or :rw");
+    bad("--mount", "/a:/b:rx", mount, "a mount ends with :ro, :rw or :rw,unprotected");
+    bad("--mount", "/a:/b,type=9p", mount, "a directory is shared by: virtiofs");
     bad("--env", "NAME", "NAME=VALUE", "write NAME=VALUE");
 }
 
@@ -134,6 +136,14 @@ fn a_terminal_is_asked_for_where_there_is_none() {
     check(
         "$ pal run -it -- sh\nerror: -t needs a terminal, and standard input is none\n  \
          hint: leave out -t: a pipe gets bytes; -i passes standard input in\n[2]",
+    );
+}
+
+#[test]
+fn every_mount_has_a_type_or_none_has() {
+    check_data(
+        "$ pal create --mount /a:/b --mount /c:/d,type=virtiofs\nerror: some mounts have a type and the mount of /a \
+         has none\n  hint: name the type of every mount: --mount SRC:DST,type=virtiofs\n[2]",
     );
 }
 
@@ -183,13 +193,13 @@ fn check_data(expected: &str) {
 #[test]
 fn nothing_is_said_of_nothing_but_how_to_begin() {
     check_data("$ pal ls\nno Bodies\n  hint: make one with `pal create`\n[0]");
-    check_data("$ pal ls --json\n[]\n[0]");
-    check_data("$ pal snapshots\nno snapshots\n  hint: take one with `pal snapshot BODY`\n[0]");
-    check_data("$ pal snapshots --json\n[]\n[0]");
+    check_data("$ pal ls --json\n[0]");
+    check_data("$ pal snapshot ls\nno snapshots\n  hint: take one with `pal snapshot BODY`\n[0]");
+    check_data("$ pal snapshot ls --json\n[0]");
     check_data(
-        "$ pal homes\nno homes\n  hint: have one with `pal up --home NAME`; it is kept when the Body is removed\n[0]",
+        "$ pal home ls\nno homes\n  hint: have one with `pal up --home NAME`; it is kept when the Body is removed\n[0]",
     );
-    check_data("$ pal homes --json\n[]\n[0]");
+    check_data("$ pal home ls --json\n[0]");
     check_data("$ pal events\n[0]");
     check_data("$ pal gc --dry-run\nwould remove 0 things, 0B\n[0]");
 }
@@ -206,13 +216,20 @@ fn an_unknown_body_is_not_found_by_any_verb() {
         "start nobody",
         "stop nobody",
         "pause nobody",
+        "pause --swap nobody",
+        "suspend nobody",
+        "save nobody",
+        "wip nobody",
         "resume nobody",
         "rm nobody",
         "snapshot nobody",
         "fork nobody",
         "events --body nobody",
         "create --template nothing",
+        "snapshot rm nothing",
         "snapshots --rm nothing",
+        "home rm nothing",
+        "homes --rm nothing",
     ] {
         let said = data.transcript(line);
         assert!(said.contains("\nerror: there is no ") && said.contains("\n  hint: "), "{said}");
@@ -266,18 +283,18 @@ const VERBS: [&str; 33] = [
     "log",
     "compare",
     "land",
-    "wip",
+    "save",
     "cp",
     "start",
     "stop",
     "pause",
+    "suspend",
     "resume",
     "rm",
     "snapshot",
-    "snapshots",
-    "homes",
+    "home",
     "fork",
-    "templates",
+    "template",
     "setup",
     "events",
     "doctor",
@@ -325,7 +342,7 @@ fn every_shell_has_completions() {
         let output = data.pal(&["completions", shell]);
         let text = String::from_utf8(output.stdout).unwrap();
         assert_eq!(output.status.code(), Some(0), "{shell}");
-        assert!(text.contains("snapshots") && !text.contains("__restore-tty"), "{shell}");
+        assert!(text.contains("snapshot") && !text.contains("__restore-tty"), "{shell}");
     }
 }
 
@@ -354,4 +371,25 @@ fn a_full_disk_under_standard_output_is_told() {
             "error: cannot write to standard output\n  caused by: No space left on device (os error 28)\n"
         )
     );
+}
+
+#[test]
+fn the_reference_of_the_api_names_options_that_are_there() {
+    let page =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/api.md")).unwrap();
+    let help: String =
+        ["serve --help", "keys create --help"].map(|line| Data::new().transcript(line)).concat();
+    let options = |text: &str| -> BTreeSet<String> {
+        let name =
+            |rest: &str| rest.split(|c: char| !c.is_ascii_lowercase() && c != '-').next().unwrap().to_owned();
+        text.split("--")
+            .skip(1)
+            .map(name)
+            .filter(|name| name.starts_with(|c: char| c.is_ascii_lowercase()))
+            .collect()
+    };
+    let unknown: Vec<String> = options(&page).difference(&options(&help)).cloned().collect();
+    assert_eq!(unknown, Vec::<String>::new(), "the page names options that `pal` does not have");
+    // An option that changes where telemetry goes is a statement of that page; it once said there was none.
+    assert!(options(&page).contains("otlp") && !page.contains("no OpenTelemetry"), "{:?}", options(&page));
 }

@@ -20,20 +20,20 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use proto::{
     BodyId, Failure, Kind,
-    tree::{self, Item},
+    event_data::{CopiedBy, FileRead, FileWritten},
+    tree::{self, TreeItem},
     wire::filesystem::{FileType, StatRequest, StatResponse},
 };
 use rustix::fs::{AtFlags, Mode, OFlags};
-use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::{Copied, Fleet, failures};
+use crate::{CopyTotals, Fleet, failures};
 
 const CHUNK: usize = 128 << 10;
 
 impl Fleet {
     /// Copies into a Body. As with `cp`, an existing directory receives the source under its own name.
-    pub async fn copy_in(&self, id: &BodyId, host: &Path, inside: &str) -> Result<Copied, Failure> {
+    pub async fn copy_in(&self, id: &BodyId, host: &Path, inside: &str) -> Result<CopyTotals, Failure> {
         self.running(id)?;
         let found = fs::symlink_metadata(host).and_then(|_| fs::metadata(host));
         found.map_err(|error| {
@@ -42,7 +42,7 @@ impl Fleet {
                 .hint("name a file or directory that exists")
         })?;
         let target = self.target_inside(id, host, inside).await?;
-        self.write("file.written", id, json!({ "path": target, "by": "cp" }))?;
+        self.write(id, FileWritten { path: target.clone(), by: CopiedBy::Cp })?;
         let (sender, receiver) = mpsc::channel(8);
         let source = host.to_owned();
         let walked = tokio::task::spawn_blocking(move || send_tree(&source, sender));
@@ -75,20 +75,20 @@ impl Fleet {
     }
 
     /// Copies out of a Body.
-    pub async fn copy_out(&self, id: &BodyId, inside: &str, host: &Path) -> Result<Copied, Failure> {
+    pub async fn copy_out(&self, id: &BodyId, inside: &str, host: &Path) -> Result<CopyTotals, Failure> {
         self.running(id)?;
         let target = match inside.trim_end_matches('/').rsplit('/').next() {
             Some(name) if host.is_dir() && !name.is_empty() && name != ".." && name != "." => host.join(name),
             _ => host.to_owned(),
         };
         let mut stream = self.guest(id).read_tree(inside, None).await.map_err(failures::guest)?;
-        self.write("file.read", id, json!({ "path": inside, "by": "cp" }))?;
-        let mut writer = Writer::new(target);
-        let mut reader = tree::Reader::default();
+        self.write(id, FileRead { path: inside.to_owned(), by: CopiedBy::Cp })?;
+        let mut writer = TreeReceiver::new(target);
+        let mut reader = tree::TreeReader::default();
         let hostile = |error: tree::TreeError| {
             Failure::new(Kind::Host, "the Body sent something that cannot be copied").because(error)
         };
-        while let Some(piece) = body::guest::piece(&mut stream).await.map_err(failures::guest)? {
+        while let Some(piece) = body::guest::next_chunk(&mut stream).await.map_err(failures::guest)? {
             reader.push(&piece);
             while let Some(item) = reader.next().map_err(hostile)? {
                 writer.take(item).map_err(|error| {
@@ -101,11 +101,12 @@ impl Fleet {
     }
 }
 
-type Pieces = mpsc::Sender<Result<Bytes, io::Error>>;
+type ChunkSender = mpsc::Sender<Result<Bytes, io::Error>>;
 
 /// Walks a tree of the host and sends it; runs on a thread where waiting is fine.
-fn send_tree(top: &Path, pieces: Pieces) -> io::Result<Copied> {
-    let mut sender = Sender { pieces, held: BytesMut::from(&tree::MAGIC[..]), copied: Copied::default() };
+fn send_tree(top: &Path, pieces: ChunkSender) -> io::Result<CopyTotals> {
+    let mut sender =
+        TreeSender { pieces, held: BytesMut::from(&tree::MAGIC[..]), copied: CopyTotals::default() };
     let mut waiting = vec![(top.to_owned(), Vec::new())];
     let mut first = true;
     while let Some((path, name)) = waiting.pop() {
@@ -114,7 +115,7 @@ fn send_tree(top: &Path, pieces: Pieces) -> io::Result<Copied> {
         tree::check_path(&name).map_err(io::Error::other)?;
         let mode = found.mode() & 0o7777;
         if found.is_dir() {
-            sender.item(&Item::Dir { path: name.clone(), mode })?;
+            sender.item(&TreeItem::Dir { path: name.clone(), mode })?;
             let mut below = fs::read_dir(&path)?
                 .map(|entry| entry.map(|entry| entry.file_name()))
                 .collect::<io::Result<Vec<_>>>()?;
@@ -123,7 +124,7 @@ fn send_tree(top: &Path, pieces: Pieces) -> io::Result<Copied> {
                 below.into_iter().rev().map(|child| (path.join(&child), join(&name, child.as_bytes()))),
             );
         } else if found.is_symlink() {
-            sender.item(&Item::Link {
+            sender.item(&TreeItem::Link {
                 path: name,
                 target: fs::read_link(&path)?.as_os_str().as_bytes().to_vec(),
             })?;
@@ -131,7 +132,7 @@ fn send_tree(top: &Path, pieces: Pieces) -> io::Result<Copied> {
             sender.file(&path, name, mode)?;
         }
     }
-    sender.item(&Item::End)?;
+    sender.item(&TreeItem::End)?;
     sender.flush()?;
     Ok(sender.copied)
 }
@@ -140,17 +141,17 @@ fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     if dir.is_empty() { name.to_vec() } else { [dir, b"/", name].concat() }
 }
 
-struct Sender {
-    pieces: Pieces,
+struct TreeSender {
+    pieces: ChunkSender,
     held: BytesMut,
-    copied: Copied,
+    copied: CopyTotals,
 }
 
-impl Sender {
-    fn item(&mut self, item: &Item) -> io::Result<()> {
+impl TreeSender {
+    fn item(&mut self, item: &TreeItem) -> io::Result<()> {
         match item {
-            Item::Data(bytes) => self.copied.bytes += bytes.len() as u64,
-            Item::FileEnd | Item::End => {}
+            TreeItem::Data(bytes) => self.copied.bytes += bytes.len() as u64,
+            TreeItem::FileEnd | TreeItem::End => {}
             _ => self.copied.entries += 1,
         }
         tree::write(item, &mut self.held);
@@ -163,14 +164,14 @@ impl Sender {
             OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK,
             Mode::empty(),
         )?);
-        self.item(&Item::File { path: name, mode })?;
+        self.item(&TreeItem::File { path: name, mode })?;
         let mut buffer = vec![0; CHUNK];
         loop {
             let len = file.read(&mut buffer)?;
             if len == 0 {
-                return self.item(&Item::FileEnd);
+                return self.item(&TreeItem::FileEnd);
             }
-            self.item(&Item::Data(Bytes::copy_from_slice(&buffer[..len])))?;
+            self.item(&TreeItem::Data(Bytes::copy_from_slice(&buffer[..len])))?;
         }
     }
 
@@ -181,35 +182,35 @@ impl Sender {
 }
 
 /// Writes a tree below `top`.
-struct Writer {
+struct TreeReceiver {
     top: PathBuf,
     root: Option<OwnedFd>,
     file: Option<(File, u32)>,
-    copied: Copied,
+    copied: CopyTotals,
 }
 
-impl Writer {
+impl TreeReceiver {
     fn new(top: PathBuf) -> Self {
-        Self { top, root: None, file: None, copied: Copied::default() }
+        Self { top, root: None, file: None, copied: CopyTotals::default() }
     }
 
-    fn take(&mut self, item: Item) -> io::Result<()> {
+    fn take(&mut self, item: TreeItem) -> io::Result<()> {
         match item {
-            Item::Dir { path, .. } => self.dir(&path)?,
-            Item::File { path, mode } => self.file = Some((self.create(&path)?, mode)),
-            Item::Link { path, target } => self.link(&path, &target)?,
-            Item::Data(bytes) => {
+            TreeItem::Dir { path, .. } => self.dir(&path)?,
+            TreeItem::File { path, mode } => self.file = Some((self.create(&path)?, mode)),
+            TreeItem::Link { path, target } => self.link(&path, &target)?,
+            TreeItem::Data(bytes) => {
                 self.copied.bytes += bytes.len() as u64;
                 return self.file.as_mut().map_or(Ok(()), |(file, _)| file.write_all(&bytes));
             }
-            Item::FileEnd => {
+            TreeItem::FileEnd => {
                 // Setuid and the like do not leave a Body.
                 let done = self.file.take();
                 return done.map_or(Ok(()), |(file, mode)| {
                     file.set_permissions(fs::Permissions::from_mode(mode & 0o777))
                 });
             }
-            Item::End => return Ok(()),
+            TreeItem::End => return Ok(()),
         }
         self.copied.entries += 1;
         Ok(())

@@ -4,62 +4,41 @@ use std::path::{Component, Path};
 
 use body::{
     BodyDir,
-    dir::Lock,
+    dir::BodyLock,
     ids,
-    process::{Begun, Launcher, Made},
-    root::Under,
-    vm::{Parts, record::Machine},
+    process::{Launcher, StartedBody, StartingBody},
+    root::RootfsStack,
+    vm::record::VmRecord,
 };
 use proto::{
     BodyId, Draft, Enforcement, Failure, Kind, Layer, Limits, Spec,
-    launch::Running,
+    event_data::{BodyCreated, BodyFailed, BodyStarted, LeaseTerms},
+    launch::RunRecord,
     limits::HostCapacity,
-    spec::{Ids, Life, Mount, Network},
+    spec::{Ids, Life, Mount, Network, PublicSpec},
 };
-use serde_json::json;
 
 use crate::{
-    Create, ExecRequest, Fleet, Held, Lease, Opened, Status, View, exec, failures, lease,
-    parked::{Parked, Shape},
-    templates::{Origin, start::Patience},
-    vm::{self, spare::Spare},
+    BodyView, Create, Fleet, Lease, OwnedBody, Status, failures, lease, mounts,
+    parked::{BodyShape, PooledBody},
+    templates::{ResolvedTemplate, start::ReadyWait},
+    vm::{self, vm_pool::SpareVm},
 };
-
-/// What is written down before a new Body is one.
-pub(crate) struct Before<'a> {
-    created: Draft,
-    first: Option<&'a ExecRequest>,
-    beside: Option<vm::Beside<'a>>,
-}
-
-/// What is asked for with a Body beyond its spec.
-#[derive(Clone, Copy)]
-struct Wishes<'a> {
-    terms: Option<&'a Lease>,
-    first: Option<&'a ExecRequest>,
-    beside: Option<vm::Beside<'a>>,
-}
 
 /// Which start of a Body that is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Start {
+enum StartOccasion {
     First,
     Again,
 }
 
-impl<'a> Wishes<'a> {
-    fn before(self, created: Draft) -> Before<'a> {
-        Before { created, first: self.first, beside: self.beside }
-    }
-}
-
 /// A machine that runs and nobody knows of. Dropped, it ends, and that is waited for: its ids and its directory go next.
-struct Unknown(Option<Made>);
+struct UnpublishedVm(Option<StartedBody>);
 
-impl Drop for Unknown {
+impl Drop for UnpublishedVm {
     fn drop(&mut self) {
         if let Some(made) = &mut self.0 {
-            made.tether.bury();
+            made.supervisor.reap();
         }
     }
 }
@@ -69,9 +48,9 @@ const PATH_LEN_MAX: usize = 4095;
 
 impl Fleet {
     /// Makes a Body and starts its guest.
-    pub async fn create(&self, request: Create) -> Result<View, Failure> {
+    pub async fn create(&self, request: Create) -> Result<BodyView, Failure> {
         let view = self.create_now(request, None)?;
-        match self.started(view.clone()).await {
+        match self.await_template_start(view.clone()).await {
             Ok(view) => Ok(view),
             Err(failure) => {
                 let _ = self.remove(view.id(), crate::Force::Yes).await;
@@ -81,9 +60,9 @@ impl Fleet {
     }
 
     /// A Body that just came up, once what its template runs is ready.
-    pub(crate) async fn started(&self, view: View) -> Result<View, Failure> {
+    pub(crate) async fn await_template_start(&self, view: BodyView) -> Result<BodyView, Failure> {
         if let Some(start) = view.spec.base.as_ref().and_then(|base| base.start.as_ref()) {
-            self.start_template(view.id(), start, Patience::NoNaps).await?;
+            self.start_template(view.id(), start, ReadyWait::NoNaps).await?;
         }
         for line in &view.spec.at_start {
             self.run_at_start(view.id(), line).await?;
@@ -92,8 +71,8 @@ impl Fleet {
     }
 
     /// The same for a fork: `parent` is written down.
-    pub(crate) fn create_now(&self, request: Create, parent: Option<BodyId>) -> Result<View, Failure> {
-        let origin = self.origin(&request.template)?;
+    pub(crate) fn create_now(&self, request: Create, parent: Option<BodyId>) -> Result<BodyView, Failure> {
+        let origin = self.resolve_template(&request.template)?;
         let layer = choose_layer(request.layer.or(origin.machine.as_ref().map(|_| Layer::Microvm)))?;
         self.create_on(layer, request, origin, parent)
     }
@@ -102,38 +81,17 @@ impl Fleet {
     pub(crate) fn create_on(
         &self,
         layer: Layer,
-        request: Create,
-        origin: Origin,
-        parent: Option<BodyId>,
-    ) -> Result<View, Failure> {
-        self.create_with(layer, request, origin, parent, None)
-    }
-
-    /// The same for a fork of a machine that is still being frozen: `beside` waits for that.
-    pub(crate) fn create_beside(
-        &self,
-        request: Create,
-        origin: Origin,
-        parent: BodyId,
-        beside: vm::Beside<'_>,
-    ) -> Result<View, Failure> {
-        self.create_with(Layer::Microvm, request, origin, Some(parent), Some(beside))
-    }
-
-    fn create_with(
-        &self,
-        layer: Layer,
         mut request: Create,
-        origin: Origin,
+        origin: ResolvedTemplate,
         parent: Option<BodyId>,
-        beside: Option<vm::Beside<'_>>,
-    ) -> Result<View, Failure> {
-        let Origin { mut under, base, settings, workspaces, home, at_start, ports, machine } = origin;
+    ) -> Result<BodyView, Failure> {
+        let ResolvedTemplate { mut rootfs, base, settings, workspaces, home, at_start, ports, machine } =
+            origin;
         let workspaces =
             if request.workspaces.is_empty() { workspaces } else { std::mem::take(&mut request.workspaces) };
-        under.workspaces = self.workspaces_below(&workspaces)?;
+        rootfs.workspaces = self.workspaces_below(&workspaces)?;
         let home = request.home.take().or(home);
-        under.home = self.home_below(home.as_ref())?;
+        rootfs.home = self.home_below(home.as_ref())?;
         let at_start =
             if request.at_start.is_empty() { at_start } else { std::mem::take(&mut request.at_start) };
         let ports = if request.ports.is_empty() { ports } else { std::mem::take(&mut request.ports) };
@@ -146,13 +104,13 @@ impl Fleet {
         let _standing = (base.is_some() || !workspaces.is_empty() || home.is_some())
             .then(|| self.building())
             .transpose()?;
-        fits_layer(layer, &under, machine.as_ref())?;
+        check_layer(layer, &rootfs, machine.as_ref())?;
         if layer != Layer::Microvm && request.engine.is_some() {
             return Err(Failure::new(Kind::Usage, format!("a Body on layer {layer} has no hypervisor"))
                 .hint("leave --engine out, or choose `--layer microvm`"));
         }
         if layer != Layer::Microvm && request.share.is_some() {
-            return Err(vm::wrong_layer(layer));
+            return Err(vm::no_sharing_on_layer(layer));
         }
         if layer == Layer::Microvm {
             if let Some((_, machine)) = &machine {
@@ -167,12 +125,12 @@ impl Fleet {
         request.workdir.as_deref().map_or(Ok(()), |path| check_inside(Path::new(path)))?;
         let user = request.user.clone().unwrap_or_else(|| "user".into());
         // An ordinary user cannot show what was written under many ids to a Body that has one.
-        let many = under.ids().any(Ids::has_root);
+        let many = rootfs.ids().any(Ids::has_root);
         let shares = request.share.is_some();
         let root = if user == "root" || request.life == Life::Kept || base.is_some() || many || shares {
-            ids::Root::Wanted
+            ids::MapRoot::Yes
         } else {
-            ids::Root::Unneeded
+            ids::MapRoot::No
         };
         let spec = Spec {
             v: proto::spec::VERSION,
@@ -181,7 +139,7 @@ impl Fleet {
             layer,
             engine: self.engine_of(layer, request.engine, machine.as_ref().map(|(_, machine)| machine))?,
             template: request.template,
-            snapshots: under.snapshots.iter().map(|below| below.id.clone()).collect(),
+            snapshots: rootfs.snapshots.iter().map(|below| below.id.clone()).collect(),
             base,
             parent,
             limits,
@@ -196,134 +154,125 @@ impl Fleet {
             user,
             network: Network::Closed,
             egress: request.egress,
+            role: request.role,
             life: request.life,
             ids: Ids { users: Vec::new(), groups: Vec::new() },
         };
-        let wishes = Wishes {
-            terms: request.lease.as_ref(),
-            first: request.first.as_ref().filter(|_| request.life == Life::Run),
-            beside,
-        };
+        let terms = request.lease.as_ref();
         if layer == Layer::Microvm {
             let parts = match &machine {
-                Some((dir, machine)) if beside.is_some() => self.awaited_parts(&spec, dir, machine)?,
                 Some((dir, machine)) => self.thawed_parts(&spec, dir, machine, request.cold)?,
-                None if request.cold || spec.share.is_some() => self.parts(&spec, &under)?,
-                None => return self.anchored(self.make_warm_or_spare(spec, root, wishes, under)?),
+                None if request.cold || spec.share.is_some() => self.parts(&spec, &rootfs)?,
+                None => return self.anchor_objects(self.make_warm_or_spare(spec, root, terms, rootfs)?),
             };
-            under.vm = Some(Parts { alone: !request.of_many, ..parts });
+            rootfs.vm = Some(parts);
         }
-        let Some(yard) = &self.yard else { return self.anchored(self.make(spec, root, wishes, &under)?) };
-        let shape = Shape::of(&spec);
+        let Some(yard) = &self.yard else {
+            return self.anchor_objects(self.make(spec, root, terms, &rootfs)?);
+        };
+        let shape = BodyShape::of(&spec);
         let made = match yard.take(&shape, root) {
-            Some(parked) => self.unpark(parked, spec, wishes),
-            None => self.make(spec, root, wishes, &under),
+            Some(parked) => self.claim_pooled(parked, spec, terms),
+            None => self.make(spec, root, terms, &rootfs),
         };
         yard.refill(shape, root);
-        self.anchored(made?)
+        self.anchor_objects(made?)
     }
 
     /// Makes a Body from its spec, which still lacks an id and ids.
-    fn make(&self, spec: Spec, root: ids::Root, wishes: Wishes<'_>, under: &Under) -> Result<View, Failure> {
+    fn make(
+        &self,
+        spec: Spec,
+        root: ids::MapRoot,
+        terms: Option<&Lease>,
+        rootfs: &RootfsStack,
+    ) -> Result<BodyView, Failure> {
         let launcher = self.launcher()?;
         // Before its ids: a claim whose Body has no directory is anybody's.
-        let (id, dir, _lock) = self.new_dir(launcher.wish())?;
+        let (id, dir, _lock) = self.new_dir()?;
         let claimed = ids::claim(&self.data, &id, root).map_err(failures::ids);
         let claimed = claimed.and_then(|claimed| match &spec.base {
             // What shares a directory acts under every id that the machine has.
-            _ if spec.share.is_some() && !claimed.has_root() => Err(no_root()),
+            _ if spec.share.is_some() && !claimed.has_root() => Err(root_unavailable()),
             // A machine has a root of its own whoever runs its hypervisor.
             _ if spec.layer == Layer::Microvm => Ok(claimed),
             Some(_) if !ids::is_whole(&claimed) => Err(failures::ids(ids::IdsError::TooFew)),
-            _ if spec.user == "root" && !claimed.has_root() => Err(no_root()),
+            _ if spec.user == "root" && !claimed.has_root() => Err(root_unavailable()),
             _ => Ok(claimed),
         });
-        // One that was promised other ids than there were to have is of no use.
-        let launched = claimed.and_then(|claimed| {
-            Ok((if launcher.fits(&claimed) { launcher } else { self.launcher()? }, claimed))
-        });
-        let (launcher, claimed) = launched.inspect_err(|_| drop(std::fs::remove_dir_all(dir.path())))?;
+        let claimed = claimed.inspect_err(|_| drop(std::fs::remove_dir_all(dir.path())))?;
         let spec = Spec { id, ids: claimed, ..spec };
         let making = |draft| {
-            let begun = self.begin(launcher, &dir, &spec, under)?;
-            self.look_ahead();
-            self.bring_up(begun, &dir, &spec, Some(wishes.before(draft)))
+            let begun = self.begin(launcher, &dir, &spec, rootfs)?;
+            self.prestart_launcher();
+            self.start_guest(begun, &dir, &spec, Some(draft))
         };
-        self.make_known(&dir, &spec, wishes.terms, making)
+        self.publish(&dir, &spec, terms, making)
     }
 
     /// Makes a machine of a template: of one that waits for this, or thawed where its template's was frozen.
     fn make_warm_or_spare(
         &self,
         spec: Spec,
-        root: ids::Root,
-        wishes: Wishes<'_>,
-        mut under: Under,
-    ) -> Result<View, Failure> {
-        let parts = self.parts(&spec, &under)?;
-        let like = self.likeness(&spec, root, &parts);
+        root: ids::MapRoot,
+        terms: Option<&Lease>,
+        mut rootfs: RootfsStack,
+    ) -> Result<BodyView, Failure> {
+        let parts = self.parts(&spec, &rootfs)?;
+        let like = self.pool_key(&spec, root, &parts);
         if let Some((like, spare)) =
             like.as_ref().and_then(|like| Some((like, self.take_spare(like, &spec)?)))
         {
-            let under = spare.under();
-            let view = self.give_away(spare, spec, wishes)?;
-            self.want_spare(like.clone(), &view, under);
+            let rootfs = spare.rootfs();
+            let view = self.claim_vm(spare, spec, terms)?;
+            self.request_spare(like.clone(), &view, rootfs);
             return Ok(view);
         }
-        under.vm = Some(self.warm(&spec, &under, parts)?);
-        let made = self.make(spec.clone(), root, wishes, &under);
-        let view = match made {
-            // It is not known yet, and its disk was a copy: it can be had without what failed.
-            Err(failure)
-                if failure.kind == Kind::RestoreIncomplete
-                    && under.vm.as_mut().is_some_and(|parts| self.forget_copy(parts)) =>
-            {
-                self.make(spec, root, wishes, &under)?
-            }
-            made => made?,
-        };
+        rootfs.vm = Some(self.use_boot_snapshot(&spec, &rootfs, parts)?);
+        let view = self.make(spec, root, terms, &rootfs)?;
         if let Some(like) = like {
-            self.want_spare(like, &view, under);
+            self.request_spare(like, &view, rootfs);
         }
         Ok(view)
     }
 
     /// Makes known a machine that waited, and has proved whose it is.
-    fn give_away(&self, spare: Spare, spec: Spec, wishes: Wishes<'_>) -> Result<View, Failure> {
+    fn claim_vm(&self, spare: SpareVm, spec: Spec, terms: Option<&Lease>) -> Result<BodyView, Failure> {
         let (id, ids) = spare.who();
-        let Spare { dir, made, lock: _lock, .. } = spare;
+        let SpareVm { dir, made, lock: _lock, .. } = spare;
         let spec = &Spec { id, ids, ..spec };
-        let (place, mut unknown) = (&dir, Unknown(Some(made)));
+        let (place, mut unknown) = (&dir, UnpublishedVm(Some(made)));
         let making = move |draft| {
-            let opened = self.announce(wishes.before(draft), spec)?;
+            self.append(draft)?;
             let made =
                 unknown.0.take().ok_or_else(|| Failure::new(Kind::Internal, "a spare was given twice"))?;
-            self.settle_in(made, place, spec, opened, Start::First)
+            self.register_running(made, place, spec, StartOccasion::First)
         };
-        self.make_known(&dir, spec, wishes.terms, making)
+        self.publish(&dir, spec, terms, making)
     }
 
     /// Makes known a Body that was made before it was asked for.
-    fn unpark(&self, parked: Parked, spec: Spec, wishes: Wishes<'_>) -> Result<View, Failure> {
-        let Parked { id, dir, ids, begun, lock: _lock, .. } = parked;
+    fn claim_pooled(
+        &self,
+        parked: PooledBody,
+        spec: Spec,
+        terms: Option<&Lease>,
+    ) -> Result<BodyView, Failure> {
+        let PooledBody { id, dir, ids, begun, lock: _lock, .. } = parked;
         let spec = Spec { id, ids, ..spec };
-        let making = |draft| self.bring_up(begun, &dir, &spec, Some(wishes.before(draft)));
-        self.make_known(&dir, &spec, wishes.terms, making)
+        let making = |draft| self.start_guest(begun, &dir, &spec, Some(draft));
+        self.publish(&dir, &spec, terms, making)
     }
 
     /// A directory that is locked from its beginning. In between `gc` may take it for a leftover; then another is made.
-    fn new_dir(&self, wish: Option<&BodyId>) -> Result<(BodyId, BodyDir, Lock), Failure> {
-        let mut wish = wish.cloned();
+    fn new_dir(&self) -> Result<(BodyId, BodyDir, BodyLock), Failure> {
         let cannot = |what: &str, error: std::io::Error| {
             Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc")
         };
         loop {
-            let drawn = || {
-                sys::random::bytes()
-                    .map(BodyId::from_random)
-                    .map_err(|error| cannot("cannot draw an id", error))
-            };
-            let id = wish.take().map_or_else(drawn, Ok)?;
+            let id = sys::random::bytes()
+                .map(BodyId::from_random)
+                .map_err(|error| cannot("cannot draw an id", error))?;
             let dir = BodyDir::create(self.body_path(&id))
                 .map_err(|error| cannot("cannot make the Body's directory", error))?;
             match dir.try_lock() {
@@ -339,31 +288,30 @@ impl Fleet {
     }
 
     /// Writes a new Body down, on the way to being one; what cannot be one is taken away.
-    fn make_known(
+    fn publish(
         &self,
         dir: &BodyDir,
         spec: &Spec,
         terms: Option<&Lease>,
         making: impl FnOnce(Draft) -> Result<(Enforcement, i32), Failure>,
-    ) -> Result<View, Failure> {
-        let leased = terms.map_or(Ok(()), |terms| {
-            lease::write(dir, terms).map_err(|error| {
-                Failure::new(Kind::Host, "cannot write the Body's lease")
-                    .because(error)
-                    .hint("make room: pal gc")
+    ) -> Result<BodyView, Failure> {
+        let leased = self.hold_step(dir, spec).and_then(|()| {
+            terms.map_or(Ok(()), |terms| {
+                lease::write(dir, terms).map_err(|error| {
+                    Failure::new(Kind::Host, "cannot write the Body's lease")
+                        .because(error)
+                        .hint("make room: pal gc")
+                })
             })
         });
         let drafted =
             leased.and_then(|()| dir.draft_spec(spec).map_err(|error| failures::dir(&spec.id, error)));
         let made = drafted.and_then(|()| {
-            let mut data = json!({ "spec": spec.shown() });
-            if let Some(terms) = terms {
-                data["lease"] = lease::told(terms);
-            }
-            making(Draft::body("body.created", &spec.id, data))
+            let data = BodyCreated { spec: PublicSpec::new(spec), lease: terms.map(LeaseTerms::from) };
+            making(Draft::about(&spec.id, data))
         });
         match made {
-            Ok((enforcement, pid)) => Ok(View {
+            Ok((enforcement, pid)) => Ok(BodyView {
                 spec: spec.clone(),
                 status: Status::Running,
                 end: None,
@@ -372,9 +320,11 @@ impl Fleet {
                 receipt: dir.revival(),
             }),
             Err(failure) => {
-                let _ = body::snapshot::remove(&self.maker.programs, &spec.ids, dir.path());
-                let data = json!({ "why": failure.to_string(), "causes": failure.causes() });
-                let _ = self.append(Draft::body("body.failed", &spec.id, data));
+                let _ = body::snapshot::remove(&self.launch_context.programs, &spec.ids, dir.path());
+                let _ = self.close_egress(&spec.id);
+                self.let_go_of_step(&spec.id);
+                let data = BodyFailed { why: failure.to_string(), causes: failure.causes() };
+                let _ = self.append(Draft::about(&spec.id, data));
                 ids::release(&self.data, &spec.ids, &spec.id);
                 Err(failure)
             }
@@ -387,123 +337,86 @@ impl Fleet {
         launcher: Launcher,
         dir: &BodyDir,
         spec: &Spec,
-        under: &Under,
-    ) -> Result<Begun, Failure> {
-        let begun = self.maker.begin(launcher, dir, spec, &self.token(&spec.id), under);
+        rootfs: &RootfsStack,
+    ) -> Result<StartingBody, Failure> {
+        self.prepare_egress(spec)?;
+        let begun = self.launch_context.begin(launcher, dir, spec, &self.token(&spec.id), rootfs);
         begun.map_err(|error| failures::process("cannot start the Body", error))
     }
 
     /// Waits for the guest of a Body whose lock the caller holds. `before` is written while the launcher works; if it
     /// cannot be, the Body is ended before it could do anything.
-    pub(crate) fn bring_up(
+    pub(crate) fn start_guest(
         &self,
-        begun: Begun,
+        begun: StartingBody,
         dir: &BodyDir,
         spec: &Spec,
-        before: Option<Before<'_>>,
+        before: Option<Draft>,
     ) -> Result<(Enforcement, i32), Failure> {
-        let start = if before.is_some() { Start::First } else { Start::Again };
-        let beside = before.as_ref().and_then(|before| before.beside);
-        let (written, opened) = match before.map_or(Ok(None), |before| self.announce(before, spec)) {
-            Ok(opened) => (Ok(()), opened),
-            Err(failure) => (Err(failure), None),
-        };
-        let written = match beside {
-            // It goes on when it is told to; one that is not written down never is.
-            Some(beside) => Ok(written.and_then(|()| beside(dir, &begun))?),
-            None => written,
-        };
-        let made = begun
-            .finish()
-            .map_err(|error| failures::process("cannot start the Body", error))
-            .inspect_err(|failure| {
-                if let Some(Opened::First(first)) = &opened {
-                    first.never_ran(self, &spec.id, failure);
-                }
-            })?;
+        let start = if before.is_some() { StartOccasion::First } else { StartOccasion::Again };
+        let written = before.map_or(Ok(()), |before| self.append(before).map(drop));
+        let made = begun.finish().map_err(|error| failures::process("cannot start the Body", error))?;
         match written {
-            Ok(()) => self.settle_in(made, dir, spec, opened, start),
+            Ok(()) => self.register_running(made, dir, spec, start),
             Err(failure) => {
-                self.end_at_once(dir, made.tether);
+                self.kill_now(dir, made.supervisor);
                 Err(failure)
             }
         }
     }
 
     /// One that cannot be written down.
-    fn end_at_once(&self, dir: &BodyDir, mut tether: body::process::Tether) {
+    fn kill_now(&self, dir: &BodyDir, mut supervisor: body::process::SupervisorHandle) {
         if let Ok(Some(running)) = dir.running() {
             let _ = body::process::kill(dir, &running);
         }
-        tether.bury();
+        supervisor.reap();
     }
 
     /// Writes down that a guest runs; from then on a new Body is one.
-    fn settle_in(
+    fn register_running(
         &self,
-        made: Made,
+        made: StartedBody,
         dir: &BodyDir,
         spec: &Spec,
-        opened: Option<Opened>,
-        start: Start,
+        start: StartOccasion,
     ) -> Result<(Enforcement, i32), Failure> {
-        let Made { enforcement, ready, mut tether, cgroups } = made;
-        let mut data = json!({ "pid": ready.pid, "enforcement": enforcement });
+        let StartedBody { enforcement, ready, mut supervisor, cgroups } = made;
+        let data =
+            BodyStarted { pid: ready.pid, enforcement: enforcement.clone(), receipt: ready.revival.clone() };
         let kept = ready.revival.as_ref().map_or(Ok(()), |revival| {
-            data["receipt"] = json!(revival);
-            dir.keep_revival(revival).map_err(|error| {
+            self.record_boot(spec, revival);
+            dir.write_receipt(revival).map_err(|error| {
                 Failure::new(Kind::Host, "cannot keep the receipt of the machine")
                     .because(error)
                     .hint("make room: pal gc")
             })
         });
-        let started = Draft::body("body.started", &spec.id, data);
-        let written = kept.and_then(|()| match spec.life {
-            Life::Kept => self.append(started).map(drop),
-            // Written together with its first exec, which follows at once and waits for it.
-            Life::Run => {
-                self.later(started);
-                Ok(())
-            }
-        });
+        let started = Draft::about(&spec.id, data);
+        let written = kept.and_then(|()| self.append(started).map(drop));
         // A new Body is one from here on.
         let published = || match start {
-            Start::First => dir.publish().map_err(|error| failures::dir(&spec.id, error)),
-            Start::Again => Ok(()),
+            StartOccasion::First => dir.publish().map_err(|error| failures::dir(&spec.id, error)),
+            StartOccasion::Again => Ok(()),
         };
         if let Err(failure) = written.and_then(|()| published()) {
-            self.end_at_once(dir, tether);
+            self.kill_now(dir, supervisor);
             return Err(failure);
         }
         if spec.life == Life::Kept {
-            tether.slacken();
+            supervisor.detach();
         }
-        let running = Running {
+        let running = RunRecord {
             boot_id: String::new(),
             pid: ready.pid,
             ticks: ready.ticks,
-            keeper: ready.keeper,
+            supervisor: ready.supervisor,
+            supervisor_ticks: Some(ready.supervisor_ticks),
             cgroups,
         };
-        let held = Held { tether, running, spec: spec.clone(), opened, told: false };
-        self.tethers().insert(spec.id.clone(), held);
+        let held = OwnedBody { supervisor, running, spec: spec.clone(), told: false };
+        self.owned_bodies().insert(spec.id.clone(), held);
         Ok((enforcement, ready.pid))
-    }
-
-    /// Writes down that there will be a Body and, of a run, speaks to its guest: that listens before it can answer, and
-    /// one that does not listen yet is spoken to again by whoever needs it.
-    fn announce(&self, before: Before<'_>, spec: &Spec) -> Result<Option<Opened>, Failure> {
-        let Before { created, first, .. } = before;
-        match first {
-            Some(request) => {
-                exec::First::ask(self, &spec.id, created, request).map(|first| Some(Opened::First(first)))
-            }
-            None => {
-                self.append(created)?;
-                let line = if spec.life == Life::Run { self.guest(&spec.id).knock().ok() } else { None };
-                Ok(line.map(Opened::Line))
-            }
-        }
     }
 
     /// The limits that a Body of this request has, or why it cannot have them here.
@@ -518,7 +431,7 @@ impl Fleet {
     }
 
     fn limits_on(&self, layer: Layer, request: &Create) -> Result<Limits, Failure> {
-        let host = self.maker.capacity;
+        let host = self.launch_context.capacity;
         let mut limits = Limits::default_on(host);
         let asked = &request.limits;
         limits.memory = asked.memory.unwrap_or(limits.memory);
@@ -533,6 +446,7 @@ impl Fleet {
             (None, Life::Run) => proto::Size((limits.memory.0 / 2).max(proto::limits::DISK_MIN.0)),
             (None, Life::Kept) => proto::Size((host.disk.0 / 4).max(proto::limits::DISK_MIN.0)),
         };
+        limits.inodes = asked.inodes.unwrap_or_else(|| Limits::inodes_of(limits.disk));
         // What is in memory needs no room on the disk.
         let host = if request.life == Life::Run && layer != Layer::Microvm {
             HostCapacity { disk: host.memory, ..host }
@@ -546,19 +460,19 @@ impl Fleet {
     }
 }
 
-fn no_root() -> Failure {
+fn root_unavailable() -> Failure {
     Failure::new(Kind::Host, "this Body cannot have a root inside: only your own id can be mapped")
         .hint("install the helpers: apt-get install uidmap")
         .hint("and give yourself ids: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER")
 }
 
 /// A snapshot goes on only on the layer it was taken on.
-fn fits_layer(
+fn check_layer(
     layer: Layer,
-    under: &Under,
-    machine: Option<&(std::path::PathBuf, Machine)>,
+    rootfs: &RootfsStack,
+    machine: Option<&(std::path::PathBuf, VmRecord)>,
 ) -> Result<(), Failure> {
-    let taken_on = match (machine, under.snapshots.is_empty()) {
+    let taken_on = match (machine, rootfs.snapshots.is_empty()) {
         (Some(_), _) => Layer::Microvm,
         (None, false) => Layer::Process,
         (None, true) => return Ok(()),
@@ -626,6 +540,7 @@ fn check_mount(mount: &Mount) -> Result<Mount, Failure> {
         )
         .hint("mount the directory above it"));
     }
+    mounts::check_git(&source, mount.access)?;
     Ok(Mount { source, target: plain, access: mount.access })
 }
 

@@ -7,18 +7,19 @@ use std::{
     sync::{Arc, Mutex, OnceLock},
 };
 
-use body::{
-    capacity,
-    process::{Launcher, Maker},
-    programs::Programs,
+use body::{capacity, process::LaunchContext, programs::Programs};
+use proto::{
+    BodyId, Failure, Kind, TemplateId,
+    egress::Flush,
+    event::hex,
+    secret::{self, Purpose},
 };
-use proto::{BodyId, Failure, Kind, event::hex};
 use store::Durability;
 
 use crate::{
     Fleet, failures,
-    parked::{Ground, Yard},
-    vm::spare::Spares,
+    parked::{Pool, PoolContext},
+    vm::vm_pool::VmPool,
 };
 
 /// The layout of the data directory; a newer one is refused.
@@ -26,47 +27,52 @@ const VERSION: u32 = 1;
 
 /// How a fleet is opened.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct FleetConfig {
     /// Where everything is.
     pub data: PathBuf,
     /// What it means that an event was written.
     pub durability: Durability,
 }
 
-pub fn open(config: Config, ahead: Ahead, launcher: Option<Launcher>) -> Result<Fleet, Failure> {
+pub fn open(config: FleetConfig, ahead: Prestart) -> Result<Fleet, Failure> {
     let data = prepare(&config.data)?;
     let programs = Programs::install(&data).map_err(|error| unusable(&data, error))?;
-    let cgroups = sys::cgroup::Mounts::find().unwrap_or_default();
-    let maker = Arc::new(Maker { programs, capacity: capacity::measure(&data), cgroups });
-    let launcher = match (launcher, ahead) {
-        (None, Ahead::One | Ahead::Always) => {
+    let cgroups = sys::cgroup::CgroupMounts::find().unwrap_or_default();
+    let flush = match config.durability {
+        Durability::Power => Flush::Disk,
+        Durability::Process => Flush::Kernel,
+    };
+    let maker = Arc::new(LaunchContext { programs, capacity: capacity::measure(&data), cgroups, flush });
+    let launcher = match ahead {
+        Prestart::Once | Prestart::Always => {
             Some(maker.start_launcher().map_err(|error| failures::process("cannot start a Body", error))?)
         }
-        (launcher, _) => launcher,
+        Prestart::None => None,
     };
     let key = key(&data).map_err(|error| unusable(&data, error))?;
-    let ground = (ahead == Ahead::Always)
-        .then(|| Arc::new(Ground { maker: maker.clone(), data: data.clone(), key: key.clone() }));
+    let ground = (ahead == Prestart::Always).then(|| {
+        Arc::new(PoolContext { launch_context: maker.clone(), data: data.clone(), key: key.clone() })
+    });
     let fleet = Fleet {
-        yard: ground.as_ref().map(Yard::open),
-        spares: ground.as_ref().map(Spares::open),
+        yard: ground.as_ref().map(Pool::open),
+        spares: ground.as_ref().map(VmPool::open),
         data,
         key,
         durability: config.durability,
         store: OnceLock::new(),
-        maker,
-        tethers: Default::default(),
+        launch_context: maker,
+        owned: Default::default(),
         seen: Default::default(),
         lines: Default::default(),
         jobs: Default::default(),
         ahead,
         launcher: Mutex::new(launcher),
-        pending: Default::default(),
         leaving: Default::default(),
         leases: Default::default(),
+        steps: Default::default(),
     };
     // Who is about to make a Body opens the log while the launcher works on it.
-    if ahead != Ahead::One {
+    if ahead != Prestart::Once {
         fleet.store()?;
     }
     Ok(fleet)
@@ -74,19 +80,23 @@ pub fn open(config: Config, ahead: Ahead, launcher: Option<Launcher>) -> Result<
 
 /// What is started before anybody asked for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ahead {
+pub enum Prestart {
     /// A launcher, for the Body that the caller is about to make.
-    One,
+    Once,
     /// A launcher for the next Body, always.
     Always,
     /// Nothing.
-    Nothing,
+    None,
 }
 
-/// What callers of a Body's guest must send: not to be guessed, and stored nowhere.
+/// What callers of a Body's guest must send: derived from the key of the data directory, and stored nowhere.
 pub fn token(key: &str, body: &BodyId) -> String {
-    let draft = proto::Draft::body("token", body, key.into());
-    proto::Event::chain(draft, 0, String::new(), proto::event::GENESIS).hash
+    secret::derive(key, Purpose::GuestToken, &[body.as_str()])
+}
+
+/// What a caller must send with files for the builds of a template: derived from the key of the data directory.
+pub fn upload_token(key: &str, template: &TemplateId, files_sha256: &str) -> String {
+    secret::derive(key, Purpose::UploadToken, &[template.as_str(), &files_sha256.to_ascii_lowercase()])
 }
 
 /// Makes the directory where there is none, and refuses one that is not ours to use.
@@ -202,5 +212,22 @@ fn key(data: &Path) -> io::Result<String> {
     match linked {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         _ => fs::read_to_string(&file),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_keyed_hashes() {
+        // As Python's hmac module computes them.
+        let (body, template) = ("abc".parse().unwrap(), "abc".parse().unwrap());
+        let guest = "488dfb23c644746830ec3d47bd7001c2759500764e2b1e07206776dab9d1fa06";
+        let upload = "4c98f94a7707678a6fdfe16677671ebbc4ea9073ae8fdb680c58c88ade04de29";
+        assert_eq!(token("a key", &body), guest);
+        assert_eq!(upload_token("a key", &template, "00FF"), upload);
+        assert_ne!(token("another key", &body), guest);
+        assert_ne!(upload_token("another key", &template, "00FF"), upload);
     }
 }

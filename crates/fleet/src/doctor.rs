@@ -5,23 +5,23 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use body::vm::Setup;
+use body::vm::{LastBoot, SetupRecord};
 use proto::{
-    Failure, Layer, Mechanism, State,
+    Failure, Layer, Mechanism, MechanismStatus,
     vm::{Accelerator, Engine},
 };
 use serde::Serialize;
-use sys::cgroup::Mounts;
+use sys::cgroup::CgroupMounts;
 
 use crate::{Create, ExecRequest, Fleet, Force};
 
 /// One thing that was tried.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
+pub struct DoctorFinding {
     /// What.
     pub name: String,
     /// How far it works.
-    pub state: State,
+    pub state: MechanismStatus,
     /// What was seen.
     pub detail: String,
     /// The command that helps.
@@ -30,7 +30,7 @@ pub struct Finding {
 
 /// One layer on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct LayerReport {
+pub struct LayerCheck {
     /// Which.
     pub layer: Layer,
     /// Whether a Body can be started on it now.
@@ -41,42 +41,44 @@ pub struct LayerReport {
 
 /// All that was found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Doctor {
+pub struct DoctorReport {
     /// Each thing that was tried.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<DoctorFinding>,
     /// Each layer.
-    pub layers: Vec<LayerReport>,
+    pub layers: Vec<LayerCheck>,
 }
 
 impl Fleet {
     /// Tries what a Body needs by making one, and looks at the rest of this host.
-    pub async fn doctor(&self) -> Result<Doctor, Failure> {
+    pub async fn doctor(&self) -> Result<DoctorReport, Failure> {
         let mut findings = vec![namespaces()];
         let (body, usable) = self.try_body().await;
         findings.extend(body);
         findings.push(landlock());
         findings.extend(groups());
         findings.push(subordinate_ids());
-        let machines = self.ground().setup().ok();
-        findings.push(microvm(machines.as_ref()));
+        let machines = self.microvm_install().setup().ok();
+        let booted = self.microvm_install().last_boot();
+        findings.push(microvm(machines.as_ref(), booted.as_ref()));
         findings.push(kvm(machines.as_ref()));
         findings.extend(engines(machines.as_ref(), &self.settings()?));
         findings.push(sharing());
         findings.push(device("vsock", "/dev/vhost-vsock", "modprobe vhost_vsock"));
         findings.extend(TOOLS.iter().map(|(tool, purpose, package)| on_path(tool, purpose, package)));
-        Ok(Doctor { findings, layers: layers(usable, machines.is_some()) })
+        let machines = unproven(machines.as_ref(), booted.as_ref());
+        Ok(DoctorReport { findings, layers: layers(usable, machines) })
     }
 
     /// Makes a Body, runs a command in it, removes it.
-    async fn try_body(&self) -> (Vec<Finding>, Result<(), String>) {
+    async fn try_body(&self) -> (Vec<DoctorFinding>, Result<(), String>) {
         let failed = |failure: &Failure| {
             let causes =
                 std::iter::once(failure.to_string()).chain(failure.causes()).collect::<Vec<_>>().join(": ");
             let fix = failure.hints.iter().find(|hint| !hint.contains("pal doctor")).cloned();
             (
-                vec![Finding {
+                vec![DoctorFinding {
                     name: "process Body".into(),
-                    state: State::Absent,
+                    state: MechanismStatus::Absent,
                     detail: causes.clone(),
                     fix,
                 }],
@@ -93,26 +95,34 @@ impl Fleet {
             return failed(&failure);
         }
         let detail = "a Body was made, ran a command and was removed".to_owned();
-        let mut findings =
-            vec![Finding { name: "process Body".into(), state: State::Enforced, detail, fix: None }];
+        let mut findings = vec![DoctorFinding {
+            name: "process Body".into(),
+            state: MechanismStatus::Enforced,
+            detail,
+            fix: None,
+        }];
         findings.extend(
-            view.enforcement.mechanisms.into_iter().filter(|held| held.state != State::Enforced).map(weak),
+            view.enforcement
+                .mechanisms
+                .into_iter()
+                .filter(|held| held.state != MechanismStatus::Enforced)
+                .map(weak),
         );
         (findings, Ok(()))
     }
 
-    async fn try_command(&self, view: &crate::View) -> Result<(), Failure> {
+    async fn try_command(&self, view: &crate::BodyView) -> Result<(), Failure> {
         let mut exec = self.exec(view.id(), ExecRequest::new(["/bin/sh", "-c", "exit 0"])).await?;
         while exec.next().await?.is_some() {}
         exec.finish().await.map(drop)
     }
 }
 
-fn weak(held: Mechanism) -> Finding {
-    Finding { name: held.name, state: held.state, detail: held.reason, fix: None }
+fn weak(held: Mechanism) -> DoctorFinding {
+    DoctorFinding { name: held.name, state: held.state, detail: held.reason, fix: None }
 }
 
-fn namespaces() -> Finding {
+fn namespaces() -> DoctorFinding {
     let name = "user namespaces".to_owned();
     let read = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
     let blocked = [
@@ -127,50 +137,58 @@ fn namespaces() -> Finding {
     let root = sys::caps::is_host_root();
     match blocked.iter().find(|(path, bad, _)| read(path).as_deref() == Some(bad)) {
         Some((path, bad, fix)) => {
-            let state = if root && !path.contains("max_user") { State::Degraded } else { State::Absent };
-            Finding {
+            let state = if root && !path.contains("max_user") {
+                MechanismStatus::Degraded
+            } else {
+                MechanismStatus::Absent
+            };
+            DoctorFinding {
                 name,
                 state,
                 detail: format!("{path} is {bad}, which forbids them to ordinary users"),
                 fix: Some((*fix).to_owned()),
             }
         }
-        None => Finding {
+        None => DoctorFinding {
             name,
-            state: State::Enforced,
+            state: MechanismStatus::Enforced,
             detail: "no setting of this host forbids them".into(),
             fix: None,
         },
     }
 }
 
-fn landlock() -> Finding {
+fn landlock() -> DoctorFinding {
     let abi = sys::landlock::abi();
     let (state, fix) = match abi {
-        0 => (State::Absent, Some("add `landlock` to the kernel's lsm= parameter".to_owned())),
+        0 => (MechanismStatus::Absent, Some("add `landlock` to the kernel's lsm= parameter".to_owned())),
         1..6 => (
-            State::Degraded,
+            MechanismStatus::Degraded,
             Some("a kernel of 6.12 or newer scopes signals and abstract sockets too".to_owned()),
         ),
-        _ => (State::Enforced, None),
+        _ => (MechanismStatus::Enforced, None),
     };
-    Finding { name: "landlock".into(), state, detail: format!("ABI {abi}"), fix }
+    DoctorFinding { name: "landlock".into(), state, detail: format!("ABI {abi}"), fix }
 }
 
-fn groups() -> Vec<Finding> {
-    let mounts = Mounts::find().unwrap_or_default();
+fn groups() -> Vec<DoctorFinding> {
+    let mounts = CgroupMounts::find().unwrap_or_default();
     let wanted = ["memory", "pids", "cpu", "freezer"];
     let v1: Vec<&str> = wanted.into_iter().filter(|name| mounts.v1_of(name).is_some()).collect();
     let v2: Vec<String> =
         mounts.v2_controllers().into_iter().filter(|name| wanted.contains(&name.as_str())).collect();
-    let finding = |name: &str, state, detail: String, fix: Option<&str>| Finding {
+    let finding = |name: &str, state, detail: String, fix: Option<&str>| DoctorFinding {
         name: name.into(),
         state,
         detail,
         fix: fix.map(str::to_owned),
     };
-    let v1_state = if v1.len() == wanted.len() { State::Enforced } else { State::Absent };
-    let v2_state = if v2.iter().any(|name| name == "memory") { State::Enforced } else { State::Absent };
+    let v1_state = if v1.len() == wanted.len() { MechanismStatus::Enforced } else { MechanismStatus::Absent };
+    let v2_state = if v2.iter().any(|name| name == "memory") {
+        MechanismStatus::Enforced
+    } else {
+        MechanismStatus::Absent
+    };
     let say = |list: String| if list.is_empty() { "no controllers".to_owned() } else { list };
     vec![
         finding("cgroup v1", v1_state, say(v1.join(", ")), None),
@@ -178,18 +196,18 @@ fn groups() -> Vec<Finding> {
             "cgroup v2",
             v2_state,
             say(v2.join(", ")),
-            (v2_state == State::Absent && v1_state == State::Absent)
+            (v2_state == MechanismStatus::Absent && v1_state == MechanismStatus::Absent)
                 .then_some("boot with systemd.unified_cgroup_hierarchy=1"),
         ),
     ]
 }
 
 /// What shares directories with machines.
-fn sharing() -> Finding {
+fn sharing() -> DoctorFinding {
     let found = body::vm::share::find();
-    Finding {
+    DoctorFinding {
         name: body::vm::share::VIRTIOFSD.into(),
-        state: if found.is_ok() { State::Enforced } else { State::Absent },
+        state: if found.is_ok() { MechanismStatus::Enforced } else { MechanismStatus::Absent },
         detail: match found {
             Ok(path) => path.display().to_string(),
             Err(_) => "not installed; microVMs share no directory without it".to_owned(),
@@ -198,26 +216,26 @@ fn sharing() -> Finding {
     }
 }
 
-fn subordinate_ids() -> Finding {
+fn subordinate_ids() -> DoctorFinding {
     let name = "subordinate ids".to_owned();
     if sys::caps::is_host_root() {
-        return Finding {
+        return DoctorFinding {
             name,
-            state: State::Enforced,
+            state: MechanismStatus::Enforced,
             detail: "root maps ids of its own choice".into(),
             fix: None,
         };
     }
     match find_tool("newuidmap") {
-        Some(_) => Finding {
+        Some(_) => DoctorFinding {
             name,
-            state: State::Enforced,
+            state: MechanismStatus::Enforced,
             detail: "newuidmap is installed; /etc/subuid decides".into(),
             fix: None,
         },
-        None => Finding {
+        None => DoctorFinding {
             name,
-            state: State::Absent,
+            state: MechanismStatus::Absent,
             detail: "newuidmap is not installed, so a Body of yours has no root inside".into(),
             fix: Some("apt-get install uidmap".into()),
         },
@@ -226,64 +244,87 @@ fn subordinate_ids() -> Finding {
 
 /// What `pal setup microvm` found by having the processor run a machine; before that, what can be seen from outside. A
 /// device that opens proves nothing: some hosts let a machine be made that never runs.
-fn kvm(setup: Option<&Setup>) -> Finding {
+fn kvm(setup: Option<&SetupRecord>) -> DoctorFinding {
     let name = "kvm".to_owned();
     if let Some(verdict) = setup.and_then(|setup| setup.verdict.as_ref()) {
         let (state, fix) = match verdict.accelerator {
-            Accelerator::Kvm => (State::Enforced, None),
+            Accelerator::Kvm => (MechanismStatus::Enforced, None),
             Accelerator::Emulated => (
-                State::Absent,
+                MechanismStatus::Absent,
                 Some("use a machine with (nested) virtualisation; microVMs are emulated without".to_owned()),
             ),
         };
-        return Finding { name, state, detail: verdict.why.clone(), fix };
+        return DoctorFinding { name, state, detail: verdict.why.clone(), fix };
     }
     let opened = fs::File::options().read(true).write(true).open(proto::vm::KVM);
     let detail = match opened {
         Ok(_) => "/dev/kvm opens; whether it runs a machine is tried by `pal setup microvm`".to_owned(),
         Err(error) => format!("/dev/kvm: {error}; microVMs are emulated without"),
     };
-    Finding { name, state: State::Absent, detail, fix: Some("pal setup microvm".to_owned()) }
+    DoctorFinding { name, state: MechanismStatus::Absent, detail, fix: Some("pal setup microvm".to_owned()) }
 }
 
-fn microvm(setup: Option<&Setup>) -> Finding {
-    let name = "microvm".to_owned();
-    match setup {
-        Some(setup) => Finding {
-            name,
-            state: State::Enforced,
-            detail: format!("set up with the kernel {}", setup.kernel_source),
-            fix: None,
-        },
-        None => Finding {
-            name,
-            state: State::Absent,
-            detail: "not set up".into(),
-            fix: Some("pal setup microvm".into()),
-        },
+/// Why microVMs cannot be used here, if they cannot: no boot was seen of what is set up.
+fn unproven(setup: Option<&SetupRecord>, booted: Option<&LastBoot>) -> Option<&'static str> {
+    match (setup, booted) {
+        (None, _) => Some("it is not set up: pal setup microvm"),
+        (Some(setup), Some(booted)) if booted.proves(setup) => None,
+        _ => Some("what is set up was not seen to boot: pal setup microvm"),
     }
 }
 
+/// The boot that was last seen; what is installed proves nothing.
+fn microvm(setup: Option<&SetupRecord>, booted: Option<&LastBoot>) -> DoctorFinding {
+    let seen = booted.map(|boot| {
+        format!(
+            "the kernel {} booted at {} under {} ({}, {} ms)",
+            boot.release,
+            boot.at,
+            boot.engine,
+            boot.accelerator.name(),
+            boot.took_ms
+        )
+    });
+    let (state, detail) = match (setup, unproven(setup, booted)) {
+        (None, _) => (MechanismStatus::Absent, "not set up".to_owned()),
+        (Some(_), None) => (MechanismStatus::Enforced, seen.unwrap_or_default()),
+        (Some(setup), Some(_)) => {
+            let last =
+                seen.map_or_else(|| "no boot was seen".to_owned(), |seen| format!("last seen: {seen}"));
+            let detail = format!(
+                "the kernel {} is set up and was not seen to boot with the QEMU that is installed; {last}",
+                setup.kernel_source
+            );
+            (MechanismStatus::Absent, detail)
+        }
+    };
+    let fix = (state != MechanismStatus::Enforced).then(|| "pal setup microvm".to_owned());
+    DoctorFinding { name: "microvm".to_owned(), state, detail, fix }
+}
+
 /// Hypervisors besides QEMU: nobody needs them.
-fn engines(setup: Option<&Setup>, settings: &crate::Settings) -> Vec<Finding> {
+fn engines(setup: Option<&SetupRecord>, settings: &crate::Settings) -> Vec<DoctorFinding> {
     let finding = |(which, found, fix): (Engine, Result<String, String>, Option<String>)| {
         let (state, detail) = match found {
-            Ok(version) => (State::Enforced, format!("machines run under it: {version}")),
-            Err(lack) => (State::Absent, lack),
+            Ok(version) => (MechanismStatus::Enforced, format!("machines run under it: {version}")),
+            Err(lack) => (MechanismStatus::Absent, lack),
         };
-        Finding { name: which.name().to_owned(), state, detail, fix }
+        DoctorFinding { name: which.name().to_owned(), state, detail, fix }
     };
     crate::vm::engines::report(setup, settings).into_iter().map(finding).collect()
 }
 
-fn device(name: &str, path: &str, fix: &str) -> Finding {
+fn device(name: &str, path: &str, fix: &str) -> DoctorFinding {
     match fs::File::options().read(true).write(true).open(path) {
-        Ok(_) => {
-            Finding { name: name.into(), state: State::Enforced, detail: format!("{path} opens"), fix: None }
-        }
-        Err(error) => Finding {
+        Ok(_) => DoctorFinding {
             name: name.into(),
-            state: State::Absent,
+            state: MechanismStatus::Enforced,
+            detail: format!("{path} opens"),
+            fix: None,
+        },
+        Err(error) => DoctorFinding {
+            name: name.into(),
+            state: MechanismStatus::Absent,
             detail: format!("{path}: {error}"),
             fix: Some(fix.into()),
         },
@@ -298,17 +339,17 @@ const TOOLS: [(&str, &str, &str); 4] = [
     ("mmdebstrap", "templates made from Debian's packages", "mmdebstrap"),
 ];
 
-fn on_path(tool: &str, purpose: &str, package: &str) -> Finding {
+fn on_path(tool: &str, purpose: &str, package: &str) -> DoctorFinding {
     match find_tool(tool) {
-        Some(path) => Finding {
+        Some(path) => DoctorFinding {
             name: tool.into(),
-            state: State::Enforced,
+            state: MechanismStatus::Enforced,
             detail: format!("{}, for {purpose}", path.display()),
             fix: None,
         },
-        None => Finding {
+        None => DoctorFinding {
             name: tool.into(),
-            state: State::Absent,
+            state: MechanismStatus::Absent,
             detail: format!("not found; needed for {purpose}"),
             fix: Some(format!("apt-get install {package}")),
         },
@@ -320,18 +361,18 @@ fn find_tool(name: &str) -> Option<PathBuf> {
     DIRS.iter().map(|dir| Path::new(dir).join(name)).find(|path| path.is_file())
 }
 
-fn layers(process: Result<(), String>, machines: bool) -> Vec<LayerReport> {
+fn layers(process: Result<(), String>, microvm_lacks: Option<&str>) -> Vec<LayerCheck> {
     let later =
-        |layer| LayerReport { layer, usable: false, lacks: vec!["this pal does not have it yet".to_owned()] };
+        |layer| LayerCheck { layer, usable: false, lacks: vec!["this pal does not have it yet".to_owned()] };
     let lacks = process.as_ref().err().cloned().into_iter().collect();
     vec![
-        LayerReport { layer: Layer::Process, usable: process.is_ok(), lacks },
+        LayerCheck { layer: Layer::Process, usable: process.is_ok(), lacks },
         later(Layer::Container),
         later(Layer::Wasm),
-        LayerReport {
+        LayerCheck {
             layer: Layer::Microvm,
-            usable: machines && process.is_ok(),
-            lacks: if machines { Vec::new() } else { vec!["it is not set up: pal setup microvm".to_owned()] },
+            usable: microvm_lacks.is_none() && process.is_ok(),
+            lacks: microvm_lacks.map(str::to_owned).into_iter().collect(),
         },
     ]
 }

@@ -1,16 +1,18 @@
 //! Reading the log.
 
-use proto::{BodyId, Draft, Event, Failure};
+use proto::{
+    BodyId, Draft, Event, EventData, Failure,
+    event_data::{ExecEnded, ExecOutcome, ExecOutput, ExecStarted},
+};
 use serde::Serialize;
-use serde_json::Value;
-use store::Query;
+use store::EventQuery;
 
-use crate::{Fleet, failures, record};
+use crate::{Fleet, failures};
 
 /// What a look at the whole log found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "log", rename_all = "lowercase")]
-pub enum Verdict {
+pub enum LogVerdict {
     /// It is as it was written.
     Whole {
         /// How many events.
@@ -29,7 +31,7 @@ pub enum Verdict {
 
 /// One exec of a Body's past; its output may be cut at the Body's output limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LogEntry {
+pub struct ExecLogEntry {
     /// When it started.
     pub at: String,
     /// The command.
@@ -45,12 +47,22 @@ pub struct LogEntry {
 impl Fleet {
     /// Events after `after`, oldest first, at most `limit`.
     pub fn events(&self, after: u64, body: Option<&BodyId>, limit: usize) -> Result<Vec<Event>, Failure> {
-        self.store()?.events(&Query { after, body: body.cloned(), limit }).map_err(failures::read)
+        // Where the log cannot be written, the lines wait in their spool, and the log can still be read.
+        let _ = match body {
+            Some(body) => self.drain_egress(body),
+            None => self.drain_decisions(),
+        };
+        self.read_events(&EventQuery { after, body: body.cloned(), limit })
+    }
+
+    /// Events that are in the log already.
+    pub(crate) fn read_events(&self, query: &EventQuery) -> Result<Vec<Event>, Failure> {
+        self.store()?.events(query).map_err(failures::read)
     }
 
     /// Appends an event that is about no Body.
-    pub fn note(&self, kind: &str, data: Value) -> Result<(), Failure> {
-        self.append(Draft { kind: kind.to_owned(), body: None, brain: None, data }).map(drop)
+    pub fn note(&self, data: impl Into<EventData>) -> Result<(), Failure> {
+        self.append(Draft::new(data)).map(drop)
     }
 
     /// Place of the newest event.
@@ -59,35 +71,43 @@ impl Fleet {
     }
 
     /// Looks at the whole log.
-    pub fn verify_events(&self) -> Result<Verdict, Failure> {
+    pub fn verify_events(&self) -> Result<LogVerdict, Failure> {
         Ok(match self.store()?.verify().map_err(failures::read)? {
-            store::Verdict::Whole { events, head } => Verdict::Whole { events, head },
-            store::Verdict::Broken { seq, why } => Verdict::Broken { seq, why: why.to_string() },
+            store::ChainVerdict::Whole { events, head } => LogVerdict::Whole { events, head },
+            store::ChainVerdict::Broken { seq, why } => LogVerdict::Broken { seq, why: why.to_string() },
         })
     }
 
     /// What was run in a Body and what it said.
-    pub fn logs(&self, id: &BodyId) -> Result<Vec<LogEntry>, Failure> {
+    pub fn logs(&self, id: &BodyId) -> Result<Vec<ExecLogEntry>, Failure> {
         let events = self.events(0, Some(id), usize::MAX)?;
-        let ended =
-            |seq: u64| events.iter().find(|event| event.kind == "exec.ended" && event.data["exec"] == seq);
-        let started = events.iter().filter(|event| event.kind == "exec.started");
-        Ok(started.map(|start| self.log_entry(start, ended(start.seq))).collect())
+        let ended: Vec<ExecEnded> = events.iter().filter_map(Event::data_as).collect();
+        let started = events.iter().filter_map(|event| Some((event, event.data_as::<ExecStarted>()?)));
+        Ok(started
+            .map(|(event, start)| {
+                let end = ended.iter().find(|end| end.exec == event.seq);
+                self.log_entry(&event.at, start, end.map(|end| &end.outcome))
+            })
+            .collect())
     }
 
-    fn log_entry(&self, start: &Event, ended: Option<&Event>) -> LogEntry {
-        let argv = start.data["argv"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let said = |stream: &str| {
-            ended
-                .zip(self.store.get())
-                .map_or((Vec::new(), false), |(end, store)| record::read_back(store, &end.data[stream]))
+    fn log_entry(&self, at: &str, start: ExecStarted, outcome: Option<&ExecOutcome>) -> ExecLogEntry {
+        let exit = match outcome {
+            Some(ExecOutcome::Ended(exit)) => Some(exit),
+            Some(ExecOutcome::NotStarted { .. }) | None => None,
         };
-        let ((mut output, cut_out), (errors, cut_err)) = (said("stdout"), said("stderr"));
+        let read = |output: Option<&ExecOutput>| {
+            output.zip(self.store.get()).map_or((Vec::new(), false), |(output, store)| {
+                crate::exec::recorder::read_back(store, output)
+            })
+        };
+        let (mut output, cut_out) = read(exit.and_then(|exit| exit.stdout.as_ref()));
+        let (errors, cut_err) = read(exit.and_then(|exit| exit.stderr.as_ref()));
         output.extend(errors);
-        LogEntry {
-            at: start.at.clone(),
-            argv: argv.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
-            code: ended.and_then(|end| end.data["code"].as_i64()).map(|code| code as i32),
+        ExecLogEntry {
+            at: at.to_owned(),
+            argv: start.argv,
+            code: exit.map(|exit| exit.code),
             output,
             truncated: cut_out || cut_err,
         }

@@ -1,15 +1,19 @@
 //! Running a command in a Body: written down, started through the guest, recorded, written down again.
 
-use std::{os::unix::net::UnixStream, sync::Arc, time::Instant};
+pub(crate) mod recorder;
+
+use std::{sync::Arc, time::Instant};
 
 use body::{
-    Guest,
-    dir::Seen,
-    guest::{Asked, GuestError, Hear, Line, Stream, Unsaid},
+    GuestClient,
+    dir::ObservedGuest,
+    guest::{ExecStream, GuestConnection, GuestError, ReplayFrom},
 };
 use bytes::Bytes;
 use proto::{
-    BodyId, Draft, Failure, Kind, Layer,
+    BodyId, Draft, Event, Failure, Kind, Layer,
+    event_data::{BodyRemoved, ExecEnded, ExecExit, ExecOutcome, ExecStarted},
+    launch::RunRecord,
     wire::process::{
         CloseStdinRequest, CloseStdinResponse, ConnectRequest, ListRequest, ListResponse, ProcessConfig,
         ProcessInput, ProcessSelector, Pty, SendInputRequest, SendInputResponse, SendSignalRequest,
@@ -17,13 +21,11 @@ use proto::{
         process_selector, pty,
     },
 };
-use serde_json::json;
 use tokio::sync::Mutex;
 
 use crate::{
-    Ended, ExecRequest, Fleet, Opened, Stdin, TtySize, failures, held,
-    life::{Guests, Known},
-    record::Recorder,
+    ExecEnd, ExecRequest, Fleet, Stdin, TtySize, exec::recorder::Recorder, failures,
+    lifecycle::GuestIdentity, lock_mutex,
 };
 
 /// Exit code of a command that was killed at its timeout, as `timeout` has it.
@@ -35,7 +37,7 @@ const BODY_GONE: i32 = 137;
 
 /// A piece of output.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Output {
+pub enum OutputChunk {
     /// Standard output.
     Stdout(Bytes),
     /// Standard error.
@@ -48,36 +50,24 @@ pub enum Output {
 pub struct Exec<'a> {
     fleet: &'a Fleet,
     body: BodyId,
-    seen: Seen,
+    seen: ObservedGuest,
     oom_before: u64,
     seq: u64,
     pid: u32,
     layer: Layer,
-    stream: Stream,
+    stream: ExecStream,
     started: Instant,
     stdout: Recorder,
     stderr: Recorder,
     end: Option<process_event::EndEvent>,
     timed_out: bool,
     broken: bool,
-    input: Arc<Mutex<Option<Line>>>,
+    input: Arc<Mutex<Option<GuestConnection>>>,
     tty: bool,
 }
 
-/// How much of a command its guest has heard before it is written down.
-enum Said {
-    /// Nothing; it may have been connected to.
-    Nothing(Option<UnixStream>),
-    /// Nothing of this one, but the one before.
-    Before(Line),
-    /// All but the last byte.
-    Nearly(Unsaid),
-    /// All of it, and it is written down: the Body was made for it.
-    First(First),
-}
-
 /// What is known of a command when it is first heard.
-struct Found {
+struct ExecMeta {
     seq: u64,
     pid: u32,
     layer: Layer,
@@ -89,87 +79,70 @@ struct Found {
 impl Fleet {
     /// Starts a command in a Body that runs.
     pub async fn exec(&self, id: &BodyId, request: ExecRequest) -> Result<Exec<'_>, Failure> {
-        check(&request)?;
-        let opened = self.tethers().get_mut(id).and_then(|held| held.opened.take());
-        let known = self.known(id)?;
-        let said = match opened {
-            Some(Opened::First(first)) => Said::First(first),
-            Some(Opened::Line(made)) => self.knocked(id, &known, Some(made), &request),
-            None => match self.take_line(id) {
-                Some(line) => Said::Before(line),
-                None => self.knocked(id, &known, None, &request),
-            },
+        check_request(&request)?;
+        let known = self.exec_target(id)?;
+        let (seen, line) = self.reach_guest(id, known.running).await?;
+        let oom_before = seen.oom_kills();
+        let seq = self.append(started_event(id, &request))?.seq;
+        let began = Instant::now();
+        let opened = async {
+            await_pid(line.start(&start_request(&request), request.user.as_deref(), request.timeout).await?)
+                .await
         };
-        let (seen, guests) = match (known.running, &said) {
-            (Some(running), _) => (Seen::new(None, running), Guests::Same),
-            (None, Said::Nothing(None)) => (Seen::new(None, self.running(id)?), Guests::Other),
-            (None, _) => self.seen_behind_door(id)?,
+        let (stream, pid) = opened.await.map_err(|error| self.record_start_failed(id, seq, error))?;
+        let found = ExecMeta { seq, pid, layer: known.layer, tty: request.tty.is_some(), oom_before, began };
+        Ok(self.follow_exec(id, seen, known.output_max, stream, found))
+    }
+
+    /// Finds out where a Body runs, and connects to its guest, over the connection that the last command left if there is
+    /// one to the same guest. `running` is given for a Body that is not looked up.
+    async fn reach_guest(
+        &self,
+        id: &BodyId,
+        running: Option<RunRecord>,
+    ) -> Result<(ObservedGuest, GuestConnection), Failure> {
+        let kept = self.take_connection(id);
+        let (seen, guests) = match running {
+            Some(running) => (ObservedGuest::new(None, running), GuestIdentity::Same),
+            None => self.see_running(id)?,
         };
-        let said = match said {
-            Said::Before(_) if guests == Guests::Other => Said::Nothing(None),
-            said => said,
+        let line = match kept.filter(|_| guests == GuestIdentity::Same) {
+            Some(line) => line,
+            None => self.guest(id).connect_http().await.map_err(|error| self.guest_failure(id, error))?,
         };
-        let oom_before = if matches!(said, Said::First(_)) { 0 } else { seen.oom_kills() };
-        let first = match said {
-            Said::First(first) => first,
-            Said::Nearly(unsaid) => {
-                let seq = self.append(started(id, &request))?.seq;
-                First { seq, began: Instant::now(), to: To::Asked(unsaid.say()) }
-            }
-            Said::Nothing(Some(made)) => {
-                self.announced(id, &request, self.guest(id).line_over(made).await)?
-            }
-            Said::Nothing(None) => self.announced(id, &request, self.guest(id).line().await)?,
-            Said::Before(line) => self.announced(id, &request, Ok(line))?,
-        };
-        let (seq, began) = (first.seq, first.began);
-        let (stream, pid) = match first.begin(self, id, &request).await {
-            Ok(opened) => opened,
-            Err(error) => return Err(self.never_ran(id, seq, error)),
-        };
-        let found = Found { seq, pid, layer: known.layer, tty: request.tty.is_some(), oom_before, began };
-        Ok(self.follow(id, seen, known.output_max, stream, found))
+        Ok((seen, line))
     }
 
     /// A line that an earlier command left.
-    fn take_line(&self, id: &BodyId) -> Option<Line> {
-        held(&self.lines).remove(id).filter(Line::can_be_used)
+    fn take_connection(&self, id: &BodyId) -> Option<GuestConnection> {
+        lock_mutex(&self.lines).remove(id).filter(GuestConnection::can_be_used)
     }
 
     /// For the next command, if there is room.
-    fn leave_line(&self, id: &BodyId, line: Line) {
-        let mut lines = held(&self.lines);
+    fn keep_connection(&self, id: &BodyId, line: GuestConnection) {
+        let mut lines = lock_mutex(&self.lines);
         lines.retain(|_, line| line.can_be_used());
         if lines.len() < LINES_MAX {
             lines.insert(id.clone(), line);
         }
     }
 
-    /// Turns to a guest, which turns to us while we look whether the Body runs at all; one that does not hears no more
-    /// than this.
-    fn knocked(&self, id: &BodyId, known: &Known, made: Option<UnixStream>, request: &ExecRequest) -> Said {
-        let guest = self.guest(id);
-        let Some(made) = made.or_else(|| guest.knock().ok()) else { return Said::Nothing(None) };
-        if known.layer == Layer::Microvm {
-            // There every message is emulated, too: one instead of two.
-            return Said::Nothing(Some(made));
-        }
-        let unsaid = guest.ask_nearly(made, &start_of(request), request.user.as_deref(), request.timeout);
-        unsaid.map_or(Said::Nothing(None), Said::Nearly)
-    }
-
     /// Listens to a command that was started with that tag, by whichever process; none if there is none.
     ///
     /// Of a terminal its newest output comes first, so that its screen can be rebuilt.
     pub async fn attach(&self, id: &BodyId, tag: &str) -> Result<Option<Exec<'_>>, Failure> {
-        let known = self.known(id)?;
-        let seen = Seen::new(None, known.running.map_or_else(|| self.running(id), Ok)?);
+        let known = self.exec_target(id)?;
+        let seen = ObservedGuest::new(None, known.running.map_or_else(|| self.running(id), Ok)?);
         let oom_before = seen.oom_kills();
         let began = Instant::now();
         let selector = ProcessSelector { selector: Some(process_selector::Selector::Tag(tag.to_owned())) };
         let opened = async {
-            heard(self.guest(id).connect(&ConnectRequest { process: Some(selector) }, Hear::Recent).await?)
-                .await
+            await_pid(
+                self.guest(id)
+                    .connect(&ConnectRequest { process: Some(selector) }, ReplayFrom::Recent)
+                    .await?,
+            )
+            .await
         };
         let (stream, pid) = match opened.await {
             Ok(opened) => opened,
@@ -177,29 +150,31 @@ impl Fleet {
             Err(error) => return Err(failures::guest(error)),
         };
         let events = self.events(0, Some(id), usize::MAX)?;
-        let started =
-            events.iter().rev().find(|event| event.kind == "exec.started" && event.data["tag"] == tag);
-        let tty = started.is_some_and(|event| event.data["tty"] == true);
-        let found = Found {
-            seq: started.map_or(0, |event| event.seq),
-            pid,
-            layer: known.layer,
-            tty,
-            oom_before,
-            began,
+        let tagged = |event: &Event| {
+            let data = event.data_as::<ExecStarted>()?;
+            (data.tag.as_deref() == Some(tag)).then_some((event.seq, data.tty))
         };
-        Ok(Some(self.follow(id, seen, known.output_max, stream, found)))
+        let (seq, tty) = events.iter().rev().find_map(tagged).unwrap_or((0, false));
+        let found = ExecMeta { seq, pid, layer: known.layer, tty, oom_before, began };
+        Ok(Some(self.follow_exec(id, seen, known.output_max, stream, found)))
     }
 
     /// Tags of the commands that run in a Body, with their pids inside.
-    pub async fn tagged(&self, id: &BodyId) -> Result<Vec<(String, u32)>, Failure> {
+    pub async fn tagged_execs(&self, id: &BodyId) -> Result<Vec<(String, u32)>, Failure> {
         self.running(id)?;
         let answer: ListResponse =
             self.guest(id).ask("/process.Process/List", &ListRequest {}).await.map_err(failures::guest)?;
         Ok(answer.processes.into_iter().filter_map(|process| Some((process.tag?, process.pid))).collect())
     }
 
-    fn follow(&self, id: &BodyId, seen: Seen, output_max: u64, stream: Stream, found: Found) -> Exec<'_> {
+    fn follow_exec(
+        &self,
+        id: &BodyId,
+        seen: ObservedGuest,
+        output_max: u64,
+        stream: ExecStream,
+        found: ExecMeta,
+    ) -> Exec<'_> {
         Exec {
             fleet: self,
             body: id.clone(),
@@ -220,20 +195,8 @@ impl Fleet {
         }
     }
 
-    /// Writes a command down for a guest that has turned to us meanwhile.
-    fn announced(
-        &self,
-        id: &BodyId,
-        request: &ExecRequest,
-        line: Result<Line, GuestError>,
-    ) -> Result<First, Failure> {
-        let line = line.map_err(|error| self.unheard(id, error))?;
-        let seq = self.append(started(id, request))?.seq;
-        Ok(First { seq, began: Instant::now(), to: To::Line(line) })
-    }
-
     /// A guest that cannot be reached is most often the guest of a Body that does not run.
-    fn unheard(&self, id: &BodyId, error: GuestError) -> Failure {
+    fn guest_failure(&self, id: &BodyId, error: GuestError) -> Failure {
         match error {
             error @ (GuestError::Connect(_) | GuestError::Broken(_)) => {
                 // One that is ending has closed its door a moment before it is gone.
@@ -246,14 +209,15 @@ impl Fleet {
         }
     }
 
-    fn never_ran(&self, id: &BodyId, seq: u64, error: GuestError) -> Failure {
-        let failure = self.unheard(id, error);
-        let _ = self.write("exec.ended", id, json!({ "exec": seq, "error": failure.to_string() }));
+    fn record_start_failed(&self, id: &BodyId, seq: u64, error: GuestError) -> Failure {
+        let failure = self.guest_failure(id, error);
+        let outcome = ExecOutcome::NotStarted { error: failure.to_string() };
+        let _ = self.write(id, ExecEnded { exec: seq, outcome });
         failure
     }
 }
 
-fn check(request: &ExecRequest) -> Result<(), Failure> {
+fn check_request(request: &ExecRequest) -> Result<(), Failure> {
     if request.argv.is_empty() {
         return Err(Failure::new(Kind::Usage, "no command was given")
             .hint("write it after `--`: pal run -- uname -a"));
@@ -262,19 +226,23 @@ fn check(request: &ExecRequest) -> Result<(), Failure> {
 }
 
 /// What is written down of a command before it is asked for.
-fn started(id: &BodyId, request: &ExecRequest) -> Draft {
-    let mut data = json!({
-        "argv": request.argv, "user": request.user, "workdir": request.workdir, "tty": request.tty.is_some(),
-        "env": request.env.keys().collect::<Vec<_>>(), "timeout_ms": request.timeout.map(|timeout| timeout.as_millis() as u64),
-    });
-    if let Some(tag) = &request.tag {
-        data["tag"] = tag.as_str().into();
-    }
-    Draft::body("exec.started", id, data)
+fn started_event(id: &BodyId, request: &ExecRequest) -> Draft {
+    let data = ExecStarted {
+        argv: request.argv.clone(),
+        user: request.user.clone(),
+        workdir: request.workdir.clone(),
+        tty: request.tty.is_some(),
+        env: request.env.keys().cloned().collect(),
+        timeout_ms: request.timeout.map(|timeout| timeout.as_millis() as u64),
+        tag: request.tag.clone(),
+        by: None,
+        detached: false,
+    };
+    Draft::about(id, data)
 }
 
-/// The same in the guest's words.
-fn start_of(request: &ExecRequest) -> StartRequest {
+/// What the guest is asked for.
+fn start_request(request: &ExecRequest) -> StartRequest {
     let (command, arguments) = request
         .argv
         .split_first()
@@ -292,66 +260,12 @@ fn start_of(request: &ExecRequest) -> StartRequest {
     }
 }
 
-/// A command that is written down.
-#[derive(Debug)]
-pub(crate) struct First {
-    seq: u64,
-    began: Instant,
-    to: To,
-}
-
-/// How far it is on its way to the guest.
-#[derive(Debug)]
-enum To {
-    /// It was sent.
-    Asked(Asked),
-    /// It can be.
-    Line(Line),
-    /// Nobody was there to take it.
-    Nobody,
-}
-
-impl First {
-    /// Writes down a Body and its first command, and asks its guest for that while the guest still comes up.
-    pub(crate) fn ask(
-        fleet: &Fleet,
-        id: &BodyId,
-        created: Draft,
-        request: &ExecRequest,
-    ) -> Result<Self, Failure> {
-        check(request)?;
-        let seq = fleet.append_all([created, started(id, request)])?.seq;
-        let asked = fleet.guest(id).ask_ahead(&start_of(request), request.user.as_deref(), request.timeout);
-        Ok(Self { seq, began: Instant::now(), to: asked.map_or(To::Nobody, To::Asked) })
-    }
-
-    /// Writes down that it did not come to that.
-    pub(crate) fn never_ran(&self, fleet: &Fleet, id: &BodyId, why: &Failure) {
-        let _ = fleet.write("exec.ended", id, json!({ "exec": self.seq, "error": why.to_string() }));
-    }
-
-    /// Waits for its first word: the command's pid.
-    async fn begin(
-        self,
-        fleet: &Fleet,
-        id: &BodyId,
-        request: &ExecRequest,
-    ) -> Result<(Stream, u32), GuestError> {
-        let line = match self.to {
-            To::Asked(asked) => return heard(asked.answer().await?).await,
-            To::Line(line) => line,
-            To::Nobody => fleet.guest(id).line().await?,
-        };
-        heard(line.start(&start_of(request), request.user.as_deref(), request.timeout).await?).await
-    }
-}
-
-async fn heard(mut stream: Stream) -> Result<(Stream, u32), GuestError> {
-    let pid = body::guest::in_time(first_word(&mut stream)).await??;
+async fn await_pid(mut stream: ExecStream) -> Result<(ExecStream, u32), GuestError> {
+    let pid = body::guest::with_timeout(read_pid(&mut stream)).await??;
     Ok((stream, pid))
 }
 
-async fn first_word(stream: &mut Stream) -> Result<u32, GuestError> {
+async fn read_pid(stream: &mut ExecStream) -> Result<u32, GuestError> {
     loop {
         match stream.next().await?.and_then(|event| event.event) {
             Some(process_event::Event::Start(start)) => return Ok(start.pid),
@@ -372,7 +286,7 @@ impl Exec<'_> {
     }
 
     /// The next piece of output; none when it has ended.
-    pub async fn next(&mut self) -> Result<Option<Output>, Failure> {
+    pub async fn next(&mut self) -> Result<Option<OutputChunk>, Failure> {
         while self.end.is_none() && !self.timed_out && !self.broken {
             let event = match self.stream.next().await {
                 Ok(event) => event.and_then(|event| event.event),
@@ -380,7 +294,7 @@ impl Exec<'_> {
                     self.timed_out = true;
                     break;
                 }
-                Err(error) => return self.broke(error).map(|()| None),
+                Err(error) => return self.stream_broke(error).map(|()| None),
             };
             match event {
                 Some(process_event::Event::Data(data)) => {
@@ -397,7 +311,7 @@ impl Exec<'_> {
     }
 
     /// A stream that broke because the Body ended is an end; any other is a failure.
-    fn broke(&mut self, error: GuestError) -> Result<(), Failure> {
+    fn stream_broke(&mut self, error: GuestError) -> Result<(), Failure> {
         body::process::wait_end(self.seen.running(), std::time::Duration::from_secs(2));
         let running = self.seen.running();
         match body::dir::alive(running.pid, running.ticks) {
@@ -409,20 +323,20 @@ impl Exec<'_> {
         }
     }
 
-    fn take(&mut self, output: process_event::data_event::Output) -> Result<Output, Failure> {
+    fn take(&mut self, output: process_event::data_event::Output) -> Result<OutputChunk, Failure> {
         use process_event::data_event::Output as From;
         let (recorder, output, bytes) = match output {
-            From::Stdout(bytes) => (&mut self.stdout, Output::Stdout(bytes.clone()), bytes),
-            From::Stderr(bytes) => (&mut self.stderr, Output::Stderr(bytes.clone()), bytes),
-            From::Pty(bytes) => (&mut self.stdout, Output::Tty(bytes.clone()), bytes),
+            From::Stdout(bytes) => (&mut self.stdout, OutputChunk::Stdout(bytes.clone()), bytes),
+            From::Stderr(bytes) => (&mut self.stderr, OutputChunk::Stderr(bytes.clone()), bytes),
+            From::Pty(bytes) => (&mut self.stdout, OutputChunk::Tty(bytes.clone()), bytes),
         };
         recorder.push(self.fleet.store()?, &bytes)?;
         Ok(output)
     }
 
     /// Hands that reach the command while output is read.
-    pub fn control(&self) -> Control {
-        Control {
+    pub fn control(&self) -> ExecControl {
+        ExecControl {
             guest: self.fleet.guest(&self.body),
             pid: self.pid,
             line: self.input.clone(),
@@ -431,57 +345,68 @@ impl Exec<'_> {
     }
 
     /// After `next` gave none: how it ended. Writes that down.
-    pub async fn finish(self) -> Result<Ended, Failure> {
+    pub async fn finish(self) -> Result<ExecEnd, Failure> {
         let (fleet, id, layer) = (self.fleet, self.body.clone(), self.layer);
-        let (ended, stream) = self.ended(None)?;
+        let (ended, stream) = self.record_end(None)?;
         // What a machine has open when it is frozen, it has open in every copy of it.
         if layer != Layer::Microvm
             && ended.body_end.is_none()
-            && let Some(line) = stream.into_line().await
+            && let Some(line) = stream.into_connection().await
         {
-            fleet.leave_line(&id, line);
+            fleet.keep_connection(&id, line);
         }
         Ok(ended)
     }
 
     /// The same for the last command of a Body of a run, which goes while this is written down.
-    pub async fn finish_last(self) -> Result<Ended, Failure> {
+    pub async fn finish_last(self) -> Result<ExecEnd, Failure> {
         let (fleet, id) = (self.fleet, self.body.clone());
-        let (ended, _) = self.ended(Some(Draft::body("body.removed", &id, json!({}))))?;
-        fleet.tethers().get_mut(&id).into_iter().for_each(|held| held.told = true);
+        let (ended, _) =
+            self.record_end(Some(Draft::about(&id, BodyRemoved { by: None, discarded: false })))?;
+        fleet.owned_bodies().get_mut(&id).into_iter().for_each(|held| held.told = true);
         Ok(ended)
     }
 
     /// With the end of a Body that goes with it: that is written together with the command's.
-    fn ended(self, removed: Option<Draft>) -> Result<(Ended, Stream), Failure> {
-        self.fleet.has_run(&self.body);
+    fn record_end(self, removed: Option<Draft>) -> Result<(ExecEnd, ExecStream), Failure> {
+        self.fleet.note_first_exec(&self.body);
         let body_end = if self.broken { body_end(self.fleet, &self.body) } else { None };
         // Before the Body goes, and its cgroups with it.
         let out_of_memory =
-            self.seen.oom_kills() > self.oom_before || body_end == Some(proto::launch::End::Oom);
+            self.seen.oom_kills() > self.oom_before || body_end == Some(proto::launch::GuestEnd::Oom);
         if removed.is_some() {
-            self.fleet.tethers().get_mut(&self.body).into_iter().for_each(|held| held.tether.cut());
+            self.fleet
+                .owned_bodies()
+                .get_mut(&self.body)
+                .into_iter()
+                .for_each(|held| held.supervisor.terminate());
         }
         let (code, signal) = match &self.end {
             _ if self.timed_out => (TIMED_OUT, None),
             Some(end) => exit_of(end),
             None => (BODY_GONE, None),
         };
-        let ended = Ended { code, signal, out_of_memory, timed_out: self.timed_out, body_end };
-        let mut data = json!(ended);
-        data["exec"] = self.seq.into();
-        data["duration_ms"] = (self.started.elapsed().as_millis() as u64).into();
-        data["stdout"] = self.stdout.finish()?;
-        data["stderr"] = self.stderr.finish()?;
-        self.fleet.append_all([Draft::body("exec.ended", &self.body, data)].into_iter().chain(removed))?;
+        let ended = ExecEnd { code, signal, out_of_memory, timed_out: self.timed_out, body_end };
+        let exit = ExecExit {
+            code,
+            signal,
+            out_of_memory: Some(out_of_memory),
+            timed_out: ended.timed_out,
+            body_end: ended.body_end.clone(),
+            duration_ms: self.started.elapsed().as_millis() as u64,
+            stdout: Some(self.stdout.finish()?),
+            stderr: Some(self.stderr.finish()?),
+        };
+        let data = ExecEnded { exec: self.seq, outcome: ExecOutcome::Ended(exit) };
+        self.fleet.append_all([Draft::about(&self.body, data)].into_iter().chain(removed))?;
         Ok((ended, self.stream))
     }
 }
 
-fn body_end(fleet: &Fleet, id: &BodyId) -> Option<proto::launch::End> {
+fn body_end(fleet: &Fleet, id: &BodyId) -> Option<proto::launch::GuestEnd> {
     match body::BodyDir::at(fleet.body_path(id)).condition().ok()? {
-        body::Condition::Dead(end) => Some(end),
-        _ => Some(proto::launch::End::Unknown),
+        body::ProcessState::Dead(end) => Some(end),
+        _ => Some(proto::launch::GuestEnd::Unknown),
     }
 }
 
@@ -527,14 +452,14 @@ fn signal_number(name: &str) -> Option<i32> {
 
 /// Hands that reach a command that runs.
 #[derive(Clone)]
-pub struct Control {
-    guest: Guest,
+pub struct ExecControl {
+    guest: GuestClient,
     pid: u32,
-    line: Arc<Mutex<Option<Line>>>,
+    line: Arc<Mutex<Option<GuestConnection>>>,
     tty: bool,
 }
 
-impl Control {
+impl ExecControl {
     /// Input; returns when the command's side has taken it.
     pub async fn send(&self, bytes: Bytes) -> Result<(), Failure> {
         let input =
@@ -543,7 +468,7 @@ impl Control {
             SendInputRequest { process: self.selector(), input: Some(ProcessInput { input: Some(input) }) };
         let mut line = self.line.lock().await;
         if line.is_none() {
-            *line = Some(self.guest.line().await.map_err(failures::guest)?);
+            *line = Some(self.guest.connect_http().await.map_err(failures::guest)?);
         }
         let Some(open) = line.as_mut() else { return Ok(()) };
         let answer: Result<SendInputResponse, _> = open.ask("/process.Process/SendInput", &request).await;

@@ -4,7 +4,7 @@ use body::{
     dir::DirError, guest::GuestError, ids::IdsError, layers::LayerError, process::ProcessError,
     snapshot::SnapshotError,
 };
-use proto::{BodyId, Failure, Kind};
+use proto::{BodyId, Failure, Kind, guest::StartRefusal, launch::FailedKind};
 use store::{AppendError, ArtifactError, OpenError, ReadError};
 
 /// An action that could not be written down.
@@ -116,8 +116,8 @@ pub fn removal(error: SnapshotError) -> Failure {
 
 pub fn process(doing: &str, error: ProcessError) -> Failure {
     let (hint, kind) = match &error {
-        ProcessError::Refused(failed) if failed.cause.starts_with(proto::failure::RESTORE_INCOMPLETE) => {
-            (Some("its files are intact; boot it with them: --cold".to_owned()), Kind::RestoreIncomplete)
+        ProcessError::Refused(failed) if failed.kind == FailedKind::RestoreIncomplete => {
+            (Some("its files are intact; boot it with them: --boot".to_owned()), Kind::RestoreIncomplete)
         }
         ProcessError::Refused(failed) => (failed.hint.clone(), Kind::Host),
         _ => (None, Kind::Host),
@@ -133,7 +133,13 @@ pub fn process(doing: &str, error: ProcessError) -> Failure {
 /// What the guest said, in the words of the command line.
 pub fn guest(error: GuestError) -> Failure {
     match error {
-        GuestError::Refused { code, message } => {
+        GuestError::Refused { message, reason: Some(StartRefusal::CommandNotFound), .. } => {
+            Failure::new(Kind::CommandNotFound, message)
+        }
+        GuestError::Refused { message, reason: Some(StartRefusal::CommandNotExecutable), .. } => {
+            Failure::new(Kind::CommandNotExecutable, message)
+        }
+        GuestError::Refused { code, message, reason: None } => {
             let kind = match code.as_str() {
                 "not_found" | "404" => Kind::NotFound,
                 "permission_denied" | "unauthenticated" | "401" | "403" => Kind::Denied,
@@ -152,5 +158,36 @@ pub fn guest(error: GuestError) -> Failure {
         error => Failure::new(Kind::Host, "the Body's guest cannot be used")
             .because(error)
             .hint("end it: pal stop BODY, or pal rm --force BODY"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_cannot_run_is_known_by_its_reason_and_not_by_words() {
+        let refused = |code: &str, message: &str, reason| {
+            let code = code.to_owned();
+            guest(GuestError::Refused { code, message: message.to_owned(), reason }).kind.exit_code()
+        };
+        let (missing, inert) = (StartRefusal::CommandNotFound, StartRefusal::CommandNotExecutable);
+        assert_eq!(refused("not_found", "anything", Some(missing)), 127);
+        assert_eq!(refused("permission_denied", "anything", Some(inert)), 126);
+        assert_eq!(refused("not_found", "command not found: x", None), Kind::NotFound.exit_code());
+        assert_eq!(refused("permission_denied", "not executable: x", None), Kind::Denied.exit_code());
+    }
+
+    #[test]
+    fn an_incomplete_restore_is_known_by_its_kind_and_not_by_words() {
+        let failed = |kind| proto::launch::LaunchFailure {
+            step: "thaw the machine".into(),
+            cause: format!("{}: x", proto::failure::RESTORE_INCOMPLETE),
+            hint: None,
+            kind,
+        };
+        let told = |kind| process("cannot start", ProcessError::Refused(failed(kind))).kind;
+        assert_eq!(told(FailedKind::RestoreIncomplete), Kind::RestoreIncomplete);
+        assert_eq!(told(FailedKind::Host), Kind::Host);
     }
 }

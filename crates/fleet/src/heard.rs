@@ -6,10 +6,10 @@
 use std::time::Duration;
 
 use proto::{
-    BodyId, Draft, Failure,
+    BodyId, Draft, EventData, Failure,
+    event_data::{ExecDetached, ExecEnded, ExecExit, ExecOutcome, ExecStarted, StartedBy},
     wire::process::{StartRequest, process_event::EndEvent},
 };
-use serde_json::{Value, json};
 
 use crate::{
     Fleet,
@@ -18,7 +18,7 @@ use crate::{
 
 /// What was heard of a command's end.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Heard {
+pub enum ExecReport {
     /// It ended.
     End(EndEvent),
     /// It was killed at its timeout.
@@ -42,33 +42,52 @@ impl Fleet {
         let argv: Vec<String> = std::iter::once(process.cmd).chain(process.args).collect();
         let mut names: Vec<String> = process.envs.into_keys().collect();
         names.sort();
-        let mut data = json!({
-            "argv": argv, "user": user, "workdir": process.cwd, "tty": start.pty.is_some(), "env": names,
-            "timeout_ms": timeout.map(|timeout| timeout.as_millis() as u64), "by": "envd",
-        });
-        if let Some(tag) = &start.tag {
-            data["tag"] = tag.as_str().into();
-        }
-        Ok(self.append(Draft::body("exec.started", id, data))?.seq)
+        let data = ExecStarted {
+            argv,
+            user: user.map(str::to_owned),
+            workdir: process.cwd,
+            tty: start.pty.is_some(),
+            env: names,
+            timeout_ms: timeout.map(|timeout| timeout.as_millis() as u64),
+            tag: start.tag.clone(),
+            by: Some(StartedBy::Envd),
+            detached: false,
+        };
+        Ok(self.append(Draft::about(id, data))?.seq)
     }
 
     /// Writes down what was heard of its end.
-    pub fn note_ended(&self, id: &BodyId, exec: u64, heard: &Heard, took: Duration) -> Result<(), Failure> {
-        let over = |code: i32, signal: Option<i32>, timed_out: bool| -> (&str, Value) {
-            (
-                "exec.ended",
-                json!({ "exec": exec, "code": code, "signal": signal, "timed_out": timed_out, "duration_ms": took.as_millis() as u64 }),
-            )
+    pub fn note_ended(
+        &self,
+        id: &BodyId,
+        exec: u64,
+        heard: &ExecReport,
+        took: Duration,
+    ) -> Result<(), Failure> {
+        let over = |code: i32, signal: Option<i32>, timed_out: bool| {
+            let exit = ExecExit {
+                code,
+                signal,
+                out_of_memory: None,
+                timed_out,
+                body_end: None,
+                duration_ms: took.as_millis() as u64,
+                stdout: None,
+                stderr: None,
+            };
+            EventData::from(ExecEnded { exec, outcome: ExecOutcome::Ended(exit) })
         };
-        let (kind, data) = match heard {
-            Heard::End(end) => {
+        let data = match heard {
+            ExecReport::End(end) => {
                 let (code, signal) = exit_of(end);
                 over(code, signal, false)
             }
-            Heard::TimedOut => over(TIMED_OUT, None, true),
-            Heard::Refused(why) => ("exec.ended", json!({ "exec": exec, "error": why })),
-            Heard::Nothing => ("exec.left", json!({ "exec": exec })),
+            ExecReport::TimedOut => over(TIMED_OUT, None, true),
+            ExecReport::Refused(why) => {
+                ExecEnded { exec, outcome: ExecOutcome::NotStarted { error: why.clone() } }.into()
+            }
+            ExecReport::Nothing => ExecDetached { exec }.into(),
         };
-        self.write(kind, id, data)
+        self.write(id, data)
     }
 }

@@ -14,11 +14,15 @@ use std::{
 };
 
 use body::BodyDir;
-use proto::{BodyId, Failure, Kind};
+pub use proto::lease::{OnTimeout as Then, PauseMode as Rest};
+use proto::{
+    BodyId, Failure, Kind,
+    event_data::{BodyExpired, BodyLeased, LeaseTerms},
+};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::{Fleet, held};
+use crate::{Fleet, lock_mutex};
 
 /// The timeout of a lease that has no end.
 const ENDLESS: u64 = u64::MAX;
@@ -64,26 +68,6 @@ pub struct Lease {
     /// What tells two requests for the same Body from two for two.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<String>,
-}
-
-/// What becomes of a Body at its deadline.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Then {
-    /// It is removed.
-    Kill,
-    /// It is paused.
-    Pause(Rest),
-}
-
-/// How a Body is paused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Rest {
-    /// Its processes stand still.
-    Memory,
-    /// Its processes are ended; its files stay.
-    Files,
 }
 
 impl Lease {
@@ -146,17 +130,17 @@ impl Fleet {
     /// Changes the terms of a Body that has some; gives them as they are then. What changed is written down first.
     pub fn change_lease(&self, id: &BodyId, change: impl FnOnce(&mut Lease)) -> Result<Lease, Failure> {
         // One at a time: each begins with what the one before has written.
-        let _turn = held(&self.leases);
+        let _turn = lock_mutex(&self.leases);
         let before = self.lease(id)?.ok_or_else(|| {
             Failure::new(Kind::Conflict, format!("Body {id} has no lease: it stays until it is removed"))
         })?;
         let mut lease = before.clone();
         change(&mut lease);
         if lease != before {
-            self.write("body.leased", id, told(&lease))?;
+            self.write(id, BodyLeased { lease: (&lease).into() })?;
             let dir = BodyDir::at(self.body_path(id));
             write(&dir, &lease).map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound => crate::life::unknown(id),
+                io::ErrorKind::NotFound => crate::lifecycle::no_such_body(id),
                 _ => unusable(id, error),
             })?;
         }
@@ -165,7 +149,7 @@ impl Fleet {
 
     /// A Body is about to be paused or stopped: it has no deadline until it goes on. First, so that whoever is killed in
     /// between leaves one that is paused later, and never one that is removed at a deadline it should not have.
-    pub(crate) fn lease_rests(&self, id: &BodyId, how: Rest) -> Result<(), Failure> {
+    pub(crate) fn note_lease_paused(&self, id: &BodyId, how: Rest) -> Result<(), Failure> {
         self.change_if_leased(id, |lease| {
             lease.paused = Some(how);
             lease.deadline_ms = None;
@@ -174,7 +158,7 @@ impl Fleet {
     }
 
     /// A Body is about to go on: its time begins anew.
-    pub(crate) fn lease_wakes(&self, id: &BodyId) -> Result<(), Failure> {
+    pub(crate) fn note_lease_resumed(&self, id: &BodyId) -> Result<(), Failure> {
         self.change_if_leased(id, |lease| {
             lease.paused = None;
             if lease.timeout_ms != ENDLESS {
@@ -206,7 +190,7 @@ impl Fleet {
 
     /// Says in the log that a Body's time is over; what follows has events of its own.
     pub fn expire(&self, id: &BodyId, lease: &Lease) -> Result<(), Failure> {
-        self.write("body.expired", id, json!({ "deadline_ms": lease.deadline_ms, "then": lease.then }))
+        self.write(id, BodyExpired { deadline_ms: lease.deadline_ms, then: lease.then })
     }
 }
 
@@ -217,14 +201,38 @@ pub(crate) fn write(dir: &BodyDir, lease: &Lease) -> io::Result<()> {
     sys::fd::write_whole(&dir.path().join(FILE), &serde_json::to_vec(lease)?)
 }
 
-/// What an event says of it: no token, and no network object, which may hold a proxy's password.
-pub(crate) fn told(lease: &Lease) -> Value {
-    let mut said = json!(lease);
-    if let Some(fields) = said.as_object_mut() {
-        fields.remove("traffic_token");
-        fields.remove("network");
+/// What events say of a lease: no token, and no network object, which may hold a proxy's password.
+impl From<&Lease> for LeaseTerms {
+    fn from(lease: &Lease) -> Self {
+        let Lease {
+            owner,
+            alias,
+            deadline_ms,
+            timeout_ms,
+            then,
+            auto_resume,
+            resumed_by_traffic,
+            paused,
+            since,
+            metadata,
+            network: _,
+            traffic_token: _,
+            request,
+        } = lease.clone();
+        Self {
+            owner,
+            alias,
+            deadline_ms,
+            timeout_ms,
+            then,
+            auto_resume,
+            resumed_by_traffic,
+            paused,
+            since,
+            metadata,
+            request,
+        }
     }
-    said
 }
 
 fn unusable(id: &BodyId, error: io::Error) -> Failure {
@@ -249,9 +257,10 @@ mod tests {
     fn an_event_says_nothing_that_opens_a_door() {
         let mut lease = Lease::new(Duration::from_secs(1), Then::Pause(Rest::Memory));
         lease.traffic_token = Some("secret".into());
-        lease.network = json!({ "egressProxy": { "password": "secret" } });
-        assert!(!told(&lease).to_string().contains("secret"));
-        let back: Lease = serde_json::from_value(json!(lease)).unwrap();
+        lease.network = serde_json::json!({ "egressProxy": { "password": "secret" } });
+        let event = proto::Draft::new(BodyLeased { lease: (&lease).into() });
+        assert!(!event.data.to_string().contains("secret"));
+        let back: Lease = serde_json::from_value(serde_json::json!(lease)).unwrap();
         assert_eq!(back, lease);
     }
 }

@@ -6,12 +6,13 @@
 //! Invariant: whoever changes a Body's life holds the lock in its directory.
 //! Absent on purpose: environment variables, printing, the user's home. The caller brings all of it.
 
+mod access;
+mod child_output;
 mod copy;
 mod create;
 mod data;
 mod doctor;
-mod door;
-mod ending;
+mod egress;
 mod events;
 mod exec;
 mod failures;
@@ -19,59 +20,63 @@ mod gc;
 mod heard;
 mod images;
 pub mod lease;
-mod life;
+mod lifecycle;
+mod mounts;
 mod parked;
-mod record;
 mod request;
 mod settings;
+mod shutdown_wait;
 mod snapshots;
 mod templates;
 mod view;
 mod vm;
-mod way_out;
 mod work;
 
 use std::{
     collections::HashMap,
-    os::unix::net::UnixStream,
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use body::process::{Maker, Tether};
-use data::Ahead;
-use parked::Yard;
-use proto::{BodyId, Draft, Event, Failure, Kind, Spec, launch::Running};
+use body::process::{LaunchContext, Launcher, SupervisorHandle};
+use data::Prestart;
+use parked::Pool;
+use proto::{BodyId, Draft, Event, Failure, Kind, Spec, launch::RunRecord};
 use store::Store;
 
-pub use body::guest::Dialled;
-pub use body::process::Launcher;
-pub use data::Config;
-pub use doctor::{Doctor, Finding, LayerReport};
-pub use door::Usage;
-pub use events::{LogEntry, Verdict};
-pub use exec::{Control, Exec, Output};
-pub use gc::Sweep;
-pub use heard::Heard;
-pub use images::{Credentials, Dress, Image, Inside, Platform, Pulled, Reach};
+pub use access::ResourceUsage;
+pub use body::guest::PortStream;
+pub use data::FleetConfig;
+pub use doctor::{DoctorFinding, DoctorReport, LayerCheck};
+pub use egress::{check_rules, registries};
+pub use events::{ExecLogEntry, LogVerdict};
+pub use exec::{Exec, ExecControl, OutputChunk};
+pub use gc::GcMode;
+pub use heard::ExecReport;
+pub use images::{
+    Image, ImageProfile, Platform, PrivateAddresses, PulledImage, RegistryAccess, RegistryCredentials,
+};
 pub use lease::{Lease, Rest, Then};
-pub use life::{Force, describe};
-pub use request::{AskedLimits, Create, ExecRequest, Stdin, TtySize};
+pub use lifecycle::{Force, describe_end};
+pub use request::{Create, ExecRequest, LimitRequest, Stdin, TtySize};
 pub use settings::{Setting, Settings};
 pub use store::{Durability, clock};
 pub use templates::{
-    Act, BASE, BuildRequest, BuildState, From, INTERPRETER, Job, STEPS_MAX, Said, Say, Step, TemplateView,
-    check_tags,
-    recipe::{Recipe, read as read_recipe},
+    BASE, BaseImage, BuildJob, BuildRequest, BuildState, BuildStep, INTERPRETER, Instruction, LogLine,
+    ProgressFn, STEPS_MAX, TemplateView, check_tags,
+    dockerfile::{Dockerfile, read as read_recipe},
 };
-pub use view::{Copied, Ended, Garbage, SnapshotView, Status, View};
-pub use vm::{Boots, OwnKernel};
-pub use way_out::{check_rules, registries};
+pub use view::{BodyView, CopyTotals, ExecEnd, GarbageItem, SnapshotView, Status};
+pub use vm::{BootFiles, CustomKernel, SetupReport};
 pub use work::{
-    Compared, Comparison, Discard, Hear, HomeRecord, HomeView, Images, Look, Lost, Overlap, Prepare, Queued,
-    Repo, Share, Up, WorkDiff,
+    BodyComparison, Comparison, Discard, DiskShare, HomeRecord, HomeView, ImageResolver, Overlap,
+    PrepareChoice, Progress, QueueResult, RepoSource, UnsavedWork, UpRequest, WorkDiff, WorkReview,
 };
-pub use workspace::{Commit, Dirty, How, Landed, LeftOut, Person, Saved, SavedModule, Shape, Touched, What};
+pub use workspace::{
+    ChangedFile, Commit, DiffFormat, GitIdentity, LandResult, LandSelection, LandTarget, SaveResult,
+    SavedModule, SkippedPath, UncommittedFiles,
+};
 
 /// All Bodies of one data directory.
 #[derive(Debug)]
@@ -82,86 +87,66 @@ pub struct Fleet {
     durability: Durability,
     /// Opened when it is first needed.
     store: OnceLock<Store>,
-    maker: Arc<Maker>,
+    launch_context: Arc<LaunchContext>,
     /// Keepers that are this process's children: to be waited for, and for some Bodies the thread they hang by.
-    tethers: Mutex<HashMap<BodyId, Held>>,
+    owned: Mutex<HashMap<BodyId, OwnedBody>>,
     /// Where Bodies ran when this process last looked.
-    seen: Mutex<HashMap<BodyId, body::dir::Seen>>,
+    seen: Mutex<HashMap<BodyId, body::dir::ObservedGuest>>,
     /// Lines to their guests that the last command left, for the next.
-    lines: Mutex<HashMap<BodyId, body::guest::Line>>,
+    lines: Mutex<HashMap<BodyId, body::guest::GuestConnection>>,
     /// What is started ahead.
-    ahead: Ahead,
+    ahead: Prestart,
     /// Templates that are being built.
-    jobs: templates::Jobs,
+    jobs: templates::BuildJobs,
     /// Started ahead.
     launcher: Mutex<Option<Launcher>>,
     /// Where the next Body waits, for a caller that makes one after another.
-    yard: Option<Yard>,
+    yard: Option<Pool>,
     /// Where machines wait, for a caller that stays.
-    spares: Option<vm::spare::Spares>,
-    /// Events that stand in the log before the next one.
-    pending: Mutex<Vec<Draft>>,
+    spares: Option<vm::vm_pool::VmPool>,
     /// Keepers that cleared their Body away and are about to exit.
-    leaving: Mutex<Vec<Tether>>,
+    leaving: Mutex<Vec<SupervisorHandle>>,
     /// Held while a lease changes.
     leases: Mutex<()>,
+    /// Locks of Bodies of steps, held for as long as this process works at them.
+    steps: Mutex<HashMap<BodyId, OwnedFd>>,
 }
 
 /// A Body that this process made.
 #[derive(Debug)]
-struct Held {
-    tether: Tether,
+struct OwnedBody {
+    supervisor: SupervisorHandle,
     /// Where it runs and what it is: asked for by each exec.
-    running: Running,
+    running: RunRecord,
     spec: Spec,
-    /// What was said to its guest while it came up, for the first command.
-    opened: Option<Opened>,
     /// Whether its end is in the log.
     told: bool,
 }
 
-/// What was said to a guest while it came up.
-#[derive(Debug)]
-enum Opened {
-    /// Nothing; it was connected to.
-    Line(UnixStream),
-    /// Its first command.
-    First(exec::First),
-}
-
 impl Drop for Fleet {
     fn drop(&mut self) {
-        self.settle();
-        for mut tether in std::mem::take(&mut *held(&self.leaving)) {
-            tether.bury();
+        for mut supervisor in std::mem::take(&mut *lock_mutex(&self.leaving)) {
+            supervisor.reap();
         }
     }
 }
 
 impl Fleet {
     /// Opens the data directory, and makes it if need be.
-    pub fn open(config: Config) -> Result<Fleet, Failure> {
-        data::open(config, Ahead::Nothing, None)
+    pub fn open(config: FleetConfig) -> Result<Fleet, Failure> {
+        data::open(config, Prestart::None)
     }
 
-    /// The same for a caller that will make a Body at once: its launcher starts while the rest is opened, unless the
-    /// caller brings one.
-    pub fn open_to_create(config: Config, launcher: Option<Launcher>) -> Result<Fleet, Failure> {
-        data::open(config, Ahead::One, launcher)
+    /// Opens the data directory for a caller that makes a Body at once: the fleet starts its launcher before it opens the
+    /// rest.
+    pub fn open_to_create(config: FleetConfig) -> Result<Fleet, Failure> {
+        data::open(config, Prestart::Once)
     }
 
     /// The same for a caller that will make one Body after another: there is always a launcher ahead, and after two
     /// Bodies alike a third.
-    pub fn open_to_serve(config: Config) -> Result<Fleet, Failure> {
-        data::open(config, Ahead::Always, None)
-    }
-
-    /// Writes what still waits to be written. Done when the fleet is dropped; for a caller that exits instead.
-    pub fn settle(&self) {
-        let pending = std::mem::take(&mut *held(&self.pending));
-        if let (Some(store), false) = (self.store.get(), pending.is_empty()) {
-            let _ = store.append_all(pending);
-        }
+    pub fn open_to_serve(config: FleetConfig) -> Result<Fleet, Failure> {
+        data::open(config, Prestart::Always)
     }
 
     /// The data directory.
@@ -180,25 +165,25 @@ impl Fleet {
     }
 
     fn launcher(&self) -> Result<Launcher, Failure> {
-        let ahead = held(&self.launcher).take();
-        let started = ahead.map_or_else(|| self.maker.start_launcher(), Ok);
+        let ahead = lock_mutex(&self.launcher).take();
+        let started = ahead.map_or_else(|| self.launch_context.start_launcher(), Ok);
         started.map_err(|error| failures::process("cannot start a Body", error))
     }
 
     /// Starts the launcher of the next Body, while this one is being made. One that cannot be started is started when
     /// it is needed, and fails there.
-    fn look_ahead(&self) {
-        if self.ahead == Ahead::Always {
-            *held(&self.launcher) = self.maker.start_launcher().ok();
+    fn prestart_launcher(&self) {
+        if self.ahead == Prestart::Always {
+            *lock_mutex(&self.launcher) = self.launch_context.start_launcher().ok();
         }
     }
 
-    fn tethers(&self) -> MutexGuard<'_, HashMap<BodyId, Held>> {
-        held(&self.tethers)
+    fn owned_bodies(&self) -> MutexGuard<'_, HashMap<BodyId, OwnedBody>> {
+        lock_mutex(&self.owned)
     }
 
-    fn take_tether(&self, id: &BodyId) -> Option<Tether> {
-        self.tethers().remove(id).map(|held| held.tether)
+    fn take_supervisor(&self, id: &BodyId) -> Option<SupervisorHandle> {
+        self.owned_bodies().remove(id).map(|held| held.supervisor)
     }
 
     fn store(&self) -> Result<&Store, Failure> {
@@ -209,36 +194,28 @@ impl Fleet {
         Ok(self.store.get_or_init(|| opened))
     }
 
-    /// Appends an event, after those that wait for it.
+    /// Appends an event.
     fn append(&self, draft: Draft) -> Result<Event, Failure> {
         self.append_all([draft])
     }
 
-    /// Appends events together; gives the last one.
+    /// Appends events in one transaction; gives the last one.
     fn append_all(&self, drafts: impl IntoIterator<Item = Draft>) -> Result<Event, Failure> {
-        let mut pending = held(&self.pending);
-        let drafts = pending.iter().cloned().chain(drafts).collect();
-        let written = self.store()?.append_all(drafts).map_err(failures::append)?;
-        pending.clear();
+        let written = self.store()?.append_all(drafts.into_iter().collect()).map_err(failures::append)?;
         written
             .into_iter()
             .next_back()
             .ok_or_else(|| Failure::new(Kind::Internal, "an event was not written"))
     }
 
-    /// Leaves an event to be written with the next one.
-    fn later(&self, draft: Draft) {
-        held(&self.pending).push(draft);
-    }
-
     /// Lets a keeper exit in its own time; those that have are waited for.
-    fn let_leave(&self, tether: Tether) {
-        let mut leaving = held(&self.leaving);
-        leaving.retain_mut(|tether| !tether.is_buried());
-        leaving.push(tether);
+    fn reap_later(&self, supervisor: SupervisorHandle) {
+        let mut leaving = lock_mutex(&self.leaving);
+        leaving.retain_mut(|supervisor| !supervisor.try_reap());
+        leaving.push(supervisor);
     }
 }
 
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock_mutex<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

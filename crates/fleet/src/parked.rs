@@ -14,21 +14,21 @@ use std::{
 };
 
 use body::{
-    BodyDir, Condition,
-    dir::Lock,
-    ids::{self, Root},
-    process::{Begun, Maker},
-    root::Under,
+    BodyDir, ProcessState,
+    dir::BodyLock,
+    ids::{self, MapRoot},
+    process::{LaunchContext, StartingBody},
+    root::RootfsStack,
 };
 use proto::{BodyId, Spec, spec::Ids};
 
-use crate::{data, held};
+use crate::{data, lock_mutex};
 
 /// All of a spec but who it is.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Shape(Spec);
+pub struct BodyShape(Spec);
 
-impl Shape {
+impl BodyShape {
     /// The shape of a spec.
     pub fn of(spec: &Spec) -> Self {
         let nobody = Ids { users: Vec::new(), groups: Vec::new() };
@@ -55,42 +55,42 @@ impl Shape {
 
 /// A Body that waits.
 #[derive(Debug)]
-pub struct Parked {
-    shape: Shape,
+pub struct PooledBody {
+    shape: BodyShape,
     /// Whether root was wanted inside.
-    root: Root,
+    root: MapRoot,
     /// Who it is.
     pub id: BodyId,
     /// Its directory.
     pub dir: BodyDir,
     /// The lock on it.
-    pub lock: Lock,
+    pub lock: BodyLock,
     /// Its ids.
     pub ids: Ids,
     /// Its guest.
-    pub begun: Begun,
+    pub begun: StartingBody,
 }
 
 /// Where the next one waits.
 #[derive(Debug)]
-pub struct Yard {
-    ground: Arc<Ground>,
-    place: Arc<Mutex<Place>>,
-    orders: Option<mpsc::SyncSender<(Shape, Root)>>,
+pub struct Pool {
+    ground: Arc<PoolContext>,
+    place: Arc<Mutex<PoolSlot>>,
+    orders: Option<mpsc::SyncSender<(BodyShape, MapRoot)>>,
     worker: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Place {
-    last: Option<Shape>,
-    waiting: Option<Parked>,
+struct PoolSlot {
+    last: Option<BodyShape>,
+    waiting: Option<PooledBody>,
 }
 
 /// What Bodies are made with.
 #[derive(Debug)]
-pub struct Ground {
+pub struct PoolContext {
     /// The launcher, and what this host has.
-    pub maker: Arc<Maker>,
+    pub launch_context: Arc<LaunchContext>,
     /// The data directory.
     pub data: PathBuf,
     /// What tokens are made of.
@@ -99,34 +99,34 @@ pub struct Ground {
 
 /// A Body that was begun and is nobody's yet.
 #[derive(Debug)]
-pub struct Nobodys {
+pub struct UnclaimedBody {
     /// Who it is.
     pub id: BodyId,
     /// Its directory.
     pub dir: BodyDir,
     /// The lock on it.
-    pub lock: Lock,
+    pub lock: BodyLock,
     /// Its ids.
     pub ids: Ids,
     /// Its guest.
-    pub begun: Begun,
+    pub begun: StartingBody,
 }
 
-impl Yard {
+impl Pool {
     /// An empty one.
-    pub fn open(ground: &Arc<Ground>) -> Self {
+    pub fn open(ground: &Arc<PoolContext>) -> Self {
         let ground = ground.clone();
-        let place: Arc<Mutex<Place>> = Arc::default();
-        let (orders, taken) = mpsc::sync_channel::<(Shape, Root)>(1);
+        let place: Arc<Mutex<PoolSlot>> = Arc::default();
+        let (orders, taken) = mpsc::sync_channel::<(BodyShape, MapRoot)>(1);
         let (making, filled) = (ground.clone(), place.clone());
         let work = move || {
             for (shape, root) in taken {
-                if held(&filled).waiting.is_some() {
+                if lock_mutex(&filled).waiting.is_some() {
                     continue;
                 }
                 // One that cannot be made is made when it is asked for, and fails there.
                 let made = making.park(shape, root);
-                held(&filled).waiting = made;
+                lock_mutex(&filled).waiting = made;
             }
         };
         let worker = std::thread::Builder::new().name("pal-park".into()).spawn(work).ok();
@@ -134,10 +134,10 @@ impl Yard {
     }
 
     /// Takes the one that waits, if it is like that and alive.
-    pub fn take(&self, shape: &Shape, root: Root) -> Option<Parked> {
-        let parked = held(&self.place).waiting.take()?;
+    pub fn take(&self, shape: &BodyShape, root: MapRoot) -> Option<PooledBody> {
+        let parked = lock_mutex(&self.place).waiting.take()?;
         let fits = parked.shape == *shape && parked.root == root;
-        if fits && !matches!(parked.dir.condition(), Ok(Condition::Dead(_)) | Err(_)) {
+        if fits && !matches!(parked.dir.condition(), Ok(ProcessState::Dead(_)) | Err(_)) {
             return Some(parked);
         }
         self.ground.discard(parked);
@@ -145,8 +145,8 @@ impl Yard {
     }
 
     /// Has another one made, if the last two were alike.
-    pub fn refill(&self, shape: Shape, root: Root) {
-        let last = held(&self.place).last.replace(shape.clone());
+    pub fn refill(&self, shape: BodyShape, root: MapRoot) {
+        let last = lock_mutex(&self.place).last.replace(shape.clone());
         if last.as_ref() == Some(&shape)
             && shape.can_wait()
             && let Some(orders) = &self.orders
@@ -157,22 +157,22 @@ impl Yard {
     }
 }
 
-impl Drop for Yard {
+impl Drop for Pool {
     fn drop(&mut self) {
         drop(self.orders.take());
         if let Some(worker) = self.worker.take() {
             let _ = worker.join();
         }
-        if let Some(parked) = held(&self.place).waiting.take() {
+        if let Some(parked) = lock_mutex(&self.place).waiting.take() {
             self.ground.discard(parked);
         }
     }
 }
 
-impl Ground {
+impl PoolContext {
     /// Ends one that nobody asked for. Its keeper clears it away, unless its guest died before.
-    fn discard(&self, parked: Parked) {
-        let Parked { id, dir, lock: _lock, ids, begun, .. } = parked;
+    fn discard(&self, parked: PooledBody) {
+        let PooledBody { id, dir, lock: _lock, ids, begun, .. } = parked;
         drop(begun);
         self.clear_away(&id, &dir, &ids);
     }
@@ -180,26 +180,28 @@ impl Ground {
     /// Takes away what is left of one that has ended.
     pub fn clear_away(&self, id: &BodyId, dir: &BodyDir, ids: &Ids) {
         if dir.path().exists() {
-            body::groups::unbound_by_name(id);
-            let _ = body::snapshot::remove(&self.maker.programs, ids, dir.path());
+            body::groups::remove_cgroups_by_name(id);
+            let _ = body::snapshot::remove(&self.launch_context.programs, ids, dir.path());
         }
         ids::release(&self.data, ids, id);
     }
 
-    fn park(&self, shape: Shape, root: Root) -> Option<Parked> {
-        let Nobodys { id, dir, lock, ids, begun } = self.begin(&shape.0, root, &Under::default())?;
-        Some(Parked { shape, root, id, dir, lock, ids, begun })
+    fn park(&self, shape: BodyShape, root: MapRoot) -> Option<PooledBody> {
+        let UnclaimedBody { id, dir, lock, ids, begun } =
+            self.begin(&shape.0, root, &RootfsStack::default())?;
+        Some(PooledBody { shape, root, id, dir, lock, ids, begun })
     }
 
     /// Begins one like that, with an id of its own.
-    pub fn begin(&self, like: &Spec, root: Root, under: &Under) -> Option<Nobodys> {
-        let launcher = self.maker.start_launcher().ok()?;
+    pub fn begin(&self, like: &Spec, root: MapRoot, rootfs: &RootfsStack) -> Option<UnclaimedBody> {
+        let launcher = self.launch_context.start_launcher().ok()?;
         let id = BodyId::from_random(sys::random::bytes().ok()?);
         let dir = BodyDir::create(self.data.join("bodies").join(id.as_str())).ok()?;
         let made = dir.try_lock().ok().flatten().and_then(|lock| {
             let ids = ids::claim(&self.data, &id, root).ok()?;
             let spec = Spec { id: id.clone(), ids: ids.clone(), ..like.clone() };
-            let begun = self.maker.begin(launcher, &dir, &spec, &data::token(&self.key, &id), under);
+            let begun =
+                self.launch_context.begin(launcher, &dir, &spec, &data::token(&self.key, &id), rootfs);
             let begun = begun.inspect_err(|_| ids::release(&self.data, &ids, &id)).ok()?;
             Some((lock, ids, begun))
         });
@@ -207,6 +209,6 @@ impl Ground {
             let _ = std::fs::remove_dir_all(dir.path());
             return None;
         };
-        Some(Nobodys { id, dir, lock, ids, begun })
+        Some(UnclaimedBody { id, dir, lock, ids, begun })
     }
 }

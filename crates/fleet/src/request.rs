@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use proto::{
     Layer, Size,
-    spec::{Egress, Home, Life, Mount},
+    spec::{BodyRole, Egress, Home, Life, Mount},
     vm::{Engine, Sharing},
     workspace::Workspace,
 };
@@ -21,7 +21,7 @@ pub struct Create {
     /// What it starts from: `host`, or the id or name of a snapshot.
     pub template: String,
     /// Limits that differ from the host's defaults.
-    pub limits: AskedLimits,
+    pub limits: LimitRequest,
     /// Environment of every process in it.
     pub env: BTreeMap<String, String>,
     /// What it sees of the host by name.
@@ -36,8 +36,10 @@ pub struct Create {
     pub at_start: Vec<String>,
     /// Ports in it that somebody will want to reach.
     pub ports: Vec<u16>,
-    /// A way out, which the caller serves.
+    /// The names that it may reach.
     pub egress: Option<Egress>,
+    /// Why it is made.
+    pub role: BodyRole,
     /// Where commands run.
     pub workdir: Option<String>,
     /// Who runs commands; `user` if none.
@@ -48,11 +50,6 @@ pub struct Create {
     pub lease: Option<Lease>,
     /// A microVM boots, also where one like it could be thawed.
     pub cold: bool,
-    /// It is one of several that are made at once: none of them prepares for a command that may never come.
-    pub of_many: bool,
-    /// The command that a Body of a run is made for: its guest is asked for it while it comes up. The first
-    /// [`crate::Fleet::exec`] in that Body is this one.
-    pub first: Option<ExecRequest>,
 }
 
 impl Create {
@@ -62,7 +59,7 @@ impl Create {
             layer: None,
             engine: None,
             template: "host".into(),
-            limits: AskedLimits::default(),
+            limits: LimitRequest::default(),
             env: BTreeMap::new(),
             mounts: Vec::new(),
             share: None,
@@ -71,13 +68,12 @@ impl Create {
             at_start: Vec::new(),
             ports: Vec::new(),
             egress: None,
+            role: BodyRole::Work,
             workdir: None,
             user: None,
             life: Life::Run,
             lease: None,
             cold: false,
-            of_many: false,
-            first: None,
         }
     }
 
@@ -89,7 +85,7 @@ impl Create {
 
 /// Limits as asked for; the rest are the host's defaults.
 #[derive(Debug, Clone, Default)]
-pub struct AskedLimits {
+pub struct LimitRequest {
     /// Memory.
     pub memory: Option<Size>,
     /// Processor time in thousandths of one processor.
@@ -98,6 +94,8 @@ pub struct AskedLimits {
     pub pids: Option<u32>,
     /// Private upper.
     pub disk: Option<Size>,
+    /// Files and directories in the private upper; follows the disk if none.
+    pub inodes: Option<u64>,
     /// Open files of one process.
     pub files: Option<u32>,
     /// Life of the Body.

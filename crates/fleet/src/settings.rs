@@ -7,13 +7,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use proto::{Failure, Kind, Size, vm::Engine};
+use proto::{Failure, Kind, Size, event_data::ConfigChanged, vm::Engine};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{
     Fleet,
-    vm::spare::{SPARES_DEFAULT, SPARES_MAX},
+    vm::vm_pool::{SPARES_DEFAULT, SPARES_MAX},
 };
 
 /// What layers and dependencies may take together where nobody said otherwise.
@@ -29,9 +29,14 @@ pub struct Settings {
     /// What drives machines that ask for no hypervisor.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "microvm.engine")]
     pub engine: Option<Engine>,
-    /// How many machines of a template wait for the next one who asks a server for one.
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "microvm.spares")]
-    pub spares: Option<u32>,
+    /// How many running microVMs of a template a server keeps ready.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        rename = "microvm.pool_size",
+        alias = "microvm.spares"
+    )]
+    pub pool_size: Option<u32>,
     /// Where Cloud Hypervisor's program is.
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "microvm.cloud-hypervisor")]
     pub cloud_hypervisor: Option<PathBuf>,
@@ -43,6 +48,9 @@ pub struct Settings {
     pub jailer: Option<PathBuf>,
 }
 
+/// What [`Setting::PoolSize`] was called before.
+const EARLIER_POOL_SIZE: &str = "microvm.spares";
+
 /// In place of a program: it is not to be used.
 pub(crate) const NONE: &str = "none";
 
@@ -53,8 +61,8 @@ pub enum Setting {
     Budget,
     /// What drives machines that ask for no hypervisor.
     Engine,
-    /// How many machines of a template wait for the next one who asks a server for one.
-    Spares,
+    /// How many running microVMs of a template a server keeps ready.
+    PoolSize,
     /// Where Cloud Hypervisor's program is.
     CloudHypervisor,
     /// Where Firecracker's program is.
@@ -66,22 +74,23 @@ pub enum Setting {
 impl Setting {
     /// All of them.
     pub const ALL: [Setting; 6] =
-        [Self::Budget, Self::Engine, Self::Spares, Self::CloudHypervisor, Self::Firecracker, Self::Jailer];
+        [Self::Budget, Self::Engine, Self::PoolSize, Self::CloudHypervisor, Self::Firecracker, Self::Jailer];
 
     /// The word on every surface.
     pub fn name(self) -> &'static str {
         match self {
             Self::Budget => "store.budget",
             Self::Engine => "microvm.engine",
-            Self::Spares => "microvm.spares",
+            Self::PoolSize => "microvm.pool_size",
             Self::CloudHypervisor => "microvm.cloud-hypervisor",
             Self::Firecracker => "microvm.firecracker",
             Self::Jailer => "microvm.jailer",
         }
     }
 
-    /// The one of that name.
+    /// The setting with that name, or with the name that an earlier version had for it.
     pub fn find(name: &str) -> Result<Self, Failure> {
+        let name = if name == EARLIER_POOL_SIZE { Self::PoolSize.name() } else { name };
         Self::ALL.into_iter().find(|setting| setting.name() == name).ok_or_else(|| {
             let names = Self::ALL.map(Self::name).join(", ");
             Failure::new(Kind::Usage, format!("there is no setting {}", proto::text::visible(name)))
@@ -95,7 +104,7 @@ impl Setting {
         match self {
             Self::Budget => Some(settings.budget.unwrap_or(BUDGET_DEFAULT).to_string()),
             Self::Engine => Some(settings.engine.unwrap_or_default().to_string()),
-            Self::Spares => Some(settings.spares().to_string()),
+            Self::PoolSize => Some(settings.pool_size().to_string()),
             Self::CloudHypervisor => place(&settings.cloud_hypervisor),
             Self::Firecracker => place(&settings.firecracker),
             Self::Jailer => place(&settings.jailer),
@@ -106,7 +115,7 @@ impl Setting {
     pub fn json(self, settings: &Settings) -> Value {
         match self {
             Self::Budget => json!(settings.budget.unwrap_or(BUDGET_DEFAULT)),
-            Self::Spares => json!(settings.spares()),
+            Self::PoolSize => json!(settings.pool_size()),
             _ => json!(self.value(settings)),
         }
     }
@@ -114,12 +123,12 @@ impl Setting {
     fn put(self, settings: &mut Settings, value: &str) -> Result<(), Failure> {
         match self {
             Self::Budget => {
-                settings.budget = Some(value.parse().map_err(|error| wrong(self, value, &error))?)
+                settings.budget = Some(value.parse().map_err(|error| invalid_value(self, value, &error))?)
             }
             Self::Engine => {
-                settings.engine = Some(value.parse().map_err(|error| wrong(self, value, &error))?)
+                settings.engine = Some(value.parse().map_err(|error| invalid_value(self, value, &error))?)
             }
-            Self::Spares => settings.spares = Some(spares(value)?),
+            Self::PoolSize => settings.pool_size = Some(pool_size(value)?),
             Self::CloudHypervisor => settings.cloud_hypervisor = program(value)?,
             Self::Firecracker => settings.firecracker = program(value)?,
             Self::Jailer if value == NONE => settings.jailer = Some(NONE.into()),
@@ -129,18 +138,18 @@ impl Setting {
     }
 }
 
-fn wrong(setting: Setting, value: &str, error: &dyn std::fmt::Display) -> Failure {
+fn invalid_value(setting: Setting, value: &str, error: &dyn std::fmt::Display) -> Failure {
     Failure::new(Kind::Usage, format!("{} cannot be {:?}", setting.name(), proto::text::visible(value)))
         .because(error.to_string())
         .hint("see what it is now: pal config get NAME")
 }
 
-/// A number of machines that a host can have lying ready.
-fn spares(value: &str) -> Result<u32, Failure> {
+/// A number of running microVMs that a host can keep ready.
+fn pool_size(value: &str) -> Result<u32, Failure> {
     let bounds = format!("it is a number from 0, for none, to {SPARES_MAX}");
     match value.parse() {
         Ok(count @ 0..=SPARES_MAX) => Ok(count),
-        _ => Err(wrong(Setting::Spares, value, &bounds)),
+        _ => Err(invalid_value(Setting::PoolSize, value, &bounds)),
     }
 }
 
@@ -158,9 +167,9 @@ fn program(value: &str) -> Result<Option<PathBuf>, Failure> {
 }
 
 impl Settings {
-    /// How many machines of a template wait, where somebody serves.
-    pub fn spares(&self) -> u32 {
-        self.spares.unwrap_or(SPARES_DEFAULT)
+    /// How many running microVMs of a template a server keeps ready.
+    pub fn pool_size(&self) -> u32 {
+        self.pool_size.unwrap_or(SPARES_DEFAULT)
     }
 
     /// Where the program of a hypervisor is, if that was decided.
@@ -198,26 +207,41 @@ impl Fleet {
     }
 
     /// Decides one, and leaves the others as they are.
-    pub fn decide(&self, setting: Setting, value: &str) -> Result<Settings, Failure> {
+    pub fn set_setting(&self, setting: Setting, value: &str) -> Result<Settings, Failure> {
         let mut settings = self.settings()?;
         setting.put(&mut settings, value)?;
-        self.keep(setting, &settings)?;
-        self.look_at_spares();
+        self.write_setting(setting, &settings)?;
+        self.check_pool();
         Ok(settings)
     }
 
     /// Decides what layers and dependencies may take together.
     pub fn set_budget(&self, budget: Size) -> Result<(), Failure> {
         let settings = Settings { budget: Some(budget), ..self.settings().unwrap_or_default() };
-        self.keep(Setting::Budget, &settings)
+        self.write_setting(Setting::Budget, &settings)
     }
 
-    fn keep(&self, changed: Setting, settings: &Settings) -> Result<(), Failure> {
-        self.note("config.changed", json!({ changed.name(): changed.json(settings) }))?;
+    fn write_setting(&self, changed: Setting, settings: &Settings) -> Result<(), Failure> {
+        let value = changed.json(settings);
+        self.note(ConfigChanged { settings: [(changed.name().to_owned(), value)].into() })?;
         let text = serde_json::to_vec(settings)
             .map_err(|error| Failure::new(Kind::Internal, "cannot write the settings").because(error))?;
         sys::fd::write_whole(&self.data.join("config.json"), &text).map_err(|error| {
             Failure::new(Kind::Host, "cannot write the settings").because(error).hint("make room: pal gc")
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_earlier_name_of_the_pool_size_is_read() {
+        let earlier: Settings = serde_json::from_str(r#"{"microvm.spares":3}"#).unwrap();
+        assert_eq!(earlier.pool_size(), 3);
+        assert_eq!(serde_json::to_string(&earlier).unwrap(), r#"{"microvm.pool_size":3}"#);
+        assert_eq!(Setting::find("microvm.spares").unwrap(), Setting::PoolSize);
+        assert_eq!(Setting::find("microvm.pool_size").unwrap(), Setting::PoolSize);
     }
 }

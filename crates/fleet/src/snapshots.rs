@@ -3,23 +3,23 @@
 use std::path::PathBuf;
 
 use body::{
-    BodyDir, Condition,
-    host::Below,
+    BodyDir, ProcessState,
+    host::SnapshotLower,
     process,
-    root::Under,
-    snapshot::{self, Manifest},
+    root::RootfsStack,
+    snapshot::{self, SnapshotManifest},
 };
 use proto::{
     BodyId, Failure, Kind, Layer, SnapshotId, Spec,
+    event_data::{BodyForked, SnapshotCreated, SnapshotRemoved},
     spec::{Home, Life},
 };
-use serde_json::json;
 
-use crate::{AskedLimits, Create, Fleet, Lease, SnapshotView, View, failures};
+use crate::{BodyView, Create, Fleet, Lease, LimitRequest, SnapshotView, failures};
 
 /// What a snapshot is taken for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Purpose {
+enum SnapshotPurpose {
     /// Whoever asked for it; it stays until it is removed.
     Kept,
     /// Forks; it goes with the last of them.
@@ -39,8 +39,8 @@ impl Fleet {
         if let Some(name) = &name {
             self.check_name(name)?;
         }
-        let (dir, spec, _lock) = self.locked(id)?;
-        self.take(&dir, &spec, name, Purpose::Kept).map(view)
+        let (dir, spec, _lock) = self.lock_body(id)?;
+        self.take(&dir, &spec, name, SnapshotPurpose::Kept).map(view)
     }
 
     fn check_name(&self, name: &str) -> Result<(), Failure> {
@@ -57,7 +57,7 @@ impl Fleet {
                 Kind::Conflict,
                 format!("snapshot {} has the name {name} already", taken.id),
             )
-            .hint("choose another name, or remove that one: pal snapshots --rm NAME")),
+            .hint("choose another name, or remove that one: pal snapshot rm NAME")),
             None => Ok(()),
         }
     }
@@ -68,8 +68,8 @@ impl Fleet {
         dir: &BodyDir,
         spec: &Spec,
         name: Option<String>,
-        purpose: Purpose,
-    ) -> Result<Manifest, Failure> {
+        purpose: SnapshotPurpose,
+    ) -> Result<SnapshotManifest, Failure> {
         self.take_as(dir, spec, name, purpose, None)
     }
 
@@ -81,7 +81,7 @@ impl Fleet {
         origin: &str,
         key: &str,
     ) -> Result<SnapshotId, Failure> {
-        self.take_as(dir, spec, None, Purpose::Kept, Some((origin, key))).map(|manifest| manifest.id)
+        self.take_as(dir, spec, None, SnapshotPurpose::Kept, Some((origin, key))).map(|manifest| manifest.id)
     }
 
     fn take_as(
@@ -89,30 +89,30 @@ impl Fleet {
         dir: &BodyDir,
         spec: &Spec,
         name: Option<String>,
-        purpose: Purpose,
+        purpose: SnapshotPurpose,
         dependency: Option<(&str, &str)>,
-    ) -> Result<Manifest, Failure> {
+    ) -> Result<SnapshotManifest, Failure> {
         let manifest = self.announce_snapshot(dir, spec, name, purpose, dependency)?;
         let id = &spec.id;
         if spec.layer == Layer::Microvm {
             let to = self.snapshot_path(&manifest.id);
             return self
                 .take_machine(dir, spec, &to, manifest)
-                .inspect_err(|_| drop(snapshot::remove(&self.maker.programs, &spec.ids, &to)));
+                .inspect_err(|_| drop(snapshot::remove(&self.launch_context.programs, &spec.ids, &to)));
         }
-        if let Condition::Running(running) = dir.condition().map_err(|error| failures::dir(id, error))? {
-            dir.hold().map_err(|error| {
+        if let ProcessState::Running(running) = dir.condition().map_err(|error| failures::dir(id, error))? {
+            dir.freeze_lock().map_err(|error| {
                 Failure::new(Kind::Host, "cannot freeze the Body").because(error).hint("make room: pal gc")
             })?;
             let frozen =
                 process::pause(&running).map_err(|error| failures::process("cannot freeze the Body", error));
-            frozen.inspect_err(|_| drop(self.thaw_held(dir)))?;
+            frozen.inspect_err(|_| drop(self.thaw_interrupted_save(dir)))?;
         }
         let to = self.snapshot_path(&manifest.id);
-        let taken = snapshot::take(&self.maker.programs, dir.path(), spec, &to, manifest);
-        self.thaw_held(dir)?;
+        let taken = snapshot::take(&self.launch_context.programs, dir.path(), spec, &to, manifest);
+        self.thaw_interrupted_save(dir)?;
         taken.map_err(|error| {
-            let _ = snapshot::remove(&self.maker.programs, &spec.ids, &to);
+            let _ = snapshot::remove(&self.launch_context.programs, &spec.ids, &to);
             failures::snapshot(error)
         })
     }
@@ -123,16 +123,16 @@ impl Fleet {
         dir: &BodyDir,
         spec: &Spec,
         name: Option<String>,
-        purpose: Purpose,
+        purpose: SnapshotPurpose,
         dependency: Option<(&str, &str)>,
-    ) -> Result<Manifest, Failure> {
+    ) -> Result<SnapshotManifest, Failure> {
         let id = &spec.id;
         if dir.is_swapped() {
-            return Err(crate::life::is_paused(id));
+            return Err(crate::lifecycle::paused_failure(id));
         }
         let drawn = sys::random::bytes()
             .map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
-        let manifest = Manifest {
+        let manifest = SnapshotManifest {
             id: SnapshotId::from_random(drawn),
             name,
             body: id.clone(),
@@ -147,13 +147,13 @@ impl Fleet {
             ports: spec.ports.clone(),
             ids: spec.ids.clone(),
             bytes: 0,
-            for_forks: purpose == Purpose::Forks,
+            for_forks: purpose == SnapshotPurpose::Forks,
             dependency: dependency.map(|(_, key)| key.to_owned()),
             origin: dependency.map(|(origin, _)| origin.to_owned()),
             layer: spec.layer,
             machine: None,
         };
-        self.write("snapshot.created", id, json!({ "snapshot": manifest.id, "name": manifest.name }))?;
+        self.write(id, SnapshotCreated { snapshot: manifest.id.clone(), name: manifest.name.clone() })?;
         Ok(manifest)
     }
 
@@ -165,13 +165,13 @@ impl Fleet {
         Ok(views)
     }
 
-    pub(crate) fn manifests(&self) -> Vec<Manifest> {
+    pub(crate) fn manifests(&self) -> Vec<SnapshotManifest> {
         let entries = std::fs::read_dir(self.data.join("snapshots")).into_iter().flatten().flatten();
         entries.filter_map(|entry| snapshot::read(&entry.path()).ok()).collect()
     }
 
     /// By whole id, name, or a prefix of the id that only one has.
-    pub(crate) fn find_snapshot(&self, key: &str) -> Result<Manifest, Failure> {
+    pub(crate) fn find_snapshot(&self, key: &str) -> Result<SnapshotManifest, Failure> {
         let all = self.manifests();
         let exact =
             all.iter().find(|manifest| manifest.id.as_str() == key || manifest.name.as_deref() == Some(key));
@@ -183,7 +183,7 @@ impl Fleet {
                 Kind::NotFound,
                 format!("there is no snapshot {:?}", proto::text::visible(key)),
             )
-            .hint("list them: pal snapshots")),
+            .hint("list them: pal snapshot ls")),
         }
     }
 
@@ -193,7 +193,7 @@ impl Fleet {
     }
 
     /// A snapshot and what is below it, nearest first.
-    pub(crate) fn stack(&self, top: &Manifest) -> Result<Vec<Below>, Failure> {
+    pub(crate) fn stack(&self, top: &SnapshotManifest) -> Result<Vec<SnapshotLower>, Failure> {
         let mut stack = vec![snapshot::below(self.snapshot_path(&top.id), top)];
         for id in &top.below {
             let dir = self.snapshot_path(id);
@@ -207,9 +207,9 @@ impl Fleet {
     }
 
     /// A snapshot, what is below it, and the template's root below that.
-    pub(crate) fn under_snapshot(&self, top: &Manifest) -> Result<Under, Failure> {
+    pub(crate) fn under_snapshot(&self, top: &SnapshotManifest) -> Result<RootfsStack, Failure> {
         let layers = top.base.as_ref().map(|base| self.layers_below(&base.layers)).transpose()?;
-        Ok(Under {
+        Ok(RootfsStack {
             snapshots: self.stack(top)?,
             layers,
             workspaces: self.workspaces_below(&top.workspaces)?,
@@ -219,7 +219,7 @@ impl Fleet {
     }
 
     /// Snapshots below a Body that exists.
-    pub(crate) fn below(&self, spec: &Spec) -> Result<Vec<Below>, Failure> {
+    pub(crate) fn below(&self, spec: &Spec) -> Result<Vec<SnapshotLower>, Failure> {
         match spec.snapshots.first() {
             Some(first) => self.stack(&self.find_snapshot(first.as_str())?),
             None => Ok(Vec::new()),
@@ -233,12 +233,9 @@ impl Fleet {
             return Err(Failure::new(Kind::Conflict, format!("{user} stands on snapshot {}", manifest.id))
                 .hint("remove that first"));
         }
-        self.write(
-            "snapshot.removed",
-            &manifest.body,
-            json!({ "snapshot": manifest.id, "name": manifest.name }),
-        )?;
-        snapshot::remove(&self.maker.programs, &manifest.ids, &self.snapshot_path(&manifest.id))
+        let data = SnapshotRemoved { snapshot: manifest.id.clone(), name: manifest.name };
+        self.write(&manifest.body, data)?;
+        snapshot::remove(&self.launch_context.programs, &manifest.ids, &self.snapshot_path(&manifest.id))
             .map_err(failures::removal)?;
         Ok(manifest.id)
     }
@@ -265,7 +262,7 @@ impl Fleet {
         for id in &spec.snapshots {
             let Ok(manifest) = snapshot::read(&self.snapshot_path(id)) else { continue };
             if manifest.for_forks && self.user_of(id)?.is_none() {
-                snapshot::remove(&self.maker.programs, &manifest.ids, &self.snapshot_path(id))
+                snapshot::remove(&self.launch_context.programs, &manifest.ids, &self.snapshot_path(id))
                     .map_err(failures::removal)?;
             }
         }
@@ -273,7 +270,7 @@ impl Fleet {
     }
 
     /// Makes `count` Bodies that begin where this one is now, and start.
-    pub async fn fork(&self, id: &BodyId, count: u32) -> Result<Vec<View>, Failure> {
+    pub async fn fork(&self, id: &BodyId, count: u32) -> Result<Vec<BodyView>, Failure> {
         self.fork_leased(id, count, None).await
     }
 
@@ -283,23 +280,19 @@ impl Fleet {
         id: &BodyId,
         count: u32,
         lease: Option<Lease>,
-    ) -> Result<Vec<View>, Failure> {
+    ) -> Result<Vec<BodyView>, Failure> {
         if !(1..=FORKS_MAX).contains(&count) {
             return Err(Failure::new(Kind::Usage, format!("{count} forks cannot be made at once"))
                 .hint(format!("ask for 1 to {FORKS_MAX}")));
         }
         // Held until the forks stand on the snapshot: before that nobody seems to need it.
-        let (dir, parent, _lock) = self.locked(id)?;
-        if count == 1 && !dir.is_swapped() && self.forks_beside(&dir, &parent) {
-            return self.fork_one_beside(&dir, &parent, lease).await;
-        }
-        let manifest = self.take(&dir, &parent, None, Purpose::Forks)?;
+        let (dir, parent, _lock) = self.lock_body(id)?;
+        let manifest = self.take(&dir, &parent, None, SnapshotPurpose::Forks)?;
         let mut views = Vec::new();
         for _ in 0..count {
-            let request =
-                Create { lease: lease.clone(), of_many: count > 1, ..fork_request(&parent, &manifest) };
+            let request = Create { lease: lease.clone(), ..fork_request(&parent, &manifest) };
             let made = match self.create_now(request, Some(id.clone())) {
-                Ok(view) => self.started(view).await,
+                Ok(view) => self.await_template_start(view).await,
                 Err(failure) => Err(failure),
             };
             match made {
@@ -310,51 +303,32 @@ impl Fleet {
                 }
             }
         }
-        let made: Vec<&BodyId> = views.iter().map(View::id).collect();
-        self.write("body.forked", id, json!({ "snapshot": manifest.id, "bodies": made }))?;
+        let bodies = views.iter().map(BodyView::id).cloned().collect();
+        self.write(id, BodyForked { snapshot: manifest.id, bodies })?;
         Ok(views)
     }
 
-    /// One fork, started while its parent is being frozen.
-    async fn fork_one_beside(
-        &self,
-        dir: &BodyDir,
-        parent: &Spec,
-        lease: Option<Lease>,
-    ) -> Result<Vec<View>, Failure> {
-        let manifest = self.announce_snapshot(dir, parent, None, Purpose::Forks, None)?;
-        let request = Create { lease, ..fork_request(parent, &manifest) };
-        let view = self.fork_beside(dir, parent, &manifest, request)?;
-        let view = match self.started(view.clone()).await {
-            Ok(view) => view,
-            Err(failure) => {
-                self.undo_forks(&[view], &manifest).await;
-                return Err(failure);
-            }
-        };
-        self.write("body.forked", &parent.id, json!({ "snapshot": manifest.id, "bodies": [view.id()] }))?;
-        Ok(vec![view])
-    }
-
     /// All of them or none.
-    async fn undo_forks(&self, views: &[View], manifest: &Manifest) {
+    async fn undo_forks(&self, views: &[BodyView], manifest: &SnapshotManifest) {
         for view in views {
             let _ = self.remove(view.id(), crate::Force::Yes).await;
         }
-        let _ = snapshot::remove(&self.maker.programs, &manifest.ids, &self.snapshot_path(&manifest.id));
+        let _ =
+            snapshot::remove(&self.launch_context.programs, &manifest.ids, &self.snapshot_path(&manifest.id));
     }
 }
 
-fn fork_request(parent: &Spec, manifest: &Manifest) -> Create {
+fn fork_request(parent: &Spec, manifest: &SnapshotManifest) -> Create {
     let limits = &parent.limits;
     Create {
         layer: Some(parent.layer),
         template: manifest.id.to_string(),
-        limits: AskedLimits {
+        limits: LimitRequest {
             memory: Some(limits.memory),
             cpu_milli: Some(limits.cpu_milli),
             pids: Some(limits.pids),
             disk: Some(limits.disk),
+            inodes: Some(limits.inodes),
             files: Some(limits.files),
             wall: limits.wall_ms.map(std::time::Duration::from_millis),
             output: Some(limits.output),
@@ -368,14 +342,13 @@ fn fork_request(parent: &Spec, manifest: &Manifest) -> Create {
         at_start: Vec::new(),
         ports: Vec::new(),
         egress: None,
+        role: proto::spec::BodyRole::Work,
         workdir: parent.workdir.clone(),
         user: Some(parent.user.clone()),
         life: Life::Kept,
         lease: None,
         engine: None,
         cold: false,
-        of_many: false,
-        first: None,
     }
 }
 
@@ -384,7 +357,7 @@ pub(crate) fn bare(key: &str) -> &str {
     key.strip_suffix(":default").or_else(|| key.strip_suffix(":latest")).unwrap_or(key)
 }
 
-fn view(manifest: Manifest) -> SnapshotView {
+fn view(manifest: SnapshotManifest) -> SnapshotView {
     SnapshotView {
         id: manifest.id,
         name: manifest.name,

@@ -1,6 +1,6 @@
 //! What callers see of the fleet.
 
-use proto::{BodyId, Enforcement, SnapshotId, Spec, launch::End, vm::Revival};
+use proto::{BodyId, Enforcement, SnapshotId, Spec, launch::GuestEnd, vm::StartReport};
 use serde::Serialize;
 
 /// How a Body is.
@@ -16,7 +16,7 @@ pub enum Status {
     /// Its guest died; `end` says why. Startable.
     Dead,
     /// It ran before the host's last boot. Startable, its files are intact.
-    Lost,
+    Interrupted,
 }
 
 impl Status {
@@ -27,14 +27,14 @@ impl Status {
             Status::Paused => "paused",
             Status::Stopped => "stopped",
             Status::Dead => "dead",
-            Status::Lost => "lost",
+            Status::Interrupted => "interrupted",
         }
     }
 }
 
 /// One Body, as far as anybody may know.
 #[derive(Debug, Clone, Serialize)]
-pub struct View {
+pub struct BodyView {
     /// What it was asked to be.
     #[serde(flatten, serialize_with = "shown")]
     pub spec: Spec,
@@ -42,7 +42,7 @@ pub struct View {
     pub status: Status,
     /// Why its guest is gone, if it is.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub end: Option<End>,
+    pub end: Option<GuestEnd>,
     /// The guest's pid on the host, if it runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<i32>,
@@ -50,14 +50,14 @@ pub struct View {
     pub enforcement: Enforcement,
     /// How its machine came to life, on the layer that has one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub receipt: Option<Revival>,
+    pub receipt: Option<StartReport>,
 }
 
 fn shown<S: serde::Serializer>(spec: &Spec, to: S) -> Result<S::Ok, S::Error> {
-    spec.shown().serialize(to)
+    spec.without_secrets().serialize(to)
 }
 
-impl View {
+impl BodyView {
     /// Which Body.
     pub fn id(&self) -> &BodyId {
         &self.spec.id
@@ -87,7 +87,7 @@ pub struct SnapshotView {
 
 /// How a command ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Ended {
+pub struct ExecEnd {
     /// Its exit code, as a shell would give it (128 + signal when a signal ended it).
     pub code: i32,
     /// The signal that ended it.
@@ -99,12 +99,12 @@ pub struct Ended {
     pub timed_out: bool,
     /// Why the Body itself ended under it, if it did.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub body_end: Option<End>,
+    pub body_end: Option<GuestEnd>,
 }
 
 /// Something that `gc` removed or would remove.
 #[derive(Debug, Clone, Serialize)]
-pub struct Garbage {
+pub struct GarbageItem {
     /// `body`, `snapshot`, `artifact`, `cgroup`, `temporary`.
     pub kind: &'static str,
     /// Its name.
@@ -117,7 +117,7 @@ pub struct Garbage {
 
 /// What a copy moved.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Copied {
+pub struct CopyTotals {
     /// Files, links and directories.
     pub entries: u64,
     /// Contents.

@@ -7,16 +7,16 @@ use base64::{
 use hyper::{HeaderMap, Method, StatusCode, header};
 use sha2::{Digest, Sha256};
 
-use crate::{query::Query, reply::Refusal};
+use crate::{query::UrlQuery, reply::PlainRefusal};
 
 /// What a signed URL allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Operation {
+pub enum SignedOperation {
     Read,
     Write,
 }
 
-impl Operation {
+impl SignedOperation {
     fn word(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -31,7 +31,7 @@ pub fn check_token(
     method: &Method,
     path: &str,
     headers: &HeaderMap,
-) -> Result<(), Refusal> {
+) -> Result<(), PlainRefusal> {
     let Some(token) = token else { return Ok(()) };
     let excluded = path == "/health" && method == Method::GET
         || path == "/files" && (method == Method::GET || method == Method::POST);
@@ -47,10 +47,10 @@ pub fn check_token(
 pub fn check_files(
     token: Option<&str>,
     headers: &HeaderMap,
-    query: &Query,
-    operation: Operation,
+    query: &UrlQuery,
+    operation: SignedOperation,
     now_unix_s: i64,
-) -> Result<(), Refusal> {
+) -> Result<(), PlainRefusal> {
     let Some(token) = token else { return Ok(()) };
     match sent_token(headers) {
         Some(sent) if same(sent, token.as_bytes()) => return Ok(()),
@@ -63,7 +63,9 @@ pub fn check_files(
         query.bytes("signature").ok_or_else(|| unauthorized("missing signature query parameter"))?;
     let expiration: Option<i64> = match query.text("signature_expiration") {
         None => None,
-        Some(text) => Some(text.parse().map_err(|_| Refusal::bad("signature_expiration is not a number"))?),
+        Some(text) => {
+            Some(text.parse().map_err(|_| PlainRefusal::bad("signature_expiration is not a number"))?)
+        }
     };
     let path = query.bytes("path").unwrap_or_default();
     let expected = sign(path, operation, query.bytes("username").unwrap_or_default(), token, expiration);
@@ -92,7 +94,13 @@ fn sent_token(headers: &HeaderMap) -> Option<&[u8]> {
     headers.get("x-access-token").map(|value| value.as_bytes())
 }
 
-fn sign(path: &[u8], operation: Operation, user: &[u8], token: &str, expiration: Option<i64>) -> String {
+fn sign(
+    path: &[u8],
+    operation: SignedOperation,
+    user: &[u8],
+    token: &str,
+    expiration: Option<i64>,
+) -> String {
     let mut text = [path, operation.word().as_bytes(), user, token.as_bytes()].join(&b':');
     if let Some(at) = expiration {
         text.extend_from_slice(format!(":{at}").as_bytes());
@@ -107,8 +115,8 @@ fn same(one: &[u8], other: &[u8]) -> bool {
     one.len() == other.len() && differs == 0
 }
 
-fn unauthorized(message: &str) -> Refusal {
-    Refusal::new(StatusCode::UNAUTHORIZED, message)
+fn unauthorized(message: &str) -> PlainRefusal {
+    PlainRefusal::new(StatusCode::UNAUTHORIZED, message)
 }
 
 #[cfg(test)]
@@ -122,22 +130,23 @@ mod tests {
         if let Some(token) = header {
             headers.insert("x-access-token", HeaderValue::from_str(token).unwrap());
         }
-        let query = Query::parse(Some(query));
-        check_files(Some("tok"), &headers, &query, Operation::Read, 1000).map_err(|refusal| refusal.message)
+        let query = UrlQuery::parse(Some(query));
+        check_files(Some("tok"), &headers, &query, SignedOperation::Read, 1000)
+            .map_err(|refusal| refusal.message)
     }
 
     #[test]
     fn signatures_are_those_of_the_sdk() {
         // python: "v1_" + b64(sha256(b"a b:read:user:tok")) without padding
-        let plain = sign(b"a b", Operation::Read, b"user", "tok", None);
+        let plain = sign(b"a b", SignedOperation::Read, b"user", "tok", None);
         assert_eq!(plain.len(), 3 + 43);
         assert_eq!(
             ask(&format!("path=a+b&username=user&signature={}", plain.replace('+', "%2B")), None),
             Ok(())
         );
-        let later = sign(b"p", Operation::Read, b"", "tok", Some(1000)).replace('+', "%2B");
+        let later = sign(b"p", SignedOperation::Read, b"", "tok", Some(1000)).replace('+', "%2B");
         assert_eq!(ask(&format!("path=p&signature={later}&signature_expiration=1000"), None), Ok(()));
-        let past = sign(b"p", Operation::Read, b"", "tok", Some(999)).replace('+', "%2B");
+        let past = sign(b"p", SignedOperation::Read, b"", "tok", Some(999)).replace('+', "%2B");
         let expired = Err("signature is already expired".to_owned());
         assert_eq!(ask(&format!("path=p&signature={past}&signature_expiration=999"), None), expired);
         let invalid = Err("invalid signature".to_owned());

@@ -17,7 +17,7 @@ use std::{
     rc::Rc,
 };
 
-use proto::mux::{DATA_LEN_MAX, FrameKind, Heard, Intake, Ledger, Side, WINDOW, seal};
+use proto::mux::{DATA_LEN_MAX, FlowLedger, FrameKind, FrameReader, MuxEvent, MuxSide, WINDOW, seal};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadHalf, unix::AsyncFd},
     net::{UnixStream, unix::OwnedReadHalf},
@@ -35,9 +35,9 @@ const READ_LEN: usize = 32 << 10;
 const CREDIT_STEP: u32 = WINDOW / 4;
 
 /// The line itself: a socket to the hypervisor at one end, the machine's port at the other.
-pub struct Port(AsyncFd<OwnedFd>);
+pub struct ChannelPort(AsyncFd<OwnedFd>);
 
-impl Port {
+impl ChannelPort {
     /// A descriptor that reads and writes.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&fd, true)?;
@@ -67,18 +67,18 @@ impl Port {
 }
 
 /// Where the bytes of a stream come from.
-trait Source: AsyncRead + Unpin {
+trait StreamSource: AsyncRead + Unpin {
     /// Waits until there are some, where that can be had without room for them.
     async fn waiting(&self) -> io::Result<()>;
 }
 
-impl Source for OwnedReadHalf {
+impl StreamSource for OwnedReadHalf {
     async fn waiting(&self) -> io::Result<()> {
         self.readable().await
     }
 }
 
-impl Source for ReadHalf<DuplexStream> {
+impl StreamSource for ReadHalf<DuplexStream> {
     async fn waiting(&self) -> io::Result<()> {
         Ok(())
     }
@@ -91,18 +91,18 @@ pub fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 
 /// Why a line ended.
 #[derive(Debug, thiserror::Error)]
-pub enum LineError {
+pub enum ChannelError {
     /// Nobody is there.
     #[error("the line broke")]
     Broken(#[source] io::Error),
     /// The other end broke a rule.
     #[error(transparent)]
-    Violation(#[from] proto::mux::Violation),
+    Violation(#[from] proto::mux::MuxViolation),
 }
 
 /// What the reader of a line is told; streams look after themselves.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum ChannelEvent {
     /// The host opened this stream: to be attached to something.
     Opened(u32),
     /// A word about the line itself.
@@ -111,30 +111,30 @@ pub enum Told {
 
 /// One end of the line.
 pub struct Channel {
-    port: RefCell<Rc<Port>>,
+    port: RefCell<Rc<ChannelPort>>,
     /// While it is, the line may end: another takes its place.
     moving: Cell<bool>,
     moved: Notify,
-    ledger: RefCell<Ledger>,
-    streams: RefCell<HashMap<u32, Joined>>,
-    out: mpsc::Sender<Out>,
-    queue: RefCell<Option<mpsc::Receiver<Out>>>,
+    ledger: RefCell<FlowLedger>,
+    streams: RefCell<HashMap<u32, JoinedStream>>,
+    out: mpsc::Sender<OutgoingFrame>,
+    queue: RefCell<Option<mpsc::Receiver<OutgoingFrame>>>,
     /// Grows with each welcome; what was said before one is not sent after it.
     epoch: Cell<u64>,
     next: Cell<u32>,
     go_on: Notify,
-    intake: RefCell<Intake>,
+    intake: RefCell<FrameReader>,
     /// What was read last: made once, for an emulated machine fills a new one slowly.
     buffer: RefCell<Vec<u8>>,
 }
 
-struct Joined {
+struct JoinedStream {
     inbox: Option<mpsc::UnboundedSender<Vec<u8>>>,
     credit: Rc<Notify>,
     pumps: [AbortHandle; 2],
 }
 
-struct Out {
+struct OutgoingFrame {
     epoch: u64,
     bytes: Vec<u8>,
     stop: bool,
@@ -142,13 +142,13 @@ struct Out {
 
 impl Channel {
     /// This end of a line.
-    pub fn new(side: Side, port: Port) -> Rc<Self> {
+    pub fn new(side: MuxSide, port: ChannelPort) -> Rc<Self> {
         let (out, queue) = mpsc::channel(OUT_MAX);
         Rc::new(Self {
             port: RefCell::new(Rc::new(port)),
             moving: Cell::new(false),
             moved: Notify::new(),
-            ledger: RefCell::new(Ledger::new(side)),
+            ledger: RefCell::new(FlowLedger::new(side)),
             streams: RefCell::default(),
             out,
             queue: RefCell::new(Some(queue)),
@@ -180,7 +180,7 @@ impl Channel {
         Ok(())
     }
 
-    fn gather(&self, out: Out, batch: &mut Vec<u8>) -> bool {
+    fn gather(&self, out: OutgoingFrame, batch: &mut Vec<u8>) -> bool {
         let current = out.epoch == self.epoch.get();
         if current {
             batch.extend_from_slice(&out.bytes);
@@ -189,10 +189,10 @@ impl Channel {
     }
 
     /// Reads until something is for the caller.
-    pub async fn read(self: &Rc<Self>) -> Result<Told, LineError> {
+    pub async fn read(self: &Rc<Self>) -> Result<ChannelEvent, ChannelError> {
         loop {
             while let Some(frame) = { self.intake.borrow_mut().next()? } {
-                let heard = self.ledger.borrow_mut().hear(frame)?;
+                let heard = self.ledger.borrow_mut().receive(frame)?;
                 if let Some(told) = self.pass_on(heard) {
                     return Ok(told);
                 }
@@ -205,8 +205,8 @@ impl Channel {
             match read {
                 Ok(len @ 1..) => self.intake.borrow_mut().push(&self.buffer.borrow()[..len]),
                 _ if self.moving.get() => self.moved.notified().await,
-                Ok(_) => return Err(LineError::Broken(io::ErrorKind::UnexpectedEof.into())),
-                Err(error) => return Err(LineError::Broken(error)),
+                Ok(_) => return Err(ChannelError::Broken(io::ErrorKind::UnexpectedEof.into())),
+                Err(error) => return Err(ChannelError::Broken(error)),
             }
         }
     }
@@ -222,70 +222,70 @@ impl Channel {
     }
 
     /// Goes on over another line, with every stream as it is.
-    pub fn move_to(&self, port: Port) {
-        *self.intake.borrow_mut() = Intake::default();
+    pub fn move_to(&self, port: ChannelPort) {
+        *self.intake.borrow_mut() = FrameReader::default();
         *self.port.borrow_mut() = Rc::new(port);
-        self.stay();
+        self.keep_alive();
     }
 
     /// The line is what it is; its end is its end again.
-    pub fn stay(&self) {
+    pub fn keep_alive(&self) {
         self.moving.set(false);
         self.moved.notify_one();
     }
 
-    fn pass_on(&self, heard: Heard) -> Option<Told> {
+    fn pass_on(&self, heard: MuxEvent) -> Option<ChannelEvent> {
         let mut streams = self.streams.borrow_mut();
         match heard {
-            Heard::Opened(stream) => return Some(Told::Opened(stream)),
-            Heard::Word(kind, contents) => return Some(Told::Word(kind, contents)),
-            Heard::Data(stream, bytes) => {
+            MuxEvent::Opened(stream) => return Some(ChannelEvent::Opened(stream)),
+            MuxEvent::Word(kind, contents) => return Some(ChannelEvent::Word(kind, contents)),
+            MuxEvent::Data(stream, bytes) => {
                 if let Some(inbox) = streams.get(&stream).and_then(|joined| joined.inbox.as_ref()) {
                     // Bounded by the stream's window, which the ledger has counted.
                     let _ = inbox.send(bytes);
                 }
             }
-            Heard::Credit(stream) => {
+            MuxEvent::Credit(stream) => {
                 if let Some(joined) = streams.get(&stream) {
                     joined.credit.notify_one();
                 }
             }
-            Heard::Ended(stream) => {
+            MuxEvent::Ended(stream) => {
                 if let Some(joined) = streams.get_mut(&stream) {
                     joined.inbox = None;
                 }
             }
-            Heard::Reset(stream) => {
+            MuxEvent::Reset(stream) => {
                 if let Some(joined) = streams.remove(&stream) {
                     joined.pumps.iter().for_each(AbortHandle::abort);
                 }
             }
-            Heard::Late => {}
+            MuxEvent::Late => {}
         }
         None
     }
 
     /// Says something about the line itself.
-    pub async fn say(&self, kind: FrameKind, contents: &[u8]) {
+    pub async fn send_word(&self, kind: FrameKind, contents: &[u8]) {
         self.push(seal(kind, 0, contents), false).await;
     }
 
-    /// Says a last word, after which nothing is written until [`Channel::go_on`].
-    pub async fn say_and_stop(&self, kind: FrameKind, contents: &[u8]) {
+    /// Says a last word, after which nothing is written until [`Channel::resume_sending`].
+    pub async fn send_word_and_stop(&self, kind: FrameKind, contents: &[u8]) {
         self.push(seal(kind, 0, contents), true).await;
     }
 
     /// Lets the writer go on after a stopping word.
-    pub fn go_on(&self) {
+    pub fn resume_sending(&self) {
         self.go_on.notify_one();
     }
 
     async fn push(&self, bytes: Vec<u8>, stop: bool) {
-        let _ = self.out.send(Out { epoch: self.epoch.get(), bytes, stop }).await;
+        let _ = self.out.send(OutgoingFrame { epoch: self.epoch.get(), bytes, stop }).await;
     }
 
     /// Forgets every stream, and what still waited to be said.
-    pub fn begin_anew(&self) {
+    pub fn reset_epoch(&self) {
         self.epoch.set(self.epoch.get() + 1);
         self.ledger.borrow_mut().clear();
         for (_, joined) in self.streams.borrow_mut().drain() {
@@ -323,18 +323,19 @@ impl Channel {
     fn join(
         self: &Rc<Self>,
         stream: u32,
-        from: impl Source + 'static,
+        from: impl StreamSource + 'static,
         to: impl AsyncWrite + Unpin + 'static,
     ) {
         let (inbox, arriving) = mpsc::unbounded_channel();
         let credit = Rc::new(Notify::new());
         let up = tokio::task::spawn_local(self.clone().send_from(stream, from, credit.clone()));
         let down = tokio::task::spawn_local(self.clone().receive_to(stream, to, arriving));
-        let joined = Joined { inbox: Some(inbox), credit, pumps: [up.abort_handle(), down.abort_handle()] };
+        let joined =
+            JoinedStream { inbox: Some(inbox), credit, pumps: [up.abort_handle(), down.abort_handle()] };
         self.streams.borrow_mut().insert(stream, joined);
     }
 
-    async fn send_from(self: Rc<Self>, stream: u32, mut from: impl Source, credit: Rc<Notify>) {
+    async fn send_from(self: Rc<Self>, stream: u32, mut from: impl StreamSource, credit: Rc<Notify>) {
         loop {
             // An idle stream holds no buffer.
             if from.waiting().await.is_err() {
@@ -343,7 +344,7 @@ impl Channel {
             let allowed = loop {
                 let allowed = self.ledger.borrow().credit(stream);
                 match allowed {
-                    None => return self.part(stream),
+                    None => return self.detach_streams(stream),
                     Some(0) => credit.notified().await,
                     Some(allowed) => break (allowed as usize).min(DATA_LEN_MAX),
                 }
@@ -353,7 +354,7 @@ impl Channel {
                 Ok(0) => {
                     self.ledger.borrow_mut().end(stream);
                     self.push(seal(FrameKind::End, stream, &[]), false).await;
-                    return self.part(stream);
+                    return self.detach_streams(stream);
                 }
                 Ok(len) => {
                     self.ledger.borrow_mut().spend(stream, len as u32);
@@ -384,11 +385,11 @@ impl Channel {
             }
         }
         let _ = to.shutdown().await;
-        self.part(stream);
+        self.detach_streams(stream);
     }
 
     /// Whoever has nothing more to do with a stream looks whether the other direction has, too.
-    fn part(&self, stream: u32) {
+    fn detach_streams(&self, stream: u32) {
         if self.ledger.borrow().credit(stream).is_none() {
             let joined = self.streams.borrow_mut().remove(&stream);
             // What arrived before its end is still being delivered.
@@ -423,8 +424,8 @@ mod tests {
         let (one, other) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                 .unwrap();
-        let host = Channel::new(Side::Host, Port::new(one).unwrap());
-        let guest = Channel::new(Side::Guest, Port::new(other).unwrap());
+        let host = Channel::new(MuxSide::Host, ChannelPort::new(one).unwrap());
+        let guest = Channel::new(MuxSide::Guest, ChannelPort::new(other).unwrap());
         for end in [host.clone(), guest.clone()] {
             tokio::task::spawn_local(async move { drop(end.write().await) });
         }
@@ -432,14 +433,16 @@ mod tests {
         tokio::task::spawn_local(async move {
             while let Ok(told) = far.read().await {
                 match told {
-                    Told::Opened(stream) => {
+                    ChannelEvent::Opened(stream) => {
                         let (near, served) = UnixStream::pair().unwrap();
                         far.attach(stream, near);
                         tokio::task::spawn_local(serve(served));
                     }
-                    Told::Word(FrameKind::Hold, _) => far.say_and_stop(FrameKind::Held, b"{}").await,
-                    Told::Word(FrameKind::GoOn, _) => far.go_on(),
-                    Told::Word(..) => {}
+                    ChannelEvent::Word(FrameKind::Hold, _) => {
+                        far.send_word_and_stop(FrameKind::Held, b"{}").await
+                    }
+                    ChannelEvent::Word(FrameKind::GoOn, _) => far.resume_sending(),
+                    ChannelEvent::Word(..) => {}
                 }
             }
         });
@@ -451,7 +454,7 @@ mod tests {
         let host = host.clone();
         tokio::task::spawn_local(async move {
             while let Ok(told) = host.read().await {
-                if let Told::Word(kind, _) = told {
+                if let ChannelEvent::Word(kind, _) = told {
                     let _ = words.send(kind);
                 }
             }
@@ -533,7 +536,7 @@ mod tests {
             assert!(host.open(far).await);
             near.write_all(b"one").await.unwrap();
             near.read_exact(&mut [0; 3]).await.unwrap();
-            host.say_and_stop(FrameKind::Hold, &[]).await;
+            host.send_word_and_stop(FrameKind::Hold, &[]).await;
             assert_eq!(words.recv().await, Some(FrameKind::Held));
             for end in [&host, &guest] {
                 end.expect_move();
@@ -543,11 +546,11 @@ mod tests {
             let (one, other) =
                 rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                     .unwrap();
-            guest.move_to(Port::new(other).unwrap());
+            guest.move_to(ChannelPort::new(other).unwrap());
             tokio::time::sleep(Duration::from_millis(20)).await;
-            host.move_to(Port::new(one).unwrap());
-            host.go_on();
-            host.say(FrameKind::GoOn, &[]).await;
+            host.move_to(ChannelPort::new(one).unwrap());
+            host.resume_sending();
+            host.send_word(FrameKind::GoOn, &[]).await;
             let mut got = [0; 3];
             near.read_exact(&mut got).await.unwrap();
             assert_eq!(&got, b"two");
@@ -560,13 +563,13 @@ mod tests {
             let (one, other) =
                 rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
                     .unwrap();
-            let host = Channel::new(Side::Host, Port::new(one).unwrap());
+            let host = Channel::new(MuxSide::Host, ChannelPort::new(one).unwrap());
             host.expect_move();
             drop(other);
             let waits = tokio::time::timeout(Duration::from_millis(20), host.read()).await;
             assert!(waits.is_err(), "its end is waited out");
-            host.stay();
-            assert!(matches!(host.read().await, Err(LineError::Broken(_))));
+            host.keep_alive();
+            assert!(matches!(host.read().await, Err(ChannelError::Broken(_))));
         });
     }
 
@@ -579,17 +582,17 @@ mod tests {
             assert!(host.open(far).await);
             near.write_all(b"one").await.unwrap();
             near.read_exact(&mut [0; 3]).await.unwrap();
-            host.say_and_stop(FrameKind::Hold, &[]).await;
+            host.send_word_and_stop(FrameKind::Hold, &[]).await;
             assert_eq!(words.recv().await, Some(FrameKind::Held));
             near.write_all(b"two").await.unwrap();
             let silent = tokio::time::timeout(Duration::from_millis(50), near.read_exact(&mut [0; 3])).await;
             assert!(silent.is_err(), "nothing passes a held line");
-            host.go_on();
+            host.resume_sending();
             // What waited is written first; the word to the guest comes after it.
-            host.say(FrameKind::GoOn, &[]).await;
+            host.send_word(FrameKind::GoOn, &[]).await;
             near.read_exact(&mut [0; 3]).await.unwrap();
             // As a thawed machine is told: what was open is gone.
-            guest.begin_anew();
+            guest.reset_epoch();
             assert_eq!(guest.streams.borrow().len(), 0);
         });
     }

@@ -45,31 +45,31 @@ pub enum Listener {
     /// For developers.
     Tcp(std::net::TcpListener),
     /// The line of a microVM.
-    Machine(std::rc::Rc<crate::vm::Machine>),
+    Machine(std::rc::Rc<crate::vm::GuestMachine>),
 }
 
 /// All the guest is told.
 #[derive(Debug)]
-pub struct Order {
+pub struct GuestOptions {
     /// What it is told.
     pub config: Arc<GuestConfig>,
     /// Where it listens.
     pub listener: Listener,
     /// Of which areas it tells what was changed.
-    pub followed: Vec<crate::changes::Followed>,
+    pub followed: Vec<crate::fsmonitor::FollowedOverlay>,
 }
 
 /// Reads the order from the command line.
-pub fn read() -> Result<Order, ConfigError> {
+pub fn read() -> Result<GuestOptions, ConfigError> {
     let args: Vec<Vec<u8>> = std::env::args_os().skip(1).map(OsStringExt::into_vec).collect();
     let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
     match args[..] {
-        [b"--config", file, b"--unix", path] => Ok(Order {
+        [b"--config", file, b"--unix", path] => Ok(GuestOptions {
             config: parse(File::open(path_of(file)).map_err(ConfigError::Read)?)?.into(),
             listener: unix(UnixListener::bind(path_of(path)).map_err(ConfigError::Listen)?)?,
             followed: Vec::new(),
         }),
-        [b"--config", file, b"--tcp", address] => Ok(Order {
+        [b"--config", file, b"--tcp", address] => Ok(GuestOptions {
             config: parse(File::open(path_of(file)).map_err(ConfigError::Read)?)?.into(),
             listener: tcp(&String::from_utf8_lossy(address)).map_err(ConfigError::Listen)?,
             followed: Vec::new(),

@@ -12,10 +12,13 @@ use hyper::{
     body::Incoming,
     header::{self, HeaderValue},
 };
-use proto::envelope::{self, END, Opener};
+use proto::{
+    envelope::{self, END, EnvelopeReader},
+    guest::StartRefusal,
+};
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::reply::{Payload, Reply};
+use crate::reply::{HttpReply, ReplyBody};
 
 /// Longest message either way.
 pub const MESSAGE_LEN_MAX: usize = 16 << 20;
@@ -64,14 +67,21 @@ impl Code {
 
 /// Why a call failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct ConnectError {
     pub code: Code,
     pub message: String,
+    /// Told beside Connect's own words, which have no room for it.
+    pub reason: Option<StartRefusal>,
 }
 
-impl Fault {
+impl ConnectError {
     pub fn new(code: Code, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self { code, message: message.into(), reason: None }
+    }
+
+    /// With the reason that a program can tell from others.
+    pub fn reason(self, reason: StartRefusal) -> Self {
+        Self { reason: Some(reason), ..self }
     }
 
     pub fn invalid(message: impl Into<String>) -> Self {
@@ -83,7 +93,11 @@ impl Fault {
     }
 
     fn json(&self) -> serde_json::Value {
-        serde_json::json!({ "code": self.code.word_and_status().0, "message": self.message })
+        let mut said = serde_json::json!({ "code": self.code.word_and_status().0, "message": self.message });
+        if let Some(reason) = self.reason {
+            said["reason"] = serde_json::json!(reason);
+        }
+        said
     }
 }
 
@@ -96,7 +110,7 @@ pub enum Codec {
 
 /// One message, or envelopes of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
+pub enum MessageFraming {
     Unary,
     Stream,
 }
@@ -109,60 +123,65 @@ impl Codec {
         }
     }
 
-    pub fn decode<M: prost::Message + Default + DeserializeOwned>(self, bytes: &[u8]) -> Result<M, Fault> {
+    pub fn decode<M: prost::Message + Default + DeserializeOwned>(
+        self,
+        bytes: &[u8],
+    ) -> Result<M, ConnectError> {
         match self {
             Self::Proto => {
-                M::decode(bytes).map_err(|error| Fault::invalid(format!("not a message: {error}")))
+                M::decode(bytes).map_err(|error| ConnectError::invalid(format!("not a message: {error}")))
             }
             Self::Json => serde_json::from_slice(bytes)
-                .map_err(|error| Fault::invalid(format!("not a message: {error}"))),
+                .map_err(|error| ConnectError::invalid(format!("not a message: {error}"))),
         }
     }
 }
 
 /// What the content type says about a call; `None` is a type that nobody here speaks.
-pub fn kind_of(headers: &HeaderMap) -> Option<(Codec, Shape)> {
+pub fn kind_of(headers: &HeaderMap) -> Option<(Codec, MessageFraming)> {
     let kind = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
     match kind.split(';').next()?.trim().to_ascii_lowercase().as_str() {
-        "application/json" => Some((Codec::Json, Shape::Unary)),
-        "application/proto" => Some((Codec::Proto, Shape::Unary)),
-        "application/connect+json" => Some((Codec::Json, Shape::Stream)),
-        "application/connect+proto" => Some((Codec::Proto, Shape::Stream)),
+        "application/json" => Some((Codec::Json, MessageFraming::Unary)),
+        "application/proto" => Some((Codec::Proto, MessageFraming::Unary)),
+        "application/connect+json" => Some((Codec::Json, MessageFraming::Stream)),
+        "application/connect+proto" => Some((Codec::Proto, MessageFraming::Stream)),
         _ => None,
     }
 }
 
 /// 415, and what would be taken.
-pub fn unsupported_type(shape: Shape) -> Reply {
+pub fn unsupported_type(shape: MessageFraming) -> HttpReply {
     let mut reply = crate::reply::empty(StatusCode::UNSUPPORTED_MEDIA_TYPE);
     let taken = match shape {
-        Shape::Unary => "application/json, application/proto",
-        Shape::Stream => "application/connect+json, application/connect+proto",
+        MessageFraming::Unary => "application/json, application/proto",
+        MessageFraming::Stream => "application/connect+json, application/connect+proto",
     };
     reply.headers_mut().insert("accept-post", HeaderValue::from_static(taken));
     reply
 }
 
 /// Refuses compressed requests.
-pub fn check_encoding(headers: &HeaderMap) -> Result<(), Fault> {
+pub fn check_encoding(headers: &HeaderMap) -> Result<(), ConnectError> {
     for name in ["content-encoding", "connect-content-encoding"] {
         match headers.get(name).map(HeaderValue::as_bytes) {
             None | Some(b"identity" | b"") => {}
-            Some(_) => return Err(Fault::new(Code::Unimplemented, "compressed requests are not taken")),
+            Some(_) => {
+                return Err(ConnectError::new(Code::Unimplemented, "compressed requests are not taken"));
+            }
         }
     }
     Ok(())
 }
 
 /// `Connect-Timeout-Ms`; 0 is none.
-pub fn timeout_of(headers: &HeaderMap) -> Result<Option<Duration>, Fault> {
+pub fn timeout_of(headers: &HeaderMap) -> Result<Option<Duration>, ConnectError> {
     let Some(value) = headers.get("connect-timeout-ms") else { return Ok(None) };
     let ms: Option<u64> = value.to_str().ok().and_then(|text| text.trim().parse().ok());
     match ms {
         Some(0) => Ok(None),
         Some(ms) if ms > TIMEOUT_MS_MAX => Ok(None),
         Some(ms) => Ok(Some(Duration::from_millis(ms))),
-        None => Err(Fault::invalid("Connect-Timeout-Ms is not a number of milliseconds")),
+        None => Err(ConnectError::invalid("Connect-Timeout-Ms is not a number of milliseconds")),
     }
 }
 
@@ -173,39 +192,41 @@ pub fn keepalive_of(headers: &HeaderMap) -> Duration {
 }
 
 /// The one message of a unary call.
-pub async fn whole(body: Incoming) -> Result<Bytes, Fault> {
+pub async fn whole(body: Incoming) -> Result<Bytes, ConnectError> {
     let read = Limited::new(body, MESSAGE_LEN_MAX).collect();
     match tokio::time::timeout(MESSAGE_WAIT, read).await {
-        Err(_) => Err(Fault::new(Code::DeadlineExceeded, "the request did not arrive in time")),
+        Err(_) => Err(ConnectError::new(Code::DeadlineExceeded, "the request did not arrive in time")),
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_long()),
-        Ok(Err(error)) => Err(Fault::invalid(format!("the request was cut: {error}"))),
+        Ok(Err(error)) => Err(ConnectError::invalid(format!("the request was cut: {error}"))),
     }
 }
 
 /// The messages of a streaming request, one after the other.
 pub struct Messages {
     body: Incoming,
-    opener: Opener,
+    opener: EnvelopeReader,
     ended: bool,
 }
 
 impl Messages {
     pub fn new(body: Incoming) -> Self {
-        Self { body, opener: Opener::new(MESSAGE_LEN_MAX), ended: false }
+        Self { body, opener: EnvelopeReader::new(MESSAGE_LEN_MAX), ended: false }
     }
 
     /// The next message; `None` when the caller has said all.
-    pub async fn next(&mut self) -> Result<Option<Bytes>, Fault> {
+    pub async fn next(&mut self) -> Result<Option<Bytes>, ConnectError> {
         loop {
-            if let Some(envelope) = self.opener.next().map_err(|error| Fault::invalid(error.to_string()))? {
+            if let Some(envelope) =
+                self.opener.next().map_err(|error| ConnectError::invalid(error.to_string()))?
+            {
                 if envelope.flags & END != 0 {
                     continue;
                 }
                 return Ok(Some(envelope.message));
             }
             if self.ended {
-                self.opener.finish().map_err(|error| Fault::invalid(error.to_string()))?;
+                self.opener.finish().map_err(|error| ConnectError::invalid(error.to_string()))?;
                 return Ok(None);
             }
             self.read_more().await?;
@@ -216,19 +237,20 @@ impl Messages {
     ///
     /// The request is read to its end: a connection that is closed with something unread is reset, and what the
     /// caller had not read by then would be lost.
-    pub async fn only(mut self) -> Result<Bytes, Fault> {
+    pub async fn only(mut self) -> Result<Bytes, ConnectError> {
         let only = async {
-            let message = self.next().await?.ok_or_else(|| Fault::invalid("the request holds no message"))?;
+            let message =
+                self.next().await?.ok_or_else(|| ConnectError::invalid("the request holds no message"))?;
             match self.next().await? {
                 None => Ok(message),
-                Some(_) => Err(Fault::invalid("the request holds more than one message")),
+                Some(_) => Err(ConnectError::invalid("the request holds more than one message")),
             }
         };
-        let late = |_| Fault::new(Code::DeadlineExceeded, "the request did not arrive in time");
+        let late = |_| ConnectError::new(Code::DeadlineExceeded, "the request did not arrive in time");
         tokio::time::timeout(MESSAGE_WAIT, only).await.map_err(late)?
     }
 
-    async fn read_more(&mut self) -> Result<(), Fault> {
+    async fn read_more(&mut self) -> Result<(), ConnectError> {
         match self.body.frame().await {
             None => self.ended = true,
             Some(Ok(frame)) => {
@@ -236,39 +258,39 @@ impl Messages {
                     self.opener.push(data);
                 }
             }
-            Some(Err(error)) => return Err(Fault::invalid(format!("the request was cut: {error}"))),
+            Some(Err(error)) => return Err(ConnectError::invalid(format!("the request was cut: {error}"))),
         }
         Ok(())
     }
 }
 
 /// The answer to a unary call.
-pub fn unary_reply(codec: Codec, answer: Result<Bytes, Fault>) -> Reply {
+pub fn unary_reply(codec: Codec, answer: Result<Bytes, ConnectError>) -> HttpReply {
     let (status, kind, body) = match (answer, codec) {
         (Ok(body), Codec::Json) => (StatusCode::OK, "application/json", body),
         (Ok(body), Codec::Proto) => (StatusCode::OK, "application/proto", body),
         (Err(fault), _) => (fault.code.status(), "application/json", fault.json().to_string().into()),
     };
-    let mut reply = Response::new(Payload::Whole(body));
+    let mut reply = Response::new(ReplyBody::Whole(body));
     *reply.status_mut() = status;
     reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     reply
 }
 
 /// The answer to a streaming call: always 200, errors come in the last envelope.
-pub fn stream_reply(codec: Codec, answer: Result<Payload, Fault>) -> Reply {
+pub fn stream_reply(codec: Codec, answer: Result<ReplyBody, ConnectError>) -> HttpReply {
     let kind = match codec {
         Codec::Json => "application/connect+json",
         Codec::Proto => "application/connect+proto",
     };
-    let payload = answer.unwrap_or_else(|fault| Payload::Whole(end_envelope(Some(&fault))));
+    let payload = answer.unwrap_or_else(|fault| ReplyBody::Whole(end_envelope(Some(&fault))));
     let mut reply = Response::new(payload);
     reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     reply
 }
 
 /// The last envelope of a stream.
-pub fn end_envelope(fault: Option<&Fault>) -> Bytes {
+pub fn end_envelope(fault: Option<&ConnectError>) -> Bytes {
     match fault {
         None => envelope::seal(END, b"{}"),
         Some(fault) => {
@@ -327,8 +349,8 @@ fn nested_proto_head(path: &[(u8, &str)], data_len: usize) -> Bytes {
     head.freeze()
 }
 
-fn too_long() -> Fault {
-    Fault::new(Code::ResourceExhausted, format!("a message may hold {MESSAGE_LEN_MAX} bytes"))
+fn too_long() -> ConnectError {
+    ConnectError::new(Code::ResourceExhausted, format!("a message may hold {MESSAGE_LEN_MAX} bytes"))
 }
 
 #[cfg(test)]

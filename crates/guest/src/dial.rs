@@ -8,26 +8,29 @@ use proto::guest::DIAL_UPGRADE;
 use tokio::net::TcpStream;
 
 use crate::{
-    query::Query,
-    reply::{Payload, Refusal, Reply},
+    query::UrlQuery,
+    reply::{HttpReply, PlainRefusal, ReplyBody},
 };
 
 const BUFFER_LEN: usize = 16 * 1024;
 
 /// `GET /v1/dial?port=N`.
-pub async fn answer(query: &Query, mut request: Request<Incoming>) -> Reply {
+pub async fn answer(query: &UrlQuery, mut request: Request<Incoming>) -> HttpReply {
     let Some(port) = query.text("port").and_then(|port| port.parse().ok()).filter(|port| *port != 0_u16)
     else {
-        return Refusal::bad("port is not a number from 1 to 65535").reply();
+        return PlainRefusal::bad("port is not a number from 1 to 65535").reply();
     };
     let upgrade = request.headers().get(header::UPGRADE).map(HeaderValue::as_bytes);
     if upgrade != Some(DIAL_UPGRADE.as_bytes()) {
-        return Refusal::new(StatusCode::UPGRADE_REQUIRED, format!("dialling needs Upgrade: {DIAL_UPGRADE}"))
-            .reply();
+        return PlainRefusal::new(
+            StatusCode::UPGRADE_REQUIRED,
+            format!("dialling needs Upgrade: {DIAL_UPGRADE}"),
+        )
+        .reply();
     }
     let Some(mut inside) = connect(port).await else {
         let message = format!("The sandbox is running but port {port} answers nobody: the port is not open");
-        return Refusal::new(StatusCode::BAD_GATEWAY, message).reply();
+        return PlainRefusal::new(StatusCode::BAD_GATEWAY, message).reply();
     };
     let upgraded = hyper::upgrade::on(&mut request);
     tokio::task::spawn_local(async move {
@@ -51,8 +54,8 @@ async fn connect(port: u16) -> Option<TcpStream> {
     Some(stream)
 }
 
-fn switching() -> Reply {
-    let mut reply = Response::new(Payload::empty());
+fn switching() -> HttpReply {
+    let mut reply = Response::new(ReplyBody::empty());
     *reply.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     reply.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
     reply.headers_mut().insert(header::UPGRADE, HeaderValue::from_static(DIAL_UPGRADE));

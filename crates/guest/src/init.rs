@@ -19,13 +19,13 @@ use rustix::{
     fs::Mode,
     process::{DumpableBehavior, Signal, WaitOptions, WaitStatus},
 };
-use sys::signals::{Set, Signals};
+use sys::signals::{SignalSet, Signals};
 use tokio::{
     sync::{Notify, oneshot},
     time::Instant,
 };
 
-use crate::server::Guest;
+use crate::server::GuestServer;
 
 /// How long processes have when a signal, not a caller, ends the guest.
 const SIGNAL_GRACE: Duration = Duration::from_secs(5);
@@ -48,7 +48,7 @@ pub enum Exit {
 }
 
 /// Makes this process fit to be an init. Best effort: each step is a hardening, none is needed to serve.
-pub fn settle() {
+pub fn become_init() {
     hold_standard_descriptors();
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let _ = rustix::thread::set_name(c"pal-guest");
@@ -85,9 +85,9 @@ pub struct Reaper {
 
 /// Held while a process is being started, so that its early death is not forgotten.
 #[derive(Debug)]
-pub struct Starting<'a>(&'a Reaper);
+pub struct StartGuard<'a>(&'a Reaper);
 
-impl Drop for Starting<'_> {
+impl Drop for StartGuard<'_> {
     fn drop(&mut self) {
         let left = self.0.starting.get().saturating_sub(1);
         self.0.starting.set(left);
@@ -99,23 +99,13 @@ impl Drop for Starting<'_> {
 
 impl Reaper {
     /// To be called before a process is started.
-    pub fn starting(&self) -> Starting<'_> {
+    pub fn starting(&self) -> StartGuard<'_> {
         self.starting.set(self.starting.get() + 1);
-        Starting(self)
-    }
-
-    /// The same for one that was started before there was a reaper, until [`Reaper::kept`].
-    pub fn keep_early(&self) {
-        self.starting.set(self.starting.get() + 1);
-    }
-
-    /// Whoever started it is following it by now, or will not.
-    pub fn kept(&self) {
-        drop(Starting(self));
+        StartGuard(self)
     }
 
     /// The exit of a child that was just started.
-    pub fn exit_of(&self, pid: u32, _start: &Starting<'_>) -> oneshot::Receiver<Exit> {
+    pub fn exit_of(&self, pid: u32, _start: &StartGuard<'_>) -> oneshot::Receiver<Exit> {
         let (sender, receiver) = oneshot::channel();
         match self.early.borrow_mut().remove(&pid) {
             Some(exit) => drop(sender.send(exit)),
@@ -148,7 +138,7 @@ fn exit_of_status(status: WaitStatus) -> Option<Exit> {
 
 /// Takes every signal that the guest heeds, before anybody is answered.
 pub fn signals() -> io::Result<Signals> {
-    Signals::take(Set::of(&ENDS).and(Signal::CHILD))
+    Signals::take(SignalSet::of(&ENDS).and(Signal::CHILD))
 }
 
 /// Looks once what children must be rid of. After a start, which then costs the next one less: no child waits for it.
@@ -158,12 +148,12 @@ pub fn look_at_signals_once() {
 }
 
 /// Buries the dead for as long as the guest lives, and passes on when somebody asks it to end.
-async fn heed(guest: Rc<Guest>, signals: Signals, end: oneshot::Sender<()>) {
+async fn handle_signals(guest: Rc<GuestServer>, signals: Signals, end: oneshot::Sender<()>) {
     let mut end = Some(end);
     loop {
         guest.reaper.reap();
         match signals.next().await {
-            Ok(came) if came.meets(Set::of(&ENDS)) => {
+            Ok(came) if came.meets(SignalSet::of(&ENDS)) => {
                 if let Some(end) = end.take() {
                     let _ = end.send(());
                 }
@@ -176,15 +166,15 @@ async fn heed(guest: Rc<Guest>, signals: Signals, end: oneshot::Sender<()>) {
 }
 
 /// Buries the dead from now on, and waits for a signal that asks the guest to end.
-pub async fn keep_watch(guest: Rc<Guest>, signals: Signals) -> Duration {
+pub async fn keep_watch(guest: Rc<GuestServer>, signals: Signals) -> Duration {
     let (end, ends) = oneshot::channel();
-    tokio::task::spawn_local(heed(guest, signals, end));
+    tokio::task::spawn_local(handle_signals(guest, signals, end));
     let _ = ends.await;
     SIGNAL_GRACE
 }
 
 /// Ends every process: TERM, then KILL after the grace.
-pub async fn end_everyone(guest: &Guest, grace: Duration) {
+pub async fn end_all_processes(guest: &GuestServer, grace: Duration) {
     // Started by nobody any more; what runs now is all there will be, but for what it starts itself.
     let groups = guest.processes.groups();
     // Interactive shells ignore TERM, but leave when their terminal does.
@@ -200,9 +190,9 @@ pub async fn end_everyone(guest: &Guest, grace: Duration) {
     let _ = tokio::time::timeout(LAST_WAIT, guest.processes.all_ended()).await;
 }
 
-async fn gone_within(guest: &Guest, groups: &[u32], limit: Duration) -> bool {
+async fn gone_within(guest: &GuestServer, groups: &[u32], limit: Duration) -> bool {
     let end = Instant::now() + limit;
-    while anybody(groups) {
+    while any_process(groups) {
         if Instant::now() >= end {
             return false;
         }
@@ -221,7 +211,7 @@ fn signal_all(groups: &[u32], number: i32) {
     groups.iter().for_each(|pid| signal_group(*pid, signal));
 }
 
-fn anybody(groups: &[u32]) -> bool {
+fn any_process(groups: &[u32]) -> bool {
     if crate::vm::is_machine() {
         return !crate::vm::programs().is_empty();
     }

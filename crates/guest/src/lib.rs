@@ -9,14 +9,14 @@
 //! disk (`/etc/passwd`, symlinks, FIFOs, endless files) is read with limits and never followed where it matters.
 
 mod auth;
-pub mod changes;
 pub mod channel;
 mod config;
 mod connect;
 mod dial;
+mod drain;
 mod files;
-mod first;
 mod forward;
+pub mod fsmonitor;
 mod init;
 mod metrics;
 mod paths;
@@ -26,7 +26,6 @@ mod ready;
 mod reply;
 mod server;
 mod tree;
-mod unread;
 mod users;
 pub mod vm;
 
@@ -35,22 +34,22 @@ use std::{os::unix::net::UnixListener, time::Duration};
 use proto::guest::GuestConfig;
 use tokio::task::LocalSet;
 
-pub use config::{ConfigError, Listener, Order};
+pub use config::{ConfigError, GuestOptions, Listener};
 
 /// Helper threads at once; each is one slow file operation.
 const HELPERS_MAX: usize = 32;
 const HELPER_STACK_LEN: usize = 256 * 1024;
 const HELPER_KEPT: Duration = Duration::from_millis(500);
 
-/// Becomes the guest of a Body, in a process that is set up for it and has one thread. `begun` is told as soon as the
-/// command that somebody may be waiting for has been started.
+/// Becomes the guest of a Body, in a process that is set up for it and has one thread. Calls `begun` before it builds its
+/// runtime: the kernel queues connections until the guest accepts them.
 pub fn serve(
     config: GuestConfig,
     listener: UnixListener,
-    followed: Vec<changes::Followed>,
+    followed: Vec<fsmonitor::FollowedOverlay>,
     begun: impl FnOnce(),
 ) -> Result<(), ConfigError> {
-    run(Order { config: config.into(), listener: config::unix(listener)?, followed }, begun)
+    run(GuestOptions { config: config.into(), listener: config::unix(listener)?, followed }, begun)
 }
 
 /// The same for tests and developers, as the command line says.
@@ -58,15 +57,9 @@ pub fn serve_command_line() -> Result<(), ConfigError> {
     run(config::read()?, || {})
 }
 
-fn run(order: Order, begun: impl FnOnce()) -> Result<(), ConfigError> {
+fn run(order: GuestOptions, begun: impl FnOnce()) -> Result<(), ConfigError> {
     sys::spawn::keep_heap_small();
-    init::settle();
-    let first = match &order.listener {
-        // What serves the Body's own programs is not there yet.
-        _ if order.config.forward.is_some() || !order.followed.is_empty() => None,
-        Listener::Unix(listener) => first::look(listener, &order.config),
-        Listener::Tcp(_) | Listener::Machine(_) => None,
-    };
+    init::become_init();
     begun();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -77,7 +70,7 @@ fn run(order: Order, begun: impl FnOnce()) -> Result<(), ConfigError> {
         .build()
         .map_err(ConfigError::Runtime)?;
     let local = LocalSet::new();
-    let served = local.block_on(&runtime, server::serve(order, first));
+    let served = local.block_on(&runtime, server::serve(order));
     // Helpers may hang on a dead file system; nobody waits for them.
     runtime.shutdown_background();
     served.map_err(ConfigError::Runtime)

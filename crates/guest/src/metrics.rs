@@ -5,21 +5,21 @@ use std::{fs::File, io::Read};
 use serde::Serialize;
 
 use crate::{
-    reply::{self, Reply},
-    server::Guest,
+    reply::{self, HttpReply},
+    server::GuestServer,
 };
 
 const FILE_LEN_MAX: u64 = 64 * 1024;
 
 /// Processor time at the last question; use is measured between two questions.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Load {
+pub struct CpuLoad {
     busy: u64,
     all: u64,
 }
 
 #[derive(Debug, Serialize)]
-struct Metrics {
+struct GuestMetrics {
     ts: i64,
     cpu_count: usize,
     cpu_used_pct: f64,
@@ -31,14 +31,14 @@ struct Metrics {
 }
 
 /// Answers what is used now.
-pub async fn answer(guest: &Guest) -> Reply {
+pub async fn answer(guest: &GuestServer) -> HttpReply {
     // The root may be a file system that hangs.
     let (disk_used, disk_total) = tokio::task::spawn_blocking(disk).await.unwrap_or_default();
     let now = load(&read("/proc/stat"));
     let before = guest.load.replace(now);
     let memory = read("/proc/meminfo");
     let (total, available) = (kib(&memory, "MemTotal:"), kib(&memory, "MemAvailable:"));
-    reply::json(&Metrics {
+    reply::json(&GuestMetrics {
         ts: rustix::time::clock_gettime(rustix::time::ClockId::Realtime).tv_sec,
         cpu_count: std::thread::available_parallelism().map_or(1, Into::into),
         cpu_used_pct: used_percent(before, now),
@@ -57,7 +57,7 @@ fn disk() -> (u64, u64) {
     })
 }
 
-fn load(stat: &str) -> Load {
+fn load(stat: &str) -> CpuLoad {
     let times: Vec<u64> = stat
         .lines()
         .next()
@@ -66,10 +66,10 @@ fn load(stat: &str) -> Load {
         .unwrap_or_default();
     let all = times.iter().sum();
     let idle: u64 = times.iter().skip(3).take(2).sum();
-    Load { busy: all - idle, all }
+    CpuLoad { busy: all - idle, all }
 }
 
-fn used_percent(before: Load, now: Load) -> f64 {
+fn used_percent(before: CpuLoad, now: CpuLoad) -> f64 {
     let all = now.all.saturating_sub(before.all);
     let busy = now.busy.saturating_sub(before.busy);
     let basis_points = (busy * 10_000).checked_div(all).unwrap_or(0);
@@ -100,10 +100,10 @@ mod tests {
     #[test]
     fn use_is_measured_between_two_questions() {
         let before = load("cpu  100 0 100 700 100 0 0 0 0 0\ncpu0 1 2\n");
-        assert_eq!(before, Load { busy: 200, all: 1000 });
-        assert_eq!(used_percent(before, Load { busy: 450, all: 2000 }).to_string(), "25");
+        assert_eq!(before, CpuLoad { busy: 200, all: 1000 });
+        assert_eq!(used_percent(before, CpuLoad { busy: 450, all: 2000 }).to_string(), "25");
         assert_eq!(used_percent(before, before).to_string(), "0");
-        assert_eq!(load(""), Load::default());
+        assert_eq!(load(""), CpuLoad::default());
         assert_eq!(kib("MemTotal:  2 kB\nCached: x\n", "MemTotal:"), 2048);
     }
 }

@@ -6,26 +6,26 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use crate::{connect::Fault, users::User};
+use crate::{connect::ConnectError, users::GuestUser};
 
 /// Longest path, NUL included, as the kernel has it.
 const PATH_LEN_MAX: usize = 4096;
 
 /// The absolute path that `path` names for `user`; an empty one is the default directory.
-pub fn resolve(path: &[u8], user: &User, workdir: Option<&str>) -> Result<PathBuf, Fault> {
+pub fn resolve(path: &[u8], user: &GuestUser, workdir: Option<&str>) -> Result<PathBuf, ConnectError> {
     let path = if path.is_empty() { workdir.unwrap_or_default().as_bytes() } else { path };
     if path.contains(&0) {
-        return Err(Fault::invalid("a path may not hold a NUL byte"));
+        return Err(ConnectError::invalid("a path may not hold a NUL byte"));
     }
     let resolved = match path {
         [b'~'] => user.home.clone(),
         [b'~', b'/', rest @ ..] => clean(&user.home.join(OsStr::from_bytes(trim(rest)))),
-        [b'~', ..] => return Err(Fault::invalid("cannot expand user-specific home dir")),
+        [b'~', ..] => return Err(ConnectError::invalid("cannot expand user-specific home dir")),
         [b'/', ..] => PathBuf::from(OsStr::from_bytes(path)),
         _ => clean(&user.home.join(OsStr::from_bytes(path))),
     };
     if resolved.as_os_str().len() >= PATH_LEN_MAX {
-        return Err(Fault::invalid(format!("a path may hold {} bytes", PATH_LEN_MAX - 1)));
+        return Err(ConnectError::invalid(format!("a path may hold {} bytes", PATH_LEN_MAX - 1)));
     }
     Ok(resolved)
 }
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn paths_are_resolved_as_envd_does() {
-        let user = User { name: "u".into(), uid: 1, gid: 1, home: "/home/u".into(), groups: vec![] };
+        let user = GuestUser { name: "u".into(), uid: 1, gid: 1, home: "/home/u".into(), groups: vec![] };
         for (path, workdir, wanted) in [
             ("a/b", None, "/home/u/a/b"),
             ("../x/./y", None, "/home/x/y"),

@@ -2,11 +2,11 @@
 
 /// The parts of a query.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Query(Vec<(Vec<u8>, Vec<u8>)>);
+pub struct UrlQuery(Vec<(Vec<u8>, Vec<u8>)>);
 
 const PARTS_MAX: usize = 64;
 
-impl Query {
+impl UrlQuery {
     pub fn parse(query: Option<&str>) -> Self {
         let parts = query.unwrap_or_default().split('&').filter(|part| !part.is_empty()).take(PARTS_MAX);
         Self(
@@ -22,7 +22,7 @@ impl Query {
         self.0.iter().find(|(key, _)| key == name.as_bytes()).map(|(_, value)| value.as_slice())
     }
 
-    /// As [`Query::bytes`], when it is text.
+    /// As [`UrlQuery::bytes`], when it is text.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.bytes(name).and_then(|value| std::str::from_utf8(value).ok())
     }
@@ -58,9 +58,9 @@ mod tests {
 
     #[test]
     fn queries_are_decoded_as_forms() {
-        let query = Query::parse(Some("path=a+b%20c%2B%ff%&username=&x&path=second"));
+        let query = UrlQuery::parse(Some("path=a+b%20c%2B%ff%&username=&x&path=second"));
         assert_eq!(query.bytes("path"), Some(&b"a b c+\xff%"[..]));
         assert_eq!((query.text("path"), query.text("username"), query.text("x")), (None, Some(""), Some("")));
-        assert_eq!((query.text("y"), Query::parse(None)), (None, Query::default()));
+        assert_eq!((query.text("y"), UrlQuery::parse(None)), (None, UrlQuery::default()));
     }
 }

@@ -17,36 +17,36 @@ use hyper::{
 use serde::Serialize;
 
 /// An answer.
-pub type Reply = Response<Payload>;
+pub type HttpReply = Response<ReplyBody>;
 
 /// Makes a body piece by piece, when the connection has room for one.
-pub trait Source {
+pub trait BodySource {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>>;
 }
 
 /// The body of an answer.
-pub enum Payload {
+pub enum ReplyBody {
     Whole(Bytes),
-    Pieces { source: Box<dyn Source>, left: Option<u64> },
+    Pieces { source: Box<dyn BodySource>, left: Option<u64> },
 }
 
-impl Payload {
+impl ReplyBody {
     pub fn empty() -> Self {
         Self::Whole(Bytes::new())
     }
 
     /// A body of unknown length.
-    pub fn pieces(source: impl Source + 'static) -> Self {
+    pub fn pieces(source: impl BodySource + 'static) -> Self {
         Self::Pieces { source: Box::new(source), left: None }
     }
 
     /// A body of exactly so many bytes.
-    pub fn sized(source: impl Source + 'static, len: u64) -> Self {
+    pub fn sized(source: impl BodySource + 'static, len: u64) -> Self {
         Self::Pieces { source: Box::new(source), left: Some(len) }
     }
 }
 
-impl Body for Payload {
+impl Body for ReplyBody {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -82,12 +82,12 @@ impl Body for Payload {
 
 /// Why a plain request failed: `{"code": status, "message": …}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct PlainRefusal {
     pub status: StatusCode,
     pub message: String,
 }
 
-impl Refusal {
+impl PlainRefusal {
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, message: message.into() }
     }
@@ -100,36 +100,36 @@ impl Refusal {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
-    pub fn reply(&self) -> Reply {
+    pub fn reply(&self) -> HttpReply {
         let body = serde_json::json!({ "code": self.status.as_u16(), "message": self.message });
         with_json(self.status, body.to_string())
     }
 }
 
 /// 200 with JSON.
-pub fn json(value: &impl Serialize) -> Reply {
+pub fn json(value: &impl Serialize) -> HttpReply {
     match serde_json::to_string(value) {
         Ok(text) => with_json(StatusCode::OK, text),
-        Err(error) => Refusal::internal(error.to_string()).reply(),
+        Err(error) => PlainRefusal::internal(error.to_string()).reply(),
     }
 }
 
 /// No body.
-pub fn empty(status: StatusCode) -> Reply {
-    let mut reply = Response::new(Payload::empty());
+pub fn empty(status: StatusCode) -> HttpReply {
+    let mut reply = Response::new(ReplyBody::empty());
     *reply.status_mut() = status;
     reply
 }
 
-fn with_json(status: StatusCode, text: String) -> Reply {
-    let mut reply = Response::new(Payload::Whole(text.into()));
+fn with_json(status: StatusCode, text: String) -> HttpReply {
+    let mut reply = Response::new(ReplyBody::Whole(text.into()));
     *reply.status_mut() = status;
     reply.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     reply
 }
 
 /// Lets browsers read every answer; the token, not the origin, is what protects the guest.
-pub fn allow_browsers(reply: &mut Reply) {
+pub fn allow_browsers(reply: &mut HttpReply) {
     let headers = reply.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
     headers.insert(
@@ -139,7 +139,7 @@ pub fn allow_browsers(reply: &mut Reply) {
 }
 
 /// Answers a browser that asks whether it may ask.
-pub fn preflight() -> Reply {
+pub fn preflight() -> HttpReply {
     let mut reply = empty(StatusCode::NO_CONTENT);
     let headers = reply.headers_mut();
     headers.insert(

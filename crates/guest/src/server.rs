@@ -26,7 +26,7 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use proto::guest::{GENERATION, GuestConfig, GuestInfo, Shutdown};
 use rustix::net::{SocketFlags, accept_with};
-use sys::quiet::QuietStream;
+use sys::lazy_write_stream::LazyWriteStream;
 use tokio::{
     io::{AsyncRead, AsyncWrite, Interest},
     net::TcpListener,
@@ -35,13 +35,11 @@ use tokio::{
 
 use crate::{
     auth,
-    config::{Listener, Order},
-    connect, dial, files,
-    first::{Again, Begun, First},
-    init, metrics, process,
-    query::Query,
+    config::{GuestOptions, Listener},
+    connect, dial, files, init, metrics, process,
+    query::UrlQuery,
     ready::ready,
-    reply::{self, Payload, Refusal, Reply},
+    reply::{self, HttpReply, PlainRefusal, ReplyBody},
     tree,
 };
 
@@ -55,16 +53,14 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// All the guest knows.
 #[derive(Debug)]
-pub struct Guest {
+pub struct GuestServer {
     config: RefCell<Arc<GuestConfig>>,
     pub processes: process::Processes,
     pub watchers: files::Watchers,
     pub reaper: init::Reaper,
-    pub load: RefCell<metrics::Load>,
+    pub load: RefCell<metrics::CpuLoad>,
     /// The machine it is the init of, if it is one.
-    pub machine: RefCell<Option<Rc<crate::vm::Machine>>>,
-    /// What was started before this was here, until it is asked for.
-    first: RefCell<Option<Begun>>,
+    pub machine: RefCell<Option<Rc<crate::vm::GuestMachine>>>,
     started: Instant,
     connections: Cell<usize>,
     /// Questions that are being answered.
@@ -78,15 +74,14 @@ pub struct Guest {
 }
 
 /// Serves until somebody asks the guest to end, and then ends everybody.
-pub async fn serve(order: Order, first: Option<First>) -> io::Result<()> {
-    let guest = Rc::new(Guest {
+pub async fn serve(order: GuestOptions) -> io::Result<()> {
+    let guest = Rc::new(GuestServer {
         config: RefCell::new(order.config),
         processes: process::Processes::default(),
         watchers: files::Watchers::default(),
         reaper: init::Reaper::default(),
         load: RefCell::default(),
         machine: RefCell::default(),
-        first: RefCell::default(),
         started: Instant::now(),
         connections: Cell::new(0),
         turns: Cell::new(0),
@@ -95,20 +90,17 @@ pub async fn serve(order: Order, first: Option<First>) -> io::Result<()> {
         end: Notify::new(),
         idle: Notify::new(),
     });
-    match first {
-        Some(first) => resume(&guest, first)?,
-        // Whoever asks first waits for the kernel to find these files; better now, when nobody waits.
-        None => drop(crate::users::find(&guest.config().user)),
-    }
+    // Whoever asks first waits for the kernel to find these files; better now, when nobody waits.
+    drop(crate::users::find(&guest.config().user));
     if let Some(forward) = guest.config().forward.clone() {
         tokio::task::spawn_local(crate::forward::serve(forward));
     }
     if !order.followed.is_empty() {
-        tokio::task::spawn_local(crate::changes::serve(order.followed));
+        tokio::task::spawn_local(crate::fsmonitor::serve(order.followed));
     }
-    // In a machine its program is in memory anyway, and giving that up would only be work.
+    // The memory of a machine is the host's to take back.
     if !crate::vm::is_machine() {
-        tokio::task::spawn_local(rest(guest.clone()));
+        tokio::task::spawn_local(trim_memory_when_idle(guest.clone()));
     }
     let signals = init::signals()?;
     let is_machine = matches!(order.listener, Listener::Machine(_));
@@ -119,7 +111,7 @@ pub async fn serve(order: Order, first: Option<First>) -> io::Result<()> {
         error = &mut accepting => return error,
     };
     guest.ending.set(Some(grace));
-    let mut ending = Box::pin(init::end_everyone(&guest, grace));
+    let mut ending = Box::pin(init::end_all_processes(&guest, grace));
     if is_machine {
         // Its door is the host's, which cannot be closed here: whoever knocks is told that it ends.
         tokio::select! {
@@ -133,7 +125,7 @@ pub async fn serve(order: Order, first: Option<First>) -> io::Result<()> {
     Ok(())
 }
 
-async fn accept(guest: &Rc<Guest>, listener: Listener) -> io::Result<()> {
+async fn accept(guest: &Rc<GuestServer>, listener: Listener) -> io::Result<()> {
     match listener {
         Listener::Machine(machine) => crate::vm::serve(guest, &machine).await,
         Listener::Unix(listener) => {
@@ -142,8 +134,8 @@ async fn accept(guest: &Rc<Guest>, listener: Listener) -> io::Result<()> {
             let come = |listener: &OwnedFd| Ok(accept_with(listener, SocketFlags::CLOEXEC)?);
             loop {
                 let come = listener.async_io(Interest::READABLE, come).await;
-                match come.and_then(|stream| QuietStream::new(stream.into())) {
-                    Ok(stream) => welcome(guest, stream),
+                match come.and_then(|stream| LazyWriteStream::new(stream.into())) {
+                    Ok(stream) => accept_stream(guest, stream),
                     Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
                 }
             }
@@ -154,7 +146,7 @@ async fn accept(guest: &Rc<Guest>, listener: Listener) -> io::Result<()> {
                 match listener.accept().await {
                     Ok((stream, _)) => {
                         let _ = stream.set_nodelay(true);
-                        welcome(guest, stream);
+                        accept_stream(guest, stream);
                     }
                     Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
                 }
@@ -163,14 +155,14 @@ async fn accept(guest: &Rc<Guest>, listener: Listener) -> io::Result<()> {
     }
 }
 
-impl Guest {
+impl GuestServer {
     /// What it was told to be.
     pub fn config(&self) -> Arc<GuestConfig> {
         self.config.borrow().clone()
     }
 
     /// It is somebody else from now on: its machine was thawed.
-    pub fn rename(&self, config: GuestConfig) {
+    pub fn set_identity(&self, config: GuestConfig) {
         *self.config.borrow_mut() = Arc::new(config);
     }
 
@@ -179,20 +171,8 @@ impl Guest {
         self.ending.get().is_some()
     }
 
-    /// Whether something was started before anybody could be answered, and was not asked for yet.
-    pub fn has_first(&self) -> bool {
-        self.first.borrow().is_some()
-    }
-
-    /// What was started before anybody could be answered, if that is what is wanted.
-    pub fn take_first(&self, wanted: impl FnOnce(&Begun) -> bool) -> Option<Begun> {
-        let begun = self.first.borrow_mut().take_if(|begun| wanted(begun))?;
-        self.reaper.kept();
-        Some(begun)
-    }
-
     /// Memory was freed that might go back to the kernel, unless somebody is here to use it again.
-    pub fn may_rest(&self) {
+    pub fn schedule_trim(&self) {
         if self.turns.get() == 0 {
             self.idle.notify_one();
         }
@@ -200,30 +180,30 @@ impl Guest {
 }
 
 /// A question that is being answered, up to the last byte of its answer.
-struct Turn(Rc<Guest>);
+struct RequestTurn(Rc<GuestServer>);
 
-impl Turn {
-    fn begin(guest: &Rc<Guest>) -> Self {
+impl RequestTurn {
+    fn begin(guest: &Rc<GuestServer>) -> Self {
         guest.turns.set(guest.turns.get() + 1);
         guest.asked.set(guest.asked.get() + 1);
         Self(guest.clone())
     }
 }
 
-impl Drop for Turn {
+impl Drop for RequestTurn {
     fn drop(&mut self) {
         self.0.turns.set(self.0.turns.get().saturating_sub(1));
-        self.0.may_rest();
+        self.0.schedule_trim();
     }
 }
 
 /// The body of an answer, and its turn.
-struct Answer {
-    payload: Payload,
-    _turn: Turn,
+struct ResponseBody {
+    payload: ReplyBody,
+    _turn: RequestTurn,
 }
 
-impl Body for Answer {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -243,45 +223,24 @@ impl Body for Answer {
     }
 }
 
-/// Goes on with who came before there was a server.
-fn resume(guest: &Rc<Guest>, first: First) -> io::Result<()> {
-    let First { stream, said, begun } = first;
-    if let Some(begun) = begun {
-        guest.reaper.keep_early();
-        *guest.first.borrow_mut() = Some(begun);
-    }
-    let stream = Again { said, stream: QuietStream::new(stream)? };
-    let guest = guest.clone();
-    tokio::task::spawn_local(async move {
-        attend(guest.clone(), stream).await;
-        // Its end is kept until it is known whether it has one.
-        let starting = guest.reaper.starting();
-        if let Some(left) = guest.take_first(|_| true) {
-            process::give_up(&guest, left);
-        }
-        drop(starting);
-    });
-    Ok(())
-}
-
-pub fn welcome(guest: &Rc<Guest>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+pub fn accept_stream(guest: &Rc<GuestServer>, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
     if guest.connections.get() < CONNECTIONS_MAX {
-        tokio::task::spawn_local(attend(guest.clone(), stream));
+        tokio::task::spawn_local(serve_connection(guest.clone(), stream));
     }
 }
 
-fn attend(
-    guest: Rc<Guest>,
+fn serve_connection(
+    guest: Rc<GuestServer>,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
 ) -> impl Future<Output = ()> {
     guest.connections.set(guest.connections.get() + 1);
     async move {
         let answering = guest.clone();
         let service = service_fn(move |request| {
-            let (guest, turn) = (answering.clone(), Turn::begin(&answering));
+            let (guest, turn) = (answering.clone(), RequestTurn::begin(&answering));
             async move {
                 let reply = answer(guest, request).await;
-                Ok::<_, Infallible>(reply.map(|payload| Answer { payload, _turn: turn }))
+                Ok::<_, Infallible>(reply.map(|payload| ResponseBody { payload, _turn: turn }))
             }
         });
         // Its error is the caller's affair: a broken connection ends here and nowhere else.
@@ -302,7 +261,7 @@ fn attend(
 }
 
 /// Gives memory back once nobody has asked for anything for a while; most Bodies wait most of the time.
-async fn rest(guest: Rc<Guest>) {
+async fn trim_memory_when_idle(guest: Rc<GuestServer>) {
     loop {
         let before = guest.asked.get();
         tokio::time::sleep(IDLE_WAIT).await;
@@ -311,15 +270,13 @@ async fn rest(guest: Rc<Guest>) {
             continue;
         }
         if guest.turns.get() == 0 {
-            sys::rest::trim_heap();
-            // A little later: this thread is asleep in the kernel by then and touches nothing again.
-            let _ = sys::rest::release_clean_pages_soon();
+            sys::spawn::trim_heap();
         }
         guest.idle.notified().await;
     }
 }
 
-async fn answer(guest: Rc<Guest>, request: Request<Incoming>) -> Reply {
+async fn answer(guest: Rc<GuestServer>, request: Request<Incoming>) -> HttpReply {
     let mut reply = if request.method() == Method::OPTIONS {
         reply::preflight()
     } else {
@@ -334,7 +291,7 @@ async fn answer(guest: Rc<Guest>, request: Request<Incoming>) -> Reply {
     reply
 }
 
-async fn route(guest: Rc<Guest>, request: Request<Incoming>) -> Reply {
+async fn route(guest: Rc<GuestServer>, request: Request<Incoming>) -> HttpReply {
     let path = request.uri().path().to_owned();
     let parts: Vec<&str> = path.split('/').skip(1).collect();
     match (request.method(), &parts[..]) {
@@ -350,33 +307,33 @@ async fn route(guest: Rc<Guest>, request: Request<Incoming>) -> Reply {
         (&Method::GET, ["metrics"]) => metrics::answer(&guest).await,
         (&Method::GET, ["files"]) => files::download(&guest, request).await,
         (&Method::POST, ["files"]) => files::upload(&guest, request).await,
-        (_, ["v1", rest @ ..]) => own(guest, rest, request).await,
-        _ => Refusal::new(StatusCode::NOT_FOUND, "not found").reply(),
+        (_, ["v1", rest @ ..]) => route_own_service(guest, rest, request).await,
+        _ => PlainRefusal::new(StatusCode::NOT_FOUND, "not found").reply(),
     }
 }
 
 /// Our own service, beside envd's.
-async fn own(guest: Rc<Guest>, path: &[&str], request: Request<Incoming>) -> Reply {
-    let query = Query::parse(request.uri().query());
+async fn route_own_service(guest: Rc<GuestServer>, path: &[&str], request: Request<Incoming>) -> HttpReply {
+    let query = UrlQuery::parse(request.uri().query());
     match (request.method(), path) {
         (&Method::GET, ["guest"]) => reply::json(&info(&guest)),
         (&Method::GET, ["receipt"]) => match guest.machine.borrow().as_ref() {
-            Some(machine) => reply::json(&crate::vm::proof(
+            Some(machine) => reply::json(&crate::vm::prove_tree(
                 &guest,
                 machine,
                 query.text("now_ns").and_then(|now| now.parse().ok()),
             )),
-            None => Refusal::new(StatusCode::NOT_FOUND, "this is no machine").reply(),
+            None => PlainRefusal::new(StatusCode::NOT_FOUND, "this is no machine").reply(),
         },
         (&Method::POST, ["shutdown"]) => shutdown(&guest, request.into_body()).await,
         (&Method::GET, ["dial"]) => dial::answer(&query, request).await,
         (&Method::GET, ["tree"]) => tree::send(&guest, &query).await,
         (&Method::PUT, ["tree"]) => tree::receive(&guest, &query, request.into_body()).await,
-        _ => Refusal::new(StatusCode::NOT_FOUND, "not found").reply(),
+        _ => PlainRefusal::new(StatusCode::NOT_FOUND, "not found").reply(),
     }
 }
 
-fn info(guest: &Guest) -> GuestInfo {
+fn info(guest: &GuestServer) -> GuestInfo {
     GuestInfo {
         generation: GENERATION,
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -387,13 +344,13 @@ fn info(guest: &Guest) -> GuestInfo {
     }
 }
 
-async fn shutdown(guest: &Guest, body: Incoming) -> Reply {
+async fn shutdown(guest: &GuestServer, body: Incoming) -> HttpReply {
     let asked: Result<Shutdown, String> = match connect::whole(body).await {
         Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| error.to_string()),
         Err(fault) => Err(fault.message),
     };
     match asked {
-        Err(message) => Refusal::bad(message).reply(),
+        Err(message) => PlainRefusal::bad(message).reply(),
         Ok(asked) => {
             guest.ending.set(Some(Duration::from_millis(asked.grace_ms).min(init::GRACE_MAX)));
             let mut reply = reply::json(&serde_json::json!({}));
@@ -403,6 +360,6 @@ async fn shutdown(guest: &Guest, body: Incoming) -> Reply {
     }
 }
 
-fn unknown_method() -> Reply {
-    Refusal::new(StatusCode::NOT_FOUND, "there is no such method").reply()
+fn unknown_method() -> HttpReply {
+    PlainRefusal::new(StatusCode::NOT_FOUND, "there is no such method").reply()
 }

@@ -6,7 +6,7 @@ use std::{cell::RefCell, collections::HashMap, fs::File, io::Read, path::PathBuf
 
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 
-use crate::connect::{Code, Fault};
+use crate::connect::{Code, ConnectError};
 
 const FILE_LEN_MAX: u64 = 1 << 20;
 const GROUPS_MAX: usize = 1024;
@@ -15,7 +15,7 @@ const USUAL_LEN: usize = 8 << 10;
 
 /// One user of the Body.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct User {
+pub struct GuestUser {
     pub name: String,
     pub uid: u32,
     pub gid: u32,
@@ -24,22 +24,22 @@ pub struct User {
 }
 
 /// The user of that name, or of that number (`1000` or `1000:1000`, as image configurations say it).
-pub fn find(name: &str) -> Option<User> {
+pub fn find(name: &str) -> Option<GuestUser> {
     find_in(name, &read("/etc/passwd"), &read("/etc/group"))
 }
 
 /// As [`find`]; a caller who named nobody known is not let in.
-pub fn known(name: &str) -> Result<User, Fault> {
-    find(name).ok_or_else(|| Fault::new(Code::Unauthenticated, format!("invalid username: '{name}'")))
+pub fn known(name: &str) -> Result<GuestUser, ConnectError> {
+    find(name).ok_or_else(|| ConnectError::new(Code::Unauthenticated, format!("invalid username: '{name}'")))
 }
 
 /// Refuses to be somebody the guest cannot become.
-pub fn check_reachable(user: &User) -> Result<(), Fault> {
+pub fn check_reachable(user: &GuestUser) -> Result<(), ConnectError> {
     let own = rustix::process::geteuid();
     if own.is_root() || own.as_raw() == user.uid {
         return Ok(());
     }
-    Err(Fault::new(
+    Err(ConnectError::new(
         Code::PermissionDenied,
         format!(
             "user {} (id {}) is not available in this Body: only one id could be mapped; \
@@ -51,12 +51,12 @@ pub fn check_reachable(user: &User) -> Result<(), Fault> {
 
 /// Names of ids, for listings.
 #[derive(Debug)]
-pub struct Names {
+pub struct IdNames {
     users: Vec<(u32, String)>,
     groups: Vec<(u32, String)>,
 }
 
-impl Names {
+impl IdNames {
     pub fn read() -> Self {
         Self { users: ids(&read("/etc/passwd")), groups: ids(&read("/etc/group")) }
     }
@@ -74,35 +74,35 @@ fn name_of(names: &[(u32, String)], id: u32) -> String {
     names.iter().find(|(known, _)| *known == id).map_or_else(|| id.to_string(), |(_, name)| name.clone())
 }
 
-fn find_in(name: &str, passwd: &str, group: &str) -> Option<User> {
+fn find_in(name: &str, passwd: &str, group: &str) -> Option<GuestUser> {
     let by_name = passwd.lines().find_map(|line| user_line(line).filter(|user| user.name == name));
     let mut user = by_name.or_else(|| by_number(name, passwd))?;
     user.groups = groups_of(&user, group);
     Some(user)
 }
 
-fn by_number(name: &str, passwd: &str) -> Option<User> {
+fn by_number(name: &str, passwd: &str) -> Option<GuestUser> {
     let (uid, gid) = name.split_once(':').map_or((name, None), |(uid, gid)| (uid, Some(gid)));
     let uid: u32 = uid.parse().ok()?;
     let gid: Option<u32> = gid.and_then(|gid| gid.parse().ok());
     let found = passwd.lines().find_map(|line| user_line(line).filter(|user| user.uid == uid));
     let unnamed =
-        || User { name: uid.to_string(), uid, gid: 0, home: PathBuf::from("/"), groups: Vec::new() };
+        || GuestUser { name: uid.to_string(), uid, gid: 0, home: PathBuf::from("/"), groups: Vec::new() };
     let mut user = found.unwrap_or_else(unnamed);
     user.gid = gid.unwrap_or(user.gid);
     Some(user)
 }
 
-fn user_line(line: &str) -> Option<User> {
+fn user_line(line: &str) -> Option<GuestUser> {
     let mut fields = line.split(':');
     let name = fields.next()?.to_owned();
     let uid = fields.nth(1)?.parse().ok()?;
     let gid = fields.next()?.parse().ok()?;
     let home = fields.nth(1).filter(|home| home.starts_with('/')).unwrap_or("/");
-    (!name.is_empty()).then(|| User { name, uid, gid, home: PathBuf::from(home), groups: Vec::new() })
+    (!name.is_empty()).then(|| GuestUser { name, uid, gid, home: PathBuf::from(home), groups: Vec::new() })
 }
 
-fn groups_of(user: &User, group: &str) -> Vec<u32> {
+fn groups_of(user: &GuestUser, group: &str) -> Vec<u32> {
     let member = |line: &str| {
         let mut fields = line.split(':');
         let gid: u32 = fields.nth(2)?.parse().ok()?;
@@ -126,20 +126,20 @@ fn ids(text: &str) -> Vec<(u32, String)> {
 
 /// What a file held when it was last read, and how to know that it still does.
 #[derive(Debug, Clone)]
-struct Kept {
-    stamp: Stamp,
+struct CachedFile {
+    stamp: FileStamp,
     text: Rc<str>,
 }
 
 /// A file that was changed since has another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stamp {
+struct FileStamp {
     place: (u64, u64),
     len: i64,
     changed: (i64, i64),
 }
 
-impl Stamp {
+impl FileStamp {
     fn of(stat: &Stat) -> Self {
         Self {
             place: (stat.st_dev, stat.st_ino),
@@ -156,20 +156,20 @@ impl Stamp {
 }
 
 thread_local! {
-    static KEPT: RefCell<HashMap<&'static str, Kept>> = RefCell::default();
+    static KEPT: RefCell<HashMap<&'static str, CachedFile>> = RefCell::default();
 }
 
 fn read(path: &'static str) -> Rc<str> {
     let kept = KEPT.with_borrow(|kept| kept.get(path).cloned());
     if let Some(kept) = kept
-        && rustix::fs::stat(path).is_ok_and(|stat| Stamp::of(&stat) == kept.stamp)
+        && rustix::fs::stat(path).is_ok_and(|stat| FileStamp::of(&stat) == kept.stamp)
     {
         return kept.text;
     }
     let Some((stat, text)) = read_afresh(path) else { return "".into() };
-    let (stamp, text) = (Stamp::of(&stat), Rc::from(text));
+    let (stamp, text) = (FileStamp::of(&stat), Rc::from(text));
     if stamp.is_settled() {
-        KEPT.with_borrow_mut(|kept| kept.insert(path, Kept { stamp, text: Rc::clone(&text) }));
+        KEPT.with_borrow_mut(|kept| kept.insert(path, CachedFile { stamp, text: Rc::clone(&text) }));
     }
     text
 }
@@ -191,8 +191,8 @@ mod tests {
     const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\nbroken\nuser:x:1000:1000:,,,:/home/user:/bin/sh\n";
     const GROUP: &str = "root:x:0:\nsudo:x:27:user,other\nuser:x:1000:\n";
 
-    fn user(name: &str, uid: u32, gid: u32, home: &str, groups: &[u32]) -> Option<User> {
-        Some(User { name: name.into(), uid, gid, home: home.into(), groups: groups.to_vec() })
+    fn user(name: &str, uid: u32, gid: u32, home: &str, groups: &[u32]) -> Option<GuestUser> {
+        Some(GuestUser { name: name.into(), uid, gid, home: home.into(), groups: groups.to_vec() })
     }
 
     #[test]
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn ids_without_a_name_are_shown_as_numbers() {
-        let names = Names { users: ids(PASSWD), groups: ids(GROUP) };
+        let names = IdNames { users: ids(PASSWD), groups: ids(GROUP) };
         assert_eq!(
             (names.user(1000), names.user(5), names.group(27)),
             ("user".into(), "5".into(), "sudo".into())

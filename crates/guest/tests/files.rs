@@ -9,21 +9,21 @@ use std::{
     os::unix::{ffi::OsStrExt, fs::PermissionsExt},
 };
 
-use common::{Guest, request};
+use common::{TestGuest, request};
 use http_body_util::BodyExt;
-use proto::tree::{Item, Reader};
+use proto::tree::{TreeItem, TreeReader};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const OCTETS: [(&str, &str); 1] = [("content-type", "application/octet-stream")];
 
-fn uri(guest: &Guest, name: &str) -> String {
+fn uri(guest: &TestGuest, name: &str) -> String {
     format!("/files?path={}/{name}", guest.dir.display())
 }
 
 #[tokio::test]
 async fn bytes_go_in_and_come_out() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let path = guest.dir.join("a b/c");
     let (status, answer) = guest.ask_with("POST", &uri(&guest, "a+b/c"), &OCTETS, "hello").await;
     let wanted = json!([{"path": path, "name": "c", "type": "file"}]);
@@ -40,7 +40,7 @@ async fn bytes_go_in_and_come_out() {
 
 #[tokio::test]
 async fn an_upload_that_breaks_off_changes_nothing() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let (new, old) = (guest.dir.join("new"), guest.dir.join("old"));
     fs::write(&old, "what was there").unwrap();
     let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(&old).unwrap());
@@ -76,7 +76,7 @@ async fn an_upload_that_breaks_off_changes_nothing() {
 #[tokio::test]
 async fn gzip_goes_both_ways() {
     use std::io::{Read, Write};
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     encoder.write_all(&b"zip".repeat(1000)).unwrap();
     let headers = [OCTETS[0], ("content-encoding", "gzip")];
@@ -96,7 +96,7 @@ async fn gzip_goes_both_ways() {
 
 #[tokio::test]
 async fn a_form_holds_several_files_and_each_path_once() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let part = |name: &str, text: &str| {
         format!(
             "--XX\r\nContent-Disposition: form-data; name=\"file\"; filename=\"{name}\"\r\n\r\n{text}\r\n"
@@ -122,7 +122,7 @@ async fn a_form_holds_several_files_and_each_path_once() {
 
 #[tokio::test]
 async fn what_is_not_a_file_is_refused_at_once() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     rustix::fs::mkfifoat(rustix::fs::CWD, guest.dir.join("fifo"), rustix::fs::Mode::RWXU).unwrap();
     for (name, status) in [("fifo", 400), ("socket", 400), ("", 400), ("none", 404), ("config.json/x", 404)] {
         assert_eq!(guest.ask("GET", &uri(&guest, name), "").await.0, status, "{name}");
@@ -140,7 +140,7 @@ async fn what_is_not_a_file_is_refused_at_once() {
 
 #[tokio::test]
 async fn who_sends_everything_before_it_listens_hears_why_it_was_refused() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     for asked in ["POST /files?path=/proc/none/x", "PUT /v1/tree?path=/proc/none/x"] {
         let mut stream = guest.connect().await;
         let (piece, pieces) = ([7; 64 << 10], 256);
@@ -161,7 +161,7 @@ async fn who_sends_everything_before_it_listens_hears_why_it_was_refused() {
 
 #[tokio::test]
 async fn directories_are_made_listed_moved_and_removed() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let call = async |method: &str, message: Value| {
         guest.call(&format!("filesystem.Filesystem/{method}"), message).await
     };
@@ -196,7 +196,7 @@ async fn directories_are_made_listed_moved_and_removed() {
 
 #[tokio::test]
 async fn watches_tell_what_happens() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let dir = guest.dir.join("w");
     fs::create_dir(&dir).unwrap();
     let asked = json!({"path": dir, "recursive": true, "includeEntry": true});
@@ -225,7 +225,7 @@ async fn watches_tell_what_happens() {
 
 #[tokio::test]
 async fn trees_go_out_and_in_again() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let from = guest.dir.join("from");
     fs::create_dir_all(from.join("deep/er")).unwrap();
     fs::write(from.join(OsStr::from_bytes(b"deep/\xff")), vec![1_u8; 600_000]).unwrap();
@@ -244,9 +244,9 @@ async fn trees_go_out_and_in_again() {
     let there = to.join(OsStr::from_bytes(b"\xfex"));
     assert_eq!(fs::read(there.join(OsStr::from_bytes(b"deep/\xff"))).unwrap().len(), 600_000);
     assert_eq!(fs::read_link(there.join("link")).unwrap().to_str(), Some("/etc/passwd"));
-    let mut reader = Reader::default();
+    let mut reader = TreeReader::default();
     reader.push(&tree(format!("{}/%FEx/deep/%FF", to.display())).await);
-    assert_eq!(reader.next().unwrap(), Some(Item::File { path: vec![], mode: 0o644 }));
+    assert_eq!(reader.next().unwrap(), Some(TreeItem::File { path: vec![], mode: 0o644 }));
     assert_eq!(guest.ask("GET", "/v1/tree?path=/no/such", "").await.0, 404);
     assert_eq!(guest.ask("PUT", &uri, "PALTREE2").await.0, 400);
     assert_eq!(guest.ask("PUT", &uri, sent.slice(..100)).await.0, 400);
@@ -254,7 +254,7 @@ async fn trees_go_out_and_in_again() {
 
 #[tokio::test]
 async fn metadata_stays_with_a_file_until_the_next_upload() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let headers = [OCTETS[0], ("x-metadata-author", "me")];
     let (_, answer) = guest.ask_with("POST", &uri(&guest, "m"), &headers, "x").await;
     let answer: Value = serde_json::from_slice(&answer).unwrap();

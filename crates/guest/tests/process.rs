@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
-use common::{Guest, Story, request, start};
+use common::{ProcessStory, TestGuest, request, start};
 use http_body_util::BodyExt;
 use prost::Message;
 use proto::{
@@ -34,7 +34,7 @@ fn killed() -> Value {
 
 #[tokio::test]
 async fn a_question_without_its_last_byte_starts_nothing() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let kept = std::env::temp_dir().join(format!("guest-unsaid-{}", std::process::id()));
     let _ = std::fs::remove_file(&kept);
     let body = envelope::seal(0, start(&format!("echo ran > {}", kept.display())).to_string().as_bytes());
@@ -60,29 +60,29 @@ async fn a_question_without_its_last_byte_starts_nothing() {
 
 #[tokio::test]
 async fn a_process_starts_writes_and_ends() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let mut events = guest.sh("echo out $BODY; echo err >&2; exit 3").await;
     assert!(events.pid().await > 0);
     let story = events.rest().await;
-    let wanted = Story {
+    let wanted = ProcessStory {
         stdout: "out yes\n".into(),
         stderr: "err\n".into(),
         end: exited(3),
         last: json!({}),
-        ..Story::default()
+        ..ProcessStory::default()
     };
     assert_eq!(story, wanted);
 }
 
 #[tokio::test]
 async fn protobuf_says_the_same_as_json() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let config = ProcessConfig { cmd: "echo".into(), args: vec!["hi".into()], ..Default::default() };
     let body = StartRequest { process: Some(config), ..Default::default() }.encode_to_vec();
     let headers = [("content-type", "application/connect+proto")];
     let reply = guest.send(request("POST", &format!("/{START}"), &headers, envelope::seal(0, &body))).await;
     assert_eq!(reply.headers()["content-type"], "application/connect+proto");
-    let mut opener = envelope::Opener::new(1 << 20);
+    let mut opener = envelope::EnvelopeReader::new(1 << 20);
     opener.push(&reply.into_body().collect().await.unwrap().to_bytes());
     let mut kinds = Vec::new();
     while let Some(envelope) = opener.next().unwrap() {
@@ -102,14 +102,19 @@ async fn protobuf_says_the_same_as_json() {
 
 #[tokio::test]
 async fn what_cannot_start_says_why() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let error = async |message: Value| guest.stream(START, message).await.rest().await.last["error"].clone();
     let process = |cmd: &str, cwd: &str| json!({"process": {"cmd": cmd, "cwd": cwd}});
     let words = |code: &str, message: &str| json!({"code": code, "message": message});
-    assert_eq!(error(process("no-such", "/")).await, words("not_found", "command not found: no-such"));
+    let reasoned =
+        |code: &str, message: &str, reason: &str| json!({"code": code, "message": message, "reason": reason});
+    assert_eq!(
+        error(process("no-such", "/")).await,
+        reasoned("not_found", "command not found: no-such", "command_not_found")
+    );
     assert_eq!(
         error(process("/etc/passwd", "/")).await,
-        words("permission_denied", "not executable: /etc/passwd")
+        reasoned("permission_denied", "not executable: /etc/passwd", "command_not_executable")
     );
     assert_eq!(
         error(process("sh", "/no/such")).await,
@@ -128,7 +133,7 @@ async fn what_cannot_start_says_why() {
 
 #[tokio::test]
 async fn signals_reach_the_leader_and_only_while_it_runs() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let mut events =
         guest.stream(START, json!({"process": {"cmd": "sleep", "args": ["60"]}, "tag": "t"})).await;
     let pid = events.pid().await;
@@ -146,7 +151,7 @@ async fn signals_reach_the_leader_and_only_while_it_runs() {
 
 #[tokio::test]
 async fn stdin_is_written_streamed_and_closed() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let mut events = guest.stream(START, json!({"process": {"cmd": "cat"}})).await;
     let pid = events.pid().await;
     let input = |text: &str| json!({"process": {"pid": pid}, "input": {"stdin": STANDARD.encode(text)}});
@@ -175,7 +180,7 @@ async fn stdin_is_written_streamed_and_closed() {
 
 #[tokio::test]
 async fn output_that_nobody_heard_is_replayed_once() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let gates = ["one", "two"].map(|name| guest.dir.join(name));
     for gate in &gates {
         rustix::fs::mkfifoat(rustix::fs::CWD, gate, rustix::fs::Mode::RWXU).unwrap();
@@ -203,7 +208,7 @@ async fn output_that_nobody_heard_is_replayed_once() {
 
 #[tokio::test]
 async fn everybody_who_listens_hears() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let mut one = guest.stream(START, json!({"process": {"cmd": "cat"}})).await;
     let pid = one.pid().await;
     let mut two = guest.stream("process.Process/Connect", json!({"process": {"pid": pid}})).await;
@@ -216,7 +221,7 @@ async fn everybody_who_listens_hears() {
 
 #[tokio::test]
 async fn a_process_over_its_time_is_killed_and_its_caller_told() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let message = json!({"process": {"cmd": "sleep", "args": ["60"]}});
     let mut events = guest.stream_with(START, &[("connect-timeout-ms", "300")], message).await;
     let pid = events.pid().await;
@@ -230,7 +235,7 @@ async fn a_process_over_its_time_is_killed_and_its_caller_told() {
 
 #[tokio::test]
 async fn a_child_left_behind_neither_holds_the_end_nor_dies_of_it() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let begun = Instant::now();
     let script = "(read go < go; echo ignored; echo alive > alive) & echo done";
     rustix::fs::mkfifoat(rustix::fs::CWD, guest.dir.join("go"), rustix::fs::Mode::RWXU).unwrap();
@@ -243,14 +248,14 @@ async fn a_child_left_behind_neither_holds_the_end_nor_dies_of_it() {
 
 #[tokio::test]
 async fn the_dead_are_buried() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     guest.sh("(sleep 0.05 & (sleep 0.05 &)) ; true").await.rest().await;
     guest.wait_for("the orphans", || guest.children() == 0);
 }
 
 #[tokio::test]
 async fn a_caller_that_never_reads_slows_the_process_not_the_guest() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let script = "i=0; while :; do head -c 65536 /dev/zero; i=$((i+1)); echo $i > new; mv new written; done";
     let stalled = guest.sh(script).await;
     let before = guest.memory_kib();
@@ -276,7 +281,7 @@ async fn a_caller_that_never_reads_slows_the_process_not_the_guest() {
 
 #[tokio::test]
 async fn a_terminal_is_a_terminal() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let size = |cols: u32, rows: u32| json!({"size": {"cols": cols, "rows": rows}});
     let script = "tty >&2; stty size; read go; stty size; exit 4";
     let message = json!({"process": {"cmd": "/bin/sh", "args": ["-c", script]}, "pty": size(80, 24)});
@@ -310,7 +315,7 @@ async fn a_terminal_is_a_terminal() {
 
 #[tokio::test]
 async fn silence_is_broken_by_keepalives() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let headers = [("keepalive-ping-interval", "1")];
     let mut events = guest.stream_with(START, &headers, start("sleep 60")).await;
     events.pid().await;
@@ -319,7 +324,7 @@ async fn silence_is_broken_by_keepalives() {
 
 #[tokio::test]
 async fn a_terminals_newest_output_is_replayed_to_who_asks_for_it() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let process =
         json!({"cmd": "/bin/sh", "args": ["-c", "printf first; read line; printf second; exec sleep 60"]});
     let message = json!({"process": process, "pty": {"size": {"cols": 80, "rows": 24}}, "tag": "t"});

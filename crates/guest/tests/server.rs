@@ -6,7 +6,7 @@ mod common;
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::{Guest, request, start};
+use common::{TestGuest, request, start};
 use hyper_util::rt::TokioIo;
 use proto::{
     envelope,
@@ -20,7 +20,7 @@ use tokio::{
 
 #[tokio::test]
 async fn the_token_opens_everything_but_health() {
-    let guest = Guest::start_with(json!({"token": "tok"}));
+    let guest = TestGuest::start_with(json!({"token": "tok"}));
     assert_eq!(guest.ask("GET", "/health", "").await, (204, Bytes::new()));
     for path in ["/v1/guest", "/envs", "/metrics", "/process.Process/List", "/files?path=/etc/hostname"] {
         let method = if path.starts_with("/process") { "POST" } else { "GET" };
@@ -38,7 +38,7 @@ async fn the_token_opens_everything_but_health() {
 
 #[tokio::test]
 async fn requests_that_make_no_sense_are_refused() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let kind = |kind| [("content-type", kind)];
     let list = "/process.Process/List";
     assert_eq!(guest.ask_with("POST", list, &kind("text/html"), "{}").await.0, 415);
@@ -66,7 +66,7 @@ async fn requests_that_make_no_sense_are_refused() {
 
 #[tokio::test]
 async fn broken_envelopes_end_their_call_and_nothing_else() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let kind = [("content-type", "application/connect+json")];
     let twice = [envelope::seal(0, b"{}"), envelope::seal(0, b"{}")].concat();
     for body in
@@ -81,7 +81,7 @@ async fn broken_envelopes_end_their_call_and_nothing_else() {
 
 #[tokio::test]
 async fn noise_and_callers_that_leave_do_no_harm() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     for noise in [&b"\x16\x03\x01\0\xff"[..], b"GET / HTTP/9.9\r\n\r\n", &[b'A'; 300_000]] {
         let mut stream = guest.connect().await;
         let _ = stream.write_all(noise).await;
@@ -105,7 +105,7 @@ async fn noise_and_callers_that_leave_do_no_harm() {
 
 #[tokio::test]
 async fn the_guest_says_who_it_is() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let mut events = guest.sh("sleep 60").await;
     events.pid().await;
     let (_, info) = guest.ask("GET", "/v1/guest", "").await;
@@ -124,7 +124,7 @@ async fn the_guest_says_who_it_is() {
 
 #[tokio::test]
 async fn a_port_inside_is_dialled() {
-    let guest = Guest::start();
+    let guest = TestGuest::start();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let uri = format!("/v1/dial?port={}", listener.local_addr().unwrap().port());
     let headers = [("connection", "Upgrade"), ("upgrade", DIAL_UPGRADE)];
@@ -152,7 +152,7 @@ async fn a_port_inside_is_dialled() {
 
 #[tokio::test]
 async fn a_shutdown_ends_everybody_first_gently() {
-    let mut guest = Guest::start();
+    let mut guest = TestGuest::start();
     let script = "trap 'echo bye; exit 7' TERM; echo ready; while :; do sleep 0.01; done";
     let mut gentle = guest.sh(script).await;
     gentle.pid().await;
@@ -170,7 +170,7 @@ async fn a_shutdown_ends_everybody_first_gently() {
 
 #[tokio::test]
 async fn a_signal_ends_the_guest_as_a_shutdown_does() {
-    let mut guest = Guest::start();
+    let mut guest = TestGuest::start();
     let mut events = guest.stream("process.Process/Start", start("echo ready; sleep 60")).await;
     events.pid().await;
     assert_eq!(events.output().await, "ready\n");

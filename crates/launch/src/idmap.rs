@@ -11,18 +11,18 @@ use std::{
 };
 
 use proto::spec::{IdRange, Ids};
-use sys::namespace::{MapLine, Pid, Side};
+use sys::namespace::{ForkResult, IdMapLine, Pid};
 
-use crate::report::{Step, StepError};
+use crate::report::{StepError, StepExt};
 
 /// Views of what others wrote, under the ids of one Body.
-pub struct Views<'a> {
+pub struct IdmappedViews<'a> {
     to: &'a Ids,
     /// Maps that were made already: a template's layers are often all written under the same ids.
     made: Vec<(Ids, OwnedFd)>,
 }
 
-impl<'a> Views<'a> {
+impl<'a> IdmappedViews<'a> {
     /// Views for a Body of these ids.
     pub fn new(to: &'a Ids) -> Self {
         Self { to, made: Vec::new() }
@@ -46,10 +46,10 @@ impl<'a> Views<'a> {
 }
 
 /// From the ids on disk to the ids shown: both stand behind the same id inside.
-fn lines(from: &[IdRange], to: &[IdRange]) -> Vec<MapLine> {
+fn lines(from: &[IdRange], to: &[IdRange]) -> Vec<IdMapLine> {
     let pairs = from.iter().zip(to);
     pairs
-        .map(|(from, to)| MapLine {
+        .map(|(from, to)| IdMapLine {
             inside: from.outside,
             outside: to.outside,
             count: from.count.min(to.count),
@@ -58,15 +58,15 @@ fn lines(from: &[IdRange], to: &[IdRange]) -> Vec<MapLine> {
 }
 
 /// A user namespace with these maps, held by nobody but the descriptor.
-fn user_namespace(users: &[MapLine], groups: &[MapLine]) -> io::Result<OwnedFd> {
+fn user_namespace(users: &[IdMapLine], groups: &[IdMapLine]) -> io::Result<OwnedFd> {
     let (held, hold) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     match sys::namespace::fork_into(sys::namespace::USER, None)? {
-        Side::Child => {
+        ForkResult::Child => {
             drop(hold);
             let _ = rustix::io::read(&held, &mut [0u8; 1]);
             std::process::exit(0);
         }
-        Side::Parent(pid) => {
+        ForkResult::Parent(pid) => {
             drop(held);
             let opened = sys::namespace::write_maps(pid, users, groups, true)
                 .and_then(|()| File::open(format!("/proc/{}/ns/user", pid.as_raw_nonzero())));
@@ -78,7 +78,7 @@ fn user_namespace(users: &[MapLine], groups: &[MapLine]) -> io::Result<OwnedFd> 
 }
 
 /// Maps ranges that the administrator gave to an ordinary user, by the system's own helpers.
-pub fn write_with_helpers(pid: Pid, users: &[MapLine], groups: &[MapLine]) -> Result<(), StepError> {
+pub fn write_with_helpers(pid: Pid, users: &[IdMapLine], groups: &[IdMapLine]) -> Result<(), StepError> {
     for (program, lines) in [("newuidmap", users), ("newgidmap", groups)] {
         let numbers = lines.iter().flat_map(|line| [line.inside, line.outside, line.count]);
         let output = Command::new(program)

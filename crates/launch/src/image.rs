@@ -17,13 +17,13 @@ use std::{
 use proto::vm::{ImageOrder, ImageSource, PACK};
 use rustix::fs::{Access, AtFlags, CWD};
 use sys::{
-    mount::{Attrs, Below},
-    namespace::Side,
+    mount::{MountAttrs, Submounts},
+    namespace::ForkResult,
 };
 
 use crate::{
-    report::{Step, StepError},
-    tend,
+    report::{StepError, StepExt},
+    userns_fs,
 };
 
 const ORDER_LEN_MAX: u64 = 1 << 20;
@@ -52,15 +52,15 @@ fn act() -> Result<(), StepError> {
     match sys::namespace::fork_into(sys::namespace::USER | sys::namespace::MOUNTS, None)
         .step("make a user namespace")?
     {
-        Side::Child => {
+        ForkResult::Child => {
             drop(tell);
             let _ = rustix::io::read(&told, &mut [0u8; 1]);
-            let error = become_maker(&order, &out, layers);
+            let error = exec_mkfs(&order, &out, layers);
             let _ = io::stderr().write_all(error.to_string().as_bytes());
             std::process::exit(1)
         }
-        Side::Parent(pid) => {
-            tend::map(pid, &order.ids)?;
+        ForkResult::Parent(pid) => {
+            userns_fs::map(pid, &order.ids)?;
             rustix::io::write(&tell, b"1").step("tell that the ids are there")?;
             let waited =
                 rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).step("wait")?;
@@ -81,11 +81,11 @@ fn open_layers(source: &ImageSource) -> Result<Vec<OwnedFd>, StepError> {
         ImageSource::Pack(roots) => roots,
         ImageSource::Host { .. } => &[],
     };
-    roots.iter().map(|root| sys::mount::clone_tree(root, Below::No).step("open the layer")).collect()
+    roots.iter().map(|root| sys::mount::clone_tree(root, Submounts::No).step("open the layer")).collect()
 }
 
 /// Returns only when something fails.
-fn become_maker(order: &ImageOrder, out: &OwnedFd, layers: Option<Vec<OwnedFd>>) -> StepError {
+fn exec_mkfs(order: &ImageOrder, out: &OwnedFd, layers: Option<Vec<OwnedFd>>) -> StepError {
     match prepare(order, out, layers) {
         Ok(mut command) => StepError::new("run the maker of images", command.exec().to_string()),
         Err(error) => error,
@@ -136,18 +136,18 @@ fn show(layer: &OwnedFd, place: &Path) -> Result<(), StepError> {
 
 fn memory() -> Result<(), StepError> {
     sys::mount::make_private().step("make mounts private")?;
-    sys::mount::mount_new("tmpfs", Path::new(STAGE), Attrs::default(), "mode=0755,size=16m")
+    sys::mount::mount_new("tmpfs", Path::new(STAGE), MountAttrs::default(), "mode=0755,size=16m")
         .step("mount memory")
 }
 
 fn stage(areas: &[String], links: &[(String, String)]) -> Result<(), StepError> {
     memory()?;
     let root = Path::new(STAGE).join("root");
-    let read_only = Attrs { read_only: true, ..Attrs::default() };
+    let read_only = MountAttrs { read_only: true, ..MountAttrs::default() };
     for area in areas {
         let place = root.join(area);
         std::fs::create_dir_all(&place).step("make a directory")?;
-        sys::mount::bind(&Path::new("/").join(area), &place, read_only, Below::Too)
+        sys::mount::bind(&Path::new("/").join(area), &place, read_only, Submounts::Too)
             .step(format!("show /{area}"))?;
     }
     for (name, target) in links {

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use proto::{Mechanism, launch::Plan};
+use proto::{Mechanism, launch::LaunchPlan};
 use rustix::{process::Resource, thread::CapabilitySet};
-use sys::filter::Filter;
+use sys::seccomp::SeccompFilter;
 
-use crate::report::{Step, StepError};
+use crate::report::{StepError, StepExt};
 
 /// What root of a Body keeps, towards its own files and processes. Everything else is dropped for good.
 const KEPT: CapabilitySet = CapabilitySet::CHOWN
@@ -26,13 +26,13 @@ const QUEUE_BYTES: u64 = 819_200;
 const PENDING_SIGNALS: u64 = 4096;
 
 /// What can be done before there is a plan: what no program of the Body ever has, and the filter, not yet in force.
-pub fn ahead() -> Result<Filter, StepError> {
+pub fn lock_down_early() -> Result<SeccompFilter, StepError> {
     sys::caps::bound_to(KEPT).step("bound capabilities")?;
-    Ok(Filter::compile())
+    Ok(SeccompFilter::compile())
 }
 
 /// Limits of each process.
-pub fn limits(plan: &Plan) -> Result<Vec<Mechanism>, StepError> {
+pub fn limits(plan: &LaunchPlan) -> Result<Vec<Mechanism>, StepError> {
     let wanted = &plan.rlimits;
     let set = |resource, value| sys::process::limit(resource, value).step("set a process limit");
     set(Resource::Core, 0)?;
@@ -56,8 +56,8 @@ pub fn limits(plan: &Plan) -> Result<Vec<Mechanism>, StepError> {
 }
 
 /// Capabilities, the promise never to gain any, Landlock.
-pub fn privileges(plan: &Plan) -> Result<Vec<Mechanism>, StepError> {
-    sys::caps::limit_to(own(plan).union(until_filtered(plan))).step("drop capabilities")?;
+pub fn privileges(plan: &LaunchPlan) -> Result<Vec<Mechanism>, StepError> {
+    sys::caps::limit_to(set_own_limits(plan).union(until_filtered(plan))).step("drop capabilities")?;
     if !plan.setuid {
         sys::caps::no_new_privileges().step("forbid new privileges")?;
     }
@@ -93,16 +93,16 @@ pub fn privileges(plan: &Plan) -> Result<Vec<Mechanism>, StepError> {
 }
 
 /// What the guest keeps. That of a Body without root has nobody's files but its own to look after.
-fn own(plan: &Plan) -> CapabilitySet {
+fn set_own_limits(plan: &LaunchPlan) -> CapabilitySet {
     if plan.ids.has_root() { KEPT } else { CapabilitySet::empty() }
 }
 
 /// Without the promise never to gain privileges, the kernel takes Landlock's rules and a filter only from who has this.
-fn until_filtered(plan: &Plan) -> CapabilitySet {
+fn until_filtered(plan: &LaunchPlan) -> CapabilitySet {
     if plan.setuid { CapabilitySet::SYS_ADMIN } else { CapabilitySet::empty() }
 }
 
-fn no_new_privileges(plan: &Plan) -> Mechanism {
+fn no_new_privileges(plan: &LaunchPlan) -> Mechanism {
     let name = "no new privileges";
     if plan.setuid {
         return Mechanism::absent(
@@ -115,10 +115,10 @@ fn no_new_privileges(plan: &Plan) -> Mechanism {
 }
 
 /// The system call filter: the last thing before the guest.
-pub fn filter(plan: &Plan, filter: &Filter) -> Result<(), StepError> {
+pub fn filter(plan: &LaunchPlan, filter: &SeccompFilter) -> Result<(), StepError> {
     filter.install().step("install the system call filter")?;
     if plan.setuid {
-        sys::caps::limit_to(own(plan)).step("drop the last capability")?;
+        sys::caps::limit_to(set_own_limits(plan)).step("drop the last capability")?;
     }
     Ok(())
 }

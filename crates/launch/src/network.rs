@@ -1,32 +1,33 @@
-//! The Body's network namespace: the dearest of them, so it is made beside everything else.
+//! The Body's network namespace: the dearest of them, so a helper makes it beside everything else.
 //!
-//! A helper of the launcher enters the Body's user namespace, makes a network namespace there, brings its loopback up,
-//! and sends it to the Body's first process, which enters it before it gives up the right to.
+//! The helper is a fork of the launcher. It enters the Body's user namespace, makes a network namespace there, brings its
+//! loopback up, and sends it to the Body's first process, which enters it before it gives up the right to.
+//!
+//! Trust: the helper stays in the launcher's pid namespace, so no process of the Body can name it.
 
 use std::{
     fs::File,
+    io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use rustix::{
+    io::Errno,
     net::{AddressFamily, SocketFlags, SocketType},
-    process::Pid,
+    process::{Pid, WaitOptions},
 };
-use sys::beside::Beside;
+use sys::namespace::ForkResult;
 
-use crate::{
-    places::Places,
-    report::{Step, StepError},
-};
+use crate::report::{StepError, StepExt};
 
 /// The way of the namespace from the helper to the first process.
-pub struct Way {
+pub struct NetnsPassage {
     /// Where the first process takes it.
     pub take: OwnedFd,
     send: OwnedFd,
 }
 
-impl Way {
+impl NetnsPassage {
     /// To be made before the fork.
     pub fn new() -> Result<Self, StepError> {
         let pair =
@@ -43,27 +44,65 @@ impl Way {
 }
 
 /// The process that makes the namespace.
-pub struct Helper(Beside);
+pub struct NetnsHelper(Pid);
 
-impl Helper {
+impl NetnsHelper {
     /// Starts it, for the Body whose first process is `pid`.
-    pub fn start(pid: Pid, way: &Way, places: Option<Places>) -> Result<Self, StepError> {
+    pub fn start(pid: Pid, way: &NetnsPassage) -> Result<Self, StepError> {
         let users = File::open(format!("/proc/{}/ns/user", pid.as_raw_nonzero()))
             .step("open the Body's user namespace")?;
-        // A maker that works on the same processor waits for it; a blank before a report changes nothing.
-        let stdout = std::io::stdout();
-        let word = places.map(|_| (stdout.as_fd(), b' '));
-        let place = places.map(|places| places.makers());
-        let helper = sys::beside::make_network(users.as_fd(), way.send.as_fd(), word, place)
-            .step("start the network's maker")?;
-        if let Some(places) = places {
-            places.beside_maker(helper.pid());
+        match sys::namespace::fork().step("start the network's helper")? {
+            ForkResult::Parent(helper) => Ok(Self(helper)),
+            ForkResult::Child => {
+                let made = make_network(users.as_fd(), way.send.as_fd());
+                let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                std::process::exit(made.map_or_else(|error| errno(error).raw_os_error(), |()| 0))
+            }
         }
-        Ok(Self(helper))
     }
 
-    /// Waits for its end, which says how it went.
+    /// Waits for its end; the helper exits with the kernel's error number.
     pub fn wait(self) -> Result<(), StepError> {
-        self.0.wait().step("make the Body's network")
+        let ended = loop {
+            match rustix::process::waitpid(Some(self.0), WaitOptions::empty()) {
+                Err(Errno::INTR) => {}
+                ended => break ended.map_err(io::Error::from),
+            }
+        };
+        let made = ended.and_then(|ended| match ended.and_then(|(_, status)| status.exit_status()) {
+            Some(0) => Ok(()),
+            Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+            None => Err(io::Error::other("a signal ended the helper")),
+        });
+        made.step("make the Body's network")
+    }
+}
+
+fn make_network(users: BorrowedFd<'_>, send: BorrowedFd<'_>) -> io::Result<()> {
+    sys::namespace::enter_users(users)?;
+    sys::namespace::unshare_network()?;
+    sys::namespace::loopback_up()?;
+    sys::fd::send(send, File::open("/proc/self/ns/net")?.as_fd())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    fn ended(script: &str) -> Result<(), String> {
+        #[expect(clippy::zombie_processes, reason = "the helper is what waits for it")]
+        let child = Command::new("sh").args(["-c", script]).spawn().unwrap();
+        let pid = Pid::from_raw(child.id() as i32).unwrap();
+        NetnsHelper(pid).wait().map_err(|error| error.failed().cause)
+    }
+
+    #[test]
+    fn the_error_of_a_helper_is_the_kernels() {
+        assert_eq!(ended("exit 0"), Ok(()));
+        let full = io::Error::from(Errno::NOSPC);
+        assert_eq!(ended(&format!("exit {}", Errno::NOSPC.raw_os_error())), Err(full.to_string()));
+        assert_eq!(ended("kill -9 $$"), Err("a signal ended the helper".into()));
     }
 }

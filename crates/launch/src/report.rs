@@ -2,7 +2,7 @@
 
 use std::{fmt, io};
 
-use proto::launch::Failed;
+use proto::launch::{FailedKind, LaunchFailure};
 
 /// A step that failed.
 #[derive(Debug)]
@@ -10,12 +10,18 @@ pub struct StepError {
     step: String,
     cause: io::Error,
     hint: Option<String>,
+    kind: FailedKind,
 }
 
 impl StepError {
     /// A step that failed for a reason of our own.
     pub fn new(step: &str, cause: impl Into<String>) -> Self {
-        Self { step: step.to_owned(), cause: io::Error::other(cause.into()), hint: None }
+        Self {
+            step: step.to_owned(),
+            cause: io::Error::other(cause.into()),
+            hint: None,
+            kind: FailedKind::Host,
+        }
     }
 
     /// With something to do about it.
@@ -24,9 +30,19 @@ impl StepError {
         self
     }
 
+    /// A machine that cannot be thawed whole.
+    pub fn restore_incomplete(self) -> Self {
+        Self { kind: FailedKind::RestoreIncomplete, ..self }
+    }
+
     /// As it is reported.
-    pub fn failed(&self) -> Failed {
-        Failed { step: self.step.clone(), cause: self.cause.to_string(), hint: self.hint.clone() }
+    pub fn failed(&self) -> LaunchFailure {
+        LaunchFailure {
+            step: self.step.clone(),
+            cause: self.cause.to_string(),
+            hint: self.hint.clone(),
+            kind: self.kind,
+        }
     }
 
     /// What the kernel said.
@@ -42,13 +58,18 @@ impl fmt::Display for StepError {
 }
 
 /// Names the step that a result belongs to: `mount(…).step("mount the root")`.
-pub trait Step<T> {
+pub trait StepExt<T> {
     /// The step, as it stands after "cannot".
     fn step(self, step: impl Into<String>) -> Result<T, StepError>;
 }
 
-impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
+impl<T, E: Into<io::Error>> StepExt<T> for Result<T, E> {
     fn step(self, step: impl Into<String>) -> Result<T, StepError> {
-        self.map_err(|cause| StepError { step: step.into(), cause: cause.into(), hint: None })
+        self.map_err(|cause| StepError {
+            step: step.into(),
+            cause: cause.into(),
+            hint: None,
+            kind: FailedKind::Host,
+        })
     }
 }

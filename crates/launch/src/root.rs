@@ -7,20 +7,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use guest::changes::Followed;
+use guest::fsmonitor::FollowedOverlay;
 use proto::{
     Mechanism,
-    launch::{Area, AreaKind, Plan, Seed, Upper},
+    launch::{LaunchPlan, OverlayAccess, OverlayMount, SeedEntry, Upper},
 };
 use rustix::{
     fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Uid},
     io::Errno,
 };
-use sys::mount::{Attrs, Below, Overlay};
+use sys::mount::{MountAttrs, Overlay, Submounts};
 
 use crate::{
-    report::{Step, StepError},
-    trees::Trees,
+    lower_dirs::LowerDirs,
+    report::{StepError, StepExt},
 };
 
 /// Where the root is put together: a tmpfs over a directory that every host has, in the Body's mount namespace only.
@@ -30,17 +30,17 @@ pub const STAGE: &str = "/tmp";
 const STAGE_OPTIONS: &str = "mode=0755,size=64k,nr_inodes=1024";
 
 /// A root that was put together.
-pub struct Assembled {
+pub struct AssembledRoot {
     /// What holds it.
     pub told: Vec<Mechanism>,
     /// Views of what its areas are made from, for the guest.
-    pub followed: Vec<Followed>,
+    pub followed: Vec<FollowedOverlay>,
 }
 
 /// Mounts the stage. What else is needed of the host from below its place must have been taken before.
-pub fn raise_stage() -> Result<(), StepError> {
+pub fn mount_stage() -> Result<(), StepError> {
     rustix::process::umask(Mode::empty());
-    sys::mount::mount_new("tmpfs", Path::new(STAGE), Attrs::default(), STAGE_OPTIONS)
+    sys::mount::mount_new("tmpfs", Path::new(STAGE), MountAttrs::default(), STAGE_OPTIONS)
         .step("mount the Body's memory")?;
     rustix::fs::mkdir(Path::new(STAGE).join("root"), Mode::from_raw_mode(0o755))
         .step("make the root's directory")
@@ -52,7 +52,7 @@ pub fn raise_stage() -> Result<(), StepError> {
 /// file access a third. It gets no mount of its own either, because the table of mounts tells where on its disk a
 /// bind comes from: the mount begins two directories above the root, and a table shows no mount that begins outside
 /// of its reader's root.
-pub fn assemble(plan: &Plan, trees: &Trees) -> Result<Assembled, StepError> {
+pub fn assemble(plan: &LaunchPlan, trees: &LowerDirs) -> Result<AssembledRoot, StepError> {
     let stage = Path::new(STAGE);
     if let Upper::Memory { bytes, inodes } = plan.upper {
         sys::mount::resize(stage, &format!("size={bytes},nr_inodes={inodes}"))
@@ -70,30 +70,30 @@ pub fn assemble(plan: &Plan, trees: &Trees) -> Result<Assembled, StepError> {
         lowers.push((lower.path.clone(), place));
     }
     let upper = sys::fd::open_path(&private.join("upper")).step("open the upper")?;
-    plan.seeds.iter().try_for_each(|seed| plant(plan, upper.as_fd(), seed))?;
+    plan.seeds.iter().try_for_each(|seed| place_seeds(plan, upper.as_fd(), seed))?;
     for area in plan.areas.iter().filter(|area| area.owner != 0 && plan.ids.has_root()) {
         let owner = (Some(Uid::from_raw(area.owner)), Some(Gid::from_raw(area.owner)));
         rustix::fs::chownat(&upper, area.dir_name(), owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW)
             .step("give the workspace to its user")?;
     }
-    let stack = Stack { plan, private, lowers };
+    let stack = MountSources { plan, private, lowers };
     let mut told = vec![upper_record(plan)];
     for area in &plan.areas {
         told.extend(mount_area(&stack, area)?);
     }
     // Without one git looks at every file, which is slower and no less right.
     let followed = plan.followed.iter().filter_map(|followed| stack.follow(followed).ok()).collect();
-    Ok(Assembled { told, followed })
+    Ok(AssembledRoot { told, followed })
 }
 
 /// Whether the root is the upper's own directory, within a mount that begins above it.
-fn is_upper_itself(plan: &Plan) -> bool {
+fn is_upper_itself(plan: &LaunchPlan) -> bool {
     let nothing_below = plan.areas.iter().any(|area| area.at.is_empty() && area.lowers.is_empty());
     plan.upper == Upper::Disk && nothing_below && !plan.setuid
 }
 
 /// Makes the caller's directory, where the root was put together, its root, and forgets the host's.
-pub fn enter(plan: &Plan) -> io::Result<()> {
+pub fn enter(plan: &LaunchPlan) -> io::Result<()> {
     if is_upper_itself(plan) {
         sys::mount::pivot_and_enter_here(Path::new(STAGE))
     } else {
@@ -106,7 +106,7 @@ fn put(tree: BorrowedFd<'_>, place: &Path) -> io::Result<()> {
     sys::mount::attach(tree, place)
 }
 
-fn upper_record(plan: &Plan) -> Mechanism {
+fn upper_record(plan: &LaunchPlan) -> Mechanism {
     let name = "private root";
     match plan.upper {
         Upper::Memory { .. } => {
@@ -116,13 +116,13 @@ fn upper_record(plan: &Plan) -> Mechanism {
     }
 }
 
-fn memory_upper(plan: &Plan, private: &Path) -> io::Result<()> {
+fn memory_upper(plan: &LaunchPlan, private: &Path) -> io::Result<()> {
     let mode = Mode::from_raw_mode(0o755);
     rustix::fs::mkdir(private, mode)?;
     for kind in ["upper", "work"] {
         let dir = private.join(kind);
         rustix::fs::mkdir(&dir, mode)?;
-        let private = plan.areas.iter().filter(|area| area.kind == AreaKind::Private);
+        let private = plan.areas.iter().filter(|area| area.kind == OverlayAccess::Private);
         private.into_iter().try_for_each(|area| rustix::fs::mkdir(dir.join(area.dir_name()), mode))?;
     }
     Ok(())
@@ -132,14 +132,16 @@ fn memory_upper(plan: &Plan, private: &Path) -> io::Result<()> {
 ///
 /// Trust: an upper may be a Body's own from an earlier life, and hold links to anywhere. None is followed on the way
 /// to a seed's place; a seed whose way was changed by the Body is not wanted there.
-fn plant(plan: &Plan, upper: BorrowedFd<'_>, seed: &Seed) -> Result<(), StepError> {
-    let (Seed::Dir { path, .. } | Seed::Link { path, .. } | Seed::File { path, .. } | Seed::Hidden { path }) =
-        seed;
+fn place_seeds(plan: &LaunchPlan, upper: BorrowedFd<'_>, seed: &SeedEntry) -> Result<(), StepError> {
+    let (SeedEntry::Dir { path, .. }
+    | SeedEntry::Link { path, .. }
+    | SeedEntry::File { path, .. }
+    | SeedEntry::Hidden { path }) = seed;
     let step = || format!("prepare the root ({seed:?})");
     if matches!(plan.upper, Upper::Memory { .. }) {
         // Nobody but us has put anything there yet: no link is on the way.
         let above = path.rsplit_once('/').map_or(".", |(above, _)| above);
-        return match put_seed(plan, upper, path, seed) {
+        return match place_seed(plan, upper, path, seed) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && !is_planned(plan, above) => Ok(()),
             put => put.step(step()),
         };
@@ -153,26 +155,28 @@ fn plant(plan: &Plan, upper: BorrowedFd<'_>, seed: &Seed) -> Result<(), StepErro
         }
         opened => opened.step(step())?,
     };
-    put_seed(plan, above.as_fd(), name, seed).step(step())
+    place_seed(plan, above.as_fd(), name, seed).step(step())
 }
 
-fn put_seed(plan: &Plan, above: BorrowedFd<'_>, name: &str, seed: &Seed) -> io::Result<()> {
+fn place_seed(plan: &LaunchPlan, above: BorrowedFd<'_>, name: &str, seed: &SeedEntry) -> io::Result<()> {
     let put = match seed {
-        Seed::Dir { mode, owner, .. } => make_dir(plan, above, name, *mode, *owner),
-        Seed::Link { target, .. } => rustix::fs::symlinkat(target, above, name).map_err(io::Error::from),
-        Seed::File { contents, .. } => make_file(above, name, contents),
-        Seed::Hidden { .. } => rustix::fs::mknodat(above, name, FileType::CharacterDevice, Mode::empty(), 0)
-            .map_err(io::Error::from),
+        SeedEntry::Dir { mode, owner, .. } => make_dir(plan, above, name, *mode, *owner),
+        SeedEntry::Link { target, .. } => rustix::fs::symlinkat(target, above, name).map_err(io::Error::from),
+        SeedEntry::File { contents, .. } => make_file(above, name, contents),
+        SeedEntry::Hidden { .. } => {
+            rustix::fs::mknodat(above, name, FileType::CharacterDevice, Mode::empty(), 0)
+                .map_err(io::Error::from)
+        }
     };
     put.or_else(|error| if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) })
 }
 
 /// Whether that is the directory of an area, which no Body can change.
-fn is_planned(plan: &Plan, dir: &str) -> bool {
+fn is_planned(plan: &LaunchPlan, dir: &str) -> bool {
     plan.areas.iter().any(|area| area.dir_name() == dir)
 }
 
-fn make_dir(plan: &Plan, upper: BorrowedFd<'_>, path: &str, mode: u32, owner: u32) -> io::Result<()> {
+fn make_dir(plan: &LaunchPlan, upper: BorrowedFd<'_>, path: &str, mode: u32, owner: u32) -> io::Result<()> {
     // The umask is empty here, so the mode is the one asked for.
     rustix::fs::mkdirat(upper, path, Mode::from_raw_mode(mode))?;
     if plan.ids.has_root() && owner != 0 {
@@ -194,15 +198,15 @@ fn make_file(upper: BorrowedFd<'_>, path: &str, contents: &str) -> io::Result<()
 }
 
 /// What every area is mounted from.
-struct Stack<'a> {
-    plan: &'a Plan,
+struct MountSources<'a> {
+    plan: &'a LaunchPlan,
     /// Holds `upper` and `work`.
     private: PathBuf,
     /// Lowers of the plan that are to be found elsewhere.
     lowers: Vec<(PathBuf, PathBuf)>,
 }
 
-fn mount_area(stack: &Stack<'_>, area: &Area) -> Result<Option<Mechanism>, StepError> {
+fn mount_area(stack: &MountSources<'_>, area: &OverlayMount) -> Result<Option<Mechanism>, StepError> {
     let step = || format!("mount the area /{}", area.at);
     if area.at.is_empty() {
         let place =
@@ -214,14 +218,14 @@ fn mount_area(stack: &Stack<'_>, area: &Area) -> Result<Option<Mechanism>, StepE
         return Ok(None);
     }
     // Above a place that lies deeper, a Body may have put a link in an earlier life.
-    let held = if area.at.contains('/') && area.kind == AreaKind::Private && !is_host_place(area) {
-        Some(crate::views::make_place(Path::new(&area.at), true).step(step())?)
+    let held = if area.at.contains('/') && area.kind == OverlayAccess::Private && !is_host_place(area) {
+        Some(crate::kernel_mounts::make_place(Path::new(&area.at), true).step(step())?)
     } else {
         None
     };
     let place =
         held.as_ref().map_or_else(|| Path::new(".").join(&area.at), |held| sys::fd::path_of(held.as_fd()));
-    if area.kind == AreaKind::Shown {
+    if area.kind == OverlayAccess::ReadOnly {
         return show(area, &place).map(|()| None);
     }
     match stack.mount(area, &place) {
@@ -235,12 +239,12 @@ fn mount_area(stack: &Stack<'_>, area: &Area) -> Result<Option<Mechanism>, StepE
 }
 
 /// Whether what is above it is the host's own, which no Body can change.
-fn is_host_place(area: &Area) -> bool {
+fn is_host_place(area: &OverlayMount) -> bool {
     area.lowers.iter().any(|lower| lower.written_as.is_none())
 }
 
-impl Stack<'_> {
-    fn mount(&self, area: &Area, place: &Path) -> io::Result<()> {
+impl MountSources<'_> {
+    fn mount(&self, area: &OverlayMount, place: &Path) -> io::Result<()> {
         let upper = self.upper(area);
         let mut lowers: Vec<&Path> = area.lowers.iter().map(|lower| self.lower(&lower.path)).collect();
         if lowers.is_empty() && matches!(self.plan.upper, Upper::Memory { .. }) {
@@ -261,20 +265,23 @@ impl Stack<'_> {
             .mount(place)
     }
 
-    fn upper(&self, area: &Area) -> PathBuf {
+    fn upper(&self, area: &OverlayMount) -> PathBuf {
         self.private.join("upper").join(area.dir_name())
     }
 
     /// Views that may not be written, and that are in no table of mounts.
-    fn follow(&self, wanted: &proto::launch::Followed) -> io::Result<Followed> {
+    fn follow(&self, wanted: &proto::launch::FollowedMount) -> io::Result<FollowedOverlay> {
         let area = self.plan.areas.iter().find(|area| area.at == wanted.at).ok_or(io::ErrorKind::NotFound)?;
         let view = |path: &Path| -> io::Result<OwnedFd> {
-            let tree = sys::mount::clone_tree(path, Below::No)?;
-            sys::mount::restrict(tree.as_fd(), Attrs { read_only: true, no_exec: true, ..Attrs::default() })?;
+            let tree = sys::mount::clone_tree(path, Submounts::No)?;
+            sys::mount::restrict(
+                tree.as_fd(),
+                MountAttrs { read_only: true, no_exec: true, ..MountAttrs::default() },
+            )?;
             Ok(tree)
         };
         let lowers = area.lowers.iter().map(|lower| view(self.lower(&lower.path)));
-        Ok(Followed {
+        Ok(FollowedOverlay {
             at: wanted.at.clone(),
             token: wanted.token.clone(),
             upper: view(&self.upper(area))?,
@@ -288,15 +295,15 @@ impl Stack<'_> {
     }
 }
 
-fn read_only_area(area: &Area, place: &Path) -> Result<Option<Mechanism>, StepError> {
+fn read_only_area(area: &OverlayMount, place: &Path) -> Result<Option<Mechanism>, StepError> {
     show(area, place)?;
     let reason = "the host has mounts below it, so it is shown read-only and without the Body's own changes";
     Ok(Some(Mechanism::degraded(format!("private /{}", area.at), reason)))
 }
 
 /// The host's own directory, with what is mounted below it, read-only.
-fn show(area: &Area, place: &Path) -> Result<(), StepError> {
+fn show(area: &OverlayMount, place: &Path) -> Result<(), StepError> {
     let Some(lowest) = area.lowers.last() else { return Ok(()) };
-    let attrs = Attrs { read_only: true, ..Attrs::default() };
-    sys::mount::bind(&lowest.path, place, attrs, Below::Too).step(format!("show /{}", area.at))
+    let attrs = MountAttrs { read_only: true, ..MountAttrs::default() };
+    sys::mount::bind(&lowest.path, place, attrs, Submounts::Too).step(format!("show /{}", area.at))
 }

@@ -13,13 +13,13 @@ use std::{
     },
 };
 
-use proto::pack::{Entry, HEADER_LEN_MAX, What};
+use proto::pack::{HEADER_LEN_MAX, LayerEntry, LayerEntryKind};
 use rustix::{
     fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid},
     io::Errno,
 };
 
-use crate::report::{Step, StepError};
+use crate::report::{StepError, StepExt};
 
 /// The mark of a directory that hides what lower layers have in it.
 const OPAQUE: (&str, &[u8]) = ("user.overlay.opaque", b"y");
@@ -28,17 +28,17 @@ const CHUNK: usize = 256 << 10;
 /// Reads entries until the last one and puts them below `root`.
 pub fn receive(root: BorrowedFd<'_>, from: &mut impl Read) -> Result<(), StepError> {
     rustix::process::umask(Mode::empty());
-    let mut layer = Layer { root, last: None, buffer: vec![0; CHUNK] };
+    let mut layer = LayerUnpacker { root, last: None, buffer: vec![0; CHUNK] };
     loop {
         let entry = read_entry(from).step("read the layer")?;
-        if entry.what == What::End {
+        if entry.what == LayerEntryKind::End {
             return Ok(());
         }
         layer.put(&entry, from).step(format!("unpack {:?}", proto::text::visible_bytes(&entry.path)))?;
     }
 }
 
-fn read_entry(from: &mut impl Read) -> io::Result<Entry> {
+fn read_entry(from: &mut impl Read) -> io::Result<LayerEntry> {
     let mut len = [0; 4];
     from.read_exact(&mut len)?;
     let len = u32::from_le_bytes(len) as usize;
@@ -47,23 +47,23 @@ fn read_entry(from: &mut impl Read) -> io::Result<Entry> {
     }
     let mut header = vec![0; len];
     from.read_exact(&mut header)?;
-    let entry: Entry = serde_json::from_slice(&header)?;
+    let entry: LayerEntry = serde_json::from_slice(&header)?;
     proto::tree::check_path(&entry.path).map_err(io::Error::other)?;
-    if let What::Same(other) = &entry.what {
+    if let LayerEntryKind::Same(other) = &entry.what {
         proto::tree::check_path(other).map_err(io::Error::other)?;
     }
     Ok(entry)
 }
 
-struct Layer<'a> {
+struct LayerUnpacker<'a> {
     root: BorrowedFd<'a>,
     /// The directory of the entry before: the next one is often in it, too.
     last: Option<(Vec<u8>, OwnedFd)>,
     buffer: Vec<u8>,
 }
 
-impl Layer<'_> {
-    fn put(&mut self, entry: &Entry, from: &mut impl Read) -> io::Result<()> {
+impl LayerUnpacker<'_> {
+    fn put(&mut self, entry: &LayerEntry, from: &mut impl Read) -> io::Result<()> {
         if entry.path.is_empty() {
             return self.root_itself(entry);
         }
@@ -71,42 +71,42 @@ impl Layer<'_> {
         let dir = self.dir(above)?;
         let dir = dir.as_fd();
         match &entry.what {
-            What::Dir => {
+            LayerEntryKind::Dir => {
                 make_dir(dir, name)?;
-                dress(dir, name, entry, Kind::Other)
+                apply_metadata(dir, name, entry, UnpackedKind::Other)
             }
-            What::File(size) => {
+            LayerEntryKind::File(size) => {
                 clear(dir, name)?;
                 self.file(dir, name, *size, from)?;
-                dress(dir, name, entry, Kind::Other)
+                apply_metadata(dir, name, entry, UnpackedKind::Other)
             }
-            What::Link(target) => {
+            LayerEntryKind::Link(target) => {
                 clear(dir, name)?;
                 rustix::fs::symlinkat(OsStr::from_bytes(target), dir, name)?;
-                dress(dir, name, entry, Kind::Link)
+                apply_metadata(dir, name, entry, UnpackedKind::Link)
             }
-            What::Same(other) => {
+            LayerEntryKind::Same(other) => {
                 let (above, target) = split(other);
                 let from = self.dir(above)?;
                 clear(dir, name)?;
                 Ok(rustix::fs::linkat(&from, target, dir, name, AtFlags::empty())?)
             }
-            What::Gone => {
+            LayerEntryKind::Gone => {
                 clear(dir, name)?;
                 Ok(rustix::fs::mknodat(dir, name, FileType::CharacterDevice, Mode::empty(), 0)?)
             }
-            What::Opaque => {
+            LayerEntryKind::Opaque => {
                 make_dir(dir, name)?;
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 let place = rustix::fs::openat(dir, name, flags, Mode::empty())?;
                 Ok(rustix::fs::fsetxattr(&place, OPAQUE.0, OPAQUE.1, rustix::fs::XattrFlags::empty())?)
             }
-            What::End => Ok(()),
+            LayerEntryKind::End => Ok(()),
         }
     }
 
-    fn root_itself(&self, entry: &Entry) -> io::Result<()> {
-        if entry.what != What::Dir {
+    fn root_itself(&self, entry: &LayerEntry) -> io::Result<()> {
+        if entry.what != LayerEntryKind::Dir {
             return Err(io::Error::other("the root of a layer is a directory"));
         }
         rustix::fs::fchown(
@@ -210,13 +210,18 @@ fn clear(dir: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum UnpackedKind {
     Link,
     Other,
 }
 
 /// Owner first: changing it takes setuid away.
-fn dress(dir: BorrowedFd<'_>, name: &OsStr, entry: &Entry, kind: Kind) -> io::Result<()> {
+fn apply_metadata(
+    dir: BorrowedFd<'_>,
+    name: &OsStr,
+    entry: &LayerEntry,
+    kind: UnpackedKind,
+) -> io::Result<()> {
     let (user, group) = entry.owner;
     rustix::fs::chownat(
         dir,
@@ -225,7 +230,7 @@ fn dress(dir: BorrowedFd<'_>, name: &OsStr, entry: &Entry, kind: Kind) -> io::Re
         Some(Gid::from_raw(group)),
         AtFlags::SYMLINK_NOFOLLOW,
     )?;
-    if kind == Kind::Other {
+    if kind == UnpackedKind::Other {
         // Nothing but the entry that was just made has this name.
         rustix::fs::chmodat(dir, name, Mode::from_raw_mode(entry.mode & 0o7777), AtFlags::empty())?;
     }

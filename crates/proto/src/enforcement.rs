@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// How far a mechanism holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
+pub enum MechanismStatus {
     /// Not there at all.
     Absent,
     /// There, but weaker than it should be.
@@ -18,18 +18,18 @@ pub enum State {
     Enforced,
 }
 
-impl State {
+impl MechanismStatus {
     /// The word on every surface.
     pub fn name(self) -> &'static str {
         match self {
-            State::Absent => "absent",
-            State::Degraded => "degraded",
-            State::Enforced => "enforced",
+            MechanismStatus::Absent => "absent",
+            MechanismStatus::Degraded => "degraded",
+            MechanismStatus::Enforced => "enforced",
         }
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for MechanismStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
@@ -41,7 +41,7 @@ pub struct Mechanism {
     /// What it is for: `memory limit`, `seccomp`, `user namespace`, …
     pub name: String,
     /// How far it holds.
-    pub state: State,
+    pub state: MechanismStatus,
     /// By what it is held, or why it is not.
     pub reason: String,
 }
@@ -49,17 +49,17 @@ pub struct Mechanism {
 impl Mechanism {
     /// Holds.
     pub fn enforced(name: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self { name: name.into(), state: State::Enforced, reason: reason.into() }
+        Self { name: name.into(), state: MechanismStatus::Enforced, reason: reason.into() }
     }
 
     /// Holds, with a gap that `reason` names.
     pub fn degraded(name: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self { name: name.into(), state: State::Degraded, reason: reason.into() }
+        Self { name: name.into(), state: MechanismStatus::Degraded, reason: reason.into() }
     }
 
     /// Does not hold, because of `reason`.
     pub fn absent(name: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self { name: name.into(), state: State::Absent, reason: reason.into() }
+        Self { name: name.into(), state: MechanismStatus::Absent, reason: reason.into() }
     }
 }
 
@@ -77,7 +77,7 @@ impl Enforcement {
     }
 
     /// How many are in that state.
-    pub fn count(&self, state: State) -> usize {
+    pub fn count(&self, state: MechanismStatus) -> usize {
         self.mechanisms.iter().filter(|mechanism| mechanism.state == state).count()
     }
 }

@@ -49,12 +49,12 @@ pub fn seal(flags: u8, message: &[u8]) -> Bytes {
 
 /// Takes envelopes out of a stream of bytes that arrives in pieces.
 #[derive(Debug)]
-pub struct Opener {
+pub struct EnvelopeReader {
     held: BytesMut,
     len_max: usize,
 }
 
-impl Opener {
+impl EnvelopeReader {
     /// Takes messages of at most `len_max` bytes.
     pub fn new(len_max: usize) -> Self {
         Self { held: BytesMut::new(), len_max }
@@ -98,7 +98,7 @@ mod tests {
     fn envelopes_survive_any_cutting() {
         let sent = [seal(0, b"one"), seal(0, b""), seal(END, b"{}")].concat();
         for cut in 1..sent.len() {
-            let mut opener = Opener::new(16);
+            let mut opener = EnvelopeReader::new(16);
             let mut got = Vec::new();
             for piece in sent.chunks(cut) {
                 opener.push(piece);
@@ -113,13 +113,13 @@ mod tests {
 
     #[test]
     fn an_endless_message_is_refused_by_its_head() {
-        let mut opener = Opener::new(1024);
+        let mut opener = EnvelopeReader::new(1024);
         opener.push(&[0, 0xff, 0xff, 0xff, 0xff]);
         assert_eq!(opener.next(), Err(EnvelopeError::TooLong { len: 0xffff_ffff, max: 1024 }));
-        let mut opener = Opener::new(1024);
+        let mut opener = EnvelopeReader::new(1024);
         opener.push(&[0x80, 0, 0, 0, 0]);
         assert_eq!(opener.next(), Err(EnvelopeError::Flags(0x80)));
-        let mut opener = Opener::new(1024);
+        let mut opener = EnvelopeReader::new(1024);
         opener.push(&[0, 0, 0]);
         assert_eq!((opener.next(), opener.finish()), (Ok(None), Err(EnvelopeError::Cut)));
     }

@@ -15,7 +15,10 @@ pub const VERSION: u32 = 1;
 pub const GENESIS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 /// An event that has not been stored: no place in the log yet.
+///
+/// Invariant: [`Draft::new`] and [`Draft::about`] make it from typed data, so that a log has only kinds of the table.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Draft {
     /// Noun and past: `body.started`.
     pub kind: String,
@@ -25,13 +28,6 @@ pub struct Draft {
     pub brain: Option<String>,
     /// What happened, in the words of the kind.
     pub data: Value,
-}
-
-impl Draft {
-    /// An event about a Body.
-    pub fn body(kind: &str, body: &BodyId, data: Value) -> Self {
-        Self { kind: kind.to_owned(), body: Some(body.clone()), brain: None, data }
-    }
 }
 
 /// One event, as it is stored, sent and printed.

@@ -24,18 +24,22 @@ pub enum Kind {
     Host,
     /// What was frozen could not be thawed whole.
     RestoreIncomplete,
+    /// The Body is there; the command that it is asked to run is not. Clients read it as `not_found`.
+    #[serde(rename = "not_found")]
+    CommandNotFound,
+    /// The command is there and cannot be run. Clients read it as `denied`.
+    #[serde(rename = "denied")]
+    CommandNotExecutable,
     /// A bug of ours.
     Internal,
 }
 
 /// What an incomplete restore is called wherever it is told.
 pub const RESTORE_INCOMPLETE: &str = "RESTORE_INCOMPLETE";
-/// How the message begins about a command that its Body does not have.
-pub const NO_COMMAND: &str = "command not found: ";
 
 impl Kind {
     /// The one table: kind, exit code of `pal`, HTTP status.
-    const TABLE: [(Kind, u8, u16); 8] = [
+    const TABLE: [(Kind, u8, u16); 10] = [
         (Kind::Usage, 2, 400),
         (Kind::NotFound, 121, 404),
         (Kind::Conflict, 122, 409),
@@ -43,11 +47,14 @@ impl Kind {
         (Kind::Limit, 124, 429),
         (Kind::Host, 125, 503),
         (Kind::RestoreIncomplete, 119, 503),
+        // As a shell gives it.
+        (Kind::CommandNotFound, 127, 422),
+        (Kind::CommandNotExecutable, 126, 403),
         (Kind::Internal, 120, 500),
     ];
 
     fn row(self) -> (Kind, u8, u16) {
-        Self::TABLE.into_iter().find(|row| row.0 == self).unwrap_or(Self::TABLE[7])
+        Self::TABLE.into_iter().find(|row| row.0 == self).unwrap_or(Self::TABLE[9])
     }
 
     /// The exit code of `pal`.
@@ -130,5 +137,6 @@ mod tests {
         assert_eq!(codes.len(), Kind::TABLE.len());
         assert_eq!(Kind::Usage.exit_code(), 2);
         assert_eq!(Kind::NotFound.http_status(), 404);
+        assert_eq!(Kind::Internal.exit_code(), 120);
     }
 }

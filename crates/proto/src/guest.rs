@@ -79,3 +79,13 @@ pub const DIAL_UPGRADE: &str = "palisade-dial";
 
 /// A header of `Connect`: of a terminal, its newest output comes first, whoever has heard it before.
 pub const REPLAY: &str = "palisade-replay";
+
+/// Why a guest refuses to start a command, where its caller tells that from other refusals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StartRefusal {
+    /// There is no such command.
+    CommandNotFound,
+    /// There is one, and it cannot be run.
+    CommandNotExecutable,
+}

@@ -25,7 +25,7 @@ macro_rules! id {
         impl $name {
             /// Spells an id from randomness that the caller drew.
             pub fn from_random(bytes: [u8; ID_LEN]) -> Self {
-                Self(base32::spell(&bytes))
+                Self(base32::encode(&bytes))
             }
 
             /// The id as text.

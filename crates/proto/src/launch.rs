@@ -12,14 +12,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     BodyId, Mechanism,
+    egress::EgressOrders,
     guest::GuestConfig,
     spec::{Ids, Life, Mount},
-    vm::{Revival, VmPlan},
+    vm::{StartReport, VmPlan},
 };
 
 /// Everything needed to make one Body on the process layer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct LaunchPlan {
     /// Which Body.
     pub body: BodyId,
     /// Its directory on the host.
@@ -29,16 +30,16 @@ pub struct Plan {
     /// Its ids.
     pub ids: Ids,
     /// The links by which it has them: they go with the Body's directory.
-    pub claims: Vec<Claim>,
+    pub claims: Vec<OwnerLink>,
     /// Where its writes go.
     pub upper: Upper,
     /// Its root, area by area; the root itself first.
-    pub areas: Vec<Area>,
+    pub areas: Vec<OverlayMount>,
     /// What its upper holds from the start; what is there already stays as it is.
-    pub seeds: Vec<Seed>,
+    pub seeds: Vec<SeedEntry>,
     /// Areas of which git asks the guest what was changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub followed: Vec<Followed>,
+    pub followed: Vec<FollowedMount>,
     /// Whether setuid programs of its root work, so that its user can become its root.
     #[serde(default)]
     pub setuid: bool,
@@ -56,18 +57,32 @@ pub struct Plan {
     pub wall_ms: Option<u64>,
     /// How much its upper on disk may hold; watched by the keeper.
     pub disk_bytes: u64,
+    /// Files and directories of all of the upper on disk together.
+    pub inodes: u64,
     /// What becomes of it when its maker ends.
     pub life: Life,
     /// What holds it besides what the launcher puts in place; the launcher writes the whole record.
     pub mechanisms: Vec<Mechanism>,
+    /// Its egress proxy, where it has a policy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub egress: Option<EgressPlan>,
     /// The machine that runs in it instead of a guest of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<VmPlan>,
 }
 
+/// The egress proxy of a Body, which its supervisor starts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EgressPlan {
+    /// The proxy's own directory on the host: the spool is in it, and so is the directory that the Body sees.
+    pub dir: PathBuf,
+    /// Its orders.
+    pub orders: EgressOrders,
+}
+
 /// A link that says whose something is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Claim {
+pub struct OwnerLink {
     /// Where it is.
     pub link: PathBuf,
     /// What it says as long as it is the Body's.
@@ -92,7 +107,7 @@ pub enum Upper {
 /// Something that stands in a Body's upper before its guest runs. Paths begin with an area's directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Seed {
+pub enum SeedEntry {
     /// A directory.
     Dir {
         /// Where.
@@ -128,11 +143,11 @@ pub enum Seed {
 /// Why parts: in a user namespace an overlay cannot have a lower with mounts below it, and the host's `/` always has.
 /// What is not an area is not there at all, so a secret that appears on the host later is not seen either.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Area {
+pub struct OverlayMount {
     /// Where in the Body, without a leading `/`; empty for the root.
     pub at: String,
     /// What the Body may do there.
-    pub kind: AreaKind,
+    pub kind: OverlayAccess,
     /// Read-only directories, nearest first.
     pub lowers: Vec<Lower>,
     /// Whose its top directory is, as an id inside.
@@ -143,11 +158,11 @@ pub struct Area {
 /// What a Body may do in an area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum AreaKind {
+pub enum OverlayAccess {
     /// Change it, in its own upper.
     Private,
     /// Look: the last of its lowers, as it is. Reading through an overlay costs a third more.
-    Shown,
+    ReadOnly,
 }
 
 /// One read-only directory below an upper.
@@ -161,7 +176,7 @@ pub struct Lower {
 
 /// An area of which the guest tells what was changed in it, because whatever was is in its upper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Followed {
+pub struct FollowedMount {
     /// Which area.
     pub at: String,
     /// What git calls the state that the layers of a repository are in.
@@ -170,7 +185,7 @@ pub struct Followed {
     pub above: usize,
 }
 
-impl Area {
+impl OverlayMount {
     /// The name of this area's directory in an upper or a snapshot.
     pub fn dir_name(&self) -> String {
         area_dir(&self.at)
@@ -216,38 +231,56 @@ pub struct Rlimits {
 /// What the launcher answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Report {
+pub enum LaunchReport {
     /// The guest was started.
-    Ready(Ready),
+    Ready(LaunchedBody),
     /// It could not be, and nothing is left.
-    Failed(Failed),
+    Failed(LaunchFailure),
 }
 
 /// A Body that runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ready {
+pub struct LaunchedBody {
     /// The guest's pid on the host.
     pub pid: i32,
     /// When it started, in the kernel's ticks: pid and ticks together name a process for good.
     pub ticks: u64,
     /// The keeper's pid.
-    pub keeper: i32,
+    #[serde(rename = "keeper")]
+    pub supervisor: i32,
+    /// When the keeper started.
+    #[serde(rename = "keeper_ticks")]
+    pub supervisor_ticks: u64,
     /// What the launcher put in place.
     pub mechanisms: Vec<Mechanism>,
     /// How its machine came to life, if it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub revival: Option<Revival>,
+    pub revival: Option<StartReport>,
 }
 
 /// Why there is no Body.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failed {
+pub struct LaunchFailure {
     /// What was being done.
     pub step: String,
     /// What the kernel said.
     pub cause: String,
     /// What may help.
     pub hint: Option<String>,
+    /// Whose fault it is.
+    #[serde(default)]
+    pub kind: FailedKind,
+}
+
+/// What a launcher's failure means to its caller.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailedKind {
+    /// The host cannot do it.
+    #[default]
+    Host,
+    /// What was frozen could not be thawed whole.
+    RestoreIncomplete,
 }
 
 /// Where the directory of a Body goes that is one no more, until its keeper has removed it.
@@ -266,7 +299,7 @@ pub fn is_set_aside(dir: &Path) -> bool {
 /// `end.json`: why a Body's guest is gone, written by the keeper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "why", rename_all = "lowercase")]
-pub enum End {
+pub enum GuestEnd {
     /// The guest ended by itself: an orderly shutdown has code 0.
     Exit {
         /// Its exit code.
@@ -283,6 +316,8 @@ pub enum End {
     Timeout,
     /// Its upper grew over its limit.
     Disk,
+    /// Its upper had more files and directories than its limit.
+    Inodes,
     /// Its maker ended.
     Owner,
     /// Gone without a trace: the keeper was killed too.
@@ -291,7 +326,7 @@ pub enum End {
 
 /// `run.json`: where a running Body is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Running {
+pub struct RunRecord {
     /// The boot it runs in.
     pub boot_id: String,
     /// The guest's pid on the host.
@@ -299,7 +334,12 @@ pub struct Running {
     /// The guest's start.
     pub ticks: u64,
     /// The keeper's pid.
-    pub keeper: i32,
+    #[serde(rename = "keeper")]
+    pub supervisor: i32,
+    /// The keeper's start; missing in a record of a version that did not write it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "keeper_ticks")]
+    pub supervisor_ticks: Option<u64>,
     /// Its cgroups.
     pub cgroups: Vec<Cgroup>,
 }

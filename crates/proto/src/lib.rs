@@ -4,17 +4,21 @@
 //! Trust: everything that crosses a boundary is parsed into one of these types before it is used.
 
 pub mod base32;
+pub mod egress;
 pub mod enforcement;
 pub mod envelope;
 pub mod event;
+pub mod event_data;
 pub mod failure;
 pub mod guest;
 pub mod id;
 pub mod launch;
 pub mod layer;
+pub mod lease;
 pub mod limits;
 pub mod mux;
 pub mod pack;
+pub mod secret;
 pub mod size;
 pub mod spec;
 pub mod template;
@@ -24,8 +28,9 @@ pub mod vm;
 pub mod wire;
 pub mod workspace;
 
-pub use enforcement::{Enforcement, Mechanism, State};
+pub use enforcement::{Enforcement, Mechanism, MechanismStatus};
 pub use event::{Draft, Event};
+pub use event_data::EventData;
 pub use failure::{Failure, Kind};
 pub use id::{BodyId, LayerId, SnapshotId, TemplateId};
 pub use layer::Layer;

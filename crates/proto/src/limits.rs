@@ -15,7 +15,7 @@ pub struct Limits {
     pub pids: u32,
     /// What the Body may write to its private upper.
     pub disk: Size,
-    /// Files and directories the Body may make, where the upper can count them.
+    /// Files and directories the Body may make in its private upper.
     pub inodes: u64,
     /// Open files of one process.
     pub files: u32,
@@ -48,6 +48,16 @@ pub enum LimitError {
         /// What the host has.
         max: String,
     },
+    /// More inodes than the disk has room for.
+    #[error("{asked} inodes are too many for a disk of {disk}: at most {max} fit")]
+    MoreThanDisk {
+        /// What was asked for.
+        asked: String,
+        /// The disk limit.
+        disk: String,
+        /// The most that fit.
+        max: u64,
+    },
 }
 
 /// What this host has to give; the caller measured it.
@@ -74,15 +84,31 @@ pub const FILES_MIN: u32 = 64;
 /// What `fs.nr_open` is, where nobody raised it.
 pub const FILES_MAX: u32 = 1_048_576;
 
+/// What a Body with little disk may make all the same.
+pub const INODES_DEFAULT_MIN: u64 = 4096;
+/// The least with which a Body can be put together.
+pub const INODES_MIN: u64 = 64;
+
 impl Limits {
+    /// The inode limit of a Body that asks for none: one for each 16 KiB of its disk.
+    pub fn inodes_of(disk: Size) -> u64 {
+        (disk.0 / 1024 / 16).max(INODES_DEFAULT_MIN)
+    }
+
+    /// The most that can be asked for: one for each KiB of the disk, so that their own records leave room for contents.
+    fn inodes_max(disk: Size) -> u64 {
+        (disk.0 / 1024).max(INODES_DEFAULT_MIN)
+    }
+
     /// What a Body gets when nothing is asked for: half the host's memory, all its processors.
     pub fn default_on(host: HostCapacity) -> Self {
+        let disk = Size((host.memory.0 / 4).max(DISK_MIN.0));
         Self {
             memory: Size((host.memory.0 / 2).max(MEMORY_MIN.0)),
             cpu_milli: host.cpus * 1000,
             pids: 4096,
-            disk: Size((host.memory.0 / 4).max(DISK_MIN.0)),
-            inodes: 1 << 20,
+            disk,
+            inodes: Self::inodes_of(disk),
             files: 65_536,
             wall_ms: None,
             output: Size::mib(16),
@@ -102,7 +128,11 @@ impl Limits {
         at_most("pids", self.pids, PIDS_MAX, |v| v.to_string())?;
         at_least("open files", self.files, FILES_MIN, |v| v.to_string())?;
         at_most("open files", self.files, FILES_MAX, |v| v.to_string())?;
-        at_least("inodes", self.inodes, 64, |v| v.to_string())?;
+        at_least("inodes", self.inodes, INODES_MIN, |v| v.to_string())?;
+        if self.inodes > Self::inodes_max(self.disk) {
+            let (asked, max) = (self.inodes.to_string(), Self::inodes_max(self.disk));
+            return Err(LimitError::MoreThanDisk { asked, disk: self.disk.to_string(), max });
+        }
         match self.wall_ms {
             Some(ms) => at_least("timeout", ms, 1, |v| format!("{v} ms")),
             None => Ok(()),
@@ -146,6 +176,22 @@ mod tests {
     }
 
     #[test]
+    fn the_inode_limit_follows_the_disk_limit() {
+        let cases = [
+            (Size::mib(1), 4096),
+            (Size::mib(64), 4096),
+            (Size::mib(128), 8192),
+            (Size::gib(1), 65_536),
+            (Size::gib(16), 1 << 20),
+        ];
+        for (disk, inodes) in cases {
+            assert_eq!(Limits::inodes_of(disk), inodes, "{disk}");
+            let limits = Limits { disk, inodes, ..Limits::default_on(HOST) };
+            assert_eq!(limits.check(HOST), Ok(()), "{disk}");
+        }
+    }
+
+    #[test]
     fn impossible_limits_are_refused_with_the_bound_they_miss() {
         let base = Limits::default_on(HOST);
         let bad = [
@@ -156,6 +202,8 @@ mod tests {
             Limits { pids: 0, ..base.clone() },
             Limits { disk: Size(0), ..base.clone() },
             Limits { wall_ms: Some(0), ..base.clone() },
+            Limits { inodes: 63, ..base.clone() },
+            Limits { inodes: base.disk.0 / 1024 + 1, ..base.clone() },
         ];
         for limits in bad {
             assert!(limits.check(HOST).is_err(), "{limits:?}");

@@ -49,12 +49,10 @@ pub enum FrameKind {
     Bye = 11,
     /// Guest: it has just booted and waits for its welcome.
     Here = 12,
-    /// Host: run a command that nobody asked for, so that the first one that somebody does is quick.
-    Rehearse = 13,
 }
 
 impl FrameKind {
-    const ALL: [FrameKind; 13] = [
+    const ALL: [FrameKind; 12] = [
         Self::Welcome,
         Self::Receipt,
         Self::Open,
@@ -67,7 +65,6 @@ impl FrameKind {
         Self::GoOn,
         Self::Bye,
         Self::Here,
-        Self::Rehearse,
     ];
 
     /// How long its contents may be.
@@ -83,7 +80,7 @@ impl FrameKind {
 
 /// A rule that the other side broke.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
+pub enum MuxViolation {
     /// There is no such frame.
     #[error("a frame of unknown kind {0}")]
     Kind(u8),
@@ -106,7 +103,7 @@ pub enum Violation {
 
 /// One frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Frame {
+pub struct MuxFrame {
     /// What it says.
     pub kind: FrameKind,
     /// Of which stream; 0 where it is about the line itself.
@@ -127,12 +124,12 @@ pub fn seal(kind: FrameKind, stream: u32, contents: &[u8]) -> Vec<u8> {
 
 /// Takes bytes as they arrive and gives whole frames.
 #[derive(Debug, Default)]
-pub struct Intake {
+pub struct FrameReader {
     bytes: Vec<u8>,
     at: usize,
 }
 
-impl Intake {
+impl FrameReader {
     /// More bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.at > 0 && self.at == self.bytes.len() {
@@ -147,20 +144,20 @@ impl Intake {
 
     /// The next whole frame, if there is one.
     #[expect(clippy::should_implement_trait, reason = "none now is not the end: more may arrive")]
-    pub fn next(&mut self) -> Result<Option<Frame>, Violation> {
+    pub fn next(&mut self) -> Result<Option<MuxFrame>, MuxViolation> {
         let Some(header) = self.bytes.get(self.at..self.at + HEADER_LEN) else { return Ok(None) };
         let kind = FrameKind::ALL
             .into_iter()
             .find(|kind| *kind as u8 == header[0])
-            .ok_or(Violation::Kind(header[0]))?;
+            .ok_or(MuxViolation::Kind(header[0]))?;
         let len = u32::from_le_bytes([header[1], header[2], header[3], 0]) as usize;
         if len > kind.len_max() || kind == FrameKind::Credit && len != 4 {
-            return Err(Violation::Length(kind, len));
+            return Err(MuxViolation::Length(kind, len));
         }
         let stream = u32::from_le_bytes([header[4], header[5], header[6], header[7]]);
         let from = self.at + HEADER_LEN;
         let Some(contents) = self.bytes.get(from..from + len) else { return Ok(None) };
-        let frame = Frame { kind, stream, contents: contents.to_vec() };
+        let frame = MuxFrame { kind, stream, contents: contents.to_vec() };
         self.at = from + len;
         Ok(Some(frame))
     }
@@ -168,7 +165,7 @@ impl Intake {
 
 /// Which end of the line this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
+pub enum MuxSide {
     /// Opens streams.
     Host,
     /// Answers them.
@@ -177,13 +174,13 @@ pub enum Side {
 
 /// Who may send what, stream by stream.
 #[derive(Debug)]
-pub struct Ledger {
-    side: Side,
-    streams: HashMap<u32, Account>,
+pub struct FlowLedger {
+    side: MuxSide,
+    streams: HashMap<u32, StreamAccount>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Account {
+struct StreamAccount {
     /// What this side may send.
     credit: u32,
     /// What the other side may send.
@@ -194,11 +191,12 @@ struct Account {
     ended_here: bool,
 }
 
-const FRESH: Account = Account { credit: WINDOW, room: WINDOW, ended_there: false, ended_here: false };
+const FRESH: StreamAccount =
+    StreamAccount { credit: WINDOW, room: WINDOW, ended_there: false, ended_here: false };
 
 /// What a frame that kept to the rules means.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Heard {
+pub enum MuxEvent {
     /// A new stream.
     Opened(u32),
     /// Bytes of a stream.
@@ -215,56 +213,61 @@ pub enum Heard {
     Late,
 }
 
-impl Ledger {
+impl FlowLedger {
     /// No streams.
-    pub fn new(side: Side) -> Self {
+    pub fn new(side: MuxSide) -> Self {
         Self { side, streams: HashMap::new() }
     }
 
     /// Judges a frame of the other side.
-    pub fn hear(&mut self, frame: Frame) -> Result<Heard, Violation> {
+    pub fn receive(&mut self, frame: MuxFrame) -> Result<MuxEvent, MuxViolation> {
         use FrameKind as K;
-        let Frame { kind, stream, contents } = frame;
-        let from_host = matches!(kind, K::Welcome | K::Open | K::Hold | K::GoOn | K::Rehearse);
+        let MuxFrame { kind, stream, contents } = frame;
+        let from_host = matches!(kind, K::Welcome | K::Open | K::Hold | K::GoOn);
         let from_guest = matches!(kind, K::Receipt | K::Held | K::Bye | K::Here);
-        if from_host && self.side == Side::Host || from_guest && self.side == Side::Guest {
-            return Err(Violation::Side(kind));
+        if from_host && self.side == MuxSide::Host || from_guest && self.side == MuxSide::Guest {
+            return Err(MuxViolation::Side(kind));
         }
         match kind {
             K::Open => {
                 if self.streams.len() >= STREAMS_MAX || self.streams.contains_key(&stream) {
-                    return Err(Violation::Open(stream));
+                    return Err(MuxViolation::Open(stream));
                 }
                 self.streams.insert(stream, FRESH);
-                Ok(Heard::Opened(stream))
+                Ok(MuxEvent::Opened(stream))
             }
-            K::Data | K::Credit | K::End | K::Reset => self.hear_stream(kind, stream, contents),
-            word => Ok(Heard::Word(word, contents)),
+            K::Data | K::Credit | K::End | K::Reset => self.receive_on_stream(kind, stream, contents),
+            word => Ok(MuxEvent::Word(word, contents)),
         }
     }
 
-    fn hear_stream(&mut self, kind: FrameKind, stream: u32, contents: Vec<u8>) -> Result<Heard, Violation> {
-        let Some(account) = self.streams.get_mut(&stream) else { return Ok(Heard::Late) };
+    fn receive_on_stream(
+        &mut self,
+        kind: FrameKind,
+        stream: u32,
+        contents: Vec<u8>,
+    ) -> Result<MuxEvent, MuxViolation> {
+        let Some(account) = self.streams.get_mut(&stream) else { return Ok(MuxEvent::Late) };
         match kind {
             FrameKind::Data => {
                 let room = account.room.checked_sub(contents.len() as u32).filter(|_| !account.ended_there);
-                account.room = room.ok_or(Violation::Window(stream))?;
-                Ok(Heard::Data(stream, contents))
+                account.room = room.ok_or(MuxViolation::Window(stream))?;
+                Ok(MuxEvent::Data(stream, contents))
             }
             FrameKind::Credit => {
                 let given = contents.try_into().map_or(0, u32::from_le_bytes);
                 let credit = account.credit.checked_add(given).filter(|credit| *credit <= WINDOW);
-                account.credit = credit.ok_or(Violation::Credit(stream))?;
-                Ok(Heard::Credit(stream))
+                account.credit = credit.ok_or(MuxViolation::Credit(stream))?;
+                Ok(MuxEvent::Credit(stream))
             }
             FrameKind::End => {
                 account.ended_there = true;
                 self.forget_if_over(stream);
-                Ok(Heard::Ended(stream))
+                Ok(MuxEvent::Ended(stream))
             }
             _ => {
                 self.streams.remove(&stream);
-                Ok(Heard::Reset(stream))
+                Ok(MuxEvent::Reset(stream))
             }
         }
     }
@@ -321,8 +324,8 @@ impl Ledger {
 mod tests {
     use super::*;
 
-    fn frame(kind: FrameKind, stream: u32, contents: &[u8]) -> Frame {
-        Frame { kind, stream, contents: contents.to_vec() }
+    fn frame(kind: FrameKind, stream: u32, contents: &[u8]) -> MuxFrame {
+        MuxFrame { kind, stream, contents: contents.to_vec() }
     }
 
     #[test]
@@ -335,7 +338,7 @@ mod tests {
         let bytes: Vec<u8> =
             sent.iter().flat_map(|frame| seal(frame.kind, frame.stream, &frame.contents)).collect();
         for cut in 1..bytes.len() {
-            let mut intake = Intake::default();
+            let mut intake = FrameReader::default();
             let mut heard = Vec::new();
             for piece in bytes.chunks(cut) {
                 intake.push(piece);
@@ -350,48 +353,49 @@ mod tests {
     #[test]
     fn a_length_that_lies_ends_the_line() {
         let check = |header: [u8; 8]| {
-            let mut intake = Intake::default();
+            let mut intake = FrameReader::default();
             intake.push(&header);
             intake.next()
         };
-        assert_eq!(check([0, 0, 0, 0, 0, 0, 0, 0]), Err(Violation::Kind(0)));
-        assert_eq!(check([255, 0, 0, 0, 0, 0, 0, 0]), Err(Violation::Kind(255)));
-        assert_eq!(check([4, 255, 255, 255, 1, 0, 0, 0]), Err(Violation::Length(FrameKind::Data, 0xff_ffff)));
-        assert_eq!(check([5, 3, 0, 0, 1, 0, 0, 0]), Err(Violation::Length(FrameKind::Credit, 3)));
-        assert_eq!(check([6, 1, 0, 0, 1, 0, 0, 0]), Err(Violation::Length(FrameKind::End, 1)));
+        assert_eq!(check([0, 0, 0, 0, 0, 0, 0, 0]), Err(MuxViolation::Kind(0)));
+        assert_eq!(check([255, 0, 0, 0, 0, 0, 0, 0]), Err(MuxViolation::Kind(255)));
+        assert_eq!(
+            check([4, 255, 255, 255, 1, 0, 0, 0]),
+            Err(MuxViolation::Length(FrameKind::Data, 0xff_ffff))
+        );
+        assert_eq!(check([5, 3, 0, 0, 1, 0, 0, 0]), Err(MuxViolation::Length(FrameKind::Credit, 3)));
+        assert_eq!(check([6, 1, 0, 0, 1, 0, 0, 0]), Err(MuxViolation::Length(FrameKind::End, 1)));
         assert_eq!(check([4, 5, 0, 0, 1, 0, 0, 0]), Ok(None), "the rest may still come");
     }
 
     #[test]
     fn a_sender_has_its_window_and_no_more() {
-        let mut host = Ledger::new(Side::Host);
+        let mut host = FlowLedger::new(MuxSide::Host);
         assert!(host.open(1));
         let full = vec![0; DATA_LEN_MAX];
         for _ in 0..WINDOW as usize / DATA_LEN_MAX {
-            host.hear(frame(FrameKind::Data, 1, &full)).unwrap();
+            host.receive(frame(FrameKind::Data, 1, &full)).unwrap();
         }
-        assert_eq!(host.hear(frame(FrameKind::Data, 1, b"x")), Err(Violation::Window(1)));
+        assert_eq!(host.receive(frame(FrameKind::Data, 1, b"x")), Err(MuxViolation::Window(1)));
         assert!(host.give(1, 1));
-        assert_eq!(host.hear(frame(FrameKind::Data, 1, b"x")), Ok(Heard::Data(1, b"x".to_vec())));
+        assert_eq!(host.receive(frame(FrameKind::Data, 1, b"x")), Ok(MuxEvent::Data(1, b"x".to_vec())));
         assert_eq!(
-            host.hear(frame(FrameKind::Credit, 1, &[1, 0, 0, 0])),
-            Err(Violation::Credit(1)),
+            host.receive(frame(FrameKind::Credit, 1, &[1, 0, 0, 0])),
+            Err(MuxViolation::Credit(1)),
             "nothing was sent"
         );
     }
 
     #[test]
     fn a_guest_opens_nothing_and_says_nothing_of_gone_streams() {
-        let mut host = Ledger::new(Side::Host);
-        for kind in
-            [FrameKind::Open, FrameKind::Welcome, FrameKind::Hold, FrameKind::GoOn, FrameKind::Rehearse]
-        {
-            assert_eq!(host.hear(frame(kind, 5, b"")), Err(Violation::Side(kind)));
+        let mut host = FlowLedger::new(MuxSide::Host);
+        for kind in [FrameKind::Open, FrameKind::Welcome, FrameKind::Hold, FrameKind::GoOn] {
+            assert_eq!(host.receive(frame(kind, 5, b"")), Err(MuxViolation::Side(kind)));
         }
-        assert_eq!(host.hear(frame(FrameKind::Data, 5, b"x")), Ok(Heard::Late));
+        assert_eq!(host.receive(frame(FrameKind::Data, 5, b"x")), Ok(MuxEvent::Late));
         assert!(host.open(5));
         host.end(5);
-        assert_eq!(host.hear(frame(FrameKind::End, 5, b"")), Ok(Heard::Ended(5)));
+        assert_eq!(host.receive(frame(FrameKind::End, 5, b"")), Ok(MuxEvent::Ended(5)));
         assert_eq!(host.credit(5), None, "both ends are over");
     }
 }

@@ -10,11 +10,11 @@ pub const HEADER_LEN_MAX: usize = 64 << 10;
 
 /// One entry of a layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct LayerEntry {
     /// Where, below the layer's root; empty for the root itself.
     pub path: Vec<u8>,
     /// What.
-    pub what: What,
+    pub what: LayerEntryKind,
     /// Permission bits, setuid and its kin among them.
     pub mode: u32,
     /// Whose, as ids inside.
@@ -25,7 +25,7 @@ pub struct Entry {
 
 /// What an entry is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum What {
+pub enum LayerEntryKind {
     /// A directory.
     Dir,
     /// A file; so many bytes follow the header.
@@ -42,9 +42,9 @@ pub enum What {
     End,
 }
 
-impl Entry {
+impl LayerEntry {
     /// The last entry.
     pub fn end() -> Self {
-        Self { path: Vec::new(), what: What::End, mode: 0, owner: (0, 0), mtime: 0 }
+        Self { path: Vec::new(), what: LayerEntryKind::End, mode: 0, owner: (0, 0), mtime: 0 }
     }
 }

@@ -1,12 +1,13 @@
 //! What a Body was asked to be: written once into its directory, read by every later `pal`.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, ops::Deref, path::PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
+use serde_json::{Map, Value};
 
 use crate::{
     BodyId, Layer, LayerId, Limits, SnapshotId,
-    template::Base,
+    template::BodyBase,
     vm::{Engine, Sharing},
     workspace::Workspace,
 };
@@ -41,9 +42,28 @@ pub enum Access {
     /// Look.
     #[serde(rename = "ro")]
     ReadOnly,
-    /// Change, as far as the host's permissions let the Body's ids.
+    /// Change, as far as the host's permissions let the Body's ids; git directories stay read-only.
     #[serde(rename = "rw")]
     ReadWrite,
+    /// Change, git directories too: whoever runs git there on the host runs what the Body wrote into them.
+    #[serde(rename = "rw,unprotected")]
+    Unprotected,
+}
+
+impl Access {
+    /// Whether a Body may change something there.
+    pub fn is_writable(self) -> bool {
+        self != Self::ReadOnly
+    }
+
+    /// As it stands behind a mount.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ReadOnly => "ro",
+            Self::ReadWrite => "rw",
+            Self::Unprotected => "rw,unprotected",
+        }
+    }
 }
 
 /// What the Body can reach.
@@ -54,13 +74,28 @@ pub enum Network {
     Closed,
 }
 
-/// A way out for a Body: a proxy on the host decides, name by name.
+/// The egress policy of a Body: a process of the host connects it to these names, and to nothing else.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Egress {
-    /// The directory of the proxy's socket on the host.
-    pub dir: PathBuf,
-    /// The names and ports it lets through.
+    /// The names and ports that it may reach, as rules of [`crate::egress::Policy`].
     pub allow: Vec<String>,
+}
+
+/// Why a Body was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BodyRole {
+    /// For its user.
+    #[default]
+    Work,
+    /// For one step of a preparation or a build: it is garbage once the `pal` that made it is gone.
+    Step,
+}
+
+impl BodyRole {
+    fn is_work(&self) -> bool {
+        *self == Self::Work
+    }
 }
 
 /// Where the home of a Body's user is, without a leading `/`.
@@ -97,7 +132,7 @@ pub struct Spec {
     pub snapshots: Vec<SnapshotId>,
     /// The root below those, where it is not the host's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub base: Option<Base>,
+    pub base: Option<BodyBase>,
     /// The Body it was forked from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<BodyId>,
@@ -131,9 +166,12 @@ pub struct Spec {
     pub user: String,
     /// What it can reach.
     pub network: Network,
-    /// A way out to names, while somebody on the host serves it.
+    /// The names that it may reach; none where it has no egress proxy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<Egress>,
+    /// Why it was made.
+    #[serde(default, skip_serializing_if = "BodyRole::is_work")]
+    pub role: BodyRole,
     /// What becomes of it.
     pub life: Life,
     /// Which host ids stand behind its ids.
@@ -142,14 +180,49 @@ pub struct Spec {
 
 impl Spec {
     /// As it is shown to people and written into events: variables by their names alone, for their values may be secrets.
-    pub fn shown(&self) -> serde_json::Value {
+    pub fn without_secrets(&self) -> Value {
         let mut shown = serde_json::to_value(self).unwrap_or_default();
         shown["env"] = self.env.keys().cloned().collect();
-        // Where on the host its socket is helps nobody.
-        if let Some(egress) = &self.egress {
-            shown["egress"] = serde_json::json!({ "allow": egress.allow });
-        }
         shown
+    }
+}
+
+/// A spec as events have it: variables by their names alone.
+///
+/// Invariant: it holds no value of a variable, so nothing that prints or stores it can tell one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PublicSpec(Box<Spec>);
+
+impl PublicSpec {
+    /// Leaves out of a spec what others must not read.
+    pub fn new(spec: &Spec) -> Self {
+        let mut spec = spec.clone();
+        spec.env.values_mut().for_each(String::clear);
+        Self(Box::new(spec))
+    }
+}
+
+impl Deref for PublicSpec {
+    type Target = Spec;
+    fn deref(&self) -> &Spec {
+        &self.0
+    }
+}
+
+impl Serialize for PublicSpec {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.0.without_secrets().serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for PublicSpec {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let mut shown = Value::deserialize(from)?;
+        if let Some(names) = shown.get("env").and_then(Value::as_array) {
+            let names = names.iter().filter_map(Value::as_str);
+            shown["env"] = names.map(|name| (name.to_owned(), Value::from(""))).collect::<Map<_, _>>().into();
+        }
+        Ok(Self(serde_json::from_value(shown).map_err(D::Error::custom)?))
     }
 }
 

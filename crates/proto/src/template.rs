@@ -114,7 +114,7 @@ pub struct Tag {
 
 /// `templates/ID/builds/BUILD.json`: a root and its settings; written last, never changed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Build {
+pub struct TemplateBuild {
     /// Version of this record.
     pub v: u32,
     /// Which.
@@ -131,12 +131,12 @@ pub struct Build {
     pub bytes: u64,
     /// Settings of Bodies made from it.
     #[serde(flatten)]
-    pub settings: Settings,
+    pub settings: TemplateSettings,
 }
 
 /// Settings that Bodies take over from their template.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
+pub struct TemplateSettings {
     /// Environment of every process.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
@@ -148,7 +148,7 @@ pub struct Settings {
     pub user: Option<String>,
     /// What runs in the background from the start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub start: Option<Start>,
+    pub start: Option<StartCommand>,
     /// Whether setuid programs work, so that `user` can become root of the Body.
     #[serde(default)]
     pub sudo: bool,
@@ -162,7 +162,7 @@ pub struct Settings {
 
 /// What runs in a Body from its start, and how one knows that it is ready.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Start {
+pub struct StartCommand {
     /// A line of shell that runs in the background; none where only `ready` is waited for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
@@ -173,7 +173,7 @@ pub struct Start {
 
 /// What a Body stands on, as its spec keeps it: also when the template has gone on or is gone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Base {
+pub struct BodyBase {
     /// The template.
     pub template: TemplateId,
     /// Its build.
@@ -184,7 +184,7 @@ pub struct Base {
     pub sudo: bool,
     /// What runs from the start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub start: Option<Start>,
+    pub start: Option<StartCommand>,
 }
 
 /// `layers/ID/layer.json`: one read-only layer; written last, never changed.
@@ -216,14 +216,14 @@ pub struct NameError(String);
 
 /// A template as somebody names it: `name`, `name:tag`, `namespace/name:tag`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Named {
+pub struct TemplateName {
     /// The name, with its namespace.
     pub name: String,
     /// The tag, if one was said.
     pub tag: Option<String>,
 }
 
-impl FromStr for Named {
+impl FromStr for TemplateName {
     type Err = NameError;
     fn from_str(text: &str) -> Result<Self, NameError> {
         let (name, tag) = text.split_once(':').map_or((text, None), |(name, tag)| (name, Some(tag)));
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn names_have_a_namespace_and_a_tag_if_wanted() {
-        let named = |text: &str| text.parse::<Named>().ok().map(|named| (named.name, named.tag));
+        let named = |text: &str| text.parse::<TemplateName>().ok().map(|named| (named.name, named.tag));
         assert_eq!(named("base"), Some(("base".into(), None)));
         assert_eq!(named("Team/My-App:v1.2"), Some(("team/my-app".into(), Some("v1.2".into()))));
         for bad in

@@ -49,7 +49,7 @@ pub enum TreeError {
 
 /// One thing of a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Item {
+pub enum TreeItem {
     /// A directory.
     Dir {
         /// Where, below the root; empty for the root itself.
@@ -57,7 +57,7 @@ pub enum Item {
         /// Permission bits.
         mode: u32,
     },
-    /// A file; its contents follow as [`Item::Data`], then [`Item::FileEnd`].
+    /// A file; its contents follow as [`TreeItem::Data`], then [`TreeItem::FileEnd`].
     File {
         /// Where, below the root; empty when the whole tree is one file.
         path: Vec<u8>,
@@ -80,23 +80,23 @@ pub enum Item {
 }
 
 /// Writes one item.
-pub fn write(item: &Item, out: &mut BytesMut) {
+pub fn write(item: &TreeItem, out: &mut BytesMut) {
     match item {
-        Item::Dir { path, mode } => head(out, DIR, *mode, path),
-        Item::File { path, mode } => head(out, FILE, *mode, path),
-        Item::Link { path, target } => {
+        TreeItem::Dir { path, mode } => head(out, DIR, *mode, path),
+        TreeItem::File { path, mode } => head(out, FILE, *mode, path),
+        TreeItem::Link { path, target } => {
             head(out, LINK, 0, path);
             out.put_u16(target.len() as u16);
             out.put_slice(target);
         }
-        Item::Data(bytes) => {
+        TreeItem::Data(bytes) => {
             for piece in bytes.chunks(CHUNK_LEN_MAX) {
                 out.put_u32(piece.len() as u32);
                 out.put_slice(piece);
             }
         }
-        Item::FileEnd => out.put_u32(0),
-        Item::End => out.put_u8(END),
+        TreeItem::FileEnd => out.put_u32(0),
+        TreeItem::End => out.put_u8(END),
     }
 }
 
@@ -127,13 +127,13 @@ pub fn check_path(path: &[u8]) -> Result<(), TreeError> {
 
 /// Reads a tree that arrives in pieces.
 #[derive(Debug, Default)]
-pub struct Reader {
+pub struct TreeReader {
     held: BytesMut,
-    state: At,
+    state: TreePosition,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum At {
+enum TreePosition {
     #[default]
     Magic,
     Entry,
@@ -141,7 +141,7 @@ enum At {
     Done,
 }
 
-impl Reader {
+impl TreeReader {
     /// Adds what arrived.
     pub fn push(&mut self, bytes: &[u8]) {
         self.held.extend_from_slice(bytes);
@@ -149,21 +149,21 @@ impl Reader {
 
     /// The next item, if enough has arrived for it.
     #[expect(clippy::should_implement_trait, reason = "none now is not the end: more may arrive")]
-    pub fn next(&mut self) -> Result<Option<Item>, TreeError> {
+    pub fn next(&mut self) -> Result<Option<TreeItem>, TreeError> {
         match self.state {
-            At::Magic => self.magic(),
-            At::Entry => self.entry(),
-            At::Contents => self.contents(),
-            At::Done => Ok(None),
+            TreePosition::Magic => self.magic(),
+            TreePosition::Entry => self.entry(),
+            TreePosition::Contents => self.contents(),
+            TreePosition::Done => Ok(None),
         }
     }
 
     /// Says whether the stream may end here.
     pub fn finish(&self) -> Result<(), TreeError> {
-        if self.state == At::Done { Ok(()) } else { Err(TreeError::Cut) }
+        if self.state == TreePosition::Done { Ok(()) } else { Err(TreeError::Cut) }
     }
 
-    fn magic(&mut self) -> Result<Option<Item>, TreeError> {
+    fn magic(&mut self) -> Result<Option<TreeItem>, TreeError> {
         let seen = self.held.len().min(MAGIC.len());
         if self.held[..seen] != MAGIC[..seen] {
             return Err(TreeError::Magic);
@@ -172,16 +172,16 @@ impl Reader {
             return Ok(None);
         }
         self.held.advance(MAGIC.len());
-        self.state = At::Entry;
+        self.state = TreePosition::Entry;
         self.entry()
     }
 
-    fn entry(&mut self) -> Result<Option<Item>, TreeError> {
+    fn entry(&mut self) -> Result<Option<TreeItem>, TreeError> {
         match self.held.first().copied() {
             None => Ok(None),
             Some(END) => {
-                self.state = At::Done;
-                Ok(Some(Item::End))
+                self.state = TreePosition::Done;
+                Ok(Some(TreeItem::End))
             }
             Some(FAILED) => self.failed(),
             Some(kind @ (DIR | FILE | LINK)) => self.named(kind),
@@ -189,7 +189,7 @@ impl Reader {
         }
     }
 
-    fn failed(&mut self) -> Result<Option<Item>, TreeError> {
+    fn failed(&mut self) -> Result<Option<TreeItem>, TreeError> {
         let Some(len) = self.u16_at(1) else { return Ok(None) };
         if len > MESSAGE_LEN_MAX {
             return Err(TreeError::TooLong(len));
@@ -200,7 +200,7 @@ impl Reader {
         }
     }
 
-    fn named(&mut self, kind: u8) -> Result<Option<Item>, TreeError> {
+    fn named(&mut self, kind: u8) -> Result<Option<TreeItem>, TreeError> {
         let Some(path_len) = self.u16_at(5) else { return Ok(None) };
         if path_len > PATH_LEN_MAX {
             return Err(TreeError::TooLong(path_len));
@@ -210,8 +210,8 @@ impl Reader {
         check_path(&path)?;
         let mode = u32::from_be_bytes([self.held[1], self.held[2], self.held[3], self.held[4]]) & 0o7777;
         let item = match kind {
-            DIR => Item::Dir { path, mode },
-            FILE => Item::File { path, mode },
+            DIR => TreeItem::Dir { path, mode },
+            FILE => TreeItem::File { path, mode },
             _ => {
                 let Some(len) = self.u16_at(whole) else { return Ok(None) };
                 if len > PATH_LEN_MAX {
@@ -220,17 +220,17 @@ impl Reader {
                 let Some(target) = self.held.get(whole + 2..whole + 2 + len) else { return Ok(None) };
                 let target = target.to_vec();
                 whole += 2 + len;
-                Item::Link { path, target }
+                TreeItem::Link { path, target }
             }
         };
         self.held.advance(whole);
         if kind == FILE {
-            self.state = At::Contents;
+            self.state = TreePosition::Contents;
         }
         Ok(Some(item))
     }
 
-    fn contents(&mut self) -> Result<Option<Item>, TreeError> {
+    fn contents(&mut self) -> Result<Option<TreeItem>, TreeError> {
         let Some(head) = self.held.get(..4) else { return Ok(None) };
         let len = u32::from_be_bytes([head[0], head[1], head[2], head[3]]) as usize;
         if len > CHUNK_LEN_MAX {
@@ -241,10 +241,10 @@ impl Reader {
         }
         self.held.advance(4);
         if len == 0 {
-            self.state = At::Entry;
-            return Ok(Some(Item::FileEnd));
+            self.state = TreePosition::Entry;
+            return Ok(Some(TreeItem::FileEnd));
         }
-        Ok(Some(Item::Data(self.held.split_to(len).freeze())))
+        Ok(Some(TreeItem::Data(self.held.split_to(len).freeze())))
     }
 
     fn u16_at(&self, at: usize) -> Option<usize> {
@@ -256,14 +256,14 @@ impl Reader {
 mod tests {
     use super::*;
 
-    fn sample() -> Vec<Item> {
+    fn sample() -> Vec<TreeItem> {
         vec![
-            Item::Dir { path: b"d".to_vec(), mode: 0o755 },
-            Item::File { path: b"d/\xff name".to_vec(), mode: 0o4644 },
-            Item::Data(Bytes::from_static(b"hello")),
-            Item::FileEnd,
-            Item::Link { path: b"l".to_vec(), target: b"../../etc".to_vec() },
-            Item::End,
+            TreeItem::Dir { path: b"d".to_vec(), mode: 0o755 },
+            TreeItem::File { path: b"d/\xff name".to_vec(), mode: 0o4644 },
+            TreeItem::Data(Bytes::from_static(b"hello")),
+            TreeItem::FileEnd,
+            TreeItem::Link { path: b"l".to_vec(), target: b"../../etc".to_vec() },
+            TreeItem::End,
         ]
     }
 
@@ -272,7 +272,7 @@ mod tests {
         let mut sent = BytesMut::from(&MAGIC[..]);
         sample().iter().for_each(|item| write(item, &mut sent));
         for cut in 1..sent.len() {
-            let mut reader = Reader::default();
+            let mut reader = TreeReader::default();
             let mut got = Vec::new();
             for piece in sent.chunks(cut) {
                 reader.push(piece);
@@ -301,9 +301,9 @@ mod tests {
     fn a_failing_sender_is_heard_and_a_cut_stream_is_noticed() {
         let mut sent = BytesMut::from(&MAGIC[..]);
         write_failure("disk \x1b gone", &mut sent);
-        let mut reader = Reader::default();
+        let mut reader = TreeReader::default();
         reader.push(&sent);
         assert_eq!(reader.next(), Err(TreeError::Sender("disk \\u{1b} gone".into())));
-        assert_eq!(Reader::default().finish(), Err(TreeError::Cut));
+        assert_eq!(TreeReader::default().finish(), Err(TreeError::Cut));
     }
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{guest::GuestConfig, launch::Seed, spec::Access};
+use crate::{guest::GuestConfig, launch::SeedEntry, spec::Access};
 
 /// The name of the line's port on the machine.
 pub const PORT: &str = "palisade";
@@ -31,6 +31,10 @@ pub const JAILED: &str = "firecracker";
 pub const URANDOM: &str = "/dev/urandom";
 /// A word for the kernel that it does not know, and its guest does: the line is a vsock.
 pub const LINE_WORD: &str = "palisade.line=vsock";
+/// How the name of a module's file ends, before `.ko`, where the guest goes on although the kernel refuses the module.
+pub const OPTIONAL_MODULE: &str = ".optional";
+/// How a line on the console begins in which the guest says why it gives up.
+pub const GUEST_SAYS: &str = "pal-guest: ";
 
 /// How machines are put together by this version: grows whenever their processor or their devices change, for what was
 /// frozen with others cannot go on with these.
@@ -38,11 +42,11 @@ pub const BOARD: u32 = 4;
 
 /// The first word to a guest, and to one that was thawed: who it is from now on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Welcome {
+pub struct GuestSetup {
     /// What every guest is told.
     pub config: GuestConfig,
     /// What its upper holds from the start; of no use to one that was thawed.
-    pub seeds: Vec<Seed>,
+    pub seeds: Vec<SeedEntry>,
     /// Read-only devices below its upper, nearest first: what they are called.
     pub images: Vec<String>,
     /// What the device with its upper is called.
@@ -50,7 +54,7 @@ pub struct Welcome {
     pub upper: String,
     /// Directories of the host that it sees live.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub shares: Vec<Shared>,
+    pub shares: Vec<SharedDir>,
     /// Whether setuid programs of its root work.
     pub setuid: bool,
     /// Processes and threads.
@@ -67,14 +71,11 @@ pub struct Welcome {
     pub entropy: String,
     /// How often this machine was thawed before: its generation.
     pub generation: u64,
-    /// Whether what most commands need is to be read ahead: it will be frozen and thawed many times.
-    #[serde(default)]
-    pub ahead: bool,
 }
 
 /// A live directory, as a guest is told of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shared {
+pub struct SharedDir {
     /// What its device is called.
     pub tag: String,
     /// Where it is seen.
@@ -89,7 +90,7 @@ fn upper() -> String {
 
 /// What a guest proves of itself after its welcome.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Receipt {
+pub struct GuestReceipt {
     /// Whose guest says so.
     pub body: crate::BodyId,
     /// The generation it was told.
@@ -103,7 +104,7 @@ pub struct Receipt {
     /// Processes started through the guest that still run.
     pub processes: u32,
     /// What its upper holds: names, kinds, modes, owners, sizes and times.
-    pub tree: Tree,
+    pub tree: UpperDigest,
     /// Its kernel.
     pub kernel: String,
     /// What could not be done, in words.
@@ -113,7 +114,7 @@ pub struct Receipt {
 
 /// What stands in an upper, in short.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tree {
+pub struct UpperDigest {
     /// SHA-256 over its entries, as far as they were looked at.
     pub hash: String,
     /// How many were.
@@ -122,7 +123,7 @@ pub struct Tree {
     pub whole: bool,
 }
 
-impl Tree {
+impl UpperDigest {
     /// Whether it has the form of one: a guest may say anything.
     pub fn is_sound(&self) -> bool {
         self.hash.len() == 64 && self.hash.bytes().all(|byte| byte.is_ascii_hexdigit())
@@ -134,9 +135,9 @@ const TOLD_LEN_MAX: usize = 200;
 /// Most complaints of a guest.
 const TROUBLE_MAX: usize = 16;
 
-impl Receipt {
+impl GuestReceipt {
     /// The same, fit to be kept and shown: what a hostile guest says is neither long nor anything but text.
-    pub fn tidy(self) -> Self {
+    pub fn bounded(self) -> Self {
         let text = |told: String| crate::text::visible(&told.chars().take(TOLD_LEN_MAX).collect::<String>());
         Self {
             kernel: text(self.kernel),
@@ -148,9 +149,9 @@ impl Receipt {
 
 /// What a guest says before it is frozen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
+pub struct FreezeReport {
     /// What its upper holds.
-    pub tree: Tree,
+    pub tree: UpperDigest,
     /// Processes started through the guest that run.
     pub processes: u32,
     /// Whether every process stood still before the upper was looked at.
@@ -269,7 +270,7 @@ impl Accelerator {
 /// Firecracker's own jailer, as far as a machine has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Jailer {
+pub enum JailerPlan {
     /// It starts the hypervisor.
     Used {
         /// What it says of its version.
@@ -290,7 +291,7 @@ pub enum Jailer {
 /// How a machine comes to life.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Begin {
+pub enum VmStart {
     /// Its kernel is started.
     Boot {
         /// Its kernel, in the machine's root.
@@ -306,12 +307,8 @@ pub enum Begin {
         ram: PathBuf,
         /// Its processors and devices.
         state: PathBuf,
-        /// The process of its hypervisor, which holds all of that and goes on as a copy; of no use where it is empty.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        imprint: Option<PathBuf>,
-        /// What its guest said before it was frozen, to be found again. Where it is still being frozen this is told
-        /// later, with [`GO`].
-        held: Option<Held>,
+        /// What its guest said before it was frozen, to be found again.
+        held: FreezeReport,
     },
 }
 
@@ -342,22 +339,19 @@ pub struct VmPlan {
     pub sharer: Option<PathBuf>,
     /// Whether Firecracker's jailer starts it; of no meaning for others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub jailer: Option<Jailer>,
+    pub jailer: Option<JailerPlan>,
     /// How it begins.
-    pub begin: Begin,
+    pub begin: VmStart,
     /// What its guest is told; time and randomness are added when that happens.
-    pub welcome: Welcome,
+    pub welcome: GuestSetup,
     /// How long it may take until its guest answers.
     pub boot_ms_max: u64,
-    /// Whether it is thawed by itself, to be as quick as it can, and not one of many that share what the host has.
-    #[serde(default)]
-    pub hurried: bool,
 }
 
 impl VmPlan {
     /// Whether Firecracker's jailer starts it.
     pub fn is_jailed(&self) -> bool {
-        matches!(self.jailer, Some(Jailer::Used { .. }))
+        matches!(self.jailer, Some(JailerPlan::Used { .. }))
     }
 }
 
@@ -366,7 +360,7 @@ pub const CLOCK_OFFSET_MAX_MS: i64 = 500;
 
 /// How far at least a guest's clock is off: it was read between what was asked and what was heard, less what the guest
 /// spent before it looked.
-pub fn clock_offset_ms(receipt: &Receipt, sent_ns: u64, heard_ns: u64) -> i64 {
+pub fn clock_offset_ms(receipt: &GuestReceipt, sent_ns: u64, heard_ns: u64) -> i64 {
     let clock = i128::from(receipt.clock_ns);
     let (early, late) =
         (i128::from(sent_ns.saturating_add(receipt.spent_ns).min(heard_ns)), i128::from(heard_ns));
@@ -376,23 +370,19 @@ pub fn clock_offset_ms(receipt: &Receipt, sent_ns: u64, heard_ns: u64) -> i64 {
 
 /// How a machine came to life, for the record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Revival {
+pub struct StartReport {
     /// `boot` or `thaw`; `spare` where it was thawed before anybody asked for it.
     pub how: String,
     /// How far at least the guest's clock was from the host's after it was set, in milliseconds.
     pub clock_offset_ms: i64,
-    /// From the start of the hypervisor to the guest's receipt; of one that was started while its parent was being
-    /// frozen, from the end of that.
+    /// From the start of the hypervisor to the guest's receipt.
     pub took_ms: u64,
     /// How it was put together by whoever started it: [`BOARD`].
     #[serde(default)]
     pub board: u32,
-    /// Whether its hypervisor goes on as a copy of the process that the machine was frozen in.
-    #[serde(default)]
-    pub copied: bool,
     /// What the guest proved.
     #[serde(flatten)]
-    pub receipt: Receipt,
+    pub receipt: GuestReceipt,
 }
 
 /// Exit codes of the process that minds a machine, each with its meaning.
@@ -406,23 +396,20 @@ pub const EXITS: [(i32, &str); 5] = [
 
 /// Where the process that minds a machine is asked to freeze it: two descriptors are sent, for memory and for the
 /// rest. It answers with one line of JSON; the next byte, or the end of the connection, lets the machine go on.
-/// Whoever sends [`WHOLE`] before them sends a third, for the process of its hypervisor.
-/// Whoever sends [`MEASURE`] instead is told in one line what the machine uses. One that waits for what it is to be thawed
-/// from takes [`GO`] and a line of JSON, its [`Held`]. One that waited for nobody in particular takes [`TAKE`] and a line of
+/// Whoever sends [`MEASURE`] instead is told in one line what the machine uses, and [`CONSOLE`] is answered with the last
+/// lines of its console. One that waited for nobody in particular takes [`TAKE`] and a line of
 /// JSON, a [`GuestConfig`], proves itself as that Body's, and answers with one line.
 pub const CONTROL: &str = "vm.sock";
-/// The byte that asks for the process of its hypervisor, too, where that can be written down.
-pub const WHOLE: u8 = b'w';
 /// The byte that asks for a machine to be measured.
 pub const MEASURE: u8 = b'm';
-/// The byte that says that what a machine is to be thawed from is there.
-pub const GO: u8 = b'g';
+/// The byte that asks for the last lines of a machine's console.
+pub const CONSOLE: u8 = b'c';
 /// The byte that says whose a machine is from now on.
 pub const TAKE: u8 = b't';
 
 /// What a machine uses, as its hypervisor knows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Metrics {
+pub struct VmMetrics {
     /// Processor time of the hypervisor, the machine's included.
     pub cpu_ms: u64,
     /// Memory that the hypervisor has in use, the machine's included.
@@ -431,12 +418,12 @@ pub struct Metrics {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine_bytes: Option<u64>,
     /// What went to and from its disks since it began, by what they are called.
-    pub disks: BTreeMap<String, Traffic>,
+    pub disks: BTreeMap<String, DiskTraffic>,
 }
 
 /// What went to and from a disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Traffic {
+pub struct DiskTraffic {
     /// How often it was read.
     pub reads: u64,
     /// How much.
@@ -450,9 +437,9 @@ pub struct Traffic {
 /// Most disks that are told of.
 const DISKS_MAX: usize = 64;
 
-impl Metrics {
+impl VmMetrics {
     /// The same, fit to be kept and shown: it comes from behind the walls.
-    pub fn tidy(self) -> Self {
+    pub fn bounded(self) -> Self {
         let plain = |name: &String| name.len() <= 32 && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
         let disks = self.disks.into_iter().filter(|(name, _)| plain(name)).take(DISKS_MAX).collect();
         Self { disks, ..self }
@@ -462,24 +449,26 @@ impl Metrics {
 /// What it answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Answer {
+pub enum ControlReply {
     /// It stands still and is written down.
     Saved {
         /// What its guest said before.
-        held: Held,
-        /// Whether the process of its hypervisor is, too.
-        #[serde(default)]
-        whole: bool,
+        held: FreezeReport,
     },
     /// It is whose it was said to be.
     Taken {
         /// What it proved.
-        revival: Box<Revival>,
+        revival: Box<StartReport>,
     },
     /// What it uses.
     Measured {
         /// As its hypervisor knows it.
-        metrics: Metrics,
+        metrics: VmMetrics,
+    },
+    /// The last lines of its console.
+    Console {
+        /// The lines.
+        lines: Vec<String>,
     },
     /// It goes on, because of this.
     Failed {
@@ -524,9 +513,9 @@ pub enum ImageSource {
 mod tests {
     use super::*;
 
-    fn receipt() -> Receipt {
-        let tree = Tree { hash: "0".repeat(64), entries: 1, whole: true };
-        Receipt {
+    fn receipt() -> GuestReceipt {
+        let tree = UpperDigest { hash: "0".repeat(64), entries: 1, whole: true };
+        GuestReceipt {
             body: "b1".parse().unwrap(),
             generation: 1,
             clock_ns: 0,
@@ -541,33 +530,33 @@ mod tests {
 
     #[test]
     fn a_receipt_that_lies_is_short_and_plain() {
-        let hostile = Receipt {
+        let hostile = GuestReceipt {
             kernel: "\u{1b}]0;mine\u{7}".repeat(100_000),
             trouble: vec!["x\n".repeat(9000); 9000],
             ..receipt()
         };
-        let tidy = hostile.tidy();
+        let tidy = hostile.bounded();
         assert!(tidy.kernel.len() < 4096 && !tidy.kernel.contains('\u{1b}'), "{}", tidy.kernel.len());
         assert!(
             tidy.trouble.len() == TROUBLE_MAX
                 && tidy.trouble.iter().all(|told| told.len() < 4096 && !told.contains('\n'))
         );
-        assert_eq!(receipt().tidy(), receipt(), "an honest one stays as it is");
+        assert_eq!(receipt().bounded(), receipt(), "an honest one stays as it is");
     }
 
     #[test]
     fn what_is_measured_is_short_and_plain() {
-        let mut metrics = Metrics { cpu_ms: 7, ..Metrics::default() };
-        metrics.disks.insert("upper".into(), Traffic { reads: 1, ..Traffic::default() });
-        assert_eq!(metrics.clone().tidy(), metrics, "an honest one stays as it is");
-        metrics.disks.insert("\u{1b}[2J".into(), Traffic::default());
-        metrics.disks.extend((0..9000).map(|index| (format!("{index:0>40}"), Traffic::default())));
-        assert_eq!(metrics.tidy().disks.into_keys().collect::<Vec<_>>(), ["upper"]);
+        let mut metrics = VmMetrics { cpu_ms: 7, ..VmMetrics::default() };
+        metrics.disks.insert("upper".into(), DiskTraffic { reads: 1, ..DiskTraffic::default() });
+        assert_eq!(metrics.clone().bounded(), metrics, "an honest one stays as it is");
+        metrics.disks.insert("\u{1b}[2J".into(), DiskTraffic::default());
+        metrics.disks.extend((0..9000).map(|index| (format!("{index:0>40}"), DiskTraffic::default())));
+        assert_eq!(metrics.bounded().disks.into_keys().collect::<Vec<_>>(), ["upper"]);
     }
 
     #[test]
     fn a_tree_is_told_by_a_hash_and_nothing_else() {
-        let tree = |hash: &str| Tree { hash: hash.to_owned(), entries: 0, whole: true };
+        let tree = |hash: &str| UpperDigest { hash: hash.to_owned(), entries: 0, whole: true };
         assert!(tree(&"af09".repeat(16)).is_sound());
         for lie in [String::new(), "0".repeat(65), "0".repeat(1 << 20), format!("{}\u{1b}", "0".repeat(63))] {
             assert!(!tree(&lie).is_sound());
@@ -576,7 +565,7 @@ mod tests {
 
     #[test]
     fn a_clock_is_off_by_no_more_than_can_be_shown() {
-        let at = |clock_ns, spent_ns| Receipt { clock_ns, spent_ns, ..receipt() };
+        let at = |clock_ns, spent_ns| GuestReceipt { clock_ns, spent_ns, ..receipt() };
         let ms = 1_000_000;
         assert_eq!(clock_offset_ms(&at(1000 * ms, 0), 990 * ms, 1010 * ms), 0, "between asked and heard");
         assert_eq!(clock_offset_ms(&at(1700 * ms, 0), 990 * ms, 1010 * ms), 690);

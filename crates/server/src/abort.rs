@@ -21,9 +21,9 @@ use tokio::{
 
 /// The word that a connection is to break off.
 #[derive(Debug, Clone, Default)]
-pub struct Abort(Arc<AtomicBool>);
+pub struct AbortHandle(Arc<AtomicBool>);
 
-impl Abort {
+impl AbortHandle {
     /// Says it.
     pub fn say(&self) {
         self.0.store(true, Ordering::Relaxed);
@@ -36,20 +36,20 @@ impl Abort {
 
 /// A connection that can break off.
 #[derive(Debug)]
-pub struct Breakable {
+pub struct AbortableConnection {
     stream: TcpStream,
-    abort: Abort,
+    abort: AbortHandle,
 }
 
-impl Breakable {
+impl AbortableConnection {
     /// A connection, and the word for it.
-    pub fn new(stream: TcpStream) -> (Self, Abort) {
-        let abort = Abort::default();
+    pub fn new(stream: TcpStream) -> (Self, AbortHandle) {
+        let abort = AbortHandle::default();
         (Self { stream, abort: abort.clone() }, abort)
     }
 }
 
-impl Drop for Breakable {
+impl Drop for AbortableConnection {
     fn drop(&mut self) {
         if self.abort.is_said() {
             // Closed with nothing to wait for, the kernel resets it.
@@ -58,7 +58,7 @@ impl Drop for Breakable {
     }
 }
 
-impl AsyncRead for Breakable {
+impl AsyncRead for AbortableConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -68,7 +68,7 @@ impl AsyncRead for Breakable {
     }
 }
 
-impl AsyncWrite for Breakable {
+impl AsyncWrite for AbortableConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

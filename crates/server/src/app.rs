@@ -11,8 +11,8 @@ use proto::{Failure, Kind};
 use tokio::sync::Semaphore;
 
 use crate::{
-    Config, audit::Audit, e2b::Once, keys::Keys, samples::Samples, streams::Streams, timer::Timer,
-    v1::Services,
+    ServerConfig, audit::AuditCounter, idempotency::RequestSlots, keys::KeyStore, lease_expiry::LeaseTimer,
+    streams::OpenStreams, usage_history::UsageHistories, v1::Services,
 };
 
 /// Acts on Bodies that may be under way at the same time; as many as there are threads for them.
@@ -22,40 +22,40 @@ const FINISH_WAIT: Duration = Duration::from_secs(15);
 
 /// What every request can reach; a clone is the same one.
 #[derive(Debug, Clone)]
-pub struct App(Arc<Inner>);
+pub struct App(Arc<AppState>);
 
 #[derive(Debug)]
-struct Inner {
+struct AppState {
     fleet: Fleet,
-    keys: Keys,
-    config: Config,
+    keys: KeyStore,
+    config: ServerConfig,
     address: SocketAddr,
     started: Instant,
-    audit: Audit,
-    once: Once,
-    samples: Samples,
-    streams: Streams,
-    timer: Timer,
+    audit: AuditCounter,
+    turns: RequestSlots,
+    samples: UsageHistories,
+    streams: OpenStreams,
+    timer: LeaseTimer,
     services: Services,
     /// One permit for each act under way.
     acts: Arc<Semaphore>,
 }
 
 impl App {
-    pub(crate) fn new(fleet: Fleet, keys: Keys, config: Config, address: SocketAddr) -> Self {
+    pub(crate) fn new(fleet: Fleet, keys: KeyStore, config: ServerConfig, address: SocketAddr) -> Self {
         let services = Services::default();
         services.limits().bound(&config.bounds);
-        Self(Arc::new(Inner {
+        Self(Arc::new(AppState {
             fleet,
             keys,
             config,
             address,
             started: Instant::now(),
-            audit: Audit::default(),
-            once: Once::default(),
-            samples: Samples::default(),
-            streams: Streams::default(),
-            timer: Timer::default(),
+            audit: AuditCounter::default(),
+            turns: RequestSlots::default(),
+            samples: UsageHistories::default(),
+            streams: OpenStreams::default(),
+            timer: LeaseTimer::default(),
             services,
             acts: Arc::new(Semaphore::new(ACTS_MAX as usize)),
         }))
@@ -67,12 +67,12 @@ impl App {
     }
 
     /// Who may call.
-    pub fn keys(&self) -> &Keys {
+    pub fn keys(&self) -> &KeyStore {
         &self.0.keys
     }
 
     /// How the server was started.
-    pub fn config(&self) -> &Config {
+    pub fn config(&self) -> &ServerConfig {
         &self.0.config
     }
 
@@ -92,27 +92,27 @@ impl App {
     }
 
     /// What was written down lately of refusals.
-    pub(crate) fn audit(&self) -> &Audit {
+    pub(crate) fn audit(&self) -> &AuditCounter {
         &self.0.audit
     }
 
     /// Requests that are done once.
-    pub(crate) fn once(&self) -> &Once {
-        &self.0.once
+    pub(crate) fn turns(&self) -> &RequestSlots {
+        &self.0.turns
     }
 
     /// What Bodies used.
-    pub(crate) fn samples(&self) -> &Samples {
+    pub(crate) fn samples(&self) -> &UsageHistories {
         &self.0.samples
     }
 
     /// Streams into Bodies that are open now.
-    pub(crate) fn streams(&self) -> &Streams {
+    pub(crate) fn streams(&self) -> &OpenStreams {
         &self.0.streams
     }
 
     /// Deadlines of Bodies.
-    pub(crate) fn timer(&self) -> &Timer {
+    pub(crate) fn timer(&self) -> &LeaseTimer {
         &self.0.timer
     }
 

@@ -11,8 +11,10 @@ use std::{
 
 use axum::http::{Method, Uri};
 use fleet::Fleet;
-use proto::Failure;
-use serde_json::json;
+use proto::{
+    Failure,
+    event_data::{RequestAccepted, RequestDenied},
+};
 
 use crate::{App, Caller};
 
@@ -22,16 +24,16 @@ const PATH_LEN_MAX: usize = 512;
 
 /// How many refusals were written lately.
 #[derive(Debug, Clone, Default)]
-pub struct Audit(Arc<Mutex<Lately>>);
+pub struct AuditCounter(Arc<Mutex<RecentRefusals>>);
 
 #[derive(Debug, Default)]
-struct Lately {
+struct RecentRefusals {
     since: Option<Instant>,
     written: u32,
     unwritten: u64,
 }
 
-impl Audit {
+impl AuditCounter {
     /// How many refusals were not written since the last that was; none if this one is not to be written either.
     fn admit(&self, now: Instant) -> Option<u64> {
         let mut lately = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -55,17 +57,23 @@ pub fn only_looks(method: &Method) -> bool {
 
 /// Writes down a request that is about to change something.
 pub async fn accepted(app: &App, caller: &Caller, method: &Method, uri: &Uri) -> Result<(), Failure> {
-    let data = json!({ "key": caller.key, "method": method.as_str(), "path": path(uri) });
-    app.blocking(async move |fleet: &Fleet| fleet.note("request.accepted", data)).await
+    let data =
+        RequestAccepted { key: caller.key.clone(), method: method.as_str().to_owned(), path: path(uri) };
+    app.blocking(async move |fleet: &Fleet| fleet.note(data)).await
 }
 
 /// Writes down a request that was refused, and why.
 pub async fn denied(app: &App, caller: Option<&Caller>, method: &Method, uri: &Uri, why: &str) {
     let Some(unwritten) = app.audit().admit(Instant::now()) else { return };
-    let key = caller.map(|caller| caller.key.clone());
-    let data = json!({ "key": key, "method": method.as_str(), "path": path(uri), "why": why, "unwritten_before": unwritten });
+    let data = RequestDenied {
+        key: caller.map(|caller| caller.key.clone()),
+        method: method.as_str().to_owned(),
+        path: path(uri),
+        why: why.to_owned(),
+        unwritten_before: unwritten,
+    };
     // Refused it is, written or not.
-    let _ = app.blocking(async move |fleet: &Fleet| fleet.note("request.denied", data)).await;
+    let _ = app.blocking(async move |fleet: &Fleet| fleet.note(data)).await;
 }
 
 /// Without the query, which may hold a token.
@@ -79,7 +87,7 @@ mod tests {
 
     #[test]
     fn refusals_are_written_a_few_each_second_and_the_rest_counted() {
-        let (audit, start) = (Audit::default(), Instant::now());
+        let (audit, start) = (AuditCounter::default(), Instant::now());
         let written = (0..100).filter(|_| audit.admit(start).is_some()).count();
         assert_eq!(written, DENIALS_MAX as usize);
         assert_eq!(audit.admit(start + WINDOW), Some(95));

@@ -16,12 +16,12 @@ use axum::{
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
-use fleet::{Fleet, Heard};
+use fleet::{ExecReport, Fleet};
 use http_body_util::{BodyExt, Limited};
 use prost::Message;
 use proto::{
     BodyId,
-    envelope::{self, Opener},
+    envelope::{self, EnvelopeReader},
     wire::process::{StartRequest, StartResponse, process_event::Event},
 };
 use serde_json::{Value, json};
@@ -39,25 +39,29 @@ const HEAD_LEN: usize = 5;
 
 /// How messages are spelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Spelling {
+enum SniffedCodec {
     Json,
     Binary,
 }
 
 /// A command that was started, until nobody listens to it through here.
-pub struct Watched {
+pub struct ObservedExec {
     app: App,
     body: BodyId,
     exec: u64,
     began: Instant,
-    spelling: Spelling,
-    skim: Skim,
+    spelling: SniffedCodec,
+    skim: FrameSniffer,
     started: bool,
-    heard: Heard,
+    heard: ExecReport,
 }
 
 /// Writes a command down that a request is about to start, and passes on just what was written down.
-pub async fn begin(app: &App, id: &BodyId, request: Request) -> Result<(Request, Option<Watched>), Response> {
+pub async fn begin(
+    app: &App,
+    id: &BodyId,
+    request: Request,
+) -> Result<(Request, Option<ObservedExec>), Response> {
     let token = request.headers().get("x-access-token").map(|token| token.as_bytes());
     // The guest refuses it, and says so in its own words.
     if !token.is_some_and(|token| keys::same(token, app.fleet().token(id).as_bytes())) {
@@ -108,10 +112,10 @@ pub async fn begin(app: &App, id: &BodyId, request: Request) -> Result<(Request,
         .await;
     let exec = noted
         .map_err(|failure| refused(StatusCode::SERVICE_UNAVAILABLE, "unavailable", &failure.to_string()))?;
-    let skim = Skim::default();
+    let skim = FrameSniffer::default();
     Ok((
         request,
-        Some(Watched {
+        Some(ObservedExec {
             app: app.clone(),
             body: id.clone(),
             exec,
@@ -119,16 +123,16 @@ pub async fn begin(app: &App, id: &BodyId, request: Request) -> Result<(Request,
             spelling,
             skim,
             started: false,
-            heard: Heard::Nothing,
+            heard: ExecReport::Nothing,
         }),
     ))
 }
 
-impl Watched {
+impl ObservedExec {
     /// The guest refused before it began to answer.
     pub fn refused(&mut self, status: StatusCode) {
         if !self.started {
-            self.heard = Heard::Refused(format!("the guest answered {status}"));
+            self.heard = ExecReport::Refused(format!("the guest answered {status}"));
         }
     }
 
@@ -144,12 +148,12 @@ impl Watched {
             return self.trailer(message);
         }
         let event = match self.spelling {
-            Spelling::Json => serde_json::from_slice::<StartResponse>(message).ok(),
-            Spelling::Binary => StartResponse::decode(message).ok(),
+            SniffedCodec::Json => serde_json::from_slice::<StartResponse>(message).ok(),
+            SniffedCodec::Binary => StartResponse::decode(message).ok(),
         };
         match event.and_then(|response| response.event).and_then(|event| event.event) {
             Some(Event::Start(_)) => self.started = true,
-            Some(Event::End(end)) => self.heard = Heard::End(end),
+            Some(Event::End(end)) => self.heard = ExecReport::End(end),
             _ => {}
         }
     }
@@ -159,9 +163,11 @@ impl Watched {
         let said: Value = serde_json::from_slice(message).unwrap_or_default();
         let code = said["error"]["code"].as_str();
         match (&self.heard, code) {
-            (Heard::Nothing, Some("deadline_exceeded")) if self.started => self.heard = Heard::TimedOut,
-            (Heard::Nothing, Some(_)) if !self.started => {
-                self.heard = Heard::Refused(proto::text::visible(
+            (ExecReport::Nothing, Some("deadline_exceeded")) if self.started => {
+                self.heard = ExecReport::TimedOut
+            }
+            (ExecReport::Nothing, Some(_)) if !self.started => {
+                self.heard = ExecReport::Refused(proto::text::visible(
                     said["error"]["message"].as_str().unwrap_or_default(),
                 ));
             }
@@ -170,10 +176,10 @@ impl Watched {
     }
 }
 
-impl Drop for Watched {
+impl Drop for ObservedExec {
     fn drop(&mut self) {
         let (app, body, exec) = (self.app.clone(), self.body.clone(), self.exec);
-        let (heard, took) = (std::mem::replace(&mut self.heard, Heard::Nothing), self.began.elapsed());
+        let (heard, took) = (std::mem::replace(&mut self.heard, ExecReport::Nothing), self.began.elapsed());
         // A runtime that is gone writes nothing down: then the command is as one whose watcher was killed.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
@@ -187,14 +193,14 @@ impl Drop for Watched {
 
 /// Finds the messages of a stream that are short enough to be looked at.
 #[derive(Debug, Default)]
-struct Skim {
+struct FrameSniffer {
     head: Vec<u8>,
     message: Vec<u8>,
     left: usize,
     kept: bool,
 }
 
-impl Skim {
+impl FrameSniffer {
     fn push(&mut self, mut bytes: &[u8], found: &mut dyn FnMut(u8, &[u8])) {
         while !bytes.is_empty() {
             if self.head.len() < HEAD_LEN {
@@ -223,7 +229,7 @@ impl Skim {
     }
 }
 
-fn spelling(headers: &HeaderMap) -> Option<Spelling> {
+fn spelling(headers: &HeaderMap) -> Option<SniffedCodec> {
     match headers
         .get(header::CONTENT_TYPE)?
         .to_str()
@@ -234,15 +240,15 @@ fn spelling(headers: &HeaderMap) -> Option<Spelling> {
         .to_ascii_lowercase()
         .as_str()
     {
-        "application/connect+json" => Some(Spelling::Json),
-        "application/connect+proto" => Some(Spelling::Binary),
+        "application/connect+json" => Some(SniffedCodec::Json),
+        "application/connect+proto" => Some(SniffedCodec::Binary),
         _ => None,
     }
 }
 
 /// What a request asks for, and the message that says so; none where the guest would refuse it.
-fn read(bytes: &Bytes, spelling: Spelling) -> Option<(StartRequest, Bytes)> {
-    let mut opener = Opener::new(REQUEST_LEN_MAX);
+fn read(bytes: &Bytes, spelling: SniffedCodec) -> Option<(StartRequest, Bytes)> {
+    let mut opener = EnvelopeReader::new(REQUEST_LEN_MAX);
     opener.push(bytes);
     // As the guest does: what is marked as a stream's last word is no message.
     let message = loop {
@@ -252,8 +258,8 @@ fn read(bytes: &Bytes, spelling: Spelling) -> Option<(StartRequest, Bytes)> {
         }
     };
     let start = match spelling {
-        Spelling::Json => serde_json::from_slice(&message).ok()?,
-        Spelling::Binary => StartRequest::decode(message.clone()).ok()?,
+        SniffedCodec::Json => serde_json::from_slice(&message).ok()?,
+        SniffedCodec::Binary => StartRequest::decode(message.clone()).ok()?,
     };
     Some((start, message))
 }
@@ -300,7 +306,7 @@ mod tests {
         ]
         .concat();
         for cut in [1, 2, 3, 7, 100, sent.len()] {
-            let (mut skim, mut found) = (Skim::default(), Vec::new());
+            let (mut skim, mut found) = (FrameSniffer::default(), Vec::new());
             sent.chunks(cut).for_each(|piece| {
                 skim.push(piece, &mut |flags, message| found.push((flags, message.to_vec())))
             });
@@ -317,15 +323,15 @@ mod tests {
         let real = br#"{"process":{"cmd":"real"}}"#;
         let feint = envelope::seal(envelope::END, br#"{"process":{"cmd":"feint"}}"#);
         let sent = Bytes::from([feint, envelope::seal(0, real)].concat());
-        let (start, message) = read(&sent, Spelling::Json).unwrap();
+        let (start, message) = read(&sent, SniffedCodec::Json).unwrap();
         assert_eq!((start.process.unwrap().cmd.as_str(), &message[..]), ("real", &real[..]));
-        assert!(read(&Bytes::from_static(b"garbage"), Spelling::Json).is_none());
+        assert!(read(&Bytes::from_static(b"garbage"), SniffedCodec::Json).is_none());
         let headers = |name, value: &'static str| {
             HeaderMap::from_iter([(name, header::HeaderValue::from_static(value))])
         };
         assert_eq!(
             spelling(&headers(header::CONTENT_TYPE, "Application/Connect+JSON; charset=utf-8")),
-            Some(Spelling::Json)
+            Some(SniffedCodec::Json)
         );
         assert_eq!(spelling(&headers(header::CONTENT_TYPE, "text/plain")), None);
         assert_eq!(user(&headers(header::AUTHORIZATION, "basic cm9vdDo=")), Some("root".into()));

@@ -2,18 +2,18 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use fleet::{Inside, Reach};
+use fleet::{PrivateAddresses, RegistryAccess};
 
-use crate::{Bounds, Telemetry, Tls};
+use crate::{ServerBounds, Telemetry, Tls};
 
 /// The port where nobody says another.
 pub const PORT: u16 = 3900;
 
 /// How a server is started; the caller brings all of it.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct ServerConfig {
     /// Which Bodies, and how safe their log is.
-    pub fleet: fleet::Config,
+    pub fleet: fleet::FleetConfig,
     /// Where callers come in; port 0 takes one that is free.
     pub listen: SocketAddr,
     /// Whether callers may come from other machines.
@@ -21,11 +21,11 @@ pub struct Config {
     /// Name under which ports of Bodies are reached: `<port>-<body>.<domain>`.
     pub domain: String,
     /// How much there is for everybody.
-    pub bounds: Bounds,
+    pub bounds: ServerBounds,
     /// How what is said is encrypted.
     pub tls: Tls,
     /// Where images of builds may come from, besides registries that anybody can reach.
-    pub registries: Reach,
+    pub registries: RegistryAccess,
     /// Names that commands of builds may reach.
     pub build_allow: Vec<String>,
     /// Who is told what happens, besides the log.
@@ -41,17 +41,17 @@ pub enum Exposure {
     Open,
 }
 
-impl Config {
+impl ServerConfig {
     /// On this machine only.
-    pub fn new(fleet: fleet::Config) -> Self {
+    pub fn new(fleet: fleet::FleetConfig) -> Self {
         Self {
             fleet,
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, PORT)),
             exposure: Exposure::Guarded,
             domain: "localhost".into(),
-            bounds: Bounds::default(),
+            bounds: ServerBounds::default(),
             tls: Tls::Off,
-            registries: Reach { inside: Inside::Refused, ..Reach::default() },
+            registries: RegistryAccess { inside: PrivateAddresses::Refused, ..RegistryAccess::default() },
             build_allow: fleet::registries(),
             telemetry: None,
         }

@@ -16,7 +16,11 @@ use std::{
 };
 
 use axum::http::{HeaderMap, header};
-use proto::{Failure, Kind, event::hex};
+use proto::{
+    Failure, Kind,
+    event::hex,
+    event_data::{KeyQuota, KeyScope},
+};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -52,7 +56,7 @@ pub struct Caller {
 
 /// A key that was just made. Nobody can show it again.
 #[derive(Debug, Clone)]
-pub struct NewKey {
+pub struct CreatedKey {
     /// Its id.
     pub id: String,
     /// What callers send.
@@ -61,7 +65,7 @@ pub struct NewKey {
 
 /// A key as it is written down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
+pub struct KeyRecord {
     /// Its id.
     pub id: String,
     /// What somebody called it.
@@ -98,28 +102,45 @@ pub struct Quota {
     pub disk_bytes: Option<u64>,
 }
 
+impl From<Scope> for KeyScope {
+    fn from(scope: Scope) -> Self {
+        match scope {
+            Scope::Read => Self::Read,
+            Scope::Run => Self::Run,
+            Scope::Admin => Self::Admin,
+        }
+    }
+}
+
+impl From<Quota> for KeyQuota {
+    fn from(quota: Quota) -> Self {
+        let Quota { bodies, cpu_milli, memory_bytes, disk_bytes } = quota;
+        Self { bodies, cpu_milli, memory_bytes, disk_bytes }
+    }
+}
+
 /// All keys of a data directory.
 #[derive(Debug)]
-pub struct Keys {
+pub struct KeyStore {
     file: PathBuf,
-    known: Mutex<Known>,
+    known: Mutex<LoadedKeys>,
 }
 
 /// The file as it was read last.
 #[derive(Debug, Default)]
-struct Known {
+struct LoadedKeys {
     changed: Option<SystemTime>,
-    records: Vec<Record>,
+    records: Vec<KeyRecord>,
 }
 
-impl Keys {
+impl KeyStore {
     /// The keys of a data directory, as they are.
     pub fn at(data: &Path) -> Self {
         Self { file: data.join(FILE), known: Mutex::default() }
     }
 
     /// Reads the keys, and makes the first where there is none.
-    pub fn open(data: &Path) -> Result<(Self, Option<NewKey>), Failure> {
+    pub fn open(data: &Path) -> Result<(Self, Option<CreatedKey>), Failure> {
         let keys = Self::at(data);
         if !keys.all()?.is_empty() {
             return Ok((keys, None));
@@ -130,14 +151,14 @@ impl Keys {
     }
 
     /// Every key that was ever made, oldest first.
-    pub fn all(&self) -> Result<Vec<Record>, Failure> {
+    pub fn all(&self) -> Result<Vec<KeyRecord>, Failure> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         self.refresh(&mut known)?;
         Ok(known.records.clone())
     }
 
     /// Makes a key without a quota.
-    pub fn make(&self, name: &str, scope: Scope) -> Result<NewKey, Failure> {
+    pub fn make(&self, name: &str, scope: Scope) -> Result<CreatedKey, Failure> {
         self.make_with(name, scope, Quota::default())
     }
 
@@ -147,12 +168,12 @@ impl Keys {
     }
 
     /// Makes a key.
-    pub fn make_with(&self, name: &str, scope: Scope, quota: Quota) -> Result<NewKey, Failure> {
+    pub fn make_with(&self, name: &str, scope: Scope, quota: Quota) -> Result<CreatedKey, Failure> {
         check_name(name)?;
         let drawn: [u8; 24] = sys::random::bytes()
             .map_err(|error| Failure::new(Kind::Host, "cannot draw a key").because(error))?;
         let (id, secret) = (hex(&drawn[..4]), format!("e2b_{}", hex(&drawn[4..])));
-        let record = Record {
+        let record = KeyRecord {
             id: id.clone(),
             name: name.to_owned(),
             scope,
@@ -168,7 +189,7 @@ impl Keys {
             records.push(record);
             Ok(())
         })?;
-        Ok(NewKey { id, secret })
+        Ok(CreatedKey { id, secret })
     }
 
     /// Makes a key worthless.
@@ -188,18 +209,18 @@ impl Keys {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         // A file that cannot be read now lets nobody in who was not known before.
         let _ = self.refresh(&mut known);
-        let good = |record: &&Record| record.sha256 == asked && record.revoked_at.is_none();
+        let good = |record: &&KeyRecord| record.sha256 == asked && record.revoked_at.is_none();
         let found = known.records.iter().rfind(good)?;
         Some(Caller { key: found.id.clone(), scope: found.scope })
     }
 
-    fn refresh(&self, known: &mut Known) -> Result<(), Failure> {
+    fn refresh(&self, known: &mut LoadedKeys) -> Result<(), Failure> {
         let unreadable =
             |error: io::Error| Failure::new(Kind::Host, "cannot read the API keys").because(error);
         let changed = match fs::metadata(&self.file).and_then(|found| found.modified()) {
             Ok(changed) => changed,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                *known = Known::default();
+                *known = LoadedKeys::default();
                 return Ok(());
             }
             Err(error) => return Err(unreadable(error)),
@@ -211,11 +232,11 @@ impl Keys {
         let records = serde_json::from_str(&text).map_err(|error| unreadable(error.into()))?;
         // A file changed twice within one tick of the clock shows one time: it is believed only when that is past.
         let settled = changed.elapsed().is_ok_and(|ago| ago > TICK_MAX).then_some(changed);
-        *known = Known { changed: settled, records };
+        *known = LoadedKeys { changed: settled, records };
         Ok(())
     }
 
-    fn change(&self, act: impl FnOnce(&mut Vec<Record>) -> Result<(), Failure>) -> Result<(), Failure> {
+    fn change(&self, act: impl FnOnce(&mut Vec<KeyRecord>) -> Result<(), Failure>) -> Result<(), Failure> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         // Another `pal` may change them at the same time: one after the other, and neither change is lost.
         let turn = fs::OpenOptions::new()
@@ -232,7 +253,7 @@ impl Keys {
         act(&mut records)?;
         let text = serde_json::to_vec(&records).map_err(|error| cannot_write(error.into()))?;
         sys::fd::write_whole(&self.file, &text).map_err(cannot_write)?;
-        *known = Known { changed: None, records };
+        *known = LoadedKeys { changed: None, records };
         Ok(())
     }
 }
@@ -284,7 +305,7 @@ mod tests {
     #[test]
     fn the_first_key_is_made_once_and_kept_as_a_hash() {
         let dir = dir("first");
-        let (keys, first) = Keys::open(&dir).unwrap();
+        let (keys, first) = KeyStore::open(&dir).unwrap();
         let first = first.unwrap();
         assert_eq!(first.secret.len(), 44);
         assert!(
@@ -293,15 +314,15 @@ mod tests {
         );
         assert!(!fs::read_to_string(dir.join(FILE)).unwrap().contains(&first.secret));
         assert_eq!(keys.caller(&first.secret), Some(Caller { key: first.id, scope: Scope::Admin }));
-        assert!(Keys::open(&dir).unwrap().1.is_none());
+        assert!(KeyStore::open(&dir).unwrap().1.is_none());
         fs::remove_dir_all(dir).unwrap();
     }
 
     #[test]
     fn a_key_that_was_revoked_elsewhere_is_refused() {
         let dir = dir("revoked");
-        let (here, _) = Keys::open(&dir).unwrap();
-        let (there, _) = Keys::open(&dir).unwrap();
+        let (here, _) = KeyStore::open(&dir).unwrap();
+        let (there, _) = KeyStore::open(&dir).unwrap();
         // Many times over: two changes may fall into one tick of the file system's clock.
         for _ in 0..50 {
             let key = there.make("ci", Scope::Run).unwrap();

@@ -5,37 +5,38 @@
 //! Invariant: every route but `/health` wants a key or a Body's own token.
 //! Invariant: nothing is kept here that cannot be read again from the data directory: a killed server loses nothing.
 //! Invariant: every answer, also a refusal, is in the dialect of the surface that was asked.
-//! Absent on purpose: printing, environment variables. The caller brings a [`Config`] and says what happened.
+//! Absent on purpose: printing, environment variables. The caller brings a [`ServerConfig`] and says what happened.
 
 mod abort;
 mod app;
 mod audit;
+mod authz;
 mod commands;
 mod config;
 mod e2b;
+mod idempotency;
 pub mod keys;
+mod lease_expiry;
 mod limits;
 mod listen;
 mod lock;
 mod metrics;
-mod owners;
 mod proxy;
 mod route;
-mod samples;
 mod signed;
 mod start;
 mod streams;
 mod telemetry;
 mod terminal;
-mod timer;
 mod tls;
+mod usage_history;
 mod v1;
 
 pub use app::App;
-pub use config::{Config, Exposure};
-pub use keys::{Caller, Keys, NewKey, Quota, Scope};
-pub use limits::Bounds;
-pub use lock::{Standing, standing};
+pub use config::{Exposure, ServerConfig};
+pub use keys::{Caller, CreatedKey, KeyStore, Quota, Scope};
+pub use limits::ServerBounds;
+pub use lock::{RunningServer, standing};
 pub use start::Server;
 pub use telemetry::Telemetry;
 pub use tls::{Tls, certificate};

@@ -26,7 +26,7 @@ const TURN_WAIT: Duration = Duration::from_secs(10);
 
 /// How much there is for everybody.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Bounds {
+pub struct ServerBounds {
     /// Bodies at once.
     pub bodies_max: usize,
     /// Bodies that are made at the same time.
@@ -37,7 +37,7 @@ pub struct Bounds {
     pub memory_reserve: Size,
 }
 
-impl Default for Bounds {
+impl Default for ServerBounds {
     fn default() -> Self {
         Self { bodies_max: 2000, making_max: 16, streams_max: 1024, memory_reserve: Size::mib(256) }
     }
@@ -45,7 +45,7 @@ impl Default for Bounds {
 
 /// Who uses how much.
 #[derive(Debug, Default)]
-pub struct Limits {
+pub struct LimitTracker {
     streams: Arc<Mutex<HashMap<String, usize>>>,
     streams_max: std::sync::OnceLock<usize>,
     making: std::sync::OnceLock<Arc<Semaphore>>,
@@ -59,43 +59,43 @@ pub struct Limits {
 
 /// A stream of a key, until it is dropped.
 #[derive(Debug)]
-pub struct Stream {
+pub struct StreamPermit {
     streams: Arc<Mutex<HashMap<String, usize>>>,
     key: String,
 }
 
 /// The right to make Bodies, until it is dropped.
 #[derive(Debug)]
-pub struct Admitted {
+pub struct CreatePermit {
     _making: OwnedSemaphorePermit,
-    _coming: Coming,
+    _coming: PendingBodies,
     /// Held by a key with a quota until what it asked for can be counted.
     _turn: Option<OwnedMutexGuard<()>>,
 }
 
 /// Places of Bodies that may not be there yet, until it is dropped.
 #[derive(Debug)]
-struct Coming {
+struct PendingBodies {
     all: Arc<AtomicU64>,
     bodies: u64,
 }
 
-impl Drop for Coming {
+impl Drop for PendingBodies {
     fn drop(&mut self) {
         self.all.fetch_sub(self.bodies, Ordering::Relaxed);
     }
 }
 
-impl Limits {
+impl LimitTracker {
     /// Takes the bounds; said once, at the start.
-    pub fn bound(&self, bounds: &Bounds) {
+    pub fn bound(&self, bounds: &ServerBounds) {
         let _ = self.streams_max.set(bounds.streams_max);
         let _ = self.making.set(Arc::new(Semaphore::new(bounds.making_max)));
     }
 
     /// Counts a stream of a key.
-    pub fn stream(&self, key: &str) -> Result<Stream, Failure> {
-        let max = self.streams_max.get().copied().unwrap_or(Bounds::default().streams_max);
+    pub fn stream(&self, key: &str) -> Result<StreamPermit, Failure> {
+        let max = self.streams_max.get().copied().unwrap_or(ServerBounds::default().streams_max);
         let mut streams = held(&self.streams);
         let open = streams.entry(key.to_owned()).or_default();
         if *open >= max {
@@ -107,7 +107,7 @@ impl Limits {
             ));
         }
         *open += 1;
-        Ok(Stream { streams: self.streams.clone(), key: key.to_owned() })
+        Ok(StreamPermit { streams: self.streams.clone(), key: key.to_owned() })
     }
 
     /// Streams that are open, of all keys.
@@ -129,7 +129,7 @@ impl Limits {
 
     async fn turn(&self) -> Result<OwnedSemaphorePermit, Failure> {
         let making =
-            self.making.get_or_init(|| Arc::new(Semaphore::new(Bounds::default().making_max))).clone();
+            self.making.get_or_init(|| Arc::new(Semaphore::new(ServerBounds::default().making_max))).clone();
         let busy = || {
             self.refuse(
                 "busy",
@@ -149,7 +149,7 @@ impl Limits {
     }
 }
 
-impl Drop for Stream {
+impl Drop for StreamPermit {
     fn drop(&mut self) {
         let mut streams = held(&self.streams);
         if let Some(open) = streams.get_mut(&self.key) {
@@ -163,14 +163,14 @@ impl Drop for Stream {
 
 /// What a Body that is asked for may come to use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Share {
+struct QuotaShare {
     bodies: u64,
     cpu_milli: u64,
     memory_bytes: u64,
     disk_bytes: u64,
 }
 
-impl Share {
+impl QuotaShare {
     fn of(spec: &Spec) -> Self {
         Self {
             bodies: 1,
@@ -207,9 +207,9 @@ impl Share {
 }
 
 /// Lets a caller make a Body, or says why not and when to come again.
-pub async fn admit(app: &App, caller: &Caller, create: &Create) -> Result<Admitted, Failure> {
+pub async fn admit(app: &App, caller: &Caller, create: &Create) -> Result<CreatePermit, Failure> {
     let limits = app.fleet().limits(create)?;
-    let share = Share {
+    let share = QuotaShare {
         bodies: 1,
         cpu_milli: limits.cpu_milli.into(),
         memory_bytes: limits.memory.0,
@@ -219,11 +219,16 @@ pub async fn admit(app: &App, caller: &Caller, create: &Create) -> Result<Admitt
 }
 
 /// Lets a caller fork a Body, or says why not and when to come again.
-pub async fn admit_forks(app: &App, caller: &Caller, parent: &Spec, count: u32) -> Result<Admitted, Failure> {
-    admit_share(app, caller, Share::of(parent).times(count)).await
+pub async fn admit_forks(
+    app: &App,
+    caller: &Caller,
+    parent: &Spec,
+    count: u32,
+) -> Result<CreatePermit, Failure> {
+    admit_share(app, caller, QuotaShare::of(parent).times(count)).await
 }
 
-async fn admit_share(app: &App, caller: &Caller, share: Share) -> Result<Admitted, Failure> {
+async fn admit_share(app: &App, caller: &Caller, share: QuotaShare) -> Result<CreatePermit, Failure> {
     let services = app.services();
     let limits = services.limits();
     let bounds = &app.config().bounds;
@@ -245,7 +250,7 @@ async fn admit_share(app: &App, caller: &Caller, share: Share) -> Result<Admitte
     let coming = limits.coming.load(Ordering::Relaxed);
     let (bodies, used) = app
         .blocking(async move |fleet: &Fleet| {
-            Ok((fleet.count()?, if measured { used_by(fleet, &key)? } else { Share::default() }))
+            Ok((fleet.count()?, if measured { used_by(fleet, &key)? } else { QuotaShare::default() }))
         })
         .await?;
     if bodies as u64 + coming + share.bodies > bounds.bodies_max as u64 {
@@ -262,17 +267,17 @@ async fn admit_share(app: &App, caller: &Caller, share: Share) -> Result<Admitte
         return Err(limits.refuse("quota", failure));
     }
     limits.coming.fetch_add(share.bodies, Ordering::Relaxed);
-    let coming = Coming { all: limits.coming.clone(), bodies: share.bodies };
+    let coming = PendingBodies { all: limits.coming.clone(), bodies: share.bodies };
     drop(counting);
-    Ok(Admitted { _making: making, _coming: coming, _turn: turn })
+    Ok(CreatePermit { _making: making, _coming: coming, _turn: turn })
 }
 
-fn used_by(fleet: &Fleet, key: &str) -> Result<Share, Failure> {
+fn used_by(fleet: &Fleet, key: &str) -> Result<QuotaShare, Failure> {
     let mine = fleet.leased()?.into_iter().filter(|(_, lease)| lease.owner.as_deref() == Some(key));
     Ok(mine
         .filter_map(|(id, _)| fleet.view(&id).ok())
-        .map(|view| Share::of(&view.spec))
-        .fold(Share::default(), Share::plus))
+        .map(|view| QuotaShare::of(&view.spec))
+        .fold(QuotaShare::default(), QuotaShare::plus))
 }
 
 /// What the kernel could still give, in bytes.
@@ -292,8 +297,8 @@ mod tests {
 
     #[test]
     fn streams_are_counted_for_each_key() {
-        let limits = Limits::default();
-        limits.bound(&Bounds { streams_max: 2, ..Bounds::default() });
+        let limits = LimitTracker::default();
+        limits.bound(&ServerBounds { streams_max: 2, ..ServerBounds::default() });
         let first = limits.stream("a").unwrap();
         let _second = limits.stream("a").unwrap();
         assert_eq!(limits.stream("a").unwrap_err().kind, Kind::Limit);
@@ -306,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_quota_is_overrun_by_the_first_thing_beyond_it() {
-        let one = Share { bodies: 1, cpu_milli: 500, memory_bytes: 100, disk_bytes: 10 };
+        let one = QuotaShare { bodies: 1, cpu_milli: 500, memory_bytes: 100, disk_bytes: 10 };
         let quota = Quota { bodies: Some(3), memory_bytes: Some(200), ..Quota::default() };
         assert_eq!(one.times(2).overruns(&quota), None);
         assert_eq!(one.times(3).overruns(&quota), Some("memory"));

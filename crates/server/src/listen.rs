@@ -28,9 +28,9 @@ use tracing::Instrument;
 
 use crate::{
     App,
-    abort::{Abort, Breakable},
+    abort::{AbortHandle, AbortableConnection},
     audit,
-    e2b::Refusal,
+    e2b::E2bRefusal,
     metrics, proxy, route,
     route::{ENVD_PORT, Route},
     telemetry,
@@ -72,7 +72,7 @@ pub async fn serve(
             continue;
         };
         let _ = stream.set_nodelay(true);
-        let (stream, abort) = Breakable::new(stream);
+        let (stream, abort) = AbortableConnection::new(stream);
         let (app, router, heard, tls) = (app.clone(), router.clone(), heard.clone(), tls.clone());
         tokio::spawn(async move {
             let _slot = slot;
@@ -91,8 +91,13 @@ pub async fn serve(
 }
 
 /// One caller, request after request, until it or the server has enough.
-async fn connection<S>(stream: S, abort: Abort, app: App, router: Router, mut stopping: watch::Receiver<()>)
-where
+async fn connection<S>(
+    stream: S,
+    abort: AbortHandle,
+    app: App,
+    router: Router,
+    mut stopping: watch::Receiver<()>,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let service = service_fn(move |mut request: Request<Incoming>| {
@@ -153,11 +158,11 @@ async fn answer(app: App, router: Router, request: Request) -> Response {
 
 async fn answer_by(route: Route, app: &App, router: Router, request: Request) -> Response {
     match route {
-        Route::Body(target) => proxy::pass(app.clone(), target, request).await,
+        Route::Body(target) => proxy::forward(app.clone(), target, request).await,
         Route::Signed => proxy::pass_signed(app.clone(), request).await,
         Route::Foreign(why) => {
             audit::denied(app, None, request.method(), request.uri(), why).await;
-            Refusal::new(StatusCode::FORBIDDEN, why).into_response()
+            E2bRefusal::new(StatusCode::FORBIDDEN, why).into_response()
         }
         Route::Control => match router.oneshot(request).await {
             Ok(response) => response,

@@ -23,7 +23,7 @@ const GHOST_PAUSE: Duration = Duration::from_millis(10);
 
 /// A server that runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Standing {
+pub struct RunningServer {
     /// Where it listens.
     pub address: SocketAddr,
     /// Its process.
@@ -32,10 +32,10 @@ pub struct Standing {
 
 /// The right to serve a data directory.
 #[derive(Debug)]
-pub struct Lock(File);
+pub struct ServerLock(File);
 
 /// The server of a data directory, if one runs.
-pub fn standing(data: &Path) -> Option<Standing> {
+pub fn standing(data: &Path) -> Option<RunningServer> {
     let file = File::open(data.join(FILE)).ok()?;
     match flock(&file, FlockOperation::NonBlockingLockShared) {
         Err(rustix::io::Errno::WOULDBLOCK) => read(&file),
@@ -43,14 +43,14 @@ pub fn standing(data: &Path) -> Option<Standing> {
     }
 }
 
-fn read(mut file: &File) -> Option<Standing> {
+fn read(mut file: &File) -> Option<RunningServer> {
     let mut text = String::new();
     file.rewind().ok()?;
     file.take(FILE_LEN_MAX).read_to_string(&mut text).ok()?;
     serde_json::from_str(&text).ok()
 }
 
-impl Lock {
+impl ServerLock {
     /// Takes it, or says who has it.
     pub fn take(data: &Path) -> Result<Self, Failure> {
         let cannot = |error: io::Error| {
@@ -81,7 +81,7 @@ impl Lock {
 
     /// Says where the server listens.
     pub fn tell(&mut self, address: SocketAddr) -> io::Result<()> {
-        let text = serde_json::to_vec(&Standing { address, pid: std::process::id() })?;
+        let text = serde_json::to_vec(&RunningServer { address, pid: std::process::id() })?;
         self.0.rewind()?;
         self.0.set_len(0)?;
         self.0.write_all(&text)

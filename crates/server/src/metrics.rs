@@ -18,18 +18,18 @@ const BUCKETS_MS: [u64; 10] = [1, 2, 5, 10, 25, 50, 100, 500, 2500, 10_000];
 
 /// What is counted of requests.
 #[derive(Debug, Default)]
-pub struct Metrics(Mutex<BTreeMap<Series, Count>>);
+pub struct RequestMetrics(Mutex<BTreeMap<SeriesKey, SeriesCount>>);
 
-type Series = (&'static str, &'static str, u16);
+type SeriesKey = (&'static str, &'static str, u16);
 
 #[derive(Debug, Default, Clone)]
-struct Count {
+struct SeriesCount {
     buckets: [u64; BUCKETS_MS.len()],
     count: u64,
     total_us: u64,
 }
 
-impl Metrics {
+impl RequestMetrics {
     /// Counts an answer and the time until it began.
     pub fn answered(&self, surface: &'static str, method: &Method, status: StatusCode, took: Duration) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,7 +87,7 @@ pub async fn text(app: &App) -> Result<String, Failure> {
     let services = app.services();
     let mut text = String::new();
     head(&mut text, "pal_bodies", "gauge", "Bodies by status.");
-    for status in [Status::Running, Status::Paused, Status::Stopped, Status::Dead, Status::Lost] {
+    for status in [Status::Running, Status::Paused, Status::Stopped, Status::Dead, Status::Interrupted] {
         let count = statuses.iter().filter(|found| **found == status).count();
         let _ = writeln!(text, "pal_bodies{{status=\"{}\"}} {count}", status.name());
     }
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn answers_are_counted_by_what_they_were() {
-        let metrics = Metrics::default();
+        let metrics = RequestMetrics::default();
         metrics.answered("control", &Method::GET, StatusCode::OK, Duration::from_millis(3));
         metrics.answered("control", &Method::GET, StatusCode::OK, Duration::from_secs(60));
         metrics.answered(

@@ -31,13 +31,13 @@ use serde_json::json;
 
 use crate::{
     App,
-    abort::Abort,
+    abort::AbortHandle,
     audit,
-    commands::{self, Watched},
+    commands::{self, ObservedExec},
     keys,
-    route::{ENVD_PORT, Target},
+    route::{ENVD_PORT, PortTarget},
     signed,
-    streams::Open,
+    streams::OpenStream,
 };
 
 /// How long a port inside may take to accept.
@@ -54,7 +54,7 @@ const HOP_BY_HOP: [HeaderName; 6] = [
 ];
 
 /// Passes a request on to where it is meant to go.
-pub async fn pass(app: App, target: Target, request: Request) -> Response {
+pub async fn forward(app: App, target: PortTarget, request: Request) -> Response {
     let Some(id) = target.id() else { return not_found(&target.body) };
     let passed = match target.port {
         ENVD_PORT => to_guest(&app, &id, request).await,
@@ -65,7 +65,7 @@ pub async fn pass(app: App, target: Target, request: Request) -> Response {
 
 /// Passes a request on to the guest whose token signed it.
 pub async fn pass_signed(app: App, request: Request) -> Response {
-    let signature = signed::Signature::of(request.method(), request.uri());
+    let signature = signed::UrlSignature::of(request.method(), request.uri());
     let found = app
         .blocking(async move |fleet: &Fleet| {
             Ok(fleet.ids()?.into_iter().find(|id| signature.is_by(&fleet.token(id))))
@@ -81,7 +81,7 @@ async fn to_guest(app: &App, id: &BodyId, request: Request) -> Result<Response, 
     if !is_envds(request.uri().path()) {
         return Err(refusal(StatusCode::NOT_FOUND, "not found"));
     }
-    awake(app, id).await?;
+    ensure_running(app, id).await?;
     let open = app.streams().open(id);
     let (request, watched) = match request.uri().path() {
         commands::START => commands::begin(app, id, request).await?,
@@ -112,13 +112,13 @@ async fn to_port(app: &App, id: &BodyId, port: u16, mut request: Request) -> Res
             "this port is private: send its token as e2b-traffic-access-token",
         ));
     }
-    awake(app, id).await?;
+    ensure_running(app, id).await?;
     let open = app.streams().open(id);
     let dialled = tokio::time::timeout(DIAL_WAIT, app.fleet().dial(id, port)).await;
     let dialled = match dialled {
         Ok(Ok(dialled)) => dialled,
         Ok(Err(failure)) if failure.kind == Kind::Host => return Err(not_found(id.as_str())),
-        _ => return Err(closed(id, port)),
+        _ => return Err(port_closed(id, port)),
     };
     if let Some(host) = lease.as_ref().and_then(|lease| masked_host(lease, port)) {
         request.headers_mut().insert(header::HOST, host);
@@ -146,9 +146,9 @@ fn masked_host(lease: &Lease, port: u16) -> Option<HeaderValue> {
 }
 
 /// A Body that runs, or that was paused and wakes up for whoever calls.
-async fn awake(app: &App, id: &BodyId) -> Result<(), Response> {
+async fn ensure_running(app: &App, id: &BodyId) -> Result<(), Response> {
     let body = id.clone();
-    let woken = app.blocking(async move |fleet: &Fleet| wake(fleet, &body).await).await;
+    let woken = app.blocking(async move |fleet: &Fleet| resume_leased(fleet, &body).await).await;
     match woken {
         Ok(None) => Ok(()),
         Ok(Some(lease)) => {
@@ -159,7 +159,7 @@ async fn awake(app: &App, id: &BodyId) -> Result<(), Response> {
     }
 }
 
-async fn wake(fleet: &Fleet, id: &BodyId) -> Result<Option<Lease>, Failure> {
+async fn resume_leased(fleet: &Fleet, id: &BodyId) -> Result<Option<Lease>, Failure> {
     let asleep = || Failure::new(Kind::Conflict, format!("Body {id} does not run"));
     match fleet.status(id)? {
         Status::Running => Ok(None),
@@ -175,8 +175,8 @@ async fn wake(fleet: &Fleet, id: &BodyId) -> Result<Option<Lease>, Failure> {
 async fn exchange<S>(
     stream: S,
     request: Request,
-    open: Open,
-    mut watched: Option<Watched>,
+    open: OpenStream,
+    mut watched: Option<ObservedExec>,
     app: &App,
     id: &BodyId,
 ) -> Result<Response, Response>
@@ -185,32 +185,32 @@ where
 {
     let broken = || not_found(id.as_str());
     let (mut sender, connection) = http1::handshake(stream).await.map_err(|_| broken())?;
-    let mut line = Line(Some(Box::pin(async move {
+    let mut line = ProxiedConnection(Some(Box::pin(async move {
         // Whoever waits for an answer hears of a broken connection there.
         let _ = connection.with_upgrades().await;
     })));
     if !hyper::body::Body::is_end_stream(request.body()) {
         // What is still being sent goes on also while nobody reads the answer.
-        line.let_go();
+        line.detach();
     }
-    let abort = request.extensions().get::<Abort>().cloned().unwrap_or_default();
-    let (request, upgrade) = prepared(request);
+    let abort = request.extensions().get::<AbortHandle>().cloned().unwrap_or_default();
+    let (request, upgrade) = prepare_request(request);
     let answered = tokio::select! {
-        answered = line.with(sender.send_request(request)) => answered,
+        answered = line.drive_while(sender.send_request(request)) => answered,
         () = open.cut() => return Err(broken()),
     };
     let response = match answered {
         Ok(response) => response,
-        Err(_) => return Err(gone_or_bad(app, id).await),
+        Err(_) => return Err(no_answer(app, id).await),
     };
     if let Some(watched) = watched.as_mut().filter(|_| !response.status().is_success()) {
         watched.refused(response.status());
     }
-    Ok(passed_back(response, line, upgrade, open, abort, watched))
+    Ok(forward_response(response, line, upgrade, open, abort, watched))
 }
 
 /// Why a Body gave no answer.
-async fn gone_or_bad(app: &App, id: &BodyId) -> Response {
+async fn no_answer(app: &App, id: &BodyId) -> Response {
     let body = id.clone();
     match app.blocking(async move |fleet: &Fleet| fleet.status(&body)).await {
         Ok(Status::Running) => {
@@ -221,14 +221,14 @@ async fn gone_or_bad(app: &App, id: &BodyId) -> Response {
 }
 
 /// The request as the other side gets it; with the caller's side of an upgrade, if it asks for one.
-fn prepared(mut request: Request) -> (Request, Option<OnUpgrade>) {
+fn prepare_request(mut request: Request) -> (Request, Option<OnUpgrade>) {
     let upgrade = is_upgrade(request.headers()).then(|| hyper::upgrade::on(&mut request));
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
     *request.uri_mut() = path.parse::<Uri>().unwrap_or_default();
     *request.version_mut() = Version::HTTP_11;
     let headers = request.headers_mut();
     let wanted = upgrade.as_ref().and_then(|_| headers.get(header::UPGRADE).cloned());
-    strip(headers);
+    strip_connection_headers(headers);
     headers.remove(header::EXPECT);
     headers.remove("x-api-key");
     headers.remove(TRAFFIC_TOKEN);
@@ -249,7 +249,7 @@ fn is_upgrade(headers: &HeaderMap) -> bool {
 }
 
 /// Takes out what speaks of the connection and not of what goes over it.
-fn strip(headers: &mut HeaderMap) {
+fn strip_connection_headers(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
         .iter()
@@ -264,9 +264,9 @@ fn strip(headers: &mut HeaderMap) {
 }
 
 /// A connection into a Body, which moves when whoever waits for its answer looks: one task less to wake for each piece.
-struct Line(Option<Pin<Box<dyn Future<Output = ()> + Send>>>);
+struct ProxiedConnection(Option<Pin<Box<dyn Future<Output = ()> + Send>>>);
 
-impl Line {
+impl ProxiedConnection {
     fn poll(&mut self, context: &mut Context<'_>) {
         if let Some(line) = &mut self.0
             && line.as_mut().poll(context).is_ready()
@@ -276,7 +276,7 @@ impl Line {
     }
 
     /// Waits for something that moves with the connection.
-    async fn with<T>(&mut self, waited: impl Future<Output = T>) -> T {
+    async fn drive_while<T>(&mut self, waited: impl Future<Output = T>) -> T {
         let mut waited = std::pin::pin!(waited);
         std::future::poll_fn(|context| {
             self.poll(context);
@@ -286,38 +286,38 @@ impl Line {
     }
 
     /// From now on it moves by itself.
-    fn let_go(&mut self) {
+    fn detach(&mut self) {
         if let Some(line) = self.0.take() {
             tokio::spawn(line);
         }
     }
 }
 
-fn passed_back(
+fn forward_response(
     mut response: hyper::Response<Incoming>,
-    mut line: Line,
+    mut line: ProxiedConnection,
     upgrade: Option<OnUpgrade>,
-    open: Open,
-    abort: Abort,
-    watched: Option<Watched>,
+    open: OpenStream,
+    abort: AbortHandle,
+    watched: Option<ObservedExec>,
 ) -> Response {
     match upgrade {
         Some(caller) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
             let inside = hyper::upgrade::on(&mut response);
-            line.let_go();
+            line.detach();
             tokio::spawn(join(caller, inside, open));
             response.map(|_| Body::empty())
         }
         _ => {
-            strip(response.headers_mut());
+            strip_connection_headers(response.headers_mut());
             let cut = Box::pin(open.cut());
-            response.map(|body| Body::new(Passing { body, line, cut, abort, watched, _open: open }))
+            response.map(|body| Body::new(ProxiedBody { body, line, cut, abort, watched, _open: open }))
         }
     }
 }
 
 /// Both sides of an upgraded connection, until one of them ends or the Body stands still.
-async fn join(caller: OnUpgrade, inside: OnUpgrade, open: Open) {
+async fn join(caller: OnUpgrade, inside: OnUpgrade, open: OpenStream) {
     let (Ok(caller), Ok(inside)) = tokio::join!(caller, inside) else { return };
     let (mut caller, mut inside) = (TokioIo::new(caller), TokioIo::new(inside));
     tokio::select! {
@@ -327,21 +327,21 @@ async fn join(caller: OnUpgrade, inside: OnUpgrade, open: Open) {
 }
 
 /// The contents of an answer on their way, which break off when they are cut.
-struct Passing<C> {
+struct ProxiedBody<C> {
     body: Incoming,
-    line: Line,
+    line: ProxiedConnection,
     cut: Pin<Box<C>>,
-    abort: Abort,
-    watched: Option<Watched>,
-    _open: Open,
+    abort: AbortHandle,
+    watched: Option<ObservedExec>,
+    _open: OpenStream,
 }
 
 /// The Body was paused.
 #[derive(Debug, thiserror::Error)]
 #[error("the stream was cut")]
-struct Cut;
+struct BodyPaused;
 
-impl<C: Future<Output = ()>> hyper::body::Body for Passing<C> {
+impl<C: Future<Output = ()>> hyper::body::Body for ProxiedBody<C> {
     type Data = Bytes;
     type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -351,7 +351,7 @@ impl<C: Future<Output = ()>> hyper::body::Body for Passing<C> {
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         if self.cut.as_mut().poll(context).is_ready() {
             self.abort.say();
-            return Poll::Ready(Some(Err(Cut.into())));
+            return Poll::Ready(Some(Err(BodyPaused.into())));
         }
         self.line.poll(context);
         let frame = Pin::new(&mut self.body).poll_frame(context);
@@ -380,7 +380,7 @@ pub fn not_found(body: &str) -> Response {
     (StatusCode::BAD_GATEWAY, Json(said)).into_response()
 }
 
-fn closed(id: &BodyId, port: u16) -> Response {
+fn port_closed(id: &BodyId, port: u16) -> Response {
     let said = json!({ "sandboxId": id, "message": "The sandbox is running but port is not open", "port": port, "code": 502 });
     (StatusCode::BAD_GATEWAY, Json(said)).into_response()
 }
@@ -435,7 +435,7 @@ mod tests {
         ] {
             request = request.header(name, value);
         }
-        let (request, upgrade) = prepared(request.body(Body::empty()).unwrap());
+        let (request, upgrade) = prepare_request(request.body(Body::empty()).unwrap());
         assert!(upgrade.is_none());
         assert_eq!(request.uri(), "/a?b=c");
         let names: Vec<&str> = request.headers().keys().map(HeaderName::as_str).collect();

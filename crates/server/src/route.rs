@@ -12,7 +12,7 @@ pub const ENVD_PORT: u16 = 49983;
 
 /// A port of a Body.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
+pub struct PortTarget {
     /// The Body as it was named; it may not be there, or be no id at all.
     pub body: String,
     /// Its port.
@@ -23,7 +23,7 @@ pub struct Target {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Route {
     /// To a port of a Body.
-    Body(Target),
+    Body(PortTarget),
     /// To the guest of the Body whose token signed it.
     Signed,
     /// To the control plane.
@@ -62,20 +62,20 @@ fn find<B>(request: &Request<B>, domain: &str, only_here: bool) -> Route {
     Route::Control
 }
 
-fn by_headers(headers: &HeaderMap) -> Option<Target> {
+fn by_headers(headers: &HeaderMap) -> Option<PortTarget> {
     let body = headers.get("e2b-sandbox-id")?.to_str().unwrap_or_default().to_owned();
     let port = headers.get("e2b-sandbox-port").and_then(|port| port.to_str().ok()?.parse().ok());
-    Some(Target { body, port: port.unwrap_or(ENVD_PORT) })
+    Some(PortTarget { body, port: port.unwrap_or(ENVD_PORT) })
 }
 
 /// `<port>-<body>.<domain>`.
-fn by_host(name: &str, domain: &str) -> Option<Target> {
+fn by_host(name: &str, domain: &str) -> Option<PortTarget> {
     let (first, rest) = name.split_once('.')?;
     let (port, body) = first.split_once('-')?;
     let known = rest.eq_ignore_ascii_case(domain) || rest.eq_ignore_ascii_case("localhost");
     let plain = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     let port = port.parse().ok().filter(|_| known && plain)?;
-    Some(Target { body: body.to_ascii_lowercase(), port })
+    Some(PortTarget { body: body.to_ascii_lowercase(), port })
 }
 
 fn host<B>(request: &Request<B>) -> Option<&str> {
@@ -105,7 +105,7 @@ fn is_same(origin: &[u8], host: &str) -> bool {
     origin.split_once("://").is_some_and(|(_, from)| from.eq_ignore_ascii_case(host))
 }
 
-impl Target {
+impl PortTarget {
     /// The id that was named, if it can be one.
     pub fn id(&self) -> Option<BodyId> {
         self.body.parse().ok()
@@ -124,7 +124,7 @@ mod tests {
     }
 
     fn body(body: &str, port: u16) -> Route {
-        Route::Body(Target { body: body.into(), port })
+        Route::Body(PortTarget { body: body.into(), port })
     }
 
     #[test]

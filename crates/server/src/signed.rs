@@ -8,7 +8,7 @@ use crate::keys;
 
 /// A signature and what it signs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Signature {
+pub struct UrlSignature {
     signature: String,
     /// `path:operation:user:`.
     before: String,
@@ -16,7 +16,7 @@ pub struct Signature {
     after: String,
 }
 
-impl Signature {
+impl UrlSignature {
     /// The signature of a request for `/files`.
     pub fn of(method: &Method, uri: &Uri) -> Self {
         let pairs: Vec<(String, String)> =
@@ -50,9 +50,9 @@ mod tests {
             format!("/files?path=a%20b&username=user&signature=v1_{digest}&signature_expiration=99")
                 .parse()
                 .unwrap();
-        let signature = Signature::of(&Method::GET, &uri);
+        let signature = UrlSignature::of(&Method::GET, &uri);
         assert!(signature.is_by("tok"));
         assert!(!signature.is_by("other"));
-        assert!(!Signature::of(&Method::POST, &uri).is_by("tok"));
+        assert!(!UrlSignature::of(&Method::POST, &uri).is_by("tok"));
     }
 }

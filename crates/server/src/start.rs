@@ -8,11 +8,11 @@ use proto::{Failure, Kind};
 use tokio::net::TcpListener;
 
 use crate::{
-    App, Config, Exposure, Tls, e2b,
-    keys::{Keys, NewKey},
-    listen,
-    lock::Lock,
-    samples, telemetry, timer, tls, v1,
+    App, Exposure, ServerConfig, Tls, e2b,
+    keys::{CreatedKey, KeyStore},
+    lease_expiry, listen,
+    lock::ServerLock,
+    telemetry, tls, usage_history, v1,
 };
 
 /// How long an address that is taken is waited for.
@@ -25,18 +25,18 @@ pub struct Server {
     app: App,
     listener: TcpListener,
     tls: Option<tls::Acceptor>,
-    first_key: Option<NewKey>,
+    first_key: Option<CreatedKey>,
     /// Held until the server is gone.
-    _lock: Lock,
+    _lock: ServerLock,
 }
 
 impl Server {
     /// Opens the data directory and its door. Nobody is answered before [`Server::run`].
-    pub async fn start(config: Config) -> Result<Self, Failure> {
+    pub async fn start(config: ServerConfig) -> Result<Self, Failure> {
         check_exposure(&config)?;
         let fleet = Fleet::open_to_serve(config.fleet.clone())?;
-        let mut lock = Lock::take(fleet.data())?;
-        let (keys, first_key) = Keys::open(fleet.data())?;
+        let mut lock = ServerLock::take(fleet.data())?;
+        let (keys, first_key) = KeyStore::open(fleet.data())?;
         let tls = tls::acceptor(&config, fleet.data())?;
         let busy = |error| {
             Failure::new(Kind::Host, format!("cannot listen at {}", config.listen))
@@ -57,7 +57,7 @@ impl Server {
     }
 
     /// The key that this start made, if it was the first of its data directory.
-    pub fn first_key(&self) -> Option<&NewKey> {
+    pub fn first_key(&self) -> Option<&CreatedKey> {
         self.first_key.as_ref()
     }
 
@@ -70,8 +70,8 @@ impl Server {
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let router = router(&self.app).with_state(self.app.clone());
         let helpers = [
-            tokio::spawn(timer::run(self.app.clone())),
-            tokio::spawn(samples::run(self.app.clone())),
+            tokio::spawn(lease_expiry::run(self.app.clone())),
+            tokio::spawn(usage_history::run(self.app.clone())),
             tokio::spawn(telemetry::run(self.app.clone())),
         ];
         listen::serve(self.listener, self.tls, self.app.clone(), router, stop).await;
@@ -101,7 +101,7 @@ fn router(app: &App) -> Router<App> {
     v1::router().merge(e2b::router(app))
 }
 
-fn check_exposure(config: &Config) -> Result<(), Failure> {
+fn check_exposure(config: &ServerConfig) -> Result<(), Failure> {
     if config.listen.ip().is_loopback() || config.exposure == Exposure::Open || config.tls != Tls::Off {
         return Ok(());
     }

@@ -12,30 +12,31 @@ use tokio::sync::watch;
 
 /// All streams that are open.
 #[derive(Debug, Clone, Default)]
-pub struct Streams(Arc<Mutex<HashMap<BodyId, Entry>>>);
+pub struct OpenStreams(Arc<Mutex<HashMap<BodyId, StreamEntry>>>);
 
 #[derive(Debug)]
-struct Entry {
+struct StreamEntry {
     open: usize,
     cut: watch::Sender<()>,
 }
 
 /// One stream that is open, until it is dropped.
 #[derive(Debug)]
-pub struct Open {
-    streams: Streams,
+pub struct OpenStream {
+    streams: OpenStreams,
     body: BodyId,
     cut: watch::Receiver<()>,
 }
 
-impl Streams {
+impl OpenStreams {
     /// Counts a stream.
-    pub fn open(&self, body: &BodyId) -> Open {
+    pub fn open(&self, body: &BodyId) -> OpenStream {
         let mut entries = self.entries();
-        let entry =
-            entries.entry(body.clone()).or_insert_with(|| Entry { open: 0, cut: watch::Sender::new(()) });
+        let entry = entries
+            .entry(body.clone())
+            .or_insert_with(|| StreamEntry { open: 0, cut: watch::Sender::new(()) });
         entry.open += 1;
-        Open { streams: self.clone(), body: body.clone(), cut: entry.cut.subscribe() }
+        OpenStream { streams: self.clone(), body: body.clone(), cut: entry.cut.subscribe() }
     }
 
     /// How many are open.
@@ -50,12 +51,12 @@ impl Streams {
         }
     }
 
-    fn entries(&self) -> MutexGuard<'_, HashMap<BodyId, Entry>> {
+    fn entries(&self) -> MutexGuard<'_, HashMap<BodyId, StreamEntry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Open {
+impl OpenStream {
     /// Done when the stream is to be cut.
     pub fn cut(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut cut = self.cut.clone();
@@ -66,7 +67,7 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenStream {
     fn drop(&mut self) {
         let mut entries = self.streams.entries();
         if let Some(entry) = entries.get_mut(&self.body) {
@@ -84,7 +85,7 @@ mod tests {
 
     #[tokio::test]
     async fn streams_are_counted_and_cut() {
-        let (streams, body) = (Streams::default(), "abc".parse().unwrap());
+        let (streams, body) = (OpenStreams::default(), "abc".parse().unwrap());
         let (one, two) = (streams.open(&body), streams.open(&body));
         assert_eq!(streams.count(&body), 2);
         let cut = one.cut();

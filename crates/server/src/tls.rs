@@ -15,7 +15,7 @@ use proto::{Failure, Kind};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use tokio_rustls::TlsAcceptor;
 
-use crate::Config;
+use crate::ServerConfig;
 
 /// How a server is encrypted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl std::fmt::Debug for Acceptor {
 }
 
 /// What accepts encrypted connections, if the configuration wants that.
-pub fn acceptor(config: &Config, data: &Path) -> Result<Option<Acceptor>, Failure> {
+pub fn acceptor(config: &ServerConfig, data: &Path) -> Result<Option<Acceptor>, Failure> {
     let (cert, key) = match &config.tls {
         Tls::Off => return Ok(None),
         Tls::Given { cert, key } => (cert.clone(), key.clone()),
@@ -69,7 +69,7 @@ pub fn acceptor(config: &Config, data: &Path) -> Result<Option<Acceptor>, Failur
 }
 
 /// The certificate to trust, where it is one of our own making.
-pub fn certificate(config: &Config) -> Option<PathBuf> {
+pub fn certificate(config: &ServerConfig) -> Option<PathBuf> {
     (config.tls == Tls::SelfMade).then(|| config.fleet.data.join(CERT))
 }
 
@@ -80,7 +80,7 @@ fn unusable(what: &str, path: &Path, error: impl std::error::Error + Send + Sync
 }
 
 /// Ours, as it was made for the same names before, or made now.
-fn self_made(config: &Config, data: &Path) -> Result<(PathBuf, PathBuf), Failure> {
+fn self_made(config: &ServerConfig, data: &Path) -> Result<(PathBuf, PathBuf), Failure> {
     let (cert, key, names_file) = (data.join(CERT), data.join(KEY), data.join("tls.names"));
     let names = names(config);
     let said = names.join("\n");
@@ -104,7 +104,7 @@ fn self_made(config: &Config, data: &Path) -> Result<(PathBuf, PathBuf), Failure
     Ok((cert, key))
 }
 
-fn names(config: &Config) -> Vec<String> {
+fn names(config: &ServerConfig) -> Vec<String> {
     let mut names: Vec<String> = ["localhost", "*.localhost", "127.0.0.1", "::1"].map(str::to_owned).to_vec();
     if config.domain != "localhost" {
         // A domain may be given with a port, which is no part of a name.

@@ -178,7 +178,7 @@ impl Store {
 #[derive(Debug)]
 pub struct ArtifactWriter {
     file: File,
-    unfinished: Unfinished,
+    unfinished: PartialArtifact,
     dir: PathBuf,
     durability: Durability,
     hasher: Sha256,
@@ -195,7 +195,7 @@ impl ArtifactWriter {
             // What is kept is never written again, and the mode says so; this descriptor may write all the same.
             match OpenOptions::new().write(true).create_new(true).mode(0o400).open(&path) {
                 Ok(file) => {
-                    let unfinished = Unfinished(path);
+                    let unfinished = PartialArtifact(path);
                     if is_swept(&file).map_err(|source| fault(&unfinished.0, source))? {
                         continue;
                     }
@@ -253,15 +253,15 @@ impl Write for ArtifactWriter {
 
 /// A path that goes away with this value.
 #[derive(Debug)]
-struct Unfinished(PathBuf);
+struct PartialArtifact(PathBuf);
 
-impl Unfinished {
+impl PartialArtifact {
     fn forget(mut self) {
         self.0 = PathBuf::new();
     }
 }
 
-impl Drop for Unfinished {
+impl Drop for PartialArtifact {
     fn drop(&mut self) {
         if !self.0.as_os_str().is_empty() {
             // Nobody is left to be told; the next sweep finds it.

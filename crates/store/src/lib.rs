@@ -6,7 +6,7 @@
 //! Invariant: several processes may write one log; each append takes its place under SQLite's write lock.
 //! Absent on purpose: retention. Nothing here forgets an event; artifacts go when the caller names them.
 //! Absent on purpose: proof against whoever owns the machine. They can write the whole chain anew; keep the head
-//! hash of [`Verdict::Whole`] somewhere else to notice even that.
+//! hash of [`ChainVerdict::Whole`] somewhere else to notice even that.
 
 pub mod clock;
 
@@ -17,6 +17,6 @@ mod row;
 mod verify;
 
 pub use artifact::{ArtifactError, ArtifactRef, ArtifactWriter};
-pub use log::{AppendError, DATA_LEN_MAX, DEPTH_MAX, LABEL_LEN_MAX, Query, ReadError, Store};
+pub use log::{AppendError, DATA_LEN_MAX, DEPTH_MAX, EventQuery, LABEL_LEN_MAX, ReadError, Store};
 pub use open::{Durability, DurabilityError, FILE, OpenError, SCHEMA_VERSION};
-pub use verify::{Breach, Verdict};
+pub use verify::{ChainBreach, ChainVerdict};

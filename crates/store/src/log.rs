@@ -20,7 +20,7 @@ use crate::{
     clock,
     open::{self, Durability, FILE, OpenError},
     row::{self, RowError, columns},
-    verify::{self, Verdict},
+    verify::{self, ChainVerdict},
 };
 
 /// Longest data of one event, as JSON; what is longer belongs into an artifact.
@@ -113,7 +113,7 @@ impl From<Error> for ReadError {
 
 /// Which events to read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Query {
+pub struct EventQuery {
     /// Only events after this place; 0 is before the first.
     pub after: u64,
     /// Only events of this Body.
@@ -122,14 +122,14 @@ pub struct Query {
     pub limit: usize,
 }
 
-impl Default for Query {
+impl Default for EventQuery {
     fn default() -> Self {
         Self { after: 0, body: None, limit: usize::MAX }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum OpenMode {
     ReadWrite,
     ReadOnly,
 }
@@ -139,7 +139,7 @@ pub(crate) enum Mode {
 pub struct Store {
     connection: Mutex<Connection>,
     path: PathBuf,
-    mode: Mode,
+    mode: OpenMode,
     pub(crate) artifacts: Artifacts,
 }
 
@@ -148,7 +148,7 @@ impl Store {
     pub fn open(dir: &Path, durability: Durability) -> Result<Store, OpenError> {
         let path = dir.join(FILE);
         let connection = Mutex::new(open::read_write(&path, durability)?);
-        Ok(Store { connection, path, mode: Mode::ReadWrite, artifacts: Artifacts::new(dir, durability) })
+        Ok(Store { connection, path, mode: OpenMode::ReadWrite, artifacts: Artifacts::new(dir, durability) })
     }
 
     /// Opens the store in `dir` for reading; writes nothing that anybody would miss.
@@ -156,7 +156,7 @@ impl Store {
         let path = dir.join(FILE);
         let connection = Mutex::new(open::read_only(&path)?);
         let artifacts = Artifacts::new(dir, Durability::Process);
-        Ok(Store { connection, path, mode: Mode::ReadOnly, artifacts })
+        Ok(Store { connection, path, mode: OpenMode::ReadOnly, artifacts })
     }
 
     /// Appends one event. When this returns it is stored.
@@ -167,7 +167,7 @@ impl Store {
 
     /// Appends all events or none of them, side by side, in one transaction.
     pub fn append_all(&self, drafts: Vec<Draft>) -> Result<Vec<Event>, AppendError> {
-        if self.mode == Mode::ReadOnly {
+        if self.mode == OpenMode::ReadOnly {
             return Err(AppendError::ReadOnly);
         }
         // Outside of the transaction: others wait while it is open.
@@ -192,7 +192,7 @@ impl Store {
     }
 
     /// Events in their order. Their hashes are not checked here; [`Store::verify`] does that.
-    pub fn events(&self, query: &Query) -> Result<Vec<Event>, ReadError> {
+    pub fn events(&self, query: &EventQuery) -> Result<Vec<Event>, ReadError> {
         let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
         let after = column(query.after);
         let connection = self.lock();
@@ -232,7 +232,7 @@ impl Store {
 
     /// Reads the whole log and says whether it is what was written. Others append meanwhile: this reads one moment
     /// of the log, by a connection of its own.
-    pub fn verify(&self) -> Result<Verdict, ReadError> {
+    pub fn verify(&self) -> Result<ChainVerdict, ReadError> {
         verify::verify(&self.path)
     }
 
@@ -240,14 +240,14 @@ impl Store {
     /// at once when others read or write. Done when the store is dropped; a caller with time to spare may do it
     /// earlier. Waits for the disk, at most once in [`open::WAL_LEN_TIDY`] of log.
     pub fn tidy(&self) {
-        if self.mode == Mode::ReadWrite && open::wal_len(&self.path) > open::WAL_LEN_TIDY {
+        if self.mode == OpenMode::ReadWrite && open::wal_len(&self.path) > open::WAL_LEN_TIDY {
             // Whatever goes wrong is no loss: all events are in the WAL, and the next one to leave tries again.
             let _ = open::write_back(&self.lock());
         }
     }
 
     pub(crate) fn is_read_only(&self) -> bool {
-        self.mode == Mode::ReadOnly
+        self.mode == OpenMode::ReadOnly
     }
 
     /// A panic of another thread leaves no transaction open: it is rolled back as it unwinds.

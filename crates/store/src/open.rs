@@ -203,7 +203,7 @@ pub(crate) fn read_only(path: &Path) -> Result<Connection, OpenError> {
     let mut state = is_new(&connection, path);
     // On a read-only directory SQLite cannot make the shared memory that a WAL needs. Where no WAL was left behind
     // none is needed, and the file can be read as it stands.
-    if matches!(&state, Err(Fault::Sqlite(error)) if is_code(error, ErrorCode::CannotOpen))
+    if matches!(&state, Err(OpenFault::Sqlite(error)) if is_code(error, ErrorCode::CannotOpen))
         && wal_len(path) == 0
     {
         connection = raw(&immutable(path), flags | OpenFlags::SQLITE_OPEN_URI).map_err(fail)?;
@@ -238,23 +238,23 @@ pub(crate) fn is_code(error: &Error, code: ErrorCode) -> bool {
 }
 
 /// A failure that is either clear by itself, or needs [`explain`].
-enum Fault {
+enum OpenFault {
     Clear(OpenError),
     Sqlite(Error),
 }
 
-impl Fault {
+impl OpenFault {
     fn or(self, explain: impl Fn(Error) -> OpenError) -> OpenError {
         match self {
-            Fault::Clear(error) => error,
-            Fault::Sqlite(error) => explain(error),
+            OpenFault::Clear(error) => error,
+            OpenFault::Sqlite(error) => explain(error),
         }
     }
 }
 
-impl From<Error> for Fault {
+impl From<Error> for OpenFault {
     fn from(error: Error) -> Self {
-        Fault::Sqlite(error)
+        OpenFault::Sqlite(error)
     }
 }
 
@@ -276,10 +276,10 @@ fn raw(path: &Path, flags: OpenFlags) -> Result<Connection, Error> {
 }
 
 /// Whose database it is: `true` for one that nobody has written to yet.
-fn is_new(connection: &Connection, path: &Path) -> Result<bool, Fault> {
+fn is_new(connection: &Connection, path: &Path) -> Result<bool, OpenFault> {
     match look(connection, path) {
         // Somebody may have made the tables between two of these questions. What is odd is asked again, of one state.
-        Err(Fault::Clear(OpenError::Foreign { .. })) if connection.is_autocommit() => {
+        Err(OpenFault::Clear(OpenError::Foreign { .. })) if connection.is_autocommit() => {
             let _state = connection.unchecked_transaction()?;
             look(connection, path)
         }
@@ -287,12 +287,12 @@ fn is_new(connection: &Connection, path: &Path) -> Result<bool, Fault> {
     }
 }
 
-fn look(connection: &Connection, path: &Path) -> Result<bool, Fault> {
+fn look(connection: &Connection, path: &Path) -> Result<bool, OpenFault> {
     let header = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
     match (header("application_id")?, header("user_version")?) {
         (APPLICATION_ID, SCHEMA_VERSION) => Ok(false),
         (APPLICATION_ID, found) if found > SCHEMA_VERSION => {
-            Err(Fault::Clear(OpenError::Newer { found, known: SCHEMA_VERSION }))
+            Err(OpenFault::Clear(OpenError::Newer { found, known: SCHEMA_VERSION }))
         }
         (0, 0) => {
             let tables: i64 =
@@ -303,8 +303,8 @@ fn look(connection: &Connection, path: &Path) -> Result<bool, Fault> {
     }
 }
 
-fn foreign(path: &Path) -> Fault {
-    Fault::Clear(OpenError::Foreign { path: path.to_owned() })
+fn foreign(path: &Path) -> OpenFault {
+    OpenFault::Clear(OpenError::Foreign { path: path.to_owned() })
 }
 
 /// The file alone, for its owner alone; SQLite gives its WAL and shared memory the same mode.
@@ -322,7 +322,7 @@ fn make_file(path: &Path) -> Result<(), OpenError> {
 }
 
 /// Tables, head and header in one transaction. Others may be doing the same: the first one wins.
-fn make_schema(connection: &Connection, path: &Path) -> Result<(), Fault> {
+fn make_schema(connection: &Connection, path: &Path) -> Result<(), OpenFault> {
     enter_wal(connection, path)?;
     let transaction = rusqlite::Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
     if is_new(&transaction, path)? {
@@ -337,7 +337,7 @@ fn make_schema(connection: &Connection, path: &Path) -> Result<(), Fault> {
 }
 
 /// The journal mode stands in the file, so it is set once. SQLite does not wait for others while it changes it.
-fn enter_wal(connection: &Connection, path: &Path) -> Result<(), Fault> {
+fn enter_wal(connection: &Connection, path: &Path) -> Result<(), OpenFault> {
     // Taken by a database that has no page yet, ignored by any other.
     connection.pragma_update(None, "page_size", PAGE_LEN)?;
     let deadline = Instant::now() + BUSY_WAIT;
@@ -346,11 +346,11 @@ fn enter_wal(connection: &Connection, path: &Path) -> Result<(), Fault> {
             connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get::<_, String>(0));
         match mode {
             Ok(mode) if mode == "wal" => return Ok(()),
-            Ok(_) => return Err(Fault::Clear(OpenError::NoWal { path: path.to_owned() })),
+            Ok(_) => return Err(OpenFault::Clear(OpenError::NoWal { path: path.to_owned() })),
             Err(error) if is_code(&error, ErrorCode::DatabaseBusy) && Instant::now() < deadline => {
                 thread::sleep(Duration::from_millis(1));
             }
-            Err(error) => return Err(Fault::Sqlite(error)),
+            Err(error) => return Err(OpenFault::Sqlite(error)),
         }
     }
 }

@@ -16,7 +16,7 @@ macro_rules! columns {
 pub(crate) use columns;
 
 /// A row, and the text that its `data` has in the file.
-pub(crate) struct Found {
+pub(crate) struct StoredRow {
     /// The event.
     pub event: Event,
     /// Its data as stored.
@@ -39,7 +39,7 @@ pub(crate) fn seq(row: &Row<'_>) -> Result<u64, RowError> {
 }
 
 /// Reads an event.
-pub(crate) fn read(row: &Row<'_>) -> Result<Found, RowError> {
+pub(crate) fn read(row: &Row<'_>) -> Result<StoredRow, RowError> {
     let body: Option<String> = row.get(3)?;
     let body =
         body.map(BodyId::try_from).transpose().map_err(|error| RowError::Unreadable(error.to_string()))?;
@@ -57,5 +57,5 @@ pub(crate) fn read(row: &Row<'_>) -> Result<Found, RowError> {
         prev: row.get(6)?,
         hash: row.get(7)?,
     };
-    Ok(Found { event, data })
+    Ok(StoredRow { event, data })
 }

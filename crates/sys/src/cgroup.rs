@@ -19,14 +19,14 @@ const SMALL_LEN_MAX: usize = 1 << 10;
 
 /// Where this host has its cgroups.
 #[derive(Debug, Clone, Default)]
-pub struct Mounts {
+pub struct CgroupMounts {
     /// The v1 hierarchies: controller and mount point.
     pub v1: Vec<(String, PathBuf)>,
     /// The v2 hierarchy, if it is mounted.
     pub v2: Option<PathBuf>,
 }
 
-impl Mounts {
+impl CgroupMounts {
     /// Looks where they usually are, and else at the caller's table of mounts, which takes the kernel longer to write
     /// than all else that is asked of it here.
     pub fn find() -> io::Result<Self> {
@@ -103,12 +103,6 @@ pub fn move_v2(pid: i32, group: &Path) -> io::Result<()> {
     write_kernel(&group.join("cgroup.procs"), &pid.to_string())
 }
 
-/// Whether this host has only v2, mounted where it usually is. A guess that costs one look, for who cannot wait for
-/// [`Mounts::find`].
-pub fn is_unified() -> bool {
-    Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
-}
-
 /// Removes a group, with those below it. One that is gone is no error; one that is still emptying is waited for.
 pub fn remove(group: &Path, patience: Duration) -> io::Result<()> {
     let deadline = Instant::now() + patience;
@@ -152,14 +146,14 @@ pub fn processes(group: &Path) -> io::Result<Vec<i32>> {
 
 /// How often the kernel killed in this group for want of memory; none if it does not bound memory.
 pub fn oom_kills(group: &Path) -> Option<u64> {
-    OomKills::of(group)?.count()
+    OomCounter::of(group)?.count()
 }
 
 /// Who knows that, for those who ask more than once.
 #[derive(Debug)]
-pub struct OomKills(File);
+pub struct OomCounter(File);
 
-impl OomKills {
+impl OomCounter {
     /// Of a group; none if it does not bound memory.
     pub fn of(group: &Path) -> Option<Self> {
         let open = |name: &str| File::open(group.join(name)).ok();
@@ -168,7 +162,7 @@ impl OomKills {
 
     /// How often by now; none if the group is gone.
     pub fn count(&self) -> Option<u64> {
-        glance(&self.0, |text| {
+        read_once(&self.0, |text| {
             let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
             count.and_then(|count| count.trim().parse().ok())
         })?
@@ -225,14 +219,14 @@ fn wait_until(patience: Duration, mut done: impl FnMut() -> io::Result<bool>) ->
 
 /// Whether a group is frozen, or being frozen; none if it is not one that can be.
 pub fn frozen(group: &Path) -> Option<bool> {
-    Freezer::of(group)?.is_frozen()
+    FreezerState::of(group)?.is_frozen()
 }
 
 /// Who knows that, for those who ask more than once.
 #[derive(Debug)]
-pub struct Freezer(File);
+pub struct FreezerState(File);
 
-impl Freezer {
+impl FreezerState {
     /// Of a group; none if it cannot be frozen.
     pub fn of(group: &Path) -> Option<Self> {
         let open = |name: &str| File::open(group.join(name)).ok();
@@ -241,12 +235,12 @@ impl Freezer {
 
     /// Whether it is by now; none if the group is gone.
     pub fn is_frozen(&self) -> Option<bool> {
-        glance(&self.0, |state| !matches!(state.trim(), "THAWED" | "0"))
+        read_once(&self.0, |state| !matches!(state.trim(), "THAWED" | "0"))
     }
 }
 
 /// What the kernel says in a file of a few lines, in one call.
-fn glance<T>(file: &File, read: impl FnOnce(&str) -> T) -> Option<T> {
+fn read_once<T>(file: &File, read: impl FnOnce(&str) -> T) -> Option<T> {
     let mut room = [0; SMALL_LEN_MAX];
     let len = rustix::io::pread(file, &mut room[..], 0).ok()?;
     std::str::from_utf8(room.get(..len)?).ok().map(read)
@@ -263,7 +257,7 @@ mod tests {
 
     #[test]
     fn both_versions_are_found_in_mountinfo() {
-        let mounts = Mounts::parse(
+        let mounts = CgroupMounts::parse(
             "30 24 0:26 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n\
              31 24 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n\
              32 24 0:28 / / rw shared:1 - ext4 /dev/vda rw\nbroken line\n",

@@ -3,30 +3,25 @@
 //! Invariant: nothing here decides what a Body may do; callers bring the decision as data.
 //! Absent on purpose: logging, configuration, environment variables.
 
-pub mod beside;
 mod bpf;
 pub mod caps;
 pub mod cgroup;
-pub mod devices;
+pub mod deny_setuid;
+pub mod egress_filter;
 pub mod fd;
-pub mod filter;
-pub mod imprint;
-pub mod intercept;
 pub mod landlock;
-pub mod memory;
-pub mod modes;
+pub mod lazy_write_stream;
 pub mod mount;
 pub mod namespace;
-pub mod origin;
-pub mod pages;
+pub mod pagemap;
 pub mod proc;
 pub mod process;
-pub mod quiet;
+pub mod ptrace_mmap;
 pub mod random;
-pub mod rest;
+pub mod seccomp;
+pub mod seccomp_notify;
 pub mod signals;
 pub mod spawn;
 mod stack;
-pub mod trace;
 pub mod tree;
 pub mod vsock;

@@ -14,7 +14,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeF
 
 /// What may be done through a mount.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Attrs {
+pub struct MountAttrs {
     /// Nothing can be changed.
     pub read_only: bool,
     /// Nothing can be executed.
@@ -23,7 +23,7 @@ pub struct Attrs {
     pub devices: bool,
 }
 
-impl Attrs {
+impl MountAttrs {
     fn bits(self) -> u64 {
         let mut bits = libc::MOUNT_ATTR_NOSUID;
         if self.read_only {
@@ -46,7 +46,7 @@ pub fn make_private() -> io::Result<()> {
 }
 
 /// Mounts a file system of the kernel's own.
-pub fn mount_new(kind: &str, target: &Path, attrs: Attrs, options: &str) -> io::Result<()> {
+pub fn mount_new(kind: &str, target: &Path, attrs: MountAttrs, options: &str) -> io::Result<()> {
     let mut flags = MountFlags::NOSUID;
     flags.set(MountFlags::RDONLY, attrs.read_only);
     flags.set(MountFlags::NOEXEC, attrs.no_exec);
@@ -62,15 +62,23 @@ pub fn make_read_only(target: &Path) -> io::Result<()> {
 }
 
 /// A detached copy of what is mounted at a path: with or without the mounts below.
-pub fn clone_tree(source: &Path, below: Below) -> io::Result<OwnedFd> {
+pub fn clone_tree(source: &Path, below: Submounts) -> io::Result<OwnedFd> {
     let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    flags.set(OpenTreeFlags::AT_RECURSIVE, matches!(below, Below::Too));
+    flags.set(OpenTreeFlags::AT_RECURSIVE, matches!(below, Submounts::Too));
     Ok(rustix::mount::open_tree(rustix::fs::CWD, source, flags)?)
+}
+
+/// A detached copy of what a handle is on, with or without the mounts below.
+pub fn clone_tree_of(handle: BorrowedFd<'_>, below: Submounts) -> io::Result<OwnedFd> {
+    let mut flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    flags.set(OpenTreeFlags::AT_RECURSIVE, matches!(below, Submounts::Too));
+    Ok(rustix::mount::open_tree(handle, "", flags)?)
 }
 
 /// Whether mounts below come along.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Below {
+pub enum Submounts {
     /// They do.
     Too,
     /// They do not.
@@ -78,7 +86,7 @@ pub enum Below {
 }
 
 /// Restricts a detached mount, with everything below it.
-pub fn restrict(tree: BorrowedFd<'_>, attrs: Attrs) -> io::Result<()> {
+pub fn restrict(tree: BorrowedFd<'_>, attrs: MountAttrs) -> io::Result<()> {
     set_attributes(tree, attrs.bits(), None)
 }
 
@@ -127,7 +135,7 @@ pub fn attach(tree: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
 }
 
 /// Shows one place at another, restricted.
-pub fn bind(source: &Path, target: &Path, attrs: Attrs, below: Below) -> io::Result<()> {
+pub fn bind(source: &Path, target: &Path, attrs: MountAttrs, below: Submounts) -> io::Result<()> {
     let tree = clone_tree(source, below)?;
     restrict(tree.as_fd(), attrs)?;
     attach(tree.as_fd(), target)

@@ -9,21 +9,17 @@ use std::{
 
 pub use rustix::process::Pid;
 use rustix::{
-    io::Errno,
     ioctl::{Opcode, Setter},
     net::{AddressFamily, SocketFlags, SocketType},
 };
 
 /// The namespaces that a Body's first process is forked into. Two more come later: a cgroup namespace, which needs
-/// the cgroup first, and one for the network ([`crate::beside::make_network`]), which takes longer to make than all others together.
+/// the cgroup first, and one for the network ([`unshare_network`]), which takes longer to make than all others together.
 pub const FORKED: i32 =
     libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 
 /// `libc` still has it in a type that is too narrow.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
-
-/// None but the caller's.
-pub const NONE: i32 = 0;
 
 /// A user namespace alone.
 pub const USER: i32 = libc::CLONE_NEWUSER;
@@ -41,7 +37,7 @@ pub fn own_descriptors() -> io::Result<()> {
 
 /// Which side of a fork one is on.
 #[derive(Debug)]
-pub enum Side {
+pub enum ForkResult {
     /// The one that went on; the child's pid.
     Parent(Pid),
     /// The new one.
@@ -52,7 +48,7 @@ pub enum Side {
 ///
 /// Fails unless the caller is the only thread: the child goes on with ordinary code, and with threads some lock in
 /// this copy of memory could be held by nobody.
-pub fn fork_into(namespaces: i32, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Side> {
+pub fn fork_into(namespaces: i32, cgroup: Option<BorrowedFd<'_>>) -> io::Result<ForkResult> {
     if !crate::proc::is_only_thread()? {
         return Err(io::Error::other("only a process with one thread may fork into namespaces"));
     }
@@ -68,21 +64,25 @@ pub fn fork_into(namespaces: i32, cgroup: Option<BorrowedFd<'_>>) -> io::Result<
     // on their own copy of memory. The structure outlives the call and its size is passed along.
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &arguments, size_of::<libc::clone_args>()) };
     match i32::try_from(pid) {
-        Ok(0) => Ok(Side::Child),
-        Ok(pid) if pid > 0 => Pid::from_raw(pid).map(Side::Parent).ok_or_else(|| io::ErrorKind::Other.into()),
+        Ok(0) => Ok(ForkResult::Child),
+        Ok(pid) if pid > 0 => {
+            Pid::from_raw(pid).map(ForkResult::Parent).ok_or_else(|| io::ErrorKind::Other.into())
+        }
         _ => Err(io::Error::last_os_error()),
     }
 }
 
 /// Forks plainly, for a caller whose filter refuses the newer call. The same holds for threads.
-pub fn fork() -> io::Result<Side> {
+pub fn fork() -> io::Result<ForkResult> {
     if !crate::proc::is_only_thread()? {
         return Err(io::Error::other("only a process with one thread may fork"));
     }
     // SAFETY: one thread, so no lock in the child's copy of memory is held by anybody else.
     match unsafe { libc::fork() } {
-        0 => Ok(Side::Child),
-        pid if pid > 0 => Pid::from_raw(pid).map(Side::Parent).ok_or_else(|| io::ErrorKind::Other.into()),
+        0 => Ok(ForkResult::Child),
+        pid if pid > 0 => {
+            Pid::from_raw(pid).map(ForkResult::Parent).ok_or_else(|| io::ErrorKind::Other.into())
+        }
         _ => Err(io::Error::last_os_error()),
     }
 }
@@ -90,6 +90,16 @@ pub fn fork() -> io::Result<Side> {
 /// Moves the caller into a new cgroup namespace, rooted where it is now.
 pub fn unshare_cgroup() -> io::Result<()> {
     unshare(libc::CLONE_NEWCGROUP)
+}
+
+/// Moves the caller into a new network namespace.
+pub fn unshare_network() -> io::Result<()> {
+    unshare(libc::CLONE_NEWNET)
+}
+
+/// Moves the caller into a user namespace, where it then has every capability.
+pub fn enter_users(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    enter(namespace, libc::CLONE_NEWUSER)
 }
 
 /// Moves the caller into a network namespace.
@@ -113,7 +123,7 @@ fn unshare(flags: i32) -> io::Result<()> {
 
 /// One line of an id map.
 #[derive(Debug, Clone, Copy)]
-pub struct MapLine {
+pub struct IdMapLine {
     /// First id inside.
     pub inside: u32,
     /// First id outside.
@@ -123,7 +133,7 @@ pub struct MapLine {
 }
 
 /// The text of an id map as the kernel takes it.
-pub fn map_text(lines: &[MapLine]) -> String {
+pub fn map_text(lines: &[IdMapLine]) -> String {
     lines.iter().fold(String::new(), |mut text, line| {
         let _ = writeln!(text, "{} {} {}", line.inside, line.outside, line.count);
         text
@@ -133,7 +143,7 @@ pub fn map_text(lines: &[MapLine]) -> String {
 /// Writes the id maps of a process in a new user namespace.
 ///
 /// Without privileges one's own id is all that can be mapped, and only after giving up setgroups.
-pub fn write_maps(pid: Pid, users: &[MapLine], groups: &[MapLine], privileged: bool) -> io::Result<()> {
+pub fn write_maps(pid: Pid, users: &[IdMapLine], groups: &[IdMapLine], privileged: bool) -> io::Result<()> {
     let dir = format!("/proc/{}", pid.as_raw_nonzero());
     let write = |name: &str, text: &str| crate::fd::write_kernel(&Path::new(&dir).join(name), text);
     if !privileged {
@@ -162,11 +172,6 @@ fn check(result: libc::c_long) -> io::Result<()> {
 
 /// Brings the loopback interface of the caller's network namespace up.
 pub fn loopback_up() -> io::Result<()> {
-    Ok(raise_loopback()?)
-}
-
-/// The same without the C library.
-pub(crate) fn raise_loopback() -> Result<(), Errno> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
     // SAFETY: ifreq is plain data for which zeroes are valid.
@@ -178,5 +183,5 @@ pub(crate) fn raise_loopback() -> Result<(), Errno> {
     // SAFETY: SIOCSIFFLAGS reads an ifreq, and nothing else.
     let raise = unsafe { Setter::<{ libc::SIOCSIFFLAGS as Opcode }, libc::ifreq>::new(request) };
     // SAFETY: as above.
-    unsafe { rustix::ioctl::ioctl(&socket, raise) }
+    Ok(unsafe { rustix::ioctl::ioctl(&socket, raise) }?)
 }

@@ -15,7 +15,7 @@ pub fn start_ticks(pid: i32) -> io::Result<u64> {
 
 /// What the kernel says of a process in one line.
 #[derive(Debug, Clone, Copy)]
-pub struct Stat {
+pub struct ProcessStat {
     /// Its state's letter: `R`, `S`, `Z`, …
     pub state: char,
     /// Whether it was killed, or is past its end and only being taken apart: it runs no code of its own any more,
@@ -37,7 +37,7 @@ const ENDING: u64 = 0x4 | 0x400;
 const KILLED: u64 = 1 << 8;
 
 /// Reads that line.
-pub fn stat(pid: i32) -> io::Result<Stat> {
+pub fn stat(pid: i32) -> io::Result<ProcessStat> {
     let text = read_small(Path::new(&format!("/proc/{pid}/stat")), STAT_LEN_MAX)?;
     // The name stands in parentheses and may hold any byte, so fields are counted from its end.
     let rest = text.rfind(')').map_or("", |at| &text[at + 1..]);
@@ -50,7 +50,7 @@ pub fn stat(pid: i32) -> io::Result<Stat> {
     let signals: Option<u64> = fields.nth(8).and_then(|field| field.parse().ok());
     let busy = used.zip(used_by_kernel).map(|(own, kernel)| Duration::from_millis((own + kernel) * TICK_MS));
     let ending = flags.zip(signals).map(|(flags, signals)| flags & ENDING != 0 || signals & KILLED != 0);
-    let stat = |(((state, ending), busy), ticks)| Stat { state, ending, ticks, busy };
+    let stat = |(((state, ending), busy), ticks)| ProcessStat { state, ending, ticks, busy };
     state
         .zip(ending)
         .zip(busy)

@@ -65,7 +65,7 @@ pub fn outlive_parent() -> io::Result<()> {
 /// Has a program lead a process group of its own, and asks it to end when the thread that starts it ends.
 ///
 /// Programs that fail are known to signal their whole group, which would be whoever started `pal`.
-pub fn apart(command: &mut Command) {
+pub fn own_process_group(command: &mut Command) {
     let starter = rustix::process::getpid();
     let ask = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
@@ -84,60 +84,6 @@ pub fn pin_to_first(count: u32) -> io::Result<()> {
     let chosen = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).take(count as usize);
     chosen.for_each(|cpu| few.set(cpu));
     Ok(rustix::thread::sched_setaffinity(None, &few)?)
-}
-
-/// Keeps a process off the processor that the caller runs on just now, if there is another.
-pub fn keep_off_own_processor(who: Pid) -> io::Result<()> {
-    let mut others = rustix::thread::sched_getaffinity(None)?;
-    others.unset(rustix::thread::sched_getcpu());
-    if others.count() == 0 {
-        return Ok(());
-    }
-    Ok(rustix::thread::sched_setaffinity(Some(who), &others)?)
-}
-
-/// Keeps a process on the processors that the caller is kept on.
-pub fn stay_where_we_may(who: Pid) -> io::Result<()> {
-    let ours = rustix::thread::sched_getaffinity(None)?;
-    Ok(rustix::thread::sched_setaffinity(Some(who), &ours)?)
-}
-
-/// While it lasts, whom the caller forks waits for its turn instead of being run in the caller's place (`SCHED_BATCH`).
-#[derive(Debug, Clone, Copy)]
-pub struct Patience(());
-
-impl Patience {
-    /// Begins it; none for a caller that somebody has given turns of its own kind.
-    pub fn begin() -> Option<Self> {
-        // SAFETY: asks for the caller's own policy.
-        let usual = unsafe { libc::sched_getscheduler(0) } == libc::SCHED_OTHER;
-        (usual && turns(0, libc::SCHED_BATCH).is_ok()).then_some(Self(()))
-    }
-
-    /// Ends it, in the caller and in whom it forked each for itself.
-    pub fn end(&self) {
-        let _ = turns(0, libc::SCHED_OTHER);
-    }
-}
-
-/// Has a process wait for its turn whenever it wakes up, and take nobody's.
-pub fn wait_for_turns(who: Pid) -> io::Result<()> {
-    turns(who.as_raw_nonzero().get(), libc::SCHED_BATCH)
-}
-
-fn turns(who: libc::pid_t, policy: libc::c_int) -> io::Result<()> {
-    let usual = libc::sched_param { sched_priority: 0 };
-    // SAFETY: sets a policy from a structure that outlives the call.
-    if unsafe { libc::sched_setscheduler(who, policy, &usual) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
-}
-
-/// Has writing to a pipe without a reader fail, as every Rust program does once it is in `main`.
-pub fn ignore_broken_pipes() {
-    // SAFETY: to ignore a signal runs nothing.
-    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
 }
 
 /// Whether the caller ignores a signal.

@@ -16,7 +16,7 @@ pub fn bytes<const N: usize>() -> io::Result<[u8; N]> {
 const FEED_MAX: usize = 64;
 
 #[repr(C)]
-struct Pool {
+struct RandomPool {
     entropy_count: libc::c_int,
     buf_size: libc::c_int,
     buf: [u8; FEED_MAX],
@@ -26,8 +26,11 @@ struct Pool {
 pub fn feed(bytes: &[u8]) -> io::Result<()> {
     use std::os::fd::AsRawFd;
     let len = bytes.len().min(FEED_MAX);
-    let mut pool =
-        Pool { entropy_count: (len * 8) as libc::c_int, buf_size: len as libc::c_int, buf: [0; FEED_MAX] };
+    let mut pool = RandomPool {
+        entropy_count: (len * 8) as libc::c_int,
+        buf_size: len as libc::c_int,
+        buf: [0; FEED_MAX],
+    };
     pool.buf[..len].copy_from_slice(&bytes[..len]);
     let device = std::fs::File::options().read(true).write(true).open("/dev/urandom")?;
     const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;

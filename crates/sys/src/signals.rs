@@ -23,9 +23,9 @@ const AT_ONCE: usize = 4;
 
 /// A set of signals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Set(u64);
+pub struct SignalSet(u64);
 
-impl Set {
+impl SignalSet {
     /// Of these.
     pub fn of(signals: &[Signal]) -> Self {
         Self(signals.iter().fold(0, |set, signal| set | bit(signal.as_raw())))
@@ -69,7 +69,7 @@ pub struct Signals(AsyncFd<OwnedFd>);
 
 impl Signals {
     /// Takes them from now on; to be called within a runtime.
-    pub fn take(set: Set) -> io::Result<Self> {
+    pub fn take(set: SignalSet) -> io::Result<Self> {
         set_mask(libc::SIG_BLOCK, set.0);
         let wanted: *const u64 = &raw const set.0;
         let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
@@ -80,11 +80,11 @@ impl Signals {
         }
         // SAFETY: just made, and owned by nobody yet.
         let made = unsafe { OwnedFd::from_raw_fd(made as c_int) };
-        crate::quiet::watched(made, Interest::READABLE).map(Self)
+        crate::lazy_write_stream::watched(made, Interest::READABLE).map(Self)
     }
 
     /// Those that came next.
-    pub async fn next(&self) -> io::Result<Set> {
+    pub async fn next(&self) -> io::Result<SignalSet> {
         loop {
             let mut ready = self.0.readable().await?;
             let mut infos = [0; AT_ONCE * INFO_LEN];
@@ -102,7 +102,7 @@ impl Signals {
             let came =
                 infos[..read].chunks_exact(INFO_LEN).fold(0, |set, info| set | bit(number(info) as c_int));
             if came != 0 {
-                return Ok(Set(came));
+                return Ok(SignalSet(came));
             }
         }
     }
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     /// To the calling thread, which has them held back.
-    fn send(set: Set) {
+    fn send(set: SignalSet) {
         let (process, thread) = (rustix::process::getpid(), rustix::thread::gettid());
         let signal = set.0.trailing_zeros() + 1;
         // SAFETY: takes numbers alone.
@@ -124,8 +124,8 @@ mod tests {
     fn what_comes_is_read_once_and_nothing_is_missed() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let (one, two) = (Set::of(&[Signal::USR1]), Set(bit(libc::SIGRTMIN())));
-            let signals = Signals::take(Set(one.0 | two.0)).unwrap();
+            let (one, two) = (SignalSet::of(&[Signal::USR1]), SignalSet(bit(libc::SIGRTMIN())));
+            let signals = Signals::take(SignalSet(one.0 | two.0)).unwrap();
             send(one);
             assert_eq!(signals.next().await.unwrap(), one);
             // More than are read at once: a signal of this kind is one each time it is sent.
@@ -134,7 +134,7 @@ mod tests {
             }
             send(one);
             // The lower number comes first.
-            assert_eq!(signals.next().await.unwrap(), Set(one.0 | two.0));
+            assert_eq!(signals.next().await.unwrap(), SignalSet(one.0 | two.0));
             for _ in 0..2 {
                 assert_eq!(signals.next().await.unwrap(), two);
             }

@@ -17,19 +17,15 @@ use std::{
 };
 
 use libc::{c_int, c_long, c_void};
-use rustix::{
-    process::Pid,
-    thread::{CpuSet, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity},
-};
 
 use crate::{
     signals::{MASK_LEN, bit, set_mask, undisturbed},
-    stack::Stack,
+    stack::GuardedStack,
 };
 
 /// Who the child becomes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Credentials {
+pub struct ChildCredentials {
     /// User.
     pub uid: u32,
     /// Group.
@@ -40,7 +36,7 @@ pub struct Credentials {
 
 /// Whether the child has a controlling terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Terminal {
+pub enum ControllingTerminal {
     /// It has none.
     None,
     /// Its standard input becomes that terminal.
@@ -49,7 +45,7 @@ pub enum Terminal {
 
 /// What to start. The child always leads a session and a process group of its own.
 #[derive(Debug)]
-pub struct Command<'a> {
+pub struct SpawnCommand<'a> {
     /// The file to execute; no search is done.
     pub program: &'a CStr,
     /// Its arguments, its own name first.
@@ -59,7 +55,7 @@ pub struct Command<'a> {
     /// Where it starts.
     pub cwd: &'a CStr,
     /// Who it becomes; nobody else if `None`.
-    pub credentials: Option<&'a Credentials>,
+    pub credentials: Option<&'a ChildCredentials>,
     /// Its standard input.
     pub stdin: BorrowedFd<'a>,
     /// Its standard output.
@@ -67,23 +63,12 @@ pub struct Command<'a> {
     /// Its standard error.
     pub stderr: BorrowedFd<'a>,
     /// Its controlling terminal.
-    pub terminal: Terminal,
-    /// Where the caller goes on.
-    pub caller: Caller,
-}
-
-/// Where a caller goes on whose child has executed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Caller {
-    /// Wherever it wakes up, which is most often in the child's place.
-    Anywhere,
-    /// On another processor than the child, if there is one.
-    Apart,
+    pub terminal: ControllingTerminal,
 }
 
 /// Where a start failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum SpawnStep {
     /// Making the child.
     Clone,
     /// Leading a session.
@@ -105,7 +90,7 @@ pub enum Step {
 #[error("cannot start a process at step {step:?}")]
 pub struct SpawnError {
     /// Where.
-    pub step: Step,
+    pub step: SpawnStep,
     /// What the kernel said.
     #[source]
     pub source: io::Error,
@@ -123,24 +108,19 @@ static UNUSUAL: AtomicU64 = AtomicU64::new(u64::MAX);
 ///
 /// # Errors
 /// Exactly what the kernel said, and at which step; no child is left then.
-pub fn spawn(command: &Command<'_>) -> Result<u32, SpawnError> {
+pub fn spawn(command: &SpawnCommand<'_>) -> Result<u32, SpawnError> {
     let at = |step| move |source| SpawnError { step, source };
     let descriptors = [command.stdin, command.stdout, command.stderr];
     let held = descriptors.map(above_standard);
     let [stdin, stdout, stderr] = held;
     let held = [
-        stdin.map_err(at(Step::Descriptors))?,
-        stdout.map_err(at(Step::Descriptors))?,
-        stderr.map_err(at(Step::Descriptors))?,
+        stdin.map_err(at(SpawnStep::Descriptors))?,
+        stdout.map_err(at(SpawnStep::Descriptors))?,
+        stderr.map_err(at(SpawnStep::Descriptors))?,
     ];
-    let everywhere = match command.caller {
-        Caller::Anywhere => None,
-        Caller::Apart => sched_getaffinity(None).ok().filter(|all| all.count() > 1),
-    }
-    .map(|all| (gettid(), all));
     let args = pointers(command.args);
     let envs = pointers(command.envs);
-    let order = Order {
+    let order = SpawnOrder {
         program: command.program.as_ptr(),
         args: args.as_ptr(),
         envs: envs.as_ptr(),
@@ -149,17 +129,13 @@ pub fn spawn(command: &Command<'_>) -> Result<u32, SpawnError> {
         descriptors: [0, 1, 2]
             .map(|n: usize| held[n].as_ref().map_or(descriptors[n].as_raw_fd(), AsRawFd::as_raw_fd)),
         terminal: command.terminal,
-        everywhere,
         failed_step: AtomicI32::new(0),
         failed_errno: AtomicI32::new(0),
     };
-    let stack = Stack::take().map_err(at(Step::Clone))?;
+    let stack = GuardedStack::take().map_err(at(SpawnStep::Clone))?;
     let started = start(&order, &stack);
     stack.give_back();
-    if let Some((_, everywhere)) = &order.everywhere {
-        let _ = sched_setaffinity(None, everywhere);
-    }
-    let pid = started.map_err(at(Step::Clone))?;
+    let pid = started.map_err(at(SpawnStep::Clone))?;
     match order.failed_step.load(Ordering::Acquire) {
         0 => Ok(pid.unsigned_abs()),
         step => {
@@ -204,24 +180,28 @@ pub fn keep_heap_small() {
     unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 1024 * 1024) };
 }
 
+/// Gives free heap pages back to the kernel.
+pub fn trim_heap() {
+    // SAFETY: malloc_trim takes the allocator's own locks and touches only free memory.
+    unsafe { libc::malloc_trim(0) };
+}
+
 /// Everything the child reads, prepared before it exists, and the two words it answers with.
-struct Order {
+struct SpawnOrder {
     program: *const libc::c_char,
     args: *const *const libc::c_char,
     envs: *const *const libc::c_char,
     cwd: *const libc::c_char,
-    credentials: *const Credentials,
+    credentials: *const ChildCredentials,
     descriptors: [RawFd; 3],
-    terminal: Terminal,
-    /// The calling thread and where it may run, if it is to go on apart from the child.
-    everywhere: Option<(Pid, CpuSet)>,
+    terminal: ControllingTerminal,
     failed_step: AtomicI32,
     failed_errno: AtomicI32,
 }
 
-fn start(order: &Order, stack: &Stack) -> io::Result<c_int> {
+fn start(order: &SpawnOrder, stack: &GuardedStack) -> io::Result<c_int> {
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
-    let order: *const Order = order;
+    let order: *const SpawnOrder = order;
     undisturbed(|| {
         // SAFETY: `child` obeys the invariants above. CLONE_VFORK suspends this thread until the child has executed or
         // exited, so `order`, what it points to and `stack` outlive the child's use of them.
@@ -231,8 +211,8 @@ fn start(order: &Order, stack: &Stack) -> io::Result<c_int> {
 }
 
 extern "C" fn child(order: *mut c_void) -> c_int {
-    // SAFETY: `start` passes a pointer to an `Order` that lives until this child has executed or exited.
-    let order: &Order = unsafe { &*order.cast::<Order>() };
+    // SAFETY: `start` passes a pointer to an `SpawnOrder` that lives until this child has executed or exited.
+    let order: &SpawnOrder = unsafe { &*order.cast::<SpawnOrder>() };
     let (step, errno) = become_program(order);
     order.failed_errno.store(errno, Ordering::Release);
     order.failed_step.store(step as c_int + 1, Ordering::Release);
@@ -241,14 +221,14 @@ extern "C" fn child(order: *mut c_void) -> c_int {
 }
 
 /// Answers only if it failed.
-fn become_program(order: &Order) -> (Step, c_int) {
+fn become_program(order: &SpawnOrder) -> (SpawnStep, c_int) {
     match try_to_become(order) {
         Err(failed) => failed,
-        Ok(()) => (Step::Exec, libc::ENOEXEC),
+        Ok(()) => (SpawnStep::Exec, libc::ENOEXEC),
     }
 }
 
-fn try_to_become(order: &Order) -> Result<(), (Step, c_int)> {
+fn try_to_become(order: &SpawnOrder) -> Result<(), (SpawnStep, c_int)> {
     let at = |step| move |errno| (step, errno);
     let unusual = UNUSUAL.load(Ordering::Acquire);
     for signal in (1..=SIGNAL_MAX).filter(|signal| unusual & bit(*signal) != 0) {
@@ -256,37 +236,24 @@ fn try_to_become(order: &Order) -> Result<(), (Step, c_int)> {
         // The two that cannot be set answer EINVAL, which is right.
         let _ = call(libc::SYS_rt_sigaction, [signal.into(), action as c_long, 0, MASK_LEN]);
     }
-    call(libc::SYS_setsid, [0; 4]).map_err(at(Step::Session))?;
+    call(libc::SYS_setsid, [0; 4]).map_err(at(SpawnStep::Session))?;
     for (target, fd) in order.descriptors.iter().enumerate() {
-        call(libc::SYS_dup3, [c_long::from(*fd), target as c_long, 0, 0]).map_err(at(Step::Descriptors))?;
+        call(libc::SYS_dup3, [c_long::from(*fd), target as c_long, 0, 0])
+            .map_err(at(SpawnStep::Descriptors))?;
     }
     call(libc::SYS_close_range, [c_long::from(FD_FIRST), c_long::from(c_int::MAX), 0, 0])
-        .map_err(at(Step::Descriptors))?;
-    if order.terminal == Terminal::Stdin {
-        call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as c_long, 0, 0]).map_err(at(Step::Terminal))?;
+        .map_err(at(SpawnStep::Descriptors))?;
+    if order.terminal == ControllingTerminal::Stdin {
+        call(libc::SYS_ioctl, [0, libc::TIOCSCTTY as c_long, 0, 0]).map_err(at(SpawnStep::Terminal))?;
     }
-    send_caller_apart(order);
-    take_credentials(order).map_err(at(Step::Credentials))?;
-    call(libc::SYS_chdir, [order.cwd as c_long, 0, 0, 0]).map_err(at(Step::Directory))?;
+    take_credentials(order).map_err(at(SpawnStep::Credentials))?;
+    call(libc::SYS_chdir, [order.cwd as c_long, 0, 0, 0]).map_err(at(SpawnStep::Directory))?;
     set_mask(libc::SIG_SETMASK, 0);
     let exec = [order.program as c_long, order.args as c_long, order.envs as c_long, 0];
-    call(libc::SYS_execve, exec).map_err(at(Step::Exec))
+    call(libc::SYS_execve, exec).map_err(at(SpawnStep::Exec))
 }
 
-/// The caller sleeps until the child executes, so it is moved for nothing; it wakes up where the child is not, and takes
-/// no turn from it.
-fn send_caller_apart(order: &Order) {
-    let own = sched_getcpu();
-    if let Some((caller, mut others)) = order.everywhere
-        && own < CpuSet::MAX_CPU
-    {
-        others.unset(own);
-        // Refused where no other is left, which is right.
-        let _ = sched_setaffinity(Some(caller), &others);
-    }
-}
-
-fn take_credentials(order: &Order) -> Result<(), c_int> {
+fn take_credentials(order: &SpawnOrder) -> Result<(), c_int> {
     if order.credentials.is_null() {
         return Ok(());
     }
@@ -299,7 +266,7 @@ fn take_credentials(order: &Order) -> Result<(), c_int> {
     call(libc::SYS_setresuid, [uid, uid, uid, 0])
 }
 
-/// One raw system call. Private: every caller passes numbers, or pointers into the `Order` or its own frame.
+/// One raw system call. Private: every caller passes numbers, or pointers into the `SpawnOrder` or its own frame.
 fn call(number: c_long, args: [c_long; 4]) -> Result<(), c_int> {
     // SAFETY: errno is that of the suspended parent's thread, whose memory the child borrows; nobody reads it
     // meanwhile. The callers above pass arguments valid for their calls; the one that writes to memory passes its own.
@@ -332,18 +299,18 @@ fn pointers(texts: &[CString]) -> Vec<*const libc::c_char> {
     texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect()
 }
 
-fn step_of(number: c_int) -> Step {
-    const STEPS: [Step; 7] = [
-        Step::Clone,
-        Step::Session,
-        Step::Terminal,
-        Step::Descriptors,
-        Step::Credentials,
-        Step::Directory,
-        Step::Exec,
+fn step_of(number: c_int) -> SpawnStep {
+    const STEPS: [SpawnStep; 7] = [
+        SpawnStep::Clone,
+        SpawnStep::Session,
+        SpawnStep::Terminal,
+        SpawnStep::Descriptors,
+        SpawnStep::Credentials,
+        SpawnStep::Directory,
+        SpawnStep::Exec,
     ];
     let index = usize::try_from(number - 1).unwrap_or(0);
-    STEPS.get(index).copied().unwrap_or(Step::Clone)
+    STEPS.get(index).copied().unwrap_or(SpawnStep::Clone)
 }
 
 #[cfg(test)]
@@ -360,7 +327,7 @@ mod tests {
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let null = File::open("/dev/null").unwrap();
         let args: Vec<CString> = args.iter().map(|arg| c(arg)).collect();
-        let pid = spawn(&Command {
+        let pid = spawn(&SpawnCommand {
             program: &c(program),
             args: &args,
             envs: &[c("A=b")],
@@ -369,8 +336,7 @@ mod tests {
             stdin: null.as_fd(),
             stdout: writer.as_fd(),
             stderr: writer.as_fd(),
-            terminal: Terminal::None,
-            caller: Caller::Apart,
+            terminal: ControllingTerminal::None,
         })?;
         drop(writer);
         let mut output = String::new();
@@ -418,8 +384,8 @@ mod tests {
             let error = run(program, &["x"], cwd).unwrap_err();
             (error.step, error.source.raw_os_error().unwrap())
         };
-        assert_eq!(fail("/no/such", "/"), (Step::Exec, libc::ENOENT));
-        assert_eq!(fail("/etc", "/"), (Step::Exec, libc::EACCES));
-        assert_eq!(fail("/bin/sh", "/no/such"), (Step::Directory, libc::ENOENT));
+        assert_eq!(fail("/no/such", "/"), (SpawnStep::Exec, libc::ENOENT));
+        assert_eq!(fail("/etc", "/"), (SpawnStep::Exec, libc::EACCES));
+        assert_eq!(fail("/bin/sh", "/no/such"), (SpawnStep::Directory, libc::ENOENT));
     }
 }

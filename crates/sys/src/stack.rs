@@ -12,17 +12,17 @@ const GUARD_LEN: usize = 4096;
 
 /// Such a stack, with a page below it that faults.
 #[derive(Debug)]
-pub struct Stack {
+pub struct GuardedStack {
     base: *mut c_void,
 }
 
 // SAFETY: it owns its mapping, which belongs to no thread.
-unsafe impl Send for Stack {}
+unsafe impl Send for GuardedStack {}
 
 /// One that was used and is free: to map and unmap one for each start takes 10 µs.
-static SPARE: Mutex<Option<Stack>> = Mutex::new(None);
+static SPARE: Mutex<Option<GuardedStack>> = Mutex::new(None);
 
-impl Stack {
+impl GuardedStack {
     /// One that nobody uses; to be given back.
     pub fn take() -> io::Result<Self> {
         let spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -59,7 +59,7 @@ impl Stack {
     }
 }
 
-impl Drop for Stack {
+impl Drop for GuardedStack {
     fn drop(&mut self) {
         // SAFETY: the whole mapping made in `new`; whoever drops this knows that the child uses it no more.
         unsafe { libc::munmap(self.base, STACK_LEN) };

@@ -9,7 +9,7 @@ mod usage;
 
 pub use copy::{copy, copy_open};
 pub use remove::remove;
-pub use usage::{Usage, usage};
+pub use usage::{TreeUsage, usage};
 
 use std::{
     ffi::CString,

@@ -10,12 +10,15 @@ use std::{
 use body::programs::Programs;
 use proto::{LayerId, spec::Ids, workspace::Workspace};
 
-use crate::{GitError, How, LandRequest, Person, Source, TIME_MAX, What, WorkspaceError, land, look, save};
+use crate::{
+    BodyWorkspace, GitError, GitIdentity, LandRequest, LandSelection, LandTarget, TIME_MAX, WorkspaceError,
+    land, look, save,
+};
 
 /// A directory of one test.
-struct Place(PathBuf);
+struct BoundsScene(PathBuf);
 
-impl Drop for Place {
+impl Drop for BoundsScene {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -37,8 +40,8 @@ fn git(dir: &Path, args: &[&str]) -> String {
 }
 
 /// A Body's files as they lie on the disk, with one that is new, and the repository they came from.
-fn begin(name: &str, time_max: Duration) -> (Place, Source) {
-    let place = Place(std::env::temp_dir().join(format!("palisade-{name}-{}", std::process::id())));
+fn begin(name: &str, time_max: Duration) -> (BoundsScene, BodyWorkspace) {
+    let place = BoundsScene(std::env::temp_dir().join(format!("palisade-{name}-{}", std::process::id())));
     let top = place.0.clone();
     let repository = top.join("app/.git");
     fs::create_dir_all(top.join("app")).unwrap();
@@ -66,7 +69,7 @@ fn begin(name: &str, time_max: Duration) -> (Place, Source) {
     let upper = top.join("body/disk/upper").join(workspace.area_dir());
     fs::create_dir_all(&upper).unwrap();
     fs::write(upper.join("new"), "new\n").unwrap();
-    let source = Source {
+    let source = BodyWorkspace {
         body: "body1".parse().unwrap(),
         dir: top.join("body"),
         snapshots: Vec::new(),
@@ -85,7 +88,7 @@ fn is_over<T: std::fmt::Debug>(done: Result<T, WorkspaceError>) -> bool {
 }
 
 /// What is left of work that was broken off.
-fn stages(source: &Source) -> usize {
+fn stages(source: &BodyWorkspace) -> usize {
     let entries = fs::read_dir(source.dir.join("git/app")).unwrap().flatten();
     entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("stage-")).count()
 }
@@ -100,7 +103,7 @@ fn a_save_whose_time_is_over_changes_nothing_and_the_next_one_has_all() {
     let saved = save(&source).unwrap();
     assert!(saved.is_whole(), "{saved:?}");
     assert_eq!(git(&app, &["show", "refs/palisade/body1/wip:new"]), "new");
-    assert_eq!(look(&source).unwrap().left_out.len(), 0);
+    assert_eq!(look(&source).unwrap().skipped.len(), 0);
     assert_eq!(stages(&source), 0);
 }
 
@@ -110,7 +113,7 @@ fn a_landing_whose_time_is_over_moves_nothing() {
     let saved = save(&source).unwrap();
     let env = [("GIT_COMMITTER_NAME", "a"), ("GIT_COMMITTER_EMAIL", "a@b")]
         .map(|(name, value)| (name.into(), value.into()));
-    let person = Person {
+    let person = GitIdentity {
         home: "/nonexistent".into(),
         path: "/usr/local/bin:/usr/bin:/bin".into(),
         env: env.to_vec(),
@@ -122,8 +125,8 @@ fn a_landing_whose_time_is_over_moves_nothing() {
             saved: &saved,
             body: "body1",
             dir: &source.dir,
-            how: How::Onto("main".into()),
-            what: What::All,
+            how: LandTarget::Onto("main".into()),
+            what: LandSelection::All,
             person: &person,
             time_max,
         })

@@ -4,7 +4,7 @@ use std::io;
 
 use body::layers::LayerError;
 
-use crate::git::GitError;
+use crate::git::{GitError, GitReason};
 
 /// Why not.
 #[derive(Debug, thiserror::Error)]
@@ -43,19 +43,19 @@ impl WorkspaceError {
         };
         match self {
             Self::Io(_, error) | Self::Layer(LayerError::Io(_, error)) => full(error),
-            Self::Git(GitError::Failed { said, .. }) => said.contains("No space left on device"),
+            Self::Git(error) => error.reason() == Some(GitReason::DiskFull),
             _ => false,
         }
     }
 }
 
 /// Adds what was being done to an error of the kernel.
-pub(crate) trait During<T> {
+pub(crate) trait ErrorContext<T> {
     /// Adds it.
     fn during(self, what: &'static str) -> Result<T, WorkspaceError>;
 }
 
-impl<T, E: Into<io::Error>> During<T> for Result<T, E> {
+impl<T, E: Into<io::Error>> ErrorContext<T> for Result<T, E> {
     fn during(self, what: &'static str) -> Result<T, WorkspaceError> {
         self.map_err(|error| WorkspaceError::Io(what, error.into()))
     }

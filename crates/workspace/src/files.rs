@@ -11,20 +11,20 @@ use std::{
 };
 
 use crate::{
-    Source,
-    error::{During, WorkspaceError},
-    git::{Git, GitError},
-    ignore::Ignore,
-    index::{Names, Skipped},
-    loose,
-    merged::Dirs,
+    BodyWorkspace,
+    error::{ErrorContext, WorkspaceError},
+    git::{Git, GitError, GitReason},
+    ignore::IgnoreChecker,
+    import_objects,
+    index::{IndexNames, SparsePaths},
     objects::Objects,
-    packing::{Id, Pack, Sort, id_of},
-    quarantine::View,
-    submodules::Apart,
-    trees::Trees,
-    upper::Upper,
-    walk::{Change, Changes, LEFT_OUT_MAX, LeftOut, Walk, is_dot_git},
+    overlay_diff::{Change, Changes, LEFT_OUT_MAX, OverlayWalk, SkippedPath, is_dot_git},
+    overlay_reader::OverlayDir,
+    pack_writer::{ObjectId, ObjectKind, PackWriter, id_of},
+    quarantine::QuarantineView,
+    submodules::SubmoduleWork,
+    tree_writer::TreeWriter,
+    upper::UpperFiles,
 };
 
 /// Longest list of exclusions taken from a Body.
@@ -44,35 +44,35 @@ const ENCODING: &str = "working-tree-encoding";
 
 /// What was read.
 #[derive(Debug)]
-pub struct Files {
+pub struct WorkFiles {
     /// The tree.
     pub tree: String,
     /// What is not in it.
-    pub left_out: Vec<LeftOut>,
+    pub skipped: Vec<SkippedPath>,
 }
 
 /// What they are read from.
 #[derive(Debug, Clone, Copy)]
-pub struct Given<'a> {
+pub struct ReadContext<'a> {
     /// Whose.
-    pub source: &'a Source,
+    pub source: &'a BodyWorkspace,
     /// Where they become objects.
-    pub view: &'a View,
+    pub view: &'a QuarantineView,
     /// The Body's changes.
-    pub(crate) upper: &'a Upper,
+    pub(crate) upper: &'a UpperFiles,
     /// Its `.git`.
-    pub git_dir: Option<&'a Dirs>,
+    pub git_dir: Option<&'a OverlayDir>,
     /// What others read.
-    pub apart: &'a Apart,
+    pub apart: &'a SubmoduleWork,
 }
 
-impl Given<'_> {
+impl ReadContext<'_> {
     /// Has the quarantine take what the Body's git made, as far as that is sound.
     fn take_objects(&self, objects: &mut Objects) -> Result<(), WorkspaceError> {
         let Some(own) = self.git_dir.map(|git| self.upper.own_objects(git)).transpose()?.flatten() else {
             return Ok(());
         };
-        match loose::import(&self.view.quarantine, objects, &own) {
+        match import_objects::import(&self.view.quarantine, objects, &own) {
             Err(error) if error.is_full() => Err(error),
             _ => Ok(()),
         }
@@ -80,8 +80,12 @@ impl Given<'_> {
 }
 
 /// Reads them; new objects go to `pack`.
-pub fn read(given: &Given<'_>, objects: &mut Objects, pack: &mut Pack) -> Result<Files, WorkspaceError> {
-    let Given { source, view, upper, git_dir, apart } = *given;
+pub fn read(
+    given: &ReadContext<'_>,
+    objects: &mut Objects,
+    pack: &mut PackWriter,
+) -> Result<WorkFiles, WorkspaceError> {
+    let ReadContext { source, view, upper, git_dir, apart } = *given;
     let place = view.join("files");
     fs::create_dir(&place).during("make room for a copy")?;
     let base = base_names(source, view)?;
@@ -89,9 +93,9 @@ pub fn read(given: &Given<'_>, objects: &mut Objects, pack: &mut Pack) -> Result
     rules |= take_exclusions(view, git_dir)?;
     let index = |name: &str| git_dir.and_then(|git| git.small(name, INDEX_LEN_MAX));
     let own = index("index").unwrap_or_default();
-    let (tracked, all_tracked) = Names::parse_with(&own, index);
-    let ignore = Ignore::new(&view.git().files(&place), rules)?;
-    let walk = Walk {
+    let (tracked, all_tracked) = IndexNames::parse_with(&own, index);
+    let ignore = IgnoreChecker::new(&view.git().files(&place), rules)?;
+    let walk = OverlayWalk {
         base: &base,
         tracked: &tracked,
         all_tracked,
@@ -102,14 +106,14 @@ pub fn read(given: &Given<'_>, objects: &mut Objects, pack: &mut Pack) -> Result
         changes: Changes::default(),
     };
     let ours = File::open(&place).during("open a copy")?;
-    let mut changes = match upper.seen()? {
+    let mut changes = match upper.visible_files()? {
         Some(seen) => walk.run(&seen, ours.as_fd())?,
         None => Changes::default(),
     };
-    let unseen = out_of_sight(given, objects, &base, &Skipped::of(&own), &mut changes)?;
+    let unseen = skip_worktree_paths(given, objects, &base, &SparsePaths::of(&own), &mut changes)?;
     converted(source, view, &place, pack, &mut changes.files)?;
     let tree = base_tree(source, objects)?;
-    let mut trees = Trees::of(objects, &tree)?;
+    let mut trees = TreeWriter::of(objects, &tree)?;
     unseen.iter().try_for_each(|(path, mode, id)| trees.set(path, *mode, *id))?;
     changes.gone.iter().try_for_each(|path| trees.remove(path))?;
     for change in &changes.files {
@@ -122,18 +126,18 @@ pub fn read(given: &Given<'_>, objects: &mut Objects, pack: &mut Pack) -> Result
             trees.set(path, LINK, head)?;
         }
     }
-    Ok(Files { tree: trees.write(pack)?, left_out: changes.left_out })
+    Ok(WorkFiles { tree: trees.write(pack)?, skipped: changes.skipped })
 }
 
 /// What `git sparse-checkout` took out of sight is not gone: it is what the Body's index says. Gives what differs there
 /// from the base.
-fn out_of_sight(
-    given: &Given<'_>,
+fn skip_worktree_paths(
+    given: &ReadContext<'_>,
     objects: &mut Objects,
-    base: &Names,
-    skipped: &Skipped,
+    base: &IndexNames,
+    skipped: &SparsePaths,
     changes: &mut Changes,
-) -> Result<Vec<(Vec<u8>, u32, Id)>, WorkspaceError> {
+) -> Result<Vec<(Vec<u8>, u32, ObjectId)>, WorkspaceError> {
     let mut unseen = BTreeSet::new();
     changes.gone.retain(|path| {
         let skips = skipped.skips(path);
@@ -158,7 +162,7 @@ fn out_of_sight(
     if wanted.is_empty() {
         return Ok(Vec::new());
     }
-    let asked: Vec<String> = wanted.iter().map(|(_, _, id, _)| crate::packing::hex(id)).collect();
+    let asked: Vec<String> = wanted.iter().map(|(_, _, id, _)| crate::pack_writer::hex(id)).collect();
     let mut there = objects.about(&asked)?;
     if there.iter().any(Option::is_none) {
         given.take_objects(objects)?;
@@ -168,8 +172,8 @@ fn out_of_sight(
     for ((path, mode, id, kind), there) in wanted.into_iter().zip(there) {
         match there {
             Some(there) if there.kind == kind => found.push((path, mode, id)),
-            _ if changes.left_out.len() >= LEFT_OUT_MAX => {}
-            _ => changes.left_out.push(LeftOut { path: proto::text::visible_bytes(&path), why: UNSEEN }),
+            _ if changes.skipped.len() >= LEFT_OUT_MAX => {}
+            _ => changes.skipped.push(SkippedPath { path: proto::text::visible_bytes(&path), why: UNSEEN }),
         }
     }
     Ok(found)
@@ -181,7 +185,7 @@ fn is_held(path: &[u8]) -> bool {
     path.split(|byte| *byte == b'/').all(plain)
 }
 
-fn base_tree(source: &Source, objects: &mut Objects) -> Result<String, WorkspaceError> {
+fn base_tree(source: &BodyWorkspace, objects: &mut Objects) -> Result<String, WorkspaceError> {
     let found = objects.about(&[format!("{}^{{tree}}", source.workspace.base)])?.pop().flatten();
     let gone = || {
         WorkspaceError::NotFound("the commit that the Body began with is no longer in the repository".into())
@@ -190,13 +194,13 @@ fn base_tree(source: &Source, objects: &mut Objects) -> Result<String, Workspace
 }
 
 /// What the Body began with, and what of it counts.
-fn base_names(source: &Source, view: &View) -> Result<Names, WorkspaceError> {
+fn base_names(source: &BodyWorkspace, view: &QuarantineView) -> Result<IndexNames, WorkspaceError> {
     if !source.workspace.included {
-        return Names::of(&source.base_index()?);
+        return IndexNames::of(&source.base_index()?);
     }
     // Ignored files that came along are not in the base.
     let said = view.git().run(["ls-tree", "-r", "-z", &source.workspace.base])?;
-    let mut names = Names::default();
+    let mut names = IndexNames::default();
     for line in said.split(|byte| *byte == 0).filter(|line| !line.is_empty()) {
         let (about, name) = line
             .iter()
@@ -214,7 +218,7 @@ fn base_names(source: &Source, view: &View) -> Result<Names, WorkspaceError> {
 }
 
 /// Puts files of the base where git looks for how it treats others; says whether there are some of each kind.
-fn put_rules(objects: &mut Objects, base: &Names, place: &Path) -> Result<(bool, bool), WorkspaceError> {
+fn put_rules(objects: &mut Objects, base: &IndexNames, place: &Path) -> Result<(bool, bool), WorkspaceError> {
     let (mut ignores, mut attributes) = (false, false);
     for (path, id) in base.files() {
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
@@ -228,14 +232,14 @@ fn put_rules(objects: &mut Objects, base: &Names, place: &Path) -> Result<(bool,
             fs::create_dir_all(parent).during("copy a rule")?;
         }
         // One that is too long for us is too long for git, too.
-        let bytes = objects.contents(&crate::packing::hex(&id), "blob", RULE_LEN_MAX)?;
+        let bytes = objects.contents(&crate::pack_writer::hex(&id), "blob", RULE_LEN_MAX)?;
         fs::write(to, bytes).during("copy a rule")?;
     }
     Ok((ignores, attributes))
 }
 
 /// What the Body's own git excludes, besides what its files say; whether that is anything.
-fn take_exclusions(view: &View, git_dir: Option<&Dirs>) -> Result<bool, WorkspaceError> {
+fn take_exclusions(view: &QuarantineView, git_dir: Option<&OverlayDir>) -> Result<bool, WorkspaceError> {
     let text = git_dir.and_then(|git| git.small("info/exclude", EXCLUDE_LEN_MAX)).unwrap_or_default();
     let dir = view.quarantine.dir().join("info");
     fs::create_dir_all(&dir).during("note what is excluded")?;
@@ -246,10 +250,10 @@ fn take_exclusions(view: &View, git_dir: Option<&Dirs>) -> Result<bool, Workspac
 /// Has git read the files that attributes may change. What git cannot convert stays as it is in the Body: better odd
 /// than lost.
 fn converted(
-    source: &Source,
-    view: &View,
+    source: &BodyWorkspace,
+    view: &QuarantineView,
     place: &Path,
-    pack: &mut Pack,
+    pack: &mut PackWriter,
     files: &mut [Change],
 ) -> Result<(), WorkspaceError> {
     let paths: Vec<&[u8]> =
@@ -258,15 +262,14 @@ fn converted(
         return Ok(());
     }
     let index = view.join("index");
-    let git = view.writing().files(place).index(&index).passing();
-    let refused =
-        |error: &GitError| matches!(error, GitError::Failed { said, .. } if !said.contains("No space left"));
+    let git = view.writing().files(place).index(&index).scratch();
+    let refused = |error: &GitError| error.reason().is_some_and(|reason| reason != GitReason::DiskFull);
     let done = match add_all(source, &git, &index, &paths) {
         Err(WorkspaceError::Git(error)) if refused(&error) => {
             let odd = encoded(&git, &paths)?;
             let plain: Vec<&[u8]> = paths.iter().copied().filter(|path| !odd.contains(*path)).collect();
             match add_all(source, &git, &index, &plain) {
-                Err(WorkspaceError::Git(error)) if refused(&error) => Names::default(),
+                Err(WorkspaceError::Git(error)) if refused(&error) => IndexNames::default(),
                 done => done?,
             }
         }
@@ -284,19 +287,24 @@ fn converted(
 }
 
 /// What an index of the base has for these paths, once git has read their files.
-fn add_all(source: &Source, git: &Git, index: &PathBuf, paths: &[&[u8]]) -> Result<Names, WorkspaceError> {
+fn add_all(
+    source: &BodyWorkspace,
+    git: &Git,
+    index: &PathBuf,
+    paths: &[&[u8]],
+) -> Result<IndexNames, WorkspaceError> {
     // What is in the base decides about line ends, too.
     fs::copy(source.base_index()?, index).during("copy an index")?;
     if source.workspace.included {
         git.run(["read-tree", "-m", "-i", &format!("{}^{{tree}}", source.workspace.base)])?;
     }
     if paths.is_empty() {
-        return Ok(Names::default());
+        return Ok(IndexNames::default());
     }
     let list = paths.iter().flat_map(|path| path.iter().copied().chain([0])).collect();
     git.feed(["update-index", "-z", "--add", "--replace", "--stdin"], list)?;
-    let all = Names::of(index)?;
-    let mut named = Names::default();
+    let all = IndexNames::of(index)?;
+    let mut named = IndexNames::default();
     for path in paths {
         // Its own entry, and none that was there before and is passed over in silence.
         if let Some(id) = all.get(path) {
@@ -319,8 +327,8 @@ fn encoded(git: &Git, paths: &[&[u8]]) -> Result<BTreeSet<Vec<u8>>, WorkspaceErr
         .collect())
 }
 
-fn raw(pack: &mut Pack, path: &Path) -> Result<crate::packing::Id, WorkspaceError> {
+fn raw(pack: &mut PackWriter, path: &Path) -> Result<crate::pack_writer::ObjectId, WorkspaceError> {
     let file = File::open(path).during("read a copy")?;
     let len = file.metadata().during("read a copy")?.len();
-    pack.add(Sort::Blob, len, file).during("read a copy")
+    pack.add(ObjectKind::Blob, len, file).during("read a copy")
 }

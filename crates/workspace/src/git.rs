@@ -1,7 +1,7 @@
 //! The host's git, run one way: no hooks, no settings of others, no network, with limits on time, output and memory.
 //!
 //! Invariant: in a repository of ours git reads no configuration but ours. In the user's repository it reads that
-//! repository's own, and the user's only where a [`Person`] is given: for identity and signing of what that person does.
+//! repository's own, and the user's only where a [`GitIdentity`] is given: for identity and signing of what that person does.
 //! Invariant: the repository is always named (`--git-dir`), never found by looking around.
 
 use std::{
@@ -80,6 +80,8 @@ pub enum GitError {
         code: Option<i32>,
         /// Its words, made fit for a terminal.
         said: String,
+        /// What they mean to its callers.
+        reason: GitReason,
     },
     /// It took too long, or said too much.
     #[error("git {verb} was ended: it took too long, or wrote too much")]
@@ -92,9 +94,63 @@ pub enum GitError {
     Answer(&'static str),
 }
 
+impl GitError {
+    /// A git that ended with an error, and complained so.
+    fn failed(verb: String, code: Option<i32>, complaint: &[u8]) -> Self {
+        Self::Failed { verb, code, said: shown(complaint), reason: GitReason::of(complaint) }
+    }
+
+    /// Why git said no, if it did.
+    pub fn reason(&self) -> Option<GitReason> {
+        match self {
+            Self::Failed { reason, .. } => Some(*reason),
+            _ => None,
+        }
+    }
+}
+
+/// Why git said no, as far as its callers act on it. Git has one exit code for all of these and tells them apart by its
+/// words alone, so they are read here, and nowhere else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GitReason {
+    /// The disk is full.
+    DiskFull,
+    /// It knows no name or address of the person who commits.
+    NoIdentity,
+    /// There is no repository.
+    NoRepository,
+    /// The repository lacks objects, as a partial clone does on purpose.
+    MissingObject,
+    /// Something else.
+    Other,
+}
+
+impl GitReason {
+    /// Every git here speaks English (`LC_ALL=C`). A name of a file may stand in a complaint, but never ends its line.
+    fn of(complaint: &[u8]) -> Self {
+        let complaint = String::from_utf8_lossy(complaint);
+        let says = |found: fn(&str) -> bool| complaint.lines().any(|line| found(line.trim_end()));
+        if says(|line| line.ends_with(": No space left on device")) {
+            Self::DiskFull
+        } else if says(|line| {
+            let begins = ["fatal: empty ident name", "fatal: no name was given", "fatal: no email was given"];
+            line.ends_with("Please tell me who you are.")
+                || begins.iter().any(|begin| line.starts_with(begin))
+        }) {
+            Self::NoIdentity
+        } else if says(|line| line.starts_with("fatal: not a git repository")) {
+            Self::NoRepository
+        } else if says(|line| line.starts_with("fatal: did not receive expected object")) {
+            Self::MissingObject
+        } else {
+            Self::Other
+        }
+    }
+}
+
 /// Whose settings git takes, besides the repository's own.
 #[derive(Debug, Clone)]
-pub struct Person {
+pub struct GitIdentity {
     /// Where their settings are.
     pub home: PathBuf,
     /// Where programs are: signing needs some.
@@ -109,7 +165,7 @@ pub struct Git {
     dir: PathBuf,
     work_tree: Option<PathBuf>,
     index: Option<PathBuf>,
-    person: Option<Person>,
+    person: Option<GitIdentity>,
     env: Vec<(OsString, OsString)>,
     tight: bool,
     disk: &'static [&'static str],
@@ -149,7 +205,7 @@ impl Git {
 
     /// With a person's identity and settings.
     #[must_use]
-    pub fn person(mut self, person: &Person) -> Self {
+    pub fn identity(mut self, person: &GitIdentity) -> Self {
         self.person = Some(person.clone());
         self
     }
@@ -163,35 +219,35 @@ impl Git {
 
     /// With little memory, for what a Body made.
     #[must_use]
-    pub fn tight(mut self) -> Self {
+    pub fn rlimited(mut self) -> Self {
         self.tight = true;
         self
     }
 
     /// What it writes is on the disk when it ends.
     #[must_use]
-    pub fn lasting(mut self) -> Self {
+    pub fn durable(mut self) -> Self {
         self.disk = LASTING;
         self
     }
 
     /// What it writes is not waited for.
     #[must_use]
-    pub fn passing(mut self) -> Self {
+    pub fn scratch(mut self) -> Self {
         self.disk = PASSING;
         self
     }
 
     /// Not longer than until then, whatever it does.
     #[must_use]
-    pub fn until(mut self, until: Instant) -> Self {
+    pub fn deadline(mut self, until: Instant) -> Self {
         self.until = Some(until);
         self
     }
 
     /// With what the person ignores everywhere, and how they have files treated.
     #[must_use]
-    pub fn own_rules(mut self) -> Self {
+    pub fn user_ignore_rules(mut self) -> Self {
         self.own_rules = true;
         self
     }
@@ -267,7 +323,7 @@ impl Git {
         input: Vec<u8>,
     ) -> Result<Vec<u8>, GitError> {
         let command = self.command(args);
-        finish(command, Input::Bytes(input), None, self.bounds())
+        finish(command, GitInput::Bytes(input), None, self.bounds())
     }
 
     /// The same with a file to read.
@@ -277,7 +333,7 @@ impl Git {
         input: File,
     ) -> Result<Vec<u8>, GitError> {
         let command = self.command(args);
-        finish(command, Input::File(input), None, self.bounds())
+        finish(command, GitInput::File(input), None, self.bounds())
     }
 
     /// The same with its output in a file.
@@ -288,11 +344,11 @@ impl Git {
         output: File,
     ) -> Result<(), GitError> {
         let command = self.command(args);
-        finish(command, Input::Bytes(input), Some(output), self.bounds()).map(drop)
+        finish(command, GitInput::Bytes(input), Some(output), self.bounds()).map(drop)
     }
 
     /// Runs one git whose pack another takes. Where there is nothing in the pack, the other is not run.
-    pub fn hand_over(
+    pub fn pipe_pack(
         &self,
         args: &[&str],
         input: Vec<u8>,
@@ -308,55 +364,53 @@ impl Git {
             .spawn()
             .map_err(GitError::Missing)?;
         if self.tight {
-            bound(&giver);
+            limit_resources(&giver);
         }
         let writer =
             giver.stdin.take().map(|mut pipe| std::thread::spawn(move || drop(pipe.write_all(&input))));
-        let complaints = giver.stderr.take().map(Complaints::of);
-        let watch = Watch::over(&giver, self.bounds().time);
+        let complaints = giver.stderr.take().map(StderrReader::of);
+        let watch = GitWatchdog::start(&giver, self.bounds().time);
         let mut head = [0; PACK_HEAD_LEN];
         let mut pipe = giver.stdout.take().ok_or(GitError::Answer("pack-objects"))?;
         let has_some = pipe.read_exact(&mut head).is_ok() && head[8..] != [0; 4];
         let taken = if has_some {
-            finish(taker.command(taker_args), Input::Pack(head, pipe), None, taker.bounds()).map(drop)
+            finish(taker.command(taker_args), GitInput::Pack(head, pipe), None, taker.bounds()).map(drop)
         } else {
             Ok(())
         };
         let status = giver.wait().map_err(GitError::Missing)?;
         let late = watch.stop();
         writer.map(JoinHandle::join);
-        let complaint = complaints.map(Complaints::heard).unwrap_or_default();
+        let complaint = complaints.map(StderrReader::finish).unwrap_or_default();
         // Whoever takes a pack that is cut complains, too; why it was cut is the better word.
         match (late, status.success()) {
             (true, _) => Err(GitError::Limit { verb }),
             // Unless it stopped because nobody took it.
-            (_, false) if status.code().is_some() => {
-                Err(GitError::Failed { verb, code: status.code(), said: shown(&complaint) })
-            }
+            (_, false) if status.code().is_some() => Err(GitError::failed(verb, status.code(), &complaint)),
             _ => taken,
         }
     }
 
-    fn bounds(&self) -> Bounds {
+    fn bounds(&self) -> GitLimits {
         let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
-        Bounds { tight: self.tight, time: left.unwrap_or(TIME_MAX).min(TIME_MAX) }
+        GitLimits { tight: self.tight, time: left.unwrap_or(TIME_MAX).min(TIME_MAX) }
     }
 }
 
 /// How much one git may use.
 #[derive(Debug, Clone, Copy)]
-struct Bounds {
+struct GitLimits {
     tight: bool,
     time: Duration,
 }
 
 /// For one that works for the user alone.
-const LOOSE: Bounds = Bounds { tight: false, time: TIME_MAX };
+const LOOSE: GitLimits = GitLimits { tight: false, time: TIME_MAX };
 
 /// Runs a git that looks for its repository from a directory of the user's, as the user's own would.
-pub fn look_from<S: AsRef<OsStr>>(
+pub fn run_in_directory<S: AsRef<OsStr>>(
     dir: &Path,
-    person: &Person,
+    person: &GitIdentity,
     args: impl IntoIterator<Item = S>,
 ) -> Result<Vec<u8>, GitError> {
     let mut command = Command::new("git");
@@ -376,11 +430,11 @@ pub fn look_from<S: AsRef<OsStr>>(
         command.arg("-c").arg(setting);
     }
     command.args(args);
-    finish(command, Input::Bytes(Vec::new()), None, LOOSE)
+    finish(command, GitInput::Bytes(Vec::new()), None, LOOSE)
 }
 
 /// git as the person would call it, with its own way of reaching others.
-fn as_person(person: &Person) -> Command {
+fn as_person(person: &GitIdentity) -> Command {
     let mut command = Command::new("git");
     command
         .env_clear()
@@ -399,15 +453,15 @@ fn as_person(person: &Person) -> Command {
 }
 
 /// Clones from wherever the user said, with the user's own way of reaching it.
-pub fn clone_bare(url: &str, to: &Path, person: &Person) -> Result<(), GitError> {
+pub fn clone_bare(url: &str, to: &Path, person: &GitIdentity) -> Result<(), GitError> {
     let mut command = as_person(person);
     command.args(["clone", "--quiet", "--bare", "--"]).arg(url).arg(to);
-    finish(command, Input::Bytes(Vec::new()), None, LOOSE).map(drop)
+    finish(command, GitInput::Bytes(Vec::new()), None, LOOSE).map(drop)
 }
 
 /// Brings a clone of ours up to date: what its remote has, beside what is ours.
-pub fn fetch_all(dir: &Path, person: &Person) -> Result<(), GitError> {
-    let mut command = outwards(dir, person);
+pub fn fetch_all(dir: &Path, person: &GitIdentity) -> Result<(), GitError> {
+    let mut command = network_git(dir, person);
     command.args([
         "fetch",
         "--quiet",
@@ -417,12 +471,12 @@ pub fn fetch_all(dir: &Path, person: &Person) -> Result<(), GitError> {
         "+refs/heads/*:refs/remotes/origin/*",
         "+refs/tags/*:refs/tags/*",
     ]);
-    finish(command, Input::Bytes(Vec::new()), None, LOOSE).map(drop)
+    finish(command, GitInput::Bytes(Vec::new()), None, LOOSE).map(drop)
 }
 
 /// Fetches objects that a partial clone was promised, named one on a line, as git itself does when it needs one.
-pub fn fetch_objects(dir: &Path, remote: &str, ids: String, person: &Person) -> Result<(), GitError> {
-    let mut command = outwards(dir, person);
+pub fn fetch_objects(dir: &Path, remote: &str, ids: String, person: &GitIdentity) -> Result<(), GitError> {
+    let mut command = network_git(dir, person);
     command.args([
         "-c",
         "fetch.negotiationAlgorithm=noop",
@@ -436,11 +490,11 @@ pub fn fetch_objects(dir: &Path, remote: &str, ids: String, person: &Person) -> 
         "--",
         remote,
     ]);
-    finish(command, Input::Bytes(ids.into_bytes()), None, LOOSE).map(drop)
+    finish(command, GitInput::Bytes(ids.into_bytes()), None, LOOSE).map(drop)
 }
 
 /// git in a repository of the host, with the person's own way of reaching others.
-fn outwards(dir: &Path, person: &Person) -> Command {
+fn network_git(dir: &Path, person: &GitIdentity) -> Command {
     let mut command = as_person(person);
     let mut place = OsString::from("--git-dir=");
     place.push(dir);
@@ -448,7 +502,7 @@ fn outwards(dir: &Path, person: &Person) -> Command {
     command
 }
 
-enum Input {
+enum GitInput {
     Bytes(Vec<u8>),
     File(File),
     /// A pack whose first bytes were read already.
@@ -456,13 +510,13 @@ enum Input {
 }
 
 /// Ends a process that takes too long.
-struct Watch {
+struct GitWatchdog {
     over: mpsc::Sender<()>,
     thread: JoinHandle<bool>,
 }
 
-impl Watch {
-    fn over(child: &Child, time: Duration) -> Self {
+impl GitWatchdog {
+    fn start(child: &Child, time: Duration) -> Self {
         let (over, heard) = mpsc::channel::<()>();
         let handle = i32::try_from(child.id())
             .ok()
@@ -487,24 +541,24 @@ impl Watch {
 
 fn finish(
     mut command: Command,
-    input: Input,
+    input: GitInput,
     output: Option<File>,
-    bounds: Bounds,
+    bounds: GitLimits,
 ) -> Result<Vec<u8>, GitError> {
     let verb = verb_of(&command);
     let stdin = match &input {
-        Input::Bytes(bytes) if bytes.is_empty() => Stdio::null(),
-        Input::File(file) => Stdio::from(file.try_clone().map_err(GitError::Missing)?),
-        Input::Bytes(_) | Input::Pack(..) => Stdio::piped(),
+        GitInput::Bytes(bytes) if bytes.is_empty() => Stdio::null(),
+        GitInput::File(file) => Stdio::from(file.try_clone().map_err(GitError::Missing)?),
+        GitInput::Bytes(_) | GitInput::Pack(..) => Stdio::piped(),
     };
     command.stdin(stdin).stdout(output.map_or_else(Stdio::piped, Stdio::from)).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(GitError::Missing)?;
     if bounds.tight {
-        bound(&child);
+        limit_resources(&child);
     }
     let writer = child.stdin.take().map(|pipe| std::thread::spawn(move || feed(pipe, input)));
-    let complaints = child.stderr.take().map(Complaints::of);
-    let watch = Watch::over(&child, bounds.time);
+    let complaints = child.stderr.take().map(StderrReader::of);
+    let watch = GitWatchdog::start(&child, bounds.time);
     let (said, whole) = match child.stdout.take() {
         Some(pipe) => read_up_to(pipe, OUTPUT_MAX),
         None => (Vec::new(), true),
@@ -514,7 +568,7 @@ fn finish(
     }
     let status = child.wait().map_err(GitError::Missing)?;
     let late = watch.stop();
-    let complaint = complaints.map(Complaints::heard).unwrap_or_default();
+    let complaint = complaints.map(StderrReader::finish).unwrap_or_default();
     writer.map(JoinHandle::join);
     if late || !whole {
         return Err(GitError::Limit { verb });
@@ -522,30 +576,30 @@ fn finish(
     if status.success() {
         return Ok(said);
     }
-    Err(GitError::Failed { verb, code: status.code(), said: shown(&complaint) })
+    Err(GitError::failed(verb, status.code(), &complaint))
 }
 
-fn feed(mut pipe: ChildStdin, input: Input) {
+fn feed(mut pipe: ChildStdin, input: GitInput) {
     let _ = match input {
-        Input::Bytes(bytes) => pipe.write_all(&bytes),
-        Input::Pack(head, mut rest) => {
+        GitInput::Bytes(bytes) => pipe.write_all(&bytes),
+        GitInput::Pack(head, mut rest) => {
             pipe.write_all(&head).and_then(|()| io::copy(&mut rest, &mut pipe).map(drop))
         }
-        Input::File(_) => Ok(()),
+        GitInput::File(_) => Ok(()),
     };
 }
 
 /// What it complains of, heard while it runs. All of it is read: the kernel ends whoever is not listened to.
-struct Complaints {
-    heard: Arc<Mutex<BothEnds>>,
+struct StderrReader {
+    heard: Arc<Mutex<HeadAndTail>>,
     /// Says nothing, and ends when there is nothing more to hear.
     over: mpsc::Receiver<()>,
 }
 
-impl Complaints {
+impl StderrReader {
     fn of(mut pipe: ChildStderr) -> Self {
         let (end, over) = mpsc::channel::<()>();
-        let heard = Arc::<Mutex<BothEnds>>::default();
+        let heard = Arc::<Mutex<HeadAndTail>>::default();
         let listener = heard.clone();
         std::thread::spawn(move || {
             let (_end, mut piece) = (end, [0; 4096]);
@@ -561,7 +615,7 @@ impl Complaints {
     }
 
     /// After its end. Whoever it left behind may still hold the pipe; what was said until now is what it said.
-    fn heard(self) -> Vec<u8> {
+    fn finish(self) -> Vec<u8> {
         let _ = self.over.recv_timeout(COMPLAINT_PATIENCE);
         lock(&self.heard).text()
     }
@@ -569,13 +623,13 @@ impl Complaints {
 
 /// The beginning and the end of what was said: why it failed is said last.
 #[derive(Default)]
-struct BothEnds {
+struct HeadAndTail {
     begin: Vec<u8>,
     end: Vec<u8>,
     left_out: bool,
 }
 
-impl BothEnds {
+impl HeadAndTail {
     fn push(&mut self, said: &[u8]) {
         let (first, rest) = said.split_at(said.len().min(COMPLAINT_MAX - self.begin.len()));
         self.begin.extend_from_slice(first);
@@ -592,7 +646,7 @@ impl BothEnds {
     }
 }
 
-fn lock(heard: &Mutex<BothEnds>) -> MutexGuard<'_, BothEnds> {
+fn lock(heard: &Mutex<HeadAndTail>) -> MutexGuard<'_, HeadAndTail> {
     heard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -610,7 +664,7 @@ fn read_up_to(mut pipe: impl Read, max: u64) -> (Vec<u8>, bool) {
 }
 
 /// Before it has read anything: its input comes later.
-pub fn bound(child: &Child) {
+pub fn limit_resources(child: &Child) {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     for (resource, value) in
         [(Resource::As, TIGHT_MEMORY), (Resource::Fsize, TIGHT_FILE), (Resource::Core, 0)]
@@ -639,7 +693,7 @@ mod tests {
     fn shell(script: &str) -> Result<Vec<u8>, GitError> {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        finish(command, Input::Bytes(Vec::new()), None, LOOSE)
+        finish(command, GitInput::Bytes(Vec::new()), None, LOOSE)
     }
 
     #[test]
@@ -652,6 +706,38 @@ mod tests {
         assert_eq!(code, Some(128));
         assert!(said.starts_with("first; 1; 2; ") && said.ends_with("; 20000; fatal: last"), "{said}");
         assert!(said.contains("; ...; ") && said.len() < 4 * COMPLAINT_MAX, "{} bytes", said.len());
+    }
+
+    #[test]
+    fn why_git_said_no_is_read_from_its_own_words() {
+        let cases: [(&str, GitReason); 8] = [
+            (
+                "error: file write error: No space left on device\nfatal: index-pack failed",
+                GitReason::DiskFull,
+            ),
+            ("fatal: pathspec 'x: No space left on device.txt' did not match", GitReason::Other),
+            ("Author identity unknown\n\n*** Please tell me who you are.\n\nRun\n", GitReason::NoIdentity),
+            ("fatal: empty ident name (for <a@b>) not allowed", GitReason::NoIdentity),
+            ("fatal: no email was given and auto-detection is disabled", GitReason::NoIdentity),
+            ("fatal: not a git repository (or any of the parent directories): .git", GitReason::NoRepository),
+            ("fatal: did not receive expected object 0123", GitReason::MissingObject),
+            ("fatal: bad object HEAD", GitReason::Other),
+        ];
+        for (complaint, reason) in cases {
+            assert_eq!(GitReason::of(complaint.as_bytes()), reason, "{complaint}");
+        }
+    }
+
+    #[test]
+    fn a_git_that_is_asked_gives_the_reason() {
+        let dir = std::env::temp_dir();
+        let env = vec![("GIT_CONFIG_NOSYSTEM".into(), "1".into())];
+        let person = GitIdentity { home: "/nonexistent".into(), path: "/usr/bin:/bin".into(), env };
+        let outside = run_in_directory(Path::new("/proc"), &person, ["rev-parse", "--git-dir"]).unwrap_err();
+        assert_eq!(outside.reason(), Some(GitReason::NoRepository), "{outside}");
+        let settings = ["-c", "user.useConfigOnly=true", "var", "GIT_AUTHOR_IDENT"];
+        let unnamed = run_in_directory(&dir, &person, settings).unwrap_err();
+        assert_eq!(unnamed.reason(), Some(GitReason::NoIdentity), "{unnamed}");
     }
 
     #[test]

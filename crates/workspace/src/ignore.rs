@@ -1,6 +1,6 @@
 //! Which untracked files are ignored: git's own `check-ignore`, asked about names in a tree of ours.
 //!
-//! Trust: patterns are a Body's. Some take long to match; see [`crate::talk`].
+//! Trust: patterns are a Body's. Some take long to match; see [`crate::git_batch`].
 
 use std::{
     io::{self, BufRead},
@@ -8,9 +8,9 @@ use std::{
 };
 
 use crate::{
-    error::{During, WorkspaceError},
+    error::{ErrorContext, WorkspaceError},
     git::Git,
-    talk::Talk,
+    git_batch::GitBatch,
 };
 
 /// How long all answers together may take.
@@ -18,13 +18,13 @@ const TIME_MAX: Duration = Duration::from_secs(120);
 
 /// Somebody who knows.
 #[derive(Debug)]
-pub struct Ignore {
+pub struct IgnoreChecker {
     git: Git,
-    talk: Option<Talk>,
+    talk: Option<GitBatch>,
     rules: bool,
 }
 
-impl Ignore {
+impl IgnoreChecker {
     /// For the tree that `git` has its files in. Where there are no rules, nobody has to be asked.
     pub fn new(git: &Git, rules: bool) -> Result<Self, WorkspaceError> {
         let mut ignore = Self { git: git.clone(), talk: None, rules: false };
@@ -38,7 +38,7 @@ impl Ignore {
     pub fn has_rules(&mut self) -> Result<(), WorkspaceError> {
         if !self.rules {
             let args = ["check-ignore", "-z", "--stdin", "--verbose", "--non-matching", "--no-index"];
-            self.talk = Some(Talk::start(&self.git, &args, TIME_MAX)?);
+            self.talk = Some(GitBatch::start(&self.git, &args, TIME_MAX)?);
             self.rules = true;
         }
         Ok(())

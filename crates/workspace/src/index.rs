@@ -6,8 +6,8 @@
 use std::{cmp::Ordering, collections::BTreeMap, path::Path};
 
 use crate::{
-    error::{During, WorkspaceError},
-    packing::Id,
+    error::{ErrorContext, WorkspaceError},
+    pack_writer::ObjectId,
 };
 
 /// Most names taken from one index.
@@ -33,25 +33,25 @@ pub const HEAD_LEN: usize = 12;
 
 /// Names, sorted, in little room.
 #[derive(Debug, Default)]
-pub struct Names {
+pub struct IndexNames {
     text: Vec<u8>,
-    entries: Vec<Name>,
+    entries: Vec<IndexName>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Name {
+struct IndexName {
     begin: u32,
     len: u16,
     mode: u16,
-    id: Id,
+    id: ObjectId,
 }
 
 /// Names whose files need not be there: `git sparse-checkout` took them away. A name that ends with `/` stands for all
 /// below it. Each with its mode, and what it stands for.
 #[derive(Debug, Default)]
-pub struct Skipped(BTreeMap<Vec<u8>, (u32, Id)>);
+pub struct SparsePaths(BTreeMap<Vec<u8>, (u32, ObjectId)>);
 
-impl Skipped {
+impl SparsePaths {
     /// Those of an index, as far as it can be understood.
     pub fn of(bytes: &[u8]) -> Self {
         let mut found = Self::default();
@@ -61,7 +61,7 @@ impl Skipped {
         let number = |at: usize| {
             bytes.get(at..at + 4).and_then(|four| four.try_into().ok()).map_or(0, u32::from_be_bytes)
         };
-        let (names, _) = Names::read_with(bytes, |name, at| {
+        let (names, _) = IndexNames::read_with(bytes, |name, at| {
             if flags(at + FIXED_LEN) & EXTENDED != 0 && flags(at + FIXED_LEN + 2) & SKIP_WORKTREE != 0 {
                 found.0.insert(name.to_owned(), (number(at + MODE_AT), [0; 20]));
             }
@@ -79,12 +79,12 @@ impl Skipped {
     }
 
     /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = (&[u8], u32, Id)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], u32, ObjectId)> {
         self.0.iter().map(|(name, (mode, id))| (name.as_slice(), *mode, *id))
     }
 }
 
-impl Names {
+impl IndexNames {
     /// The names in an index of ours.
     pub fn of(path: &Path) -> Result<Self, WorkspaceError> {
         let bytes = std::fs::read(path).during("read an index")?;
@@ -96,17 +96,17 @@ impl Names {
     pub fn parse_with(bytes: &[u8], shared: impl FnOnce(&str) -> Option<Vec<u8>>) -> (Self, bool) {
         let (mut names, rest) = Self::read(bytes);
         match rest {
-            Rest::None => (names, true),
-            Rest::Unknown => (names, false),
-            Rest::Shared(id) => {
+            SharedIndex::None => (names, true),
+            SharedIndex::Unknown => (names, false),
+            SharedIndex::Shared(id) => {
                 // Some of those may be gone since; to take one for tracked that is not costs nothing.
-                let Some(bytes) = shared(&format!("sharedindex.{}", crate::packing::hex(&id))) else {
+                let Some(bytes) = shared(&format!("sharedindex.{}", crate::pack_writer::hex(&id))) else {
                     return (names, false);
                 };
                 let (more, rest) = Self::read(&bytes);
                 let taken = more.iter().all(|(name, id)| names.push(name, id, 0));
                 names.sort();
-                (names, taken && matches!(rest, Rest::None))
+                (names, taken && matches!(rest, SharedIndex::None))
             }
         }
     }
@@ -116,17 +116,17 @@ impl Names {
         Self::parse_with(bytes, |_| None)
     }
 
-    fn read(bytes: &[u8]) -> (Self, Rest) {
+    fn read(bytes: &[u8]) -> (Self, SharedIndex) {
         Self::read_with(bytes, |_, _| ())
     }
 
-    fn read_with(bytes: &[u8], mut each: impl FnMut(&[u8], usize)) -> (Self, Rest) {
+    fn read_with(bytes: &[u8], mut each: impl FnMut(&[u8], usize)) -> (Self, SharedIndex) {
         let mut names = Self::default();
         let number =
             |at: usize| bytes.get(at..at + 4).and_then(|four| four.try_into().ok()).map(u32::from_be_bytes);
         let (Some(b"DIRC"), Some(version @ 2..=4), Some(count)) = (bytes.get(..4), number(4), number(8))
         else {
-            return (names, Rest::Unknown);
+            return (names, SharedIndex::Unknown);
         };
         let mut at = HEAD_LEN;
         for _ in 0..(count as usize).min(NAMES_MAX) {
@@ -139,13 +139,17 @@ impl Names {
             each(&name, at);
             at = next;
         }
-        let rest = if names.entries.len() == count as usize { elsewhere(bytes, at) } else { Rest::Unknown };
+        let rest = if names.entries.len() == count as usize {
+            shared_index(bytes, at)
+        } else {
+            SharedIndex::Unknown
+        };
         names.sort();
         (names, rest)
     }
 
     /// Adds one; false when there is no room.
-    pub fn push(&mut self, name: &[u8], id: Id, mode: u32) -> bool {
+    pub fn push(&mut self, name: &[u8], id: ObjectId, mode: u32) -> bool {
         let (Ok(begin), Ok(len)) = (u32::try_from(self.text.len()), u16::try_from(name.len())) else {
             return false;
         };
@@ -153,20 +157,20 @@ impl Names {
             return false;
         }
         self.text.extend_from_slice(name);
-        self.entries.push(Name { begin, len, mode: u16::try_from(mode).unwrap_or(0), id });
+        self.entries.push(IndexName { begin, len, mode: u16::try_from(mode).unwrap_or(0), id });
         true
     }
 
     /// Brings them in order, as all questions need.
     pub fn sort(&mut self) {
         let text = &self.text;
-        let of = |name: &Name| &text[name.begin as usize..][..usize::from(name.len)];
+        let of = |name: &IndexName| &text[name.begin as usize..][..usize::from(name.len)];
         if !self.entries.is_sorted_by(|a, b| of(a) <= of(b)) {
             self.entries.sort_by(|a, b| of(a).cmp(of(b)));
         }
     }
 
-    fn text_of(&self, name: &Name) -> &[u8] {
+    fn text_of(&self, name: &IndexName) -> &[u8] {
         &self.text[name.begin as usize..][..usize::from(name.len)]
     }
 
@@ -180,22 +184,22 @@ impl Names {
     }
 
     /// What a name stands for.
-    pub fn get(&self, name: &[u8]) -> Option<Id> {
+    pub fn get(&self, name: &[u8]) -> Option<ObjectId> {
         self.find(name).ok().map(|at| self.entries[at].id)
     }
 
     /// The same, and its mode.
-    pub fn mode_and_id(&self, name: &[u8]) -> Option<(u32, Id)> {
+    pub fn mode_and_id(&self, name: &[u8]) -> Option<(u32, ObjectId)> {
         self.find(name).ok().map(|at| (u32::from(self.entries[at].mode), self.entries[at].id))
     }
 
     /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = (&[u8], Id)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], ObjectId)> {
         self.entries.iter().map(|name| (self.text_of(name), name.id))
     }
 
     /// Those of plain files.
-    pub fn files(&self) -> impl Iterator<Item = (&[u8], Id)> {
+    pub fn files(&self) -> impl Iterator<Item = (&[u8], ObjectId)> {
         self.entries.iter().filter(|name| name.mode >> 12 == 0o10).map(|name| (self.text_of(name), name.id))
     }
 
@@ -229,8 +233,8 @@ impl Names {
 }
 
 /// The entry at a place: its name, its object, and where the next one is.
-pub fn entry(bytes: &[u8], at: usize, version: u32, last: &[u8]) -> Option<(Vec<u8>, Id, usize)> {
-    let id: Id = bytes.get(at + STAT_LEN..at + FIXED_LEN)?.try_into().ok()?;
+pub fn entry(bytes: &[u8], at: usize, version: u32, last: &[u8]) -> Option<(Vec<u8>, ObjectId, usize)> {
+    let id: ObjectId = bytes.get(at + STAT_LEN..at + FIXED_LEN)?.try_into().ok()?;
     let flags = u16::from_be_bytes(bytes.get(at + FIXED_LEN..at + FIXED_LEN + 2)?.try_into().ok()?);
     let extended = version >= 3 && flags & EXTENDED != 0;
     let begin = at + FIXED_LEN + if extended { 4 } else { 2 };
@@ -253,30 +257,30 @@ pub fn entry(bytes: &[u8], at: usize, version: u32, last: &[u8]) -> Option<(Vec<
 }
 
 /// Names that an index does not hold itself.
-enum Rest {
+enum SharedIndex {
     None,
     /// In another index, named by its checksum.
-    Shared(Id),
+    Shared(ObjectId),
     Unknown,
 }
 
 /// What stands behind the entries: names of extensions that must be understood begin with a small letter.
-fn elsewhere(bytes: &[u8], mut at: usize) -> Rest {
+fn shared_index(bytes: &[u8], mut at: usize) -> SharedIndex {
     let end = bytes.len().saturating_sub(END_LEN);
     while at + 8 <= end {
         let Some(len) =
             bytes.get(at + 4..at + 8).and_then(|four| four.try_into().ok()).map(u32::from_be_bytes)
         else {
-            return Rest::Unknown;
+            return SharedIndex::Unknown;
         };
-        let shared = bytes.get(at + 8..at + 28).and_then(|id| Id::try_from(id).ok());
+        let shared = bytes.get(at + 8..at + 28).and_then(|id| ObjectId::try_from(id).ok());
         match (&bytes[at..at + 4], shared) {
-            (b"link", Some(id)) => return Rest::Shared(id),
-            ([b'a'..=b'z', ..], _) => return Rest::Unknown,
+            (b"link", Some(id)) => return SharedIndex::Shared(id),
+            ([b'a'..=b'z', ..], _) => return SharedIndex::Unknown,
             _ => at = at.saturating_add(8).saturating_add(len as usize),
         }
     }
-    Rest::None
+    SharedIndex::None
 }
 
 /// The offset encoding of packs: seven bits a byte, most significant first, each step adding one.
@@ -311,8 +315,8 @@ mod tests {
         [b"DIRC".as_slice(), &version.to_be_bytes(), &count.to_be_bytes(), entries].concat()
     }
 
-    fn named(names: &[&str]) -> Names {
-        let mut all = Names::default();
+    fn named(names: &[&str]) -> IndexNames {
+        let mut all = IndexNames::default();
         names.iter().for_each(|name| assert!(all.push(name.as_bytes(), [0; 20], 0o100_644)));
         all.sort();
         all
@@ -326,12 +330,12 @@ mod tests {
     fn names_are_read_and_nonsense_ends_the_reading() {
         let entries = [entry_of("a", 1), entry_of("dir/some-longer-name", 20)].concat();
         let whole = index_of(2, 2, &entries);
-        let (names, all) = Names::parse(&whole);
+        let (names, all) = IndexNames::parse(&whole);
         assert!(all && names.iter().eq([(&b"a"[..], [1; 20]), (b"dir/some-longer-name", [20; 20])]));
-        assert!(!Names::parse(&index_of(2, u32::MAX, &entries)).1);
-        assert!(!Names::parse(&index_of(9, 2, &entries)).1);
+        assert!(!IndexNames::parse(&index_of(2, u32::MAX, &entries)).1);
+        assert!(!IndexNames::parse(&index_of(9, 2, &entries)).1);
         for len in 0..whole.len() - 8 {
-            assert!(!Names::parse(&whole[..len]).1, "cut at {len}");
+            assert!(!IndexNames::parse(&whole[..len]).1, "cut at {len}");
         }
     }
 
@@ -348,7 +352,7 @@ mod tests {
             bytes
         };
         let index = index_of(3, 3, &[entry_of("a", 1), skipped_entry("b/c"), skipped_entry("d/")].concat());
-        let found = Skipped::of(&index);
+        let found = SparsePaths::of(&index);
         assert_eq!(
             found.iter().map(|(name, _, id)| (name, id)).collect::<Vec<_>>(),
             [(&b"b/c"[..], [3; 20]), (b"d/", [2; 20])]
@@ -368,8 +372,8 @@ mod tests {
             ]
             .concat()
         };
-        assert!(Names::parse(&with(b"TREE")).1);
-        assert!(!Names::parse(&with(b"sdir")).1);
+        assert!(IndexNames::parse(&with(b"TREE")).1);
+        assert!(!IndexNames::parse(&with(b"sdir")).1);
         let split = [
             index_of(2, 1, &entry_of("a", 1)),
             b"link".to_vec(),
@@ -378,8 +382,8 @@ mod tests {
             vec![0; END_LEN],
         ]
         .concat();
-        assert!(!Names::parse(&split).1, "the rest is missing");
-        let (names, whole) = Names::parse_with(&split, |name| {
+        assert!(!IndexNames::parse(&split).1, "the rest is missing");
+        let (names, whole) = IndexNames::parse_with(&split, |name| {
             assert_eq!(name, format!("sharedindex.{}", "07".repeat(20)));
             Some(index_of(2, 1, &entry_of("b", 1)))
         });
@@ -392,6 +396,6 @@ mod tests {
         assert_eq!(texts(all.below(b"a")), ["a/x", "a/y/z"]);
         assert!(all.holds(b"a/y") && !all.holds(b"b") && all.contains(b"b") && !all.contains(b"a"));
         assert_eq!(texts(all.without(&named(&["a/x", "b", "c", "a"]))), ["a-b", "a/y/z", "a0"]);
-        assert_eq!(texts(all.without(&Names::default())).len(), 5);
+        assert_eq!(texts(all.without(&IndexNames::default())).len(), 5);
     }
 }

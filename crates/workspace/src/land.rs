@@ -9,11 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use proto::workspace::Workspace;
+use proto::{
+    event_data::{LandedWork, SavedSubmodule},
+    workspace::Workspace,
+};
 use serde::Serialize;
 
 use crate::{
-    Person, Quarantine, Saved, SavedModule,
+    GitIdentity, Quarantine, SaveResult, SavedModule,
     error::WorkspaceError,
     git::{Git, GitError},
     publish, refs, review,
@@ -24,7 +27,7 @@ const COMMITS_MAX: usize = 1000;
 
 /// Where it lands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum How {
+pub enum LandTarget {
     /// On a branch that is made, or moved forward.
     Branch(String),
     /// On top of a branch that is there.
@@ -33,7 +36,7 @@ pub enum How {
 
 /// What lands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum What {
+pub enum LandSelection {
     /// Every commit, and one more for what is not committed.
     All,
     /// Every commit, and nothing that is not committed.
@@ -53,24 +56,24 @@ pub struct LandRequest<'a> {
     /// The workspace.
     pub workspace: &'a Workspace,
     /// Its work, in the user's repository.
-    pub saved: &'a Saved,
+    pub saved: &'a SaveResult,
     /// Which Body, for messages.
     pub body: &'a str,
     /// Its directory.
     pub dir: &'a Path,
     /// Where.
-    pub how: How,
+    pub how: LandTarget,
     /// What.
-    pub what: What,
+    pub what: LandSelection,
     /// Who lands it.
-    pub person: &'a Person,
+    pub person: &'a GitIdentity,
     /// How long it may take.
     pub time_max: Duration,
 }
 
 /// What landed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Landed {
+pub struct LandResult {
     /// On which branch.
     pub branch: String,
     /// Where that was.
@@ -81,18 +84,34 @@ pub struct Landed {
     /// How many commits came.
     pub commits: usize,
     /// Files by which a tool would run something.
-    pub runs_something: Vec<String>,
+    pub auto_executed: Vec<String>,
     /// Work in submodules, which did not land: it is saved in their own repositories.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub submodules: Vec<SavedModule>,
 }
 
+/// What events say of it.
+impl From<&LandResult> for LandedWork {
+    fn from(landed: &LandResult) -> Self {
+        let LandResult { branch, from, to, commits, auto_executed, submodules } = landed.clone();
+        Self {
+            branch,
+            from,
+            to,
+            commits: commits as u64,
+            auto_executed,
+            submodules: submodules.into_iter().map(SavedSubmodule::from).collect(),
+        }
+    }
+}
+
 /// Lands it.
-pub fn land(request: &LandRequest<'_>) -> Result<Landed, WorkspaceError> {
+pub fn land(request: &LandRequest<'_>) -> Result<LandResult, WorkspaceError> {
     let workspace = request.workspace;
-    let git = Git::at(&workspace.repository).person(request.person).until(Instant::now() + request.time_max);
+    let git =
+        Git::at(&workspace.repository).identity(request.person).deadline(Instant::now() + request.time_max);
     let branch = match &request.how {
-        How::Branch(name) | How::Onto(name) => name,
+        LandTarget::Branch(name) | LandTarget::Onto(name) => name,
     };
     if !refs::is_branch(branch) {
         return Err(WorkspaceError::Repository(format!(
@@ -103,54 +122,54 @@ pub fn land(request: &LandRequest<'_>) -> Result<Landed, WorkspaceError> {
     // While git's fsck looks at all of it.
     let (sound, planned) = std::thread::scope(|scope| {
         let sound = scope.spawn(|| check(request));
-        let planned = Plan::of(request, &git, branch);
+        let planned = LandPlan::of(request, &git, branch);
         (sound.join(), planned)
     });
     let Ok(sound) = sound else { return Err(GitError::Answer("index-pack").into()) };
-    let Plan { found, replayed } = planned?;
+    let LandPlan { found, replayed } = planned?;
     sound?;
-    let Replayed { to, commits, runs_something } = replayed?;
+    let ReplayResult { to, commits, auto_executed } = replayed?;
     let (branch, from, submodules) =
         (branch.to_owned(), found.as_ref().map(|found| found.id.clone()), request.saved.submodules.clone());
     if commits > 0 || found.is_none() {
         advance(request, &git, &branch, found, &to)?;
     }
-    Ok(Landed { branch, from, to, commits, runs_something, submodules })
+    Ok(LandResult { branch, from, to, commits, auto_executed, submodules })
 }
 
 /// What a landing comes to, before it is done.
-struct Plan {
+struct LandPlan {
     /// The branch, where there is one.
-    found: Option<Branch>,
+    found: Option<UserBranch>,
     /// What it becomes, or why it cannot.
-    replayed: Result<Replayed, WorkspaceError>,
+    replayed: Result<ReplayResult, WorkspaceError>,
 }
 
 /// What a branch becomes.
-struct Replayed {
+struct ReplayResult {
     to: String,
     /// How many commits it gains; none where it has all of them already.
     commits: usize,
     /// Files among them that something runs by itself.
-    runs_something: Vec<String>,
+    auto_executed: Vec<String>,
 }
 
-impl Plan {
+impl LandPlan {
     fn of(request: &LandRequest<'_>, git: &Git, branch: &str) -> Result<Self, WorkspaceError> {
         let found = look_for(git, branch)?;
         let start = match (&request.how, &found) {
-            (How::Onto(_), None) => {
+            (LandTarget::Onto(_), None) => {
                 return Err(WorkspaceError::NotFound(format!("there is no branch {branch}")));
             }
             (_, Some(found)) => found.id.clone(),
-            (How::Branch(_), None) => request.workspace.commit.clone(),
+            (LandTarget::Branch(_), None) => request.workspace.commit.clone(),
         };
-        let replayed = Replayed::of(request, git, branch, &start, found.is_some());
+        let replayed = ReplayResult::of(request, git, branch, &start, found.is_some());
         Ok(Self { found, replayed })
     }
 }
 
-impl Replayed {
+impl ReplayResult {
     fn of(
         request: &LandRequest<'_>,
         git: &Git,
@@ -160,15 +179,17 @@ impl Replayed {
     ) -> Result<Self, WorkspaceError> {
         let (to, between) = replay(request, git, start)?;
         if to == start && is_there {
-            return Ok(Self { to, commits: 0, runs_something: Vec::new() });
+            return Ok(Self { to, commits: 0, auto_executed: Vec::new() });
         }
-        let between = between.map_or_else(|| Between::of(git, start, &to), Ok)?;
+        let between = between.map_or_else(|| CommitDistance::of(git, start, &to), Ok)?;
         if between.behind > 0 && is_there {
             return Err(WorkspaceError::Conflict(format!("branch {branch} has gone another way")));
         }
-        let runs_something =
-            review::names(git, start, &to)?.into_iter().filter(|path| review::runs_something(path)).collect();
-        Ok(Self { to, commits: between.ahead, runs_something })
+        let auto_executed = review::names(git, start, &to)?
+            .into_iter()
+            .filter(|path| review::is_auto_executed(path))
+            .collect();
+        Ok(Self { to, commits: between.ahead, auto_executed })
     }
 }
 
@@ -177,9 +198,9 @@ impl Replayed {
 fn check(request: &LandRequest<'_>) -> Result<(), WorkspaceError> {
     let (workspace, saved) = (request.workspace, request.saved);
     let tips: Vec<&str> = match request.what {
-        What::All | What::Squash { .. } => vec![&saved.wip],
-        What::Committed => vec![&saved.head],
-        What::Pick(_) => {
+        LandSelection::All | LandSelection::Squash { .. } => vec![&saved.wip],
+        LandSelection::Committed => vec![&saved.head],
+        LandSelection::Pick(_) => {
             saved.branches.values().chain([&saved.head, &saved.wip]).map(String::as_str).collect()
         }
     };
@@ -194,12 +215,12 @@ fn check(request: &LandRequest<'_>) -> Result<(), WorkspaceError> {
 }
 
 /// How far two commits are from each other.
-struct Between {
+struct CommitDistance {
     behind: usize,
     ahead: usize,
 }
 
-impl Between {
+impl CommitDistance {
     fn of(git: &Git, old: &str, new: &str) -> Result<Self, WorkspaceError> {
         let said = git.line(["rev-list", "--left-right", "--count", &format!("{old}...{new}"), "--"])?;
         let counted = said.split_once('\t').and_then(|(behind, ahead)| {
@@ -214,18 +235,18 @@ fn replay(
     request: &LandRequest<'_>,
     git: &Git,
     start: &str,
-) -> Result<(String, Option<Between>), WorkspaceError> {
+) -> Result<(String, Option<CommitDistance>), WorkspaceError> {
     let (workspace, saved) = (request.workspace, request.saved);
     let commits = match &request.what {
-        What::Squash { message } => {
+        LandSelection::Squash { message } => {
             return squash(request, git, start, message.as_deref()).map(|to| (to, None));
         }
-        What::Pick(picked) => {
+        LandSelection::Pick(picked) => {
             picked.iter().map(|name| picked_commit(request, git, name)).collect::<Result<Vec<_>, _>>()?
         }
         what => {
-            let tip = if *what == What::All { &saved.wip } else { &saved.head };
-            let between = Between::of(git, start, tip)?;
+            let tip = if *what == LandSelection::All { &saved.wip } else { &saved.head };
+            let between = CommitDistance::of(git, start, tip)?;
             if between.behind == 0 {
                 return Ok((tip.clone(), Some(between)));
             }
@@ -390,7 +411,7 @@ fn commit_tree(
     parent: &str,
     message: &str,
 ) -> Result<String, WorkspaceError> {
-    let user = Git::at(&request.workspace.repository).person(request.person);
+    let user = Git::at(&request.workspace.repository).identity(request.person);
     let signs =
         user.line(["config", "--type=bool", "--get", "commit.gpgsign"]).is_ok_and(|said| said == "true");
     let mut args = vec!["commit-tree", tree, "-p", parent];
@@ -406,16 +427,16 @@ fn advance(
     request: &LandRequest<'_>,
     git: &Git,
     branch: &str,
-    found: Option<Branch>,
+    found: Option<UserBranch>,
     new: &str,
 ) -> Result<(), WorkspaceError> {
-    let Some(Branch { id: old, place: Some(place) }) = &found else {
+    let Some(UserBranch { id: old, place: Some(place) }) = &found else {
         return move_branch(request, git, branch, found.as_ref().map(|found| found.id.as_str()), new);
     };
     let Some((dir, files)) = place_of(place, branch, request.person)? else {
         return move_branch(request, git, branch, Some(old), new);
     };
-    let there = Git::at(&dir).files(&files).person(request.person).lasting();
+    let there = Git::at(&dir).files(&files).identity(request.person).durable();
     let _ = there.run(["update-index", "-q", "--refresh"]);
     there.run(["read-tree", "-m", "-u", old, new]).map_err(|error| match error {
         GitError::Failed { said, .. } => WorkspaceError::Conflict(format!(
@@ -438,7 +459,7 @@ fn move_branch(
 ) -> Result<(), WorkspaceError> {
     let message = format!("pal land {}", request.body);
     let nothing = "0".repeat(40);
-    git.clone().lasting().run([
+    git.clone().durable().run([
         "update-ref",
         "-m",
         &message,
@@ -451,20 +472,20 @@ fn move_branch(
 }
 
 /// A branch of the user's.
-struct Branch {
+struct UserBranch {
     id: String,
     /// The work tree that has it checked out.
     place: Option<PathBuf>,
 }
 
-fn look_for(git: &Git, branch: &str) -> Result<Option<Branch>, WorkspaceError> {
+fn look_for(git: &Git, branch: &str) -> Result<Option<UserBranch>, WorkspaceError> {
     let name = format!("refs/heads/{branch}");
     let said =
         git.run(["for-each-ref", "--format=%(refname)%00%(objectname)%00%(worktreepath)%00", &name])?;
     let fields: Vec<&[u8]> = said.split(|byte| *byte == 0).collect();
     // Branches below this one are told, too.
     let found = fields.chunks_exact(3).find(|fields| fields[0].trim_ascii_start() == name.as_bytes());
-    Ok(found.map(|fields| Branch {
+    Ok(found.map(|fields| UserBranch {
         id: String::from_utf8_lossy(fields[1]).into_owned(),
         place: Some(fields[2])
             .filter(|path| !path.is_empty())
@@ -477,7 +498,7 @@ fn look_for(git: &Git, branch: &str) -> Result<Option<Branch>, WorkspaceError> {
 fn place_of(
     place: &Path,
     branch: &str,
-    person: &Person,
+    person: &GitIdentity,
 ) -> Result<Option<(PathBuf, PathBuf)>, WorkspaceError> {
     let untold = || {
         WorkspaceError::Conflict(format!(
@@ -485,12 +506,12 @@ fn place_of(
         ))
     };
     let ask = |what: &str| -> Option<PathBuf> {
-        let said = crate::git::look_from(place, person, ["rev-parse", what]).ok()?;
+        let said = crate::git::run_in_directory(place, person, ["rev-parse", what]).ok()?;
         let path = said.strip_suffix(b"\n").unwrap_or(&said);
         std::fs::canonicalize(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(path)).ok()
     };
     let Some((dir, files)) = ask("--absolute-git-dir").zip(ask("--show-toplevel")) else {
-        let bare = crate::git::look_from(place, person, ["rev-parse", "--is-bare-repository"])
+        let bare = crate::git::run_in_directory(place, person, ["rev-parse", "--is-bare-repository"])
             .is_ok_and(|said| said == b"true\n");
         return if bare { Ok(None) } else { Err(untold()) };
     };

@@ -6,54 +6,60 @@
 //! a branch moves only when the user lands.
 //! Absent on purpose: events, locks of Bodies, printing. `fleet` does the first two, `cli` the last.
 
+mod bare_repo;
 #[cfg(test)]
 mod bounds;
-mod bring;
+mod context_archive;
+mod detect;
 mod error;
 mod files;
+mod fsmonitor_index;
 mod git;
-mod head;
+mod git_batch;
+mod git_dir_layer;
 mod ignore;
+mod import;
+mod import_objects;
 mod index;
 mod land;
 mod lfs;
-mod loose;
-mod losses;
-mod merged;
-mod monitor;
-mod needs;
 mod objects;
-mod pack;
-mod packing;
-mod promised;
+mod overlay_diff;
+mod overlay_reader;
+mod pack_writer;
+mod partial_clone;
 mod publish;
 mod quarantine;
 mod refs;
 mod repository;
 mod review;
 mod save;
-mod scratch;
 mod submodules;
-mod talk;
-mod tree;
-mod trees;
+mod tree_layer;
+mod tree_writer;
+mod unsaved;
 mod upper;
-mod walk;
 
-pub use bring::{Bring, Brought, Dirty, bring};
+pub use context_archive::{pack, text};
+pub use detect::{
+    Devcontainer, DevcontainerRoot, Needs, PrepareStep as NeedsStep, Tool, VariableContext, needs,
+    registries, rust_of,
+};
 pub use error::WorkspaceError;
-pub use git::{Git, GitError, Person};
-pub use land::{How, LandRequest, Landed, What, conflicting, land};
+pub use git::{Git, GitError, GitIdentity, GitReason};
+pub use import::{ImportRequest, ImportedWorkspace, UncommittedFiles, import};
+pub use land::{LandRequest, LandResult, LandSelection, LandTarget, conflicting, land};
 pub use lfs::pointers as lfs_pointers;
-pub use losses::{Losses, losses};
-pub use needs::{Container, Known, Needs, Root, Step as NeedsStep, Tool, needs, registries, rust_of};
-pub use pack::{pack, text};
-pub use quarantine::{Quarantine, TIME_MAX, View};
+pub use quarantine::{Quarantine, QuarantineView, TIME_MAX};
 pub use refs::namespace;
 pub use repository::Repository;
-pub use review::{Commit, Shape, Touched, diff, log, runs_something, touched};
-pub use save::{LeftOut, Part, Saved, SavedModule, Source, Work, anchor, forget, look, release, save};
-pub use tree::id_of as layer_id;
+pub use review::{ChangedFile, Commit, DiffFormat, diff, is_auto_executed, log, touched};
+pub use save::{
+    BodyWorkspace, SaveResult, SavedModule, SkippedPath, WorkPart, WorkTrees, forget, look, release, save,
+    write_refs,
+};
+pub use tree_layer::id_of as layer_id;
+pub use unsaved::{UnsavedChanges, find_unsaved};
 
 use std::path::PathBuf;
 
@@ -61,7 +67,7 @@ use body::programs::Programs;
 
 /// Where layers are made and kept.
 #[derive(Debug, Clone, Copy)]
-pub struct Ground<'a> {
+pub struct LayerStore<'a> {
     /// The helper that works under a layer's ids.
     pub programs: &'a Programs,
     /// The directory of all layers.

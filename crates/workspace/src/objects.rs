@@ -8,9 +8,9 @@ use std::{
 };
 
 use crate::{
-    error::{During, WorkspaceError},
+    error::{ErrorContext, WorkspaceError},
     git::{Git, GitError},
-    talk::Talk,
+    git_batch::GitBatch,
 };
 
 /// How long all answers together may take.
@@ -18,11 +18,11 @@ const TIME_MAX: Duration = Duration::from_secs(600);
 
 /// Somebody who knows.
 #[derive(Debug)]
-pub struct Objects(Talk);
+pub struct Objects(GitBatch);
 
 /// What an object is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct About {
+pub struct ObjectInfo {
     /// Its name.
     pub id: String,
     /// `commit`, `tree`, `blob` or `tag`.
@@ -34,11 +34,11 @@ pub struct About {
 impl Objects {
     /// Starts it.
     pub fn start(git: &Git) -> Result<Self, WorkspaceError> {
-        Ok(Self(Talk::start(git, &["cat-file", "--batch-command"], TIME_MAX)?))
+        Ok(Self(GitBatch::start(git, &["cat-file", "--batch-command"], TIME_MAX)?))
     }
 
     /// What each of these is; none for what is not there.
-    pub fn about(&mut self, names: &[String]) -> Result<Vec<Option<About>>, WorkspaceError> {
+    pub fn about(&mut self, names: &[String]) -> Result<Vec<Option<ObjectInfo>>, WorkspaceError> {
         let question: String = names.iter().map(|name| format!("info {name}\n")).collect();
         let hear = |answers: &mut _| names.iter().map(|_| header(answers)).collect();
         self.0.ask(question.as_bytes(), hear).during("ask what is there")
@@ -67,7 +67,7 @@ impl Objects {
 }
 
 /// `ID KIND LENGTH`, or something else for what is not there.
-fn header(answers: &mut impl BufRead) -> io::Result<Option<About>> {
+fn header(answers: &mut impl BufRead) -> io::Result<Option<ObjectInfo>> {
     let mut line = Vec::new();
     answers.take(4096).read_until(b'\n', &mut line)?;
     if line.pop() != Some(b'\n') {
@@ -77,7 +77,7 @@ fn header(answers: &mut impl BufRead) -> io::Result<Option<About>> {
     let fields: Vec<&str> = text.split(' ').collect();
     Ok(match fields[..] {
         [id, kind, len] => {
-            len.parse().ok().map(|len| About { id: id.to_owned(), kind: kind.to_owned(), len })
+            len.parse().ok().map(|len| ObjectInfo { id: id.to_owned(), kind: kind.to_owned(), len })
         }
         _ => None,
     })
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn answers_are_understood() {
         let mut said = &b"1234 blob 12\n5678 missing\nrefs/x ambiguous\ncut"[..];
-        let about = About { id: "1234".into(), kind: "blob".into(), len: 12 };
+        let about = ObjectInfo { id: "1234".into(), kind: "blob".into(), len: 12 };
         assert_eq!(header(&mut said).unwrap(), Some(about));
         assert_eq!(header(&mut said).unwrap(), None);
         assert_eq!(header(&mut said).unwrap(), None);

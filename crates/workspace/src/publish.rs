@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     error::WorkspaceError,
-    git::{Git, GitError},
-    quarantine::View,
+    git::{Git, GitError, GitReason},
+    quarantine::QuarantineView,
 };
 
 /// Checks of what `.gitmodules` and `.gitattributes` say: a save must not fail for it.
@@ -30,22 +30,20 @@ const OF_CONTENTS: &[&str] = &[
 ];
 /// Most that one save brings, packed.
 const TAKEN_MAX: u64 = 16 << 30;
-/// What git says in a partial clone, which lacks objects on purpose.
-const PARTIAL: &str = "did not receive expected object";
 
 /// What the user's repository has of a Body.
 #[derive(Debug, Default)]
-pub struct Known(BTreeMap<String, Named>);
+pub struct PublishedRefs(BTreeMap<String, RefTarget>);
 
 /// What one name stands for.
 #[derive(Debug)]
-struct Named {
+struct RefTarget {
     id: String,
     tree: String,
     parents: String,
 }
 
-impl Known {
+impl PublishedRefs {
     /// Asks for everything below `to`.
     pub fn ask(user: &Git, to: &str) -> Result<Self, WorkspaceError> {
         let said = user.line([
@@ -62,7 +60,7 @@ impl Known {
             let name = name.strip_prefix(to).and_then(|name| name.strip_prefix('/')).unwrap_or(name);
             all.insert(
                 name.to_owned(),
-                Named { id: id.to_owned(), tree: tree.to_owned(), parents: parents.to_owned() },
+                RefTarget { id: id.to_owned(), tree: tree.to_owned(), parents: parents.to_owned() },
             );
         }
         Ok(Self(all))
@@ -94,11 +92,11 @@ impl Known {
 
 /// Has the user's repository take what is wanted, and looks that it did. `there` is known to be in it.
 pub fn publish(
-    view: &View,
+    view: &QuarantineView,
     user: &Git,
     to: &str,
     wanted: &BTreeMap<String, String>,
-    known: &Known,
+    known: &PublishedRefs,
     there: &[&str],
 ) -> Result<(), WorkspaceError> {
     if wanted.iter().all(|(name, id)| known.id(name) == Some(id)) {
@@ -115,15 +113,16 @@ pub fn publish(
 }
 
 /// Packing walks everything that is new, and fails where something is missing.
-fn hand_over(view: &View, user: &Git, lines: String) -> Result<(), WorkspaceError> {
+fn hand_over(view: &QuarantineView, user: &Git, lines: String) -> Result<(), WorkspaceError> {
     let give = ["pack-objects", "--revs", "--stdout", "--thin", "--delta-base-offset", "-q"];
-    let taker = user.clone().tight().lasting();
+    let taker = user.clone().rlimited().durable();
     let lenient = OF_CONTENTS.iter().map(|check| format!("{check}=ignore")).collect::<Vec<_>>().join(",");
     let bound = format!("--max-input-size={TAKEN_MAX}");
     let take = ["index-pack", "--stdin", "--fix-thin", &bound, &format!("--strict={lenient}")];
-    match view.git().hand_over(&give, lines.clone().into_bytes(), &taker, &take) {
-        Err(GitError::Failed { said, .. }) if said.contains(PARTIAL) => {
-            view.git().hand_over(
+    match view.git().pipe_pack(&give, lines.clone().into_bytes(), &taker, &take) {
+        // In a partial clone.
+        Err(error) if error.reason() == Some(GitReason::MissingObject) => {
+            view.git().pipe_pack(
                 &give,
                 lines.into_bytes(),
                 &taker,
@@ -140,7 +139,7 @@ fn set_names(
     user: &Git,
     to: &str,
     wanted: &BTreeMap<String, String>,
-    known: &Known,
+    known: &PublishedRefs,
 ) -> Result<(), WorkspaceError> {
     let mut lines = String::new();
     let mut at_once = |verb: &str, names: &mut dyn Iterator<Item = (String, String)>| {
@@ -160,16 +159,16 @@ fn set_names(
     }
     at_once("update", &mut wanted.iter().map(|(name, id)| (name.clone(), id.clone())));
     at_once("verify", &mut wanted.iter().map(|(name, id)| (name.clone(), id.clone())));
-    user.clone().lasting().feed(["update-ref", "--stdin"], lines.into_bytes())?;
+    user.clone().durable().feed(["update-ref", "--stdin"], lines.into_bytes())?;
     Ok(())
 }
 
 /// Has git's fsck look at everything of `new` that `old` lacks, as strictly as it can.
-pub fn check(view: &View, new: &[&str], old: &[&str]) -> Result<(), WorkspaceError> {
+pub fn check(view: &QuarantineView, new: &[&str], old: &[&str]) -> Result<(), WorkspaceError> {
     let give = ["pack-objects", "--revs", "--stdout", "--delta-base-offset", "-q"];
-    let taker = view.writing().passing();
+    let taker = view.writing().scratch();
     let lines: String =
         new.iter().map(|id| format!("{id}\n")).chain(old.iter().map(|id| format!("^{id}\n"))).collect();
-    view.git().hand_over(&give, lines.into_bytes(), &taker, &["index-pack", "--stdin", "--fsck-objects"])?;
+    view.git().pipe_pack(&give, lines.into_bytes(), &taker, &["index-pack", "--stdin", "--fsck-objects"])?;
     Ok(())
 }

@@ -16,9 +16,9 @@ use std::{
 use proto::workspace::Workspace;
 
 use crate::{
-    error::{During, WorkspaceError},
+    bare_repo::{self, StageDir},
+    error::{ErrorContext, WorkspaceError},
     git::Git,
-    scratch::{self, Stage},
 };
 
 /// How long one look, one save or one landing may take.
@@ -52,10 +52,10 @@ impl Quarantine {
         let dir = top.join(name);
         if !dir.join("HEAD").exists() {
             let shallow = repository.join("shallow");
-            scratch::make(&dir, &[&repository.join("objects")], Some(&shallow))
+            bare_repo::make(&dir, &[&repository.join("objects")], Some(&shallow))
                 .during("make a quarantine")?;
         }
-        scratch::clear_stale(&dir);
+        bare_repo::clear_stale(&dir);
         Ok(Self { dir, until: Instant::now() + time_max })
     }
 
@@ -66,12 +66,12 @@ impl Quarantine {
 
     /// git in it, with little memory: what it reads was made by a Body.
     pub fn git(&self) -> Git {
-        Git::at(&self.dir).tight().until(self.until)
+        Git::at(&self.dir).rlimited().deadline(self.until)
     }
 
     /// The same in the user's repository.
     pub fn user(&self, workspace: &Workspace) -> Git {
-        Git::at(&workspace.repository).until(self.until)
+        Git::at(&workspace.repository).deadline(self.until)
     }
 
     /// Has git index a pack, apart from everything else: `index-pack` keeps some of what it then refuses. Only a pack
@@ -79,9 +79,9 @@ impl Quarantine {
     pub fn take_pack(&self, args: &[&str], pack: File) -> Result<(), WorkspaceError> {
         let stage = self.stage()?;
         let apart = stage.join("git");
-        scratch::make(&apart, &[&self.dir.join("objects")], Some(&self.dir.join("shallow")))
+        bare_repo::make(&apart, &[&self.dir.join("objects")], Some(&self.dir.join("shallow")))
             .during("make room for a pack")?;
-        Git::at(&apart).tight().until(self.until).passing().feed_file(args, pack)?;
+        Git::at(&apart).rlimited().deadline(self.until).scratch().feed_file(args, pack)?;
         let mut files: Vec<_> = fs::read_dir(apart.join("objects/pack"))
             .during("list a pack")?
             .flatten()
@@ -97,21 +97,21 @@ impl Quarantine {
     }
 
     /// A directory of ours that goes away.
-    pub fn stage(&self) -> Result<Stage, WorkspaceError> {
+    pub fn stage(&self) -> Result<StageDir, WorkspaceError> {
         let drawn = proto::event::hex(&sys::random::bytes::<8>().during("draw a name")?);
-        Stage::make(self.dir.join(format!("stage-{}-{drawn}", std::process::id())))
+        StageDir::make(self.dir.join(format!("stage-{}-{drawn}", std::process::id())))
             .during("make room for a copy")
     }
 
     /// A place for objects that goes away, with everything that lies here.
-    pub fn view(&self) -> Result<View, WorkspaceError> {
+    pub fn view(&self) -> Result<QuarantineView, WorkspaceError> {
         let stage = self.stage()?;
         fs::create_dir_all(stage.join("objects/pack")).during("make room for objects")?;
-        Ok(View { quarantine: self.clone(), stage })
+        Ok(QuarantineView { quarantine: self.clone(), stage })
     }
 
     /// Whether something lies here from before.
-    pub fn keeps_something(&self) -> bool {
+    pub fn has_objects(&self) -> bool {
         fs::read_dir(self.dir.join("objects/pack")).is_ok_and(|mut packs| packs.next().is_some())
     }
 
@@ -135,22 +135,22 @@ impl Quarantine {
 
 /// A quarantine, with objects that nobody needs for long.
 #[derive(Debug)]
-pub struct View {
+pub struct QuarantineView {
     /// What it is a view of.
     pub quarantine: Quarantine,
-    stage: Stage,
+    stage: StageDir,
 }
 
-impl View {
+impl QuarantineView {
     /// git that sees all of it.
     pub fn git(&self) -> Git {
-        let place = scratch::quoted(&self.stage.join("objects"));
+        let place = bare_repo::quoted(&self.stage.join("objects"));
         self.quarantine.git().env("GIT_ALTERNATE_OBJECT_DIRECTORIES", OsString::from_vec(place))
     }
 
     /// The same where git itself makes objects: they go away, too.
     pub fn writing(&self) -> Git {
-        let below = scratch::quoted(&self.quarantine.dir.join("objects"));
+        let below = bare_repo::quoted(&self.quarantine.dir.join("objects"));
         let git = self.quarantine.git().env("GIT_OBJECT_DIRECTORY", self.stage.join("objects"));
         git.env("GIT_ALTERNATE_OBJECT_DIRECTORIES", OsString::from_vec(below))
     }

@@ -6,7 +6,7 @@ use proto::BodyId;
 
 use crate::{
     git::Git,
-    merged::{Dirs, Found},
+    overlay_reader::{OverlayDir, OverlayEntry},
 };
 
 /// Most branches taken from one Body.
@@ -39,7 +39,7 @@ pub fn as_palisade(git: Git) -> Git {
 
 /// What a Body's git points at.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Pointers {
+pub struct BodyRefs {
     /// Where it stands.
     pub head: Option<String>,
     /// The branch it is on.
@@ -51,14 +51,14 @@ pub struct Pointers {
 }
 
 /// Reads them from a Body's `.git`.
-pub fn read(git: &Dirs) -> Pointers {
-    let mut all = Pointers::default();
+pub fn read(git: &OverlayDir) -> BodyRefs {
+    let mut all = BodyRefs::default();
     let head = git.small("HEAD", 4096).unwrap_or_default();
     let head = String::from_utf8_lossy(&head).trim_end().to_owned();
     // The branch it is on is followed whatever its name is: the user may have called it so.
     let current = head.strip_prefix("ref: refs/heads/");
     let packed = git.small("packed-refs", PACKED_LEN_MAX).unwrap_or_else(|| {
-        all.refused += usize::from(!matches!(git.get("packed-refs"), None | Some(Found::Gone)));
+        all.refused += usize::from(!matches!(git.get("packed-refs"), None | Some(OverlayEntry::Gone)));
         Vec::new()
     });
     for line in packed.split(|byte| *byte == b'\n') {
@@ -87,7 +87,7 @@ pub fn read(git: &Dirs) -> Pointers {
 }
 
 /// What was put aside: every entry, for each is the only name of its commits.
-fn stashed(git: &Dirs, all: &mut Pointers) {
+fn stashed(git: &OverlayDir, all: &mut BodyRefs) {
     let Some(log) = git
         .dir("logs")
         .and_then(|logs| logs.dir("refs"))
@@ -100,7 +100,7 @@ fn stashed(git: &Dirs, all: &mut Pointers) {
     }
 }
 
-fn loose(dirs: &Dirs, above: &str, current: Option<&str>, all: &mut Pointers, depth: usize) {
+fn loose(dirs: &OverlayDir, above: &str, current: Option<&str>, all: &mut BodyRefs, depth: usize) {
     let Ok(entries) = dirs.entries() else {
         all.refused += 1;
         return;
@@ -112,24 +112,24 @@ fn loose(dirs: &Dirs, above: &str, current: Option<&str>, all: &mut Pointers, de
         };
         let full = if above.is_empty() { name.clone() } else { format!("{above}/{name}") };
         match found {
-            Found::Dir(inner) if depth < DEPTH_MAX => match dirs.enter(&inner) {
+            OverlayEntry::Dir(inner) if depth < DEPTH_MAX => match dirs.enter(&inner) {
                 Ok(inside) => loose(&inside, &full, current, all, depth + 1),
                 Err(_) => all.refused += 1,
             },
-            Found::File(_) if !name.ends_with(".lock") => {
+            OverlayEntry::File(_) if !name.ends_with(".lock") => {
                 let text = dirs.small(&name, 4096).unwrap_or_default();
                 let id = String::from_utf8_lossy(&text).trim_end().to_owned();
                 all.branches.remove(&full);
                 all.follow(current, &full, &id);
             }
-            Found::Dir(_) | Found::Unreadable => all.refused += 1,
+            OverlayEntry::Dir(_) | OverlayEntry::Unreadable => all.refused += 1,
             // A name that is gone here may be among the packed ones; what those still have is kept.
-            Found::File(_) | Found::Gone | Found::Link(_) | Found::Other => {}
+            OverlayEntry::File(_) | OverlayEntry::Gone | OverlayEntry::Link(_) | OverlayEntry::Other => {}
         }
     }
 }
 
-impl Pointers {
+impl BodyRefs {
     fn follow(&mut self, current: Option<&str>, name: &str, id: &str) {
         if current == Some(name) {
             self.head = Some(id.to_owned()).filter(|id| is_id(id));
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_million_names_are_not_taken() {
-        let mut all = Pointers::default();
+        let mut all = BodyRefs::default();
         let id = "0".repeat(40);
         (0..10_000).for_each(|number| all.add(&format!("b{number}"), &id));
         all.add("b1/below", &id);

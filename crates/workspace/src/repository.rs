@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     error::WorkspaceError,
-    git::{self, Git, GitError, Person},
+    git::{self, Git, GitError, GitIdentity, GitReason},
 };
 
 /// A repository of the host.
@@ -35,7 +35,7 @@ pub struct Repository {
 
 impl Repository {
     /// Finds the repository that `path` is in, at `reference` or where it stands.
-    pub fn find(path: &Path, reference: Option<&str>, person: &Person) -> Result<Self, WorkspaceError> {
+    pub fn find(path: &Path, reference: Option<&str>, person: &GitIdentity) -> Result<Self, WorkspaceError> {
         let asked = [
             "rev-parse",
             "--path-format=absolute",
@@ -45,7 +45,7 @@ impl Repository {
             "--is-shallow-repository",
             "--show-object-format",
         ];
-        let said = git::look_from(path, person, asked).map_err(|error| not_found(path, error))?;
+        let said = git::run_in_directory(path, person, asked).map_err(|error| not_found(path, error))?;
         let mut lines = said.split(|byte| *byte == b'\n');
         let mut next = || lines.next().ok_or(GitError::Answer("rev-parse"));
         let (common, dir) = (path_of(next()?), path_of(next()?));
@@ -56,7 +56,7 @@ impl Repository {
             ));
         }
         // Whoever names the `.git` itself stands in no work tree.
-        let toplevel = || git::look_from(path, person, ["rev-parse", "--show-toplevel"]).ok();
+        let toplevel = || git::run_in_directory(path, person, ["rev-parse", "--show-toplevel"]).ok();
         let files = if bare { None } else { toplevel().map(|said| path_of(first_line(&said))) };
         let user = Git::at(&dir);
         let wanted = reference.unwrap_or("HEAD");
@@ -83,7 +83,7 @@ impl Repository {
         url: &str,
         place: &Path,
         reference: Option<&str>,
-        person: &Person,
+        person: &GitIdentity,
     ) -> Result<Self, WorkspaceError> {
         if !place.join("HEAD").exists() {
             let part = place.with_extension(format!("part{}", std::process::id()));
@@ -108,9 +108,9 @@ impl Repository {
     }
 
     /// How many files of it differ from what is committed, the untracked ones among them.
-    pub fn uncommitted(&self, person: &Person) -> Result<usize, WorkspaceError> {
+    pub fn uncommitted(&self, person: &GitIdentity) -> Result<usize, WorkspaceError> {
         let Some(files) = &self.files else { return Ok(0) };
-        let said = git::look_from(
+        let said = git::run_in_directory(
             files,
             person,
             ["status", "--porcelain", "-z", "--no-renames", "--untracked-files=all"],
@@ -158,11 +158,11 @@ pub(crate) fn resolve(git: &Git, name: &str) -> Result<(String, String), Workspa
 }
 
 fn not_found(path: &Path, error: GitError) -> WorkspaceError {
-    match error {
-        GitError::Failed { said, .. } if said.contains("not a git repository") => {
+    match error.reason() {
+        Some(GitReason::NoRepository) => {
             WorkspaceError::NotFound(format!("{} is in no git repository", path.display()))
         }
-        error => error.into(),
+        _ => error.into(),
     }
 }
 

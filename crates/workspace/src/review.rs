@@ -11,7 +11,7 @@ use crate::{
 
 /// What a difference looks like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
+pub enum DiffFormat {
     /// A patch.
     Patch,
     /// A line for each file.
@@ -20,7 +20,7 @@ pub enum Shape {
 
 /// A file that was changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Touched {
+pub struct ChangedFile {
     /// Where; bytes that are no text are shown.
     pub path: String,
     /// Lines that came; none of a file that is no text.
@@ -49,13 +49,13 @@ pub fn diff(
     git: &Git,
     from: &str,
     to: &str,
-    shape: Shape,
+    shape: DiffFormat,
     paths: &[OsString],
 ) -> Result<Vec<u8>, WorkspaceError> {
     // `--binary` means a patch, too.
     let shape = match shape {
-        Shape::Patch => "--binary",
-        Shape::Stat => "--stat",
+        DiffFormat::Patch => "--binary",
+        DiffFormat::Stat => "--stat",
     };
     let args = [
         "diff-tree",
@@ -76,7 +76,7 @@ pub fn diff(
 }
 
 /// The files that differ.
-pub fn touched(git: &Git, from: &str, to: &str) -> Result<Vec<Touched>, WorkspaceError> {
+pub fn touched(git: &Git, from: &str, to: &str) -> Result<Vec<ChangedFile>, WorkspaceError> {
     let said = git.run([
         "diff-tree",
         "-r",
@@ -96,7 +96,7 @@ pub fn touched(git: &Git, from: &str, to: &str) -> Result<Vec<Touched>, Workspac
             return Err(GitError::Answer("diff-tree").into());
         };
         let count = |field: &[u8]| std::str::from_utf8(field).ok().and_then(|text| text.parse().ok());
-        all.push(Touched {
+        all.push(ChangedFile {
             path: String::from_utf8_lossy(path).into_owned(),
             added: count(added),
             removed: count(removed),
@@ -144,7 +144,7 @@ pub fn log(git: &Git, from: &str, to: &str) -> Result<Vec<Commit>, WorkspaceErro
 }
 
 /// Files by which a tool of the user would run something: to be shown before they land.
-pub fn runs_something(path: &str) -> bool {
+pub fn is_auto_executed(path: &str) -> bool {
     const DIRS: &[&str] = &[
         ".claude/",
         ".codex/",

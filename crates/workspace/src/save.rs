@@ -4,7 +4,7 @@
 //! is never run. What git itself refuses is told, never dropped in silence.
 //!
 //! Invariant: `refs/palisade/BODY/wip` holds every tracked and untracked file that git can hold; what it does not hold
-//! is in [`Saved::left_out`] or [`Saved::trouble`].
+//! is in [`SaveResult::skipped`] or [`SaveResult::commit_error`].
 //! Invariant: nothing counts as saved before the user's repository names the very objects that were made here.
 
 use std::{
@@ -14,34 +14,37 @@ use std::{
 };
 
 use body::programs::Programs;
-use proto::{BodyId, spec::Ids, workspace::Workspace};
+use proto::{
+    BodyId,
+    event_data::{SavedSubmodule, SavedWork, SkippedFile},
+    spec::Ids,
+    workspace::Workspace,
+};
 use serde::Serialize;
 
 use crate::{
     Quarantine,
-    error::{During, WorkspaceError},
-    files::{self, Files, Given},
-    git::{Git, GitError},
-    loose,
-    merged::Dirs,
+    error::{ErrorContext, WorkspaceError},
+    files::{self, ReadContext, WorkFiles},
+    git::{Git, GitError, GitReason},
+    import_objects,
     objects::Objects,
-    packing::{Pack, Sort},
-    publish::{self, Known},
-    quarantine::View,
-    refs::{self, Pointers, namespace},
-    submodules::{self, Apart},
-    upper::{OwnGit, Upper},
+    overlay_reader::OverlayDir,
+    pack_writer::{ObjectKind, PackWriter},
+    publish::{self, PublishedRefs},
+    quarantine::QuarantineView,
+    refs::{self, BodyRefs, namespace},
+    submodules::{self, SubmoduleWork},
+    upper::{BodyGit, UpperFiles},
 };
-pub use crate::{submodules::SavedModule, walk::LeftOut};
+pub use crate::{overlay_diff::SkippedPath, submodules::SavedModule};
 
-/// What git says when there is no room left.
-const FULL: &str = "No space left on device";
 /// Why a look leaves out what a Body made the `.git` of a submodule.
 const NO_GIT: &str = "it is no git directory of this workspace";
 
 /// Where a Body's work is.
 #[derive(Debug, Clone)]
-pub struct Source {
+pub struct BodyWorkspace {
     /// Which Body.
     pub body: BodyId,
     /// Its directory.
@@ -64,22 +67,22 @@ pub struct Source {
 
 /// A Body's files as trees.
 #[derive(Debug)]
-pub struct Work {
+pub struct WorkTrees {
     /// The workspace itself, and each submodule that was changed.
-    pub parts: Vec<Part>,
+    pub parts: Vec<WorkPart>,
     /// What is not in them.
-    pub left_out: Vec<LeftOut>,
+    pub skipped: Vec<SkippedPath>,
 }
 
 /// Files of one repository in a Body, by their paths in its workspace.
 #[derive(Debug)]
-pub struct Part {
+pub struct WorkPart {
     /// What they were.
     pub base: String,
     /// What they are.
     pub tree: String,
     /// Where the trees are; they go with this.
-    pub view: View,
+    pub view: QuarantineView,
     /// Which repository.
     pub(crate) repository: PathBuf,
     pub(crate) inside: String,
@@ -87,7 +90,7 @@ pub struct Part {
 
 /// A Body's work, in the user's repository.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Saved {
+pub struct SaveResult {
     /// The workspace.
     pub workspace: String,
     /// The commit it began with.
@@ -101,19 +104,50 @@ pub struct Saved {
     /// Its branches.
     pub branches: BTreeMap<String, String>,
     /// What is not in it.
-    pub left_out: Vec<LeftOut>,
+    pub skipped: Vec<SkippedPath>,
     /// Why its own commits could not be taken, if they could not.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub trouble: Option<String>,
+    pub commit_error: Option<String>,
     /// What was done in submodules: saved in repositories of their own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub submodules: Vec<SavedModule>,
 }
 
-impl Saved {
+/// What events say of it.
+impl From<&SaveResult> for SavedWork {
+    fn from(saved: &SaveResult) -> Self {
+        let SaveResult {
+            workspace,
+            base,
+            head,
+            wip,
+            uncommitted,
+            branches,
+            skipped,
+            commit_error,
+            submodules,
+        } = saved.clone();
+        Self {
+            workspace,
+            base,
+            head,
+            wip,
+            uncommitted,
+            branches,
+            skipped: skipped
+                .into_iter()
+                .map(|SkippedPath { path, why }| SkippedFile { path, why: why.to_owned() })
+                .collect(),
+            commit_error,
+            submodules: submodules.into_iter().map(SavedSubmodule::from).collect(),
+        }
+    }
+}
+
+impl SaveResult {
     /// Whether something would be lost with the Body.
     pub fn is_whole(&self) -> bool {
-        self.left_out.is_empty() && self.trouble.is_none()
+        self.skipped.is_empty() && self.commit_error.is_none()
     }
 
     /// Whether nothing was changed, as far as it could be taken.
@@ -127,7 +161,7 @@ impl Saved {
     }
 }
 
-impl Source {
+impl BodyWorkspace {
     /// Its upper and the snapshots below, as far as they hold this workspace.
     pub(crate) fn changed(&self) -> Vec<PathBuf> {
         let area = self.workspace.area_dir();
@@ -157,30 +191,30 @@ impl Source {
 
     /// Whether the Body changed anything there, as far as can be seen without looking closely.
     pub(crate) fn is_touched(&self) -> bool {
-        let found = Dirs::open(&self.changed()).and_then(|dirs| dirs.down(&self.inside));
+        let found = OverlayDir::open(&self.changed()).and_then(|dirs| dirs.down(&self.inside));
         !matches!(found, Ok(None))
     }
 }
 
 /// A Body's files as they are now, as trees in its quarantine. The user's repositories are not touched.
-pub fn look(source: &Source) -> Result<Work, WorkspaceError> {
+pub fn look(source: &BodyWorkspace) -> Result<WorkTrees, WorkspaceError> {
     let (mut apart, inner) = submodules::look(source)?;
     let view = source.quarantine()?.view()?;
     let mut objects = Objects::start(&view.git())?;
-    let upper = Upper::open(source, &view)?;
+    let upper = UpperFiles::open(source, &view)?;
     let git_dir = upper.git_dir()?;
-    if !source.inside.is_empty() && matches!(git_dir, OwnGit::Odd) {
-        apart.left_out.push(LeftOut { path: ".git".into(), why: NO_GIT });
+    if !source.inside.is_empty() && matches!(git_dir, BodyGit::Odd) {
+        apart.skipped.push(SkippedPath { path: ".git".into(), why: NO_GIT });
     }
-    let given = Given { source, view: &view, upper: &upper, git_dir: git_dir.dirs(), apart: &apart };
-    let Files { tree, mut left_out } = packed(&view, 0, |pack| files::read(&given, &mut objects, pack))?;
-    left_out.append(&mut apart.left_out);
-    let part = Part::of(source, view, tree)?;
-    Ok(Work { parts: [part].into_iter().chain(inner).collect(), left_out })
+    let given = ReadContext { source, view: &view, upper: &upper, git_dir: git_dir.dirs(), apart: &apart };
+    let WorkFiles { tree, mut skipped } = packed(&view, 0, |pack| files::read(&given, &mut objects, pack))?;
+    skipped.append(&mut apart.skipped);
+    let part = WorkPart::of(source, view, tree)?;
+    Ok(WorkTrees { parts: [part].into_iter().chain(inner).collect(), skipped })
 }
 
-impl Part {
-    fn of(source: &Source, view: View, tree: String) -> Result<Self, WorkspaceError> {
+impl WorkPart {
+    fn of(source: &BodyWorkspace, view: QuarantineView, tree: String) -> Result<Self, WorkspaceError> {
         let mut part = Self {
             base: source.workspace.base.clone(),
             tree,
@@ -197,7 +231,7 @@ impl Part {
 
     /// A tree of a submodule where the workspace has it.
     pub(crate) fn wrapped(&self, tree: &str) -> Result<String, WorkspaceError> {
-        let git = self.view.writing().passing();
+        let git = self.view.writing().scratch();
         let mut id = git.line(["rev-parse", "--verify", "--quiet", tree])?;
         for name in self.inside.rsplit('/').filter(|name| !name.is_empty()) {
             let said = git.feed(["mktree", "-z"], format!("040000 tree {id}\t{name}\0").into_bytes())?;
@@ -208,14 +242,14 @@ impl Part {
 }
 
 /// Brings a Body's work into the user's repository, and looks that it is there; what was done in submodules, into theirs.
-pub fn save(source: &Source) -> Result<Saved, WorkspaceError> {
+pub fn save(source: &BodyWorkspace) -> Result<SaveResult, WorkspaceError> {
     let (apart, modules) = submodules::save(source)?;
     let quarantine = source.quarantine()?;
-    let had = quarantine.keeps_something();
-    let attempt = || Attempt::begin(source, &quarantine, &apart).and_then(Attempt::finish);
+    let had = quarantine.has_objects();
+    let attempt = || SaveAttempt::begin(source, &quarantine, &apart).and_then(SaveAttempt::finish);
     let mut saved = attempt();
     let doubtful = match &saved {
-        Ok(saved) => saved.trouble.is_some(),
+        Ok(saved) => saved.commit_error.is_some(),
         Err(error) => matches!(error, WorkspaceError::Git(_) | WorkspaceError::Io(..)) && !error.is_full(),
     };
     // What was taken before may be damaged; then it is taken once more.
@@ -225,18 +259,18 @@ pub fn save(source: &Source) -> Result<Saved, WorkspaceError> {
     }
     let mut saved = saved?;
     quarantine.tidy();
-    saved.left_out.extend(apart.left_out);
+    saved.skipped.extend(apart.skipped);
     saved.submodules = modules;
     Ok(saved)
 }
 
 /// Makes a pack, and has git find it.
 fn packed<T>(
-    view: &View,
+    view: &QuarantineView,
     number: u32,
-    fill: impl FnOnce(&mut Pack) -> Result<T, WorkspaceError>,
+    fill: impl FnOnce(&mut PackWriter) -> Result<T, WorkspaceError>,
 ) -> Result<T, WorkspaceError> {
-    let mut pack = Pack::begin(&view.pack(number)).during("make a pack")?;
+    let mut pack = PackWriter::begin(&view.pack(number)).during("make a pack")?;
     let done = fill(&mut pack)?;
     if !pack.is_empty() {
         pack.finish().and_then(|finished| finished.index()).during("make a pack")?;
@@ -245,51 +279,55 @@ fn packed<T>(
 }
 
 /// One way of saving a Body's work.
-struct Attempt<'a> {
-    source: &'a Source,
-    view: View,
+struct SaveAttempt<'a> {
+    source: &'a BodyWorkspace,
+    view: QuarantineView,
     user: Git,
-    known: Known,
+    known: PublishedRefs,
     objects: Objects,
-    files: Files,
-    pointers: Pointers,
-    trouble: Option<String>,
+    files: WorkFiles,
+    pointers: BodyRefs,
+    commit_error: Option<String>,
 }
 
-impl<'a> Attempt<'a> {
+impl<'a> SaveAttempt<'a> {
     /// Reads everything.
-    fn begin(source: &'a Source, quarantine: &Quarantine, apart: &Apart) -> Result<Self, WorkspaceError> {
+    fn begin(
+        source: &'a BodyWorkspace,
+        quarantine: &Quarantine,
+        apart: &SubmoduleWork,
+    ) -> Result<Self, WorkspaceError> {
         let view = quarantine.view()?;
         let mut objects = Objects::start(&view.git())?;
         let user = quarantine.user(&source.workspace);
-        let known = Known::ask(&user, &namespace(&source.body))?;
-        let upper = Upper::open(source, &view)?;
+        let known = PublishedRefs::ask(&user, &namespace(&source.body))?;
+        let upper = UpperFiles::open(source, &view)?;
         let git_dir = upper.git_dir()?;
-        let (pointers, trouble) = commits(source, quarantine, &upper, &mut objects, &known, &git_dir)?;
-        let given = Given { source, view: &view, upper: &upper, git_dir: git_dir.dirs(), apart };
+        let (pointers, commit_error) = commits(source, quarantine, &upper, &mut objects, &known, &git_dir)?;
+        let given = ReadContext { source, view: &view, upper: &upper, git_dir: git_dir.dirs(), apart };
         let files = packed(&view, 0, |pack| files::read(&given, &mut objects, pack))?;
-        Ok(Self { source, view, user, known, objects, files, pointers, trouble })
+        Ok(Self { source, view, user, known, objects, files, pointers, commit_error })
     }
 
     /// Has the repository take it; where it refuses the Body's commits, its files without them.
-    fn finish(mut self) -> Result<Saved, WorkspaceError> {
+    fn finish(mut self) -> Result<SaveResult, WorkspaceError> {
         match self.publish(1) {
-            Err(WorkspaceError::Git(GitError::Failed { said, .. }))
-                if !said.contains(FULL) && self.pointers != Pointers::default() =>
+            Err(WorkspaceError::Git(GitError::Failed { said, reason, .. }))
+                if reason != GitReason::DiskFull && self.pointers != BodyRefs::default() =>
             {
-                self.trouble = Some(format!("its commits are refused: {said}"));
-                self.pointers = Pointers::default();
+                self.commit_error = Some(format!("its commits are refused: {said}"));
+                self.pointers = BodyRefs::default();
                 self.publish(2)
             }
             done => done,
         }
     }
 
-    fn publish(&mut self, number: u32) -> Result<Saved, WorkspaceError> {
+    fn publish(&mut self, number: u32) -> Result<SaveResult, WorkspaceError> {
         let workspace = &self.source.workspace;
         let head = self.pointers.head.clone().unwrap_or_else(|| workspace.commit.clone());
         let wip = self.wip(&head, number)?;
-        let saved = Saved {
+        let saved = SaveResult {
             workspace: workspace.name.clone(),
             base: workspace.base.clone(),
             uncommitted: wip != head,
@@ -302,8 +340,8 @@ impl<'a> Attempt<'a> {
                 .filter(|(_, id)| **id != workspace.commit)
                 .map(|(name, id)| (name.clone(), id.clone()))
                 .collect(),
-            left_out: self.files.left_out.clone(),
-            trouble: self.trouble.clone(),
+            skipped: self.files.skipped.clone(),
+            commit_error: self.commit_error.clone(),
             submodules: Vec::new(),
         };
         // A submodule has no name of the Body's work before there is some.
@@ -316,7 +354,7 @@ impl<'a> Attempt<'a> {
             ("wip".to_owned(), saved.wip.clone()),
         ]);
         // Where commits are refused, what was taken of them before keeps its name.
-        if saved.trouble.is_some() && self.known.id("head").is_some() {
+        if saved.commit_error.is_some() && self.known.id("head").is_some() {
             wanted.remove("head");
         }
         wanted.extend(saved.branches.iter().map(|(name, id)| (format!("heads/{name}"), id.clone())));
@@ -353,28 +391,28 @@ impl<'a> Attempt<'a> {
             self.source.body
         );
         let id = packed(&self.view, number, |pack| {
-            pack.add(Sort::Commit, text.len() as u64, text.as_bytes()).during("write a commit")
+            pack.add(ObjectKind::Commit, text.len() as u64, text.as_bytes()).during("write a commit")
         })?;
-        Ok(crate::packing::hex(&id))
+        Ok(crate::pack_writer::hex(&id))
     }
 }
 
 /// The Body's own commits, in quarantine; or why they cannot be there.
 fn commits(
-    source: &Source,
+    source: &BodyWorkspace,
     quarantine: &Quarantine,
-    upper: &Upper,
+    upper: &UpperFiles,
     objects: &mut Objects,
-    known: &Known,
-    git_dir: &OwnGit,
-) -> Result<(Pointers, Option<String>), WorkspaceError> {
-    let nothing = |why: &str| Ok((Pointers::default(), Some(why.to_owned())));
+    known: &PublishedRefs,
+    git_dir: &BodyGit,
+) -> Result<(BodyRefs, Option<String>), WorkspaceError> {
+    let nothing = |why: &str| Ok((BodyRefs::default(), Some(why.to_owned())));
     let given = source.inside.is_empty();
     let git_dir = match git_dir {
-        OwnGit::There(git_dir) => git_dir,
+        BodyGit::There(git_dir) => git_dir,
         // A submodule comes without one.
-        OwnGit::None if !given => return Ok((Pointers::default(), None)),
-        OwnGit::None | OwnGit::Odd => return nothing("its .git is gone, or cannot be read"),
+        BodyGit::None if !given => return Ok((BodyRefs::default(), None)),
+        BodyGit::None | BodyGit::Odd => return nothing("its .git is gone, or cannot be read"),
     };
     let pointers = refs::read(git_dir);
     if pointers.head.is_none() && (given || !pointers.branches.is_empty()) {
@@ -389,7 +427,7 @@ fn commits(
         .collect();
     if !tips.is_empty() {
         if let Some(own) = upper.own_objects(git_dir)?
-            && let Err(error) = loose::import(quarantine, objects, &own)
+            && let Err(error) = import_objects::import(quarantine, objects, &own)
         {
             if error.is_full() {
                 return Err(error);
@@ -412,14 +450,14 @@ fn commits(
 }
 
 /// What a Body's git points at.
-pub(crate) fn pointers(source: &Source) -> Result<Pointers, WorkspaceError> {
+pub(crate) fn pointers(source: &BodyWorkspace) -> Result<BodyRefs, WorkspaceError> {
     let view = source.quarantine()?.view()?;
-    let upper = Upper::open(source, &view)?;
+    let upper = UpperFiles::open(source, &view)?;
     Ok(upper.git_dir()?.dirs().map(refs::read).unwrap_or_default())
 }
 
 /// Names what a Body began with, so that nobody clears it away while the Body needs it.
-pub fn anchor(body: &BodyId, workspace: &Workspace) -> Result<(), WorkspaceError> {
+pub fn write_refs(body: &BodyId, workspace: &Workspace) -> Result<(), WorkspaceError> {
     let to = format!("{}/base", namespace(body));
     let git = Git::at(&workspace.repository);
     git.run(["update-ref", &to, &workspace.base])?;
@@ -455,7 +493,7 @@ pub fn release(body: &BodyId, workspace: &Workspace) {
     let _ = git.run(["config", "--local", "--remove-section", &remote(body)]);
     for repository in repositories(workspace) {
         let git = Git::at(repository);
-        if Known::ask(&git, &namespace(body)).is_ok_and(|known| known.id("wip").is_none()) {
+        if PublishedRefs::ask(&git, &namespace(body)).is_ok_and(|known| known.id("wip").is_none()) {
             let _ = git.run(["update-ref", "-d", &format!("{}/base", namespace(body))]);
         }
     }

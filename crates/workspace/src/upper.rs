@@ -1,6 +1,6 @@
 //! A Body's files on the host: its upper and the snapshots below, of a workspace or of a submodule inside of it.
 //!
-//! Trust: everything here is a Body's; see [`crate::merged`]. A `.git` that is a file is followed to one place only:
+//! Trust: everything here is a Body's; see [`crate::overlay_reader`]. A `.git` that is a file is followed to one place only:
 //! below the `.git` of the same workspace.
 
 use std::path::PathBuf;
@@ -8,10 +8,10 @@ use std::path::PathBuf;
 use body::snapshot;
 
 use crate::{
-    Source,
-    error::{During, WorkspaceError},
-    merged::{self, Dirs, Found},
-    quarantine::View,
+    BodyWorkspace,
+    error::{ErrorContext, WorkspaceError},
+    overlay_reader::{self, OverlayDir, OverlayEntry},
+    quarantine::QuarantineView,
 };
 
 /// Longest `.git` that is a file.
@@ -19,7 +19,7 @@ const GITFILE_LEN_MAX: u64 = 4096;
 
 /// A Body's files, open to be read.
 #[derive(Debug)]
-pub(crate) struct Upper {
+pub(crate) struct UpperFiles {
     /// Nearest first.
     changed: Vec<PathBuf>,
     /// What it was given of a `.git`.
@@ -32,36 +32,36 @@ pub(crate) struct Upper {
 
 /// Files of a Body, and what it may have hidden.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct VisibleFiles {
     /// What it changed.
-    pub(crate) dirs: Dirs,
+    pub(crate) dirs: OverlayDir,
     /// Whether it sees nothing of what it began with.
     pub(crate) hidden: bool,
 }
 
 /// The `.git` of a Body's files.
 #[derive(Debug)]
-pub(crate) enum OwnGit {
+pub(crate) enum BodyGit {
     /// It has none.
     None,
     /// It has this.
-    There(Dirs),
+    There(OverlayDir),
     /// It leads somewhere else, or is none.
     Odd,
 }
 
-impl OwnGit {
+impl BodyGit {
     /// Its files, where there are some.
-    pub(crate) fn dirs(&self) -> Option<&Dirs> {
+    pub(crate) fn dirs(&self) -> Option<&OverlayDir> {
         if let Self::There(dirs) = self { Some(dirs) } else { None }
     }
 }
 
-impl Upper {
+impl UpperFiles {
     /// Where modes keep something from us, the helper makes a copy that they do not.
-    pub(crate) fn open(source: &Source, view: &View) -> Result<Self, WorkspaceError> {
+    pub(crate) fn open(source: &BodyWorkspace, view: &QuarantineView) -> Result<Self, WorkspaceError> {
         let mut changed = source.changed();
-        if !sys::caps::is_host_root() && changed.iter().any(|dir| merged::hides(dir)) {
+        if !sys::caps::is_host_root() && changed.iter().any(|dir| overlay_reader::hides(dir)) {
             for (number, dir) in changed.iter_mut().enumerate().filter(|(_, dir)| dir.exists()) {
                 let to = view.join(&format!("shown{number}"));
                 std::fs::create_dir(&to).during("make room for a copy")?;
@@ -76,33 +76,33 @@ impl Upper {
         Ok(Self { changed, head, inside: source.inside.clone(), path: source.workspace.path() })
     }
 
-    fn top(&self) -> Result<Dirs, WorkspaceError> {
-        Dirs::open(&self.changed).during("open the Body's files")
+    fn top(&self) -> Result<OverlayDir, WorkspaceError> {
+        OverlayDir::open(&self.changed).during("open the Body's files")
     }
 
     /// All of it; none where there is no such directory.
-    pub(crate) fn seen(&self) -> Result<Option<Seen>, WorkspaceError> {
+    pub(crate) fn visible_files(&self) -> Result<Option<VisibleFiles>, WorkspaceError> {
         let found = self.top()?.down(&self.inside).during("open the Body's files")?;
-        Ok(found.map(|(dirs, hidden)| Seen { dirs, hidden }))
+        Ok(found.map(|(dirs, hidden)| VisibleFiles { dirs, hidden }))
     }
 
     /// The Body's `.git`: what it changed of it over what it was given.
-    pub(crate) fn git_dir(&self) -> Result<OwnGit, WorkspaceError> {
+    pub(crate) fn git_dir(&self) -> Result<BodyGit, WorkspaceError> {
         let all: Vec<PathBuf> = self.changed.iter().chain(&self.head).cloned().collect();
-        let top = Dirs::open(&all).during("open the Body's files")?;
+        let top = OverlayDir::open(&all).during("open the Body's files")?;
         let Some((dirs, _)) = top.down(&self.inside).during("open the Body's files")? else {
-            return Ok(OwnGit::None);
+            return Ok(BodyGit::None);
         };
         Ok(match dirs.get(".git") {
-            None | Some(Found::Gone) => OwnGit::None,
-            Some(Found::Dir(inner)) => dirs.enter(&inner).map_or(OwnGit::Odd, OwnGit::There),
-            Some(Found::File(_)) => self.elsewhere(&dirs)?.map_or(OwnGit::Odd, OwnGit::There),
-            Some(_) => OwnGit::Odd,
+            None | Some(OverlayEntry::Gone) => BodyGit::None,
+            Some(OverlayEntry::Dir(inner)) => dirs.enter(&inner).map_or(BodyGit::Odd, BodyGit::There),
+            Some(OverlayEntry::File(_)) => self.is_elsewhere(&dirs)?.map_or(BodyGit::Odd, BodyGit::There),
+            Some(_) => BodyGit::Odd,
         })
     }
 
     /// Where a `.git` that is a file leads: for a submodule that the Body made itself, below the `.git` around it.
-    fn elsewhere(&self, dirs: &Dirs) -> Result<Option<Dirs>, WorkspaceError> {
+    fn is_elsewhere(&self, dirs: &OverlayDir) -> Result<Option<OverlayDir>, WorkspaceError> {
         let text = dirs.small(".git", GITFILE_LEN_MAX).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
         let Some(place) = text
@@ -115,7 +115,7 @@ impl Upper {
     }
 
     /// The objects it added itself.
-    pub(crate) fn own_objects(&self, git_dir: &Dirs) -> Result<Option<Dirs>, WorkspaceError> {
+    pub(crate) fn own_objects(&self, git_dir: &OverlayDir) -> Result<Option<OverlayDir>, WorkspaceError> {
         if self.inside.is_empty() {
             // Without what it was given.
             return Ok(self.top()?.dir(".git").and_then(|git| git.dir("objects")));

@@ -37,7 +37,7 @@ pub fn body_test(attribute: TokenStream, item: TokenStream) -> TokenStream {
         quote! {
             #[test]
             fn #direct() {
-                let callers = ::testkit::Callers { no_root: #no_root, no_user: #no_user };
+                let callers = ::testkit::CallerSkips { no_root: #no_root, no_user: #no_user };
                 ::testkit::run(#layer, callers, test);
             }
             #user

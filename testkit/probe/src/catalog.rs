@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::doors;
-use crate::run::Start;
-use crate::verdict::{Outcome, broken};
+use crate::run::InitialState;
+use crate::verdict::{ProbeOutcome, broken};
 
 /// How the same probe is shown to succeed with the door open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Control {
+pub enum PositiveControl {
     /// As root on the host, outside of any sandbox.
     Host,
     /// As an ordinary user on the host: the door stands open to anybody.
@@ -26,29 +26,29 @@ pub enum Control {
 }
 
 /// What a probe is given.
-pub struct Call<'a> {
-    pub args: &'a Args,
+pub struct ProbeCall<'a> {
+    pub args: &'a ProbeArgs,
     /// The path that the table gives this probe, or nothing.
     pub target: &'static str,
     /// A private directory, removed after the probe; none where nothing can be written.
     pub scratch: Option<PathBuf>,
-    pub start: &'a Start,
+    pub start: &'a InitialState,
 }
 
-impl Call<'_> {
+impl ProbeCall<'_> {
     /// An argument that `needs` promises.
     pub fn arg(&self, key: &str) -> &str {
         self.args.get(key).unwrap_or_default()
     }
 
     /// A numeric argument.
-    pub fn number<N: std::str::FromStr>(&self, key: &str) -> Result<N, Outcome> {
+    pub fn number<N: std::str::FromStr>(&self, key: &str) -> Result<N, ProbeOutcome> {
         let text = self.arg(key);
         text.parse().map_err(|_| broken(format!("{key}={text} is not a number")))
     }
 
     /// The private directory, or why the probe cannot go on.
-    pub fn scratch(&self) -> Result<&Path, Outcome> {
+    pub fn scratch(&self) -> Result<&Path, ProbeOutcome> {
         self.scratch.as_deref().ok_or_else(|| broken("no writable directory to try it in (give dir=)"))
     }
 }
@@ -58,40 +58,56 @@ pub struct Probe {
     pub name: &'static str,
     pub door: &'static str,
     pub about: &'static str,
-    pub control: Control,
+    pub control: PositiveControl,
     pub needs: &'static [&'static str],
     pub target: &'static str,
-    pub run: fn(&Call<'_>) -> Outcome,
+    pub run: fn(&ProbeCall<'_>) -> ProbeOutcome,
 }
 
 impl Probe {
     const fn new(
-        control: Control,
+        control: PositiveControl,
         name: &'static str,
         about: &'static str,
-        run: fn(&Call<'_>) -> Outcome,
+        run: fn(&ProbeCall<'_>) -> ProbeOutcome,
     ) -> Self {
         Self { name, door: "", about, control, needs: &[], target: "", run }
     }
 
     /// A door that only root on the host finds open.
-    pub const fn host(name: &'static str, about: &'static str, run: fn(&Call<'_>) -> Outcome) -> Self {
-        Self::new(Control::Host, name, about, run)
+    pub const fn host(
+        name: &'static str,
+        about: &'static str,
+        run: fn(&ProbeCall<'_>) -> ProbeOutcome,
+    ) -> Self {
+        Self::new(PositiveControl::Host, name, about, run)
     }
 
     /// A door that anybody on the host finds open.
-    pub const fn user(name: &'static str, about: &'static str, run: fn(&Call<'_>) -> Outcome) -> Self {
-        Self::new(Control::HostUser, name, about, run)
+    pub const fn user(
+        name: &'static str,
+        about: &'static str,
+        run: fn(&ProbeCall<'_>) -> ProbeOutcome,
+    ) -> Self {
+        Self::new(PositiveControl::HostUser, name, about, run)
     }
 
     /// A door that the test prepares.
-    pub const fn door(name: &'static str, about: &'static str, run: fn(&Call<'_>) -> Outcome) -> Self {
-        Self::new(Control::Door, name, about, run)
+    pub const fn door(
+        name: &'static str,
+        about: &'static str,
+        run: fn(&ProbeCall<'_>) -> ProbeOutcome,
+    ) -> Self {
+        Self::new(PositiveControl::Door, name, about, run)
     }
 
     /// A bound that the test names.
-    pub const fn limit(name: &'static str, about: &'static str, run: fn(&Call<'_>) -> Outcome) -> Self {
-        Self::new(Control::NoneLimit, name, about, run)
+    pub const fn limit(
+        name: &'static str,
+        about: &'static str,
+        run: fn(&ProbeCall<'_>) -> ProbeOutcome,
+    ) -> Self {
+        Self::new(PositiveControl::NoneLimit, name, about, run)
     }
 
     /// The arguments without which it cannot run.
@@ -107,7 +123,7 @@ impl Probe {
     }
 
     /// The first argument that is not given.
-    pub fn missing(&self, args: &Args) -> Option<&'static str> {
+    pub fn missing(&self, args: &ProbeArgs) -> Option<&'static str> {
         self.needs.iter().copied().find(|key| args.get(key).is_none())
     }
 }
@@ -119,27 +135,27 @@ pub fn all() -> impl Iterator<Item = &'static Probe> {
 
 /// A probe as `probe list` shows it.
 #[derive(Serialize)]
-pub struct Listed {
+pub struct ProbeListing {
     name: &'static str,
     door: &'static str,
     about: &'static str,
-    control: Control,
+    control: PositiveControl,
     needs: &'static [&'static str],
 }
 
-impl From<&'static Probe> for Listed {
+impl From<&'static Probe> for ProbeListing {
     fn from(probe: &'static Probe) -> Self {
         let Probe { name, door, about, control, needs, target, .. } = *probe;
         let here = target.is_empty() || Path::new(target).symlink_metadata().is_ok();
-        Self { name, door, about, control: if here { control } else { Control::AbsentHere }, needs }
+        Self { name, door, about, control: if here { control } else { PositiveControl::AbsentHere }, needs }
     }
 }
 
 /// The `key=value` words of the command line.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Args(BTreeMap<String, String>);
+pub struct ProbeArgs(BTreeMap<String, String>);
 
-impl Args {
+impl ProbeArgs {
     /// Splits each word at its first `=`; gives back the word that has none.
     pub fn parse<'a>(words: &[&'a str]) -> Result<Self, &'a str> {
         let pair =
@@ -185,7 +201,7 @@ mod tests {
 
     #[test]
     fn what_uses_up_a_limit_never_runs_unasked() {
-        for probe in all().filter(|p| p.control == Control::NoneLimit) {
+        for probe in all().filter(|p| p.control == PositiveControl::NoneLimit) {
             assert!(!probe.needs.is_empty(), "{}", probe.name);
         }
     }
@@ -200,8 +216,8 @@ mod tests {
 
     #[test]
     fn arguments_split_at_the_first_equals_sign() {
-        let args = Args::parse(&["env=A=B", "port=1"]).unwrap();
+        let args = ProbeArgs::parse(&["env=A=B", "port=1"]).unwrap();
         assert_eq!((args.get("env"), args.get("port"), args.get("x")), (Some("A=B"), Some("1"), None));
-        assert_eq!(Args::parse(&["port"]), Err("port"));
+        assert_eq!(ProbeArgs::parse(&["port"]), Err("port"));
     }
 }

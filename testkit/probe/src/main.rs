@@ -17,33 +17,33 @@ mod verdict;
 use std::io::Write;
 use std::process::ExitCode;
 
-use catalog::{Args, Listed, Probe};
-use run::{Runner, Start};
+use catalog::{Probe, ProbeArgs, ProbeListing};
+use run::{InitialState, ProbeRunner};
 
 const USAGE: &str = "usage: probe list | probe run NAME [key=value…] | probe all [key=value…]";
 
 fn main() -> ExitCode {
     // Before anything opens a file: what is open now was handed in from outside.
-    let start = Start::look();
+    let start = InitialState::look();
     let words: Vec<String> = std::env::args_os().skip(1).map(|a| a.to_string_lossy().into_owned()).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
-        ["list"] => say(&catalog::all().map(Listed::from).collect::<Vec<_>>()),
+        ["list"] => say(&catalog::all().map(ProbeListing::from).collect::<Vec<_>>()),
         ["run", name, rest @ ..] => match catalog::all().find(|p| p.name == *name) {
-            Some(probe) => with_args(rest, |args| say(&Runner::new(start, args).report(probe))),
+            Some(probe) => with_args(rest, |args| say(&ProbeRunner::new(start, args).report(probe))),
             None => usage(&format!("no probe is called {name}")),
         },
         ["all", rest @ ..] => with_args(rest, |args| {
             let runnable: Vec<&Probe> = catalog::all().filter(|p| p.missing(&args).is_none()).collect();
-            let runner = Runner::new(start, args);
+            let runner = ProbeRunner::new(start, args);
             say(&runnable.into_iter().map(|p| runner.report(p)).collect::<Vec<_>>())
         }),
         _ => usage(USAGE),
     }
 }
 
-fn with_args(words: &[&str], then: impl FnOnce(Args) -> ExitCode) -> ExitCode {
-    match Args::parse(words) {
+fn with_args(words: &[&str], then: impl FnOnce(ProbeArgs) -> ExitCode) -> ExitCode {
+    match ProbeArgs::parse(words) {
         Ok(args) => then(args),
         Err(word) => usage(&format!("{word} is not key=value")),
     }

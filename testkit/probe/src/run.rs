@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::catalog::{Args, Call, Probe};
-use crate::sys::{self, End, Fork, call};
-use crate::verdict::{Outcome, Verdict, broken, denied};
+use crate::catalog::{Probe, ProbeArgs, ProbeCall};
+use crate::sys::{self, ChildEnd, ForkSide, call};
+use crate::verdict::{DoorState, ProbeOutcome, broken, denied};
 
 /// What was there before this program did anything.
-pub struct Start {
+pub struct InitialState {
     /// Descriptors from 3 on that were open, and what they are.
     pub descriptors: Vec<(i32, String)>,
 }
 
-impl Start {
+impl InitialState {
     pub fn look() -> Self {
         let open = |fd: &i32| call!(libc::SYS_fcntl, *fd, libc::F_GETFD, 0).is_ok();
         let named = |fd| {
@@ -34,37 +34,37 @@ impl Start {
 
 /// A probe's line of output.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct ProbeReport {
     name: &'static str,
-    verdict: Verdict,
+    verdict: DoorState,
     detail: String,
 }
 
 /// Runs probes with one set of arguments.
-pub struct Runner {
-    start: Start,
-    args: Args,
+pub struct ProbeRunner {
+    start: InitialState,
+    args: ProbeArgs,
     time_max: Duration,
 }
 
-impl Runner {
+impl ProbeRunner {
     /// `timeout=SECONDS` replaces the ten seconds that a probe has.
-    pub fn new(start: Start, args: Args) -> Self {
+    pub fn new(start: InitialState, args: ProbeArgs) -> Self {
         let seconds = args.get("timeout").and_then(|t| t.parse().ok()).unwrap_or(10);
         Self { start, args, time_max: Duration::from_secs(seconds) }
     }
 
-    pub fn report(&self, probe: &'static Probe) -> Report {
-        let Outcome { verdict, detail } = self.outcome(probe);
-        Report { name: probe.name, verdict, detail }
+    pub fn report(&self, probe: &'static Probe) -> ProbeReport {
+        let ProbeOutcome { verdict, detail } = self.outcome(probe);
+        ProbeReport { name: probe.name, verdict, detail }
     }
 
-    fn outcome(&self, probe: &'static Probe) -> Outcome {
+    fn outcome(&self, probe: &'static Probe) -> ProbeOutcome {
         if let Some(key) = probe.missing(&self.args) {
             return broken(format!("needs {key}=…"));
         }
         let scratch = scratch(self.args.get("dir"));
-        let call = Call { args: &self.args, target: probe.target, scratch, start: &self.start };
+        let call = ProbeCall { args: &self.args, target: probe.target, scratch, start: &self.start };
         let outcome = forked(self.time_max, || (probe.run)(&call));
         if let Some(directory) = &call.scratch {
             // What a probe could create it can remove; a leftover is visible and harmless.
@@ -85,15 +85,15 @@ fn scratch(wanted: Option<&str>) -> Option<PathBuf> {
 }
 
 /// Runs `work` in a child and waits for its word, its death or the deadline.
-fn forked(time_max: Duration, work: impl FnOnce() -> Outcome) -> Outcome {
+fn forked(time_max: Duration, work: impl FnOnce() -> ProbeOutcome) -> ProbeOutcome {
     let (read, write) = match sys::pipe() {
         Ok(ends) => ends,
         Err(error) => return broken(format!("pipe: {error}")),
     };
     let pid = match sys::fork() {
         Err(error) => return broken(format!("fork: {error}")),
-        Ok(Fork::Child) => child(write, work),
-        Ok(Fork::Parent(pid)) => pid,
+        Ok(ForkSide::Child) => child(write, work),
+        Ok(ForkSide::Parent(pid)) => pid,
     };
     drop(write);
     let (heard, overdue) = listen(File::from(read), pid, Instant::now() + time_max);
@@ -111,7 +111,7 @@ fn forked(time_max: Duration, work: impl FnOnce() -> Outcome) -> Outcome {
     }
 }
 
-fn child(write: OwnedFd, work: impl FnOnce() -> Outcome) -> ! {
+fn child(write: OwnedFd, work: impl FnOnce() -> ProbeOutcome) -> ! {
     let _ = call!(libc::SYS_setpgid, 0, 0);
     sys::die_with_parent();
     let word = serde_json::to_vec(&work()).unwrap_or_default();
@@ -165,13 +165,13 @@ fn has_ended(pid: i32) -> bool {
     asked.is_err() || info.iter().take(4).any(|byte| *byte != 0)
 }
 
-fn silent(end: End) -> Outcome {
+fn silent(end: ChildEnd) -> ProbeOutcome {
     match end {
-        End::Signal(n @ (libc::SIGSYS | libc::SIGKILL | libc::SIGXCPU | libc::SIGXFSZ)) => {
+        ChildEnd::Signal(n @ (libc::SIGSYS | libc::SIGKILL | libc::SIGXCPU | libc::SIGXFSZ)) => {
             denied(format!("killed by signal {n}"))
         }
-        End::Signal(n) => broken(format!("the probe crashed with signal {n}")),
-        End::Exit(n) => broken(format!("the probe ended with status {n} and said nothing")),
+        ChildEnd::Signal(n) => broken(format!("the probe crashed with signal {n}")),
+        ChildEnd::Exit(n) => broken(format!("the probe ended with status {n} and said nothing")),
     }
 }
 
@@ -182,7 +182,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(5);
 
-    fn dies_of(signal: i32) -> Outcome {
+    fn dies_of(signal: i32) -> ProbeOutcome {
         forked(SOON, || {
             let _ = call!(libc::SYS_kill, std::process::id(), signal);
             reached("lived")

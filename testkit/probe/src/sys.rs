@@ -9,21 +9,21 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 pub struct Errno(pub i32);
 
 /// The result of one system call.
-pub type Tried = Result<i64, Errno>;
+pub type SyscallResult = Result<i64, Errno>;
 
 /// `call!(number, arguments…)`: a raw system call; integers and pointers are passed as they are.
 macro_rules! call {
-    ($number:expr $(, $argument:expr)* $(,)?) => { $crate::sys::raw($number, &[$($crate::sys::Word::word($argument)),*]) };
+    ($number:expr $(, $argument:expr)* $(,)?) => { $crate::sys::raw($number, &[$($crate::sys::SyscallArg::word($argument)),*]) };
 }
 pub(crate) use call;
 
 /// What fits into an argument register.
-pub trait Word {
+pub trait SyscallArg {
     fn word(self) -> usize;
 }
 
 macro_rules! words {
-    ($($kind:ty)*) => { $(impl Word for $kind {
+    ($($kind:ty)*) => { $(impl SyscallArg for $kind {
         fn word(self) -> usize {
             self as usize
         }
@@ -32,13 +32,13 @@ macro_rules! words {
 // Signed numbers keep their sign: -1 fills the register.
 words!(i32 i64 u32 u64 usize);
 
-impl<T> Word for *const T {
+impl<T> SyscallArg for *const T {
     fn word(self) -> usize {
         self.expose_provenance()
     }
 }
 
-impl<T> Word for *mut T {
+impl<T> SyscallArg for *mut T {
     fn word(self) -> usize {
         self.expose_provenance()
     }
@@ -48,7 +48,7 @@ impl<T> Word for *mut T {
 ///
 /// Not a safe interface in general. Inside this program every caller passes numbers, or pointers to buffers
 /// that outlive the call and are as long as the call is told, and no caller changes this process's mappings.
-pub fn raw(number: libc::c_long, arguments: &[usize]) -> Tried {
+pub fn raw(number: libc::c_long, arguments: &[usize]) -> SyscallResult {
     let mut six = [0usize; 6];
     for (slot, argument) in six.iter_mut().zip(arguments) {
         *slot = *argument;
@@ -87,24 +87,24 @@ pub fn pipe() -> Result<(OwnedFd, OwnedFd), Errno> {
 
 /// How a child ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum ChildEnd {
     Exit(i32),
     Signal(i32),
 }
 
 /// What a fork is to the one who called it.
-pub enum Fork {
+pub enum ForkSide {
     Child,
     Parent(i32),
 }
 
 /// Forks. This program has one thread, so the child may do whatever the parent may.
-pub fn fork() -> Result<Fork, Errno> {
+pub fn fork() -> Result<ForkSide, Errno> {
     // SAFETY: single-threaded, so no lock is held by a thread that the child lacks.
     match unsafe { libc::fork() } {
         -1 => Err(Errno::last()),
-        0 => Ok(Fork::Child),
-        pid => Ok(Fork::Parent(pid)),
+        0 => Ok(ForkSide::Child),
+        pid => Ok(ForkSide::Parent(pid)),
     }
 }
 
@@ -115,27 +115,27 @@ pub fn leave(status: i32) -> ! {
 }
 
 /// Waits for one child and reaps it.
-pub fn reap(pid: i32) -> Result<End, Errno> {
+pub fn reap(pid: i32) -> Result<ChildEnd, Errno> {
     let mut status = 0;
     loop {
         // SAFETY: `status` outlives the call.
         match unsafe { libc::waitpid(pid, &raw mut status, libc::__WALL) } {
             -1 if Errno::last() == Errno(libc::EINTR) => {}
             -1 => return Err(Errno::last()),
-            _ if libc::WIFSIGNALED(status) => return Ok(End::Signal(libc::WTERMSIG(status))),
-            _ => return Ok(End::Exit(libc::WEXITSTATUS(status))),
+            _ if libc::WIFSIGNALED(status) => return Ok(ChildEnd::Signal(libc::WTERMSIG(status))),
+            _ => return Ok(ChildEnd::Exit(libc::WEXITSTATUS(status))),
         }
     }
 }
 
 /// Runs `work` in a child of its own, so that what it changes or dies of stays there.
-pub fn in_child(work: impl FnOnce() -> i32) -> Result<End, Errno> {
+pub fn in_child(work: impl FnOnce() -> i32) -> Result<ChildEnd, Errno> {
     match fork()? {
-        Fork::Child => {
+        ForkSide::Child => {
             die_with_parent();
             leave(work())
         }
-        Fork::Parent(pid) => reap(pid),
+        ForkSide::Parent(pid) => reap(pid),
     }
 }
 
@@ -146,7 +146,7 @@ pub fn die_with_parent() {
 }
 
 /// `prctl` with one argument.
-pub fn prctl(option: i32, argument: usize) -> Tried {
+pub fn prctl(option: i32, argument: usize) -> SyscallResult {
     call!(libc::SYS_prctl, option, argument, 0, 0, 0)
 }
 

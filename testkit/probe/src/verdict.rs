@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::sys::{Errno, Tried};
+use crate::sys::{Errno, SyscallResult};
 
 /// Whether a door is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub enum DoorState {
     /// The door is open: the outside was touched, or could have been.
     Reached,
     /// The door is closed.
@@ -18,26 +18,26 @@ pub enum Verdict {
 
 /// A verdict and what it rests on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Outcome {
-    pub verdict: Verdict,
+pub struct ProbeOutcome {
+    pub verdict: DoorState,
     pub detail: String,
 }
 
-pub fn reached(detail: impl Into<String>) -> Outcome {
-    Outcome { verdict: Verdict::Reached, detail: detail.into() }
+pub fn reached(detail: impl Into<String>) -> ProbeOutcome {
+    ProbeOutcome { verdict: DoorState::Reached, detail: detail.into() }
 }
 
-pub fn denied(detail: impl Into<String>) -> Outcome {
-    Outcome { verdict: Verdict::Denied, detail: detail.into() }
+pub fn denied(detail: impl Into<String>) -> ProbeOutcome {
+    ProbeOutcome { verdict: DoorState::Denied, detail: detail.into() }
 }
 
 /// Closed because this kernel or this root has no such thing. As a control it says: cannot be shown here.
-pub fn absent(detail: impl std::fmt::Display) -> Outcome {
+pub fn absent(detail: impl std::fmt::Display) -> ProbeOutcome {
     denied(format!("absent: {detail}"))
 }
 
-pub fn broken(detail: impl Into<String>) -> Outcome {
-    Outcome { verdict: Verdict::Broken, detail: detail.into() }
+pub fn broken(detail: impl Into<String>) -> ProbeOutcome {
+    ProbeOutcome { verdict: DoorState::Broken, detail: detail.into() }
 }
 
 /// The errnos that mean "you may not".
@@ -57,12 +57,12 @@ const ABSENCES: &[i32] = &[
 ];
 
 /// Judges one call. `past` are the errnos that this call gives only after it was permitted.
-pub fn judge(what: &str, tried: Tried, past: &[i32]) -> Outcome {
+pub fn judge(what: &str, tried: SyscallResult, past: &[i32]) -> ProbeOutcome {
     judge_more(what, tried, past, &[])
 }
 
 /// The same, where `closed` are further errnos that mean a refusal of this very call.
-pub fn judge_more(what: &str, tried: Tried, past: &[i32], closed: &[i32]) -> Outcome {
+pub fn judge_more(what: &str, tried: SyscallResult, past: &[i32], closed: &[i32]) -> ProbeOutcome {
     let Err(error) = tried else {
         return reached(format!("{what} succeeded"));
     };
@@ -85,12 +85,12 @@ mod tests {
     #[test]
     fn an_errno_that_says_nothing_is_broken_not_denied() {
         let verdict = |number, past: &[i32]| judge("x", Err(Errno(number)), past).verdict;
-        assert_eq!(verdict(libc::EPERM, &[]), Verdict::Denied);
-        assert_eq!(verdict(libc::ENOSYS, &[]), Verdict::Denied);
-        assert_eq!(verdict(libc::EINVAL, &[]), Verdict::Broken);
-        assert_eq!(verdict(libc::EINVAL, &[libc::EINVAL]), Verdict::Reached);
-        assert_eq!(verdict(libc::ENOENT, &[libc::ENOENT]), Verdict::Reached);
-        assert_eq!(judge("x", Ok(3), &[]).verdict, Verdict::Reached);
+        assert_eq!(verdict(libc::EPERM, &[]), DoorState::Denied);
+        assert_eq!(verdict(libc::ENOSYS, &[]), DoorState::Denied);
+        assert_eq!(verdict(libc::EINVAL, &[]), DoorState::Broken);
+        assert_eq!(verdict(libc::EINVAL, &[libc::EINVAL]), DoorState::Reached);
+        assert_eq!(verdict(libc::ENOENT, &[libc::ENOENT]), DoorState::Reached);
+        assert_eq!(judge("x", Ok(3), &[]).verdict, DoorState::Reached);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! Invariant: a claim is as good as its Body. When the directory it names is gone and no process has an id of the run,
 //! it is anybody's; so nobody who is killed leaves one for ever.
 //! Invariant: a claim is replaced or removed under the lock of the directory of claims, by who has seen what it says.
-//! Invariant: nobody clears a claim of another data directory away that may still be good ([`HostWide::abandoned`]).
+//! Invariant: nobody clears a claim of another data directory away that may still be good ([`HostClaims::abandoned`]).
 //! Absent on purpose: claims that survive the host's restart. A data directory remembers the runs of its own Bodies, and
 //! a Body claims its run again when it is started.
 
@@ -23,7 +23,7 @@ const DIR: &str = "/run/palisade/ids";
 
 /// Whose a run of ids is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Whose {
+pub(super) enum RangeOwner {
     /// The one's who asked.
     Own,
     /// Another Body's.
@@ -32,9 +32,9 @@ pub(super) enum Whose {
 
 /// The directory of claims.
 #[derive(Debug)]
-pub(super) struct HostWide(PathBuf);
+pub(super) struct HostClaims(PathBuf);
 
-impl HostWide {
+impl HostClaims {
     /// That of this host.
     pub(super) fn new() -> Self {
         Self(DIR.into())
@@ -46,7 +46,7 @@ impl HostWide {
     }
 
     /// Claims a run for the Body in that directory, unless another has it.
-    pub(super) fn claim(&self, run: u32, body: &Path) -> io::Result<Whose> {
+    pub(super) fn claim(&self, run: u32, body: &Path) -> io::Result<RangeOwner> {
         let link = self.link(run);
         let made = match symlink(body, &link) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -56,7 +56,7 @@ impl HostWide {
             made => made,
         };
         match made {
-            Ok(()) => Ok(Whose::Own),
+            Ok(()) => Ok(RangeOwner::Own),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 take_over(&link, body, |owner| is_gone(run, owner))
             }
@@ -131,23 +131,23 @@ fn was_removed_since(dir: &Path, time: SystemTime) -> bool {
 }
 
 /// Takes a claim whose Body is gone; one at a time, so that no two take the same.
-pub(super) fn take_over(link: &Path, target: &Path, gone: impl Fn(&Path) -> bool) -> io::Result<Whose> {
+pub(super) fn take_over(link: &Path, target: &Path, gone: impl Fn(&Path) -> bool) -> io::Result<RangeOwner> {
     let looked = |link: &Path| std::fs::read_link(link).is_ok_and(|owner| owner != target && gone(&owner));
     if std::fs::read_link(link).is_ok_and(|owner| owner == target) {
-        return Ok(Whose::Own);
+        return Ok(RangeOwner::Own);
     }
     if !looked(link) {
-        return Ok(Whose::Others);
+        return Ok(RangeOwner::Others);
     }
     let dir = File::open(link.parent().unwrap_or(Path::new("/")))?;
     rustix::fs::flock(&dir, FlockOperation::LockExclusive)?;
     if !looked(link) {
-        return Ok(Whose::Others);
+        return Ok(RangeOwner::Others);
     }
     std::fs::remove_file(link)?;
     match symlink(target, link) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Whose::Others),
-        done => done.map(|()| Whose::Own),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(RangeOwner::Others),
+        done => done.map(|()| RangeOwner::Own),
     }
 }
 
@@ -158,17 +158,17 @@ mod tests {
     // Runs of Bodies may have processes while this runs; this one never has.
 
     /// A directory of claims and one of Bodies, gone with the test.
-    struct Host(PathBuf);
+    struct TestHost(PathBuf);
 
-    impl Host {
+    impl TestHost {
         fn new(name: &str) -> Self {
             let dir = std::env::temp_dir().join(format!("palisade-claims-{name}-{}", std::process::id()));
             std::fs::create_dir(&dir).unwrap();
             Self(dir)
         }
 
-        fn claims(&self) -> HostWide {
-            HostWide(self.0.join("run/ids"))
+        fn claims(&self) -> HostClaims {
+            HostClaims(self.0.join("run/ids"))
         }
 
         fn body(&self, name: &str) -> PathBuf {
@@ -178,7 +178,7 @@ mod tests {
         }
     }
 
-    impl Drop for Host {
+    impl Drop for TestHost {
         fn drop(&mut self) {
             let _ = std::fs::remove_dir_all(&self.0);
         }
@@ -186,18 +186,18 @@ mod tests {
 
     #[test]
     fn a_run_is_one_bodys_until_that_is_gone() {
-        let host = Host::new("gone");
+        let host = TestHost::new("gone");
         let (claims, one, two) = (host.claims(), host.body("a/bodies/one"), host.body("b/bodies/two"));
-        assert_eq!(claims.claim(RUN, &one).unwrap(), Whose::Own);
-        assert_eq!(claims.claim(RUN, &one).unwrap(), Whose::Own, "again is no harm");
-        assert_eq!(claims.claim(RUN, &two).unwrap(), Whose::Others);
+        assert_eq!(claims.claim(RUN, &one).unwrap(), RangeOwner::Own);
+        assert_eq!(claims.claim(RUN, &one).unwrap(), RangeOwner::Own, "again is no harm");
+        assert_eq!(claims.claim(RUN, &two).unwrap(), RangeOwner::Others);
         assert!(claims.has(RUN, &one) && !claims.has(RUN, &two));
         std::fs::rename(&one, proto::launch::set_aside(&one)).unwrap();
-        assert_eq!(claims.claim(RUN, &two).unwrap(), Whose::Others, "its keeper is still at it");
+        assert_eq!(claims.claim(RUN, &two).unwrap(), RangeOwner::Others, "its keeper is still at it");
         std::fs::remove_dir(proto::launch::set_aside(&one)).unwrap();
         assert_eq!(
             claims.claim(RUN, &two).unwrap(),
-            Whose::Own,
+            RangeOwner::Own,
             "whoever was killed leaves no claim for ever"
         );
         assert_eq!(claims.below(two.parent().unwrap()), [(RUN, two.clone())]);
@@ -214,7 +214,7 @@ mod tests {
 
     /// Claims of every kind, and those of them that are abandoned.
     fn abandoned_of(name: &str) -> Vec<&'static str> {
-        let host = Host::new(name);
+        let host = TestHost::new(name);
         let claims = host.claims();
         // Runs after all that are given out, so that no Body of this machine has a process in one.
         let runs = RUN..RUN + 10;
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_disk_that_does_not_answer_proves_nothing() {
-        let host = Host::new("silent");
+        let host = TestHost::new("silent");
         let body = host.body("there");
         assert!(is_absent(&host.0.join("none")) && is_absent(&host.0.join("none/below")));
         std::fs::write(host.0.join("file"), "").unwrap();
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn of_many_who_take_a_run_over_one_has_it() {
-        let host = Host::new("many");
+        let host = TestHost::new("many");
         let claims = host.claims();
         let bodies: Vec<PathBuf> = (0..8).map(|number| host.body(&format!("{number}/bodies/b"))).collect();
         for round in 0..50 {
@@ -267,7 +267,7 @@ mod tests {
                 takers
                     .into_iter()
                     .map(|taker| taker.join().unwrap())
-                    .filter(|whose| *whose == Whose::Own)
+                    .filter(|whose| *whose == RangeOwner::Own)
                     .count()
             });
             assert_eq!(won, 1, "round {round}");

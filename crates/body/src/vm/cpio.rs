@@ -2,7 +2,7 @@
 
 /// An archive in the making.
 #[derive(Debug, Default)]
-pub struct Archive {
+pub struct CpioArchive {
     bytes: Vec<u8>,
     entries: u32,
 }
@@ -12,7 +12,7 @@ const FILE: u32 = 0o100_000;
 const DEVICE: u32 = 0o020_000;
 const LAST: &str = "TRAILER!!!";
 
-impl Archive {
+impl CpioArchive {
     /// A directory.
     pub fn dir(&mut self, path: &str) {
         self.entry(path, DIRECTORY | 0o755, &[], (0, 0));
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn an_archive_is_what_the_kernel_reads() {
-        let mut archive = Archive::default();
+        let mut archive = CpioArchive::default();
         archive.dir("d");
         archive.file("d/f", 0o755, b"hello");
         let bytes = archive.finish();

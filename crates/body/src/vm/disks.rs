@@ -7,19 +7,20 @@ use std::{
     process::Command,
 };
 
-use super::{Step, VmError, find_tool, run};
+use super::{VmError, VmStepExt, find_tool, run};
 
 /// The least room for a file system.
 pub const DISK_MIN: u64 = 16 << 20;
 
-/// An empty disk of that size: made once, then copied.
-pub fn empty(uppers: &Path, bytes: u64) -> Result<std::path::PathBuf, VmError> {
-    let path = uppers.join(format!("{bytes}.img"));
+/// An empty disk of that size with room for so many files and directories: made once, then copied.
+pub fn empty(uppers: &Path, bytes: u64, inodes: u64) -> Result<std::path::PathBuf, VmError> {
+    let path = uppers.join(format!("{bytes}-{inodes}.img"));
     if path.exists() {
         return Ok(path);
     }
     fs::create_dir_all(uppers).step("make a directory for disks")?;
-    let part = uppers.join(format!("{bytes}.part{}", std::process::id()));
+    let part = uppers.join(format!("{bytes}-{inodes}.part{}", std::process::id()));
+    let inodes = inodes.to_string();
     let made = (|| {
         File::create(&part).and_then(|file| file.set_len(bytes)).step("make an empty disk")?;
         let options = [
@@ -29,6 +30,8 @@ pub fn empty(uppers: &Path, bytes: u64) -> Result<std::path::PathBuf, VmError> {
             "ext4",
             "-m",
             "0",
+            "-N",
+            &inodes,
             // Room for growing is four megabytes that every machine would have a copy of, and none grows.
             "-O",
             "^resize_inode",
@@ -46,14 +49,8 @@ pub fn empty(uppers: &Path, bytes: u64) -> Result<std::path::PathBuf, VmError> {
 
 /// Copies what was written of a file, and shares even that where the file system can.
 pub fn copy(from: &Path, to: &Path) -> io::Result<()> {
-    File::create(to)?;
-    fill(from, to)
-}
-
-/// The same into a file that is there and holds nothing yet, and that somebody may have opened already.
-pub fn fill(from: &Path, to: &Path) -> io::Result<()> {
     let source = File::open(from)?;
-    let target = File::options().read(true).write(true).open(to)?;
+    let target = File::options().read(true).write(true).create(true).truncate(true).open(to)?;
     if rustix::fs::ioctl_ficlone(&target, &source).is_ok() {
         return Ok(());
     }

@@ -1,7 +1,5 @@
 //! Freezing a machine that runs, from outside of its walls: who minds it is asked, over the socket in its directory.
 //!
-//! Its fork may be started meanwhile: it has the same files, which are empty then, and waits for a word before it looks.
-//!
 //! Trust: the answer comes from behind the walls. It is one line with a length and a deadline, parsed into a `proto` type.
 
 use std::{
@@ -15,11 +13,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use proto::vm::{Answer, CONTROL, GO, Held, WHOLE};
+use proto::vm::{CONTROL, ControlReply, FreezeReport};
 
 use super::{
-    Step, VmError, disks,
-    plan::{IMPRINT_FILE, RAM_FILE, STATE_FILE, UPPER_FILE},
+    VmError, VmStepExt, disks,
+    plan::{RAM_FILE, STATE_FILE, UPPER_FILE},
 };
 
 const ANSWER_LEN_MAX: usize = 1 << 20;
@@ -32,47 +30,28 @@ const FROZEN_MODE: u32 = 0o444;
 
 /// Where a machine's memory and its processors and devices go: to be written once, and read by whoever is shown them.
 #[derive(Debug)]
-pub struct Files {
+pub struct FreezeFiles {
     ram: File,
     state: File,
-    imprint: Option<File>,
 }
 
-/// What is written down of a machine besides its disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Extent {
-    /// Its memory, its processors and devices: what can be kept.
-    Lasting,
-    /// The process of its hypervisor besides, where that can be: what begins quickest on this host, until it boots again.
-    Whole,
-}
-
-impl Files {
+impl FreezeFiles {
     /// Makes them in a directory, as long as they are known to be.
-    pub fn make(to: &Path, memory: u64, extent: Extent) -> Result<Self, VmError> {
+    pub fn make(to: &Path, memory: u64) -> Result<Self, VmError> {
         let make = |name: &str| {
             let file = File::options().read(true).write(true).create_new(true).open(to.join(name));
             // Whoever is thawed from it has other ids, whatever umask this process has.
             file.and_then(|file| file.set_permissions(Permissions::from_mode(FROZEN_MODE)).map(|()| file))
                 .step("make a file for the machine")
         };
-        let imprint = (extent == Extent::Whole).then(|| make(IMPRINT_FILE)).transpose()?;
-        let files = Self { ram: make(RAM_FILE)?, state: make(STATE_FILE)?, imprint };
+        let files = Self { ram: make(RAM_FILE)?, state: make(STATE_FILE)? };
         files.ram.set_len(memory).step("make a file for the machine")?;
         Ok(files)
     }
 }
 
-/// Tells the machine of the Body in `body`, which waits, that what it is to be thawed from is there.
-pub fn go(body: &Path, held: &Held) -> Result<(), VmError> {
-    let mut words = vec![GO];
-    words.extend(serde_json::to_vec(held).map_err(std::io::Error::from).step("tell the machine")?);
-    words.push(b'\n');
-    reach(body)?.write_all(&words).step("tell the machine")
-}
-
 /// The door of who minds the machine.
-pub(super) fn reach(body: &Path) -> Result<UnixStream, VmError> {
+pub(super) fn connect_control(body: &Path) -> Result<UnixStream, VmError> {
     let dir = sys::fd::open_path(body).step("open the Body's directory")?;
     let socket = UnixStream::connect(sys::fd::path_of(dir.as_fd()).join(CONTROL));
     let socket = socket.step("reach who minds the machine")?;
@@ -81,7 +60,7 @@ pub(super) fn reach(body: &Path) -> Result<UnixStream, VmError> {
 }
 
 /// One line of who minds a machine. The deadline is for all of it, however slowly it comes.
-pub(super) fn hear(mut socket: &UnixStream, len_max: usize, patience: Duration) -> io::Result<Vec<u8>> {
+pub(super) fn read_reply(mut socket: &UnixStream, len_max: usize, patience: Duration) -> io::Result<Vec<u8>> {
     let deadline = Instant::now() + patience;
     let (mut line, mut piece) = (Vec::new(), [0; 4096]);
     while line.last() != Some(&b'\n') {
@@ -105,7 +84,7 @@ pub(super) fn hear(mut socket: &UnixStream, len_max: usize, patience: Duration) 
 }
 
 /// Whether the machine stood still until now: who minds it hangs up before it goes on unasked.
-fn still_stands(mut socket: &UnixStream) -> Result<(), VmError> {
+fn check_stopped(mut socket: &UnixStream) -> Result<(), VmError> {
     socket.set_nonblocking(true).step("hear of the machine")?;
     let heard = socket.read(&mut [0]);
     socket.set_nonblocking(false).step("hear of the machine")?;
@@ -115,44 +94,39 @@ fn still_stands(mut socket: &UnixStream) -> Result<(), VmError> {
     }
 }
 
-/// Freezes the machine of the Body in `body` into files in the directory `to`, and lets it go on. While it stands something
-/// is done as soon as its memory is written down, and something when its disk is copied, too.
-pub fn freeze<T>(
+/// Freezes the machine of the Body in `body` into files in the directory `to`, and lets it go on. `last` runs when memory
+/// and disk are there, while the machine still stands.
+pub fn freeze(
     body: &Path,
     to: &Path,
-    files: Files,
-    first: impl FnOnce(Held, Extent) -> T,
-    last: impl FnOnce(T),
+    files: FreezeFiles,
+    last: impl FnOnce(FreezeReport),
 ) -> Result<(), VmError> {
-    let socket = reach(body)?;
-    if files.imprint.is_some() {
-        (&socket).write_all(&[WHOLE]).step("ask for the machine")?;
-    }
-    for file in [Some(files.ram), Some(files.state), files.imprint].into_iter().flatten() {
+    let socket = connect_control(body)?;
+    for file in [files.ram, files.state] {
         sys::fd::send(socket.as_fd(), file.as_fd()).step("ask for the machine")?;
     }
-    let line = hear(&socket, ANSWER_LEN_MAX, PATIENCE).step("hear of the machine")?;
-    let answer: Answer =
+    let line = read_reply(&socket, ANSWER_LEN_MAX, PATIENCE).step("hear of the machine")?;
+    let answer: ControlReply =
         serde_json::from_slice(&line).map_err(|_| VmError::Freeze("who minds it gave no answer".into()))?;
-    let (held, whole) = match answer {
-        Answer::Saved { held, whole } if held.tree.is_sound() => (held, whole),
-        Answer::Saved { .. } => {
+    let held = match answer {
+        ControlReply::Saved { held } if held.tree.is_sound() => held,
+        ControlReply::Saved { .. } => {
             return Err(VmError::Freeze("its guest does not say what its files are".into()));
         }
-        Answer::Measured { .. } | Answer::Taken { .. } => {
+        ControlReply::Measured { .. } | ControlReply::Taken { .. } | ControlReply::Console { .. } => {
             return Err(VmError::Freeze("who minds it gave another answer".into()));
         }
-        Answer::Failed { why } => {
+        ControlReply::Failed { why } => {
             return Err(VmError::Freeze(proto::text::visible(&why.chars().take(400).collect::<String>())));
         }
     };
     // It stands still until this connection ends.
-    let done = first(held, if whole { Extent::Whole } else { Extent::Lasting });
     disks::copy(&body.join(UPPER_FILE), &to.join(UPPER_FILE)).step("copy the machine's disk")?;
     let mode = Permissions::from_mode(FROZEN_MODE);
     fs::set_permissions(to.join(UPPER_FILE), mode).step("close what was frozen")?;
-    still_stands(&socket)?;
-    last(done);
+    check_stopped(&socket)?;
+    last(held);
     // Whoever was just ended by that hears it no more.
     let _ = (&socket).write_all(b"\n");
     Ok(())
@@ -166,16 +140,19 @@ mod tests {
     fn a_line_has_a_length_and_a_deadline() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(b"word\n").unwrap();
-        assert_eq!(hear(&ours, 5, Duration::from_secs(5)).unwrap(), b"word\n");
+        assert_eq!(read_reply(&ours, 5, Duration::from_secs(5)).unwrap(), b"word\n");
         theirs.write_all(b"longer\n").unwrap();
-        assert_eq!(hear(&ours, 5, Duration::from_secs(5)).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!(
+            read_reply(&ours, 5, Duration::from_secs(5)).unwrap_err().kind(),
+            io::ErrorKind::FileTooLarge
+        );
         // Each byte comes in time, and all of them together do not.
         let dripping = std::thread::spawn(move || {
             while theirs.write_all(b".").is_ok() {
                 std::thread::sleep(Duration::from_millis(20));
             }
         });
-        let heard = hear(&ours, 1 << 20, Duration::from_millis(200));
+        let heard = read_reply(&ours, 1 << 20, Duration::from_millis(200));
         assert_eq!(heard.unwrap_err().kind(), io::ErrorKind::TimedOut);
         drop(ours);
         dripping.join().unwrap();
@@ -184,8 +161,8 @@ mod tests {
     #[test]
     fn who_goes_on_unasked_is_noticed() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        still_stands(&ours).unwrap();
+        check_stopped(&ours).unwrap();
         drop(theirs);
-        assert!(still_stands(&ours).is_err());
+        assert!(check_stopped(&ours).is_err());
     }
 }

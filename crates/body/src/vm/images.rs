@@ -13,13 +13,13 @@ use proto::{
 };
 use sha2::{Digest, Sha256};
 
-use super::{Step, VmError, find_tool};
+use super::{VmError, VmStepExt, find_tool};
 use crate::{
     helper::{self, HelperError},
-    host::{HIDDEN_SETTINGS, HostRoot, Masters},
+    host::{HIDDEN_SETTINGS, HostRoot, RootInside},
     ids,
     programs::Programs,
-    root::LayerBelow,
+    root::LowerLayer,
 };
 
 /// Most images of one machine: it has so many devices beside its disk and its line.
@@ -30,20 +30,20 @@ pub const PACKS: &str = "pack-";
 const OLD_HOSTS_MAX: usize = 1;
 
 /// A part of this host: its settings change often and are small, its programs seldom and are large.
-struct Part {
+struct HostPart {
     name: &'static str,
     holds: fn(&str) -> bool,
     /// Places whose change shows that the part changed.
     signs: &'static [&'static str],
 }
 
-const PARTS: [Part; 2] = [
-    Part {
+const PARTS: [HostPart; 2] = [
+    HostPart {
         name: "etc",
         holds: |area| area == "etc",
         signs: &["/etc", "/etc/alternatives", "/etc/ssl/certs", "/etc/profile.d", "/etc/default"],
     },
-    Part {
+    HostPart {
         name: "programs",
         holds: |area| area != "etc",
         signs: &[
@@ -64,14 +64,14 @@ const PARTS: [Part; 2] = [
 pub fn of_layers(
     programs: &Programs,
     images: &Path,
-    layers: &[(&str, &LayerBelow)],
+    layers: &[(&str, &LowerLayer)],
     room: usize,
 ) -> Result<Vec<PathBuf>, VmError> {
     let groups = groups(layers, room).ok_or(VmError::Layers(layers.len(), room))?;
     groups.into_iter().map(|group| of_group(programs, images, &layers[group])).collect()
 }
 
-fn of_group(programs: &Programs, images: &Path, group: &[(&str, &LayerBelow)]) -> Result<PathBuf, VmError> {
+fn of_group(programs: &Programs, images: &Path, group: &[(&str, &LowerLayer)]) -> Result<PathBuf, VmError> {
     let (path, source) = match group {
         [(name, layer)] => {
             (images.join(format!("layer-{name}.erofs")), ImageSource::Layer(layer.root.clone()))
@@ -95,7 +95,7 @@ fn of_group(programs: &Programs, images: &Path, group: &[(&str, &LayerBelow)]) -
 
 /// Which layers share an image. They are counted from the one farthest down, so that a layer on top of them changes
 /// nothing below; an image is read under one set of ids. None where they do not fit.
-fn groups(layers: &[(&str, &LayerBelow)], room: usize) -> Option<Vec<std::ops::Range<usize>>> {
+fn groups(layers: &[(&str, &LowerLayer)], room: usize) -> Option<Vec<std::ops::Range<usize>>> {
     let of_size = |size: usize| {
         let mut groups = Vec::new();
         let mut end = layers.len();
@@ -117,7 +117,7 @@ pub fn of_host(programs: &Programs, images: &Path) -> Result<Vec<PathBuf>, VmErr
     PARTS.iter().map(|part| of_part(programs, images, part)).collect()
 }
 
-fn of_part(programs: &Programs, images: &Path, part: &Part) -> Result<PathBuf, VmError> {
+fn of_part(programs: &Programs, images: &Path, part: &HostPart) -> Result<PathBuf, VmError> {
     let path = images.join(part.file());
     if path.exists() {
         return Ok(path);
@@ -126,7 +126,7 @@ fn of_part(programs: &Programs, images: &Path, part: &Part) -> Result<PathBuf, V
     if path.exists() {
         return Ok(path);
     }
-    let (areas, links) = HostRoot::look(Masters::Some).told();
+    let (areas, links) = HostRoot::inspect(RootInside::Possible).names_and_links();
     // What stands in another area comes with it.
     let areas: Vec<String> = areas
         .iter()
@@ -151,7 +151,7 @@ pub fn is_current(name: &str) -> bool {
     PARTS.iter().any(|part| part.file() == name)
 }
 
-impl Part {
+impl HostPart {
     /// A name that tells one state of the part from another, without reading its files.
     fn file(&self) -> String {
         let mut hash = Sha256::new();
@@ -175,7 +175,7 @@ fn turn(images: &Path) -> Result<File, VmError> {
     Ok(lock)
 }
 
-fn drop_old(images: &Path, part: &Part, newest: &Path) {
+fn drop_old(images: &Path, part: &HostPart, newest: &Path) {
     let begins = format!("host-{}-", part.name);
     let mut old: Vec<(std::time::SystemTime, PathBuf)> = fs::read_dir(images)
         .into_iter()
@@ -238,9 +238,9 @@ mod tests {
     fn grouped(ids_of: &[u32], room: usize) -> Option<Vec<std::ops::Range<usize>>> {
         let below = |base: u32| {
             let range = proto::spec::IdRange { inside: 0, outside: base, count: 1 };
-            LayerBelow { root: PathBuf::new(), ids: Ids { users: vec![range], groups: vec![range] } }
+            LowerLayer { root: PathBuf::new(), ids: Ids { users: vec![range], groups: vec![range] } }
         };
-        let layers: Vec<LayerBelow> = ids_of.iter().map(|base| below(*base)).collect();
+        let layers: Vec<LowerLayer> = ids_of.iter().map(|base| below(*base)).collect();
         groups(&layers.iter().map(|layer| ("x", layer)).collect::<Vec<_>>(), room)
     }
 

@@ -6,10 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use proto::vm::{JAILED, Jailer};
+use proto::vm::{JAILED, JailerPlan};
 use sha2::{Digest, Sha256};
 
-use super::{Ground, Step, VmError, engine, find_tool};
+use super::{MicrovmInstall, VmError, VmStepExt, find_tool, hypervisor_root};
 use crate::programs::Programs;
 
 /// What it is called.
@@ -26,7 +26,7 @@ const LAYOUT: u32 = 1;
 
 /// The jailer of a machine.
 #[derive(Debug, Clone)]
-pub enum Jail {
+pub enum JailSetup {
     /// It is used.
     Used {
         /// Its root.
@@ -43,14 +43,14 @@ pub enum Jail {
     },
 }
 
-impl Jail {
+impl JailSetup {
     /// As a launcher is told; `threads` bounds the group that the jailer makes, where it may make one.
-    pub fn told(&self, threads: Option<u32>) -> Jailer {
+    pub fn plan(&self, threads: Option<u32>) -> JailerPlan {
         match self {
             Self::Used { version, bytes, .. } => {
-                Jailer::Used { version: version.clone(), bytes: *bytes, threads }
+                JailerPlan::Used { version: version.clone(), bytes: *bytes, threads }
             }
-            Self::Absent { why } => Jailer::Absent { why: why.clone() },
+            Self::Absent { why } => JailerPlan::Absent { why: why.clone() },
         }
     }
 
@@ -74,10 +74,10 @@ pub fn find(firecracker: &Path) -> Option<PathBuf> {
 
 /// Whether it was linked whole. It leaves the root in which libraries would be found before it has done its work.
 pub fn is_whole(jailer: &Path) -> bool {
-    engine::libraries(jailer).unwrap_or_default().is_empty()
+    hypervisor_root::libraries(jailer).unwrap_or_default().is_empty()
 }
 
-impl Ground {
+impl MicrovmInstall {
     /// Where its root is or will be: named by the states of both programs.
     pub fn jail(&self, jailer: &Path, programs: &Programs) -> Result<PathBuf, VmError> {
         let found = fs::metadata(jailer).step("look at the jailer")?;
@@ -107,12 +107,12 @@ impl Ground {
 }
 
 /// The jailer whose root was put together there, for this Firecracker.
-pub fn of(place: PathBuf, firecracker: &Path) -> Result<Jail, VmError> {
+pub fn of(place: PathBuf, firecracker: &Path) -> Result<JailSetup, VmError> {
     let version =
         sys::fd::read_small(&place.join(VERSION_FILE), VERSION_LEN_MAX).step("look at the jailer")?;
     let len = |path: &Path| fs::metadata(path).map(|found| found.len()).step("look at the jailer");
     let bytes = len(firecracker)? + len(&place.join(JAILED))? + SLACK_BYTES;
-    Ok(Jail::Used { root: place, version, bytes })
+    Ok(JailSetup::Used { root: place, version, bytes })
 }
 
 #[cfg(test)]

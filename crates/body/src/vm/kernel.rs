@@ -10,42 +10,18 @@ use std::{
     process::Command,
 };
 
-use super::{Step, VmError, run};
+use super::{VmError, VmStepExt, run};
 
-/// Drivers a machine needs, in the order they are loaded. Those that a kernel has built in are not among its modules.
-pub const MODULES: &[&str] = &[
-    "virtio",
-    "virtio_ring",
-    "virtio_mmio",
-    "virtio_blk",
-    "virtio_console",
-    "virtio_balloon",
-    "libcrc32c",
-    "erofs",
-    "overlay",
-];
-/// The one of them that was added last.
-pub const NEWEST: &str = "virtio_balloon";
-/// What machines need besides where their devices are PCI's or their line is a vsock.
-pub const MORE_MODULES: &[&str] = &[
-    "virtio_pci_legacy_dev",
-    "virtio_pci_modern_dev",
-    "virtio_pci",
-    "vsock",
-    "vmw_vsock_virtio_transport_common",
-    "vmw_vsock_virtio_transport",
-    "virtio_rng",
-];
-/// What machines need besides to see a directory of the host live.
-pub const SHARE_MODULES: &[&str] = &["fuse", "virtiofs"];
-/// The package that always names the newest.
+/// The package that names the newest kernel of the release.
 const PACKAGE: &str = "linux-image-cloud-amd64";
+/// The names of packages that name the newest kernel of one series.
+const SERIES: &str = "^linux-image-[0-9.]+-cloud-amd64$";
 const KERNEL_LEN_MAX: u64 = 256 << 20;
 const ELF: &[u8] = b"\x7fELF";
 
 /// A kernel that was found.
 #[derive(Debug)]
-pub struct Found {
+pub struct KernelFiles {
     /// The kernel, packed or not.
     pub kernel: PathBuf,
     /// Where its modules are: a directory such as `/lib/modules/VERSION`.
@@ -54,26 +30,55 @@ pub struct Found {
     pub source: String,
 }
 
-/// Whether a kernel that comes from there was fetched: it has modules.
-pub fn is_fetched(source: &str) -> bool {
-    source.starts_with("linux-image-")
+/// The kernel packages that the archive offers: those that Debian's package for clouds names, newest first, then those of
+/// other series, such as backports.
+pub fn packages(say: &dyn Fn(&str)) -> Result<Vec<String>, VmError> {
+    let apt = super::find_tool("apt-get")?;
+    say("asking for kernel packages");
+    let ask = || run(Command::new("apt-cache").args(["show", PACKAGE]), "apt-cache");
+    let about = match ask() {
+        // A fresh host may never have fetched the lists of its archives.
+        Err(_) if sys::caps::is_host_root() => {
+            say("fetching the lists of packages");
+            run(Command::new(&apt).args(["update", "-qq"]), "apt-get update")?;
+            ask()?
+        }
+        about => about?,
+    };
+    let mut packages = named_kernels(&String::from_utf8_lossy(&about));
+    let series = run(Command::new("apt-cache").args(["search", "--names-only", SERIES]), "apt-cache")?;
+    let series = String::from_utf8_lossy(&series).into_owned();
+    for name in series.lines().filter_map(|line| line.split_whitespace().next()) {
+        let about = run(Command::new("apt-cache").args(["show", "--no-all-versions", name]), "apt-cache")?;
+        packages.extend(named_kernels(&String::from_utf8_lossy(&about)));
+    }
+    let mut offered: Vec<String> = Vec::new();
+    for package in packages {
+        if !offered.contains(&package) {
+            offered.push(package);
+        }
+    }
+    if offered.is_empty() {
+        return Err(VmError::Kernel(format!("the package {PACKAGE} names no kernel")));
+    }
+    Ok(offered)
 }
 
-/// Fetches Debian's into a directory. Nothing is installed: the package is only unpacked.
-pub fn fetch(into: &Path, say: &dyn Fn(&str)) -> Result<Found, VmError> {
+/// The kernels that these descriptions of packages depend on.
+fn named_kernels(about: &str) -> Vec<String> {
+    let depends = about.lines().filter_map(|line| line.strip_prefix("Depends:"));
+    depends.filter_map(|depends| Some(depends.split_whitespace().next()?.to_owned())).collect()
+}
+
+/// Fetches a kernel package into a directory. Nothing is installed: the package is only unpacked.
+pub fn fetch(package: &str, into: &Path, say: &dyn Fn(&str)) -> Result<KernelFiles, VmError> {
     let apt = super::find_tool("apt-get")?;
-    say("asking for the newest kernel package");
-    let about = run(Command::new("apt-cache").args(["show", "--no-all-versions", PACKAGE]), "apt-cache")?;
-    let about = String::from_utf8_lossy(&about).into_owned();
     let field = |text: &str, name: &str| {
         text.lines().find_map(|line| line.strip_prefix(name).map(|value| value.trim().to_owned()))
     };
-    let package =
-        field(&about, "Depends:").and_then(|depends| depends.split_whitespace().next().map(str::to_owned));
-    let package = package.ok_or_else(|| VmError::Kernel(format!("the package {PACKAGE} names no kernel")))?;
     say(&format!("fetching {package}"));
     run(
-        Command::new(apt).current_dir(into).args(["download", "-o", "APT::Sandbox::User=root", &package]),
+        Command::new(apt).current_dir(into).args(["download", "-o", "APT::Sandbox::User=root", package]),
         "apt-get download",
     )?;
     let file = fs::read_dir(into)
@@ -82,7 +87,7 @@ pub fn fetch(into: &Path, say: &dyn Fn(&str)) -> Result<Found, VmError> {
         .map(|entry| entry.path())
         .find(|path| path.extension().is_some_and(|end| end == "deb"));
     let file = file.ok_or_else(|| VmError::Kernel("apt-get fetched nothing".into()))?;
-    let wanted = run(Command::new("apt-cache").args(["show", "--no-all-versions", &package]), "apt-cache")?;
+    let wanted = run(Command::new("apt-cache").args(["show", "--no-all-versions", package]), "apt-cache")?;
     let wanted = field(&String::from_utf8_lossy(&wanted), "SHA256:").unwrap_or_default();
     let summed = run(Command::new("sha256sum").arg(&file), "sha256sum")?;
     if wanted.len() != 64 || !summed.starts_with(wanted.as_bytes()) {
@@ -102,7 +107,7 @@ pub fn fetch(into: &Path, say: &dyn Fn(&str)) -> Result<Found, VmError> {
     let kernel = first(tree.join("boot"), "vmlinuz")
         .ok_or_else(|| VmError::Kernel(format!("{package} has no kernel in it")))?;
     let modules = first(tree.join("lib/modules"), "").or_else(|| first(tree.join("usr/lib/modules"), ""));
-    Ok(Found { kernel, modules, source: package })
+    Ok(KernelFiles { kernel, modules, source: package.to_owned() })
 }
 
 /// The kernel as it is run: unpacked where its packing is known.
@@ -161,38 +166,4 @@ fn lz4(mut blocks: &[u8]) -> Option<Vec<u8>> {
         blocks = &rest[len..];
     }
     Some(kernel)
-}
-
-/// Those of these modules that the kernel has not built in, in order.
-pub fn modules(dir: &Path, names: &[&str]) -> Result<Vec<(String, Vec<u8>)>, VmError> {
-    let mut found = Vec::new();
-    let mut files = Vec::new();
-    list(dir, 0, &mut files);
-    for name in names {
-        let plain = |path: &&PathBuf| {
-            path.file_name()
-                .is_some_and(|file| file.to_string_lossy().replace('-', "_").split('.').next() == Some(name))
-        };
-        let Some(path) = files.iter().find(plain) else { continue };
-        let bytes = match path.extension().and_then(|end| end.to_str()) {
-            Some("xz") => run(Command::new("xz").arg("-dc").arg(path), "xz")?,
-            Some("zst") => run(Command::new("zstd").args(["-q", "-dc"]).arg(path), "zstd")?,
-            Some("gz") => run(Command::new("gzip").arg("-dc").arg(path), "gzip")?,
-            _ => fs::read(path).step("read a module of the kernel")?,
-        };
-        found.push(((*name).to_owned(), bytes));
-    }
-    Ok(found)
-}
-
-fn list(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        match entry.file_type() {
-            Ok(kind) if kind.is_dir() && depth < 12 => list(&entry.path(), depth + 1, files),
-            Ok(kind) if kind.is_file() && entry.file_name().to_string_lossy().contains(".ko") => {
-                files.push(entry.path())
-            }
-            _ => {}
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! What a machine uses, asked of who minds it over the socket in its directory.
+//! What a machine uses and what is on its console, asked of who minds it over the socket in its directory.
 //!
 //! Trust: the answer comes from behind the walls. It is one line with a length and a deadline, parsed into a `proto` type.
 
@@ -8,23 +8,41 @@ use std::{
     time::Duration,
 };
 
-use proto::vm::{Answer, MEASURE, Metrics};
+use proto::vm::{CONSOLE, ControlReply, MEASURE, VmMetrics};
 
-use super::freeze::{hear, reach};
+use super::freeze::{connect_control, read_reply};
 
 const ANSWER_LEN_MAX: usize = 64 << 10;
 /// One that is busy with something else is not waited for.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Measures the machine of the Body in `body`.
-pub fn measure(body: &Path) -> io::Result<Metrics> {
-    let socket = reach(body).map_err(io::Error::other)?;
-    (&socket).write_all(&[MEASURE])?;
-    match serde_json::from_slice(&hear(&socket, ANSWER_LEN_MAX, PATIENCE)?)? {
-        Answer::Measured { metrics } => Ok(metrics.tidy()),
-        Answer::Failed { why } => {
-            Err(io::Error::other(proto::text::visible(&why.chars().take(400).collect::<String>())))
+pub fn measure(body: &Path) -> io::Result<VmMetrics> {
+    match ask(body, MEASURE)? {
+        ControlReply::Measured { metrics } => Ok(metrics.bounded()),
+        answer => Err(refused(answer)),
+    }
+}
+
+/// The last lines on the console of the machine of the Body in `body`.
+pub fn console(body: &Path) -> io::Result<Vec<String>> {
+    match ask(body, CONSOLE)? {
+        ControlReply::Console { lines } => Ok(lines.iter().map(|line| proto::text::visible(line)).collect()),
+        answer => Err(refused(answer)),
+    }
+}
+
+fn ask(body: &Path, what: u8) -> io::Result<ControlReply> {
+    let socket = connect_control(body).map_err(io::Error::other)?;
+    (&socket).write_all(&[what])?;
+    Ok(serde_json::from_slice(&read_reply(&socket, ANSWER_LEN_MAX, PATIENCE)?)?)
+}
+
+fn refused(answer: ControlReply) -> io::Error {
+    match answer {
+        ControlReply::Failed { why } => {
+            io::Error::other(proto::text::visible(&why.chars().take(400).collect::<String>()))
         }
-        Answer::Saved { .. } | Answer::Taken { .. } => Err(io::ErrorKind::InvalidData.into()),
+        _ => io::ErrorKind::InvalidData.into(),
     }
 }

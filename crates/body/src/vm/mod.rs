@@ -5,34 +5,38 @@
 //!
 //! ```text
 //! vm/setup.json        what is set up; written last
-//!    kernel-HASH/      vmlinux, and modules/ in the order they are loaded
+//!    last-boot.json    the kernel that was last seen to boot
+//!    kernel-HASH/      vmlinux, modules/ in the order they are loaded, drivers.json
 //!    engine-HASH/      a root with the hypervisor and nothing else; engine-NAME-HASH/ for others than QEMU
 //!    share-HASH/       a root with the program that shares directories
 //!    jail-HASH/        a root with Firecracker's jailer and what it executes
 //!    initrd/           first file systems, one for each version of pal and kernel
 //!    images/           read-only file systems, one for each layer of a template, one for each state of this host
-//!    uppers/           empty disks, one for each size
+//!    uppers/           empty disks, one for each size and number of inodes
 //!    warm/KEY/         machines of a template that were frozen when their guest was ready
 //! ```
 //! Invariant: what stands in `vm/` under its final name is whole and never changes; it can be made again.
 //! Invariant: images are shared by all machines and writable by none: their mounts are read-only.
 
+pub mod assign;
 pub mod cpio;
 pub mod disks;
-pub mod engine;
+pub mod drivers;
 pub mod freeze;
+pub mod hypervisor_root;
 pub mod images;
 pub mod jail;
 pub mod kernel;
+pub mod last_boot;
 pub mod measure;
 pub mod plan;
 pub mod record;
 pub mod setup;
 pub mod share;
-pub mod take;
 
-pub use plan::{Frozen, Parts, Start};
-pub use setup::{Ground, Known, Setup};
+pub use last_boot::LastBoot;
+pub use plan::{VmParts, VmSnapshotRef, VmStartMode};
+pub use setup::{HypervisorRecord, MicrovmInstall, SetupRecord};
 
 use std::io;
 
@@ -59,6 +63,14 @@ pub enum VmError {
     /// What was given as a kernel is none.
     #[error("{0}")]
     Kernel(String),
+    /// The kernel that is set up lacks a driver that this machine needs.
+    #[error("the kernel {kernel} has no driver {driver}, which this microVM needs")]
+    Driver {
+        /// The kernel.
+        kernel: String,
+        /// The driver.
+        driver: &'static str,
+    },
     /// The machine could not be frozen.
     #[error("the machine could not be frozen: {0}")]
     Freeze(String),
@@ -71,11 +83,11 @@ pub enum VmError {
 }
 
 /// Names the step that a result belongs to.
-pub(crate) trait Step<T> {
+pub(crate) trait VmStepExt<T> {
     fn step(self, step: impl Into<String>) -> Result<T, VmError>;
 }
 
-impl<T, E: Into<io::Error>> Step<T> for Result<T, E> {
+impl<T, E: Into<io::Error>> VmStepExt<T> for Result<T, E> {
     fn step(self, step: impl Into<String>) -> Result<T, VmError> {
         self.map_err(|error| VmError::Io(step.into(), error.into()))
     }

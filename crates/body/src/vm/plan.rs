@@ -8,18 +8,18 @@ use std::{
 use proto::{
     Limits, Mechanism, Size, Spec,
     guest::GuestConfig,
-    launch::{Area, AreaKind, Lower, Plan, Rlimits, Seed, Upper},
+    launch::{LaunchPlan, Lower, OverlayAccess, OverlayMount, Rlimits, SeedEntry, Upper},
     spec::{Access, Life, Mount},
-    vm::{Accelerator, Begin, Engine, Held, JAIL_TOOLS, KVM, UPPER, URANDOM, VmPlan, Welcome},
+    vm::{Accelerator, Engine, FreezeReport, GuestSetup, JAIL_TOOLS, KVM, UPPER, URANDOM, VmPlan, VmStart},
 };
 
 use super::{
     disks::{self, DISK_MIN},
-    engine,
-    jail::Jail,
+    hypervisor_root,
+    jail::JailSetup,
     share,
 };
-use crate::groups::Bounds;
+use crate::groups::BodyCgroups;
 
 /// What the hypervisor itself needs beside the machine's memory.
 const OVERHEAD: u64 = 256 << 20;
@@ -38,8 +38,7 @@ const FILES_MAX: u64 = 4096;
 pub const MEMORY_MIN: Size = Size::mib(128);
 /// Memory of a machine that asks for none.
 pub const MEMORY_DEFAULT: Size = Size::mib(512);
-/// Processors of a machine that asks for none, where the host has them: with the second an emulated one prepares for its
-/// first command while the first still comes up.
+/// CPUs of a machine that asks for none, where the host has them.
 pub const CPUS_DEFAULT: u32 = 2;
 /// Most processors of one machine.
 const CPUS_MAX: u32 = 16;
@@ -59,8 +58,6 @@ pub const UPPER_FILE: &str = "upper.img";
 pub const RAM_FILE: &str = "ram";
 /// Processors and devices.
 pub const STATE_FILE: &str = "state";
-/// The process of the hypervisor.
-pub const IMPRINT_FILE: &str = "imprint";
 /// Where a hypervisor writes memory that its minder then takes over, in a Body's directory.
 const SCRATCH: &str = "scratch";
 /// Room for sockets, and for what is frozen of a machine besides its memory on its way out.
@@ -68,7 +65,7 @@ const SHM_BYTES: u64 = 16 << 20;
 
 /// What a machine is made from.
 #[derive(Debug, Clone)]
-pub struct Parts {
+pub struct VmParts {
     /// The hypervisor.
     pub hypervisor: Engine,
     /// Its root.
@@ -80,20 +77,16 @@ pub struct Parts {
     /// The root of the program that shares directories of the host, where there are any.
     pub sharer: Option<PathBuf>,
     /// Firecracker's jailer; none where the hypervisor is another.
-    pub jail: Option<Jail>,
+    pub jail: Option<JailSetup>,
     /// An empty disk of the right size.
     pub empty: PathBuf,
     /// How it begins.
-    pub start: Start,
-    /// Whether it will be frozen as soon as it is up, for others to begin with.
-    pub ahead: bool,
-    /// Whether it is made by itself, and may prepare for its first command.
-    pub alone: bool,
+    pub start: VmStartMode,
 }
 
 /// How a machine begins.
 #[derive(Debug, Clone)]
-pub enum Start {
+pub enum VmStartMode {
     /// With its kernel, on the disk it has or on an empty one.
     Boot {
         /// The kernel.
@@ -106,18 +99,16 @@ pub enum Start {
         disk: Option<PathBuf>,
     },
     /// Where another one was frozen.
-    Thaw(Frozen),
+    Thaw(VmSnapshotRef),
 }
 
 /// A machine that was frozen.
 #[derive(Debug, Clone)]
-pub struct Frozen {
+pub struct VmSnapshotRef {
     /// Holds its memory, its state and its disk.
     pub dir: PathBuf,
-    /// What its guest said before; none while it is still being frozen.
-    pub held: Option<Held>,
-    /// Whether the process of its hypervisor was written down, too, or is about to be.
-    pub whole: bool,
+    /// What its guest said before.
+    pub held: FreezeReport,
     /// The generation of who is thawed from it.
     pub generation: u64,
 }
@@ -133,15 +124,15 @@ pub fn around(limits: &Limits) -> Limits {
 }
 
 /// Puts the private disk into a Body's directory, unless it has one from an earlier life.
-pub fn prepare_disk(dir: &Path, spec: &Spec, parts: &Parts) -> io::Result<()> {
+pub fn prepare_disk(dir: &Path, spec: &Spec, parts: &VmParts) -> io::Result<()> {
     super::record::keep_images(&parts.images, dir).map_err(io::Error::other)?;
     for (name, _, device) in doors(parts) {
         own_door(dir, spec, name, device)?;
     }
     let place = dir.join(UPPER_FILE);
     let from = match &parts.start {
-        Start::Boot { disk, .. } => disk.as_ref().unwrap_or(&parts.empty).clone(),
-        Start::Thaw(frozen) => frozen.dir.join(UPPER_FILE),
+        VmStartMode::Boot { disk, .. } => disk.as_ref().unwrap_or(&parts.empty).clone(),
+        VmStartMode::Thaw(frozen) => frozen.dir.join(UPPER_FILE),
     };
     let own = |path: &Path| -> io::Result<()> {
         let jailed = parts.is_jailed();
@@ -155,13 +146,7 @@ pub fn prepare_disk(dir: &Path, spec: &Spec, parts: &Parts) -> io::Result<()> {
     };
     if !place.exists() {
         let part = dir.join("upper.part");
-        match &parts.start {
-            // It is filled before the machine goes on.
-            Start::Thaw(Frozen { held: None, .. }) => {
-                fs::File::create(&part)?.set_len(spec.limits.disk.0)?;
-            }
-            _ => disks::copy(&from, &part)?,
-        }
+        disks::copy(&from, &part)?;
         own(&part)?;
         fs::rename(&part, &place)?;
     } else if parts.hypervisor == Engine::Firecracker {
@@ -176,7 +161,7 @@ pub fn prepare_disk(dir: &Path, spec: &Spec, parts: &Parts) -> io::Result<()> {
     Ok(())
 }
 
-impl Parts {
+impl VmParts {
     /// Whether Firecracker's jailer starts the hypervisor.
     pub fn is_jailed(&self) -> bool {
         self.jail.as_ref().is_some_and(|jail| jail.root().is_some())
@@ -184,7 +169,7 @@ impl Parts {
 }
 
 /// Devices for the Body's ids alone, where they can be made.
-fn doors(parts: &Parts) -> impl Iterator<Item = (&'static str, &'static str, (u32, u32))> {
+fn doors(parts: &VmParts) -> impl Iterator<Item = (&'static str, &'static str, (u32, u32))> {
     let kvm = (parts.accelerator == Accelerator::Kvm && sys::caps::is_host_root()).then_some(DOOR);
     kvm.into_iter().chain(parts.is_jailed().then_some(RANDOM_DOOR))
 }
@@ -209,13 +194,13 @@ fn own_door(dir: &Path, spec: &Spec, name: &str, (major, minor): (u32, u32)) -> 
 /// The plan of a machine: that of a Body in which nothing but its hypervisor lives.
 pub fn plan(
     dir: &Path,
-    base: Plan,
+    base: LaunchPlan,
     spec: &Spec,
-    parts: &Parts,
-    seeds: Vec<Seed>,
+    parts: &VmParts,
+    seeds: Vec<SeedEntry>,
     machine_id: String,
-    bounds: &Bounds,
-) -> Plan {
+    bounds: &BodyCgroups,
+) -> LaunchPlan {
     let inside = |name: &str| Path::new("/disks").join(name);
     let show = |source: &Path, target: &Path, access| Mount {
         source: source.to_owned(),
@@ -232,7 +217,7 @@ pub fn plan(
     for (name, place, _) in doors(parts) {
         mounts.push(show(&dir.join(name), Path::new(place), Access::ReadWrite));
     }
-    if let Some(tools) = parts.jail.as_ref().and_then(Jail::root) {
+    if let Some(tools) = parts.jail.as_ref().and_then(JailSetup::root) {
         mounts.push(show(tools, Path::new(JAIL_TOOLS), Access::ReadOnly));
     }
     let mut images = Vec::new();
@@ -243,24 +228,23 @@ pub fn plan(
     let shares = share::of(spec, parts.sharer.as_deref());
     mounts.extend(shares.mounts);
     let (begin, generation) = match &parts.start {
-        Start::Boot { kernel, initrd, cmdline, .. } => {
+        VmStartMode::Boot { kernel, initrd, cmdline, .. } => {
             let (at_kernel, at_initrd) = (PathBuf::from("/boot/vmlinux"), PathBuf::from("/boot/initrd"));
             mounts.push(show(kernel, &at_kernel, Access::ReadOnly));
             mounts.push(show(initrd, &at_initrd, Access::ReadOnly));
-            (Begin::Boot { kernel: at_kernel, initrd: at_initrd, cmdline: cmdline.clone() }, 0)
+            (VmStart::Boot { kernel: at_kernel, initrd: at_initrd, cmdline: cmdline.clone() }, 0)
         }
-        Start::Thaw(frozen) => {
+        VmStartMode::Thaw(frozen) => {
             let mut there = |name: &str| {
                 let place = Path::new("/frozen").join(name);
                 mounts.push(show(&frozen.dir.join(name), &place, Access::ReadOnly));
                 place
             };
             let (ram, state) = (there(RAM_FILE), there(STATE_FILE));
-            let imprint = frozen.whole.then(|| there(IMPRINT_FILE));
-            (Begin::Thaw { ram, state, imprint, held: frozen.held.clone() }, frozen.generation)
+            (VmStart::Thaw { ram, state, held: frozen.held.clone() }, frozen.generation)
         }
     };
-    let welcome = Welcome {
+    let welcome = GuestSetup {
         config: base.config.clone(),
         seeds,
         images: (0..images.len()).map(|index| device(parts.hypervisor, index + 1)).collect(),
@@ -274,24 +258,11 @@ pub fn plan(
         now_ns: 0,
         entropy: String::new(),
         generation,
-        ahead: parts.ahead,
     };
-    let hurried = parts.alone
-        && parts.accelerator == Accelerator::Emulated
-        && cpus(&spec.limits) > 1
-        && match &parts.start {
-            Start::Boot { .. } => false,
-            // One that goes on in a copy of a process has nothing to rehearse. Who is being frozen keeps a processor busy
-            // that will be free when it is.
-            Start::Thaw(frozen) => {
-                !frozen.whole && (frozen.held.is_none() || sys::proc::has_idle_processor())
-            }
-        };
     let vm = VmPlan {
-        hurried,
         engine: parts.hypervisor,
-        program: engine::program(parts.hypervisor),
-        firmware: engine::FIRMWARE_INSIDE.into(),
+        program: hypervisor_root::program(parts.hypervisor),
+        firmware: hypervisor_root::FIRMWARE_INSIDE.into(),
         accelerator: parts.accelerator,
         memory_bytes: spec.limits.memory.0 & !0xf_ffff,
         cpus: cpus(&spec.limits),
@@ -301,20 +272,20 @@ pub fn plan(
         sharer: shares.program,
         jailer: parts.jail.as_ref().map(|jail| {
             let threads = bounds.may_be_divided.then_some(cpus(&spec.limits) + JAILED_THREADS);
-            jail.told(threads)
+            jail.plan(threads)
         }),
         begin,
         welcome,
         boot_ms_max: if parts.accelerator == Accelerator::Kvm { KVM_BOOT_MS_MAX } else { BOOT_MS_MAX },
     };
     let file_bytes = spec.limits.disk.0.max(spec.limits.memory.0).saturating_add(OVERHEAD);
-    Plan {
+    LaunchPlan {
         config: GuestConfig { token: None, envs: Default::default(), ..base.config },
         upper: Upper::Memory { bytes: ROOT_BYTES, inodes: ROOT_INODES },
-        areas: vec![Area {
+        areas: vec![OverlayMount {
             at: String::new(),
             owner: 0,
-            kind: AreaKind::Private,
+            kind: OverlayAccess::Private,
             lowers: vec![Lower { path: parts.engine.clone(), written_as: Some(spec.ids.clone()) }],
         }],
         seeds: Vec::new(),
@@ -350,6 +321,13 @@ pub fn limits_record(spec: &Spec) -> Vec<Mechanism> {
         Mechanism::enforced(
             "disk limit",
             format!("{}: the size of the machine's only writable disk, {kept}", limits.disk),
+        ),
+        Mechanism::enforced(
+            "inode limit",
+            format!(
+                "{} files and directories: the machine's only writable disk was made for them",
+                limits.inodes
+            ),
         ),
         Mechanism::enforced("memory of the machine", format!("{}: it has no more", limits.memory)),
         Mechanism::enforced(

@@ -9,15 +9,15 @@ use std::{
 
 use proto::{
     Size,
-    vm::{Accelerator, BOARD, Engine, Held},
+    vm::{Accelerator, BOARD, Engine, FreezeReport},
 };
 use rustix::{fs::SeekFrom, io::Errno};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{
-    Parts, Setup, VmError,
-    plan::{IMPRINT_FILE, RAM_FILE, STATE_FILE, UPPER_FILE},
+    SetupRecord, VmError, VmParts,
+    plan::{RAM_FILE, STATE_FILE, UPPER_FILE},
 };
 
 const STATE_LEN_MAX: u64 = 256 << 20;
@@ -26,13 +26,16 @@ const TICKS_TOLERANCE: u64 = 2;
 
 /// A machine that does not run: its disk, and its memory if that was frozen too.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Machine {
+pub struct VmRecord {
     /// Memory it has.
     pub memory: Size,
     /// Processors.
     pub cpus: u32,
     /// The size of its disk.
     pub disk: Size,
+    /// Files and directories that its disk was made for; missing in a record of a version that left that to mke2fs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inodes: Option<u64>,
     /// What ran it.
     pub accelerator: Accelerator,
     /// The hypervisor.
@@ -53,56 +56,19 @@ pub struct Machine {
     pub generation: u64,
     /// What was frozen besides its disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub frozen: Option<FrozenMemory>,
+    pub frozen: Option<MemoryRecord>,
 }
 
 /// Memory, processors and devices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FrozenMemory {
+pub struct MemoryRecord {
     /// What its guest said before.
-    pub held: Held,
+    pub held: FreezeReport,
     /// SHA-256 of processors and devices.
     pub state_sha256: String,
     /// SHA-256 of the memory, where it is kept for long; forks are thawed at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ram_sha256: Option<String>,
-    /// The process of its hypervisor, where that was written down.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub imprint: Option<Imprint>,
-}
-
-/// A process that was written down: it can go on while the host has not booted again.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Imprint {
-    /// The boot.
-    pub boot: String,
-    /// How long the file is; nothing where it was tried, and there is none.
-    pub bytes: u64,
-}
-
-impl Imprint {
-    /// What was just written into that directory.
-    pub fn of(dir: &Path) -> io::Result<Self> {
-        Ok(Self { boot: sys::proc::boot_id()?, bytes: fs::metadata(dir.join(IMPRINT_FILE))?.len() })
-    }
-
-    /// None can be had before the host boots again.
-    pub fn none() -> io::Result<Self> {
-        Ok(Self { boot: sys::proc::boot_id()?, bytes: 0 })
-    }
-}
-
-impl FrozenMemory {
-    /// Whether its hypervisor can go on as a copy of the process it was.
-    pub fn is_whole(&self, dir: &Path) -> bool {
-        self.imprint.as_ref().is_some_and(|imprint| Imprint::of(dir).is_ok_and(|found| found == *imprint))
-    }
-
-    /// Whether another one made now would have no more of that than this one.
-    pub fn is_up_to_date(&self, dir: &Path) -> bool {
-        let tried = |imprint: &Imprint| Imprint::none().is_ok_and(|none| none == *imprint);
-        self.is_whole(dir) || self.imprint.as_ref().is_none_or(tried)
-    }
 }
 
 /// Says that the memory was looked at whole, in which boot, and which file that was.
@@ -167,9 +133,9 @@ pub fn state_hash(dir: &Path) -> io::Result<String> {
     Ok(proto::event::hex(&Sha256::digest(fs::read(path)?)))
 }
 
-impl Machine {
+impl VmRecord {
     /// Whether it can be thawed here, or why not.
-    pub fn check(&self, dir: &Path, setup: &Setup, parts: &Parts) -> Result<&FrozenMemory, String> {
+    pub fn check(&self, dir: &Path, setup: &SetupRecord, parts: &VmParts) -> Result<&MemoryRecord, String> {
         let Some(frozen) = &self.frozen else { return Err("its memory was not frozen".to_owned()) };
         if self.hypervisor != parts.hypervisor {
             return Err(format!(
@@ -212,7 +178,7 @@ impl Machine {
 
 /// Keeps images from going while a machine needs them, at no cost.
 pub fn keep_images(images: &[std::path::PathBuf], dir: &Path) -> Result<(), VmError> {
-    use super::Step;
+    use super::VmStepExt;
     for (index, image) in images.iter().enumerate() {
         let place = dir.join(format!("image{index}"));
         let _ = fs::remove_file(&place);

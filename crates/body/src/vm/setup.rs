@@ -8,11 +8,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use proto::vm::{Accelerator, Engine, LINE_WORD, Sharing};
+use proto::vm::{Accelerator, Engine, LINE_WORD, OPTIONAL_MODULE, Sharing};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{Step, VmError, cpio::Archive, engine, kernel};
+use super::{
+    VmError, VmStepExt,
+    cpio::CpioArchive,
+    drivers::{DRIVERS, Driver, DriverRecord, DriverSet, LoadOrder, Module, ModuleTree},
+    hypervisor_root, kernel,
+};
 use crate::programs::Programs;
 
 const RECORD: &str = "setup.json";
@@ -23,12 +28,14 @@ const VERSION: u32 = 1;
 const MORE: &str = "more";
 /// Those that only machines with a live directory of the host need are beside the kernel, under its name after this.
 const SHARING: &str = "sharing-";
+/// Says what was found of the drivers that are wanted, beside the kernel.
+const DRIVER_RECORD: &str = "drivers.json";
 /// How long the processor's counter is watched: long enough to be right to some millionths.
 const TICKS_WATCHED: Duration = Duration::from_millis(250);
 
 /// `setup.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Setup {
+pub struct SetupRecord {
     /// Version of this record.
     pub v: u32,
     /// The kernel's directory, named by its contents.
@@ -45,15 +52,15 @@ pub struct Setup {
     pub ticks_khz: u64,
     /// What runs machines here, and in which boot that was found out.
     #[serde(default)]
-    pub verdict: Option<Verdict>,
+    pub verdict: Option<KvmVerdict>,
     /// Other hypervisors that somebody named or had tried, by their names.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub engines: BTreeMap<Engine, Known>,
+    pub engines: BTreeMap<Engine, HypervisorRecord>,
 }
 
 /// Whether this host's processor really runs machines: found out by starting one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verdict {
+pub struct KvmVerdict {
     /// What runs them.
     pub accelerator: Accelerator,
     /// Why, in words.
@@ -64,23 +71,23 @@ pub struct Verdict {
 
 /// A hypervisor besides the one that is always set up.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Known {
+pub struct HypervisorRecord {
     /// Where it is on this host, where somebody said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<PathBuf>,
     /// What it says of its version.
     pub version: String,
     /// Whether machines run under it here: found out by starting one.
-    pub verdict: Option<Verdict>,
+    pub verdict: Option<KvmVerdict>,
 }
 
 /// Where all of it is.
 #[derive(Debug, Clone)]
-pub struct Ground {
+pub struct MicrovmInstall {
     dir: PathBuf,
 }
 
-impl Ground {
+impl MicrovmInstall {
     /// The part of a data directory that machines are made from.
     pub fn of(data: &Path) -> Self {
         Self { dir: data.join("vm") }
@@ -92,45 +99,51 @@ impl Ground {
     }
 
     /// What is set up.
-    pub fn setup(&self) -> Result<Setup, VmError> {
+    pub fn setup(&self) -> Result<SetupRecord, VmError> {
         let text = match sys::fd::read_small(&self.dir.join(RECORD), RECORD_LEN_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(VmError::NotSetUp),
             read => read.step("read what is set up")?,
         };
-        let setup: Setup =
+        let setup: SetupRecord =
             serde_json::from_str(&text).map_err(io::Error::from).step("read what is set up")?;
         if setup.v == VERSION { Ok(setup) } else { Err(VmError::NotSetUp) }
     }
 
-    /// Sets up what is missing. What a kernel is given replaces the one there is.
-    pub fn make(&self, own_kernel: Option<kernel::Found>, say: &dyn Fn(&str)) -> Result<Setup, VmError> {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&self.dir)
-            .step("make the directory for microVMs")?;
+    /// Makes what is missing, and gives the set-up that [`MicrovmInstall::adopt`] puts into use. A kernel that is given takes
+    /// the place of the one there is; without one, the first kernel package is fetched that is not in `refused`.
+    pub fn prepare(
+        &self,
+        own_kernel: Option<kernel::KernelFiles>,
+        refused: &[String],
+        say: &dyn Fn(&str),
+    ) -> Result<SetupRecord, VmError> {
         let _turn = self.turn()?;
         let before = self.setup().ok();
-        for tool in [engine::QEMU, "mkfs.erofs", "mke2fs"] {
+        for tool in [hypervisor_root::QEMU, "mkfs.erofs", "mke2fs"] {
             super::find_tool(tool)?;
         }
         let (kernel, kernel_source, kernel_sha256) = match (own_kernel, &before) {
-            (None, Some(setup)) if self.kernel_is_whole(setup) => {
+            (None, Some(setup)) if self.kernel_is_whole(setup) && !refused.contains(&setup.kernel_source) => {
                 (setup.kernel.clone(), setup.kernel_source.clone(), setup.kernel_sha256.clone())
             }
-            (Some(found), _) => self.keep_kernel(&found)?,
+            (Some(found), _) => self.keep_kernel(&found, say)?,
             (None, _) => {
+                let offered = kernel::packages(say)?;
+                let package = offered.iter().find(|package| !refused.contains(package));
+                let package = package
+                    .ok_or_else(|| VmError::Kernel("no kernel package of the archive works here".into()))?;
                 let scratch = self.dir.join("fetched");
                 let _ = fs::remove_dir_all(&scratch);
                 fs::create_dir(&scratch).step("make a directory for the kernel")?;
-                let kept = kernel::fetch(&scratch, say).and_then(|found| self.keep_kernel(&found));
+                let kept =
+                    kernel::fetch(package, &scratch, say).and_then(|found| self.keep_kernel(&found, say));
                 let _ = fs::remove_dir_all(&scratch);
                 kept?
             }
         };
         let (engine, engine_mark) = self.keep_engine(say)?;
-        let before_engines = before.as_ref().map(|before| before.engines.clone()).unwrap_or_default();
-        let setup = Setup {
+        let engines = before.as_ref().map(|before| before.engines.clone()).unwrap_or_default();
+        Ok(SetupRecord {
             v: VERSION,
             verdict: before
                 .filter(|before| before.kernel == kernel && before.engine == engine)
@@ -141,20 +154,46 @@ impl Ground {
             engine,
             engine_mark,
             ticks_khz: measure_ticks(),
-            engines: before_engines,
-        };
-        self.write(&setup)?;
-        Ok(setup)
+            engines,
+        })
+    }
+
+    /// Lets one caller at a time set microVMs up, until the lock is dropped.
+    pub fn lock_setup(&self) -> Result<fs::File, VmError> {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.dir)
+            .step("make the directory for microVMs")?;
+        self.lock("setup.lock")
+    }
+
+    /// Puts a set-up into use, in one step.
+    pub fn adopt(&self, setup: &SetupRecord) -> Result<(), VmError> {
+        let _turn = self.turn()?;
+        let engines = self.setup().map_or_else(|_| setup.engines.clone(), |now| now.engines);
+        self.write(&SetupRecord { engines, ..setup.clone() })
+    }
+
+    /// Removes a kernel that was prepared and is not put into use.
+    pub fn discard_kernel(&self, setup: &SetupRecord) {
+        let initrds = fs::read_dir(self.dir.join("initrd")).into_iter().flatten().flatten();
+        for initrd in initrds.filter(|entry| entry.file_name().to_string_lossy().starts_with(&setup.kernel)) {
+            let _ = fs::remove_file(initrd.path());
+        }
+        for dir in [&setup.kernel, &share_modules(&setup.kernel)] {
+            let _ = fs::remove_dir_all(self.dir.join(dir));
+        }
     }
 
     /// Writes down what is set up.
-    pub fn write(&self, setup: &Setup) -> Result<(), VmError> {
+    pub fn write(&self, setup: &SetupRecord) -> Result<(), VmError> {
         let text = serde_json::to_vec(setup).map_err(io::Error::from).step("write what is set up")?;
         sys::fd::write_whole(&self.dir.join(RECORD), &text).step("write what is set up")
     }
 
     /// Writes down what is known of a hypervisor.
-    pub fn remember(&self, which: Engine, known: &Known) -> Result<(), VmError> {
+    pub fn remember(&self, which: Engine, known: &HypervisorRecord) -> Result<(), VmError> {
         let _turn = self.turn()?;
         let mut setup = self.setup()?;
         setup.engines.insert(which, known.clone());
@@ -171,33 +210,52 @@ impl Ground {
         Ok(lock)
     }
 
-    fn kernel_is_whole(&self, setup: &Setup) -> bool {
+    fn kernel_is_whole(&self, setup: &SetupRecord) -> bool {
         let read = fs::read(self.kernel(setup));
         let whole = read.is_ok_and(|bytes| proto::event::hex(&Sha256::digest(bytes)) == setup.kernel_sha256);
-        // One that an older version fetched has fewer modules with it.
-        let mut modules =
-            fs::read_dir(self.dir.join(&setup.kernel).join("modules")).into_iter().flatten().flatten();
-        let complete = !kernel::is_fetched(&setup.kernel_source)
-            || modules.any(|entry| entry.file_name().to_string_lossy().contains(kernel::NEWEST));
+        // An older version looked for other drivers.
+        let complete = self.driver_record(setup).is_some_and(|record| record.is_current());
         whole && complete && self.more_modules(setup).exists() && self.share_modules(setup).exists()
     }
 
-    fn keep_kernel(&self, found: &kernel::Found) -> Result<(String, String, String), VmError> {
+    fn driver_record(&self, setup: &SetupRecord) -> Option<DriverRecord> {
+        let path = self.dir.join(&setup.kernel).join(DRIVER_RECORD);
+        serde_json::from_str(&sys::fd::read_small(&path, RECORD_LEN_MAX).ok()?).ok()
+    }
+
+    fn keep_kernel(
+        &self,
+        found: &kernel::KernelFiles,
+        say: &dyn Fn(&str),
+    ) -> Result<(String, String, String), VmError> {
         let bytes = kernel::unpack(&found.kernel)?;
-        let find = |names| found.modules.as_deref().map_or(Ok(Vec::new()), |dir| kernel::modules(dir, names));
-        let (modules, more) = (find(kernel::MODULES)?, find(kernel::MORE_MODULES)?);
-        let sharing = find(kernel::SHARE_MODULES)?;
+        let tree = found.modules.as_deref().map(ModuleTree::read).transpose()?;
+        let order = |set: DriverSet, before: &[Module]| {
+            let wanted: Vec<Driver> = DRIVERS.iter().filter(|driver| driver.set == set).copied().collect();
+            tree.as_ref().map_or_else(|| Ok(LoadOrder::default()), |tree| tree.load_order(&wanted, before))
+        };
+        let base = order(DriverSet::Base, &[])?;
+        // A microVM may have one of these sets without the other.
+        let more = order(DriverSet::Bus, &base.modules)?;
+        let sharing = order(DriverSet::Share, &base.modules)?;
+        let record = DriverRecord::new([&base, &more, &sharing].map(|order| order.lacking.clone()).concat());
+        if !record.lacking.is_empty() {
+            say(&format!("the kernel lacks drivers that some microVMs need: {}", record.lacking.join(", ")));
+        }
+        let record = serde_json::to_vec(&record).map_err(io::Error::from).step("write the kernel")?;
         let sha256 = proto::event::hex(&Sha256::digest(&bytes));
         let mut hash = Sha256::new();
         hash.update(&bytes);
-        modules.iter().chain(&more).for_each(|(name, bytes)| {
-            hash.update(name.as_bytes());
-            hash.update(bytes);
+        hash.update(&record);
+        base.modules.iter().chain(&more.modules).for_each(|module| {
+            hash.update(module.name.as_bytes());
+            hash.update(&module.bytes);
         });
         let name = format!("kernel-{}", &proto::event::hex(&hash.finalize())[..16]);
         self.whole_dir(&name, |dir| {
             fs::write(dir.join("vmlinux"), &bytes).step("write the kernel")?;
-            let kept = [("modules", &modules, 0), (MORE, &more, modules.len())];
+            fs::write(dir.join(DRIVER_RECORD), &record).step("write the kernel")?;
+            let kept = [("modules", &base.modules, 0), (MORE, &more.modules, base.modules.len())];
             for (place, modules, first) in kept {
                 fs::create_dir(dir.join(place)).step("write the kernel")?;
                 write_modules(&dir.join(place), modules, first)?;
@@ -206,18 +264,18 @@ impl Ground {
         })?;
         // Not a part of its name: what was frozen before there were any goes on.
         self.whole_dir(&share_modules(&name), |dir| {
-            write_modules(dir, &sharing, modules.len() + more.len())
+            write_modules(dir, &sharing.modules, base.modules.len() + more.modules.len())
         })?;
         Ok((name, found.source.clone(), sha256))
     }
 
     fn keep_engine(&self, say: &dyn Fn(&str)) -> Result<(String, String), VmError> {
-        let mark = engine::mark()?;
+        let mark = hypervisor_root::mark()?;
         let name = format!("engine-{}", &proto::event::hex(&Sha256::digest(&mark))[..16]);
         if !self.dir.join(&name).exists() {
             say("putting the hypervisor into a root of its own");
         }
-        self.whole_dir(&name, engine::build)?;
+        self.whole_dir(&name, hypervisor_root::build)?;
         Ok((name, mark))
     }
 
@@ -246,60 +304,67 @@ impl Ground {
     }
 
     /// The kernel.
-    pub fn kernel(&self, setup: &Setup) -> PathBuf {
+    pub fn kernel(&self, setup: &SetupRecord) -> PathBuf {
         self.dir.join(&setup.kernel).join("vmlinux")
     }
 
     /// The hypervisor's root, made again where the program on this host is another one now.
-    pub fn engine(&self, setup: &Setup) -> Result<PathBuf, VmError> {
+    pub fn engine(&self, setup: &SetupRecord) -> Result<PathBuf, VmError> {
         let root = self.dir.join(&setup.engine);
-        if root.exists() && engine::mark().is_ok_and(|mark| mark == setup.engine_mark) {
+        if root.exists() && hypervisor_root::mark().is_ok_and(|mark| mark == setup.engine_mark) {
             return Ok(root);
         }
         let _turn = self.turn()?;
         let (engine, engine_mark) = self.keep_engine(&|_| ())?;
         // What was frozen under the old one may not be thawed under the new one, and another may run machines.
-        let setup = Setup { engine: engine.clone(), engine_mark, verdict: None, ..self.setup()? };
+        let setup = SetupRecord { engine: engine.clone(), engine_mark, verdict: None, ..self.setup()? };
         self.write(&setup)?;
         Ok(self.dir.join(engine))
     }
 
-    fn more_modules(&self, setup: &Setup) -> PathBuf {
+    fn more_modules(&self, setup: &SetupRecord) -> PathBuf {
         self.dir.join(&setup.kernel).join(MORE)
     }
 
-    fn share_modules(&self, setup: &Setup) -> PathBuf {
+    fn share_modules(&self, setup: &SetupRecord) -> PathBuf {
         self.dir.join(share_modules(&setup.kernel))
     }
 
     /// The first file system for this kernel, this hypervisor and this version of the guest.
     pub fn initrd(
         &self,
-        setup: &Setup,
+        setup: &SetupRecord,
         programs: &Programs,
         engine: Engine,
         sharing: Option<Sharing>,
     ) -> Result<PathBuf, VmError> {
         let version = programs.launch.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut dirs = vec![self.dir.join(&setup.kernel).join("modules")];
+        let mut sets = vec![DriverSet::Base];
         let mut name = format!("{}-{version}", setup.kernel);
         if engine != Engine::Qemu {
             dirs.push(self.more_modules(setup));
+            sets.push(DriverSet::Bus);
             name += "-more";
         }
         if sharing.is_some() {
             dirs.push(self.share_modules(setup));
+            sets.push(DriverSet::Share);
             name += "-sharing";
         }
         if dirs.iter().any(|dir| !dir.exists()) {
             // An older version knew less of what machines may need.
             return Err(VmError::NotSetUp);
         }
+        let record = self.driver_record(setup).unwrap_or_default();
+        if let Some(driver) = record.missing_for(engine, &sets) {
+            return Err(VmError::Driver { kernel: setup.kernel_source.clone(), driver });
+        }
         let path = self.dir.join("initrd").join(name + ".cpio");
         if path.exists() {
             return Ok(path);
         }
-        let mut archive = Archive::default();
+        let mut archive = CpioArchive::default();
         for dir in ["dev", "proc", "sys", "stage", "modules"] {
             archive.dir(dir);
         }
@@ -323,7 +388,7 @@ impl Ground {
     }
 
     /// What the kernel is told.
-    pub fn cmdline(&self, setup: &Setup, accelerator: Accelerator, engine: Engine) -> String {
+    pub fn cmdline(&self, setup: &SetupRecord, accelerator: Accelerator, engine: Engine) -> String {
         let mut words = vec![
             "console=ttyS0 quiet loglevel=4 panic=-1 audit=0 8250.nr_uarts=1 cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1 psi=0".to_owned(),
         ];
@@ -355,9 +420,12 @@ pub fn share_modules(kernel: &str) -> String {
     format!("{SHARING}{kernel}")
 }
 
-fn write_modules(dir: &Path, modules: &[(String, Vec<u8>)], first: usize) -> Result<(), VmError> {
-    modules.iter().enumerate().try_for_each(|(index, (name, bytes))| {
-        fs::write(dir.join(format!("{:02}-{name}.ko", first + index)), bytes).step("write a module")
+/// Writes modules so that the order of their names is the order in which they load.
+fn write_modules(dir: &Path, modules: &[Module], first: usize) -> Result<(), VmError> {
+    modules.iter().enumerate().try_for_each(|(index, module)| {
+        let end = if module.required { "" } else { OPTIONAL_MODULE };
+        let file = format!("{:03}-{}{end}.ko", first + index, module.name);
+        fs::write(dir.join(file), &module.bytes).step("write a module")
     })
 }
 

@@ -11,11 +11,11 @@ use std::{
 use proto::{
     Spec,
     spec::{Access, Mount},
-    vm::{SHARES, SharePlan, Shared},
+    vm::{SHARES, SharePlan, SharedDir},
 };
 use sha2::{Digest, Sha256};
 
-use super::{Ground, Step, VmError, engine};
+use super::{MicrovmInstall, VmError, VmStepExt, hypervisor_root};
 
 /// What it is called.
 pub const VIRTIOFSD: &str = "virtiofsd";
@@ -46,13 +46,13 @@ pub fn name(program: &Path) -> Result<String, VmError> {
     Ok(format!("{PREFIX}{}", &proto::event::hex(&Sha256::digest(&mark))[..16]))
 }
 
-impl Ground {
+impl MicrovmInstall {
     /// The root of the program that shares directories, made where that was not done.
     pub fn sharer(&self) -> Result<PathBuf, VmError> {
         let program = find()?;
         let name = name(&program)?;
         self.whole_dir(&name, |root| {
-            engine::put_with_libraries(&program, Path::new(INSIDE), root)?;
+            hypervisor_root::put_with_libraries(&program, Path::new(INSIDE), root)?;
             let shares = (0..SHARES_MAX).map(|index| format!("{}/{index}", &DIRS[1..]));
             for dir in ["proc".to_owned()].into_iter().chain(shares) {
                 fs::create_dir_all(root.join(dir)).step("make the root of virtiofsd")?;
@@ -65,24 +65,24 @@ impl Ground {
 
 /// The shares of a machine, in the words of everybody who takes part.
 #[derive(Debug, Default)]
-pub struct Shares {
+pub struct ShareSetup {
     /// What is mounted in the hypervisor's root.
     pub mounts: Vec<Mount>,
     /// For whoever starts the program.
     pub plans: Vec<SharePlan>,
     /// For the guest.
-    pub shown: Vec<Shared>,
+    pub shown: Vec<SharedDir>,
     /// The program, in its root.
     pub program: Option<PathBuf>,
 }
 
 /// Those of a Body; none where it has no program that shares.
-pub fn of(spec: &Spec, sharer: Option<&Path>) -> Shares {
-    let Some(root) = sharer else { return Shares::default() };
-    let mut shares = Shares {
+pub fn of(spec: &Spec, sharer: Option<&Path>) -> ShareSetup {
+    let Some(root) = sharer else { return ShareSetup::default() };
+    let mut shares = ShareSetup {
         mounts: vec![Mount { source: root.to_owned(), target: SHARES.into(), access: Access::ReadOnly }],
         program: Some(INSIDE.into()),
-        ..Shares::default()
+        ..ShareSetup::default()
     };
     for (index, mount) in spec.mounts.iter().enumerate() {
         let (tag, dir) = (format!("share{index}"), format!("{DIRS}/{index}"));
@@ -96,7 +96,7 @@ pub fn of(spec: &Spec, sharer: Option<&Path>) -> Shares {
             dir: dir.into(),
             socket: format!("/dev/shm/{tag}.sock").into(),
         });
-        shares.shown.push(Shared { tag, target: mount.target.clone(), access: mount.access });
+        shares.shown.push(SharedDir { tag, target: mount.target.clone(), access: mount.access });
     }
     shares
 }

@@ -2,14 +2,14 @@
 
 use std::{path::Path, time::Duration};
 
-use fleet::{AskedLimits, Create};
+use fleet::{Create, LimitRequest};
 use proto::{
-    Failure, Layer, Size,
+    Failure, Kind, Layer, Size,
     spec::{Life, Mount},
     vm::{Engine, Sharing},
 };
 
-use super::values;
+use super::values::{self, MountArg};
 use crate::settings::absolute;
 
 /// Make a Body and leave it running; print its id.
@@ -40,6 +40,9 @@ pub struct BodyArgs {
     /// Bound what it may write to its own files
     #[arg(long, value_name = "SIZE", value_parser = values::size, allow_hyphen_values = true)]
     disk: Option<Size>,
+    /// Bound the files and directories it may make; without it, one for each 16 KiB of its disk, and at least 4096
+    #[arg(long, value_name = "COUNT", value_parser = values::count, allow_hyphen_values = true)]
+    inodes: Option<u32>,
     /// Bound the open files of each process
     #[arg(long, value_name = "COUNT", value_parser = values::count, allow_hyphen_values = true)]
     files: Option<u32>,
@@ -52,11 +55,12 @@ pub struct BodyArgs {
     /// Set a variable for its commands; may be repeated
     #[arg(long, short = 'e', value_name = "NAME=VALUE", value_parser = values::variable)]
     env: Vec<(String, String)>,
-    /// Show it a directory or file of the host, read-only unless `:rw` is said; may be repeated
-    #[arg(long, value_name = "SRC:DST[:ro|rw]", value_parser = values::mount)]
-    mount: Vec<Mount>,
-    /// Have a microVM see what is mounted live, by this: virtiofs; without it nothing of the host is mounted in one
-    #[arg(long, value_name = "HOW")]
+    /// Mount a directory or file of the host, read-only unless `:rw` is said; may be repeated. Git directories stay
+    /// read-only unless `:rw,unprotected` is said. A microVM needs `,type=virtiofs`
+    #[arg(long, value_name = "SRC:DST[:ro|rw|rw,unprotected][,type=virtiofs]", value_parser = values::mount)]
+    mount: Vec<MountArg>,
+    /// The earlier spelling of `,type=virtiofs`, for all mounts
+    #[arg(long, value_name = "TYPE", hide = true)]
     share: Option<Sharing>,
     /// Run its commands in this directory
     #[arg(long, short = 'w', value_name = "DIR")]
@@ -64,19 +68,20 @@ pub struct BodyArgs {
     /// Run its commands as this user
     #[arg(long, short = 'u', value_name = "USER")]
     user: Option<String>,
-    /// Boot a microVM, also where one like it could be thawed
-    #[arg(long)]
-    cold: bool,
+    /// Boot a microVM, even where a snapshot of a booted one could be restored
+    #[arg(long, alias = "cold")]
+    boot: bool,
 }
 
 impl BodyArgs {
     /// The Body that is asked for.
     pub fn request(self, life: Life, wall: Option<Duration>) -> Result<Create, Failure> {
-        let limits = AskedLimits {
+        let limits = LimitRequest {
             memory: self.memory,
             cpu_milli: self.cpus,
             pids: self.pids,
             disk: self.disk,
+            inodes: self.inodes.map(u64::from),
             files: self.files,
             wall,
             output: self.output,
@@ -84,26 +89,40 @@ impl BodyArgs {
         let here = |mount: Mount| -> Result<Mount, Failure> {
             Ok(Mount { source: absolute(Path::new(&mount.source))?, ..mount })
         };
+        let share = self.sharing()?;
         Ok(Create {
             layer: self.layer,
             engine: self.engine,
             template: self.template,
             limits,
             env: self.env.into_iter().collect(),
-            mounts: self.mount.into_iter().map(here).collect::<Result<_, _>>()?,
-            share: self.share,
+            mounts: self.mount.into_iter().map(|arg| here(arg.mount)).collect::<Result<_, _>>()?,
+            share,
             workspaces: Vec::new(),
             home: None,
             at_start: Vec::new(),
             ports: Vec::new(),
             egress: None,
+            role: proto::spec::BodyRole::Work,
             workdir: self.workdir,
             user: self.user,
             life,
             lease: None,
-            cold: self.cold,
-            of_many: false,
-            first: None,
+            cold: self.boot,
         })
+    }
+
+    /// How a microVM is to see the mounts: one way for all of them.
+    fn sharing(&self) -> Result<Option<Sharing>, Failure> {
+        let named = self.mount.iter().find_map(|arg| arg.sharing);
+        let unnamed = self.mount.iter().find(|arg| arg.sharing.is_none());
+        match (self.share.or(named), unnamed) {
+            (Some(sharing), Some(arg)) if self.share.is_none() => Err(Failure::new(
+                Kind::Usage,
+                format!("some mounts have a type and the mount of {} has none", arg.mount.source.display()),
+            )
+            .hint(format!("name the type of every mount: --mount SRC:DST,type={}", sharing.name()))),
+            (sharing, _) => Ok(sharing),
+        }
     }
 }

@@ -12,7 +12,7 @@ use super::{BodyArgs, values};
 /// Example: pal run -- uname -a
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "pal run [OPTIONS] -- <CMD>...")]
-pub struct Run {
+pub struct RunArgs {
     /// The Body.
     #[command(flatten)]
     pub body: BodyArgs,
@@ -24,7 +24,7 @@ pub struct Run {
     pub record: bool,
     /// How it is spoken to.
     #[command(flatten)]
-    pub wires: Wires,
+    pub wires: StdioArgs,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub command: Vec<String>,
@@ -37,10 +37,10 @@ pub struct Run {
 /// Example: pal exec k3v9 -- ls -l /
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "pal exec [OPTIONS] <BODY> -- <CMD>...")]
-pub struct Exec {
+pub struct ExecArgs {
     /// How it is spoken to.
     #[command(flatten)]
-    pub wires: Wires,
+    pub wires: StdioArgs,
     /// Set a variable for the command; may be repeated
     #[arg(long, short = 'e', value_name = "NAME=VALUE", value_parser = values::variable)]
     env: Vec<(String, String)>,
@@ -61,7 +61,7 @@ pub struct Exec {
     pub command: Vec<String>,
 }
 
-impl Exec {
+impl ExecArgs {
     /// The variables.
     pub fn env(&self) -> BTreeMap<String, String> {
         self.env.iter().cloned().collect()
@@ -70,7 +70,7 @@ impl Exec {
 
 /// How a command is spoken to.
 #[derive(Debug, Clone, Copy, clap::Args)]
-pub struct Wires {
+pub struct StdioArgs {
     /// Pass standard input in, also when it is a terminal
     #[arg(long, short)]
     pub interactive: bool,
@@ -85,7 +85,7 @@ pub struct Wires {
 ///
 /// Example: pal shell k3v9
 #[derive(Debug, clap::Args)]
-pub struct Shell {
+pub struct ShellArgs {
     /// The Body: its id, or the beginning of it
     #[arg(value_name = "BODY")]
     pub body: String,

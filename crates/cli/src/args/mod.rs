@@ -14,16 +14,16 @@ use clap::{Parser, Subcommand};
 use fleet::Durability;
 
 pub use body::BodyArgs;
-pub use exec::{Exec, Run, Shell, Wires};
-pub use serve::{Keys, KeysCommand, NewKey, Serve};
-pub use templates::{Import, Pull, Setup, Templates, TemplatesCommand};
+pub use exec::{ExecArgs, RunArgs, ShellArgs, StdioArgs};
+pub use serve::{KeysArgs, KeysCommand, NewKeyArgs, ServeArgs};
+pub use templates::{ImportArgs, PullArgs, SetupArgs, TemplateArgs, TemplateCommand};
 pub use verbs::{
-    Bodies, Body, Completions, Copy, Events, EventsCommand, Fork, Gc, Homes, Pause, Remove, Snapshot,
-    Snapshots, Stop,
+    BodiesArg, BodyArg, CompletionsArgs, CopyArgs, EventsArgs, EventsCommand, ForkArgs, GcArgs, HomeArgs,
+    HomeCommand, HomesArgs, PauseArgs, RemoveArgs, SnapshotArgs, SnapshotCommand, SnapshotsArgs, StopArgs,
 };
-pub use work::{Compare, Config, ConfigCommand, Diff, Land, Log, Up};
+pub use work::{CompareArgs, ConfigArgs, ConfigCommand, DiffArgs, LandArgs, LogArgs, UpArgs};
 
-use crate::{ahead, output::Format};
+use crate::output::Format;
 
 /// Give every AI agent a computer of its own, on yours.
 ///
@@ -39,16 +39,16 @@ use crate::{ahead, output::Format};
 pub struct Cli {
     /// For every command.
     #[command(flatten)]
-    pub common: Common,
+    pub common: GlobalArgs,
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 /// What every command takes.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Global options")]
-pub struct Common {
+pub struct GlobalArgs {
     /// Keep Bodies, snapshots and events in this directory [env: PAL_DATA]
     #[arg(long, global = true, value_name = "DIR")]
     pub data: Option<String>,
@@ -62,9 +62,9 @@ pub struct Common {
 
 /// One verb alone. Building the others costs more than the kernel needs for a namespace.
 #[derive(Debug, Parser)]
-struct One<Verb: clap::Args> {
+struct SingleVerb<Verb: clap::Args> {
     #[command(flatten)]
-    common: Common,
+    common: GlobalArgs,
     #[command(flatten)]
     verb: Verb,
 }
@@ -73,16 +73,16 @@ impl Cli {
     /// Reads the arguments. The verbs that must be fast are tried alone first; what is wrong with them, or help, is
     /// told with all the others known.
     pub fn read(argv: &[OsString]) -> Result<Self, clap::Error> {
-        let alone = ahead::verb_at(argv.iter().skip(1).map(|argument| argument.as_bytes())).and_then(|at| {
+        let alone = verb_at(argv.iter().skip(1).map(|argument| argument.as_bytes())).and_then(|at| {
             // With the verb in the place of our own name, and the options that stand before it behind it.
             let (before, rest) = argv[1..].split_at(at);
             let words = || rest[..1].iter().chain(before).chain(&rest[1..]);
             match rest[0].to_str()? {
-                "run" => {
-                    One::try_parse_from(words()).map(|One { common, verb }| (common, Command::Run(verb))).ok()
-                }
-                "exec" => One::try_parse_from(words())
-                    .map(|One { common, verb }| (common, Command::Exec(verb)))
+                "run" => SingleVerb::try_parse_from(words())
+                    .map(|SingleVerb { common, verb }| (common, CliCommand::Run(verb)))
+                    .ok(),
+                "exec" => SingleVerb::try_parse_from(words())
+                    .map(|SingleVerb { common, verb }| (common, CliCommand::Exec(verb)))
                     .ok(),
                 _ => None,
             }
@@ -94,7 +94,22 @@ impl Cli {
     }
 }
 
-impl Common {
+/// Which is the first argument that is neither an option nor an option's value.
+fn verb_at<'a>(mut arguments: impl Iterator<Item = &'a [u8]>) -> Option<usize> {
+    let mut at = 0;
+    loop {
+        match arguments.next()? {
+            b"--data" | b"--durability" => {
+                arguments.next()?;
+                at += 2;
+            }
+            [b'-', ..] => at += 1,
+            _ => return Some(at),
+        }
+    }
+}
+
+impl GlobalArgs {
     /// What answers look like.
     pub fn format(&self) -> Format {
         if self.json { Format::Json } else { Format::Text }
@@ -103,12 +118,12 @@ impl Common {
 
 /// The verbs.
 #[derive(Debug, Subcommand)]
-pub enum Command {
-    Up(Box<Up>),
-    Run(Box<Run>),
+pub enum CliCommand {
+    Up(Box<UpArgs>),
+    Run(Box<RunArgs>),
     Create(Box<BodyArgs>),
-    Exec(Exec),
-    Shell(Shell),
+    Exec(ExecArgs),
+    Shell(ShellArgs),
     /// List the Bodies.
     ///
     /// Example: pal ls
@@ -117,57 +132,66 @@ pub enum Command {
     /// Show all that is known of a Body, with what holds it.
     ///
     /// Example: pal inspect k3v9
-    Inspect(Body),
+    Inspect(BodyArg),
     /// Print what the commands of a Body wrote.
     ///
     /// Example: pal logs k3v9
-    Logs(Body),
-    Diff(Diff),
-    Log(Log),
-    Compare(Compare),
-    Land(Land),
+    Logs(BodyArg),
+    Diff(DiffArgs),
+    Log(LogArgs),
+    Compare(CompareArgs),
+    Land(LandArgs),
     /// Save the work of Bodies in their repositories now; print the commits that hold it.
     ///
     /// Everything tracked and untracked goes to refs/palisade/BODY/wip.
     /// `pal stop` and `pal rm` do the same by themselves.
     ///
-    /// Example: pal wip k3v9
-    Wip(Bodies),
-    Cp(Copy),
-    /// Start Bodies that are stopped, dead or lost.
+    /// Example: pal save k3v9
+    #[command(alias = "wip")]
+    Save(BodiesArg),
+    Cp(CopyArgs),
+    /// Start Bodies that are stopped, dead or interrupted.
     ///
     /// Example: pal start k3v9
-    Start(Bodies),
-    Stop(Stop),
-    Pause(Pause),
-    /// Let the processes of paused Bodies go on.
+    Start(BodiesArg),
+    Stop(StopArgs),
+    Pause(PauseArgs),
+    /// Write the memory of microVMs to the disk and end their hypervisors; `pal resume` continues them.
+    ///
+    /// Example: pal suspend k3v9
+    Suspend(BodiesArg),
+    /// Let the processes of paused or suspended Bodies go on.
     ///
     /// Example: pal resume k3v9
-    Resume(Bodies),
+    Resume(BodiesArg),
     #[command(visible_alias = "remove")]
-    Rm(Remove),
-    Snapshot(Snapshot),
-    Snapshots(Snapshots),
-    Homes(Homes),
-    Fork(Fork),
-    Templates(Templates),
-    Setup(Setup),
-    Events(Events),
+    Rm(RemoveArgs),
+    Snapshot(SnapshotArgs),
+    #[command(hide = true)]
+    Snapshots(SnapshotsArgs),
+    Home(HomeArgs),
+    #[command(hide = true)]
+    Homes(HomesArgs),
+    Fork(ForkArgs),
+    #[command(alias = "templates")]
+    Template(TemplateArgs),
+    Setup(SetupArgs),
+    Events(EventsArgs),
     /// Find out what this host can do, and how to get what is missing.
     ///
     /// Tries everything; guesses nothing.
     ///
     /// Example: pal doctor
     Doctor,
-    Gc(Gc),
+    Gc(GcArgs),
     /// Show where the space went.
     ///
     /// Example: pal df
     Df,
-    Config(Config),
-    Serve(Serve),
-    Keys(Keys),
-    Completions(Completions),
+    Config(ConfigArgs),
+    Serve(ServeArgs),
+    Keys(KeysArgs),
+    Completions(CompletionsArgs),
 }
 
 #[cfg(test)]
@@ -179,6 +203,55 @@ mod tests {
     #[test]
     fn clap_finds_no_fault_with_the_arguments() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn earlier_words_mean_what_the_new_ones_mean() {
+        for (earlier, now) in [
+            ("wip k3v9", "save k3v9"),
+            ("up --with-dirty", "up --uncommitted"),
+            ("up --clean -n 2", "up --committed -n 2"),
+            ("create --cold", "create --boot"),
+            ("templates rm x", "template rm x"),
+            ("templates", "template"),
+        ] {
+            let read = |line: &str| {
+                let argv: Vec<OsString> =
+                    std::iter::once("pal").chain(line.split(' ')).map(Into::into).collect();
+                format!("{:?}", Cli::read(&argv).unwrap())
+            };
+            assert_eq!(read(earlier), read(now), "{earlier}");
+        }
+    }
+
+    #[test]
+    fn no_help_shows_an_earlier_word() {
+        let help = Cli::command().render_long_help().to_string();
+        let of =
+            |verb: &str| Cli::command().find_subcommand_mut(verb).unwrap().render_long_help().to_string();
+        for (text, word) in [
+            (help.clone(), "\n  wip "),
+            (help.clone(), "\n  snapshots "),
+            (help.clone(), "\n  homes "),
+            (help, "\n  templates "),
+            (of("pause"), "--swap"),
+            (of("up"), "--with-dirty"),
+            (of("create"), "--cold"),
+            (of("create"), "--share"),
+        ] {
+            assert!(!text.contains(word), "{word}: {text}");
+        }
+    }
+
+    #[test]
+    fn the_verb_is_found_behind_options() {
+        let found = |words: &[&'static str]| verb_at(words.iter().map(|word| word.as_bytes()));
+        assert_eq!(found(&["run", "--", "true"]), Some(0));
+        assert_eq!(found(&["--data", "run", "--json", "ls"]), Some(3));
+        assert_eq!(found(&["--data=run", "--durability", "power", "run"]), Some(3));
+        assert_eq!(found(&["--json"]), None);
+        assert_eq!(found(&["--data"]), None);
+        assert_eq!(found(&[]), None);
     }
 
     #[test]

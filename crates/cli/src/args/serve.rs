@@ -13,7 +13,7 @@ use super::values;
 ///
 /// Example: pal serve --listen 127.0.0.1:3900
 #[derive(Debug, clap::Args)]
-pub struct Serve {
+pub struct ServeArgs {
     /// Listen at this address; port 0 takes one that is free
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:3900")]
     pub listen: SocketAddr,
@@ -62,7 +62,7 @@ pub struct Serve {
 ///
 /// Example: pal keys create ci --scope run --bodies 10
 #[derive(Debug, clap::Args)]
-pub struct Keys {
+pub struct KeysArgs {
     /// What to do
     #[command(subcommand)]
     pub command: KeysCommand,
@@ -74,7 +74,7 @@ pub enum KeysCommand {
     /// Make a key, and show it this once.
     ///
     /// Example: pal keys create ci --scope run
-    Create(NewKey),
+    Create(NewKeyArgs),
     /// List the keys.
     ///
     /// Example: pal keys ls
@@ -92,7 +92,7 @@ pub enum KeysCommand {
 
 /// A key to be made.
 #[derive(Debug, clap::Args)]
-pub struct NewKey {
+pub struct NewKeyArgs {
     /// Call it this
     #[arg(value_name = "NAME")]
     pub name: String,

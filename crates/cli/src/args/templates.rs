@@ -1,29 +1,29 @@
-//! `pal templates` and `pal setup`.
+//! `pal template` and `pal setup`.
 
 /// List the templates, or work with them.
 ///
 /// A template is what a Body starts from: `pal run --template NAME -- …`.
 ///
-/// Example: pal templates
+/// Example: pal template ls
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct Templates {
+pub struct TemplateArgs {
     /// Something else.
     #[command(subcommand)]
-    pub command: Option<TemplatesCommand>,
+    pub command: Option<TemplateCommand>,
 }
 
 /// What can be done with templates.
 #[derive(Debug, clap::Subcommand)]
-pub enum TemplatesCommand {
+pub enum TemplateCommand {
     /// List them.
     ///
-    /// Example: pal templates ls
+    /// Example: pal template ls
     #[command(visible_alias = "list")]
     Ls,
     /// Show all that is known of a template, with its builds.
     ///
-    /// Example: pal templates inspect base
+    /// Example: pal template inspect base
     Inspect {
         /// The template: its name or its id
         #[arg(value_name = "TEMPLATE")]
@@ -35,15 +35,15 @@ pub enum TemplatesCommand {
     /// Bodies run commands as the image's user; those of an archive as `user`, who must be in its /etc/passwd.
     /// A download that is interrupted goes on when it is repeated.
     ///
-    /// Example: pal templates import alpine rootfs.tar.gz --user root
-    Import(Import),
+    /// Example: pal template import alpine rootfs.tar.gz --user root
+    Import(ImportArgs),
     /// Build a template: commands and files on top of another one.
     ///
     /// The file has lines as a Dockerfile has them: FROM (a template's name, or an image of a registry), RUN, COPY, ENV,
     /// WORKDIR and USER. What COPY names is below the file's own directory. Steps that were done before are not done
     /// again.
     ///
-    /// Example: pal templates build my-app Dockerfile
+    /// Example: pal template build my-app Dockerfile
     Build {
         /// What it is called: NAME or NAME:TAG
         #[arg(value_name = "NAME")]
@@ -69,11 +69,11 @@ pub enum TemplatesCommand {
         offline: bool,
         /// Where an image of a registry comes from
         #[command(flatten)]
-        pull: Pull,
+        pull: PullArgs,
     },
     /// Remove templates. Bodies and snapshots made from them stay as they are.
     ///
-    /// Example: pal templates rm my-app
+    /// Example: pal template rm my-app
     #[command(visible_alias = "remove")]
     Rm {
         /// The templates: their names or ids
@@ -84,7 +84,7 @@ pub enum TemplatesCommand {
 
 /// A template to be made from what is there already.
 #[derive(Debug, clap::Args)]
-pub struct Import {
+pub struct ImportArgs {
     /// What it is called
     #[arg(value_name = "NAME")]
     pub name: String,
@@ -99,12 +99,12 @@ pub struct Import {
     pub sudo: bool,
     /// Where an image of a registry comes from
     #[command(flatten)]
-    pub pull: Pull,
+    pub pull: PullArgs,
 }
 
 /// How an image is brought here.
 #[derive(Debug, clap::Args)]
-pub struct Pull {
+pub struct PullArgs {
     /// Take the image for this platform, where it is for several
     #[arg(long, value_name = "linux/ARCH")]
     pub platform: Option<fleet::Platform>,
@@ -121,7 +121,7 @@ pub struct Pull {
 ///
 /// Example: pal setup base
 #[derive(Debug, clap::Args)]
-pub struct Setup {
+pub struct SetupArgs {
     /// Which
     #[arg(value_name = "WHAT")]
     pub template: String,

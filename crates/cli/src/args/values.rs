@@ -6,6 +6,7 @@ use fleet::Durability;
 use proto::{
     Size,
     spec::{Access, Mount},
+    vm::Sharing,
 };
 
 /// Longer than anybody means.
@@ -82,14 +83,32 @@ pub fn variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// `SRC:DST[:ro|rw]`.
-pub fn mount(text: &str) -> Result<Mount, String> {
+/// A mount, and how a microVM is to see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountArg {
+    pub mount: Mount,
+    /// None unless a type is named.
+    pub sharing: Option<Sharing>,
+}
+
+/// `SRC:DST[:ro|rw|rw,unprotected][,type=virtiofs]`.
+pub fn mount(text: &str) -> Result<MountArg, String> {
+    let (text, sharing) = match text.rsplit_once(",type=") {
+        Some((rest, name)) => (rest, Some(name.parse::<Sharing>()?)),
+        None => (text, None),
+    };
+    Ok(MountArg { mount: bare_mount(text)?, sharing })
+}
+
+/// `SRC:DST[:ro|rw|rw,unprotected]`.
+fn bare_mount(text: &str) -> Result<Mount, String> {
     let parts: Vec<&str> = text.split(':').collect();
     let (source, target, access) = match parts[..] {
         [source, target] => (source, target, Access::ReadOnly),
         [source, target, "ro"] => (source, target, Access::ReadOnly),
         [source, target, "rw"] => (source, target, Access::ReadWrite),
-        [_, _, _] => return Err("a mount ends with :ro or :rw".into()),
+        [source, target, "rw,unprotected"] => (source, target, Access::Unprotected),
+        [_, _, _] => return Err("a mount ends with :ro, :rw or :rw,unprotected".into()),
         _ => {
             return Err(
                 "write SRC:DST, SRC:DST:ro or SRC:DST:rw; a path with a colon cannot be mounted".into()
@@ -141,11 +160,43 @@ mod tests {
 
     #[test]
     fn mounts_are_read_only_unless_said() {
-        let made = |access| Mount { source: "a".into(), target: "/b".into(), access };
+        let made = |access| MountArg {
+            mount: Mount { source: "a".into(), target: "/b".into(), access },
+            sharing: None,
+        };
         assert_eq!(mount("a:/b"), Ok(made(Access::ReadOnly)));
         assert_eq!(mount("a:/b:ro"), Ok(made(Access::ReadOnly)));
         assert_eq!(mount("a:/b:rw"), Ok(made(Access::ReadWrite)));
-        for bad in ["", "a", ":/b", "a:b", "a:", "a:/b:rwx", "a:/b:rw:x", "a:/b:"] {
+        assert_eq!(mount("a:/b:rw,unprotected"), Ok(made(Access::Unprotected)));
+        for bad in [
+            "",
+            "a",
+            ":/b",
+            "a:b",
+            "a:",
+            "a:/b:rwx",
+            "a:/b:rw:x",
+            "a:/b:",
+            "a:/b:ro,unprotected",
+            "a:/b:unprotected",
+        ] {
+            assert!(mount(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_mount_may_name_its_type() {
+        for (text, target, access) in [
+            ("a:/b,type=virtiofs", "/b", Access::ReadOnly),
+            ("a:/b:rw,type=virtiofs", "/b", Access::ReadWrite),
+            ("a:/b,c,type=virtiofs", "/b,c", Access::ReadOnly),
+        ] {
+            let mount_of = |target: &str| Mount { source: "a".into(), target: target.into(), access };
+            let made = MountArg { mount: mount_of(target), sharing: Some(Sharing::Virtiofs) };
+            assert_eq!(mount(text), Ok(made), "{text}");
+        }
+        assert_eq!(mount("a:/b,c").unwrap().sharing, None);
+        for bad in ["a:/b,type=9p", "a:/b,type=", "a,type=virtiofs"] {
             assert!(mount(bad).is_err(), "{bad}");
         }
     }

@@ -6,7 +6,7 @@ use super::values;
 
 /// One Body.
 #[derive(Debug, clap::Args)]
-pub struct Body {
+pub struct BodyArg {
     /// The Body: its id, or the beginning of it
     #[arg(value_name = "BODY")]
     pub body: String,
@@ -14,7 +14,7 @@ pub struct Body {
 
 /// Bodies.
 #[derive(Debug, clap::Args)]
-pub struct Bodies {
+pub struct BodiesArg {
     /// The Bodies: their ids, or the beginnings of them
     #[arg(required = true, value_name = "BODY")]
     pub bodies: Vec<String>,
@@ -27,7 +27,7 @@ pub struct Bodies {
 ///
 /// Example: pal cp notes.txt k3v9:/tmp
 #[derive(Debug, clap::Args)]
-pub struct Copy {
+pub struct CopyArgs {
     /// What to copy
     #[arg(value_name = "SRC")]
     pub source: OsString,
@@ -40,27 +40,27 @@ pub struct Copy {
 ///
 /// Example: pal stop k3v9
 #[derive(Debug, clap::Args)]
-pub struct Stop {
+pub struct StopArgs {
     /// Let processes end by themselves for this long before they are killed
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = values::duration,
         allow_hyphen_values = true)]
     pub grace: Duration,
     /// Which.
     #[command(flatten)]
-    pub of: Bodies,
+    pub of: BodiesArg,
 }
 
 /// Freeze every process of Bodies.
 ///
 /// Example: pal pause k3v9
 #[derive(Debug, clap::Args)]
-pub struct Pause {
-    /// Put a microVM's memory on the disk, and take none meanwhile
-    #[arg(long)]
+pub struct PauseArgs {
+    /// The earlier spelling of `pal suspend`
+    #[arg(long, hide = true)]
     pub swap: bool,
     /// Which.
     #[command(flatten)]
-    pub of: Bodies,
+    pub of: BodiesArg,
 }
 
 /// Remove Bodies and their files.
@@ -69,7 +69,7 @@ pub struct Pause {
 ///
 /// Example: pal rm k3v9
 #[derive(Debug, clap::Args)]
-pub struct Remove {
+pub struct RemoveArgs {
     /// Also Bodies that run
     #[arg(long, short)]
     pub force: bool,
@@ -78,29 +78,52 @@ pub struct Remove {
     pub discard: bool,
     /// Which.
     #[command(flatten)]
-    pub of: Bodies,
+    pub of: BodiesArg,
 }
 
 /// Keep the files of a Body as they are now, under an id and perhaps a name.
 ///
-/// `pal create --template NAME` starts from it; `pal snapshots` lists what there is.
+/// `pal create --template NAME` starts from it; `pal snapshot ls` lists the snapshots.
 ///
 /// Example: pal snapshot k3v9 --name tested
 #[derive(Debug, clap::Args)]
-pub struct Snapshot {
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct SnapshotArgs {
     /// The Body: its id, or the beginning of it
-    #[arg(value_name = "BODY")]
-    pub body: String,
+    #[arg(value_name = "BODY", required = true)]
+    pub body: Option<String>,
     /// Name the snapshot
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
+    /// Work with snapshots instead of taking one.
+    #[command(subcommand)]
+    pub command: Option<SnapshotCommand>,
 }
 
-/// List the snapshots, or remove some.
+/// Work with the snapshots.
+#[derive(Debug, clap::Subcommand)]
+pub enum SnapshotCommand {
+    /// List the snapshots.
+    ///
+    /// Example: pal snapshot ls
+    #[command(visible_alias = "list")]
+    Ls,
+    /// Remove snapshots.
+    ///
+    /// Example: pal snapshot rm tested
+    #[command(visible_alias = "remove")]
+    Rm {
+        /// The snapshots: their names or ids
+        #[arg(value_name = "SNAPSHOT", required = true)]
+        snapshots: Vec<String>,
+    },
+}
+
+/// The earlier spelling of `pal snapshot ls` and `pal snapshot rm`.
 ///
 /// Example: pal snapshots
 #[derive(Debug, clap::Args)]
-pub struct Snapshots {
+pub struct SnapshotsArgs {
     /// Remove this snapshot, by id or name, instead of listing; may be repeated
     #[arg(long = "rm", value_name = "SNAPSHOT")]
     pub remove: Vec<String>,
@@ -110,9 +133,38 @@ pub struct Snapshots {
 ///
 /// `pal up --home NAME` has one; what a Body keeps there is kept when the Body is removed.
 ///
+/// Example: pal home ls
+#[derive(Debug, clap::Args)]
+pub struct HomeArgs {
+    /// List or remove.
+    #[command(subcommand)]
+    pub command: Option<HomeCommand>,
+}
+
+/// Work with the homes.
+#[derive(Debug, clap::Subcommand)]
+pub enum HomeCommand {
+    /// List the homes.
+    ///
+    /// Example: pal home ls
+    #[command(visible_alias = "list")]
+    Ls,
+    /// Remove homes.
+    ///
+    /// Example: pal home rm mine
+    #[command(visible_alias = "remove")]
+    Rm {
+        /// The homes: their names
+        #[arg(value_name = "NAME", required = true)]
+        homes: Vec<String>,
+    },
+}
+
+/// The earlier spelling of `pal home ls` and `pal home rm`.
+///
 /// Example: pal homes
 #[derive(Debug, clap::Args)]
-pub struct Homes {
+pub struct HomesArgs {
     /// Remove this home instead of listing; may be repeated
     #[arg(long = "rm", value_name = "NAME")]
     pub remove: Vec<String>,
@@ -122,7 +174,7 @@ pub struct Homes {
 ///
 /// Example: pal fork k3v9 -n 3
 #[derive(Debug, clap::Args)]
-pub struct Fork {
+pub struct ForkArgs {
     /// Make this many
     #[arg(long, short = 'n', value_name = "COUNT", default_value = "1", value_parser = values::forks,
         allow_hyphen_values = true)]
@@ -137,7 +189,7 @@ pub struct Fork {
 /// Example: pal events --body k3v9
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub struct Events {
+pub struct EventsArgs {
     /// Go on as more happens
     #[arg(long, short)]
     pub follow: bool,
@@ -165,7 +217,7 @@ pub enum EventsCommand {
 ///
 /// Example: pal gc --dry-run
 #[derive(Debug, clap::Args)]
-pub struct Gc {
+pub struct GcArgs {
     /// Only say what would go
     #[arg(long)]
     pub dry_run: bool,
@@ -175,7 +227,7 @@ pub struct Gc {
 ///
 /// Example: pal completions bash
 #[derive(Debug, clap::Args)]
-pub struct Completions {
+pub struct CompletionsArgs {
     /// The shell
     #[arg(value_name = "SHELL")]
     pub shell: clap_complete::Shell,

@@ -2,17 +2,17 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
-use super::{BodyArgs, Wires, values};
+use super::{BodyArgs, StdioArgs, values};
 
 /// Make a Body with a repository in it, ready to work in; print its id.
 ///
 /// The repository is the one you stand in, at the commit it is on, under /workspace.
-/// Uncommitted and untracked files come along with --with-dirty, ignored ones when --include names them.
+/// Uncommitted and untracked files come along with --uncommitted, ignored ones when --include names them.
 /// What is done in the Body stays there until `pal land`; `pal diff` shows it.
 ///
-/// Example: pal up --clean -- git log -1 --oneline
+/// Example: pal up --committed -- git log -1 --oneline
 #[derive(Debug, clap::Args)]
-pub struct Up {
+pub struct UpArgs {
     /// Take this repository, a path or an address, instead of the one you stand in; may be repeated
     #[arg(long, value_name = "PATH|URL")]
     pub repo: Vec<String>,
@@ -20,11 +20,11 @@ pub struct Up {
     #[arg(long = "ref", value_name = "REF")]
     pub reference: Option<String>,
     /// Bring uncommitted and untracked files along
-    #[arg(long, conflicts_with_all = ["clean", "reference"])]
-    pub with_dirty: bool,
+    #[arg(long, alias = "with-dirty", conflicts_with_all = ["committed", "reference"])]
+    pub uncommitted: bool,
     /// Bring only what is committed, and do not look whether there is more
-    #[arg(long)]
-    pub clean: bool,
+    #[arg(long, alias = "clean")]
+    pub committed: bool,
     /// Bring this ignored file or directory along; may be repeated
     #[arg(long, value_name = "PATH", conflicts_with = "reference")]
     pub include: Vec<PathBuf>,
@@ -43,7 +43,7 @@ pub struct Up {
     pub body: BodyArgs,
     /// How it is spoken to.
     #[command(flatten)]
-    pub wires: Wires,
+    pub wires: StdioArgs,
     /// Run this in it, once it is there
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
@@ -53,7 +53,7 @@ pub struct Up {
 ///
 /// Example: pal diff --stat k3v9
 #[derive(Debug, clap::Args)]
-pub struct Diff {
+pub struct DiffArgs {
     /// Only a line for each file
     #[arg(long)]
     pub stat: bool,
@@ -72,7 +72,7 @@ pub struct Diff {
 ///
 /// Example: pal log k3v9
 #[derive(Debug, clap::Args)]
-pub struct Log {
+pub struct LogArgs {
     /// In this repository, of a Body that has several
     #[arg(long, value_name = "NAME")]
     pub workspace: Option<String>,
@@ -89,7 +89,7 @@ pub struct Log {
 ///
 /// Example: pal land --onto main k3v9
 #[derive(Debug, clap::Args)]
-pub struct Land {
+pub struct LandArgs {
     /// Make this branch, or move it forward
     #[arg(long, value_name = "BRANCH", conflicts_with = "onto")]
     pub branch: Option<String>,
@@ -130,7 +130,7 @@ pub struct Land {
 ///
 /// Example: pal compare k3v9 m2hf
 #[derive(Debug, clap::Args)]
-pub struct Compare {
+pub struct CompareArgs {
     /// Run this line of shell in each, and say how it ended
     #[arg(long, value_name = "LINE")]
     pub test: Option<String>,
@@ -143,13 +143,13 @@ pub struct Compare {
 ///
 /// store.budget: what layers, snapshots and dependencies may take before `pal gc` removes layers and dependencies that
 /// nobody stands on, the longest unused first. microvm.engine: what drives microVMs that ask for no engine: qemu,
-/// cloud-hypervisor or firecracker. microvm.spares: how many microVMs of a template a server has lying ready, 0 for
+/// cloud-hypervisor or firecracker. microvm.pool_size: how many running microVMs of a template a server keeps ready, 0 for
 /// none. microvm.cloud-hypervisor, microvm.firecracker: where their programs are, if not where programs are.
 /// microvm.jailer: where Firecracker's jailer is, if neither beside Firecracker nor where programs are; or `none`.
 ///
 /// Example: pal config set store.budget 20GiB
 #[derive(Debug, clap::Args)]
-pub struct Config {
+pub struct ConfigArgs {
     /// What to do.
     #[command(subcommand)]
     pub command: ConfigCommand,

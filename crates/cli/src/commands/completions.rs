@@ -4,13 +4,19 @@ use clap::CommandFactory;
 use proto::Failure;
 
 use crate::{
-    args::{Cli, Completions},
-    output,
+    args::{Cli, CompletionsArgs},
+    output::{self, Format},
 };
 
 /// Prints them.
-pub fn completions(args: &Completions) -> Result<u8, Failure> {
+pub fn completions(args: &CompletionsArgs, format: Format) -> Result<u8, Failure> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "pal", &mut text);
-    output::data(&text).map(|()| 0)
+    match format {
+        Format::Text => output::data(&text)?,
+        Format::Json => output::json(&serde_json::json!({
+            "shell": args.shell.to_string(), "script": String::from_utf8_lossy(&text),
+        }))?,
+    }
+    Ok(0)
 }

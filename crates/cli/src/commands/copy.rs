@@ -6,7 +6,7 @@ use fleet::Fleet;
 use proto::{BodyId, Failure, Kind, Size};
 
 use crate::{
-    args::Copy,
+    args::CopyArgs,
     output::{self, Format},
     progress,
     settings::absolute,
@@ -14,13 +14,13 @@ use crate::{
 
 /// One side of a copy.
 #[derive(Debug, PartialEq, Eq)]
-enum Side {
+enum CopySide {
     Host(PathBuf),
     Body { key: String, path: String },
 }
 
 /// From where to where.
-pub enum Way {
+pub enum CopyDirection {
     /// Into a Body.
     In { host: PathBuf, key: String, path: String },
     /// Out of a Body.
@@ -28,27 +28,31 @@ pub enum Way {
 }
 
 /// Finds out which side is in a Body.
-pub fn way(args: &Copy) -> Result<Way, Failure> {
+pub fn parse_direction(args: &CopyArgs) -> Result<CopyDirection, Failure> {
     match (side(&args.source)?, side(&args.target)?) {
-        (Side::Host(host), Side::Body { key, path }) => Ok(Way::In { host: absolute(&host)?, key, path }),
-        (Side::Body { key, path }, Side::Host(host)) => Ok(Way::Out { key, path, host: absolute(&host)? }),
-        (Side::Host(_), Side::Host(_)) => {
+        (CopySide::Host(host), CopySide::Body { key, path }) => {
+            Ok(CopyDirection::In { host: absolute(&host)?, key, path })
+        }
+        (CopySide::Body { key, path }, CopySide::Host(host)) => {
+            Ok(CopyDirection::Out { key, path, host: absolute(&host)? })
+        }
+        (CopySide::Host(_), CopySide::Host(_)) => {
             Err(usage("neither side is in a Body").hint("write a place in a Body as BODY:PATH"))
         }
-        (Side::Body { .. }, Side::Body { .. }) => {
+        (CopySide::Body { .. }, CopySide::Body { .. }) => {
             Err(usage("both sides are in Bodies").hint("copy to the host first, then on from there"))
         }
     }
 }
 
 /// Copies.
-pub async fn copy(fleet: &Fleet, way: Way, format: Format) -> Result<(), Failure> {
+pub async fn copy(fleet: &Fleet, way: CopyDirection, format: Format) -> Result<(), Failure> {
     let copied = match way {
-        Way::In { host, key, path } => {
+        CopyDirection::In { host, key, path } => {
             let view = fleet.find(&key)?;
             progress::watch("copying", fleet.copy_in(view.id(), &host, &path)).await?
         }
-        Way::Out { key, path, host } => {
+        CopyDirection::Out { key, path, host } => {
             let view = fleet.find(&key)?;
             progress::watch("copying", fleet.copy_out(view.id(), &path, &host)).await?
         }
@@ -68,7 +72,7 @@ fn usage(message: &str) -> Failure {
 }
 
 /// `BODY:PATH` when what stands before the first colon can be an id; else a path of the host.
-fn side(text: &OsStr) -> Result<Side, Failure> {
+fn side(text: &OsStr) -> Result<CopySide, Failure> {
     let bytes = text.as_encoded_bytes();
     if bytes.is_empty() {
         return Err(usage("a path has no name").hint("write `.` for the current directory"));
@@ -77,12 +81,12 @@ fn side(text: &OsStr) -> Result<Side, Failure> {
     let key = colon
         .and_then(|at| std::str::from_utf8(&bytes[..at]).ok())
         .filter(|key| key.parse::<BodyId>().is_ok());
-    let Some(key) = key else { return Ok(Side::Host(PathBuf::from(text))) };
+    let Some(key) = key else { return Ok(CopySide::Host(PathBuf::from(text))) };
     match std::str::from_utf8(&bytes[key.len() + 1..]) {
         Ok("") => {
             Err(usage(&format!("no path in body {key} is named")).hint(format!("write one: {key}:/tmp")))
         }
-        Ok(path) => Ok(Side::Body { key: key.to_owned(), path: path.to_owned() }),
+        Ok(path) => Ok(CopySide::Body { key: key.to_owned(), path: path.to_owned() }),
         Err(_) => Err(usage("a path in a Body is not valid UTF-8")
             .hint("copy the directory that holds it: names of any bytes survive in there")),
     }
@@ -96,20 +100,20 @@ mod tests {
 
     #[test]
     fn a_side_with_an_id_before_a_colon_is_in_a_body() {
-        let body = |key: &str, path: &str| Side::Body { key: key.into(), path: path.into() };
+        let body = |key: &str, path: &str| CopySide::Body { key: key.into(), path: path.into() };
         for (text, expected) in [
             ("k3v9:/tmp", body("k3v9", "/tmp")),
             ("k3v9:a:b", body("k3v9", "a:b")),
-            ("/tmp/x", Side::Host("/tmp/x".into())),
-            ("./k3v9:x", Side::Host("./k3v9:x".into())),
-            ("K:x", Side::Host("K:x".into())),
-            (":x", Side::Host(":x".into())),
+            ("/tmp/x", CopySide::Host("/tmp/x".into())),
+            ("./k3v9:x", CopySide::Host("./k3v9:x".into())),
+            ("K:x", CopySide::Host("K:x".into())),
+            (":x", CopySide::Host(":x".into())),
         ] {
             assert_eq!(side(OsStr::new(text)).unwrap(), expected, "{text}");
         }
         assert_eq!(
             side(OsStr::from_bytes(b"\xff:x")).unwrap(),
-            Side::Host(OsStr::from_bytes(b"\xff:x").into())
+            CopySide::Host(OsStr::from_bytes(b"\xff:x").into())
         );
         for bad in [&b""[..], b"k3v9:", b"k3v9:\xff"] {
             assert_eq!(side(OsStr::from_bytes(bad)).unwrap_err().kind, Kind::Usage);

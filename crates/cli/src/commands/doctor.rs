@@ -1,7 +1,7 @@
 //! `pal doctor`.
 
-use fleet::{Doctor, Finding, Fleet, LayerReport};
-use proto::{Failure, Kind, Layer, State, text::visible};
+use fleet::{DoctorFinding, DoctorReport, Fleet, LayerCheck};
+use proto::{Failure, Kind, Layer, MechanismStatus, text::visible};
 
 use crate::{
     output::{self, Format},
@@ -21,13 +21,13 @@ pub async fn doctor(fleet: &Fleet, format: Format) -> Result<(), Failure> {
     }
 }
 
-fn unusable(report: Option<&LayerReport>) -> Failure {
+fn unusable(report: Option<&LayerCheck>) -> Failure {
     let lacks = report.map(|report| report.lacks.join(", ")).unwrap_or_default();
     Failure::new(Kind::Host, format!("this host cannot hold Bodies on layer process: {lacks}"))
         .hint("the lines with `fix:` above say how to get what is missing")
 }
 
-fn text(doctor: &Doctor) -> String {
+fn text(doctor: &DoctorReport) -> String {
     let mut text = String::from("layers\n");
     let width = doctor.layers.iter().map(|report| report.layer.name().len()).max().unwrap_or(0);
     for report in &doctor.layers {
@@ -36,7 +36,7 @@ fn text(doctor: &Doctor) -> String {
         text.push_str(&format!("  {:width$}  {}\n", report.layer.name(), visible(&state)));
     }
     let width = doctor.findings.iter().map(|finding| finding.name.chars().count()).max().unwrap_or(0);
-    for state in [State::Enforced, State::Degraded, State::Absent] {
+    for state in [MechanismStatus::Enforced, MechanismStatus::Degraded, MechanismStatus::Absent] {
         let mut found = doctor.findings.iter().filter(|finding| finding.state == state).peekable();
         if found.peek().is_some() {
             text.push_str(&format!("\n{}\n", group(state)));
@@ -46,15 +46,15 @@ fn text(doctor: &Doctor) -> String {
     text
 }
 
-fn group(state: State) -> &'static str {
+fn group(state: MechanismStatus) -> &'static str {
     match state {
-        State::Enforced => "works",
-        State::Degraded => "works in part",
-        State::Absent => "missing",
+        MechanismStatus::Enforced => "works",
+        MechanismStatus::Degraded => "works in part",
+        MechanismStatus::Absent => "missing",
     }
 }
 
-fn line(finding: &Finding, width: usize) -> String {
+fn line(finding: &DoctorFinding, width: usize) -> String {
     let mut line = format!("  {:width$}  {}\n", visible(&finding.name), visible(&finding.detail));
     if let Some(fix) = &finding.fix {
         line.push_str(&format!("  {:width$}  fix: {}\n", "", visible(fix)));
@@ -68,20 +68,20 @@ mod tests {
 
     #[test]
     fn findings_stand_in_groups_with_their_fixes() {
-        let finding = |name: &str, state, fix: Option<&str>| Finding {
+        let finding = |name: &str, state, fix: Option<&str>| DoctorFinding {
             name: name.into(),
             state,
             detail: "detail".into(),
             fix: fix.map(Into::into),
         };
-        let doctor = Doctor {
+        let doctor = DoctorReport {
             findings: vec![
-                finding("kvm", State::Absent, Some("modprobe kvm")),
-                finding("seccomp", State::Enforced, None),
+                finding("kvm", MechanismStatus::Absent, Some("modprobe kvm")),
+                finding("seccomp", MechanismStatus::Enforced, None),
             ],
             layers: vec![
-                LayerReport { layer: Layer::Process, usable: true, lacks: vec![] },
-                LayerReport { layer: Layer::Microvm, usable: false, lacks: vec!["kvm".into()] },
+                LayerCheck { layer: Layer::Process, usable: true, lacks: vec![] },
+                LayerCheck { layer: Layer::Microvm, usable: false, lacks: vec!["kvm".into()] },
             ],
         };
         let expected = "layers\n  process  usable\n  microvm  not usable: kvm\n\nworks\n  seccomp  detail\n\nmissing\n  \

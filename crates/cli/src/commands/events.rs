@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use fleet::{Fleet, Verdict};
+use fleet::{Fleet, LogVerdict};
 use proto::{BodyId, Event, Failure, Kind, text::visible};
 
 use crate::{
-    args::{Events, EventsCommand},
+    args::{EventsArgs, EventsCommand},
     output::{self, Format},
     progress,
 };
@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const DATA_LEN: usize = 160;
 
 /// Prints events, or proves the log.
-pub async fn events(fleet: &Fleet, args: Events, format: Format) -> Result<(), Failure> {
+pub async fn events(fleet: &Fleet, args: EventsArgs, format: Format) -> Result<(), Failure> {
     if let Some(EventsCommand::Verify) = args.command {
         return verify(fleet, format).await;
     }
@@ -82,11 +82,11 @@ async fn verify(fleet: &Fleet, format: Format) -> Result<(), Failure> {
         output::json(&verdict)?;
     }
     match verdict {
-        Verdict::Whole { events, head } if format == Format::Text => {
+        LogVerdict::Whole { events, head } if format == Format::Text => {
             output::line(format_args!("whole: {events} events, head {head}"))
         }
-        Verdict::Whole { .. } => Ok(()),
-        Verdict::Broken { seq, why } => {
+        LogVerdict::Whole { .. } => Ok(()),
+        LogVerdict::Broken { seq, why } => {
             Err(Failure::new(Kind::Conflict, format!("the log is broken at event {seq}: {why}"))
                 .hint("somebody or something changed it: compare with a copy, and keep both"))
         }
@@ -94,12 +94,12 @@ async fn verify(fleet: &Fleet, format: Format) -> Result<(), Failure> {
 }
 
 /// The events of one Body from some moment on, for a command that answers in JSON.
-pub struct Tail {
+pub struct EventTail {
     /// The last number printed; none when nothing is to be printed.
     after: Option<u64>,
 }
 
-impl Tail {
+impl EventTail {
     /// Begins now.
     pub fn new(fleet: &Fleet, format: Format) -> Result<Self, Failure> {
         let after = match format {

@@ -1,6 +1,6 @@
 //! `pal gc`.
 
-use fleet::{Fleet, Garbage, Sweep};
+use fleet::{Fleet, GarbageItem, GcMode};
 use proto::{Failure, Size};
 
 use crate::{
@@ -11,10 +11,10 @@ use crate::{
 
 /// Removes what nobody needs, or says what that is.
 pub async fn gc(fleet: &Fleet, dry_run: bool, format: Format) -> Result<(), Failure> {
-    let sweep = if dry_run { Sweep::DryRun } else { Sweep::Remove };
+    let sweep = if dry_run { GcMode::DryRun } else { GcMode::Remove };
     let garbage = progress::watch("looking for what nobody needs", fleet.gc(sweep)).await?;
     if format == Format::Json {
-        return output::json(&garbage);
+        return output::json_lines(&garbage);
     }
     if !garbage.is_empty() {
         output::data(table(&garbage).render("").as_bytes())?;
@@ -26,7 +26,7 @@ pub async fn gc(fleet: &Fleet, dry_run: bool, format: Format) -> Result<(), Fail
     Ok(())
 }
 
-fn table(garbage: &[Garbage]) -> Table {
+fn table(garbage: &[GarbageItem]) -> Table {
     let mut table = Table::new(&["KIND", "NAME", "SIZE", "WHY"]);
     for item in garbage {
         table.row([item.kind, &item.name, &Size(item.bytes).to_string(), &item.why]);

@@ -1,4 +1,4 @@
-//! `pal homes`.
+//! `pal home`.
 
 use fleet::{Fleet, HomeView};
 use proto::{Failure, Size};
@@ -6,12 +6,21 @@ use serde_json::json;
 
 use crate::{
     age,
+    args::{HomeArgs, HomeCommand},
     output::{self, Format},
     table::Table,
 };
 
-/// Lists the homes, or removes those named.
-pub fn homes(fleet: &Fleet, remove: &[String], format: Format) -> Result<(), Failure> {
+/// Lists the homes, or removes some.
+pub fn home(fleet: &Fleet, args: HomeArgs, format: Format) -> Result<(), Failure> {
+    match args.command {
+        None | Some(HomeCommand::Ls) => list_or_remove(fleet, &[], format),
+        Some(HomeCommand::Rm { homes }) => list_or_remove(fleet, &homes, format),
+    }
+}
+
+/// Removes the homes that are named; lists all when none is.
+pub fn list_or_remove(fleet: &Fleet, remove: &[String], format: Format) -> Result<(), Failure> {
     if remove.is_empty() {
         return list(&fleet.homes()?, format);
     }
@@ -27,7 +36,7 @@ pub fn homes(fleet: &Fleet, remove: &[String], format: Format) -> Result<(), Fai
 
 fn list(views: &[HomeView], format: Format) -> Result<(), Failure> {
     if format == Format::Json {
-        return output::json(&views);
+        return output::json_lines(views);
     }
     if views.is_empty() {
         output::talk(

@@ -1,12 +1,7 @@
 //! `pal inspect`.
 
-use fleet::{Fleet, View};
-use proto::{
-    Enforcement, Failure, Size, State,
-    launch::End,
-    spec::{Access, Mount},
-    vm::Metrics,
-};
+use fleet::{BodyView, Fleet};
+use proto::{Enforcement, Failure, MechanismStatus, Size, launch::GuestEnd, spec::Mount, vm::VmMetrics};
 
 use super::list::cpus;
 use crate::{
@@ -31,7 +26,7 @@ pub fn inspect(fleet: &Fleet, key: &str, format: Format) -> Result<(), Failure> 
     }
 }
 
-fn text(view: &View, metrics: Option<&Metrics>) -> String {
+fn text(view: &BodyView, metrics: Option<&VmMetrics>) -> String {
     let mut table = facts(view);
     if let Some(metrics) = metrics {
         used(metrics, &mut table);
@@ -40,7 +35,7 @@ fn text(view: &View, metrics: Option<&Metrics>) -> String {
 }
 
 /// What its machine uses.
-fn used(metrics: &Metrics, table: &mut Table) {
+fn used(metrics: &VmMetrics, table: &mut Table) {
     let (seconds, ms) = (metrics.cpu_ms / 1000, metrics.cpu_ms % 1000);
     let of = metrics.machine_bytes.map_or(String::new(), |bytes| format!(" of a machine of {}", Size(bytes)));
     table.row([
@@ -53,7 +48,7 @@ fn used(metrics: &Metrics, table: &mut Table) {
     }
 }
 
-fn facts(view: &View) -> Table {
+fn facts(view: &BodyView) -> Table {
     let spec = &view.spec;
     let mut table = Table::bare();
     table.row(["id", spec.id.as_str()]);
@@ -83,7 +78,7 @@ fn facts(view: &View) -> Table {
     table
 }
 
-fn limits(view: &View, table: &mut Table) {
+fn limits(view: &BodyView, table: &mut Table) {
     let limits = &view.spec.limits;
     let wall =
         limits.wall_ms.map_or("until it is stopped".into(), |ms| format!("{}.{:03} s", ms / 1000, ms % 1000));
@@ -91,20 +86,17 @@ fn limits(view: &View, table: &mut Table) {
     table.row(["cpus", &cpus(limits.cpu_milli)]);
     table.row(["pids", &limits.pids.to_string()]);
     table.row(["disk", &limits.disk.to_string()]);
+    table.row(["inodes", &limits.inodes.to_string()]);
     table.row(["files", &limits.files.to_string()]);
     table.row(["output", &limits.output.to_string()]);
     table.row(["timeout", &wall]);
 }
 
 fn mount(mount: &Mount) -> String {
-    let access = match mount.access {
-        Access::ReadOnly => "ro",
-        Access::ReadWrite => "rw",
-    };
-    format!("{} at {} ({access})", mount.source.display(), mount.target.display())
+    format!("{} at {} ({})", mount.source.display(), mount.target.display(), mount.access.name())
 }
 
-fn status(view: &View) -> String {
+fn status(view: &BodyView) -> String {
     let name = view.status.name();
     match &view.end {
         None => name.to_owned(),
@@ -112,23 +104,26 @@ fn status(view: &View) -> String {
     }
 }
 
-fn why(end: &End) -> String {
+fn why(end: &GuestEnd) -> String {
     match end {
-        End::Exit { code } if proto::vm::EXITS.iter().any(|(known, _)| known == code) => fleet::describe(end),
-        End::Exit { code } => format!("its guest ended with {code}"),
-        End::Killed { signal } => format!("killed by signal {signal}"),
-        End::Oom => "out of memory".into(),
-        End::Timeout => "its time was over".into(),
-        End::Disk => "its files grew over their limit".into(),
-        End::Owner => "its maker ended".into(),
-        End::Unknown => "gone without a trace".into(),
+        GuestEnd::Exit { code } if proto::vm::EXITS.iter().any(|(known, _)| known == code) => {
+            fleet::describe_end(end)
+        }
+        GuestEnd::Exit { code } => format!("its guest ended with {code}"),
+        GuestEnd::Killed { signal } => format!("killed by signal {signal}"),
+        GuestEnd::Oom => "out of memory".into(),
+        GuestEnd::Timeout => "its time was over".into(),
+        GuestEnd::Disk => "its files grew over their limit".into(),
+        GuestEnd::Inodes => "it made more files than its limit".into(),
+        GuestEnd::Owner => "its maker ended".into(),
+        GuestEnd::Unknown => "gone without a trace".into(),
     }
 }
 
 /// The enforcement record: a line that counts, then what holds the Body.
 pub fn record(enforcement: &Enforcement) -> String {
     let count = |state| format!("{} {state}", enforcement.count(state));
-    let states = [State::Enforced, State::Degraded, State::Absent].map(count);
+    let states = [MechanismStatus::Enforced, MechanismStatus::Degraded, MechanismStatus::Absent].map(count);
     let mut table = Table::bare();
     for mechanism in &enforcement.mechanisms {
         table.row([mechanism.state.name(), &mechanism.name, &mechanism.reason]);

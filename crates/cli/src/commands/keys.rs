@@ -1,20 +1,23 @@
 //! `pal keys`: who may call `pal serve`.
 
 use fleet::Fleet;
-use proto::Failure;
+use proto::{
+    Failure,
+    event_data::{KeyCreated, KeyRevoked},
+};
 use serde_json::json;
-use server::{Keys, Quota, Scope};
+use server::{KeyStore, Quota, Scope};
 
 use crate::{
     age,
-    args::{KeysCommand, NewKey},
+    args::{KeysCommand, NewKeyArgs},
     output::{self, Format},
     table::Table,
 };
 
 /// Makes, lists or revokes keys. A server that runs knows at once.
 pub fn keys(fleet: &Fleet, command: &KeysCommand, format: Format) -> Result<(), Failure> {
-    let keys = Keys::at(fleet.data());
+    let keys = KeyStore::at(fleet.data());
     match command {
         KeysCommand::Create(args) => create(fleet, &keys, args, format),
         KeysCommand::Ls => list(&keys, format),
@@ -22,7 +25,7 @@ pub fn keys(fleet: &Fleet, command: &KeysCommand, format: Format) -> Result<(), 
     }
 }
 
-fn create(fleet: &Fleet, keys: &Keys, args: &NewKey, format: Format) -> Result<(), Failure> {
+fn create(fleet: &Fleet, keys: &KeyStore, args: &NewKeyArgs, format: Format) -> Result<(), Failure> {
     let scope = match args.scope.as_str() {
         "read" => Scope::Read,
         "admin" => Scope::Admin,
@@ -35,8 +38,12 @@ fn create(fleet: &Fleet, keys: &Keys, args: &NewKey, format: Format) -> Result<(
         disk_bytes: args.disk.map(|size| size.0),
     };
     let made = keys.make_with(&args.name, scope, quota)?;
-    fleet
-        .note("key.created", json!({ "key": made.id, "name": args.name, "scope": scope, "quota": quota }))?;
+    fleet.note(KeyCreated {
+        key: made.id.clone(),
+        name: args.name.clone(),
+        scope: scope.into(),
+        quota: quota.into(),
+    })?;
     match format {
         Format::Text => {
             output::line(&made.secret)?;
@@ -47,14 +54,14 @@ fn create(fleet: &Fleet, keys: &Keys, args: &NewKey, format: Format) -> Result<(
     }
 }
 
-fn list(keys: &Keys, format: Format) -> Result<(), Failure> {
+fn list(keys: &KeyStore, format: Format) -> Result<(), Failure> {
     let records = keys.all()?;
     if format == Format::Json {
         let shown = records.iter().map(|record| {
             json!({ "id": record.id, "name": record.name, "scope": record.scope, "quota": record.quota,
                 "created_at": record.created_at, "revoked_at": record.revoked_at })
         });
-        return output::json(&shown.collect::<Vec<_>>());
+        return output::json_lines(shown);
     }
     if records.is_empty() {
         output::talk("no keys\n  hint: make one with `pal keys create NAME`");
@@ -76,9 +83,9 @@ fn list(keys: &Keys, format: Format) -> Result<(), Failure> {
     output::data(table.render("").as_bytes())
 }
 
-fn revoke(fleet: &Fleet, keys: &Keys, id: &str, format: Format) -> Result<(), Failure> {
+fn revoke(fleet: &Fleet, keys: &KeyStore, id: &str, format: Format) -> Result<(), Failure> {
     keys.revoke(id)?;
-    fleet.note("key.revoked", json!({ "key": id }))?;
+    fleet.note(KeyRevoked { key: id.to_owned() })?;
     match format {
         Format::Text => output::line(id),
         Format::Json => output::json(&json!({ "id": id })),

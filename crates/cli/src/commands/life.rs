@@ -1,13 +1,13 @@
-//! `pal start`, `stop`, `pause`, `resume` and `rm`.
+//! `pal start`, `stop`, `pause`, `suspend`, `resume` and `rm`.
 
 use std::time::Duration;
 
-use fleet::{Discard, Fleet, Force, View};
+use fleet::{BodyView, Discard, Fleet, Force};
 use proto::{BodyId, Failure};
 use serde_json::json;
 
 use crate::{
-    args::{Pause, Remove},
+    args::{PauseArgs, RemoveArgs},
     failure,
     output::{self, Format},
     progress,
@@ -15,40 +15,54 @@ use crate::{
 
 /// Starts Bodies.
 pub async fn start(fleet: &Fleet, keys: &[String], format: Format) -> Result<(), Failure> {
-    each(fleet, keys, format, async |id| told(&progress::watch("starting", fleet.start(id)).await?, format))
-        .await
+    each(fleet, keys, format, async |id| {
+        print_body(&progress::watch("starting", fleet.start(id)).await?, format)
+    })
+    .await
 }
 
 /// Stops Bodies.
 pub async fn stop(fleet: &Fleet, keys: &[String], grace: Duration, format: Format) -> Result<(), Failure> {
     each(fleet, keys, format, async |id| {
-        told(&progress::watch("stopping", fleet.stop(id, grace)).await?, format)
+        print_body(&progress::watch("stopping", fleet.stop(id, grace)).await?, format)
     })
     .await
 }
 
 /// Freezes Bodies.
-pub async fn pause(fleet: &Fleet, args: &Pause, format: Format) -> Result<(), Failure> {
+pub async fn pause(fleet: &Fleet, args: &PauseArgs, format: Format) -> Result<(), Failure> {
+    if args.swap {
+        return suspend(fleet, &args.of.bodies, format).await;
+    }
     each(fleet, &args.of.bodies, format, async |id| {
-        let paused = async { if args.swap { fleet.pause_to_disk(id).await } else { fleet.pause(id).await } };
-        told(&progress::watch("pausing", paused).await?, format)
+        print_body(&progress::watch("pausing", fleet.pause(id)).await?, format)
+    })
+    .await
+}
+
+/// Suspends microVMs to the disk.
+pub async fn suspend(fleet: &Fleet, keys: &[String], format: Format) -> Result<(), Failure> {
+    each(fleet, keys, format, async |id| {
+        print_body(&progress::watch("suspending", fleet.pause_to_disk(id)).await?, format)
     })
     .await
 }
 
 /// Thaws Bodies.
 pub async fn resume(fleet: &Fleet, keys: &[String], format: Format) -> Result<(), Failure> {
-    each(fleet, keys, format, async |id| told(&progress::watch("resuming", fleet.resume(id)).await?, format))
-        .await
+    each(fleet, keys, format, async |id| {
+        print_body(&progress::watch("resuming", fleet.resume(id)).await?, format)
+    })
+    .await
 }
 
 /// Removes Bodies.
-pub async fn remove(fleet: &Fleet, args: &Remove, format: Format) -> Result<(), Failure> {
+pub async fn remove(fleet: &Fleet, args: &RemoveArgs, format: Format) -> Result<(), Failure> {
     let force = if args.force { Force::Yes } else { Force::No };
     let discard = if args.discard { Discard::Yes } else { Discard::No };
     each(fleet, &args.of.bodies, format, async |id| {
         if args.discard {
-            super::work::tell_losses(fleet, id)?;
+            super::work::print_unsaved(fleet, id)?;
         }
         progress::watch("removing", fleet.remove_with(id, force, discard)).await?;
         match format {
@@ -80,7 +94,7 @@ async fn each(
     last.map_or(Ok(()), Err)
 }
 
-fn told(view: &View, format: Format) -> Result<(), Failure> {
+fn print_body(view: &BodyView, format: Format) -> Result<(), Failure> {
     match format {
         Format::Text => output::line(view.id()),
         Format::Json => output::json(view),

@@ -1,6 +1,6 @@
 //! `pal ls`.
 
-use fleet::{Fleet, View};
+use fleet::{BodyView, Fleet};
 use proto::{Failure, Limits};
 
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
 pub fn list(fleet: &Fleet, format: Format) -> Result<(), Failure> {
     let views = fleet.list()?;
     if format == Format::Json {
-        return output::json(&views);
+        return output::json_lines(&views);
     }
     if views.is_empty() {
         output::talk("no Bodies\n  hint: make one with `pal create`");
@@ -22,7 +22,7 @@ pub fn list(fleet: &Fleet, format: Format) -> Result<(), Failure> {
     output::data(table(&views).render("").as_bytes())
 }
 
-fn table(views: &[View]) -> Table {
+fn table(views: &[BodyView]) -> Table {
     let mut table = Table::new(&["ID", "STATUS", "LAYER", "TEMPLATE", "AGE", "LIMITS"]);
     for view in views {
         let spec = &view.spec;

@@ -1,6 +1,6 @@
 //! `pal logs`.
 
-use fleet::{Fleet, LogEntry};
+use fleet::{ExecLogEntry, Fleet};
 use proto::{Failure, text::visible};
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ pub fn logs(fleet: &Fleet, key: &str, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
-fn text(entry: &LogEntry) -> Result<(), Failure> {
+fn text(entry: &ExecLogEntry) -> Result<(), Failure> {
     let end = entry.code.map_or("not ended".into(), |code| format!("exit {code}"));
     output::talk(&format!("# {} {} ({end})", entry.at, visible(&entry.argv.join(" "))));
     output::data(&entry.output)?;
@@ -33,12 +33,9 @@ fn text(entry: &LogEntry) -> Result<(), Failure> {
 }
 
 /// Output stands as it does in events: `text`, or `hex` where it is not UTF-8.
-fn object(entry: &LogEntry) -> Value {
-    let output = match std::str::from_utf8(&entry.output) {
-        Ok(text) => json!({ "text": text }),
-        Err(_) => json!({ "hex": proto::event::hex(&entry.output) }),
-    };
+fn object(entry: &ExecLogEntry) -> Value {
     json!({
-        "at": entry.at, "argv": entry.argv, "code": entry.code, "truncated": entry.truncated, "output": output,
+        "at": entry.at, "argv": entry.argv, "code": entry.code, "truncated": entry.truncated,
+        "output": output::text_or_hex(&entry.output),
     })
 }

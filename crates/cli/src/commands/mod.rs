@@ -22,86 +22,88 @@ mod work;
 
 use std::mem::ManuallyDrop;
 
-use fleet::{Config, Fleet, Launcher};
+use fleet::{Fleet, FleetConfig};
 use proto::{Failure, Kind};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::{
-    args::{Cli, Command},
+    args::{Cli, CliCommand},
     output::Format,
-    session::Wire,
+    session::StdioMode,
     settings,
 };
 
 /// Does what was asked; gives the exit code.
-pub fn dispatch(cli: Cli, launcher: Option<Launcher>) -> Result<u8, Failure> {
-    if let Command::Completions(args) = &cli.command {
-        return completions::completions(args);
+pub fn dispatch(cli: Cli) -> Result<u8, Failure> {
+    if let CliCommand::Completions(args) = &cli.command {
+        return completions::completions(args, cli.common.format());
     }
-    if let Command::Serve(args) = &cli.command {
+    if let CliCommand::Serve(args) = &cli.command {
         return serve::serve(args, settings::config(&cli.common)?, cli.common.format());
     }
     // Never dropped: nobody waits for its tasks. The fleet is: it keeps the log's write-ahead file short.
     let runtime = ManuallyDrop::new(runtime()?);
     let config = || settings::config(&cli.common);
-    runtime.block_on(act(config, cli.command, launcher, cli.common.format()))
+    runtime.block_on(act(config, cli.command, cli.common.format()))
 }
 
 /// What a command needs to know before it opens the fleet, it asks before: a typing error leaves no directory behind.
 async fn act(
-    config: impl Fn() -> Result<Config, Failure>,
-    command: Command,
-    launcher: Option<Launcher>,
+    config: impl Fn() -> Result<FleetConfig, Failure>,
+    command: CliCommand,
     format: Format,
 ) -> Result<u8, Failure> {
     let fleet = || Fleet::open(config()?);
-    let to_create = || Fleet::open_to_create(config()?, launcher);
+    let to_create = || Fleet::open_to_create(config()?);
     match command {
-        Command::Run(args) => {
-            let wire = Wire::choose(args.wires, format)?;
+        CliCommand::Run(args) => {
+            let wire = StdioMode::choose(args.wires, format)?;
             // Not closed piece by piece: the log was tidied while the Body ended, and the kernel closes the rest.
             let fleet = ManuallyDrop::new(to_create()?);
-            let code = run::run(&fleet, *args, wire, format).await;
-            fleet.settle();
-            return code;
+            return run::run(&fleet, *args, wire, format).await;
         }
-        Command::Up(args) => return work::up(&to_create()?, *args, format).await,
-        Command::Exec(args) => {
-            let wire = Wire::choose(args.wires, format)?;
+        CliCommand::Up(args) => return work::up(&to_create()?, *args, format).await,
+        CliCommand::Exec(args) => {
+            let wire = StdioMode::choose(args.wires, format)?;
             return exec::exec(&fleet()?, args, wire, format).await;
         }
-        Command::Shell(args) => return exec::shell(&fleet()?, args).await,
-        Command::Create(args) => create::create(&to_create()?, *args, format).await,
-        Command::Ls => list::list(&fleet()?, format),
-        Command::Inspect(args) => inspect::inspect(&fleet()?, &args.body, format),
-        Command::Logs(args) => logs::logs(&fleet()?, &args.body, format),
-        Command::Diff(args) => work::diff(&fleet()?, &args, format),
-        Command::Log(args) => work::log(&fleet()?, &args, format).await,
-        Command::Compare(args) => work::compare(&fleet()?, &args, format).await,
-        Command::Df => store::df(&fleet()?, format),
-        Command::Config(args) => store::config(&fleet()?, &args.command, format),
-        Command::Land(args) => work::land(&fleet()?, args, format).await,
-        Command::Wip(args) => work::wip(&fleet()?, &args.bodies, format).await,
-        Command::Cp(args) => {
-            let way = copy::way(&args)?;
+        CliCommand::Shell(args) => {
+            let wire = StdioMode::shell(format)?;
+            return exec::shell(&fleet()?, args, wire, format).await;
+        }
+        CliCommand::Create(args) => create::create(&to_create()?, *args, format).await,
+        CliCommand::Ls => list::list(&fleet()?, format),
+        CliCommand::Inspect(args) => inspect::inspect(&fleet()?, &args.body, format),
+        CliCommand::Logs(args) => logs::logs(&fleet()?, &args.body, format),
+        CliCommand::Diff(args) => work::diff(&fleet()?, &args, format),
+        CliCommand::Log(args) => work::log(&fleet()?, &args, format).await,
+        CliCommand::Compare(args) => work::compare(&fleet()?, &args, format).await,
+        CliCommand::Df => store::df(&fleet()?, format),
+        CliCommand::Config(args) => store::config(&fleet()?, &args.command, format),
+        CliCommand::Land(args) => work::land(&fleet()?, args, format).await,
+        CliCommand::Save(args) => work::save(&fleet()?, &args.bodies, format).await,
+        CliCommand::Cp(args) => {
+            let way = copy::parse_direction(&args)?;
             copy::copy(&fleet()?, way, format).await
         }
-        Command::Start(args) => life::start(&fleet()?, &args.bodies, format).await,
-        Command::Stop(args) => life::stop(&fleet()?, &args.of.bodies, args.grace, format).await,
-        Command::Pause(args) => life::pause(&fleet()?, &args, format).await,
-        Command::Resume(args) => life::resume(&fleet()?, &args.bodies, format).await,
-        Command::Rm(args) => life::remove(&fleet()?, &args, format).await,
-        Command::Snapshot(args) => snapshot::snapshot(&fleet()?, args, format).await,
-        Command::Snapshots(args) => snapshot::snapshots(&fleet()?, &args.remove, format),
-        Command::Homes(args) => homes::homes(&fleet()?, &args.remove, format),
-        Command::Fork(args) => snapshot::fork(&fleet()?, &args, format).await,
-        Command::Templates(args) => templates::templates(&fleet()?, args, format).await,
-        Command::Setup(args) => templates::setup(&fleet()?, &args, format),
-        Command::Events(args) => events::events(&fleet()?, args, format).await,
-        Command::Keys(args) => keys::keys(&fleet()?, &args.command, format),
-        Command::Doctor => doctor::doctor(&fleet()?, format).await,
-        Command::Gc(args) => gc::gc(&fleet()?, args.dry_run, format).await,
-        Command::Completions(_) | Command::Serve(_) => Ok(()),
+        CliCommand::Start(args) => life::start(&fleet()?, &args.bodies, format).await,
+        CliCommand::Stop(args) => life::stop(&fleet()?, &args.of.bodies, args.grace, format).await,
+        CliCommand::Pause(args) => life::pause(&fleet()?, &args, format).await,
+        CliCommand::Suspend(args) => life::suspend(&fleet()?, &args.bodies, format).await,
+        CliCommand::Resume(args) => life::resume(&fleet()?, &args.bodies, format).await,
+        CliCommand::Rm(args) => life::remove(&fleet()?, &args, format).await,
+        CliCommand::Snapshot(args) => snapshot::snapshot(&fleet()?, args, format).await,
+        CliCommand::Snapshots(args) => snapshot::list_or_remove(&fleet()?, &args.remove, format),
+        CliCommand::Home(args) => homes::home(&fleet()?, args, format),
+        CliCommand::Homes(args) => homes::list_or_remove(&fleet()?, &args.remove, format),
+        CliCommand::Fork(args) => snapshot::fork(&fleet()?, &args, format).await,
+        CliCommand::Template(args) => templates::template(&fleet()?, args, format).await,
+        CliCommand::Setup(args) => templates::setup(&fleet()?, &args, format),
+        CliCommand::Events(args) => events::events(&fleet()?, args, format).await,
+        CliCommand::Keys(args) => keys::keys(&fleet()?, &args.command, format),
+        CliCommand::Doctor => doctor::doctor(&fleet()?, format).await,
+        CliCommand::Gc(args) => gc::gc(&fleet()?, args.dry_run, format).await,
+        CliCommand::Completions(_) | CliCommand::Serve(_) => Ok(()),
     }
     .map(|()| 0)
 }

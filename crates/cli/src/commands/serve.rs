@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proto::{Failure, Kind};
 use serde_json::json;
-use server::{Bounds, Exposure, Server, Telemetry, Tls};
+use server::{Exposure, Server, ServerBounds, Telemetry, Tls};
 use tokio::{
     runtime::Builder,
     signal::unix::{SignalKind, signal},
@@ -18,7 +18,7 @@ use tracing_subscriber::{
 };
 
 use crate::{
-    args::Serve,
+    args::ServeArgs,
     output::{self, Format},
     settings::variable,
 };
@@ -29,26 +29,30 @@ const COLLECTOR: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
 /// Serves until somebody says stop.
-pub fn serve(args: &Serve, fleet: fleet::Config, format: Format) -> Result<u8, Failure> {
+pub fn serve(args: &ServeArgs, fleet: fleet::FleetConfig, format: Format) -> Result<u8, Failure> {
     let exposure = if args.insecure { Exposure::Open } else { Exposure::Guarded };
     let tls = match (args.tls, &args.cert, &args.key) {
         (false, ..) => Tls::Off,
         (true, Some(cert), Some(key)) => Tls::Given { cert: cert.clone(), key: key.clone() },
         (true, ..) => Tls::SelfMade,
     };
-    let bounds =
-        Bounds { bodies_max: args.max_bodies as usize, memory_reserve: args.reserve, ..Bounds::default() };
-    let config = server::Config {
+    let bounds = ServerBounds {
+        bodies_max: args.max_bodies as usize,
+        memory_reserve: args.reserve,
+        ..ServerBounds::default()
+    };
+    let config = server::ServerConfig {
         listen: args.listen,
         exposure,
         domain: args.domain.clone(),
         bounds,
         tls,
-        ..server::Config::new(fleet)
+        ..server::ServerConfig::new(fleet)
     };
-    let config = server::Config { registries: registries(&args.registries, config.registries), ..config };
-    let config = server::Config {
-        build_allow: crate::settings::way_out(args.build_offline, &args.build_allow)?,
+    let config =
+        server::ServerConfig { registries: registries(&args.registries, config.registries), ..config };
+    let config = server::ServerConfig {
+        build_allow: crate::settings::allowed_hosts(args.build_offline, &args.build_allow)?,
         ..config
     };
     let runtime = Builder::new_multi_thread().enable_all().thread_name("pal-serve").build();
@@ -56,7 +60,7 @@ pub fn serve(args: &Serve, fleet: fleet::Config, format: Format) -> Result<u8, F
     let collector = args.otlp.clone().map_or_else(|| variable(COLLECTOR), |url| Ok(Some(url)))?;
     let telemetry = collector.map(|url| Telemetry::start(&url, runtime.handle())).transpose()?;
     tell_log(&args.log, telemetry.as_ref());
-    let config = server::Config { telemetry: telemetry.clone(), ..config };
+    let config = server::ServerConfig { telemetry: telemetry.clone(), ..config };
     let served = runtime.block_on(async {
         let stop = asked_to_stop()?;
         let server = Server::start(config).await?;
@@ -73,12 +77,12 @@ pub fn serve(args: &Serve, fleet: fleet::Config, format: Format) -> Result<u8, F
 }
 
 /// Where images may come from, besides where anybody can reach them.
-fn registries(said: &[String], reach: fleet::Reach) -> fleet::Reach {
+fn registries(said: &[String], reach: fleet::RegistryAccess) -> fleet::RegistryAccess {
     let bare = |said: &String| {
         said.trim_start_matches("http://").trim_start_matches("https://").trim_end_matches('/').to_owned()
     };
     let plain = said.iter().filter(|said| said.starts_with("http://")).map(bare).collect();
-    fleet::Reach { trusted: said.iter().map(bare).collect(), plain, ..reach }
+    fleet::RegistryAccess { trusted: said.iter().map(bare).collect(), plain, ..reach }
 }
 
 /// What the server says while it runs goes to standard error, where talk belongs; spans also to a collector.

@@ -1,29 +1,40 @@
-//! `pal snapshot`, `snapshots` and `fork`.
+//! `pal snapshot` and `fork`.
 
 use fleet::{Fleet, SnapshotView};
-use proto::{Failure, Size};
+use proto::{Failure, Kind, Size};
 use serde_json::json;
 
 use crate::{
     age,
-    args::{Fork, Snapshot},
+    args::{ForkArgs, SnapshotArgs, SnapshotCommand},
     output::{self, Format},
     progress,
     table::Table,
 };
 
-/// Takes a snapshot.
-pub async fn snapshot(fleet: &Fleet, args: Snapshot, format: Format) -> Result<(), Failure> {
-    let view = fleet.find(&args.body)?;
-    let taken = progress::watch("taking the snapshot", fleet.snapshot(view.id(), args.name)).await?;
+/// Takes a snapshot, lists the snapshots or removes some.
+pub async fn snapshot(fleet: &Fleet, args: SnapshotArgs, format: Format) -> Result<(), Failure> {
+    match (args.command, args.body) {
+        (Some(SnapshotCommand::Ls), _) => list_or_remove(fleet, &[], format),
+        (Some(SnapshotCommand::Rm { snapshots }), _) => list_or_remove(fleet, &snapshots, format),
+        (None, Some(body)) => take(fleet, &body, args.name, format).await,
+        (None, None) => {
+            Err(Failure::new(Kind::Usage, "no Body is named").hint("name one: pal snapshot BODY"))
+        }
+    }
+}
+
+async fn take(fleet: &Fleet, body: &str, name: Option<String>, format: Format) -> Result<(), Failure> {
+    let view = fleet.find(body)?;
+    let taken = progress::watch("taking the snapshot", fleet.snapshot(view.id(), name)).await?;
     match format {
         Format::Text => output::line(&taken.id),
         Format::Json => output::json(&taken),
     }
 }
 
-/// Lists the snapshots, or removes those named.
-pub fn snapshots(fleet: &Fleet, remove: &[String], format: Format) -> Result<(), Failure> {
+/// Removes the snapshots that are named; lists all when none is.
+pub fn list_or_remove(fleet: &Fleet, remove: &[String], format: Format) -> Result<(), Failure> {
     if remove.is_empty() {
         return list(&fleet.snapshots()?, format);
     }
@@ -39,7 +50,7 @@ pub fn snapshots(fleet: &Fleet, remove: &[String], format: Format) -> Result<(),
 
 fn list(views: &[SnapshotView], format: Format) -> Result<(), Failure> {
     if format == Format::Json {
-        return output::json(&views);
+        return output::json_lines(views);
     }
     if views.is_empty() {
         output::talk("no snapshots\n  hint: take one with `pal snapshot BODY`");
@@ -55,11 +66,11 @@ fn list(views: &[SnapshotView], format: Format) -> Result<(), Failure> {
 }
 
 /// Forks a Body.
-pub async fn fork(fleet: &Fleet, args: &Fork, format: Format) -> Result<(), Failure> {
+pub async fn fork(fleet: &Fleet, args: &ForkArgs, format: Format) -> Result<(), Failure> {
     let view = fleet.find(&args.body)?;
     let forks = progress::watch("forking", fleet.fork(view.id(), args.count)).await?;
     match format {
         Format::Text => forks.iter().try_for_each(|fork| output::line(fork.id())),
-        Format::Json => output::json(&forks),
+        Format::Json => output::json_lines(&forks),
     }
 }

@@ -31,7 +31,7 @@ pub fn config(fleet: &Fleet, command: &ConfigCommand, format: Format) -> Result<
     let (ConfigCommand::Get { name } | ConfigCommand::Set { name, .. }) = command;
     let setting = Setting::find(name)?;
     let settings = match command {
-        ConfigCommand::Set { value, .. } => fleet.decide(setting, value)?,
+        ConfigCommand::Set { value, .. } => fleet.set_setting(setting, value)?,
         ConfigCommand::Get { .. } => fleet.settings()?,
     };
     match format {

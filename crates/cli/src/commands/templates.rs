@@ -1,40 +1,46 @@
-//! `pal templates` and `pal setup`.
+//! `pal template` and `pal setup`.
 
+mod dockerfile;
 pub mod images;
-mod recipe;
 
 use std::{fs::File, path::Path, time::Duration};
 
-use fleet::{BuildRequest, Fleet, OwnKernel, Recipe, Step, TemplateView};
+use fleet::{BuildRequest, BuildStep, CustomKernel, Dockerfile, Fleet, TemplateView};
 use proto::{
     Failure, Kind, Size,
-    template::{Settings, Start},
+    template::{StartCommand, TemplateSettings},
     vm::{Accelerator, Engine},
 };
 use serde_json::json;
 
 use crate::{
     age,
-    args::{Import, Pull, Setup, Templates, TemplatesCommand},
+    args::{ImportArgs, PullArgs, SetupArgs, TemplateArgs, TemplateCommand},
     output::{self, Format},
-    settings::way_out,
+    settings::allowed_hosts,
     table::Table,
 };
 
 /// Lists the templates, or does what else was asked.
-pub async fn templates(fleet: &Fleet, args: Templates, format: Format) -> Result<(), Failure> {
-    match args.command.unwrap_or(TemplatesCommand::Ls) {
-        TemplatesCommand::Ls => list(&fleet.templates()?, format),
-        TemplatesCommand::Inspect { template } => inspect(&fleet.template(&template)?, format),
-        TemplatesCommand::Import(args) => told(&import(fleet, args).await?, format),
-        TemplatesCommand::Build { name, file, start, ready, force, allow, offline, pull } => {
-            let start = (start.is_some() || ready.is_some()).then_some(Start { command: start, ready });
-            let view =
-                build(fleet, &name, &file, Wanted { start, force, allow: way_out(offline, &allow)? }, &pull)
-                    .await?;
-            told(&view, format)
+pub async fn template(fleet: &Fleet, args: TemplateArgs, format: Format) -> Result<(), Failure> {
+    match args.command.unwrap_or(TemplateCommand::Ls) {
+        TemplateCommand::Ls => list(&fleet.templates()?, format),
+        TemplateCommand::Inspect { template } => inspect(&fleet.template(&template)?, format),
+        TemplateCommand::Import(args) => print_template(&import(fleet, args).await?, format),
+        TemplateCommand::Build { name, file, start, ready, force, allow, offline, pull } => {
+            let start =
+                (start.is_some() || ready.is_some()).then_some(StartCommand { command: start, ready });
+            let view = build(
+                fleet,
+                &name,
+                &file,
+                BuildOptions { start, force, allow: allowed_hosts(offline, &allow)? },
+                &pull,
+            )
+            .await?;
+            print_template(&view, format)
         }
-        TemplatesCommand::Rm { templates } => templates.iter().try_for_each(|key| {
+        TemplateCommand::Rm { templates } => templates.iter().try_for_each(|key| {
             let id = fleet.remove_template(key)?;
             match format {
                 Format::Text => output::line(id),
@@ -46,7 +52,7 @@ pub async fn templates(fleet: &Fleet, args: Templates, format: Format) -> Result
 
 fn list(views: &[TemplateView], format: Format) -> Result<(), Failure> {
     if format == Format::Json {
-        return output::json(&views);
+        return output::json_lines(views);
     }
     if views.is_empty() {
         output::talk(
@@ -105,8 +111,8 @@ fn inspect(view: &TemplateView, format: Format) -> Result<(), Failure> {
     output::data(table.render("").as_bytes())
 }
 
-async fn import(fleet: &Fleet, args: Import) -> Result<TemplateView, Failure> {
-    let settings = Settings { user: args.user, sudo: args.sudo, ..Settings::default() };
+async fn import(fleet: &Fleet, args: ImportArgs) -> Result<TemplateView, Failure> {
+    let settings = TemplateSettings { user: args.user, sudo: args.sudo, ..TemplateSettings::default() };
     let file = Path::new(&args.source);
     let built = if images::is_file(&args.source) {
         let archive = File::open(file).map_err(|error| unreadable(file, error))?;
@@ -119,8 +125,8 @@ async fn import(fleet: &Fleet, args: Import) -> Result<TemplateView, Failure> {
 }
 
 /// What is wanted of a build, besides its steps.
-struct Wanted {
-    start: Option<Start>,
+struct BuildOptions {
+    start: Option<StartCommand>,
     force: bool,
     allow: Vec<String>,
 }
@@ -129,19 +135,20 @@ async fn build(
     fleet: &Fleet,
     name: &str,
     file: &Path,
-    wanted: Wanted,
-    pull: &Pull,
+    wanted: BuildOptions,
+    pull: &PullArgs,
 ) -> Result<TemplateView, Failure> {
     let text = std::fs::read_to_string(file).map_err(|error| unreadable(file, error))?;
     let context = file.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let Recipe { from, acts, notes } = fleet::read_recipe(&text, &Default::default(), None)?;
+    let Dockerfile { from, acts, notes } = fleet::read_recipe(&text, &Default::default(), None)?;
     notes.iter().for_each(|note| output::talk(note));
     let from = images::origin(fleet, from, pull)?;
     let asked = fleet.ask_build(name, &[], None, None)?;
     let job = fleet.begin_job(&asked.template, &asked.id)?;
     let files = fleet.template_files(&job.template);
-    let steps =
-        acts.into_iter().map(|act| Ok(Step { act: recipe::pack(act, context, &files)?, force: false }));
+    let steps = acts
+        .into_iter()
+        .map(|act| Ok(BuildStep { act: dockerfile::pack(act, context, &files)?, force: false }));
     let steps = steps.collect::<Result<Vec<_>, Failure>>()?;
     let done = fleet.build(
         &job,
@@ -151,7 +158,7 @@ async fn build(
     let mut told = 0;
     let built = loop {
         let ended = tokio::time::timeout(Duration::from_millis(100), done.as_mut()).await;
-        let (_, said) = job.look(told, usize::MAX);
+        let (_, said) = job.log_lines(told, usize::MAX);
         said.iter().for_each(|said| output::talk(&proto::text::visible(&said.message)));
         told += said.len();
         if let Ok(built) = ended {
@@ -162,7 +169,7 @@ async fn build(
     fleet.template(job.template.as_str())
 }
 
-fn told(view: &TemplateView, format: Format) -> Result<(), Failure> {
+fn print_template(view: &TemplateView, format: Format) -> Result<(), Failure> {
     match format {
         Format::Text => output::line(&view.template.id),
         Format::Json => output::json(view),
@@ -176,7 +183,7 @@ fn unreadable(file: &Path, error: std::io::Error) -> Failure {
 }
 
 /// Makes a template of pal's own, or prepares this host for microVMs.
-pub fn setup(fleet: &Fleet, args: &Setup, format: Format) -> Result<(), Failure> {
+pub fn setup(fleet: &Fleet, args: &SetupArgs, format: Format) -> Result<(), Failure> {
     let mut say = |said: &str| output::talk(said);
     if args.template == "microvm"
         && let Some(engine) = args.engine
@@ -184,13 +191,13 @@ pub fn setup(fleet: &Fleet, args: &Setup, format: Format) -> Result<(), Failure>
         return setup_engine(fleet, engine, args, format);
     }
     if args.template == "microvm" {
-        let own = args.kernel.clone().map(|file| OwnKernel { file, modules: args.modules.clone() });
-        let setup = fleet.setup_microvm(own, &mut say)?;
+        let own = args.kernel.clone().map(|file| CustomKernel { file, modules: args.modules.clone() });
+        let report = fleet.setup_microvm(own, &mut say)?;
         return match format {
-            Format::Json => output::json(&setup),
+            Format::Json => output::json(&report),
             Format::Text => output::line(format!(
-                "microVMs are set up: kernel {}; try: pal run --layer microvm -- uname -a",
-                setup.kernel_source
+                "microVMs are set up: the kernel {} boots; try: pal run --layer microvm -- uname -a",
+                report.last_boot.release
             )),
         };
     }
@@ -208,7 +215,7 @@ pub fn setup(fleet: &Fleet, args: &Setup, format: Format) -> Result<(), Failure>
         }
         None => fleet.setup(&args.template, &mut say)?,
     };
-    told(&view, format)
+    print_template(&view, format)
 }
 
 /// Where the caller's own PATH leads to a hypervisor, unless it was decided where that is.
@@ -222,7 +229,7 @@ fn on_path(engine: Engine, fleet: &Fleet) -> Option<std::path::PathBuf> {
 }
 
 /// Prepares a hypervisor besides the one that every microVM has, and says whether machines run under it.
-fn setup_engine(fleet: &Fleet, engine: Engine, args: &Setup, format: Format) -> Result<(), Failure> {
+fn setup_engine(fleet: &Fleet, engine: Engine, args: &SetupArgs, format: Format) -> Result<(), Failure> {
     let program = args.program.as_deref().map(crate::settings::absolute).transpose()?;
     let program = program.or_else(|| on_path(engine, fleet));
     let known = fleet.setup_engine(engine, program, &mut |said: &str| output::talk(said))?;

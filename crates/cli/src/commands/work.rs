@@ -1,8 +1,11 @@
-//! `pal up`, `diff`, `log`, `land` and `wip`.
+//! `pal up`, `diff`, `log`, `land` and `save`.
 
 use std::path::{Path, PathBuf};
 
-use fleet::{Dirty, ExecRequest, Fleet, How, LeftOut, Person, Prepare, Repo, SavedModule, Shape, Up, What};
+use fleet::{
+    DiffFormat, ExecRequest, Fleet, GitIdentity, LandSelection, LandTarget, PrepareChoice, RepoSource,
+    SavedModule, SkippedPath, UncommittedFiles, UpRequest,
+};
 use proto::{Failure, Kind, spec::Life};
 use rustix::{stdio, termios::isatty};
 
@@ -11,7 +14,7 @@ use crate::{
     args::{self, BodyArgs},
     output::{self, Format},
     pager, progress,
-    session::Wire,
+    session::StdioMode,
     settings::absolute,
     table::Table,
 };
@@ -45,26 +48,27 @@ const PERSONAL: &[&str] = &[
 ];
 
 /// Whose git is used for what this person does.
-pub fn person() -> Person {
+pub fn git_identity() -> GitIdentity {
     let env = PERSONAL.iter().filter_map(|name| Some(((*name).into(), std::env::var_os(name)?))).collect();
     let home = std::env::var_os("HOME").map_or_else(|| PathBuf::from("/nonexistent"), PathBuf::from);
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
-    Person { home, path, env }
+    GitIdentity { home, path, env }
 }
 
 /// What asks for Bodies with repositories.
-pub fn request(args: &args::Up, body: BodyArgs) -> Result<Up, Failure> {
+pub fn request(args: &args::UpArgs, body: BodyArgs) -> Result<UpRequest, Failure> {
     let wall = body.timeout;
-    let here = || -> Result<Vec<Repo>, Failure> { Ok(vec![Repo::Path(absolute(Path::new("."))?)]) };
+    let here =
+        || -> Result<Vec<RepoSource>, Failure> { Ok(vec![RepoSource::Path(absolute(Path::new("."))?)]) };
     let named = || args.repo.iter().map(|repo| repository(repo)).collect::<Result<Vec<_>, _>>();
-    Ok(Up {
+    Ok(UpRequest {
         repositories: if args.repo.is_empty() { here()? } else { named()? },
         reference: args.reference.clone(),
-        dirty: if args.with_dirty { Dirty::With } else { Dirty::Without },
+        dirty: if args.uncommitted { UncommittedFiles::With } else { UncommittedFiles::Without },
         include: args.include.iter().map(|path| absolute(path)).collect::<Result<_, _>>()?,
-        prepare: if args.no_prepare { Prepare::No } else { Prepare::Yes },
-        person: person(),
-        images: super::templates::images::named_by_a_repository,
+        prepare: if args.no_prepare { PrepareChoice::No } else { PrepareChoice::Yes },
+        person: git_identity(),
+        images: super::templates::images::image_of_repository,
         home: args.home.clone(),
         create: body.request(Life::Kept, wall)?,
         count: args.count,
@@ -72,10 +76,10 @@ pub fn request(args: &args::Up, body: BodyArgs) -> Result<Up, Failure> {
 }
 
 /// A path, unless it is an address.
-fn repository(text: &str) -> Result<Repo, Failure> {
+fn repository(text: &str) -> Result<RepoSource, Failure> {
     let path = Path::new(text);
     if path.exists() {
-        return Ok(Repo::Path(absolute(path)?));
+        return Ok(RepoSource::Path(absolute(path)?));
     }
     let scheme =
         ["https://", "http://", "ssh://", "git://", "file://"].iter().any(|scheme| text.starts_with(scheme));
@@ -87,22 +91,22 @@ fn repository(text: &str) -> Result<Repo, Failure> {
             && !path.is_empty()
     });
     if scheme || scp {
-        return Ok(Repo::Url(text.to_owned()));
+        return Ok(RepoSource::Url(text.to_owned()));
     }
     Err(Failure::new(Kind::NotFound, format!("{} is no repository", proto::text::visible(text)))
         .hint("name a path or an address: https://, ssh:// or host:path"))
 }
 
 /// Makes Bodies; runs the command in the first.
-pub async fn up(fleet: &Fleet, args: args::Up, format: Format) -> Result<u8, Failure> {
-    let wire = Wire::choose(args.wires, format)?;
+pub async fn up(fleet: &Fleet, args: args::UpArgs, format: Format) -> Result<u8, Failure> {
+    let wire = StdioMode::choose(args.wires, format)?;
     let request = request(&args, args.body.clone())?;
     let views = progress::watch(
         "bringing the repository in",
-        fleet.up_heard(request.clone(), &mut |line| output::talk(line)),
+        fleet.up_with_progress(request.clone(), &mut |line| output::talk(line)),
     )
     .await?;
-    if !args.clean && !args.with_dirty && args.reference.is_none() {
+    if !args.committed && !args.uncommitted && args.reference.is_none() {
         let left =
             request.repositories.iter().map(|repo| fleet.uncommitted(repo, &request.person)).sum::<usize>();
         if left > 0 {
@@ -112,13 +116,13 @@ pub async fn up(fleet: &Fleet, args: args::Up, format: Format) -> Result<u8, Fai
                 format!("{left} uncommitted files are")
             };
             output::talk(&format!(
-                "{files} not in it\n  hint: bring them along with `pal up --with-dirty`, or say `--clean`"
+                "{files} not in it\n  hint: bring them along with `pal up --uncommitted`, or say `--committed`"
             ));
         }
     }
     if args.command.is_empty() || format == Format::Text {
         match format {
-            Format::Json => output::json(&views)?,
+            Format::Json => output::json_lines(&views)?,
             // A command's output is data; the id is talk beside it.
             Format::Text if args.command.is_empty() => {
                 views.iter().try_for_each(|view| output::line(view.id()))?
@@ -133,15 +137,15 @@ pub async fn up(fleet: &Fleet, args: args::Up, format: Format) -> Result<u8, Fai
 }
 
 /// Shows what a Body changed.
-pub fn diff(fleet: &Fleet, args: &args::Diff, format: Format) -> Result<(), Failure> {
+pub fn diff(fleet: &Fleet, args: &args::DiffArgs, format: Format) -> Result<(), Failure> {
     let view = fleet.find(&args.body)?;
     if format == Format::Json {
-        return output::json(&fleet.look_closely(view.id(), args.workspace.as_deref())?.diff);
+        return output::json(&fleet.review_files(view.id(), args.workspace.as_deref())?.diff);
     }
-    let look = fleet.look(view.id(), args.workspace.as_deref())?;
-    let shape = if args.stat { Shape::Stat } else { Shape::Patch };
+    let look = fleet.review(view.id(), args.workspace.as_deref())?;
+    let shape = if args.stat { DiffFormat::Stat } else { DiffFormat::Patch };
     show(&look.text(shape, &args.paths)?)?;
-    tell_left_out(&look.diff.left_out);
+    print_skipped(&look.diff.skipped);
     Ok(())
 }
 
@@ -150,21 +154,21 @@ fn show(text: &[u8]) -> Result<(), Failure> {
     if isatty(stdio::stdout()) { pager::show_patch(text) } else { output::data(text) }
 }
 
-fn tell_left_out(left_out: &[LeftOut]) {
-    for left in left_out {
+fn print_skipped(skipped: &[SkippedPath]) {
+    for left in skipped {
         output::talk(&format!("left out: {} ({})", left.path, left.why));
     }
 }
 
 /// Lists the commits of a Body.
-pub async fn log(fleet: &Fleet, args: &args::Log, format: Format) -> Result<(), Failure> {
+pub async fn log(fleet: &Fleet, args: &args::LogArgs, format: Format) -> Result<(), Failure> {
     let view = fleet.find(&args.body)?;
     let (saved, commits) = fleet.work_log(view.id(), args.workspace.as_deref()).await?;
     if format == Format::Json {
         return output::json(&serde_json::json!({ "saved": saved, "commits": commits }));
     }
-    if let Some(trouble) = &saved.trouble {
-        output::talk(&format!("its commits are not here: {}", proto::text::visible(trouble)));
+    if let Some(commit_error) = &saved.commit_error {
+        output::talk(&format!("its commits are not here: {}", proto::text::visible(commit_error)));
     }
     if commits.is_empty() {
         output::talk("no commits");
@@ -183,7 +187,7 @@ pub async fn log(fleet: &Fleet, args: &args::Log, format: Format) -> Result<(), 
 }
 
 /// Saves the work of Bodies.
-pub async fn wip(fleet: &Fleet, keys: &[String], format: Format) -> Result<(), Failure> {
+pub async fn save(fleet: &Fleet, keys: &[String], format: Format) -> Result<(), Failure> {
     for key in keys {
         let view = fleet.find(key)?;
         for saved in progress::watch("saving", fleet.save(view.id())).await? {
@@ -191,18 +195,18 @@ pub async fn wip(fleet: &Fleet, keys: &[String], format: Format) -> Result<(), F
                 Format::Json => output::json(&saved)?,
                 Format::Text => output::line(&saved.wip)?,
             }
-            if let Some(trouble) = &saved.trouble {
-                output::talk(&format!("its commits are not in it: {}", proto::text::visible(trouble)));
+            if let Some(commit_error) = &saved.commit_error {
+                output::talk(&format!("its commits are not in it: {}", proto::text::visible(commit_error)));
             }
-            tell_submodules(view.id(), &saved.submodules, "is saved in that submodule's own repository");
-            tell_left_out(&saved.left_out);
+            print_submodules(view.id(), &saved.submodules, "is saved in that submodule's own repository");
+            print_skipped(&saved.skipped);
         }
     }
     Ok(())
 }
 
 /// Work in submodules is their own repositories', and comes from there.
-fn tell_submodules(id: &proto::BodyId, submodules: &[SavedModule], what: &str) {
+fn print_submodules(id: &proto::BodyId, submodules: &[SavedModule], what: &str) {
     for module in submodules {
         let path = proto::text::visible(&module.path);
         let quoted = path.replace('\'', "'\\''");
@@ -213,7 +217,7 @@ fn tell_submodules(id: &proto::BodyId, submodules: &[SavedModule], what: &str) {
 }
 
 /// Lands the work of a Body.
-pub async fn land(fleet: &Fleet, args: args::Land, format: Format) -> Result<(), Failure> {
+pub async fn land(fleet: &Fleet, args: args::LandArgs, format: Format) -> Result<(), Failure> {
     if args.queue {
         return queue(fleet, &args, format).await;
     }
@@ -224,30 +228,34 @@ pub async fn land(fleet: &Fleet, args: args::Land, format: Format) -> Result<(),
     let view = fleet.find(body)?;
     let name = args.workspace.as_deref();
     if args.patch {
-        return show(&fleet.look(view.id(), name)?.text(Shape::Patch, &[])?);
+        let patch = fleet.review(view.id(), name)?.text(DiffFormat::Patch, &[])?;
+        return match format {
+            Format::Text => show(&patch),
+            Format::Json => output::json(&serde_json::json!({ "patch": output::text_or_hex(&patch) })),
+        };
     }
     let how = match (args.branch, args.onto) {
-        (_, Some(onto)) => How::Onto(onto),
-        (Some(branch), None) => How::Branch(branch),
-        (None, None) => How::Branch(format!("pal/{}", view.id())),
+        (_, Some(onto)) => LandTarget::Onto(onto),
+        (Some(branch), None) => LandTarget::Branch(branch),
+        (None, None) => LandTarget::Branch(format!("pal/{}", view.id())),
     };
     let what = match (args.squash, args.pick.is_empty(), args.committed) {
-        (true, ..) => What::Squash { message: args.message },
-        (_, false, _) => What::Pick(args.pick),
-        (.., true) => What::Committed,
-        _ => What::All,
+        (true, ..) => LandSelection::Squash { message: args.message },
+        (_, false, _) => LandSelection::Pick(args.pick),
+        (.., true) => LandSelection::Committed,
+        _ => LandSelection::All,
     };
-    let landed = progress::watch("landing", fleet.land(view.id(), name, how, what, &person())).await?;
+    let landed = progress::watch("landing", fleet.land(view.id(), name, how, what, &git_identity())).await?;
     if format == Format::Json {
         return output::json(&landed);
     }
-    for path in &landed.runs_something {
+    for path in &landed.auto_executed {
         output::talk(&format!(
             "look at {} before you use it: tools run what it says",
             proto::text::visible(path)
         ));
     }
-    tell_submodules(
+    print_submodules(
         view.id(),
         &landed.submodules,
         "did not land; it is saved in that submodule's own repository",
@@ -258,17 +266,17 @@ pub async fn land(fleet: &Fleet, args: args::Land, format: Format) -> Result<(),
 }
 
 /// Lands Bodies one after the other.
-async fn queue(fleet: &Fleet, args: &args::Land, format: Format) -> Result<(), Failure> {
+async fn queue(fleet: &Fleet, args: &args::LandArgs, format: Format) -> Result<(), Failure> {
     let ids =
         args.bodies.iter().map(|key| Ok(fleet.find(key)?.spec.id)).collect::<Result<Vec<_>, Failure>>()?;
     let onto = args.onto.as_deref().unwrap_or_default();
-    let person = person();
+    let person = git_identity();
     let mut say = |line: &str| output::talk(line);
     let queued =
         progress::watch("landing", fleet.land_queue(&ids, onto, args.test.as_deref(), &person, &mut say))
             .await?;
     if format == Format::Json {
-        output::json(&queued)?;
+        output::json_lines(&queued)?;
     } else {
         for one in &queued {
             match (&one.landed, &one.why) {
@@ -291,7 +299,7 @@ async fn queue(fleet: &Fleet, args: &args::Land, format: Format) -> Result<(), F
 }
 
 /// Compares Bodies.
-pub async fn compare(fleet: &Fleet, args: &args::Compare, format: Format) -> Result<(), Failure> {
+pub async fn compare(fleet: &Fleet, args: &args::CompareArgs, format: Format) -> Result<(), Failure> {
     let ids =
         args.bodies.iter().map(|key| Ok(fleet.find(key)?.spec.id)).collect::<Result<Vec<_>, Failure>>()?;
     let compared = progress::watch("comparing", fleet.compare(&ids, args.test.as_deref())).await?;
@@ -300,7 +308,7 @@ pub async fn compare(fleet: &Fleet, args: &args::Compare, format: Format) -> Res
     }
     let mut table = Table::new(&["BODY", "FILES", "ADDED", "REMOVED", "TEST"]);
     for body in &compared.bodies {
-        let sum = |count: fn(&fleet::Touched) -> Option<u64>| {
+        let sum = |count: fn(&fleet::ChangedFile) -> Option<u64>| {
             body.files.iter().filter_map(count).sum::<u64>().to_string()
         };
         let test = body.test.map_or_else(
@@ -336,8 +344,8 @@ pub async fn compare(fleet: &Fleet, args: &args::Compare, format: Format) -> Res
 }
 
 /// Says what goes with a Body whose work is given up.
-pub fn tell_losses(fleet: &Fleet, id: &proto::BodyId) -> Result<(), Failure> {
-    let lost = fleet.losses(id)?;
+pub fn print_unsaved(fleet: &Fleet, id: &proto::BodyId) -> Result<(), Failure> {
+    let lost = fleet.unsaved_work(id)?;
     for line in &lost.lines {
         output::talk(&format!("lost: {}", proto::text::visible(line)));
     }

@@ -3,25 +3,25 @@
 //! Invariant: nothing of ours is read before the command has started, so a failed start eats no input.
 //! Invariant: however a session ends, the terminal is as it was.
 
-mod hands;
+mod input;
 mod signals;
 mod stdin;
-mod wire;
+mod stdio;
 
 use std::time::Duration;
 
-use fleet::{Control, Ended, Exec, ExecRequest, Fleet, Output};
-use proto::{BodyId, Failure, Kind, launch::End};
+use fleet::{Exec, ExecControl, ExecEnd, ExecRequest, Fleet, OutputChunk};
+use proto::{BodyId, Failure, Kind, launch::GuestEnd};
 use tokio::time::timeout;
 
-pub use hands::Impatience;
-pub use signals::Signals;
-pub use wire::Wire;
+pub use input::SecondInterrupt;
+pub use signals::StopSignals;
+pub use stdio::StdioMode;
 
 use crate::{
     failure,
-    output::{Format, Stream},
-    terminal::Raw,
+    output::{Format, OutputStream},
+    terminal::RawTerminal,
 };
 
 const SIGPIPE: i32 = 13;
@@ -32,19 +32,19 @@ const WIND_DOWN: Duration = Duration::from_secs(1);
 const OUT_OF_MEMORY: &str = "the kernel killed processes of the Body, which was out of memory";
 
 /// How a session ended.
-pub enum Outcome {
+pub enum SessionOutcome {
     /// The command ended.
-    Ended(Ended),
+    Ended(ExecEnd),
     /// A signal to us ended the session.
     Stopped(i32),
 }
 
-impl Outcome {
+impl SessionOutcome {
     /// The exit code that stands for it, as a shell would give it.
     pub fn exit_code(&self, format: Format) -> Result<u8, Failure> {
         match self {
-            Outcome::Ended(ended) => judge(ended, format),
-            Outcome::Stopped(signal) => Ok(stopped_code(*signal)),
+            SessionOutcome::Ended(ended) => exit_code_of(ended, format),
+            SessionOutcome::Stopped(signal) => Ok(stopped_code(*signal)),
         }
     }
 }
@@ -56,54 +56,54 @@ pub fn stopped_code(signal: i32) -> u8 {
 
 /// What becomes of the command's output, and of our impatience.
 #[derive(Debug, Clone, Copy)]
-pub struct Manner {
+pub struct SessionOptions {
     /// As JSON, output is only in the events.
     pub format: Format,
     /// What a second interrupt does.
-    pub impatience: Impatience,
+    pub impatience: SecondInterrupt,
     /// What becomes of the Body when the command ends.
-    pub body: After,
+    pub body: BodyLifetime,
 }
 
 /// What becomes of a Body when its command ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum After {
+pub enum BodyLifetime {
     /// It stays.
-    Stays,
+    OutlivesCommand,
     /// It goes.
-    Goes,
+    EndsWithCommand,
 }
 
 /// Starts a command that `wire` was applied to; `started` hears of it before anything else happens.
-pub async fn attend(
+pub async fn run_attached(
     fleet: &Fleet,
     body: &BodyId,
     request: ExecRequest,
-    wire: Wire,
-    signals: &mut Signals,
-    manner: Manner,
+    wire: StdioMode,
+    signals: &mut StopSignals,
+    manner: SessionOptions,
     started: impl AsyncFnOnce() -> Result<(), Failure>,
-) -> Result<Outcome, Failure> {
+) -> Result<SessionOutcome, Failure> {
     let raw = match wire {
-        Wire::Terminal => Some(Raw::enter()?),
-        Wire::Open | Wire::Null => None,
+        StdioMode::Terminal => Some(RawTerminal::enter()?),
+        StdioMode::Open | StdioMode::Null => None,
     };
     let mut exec = fleet.exec(body, request).await?;
     let control = exec.control();
     let flow = match started().await {
-        Err(failure) => Flow::SinkBroken(failure),
+        Err(failure) => FlowEnd::SinkBroken(failure),
         Ok(()) => tokio::select! {
             biased;
-            flow = drain(&mut exec, manner.format) => flow,
-            signal = hands::join(&control, wire, signals, raw.as_ref(), manner.impatience) => Flow::Stopped(signal),
+            flow = copy_output(&mut exec, manner.format) => flow,
+            signal = input::join(&control, wire, signals, raw.as_ref(), manner.impatience) => FlowEnd::Stopped(signal),
         },
     };
     drop(raw);
-    conclude(exec, &control, flow, manner.body).await
+    finish_session(exec, &control, flow, manner.body).await
 }
 
 /// Why nothing flows any more.
-enum Flow {
+enum FlowEnd {
     Ended,
     Stopped(i32),
     /// The guest does not speak as it should.
@@ -112,27 +112,29 @@ enum Flow {
     SinkBroken(Failure),
 }
 
-async fn conclude(
+async fn finish_session(
     mut exec: Exec<'_>,
-    control: &Control,
-    flow: Flow,
-    body: After,
-) -> Result<Outcome, Failure> {
+    control: &ExecControl,
+    flow: FlowEnd,
+    body: BodyLifetime,
+) -> Result<SessionOutcome, Failure> {
     match flow {
-        Flow::Ended if body == After::Goes => exec.finish_last().await.map(Outcome::Ended),
-        Flow::Ended => exec.finish().await.map(Outcome::Ended),
-        Flow::GuestBroken(failure) => Err(failure),
-        Flow::Stopped(signal) => {
-            if wind_down(&mut exec).await {
+        FlowEnd::Ended if body == BodyLifetime::EndsWithCommand => {
+            exec.finish_last().await.map(SessionOutcome::Ended)
+        }
+        FlowEnd::Ended => exec.finish().await.map(SessionOutcome::Ended),
+        FlowEnd::GuestBroken(failure) => Err(failure),
+        FlowEnd::Stopped(signal) => {
+            if wait_end(&mut exec).await {
                 exec.finish().await?;
             }
-            Ok(Outcome::Stopped(signal))
+            Ok(SessionOutcome::Stopped(signal))
         }
-        Flow::SinkBroken(failure) => {
+        FlowEnd::SinkBroken(failure) => {
             // As the kernel does to a writer without a reader; who ignores that is killed.
             for signal in [SIGPIPE, SIGKILL] {
                 let sent = timeout(WIND_DOWN, control.signal(signal)).await;
-                if matches!(sent, Ok(Ok(()))) && wind_down(&mut exec).await {
+                if matches!(sent, Ok(Ok(()))) && wait_end(&mut exec).await {
                     exec.finish().await?;
                     break;
                 }
@@ -142,31 +144,31 @@ async fn conclude(
     }
 }
 
-async fn drain(exec: &mut Exec<'_>, format: Format) -> Flow {
-    let (mut stdout, mut stderr) = (Stream::stdout(), Stream::stderr());
+async fn copy_output(exec: &mut Exec<'_>, format: Format) -> FlowEnd {
+    let (mut stdout, mut stderr) = (OutputStream::stdout(), OutputStream::stderr());
     loop {
         let (sink, bytes) = match exec.next().await {
-            Ok(Some(Output::Stdout(bytes) | Output::Tty(bytes))) => (&mut stdout, bytes),
-            Ok(Some(Output::Stderr(bytes))) => (&mut stderr, bytes),
-            Ok(None) => return Flow::Ended,
-            Err(failure) => return Flow::GuestBroken(failure),
+            Ok(Some(OutputChunk::Stdout(bytes) | OutputChunk::Tty(bytes))) => (&mut stdout, bytes),
+            Ok(Some(OutputChunk::Stderr(bytes))) => (&mut stderr, bytes),
+            Ok(None) => return FlowEnd::Ended,
+            Err(failure) => return FlowEnd::GuestBroken(failure),
         };
         if format == Format::Text
             && let Err(failure) = sink.write(&bytes).await
         {
-            return Flow::SinkBroken(failure);
+            return FlowEnd::SinkBroken(failure);
         }
     }
 }
 
 /// Waits a little for the end, unheard; says whether it came.
-async fn wind_down(exec: &mut Exec<'_>) -> bool {
+async fn wait_end(exec: &mut Exec<'_>) -> bool {
     let end = async { while let Ok(Some(_)) = exec.next().await {} };
     timeout(WIND_DOWN, end).await.is_ok()
 }
 
 /// The command's own end is its exit code; an end that was done to it is a failure.
-fn judge(ended: &Ended, format: Format) -> Result<u8, Failure> {
+fn exit_code_of(ended: &ExecEnd, format: Format) -> Result<u8, Failure> {
     if ended.timed_out {
         return Err(Failure::new(Kind::Limit, "the command was killed at its timeout")
             .hint("give it longer: `--timeout 10m`"));
@@ -185,7 +187,7 @@ fn judge(ended: &Ended, format: Format) -> Result<u8, Failure> {
     }
 }
 
-fn body_ended(end: &End) -> Failure {
+fn body_ended(end: &GuestEnd) -> Failure {
     let limit = |why: &str, hint: &str| {
         Failure::new(Kind::Limit, format!("the Body ended under the command: {why}")).hint(hint)
     };
@@ -194,17 +196,20 @@ fn body_ended(end: &End) -> Failure {
             .hint("`pal events` shows what happened")
     };
     match end {
-        End::Oom => limit("it was out of memory", "give it more: `--memory 2GiB`"),
-        End::Timeout => limit("its time was over", "give it longer: `--timeout 10m`"),
-        End::Disk => limit("its files grew over their limit", "give it more: `--disk 2GiB`"),
-        End::Exit { code } if proto::vm::EXITS.iter().any(|(known, _)| known == code) => {
-            other(Kind::Conflict, fleet::describe(end))
+        GuestEnd::Oom => limit("it was out of memory", "give it more: `--memory 2GiB`"),
+        GuestEnd::Timeout => limit("its time was over", "give it longer: `--timeout 10m`"),
+        GuestEnd::Disk => limit("its files grew over their limit", "give it more: `--disk 2GiB`"),
+        GuestEnd::Inodes => limit("it made more files than its limit", "allow more: `--inodes 100000`"),
+        GuestEnd::Exit { code } if proto::vm::EXITS.iter().any(|(known, _)| known == code) => {
+            other(Kind::Conflict, fleet::describe_end(end))
         }
-        End::Exit { code } => {
+        GuestEnd::Exit { code } => {
             other(Kind::Conflict, format!("its guest ended with {code}, as when it is stopped"))
         }
-        End::Killed { signal } => other(Kind::Conflict, format!("its guest was killed by signal {signal}")),
-        End::Owner => other(Kind::Conflict, "the `pal` that made it ended".into()),
-        End::Unknown => other(Kind::Host, "it is gone without a trace".into()),
+        GuestEnd::Killed { signal } => {
+            other(Kind::Conflict, format!("its guest was killed by signal {signal}"))
+        }
+        GuestEnd::Owner => other(Kind::Conflict, "the `pal` that made it ended".into()),
+        GuestEnd::Unknown => other(Kind::Host, "it is gone without a trace".into()),
     }
 }

@@ -12,11 +12,11 @@ pub const SIGHUP: i32 = 1;
 const SIGTERM: i32 = 15;
 
 /// Interrupt, terminate, hang up.
-pub struct Signals {
+pub struct StopSignals {
     heard: Vec<(i32, Signal)>,
 }
 
-impl Signals {
+impl StopSignals {
     /// Listens, from now on. What our parent had us ignore (`nohup`) stays ignored.
     pub fn listen() -> Result<Self, Failure> {
         let mut heard = Vec::with_capacity(3);

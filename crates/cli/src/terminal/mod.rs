@@ -2,7 +2,7 @@
 //!
 //! Given back by the guard's drop, by a hook when we panic, and by a helper process when we are killed.
 
-mod rescue;
+mod restore;
 
 use std::sync::OnceLock;
 
@@ -13,7 +13,7 @@ use rustix::{
     termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr},
 };
 
-pub use rescue::{RESCUE, rescue};
+pub use restore::{RESCUE, restore_when_orphaned};
 
 /// What a terminal that does not know its size is taken for.
 const SIZE_UNKNOWN: TtySize = TtySize { cols: 80, rows: 24 };
@@ -30,12 +30,12 @@ pub fn size() -> TtySize {
 static SAVED: OnceLock<Termios> = OnceLock::new();
 
 /// Our terminal, raw until this is dropped.
-pub struct Raw {
+pub struct RawTerminal {
     raw: Termios,
-    rescue: Option<rescue::Rescue>,
+    rescue: Option<restore::TerminalRestorer>,
 }
 
-impl Raw {
+impl RawTerminal {
     /// Makes it raw.
     pub fn enter() -> Result<Self, Failure> {
         let failed = |errno: rustix::io::Errno| {
@@ -45,7 +45,7 @@ impl Raw {
         let mut raw = saved.clone();
         raw.make_raw();
         // Without the helper all is well, but for a kill -9.
-        let rescue = rescue::Rescue::start(&saved).ok();
+        let rescue = restore::TerminalRestorer::start(&saved).ok();
         restore_on_panic(saved);
         let guard = Self { raw, rescue };
         tcsetattr(stdio::stdin(), OptionalActions::Now, &guard.raw).map_err(failed)?;
@@ -53,16 +53,16 @@ impl Raw {
     }
 
     /// Makes it raw again: a shell that stopped us has changed it.
-    pub fn again(&self) {
+    pub fn reenter(&self) {
         let _ = tcsetattr(stdio::stdin(), OptionalActions::Now, &self.raw);
     }
 }
 
-impl Drop for Raw {
+impl Drop for RawTerminal {
     fn drop(&mut self) {
         restore();
         if let Some(rescue) = self.rescue.take() {
-            rescue.done();
+            rescue.dismiss();
         }
     }
 }

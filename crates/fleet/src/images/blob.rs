@@ -14,10 +14,10 @@ use rustix::fs::FlockOperation;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    registry::{Registry, RegistryError, sha256},
+    registry::{RegistryClient, RegistryError, sha256},
     web::{self, WebError},
 };
-use crate::templates::Say;
+use crate::templates::ProgressFn;
 
 /// In a row, without a byte more.
 const ATTEMPTS_MAX: u32 = 5;
@@ -35,12 +35,12 @@ pub struct Blob {
 
 /// How much of a blob is here, and its digest so far.
 #[derive(Default)]
-struct Arrived {
+struct BlobProgress {
     bytes: u64,
     hasher: Sha256,
 }
 
-impl Arrived {
+impl BlobProgress {
     fn take(&mut self, piece: &[u8]) {
         self.hasher.update(piece);
         self.bytes += piece.len() as u64;
@@ -69,11 +69,11 @@ impl Blob {
     /// Brings all of it here and proves it.
     pub async fn fetch(
         &mut self,
-        registry: &Registry,
+        registry: &RegistryClient,
         digest: &Digest,
         size: u64,
         what: &str,
-        say: Say<'_>,
+        say: ProgressFn<'_>,
     ) -> Result<(), RegistryError> {
         let resumed = self.file.metadata()?.len() > 0;
         if self.fetch_once(registry, digest, size, what, say).await? {
@@ -89,13 +89,13 @@ impl Blob {
     /// Whether it is what was asked for; if not, nothing of it is left.
     async fn fetch_once(
         &mut self,
-        registry: &Registry,
+        registry: &RegistryClient,
         digest: &Digest,
         size: u64,
         what: &str,
-        say: Say<'_>,
+        say: ProgressFn<'_>,
     ) -> Result<bool, RegistryError> {
-        let mut arrived = Arrived::default();
+        let mut arrived = BlobProgress::default();
         self.read_back(&mut arrived, size)?;
         let (mut attempt, mut all) = (1, 0);
         while arrived.bytes < size {
@@ -124,7 +124,7 @@ impl Blob {
     }
 
     /// What is here from an attempt before.
-    fn read_back(&mut self, arrived: &mut Arrived, size: u64) -> io::Result<()> {
+    fn read_back(&mut self, arrived: &mut BlobProgress, size: u64) -> io::Result<()> {
         if self.file.metadata()?.len() > size {
             self.file.set_len(0)?;
         }
@@ -140,10 +140,10 @@ impl Blob {
 
     async fn more(
         &mut self,
-        registry: &Registry,
+        registry: &RegistryClient,
         digest: &Digest,
         size: u64,
-        arrived: &mut Arrived,
+        arrived: &mut BlobProgress,
         tell: &mut (dyn FnMut(u64) + Send),
     ) -> Result<(), RegistryError> {
         let response = registry.blob(digest, arrived.bytes).await?;
@@ -155,7 +155,7 @@ impl Blob {
         let goes_on = response.status() == StatusCode::PARTIAL_CONTENT && from == Some(arrived.bytes);
         if arrived.bytes > 0 && !goes_on {
             self.file.set_len(0)?;
-            *arrived = Arrived::default();
+            *arrived = BlobProgress::default();
         }
         let host = registry.host().to_owned();
         let mut body = response.into_body();

@@ -13,7 +13,7 @@ mod pull;
 mod registry;
 mod web;
 
-pub use pull::Pulled;
+pub use pull::PulledImage;
 
 use std::{fmt, str::FromStr};
 
@@ -26,13 +26,13 @@ pub struct Image {
     /// Which, as `docker pull` spells it.
     pub reference: String,
     /// What the registry wants to know; none where it lets everybody in.
-    pub credentials: Option<Credentials>,
+    pub credentials: Option<RegistryCredentials>,
     /// Which of its variants; this machine's where nobody says.
     pub platform: Option<Platform>,
     /// Where registries may be.
-    pub reach: Reach,
+    pub reach: RegistryAccess,
     /// What is made of it.
-    pub dress: Dress,
+    pub dress: ImageProfile,
 }
 
 impl Image {
@@ -42,8 +42,8 @@ impl Image {
             reference: reference.into(),
             credentials: None,
             platform: None,
-            reach: Reach::default(),
-            dress: Dress::AsItIs,
+            reach: RegistryAccess::default(),
+            dress: ImageProfile::AsItIs,
         }
     }
 
@@ -78,7 +78,7 @@ impl Image {
 
 /// What is made of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dress {
+pub enum ImageProfile {
     /// Its own user and directory, as its configuration says.
     AsItIs,
     /// An account `user` with a home, as E2B's clients expect in whatever they begin with.
@@ -87,14 +87,14 @@ pub enum Dress {
 
 /// Who pulls. Its parts never show.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Credentials {
+pub struct RegistryCredentials {
     /// The name.
     pub username: String,
     /// What proves it.
     pub password: String,
 }
 
-impl fmt::Debug for Credentials {
+impl fmt::Debug for RegistryCredentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Credentials")
     }
@@ -102,9 +102,9 @@ impl fmt::Debug for Credentials {
 
 /// Where registries may be.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Reach {
+pub struct RegistryAccess {
     /// Who decided it.
-    pub inside: Inside,
+    pub inside: PrivateAddresses,
     /// `HOST[:PORT]` of registries inside that may be asked all the same.
     pub trusted: Vec<String>,
     /// `HOST[:PORT]` of registries that are asked without encryption; those on this machine always are.
@@ -113,7 +113,7 @@ pub struct Reach {
 
 /// Whether a registry may be in the network of this machine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Inside {
+pub enum PrivateAddresses {
     /// The owner of this machine asks: wherever the reference leads.
     #[default]
     Allowed,
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn what_proves_who_pulls_never_shows() {
-        let credentials = Some(Credentials { username: "me".into(), password: "hidden".into() });
+        let credentials = Some(RegistryCredentials { username: "me".into(), password: "hidden".into() });
         assert!(!format!("{:?}", Image { credentials, ..Image::new("a") }).contains("hidden"));
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use body::{
-    archive::{Bounds, Dialect},
+    archive::{ArchiveLimits, Dialect},
     ids, layers,
 };
 use oci_spec::{
@@ -12,21 +12,18 @@ use oci_spec::{
 };
 use proto::{
     Failure, Kind, LayerId, Size,
-    template::{LAYERS_MAX, Settings},
+    event_data::ImagePulled,
+    template::{LAYERS_MAX, TemplateSettings},
 };
-use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    Dress, Image, Platform,
+    Image, ImageProfile, Platform,
     blob::Blob,
-    registry::{Registry, RegistryError, sha256},
-    web::{Web, WebError},
+    registry::{RegistryClient, RegistryError, sha256},
+    web::{HttpClient, WebError},
 };
-use crate::{
-    Fleet, failures,
-    templates::{Say, draft},
-};
+use crate::{Fleet, failures, templates::ProgressFn};
 
 /// Longest layer, as it is sent.
 const LAYER_LEN_MAX: u64 = 16 << 30;
@@ -45,36 +42,45 @@ const INDEXES_MAX: usize = 3;
 
 /// An image that is here.
 #[derive(Debug)]
-pub struct Pulled {
+pub struct PulledImage {
     /// Its root, nearest first.
     pub layers: Vec<LayerId>,
     /// What its configuration says of Bodies made from it.
-    pub settings: Settings,
+    pub settings: TemplateSettings,
     /// What the reference meant.
     pub digest: String,
 }
 
 impl Fleet {
     /// Brings an image here. Layers that are here already are not brought again; one that broke off goes on.
-    pub async fn pull(&self, image: &Image, say: Say<'_>) -> Result<Pulled, Failure> {
+    pub async fn pull(&self, image: &Image, say: ProgressFn<'_>) -> Result<PulledImage, Failure> {
         let reference = image.parse()?;
         self.pull_from(image, &reference, say).await.map_err(|error| match error {
-            Trouble::Registry(error) => refused(image, error),
-            Trouble::Failure(failure) => failure,
+            PullError::Registry(error) => refused(image, error),
+            PullError::Failure(failure) => failure,
         })
     }
 
-    async fn pull_from(&self, image: &Image, reference: &Reference, say: Say<'_>) -> Result<Pulled, Trouble> {
+    async fn pull_from(
+        &self,
+        image: &Image,
+        reference: &Reference,
+        say: ProgressFn<'_>,
+    ) -> Result<PulledImage, PullError> {
         let host = reference.resolve_registry();
-        let web = Web::from(host, image.reach.clone()).await.map_err(RegistryError::from)?;
-        let registry =
-            Registry::new(web, host.to_owned(), reference.repository().to_owned(), image.credentials.clone());
+        let web = HttpClient::from(host, image.reach.clone()).await.map_err(RegistryError::from)?;
+        let registry = RegistryClient::new(
+            web,
+            host.to_owned(),
+            reference.repository().to_owned(),
+            image.credentials.clone(),
+        );
         let platform = image.platform.clone().unwrap_or_default();
         let found = find(&registry, reference, &platform).await?;
         check_layers(found.manifest.layers())?;
         let bytes = registry.small(found.manifest.config().digest()).await?;
         let config: ImageConfiguration =
-            serde_json::from_slice(&bytes).map_err(|_| senseless("its configuration makes no sense"))?;
+            serde_json::from_slice(&bytes).map_err(|_| malformed("its configuration makes no sense"))?;
         check_platform(&config, &platform)?;
         let settings = settings(&config, image.dress)?;
         crate::create::check_env(&settings.env)?;
@@ -94,20 +100,24 @@ impl Fleet {
             layers.retain(|known| *known != id);
             layers.insert(0, id);
         }
-        let data = json!({ "image": reference.whole(), "digest": found.digest, "platform": platform.to_string(), "layers": layers });
-        self.append(draft("image.pulled", data))?;
-        Ok(Pulled { layers, settings, digest: found.digest })
+        self.note(ImagePulled {
+            image: reference.whole(),
+            digest: found.digest.clone(),
+            platform: platform.to_string(),
+            layers: layers.clone(),
+        })?;
+        Ok(PulledImage { layers, settings, digest: found.digest })
     }
 
     /// One layer, and what it takes.
     async fn pull_layer(
         &self,
-        registry: &Registry,
+        registry: &RegistryClient,
         layer: &Descriptor,
         room: u64,
         what: &str,
-        say: Say<'_>,
-    ) -> Result<(LayerId, u64), Trouble> {
+        say: ProgressFn<'_>,
+    ) -> Result<(LayerId, u64), PullError> {
         let id = id_of(sha256(layer.digest())?)?;
         let about = format!("layer {} of an image", layer.digest());
         let here = || {
@@ -139,7 +149,7 @@ impl Fleet {
             return Ok((id, bytes));
         }
         say(&format!("{what}: unpacking"));
-        let bounds = Bounds {
+        let bounds = ArchiveLimits {
             bytes: (layer.size().saturating_mul(RATIO_MAX).saturating_add(RATIO_FREE)).min(room),
             ..layers::UNPACKED_MAX
         };
@@ -163,17 +173,23 @@ impl Fleet {
 
     /// On a thread of its own: it takes long and waits for the disk. The blob is in hand until that is over, also
     /// where nobody waits for it any more.
-    async fn unpack(&self, blob: Blob, id: LayerId, about: String, bounds: Bounds) -> Result<u64, Failure> {
+    async fn unpack(
+        &self,
+        blob: Blob,
+        id: LayerId,
+        about: String,
+        bounds: ArchiveLimits,
+    ) -> Result<u64, Failure> {
         let file = blob
             .open()
             .map_err(|error| Failure::new(Kind::Host, "cannot read what was downloaded").because(error))?;
-        let (programs, dir) = (self.maker.programs.clone(), self.layers_dir());
+        let (programs, dir) = (self.launch_context.programs.clone(), self.layers_dir());
         let ids = ids::of_layers().map_err(failures::ids)?;
         let unpacked = tokio::task::spawn_blocking(move || {
             let unpack = || {
                 let drawn: [u8; 6] = sys::random::bytes()
                     .map_err(|error| Failure::new(Kind::Host, "cannot draw a name").because(error))?;
-                let draft = layers::Draft::begin(
+                let draft = layers::LayerDraft::begin(
                     &programs,
                     &dir,
                     &format!("{id}.part{}", proto::event::hex(&drawn)),
@@ -204,23 +220,23 @@ impl Fleet {
 }
 
 /// What an image turned out to be.
-struct Found {
+struct ResolvedImage {
     manifest: ImageManifest,
     digest: String,
 }
 
-enum Trouble {
+enum PullError {
     Registry(RegistryError),
     Failure(Failure),
 }
 
-impl From<RegistryError> for Trouble {
+impl From<RegistryError> for PullError {
     fn from(error: RegistryError) -> Self {
         Self::Registry(error)
     }
 }
 
-impl From<Failure> for Trouble {
+impl From<Failure> for PullError {
     fn from(failure: Failure) -> Self {
         Self::Failure(failure)
     }
@@ -229,50 +245,56 @@ impl From<Failure> for Trouble {
 /// The id of a layer: no other kind of layer has it, whatever a registry calls its own.
 fn id_of(digest: &str) -> Result<LayerId, RegistryError> {
     let own = proto::event::hex(&Sha256::digest(format!("layer of an image {digest}")));
-    own[..32].parse().map_err(|_| senseless("a digest is no id"))
+    own[..32].parse().map_err(|_| malformed("a digest is no id"))
 }
 
-fn senseless(why: &str) -> RegistryError {
+fn malformed(why: &str) -> RegistryError {
     RegistryError::Senseless(why.to_owned())
 }
 
 /// The manifest for a platform, through indexes if need be.
-async fn find(registry: &Registry, reference: &Reference, platform: &Platform) -> Result<Found, Trouble> {
+async fn find(
+    registry: &RegistryClient,
+    reference: &Reference,
+    platform: &Platform,
+) -> Result<ResolvedImage, PullError> {
     let mut key = reference.digest().or(reference.tag()).unwrap_or("latest").to_owned();
     let mut meant = None;
     for _ in 0..INDEXES_MAX {
         let (bytes, digest) = registry.manifest(&key).await?;
         let meant = meant.get_or_insert(digest.clone());
         match read_manifest(&bytes)? {
-            Manifest::Image(manifest) => return Ok(Found { manifest: *manifest, digest: meant.clone() }),
-            Manifest::Index(index) => key = choose(&index, platform)?,
+            RegistryManifest::Image(manifest) => {
+                return Ok(ResolvedImage { manifest: *manifest, digest: meant.clone() });
+            }
+            RegistryManifest::Index(index) => key = choose(&index, platform)?,
         }
     }
-    Err(senseless("it is an index of indexes of indexes").into())
+    Err(malformed("it is an index of indexes of indexes").into())
 }
 
-enum Manifest {
+enum RegistryManifest {
     Image(Box<ImageManifest>),
     Index(Box<ImageIndex>),
 }
 
 /// What it is, it says itself: some registries name no type, and old ones a type of their own.
-fn read_manifest(bytes: &[u8]) -> Result<Manifest, RegistryError> {
+fn read_manifest(bytes: &[u8]) -> Result<RegistryManifest, RegistryError> {
     #[derive(serde::Deserialize)]
-    struct Kind {
+    struct ManifestOutline {
         manifests: Option<serde::de::IgnoredAny>,
         layers: Option<serde::de::IgnoredAny>,
     }
-    let wrong = || senseless("its manifest makes no sense");
-    let kind: Kind = serde_json::from_slice(bytes).map_err(|_| wrong())?;
+    let wrong = || malformed("its manifest makes no sense");
+    let kind: ManifestOutline = serde_json::from_slice(bytes).map_err(|_| wrong())?;
     match (kind.manifests, kind.layers) {
-        (Some(_), None) => {
-            serde_json::from_slice(bytes).map(|index| Manifest::Index(Box::new(index))).map_err(|_| wrong())
-        }
-        (None, Some(_)) => serde_json::from_slice(bytes)
-            .map(|manifest| Manifest::Image(Box::new(manifest)))
+        (Some(_), None) => serde_json::from_slice(bytes)
+            .map(|index| RegistryManifest::Index(Box::new(index)))
             .map_err(|_| wrong()),
-        (None, None) => Err(senseless(
+        (None, Some(_)) => serde_json::from_slice(bytes)
+            .map(|manifest| RegistryManifest::Image(Box::new(manifest)))
+            .map_err(|_| wrong()),
+        (None, None) => Err(malformed(
             "its manifest is of the first kind, which nobody can prove: push it again with a newer Docker",
         )),
         (Some(_), Some(_)) => Err(wrong()),
@@ -361,36 +383,36 @@ fn check_platform(config: &ImageConfiguration, platform: &Platform) -> Result<()
 }
 
 /// What Bodies take over.
-fn settings(config: &ImageConfiguration, dress: Dress) -> Result<Settings, RegistryError> {
+fn settings(config: &ImageConfiguration, dress: ImageProfile) -> Result<TemplateSettings, RegistryError> {
     let said = config.config().as_ref();
     let pair = |line: &String| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
     let env = said
         .and_then(|said| said.env().as_ref())
         .map(|env| env.iter().filter_map(pair).collect())
         .unwrap_or_default();
-    if dress == Dress::ForE2b {
-        return Ok(Settings {
+    if dress == ImageProfile::ForE2b {
+        return Ok(TemplateSettings {
             env,
             user: Some("user".into()),
             workdir: Some("/home/user".into()),
             sudo: true,
-            ..Settings::default()
+            ..TemplateSettings::default()
         });
     }
     let user = said.and_then(|said| said.user().as_deref()).filter(|user| !user.is_empty()).unwrap_or("root");
     let workdir =
         said.and_then(|said| said.working_dir().as_deref()).filter(|dir| !dir.is_empty()).unwrap_or("/");
     crate::create::check_inside(std::path::Path::new(workdir))
-        .map_err(|_| senseless("its directory is no path"))?;
+        .map_err(|_| malformed("its directory is no path"))?;
     // A group by name is the account's own in all but the rarest images.
     let (name, group) = user.split_once(':').unwrap_or((user, ""));
     let numbers = [name, group].iter().all(|part| part.parse::<u32>().is_ok());
     let user = if numbers { user } else { name };
-    Ok(Settings {
+    Ok(TemplateSettings {
         env,
         user: Some(user.to_owned()),
         workdir: Some(workdir.to_owned()),
-        ..Settings::default()
+        ..TemplateSettings::default()
     })
 }
 
@@ -429,6 +451,8 @@ fn refused(image: &Image, error: RegistryError) -> Failure {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn config(user: &str, dir: &str) -> ImageConfiguration {
@@ -448,20 +472,20 @@ mod tests {
             ("1000:staff", "1000"),
         ] {
             assert_eq!(
-                settings(&config(user, "/srv"), Dress::AsItIs).unwrap().user.as_deref(),
+                settings(&config(user, "/srv"), ImageProfile::AsItIs).unwrap().user.as_deref(),
                 Some(expected),
                 "{user:?}"
             );
         }
-        let as_it_is = settings(&config("", ""), Dress::AsItIs).unwrap();
+        let as_it_is = settings(&config("", ""), ImageProfile::AsItIs).unwrap();
         assert_eq!((as_it_is.workdir.as_deref(), as_it_is.sudo), (Some("/"), false));
         assert_eq!(
             as_it_is.env.into_iter().collect::<Vec<_>>(),
             [("EMPTY", ""), ("PATH", "/a:/b")].map(|(name, value)| (name.to_owned(), value.to_owned()))
         );
-        assert!(settings(&config("", "/a/../../b"), Dress::AsItIs).is_err());
+        assert!(settings(&config("", "/a/../../b"), ImageProfile::AsItIs).is_err());
         assert_eq!(
-            settings(&config("app", "/srv"), Dress::ForE2b).unwrap().workdir.as_deref(),
+            settings(&config("app", "/srv"), ImageProfile::ForE2b).unwrap().workdir.as_deref(),
             Some("/home/user")
         );
     }
@@ -473,7 +497,7 @@ mod tests {
             "digest": format!("sha256:{}", digit.to_string().repeat(64)), "platform": { "os": os, "architecture": architecture } })
         };
         let text = json!({ "schemaVersion": 2, "manifests": [entry('a', "windows", "amd64"), entry('b', "linux", "arm64"), entry('c', "linux", "amd64"), entry('d', "unknown", "unknown")] });
-        let Ok(Manifest::Index(index)) = read_manifest(text.to_string().as_bytes()) else {
+        let Ok(RegistryManifest::Index(index)) = read_manifest(text.to_string().as_bytes()) else {
             panic!("it is an index")
         };
         let chosen = |platform: &str| choose(&index, &platform.parse().unwrap());

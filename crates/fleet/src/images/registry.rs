@@ -15,10 +15,10 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    Credentials,
-    web::{self, Away, Web, WebError},
+    RegistryCredentials,
+    web::{self, HttpClient, RedirectMark, WebError},
 };
-use crate::held;
+use crate::lock_mutex;
 
 /// Longest manifest, and longest configuration of an image.
 pub const MANIFEST_LEN_MAX: usize = 4 << 20;
@@ -77,11 +77,11 @@ impl RegistryError {
 }
 
 /// One repository of a registry.
-pub struct Registry {
-    web: Web,
+pub struct RegistryClient {
+    web: HttpClient,
     host: String,
     repository: String,
-    credentials: Option<Credentials>,
+    credentials: Option<RegistryCredentials>,
     /// What it wants to see, once that is known.
     pass: Mutex<Option<HeaderValue>>,
 }
@@ -99,9 +99,14 @@ struct Token {
     access_token: Option<String>,
 }
 
-impl Registry {
+impl RegistryClient {
     /// The repository of that name.
-    pub fn new(web: Web, host: String, repository: String, credentials: Option<Credentials>) -> Self {
+    pub fn new(
+        web: HttpClient,
+        host: String,
+        repository: String,
+        credentials: Option<RegistryCredentials>,
+    ) -> Self {
         Self { web, host, repository, credentials, pass: Mutex::default() }
     }
 
@@ -142,7 +147,7 @@ impl Registry {
         if from > 0 {
             headers.insert(
                 header::RANGE,
-                HeaderValue::try_from(format!("bytes={from}-")).map_err(|_| senseless("a length"))?,
+                HeaderValue::try_from(format!("bytes={from}-")).map_err(|_| malformed("a length"))?,
             );
         }
         self.get(&format!("blobs/{digest}"), headers).await
@@ -157,18 +162,20 @@ impl Registry {
         let uri = self.web.address(&format!("/v2/{}/{path}", self.repository))?;
         let response = self.ask(&uri, headers.clone()).await?;
         // Whoever a redirect led to is told nothing, whatever it asks for.
-        if response.status() != StatusCode::UNAUTHORIZED || response.extensions().get::<Away>().is_some() {
+        if response.status() != StatusCode::UNAUTHORIZED
+            || response.extensions().get::<RedirectMark>().is_some()
+        {
             return self.good(response).await;
         }
         // Once: a door that stays closed with a fresh pass is closed.
         let pass = self.answer(response.headers()).await?;
-        *held(&self.pass) = Some(pass);
+        *lock_mutex(&self.pass) = Some(pass);
         let response = self.ask(&uri, headers).await?;
         self.good(response).await
     }
 
     async fn ask(&self, uri: &Uri, mut headers: HeaderMap) -> Result<Response<Incoming>, RegistryError> {
-        let pass = held(&self.pass).clone();
+        let pass = lock_mutex(&self.pass).clone();
         if let Some(pass) = pass {
             headers.insert(header::AUTHORIZATION, pass);
         }
@@ -216,7 +223,7 @@ impl Registry {
         service: Option<&str>,
         basic: Option<HeaderValue>,
     ) -> Result<HeaderValue, RegistryError> {
-        let wrong = || senseless("where its tokens are");
+        let wrong = || malformed("where its tokens are");
         let mut query = form(&[("scope", &format!("repository:{}:pull", self.repository))]);
         if let Some(service) = service {
             query = format!("{}&{query}", form(&[("service", service)]));
@@ -232,9 +239,9 @@ impl Registry {
         }
         let response = self.good(self.web.get(&uri, &headers).await?).await?;
         let bytes = web::whole(response, SHORT_LEN_MAX, &web::shown(&uri)).await?;
-        let token: Token = serde_json::from_slice(&bytes).map_err(|_| senseless("a token"))?;
-        let token = token.token.or(token.access_token).ok_or_else(|| senseless("a token"))?;
-        let mut pass = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| senseless("a token"))?;
+        let token: Token = serde_json::from_slice(&bytes).map_err(|_| malformed("a token"))?;
+        let token = token.token.or(token.access_token).ok_or_else(|| malformed("a token"))?;
+        let mut pass = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| malformed("a token"))?;
         pass.set_sensitive(true);
         Ok(pass)
     }
@@ -248,11 +255,11 @@ pub fn sha256(digest: &Digest) -> Result<&str, RegistryError> {
     }
 }
 
-fn senseless(what: &str) -> RegistryError {
+fn malformed(what: &str) -> RegistryError {
     RegistryError::Senseless(format!("the registry's word for {what} makes no sense"))
 }
 
-fn basic(credentials: &Credentials) -> Option<HeaderValue> {
+fn basic(credentials: &RegistryCredentials) -> Option<HeaderValue> {
     let joined = format!("{}:{}", credentials.username, credentials.password);
     let mut pass = HeaderValue::try_from(format!("Basic {}", STANDARD.encode(joined))).ok()?;
     pass.set_sensitive(true);

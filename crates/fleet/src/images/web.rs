@@ -25,7 +25,7 @@ use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
 use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::TlsConnector;
 
-use super::{Inside, Reach, address::is_public};
+use super::{PrivateAddresses, RegistryAccess, address::is_public};
 
 const CONNECT: Duration = Duration::from_secs(15);
 const ANSWER: Duration = Duration::from_secs(60);
@@ -81,12 +81,12 @@ impl WebError {
 
 /// Marks an answer that a redirect to another server led to.
 #[derive(Debug, Clone, Copy)]
-pub struct Away;
+pub struct RedirectMark;
 
 /// Where one may go, judged by the first server.
 #[derive(Debug, Clone)]
-pub struct Web {
-    reach: Reach,
+pub struct HttpClient {
+    reach: RegistryAccess,
     /// `HOST[:PORT]` of the first server.
     host: String,
     /// It is in the network of this machine, so it may lead there.
@@ -95,16 +95,16 @@ pub struct Web {
     plain: bool,
 }
 
-impl Web {
+impl HttpClient {
     /// What can be reached from that registry: `HOST[:PORT]`.
-    pub async fn from(host: &str, reach: Reach) -> Result<Self, WebError> {
+    pub async fn from(host: &str, reach: RegistryAccess) -> Result<Self, WebError> {
         let plain = is_loopback(host) || reach.plain.iter().any(|known| known == host);
         let web = Self { within: true, plain, host: host.to_owned(), reach };
         let uri = web.address("/")?;
         let found = look_up(&uri).await?;
         let within = found.iter().any(|address| !is_public(address.ip()));
         if within
-            && web.reach.inside == Inside::Refused
+            && web.reach.inside == PrivateAddresses::Refused
             && !web.reach.trusted.iter().any(|known| known == host)
         {
             return Err(WebError::Within(host.to_owned()));
@@ -118,7 +118,7 @@ impl Web {
         format!("{scheme}://{}{path}", self.host).parse().map_err(|_| WebError::Astray(self.host.clone()))
     }
 
-    /// Asks; follows redirects. Headers are for that server alone, and an answer of another is marked as [`Away`].
+    /// Asks; follows redirects. Headers are for that server alone, and an answer of another is marked as [`RedirectMark`].
     pub async fn get(&self, uri: &Uri, headers: &HeaderMap) -> Result<Response<Incoming>, WebError> {
         let first = uri;
         let (mut uri, mut headers) = (uri.clone(), headers.clone());
@@ -126,7 +126,7 @@ impl Web {
             let mut response = self.ask(&uri, &headers).await?;
             if !response.status().is_redirection() || response.status() == StatusCode::NOT_MODIFIED {
                 if origin(&uri) != origin(first) {
-                    response.extensions_mut().insert(Away);
+                    response.extensions_mut().insert(RedirectMark);
                 }
                 return Ok(response);
             }
@@ -321,17 +321,21 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_asks_from_outside_does_not_look_around_inside() {
-        let refused = Reach { inside: Inside::Refused, ..Reach::default() };
-        let inside = |reach: Reach| async move { Web::from("127.0.0.1:9", reach).await };
+        let refused = RegistryAccess { inside: PrivateAddresses::Refused, ..RegistryAccess::default() };
+        let inside = |reach: RegistryAccess| async move { HttpClient::from("127.0.0.1:9", reach).await };
         assert!(matches!(inside(refused.clone()).await, Err(WebError::Within(_))));
-        assert!(inside(Reach::default()).await.is_ok());
-        assert!(inside(Reach { trusted: vec!["127.0.0.1:9".into()], ..refused }).await.is_ok());
+        assert!(inside(RegistryAccess::default()).await.is_ok());
+        assert!(inside(RegistryAccess { trusted: vec!["127.0.0.1:9".into()], ..refused }).await.is_ok());
         // A server of the web that names an address inside: by redirect, or as its token service.
-        let web =
-            Web { reach: Reach::default(), host: "registry.example".into(), within: false, plain: true };
+        let web = HttpClient {
+            reach: RegistryAccess::default(),
+            host: "registry.example".into(),
+            within: false,
+            plain: true,
+        };
         let named: Uri = "http://127.0.0.1:9/".parse().unwrap();
         assert!(matches!(web.get(&named, &HeaderMap::new()).await, Err(WebError::Within(_))));
-        let web = Web { plain: false, within: true, ..web };
+        let web = HttpClient { plain: false, within: true, ..web };
         assert!(matches!(web.get(&named, &HeaderMap::new()).await, Err(WebError::Plain(_))));
     }
 }

@@ -11,29 +11,28 @@ use std::{
     time::Duration,
 };
 
-use body::archive::{self, Bounds, Dialect, Sink};
+use body::archive::{self, ArchiveLimits, Dialect, Sink};
 use bytes::{Bytes, BytesMut};
 use proto::{
     BodyId, Failure, Kind, Layer, LayerId,
     event::hex,
-    pack::{Entry, What},
-    template::{Base, Build, BuildId, LAYERS_MAX, Settings, Start, VERSION},
-    tree::{self, Item},
+    event_data::TemplateFailed,
+    pack::{LayerEntry, LayerEntryKind},
+    spec::BodyRole,
+    template::{BodyBase, BuildId, LAYERS_MAX, StartCommand, TemplateBuild, TemplateSettings, VERSION},
+    tree::{self, TreeItem},
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
 
-use super::{BASE, INTERPRETER, Job, Origin, draft};
-use crate::{
-    Create, ExecRequest, Fleet, Force, Image, Output, Stdin, failures,
-    way_out::{Denied, WayOut},
-};
+use super::{BASE, BuildJob, INTERPRETER, ResolvedTemplate};
+use crate::{Create, ExecRequest, Fleet, Force, Image, OutputChunk, Stdin, egress::EgressSession, failures};
 
 /// Most steps of one build.
 pub const STEPS_MAX: usize = 1000;
 /// What one COPY may bring, unpacked.
-const COPY_MAX: Bounds = Bounds { bytes: 8 << 30, entries: 1_000_000 };
+const COPY_MAX: ArchiveLimits = ArchiveLimits { bytes: 8 << 30, entries: 1_000_000 };
 /// How long one step may take.
 const STEP_WALL: Duration = Duration::from_secs(3600);
 const STAGE: &str = "/tmp/.palisade-copy";
@@ -60,20 +59,20 @@ const NO_NETWORK: &[&str] = &[
 #[derive(Debug, Clone)]
 pub struct BuildRequest {
     /// What it begins with.
-    pub from: From,
+    pub from: BaseImage,
     /// What is done to it, in order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<BuildStep>,
     /// What its Bodies run from their start.
-    pub start: Option<Start>,
+    pub start: Option<StartCommand>,
     /// Nothing that was done before is good enough.
     pub force: bool,
-    /// Names that its commands may reach, as rules of a way out; without any they reach nothing.
+    /// Names that its commands may reach, as rules of an egress policy; without any they reach nothing.
     pub allow: Vec<String>,
 }
 
 /// What a template begins with.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum From {
+pub enum BaseImage {
     /// Another template, by name.
     Template(String),
     /// An image of a registry.
@@ -82,16 +81,16 @@ pub enum From {
 
 /// One step.
 #[derive(Debug, Clone)]
-pub struct Step {
+pub struct BuildStep {
     /// What is done.
-    pub act: Act,
+    pub act: Instruction,
     /// It is done also when it was done before.
     pub force: bool,
 }
 
 /// What a step does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Act {
+pub enum Instruction {
     /// Brings files in.
     Copy {
         /// Which of the archive's, as a path or a pattern.
@@ -123,30 +122,30 @@ pub enum Act {
     User(String),
 }
 
-impl Act {
+impl Instruction {
     fn describe(&self) -> String {
         match self {
-            Act::Copy { source, target, .. } => format!("COPY {source} {target}"),
-            Act::Run { command, .. } => format!("RUN {command}"),
-            Act::Env(pairs) => format!(
+            Instruction::Copy { source, target, .. } => format!("COPY {source} {target}"),
+            Instruction::Run { command, .. } => format!("RUN {command}"),
+            Instruction::Env(pairs) => format!(
                 "ENV {}",
                 pairs.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
             ),
-            Act::Workdir(path) => format!("WORKDIR {path}"),
-            Act::User(name) => format!("USER {name}"),
+            Instruction::Workdir(path) => format!("WORKDIR {path}"),
+            Instruction::User(name) => format!("USER {name}"),
         }
     }
 }
 
 /// Where a build stands.
-pub(super) struct Stand {
+pub(super) struct BuildStage {
     pub layers: Vec<LayerId>,
-    pub settings: Settings,
+    pub settings: TemplateSettings,
     /// Names all that was done so far.
     pub chain: String,
 }
 
-impl Stand {
+impl BuildStage {
     fn user(&self) -> String {
         self.settings.user.clone().unwrap_or_else(|| "user".into())
     }
@@ -165,17 +164,21 @@ impl Stand {
 }
 
 /// A failure and the step it belongs to, in E2B's words: `base`, a number from 1 on, `finalize`.
-type Failed = (String, Failure);
+type StepFailure = (String, Failure);
 
 impl Fleet {
     /// Builds a template; the job hears how it goes, and its tags mean the build when it is whole.
-    pub async fn build(&self, job: &Job, request: BuildRequest) -> Result<Build, Failure> {
+    pub async fn build(&self, job: &BuildJob, request: BuildRequest) -> Result<TemplateBuild, Failure> {
         let built = self.build_steps(job, request).await;
         match &built {
             Ok(build) => job.ended(&format!("the template is ready: {}", proto::Size(build.bytes))),
             Err((step, failure)) => {
-                let data = serde_json::json!({ "template": job.template, "build": job.id, "step": step, "why": failure.to_string() });
-                let _ = self.append(draft("template.failed", data));
+                let _ = self.note(TemplateFailed {
+                    template: job.template.clone(),
+                    build: job.id.clone(),
+                    step: step.clone(),
+                    why: failure.to_string(),
+                });
                 job.failed(step, failure);
                 let _ = self.note_failed(job, step, failure);
             }
@@ -183,7 +186,7 @@ impl Fleet {
         built.map_err(|(_, failure)| failure)
     }
 
-    async fn build_steps(&self, job: &Job, request: BuildRequest) -> Result<Build, Failed> {
+    async fn build_steps(&self, job: &BuildJob, request: BuildRequest) -> Result<TemplateBuild, StepFailure> {
         let at = |step: &str| {
             let step = step.to_owned();
             move |failure| (step.clone(), failure)
@@ -199,8 +202,8 @@ impl Fleet {
         job.say(&format!(
             "[base] FROM {}",
             match &request.from {
-                From::Template(name) => name,
-                From::Image(image) => &image.reference,
+                BaseImage::Template(name) => name,
+                BaseImage::Image(image) => &image.reference,
             }
         ));
         crate::check_rules(&request.allow).map_err(at("base"))?;
@@ -219,10 +222,10 @@ impl Fleet {
         self.finalize(job, stand).await.map_err(at("finalize"))
     }
 
-    async fn begin_build(&self, job: &Job, from: &From) -> Result<Stand, Failure> {
+    async fn begin_build(&self, job: &BuildJob, from: &BaseImage) -> Result<BuildStage, Failure> {
         let name = match from {
-            From::Template(name) => name.clone(),
-            From::Image(image) => match own_image(&image.reference) {
+            BaseImage::Template(name) => name.clone(),
+            BaseImage::Image(image) => match own_image(&image.reference) {
                 Some(name) => name.to_owned(),
                 None => return self.begin_image(job, image).await,
             },
@@ -237,18 +240,22 @@ impl Fleet {
                 format!("template {name} is this machine's own root, which nothing can be built on"),
             )
             .hint(
-                "make the real one: apt-get install mmdebstrap && pal templates rm base && pal setup base",
+                "make the real one: apt-get install mmdebstrap && pal template rm base && pal setup base",
             ));
         }
         let chain = digest(&[&serde_json::to_string(&build.layers).unwrap_or_default()]);
-        Ok(Stand { layers: build.layers, settings: Settings { start: None, ..build.settings }, chain })
+        Ok(BuildStage {
+            layers: build.layers,
+            settings: TemplateSettings { start: None, ..build.settings },
+            chain,
+        })
     }
 
     async fn step(
         &self,
-        job: &Job,
-        stand: &mut Stand,
-        step: &Step,
+        job: &BuildJob,
+        stand: &mut BuildStage,
+        step: &BuildStep,
         force: bool,
         allow: &[String],
     ) -> Result<(), Failure> {
@@ -262,18 +269,18 @@ impl Fleet {
         };
         stand.chain = digest(&[&stand.chain, &context, &salt]);
         match &step.act {
-            Act::Env(pairs) => {
+            Instruction::Env(pairs) => {
                 for (name, value) in pairs {
                     let value = expand(value, &stand.settings.env);
                     stand.settings.env.insert(name.clone(), value);
                 }
                 crate::create::check_env(&stand.settings.env)
             }
-            Act::User(name) => {
+            Instruction::User(name) => {
                 stand.settings.user = Some(name.clone());
                 Ok(())
             }
-            Act::Workdir(path) => {
+            Instruction::Workdir(path) => {
                 let path = stand.resolve(path);
                 crate::create::check_inside(std::path::Path::new(&path))?;
                 let make = r#"[ -d "$1" ] || { mkdir -p -- "$1" && chown "$2" -- "$1"; }"#;
@@ -285,14 +292,14 @@ impl Fleet {
                 stand.settings.workdir = Some(path);
                 Ok(())
             }
-            Act::Run { command, user } => {
+            Instruction::Run { command, user } => {
                 let (user, workdir) = (user.clone().unwrap_or_else(|| stand.user()), stand.workdir());
-                self.layer(job, stand, allow, async |body, way| {
-                    self.run_command(job, body, way, command, &user, &workdir).await
+                self.layer(job, stand, allow, async |body, egress| {
+                    self.run_command(job, body, egress, command, &user, &workdir).await
                 })
                 .await
             }
-            Act::Copy { source, target, owner, mode, archive, .. } => {
+            Instruction::Copy { source, target, owner, mode, archive, .. } => {
                 let owner = owner.clone().unwrap_or_else(|| stand.user());
                 let (target, mode) = (stand.resolve(target), mode.clone().unwrap_or_default());
                 self.layer(job, stand, &[], async |body, _| {
@@ -308,10 +315,10 @@ impl Fleet {
     /// `allow` is what that Body may reach.
     pub(super) async fn layer(
         &self,
-        job: &Job,
-        stand: &mut Stand,
+        job: &BuildJob,
+        stand: &mut BuildStage,
         allow: &[String],
-        act: impl AsyncFnOnce(&BodyId, Option<&mut WayOut>) -> Result<(), Failure>,
+        act: impl AsyncFnOnce(&BodyId, Option<&mut EgressSession>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         if stand.layers.len() >= LAYERS_MAX {
             return Err(Failure::new(Kind::Limit, format!("a template has at most {LAYERS_MAX} layers"))
@@ -324,9 +331,9 @@ impl Fleet {
             stand.layers.insert(0, id);
             return Ok(());
         }
-        let mut way = if allow.is_empty() { None } else { Some(self.open_way_out(allow.to_vec())?) };
-        let body = self.build_body(job, stand, way.as_ref())?;
-        let done = act(&body, way.as_mut()).await;
+        let mut egress = if allow.is_empty() { None } else { Some(self.open_egress(allow.to_vec())?) };
+        let body = self.build_body(job, stand, egress.as_ref())?;
+        let done = act(&body, egress.as_mut()).await;
         let kept = match done {
             Ok(()) => self.keep_layer(&body, id.clone(), &stand.chain).await,
             Err(failure) => Err(failure),
@@ -338,29 +345,35 @@ impl Fleet {
         Ok(())
     }
 
-    fn build_body(&self, job: &Job, stand: &Stand, way: Option<&WayOut>) -> Result<BodyId, Failure> {
-        let base = Base {
+    fn build_body(
+        &self,
+        job: &BuildJob,
+        stand: &BuildStage,
+        egress: Option<&EgressSession>,
+    ) -> Result<BodyId, Failure> {
+        let base = BodyBase {
             template: job.template.clone(),
             build: job.id.clone(),
             layers: stand.layers.clone(),
             sudo: stand.settings.sudo,
             start: None,
         };
-        let under =
-            body::root::Under { layers: Some(self.layers_below(&stand.layers)?), ..Default::default() };
-        let settings = Settings { env: stand.settings.env.clone(), ..Settings::default() };
+        let rootfs =
+            body::root::RootfsStack { layers: Some(self.layers_below(&stand.layers)?), ..Default::default() };
+        let settings = TemplateSettings { env: stand.settings.env.clone(), ..TemplateSettings::default() };
         let mut request = Create { template: format!("build {}", job.id), ..Create::kept() };
         request.limits.wall = Some(STEP_WALL);
         request.limits.memory = job.memory;
-        if let Some(way) = way {
+        request.role = BodyRole::Step;
+        if let Some(egress) = egress {
             // In this Body alone: what the template is started with knows nothing of it.
-            request.env = way.env();
-            request.egress = Some(way.spec.clone());
+            request.env = egress.env();
+            request.egress = Some(egress.spec.clone());
         }
         let view = self.create_on(
             Layer::Process,
             request,
-            Origin { under, base: Some(base), settings, ..Origin::default() },
+            ResolvedTemplate { rootfs, base: Some(base), settings, ..ResolvedTemplate::default() },
             None,
         )?;
         Ok(view.spec.id)
@@ -369,16 +382,16 @@ impl Fleet {
     async fn keep_layer(&self, body: &BodyId, id: LayerId, about: &str) -> Result<(), Failure> {
         let view = self.stop(body, Duration::ZERO).await?;
         if view.spec.egress.is_some() {
-            // Where its way out was shown; what is left of that is an empty directory, and not even that is the template's.
+            // Where the socket of its egress proxy was mounted: an empty directory, which is not the template's.
             let place = self
                 .body_path(body)
                 .join("disk/upper/root")
                 .join(proto::guest::EGRESS_DIR.trim_start_matches('/'));
-            let _ = body::snapshot::remove(&self.maker.programs, &view.spec.ids, &place);
+            let _ = body::snapshot::remove(&self.launch_context.programs, &view.spec.ids, &place);
         }
         let name = format!("{id}.part{}", std::process::id());
-        let draft = body::layers::Draft::begin(
-            &self.maker.programs,
+        let draft = body::layers::LayerDraft::begin(
+            &self.launch_context.programs,
             &self.layers_dir(),
             &name,
             view.spec.ids.clone(),
@@ -390,9 +403,9 @@ impl Fleet {
 
     async fn run_command(
         &self,
-        job: &Job,
+        job: &BuildJob,
         body: &BodyId,
-        way: Option<&mut WayOut>,
+        mut egress: Option<&mut EgressSession>,
         command: &str,
         user: &str,
         workdir: &str,
@@ -416,16 +429,16 @@ impl Fleet {
                 ..failure
             }
         };
-        let closed = way.is_none();
-        let mut denied = Vec::new();
-        let (code, tail) = self.watch(job, body, request, way, &mut denied).await.map_err(unauthenticated)?;
+        let (code, tail) =
+            self.watch(job, body, request, egress.as_deref_mut()).await.map_err(unauthenticated)?;
         if code == 0 {
             return Ok(());
         }
         let failure =
             Failure::new(Kind::Usage, format!("failed to run command '{shown}': exit status {code}"));
-        Err(match denied.first() {
-            Some(first) => with_reason(failure, &format!("it was not let out to {first}")).hint(format!("allow it: pal serve --build-allow {0}, or pal templates build --allow {0}; for a devcontainer.json in palisade.toml: [prepare] allow = [\"{0}\"]", first.to)),
+        let closed = egress.is_none();
+        Err(match egress.as_ref().and_then(|egress| egress.denied.first()) {
+            Some(first) => with_reason(failure, &format!("it was not let out to {first}")).hint(format!("allow it: pal serve --build-allow {0}, or pal template build --allow {0}; for a devcontainer.json in palisade.toml: [prepare] allow = [\"{0}\"]", first.to)),
             None if closed && NO_NETWORK.iter().any(|said| tail.contains(said)) => {
                 let hint = "commands of this build have no network: bring what they need with COPY";
                 with_reason(failure, hint).hint(hint)
@@ -437,7 +450,7 @@ impl Fleet {
     /// A line of our own, as root of the Body.
     pub(super) async fn run_script(
         &self,
-        job: &Job,
+        job: &BuildJob,
         body: &BodyId,
         script: &str,
         arguments: &[&str],
@@ -449,7 +462,7 @@ impl Fleet {
             workdir: Some(workdir.to_owned()),
             ..ExecRequest::new(argv)
         };
-        match self.watch(job, body, request, None, &mut Vec::new()).await? {
+        match self.watch(job, body, request, None).await? {
             (0, _) => Ok(()),
             (code, said) => Err(Failure::new(
                 Kind::Usage,
@@ -461,11 +474,10 @@ impl Fleet {
     /// Runs a command and passes on what it says and where it was not let out to, until it ends or the build is called off.
     async fn watch(
         &self,
-        job: &Job,
+        job: &BuildJob,
         body: &BodyId,
         request: ExecRequest,
-        mut way: Option<&mut WayOut>,
-        denied: &mut Vec<Denied>,
+        mut egress: Option<&mut EgressSession>,
     ) -> Result<(i32, String), Failure> {
         let mut exec =
             self.exec(body, ExecRequest { stdin: Stdin::Null, timeout: Some(STEP_WALL), ..request }).await?;
@@ -473,33 +485,30 @@ impl Fleet {
         loop {
             tokio::select! {
                 output = exec.next() => match output? {
-                    Some(Output::Stdout(bytes) | Output::Stderr(bytes) | Output::Tty(bytes)) => lines.push(&bytes),
+                    Some(OutputChunk::Stdout(bytes) | OutputChunk::Stderr(bytes) | OutputChunk::Tty(bytes)) => lines.push(&bytes),
                     None => break,
                 },
-                () = tokio::time::sleep(DECISIONS_EVERY), if way.is_some() => self.hear_decisions(job, body, &mut way, denied)?,
-                () = job.called_off() => return Err(super::jobs::called_off()),
+                () = tokio::time::sleep(DECISIONS_EVERY), if egress.is_some() => self.tell_denials(job, body, egress.as_deref_mut())?,
+                () = job.wait_cancelled() => return Err(super::jobs::cancelled_failure()),
             }
         }
         let tail = lines.finish(TAIL_MAX);
         let code = exec.finish().await?.code;
-        self.hear_decisions(job, body, &mut way, denied)?;
+        self.tell_denials(job, body, egress)?;
         Ok((code, tail))
     }
 
-    /// Writes down where a command was let out to, and says where it was not, each name once.
-    fn hear_decisions(
+    /// Says where a command was not let out to, each target once.
+    fn tell_denials(
         &self,
-        job: &Job,
+        job: &BuildJob,
         body: &BodyId,
-        way: &mut Option<&mut WayOut>,
-        denied: &mut Vec<Denied>,
+        egress: Option<&mut EgressSession>,
     ) -> Result<(), Failure> {
-        let Some(way) = way else { return Ok(()) };
-        for one in self.note_decisions(body, way)? {
-            if denied.len() < DENIALS_MAX && !denied.contains(&one) {
-                job.warn(&format!("network: not let out to {one}"));
-                denied.push(one);
-            }
+        let Some(egress) = egress else { return Ok(()) };
+        let told = egress.denied.len();
+        for denied in self.note_denials(body, egress)?.iter().take(DENIALS_MAX.saturating_sub(told)) {
+            job.warn(&format!("network: not let out to {denied}"));
         }
         Ok(())
     }
@@ -513,17 +522,20 @@ impl Fleet {
         })?;
         let (sender, receiver) = mpsc::channel(8);
         let walked = tokio::task::spawn_blocking(move || {
-            let mut forwarder =
-                Forwarder { pieces: sender, held: BytesMut::from(&tree::MAGIC[..]), made: BTreeSet::new() };
+            let mut forwarder = ArchiveForwarder {
+                pieces: sender,
+                held: BytesMut::from(&tree::MAGIC[..]),
+                made: BTreeSet::new(),
+            };
             let failed = |error: &dyn std::error::Error| {
                 io::Error::other(match error.source() {
                     Some(cause) => format!("{error}: {cause}"),
                     None => error.to_string(),
                 })
             };
-            forwarder.item(&Item::Dir { path: Vec::new(), mode: 0o755 })?;
+            forwarder.item(&TreeItem::Dir { path: Vec::new(), mode: 0o755 })?;
             archive::read(file, Dialect::Plain, COPY_MAX, &mut forwarder).map_err(|error| failed(&error))?;
-            forwarder.item(&Item::End)?;
+            forwarder.item(&TreeItem::End)?;
             forwarder.flush()
         });
         let sent = self.guest(body).write_tree(STAGE, Some("root"), receiver).await;
@@ -540,10 +552,10 @@ impl Fleet {
     }
 
     /// Starts a Body from the result, as its users will, before anybody can.
-    async fn finalize(&self, job: &Job, stand: Stand) -> Result<Build, Failure> {
+    async fn finalize(&self, job: &BuildJob, stand: BuildStage) -> Result<TemplateBuild, Failure> {
         job.check()?;
         job.say("[finalize] starting a Body from the template");
-        let build = Build {
+        let build = TemplateBuild {
             v: VERSION,
             id: job.id.clone(),
             template: job.template.clone(),
@@ -554,7 +566,8 @@ impl Fleet {
             settings: stand.settings,
         };
         let origin = self.origin_of(build.clone())?;
-        let request = Create { template: format!("build {}", job.id), ..Create::kept() };
+        let request =
+            Create { template: format!("build {}", job.id), role: BodyRole::Step, ..Create::kept() };
         let view = self.create_on(Layer::Process, request, origin, None)?;
         let tried = self.try_out(job, view.id(), &build).await;
         self.remove(view.id(), Force::Yes).await?;
@@ -564,9 +577,8 @@ impl Fleet {
         Ok(build)
     }
 
-    async fn try_out(&self, job: &Job, body: &BodyId, build: &Build) -> Result<(), Failure> {
-        let (code, said) =
-            self.watch(job, body, ExecRequest::new(["/bin/sh", "-c", "true"]), None, &mut Vec::new()).await?;
+    async fn try_out(&self, job: &BuildJob, body: &BodyId, build: &TemplateBuild) -> Result<(), Failure> {
+        let (code, said) = self.watch(job, body, ExecRequest::new(["/bin/sh", "-c", "true"]), None).await?;
         if code != 0 {
             return Err(Failure::new(
                 Kind::Usage,
@@ -578,8 +590,8 @@ impl Fleet {
         }
         let Some(start) = &build.settings.start else { return Ok(()) };
         tokio::select! {
-            started = self.start_template(body, start, super::start::Patience::Whole) => started,
-            () = job.called_off() => Err(super::jobs::called_off()),
+            started = self.start_template(body, start, super::start::ReadyWait::Whole) => started,
+            () = job.wait_cancelled() => Err(super::jobs::cancelled_failure()),
         }
     }
 }
@@ -623,14 +635,14 @@ cd /; rm -rf "$stage"
 "#;
 
 /// Turns entries of an archive into a tree for the guest.
-struct Forwarder {
+struct ArchiveForwarder {
     pieces: mpsc::Sender<Result<Bytes, io::Error>>,
     held: BytesMut,
     made: BTreeSet<Vec<u8>>,
 }
 
-impl Forwarder {
-    fn item(&mut self, item: &Item) -> io::Result<()> {
+impl ArchiveForwarder {
+    fn item(&mut self, item: &TreeItem) -> io::Result<()> {
         tree::write(item, &mut self.held);
         if self.held.len() >= CHUNK { self.flush() } else { Ok(()) }
     }
@@ -644,41 +656,43 @@ impl Forwarder {
     fn above(&mut self, path: &[u8]) -> io::Result<()> {
         for (at, _) in path.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
             if self.made.insert(path[..at].to_vec()) {
-                self.item(&Item::Dir { path: path[..at].to_vec(), mode: 0o755 })?;
+                self.item(&TreeItem::Dir { path: path[..at].to_vec(), mode: 0o755 })?;
             }
         }
         Ok(())
     }
 }
 
-impl Sink for Forwarder {
-    fn take(&mut self, entry: Entry, contents: &mut dyn Read) -> io::Result<()> {
+impl Sink for ArchiveForwarder {
+    fn take(&mut self, entry: LayerEntry, contents: &mut dyn Read) -> io::Result<()> {
         if entry.path.is_empty() {
             return Ok(());
         }
         self.above(&entry.path)?;
         let (path, mode) = (entry.path, entry.mode);
         match entry.what {
-            What::Dir => {
+            LayerEntryKind::Dir => {
                 if self.made.insert(path.clone()) {
-                    self.item(&Item::Dir { path, mode })
+                    self.item(&TreeItem::Dir { path, mode })
                 } else {
                     Ok(())
                 }
             }
-            What::Link(target) => self.item(&Item::Link { path, target }),
-            What::File(_) => {
-                self.item(&Item::File { path, mode })?;
+            LayerEntryKind::Link(target) => self.item(&TreeItem::Link { path, target }),
+            LayerEntryKind::File(_) => {
+                self.item(&TreeItem::File { path, mode })?;
                 let mut buffer = vec![0; CHUNK];
                 loop {
                     match contents.read(&mut buffer)? {
-                        0 => return self.item(&Item::FileEnd),
-                        len => self.item(&Item::Data(Bytes::copy_from_slice(&buffer[..len])))?,
+                        0 => return self.item(&TreeItem::FileEnd),
+                        len => self.item(&TreeItem::Data(Bytes::copy_from_slice(&buffer[..len])))?,
                     }
                 }
             }
-            What::Same(_) => Err(io::Error::other("it holds a hard link: send the file twice instead")),
-            What::Gone | What::Opaque | What::End => Ok(()),
+            LayerEntryKind::Same(_) => {
+                Err(io::Error::other("it holds a hard link: send the file twice instead"))
+            }
+            LayerEntryKind::Gone | LayerEntryKind::Opaque | LayerEntryKind::End => Ok(()),
         }
     }
 }

@@ -2,17 +2,17 @@
 
 use proto::{
     Failure, Kind,
-    template::{Build, Settings},
+    template::{TemplateBuild, TemplateSettings},
 };
 
 use super::{
-    Job, Say,
-    build::{Stand, digest},
+    BuildJob, ProgressFn,
+    build::{BuildStage, digest},
     jobs,
 };
 use crate::{
     Fleet,
-    images::{Dress, Image, Pulled},
+    images::{Image, ImageProfile, PulledImage},
 };
 
 impl Fleet {
@@ -21,27 +21,27 @@ impl Fleet {
         &self,
         name: &str,
         image: &Image,
-        with: Settings,
-        say: Say<'_>,
-    ) -> Result<Build, Failure> {
+        with: TemplateSettings,
+        say: ProgressFn<'_>,
+    ) -> Result<TemplateBuild, Failure> {
         super::check_name(name)?;
         let _building = self.building()?;
-        let Pulled { layers, settings, digest } = self.pull(image, say).await?;
-        let settings = Settings { user: with.user.or(settings.user), sudo: with.sudo, ..settings };
+        let PulledImage { layers, settings, digest } = self.pull(image, say).await?;
+        let settings = TemplateSettings { user: with.user.or(settings.user), sudo: with.sudo, ..settings };
         let template = self.name_template(name)?.id;
         self.finish_build(template, layers, settings, &format!("the image {}, {digest}", image.reference))
     }
 
     /// What a build stands on that begins with an image.
-    pub(super) async fn begin_image(&self, job: &Job, image: &Image) -> Result<Stand, Failure> {
+    pub(super) async fn begin_image(&self, job: &BuildJob, image: &Image) -> Result<BuildStage, Failure> {
         let mut say = |said: &str| job.say(said);
         let pulled = tokio::select! {
             pulled = self.pull(image, &mut say) => pulled?,
-            () = job.called_off() => return Err(jobs::called_off()),
+            () = job.wait_cancelled() => return Err(jobs::cancelled_failure()),
         };
         let chain = digest(&[&serde_json::to_string(&pulled.layers).unwrap_or_default()]);
-        let mut stand = Stand { layers: pulled.layers, settings: pulled.settings, chain };
-        if image.dress == Dress::ForE2b {
+        let mut stand = BuildStage { layers: pulled.layers, settings: pulled.settings, chain };
+        if image.dress == ImageProfile::ForE2b {
             let path = stand.settings.env.get("PATH").cloned().unwrap_or_default();
             stand.chain = digest(&[&stand.chain, ACCOUNT, &path]);
             self.layer(job, &mut stand, &[], async |body, _| {

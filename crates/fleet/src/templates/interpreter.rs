@@ -2,7 +2,7 @@
 
 use proto::{
     Failure, Kind,
-    template::{Settings, Start},
+    template::{StartCommand, TemplateSettings},
 };
 use tar::{Builder, EntryType, Header};
 
@@ -20,12 +20,12 @@ const PACKAGES: &str = include_str!("../../../../interpreter/packages.txt");
 const REQUIREMENTS: &str = include_str!("../../../../interpreter/requirements.txt");
 
 /// Its settings: those of `base`, and the program running.
-pub fn settings() -> Settings {
-    let start = Start {
+pub fn settings() -> TemplateSettings {
+    let start = StartCommand {
         command: Some(format!("exec python3 -B /{HOME}/server.py")),
         ready: Some("curl --silent --fail --output /dev/null http://127.0.0.1:49999/health".into()),
     };
-    Settings { start: Some(start), ..super::setup::own_settings() }
+    TemplateSettings { start: Some(start), ..super::setup::own_settings() }
 }
 
 /// Installs the packages from PyPI into the new root, as lines for mmdebstrap.

@@ -15,12 +15,12 @@ use std::{
 
 use proto::{
     Failure, Kind, Size, TemplateId,
-    template::{BuildId, DEFAULT_TAG, Named},
+    template::{BuildId, DEFAULT_TAG, TemplateName},
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, Semaphore};
 
-use crate::{Fleet, held};
+use crate::{Fleet, lock_mutex};
 
 /// How much of what a build says is kept: the end of it goes.
 const LOG_BYTES_MAX: usize = 4 << 20;
@@ -37,7 +37,7 @@ const DRAFTS_MAX: usize = 64;
 
 /// One line that a build said.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Said {
+pub struct LogLine {
     /// When, RFC 3339.
     pub at: String,
     /// What.
@@ -67,7 +67,7 @@ pub enum BuildState {
 
 /// What is written down of a build that is not whole.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Asked {
+struct BuildJobRecord {
     tags: Vec<String>,
     cpu_milli: Option<u32>,
     memory: Option<Size>,
@@ -80,7 +80,7 @@ struct Asked {
 
 /// One build.
 #[derive(Debug)]
-pub struct Job {
+pub struct BuildJob {
     /// Which.
     pub id: BuildId,
     /// Of which template.
@@ -91,22 +91,22 @@ pub struct Job {
     pub cpu_milli: Option<u32>,
     /// Memory of its Bodies.
     pub memory: Option<Size>,
-    log: Mutex<Log>,
+    log: Mutex<BuildLog>,
     off: Mutex<bool>,
     told_off: Notify,
 }
 
 #[derive(Debug)]
-struct Log {
+struct BuildLog {
     state: BuildState,
-    lines: Vec<Said>,
+    lines: Vec<LogLine>,
     bytes: usize,
     source: String,
     /// The same lines for whoever comes later, from another process.
     file: Option<File>,
 }
 
-impl Log {
+impl BuildLog {
     fn new() -> Self {
         Self { state: BuildState::Waiting, lines: Vec::new(), bytes: 0, source: String::new(), file: None }
     }
@@ -114,18 +114,18 @@ impl Log {
 
 /// Builds of this process.
 #[derive(Debug)]
-pub(crate) struct Jobs {
-    running: Mutex<HashMap<BuildId, Arc<Job>>>,
+pub(crate) struct BuildJobs {
+    running: Mutex<HashMap<BuildId, Arc<BuildJob>>>,
     turns: Arc<Semaphore>,
 }
 
-impl Default for Jobs {
+impl Default for BuildJobs {
     fn default() -> Self {
         Self { running: Mutex::default(), turns: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 }
 
-impl Job {
+impl BuildJob {
     /// Adds a line.
     pub fn say(&self, message: &str) {
         self.write(message, "info");
@@ -137,7 +137,7 @@ impl Job {
     }
 
     fn write(&self, message: &str, level: &'static str) {
-        let mut log = held(&self.log);
+        let mut log = lock_mutex(&self.log);
         if log.lines.is_empty() {
             log.source = message.chars().take(200).collect();
         }
@@ -149,7 +149,7 @@ impl Job {
         if log.bytes >= LOG_BYTES_MAX {
             message = "the build says more than 4 MiB; the rest is not kept".into();
         }
-        let said = Said { at: store::clock::now(), message, level: level.into() };
+        let said = LogLine { at: store::clock::now(), message, level: level.into() };
         // A disk that is full costs the words of a build, not the build.
         if let (Some(file), Ok(line)) = (&mut log.file, serde_json::to_string(&said)) {
             // A line that is written by half would take the next one with it.
@@ -162,12 +162,12 @@ impl Job {
 
     /// What it began with, in words.
     pub(crate) fn source(&self) -> String {
-        held(&self.log).source.clone()
+        lock_mutex(&self.log).source.clone()
     }
 
     pub(crate) fn ended(&self, message: &str) {
         self.say(message);
-        let mut log = held(&self.log);
+        let mut log = lock_mutex(&self.log);
         log.state = BuildState::Ready;
         log.file = None;
     }
@@ -176,33 +176,33 @@ impl Job {
         let causes: String = failure.causes().iter().map(|cause| format!(": {cause}")).collect();
         self.write(&format!("{failure}{causes}"), "error");
         failure.hints.iter().for_each(|hint| self.write(&format!("hint: {hint}"), "info"));
-        let mut log = held(&self.log);
+        let mut log = lock_mutex(&self.log);
         log.state = BuildState::Error { step: Some(step.to_owned()), message: failure.to_string() };
         log.file = None;
     }
 
     /// How it is, and what it said from a line on.
-    pub fn look(&self, offset: usize, limit: usize) -> (BuildState, Vec<Said>) {
-        let log = held(&self.log);
+    pub fn log_lines(&self, offset: usize, limit: usize) -> (BuildState, Vec<LogLine>) {
+        let log = lock_mutex(&self.log);
         (log.state.clone(), log.lines.iter().skip(offset).take(limit).cloned().collect())
     }
 
     /// Calls it off: it ends as soon as it notices.
-    pub fn call_off(&self) {
-        *held(&self.off) = true;
+    pub fn cancel(&self) {
+        *lock_mutex(&self.off) = true;
         self.told_off.notify_waiters();
     }
 
     /// Fails where it was called off.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        if *held(&self.off) { Err(called_off()) } else { Ok(()) }
+        if *lock_mutex(&self.off) { Err(cancelled_failure()) } else { Ok(()) }
     }
 
     /// Waits until it is.
-    pub(crate) async fn called_off(&self) {
+    pub(crate) async fn wait_cancelled(&self) {
         loop {
             let told = self.told_off.notified();
-            if *held(&self.off) {
+            if *lock_mutex(&self.off) {
                 return;
             }
             let _ = tokio::time::timeout(Duration::from_secs(1), told).await;
@@ -210,23 +210,23 @@ impl Job {
     }
 
     /// Takes output in pieces and adds it line by line.
-    pub(crate) fn lines(&self) -> Lines<'_> {
-        Lines { job: self, held: Vec::new(), tail: Vec::new() }
+    pub(crate) fn lines(&self) -> LineWriter<'_> {
+        LineWriter { job: self, held: Vec::new(), tail: Vec::new() }
     }
 }
 
-pub(crate) fn called_off() -> Failure {
+pub(crate) fn cancelled_failure() -> Failure {
     Failure::new(Kind::Conflict, "the build was called off")
 }
 
 /// Output that becomes lines.
-pub(crate) struct Lines<'a> {
-    job: &'a Job,
+pub(crate) struct LineWriter<'a> {
+    job: &'a BuildJob,
     held: Vec<u8>,
     tail: Vec<u8>,
 }
 
-impl Lines<'_> {
+impl LineWriter<'_> {
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.tail.extend_from_slice(bytes);
         let surplus = self.tail.len().saturating_sub(2 * LINE_LEN_MAX);
@@ -265,8 +265,8 @@ impl Fleet {
         tags: &[String],
         cpu_milli: Option<u32>,
         memory: Option<Size>,
-    ) -> Result<Arc<Job>, Failure> {
-        let named: Named = name
+    ) -> Result<Arc<BuildJob>, Failure> {
+        let named: TemplateName = name
             .parse()
             .map_err(|error: proto::template::NameError| Failure::new(Kind::Usage, error.to_string()))?;
         let mut tags: Vec<String> = tags.iter().cloned().chain(named.tag).collect();
@@ -277,13 +277,13 @@ impl Fleet {
         tags.dedup();
         super::check_tags(&tags)?;
         let template = self.name_template(&named.name)?;
-        let job = Job {
+        let job = BuildJob {
             id: super::build::job_id()?,
             template: template.id,
             tags,
             cpu_milli,
             memory,
-            log: Mutex::new(Log::new()),
+            log: Mutex::new(BuildLog::new()),
             off: Mutex::new(false),
             told_off: Notify::new(),
         };
@@ -299,9 +299,9 @@ impl Fleet {
     }
 
     /// A build that was asked for; the caller begins it.
-    pub fn begin_job(&self, template: &TemplateId, id: &BuildId) -> Result<Arc<Job>, Failure> {
+    pub fn begin_job(&self, template: &TemplateId, id: &BuildId) -> Result<Arc<BuildJob>, Failure> {
         let job = self.job(template, id)?;
-        let mut log = held(&job.log);
+        let mut log = lock_mutex(&job.log);
         if log.state != BuildState::Waiting {
             return Err(
                 Failure::new(Kind::Conflict, format!("build {id} was begun already")).hint("ask for another")
@@ -325,8 +325,8 @@ impl Fleet {
         self.jobs.turns.clone().acquire_owned().await.ok()
     }
 
-    fn job(&self, template: &TemplateId, id: &BuildId) -> Result<Arc<Job>, Failure> {
-        let known = held(&self.jobs.running).get(id).filter(|job| job.template == *template).cloned();
+    fn job(&self, template: &TemplateId, id: &BuildId) -> Result<Arc<BuildJob>, Failure> {
+        let known = lock_mutex(&self.jobs.running).get(id).filter(|job| job.template == *template).cloned();
         if let Some(job) = known {
             return Ok(job);
         }
@@ -338,19 +338,19 @@ impl Fleet {
             // It was whole, and its process ended before the draft was gone.
             let _ = std::fs::remove_file(&draft);
         }
-        let asked: Asked = super::read_record(&draft).map_err(|_| unknown())?;
-        let job = Job {
+        let asked: BuildJobRecord = super::read_record(&draft).map_err(|_| unknown())?;
+        let job = BuildJob {
             id: id.clone(),
             template: template.clone(),
             tags: asked.tags,
             cpu_milli: asked.cpu_milli,
             memory: asked.memory,
-            log: Mutex::new(Log::new()),
+            log: Mutex::new(BuildLog::new()),
             off: Mutex::new(false),
             told_off: Notify::new(),
         };
-        let mut log = held(&job.log);
-        log.lines = self.said_before(template, id);
+        let mut log = lock_mutex(&job.log);
+        log.lines = self.earlier_lines(template, id);
         match (asked.failed, asked.begun) {
             (Some((step, message)), _) => log.state = BuildState::Error { step, message },
             (None, Some((pid, ticks))) if body::dir::alive(pid, ticks).is_some() => {
@@ -373,29 +373,29 @@ impl Fleet {
         id: &BuildId,
         offset: usize,
         limit: usize,
-    ) -> Result<(BuildState, Vec<Said>), Failure> {
+    ) -> Result<(BuildState, Vec<LogLine>), Failure> {
         if let Ok(job) = self.job(template, id) {
-            return Ok(job.look(offset, limit));
+            return Ok(job.log_lines(offset, limit));
         }
         if self.build_path(template, id).exists() {
             return Ok((
                 BuildState::Ready,
-                self.said_before(template, id).into_iter().skip(offset).take(limit).collect(),
+                self.earlier_lines(template, id).into_iter().skip(offset).take(limit).collect(),
             ));
         }
         Err(Failure::new(Kind::NotFound, format!("there is no build {id} of template {template}")))
     }
 
     /// Calls off every build of a template.
-    pub(crate) fn call_off_builds(&self, template: &TemplateId) {
-        held(&self.jobs.running)
+    pub(crate) fn cancel_builds(&self, template: &TemplateId) {
+        lock_mutex(&self.jobs.running)
             .values()
             .filter(|job| job.template == *template)
-            .for_each(|job| job.call_off());
+            .for_each(|job| job.cancel());
     }
 
     /// What a build said, as far as its process came.
-    fn said_before(&self, template: &TemplateId, id: &BuildId) -> Vec<Said> {
+    fn earlier_lines(&self, template: &TemplateId, id: &BuildId) -> Vec<LogLine> {
         let Ok(file) = std::fs::File::open(self.log_path(template, id)) else { return Vec::new() };
         let lines = std::io::BufReader::new(file.take(LOG_FILE_MAX)).split(b'\n').map_while(Result::ok);
         // The last line may have been cut, also within a character.
@@ -416,22 +416,27 @@ impl Fleet {
 
     fn write_draft(
         &self,
-        job: &Job,
+        job: &BuildJob,
         failed: Option<(Option<String>, String)>,
         begun: Option<(i32, u64)>,
     ) -> Result<(), Failure> {
-        let asked =
-            Asked { tags: job.tags.clone(), cpu_milli: job.cpu_milli, memory: job.memory, failed, begun };
+        let asked = BuildJobRecord {
+            tags: job.tags.clone(),
+            cpu_milli: job.cpu_milli,
+            memory: job.memory,
+            failed,
+            begun,
+        };
         super::write_record(&self.draft_path(&job.template, &job.id), &asked).map_err(|error| {
             Failure::new(Kind::Host, "cannot write the build down").because(error).hint("make room: pal gc")
         })
     }
 
-    pub(crate) fn note_failed(&self, job: &Job, step: &str, failure: &Failure) -> Result<(), Failure> {
+    pub(crate) fn note_failed(&self, job: &BuildJob, step: &str, failure: &Failure) -> Result<(), Failure> {
         self.write_draft(job, Some((Some(step.to_owned()), failure.to_string())), None)
     }
 
-    pub(crate) fn forget_draft(&self, job: &Job) -> std::io::Result<()> {
+    pub(crate) fn forget_draft(&self, job: &BuildJob) -> std::io::Result<()> {
         fs::remove_file(self.draft_path(&job.template, &job.id))
     }
 
@@ -444,7 +449,7 @@ impl Fleet {
         {
             let id =
                 path.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| stem.parse::<BuildId>().ok());
-            if id.is_none_or(|id| !held(&self.jobs.running).contains_key(&id)) {
+            if id.is_none_or(|id| !lock_mutex(&self.jobs.running).contains_key(&id)) {
                 let _ = fs::remove_file(path.with_extension("log"));
                 let _ = fs::remove_file(path);
             }
@@ -452,12 +457,12 @@ impl Fleet {
     }
 }
 
-impl Jobs {
-    fn add(&self, job: Job) -> Arc<Job> {
+impl BuildJobs {
+    fn add(&self, job: BuildJob) -> Arc<BuildJob> {
         let job = Arc::new(job);
-        let mut running = held(&self.running);
+        let mut running = lock_mutex(&self.running);
         if running.len() >= JOBS_MAX {
-            running.retain(|_, job| held(&job.log).state == BuildState::Building);
+            running.retain(|_, job| lock_mutex(&job.log).state == BuildState::Building);
         }
         running.insert(job.id.clone(), job.clone());
         job

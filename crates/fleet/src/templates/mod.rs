@@ -4,19 +4,17 @@
 //! Invariant: layers are shared and go when no build, Body or snapshot stands on them any more.
 
 pub(crate) mod build;
+pub mod dockerfile;
 mod image;
 mod interpreter;
 mod jobs;
-mod keep;
-pub mod recipe;
-mod said;
 mod setup;
 pub(crate) mod start;
 
-pub use build::{Act, BuildRequest, From, STEPS_MAX, Step};
-pub(crate) use jobs::Jobs;
-pub use jobs::{BuildState, Job, Said};
-pub use setup::{BASE, INTERPRETER, Say};
+pub use build::{BaseImage, BuildRequest, BuildStep, Instruction, STEPS_MAX};
+pub(crate) use jobs::BuildJobs;
+pub use jobs::{BuildJob, BuildState, LogLine};
+pub use setup::{BASE, INTERPRETER, ProgressFn};
 
 use std::{
     collections::BTreeSet,
@@ -27,19 +25,21 @@ use std::{
 
 use body::{
     layers,
-    root::{LayerBelow, Under},
-    snapshot::Manifest,
+    root::{LowerLayer, RootfsStack},
+    snapshot::SnapshotManifest,
 };
 use proto::{
-    Draft, Failure, Kind, LayerId, Spec, TemplateId,
+    Failure, Kind, LayerId, Spec, TemplateId,
+    event_data::{TemplateBuilt, TemplateChanged, TemplateCreated, TemplateRemoved},
     spec::Home,
-    template::{Base, Build, BuildId, DEFAULT_TAG, Named, Settings, Tag, Template, VERSION},
+    template::{
+        BodyBase, BuildId, DEFAULT_TAG, Tag, Template, TemplateBuild, TemplateName, TemplateSettings, VERSION,
+    },
     workspace::Workspace,
 };
 use serde::{Serialize, de::DeserializeOwned};
-use serde_json::json;
 
-use crate::Fleet;
+use crate::{Fleet, data};
 
 const RECORD_LEN_MAX: u64 = 1 << 20;
 /// Most tags of one template.
@@ -54,14 +54,14 @@ pub struct TemplateView {
     #[serde(flatten)]
     pub template: Template,
     /// Its builds that are whole, newest first.
-    pub builds: Vec<Build>,
+    pub builds: Vec<TemplateBuild>,
     /// What its layers take, those it shares with others included.
     pub bytes: u64,
 }
 
 impl TemplateView {
     /// The build that the name alone means.
-    pub fn default_build(&self) -> Option<&Build> {
+    pub fn default_build(&self) -> Option<&TemplateBuild> {
         let wanted = &self.template.tags.get(DEFAULT_TAG)?.build;
         self.builds.iter().find(|build| build.id == *wanted)
     }
@@ -69,13 +69,13 @@ impl TemplateView {
 
 /// What a Body is to be made from.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Origin {
+pub(crate) struct ResolvedTemplate {
     /// What is below its upper.
-    pub under: Under,
+    pub rootfs: RootfsStack,
     /// What its spec says of that.
-    pub base: Option<Base>,
+    pub base: Option<BodyBase>,
     /// What it takes over.
-    pub settings: Settings,
+    pub settings: TemplateSettings,
     /// Repositories that come with a snapshot.
     pub workspaces: Vec<Workspace>,
     /// The home that comes with it.
@@ -85,7 +85,7 @@ pub(crate) struct Origin {
     /// Their ports that somebody will want to reach.
     pub ports: Vec<u16>,
     /// The machine that was frozen, and where.
-    pub machine: Option<(PathBuf, body::vm::record::Machine)>,
+    pub machine: Option<(PathBuf, body::vm::record::VmRecord)>,
 }
 
 impl Fleet {
@@ -110,7 +110,7 @@ impl Fleet {
         self.find_template(key)?.map(|template| self.template_view(template)).ok_or_else(|| unknown(key))
     }
 
-    fn template_records(&self) -> Vec<Template> {
+    pub(crate) fn template_records(&self) -> Vec<Template> {
         let entries = fs::read_dir(self.data.join("templates")).into_iter().flatten().flatten();
         entries.filter_map(|entry| read_record(&entry.path().join("manifest.json")).ok()).collect()
     }
@@ -127,7 +127,7 @@ impl Fleet {
         TemplateView { template, builds, bytes }
     }
 
-    fn builds(&self, id: &TemplateId) -> Vec<Build> {
+    pub(crate) fn builds(&self, id: &TemplateId) -> Vec<TemplateBuild> {
         let entries = fs::read_dir(self.template_dir(id).join("builds")).into_iter().flatten().flatten();
         let whole = entries
             .map(|entry| entry.path())
@@ -137,7 +137,7 @@ impl Fleet {
 
     /// The record of a template, by id, name or alias; a tag is ignored.
     pub fn find_template(&self, key: &str) -> Result<Option<Template>, Failure> {
-        let Ok(named) = key.parse::<Named>() else { return Ok(None) };
+        let Ok(named) = key.parse::<TemplateName>() else { return Ok(None) };
         if let Ok(id) = named.name.parse::<TemplateId>()
             && let Ok(template) = read_record(&self.template_dir(&id).join("manifest.json"))
         {
@@ -149,9 +149,9 @@ impl Fleet {
     }
 
     /// The build that `key` means: by name and tag, by id and tag, or by the build's own id.
-    pub fn template_build(&self, key: &str) -> Result<Build, Failure> {
+    pub fn template_build(&self, key: &str) -> Result<TemplateBuild, Failure> {
         let template = self.find_template(key)?.ok_or_else(|| unknown(key))?;
-        let asked = key.parse::<Named>().ok().and_then(|named| named.tag);
+        let asked = key.parse::<TemplateName>().ok().and_then(|named| named.tag);
         let tag = asked.as_deref().unwrap_or(DEFAULT_TAG);
         let by_id = || tag.parse::<BuildId>().ok();
         let meant = |tag: &str| template.tags.get(tag).map(|tag| tag.build.clone());
@@ -166,21 +166,21 @@ impl Fleet {
                     proto::text::visible(tag)
                 ),
             )
-            .hint(format!("see its tags: pal templates inspect {}", template.name))
+            .hint(format!("see its tags: pal template inspect {}", template.name))
         })?;
         read_record(&self.template_dir(&template.id).join("builds").join(format!("{id}.json"))).map_err(
             |error| {
                 Failure::new(Kind::NotFound, format!("build {id} of template {} is not there", template.name))
                     .because(error)
-                    .hint("build it again: pal templates build")
+                    .hint("build it again: pal template build")
             },
         )
     }
 
     /// What a Body of that template is made from.
-    pub(crate) fn origin(&self, key: &str) -> Result<Origin, Failure> {
+    pub(crate) fn resolve_template(&self, key: &str) -> Result<ResolvedTemplate, Failure> {
         if key == "host" {
-            return Ok(Origin::default());
+            return Ok(ResolvedTemplate::default());
         }
         if self.find_template(key)?.is_some() {
             return self.origin_of(self.template_build(key)?);
@@ -192,15 +192,15 @@ impl Fleet {
     }
 
     /// The same for a snapshot.
-    pub(crate) fn origin_of_snapshot(&self, manifest: Manifest) -> Result<Origin, Failure> {
-        let under = self.under_snapshot(&manifest)?;
+    pub(crate) fn origin_of_snapshot(&self, manifest: SnapshotManifest) -> Result<ResolvedTemplate, Failure> {
+        let rootfs = self.under_snapshot(&manifest)?;
         let machine =
             manifest.machine.map(|machine| (self.data.join("snapshots").join(manifest.id.as_str()), machine));
         let (home, at_start, ports) = (manifest.home, manifest.at_start, manifest.ports);
-        Ok(Origin {
-            under,
+        Ok(ResolvedTemplate {
+            rootfs,
             base: manifest.base,
-            settings: Settings::default(),
+            settings: TemplateSettings::default(),
             workspaces: manifest.workspaces,
             home,
             at_start,
@@ -210,38 +210,43 @@ impl Fleet {
     }
 
     /// The same for a build.
-    pub(crate) fn origin_of(&self, build: Build) -> Result<Origin, Failure> {
+    pub(crate) fn origin_of(&self, build: TemplateBuild) -> Result<ResolvedTemplate, Failure> {
         if build.layers.is_empty() {
             // Made where there was nothing to make it from: the host's own root.
-            return Ok(Origin { settings: build.settings, ..Origin::default() });
+            return Ok(ResolvedTemplate { settings: build.settings, ..ResolvedTemplate::default() });
         }
         let layers = self.layers_below(&build.layers)?;
-        let base = Base {
+        let base = BodyBase {
             template: build.template,
             build: build.id,
             layers: build.layers,
             sudo: build.settings.sudo,
             start: build.settings.start.clone(),
         };
-        let under = Under { layers: Some(layers), ..Under::default() };
-        Ok(Origin { under, base: Some(base), settings: build.settings, ..Origin::default() })
+        let rootfs = RootfsStack { layers: Some(layers), ..RootfsStack::default() };
+        Ok(ResolvedTemplate {
+            rootfs,
+            base: Some(base),
+            settings: build.settings,
+            ..ResolvedTemplate::default()
+        })
     }
 
-    pub(crate) fn layers_below(&self, ids: &[LayerId]) -> Result<Vec<LayerBelow>, Failure> {
+    pub(crate) fn layers_below(&self, ids: &[LayerId]) -> Result<Vec<LowerLayer>, Failure> {
         let below = |id: &LayerId| {
             layers::below(&self.layers_dir().join(id.as_str())).map_err(|error| {
                 Failure::new(Kind::Host, format!("layer {id} of the template cannot be used"))
                     .because(error)
-                    .hint("build the template again: pal templates build, or pal setup base")
+                    .hint("build the template again: pal template build, or pal setup base")
             })
         };
         ids.iter().map(below).collect()
     }
 
     /// What is below a Body that exists.
-    pub(crate) fn under(&self, spec: &Spec) -> Result<Under, Failure> {
+    pub(crate) fn rootfs_stack(&self, spec: &Spec) -> Result<RootfsStack, Failure> {
         let layers = spec.base.as_ref().map(|base| self.layers_below(&base.layers)).transpose()?;
-        let mut under = Under {
+        let mut rootfs = RootfsStack {
             snapshots: self.below(spec)?,
             layers,
             workspaces: self.workspaces_below(&spec.workspaces)?,
@@ -249,9 +254,9 @@ impl Fleet {
             vm: None,
         };
         if spec.layer == proto::Layer::Microvm {
-            under.vm = Some(self.parts(spec, &under)?);
+            rootfs.vm = Some(self.parts(spec, &rootfs)?);
         }
-        Ok(under)
+        Ok(rootfs)
     }
 
     /// A template of that name, made if there is none.
@@ -275,7 +280,7 @@ impl Fleet {
             created_at: now.clone(),
             updated_at: now,
         };
-        self.append(draft("template.created", json!({ "template": template.id, "name": template.name })))?;
+        self.note(TemplateCreated { template: template.id.clone(), name: template.name.clone() })?;
         self.write_template(&template)?;
         Ok(template)
     }
@@ -303,8 +308,12 @@ impl Fleet {
         let done = change(&mut template)?;
         if template != before {
             template.updated_at = store::clock::now();
-            let data = json!({ "template": template.id, "name": template.name, "public": template.public, "tags": template.tags });
-            self.append(draft("template.changed", data))?;
+            self.note(TemplateChanged {
+                template: template.id.clone(),
+                name: template.name.clone(),
+                public: template.public,
+                tags: template.tags.clone(),
+            })?;
             self.write_template(&template)?;
         }
         Ok((template, done))
@@ -348,8 +357,7 @@ impl Fleet {
 
     /// What whoever may send these files was told, and nobody else can know.
     pub fn upload_token(&self, id: &TemplateId, hash: &str) -> String {
-        let drafted = draft("upload", json!([self.key, id, hash.to_ascii_lowercase()]));
-        proto::Event::chain(drafted, 0, String::new(), proto::event::GENESIS).hash
+        data::upload_token(&self.key, id, hash)
     }
 
     /// Has these tags mean the build that `target` means today.
@@ -388,12 +396,14 @@ impl Fleet {
     }
 
     /// Writes a whole build down and points tags at it.
-    pub(crate) fn keep_build(&self, build: &Build, tags: &[String]) -> Result<(), Failure> {
+    pub(crate) fn keep_build(&self, build: &TemplateBuild, tags: &[String]) -> Result<(), Failure> {
         let path = self.template_dir(&build.template).join("builds").join(format!("{}.json", build.id));
-        self.append(draft(
-            "template.built",
-            json!({ "template": build.template, "build": build.id, "tags": tags, "bytes": build.bytes }),
-        ))?;
+        self.note(TemplateBuilt {
+            template: build.template.clone(),
+            build: build.id.clone(),
+            tags: tags.to_vec(),
+            bytes: build.bytes,
+        })?;
         write_record(&path, build).map_err(|error| {
             Failure::new(Kind::Host, "cannot write the build down").because(error).hint("make room: pal gc")
         })?;
@@ -411,8 +421,8 @@ impl Fleet {
     pub fn remove_template(&self, key: &str) -> Result<TemplateId, Failure> {
         let _lock = self.lock_templates()?;
         let template = self.find_template(key)?.ok_or_else(|| unknown(key))?;
-        self.call_off_builds(&template.id);
-        self.append(draft("template.removed", json!({ "template": template.id, "name": template.name })))?;
+        self.cancel_builds(&template.id);
+        self.note(TemplateRemoved { template: template.id.clone(), name: template.name.clone() })?;
         let dir = self.template_dir(&template.id);
         // Without its manifest it is none any more, whatever becomes of us.
         let removed = fs::remove_file(dir.join("manifest.json")).and_then(|()| fs::remove_dir_all(&dir));
@@ -425,8 +435,8 @@ impl Fleet {
 }
 
 /// A name that a template may have.
-pub(crate) fn check_name(name: &str) -> Result<Named, Failure> {
-    let named: Named = name
+pub(crate) fn check_name(name: &str) -> Result<TemplateName, Failure> {
+    let named: TemplateName = name
         .parse()
         .map_err(|error: proto::template::NameError| Failure::new(Kind::Usage, error.to_string()))?;
     if RESERVED.contains(&named.name.as_str()) {
@@ -439,11 +449,6 @@ pub(crate) fn check_name(name: &str) -> Result<Named, Failure> {
     Ok(named)
 }
 
-/// An event that is about no Body.
-pub(crate) fn draft(kind: &str, data: serde_json::Value) -> Draft {
-    Draft { kind: kind.to_owned(), body: None, brain: None, data }
-}
-
 pub(crate) fn unknown(key: &str) -> Failure {
     let shown: String = proto::text::visible(&key.chars().take(200).collect::<String>());
     let failure = Failure::new(Kind::NotFound, format!("there is no template {shown:?}"));
@@ -452,7 +457,7 @@ pub(crate) fn unknown(key: &str) -> Failure {
             failure.hint(format!("make it once, from Debian's packages: pal setup {key}"))
         }
         _ => failure
-            .hint("templates are `host`, what `pal templates` lists, and your snapshots: pal snapshots"),
+            .hint("templates are `host`, what `pal template ls` lists, and your snapshots: pal snapshot ls"),
     }
 }
 

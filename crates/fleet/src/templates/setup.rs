@@ -21,11 +21,12 @@ use body::{
 };
 use proto::{
     Failure, Kind, LayerId,
-    template::{Build, BuildId, DEFAULT_TAG, Settings, VERSION},
+    template::{BuildId, DEFAULT_TAG, TemplateBuild, TemplateSettings, VERSION},
 };
 
-use super::{interpreter, said::each_line};
-use crate::{Fleet, Garbage, Sweep, TemplateView, failures};
+use super::interpreter;
+use crate::child_output::for_each_line;
+use crate::{Fleet, GarbageItem, GcMode, TemplateView, failures};
 
 /// The template of E2B's clients that name none.
 pub const BASE: &str = "base";
@@ -82,7 +83,7 @@ const DPKG_OPTIONS: &[&str] = &[
 /// Done in the new root at the end: the account, what it may do, and where it finds programs.
 const FINISH: &[&str] = &[
     r#"chroot "$1" useradd --create-home --shell /bin/bash --uid 1000 --user-group user"#,
-    // Programs find the way out of a build by these, also as root.
+    // Programs find the egress proxy of a build by these, also as root.
     r#"printf '%s\n' 'user ALL=(ALL:ALL) NOPASSWD: ALL' 'Defaults env_keep += "http_proxy https_proxy HTTP_PROXY HTTPS_PROXY no_proxy NO_PROXY SSL_CERT_FILE CURL_CA_BUNDLE GIT_SSL_CAINFO NODE_EXTRA_CA_CERTS REQUESTS_CA_BUNDLE PIP_CERT"' > "$1/etc/sudoers.d/user" && chmod 0440 "$1/etc/sudoers.d/user""#,
     r#"echo 'Set disable_coredump false' > "$1/etc/sudo.conf""#,
     r#"echo 'LANG=C.UTF-8' > "$1/etc/default/locale""#,
@@ -99,16 +100,21 @@ const PLACES: [&str; 5] = ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local
 const SCRATCH: &str = "/var/tmp";
 
 /// Hears how far the work is.
-pub type Say<'a> = &'a mut (dyn FnMut(&str) + Send);
+pub type ProgressFn<'a> = &'a mut (dyn FnMut(&str) + Send);
 
 impl Fleet {
     /// Makes a template of the product's own, unless it is there.
-    pub fn setup(&self, name: &str, say: Say<'_>) -> Result<TemplateView, Failure> {
+    pub fn setup(&self, name: &str, say: ProgressFn<'_>) -> Result<TemplateView, Failure> {
         self.setup_with(name, &PLACES.map(PathBuf::from), say)
     }
 
     /// The same with programs that are looked for in these directories.
-    pub fn setup_with(&self, name: &str, places: &[PathBuf], say: Say<'_>) -> Result<TemplateView, Failure> {
+    pub fn setup_with(
+        &self,
+        name: &str,
+        places: &[PathBuf],
+        say: ProgressFn<'_>,
+    ) -> Result<TemplateView, Failure> {
         if name != BASE && name != INTERPRETER {
             return Err(Failure::new(
                 Kind::Usage,
@@ -142,7 +148,7 @@ impl Fleet {
         })
     }
 
-    fn setup_base(&self, places: &[PathBuf], say: Say<'_>) -> Result<Build, Failure> {
+    fn setup_base(&self, places: &[PathBuf], say: ProgressFn<'_>) -> Result<TemplateBuild, Failure> {
         let _building = self.building()?;
         let settings = own_settings();
         if let Some(program) = find_program("mmdebstrap", places) {
@@ -162,14 +168,14 @@ impl Fleet {
             return self.finish_build(self.name_template(BASE)?.id, vec![layer], settings, &source);
         }
         say("neither mmdebstrap nor debootstrap is here: `base` becomes this machine's own root");
-        say("for the real one: apt-get install mmdebstrap && pal templates rm base && pal setup base");
+        say("for the real one: apt-get install mmdebstrap && pal template rm base && pal setup base");
         let template = self.name_template(BASE)?;
-        let settings = Settings { sudo: false, ..settings };
+        let settings = TemplateSettings { sudo: false, ..settings };
         let source = "this machine's own root, read-only, for want of mmdebstrap or debootstrap";
         self.finish_build(template.id, Vec::new(), settings, source)
     }
 
-    fn setup_interpreter(&self, places: &[PathBuf], say: Say<'_>) -> Result<Build, Failure> {
+    fn setup_interpreter(&self, places: &[PathBuf], say: ProgressFn<'_>) -> Result<TemplateBuild, Failure> {
         let _building = self.building()?;
         let program = find_program("mmdebstrap", places).ok_or_else(|| {
             Failure::new(
@@ -194,8 +200,9 @@ impl Fleet {
     }
 
     /// Room for what makes a template, without what somebody left there who was killed. Whoever asks has the turn.
-    fn scratch(&self, name: &str) -> Result<Scratch, Failure> {
-        let scratch = Scratch { path: self.scratch_path(name), programs: self.maker.programs.clone() };
+    fn scratch(&self, name: &str) -> Result<ScratchDir, Failure> {
+        let scratch =
+            ScratchDir { path: self.scratch_path(name), programs: self.launch_context.programs.clone() };
         let made = scratch.clear().and_then(|()| fs::DirBuilder::new().mode(0o755).create(&scratch.path));
         made.map_err(|error| {
             Failure::new(Kind::Host, format!("cannot make room in {SCRATCH}")).because(error)
@@ -210,11 +217,11 @@ impl Fleet {
     }
 
     /// What somebody left who was killed while making a template.
-    pub(crate) fn sweep_scratch(&self, sweep: Sweep, found: &mut Vec<Garbage>) {
+    pub(crate) fn sweep_scratch(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) {
         for name in [BASE, INTERPRETER] {
-            let scratch = std::mem::ManuallyDrop::new(Scratch {
+            let scratch = std::mem::ManuallyDrop::new(ScratchDir {
                 path: self.scratch_path(name),
-                programs: self.maker.programs.clone(),
+                programs: self.launch_context.programs.clone(),
             });
             let lock = fs::File::open(self.data.join("templates").join(format!("{name}.lock")));
             let idle = lock.is_ok_and(|lock| {
@@ -227,13 +234,13 @@ impl Fleet {
                 .ok()
                 .and_then(|dir| sys::tree::usage(dir.as_fd()).ok())
                 .map_or(0, |usage| usage.bytes);
-            found.push(Garbage {
+            found.push(GarbageItem {
                 kind: "scratch",
                 name: name.to_owned(),
                 bytes,
                 why: "the template was never finished".to_owned(),
             });
-            if sweep == Sweep::Remove {
+            if sweep == GcMode::Remove {
                 let _ = scratch.clear();
             }
         }
@@ -244,9 +251,9 @@ impl Fleet {
         &self,
         name: &str,
         source: &str,
-        settings: Settings,
+        settings: TemplateSettings,
         archive: impl Read,
-    ) -> Result<Build, Failure> {
+    ) -> Result<TemplateBuild, Failure> {
         let template = self.name_template(name)?;
         let _building = self.building()?;
         let layer = self.import_layer(source, archive)?;
@@ -264,10 +271,15 @@ impl Fleet {
     }
 
     /// A layer in the making.
-    pub(crate) fn draft_layer(&self, id: &LayerId) -> Result<layers::Draft<'_>, Failure> {
+    pub(crate) fn draft_layer(&self, id: &LayerId) -> Result<layers::LayerDraft<'_>, Failure> {
         let ids = ids::of_layers().map_err(failures::ids)?;
-        layers::Draft::begin(&self.maker.programs, &self.layers_dir(), &format!("{id}.part"), ids)
-            .map_err(failures::layer)
+        layers::LayerDraft::begin(
+            &self.launch_context.programs,
+            &self.layers_dir(),
+            &format!("{id}.part"),
+            ids,
+        )
+        .map_err(failures::layer)
     }
 
     /// Writes a build down; the name alone means it from now on.
@@ -275,12 +287,12 @@ impl Fleet {
         &self,
         template: proto::TemplateId,
         layers: Vec<LayerId>,
-        settings: Settings,
+        settings: TemplateSettings,
         source: &str,
-    ) -> Result<Build, Failure> {
+    ) -> Result<TemplateBuild, Failure> {
         let drawn = sys::random::bytes()
             .map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
-        let build = Build {
+        let build = TemplateBuild {
             v: VERSION,
             id: BuildId::from_random(drawn),
             template,
@@ -302,12 +314,17 @@ impl Fleet {
     }
 
     /// Makes a layer of what a program writes to its standard output; what it says is passed on.
-    fn layer_from(&self, mut command: Command, source: &str, say: Say<'_>) -> Result<LayerId, Failure> {
+    fn layer_from(
+        &self,
+        mut command: Command,
+        source: &str,
+        say: ProgressFn<'_>,
+    ) -> Result<LayerId, Failure> {
         let cannot =
             |error: std::io::Error| Failure::new(Kind::Host, "cannot make the template").because(error);
         let id = LayerId::from_random(sys::random::bytes().map_err(cannot)?);
         let draft = self.draft_layer(&id)?;
-        sys::process::apart(&mut command);
+        sys::process::own_process_group(&mut command);
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -330,7 +347,7 @@ impl Fleet {
                     last.remove(0);
                 }
             };
-            stderr.into_iter().for_each(|stderr| each_line(stderr, &mut hear));
+            stderr.into_iter().for_each(|stderr| for_each_line(stderr, &mut hear));
             unpacking.join().unwrap_or_else(|_| Err(Failure::new(Kind::Internal, "unpacking was cut short")))
         });
         // An archive that was cut at the end of a file looks whole; its maker's word decides.
@@ -349,12 +366,12 @@ impl Fleet {
 }
 
 /// Room on a disk, outside of the data directory because programs with other ids must reach it; gone when it is dropped.
-struct Scratch {
+struct ScratchDir {
     path: PathBuf,
     programs: body::programs::Programs,
 }
 
-impl Scratch {
+impl ScratchDir {
     fn clear(&self) -> std::io::Result<()> {
         let Ok(found) = fs::symlink_metadata(&self.path) else { return Ok(()) };
         // Everybody may write beside it.
@@ -377,21 +394,21 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchDir {
     fn drop(&mut self) {
         let _ = self.clear();
     }
 }
 
 /// Settings of the templates that the product makes itself.
-pub(super) fn own_settings() -> Settings {
+pub(super) fn own_settings() -> TemplateSettings {
     let env = [("LANG".to_owned(), "C.UTF-8".to_owned())].into();
-    Settings {
+    TemplateSettings {
         env,
         user: Some("user".into()),
         workdir: Some("/home/user".into()),
         sudo: true,
-        ..Settings::default()
+        ..TemplateSettings::default()
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use body::{Guest, guest::GuestError};
+use body::{GuestClient, guest::GuestError};
 use proto::{
-    BodyId, Draft, Failure, Kind,
-    template::Start,
+    BodyId, Failure, Kind,
+    event_data::{ExecStarted, StartedBy},
+    template::StartCommand,
     wire::process::{ProcessConfig, StartRequest, process_event},
 };
-use serde_json::json;
 
 use crate::{Fleet, failures};
 
@@ -26,20 +26,31 @@ impl Fleet {
     pub(crate) async fn start_template(
         &self,
         id: &BodyId,
-        start: &Start,
-        patience: Patience,
+        start: &StartCommand,
+        patience: ReadyWait,
     ) -> Result<(), Failure> {
         let guest = self.guest(id);
         if let Some(command) = &start.command {
-            let data = json!({ "argv": shell(command), "by": "template", "detached": true });
-            self.append(Draft::body("exec.started", id, data))?;
+            let data = ExecStarted {
+                argv: shell(command),
+                user: None,
+                workdir: None,
+                tty: false,
+                env: Vec::new(),
+                timeout_ms: None,
+                tag: None,
+                by: Some(StartedBy::Template),
+                detached: true,
+            };
+            self.write(id, data)?;
             // It runs once its first word is there; when the stream is dropped then, it goes on.
-            let begun =
-                async { guest.line().await?.start(&request(command), None, None).await?.next().await };
-            body::guest::in_time(begun).await.and_then(|begun| begun).map_err(failures::guest)?;
+            let begun = async {
+                guest.connect_http().await?.start(&request(command), None, None).await?.next().await
+            };
+            body::guest::with_timeout(begun).await.and_then(|begun| begun).map_err(failures::guest)?;
         }
         match &start.ready {
-            Some(ready) if patience == Patience::NoNaps && is_nap(ready) => Ok(()),
+            Some(ready) if patience == ReadyWait::NoNaps && is_nap(ready) => Ok(()),
             Some(ready) => wait_ready(&guest, ready).await,
             None => Ok(()),
         }
@@ -48,7 +59,7 @@ impl Fleet {
 
 /// How a Body's readiness is waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Patience {
+pub(crate) enum ReadyWait {
     /// Whatever the template says.
     Whole,
     /// Not where it says only "wait so long": that was for the first time, when the template was built.
@@ -61,7 +72,7 @@ fn is_nap(ready: &str) -> bool {
     matches!(words[..], ["sleep", time] if time.parse::<f64>().is_ok())
 }
 
-async fn wait_ready(guest: &Guest, ready: &str) -> Result<(), Failure> {
+async fn wait_ready(guest: &GuestClient, ready: &str) -> Result<(), Failure> {
     let deadline = Instant::now() + READY_PATIENCE;
     let mut pause = LOOK_FIRST;
     loop {
@@ -87,9 +98,9 @@ async fn wait_ready(guest: &Guest, ready: &str) -> Result<(), Failure> {
 }
 
 /// One look: its exit code and what it said.
-async fn look(guest: &Guest, ready: &str) -> Result<(i32, Vec<u8>), GuestError> {
+async fn look(guest: &GuestClient, ready: &str) -> Result<(i32, Vec<u8>), GuestError> {
     let mut said = Vec::new();
-    let mut stream = guest.line().await?.start(&request(ready), None, Some(LOOK_PATIENCE)).await?;
+    let mut stream = guest.connect_http().await?.start(&request(ready), None, Some(LOOK_PATIENCE)).await?;
     loop {
         match stream.next().await {
             Ok(Some(event)) => match event.event {

@@ -9,14 +9,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use body::vm::{Known, Setup, VmError, engine, images::IMAGES_MAX, record::Machine, setup::Verdict};
+use body::vm::{
+    HypervisorRecord, SetupRecord, VmError, hypervisor_root, images::IMAGES_MAX, record::VmRecord,
+    setup::KvmVerdict,
+};
 use proto::{
     Failure, Kind, Layer, Spec,
     vm::{Accelerator, Engine, KVM},
 };
 
-use super::failure;
-use crate::{Fleet, Settings, templates::Say};
+use super::vm_failure;
+use crate::{Fleet, Settings, templates::ProgressFn};
 
 /// Most disks below the upper of a machine that Firecracker drives: it has no room for more devices.
 const FIRECRACKER_IMAGES_MAX: usize = 14;
@@ -31,7 +34,7 @@ impl Fleet {
         &self,
         layer: Layer,
         asked: Option<Engine>,
-        frozen: Option<&Machine>,
+        frozen: Option<&VmRecord>,
     ) -> Result<Option<Engine>, Failure> {
         match (layer, asked.or(frozen.map(|machine| machine.hypervisor))) {
             (Layer::Microvm, None) => Ok(Some(self.settings()?.engine.unwrap_or_default())),
@@ -45,11 +48,15 @@ impl Fleet {
         &self,
         which: Engine,
         program: Option<PathBuf>,
-        say: Say<'_>,
-    ) -> Result<Known, Failure> {
-        let setup = self.setup_microvm(None, say)?;
+        say: ProgressFn<'_>,
+    ) -> Result<HypervisorRecord, Failure> {
+        let setup = self.proven_setup(say)?;
         if which == Engine::Qemu {
-            return Ok(Known { program: None, version: setup.engine_mark, verdict: setup.verdict });
+            return Ok(HypervisorRecord {
+                program: None,
+                version: setup.engine_mark,
+                verdict: setup.verdict,
+            });
         }
         if let Some(named) = program.as_ref().filter(|named| !named.is_file()) {
             return Err(Failure::new(Kind::NotFound, format!("there is no program {}", named.display()))
@@ -58,54 +65,53 @@ impl Fleet {
         let decided = self.settings()?;
         let known = setup.engines.get(&which).and_then(|known| known.program.as_deref());
         let named = program.or_else(|| decided.program(which).or(known).map(Path::to_owned));
-        let found = engine::other(which, named.as_deref()).map_err(|error| absent(which, error))?;
-        let mut known = Known {
+        let found = hypervisor_root::other(which, named.as_deref()).map_err(|error| absent(which, error))?;
+        let mut known = HypervisorRecord {
             program: named,
             version: version(which.name(), &found, &where_to_get(which))?,
             verdict: None,
         };
-        self.ground().remember(which, &known).map_err(failure)?;
-        if let Some(jail) = self.jail_of(which, &self.ground().setup().map_err(failure)?)? {
+        self.microvm_install().remember(which, &known).map_err(vm_failure)?;
+        if let Some(jail) = self.jail_of(which, &self.microvm_install().setup().map_err(vm_failure)?)? {
             say(&super::jail::said(&jail));
         }
         say(&format!("trying whether the processor runs machines under {which}"));
-        known.verdict = Some(self.judge_engine(which)?);
-        self.ground().remember(which, &known).map_err(failure)?;
+        known.verdict = Some(self.probe_engine(which)?);
+        self.microvm_install().remember(which, &known).map_err(vm_failure)?;
         Ok(known)
     }
 
-    fn judge_engine(&self, which: Engine) -> Result<Verdict, Failure> {
+    fn probe_engine(&self, which: Engine) -> Result<KvmVerdict, Failure> {
         let boot_id = sys::proc::boot_id().unwrap_or_default();
-        let (accelerator, why) = match self.try_engine(which) {
+        let setup = self.microvm_install().setup().map_err(vm_failure)?;
+        let (accelerator, why) = match self.try_engine(&setup, which) {
             Ok(()) => (Accelerator::Kvm, "a machine was booted with it".to_owned()),
             // That says nothing of the processor.
             Err(failure) if super::jail::is_its_fault(&failure) => return Err(failure),
-            Err(failure) => {
-                (Accelerator::Emulated, failure.causes().pop().unwrap_or_else(|| failure.to_string()))
-            }
+            Err(failure) => (Accelerator::Emulated, super::kvm_probe::first_line(&failure)),
         };
-        Ok(Verdict { accelerator, why, boot_id })
+        Ok(KvmVerdict { accelerator, why, boot_id })
     }
 
     /// Where the program of a hypervisor besides QEMU is.
-    pub(super) fn program_of(&self, which: Engine, setup: &Setup) -> Result<PathBuf, Failure> {
+    pub(super) fn program_of(&self, which: Engine, setup: &SetupRecord) -> Result<PathBuf, Failure> {
         let decided = self.settings()?;
         let known = setup.engines.get(&which).and_then(|known| known.program.as_deref());
         let named = decided.program(which).or(known);
-        engine::other(which, named).map_err(|error| absent(which, error))
+        hypervisor_root::other(which, named).map_err(|error| absent(which, error))
     }
 
     /// The root of a hypervisor, and what runs its machines.
     pub(super) fn engine_root(
         &self,
         which: Engine,
-        setup: &Setup,
+        setup: &SetupRecord,
     ) -> Result<(PathBuf, Accelerator), Failure> {
-        let ground = self.ground();
+        let install = self.microvm_install();
         if which.emulates() {
             let accelerator =
                 setup.verdict.as_ref().map_or(Accelerator::Emulated, |verdict| verdict.accelerator);
-            return Ok((ground.engine(setup).map_err(failure)?, accelerator));
+            return Ok((install.engine(setup).map_err(vm_failure)?, accelerator));
         }
         let decided = self.settings()?;
         let known = setup.engines.get(&which);
@@ -118,8 +124,8 @@ impl Fleet {
         }
         let boot_id = sys::proc::boot_id().unwrap_or_default();
         match known.and_then(|known| known.verdict.as_ref()).filter(|verdict| verdict.boot_id == boot_id) {
-            Some(Verdict { accelerator: Accelerator::Emulated, why, .. }) => Err(needs_kvm(which, why)),
-            _ => Ok((ground.other_engine(which, &program).map_err(failure)?, Accelerator::Kvm)),
+            Some(KvmVerdict { accelerator: Accelerator::Emulated, why, .. }) => Err(needs_kvm(which, why)),
+            _ => Ok((install.other_engine(which, &program).map_err(vm_failure)?, Accelerator::Kvm)),
         }
     }
 }
@@ -136,7 +142,7 @@ pub(super) fn room(spec: &Spec) -> usize {
 /// Whether so many images fit: they may come from a machine that had more room.
 pub(super) fn fits(spec: &Spec, images: usize) -> Result<(), Failure> {
     let room = room(spec);
-    if images > room { Err(failure(VmError::Layers(images, room))) } else { Ok(()) }
+    if images > room { Err(vm_failure(VmError::Layers(images, room))) } else { Ok(()) }
 }
 
 fn needs_kvm(which: Engine, why: &str) -> Failure {
@@ -151,7 +157,7 @@ fn absent(which: Engine, error: VmError) -> Failure {
         VmError::Missing(_) => Failure::new(Kind::Host, format!("{which} is not installed here"))
             .hint(where_to_get(which))
             .hint("or take the one that is set up: --engine qemu"),
-        error => failure(error),
+        error => vm_failure(error),
     }
 }
 
@@ -211,7 +217,7 @@ fn first_words(program: &Path) -> io::Result<String> {
 
 /// What is known of each hypervisor, for whoever wants to know what this host lacks.
 pub(crate) fn report(
-    setup: Option<&Setup>,
+    setup: Option<&SetupRecord>,
     settings: &Settings,
 ) -> Vec<(Engine, Result<String, String>, Option<String>)> {
     let boot_id = sys::proc::boot_id().unwrap_or_default();
@@ -221,7 +227,7 @@ pub(crate) fn report(
             let known = setup.and_then(|setup| setup.engines.get(&which));
             let try_it = format!("pal setup microvm --engine {which}");
             let named = settings.program(which).or(known.and_then(|known| known.program.as_deref()));
-            let found = engine::other(which, named);
+            let found = hypervisor_root::other(which, named);
             let verdict =
                 known.and_then(|known| known.verdict.as_ref()).filter(|verdict| verdict.boot_id == boot_id);
             match (found, verdict) {
@@ -235,7 +241,7 @@ pub(crate) fn report(
                     Err("installed; whether machines run under it was not tried".to_owned()),
                     Some(try_it),
                 ),
-                (Ok(_), Some(Verdict { accelerator: Accelerator::Kvm, .. })) => {
+                (Ok(_), Some(KvmVerdict { accelerator: Accelerator::Kvm, .. })) => {
                     (which, Ok(known.map_or_else(String::new, |known| known.version.clone())), None)
                 }
                 (Ok(_), Some(verdict)) => (

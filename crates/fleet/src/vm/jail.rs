@@ -5,12 +5,12 @@
 use std::path::{Path, PathBuf};
 
 use body::vm::{
-    Setup,
-    jail::{self, JAILER, Jail},
+    SetupRecord,
+    jail::{self, JAILER, JailSetup},
 };
 use proto::{Failure, Kind, vm::Engine};
 
-use super::{engines::version, failure};
+use super::{engines::version, vm_failure};
 use crate::{Fleet, Setting, settings::NONE};
 
 /// Where to get it.
@@ -18,17 +18,17 @@ const GET_IT: &str = "it comes with Firecracker: https://github.com/firecracker-
 
 impl Fleet {
     /// The jailer of a machine under that hypervisor; none where it is not Firecracker.
-    pub(super) fn jail_of(&self, which: Engine, setup: &Setup) -> Result<Option<Jail>, Failure> {
+    pub(super) fn jail_of(&self, which: Engine, setup: &SetupRecord) -> Result<Option<JailSetup>, Failure> {
         if which != Engine::Firecracker {
             return Ok(None);
         }
         let firecracker = self.program_of(which, setup)?;
         let jailer = match self.jailer(&firecracker)? {
             Ok(jailer) => jailer,
-            Err(why) => return Ok(Some(Jail::Absent { why })),
+            Err(why) => return Ok(Some(JailSetup::Absent { why })),
         };
-        let (ground, programs) = (self.ground(), &self.maker.programs);
-        let place = ground.jail(&jailer, programs).map_err(failure)?;
+        let (install, programs) = (self.microvm_install(), &self.launch_context.programs);
+        let place = install.jail(&jailer, programs).map_err(vm_failure)?;
         if !place.exists() {
             let version = version(JAILER, &jailer, GET_IT)?;
             if !jail::is_whole(&jailer) {
@@ -37,9 +37,9 @@ impl Fleet {
                     .hint("take one that was linked statically, as those of releases are")
                     .hint(GET_IT));
             }
-            ground.make_jail(&place, &jailer, programs, &version).map_err(failure)?;
+            install.make_jail(&place, &jailer, programs, &version).map_err(vm_failure)?;
         }
-        jail::of(place, &firecracker).map(Some).map_err(failure)
+        jail::of(place, &firecracker).map(Some).map_err(vm_failure)
     }
 
     /// Where it is, or why it is not used.
@@ -62,10 +62,10 @@ impl Fleet {
 }
 
 /// What is said of it.
-pub(super) fn said(jail: &Jail) -> String {
+pub(super) fn said(jail: &JailSetup) -> String {
     match jail {
-        Jail::Used { version, .. } => format!("jailer: {version}"),
-        Jail::Absent { why } => format!("no jailer: {why}"),
+        JailSetup::Used { version, .. } => format!("jailer: {version}"),
+        JailSetup::Absent { why } => format!("no jailer: {why}"),
     }
 }
 

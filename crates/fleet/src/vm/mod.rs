@@ -1,36 +1,36 @@
 //! Machines: what a microVM of this fleet is made from.
 
+mod boot_proof;
+pub(crate) mod boot_snapshot;
 pub(crate) mod engines;
-mod fork;
-mod frozen;
 mod jail;
-mod judge;
+mod kvm_probe;
+mod memory_snapshot;
 mod share;
-pub(crate) mod spare;
-mod swap;
-mod sweep;
-mod warm;
+mod suspend;
+pub(crate) mod vm_pool;
 
 use std::path::{Path, PathBuf};
 
 use body::{
-    root::Under,
-    vm::{self, Ground, Parts, Setup, Start, VmError, images, kernel},
+    root::RootfsStack,
+    vm::{self, LastBoot, MicrovmInstall, SetupRecord, VmError, VmParts, VmStartMode, images, kernel},
 };
 use proto::{
     Failure, Kind, Size, Spec,
     vm::{Accelerator, Engine},
 };
 
-use crate::{Create, Fleet, templates::Say};
+use serde::Serialize;
 
-pub(crate) use fork::Beside;
-pub(crate) use frozen::inherit;
-pub(crate) use share::{SHARE_TOOL, cannot_freeze, wrong_layer};
+use crate::{Create, Fleet, templates::ProgressFn};
+
+pub(crate) use memory_snapshot::inherit;
+pub(crate) use share::{SHARE_TOOL, cannot_freeze, no_sharing_on_layer};
 
 /// A kernel that the user brings.
 #[derive(Debug, Clone)]
-pub struct OwnKernel {
+pub struct CustomKernel {
     /// The kernel: packed or not.
     pub file: PathBuf,
     /// Its modules, such as `/lib/modules/VERSION`; none where everything is built in.
@@ -39,7 +39,7 @@ pub struct OwnKernel {
 
 /// What machines of this fleet boot with.
 #[derive(Debug, Clone)]
-pub struct Boots {
+pub struct BootFiles {
     /// The kernel.
     pub kernel: PathBuf,
     /// Its first file system.
@@ -50,8 +50,18 @@ pub struct Boots {
     pub memory: Size,
 }
 
+/// What was set up, and the boot that proved it.
+#[derive(Debug, Clone, Serialize)]
+pub struct SetupReport {
+    /// What is in use from now on.
+    #[serde(flatten)]
+    pub setup: SetupRecord,
+    /// The boot.
+    pub last_boot: LastBoot,
+}
+
 /// What drives a machine, and how.
-struct Hypervisor {
+struct HypervisorChoice {
     hypervisor: Engine,
     root: PathBuf,
     accelerator: Accelerator,
@@ -59,115 +69,158 @@ struct Hypervisor {
 
 impl Fleet {
     /// For whoever boots the same without Palisade, to compare.
-    pub fn boots(&self) -> Result<Boots, Failure> {
-        let ground = self.ground();
-        let setup = ground.setup().map_err(failure)?;
-        Ok(Boots {
-            kernel: ground.kernel(&setup),
-            initrd: ground.initrd(&setup, &self.maker.programs, Engine::Qemu, None).map_err(failure)?,
-            cmdline: ground.cmdline(&setup, Accelerator::Emulated, Engine::Qemu),
+    pub fn boot_files(&self) -> Result<BootFiles, Failure> {
+        let install = self.microvm_install();
+        let setup = install.setup().map_err(vm_failure)?;
+        Ok(BootFiles {
+            kernel: install.kernel(&setup),
+            initrd: install
+                .initrd(&setup, &self.launch_context.programs, Engine::Qemu, None)
+                .map_err(vm_failure)?,
+            cmdline: install.cmdline(&setup, Accelerator::Emulated, Engine::Qemu),
             memory: vm::plan::MEMORY_DEFAULT,
         })
     }
 
-    pub(crate) fn ground(&self) -> Ground {
-        Ground::of(&self.data)
+    pub(crate) fn microvm_install(&self) -> MicrovmInstall {
+        MicrovmInstall::of(&self.data)
     }
 
     /// Whether microVMs were set up here.
     pub fn has_microvms(&self) -> bool {
-        self.ground().setup().is_ok()
+        self.microvm_install().setup().is_ok()
     }
 
-    /// Prepares this host for microVMs: kernel, hypervisor, the image of this host. What is there is kept.
-    pub fn setup_microvm(&self, own: Option<OwnKernel>, say: Say<'_>) -> Result<Setup, Failure> {
-        let ground = self.ground();
+    /// Prepares this host for microVMs: kernel, hypervisor, the image of this host. What is there is kept. At the end an
+    /// emulated microVM boots and runs a command; what is set up is put into use only after that.
+    pub fn setup_microvm(
+        &self,
+        own: Option<CustomKernel>,
+        say: ProgressFn<'_>,
+    ) -> Result<SetupReport, Failure> {
         let say = std::cell::RefCell::new(say);
         let tell = |what: &str| (say.borrow_mut())(what);
-        install_tools(&tell)?;
-        let found = own.map(|own| kernel::Found {
+        let install = self.microvm_install();
+        let _turn = install.lock_setup().map_err(vm_failure)?;
+        let mut refused: Vec<String> = Vec::new();
+        let (setup, last_boot) = loop {
+            let setup = self.prepare_microvm(own.clone(), &refused, &tell)?;
+            match self.prove_boot(&setup, &tell) {
+                Ok(last_boot) => break (setup, last_boot),
+                // Another package may have a kernel that works.
+                Err(failure) if own.is_none() && setup.kernel_source.starts_with("linux-image-") => {
+                    tell(&format!("{failure}; trying another kernel"));
+                    refused.push(setup.kernel_source);
+                }
+                Err(failure) => return Err(failure),
+            }
+        };
+        install.adopt(&setup).and_then(|()| install.record_boot(&last_boot)).map_err(vm_failure)?;
+        Ok(SetupReport { setup: self.probe_kvm(setup, &tell)?, last_boot })
+    }
+
+    /// What is set up, where it was seen to boot; set up now otherwise.
+    fn proven_setup(&self, say: ProgressFn<'_>) -> Result<SetupRecord, Failure> {
+        let install = self.microvm_install();
+        match (install.setup(), install.last_boot()) {
+            (Ok(setup), Some(boot)) if boot.proves(&setup) => self.probe_kvm(setup, &|_| ()),
+            _ => Ok(self.setup_microvm(None, say)?.setup),
+        }
+    }
+
+    fn prepare_microvm(
+        &self,
+        own: Option<CustomKernel>,
+        refused: &[String],
+        tell: &dyn Fn(&str),
+    ) -> Result<SetupRecord, Failure> {
+        let install = self.microvm_install();
+        install_tools(tell)?;
+        let found = own.map(|own| kernel::KernelFiles {
             source: own.file.display().to_string(),
             kernel: own.file,
             modules: own.modules,
         });
-        let setup = ground.make(found, &tell).map_err(failure)?;
-        ground.initrd(&setup, &self.maker.programs, Engine::Qemu, None).map_err(failure)?;
-        if !images::host_is_made(&ground.dir().join("images")) {
+        let setup = install.prepare(found, refused, tell).map_err(vm_failure)?;
+        if !images::host_is_made(&install.dir().join("images")) {
             tell("making an image of this host's programs");
         }
-        images::of_host(&self.maker.programs, &ground.dir().join("images")).map_err(failure)?;
+        images::of_host(&self.launch_context.programs, &install.dir().join("images")).map_err(vm_failure)?;
         if vm::share::find().is_err() {
             tell(&format!("directories cannot be shared with microVMs: virtiofsd is not here; {SHARE_TOOL}"));
         }
-        self.judge(setup, &tell)
+        Ok(setup)
     }
 
     /// What a machine of that spec is made from; it boots.
-    pub(crate) fn parts(&self, spec: &Spec, under: &Under) -> Result<Parts, Failure> {
+    pub(crate) fn parts(&self, spec: &Spec, rootfs: &RootfsStack) -> Result<VmParts, Failure> {
         // Asked first: images take a minute and gigabytes to make, and are of no use without the rest.
-        self.ground().setup().map_err(failure)?;
-        let images = self.images(&self.ground(), spec, under)?;
+        self.microvm_install().setup().map_err(vm_failure)?;
+        let images = self.images(&self.microvm_install(), spec, rootfs)?;
         self.parts_with(spec, images, None)
     }
 
-    fn parts_with(&self, spec: &Spec, images: Vec<PathBuf>, disk: Option<PathBuf>) -> Result<Parts, Failure> {
-        let setup = self.ground().setup().map_err(failure)?;
+    fn parts_with(
+        &self,
+        spec: &Spec,
+        images: Vec<PathBuf>,
+        disk: Option<PathBuf>,
+    ) -> Result<VmParts, Failure> {
+        let setup = self.microvm_install().setup().map_err(vm_failure)?;
         let hypervisor = spec.engine.unwrap_or_default();
         let (root, accelerator) = self.engine_root(hypervisor, &setup)?;
-        self.parts_by(Hypervisor { hypervisor, root, accelerator }, spec, images, disk)
+        self.parts_by(&setup, HypervisorChoice { hypervisor, root, accelerator }, spec, images, disk)
     }
 
     fn parts_by(
         &self,
-        by: Hypervisor,
+        setup: &SetupRecord,
+        by: HypervisorChoice,
         spec: &Spec,
         images: Vec<PathBuf>,
         disk: Option<PathBuf>,
-    ) -> Result<Parts, Failure> {
-        let Hypervisor { hypervisor, root, accelerator } = by;
+    ) -> Result<VmParts, Failure> {
+        let HypervisorChoice { hypervisor, root, accelerator } = by;
         engines::fits(spec, images.len())?;
         share::check_engine(spec, hypervisor)?;
-        let ground = self.ground();
-        let setup = ground.setup().map_err(failure)?;
-        let start = Start::Boot {
-            kernel: ground.kernel(&setup),
-            initrd: ground.initrd(&setup, &self.maker.programs, hypervisor, spec.share).map_err(failure)?,
-            cmdline: ground.cmdline(&setup, accelerator, hypervisor),
+        let install = self.microvm_install();
+        let start = VmStartMode::Boot {
+            kernel: install.kernel(setup),
+            initrd: install
+                .initrd(setup, &self.launch_context.programs, hypervisor, spec.share)
+                .map_err(vm_failure)?,
+            cmdline: install.cmdline(setup, accelerator, hypervisor),
             disk,
         };
-        let empty = vm::disks::empty(&ground.dir().join("uppers"), spec.limits.disk.0).map_err(failure)?;
-        let jail = self.jail_of(hypervisor, &setup)?;
-        let sharer = spec.share.map(|_| ground.sharer()).transpose().map_err(failure)?;
-        Ok(Parts {
-            hypervisor,
-            engine: root,
-            accelerator,
-            images,
-            sharer,
-            jail,
-            empty,
-            start,
-            ahead: false,
-            alone: true,
-        })
+        let (disk_bytes, inodes) = (spec.limits.disk.0, spec.limits.inodes);
+        let empty =
+            vm::disks::empty(&install.dir().join("uppers"), disk_bytes, inodes).map_err(vm_failure)?;
+        let jail = self.jail_of(hypervisor, setup)?;
+        let sharer = spec.share.map(|_| install.sharer()).transpose().map_err(vm_failure)?;
+        Ok(VmParts { hypervisor, engine: root, accelerator, images, sharer, jail, empty, start })
     }
 
-    fn images(&self, ground: &Ground, spec: &Spec, under: &Under) -> Result<Vec<PathBuf>, Failure> {
-        let dir = ground.dir().join("images");
-        let programs = &self.maker.programs;
-        let (Some(layers), Some(base)) = (&under.layers, &spec.base) else {
-            return images::of_host(programs, &dir).map_err(failure);
+    fn images(
+        &self,
+        install: &MicrovmInstall,
+        spec: &Spec,
+        rootfs: &RootfsStack,
+    ) -> Result<Vec<PathBuf>, Failure> {
+        let dir = install.dir().join("images");
+        let programs = &self.launch_context.programs;
+        let (Some(layers), Some(base)) = (&rootfs.layers, &spec.base) else {
+            return images::of_host(programs, &dir).map_err(vm_failure);
         };
         let named: Vec<_> = base.layers.iter().map(|id| id.as_str()).zip(layers).collect();
-        images::of_layers(programs, &dir, &named, engines::room(spec)).map_err(failure)
+        images::of_layers(programs, &dir, &named, engines::room(spec)).map_err(vm_failure)
     }
 
     /// Limits that a machine cannot have, and those it has when nothing is asked for.
-    pub(crate) fn machine_limits(&self, request: &Create) -> crate::AskedLimits {
+    pub(crate) fn machine_limits(&self, request: &Create) -> crate::LimitRequest {
         let mut asked = request.limits.clone();
         asked.memory = asked.memory.or(Some(vm::plan::MEMORY_DEFAULT));
         asked.cpu_milli = asked.cpu_milli.or(Some(1000 * vm::plan::CPUS_DEFAULT.min(sys::proc::cpu_count())));
-        let room = Size((self.maker.capacity.disk.0 / 4) & !0xfff);
+        let room = Size((self.launch_context.capacity.disk.0 / 4) & !0xfff);
         asked.disk = asked.disk.or(Some(vm::plan::DISK_DEFAULT.min(room)));
         asked
     }
@@ -222,12 +275,19 @@ fn install_tools(tell: &dyn Fn(&str)) -> Result<(), Failure> {
         return failed("only root can install them, and only where there is apt-get".to_owned());
     }
     tell(&format!("installing {}", missing.join(", ")));
-    let installed = std::process::Command::new("/usr/bin/apt-get")
-        .args(["install", "-y", "-qq", "--no-install-recommends"])
-        .args(&missing)
-        .env("DEBIAN_FRONTEND", "noninteractive")
-        .stdin(std::process::Stdio::null())
-        .output();
+    let apt = |verb: &[&str]| {
+        std::process::Command::new("/usr/bin/apt-get")
+            .args(verb)
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .stdin(std::process::Stdio::null())
+            .output()
+    };
+    let install = || apt(&[&["install", "-y", "-qq", "--no-install-recommends"], &missing[..]].concat());
+    let installed = match install() {
+        // A fresh host may never have fetched the lists of its archives, or long ago.
+        Ok(output) if !output.status.success() => apt(&["update", "-qq"]).and_then(|_| install()),
+        installed => installed,
+    };
     match installed {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
@@ -238,16 +298,20 @@ fn install_tools(tell: &dyn Fn(&str)) -> Result<(), Failure> {
 }
 
 /// A machine that cannot be put together, as a person meets it.
-pub(crate) fn failure(error: VmError) -> Failure {
+pub(crate) fn vm_failure(error: VmError) -> Failure {
     let set_up = "set it up once: pal setup microvm";
     match error {
         VmError::NotSetUp => Failure::new(Kind::Host, "microVMs are not set up here").hint(set_up).hint("or choose `--layer process` (weaker: shares the host's kernel)"),
         VmError::Missing("apt-get") => {
             Failure::new(Kind::Host, "there is no apt-get here to fetch a kernel with").hint("bring one: pal setup microvm --kernel FILE --modules DIR")
         }
-        VmError::Missing(vm::share::VIRTIOFSD) => share::missing(),
+        VmError::Missing(vm::share::VIRTIOFSD) => share::virtiofsd_missing(),
+        VmError::Missing("xz") => {
+            Failure::new(Kind::Host, "the kernel's modules are packed with xz, which is not here to unpack them").hint("apt-get install xz-utils")
+        }
+        VmError::Driver { .. } => Failure::new(Kind::Host, error.to_string()).hint("bring a kernel that has it: pal setup microvm --kernel FILE --modules DIR"),
         VmError::Missing(tool) => Failure::new(Kind::Host, format!("microVMs need {tool}, which is not installed")).hint(set_up),
-        VmError::Kernel(what) => Failure::new(Kind::Usage, what).hint("name a kernel for this processor: vmlinux or bzImage, with virtio-mmio, virtio-blk, virtio-console, erofs and overlay"),
+        VmError::Kernel(what) => Failure::new(Kind::Usage, what).hint("name a kernel for this processor: vmlinux or bzImage, with virtio-mmio, virtio-blk, virtio-console, erofs, overlay and ext4"),
         VmError::Layers(..) => Failure::new(Kind::Host, error.to_string()).hint("build the template in fewer steps, or choose `--layer process`"),
         error => Failure::new(Kind::Host, "cannot put the machine together").because(error).hint("see what this host lacks: pal doctor"),
     }

@@ -18,11 +18,13 @@ pub(super) fn check(request: &Create) -> Result<(), Failure> {
             "copy it in: pal cp FILE BODY:PATH",
         )
         .map_err(|failure| {
-            failure.hint("or share it: --share virtiofs (such a machine has no snapshots of its memory)")
+            failure.hint(
+                "or share it: --mount SRC:DST,type=virtiofs (such a microVM has no snapshots of its memory)",
+            )
         }),
         Some(share) if mounts.is_empty() => usage(
-            format!("--share {} says how to mount, and nothing is mounted", share.name()),
-            "name a directory: --mount SRC:DST, or SRC:DST:rw",
+            format!("the Body is to share its mounts by {}, and has no mount", share.name()),
+            "name a directory: --mount SRC:DST,type=virtiofs, or SRC:DST:rw,type=virtiofs",
         ),
         Some(_) if mounts.len() > SHARES_MAX => usage(
             format!("a microVM can share {SHARES_MAX} directories, not {}", mounts.len()),
@@ -48,9 +50,9 @@ pub(super) fn check_engine(spec: &Spec, hypervisor: Engine) -> Result<(), Failur
 }
 
 /// Only machines need to be told how.
-pub(crate) fn wrong_layer(layer: Layer) -> Failure {
+pub(crate) fn no_sharing_on_layer(layer: Layer) -> Failure {
     Failure::new(Kind::Usage, format!("what is mounted in a Body on layer {layer} is always live"))
-        .hint("leave --share out, or choose `--layer microvm`")
+        .hint("leave `,type=virtiofs` out, or choose `--layer microvm`")
 }
 
 /// What shares a directory is beside the machine, and has a state that nobody can write down.
@@ -64,11 +66,11 @@ pub(crate) fn cannot_freeze(spec: &Spec) -> Result<(), Failure> {
         format!("Body {id} shares a directory of the host, so the memory of its machine cannot be frozen"),
     )
     .hint(format!("stop it first, then its files can be: pal stop {id}"))
-    .hint("or make it without --share, and copy what it needs: pal cp"))
+    .hint("or make it without --mount, and copy what it needs: pal cp"))
 }
 
 /// Where to get what shares directories.
-pub(super) fn missing() -> Failure {
+pub(super) fn virtiofsd_missing() -> Failure {
     Failure::new(Kind::Host, "sharing a directory with a microVM needs virtiofsd, which is not installed")
         .hint(SHARE_TOOL)
 }

@@ -2,9 +2,12 @@
 
 use proto::{BodyId, Failure, Kind};
 use serde::Serialize;
-use workspace::{Dirty, Git, How, Landed, Person, Saved, Source, Touched, What};
+use workspace::{
+    BodyWorkspace, ChangedFile, Git, GitIdentity, LandResult, LandSelection, LandTarget, SaveResult,
+    UncommittedFiles,
+};
 
-use super::{Discard, Prepare, Repo, Up};
+use super::{Discard, PrepareChoice, RepoSource, UpRequest};
 use crate::{Create, ExecRequest, Fleet, Force, failures};
 
 /// How much of a test's output is told.
@@ -14,11 +17,11 @@ const TEST_WALL: std::time::Duration = std::time::Duration::from_secs(3600);
 
 /// What one Body did.
 #[derive(Debug, Clone, Serialize)]
-pub struct Compared {
+pub struct BodyComparison {
     /// Which Body.
     pub body: BodyId,
     /// The files it touched.
-    pub files: Vec<Touched>,
+    pub files: Vec<ChangedFile>,
     /// How its test ended, if one was run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test: Option<i32>,
@@ -41,19 +44,19 @@ pub struct Overlap {
 #[derive(Debug, Clone, Serialize)]
 pub struct Comparison {
     /// Each of them.
-    pub bodies: Vec<Compared>,
+    pub bodies: Vec<BodyComparison>,
     /// Each two that touched the same file.
     pub overlaps: Vec<Overlap>,
 }
 
 /// What became of one Body in a queue.
 #[derive(Debug, Clone, Serialize)]
-pub struct Queued {
+pub struct QueueResult {
     /// Which Body.
     pub body: BodyId,
     /// What landed, if it did.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub landed: Option<Landed>,
+    pub landed: Option<LandResult>,
     /// Why it did not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
@@ -62,7 +65,7 @@ pub struct Queued {
 impl Fleet {
     /// Looks at the work of several Bodies of one repository.
     pub async fn compare(&self, ids: &[BodyId], test: Option<&str>) -> Result<Comparison, Failure> {
-        let works = self.works(ids).await?;
+        let works = self.saved_works(ids).await?;
         let cannot = |error| failures::workspace("cannot compare the Bodies", error);
         let mut bodies = Vec::new();
         for (id, source, saved) in &works {
@@ -72,7 +75,7 @@ impl Fleet {
                 Some(line) => Some(self.test_in(id, line).await?.0),
                 None => None,
             };
-            bodies.push(Compared { body: id.clone(), files, test });
+            bodies.push(BodyComparison { body: id.clone(), files, test });
         }
         let mut overlaps = Vec::new();
         for (index, one) in bodies.iter().enumerate() {
@@ -98,8 +101,8 @@ impl Fleet {
         Ok(Comparison { bodies, overlaps })
     }
 
-    async fn works(&self, ids: &[BodyId]) -> Result<Vec<(BodyId, Source, Saved)>, Failure> {
-        let mut works: Vec<(BodyId, Source, Saved)> = Vec::new();
+    async fn saved_works(&self, ids: &[BodyId]) -> Result<Vec<(BodyId, BodyWorkspace, SaveResult)>, Failure> {
+        let mut works: Vec<(BodyId, BodyWorkspace, SaveResult)> = Vec::new();
         for id in ids {
             let (saved, source) = self.save_one(id, None).await?;
             if let Some((first, other, _)) = works.first()
@@ -122,8 +125,9 @@ impl Fleet {
             .await?;
         let mut tail: Vec<u8> = Vec::new();
         while let Some(output) = exec.next().await? {
-            let (crate::Output::Stdout(bytes) | crate::Output::Stderr(bytes) | crate::Output::Tty(bytes)) =
-                output;
+            let (crate::OutputChunk::Stdout(bytes)
+            | crate::OutputChunk::Stderr(bytes)
+            | crate::OutputChunk::Tty(bytes)) = output;
             tail.extend_from_slice(&bytes);
             let old = tail.len().saturating_sub(TAIL_MAX);
             tail.drain(..old);
@@ -142,18 +146,18 @@ impl Fleet {
         ids: &[BodyId],
         onto: &str,
         test: Option<&str>,
-        person: &Person,
-        say: super::Hear<'_>,
-    ) -> Result<Vec<Queued>, Failure> {
-        let works = self.works(ids).await?;
+        person: &GitIdentity,
+        say: super::Progress<'_>,
+    ) -> Result<Vec<QueueResult>, Failure> {
+        let works = self.saved_works(ids).await?;
         let mut queued = Vec::new();
         for (id, source, saved) in works {
             say(&format!("{id}: onto {onto}"));
             let done = self.land_tested(&id, &source, &saved, onto, test, person, say).await;
             queued.push(match done {
-                Ok(landed) => Queued { body: id, landed: Some(landed), why: None },
+                Ok(landed) => QueueResult { body: id, landed: Some(landed), why: None },
                 Err(failure) if failure.kind == Kind::Internal => return Err(failure),
-                Err(failure) => Queued { body: id, landed: None, why: Some(failure.to_string()) },
+                Err(failure) => QueueResult { body: id, landed: None, why: Some(failure.to_string()) },
             });
         }
         Ok(queued)
@@ -166,13 +170,13 @@ impl Fleet {
     async fn land_tested(
         &self,
         id: &BodyId,
-        source: &Source,
-        saved: &Saved,
+        source: &BodyWorkspace,
+        saved: &SaveResult,
         onto: &str,
         test: Option<&str>,
-        person: &Person,
-        say: super::Hear<'_>,
-    ) -> Result<Landed, Failure> {
+        person: &GitIdentity,
+        say: super::Progress<'_>,
+    ) -> Result<LandResult, Failure> {
         let repository = &source.workspace.repository;
         let git = Git::at(repository);
         let cannot = |error: workspace::GitError| failures::workspace("cannot try the landing", error.into());
@@ -182,21 +186,25 @@ impl Fleet {
             .map_err(|_| Failure::new(Kind::NotFound, format!("there is no branch {onto}")))?;
         git.run(["update-ref", &format!("refs/heads/{trial}"), &before]).map_err(cannot)?;
         let tried = async {
-            let what = if saved.trouble.is_some() { What::Squash { message: None } } else { What::All };
-            self.land_saved(id, source, saved, How::Onto(trial.clone()), what.clone(), person)?;
-            let up = Up {
-                repositories: vec![Repo::Path(repository.clone())],
+            let what = if saved.commit_error.is_some() {
+                LandSelection::Squash { message: None }
+            } else {
+                LandSelection::All
+            };
+            self.land_saved(id, source, saved, LandTarget::Onto(trial.clone()), what.clone(), person)?;
+            let up = UpRequest {
+                repositories: vec![RepoSource::Path(repository.clone())],
                 reference: Some(trial.clone()),
-                dirty: Dirty::Without,
+                dirty: UncommittedFiles::Without,
                 include: Vec::new(),
-                prepare: Prepare::Yes,
+                prepare: PrepareChoice::Yes,
                 person: person.clone(),
                 images: |reference| Ok(crate::Image::new(reference)),
                 home: None,
                 create: Create::kept(),
                 count: 1,
             };
-            let view = self.up_heard(up, say).await?.remove(0);
+            let view = self.up_with_progress(up, say).await?.remove(0);
             let line = match test {
                 Some(line) => Some(line.to_owned()),
                 None => self.needs(&view.spec.workspaces[0])?.test,
@@ -224,7 +232,7 @@ impl Fleet {
                     Failure::new(Kind::Conflict, format!("branch {onto} moved meanwhile")).hint("try again")
                 );
             }
-            self.land_saved(id, source, saved, How::Onto(onto.to_owned()), what, person)
+            self.land_saved(id, source, saved, LandTarget::Onto(onto.to_owned()), what, person)
         };
         let tried = tried.await;
         let _ = git.run(["update-ref", "-d", &format!("refs/heads/{trial}")]);

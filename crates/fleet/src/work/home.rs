@@ -11,15 +11,15 @@
 use std::{fs, io, os::unix::ffi::OsStrExt, path::PathBuf};
 
 use body::{
-    layers::{self, Draft},
-    root::LayerBelow,
+    layers::{self, LayerDraft},
+    root::LowerLayer,
 };
 use proto::{
     BodyId, Failure, Kind, LayerId, Spec,
+    event_data::{HomeKept, HomeRemoved},
     spec::{HOME, Home},
 };
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 use crate::{Fleet, failures};
 
@@ -105,14 +105,13 @@ impl Fleet {
         let _lock = self.lock_homes()?;
         let path = self.homes_dir().join(format!("{name}.json"));
         if !path.exists() {
-            return Err(
-                Failure::new(Kind::NotFound, format!("there is no home {name}")).hint("list them: pal homes")
-            );
+            return Err(Failure::new(Kind::NotFound, format!("there is no home {name}"))
+                .hint("list them: pal home ls"));
         }
         if let Some(body) = self.holder(name)? {
             return Err(taken(name, &body));
         }
-        self.note("home.removed", json!({ "home": name }))?;
+        self.note(HomeRemoved { home: name.to_owned() })?;
         fs::remove_file(&path)
             .map_err(|error| Failure::new(Kind::Host, "cannot remove the home").because(error))?;
         self.drop_unused_layers()
@@ -143,7 +142,7 @@ impl Fleet {
     }
 
     /// What is below the home of a Body.
-    pub(crate) fn home_below(&self, home: Option<&Home>) -> Result<Option<Vec<LayerBelow>>, Failure> {
+    pub(crate) fn home_below(&self, home: Option<&Home>) -> Result<Option<Vec<LowerLayer>>, Failure> {
         home.map(|home| self.layers_below(&home.layers)).transpose()
     }
 
@@ -175,8 +174,8 @@ impl Fleet {
         let _lock = self.lock_homes()?;
         let drawn = sys::random::bytes().map_err(cannot("cannot draw an id"))?;
         let id = LayerId::from_random(drawn);
-        let draft = Draft::begin(
-            &self.maker.programs,
+        let draft = LayerDraft::begin(
+            &self.launch_context.programs,
             &self.layers_dir(),
             &format!("{id}.part{}", std::process::id()),
             spec.ids.clone(),
@@ -186,7 +185,7 @@ impl Fleet {
         for cache in CACHES {
             self.leave_out(spec, &draft.root(), cache)?;
         }
-        self.note("home.kept", json!({ "home": name, "body": spec.id, "layer": id }))?;
+        self.note(HomeKept { home: name.clone(), body: spec.id.clone(), layer: id.clone() })?;
         draft.finish(id.clone(), &format!("home {name}"), store::clock::now()).map_err(failures::layer)?;
         let record = HomeRecord {
             name: name.clone(),
@@ -213,7 +212,8 @@ impl Fleet {
         place.push(name);
         match fs::symlink_metadata(&place) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            _ => body::snapshot::remove(&self.maker.programs, &spec.ids, &place).map_err(failures::removal),
+            _ => body::snapshot::remove(&self.launch_context.programs, &spec.ids, &place)
+                .map_err(failures::removal),
         }
     }
 

@@ -4,27 +4,31 @@
 //! Invariant: what reaches the user's repository is an event.
 
 mod compare;
-mod container;
-mod df;
+mod devcontainer;
+mod diff;
+mod disk_usage;
 mod home;
-mod keep;
-mod look;
+mod land;
 mod prepare;
 mod up;
 
-pub use compare::{Compared, Comparison, Overlap, Queued};
-pub use df::Share;
+pub use compare::{BodyComparison, Comparison, Overlap, QueueResult};
+pub use diff::{UnsavedWork, WorkDiff, WorkReview};
+pub use disk_usage::DiskShare;
 pub use home::{HomeRecord, HomeView};
-pub use look::{Look, Lost, WorkDiff};
-pub use prepare::Hear;
-pub use up::{Images, Prepare, Repo, Up};
+pub use prepare::Progress;
+pub use up::{ImageResolver, PrepareChoice, RepoSource, UpRequest};
 
-use body::{BodyDir, Condition, process, root::WorkspaceBelow};
-use proto::{BodyId, Failure, Kind, Spec, workspace::Workspace};
-use serde_json::json;
-use workspace::{Saved, Source};
+use body::{BodyDir, ProcessState, process, root::WorkspaceLayers};
+use proto::{
+    BodyId, Failure, Kind, Spec,
+    event_data::{BodyRemoved, RemovedBy, WorkspaceSaveFailed, WorkspaceSaved},
+    spec::BodyRole,
+    workspace::Workspace,
+};
+use workspace::{BodyWorkspace, SaveResult};
 
-use crate::{Fleet, View, failures};
+use crate::{BodyView, Fleet, failures};
 
 /// Whether work that cannot be saved may be given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,12 +41,12 @@ pub enum Discard {
 
 impl Fleet {
     /// What is below the repositories of a Body.
-    pub(crate) fn workspaces_below(&self, workspaces: &[Workspace]) -> Result<Vec<WorkspaceBelow>, Failure> {
+    pub(crate) fn workspaces_below(&self, workspaces: &[Workspace]) -> Result<Vec<WorkspaceLayers>, Failure> {
         let token = |workspace: &Workspace| {
             workspace.layers.first().map(proto::workspace::unchanged_token).unwrap_or_default()
         };
         let below = |workspace: &Workspace| -> Result<_, Failure> {
-            Ok(WorkspaceBelow {
+            Ok(WorkspaceLayers {
                 at: workspace.at(),
                 layers: self.layers_below(&workspace.layers)?,
                 token: token(workspace).to_string(),
@@ -52,15 +56,15 @@ impl Fleet {
     }
 
     /// Where the work of a Body is.
-    pub(crate) fn sources(&self, spec: &Spec) -> Result<Vec<Source>, Failure> {
+    pub(crate) fn sources(&self, spec: &Spec) -> Result<Vec<BodyWorkspace>, Failure> {
         let snapshots: Vec<_> = self.below(spec)?.into_iter().map(|below| below.dir).collect();
-        let source = |workspace: &Workspace| Source {
+        let source = |workspace: &Workspace| BodyWorkspace {
             body: spec.id.clone(),
             dir: self.body_path(&spec.id),
             snapshots: snapshots.clone(),
             workspace: workspace.clone(),
             layers: self.layers_dir(),
-            programs: self.maker.programs.clone(),
+            programs: self.launch_context.programs.clone(),
             ids: spec.ids.clone(),
             inside: String::new(),
             time_max: workspace::TIME_MAX,
@@ -69,58 +73,59 @@ impl Fleet {
     }
 
     /// A Body that was just made, once its repositories name what it began with: also a fork, and one of a snapshot.
-    pub(crate) fn anchored(&self, view: View) -> Result<View, Failure> {
-        // One that is only being prepared brings nothing back.
-        if view.spec.egress.is_some() {
+    pub(crate) fn anchor_objects(&self, view: BodyView) -> Result<BodyView, Failure> {
+        // The Body of a step brings nothing back.
+        if view.spec.role == BodyRole::Step {
             return Ok(view);
         }
-        let anchor = |workspace: &Workspace| workspace::anchor(view.id(), workspace);
+        let anchor = |workspace: &Workspace| workspace::write_refs(view.id(), workspace);
         match view.spec.workspaces.iter().try_for_each(anchor) {
             Ok(()) => Ok(view),
             Err(error) => {
-                self.undo(view.id());
+                self.undo_create(view.id());
                 Err(failures::workspace("cannot name the Body's base in the repository", error))
             }
         }
     }
 
     /// Takes away a Body that nobody has used yet.
-    fn undo(&self, id: &BodyId) {
-        let Ok((dir, spec, lock)) = self.locked(id) else { return };
-        let _ = self.write("body.removed", id, json!({ "by": "up" }));
-        let _ = self.clear_away(&dir, &spec);
+    fn undo_create(&self, id: &BodyId) {
+        let Ok((dir, spec, lock)) = self.lock_body(id) else { return };
+        let _ = self.write(id, BodyRemoved { by: Some(RemovedBy::Up), discarded: false });
+        let _ = self.remove_files(&dir, &spec);
         drop(lock);
-        drop(self.take_tether(id));
+        drop(self.take_supervisor(id));
         spec.workspaces.iter().for_each(|workspace| workspace::release(id, workspace));
     }
 
     /// Brings the work of a Body into the repositories it came from. Its processes stand still meanwhile.
-    pub async fn save(&self, id: &BodyId) -> Result<Vec<Saved>, Failure> {
-        let (dir, spec, _lock) = self.locked(id)?;
+    pub async fn save(&self, id: &BodyId) -> Result<Vec<SaveResult>, Failure> {
+        let (dir, spec, _lock) = self.lock_body(id)?;
         if spec.workspaces.is_empty() {
             return Err(no_workspace(id));
         }
-        self.hold_still(&dir, &spec)?;
+        self.freeze_for_save(&dir, &spec)?;
         let saved = self.save_work(&spec);
-        self.thaw_held(&dir)?;
+        self.thaw_interrupted_save(&dir)?;
         saved
     }
 
-    fn hold_still(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {
-        let Condition::Running(running) = dir.condition().map_err(|error| failures::dir(&spec.id, error))?
+    fn freeze_for_save(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {
+        let ProcessState::Running(running) =
+            dir.condition().map_err(|error| failures::dir(&spec.id, error))?
         else {
             return Ok(());
         };
-        dir.hold().map_err(|error| {
+        dir.freeze_lock().map_err(|error| {
             Failure::new(Kind::Host, "cannot freeze the Body").because(error).hint("make room: pal gc")
         })?;
         let frozen =
             process::pause(&running).map_err(|error| failures::process("cannot freeze the Body", error));
-        frozen.inspect_err(|_| drop(self.thaw_held(dir)))
+        frozen.inspect_err(|_| drop(self.thaw_interrupted_save(dir)))
     }
 
     /// The caller has the lock, and nobody writes.
-    fn save_work(&self, spec: &Spec) -> Result<Vec<Saved>, Failure> {
+    fn save_work(&self, spec: &Spec) -> Result<Vec<SaveResult>, Failure> {
         let mut all = Vec::new();
         for source in self.sources(spec)? {
             let saved = workspace::save(&source)
@@ -132,14 +137,19 @@ impl Fleet {
     }
 
     /// Once for each state of the work.
-    fn note_saved(&self, source: &Source, saved: &Saved) -> Result<(), Failure> {
-        let told = source.dir.join("git").join(&source.workspace.name).join("told");
+    fn note_saved(&self, source: &BodyWorkspace, saved: &SaveResult) -> Result<(), Failure> {
+        let recorded = source.dir.join("git").join(&source.workspace.name).join("recorded");
         let text = serde_json::to_string(saved).unwrap_or_default();
-        if std::fs::read_to_string(&told).is_ok_and(|before| before == text) {
+        if std::fs::read_to_string(&recorded).is_ok_and(|before| before == text) {
             return Ok(());
         }
-        self.write("workspace.saved", &source.body, json!({ "workspace": source.workspace.name, "refs": workspace::namespace(&source.body), "saved": saved }))?;
-        let _ = std::fs::write(told, text);
+        let data = WorkspaceSaved {
+            workspace: source.workspace.name.clone(),
+            refs: workspace::namespace(&source.body),
+            saved: saved.into(),
+        };
+        self.write(&source.body, data)?;
+        let _ = std::fs::write(recorded, text);
         Ok(())
     }
 
@@ -149,11 +159,8 @@ impl Fleet {
             return Ok(());
         }
         if let Err(failure) = self.save_work(spec) {
-            self.write(
-                "workspace.unsaved",
-                &spec.id,
-                json!({ "why": failure.to_string(), "causes": failure.causes() }),
-            )?;
+            let data = WorkspaceSaveFailed { why: failure.to_string(), causes: failure.causes() };
+            self.write(&spec.id, data)?;
         }
         Ok(())
     }
@@ -166,14 +173,14 @@ impl Fleet {
         };
         let saved = self.save_work(spec).map_err(refused)?;
         for saved in &saved {
-            if let Some(trouble) = &saved.trouble {
+            if let Some(commit_error) = &saved.commit_error {
                 return Err(refused(Failure::new(
                     Kind::Conflict,
-                    format!("not all work of Body {id} can be saved: {trouble}"),
+                    format!("not all work of Body {id} can be saved: {commit_error}"),
                 )));
             }
-            if let Some(left) = saved.left_out.first() {
-                let more = saved.left_out.len() - 1;
+            if let Some(left) = saved.skipped.first() {
+                let more = saved.skipped.len() - 1;
                 let more = if more > 0 { format!(", and {more} more") } else { String::new() };
                 let message =
                     format!("not all work of Body {id} can be saved: {} ({}){more}", left.path, left.why);

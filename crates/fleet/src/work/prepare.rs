@@ -1,6 +1,6 @@
 //! Dependency layers: what a repository needs, installed once in a clean Body and kept for every other.
 //!
-//! A dependency layer is the snapshot of a Body in which the repository's own steps ran, with a way out to the names of
+//! A dependency layer is the snapshot of a Body in which the repository's own steps ran, with an egress proxy to the names of
 //! its registries and to nothing else. It is named by what decided about it, so a commit that touches none of that needs
 //! no step again. The next one stands on the last one, so that only what is new is fetched.
 
@@ -10,17 +10,18 @@ use body::snapshot;
 use proto::{
     BodyId, Failure, Kind,
     event::hex,
-    spec::{Access, Mount},
+    spec::{Access, BodyRole, Mount},
     workspace::Workspace,
 };
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use workspace::{Needs, Tool};
 
-use super::container::{self, Footing};
+use super::devcontainer::{self, BaseTemplate};
 use crate::{
-    Create, ExecRequest, Fleet, Force, Output, Up, failures,
-    way_out::{Denied, WayOut},
+    Create, ExecRequest, Fleet, Force, OutputChunk, UpRequest,
+    egress::{EgressDenial, EgressSession},
+    failures,
     work::Discard,
 };
 
@@ -35,10 +36,10 @@ const RUST: &str = "/opt/rust";
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Hears how preparing goes.
-pub type Hear<'a> = &'a mut dyn FnMut(&str);
+pub type Progress<'a> = &'a mut dyn FnMut(&str);
 
 /// What Bodies of one request stand on and know.
-pub(crate) struct Prepared {
+pub(crate) struct PreparedBase {
     /// The dependency layer, or what it would stand on.
     pub template: String,
     /// Who runs their commands, where something says so.
@@ -57,19 +58,19 @@ impl Fleet {
     /// Finds or makes the dependency layer of these repositories.
     pub(crate) async fn prepare(
         &self,
-        up: &Up,
+        up: &UpRequest,
         workspaces: &[Workspace],
-        say: Hear<'_>,
-    ) -> Result<Prepared, Failure> {
+        say: Progress<'_>,
+    ) -> Result<PreparedBase, Failure> {
         let mut all = Vec::new();
         for workspace in workspaces {
             all.push((workspace, self.needs(workspace)?));
         }
         let footing =
-            self.footing(up, all.first().map(|(workspace, needs)| (*workspace, needs)), say).await?;
+            self.base_template(up, all.first().map(|(workspace, needs)| (*workspace, needs)), say).await?;
         let mut user = None;
         for (workspace, needs) in &mut all {
-            let wanted = container::settle(&footing, workspace, needs, &up.create.env, say);
+            let wanted = devcontainer::resolve_variables(&footing, workspace, needs, &up.create.env, say);
             user = user.or(wanted);
         }
         let prepared = settings(&footing, &all, up, user);
@@ -82,10 +83,10 @@ impl Fleet {
         known.sort_by(|a, b| b.created_at.cmp(&a.created_at));
         if let Some(found) = known.iter().find(|manifest| manifest.dependency.as_deref() == Some(&key)) {
             self.touch_snapshot(&found.id);
-            return Ok(Prepared { template: found.id.to_string(), ..prepared });
+            return Ok(PreparedBase { template: found.id.to_string(), ..prepared });
         }
         // What the last one of the same repositories fetched need not be fetched again.
-        let same = |manifest: &&snapshot::Manifest| {
+        let same = |manifest: &&snapshot::SnapshotManifest| {
             let repositories = |workspaces: &[Workspace]| {
                 workspaces.iter().map(|workspace| workspace.repository.clone()).collect::<Vec<_>>()
             };
@@ -96,7 +97,7 @@ impl Fleet {
         let below = known.iter().find(same).map(|manifest| manifest.id.to_string());
         let template =
             self.make_dependencies(up, &footing, workspaces, &all, &prepared, below, &key, say).await?;
-        Ok(Prepared { template, ..prepared })
+        Ok(PreparedBase { template, ..prepared })
     }
 
     /// What a repository needs; looked for once for each tree.
@@ -108,32 +109,37 @@ impl Fleet {
     #[expect(clippy::too_many_arguments, reason = "what one Body is prepared from, each of another kind")]
     async fn make_dependencies(
         &self,
-        up: &Up,
-        footing: &Footing,
+        up: &UpRequest,
+        footing: &BaseTemplate,
         workspaces: &[Workspace],
         all: &[(&Workspace, Needs)],
-        prepared: &Prepared,
+        prepared: &PreparedBase,
         below: Option<String>,
         key: &str,
-        say: Hear<'_>,
+        say: Progress<'_>,
     ) -> Result<String, Failure> {
         let allow: Vec<String> = all.iter().flat_map(|(_, needs)| needs.allow.iter().cloned()).collect();
-        let mut way =
-            self.open_way_out(allow).map_err(|failure| failure.hint("see `allow` in palisade.toml"))?;
+        let mut egress =
+            self.open_egress(allow).map_err(|failure| failure.hint("see `allow` in palisade.toml"))?;
         let mut create = Create {
             template: below.unwrap_or_else(|| footing.template.clone()),
             workspaces: workspaces.to_vec(),
             ..Create::kept()
         };
-        create.env =
-            prepared.env.iter().map(|(name, value)| (name.clone(), value.clone())).chain(way.env()).collect();
+        create.env = prepared
+            .env
+            .iter()
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .chain(egress.env())
+            .collect();
         create.mounts = prepared.mounts.clone();
         create.limits = up.create.limits.clone();
-        create.egress = Some(way.spec.clone());
+        create.egress = Some(egress.spec.clone());
+        create.role = BodyRole::Step;
         create.user = prepared.user.clone();
         create.layer = up.create.layer;
         let view = self.create(create).await?;
-        let done = self.run_steps(view.id(), all, &mut way, say).await;
+        let done = self.run_steps(view.id(), all, &mut egress, say).await;
         let kept = match done {
             Ok(()) => self.keep_dependencies(view.id(), workspaces, &footing.template, key).await,
             Err(failure) => Err(failure),
@@ -148,8 +154,8 @@ impl Fleet {
         &self,
         body: &BodyId,
         all: &[(&Workspace, Needs)],
-        way: &mut WayOut,
-        say: Hear<'_>,
+        egress: &mut EgressSession,
+        say: Progress<'_>,
     ) -> Result<(), Failure> {
         let mut there: BTreeSet<Tool> = BTreeSet::new();
         for (workspace, needs) in all {
@@ -167,9 +173,9 @@ impl Fleet {
                 let shown = proto::text::visible(&step.line);
                 say(&format!("preparing: {shown}"));
                 let (code, tail) = self.run_line(body, &step.line, Some(&place), say).await?;
-                let denied = self.note_decisions(body, way)?;
+                self.note_denials(body, egress)?;
                 if code != 0 {
-                    return Err(step_failed(&shown, code, &tail, &denied));
+                    return Err(step_failed(&shown, code, &tail, &egress.denied));
                 }
             }
         }
@@ -200,7 +206,7 @@ impl Fleet {
     pub(crate) async fn run_at_start(&self, body: &BodyId, line: &str) -> Result<(), Failure> {
         match self.run_line(body, line, None, &mut |_| ()).await? {
             (0, _) => Ok(()),
-            (code, tail) => Err(container::failed_at_start(line, code, &tail)),
+            (code, tail) => Err(devcontainer::failed_at_start(line, code, &tail)),
         }
     }
 
@@ -209,7 +215,7 @@ impl Fleet {
         body: &BodyId,
         line: &str,
         place: Option<&str>,
-        say: Hear<'_>,
+        say: Progress<'_>,
     ) -> Result<(i32, String), Failure> {
         let argv = ["/bin/sh", "-c", line];
         let mut exec = self
@@ -225,7 +231,7 @@ impl Fleet {
         let mut tail: Vec<u8> = Vec::new();
         let mut line: Vec<u8> = Vec::new();
         while let Some(output) = exec.next().await? {
-            let (Output::Stdout(bytes) | Output::Stderr(bytes) | Output::Tty(bytes)) = output;
+            let (OutputChunk::Stdout(bytes) | OutputChunk::Stderr(bytes) | OutputChunk::Tty(bytes)) = output;
             tail.extend_from_slice(&bytes);
             let old = tail.len().saturating_sub(TAIL_MAX);
             tail.drain(..old);
@@ -252,7 +258,7 @@ impl Fleet {
         origin: &str,
         key: &str,
     ) -> Result<String, Failure> {
-        let (dir, spec, _lock) = self.locked(body)?;
+        let (dir, spec, _lock) = self.lock_body(body)?;
         if let Some(running) = dir.running().map_err(|error| failures::dir(body, error))? {
             body::process::kill(&dir, &running)
                 .map_err(|error| failures::process("cannot end the Body", error))?;
@@ -261,14 +267,15 @@ impl Fleet {
         for workspace in workspaces {
             let git = dir.path().join("disk/upper").join(workspace.area_dir()).join(".git");
             if std::fs::symlink_metadata(&git).is_ok() {
-                snapshot::remove(&self.maker.programs, &spec.ids, &git).map_err(failures::removal)?;
+                snapshot::remove(&self.launch_context.programs, &spec.ids, &git)
+                    .map_err(failures::removal)?;
             }
         }
         self.take_dependencies(&dir, &spec, origin, key).map(|id| id.to_string())
     }
 }
 
-fn step_failed(step: &str, code: i32, tail: &str, denied: &[Denied]) -> Failure {
+fn step_failed(step: &str, code: i32, tail: &str, denied: &[EgressDenial]) -> Failure {
     let lines: Vec<&str> = tail.lines().rev().take(20).collect();
     let said: String =
         lines.into_iter().rev().map(|line| format!("\n    {}", proto::text::visible(line))).collect();
@@ -287,7 +294,12 @@ fn step_failed(step: &str, code: i32, tail: &str, denied: &[Denied]) -> Failure 
 }
 
 /// Variables and mounts that hold for preparing and for work.
-fn settings(footing: &Footing, all: &[(&Workspace, Needs)], up: &Up, user: Option<String>) -> Prepared {
+fn settings(
+    footing: &BaseTemplate,
+    all: &[(&Workspace, Needs)],
+    up: &UpRequest,
+    user: Option<String>,
+) -> PreparedBase {
     let (mut env, mut path, mut mounts) = (footing.settings.env.clone(), Vec::new(), Vec::new());
     env.remove("PATH");
     let (mut at_start, mut ports) = (Vec::new(), Vec::new());
@@ -315,11 +327,11 @@ fn settings(footing: &Footing, all: &[(&Workspace, Needs)], up: &Up, user: Optio
         env.insert("PATH".into(), path.join(":"));
     }
     let user = up.create.user.clone().or(user).or_else(|| footing.settings.user.clone());
-    Prepared { template: footing.template.clone(), user, at_start, ports, env, mounts }
+    PreparedBase { template: footing.template.clone(), user, at_start, ports, env, mounts }
 }
 
 /// What decides about a dependency layer.
-fn key(footing: &Footing, all: &[(&Workspace, Needs)], prepared: &Prepared) -> String {
+fn key(footing: &BaseTemplate, all: &[(&Workspace, Needs)], prepared: &PreparedBase) -> String {
     let steps: Vec<_> = all
         .iter()
         .map(|(workspace, needs)| {

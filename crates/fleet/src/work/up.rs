@@ -2,18 +2,17 @@
 
 use std::path::PathBuf;
 
-use proto::{Failure, Kind, workspace::Workspace};
-use serde_json::json;
-use workspace::{Bring, Dirty, Ground, Person, Repository};
+use proto::{Failure, Kind, event_data::WorkspaceImported, workspace::Workspace};
+use workspace::{GitIdentity, ImportRequest, LayerStore, Repository, UncommittedFiles};
 
-use crate::{Create, Fleet, Force, Image, View, failures, work::Discard};
+use crate::{BodyView, Create, Fleet, Force, Image, failures, work::Discard};
 
 /// Most Bodies of one request.
 const COUNT_MAX: u32 = 1000;
 
 /// A repository, as somebody names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Repo {
+pub enum RepoSource {
     /// The one that this directory is in.
     Path(PathBuf),
     /// The one at this address.
@@ -21,11 +20,11 @@ pub enum Repo {
 }
 
 /// How an image of a registry is asked for that a repository names: with whose credentials, and from where.
-pub type Images = fn(&str) -> Result<Image, Failure>;
+pub type ImageResolver = fn(&str) -> Result<Image, Failure>;
 
 /// Whether what a repository needs is installed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Prepare {
+pub enum PrepareChoice {
     /// It is, once.
     Yes,
     /// It is not.
@@ -34,21 +33,21 @@ pub enum Prepare {
 
 /// Bodies to be made from repositories.
 #[derive(Debug, Clone)]
-pub struct Up {
+pub struct UpRequest {
     /// From where; the first is where commands run.
-    pub repositories: Vec<Repo>,
+    pub repositories: Vec<RepoSource>,
     /// At which commit, branch or tag of the first; where they stand if none.
     pub reference: Option<String>,
     /// With uncommitted work or not.
-    pub dirty: Dirty,
+    pub dirty: UncommittedFiles,
     /// Ignored files of the first that come along, absolute.
     pub include: Vec<PathBuf>,
     /// With what they need or without.
-    pub prepare: Prepare,
+    pub prepare: PrepareChoice,
     /// Who asks.
-    pub person: Person,
+    pub person: GitIdentity,
     /// How images are asked for that a devcontainer.json names.
-    pub images: Images,
+    pub images: ImageResolver,
     /// The home that the Body has, by name.
     pub home: Option<String>,
     /// What the Bodies are, apart from their repositories.
@@ -59,12 +58,16 @@ pub struct Up {
 
 impl Fleet {
     /// Makes Bodies with repositories in them.
-    pub async fn up(&self, up: Up) -> Result<Vec<View>, Failure> {
-        self.up_heard(up, &mut |_| ()).await
+    pub async fn up(&self, up: UpRequest) -> Result<Vec<BodyView>, Failure> {
+        self.up_with_progress(up, &mut |_| ()).await
     }
 
     /// The same for a caller who wants to hear how it goes.
-    pub async fn up_heard(&self, up: Up, say: super::Hear<'_>) -> Result<Vec<View>, Failure> {
+    pub async fn up_with_progress(
+        &self,
+        up: UpRequest,
+        say: super::Progress<'_>,
+    ) -> Result<Vec<BodyView>, Failure> {
         if !(1..=COUNT_MAX).contains(&up.count) {
             return Err(Failure::new(Kind::Usage, format!("{} Bodies cannot be made at once", up.count))
                 .hint(format!("ask for 1 to {COUNT_MAX}")));
@@ -75,11 +78,11 @@ impl Fleet {
         }
         // Until the Bodies stand on what is made here.
         let _building = self.building()?;
-        let workspaces = self.bring(&up)?;
-        workspaces.iter().for_each(|workspace| tell_pointers(workspace, say));
+        let workspaces = self.import(&up)?;
+        workspaces.iter().for_each(|workspace| report_lfs_pointers(workspace, say));
         let mut create = up.create.clone();
         create.workdir = create.workdir.or_else(|| workspaces.first().map(Workspace::path));
-        if up.prepare == Prepare::Yes {
+        if up.prepare == PrepareChoice::Yes {
             let prepared = self.prepare(&up, &workspaces, say).await?;
             create.template = prepared.template;
             create.user = create.user.or(prepared.user);
@@ -117,7 +120,7 @@ impl Fleet {
         Ok(views)
     }
 
-    fn bring(&self, up: &Up) -> Result<Vec<Workspace>, Failure> {
+    fn import(&self, up: &UpRequest) -> Result<Vec<Workspace>, Failure> {
         let mut workspaces: Vec<Workspace> = Vec::new();
         for (index, repo) in up.repositories.iter().enumerate() {
             let first = index == 0;
@@ -125,10 +128,12 @@ impl Fleet {
             let repository = self.repository(repo, reference, &up.person).map_err(no_repository)?;
             let now = store::clock::now();
             let layers = self.layers_dir();
-            let ground = Ground { programs: &self.maker.programs, layers: &layers, now: &now };
+            let layer_store =
+                LayerStore { programs: &self.launch_context.programs, layers: &layers, now: &now };
             let include = if first { up.include.as_slice() } else { &[] };
-            let bring = Bring { repository: &repository, dirty: up.dirty, include, person: &up.person };
-            let brought = workspace::bring(ground, &bring)
+            let bring =
+                ImportRequest { repository: &repository, dirty: up.dirty, include, person: &up.person };
+            let brought = workspace::import(layer_store, &bring)
                 .map_err(|error| failures::workspace("cannot bring the repository in", error))?;
             let clash = |other: &Workspace| {
                 other.name == brought.workspace.name || other.repository == brought.workspace.repository
@@ -145,13 +150,13 @@ impl Fleet {
 
     fn repository(
         &self,
-        repo: &Repo,
+        repo: &RepoSource,
         reference: Option<&str>,
-        person: &Person,
+        person: &GitIdentity,
     ) -> Result<Repository, workspace::WorkspaceError> {
         match repo {
-            Repo::Path(path) => Repository::find(path, reference, person),
-            Repo::Url(url) => {
+            RepoSource::Path(path) => Repository::find(path, reference, person),
+            RepoSource::Url(url) => {
                 let repos = self.data.join("repos");
                 std::fs::create_dir_all(&repos)
                     .map_err(|error| workspace::WorkspaceError::Io("make room for a clone", error))?;
@@ -161,11 +166,17 @@ impl Fleet {
         }
     }
 
-    async fn up_one(&self, create: Create) -> Result<View, Failure> {
+    async fn up_one(&self, create: Create) -> Result<BodyView, Failure> {
         let view = self.create(create).await?;
         let told = view.spec.workspaces.iter().try_for_each(|workspace| {
-            let data = json!({ "workspace": workspace.name, "branch": workspace.branch, "commit": workspace.commit, "base": workspace.base, "layers": workspace.layers });
-            self.write("workspace.brought", view.id(), data)
+            let data = WorkspaceImported {
+                workspace: workspace.name.clone(),
+                branch: workspace.branch.clone(),
+                commit: workspace.commit.clone(),
+                base: workspace.base.clone(),
+                layers: workspace.layers.clone(),
+            };
+            self.write(view.id(), data)
         });
         match told {
             Ok(()) => Ok(view),
@@ -177,14 +188,14 @@ impl Fleet {
     }
 
     /// How many files of a repository are not committed, and so not in a Body that is made without them.
-    pub fn uncommitted(&self, repo: &Repo, person: &Person) -> usize {
-        let Repo::Path(path) = repo else { return 0 };
+    pub fn uncommitted(&self, repo: &RepoSource, person: &GitIdentity) -> usize {
+        let RepoSource::Path(path) = repo else { return 0 };
         Repository::find(path, None, person).and_then(|found| found.uncommitted(person)).unwrap_or(0)
     }
 }
 
 /// Says which files are kept elsewhere, and so not in the Body. That they cannot be found is no reason to go without one.
-fn tell_pointers(workspace: &Workspace, say: super::Hear<'_>) {
+fn report_lfs_pointers(workspace: &Workspace, say: super::Progress<'_>) {
     let found = workspace::lfs_pointers(&workspace.repository, &workspace.base).unwrap_or_default();
     let Some(first) = found.first().map(|path| proto::text::visible(path)) else { return };
     let what = if found.len() == 1 {

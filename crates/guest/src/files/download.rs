@@ -28,11 +28,11 @@ use tokio::task::JoinHandle;
 
 use super::encoding::{Encoding, negotiate};
 use crate::{
-    auth::{self, Operation},
+    auth::{self, SignedOperation},
     paths,
-    query::Query,
-    reply::{Payload, Refusal, Reply, Source},
-    server::Guest,
+    query::UrlQuery,
+    reply::{BodySource, HttpReply, PlainRefusal, ReplyBody},
+    server::GuestServer,
 };
 
 const PIECE_LEN: usize = 256 * 1024;
@@ -40,14 +40,16 @@ const PIECE_LEN: usize = 256 * 1024;
 const GIVEN_MAX: usize = 3;
 
 /// Answers a file.
-pub async fn download(guest: &Rc<Guest>, request: Request<Incoming>) -> Reply {
-    let query = Query::parse(request.uri().query());
+pub async fn download(guest: &Rc<GuestServer>, request: Request<Incoming>) -> HttpReply {
+    let query = UrlQuery::parse(request.uri().query());
     let config = guest.config();
     let token = config.token.as_deref();
-    if let Err(refusal) = auth::check_files(token, request.headers(), &query, Operation::Read, super::now()) {
+    if let Err(refusal) =
+        auth::check_files(token, request.headers(), &query, SignedOperation::Read, super::now())
+    {
         return refusal.reply();
     }
-    let asked = Asked {
+    let asked = DownloadRequest {
         path: query.bytes("path").unwrap_or_default().to_vec(),
         user: query
             .text("username")
@@ -58,13 +60,13 @@ pub async fn download(guest: &Rc<Guest>, request: Request<Incoming>) -> Reply {
         headers: request.headers().clone(),
     };
     let opened = tokio::task::spawn_blocking(move || asked.open()).await;
-    match opened.unwrap_or_else(|error| Err(Refusal::internal(error.to_string()))) {
+    match opened.unwrap_or_else(|error| Err(PlainRefusal::internal(error.to_string()))) {
         Ok(answer) => answer.reply(),
         Err(refusal) => refusal.reply(),
     }
 }
 
-struct Asked {
+struct DownloadRequest {
     path: Vec<u8>,
     user: String,
     workdir: Option<String>,
@@ -72,64 +74,68 @@ struct Asked {
 }
 
 /// What will be sent.
-struct Answer {
+struct DownloadResponse {
     status: StatusCode,
     headers: HeaderMap,
-    contents: Contents,
+    contents: DownloadContents,
 }
 
-enum Contents {
+enum DownloadContents {
     Whole(Bytes),
     Part { file: File, from: u64, len: u64 },
     Endless { file: File, first: Vec<u8> },
     Gzip(File),
 }
 
-impl Asked {
+impl DownloadRequest {
     /// Runs on a helper thread.
-    fn open(&self) -> Result<Answer, Refusal> {
+    fn open(&self) -> Result<DownloadResponse, PlainRefusal> {
         let path = super::path_for(&self.path, &self.user, self.workdir.as_deref())?;
         let file = open(&path)?;
-        let stat = file.metadata().map_err(|error| Refusal::internal(error.to_string()))?;
+        let stat = file.metadata().map_err(|error| PlainRefusal::internal(error.to_string()))?;
         if stat.is_dir() {
-            return Err(Refusal::bad(format!("path '{}' is a directory", path.display())));
+            return Err(PlainRefusal::bad(format!("path '{}' is a directory", path.display())));
         }
         if !stat.is_file() {
-            return Err(Refusal::bad(format!("path '{}' is not a regular file", path.display())));
+            return Err(PlainRefusal::bad(format!("path '{}' is not a regular file", path.display())));
         }
         let plain_only = ["range", "if-modified-since", "if-none-match", "if-range"];
         let plain_only = plain_only.iter().any(|name| self.headers.contains_key(*name));
         let encoding = negotiate(&self.headers, plain_only)
-            .map_err(|message| Refusal::new(StatusCode::NOT_ACCEPTABLE, message))?;
+            .map_err(|message| PlainRefusal::new(StatusCode::NOT_ACCEPTABLE, message))?;
         let mut headers = headers_for(&path);
         if encoding == Encoding::Gzip {
             headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-            return Ok(Answer { status: StatusCode::OK, headers, contents: Contents::Gzip(file) });
+            return Ok(DownloadResponse {
+                status: StatusCode::OK,
+                headers,
+                contents: DownloadContents::Gzip(file),
+            });
         }
         headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
         self.plain(file, stat.len(), headers)
     }
 
-    fn plain(&self, file: File, len: u64, mut headers: HeaderMap) -> Result<Answer, Refusal> {
+    fn plain(&self, file: File, len: u64, mut headers: HeaderMap) -> Result<DownloadResponse, PlainRefusal> {
         let contents = read_or_trust(file, len)
-            .map_err(|error| Refusal::internal(format!("error reading file: {error}")))?;
+            .map_err(|error| PlainRefusal::internal(format!("error reading file: {error}")))?;
         let len = match &contents {
-            Contents::Whole(bytes) => bytes.len() as u64,
+            DownloadContents::Whole(bytes) => bytes.len() as u64,
             _ => len,
         };
-        let fixed =
-            !matches!(contents, Contents::Endless { .. }) && !self.headers.contains_key(header::IF_RANGE);
+        let fixed = !matches!(contents, DownloadContents::Endless { .. })
+            && !self.headers.contains_key(header::IF_RANGE);
         let range = self.headers.get(header::RANGE).filter(|_| fixed);
         match range.and_then(|range| parse_range(range.to_str().ok()?, len)) {
-            None => Ok(Answer { status: StatusCode::OK, headers, contents }),
+            None => Ok(DownloadResponse { status: StatusCode::OK, headers, contents }),
             Some(None) => {
                 let message = format!("the range lies outside of the file's {len} bytes");
-                Err(Refusal::new(StatusCode::RANGE_NOT_SATISFIABLE, message))
+                Err(PlainRefusal::new(StatusCode::RANGE_NOT_SATISFIABLE, message))
             }
             Some(Some((from, to))) => {
                 let range = format!("bytes {from}-{}/{len}", to - 1);
                 headers.extend(HeaderValue::from_str(&range).map(|range| (header::CONTENT_RANGE, range)));
-                Ok(Answer {
+                Ok(DownloadResponse {
                     status: StatusCode::PARTIAL_CONTENT,
                     headers,
                     contents: part(contents, from, to),
@@ -139,15 +145,17 @@ impl Asked {
     }
 }
 
-impl Answer {
-    fn reply(self) -> Reply {
+impl DownloadResponse {
+    fn reply(self) -> HttpReply {
         let payload = match self.contents {
-            Contents::Whole(bytes) => Payload::Whole(bytes),
-            Contents::Part { file, from, len } => {
-                Payload::sized(Pieces::new(Part { file, at: from, left: len }), len)
+            DownloadContents::Whole(bytes) => ReplyBody::Whole(bytes),
+            DownloadContents::Part { file, from, len } => {
+                ReplyBody::sized(ChunkedBody::new(RangeReader { file, at: from, left: len }), len)
             }
-            Contents::Endless { file, first } => Payload::pieces(Pieces::new(Endless { file, first })),
-            Contents::Gzip(file) => Payload::pieces(Pieces::new(Gzipped {
+            DownloadContents::Endless { file, first } => {
+                ReplyBody::pieces(ChunkedBody::new(EndlessReader { file, first }))
+            }
+            DownloadContents::Gzip(file) => ReplyBody::pieces(ChunkedBody::new(GzipReader {
                 file,
                 encoder: Some(GzEncoder::new(Vec::new(), Compression::fast())),
             })),
@@ -159,48 +167,48 @@ impl Answer {
     }
 }
 
-fn open(path: &Path) -> Result<File, Refusal> {
+fn open(path: &Path) -> Result<File, PlainRefusal> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     rustix::fs::open(path, flags, Mode::empty()).map(File::from).map_err(|error| {
         let error = io::Error::from(error);
         match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-                Refusal::new(StatusCode::NOT_FOUND, format!("path '{}' does not exist", path.display()))
+                PlainRefusal::new(StatusCode::NOT_FOUND, format!("path '{}' does not exist", path.display()))
             }
             // A socket, or a device without a driver.
             _ if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {
-                Refusal::bad(format!("path '{}' is not a regular file", path.display()))
+                PlainRefusal::bad(format!("path '{}' is not a regular file", path.display()))
             }
-            io::ErrorKind::PermissionDenied => Refusal::new(
+            io::ErrorKind::PermissionDenied => PlainRefusal::new(
                 StatusCode::FORBIDDEN,
                 format!("error opening file '{}': {error}", path.display()),
             ),
-            _ => Refusal::internal(format!("error opening file '{}': {error}", path.display())),
+            _ => PlainRefusal::internal(format!("error opening file '{}': {error}", path.display())),
         }
     })
 }
 
 /// A small file is read whole; a large one is believed, or found endless.
-fn read_or_trust(file: File, len: u64) -> io::Result<Contents> {
+fn read_or_trust(file: File, len: u64) -> io::Result<DownloadContents> {
     if len > PIECE_LEN as u64 {
-        return Ok(Contents::Part { file, from: 0, len });
+        return Ok(DownloadContents::Part { file, from: 0, len });
     }
     let mut first = Vec::with_capacity(usize::try_from(len).unwrap_or(0) + 1);
     (&file).take(PIECE_LEN as u64 + 1).read_to_end(&mut first)?;
     if first.len() <= PIECE_LEN {
-        Ok(Contents::Whole(first.into()))
+        Ok(DownloadContents::Whole(first.into()))
     } else {
-        Ok(Contents::Endless { file, first })
+        Ok(DownloadContents::Endless { file, first })
     }
 }
 
-fn part(contents: Contents, from: u64, to: u64) -> Contents {
+fn part(contents: DownloadContents, from: u64, to: u64) -> DownloadContents {
     match contents {
-        Contents::Whole(bytes) => {
+        DownloadContents::Whole(bytes) => {
             let place = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(bytes.len());
-            Contents::Whole(bytes.slice(place(from)..place(to)))
+            DownloadContents::Whole(bytes.slice(place(from)..place(to)))
         }
-        Contents::Part { file, .. } => Contents::Part { file, from, len: to - from },
+        DownloadContents::Part { file, .. } => DownloadContents::Part { file, from, len: to - from },
         other => other,
     }
 }
@@ -238,17 +246,17 @@ fn headers_for(path: &Path) -> HeaderMap {
 }
 
 /// Reads the next piece on a helper thread into a buffer that may have been used before; empty at the end.
-trait Read1: Send + 'static {
+trait ChunkReader: Send + 'static {
     fn next(&mut self, buffer: BytesMut) -> io::Result<Bytes>;
 }
 
-struct Part {
+struct RangeReader {
     file: File,
     at: u64,
     left: u64,
 }
 
-impl Read1 for Part {
+impl ChunkReader for RangeReader {
     fn next(&mut self, mut buffer: BytesMut) -> io::Result<Bytes> {
         if self.left == 0 {
             return Ok(Bytes::new());
@@ -265,12 +273,12 @@ impl Read1 for Part {
     }
 }
 
-struct Endless {
+struct EndlessReader {
     file: File,
     first: Vec<u8>,
 }
 
-impl Read1 for Endless {
+impl ChunkReader for EndlessReader {
     fn next(&mut self, buffer: BytesMut) -> io::Result<Bytes> {
         if !self.first.is_empty() {
             return Ok(std::mem::take(&mut self.first).into());
@@ -279,12 +287,12 @@ impl Read1 for Endless {
     }
 }
 
-struct Gzipped {
+struct GzipReader {
     file: File,
     encoder: Option<GzEncoder<Vec<u8>>>,
 }
 
-impl Read1 for Gzipped {
+impl ChunkReader for GzipReader {
     fn next(&mut self, mut buffer: BytesMut) -> io::Result<Bytes> {
         while let Some(encoder) = &mut self.encoder {
             buffer = read_piece(&self.file, buffer)?;
@@ -312,44 +320,44 @@ fn read_piece(mut file: &File, mut buffer: BytesMut) -> io::Result<BytesMut> {
 }
 
 /// A body that is read piece by piece on helper threads, one piece ahead of what is on its way.
-struct Pieces<R> {
-    state: State<R>,
+struct ChunkedBody<R> {
+    state: ChunkState<R>,
     /// The last pieces that were given away: their memory is used again once nobody looks at them.
     given: VecDeque<Bytes>,
 }
 
-enum State<R> {
+enum ChunkState<R> {
     Idle(R),
     Reading(JoinHandle<(R, io::Result<Bytes>)>),
     Over,
 }
 
-impl<R: Read1> Pieces<R> {
+impl<R: ChunkReader> ChunkedBody<R> {
     fn new(reader: R) -> Self {
-        Self { state: State::Idle(reader), given: VecDeque::with_capacity(GIVEN_MAX) }
+        Self { state: ChunkState::Idle(reader), given: VecDeque::with_capacity(GIVEN_MAX) }
     }
 
     fn begin(&mut self, mut reader: R) {
         // Fresh memory costs a fault for each of its pages, which is a good part of reading a file that is in memory.
         let spare = if self.given.len() == GIVEN_MAX { self.given.pop_front() } else { None };
         let buffer = spare.and_then(|piece| piece.try_into_mut().ok()).unwrap_or_default();
-        self.state = State::Reading(tokio::task::spawn_blocking(move || {
+        self.state = ChunkState::Reading(tokio::task::spawn_blocking(move || {
             let piece = reader.next(buffer);
             (reader, piece)
         }));
     }
 }
 
-impl<R: Read1> Source for Pieces<R> {
+impl<R: ChunkReader> BodySource for ChunkedBody<R> {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
-        if let State::Idle(_) = &self.state
-            && let State::Idle(reader) = std::mem::replace(&mut self.state, State::Over)
+        if let ChunkState::Idle(_) = &self.state
+            && let ChunkState::Idle(reader) = std::mem::replace(&mut self.state, ChunkState::Over)
         {
             self.begin(reader);
         }
-        let State::Reading(reading) = &mut self.state else { return Poll::Ready(None) };
+        let ChunkState::Reading(reading) = &mut self.state else { return Poll::Ready(None) };
         let read = std::task::ready!(Pin::new(reading).poll(cx));
-        self.state = State::Over;
+        self.state = ChunkState::Over;
         match read {
             Err(error) => Poll::Ready(Some(Err(io::Error::other(error)))),
             Ok((_, Err(error))) => Poll::Ready(Some(Err(error))),

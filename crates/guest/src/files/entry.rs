@@ -11,10 +11,10 @@ use pbjson_types::Timestamp;
 use proto::wire::filesystem::{EntryInfo, FileType};
 
 use super::metadata;
-use crate::{paths, users::Names};
+use crate::{paths, users::IdNames};
 
 /// What is at `path`, a symbolic link itself and not what it points to.
-pub fn entry(path: &Path, names: &Names) -> io::Result<EntryInfo> {
+pub fn entry(path: &Path, names: &IdNames) -> io::Result<EntryInfo> {
     let found = std::fs::symlink_metadata(path)?;
     let is_symlink = found.is_symlink();
     let target = is_symlink.then(|| std::fs::canonicalize(path).unwrap_or_else(|_| PathBuf::from(path)));

@@ -23,10 +23,10 @@ use hyper::StatusCode;
 use rustix::fs::{Gid, Uid};
 
 use crate::{
-    connect::Fault,
+    connect::ConnectError,
     paths,
-    reply::Refusal,
-    users::{self, User},
+    reply::PlainRefusal,
+    users::{self, GuestUser},
 };
 
 pub use download::download;
@@ -35,7 +35,7 @@ pub use upload::upload;
 pub use watchers::Watchers;
 
 /// Makes a directory and its missing parents, 0755, for the user.
-pub fn make_dirs(path: &Path, user: &User) -> io::Result<()> {
+pub fn make_dirs(path: &Path, user: &GuestUser) -> io::Result<()> {
     let missing = |at: &&Path| !at.as_os_str().is_empty();
     let mut parents: Vec<PathBuf> = path.ancestors().filter(missing).map(Path::to_path_buf).collect();
     parents.reverse();
@@ -55,7 +55,7 @@ pub fn make_dirs(path: &Path, user: &User) -> io::Result<()> {
     Ok(())
 }
 
-fn make_dir(path: &Path, user: &User) -> io::Result<()> {
+fn make_dir(path: &Path, user: &GuestUser) -> io::Result<()> {
     match rustix::fs::mkdir(path, 0o755.into()) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
         Err(error) => return Err(error.into()),
@@ -64,14 +64,14 @@ fn make_dir(path: &Path, user: &User) -> io::Result<()> {
 }
 
 /// Gives a file to its user. Only root gives; in a Body of one id everything is that id's already.
-pub fn give(file: impl AsFd, user: &User) -> io::Result<()> {
+pub fn give(file: impl AsFd, user: &GuestUser) -> io::Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
     }
     Ok(rustix::fs::fchown(file, Some(Uid::from_raw(user.uid)), Some(Gid::from_raw(user.gid)))?)
 }
 
-fn give_path(path: &Path, user: &User) -> io::Result<()> {
+fn give_path(path: &Path, user: &GuestUser) -> io::Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
     }
@@ -79,15 +79,22 @@ fn give_path(path: &Path, user: &User) -> io::Result<()> {
 }
 
 /// The path that a request names for the user it names.
-pub fn path_for(path: &[u8], user: &str, workdir: Option<&str>) -> Result<PathBuf, Refusal> {
+pub fn path_for(path: &[u8], user: &str, workdir: Option<&str>) -> Result<PathBuf, PlainRefusal> {
     user_and_path(path, user, workdir).map(|(_, path)| path)
 }
 
 /// As [`path_for`], with the user.
-pub fn user_and_path(path: &[u8], name: &str, workdir: Option<&str>) -> Result<(User, PathBuf), Refusal> {
-    let plain = |fault: Fault| Refusal::new(fault.code.status(), fault.message);
+pub fn user_and_path(
+    path: &[u8],
+    name: &str,
+    workdir: Option<&str>,
+) -> Result<(GuestUser, PathBuf), PlainRefusal> {
+    let plain = |fault: ConnectError| PlainRefusal::new(fault.code.status(), fault.message);
     let unknown = || {
-        Refusal::new(StatusCode::UNAUTHORIZED, format!("error looking up user '{name}': unknown user {name}"))
+        PlainRefusal::new(
+            StatusCode::UNAUTHORIZED,
+            format!("error looking up user '{name}': unknown user {name}"),
+        )
     };
     let user = users::find(name).ok_or_else(unknown)?;
     users::check_reachable(&user).map_err(plain)?;

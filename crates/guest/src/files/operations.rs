@@ -13,9 +13,9 @@ use proto::wire::filesystem::{
 
 use super::{entry::entry, make_dirs, remove::remove};
 use crate::{
-    connect::{Code, Fault},
+    connect::{Code, ConnectError},
     paths,
-    users::{Names, User},
+    users::{GuestUser, IdNames},
 };
 
 /// Entries in one listing.
@@ -23,34 +23,34 @@ const ENTRIES_MAX: usize = 50_000;
 
 /// Who asks, and what an empty path means to them.
 #[derive(Debug)]
-pub struct Caller {
-    pub user: User,
+pub struct FileCaller {
+    pub user: GuestUser,
     pub workdir: Option<String>,
 }
 
-impl Caller {
-    pub fn path(&self, path: &str) -> Result<PathBuf, Fault> {
+impl FileCaller {
+    pub fn path(&self, path: &str) -> Result<PathBuf, ConnectError> {
         paths::resolve(path.as_bytes(), &self.user, self.workdir.as_deref())
     }
 }
 
-pub fn stat(caller: &Caller, asked: &StatRequest) -> Result<StatResponse, Fault> {
+pub fn stat(caller: &FileCaller, asked: &StatRequest) -> Result<StatResponse, ConnectError> {
     let path = caller.path(&asked.path)?;
     Ok(StatResponse { entry: Some(known_entry(&path)?) })
 }
 
-pub fn make(caller: &Caller, asked: &MakeDirRequest) -> Result<MakeDirResponse, Fault> {
+pub fn make(caller: &FileCaller, asked: &MakeDirRequest) -> Result<MakeDirResponse, ConnectError> {
     let path = caller.path(&asked.path)?;
     match std::fs::metadata(&path) {
         Ok(found) if found.is_dir() => {
-            return Err(Fault::new(
+            return Err(ConnectError::new(
                 Code::AlreadyExists,
                 format!("directory already exists: {}", path.display()),
             ));
         }
         Ok(_) => {
             let message = format!("path already exists but it is not a directory: {}", path.display());
-            return Err(Fault::invalid(message));
+            return Err(ConnectError::invalid(message));
         }
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(fault("error getting file info", &error)),
@@ -59,33 +59,33 @@ pub fn make(caller: &Caller, asked: &MakeDirRequest) -> Result<MakeDirResponse, 
     Ok(MakeDirResponse { entry: Some(known_entry(&path)?) })
 }
 
-pub fn rename(caller: &Caller, asked: &MoveRequest) -> Result<MoveResponse, Fault> {
+pub fn rename(caller: &FileCaller, asked: &MoveRequest) -> Result<MoveResponse, ConnectError> {
     let (from, to) = (caller.path(&asked.source)?, caller.path(&asked.destination)?);
     if let Some(parent) = to.parent() {
         make_dirs(parent, &caller.user).map_err(|error| fault("failed to create directory", &error))?;
     }
     std::fs::rename(&from, &to).map_err(|error| match error.kind() {
         ErrorKind::NotFound => {
-            Fault::new(Code::NotFound, format!("source file not found: {}", from.display()))
+            ConnectError::new(Code::NotFound, format!("source file not found: {}", from.display()))
         }
         _ => fault("error renaming", &error),
     })?;
     Ok(MoveResponse { entry: Some(known_entry(&to)?) })
 }
 
-pub fn delete(caller: &Caller, asked: &RemoveRequest) -> Result<RemoveResponse, Fault> {
+pub fn delete(caller: &FileCaller, asked: &RemoveRequest) -> Result<RemoveResponse, ConnectError> {
     let path = caller.path(&asked.path)?;
     remove(&path).map_err(|error| fault("error removing file or directory", &error))?;
     Ok(RemoveResponse {})
 }
 
-pub fn list(caller: &Caller, asked: &ListDirRequest) -> Result<ListDirResponse, Fault> {
+pub fn list(caller: &FileCaller, asked: &ListDirRequest) -> Result<ListDirResponse, ConnectError> {
     let path = caller.path(&asked.path)?;
     let real = std::fs::canonicalize(&path).map_err(|error| fault("path not found", &error))?;
     if !real.is_dir() {
-        return Err(Fault::invalid(format!("path is not a directory: {}", path.display())));
+        return Err(ConnectError::invalid(format!("path is not a directory: {}", path.display())));
     }
-    let names = Names::read();
+    let names = IdNames::read();
     let mut entries = Vec::new();
     let mut open = vec![children(&real)?];
     let depth = usize::try_from(asked.depth.max(1)).unwrap_or(usize::MAX);
@@ -100,7 +100,7 @@ pub fn list(caller: &Caller, asked: &ListDirRequest) -> Result<ListDirResponse, 
         if entries.len() > ENTRIES_MAX {
             let message =
                 format!("more than {ENTRIES_MAX} entries: ask for less depth or a smaller directory");
-            return Err(Fault::new(Code::ResourceExhausted, message));
+            return Err(ConnectError::new(Code::ResourceExhausted, message));
         }
         if is_dir && open.len() < depth {
             open.push(children(&child)?);
@@ -110,7 +110,12 @@ pub fn list(caller: &Caller, asked: &ListDirRequest) -> Result<ListDirResponse, 
 }
 
 /// An entry under the path that was asked for, whatever links led there; `None` if it is gone already.
-fn listed(child: &Path, real: &Path, asked: &Path, names: &Names) -> Result<Option<EntryInfo>, Fault> {
+fn listed(
+    child: &Path,
+    real: &Path,
+    asked: &Path,
+    names: &IdNames,
+) -> Result<Option<EntryInfo>, ConnectError> {
     match entry(child, names) {
         Ok(mut found) => {
             let shown =
@@ -124,9 +129,10 @@ fn listed(child: &Path, real: &Path, asked: &Path, names: &Names) -> Result<Opti
 }
 
 /// What a directory holds, by name. One that is gone by now holds nothing.
-fn children(dir: &Path) -> Result<VecDeque<(PathBuf, bool)>, Fault> {
-    let failed =
-        |error: io::Error| Fault::internal(format!("error reading directory {}: {error}", dir.display()));
+fn children(dir: &Path) -> Result<VecDeque<(PathBuf, bool)>, ConnectError> {
+    let failed = |error: io::Error| {
+        ConnectError::internal(format!("error reading directory {}: {error}", dir.display()))
+    };
     let entries = match std::fs::read_dir(dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(VecDeque::new()),
         read => read.map_err(failed)?,
@@ -140,12 +146,12 @@ fn children(dir: &Path) -> Result<VecDeque<(PathBuf, bool)>, Fault> {
     Ok(children.into())
 }
 
-fn known_entry(path: &Path) -> Result<EntryInfo, Fault> {
-    entry(path, &Names::read()).map_err(|error| fault("file not found", &error))
+fn known_entry(path: &Path) -> Result<EntryInfo, ConnectError> {
+    entry(path, &IdNames::read()).map_err(|error| fault("file not found", &error))
 }
 
 /// The kernel's error in Connect's words.
-pub fn fault(what: &str, error: &io::Error) -> Fault {
+pub fn fault(what: &str, error: &io::Error) -> ConnectError {
     let code = match error.kind() {
         ErrorKind::NotFound => Code::NotFound,
         ErrorKind::NotADirectory | ErrorKind::InvalidFilename | ErrorKind::InvalidInput => {
@@ -156,5 +162,5 @@ pub fn fault(what: &str, error: &io::Error) -> Fault {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Code::ResourceExhausted,
         _ => Code::Internal,
     };
-    Fault::new(code, format!("{what}: {error}"))
+    ConnectError::new(code, format!("{what}: {error}"))
 }

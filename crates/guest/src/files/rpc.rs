@@ -12,27 +12,27 @@ use proto::wire::filesystem::{
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
-    operations::{self, Caller},
-    watch::{Asked, Watch},
+    operations::{self, FileCaller},
+    watch::{DirWatch, WatchRequest},
     watchers::WatchEvents,
 };
 use crate::{
     auth,
     connect::{
-        Codec, Fault, Messages, Shape, check_encoding, keepalive_of, kind_of, stream_reply, unary_reply,
-        unsupported_type, whole,
+        Codec, ConnectError, MessageFraming, Messages, check_encoding, keepalive_of, kind_of, stream_reply,
+        unary_reply, unsupported_type, whole,
     },
-    reply::{Payload, Reply},
-    server::Guest,
+    reply::{HttpReply, ReplyBody},
+    server::GuestServer,
     users,
 };
 
 /// Answers one call; `None` if there is no such method.
-pub async fn call(guest: Rc<Guest>, method: &str, request: Request<Incoming>) -> Option<Reply> {
+pub async fn call(guest: Rc<GuestServer>, method: &str, request: Request<Incoming>) -> Option<HttpReply> {
     let shape = match method {
-        "Stat" | "MakeDir" | "Move" | "ListDir" | "Remove" => Shape::Unary,
-        "CreateWatcher" | "GetWatcherEvents" | "RemoveWatcher" => Shape::Unary,
-        "WatchDir" => Shape::Stream,
+        "Stat" | "MakeDir" | "Move" | "ListDir" | "Remove" => MessageFraming::Unary,
+        "CreateWatcher" | "GetWatcherEvents" | "RemoveWatcher" => MessageFraming::Unary,
+        "WatchDir" => MessageFraming::Stream,
         _ => return None,
     };
     let codec = match kind_of(request.headers()) {
@@ -41,20 +41,20 @@ pub async fn call(guest: Rc<Guest>, method: &str, request: Request<Incoming>) ->
     };
     let encoding = check_encoding(request.headers());
     Some(match (shape, encoding) {
-        (Shape::Unary, Err(fault)) => unary_reply(codec, Err(fault)),
-        (Shape::Stream, Err(fault)) => stream_reply(codec, Err(fault)),
-        (Shape::Unary, Ok(())) => unary_reply(codec, unary(&guest, method, codec, request).await),
-        (Shape::Stream, Ok(())) => stream_reply(codec, watch_dir(&guest, codec, request).await),
+        (MessageFraming::Unary, Err(fault)) => unary_reply(codec, Err(fault)),
+        (MessageFraming::Stream, Err(fault)) => stream_reply(codec, Err(fault)),
+        (MessageFraming::Unary, Ok(())) => unary_reply(codec, unary(&guest, method, codec, request).await),
+        (MessageFraming::Stream, Ok(())) => stream_reply(codec, watch_dir(&guest, codec, request).await),
     })
 }
 
 async fn unary(
-    guest: &Rc<Guest>,
+    guest: &Rc<GuestServer>,
     method: &str,
     codec: Codec,
     request: Request<Incoming>,
-) -> Result<Bytes, Fault> {
-    let who = Who::of(guest, &request);
+) -> Result<Bytes, ConnectError> {
+    let who = CallerName::of(guest, &request);
     let message = whole(request.into_body()).await?;
     match method {
         "Stat" => helped(who, codec, message, operations::stat).await,
@@ -64,7 +64,7 @@ async fn unary(
         "Remove" => helped(who, codec, message, operations::delete).await,
         "CreateWatcher" => {
             let asked: CreateWatcherRequest = codec.decode(&message)?;
-            let asked = Asked {
+            let asked = WatchRequest {
                 path: asked.path,
                 recursive: asked.recursive,
                 include_entry: asked.include_entry,
@@ -85,11 +85,15 @@ async fn unary(
     }
 }
 
-async fn watch_dir(guest: &Rc<Guest>, codec: Codec, request: Request<Incoming>) -> Result<Payload, Fault> {
-    let who = Who::of(guest, &request);
+async fn watch_dir(
+    guest: &Rc<GuestServer>,
+    codec: Codec,
+    request: Request<Incoming>,
+) -> Result<ReplyBody, ConnectError> {
+    let who = CallerName::of(guest, &request);
     let keepalive = keepalive_of(request.headers());
     let asked: WatchDirRequest = codec.decode(&Messages::new(request.into_body()).only().await?)?;
-    let asked = Asked {
+    let asked = WatchRequest {
         path: asked.path,
         recursive: asked.recursive,
         include_entry: asked.include_entry,
@@ -97,20 +101,20 @@ async fn watch_dir(guest: &Rc<Guest>, codec: Codec, request: Request<Incoming>) 
     };
     let place = guest.watchers.place()?;
     let watch = watch(who, asked).await?;
-    Ok(Payload::pieces(WatchEvents::new(watch, place, codec, keepalive)?))
+    Ok(ReplyBody::pieces(WatchEvents::new(watch, place, codec, keepalive)?))
 }
 
-async fn watch(who: Who, asked: Asked) -> Result<Watch, Fault> {
-    on_helper(move || Watch::new(&who.caller()?, &asked)).await
+async fn watch(who: CallerName, asked: WatchRequest) -> Result<DirWatch, ConnectError> {
+    on_helper(move || DirWatch::new(&who.caller()?, &asked)).await
 }
 
 /// Decodes, runs on a helper thread as the caller named, encodes.
 async fn helped<Q, A>(
-    who: Who,
+    who: CallerName,
     codec: Codec,
     message: Bytes,
-    operation: fn(&Caller, &Q) -> Result<A, Fault>,
-) -> Result<Bytes, Fault>
+    operation: fn(&FileCaller, &Q) -> Result<A, ConnectError>,
+) -> Result<Bytes, ConnectError>
 where
     Q: Message + Default + DeserializeOwned + 'static,
     A: Message + Serialize + 'static,
@@ -121,26 +125,28 @@ where
 
 /// Runs what may block where it may.
 pub async fn on_helper<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Fault> + Send + 'static,
-) -> Result<T, Fault> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(Fault::internal(error.to_string())))
+    work: impl FnOnce() -> Result<T, ConnectError> + Send + 'static,
+) -> Result<T, ConnectError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(ConnectError::internal(error.to_string())))
 }
 
 /// The caller by name; the name is looked up on the helper thread.
-struct Who {
+struct CallerName {
     name: String,
     workdir: Option<String>,
 }
 
-impl Who {
-    fn of(guest: &Guest, request: &Request<Incoming>) -> Self {
+impl CallerName {
+    fn of(guest: &GuestServer, request: &Request<Incoming>) -> Self {
         let name = auth::basic_user(request.headers()).unwrap_or_else(|| guest.config().user.clone());
         Self { name, workdir: guest.config().workdir.clone() }
     }
 
-    fn caller(&self) -> Result<Caller, Fault> {
+    fn caller(&self) -> Result<FileCaller, ConnectError> {
         let user = users::known(&self.name)?;
         users::check_reachable(&user)?;
-        Ok(Caller { user, workdir: self.workdir.clone() })
+        Ok(FileCaller { user, workdir: self.workdir.clone() })
     }
 }

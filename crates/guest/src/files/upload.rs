@@ -29,13 +29,12 @@ use serde::Serialize;
 
 use super::{give, give_path, make_dirs, metadata};
 use crate::{
-    auth::{self, Operation},
-    paths,
-    query::Query,
-    reply::{self, Refusal, Reply},
-    server::Guest,
-    unread,
-    users::User,
+    auth::{self, SignedOperation},
+    drain, paths,
+    query::UrlQuery,
+    reply::{self, HttpReply, PlainRefusal},
+    server::GuestServer,
+    users::GuestUser,
 };
 
 /// What is gathered before it is written.
@@ -51,7 +50,7 @@ const WAIT: Duration = Duration::from_secs(300);
 
 /// One file that was written.
 #[derive(Debug, Serialize)]
-struct Uploaded {
+struct UploadedFile {
     path: String,
     name: String,
     #[serde(rename = "type")]
@@ -61,39 +60,39 @@ struct Uploaded {
 }
 
 /// Answers which files were written.
-pub async fn upload(guest: &Rc<Guest>, request: Request<Incoming>) -> Reply {
-    let query = Query::parse(request.uri().query());
+pub async fn upload(guest: &Rc<GuestServer>, request: Request<Incoming>) -> HttpReply {
+    let query = UrlQuery::parse(request.uri().query());
     let config = guest.config();
     let token = config.token.as_deref();
     let (head, mut body) = request.into_parts();
     let headers = &head.headers;
-    let taken = match auth::check_files(token, headers, &query, Operation::Write, super::now()) {
+    let taken = match auth::check_files(token, headers, &query, SignedOperation::Write, super::now()) {
         Ok(()) => take(guest, &query, headers, &mut body).await,
         Err(refusal) => Err(refusal),
     };
     match taken {
         Ok(uploaded) => reply::json(&uploaded),
         Err(refusal) => {
-            unread::read_on(body);
+            drain::read_on(body);
             refusal.reply()
         }
     }
 }
 
 async fn take(
-    guest: &Guest,
-    query: &Query,
+    guest: &GuestServer,
+    query: &UrlQuery,
     headers: &HeaderMap,
     body: &mut Incoming,
-) -> Result<Vec<Uploaded>, Refusal> {
+) -> Result<Vec<UploadedFile>, PlainRefusal> {
     let gzip = is_gzip(headers)?;
     let metadata = metadata::from_headers(headers)
-        .map_err(|message| Refusal::bad(format!("invalid metadata: {message}")))?;
+        .map_err(|message| PlainRefusal::bad(format!("invalid metadata: {message}")))?;
     let name =
         query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config().user).to_owned();
     let workdir = guest.config().workdir.clone();
     let (user, _) = helped(move || super::user_and_path(b"", &name, workdir.as_deref())).await?;
-    let to = Target {
+    let to = UploadTarget {
         user: Arc::new(user),
         workdir: guest.config().workdir.clone(),
         metadata: Arc::new(metadata),
@@ -102,15 +101,15 @@ async fn take(
     let path = query.bytes("path").map(<[u8]>::to_vec);
     match kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
         "application/octet-stream" => {
-            let path =
-                path.ok_or_else(|| Refusal::bad("path query parameter is required for raw body upload"))?;
+            let path = path
+                .ok_or_else(|| PlainRefusal::bad("path query parameter is required for raw body upload"))?;
             Ok(vec![raw(&to, &path, body, gzip).await?])
         }
         kind_word if kind_word.starts_with("multipart/") => {
             let boundary = multer::parse_boundary(kind)
-                .map_err(|error| Refusal::bad(format!("error parsing multipart form: {error}")))?;
+                .map_err(|error| PlainRefusal::bad(format!("error parsing multipart form: {error}")))?;
             if gzip {
-                let form = Multipart::new(BodyDataStream::new(Inflated::new(body)), boundary);
+                let form = Multipart::new(BodyDataStream::new(InflatedBody::new(body)), boundary);
                 return parts(&to, path.as_deref(), form).await;
             }
             let uploaded =
@@ -120,7 +119,7 @@ async fn take(
             }
             uploaded
         }
-        _ => Err(Refusal::bad(format!(
+        _ => Err(PlainRefusal::bad(format!(
             "unsupported content type: {kind}, expected multipart/form-data or application/octet-stream"
         ))),
     }
@@ -141,9 +140,14 @@ async fn read_to_end(body: &mut Incoming) {
     let _ = tokio::time::timeout(EPILOGUE_WAIT, rest).await;
 }
 
-async fn raw(to: &Target, path: &[u8], body: &mut Incoming, gzip: bool) -> Result<Uploaded, Refusal> {
+async fn raw(
+    to: &UploadTarget,
+    path: &[u8],
+    body: &mut Incoming,
+    gzip: bool,
+) -> Result<UploadedFile, PlainRefusal> {
     let path = to.path(path)?;
-    let cut = |error: hyper::Error| Refusal::bad(format!("the request was cut: {error}"));
+    let cut = |error: hyper::Error| PlainRefusal::bad(format!("the request was cut: {error}"));
     let next = async || loop {
         match body.frame().await.transpose().map_err(cut)? {
             None => return Ok(None),
@@ -157,9 +161,13 @@ async fn raw(to: &Target, path: &[u8], body: &mut Incoming, gzip: bool) -> Resul
     store(to, path, next, gzip).await
 }
 
-async fn parts(to: &Target, path: Option<&[u8]>, mut form: Multipart<'_>) -> Result<Vec<Uploaded>, Refusal> {
-    let broken = |error: multer::Error| Refusal::bad(format!("error reading form: {error}"));
-    let mut uploaded: Vec<Uploaded> = Vec::new();
+async fn parts(
+    to: &UploadTarget,
+    path: Option<&[u8]>,
+    mut form: Multipart<'_>,
+) -> Result<Vec<UploadedFile>, PlainRefusal> {
+    let broken = |error: multer::Error| PlainRefusal::bad(format!("error reading form: {error}"));
+    let mut uploaded: Vec<UploadedFile> = Vec::new();
     for _ in 0..PARTS_MAX {
         let Some(mut field) = in_time(form.next_field()).await?.map_err(broken)? else { return Ok(uploaded) };
         if field.name() != Some("file") {
@@ -167,7 +175,7 @@ async fn parts(to: &Target, path: Option<&[u8]>, mut form: Multipart<'_>) -> Res
         }
         let path = to.path(&target_of(&field, path)?)?;
         if uploaded.iter().any(|file| Path::new(&file.path) == path) {
-            return Err(Refusal::bad(format!(
+            return Err(PlainRefusal::bad(format!(
                 "you cannot upload multiple files to the same path '{}' in one upload request, \
                  only the first specified file was uploaded",
                 path.display()
@@ -176,29 +184,32 @@ async fn parts(to: &Target, path: Option<&[u8]>, mut form: Multipart<'_>) -> Res
         let next = async || field.chunk().await.map_err(broken);
         uploaded.push(store(to, path, next, false).await?);
     }
-    Err(Refusal::bad(format!("a form may hold {PARTS_MAX} parts")))
+    Err(PlainRefusal::bad(format!("a form may hold {PARTS_MAX} parts")))
 }
 
-fn target_of(field: &Field<'_>, path: Option<&[u8]>) -> Result<Vec<u8>, Refusal> {
+fn target_of(field: &Field<'_>, path: Option<&[u8]>) -> Result<Vec<u8>, PlainRefusal> {
     match (path, field.file_name()) {
         (Some(path), _) => Ok(path.to_vec()),
         (None, Some(name)) if !name.is_empty() => Ok(name.as_bytes().to_vec()),
-        _ => Err(Refusal::bad("error resolving path: the part has no file name")),
+        _ => Err(PlainRefusal::bad("error resolving path: the part has no file name")),
     }
 }
 
 /// Writes what `next` yields.
 async fn store(
-    to: &Target,
+    to: &UploadTarget,
     path: PathBuf,
-    mut next: impl AsyncFnMut() -> Result<Option<Bytes>, Refusal>,
+    mut next: impl AsyncFnMut() -> Result<Option<Bytes>, PlainRefusal>,
     gzip: bool,
-) -> Result<Uploaded, Refusal> {
+) -> Result<UploadedFile, PlainRefusal> {
     let (user, metadata) = (to.user.clone(), to.metadata.clone());
     let at = path.clone();
     let (file, onto) = helped(move || open(&at, &user)).await?;
-    let mut writer =
-        if gzip { Writer::Inflating(Box::new(GzDecoder::new(file))) } else { Writer::Plain(file) };
+    let mut writer = if gzip {
+        UploadWriter::Inflating(Box::new(GzDecoder::new(file)))
+    } else {
+        UploadWriter::Plain(file)
+    };
     loop {
         let (pieces, more) = gather(&mut next).await?;
         if !pieces.is_empty() {
@@ -212,8 +223,8 @@ async fn store(
 }
 
 async fn gather(
-    next: &mut impl AsyncFnMut() -> Result<Option<Bytes>, Refusal>,
-) -> Result<(Vec<Bytes>, bool), Refusal> {
+    next: &mut impl AsyncFnMut() -> Result<Option<Bytes>, PlainRefusal>,
+) -> Result<(Vec<Bytes>, bool), PlainRefusal> {
     let mut pieces = Vec::new();
     let mut len = 0;
     while len < PIECE_LEN {
@@ -229,25 +240,26 @@ async fn gather(
 }
 
 /// Who the files are for.
-struct Target {
-    user: Arc<User>,
+struct UploadTarget {
+    user: Arc<GuestUser>,
     workdir: Option<String>,
     metadata: Arc<metadata::Metadata>,
 }
 
-impl Target {
-    fn path(&self, path: &[u8]) -> Result<PathBuf, Refusal> {
-        paths::resolve(path, &self.user, self.workdir.as_deref()).map_err(|fault| Refusal::bad(fault.message))
+impl UploadTarget {
+    fn path(&self, path: &[u8]) -> Result<PathBuf, PlainRefusal> {
+        paths::resolve(path, &self.user, self.workdir.as_deref())
+            .map_err(|fault| PlainRefusal::bad(fault.message))
     }
 }
 
-enum Writer {
+enum UploadWriter {
     Plain(File),
     Inflating(Box<GzDecoder<File>>),
 }
 
-impl Writer {
-    fn write(mut self, pieces: &[Bytes]) -> Result<Self, Refusal> {
+impl UploadWriter {
+    fn write(mut self, pieces: &[Bytes]) -> Result<Self, PlainRefusal> {
         for piece in pieces {
             let written = match &mut self {
                 Self::Plain(file) => file.write_all(piece),
@@ -258,15 +270,22 @@ impl Writer {
         Ok(self)
     }
 
-    fn finish(self, path: &Path, onto: Onto, attached: &metadata::Metadata) -> Result<Uploaded, Refusal> {
+    fn finish(
+        self,
+        path: &Path,
+        onto: UploadDestination,
+        attached: &metadata::Metadata,
+    ) -> Result<UploadedFile, PlainRefusal> {
         let file = match self {
             Self::Plain(file) => file,
             Self::Inflating(decoder) => decoder.finish().map_err(|error| unwritten(&error))?,
         };
         let (file, unfinished) = match onto {
-            Onto::Itself => (file, None),
-            Onto::New(unfinished) => (file, Some(unfinished)),
-            Onto::Existing(existing) => (replace(file, existing).map_err(|error| unwritten(&error))?, None),
+            UploadDestination::Itself => (file, None),
+            UploadDestination::New(unfinished) => (file, Some(unfinished)),
+            UploadDestination::Existing(existing) => {
+                (replace(file, existing).map_err(|error| unwritten(&error))?, None)
+            }
         };
         metadata::write(&file, attached).map_err(|error| unwritten(&error))?;
         drop(file);
@@ -274,33 +293,33 @@ impl Writer {
             unfinished.keep();
         }
         let (name, metadata) = (paths::name_of(path), metadata::read(path));
-        Ok(Uploaded { path: path.to_string_lossy().into_owned(), name, kind: "file", metadata })
+        Ok(UploadedFile { path: path.to_string_lossy().into_owned(), name, kind: "file", metadata })
     }
 }
 
 /// What becomes of the file that is written when all has arrived.
-enum Onto {
+enum UploadDestination {
     /// It is the one that was asked for, and was empty before.
     Itself,
     /// The same, and it was not there before.
-    New(Unfinished),
+    New(PartialFile),
     /// It has no name; its contents replace those of this one.
     Existing(File),
 }
 
 /// A file that goes unless it is finished.
-struct Unfinished {
+struct PartialFile {
     path: PathBuf,
     inode: u64,
 }
 
-impl Unfinished {
+impl PartialFile {
     fn keep(self) {
         std::mem::forget(self);
     }
 }
 
-impl Drop for Unfinished {
+impl Drop for PartialFile {
     fn drop(&mut self) {
         // Whoever has put another one there meanwhile keeps it.
         if std::fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
@@ -326,17 +345,17 @@ fn replace(mut from: File, mut onto: File) -> io::Result<File> {
     Ok(onto)
 }
 
-fn open(path: &Path, user: &User) -> Result<(File, Onto), Refusal> {
+fn open(path: &Path, user: &GuestUser) -> Result<(File, UploadDestination), PlainRefusal> {
     if let Some(parent) = path.parent() {
         make_dirs(parent, user).map_err(|error| unmade("error ensuring directories", &error))?;
     }
     let existing = std::fs::metadata(path);
     match &existing {
         Ok(found) if found.is_dir() => {
-            return Err(Refusal::bad(format!("path is a directory: {}", path.display())));
+            return Err(PlainRefusal::bad(format!("path is a directory: {}", path.display())));
         }
         Ok(found) if !found.is_file() => {
-            return Err(Refusal::bad(format!("path is not a regular file: {}", path.display())));
+            return Err(PlainRefusal::bad(format!("path is not a regular file: {}", path.display())));
         }
         // Given before it is opened, as envd does: who watches never sees contents of somebody else's.
         Ok(_) => give_path(path, user).map_err(|error| unmade("error changing file ownership", &error))?,
@@ -347,83 +366,85 @@ fn open(path: &Path, user: &User) -> Result<(File, Onto), Refusal> {
         .map_err(|error| unmade("error opening file", &error.into()))?;
     let file = File::from(file);
     if !file.metadata().is_ok_and(|found| found.is_file()) {
-        return Err(Refusal::bad(format!("path is not a regular file: {}", path.display())));
+        return Err(PlainRefusal::bad(format!("path is not a regular file: {}", path.display())));
     }
     if existing.is_err() {
         give(&file, user).map_err(|error| unmade("error changing file ownership", &error))?;
     }
     match file.metadata() {
         Ok(found) if existing.is_err() && found.len() == 0 => {
-            let unfinished = Unfinished { path: path.to_owned(), inode: found.ino() };
-            return Ok((file, Onto::New(unfinished)));
+            let unfinished = PartialFile { path: path.to_owned(), inode: found.ino() };
+            return Ok((file, UploadDestination::New(unfinished)));
         }
-        Ok(found) if found.len() == 0 => return Ok((file, Onto::Itself)),
+        Ok(found) if found.len() == 0 => return Ok((file, UploadDestination::Itself)),
         _ => {}
     }
     let beside = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     match rustix::fs::open(path.parent().unwrap_or(Path::new("/")), beside, Mode::RUSR | Mode::WUSR) {
-        Ok(aside) => Ok((aside.into(), Onto::Existing(file))),
+        Ok(aside) => Ok((aside.into(), UploadDestination::Existing(file))),
         // A file system without nameless files, or a directory that only lets its files be changed: as envd does it.
         Err(_) => {
             file.set_len(0).map_err(|error| unmade("error opening file", &error))?;
-            Ok((file, Onto::Itself))
+            Ok((file, UploadDestination::Itself))
         }
     }
 }
 
-fn unmade(what: &str, error: &io::Error) -> Refusal {
+fn unmade(what: &str, error: &io::Error) -> PlainRefusal {
     let status = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StatusCode::INSUFFICIENT_STORAGE,
         io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename => StatusCode::BAD_REQUEST,
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => StatusCode::FORBIDDEN,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };
-    Refusal::new(status, format!("{what}: {error}"))
+    PlainRefusal::new(status, format!("{what}: {error}"))
 }
 
-fn unwritten(error: &io::Error) -> Refusal {
+fn unwritten(error: &io::Error) -> PlainRefusal {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            Refusal::new(StatusCode::INSUFFICIENT_STORAGE, "not enough disk space available")
+            PlainRefusal::new(StatusCode::INSUFFICIENT_STORAGE, "not enough disk space available")
         }
         // What flate2 says of bytes that are not gzip.
         io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => {
-            Refusal::bad(format!("error decompressing request body: {error}"))
+            PlainRefusal::bad(format!("error decompressing request body: {error}"))
         }
-        _ => Refusal::internal(format!("error writing file: {error}")),
+        _ => PlainRefusal::internal(format!("error writing file: {error}")),
     }
 }
 
-fn is_gzip(headers: &HeaderMap) -> Result<bool, Refusal> {
+fn is_gzip(headers: &HeaderMap) -> Result<bool, PlainRefusal> {
     let encoding =
         headers.get(header::CONTENT_ENCODING).and_then(|value| value.to_str().ok()).unwrap_or_default();
     match encoding.trim().to_ascii_lowercase().as_str() {
         "" | "identity" => Ok(false),
         "gzip" => Ok(true),
-        other => Err(Refusal::bad(format!("unsupported Content-Encoding: {other}, supported: [gzip]"))),
+        other => Err(PlainRefusal::bad(format!("unsupported Content-Encoding: {other}, supported: [gzip]"))),
     }
 }
 
-async fn in_time<T>(work: impl Future<Output = T>) -> Result<T, Refusal> {
-    let late = |_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the upload stalled");
+async fn in_time<T>(work: impl Future<Output = T>) -> Result<T, PlainRefusal> {
+    let late = |_| PlainRefusal::new(StatusCode::REQUEST_TIMEOUT, "the upload stalled");
     tokio::time::timeout(WAIT, work).await.map_err(late)
 }
 
 async fn helped<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
-) -> Result<T, Refusal> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(Refusal::internal(error.to_string())))
+    work: impl FnOnce() -> Result<T, PlainRefusal> + Send + 'static,
+) -> Result<T, PlainRefusal> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(PlainRefusal::internal(error.to_string())))
 }
 
 /// A gzipped body, inflated as it is read.
-struct Inflated<'a> {
+struct InflatedBody<'a> {
     body: &'a mut Incoming,
     decoder: GzDecoder<Vec<u8>>,
     waiting: Bytes,
     over: bool,
 }
 
-impl<'a> Inflated<'a> {
+impl<'a> InflatedBody<'a> {
     fn new(body: &'a mut Incoming) -> Self {
         Self { body, decoder: GzDecoder::new(Vec::new()), waiting: Bytes::new(), over: false }
     }
@@ -436,7 +457,7 @@ impl<'a> Inflated<'a> {
     }
 }
 
-impl Body for Inflated<'_> {
+impl Body for InflatedBody<'_> {
     type Data = Bytes;
     type Error = io::Error;
 

@@ -19,11 +19,11 @@ use rustix::{
 
 use super::{
     entry::entry,
-    operations::{Caller, fault},
+    operations::{FileCaller, fault},
 };
 use crate::{
-    connect::{Code, Fault},
-    users::Names,
+    connect::{Code, ConnectError},
+    users::IdNames,
 };
 
 const DIRS_MAX: usize = 32_768;
@@ -33,7 +33,7 @@ const NETWORK_FILE_SYSTEMS: [u64; 5] = [0x6969, 0xff53_4d42, 0x517b, 0xfe53_4d42
 
 /// What a caller wants to watch.
 #[derive(Debug)]
-pub struct Asked {
+pub struct WatchRequest {
     pub path: String,
     pub recursive: bool,
     pub include_entry: bool,
@@ -42,7 +42,7 @@ pub struct Asked {
 
 /// A watch under way.
 #[derive(Debug)]
-pub struct Watch {
+pub struct DirWatch {
     inotify: OwnedFd,
     root: PathBuf,
     recursive: bool,
@@ -53,31 +53,31 @@ pub struct Watch {
 
 /// What happened, and whether that is all for now.
 #[derive(Debug, Default)]
-pub struct Batch {
+pub struct EventBatch {
     pub events: Vec<FilesystemEvent>,
     pub drained: bool,
 }
 
-struct Raw {
+struct RawEvent {
     wd: i32,
     flags: ReadFlags,
     name: Option<PathBuf>,
 }
 
-impl Watch {
-    pub fn new(caller: &Caller, asked: &Asked) -> Result<Self, Fault> {
+impl DirWatch {
+    pub fn new(caller: &FileCaller, asked: &WatchRequest) -> Result<Self, ConnectError> {
         let root = caller.path(&asked.path)?;
         let found = std::fs::metadata(&root)
             .map_err(|error| fault(&format!("path {} not found", root.display()), &error))?;
         if !found.is_dir() {
-            return Err(Fault::invalid(format!("path {} not a directory", root.display())));
+            return Err(ConnectError::invalid(format!("path {} not a directory", root.display())));
         }
         if !asked.allow_network_mounts && on_network(&root) {
             let message = format!("cannot watch path on network filesystem: {}", root.display());
-            return Err(Fault::invalid(message));
+            return Err(ConnectError::invalid(message));
         }
         let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).map_err(|error| {
-            Fault::new(Code::ResourceExhausted, format!("error creating watcher: {error}"))
+            ConnectError::new(Code::ResourceExhausted, format!("error creating watcher: {error}"))
         })?;
         let (recursive, include_entry) = (asked.recursive, asked.include_entry);
         let mut watch = Self { inotify, root, recursive, include_entry, dirs: HashMap::new() };
@@ -96,9 +96,9 @@ impl Watch {
     }
 
     /// The next events. An error ends the watch.
-    pub fn next(&mut self) -> Result<Batch, Fault> {
+    pub fn next(&mut self) -> Result<EventBatch, ConnectError> {
         let (raw, drained) = self.read()?;
-        let names = self.include_entry.then(Names::read);
+        let names = self.include_entry.then(IdNames::read);
         let mut events = Vec::new();
         for event in raw {
             self.translate(&event, &mut events)?;
@@ -106,32 +106,32 @@ impl Watch {
         if let Some(names) = names {
             events.iter_mut().for_each(|event| self.describe(event, &names));
         }
-        Ok(Batch { events, drained })
+        Ok(EventBatch { events, drained })
     }
 
-    fn read(&self) -> Result<(Vec<Raw>, bool), Fault> {
+    fn read(&self) -> Result<(Vec<RawEvent>, bool), ConnectError> {
         let mut buffer = [MaybeUninit::uninit(); BUFFER_LEN];
         let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
         let mut raw = Vec::new();
         // What was read must be taken out before stopping, or it would be lost with the buffer.
         while raw.len() < BATCH_MAX || !reader.is_buffer_empty() {
             match reader.next() {
-                Ok(event) => raw.push(Raw {
+                Ok(event) => raw.push(RawEvent {
                     wd: event.wd(),
                     flags: event.events(),
                     name: event.file_name().map(|name| PathBuf::from(OsStr::from_bytes(name.to_bytes()))),
                 }),
                 Err(Errno::AGAIN) => return Ok((raw, true)),
                 Err(Errno::INTR) => {}
-                Err(error) => return Err(Fault::internal(format!("watcher error: {error}"))),
+                Err(error) => return Err(ConnectError::internal(format!("watcher error: {error}"))),
             }
         }
         Ok((raw, false))
     }
 
-    fn translate(&mut self, event: &Raw, events: &mut Vec<FilesystemEvent>) -> Result<(), Fault> {
+    fn translate(&mut self, event: &RawEvent, events: &mut Vec<FilesystemEvent>) -> Result<(), ConnectError> {
         if event.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
-            return Err(Fault::new(
+            return Err(ConnectError::new(
                 Code::ResourceExhausted,
                 "more happened than could be told: events were lost",
             ));
@@ -165,7 +165,7 @@ impl Watch {
         flags: ReadFlags,
         path: &Path,
         events: &mut Vec<FilesystemEvent>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ConnectError> {
         if flags.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
             return self.add(path, Some(events));
         }
@@ -181,7 +181,7 @@ impl Watch {
     }
 
     /// Watches a directory and, if asked to, all below; tells what is in it if that is news.
-    fn add(&mut self, dir: &Path, mut news: Option<&mut Vec<FilesystemEvent>>) -> Result<(), Fault> {
+    fn add(&mut self, dir: &Path, mut news: Option<&mut Vec<FilesystemEvent>>) -> Result<(), ConnectError> {
         let mut waiting = vec![dir.to_path_buf()];
         while let Some(dir) = waiting.pop() {
             if !self.add_one(&dir)? || !self.recursive {
@@ -203,8 +203,8 @@ impl Watch {
     }
 
     /// Answers whether the directory is there.
-    fn add_one(&mut self, dir: &Path) -> Result<bool, Fault> {
-        let lack = |message: &str| Fault::new(Code::ResourceExhausted, message);
+    fn add_one(&mut self, dir: &Path) -> Result<bool, ConnectError> {
+        let lack = |message: &str| ConnectError::new(Code::ResourceExhausted, message);
         if self.dirs.len() >= DIRS_MAX {
             return Err(lack("too many directories to watch"));
         }
@@ -216,13 +216,15 @@ impl Watch {
                 Ok(true)
             }
             Err(Errno::NOSPC) => Err(lack("the Body's limit of inotify watches is reached")),
-            Err(error) if is_root => Err(Fault::internal(format!("error adding path to watcher: {error}"))),
+            Err(error) if is_root => {
+                Err(ConnectError::internal(format!("error adding path to watcher: {error}")))
+            }
             Err(_) => Ok(false),
         }
     }
 
     /// Adds what is known of the file; of one that is gone or was replaced nothing is.
-    fn describe(&self, event: &mut FilesystemEvent, names: &Names) {
+    fn describe(&self, event: &mut FilesystemEvent, names: &IdNames) {
         let carries = [EventType::Create, EventType::Write, EventType::Chmod];
         if carries.contains(&event.r#type()) {
             event.entry = entry(&self.root.join(&event.name), names).ok();
@@ -263,9 +265,9 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::users::User;
+    use crate::users::GuestUser;
 
-    fn told(watch: &mut Watch) -> Vec<(String, EventType)> {
+    fn told(watch: &mut DirWatch) -> Vec<(String, EventType)> {
         let batch = watch.next().unwrap();
         assert!(batch.drained);
         batch.events.into_iter().map(|event| (event.name.clone(), event.r#type())).collect()
@@ -275,10 +277,10 @@ mod tests {
     fn a_recursive_watch_follows_new_directories_and_moves() {
         let dir = std::env::temp_dir().join(format!("pal-watch-{}", std::process::id()));
         fs::create_dir_all(dir.join("old")).unwrap();
-        let user = User { name: "u".into(), uid: 0, gid: 0, home: dir.clone(), groups: vec![] };
+        let user = GuestUser { name: "u".into(), uid: 0, gid: 0, home: dir.clone(), groups: vec![] };
         let path = dir.to_str().unwrap().to_owned();
-        let asked = Asked { path, recursive: true, include_entry: false, allow_network_mounts: true };
-        let mut watch = Watch::new(&Caller { user, workdir: None }, &asked).unwrap();
+        let asked = WatchRequest { path, recursive: true, include_entry: false, allow_network_mounts: true };
+        let mut watch = DirWatch::new(&FileCaller { user, workdir: None }, &asked).unwrap();
         fs::create_dir_all(dir.join("new/deep")).unwrap();
         assert_eq!(
             told(&mut watch),

@@ -29,10 +29,10 @@ use tokio::{
     time::{Instant, Sleep},
 };
 
-use super::{rpc::on_helper, watch::Watch};
+use super::{rpc::on_helper, watch::DirWatch};
 use crate::{
-    connect::{Code, Codec, Fault, end_envelope},
-    reply::Source,
+    connect::{Code, Codec, ConnectError, end_envelope},
+    reply::BodySource,
 };
 
 const WATCHES_MAX: usize = 1024;
@@ -42,69 +42,69 @@ const QUEUE_LEN: usize = 64;
 /// All watches.
 #[derive(Debug, Default)]
 pub struct Watchers {
-    polled: RefCell<HashMap<String, Polled>>,
+    polled: RefCell<HashMap<String, PolledWatch>>,
     count: Rc<Cell<usize>>,
 }
 
 /// The right to one watch.
 #[derive(Debug)]
-pub struct Place(Rc<Cell<usize>>);
+pub struct WatchPermit(Rc<Cell<usize>>);
 
-impl Drop for Place {
+impl Drop for WatchPermit {
     fn drop(&mut self) {
         self.0.set(self.0.get().saturating_sub(1));
     }
 }
 
 #[derive(Debug)]
-struct Polled {
-    kept: Rc<RefCell<Kept>>,
+struct PolledWatch {
+    kept: Rc<RefCell<WatchBacklog>>,
     task: AbortHandle,
-    _place: Place,
+    _place: WatchPermit,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct WatchBacklog {
     events: VecDeque<FilesystemEvent>,
-    fault: Option<Fault>,
+    fault: Option<ConnectError>,
 }
 
-impl Drop for Polled {
+impl Drop for PolledWatch {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 impl Watchers {
-    pub fn place(&self) -> Result<Place, Fault> {
+    pub fn place(&self) -> Result<WatchPermit, ConnectError> {
         if self.count.get() >= WATCHES_MAX {
-            return Err(Fault::new(
+            return Err(ConnectError::new(
                 Code::ResourceExhausted,
                 format!("{WATCHES_MAX} watches are under way already"),
             ));
         }
         self.count.set(self.count.get() + 1);
-        Ok(Place(self.count.clone()))
+        Ok(WatchPermit(self.count.clone()))
     }
 
     /// Keeps events until they are asked for; answers the watcher's id.
-    pub fn add(&self, watch: Watch) -> Result<String, Fault> {
+    pub fn add(&self, watch: DirWatch) -> Result<String, ConnectError> {
         let place = self.place()?;
         let id = random_id()?;
-        let kept = Rc::new(RefCell::new(Kept::default()));
+        let kept = Rc::new(RefCell::new(WatchBacklog::default()));
         let keeping = kept.clone();
-        let keep = async move |heard: Result<FilesystemEvent, Fault>| {
+        let keep = async move |heard: Result<FilesystemEvent, ConnectError>| {
             keeping.borrow_mut().add(heard);
             ControlFlow::Continue(())
         };
         let ready = ready(&watch)?;
         let task = tokio::task::spawn_local(drive(watch, ready, keep)).abort_handle();
-        self.polled.borrow_mut().insert(id.clone(), Polled { kept, task, _place: place });
+        self.polled.borrow_mut().insert(id.clone(), PolledWatch { kept, task, _place: place });
         Ok(id)
     }
 
     /// What happened since the last question.
-    pub fn events(&self, id: &str) -> Result<Vec<FilesystemEvent>, Fault> {
+    pub fn events(&self, id: &str) -> Result<Vec<FilesystemEvent>, ConnectError> {
         let polled = self.polled.borrow();
         let mut kept = polled.get(id).ok_or_else(|| not_found(id))?.kept.borrow_mut();
         match &kept.fault {
@@ -113,13 +113,13 @@ impl Watchers {
         }
     }
 
-    pub fn remove(&self, id: &str) -> Result<(), Fault> {
+    pub fn remove(&self, id: &str) -> Result<(), ConnectError> {
         self.polled.borrow_mut().remove(id).map(drop).ok_or_else(|| not_found(id))
     }
 }
 
-impl Kept {
-    fn add(&mut self, heard: Result<FilesystemEvent, Fault>) {
+impl WatchBacklog {
+    fn add(&mut self, heard: Result<FilesystemEvent, ConnectError>) {
         match heard {
             Ok(event) => {
                 if self.events.len() >= EVENTS_KEPT_MAX {
@@ -132,27 +132,27 @@ impl Kept {
     }
 }
 
-fn not_found(id: &str) -> Fault {
-    Fault::new(Code::NotFound, format!("watcher with id {id} not found"))
+fn not_found(id: &str) -> ConnectError {
+    ConnectError::new(Code::NotFound, format!("watcher with id {id} not found"))
 }
 
-fn random_id() -> Result<String, Fault> {
+fn random_id() -> Result<String, ConnectError> {
     let mut bytes = [0_u8; 10];
     rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
-        .map_err(|error| Fault::internal(error.to_string()))?;
+        .map_err(|error| ConnectError::internal(error.to_string()))?;
     Ok(bytes.iter().fold("w".to_owned(), |id, byte| format!("{id}{byte:02x}")))
 }
 
-fn ready(watch: &Watch) -> Result<AsyncFd<std::os::fd::OwnedFd>, Fault> {
+fn ready(watch: &DirWatch) -> Result<AsyncFd<std::os::fd::OwnedFd>, ConnectError> {
     let fd = watch.descriptor().and_then(crate::ready::ready);
-    fd.map_err(|error| Fault::new(Code::ResourceExhausted, format!("error creating watcher: {error}")))
+    fd.map_err(|error| ConnectError::new(Code::ResourceExhausted, format!("error creating watcher: {error}")))
 }
 
 /// Tells everything that happens, until it fails or nobody listens.
 async fn drive(
-    mut watch: Watch,
+    mut watch: DirWatch,
     ready: AsyncFd<std::os::fd::OwnedFd>,
-    mut tell: impl AsyncFnMut(Result<FilesystemEvent, Fault>) -> ControlFlow<()>,
+    mut tell: impl AsyncFnMut(Result<FilesystemEvent, ConnectError>) -> ControlFlow<()>,
 ) {
     loop {
         let Ok(mut guard) = ready.readable().await else { return };
@@ -196,14 +196,14 @@ async fn drive(
 
 /// The body of an answer to WatchDir.
 pub struct WatchEvents {
-    heard: mpsc::Receiver<Result<FilesystemEvent, Fault>>,
+    heard: mpsc::Receiver<Result<FilesystemEvent, ConnectError>>,
     task: AbortHandle,
     codec: Codec,
     ready: VecDeque<Bytes>,
     keepalive: Duration,
     timer: Pin<Box<Sleep>>,
     over: bool,
-    _place: Place,
+    _place: WatchPermit,
 }
 
 impl Drop for WatchEvents {
@@ -213,7 +213,12 @@ impl Drop for WatchEvents {
 }
 
 impl WatchEvents {
-    pub fn new(watch: Watch, place: Place, codec: Codec, keepalive: Duration) -> Result<Self, Fault> {
+    pub fn new(
+        watch: DirWatch,
+        place: WatchPermit,
+        codec: Codec,
+        keepalive: Duration,
+    ) -> Result<Self, ConnectError> {
         let (sender, heard) = mpsc::channel(QUEUE_LEN);
         let tell = async move |event| match sender.send(event).await {
             Ok(()) => ControlFlow::Continue(()),
@@ -234,13 +239,13 @@ impl WatchEvents {
         self.timer.as_mut().reset(Instant::now() + self.keepalive);
     }
 
-    fn finish(&mut self, fault: Option<&Fault>) {
+    fn finish(&mut self, fault: Option<&ConnectError>) {
         self.over = true;
         self.ready.push_back(end_envelope(fault));
     }
 }
 
-impl Source for WatchEvents {
+impl BodySource for WatchEvents {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         loop {
             if let Some(bytes) = self.ready.pop_front() {

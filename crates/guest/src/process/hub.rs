@@ -12,8 +12,8 @@ use bytes::Bytes;
 use proto::wire::process::process_event::EndEvent;
 use tokio::sync::mpsc::{self, error::TrySendError};
 
-use super::{Process, Stream};
-use crate::connect::{Code, Fault};
+use super::{GuestProcess, OutputSource};
+use crate::connect::{Code, ConnectError};
 
 /// Pieces that wait for one listener; a piece holds at most 32 KiB.
 const QUEUE_LEN: usize = 8;
@@ -26,11 +26,11 @@ const JOINED_LEN_MAX: usize = 32 * 1024;
 const RECENT_LEN_MAX: usize = 64 * 1024;
 
 /// A piece of output.
-pub type Piece = (Stream, Bytes);
+pub type OutputPiece = (OutputSource, Bytes);
 
 /// What somebody who begins to listen wants to hear first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Since {
+pub enum ReplayStart {
     /// What nobody has heard yet.
     Unheard,
     /// The newest output of a terminal, whoever has heard it.
@@ -40,7 +40,7 @@ pub enum Since {
 /// Who listens to one process, and what nobody has heard yet.
 #[derive(Debug)]
 pub struct Hub {
-    listeners: Vec<(u64, mpsc::Sender<Piece>)>,
+    listeners: Vec<(u64, mpsc::Sender<OutputPiece>)>,
     next_id: u64,
     ring: Ring,
     /// The newest output of a terminal.
@@ -59,20 +59,20 @@ impl Hub {
         }
     }
 
-    fn remember(&mut self, (stream, bytes): &Piece) {
-        if *stream == Stream::Pty {
+    fn remember(&mut self, (stream, bytes): &OutputPiece) {
+        if *stream == OutputSource::Pty {
             self.recent.extend(bytes);
             self.recent.drain(..self.recent.len().saturating_sub(RECENT_LEN_MAX));
         }
     }
 
     /// Both what nobody heard and what is recent end where the output ends, so the longer one holds the other.
-    fn missed(&mut self, since: Since) -> (VecDeque<Piece>, usize) {
+    fn missed(&mut self, since: ReplayStart) -> (VecDeque<OutputPiece>, usize) {
         let unheard = self.ring.take();
         let len = length(&unheard);
-        if since == Since::Recent && self.recent.len() > len {
+        if since == ReplayStart::Recent && self.recent.len() > len {
             let recent: Vec<u8> = self.recent.iter().copied().collect();
-            return (VecDeque::from([(Stream::Pty, recent.into())]), len);
+            return (VecDeque::from([(OutputSource::Pty, recent.into())]), len);
         }
         (unheard, len)
     }
@@ -88,7 +88,7 @@ impl Hub {
     }
 
     /// Gives a piece to everybody who has room; answers those who have not.
-    fn offer(&mut self, piece: &Piece) -> Vec<(u64, mpsc::Sender<Piece>)> {
+    fn offer(&mut self, piece: &OutputPiece) -> Vec<(u64, mpsc::Sender<OutputPiece>)> {
         let mut full = Vec::new();
         self.listeners.retain(|(id, sender)| match sender.try_send(piece.clone()) {
             Ok(()) => true,
@@ -102,9 +102,9 @@ impl Hub {
     }
 }
 
-impl Process {
+impl GuestProcess {
     /// Gives a piece to everybody who listens, waiting for room, or keeps it if nobody does.
-    pub async fn publish(&self, piece: Piece) {
+    pub async fn publish(&self, piece: OutputPiece) {
         let mut full = {
             let mut hub = self.hub.borrow_mut();
             hub.remember(&piece);
@@ -123,10 +123,10 @@ impl Process {
     }
 
     /// Listens from now on, after what was missed.
-    pub fn listen(self: &Rc<Self>, since: Since) -> Result<Listener, Fault> {
+    pub fn listen(self: &Rc<Self>, since: ReplayStart) -> Result<Listener, ConnectError> {
         let mut hub = self.hub.borrow_mut();
         if hub.listeners.len() >= LISTENERS_MAX {
-            return Err(Fault::new(Code::ResourceExhausted, "too many listen to this process"));
+            return Err(ConnectError::new(Code::ResourceExhausted, "too many listen to this process"));
         }
         let (sender, receiver) = mpsc::channel(QUEUE_LEN);
         let id = hub.next_id;
@@ -148,11 +148,11 @@ impl Process {
 /// One who listens. Dropping it is leaving.
 #[derive(Debug)]
 pub struct Listener {
-    pub process: Rc<Process>,
+    pub process: Rc<GuestProcess>,
     id: u64,
-    pub receiver: mpsc::Receiver<Piece>,
+    pub receiver: mpsc::Receiver<OutputPiece>,
     /// Output from before.
-    pub missed: VecDeque<Piece>,
+    pub missed: VecDeque<OutputPiece>,
     /// How many bytes at its end nobody else has heard.
     unheard: usize,
 }
@@ -180,14 +180,14 @@ impl Drop for Listener {
     }
 }
 
-fn length(pieces: &VecDeque<Piece>) -> usize {
+fn length(pieces: &VecDeque<OutputPiece>) -> usize {
     pieces.iter().map(|(_, bytes)| bytes.len()).sum()
 }
 
 /// What nobody has heard, up to a limit.
 #[derive(Debug)]
 struct Ring {
-    pieces: VecDeque<(Stream, Vec<u8>)>,
+    pieces: VecDeque<(OutputSource, Vec<u8>)>,
     cost: u64,
     cost_max: u64,
 }
@@ -197,7 +197,7 @@ impl Ring {
         Self { pieces: VecDeque::new(), cost: 0, cost_max }
     }
 
-    fn push(&mut self, (stream, bytes): Piece) {
+    fn push(&mut self, (stream, bytes): OutputPiece) {
         match self.pieces.back_mut() {
             Some((last, joined)) if *last == stream && joined.len() + bytes.len() <= JOINED_LEN_MAX => {
                 joined.extend_from_slice(&bytes);
@@ -214,7 +214,7 @@ impl Ring {
         }
     }
 
-    fn take(&mut self) -> VecDeque<Piece> {
+    fn take(&mut self) -> VecDeque<OutputPiece> {
         self.cost = 0;
         std::mem::take(&mut self.pieces).into_iter().map(|(stream, bytes)| (stream, bytes.into())).collect()
     }
@@ -228,14 +228,16 @@ mod tests {
     fn a_ring_joins_small_pieces_and_forgets_the_oldest() {
         let mut ring = Ring::new(300);
         for text in ["a", "b"] {
-            ring.push((Stream::Stdout, Bytes::from_static(text.as_bytes())));
+            ring.push((OutputSource::Stdout, Bytes::from_static(text.as_bytes())));
         }
-        ring.push((Stream::Stderr, Bytes::from_static(b"c")));
-        let joined =
-            [(Stream::Stdout, Bytes::from_static(b"ab")), (Stream::Stderr, Bytes::from_static(b"c"))];
+        ring.push((OutputSource::Stderr, Bytes::from_static(b"c")));
+        let joined = [
+            (OutputSource::Stdout, Bytes::from_static(b"ab")),
+            (OutputSource::Stderr, Bytes::from_static(b"c")),
+        ];
         assert_eq!(ring.take(), joined);
         for n in 0..100_u8 {
-            let stream = if n % 2 == 0 { Stream::Stdout } else { Stream::Stderr };
+            let stream = if n % 2 == 0 { OutputSource::Stdout } else { OutputSource::Stderr };
             ring.push((stream, Bytes::copy_from_slice(&[n])));
         }
         let kept: Vec<u8> = ring.take().iter().map(|(_, bytes)| bytes[0]).collect();
@@ -244,22 +246,22 @@ mod tests {
 
     #[test]
     fn a_replay_holds_what_was_heard_and_what_was_not() {
-        let piece = |text: &'static str| (Stream::Pty, Bytes::from_static(text.as_bytes()));
+        let piece = |text: &'static str| (OutputSource::Pty, Bytes::from_static(text.as_bytes()));
         let mut hub = Hub::new(1000);
         hub.remember(&piece("heard "));
         hub.remember(&piece("unheard"));
         hub.ring.push(piece("unheard"));
-        assert_eq!(hub.missed(Since::Recent), (VecDeque::from([piece("heard unheard")]), 7));
+        assert_eq!(hub.missed(ReplayStart::Recent), (VecDeque::from([piece("heard unheard")]), 7));
         hub.ring.push(piece("unheard"));
-        assert_eq!(hub.missed(Since::Unheard), (VecDeque::from([piece("unheard")]), 7));
-        hub.remember(&(Stream::Pty, Bytes::from(vec![b'x'; RECENT_LEN_MAX])));
+        assert_eq!(hub.missed(ReplayStart::Unheard), (VecDeque::from([piece("unheard")]), 7));
+        hub.remember(&(OutputSource::Pty, Bytes::from(vec![b'x'; RECENT_LEN_MAX])));
         assert_eq!(hub.recent.len(), RECENT_LEN_MAX);
     }
 
     #[test]
     fn a_ring_of_nothing_keeps_nothing() {
         let mut ring = Ring::new(0);
-        ring.push((Stream::Pty, Bytes::from_static(b"x")));
+        ring.push((OutputSource::Pty, Bytes::from_static(b"x")));
         assert_eq!(ring.take(), []);
         assert_eq!(ring.cost, 0);
     }

@@ -11,43 +11,43 @@ use tokio::{
     sync::Mutex,
 };
 
-use super::Process;
-use crate::connect::{Code, Fault};
+use super::GuestProcess;
+use crate::connect::{Code, ConnectError};
 
 /// Where a process reads from.
 #[derive(Debug)]
-pub enum Input {
+pub enum StdinHandle {
     /// A pipe, until it is closed; nothing if it never had one.
     Pipe(Mutex<Option<AsyncFd<OwnedFd>>>),
     /// A terminal.
     Terminal { master: Rc<AsyncFd<OwnedFd>>, turn: Mutex<()> },
 }
 
-impl Input {
+impl StdinHandle {
     pub fn is_terminal(&self) -> bool {
         matches!(self, Self::Terminal { .. })
     }
 }
 
-impl Process {
+impl GuestProcess {
     /// Writes all of it, waiting while the process does not read.
-    pub async fn write(&self, input: Option<ProcessInput>) -> Result<(), Fault> {
+    pub async fn write(&self, input: Option<ProcessInput>) -> Result<(), ConnectError> {
         use process_input::Input::{Pty, Stdin};
         match (input.and_then(|input| input.input), &self.input) {
-            (None, _) => Err(Fault::new(Code::Unimplemented, "no input is given")),
-            (Some(Stdin(_)), Input::Terminal { .. }) => {
+            (None, _) => Err(ConnectError::new(Code::Unimplemented, "no input is given")),
+            (Some(Stdin(_)), StdinHandle::Terminal { .. }) => {
                 Err(failed("tty assigned to process — input should be written to the pty, not the stdin"))
             }
-            (Some(Pty(_)), Input::Pipe(_)) => {
+            (Some(Pty(_)), StdinHandle::Pipe(_)) => {
                 Err(failed("tty not assigned to process — input should be written to the stdin, not the tty"))
             }
-            (Some(Pty(bytes)), Input::Terminal { master, turn }) => {
+            (Some(Pty(bytes)), StdinHandle::Terminal { master, turn }) => {
                 let _turn = turn.lock().await;
                 write_all(master, &bytes)
                     .await
                     .map_err(|error| failed(&format!("error writing to tty: {error}")))
             }
-            (Some(Stdin(bytes)), Input::Pipe(pipe)) => {
+            (Some(Stdin(bytes)), StdinHandle::Pipe(pipe)) => {
                 let pipe = pipe.lock().await;
                 let pipe = pipe
                     .as_ref()
@@ -60,13 +60,13 @@ impl Process {
     }
 
     /// The process reads an end of file from now on.
-    pub async fn close_stdin(&self) -> Result<(), Fault> {
+    pub async fn close_stdin(&self) -> Result<(), ConnectError> {
         match &self.input {
-            Input::Terminal { .. } => Err(Fault::new(
+            StdinHandle::Terminal { .. } => Err(ConnectError::new(
                 Code::FailedPrecondition,
                 "cannot close stdin for PTY process — send Ctrl+D (0x04) instead",
             )),
-            Input::Pipe(pipe) => {
+            StdinHandle::Pipe(pipe) => {
                 drop(pipe.lock().await.take());
                 Ok(())
             }
@@ -74,23 +74,25 @@ impl Process {
     }
 
     /// A new size of the terminal.
-    pub fn resize(&self, size: Size) -> Result<(), Fault> {
+    pub fn resize(&self, size: Size) -> Result<(), ConnectError> {
         check_size(size)?;
         match &self.input {
-            Input::Pipe(_) => Err(failed("error resizing tty: tty not assigned to process")),
-            Input::Terminal { master, .. } => rustix::termios::tcsetwinsize(master.get_ref(), window(size))
-                .map_err(|error| failed(&format!("error resizing tty: {error}"))),
+            StdinHandle::Pipe(_) => Err(failed("error resizing tty: tty not assigned to process")),
+            StdinHandle::Terminal { master, .. } => {
+                rustix::termios::tcsetwinsize(master.get_ref(), window(size))
+                    .map_err(|error| failed(&format!("error resizing tty: {error}")))
+            }
         }
     }
 }
 
 /// A terminal has a place for at least one character, and no more than the kernel can count.
-pub fn check_size(size: Size) -> Result<(), Fault> {
+pub fn check_size(size: Size) -> Result<(), ConnectError> {
     let fits = |cells: u32| (1..=u32::from(u16::MAX)).contains(&cells);
     if fits(size.cols) && fits(size.rows) {
         Ok(())
     } else {
-        Err(Fault::invalid(format!(
+        Err(ConnectError::invalid(format!(
             "a terminal of {} columns and {} rows cannot be made",
             size.cols, size.rows
         )))
@@ -111,6 +113,6 @@ async fn write_all(fd: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-fn failed(message: &str) -> Fault {
-    Fault::internal(message)
+fn failed(message: &str) -> ConnectError {
+    ConnectError::internal(message)
 }

@@ -26,12 +26,11 @@ use proto::wire::process::{
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
-    connect::{Code, Fault},
+    connect::{Code, ConnectError},
     init::Exit,
 };
 
-pub use rpc::{body_environment, call, check};
-pub use start::{Spawned, give_up, spawn};
+pub use rpc::{body_environment, call};
 
 /// Processes that run at once.
 const RUNNING_MAX: usize = 4096;
@@ -43,7 +42,7 @@ const ENDED_KEPT: Duration = Duration::from_secs(30);
 
 /// Where output came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stream {
+pub enum OutputSource {
     Stdout,
     Stderr,
     Pty,
@@ -51,17 +50,17 @@ pub enum Stream {
 
 /// One process.
 #[derive(Debug)]
-pub struct Process {
+pub struct GuestProcess {
     pub pid: u32,
     pub config: ProcessConfig,
     pub tag: Option<String>,
     hub: RefCell<hub::Hub>,
-    input: input::Input,
+    input: input::StdinHandle,
     leader_gone: Cell<bool>,
     timed_out: Cell<bool>,
 }
 
-impl Process {
+impl GuestProcess {
     fn info(&self) -> ProcessInfo {
         ProcessInfo { config: Some(self.config.clone()), pid: self.pid, tag: self.tag.clone() }
     }
@@ -70,8 +69,8 @@ impl Process {
 /// All of them.
 #[derive(Debug, Default)]
 pub struct Processes {
-    running: RefCell<HashMap<u32, Rc<Process>>>,
-    ended: RefCell<VecDeque<(Instant, Rc<Process>)>>,
+    running: RefCell<HashMap<u32, Rc<GuestProcess>>>,
+    ended: RefCell<VecDeque<(Instant, Rc<GuestProcess>)>>,
     changed: Notify,
 }
 
@@ -93,7 +92,7 @@ impl Processes {
     }
 
     /// Waits, for a moment, until a process that was killed is no more: whoever killed it may look at once.
-    async fn buried(&self, process: &Process) {
+    async fn note_exit(&self, process: &GuestProcess) {
         let gone = async {
             loop {
                 let changed = self.changed.notified();
@@ -114,11 +113,14 @@ impl Processes {
         }
     }
 
-    fn check_room(&self) -> Result<(), Fault> {
+    fn check_room(&self) -> Result<(), ConnectError> {
         if self.count() < RUNNING_MAX {
             return Ok(());
         }
-        Err(Fault::new(Code::ResourceExhausted, format!("{RUNNING_MAX} processes are running already")))
+        Err(ConnectError::new(
+            Code::ResourceExhausted,
+            format!("{RUNNING_MAX} processes are running already"),
+        ))
     }
 
     fn list(&self) -> Vec<ProcessInfo> {
@@ -127,14 +129,15 @@ impl Processes {
         list
     }
 
-    fn add(&self, process: &Rc<Process>) {
+    fn add(&self, process: &Rc<GuestProcess>) {
         // A pid or tag that is used again must not lead to the end of whoever had it before.
-        let replaced = |old: &Process| old.pid == process.pid || old.tag.is_some() && old.tag == process.tag;
+        let replaced =
+            |old: &GuestProcess| old.pid == process.pid || old.tag.is_some() && old.tag == process.tag;
         self.ended.borrow_mut().retain(|(_, old)| !replaced(old));
         self.running.borrow_mut().insert(process.pid, process.clone());
     }
 
-    fn end(&self, process: &Rc<Process>, end: EndEvent) {
+    fn end(&self, process: &Rc<GuestProcess>, end: EndEvent) {
         process.hub.borrow_mut().close(end);
         let mut running = self.running.borrow_mut();
         if running.get(&process.pid).is_some_and(|known| Rc::ptr_eq(known, process)) {
@@ -157,14 +160,14 @@ impl Processes {
         }
     }
 
-    fn find_running(&self, selector: Option<&ProcessSelector>) -> Result<Rc<Process>, Fault> {
+    fn find_running(&self, selector: Option<&ProcessSelector>) -> Result<Rc<GuestProcess>, ConnectError> {
         let selector = selector_of(selector)?;
         let running = self.running.borrow();
         let found = running.values().find(|process| selects(selector, process)).cloned();
         found.ok_or_else(|| not_found(selector))
     }
 
-    fn find_any(&self, selector: Option<&ProcessSelector>) -> Result<Rc<Process>, Fault> {
+    fn find_any(&self, selector: Option<&ProcessSelector>) -> Result<Rc<GuestProcess>, ConnectError> {
         if let Ok(process) = self.find_running(selector) {
             return Ok(process);
         }
@@ -176,25 +179,25 @@ impl Processes {
     }
 }
 
-fn selector_of(selector: Option<&ProcessSelector>) -> Result<&Selector, Fault> {
+fn selector_of(selector: Option<&ProcessSelector>) -> Result<&Selector, ConnectError> {
     selector
         .and_then(|selector| selector.selector.as_ref())
-        .ok_or_else(|| Fault::invalid("no process is named"))
+        .ok_or_else(|| ConnectError::invalid("no process is named"))
 }
 
-fn selects(selector: &Selector, process: &Process) -> bool {
+fn selects(selector: &Selector, process: &GuestProcess) -> bool {
     match selector {
         Selector::Pid(pid) => process.pid == *pid,
         Selector::Tag(tag) => process.tag.as_ref() == Some(tag),
     }
 }
 
-fn not_found(selector: &Selector) -> Fault {
+fn not_found(selector: &Selector) -> ConnectError {
     let which = match selector {
         Selector::Pid(pid) => format!("process with pid {pid} not found"),
         Selector::Tag(tag) => format!("process with tag {tag} not found"),
     };
-    Fault::new(Code::NotFound, which)
+    ConnectError::new(Code::NotFound, which)
 }
 
 /// The words of an end, as Go's `os/exec` has them.

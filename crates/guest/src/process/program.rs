@@ -7,12 +7,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use proto::{failure::NO_COMMAND, guest::GuestConfig, wire::process::ProcessConfig};
+use proto::{
+    guest::{GuestConfig, StartRefusal},
+    wire::process::ProcessConfig,
+};
 
 use crate::{
-    connect::{Code, Fault},
+    connect::{Code, ConnectError},
     paths,
-    users::User,
+    users::GuestUser,
 };
 
 const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -27,7 +30,7 @@ pub struct Program {
 }
 
 impl Program {
-    pub fn new(asked: &ProcessConfig, user: &User, config: &GuestConfig) -> Result<Self, Fault> {
+    pub fn new(asked: &ProcessConfig, user: &GuestUser, config: &GuestConfig) -> Result<Self, ConnectError> {
         let cwd = directory(asked, user, config)?;
         let envs = environment(asked, user, config);
         let path = envs.get("PATH").map_or(PATH_DEFAULT, String::as_str);
@@ -53,7 +56,7 @@ pub fn body_environment(config: &GuestConfig) -> BTreeMap<String, String> {
     envs
 }
 
-fn environment(asked: &ProcessConfig, user: &User, config: &GuestConfig) -> BTreeMap<String, String> {
+fn environment(asked: &ProcessConfig, user: &GuestUser, config: &GuestConfig) -> BTreeMap<String, String> {
     let mut envs = BTreeMap::from([
         ("PATH".to_owned(), PATH_DEFAULT.to_owned()),
         ("HOME".to_owned(), user.home.to_string_lossy().into_owned()),
@@ -65,22 +68,22 @@ fn environment(asked: &ProcessConfig, user: &User, config: &GuestConfig) -> BTre
     envs
 }
 
-fn directory(asked: &ProcessConfig, user: &User, config: &GuestConfig) -> Result<PathBuf, Fault> {
+fn directory(asked: &ProcessConfig, user: &GuestUser, config: &GuestConfig) -> Result<PathBuf, ConnectError> {
     let named = asked.cwd.as_deref().unwrap_or_default();
     let cwd = paths::resolve(named.as_bytes(), user, config.workdir.as_deref())?;
     match std::fs::metadata(&cwd) {
         Ok(found) if found.is_dir() => Ok(cwd),
-        Ok(_) => Err(Fault::invalid(format!("cwd '{}' is not a directory", cwd.display()))),
+        Ok(_) => Err(ConnectError::invalid(format!("cwd '{}' is not a directory", cwd.display()))),
         // Nobody asked for the home; that it is missing must not keep a command from running.
         Err(_) if named.is_empty() && config.workdir.is_none() => Ok(PathBuf::from("/")),
-        Err(_) => Err(Fault::invalid(format!("cwd '{}' does not exist", cwd.display()))),
+        Err(_) => Err(ConnectError::invalid(format!("cwd '{}' does not exist", cwd.display()))),
     }
 }
 
 /// The file that a command names: as it is if it holds a `/`, else the first match on PATH.
-fn find(cmd: &str, path: &str, cwd: &Path) -> Result<PathBuf, Fault> {
+fn find(cmd: &str, path: &str, cwd: &Path) -> Result<PathBuf, ConnectError> {
     if cmd.is_empty() {
-        return Err(Fault::invalid("no command is given"));
+        return Err(ConnectError::invalid("no command is given"));
     }
     if cmd.contains('/') {
         return check(&cwd.join(cmd), cmd).map(|()| PathBuf::from(cmd));
@@ -97,7 +100,7 @@ fn find(cmd: &str, path: &str, cwd: &Path) -> Result<PathBuf, Fault> {
     Err(refused.unwrap_or_else(|| not_found(cmd)))
 }
 
-fn check(file: &Path, cmd: &str) -> Result<(), Fault> {
+fn check(file: &Path, cmd: &str) -> Result<(), ConnectError> {
     use std::os::unix::fs::PermissionsExt;
     let Ok(found) = std::fs::metadata(file) else { return Err(not_found(cmd)) };
     if found.is_file() && found.permissions().mode() & 0o111 != 0 {
@@ -107,27 +110,29 @@ fn check(file: &Path, cmd: &str) -> Result<(), Fault> {
 }
 
 /// No such command.
-pub fn not_found(cmd: &str) -> Fault {
-    Fault::new(Code::NotFound, format!("{NO_COMMAND}{cmd}"))
+pub fn not_found(cmd: &str) -> ConnectError {
+    ConnectError::new(Code::NotFound, format!("command not found: {cmd}"))
+        .reason(StartRefusal::CommandNotFound)
 }
 
 /// It is there, but does not run.
-pub fn not_executable(cmd: &str) -> Fault {
-    Fault::new(Code::PermissionDenied, format!("not executable: {cmd}"))
+pub fn not_executable(cmd: &str) -> ConnectError {
+    ConnectError::new(Code::PermissionDenied, format!("not executable: {cmd}"))
+        .reason(StartRefusal::CommandNotExecutable)
 }
 
-fn variable(name: &str, value: &str) -> Result<CString, Fault> {
+fn variable(name: &str, value: &str) -> Result<CString, ConnectError> {
     if name.is_empty() || name.contains('=') {
-        return Err(Fault::invalid(format!("{name:?} is not the name of a variable")));
+        return Err(ConnectError::invalid(format!("{name:?} is not the name of a variable")));
     }
     text(format!("{name}={value}"))
 }
 
-fn text(bytes: impl Into<Vec<u8>>) -> Result<CString, Fault> {
+fn text(bytes: impl Into<Vec<u8>>) -> Result<CString, ConnectError> {
     CString::new(bytes).map_err(|error| {
         let shown =
             OsStr::from_bytes(&error.into_vec()).to_string_lossy().chars().take(64).collect::<String>();
-        Fault::invalid(format!("{shown:?} holds a NUL byte"))
+        ConnectError::invalid(format!("{shown:?} holds a NUL byte"))
     })
 }
 
@@ -148,8 +153,8 @@ mod tests {
         }
     }
 
-    fn user() -> User {
-        User { name: "u".into(), uid: 1, gid: 1, home: "/usr".into(), groups: vec![] }
+    fn user() -> GuestUser {
+        GuestUser { name: "u".into(), uid: 1, gid: 1, home: "/usr".into(), groups: vec![] }
     }
 
     #[test]
@@ -186,10 +191,10 @@ mod tests {
     #[test]
     fn a_directory_that_was_asked_for_must_be_there() {
         let asked = |cwd: Option<&str>| ProcessConfig { cwd: cwd.map(Into::into), ..Default::default() };
-        let homeless = User { home: "/no/such".into(), ..user() };
+        let homeless = GuestUser { home: "/no/such".into(), ..user() };
         assert_eq!(directory(&asked(None), &homeless, &config()), Ok("/".into()));
         assert_eq!(directory(&asked(Some("bin")), &user(), &config()), Ok("/usr/bin".into()));
-        let missing = Fault::invalid("cwd '/no' does not exist");
+        let missing = ConnectError::invalid("cwd '/no' does not exist");
         assert_eq!(directory(&asked(Some("/no")), &user(), &config()), Err(missing));
     }
 

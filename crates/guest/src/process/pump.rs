@@ -15,7 +15,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Process, Stream};
+use super::{GuestProcess, OutputSource};
 
 const PIPE_PIECE_LEN: usize = 32 * 1024;
 const PTY_PIECE_LEN: usize = 16 * 1024;
@@ -31,37 +31,37 @@ const THROWN_LEN: usize = 4096;
 /// One end to read from.
 pub struct Outlet {
     pub fd: Rc<AsyncFd<OwnedFd>>,
-    pub stream: Stream,
+    pub stream: OutputSource,
 }
 
 /// Whether the leader has exited, and when.
-pub type LeaderGone = watch::Receiver<Option<Instant>>;
+pub type LeaderExit = watch::Receiver<Option<Instant>>;
 
 /// Carries everything; drops `done` when the listeners have all they will get.
-pub async fn run(process: Rc<Process>, outlet: Outlet, mut gone: LeaderGone, done: mpsc::Sender<()>) {
+pub async fn run(process: Rc<GuestProcess>, outlet: Outlet, mut gone: LeaderExit, done: mpsc::Sender<()>) {
     let end = carry(&process, &outlet, &mut gone).await;
     drop((done, process));
     match end {
-        Drained::StillOpen => throw_away(&outlet.fd).await,
+        DrainEnd::StillOpen => discard_rest(&outlet.fd).await,
         // Its end is told first, and closed then.
-        Drained::EndOfFile => tokio::task::yield_now().await,
+        DrainEnd::EndOfFile => tokio::task::yield_now().await,
     }
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Drained {
+enum DrainEnd {
     EndOfFile,
     StillOpen,
 }
 
-async fn carry(process: &Process, outlet: &Outlet, gone: &mut LeaderGone) -> Drained {
-    let mut reader = Reader::new(outlet);
+async fn carry(process: &GuestProcess, outlet: &Outlet, gone: &mut LeaderExit) -> DrainEnd {
+    let mut reader = OutletReader::new(outlet);
     let at = loop {
         tokio::select! {
             biased;
             read = reader.read() => match read {
                 Some(bytes) => process.publish((outlet.stream, bytes)).await,
-                None => return Drained::EndOfFile,
+                None => return DrainEnd::EndOfFile,
             },
             at = exit(gone) => break at,
         }
@@ -74,26 +74,26 @@ async fn carry(process: &Process, outlet: &Outlet, gone: &mut LeaderGone) -> Dra
             None => tokio::select! {
                 biased;
                 read = reader.read() => read,
-                () = tokio::time::sleep(SILENCE) => return Drained::StillOpen,
+                () = tokio::time::sleep(SILENCE) => return DrainEnd::StillOpen,
             },
         };
-        let Some(bytes) = read else { return Drained::EndOfFile };
+        let Some(bytes) = read else { return DrainEnd::EndOfFile };
         after_exit += bytes.len();
         if after_exit > DRAIN_LEN && at.elapsed() > DRAIN_MIN {
-            return Drained::StillOpen;
+            return DrainEnd::StillOpen;
         }
         process.publish((outlet.stream, bytes)).await;
     }
 }
 
 /// Waits for the leader's exit.
-async fn exit(gone: &mut LeaderGone) -> Instant {
+async fn exit(gone: &mut LeaderExit) -> Instant {
     // The sender lives as long as the leader; its loss is an exit too.
     let at = gone.wait_for(Option::is_some).await.ok().and_then(|at| *at);
     at.unwrap_or_else(Instant::now)
 }
 
-async fn throw_away(fd: &AsyncFd<OwnedFd>) {
+async fn discard_rest(fd: &AsyncFd<OwnedFd>) {
     loop {
         let read = fd.async_io(Interest::READABLE, |fd| {
             let mut buffer = [0_u8; THROWN_LEN];
@@ -105,15 +105,15 @@ async fn throw_away(fd: &AsyncFd<OwnedFd>) {
     }
 }
 
-struct Reader<'a> {
+struct OutletReader<'a> {
     outlet: &'a Outlet,
     piece_len: usize,
     full_pieces: u32,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> OutletReader<'a> {
     fn new(outlet: &'a Outlet) -> Self {
-        let piece_len = if outlet.stream == Stream::Pty { PTY_PIECE_LEN } else { PIPE_PIECE_LEN };
+        let piece_len = if outlet.stream == OutputSource::Pty { PTY_PIECE_LEN } else { PIPE_PIECE_LEN };
         Self { outlet, piece_len, full_pieces: 0 }
     }
 
@@ -139,7 +139,7 @@ impl<'a> Reader<'a> {
             return;
         }
         self.full_pieces += 1;
-        if self.full_pieces == FULL_PIECES_BEFORE_LARGE && self.outlet.stream != Stream::Pty {
+        if self.full_pieces == FULL_PIECES_BEFORE_LARGE && self.outlet.stream != OutputSource::Pty {
             let _ = rustix::pipe::fcntl_setpipe_size(self.outlet.fd.get_ref(), PIPE_LARGE);
         }
     }

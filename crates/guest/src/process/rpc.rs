@@ -15,28 +15,28 @@ use proto::{
 };
 
 use super::{
-    hub::Since,
+    hub::ReplayStart,
     start,
-    stream::{Events, Through},
+    stream::{ListenCall, ProcessEvents},
 };
 use crate::{
     auth,
     connect::{
-        Code, Codec, Fault, Messages, Shape, check_encoding, end_envelope, keepalive_of, kind_of,
-        stream_reply, timeout_of, unary_reply, unsupported_type, whole,
+        Code, Codec, ConnectError, MessageFraming, Messages, check_encoding, end_envelope, keepalive_of,
+        kind_of, stream_reply, timeout_of, unary_reply, unsupported_type, whole,
     },
-    reply::{Payload, Reply},
-    server::Guest,
+    reply::{HttpReply, ReplyBody},
+    server::GuestServer,
     users,
 };
 
 const ENVIRONMENT_MAX: usize = 4096;
 
 /// Answers one call; `None` if there is no such method.
-pub async fn call(guest: Rc<Guest>, method: &str, request: Request<Incoming>) -> Option<Reply> {
+pub async fn call(guest: Rc<GuestServer>, method: &str, request: Request<Incoming>) -> Option<HttpReply> {
     let shape = match method {
-        "List" | "Update" | "SendInput" | "SendSignal" | "CloseStdin" => Shape::Unary,
-        "Start" | "Connect" | "StreamInput" => Shape::Stream,
+        "List" | "Update" | "SendInput" | "SendSignal" | "CloseStdin" => MessageFraming::Unary,
+        "Start" | "Connect" | "StreamInput" => MessageFraming::Stream,
         _ => return None,
     };
     let codec = match kind_of(request.headers()) {
@@ -45,8 +45,8 @@ pub async fn call(guest: Rc<Guest>, method: &str, request: Request<Incoming>) ->
     };
     if let Err(fault) = check_encoding(request.headers()) {
         return Some(match shape {
-            Shape::Unary => unary_reply(codec, Err(fault)),
-            Shape::Stream => stream_reply(codec, Err(fault)),
+            MessageFraming::Unary => unary_reply(codec, Err(fault)),
+            MessageFraming::Stream => stream_reply(codec, Err(fault)),
         });
     }
     Some(match method {
@@ -57,7 +57,12 @@ pub async fn call(guest: Rc<Guest>, method: &str, request: Request<Incoming>) ->
     })
 }
 
-async fn unary(guest: &Guest, method: &str, codec: Codec, body: Incoming) -> Result<Bytes, Fault> {
+async fn unary(
+    guest: &GuestServer,
+    method: &str,
+    codec: Codec,
+    body: Incoming,
+) -> Result<Bytes, ConnectError> {
     let message = whole(body).await?;
     let processes = &guest.processes;
     match method {
@@ -83,7 +88,7 @@ async fn unary(guest: &Guest, method: &str, codec: Codec, body: Incoming) -> Res
             let process = processes.find_running(asked.process.as_ref())?;
             process.signal(asked.signal)?;
             if asked.signal == rustix::process::Signal::KILL.as_raw() {
-                processes.buried(&process).await;
+                processes.note_exit(&process).await;
             }
             Ok(codec.encode(&SendSignalResponse {}))
         }
@@ -95,37 +100,43 @@ async fn unary(guest: &Guest, method: &str, codec: Codec, body: Incoming) -> Res
     }
 }
 
-async fn start_call(guest: Rc<Guest>, codec: Codec, request: Request<Incoming>) -> Result<Payload, Fault> {
+async fn start_call(
+    guest: Rc<GuestServer>,
+    codec: Codec,
+    request: Request<Incoming>,
+) -> Result<ReplyBody, ConnectError> {
     let age_max = timeout_of(request.headers())?;
     let keepalive = keepalive_of(request.headers());
     let user = auth::basic_user(request.headers()).unwrap_or_else(|| guest.config().user.clone());
-    // Looked up while the rest of the question may still be on its way. What was started before knows its user already.
-    let found = (!guest.has_first()).then(|| users::known(&user));
     let asked: StartRequest = codec.decode(&Messages::new(request.into_body()).only().await?)?;
     check(&asked)?;
-    let by = start::By { name: user, found };
-    let listener = start::start(guest, asked, by, age_max).await?;
-    Ok(Payload::pieces(Events::new(listener, codec, Through::Start, keepalive)))
+    let listener = start::start(guest, asked, users::known(&user)?, age_max).await?;
+    Ok(ReplyBody::pieces(ProcessEvents::new(listener, codec, ListenCall::Start, keepalive)))
 }
 
 /// Whether that can be a command at all.
-pub fn check(asked: &StartRequest) -> Result<(), Fault> {
-    let config = asked.process.as_ref().ok_or_else(|| Fault::invalid("no process is described"))?;
+fn check(asked: &StartRequest) -> Result<(), ConnectError> {
+    let config = asked.process.as_ref().ok_or_else(|| ConnectError::invalid("no process is described"))?;
     if config.envs.len() > ENVIRONMENT_MAX {
-        return Err(Fault::invalid(format!("a process may be given {ENVIRONMENT_MAX} variables")));
+        return Err(ConnectError::invalid(format!("a process may be given {ENVIRONMENT_MAX} variables")));
     }
     Ok(())
 }
 
-async fn connect(guest: &Guest, codec: Codec, request: Request<Incoming>) -> Result<Payload, Fault> {
+async fn connect(
+    guest: &GuestServer,
+    codec: Codec,
+    request: Request<Incoming>,
+) -> Result<ReplyBody, ConnectError> {
     let keepalive = keepalive_of(request.headers());
-    let since = if request.headers().contains_key(REPLAY) { Since::Recent } else { Since::Unheard };
+    let since =
+        if request.headers().contains_key(REPLAY) { ReplayStart::Recent } else { ReplayStart::Unheard };
     let asked: ConnectRequest = codec.decode(&Messages::new(request.into_body()).only().await?)?;
     let listener = guest.processes.find_any(asked.process.as_ref())?.listen(since)?;
-    Ok(Payload::pieces(Events::new(listener, codec, Through::Connect, keepalive)))
+    Ok(ReplyBody::pieces(ProcessEvents::new(listener, codec, ListenCall::Connect, keepalive)))
 }
 
-async fn stream_input(guest: &Guest, codec: Codec, body: Incoming) -> Result<Payload, Fault> {
+async fn stream_input(guest: &GuestServer, codec: Codec, body: Incoming) -> Result<ReplyBody, ConnectError> {
     let mut messages = Messages::new(body);
     let mut process = None;
     while let Some(message) = messages.next().await? {
@@ -135,15 +146,15 @@ async fn stream_input(guest: &Guest, codec: Codec, body: Incoming) -> Result<Pay
             }
             Some(Event::Data(data)) => {
                 let process =
-                    process.as_ref().ok_or_else(|| Fault::invalid("input came before the start"))?;
+                    process.as_ref().ok_or_else(|| ConnectError::invalid("input came before the start"))?;
                 process.write(data.input).await?;
             }
             Some(Event::Keepalive(_)) => {}
-            None => return Err(Fault::new(Code::Unimplemented, "no event is given")),
+            None => return Err(ConnectError::new(Code::Unimplemented, "no event is given")),
         }
     }
     let answer = envelope::seal(0, &codec.encode(&StreamInputResponse {}));
-    Ok(Payload::Whole([answer, end_envelope(None)].concat().into()))
+    Ok(ReplyBody::Whole([answer, end_envelope(None)].concat().into()))
 }
 
 pub use super::program::body_environment;

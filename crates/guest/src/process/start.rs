@@ -24,76 +24,61 @@ use rustix::{
     process::{Signal, kill_process, kill_process_group},
     pty::OpenptFlags,
 };
-use sys::spawn::{Caller, Command, Credentials, SpawnError, Step, Terminal};
+use sys::spawn::{ChildCredentials, ControllingTerminal, SpawnCommand, SpawnError, SpawnStep};
 use tokio::{
     sync::{Mutex, mpsc, oneshot, watch},
     time::Instant,
 };
 
 use super::{
-    ENDED_KEPT, Process, Stream, end_event,
-    hub::{Hub, Listener, Since},
-    input::{Input, check_size, window},
+    ENDED_KEPT, GuestProcess, OutputSource, end_event,
+    hub::{Hub, Listener, ReplayStart},
+    input::{StdinHandle, check_size, window},
     program::{self, Program},
     pump::{self, Outlet},
 };
 use crate::{
-    connect::{Code, Fault},
-    first::Begun,
+    connect::{Code, ConnectError},
     init::{self, Exit, pid_of},
     ready::ready,
-    server::Guest,
-    users::{self, User},
+    server::GuestServer,
+    users::{self, GuestUser},
 };
 
 /// How long a process that was killed for its age may take to be gone, and its output to be drained.
 const LATE_WAIT: Duration = Duration::from_secs(2);
 const SIZE_DEFAULT: Size = Size { cols: 80, rows: 24 };
 
-/// Who a process is to be.
-pub struct By {
-    pub name: String,
-    /// The user of that name, if somebody has looked.
-    pub found: Option<Result<User, Fault>>,
-}
-
 /// Starts a process; the answer listens to it from its first byte.
 pub async fn start(
-    guest: Rc<Guest>,
+    guest: Rc<GuestServer>,
     request: StartRequest,
-    by: By,
+    user: GuestUser,
     age_max: Option<Duration>,
-) -> Result<Listener, Fault> {
+) -> Result<Listener, ConnectError> {
     guest.processes.check_room()?;
     if guest.is_ending() {
-        return Err(Fault::new(Code::Unavailable, "the Body is ending"));
+        return Err(ConnectError::new(Code::Unavailable, "the Body is ending"));
     }
     let (told, answer) = oneshot::channel();
     tokio::task::spawn_local(async move {
         // Nobody hears it if the caller has left; dropping the listener is leaving, which is just right.
-        let _ = told.send(start_and_follow(guest, request, by, age_max).await);
+        let _ = told.send(start_and_follow(guest, request, user, age_max).await);
     });
-    answer.await.unwrap_or_else(|_| Err(Fault::internal("the start was abandoned")))
+    answer.await.unwrap_or_else(|_| Err(ConnectError::internal("the start was abandoned")))
 }
 
 async fn start_and_follow(
-    guest: Rc<Guest>,
+    guest: Rc<GuestServer>,
     request: StartRequest,
-    by: By,
+    user: GuestUser,
     age_max: Option<Duration>,
-) -> Result<Listener, Fault> {
+) -> Result<Listener, ConnectError> {
     let starting = guest.reaper.starting();
     let config = guest.config();
-    let (begun, spawned) = match guest.take_first(|first| first.is(&request, &by.name)) {
-        Some(first) => (first.since, first.spawned),
-        None => {
-            let begun = std::time::Instant::now();
-            let user = by.found.unwrap_or_else(|| users::known(&by.name));
-            let spawned = user.and_then(|user| spawn_by(&request, user, &config));
-            init::look_at_signals_once();
-            (begun, spawned)
-        }
-    };
+    let begun = Instant::now();
+    let spawned = spawn(&request, user, &config);
+    init::look_at_signals_once();
     let spawned = spawned?;
     let pid = spawned.pid;
     let exit = guest.reaper.exit_of(pid, &starting);
@@ -102,35 +87,24 @@ async fn start_and_follow(
         Ok(adopted) => adopted,
         Err(error) => {
             signal(pid, Signal::KILL);
-            return Err(Fault::internal(format!("cannot watch the process: {error}")));
+            return Err(ConnectError::internal(format!("cannot watch the process: {error}")));
         }
     };
     guest.processes.add(&adopted.process);
-    let listener = adopted.process.listen(Since::Unheard)?;
-    let deadline = age_max.map(|age| Instant::from_std(begun) + age);
+    let listener = adopted.process.listen(ReplayStart::Unheard)?;
+    let deadline = age_max.map(|age| begun + age);
     tokio::task::spawn_local(follow(guest.clone(), adopted, exit, deadline));
     Ok(listener)
 }
 
-/// Ends a process that was started and that nobody follows.
-pub fn give_up(guest: &Guest, first: Begun) {
-    let starting = guest.reaper.starting();
-    if let Ok(spawned) = first.spawned
-        // Otherwise it is buried, and its pid may be another's.
-        && guest.reaper.exit_of(spawned.pid, &starting).try_recv().is_err()
-    {
-        signal(spawned.pid, Signal::KILL);
-    }
-}
-
 /// Watches a process to its end, tells it, and forgets it later.
 async fn follow(
-    guest: Rc<Guest>,
-    adopted: Adopted,
+    guest: Rc<GuestServer>,
+    adopted: AdoptedProcess,
     exit: oneshot::Receiver<Exit>,
     deadline: Option<Instant>,
 ) {
-    let Adopted { process, outlets, held } = adopted;
+    let AdoptedProcess { process, outlets, held } = adopted;
     let (leader_gone, watching) = watch::channel(None);
     let (done, mut all_done) = mpsc::channel(1);
     for outlet in outlets {
@@ -147,7 +121,7 @@ async fn follow(
     } else {
         all_done.recv().await;
     }
-    if let Input::Pipe(pipe) = &process.input
+    if let StdinHandle::Pipe(pipe) = &process.input
         && let Ok(mut pipe) = pipe.try_lock()
     {
         pipe.take();
@@ -156,11 +130,11 @@ async fn follow(
     drop(process);
     tokio::time::sleep(ENDED_KEPT).await;
     guest.processes.forget_old();
-    guest.may_rest();
+    guest.schedule_trim();
 }
 
 async fn exit_or_late(
-    process: &Process,
+    process: &GuestProcess,
     mut exit: oneshot::Receiver<Exit>,
     deadline: Option<Instant>,
 ) -> Exit {
@@ -177,14 +151,15 @@ async fn exit_or_late(
     tokio::time::timeout(LATE_WAIT, exit).await.map_or(killed, |exit| exit.unwrap_or(killed))
 }
 
-impl Process {
+impl GuestProcess {
     /// Signals the leader, and nobody else.
-    pub fn signal(&self, number: i32) -> Result<(), Fault> {
-        let gone = || Fault::new(Code::NotFound, format!("process with pid {} not found", self.pid));
+    pub fn signal(&self, number: i32) -> Result<(), ConnectError> {
+        let gone = || ConnectError::new(Code::NotFound, format!("process with pid {} not found", self.pid));
         let signal = Signal::from_named_raw(number)
-            .ok_or_else(|| Fault::new(Code::Unimplemented, format!("invalid signal: {number}")))?;
+            .ok_or_else(|| ConnectError::new(Code::Unimplemented, format!("invalid signal: {number}")))?;
         let pid = pid_of(self.pid).filter(|_| !self.leader_gone.get()).ok_or_else(gone)?;
-        kill_process(pid, signal).map_err(|error| Fault::internal(format!("error sending signal: {error}")))
+        kill_process(pid, signal)
+            .map_err(|error| ConnectError::internal(format!("error sending signal: {error}")))
     }
 }
 
@@ -194,26 +169,26 @@ fn signal(pid: u32, signal: Signal) {
     }
 }
 
-fn adopt(guest: &Guest, request: StartRequest, spawned: Spawned) -> io::Result<Adopted> {
+fn adopt(guest: &GuestServer, request: StartRequest, spawned: SpawnedProcess) -> io::Result<AdoptedProcess> {
     let watched = |fd: OwnedFd| {
         rustix::io::ioctl_fionbio(&fd, true)?;
         ready(fd)
     };
     let (mut outlets, mut held) = (Vec::with_capacity(2), None);
     let input = match spawned.ends {
-        Ends::Terminal(master) => {
+        ProcessEnds::Terminal(master) => {
             let master = Rc::new(watched(master)?);
-            outlets.push(Outlet { fd: master.clone(), stream: Stream::Pty });
-            Input::Terminal { master, turn: Mutex::new(()) }
+            outlets.push(Outlet { fd: master.clone(), stream: OutputSource::Pty });
+            StdinHandle::Terminal { master, turn: Mutex::new(()) }
         }
-        Ends::Pipes { stdin, stdout, stderr, theirs } => {
+        ProcessEnds::Pipes { stdin, stdout, stderr, theirs } => {
             held = theirs;
-            outlets.push(Outlet { fd: Rc::new(watched(stdout)?), stream: Stream::Stdout });
-            outlets.push(Outlet { fd: Rc::new(watched(stderr)?), stream: Stream::Stderr });
-            Input::Pipe(Mutex::new(stdin.map(watched).transpose()?))
+            outlets.push(Outlet { fd: Rc::new(watched(stdout)?), stream: OutputSource::Stdout });
+            outlets.push(Outlet { fd: Rc::new(watched(stderr)?), stream: OutputSource::Stderr });
+            StdinHandle::Pipe(Mutex::new(stdin.map(watched).transpose()?))
         }
     };
-    let process = Rc::new(Process {
+    let process = Rc::new(GuestProcess {
         pid: spawned.pid,
         config: request.process.unwrap_or_default(),
         tag: request.tag,
@@ -222,26 +197,24 @@ fn adopt(guest: &Guest, request: StartRequest, spawned: Spawned) -> io::Result<A
         leader_gone: Cell::new(false),
         timed_out: Cell::new(false),
     });
-    Ok(Adopted { process, outlets, held })
+    Ok(AdoptedProcess { process, outlets, held })
 }
 
 /// A process that runs and is known.
-struct Adopted {
-    process: Rc<Process>,
+struct AdoptedProcess {
+    process: Rc<GuestProcess>,
     outlets: Vec<Outlet>,
     /// To be dropped when it has exited.
     held: Option<[OwnedFd; 2]>,
 }
 
 /// A process that runs, and our ends of what it reads and writes.
-#[derive(Debug)]
-pub struct Spawned {
+struct SpawnedProcess {
     pid: u32,
-    ends: Ends,
+    ends: ProcessEnds,
 }
 
-#[derive(Debug)]
-enum Ends {
+enum ProcessEnds {
     Pipes {
         stdin: Option<OwnedFd>,
         stdout: OwnedFd,
@@ -253,7 +226,7 @@ enum Ends {
     Terminal(OwnedFd),
 }
 
-impl Ends {
+impl ProcessEnds {
     fn holding(mut self, [_, out, err]: [OwnedFd; 3]) -> Self {
         if let Self::Pipes { theirs, .. } = &mut self {
             *theirs = Some([out, err]);
@@ -263,22 +236,22 @@ impl Ends {
 }
 
 /// Starts a process. Nobody follows it yet.
-pub fn spawn(request: &StartRequest, user: &str, config: &Arc<GuestConfig>) -> Result<Spawned, Fault> {
-    spawn_by(request, users::known(user)?, config)
-}
-
-fn spawn_by(request: &StartRequest, user: User, config: &Arc<GuestConfig>) -> Result<Spawned, Fault> {
+fn spawn(
+    request: &StartRequest,
+    user: GuestUser,
+    config: &Arc<GuestConfig>,
+) -> Result<SpawnedProcess, ConnectError> {
     request.pty.and_then(|pty| pty.size).map_or(Ok(()), check_size)?;
     users::check_reachable(&user)?;
     let asked = request.process.clone().unwrap_or_default();
     let program = Program::new(&asked, &user, config)?;
-    let lack = |error: io::Error| Fault::internal(format!("cannot prepare the process: {error}"));
+    let lack = |error: io::Error| ConnectError::internal(format!("cannot prepare the process: {error}"));
     let (ours, theirs) = match &request.pty {
         Some(pty) => terminal(pty, &user).map_err(lack)?,
         None => pipes(request.stdin.unwrap_or(true)).map_err(lack)?,
     };
     let [stdin, stdout, stderr] = &theirs;
-    let pid = sys::spawn::spawn(&Command {
+    let pid = sys::spawn::spawn(&SpawnCommand {
         program: &program.file,
         args: &program.args,
         envs: &program.envs,
@@ -287,36 +260,37 @@ fn spawn_by(request: &StartRequest, user: User, config: &Arc<GuestConfig>) -> Re
         stdin: stdin.as_fd(),
         stdout: stdout.as_fd(),
         stderr: stderr.as_fd(),
-        terminal: if request.pty.is_some() { Terminal::Stdin } else { Terminal::None },
-        // Not tried where to wake another processor may be emulated, too.
-        caller: if crate::vm::is_machine() { Caller::Anywhere } else { Caller::Apart },
+        terminal: if request.pty.is_some() { ControllingTerminal::Stdin } else { ControllingTerminal::None },
     });
-    let pid = pid.map_err(|error| why_not(&asked.cmd, &program, &error))?;
-    Ok(Spawned { pid, ends: ours.holding(theirs) })
+    let pid = pid.map_err(|error| start_failure(&asked.cmd, &program, &error))?;
+    Ok(SpawnedProcess { pid, ends: ours.holding(theirs) })
 }
 
 /// Nothing to become if the guest is that user already; in a Body of one id it could not even set its groups.
-fn credentials(user: &User) -> Option<Credentials> {
+fn credentials(user: &GuestUser) -> Option<ChildCredentials> {
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid().as_raw());
     let become_other = user.uid != uid.as_raw() || uid.is_root() && user.gid != gid;
-    become_other.then(|| Credentials { uid: user.uid, gid: user.gid, groups: user.groups.clone() })
+    become_other.then(|| ChildCredentials { uid: user.uid, gid: user.gid, groups: user.groups.clone() })
 }
 
-fn pipes(with_stdin: bool) -> io::Result<(Ends, [OwnedFd; 3])> {
+fn pipes(with_stdin: bool) -> io::Result<(ProcessEnds, [OwnedFd; 3])> {
     let pipe = || rustix::pipe::pipe_with(PipeFlags::CLOEXEC);
     let (stdin, their_stdin) = if with_stdin {
         let (theirs, ours) = pipe()?;
         (Some(ours), theirs)
     } else {
-        (None, nothing()?)
+        (None, open_dev_null()?)
     };
     let (stdout, their_stdout) = pipe()?;
     let (stderr, their_stderr) = pipe()?;
-    Ok((Ends::Pipes { stdin, stdout, stderr, theirs: None }, [their_stdin, their_stdout, their_stderr]))
+    Ok((
+        ProcessEnds::Pipes { stdin, stdout, stderr, theirs: None },
+        [their_stdin, their_stdout, their_stderr],
+    ))
 }
 
 /// What a command reads to which nobody writes; opened once.
-fn nothing() -> io::Result<OwnedFd> {
+fn open_dev_null() -> io::Result<OwnedFd> {
     static NULL: OnceLock<File> = OnceLock::new();
     let null = match NULL.get() {
         Some(null) => null,
@@ -328,7 +302,7 @@ fn nothing() -> io::Result<OwnedFd> {
     null.try_clone().map(OwnedFd::from)
 }
 
-fn terminal(pty: &Pty, user: &User) -> io::Result<(Ends, [OwnedFd; 3])> {
+fn terminal(pty: &Pty, user: &GuestUser) -> io::Result<(ProcessEnds, [OwnedFd; 3])> {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let master = rustix::pty::openpt(flags)?;
     rustix::pty::unlockpt(&master)?;
@@ -337,27 +311,33 @@ fn terminal(pty: &Pty, user: &User) -> io::Result<(Ends, [OwnedFd; 3])> {
     // So that the user can open its terminal by name; a Body of one id owns it already.
     let _ = rustix::fs::fchown(&slave, Some(rustix::fs::Uid::from_raw(user.uid)), None);
     let (stdin, stdout) = (slave.try_clone()?, slave.try_clone()?);
-    Ok((Ends::Terminal(master), [stdin, stdout, slave]))
+    Ok((ProcessEnds::Terminal(master), [stdin, stdout, slave]))
 }
 
-fn why_not(cmd: &str, program: &Program, error: &SpawnError) -> Fault {
+fn start_failure(cmd: &str, program: &Program, error: &SpawnError) -> ConnectError {
     use io::ErrorKind::{ArgumentListTooLong, NotFound, PermissionDenied};
     let cwd = program.cwd.to_string_lossy();
     let source = &error.source;
     match (error.step, source.kind()) {
-        (Step::Exec, NotFound) => program::not_found(cmd),
-        (Step::Exec, ArgumentListTooLong) => Fault::invalid("the arguments and the environment are too long"),
-        (Step::Exec, PermissionDenied) => program::not_executable(cmd),
-        (Step::Exec, _) => Fault::new(Code::PermissionDenied, format!("not executable: {cmd} ({source})")),
-        (Step::Directory, PermissionDenied) => {
-            Fault::new(Code::PermissionDenied, format!("cwd '{cwd}' may not be entered"))
+        (SpawnStep::Exec, NotFound) => program::not_found(cmd),
+        (SpawnStep::Exec, ArgumentListTooLong) => {
+            ConnectError::invalid("the arguments and the environment are too long")
         }
-        (Step::Directory, _) => Fault::invalid(format!("cwd '{cwd}' cannot be entered: {source}")),
-        (Step::Clone, _) => Fault::new(Code::ResourceExhausted, format!("no process can be made: {source}")),
-        (Step::Credentials, _) => Fault::new(
+        (SpawnStep::Exec, PermissionDenied) => program::not_executable(cmd),
+        (SpawnStep::Exec, _) => program::not_executable(&format!("{cmd} ({source})")),
+        (SpawnStep::Directory, PermissionDenied) => {
+            ConnectError::new(Code::PermissionDenied, format!("cwd '{cwd}' may not be entered"))
+        }
+        (SpawnStep::Directory, _) => {
+            ConnectError::invalid(format!("cwd '{cwd}' cannot be entered: {source}"))
+        }
+        (SpawnStep::Clone, _) => {
+            ConnectError::new(Code::ResourceExhausted, format!("no process can be made: {source}"))
+        }
+        (SpawnStep::Credentials, _) => ConnectError::new(
             Code::PermissionDenied,
             format!("the user cannot be taken on: {source}; is its id mapped into this Body?"),
         ),
-        (step, _) => Fault::internal(format!("cannot start the process at step {step:?}: {source}")),
+        (step, _) => ConnectError::internal(format!("cannot start the process at step {step:?}: {source}")),
     }
 }

@@ -20,27 +20,27 @@ use proto::{
 use tokio::time::{Instant, Sleep};
 
 use super::{
-    Stream,
-    hub::{Listener, Piece},
+    OutputSource,
+    hub::{Listener, OutputPiece},
 };
 use crate::{
-    connect::{Code, Codec, Fault, end_envelope, nested_bytes},
-    reply::Source,
+    connect::{Code, Codec, ConnectError, end_envelope, nested_bytes},
+    reply::BodySource,
 };
 
 /// Which call a caller listens through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Through {
+pub enum ListenCall {
     /// Hears of the deadline that it set.
     Start,
     Connect,
 }
 
 /// The body of an answer to Start or Connect.
-pub struct Events {
+pub struct ProcessEvents {
     listener: Listener,
     codec: Codec,
-    through: Through,
+    through: ListenCall,
     ready: VecDeque<Bytes>,
     keepalive: Duration,
     last: Instant,
@@ -48,8 +48,8 @@ pub struct Events {
     over: bool,
 }
 
-impl Events {
-    pub fn new(listener: Listener, codec: Codec, through: Through, keepalive: Duration) -> Self {
+impl ProcessEvents {
+    pub fn new(listener: Listener, codec: Codec, through: ListenCall, keepalive: Duration) -> Self {
         let mut events = Self {
             codec,
             through,
@@ -69,11 +69,11 @@ impl Events {
         self.ready.push_back(envelope::seal(0, &self.codec.encode(&message)));
     }
 
-    fn pass_on(&mut self, (stream, bytes): &Piece) {
+    fn pass_on(&mut self, (stream, bytes): &OutputPiece) {
         let field = match stream {
-            Stream::Stdout => (1, "stdout"),
-            Stream::Stderr => (2, "stderr"),
-            Stream::Pty => (3, "pty"),
+            OutputSource::Stdout => (1, "stdout"),
+            OutputSource::Stderr => (2, "stderr"),
+            OutputSource::Pty => (3, "pty"),
         };
         let (head, tail) = nested_bytes(self.codec, &[(1, "event"), (2, "data"), field], bytes);
         self.ready.push_back(head);
@@ -84,14 +84,16 @@ impl Events {
     fn finish(&mut self) {
         self.over = true;
         let process = &self.listener.process;
-        let late = self.through == Through::Start && process.timed_out.get();
+        let late = self.through == ListenCall::Start && process.timed_out.get();
         let fault = match process.end() {
             Some(end) if !late => {
                 self.say(Event::End(end));
                 None
             }
-            Some(_) => Some(Fault::new(Code::DeadlineExceeded, "the process ran longer than its timeout")),
-            None => Some(Fault::internal("the process was lost")),
+            Some(_) => {
+                Some(ConnectError::new(Code::DeadlineExceeded, "the process ran longer than its timeout"))
+            }
+            None => Some(ConnectError::internal("the process was lost")),
         };
         self.ready.push_back(end_envelope(fault.as_ref()));
     }
@@ -112,7 +114,7 @@ impl Events {
     }
 }
 
-impl Source for Events {
+impl BodySource for ProcessEvents {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         loop {
             if let Some(bytes) = self.ready.pop_front() {

@@ -19,7 +19,7 @@ use std::{
 
 use http_body_util::BodyExt;
 use hyper::{StatusCode, body::Incoming};
-use proto::tree::{Item, Reader};
+use proto::tree::{TreeItem, TreeReader};
 use rustix::{
     fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid},
     io::Errno,
@@ -27,13 +27,13 @@ use rustix::{
 use serde::Serialize;
 
 use crate::{
-    connect::Fault,
+    connect::ConnectError,
+    drain,
     files::{self, make_dirs},
-    query::Query,
-    reply::{self, Refusal, Reply},
-    server::Guest,
-    unread,
-    users::User,
+    query::UrlQuery,
+    reply::{self, HttpReply, PlainRefusal},
+    server::GuestServer,
+    users::GuestUser,
 };
 
 /// How long a sender may be silent.
@@ -43,20 +43,20 @@ const CLOSED_DIRS_MAX: usize = 100_000;
 
 /// What was written.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
-struct Received {
+struct ReceiveTotals {
     entries: u64,
     bytes: u64,
 }
 
 /// Answers how much was written.
-pub async fn receive(guest: &Guest, query: &Query, mut body: Incoming) -> Reply {
+pub async fn receive(guest: &GuestServer, query: &UrlQuery, mut body: Incoming) -> HttpReply {
     let path = query.bytes("path").unwrap_or_default().to_vec();
     let user =
         query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config().user).to_owned();
     let workdir = guest.config().workdir.clone();
     let work = move || {
         let (user, path) = files::user_and_path(&path, &user, workdir.as_deref())?;
-        Ok(Extract::new(path, user))
+        Ok(TreeExtraction::new(path, user))
     };
     let received = match helped(work).await {
         Ok(extract) => take(extract, &mut body).await,
@@ -65,18 +65,18 @@ pub async fn receive(guest: &Guest, query: &Query, mut body: Incoming) -> Reply 
     match received {
         Ok(received) => reply::json(&received),
         Err(refusal) => {
-            unread::read_on(body);
+            drain::read_on(body);
             refusal.reply()
         }
     }
 }
 
-async fn take(mut extract: Extract, body: &mut Incoming) -> Result<Received, Refusal> {
+async fn take(mut extract: TreeExtraction, body: &mut Incoming) -> Result<ReceiveTotals, PlainRefusal> {
     loop {
         let frame = tokio::time::timeout(WAIT, body.frame()).await;
-        let frame = frame.map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the tree stalled"))?;
+        let frame = frame.map_err(|_| PlainRefusal::new(StatusCode::REQUEST_TIMEOUT, "the tree stalled"))?;
         let Some(frame) = frame else { break };
-        let frame = frame.map_err(|error| Refusal::bad(format!("the request was cut: {error}")))?;
+        let frame = frame.map_err(|error| PlainRefusal::bad(format!("the request was cut: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
         extract = helped(move || extract.push(&data)).await?;
     }
@@ -84,29 +84,29 @@ async fn take(mut extract: Extract, body: &mut Incoming) -> Result<Received, Ref
 }
 
 async fn helped<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
-) -> Result<T, Refusal> {
+    work: impl FnOnce() -> Result<T, PlainRefusal> + Send + 'static,
+) -> Result<T, PlainRefusal> {
     let done = files::on_helper(move || Ok(work())).await;
-    done.unwrap_or_else(|Fault { message, .. }| Err(Refusal::internal(message)))
+    done.unwrap_or_else(|ConnectError { message, .. }| Err(PlainRefusal::internal(message)))
 }
 
 /// An extraction under way, on whichever helper thread takes its next step.
-struct Extract {
-    reader: Reader,
+struct TreeExtraction {
+    reader: TreeReader,
     path: PathBuf,
-    user: User,
+    user: GuestUser,
     root: Option<OwnedFd>,
     /// The directory that was used last; trees come directory by directory.
     near: Option<(Vec<u8>, OwnedFd)>,
     file: Option<(File, u32)>,
     /// Directories that may be closed to their owner only when all is in them.
     closed: Vec<(Vec<u8>, u32)>,
-    received: Received,
+    received: ReceiveTotals,
 }
 
-impl Extract {
-    fn new(path: PathBuf, user: User) -> Self {
-        let reader = Reader::default();
+impl TreeExtraction {
+    fn new(path: PathBuf, user: GuestUser) -> Self {
+        let reader = TreeReader::default();
         Self {
             reader,
             path,
@@ -115,21 +115,21 @@ impl Extract {
             near: None,
             file: None,
             closed: Vec::new(),
-            received: Received::default(),
+            received: ReceiveTotals::default(),
         }
     }
 
-    fn push(mut self, data: &[u8]) -> Result<Self, Refusal> {
+    fn push(mut self, data: &[u8]) -> Result<Self, PlainRefusal> {
         self.reader.push(data);
-        while let Some(item) = self.reader.next().map_err(|error| Refusal::bad(error.to_string()))? {
+        while let Some(item) = self.reader.next().map_err(|error| PlainRefusal::bad(error.to_string()))? {
             let named = shown(&item);
             self.put(item).map_err(|error| unwritten(&named, &error))?;
         }
         Ok(self)
     }
 
-    fn finish(mut self) -> Result<Received, Refusal> {
-        self.reader.finish().map_err(|error| Refusal::bad(error.to_string()))?;
+    fn finish(mut self) -> Result<ReceiveTotals, PlainRefusal> {
+        self.reader.finish().map_err(|error| PlainRefusal::bad(error.to_string()))?;
         while let Some((path, mode)) = self.closed.pop() {
             let dir = self.dir(&path).map_err(|error| unwritten("", &error))?;
             let made = rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode));
@@ -138,21 +138,21 @@ impl Extract {
         Ok(self.received)
     }
 
-    fn put(&mut self, item: Item) -> io::Result<()> {
+    fn put(&mut self, item: TreeItem) -> io::Result<()> {
         match item {
-            Item::Dir { path, mode } => self.put_dir(path, mode),
-            Item::File { path, mode } => self.put_file(&path, mode),
-            Item::Link { path, target } => self.put_link(&path, &target),
-            Item::Data(bytes) => {
+            TreeItem::Dir { path, mode } => self.put_dir(path, mode),
+            TreeItem::File { path, mode } => self.put_file(&path, mode),
+            TreeItem::Link { path, target } => self.put_link(&path, &target),
+            TreeItem::Data(bytes) => {
                 self.received.bytes += bytes.len() as u64;
                 self.file.as_mut().map_or(Ok(()), |(file, _)| file.write_all(&bytes))
             }
-            Item::FileEnd => match self.file.take() {
+            TreeItem::FileEnd => match self.file.take() {
                 // Last: writing and giving away both clear the set-id bits.
                 Some((file, mode)) => Ok(rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?),
                 None => Ok(()),
             },
-            Item::End => Ok(()),
+            TreeItem::End => Ok(()),
         }
     }
 
@@ -282,15 +282,15 @@ fn below<'a>(path: &'a [u8], near: &[u8]) -> Option<&'a [u8]> {
     (near.is_empty() || rest.is_empty() || rest.starts_with(b"/")).then_some(rest)
 }
 
-fn shown(item: &Item) -> String {
+fn shown(item: &TreeItem) -> String {
     let path = match item {
-        Item::Dir { path, .. } | Item::File { path, .. } | Item::Link { path, .. } => path,
+        TreeItem::Dir { path, .. } | TreeItem::File { path, .. } | TreeItem::Link { path, .. } => path,
         _ => return String::new(),
     };
     Path::new(OsStr::from_bytes(path)).display().to_string()
 }
 
-fn unwritten(named: &str, error: &io::Error) -> Refusal {
+fn unwritten(named: &str, error: &io::Error) -> PlainRefusal {
     let status = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StatusCode::INSUFFICIENT_STORAGE,
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => StatusCode::FORBIDDEN,
@@ -301,7 +301,7 @@ fn unwritten(named: &str, error: &io::Error) -> Refusal {
     };
     let what =
         if named.is_empty() { "error writing the tree".to_owned() } else { format!("error writing {named}") };
-    Refusal::new(status, format!("{what}: {error}"))
+    PlainRefusal::new(status, format!("{what}: {error}"))
 }
 
 #[cfg(test)]
@@ -320,19 +320,19 @@ mod tests {
         dir
     }
 
-    fn own() -> User {
+    fn own() -> GuestUser {
         let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-        User { name: "me".into(), uid, gid, home: "/".into(), groups: vec![] }
+        GuestUser { name: "me".into(), uid, gid, home: "/".into(), groups: vec![] }
     }
 
-    fn put(to: &Path, items: &[Item]) -> Result<Received, Refusal> {
+    fn put(to: &Path, items: &[TreeItem]) -> Result<ReceiveTotals, PlainRefusal> {
         let mut stream = BytesMut::from(&MAGIC[..]);
         items.iter().for_each(|item| write(item, &mut stream));
-        Extract::new(to.to_path_buf(), own()).push(&stream)?.finish()
+        TreeExtraction::new(to.to_path_buf(), own()).push(&stream)?.finish()
     }
 
-    fn file(path: &str, text: &'static str) -> [Item; 3] {
-        [Item::File { path: path.into(), mode: 0o640 }, Item::Data(text.into()), Item::FileEnd]
+    fn file(path: &str, text: &'static str) -> [TreeItem; 3] {
+        [TreeItem::File { path: path.into(), mode: 0o640 }, TreeItem::Data(text.into()), TreeItem::FileEnd]
     }
 
     #[test]
@@ -349,8 +349,9 @@ mod tests {
             .unwrap();
         let sent = whole(&from).unwrap();
         let to = dir.join("new/to");
-        let received = Extract::new(to.clone(), own()).push(&sent).and_then(Extract::finish).unwrap();
-        assert_eq!(received, Received { entries: 7, bytes: 300_001 });
+        let received =
+            TreeExtraction::new(to.clone(), own()).push(&sent).and_then(TreeExtraction::finish).unwrap();
+        assert_eq!(received, ReceiveTotals { entries: 7, bytes: 300_001 });
         assert_eq!(whole(&to).unwrap().len(), sent.len());
         assert_eq!(fs::read_link(to.join("a/link")).unwrap(), Path::new("../../nowhere"));
         let mode = std::os::unix::fs::PermissionsExt::mode(
@@ -375,11 +376,11 @@ mod tests {
         symlink(outside.join("kept"), root.join("file")).unwrap();
         // Positive control: a real directory takes the same file.
         fs::create_dir(root.join("real")).unwrap();
-        put(&root, &[&file("real/f", "new")[..], &[Item::End]].concat()).unwrap();
+        put(&root, &[&file("real/f", "new")[..], &[TreeItem::End]].concat()).unwrap();
         assert_eq!(fs::read_to_string(root.join("real/f")).unwrap(), "new");
-        let through = put(&root, &[&file("dir/f", "new")[..], &[Item::End]].concat());
+        let through = put(&root, &[&file("dir/f", "new")[..], &[TreeItem::End]].concat());
         assert_eq!(through.unwrap_err().status, StatusCode::CONFLICT);
-        put(&root, &[&file("file", "new")[..], &[Item::End]].concat()).unwrap();
+        put(&root, &[&file("file", "new")[..], &[TreeItem::End]].concat()).unwrap();
         assert_eq!(fs::read_to_string(outside.join("kept")).unwrap(), "kept");
         assert_eq!(fs::read_to_string(root.join("file")).unwrap(), "new");
         assert!(!outside.join("f").exists());
@@ -389,7 +390,7 @@ mod tests {
     #[test]
     fn one_file_is_a_tree_and_a_cut_one_is_none() {
         let dir = scratch("one");
-        put(&dir.join("new/f"), &[&file("", "hello")[..], &[Item::End]].concat()).unwrap();
+        put(&dir.join("new/f"), &[&file("", "hello")[..], &[TreeItem::End]].concat()).unwrap();
         assert_eq!(fs::read_to_string(dir.join("new/f")).unwrap(), "hello");
         let cut = put(&dir.join("cut"), &file("a", "x"));
         assert_eq!(cut.unwrap_err().message, "the stream was cut");

@@ -20,7 +20,7 @@ use hyper::{
     Response,
     header::{self, HeaderValue},
 };
-use proto::tree::{self, DEPTH_MAX, Item, MAGIC, PATH_LEN_MAX};
+use proto::tree::{self, DEPTH_MAX, MAGIC, PATH_LEN_MAX, TreeItem};
 use rustix::{
     fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags},
     io::Errno,
@@ -28,11 +28,11 @@ use rustix::{
 use tokio::task::JoinHandle;
 
 use crate::{
-    connect::Fault,
+    connect::ConnectError,
     files,
-    query::Query,
-    reply::{Payload, Refusal, Reply, Source},
-    server::Guest,
+    query::UrlQuery,
+    reply::{BodySource, HttpReply, PlainRefusal, ReplyBody},
+    server::GuestServer,
 };
 
 /// What is gathered before it is sent.
@@ -40,16 +40,17 @@ const PIECE_LEN: usize = 256 * 1024;
 const READ_LEN: usize = 128 * 1024;
 
 /// Answers a tree.
-pub async fn send(guest: &Guest, query: &Query) -> Reply {
+pub async fn send(guest: &GuestServer, query: &UrlQuery) -> HttpReply {
     let path = query.bytes("path").unwrap_or_default().to_vec();
     let user =
         query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config().user).to_owned();
     let workdir = guest.config().workdir.clone();
     let opened = files::on_helper(move || Ok(open(&path, &user, workdir.as_deref()))).await;
-    match opened.unwrap_or_else(|Fault { message, .. }| Err(Refusal::internal(message))) {
+    match opened.unwrap_or_else(|ConnectError { message, .. }| Err(PlainRefusal::internal(message))) {
         Err(refusal) => refusal.reply(),
         Ok(walk) => {
-            let mut reply = Response::new(Payload::pieces(Pieces { state: State::Idle(Box::new(walk)) }));
+            let mut reply =
+                Response::new(ReplyBody::pieces(TreeBody { state: TreeBodyState::Idle(Box::new(walk)) }));
             reply
                 .headers_mut()
                 .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-palisade-tree"));
@@ -58,20 +59,21 @@ pub async fn send(guest: &Guest, query: &Query) -> Reply {
     }
 }
 
-fn open(path: &[u8], user: &str, workdir: Option<&str>) -> Result<Walk, Refusal> {
+fn open(path: &[u8], user: &str, workdir: Option<&str>) -> Result<TreeWalk, PlainRefusal> {
     let path: PathBuf = files::path_for(path, user, workdir)?;
     let failed = |error: io::Error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-            Refusal::new(hyper::StatusCode::NOT_FOUND, format!("path '{}' does not exist", path.display()))
-        }
-        _ => Refusal::bad(format!("path '{}' cannot be read: {error}", path.display())),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => PlainRefusal::new(
+            hyper::StatusCode::NOT_FOUND,
+            format!("path '{}' does not exist", path.display()),
+        ),
+        _ => PlainRefusal::bad(format!("path '{}' cannot be read: {error}", path.display())),
     };
     let root = open_at(CWD, &path, OFlags::empty()).map_err(|error| failed(error.into()))?;
-    Walk::new(root).map_err(failed)
+    TreeWalk::new(root).map_err(failed)
 }
 
 /// A walk under way, on whichever helper thread takes its next step.
-struct Walk {
+struct TreeWalk {
     out: BytesMut,
     /// The directories that we are in, and how long the path was before each.
     open: Vec<(Dir, usize)>,
@@ -80,7 +82,7 @@ struct Walk {
     over: bool,
 }
 
-impl Walk {
+impl TreeWalk {
     fn new(root: OwnedFd) -> io::Result<Self> {
         let mut walk =
             Self { out: BytesMut::new(), open: Vec::new(), path: Vec::new(), file: None, over: false };
@@ -117,7 +119,7 @@ impl Walk {
             return self.copy();
         }
         let Some((dir, len)) = self.open.last_mut() else {
-            tree::write(&Item::End, &mut self.out);
+            tree::write(&TreeItem::End, &mut self.out);
             self.over = true;
             return Ok(());
         };
@@ -155,7 +157,7 @@ impl Walk {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(dir, name, Vec::new())?.into_bytes();
-                tree::write(&Item::Link { path: self.path.clone(), target }, &mut self.out);
+                tree::write(&TreeItem::Link { path: self.path.clone(), target }, &mut self.out);
                 Ok(())
             }
             FileType::Directory | FileType::RegularFile => match open_at(dir, name, OFlags::NOFOLLOW) {
@@ -180,13 +182,13 @@ impl Walk {
     }
 
     fn enter(&mut self, fd: OwnedFd, mode: u32) -> io::Result<()> {
-        tree::write(&Item::Dir { path: self.path.clone(), mode }, &mut self.out);
+        tree::write(&TreeItem::Dir { path: self.path.clone(), mode }, &mut self.out);
         self.open.push((Dir::new(fd)?, self.path.len()));
         Ok(())
     }
 
     fn begin(&mut self, fd: OwnedFd, mode: u32) {
-        tree::write(&Item::File { path: self.path.clone(), mode }, &mut self.out);
+        tree::write(&TreeItem::File { path: self.path.clone(), mode }, &mut self.out);
         self.file = Some(File::from(fd));
     }
 
@@ -214,34 +216,34 @@ fn open_at(dir: impl AsFd, name: impl rustix::path::Arg, more: OFlags) -> rustix
 }
 
 /// The tree as a body: each piece is made on a helper thread when there is room for it.
-struct Pieces {
-    state: State,
+struct TreeBody {
+    state: TreeBodyState,
 }
 
-enum State {
-    Idle(Box<Walk>),
-    Walking(JoinHandle<(Box<Walk>, Bytes)>),
+enum TreeBodyState {
+    Idle(Box<TreeWalk>),
+    Walking(JoinHandle<(Box<TreeWalk>, Bytes)>),
     Over,
 }
 
-impl Source for Pieces {
+impl BodySource for TreeBody {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
-        if let State::Idle(_) = &self.state
-            && let State::Idle(mut walk) = std::mem::replace(&mut self.state, State::Over)
+        if let TreeBodyState::Idle(_) = &self.state
+            && let TreeBodyState::Idle(mut walk) = std::mem::replace(&mut self.state, TreeBodyState::Over)
         {
-            self.state = State::Walking(tokio::task::spawn_blocking(move || {
+            self.state = TreeBodyState::Walking(tokio::task::spawn_blocking(move || {
                 let piece = walk.next();
                 (walk, piece)
             }));
         }
-        let State::Walking(walking) = &mut self.state else { return Poll::Ready(None) };
+        let TreeBodyState::Walking(walking) = &mut self.state else { return Poll::Ready(None) };
         let walked = std::task::ready!(Pin::new(walking).poll(cx));
-        self.state = State::Over;
+        self.state = TreeBodyState::Over;
         match walked {
             Err(error) => Poll::Ready(Some(Err(io::Error::other(error)))),
             Ok((_, piece)) if piece.is_empty() => Poll::Ready(None),
             Ok((walk, piece)) => {
-                self.state = State::Idle(walk);
+                self.state = TreeBodyState::Idle(walk);
                 Poll::Ready(Some(Ok(piece)))
             }
         }
@@ -251,7 +253,7 @@ impl Source for Pieces {
 /// Lets tests and the receiver's tests walk without a server.
 #[cfg(test)]
 pub fn whole(path: &std::path::Path) -> io::Result<Vec<u8>> {
-    let mut walk = Walk::new(open_at(CWD, path, OFlags::empty())?)?;
+    let mut walk = TreeWalk::new(open_at(CWD, path, OFlags::empty())?)?;
     let mut all = Vec::new();
     loop {
         let piece = walk.next();

@@ -15,9 +15,9 @@ use std::{
 };
 
 use proto::{
-    launch::{Seed, area_dir},
+    launch::{SeedEntry, area_dir},
     spec::Access,
-    vm::{LAYERS_MAX, PACK, Shared, Welcome},
+    vm::{GuestSetup, LAYERS_MAX, PACK, SharedDir},
 };
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags},
@@ -57,7 +57,7 @@ fn mount(source: &str, kind: &str, target: &Path, flags: MountFlags, options: &s
 
 /// A root that was put together.
 #[derive(Debug)]
-pub struct Root {
+pub struct GuestRoot {
     /// Where the Body's writes go.
     pub upper: OwnedFd,
     /// Where the files that name the machine are, below everything the Body wrote and above its images.
@@ -65,7 +65,7 @@ pub struct Root {
 }
 
 /// Mounts everything as one root and makes it this process's.
-pub fn enter_root(welcome: &Welcome) -> io::Result<Root> {
+pub fn enter_root(welcome: &GuestSetup) -> io::Result<GuestRoot> {
     let stage = Path::new(STAGE);
     let setuid = if welcome.setuid { MountFlags::empty() } else { MountFlags::NOSUID };
     let names = stage.join("names");
@@ -100,7 +100,7 @@ pub fn enter_root(welcome: &Welcome) -> io::Result<Root> {
         MountFlags::NODEV | MountFlags::NOATIME | setuid,
         "commit=1,noinit_itable,no_prefetch_block_bitmaps",
     )?;
-    quieten(welcome);
+    quiet_kernel_log(welcome);
     // A machine that is killed loses what its kernel has not written: that is kept to some seconds.
     for name in ["dirty_writeback_centisecs", "dirty_expire_centisecs"] {
         let _ = fs::write(Path::new("/proc/sys/vm").join(name), "100");
@@ -111,8 +111,8 @@ pub fn enter_root(welcome: &Welcome) -> io::Result<Root> {
     }
     fs::set_permissions(&upper, fs::Permissions::from_mode(0o755))?;
     rustix::process::umask(Mode::empty());
-    let named = |seed: &&Seed| identity::names(place_of(seed_path(seed)).as_deref());
-    welcome.seeds.iter().filter(|seed| !named(seed)).try_for_each(|seed| plant(&upper, seed))?;
+    let named = |seed: &&SeedEntry| identity::names(place_of(seed_path(seed)).as_deref());
+    welcome.seeds.iter().filter(|seed| !named(seed)).try_for_each(|seed| place_seeds(&upper, seed))?;
     let names = rustix::fs::open(&names, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     identity::write_names(names.as_fd(), welcome)?;
     let root = stage.join("root");
@@ -125,12 +125,12 @@ pub fn enter_root(welcome: &Welcome) -> io::Result<Root> {
     views(&root, welcome)?;
     welcome.shares.iter().try_for_each(|share| show(&root, share))?;
     switch(&root)?;
-    Ok(Root { upper, names })
+    Ok(GuestRoot { upper, names })
 }
 
 /// What the kernel does every now and then for large machines with slow disks, and a small emulated one pays for again
 /// whenever it is thawed. None of it is missed where it cannot be turned off.
-fn quieten(welcome: &Welcome) {
+fn quiet_kernel_log(welcome: &GuestSetup) {
     for (place, value) in [
         ("/proc/sys/vm/stat_interval", "120"),
         ("/proc/sys/vm/compaction_proactiveness", "0"),
@@ -191,30 +191,34 @@ fn device(name: &str) -> io::Result<PathBuf> {
 }
 
 /// Puts a seed into the upper, unless something is there. No link is followed: an upper may be from an earlier life.
-fn plant(upper: &Path, seed: &Seed) -> io::Result<()> {
+fn place_seeds(upper: &Path, seed: &SeedEntry) -> io::Result<()> {
     let Some(inside) = place_of(seed_path(seed)) else { return Ok(()) };
     let Some(parent) = directory(upper, Path::new(&inside).parent().unwrap_or(Path::new("")))? else {
         return Ok(());
     };
     let place = parent.join(Path::new(&inside).file_name().unwrap_or_default());
     make(match seed {
-        Seed::Dir { mode, owner, .. } => rustix::fs::mkdir(&place, Mode::from_raw_mode(*mode))
+        SeedEntry::Dir { mode, owner, .. } => rustix::fs::mkdir(&place, Mode::from_raw_mode(*mode))
             .map_err(io::Error::from)
             .and_then(|()| chown(&place, Some(*owner), Some(*owner))),
-        Seed::Link { target, .. } => symlink(target, &place),
-        Seed::File { contents, .. } => {
+        SeedEntry::Link { target, .. } => symlink(target, &place),
+        SeedEntry::File { contents, .. } => {
             let file = fs::File::options().write(true).create_new(true).open(&place);
             file.and_then(|mut file| io::Write::write_all(&mut file, contents.as_bytes()))
                 .and_then(|()| fs::set_permissions(&place, fs::Permissions::from_mode(0o644)))
         }
-        Seed::Hidden { .. } => rustix::fs::mknodat(CWD, &place, FileType::CharacterDevice, Mode::empty(), 0)
-            .map_err(io::Error::from),
+        SeedEntry::Hidden { .. } => {
+            rustix::fs::mknodat(CWD, &place, FileType::CharacterDevice, Mode::empty(), 0)
+                .map_err(io::Error::from)
+        }
     })
 }
 
-fn seed_path(seed: &Seed) -> &str {
-    let (Seed::Dir { path, .. } | Seed::Link { path, .. } | Seed::File { path, .. } | Seed::Hidden { path }) =
-        seed;
+fn seed_path(seed: &SeedEntry) -> &str {
+    let (SeedEntry::Dir { path, .. }
+    | SeedEntry::Link { path, .. }
+    | SeedEntry::File { path, .. }
+    | SeedEntry::Hidden { path }) = seed;
     path
 }
 
@@ -242,7 +246,7 @@ fn directory(upper: &Path, inside: &Path) -> io::Result<Option<PathBuf>> {
 }
 
 /// What every root shows of the kernel.
-fn views(root: &Path, welcome: &Welcome) -> io::Result<()> {
+fn views(root: &Path, welcome: &GuestSetup) -> io::Result<()> {
     for name in ["dev", "proc", "sys"] {
         let place = root.join(name);
         make(fs::create_dir(&place))?;
@@ -282,7 +286,7 @@ fn views(root: &Path, welcome: &Welcome) -> io::Result<()> {
 
 /// A directory of the host, live. Its device decides what can be done there; that nothing of it has power here is our own
 /// doing.
-fn show(root: &Path, share: &Shared) -> io::Result<()> {
+fn show(root: &Path, share: &SharedDir) -> io::Result<()> {
     let inside = share.target.strip_prefix("/").unwrap_or(&share.target);
     let place = directory(root, inside)?
         .ok_or_else(|| io::Error::other(format!("{} is no directory of its own", share.target.display())))?;
@@ -301,7 +305,7 @@ fn switch(root: &Path) -> io::Result<()> {
 }
 
 /// Limits that the machine's own kernel holds. The host's hold without them.
-pub fn bounds(welcome: &Welcome) -> Vec<String> {
+pub fn bounds(welcome: &GuestSetup) -> Vec<String> {
     let files = Rlimit { current: Some(welcome.files), maximum: Some(welcome.files) };
     let cores = Rlimit { current: Some(0), maximum: Some(0) };
     let tried = [
@@ -320,7 +324,7 @@ pub fn bounds(welcome: &Welcome) -> Vec<String> {
 fn pids(max: u32) -> io::Result<()> {
     let root = Path::new("/sys/fs/cgroup");
     mount("cgroup2", "cgroup2", root, MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, "")?;
-    let group = root.join(super::hold::GROUP);
+    let group = root.join(super::freezer::GROUP);
     fs::write(root.join("cgroup.subtree_control"), "+pids")?;
     for dir in [group.clone(), group.join("main"), group.join("held")] {
         make(fs::create_dir(dir))?;

@@ -7,17 +7,17 @@ use std::{
     time::Instant,
 };
 
-use proto::vm::Welcome;
+use proto::vm::GuestSetup;
 use rustix::{
     fs::{AtFlags, Mode, OFlags},
     time::{ClockId, Timespec},
 };
 
-use super::Machine;
+use super::GuestMachine;
 
 /// What came of it.
 #[derive(Debug, Default)]
-pub struct Taken {
+pub struct IdentityReport {
     /// The kernel draws from the randomness that was sent.
     pub reseeded: bool,
     /// What could not be done.
@@ -25,8 +25,8 @@ pub struct Taken {
 }
 
 /// Becomes that. The welcome was read at `since`, and the clock has gone on.
-pub fn take(welcome: &Welcome, since: Instant) -> Taken {
-    let mut taken = Taken::default();
+pub fn take(welcome: &GuestSetup, since: Instant) -> IdentityReport {
+    let mut taken = IdentityReport::default();
     let mut note = |what: &str, done: io::Result<()>| {
         if let Err(error) = &done {
             taken.trouble.push(format!("cannot {what}: {error}"));
@@ -49,7 +49,7 @@ pub fn names(place: Option<&str>) -> bool {
     place.is_some_and(|place| NAMES.contains(&place))
 }
 
-fn texts(welcome: &Welcome) -> [(&'static str, String); 3] {
+fn texts(welcome: &GuestSetup) -> [(&'static str, String); 3] {
     let body = welcome.config.body.as_str();
     let [hostname, machine_id, hosts] = NAMES;
     [
@@ -60,7 +60,7 @@ fn texts(welcome: &Welcome) -> [(&'static str, String); 3] {
 }
 
 /// Writes them below the Body's upper, in place: the kernel shows what stands there now.
-pub fn write_names(below: BorrowedFd<'_>, welcome: &Welcome) -> io::Result<()> {
+pub fn write_names(below: BorrowedFd<'_>, welcome: &GuestSetup) -> io::Result<()> {
     texts(welcome).iter().try_for_each(|(place, text)| {
         let file = rustix::fs::openat(
             below,
@@ -77,7 +77,7 @@ pub fn write_names(below: BorrowedFd<'_>, welcome: &Welcome) -> io::Result<()> {
 }
 
 /// After a thaw they name another machine, also where the Body has made them its own.
-pub fn rename(machine: &Machine, welcome: &Welcome) -> Vec<String> {
+pub fn rename(machine: &GuestMachine, welcome: &GuestSetup) -> Vec<String> {
     let mut trouble: Vec<String> = write_names(machine.names.as_fd(), welcome)
         .err()
         .map(|error| format!("cannot write the machine's names: {error}"))

@@ -6,13 +6,12 @@
 //! Invariant: the machine was frozen at most between two frames, so whoever thaws it begins with a clean line.
 //! Absent on purpose: walls inside. The machine is the wall; root in it has a kernel of its own.
 
-mod ahead;
 mod disks;
-mod hold;
+mod freezer;
+mod host_channel;
 mod identity;
-mod line;
+mod last_words;
 mod modules;
-mod rehearse;
 mod tree;
 
 use std::{
@@ -22,15 +21,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use proto::{mux::FrameKind, vm::Welcome};
+use proto::{mux::FrameKind, vm::GuestSetup};
 use rustix::system::RebootCommand;
 
-pub use hold::programs;
-pub use line::{proof, serve};
+pub use freezer::programs;
+pub use host_channel::{prove_tree, serve};
 
 /// A machine whose root is in place.
 #[derive(Debug)]
-pub struct Machine {
+pub struct GuestMachine {
     /// The line, until it is served.
     pub port: std::cell::RefCell<Option<OwnedFd>>,
     /// The same, for the last word.
@@ -42,7 +41,7 @@ pub struct Machine {
     /// Where the files that name the machine are, below what the Body wrote.
     pub names: OwnedFd,
     /// What it was told first.
-    pub welcome: Welcome,
+    pub welcome: GuestSetup,
     /// How often it was thawed.
     pub generation: std::cell::Cell<u64>,
     /// When that was.
@@ -67,9 +66,8 @@ const WELCOME_PATIENCE: Duration = Duration::from_secs(60);
 /// The whole life of a machine's first process. Never returns: its end is the machine's.
 pub fn main() -> ! {
     MACHINE.store(true, Ordering::Relaxed);
-    if let Err(error) = live() {
-        // Whoever looks for the reason finds it on the console.
-        let _ = writeln!(io::stderr(), "pal-guest: {error}");
+    if let Err(error) = run() {
+        last_words::say(&error);
     }
     rustix::fs::sync();
     loop {
@@ -78,16 +76,16 @@ pub fn main() -> ! {
     }
 }
 
-fn live() -> io::Result<()> {
+fn run() -> io::Result<()> {
     disks::kernel_views()?;
     let mut trouble = modules::load()?;
-    let line::Found { port, listener } = line::find(WELCOME_PATIENCE)?;
-    let welcome = line::first_word(port.as_fd(), WELCOME_PATIENCE)?;
+    let host_channel::HostPort { port, listener } = host_channel::find(WELCOME_PATIENCE)?;
+    let welcome = host_channel::first_word(port.as_fd(), WELCOME_PATIENCE)?;
     let welcomed = Instant::now();
-    let disks::Root { upper, names } = disks::enter_root(&welcome)?;
+    let disks::GuestRoot { upper, names } = disks::enter_root(&welcome)?;
     trouble.extend(disks::bounds(&welcome));
     let last = port.try_clone()?.into();
-    let machine = Machine {
+    let machine = GuestMachine {
         port: Some(port).into(),
         last,
         listener,
@@ -101,7 +99,7 @@ fn live() -> io::Result<()> {
     };
     let config = machine.welcome.config.clone();
     let machine = std::rc::Rc::new(machine);
-    let order = crate::Order {
+    let order = crate::GuestOptions {
         config: config.into(),
         listener: crate::Listener::Machine(machine.clone()),
         followed: Vec::new(),

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use proto::vm::Tree;
+use proto::vm::UpperDigest;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use sha2::{Digest, Sha256};
 
@@ -16,8 +16,8 @@ const DEPTH_MAX: usize = 64;
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Names, kinds, modes, owners, sizes and times of what is below a directory, in an order of their own.
-pub fn look(root: BorrowedFd<'_>, until: Option<u64>) -> Tree {
-    let mut walk = Walk {
+pub fn look(root: BorrowedFd<'_>, until: Option<u64>) -> UpperDigest {
+    let mut walk = UpperSummary {
         hash: Sha256::new(),
         entries: 0,
         max: until.unwrap_or(ENTRIES_MAX).min(ENTRIES_MAX),
@@ -28,10 +28,10 @@ pub fn look(root: BorrowedFd<'_>, until: Option<u64>) -> Tree {
     if let Ok(dir) = open(root, c".") {
         walk.dir(&dir, 0);
     }
-    Tree { hash: proto::event::hex(&walk.hash.finalize()), entries: walk.entries, whole: walk.whole }
+    UpperDigest { hash: proto::event::hex(&walk.hash.finalize()), entries: walk.entries, whole: walk.whole }
 }
 
-struct Walk {
+struct UpperSummary {
     hash: Sha256,
     entries: u64,
     max: u64,
@@ -41,7 +41,7 @@ struct Walk {
     bound: bool,
 }
 
-impl Walk {
+impl UpperSummary {
     fn dir(&mut self, dir: &OwnedFd, depth: usize) {
         let Ok(listed) = Dir::read_from(dir) else { return };
         let mut names: Vec<_> = listed

@@ -16,17 +16,17 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::{Request, Response, body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
-use proto::envelope::{self, END, Opener};
+use proto::envelope::{self, END, EnvelopeReader};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
 /// A guest that runs as a plain process, ended with its test.
-pub struct Guest {
+pub struct TestGuest {
     child: Child,
     pub dir: PathBuf,
 }
 
-impl Guest {
+impl TestGuest {
     pub fn start() -> Self {
         Self::start_with(json!({}))
     }
@@ -50,7 +50,7 @@ impl Guest {
             .spawn()
             .unwrap();
         let guest = Self { child, dir };
-        guest.wait_for("the socket", || UnixListenerProbe::connects(&guest.dir.join("socket")));
+        guest.wait_for("the socket", || SocketProbe::connects(&guest.dir.join("socket")));
         guest
     }
 
@@ -134,26 +134,26 @@ impl Guest {
     }
 
     /// A streaming call in JSON.
-    pub async fn stream(&self, method: &str, message: Value) -> Events {
+    pub async fn stream(&self, method: &str, message: Value) -> EventStream {
         self.stream_with(method, &[], message).await
     }
 
-    pub async fn stream_with(&self, method: &str, headers: &[(&str, &str)], message: Value) -> Events {
+    pub async fn stream_with(&self, method: &str, headers: &[(&str, &str)], message: Value) -> EventStream {
         let mut headers = headers.to_vec();
         headers.push(("content-type", "application/connect+json"));
         let body = envelope::seal(0, message.to_string().as_bytes());
         let reply = self.send(request("POST", &format!("/{method}"), &headers, body)).await;
         assert_eq!(reply.status(), 200);
-        Events { body: reply.into_body(), opener: Opener::new(16 << 20), ready: VecDeque::new() }
+        EventStream { body: reply.into_body(), opener: EnvelopeReader::new(16 << 20), ready: VecDeque::new() }
     }
 
     /// Starts a shell script.
-    pub async fn sh(&self, script: &str) -> Events {
+    pub async fn sh(&self, script: &str) -> EventStream {
         self.stream("process.Process/Start", start(script)).await
     }
 }
 
-impl Drop for Guest {
+impl Drop for TestGuest {
     fn drop(&mut self) {
         // No namespace ends with this guest: what it started is ended by its groups.
         let started =
@@ -170,9 +170,9 @@ impl Drop for Guest {
     }
 }
 
-struct UnixListenerProbe;
+struct SocketProbe;
 
-impl UnixListenerProbe {
+impl SocketProbe {
     fn connects(path: &Path) -> bool {
         std::os::unix::net::UnixStream::connect(path).is_ok()
     }
@@ -192,13 +192,13 @@ pub fn request(method: &str, uri: &str, headers: &[(&str, &str)], body: Bytes) -
 }
 
 /// The messages of a streaming answer.
-pub struct Events {
+pub struct EventStream {
     body: Incoming,
-    opener: Opener,
+    opener: EnvelopeReader,
     ready: VecDeque<(u8, Value)>,
 }
 
-impl Events {
+impl EventStream {
     /// The next message and its flags; `None` when the stream was closed or broke.
     pub async fn next(&mut self) -> Option<(u8, Value)> {
         loop {
@@ -233,8 +233,8 @@ impl Events {
     }
 
     /// Everything to the end.
-    pub async fn rest(&mut self) -> Story {
-        let mut story = Story::default();
+    pub async fn rest(&mut self) -> ProcessStory {
+        let mut story = ProcessStory::default();
         while let Some((flags, message)) = self.next().await {
             if flags == END {
                 story.last = message;
@@ -254,7 +254,7 @@ impl Events {
 
 /// What a process did.
 #[derive(Debug, Default, PartialEq)]
-pub struct Story {
+pub struct ProcessStory {
     pub stdout: String,
     pub stderr: String,
     pub pty: String,

@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// One thing that is asked of a hypervisor.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Request {
+pub struct ApiRequest {
     /// `PUT`, `PATCH` or `GET`.
     pub method: &'static str,
     /// What it is about.
@@ -38,7 +38,7 @@ pub struct Request {
     pub body: Option<Value>,
 }
 
-impl Request {
+impl ApiRequest {
     /// Something is to be so.
     pub fn put(path: impl Into<String>, body: &impl Serialize) -> io::Result<Self> {
         Ok(Self { method: "PUT", path: path.into(), body: Some(serde_json::to_value(body)?) })
@@ -62,13 +62,13 @@ impl Request {
 
 /// Where a hypervisor takes commands.
 #[derive(Debug)]
-pub struct Api {
+pub struct HypervisorApi {
     socket: PathBuf,
     /// How long an answer may take. Writing down much memory takes a while.
     patience: Duration,
 }
 
-impl Api {
+impl HypervisorApi {
     /// The API behind a socket.
     pub fn new(socket: impl Into<PathBuf>, patience: Duration) -> Self {
         Self { socket: socket.into(), patience }
@@ -87,13 +87,13 @@ impl Api {
     }
 
     /// Asks, and waits for it to be done.
-    pub async fn send(&self, request: &Request) -> io::Result<()> {
+    pub async fn send(&self, request: &ApiRequest) -> io::Result<()> {
         self.ask(request).await.map(drop)
     }
 
     /// Asks, and gives what is answered.
-    pub async fn ask(&self, request: &Request) -> io::Result<Bytes> {
-        let Request { method, path, body } = request;
+    pub async fn ask(&self, request: &ApiRequest) -> io::Result<Bytes> {
+        let ApiRequest { method, path, body } = request;
         let body = body.as_ref().map(serde_json::to_vec).transpose()?;
         let asked = tokio::time::timeout(self.patience, exchange(&self.socket, method, path, body)).await;
         let done = asked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
@@ -180,8 +180,8 @@ mod tests {
                 }
                 String::from_utf8_lossy(&asked[..len]).into_owned()
             });
-            let api = Api::new(&path, Duration::from_millis(500));
-            let done = api.send(&Request::put("/vm", &json!({ "state": "Paused" })).unwrap()).await;
+            let api = HypervisorApi::new(&path, Duration::from_millis(500));
+            let done = api.send(&ApiRequest::put("/vm", &json!({ "state": "Paused" })).unwrap()).await;
             let asked = if goes { serving.await.unwrap() } else { String::new() };
             (done, asked)
         });

@@ -2,7 +2,7 @@
 //!
 //! It is started by the Body's first process while that may still make namespaces, as root over the Body's ids and
 //! nobody else's. There it does its work: a root, an id, a pid namespace and limits for Firecracker. What nobody may do
-//! below the host's own root, make devices, was done ahead, and it is told that it did (`sys::devices`).
+//! below the host's own root, make devices, was done ahead, and it is told that it did (`sys::mknod`).
 //!
 //! Invariant: what it executes in its jail is this program, which puts Landlock and the filter of every Body over itself
 //! and becomes Firecracker: the jail is a wall more, and none less.
@@ -24,24 +24,24 @@ use std::{
 
 use proto::{
     Mechanism,
-    launch::{Plan, Rlimits},
+    launch::{LaunchPlan, Rlimits},
     spec::USER_ID,
-    vm::{JAIL, JAIL_TOOLS, JAILED, Jailer},
+    vm::{JAIL, JAIL_TOOLS, JAILED, JailerPlan},
 };
 use rustix::{fs::Mode, process::Pid};
 use sys::{
-    filter::Filter,
-    mount::{Attrs, Below},
+    mount::{MountAttrs, Submounts},
+    seccomp::SeccompFilter,
 };
 
 use super::{
-    beside::{self, Beside},
-    engine::{Process, Said},
     firecracker,
+    hypervisor::{ChildProcess, OutputTail},
+    sidecar::{self, Sidecar},
 };
 use crate::{
     lock_down,
-    report::{Step, StepError},
+    report::{StepError, StepExt},
 };
 
 /// What Firecracker is called. Every machine has a jail of its own, so all may have the same name.
@@ -66,9 +66,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const PID_LEN_MAX: u64 = 16;
 
 /// What is said of it in a record.
-pub fn mechanism(jailer: &Jailer) -> Mechanism {
+pub fn mechanism(jailer: &JailerPlan) -> Mechanism {
     match jailer {
-        Jailer::Used { version, threads, .. } => {
+        JailerPlan::Used { version, threads, .. } => {
             let group = match threads {
                 Some(threads) => format!("an id, a root, a pid namespace and a group of {threads} threads"),
                 None => "an id, a root and a pid namespace".to_owned(),
@@ -76,22 +76,23 @@ pub fn mechanism(jailer: &Jailer) -> Mechanism {
             let held = format!("{version}, inside the walls above: Firecracker has {group} of its own");
             Mechanism::enforced("jailer", format!("{held}, and no capability"))
         }
-        Jailer::Absent { why } => Mechanism::absent("jailer", why),
+        JailerPlan::Absent { why } => Mechanism::absent("jailer", why),
     }
 }
 
 /// Starts the jailer, where the machine has one.
-pub fn start(plan: &Plan) -> Result<Option<Beside>, StepError> {
+pub fn start(plan: &LaunchPlan) -> Result<Option<Sidecar>, StepError> {
     let vm = plan.vm.as_ref();
-    let Some((vm, Jailer::Used { bytes, threads, .. })) = vm.and_then(|vm| Some((vm, vm.jailer.as_ref()?)))
+    let Some((vm, JailerPlan::Used { bytes, threads, .. })) =
+        vm.and_then(|vm| Some((vm, vm.jailer.as_ref()?)))
     else {
         return Ok(None);
     };
     let options = format!("mode=0755,size={bytes},nr_inodes={INODES}");
-    sys::mount::mount_new("tmpfs", Path::new(JAIL), Attrs::default(), &options)
+    sys::mount::mount_new("tmpfs", Path::new(JAIL), MountAttrs::default(), &options)
         .step("mount the jail's memory")?;
     let namespaces = sys::namespace::USER | sys::namespace::MOUNTS;
-    let started = beside::start(plan, namespaces, |say| {
+    let started = sidecar::start(plan, namespaces, |say| {
         let mut command = Command::new(Path::new(JAIL_TOOLS).join("jailer"));
         command.args(arguments(&plan.rlimits, *threads)).env_clear();
         match prepare(plan, &vm.program, *threads, say) {
@@ -123,22 +124,22 @@ fn root() -> PathBuf {
 }
 
 /// In the child.
-fn prepare(plan: &Plan, hypervisor: &Path, threads: Option<u32>, say: OwnedFd) -> io::Result<()> {
-    beside::keep_only(say, None)?;
+fn prepare(plan: &LaunchPlan, hypervisor: &Path, threads: Option<u32>, say: OwnedFd) -> io::Result<()> {
+    sidecar::close_other_fds(say, None)?;
     sys::namespace::become_ids(0, 0, true)?;
     sys::mount::make_private()?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
-    furnish(&root(), hypervisor)?;
+    prepare_root(&root(), hypervisor)?;
     if threads.is_some() {
         show_group()?;
     }
     lock_down::limits(plan).map_err(|error| io::Error::other(error.failed().cause))?;
     sys::caps::no_new_privileges()?;
-    sys::devices::pretend_to_make()
+    sys::seccomp_notify::mknod::emulate_mknod()
 }
 
 /// Puts in place what Firecracker finds in its jail. The mounts are seen by nobody else.
-fn furnish(root: &Path, hypervisor: &Path) -> io::Result<()> {
+fn prepare_root(root: &Path, hypervisor: &Path) -> io::Result<()> {
     for dir in SHOWN_DIRS.iter().chain(&["dev/net", "vmm"]) {
         fs::create_dir_all(root.join(dir))?;
     }
@@ -146,15 +147,15 @@ fn furnish(root: &Path, hypervisor: &Path) -> io::Result<()> {
         File::create(root.join(file))?;
     }
     for shown in SHOWN_DIRS.iter().chain(SHOWN_DEVICES) {
-        let tree = sys::mount::clone_tree(&Path::new("/").join(shown), Below::Too)?;
+        let tree = sys::mount::clone_tree(&Path::new("/").join(shown), Submounts::Too)?;
         sys::mount::attach(tree.as_fd(), &root.join(shown))?;
     }
     for dir in LIBRARIES {
         let here = Path::new("/").join(dir);
         if here.is_dir() {
             fs::create_dir_all(root.join(dir))?;
-            let attrs = Attrs { read_only: true, ..Attrs::default() };
-            sys::mount::bind(&here, &root.join(dir), attrs, Below::Too)?;
+            let attrs = MountAttrs { read_only: true, ..MountAttrs::default() };
+            sys::mount::bind(&here, &root.join(dir), attrs, Submounts::Too)?;
         }
     }
     let copy = root.join(&HYPERVISOR[1..]);
@@ -165,14 +166,14 @@ fn furnish(root: &Path, hypervisor: &Path) -> io::Result<()> {
 /// Shows the jailer the group that it may divide: the Body's own, as the root of its hierarchy.
 fn show_group() -> io::Result<()> {
     sys::namespace::unshare_cgroup()?;
-    let attrs = Attrs { no_exec: true, ..Attrs::default() };
+    let attrs = MountAttrs { no_exec: true, ..MountAttrs::default() };
     sys::mount::mount_new("cgroup", Path::new("/sys/fs/cgroup"), attrs, "pids")
 }
 
 /// In the jail, as what the jailer executes: puts up the walls that the jailer could not have worked behind, and becomes
 /// Firecracker. Returns only when that fails.
 pub fn enter(arguments: impl Iterator<Item = OsString>) -> ExitCode {
-    let error = match hold() {
+    let error = match confine() {
         Ok(()) => Command::new(HYPERVISOR).arg0(JAILED).args(arguments).env_clear().exec(),
         Err(error) => error,
     };
@@ -180,16 +181,16 @@ pub fn enter(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn hold() -> io::Result<()> {
+fn confine() -> io::Result<()> {
     sys::caps::no_new_privileges()?;
     sys::landlock::restrict_self(Path::new("/dev"))?;
-    Filter::compile().install()
+    SeccompFilter::compile().install()
 }
 
 /// Waits until the jailer has done its work, and gives what it started: a child of this process now, for it is the first
 /// of the pid namespace that the jailer was in.
-pub async fn released(jailer: Beside) -> io::Result<(Process, Said)> {
-    let (mut jailer, said) = (Process::of(jailer.pid), Said::overhear(jailer.said));
+pub async fn released(jailer: Sidecar) -> io::Result<(ChildProcess, OutputTail)> {
+    let (mut jailer, said) = (ChildProcess::of(jailer.pid), OutputTail::read_in_background(jailer.said));
     let over = guest::channel::readable(jailer.handle()?)?;
     if tokio::time::timeout(PATIENCE, over.readable()).await.is_err() {
         return Err(said.or(io::ErrorKind::TimedOut.into()).await);
@@ -200,12 +201,12 @@ pub async fn released(jailer: Beside) -> io::Result<(Process, Said)> {
     let told = sys::fd::read_small(&root().join(format!("{JAILED}.pid")), PID_LEN_MAX)?;
     let pid = told.trim().parse().ok().and_then(Pid::from_raw);
     let pid = pid.ok_or_else(|| io::Error::other("its jailer does not say which process it started"))?;
-    Ok((Process::of(pid), said))
+    Ok((ChildProcess::of(pid), said))
 }
 
 #[cfg(test)]
 mod tests {
-    use proto::enforcement::State;
+    use proto::enforcement::MechanismStatus;
 
     use super::*;
 
@@ -259,14 +260,15 @@ mod tests {
 
     #[test]
     fn the_record_says_whether_and_why_not() {
-        let used = mechanism(&Jailer::Used { version: "Jailer v1.15.1".into(), bytes: 1, threads: Some(18) });
-        assert_eq!((used.name.as_str(), used.state), ("jailer", State::Enforced));
+        let used =
+            mechanism(&JailerPlan::Used { version: "Jailer v1.15.1".into(), bytes: 1, threads: Some(18) });
+        assert_eq!((used.name.as_str(), used.state), ("jailer", MechanismStatus::Enforced));
         assert!(
             used.reason.starts_with("Jailer v1.15.1") && used.reason.contains("18 threads"),
             "{}",
             used.reason
         );
-        let absent = mechanism(&Jailer::Absent { why: "it is not here".into() });
-        assert_eq!((absent.state, absent.reason.as_str()), (State::Absent, "it is not here"));
+        let absent = mechanism(&JailerPlan::Absent { why: "it is not here".into() });
+        assert_eq!((absent.state, absent.reason.as_str()), (MechanismStatus::Absent, "it is not here"));
     }
 }

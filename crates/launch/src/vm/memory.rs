@@ -1,7 +1,7 @@
 //! The memory of a machine that was thawed: what it was thawed from, and the pages that it has made its own since.
 //!
 //! Its hypervisor takes that memory for shared with a file and leaves it alone when the machine is frozen; what it
-//! really has is a private view ([`sys::trace`]). The kernel tells which pages are private, and those are read here.
+//! really has is a private view ([`sys::ptrace_mmap`]). The kernel tells which pages are private, and those are read here.
 //!
 //! Invariant: what is written is as long as the memory, and nothing of it comes from anywhere but the two.
 
@@ -13,7 +13,7 @@ use std::{
 };
 
 use rustix::process::Pid;
-use sys::pages::PAGE_LEN;
+use sys::pagemap::PAGE_LEN;
 
 /// Pages that are copied at once.
 const RUN_LEN_MAX: u64 = 1 << 20;
@@ -24,8 +24,8 @@ pub fn add_own_pages(process: Pid, path: &Path, len: u64, to: &File) -> io::Resu
     let start = find(&fs::read_to_string(place.join("maps"))?, path, len)
         .ok_or_else(|| io::Error::other("its memory is not where it was put"))?;
     let (pages, memory) = (File::open(place.join("pagemap"))?, File::open(place.join("mem"))?);
-    let mut run = Run { memory: &memory, to, start, from: 0, to_end: 0, buffer: Vec::new() };
-    sys::pages::own(&pages, start..start + len, |page, _| run.add(page - start))?;
+    let mut run = PageCopy { memory: &memory, to, start, from: 0, to_end: 0, buffer: Vec::new() };
+    sys::pagemap::own(&pages, start..start + len, |page| run.add(page - start))?;
     run.flush()
 }
 
@@ -42,7 +42,7 @@ fn find(maps: &str, path: &Path, len: u64) -> Option<u64> {
 }
 
 /// Pages that follow each other are copied at once.
-struct Run<'a> {
+struct PageCopy<'a> {
     memory: &'a File,
     to: &'a File,
     start: u64,
@@ -51,7 +51,7 @@ struct Run<'a> {
     buffer: Vec<u8>,
 }
 
-impl Run<'_> {
+impl PageCopy<'_> {
     fn add(&mut self, place: u64) -> io::Result<()> {
         if place != self.to_end || self.to_end - self.from >= RUN_LEN_MAX {
             self.flush()?;

@@ -7,23 +7,22 @@
 //! Invariant: everything the guest sends is parsed here, behind the walls, and nowhere outside of them.
 //! Invariant: what the hypervisor may not change is read-only by its mount, never by an option of the hypervisor.
 
-pub mod beside;
 mod cloud_hypervisor;
-mod engine;
 mod firecracker;
-mod hand;
 mod http;
-mod imprint;
+mod hypervisor;
 pub mod jail;
 mod memory;
-mod mind;
+mod migration_stream;
+mod open_broker;
 mod qemu;
 mod qmp;
 mod requests;
 mod save;
 mod scratch;
 pub mod share;
-mod split;
+pub mod sidecar;
+mod vmm;
 mod vsock;
 
 use std::{
@@ -33,16 +32,16 @@ use std::{
 
 use proto::{
     Mechanism,
-    vm::{Accelerator, Engine, Revival, VmPlan},
+    vm::{Accelerator, Engine, StartReport, VmPlan},
 };
 
 use crate::report::StepError;
 
-pub use http::Request;
+pub use http::ApiRequest;
 pub use requests::{requests, traffic};
 
 /// What the minder of a machine is given.
-pub struct Charge {
+pub struct VmmInput {
     /// The machine.
     pub vm: VmPlan,
     /// Where callers of its guest come from.
@@ -50,18 +49,18 @@ pub struct Charge {
     /// Where it is asked to be frozen.
     pub control: UnixListener,
     /// Who shares directories with it.
-    pub sharers: Vec<beside::Beside>,
+    pub sharers: Vec<sidecar::Sidecar>,
     /// Firecracker's jailer, which starts the hypervisor.
-    pub jailer: Option<beside::Beside>,
+    pub jailer: Option<sidecar::Sidecar>,
 }
 
 /// Starts the machine, tells how that went, and minds it to its end. The answer is an exit code.
-pub fn live(charge: Charge, tell: impl FnOnce(Result<Revival, StepError>)) -> i32 {
-    mind::live(charge, tell)
+pub fn run_vmm(input: VmmInput, tell: impl FnOnce(Result<StartReport, StepError>)) -> i32 {
+    vmm::run(input, tell)
 }
 
 /// What holds a machine besides the walls around its hypervisor.
-pub fn mechanisms(vm: &VmPlan, revival: &Revival) -> Vec<Mechanism> {
+pub fn mechanisms(vm: &VmPlan, revival: &StartReport) -> Vec<Mechanism> {
     let accelerator = match vm.accelerator {
         Accelerator::Kvm => Mechanism::enforced("hypervisor", "kvm: the processor keeps the machine apart"),
         Accelerator::Emulated => Mechanism::enforced(

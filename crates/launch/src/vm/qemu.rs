@@ -15,13 +15,12 @@ use std::{
     },
     process::{Command, Stdio},
     rc::Rc,
-    time::Duration,
 };
 
-use proto::vm::{Accelerator, Begin, PORT, Traffic, UPPER, VmPlan};
+use proto::vm::{Accelerator, DiskTraffic, PORT, UPPER, VmPlan, VmStart};
 use rustix::{pipe::PipeFlags, process::Pid};
 use serde_json::{Value, json};
-use sys::{imprint::Apart, namespace::Side, trace::Stop};
+use sys::{namespace::ForkResult, ptrace_mmap::TraceStop};
 use tokio::{
     net::UnixListener,
     signal::unix::{SignalKind, signal},
@@ -29,12 +28,11 @@ use tokio::{
 };
 
 use super::{
-    engine::{Doing, Engine, Process, Said},
-    hand,
-    imprint::{self, Ends, Imprint},
-    memory, pair,
-    qmp::Monitor,
-    split::{REST_LEN_MAX, split},
+    hypervisor::{ChildProcess, DriverFuture, HypervisorDriver, OutputTail},
+    memory,
+    migration_stream::{REST_LEN_MAX, split},
+    open_broker, pair,
+    qmp::QmpMonitor,
 };
 
 /// Memory for translated code, where the machine is emulated.
@@ -55,83 +53,52 @@ const PLAIN: [u8; 1] = *b"p";
 const CONSOLE_LEN: u32 = 64 << 10;
 /// Where it writes a machine down: in the Body's own root, which is memory.
 const WAY: &str = "/dev/shm/save.sock";
-/// The command to read a machine in.
-const INCOMING: &str = "migrate-incoming";
-/// How long a copy may take to answer before the machine is thawed without one.
-const COPY_PATIENCE: Duration = Duration::from_secs(5);
 /// As fast as it goes.
 const BANDWIDTH: u64 = 1 << 36;
 
-type Copying = JoinHandle<io::Result<()>>;
+type MemoryCopy = JoinHandle<io::Result<()>>;
 
 /// A QEMU that takes commands.
 pub struct Qemu {
-    process: Process,
-    monitor: Monitor,
+    process: ChildProcess,
+    monitor: QmpMonitor,
+    /// What it complains of.
+    said: OutputTail,
     /// The line to the guest, until somebody takes it.
     line: Option<OwnedFd>,
-    /// The numbers that its line and its monitor have there.
-    ends: Ends,
     /// It takes its memory for shared, and has a private view of it.
     private: Rc<Cell<bool>>,
-    /// What it is yet to be told to read a machine from.
-    incoming: Option<Value>,
-    /// Whether it goes on as a copy, and has its machine already.
-    is_copy: bool,
     /// What is being copied of the memory its machine was thawed from.
-    copying: Option<Copying>,
+    copying: Option<MemoryCopy>,
 }
 
 /// Starts it.
-pub async fn open(vm: &VmPlan) -> io::Result<Box<dyn Engine>> {
-    // One that cannot be copied is started, and reads the machine in.
-    match copy(vm).await {
-        Ok(engine) => Ok(Box::new(engine)),
-        Err(_) => start_anew(vm).await,
-    }
-}
-
-async fn start_anew(vm: &VmPlan) -> io::Result<Box<dyn Engine>> {
-    let Hypervisor { process, line, monitor, ends, complaints, state, asks, traced } = start(vm)?;
-    let said = Said::overhear(complaints);
+pub async fn open(vm: &VmPlan) -> io::Result<Box<dyn HypervisorDriver>> {
+    let QemuProcess { process, line, monitor, complaints, state, asks, traced } = start(vm)?;
+    let said = OutputTail::read_in_background(complaints);
     if let Some((listener, ram, path)) = asks {
-        tokio::task::spawn_local(hand::hand_out(listener, ram, path));
+        tokio::task::spawn_local(open_broker::serve_opens(listener, ram, path));
     }
     let private = Rc::new(Cell::new(false));
     if traced {
         tokio::task::spawn_local(keep_private(process.pid(), private.clone()));
     }
-    let incoming = state.as_ref().map(|state| json!({ "uri": format!("fd:{}", state.as_raw_fd()) }));
-    let is_there = matches!(&vm.begin, Begin::Thaw { held: Some(_), .. });
-    let (now, later) = if is_there { (incoming, None) } else { (None, incoming) };
-    match Monitor::open(monitor, now.map(|from| (INCOMING, from))).await {
+    let incoming = state
+        .as_ref()
+        .map(|state| ("migrate-incoming", json!({ "uri": format!("fd:{}", state.as_raw_fd()) })));
+    match QmpMonitor::open(monitor, incoming).await {
         Ok(monitor) => {
-            let copying = None;
-            Ok(Box::new(Qemu {
-                process,
-                monitor,
-                line: Some(line),
-                ends,
-                private,
-                incoming: later,
-                is_copy: false,
-                copying,
-            }))
+            Ok(Box::new(Qemu { process, monitor, said, line: Some(line), private, copying: None }))
         }
         Err(error) => Err(said.or(error).await),
     }
 }
 
-impl Engine for Qemu {
-    fn begin<'a>(&'a mut self, vm: &'a VmPlan) -> Doing<'a, OwnedFd> {
+impl HypervisorDriver for Qemu {
+    fn begin<'a>(&'a mut self, vm: &'a VmPlan) -> DriverFuture<'a, OwnedFd> {
         Box::pin(async move {
-            if matches!(vm.begin, Begin::Thaw { .. }) {
-                if let Some(from) = self.incoming.take() {
-                    self.monitor.ask(INCOMING, from).await?;
-                }
-                if !self.is_copy {
-                    self.monitor.wait_loaded().await?;
-                }
+            if matches!(vm.begin, VmStart::Thaw { .. }) {
+                self.monitor.wait_loaded().await?;
                 self.monitor.ask("cont", Value::Null).await?;
             }
             self.line.take().ok_or_else(|| io::ErrorKind::NotConnected.into())
@@ -140,55 +107,41 @@ impl Engine for Qemu {
 
     // What a machine was thawed from is copied while it comes to rest; that never changes.
     fn save_ahead(&mut self, vm: &VmPlan, ram: &File) {
-        let Begin::Thaw { ram: below, .. } = &vm.begin else { return };
+        let VmStart::Thaw { ram: below, .. } = &vm.begin else { return };
         let Some(ram) = self.private.get().then(|| ram.try_clone().ok()).flatten() else { return };
         let below = below.clone();
         self.copying =
             Some(tokio::task::spawn_blocking(move || sys::fd::copy_data(&File::open(below)?, &ram)));
     }
 
-    fn pause(&mut self) -> Doing<'_, ()> {
+    fn pause(&mut self) -> DriverFuture<'_, ()> {
         Box::pin(async { self.monitor.ask("stop", Value::Null).await.map(drop) })
     }
 
-    fn imprint<'a>(&'a mut self, vm: &'a VmPlan, to: File) -> Doing<'a, ()> {
-        Box::pin(async move {
-            let Begin::Thaw { ram, imprint, .. } = &vm.begin else {
-                return Err(io::ErrorKind::Unsupported.into());
-            };
-            if !self.private.get() {
-                return Err(io::ErrorKind::Unsupported.into());
-            }
-            let (process, ends, ram) = (self.process.pid(), self.ends, ram.clone());
-            let before = imprint.clone().unwrap_or_default();
-            // Who is forked from it has disks of its own.
-            let anew: Vec<_> = vm.images.iter().chain([&vm.upper]).cloned().collect();
-            tokio::task::spawn_blocking(move || {
-                let apart = Apart { elsewhere: &ram, before: &before, anew: &anew };
-                imprint::write(process, ends, &apart, &to)
-            })
-            .await
-            .map_err(io::Error::other)?
-        })
-    }
-
-    fn is_copy(&self) -> bool {
-        self.is_copy
-    }
-
-    fn save<'a>(&'a mut self, vm: &'a VmPlan, ram: File, state: File) -> Doing<'a, ()> {
+    fn save<'a>(&'a mut self, vm: &'a VmPlan, ram: File, state: File) -> DriverFuture<'a, ()> {
         Box::pin(self.write_down(vm, ram, state))
     }
 
-    fn resume(&mut self) -> Doing<'_, Option<OwnedFd>> {
+    fn resume(&mut self) -> DriverFuture<'_, Option<OwnedFd>> {
         Box::pin(async { self.monitor.ask("cont", Value::Null).await.map(|_| None) })
     }
 
-    fn console(&mut self) -> Doing<'_, String> {
-        Box::pin(async { Ok(self.monitor.console().await) })
+    fn console(&mut self) -> DriverFuture<'_, Vec<String>> {
+        Box::pin(async {
+            // The console of a hypervisor that is gone is gone, too.
+            self.monitor.console().await.or_else(|_| Ok(self.said.console()))
+        })
     }
 
-    fn traffic(&mut self) -> Doing<'_, (BTreeMap<String, Traffic>, Option<u64>)> {
+    fn wait_stopped(&mut self) -> DriverFuture<'_, ()> {
+        Box::pin(self.monitor.wait_stopped())
+    }
+
+    fn end_with_guest(&mut self) -> DriverFuture<'_, ()> {
+        Box::pin(self.monitor.end_with_guest())
+    }
+
+    fn traffic(&mut self) -> DriverFuture<'_, (BTreeMap<String, DiskTraffic>, Option<u64>)> {
         Box::pin(async {
             let told = self.monitor.ask("query-blockstats", Value::Null).await?;
             let balloon = self.monitor.ask("query-balloon", Value::Null).await.ok();
@@ -196,7 +149,7 @@ impl Engine for Qemu {
         })
     }
 
-    fn process(&mut self) -> &mut Process {
+    fn process(&mut self) -> &mut ChildProcess {
         &mut self.process
     }
 }
@@ -252,7 +205,7 @@ impl Qemu {
     }
 
     async fn own_pages(&self, vm: &VmPlan, ram: File) -> io::Result<()> {
-        let Begin::Thaw { ram: below, .. } = vm.begin.clone() else { return Ok(()) };
+        let VmStart::Thaw { ram: below, .. } = vm.begin.clone() else { return Ok(()) };
         let (process, len) = (self.process.pid(), vm.memory_bytes);
         tokio::task::spawn_blocking(move || memory::add_own_pages(process, &below, len, &ram))
             .await
@@ -261,10 +214,10 @@ impl Qemu {
 }
 
 /// What `query-blockstats` tells.
-fn disks(told: &Value) -> BTreeMap<String, Traffic> {
-    let disk = |one: &Value| -> Option<(String, Traffic)> {
+fn disks(told: &Value) -> BTreeMap<String, DiskTraffic> {
+    let disk = |one: &Value| -> Option<(String, DiskTraffic)> {
         let count = |name: &str| one["stats"][name].as_u64().unwrap_or(0);
-        let traffic = Traffic {
+        let traffic = DiskTraffic {
             reads: count("rd_operations"),
             read_bytes: count("rd_bytes"),
             writes: count("wr_operations"),
@@ -279,14 +232,14 @@ fn disks(told: &Value) -> BTreeMap<String, Traffic> {
 async fn keep_private(pid: Pid, private: Rc<Cell<bool>>) {
     let Ok(mut stops) = signal(SignalKind::child()) else { return };
     loop {
-        match sys::trace::stopped(pid) {
-            Ok(Some(Stop::Call)) => {
-                private.set(sys::trace::make_private(pid).is_ok());
+        match sys::ptrace_mmap::stopped(pid) {
+            Ok(Some(TraceStop::Call)) => {
+                private.set(sys::ptrace_mmap::make_private(pid).is_ok());
                 return;
             }
             // It has become the hypervisor, or a signal is on its way to it.
-            Ok(Some(Stop::Other(status))) => {
-                drop(sys::trace::watch_calls(pid).and_then(|()| sys::trace::go_on(pid, status)))
+            Ok(Some(TraceStop::Other(status))) => {
+                drop(sys::ptrace_mmap::watch_calls(pid).and_then(|()| sys::ptrace_mmap::go_on(pid, status)))
             }
             Ok(None) => {
                 if stops.recv().await.is_none() {
@@ -299,50 +252,14 @@ async fn keep_private(pid: Pid, private: Rc<Cell<bool>>) {
     }
 }
 
-/// Takes the process up that the machine was frozen in, and hears from it before its machine goes on: from then on the machine
-/// has changed its disk, and cannot begin again.
-async fn copy(vm: &VmPlan) -> io::Result<Qemu> {
-    let Begin::Thaw { imprint: Some(imprint), ram, .. } = &vm.begin else {
-        return Err(io::ErrorKind::Unsupported.into());
-    };
-    let imprint = Imprint::read(imprint)?;
-    let (line, line_there) = pair()?;
-    let (monitor, monitor_there) = pair()?;
-    let (complaints, complain) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    let (asks, asks_there) = pair()?;
-    let ends = imprint.ends;
-    let first = || rest_small().and_then(|()| hand::ask(&asks_there));
-    let process = Process::of(imprint.revive(line_there, monitor_there, complain, first)?);
-    let (file, path) = (File::open(ram)?, CString::new(ram.as_os_str().as_bytes())?);
-    tokio::task::spawn_local(hand::hand_out(sys::fd::receive(asks.as_fd())?, file, path));
-    Said::overhear(complaints);
-    let mut monitor = Monitor::of(monitor)?;
-    let answered = monitor.ask("query-status", Value::Null);
-    tokio::time::timeout(COPY_PATIENCE, answered)
-        .await
-        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-    Ok(Qemu {
-        process,
-        monitor,
-        line: Some(line),
-        ends,
-        private: Rc::new(Cell::new(true)),
-        incoming: None,
-        is_copy: true,
-        copying: None,
-    })
-}
-
 /// A QEMU that was started.
-struct Hypervisor {
+struct QemuProcess {
     /// Its process.
-    process: Process,
+    process: ChildProcess,
     /// The line to the guest.
     line: OwnedFd,
     /// Where it takes commands.
     monitor: OwnedFd,
-    /// The numbers of both there.
-    ends: Ends,
     /// What it complains.
     complaints: OwnedFd,
     /// The state of a machine that is to be thawed, under the number it has there, too.
@@ -353,26 +270,26 @@ struct Hypervisor {
     traced: bool,
 }
 
-fn start(vm: &VmPlan) -> io::Result<Hypervisor> {
+fn start(vm: &VmPlan) -> io::Result<QemuProcess> {
     let (line, line_there) = pair()?;
     let (monitor, monitor_there) = pair()?;
     let (complaints, complain) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     let (asks, asks_there) = pair()?;
     let (state, ram) = match &vm.begin {
-        Begin::Thaw { state, ram, .. } => (
+        VmStart::Thaw { state, ram, .. } => (
             Some(OwnedFd::from(File::open(state)?)),
             Some((File::open(ram)?, CString::new(ram.as_os_str().as_bytes())?)),
         ),
-        Begin::Boot { .. } => (None, None),
+        VmStart::Boot { .. } => (None, None),
     };
     for fd in [Some(&line_there), Some(&monitor_there), state.as_ref()].into_iter().flatten() {
         rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())?;
     }
     let (told, tell) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     match sys::namespace::fork()? {
-        Side::Child => {
+        ForkResult::Child => {
             // Where nobody may trace, the memory is mapped plainly, and written out by the hypervisor.
-            let traced = ram.is_some() && sys::trace::by_parent().is_ok();
+            let traced = ram.is_some() && sys::ptrace_mmap::by_parent().is_ok();
             let _ = rustix::io::write(&tell, if traced { &TRACED } else { &PLAIN });
             let mut command = Command::new(&vm.program);
             command
@@ -384,9 +301,8 @@ fn start(vm: &VmPlan) -> io::Result<Hypervisor> {
             let _ = io::Write::write_all(&mut io::stderr(), error.to_string().as_bytes());
             std::process::exit(1)
         }
-        Side::Parent(pid) => {
-            let process = Process::of(pid);
-            let ends = Ends { line: line_there.as_raw_fd(), monitor: monitor_there.as_raw_fd() };
+        ForkResult::Parent(pid) => {
+            let process = ChildProcess::of(pid);
             drop(tell);
             let mut word = [0];
             let traced = rustix::io::read(&told, &mut word).is_ok() && word == TRACED;
@@ -395,26 +311,19 @@ fn start(vm: &VmPlan) -> io::Result<Hypervisor> {
             let asks = ram
                 .map(|(ram, path)| sys::fd::receive(asks.as_fd()).map(|listener| (listener, ram, path)))
                 .transpose()?;
-            Ok(Hypervisor { process, line, monitor, ends, complaints, state, asks, traced })
+            Ok(QemuProcess { process, line, monitor, complaints, state, asks, traced })
         }
     }
 }
 
 /// In the child, where a machine is thawed: what holds it beyond its walls.
 fn prepare(vm: &VmPlan, way: &OwnedFd, traced: bool) -> io::Result<()> {
-    if !vm.hurried {
-        rest_small()?;
-    }
+    // A restored machine writes to few pages of its memory: large ones would take several MiB more of the host's.
+    rustix::thread::disable_transparent_huge_pages(true)?;
     if traced {
-        sys::trace::stop_at_mapping(vm.memory_bytes)?;
+        sys::ptrace_mmap::stop_at_mapping(vm.memory_bytes)?;
     }
-    hand::ask(way)
-}
-
-/// In the child: its memory is taken page by page. Of the large pages a hypervisor would take instead, one that was
-/// thawed uses little, and where it is one of many that counts for more than its time.
-fn rest_small() -> io::Result<()> {
-    Ok(rustix::thread::disable_transparent_huge_pages(true)?)
+    open_broker::ask(way)
 }
 
 fn arguments(vm: &VmPlan, line: i32, monitor: i32, traced: bool) -> Vec<String> {
@@ -438,7 +347,7 @@ fn arguments(vm: &VmPlan, line: i32, monitor: i32, traced: bool) -> Vec<String> 
     add("-m", format!("{}K", vm.memory_bytes >> 10));
     let size = vm.memory_bytes;
     match &vm.begin {
-        Begin::Boot { kernel, initrd, cmdline } => {
+        VmStart::Boot { kernel, initrd, cmdline } => {
             // What shares directories reaches into the machine's memory.
             let memory =
                 if vm.shares.is_empty() { "memory-backend-ram" } else { "memory-backend-memfd,share=on" };
@@ -446,8 +355,10 @@ fn arguments(vm: &VmPlan, line: i32, monitor: i32, traced: bool) -> Vec<String> 
             add("-kernel", kernel.display().to_string());
             add("-initrd", initrd.display().to_string());
             add("-append", cmdline.clone());
+            // A guest that gives up while it boots leaves its console to be read.
+            add("-action", "shutdown=pause".to_owned());
         }
-        Begin::Thaw { ram, .. } => {
+        VmStart::Thaw { ram, .. } => {
             add(
                 "-object",
                 format!(

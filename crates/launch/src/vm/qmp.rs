@@ -19,16 +19,27 @@ const LOADED: Duration = Duration::from_secs(30);
 const SAVED: Duration = Duration::from_secs(280);
 
 /// A monitor that takes commands.
-pub struct Monitor {
+pub struct QmpMonitor {
     stream: BufReader<UnixStream>,
     /// What it said last about reading a machine in or writing one out.
     migration: Option<String>,
+    /// Whether it said that the guest stopped its machine.
+    stopped: bool,
+    /// The beginning of a line whose end nobody waited for.
+    partial: Vec<u8>,
 }
 
-impl Monitor {
+impl QmpMonitor {
     /// Greets and is greeted. What is asked for besides is sent along, without waiting in between.
     pub async fn open(fd: OwnedFd, also: Option<(&str, Value)>) -> io::Result<Self> {
-        let mut monitor = Self::of(fd)?;
+        let stream = std::os::unix::net::UnixStream::from(fd);
+        stream.set_nonblocking(true)?;
+        let mut monitor = Self {
+            stream: BufReader::new(UnixStream::from_std(stream)?),
+            migration: None,
+            stopped: false,
+            partial: Vec::new(),
+        };
         // Memory that is mapped from a file is left out of what is written and read; and it tells when that is done.
         let wanted = json!({ "capabilities": [{ "capability": "x-ignore-shared", "state": true }, { "capability": "events", "state": true }] });
         // The greeting comes by itself; the answer to the first command is the first that has an id.
@@ -36,13 +47,6 @@ impl Monitor {
             [("qmp_capabilities", Value::Null), ("migrate-set-capabilities", wanted)].into_iter().chain(also);
         monitor.ask_all(&commands.collect::<Vec<_>>()).await?;
         Ok(monitor)
-    }
-
-    /// One that has been greeted before, by somebody else.
-    pub fn of(fd: OwnedFd) -> io::Result<Self> {
-        let stream = std::os::unix::net::UnixStream::from(fd);
-        stream.set_nonblocking(true)?;
-        Ok(Self { stream: BufReader::new(UnixStream::from_std(stream)?), migration: None })
     }
 
     /// Has a command done and gives what it returns.
@@ -85,14 +89,16 @@ impl Monitor {
     }
 
     async fn line(&mut self) -> io::Result<Value> {
-        let mut line = Vec::new();
-        let len = (&mut self.stream).take(LINE_LEN_MAX).read_until(b'\n', &mut line).await?;
+        let room = LINE_LEN_MAX.saturating_sub(self.partial.len() as u64);
+        let len = (&mut self.stream).take(room).read_until(b'\n', &mut self.partial).await?;
         if len == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let heard: Value = serde_json::from_slice(&line)?;
-        if heard["event"] == "MIGRATION" {
-            self.migration = heard["data"]["status"].as_str().map(str::to_owned);
+        let heard: Value = serde_json::from_slice(&std::mem::take(&mut self.partial))?;
+        match heard["event"].as_str() {
+            Some("MIGRATION") => self.migration = heard["data"]["status"].as_str().map(str::to_owned),
+            Some("SHUTDOWN") => self.stopped = true,
+            _ => {}
         }
         Ok(heard)
     }
@@ -130,11 +136,24 @@ impl Monitor {
         }
     }
 
-    /// The end of what the machine wrote on its console.
-    pub async fn console(&mut self) -> String {
-        let read = self.ask("ringbuf-read", json!({ "device": "console", "size": 65536 })).await;
-        let text = read.ok().and_then(|text| text.as_str().map(str::to_owned)).unwrap_or_default();
-        super::engine::tail(&text)
+    /// Waits until the guest stops its machine. Whoever gives up waiting loses nothing.
+    pub async fn wait_stopped(&mut self) -> io::Result<()> {
+        while !self.stopped {
+            self.line().await?;
+        }
+        Ok(())
+    }
+
+    /// Has the hypervisor end when the guest stops its machine, which has not happened yet.
+    pub async fn end_with_guest(&mut self) -> io::Result<()> {
+        self.ask("set-action", json!({ "shutdown": "poweroff" })).await?;
+        if self.stopped { Err(io::Error::other("the guest stopped its machine")) } else { Ok(()) }
+    }
+
+    /// The last lines that the machine wrote on its console.
+    pub async fn console(&mut self) -> io::Result<Vec<String>> {
+        let text = self.ask("ringbuf-read", json!({ "device": "console", "size": 65536 })).await?;
+        Ok(super::hypervisor::console_tail(text.as_str().unwrap_or_default()))
     }
 }
 
@@ -168,7 +187,7 @@ mod tests {
         );
         run(async {
             let mut monitor =
-                Monitor::open(says(&lines), Some(("migrate-incoming", Value::Null))).await.unwrap();
+                QmpMonitor::open(says(&lines), Some(("migrate-incoming", Value::Null))).await.unwrap();
             monitor.wait_loaded().await.unwrap();
         });
     }
@@ -177,9 +196,25 @@ mod tests {
     fn a_hypervisor_that_never_ends_is_not_waited_for() {
         let lines = format!("{GREETED}{{\"event\":\"MIGRATION\",\"data\":{{\"status\":\"active\"}}}}\n");
         run(async {
-            let mut monitor = Monitor::open(says(&lines), None).await.unwrap();
+            let mut monitor = QmpMonitor::open(says(&lines), None).await.unwrap();
             let waited = in_time(Duration::from_millis(50), monitor.wait_migrated()).await;
             assert_eq!(waited.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        });
+    }
+
+    #[test]
+    fn a_guest_that_stops_is_noticed_also_by_who_waits_in_turns() {
+        let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
+        let say = |text: &str| io::Write::write_all(&mut &there, text.as_bytes()).unwrap();
+        say(GREETED);
+        run(async {
+            let mut monitor = QmpMonitor::open(here.into(), None).await.unwrap();
+            say("{\"event\":\"SHUT");
+            let waited = in_time(Duration::from_millis(20), monitor.wait_stopped()).await;
+            assert_eq!(waited.unwrap_err().kind(), io::ErrorKind::TimedOut);
+            say("DOWN\",\"data\":{\"guest\":true}}\n{\"return\":{},\"id\":\"set-action\"}\n");
+            monitor.wait_stopped().await.unwrap();
+            assert!(monitor.end_with_guest().await.is_err(), "it will never end by itself");
         });
     }
 
@@ -189,7 +224,7 @@ mod tests {
             "{GREETED}{{\"event\":\"MIGRATION\",\"data\":{{\"status\":\"failed\"}}}}\n{{\"return\":{{\"error-desc\":\"no room\\u001b\"}},\"id\":\"query-migrate\"}}\n"
         );
         run(async {
-            let mut monitor = Monitor::open(says(&lines), None).await.unwrap();
+            let mut monitor = QmpMonitor::open(says(&lines), None).await.unwrap();
             let error = monitor.wait_saved().await.unwrap_err().to_string();
             assert!(error.contains("no room") && !error.contains('\u{1b}'), "{error}");
         });

@@ -2,37 +2,37 @@
 
 use std::{collections::BTreeMap, io};
 
-use proto::vm::{Begin, Engine, Traffic, VmPlan};
+use proto::vm::{DiskTraffic, Engine, VmPlan, VmStart};
 
 use super::{
     cloud_hypervisor,
-    firecracker::{self, bodies::State},
-    http::Request,
+    firecracker::{self, messages::VmRunState},
+    http::ApiRequest,
 };
 
 /// What a machine of that plan has its hypervisor asked, from its beginning to its end, once each.
-pub fn requests(vm: &VmPlan) -> io::Result<Vec<Request>> {
+pub fn requests(vm: &VmPlan) -> io::Result<Vec<ApiRequest>> {
     let mut asked = match (vm.engine, &vm.begin) {
         (Engine::Qemu, _) => return Ok(Vec::new()),
-        (Engine::Firecracker, Begin::Boot { kernel, initrd, cmdline }) => {
+        (Engine::Firecracker, VmStart::Boot { kernel, initrd, cmdline }) => {
             let mut asked = vec![firecracker::metrics()?];
             asked.extend(firecracker::boot(vm, kernel, initrd, cmdline)?);
             asked
         }
-        (Engine::Firecracker, Begin::Thaw { ram, state, .. }) => {
+        (Engine::Firecracker, VmStart::Thaw { ram, state, .. }) => {
             vec![firecracker::metrics()?, firecracker::thaw(ram, state)?]
         }
-        (Engine::CloudHypervisor, Begin::Boot { kernel, initrd, cmdline }) => {
+        (Engine::CloudHypervisor, VmStart::Boot { kernel, initrd, cmdline }) => {
             cloud_hypervisor::boot(vm, kernel, initrd, cmdline)?
         }
-        (Engine::CloudHypervisor, Begin::Thaw { .. }) => cloud_hypervisor::thaw()?,
+        (Engine::CloudHypervisor, VmStart::Thaw { .. }) => cloud_hypervisor::thaw()?,
     };
     asked.extend(match vm.engine {
         Engine::Firecracker => vec![
             firecracker::flush()?,
-            firecracker::state(State::Paused)?,
+            firecracker::state(VmRunState::Paused)?,
             firecracker::save()?,
-            firecracker::state(State::Resumed)?,
+            firecracker::state(VmRunState::Resumed)?,
         ],
         _ => vec![
             cloud_hypervisor::counters(),
@@ -46,7 +46,7 @@ pub fn requests(vm: &VmPlan) -> io::Result<Vec<Request>> {
 }
 
 /// What a hypervisor's own words say of its disks, for whoever asks a real one.
-pub fn traffic(engine: Engine, told: &str) -> BTreeMap<String, Traffic> {
+pub fn traffic(engine: Engine, told: &str) -> BTreeMap<String, DiskTraffic> {
     let mut counted = BTreeMap::new();
     match engine {
         Engine::Qemu => {}

@@ -22,7 +22,7 @@ pub fn open() -> io::Result<File> {
 }
 
 /// Takes over what was written there, and empties it.
-pub async fn keep(ram: File, memory_bytes: u64) -> io::Result<()> {
+pub async fn keep_file(ram: File, memory_bytes: u64) -> io::Result<()> {
     let kept = tokio::task::spawn_blocking(move || {
         let scratch = open()?;
         let kept = copy_memory(&scratch, &ram, memory_bytes);

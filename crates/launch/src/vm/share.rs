@@ -22,18 +22,18 @@ use std::{
 };
 
 use proto::{
-    launch::Plan,
+    launch::LaunchPlan,
     vm::{SHARES, SharePlan},
 };
-use sys::mount::{Attrs, Below};
+use sys::mount::{MountAttrs, Submounts};
 
 use super::{
-    beside::{self, Beside},
-    engine::{Process, Said},
+    hypervisor::{ChildProcess, OutputTail},
+    sidecar::{self, Sidecar},
 };
 use crate::{
     lock_down,
-    report::{Step, StepError},
+    report::{StepError, StepExt},
 };
 
 /// Where it finds the socket on which its hypervisor comes.
@@ -43,12 +43,13 @@ const SOCKET_FD: RawFd = 3;
 const HANG_UP: Duration = Duration::from_secs(2);
 
 /// Those of one machine, by who minds it.
-pub struct Sharers(Vec<(Process, Said)>);
+pub struct VirtiofsDaemons(Vec<(ChildProcess, OutputTail)>);
 
-impl Sharers {
+impl VirtiofsDaemons {
     /// Listens to them.
-    pub fn of(sharers: Vec<Beside>) -> Self {
-        let heard = |sharer: Beside| (Process::of(sharer.pid), Said::overhear(sharer.said));
+    pub fn of(sharers: Vec<Sidecar>) -> Self {
+        let heard =
+            |sharer: Sidecar| (ChildProcess::of(sharer.pid), OutputTail::read_in_background(sharer.said));
         Self(sharers.into_iter().map(heard).collect())
     }
 
@@ -83,7 +84,7 @@ async fn first_of<T>(mut all: Vec<std::pin::Pin<Box<impl Future<Output = T>>>>) 
     .await
 }
 
-fn end_of(process: &mut Process) -> String {
+fn end_of(process: &mut ChildProcess) -> String {
     match process.ended() {
         Some(status) => match (status.exit_status(), status.terminating_signal()) {
             (Some(code), _) => format!("it ended with code {code}"),
@@ -95,7 +96,7 @@ fn end_of(process: &mut Process) -> String {
 }
 
 /// Starts them all.
-pub fn start(plan: &Plan) -> Result<Vec<Beside>, StepError> {
+pub fn start(plan: &LaunchPlan) -> Result<Vec<Sidecar>, StepError> {
     let Some((vm, program)) = plan.vm.as_ref().and_then(|vm| Some((vm, vm.sharer.as_deref()?))) else {
         return Ok(Vec::new());
     };
@@ -104,26 +105,26 @@ pub fn start(plan: &Plan) -> Result<Vec<Beside>, StepError> {
         .iter()
         .map(|share| start_one(plan, program, share).step("start virtiofsd"))
         .collect::<Result<_, _>>()?;
-    cover().step("hide what is shared from the hypervisor")?;
+    hide_path().step("hide what is shared from the hypervisor")?;
     Ok(sharers)
 }
 
 /// Each of them has its own view of what is mounted there since it was forked; nobody else is to have one.
-fn cover() -> io::Result<()> {
-    let attrs = Attrs { read_only: true, no_exec: true, devices: false };
+fn hide_path() -> io::Result<()> {
+    let attrs = MountAttrs { read_only: true, no_exec: true, devices: false };
     sys::mount::mount_new("tmpfs", Path::new(SHARES), attrs, "mode=0555,size=4k,nr_inodes=1")
 }
 
-fn start_one(plan: &Plan, program: &Path, share: &SharePlan) -> io::Result<Beside> {
+fn start_one(plan: &LaunchPlan, program: &Path, share: &SharePlan) -> io::Result<Sidecar> {
     let listener = OwnedFd::from(UnixListener::bind(&share.socket)?);
-    beside::start(plan, sys::namespace::FORKED, |complain| {
-        become_sharer(plan, program, share, listener, complain)
+    sidecar::start(plan, sys::namespace::FORKED, |complain| {
+        exec_virtiofsd(plan, program, share, listener, complain)
     })
 }
 
 /// In the child. Returns only when that fails.
-fn become_sharer(
-    plan: &Plan,
+fn exec_virtiofsd(
+    plan: &LaunchPlan,
     program: &Path,
     share: &SharePlan,
     listener: OwnedFd,
@@ -142,23 +143,26 @@ fn become_sharer(
     }
 }
 
-fn prepare(plan: &Plan, listener: OwnedFd, complain: OwnedFd) -> io::Result<()> {
-    beside::keep_only(complain, Some(listener))?;
+fn prepare(plan: &LaunchPlan, listener: OwnedFd, complain: OwnedFd) -> io::Result<()> {
+    sidecar::close_other_fds(complain, Some(listener))?;
     sys::namespace::become_ids(0, 0, true)?;
     sys::mount::make_private()?;
     own_root()?;
     lock_down::limits(plan).map_err(|error| io::Error::other(error.failed().cause))?;
     sys::caps::no_new_privileges()?;
     sys::landlock::restrict_self(Path::new("/proc"))?;
-    sys::modes::forbid_lending()
+    sys::deny_setuid::deny_setuid_bits()
 }
 
 /// What is mounted there, with the Body's view of processes in it, becomes the root.
 fn own_root() -> io::Result<()> {
     let root = Path::new(SHARES);
     // A mount that came from outside cannot be a root; one over it can.
-    sys::mount::attach(sys::mount::clone_tree(root, Below::Too)?.as_fd(), root)?;
-    sys::mount::attach(sys::mount::clone_tree(Path::new("/proc"), Below::Too)?.as_fd(), &root.join("proc"))?;
+    sys::mount::attach(sys::mount::clone_tree(root, Submounts::Too)?.as_fd(), root)?;
+    sys::mount::attach(
+        sys::mount::clone_tree(Path::new("/proc"), Submounts::Too)?.as_fd(),
+        &root.join("proc"),
+    )?;
     rustix::process::chdir(root)?;
     sys::mount::pivot_here()
 }

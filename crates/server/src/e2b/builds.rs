@@ -10,20 +10,21 @@ use axum::{
 };
 use bytes::Bytes;
 use fleet::{
-    Act, BuildRequest, BuildState, Credentials, Dress, Fleet, From as Origin, Image, STEPS_MAX, Said, Step,
+    BaseImage as Origin, BuildRequest, BuildState, BuildStep, Fleet, Image, ImageProfile, Instruction,
+    LogLine, RegistryCredentials, STEPS_MAX,
 };
 use http_body_util::BodyExt;
 use proto::{
     Failure, Kind, Size, TemplateId,
-    template::{BuildId, Start},
+    template::{BuildId, StartCommand},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{fs::File, io::AsyncWriteExt};
 
 use super::{
-    Refusal,
-    ask::{Asked, Query},
+    E2bRefusal,
+    extract::{JsonRequest, QueryPairs},
     templates::{find, names_of},
 };
 use crate::{App, Caller};
@@ -50,12 +51,12 @@ pub struct NewTemplate {
 pub async fn ask(
     State(app): State<App>,
     caller: Caller,
-    asked: Asked<NewTemplate>,
-) -> Result<(StatusCode, Json<Value>), Refusal> {
+    asked: JsonRequest<NewTemplate>,
+) -> Result<(StatusCode, Json<Value>), E2bRefusal> {
     let NewTemplate { name, alias, tags, cpu_count, memory_mb } = asked.value;
-    let name = name.or(alias).ok_or_else(|| Refusal::bad("a template needs a name"))?;
+    let name = name.or(alias).ok_or_else(|| E2bRefusal::bad("a template needs a name"))?;
     if memory_mb.is_some_and(|mb| mb > MEMORY_MB_MAX) || cpu_count == Some(0) {
-        return Err(Refusal::bad("cpuCount or memoryMB makes no sense"));
+        return Err(E2bRefusal::bad("cpuCount or memoryMB makes no sense"));
     }
     if let Some(taken) = find(&app, &name).await? {
         super::templates::owned(&caller, &taken, &name)?;
@@ -90,7 +91,7 @@ pub async fn files(
     caller: Caller,
     headers: HeaderMap,
     Path((id, hash)): Path<(String, String)>,
-) -> Result<(StatusCode, Json<Value>), Refusal> {
+) -> Result<(StatusCode, Json<Value>), E2bRefusal> {
     let template = super::templates::known(&app, &caller, &id).await?;
     // Who may send files decides what the next build of it holds.
     super::templates::owned(&caller, &template, &id)?;
@@ -107,10 +108,10 @@ pub async fn files(
     Ok((StatusCode::CREATED, Json(json!({ "present": false, "url": url }))))
 }
 
-fn place(app: &App, template: &TemplateId, hash: &str) -> Result<PathBuf, Refusal> {
+fn place(app: &App, template: &TemplateId, hash: &str) -> Result<PathBuf, E2bRefusal> {
     let plain = (32..=128).contains(&hash.len()) && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
     if !plain {
-        return Err(Refusal::bad("that is no hash of files"));
+        return Err(E2bRefusal::bad("that is no hash of files"));
     }
     Ok(app.fleet().template_files(template).join(format!("{}.tar", hash.to_ascii_lowercase())))
 }
@@ -119,16 +120,16 @@ fn place(app: &App, template: &TemplateId, hash: &str) -> Result<PathBuf, Refusa
 pub async fn upload(
     State(app): State<App>,
     Path((id, hash)): Path<(String, String)>,
-    query: Query,
+    query: QueryPairs,
     headers: HeaderMap,
     body: Body,
-) -> Result<StatusCode, Refusal> {
+) -> Result<StatusCode, E2bRefusal> {
     let template: TemplateId =
-        id.parse().map_err(|_| Refusal::new(StatusCode::FORBIDDEN, "this address is not one we gave"))?;
+        id.parse().map_err(|_| E2bRefusal::new(StatusCode::FORBIDDEN, "this address is not one we gave"))?;
     let place = place(&app, &template, &hash)?;
     let token = app.fleet().upload_token(&template, &hash);
     if !same(query.text("token").unwrap_or_default().as_bytes(), token.as_bytes()) {
-        return Err(Refusal::new(StatusCode::FORBIDDEN, "this address is not one we gave"));
+        return Err(E2bRefusal::new(StatusCode::FORBIDDEN, "this address is not one we gave"));
     }
     let told = headers
         .get(header::CONTENT_LENGTH)
@@ -138,43 +139,44 @@ pub async fn upload(
         return Err(too_long());
     }
     let cannot = |error: std::io::Error| {
-        Refusal::from(Failure::new(Kind::Host, "cannot keep the files").because(error))
+        E2bRefusal::from(Failure::new(Kind::Host, "cannot keep the files").because(error))
     };
     let dir = app.fleet().template_files(&template);
     if !dir.parent().is_some_and(std::path::Path::exists) {
-        return Err(Refusal::new(StatusCode::NOT_FOUND, "that template is gone"));
+        return Err(E2bRefusal::new(StatusCode::NOT_FOUND, "that template is gone"));
     }
     tokio::fs::create_dir_all(&dir).await.map_err(cannot)?;
     let drawn = sys::random::bytes::<8>().map_err(cannot)?;
-    let part = Part(place.with_extension(format!("part-{}", proto::event::hex(&drawn))));
+    let part = UploadFile(place.with_extension(format!("part-{}", proto::event::hex(&drawn))));
     receive(body, &part.0).await?;
     tokio::fs::rename(&part.0, &place).await.map_err(cannot)?;
     Ok(StatusCode::OK)
 }
 
 /// A file in the making, which goes unless it was renamed.
-struct Part(PathBuf);
+struct UploadFile(PathBuf);
 
-impl Drop for Part {
+impl Drop for UploadFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-async fn receive(mut body: Body, to: &std::path::Path) -> Result<(), Refusal> {
+async fn receive(mut body: Body, to: &std::path::Path) -> Result<(), E2bRefusal> {
     let cannot = |error: std::io::Error| {
-        Refusal::from(Failure::new(Kind::Host, "cannot keep the files").because(error))
+        E2bRefusal::from(Failure::new(Kind::Host, "cannot keep the files").because(error))
     };
     let mut file = File::create(to).await.map_err(cannot)?;
     let mut seen = 0u64;
     loop {
         let frame = tokio::time::timeout(UPLOAD_PATIENCE, body.frame()).await;
-        let Some(frame) = frame
-            .map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, "the upload stood still for a minute"))?
+        let Some(frame) = frame.map_err(|_| {
+            E2bRefusal::new(StatusCode::REQUEST_TIMEOUT, "the upload stood still for a minute")
+        })?
         else {
             break;
         };
-        let Ok(bytes) = frame.map_err(|_| Refusal::bad("the upload broke off"))?.into_data() else {
+        let Ok(bytes) = frame.map_err(|_| E2bRefusal::bad("the upload broke off"))?.into_data() else {
             continue;
         };
         let bytes: Bytes = bytes;
@@ -187,8 +189,8 @@ async fn receive(mut body: Body, to: &std::path::Path) -> Result<(), Refusal> {
     file.flush().await.map_err(cannot)
 }
 
-fn too_long() -> Refusal {
-    Refusal::new(
+fn too_long() -> E2bRefusal {
+    E2bRefusal::new(
         StatusCode::PAYLOAD_TOO_LARGE,
         format!("the files of one COPY may take {} at most", Size(UPLOAD_MAX)),
     )
@@ -202,42 +204,42 @@ fn same(a: &[u8], b: &[u8]) -> bool {
 /// What `POST /v2/templates/{id}/builds/{build}` asks for.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Begin {
+pub struct StartBuildRequest {
     from_image: Option<String>,
     from_template: Option<String>,
-    from_image_registry: Option<Door>,
+    from_image_registry: Option<RegistryAuth>,
     #[serde(default)]
     force: Option<bool>,
     start_cmd: Option<String>,
     ready_cmd: Option<String>,
     #[serde(default)]
-    steps: Vec<Instruction>,
+    steps: Vec<BuildInstruction>,
 }
 
 /// What opens the door of a registry, in E2B's words.
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
-enum Door {
+enum RegistryAuth {
     Registry { username: String, password: String },
     Gcp { service_account_json: String },
     Aws {},
 }
 
-impl std::fmt::Debug for Door {
+impl std::fmt::Debug for RegistryAuth {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Door")
     }
 }
 
-impl Door {
-    fn credentials(self) -> Result<Credentials, Refusal> {
+impl RegistryAuth {
+    fn credentials(self) -> Result<RegistryCredentials, E2bRefusal> {
         match self {
-            Self::Registry { username, password } => Ok(Credentials { username, password }),
+            Self::Registry { username, password } => Ok(RegistryCredentials { username, password }),
             // So Google's registries want it.
             Self::Gcp { service_account_json } => {
-                Ok(Credentials { username: "_json_key".into(), password: service_account_json })
+                Ok(RegistryCredentials { username: "_json_key".into(), password: service_account_json })
             }
-            Self::Aws {} => Err(Refusal::absent(
+            Self::Aws {} => Err(E2bRefusal::absent(
                 "way to registries of AWS: get a password with `aws ecr get-login-password`, and send it as type `registry` with the name AWS",
             )),
         }
@@ -246,7 +248,7 @@ impl Door {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Instruction {
+struct BuildInstruction {
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
@@ -261,12 +263,12 @@ pub async fn begin(
     State(app): State<App>,
     caller: Caller,
     Path((id, build)): Path<(String, String)>,
-    asked: Asked<Begin>,
-) -> Result<StatusCode, Refusal> {
+    asked: JsonRequest<StartBuildRequest>,
+) -> Result<StatusCode, E2bRefusal> {
     let template = super::templates::known(&app, &caller, &id).await?;
     super::templates::owned(&caller, &template, &id)?;
     let build: BuildId =
-        build.parse().map_err(|_| Refusal::new(StatusCode::NOT_FOUND, "there is no such build"))?;
+        build.parse().map_err(|_| E2bRefusal::new(StatusCode::NOT_FOUND, "there is no such build"))?;
     let request = request_of(&app, &template.id, asked.value)?;
     if let Origin::Template(name) = &request.from {
         super::templates::usable(&app, &caller, name).await?;
@@ -280,27 +282,31 @@ pub async fn begin(
     Ok(StatusCode::ACCEPTED)
 }
 
-fn request_of(app: &App, template: &TemplateId, asked: Begin) -> Result<BuildRequest, Refusal> {
+fn request_of(
+    app: &App,
+    template: &TemplateId,
+    asked: StartBuildRequest,
+) -> Result<BuildRequest, E2bRefusal> {
     let from = match (asked.from_template, asked.from_image) {
         (Some(name), None) => Origin::Template(name),
         (None, Some(reference)) => {
-            let credentials = asked.from_image_registry.map(Door::credentials).transpose()?;
+            let credentials = asked.from_image_registry.map(RegistryAuth::credentials).transpose()?;
             Origin::Image(Image {
                 credentials,
                 reach: app.config().registries.clone(),
-                dress: Dress::ForE2b,
+                dress: ImageProfile::ForE2b,
                 ..Image::new(reference)
             })
         }
-        _ => return Err(Refusal::bad("a build begins with fromTemplate or fromImage, and not with both")),
+        _ => return Err(E2bRefusal::bad("a build begins with fromTemplate or fromImage, and not with both")),
     };
     if asked.steps.len() > STEPS_MAX {
-        return Err(Refusal::bad(format!("a build has at most {STEPS_MAX} steps")));
+        return Err(E2bRefusal::bad(format!("a build has at most {STEPS_MAX} steps")));
     }
     let steps = asked.steps.into_iter().map(|step| step_of(app, template, step)).collect::<Result<_, _>>()?;
     let text = |text: Option<String>| text.filter(|text| !text.is_empty());
     let (command, ready) = (text(asked.start_cmd), text(asked.ready_cmd));
-    let start = (command.is_some() || ready.is_some()).then_some(Start { command, ready });
+    let start = (command.is_some() || ready.is_some()).then_some(StartCommand { command, ready });
     Ok(BuildRequest {
         from,
         steps,
@@ -310,17 +316,17 @@ fn request_of(app: &App, template: &TemplateId, asked: Begin) -> Result<BuildReq
     })
 }
 
-fn step_of(app: &App, template: &TemplateId, step: Instruction) -> Result<Step, Refusal> {
+fn step_of(app: &App, template: &TemplateId, step: BuildInstruction) -> Result<BuildStep, E2bRefusal> {
     let wrong =
-        || Refusal::bad(format!("a step {} has not these arguments", proto::text::visible(&step.kind)));
+        || E2bRefusal::bad(format!("a step {} has not these arguments", proto::text::visible(&step.kind)));
     let mut args = step.args.clone().into_iter();
     let mut next = || args.next().filter(|text| !text.is_empty());
     let act = match step.kind.as_str() {
         "COPY" => {
             let hash =
-                step.files_hash.clone().ok_or_else(|| Refusal::bad("a step COPY needs its filesHash"))?;
+                step.files_hash.clone().ok_or_else(|| E2bRefusal::bad("a step COPY needs its filesHash"))?;
             let archive = place(app, template, &hash)?;
-            Act::Copy {
+            Instruction::Copy {
                 source: next().ok_or_else(wrong)?,
                 target: next().ok_or_else(wrong)?,
                 owner: args.next().filter(|text| !text.is_empty()),
@@ -329,21 +335,21 @@ fn step_of(app: &App, template: &TemplateId, step: Instruction) -> Result<Step, 
                 archive,
             }
         }
-        "RUN" => Act::Run { command: next().ok_or_else(wrong)?, user: next() },
-        "ENV" if !step.args.is_empty() && step.args.len().is_multiple_of(2) => {
-            Act::Env(step.args.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect())
-        }
-        "WORKDIR" => Act::Workdir(next().ok_or_else(wrong)?),
-        "USER" => Act::User(next().ok_or_else(wrong)?),
+        "RUN" => Instruction::Run { command: next().ok_or_else(wrong)?, user: next() },
+        "ENV" if !step.args.is_empty() && step.args.len().is_multiple_of(2) => Instruction::Env(
+            step.args.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect(),
+        ),
+        "WORKDIR" => Instruction::Workdir(next().ok_or_else(wrong)?),
+        "USER" => Instruction::User(next().ok_or_else(wrong)?),
         "ENV" => return Err(wrong()),
         other => {
-            return Err(Refusal::bad(format!(
+            return Err(E2bRefusal::bad(format!(
                 "a build has no step {}",
                 proto::text::visible(&other.chars().take(64).collect::<String>())
             )));
         }
     };
-    Ok(Step { act, force: step.force.unwrap_or(false) })
+    Ok(BuildStep { act, force: step.force.unwrap_or(false) })
 }
 
 /// `GET /templates/{id}/builds/{build}/status`.
@@ -351,11 +357,11 @@ pub async fn status(
     State(app): State<App>,
     caller: Caller,
     Path((id, build)): Path<(String, String)>,
-    query: Query,
-) -> Result<Json<Value>, Refusal> {
+    query: QueryPairs,
+) -> Result<Json<Value>, E2bRefusal> {
     let template = super::templates::known(&app, &caller, &id).await?;
     let build: BuildId =
-        build.parse().map_err(|_| Refusal::new(StatusCode::NOT_FOUND, "there is no such build"))?;
+        build.parse().map_err(|_| E2bRefusal::new(StatusCode::NOT_FOUND, "there is no such build"))?;
     let offset = usize::try_from(query.number("logsOffset")?.unwrap_or(0)).unwrap_or(usize::MAX);
     let (state, said) = look(&app, &template.id, &build, offset, query.limit()?).await?;
     let mut answer = json!({
@@ -374,11 +380,11 @@ pub async fn logs(
     State(app): State<App>,
     caller: Caller,
     Path((id, build)): Path<(String, String)>,
-    query: Query,
-) -> Result<Json<Value>, Refusal> {
+    query: QueryPairs,
+) -> Result<Json<Value>, E2bRefusal> {
     let template = super::templates::known(&app, &caller, &id).await?;
     let build: BuildId =
-        build.parse().map_err(|_| Refusal::new(StatusCode::NOT_FOUND, "there is no such build"))?;
+        build.parse().map_err(|_| E2bRefusal::new(StatusCode::NOT_FOUND, "there is no such build"))?;
     let (_, said) = look(&app, &template.id, &build, 0, query.limit()?).await?;
     Ok(Json(json!({ "logs": said.iter().map(entry).collect::<Vec<_>>() })))
 }
@@ -390,12 +396,12 @@ async fn look(
     build: &BuildId,
     offset: usize,
     limit: usize,
-) -> Result<(BuildState, Vec<Said>), Refusal> {
+) -> Result<(BuildState, Vec<LogLine>), E2bRefusal> {
     let (template, build) = (template.clone(), build.clone());
     Ok(app.blocking(async move |fleet: &Fleet| fleet.build_status(&template, &build, offset, limit)).await?)
 }
 
-fn entry(said: &Said) -> Value {
+fn entry(said: &LogLine) -> Value {
     json!({ "timestamp": said.at, "message": said.message, "level": said.level })
 }
 

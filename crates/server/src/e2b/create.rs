@@ -8,13 +8,13 @@ use axum::{
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
-use fleet::{Create, Fleet, Lease, Rest, Then, View};
+use fleet::{BodyView, Create, Fleet, Lease, Rest, Then};
 use proto::event::hex;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Refusal, ask::Asked, network, once, sandbox, templates};
-use crate::{App, Caller, limits};
+use super::{E2bRefusal, extract::JsonRequest, network, sandbox, templates};
+use crate::{App, Caller, idempotency::KeyedRequest, limits};
 
 /// Longer than anybody keeps a sandbox without asking again: thirty days.
 const TIMEOUT_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -48,8 +48,8 @@ pub async fn v1(
     app: State<App>,
     caller: Caller,
     headers: HeaderMap,
-    asked: Asked<NewSandbox>,
-) -> Result<Response, Refusal> {
+    asked: JsonRequest<NewSandbox>,
+) -> Result<Response, E2bRefusal> {
     make(app.0, caller, headers, asked, 15).await
 }
 
@@ -58,8 +58,8 @@ pub async fn v2(
     app: State<App>,
     caller: Caller,
     headers: HeaderMap,
-    asked: Asked<NewSandbox>,
-) -> Result<Response, Refusal> {
+    asked: JsonRequest<NewSandbox>,
+) -> Result<Response, E2bRefusal> {
     make(app.0, caller, headers, asked, 300).await
 }
 
@@ -67,26 +67,25 @@ async fn make(
     app: App,
     caller: Caller,
     headers: HeaderMap,
-    asked: Asked<NewSandbox>,
+    asked: JsonRequest<NewSandbox>,
     timeout_s: i64,
-) -> Result<Response, Refusal> {
-    let request = once::Request::of(&headers, &caller, &asked.bytes)?;
+) -> Result<Response, E2bRefusal> {
+    let request = KeyedRequest::of(&headers, &caller, &asked.bytes)?;
     templates::usable(&app, &caller, &asked.value.template_id).await?;
     let create = request_of(asked.value, &caller, timeout_s)?;
     let Some(request) = request else { return Ok(created(&app, made(&app, &caller, create).await?)) };
     // Whoever asks the same thing twice at the same time waits for the first.
-    let turn = app.once().turn(&request);
-    let mut made_before = turn.lock().await;
-    if let Some(before) = once::find(&app, &request, made_before.as_ref()).await? {
+    let mut turn = app.turns().take(&request).await;
+    if let Some(before) = request.find_made(&app, &turn).await? {
         return Ok(created(&app, before));
     }
     let lease = create.lease.map(|lease| Lease { request: Some(request.mark()), ..lease });
     let new = made(&app, &caller, Create { lease, ..create }).await?;
-    *made_before = Some(new.0.id().clone());
+    *turn = Some(new.0.id().clone());
     Ok(created(&app, new))
 }
 
-async fn made(app: &App, caller: &Caller, create: Create) -> Result<(View, Option<Lease>), Refusal> {
+async fn made(app: &App, caller: &Caller, create: Create) -> Result<(BodyView, Option<Lease>), E2bRefusal> {
     let lease = create.lease.clone();
     let admitted = limits::admit(app, caller, &create).await?;
     let view = app
@@ -103,16 +102,16 @@ async fn made(app: &App, caller: &Caller, create: Create) -> Result<(View, Optio
     Ok((view, lease))
 }
 
-fn created(app: &App, (view, lease): (View, Option<Lease>)) -> Response {
+fn created(app: &App, (view, lease): (BodyView, Option<Lease>)) -> Response {
     (StatusCode::CREATED, Json(sandbox::sandbox(app, &view, lease.as_ref()))).into_response()
 }
 
-fn request_of(asked: NewSandbox, caller: &Caller, timeout_s: i64) -> Result<Create, Refusal> {
+fn request_of(asked: NewSandbox, caller: &Caller, timeout_s: i64) -> Result<Create, E2bRefusal> {
     if asked.iam.as_ref().is_some_and(|iam| !iam.is_null()) {
-        return Err(Refusal::absent("identity tokens (iam)"));
+        return Err(E2bRefusal::absent("identity tokens (iam)"));
     }
     if asked.volume_mounts.as_ref().is_some_and(|mounts| !mounts.is_empty()) {
-        return Err(Refusal::absent("volumes"));
+        return Err(E2bRefusal::absent("volumes"));
     }
     let mut lease = Lease::new(timeout(asked.timeout.unwrap_or(timeout_s))?, then(&asked)?);
     lease.owner = Some(caller.key.clone());
@@ -132,29 +131,29 @@ fn request_of(asked: NewSandbox, caller: &Caller, timeout_s: i64) -> Result<Crea
     })
 }
 
-fn then(asked: &NewSandbox) -> Result<Then, Refusal> {
+fn then(asked: &NewSandbox) -> Result<Then, E2bRefusal> {
     let resumes = asked.auto_resume.as_ref().is_some_and(|resume| resume.enabled);
     match (asked.auto_pause.unwrap_or(false), asked.auto_pause_memory.unwrap_or(true)) {
         (false, _) => Ok(Then::Kill),
         (true, true) => Ok(Then::Pause(Rest::Memory)),
-        (true, false) if resumes => {
-            Err(Refusal::bad("autoResume needs the memory: it cannot be combined with autoPauseMemory false"))
-        }
+        (true, false) if resumes => Err(E2bRefusal::bad(
+            "autoResume needs the memory: it cannot be combined with autoPauseMemory false",
+        )),
         (true, false) => Ok(Then::Pause(Rest::Files)),
     }
 }
 
 /// A time to live in seconds.
-pub fn timeout(seconds: i64) -> Result<Duration, Refusal> {
+pub fn timeout(seconds: i64) -> Result<Duration, E2bRefusal> {
     let asked = u64::try_from(seconds).ok().map(Duration::from_secs).filter(|asked| *asked <= TIMEOUT_MAX);
     asked.ok_or_else(|| {
-        Refusal::bad(format!("timeout is not a number of seconds from 0 to {}", TIMEOUT_MAX.as_secs()))
+        E2bRefusal::bad(format!("timeout is not a number of seconds from 0 to {}", TIMEOUT_MAX.as_secs()))
     })
 }
 
-fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), Refusal> {
+fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), E2bRefusal> {
     let len: usize = metadata.iter().map(|(name, value)| name.len() + value.len()).sum();
-    if len > METADATA_LEN_MAX { Err(Refusal::bad("metadata is longer than 64 KiB")) } else { Ok(()) }
+    if len > METADATA_LEN_MAX { Err(E2bRefusal::bad("metadata is longer than 64 KiB")) } else { Ok(()) }
 }
 
 /// A template's name without the tags that mean nothing: snapshots have none.
@@ -163,8 +162,8 @@ pub fn template(asked: &str) -> String {
 }
 
 /// What opens the ports of a Body that is not for everybody.
-pub fn traffic_token() -> Result<String, Refusal> {
+pub fn traffic_token() -> Result<String, E2bRefusal> {
     sys::random::bytes::<16>()
         .map(|drawn| hex(&drawn))
-        .map_err(|_| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "cannot draw a token"))
+        .map_err(|_| E2bRefusal::new(StatusCode::SERVICE_UNAVAILABLE, "cannot draw a token"))
 }

@@ -8,9 +8,11 @@ use axum::{
 use proto::{Failure, Kind};
 use serde_json::json;
 
+use crate::idempotency::IdempotencyError;
+
 /// An answer that says no.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct E2bRefusal {
     /// Its status, also in the body: the JavaScript SDK reads only that.
     pub status: StatusCode,
     /// What happened and what to do.
@@ -19,7 +21,7 @@ pub struct Refusal {
     pub code: Option<&'static str>,
 }
 
-impl Refusal {
+impl E2bRefusal {
     /// A refusal.
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), code: None }
@@ -42,7 +44,7 @@ impl Refusal {
     }
 }
 
-impl From<Failure> for Refusal {
+impl From<Failure> for E2bRefusal {
     fn from(failure: Failure) -> Self {
         let status =
             StatusCode::from_u16(failure.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -51,7 +53,17 @@ impl From<Failure> for Refusal {
     }
 }
 
-impl IntoResponse for Refusal {
+impl From<IdempotencyError> for E2bRefusal {
+    fn from(error: IdempotencyError) -> Self {
+        match error {
+            IdempotencyError::Key => Self::bad(error.to_string()),
+            IdempotencyError::OtherRequest => Self::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string()),
+            IdempotencyError::Lookup(failure) => failure.into(),
+        }
+    }
+}
+
+impl IntoResponse for E2bRefusal {
     fn into_response(self) -> Response {
         let mut body = json!({ "code": self.status.as_u16(), "message": self.message });
         if let Some(code) = self.code {

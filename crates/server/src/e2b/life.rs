@@ -8,15 +8,15 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use fleet::{Fleet, Force, Lease, Rest, Status, Then, View};
+use fleet::{BodyView, Fleet, Force, Lease, Rest, Status, Then};
 use proto::{BodyId, Failure, Kind};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    Refusal,
-    ask::{Asked, find},
+    E2bRefusal,
     create::{timeout as seconds, traffic_token},
+    extract::{JsonRequest, find},
     sandbox,
 };
 use crate::{App, Caller, limits};
@@ -32,7 +32,7 @@ pub async fn info(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<Json<Value>, Refusal> {
+) -> Result<Json<Value>, E2bRefusal> {
     let (view, lease) = find(&app, &caller, &id).await?;
     Ok(Json(sandbox::detail(&app, &view, lease.as_ref())))
 }
@@ -42,19 +42,19 @@ pub async fn kill(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<StatusCode, Refusal> {
+) -> Result<StatusCode, E2bRefusal> {
     let (view, _) = find(&app, &caller, &id).await?;
     let body = view.id().clone();
     let removed = app.blocking(async move |fleet: &Fleet| fleet.remove(&body, Force::Yes).await).await;
     app.timer().forget(view.id());
     match removed {
-        Err(failure) if failure.kind == Kind::NotFound => Err(Refusal::no_sandbox(&id)),
+        Err(failure) if failure.kind == Kind::NotFound => Err(E2bRefusal::no_sandbox(&id)),
         removed => Ok(removed.map(|()| StatusCode::NO_CONTENT)?),
     }
 }
 
 #[derive(Debug, Deserialize)]
-pub struct Connect {
+pub struct ConnectRequest {
     timeout: Option<i64>,
     /// False starts a paused one anew from its files.
     memory: Option<bool>,
@@ -65,8 +65,8 @@ pub async fn connect(
     state: State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    asked: Asked<Connect>,
-) -> Result<Response, Refusal> {
+    asked: JsonRequest<ConnectRequest>,
+) -> Result<Response, E2bRefusal> {
     let (view, _) = find(&state.0, &caller, &id).await?;
     let woken = wake(&state.0, &view, asked.value).await?;
     Ok(answered(&state.0, woken))
@@ -77,28 +77,36 @@ pub async fn resume(
     state: State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    asked: Asked<Connect>,
-) -> Result<Response, Refusal> {
+    asked: JsonRequest<ConnectRequest>,
+) -> Result<Response, E2bRefusal> {
     let (view, _) = find(&state.0, &caller, &id).await?;
     if view.status == Status::Running {
-        return Err(Refusal::new(StatusCode::CONFLICT, format!("sandbox {id} is running already")));
+        return Err(E2bRefusal::new(StatusCode::CONFLICT, format!("sandbox {id} is running already")));
     }
     let woken = wake(&state.0, &view, asked.value).await?;
     Ok(answered(&state.0, woken))
 }
 
-fn answered(app: &App, (view, lease, was): (View, Option<Lease>, Status)) -> Response {
+fn answered(app: &App, (view, lease, was): (BodyView, Option<Lease>, Status)) -> Response {
     let status = if was == Status::Running { StatusCode::OK } else { StatusCode::CREATED };
     (status, Json(sandbox::sandbox(app, &view, lease.as_ref()))).into_response()
 }
 
 /// Lets a Body go on if it does not run, and moves its deadline: later on one that runs, never earlier.
-async fn wake(app: &App, view: &View, asked: Connect) -> Result<(View, Option<Lease>, Status), Refusal> {
+async fn wake(
+    app: &App,
+    view: &BodyView,
+    asked: ConnectRequest,
+) -> Result<(BodyView, Option<Lease>, Status), E2bRefusal> {
     let (timeout, memory) = (seconds(asked.timeout.unwrap_or(TIMEOUT_S))?, asked.memory.unwrap_or(true));
     let body = view.id().clone();
     let woken = app.blocking(async move |fleet: &Fleet| wake_now(fleet, &body, timeout, memory).await).await;
     let (view, lease, was) = woken.map_err(|failure| {
-        if failure.kind == Kind::NotFound { Refusal::no_sandbox(view.id().as_str()) } else { failure.into() }
+        if failure.kind == Kind::NotFound {
+            E2bRefusal::no_sandbox(view.id().as_str())
+        } else {
+            failure.into()
+        }
     })?;
     if let Some(lease) = &lease {
         app.timer().note(view.id(), lease);
@@ -111,7 +119,7 @@ async fn wake_now(
     id: &BodyId,
     timeout: Duration,
     memory: bool,
-) -> Result<(View, Option<Lease>, Status), Failure> {
+) -> Result<(BodyView, Option<Lease>, Status), Failure> {
     let was = fleet.status(id)?;
     let leased = fleet.lease(id)?.is_some();
     if leased {
@@ -134,13 +142,13 @@ async fn wake_now(
             fleet.stop(id, Duration::ZERO).await?;
             fleet.start(id).await?
         }
-        Status::Stopped | Status::Dead | Status::Lost => fleet.start(id).await?,
+        Status::Stopped | Status::Dead | Status::Interrupted => fleet.start(id).await?,
     };
     Ok((view, fleet.lease(id)?, was))
 }
 
 #[derive(Debug, Deserialize)]
-pub struct Timeout {
+pub struct TimeoutRequest {
     timeout: i64,
 }
 
@@ -149,14 +157,14 @@ pub async fn timeout(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    asked: Asked<Timeout>,
-) -> Result<StatusCode, Refusal> {
+    asked: JsonRequest<TimeoutRequest>,
+) -> Result<StatusCode, E2bRefusal> {
     let to = seconds(asked.value.timeout)?;
     change(&app, &caller, &id, move |lease| lease.extend(to)).await
 }
 
 #[derive(Debug, Deserialize)]
-pub struct Refresh {
+pub struct RefreshRequest {
     duration: Option<i64>,
 }
 
@@ -165,8 +173,8 @@ pub async fn refresh(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    asked: Asked<Refresh>,
-) -> Result<StatusCode, Refusal> {
+    asked: JsonRequest<RefreshRequest>,
+) -> Result<StatusCode, E2bRefusal> {
     let to = seconds(asked.value.duration.unwrap_or(15))?;
     let later = move |lease: &mut Lease| {
         let mut moved = lease.clone();
@@ -182,13 +190,13 @@ async fn change(
     caller: &Caller,
     id: &str,
     change: impl FnOnce(&mut Lease) + Send + 'static,
-) -> Result<StatusCode, Refusal> {
+) -> Result<StatusCode, E2bRefusal> {
     let (view, lease) = find(app, caller, id).await?;
     if view.status != Status::Running {
-        return Err(Refusal::no_sandbox(id));
+        return Err(E2bRefusal::no_sandbox(id));
     }
     if lease.is_none() {
-        return Err(Refusal::new(
+        return Err(E2bRefusal::new(
             StatusCode::CONFLICT,
             "this sandbox was not made here and has no end to move",
         ));
@@ -200,7 +208,7 @@ async fn change(
 }
 
 #[derive(Debug, Deserialize)]
-pub struct Pause {
+pub struct PauseRequest {
     memory: Option<bool>,
 }
 
@@ -209,11 +217,11 @@ pub async fn pause(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    asked: Asked<Pause>,
-) -> Result<StatusCode, Refusal> {
+    asked: JsonRequest<PauseRequest>,
+) -> Result<StatusCode, E2bRefusal> {
     let (view, _) = find(&app, &caller, &id).await?;
     if view.status != Status::Running {
-        return Err(Refusal::new(StatusCode::CONFLICT, format!("sandbox {id} is paused already")));
+        return Err(E2bRefusal::new(StatusCode::CONFLICT, format!("sandbox {id} is paused already")));
     }
     let body = view.id().clone();
     let how = if asked.value.memory.unwrap_or(true) { Rest::Memory } else { Rest::Files };
@@ -228,7 +236,7 @@ pub async fn pause(
 }
 
 #[derive(Debug, Deserialize)]
-pub struct Fork {
+pub struct ForkSandboxRequest {
     timeout: Option<i64>,
     count: Option<u32>,
 }
@@ -238,12 +246,12 @@ pub async fn fork(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    asked: Asked<Fork>,
-) -> Result<Response, Refusal> {
+    asked: JsonRequest<ForkSandboxRequest>,
+) -> Result<Response, E2bRefusal> {
     let (view, lease) = find(&app, &caller, &id).await?;
     let count = asked.value.count.unwrap_or(1);
     if !(1..=FORKS_MAX).contains(&count) {
-        return Err(Refusal::bad(format!("count is not a number from 1 to {FORKS_MAX}")));
+        return Err(E2bRefusal::bad(format!("count is not a number from 1 to {FORKS_MAX}")));
     }
     let timeout = seconds(asked.value.timeout.unwrap_or(TIMEOUT_S))?;
     let lease = fork_lease(lease, timeout, &caller)?;
@@ -263,7 +271,7 @@ pub async fn fork(
 }
 
 /// A fork is kept on the terms of its parent, for a time of its own.
-fn fork_lease(parent: Option<Lease>, timeout: Duration, caller: &Caller) -> Result<Lease, Refusal> {
+fn fork_lease(parent: Option<Lease>, timeout: Duration, caller: &Caller) -> Result<Lease, E2bRefusal> {
     let mut lease = parent.unwrap_or_else(|| Lease::new(timeout, Then::Kill));
     let token = lease.traffic_token.is_some().then(traffic_token).transpose()?;
     lease = Lease {

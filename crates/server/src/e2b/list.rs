@@ -8,13 +8,13 @@ use axum::{
     http::HeaderValue,
     response::{IntoResponse, Response},
 };
-use fleet::{Fleet, Lease, Status, View};
+use fleet::{BodyView, Fleet, Lease, Status};
 use proto::spec::Life;
 use serde_json::Value;
 
 use super::{
-    Refusal,
-    ask::{Query, may_see},
+    E2bRefusal,
+    extract::{QueryPairs, may_see},
     sandbox,
 };
 use crate::{App, Caller};
@@ -23,16 +23,16 @@ use crate::{App, Caller};
 pub async fn running(
     State(app): State<App>,
     caller: Caller,
-    query: Query,
-) -> Result<Json<Vec<Value>>, Refusal> {
-    let wanted = Wanted { states: vec!["running".into()], ..Wanted::read(&query)? };
+    query: QueryPairs,
+) -> Result<Json<Vec<Value>>, E2bRefusal> {
+    let wanted = ListFilter { states: vec!["running".into()], ..ListFilter::read(&query)? };
     let found = select(&app, &caller, &wanted).await?;
     Ok(Json(found.iter().map(|(view, lease)| sandbox::listed(view, lease.as_ref())).collect()))
 }
 
 /// `GET /v2/sandboxes`.
-pub async fn all(State(app): State<App>, caller: Caller, query: Query) -> Result<Response, Refusal> {
-    let wanted = Wanted::read(&query)?;
+pub async fn all(State(app): State<App>, caller: Caller, query: QueryPairs) -> Result<Response, E2bRefusal> {
+    let wanted = ListFilter::read(&query)?;
     let found = select(&app, &caller, &wanted).await?;
     let running = found.iter().filter(|(view, _)| view.status == Status::Running).count();
     let keys: Vec<String> = found.iter().map(|(view, lease)| place(view, lease.as_ref())).collect();
@@ -49,7 +49,7 @@ pub async fn all(State(app): State<App>, caller: Caller, query: Query) -> Result
 
 /// What a list is to hold.
 #[derive(Debug, Default)]
-struct Wanted {
+struct ListFilter {
     states: Vec<String>,
     metadata: BTreeMap<String, String>,
     template: Option<String>,
@@ -57,11 +57,11 @@ struct Wanted {
     newest_first: bool,
 }
 
-impl Wanted {
-    fn read(query: &Query) -> Result<Self, Refusal> {
+impl ListFilter {
+    fn read(query: &QueryPairs) -> Result<Self, E2bRefusal> {
         let states: Vec<String> = query.texts("state").map(str::to_owned).collect();
         if let Some(odd) = states.iter().find(|state| !["running", "paused"].contains(&state.as_str())) {
-            return Err(Refusal::bad(format!("state {odd:?} is neither running nor paused")));
+            return Err(E2bRefusal::bad(format!("state {odd:?} is neither running nor paused")));
         }
         Ok(Self {
             states,
@@ -71,12 +71,12 @@ impl Wanted {
             newest_first: match query.text("order") {
                 None | Some("desc") => true,
                 Some("asc") => false,
-                Some(_) => return Err(Refusal::bad("order is neither asc nor desc")),
+                Some(_) => return Err(E2bRefusal::bad("order is neither asc nor desc")),
             },
         })
     }
 
-    fn takes(&self, view: &View, lease: Option<&Lease>) -> bool {
+    fn takes(&self, view: &BodyView, lease: Option<&Lease>) -> bool {
         let state = sandbox::state(view.status);
         let alias = lease.and_then(|lease| lease.alias.as_deref());
         let written = |name: &String| lease.and_then(|lease| lease.metadata.get(name));
@@ -101,13 +101,17 @@ fn unquoted(text: &str) -> String {
 }
 
 /// A time as our own records spell it, to be compared as text.
-fn in_utc(text: &str) -> Result<String, Refusal> {
-    let bad = || Refusal::bad("startedAfter is not a time such as 2026-01-31T12:00:00Z");
-    let at = super::observe::unix_ms(text).ok_or_else(bad)?;
+fn in_utc(text: &str) -> Result<String, E2bRefusal> {
+    let bad = || E2bRefusal::bad("startedAfter is not a time such as 2026-01-31T12:00:00Z");
+    let at = super::metrics_logs::unix_ms(text).ok_or_else(bad)?;
     Ok(fleet::clock::rfc3339(std::time::UNIX_EPOCH + std::time::Duration::from_millis(at)))
 }
 
-async fn select(app: &App, caller: &Caller, wanted: &Wanted) -> Result<Vec<(View, Option<Lease>)>, Refusal> {
+async fn select(
+    app: &App,
+    caller: &Caller,
+    wanted: &ListFilter,
+) -> Result<Vec<(BodyView, Option<Lease>)>, E2bRefusal> {
     let all = app
         .blocking(async |fleet: &Fleet| {
             let views = fleet.list()?.into_iter().filter(|view| view.spec.life == Life::Kept);
@@ -117,7 +121,7 @@ async fn select(app: &App, caller: &Caller, wanted: &Wanted) -> Result<Vec<(View
     let mine = all
         .into_iter()
         .filter(|(lease, view)| may_see(caller, lease.as_ref()) && wanted.takes(view, lease.as_ref()));
-    let mut found: Vec<(View, Option<Lease>)> = mine.map(|(lease, view)| (view, lease)).collect();
+    let mut found: Vec<(BodyView, Option<Lease>)> = mine.map(|(lease, view)| (view, lease)).collect();
     found.sort_by_cached_key(|(view, lease)| place(view, lease.as_ref()));
     if wanted.newest_first {
         found.reverse();
@@ -126,7 +130,7 @@ async fn select(app: &App, caller: &Caller, wanted: &Wanted) -> Result<Vec<(View
 }
 
 /// Where a sandbox stands in a list.
-fn place(view: &View, lease: Option<&Lease>) -> String {
+fn place(view: &BodyView, lease: Option<&Lease>) -> String {
     format!("{}_{}", sandbox::started_at(view, lease), view.id())
 }
 
@@ -136,9 +140,9 @@ pub fn page(
     token: Option<&str>,
     limit: usize,
     falling: bool,
-) -> Result<(usize, usize, Option<String>), Refusal> {
+) -> Result<(usize, usize, Option<String>), E2bRefusal> {
     if token.is_some_and(|token| !token.contains('_')) {
-        return Err(Refusal::bad("nextToken was not given by this server"));
+        return Err(E2bRefusal::bad("nextToken was not given by this server"));
     }
     let seen = |key: &String| {
         token.is_some_and(|token| if falling { key.as_str() >= token } else { key.as_str() <= token })

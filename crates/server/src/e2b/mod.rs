@@ -6,15 +6,14 @@
 //! Invariant: every refusal is JSON with `code` and `message`: the SDKs parse nothing else.
 //! Invariant: a key sees and touches the Bodies it asked for, and an admin's every Body.
 
-mod ask;
 mod builds;
 mod create;
 mod error;
+mod extract;
 mod life;
 mod list;
+mod metrics_logs;
 mod network;
-mod observe;
-mod once;
 mod sandbox;
 mod snapshots;
 mod templates;
@@ -28,15 +27,14 @@ use axum::{
 
 use crate::App;
 
-pub use error::Refusal;
-pub use once::Once;
+pub use error::E2bRefusal;
 
 /// Its routes, and the answer to whatever is no route of anybody's.
 pub fn router(app: &App) -> Router<App> {
     Router::new()
         .route("/sandboxes", post(create::v1).get(list::running))
         .route("/v2/sandboxes", post(create::v2).get(list::all))
-        .route("/sandboxes/metrics", get(observe::metrics_of_many))
+        .route("/sandboxes/metrics", get(metrics_logs::metrics_of_many))
         .route("/sandboxes/{id}", get(life::info).delete(life::kill))
         .route("/sandboxes/{id}/connect", post(life::connect))
         .route("/v2/sandboxes/{id}/connect", post(life::connect))
@@ -46,9 +44,9 @@ pub fn router(app: &App) -> Router<App> {
         .route("/sandboxes/{id}/pause", post(life::pause))
         .route("/sandboxes/{id}/fork", post(life::fork))
         .route("/sandboxes/{id}/network", put(network::replace))
-        .route("/sandboxes/{id}/metrics", get(observe::metrics))
-        .route("/sandboxes/{id}/logs", get(observe::logs))
-        .route("/v2/sandboxes/{id}/logs", get(observe::logs_v2))
+        .route("/sandboxes/{id}/metrics", get(metrics_logs::metrics))
+        .route("/sandboxes/{id}/logs", get(metrics_logs::logs))
+        .route("/v2/sandboxes/{id}/logs", get(metrics_logs::logs_v2))
         .route("/sandboxes/{id}/snapshots", post(snapshots::take))
         .route("/snapshots", get(snapshots::list))
         .route("/templates", get(templates::list))
@@ -68,19 +66,19 @@ pub fn router(app: &App) -> Router<App> {
         .route("/volumes/{*rest}", any(absent_volumes))
         .route("/secrets", any(absent_secrets))
         .route("/secrets/{*rest}", any(absent_secrets))
-        .fallback(async || Refusal::new(StatusCode::NOT_FOUND, "there is no such route"))
+        .fallback(async || E2bRefusal::new(StatusCode::NOT_FOUND, "there is no such route"))
         .method_not_allowed_fallback(async || {
-            Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "this route has no such method")
+            E2bRefusal::new(StatusCode::METHOD_NOT_ALLOWED, "this route has no such method")
         })
-        .layer(from_fn_with_state(app.clone(), ask::admit))
+        .layer(from_fn_with_state(app.clone(), extract::admit))
         // The address itself is the permission: clients send these files with no key.
         .route("/templates/{id}/files/{hash}", put(builds::upload))
 }
 
-async fn absent_volumes() -> Refusal {
-    Refusal::absent("volumes")
+async fn absent_volumes() -> E2bRefusal {
+    E2bRefusal::absent("volumes")
 }
 
-async fn absent_secrets() -> Refusal {
-    Refusal::absent("secrets")
+async fn absent_secrets() -> E2bRefusal {
+    E2bRefusal::absent("secrets")
 }

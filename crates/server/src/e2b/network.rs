@@ -11,8 +11,8 @@ use fleet::Fleet;
 use serde_json::{Map, Value};
 
 use super::{
-    Refusal,
-    ask::{Asked, find},
+    E2bRefusal,
+    extract::{JsonRequest, find},
 };
 use crate::{App, Caller};
 
@@ -23,8 +23,8 @@ pub async fn replace(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    asked: Asked<Map<String, Value>>,
-) -> Result<StatusCode, Refusal> {
+    asked: JsonRequest<Map<String, Value>>,
+) -> Result<StatusCode, E2bRefusal> {
     let (view, _) = find(&app, &caller, &id).await?;
     let mut asked = asked.value;
     let internet = asked.remove("allow_internet_access").and_then(|value| value.as_bool());
@@ -47,11 +47,11 @@ pub async fn replace(
 }
 
 /// The object as it is kept, or what is wrong with it.
-pub fn checked(network: Option<Value>, internet: Option<bool>) -> Result<Value, Refusal> {
+pub fn checked(network: Option<Value>, internet: Option<bool>) -> Result<Value, E2bRefusal> {
     let mut network = match network {
         None | Some(Value::Null) => Map::new(),
         Some(Value::Object(network)) => network,
-        Some(_) => return Err(Refusal::bad("network is not an object")),
+        Some(_) => return Err(E2bRefusal::bad("network is not an object")),
     };
     network.retain(|_, value| !value.is_null());
     check_places(&network, "allowOut", is_place)?;
@@ -68,7 +68,7 @@ pub fn checked(network: Option<Value>, internet: Option<bool>) -> Result<Value, 
         ("httpsPorts", network.get("httpsPorts").is_none_or(Value::is_array)),
     ];
     if let Some((name, _)) = typed.iter().find(|(_, right)| !right) {
-        return Err(Refusal::bad(format!("network.{name} is not of its type")));
+        return Err(E2bRefusal::bad(format!("network.{name} is not of its type")));
     }
     if let Some(internet) = internet {
         network.insert("allowInternetAccess".into(), internet.into());
@@ -76,13 +76,19 @@ pub fn checked(network: Option<Value>, internet: Option<bool>) -> Result<Value, 
     Ok(if network.is_empty() { Value::Null } else { network.into() })
 }
 
-fn check_places(network: &Map<String, Value>, name: &str, is_good: fn(&str) -> bool) -> Result<(), Refusal> {
+fn check_places(
+    network: &Map<String, Value>,
+    name: &str,
+    is_good: fn(&str) -> bool,
+) -> Result<(), E2bRefusal> {
     let Some(places) = network.get(name) else { return Ok(()) };
     let places = places.as_array().filter(|places| places.len() <= RULES_MAX);
-    let places =
-        places.ok_or_else(|| Refusal::bad(format!("network.{name} is not a list of at most {RULES_MAX}")))?;
+    let places = places
+        .ok_or_else(|| E2bRefusal::bad(format!("network.{name} is not a list of at most {RULES_MAX}")))?;
     match places.iter().find(|place| !place.as_str().is_some_and(is_good)) {
-        Some(odd) => Err(Refusal::bad(format!("network.{name} holds {odd}, which is no place it can hold"))),
+        Some(odd) => {
+            Err(E2bRefusal::bad(format!("network.{name} holds {odd}, which is no place it can hold")))
+        }
         None => Ok(()),
     }
 }

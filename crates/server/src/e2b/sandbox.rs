@@ -2,7 +2,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use fleet::{Lease, Rest, Status, Then, View, clock};
+use fleet::{BodyView, Lease, Rest, Status, Then, clock};
 use serde_json::{Value, json};
 
 use crate::App;
@@ -14,7 +14,7 @@ const CLIENT: &str = "palisade";
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
 /// What create and connect answer.
-pub fn sandbox(app: &App, view: &View, lease: Option<&Lease>) -> Value {
+pub fn sandbox(app: &App, view: &BodyView, lease: Option<&Lease>) -> Value {
     let mut sandbox = json!({
         "templateID": view.spec.template,
         "sandboxID": view.id(),
@@ -31,7 +31,7 @@ pub fn sandbox(app: &App, view: &View, lease: Option<&Lease>) -> Value {
 }
 
 /// What list answers of each.
-pub fn listed(view: &View, lease: Option<&Lease>) -> Value {
+pub fn listed(view: &BodyView, lease: Option<&Lease>) -> Value {
     let limits = &view.spec.limits;
     let mut listed = json!({
         "templateID": view.spec.template,
@@ -57,7 +57,7 @@ pub fn listed(view: &View, lease: Option<&Lease>) -> Value {
 }
 
 /// What info answers.
-pub fn detail(app: &App, view: &View, lease: Option<&Lease>) -> Value {
+pub fn detail(app: &App, view: &BodyView, lease: Option<&Lease>) -> Value {
     let mut detail = listed(view, lease);
     detail["envdAccessToken"] = app.fleet().token(view.id()).into();
     detail["domain"] = domain(app).into();
@@ -80,7 +80,7 @@ pub fn detail(app: &App, view: &View, lease: Option<&Lease>) -> Value {
 pub fn state(status: Status) -> &'static str {
     match status {
         Status::Running => "running",
-        Status::Paused | Status::Stopped | Status::Dead | Status::Lost => "paused",
+        Status::Paused | Status::Stopped | Status::Dead | Status::Interrupted => "paused",
     }
 }
 
@@ -93,12 +93,12 @@ fn pause_mode(status: Status, lease: Option<&Lease>) -> Option<&'static str> {
 }
 
 /// Processors, rounded up: E2B knows only whole ones.
-pub fn cpu_count(view: &View) -> u32 {
+pub fn cpu_count(view: &BodyView) -> u32 {
     view.spec.limits.cpu_milli.div_ceil(1000)
 }
 
 /// Since when it runs.
-pub fn started_at(view: &View, lease: Option<&Lease>) -> String {
+pub fn started_at(view: &BodyView, lease: Option<&Lease>) -> String {
     lease.map_or_else(|| view.spec.created_at.clone(), |lease| lease.since.clone())
 }
 

@@ -11,15 +11,15 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    Refusal,
-    ask::{Asked, Query, find},
+    E2bRefusal,
     create::template,
+    extract::{JsonRequest, QueryPairs, find},
     list::page,
 };
-use crate::{App, Caller, owners};
+use crate::{App, Caller, authz};
 
 #[derive(Debug, Deserialize)]
-pub struct Take {
+pub struct SnapshotRequest {
     name: Option<String>,
 }
 
@@ -28,18 +28,18 @@ pub async fn take(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    asked: Asked<Take>,
-) -> Result<Response, Refusal> {
+    asked: JsonRequest<SnapshotRequest>,
+) -> Result<Response, E2bRefusal> {
     let (view, _) = find(&app, &caller, &id).await?;
     let (body, name) = (view.id().clone(), asked.value.name.as_deref().map(template));
     let taken = app.blocking(async move |fleet: &Fleet| fleet.snapshot(&body, name).await).await?;
-    Ok((StatusCode::CREATED, Json(told(&taken))).into_response())
+    Ok((StatusCode::CREATED, Json(snapshot_json(&taken))).into_response())
 }
 
 /// `GET /snapshots`.
-pub async fn list(State(app): State<App>, caller: Caller, query: Query) -> Result<Response, Refusal> {
+pub async fn list(State(app): State<App>, caller: Caller, query: QueryPairs) -> Result<Response, E2bRefusal> {
     let (body, name) = (query.text("sandboxID"), query.text("name").map(template));
-    let all = app.blocking(async move |fleet: &Fleet| owners::snapshots(fleet, &caller)).await?;
+    let all = app.blocking(async move |fleet: &Fleet| authz::snapshots(fleet, &caller)).await?;
     let wanted = |snapshot: &SnapshotView| {
         !snapshot.for_forks
             && body.is_none_or(|body| snapshot.body.as_str() == body)
@@ -49,7 +49,7 @@ pub async fn list(State(app): State<App>, caller: Caller, query: Query) -> Resul
     let keys: Vec<String> =
         found.iter().map(|snapshot| format!("{}_{}", snapshot.created_at, snapshot.id)).collect();
     let (from, to, next) = page(&keys, query.text("nextToken"), query.limit()?, false)?;
-    let mut response = Json(found[from..to].iter().map(told).collect::<Vec<_>>()).into_response();
+    let mut response = Json(found[from..to].iter().map(snapshot_json).collect::<Vec<_>>()).into_response();
     if let Some(next) = next.and_then(|next| HeaderValue::from_str(&next).ok()) {
         response.headers_mut().insert("x-next-token", next);
     }
@@ -57,7 +57,7 @@ pub async fn list(State(app): State<App>, caller: Caller, query: Query) -> Resul
 }
 
 /// By its name where it has one; with the one tag that it has.
-fn told(snapshot: &SnapshotView) -> Value {
+fn snapshot_json(snapshot: &SnapshotView) -> Value {
     let tagged = |name: &str| if name.contains(':') { name.to_owned() } else { format!("{name}:default") };
     let names: Vec<String> = snapshot.name.iter().map(|name| tagged(name)).collect();
     let id = names.first().cloned().unwrap_or_else(|| tagged(snapshot.id.as_str()));

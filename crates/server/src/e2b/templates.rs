@@ -13,29 +13,29 @@ use proto::{Failure, Kind, template::Template};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Refusal, ask::Asked, create::template, sandbox::ENVD_VERSION};
-use crate::{App, Caller, owners};
+use super::{E2bRefusal, create::template, extract::JsonRequest, sandbox::ENVD_VERSION};
+use crate::{App, Caller, authz};
 
 /// Templates that are there without anybody having made them.
 const BUILT_IN: [&str; 1] = ["host"];
 
 /// `GET /templates`.
-pub async fn list(State(app): State<App>, caller: Caller) -> Result<Json<Vec<Value>>, Refusal> {
+pub async fn list(State(app): State<App>, caller: Caller) -> Result<Json<Vec<Value>>, E2bRefusal> {
     let asking = caller.clone();
     let (templates, snapshots) = app
-        .blocking(async move |fleet: &Fleet| Ok((fleet.templates()?, owners::snapshots(fleet, &asking)?)))
+        .blocking(async move |fleet: &Fleet| Ok((fleet.templates()?, authz::snapshots(fleet, &asking)?)))
         .await?;
-    let built_in = BUILT_IN.iter().map(|name| told(name, Some(name), "1970-01-01T00:00:00Z"));
+    let built_in = BUILT_IN.iter().map(|name| base_json(name, Some(name), "1970-01-01T00:00:00Z"));
     let seen =
-        templates.iter().filter(|view| owners::may_see_template(&caller, &view.template)).map(told_template);
+        templates.iter().filter(|view| authz::may_see_template(&caller, &view.template)).map(template_json);
     let snapshots = snapshots
         .iter()
         .filter(|snapshot| !snapshot.for_forks)
-        .map(|snapshot| told(snapshot.id.as_str(), snapshot.name.as_deref(), &snapshot.created_at));
+        .map(|snapshot| base_json(snapshot.id.as_str(), snapshot.name.as_deref(), &snapshot.created_at));
     Ok(Json(built_in.chain(seen).chain(snapshots).collect()))
 }
 
-fn told(id: &str, name: Option<&str>, created_at: &str) -> Value {
+fn base_json(id: &str, name: Option<&str>, created_at: &str) -> Value {
     let names: Vec<&str> = name.into_iter().collect();
     json!({
         "templateID": id, "buildID": id, "cpuCount": 1, "memoryMB": 512, "diskSizeMB": 1024, "public": false, "aliases": names, "names": names,
@@ -44,11 +44,11 @@ fn told(id: &str, name: Option<&str>, created_at: &str) -> Value {
     })
 }
 
-fn told_template(view: &TemplateView) -> Value {
+fn template_json(view: &TemplateView) -> Value {
     let template = &view.template;
     let build = view.default_build().or_else(|| view.builds.first());
     let names = names_of(template);
-    let mut told = told(template.id.as_str(), None, &template.created_at);
+    let mut told = base_json(template.id.as_str(), None, &template.created_at);
     told["buildID"] = json!(build.map(|build| build.id.as_str()));
     told["buildStatus"] = json!(if build.is_some() { "ready" } else { "waiting" });
     told["buildCount"] = json!(view.builds.len());
@@ -75,10 +75,10 @@ pub async fn info(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<Json<Value>, Refusal> {
+) -> Result<Json<Value>, E2bRefusal> {
     let found = known(&app, &caller, &id).await?;
     let view = app.blocking(async move |fleet: &Fleet| fleet.template(found.id.as_str())).await?;
-    let mut told = told_template(&view);
+    let mut told = template_json(&view);
     told["builds"] = view.builds.iter().map(|build| json!({
         "buildID": build.id, "status": "ready", "createdAt": build.created_at, "updatedAt": build.created_at, "finishedAt": build.created_at,
         "cpuCount": told["cpuCount"], "memoryMB": told["memoryMB"], "diskSizeMB": build.bytes >> 20, "envdVersion": ENVD_VERSION,
@@ -91,7 +91,7 @@ pub async fn alias(
     State(app): State<App>,
     caller: Caller,
     Path(alias): Path<String>,
-) -> Result<Json<Value>, Refusal> {
+) -> Result<Json<Value>, E2bRefusal> {
     if let Some(found) = find(&app, &alias).await? {
         owned_or_public(&caller, &found, &alias)?;
         return Ok(Json(json!({ "templateID": found.id, "public": found.public })));
@@ -109,7 +109,7 @@ pub async fn remove(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<StatusCode, Refusal> {
+) -> Result<StatusCode, E2bRefusal> {
     if let Some(found) = find(&app, &id).await? {
         owned(&caller, &found, &id)?;
         app.blocking(async move |fleet: &Fleet| fleet.remove_template(found.id.as_str())).await?;
@@ -126,7 +126,7 @@ pub async fn remove(
 
 /// What `PATCH /v2/templates/{id}` asks for.
 #[derive(Debug, Deserialize)]
-pub struct Change {
+pub struct TemplateUpdate {
     public: Option<bool>,
 }
 
@@ -135,8 +135,8 @@ pub async fn change(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-    asked: Asked<Change>,
-) -> Result<Json<Value>, Refusal> {
+    asked: JsonRequest<TemplateUpdate>,
+) -> Result<Json<Value>, E2bRefusal> {
     let found = known(&app, &caller, &id).await?;
     owned(&caller, &found, &id)?;
     let public = asked.value.public.unwrap_or(found.public);
@@ -150,7 +150,7 @@ pub async fn tags(
     State(app): State<App>,
     caller: Caller,
     Path(id): Path<String>,
-) -> Result<Json<Value>, Refusal> {
+) -> Result<Json<Value>, E2bRefusal> {
     let found = known(&app, &caller, &id).await?;
     let tags = found
         .tags
@@ -161,7 +161,7 @@ pub async fn tags(
 
 /// What `POST /templates/tags` asks for.
 #[derive(Debug, Deserialize)]
-pub struct Tagged {
+pub struct AddTagsRequest {
     target: String,
     tags: Vec<String>,
 }
@@ -170,9 +170,9 @@ pub struct Tagged {
 pub async fn tag(
     State(app): State<App>,
     caller: Caller,
-    asked: Asked<Tagged>,
-) -> Result<(StatusCode, Json<Value>), Refusal> {
-    let Tagged { target, tags } = asked.value;
+    asked: JsonRequest<AddTagsRequest>,
+) -> Result<(StatusCode, Json<Value>), E2bRefusal> {
+    let AddTagsRequest { target, tags } = asked.value;
     let found = known(&app, &caller, &target).await?;
     owned(&caller, &found, &target)?;
     let told = tags.clone();
@@ -182,7 +182,7 @@ pub async fn tag(
 
 /// What `DELETE /templates/tags` asks for.
 #[derive(Debug, Deserialize)]
-pub struct Untagged {
+pub struct RemoveTagsRequest {
     name: String,
     tags: Vec<String>,
 }
@@ -191,9 +191,9 @@ pub struct Untagged {
 pub async fn untag(
     State(app): State<App>,
     caller: Caller,
-    asked: Asked<Untagged>,
-) -> Result<StatusCode, Refusal> {
-    let Untagged { name, tags } = asked.value;
+    asked: JsonRequest<RemoveTagsRequest>,
+) -> Result<StatusCode, E2bRefusal> {
+    let RemoveTagsRequest { name, tags } = asked.value;
     let found = known(&app, &caller, &name).await?;
     owned(&caller, &found, &name)?;
     app.blocking(async move |fleet: &Fleet| fleet.untag_template(found.id.as_str(), &tags)).await?;
@@ -206,20 +206,20 @@ pub async fn teams(_: Caller) -> Json<Value> {
 }
 
 /// A template of that name or id, whosever it is.
-pub async fn find(app: &App, asked: &str) -> Result<Option<Template>, Refusal> {
+pub async fn find(app: &App, asked: &str) -> Result<Option<Template>, E2bRefusal> {
     // A few small files: not worth a thread of its own.
     if BUILT_IN.contains(&asked) { Ok(None) } else { Ok(app.fleet().find_template(asked)?) }
 }
 
 /// One that is there and the caller may see.
-pub async fn known(app: &App, caller: &Caller, asked: &str) -> Result<Template, Refusal> {
-    let found = find(app, asked).await?.filter(|found| owners::may_see_template(caller, found));
+pub async fn known(app: &App, caller: &Caller, asked: &str) -> Result<Template, E2bRefusal> {
+    let found = find(app, asked).await?.filter(|found| authz::may_see_template(caller, found));
     found.ok_or_else(|| unknown(asked))
 }
 
 /// Lets a caller make sandboxes of a template: one of its own, of everybody's, or none at all, which others judge. What
 /// the product makes itself is made now, if it is not there.
-pub async fn usable(app: &App, caller: &Caller, asked: &str) -> Result<(), Refusal> {
+pub async fn usable(app: &App, caller: &Caller, asked: &str) -> Result<(), E2bRefusal> {
     let bare = template(asked);
     match find(app, asked).await? {
         Some(found) => owned_or_public(caller, &found, asked),
@@ -230,26 +230,29 @@ pub async fn usable(app: &App, caller: &Caller, asked: &str) -> Result<(), Refus
         }
         None => {
             let (caller, asked) = (caller.clone(), asked.to_owned());
-            Ok(app.blocking(async move |fleet: &Fleet| owners::usable(fleet, &caller, &asked)).await?)
+            Ok(app.blocking(async move |fleet: &Fleet| authz::usable(fleet, &caller, &asked)).await?)
         }
     }
 }
 
-fn owned_or_public(caller: &Caller, template: &Template, asked: &str) -> Result<(), Refusal> {
-    if owners::may_see_template(caller, template) { Ok(()) } else { Err(forbidden(asked)) }
+fn owned_or_public(caller: &Caller, template: &Template, asked: &str) -> Result<(), E2bRefusal> {
+    if authz::may_see_template(caller, template) { Ok(()) } else { Err(forbidden(asked)) }
 }
 
 /// Refuses whoever is neither its owner nor an admin.
-pub fn owned(caller: &Caller, template: &Template, asked: &str) -> Result<(), Refusal> {
-    if owners::may_change_template(caller, template) { Ok(()) } else { Err(forbidden(asked)) }
+pub fn owned(caller: &Caller, template: &Template, asked: &str) -> Result<(), E2bRefusal> {
+    if authz::may_change_template(caller, template) { Ok(()) } else { Err(forbidden(asked)) }
 }
 
-fn forbidden(asked: &str) -> Refusal {
-    Refusal::new(StatusCode::FORBIDDEN, format!("template \"{}\" is not yours", proto::text::visible(asked)))
+fn forbidden(asked: &str) -> E2bRefusal {
+    E2bRefusal::new(
+        StatusCode::FORBIDDEN,
+        format!("template \"{}\" is not yours", proto::text::visible(asked)),
+    )
 }
 
 /// The id of a snapshot that is there for this caller, or of what is always there.
-async fn snapshot(app: &App, caller: &Caller, asked: &str) -> Result<String, Refusal> {
+async fn snapshot(app: &App, caller: &Caller, asked: &str) -> Result<String, E2bRefusal> {
     let key = template(asked);
     if BUILT_IN.contains(&key.as_str()) {
         return Ok(key);
@@ -259,12 +262,15 @@ async fn snapshot(app: &App, caller: &Caller, asked: &str) -> Result<String, Ref
     let caller = caller.clone();
     let found = app
         .blocking(async move |fleet: &Fleet| {
-            Ok::<_, Failure>(owners::snapshots(fleet, &caller)?.into_iter().find(is))
+            Ok::<_, Failure>(authz::snapshots(fleet, &caller)?.into_iter().find(is))
         })
         .await?;
     found.map(|snapshot| snapshot.id.to_string()).ok_or_else(|| unknown(asked))
 }
 
-fn unknown(asked: &str) -> Refusal {
-    Refusal::new(StatusCode::NOT_FOUND, format!("template \"{}\" was not found", proto::text::visible(asked)))
+fn unknown(asked: &str) -> E2bRefusal {
+    E2bRefusal::new(
+        StatusCode::NOT_FOUND,
+        format!("template \"{}\" was not found", proto::text::visible(asked)),
+    )
 }

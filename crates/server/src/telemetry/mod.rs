@@ -58,7 +58,7 @@ impl Telemetry {
                 .because(why)
                 .hint("give its address: --otlp http://127.0.0.1:4318")
         };
-        let sender = send::Sender::new(base, runtime.clone()).map_err(wrong)?;
+        let sender = send::OtlpSender::new(base, runtime.clone()).map_err(wrong)?;
         let failed = |error: opentelemetry_otlp::ExporterBuildError| wrong(error.to_string());
         let spans = SpanExporter::builder()
             .with_http()
@@ -137,7 +137,7 @@ impl Telemetry {
             Ok((statuses, fleet.last_event()?))
         });
         let (statuses, events) = found.await?;
-        for status in [Status::Running, Status::Paused, Status::Stopped, Status::Dead, Status::Lost] {
+        for status in [Status::Running, Status::Paused, Status::Stopped, Status::Dead, Status::Interrupted] {
             let count = statuses.iter().filter(|found| **found == status).count() as u64;
             self.bodies.record(count, &[KeyValue::new("status", status.name())]);
         }

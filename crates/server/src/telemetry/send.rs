@@ -15,20 +15,20 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Sends to one collector.
 #[derive(Clone)]
-pub struct Sender {
+pub struct OtlpSender {
     host: String,
     port: u16,
     tls: Option<Arc<ClientConfig>>,
     runtime: Handle,
 }
 
-impl std::fmt::Debug for Sender {
+impl std::fmt::Debug for OtlpSender {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Sender({}:{})", self.host, self.port)
     }
 }
 
-impl Sender {
+impl OtlpSender {
     /// To a collector at that address.
     pub fn new(url: &str, runtime: Handle) -> Result<Self, String> {
         let uri: Uri = url.parse().map_err(|_| "it is no address")?;
@@ -54,7 +54,7 @@ impl Sender {
     }
 }
 
-impl HttpClient for Sender {
+impl HttpClient for OtlpSender {
     fn send_bytes<'life, 'sent>(
         &'life self,
         request: Request<Bytes>,
@@ -99,7 +99,7 @@ mod tests {
 
     #[tokio::test]
     async fn collectors_have_an_address_of_the_web() {
-        let place = |url: &str| Sender::new(url, Handle::current()).map(|sender| format!("{sender:?}"));
+        let place = |url: &str| OtlpSender::new(url, Handle::current()).map(|sender| format!("{sender:?}"));
         assert_eq!(place("http://127.0.0.1:4318").as_deref(), Ok("Sender(127.0.0.1:4318)"));
         assert_eq!(place("https://collector.example").as_deref(), Ok("Sender(collector.example:443)"));
         for bad in ["", "127.0.0.1:4318", "grpc://a", "http://", "/v1"] {

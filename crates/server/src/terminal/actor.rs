@@ -6,39 +6,39 @@
 
 use std::{sync::Arc, time::Instant};
 
-use fleet::{Exec, Output, TtySize};
+use fleet::{Exec, OutputChunk, TtySize};
 use proto::Failure;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::{
     screen::Screen,
-    viewer::{ControlBox, Frame, Right, Seat, Viewer},
+    viewer::{ControlBox, Viewer, ViewerFrame, ViewerRight, ViewerSeat},
 };
 
 const ORDERS_MAX: usize = 64;
 const VIEWERS_MAX: usize = 64;
 
 /// What the task is asked to do.
-pub enum Order {
+pub enum TerminalOrder {
     /// Let somebody watch; answered with its seat, or not at all if there is none left.
-    Join(Right, Option<TtySize>, oneshot::Sender<Option<Seat>>),
+    Join(ViewerRight, Option<TtySize>, oneshot::Sender<Option<ViewerSeat>>),
     /// The command's terminal has a new size.
     Resized(TtySize),
 }
 
 /// Reaches the task of a terminal.
-pub type Orders = mpsc::Sender<Order>;
+pub type TerminalOrders = mpsc::Sender<TerminalOrder>;
 
 /// The task's own end.
-pub struct Actor {
-    orders: mpsc::Receiver<Order>,
+pub struct TerminalActor {
+    orders: mpsc::Receiver<TerminalOrder>,
     room: Arc<Notify>,
     screen: Screen,
     viewers: Vec<Viewer>,
 }
 
-impl Actor {
-    pub fn new(size: TtySize) -> (Self, Orders) {
+impl TerminalActor {
+    pub fn new(size: TtySize) -> (Self, TerminalOrders) {
         let (sender, orders) = mpsc::channel(ORDERS_MAX);
         (Self { orders, room: Arc::default(), screen: Screen::new(size), viewers: Vec::new() }, sender)
     }
@@ -53,80 +53,80 @@ impl Actor {
             let deadline = self.deadline();
             tokio::select! {
                 order = self.orders.recv() => match order {
-                    Some(order) => self.obey(order, &control, pid),
+                    Some(order) => self.handle_order(order, &control, pid),
                     // Nobody can ask for it any more: the server stops. The command runs on.
                     None => return,
                 },
                 output = exec.next(), if !owed => match output {
-                    Ok(Some(output)) => self.pass_on(output),
+                    Ok(Some(output)) => self.send_output(output),
                     Ok(None) => break Ok(()),
                     Err(failure) => break Err(failure),
                 },
-                () = self.room.notified(), if uneven => self.settle(),
-                () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now).into()), if deadline.is_some() => self.give_up(),
+                () = self.room.notified(), if uneven => self.sync_viewers(),
+                () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now).into()), if deadline.is_some() => self.drop_slow_viewers(),
             }
         };
         let ended = match heard {
             Ok(()) => exec.finish().await,
             Err(failure) => Err(failure),
         };
-        self.dismiss(ended);
+        self.send_end(ended);
     }
 
-    fn obey(&mut self, order: Order, control: &ControlBox, pid: u32) {
+    fn handle_order(&mut self, order: TerminalOrder, control: &ControlBox, pid: u32) {
         match order {
-            Order::Join(right, size, answer) => {
+            TerminalOrder::Join(right, size, answer) => {
                 let seat = (self.viewers.len() < VIEWERS_MAX).then(|| {
                     if let Some(size) = size {
-                        self.resized(size);
+                        self.set_size(size);
                     }
                     let (mut viewer, frames) = Viewer::new(right);
-                    viewer.tell(self.shown());
+                    viewer.tell(self.screen_frame());
                     self.viewers.push(viewer);
-                    Seat { frames, room: self.room.clone(), control: control.clone(), pid }
+                    ViewerSeat { frames, room: self.room.clone(), control: control.clone(), pid }
                 });
                 // One who left in the meantime is found to be gone.
                 let _ = answer.send(seat);
             }
-            Order::Resized(size) => self.resized(size),
+            TerminalOrder::Resized(size) => self.set_size(size),
         }
     }
 
-    fn resized(&mut self, size: TtySize) {
+    fn set_size(&mut self, size: TtySize) {
         if size == self.screen.size() {
             return;
         }
         self.screen.resize(size);
-        self.viewers.iter_mut().for_each(|viewer| viewer.tell(Frame::Size(size)));
+        self.viewers.iter_mut().for_each(|viewer| viewer.tell(ViewerFrame::Size(size)));
     }
 
-    fn pass_on(&mut self, output: Output) {
-        let (Output::Tty(bytes) | Output::Stdout(bytes) | Output::Stderr(bytes)) = output;
+    fn send_output(&mut self, output: OutputChunk) {
+        let (OutputChunk::Tty(bytes) | OutputChunk::Stdout(bytes) | OutputChunk::Stderr(bytes)) = output;
         self.screen.feed(&bytes);
         self.viewers.iter_mut().for_each(|viewer| viewer.give(&bytes));
     }
 
-    fn shown(&self) -> Frame {
-        Frame::Screen(self.screen.size(), self.screen.restore())
+    fn screen_frame(&self) -> ViewerFrame {
+        ViewerFrame::Screen(self.screen.size(), self.screen.restore())
     }
 
-    fn settle(&mut self) {
+    fn sync_viewers(&mut self) {
         let Self { viewers, screen, .. } = self;
         // One who is behind gets the screen with all that was passed on, and so with what others are still owed.
         for viewer in viewers.iter_mut().filter(|viewer| !viewer.is_even()) {
-            viewer.settle(|| Frame::Screen(screen.size(), screen.restore()));
+            viewer.settle(|| ViewerFrame::Screen(screen.size(), screen.restore()));
         }
     }
 
     /// When to give somebody up; never for one who types alone.
     fn deadline(&self) -> Option<Instant> {
         match &self.viewers[..] {
-            [alone] if alone.right == Right::Type => None,
+            [alone] if alone.right == ViewerRight::Type => None,
             viewers => viewers.iter().filter_map(Viewer::deadline).min(),
         }
     }
 
-    fn give_up(&mut self) {
+    fn drop_slow_viewers(&mut self) {
         let now = Instant::now();
         self.viewers
             .iter_mut()
@@ -134,14 +134,14 @@ impl Actor {
             .for_each(Viewer::give_up);
     }
 
-    fn dismiss(self, ended: Result<fleet::Ended, Failure>) {
+    fn send_end(self, ended: Result<fleet::ExecEnd, Failure>) {
         let last = match ended {
-            Ok(ended) => Frame::Ended(ended),
-            Err(failure) => Frame::Lost(failure.to_string()),
+            Ok(ended) => ViewerFrame::Ended(ended),
+            Err(failure) => ViewerFrame::Lost(failure.to_string()),
         };
         let (size, shown) = (self.screen.size(), self.screen.restore());
         for viewer in self.viewers {
-            viewer.dismiss(|| Frame::Screen(size, shown.clone()), last.clone());
+            viewer.dismiss(|| ViewerFrame::Screen(size, shown.clone()), last.clone());
         }
     }
 }

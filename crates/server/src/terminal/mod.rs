@@ -15,9 +15,9 @@ mod viewer;
 use fleet::TtySize;
 use proto::{Failure, Kind};
 
-pub use actor::{Order, Orders};
-pub use registry::{Asked, Terminals};
-pub use viewer::{Frame, Right, Seat};
+pub use actor::{TerminalOrder, TerminalOrders};
+pub use registry::{TerminalRequest, Terminals};
+pub use viewer::{ViewerFrame, ViewerRight, ViewerSeat};
 
 /// Largest terminal; a cell of the screen is some twenty bytes, for each of two screens.
 const COLS_MAX: u16 = 1000;

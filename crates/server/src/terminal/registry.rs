@@ -10,31 +10,31 @@ use proto::{BodyId, Failure, Kind};
 use tokio::sync::{Mutex, oneshot};
 
 use super::{
-    actor::{Actor, Order, Orders},
+    actor::{TerminalActor, TerminalOrder, TerminalOrders},
     tag,
-    viewer::{Right, Seat},
+    viewer::{ViewerRight, ViewerSeat},
 };
 use crate::App;
 
 /// How often a terminal that ends in this very moment is asked for again.
 const TRIES: usize = 3;
 
-type Key = (BodyId, String);
-type Slot = Arc<Mutex<Option<Orders>>>;
+type TerminalKey = (BodyId, String);
+type TerminalSlot = Arc<Mutex<Option<TerminalOrders>>>;
 
 /// All terminals that this server holds.
 #[derive(Debug, Clone, Default)]
-pub struct Terminals(Arc<Plain<HashMap<Key, Slot>>>);
+pub struct Terminals(Arc<Plain<HashMap<TerminalKey, TerminalSlot>>>);
 
 /// A terminal that is asked for.
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub struct TerminalRequest {
     /// Where.
     pub body: BodyId,
     /// Which.
     pub name: String,
     /// What the caller may do.
-    pub right: Right,
+    pub right: ViewerRight,
     /// How large it is to be; of one that runs, none leaves it as it is.
     pub size: Option<TtySize>,
     /// What runs in it, if it must be made.
@@ -48,12 +48,16 @@ impl Terminals {
     }
 
     /// A seat at a terminal, which is made if there is none and the caller may type.
-    pub async fn join(&self, app: &App, asked: &Asked) -> Result<(Seat, Orders), Failure> {
+    pub async fn join(
+        &self,
+        app: &App,
+        asked: &TerminalRequest,
+    ) -> Result<(ViewerSeat, TerminalOrders), Failure> {
         for _ in 0..TRIES {
             let orders = self.find_or_make(app, asked).await?;
-            let size = asked.size.filter(|_| asked.right == Right::Type);
+            let size = asked.size.filter(|_| asked.right == ViewerRight::Type);
             let (answer, seat) = oneshot::channel();
-            if orders.send(Order::Join(asked.right, size, answer)).await.is_err() {
+            if orders.send(TerminalOrder::Join(asked.right, size, answer)).await.is_err() {
                 continue;
             }
             match seat.await {
@@ -74,7 +78,7 @@ impl Terminals {
             .hint("connect again to begin a new one"))
     }
 
-    async fn find_or_make(&self, app: &App, asked: &Asked) -> Result<Orders, Failure> {
+    async fn find_or_make(&self, app: &App, asked: &TerminalRequest) -> Result<TerminalOrders, Failure> {
         let key = (asked.body.clone(), asked.name.clone());
         let slot = self.slots().entry(key.clone()).or_default().clone();
         // Two who ask for the same terminal at once get the same one.
@@ -98,7 +102,7 @@ impl Terminals {
     }
 
     /// Starts the task of a terminal; answers when its command is found or has started.
-    async fn begin(&self, app: &App, asked: &Asked) -> Result<Orders, Failure> {
+    async fn begin(&self, app: &App, asked: &TerminalRequest) -> Result<TerminalOrders, Failure> {
         let (told, answer) = oneshot::channel();
         let (app, terminals, asked) = (app.clone(), self.clone(), asked.clone());
         tokio::spawn(async move {
@@ -106,7 +110,7 @@ impl Terminals {
             let tag = tag(&asked.name);
             let found = match fleet.attach(&asked.body, &tag).await {
                 Ok(Some(exec)) => Ok(exec),
-                Ok(None) if asked.right == Right::Watch => Err(Failure::new(
+                Ok(None) if asked.right == ViewerRight::Watch => Err(Failure::new(
                     Kind::NotFound,
                     format!("Body {} has no terminal {:?}", asked.body, asked.name),
                 )
@@ -119,7 +123,7 @@ impl Terminals {
             match found {
                 Ok(exec) => {
                     let size = asked.size.or(asked.command.tty).unwrap_or(TtySize { cols: 80, rows: 24 });
-                    let (actor, orders) = Actor::new(size);
+                    let (actor, orders) = TerminalActor::new(size);
                     let _ = told.send(Ok(orders));
                     actor.run(exec).await;
                     terminals.forget(&(asked.body, asked.name));
@@ -131,18 +135,18 @@ impl Terminals {
     }
 
     /// Drops the slot of a terminal that has ended, unless somebody is asking for it right now.
-    fn forget(&self, key: &Key) {
+    fn forget(&self, key: &TerminalKey) {
         let mut slots = self.slots();
-        let unused = |slot: &Slot| {
+        let unused = |slot: &TerminalSlot| {
             Arc::strong_count(slot) == 1
-                && slot.try_lock().is_ok_and(|held| held.as_ref().is_none_or(Orders::is_closed))
+                && slot.try_lock().is_ok_and(|held| held.as_ref().is_none_or(TerminalOrders::is_closed))
         };
         if slots.get(key).is_some_and(unused) {
             slots.remove(key);
         }
     }
 
-    fn slots(&self) -> MutexGuard<'_, HashMap<Key, Slot>> {
+    fn slots(&self) -> MutexGuard<'_, HashMap<TerminalKey, TerminalSlot>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -16,13 +16,13 @@ pub struct Screen {
     size: TtySize,
     /// The first bytes of a character whose rest is still to come.
     partial: Vec<u8>,
-    modes: Modes,
+    modes: TerminalModes,
 }
 
 impl Screen {
     /// A blank one.
     pub fn new(size: TtySize) -> Self {
-        Self { terminal: blank(size), size, partial: Vec::new(), modes: Modes::default() }
+        Self { terminal: blank(size), size, partial: Vec::new(), modes: TerminalModes::default() }
     }
 
     /// How large it is.
@@ -111,15 +111,15 @@ const PRIVATE: [u16; 8] = [1000, 1002, 1003, 1004, 1005, 1006, 1015, 2004];
 const PARAMETERS_LEN_MAX: usize = 64;
 
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Modes {
+struct TerminalModes {
     set: [bool; PRIVATE.len()],
     keypad: bool,
-    place: Place,
+    place: ScreenPlace,
     parameters: String,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-enum Place {
+enum ScreenPlace {
     #[default]
     Text,
     Escape,
@@ -127,12 +127,12 @@ enum Place {
     Other,
 }
 
-impl Modes {
+impl TerminalModes {
     fn feed(&mut self, bytes: &[u8]) {
         // Most output holds no escape at all.
         let mut rest = bytes;
         while !rest.is_empty() {
-            if self.place == Place::Text {
+            if self.place == ScreenPlace::Text {
                 match rest.iter().position(|byte| *byte == 0x1b) {
                     Some(at) => rest = &rest[at..],
                     None => return,
@@ -145,30 +145,30 @@ impl Modes {
 
     fn step(&mut self, byte: u8) {
         self.place = match (&self.place, byte) {
-            (_, 0x1b) => Place::Escape,
-            (Place::Escape, b'[') => {
+            (_, 0x1b) => ScreenPlace::Escape,
+            (ScreenPlace::Escape, b'[') => {
                 self.parameters.clear();
-                Place::Other
+                ScreenPlace::Other
             }
-            (Place::Escape, b'=' | b'>') => {
+            (ScreenPlace::Escape, b'=' | b'>') => {
                 self.keypad = byte == b'=';
-                Place::Text
+                ScreenPlace::Text
             }
-            (Place::Escape, b'c') => {
+            (ScreenPlace::Escape, b'c') => {
                 *self = Self::default();
-                Place::Text
+                ScreenPlace::Text
             }
-            (Place::Other, b'?') if self.parameters.is_empty() => Place::Private,
-            (Place::Private, b'0'..=b'9' | b';') if self.parameters.len() < PARAMETERS_LEN_MAX => {
+            (ScreenPlace::Other, b'?') if self.parameters.is_empty() => ScreenPlace::Private,
+            (ScreenPlace::Private, b'0'..=b'9' | b';') if self.parameters.len() < PARAMETERS_LEN_MAX => {
                 self.parameters.push(char::from(byte));
-                Place::Private
+                ScreenPlace::Private
             }
-            (Place::Private, b'h' | b'l') => {
+            (ScreenPlace::Private, b'h' | b'l') => {
                 self.switch(byte == b'h');
-                Place::Text
+                ScreenPlace::Text
             }
             // Some other sequence: whatever it is, the next escape begins the next one.
-            _ => Place::Text,
+            _ => ScreenPlace::Text,
         };
     }
 
@@ -247,7 +247,7 @@ mod tests {
         let restored = shown.restore();
         assert!(restored.starts_with(b"\x1bc\x1b[?1006h\x1b[?2004h\x1b="), "{restored:?}");
         assert_eq!(screen(&[&restored]).modes.set, shown.modes.set);
-        assert_eq!(screen(&[b"\x1b[?2004h", b"\x1bc"]).modes, Modes::default());
+        assert_eq!(screen(&[b"\x1b[?2004h", b"\x1bc"]).modes, TerminalModes::default());
         assert_eq!(screen(&[b"\x1b[?20", b"04h"]).modes.restore(), "\x1b[?2004h");
     }
 

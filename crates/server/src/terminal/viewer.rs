@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fleet::{Control, Ended, TtySize};
+use fleet::{ExecControl, ExecEnd, TtySize};
 use tokio::sync::{Notify, mpsc};
 
 /// Frames that wait for one viewer; each holds at most what one read of a terminal gives, 16 KiB, or a screen.
@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a viewer may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Right {
+pub enum ViewerRight {
     /// Look.
     Watch,
     /// Look, type and resize.
@@ -25,7 +25,7 @@ pub enum Right {
 
 /// What a viewer is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Frame {
+pub enum ViewerFrame {
     /// What the terminal wrote, next.
     Output(Bytes),
     /// The whole screen: whatever was shown before is replaced by this.
@@ -33,15 +33,15 @@ pub enum Frame {
     /// Somebody changed the size.
     Size(TtySize),
     /// The command has ended; the last frame.
-    Ended(Ended),
+    Ended(ExecEnd),
     /// The terminal was lost; the last frame.
     Lost(String),
 }
 
 /// A viewer's own end.
 #[derive(Debug)]
-pub struct Seat {
-    pub(super) frames: mpsc::Receiver<Frame>,
+pub struct ViewerSeat {
+    pub(super) frames: mpsc::Receiver<ViewerFrame>,
     pub(super) room: Arc<Notify>,
     /// Reaches the command.
     pub control: ControlBox,
@@ -49,9 +49,9 @@ pub struct Seat {
     pub pid: u32,
 }
 
-/// [`Control`] has nothing to show.
+/// [`ExecControl`] has nothing to show.
 #[derive(Clone)]
-pub struct ControlBox(pub Control);
+pub struct ControlBox(pub ExecControl);
 
 impl std::fmt::Debug for ControlBox {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -59,9 +59,9 @@ impl std::fmt::Debug for ControlBox {
     }
 }
 
-impl Seat {
+impl ViewerSeat {
     /// The next frame; none after the last.
-    pub async fn next(&mut self) -> Option<Frame> {
+    pub async fn next(&mut self) -> Option<ViewerFrame> {
         let frame = self.frames.recv().await;
         self.room.notify_one();
         frame
@@ -71,13 +71,13 @@ impl Seat {
 /// The terminal's end of a viewer.
 #[derive(Debug)]
 pub struct Viewer {
-    frames: mpsc::Sender<Frame>,
-    pub right: Right,
-    state: State,
+    frames: mpsc::Sender<ViewerFrame>,
+    pub right: ViewerRight,
+    state: ViewerState,
 }
 
 #[derive(Debug)]
-enum State {
+enum ViewerState {
     /// It has all there is.
     Even,
     /// One piece waits for room.
@@ -87,9 +87,9 @@ enum State {
 }
 
 impl Viewer {
-    pub fn new(right: Right) -> (Self, mpsc::Receiver<Frame>) {
+    pub fn new(right: ViewerRight) -> (Self, mpsc::Receiver<ViewerFrame>) {
         let (frames, receiver) = mpsc::channel(QUEUE_LEN);
-        (Self { frames, right, state: State::Even }, receiver)
+        (Self { frames, right, state: ViewerState::Even }, receiver)
     }
 
     pub fn is_gone(&self) -> bool {
@@ -97,60 +97,60 @@ impl Viewer {
     }
 
     pub fn is_owed(&self) -> bool {
-        matches!(self.state, State::Owed(..))
+        matches!(self.state, ViewerState::Owed(..))
     }
 
     pub fn is_even(&self) -> bool {
-        matches!(self.state, State::Even)
+        matches!(self.state, ViewerState::Even)
     }
 
     /// When it is no longer waited for, if others watch too.
     pub fn deadline(&self) -> Option<Instant> {
         match &self.state {
-            State::Owed(_, since) => Some(*since + PATIENCE),
+            ViewerState::Owed(_, since) => Some(*since + PATIENCE),
             _ => None,
         }
     }
 
     /// Gives it the next piece, or keeps that for it. The caller brings no other piece while one is owed.
     pub fn give(&mut self, piece: &Bytes) {
-        if let State::Even = self.state
+        if let ViewerState::Even = self.state
             && let Err(mpsc::error::TrySendError::Full(_)) =
-                self.frames.try_send(Frame::Output(piece.clone()))
+                self.frames.try_send(ViewerFrame::Output(piece.clone()))
         {
-            self.state = State::Owed(piece.clone(), Instant::now());
+            self.state = ViewerState::Owed(piece.clone(), Instant::now());
         }
     }
 
     /// Tells it something that is no output. One that is full or behind learns it with the next screen.
-    pub fn tell(&mut self, frame: Frame) {
+    pub fn tell(&mut self, frame: ViewerFrame) {
         let told = self.is_even() && self.frames.try_send(frame).is_ok();
         if !told {
-            self.state = State::Behind;
+            self.state = ViewerState::Behind;
         }
     }
 
     /// Gives what is owed, if there is room by now.
-    pub fn settle(&mut self, screen: impl FnOnce() -> Frame) {
+    pub fn settle(&mut self, screen: impl FnOnce() -> ViewerFrame) {
         let Ok(permit) = self.frames.try_reserve() else { return };
-        match std::mem::replace(&mut self.state, State::Even) {
-            State::Even => {}
-            State::Owed(piece, _) => permit.send(Frame::Output(piece)),
-            State::Behind => permit.send(screen()),
+        match std::mem::replace(&mut self.state, ViewerState::Even) {
+            ViewerState::Even => {}
+            ViewerState::Owed(piece, _) => permit.send(ViewerFrame::Output(piece)),
+            ViewerState::Behind => permit.send(screen()),
         }
     }
 
     /// Waits for it no longer.
     pub fn give_up(&mut self) {
-        self.state = State::Behind;
+        self.state = ViewerState::Behind;
     }
 
     /// Its last frames, taken in its own time.
-    pub fn dismiss(self, screen: impl FnOnce() -> Frame, last: Frame) {
+    pub fn dismiss(self, screen: impl FnOnce() -> ViewerFrame, last: ViewerFrame) {
         let mut frames = match self.state {
-            State::Even => Vec::new(),
-            State::Owed(piece, _) => vec![Frame::Output(piece)],
-            State::Behind => vec![screen()],
+            ViewerState::Even => Vec::new(),
+            ViewerState::Owed(piece, _) => vec![ViewerFrame::Output(piece)],
+            ViewerState::Behind => vec![screen()],
         };
         frames.push(last);
         tokio::spawn(async move {

@@ -6,29 +6,27 @@ use axum::{
     Json,
     http::{HeaderMap, StatusCode},
 };
-use fleet::{Create, Fleet, Force, Lease, Then, View};
+use fleet::{BodyView, Create, Fleet, Force, Lease, Then};
 use proto::{
     BodyId, Failure, Kind, Layer, Spec,
     spec::{Access, Mount},
 };
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use utoipa::{IntoParams, ToSchema};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
-    error::{ErrorBody, Refusal},
+    error::{ErrorBody, V1Refusal},
+    extract::{BodyParam, JsonBody as Sent, QueryParams, ReadAccess, RunAccess, no_body},
+    models::{Body, BodyStatus, LayerRequest, LimitsRequest, Ports, TimeoutAction},
     page::{self, Page, PageQuery},
-    shapes::{Body, BodyStatus, OnTimeout, Ports, WantedLayer, WantedLimits},
-    take::{Asked, Body as Sent, OfBody, Reader, Runner, no_body},
 };
-use crate::{App, Caller, Scope, limits, owners};
+use crate::{App, Caller, Scope, authz, idempotency::KeyedRequest, limits};
 
 const METADATA_MAX: usize = 64;
 const METADATA_LEN_MAX: usize = 4096;
 /// A year.
 const TIMEOUT_MS_MAX: u64 = 365 * 24 * 3600 * 1000;
-const IDEMPOTENCY_LEN_MAX: usize = 255;
 const GRACE: Duration = Duration::from_secs(5);
 const GRACE_MAX: Duration = Duration::from_secs(60);
 
@@ -52,16 +50,16 @@ pub struct NewBody {
     #[schema(min_length = 1, max_length = 128, default = "host")]
     pub template: Option<String>,
     /// How it is held; without, the strongest that this host runs at interactive speed.
-    pub layer: Option<WantedLayer>,
+    pub layer: Option<LayerRequest>,
     /// Limits that differ from the host's defaults.
-    pub limits: Option<WantedLimits>,
+    pub limits: Option<LimitsRequest>,
     /// Environment of every process in it.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// What it sees of the host by name; only keys of scope `admin` may ask for that.
     #[serde(default)]
     #[schema(max_items = 64)]
-    pub mounts: Vec<WantedMount>,
+    pub mounts: Vec<MountRequest>,
     /// Where commands run.
     #[schema(max_length = 4095)]
     pub workdir: Option<String>,
@@ -76,7 +74,7 @@ pub struct NewBody {
     pub timeout_ms: Option<u64>,
     /// What becomes of it then.
     #[serde(default)]
-    pub on_timeout: OnTimeout,
+    pub on_timeout: TimeoutAction,
     /// Who may reach its ports.
     #[serde(default)]
     pub ports: Ports,
@@ -85,14 +83,31 @@ pub struct NewBody {
 /// A directory or file of the host that a Body is to see.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct WantedMount {
+pub struct MountRequest {
     /// Where it is on the host.
     pub source: String,
     /// Where the Body sees it.
     pub target: String,
-    /// Whether the Body may change it.
+    /// Whether the Body may change it; git directories stay read-only.
     #[serde(default)]
     pub writable: bool,
+    /// Whether it may change git directories, too. Git on the host then runs what the Body wrote there.
+    #[serde(default)]
+    pub unprotected: bool,
+}
+
+impl MountRequest {
+    fn access(&self) -> Result<Access, Failure> {
+        match (self.writable, self.unprotected) {
+            (false, false) => Ok(Access::ReadOnly),
+            (true, false) => Ok(Access::ReadWrite),
+            (true, true) => Ok(Access::Unprotected),
+            (false, true) => {
+                Err(Failure::new(Kind::Usage, "a mount that is not writable needs no `unprotected`")
+                    .hint("say `\"writable\": true` too, or leave `unprotected` out"))
+            }
+        }
+    }
 }
 
 /// Which Bodies.
@@ -116,9 +131,9 @@ pub struct ListQuery {
     responses((status = 200, description = "A page of Bodies", body = Page<Body>), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn list(
     state: axum::extract::State<App>,
-    Reader(caller): Reader,
-    Asked(query): Asked<ListQuery>,
-) -> Result<Json<Page<Body>>, Refusal> {
+    ReadAccess(caller): ReadAccess,
+    QueryParams(query): QueryParams<ListQuery>,
+) -> Result<Json<Page<Body>>, V1Refusal> {
     let app = state.0;
     let bodies = app.blocking(async move |fleet: &Fleet| {
         let views = fleet.list()?.into_iter().map(|view| (fleet.lease(view.id()).ok().flatten(), view));
@@ -145,31 +160,31 @@ async fn list(
         (status = "default", description = "Refused", body = ErrorBody)))]
 async fn create(
     state: axum::extract::State<App>,
-    Runner(caller): Runner,
+    RunAccess(caller): RunAccess,
     headers: HeaderMap,
     wanted: Option<Sent<NewBody>>,
-) -> Result<(StatusCode, Json<Body>), Refusal> {
+) -> Result<(StatusCode, Json<Body>), V1Refusal> {
     let app = state.0;
-    let request = idempotency(&headers)?.map(|key| format!("{}:{key}", caller.key));
-    // Whoever repeats a request that is still under way waits for it.
-    let _turn = match &request {
-        Some(request) => Some(app.services().turn(request).await),
+    let wanted = wanted.map(|Sent(wanted)| wanted).unwrap_or_default();
+    let said = serde_json::to_vec(&wanted).unwrap_or_default();
+    let request = KeyedRequest::of(&headers, &caller, &said).map_err(Failure::from)?;
+    // A caller that repeats a request which is still under way waits for it.
+    let mut turn = match &request {
+        Some(request) => Some(app.turns().take(request).await),
         None => None,
     };
-    let wanted = wanted.map(|Sent(wanted)| wanted).unwrap_or_default();
-    let mark = request.map(|request| Mark { says: said_by(&wanted), request });
-    if let Some(mark) = mark.clone()
-        && let Some(view) = app.blocking(async move |fleet: &Fleet| made_before(fleet, &mark)).await?
+    if let (Some(request), Some(turn)) = (&request, &turn)
+        && let Some((view, lease)) = request.find_made(&app, turn).await.map_err(Failure::from)?
     {
-        return Ok((StatusCode::OK, Json(view)));
+        return Ok((StatusCode::OK, Json(Body::new(view, lease))));
     }
-    let create = wanted.into_create(&caller, mark.map(|mark| mark.text()))?;
+    let create = wanted.into_create(&caller, request.map(|request| request.mark()))?;
     if create.layer == Some(Layer::Microvm) && !app.fleet().has_microvms() {
         let failure = Failure::new(Kind::Conflict, "microVMs are not set up on this server");
         return Err(failure.hint("set them up once, on its host: pal setup microvm").into());
     }
     let (asking, template) = (caller.clone(), create.template.clone());
-    app.blocking(async move |fleet: &Fleet| owners::usable(fleet, &asking, &template)).await?;
+    app.blocking(async move |fleet: &Fleet| authz::usable(fleet, &asking, &template)).await?;
     let admitted = limits::admit(&app, &caller, &create).await?;
     let lease = create.lease.clone();
     let made = app.blocking(async move |fleet: &Fleet| {
@@ -178,6 +193,9 @@ async fn create(
         view
     });
     let view = made.await?;
+    if let Some(turn) = &mut turn {
+        **turn = Some(view.id().clone());
+    }
     if let Some(lease) = &lease {
         app.timer().note(view.id(), lease);
     }
@@ -195,8 +213,8 @@ impl NewBody {
         }
         check_metadata(&self.metadata)?;
         let then = match self.on_timeout {
-            OnTimeout::Remove => Then::Kill,
-            OnTimeout::Pause => Then::Pause(fleet::Rest::Memory),
+            TimeoutAction::Remove => Then::Kill,
+            TimeoutAction::Pause => Then::Pause(fleet::Rest::Memory),
         };
         let mut lease = match self.timeout_ms {
             Some(timeout) if timeout == 0 || timeout > TIMEOUT_MS_MAX => {
@@ -210,17 +228,16 @@ impl NewBody {
         lease.metadata = self.metadata;
         lease.request = request;
         lease.traffic_token = token_for(self.ports)?;
-        let mount = |mount: WantedMount| Mount {
-            source: mount.source.into(),
-            target: mount.target.into(),
-            access: if mount.writable { Access::ReadWrite } else { Access::ReadOnly },
+        let mount = |mount: MountRequest| -> Result<Mount, Failure> {
+            let access = mount.access()?;
+            Ok(Mount { source: mount.source.into(), target: mount.target.into(), access })
         };
         Ok(Create {
             layer: self.layer.map(Into::into),
             template: self.template.unwrap_or_else(|| "host".into()),
             limits: self.limits.unwrap_or_default().into(),
             env: self.env,
-            mounts: self.mounts.into_iter().map(mount).collect(),
+            mounts: self.mounts.into_iter().map(mount).collect::<Result<_, _>>()?,
             workdir: self.workdir,
             user: self.user,
             lease: Some(lease),
@@ -247,62 +264,13 @@ fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<(), Failure> {
         .hint(format!("at most {METADATA_MAX} pairs and {METADATA_LEN_MAX} bytes together")))
 }
 
-fn idempotency(headers: &HeaderMap) -> Result<Option<String>, Failure> {
-    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
-    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(byte);
-    match value.to_str() {
-        Ok(key) if (1..=IDEMPOTENCY_LEN_MAX).contains(&key.len()) && key.as_bytes().iter().all(plain) => {
-            Ok(Some(key.to_owned()))
-        }
-        _ => Err(Failure::new(Kind::Usage, "that Idempotency-Key cannot be used")
-            .hint("use 1 to 255 letters, digits, `-`, `_`, `.` or `:`")),
-    }
-}
-
-/// What a Body carries of the request that made it: whose and which it was, and a hash of what it said.
-#[derive(Debug, Clone)]
-struct Mark {
-    request: String,
-    says: String,
-}
-
-impl Mark {
-    /// No key of a request has a `#`.
-    fn text(&self) -> String {
-        format!("{}#{}", self.request, self.says)
-    }
-}
-
-fn said_by(wanted: &NewBody) -> String {
-    proto::event::hex(&Sha256::digest(serde_json::to_vec(wanted).unwrap_or_default())[..16])
-}
-
-/// The Body that the same request made before. One that says something else must not be answered with it.
-fn made_before(fleet: &Fleet, mark: &Mark) -> Result<Option<Body>, Failure> {
-    let said = |lease: &Lease| match lease.request.as_deref()?.split_once('#') {
-        Some((request, says)) => (request == mark.request).then(|| says.to_owned()),
-        // Of an earlier version, which did not keep what was said.
-        None => (lease.request.as_ref() == Some(&mark.request)).then(|| mark.says.clone()),
-    };
-    let Some((id, lease, said)) =
-        fleet.leased()?.into_iter().find_map(|(id, lease)| said(&lease).map(|said| (id, lease, said)))
-    else {
-        return Ok(None);
-    };
-    if said != mark.says {
-        return Err(Failure::new(Kind::Conflict, "this Idempotency-Key was used for another request")
-            .hint("use a new key for each new request"));
-    }
-    Ok(fleet.view(&id).ok().map(|view| Body::new(view, Some(lease))))
-}
-
 pub fn may_see(caller: &Caller, lease: Option<&Lease>) -> bool {
     caller.scope == Scope::Admin
         || lease.is_some_and(|lease| lease.owner.as_deref() == Some(caller.key.as_str()))
 }
 
 /// A Body that this caller may know of. To others it is not there.
-pub fn own(fleet: &Fleet, caller: &Caller, id: &BodyId) -> Result<(View, Option<Lease>), Failure> {
+pub fn own(fleet: &Fleet, caller: &Caller, id: &BodyId) -> Result<(BodyView, Option<Lease>), Failure> {
     let view = fleet
         .view(id)
         .map_err(|failure| if failure.kind == Kind::NotFound { no_body(id.as_str()) } else { failure })?;
@@ -320,9 +288,9 @@ pub async fn owned(app: &App, caller: &Caller, id: &BodyId) -> Result<Spec, Fail
 }
 
 /// Does something to a Body of this caller, and tells how it is then.
-async fn change<F>(app: &App, caller: Caller, id: BodyId, act: F) -> Result<Json<Body>, Refusal>
+async fn change<F>(app: &App, caller: Caller, id: BodyId, act: F) -> Result<Json<Body>, V1Refusal>
 where
-    F: AsyncFnOnce(&Fleet, &BodyId) -> Result<View, Failure> + Send + 'static,
+    F: AsyncFnOnce(&Fleet, &BodyId) -> Result<BodyView, Failure> + Send + 'static,
 {
     let body = app.blocking(async move |fleet: &Fleet| {
         own(fleet, &caller, &id)?;
@@ -338,9 +306,9 @@ where
     responses((status = 200, description = "The Body", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn get(
     state: axum::extract::State<App>,
-    Reader(caller): Reader,
-    OfBody(id): OfBody,
-) -> Result<Json<Body>, Refusal> {
+    ReadAccess(caller): ReadAccess,
+    BodyParam(id): BodyParam,
+) -> Result<Json<Body>, V1Refusal> {
     let body = state.0.blocking(async move |fleet: &Fleet| {
         own(fleet, &caller, &id).map(|(view, lease)| Body::new(view, lease))
     });
@@ -362,10 +330,10 @@ struct RemoveQuery {
     responses((status = 204, description = "Removed"), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn remove(
     state: axum::extract::State<App>,
-    Runner(caller): Runner,
-    OfBody(id): OfBody,
-    Asked(query): Asked<RemoveQuery>,
-) -> Result<StatusCode, Refusal> {
+    RunAccess(caller): RunAccess,
+    BodyParam(id): BodyParam,
+    QueryParams(query): QueryParams<RemoveQuery>,
+) -> Result<StatusCode, V1Refusal> {
     let force = if query.force { Force::Yes } else { Force::No };
     let removed = state.0.blocking(async move |fleet: &Fleet| {
         own(fleet, &caller, &id)?;
@@ -375,14 +343,14 @@ async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Start a Body that is stopped, dead or lost.
+/// Start a Body that is stopped, dead or interrupted.
 #[utoipa::path(post, path = "/bodies/{id}/start", operation_id = "start_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")),
     responses((status = 200, description = "It runs", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn start(
     state: axum::extract::State<App>,
-    Runner(caller): Runner,
-    OfBody(id): OfBody,
-) -> Result<Json<Body>, Refusal> {
+    RunAccess(caller): RunAccess,
+    BodyParam(id): BodyParam,
+) -> Result<Json<Body>, V1Refusal> {
     change(&state.0, caller, id, async |fleet, id| fleet.start(id).await).await
 }
 
@@ -400,10 +368,10 @@ struct StopRequest {
     responses((status = 200, description = "It is stopped", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn stop(
     state: axum::extract::State<App>,
-    Runner(caller): Runner,
-    OfBody(id): OfBody,
+    RunAccess(caller): RunAccess,
+    BodyParam(id): BodyParam,
     asked: Option<Sent<StopRequest>>,
-) -> Result<Json<Body>, Refusal> {
+) -> Result<Json<Body>, V1Refusal> {
     let grace = asked.and_then(|Sent(asked)| asked.grace_ms).map_or(GRACE, Duration::from_millis);
     if grace > GRACE_MAX {
         return Err(Failure::new(Kind::Usage, "the grace is too long").hint("at most 60000 ms").into());
@@ -416,9 +384,9 @@ async fn stop(
     responses((status = 200, description = "It is paused", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn pause(
     state: axum::extract::State<App>,
-    Runner(caller): Runner,
-    OfBody(id): OfBody,
-) -> Result<Json<Body>, Refusal> {
+    RunAccess(caller): RunAccess,
+    BodyParam(id): BodyParam,
+) -> Result<Json<Body>, V1Refusal> {
     change(&state.0, caller, id, async |fleet, id| fleet.pause(id).await).await
 }
 
@@ -427,9 +395,9 @@ async fn pause(
     responses((status = 200, description = "It runs", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn resume(
     state: axum::extract::State<App>,
-    Runner(caller): Runner,
-    OfBody(id): OfBody,
-) -> Result<Json<Body>, Refusal> {
+    RunAccess(caller): RunAccess,
+    BodyParam(id): BodyParam,
+) -> Result<Json<Body>, V1Refusal> {
     change(&state.0, caller, id, async |fleet, id| fleet.resume(id).await).await
 }
 
@@ -444,20 +412,20 @@ struct ForkRequest {
 
 /// Bodies that begin where another is.
 #[derive(Debug, Serialize, ToSchema)]
-struct Forks {
+struct ForkedBodies {
     /// All of them.
     items: Vec<Body>,
 }
 
 /// Make Bodies that begin where this one is now.
 #[utoipa::path(post, path = "/bodies/{id}/fork", operation_id = "fork_body", tag = "bodies", params(("id" = String, Path, description = "Which Body")), request_body = Option<ForkRequest>,
-    responses((status = 201, description = "Made", body = Forks), (status = "default", description = "Refused", body = ErrorBody)))]
+    responses((status = 201, description = "Made", body = ForkedBodies), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn fork(
     state: axum::extract::State<App>,
-    Runner(caller): Runner,
-    OfBody(id): OfBody,
+    RunAccess(caller): RunAccess,
+    BodyParam(id): BodyParam,
     asked: Option<Sent<ForkRequest>>,
-) -> Result<(StatusCode, Json<Forks>), Refusal> {
+) -> Result<(StatusCode, Json<ForkedBodies>), V1Refusal> {
     let app = state.0;
     let count = asked.and_then(|Sent(asked)| asked.count).unwrap_or(1);
     if !(1..=100).contains(&count) {
@@ -473,7 +441,7 @@ async fn fork(
         drop(admitted);
         views.into_iter().map(|view| fleet.lease(view.id()).map(|lease| Body::new(view, lease))).collect()
     });
-    Ok((StatusCode::CREATED, Json(Forks { items: forks.await? })))
+    Ok((StatusCode::CREATED, Json(ForkedBodies { items: forks.await? })))
 }
 
 /// A fork is kept on the terms of its parent; what opens the parent's ports does not open its own.
@@ -495,10 +463,10 @@ struct AccessRequest {
     responses((status = 200, description = "Chosen", body = Body), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn access(
     state: axum::extract::State<App>,
-    Runner(caller): Runner,
-    OfBody(id): OfBody,
+    RunAccess(caller): RunAccess,
+    BodyParam(id): BodyParam,
     Sent(asked): Sent<AccessRequest>,
-) -> Result<Json<Body>, Refusal> {
+) -> Result<Json<Body>, V1Refusal> {
     let body = state.0.blocking(async move |fleet: &Fleet| {
         let (view, _) = own(fleet, &caller, &id)?;
         let token = token_for(asked.ports)?;

@@ -50,9 +50,9 @@ impl From<Kind> for ErrorKind {
     fn from(kind: Kind) -> Self {
         match kind {
             Kind::Usage => Self::Usage,
-            Kind::NotFound => Self::NotFound,
+            Kind::NotFound | Kind::CommandNotFound => Self::NotFound,
             Kind::Conflict => Self::Conflict,
-            Kind::Denied => Self::Denied,
+            Kind::Denied | Kind::CommandNotExecutable => Self::Denied,
             Kind::Limit => Self::Limit,
             Kind::Host => Self::Host,
             Kind::RestoreIncomplete => Self::RestoreIncomplete,
@@ -63,12 +63,12 @@ impl From<Kind> for ErrorKind {
 
 /// An answer that says no.
 #[derive(Debug)]
-pub struct Refusal {
+pub struct V1Refusal {
     status: StatusCode,
     failure: Failure,
 }
 
-impl Refusal {
+impl V1Refusal {
     /// With another status than the kind's own.
     pub fn with(status: StatusCode, failure: Failure) -> Self {
         Self { status, failure }
@@ -83,7 +83,7 @@ impl Refusal {
     }
 }
 
-impl From<Failure> for Refusal {
+impl From<Failure> for V1Refusal {
     fn from(failure: Failure) -> Self {
         let status =
             StatusCode::from_u16(failure.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -91,7 +91,7 @@ impl From<Failure> for Refusal {
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for V1Refusal {
     fn into_response(self) -> Response {
         let Self { status, failure } = self;
         // Causes may name paths of the host; they are for whoever runs the server.

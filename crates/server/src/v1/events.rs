@@ -23,9 +23,9 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
     bodies::owned,
-    error::{ErrorBody, Refusal},
+    error::{ErrorBody, V1Refusal},
+    extract::{QueryParams, ReadAccess, no_body},
     page,
-    take::{Asked, Reader, no_body},
 };
 use crate::{App, Caller, Scope, limits};
 
@@ -136,9 +136,9 @@ async fn about(app: &App, caller: &Caller, body: Option<String>) -> Result<Optio
     responses((status = 200, description = "Events", body = Events), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn list(
     state: State<App>,
-    Reader(caller): Reader,
-    Asked(query): Asked<EventsQuery>,
-) -> Result<Json<Events>, Refusal> {
+    ReadAccess(caller): ReadAccess,
+    QueryParams(query): QueryParams<EventsQuery>,
+) -> Result<Json<Events>, V1Refusal> {
     let app = state.0;
     let limit = page::limit(query.limit.map(u64::from))?;
     let after = place(query.after.unwrap_or(0))?;
@@ -166,11 +166,11 @@ fn place(after: u64) -> Result<u64, Failure> {
         (status = "default", description = "Refused", body = ErrorBody)))]
 async fn follow(
     state: State<App>,
-    Reader(caller): Reader,
-    Asked(query): Asked<FollowQuery>,
+    ReadAccess(caller): ReadAccess,
+    QueryParams(query): QueryParams<FollowQuery>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
-) -> Result<Response, Refusal> {
+) -> Result<Response, V1Refusal> {
     let app = state.0;
     let body = about(&app, &caller, query.body).await?;
     let after = match last_id(&headers)?.or(query.after) {
@@ -215,7 +215,7 @@ struct Follower {
     body: Option<BodyId>,
     after: u64,
     ready: std::vec::IntoIter<Event>,
-    _permit: limits::Stream,
+    _permit: limits::StreamPermit,
 }
 
 impl Follower {
@@ -294,13 +294,13 @@ struct Verdict {
 /// Check that the log is as it was written.
 #[utoipa::path(post, path = "/events/verify", operation_id = "verify_events", tag = "events",
     responses((status = 200, description = "What was found", body = Verdict), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn verify(state: State<App>, _: super::take::Admin) -> Result<Json<Verdict>, Refusal> {
+async fn verify(state: State<App>, _: super::extract::AdminAccess) -> Result<Json<Verdict>, V1Refusal> {
     let found = state.0.blocking(async |fleet: &Fleet| fleet.verify_events()).await?;
     Ok(Json(match found {
-        fleet::Verdict::Whole { events, head } => {
+        fleet::LogVerdict::Whole { events, head } => {
             Verdict { whole: true, events: Some(events), head: Some(head), seq: None, why: None }
         }
-        fleet::Verdict::Broken { seq, why } => {
+        fleet::LogVerdict::Broken { seq, why } => {
             Verdict { whole: false, events: None, head: None, seq: Some(seq), why: Some(why) }
         }
     }))

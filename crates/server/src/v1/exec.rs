@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, convert::Infallible, time::Duration};
 
 use axum::{
     Json,
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, header},
     response::{
         IntoResponse, Response,
         sse::{Event, KeepAlive, Sse},
@@ -12,8 +12,8 @@ use axum::{
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
-use fleet::{Ended, ExecRequest, Output, Stdin};
-use proto::{BodyId, Failure, Kind, failure::NO_COMMAND};
+use fleet::{ExecEnd, ExecRequest, OutputChunk, Stdin};
+use proto::{BodyId, Failure, Kind};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 use utoipa::ToSchema;
@@ -21,10 +21,10 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
     bodies::owned,
-    error::{ErrorBody, Refusal},
+    error::{ErrorBody, V1Refusal},
+    extract::{BodyParam, JsonBody as Sent, QueryParams, ReadAccess, RunAccess},
+    models::end_word,
     page::{self, Page, PageQuery},
-    shapes::end_word,
-    take::{Asked, Body as Sent, OfBody, Reader, Runner},
 };
 use crate::App;
 
@@ -63,10 +63,10 @@ struct Command {
 
 /// What a command did.
 #[derive(Debug, Clone, Serialize, ToSchema)]
-struct Ran {
+struct CommandResult {
     /// How it ended.
     #[serde(flatten)]
-    ended: HowEnded,
+    ended: CommandEnd,
     /// What it wrote; what is no text is replaced.
     stdout: String,
     /// What it complained.
@@ -77,7 +77,7 @@ struct Ran {
 
 /// How a command ended.
 #[derive(Debug, Clone, Serialize, ToSchema)]
-pub struct HowEnded {
+pub struct CommandEnd {
     /// Its exit code, as a shell would give it: 128 + signal when a signal ended it, 124 at its timeout.
     pub code: i32,
     /// The signal that ended it.
@@ -94,8 +94,8 @@ pub struct HowEnded {
     pub body_end: Option<String>,
 }
 
-impl From<Ended> for HowEnded {
-    fn from(ended: Ended) -> Self {
+impl From<ExecEnd> for CommandEnd {
+    fn from(ended: ExecEnd) -> Self {
         Self {
             code: ended.code,
             signal: ended.signal,
@@ -112,15 +112,15 @@ impl From<Ended> for HowEnded {
 /// (`{"base64"}`), then `ended` (as in the one answer) or `failed` (as an error). Who leaves the stream leaves the
 /// command running; it is recorded to its end. A command that the Body does not have is refused with 422.
 #[utoipa::path(post, path = "/bodies/{id}/exec", operation_id = "exec", tag = "exec", params(("id" = String, Path, description = "Which Body")), request_body = Command,
-    responses((status = 200, description = "It ran, or runs", content((Ran = "application/json"), (String = "text/event-stream"))),
+    responses((status = 200, description = "It ran, or runs", content((CommandResult = "application/json"), (String = "text/event-stream"))),
         (status = "default", description = "Refused", body = ErrorBody)))]
 async fn exec(
     state: axum::extract::State<App>,
-    Runner(caller): Runner,
-    OfBody(id): OfBody,
+    RunAccess(caller): RunAccess,
+    BodyParam(id): BodyParam,
     headers: HeaderMap,
     Sent(command): Sent<Command>,
-) -> Result<Response, Refusal> {
+) -> Result<Response, V1Refusal> {
     let app = state.0;
     owned(&app, &caller, &id).await?;
     let wants_stream = headers
@@ -130,12 +130,7 @@ async fn exec(
     let permit = app.services().limits().stream(&caller.key)?;
     let stdin = command.stdin.clone();
     let request = command.into_request(wants_stream)?;
-    let begun = run(app, id, request, stdin, permit).await;
-    let (started, outputs) = begun.map_err(|failure| match failure.message.starts_with(NO_COMMAND) {
-        // The Body is there; what it was asked to run is not.
-        true => Refusal::with(StatusCode::UNPROCESSABLE_ENTITY, failure),
-        false => failure.into(),
-    })?;
+    let (started, outputs) = run(app, id, request, stdin, permit).await?;
     if wants_stream {
         return Ok(stream(started, outputs).into_response());
     }
@@ -161,9 +156,9 @@ impl Command {
 }
 
 /// What the task of a command tells.
-enum Told {
-    Output(Output),
-    Ended(Ended),
+enum ExecUpdate {
+    Output(OutputChunk),
+    Ended(ExecEnd),
     Failed(Failure),
 }
 
@@ -173,8 +168,8 @@ async fn run(
     id: BodyId,
     request: ExecRequest,
     stdin: Option<String>,
-    permit: crate::limits::Stream,
-) -> Result<(u32, mpsc::Receiver<Told>), Failure> {
+    permit: crate::limits::StreamPermit,
+) -> Result<(u32, mpsc::Receiver<ExecUpdate>), Failure> {
     let (tell, heard) = mpsc::channel(QUEUE_LEN);
     let (started, answer) = oneshot::channel();
     tokio::spawn(async move {
@@ -194,9 +189,9 @@ async fn run(
         });
         let end = loop {
             match exec.next().await {
-                Ok(Some(output)) => drop(tell.send(Told::Output(output)).await),
-                Ok(None) => break exec.finish().await.map_or_else(Told::Failed, Told::Ended),
-                Err(failure) => break Told::Failed(failure),
+                Ok(Some(output)) => drop(tell.send(ExecUpdate::Output(output)).await),
+                Ok(None) => break exec.finish().await.map_or_else(ExecUpdate::Failed, ExecUpdate::Ended),
+                Err(failure) => break ExecUpdate::Failed(failure),
             }
         };
         let _ = tell.send(end).await;
@@ -205,16 +200,16 @@ async fn run(
     Ok((pid, heard))
 }
 
-async fn collect(mut outputs: mpsc::Receiver<Told>) -> Result<Ran, Failure> {
+async fn collect(mut outputs: mpsc::Receiver<ExecUpdate>) -> Result<CommandResult, Failure> {
     let (mut stdout, mut stderr, mut truncated) = (Vec::new(), Vec::new(), false);
     while let Some(told) = outputs.recv().await {
         let (kept, bytes) = match told {
-            Told::Output(Output::Stdout(bytes) | Output::Tty(bytes)) => (&mut stdout, bytes),
-            Told::Output(Output::Stderr(bytes)) => (&mut stderr, bytes),
-            Told::Failed(failure) => return Err(failure),
-            Told::Ended(ended) => {
+            ExecUpdate::Output(OutputChunk::Stdout(bytes) | OutputChunk::Tty(bytes)) => (&mut stdout, bytes),
+            ExecUpdate::Output(OutputChunk::Stderr(bytes)) => (&mut stderr, bytes),
+            ExecUpdate::Failed(failure) => return Err(failure),
+            ExecUpdate::Ended(ended) => {
                 let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-                return Ok(Ran {
+                return Ok(CommandResult {
                     ended: ended.into(),
                     stdout: text(stdout),
                     stderr: text(stderr),
@@ -229,7 +224,7 @@ async fn collect(mut outputs: mpsc::Receiver<Told>) -> Result<Ran, Failure> {
     Err(Failure::new(Kind::Internal, "the command's task was lost"))
 }
 
-fn stream(pid: u32, outputs: mpsc::Receiver<Told>) -> impl IntoResponse {
+fn stream(pid: u32, outputs: mpsc::Receiver<ExecUpdate>) -> impl IntoResponse {
     let first = Event::default().event("started").data(serde_json::json!({ "pid": pid }).to_string());
     let events = futures_util::stream::unfold((Some(first), outputs), |(first, mut outputs)| async move {
         if let Some(first) = first {
@@ -241,17 +236,17 @@ fn stream(pid: u32, outputs: mpsc::Receiver<Told>) -> impl IntoResponse {
     Sse::new(events).keep_alive(KeepAlive::default())
 }
 
-fn event(told: Told) -> Event {
+fn event(told: ExecUpdate) -> Event {
     let output = |name: &str, bytes: &[u8]| {
         Event::default().event(name).data(serde_json::json!({ "base64": STANDARD.encode(bytes) }).to_string())
     };
     match told {
-        Told::Output(Output::Stdout(bytes) | Output::Tty(bytes)) => output("stdout", &bytes),
-        Told::Output(Output::Stderr(bytes)) => output("stderr", &bytes),
-        Told::Ended(ended) => {
-            Event::default().event("ended").data(serde_json::json!(HowEnded::from(ended)).to_string())
+        ExecUpdate::Output(OutputChunk::Stdout(bytes) | OutputChunk::Tty(bytes)) => output("stdout", &bytes),
+        ExecUpdate::Output(OutputChunk::Stderr(bytes)) => output("stderr", &bytes),
+        ExecUpdate::Ended(ended) => {
+            Event::default().event("ended").data(serde_json::json!(CommandEnd::from(ended)).to_string())
         }
-        Told::Failed(failure) => {
+        ExecUpdate::Failed(failure) => {
             let said = ErrorBody {
                 kind: failure.kind.into(),
                 status: failure.kind.http_status(),
@@ -285,15 +280,15 @@ struct LogEntry {
     responses((status = 200, description = "A page of commands", body = Page<LogEntry>), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn logs(
     state: axum::extract::State<App>,
-    Reader(caller): Reader,
-    OfBody(id): OfBody,
-    Asked(query): Asked<PageQuery>,
-) -> Result<Json<Page<LogEntry>>, Refusal> {
+    ReadAccess(caller): ReadAccess,
+    BodyParam(id): BodyParam,
+    QueryParams(query): QueryParams<PageQuery>,
+) -> Result<Json<Page<LogEntry>>, V1Refusal> {
     let app = state.0;
     owned(&app, &caller, &id).await?;
     let entries = app.blocking(async move |fleet: &fleet::Fleet| {
         let entries = page::page(fleet.logs(&id)?, &query, |entry| entry.at.clone())?;
-        let shown = |entry: fleet::LogEntry| LogEntry {
+        let shown = |entry: fleet::ExecLogEntry| LogEntry {
             at: entry.at,
             argv: entry.argv,
             code: entry.code,

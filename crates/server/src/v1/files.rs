@@ -13,12 +13,12 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
     bodies::owned,
-    error::{ErrorBody, Refusal},
-    take::{Asked, OfBody, Reader, Runner},
+    error::{ErrorBody, V1Refusal},
+    extract::{BodyParam, QueryParams, ReadAccess, RunAccess},
 };
 use crate::{
     App, proxy,
-    route::{ENVD_PORT, Target},
+    route::{ENVD_PORT, PortTarget},
 };
 
 const REFUSAL_LEN_MAX: usize = 64 << 10;
@@ -47,11 +47,11 @@ struct FileQuery {
         (status = "default", description = "Refused", body = ErrorBody)))]
 async fn download(
     state: State<App>,
-    Reader(caller): Reader,
-    OfBody(id): OfBody,
-    Asked(query): Asked<FileQuery>,
+    ReadAccess(caller): ReadAccess,
+    BodyParam(id): BodyParam,
+    QueryParams(query): QueryParams<FileQuery>,
     request: Request,
-) -> Result<Response<Body>, Refusal> {
+) -> Result<Response<Body>, V1Refusal> {
     owned(&state.0, &caller, &id).await?;
     let _stream = state.0.services().limits().stream(&caller.key)?;
     let mut response = pass(state.0, &id, &query, Method::GET, request).await?;
@@ -65,11 +65,11 @@ async fn download(
     responses((status = 204, description = "Written"), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn upload(
     state: State<App>,
-    Runner(caller): Runner,
-    OfBody(id): OfBody,
-    Asked(query): Asked<FileQuery>,
+    RunAccess(caller): RunAccess,
+    BodyParam(id): BodyParam,
+    QueryParams(query): QueryParams<FileQuery>,
     request: Request,
-) -> Result<StatusCode, Refusal> {
+) -> Result<StatusCode, V1Refusal> {
     owned(&state.0, &caller, &id).await?;
     let _stream = state.0.services().limits().stream(&caller.key)?;
     pass(state.0, &id, &query, Method::POST, request).await?;
@@ -83,7 +83,7 @@ async fn pass(
     query: &FileQuery,
     method: Method,
     mut request: Request,
-) -> Result<Response<Body>, Refusal> {
+) -> Result<Response<Body>, V1Refusal> {
     if query.path.is_empty() || query.path.contains('\0') {
         return Err(Failure::new(Kind::Usage, "that is no path").into());
     }
@@ -100,7 +100,7 @@ async fn pass(
     headers.insert(header::HOST, HeaderValue::from_static("guest"));
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     headers.insert("x-access-token", HeaderValue::from_str(&token).unwrap_or(HeaderValue::from_static("")));
-    let response = proxy::pass(app, Target { body: id.to_string(), port: ENVD_PORT }, request).await;
+    let response = proxy::forward(app, PortTarget { body: id.to_string(), port: ENVD_PORT }, request).await;
     if response.status().is_success() { Ok(response) } else { Err(refusal(id, response).await) }
 }
 
@@ -113,7 +113,7 @@ fn uri(query: &FileQuery) -> Result<Uri, Failure> {
     format!("/files?{}", pairs.finish()).parse().map_err(|_| Failure::new(Kind::Usage, "that is no path"))
 }
 
-async fn refusal(id: &BodyId, response: Response<Body>) -> Refusal {
+async fn refusal(id: &BodyId, response: Response<Body>) -> V1Refusal {
     let status = response.status();
     let said = Limited::new(response.into_body(), REFUSAL_LEN_MAX)
         .collect()
@@ -129,9 +129,9 @@ async fn refusal(id: &BodyId, response: Response<Body>) -> Refusal {
         StatusCode::NOT_FOUND => Failure::new(Kind::NotFound, message).into(),
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Failure::new(Kind::Denied, message).into(),
         StatusCode::INSUFFICIENT_STORAGE => {
-            Refusal::with(StatusCode::INSUFFICIENT_STORAGE, Failure::new(Kind::Limit, message))
+            V1Refusal::with(StatusCode::INSUFFICIENT_STORAGE, Failure::new(Kind::Limit, message))
         }
-        StatusCode::RANGE_NOT_SATISFIABLE => Refusal::with(status, Failure::new(Kind::Usage, message)),
+        StatusCode::RANGE_NOT_SATISFIABLE => V1Refusal::with(status, Failure::new(Kind::Usage, message)),
         status if status.is_server_error() => Failure::new(Kind::Conflict, message).into(),
         _ => Failure::new(Kind::Usage, message).into(),
     }

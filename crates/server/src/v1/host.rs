@@ -1,20 +1,20 @@
 //! The host and the keys: what it can do, what nobody needs, who may call.
 
 use axum::{Json, extract::State, http::StatusCode};
-use fleet::{Fleet, Sweep};
+use fleet::{Fleet, GcMode};
 use proto::{Failure, Kind};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
-    error::{ErrorBody, Refusal},
-    shapes::MechanismState,
-    take::{Admin, Body as Sent, Named, Reader},
+    error::{ErrorBody, V1Refusal},
+    extract::{AdminAccess, JsonBody as Sent, NameParam, ReadAccess},
+    models::MechanismState,
 };
 use crate::{
     App, Scope,
-    keys::{Quota, Record},
+    keys::{KeyRecord, Quota},
 };
 
 pub fn router() -> OpenApiRouter<App> {
@@ -36,7 +36,7 @@ struct Version {
 /// Say which version serves.
 #[utoipa::path(get, path = "/version", operation_id = "get_version", tag = "host",
     responses((status = 200, description = "The version", body = Version), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn version(_: Reader) -> Json<Version> {
+async fn version(_: ReadAccess) -> Json<Version> {
     Json(Version { version: env!("CARGO_PKG_VERSION").into() })
 }
 
@@ -78,15 +78,15 @@ struct Doctor {
 /// Find out what this host can do, by trying it.
 #[utoipa::path(post, path = "/doctor", operation_id = "doctor", tag = "host",
     responses((status = 200, description = "What was found", body = Doctor), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn doctor(state: State<App>, _: Admin) -> Result<Json<Doctor>, Refusal> {
+async fn doctor(state: State<App>, _: AdminAccess) -> Result<Json<Doctor>, V1Refusal> {
     let found = state.0.blocking(async |fleet: &Fleet| fleet.doctor().await).await?;
-    let finding = |found: fleet::Finding| Finding {
+    let finding = |found: fleet::DoctorFinding| Finding {
         name: found.name,
         state: found.state.into(),
         detail: found.detail,
         fix: found.fix,
     };
-    let layer = |found: fleet::LayerReport| LayerReport {
+    let layer = |found: fleet::LayerCheck| LayerReport {
         layer: found.layer.to_string(),
         usable: found.usable,
         lacks: found.lacks,
@@ -121,24 +121,28 @@ struct Garbage {
 
 /// What was or would be removed.
 #[derive(Debug, Serialize, ToSchema)]
-struct Swept {
+struct GcResult {
     /// All of it.
     items: Vec<Garbage>,
 }
 
 /// Remove what nobody needs, or say what that would be.
 #[utoipa::path(post, path = "/gc", operation_id = "gc", tag = "host", request_body = Option<GcRequest>,
-    responses((status = 200, description = "What went, or would", body = Swept), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn gc(state: State<App>, _: Admin, asked: Option<Sent<GcRequest>>) -> Result<Json<Swept>, Refusal> {
-    let sweep = if asked.is_some_and(|Sent(asked)| asked.dry_run) { Sweep::DryRun } else { Sweep::Remove };
+    responses((status = 200, description = "What went, or would", body = GcResult), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn gc(
+    state: State<App>,
+    _: AdminAccess,
+    asked: Option<Sent<GcRequest>>,
+) -> Result<Json<GcResult>, V1Refusal> {
+    let sweep = if asked.is_some_and(|Sent(asked)| asked.dry_run) { GcMode::DryRun } else { GcMode::Remove };
     let found = state.0.blocking(async move |fleet: &Fleet| fleet.gc(sweep).await).await?;
-    let shown = |found: fleet::Garbage| Garbage {
+    let shown = |found: fleet::GarbageItem| Garbage {
         kind: found.kind.into(),
         name: found.name,
         bytes: found.bytes,
         why: found.why,
     };
-    Ok(Json(Swept { items: found.into_iter().map(shown).collect() }))
+    Ok(Json(GcResult { items: found.into_iter().map(shown).collect() }))
 }
 
 /// What a key is good for; each includes those before it.
@@ -198,25 +202,25 @@ struct Key {
 }
 
 impl Key {
-    fn new(record: Record, secret: Option<String>) -> Self {
-        let Record { id, name, scope, quota, created_at, revoked_at, .. } = record;
+    fn new(record: KeyRecord, secret: Option<String>) -> Self {
+        let KeyRecord { id, name, scope, quota, created_at, revoked_at, .. } = record;
         Self { id, name, scope: scope.into(), quota, created_at, revoked_at, secret }
     }
 }
 
 /// All keys.
 #[derive(Debug, Serialize, ToSchema)]
-struct AllKeys {
+struct KeyList {
     /// Every key that was ever made, oldest first.
     items: Vec<Key>,
 }
 
 /// List the keys.
 #[utoipa::path(get, path = "/keys", operation_id = "list_keys", tag = "keys",
-    responses((status = 200, description = "All keys", body = AllKeys), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn keys(state: State<App>, _: Admin) -> Result<Json<AllKeys>, Refusal> {
+    responses((status = 200, description = "All keys", body = KeyList), (status = "default", description = "Refused", body = ErrorBody)))]
+async fn keys(state: State<App>, _: AdminAccess) -> Result<Json<KeyList>, V1Refusal> {
     let records = state.0.keys().all()?;
-    Ok(Json(AllKeys { items: records.into_iter().map(|record| Key::new(record, None)).collect() }))
+    Ok(Json(KeyList { items: records.into_iter().map(|record| Key::new(record, None)).collect() }))
 }
 
 /// A key to be made.
@@ -239,9 +243,9 @@ struct NewKey {
     responses((status = 201, description = "Made", body = Key), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn make_key(
     state: State<App>,
-    _: Admin,
+    _: AdminAccess,
     Sent(asked): Sent<NewKey>,
-) -> Result<(StatusCode, Json<Key>), Refusal> {
+) -> Result<(StatusCode, Json<Key>), V1Refusal> {
     check_quota(&asked.quota)?;
     let made = state.0.keys().make_with(&asked.name, asked.scope.into(), asked.quota)?;
     let record = state.0.keys().all()?.into_iter().find(|record| record.id == made.id);
@@ -260,7 +264,11 @@ fn check_quota(quota: &Quota) -> Result<(), Failure> {
 /// Make a key worthless, from the next request on.
 #[utoipa::path(delete, path = "/keys/{key}", operation_id = "revoke_key", tag = "keys", params(("key" = String, Path, description = "Its id")),
     responses((status = 204, description = "Revoked"), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn revoke(state: State<App>, Admin(caller): Admin, Named(key): Named) -> Result<StatusCode, Refusal> {
+async fn revoke(
+    state: State<App>,
+    AdminAccess(caller): AdminAccess,
+    NameParam(key): NameParam,
+) -> Result<StatusCode, V1Refusal> {
     if caller.key == key {
         return Err(Failure::new(Kind::Conflict, "a key does not revoke itself")
             .hint("use another key of scope admin, or: pal keys revoke")

@@ -7,14 +7,14 @@ mod bodies;
 mod error;
 mod events;
 mod exec;
+mod extract;
 mod files;
 mod host;
+mod models;
 mod page;
 mod pty;
 mod services;
-mod shapes;
 mod snapshots;
-mod take;
 
 use axum::{
     Router,
@@ -38,13 +38,13 @@ use crate::App;
 pub use services::Services;
 
 #[derive(OpenApi)]
-#[openapi(info(title = "Palisade", description = "Every AI agent a computer of its own, on yours."), modifiers(&Keyed))]
-struct Document;
+#[openapi(info(title = "Palisade", description = "Every AI agent a computer of its own, on yours."), modifiers(&KeyAuth))]
+struct ApiDocument;
 
 /// Every route wants a key.
-struct Keyed;
+struct KeyAuth;
 
-impl Modify for Keyed {
+impl Modify for KeyAuth {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let scheme = SecurityScheme::Http(HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build());
         document.components.get_or_insert_default().add_security_scheme("key", scheme);
@@ -57,15 +57,15 @@ pub fn router() -> Router<App> {
     let (router, document) = described();
     let text = document.to_json().unwrap_or_default();
     let v1 = router
-        .fallback(async || Refused(StatusCode::NOT_FOUND, "there is no such route"))
+        .fallback(async || RouterRefusal(StatusCode::NOT_FOUND, "there is no such route"))
         .method_not_allowed_fallback(async || {
-            Refused(StatusCode::METHOD_NOT_ALLOWED, "this route has no such method")
+            RouterRefusal(StatusCode::METHOD_NOT_ALLOWED, "this route has no such method")
         });
     Router::new()
         .route("/health", get(async || StatusCode::NO_CONTENT))
         .route(
             "/openapi.json",
-            get(move |_: take::Reader| async move { ([(header::CONTENT_TYPE, "application/json")], text) }),
+            get(move |_: extract::ReadAccess| async move { ([(header::CONTENT_TYPE, "application/json")], text) }),
         )
         .route("/metrics", get(metrics))
         .nest("/v1", v1)
@@ -81,23 +81,26 @@ fn described() -> (Router<App>, utoipa::openapi::OpenApi) {
         .merge(events::router())
         .merge(host::router());
     let (router, paths) = all.split_for_parts();
-    let mut document = Document::openapi();
+    let mut document = ApiDocument::openapi();
     document.info.version = env!("CARGO_PKG_VERSION").into();
     (router, document.nest("/v1", paths))
 }
 
 /// A refusal of the router itself.
-struct Refused(StatusCode, &'static str);
+struct RouterRefusal(StatusCode, &'static str);
 
-impl IntoResponse for Refused {
+impl IntoResponse for RouterRefusal {
     fn into_response(self) -> axum::response::Response {
         let kind = if self.0 == StatusCode::NOT_FOUND { Kind::NotFound } else { Kind::Usage };
-        error::Refusal::with(self.0, Failure::new(kind, self.1).hint("see what there is: GET /openapi.json"))
-            .into_response()
+        error::V1Refusal::with(
+            self.0,
+            Failure::new(kind, self.1).hint("see what there is: GET /openapi.json"),
+        )
+        .into_response()
     }
 }
 
-async fn metrics(app: State<App>, _: take::Reader) -> Result<impl IntoResponse, error::Refusal> {
+async fn metrics(app: State<App>, _: extract::ReadAccess) -> Result<impl IntoResponse, error::V1Refusal> {
     let text = crate::metrics::text(&app.0).await?;
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
 }

@@ -16,7 +16,7 @@ use axum::{
     http::StatusCode,
     response::Response,
 };
-use fleet::{Control, ExecRequest, Fleet, Stdin, TtySize};
+use fleet::{ExecControl, ExecRequest, Fleet, Stdin, TtySize};
 use futures_util::{
     SinkExt, StreamExt,
     stream::{SplitSink, SplitStream},
@@ -30,12 +30,12 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
     bodies::owned,
-    error::{ErrorBody, Refusal},
-    take::{Asked, OfBody, Reader},
+    error::{ErrorBody, V1Refusal},
+    extract::{BodyParam, QueryParams, ReadAccess},
 };
 use crate::{
     App, Scope, audit, limits,
-    terminal::{self, Frame, Order, Orders, Right, Seat},
+    terminal::{self, TerminalOrder, TerminalOrders, ViewerFrame, ViewerRight, ViewerSeat},
 };
 
 const MESSAGE_LEN_MAX: usize = 1 << 20;
@@ -65,7 +65,7 @@ struct PtyQuery {
     rows: Option<i64>,
     /// `type` to use it, `watch` to look on.
     #[param(inline)]
-    mode: Option<Mode>,
+    mode: Option<PtyMode>,
     /// What runs in a new one; a login shell if left out.
     command: Option<String>,
     /// Who runs it.
@@ -76,7 +76,7 @@ struct PtyQuery {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-enum Mode {
+enum PtyMode {
     Type,
     Watch,
 }
@@ -91,16 +91,16 @@ enum Mode {
     responses((status = 101, description = "A WebSocket"), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn pty(
     state: State<App>,
-    Reader(caller): Reader,
-    OfBody(id): OfBody,
-    Asked(query): Asked<PtyQuery>,
+    ReadAccess(caller): ReadAccess,
+    BodyParam(id): BodyParam,
+    QueryParams(query): QueryParams<PtyQuery>,
     method: axum::http::Method,
     uri: axum::http::Uri,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
-) -> Result<Response, Refusal> {
+) -> Result<Response, V1Refusal> {
     let app = state.0;
-    let right = if query.mode == Some(Mode::Watch) { Right::Watch } else { Right::Type };
-    if right == Right::Type && caller.scope < Scope::Run {
+    let right = if query.mode == Some(PtyMode::Watch) { ViewerRight::Watch } else { ViewerRight::Type };
+    if right == ViewerRight::Type && caller.scope < Scope::Run {
         audit::denied(&app, Some(&caller), &method, &uri, "scope").await;
         return Err(Failure::new(Kind::Denied, "this key may only look")
             .hint("connect with `mode=watch`")
@@ -116,9 +116,9 @@ async fn pty(
     let upgrade = upgrade.map_err(|_| {
         let failure = Failure::new(Kind::Usage, "a terminal needs a WebSocket")
             .hint("send `Connection: upgrade` and `Upgrade: websocket`");
-        Refusal::with(StatusCode::UPGRADE_REQUIRED, failure)
+        V1Refusal::with(StatusCode::UPGRADE_REQUIRED, failure)
     })?;
-    if right == Right::Type {
+    if right == ViewerRight::Type {
         audit::accepted(&app, &caller, &method, &uri).await?;
     }
     let permit = app.services().limits().stream(&caller.key)?;
@@ -135,11 +135,11 @@ async fn pty(
         stdin: Stdin::Open,
         ..ExecRequest::new(argv)
     };
-    let asked = terminal::Asked { body: id, name: name.clone(), right, size, command };
+    let asked = terminal::TerminalRequest { body: id, name: name.clone(), right, size, command };
     let (seat, orders) = app.services().terminals().join(&app, &asked).await?;
-    let hello = json!({ "type": "hello", "name": name, "pid": seat.pid, "mode": if right == Right::Type { "type" } else { "watch" } });
+    let hello = json!({ "type": "hello", "name": name, "pid": seat.pid, "mode": if right == ViewerRight::Type { "type" } else { "watch" } });
     let connection =
-        Connection { right, orders, control: seat.control.0.clone(), _permit: permit, _open: open };
+        PtyConnection { right, orders, control: seat.control.0.clone(), _permit: permit, _open: open };
     Ok(upgrade
         .max_message_size(MESSAGE_LEN_MAX)
         .max_frame_size(MESSAGE_LEN_MAX)
@@ -150,23 +150,23 @@ async fn pty(
 }
 
 /// One viewer's connection.
-struct Connection {
-    right: Right,
-    orders: Orders,
-    control: Control,
-    _permit: limits::Stream,
-    _open: crate::streams::Open,
+struct PtyConnection {
+    right: ViewerRight,
+    orders: TerminalOrders,
+    control: ExecControl,
+    _permit: limits::StreamPermit,
+    _open: crate::streams::OpenStream,
 }
 
 /// What a client may say besides bytes.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase", deny_unknown_fields)]
-enum Word {
+enum ClientMessage {
     Resize { cols: i64, rows: i64 },
 }
 
-impl Connection {
-    async fn run(self, socket: WebSocket, seat: Seat, hello: String) {
+impl PtyConnection {
+    async fn run(self, socket: WebSocket, seat: ViewerSeat, hello: String) {
         let (send, mut receive) = socket.split();
         let (heard, silence) = watch::channel(Instant::now());
         // Whichever side has enough ends both.
@@ -183,11 +183,11 @@ impl Connection {
         while let Some(Ok(message)) = receive.next().await {
             heard.send_replace(Instant::now());
             let done = match message {
-                Message::Binary(bytes) if self.right == Right::Type => {
+                Message::Binary(bytes) if self.right == ViewerRight::Type => {
                     // Not more than the command takes: so the client waits, and nothing grows here.
                     matches!(tokio::time::timeout(INPUT_WAIT, self.control.send(bytes)).await, Ok(Ok(())))
                 }
-                Message::Text(text) if self.right == Right::Type => self.obey(&text).await,
+                Message::Text(text) if self.right == ViewerRight::Type => self.obey(&text).await,
                 Message::Close(_) => false,
                 _ => true,
             };
@@ -199,16 +199,16 @@ impl Connection {
 
     /// False when the client cannot be understood.
     async fn obey(&self, text: &str) -> bool {
-        let Ok(Word::Resize { cols, rows }) = serde_json::from_str(text) else { return false };
+        let Ok(ClientMessage::Resize { cols, rows }) = serde_json::from_str(text) else { return false };
         let Ok(size) = terminal::check_size(cols, rows) else { return false };
         let resized = self.control.resize(size).await.is_ok();
-        resized && self.orders.send(Order::Resized(size)).await.is_ok()
+        resized && self.orders.send(TerminalOrder::Resized(size)).await.is_ok()
     }
 }
 
 async fn tell(
     mut send: SplitSink<WebSocket, Message>,
-    mut seat: Seat,
+    mut seat: ViewerSeat,
     hello: String,
     silence: watch::Receiver<Instant>,
 ) {
@@ -227,7 +227,7 @@ async fn tell(
             }
         };
         let Some(frame) = frame else { break };
-        let last = matches!(frame, Frame::Ended(_) | Frame::Lost(_));
+        let last = matches!(frame, ViewerFrame::Ended(_) | ViewerFrame::Lost(_));
         for message in messages(frame) {
             if !in_time(send.send(message)).await {
                 return;
@@ -246,21 +246,23 @@ async fn in_time<E>(sent: impl Future<Output = Result<(), E>>) -> bool {
     matches!(tokio::time::timeout(SILENCE_MAX, sent).await, Ok(Ok(())))
 }
 
-fn messages(frame: Frame) -> Vec<Message> {
+fn messages(frame: ViewerFrame) -> Vec<Message> {
     let text = |value: serde_json::Value| Message::text(value.to_string());
     match frame {
-        Frame::Output(bytes) => vec![Message::Binary(bytes)],
-        Frame::Screen(size, shown) => vec![
+        ViewerFrame::Output(bytes) => vec![Message::Binary(bytes)],
+        ViewerFrame::Screen(size, shown) => vec![
             text(json!({ "type": "screen", "cols": size.cols, "rows": size.rows })),
             Message::Binary(shown),
         ],
-        Frame::Size(size) => vec![text(json!({ "type": "size", "cols": size.cols, "rows": size.rows }))],
-        Frame::Ended(ended) => {
-            let mut said = json!(super::exec::HowEnded::from(ended));
+        ViewerFrame::Size(size) => {
+            vec![text(json!({ "type": "size", "cols": size.cols, "rows": size.rows }))]
+        }
+        ViewerFrame::Ended(ended) => {
+            let mut said = json!(super::exec::CommandEnd::from(ended));
             said["type"] = "ended".into();
             vec![text(said)]
         }
-        Frame::Lost(message) => vec![text(json!({ "type": "lost", "message": message }))],
+        ViewerFrame::Lost(message) => vec![text(json!({ "type": "lost", "message": message }))],
     }
 }
 
@@ -275,25 +277,25 @@ struct Terminal {
 
 /// Terminals of a Body.
 #[derive(Debug, Serialize, ToSchema)]
-struct AllTerminals {
+struct TerminalList {
     /// By name.
     items: Vec<Terminal>,
 }
 
 /// List the terminals that run in a Body, whoever holds them.
 #[utoipa::path(get, path = "/bodies/{id}/terminals", operation_id = "list_terminals", tag = "terminals", params(("id" = String, Path, description = "Which Body")),
-    responses((status = 200, description = "Its terminals", body = AllTerminals), (status = "default", description = "Refused", body = ErrorBody)))]
+    responses((status = 200, description = "Its terminals", body = TerminalList), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn list(
     state: State<App>,
-    Reader(caller): Reader,
-    OfBody(id): OfBody,
-) -> Result<Json<AllTerminals>, Refusal> {
+    ReadAccess(caller): ReadAccess,
+    BodyParam(id): BodyParam,
+) -> Result<Json<TerminalList>, V1Refusal> {
     owned(&state.0, &caller, &id).await?;
-    let tagged = state.0.blocking(async move |fleet: &Fleet| fleet.tagged(&id).await).await?;
+    let tagged = state.0.blocking(async move |fleet: &Fleet| fleet.tagged_execs(&id).await).await?;
     let named = |(tag, pid): (String, u32)| {
         terminal::name_of(&tag).map(|name| Terminal { name: name.to_owned(), pid })
     };
     let mut items: Vec<Terminal> = tagged.into_iter().filter_map(named).collect();
     items.sort_by(|one, other| one.name.cmp(&other.name));
-    Ok(Json(AllTerminals { items }))
+    Ok(Json(TerminalList { items }))
 }

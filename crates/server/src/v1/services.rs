@@ -1,33 +1,30 @@
 //! What the native API keeps between requests.
 
 use std::{
-    collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::sync::watch;
 
-use crate::{App, limits::Limits, metrics::Metrics, terminal::Terminals};
+use crate::{App, limits::LimitTracker, metrics::RequestMetrics, terminal::Terminals};
 
 /// How soon an event that another process wrote is noticed.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-const TURNS_MAX: usize = 4096;
 
 /// What the native API keeps between requests; a clone is the same one.
 #[derive(Debug, Clone, Default)]
-pub struct Services(Arc<Inner>);
+pub struct Services(Arc<ServicesState>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct ServicesState {
     terminals: Terminals,
-    limits: Limits,
-    metrics: Metrics,
-    follow: Follow,
-    turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    limits: LimitTracker,
+    metrics: RequestMetrics,
+    follow: LogFollower,
 }
 
 impl Services {
@@ -37,44 +34,32 @@ impl Services {
     }
 
     /// Who uses how much.
-    pub fn limits(&self) -> &Limits {
+    pub fn limits(&self) -> &LimitTracker {
         &self.0.limits
     }
 
     /// What is counted.
-    pub fn metrics(&self) -> &Metrics {
+    pub fn metrics(&self) -> &RequestMetrics {
         &self.0.metrics
     }
 
     /// Who follows the log.
-    pub fn follow(&self) -> &Follow {
+    pub fn follow(&self) -> &LogFollower {
         &self.0.follow
-    }
-
-    /// The turn of a request that names itself: a repetition waits until the first is done.
-    pub async fn turn(&self, request: &str) -> OwnedMutexGuard<()> {
-        let turn = {
-            let mut turns = self.0.turns.lock().unwrap_or_else(PoisonError::into_inner);
-            if turns.len() >= TURNS_MAX {
-                turns.retain(|_, turn| Arc::strong_count(turn) > 1);
-            }
-            turns.entry(request.to_owned()).or_default().clone()
-        };
-        turn.lock_owned().await
     }
 }
 
 /// One task looks at the log for everybody who follows it, and nobody looks when nobody follows.
 #[derive(Debug, Clone, Default)]
-pub struct Follow(Arc<Looking>);
+pub struct LogFollower(Arc<LogWatch>);
 
 #[derive(Debug, Default)]
-struct Looking {
+struct LogWatch {
     seen: watch::Sender<u64>,
     begun: AtomicBool,
 }
 
-impl Follow {
+impl LogFollower {
     /// The place of the newest event, from now on.
     pub fn watch(&self, app: &App) -> watch::Receiver<u64> {
         let receiver = self.0.seen.subscribe();
@@ -85,7 +70,7 @@ impl Follow {
     }
 }
 
-async fn look(looking: Arc<Looking>, app: App) {
+async fn look(looking: Arc<LogWatch>, app: App) {
     loop {
         let newest = app.blocking(async |fleet: &fleet::Fleet| fleet.last_event()).await;
         if let Ok(newest) = newest {

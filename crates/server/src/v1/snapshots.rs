@@ -9,11 +9,11 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
     bodies::own,
-    error::{ErrorBody, Refusal},
+    error::{ErrorBody, V1Refusal},
+    extract::{BodyParam, JsonBody as Sent, NameParam, QueryParams, ReadAccess, RunAccess},
     page::{self, Page, PageQuery},
-    take::{Asked, Body as Sent, Named, OfBody, Reader, Runner},
 };
-use crate::{App, Caller, owners};
+use crate::{App, Caller, authz};
 
 pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
@@ -66,10 +66,10 @@ struct NewSnapshot {
     responses((status = 201, description = "Taken", body = Snapshot), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn take(
     state: State<App>,
-    Runner(caller): Runner,
-    OfBody(id): OfBody,
+    RunAccess(caller): RunAccess,
+    BodyParam(id): BodyParam,
     asked: Option<Sent<NewSnapshot>>,
-) -> Result<(StatusCode, Json<Snapshot>), Refusal> {
+) -> Result<(StatusCode, Json<Snapshot>), V1Refusal> {
     let name = asked.and_then(|Sent(asked)| asked.name);
     let taken = state.0.blocking(async move |fleet: &Fleet| {
         own(fleet, &caller, &id)?;
@@ -79,7 +79,7 @@ async fn take(
 }
 
 fn one(fleet: &Fleet, caller: &Caller, key: &str) -> Result<SnapshotView, Failure> {
-    let found = owners::snapshots(fleet, caller)?
+    let found = authz::snapshots(fleet, caller)?
         .into_iter()
         .find(|view| view.id.as_str() == key || view.name.as_deref() == Some(key));
     found.ok_or_else(|| {
@@ -93,10 +93,10 @@ fn one(fleet: &Fleet, caller: &Caller, key: &str) -> Result<SnapshotView, Failur
     responses((status = 200, description = "A page of snapshots", body = Page<Snapshot>), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn list(
     state: State<App>,
-    Reader(caller): Reader,
-    Asked(query): Asked<PageQuery>,
-) -> Result<Json<Page<Snapshot>>, Refusal> {
-    let found = state.0.blocking(async move |fleet: &Fleet| owners::snapshots(fleet, &caller)).await?;
+    ReadAccess(caller): ReadAccess,
+    QueryParams(query): QueryParams<PageQuery>,
+) -> Result<Json<Page<Snapshot>>, V1Refusal> {
+    let found = state.0.blocking(async move |fleet: &Fleet| authz::snapshots(fleet, &caller)).await?;
     let found = found.into_iter().map(Snapshot::from).collect();
     Ok(Json(page::page(found, &query, |found: &Snapshot| format!("{} {}", found.created_at, found.id))?))
 }
@@ -106,9 +106,9 @@ async fn list(
     responses((status = 200, description = "The snapshot", body = Snapshot), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn get(
     state: State<App>,
-    Reader(caller): Reader,
-    Named(key): Named,
-) -> Result<Json<Snapshot>, Refusal> {
+    ReadAccess(caller): ReadAccess,
+    NameParam(key): NameParam,
+) -> Result<Json<Snapshot>, V1Refusal> {
     let found = state.0.blocking(async move |fleet: &Fleet| one(fleet, &caller, &key));
     Ok(Json(found.await?.into()))
 }
@@ -116,7 +116,11 @@ async fn get(
 /// Remove a snapshot that nobody stands on.
 #[utoipa::path(delete, path = "/snapshots/{snapshot}", operation_id = "remove_snapshot", tag = "snapshots", params(("snapshot" = String, Path, description = "Its id or name")),
     responses((status = 204, description = "Removed"), (status = "default", description = "Refused", body = ErrorBody)))]
-async fn remove(state: State<App>, Runner(caller): Runner, Named(key): Named) -> Result<StatusCode, Refusal> {
+async fn remove(
+    state: State<App>,
+    RunAccess(caller): RunAccess,
+    NameParam(key): NameParam,
+) -> Result<StatusCode, V1Refusal> {
     let removed = state.0.blocking(async move |fleet: &Fleet| {
         let found = one(fleet, &caller, &key)?;
         fleet.remove_snapshot(found.id.as_str()).map(drop)
@@ -127,7 +131,8 @@ async fn remove(state: State<App>, Runner(caller): Runner, Named(key): Named) ->
 
 /// What a Body can be made from.
 #[derive(Debug, Clone, Serialize, ToSchema)]
-struct Template {
+#[schema(as = Template)]
+struct TemplateInfo {
     /// What to ask for.
     name: String,
     /// What it is: `host`, `template` or `snapshot`.
@@ -136,25 +141,26 @@ struct Template {
 
 /// List what a Body can be made from.
 #[utoipa::path(get, path = "/templates", operation_id = "list_templates", tag = "snapshots", params(PageQuery),
-    responses((status = 200, description = "A page of templates", body = Page<Template>), (status = "default", description = "Refused", body = ErrorBody)))]
+    responses((status = 200, description = "A page of templates", body = Page<TemplateInfo>), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn templates(
     state: State<App>,
-    Reader(caller): Reader,
-    Asked(query): Asked<PageQuery>,
-) -> Result<Json<Page<Template>>, Refusal> {
+    ReadAccess(caller): ReadAccess,
+    QueryParams(query): QueryParams<PageQuery>,
+) -> Result<Json<Page<TemplateInfo>>, V1Refusal> {
     let found = state.0.blocking(async move |fleet: &Fleet| {
-        let seen = |found: &fleet::TemplateView| owners::may_see_template(&caller, &found.template);
+        let seen = |found: &fleet::TemplateView| authz::may_see_template(&caller, &found.template);
         Ok((
             fleet.templates()?.into_iter().filter(seen).collect::<Vec<_>>(),
-            owners::snapshots(fleet, &caller)?,
+            authz::snapshots(fleet, &caller)?,
         ))
     });
     let (templates, snapshots) = found.await?;
-    let named = |name: String, kind: &str| Template { name, kind: kind.into() };
+    let named = |name: String, kind: &str| TemplateInfo { name, kind: kind.into() };
     let templates = templates.into_iter().map(|found| named(found.template.name, "template"));
     let snapshots =
         snapshots.into_iter().map(|found| named(found.name.unwrap_or(found.id.to_string()), "snapshot"));
-    let mut all: Vec<Template> = templates.chain(snapshots).chain([named("host".into(), "host")]).collect();
+    let mut all: Vec<TemplateInfo> =
+        templates.chain(snapshots).chain([named("host".into(), "host")]).collect();
     all.sort_by(|one, other| one.name.cmp(&other.name));
-    Ok(Json(page::page(all, &query, |template: &Template| template.name.clone())?))
+    Ok(Json(page::page(all, &query, |template: &TemplateInfo| template.name.clone())?))
 }

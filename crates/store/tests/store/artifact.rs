@@ -7,7 +7,7 @@ use std::{
 
 use store::{ArtifactError, ArtifactRef, Durability, Store};
 
-use crate::scene::Dir;
+use crate::scene::SceneDir;
 
 fn keep(store: &Store, bytes: &[u8]) -> ArtifactRef {
     let mut writer = store.artifact().unwrap();
@@ -20,7 +20,7 @@ const EMPTY: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b785
 #[test]
 fn an_artifact_comes_back_and_equal_ones_are_one_file() {
     for durability in [Durability::Power, Durability::Process] {
-        let dir = Dir::new();
+        let dir = SceneDir::new();
         let store = Store::open(&dir, durability).unwrap();
         let large: Vec<u8> = (0..300_000_u32).map(|at| (at % 251) as u8).collect();
         let (one, two, none) = (keep(&store, &large), keep(&store, &large), keep(&store, b""));
@@ -43,7 +43,7 @@ fn an_artifact_comes_back_and_equal_ones_are_one_file() {
 
 #[test]
 fn an_unfinished_artifact_leaves_nothing_and_one_of_a_killed_process_is_swept() {
-    let dir = Dir::new();
+    let dir = SceneDir::new();
     let store = dir.open();
     let count = || fs::read_dir(dir.join("artifacts")).unwrap().count();
     let mut writer = store.artifact().unwrap();
@@ -58,7 +58,7 @@ fn an_unfinished_artifact_leaves_nothing_and_one_of_a_killed_process_is_swept() 
 
 #[test]
 fn a_damaged_artifact_is_found_and_healed_by_writing_it_again() {
-    let dir = Dir::new();
+    let dir = SceneDir::new();
     let store = dir.open();
     let kept = keep(&store, b"four");
     let path = dir.join("artifacts").join(&kept.sha256[..2]).join(&kept.sha256);
@@ -74,7 +74,7 @@ fn a_damaged_artifact_is_found_and_healed_by_writing_it_again() {
 
 #[test]
 fn a_reference_is_no_path() {
-    let dir = Dir::with_events(1);
+    let dir = SceneDir::with_events(1);
     let store = dir.open();
     let upper = EMPTY.to_uppercase();
     for name in ["", "..", "../events.db", "e3", &upper, &EMPTY[1..], &format!("{EMPTY}0"), &"é".repeat(32)]
@@ -88,7 +88,7 @@ fn a_reference_is_no_path() {
 
 #[test]
 fn a_store_without_artifacts_has_none() {
-    let dir = Dir::with_events(1);
+    let dir = SceneDir::with_events(1);
     assert_eq!(dir.open().artifacts().unwrap(), []);
     assert_eq!(dir.open().sweep_artifacts().unwrap(), 0);
     assert!(!dir.join("artifacts").exists());

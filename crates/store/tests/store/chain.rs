@@ -5,9 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use proptest::prelude::*;
 use proto::{BodyId, Draft, Event, event::GENESIS};
 use serde_json::{Map, Number, Value, json};
-use store::{AppendError, DATA_LEN_MAX, DEPTH_MAX, LABEL_LEN_MAX, Query, Store, Verdict};
+use store::{AppendError, ChainVerdict, DATA_LEN_MAX, DEPTH_MAX, EventQuery, LABEL_LEN_MAX, Store};
 
-use crate::scene::{Dir, draft, events_of};
+use crate::scene::{SceneDir, draft, events_of, odd_draft};
 
 fn value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
@@ -33,14 +33,19 @@ fn value() -> impl Strategy<Value = Value> {
 fn any_draft() -> impl Strategy<Value = Draft> {
     let id = proptest::option::of("[a-z0-9]{1,32}".prop_map(|id| id.parse::<BodyId>().unwrap()));
     (any::<String>(), id, proptest::option::of(any::<String>()), value())
-        .prop_map(|(kind, body, brain, data)| Draft { kind, body, brain, data })
+        .prop_map(|(kind, body, brain, data)| with(odd_draft(kind, body, data), |draft| draft.brain = brain))
+}
+
+fn with(mut draft: Draft, change: impl FnOnce(&mut Draft)) -> Draft {
+    change(&mut draft);
+    draft
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
     #[test]
     fn any_drafts_come_back_bit_by_bit_and_verify(batches in proptest::collection::vec(proptest::collection::vec(any_draft(), 0..5), 1..5)) {
-        let dir = Dir::new();
+        let dir = SceneDir::new();
         let store = dir.open();
         let mut written = Vec::new();
         for drafts in &batches {
@@ -50,9 +55,9 @@ proptest! {
         prop_assert_eq!(written.iter().map(|event| &event.data).collect::<Vec<_>>(), drafts.iter().map(|draft| &draft.data).collect::<Vec<_>>());
         drop(store);
         let store = Store::open_read_only(&dir).unwrap();
-        prop_assert_eq!(store.events(&Query::default()).unwrap(), written.clone());
+        prop_assert_eq!(store.events(&EventQuery::default()).unwrap(), written.clone());
         let head = written.last().map_or(GENESIS, |event| event.hash.as_str()).to_owned();
-        prop_assert_eq!(store.verify().unwrap(), Verdict::Whole { events: written.len() as u64, head });
+        prop_assert_eq!(store.verify().unwrap(), ChainVerdict::Whole { events: written.len() as u64, head });
         // Also over the wire.
         for event in written {
             let again: Event = serde_json::from_str(&serde_json::to_string(&event).unwrap()).unwrap();
@@ -67,21 +72,20 @@ fn floats_that_plain_readers_get_wrong_by_a_bit_are_read_exactly() {
     let floats: Vec<f64> =
         (1..20_000_u64).map(|at| f64::from_bits(at.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
     let floats: Vec<f64> = floats.into_iter().filter(|float| float.is_finite()).collect();
-    let dir = Dir::new();
+    let dir = SceneDir::new();
     let store = dir.open();
-    store.append(Draft { kind: "floats".into(), body: None, brain: None, data: json!(floats) }).unwrap();
-    assert_eq!(store.events(&Query::default()).unwrap()[0].data, json!(floats));
+    store.append(odd_draft("floats".into(), None, json!(floats))).unwrap();
+    assert_eq!(store.events(&EventQuery::default()).unwrap()[0].data, json!(floats));
     assert_eq!(events_of(store.verify().unwrap()), 1);
 }
 
 #[test]
 fn the_form_that_is_hashed_does_not_change_between_versions() {
-    let draft = Draft {
-        kind: "body.started".into(),
-        body: Some("ab12".parse().unwrap()),
-        brain: None,
-        data: json!({"z": 1, "a": [1.5, -0.0, u64::MAX, "ä\u{1}"], "m": {"y": null, "b": true}}),
-    };
+    let draft = odd_draft(
+        "body.started".into(),
+        Some("ab12".parse().unwrap()),
+        json!({"z": 1, "a": [1.5, -0.0, u64::MAX, "ä\u{1}"], "m": {"y": null, "b": true}}),
+    );
     let event = Event::chain(draft, 7, "2026-01-02T03:04:05.000006Z".into(), GENESIS);
     // Red when a dependency turns on serde_json's preserve_order or arbitrary_precision: old logs would break.
     // The hash itself was made by Python's json and hashlib, so another program can check a log too.
@@ -90,11 +94,11 @@ fn the_form_that_is_hashed_does_not_change_between_versions() {
 
 #[test]
 fn queries_choose_by_place_body_and_number() {
-    let dir = Dir::with_events(9);
+    let dir = SceneDir::with_events(9);
     let store = dir.open();
     let seqs = |after, body: Option<&str>, limit| {
         let body = body.map(|id| id.parse().unwrap());
-        let events = store.events(&Query { after, body, limit }).unwrap();
+        let events = store.events(&EventQuery { after, body, limit }).unwrap();
         events.iter().map(|event| event.seq).collect::<Vec<_>>()
     };
     assert_eq!(seqs(0, None, usize::MAX), [1, 2, 3, 4, 5, 6, 7, 8, 9]);
@@ -109,37 +113,40 @@ fn queries_choose_by_place_body_and_number() {
 
 #[test]
 fn an_event_beyond_a_limit_is_refused_and_so_are_its_companions() {
-    let dir = Dir::new();
+    let dir = SceneDir::new();
     let store = dir.open();
     let nest = |depth| (0..depth).fold(json!(1), |inner, _| json!([inner]));
-    let with = |data| Draft { data, ..draft(1) };
+    let holding = |data| with(draft(1), |draft| draft.data = data);
     let refused = |draft: Draft| match store.append_all(vec![crate::scene::draft(1), draft]) {
         Err(AppendError::TooLarge { field, found, max, .. }) => (field, found, max),
         other => panic!("{other:?}"),
     };
     let long = "x".repeat(DATA_LEN_MAX - 1);
-    assert_eq!(refused(with(nest(DEPTH_MAX + 1))), ("depth of the data", 101, 100));
-    assert_eq!(refused(with(json!(long))), ("length of the data in bytes", DATA_LEN_MAX + 1, DATA_LEN_MAX));
+    assert_eq!(refused(holding(nest(DEPTH_MAX + 1))), ("depth of the data", 101, 100));
+    assert_eq!(
+        refused(holding(json!(long))),
+        ("length of the data in bytes", DATA_LEN_MAX + 1, DATA_LEN_MAX)
+    );
     let label = "x".repeat(LABEL_LEN_MAX + 1);
     assert_eq!(
-        refused(Draft { kind: label.clone(), ..draft(1) }),
+        refused(with(draft(1), |draft| draft.kind = label.clone())),
         ("length of the type in bytes", 1025, 1024)
     );
     assert_eq!(
-        refused(Draft { brain: Some(label), ..draft(1) }),
+        refused(with(draft(1), |draft| draft.brain = Some(label))),
         ("length of the brain in bytes", 1025, 1024)
     );
     assert_eq!(store.last_seq().unwrap(), 0);
     // The most that is allowed can also be read again.
-    store.append(with(nest(DEPTH_MAX))).unwrap();
-    store.append(Draft { kind: "x".repeat(LABEL_LEN_MAX), ..with(json!(&long[1..])) }).unwrap();
-    assert_eq!(store.events(&Query::default()).unwrap().len(), 2);
+    store.append(holding(nest(DEPTH_MAX))).unwrap();
+    store.append(with(holding(json!(&long[1..])), |draft| draft.kind = "x".repeat(LABEL_LEN_MAX))).unwrap();
+    assert_eq!(store.events(&EventQuery::default()).unwrap().len(), 2);
     assert_eq!(events_of(store.verify().unwrap()), 2);
 }
 
 #[test]
 fn the_files_are_for_their_owner_alone() {
-    let dir = Dir::with_events(1);
+    let dir = SceneDir::with_events(1);
     for name in ["events.db", "events.db-wal", "events.db-shm"] {
         let mode = dir.join(name).metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{name}");
@@ -148,7 +155,7 @@ fn the_files_are_for_their_owner_alone() {
 
 #[test]
 fn a_long_wal_is_written_back_when_the_store_is_closed() {
-    let dir = Dir::new();
+    let dir = SceneDir::new();
     let store = dir.open();
     (1..=100).for_each(|at| drop(store.append(draft(at)).unwrap()));
     let wal = || dir.join("events.db-wal").metadata().unwrap().len();
@@ -163,7 +170,7 @@ fn a_long_wal_is_written_back_when_the_store_is_closed() {
 
 #[test]
 fn a_reader_sees_what_a_writer_appends_meanwhile_and_cannot_write() {
-    let dir = Dir::with_events(1);
+    let dir = SceneDir::with_events(1);
     let (writer, reader) = (dir.open(), Store::open_read_only(&dir).unwrap());
     writer.append(draft(2)).unwrap();
     assert_eq!(reader.last_seq().unwrap(), 2);

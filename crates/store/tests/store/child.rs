@@ -20,7 +20,7 @@ const ACKNOWLEDGED: &str = "acknowledged ";
 
 /// Where a child runs.
 #[derive(Clone, Copy)]
-pub enum Place {
+pub enum ChildPlace {
     /// As we do.
     Here,
     /// In a user and mount namespace of its own, after this script; `$1` is the data directory.
@@ -30,17 +30,17 @@ pub enum Place {
 }
 
 /// This binary in another role: the test below, alone.
-fn command(role: &str, dir: &Path, place: Place) -> Command {
+fn command(role: &str, dir: &Path, place: ChildPlace) -> Command {
     let me = env::current_exe().unwrap();
     let mut command = match place {
-        Place::Here => Command::new(&me),
-        Place::Behind(script) => {
+        ChildPlace::Here => Command::new(&me),
+        ChildPlace::Behind(script) => {
             let mut command = Command::new("unshare");
             command.args(["--user", "--map-root-user", "--mount", "sh", "-euc"]);
             command.arg(format!("{script}\nshift; exec \"$@\"")).arg("sh").arg(dir).arg(&me);
             command
         }
-        Place::Traced => {
+        ChildPlace::Traced => {
             let mut command = Command::new("strace");
             command.args([
                 "-f",
@@ -62,7 +62,7 @@ fn command(role: &str, dir: &Path, place: Place) -> Command {
 }
 
 /// Runs a role to its end and wants it to go well.
-pub fn play(role: &str, dir: &Path, place: Place) {
+pub fn play(role: &str, dir: &Path, place: ChildPlace) {
     let output = command(role, dir, place).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && out.contains(DONE), "{role}: {}\n{out}\n{err}", output.status);
@@ -70,7 +70,7 @@ pub fn play(role: &str, dir: &Path, place: Place) {
 
 /// Runs a role to its end and returns what it asked of the kernel.
 pub fn traced(role: &str, dir: &Path) -> String {
-    play(role, dir, Place::Traced);
+    play(role, dir, ChildPlace::Traced);
     let trace = dir.with_extension("trace");
     let text = std::fs::read_to_string(&trace);
     std::fs::remove_file(&trace).unwrap();
@@ -86,7 +86,7 @@ pub struct Appender {
 impl Appender {
     pub fn start(role: &str, dir: &Path) -> Self {
         let mut child =
-            command(role, dir, Place::Here).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+            command(role, dir, ChildPlace::Here).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
         Self { child, lines }
     }

@@ -2,17 +2,17 @@
 
 use std::{collections::BTreeMap, thread, time::Duration};
 
-use store::{Durability, Query};
+use store::{Durability, EventQuery};
 
 use crate::{
     child::{Appender, forever},
-    scene::{Dir, Random, events_of},
+    scene::{Random, SceneDir, events_of},
 };
 
 #[test]
 fn kill_9_at_any_moment_loses_no_acknowledged_event() {
     let mut random = Random::new();
-    let dir = Dir::new();
+    let dir = SceneDir::new();
     let mut acknowledged = BTreeMap::new();
     for round in 0..60 {
         let durability = if random.below(4) == 0 { Durability::Power } else { Durability::Process };
@@ -27,7 +27,7 @@ fn kill_9_at_any_moment_loses_no_acknowledged_event() {
         acknowledged.extend(appender.kill());
 
         let store = dir.open();
-        let stored = store.events(&Query::default()).unwrap();
+        let stored = store.events(&EventQuery::default()).unwrap();
         let stored: BTreeMap<u64, String> = stored.into_iter().map(|event| (event.seq, event.hash)).collect();
         let lost: Vec<_> = acknowledged.iter().filter(|(seq, hash)| stored.get(seq) != Some(hash)).collect();
         assert!(lost.is_empty(), "round {round}: {lost:?}");
@@ -38,7 +38,7 @@ fn kill_9_at_any_moment_loses_no_acknowledged_event() {
 
 #[test]
 fn four_processes_make_one_log_and_append_to_it_at_once() {
-    let dir = Dir::new();
+    let dir = SceneDir::new();
     // The directory is empty: they also race to make the database.
     let appenders: Vec<_> = (0..4).map(|_| Appender::start("append process 200", &dir)).collect();
     let said: Vec<_> = appenders.into_iter().map(Appender::finish).collect();
@@ -54,7 +54,7 @@ fn four_processes_make_one_log_and_append_to_it_at_once() {
 
 #[test]
 fn threads_share_one_store() {
-    let dir = Dir::new();
+    let dir = SceneDir::new();
     let store = dir.open();
     thread::scope(|scope| {
         for _ in 0..4 {

@@ -14,7 +14,7 @@ const SECTOR_LEN: u64 = 512;
 /// One call that matters. Paths are relative to the data directory, which is the empty path; a file is known by a
 /// number, because its name may change.
 #[derive(Debug)]
-pub enum Op {
+pub enum DiskOp {
     /// A file was made, empty.
     Make(PathBuf, usize),
     MakeDir(PathBuf),
@@ -42,10 +42,10 @@ pub const CALLS: &str = "open,openat,openat2,creat,write,pwrite64,writev,pwritev
     fallocate,lseek,mmap,fsync,fdatasync,sync_file_range,msync,rename,renameat,renameat2,link,linkat,symlink,\
     symlinkat,unlink,unlinkat,mkdir,mkdirat,rmdir,sendfile,copy_file_range";
 
-impl Op {
+impl DiskOp {
     /// Reads what `strace -f -y -xx` wrote about a process and this data directory.
-    pub fn recorded(dir: &Path, trace: &str) -> Vec<Op> {
-        let mut reader = Reader { dir, names: BTreeMap::new(), lens: Vec::new() };
+    pub fn recorded(dir: &Path, trace: &str) -> Vec<DiskOp> {
+        let mut reader = TraceReader { dir, names: BTreeMap::new(), lens: Vec::new() };
         // Before that a single thread does everything; after it the test's own threads end as they like.
         let done: String = child::DONE.bytes().map(|byte| format!("\\x{byte:02x}")).collect();
         let (trace, _) = trace.split_once(&done).expect("it came to its end");
@@ -54,19 +54,19 @@ impl Op {
 
     /// What was written to standard output.
     pub fn said(&self) -> Option<&Vec<u8>> {
-        if let Op::Say(bytes) = self { Some(bytes) } else { None }
+        if let DiskOp::Say(bytes) = self { Some(bytes) } else { None }
     }
 }
 
 /// The names and lengths that the process sees while it is read.
-struct Reader<'a> {
+struct TraceReader<'a> {
     dir: &'a Path,
     names: BTreeMap<PathBuf, usize>,
     lens: Vec<u64>,
 }
 
-impl Reader<'_> {
-    fn read(&mut self, line: &str) -> Option<Op> {
+impl TraceReader<'_> {
+    fn read(&mut self, line: &str) -> Option<DiskOp> {
         assert!(!line.contains("unfinished ..."), "two threads at once: {line}");
         let (call, result) = line.split_once(' ')?.1.trim_start().rsplit_once(") = ")?;
         let (call, arguments) = call.split_once('(')?;
@@ -76,13 +76,13 @@ impl Reader<'_> {
             return None;
         }
         if matches!(call, "write") && arguments[0].starts_with("1<") {
-            return Some(Op::Say(decoded(arguments[1])));
+            return Some(DiskOp::Say(decoded(arguments[1])));
         }
         if matches!(call, "rename") {
             let (from, to) = (path(0)?, path(1)?);
             let file = self.names.remove(&from)?;
             self.names.insert(to.clone(), file);
-            return Some(Op::Rename(from, to, file));
+            return Some(DiskOp::Rename(from, to, file));
         }
         // By a path, or by a descriptor; the directory that `openat` starts from is never used: all paths are whole.
         let at = usize::from(matches!(call, "openat" | "unlinkat" | "mkdirat" | "openat2"));
@@ -95,26 +95,26 @@ impl Reader<'_> {
             ("openat", None) if arguments[2].contains("O_CREAT") => {
                 self.lens.push(0);
                 self.names.insert(path.clone(), self.lens.len() - 1);
-                Some(Op::Make(path, self.lens.len() - 1))
+                Some(DiskOp::Make(path, self.lens.len() - 1))
             }
             ("openat", _) => {
                 assert!(!arguments[2].contains("O_TRUNC") && !arguments[2].contains("O_APPEND"), "{line}");
                 None
             }
-            ("mkdir", None) => Some(Op::MakeDir(path)),
+            ("mkdir", None) => Some(DiskOp::MakeDir(path)),
             ("unlink", Some(_)) => {
                 self.names.remove(&path);
-                Some(Op::Remove(path))
+                Some(DiskOp::Remove(path))
             }
             ("pwrite64", Some(file)) => self.write(file, arguments[3].parse().unwrap(), &arguments),
             // Only artifacts are written so, from their beginning on.
             ("write", Some(file)) => self.write(file, self.lens[file], &arguments),
             ("ftruncate", Some(file)) => {
                 self.lens[file] = arguments[1].parse().unwrap();
-                Some(Op::Truncate { file, len: self.lens[file] })
+                Some(DiskOp::Truncate { file, len: self.lens[file] })
             }
-            ("fsync" | "fdatasync", Some(file)) => Some(Op::Sync(file)),
-            ("fsync" | "fdatasync", None) => Some(Op::SyncDir(path)),
+            ("fsync" | "fdatasync", Some(file)) => Some(DiskOp::Sync(file)),
+            ("fsync" | "fdatasync", None) => Some(DiskOp::SyncDir(path)),
             ("mmap", _) => {
                 assert!(
                     !(arguments[2].contains("PROT_WRITE") && arguments[3].contains("MAP_SHARED")),
@@ -126,11 +126,11 @@ impl Reader<'_> {
         }
     }
 
-    fn write(&mut self, file: usize, at: u64, arguments: &[&str]) -> Option<Op> {
+    fn write(&mut self, file: usize, at: u64, arguments: &[&str]) -> Option<DiskOp> {
         let bytes = decoded(arguments[1]);
         assert_eq!(bytes.len(), arguments[2].parse::<usize>().unwrap(), "all of it was traced");
         self.lens[file] = self.lens[file].max(at + bytes.len() as u64);
-        Some(Op::Write { file, at, bytes })
+        Some(DiskOp::Write { file, at, bytes })
     }
 
     /// The path of an argument, `"…"` or `3<…>`, below the data directory.
@@ -148,44 +148,44 @@ fn decoded(argument: &str) -> Vec<u8> {
 }
 
 /// A change of a file that nobody has synced yet: these bytes there, or this length.
-type Change<'a> = Result<(u64, &'a [u8]), u64>;
+type UnsyncedChange<'a> = Result<(u64, &'a [u8]), u64>;
 
 /// What a disk holds for certain, and what was asked of it besides.
 #[derive(Default)]
-pub struct Disk<'a> {
+pub struct SimulatedDisk<'a> {
     files: Vec<Vec<u8>>,
     /// `None` is a directory.
     names: BTreeMap<&'a Path, Option<usize>>,
-    changes: Vec<Vec<Change<'a>>>,
-    renames: Vec<&'a Op>,
+    changes: Vec<Vec<UnsyncedChange<'a>>>,
+    renames: Vec<&'a DiskOp>,
 }
 
-impl<'a> Disk<'a> {
+impl<'a> SimulatedDisk<'a> {
     /// After these calls.
-    pub fn at(ops: &'a [Op]) -> Self {
+    pub fn at(ops: &'a [DiskOp]) -> Self {
         let mut disk = Self::default();
         for op in ops {
             match op {
-                Op::Make(..) => {
+                DiskOp::Make(..) => {
                     disk.files.push(Vec::new());
                     disk.changes.push(Vec::new());
                     disk.renames.push(op);
                 }
-                Op::MakeDir(_) | Op::Rename(..) | Op::Remove(_) => disk.renames.push(op),
-                Op::Write { file, at, bytes } => disk.changes[*file].push(Ok((*at, bytes))),
-                Op::Truncate { file, len } => disk.changes[*file].push(Err(*len)),
-                Op::Sync(file) => {
+                DiskOp::MakeDir(_) | DiskOp::Rename(..) | DiskOp::Remove(_) => disk.renames.push(op),
+                DiskOp::Write { file, at, bytes } => disk.changes[*file].push(Ok((*at, bytes))),
+                DiskOp::Truncate { file, len } => disk.changes[*file].push(Err(*len)),
+                DiskOp::Sync(file) => {
                     for change in std::mem::take(&mut disk.changes[*file]) {
                         change_file(&mut disk.files[*file], change);
                     }
                 }
-                Op::SyncDir(dir) => {
-                    let here = |op: &&&Op| names_of(op).iter().any(|name| name.parent() == Some(dir));
+                DiskOp::SyncDir(dir) => {
+                    let here = |op: &&&DiskOp| names_of(op).iter().any(|name| name.parent() == Some(dir));
                     let (synced, rest) = disk.renames.iter().partition(here);
                     disk.renames = rest;
                     disk.rename(synced);
                 }
-                Op::Say(_) => {}
+                DiskOp::Say(_) => {}
             }
         }
         disk
@@ -224,15 +224,15 @@ impl<'a> Disk<'a> {
         }
     }
 
-    fn rename(&mut self, ops: Vec<&'a Op>) {
+    fn rename(&mut self, ops: Vec<&'a DiskOp>) {
         for op in ops {
             match op {
-                Op::Make(name, file) => drop(self.names.insert(name, Some(*file))),
-                Op::MakeDir(name) => drop(self.names.insert(name, None)),
-                Op::Remove(name) => drop(self.names.remove(name.as_path())),
-                Op::Rename(from, to, file) => {
+                DiskOp::Make(name, file) => drop(self.names.insert(name, Some(*file))),
+                DiskOp::MakeDir(name) => drop(self.names.insert(name, None)),
+                DiskOp::Remove(name) => drop(self.names.remove(name.as_path())),
+                DiskOp::Rename(from, to, file) => {
                     // Its new name is there, so its old one is not, and never will be.
-                    self.renames.retain(|op| !matches!(op, Op::Make(name, _) if name == from));
+                    self.renames.retain(|op| !matches!(op, DiskOp::Make(name, _) if name == from));
                     self.names.remove(from.as_path());
                     self.names.insert(to, Some(*file));
                 }
@@ -243,16 +243,16 @@ impl<'a> Disk<'a> {
 }
 
 /// The names that a call changes.
-fn names_of(op: &Op) -> Vec<&Path> {
+fn names_of(op: &DiskOp) -> Vec<&Path> {
     match op {
-        Op::Make(name, _) | Op::MakeDir(name) | Op::Remove(name) => vec![name],
-        Op::Rename(from, to, _) => vec![from, to],
+        DiskOp::Make(name, _) | DiskOp::MakeDir(name) | DiskOp::Remove(name) => vec![name],
+        DiskOp::Rename(from, to, _) => vec![from, to],
         _ => Vec::new(),
     }
 }
 
 /// The parts of a change that a disk writes one by one.
-fn sectors(change: Change<'_>) -> Vec<Change<'_>> {
+fn sectors(change: UnsyncedChange<'_>) -> Vec<UnsyncedChange<'_>> {
     let Ok((mut at, mut bytes)) = change else { return vec![change] };
     let mut parts = Vec::new();
     while !bytes.is_empty() {
@@ -263,7 +263,7 @@ fn sectors(change: Change<'_>) -> Vec<Change<'_>> {
     parts
 }
 
-fn change_file(file: &mut Vec<u8>, change: Change<'_>) {
+fn change_file(file: &mut Vec<u8>, change: UnsyncedChange<'_>) {
     match change {
         Ok((at, bytes)) => {
             let (at, end) = (at as usize, at as usize + bytes.len());

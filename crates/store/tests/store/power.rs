@@ -13,14 +13,14 @@ use std::{
     path::Path,
 };
 
-use proto::Draft;
+use proto::BodyId;
 use serde_json::json;
-use store::{ArtifactRef, Durability, Query, Store};
+use store::{ArtifactRef, Durability, EventQuery, Store};
 
 use crate::{
     child,
-    disk::{Disk, Op},
-    scene::{Dir, Random, events_of},
+    disk::{DiskOp, SimulatedDisk},
+    scene::{Random, SceneDir, events_of, odd_draft},
 };
 
 /// How often the power is lost.
@@ -45,17 +45,17 @@ fn what_is_only_promised_to_survive_the_process_may_be_lost_with_power_but_the_l
 /// `power` in them, that is what the last acknowledgement under `power` promised, else all.
 fn lose_power(lives: &str) -> usize {
     let mut random = Random::new();
-    let dir = Dir::in_memory();
-    let ops = Op::recorded(&dir, &child::traced(&format!("lives {lives}"), &dir));
-    let syncs = ops.iter().filter(|op| matches!(op, Op::Sync(_))).count();
+    let dir = SceneDir::in_memory();
+    let ops = DiskOp::recorded(&dir, &child::traced(&format!("lives {lives}"), &dir));
+    let syncs = ops.iter().filter(|op| matches!(op, DiskOp::Sync(_))).count();
     assert!(syncs > 3, "{syncs} syncs: the store was not seen at work");
     let mut lost = 0;
     for loss in 0..LOSSES {
         // The end, too: all is said and done, and nobody has synced since.
         let cut = if loss == 0 { ops.len() } else { random.below(ops.len() as u64) as usize };
-        let promised = Promised::by(&ops[..cut], lives.contains("power"));
-        let left = Dir::in_memory();
-        Disk::at(&ops[..cut]).lose_power(&mut random).write_to(&left);
+        let promised = Acknowledgements::by(&ops[..cut], lives.contains("power"));
+        let left = SceneDir::in_memory();
+        SimulatedDisk::at(&ops[..cut]).lose_power(&mut random).write_to(&left);
         lost += promised.missing_in(&left, &format!("loss {loss}, after {cut} calls of {}", ops.len()));
     }
     lost
@@ -63,14 +63,14 @@ fn lose_power(lives: &str) -> usize {
 
 /// What the process had said by some moment.
 #[derive(Default)]
-struct Promised {
+struct Acknowledgements {
     events: BTreeMap<u64, String>,
     artifacts: BTreeSet<(String, u64)>,
 }
 
-impl Promised {
-    fn by(ops: &[Op], power_alone: bool) -> Self {
-        let said: Vec<u8> = ops.iter().filter_map(Op::said).flatten().copied().collect();
+impl Acknowledgements {
+    fn by(ops: &[DiskOp], power_alone: bool) -> Self {
+        let said: Vec<u8> = ops.iter().filter_map(DiskOp::said).flatten().copied().collect();
         let mut promised = Self::default();
         let mut pending = Self::default();
         // A line that was cut says nothing.
@@ -102,7 +102,7 @@ impl Promised {
     /// How much of it is not in that directory; the log there is whole in any case.
     fn missing_in(&self, dir: &Path, when: &str) -> usize {
         let store = Store::open(dir, Durability::Process).unwrap_or_else(|error| panic!("{when}: {error:?}"));
-        let stored = store.events(&Query::default()).unwrap_or_else(|error| panic!("{when}: {error:?}"));
+        let stored = store.events(&EventQuery::default()).unwrap_or_else(|error| panic!("{when}: {error:?}"));
         let verdict = store.verify().unwrap_or_else(|error| panic!("{when}: {error:?}"));
         assert_eq!(events_of(verdict), stored.len() as u64, "{when}");
         let stored: BTreeMap<u64, String> = stored.into_iter().map(|event| (event.seq, event.hash)).collect();
@@ -125,7 +125,7 @@ impl Promised {
 /// A store is opened, written to and closed, once for each durability that is named, in one process.
 pub fn live(dir: &Path, lives: &str) {
     let mut out = std::io::stdout();
-    let id = "lived".parse().unwrap();
+    let id: BodyId = "lived".parse().unwrap();
     for (life, durability) in lives.split(' ').enumerate() {
         let store = Store::open(dir, durability.parse().unwrap()).unwrap();
         for at in 0..12 {
@@ -137,8 +137,8 @@ pub fn live(dir: &Path, lives: &str) {
                 let ArtifactRef { sha256, bytes } = artifact.finish().unwrap();
                 out.write_all(format!("\n{ARTIFACT}{durability} {sha256} {bytes}\n").as_bytes()).unwrap();
             }
-            let event =
-                store.append(Draft::body("life.lived", &id, json!({ "life": life, "text": text }))).unwrap();
+            let data = json!({ "life": life, "text": text });
+            let event = store.append(odd_draft("life.lived".into(), Some(id.clone()), data)).unwrap();
             out.write_all(format!("\n{EVENT}{durability} {} {}\n", event.seq, event.hash).as_bytes())
                 .unwrap();
         }

@@ -8,13 +8,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use proto::{BodyId, Draft};
-use serde_json::json;
-use store::{Durability, Store, Verdict};
+use proto::{BodyId, Draft, event_data::BodyStopped};
+use serde_json::{Value, json};
+use store::{ChainVerdict, Durability, Store};
 
-pub struct Dir(PathBuf);
+pub struct SceneDir(PathBuf);
 
-impl Dir {
+impl SceneDir {
     pub fn new() -> Self {
         Self::below(&std::env::temp_dir()).unwrap()
     }
@@ -52,14 +52,14 @@ impl Dir {
     }
 }
 
-impl Deref for Dir {
+impl Deref for SceneDir {
     type Target = Path;
     fn deref(&self) -> &Path {
         &self.0
     }
 }
 
-impl Drop for Dir {
+impl Drop for SceneDir {
     fn drop(&mut self) {
         fs::remove_dir_all(&self.0).unwrap();
     }
@@ -67,12 +67,20 @@ impl Drop for Dir {
 
 pub fn draft(at: u64) -> Draft {
     let id: BodyId = if at.is_multiple_of(2) { "even" } else { "odd" }.parse().unwrap();
-    Draft::body("body.counted", &id, json!({"at": at, "half": at as f64 / 3.0, "text": "ä\u{0}\"\\"}))
+    let data = json!({"at": at, "half": at as f64 / 3.0, "text": "ä\u{0}\"\\"});
+    odd_draft("body.counted".into(), Some(id), data)
 }
 
-pub fn events_of(verdict: Verdict) -> u64 {
+/// A draft such as no typed data makes: a store takes whatever a newer version may write.
+pub fn odd_draft(kind: String, body: Option<BodyId>, data: Value) -> Draft {
+    let mut draft = Draft::new(BodyStopped { grace_ms: 0 });
+    (draft.kind, draft.body, draft.data) = (kind, body, data);
+    draft
+}
+
+pub fn events_of(verdict: ChainVerdict) -> u64 {
     match verdict {
-        Verdict::Whole { events, .. } => events,
+        ChainVerdict::Whole { events, .. } => events,
         broken => panic!("{broken:?}"),
     }
 }

@@ -3,31 +3,31 @@
 use std::{fs, os::unix::fs::FileExt};
 
 use proto::{Event, event::hex};
-use store::{Breach, Query, Store, Verdict};
+use store::{ChainBreach, ChainVerdict, EventQuery, Store};
 
-use crate::scene::{Dir, Random, draft};
+use crate::scene::{Random, SceneDir, draft};
 
-fn after(sql: &str) -> Verdict {
-    let dir = Dir::with_events(5);
+fn after(sql: &str) -> ChainVerdict {
+    let dir = SceneDir::with_events(5);
     dir.meddler().execute_batch(sql).unwrap();
     dir.open().verify().unwrap()
 }
 
-fn broken(seq: u64, why: Breach) -> Verdict {
-    Verdict::Broken { seq, why }
+fn broken(seq: u64, why: ChainBreach) -> ChainVerdict {
+    ChainVerdict::Broken { seq, why }
 }
 
 #[test]
 fn a_log_that_nobody_touched_is_whole() {
-    assert!(matches!(after("SELECT 1"), Verdict::Whole { events: 5, .. }));
+    assert!(matches!(after("SELECT 1"), ChainVerdict::Whole { events: 5, .. }));
 }
 
 #[test]
 fn removed_events_show() {
-    assert_eq!(after("DELETE FROM events WHERE seq = 1"), broken(1, Breach::Missing));
-    assert_eq!(after("DELETE FROM events WHERE seq = 3"), broken(3, Breach::Missing));
-    assert_eq!(after("DELETE FROM events WHERE seq > 3"), broken(4, Breach::Missing));
-    assert_eq!(after("DELETE FROM events"), broken(1, Breach::Missing));
+    assert_eq!(after("DELETE FROM events WHERE seq = 1"), broken(1, ChainBreach::Missing));
+    assert_eq!(after("DELETE FROM events WHERE seq = 3"), broken(3, ChainBreach::Missing));
+    assert_eq!(after("DELETE FROM events WHERE seq > 3"), broken(4, ChainBreach::Missing));
+    assert_eq!(after("DELETE FROM events"), broken(1, ChainBreach::Missing));
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn a_change_of_any_field_shows() {
     ] {
         assert_eq!(
             after(&format!("UPDATE events SET {change} WHERE seq = 3")),
-            broken(3, Breach::Changed),
+            broken(3, ChainBreach::Changed),
             "{change}"
         );
     }
@@ -58,54 +58,58 @@ fn what_is_no_event_shows() {
     for change in ["data = '{'", "data = ''", "body = 'Not An Id'", "type = CAST(x'ff' AS TEXT)"] {
         let verdict = after(&format!("UPDATE events SET {change} WHERE seq = 3"));
         assert!(
-            matches!(verdict, Verdict::Broken { seq: 3, why: Breach::Unreadable(_) }),
+            matches!(verdict, ChainVerdict::Broken { seq: 3, why: ChainBreach::Unreadable(_) }),
             "{change}: {verdict:?}"
         );
     }
     let negative = after(
         "INSERT INTO events SELECT -1, at, type, body, brain, data, prev, hash FROM events WHERE seq = 1",
     );
-    assert!(matches!(negative, Verdict::Broken { seq: 1, why: Breach::Unreadable(_) }), "{negative:?}");
+    assert!(
+        matches!(negative, ChainVerdict::Broken { seq: 1, why: ChainBreach::Unreadable(_) }),
+        "{negative:?}"
+    );
 }
 
 #[test]
 fn events_that_changed_places_show() {
     let swap = "UPDATE events SET seq = 9 WHERE seq = 2; UPDATE events SET seq = 2 WHERE seq = 3; \
                 UPDATE events SET seq = 3 WHERE seq = 9";
-    assert_eq!(after(swap), broken(2, Breach::Changed));
+    assert_eq!(after(swap), broken(2, ChainBreach::Changed));
     let early =
         "INSERT INTO events SELECT 0, at, type, body, brain, data, prev, hash FROM events WHERE seq = 1";
-    assert_eq!(after(early), broken(1, Breach::Misplaced { found: 0 }));
+    assert_eq!(after(early), broken(1, ChainBreach::Misplaced { found: 0 }));
 }
 
 #[test]
 fn a_changed_event_with_a_fitting_hash_breaks_the_next() {
-    let dir = Dir::with_events(5);
+    let dir = SceneDir::with_events(5);
     let store = dir.open();
-    let mut event: Event = store.events(&Query { after: 2, ..Query::default() }).unwrap().swap_remove(0);
+    let mut event: Event =
+        store.events(&EventQuery { after: 2, ..EventQuery::default() }).unwrap().swap_remove(0);
     event.kind = "body.stopped".into();
     let change = "UPDATE events SET type = 'body.stopped', hash = ?1 WHERE seq = 3";
     dir.meddler().execute(change, [event.digest()]).unwrap();
-    assert_eq!(store.verify().unwrap(), broken(4, Breach::Unchained));
+    assert_eq!(store.verify().unwrap(), broken(4, ChainBreach::Unchained));
 }
 
 #[test]
 fn a_head_that_lies_shows() {
-    assert_eq!(after("DELETE FROM head"), broken(5, Breach::Head));
-    assert_eq!(after("UPDATE head SET seq = 4"), broken(5, Breach::Head));
-    assert_eq!(after("UPDATE head SET seq = -4"), broken(5, Breach::Head));
-    assert_eq!(after(&format!("UPDATE head SET hash = '{}'", hex(&[7; 32]))), broken(5, Breach::Head));
-    assert_eq!(after("UPDATE head SET seq = 6"), broken(6, Breach::Missing));
+    assert_eq!(after("DELETE FROM head"), broken(5, ChainBreach::Head));
+    assert_eq!(after("UPDATE head SET seq = 4"), broken(5, ChainBreach::Head));
+    assert_eq!(after("UPDATE head SET seq = -4"), broken(5, ChainBreach::Head));
+    assert_eq!(after(&format!("UPDATE head SET hash = '{}'", hex(&[7; 32]))), broken(5, ChainBreach::Head));
+    assert_eq!(after("UPDATE head SET seq = 6"), broken(6, ChainBreach::Missing));
 }
 
 #[test]
 fn a_cut_together_with_the_head_shows_against_a_head_kept_elsewhere() {
-    let dir = Dir::with_events(5);
+    let dir = SceneDir::with_events(5);
     let store = dir.open();
-    let Verdict::Whole { head: kept, .. } = store.verify().unwrap() else { panic!("not whole") };
+    let ChainVerdict::Whole { head: kept, .. } = store.verify().unwrap() else { panic!("not whole") };
     let cut = "DELETE FROM events WHERE seq = 5; UPDATE head SET (seq, hash) = (SELECT seq, hash FROM events WHERE seq = 4)";
     dir.meddler().execute_batch(cut).unwrap();
-    let Verdict::Whole { events: 4, head } = store.verify().unwrap() else { panic!("not whole") };
+    let ChainVerdict::Whole { events: 4, head } = store.verify().unwrap() else { panic!("not whole") };
     assert_ne!(head, kept);
 }
 
@@ -120,24 +124,24 @@ fn changed_tables_show() {
         "ALTER TABLE events ADD COLUMN more TEXT",
         "DROP TABLE head",
     ] {
-        assert_eq!(after(change), broken(1, Breach::Schema), "{change}");
+        assert_eq!(after(change), broken(1, ChainBreach::Schema), "{change}");
     }
 }
 
 #[test]
 fn a_trigger_in_the_file_does_not_run() {
-    let dir = Dir::with_events(2);
+    let dir = SceneDir::with_events(2);
     dir.meddler()
         .execute_batch("CREATE TRIGGER t AFTER INSERT ON events BEGIN DELETE FROM events WHERE seq = 1; END")
         .unwrap();
     let store = dir.open();
     store.append(draft(3)).unwrap();
-    assert_eq!(store.events(&Query::default()).unwrap().len(), 3);
+    assert_eq!(store.events(&EventQuery::default()).unwrap().len(), 3);
 }
 
 /// A closed log of which everything is in the one file; and where its tables begin.
-fn at_rest(events: u64) -> (Dir, u64, u64) {
-    let dir = Dir::with_events(events);
+fn at_rest(events: u64) -> (SceneDir, u64, u64) {
+    let dir = SceneDir::with_events(events);
     let meddler = dir.meddler();
     let number = |sql: &str| meddler.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap() as u64;
     number("PRAGMA wal_checkpoint(TRUNCATE)");
@@ -159,7 +163,7 @@ fn a_place_given_twice_shows() {
     assert_eq!((leaf[cell] & 0x80, leaf[cell + 2]), (0x80, 2));
     file.write_all_at(&[1], root + cell as u64 + 2).unwrap();
     let verdict = dir.open().verify().unwrap();
-    assert_eq!(verdict, broken(2, Breach::Misplaced { found: 1 }));
+    assert_eq!(verdict, broken(2, ChainBreach::Misplaced { found: 1 }));
 }
 
 #[test]
@@ -171,9 +175,9 @@ fn a_broken_page_is_a_finding_and_never_a_panic() {
             let mut bytes = whole.clone();
             bytes[at * page as usize..][..page as usize].fill(garbage);
             fs::write(dir.log(), bytes).unwrap();
-            let found =
-                Store::open_read_only(&dir).map(|store| (store.verify(), store.events(&Query::default())));
-            assert!(!matches!(found, Ok((Ok(Verdict::Whole { .. }), _))), "page {at} of {garbage:#x}");
+            let found = Store::open_read_only(&dir)
+                .map(|store| (store.verify(), store.events(&EventQuery::default())));
+            assert!(!matches!(found, Ok((Ok(ChainVerdict::Whole { .. }), _))), "page {at} of {garbage:#x}");
         }
     }
 }
@@ -186,9 +190,9 @@ fn any_changed_byte_is_found_or_means_nothing() {
     let read = || {
         let store = Store::open_read_only(&dir).ok()?;
         let verdict = store.verify().ok()?;
-        let odd = Query { body: Some("odd".parse().unwrap()), ..Query::default() };
-        matches!(verdict, Verdict::Whole { .. })
-            .then(|| (verdict, store.events(&Query::default()).unwrap(), store.events(&odd).unwrap()))
+        let odd = EventQuery { body: Some("odd".parse().unwrap()), ..EventQuery::default() };
+        matches!(verdict, ChainVerdict::Whole { .. })
+            .then(|| (verdict, store.events(&EventQuery::default()).unwrap(), store.events(&odd).unwrap()))
     };
     let before = read();
     assert!(before.is_some());

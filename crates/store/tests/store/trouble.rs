@@ -8,11 +8,11 @@ use std::{
     path::Path,
 };
 
-use store::{AppendError, ArtifactError, Durability, OpenError, Query, Store};
+use store::{AppendError, ArtifactError, Durability, EventQuery, OpenError, Store};
 
 use crate::{
-    child::{Place, play as play_in_child},
-    scene::{Dir, draft, events_of},
+    child::{ChildPlace, play as play_in_child},
+    scene::{SceneDir, draft, events_of},
 };
 
 fn open(dir: &Path) -> Result<Store, OpenError> {
@@ -26,7 +26,7 @@ pub fn play(role: &str, dir: &Path) {
         "meet a read-only log" => {
             refused(dir, ErrorKind::ReadOnlyFilesystem, &dir.join("events.db"));
             let store = Store::open_read_only(dir).unwrap();
-            assert_eq!(store.events(&Query::default()).unwrap().len(), 3);
+            assert_eq!(store.events(&EventQuery::default()).unwrap().len(), 3);
             assert_eq!(events_of(store.verify().unwrap()), 3);
         }
         "meet a read-only directory" => {
@@ -90,15 +90,16 @@ fn fill(dir: &Path) {
 
 #[test]
 fn a_full_disk_is_named_and_stores_nothing_by_half() {
-    let dir = Dir::new();
-    play_in_child("fill the disk", &dir, Place::Behind("mount -t tmpfs -o size=320k tmpfs \"$1\""));
+    let dir = SceneDir::new();
+    play_in_child("fill the disk", &dir, ChildPlace::Behind("mount -t tmpfs -o size=320k tmpfs \"$1\""));
 }
 
-const READ_ONLY: Place = Place::Behind("mount --bind \"$1\" \"$1\"; mount -o remount,bind,ro \"$1\"");
+const READ_ONLY: ChildPlace =
+    ChildPlace::Behind("mount --bind \"$1\" \"$1\"; mount -o remount,bind,ro \"$1\"");
 
 #[test]
 fn a_read_only_disk_is_named_and_can_be_read() {
-    let dir = Dir::with_events(3);
+    let dir = SceneDir::with_events(3);
     assert!(dir.join("events.db-wal").metadata().unwrap().len() > 0, "events are still in the WAL");
     play_in_child("meet a read-only log", &dir, READ_ONLY);
     // A stranger's close writes the WAL back and removes it.
@@ -109,17 +110,17 @@ fn a_read_only_disk_is_named_and_can_be_read() {
 
 #[test]
 fn a_read_only_directory_is_named() {
-    play_in_child("meet a read-only directory", &Dir::new(), READ_ONLY);
+    play_in_child("meet a read-only directory", &SceneDir::new(), READ_ONLY);
 }
 
 #[test]
 fn the_log_of_another_is_named() {
-    let dir = Dir::with_events(1);
+    let dir = SceneDir::with_events(1);
     fs::set_permissions(dir.log(), fs::Permissions::from_mode(0o000)).unwrap();
     // Root reads everything, except in a namespace where the owner is nobody it knows.
     let place = match chown(dir.log(), Some(12345), Some(12345)) {
-        Ok(()) => Place::Behind(":"),
-        Err(_) => Place::Here,
+        Ok(()) => ChildPlace::Behind(":"),
+        Err(_) => ChildPlace::Here,
     };
     play_in_child("meet the log of another", &dir, place);
 }
@@ -130,7 +131,7 @@ fn a_file_that_is_no_database_is_named() {
         &b"hello, I am a text and longer than the head of a database could ever be, which is 100 bytes, so"[..],
         &[7; 5000],
     ] {
-        let dir = Dir::new();
+        let dir = SceneDir::new();
         fs::write(dir.log(), bytes).unwrap();
         for opened in [open(&dir), Store::open_read_only(&dir)] {
             let error = opened.unwrap_err();
@@ -143,7 +144,7 @@ fn a_file_that_is_no_database_is_named() {
 
 #[test]
 fn a_database_of_another_program_is_named() {
-    let dir = Dir::new();
+    let dir = SceneDir::new();
     dir.meddler().execute_batch("CREATE TABLE notes (text)").unwrap();
     for opened in [open(&dir), Store::open_read_only(&dir)] {
         assert!(matches!(opened, Err(OpenError::Foreign { .. })), "{opened:?}");
@@ -152,7 +153,7 @@ fn a_database_of_another_program_is_named() {
 
 #[test]
 fn a_newer_log_is_left_alone() {
-    let dir = Dir::with_events(1);
+    let dir = SceneDir::with_events(1);
     dir.meddler().execute_batch("PRAGMA user_version = 2").unwrap();
     for opened in [open(&dir), Store::open_read_only(&dir)] {
         let error = opened.unwrap_err();
@@ -163,7 +164,7 @@ fn a_newer_log_is_left_alone() {
 
 #[test]
 fn a_directory_in_place_of_the_log_or_none_around_it_is_an_error() {
-    let dir = Dir::new();
+    let dir = SceneDir::new();
     assert!(matches!(open(&dir.join("nowhere")), Err(OpenError::Access { .. })));
     assert!(matches!(Store::open_read_only(&dir), Err(OpenError::Missing { .. })));
     fs::create_dir(dir.log()).unwrap();
@@ -173,12 +174,12 @@ fn a_directory_in_place_of_the_log_or_none_around_it_is_an_error() {
 #[test]
 fn making_a_log_is_finished_by_the_next_one_after_a_kill() {
     // What a kill leaves at its worst moments: the file alone, or an empty database.
-    let leave: [fn(&Dir); 2] = [
+    let leave: [fn(&SceneDir); 2] = [
         |dir| drop(fs::File::create(dir.log()).unwrap()),
         |dir| dir.meddler().query_row("PRAGMA journal_mode=WAL", [], |_| Ok(())).unwrap(),
     ];
     for leave in leave {
-        let dir = Dir::new();
+        let dir = SceneDir::new();
         leave(&dir);
         assert!(matches!(Store::open_read_only(&dir), Err(OpenError::Missing { .. })));
         open(&dir).unwrap().append(draft(1)).unwrap();
@@ -188,17 +189,17 @@ fn making_a_log_is_finished_by_the_next_one_after_a_kill() {
 #[test]
 fn a_log_without_a_head_or_with_a_wrong_one_takes_no_event() {
     for change in ["DELETE FROM head", "UPDATE head SET seq = 1"] {
-        let dir = Dir::with_events(3);
+        let dir = SceneDir::with_events(3);
         dir.meddler().execute_batch(change).unwrap();
         let store = open(&dir).unwrap();
         assert!(matches!(store.append(draft(4)), Err(AppendError::Damaged(_))), "{change}");
-        assert_eq!(store.events(&Query::default()).unwrap().len(), 3);
+        assert_eq!(store.events(&EventQuery::default()).unwrap().len(), 3);
     }
 }
 
 #[test]
 fn an_artifact_below_a_file_is_an_error_that_names_it() {
-    let dir = Dir::new();
+    let dir = SceneDir::new();
     fs::write(dir.join("artifacts"), "").unwrap();
     match open(&dir).unwrap().artifact() {
         Err(ArtifactError::File { path, .. }) => assert!(path.starts_with(dir.join("artifacts"))),

@@ -12,7 +12,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::{Usage, names, open_dir, stat};
+use super::{TreeUsage, names, open_dir, stat};
 
 /// Deeper trees are refused: two descriptors a level are held.
 const DEPTH_MAX: usize = 480;
@@ -20,12 +20,12 @@ const ATTRIBUTES_LEN_MAX: usize = 64 * 1024;
 
 /// Copies what stands in `from` into the empty directory `to`: owners, modes, times, links, extended attributes,
 /// whiteouts. Sockets are left out.
-pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<Usage> {
+pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<TreeUsage> {
     copy_as(from, to, |mode| mode)
 }
 
 /// The same for a copy that everybody may read and clear away, whatever its modes say.
-pub fn copy_open(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<Usage> {
+pub fn copy_open(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<TreeUsage> {
     copy_as(from, to, |mode| match FileType::from_raw_mode(mode) {
         FileType::Directory => (mode & !0o7777) | 0o777,
         FileType::RegularFile => (mode & !0o7000) | 0o444,
@@ -33,11 +33,11 @@ pub fn copy_open(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<Usage> 
     })
 }
 
-fn copy_as(from: BorrowedFd<'_>, to: BorrowedFd<'_>, mode: fn(u32) -> u32) -> io::Result<Usage> {
-    let mut copier = Copier { total: Usage::default(), linked: HashMap::new(), top: to, mode };
+fn copy_as(from: BorrowedFd<'_>, to: BorrowedFd<'_>, mode: fn(u32) -> u32) -> io::Result<TreeUsage> {
+    let mut copier = TreeCopier { total: TreeUsage::default(), linked: HashMap::new(), top: to, mode };
     let mut root = rustix::fs::fstat(from)?;
     root.st_mode = mode(root.st_mode);
-    let mut open = vec![Level {
+    let mut open = vec![CopyLevel {
         from: from.try_clone_to_owned()?,
         to: to.try_clone_to_owned()?,
         stat: root,
@@ -55,13 +55,13 @@ fn copy_as(from: BorrowedFd<'_>, to: BorrowedFd<'_>, mode: fn(u32) -> u32) -> io
         } else if let Some(level) = open.pop() {
             // Last of all, so that filling the directory does not change its times, nor its mode forbid it.
             attributes(level.from.as_fd(), level.to.as_fd())?;
-            dress(level.to.as_fd(), &level.stat)?;
+            copy_metadata(level.to.as_fd(), &level.stat)?;
         }
     }
     Ok(copier.total)
 }
 
-struct Level {
+struct CopyLevel {
     from: OwnedFd,
     to: OwnedFd,
     stat: Stat,
@@ -70,15 +70,15 @@ struct Level {
     path: Vec<u8>,
 }
 
-struct Copier<'a> {
-    total: Usage,
+struct TreeCopier<'a> {
+    total: TreeUsage,
     linked: HashMap<(u64, u64), CString>,
     top: BorrowedFd<'a>,
     mode: fn(u32) -> u32,
 }
 
-impl Copier<'_> {
-    fn entry(&mut self, level: &Level, name: &CStr) -> io::Result<Option<Level>> {
+impl TreeCopier<'_> {
+    fn entry(&mut self, level: &CopyLevel, name: &CStr) -> io::Result<Option<CopyLevel>> {
         let (from, to) = (level.from.as_fd(), level.to.as_fd());
         let mut found = stat(from, name)?;
         found.st_mode = (self.mode)(found.st_mode);
@@ -94,7 +94,7 @@ impl Copier<'_> {
             rustix::fs::mkdirat(to, name, Mode::RWXU)?;
             let (from, to) = (open_dir(from, name)?, open_dir(to, name)?);
             let left = names(from.as_fd())?;
-            return Ok(Some(Level { from, to, stat: found, left, path }));
+            return Ok(Some(CopyLevel { from, to, stat: found, left, path }));
         }
         if found.st_nlink > 1 && self.link(&found, &path, to, name)? {
             return Ok(None);
@@ -129,7 +129,7 @@ fn file(from: BorrowedFd<'_>, to: BorrowedFd<'_>, name: &CStr, found: &Stat) -> 
         contents(source.as_fd(), target.as_fd(), found.st_size as u64)?;
     }
     attributes(source.as_fd(), target.as_fd())?;
-    dress(target.as_fd(), found)
+    copy_metadata(target.as_fd(), found)
 }
 
 /// Copies data, keeps holes.
@@ -179,7 +179,7 @@ fn owner(found: &Stat) -> (rustix::fs::Uid, rustix::fs::Gid) {
     (rustix::fs::Uid::from_raw(found.st_uid), rustix::fs::Gid::from_raw(found.st_gid))
 }
 
-fn dress(target: BorrowedFd<'_>, found: &Stat) -> io::Result<()> {
+fn copy_metadata(target: BorrowedFd<'_>, found: &Stat) -> io::Result<()> {
     let (user, group) = owner(found);
     match rustix::fs::fchown(target, Some(user), Some(group)) {
         // Without privileges every file is ours already.

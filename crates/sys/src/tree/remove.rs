@@ -20,7 +20,7 @@ use super::{names, open_dir};
 pub fn remove(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     let mut moved = 0u64;
     // Again when somebody has put something there since we looked.
-    while unlink(parent, name)? == Unlinked::NotEmpty {
+    while unlink(parent, name)? == UnlinkResult::NotEmpty {
         unlock(parent, name);
         let Some(top) = there(open_dir(parent, name))? else { continue };
         for child in there(names(top.as_fd()))?.unwrap_or_default() {
@@ -40,13 +40,13 @@ fn there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
 
 /// Removes `child` of `top`, moving what stands below a directory up into `top`.
 fn empty_into(top: BorrowedFd<'_>, child: &CStr, moved: &mut u64) -> io::Result<()> {
-    if unlink(top, child)? == Unlinked::Gone {
+    if unlink(top, child)? == UnlinkResult::Gone {
         return Ok(());
     }
     unlock(top, child);
     let dir = open_dir(top, child)?;
     for name in names(dir.as_fd())? {
-        if unlink(dir.as_fd(), &name)? == Unlinked::Gone {
+        if unlink(dir.as_fd(), &name)? == UnlinkResult::Gone {
             continue;
         }
         unlock(dir.as_fd(), &name);
@@ -69,20 +69,20 @@ fn lift(from: BorrowedFd<'_>, name: &CStr, top: BorrowedFd<'_>, moved: &mut u64)
 }
 
 #[derive(PartialEq, Eq)]
-enum Unlinked {
+enum UnlinkResult {
     Gone,
     NotEmpty,
 }
 
-fn unlink(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<Unlinked> {
+fn unlink(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<UnlinkResult> {
     match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => return Ok(Unlinked::Gone),
+        Ok(()) | Err(Errno::NOENT) => return Ok(UnlinkResult::Gone),
         Err(Errno::ISDIR) => {}
         Err(errno) => return Err(errno.into()),
     }
     match rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
-        Ok(()) | Err(Errno::NOENT) => Ok(Unlinked::Gone),
-        Err(Errno::NOTEMPTY) => Ok(Unlinked::NotEmpty),
+        Ok(()) | Err(Errno::NOENT) => Ok(UnlinkResult::Gone),
+        Err(Errno::NOTEMPTY) => Ok(UnlinkResult::NotEmpty),
         Err(errno) => Err(errno.into()),
     }
 }

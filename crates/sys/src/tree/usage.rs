@@ -11,7 +11,7 @@ use super::{names, open_dir, stat};
 
 /// What a tree takes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct TreeUsage {
     /// Allocated bytes; a file with several names counts once for each.
     pub bytes: u64,
     /// Files, links and directories.
@@ -22,8 +22,8 @@ pub struct Usage {
 const DEPTH_MAX: usize = 400;
 
 /// Adds up a directory. What vanishes meanwhile is not counted; what may not be read neither.
-pub fn usage(dir: BorrowedFd<'_>) -> io::Result<Usage> {
-    let mut total = Usage::default();
+pub fn usage(dir: BorrowedFd<'_>) -> io::Result<TreeUsage> {
+    let mut total = TreeUsage::default();
     let mut open: Vec<(OwnedFd, Vec<std::ffi::CString>)> = vec![(dir.try_clone_to_owned()?, names(dir)?)];
     while let Some((dir, left)) = open.last_mut() {
         let Some(name) = left.pop() else {

@@ -6,8 +6,8 @@
 //!
 //! Invariant: what a Body does in a submodule is saved, or named as left out; the repository around it keeps the link.
 
-mod bring;
+mod import;
 mod work;
 
-pub use bring::bring;
-pub use work::{Apart, SavedModule, look, save};
+pub use import::import;
+pub use work::{SavedModule, SubmoduleWork, look, save};

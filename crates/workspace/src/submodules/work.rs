@@ -4,13 +4,16 @@
 
 use std::collections::BTreeMap;
 
-use proto::workspace::{Submodule, Workspace};
+use proto::{
+    event_data::SavedSubmodule,
+    workspace::{Submodule, Workspace},
+};
 use serde::Serialize;
 
 use crate::{
     error::WorkspaceError,
-    packing::{Id, id_of},
-    save::{self, LeftOut, Part, Saved, Source},
+    pack_writer::{ObjectId, id_of},
+    save::{self, BodyWorkspace, SaveResult, SkippedPath, WorkPart},
 };
 
 /// Why nothing of a submodule was taken.
@@ -34,31 +37,39 @@ pub struct SavedModule {
     pub branches: BTreeMap<String, String>,
 }
 
-/// What is not the business of the repository around it.
-#[derive(Debug, Default)]
-pub struct Apart {
-    /// Where, and the commit that a git of the Body's own stands on there.
-    pub links: BTreeMap<Vec<u8>, Option<Id>>,
-    /// What is saved nowhere.
-    pub left_out: Vec<LeftOut>,
+/// What events say of it.
+impl From<SavedModule> for SavedSubmodule {
+    fn from(saved: SavedModule) -> Self {
+        let SavedModule { path, base, head, wip, branches } = saved;
+        Self { path, base, head, wip, branches }
+    }
 }
 
-impl Apart {
-    fn lost(&mut self, module: &Submodule, why: &'static str, below: &str) {
+/// What is not the business of the repository around it.
+#[derive(Debug, Default)]
+pub struct SubmoduleWork {
+    /// Where, and the commit that a git of the Body's own stands on there.
+    pub links: BTreeMap<Vec<u8>, Option<ObjectId>>,
+    /// What is saved nowhere.
+    pub skipped: Vec<SkippedPath>,
+}
+
+impl SubmoduleWork {
+    fn add_skipped(&mut self, module: &Submodule, why: &'static str, below: &str) {
         let path = proto::text::visible(&format!("{}{below}", module.path));
-        self.left_out.push(LeftOut { path, why });
+        self.skipped.push(SkippedPath { path, why });
     }
 
-    fn below(&mut self, module: &Submodule, left_out: Vec<LeftOut>) {
+    fn add_skipped_below(&mut self, module: &Submodule, skipped: Vec<SkippedPath>) {
         let above = proto::text::visible(&module.path);
-        let whole = |left: LeftOut| LeftOut { path: format!("{above}/{}", left.path), why: left.why };
-        self.left_out.extend(left_out.into_iter().map(whole));
+        let whole = |left: SkippedPath| SkippedPath { path: format!("{above}/{}", left.path), why: left.why };
+        self.skipped.extend(skipped.into_iter().map(whole));
     }
 }
 
 /// Saves what was done in each.
-pub fn save(source: &Source) -> Result<(Apart, Vec<SavedModule>), WorkspaceError> {
-    let (mut apart, mut modules) = (Apart::default(), Vec::new());
+pub fn save(source: &BodyWorkspace) -> Result<(SubmoduleWork, Vec<SavedModule>), WorkspaceError> {
+    let (mut apart, mut modules) = (SubmoduleWork::default(), Vec::new());
     for (module, inner) in touched(source) {
         match save::save(&inner) {
             Ok(saved) => {
@@ -66,16 +77,16 @@ pub fn save(source: &Source) -> Result<(Apart, Vec<SavedModule>), WorkspaceError
                 apart
                     .links
                     .insert(module.path.clone().into_bytes(), head.and_then(|head| id_of(head.as_bytes())));
-                if saved.trouble.is_some() {
-                    apart.lost(&module, COMMITS, "/.git");
+                if saved.commit_error.is_some() {
+                    apart.add_skipped(&module, COMMITS, "/.git");
                 }
-                apart.below(&module, saved.left_out.clone());
+                apart.add_skipped_below(&module, saved.skipped.clone());
                 modules.extend(told(&module, saved));
             }
             Err(error) if error.is_full() => return Err(error),
             Err(_) => {
                 apart.links.insert(module.path.clone().into_bytes(), None);
-                apart.lost(&module, REFUSED, "");
+                apart.add_skipped(&module, REFUSED, "");
             }
         }
     }
@@ -83,24 +94,24 @@ pub fn save(source: &Source) -> Result<(Apart, Vec<SavedModule>), WorkspaceError
 }
 
 /// Reads what was done in each; the user's repositories are not touched.
-pub fn look(source: &Source) -> Result<(Apart, Vec<Part>), WorkspaceError> {
-    let (mut apart, mut parts) = (Apart::default(), Vec::new());
+pub fn look(source: &BodyWorkspace) -> Result<(SubmoduleWork, Vec<WorkPart>), WorkspaceError> {
+    let (mut apart, mut parts) = (SubmoduleWork::default(), Vec::new());
     for (module, inner) in touched(source) {
         apart.links.insert(module.path.clone().into_bytes(), None);
         match save::look(&inner) {
             Ok(work) => {
-                apart.below(&module, work.left_out);
+                apart.add_skipped_below(&module, work.skipped);
                 parts.extend(work.parts);
             }
             Err(error) if error.is_full() => return Err(error),
-            Err(_) => apart.lost(&module, REFUSED, ""),
+            Err(_) => apart.add_skipped(&module, REFUSED, ""),
         }
     }
     Ok((apart, parts))
 }
 
 /// The submodule itself, where something was done there, and those inside of it.
-fn told(module: &Submodule, saved: Saved) -> Vec<SavedModule> {
+fn told(module: &Submodule, saved: SaveResult) -> Vec<SavedModule> {
     let below = |inner: SavedModule| SavedModule { path: format!("{}/{}", module.path, inner.path), ..inner };
     let inner: Vec<SavedModule> = saved.submodules.into_iter().map(below).collect();
     let idle = saved.wip == saved.base && saved.branches.is_empty();
@@ -115,7 +126,7 @@ fn told(module: &Submodule, saved: Saved) -> Vec<SavedModule> {
 }
 
 /// Each submodule whose directory a Body has changed, as a source of its own; those inside another are the other's.
-fn touched(source: &Source) -> Vec<(Submodule, Source)> {
+fn touched(source: &BodyWorkspace) -> Vec<(Submodule, BodyWorkspace)> {
     let all = &source.workspace.submodules;
     let inside = |module: &&Submodule| !all.iter().any(|other| below(&module.path, &other.path).is_some());
     all.iter()
@@ -126,7 +137,7 @@ fn touched(source: &Source) -> Vec<(Submodule, Source)> {
 }
 
 /// A submodule as a workspace of its own.
-fn of(source: &Source, module: &Submodule) -> Source {
+fn of(source: &BodyWorkspace, module: &Submodule) -> BodyWorkspace {
     let inner = source.workspace.submodules.iter().filter_map(|other| {
         let path = below(&other.path, &module.path)?.to_owned();
         Some(Submodule { path, ..other.clone() })
@@ -145,7 +156,7 @@ fn of(source: &Source, module: &Submodule) -> Source {
         "" => module.path.clone(),
         above => format!("{above}/{}", module.path),
     };
-    Source { workspace, inside, ..source.clone() }
+    BodyWorkspace { workspace, inside, ..source.clone() }
 }
 
 /// What a path is below another.

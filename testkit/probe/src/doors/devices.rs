@@ -5,9 +5,9 @@
 use std::os::unix::fs::FileTypeExt;
 
 use super::{behind, open_both, open_read, settle};
-use crate::catalog::{Call, Probe};
+use crate::catalog::{Probe, ProbeCall};
 use crate::sys::{c, call, open};
-use crate::verdict::{Outcome, absent, broken, denied, judge, reached};
+use crate::verdict::{ProbeOutcome, absent, broken, denied, judge, reached};
 
 pub const PROBES: &[Probe] = &behind(
     "files",
@@ -38,7 +38,7 @@ pub const PROBES: &[Probe] = &behind(
     ],
 );
 
-fn make_node(call: &Call<'_>, kind: libc::mode_t, major: u32, minor: u32) -> Outcome {
+fn make_node(call: &ProbeCall<'_>, kind: libc::mode_t, major: u32, minor: u32) -> ProbeOutcome {
     settle((|| {
         let node = c(&call.scratch()?.join("node").to_string_lossy());
         let made = call!(
@@ -53,7 +53,7 @@ fn make_node(call: &Call<'_>, kind: libc::mode_t, major: u32, minor: u32) -> Out
 }
 
 /// Looks at what /dev holds instead of at known names. Nothing is read.
-fn any_block(_: &Call<'_>) -> Outcome {
+fn any_block(_: &ProbeCall<'_>) -> ProbeOutcome {
     let Ok(entries) = std::fs::read_dir("/dev") else {
         return broken("no /dev");
     };

@@ -4,9 +4,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
 use super::{behind, head, listable, names, settle};
-use crate::catalog::{Call, Probe};
+use crate::catalog::{Probe, ProbeCall};
 use crate::sys::{self, Errno, c, call, open};
-use crate::verdict::{Outcome, absent, broken, denied, judge, reached};
+use crate::verdict::{ProbeOutcome, absent, broken, denied, judge, reached};
 
 const SECRET: &[&str] = &["secret"];
 
@@ -97,7 +97,7 @@ pub const PROBES: &[Probe] = &behind(
     ],
 );
 
-fn read_at(path: &str) -> Outcome {
+fn read_at(path: &str) -> ProbeOutcome {
     match head(path) {
         Ok(0) => denied("opens, but is empty"),
         Ok(_) => reached(format!("read {path}")),
@@ -105,7 +105,7 @@ fn read_at(path: &str) -> Outcome {
     }
 }
 
-fn symlink_out(call: &Call<'_>) -> Outcome {
+fn symlink_out(call: &ProbeCall<'_>) -> ProbeOutcome {
     settle((|| {
         let link = call.scratch()?.join("link");
         std::os::unix::fs::symlink(call.arg("secret"), &link).map_err(|e| broken(format!("symlink: {e}")))?;
@@ -113,7 +113,7 @@ fn symlink_out(call: &Call<'_>) -> Outcome {
     })())
 }
 
-fn hardlink_out(call: &Call<'_>) -> Outcome {
+fn hardlink_out(call: &ProbeCall<'_>) -> ProbeOutcome {
     settle((|| {
         let link = call.scratch()?.join("link");
         let linked = std::fs::hard_link(call.arg("secret"), link).map(|()| 0).map_err(Errno::from);
@@ -122,7 +122,7 @@ fn hardlink_out(call: &Call<'_>) -> Outcome {
     .closed_when_only_elsewhere()
 }
 
-impl Outcome {
+impl ProbeOutcome {
     /// A link across file systems cannot be made anywhere, so it says nothing: the directory is wrong.
     fn closed_when_only_elsewhere(self) -> Self {
         if self.detail.contains("EXDEV") {
@@ -133,7 +133,7 @@ impl Outcome {
 }
 
 /// The classic: enter a deeper root while keeping a descriptor above it, then climb.
-fn chroot_escape(call: &Call<'_>) -> Outcome {
+fn chroot_escape(call: &ProbeCall<'_>) -> ProbeOutcome {
     settle((|| {
         let inner = c(&call.scratch()?.to_string_lossy());
         let above =
@@ -153,7 +153,7 @@ fn chroot_escape(call: &Call<'_>) -> Outcome {
 }
 
 /// The pids seen in /proc, without our own and our parent's.
-fn others() -> Result<Vec<String>, Outcome> {
+fn others() -> Result<Vec<String>, ProbeOutcome> {
     let seen = names("/proc");
     if seen.is_empty() {
         return Err(absent("no /proc"));
@@ -162,14 +162,14 @@ fn others() -> Result<Vec<String>, Outcome> {
     Ok(seen.into_iter().filter(|n| n.bytes().all(|b| b.is_ascii_digit()) && !own.contains(n)).collect())
 }
 
-fn through_any(call: &Call<'_>, link: &str) -> Outcome {
+fn through_any(call: &ProbeCall<'_>, link: &str) -> ProbeOutcome {
     settle((|| {
         let others = others()?;
         let climb = if link == "cwd" { "/..".repeat(40) } else { String::new() };
         let mut refusals = 0;
         for pid in &others {
             match read_at(&format!("/proc/{pid}/{link}{climb}{}", call.arg("secret"))) {
-                outcome if outcome.verdict == crate::verdict::Verdict::Reached => return Ok(outcome),
+                outcome if outcome.verdict == crate::verdict::DoorState::Reached => return Ok(outcome),
                 _ => refusals += 1,
             }
         }
@@ -177,7 +177,7 @@ fn through_any(call: &Call<'_>, link: &str) -> Outcome {
     })())
 }
 
-fn seen_nobody_or(count: usize, what: &str) -> Outcome {
+fn seen_nobody_or(count: usize, what: &str) -> ProbeOutcome {
     if count == 0 {
         absent("no other process is visible")
     } else {
@@ -185,7 +185,7 @@ fn seen_nobody_or(count: usize, what: &str) -> Outcome {
     }
 }
 
-fn fd_of_any(call: &Call<'_>) -> Outcome {
+fn fd_of_any(call: &ProbeCall<'_>) -> ProbeOutcome {
     settle((|| {
         let others = others()?;
         for pid in &others {
@@ -202,7 +202,7 @@ fn fd_of_any(call: &Call<'_>) -> Outcome {
 }
 
 /// A private copy of the canary can be locked; the host's own, which the test holds locked, cannot.
-fn canary_write(call: &Call<'_>) -> Outcome {
+fn canary_write(call: &ProbeCall<'_>) -> ProbeOutcome {
     let file = match open(call.arg("canary"), libc::O_WRONLY | libc::O_APPEND) {
         Ok(file) => file,
         Err(error) => return judge("open for writing", Err(error), &[]),
@@ -214,7 +214,7 @@ fn canary_write(call: &Call<'_>) -> Outcome {
     }
 }
 
-fn home_root(_: &Call<'_>) -> Outcome {
+fn home_root(_: &ProbeCall<'_>) -> ProbeOutcome {
     const SKELETON: &[&str] = &[".bashrc", ".profile", ".bash_logout", ".cache", ".config", ".local"];
     match std::fs::read_dir("/root") {
         Err(error) => judge("list", Err(error.into()), &[]),
@@ -225,7 +225,7 @@ fn home_root(_: &Call<'_>) -> Outcome {
     }
 }
 
-fn home_others(_: &Call<'_>) -> Outcome {
+fn home_others(_: &ProbeCall<'_>) -> ProbeOutcome {
     let others: Vec<_> = names("/home").into_iter().filter(|n| n != "user").collect();
     let open = others.iter().find(|n| std::fs::read_dir(format!("/home/{n}")).is_ok());
     match (open, others.len()) {
@@ -235,7 +235,7 @@ fn home_others(_: &Call<'_>) -> Outcome {
     }
 }
 
-fn run_directory(path: &str) -> Outcome {
+fn run_directory(path: &str) -> ProbeOutcome {
     // Images carry empty lock, log and mount directories of their own; these come with running services.
     const OF_A_HOST: &[&str] =
         &["containerd", "dbus", "docker", "docker.sock", "initctl", "podman", "secrets", "sshd"];
@@ -253,12 +253,12 @@ fn run_directory(path: &str) -> Outcome {
     }
 }
 
-fn inherited(call: &Call<'_>) -> Outcome {
+fn inherited(call: &ProbeCall<'_>) -> ProbeOutcome {
     let open: Vec<_> = call.start.descriptors.iter().map(|(fd, what)| format!("{fd} → {what}")).collect();
     if open.is_empty() { denied("only 0, 1 and 2 were open") } else { reached(open.join(", ")) }
 }
 
-fn inherited_cwd(_: &Call<'_>) -> Outcome {
+fn inherited_cwd(_: &ProbeCall<'_>) -> ProbeOutcome {
     let mut buffer = [0u8; 4096];
     match call!(libc::SYS_getcwd, buffer.as_mut_ptr(), buffer.len()) {
         // The kernel says so itself: a reachable path begins with a slash.
@@ -273,30 +273,30 @@ fn inherited_cwd(_: &Call<'_>) -> Outcome {
 
 /// `struct file_handle` with room for the longest handle.
 #[repr(C)]
-struct Handle {
+struct FileHandle {
     bytes: u32,
     kind: i32,
     data: [u8; 128],
 }
 
-fn handle_of(path: &str) -> (sys::Tried, Handle) {
-    let mut handle = Handle { bytes: 128, kind: 0, data: [0; 128] };
+fn handle_of(path: &str) -> (sys::SyscallResult, FileHandle) {
+    let mut handle = FileHandle { bytes: 128, kind: 0, data: [0; 128] };
     let (path, mut mount) = (c(path), 0i32);
     let number = libc::SYS_name_to_handle_at;
     let asked = call!(number, libc::AT_FDCWD, path.as_ptr(), &raw mut handle, &raw mut mount, 0);
     (asked, handle)
 }
 
-fn name_to_handle(_: &Call<'_>) -> Outcome {
+fn name_to_handle(_: &ProbeCall<'_>) -> ProbeOutcome {
     // Not every file system gives handles; that it says so shows that the call is let through.
     judge("name_to_handle_at", handle_of("/").0, &[libc::EOPNOTSUPP])
 }
 
-fn open_by_handle(_: &Call<'_>) -> Outcome {
+fn open_by_handle(_: &ProbeCall<'_>) -> ProbeOutcome {
     let (asked, mut handle) = handle_of("/");
     if asked.is_err() {
         // The root directory of an ext4, by number, as the first escape of this kind guessed it.
-        handle = Handle { bytes: 8, kind: 1, data: [0; 128] };
+        handle = FileHandle { bytes: 8, kind: 1, data: [0; 128] };
         handle.data[0] = 2;
     }
     let root = match open("/", libc::O_RDONLY | libc::O_DIRECTORY) {
@@ -308,7 +308,7 @@ fn open_by_handle(_: &Call<'_>) -> Outcome {
     judge("open_by_handle_at", opened.map(|_| 0), &[libc::ESTALE, libc::EOPNOTSUPP])
 }
 
-fn propagation(mark: &str) -> Outcome {
+fn propagation(mark: &str) -> ProbeOutcome {
     let Ok(table) = std::fs::read_to_string("/proc/self/mountinfo") else {
         return broken("no /proc/self/mountinfo");
     };
@@ -322,7 +322,7 @@ fn propagation(mark: &str) -> Outcome {
 }
 
 /// A program that runs cannot be opened for writing (ETXTBSY), but the kernel says that only to those who may.
-fn overwrite(path: &str) -> Outcome {
+fn overwrite(path: &str) -> ProbeOutcome {
     if let Ok(file) = open(path, libc::O_RDONLY) {
         let seals = call!(libc::SYS_fcntl, file.as_raw_fd(), libc::F_GET_SEALS, 0).unwrap_or(0);
         if seals & i64::from(libc::F_SEAL_WRITE) != 0 {

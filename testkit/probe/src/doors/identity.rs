@@ -3,9 +3,9 @@
 use std::os::unix::fs::MetadataExt;
 
 use super::behind;
-use crate::catalog::{Call, Probe};
+use crate::catalog::{Probe, ProbeCall};
 use crate::sys::call;
-use crate::verdict::{Outcome, absent, broken, denied, judge, reached};
+use crate::verdict::{ProbeOutcome, absent, broken, denied, judge, reached};
 
 pub const PROBES: &[Probe] = &behind(
     "identity",
@@ -35,7 +35,7 @@ pub const PROBES: &[Probe] = &behind(
 
 /// The files of procfs belong to the kernel's own 0, and to nobody (65534) where that is not mapped. The maps do not
 /// tell: in nested user namespaces they speak of the parent's ids only.
-fn maps_zero(id: impl Fn(&std::fs::Metadata) -> u32) -> Outcome {
+fn maps_zero(id: impl Fn(&std::fs::Metadata) -> u32) -> ProbeOutcome {
     match std::fs::metadata("/proc/version") {
         Ok(file) if id(&file) == 65534 => denied("the owner of /proc/version is not mapped"),
         Ok(file) => reached(format!("the owner of /proc/version is {} here", id(&file))),
@@ -43,7 +43,7 @@ fn maps_zero(id: impl Fn(&std::fs::Metadata) -> u32) -> Outcome {
     }
 }
 
-fn same(path: &str, host: &str) -> Outcome {
+fn same(path: &str, host: &str) -> ProbeOutcome {
     match std::fs::read_to_string(path) {
         Ok(here) if here.trim() == host => reached("the same"),
         Ok(_) => denied("another"),
@@ -52,7 +52,7 @@ fn same(path: &str, host: &str) -> Outcome {
 }
 
 /// Lines of `hierarchy:controllers:path`; in a cgroup namespace of its own every path is the root.
-fn cgroup_path(_: &Call<'_>) -> Outcome {
+fn cgroup_path(_: &ProbeCall<'_>) -> ProbeOutcome {
     let Ok(table) = std::fs::read_to_string("/proc/self/cgroup") else {
         return absent("no /proc/self/cgroup");
     };
@@ -62,7 +62,7 @@ fn cgroup_path(_: &Call<'_>) -> Outcome {
     }
 }
 
-fn mountinfo(call: &Call<'_>) -> Outcome {
+fn mountinfo(call: &ProbeCall<'_>) -> ProbeOutcome {
     let Ok(table) = std::fs::read_to_string("/proc/self/mountinfo") else {
         return broken("no /proc/self/mountinfo");
     };
@@ -73,7 +73,7 @@ fn mountinfo(call: &Call<'_>) -> Outcome {
 }
 
 /// Only whether it is there is said, never what it holds.
-fn environment(call: &Call<'_>) -> Outcome {
+fn environment(call: &ProbeCall<'_>) -> ProbeOutcome {
     let name = call.arg("env");
     if std::env::var_os(name).is_some() {
         reached(format!("{name} is set"))
@@ -83,7 +83,7 @@ fn environment(call: &Call<'_>) -> Outcome {
 }
 
 /// 65534 is how a group of the host shows that is not mapped but still held.
-fn host_group(call: &Call<'_>) -> Outcome {
+fn host_group(call: &ProbeCall<'_>) -> ProbeOutcome {
     let wanted = match call.number::<u32>("gid") {
         Ok(gid) => gid,
         Err(outcome) => return outcome,
@@ -101,7 +101,7 @@ fn host_group(call: &Call<'_>) -> Outcome {
     }
 }
 
-fn umask(_: &Call<'_>) -> Outcome {
+fn umask(_: &ProbeCall<'_>) -> ProbeOutcome {
     match call!(libc::SYS_umask, 0o022) {
         Ok(mask) if mask & 0o002 == 0 => reached(format!("umask {mask:03o}")),
         Ok(mask) => denied(format!("umask {mask:03o}")),

@@ -6,9 +6,9 @@
 use std::os::fd::AsRawFd;
 
 use super::behind;
-use crate::catalog::{Call, Probe};
-use crate::sys::{self, End, Errno, Tried, c, call, open, prctl};
-use crate::verdict::{Outcome, absent, broken, denied, judge, judge_more, reached};
+use crate::catalog::{Probe, ProbeCall};
+use crate::sys::{self, ChildEnd, Errno, SyscallResult, c, call, open, prctl};
+use crate::verdict::{ProbeOutcome, absent, broken, denied, judge, judge_more, reached};
 
 use libc::{EBADF, EFAULT, EINVAL, ENODEV, ENOENT, ENOEXEC, ENOKEY};
 
@@ -214,7 +214,7 @@ pub const PROBES: &[Probe] = &behind(
     ],
 );
 
-fn own_key() -> Tried {
+fn own_key() -> SyscallResult {
     let (kind, name) = (c("user"), c("probe"));
     // -2 is the keyring of this process.
     call!(libc::SYS_add_key, kind.as_ptr(), name.as_ptr(), c("x").as_ptr(), 1, -2)
@@ -227,7 +227,7 @@ pub fn add_own_key() {
 }
 
 /// A directory of procfs is never a mount point, and that is checked after the permission.
-fn umount(_: &Call<'_>) -> Outcome {
+fn umount(_: &ProbeCall<'_>) -> ProbeOutcome {
     let path = "/proc/self/task";
     if std::fs::metadata(path).is_err() {
         return broken(format!("no {path} to try it on"));
@@ -236,7 +236,7 @@ fn umount(_: &Call<'_>) -> Outcome {
 }
 
 /// Since Linux 4.3 the wall clock cannot be set to before the boot; it is refused after the permission.
-fn clock_settime(_: &Call<'_>) -> Outcome {
+fn clock_settime(_: &ProbeCall<'_>) -> ProbeOutcome {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let major: u32 = release.split('.').next().and_then(|n| n.parse().ok()).unwrap_or(0);
     if major < 5 {
@@ -246,11 +246,11 @@ fn clock_settime(_: &Call<'_>) -> Outcome {
     judge("clock_settime", call!(libc::SYS_clock_settime, libc::CLOCK_REALTIME, epoch.as_ptr()), &[EINVAL])
 }
 
-fn x86_only(act: impl FnOnce() -> Tried, past: &[i32]) -> Outcome {
+fn x86_only(act: impl FnOnce() -> SyscallResult, past: &[i32]) -> ProbeOutcome {
     if cfg!(target_arch = "x86_64") { judge("call", act(), past) } else { absent("only on x86-64") }
 }
 
-fn vmsplice(_: &Call<'_>) -> Outcome {
+fn vmsplice(_: &ProbeCall<'_>) -> ProbeOutcome {
     let (_read, write) = match sys::pipe() {
         Ok(ends) => ends,
         Err(error) => return broken(format!("pipe: {error}")),
@@ -261,7 +261,7 @@ fn vmsplice(_: &Call<'_>) -> Outcome {
 }
 
 /// Runs in a child that leads a session of its own and so has no terminal.
-fn in_new_session(act: impl FnOnce() -> Tried) -> Outcome {
+fn in_new_session(act: impl FnOnce() -> SyscallResult) -> ProbeOutcome {
     const NO_SESSION: i32 = 250;
     let ended = sys::in_child(|| {
         // The leader of a session is hung up when its terminal closes, before it can say how it went.
@@ -273,11 +273,11 @@ fn in_new_session(act: impl FnOnce() -> Tried) -> Outcome {
         }
     });
     match ended {
-        Ok(End::Exit(0)) => reached("call succeeded"),
-        Ok(End::Exit(NO_SESSION)) => broken("setsid failed"),
+        Ok(ChildEnd::Exit(0)) => reached("call succeeded"),
+        Ok(ChildEnd::Exit(NO_SESSION)) => broken("setsid failed"),
         // EIO is how a kernel without legacy_tiocsti refuses.
-        Ok(End::Exit(number)) => judge_more("call", Err(Errno(number)), &[], &[libc::EIO]),
-        Ok(End::Signal(number @ (libc::SIGSYS | libc::SIGKILL))) => {
+        Ok(ChildEnd::Exit(number)) => judge_more("call", Err(Errno(number)), &[], &[libc::EIO]),
+        Ok(ChildEnd::Signal(number @ (libc::SIGSYS | libc::SIGKILL))) => {
             denied(format!("killed by signal {number}"))
         }
         end => broken(format!("{end:?}")),
@@ -295,13 +295,13 @@ fn pty() -> Result<(std::os::fd::OwnedFd, std::os::fd::OwnedFd), Errno> {
 }
 
 /// Kernels without the 32-bit entry answer the instruction with SIGSEGV.
-fn int80(_: &Call<'_>) -> Outcome {
+fn int80(_: &ProbeCall<'_>) -> ProbeOutcome {
     #[cfg(target_arch = "x86_64")]
     {
         match sys::in_child(|| if getpid32() == i64::from(std::process::id()) { 0 } else { 1 }) {
-            Ok(End::Exit(0)) => reached("getpid by int 0x80 answered"),
-            Ok(End::Exit(_)) => denied("getpid by int 0x80 did not answer"),
-            Ok(End::Signal(number)) => denied(format!("killed by signal {number}")),
+            Ok(ChildEnd::Exit(0)) => reached("getpid by int 0x80 answered"),
+            Ok(ChildEnd::Exit(_)) => denied("getpid by int 0x80 did not answer"),
+            Ok(ChildEnd::Signal(number)) => denied(format!("killed by signal {number}")),
             Err(error) => broken(format!("fork: {error}")),
         }
     }
@@ -325,7 +325,7 @@ fn status_field(key: &str) -> Option<String> {
     status.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':')).map(|v| v.trim().to_owned())
 }
 
-fn seccomp_absent(_: &Call<'_>) -> Outcome {
+fn seccomp_absent(_: &ProbeCall<'_>) -> ProbeOutcome {
     match status_field("Seccomp").as_deref() {
         Some("0") => reached("mode 0: no filter"),
         Some(mode) => denied(format!("mode {mode}")),
@@ -338,7 +338,7 @@ fn seccomp_absent(_: &Call<'_>) -> Outcome {
 }
 
 /// A process holds at most 16 Landlock layers. Whoever can add all 16 had none.
-fn landlock_absent(_: &Call<'_>) -> Outcome {
+fn landlock_absent(_: &ProbeCall<'_>) -> ProbeOutcome {
     const LAYERS_MAX: usize = 16;
     let handled = [1u64 << 6]; // LANDLOCK_ACCESS_FS_MAKE_CHAR
     let ruleset = match call!(libc::SYS_landlock_create_ruleset, handled.as_ptr(), 8, 0).map(sys::own) {
@@ -358,7 +358,7 @@ fn landlock_absent(_: &Call<'_>) -> Outcome {
     }
 }
 
-fn capabilities(_: &Call<'_>) -> Outcome {
+fn capabilities(_: &ProbeCall<'_>) -> ProbeOutcome {
     const SETS: &[&str] = &["CapInh", "CapPrm", "CapEff", "CapAmb"];
     let held: Vec<_> = SETS.iter().filter_map(|set| Some((*set, status_field(set)?))).collect();
     if held.len() != SETS.len() {
@@ -370,7 +370,7 @@ fn capabilities(_: &Call<'_>) -> Outcome {
     }
 }
 
-fn bounding(capability: usize) -> Outcome {
+fn bounding(capability: usize) -> ProbeOutcome {
     match prctl(libc::PR_CAPBSET_READ, capability) {
         Ok(0) => denied("not in the bounding set"),
         Ok(_) => reached("in the bounding set"),
@@ -380,7 +380,7 @@ fn bounding(capability: usize) -> Outcome {
 }
 
 /// A pipe is started even where core files are limited to nothing; only a process that is not dumpable is spared.
-fn core_pipe(_: &Call<'_>) -> Outcome {
+fn core_pipe(_: &ProbeCall<'_>) -> ProbeOutcome {
     let Ok(pattern) = std::fs::read_to_string("/proc/sys/kernel/core_pattern") else {
         return denied("core_pattern cannot be read");
     };

@@ -6,9 +6,9 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use super::{behind, settle};
-use crate::catalog::{Call, Probe};
-use crate::sys::{self, Errno, Fork, Tried, c, call, open};
-use crate::verdict::{Outcome, broken, denied, judge, judge_more, reached};
+use crate::catalog::{Probe, ProbeCall};
+use crate::sys::{self, Errno, ForkSide, SyscallResult, c, call, open};
+use crate::verdict::{ProbeOutcome, broken, denied, judge, judge_more, reached};
 
 /// By how much a bound is overstepped.
 const MORE: usize = 50;
@@ -41,12 +41,12 @@ pub const PROBES: &[Probe] = &behind(
         Probe::limit("locked-memory", "more locked memory than mlock=BYTES", locked_memory).needs(&["mlock"]),
         Probe::limit("memfd", "more memory than memory=BYTES in a file without a name", memfd)
             .needs(&["memory"]),
-        Probe::limit("disk", "more bytes than disk=BYTES in dir=", |c| fill(c, "disk", Where::Scratch))
+        Probe::limit("disk", "more bytes than disk=BYTES in dir=", |c| fill(c, "disk", MapPlace::Scratch))
             .needs(&["disk"]),
         Probe::limit("sparse-file", "a file longer than fsize=BYTES in dir=", sparse).needs(&["fsize"]),
         Probe::limit("inodes", "more files than inodes=N in dir=", inodes).needs(&["inodes"]),
         Probe::limit("shared-memory", "more bytes than shm=BYTES in /dev/shm", |c| {
-            fill(c, "shm", Where::Shm)
+            fill(c, "shm", MapPlace::Shm)
         })
         .needs(&["shm"]),
         Probe::limit("open-files", "more descriptors than nofile=N", open_files).needs(&["nofile"]),
@@ -67,7 +67,7 @@ const HELD: &[i32] = &[
 ];
 
 /// `done` things were made of the `wanted`.
-fn bounded(what: &str, done: usize, wanted: usize, stopped: Option<Errno>) -> Outcome {
+fn bounded(what: &str, done: usize, wanted: usize, stopped: Option<Errno>) -> ProbeOutcome {
     match stopped {
         None => reached(format!("{done} {what}")),
         Some(error) => {
@@ -79,7 +79,11 @@ fn bounded(what: &str, done: usize, wanted: usize, stopped: Option<Errno>) -> Ou
 }
 
 /// Makes things until there are enough or one fails; those made are kept until all are counted.
-fn make<T>(what: &str, wanted: usize, mut one: impl FnMut(usize) -> Result<T, Errno>) -> (Vec<T>, Outcome) {
+fn make<T>(
+    what: &str,
+    wanted: usize,
+    mut one: impl FnMut(usize) -> Result<T, Errno>,
+) -> (Vec<T>, ProbeOutcome) {
     let mut made = Vec::new();
     for index in 0..wanted {
         match one(index) {
@@ -94,7 +98,7 @@ fn make<T>(what: &str, wanted: usize, mut one: impl FnMut(usize) -> Result<T, Er
     (made, outcome)
 }
 
-fn hard_limit(resource: libc::__rlimit_resource_t, open: impl FnOnce(u64) -> bool) -> Outcome {
+fn hard_limit(resource: libc::__rlimit_resource_t, open: impl FnOnce(u64) -> bool) -> ProbeOutcome {
     match sys::rlimit(resource) {
         Ok(limit) if open(limit.rlim_max) => reached(format!("hard limit {}", shown(limit.rlim_max))),
         Ok(limit) => denied(format!("hard limit {}", shown(limit.rlim_max))),
@@ -106,19 +110,19 @@ fn shown(limit: u64) -> String {
     if limit == libc::RLIM64_INFINITY { "unlimited".to_owned() } else { limit.to_string() }
 }
 
-fn unlimited(resource: libc::__rlimit_resource_t) -> Outcome {
+fn unlimited(resource: libc::__rlimit_resource_t) -> ProbeOutcome {
     hard_limit(resource, |max| max == libc::RLIM64_INFINITY)
 }
 
-fn processes(call: &Call<'_>) -> Outcome {
+fn processes(call: &ProbeCall<'_>) -> ProbeOutcome {
     let wanted = match call.number::<usize>("pids") {
         Ok(pids) => pids + MORE,
         Err(outcome) => return outcome,
     };
     sys::lift(libc::RLIMIT_NPROC);
     let (made, outcome) = make("processes", wanted, |_| match sys::fork()? {
-        Fork::Parent(pid) => Ok(pid),
-        Fork::Child => {
+        ForkSide::Parent(pid) => Ok(pid),
+        ForkSide::Child => {
             sys::die_with_parent();
             wait_forever()
         }
@@ -127,7 +131,7 @@ fn processes(call: &Call<'_>) -> Outcome {
     outcome
 }
 
-fn threads(call: &Call<'_>) -> Outcome {
+fn threads(call: &ProbeCall<'_>) -> ProbeOutcome {
     let wanted = match call.number::<usize>("pids") {
         Ok(pids) => pids + MORE,
         Err(outcome) => return outcome,
@@ -150,7 +154,7 @@ fn map_mib() -> Result<*mut u8, Errno> {
 }
 
 /// The mappings are never undone: the process ends.
-fn memory(call: &Call<'_>) -> Outcome {
+fn memory(call: &ProbeCall<'_>) -> ProbeOutcome {
     let wanted = match call.number::<usize>("memory") {
         Ok(bytes) => bytes / MIB + MORE,
         Err(outcome) => return outcome,
@@ -166,7 +170,7 @@ fn memory(call: &Call<'_>) -> Outcome {
     make("MiB touched", wanted, touch).1
 }
 
-fn locked_memory(call: &Call<'_>) -> Outcome {
+fn locked_memory(call: &ProbeCall<'_>) -> ProbeOutcome {
     let wanted = match call.number::<usize>("mlock") {
         Ok(bytes) => bytes / MIB + MORE,
         Err(outcome) => return outcome,
@@ -176,7 +180,7 @@ fn locked_memory(call: &Call<'_>) -> Outcome {
     make("MiB locked", wanted, |_| map_mib().and_then(|start| call!(libc::SYS_mlock, start, MIB))).1
 }
 
-fn memfd(call: &Call<'_>) -> Outcome {
+fn memfd(call: &ProbeCall<'_>) -> ProbeOutcome {
     let stand_ins = stand_ins();
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     let outcome = match (
@@ -195,8 +199,8 @@ fn memfd(call: &Call<'_>) -> Outcome {
 /// killed for it has closed it, and until then the kernel goes on to the next.
 fn stand_ins() -> Vec<i32> {
     let stand_in = |_| match sys::fork().ok()? {
-        Fork::Parent(pid) => Some(pid),
-        Fork::Child => {
+        ForkSide::Parent(pid) => Some(pid),
+        ForkSide::Child => {
             sys::die_with_parent();
             let _ = std::fs::write("/proc/self/oom_score_adj", "900");
             wait_forever()
@@ -205,17 +209,17 @@ fn stand_ins() -> Vec<i32> {
     (0..STAND_INS).filter_map(stand_in).collect()
 }
 
-enum Where {
+enum MapPlace {
     Scratch,
     Shm,
 }
 
-fn fill(call: &Call<'_>, key: &str, place: Where) -> Outcome {
+fn fill(call: &ProbeCall<'_>, key: &str, place: MapPlace) -> ProbeOutcome {
     settle((|| {
         let bytes = call.number::<usize>(key)?;
         let directory = match place {
-            Where::Scratch => call.scratch()?.to_path_buf(),
-            Where::Shm => "/dev/shm".into(),
+            MapPlace::Scratch => call.scratch()?.to_path_buf(),
+            MapPlace::Shm => "/dev/shm".into(),
         };
         Ok(match unnamed(&directory.to_string_lossy()) {
             Ok(file) => grow(&file, bytes),
@@ -233,12 +237,12 @@ fn unnamed(directory: &str) -> Result<OwnedFd, Errno> {
 }
 
 /// Allocates a MiB at a time where the file system can, and writes where it cannot.
-fn grow(file: &OwnedFd, bytes: usize) -> Outcome {
+fn grow(file: &OwnedFd, bytes: usize) -> ProbeOutcome {
     sys::lift(libc::RLIMIT_FSIZE);
     // SAFETY: sets the disposition to a constant of the kernel; the write then says EFBIG.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let block = vec![0x5au8; MIB];
-    let one = |index: usize| -> Tried {
+    let one = |index: usize| -> SyscallResult {
         match call!(libc::SYS_fallocate, file.as_raw_fd(), 0, index * MIB, MIB) {
             Err(Errno(libc::EOPNOTSUPP | libc::ENOSYS | libc::EPERM)) => {
                 let written = call!(libc::SYS_pwrite64, file.as_raw_fd(), block.as_ptr(), MIB, index * MIB)?;
@@ -250,7 +254,7 @@ fn grow(file: &OwnedFd, bytes: usize) -> Outcome {
     make("MiB kept", bytes / MIB + MORE, one).1
 }
 
-fn sparse(call: &Call<'_>) -> Outcome {
+fn sparse(call: &ProbeCall<'_>) -> ProbeOutcome {
     settle((|| {
         let bytes = call.number::<u64>("fsize")?;
         let directory = call.scratch()?.to_string_lossy().into_owned();
@@ -262,7 +266,7 @@ fn sparse(call: &Call<'_>) -> Outcome {
     })())
 }
 
-fn inodes(call: &Call<'_>) -> Outcome {
+fn inodes(call: &ProbeCall<'_>) -> ProbeOutcome {
     settle((|| {
         let wanted = call.number::<usize>("inodes")? + MORE;
         let directory = call.scratch()?.to_string_lossy().into_owned();
@@ -271,7 +275,7 @@ fn inodes(call: &Call<'_>) -> Outcome {
     })())
 }
 
-fn open_files(call: &Call<'_>) -> Outcome {
+fn open_files(call: &ProbeCall<'_>) -> ProbeOutcome {
     settle((|| {
         let wanted = call.number::<usize>("nofile")? + MORE;
         sys::lift(libc::RLIMIT_NOFILE);
@@ -281,7 +285,7 @@ fn open_files(call: &Call<'_>) -> Outcome {
 }
 
 /// Opens terminals from many processes, because a limit on the descriptors of one says nothing about terminals.
-fn ptys(call: &Call<'_>) -> Outcome {
+fn ptys(call: &ProbeCall<'_>) -> ProbeOutcome {
     const EACH: usize = 100;
     settle((|| {
         let wanted = call.number::<usize>("ptys")? + MORE;
@@ -306,8 +310,8 @@ fn ptys(call: &Call<'_>) -> Outcome {
 fn holder(wanted: usize) -> Result<(i32, usize, Option<Errno>), Errno> {
     let (read, write) = sys::pipe()?;
     let pid = match sys::fork()? {
-        Fork::Parent(pid) => pid,
-        Fork::Child => {
+        ForkSide::Parent(pid) => pid,
+        ForkSide::Child => {
             sys::die_with_parent();
             let mut kept = Vec::new();
             let mut stopped = 0;

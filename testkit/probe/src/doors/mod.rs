@@ -10,9 +10,9 @@ mod network;
 mod processes;
 mod procfs;
 
-use crate::catalog::{Call, Probe};
+use crate::catalog::{Probe, ProbeCall};
 use crate::sys::{Errno, call, open};
-use crate::verdict::{Outcome, absent, denied, judge, judge_more, reached};
+use crate::verdict::{ProbeOutcome, absent, denied, judge, judge_more, reached};
 
 /// Every table of probes.
 pub const TABLES: &[&[Probe]] = &[
@@ -38,7 +38,7 @@ const fn behind<const N: usize>(door: &'static str, mut table: [Probe; N]) -> [P
 }
 
 /// Opens the target for reading and leaves it unread. What is masked by `/dev/null` opens, and holds nothing.
-fn open_read(call: &Call<'_>) -> Outcome {
+fn open_read(call: &ProbeCall<'_>) -> ProbeOutcome {
     let opened = open(call.target, libc::O_RDONLY);
     if opened.is_ok() && is_null(call.target) {
         return denied("opens, but is /dev/null");
@@ -53,17 +53,17 @@ fn is_null(path: &str) -> bool {
 }
 
 /// Opens the target for writing and writes nothing.
-fn open_write(call: &Call<'_>) -> Outcome {
+fn open_write(call: &ProbeCall<'_>) -> ProbeOutcome {
     judge("open for writing", open(call.target, libc::O_WRONLY).map(|_| 0), &[libc::EBUSY])
 }
 
 /// Opens the target both ways, as a device is used.
-fn open_both(call: &Call<'_>) -> Outcome {
+fn open_both(call: &ProbeCall<'_>) -> ProbeOutcome {
     judge("open for reading and writing", open(call.target, libc::O_RDWR).map(|_| 0), &[libc::EBUSY])
 }
 
 /// Reads the beginning of the target; a masked file is empty.
-fn read_some(call: &Call<'_>) -> Outcome {
+fn read_some(call: &ProbeCall<'_>) -> ProbeOutcome {
     match head(call.target) {
         Ok(0) => denied("opens, but is empty"),
         Ok(count) => reached(format!("read {count} bytes")),
@@ -79,11 +79,11 @@ fn head(path: &str) -> Result<i64, Errno> {
 }
 
 /// Lists the target; a masked directory is empty.
-fn list_some(call: &Call<'_>) -> Outcome {
+fn list_some(call: &ProbeCall<'_>) -> ProbeOutcome {
     listable(call.target)
 }
 
-fn listable(path: &str) -> Outcome {
+fn listable(path: &str) -> ProbeOutcome {
     match std::fs::read_dir(path).map(Iterator::count) {
         Ok(0) => absent("the directory is empty"),
         Ok(count) => reached(format!("{count} entries seen")),
@@ -100,6 +100,6 @@ fn names(path: &str) -> Vec<String> {
 }
 
 /// Makes the early returns of a probe (`?`) its outcome.
-fn settle(outcome: Result<Outcome, Outcome>) -> Outcome {
+fn settle(outcome: Result<ProbeOutcome, ProbeOutcome>) -> ProbeOutcome {
     outcome.unwrap_or_else(|early| early)
 }

@@ -4,9 +4,9 @@
 //! on an open host nothing stays mounted.
 
 use super::{behind, settle};
-use crate::catalog::{Call, Probe};
-use crate::sys::{self, End, Errno, Tried, c, call};
-use crate::verdict::{Outcome, Verdict, judge};
+use crate::catalog::{Probe, ProbeCall};
+use crate::sys::{self, ChildEnd, Errno, SyscallResult, c, call};
+use crate::verdict::{DoorState, ProbeOutcome, judge};
 
 pub const PROBES: &[Probe] = &behind(
     "procfs",
@@ -34,15 +34,15 @@ const NESTED: i32 = libc::CLONE_NEWUSER
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP;
 
-fn fresh(call: &Call<'_>, kind: &str, data: &str) -> Outcome {
+fn fresh(call: &ProbeCall<'_>, kind: &str, data: &str) -> ProbeOutcome {
     settle((|| {
         let target = call.scratch()?.to_string_lossy().into_owned();
         let own = in_namespaces(libc::CLONE_NEWNS, &target, kind, data);
-        if own.verdict == Verdict::Reached {
+        if own.verdict == DoorState::Reached {
             return Ok(own);
         }
         let nested = in_namespaces(NESTED, &target, kind, data);
-        if nested.verdict == Verdict::Reached {
+        if nested.verdict == DoorState::Reached {
             return Ok(nested);
         }
         let mut place = judge("mount in place", mount(&target, kind, data), &[]);
@@ -53,7 +53,7 @@ fn fresh(call: &Call<'_>, kind: &str, data: &str) -> Outcome {
 }
 
 /// Mounts in a child that has its own namespaces; what it mounts ends with it.
-fn in_namespaces(flags: i32, target: &str, kind: &str, data: &str) -> Outcome {
+fn in_namespaces(flags: i32, target: &str, kind: &str, data: &str) -> ProbeOutcome {
     let way = if flags == NESTED { "nested namespaces" } else { "own mount namespace" };
     let (uid, gid) = (call!(libc::SYS_geteuid).unwrap_or(0), call!(libc::SYS_getegid).unwrap_or(0));
     let ended = sys::in_child(|| {
@@ -66,14 +66,14 @@ fn in_namespaces(flags: i32, target: &str, kind: &str, data: &str) -> Outcome {
         // A new pid namespace begins with the next child, and procfs shows the one of its mounter.
         let inner = sys::in_child(|| private(target, kind, data).err().map_or(0, |Errno(number)| number));
         match inner {
-            Ok(End::Exit(number)) => number,
+            Ok(ChildEnd::Exit(number)) => number,
             _ => libc::EPERM,
         }
     });
     match ended {
-        Ok(End::Exit(0)) => judge(&format!("mount in {way}"), Ok(0), &[]),
-        Ok(End::Exit(number)) => judge(way, Err(Errno(number)), &[]),
-        Ok(End::Signal(number)) => crate::verdict::denied(format!("{way}: killed by signal {number}")),
+        Ok(ChildEnd::Exit(0)) => judge(&format!("mount in {way}"), Ok(0), &[]),
+        Ok(ChildEnd::Exit(number)) => judge(way, Err(Errno(number)), &[]),
+        Ok(ChildEnd::Signal(number)) => crate::verdict::denied(format!("{way}: killed by signal {number}")),
         Err(error) => judge("fork", Err(error), &[]),
     }
 }
@@ -85,13 +85,13 @@ fn become_root(uid: i64, gid: i64) {
     let _ = std::fs::write("/proc/self/gid_map", format!("0 {gid} 1"));
 }
 
-fn private(target: &str, kind: &str, data: &str) -> Tried {
+fn private(target: &str, kind: &str, data: &str) -> SyscallResult {
     let root = c("/");
     call!(libc::SYS_mount, 0, root.as_ptr(), 0, libc::MS_REC | libc::MS_PRIVATE, 0)?;
     mount(target, kind, data)
 }
 
-fn mount(target: &str, kind: &str, data: &str) -> Tried {
+fn mount(target: &str, kind: &str, data: &str) -> SyscallResult {
     let (source, target, data) = (c(if kind.is_empty() { "/" } else { "probe" }), c(target), c(data));
     let flags = if kind.is_empty() { libc::MS_BIND | libc::MS_REC } else { 0 };
     let kind = c(kind);

@@ -8,9 +8,9 @@ use std::os::unix::net::{SocketAddr as UnixAddr, UnixStream};
 use std::time::Duration;
 
 use super::{behind, settle};
-use crate::catalog::{Call, Probe};
+use crate::catalog::{Probe, ProbeCall};
 use crate::sys::{self, Errno, call};
-use crate::verdict::{Outcome, absent, broken, denied, judge, judge_more, reached};
+use crate::verdict::{ProbeOutcome, absent, broken, denied, judge, judge_more, reached};
 
 const WAIT: Duration = Duration::from_secs(2);
 
@@ -94,7 +94,7 @@ const CLOSED: &[i32] = &[
     libc::EAGAIN,
 ];
 
-fn connected<T>(what: &str, outcome: std::io::Result<T>) -> Outcome {
+fn connected<T>(what: &str, outcome: std::io::Result<T>) -> ProbeOutcome {
     let timed_out = |e: std::io::Error| match e.kind() {
         std::io::ErrorKind::TimedOut => Errno(libc::ETIMEDOUT),
         _ => Errno::from(e),
@@ -102,11 +102,11 @@ fn connected<T>(what: &str, outcome: std::io::Result<T>) -> Outcome {
     judge_more(what, outcome.map(|_| 0).map_err(timed_out), &[], CLOSED)
 }
 
-fn tcp(address: SocketAddr) -> Outcome {
+fn tcp(address: SocketAddr) -> ProbeOutcome {
     connected("connect", TcpStream::connect_timeout(&address, WAIT))
 }
 
-fn loopback(call: &Call<'_>, key: &str, address: &str) -> Outcome {
+fn loopback(call: &ProbeCall<'_>, key: &str, address: &str) -> ProbeOutcome {
     settle((|| {
         let port = call.number(key)?;
         let address: IpAddr = address.parse().map_err(|_| broken("bad address"))?;
@@ -114,7 +114,7 @@ fn loopback(call: &Call<'_>, key: &str, address: &str) -> Outcome {
     })())
 }
 
-fn udp(call: &Call<'_>) -> Outcome {
+fn udp(call: &ProbeCall<'_>) -> ProbeOutcome {
     settle((|| {
         let port: u16 = call.number("udp_port")?;
         let asked = || {
@@ -129,7 +129,7 @@ fn udp(call: &Call<'_>) -> Outcome {
 }
 
 /// A listener is a line in state 0A whose local port matches.
-fn listener_table(call: &Call<'_>) -> Outcome {
+fn listener_table(call: &ProbeCall<'_>) -> ProbeOutcome {
     settle((|| {
         let port: u16 = call.number("port")?;
         let wanted = format!(":{port:04X}");
@@ -145,11 +145,11 @@ fn listener_table(call: &Call<'_>) -> Outcome {
 }
 
 /// Connects to the Unix socket at the probe's path.
-pub fn connect_target(call: &Call<'_>) -> Outcome {
+pub fn connect_target(call: &ProbeCall<'_>) -> ProbeOutcome {
     connect_unix(call.target)
 }
 
-fn connect_unix(path: &str) -> Outcome {
+fn connect_unix(path: &str) -> ProbeOutcome {
     match UnixStream::connect(path) {
         // A datagram socket is there and may be reached, only not as a stream.
         Err(e) if e.raw_os_error() == Some(libc::EPROTOTYPE) => {
@@ -159,12 +159,12 @@ fn connect_unix(path: &str) -> Outcome {
     }
 }
 
-fn unix_abstract(call: &Call<'_>) -> Outcome {
+fn unix_abstract(call: &ProbeCall<'_>) -> ProbeOutcome {
     let address = UnixAddr::from_abstract_name(call.arg("abstract"));
     connected("connect", address.and_then(|a| UnixStream::connect_addr(&a)))
 }
 
-fn unix_table(call: &Call<'_>) -> Outcome {
+fn unix_table(call: &ProbeCall<'_>) -> ProbeOutcome {
     let wanted = format!("@{}", call.arg("abstract"));
     match std::fs::read_to_string("/proc/self/net/unix") {
         Ok(table) if table.lines().any(|l| l.split_whitespace().last() == Some(&wanted)) => {
@@ -175,13 +175,13 @@ fn unix_table(call: &Call<'_>) -> Outcome {
     }
 }
 
-fn route(address: &str) -> Outcome {
+fn route(address: &str) -> ProbeOutcome {
     let Ok(address) = address.parse::<IpAddr>() else { return broken("bad address") };
     let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     connected("connect a datagram socket", UdpSocket::bind(any).and_then(|s| s.connect((address, 53))))
 }
 
-fn interfaces(_: &Call<'_>) -> Outcome {
+fn interfaces(_: &ProbeCall<'_>) -> ProbeOutcome {
     let socket = match call!(libc::SYS_socket, libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) {
         Ok(fd) => sys::own(fd),
         Err(error) => return judge("socket", Err(error), &[]),
@@ -204,17 +204,17 @@ fn interface_up(fd: i32, index: i32) -> Option<String> {
     counts.then(|| String::from_utf8_lossy(&name).into_owned())
 }
 
-fn socket(family: i32, kind: i32, protocol: i32) -> Outcome {
+fn socket(family: i32, kind: i32, protocol: i32) -> ProbeOutcome {
     let made = call!(libc::SYS_socket, family, kind | libc::SOCK_CLOEXEC, protocol);
     // The arguments are right, so EINVAL is a filter's word (Moby's, for NETLINK_AUDIT).
     judge_more("socket", made, &[], &[libc::EINVAL])
 }
 
-fn netlink(protocol: i32) -> Outcome {
+fn netlink(protocol: i32) -> ProbeOutcome {
     socket(libc::AF_NETLINK, libc::SOCK_RAW, protocol)
 }
 
-fn any_family(_: &Call<'_>) -> Outcome {
+fn any_family(_: &ProbeCall<'_>) -> ProbeOutcome {
     const USUAL: &[i32] = &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
     const KINDS: &[i32] = &[libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_RAW, libc::SOCK_SEQPACKET];
     let opens = |family: i32| {

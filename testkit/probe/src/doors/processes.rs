@@ -1,9 +1,9 @@
 //! Processes, namespaces and System V and POSIX objects of the host.
 
 use super::{behind, names};
-use crate::catalog::{Call, Probe};
-use crate::sys::{self, End, Errno, Tried, call, open};
-use crate::verdict::{Outcome, absent, broken, denied, judge, judge_more, reached};
+use crate::catalog::{Probe, ProbeCall};
+use crate::sys::{self, ChildEnd, Errno, SyscallResult, call, open};
+use crate::verdict::{ProbeOutcome, absent, broken, denied, judge, judge_more, reached};
 
 const INIT: &[&str] = &["init"];
 const PID: &[&str] = &["pid"];
@@ -95,11 +95,11 @@ pub const PROBES: &[Probe] = &behind(
     ],
 );
 
-fn stat(path: &str) -> Tried {
+fn stat(path: &str) -> SyscallResult {
     std::fs::metadata(path).map(|_| 0).map_err(Errno::from)
 }
 
-fn kernel_threads(_: &Call<'_>) -> Outcome {
+fn kernel_threads(_: &ProbeCall<'_>) -> ProbeOutcome {
     match std::fs::read_to_string("/proc/2/comm") {
         Ok(name) if name.trim() == "kthreadd" => reached("process 2 is kthreadd"),
         Ok(name) => denied(format!("process 2 is {}", name.trim())),
@@ -108,9 +108,9 @@ fn kernel_threads(_: &Call<'_>) -> Outcome {
     }
 }
 
-impl Outcome {
+impl ProbeOutcome {
     /// The number may belong to somebody else in this pid namespace; only the name tells.
-    fn of_the_named(self, call: &Call<'_>) -> Self {
+    fn of_the_named(self, call: &ProbeCall<'_>) -> Self {
         let Some(wanted) = call.args.get("comm") else { return self };
         match std::fs::read_to_string(format!("/proc/{}/comm", call.arg("pid"))) {
             Ok(name) if name.trim() != wanted => denied(format!("that number is {} here", name.trim())),
@@ -119,7 +119,7 @@ impl Outcome {
     }
 }
 
-fn see_comm(call: &Call<'_>) -> Outcome {
+fn see_comm(call: &ProbeCall<'_>) -> ProbeOutcome {
     let seen = names("/proc").into_iter().filter(|n| n.bytes().all(|b| b.is_ascii_digit()));
     let found: Vec<_> = seen.map(|pid| (std::fs::read_to_string(format!("/proc/{pid}/comm")), pid)).collect();
     match found.iter().find(|(name, _)| name.as_deref().is_ok_and(|n| n.trim() == call.arg("comm"))) {
@@ -129,40 +129,40 @@ fn see_comm(call: &Call<'_>) -> Outcome {
     }
 }
 
-fn on_pid(call: &Call<'_>, act: impl FnOnce(i32) -> Tried) -> Outcome {
+fn on_pid(call: &ProbeCall<'_>, act: impl FnOnce(i32) -> SyscallResult) -> ProbeOutcome {
     match call.number("pid") {
         Ok(pid) => judge_more("asked", act(pid), &[], &[libc::ESRCH]).of_the_named(call),
         Err(outcome) => outcome,
     }
 }
 
-fn on_init(call: &Call<'_>, act: impl FnOnce(i32) -> Tried, past: &[i32]) -> Outcome {
+fn on_init(call: &ProbeCall<'_>, act: impl FnOnce(i32) -> SyscallResult, past: &[i32]) -> ProbeOutcome {
     match call.number("init") {
         Ok(pid) => judge("asked", act(pid), past).missing_is_broken(),
         Err(outcome) => outcome,
     }
 }
 
-impl Outcome {
+impl ProbeOutcome {
     /// INIT is named by the caller and so must exist.
     fn missing_is_broken(self) -> Self {
         if self.detail.contains("ESRCH") { broken("there is no such process") } else { self }
     }
 }
 
-fn vm(number: libc::c_long, pid: i32) -> Tried {
+fn vm(number: libc::c_long, pid: i32) -> SyscallResult {
     let mut byte = 0u8;
     let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(0x1000), iov_len: 1 };
     call!(number, pid, &raw const local, 1, &raw const remote, 1, 0)
 }
 
-fn take_descriptor(pid: i32) -> Tried {
+fn take_descriptor(pid: i32) -> SyscallResult {
     let fd = call!(libc::SYS_pidfd_open, pid, 0).map(sys::own)?;
     call!(libc::SYS_pidfd_getfd, std::os::fd::AsRawFd::as_raw_fd(&fd), 0, 0)
 }
 
-fn enter(call: &Call<'_>, kind: &str) -> Outcome {
+fn enter(call: &ProbeCall<'_>, kind: &str) -> ProbeOutcome {
     let namespace = match open(&format!("/proc/{}/ns/{kind}", call.arg("init")), libc::O_RDONLY) {
         Ok(namespace) => namespace,
         Err(error) => return judge("open", Err(error), &[]),
@@ -173,22 +173,22 @@ fn enter(call: &Call<'_>, kind: &str) -> Outcome {
 /// ENOSPC and EUSERS are what a limit of zero namespaces says.
 const FULL: &[i32] = &[libc::ENOSPC, libc::EUSERS];
 
-fn unshare(flags: i32) -> Outcome {
+fn unshare(flags: i32) -> ProbeOutcome {
     judge_more("unshare", call!(libc::SYS_unshare, flags), &[libc::EINVAL], FULL).unknown_is_absent()
 }
 
-impl Outcome {
+impl ProbeOutcome {
     /// EINVAL here means a kernel without this kind of namespace.
     fn unknown_is_absent(self) -> Self {
         if self.detail.contains("EINVAL") { absent("this kernel has no such namespace") } else { self }
     }
 }
 
-fn clone_user(_: &Call<'_>) -> Outcome {
+fn clone_user(_: &ProbeCall<'_>) -> ProbeOutcome {
     cloned("clone", || call!(libc::SYS_clone, libc::CLONE_NEWUSER | libc::SIGCHLD, 0, 0, 0, 0))
 }
 
-fn clone3_user(_: &Call<'_>) -> Outcome {
+fn clone3_user(_: &ProbeCall<'_>) -> ProbeOutcome {
     let mut arguments = [0u64; 8];
     arguments[0] = libc::CLONE_NEWUSER as u64;
     arguments[4] = libc::SIGCHLD as u64;
@@ -196,18 +196,18 @@ fn clone3_user(_: &Call<'_>) -> Outcome {
 }
 
 /// The new process ends at once; that it existed is the answer.
-fn cloned(what: &str, make: impl FnOnce() -> Tried) -> Outcome {
+fn cloned(what: &str, make: impl FnOnce() -> SyscallResult) -> ProbeOutcome {
     match make() {
         Ok(0) => sys::leave(0),
         Ok(pid) => match sys::reap(i32::try_from(pid).unwrap_or(-1)) {
-            Ok(End::Exit(0)) => reached(format!("{what} succeeded")),
+            Ok(ChildEnd::Exit(0)) => reached(format!("{what} succeeded")),
             end => broken(format!("{what} made a child that ended oddly: {end:?}")),
         },
         Err(error) => judge_more(what, Err(error), &[], FULL),
     }
 }
 
-fn set_hostname(_: &Call<'_>) -> Outcome {
+fn set_hostname(_: &ProbeCall<'_>) -> ProbeOutcome {
     let mut name = [0u8; 64];
     // SAFETY: the buffer is as long as the call is told.
     if unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len()) } != 0 {
@@ -217,7 +217,7 @@ fn set_hostname(_: &Call<'_>) -> Outcome {
     judge("sethostname", call!(libc::SYS_sethostname, name.as_ptr(), length), &[])
 }
 
-fn sysv(call: &Call<'_>, key: &str, number: libc::c_long) -> Outcome {
+fn sysv(call: &ProbeCall<'_>, key: &str, number: libc::c_long) -> ProbeOutcome {
     match call.number::<i32>(key) {
         // shmget and semget take a size before the flags, msgget has none; all are zero.
         Ok(key) => judge("get", call!(number, key, 0, 0), &[]),

@@ -1,9 +1,9 @@
 //! /proc and /sys: the kernel's own files.
 
 use super::{behind, list_some, listable, names, open_read, open_write, read_some};
-use crate::catalog::{Call, Probe};
+use crate::catalog::{Probe, ProbeCall};
 use crate::sys::{Errno, c, call, open};
-use crate::verdict::{Outcome, absent, broken, denied, judge, reached};
+use crate::verdict::{ProbeOutcome, absent, broken, denied, judge, reached};
 
 pub const PROBES: &[Probe] = &behind(
     "procfs",
@@ -76,7 +76,7 @@ pub const PROBES: &[Probe] = &behind(
 );
 
 /// Keys are listed only to those who may see them, so an empty list is tried once more with a key of our own.
-fn keys(call: &Call<'_>) -> Outcome {
+fn keys(call: &ProbeCall<'_>) -> ProbeOutcome {
     let first = read_some(call);
     if first.detail != "opens, but is empty" {
         return first;
@@ -85,12 +85,12 @@ fn keys(call: &Call<'_>) -> Outcome {
     read_some(call)
 }
 
-fn key_users(call: &Call<'_>) -> Outcome {
+fn key_users(call: &ProbeCall<'_>) -> ProbeOutcome {
     keys(call)
 }
 
 /// Whether a table shows addresses, or zeros in their place.
-fn addresses(path: &str) -> Outcome {
+fn addresses(path: &str) -> ProbeOutcome {
     let mut buffer = vec![0u8; 64 * 1024];
     let read = open(path, libc::O_RDONLY).and_then(|f| {
         call!(libc::SYS_read, std::os::fd::AsRawFd::as_raw_fd(&f), buffer.as_mut_ptr(), buffer.len())
@@ -108,7 +108,7 @@ fn addresses(path: &str) -> Outcome {
 }
 
 /// Whether any file below may be written. Asked of the kernel without opening anything.
-fn any_writable(top: &str) -> Outcome {
+fn any_writable(top: &str) -> ProbeOutcome {
     let (mut waiting, mut files) = (vec![top.to_owned()], 0usize);
     if let Err(error) = std::fs::read_dir(top) {
         return judge("list", Err(error.into()), &[]);
@@ -163,25 +163,25 @@ fn may_write(path: &str) -> bool {
     }
 }
 
-fn sysfs_writable(_: &Call<'_>) -> Outcome {
+fn sysfs_writable(_: &ProbeCall<'_>) -> ProbeOutcome {
     any_writable("/sys")
 }
 
 /// Looks for a control file in the mounted hierarchies: the unified one, or one directory for each controller.
-fn cgroup(file: &str) -> Outcome {
+fn cgroup(file: &str) -> ProbeOutcome {
     let top = "/sys/fs/cgroup".to_owned();
     let mut places = vec![top.clone()];
     places.extend(names(&top).into_iter().map(|n| format!("{top}/{n}")));
     let tried: Vec<_> =
         places.iter().map(|p| open(&format!("{p}/{file}"), libc::O_WRONLY).map(|_| 0)).collect();
-    let refused = |t: &&crate::sys::Tried| !matches!(t, Err(Errno(libc::ENOENT | libc::ENOTDIR)));
+    let refused = |t: &&crate::sys::SyscallResult| !matches!(t, Err(Errno(libc::ENOENT | libc::ENOTDIR)));
     match tried.iter().find(|t| t.is_ok()).or_else(|| tried.iter().find(refused)) {
         Some(tried) => judge(&format!("open {file} for writing"), *tried, &[]),
         None => absent(format_args!("no {file}")),
     }
 }
 
-fn environ(call: &Call<'_>) -> Outcome {
+fn environ(call: &ProbeCall<'_>) -> ProbeOutcome {
     let variables = match std::fs::read(format!("/proc/{}/environ", call.arg("init"))) {
         Ok(variables) => variables,
         Err(error) => return judge("read", Err(error.into()), &[]),
@@ -193,7 +193,7 @@ fn environ(call: &Call<'_>) -> Outcome {
     denied(format!("{} is not there", call.arg("env")))
 }
 
-fn oom_immunity(_: &Call<'_>) -> Outcome {
+fn oom_immunity(_: &ProbeCall<'_>) -> ProbeOutcome {
     let written = std::fs::write("/proc/self/oom_score_adj", "-1000").map(|()| 0).map_err(Errno::from);
     judge("write -1000", written, &[])
 }

@@ -1,12 +1,14 @@
 //! Images as somebody at a terminal names them, and who pulls.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use docker_credential::{CredentialRetrievalError as Trouble, DockerCredential};
-use fleet::{BASE, Credentials, Fleet, From, INTERPRETER, Image, Inside, Reach};
+use fleet::{
+    BASE, BaseImage, Fleet, INTERPRETER, Image, PrivateAddresses, RegistryAccess, RegistryCredentials,
+};
 use proto::{Failure, Kind};
 
-use crate::{args::Pull, settings::variable};
+use crate::{args::PullArgs, settings::variable};
 
 /// Under which name Docker keeps what opens its own registry.
 const DOCKERS_OWN: &str = "https://index.docker.io/v1/";
@@ -20,35 +22,39 @@ pub fn is_file(source: &str) -> bool {
 }
 
 /// What FROM means: a template of that name if there is one, or an image.
-pub fn origin(fleet: &Fleet, from: String, pull: &Pull) -> Result<From, Failure> {
+pub fn origin(fleet: &Fleet, from: String, pull: &PullArgs) -> Result<BaseImage, Failure> {
     let own = from == BASE || from == INTERPRETER;
     if own || fleet.find_template(&from)?.is_some() {
-        Ok(From::Template(from))
+        Ok(BaseImage::Template(from))
     } else {
-        image(&from, pull).map(From::Image)
+        image(&from, pull).map(BaseImage::Image)
     }
 }
 
 /// An image, with what Docker's settings say of its registry.
-pub fn image(reference: &str, pull: &Pull) -> Result<Image, Failure> {
+pub fn image(reference: &str, pull: &PullArgs) -> Result<Image, Failure> {
     let image = Image { platform: pull.platform.clone(), ..Image::new(reference) };
     let registry = image.registry()?;
     let plain = if pull.plain_http { vec![registry.clone()] } else { Vec::new() };
-    Ok(Image { credentials: credentials(&registry)?, reach: Reach { plain, ..Reach::default() }, ..image })
+    Ok(Image {
+        credentials: credentials(&registry)?,
+        reach: RegistryAccess { plain, ..RegistryAccess::default() },
+        ..image
+    })
 }
 
 /// An image that a repository names, and nobody here: from registries that anybody can reach.
-pub fn named_by_a_repository(reference: &str) -> Result<Image, Failure> {
+pub fn image_of_repository(reference: &str) -> Result<Image, Failure> {
     let image = Image::new(reference);
     let registry = image.registry()?;
     let trusted = variable("PAL_REGISTRIES")?
         .map(|list| list.split(',').map(str::to_owned).collect())
         .unwrap_or_default();
-    let reach = Reach { inside: Inside::Refused, trusted, ..Reach::default() };
+    let reach = RegistryAccess { inside: PrivateAddresses::Refused, trusted, ..RegistryAccess::default() };
     Ok(Image { credentials: credentials(&registry)?, reach, ..image })
 }
 
-fn credentials(registry: &str) -> Result<Option<Credentials>, Failure> {
+fn credentials(registry: &str) -> Result<Option<RegistryCredentials>, Failure> {
     if !is_known_to_docker()? {
         return Ok(None);
     }
@@ -59,7 +65,7 @@ fn credentials(registry: &str) -> Result<Option<Credentials>, Failure> {
     };
     match docker_credential::get_credential(kept_as) {
         Ok(DockerCredential::UsernamePassword(username, password)) => {
-            Ok(Some(Credentials { username, password }))
+            Ok(Some(RegistryCredentials { username, password }))
         }
         Ok(DockerCredential::IdentityToken(_)) => Err(unusable("it is an identity token, not a password")),
         Err(Trouble::NoCredentialConfigured | Trouble::ConfigNotFound) => Ok(None),
@@ -76,7 +82,9 @@ fn credentials(registry: &str) -> Result<Option<Credentials>, Failure> {
 
 /// Whether Docker has settings at all.
 fn is_known_to_docker() -> Result<bool, Failure> {
-    let place = |name, below| Ok(variable(name)?.map(|dir| Path::new(&dir).join(below)));
+    let place = |name, below| -> Result<Option<PathBuf>, Failure> {
+        Ok(variable(name)?.map(|dir| Path::new(&dir).join(below)))
+    };
     let dir = match place("DOCKER_CONFIG", "")? {
         Some(dir) => Some(dir),
         None => place("HOME", ".docker")?,

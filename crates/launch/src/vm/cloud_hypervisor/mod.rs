@@ -4,7 +4,7 @@
 //! Body's when it opens that, the rest is small and travels as one file. A machine that is thawed keeps the address of
 //! its line, but not the line: its host calls again.
 
-pub mod bodies;
+pub mod messages;
 
 use std::{
     collections::BTreeMap,
@@ -20,14 +20,17 @@ use std::{
     time::Duration,
 };
 
-use proto::vm::{Begin, Traffic, VmPlan};
+use proto::vm::{DiskTraffic, VmPlan, VmStart};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use self::bodies::{Console, Cpus, Disk, Fs, Memory, Payload, Restore, Rng, Snapshot, VmConfig, Vsock};
+use self::messages::{
+    ConsoleConfig, CpusConfig, DiskConfig, FsConfig, MemoryConfig, PayloadConfig, RestoreConfig, RngConfig,
+    SnapshotConfig, VmConfig, VsockConfig,
+};
 use super::{
-    engine::{Doing, Engine, Process, Said, spawn},
-    http::{Api, Request},
+    http::{ApiRequest, HypervisorApi},
+    hypervisor::{ChildProcess, DriverFuture, HypervisorDriver, OutputTail, spawn},
     pair, scratch, vsock,
 };
 
@@ -44,38 +47,39 @@ const CALL_PATIENCE: Duration = Duration::from_secs(20);
 
 /// A Cloud Hypervisor that takes commands.
 pub struct CloudHypervisor {
-    process: Process,
-    api: Api,
-    said: Said,
+    process: ChildProcess,
+    api: HypervisorApi,
+    said: OutputTail,
 }
 
 /// What is frozen of a machine besides memory and disk, as one file.
 #[derive(Debug, Serialize, Deserialize)]
-struct Both {
+struct SavedState {
     config: String,
     state: String,
 }
 
 /// Starts it.
-pub async fn open(vm: &VmPlan) -> io::Result<Box<dyn Engine>> {
+pub async fn open(vm: &VmPlan) -> io::Result<Box<dyn HypervisorDriver>> {
     vsock::clear(API);
-    let (say, hear) = Said::pipe()?;
-    let (complain, complaints) = Said::pipe()?;
+    let (say, hear) = OutputTail::pipe()?;
+    let (complain, complaints) = OutputTail::pipe()?;
     let (asks, asks_there) = pair()?;
     let mut command = Command::new(&vm.program);
     command.args(["--api-socket", API]).env_clear();
     command.stdin(Stdio::null()).stdout(say).stderr(complain);
-    let mut process = spawn(command, || super::hand::ask(&asks_there))?;
-    let (said, complained) = (Said::overhear(hear), Said::overhear(complaints));
+    let mut process = spawn(command, || super::open_broker::ask(&asks_there))?;
+    let (said, complained) =
+        (OutputTail::read_in_background(hear), OutputTail::read_in_background(complaints));
     drop(asks_there);
     match sys::fd::receive(asks.as_fd()) {
         Ok(listener) => {
             let path = CString::new(format!("{SAVED}/{MEMORY_FILE}"))?;
-            tokio::task::spawn_local(super::hand::hand_out(listener, scratch::open()?, path));
+            tokio::task::spawn_local(super::open_broker::serve_opens(listener, scratch::open()?, path));
         }
         Err(error) => return Err(complained.or(error).await),
     }
-    let api = Api::new(API, PATIENCE);
+    let api = HypervisorApi::new(API, PATIENCE);
     if let Err(error) = api.wait(|| process.ended().is_some()).await {
         return Err(complained.or(error).await);
     }
@@ -83,64 +87,64 @@ pub async fn open(vm: &VmPlan) -> io::Result<Box<dyn Engine>> {
 }
 
 /// What it is asked for a machine of that plan to boot, in this order.
-pub fn boot(vm: &VmPlan, kernel: &Path, initrd: &Path, cmdline: &str) -> io::Result<Vec<Request>> {
-    let upper = Disk::of(proto::vm::UPPER.to_owned(), vm.upper.clone(), false);
+pub fn boot(vm: &VmPlan, kernel: &Path, initrd: &Path, cmdline: &str) -> io::Result<Vec<ApiRequest>> {
+    let upper = DiskConfig::of(proto::vm::UPPER.to_owned(), vm.upper.clone(), false);
     let images = vm
         .images
         .iter()
         .enumerate()
-        .map(|(index, image)| Disk::of(super::qemu::image_name(index), image.clone(), true));
+        .map(|(index, image)| DiskConfig::of(super::qemu::image_name(index), image.clone(), true));
     let config = VmConfig {
-        cpus: Cpus { boot_vcpus: vm.cpus, max_vcpus: vm.cpus },
-        memory: Memory { size: vm.memory_bytes, shared: !vm.shares.is_empty() },
-        payload: Payload {
+        cpus: CpusConfig { boot_vcpus: vm.cpus, max_vcpus: vm.cpus },
+        memory: MemoryConfig { size: vm.memory_bytes, shared: !vm.shares.is_empty() },
+        payload: PayloadConfig {
             kernel: kernel.to_owned(),
             initramfs: initrd.to_owned(),
             cmdline: cmdline.to_owned(),
         },
         disks: std::iter::once(upper).chain(images).collect(),
-        rng: Rng { src: "/dev/urandom".into() },
-        serial: Console { mode: "Tty" },
-        console: Console { mode: "Off" },
-        vsock: Vsock { cid: vsock::GUEST, socket: vsock::SOCKET.to_owned() },
-        fs: vm.shares.iter().map(|share| Fs::of(share.tag.clone(), share.socket.clone())).collect(),
+        rng: RngConfig { src: "/dev/urandom".into() },
+        serial: ConsoleConfig { mode: "Tty" },
+        console: ConsoleConfig { mode: "Off" },
+        vsock: VsockConfig { cid: vsock::GUEST, socket: vsock::SOCKET.to_owned() },
+        fs: vm.shares.iter().map(|share| FsConfig::of(share.tag.clone(), share.socket.clone())).collect(),
     };
-    Ok(vec![Request::put("/api/v1/vm.create", &config)?, Request::act("/api/v1/vm.boot")])
+    Ok(vec![ApiRequest::put("/api/v1/vm.create", &config)?, ApiRequest::act("/api/v1/vm.boot")])
 }
 
 /// What it is asked to thaw a machine, in this order.
-pub fn thaw() -> io::Result<Vec<Request>> {
-    let restore = Restore { source_url: format!("file://{THAWED}"), prefault: false };
-    Ok(vec![Request::put("/api/v1/vm.restore", &restore)?, resume()])
+pub fn thaw() -> io::Result<Vec<ApiRequest>> {
+    let restore = RestoreConfig { source_url: format!("file://{THAWED}"), prefault: false };
+    Ok(vec![ApiRequest::put("/api/v1/vm.restore", &restore)?, resume()])
 }
 
 /// What it is asked to have processors stand still.
-pub fn pause() -> Request {
-    Request::act("/api/v1/vm.pause")
+pub fn pause() -> ApiRequest {
+    ApiRequest::act("/api/v1/vm.pause")
 }
 
 /// What it is asked to write a machine down.
-pub fn save() -> io::Result<Request> {
-    Request::put("/api/v1/vm.snapshot", &Snapshot { destination_url: format!("file://{SAVED}") })
+pub fn save() -> io::Result<ApiRequest> {
+    ApiRequest::put("/api/v1/vm.snapshot", &SnapshotConfig { destination_url: format!("file://{SAVED}") })
 }
 
 /// What it is asked to have processors go on.
-pub fn resume() -> Request {
-    Request::act("/api/v1/vm.resume")
+pub fn resume() -> ApiRequest {
+    ApiRequest::act("/api/v1/vm.resume")
 }
 
 /// What it is asked to tell how much it did.
-pub fn counters() -> Request {
-    Request::get("/api/v1/vm.counters")
+pub fn counters() -> ApiRequest {
+    ApiRequest::get("/api/v1/vm.counters")
 }
 
 /// What it is asked to end.
-pub fn stop() -> Request {
-    Request::act("/api/v1/vmm.shutdown")
+pub fn stop() -> ApiRequest {
+    ApiRequest::act("/api/v1/vmm.shutdown")
 }
 
 impl CloudHypervisor {
-    async fn send_all(&self, requests: &[Request]) -> io::Result<()> {
+    async fn send_all(&self, requests: &[ApiRequest]) -> io::Result<()> {
         for request in requests {
             self.api.send(request).await?;
         }
@@ -148,15 +152,15 @@ impl CloudHypervisor {
     }
 }
 
-impl Engine for CloudHypervisor {
-    fn begin<'a>(&'a mut self, vm: &'a VmPlan) -> Doing<'a, OwnedFd> {
+impl HypervisorDriver for CloudHypervisor {
+    fn begin<'a>(&'a mut self, vm: &'a VmPlan) -> DriverFuture<'a, OwnedFd> {
         Box::pin(async move {
             let patience = match &vm.begin {
-                Begin::Boot { kernel, initrd, cmdline } => {
+                VmStart::Boot { kernel, initrd, cmdline } => {
                     self.send_all(&boot(vm, kernel, initrd, cmdline)?).await?;
                     Duration::from_millis(vm.boot_ms_max)
                 }
-                Begin::Thaw { ram, state, .. } => {
+                VmStart::Thaw { ram, state, .. } => {
                     unpack(ram, state)?;
                     let thawed = self.send_all(&thaw()?).await;
                     let _ = fs::remove_dir_all(THAWED);
@@ -168,15 +172,15 @@ impl Engine for CloudHypervisor {
         })
     }
 
-    fn pause(&mut self) -> Doing<'_, ()> {
+    fn pause(&mut self) -> DriverFuture<'_, ()> {
         Box::pin(async { self.api.send(&pause()).await })
     }
 
-    fn save<'a>(&'a mut self, vm: &'a VmPlan, ram: File, state: File) -> Doing<'a, ()> {
+    fn save<'a>(&'a mut self, vm: &'a VmPlan, ram: File, state: File) -> DriverFuture<'a, ()> {
         Box::pin(async move {
             fs::create_dir(SAVED)?;
             let kept = match self.api.send(&self::save()?).await {
-                Ok(()) => scratch::keep(ram, vm.memory_bytes).await.and_then(|()| pack(state)),
+                Ok(()) => scratch::keep_file(ram, vm.memory_bytes).await.and_then(|()| pack(state)),
                 refused => refused,
             };
             let _ = fs::remove_dir_all(SAVED);
@@ -184,43 +188,43 @@ impl Engine for CloudHypervisor {
         })
     }
 
-    fn resume(&mut self) -> Doing<'_, Option<OwnedFd>> {
+    fn resume(&mut self) -> DriverFuture<'_, Option<OwnedFd>> {
         Box::pin(async {
             self.api.send(&resume()).await?;
             Ok(None)
         })
     }
 
-    fn console(&mut self) -> Doing<'_, String> {
-        Box::pin(async { Ok(self.said.last_lines()) })
+    fn console(&mut self) -> DriverFuture<'_, Vec<String>> {
+        Box::pin(async { Ok(self.said.console()) })
     }
 
     // A guest that ends would otherwise be booted again.
-    fn stop(&mut self) -> Doing<'_, ()> {
+    fn stop(&mut self) -> DriverFuture<'_, ()> {
         Box::pin(async { self.api.send(&stop()).await })
     }
 
-    fn traffic(&mut self) -> Doing<'_, (BTreeMap<String, Traffic>, Option<u64>)> {
+    fn traffic(&mut self) -> DriverFuture<'_, (BTreeMap<String, DiskTraffic>, Option<u64>)> {
         Box::pin(async {
             let told = self.api.ask(&counters()).await?;
             Ok((disks(&serde_json::from_slice(&told)?), None))
         })
     }
 
-    fn process(&mut self) -> &mut Process {
+    fn process(&mut self) -> &mut ChildProcess {
         &mut self.process
     }
 }
 
 /// What `vm.counters` tells: devices by names of its own, its disks in the order they were given.
-pub fn disks(told: &Value) -> BTreeMap<String, Traffic> {
-    let mut found: Vec<(usize, Traffic)> = told
+pub fn disks(told: &Value) -> BTreeMap<String, DiskTraffic> {
+    let mut found: Vec<(usize, DiskTraffic)> = told
         .as_object()
         .into_iter()
         .flatten()
         .filter_map(|(name, counted)| {
             let count = |name: &str| counted[name].as_u64().unwrap_or(0);
-            let traffic = Traffic {
+            let traffic = DiskTraffic {
                 reads: count("read_ops"),
                 read_bytes: count("read_bytes"),
                 writes: count("write_ops"),
@@ -236,12 +240,12 @@ pub fn disks(told: &Value) -> BTreeMap<String, Traffic> {
 
 fn pack(mut state: File) -> io::Result<()> {
     let read = |name: &str| sys::fd::read_small(&Path::new(SAVED).join(name), scratch::SMALL_LEN_MAX);
-    let both = Both { config: read(CONFIG_FILE)?, state: read(STATE_FILE)? };
+    let both = SavedState { config: read(CONFIG_FILE)?, state: read(STATE_FILE)? };
     io::Write::write_all(&mut state, &serde_json::to_vec(&both)?)
 }
 
 fn unpack(ram: &Path, state: &Path) -> io::Result<()> {
-    let both: Both = serde_json::from_str(&sys::fd::read_small(state, scratch::SMALL_LEN_MAX)?)?;
+    let both: SavedState = serde_json::from_str(&sys::fd::read_small(state, scratch::SMALL_LEN_MAX)?)?;
     let dir = Path::new(THAWED);
     fs::create_dir(dir)?;
     fs::write(dir.join(CONFIG_FILE), both.config)?;

@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, fs::File, io, os::unix::fs::FileExt};
 
-use proto::vm::Traffic;
+use proto::vm::DiskTraffic;
 use rustix::fs::FallocateFlags;
 use serde_json::Value;
 
@@ -20,16 +20,16 @@ const READ_LEN_MAX: usize = 4 << 20;
 
 /// What was told so far.
 #[derive(Debug)]
-pub struct Measured {
+pub struct MetricsReader {
     file: File,
     /// Up to where it was read.
     at: u64,
     /// The beginning of a line whose end is not there yet.
     begun: Vec<u8>,
-    pub counted: BTreeMap<String, Traffic>,
+    pub counted: BTreeMap<String, DiskTraffic>,
 }
 
-impl Measured {
+impl MetricsReader {
     /// Of a file that is empty.
     pub fn of(file: File) -> Self {
         Self { file, at: 0, begun: Vec::new(), counted: BTreeMap::new() }
@@ -63,7 +63,7 @@ impl Measured {
 }
 
 /// Adds what it wrote down, a line for each time.
-pub fn add_up(written: &str, counted: &mut BTreeMap<String, Traffic>) {
+pub fn add_up(written: &str, counted: &mut BTreeMap<String, DiskTraffic>) {
     for line in written.lines() {
         let told: Value = serde_json::from_str(line).unwrap_or_default();
         let devices = told.as_object().into_iter().flatten();
@@ -89,9 +89,13 @@ mod tests {
 
     const LINE: &str = r#"{"utc_timestamp_ms":1,"block":{"read_bytes":9},"block_upper":{"read_count":1,"read_bytes":512,"write_count":2,"write_bytes":1024}}"#;
 
-    fn times(count: u64) -> BTreeMap<String, Traffic> {
-        let upper =
-            Traffic { reads: count, read_bytes: 512 * count, writes: 2 * count, written_bytes: 1024 * count };
+    fn times(count: u64) -> BTreeMap<String, DiskTraffic> {
+        let upper = DiskTraffic {
+            reads: count,
+            read_bytes: 512 * count,
+            writes: 2 * count,
+            written_bytes: 1024 * count,
+        };
         BTreeMap::from([("upper".to_owned(), upper)])
     }
 
@@ -105,7 +109,7 @@ mod tests {
     #[test]
     fn whoever_goes_on_writing_where_it_stopped_is_understood_and_takes_no_room() {
         let file = File::from(rustix::fs::memfd_create("metrics", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
-        let mut measured = Measured::of(file.try_clone().unwrap());
+        let mut measured = MetricsReader::of(file.try_clone().unwrap());
         let mut at = 0;
         let mut write = |text: &str| {
             file.write_all_at(text.as_bytes(), at).unwrap();

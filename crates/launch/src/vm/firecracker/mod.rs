@@ -3,8 +3,8 @@
 //! Its vsock is reset whenever it is written down, so the line moves then. Memory is mapped from the frozen file, copy on
 //! write and opened for reading only.
 
-pub mod bodies;
 mod measured;
+pub mod messages;
 
 use std::{
     cell::RefCell,
@@ -18,21 +18,22 @@ use std::{
     time::Duration,
 };
 
-use proto::vm::{Begin, Traffic, VmPlan};
+use proto::vm::{DiskTraffic, VmPlan, VmStart};
 
 pub use self::measured::add_up;
 use self::{
-    bodies::{
-        Action, BootSource, Drive, Entropy, MachineConfig, MemoryBackend, Metrics, SnapshotCreate,
-        SnapshotLoad, State, Vm, Vsock, VsockOverride,
+    measured::MetricsReader,
+    messages::{
+        Action, BootSource, Drive, Entropy, MachineConfig, MemoryBackend, MetricsConfig, SnapshotCreate,
+        SnapshotLoad, VmPatch, VmRunState, Vsock, VsockOverride,
     },
-    measured::Measured,
 };
 use super::{
-    beside::Beside,
-    engine::{Doing, Engine, Process, Said, spawn},
-    http::{Api, Request},
-    jail, scratch, vsock,
+    http::{ApiRequest, HypervisorApi},
+    hypervisor::{ChildProcess, DriverFuture, HypervisorDriver, OutputTail, spawn},
+    jail, scratch,
+    sidecar::Sidecar,
+    vsock,
 };
 
 const API: &str = "/dev/shm/api.sock";
@@ -49,14 +50,14 @@ const CATCH_UP_EVERY: Duration = Duration::from_secs(600);
 
 /// A Firecracker that takes commands.
 pub struct Firecracker {
-    process: Process,
-    api: Api,
-    said: Said,
-    measured: Rc<RefCell<Measured>>,
+    process: ChildProcess,
+    api: HypervisorApi,
+    said: OutputTail,
+    measured: Rc<RefCell<MetricsReader>>,
 }
 
 /// Starts it, or takes it over from its jailer.
-pub async fn open(vm: &VmPlan, jailer: Option<Beside>) -> io::Result<Box<dyn Engine>> {
+pub async fn open(vm: &VmPlan, jailer: Option<Sidecar>) -> io::Result<Box<dyn HypervisorDriver>> {
     let metrics = File::options().read(true).write(true).create(true).truncate(true).open(METRICS)?;
     let (mut process, said, complained) = match jailer {
         Some(jailer) => {
@@ -66,18 +67,18 @@ pub async fn open(vm: &VmPlan, jailer: Option<Beside>) -> io::Result<Box<dyn Eng
         }
         None => alone(vm)?,
     };
-    let api = Api::new(API, PATIENCE);
+    let api = HypervisorApi::new(API, PATIENCE);
     if let Err(error) = api.wait(|| process.ended().is_some()).await {
         return Err(complained.or(said.or(error).await).await);
     }
     api.send(&self::metrics()?).await?;
-    let measured = Rc::new(RefCell::new(Measured::of(metrics)));
+    let measured = Rc::new(RefCell::new(MetricsReader::of(metrics)));
     tokio::task::spawn_local(catch_up(Rc::downgrade(&measured)));
     Ok(Box::new(Firecracker { process, api, said, measured }))
 }
 
 /// For as long as it is there.
-async fn catch_up(measured: Weak<RefCell<Measured>>) {
+async fn catch_up(measured: Weak<RefCell<MetricsReader>>) {
     loop {
         tokio::time::sleep(CATCH_UP_EVERY).await;
         let Some(measured) = measured.upgrade() else { return };
@@ -92,19 +93,19 @@ pub fn arguments() -> [&'static str; 4] {
 }
 
 /// Starts it without a jailer.
-fn alone(vm: &VmPlan) -> io::Result<(Process, Said, Said)> {
+fn alone(vm: &VmPlan) -> io::Result<(ChildProcess, OutputTail, OutputTail)> {
     vsock::clear(API);
-    let (say, hear) = Said::pipe()?;
-    let (complain, complaints) = Said::pipe()?;
+    let (say, hear) = OutputTail::pipe()?;
+    let (complain, complaints) = OutputTail::pipe()?;
     let mut command = Command::new(&vm.program);
     command.args(arguments()).args(["--id", jail::NAME]).env_clear();
     command.stdin(Stdio::null()).stdout(say).stderr(complain);
     let process = spawn(command, || Ok(()))?;
-    Ok((process, Said::overhear(hear), Said::overhear(complaints)))
+    Ok((process, OutputTail::read_in_background(hear), OutputTail::read_in_background(complaints)))
 }
 
 /// What it is asked for a machine of that plan to boot, in this order.
-pub fn boot(vm: &VmPlan, kernel: &Path, initrd: &Path, cmdline: &str) -> io::Result<Vec<Request>> {
+pub fn boot(vm: &VmPlan, kernel: &Path, initrd: &Path, cmdline: &str) -> io::Result<Vec<ApiRequest>> {
     let machine = MachineConfig {
         vcpu_count: vm.cpus,
         mem_size_mib: vm.memory_bytes >> 20,
@@ -117,13 +118,14 @@ pub fn boot(vm: &VmPlan, kernel: &Path, initrd: &Path, cmdline: &str) -> io::Res
         boot_args: cmdline.to_owned(),
     };
     let line = Vsock { guest_cid: vsock::GUEST, uds_path: vsock::SOCKET.to_owned() };
-    let mut asked = vec![Request::put("/machine-config", &machine)?, Request::put("/boot-source", &boot)?];
+    let mut asked =
+        vec![ApiRequest::put("/machine-config", &machine)?, ApiRequest::put("/boot-source", &boot)?];
     for drive in drives(vm) {
-        asked.push(Request::put(format!("/drives/{}", drive.drive_id), &drive)?);
+        asked.push(ApiRequest::put(format!("/drives/{}", drive.drive_id), &drive)?);
     }
-    asked.push(Request::put("/vsock", &line)?);
-    asked.push(Request::put("/entropy", &Entropy {})?);
-    asked.push(Request::put("/actions", &Action { action_type: "InstanceStart" })?);
+    asked.push(ApiRequest::put("/vsock", &line)?);
+    asked.push(ApiRequest::put("/entropy", &Entropy {})?);
+    asked.push(ApiRequest::put("/actions", &Action { action_type: "InstanceStart" })?);
     Ok(asked)
 }
 
@@ -139,7 +141,7 @@ fn drives(vm: &VmPlan) -> Vec<Drive> {
 }
 
 /// What it is asked to thaw a machine.
-pub fn thaw(ram: &Path, state: &Path) -> io::Result<Request> {
+pub fn thaw(ram: &Path, state: &Path) -> io::Result<ApiRequest> {
     let load = SnapshotLoad {
         snapshot_path: state.to_owned(),
         mem_backend: MemoryBackend { backend_type: "File", backend_path: ram.to_owned() },
@@ -147,27 +149,27 @@ pub fn thaw(ram: &Path, state: &Path) -> io::Result<Request> {
         resume_vm: true,
         vsock_override: VsockOverride { uds_path: vsock::SOCKET.to_owned() },
     };
-    Request::put("/snapshot/load", &load)
+    ApiRequest::put("/snapshot/load", &load)
 }
 
 /// What it is asked before all else: where to write down what it does.
-pub fn metrics() -> io::Result<Request> {
-    Request::put("/metrics", &Metrics { metrics_path: METRICS.into() })
+pub fn metrics() -> io::Result<ApiRequest> {
+    ApiRequest::put("/metrics", &MetricsConfig { metrics_path: METRICS.into() })
 }
 
 /// What it is asked to write that down now.
-pub fn flush() -> io::Result<Request> {
-    Request::put("/actions", &Action { action_type: "FlushMetrics" })
+pub fn flush() -> io::Result<ApiRequest> {
+    ApiRequest::put("/actions", &Action { action_type: "FlushMetrics" })
 }
 
 /// What it is asked to have processors stand still, or go on.
-pub fn state(state: State) -> io::Result<Request> {
-    Request::patch("/vm", &Vm { state })
+pub fn state(state: VmRunState) -> io::Result<ApiRequest> {
+    ApiRequest::patch("/vm", &VmPatch { state })
 }
 
 /// What it is asked to write a machine down.
-pub fn save() -> io::Result<Request> {
-    Request::put(
+pub fn save() -> io::Result<ApiRequest> {
+    ApiRequest::put(
         "/snapshot/create",
         &SnapshotCreate {
             snapshot_type: "Full",
@@ -177,17 +179,17 @@ pub fn save() -> io::Result<Request> {
     )
 }
 
-impl Engine for Firecracker {
-    fn begin<'a>(&'a mut self, vm: &'a VmPlan) -> Doing<'a, OwnedFd> {
+impl HypervisorDriver for Firecracker {
+    fn begin<'a>(&'a mut self, vm: &'a VmPlan) -> DriverFuture<'a, OwnedFd> {
         Box::pin(async move {
             let patience = match &vm.begin {
-                Begin::Boot { kernel, initrd, cmdline } => {
+                VmStart::Boot { kernel, initrd, cmdline } => {
                     for request in boot(vm, kernel, initrd, cmdline)? {
                         self.api.send(&request).await?;
                     }
                     Duration::from_millis(vm.boot_ms_max)
                 }
-                Begin::Thaw { ram, state, .. } => {
+                VmStart::Thaw { ram, state, .. } => {
                     self.api.send(&thaw(ram, state)?).await?;
                     CALL_PATIENCE
                 }
@@ -196,14 +198,14 @@ impl Engine for Firecracker {
         })
     }
 
-    fn pause(&mut self) -> Doing<'_, ()> {
-        Box::pin(async { self.api.send(&state(State::Paused)?).await })
+    fn pause(&mut self) -> DriverFuture<'_, ()> {
+        Box::pin(async { self.api.send(&state(VmRunState::Paused)?).await })
     }
 
-    fn save<'a>(&'a mut self, vm: &'a VmPlan, ram: File, state: File) -> Doing<'a, ()> {
+    fn save<'a>(&'a mut self, vm: &'a VmPlan, ram: File, state: File) -> DriverFuture<'a, ()> {
         Box::pin(async move {
             self.api.send(&self::save()?).await?;
-            let kept = scratch::keep(ram, vm.memory_bytes)
+            let kept = scratch::keep_file(ram, vm.memory_bytes)
                 .await
                 .and_then(|()| scratch::copy_small(Path::new(STATE), state));
             let _ = std::fs::remove_file(STATE);
@@ -211,18 +213,18 @@ impl Engine for Firecracker {
         })
     }
 
-    fn resume(&mut self) -> Doing<'_, Option<OwnedFd>> {
+    fn resume(&mut self) -> DriverFuture<'_, Option<OwnedFd>> {
         Box::pin(async {
-            self.api.send(&state(State::Resumed)?).await?;
+            self.api.send(&state(VmRunState::Resumed)?).await?;
             vsock::call(Path::new(vsock::SOCKET), CALL_PATIENCE).await.map(Some)
         })
     }
 
-    fn console(&mut self) -> Doing<'_, String> {
-        Box::pin(async { Ok(self.said.last_lines()) })
+    fn console(&mut self) -> DriverFuture<'_, Vec<String>> {
+        Box::pin(async { Ok(self.said.console()) })
     }
 
-    fn traffic(&mut self) -> Doing<'_, (BTreeMap<String, Traffic>, Option<u64>)> {
+    fn traffic(&mut self) -> DriverFuture<'_, (BTreeMap<String, DiskTraffic>, Option<u64>)> {
         Box::pin(async {
             self.api.send(&flush()?).await?;
             let mut measured = self.measured.borrow_mut();
@@ -231,7 +233,7 @@ impl Engine for Firecracker {
         })
     }
 
-    fn process(&mut self) -> &mut Process {
+    fn process(&mut self) -> &mut ChildProcess {
         &mut self.process
     }
 }

@@ -1,0 +1,109 @@
+//! Everything that goes to the command while its output comes back: input, signals, the size of the terminal.
+
+use std::{
+    convert::Infallible,
+    future::pending,
+    time::{Duration, Instant},
+};
+
+use fleet::ExecControl;
+use proto::Failure;
+use tokio::time::timeout;
+
+use super::{
+    SIGKILL, StdioMode, StopSignals,
+    signals::{SIGHUP, SIGINT, listen_to},
+    stdin,
+};
+use crate::terminal::{self, RawTerminal};
+
+/// What a second interrupt within [`IMPATIENT`] does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SecondInterrupt {
+    /// Ends the session, and so the Body.
+    Ends,
+    /// Goes to the command as the first did.
+    Forwards,
+}
+
+const IMPATIENT: Duration = Duration::from_secs(2);
+/// How long a signal may take to be delivered before we go on without.
+const DELIVERY: Duration = Duration::from_secs(1);
+const SIGWINCH: i32 = 28;
+const SIGCONT: i32 = 18;
+
+/// Serves the command until a signal to us ends the session.
+pub async fn join(
+    control: &ExecControl,
+    wire: StdioMode,
+    signals: &mut StopSignals,
+    raw: Option<&RawTerminal>,
+    impatience: SecondInterrupt,
+) -> i32 {
+    tokio::select! {
+        signal = forward(control, wire, signals, impatience) => signal,
+        never = send_input(control, wire) => match never {},
+        never = resize(control, raw) => match never {},
+    }
+}
+
+/// Passes signals on. On a terminal a signal to us means that the terminal goes away.
+async fn forward(
+    control: &ExecControl,
+    wire: StdioMode,
+    signals: &mut StopSignals,
+    impatience: SecondInterrupt,
+) -> i32 {
+    let mut interrupted: Option<Instant> = None;
+    loop {
+        let signal = signals.next().await;
+        if wire == StdioMode::Terminal {
+            let _ = timeout(DELIVERY, control.signal(SIGHUP)).await;
+            return signal;
+        }
+        let again = interrupted.is_some_and(|at| at.elapsed() < IMPATIENT);
+        if signal == SIGINT && again && impatience == SecondInterrupt::Ends {
+            let _ = timeout(DELIVERY, control.signal(SIGKILL)).await;
+            return signal;
+        }
+        if signal == SIGINT {
+            interrupted = Some(Instant::now());
+        }
+        // A command that has just ended cannot be signalled, and its end is on its way to us.
+        let _ = timeout(DELIVERY, control.signal(signal)).await;
+    }
+}
+
+/// Passes input on until there is no more, or the command takes no more.
+async fn send_input(control: &ExecControl, wire: StdioMode) -> Infallible {
+    if wire != StdioMode::Null {
+        // A command need not take all its input: one that ends or closes it is no failure of ours.
+        let _ = send_all(control, wire).await;
+    }
+    pending().await
+}
+
+async fn send_all(control: &ExecControl, wire: StdioMode) -> Result<(), Failure> {
+    let mut pieces = stdin::read()?;
+    while let Some(piece) = pieces.recv().await {
+        control.send(piece).await?;
+    }
+    // A terminal has no end of file: its `^D` is a byte among others.
+    if wire == StdioMode::Open { control.close_stdin().await } else { Ok(()) }
+}
+
+/// Keeps the command's terminal as large as ours, and ours raw after we were stopped.
+async fn resize(control: &ExecControl, raw: Option<&RawTerminal>) -> Infallible {
+    let Some(raw) = raw else { return pending().await };
+    let (Ok(mut changed), Ok(mut continued)) = (listen_to(SIGWINCH), listen_to(SIGCONT)) else {
+        return pending().await;
+    };
+    loop {
+        // First of all: the size may have changed between the request and now.
+        let _ = control.resize(terminal::size()).await;
+        tokio::select! {
+            _ = changed.recv() => {}
+            _ = continued.recv() => raw.reenter(),
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Egress proxies of Bodies: prepared before a Body starts, told to its programs, their decisions taken into the log.
+//!
+//! The process itself, `pal-egress`, belongs to the Body's supervisor. It writes each decision to a spool before it forwards
+//! a byte; any `pal` takes the spool's lines into the event log: when it reads events, when a Body stops or is removed, in
+//! `gc`, and in `pal serve` every few seconds.
+//!
+//! Invariant: a line of a spool is one event, also where a `pal` was killed while it took it.
+//! Invariant: the directory of a proxy is removed after its last line is in the log, never before.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use body::egress::{CERTIFICATES, EgressDir, Position};
+use proto::{
+    BodyId, Draft, Event, EventData, Failure, Kind, Spec,
+    egress::{Decision, DecisionKind, Policy, SpoolLine},
+    event_data::{DecodedEvent, NetworkAllowed, NetworkCounted, NetworkDenied},
+    spec,
+};
+use store::EventQuery;
+
+use crate::Fleet;
+
+/// Where systems keep the certificates that they trust.
+const BUNDLES: &[&str] = &[
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+const BUNDLE_LEN_MAX: u64 = 8 << 20;
+
+/// Mirrors of distributions, and why each may be reached. Package managers check the signatures of what comes over plain http.
+const MIRRORS: &[(&str, &str)] = &[
+    ("deb.debian.org:443", "apt"),
+    ("deb.debian.org:80+plain", "apt, whose packages are signed"),
+    ("security.debian.org:443", "apt"),
+    ("security.debian.org:80+plain", "apt, whose packages are signed"),
+    ("archive.ubuntu.com:443", "apt of Ubuntu"),
+    ("archive.ubuntu.com:80+plain", "apt of Ubuntu, whose packages are signed"),
+    ("security.ubuntu.com:443", "apt of Ubuntu"),
+    ("security.ubuntu.com:80+plain", "apt of Ubuntu, whose packages are signed"),
+    ("ports.ubuntu.com:443", "apt of Ubuntu on other processors"),
+    ("ports.ubuntu.com:80+plain", "apt of Ubuntu on other processors, whose packages are signed"),
+    ("dl-cdn.alpinelinux.org:443", "apk"),
+    ("dl-cdn.alpinelinux.org:80+plain", "apk, whose packages are signed"),
+];
+
+/// Names that commands of a build may reach by default: registries of packages and mirrors of distributions.
+pub fn registries() -> Vec<String> {
+    let mirrors = MIRRORS.iter().map(|(rule, _)| (*rule).to_owned());
+    workspace::registries().into_iter().map(str::to_owned).chain(mirrors).collect()
+}
+
+/// Checks rules before anything is begun.
+pub fn check_rules(allow: &[String]) -> Result<(), Failure> {
+    parse(allow).map(drop)
+}
+
+fn parse(allow: &[String]) -> Result<Policy, Failure> {
+    Policy::parse(allow).map_err(|error| {
+        Failure::new(Kind::Usage, error.to_string()).hint("for example: --allow git.example.org:443")
+    })
+}
+
+/// The certificates that this host trusts. On a host that has none, programs use those of the Body's own root.
+fn find_bundle() -> Option<&'static Path> {
+    let fits =
+        |path: &&str| fs::metadata(path).is_ok_and(|about| about.is_file() && about.len() <= BUNDLE_LEN_MAX);
+    BUNDLES.iter().copied().find(fits).map(Path::new)
+}
+
+/// The egress policy of Bodies that one preparation or build makes, and the denials that they met.
+#[derive(Debug)]
+pub(crate) struct EgressSession {
+    /// What the Body's spec says of it.
+    pub spec: spec::Egress,
+    /// Denials since it began, each once.
+    pub denied: Vec<EgressDenial>,
+    /// The last event that was looked at.
+    seq: u64,
+}
+
+/// A target that a Body was not let out to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct EgressDenial {
+    pub to: String,
+    pub why: String,
+}
+
+impl std::fmt::Display for EgressDenial {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.to, self.why)
+    }
+}
+
+impl Fleet {
+    /// A policy of these rules for a Body that is about to be made.
+    pub(crate) fn open_egress(&self, allow: Vec<String>) -> Result<EgressSession, Failure> {
+        parse(&allow)?;
+        Ok(EgressSession { spec: spec::Egress { allow }, denied: Vec::new(), seq: self.last_event()? })
+    }
+
+    /// Makes the directory of a Body's egress proxy, where its spec has a policy.
+    pub(crate) fn prepare_egress(&self, spec: &Spec) -> Result<(), Failure> {
+        let Some(egress) = &spec.egress else { return Ok(()) };
+        parse(&egress.allow)?;
+        self.egress_dir(&spec.id).prepare(find_bundle()).map_err(|error| {
+            Failure::new(Kind::Host, "cannot prepare the Body's egress proxy")
+                .because(error)
+                .hint("make room: pal gc")
+        })
+    }
+
+    fn egress_dir(&self, id: &BodyId) -> EgressDir {
+        EgressDir::of(&self.data, id)
+    }
+
+    /// Takes the decisions of every egress proxy into the log.
+    pub fn drain_decisions(&self) -> Result<(), Failure> {
+        EgressDir::bodies(&self.data).iter().try_for_each(|id| self.drain_egress(id))
+    }
+
+    /// Takes the decisions of one Body's egress proxy into the log.
+    pub(crate) fn drain_egress(&self, id: &BodyId) -> Result<(), Failure> {
+        let cannot = |error| {
+            Failure::new(Kind::Host, format!("cannot read the egress decisions of Body {id}")).because(error)
+        };
+        let Some(mut drain) = self.egress_dir(id).drain().map_err(cannot)? else { return Ok(()) };
+        // A `pal` that was killed may have taken lines that it did not note.
+        let Position { mut spool, mut seq } = drain.position();
+        for event in
+            self.read_events(&EventQuery { after: seq, body: Some(id.clone()), limit: usize::MAX })?
+        {
+            spool = spool.max(spool_end(&event).unwrap_or(0));
+        }
+        while let Some(batch) = drain.read(spool).map_err(cannot)? {
+            if !batch.lines.is_empty() {
+                seq = self.append_all(batch.lines.into_iter().map(|(end, line)| draft(id, end, line)))?.seq;
+            }
+            spool = batch.end;
+        }
+        drain.note(Position { spool, seq }).map_err(cannot)
+    }
+
+    /// After a Body's end: takes the last decisions of its egress proxy into the log, and removes its directory.
+    pub(crate) fn close_egress(&self, id: &BodyId) -> Result<(), Failure> {
+        let dir = self.egress_dir(id);
+        if !dir.path().exists() {
+            return Ok(());
+        }
+        dir.wait_ended().map_err(|error| {
+            Failure::new(Kind::Host, format!("the egress proxy of Body {id} has not ended"))
+                .because(error)
+                .hint(format!("try again in a moment: pal rm --force {id}"))
+        })?;
+        self.drain_egress(id)?;
+        dir.remove().map_err(|error| {
+            Failure::new(Kind::Host, format!("cannot remove the egress proxy of Body {id}")).because(error)
+        })
+    }
+
+    /// Adds the denials since the last time, and gives those that are new.
+    pub(crate) fn note_denials(
+        &self,
+        body: &BodyId,
+        session: &mut EgressSession,
+    ) -> Result<Vec<EgressDenial>, Failure> {
+        self.drain_egress(body)?;
+        let events = self.read_events(&EventQuery {
+            after: session.seq,
+            body: Some(body.clone()),
+            limit: usize::MAX,
+        })?;
+        let mut new: Vec<EgressDenial> = Vec::new();
+        for event in events {
+            session.seq = event.seq;
+            let DecodedEvent::Known(EventData::NetworkDenied(NetworkDenied { to, why, .. })) = event.decode()
+            else {
+                continue;
+            };
+            let denied = EgressDenial { to, why };
+            if !session.denied.contains(&denied) {
+                session.denied.push(denied.clone());
+                new.push(denied);
+            }
+        }
+        Ok(new)
+    }
+}
+
+/// Where a decision of this event ends in the spool; none for other events.
+fn spool_end(event: &Event) -> Option<u64> {
+    match event.decode() {
+        DecodedEvent::Known(EventData::NetworkAllowed(NetworkAllowed { spool, .. }))
+        | DecodedEvent::Known(EventData::NetworkDenied(NetworkDenied { spool, .. }))
+        | DecodedEvent::Known(EventData::NetworkCounted(NetworkCounted { spool, .. })) => spool,
+        _ => None,
+    }
+}
+
+/// The event of a line whose end in the spool is there.
+fn draft(id: &BodyId, end: u64, line: SpoolLine) -> Draft {
+    let decided = std::time::UNIX_EPOCH + std::time::Duration::from_micros(line.at_us);
+    let decided_at = Some(store::clock::rfc3339(decided));
+    let spool = Some(end);
+    let Decision { to, allowed, why, count } = line.data;
+    let data: EventData = match line.kind {
+        DecisionKind::Allowed => NetworkAllowed { to, allowed, why, decided_at, spool }.into(),
+        DecisionKind::Denied => NetworkDenied { to, allowed, why, decided_at, spool }.into(),
+        DecisionKind::Counted => {
+            NetworkCounted { to, allowed, why, count: count.unwrap_or(1), decided_at, spool }.into()
+        }
+    };
+    Draft::about(id, data)
+}
+
+impl EgressSession {
+    /// Variables by which programs find the proxy and the certificates that this host trusts.
+    pub(crate) fn env(&self) -> BTreeMap<String, String> {
+        let proxy = format!("http://127.0.0.1:{}", proto::guest::EGRESS_PORT);
+        let names = [
+            "http_proxy",
+            "https_proxy",
+            "HTTP_PROXY",
+            "HTTPS_PROXY",
+            "CARGO_HTTP_PROXY",
+            "npm_config_proxy",
+            "npm_config_https_proxy",
+            "PIP_PROXY",
+            "YARN_HTTP_PROXY",
+            "YARN_HTTPS_PROXY",
+        ];
+        let mut env: BTreeMap<String, String> =
+            names.iter().map(|name| ((*name).to_owned(), proxy.clone())).collect();
+        // A look for a newer version would be denied, and confuse.
+        let quiet = [
+            ("npm_config_update_notifier", "false"),
+            ("PIP_DISABLE_PIP_VERSION_CHECK", "1"),
+            ("YARN_ENABLE_TELEMETRY", "0"),
+            ("DO_NOT_TRACK", "1"),
+        ];
+        env.extend(quiet.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        // Programs reach a server of the Body itself without the proxy.
+        env.extend(
+            ["no_proxy", "NO_PROXY"].map(|name| (name.to_owned(), "localhost,127.0.0.1,::1".to_owned())),
+        );
+        if find_bundle().is_some() {
+            let bundle = format!("{}/{CERTIFICATES}", proto::guest::EGRESS_DIR);
+            let names = [
+                "SSL_CERT_FILE",
+                "CURL_CA_BUNDLE",
+                "GIT_SSL_CAINFO",
+                "NODE_EXTRA_CA_CERTS",
+                "CARGO_HTTP_CAINFO",
+                "REQUESTS_CA_BUNDLE",
+                "PIP_CERT",
+                "YARN_HTTPS_CA_FILE_PATH",
+                "BUNDLE_SSL_CA_CERT",
+            ];
+            env.extend(names.iter().map(|name| ((*name).to_owned(), bundle.clone())));
+        }
+        env
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_of_the_list_is_a_rule() {
+        check_rules(&registries()).unwrap();
+        for rule in
+            ["pypi.org:443", "registry.npmjs.org:443", "index.crates.io:443", "deb.debian.org:80+plain"]
+        {
+            assert!(registries().iter().any(|known| known == rule), "{rule}");
+        }
+        assert!(
+            !registries().iter().any(|rule| rule.contains("private") || rule.contains('*')),
+            "nothing inside, and no whole domain"
+        );
+        assert!(
+            MIRRORS.iter().all(|(rule, why)| !rule.contains("plain") || why.contains("signed")),
+            "plain http needs a reason"
+        );
+    }
+}

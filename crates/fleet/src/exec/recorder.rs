@@ -1,0 +1,95 @@
+//! What a command said, kept for the log: short output in the event, longer output as an artifact.
+//!
+//! Invariant: recording is bounded by the Body's output limit and never holds the command up beyond a write to disk.
+
+use std::io::Write;
+
+use proto::{
+    Failure,
+    event_data::{ExecOutput, OutputContent},
+};
+use store::{ArtifactRef, ArtifactWriter, Store};
+
+use crate::failures;
+
+/// Longest output that stands in the event itself.
+const INLINE_MAX: usize = 4096;
+
+/// One stream of one command.
+pub struct Recorder {
+    inline: Vec<u8>,
+    artifact: Option<ArtifactWriter>,
+    kept: u64,
+    seen: u64,
+    max: u64,
+}
+
+impl Recorder {
+    /// Keeps at most `max` bytes.
+    pub fn new(max: u64) -> Self {
+        Self { inline: Vec::new(), artifact: None, kept: 0, seen: 0, max }
+    }
+
+    /// Takes a piece.
+    pub fn push(&mut self, store: &Store, bytes: &[u8]) -> Result<(), Failure> {
+        self.seen += bytes.len() as u64;
+        let room = usize::try_from(self.max - self.kept).unwrap_or(usize::MAX);
+        let bytes = &bytes[..bytes.len().min(room)];
+        self.kept += bytes.len() as u64;
+        if self.artifact.is_none() && self.inline.len() + bytes.len() <= INLINE_MAX {
+            self.inline.extend_from_slice(bytes);
+            return Ok(());
+        }
+        if self.artifact.is_none() && !bytes.is_empty() {
+            let mut artifact = store.artifact().map_err(failures::artifact)?;
+            artifact.write_all(&self.inline).map_err(write_failed)?;
+            self.inline.clear();
+            self.artifact = Some(artifact);
+        }
+        self.artifact.as_mut().map_or(Ok(()), |artifact| artifact.write_all(bytes)).map_err(write_failed)
+    }
+
+    /// What the event says of it.
+    pub fn finish(self) -> Result<ExecOutput, Failure> {
+        let content = match self.artifact {
+            Some(artifact) => OutputContent::Artifact(artifact.finish().map_err(failures::artifact)?.sha256),
+            None => match String::from_utf8(self.inline) {
+                Ok(text) => OutputContent::Text(text),
+                Err(error) => OutputContent::Hex(proto::event::hex(error.as_bytes())),
+            },
+        };
+        let truncated_to = (self.kept < self.seen).then_some(self.kept);
+        Ok(ExecOutput { content, bytes: self.seen, truncated_to })
+    }
+}
+
+fn write_failed(error: std::io::Error) -> Failure {
+    Failure::new(proto::Kind::Host, "cannot keep the output of the command")
+        .because(error)
+        .hint("make room: pal gc")
+}
+
+/// The bytes behind what an event says of an output, and whether some are missing.
+pub fn read_back(store: &Store, output: &ExecOutput) -> (Vec<u8>, bool) {
+    let bytes = match &output.content {
+        OutputContent::Text(text) => text.clone().into_bytes(),
+        OutputContent::Hex(hex) => unhex(hex),
+        OutputContent::Artifact(sha256) => {
+            artifact(store, sha256, output.truncated_to.unwrap_or(output.bytes))
+        }
+    };
+    (bytes, output.truncated_to.is_some())
+}
+
+fn artifact(store: &Store, sha256: &str, bytes: u64) -> Vec<u8> {
+    let mut contents = Vec::new();
+    if let Ok(mut file) = store.open_artifact(&ArtifactRef { sha256: sha256.to_owned(), bytes }) {
+        let _ = std::io::Read::read_to_end(&mut file, &mut contents);
+    }
+    contents
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).unwrap_or(0) as u8;
+    text.as_bytes().chunks_exact(2).map(|two| digit(two[0]) << 4 | digit(two[1])).collect()
+}

@@ -1,0 +1,120 @@
+//! Which layers somebody needs, and the removal of the rest.
+
+use std::{collections::BTreeSet, fs};
+
+use body::{BodyDir, layers, snapshot};
+use proto::{Failure, LayerId};
+
+use crate::{Fleet, GarbageItem, GcMode, failures};
+
+impl Fleet {
+    /// Layers that a build, a Body or a snapshot stands on.
+    fn needed_layers(&self) -> Result<BTreeSet<LayerId>, Failure> {
+        let builds = self
+            .template_records()
+            .into_iter()
+            .flat_map(|template| self.builds(&template.id))
+            .flat_map(|build| build.layers);
+        let mut needed: BTreeSet<LayerId> = builds.collect();
+        for id in self.ids()? {
+            let dir = BodyDir::at(self.body_path(&id));
+            let Ok(spec) = dir.spec().or_else(|_| dir.draft()) else { continue };
+            needed.extend(spec.base.into_iter().flat_map(|base| base.layers));
+            needed.extend(spec.workspaces.into_iter().flat_map(|workspace| workspace.layers));
+            needed.extend(spec.home.into_iter().flat_map(|home| home.layers));
+        }
+        needed.extend(self.home_records().into_iter().flat_map(|home| home.layers));
+        for manifest in self.manifests() {
+            needed.extend(manifest.base.into_iter().flat_map(|base| base.layers));
+            needed.extend(manifest.workspaces.into_iter().flat_map(|workspace| workspace.layers));
+            needed.extend(manifest.home.into_iter().flat_map(|home| home.layers));
+        }
+        Ok(needed)
+    }
+
+    /// Removes layers that nobody stands on. While something is being built, all stay: it may be about to.
+    pub(crate) fn drop_unused_layers(&self) -> Result<(), Failure> {
+        self.sweep_layers(GcMode::Remove, &mut Vec::new())
+    }
+
+    /// The same for `gc`, which tells what it found.
+    pub(crate) fn sweep_layers(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
+        self.sweep_layers_to(sweep, self.budget()?.0, found)
+    }
+
+    /// The same, with that much room for layers that somebody may stand on again.
+    pub(crate) fn sweep_layers_to(
+        &self,
+        sweep: GcMode,
+        budget: u64,
+        found: &mut Vec<GarbageItem>,
+    ) -> Result<(), Failure> {
+        if !self.layers_dir().is_dir() {
+            return Ok(());
+        }
+        let Some(_idle) = self.no_build_runs() else { return Ok(()) };
+        self.sweep_blobs(sweep, found);
+        let needed = self.needed_layers()?;
+        let entries = fs::read_dir(self.layers_dir()).into_iter().flatten().flatten();
+        for path in entries.map(|entry| entry.path()).filter(|path| path.is_dir()) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if name.parse::<LayerId>().is_ok_and(|id| needed.contains(&id)) {
+                continue;
+            }
+            let record = layers::read(&path);
+            if record.as_ref().is_ok_and(Self::is_spare) {
+                continue;
+            }
+            let why = if record.is_ok() {
+                "no template, Body or snapshot stands on it"
+            } else {
+                "it was never finished"
+            };
+            let bytes = record.as_ref().map_or(0, |record| record.bytes);
+            found.push(GarbageItem { kind: "layer", name, bytes, why: why.to_owned() });
+            if sweep == GcMode::Remove {
+                let nobody = proto::spec::Ids { users: Vec::new(), groups: Vec::new() };
+                let ids =
+                    record.map(|record| record.ids).or_else(|_| body::ids::of_layers()).unwrap_or(nobody);
+                snapshot::remove(&self.launch_context.programs, &ids, &path).map_err(failures::removal)?;
+            }
+        }
+        self.sweep_spares(&needed, budget, sweep, found)
+    }
+
+    /// What was on its way from a registry and never arrived.
+    fn sweep_blobs(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) {
+        let entries = fs::read_dir(self.images_dir()).into_iter().flatten().flatten();
+        for path in entries.map(|entry| entry.path()) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let bytes = fs::metadata(&path).map_or(0, |about| about.len());
+            found.push(GarbageItem { kind: "download", name, bytes, why: "it never arrived".to_owned() });
+            if sweep == GcMode::Remove {
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+
+    /// Held by whoever builds, shared; alone by whoever clears away.
+    pub(crate) fn building(&self) -> Result<fs::File, Failure> {
+        use rustix::fs::FlockOperation::LockShared;
+        let lock = self.build_lock().and_then(|file| {
+            rustix::fs::flock(&file, LockShared)?;
+            Ok(file)
+        });
+        lock.map_err(|error| {
+            Failure::new(proto::Kind::Host, "cannot begin to build a template").because(error)
+        })
+    }
+
+    fn no_build_runs(&self) -> Option<fs::File> {
+        let file = self.build_lock().ok()?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).ok().map(|()| file)
+    }
+
+    fn build_lock(&self) -> std::io::Result<fs::File> {
+        let dir = self.layers_dir();
+        fs::create_dir_all(&dir)?;
+        fs::File::create(dir.join("lock"))
+    }
+}

@@ -1,0 +1,165 @@
+//! What machines were made from and nobody needs any more: warm machines, images, first file systems, and the kernels
+//! and hypervisors of another day. All of it can be made again.
+//!
+//! Invariant: what a machine that runs stands on stays; a Body and a snapshot keep their images by links of their own.
+//! Invariant: parts that another data directory lends are left to that one.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use body::vm::{SetupRecord, images, jail, setup, share};
+use proto::Failure;
+
+use crate::vm::boot_snapshot::AGE_MAX;
+use crate::{Fleet, GarbageItem, GcMode, Status};
+
+/// An image of a state that this host was in is kept for so long: it may come back.
+const HOST_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+
+impl Fleet {
+    /// Finds what nobody needs, and removes it.
+    pub(crate) fn sweep_machines(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
+        let ground = self.microvm_install();
+        let Ok(setup) = ground.setup() else { return Ok(()) };
+        if ground.dir().is_symlink() {
+            return Ok(());
+        }
+        let mut take = |kind: &'static str, path: PathBuf, why: &str| {
+            found.push(GarbageItem { kind, name: name_of(&path), bytes: bytes(&path), why: why.to_owned() });
+            if sweep == GcMode::Remove {
+                let _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            }
+        };
+        for (path, why) in self.old_warm(&setup) {
+            take("warm machine", path, why);
+        }
+        for path in self.old_images(&ground.dir().join("images")) {
+            take("image", path, "no template or host as it is now is in it");
+        }
+        for path in self.old_parts(ground.dir(), &setup)? {
+            take("microvm parts", path, "another version took its place");
+        }
+        Ok(())
+    }
+
+    fn old_warm(&self, setup: &SetupRecord) -> Vec<(PathBuf, &'static str)> {
+        let dir = self.boot_snapshot_dir();
+        // Whoever makes one holds this.
+        let Ok(lock) = fs::File::create(dir.join("lock")) else { return Vec::new() };
+        if rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Vec::new();
+        }
+        let paths = entries(&dir).into_iter().filter(|path| path.is_dir());
+        paths.filter_map(|path| self.why_old(&path, setup).map(|why| (path, why))).collect()
+    }
+
+    fn why_old(&self, path: &Path, setup: &SetupRecord) -> Option<&'static str> {
+        if path.extension().is_some() {
+            return Some("it was never finished");
+        }
+        match self.boot_snapshot_at(path) {
+            None => Some("its record cannot be read"),
+            Some(machine) if machine.engine != setup.engine || machine.kernel != setup.kernel => {
+                Some("it was made with another kernel or hypervisor")
+            }
+            Some(_) => is_older(path, AGE_MAX).then_some("nobody used it for a week"),
+        }
+    }
+
+    fn old_images(&self, dir: &Path) -> Vec<PathBuf> {
+        let layers = self.layers_dir();
+        let needless = |path: &PathBuf| {
+            let name = name_of(path);
+            match (name.strip_suffix(".erofs"), path.extension().and_then(|end| end.to_str())) {
+                (Some(name), _) => match name.strip_prefix("layer-") {
+                    Some(layer) => !layers.join(layer).exists(),
+                    None => {
+                        let may_go = name.starts_with("host-") && !images::is_current(&name_of(path))
+                            || name.starts_with(images::PACKS);
+                        may_go && is_older(path, HOST_AGE_MAX)
+                    }
+                },
+                (None, Some(end)) => end
+                    .strip_prefix("part")
+                    .and_then(|maker| maker.parse::<u32>().ok())
+                    .is_some_and(|maker| !Path::new("/proc").join(maker.to_string()).exists()),
+                (None, None) => false,
+            }
+        };
+        entries(dir).into_iter().filter(needless).collect()
+    }
+
+    /// Kernels, hypervisors and first file systems that are not those of today, where no machine runs.
+    fn old_parts(&self, dir: &Path, setup: &SetupRecord) -> Result<Vec<PathBuf>, Failure> {
+        let runs = |view: &crate::BodyView| {
+            view.spec.layer == proto::Layer::Microvm
+                && matches!(view.status, Status::Running | Status::Paused)
+        };
+        if self.list()?.iter().any(runs) {
+            return Ok(Vec::new());
+        }
+        let sharer = share::find().and_then(|program| share::name(&program)).unwrap_or_default();
+        let today =
+            [setup.kernel.as_str(), setup.engine.as_str(), &setup::share_modules(&setup.kernel), &sharer];
+        let old = |path: &PathBuf| {
+            let name = name_of(path);
+            ["kernel-", "engine-", "sharing-", share::PREFIX, jail::PREFIX]
+                .iter()
+                .any(|begins| name.starts_with(begins))
+                && !today.contains(&name.as_str())
+        };
+        let version = name_of(&self.launch_context.programs.launch);
+        let initrds = entries(&dir.join("initrd")).into_iter().filter(|path| {
+            !name_of(path).contains(&format!("-{version}")) || !name_of(path).starts_with(&setup.kernel)
+        });
+        Ok(entries(dir).into_iter().filter(old).chain(initrds).collect())
+    }
+
+    /// What the parts of machines take: kind and bytes of each.
+    pub(crate) fn machine_parts(&self) -> Vec<(&'static str, u64)> {
+        let ground = self.microvm_install();
+        let of = |place: &str, kind: &'static str| {
+            entries(&ground.dir().join(place))
+                .into_iter()
+                .filter(|path| name_of(path) != "lock")
+                .map(move |path| (kind, bytes(&path)))
+        };
+        let warm = entries(&self.boot_snapshot_dir())
+            .into_iter()
+            .filter(|path| path.is_dir())
+            .map(|path| ("warm machines", own_bytes(&path)));
+        warm.chain(of("images", "images of machines")).collect()
+    }
+}
+
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn is_older(path: &Path, age: Duration) -> bool {
+    let at = fs::metadata(path).and_then(|found| found.modified()).unwrap_or(SystemTime::now());
+    at.elapsed().is_ok_and(|elapsed| elapsed > age)
+}
+
+fn bytes(path: &Path) -> u64 {
+    if path.is_dir() { own_bytes(path) } else { body::vm::disks::used(path) }
+}
+
+/// Without images, which others share.
+fn own_bytes(dir: &Path) -> u64 {
+    entries(dir)
+        .iter()
+        .filter(|path| !name_of(path).starts_with("image"))
+        .map(|path| if path.is_dir() { own_bytes(path) } else { body::vm::disks::used(path) })
+        .sum()
+}

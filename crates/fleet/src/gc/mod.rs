@@ -1,0 +1,301 @@
+//! Finding and removing what nobody needs: leftovers of `kill -9`, never somebody's work.
+
+pub(crate) mod layers;
+pub(crate) mod microvm;
+pub(crate) mod workspaces;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use body::{BodyDir, ProcessState, egress::EgressDir, groups, process, snapshot};
+use proto::{
+    BodyId, Failure,
+    event_data::{BodyRemoved, RemovedBy},
+    launch::OwnerLink,
+    spec::{BodyRole, Life},
+};
+
+use crate::{Fleet, GarbageItem};
+
+/// How long a keeper may take for the last of a Body that is gone.
+const BURIAL: Duration = Duration::from_millis(200);
+
+/// Whether to look or to act.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GcMode {
+    /// Look.
+    DryRun,
+    /// Act.
+    Remove,
+}
+
+impl Fleet {
+    /// Removes what nobody needs, or says what that would be.
+    pub async fn gc(&self, sweep: GcMode) -> Result<Vec<GarbageItem>, Failure> {
+        let mut found = Vec::new();
+        self.sweep_bodies(sweep, &mut found)?;
+        self.sweep_trash(sweep, &mut found)?;
+        self.sweep_snapshots(sweep, &mut found)?;
+        self.sweep_dependencies(self.budget()?.0, sweep, &mut found)?;
+        self.sweep_layers(sweep, &mut found)?;
+        self.sweep_machines(sweep, &mut found)?;
+        self.sweep_scratch(sweep, &mut found);
+        self.sweep_groups(sweep, &mut found)?;
+        self.sweep_claims(sweep, &mut found);
+        self.sweep_parts(sweep, &mut found);
+        self.sweep_egress(sweep, &mut found)?;
+        if sweep == GcMode::Remove {
+            let store = self.store()?;
+            let _ = store.sweep_artifacts();
+            store.tidy();
+        }
+        Ok(found)
+    }
+
+    fn sweep_bodies(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
+        for id in self.ids()? {
+            let dir = BodyDir::at(self.body_path(&id));
+            // Somebody is making, changing or removing it right now.
+            let Ok(Some(_lock)) = dir.try_lock() else { continue };
+            let Some(why) = self.why_garbage(&id, &dir) else {
+                for half in self.interrupted_suspends(&dir) {
+                    let why = "its way to the disk or back was cut short".to_owned();
+                    let name = id.to_string();
+                    found.push(GarbageItem { kind: "half a machine", name, bytes: bytes(&half), why });
+                    if sweep == GcMode::Remove {
+                        let _ = fs::remove_dir_all(half);
+                    }
+                }
+                if sweep == GcMode::Remove {
+                    self.thaw_interrupted_save(&dir)?;
+                    self.save_dead_bodies(&dir)?;
+                }
+                continue;
+            };
+            found.push(GarbageItem {
+                kind: "body",
+                name: id.to_string(),
+                bytes: bytes(dir.path()),
+                why: why.to_owned(),
+            });
+            if sweep == GcMode::Remove {
+                self.remove_leftover(&id, &dir)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A death that nobody noticed: its time was over, its guest was killed, the host restarted.
+    fn save_dead_bodies(&self, dir: &BodyDir) -> Result<(), Failure> {
+        match (dir.condition(), dir.spec()) {
+            (Ok(ProcessState::Dead(_) | ProcessState::Interrupted), Ok(spec)) => self.save_if_possible(&spec),
+            _ => Ok(()),
+        }
+    }
+
+    /// Directories of Bodies that were gone for everybody, and whose keeper was killed before it had removed them.
+    fn sweep_trash(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
+        let look = || {
+            let entries = fs::read_dir(self.data.join("bodies")).into_iter().flatten().flatten();
+            entries.map(|entry| entry.path()).filter(|path| proto::launch::is_set_aside(path)).collect()
+        };
+        for path in lasting::<PathBuf>(look) {
+            let dir = BodyDir::at(path);
+            let name = dir.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+            found.push(GarbageItem {
+                kind: "body",
+                name,
+                bytes: bytes(dir.path()),
+                why: "it ended, and its keeper is gone".into(),
+            });
+            if sweep == GcMode::Remove {
+                let ids = dir.spec().or_else(|_| dir.draft()).map_or_else(|_| has_ids(), |spec| spec.ids);
+                snapshot::remove(&self.launch_context.programs, &ids, dir.path())
+                    .map_err(crate::failures::removal)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn why_garbage(&self, id: &BodyId, dir: &BodyDir) -> Option<&'static str> {
+        let spec = match dir.spec() {
+            Ok(spec) => spec,
+            Err(_) if !dir.path().join("spec.json").exists() => return Some("it was never finished"),
+            // Somebody's work may be in it: a record that cannot be read is no leave to remove it.
+            Err(_) => return None,
+        };
+        if spec.role == BodyRole::Step && dir.is_step_left() {
+            return Some("it was made for a step, and its `pal` is gone");
+        }
+        if spec.life == Life::Kept || self.owned_bodies().contains_key(id) {
+            return None;
+        }
+        match dir.condition() {
+            Ok(ProcessState::Running(running) | ProcessState::Paused(running)) => {
+                (!body::dir::supervisor_lives(&running)).then_some("its `pal run` and its keeper are gone")
+            }
+            _ => Some("its `pal run` is gone"),
+        }
+    }
+
+    fn remove_leftover(&self, id: &BodyId, dir: &BodyDir) -> Result<(), Failure> {
+        self.drain_egress(id)?;
+        self.write(id, BodyRemoved { by: Some(RemovedBy::Gc), discarded: false })?;
+        if let Ok(ProcessState::Running(running) | ProcessState::Paused(running)) = dir.condition() {
+            process::kill(dir, &running)
+                .map_err(|error| crate::failures::process("cannot end a leftover Body", error))?;
+        }
+        if let Ok(spec) = dir.spec().or_else(|_| dir.draft()) {
+            return self.remove_files(dir, &spec);
+        }
+        groups::remove_cgroups_by_name(id);
+        self.close_egress(id)?;
+        snapshot::remove(&self.launch_context.programs, &has_ids(), dir.path())
+            .map_err(crate::failures::removal)
+    }
+
+    fn sweep_snapshots(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
+        let entries = fs::read_dir(self.data.join("snapshots")).into_iter().flatten().flatten();
+        for path in entries.map(|entry| entry.path()) {
+            let manifest = snapshot::read(&path);
+            let why = match &manifest {
+                Err(_) if self.layers_in_use() => continue,
+                Err(_) => "it was never finished",
+                Ok(manifest)
+                    if manifest.for_forks
+                        && self.user_of(&manifest.id)?.is_none()
+                        && !self.layers_in_use() =>
+                {
+                    "no fork stands on it"
+                }
+                Ok(_) => continue,
+            };
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            found.push(GarbageItem { kind: "snapshot", name, bytes: bytes(&path), why: why.to_owned() });
+            if sweep == GcMode::Remove {
+                let ids = manifest.map_or_else(|_| has_ids(), |manifest| manifest.ids);
+                snapshot::remove(&self.launch_context.programs, &ids, &path)
+                    .map_err(crate::failures::removal)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A snapshot is being copied, and forks of it are being made, exactly while some Body is locked.
+    fn layers_in_use(&self) -> bool {
+        let ids = self.ids().unwrap_or_default();
+        let mut dirs = ids.iter().map(|id| BodyDir::at(self.body_path(id)));
+        dirs.any(|dir| matches!(dir.try_lock(), Ok(None)) && !dir.is_parked())
+    }
+
+    fn sweep_groups(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
+        let orphaned = |(name, path): &(String, PathBuf)| {
+            let Ok(id) = name.parse::<BodyId>() else { return false };
+            // Another data directory's Bodies have groups here too, and one that is being made holds nobody yet.
+            let ours = || self.events(0, Some(&id), 1).is_ok_and(|events| !events.is_empty());
+            let empty = || sys::cgroup::processes(path).is_ok_and(|pids| pids.is_empty());
+            !self.body_path(&id).exists() && empty() && ours()
+        };
+        for (name, path) in lasting(|| groups::existing().into_iter().filter(orphaned).collect()) {
+            if sweep == GcMode::Remove && sys::cgroup::remove(&path, Duration::ZERO).is_err() {
+                continue;
+            }
+            found.push(GarbageItem { kind: "cgroup", name, bytes: 0, why: "its Body is gone".into() });
+        }
+        Ok(())
+    }
+
+    /// Files of the data directory itself whose maker was killed.
+    fn sweep_parts(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) {
+        let entries = [self.data.clone(), self.data.join("bin")]
+            .into_iter()
+            .filter_map(|dir| fs::read_dir(dir).ok())
+            .flatten()
+            .flatten();
+        for entry in entries {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let Some(maker) = maker(&name) else { continue };
+            if Path::new("/proc").join(maker.to_string()).exists() {
+                continue;
+            }
+            let bytes = entry.metadata().map_or(0, |found| found.len());
+            found.push(GarbageItem { kind: "temporary", name, bytes, why: "its maker is gone".into() });
+            if sweep == GcMode::Remove {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// Takes decisions of egress proxies into the log, and removes directories of those whose Body is gone.
+    fn sweep_egress(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
+        if sweep == GcMode::Remove {
+            self.drain_decisions()?;
+        }
+        let orphans = || {
+            let bodies = EgressDir::bodies(&self.data).into_iter();
+            bodies.filter(|id| !self.body_path(id).exists()).collect()
+        };
+        for id in lasting::<BodyId>(orphans) {
+            found.push(GarbageItem {
+                kind: "egress proxy",
+                name: id.to_string(),
+                bytes: bytes(EgressDir::of(&self.data, &id).path()),
+                why: "its Body is gone".into(),
+            });
+            if sweep == GcMode::Remove {
+                self.close_egress(&id)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn sweep_claims(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) {
+        let mut named: Vec<String> = Vec::new();
+        let look = || {
+            let own = body::ids::orphans(&self.data).into_iter().map(|orphan| (orphan, "its Body is gone"));
+            // Nobody will open these directories again, so nobody else would clear them away.
+            let others = body::ids::abandoned().into_iter().map(|left| (left, "its data directory is gone"));
+            own.chain(others).collect()
+        };
+        for ((body, claim), why) in lasting::<((String, OwnerLink), &str)>(look) {
+            if !named.contains(&body) {
+                found.push(GarbageItem { kind: "ids", name: body.clone(), bytes: 0, why: why.into() });
+                named.push(body);
+            }
+            if sweep == GcMode::Remove {
+                let _ = sys::fd::remove_link(&claim.link, &claim.target);
+            }
+        }
+    }
+}
+
+/// Of what nobody knows whose it is: every id that the caller could have given to a Body.
+fn has_ids() -> proto::spec::Ids {
+    body::ids::of_trees()
+}
+
+/// What is still there after a moment: a keeper that is just clearing its Body away needs no help.
+fn lasting<T: PartialEq>(look: impl Fn() -> Vec<T>) -> Vec<T> {
+    let mut found = look();
+    if !found.is_empty() {
+        std::thread::sleep(BURIAL);
+        let still = look();
+        found.retain(|one| still.contains(one));
+    }
+    found
+}
+
+/// The process that a file in the making is named for: `key.123`, `pal-launch-0123.part123`.
+fn maker(name: &str) -> Option<u32> {
+    let (whole, end) = name.rsplit_once('.')?;
+    let number = if whole == "key" { end } else { end.strip_prefix("part")? };
+    number.parse().ok()
+}
+
+fn bytes(path: &Path) -> u64 {
+    let dir = fs::File::open(path).ok();
+    dir.and_then(|dir| sys::tree::usage(std::os::fd::AsFd::as_fd(&dir)).ok()).map_or(0, |used| used.bytes)
+}

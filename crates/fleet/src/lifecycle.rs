@@ -1,0 +1,534 @@
+//! Finding, starting, pausing and ending Bodies.
+
+use std::{fs, io, time::Duration};
+
+use body::{
+    BodyDir, GuestClient, ProcessState,
+    dir::{BodyLock, ObservedGuest},
+    ids, process,
+};
+use proto::{
+    BodyId, Draft, EventData, Failure, Kind, Layer, Spec,
+    event_data::{BodyPaused, BodyRemoved, BodyResumed, BodyStopped},
+    launch::{GuestEnd, RunRecord},
+    spec::{BodyRole, Life},
+};
+
+use crate::{BodyView, Discard, Fleet, Rest, Status, failures, lock_mutex};
+
+/// Whether a Body that runs may be removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Force {
+    /// It is ended first.
+    Yes,
+    /// It is not.
+    No,
+}
+
+/// Beyond the grace that processes get, before a guest that does not end is killed.
+const GUEST_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How many Bodies are kept in sight between commands; each takes two descriptors.
+const SEEN_MAX: usize = 64;
+
+/// Whether two commands speak to one guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GuestIdentity {
+    /// They do.
+    Same,
+    /// Not for sure.
+    Other,
+}
+
+/// What a command must know of a Body before it is asked for.
+pub(crate) struct ExecTarget {
+    /// Which layer holds it.
+    pub layer: Layer,
+    /// How much of its output is kept.
+    pub output_max: u64,
+    /// Where it runs, if this process made it and ends it itself. It is not looked up then: if it is gone, the connection to
+    /// its guest says so.
+    pub running: Option<RunRecord>,
+}
+
+impl Fleet {
+    /// All Bodies, oldest first. What is half made or half removed is not one.
+    pub fn list(&self) -> Result<Vec<BodyView>, Failure> {
+        let mut views: Vec<BodyView> = self.ids()?.iter().filter_map(|id| self.view(id).ok()).collect();
+        views.sort_by(|a, b| (&a.spec.created_at, a.id()).cmp(&(&b.spec.created_at, b.id())));
+        Ok(views)
+    }
+
+    /// Ids of all that has a directory; some may be half made or half removed.
+    pub fn ids(&self) -> Result<Vec<BodyId>, Failure> {
+        let entries = fs::read_dir(self.data.join("bodies"))
+            .map_err(|error| Failure::new(Kind::Host, "cannot list the Bodies").because(error))?;
+        Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+    }
+
+    /// How many Bodies there are; less work than a list.
+    pub fn count(&self) -> Result<usize, Failure> {
+        Ok(self.ids()?.iter().filter(|id| self.body_path(id).join("spec.json").exists()).count())
+    }
+
+    /// By whole id or by a prefix that only one Body has.
+    pub fn find(&self, key: &str) -> Result<BodyView, Failure> {
+        let shown = proto::text::visible(key);
+        let unknown =
+            || Failure::new(Kind::NotFound, format!("there is no Body {shown}")).hint("list them: pal ls");
+        let id: BodyId = key.parse().map_err(|_| unknown())?;
+        if self.body_path(&id).join("spec.json").exists() {
+            return self.view(&id);
+        }
+        let mut found = self.ids()?.into_iter().filter(|id| id.as_str().starts_with(key));
+        match (found.next(), found.next()) {
+            (Some(id), None) => self.view(&id),
+            (Some(_), Some(_)) => {
+                Err(Failure::new(Kind::Usage, format!("several Bodies begin with {shown}"))
+                    .hint("write more of the id: pal ls"))
+            }
+            _ => Err(unknown()),
+        }
+    }
+
+    /// A Body that is there, seen as it is now.
+    pub fn view(&self, id: &BodyId) -> Result<BodyView, Failure> {
+        let dir = self.dir(id)?;
+        let spec = dir.spec().map_err(|error| failures::dir(id, error))?;
+        let enforcement = dir.enforcement().map_err(|error| failures::dir(id, error))?;
+        let (status, end, pid) = match dir.condition().map_err(|error| failures::dir(id, error))? {
+            ProcessState::Running(running) => (Status::Running, None, Some(running.pid)),
+            ProcessState::Paused(running) if dir.is_held() => (Status::Running, None, Some(running.pid)),
+            ProcessState::Paused(running) => (Status::Paused, None, Some(running.pid)),
+            ProcessState::Stopped | ProcessState::Dead(_) | ProcessState::Interrupted if dir.is_swapped() => {
+                (Status::Paused, None, None)
+            }
+            ProcessState::Stopped => (Status::Stopped, None, None),
+            ProcessState::Dead(end) => (Status::Dead, Some(end), None),
+            ProcessState::Interrupted => (Status::Interrupted, None, None),
+        };
+        Ok(BodyView { spec, status, end, pid, enforcement, receipt: dir.revival() })
+    }
+
+    fn dir(&self, id: &BodyId) -> Result<BodyDir, Failure> {
+        let dir = BodyDir::at(self.body_path(id));
+        if dir.path().is_dir() { Ok(dir) } else { Err(no_such_body(id)) }
+    }
+
+    /// Takes a Body's lock, or says that somebody has it.
+    pub(crate) fn lock_body(&self, id: &BodyId) -> Result<(BodyDir, Spec, BodyLock), Failure> {
+        let dir = self.dir(id)?;
+        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        let lock = loop {
+            match dir.try_lock() {
+                Ok(Some(lock)) => break lock,
+                Ok(None) if std::time::Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(5))
+                }
+                Ok(None) => {
+                    return Err(Failure::new(
+                        Kind::Conflict,
+                        format!("another pal is changing Body {id} right now"),
+                    )
+                    .hint("try again in a moment"));
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Err(no_such_body(id));
+                }
+                Err(error) => {
+                    return Err(Failure::new(Kind::Host, format!("cannot lock Body {id}")).because(error));
+                }
+            }
+        };
+        let spec = dir.spec().map_err(|error| match error {
+            // It was removed while we waited for its lock.
+            body::dir::DirError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                no_such_body(id)
+            }
+            error => failures::dir(id, error),
+        })?;
+        self.thaw_interrupted_save(&dir)?;
+        Ok((dir, spec, lock))
+    }
+
+    /// Lets a Body go on whose snapshot was being taken by somebody who was killed. The caller has the lock.
+    pub(crate) fn thaw_interrupted_save(&self, dir: &BodyDir) -> Result<(), Failure> {
+        if !dir.is_held() {
+            return Ok(());
+        }
+        // Its guest may have been killed just before: then its group alone is frozen, and would freeze the next one.
+        let frozen =
+            |running: &RunRecord| running.cgroups.iter().any(|group| sys::cgroup::is_frozen(&group.path));
+        let stopped = |running: &RunRecord| body::dir::alive(running.pid, running.ticks) == Some('T');
+        if let Some(running) =
+            dir.running().ok().flatten().filter(|running| frozen(running) || stopped(running))
+        {
+            process::resume(&running)
+                .map_err(|error| failures::process("cannot let the Body go on", error))?;
+        }
+        dir.release_freeze()
+            .map_err(|error| Failure::new(Kind::Host, "cannot let the Body go on").because(error))
+    }
+
+    /// The guest of a Body that runs.
+    pub(crate) fn guest(&self, id: &BodyId) -> GuestClient {
+        GuestClient::new(&self.body_path(id), self.token(id))
+    }
+
+    /// What a command must know of a Body.
+    pub(crate) fn exec_target(&self, id: &BodyId) -> Result<ExecTarget, Failure> {
+        // Its spec never changes; where and whether it runs may.
+        let known = |spec: &Spec, running: Option<RunRecord>| ExecTarget {
+            layer: spec.layer,
+            output_max: spec.limits.output.0,
+            running: running.filter(|_| spec.life == Life::Run),
+        };
+        if let Some(held) = self.owned_bodies().get(id) {
+            return Ok(known(&held.spec, Some(held.running.clone())));
+        }
+        let spec = self.dir(id)?.spec().map_err(|error| failures::dir(id, error))?;
+        Ok(known(&spec, None))
+    }
+
+    /// Where a Body runs, or why it does not; and whether its guest is the one that this fleet saw before. Whether that one
+    /// still lives is not looked up: the connection to it tells.
+    pub(crate) fn see_running(&self, id: &BodyId) -> Result<(ObservedGuest, GuestIdentity), Failure> {
+        let dir = BodyDir::at(self.body_path(id));
+        let before = lock_mutex(&self.seen).get(id).cloned();
+        if let Some(seen) = before.filter(|seen| seen.still_runs(&dir)) {
+            return Ok((seen, GuestIdentity::Same));
+        }
+        // Looked at first: one that begins to run elsewhere meanwhile is looked up again.
+        let stamp = dir.run_stamp();
+        let seen = ObservedGuest::new(stamp, self.running(id)?);
+        let mut all = lock_mutex(&self.seen);
+        if all.len() >= SEEN_MAX {
+            all.clear();
+        }
+        all.insert(id.clone(), seen.clone());
+        Ok((seen, GuestIdentity::Other))
+    }
+
+    fn drop_connection(&self, id: &BodyId) {
+        lock_mutex(&self.seen).remove(id);
+        lock_mutex(&self.lines).remove(id);
+    }
+
+    /// Where a Body runs, or why it does not.
+    pub(crate) fn running(&self, id: &BodyId) -> Result<RunRecord, Failure> {
+        let dir = self.dir(id)?;
+        let mut condition = dir.condition().map_err(|error| failures::dir(id, error))?;
+        if matches!(condition, ProcessState::Paused(_)) && dir.is_held() {
+            // Only for as long as its snapshot is being taken; who has the lock is waited for.
+            drop(self.lock_body(id)?);
+            condition = dir.condition().map_err(|error| failures::dir(id, error))?;
+        }
+        match condition {
+            ProcessState::Running(running) => Ok(running),
+            ProcessState::Paused(_) => Err(paused_failure(id)),
+            ProcessState::Stopped | ProcessState::Dead(_) | ProcessState::Interrupted if dir.is_swapped() => {
+                Err(paused_failure(id))
+            }
+            ProcessState::Stopped => Err(Failure::new(Kind::Conflict, format!("Body {id} is stopped"))
+                .hint(format!("start it: pal start {id}"))),
+            ProcessState::Dead(end) => {
+                Err(Failure::new(Kind::Conflict, format!("Body {id} is dead: {}", describe_end(&end)))
+                    .hint(format!("its files are intact; start it again: pal start {id}")))
+            }
+            ProcessState::Interrupted => Err(Failure::new(
+                Kind::Conflict,
+                format!("Body {id} was interrupted when the host restarted"),
+            )
+            .hint(format!("its files are intact; start it again: pal start {id}"))),
+        }
+    }
+
+    /// Starts a Body that does not run, or is about to end.
+    pub async fn start(&self, id: &BodyId) -> Result<BodyView, Failure> {
+        let (dir, spec, _lock) = self.lock_body(id)?;
+        match dir.condition().map_err(|error| failures::dir(id, error))? {
+            ProcessState::Running(running) if self.has_ended(id, &running).await? => {}
+            ProcessState::Running(_) => return self.view(id),
+            ProcessState::Paused(_) => return Err(paused_failure(id)),
+            ProcessState::Stopped | ProcessState::Dead(_) | ProcessState::Interrupted if dir.is_swapped() => {
+                return Err(paused_failure(id));
+            }
+            ProcessState::Dead(_) | ProcessState::Stopped | ProcessState::Interrupted => {}
+        }
+        if spec.life == Life::Run {
+            return Err(Failure::new(
+                Kind::Conflict,
+                format!("Body {id} kept its files in memory and cannot be started again"),
+            )
+            .hint(format!("remove it: pal rm {id}")));
+        }
+        if let Some(mut supervisor) = self.take_supervisor(id) {
+            supervisor.reap();
+        }
+        // It may have died with work in its hands.
+        self.save_if_possible(&spec)?;
+        self.reclaim_ids(&spec)?;
+        let rootfs = self.rootfs_stack(&spec)?;
+        // Two overlays must not share an upper.
+        if let Some(last) = dir.running().map_err(|error| failures::dir(id, error))? {
+            process::wait_unmounted(&last);
+        }
+        dir.clear_run_files().map_err(|error| {
+            Failure::new(Kind::Host, "cannot forget the Body's last guest").because(error)
+        })?;
+        self.note_lease_resumed(id)?;
+        let launcher = self.launcher()?;
+        self.start_guest(self.begin(launcher, &dir, &spec, &rootfs)?, &dir, &spec, None)?;
+        let view = self.view(id)?;
+        self.await_template_start(view).await
+    }
+
+    /// Makes sure that the host ids of a Body that is about to run are nobody else's.
+    pub(crate) fn reclaim_ids(&self, spec: &Spec) -> Result<(), Failure> {
+        ids::claim_again(&self.data, &spec.id, &spec.ids).map_err(|error| failures::ids_of(&spec.id, error))
+    }
+
+    /// Stops every process of a Body where it stands.
+    pub async fn pause(&self, id: &BodyId) -> Result<BodyView, Failure> {
+        let (dir, _, _lock) = self.lock_body(id)?;
+        if dir.is_swapped()
+            || matches!(dir.condition().map_err(|error| failures::dir(id, error))?, ProcessState::Paused(_))
+        {
+            return Err(Failure::new(Kind::Conflict, format!("Body {id} is paused already")));
+        }
+        let running = self.running(id)?;
+        self.note_lease_paused(id, Rest::Memory)?;
+        self.write(id, BodyPaused { swap: false })?;
+        process::pause(&running).map_err(|error| failures::process("cannot pause the Body", error))?;
+        self.view(id)
+    }
+
+    /// Lets them go on.
+    pub async fn resume(&self, id: &BodyId) -> Result<BodyView, Failure> {
+        let (dir, spec, _lock) = self.lock_body(id)?;
+        match dir.condition().map_err(|error| failures::dir(id, error))? {
+            ProcessState::Paused(running) => {
+                self.note_lease_resumed(id)?;
+                self.write(id, BodyResumed { swap: false })?;
+                process::resume(&running)
+                    .map_err(|error| failures::process("cannot resume the Body", error))?;
+                if spec.layer == Layer::Microvm {
+                    self.receipt_of(&dir, id, "resume").await?;
+                }
+            }
+            ProcessState::Running(_) => {}
+            ProcessState::Stopped | ProcessState::Dead(_) | ProcessState::Interrupted if dir.is_swapped() => {
+                self.resume_from_disk(&dir, &spec)?
+            }
+            _ => drop(self.running(id)?),
+        }
+        self.view(id)
+    }
+
+    /// Ends a Body's processes and keeps its files.
+    pub async fn stop(&self, id: &BodyId, grace: Duration) -> Result<BodyView, Failure> {
+        let (dir, spec, _lock) = self.lock_body(id)?;
+        self.note_lease_paused(id, Rest::Files)?;
+        match dir.condition().map_err(|error| failures::dir(id, error))? {
+            ProcessState::Running(running) => {
+                self.write(id, BodyStopped { grace_ms: grace.as_millis() as u64 })?;
+                let asked = self.guest(id).shutdown(grace).await;
+                let patience = if asked.is_ok() { grace + GUEST_PATIENCE } else { Duration::ZERO };
+                self.end_guest(&dir, &running, patience)?;
+            }
+            ProcessState::Paused(running) => {
+                self.write(id, BodyStopped { grace_ms: 0 })?;
+                self.end_guest(&dir, &running, Duration::ZERO)?;
+            }
+            // Its memory is given up, its files are the Body's own.
+            ProcessState::Stopped | ProcessState::Dead(_) | ProcessState::Interrupted => {
+                self.drop_suspended_memory(&dir)?
+            }
+        }
+        if let Some(mut supervisor) = self.take_supervisor(id) {
+            supervisor.reap();
+        }
+        // A Body that was stopped is stopped, also when its guest had to be killed for it.
+        if dir.path().exists() {
+            dir.clear_run_files()
+                .map_err(|error| Failure::new(Kind::Host, "cannot forget the Body's guest").because(error))?;
+        }
+        self.drain_egress(id)?;
+        self.save_if_possible(&spec)?;
+        self.view(id)
+    }
+
+    fn end_guest(&self, dir: &BodyDir, running: &RunRecord, patience: Duration) -> Result<(), Failure> {
+        if process::wait_end(running, patience) {
+            process::finish_supervisor(dir, running);
+        } else {
+            process::kill(dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
+        }
+        process::wait_unmounted(running);
+        Ok(())
+    }
+
+    /// Removes a Body and its files. One that runs needs [`Force::Yes`]. Work in its repositories is saved first; one
+    /// whose work cannot be saved stays.
+    pub async fn remove(&self, id: &BodyId, force: Force) -> Result<(), Failure> {
+        self.remove_with(id, force, Discard::No).await
+    }
+
+    /// The same, where work that cannot be saved may be given up.
+    pub async fn remove_with(&self, id: &BodyId, force: Force, discard: Discard) -> Result<(), Failure> {
+        self.drop_connection(id);
+        let held = self.owned_bodies().remove(id);
+        let held = match held {
+            Some(held) if held.spec.life == Life::Run && force == Force::Yes => {
+                return self.remove_owned(id, held);
+            }
+            held => held,
+        };
+        let (dir, spec, lock) = match self.lock_body(id) {
+            Ok(locked) => locked,
+            Err(failure) => {
+                // A Body that lived by our tether and ended with it.
+                if let Some(mut held) = held {
+                    held.supervisor.reap();
+                }
+                return Err(failure);
+            }
+        };
+        let condition = dir.condition().map_err(|error| failures::dir(id, error))?;
+        if let (ProcessState::Running(_) | ProcessState::Paused(_), Force::No) = (&condition, force) {
+            if let Some(held) = held {
+                self.owned_bodies().insert(id.clone(), held);
+            }
+            return Err(Failure::new(Kind::Conflict, format!("Body {id} is running"))
+                .hint(format!("stop it first: pal stop {id}, or end it: pal rm --force {id}")));
+        }
+        let running = match &condition {
+            ProcessState::Running(running) | ProcessState::Paused(running) => Some(running),
+            _ => None,
+        };
+        let keeps_home = spec.home.as_ref().is_some_and(|home| home.name.is_some());
+        if !spec.workspaces.is_empty() || keeps_home || spec.egress.is_some() {
+            // No process of it runs any more when its work and its egress decisions are read for the last time.
+            if let Some(running) = running {
+                self.write(id, BodyStopped { grace_ms: 0 })?;
+                process::kill(&dir, running)
+                    .map_err(|error| failures::process("cannot end the Body", error))?;
+            }
+            let kept = self.keep_home(&spec);
+            if discard == Discard::No {
+                kept.map_err(|failure| {
+                    failure.hint(format!("its files are still there; give them up: pal rm --discard {id}"))
+                })?;
+                self.save_before_removal(&spec)?;
+            }
+        }
+        spec.workspaces.iter().for_each(|workspace| workspace::release(id, workspace));
+        self.close_egress(id)?;
+        self.write(id, BodyRemoved { by: None, discarded: discard == Discard::Yes })?;
+        if let Some(running) = running {
+            process::kill(&dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
+        }
+        self.remove_files(&dir, &spec)?;
+        match (held, running) {
+            // It takes the mounts down in its own time; whoever made it waits for that at the end.
+            (Some(held), _) => self.reap_later(held.supervisor),
+            (None, Some(running)) => process::wait_unmounted(running),
+            (None, None) => {}
+        }
+        drop(lock);
+        self.drop_unused_snapshots(&spec)
+    }
+
+    /// Ends a Body that hangs by our own tether; its keeper clears it away.
+    fn remove_owned(&self, id: &BodyId, held: crate::OwnedBody) -> Result<(), Failure> {
+        let crate::OwnedBody { mut supervisor, spec, told, .. } = held;
+        if !told {
+            self.write(id, BodyRemoved { by: None, discarded: false })?;
+        }
+        supervisor.terminate();
+        // While the keeper is at work.
+        self.store()?.tidy();
+        supervisor.wait_cleanup();
+        self.reap_later(supervisor);
+        let dir = BodyDir::at(self.body_path(id));
+        if dir.path().exists() {
+            // The keeper was killed, or the guest had ended before.
+            self.remove_files(&dir, &spec)?;
+        }
+        self.close_egress(id)?;
+        self.drop_unused_snapshots(&spec)
+    }
+
+    /// What is left of a Body whose processes are gone.
+    pub(crate) fn remove_files(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {
+        if dir.path().exists() {
+            let failed = || format!("cannot remove the files of Body {}", spec.id);
+            // From here on it is no Body any more, whatever becomes of us; `gc` then does the rest.
+            dir.unpublish().map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;
+            match dir.running() {
+                // Where its keeper was killed, nobody has ended its guest yet.
+                Ok(Some(running)) => process::kill(dir, &running)
+                    .map_err(|error| failures::process("cannot end the Body", error))?,
+                _ => body::groups::remove_cgroups_by_name(&spec.id),
+            }
+            self.close_egress(&spec.id)?;
+            // What the Body wrote goes first: whoever goes on after us needs to know its ids for that.
+            for path in [&*dir.path().join("disk"), dir.path()] {
+                body::snapshot::remove(&self.launch_context.programs, &spec.ids, path)
+                    .map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;
+            }
+        }
+        ids::release(&self.data, &spec.ids, &spec.id);
+        self.let_go_of_step(&spec.id);
+        Ok(())
+    }
+
+    /// Holds the lock of a Body of a step until it is removed, or this process ends.
+    pub(crate) fn hold_step(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {
+        if spec.role == BodyRole::Step {
+            let lock = dir.lock_step().map_err(|error| {
+                Failure::new(Kind::Host, "cannot lock the Body of a step")
+                    .because(error)
+                    .hint("make room: pal gc")
+            })?;
+            lock_mutex(&self.steps).insert(spec.id.clone(), lock);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn let_go_of_step(&self, id: &BodyId) {
+        lock_mutex(&self.steps).remove(id);
+    }
+
+    pub(crate) fn write(&self, id: &BodyId, data: impl Into<EventData>) -> Result<(), Failure> {
+        self.append(Draft::about(id, data)).map(drop)
+    }
+}
+
+/// What cannot be done before it goes on.
+pub(crate) fn paused_failure(id: &BodyId) -> Failure {
+    Failure::new(Kind::Conflict, format!("Body {id} is paused"))
+        .hint(format!("let it go on: pal resume {id}"))
+}
+
+/// What nobody knows of.
+pub(crate) fn no_such_body(id: &BodyId) -> Failure {
+    Failure::new(Kind::NotFound, format!("there is no Body {id}")).hint("list them: pal ls")
+}
+
+/// Why a guest is gone, in words.
+pub fn describe_end(end: &GuestEnd) -> String {
+    match end {
+        GuestEnd::Exit { code } => match proto::vm::EXITS.iter().find(|(known, _)| known == code) {
+            Some((_, why)) => (*why).to_owned(),
+            None => format!("its guest ended with code {code}"),
+        },
+        GuestEnd::Killed { signal } => format!("its guest was killed by signal {signal}"),
+        GuestEnd::Oom => "the kernel killed its guest: the Body was out of memory".into(),
+        GuestEnd::Timeout => "its time limit was over".into(),
+        GuestEnd::Disk => "it wrote more than its disk limit".into(),
+        GuestEnd::Inodes => "it made more files and directories than its inode limit".into(),
+        GuestEnd::Owner => "the pal that made it ended".into(),
+        GuestEnd::Unknown => "its guest was killed together with its keeper".into(),
+    }
+}

@@ -1,0 +1,243 @@
+//! Warm machines: a template's machine is booted once, frozen when its guest is ready, and thawed as every later Body.
+//!
+//! Invariant: a warm machine has run nothing of its template's, and nothing of one Body is in it.
+//! Invariant: at most [`WARM_MAX`] are kept, none older than [`AGE_MAX`]; the one that was used longest ago goes first.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use body::{
+    BodyDir, ids,
+    root::RootfsStack,
+    vm::{
+        VmParts, VmSnapshotRef, VmStartMode,
+        plan::{RAM_FILE, STATE_FILE, UPPER_FILE},
+        record::VmRecord,
+    },
+};
+use proto::{BodyId, Failure, Kind, Spec, spec::Life};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::{Fleet, data, failures};
+
+/// Most warm machines on this host.
+pub(crate) const WARM_MAX: usize = 8;
+/// How long one is kept.
+pub(crate) const AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+const RECORD: &str = "warm.json";
+const RECORD_LEN_MAX: u64 = 1 << 20;
+
+/// `warm.json`, written last.
+#[derive(Debug, Serialize, Deserialize)]
+struct BootSnapshotRecord {
+    machine: VmRecord,
+    about: String,
+}
+
+impl Fleet {
+    /// Has a machine that would boot begin where its template's was frozen instead.
+    pub(crate) fn use_boot_snapshot(
+        &self,
+        spec: &Spec,
+        rootfs: &RootfsStack,
+        mut parts: VmParts,
+    ) -> Result<VmParts, Failure> {
+        let dir = self.boot_snapshot_dir().join(key(spec, &parts));
+        let mut frozen = self.read_warm(&dir, &parts);
+        if frozen.is_none() {
+            self.make_warm(spec, rootfs, &parts, &dir)?;
+            frozen = self.read_warm(&dir, &parts);
+        }
+        if let Some(frozen) = frozen {
+            // Used last: others go before it.
+            let _ = File::open(&dir).and_then(|dir| dir.set_modified(SystemTime::now()));
+            parts.images = (0..parts.images.len()).map(|index| dir.join(format!("image{index}"))).collect();
+            parts.start = VmStartMode::Thaw(frozen);
+        }
+        Ok(parts)
+    }
+
+    pub(crate) fn boot_snapshot_dir(&self) -> PathBuf {
+        self.microvm_install().dir().join("warm")
+    }
+
+    /// The machine in that directory, if it is whole.
+    pub(crate) fn boot_snapshot_at(&self, dir: &Path) -> Option<VmRecord> {
+        let text = sys::fd::read_small(&dir.join(RECORD), RECORD_LEN_MAX).ok()?;
+        serde_json::from_str::<BootSnapshotRecord>(&text).ok().map(|warm| warm.machine)
+    }
+
+    fn read_warm(&self, dir: &Path, parts: &VmParts) -> Option<VmSnapshotRef> {
+        let machine = self.boot_snapshot_at(dir)?;
+        let setup = self.microvm_install().setup().ok()?;
+        let held = machine.check(dir, &setup, parts).ok()?.held.clone();
+        Some(VmSnapshotRef { dir: dir.to_owned(), held, generation: 1 })
+    }
+
+    /// Has one in that directory, unless there is one that others have just made.
+    fn make_warm(
+        &self,
+        spec: &Spec,
+        rootfs: &RootfsStack,
+        parts: &VmParts,
+        dir: &Path,
+    ) -> Result<(), Failure> {
+        let warm = self.boot_snapshot_dir();
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&warm).map_err(freeze_failure)?;
+        let lock = File::create(warm.join("lock")).map_err(freeze_failure)?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)
+            .map_err(|errno| freeze_failure(errno.into()))?;
+        if self.read_warm(dir, parts).is_some() {
+            return Ok(());
+        }
+        let part = dir.with_extension("part");
+        let _ = fs::remove_dir_all(&part);
+        let _ = fs::remove_dir_all(dir);
+        fs::DirBuilder::new().mode(0o700).create(&part).map_err(freeze_failure)?;
+        let made = self
+            .boot_and_freeze(spec, rootfs, parts, &part)
+            .and_then(|machine| publish_snapshot(&part, dir, machine, spec.template.clone()));
+        if made.is_err() {
+            let _ = fs::remove_dir_all(&part);
+        }
+        self.drop_old_warm(dir);
+        made
+    }
+
+    fn boot_and_freeze(
+        &self,
+        spec: &Spec,
+        rootfs: &RootfsStack,
+        parts: &VmParts,
+        to: &Path,
+    ) -> Result<VmRecord, Failure> {
+        self.with_nobodys(spec, rootfs, parts, |dir, spec| {
+            dir.revival().iter().for_each(|revival| self.record_boot(spec, revival));
+            self.freeze_into(dir, spec, to)
+        })
+    }
+
+    /// Boots a machine that is nobody's, does something with it, and ends it.
+    pub(super) fn with_nobodys<T>(
+        &self,
+        spec: &Spec,
+        rootfs: &RootfsStack,
+        parts: &VmParts,
+        act: impl FnOnce(&BodyDir, &Spec) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let drawn = sys::random::bytes()
+            .map_err(|error| Failure::new(Kind::Host, "cannot draw an id").because(error))?;
+        let id = BodyId::from_random(drawn);
+        let dir = BodyDir::create(self.body_path(&id)).map_err(freeze_failure)?;
+        let _lock = dir.try_lock().map_err(freeze_failure)?;
+        let claimed = ids::claim(&self.data, &id, ids::MapRoot::Yes)
+            .map_err(failures::ids)
+            .inspect_err(|_| drop(fs::remove_dir_all(dir.path())))?;
+        let spec = Spec {
+            id: id.clone(),
+            ids: claimed,
+            life: Life::Run,
+            env: Default::default(),
+            workdir: None,
+            ..spec.clone()
+        };
+        let rootfs = RootfsStack { vm: Some(parts.clone()), ..rootfs.clone() };
+        let booted = self
+            .launch_context
+            .start_launcher()
+            .and_then(|launcher| {
+                self.launch_context.begin(launcher, &dir, &spec, &data::token(&self.key, &id), &rootfs)
+            })
+            .and_then(body::process::StartingBody::finish);
+        let done = match booted {
+            Ok(mut made) => {
+                let kept = made.ready.revival.as_ref().map_or(Ok(()), |revival| dir.write_receipt(revival));
+                let done = kept.map_err(freeze_failure).and_then(|()| act(&dir, &spec));
+                made.supervisor.reap();
+                done
+            }
+            Err(error) => Err(failures::process("cannot start a machine", error)),
+        };
+        if dir.path().exists() {
+            body::groups::remove_cgroups_by_name(&id);
+            let _ = body::snapshot::remove(&self.launch_context.programs, &spec.ids, dir.path());
+        }
+        ids::release(&self.data, &spec.ids, &id);
+        done
+    }
+
+    /// Removes those that are too many or too old, but not the one that is about to be used.
+    pub(crate) fn drop_old_warm(&self, keep: &Path) -> Vec<(String, u64)> {
+        let entries = fs::read_dir(self.boot_snapshot_dir()).into_iter().flatten().flatten();
+        let mut found: Vec<(SystemTime, PathBuf)> = entries
+            .filter(|entry| {
+                entry.path() != keep && entry.path().is_dir() && entry.path().extension().is_none()
+            })
+            .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+            .collect();
+        found.sort();
+        let too_many = (found.len() + 1).saturating_sub(WARM_MAX);
+        let old = |at: &SystemTime| at.elapsed().is_ok_and(|age| age > AGE_MAX);
+        let mut dropped = Vec::new();
+        for (index, (at, path)) in found.iter().enumerate() {
+            if index < too_many || old(at) {
+                let bytes = [RAM_FILE, STATE_FILE, UPPER_FILE]
+                    .iter()
+                    .map(|name| body::vm::disks::used(&path.join(name)))
+                    .sum();
+                if fs::remove_dir_all(path).is_ok() {
+                    dropped
+                        .push((path.file_name().unwrap_or_default().to_string_lossy().into_owned(), bytes));
+                }
+            }
+        }
+        dropped
+    }
+}
+
+/// Records the machine that was frozen into `part`, and moves it to where starts look for it.
+fn publish_snapshot(part: &Path, dir: &Path, mut machine: VmRecord, about: String) -> Result<(), Failure> {
+    if let Some(frozen) = &mut machine.frozen {
+        frozen.ram_sha256 = Some(body::vm::record::ram_hash(part).map_err(freeze_failure)?);
+    }
+    let text = serde_json::to_vec(&BootSnapshotRecord { machine, about })
+        .map_err(|error| freeze_failure(error.into()))?;
+    sys::fd::write_whole(&part.join(RECORD), &text)
+        .and_then(|()| fs::rename(part, dir))
+        .map_err(freeze_failure)
+}
+
+fn freeze_failure(error: io::Error) -> Failure {
+    Failure::new(Kind::Host, "cannot keep a warm machine").because(error).hint("make room: pal gc")
+}
+
+/// What two machines must have in common to begin alike.
+pub(super) fn key(spec: &Spec, parts: &VmParts) -> String {
+    let VmStartMode::Boot { kernel, initrd, cmdline, .. } = &parts.start else { return String::new() };
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let images: Vec<String> = parts.images.iter().map(|image| name(image)).collect();
+    let limits = &spec.limits;
+    let setuid = spec.base.as_ref().is_some_and(|base| base.sudo);
+    let all = serde_json::json!([
+        kernel.parent().map(name),
+        name(initrd),
+        cmdline,
+        name(&parts.engine),
+        images,
+        parts.accelerator,
+        limits.memory.0,
+        limits.cpu_milli.div_ceil(1000),
+        limits.disk.0,
+        limits.inodes,
+        limits.pids,
+        limits.files,
+        setuid,
+    ]);
+    proto::event::hex(&Sha256::digest(all.to_string()))[..24].to_owned()
+}

@@ -1,0 +1,53 @@
+//! Whether this host's processor really runs machines: found out by having it run one.
+//!
+//! A `/dev/kvm` that opens proves nothing: there are hosts where a machine is made and never runs.
+
+use body::vm::{SetupRecord, setup::KvmVerdict};
+use proto::{
+    Failure,
+    vm::{Accelerator, Engine, KVM},
+};
+
+use super::vm_failure;
+use crate::Fleet;
+
+/// The reason of a failure, without the console that may follow it.
+pub(super) fn first_line(failure: &Failure) -> String {
+    let why = failure.causes().pop().unwrap_or_else(|| failure.to_string());
+    why.lines().next().unwrap_or_default().to_owned()
+}
+
+impl Fleet {
+    /// Finds out, unless that was done in this boot, and writes it down.
+    pub(super) fn probe_kvm(&self, setup: SetupRecord, tell: &dyn Fn(&str)) -> Result<SetupRecord, Failure> {
+        let boot_id = sys::proc::boot_id().unwrap_or_default();
+        if setup.verdict.as_ref().is_some_and(|verdict| verdict.boot_id == boot_id) {
+            return Ok(setup);
+        }
+        let opened = std::fs::File::options().read(true).write(true).open(KVM);
+        let (accelerator, why) = match opened {
+            Err(error) => (Accelerator::Emulated, format!("{KVM}: {error}")),
+            Ok(_) => {
+                tell("trying whether the processor runs machines");
+                match self.try_engine(&setup, Engine::Qemu) {
+                    Ok(()) => (Accelerator::Kvm, "a machine was booted with it".to_owned()),
+                    Err(failure) => (
+                        Accelerator::Emulated,
+                        format!(
+                            "{KVM} opens, but a machine does not come up with it: {}",
+                            first_line(&failure)
+                        ),
+                    ),
+                }
+            }
+        };
+        let setup = SetupRecord { verdict: Some(KvmVerdict { accelerator, why, boot_id }), ..setup };
+        self.microvm_install().write(&setup).map_err(vm_failure)?;
+        Ok(setup)
+    }
+
+    /// Boots a machine with the processor, under this hypervisor.
+    pub(super) fn try_engine(&self, setup: &SetupRecord, which: Engine) -> Result<(), Failure> {
+        self.boot_probe(setup, which, Accelerator::Kvm, |_, _| Ok(()))
+    }
+}

@@ -1,0 +1,287 @@
+//! Machines that were frozen: taken of one that runs, thawed as others.
+
+use std::{fs, os::unix::fs::DirBuilderExt, path::Path};
+
+use body::{
+    BodyDir, ProcessState, process,
+    snapshot::{self, SnapshotManifest},
+    vm::{
+        self, VmParts, VmSnapshotRef, VmStartMode,
+        freeze::FreezeFiles,
+        plan::UPPER_FILE,
+        record::{MemoryRecord, VmRecord},
+    },
+};
+use proto::{Failure, Kind, Spec, event_data::BodyReceipt};
+
+use super::vm_failure;
+use crate::{Create, Fleet, failures};
+
+impl Fleet {
+    /// Takes a machine's disk, and its memory if it runs. The caller has the Body's lock.
+    pub(crate) fn take_machine(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        to: &Path,
+        manifest: SnapshotManifest,
+    ) -> Result<SnapshotManifest, Failure> {
+        let cannot = |what: &str, error: std::io::Error| {
+            Failure::new(Kind::Host, what.to_owned()).because(error).hint("make room: pal gc")
+        };
+        make_dir(to)?;
+        let mut machine = self.freeze_into(dir, spec, to)?;
+        if let (Some(frozen), false) = (&mut machine.frozen, manifest.for_forks) {
+            // The machine goes on meanwhile.
+            frozen.ram_sha256 =
+                Some(vm::record::ram_hash(to).map_err(|error| cannot("cannot read what was frozen", error))?);
+        }
+        keep(to, manifest, machine)
+    }
+
+    /// Freezes a Body's machine into a directory, and says what is in it.
+    pub(crate) fn freeze_into(&self, dir: &BodyDir, spec: &Spec, to: &Path) -> Result<VmRecord, Failure> {
+        self.freeze_then(dir, spec, to, |_| Ok(()))
+    }
+
+    /// The same, and something more before the machine goes on.
+    pub(super) fn freeze_then(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        to: &Path,
+        last: impl FnOnce(&VmRecord) -> Result<(), Failure>,
+    ) -> Result<VmRecord, Failure> {
+        let machine = self.describe(dir, spec, to)?;
+        match dir.condition().map_err(|error| failures::dir(&spec.id, error))? {
+            ProcessState::Running(_) | ProcessState::Paused(_) => {
+                self.freeze_memory(dir, spec, to, machine, last)
+            }
+            _ => {
+                let copied = vm::disks::copy(&dir.path().join(UPPER_FILE), &to.join(UPPER_FILE));
+                copied.map_err(|error| {
+                    Failure::new(Kind::Host, "cannot copy the machine's disk")
+                        .because(error)
+                        .hint("make room: pal gc")
+                })?;
+                Ok(machine)
+            }
+        }
+    }
+
+    /// What will be in that directory when a Body's machine is frozen into it; its images are.
+    fn describe(&self, dir: &BodyDir, spec: &Spec, to: &Path) -> Result<VmRecord, Failure> {
+        let setup = self.microvm_install().setup().map_err(vm_failure)?;
+        let images: Vec<_> = (0..)
+            .map(|index| dir.path().join(format!("image{index}")))
+            .take_while(|path| path.exists())
+            .collect();
+        vm::record::keep_images(
+            &images.iter().map(|path| fs::canonicalize(path).unwrap_or(path.clone())).collect::<Vec<_>>(),
+            to,
+        )
+        .map_err(vm_failure)?;
+        let hypervisor = spec.engine.unwrap_or_default();
+        let (root, accelerator) = self.engine_root(hypervisor, &setup)?;
+        Ok(VmRecord {
+            memory: proto::Size(spec.limits.memory.0 & !0xf_ffff),
+            cpus: vm::plan::cpus(&spec.limits),
+            disk: spec.limits.disk,
+            inodes: Some(spec.limits.inodes),
+            accelerator,
+            hypervisor,
+            engine: root.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            // Whoever started it may have been another version.
+            board: dir.revival().map_or(0, |revival| revival.board),
+            kernel: setup.kernel,
+            ticks_khz: setup.ticks_khz,
+            images: images.len(),
+            generation: dir.revival().map_or(0, |revival| revival.receipt.generation),
+            frozen: None,
+        })
+    }
+
+    /// Freezes a machine that runs or is paused, memory and disk. `last` runs when both are in `to`, before the machine
+    /// goes on.
+    fn freeze_memory(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        to: &Path,
+        machine: VmRecord,
+        last: impl FnOnce(&VmRecord) -> Result<(), Failure>,
+    ) -> Result<VmRecord, Failure> {
+        super::cannot_freeze(spec)?;
+        let memory = machine.memory.0;
+        let (running, paused) = match dir.condition().map_err(|error| failures::dir(&spec.id, error))? {
+            ProcessState::Running(running) => (running, false),
+            ProcessState::Paused(running) => (running, true),
+            _ => return Err(Failure::new(Kind::Conflict, format!("Body {} has just ended", spec.id))),
+        };
+        if paused {
+            // It must run to be asked; it stands still again when it was.
+            process::resume(&running)
+                .map_err(|error| failures::process("cannot freeze the machine", error))?;
+        }
+        let mut outcome = None;
+        let saved = |held| {
+            let hashed = vm::record::state_hash(to)
+                .map_err(|error| Failure::new(Kind::Host, "cannot read what was frozen").because(error));
+            outcome = Some(hashed.and_then(|state_sha256| {
+                let frozen = Some(MemoryRecord { held, state_sha256, ram_sha256: None });
+                let machine = VmRecord { frozen, ..machine };
+                last(&machine).map(|()| machine)
+            }));
+        };
+        let frozen =
+            FreezeFiles::make(to, memory).and_then(|files| vm::freeze::freeze(dir.path(), to, files, saved));
+        if paused {
+            process::pause(&running)
+                .map_err(|error| failures::process("cannot pause the machine again", error))?;
+        }
+        frozen.map_err(vm_failure)?;
+        outcome.unwrap_or_else(|| Err(Failure::new(Kind::Internal, "nothing was frozen")))
+    }
+
+    /// What a Body on a snapshot of a machine is made from.
+    pub(crate) fn thawed_parts(
+        &self,
+        spec: &Spec,
+        dir: &Path,
+        machine: &VmRecord,
+        cold: bool,
+    ) -> Result<VmParts, Failure> {
+        let images = (0..machine.images).map(|index| dir.join(format!("image{index}"))).collect();
+        let mut parts = self.parts_with(spec, images, Some(dir.join(UPPER_FILE)))?;
+        if machine.frozen.is_some() && !cold {
+            if spec.share.is_some() {
+                return Err(Failure::new(
+                    Kind::Usage,
+                    "a machine that goes on from its memory cannot be given a directory of the host",
+                )
+                .hint("boot it with its files: --boot"));
+            }
+            let setup = self.microvm_install().setup().map_err(vm_failure)?;
+            let frozen = machine.check(dir, &setup, &parts).map_err(|why| incomplete(&why))?;
+            let (held, generation) = (frozen.held.clone(), machine.generation + 1);
+            parts.start = VmStartMode::Thaw(VmSnapshotRef { dir: dir.to_owned(), held, generation });
+        }
+        Ok(parts)
+    }
+}
+
+/// Writes a snapshot of a machine down.
+fn keep(to: &Path, mut manifest: SnapshotManifest, machine: VmRecord) -> Result<SnapshotManifest, Failure> {
+    let files = fs::read_dir(to).into_iter().flatten().flatten().map(|entry| entry.path());
+    // Images are shared; they are not what this snapshot takes.
+    manifest.bytes = files
+        .filter(|path| !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("image")))
+        .map(|path| vm::disks::used(&path))
+        .sum();
+    manifest.machine = Some(machine);
+    // It has everything in it: nothing of other snapshots is needed.
+    manifest.below = Vec::new();
+    snapshot::write(to, manifest).map_err(failures::snapshot)
+}
+
+/// The directory of a snapshot.
+fn make_dir(to: &Path) -> Result<(), Failure> {
+    fs::DirBuilder::new().mode(0o700).create(to).map_err(|error| {
+        Failure::new(Kind::Host, "cannot make the snapshot's directory")
+            .because(error)
+            .hint("make room: pal gc")
+    })
+}
+
+impl Fleet {
+    /// Has a machine that went on prove itself, and writes that down.
+    pub(crate) async fn receipt_of(
+        &self,
+        dir: &BodyDir,
+        id: &proto::BodyId,
+        how: &str,
+    ) -> Result<(), Failure> {
+        let began = std::time::Instant::now();
+        let sent = now_ns();
+        let receipt = self
+            .guest(id)
+            .receipt(sent)
+            .await
+            .map_err(|error| incomplete(&format!("its guest does not answer: {error}")))?
+            .bounded();
+        if !receipt.tree.is_sound() {
+            return Err(incomplete("its guest does not say what its files are"));
+        }
+        let offset = proto::vm::clock_offset_ms(&receipt, sent, now_ns());
+        if receipt.body != *id {
+            return Err(incomplete("its guest takes itself for another Body's"));
+        }
+        if offset.abs() > proto::vm::CLOCK_OFFSET_MAX_MS {
+            return Err(incomplete(&format!("its clock is {offset} ms off")));
+        }
+        let revival = proto::vm::StartReport {
+            board: dir.revival().map_or(0, |before| before.board),
+            how: how.to_owned(),
+            clock_offset_ms: offset,
+            took_ms: began.elapsed().as_millis() as u64,
+            receipt,
+        };
+        self.write(id, BodyReceipt { revival: revival.clone() })?;
+        dir.write_receipt(&revival).map_err(|error| {
+            Failure::new(Kind::Host, "cannot keep the receipt of the machine")
+                .because(error)
+                .hint("make room: pal gc")
+        })
+    }
+}
+
+fn now_ns() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos() as u64)
+}
+
+/// Limits of a Body on a snapshot of a machine: that machine's own, where its memory goes on.
+pub(crate) fn inherit(request: &mut Create, machine: &VmRecord) -> Result<(), Failure> {
+    let limits = &mut request.limits;
+    let cpu = limits.cpu_milli.unwrap_or(machine.cpus * 1000);
+    let same = limits.memory.is_none_or(|memory| memory.0 & !0xf_ffff == machine.memory.0)
+        && cpu.div_ceil(1000) == machine.cpus;
+    if machine.frozen.is_some() && !request.cold && !same {
+        return Err(Failure::new(
+            Kind::Usage,
+            format!(
+                "the machine in this snapshot has {} memory and {} processors, and goes on with them",
+                machine.memory, machine.cpus
+            ),
+        )
+        .hint("leave --memory and --cpus out, or boot it instead: --boot"));
+    }
+    if limits.disk.is_some_and(|disk| disk != machine.disk) {
+        return Err(Failure::new(
+            Kind::Usage,
+            format!("the disk in this snapshot is one of {}", machine.disk),
+        )
+        .hint("leave --disk out"));
+    }
+    limits.memory = limits.memory.or(Some(machine.memory));
+    limits.cpu_milli = Some(cpu);
+    if let (Some(asked), Some(made)) = (limits.inodes, machine.inodes)
+        && asked != made
+    {
+        return Err(Failure::new(Kind::Usage, format!("the disk in this snapshot has {made} inodes"))
+            .hint("leave --inodes out"));
+    }
+    limits.disk = Some(machine.disk);
+    limits.inodes = machine.inodes;
+    Ok(())
+}
+
+/// What was frozen cannot be thawed whole.
+pub(crate) fn incomplete(why: &str) -> Failure {
+    Failure::new(
+        Kind::RestoreIncomplete,
+        format!("{}: the machine cannot be thawed: {why}", proto::failure::RESTORE_INCOMPLETE),
+    )
+    .hint("its files are intact; boot it with them: --boot")
+}

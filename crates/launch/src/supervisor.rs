@@ -1,0 +1,628 @@
+//! The launcher's own side: makes the Body, reports, then keeps it until its guest is gone.
+
+use std::{
+    fs::File,
+    io::{self, BufRead, BufReader, Read, Write},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::net::UnixListener,
+    },
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use proto::{
+    Enforcement,
+    launch::{CgroupVersion, GuestEnd, LaunchPlan, LaunchReport, LaunchedBody, RunRecord},
+    spec::{IdRange, Ids, Life},
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec},
+    pipe::PipeFlags,
+    process::{Pid, Signal, WaitOptions, WaitStatus},
+};
+use sys::namespace::{ForkResult, IdMapLine};
+
+use crate::{
+    egress::EgressProxy,
+    idmap,
+    init::{self, InheritedFds, InitReport, LauncherRights},
+    lower_dirs,
+    network::{NetnsHelper, NetnsPassage},
+    report::{StepError, StepExt},
+};
+
+const PLAN_LEN_MAX: u64 = 4 << 20;
+const TOLD_LEN_USUAL: usize = 4 << 10;
+/// How often a Body's upper on disk is measured.
+const DISK_CHECK: Duration = Duration::from_secs(5);
+/// When the record of a run is written for others to read.
+const RECORD_AFTER: Duration = Duration::from_millis(10);
+/// When a keeper gives back the memory that making the Body took.
+const REST_AFTER: Duration = Duration::from_secs(1);
+const CGROUP_PATIENCE: Duration = Duration::from_secs(5);
+
+/// When the Body's first process is forked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ForkTiming {
+    /// Before the plan is there, while the maker still writes it.
+    Early,
+    /// With the plan, whose v2 cgroup it is forked into.
+    Late,
+}
+
+/// Forks, reads the plan from standard input, makes the Body, reports on standard output, keeps it.
+pub fn launch_and_supervise(when: ForkTiming) -> ExitCode {
+    // Away from the maker's terminal and its signals.
+    let _ = rustix::process::setsid();
+    let _ = sys::process::set_name(c"pal-keeper");
+    let forked = (when == ForkTiming::Early).then(|| InitProcess::new(None));
+    let (plan, line) = match read_plan().step("read the plan") {
+        Ok(read) => read,
+        Err(error) => {
+            // Often there is none: the maker found that it needs no Body.
+            if let Some(Ok(forked)) = forked {
+                kill_child(forked.pid);
+            }
+            return fail(&error);
+        }
+    };
+    match launch(&plan, &line, forked) {
+        Ok(kept) => supervise(&plan, kept),
+        Err(error) => {
+            remove_cgroups(&plan);
+            // Nobody else looks after a run whose maker is gone.
+            if plan.life == Life::Run && check_creator().is_err() {
+                remove_directory(&move_to_trash(&plan));
+                release_ids(&plan);
+            }
+            fail(&error)
+        }
+    }
+}
+
+fn fail(error: &StepError) -> ExitCode {
+    report(&LaunchReport::Failed(error.failed()));
+    ExitCode::FAILURE
+}
+
+fn report(report: &LaunchReport) {
+    let line = serde_json::to_string(report).unwrap_or_default() + "\n";
+    let _ = io::stdout().write_all(line.as_bytes());
+    let _ = io::stdout().flush();
+}
+
+/// One line, as it is and as it is meant; what follows it on standard input is the maker's life.
+fn read_plan() -> io::Result<(LaunchPlan, String)> {
+    let mut line = String::new();
+    BufReader::with_capacity(16 << 10, io::stdin().take(PLAN_LEN_MAX)).read_line(&mut line)?;
+    Ok((serde_json::from_str(&line)?, line))
+}
+
+/// A Body that runs.
+struct RunningBody {
+    pid: Pid,
+    handle: OwnedFd,
+    /// The Body's mounts. Taking them down takes the kernel most of a millisecond, and as long as the disk takes to
+    /// write back what is in an upper there; while they are held here, they go with the keeper, after its last word.
+    mounts: OwnedFd,
+    /// The record, while it is not written yet.
+    record: Option<Enforcement>,
+    /// Its egress proxy.
+    egress: Option<EgressProxy>,
+}
+
+/// The Body's first process, waiting for its plan.
+struct InitProcess {
+    pid: Pid,
+    handle: OwnedFd,
+    /// When it began, and since when the host runs: by both it is known again.
+    ticks: u64,
+    boot_id: String,
+    /// Where it reads its plan and the numbers of its descriptors.
+    plan: OwnedFd,
+    /// Where it tells how it goes.
+    told: OwnedFd,
+    /// Its ends of both. The table is shared, so they stay open here until it has its own.
+    ends: (OwnedFd, OwnedFd, NetnsPassage),
+    /// Its mount namespace. Taken at once: later the kernel lets only the host's root look.
+    mounts: OwnedFd,
+    /// Who makes its network.
+    helper: NetnsHelper,
+}
+
+impl InitProcess {
+    fn new(cgroup: Option<BorrowedFd<'_>>) -> Result<Self, StepError> {
+        let launched =
+            if sys::caps::is_host_root() { LauncherRights::ByRoot } else { LauncherRights::ByUser };
+        let (hear, plan) = pipe()?;
+        let (told, tell) = pipe()?;
+        let way = NetnsPassage::new()?;
+        let flags = sys::namespace::FORKED | sys::namespace::SHARE_DESCRIPTORS;
+        match sys::namespace::fork_into(flags, cgroup)
+            .step("make the Body's namespaces")
+            .map_err(explain_namespaces)?
+        {
+            ForkResult::Child => init::run(hear, &tell, &way.take, launched),
+            ForkResult::Parent(pid) => {
+                let known = || -> Result<Self, StepError> {
+                    let mounts = File::open(format!("/proc/{}/ns/mnt", pid.as_raw_nonzero()))
+                        .step("open the Body's mounts")?
+                        .into();
+                    let helper = NetnsHelper::start(pid, &way)?;
+                    let handle = sys::process::open(pid).step("open the Body's first process")?;
+                    let ticks = sys::proc::start_ticks(pid.as_raw_nonzero().get())
+                        .step("read the start of the Body's first process")?;
+                    let boot_id = sys::proc::boot_id().step("read the boot id")?;
+                    Ok(Self {
+                        pid,
+                        handle,
+                        ticks,
+                        boot_id,
+                        plan,
+                        told,
+                        ends: (hear, tell, way),
+                        mounts,
+                        helper,
+                    })
+                };
+                known().inspect_err(|_| kill_child(pid))
+            }
+        }
+    }
+}
+
+/// Maps a Body's ids, and tells its first process that it has them.
+fn give_ids(ids: &Ids, pid: Pid, plan: BorrowedFd<'_>) -> Result<(), StepError> {
+    write_maps(ids, pid)?;
+    rustix::io::write(plan, b".").map(drop).step("tell the Body's first process of its ids")
+}
+
+fn launch(
+    plan: &LaunchPlan,
+    line: &str,
+    forked: Option<Result<InitProcess, StepError>>,
+) -> Result<RunningBody, StepError> {
+    let forked = match forked {
+        Some(forked) => forked.and_then(|forked| fork_into_cgroup(plan, forked))?,
+        None => InitProcess::new(v2_group(plan)?.as_ref().map(AsFd::as_fd))?,
+    };
+    let pid = forked.pid;
+    start_body(plan, line, forked).inspect_err(|_| kill_child(pid))
+}
+
+fn pipe() -> Result<(OwnedFd, OwnedFd), StepError> {
+    rustix::pipe::pipe_with(PipeFlags::CLOEXEC).step("make a pipe")
+}
+
+fn v2_group(plan: &LaunchPlan) -> Result<Option<OwnedFd>, StepError> {
+    let group = plan.cgroups.iter().find(|group| group.version == CgroupVersion::V2);
+    group.map(|group| sys::fd::open_path(&group.path)).transpose().step("open the Body's cgroup")
+}
+
+/// Who was forked too early for its v2 group is moved there.
+fn fork_into_cgroup(plan: &LaunchPlan, forked: InitProcess) -> Result<InitProcess, StepError> {
+    let group = plan.cgroups.iter().find(|group| group.version == CgroupVersion::V2);
+    let moved =
+        group.map_or(Ok(()), |group| sys::cgroup::move_v2(forked.pid.as_raw_nonzero().get(), &group.path));
+    moved.inspect_err(|_| kill_child(forked.pid)).step("enter the Body's cgroup").map(|()| forked)
+}
+
+fn explain_namespaces(error: StepError) -> StepError {
+    match error.cause().raw_os_error() {
+        Some(code) if code == rustix::io::Errno::PERM.raw_os_error() => error.hint(
+            "user namespaces are restricted here; `pal doctor` says by what, for example: \
+             sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+        Some(code) if code == rustix::io::Errno::NOSPC.raw_os_error() => error
+            .hint("the limit of namespaces is reached; raise it: sysctl -w user.max_user_namespaces=65536"),
+        _ => error,
+    }
+}
+
+/// Opens what the child needs of the host. The two share their descriptors, so numbers are all it must be told.
+fn collect_fds(plan: &LaunchPlan) -> Result<InheritedFds, StepError> {
+    rustix::process::chdir(&plan.dir).step("enter the Body's directory")?;
+    // By a name relative to the directory: a socket's path may have no more than 107 bytes.
+    let listener = UnixListener::bind("guest.sock").step("listen on the guest's socket")?;
+    // Nobody could read the log of a run: it would go with its directory.
+    let log = if plan.life == Life::Run { "/dev/null" } else { "guest.log" };
+    let log = File::options().append(true).create(true).open(log).step("open the guest's log")?;
+    let control = match &plan.vm {
+        Some(_) => {
+            Some(UnixListener::bind(proto::vm::CONTROL).step("listen on the machine's socket")?.into())
+        }
+        None => None,
+    };
+    let groups = plan.cgroups.iter().filter(|group| group.version == CgroupVersion::V1);
+    Ok(InheritedFds {
+        listener: listener.into(),
+        log: log.into(),
+        groups: groups
+            .map(|group| sys::cgroup::door_v1(&group.path))
+            .collect::<io::Result<_>>()
+            .step("open the Body's cgroups")?,
+        control,
+        trees: if sys::caps::is_host_root() { Some(lower_dirs::open_lower_dirs(plan)?) } else { None },
+    })
+}
+
+/// Fails if nobody holds the other end of standard input any more.
+fn check_creator() -> io::Result<()> {
+    let stdin = io::stdin();
+    let mut watched = [PollFd::new(&stdin, PollFlags::empty())];
+    rustix::event::poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+    if watched[0].revents().is_empty() { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+}
+
+/// Gives the child its ids and its plan, waits until it is the guest, and reports.
+fn start_body(plan: &LaunchPlan, line: &str, forked: InitProcess) -> Result<RunningBody, StepError> {
+    let InitProcess { pid, handle, ticks, boot_id, plan: pipe, told, ends, mounts, helper } = forked;
+    give_ids(&plan.ids, pid, pipe.as_fd())?;
+    // Whoever comes after a maker that was killed may be at the same Body already.
+    check_creator().step("find the maker")?;
+    let inherited_fds = collect_fds(plan)?;
+    // Before the child goes on: from here on whoever finds the directory can end the Body, also without us.
+    let supervisor = rustix::process::getpid().as_raw_nonzero().get();
+    let mut ready = LaunchedBody {
+        pid: pid.as_raw_nonzero().get(),
+        ticks,
+        supervisor,
+        supervisor_ticks: sys::proc::start_ticks(supervisor).step("read the keeper's start")?,
+        mechanisms: Vec::new(),
+        revival: None,
+    };
+    write_running(plan, &ready, boot_id)?;
+    send_plan(line, &inherited_fds, pipe).step("hand the plan to the Body's first process")?;
+    let mut told = File::from(told);
+    wait_fd_table_split(&handle, &mut told).step("hear from the Body's first process")?;
+    drop((inherited_fds, ends));
+    let (egress, held) = EgressProxy::start(plan, handle.as_fd())?.unzip();
+    helper.wait().map_err(explain_namespaces)?;
+    // A machine takes seconds to boot, and its maker may go meanwhile.
+    if plan.vm.is_some() && !is_report_ready(&told).step("hear from the Body's first process")? {
+        return Ok(RunningBody { pid, handle, mounts, record: None, egress });
+    }
+    match read_init_report(told)? {
+        InitReport::Done(mechanisms, revival) => {
+            ready.mechanisms = mechanisms;
+            ready.revival = revival.map(|revival| *revival);
+        }
+        InitReport::Failed(failed) => {
+            report(&LaunchReport::Failed(failed));
+            remove_cgroups_after(plan, pid);
+            std::process::exit(1);
+        }
+    }
+    ready.mechanisms.extend(plan.mechanisms.iter().cloned().chain(held));
+    let record = Enforcement { mechanisms: ready.mechanisms.clone() };
+    if plan.life == Life::Kept {
+        write_record(&record).step("write the record")?;
+    }
+    report(&LaunchReport::Ready(ready));
+    // The maker of a run has the record now; others find it once it has lasted a moment.
+    let record = (plan.life == Life::Run).then_some(record);
+    Ok(RunningBody { pid, handle, mounts, record, egress })
+}
+
+fn write_record(record: &Enforcement) -> io::Result<()> {
+    sys::fd::write_whole(Path::new("enforcement.json"), &serde_json::to_vec(record)?)
+}
+
+/// Waits until the child has descriptors of its own. Before that its end closes no pipe: we hold both ends, too.
+fn wait_fd_table_split(child: &OwnedFd, told: &mut File) -> io::Result<()> {
+    let mut watched = [PollFd::new(told, PollFlags::IN), PollFd::new(child, PollFlags::IN)];
+    while let Err(errno) = rustix::event::poll(&mut watched, None) {
+        if errno != rustix::io::Errno::INTR {
+            return Err(errno.into());
+        }
+    }
+    if watched[0].revents().is_empty() {
+        return Err(io::Error::other("it ended without a word"));
+    }
+    told.read_exact(&mut [0u8; 1])
+}
+
+/// The plan as it came, and the numbers, in one piece: whoever waits for it is woken once.
+fn send_plan(line: &str, inherited_fds: &InheritedFds, pipe: OwnedFd) -> io::Result<()> {
+    let numbers = serde_json::to_vec(&inherited_fds.numbers())?;
+    let mut text = Vec::with_capacity(2 * size_of::<u32>() + line.len() + numbers.len());
+    text.extend((line.len() as u32).to_ne_bytes());
+    text.extend((numbers.len() as u32).to_ne_bytes());
+    text.extend_from_slice(line.as_bytes());
+    text.extend(numbers);
+    File::from(pipe).write_all(&text)
+}
+
+fn remove_cgroups_after(plan: &LaunchPlan, pid: Pid) {
+    let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
+    remove_cgroups(plan);
+}
+
+/// Waits until there is something to hear; false where the maker is gone before that.
+fn is_report_ready(told: &File) -> io::Result<bool> {
+    let stdin = io::stdin();
+    let mut watched = [PollFd::new(told, PollFlags::IN), PollFd::new(&stdin, PollFlags::empty())];
+    while let Err(errno) = rustix::event::poll(&mut watched, None) {
+        if errno != rustix::io::Errno::INTR {
+            return Err(errno.into());
+        }
+    }
+    Ok(!watched[0].revents().is_empty())
+}
+
+fn read_init_report(told: File) -> Result<InitReport, StepError> {
+    // Without room of its own a string would grow by reads of 32 bytes.
+    let mut text = String::with_capacity(TOLD_LEN_USUAL);
+    told.take(PLAN_LEN_MAX).read_to_string(&mut text).step("hear from the Body's first process")?;
+    let last = text.lines().last().unwrap_or_default();
+    let cause = |_| io::Error::other("it ended without a word");
+    serde_json::from_str(last).map_err(cause).step("hear from the Body's first process")
+}
+
+fn write_maps(ids: &Ids, pid: Pid) -> Result<(), StepError> {
+    let lines = |ranges: &[IdRange]| -> Vec<IdMapLine> {
+        ranges.iter().map(|r| IdMapLine { inside: r.inside, outside: r.outside, count: r.count }).collect()
+    };
+    let (users, groups) = (lines(&ids.users), lines(&ids.groups));
+    if sys::caps::is_host_root() {
+        return sys::namespace::write_maps(pid, &users, &groups, true).step("map the Body's ids");
+    }
+    if ids.has_root() {
+        return idmap::write_with_helpers(pid, &users, &groups);
+    }
+    sys::namespace::write_maps(pid, &users, &groups, false).step("map the Body's id")
+}
+
+fn write_running(plan: &LaunchPlan, ready: &LaunchedBody, boot_id: String) -> Result<(), StepError> {
+    let running = RunRecord {
+        boot_id,
+        pid: ready.pid,
+        ticks: ready.ticks,
+        supervisor: ready.supervisor,
+        supervisor_ticks: Some(ready.supervisor_ticks),
+        cgroups: plan.cgroups.clone(),
+    };
+    let text = serde_json::to_vec(&running).map_err(io::Error::from).step("write run.json")?;
+    sys::fd::write_whole(Path::new("run.json"), &text).step("write run.json")
+}
+
+fn kill_child(pid: Pid) {
+    let _ = rustix::process::kill_process(pid, Signal::KILL);
+    let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
+}
+
+/// Waits for the end of the guest, of its time, of its maker, or of its disk.
+fn supervise(plan: &LaunchPlan, mut kept: RunningBody) -> ExitCode {
+    let started = Instant::now();
+    let ordered = wait(plan, &mut kept, started);
+    let forgotten = ordered == Some(KillReason::Forgotten);
+    let ordered = ordered.map(KillReason::end);
+    // A kept Body that was never published is none. One that was, and that its `pal start` left behind, stays.
+    let owner_gone = matches!(ordered, Some(GuestEnd::Owner))
+        && (plan.life == Life::Run || !Path::new("spec.json").exists());
+    if owner_gone {
+        // While the kernel ends the Body's processes.
+        let aside = move_to_trash(plan);
+        if !reaches_host(plan) {
+            // They are killed, and what they could still touch goes with them: nobody need wait for their burial.
+            report_cleanup();
+        }
+        remove_directory(&aside);
+    }
+    let status = rustix::process::waitpid(Some(kept.pid), WaitOptions::empty())
+        .ok()
+        .flatten()
+        .map(|(_, status)| status);
+    kept.egress.into_iter().for_each(EgressProxy::end);
+    let end = ordered.unwrap_or_else(|| end_of_guest(plan, status));
+    remove_cgroups(plan);
+    if owner_gone {
+        release_ids(plan);
+        report_cleanup();
+    } else if forgotten {
+        // What is left of a directory still belongs to these ids; `pal gc` takes both.
+        if is_removed() {
+            release_ids(plan);
+        }
+    } else if let Ok(text) = serde_json::to_vec(&end) {
+        let _ = sys::fd::write_whole(Path::new("end.json"), &text);
+        let _ = std::fs::remove_file("guest.sock");
+        let _ = std::fs::remove_file(proto::vm::CONTROL);
+    }
+    drop(kept.mounts);
+    ExitCode::SUCCESS
+}
+
+/// Whether a process that is being killed could still change something outside of the Body's own memory.
+fn reaches_host(plan: &LaunchPlan) -> bool {
+    plan.upper == proto::launch::Upper::Disk || plan.mounts.iter().any(|mount| mount.access.is_writable())
+}
+
+/// Tells the maker, who may have gone on already, that nothing is left of the Body.
+fn report_cleanup() {
+    let _ = io::stdout().write_all(b"\n").and_then(|()| io::stdout().flush());
+}
+
+/// Why a guest is ended here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum KillReason {
+    /// Its maker is gone.
+    Owner,
+    /// Its time is over.
+    Timeout,
+    /// Its disk is full.
+    Disk,
+    /// It has too many files.
+    Inodes,
+    /// Its directory was removed: nobody could ever find it again, and nobody is told of its end.
+    Forgotten,
+}
+
+impl KillReason {
+    fn end(self) -> GuestEnd {
+        match self {
+            Self::Owner => GuestEnd::Owner,
+            Self::Timeout => GuestEnd::Timeout,
+            Self::Disk => GuestEnd::Disk,
+            Self::Inodes => GuestEnd::Inodes,
+            Self::Forgotten => GuestEnd::Unknown,
+        }
+    }
+}
+
+/// None when the guest ended by itself; otherwise why it was ended here.
+fn wait(plan: &LaunchPlan, kept: &mut RunningBody, started: Instant) -> Option<KillReason> {
+    let stdin = io::stdin();
+    let mut rested = false;
+    // A kept Body hangs by its maker until that has written it down, and says so.
+    let mut tied = true;
+    loop {
+        kept.egress.iter_mut().for_each(EgressProxy::tend);
+        let mut watched = vec![PollFd::new(&kept.handle, PollFlags::IN)];
+        if tied {
+            watched.push(PollFd::new(&stdin, PollFlags::IN));
+        }
+        let proxy = kept.egress.as_ref();
+        watched.extend(
+            proxy.and_then(EgressProxy::handle).map(|handle| PollFd::from_borrowed_fd(handle, PollFlags::IN)),
+        );
+        let rest = match &kept.record {
+            Some(_) => Some(RECORD_AFTER),
+            None => (!rested).then_some(REST_AFTER),
+        };
+        let pause = next_check(plan, started)
+            .into_iter()
+            .chain(rest)
+            .chain(proxy.and_then(EgressProxy::next_check))
+            .min()
+            .map(|pause| Timespec { tv_sec: pause.as_secs() as i64, tv_nsec: pause.subsec_nanos().into() });
+        match rustix::event::poll(&mut watched, pause.as_ref()) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => return None,
+            Ok(_) => {}
+        }
+        if !watched[0].revents().is_empty() {
+            return None;
+        }
+        if started.elapsed() >= RECORD_AFTER
+            && let Some(record) = kept.record.take()
+        {
+            let _ = write_record(&record);
+        }
+        if !rested && started.elapsed() >= REST_AFTER {
+            rested = true;
+            sys::spawn::trim_heap();
+        }
+        let maker_gone = tied && watched.get(1).is_some_and(|maker| !maker.revents().is_empty());
+        if maker_gone && plan.life == Life::Kept && matches!(rustix::io::read(&stdin, &mut [0u8; 1]), Ok(1)) {
+            tied = false;
+            continue;
+        }
+        let order = match (maker_gone, plan.wall_ms) {
+            (true, _) => KillReason::Owner,
+            (_, Some(wall)) if started.elapsed() >= Duration::from_millis(wall) => KillReason::Timeout,
+            _ if !tied && directory_gone() => KillReason::Forgotten,
+            _ => match exceeds_disk_limit(plan) {
+                Some(order) => order,
+                None => continue,
+            },
+        };
+        let _ = sys::process::signal(kept.handle.as_fd(), Signal::KILL);
+        thaw_cgroups(plan);
+        return Some(order);
+    }
+}
+
+/// Whether somebody removed the directory of a Body that had been written down, or what makes it a Body's.
+fn directory_gone() -> bool {
+    let missing = |name: &str| {
+        Path::new(name).symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    };
+    // The draft is what `pal` makes of the spec before it ends a Body itself, perhaps between two of these looks.
+    is_removed() || (missing("spec.json") && missing("spec.draft"))
+}
+
+/// Whether the Body's directory is gone. The kernel knows: one that was moved has a name, one that was removed has none.
+fn is_removed() -> bool {
+    std::env::current_dir().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+/// How long nothing needs to be looked at; none means until something happens.
+fn next_check(plan: &LaunchPlan, started: Instant) -> Option<Duration> {
+    let wall = plan.wall_ms.map(|wall| Duration::from_millis(wall).saturating_sub(started.elapsed()));
+    let disk = (plan.upper == proto::launch::Upper::Disk).then_some(DISK_CHECK);
+    wall.into_iter().chain(disk).min()
+}
+
+/// The limit that the upper on disk is over, if it is over one.
+fn exceeds_disk_limit(plan: &LaunchPlan) -> Option<KillReason> {
+    if plan.upper != proto::launch::Upper::Disk {
+        return None;
+    }
+    let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    let upper = rustix::fs::open("disk/upper", flags, rustix::fs::Mode::empty()).ok()?;
+    let used = sys::tree::usage(upper.as_fd()).ok()?;
+    if used.bytes > plan.disk_bytes {
+        Some(KillReason::Disk)
+    } else {
+        (used.entries > plan.inodes).then_some(KillReason::Inodes)
+    }
+}
+
+/// A frozen process dies only when it is let go.
+fn thaw_cgroups(plan: &LaunchPlan) {
+    for group in &plan.cgroups {
+        if sys::cgroup::is_frozen(&group.path) {
+            let _ = match group.version {
+                CgroupVersion::V1 => sys::cgroup::thaw_v1(&group.path, CGROUP_PATIENCE),
+                CgroupVersion::V2 => sys::cgroup::freeze_v2(&group.path, false, CGROUP_PATIENCE),
+            };
+        }
+    }
+}
+
+fn end_of_guest(plan: &LaunchPlan, status: Option<WaitStatus>) -> GuestEnd {
+    let Some(status) = status else { return GuestEnd::Unknown };
+    if let Some(code) = status.exit_status() {
+        return GuestEnd::Exit { code };
+    }
+    let oom =
+        plan.cgroups.iter().any(|group| sys::cgroup::oom_kills(&group.path).is_some_and(|kills| kills > 0));
+    match status.terminating_signal() {
+        Some(signal) if signal == Signal::KILL.as_raw() && oom => GuestEnd::Oom,
+        Some(signal) => GuestEnd::Killed { signal },
+        None => GuestEnd::Unknown,
+    }
+}
+
+fn remove_cgroups(plan: &LaunchPlan) {
+    for group in &plan.cgroups {
+        let _ = sys::cgroup::remove(&group.path, CGROUP_PATIENCE);
+    }
+}
+
+/// From here on nobody finds a Body there. Gives the directory's new name.
+fn move_to_trash(plan: &LaunchPlan) -> PathBuf {
+    let aside = proto::launch::set_aside(&plan.dir);
+    if std::fs::rename(&plan.dir, &aside).is_ok() { aside } else { plan.dir.clone() }
+}
+
+/// Ends what a `pal run` leaves behind.
+fn remove_directory(dir: &Path) {
+    let _ = std::env::set_current_dir("/");
+    let Some((parent, name)) = dir.parent().zip(dir.file_name()) else { return };
+    let name = std::ffi::CString::new(std::os::unix::ffi::OsStrExt::as_bytes(name)).unwrap_or_default();
+    let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    if let Ok(parent) = rustix::fs::open(parent, flags, rustix::fs::Mode::empty()) {
+        let _ = sys::tree::remove(parent.as_fd(), &name);
+    }
+}
+
+/// After the last process that had them: from here on another Body may have these ids.
+fn release_ids(plan: &LaunchPlan) {
+    for claim in &plan.claims {
+        let _ = sys::fd::remove_link(&claim.link, &claim.target);
+    }
+}

@@ -1,0 +1,206 @@
+//! Parts of event data that more than one field explains.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    launch::GuestEnd,
+    lease::{OnTimeout, PauseMode},
+};
+
+words! {
+    /// The client that asked for a command.
+    StartedBy {
+        /// A client of envd's protocol, through `pal serve`.
+        "envd" => Envd,
+        /// The Body's template.
+        "template" => Template,
+    }
+
+    /// The part of `pal` that removed a Body on its own.
+    RemovedBy {
+        /// `pal gc`.
+        "gc" => Gc,
+        /// `pal up`, which could not finish the Body.
+        "up" => Up,
+    }
+
+    /// The verb that copied a file.
+    CopiedBy {
+        /// `pal cp`.
+        "cp" => Cp,
+    }
+
+    /// What a key allows.
+    KeyScope {
+        /// Reading.
+        "read" => Read,
+        /// Creating, using and ending Bodies.
+        "run" => Run,
+        /// Managing keys, and using the Bodies of every key.
+        "admin" => Admin,
+    }
+}
+
+records! {
+    /// The terms on which `pal serve` keeps a Body: `lease.json` of its directory without its tokens and its network object.
+    "lease" => LeaseTerms {
+        /// The id of the key that asked for the Body.
+        owner?: Option<String>,
+        /// The template as the client named it.
+        alias?: Option<String>,
+        /// When the Body expires, in milliseconds since 1970; left out while it is paused.
+        deadline_ms?: Option<u64>,
+        /// How far ahead the client set the deadline last.
+        timeout_ms: u64,
+        /// What happens at the deadline.
+        then: OnTimeout,
+        /// Whether a request to one of its ports resumes it.
+        #[serde(default)]
+        auto_resume: bool,
+        /// Whether such a request did.
+        #[serde(default)]
+        resumed_by_traffic: bool,
+        /// How it is paused, while it is.
+        paused?: Option<PauseMode>,
+        /// When it was started or resumed last, RFC 3339.
+        since: String,
+        /// Labels of its owner.
+        #[serde(default)]
+        metadata: BTreeMap<String, String>,
+        /// The idempotency key of the request that created it.
+        request?: Option<String>,
+    }
+
+    /// How a command ended.
+    "exit" => ExecExit {
+        /// Its exit code as a shell has it: 128 + signal after a signal, 124 at its timeout, 137 when the Body ended.
+        code: i32,
+        /// The signal that ended it.
+        signal?: Option<i32>,
+        /// Whether the kernel killed a process of the Body for want of memory while the command ran.
+        out_of_memory?: Option<bool>,
+        /// Whether the command was killed at its timeout.
+        #[serde(default)]
+        timed_out: bool,
+        /// Why the Body ended under the command, if it did.
+        body_end?: Option<GuestEnd>,
+        /// How long the command ran.
+        duration_ms: u64,
+        /// Its standard output; of a command with a terminal, all its output. Left out where `pal` did not record it.
+        stdout?: Option<ExecOutput>,
+        /// Its standard error.
+        stderr?: Option<ExecOutput>,
+    }
+
+    /// What a command wrote, or where that is.
+    "output" => ExecOutput {
+        /// The bytes.
+        ..content: OutputContent,
+        /// How many bytes the command wrote.
+        bytes: u64,
+        /// How many of them `pal` kept, where the Body's output limit cut the rest.
+        truncated_to?: Option<u64>,
+    }
+
+    /// A Body's work, as `pal` saved it in the user's repository.
+    "saved" => SavedWork {
+        /// The workspace.
+        workspace: String,
+        /// The commit that the work began with.
+        base: String,
+        /// The Body's own last commit.
+        head: String,
+        /// The commit that holds everything.
+        wip: String,
+        /// Whether `wip` holds more than `head`.
+        uncommitted: bool,
+        /// The Body's branches, and the commit of each.
+        branches: BTreeMap<String, String>,
+        /// Files that git cannot hold.
+        #[serde(alias = "left_out")]
+        skipped: Vec<SkippedFile>,
+        /// Why the Body's own commits could not be taken, if they could not.
+        #[serde(alias = "trouble")]
+        commit_error?: Option<String>,
+        /// Work in submodules, saved in their own repositories.
+        submodules?: Vec<SavedSubmodule>,
+    }
+
+    /// A file that is not in the saved work.
+    "skipped file" => SkippedFile {
+        /// Its path in the workspace, fit for a terminal.
+        path: String,
+        /// Why.
+        why: String,
+    }
+
+    /// Work in a submodule.
+    "saved submodule" => SavedSubmodule {
+        /// Its path in the workspace.
+        path: String,
+        /// The commit that the work began with.
+        base: String,
+        /// The Body's own last commit there; `base` where it made none.
+        head: String,
+        /// The commit that holds everything.
+        wip: String,
+        /// Branches that the Body made there.
+        branches?: BTreeMap<String, String>,
+    }
+
+    /// How a branch of the user moved.
+    "landed" => LandedWork {
+        /// The branch.
+        branch: String,
+        /// Its commit before; left out for a new branch.
+        from?: Option<String>,
+        /// Its commit now.
+        to: String,
+        /// How many commits came.
+        commits: u64,
+        /// Changed files that a tool may execute on its own.
+        #[serde(alias = "runs_something")]
+        auto_executed: Vec<String>,
+        /// Work in submodules, which is saved and did not land.
+        submodules?: Vec<SavedSubmodule>,
+    }
+
+    /// How much the Bodies of a key may use together.
+    "quota" => KeyQuota {
+        /// Bodies.
+        bodies?: Option<u64>,
+        /// CPU time, in thousandths of a CPU.
+        cpu_milli?: Option<u64>,
+        /// Memory.
+        memory_bytes?: Option<u64>,
+        /// Disk.
+        disk_bytes?: Option<u64>,
+    }
+}
+
+/// How a command ended, or why it never ran.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum ExecOutcome {
+    /// The command ran.
+    Ended(ExecExit),
+    /// The guest did not start the command.
+    NotStarted {
+        /// Why.
+        error: String,
+    },
+}
+
+/// The bytes that a command wrote.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OutputContent {
+    /// At most 4 KiB of UTF-8.
+    Text(String),
+    /// At most 4 KiB that are not UTF-8, in hexadecimal.
+    Hex(String),
+    /// More than that: the SHA-256 of a file in `artifacts/` of the data directory.
+    Artifact(String),
+}

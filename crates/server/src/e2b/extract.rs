@@ -1,0 +1,159 @@
+//! What a request says: who asks, and in which words.
+
+use std::time::Duration;
+
+use axum::{
+    body::Bytes,
+    extract::{FromRequest, FromRequestParts, Request, State},
+    http::{StatusCode, request::Parts},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use fleet::{BodyView, Fleet, Lease};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use proto::BodyId;
+use serde::de::DeserializeOwned;
+
+use super::E2bRefusal;
+use crate::{App, Caller, Scope, audit, keys};
+
+const BODY_LEN_MAX: usize = 1 << 20;
+const BODY_WAIT: Duration = Duration::from_secs(30);
+
+/// Lets in who has a key that is good for what it asks, and writes down whoever changes something.
+pub async fn admit(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    let caller = keys::sent(request.headers()).and_then(|key| app.keys().caller(key));
+    let needed = if audit::only_looks(&method) { Scope::Read } else { Scope::Run };
+    let caller = match caller {
+        Some(caller) if caller.scope >= needed => caller,
+        Some(caller) => {
+            audit::denied(&app, Some(&caller), &method, &uri, "scope").await;
+            return E2bRefusal::new(StatusCode::FORBIDDEN, "this key may only look").into_response();
+        }
+        None => {
+            audit::denied(&app, None, &method, &uri, "no valid key").await;
+            return E2bRefusal::new(StatusCode::UNAUTHORIZED, "send a valid API key as X-API-KEY")
+                .into_response();
+        }
+    };
+    if needed > Scope::Read
+        && let Err(failure) = audit::accepted(&app, &caller, &method, &uri).await
+    {
+        return E2bRefusal::from(failure).into_response();
+    }
+    request.extensions_mut().insert(caller);
+    next.run(request).await
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = E2bRefusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, E2bRefusal> {
+        let known = parts.extensions.get::<Caller>().cloned();
+        known.ok_or_else(|| E2bRefusal::new(StatusCode::UNAUTHORIZED, "send a valid API key as X-API-KEY"))
+    }
+}
+
+/// The JSON of a request; nothing at all is an empty object.
+#[derive(Debug)]
+pub struct JsonRequest<T> {
+    /// In our words.
+    pub value: T,
+    /// As it came.
+    pub bytes: Bytes,
+}
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for JsonRequest<T> {
+    type Rejection = E2bRefusal;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, E2bRefusal> {
+        let read =
+            tokio::time::timeout(BODY_WAIT, Limited::new(request.into_body(), BODY_LEN_MAX).collect()).await;
+        let collected = read
+            .map_err(|_| {
+                E2bRefusal::new(
+                    StatusCode::REQUEST_TIMEOUT,
+                    "the request's body did not arrive in 30 seconds",
+                )
+            })?
+            .map_err(|error| match error.is::<LengthLimitError>() {
+                true => {
+                    E2bRefusal::new(StatusCode::PAYLOAD_TOO_LARGE, "the request's body is longer than 1 MiB")
+                }
+                false => E2bRefusal::bad("the request's body broke off"),
+            })?;
+        let bytes = collected.to_bytes();
+        let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
+        let value = serde_json::from_slice(text)
+            .map_err(|error| E2bRefusal::bad(format!("the request's body makes no sense: {error}")))?;
+        Ok(Self { value, bytes })
+    }
+}
+
+/// The pairs of a query.
+#[derive(Debug, Clone, Default)]
+pub struct QueryPairs(Vec<(String, String)>);
+
+impl QueryPairs {
+    /// The first value of that name; an empty one is none.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.0
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
+            .filter(|value| !value.is_empty())
+    }
+
+    /// Every value of that name, also those joined by commas.
+    pub fn texts<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        self.0
+            .iter()
+            .filter(move |(key, _)| key == name)
+            .flat_map(|(_, value)| value.split(','))
+            .filter(|value| !value.is_empty())
+    }
+
+    /// A number from 0 on.
+    pub fn number(&self, name: &str) -> Result<Option<u64>, E2bRefusal> {
+        let wrong = |_| E2bRefusal::bad(format!("{name} is not a whole number"));
+        self.text(name).map(|text| text.parse().map_err(wrong)).transpose()
+    }
+
+    /// How many of a list are wanted at once.
+    pub fn limit(&self) -> Result<usize, E2bRefusal> {
+        match self.number("limit")? {
+            None => Ok(100),
+            Some(limit @ 1..=1000) => Ok(limit.min(100) as usize),
+            Some(_) => Err(E2bRefusal::bad("limit is not a number from 1 to 100")),
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for QueryPairs {
+    type Rejection = E2bRefusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, E2bRefusal> {
+        Ok(Self(
+            form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes()).into_owned().collect(),
+        ))
+    }
+}
+
+/// Whether a Body is a caller's to see.
+pub fn may_see(caller: &Caller, lease: Option<&Lease>) -> bool {
+    caller.scope == Scope::Admin || lease.is_some_and(|lease| lease.owner.as_deref() == Some(&caller.key))
+}
+
+/// A Body that is there and is the caller's to see.
+pub async fn find(app: &App, caller: &Caller, named: &str) -> Result<(BodyView, Option<Lease>), E2bRefusal> {
+    let unknown = || E2bRefusal::no_sandbox(named);
+    let id: BodyId = named.parse().map_err(|_| unknown())?;
+    let found = app.blocking(async move |fleet: &Fleet| Ok((fleet.view(&id)?, fleet.lease(&id)?))).await;
+    match found {
+        Ok((view, lease)) if may_see(caller, lease.as_ref()) => Ok((view, lease)),
+        Ok(_) => Err(unknown()),
+        Err(failure) if failure.kind == proto::Kind::NotFound => Err(unknown()),
+        Err(failure) => Err(failure.into()),
+    }
+}

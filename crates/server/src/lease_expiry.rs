@@ -1,0 +1,196 @@
+//! Deadlines: Bodies whose time is over are ended or paused, on time.
+//!
+//! The deadline that counts is the one in a Body's lease; what is kept here only says when to look there.
+//!
+//! Invariant: a deadline that passed while no server ran is met by the next one at once.
+//! Invariant: a Body is ended only after its lease was read again: one that was extended lives.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use fleet::{Fleet, Force, Lease, Rest, Status, Then, lease::now_ms};
+use proto::{BodyId, Failure, Kind};
+use tokio::sync::{Notify, Semaphore};
+
+use crate::App;
+
+/// How often all leases are read: another `pal` may have changed one.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How long a Body in use, or one that could not be ended, is left alone.
+const AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// Bodies that are ended at the same time.
+const ENDINGS_MAX: usize = 4;
+/// How long processes have to end when a Body's files are all that is kept.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// When to look at which lease.
+#[derive(Debug, Clone, Default)]
+pub struct LeaseTimer(Arc<TimerState>);
+
+#[derive(Debug, Default)]
+struct TimerState {
+    /// Milliseconds since 1970.
+    deadlines: Mutex<HashMap<BodyId, u64>>,
+    changed: Notify,
+}
+
+impl LeaseTimer {
+    /// Takes note of a lease that was just made or changed.
+    pub fn note(&self, body: &BodyId, lease: &Lease) {
+        match lease.deadline_ms {
+            Some(deadline) => self.deadlines().insert(body.clone(), deadline),
+            None => self.deadlines().remove(body),
+        };
+        self.0.changed.notify_one();
+    }
+
+    /// A Body is gone.
+    pub fn forget(&self, body: &BodyId) {
+        self.deadlines().remove(body);
+    }
+
+    fn deadlines(&self) -> MutexGuard<'_, HashMap<BodyId, u64>> {
+        self.0.deadlines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_due(&self) -> Vec<BodyId> {
+        let now = now_ms();
+        let mut deadlines = self.deadlines();
+        let due: Vec<BodyId> =
+            deadlines.iter().filter(|(_, at)| **at <= now).map(|(body, _)| body.clone()).collect();
+        deadlines.retain(|_, at| *at > now);
+        due
+    }
+
+    fn next(&self) -> Duration {
+        let next =
+            self.deadlines().values().min().map(|at| Duration::from_millis(at.saturating_sub(now_ms())));
+        next.unwrap_or(LOOK_EVERY).min(LOOK_EVERY)
+    }
+}
+
+/// Ends Bodies at their deadlines, until it is dropped.
+pub async fn run(app: App) {
+    let endings = Arc::new(Semaphore::new(ENDINGS_MAX));
+    settle(&app).await;
+    let mut looked = tokio::time::Instant::now();
+    loop {
+        for body in app.timer().take_due() {
+            let (app, endings) = (app.clone(), endings.clone());
+            tokio::spawn(async move {
+                let _turn = endings.acquire().await;
+                expire(&app, &body).await;
+            });
+        }
+        let wait = app.timer().next();
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            () = app.timer().0.changed.notified() => {}
+        }
+        if looked.elapsed() >= LOOK_EVERY {
+            look(&app).await;
+            looked = tokio::time::Instant::now();
+        }
+    }
+}
+
+/// Reads all leases, and takes decisions of egress proxies into the log.
+async fn look(app: &App) -> Vec<(BodyId, Lease)> {
+    let leased = app
+        .blocking(async |fleet: &Fleet| {
+            // Where the log cannot be written now, the next look takes them.
+            let _ = fleet.drain_decisions();
+            fleet.leased()
+        })
+        .await
+        .unwrap_or_default();
+    for (body, lease) in &leased {
+        if let Some(deadline) = lease.deadline_ms {
+            app.timer().deadlines().insert(body.clone(), deadline);
+        }
+    }
+    leased
+}
+
+/// After a start: whoever was killed while it paused a Body left one that runs without a deadline.
+async fn settle(app: &App) {
+    for (body, _) in look(app).await.into_iter().filter(|(_, lease)| lease.paused.is_some()) {
+        let _ = app
+            .blocking(async move |fleet: &Fleet| {
+                if fleet.status(&body)? != Status::Running {
+                    return Ok(());
+                }
+                // Whoever has woken it since has said so before it ran.
+                match fleet.lease(&body)?.and_then(|lease| lease.paused) {
+                    Some(how) => pause_leased(fleet, &body, how).await,
+                    None => Ok(()),
+                }
+            })
+            .await;
+    }
+}
+
+/// A Body's deadline has come.
+async fn expire(app: &App, body: &BodyId) {
+    let (streams, id) = (app.streams().clone(), body.clone());
+    let met = app.blocking(async move |fleet: &Fleet| end(fleet, &streams, &id).await).await;
+    let again = match met {
+        Ok(Expiry::Done) => return,
+        Ok(Expiry::InUse) => AGAIN_AFTER,
+        Ok(Expiry::Later(at)) => Duration::from_millis(at.saturating_sub(now_ms())),
+        Err(failure) if failure.kind == Kind::NotFound => return,
+        Err(_) => AGAIN_AFTER,
+    };
+    app.timer().deadlines().insert(body.clone(), now_ms() + again.as_millis() as u64);
+    app.timer().0.changed.notify_one();
+}
+
+enum Expiry {
+    Done,
+    /// It goes on while somebody uses it.
+    InUse,
+    /// Somebody moved its deadline.
+    Later(u64),
+}
+
+async fn end(fleet: &Fleet, streams: &crate::streams::OpenStreams, id: &BodyId) -> Result<Expiry, Failure> {
+    // Its directory may be gone, or it may be one that nobody leased.
+    let Some(lease) = fleet.lease(id)? else { return Ok(Expiry::Done) };
+    if !lease.is_due() {
+        return Ok(lease.deadline_ms.map_or(Expiry::Done, Expiry::Later));
+    }
+    if lease.resumed_by_traffic && (streams.count(id) > 0 || fleet.busy(id).await.is_ok_and(|busy| busy > 0))
+    {
+        return Ok(Expiry::InUse);
+    }
+    fleet.expire(id, &lease)?;
+    match lease.then {
+        Then::Kill => match fleet.remove(id, Force::Yes).await {
+            // Work in it that cannot be saved keeps it, and its files wait for somebody to look at them.
+            Err(failure) if !fleet.view(id)?.spec.workspaces.is_empty() => {
+                pause_leased(fleet, id, Rest::Files).await?;
+                streams.cut(id);
+                drop(failure);
+            }
+            removed => removed?,
+        },
+        Then::Pause(how) => {
+            pause_leased(fleet, id, how).await?;
+            streams.cut(id);
+        }
+    }
+    Ok(Expiry::Done)
+}
+
+/// Pauses a Body, whatever it is doing.
+pub async fn pause_leased(fleet: &Fleet, id: &BodyId, how: Rest) -> Result<(), Failure> {
+    match (how, fleet.status(id)?) {
+        (Rest::Memory, Status::Running) => fleet.pause(id).await.map(drop),
+        (Rest::Memory, Status::Paused) => Ok(()),
+        // What does not run has nothing but its files.
+        _ => fleet.stop(id, GRACE).await.map(drop),
+    }
+}

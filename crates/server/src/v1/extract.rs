@@ -1,0 +1,183 @@
+//! What a request brings, refused in the words of the native API where it cannot be read.
+
+use std::time::Duration;
+
+use axum::{
+    extract::{
+        FromRequest, FromRequestParts, OptionalFromRequest, Path, Query, Request,
+        rejection::{PathRejection, QueryRejection},
+    },
+    http::{StatusCode, header, request::Parts},
+};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use proto::{BodyId, Failure, Kind};
+use serde::de::DeserializeOwned;
+
+use super::error::V1Refusal;
+use crate::{App, Caller, Scope, audit, keys, limits::BODY_LEN_MAX};
+
+/// How long a caller may take to send a small body.
+const BODY_WAIT: Duration = Duration::from_secs(30);
+
+/// Somebody who may look.
+pub struct ReadAccess(pub Caller);
+/// Somebody who may make, use and end Bodies.
+pub struct RunAccess(pub Caller);
+/// Somebody who may do everything.
+pub struct AdminAccess(pub Caller);
+
+/// Who is asking, if it may; whoever may not, and whoever is about to change something, is written down.
+async fn caller(parts: &Parts, app: &App, least: Scope) -> Result<Caller, V1Refusal> {
+    let secret = keys::sent(&parts.headers).or_else(|| bearer_token(parts));
+    let Some(caller) = secret.and_then(|secret| app.keys().caller(secret)) else {
+        audit::denied(app, None, &parts.method, &parts.uri, "no valid key").await;
+        return Err(V1Refusal::unknown_caller());
+    };
+    if caller.scope < least {
+        audit::denied(app, Some(&caller), &parts.method, &parts.uri, "scope").await;
+        let failure = Failure::new(
+            Kind::Denied,
+            format!("this key may not do that: it needs the scope {}", name(least)),
+        );
+        return Err(failure
+            .hint(format!("make one that may: pal keys create --scope {} NAME", name(least)))
+            .into());
+    }
+    if !audit::only_looks(&parts.method) {
+        audit::accepted(app, &caller, &parts.method, &parts.uri).await?;
+    }
+    Ok(caller)
+}
+
+fn name(scope: Scope) -> &'static str {
+    match scope {
+        Scope::Read => "read",
+        Scope::Run => "run",
+        Scope::Admin => "admin",
+    }
+}
+
+/// A browser cannot set headers of a WebSocket, but offer protocols: `palisade` and `key.SECRET`.
+fn bearer_token(parts: &Parts) -> Option<&str> {
+    let offered = parts.headers.get(header::SEC_WEBSOCKET_PROTOCOL)?.to_str().ok()?;
+    offered.split(',').find_map(|protocol| protocol.trim().strip_prefix("key."))
+}
+
+macro_rules! who {
+    ($name:ident, $scope:expr) => {
+        impl FromRequestParts<App> for $name {
+            type Rejection = V1Refusal;
+            async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, V1Refusal> {
+                caller(parts, app, $scope).await.map(Self)
+            }
+        }
+    };
+}
+who!(ReadAccess, Scope::Read);
+who!(RunAccess, Scope::Run);
+who!(AdminAccess, Scope::Admin);
+
+/// A JSON body of modest length.
+pub struct JsonBody<T>(pub T);
+
+impl<T: DeserializeOwned> FromRequest<App> for JsonBody<T> {
+    type Rejection = V1Refusal;
+    async fn from_request(request: Request, _app: &App) -> Result<Self, V1Refusal> {
+        let bytes = read(request).await?;
+        parse(&bytes)
+    }
+}
+
+impl<T: DeserializeOwned> OptionalFromRequest<App> for JsonBody<T> {
+    type Rejection = V1Refusal;
+    async fn from_request(request: Request, _app: &App) -> Result<Option<Self>, V1Refusal> {
+        let typed = request.headers().contains_key(header::CONTENT_TYPE);
+        let empty = hyper::body::Body::size_hint(request.body()).exact() == Some(0);
+        if !typed && empty {
+            return Ok(None);
+        }
+        let bytes = read(request).await?;
+        if bytes.is_empty() { Ok(None) } else { parse(&bytes).map(Some) }
+    }
+}
+
+async fn read(request: Request) -> Result<bytes::Bytes, V1Refusal> {
+    let kind =
+        request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    if !kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json")) {
+        let failure =
+            Failure::new(Kind::Usage, "the body must be JSON").hint("send `Content-Type: application/json`");
+        return Err(V1Refusal::with(StatusCode::UNSUPPORTED_MEDIA_TYPE, failure));
+    }
+    let slow = || {
+        V1Refusal::with(
+            StatusCode::REQUEST_TIMEOUT,
+            Failure::new(Kind::Usage, "the body did not arrive in time"),
+        )
+    };
+    let collected =
+        tokio::time::timeout(BODY_WAIT, Limited::new(request.into_body(), BODY_LEN_MAX).collect())
+            .await
+            .map_err(|_| slow())?;
+    collected.map(http_body_util::Collected::to_bytes).map_err(|error| {
+        if error.is::<LengthLimitError>() {
+            let failure = Failure::new(Kind::Usage, format!("the body is longer than {BODY_LEN_MAX} bytes"));
+            V1Refusal::with(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                failure.hint("files go through /v1/bodies/{id}/files"),
+            )
+        } else {
+            Failure::new(Kind::Usage, "the body could not be read").into()
+        }
+    })
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<JsonBody<T>, V1Refusal> {
+    serde_json::from_slice(bytes).map(JsonBody).map_err(|error| {
+        Failure::new(Kind::Usage, format!("the body is not what is expected: {error}")).into()
+    })
+}
+
+/// The query.
+pub struct QueryParams<T>(pub T);
+
+impl<T: DeserializeOwned + Send> FromRequestParts<App> for QueryParams<T> {
+    type Rejection = V1Refusal;
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, V1Refusal> {
+        let read: Result<Query<T>, QueryRejection> = Query::from_request_parts(parts, app).await;
+        read.map(|Query(asked)| Self(asked))
+            .map_err(|error| Failure::new(Kind::Usage, error.body_text()).into())
+    }
+}
+
+/// A name in the path.
+pub struct NameParam(pub String);
+
+impl FromRequestParts<App> for NameParam {
+    type Rejection = V1Refusal;
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, V1Refusal> {
+        let read: Result<Path<String>, PathRejection> = Path::from_request_parts(parts, app).await;
+        read.map(|Path(name)| Self(name))
+            .map_err(|_| Failure::new(Kind::NotFound, "there is nothing of that name").into())
+    }
+}
+
+/// The Body in the path, by its whole id.
+pub struct BodyParam(pub BodyId);
+
+impl FromRequestParts<App> for BodyParam {
+    type Rejection = V1Refusal;
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, V1Refusal> {
+        let NameParam(name) = NameParam::from_request_parts(parts, app).await?;
+        match name.parse() {
+            Ok(id) => Ok(Self(id)),
+            Err(_) => Err(no_body(&name).into()),
+        }
+    }
+}
+
+/// There is none, or none that this caller may know of.
+pub fn no_body(name: &str) -> Failure {
+    Failure::new(Kind::NotFound, format!("there is no Body {}", proto::text::visible(name)))
+        .hint("list them: GET /v1/bodies")
+}

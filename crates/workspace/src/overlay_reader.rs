@@ -1,0 +1,270 @@
+//! What a Body's overlay shows, read on the host without mounting it: the upper and the snapshots below, as plain files.
+//!
+//! Invariant: a descriptor is held for each directory on the way to where one stands, and for none beside it.
+//! Trust: names, kinds, depth and links are a Body's. Directories are entered by descriptor, no link is followed, and
+//! nothing but regular files is opened.
+
+use std::{
+    collections::BTreeMap,
+    ffi::CString,
+    fs::File,
+    io::{self, Read},
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{Access, AtFlags, Dir, FileType, Mode, OFlags},
+    io::Errno,
+};
+
+/// Most entries of one directory.
+const ENTRIES_MAX: usize = 1_000_000;
+/// Deepest directory.
+pub const DEPTH_MAX: usize = 128;
+/// How the kernel marks a directory that hides what is below it.
+const OPAQUE: &str = "user.overlay.opaque";
+
+/// One directory of the overlay: in each of the layers that have it, nearest first.
+#[derive(Debug)]
+pub struct OverlayDir(Vec<OwnedFd>);
+
+/// What a name stands for.
+#[derive(Debug)]
+pub enum OverlayEntry {
+    /// A directory.
+    Dir(OverlaySubdir),
+    /// A file.
+    File(OverlayFile),
+    /// A symbolic link.
+    Link(OverlayFile),
+    /// It was removed.
+    Gone,
+    /// A socket, a pipe, a device.
+    Other,
+    /// It cannot be looked at.
+    Unreadable,
+}
+
+/// A directory below another.
+#[derive(Debug)]
+pub struct OverlaySubdir {
+    layers: Vec<usize>,
+    name: CString,
+    /// Whether what lower layers have of it is not seen.
+    pub hides: bool,
+}
+
+/// A file or a link in one of the layers.
+#[derive(Debug)]
+pub struct OverlayFile {
+    layer: usize,
+    name: CString,
+    /// Its length, as it says.
+    pub len: u64,
+    /// Whether its owner may run it.
+    pub executable: bool,
+}
+
+impl OverlayDir {
+    /// The top directory of an overlay; layers that lack it are left out.
+    pub fn open(layers: &[PathBuf]) -> io::Result<Self> {
+        let mut dirs = Vec::new();
+        for path in layers {
+            match open_top(path) {
+                Ok(dir) => dirs.push(dir),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self(dirs))
+    }
+
+    /// What is in it.
+    pub fn entries(&self) -> io::Result<BTreeMap<Vec<u8>, OverlayEntry>> {
+        let mut all: BTreeMap<Vec<u8>, OverlayEntry> = BTreeMap::new();
+        for (layer, dir) in self.0.iter().enumerate() {
+            for entry in Dir::read_from(dir)? {
+                let entry = entry?;
+                let name = entry.file_name().to_owned();
+                if name.as_bytes() == b"." || name.as_bytes() == b".." {
+                    continue;
+                }
+                if all.len() >= ENTRIES_MAX {
+                    return Err(io::Error::new(
+                        io::ErrorKind::FileTooLarge,
+                        "a directory has too many entries",
+                    ));
+                }
+                self.add(&mut all, layer, name);
+            }
+        }
+        Ok(all)
+    }
+
+    fn add(&self, all: &mut BTreeMap<Vec<u8>, OverlayEntry>, layer: usize, name: CString) {
+        match all.get_mut(name.as_bytes()) {
+            None => {
+                let found = self.look(layer, &name);
+                all.insert(name.into_bytes(), found);
+            }
+            Some(OverlayEntry::Dir(inner)) if !inner.hides => match self.look(layer, &name) {
+                OverlayEntry::Dir(below) => {
+                    inner.layers.extend(below.layers);
+                    inner.hides = below.hides;
+                }
+                _ => inner.hides = true,
+            },
+            Some(_) => {}
+        }
+    }
+
+    fn look(&self, layer: usize, name: &CString) -> OverlayEntry {
+        let dir = &self.0[layer];
+        let Ok(stat) = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) else {
+            return OverlayEntry::Unreadable;
+        };
+        let node = || OverlayFile {
+            layer,
+            name: name.clone(),
+            len: u64::try_from(stat.st_size).unwrap_or(0),
+            executable: stat.st_mode & 0o100 != 0,
+        };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => match open_dir(dir, name) {
+                Ok(child) => OverlayEntry::Dir(OverlaySubdir {
+                    layers: vec![layer],
+                    name: name.clone(),
+                    hides: is_opaque(&child),
+                }),
+                Err(_) => OverlayEntry::Unreadable,
+            },
+            FileType::RegularFile => OverlayEntry::File(node()),
+            FileType::Symlink => OverlayEntry::Link(node()),
+            FileType::CharacterDevice if stat.st_rdev == 0 => OverlayEntry::Gone,
+            _ => OverlayEntry::Other,
+        }
+    }
+
+    /// Goes into a directory.
+    pub fn enter(&self, inner: &OverlaySubdir) -> io::Result<OverlayDir> {
+        inner
+            .layers
+            .iter()
+            .map(|layer| open_dir(&self.0[*layer], &inner.name))
+            .collect::<io::Result<_>>()
+            .map(OverlayDir)
+    }
+
+    /// One entry, by name.
+    pub fn get(&self, name: &str) -> Option<OverlayEntry> {
+        let name = CString::new(name).ok()?;
+        let mut all = BTreeMap::new();
+        for layer in 0..self.0.len() {
+            let missing = matches!(
+                rustix::fs::statat(&self.0[layer], &name, AtFlags::SYMLINK_NOFOLLOW),
+                Err(Errno::NOENT)
+            );
+            if !missing {
+                self.add(&mut all, layer, name.clone());
+            }
+        }
+        all.remove(name.as_bytes())
+    }
+
+    /// A directory, by name.
+    pub fn dir(&self, name: &str) -> Option<OverlayDir> {
+        match self.get(name)? {
+            OverlayEntry::Dir(inner) => self.enter(&inner).ok(),
+            _ => None,
+        }
+    }
+
+    /// A directory some way down, and whether it hides what lower layers have of it; none where it is not there.
+    pub fn down(self, path: &str) -> io::Result<Option<(OverlayDir, bool)>> {
+        let (mut dirs, mut hidden) = (self, false);
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            match dirs.get(name) {
+                Some(OverlayEntry::Dir(inner)) => {
+                    hidden |= inner.hides;
+                    dirs = dirs.enter(&inner)?;
+                }
+                Some(OverlayEntry::Unreadable) => return Err(io::ErrorKind::PermissionDenied.into()),
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some((dirs, hidden)))
+    }
+
+    /// A small file, by its path.
+    pub fn small(&self, path: &str, len_max: u64) -> Option<Vec<u8>> {
+        if let Some((first, rest)) = path.split_once('/') {
+            return self.dir(first)?.small(rest, len_max);
+        }
+        match self.get(path)? {
+            OverlayEntry::File(node) if node.len <= len_max => {
+                let mut bytes = Vec::new();
+                self.file(&node).ok()?.take(len_max).read_to_end(&mut bytes).ok()?;
+                Some(bytes)
+            }
+            _ => None,
+        }
+    }
+
+    /// Opens a file of this directory. What took its place meanwhile is not opened.
+    pub fn file(&self, node: &OverlayFile) -> io::Result<File> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::openat(&self.0[node.layer], &node.name, flags, Mode::empty())?);
+        if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidData.into()) }
+    }
+
+    /// Where a link of this directory leads, as text.
+    pub fn link(&self, node: &OverlayFile) -> io::Result<CString> {
+        Ok(rustix::fs::readlinkat(&self.0[node.layer], &node.name, Vec::new())?)
+    }
+}
+
+/// Whether something below a directory may not be read by us.
+pub fn hides(dir: &Path) -> bool {
+    match open_top(dir) {
+        Ok(top) => is_hiding(&OverlayDir(vec![top]), 0),
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
+}
+
+fn is_hiding(dirs: &OverlayDir, depth: usize) -> bool {
+    let Ok(entries) = dirs.entries() else { return true };
+    entries.values().any(|found| match found {
+        OverlayEntry::Unreadable => true,
+        OverlayEntry::File(node) => {
+            rustix::fs::accessat(&dirs.0[node.layer], &node.name, Access::READ_OK, AtFlags::empty()).is_err()
+        }
+        // What lies deeper is not taken anyway.
+        OverlayEntry::Dir(inner) => {
+            depth < DEPTH_MAX && dirs.enter(inner).map_or(true, |inside| is_hiding(&inside, depth + 1))
+        }
+        OverlayEntry::Link(_) | OverlayEntry::Gone | OverlayEntry::Other => false,
+    })
+}
+
+fn open_top(path: &Path) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(
+        path,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
+}
+
+fn open_dir(parent: &OwnedFd, name: &CString) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::openat(
+        parent,
+        name,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
+}
+
+fn is_opaque(dir: &OwnedFd) -> bool {
+    let mut value = [0u8; 4];
+    matches!(rustix::fs::fgetxattr(dir.as_fd(), OPAQUE, &mut value), Ok(1) if value[0] == b'y')
+}

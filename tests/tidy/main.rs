@@ -1,0 +1,344 @@
+//! The rules about words that a machine can hold: names of types, doc comments, first words of sentences.
+//!
+//! Each test reads the sources and the documentation of the whole repository and lists every place that breaks a rule.
+//! Absent on purpose: judgement about good names. The tests find only what is certainly wrong.
+
+mod source;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use source::{Comment, Source, Texts};
+
+/// Single words that are no nouns: participles, prepositions, adverbs, question words and the like.
+const BANNED_TYPES: &[&str] = &[
+    "About",
+    "Above",
+    "Absent",
+    "After",
+    "Again",
+    "Ahead",
+    "All",
+    "Along",
+    "Apart",
+    "Around",
+    "Arriving",
+    "At",
+    "Away",
+    "Before",
+    "Begin",
+    "Begun",
+    "Behind",
+    "Below",
+    "Beside",
+    "Besides",
+    "Between",
+    "Both",
+    "Breakable",
+    "Bring",
+    "Brought",
+    "By",
+    "Coming",
+    "Copying",
+    "Cut",
+    "Dirty",
+    "Doing",
+    "Drawn",
+    "During",
+    "Endless",
+    "Ends",
+    "Fake",
+    "First",
+    "Follow",
+    "Found",
+    "Fresh",
+    "From",
+    "Frozen",
+    "Full",
+    "Given",
+    "Gone",
+    "Half",
+    "Hear",
+    "Heard",
+    "Held",
+    "Here",
+    "How",
+    "Hurried",
+    "Inner",
+    "Inside",
+    "Into",
+    "Kept",
+    "Known",
+    "Large",
+    "Last",
+    "Late",
+    "Lately",
+    "Later",
+    "Left",
+    "Less",
+    "Lie",
+    "Long",
+    "Loose",
+    "Lost",
+    "Made",
+    "Many",
+    "Masters",
+    "Met",
+    "More",
+    "Nearly",
+    "Nobodys",
+    "Now",
+    "Of",
+    "Off",
+    "On",
+    "Once",
+    "One",
+    "Only",
+    "Onto",
+    "Open",
+    "Other",
+    "Others",
+    "Out",
+    "Outside",
+    "Over",
+    "Own",
+    "Passing",
+    "Plain",
+    "Private",
+    "Quiet",
+    "Ran",
+    "Raw",
+    "Ready",
+    "Rest",
+    "Running",
+    "Said",
+    "Same",
+    "Say",
+    "Seen",
+    "Sent",
+    "Since",
+    "Skim",
+    "Small",
+    "Some",
+    "Soon",
+    "Sort",
+    "Stand",
+    "Standing",
+    "Starting",
+    "Still",
+    "Take",
+    "Taken",
+    "Talk",
+    "Tell",
+    "Tend",
+    "Then",
+    "There",
+    "Through",
+    "Tight",
+    "Till",
+    "To",
+    "Together",
+    "Told",
+    "Under",
+    "Unheard",
+    "Unknown",
+    "Unsaid",
+    "Unshown",
+    "Unsure",
+    "Until",
+    "Up",
+    "Warm",
+    "What",
+    "When",
+    "Where",
+    "Whether",
+    "Which",
+    "While",
+    "Who",
+    "Whole",
+    "Whom",
+    "Whose",
+    "Why",
+    "Wide",
+    "With",
+    "Within",
+    "Without",
+    "Wrong",
+];
+
+/// Words on `-ed` that are nouns or names.
+const NOUNS_ON_ED: &[&str] = &["Seed", "Feed", "Speed", "Need"];
+
+/// Names that more than one crate may define, and why.
+const SHARED_TYPES: &[(&str, &str)] = &[
+    ("Error", "the name that Rust's traits give to their error"),
+    ("World", "each suite of kills has its own model of the world"),
+];
+
+/// First words that are never the subject of a sentence.
+const NO_SUBJECTS: &[&str] = &["who", "what", "whoever", "whatever", "nobody", "somebody"];
+
+/// Continuations that make "The same" depend on the text before it.
+const SAME_AS_BEFORE: &[&str] = &[
+    "as", "at", "but", "by", "for", "from", "if", "in", "of", "on", "once", "over", "that", "through", "to",
+    "under", "when", "where", "while", "with", "without",
+];
+
+/// Fails with every place where there are more than `max`. Code written before a rule has places that break it; their
+/// number may only fall, and a change that lowers it lowers `max`.
+fn expect_at_most(max: usize, rule: &str, places: &[String]) {
+    assert!(places.len() <= max, "{rule}: {} places, {max} before\n{}", places.len(), places.join("\n"));
+}
+
+/// Fails with every place, grouped under the rule.
+fn expect_none(rule: &str, places: &[String]) {
+    assert!(places.is_empty(), "{rule}: {} places\n{}", places.len(), places.join("\n"));
+}
+
+fn is_one_word(name: &str) -> bool {
+    name.chars().skip(1).all(|letter| letter.is_ascii_lowercase())
+}
+
+fn is_banned(name: &str) -> bool {
+    is_one_word(name)
+        && (BANNED_TYPES.contains(&name) || name.ends_with("ed") && !NOUNS_ON_ED.contains(&name))
+}
+
+#[test]
+fn a_type_is_named_by_a_noun() {
+    let mut places = Vec::new();
+    for source in Texts::read().sources() {
+        for (line, name) in source.types() {
+            if is_banned(name) {
+                places.push(format!("{}:{line}: {name}", source.path));
+            }
+        }
+    }
+    expect_none("a type's name is a noun, not a participle, preposition, adverb or question word", &places);
+}
+
+#[test]
+fn a_type_name_belongs_to_one_crate() {
+    let texts = Texts::read();
+    let mut defined: BTreeMap<&str, BTreeMap<&str, Vec<String>>> = BTreeMap::new();
+    for source in texts.sources() {
+        for (line, name) in source.types() {
+            let place = format!("{}:{line}", source.path);
+            defined.entry(name).or_default().entry(source.package()).or_default().push(place);
+        }
+    }
+    let shared: BTreeSet<&str> = SHARED_TYPES.iter().map(|(name, _)| *name).collect();
+    let places: Vec<String> = defined
+        .iter()
+        .filter(|(name, crates)| crates.len() > 1 && !shared.contains(*name))
+        .map(|(name, crates)| {
+            format!("{name}: {}", crates.values().flatten().cloned().collect::<Vec<_>>().join(" "))
+        })
+        .collect();
+    expect_none("two crates define a type of one name", &places);
+}
+
+#[test]
+fn a_module_file_begins_with_its_doc() {
+    let texts = Texts::read();
+    let undocumented = |source: &&Source| !source.text.starts_with("//!");
+    let places: Vec<String> =
+        texts.sources().filter(undocumented).map(|source| source.path.clone()).collect();
+    expect_none("a module file begins with `//!`", &places);
+}
+
+#[test]
+fn no_doc_comment_leans_on_the_one_before() {
+    let mut places = Vec::new();
+    for source in Texts::read().sources() {
+        for comment in source.comments().filter(|comment| comment.is_doc) {
+            for (line, sentence) in comment.sentences() {
+                if leans_on_another(&sentence) {
+                    places.push(format!("{}:{line}: {sentence}", source.path));
+                }
+            }
+        }
+    }
+    expect_at_most(53, "a doc comment is readable alone, without \"The same, …\"", &places);
+}
+
+fn leans_on_another(sentence: &str) -> bool {
+    let Some(rest) = sentence.strip_prefix("The same") else { return false };
+    let word: String = rest.trim_start().chars().take_while(|letter| letter.is_alphabetic()).collect();
+    rest.is_empty() || rest.starts_with([',', '.', ';', ':']) || SAME_AS_BEFORE.contains(&word.as_str())
+}
+
+#[test]
+fn a_comment_names_its_actor() {
+    let mut places = Vec::new();
+    for source in Texts::read().sources() {
+        for comment in source.comments() {
+            places.extend(nameless(&source.path, comment.sentences()));
+        }
+    }
+    expect_at_most(1341, "a sentence in a comment names its actor", &places);
+}
+
+#[test]
+fn a_page_names_its_actors() {
+    let mut places = Vec::new();
+    for (path, text) in Texts::read().pages() {
+        places.extend(nameless(path, source::sentences_of_page(text)));
+    }
+    expect_at_most(131, "a sentence in the documentation names its actor", &places);
+}
+
+#[test]
+fn a_message_names_its_actor() {
+    let mut places = Vec::new();
+    for source in Texts::read().sources().filter(|source| source.is_production()) {
+        for (line, text) in source.messages() {
+            if lacks_actor(&text) {
+                places.push(format!("{}:{line}: {text}", source.path));
+            }
+        }
+    }
+    expect_at_most(22, "an error or a hint names its actor", &places);
+}
+
+fn nameless(path: &str, sentences: Vec<(usize, String)>) -> Vec<String> {
+    let nameless = sentences.into_iter().filter(|(_, sentence)| lacks_actor(sentence));
+    nameless.map(|(line, sentence)| format!("{path}:{line}: {sentence}")).collect()
+}
+
+/// A question may begin so: it asks for the actor.
+fn lacks_actor(sentence: &str) -> bool {
+    let word: String = sentence.chars().take_while(|letter| letter.is_alphabetic()).collect();
+    NO_SUBJECTS.contains(&word.to_lowercase().as_str()) && !sentence.trim_end().ends_with('?')
+}
+
+#[test]
+fn the_rules_find_what_they_are_for() {
+    for bad in ["Asked", "Found", "Beside", "How", "Unsaid"] {
+        assert!(is_banned(bad), "{bad}");
+    }
+    for good in ["Seed", "SkippedPath", "FoundKernel", "Layer"] {
+        assert!(!is_banned(good), "{good}");
+    }
+    for bad in ["The same, by number.", "The same with files.", "The same.", "The same as it stands in JSON."]
+    {
+        assert!(leans_on_another(bad), "{bad}");
+    }
+    assert!(!leans_on_another("The same directory in our tree."));
+    for bad in ["Who asks.", "What a Body uses.", "nobody is there", "Whoever waits."] {
+        assert!(lacks_actor(bad), "{bad}");
+    }
+    for good in ["What is a Body?", "Whatsoever", "The caller waits."] {
+        assert!(!lacks_actor(good), "{good}");
+    }
+    let source = Source::new(
+        "crates/x/src/a.rs",
+        "//! A page.\n\n/// First one. What it is.\n/// Goes on.\nstruct Asked;\n// Plain.\nfn f() {\n    \
+         say(\"nobody is there\");\n}\n",
+    );
+    assert_eq!(source.types().collect::<Vec<_>>(), [(5, "Asked")]);
+    let sentences: Vec<(usize, String)> =
+        source.comments().flat_map(|comment: &Comment| comment.sentences()).collect();
+    let expected = [(1, "A page."), (3, "First one."), (3, "What it is."), (4, "Goes on."), (6, "Plain.")];
+    assert_eq!(sentences, expected.map(|(line, text)| (line, text.to_owned())));
+    assert_eq!(source.messages(), [(8, "nobody is there".to_owned())]);
+}
