@@ -1,4 +1,5 @@
-//! The rules that a machine can hold: names of types, doc comments, first words of sentences, the size of types, promises.
+//! The rules that a machine can hold: names of types, doc comments, first words of sentences, the size of
+//! types, promises.
 //!
 //! Each test reads the sources and the documentation of the whole repository and lists every place that
 //! breaks a rule.
