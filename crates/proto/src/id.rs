@@ -72,6 +72,14 @@ id! {
     BodyId
 }
 id! {
+    /// An agent: one Brain at work.
+    AgentId
+}
+id! {
+    /// A node: one machine's `pal`, or in a cluster one `pal serve`.
+    NodeId
+}
+id! {
     /// A snapshot of a Body's files.
     SnapshotId
 }
