@@ -1,4 +1,4 @@
-//! Events: what happened, appended once, chained by hash.
+//! Events: each records one thing that happened, is appended once, and is chained by hash to the one before.
 //!
 //! Invariant: `hash` covers every other field but `pos`, `prev` included, so a changed, cut or reordered chain shows.
 //! Invariant: the hash is over a canonical form (keys sorted, no blanks), never over the stored text.
@@ -17,19 +17,20 @@ pub const VERSION_ONE_CHAIN: u32 = 1;
 /// `prev` of the first event of a chain.
 pub const GENESIS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
-/// An event that has not been stored: no place in the log yet.
+/// An event that has no position in a log yet.
 ///
-/// Invariant: [`Draft::new`] and [`Draft::about`] make it from typed data, so that a log has only kinds of the table.
+/// Invariant: [`Draft::new`] and [`Draft::about`] make it from typed data, so that a log holds only known
+/// kinds.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Draft {
-    /// Noun and past: `body.started`.
+    /// A noun and a past participle: `body.started`.
     pub kind: String,
-    /// The Body it is about.
+    /// The Body that it concerns.
     pub body: Option<BodyId>,
-    /// The Brain it is about.
+    /// The Brain that it concerns.
     pub brain: Option<String>,
-    /// What happened, in the words of the kind.
+    /// The data of the kind.
     pub data: Value,
 }
 
@@ -45,22 +46,22 @@ pub struct Event {
     /// Place in the chain, from 1, without gaps. The chain of a Body or node that is older than its chain goes on
     /// counting from the end of [`ChainId::OneChain`].
     pub seq: u64,
-    /// When, RFC 3339 in UTC with microseconds.
+    /// The time, RFC 3339 in UTC with microseconds.
     pub at: String,
-    /// Noun and past: `body.started`.
+    /// A noun and a past participle: `body.started`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The Body it is about.
+    /// The Body that it concerns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<BodyId>,
-    /// The Brain it is about.
+    /// The Brain that it concerns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub brain: Option<String>,
-    /// What happened.
+    /// The data of the kind.
     pub data: Value,
     /// Hash of the event before this one in the chain.
     pub prev: String,
-    /// Hash of this one.
+    /// Hash of this event.
     pub hash: String,
 }
 
@@ -90,7 +91,7 @@ impl Event {
         ChainHead { seq: self.seq, hash: self.hash.clone() }
     }
 
-    /// The hash this event should carry.
+    /// The hash that this event should have.
     pub fn digest(&self) -> String {
         let mut canonical = serde_json::json!({
             "v": self.v, "seq": self.seq, "at": self.at, "type": self.kind,
@@ -103,7 +104,7 @@ impl Event {
     }
 }
 
-/// Lower-case hexadecimal.
+/// Lower-case hexadecimal digits of bytes.
 pub fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut text = String::with_capacity(bytes.len() * 2);
