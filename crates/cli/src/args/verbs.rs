@@ -196,7 +196,7 @@ pub struct EventsArgs {
     /// Only of this Body, also when it is gone
     #[arg(long, value_name = "BODY")]
     pub body: Option<String>,
-    /// Only after this number
+    /// Only events behind this position
     #[arg(long, value_name = "SEQ", default_value_t = 0)]
     pub after: u64,
     /// Something else.

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::records::{
-    CopiedBy, ExecOutcome, KeyQuota, KeyScope, LandedWork, LeaseTerms, RemovedBy, SavedWork, SealedHead, StartedBy,
+    CopiedBy, ExecOutcome, KeyQuota, KeyScope, LandedWork, LeaseTerms, RemovedBy, SavedWork, SealedHead,
+    StartedBy,
 };
 use crate::{
     BodyId, Enforcement, LayerId, SnapshotId, TemplateId,

@@ -133,7 +133,6 @@ impl FileSink {
             }
         }
     }
-
 }
 
 impl ArtifactSink for FileSink {

@@ -119,8 +119,8 @@ impl Store {
             return Err(AppendError::ReadOnly);
         }
         let connection = self.lock();
-        let transaction = Transaction::new_unchecked(&connection, TransactionBehavior::Immediate)
-            .map_err(append_error)?;
+        let transaction =
+            Transaction::new_unchecked(&connection, TransactionBehavior::Immediate).map_err(append_error)?;
         let done = act(&transaction)?;
         transaction.commit().map_err(append_error)?;
         Ok(done)
@@ -147,8 +147,8 @@ impl LogState {
 }
 
 pub(super) fn state(connection: &Connection) -> Result<LogState, Error> {
-    let mut statement = connection
-        .prepare_cached("SELECT node, pos, sealed_pos, sealed_at_ms FROM log WHERE one = 1")?;
+    let mut statement =
+        connection.prepare_cached("SELECT node, pos, sealed_pos, sealed_at_ms FROM log WHERE one = 1")?;
     statement.query_row([], |row| {
         let node: String = row.get(0)?;
         let node = NodeId::try_from(node)

@@ -110,7 +110,9 @@ pub enum OpenError {
         known: i32,
     },
     /// Written by an earlier `pal`; opening it for writing brings it up to date.
-    #[error("the event log has version {found}, and this program reads {known} once it was opened for writing")]
+    #[error(
+        "the event log has version {found}, and this program reads {known} once it was opened for writing"
+    )]
     Older {
         /// Its version.
         found: i32,

@@ -115,10 +115,8 @@ fn fill_index_columns(connection: &Connection) -> Result<(), Error> {
 
 /// The one row of table `log`. The node's id is random: 16 hexadecimal digits.
 fn begin_log(connection: &Connection, pos: i64, sealed_at_ms: i64) -> Result<(), Error> {
-    connection.execute(
-        "INSERT INTO log VALUES (1, lower(hex(randomblob(8))), ?1, 0, ?2)",
-        [pos, sealed_at_ms],
-    )?;
+    connection
+        .execute("INSERT INTO log VALUES (1, lower(hex(randomblob(8))), ?1, 0, ?2)", [pos, sealed_at_ms])?;
     Ok(())
 }
 

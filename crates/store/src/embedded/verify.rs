@@ -196,9 +196,8 @@ fn check_seal(connection: &Connection, event: &Event, seal: &LogSealed) -> Resul
     let mut any = connection.prepare_cached("SELECT 1 FROM events WHERE chain = ?1 LIMIT 1")?;
     for sealed in &seal.heads {
         let name = sealed.chain.to_string();
-        let found: Option<String> = exact
-            .query_row(params![name, row::column(sealed.seq)], |row| row.get(0))
-            .optional()?;
+        let found: Option<String> =
+            exact.query_row(params![name, row::column(sealed.seq)], |row| row.get(0)).optional()?;
         let why = match found {
             Some(hash) if hash == sealed.hash => continue,
             Some(_) => ChainBreach::Resealed { seal: event.seq },
@@ -212,7 +211,8 @@ fn check_seal(connection: &Connection, event: &Event, seal: &LogSealed) -> Resul
 
 /// A head without a chain: all of its events are missing.
 fn check_empty_chains(connection: &Connection) -> Result<(), VerifyStop> {
-    let sql = "SELECT chain FROM chains WHERE NOT EXISTS (SELECT 1 FROM events WHERE events.chain = chains.chain)";
+    let sql =
+        "SELECT chain FROM chains WHERE NOT EXISTS (SELECT 1 FROM events WHERE events.chain = chains.chain)";
     let empty: Option<String> = connection.query_row(sql, [], |row| row.get(0)).optional()?;
     match empty {
         Some(name) => Err(VerifyStop::at(&name, 1, ChainBreach::Missing)),
