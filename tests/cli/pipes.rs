@@ -1,4 +1,4 @@
-//! Pipes: output is data, complaints are talk, codes are the command's own.
+//! Pipes: results on standard output, messages on standard error, exit codes of the command.
 
 use crate::{cli_test, pal::said};
 
@@ -49,7 +49,7 @@ cli_test! {
 
 cli_test! {
     fn missing_streams_are_nobodys(pal) {
-        // What is opened first would take their numbers: the pipes to the launcher, for one.
+        // The first files that are opened would get these numbers, such as the pipes to the launcher.
         let cases = [("<&- >&- 2>&-", ""), (">&-", "talk\n"), ("<&-", "talk\n"), ("<&- >&-", "talk\n")];
         for (closed, talk) in cases {
             let script = format!(r#""$0" run -- sh -c 'echo talk >&2; exit 7' {closed}"#);
@@ -65,7 +65,7 @@ cli_test! {
 
 cli_test! {
     fn a_command_of_any_length_is_the_first(pal) {
-        // Short ones are started before the guest can answer anybody; others are read piece by piece.
+        // Short commands start before the guest serves connections; longer ones arrive in pieces.
         for len in [0, 3_000, 4_000, 5_000, 60_000] {
             let said = pal.run(["run", "--", "sh", "-c", "echo ${#0}; exit 5", &"x".repeat(len)]);
             assert_eq!((said.code, said.out.as_str()), (5, format!("{len}\n").as_str()));
@@ -183,11 +183,12 @@ cli_test! {
         assert_eq!(pal.ok("run -- echo hi"), "hi");
         let body: proto::BodyId = pal.events()[0]["body"].as_str().unwrap().parse().unwrap();
         let newer = serde_json::json!({ "model": "m", "cost": { "usd": 0.25 } });
+        use store::EventLog;
         let store = store::Store::open(&pal.data(), store::Durability::Process).unwrap();
         for (kind, data) in [("agent.started", newer.clone()), ("exec.left", serde_json::json!({ "exec": 2, "new": 1 }))] {
             let mut draft = proto::Draft::about(&body, proto::event_data::BodyStopped { grace_ms: 0 });
             (draft.kind, draft.data) = (kind.to_owned(), data);
-            store.append(draft).unwrap();
+            store.append_at_end(&proto::ChainId::Body(body.clone()), vec![draft]).unwrap();
         }
         drop(store);
         let events = pal.events();
@@ -195,6 +196,6 @@ cli_test! {
         assert_eq!((&events[6]["type"], &events[6]["data"]["new"]), (&"exec.left".into(), &1.into()));
         let shown = pal.ok("events");
         assert!(shown.contains("agent.started") && shown.contains(&newer.to_string()), "{shown}");
-        assert!(pal.ok("events verify").starts_with("whole: 7 events"));
+        assert!(pal.ok("events verify").starts_with("whole: 7 events in 1 chain,"));
     }
 }
