@@ -1,4 +1,5 @@
-//! What happened, kept: the event log on SQLite and artifacts by their hash, in one data directory.
+//! What happened and what is true now: the event log on SQLite, artifacts by their hash, and records, in one data
+//! directory.
 //!
 //! Invariant: events are only ever added; the chain of hashes shows whatever was changed, cut or moved since.
 //! Invariant: an event that [`Store::append`] has returned survives `kill -9`; with [`Durability::Power`] also the
@@ -11,12 +12,19 @@
 pub mod clock;
 
 mod artifact;
+mod embedded;
 mod log;
 mod open;
+mod records;
 mod row;
 mod verify;
 
 pub use artifact::{ArtifactError, ArtifactRef, ArtifactWriter};
+pub use embedded::EmbeddedRecords;
 pub use log::{AppendError, DATA_LEN_MAX, DEPTH_MAX, EventQuery, LABEL_LEN_MAX, ReadError, Store};
 pub use open::{Durability, DurabilityError, FILE, OpenError, SCHEMA_VERSION};
+pub use records::{
+    Bucket, KEY_LEN_MAX, KeyError, Listing, RECORD_LEN_MAX, Record, RecordChange, RecordKey, RecordTable,
+    Records, RecordsError, Revision, StoredRecord, WATCH_LEN_MAX,
+};
 pub use verify::{ChainBreach, ChainVerdict};

@@ -7,6 +7,7 @@ mod child;
 mod crash;
 mod disk;
 mod power;
+mod records;
 mod scene;
 mod tamper;
 mod trouble;
