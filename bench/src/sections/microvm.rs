@@ -99,7 +99,7 @@ fn prepare(context: &BenchContext) -> io::Result<Fleet> {
     fleet.setup_microvm(None, &mut |said: &str| eprintln!("  {said}")).map_err(failure_text)?;
     fleet.force_refill();
     // Only who is measured with one has one.
-    fleet.set_setting(Setting::PoolSize, "0").map_err(failure_text)?;
+    fleet.settings().set(Setting::PoolSize, "0").map_err(failure_text)?;
     Ok(fleet)
 }
 
@@ -151,7 +151,7 @@ fn interleave_all(
 
 /// With a spare that lies ready; that it is made, before and after, is nobody's time here.
 fn from_spare(runtime: &Runtime, fleet: &Fleet) -> io::Result<Duration> {
-    fleet.set_setting(Setting::PoolSize, "1").map_err(failure_text)?;
+    fleet.settings().set(Setting::PoolSize, "1").map_err(failure_text)?;
     let measured = first_exec(runtime, fleet, machine()).and_then(|_| {
         let deadline = Instant::now() + SPARE_PATIENCE;
         while fleet.spares() == 0 {
@@ -165,7 +165,7 @@ fn from_spare(runtime: &Runtime, fleet: &Fleet) -> io::Result<Duration> {
             let view = fleet.create(machine()).await.map_err(failure_text)?;
             let ran = library::exec(fleet, view.id(), &["true"]).await;
             let took = began.elapsed();
-            fleet.set_setting(Setting::PoolSize, "0").map_err(failure_text)?;
+            fleet.settings().set(Setting::PoolSize, "0").map_err(failure_text)?;
             let how = view.receipt.as_ref().map(|receipt| receipt.how.as_str());
             fleet.remove(view.id(), Force::Yes).await.map_err(failure_text)?;
             match (ran, how) {
@@ -175,7 +175,7 @@ fn from_spare(runtime: &Runtime, fleet: &Fleet) -> io::Result<Duration> {
             }
         })
     });
-    fleet.set_setting(Setting::PoolSize, "0").map_err(failure_text)?;
+    fleet.settings().set(Setting::PoolSize, "0").map_err(failure_text)?;
     measured
 }
 

@@ -21,8 +21,10 @@ mod heard;
 mod images;
 pub mod lease;
 mod lifecycle;
+mod migrate;
 mod mounts;
 mod parked;
+pub mod records;
 mod request;
 mod settings;
 mod shutdown_wait;
@@ -43,7 +45,7 @@ use body::process::{LaunchContext, Launcher, SupervisorHandle};
 use data::Prestart;
 use parked::Pool;
 use proto::{BodyId, Draft, Event, Failure, Kind, Spec, launch::RunRecord};
-use store::Store;
+use store::{Records, Store};
 
 pub use access::ResourceUsage;
 pub use body::guest::PortStream;
@@ -57,10 +59,10 @@ pub use heard::ExecReport;
 pub use images::{
     Image, ImageProfile, Platform, PrivateAddresses, PulledImage, RegistryAccess, RegistryCredentials,
 };
-pub use lease::{Lease, Rest, Then};
+pub use lease::{Lease, Leases, Rest, Then};
 pub use lifecycle::{Force, describe_end};
 pub use request::{Create, ExecRequest, LimitRequest, Stdin, TtySize};
-pub use settings::{Setting, Settings};
+pub use settings::{Setting, Settings, SettingsRecord};
 pub use store::{Durability, clock};
 pub use templates::{
     BASE, BaseImage, BuildJob, BuildRequest, BuildState, BuildStep, INTERPRETER, Instruction, LogLine,
@@ -87,6 +89,8 @@ pub struct Fleet {
     durability: Durability,
     /// Opened when it is first needed.
     store: OnceLock<Store>,
+    /// Opened when they are first used.
+    records: Arc<dyn Records>,
     launch_context: Arc<LaunchContext>,
     /// Keepers that are this process's children: to be waited for, and for some Bodies the thread they hang by.
     owned: Mutex<HashMap<BodyId, OwnedBody>>,
@@ -106,8 +110,6 @@ pub struct Fleet {
     spares: Option<vm::vm_pool::VmPool>,
     /// Keepers that cleared their Body away and are about to exit.
     leaving: Mutex<Vec<SupervisorHandle>>,
-    /// Held while a lease changes.
-    leases: Mutex<()>,
     /// Locks of Bodies of steps, held for as long as this process works at them.
     steps: Mutex<HashMap<BodyId, OwnedFd>>,
 }

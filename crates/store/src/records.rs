@@ -12,6 +12,7 @@
 
 use std::{error::Error, fmt, marker::PhantomData, str::FromStr, time::Duration};
 
+use proto::{Failure, Kind};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::OpenError;
@@ -217,6 +218,41 @@ impl RecordsError {
     /// Whether another writer was faster.
     pub fn is_conflict(&self) -> bool {
         matches!(self, RecordsError::Conflict { .. })
+    }
+}
+
+impl From<RecordsError> for Failure {
+    fn from(error: RecordsError) -> Self {
+        let (kind, hint) = match &error {
+            RecordsError::Conflict { .. } => (Kind::Conflict, Some("try again")),
+            RecordsError::TooLarge { .. } => (Kind::Limit, None),
+            RecordsError::Key(_) => (Kind::Usage, None),
+            RecordsError::Open(OpenError::Newer { .. }) => {
+                (Kind::Host, Some("use the newer pal that wrote it, or another directory: --data DIR"))
+            }
+            RecordsError::DiskFull => {
+                (Kind::Host, Some("make room on the disk that holds the data directory: pal gc"))
+            }
+            RecordsError::Busy => (Kind::Host, Some("try again when the other pal is done")),
+            RecordsError::Damaged(_) => {
+                (Kind::Host, Some("check the database that holds them: pal events verify"))
+            }
+            _ => (Kind::Host, None),
+        };
+        let failure = Failure::new(kind, error.to_string());
+        let failure = match error {
+            RecordsError::Unreadable { source, .. } | RecordsError::Unwritable { source, .. } => {
+                failure.because(source)
+            }
+            RecordsError::Store(source) => failure.because(source),
+            RecordsError::Open(OpenError::Access { source, .. }) => failure.because(source),
+            RecordsError::Open(OpenError::Database { source, .. }) => failure.because(source),
+            _ => failure,
+        };
+        match hint {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
     }
 }
 

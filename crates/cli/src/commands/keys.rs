@@ -17,7 +17,7 @@ use crate::{
 
 /// Makes, lists or revokes keys. A server that runs knows at once.
 pub fn keys(fleet: &Fleet, command: &KeysCommand, format: Format) -> Result<(), Failure> {
-    let keys = KeyStore::at(fleet.data());
+    let keys = KeyStore::new(fleet.records().clone());
     match command {
         KeysCommand::Create(args) => create(fleet, &keys, args, format),
         KeysCommand::Ls => list(&keys, format),

@@ -220,7 +220,7 @@ pub fn setup(fleet: &Fleet, args: &SetupArgs, format: Format) -> Result<(), Fail
 
 /// Where the caller's own PATH leads to a hypervisor, unless it was decided where that is.
 fn on_path(engine: Engine, fleet: &Fleet) -> Option<std::path::PathBuf> {
-    let decided = fleet.settings().is_ok_and(|settings| settings.program(engine).is_some());
+    let decided = fleet.settings().read().is_ok_and(|settings| settings.program(engine).is_some());
     let path = std::env::var_os("PATH").filter(|_| engine != Engine::Qemu && !decided)?;
     std::env::split_paths(&path)
         .filter(|dir| dir.is_absolute())

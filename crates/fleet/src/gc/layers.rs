@@ -39,7 +39,7 @@ impl Fleet {
 
     /// The same for `gc`, which tells what it found.
     pub(crate) fn sweep_layers(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
-        self.sweep_layers_to(sweep, self.budget()?.0, found)
+        self.sweep_layers_to(sweep, self.settings().budget()?.0, found)
     }
 
     /// The same, with that much room for layers that somebody may stand on again.

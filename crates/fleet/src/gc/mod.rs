@@ -37,9 +37,10 @@ impl Fleet {
     pub async fn gc(&self, sweep: GcMode) -> Result<Vec<GarbageItem>, Failure> {
         let mut found = Vec::new();
         self.sweep_bodies(sweep, &mut found)?;
+        self.sweep_leases(sweep, &mut found);
         self.sweep_trash(sweep, &mut found)?;
         self.sweep_snapshots(sweep, &mut found)?;
-        self.sweep_dependencies(self.budget()?.0, sweep, &mut found)?;
+        self.sweep_dependencies(self.settings().budget()?.0, sweep, &mut found)?;
         self.sweep_layers(sweep, &mut found)?;
         self.sweep_machines(sweep, &mut found)?;
         self.sweep_scratch(sweep, &mut found);
@@ -206,6 +207,17 @@ impl Fleet {
             found.push(GarbageItem { kind: "cgroup", name, bytes: 0, why: "its Body is gone".into() });
         }
         Ok(())
+    }
+
+    /// Leases whose Body is gone: whoever removed it was killed before the lease was removed, too.
+    fn sweep_leases(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) {
+        for id in lasting(|| self.leases().orphans().unwrap_or_default()) {
+            if sweep == GcMode::Remove {
+                self.leases().forget(&id);
+            }
+            let why = "its Body is gone".to_owned();
+            found.push(GarbageItem { kind: "lease", name: id.to_string(), bytes: 0, why });
+        }
     }
 
     /// Files of the data directory itself whose maker was killed.

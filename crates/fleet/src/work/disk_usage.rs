@@ -51,7 +51,7 @@ impl Fleet {
                 add("events", found.len());
             }
         }
-        Ok((shares.into_values().collect(), self.budget()?))
+        Ok((shares.into_values().collect(), self.settings().budget()?))
     }
 }
 
