@@ -19,9 +19,12 @@ use proto::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use store::{RecordKey, RecordTable, RecordsError};
+use store::{RecordKey, RecordTable};
 
-use crate::{Fleet, records::LEASES};
+use crate::{
+    Fleet,
+    records::{LEASES, key_of},
+};
 
 /// The timeout of a lease that has no end.
 const ENDLESS: u64 = u64::MAX;
@@ -223,7 +226,7 @@ impl Leases<'_> {
 }
 
 fn key(id: &BodyId) -> Result<RecordKey, Failure> {
-    Ok(RecordKey::of([id.as_str()]).map_err(RecordsError::from)?)
+    key_of([id.as_str()])
 }
 
 /// What events say of a lease: no token, and no network object, which may hold a proxy's password.

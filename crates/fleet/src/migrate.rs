@@ -13,7 +13,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use proto::{Failure, Kind};
+use proto::{
+    Failure, Kind,
+    template::{Template, TemplateBuild},
+};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -21,8 +24,10 @@ use store::{Bucket, RecordKey, RecordTable, Records, RecordsError};
 
 use crate::{
     lease::Lease,
-    records::{KEYS, LEASES, SETTINGS},
+    records::{BUILD_JOBS, BUILDS, HOMES, KEYS, LEASES, SETTINGS, TEMPLATES},
     settings::{self, Settings},
+    templates::BuildJobRecord,
+    work::HomeRecord,
 };
 
 /// Longest file of layout 1.
@@ -88,7 +93,7 @@ struct Import<'a> {
 impl Import<'_> {
     fn all(&mut self) -> Result<(), Failure> {
         // While the version says 1, records can only be those of a migration that was cut short.
-        for bucket in [SETTINGS, LEASES, KEYS] {
+        for bucket in [SETTINGS, LEASES, KEYS, HOMES, TEMPLATES, BUILDS, BUILD_JOBS] {
             let table = RecordTable::<Value>::new(self.records, bucket);
             for record in self.records.list(bucket, None)?.records {
                 table.delete(&record.key, record.revision)?;
@@ -96,7 +101,9 @@ impl Import<'_> {
         }
         self.settings()?;
         self.keys()?;
-        self.leases()
+        self.leases()?;
+        self.homes()?;
+        self.templates()
     }
 
     fn settings(&mut self) -> Result<(), Failure> {
@@ -125,6 +132,41 @@ impl Import<'_> {
         Ok(())
     }
 
+    fn homes(&mut self) -> Result<(), Failure> {
+        for name in self.names("homes")?.iter().filter(|name| name.ends_with(".json")) {
+            if let Some(home) = self.read::<HomeRecord>(&Path::new("homes").join(name))? {
+                self.create(HOMES, &[&home.name], &home)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn templates(&mut self) -> Result<(), Failure> {
+        for id in self.names("templates")? {
+            let dir = Path::new("templates").join(&id);
+            // A directory without a manifest is no template any more.
+            let Some(template) = self.read::<Template>(&dir.join("manifest.json"))? else { continue };
+            self.create(TEMPLATES, &[&template.name], &template)?;
+            let builds = dir.join("builds");
+            for name in self.names(&builds)? {
+                match name.rsplit_once('.') {
+                    Some((build, "json")) => {
+                        if let Some(whole) = self.read::<TemplateBuild>(&builds.join(&name))? {
+                            self.create(BUILDS, &[&id, build], &whole)?;
+                        }
+                    }
+                    Some((build, "draft")) => {
+                        if let Some(job) = self.read::<BuildJobRecord>(&builds.join(&name))? {
+                            self.create(BUILD_JOBS, &[&id, build], &job)?;
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn create(&self, bucket: Bucket, key: &[&str], value: &impl Serialize) -> Result<(), Failure> {
         let key = RecordKey::of(key.iter().copied()).map_err(RecordsError::from)?;
         let value = serde_json::to_value(value)
@@ -147,7 +189,7 @@ impl Import<'_> {
     }
 
     /// The names in a directory below the data directory; none where there is no directory.
-    fn names(&self, dir: &str) -> Result<Vec<String>, Failure> {
+    fn names(&self, dir: impl AsRef<Path>) -> Result<Vec<String>, Failure> {
         let path = self.data.join(dir);
         let entries = match fs::read_dir(&path) {
             Ok(entries) => entries,

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use proto::Failure;
 use serde::{Serialize, de::DeserializeOwned};
 use store::Bucket;
 pub use store::{EmbeddedRecords, RecordKey, RecordTable, Records, RecordsError, Revision};
@@ -14,8 +15,21 @@ use crate::Fleet;
 pub(crate) const SETTINGS: Bucket = Bucket::new("settings");
 /// Leases, by Body.
 pub(crate) const LEASES: Bucket = Bucket::new("leases");
+/// Homes, by name.
+pub(crate) const HOMES: Bucket = Bucket::new("homes");
+/// Templates, by name: creating the record is what claims the name.
+pub(crate) const TEMPLATES: Bucket = Bucket::new("templates");
+/// Builds that are complete, by template and build.
+pub(crate) const BUILDS: Bucket = Bucket::new("builds");
+/// Builds that are requested, under way or failed, by template and build.
+pub(crate) const BUILD_JOBS: Bucket = Bucket::new("build-jobs");
 /// API keys, by their ids. The server gives them their type.
 pub const KEYS: Bucket = Bucket::new("keys");
+
+/// The key of a record that has these names, in this order.
+pub fn key_of<const N: usize>(names: [&str; N]) -> Result<RecordKey, Failure> {
+    Ok(RecordKey::of(names).map_err(RecordsError::from)?)
+}
 
 impl Fleet {
     /// The records of the data directory.

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use proto::{Failure, Kind, Size, event_data::ConfigChanged, vm::Engine};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use store::{RecordKey, RecordTable, Records, RecordsError};
+use store::{RecordTable, Records};
 
 use crate::{
     Fleet,
-    records::SETTINGS,
+    records::{SETTINGS, key_of},
     vm::vm_pool::{SPARES_DEFAULT, SPARES_MAX},
 };
 
@@ -184,16 +184,12 @@ impl Settings {
 
 /// The settings of a data directory.
 pub(crate) fn read(records: &dyn Records) -> Result<Settings, Failure> {
-    let found = table(records).get(&key()?)?;
+    let found = table(records).get(&key_of([CURRENT])?)?;
     Ok(found.map(|record| record.value).unwrap_or_default())
 }
 
 fn table(records: &dyn Records) -> RecordTable<'_, Settings> {
     RecordTable::new(records, SETTINGS)
-}
-
-fn key() -> Result<RecordKey, Failure> {
-    Ok(RecordKey::of([CURRENT]).map_err(RecordsError::from)?)
 }
 
 /// The settings of a data directory, to be read and changed.
@@ -242,7 +238,7 @@ impl SettingsRecord<'_> {
         changed: Setting,
         change: impl Fn(&mut Settings) -> Result<(), Failure>,
     ) -> Result<Settings, Failure> {
-        let written = table(&**self.fleet.records()).change(&key()?, |found| {
+        let written = table(&**self.fleet.records()).change(&key_of([CURRENT])?, |found| {
             let mut settings = found.cloned().unwrap_or_default();
             change(&mut settings)?;
             let value = changed.json(&settings);

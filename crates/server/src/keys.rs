@@ -16,7 +16,7 @@ use std::{
 };
 
 use axum::http::{HeaderMap, header};
-use fleet::records::{KEYS, RecordKey, RecordTable, Records, RecordsError, Revision};
+use fleet::records::{KEYS, RecordKey, RecordTable, Records, RecordsError, Revision, key_of};
 use proto::{
     Failure, Kind,
     event::hex,
@@ -197,7 +197,7 @@ impl KeyStore {
             revoked_at: None,
             quota,
         };
-        self.table().create(&key(&made.id)?, &record)?;
+        self.table().create(&key_of([&made.id])?, &record)?;
         Ok(())
     }
 
@@ -205,7 +205,7 @@ impl KeyStore {
     pub fn revoke(&self, id: &str) -> Result<(), Failure> {
         let unknown =
             || Failure::new(Kind::NotFound, format!("there is no key {:?}", proto::text::visible(id)));
-        let key = key(id).map_err(|_| unknown())?;
+        let key = key_of([id]).map_err(|_| unknown())?;
         let revoked = self.table().change(&key, |found| {
             let Some(record) = found.filter(|record| record.revoked_at.is_none()) else { return Ok(None) };
             Ok::<_, Failure>(Some(KeyRecord { revoked_at: Some(fleet::clock::now()), ..record.clone() }))
@@ -249,10 +249,6 @@ impl KeyStore {
             }
         }
     }
-}
-
-fn key(id: &str) -> Result<RecordKey, Failure> {
-    Ok(RecordKey::of([id]).map_err(RecordsError::from)?)
 }
 
 fn new_key() -> Result<CreatedKey, Failure> {

@@ -20,7 +20,7 @@ use crate::OpenError;
 /// Longest value of a record as JSON, in bytes.
 pub const RECORD_LEN_MAX: usize = 512 * 1024;
 /// Longest key, in bytes.
-pub const KEY_LEN_MAX: usize = 255;
+pub const KEY_LEN_MAX: usize = 512;
 /// Most changes that one [`Records::watch`] returns; the caller asks again from the last of them.
 pub const WATCH_LEN_MAX: usize = 1000;
 /// Longest name of a bucket, in bytes.
