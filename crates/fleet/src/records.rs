@@ -14,7 +14,7 @@ use crate::Fleet;
 /// Settings: one record, [`CURRENT`](crate::settings::CURRENT).
 pub(crate) const SETTINGS: Bucket = Bucket::new("settings");
 /// Leases, by Body.
-pub(crate) const LEASES: Bucket = Bucket::new("leases");
+pub const LEASES: Bucket = Bucket::new("leases");
 /// Homes, by name.
 pub(crate) const HOMES: Bucket = Bucket::new("homes");
 /// Templates, by name: creating the record is what claims the name.
