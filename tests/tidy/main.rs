@@ -1,10 +1,12 @@
-//! The rules that a machine can hold: names of types, doc comments, first words of sentences, the size of types.
+//! The rules that a machine can hold: names of types, doc comments, first words of sentences, the size of
+//! types, promises.
 //!
 //! Each test reads the sources and the documentation of the whole repository and lists every place that
 //! breaks a rule.
 //! Absent on purpose: judgement about good names. The tests find only what is certainly wrong.
 
 mod source;
+mod specification;
 
 use std::collections::{BTreeMap, BTreeSet};
 
