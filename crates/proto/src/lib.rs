@@ -4,6 +4,7 @@
 //! Trust: everything that crosses a boundary is parsed into one of these types before it is used.
 
 pub mod base32;
+pub mod connect;
 pub mod egress;
 pub mod enforcement;
 pub mod envelope;

@@ -11,7 +11,6 @@ use std::{
 
 use bytes::Bytes;
 use proto::{
-    envelope,
     wire::process::{
         ProcessEvent, StartResponse,
         process_event::{Event, KeepAlive, StartEvent},
@@ -66,7 +65,7 @@ impl ProcessEvents {
 
     fn say(&mut self, event: Event) {
         let message = StartResponse { event: Some(ProcessEvent { event: Some(event) }) };
-        self.ready.push_back(envelope::seal(0, &self.codec.encode(&message)));
+        self.ready.push_back(self.codec.seal(&message));
     }
 
     fn pass_on(&mut self, (stream, bytes): &OutputPiece) {
