@@ -207,7 +207,7 @@ async fn a_line_is_one_event_whoever_takes_it_and_gc_takes_what_is_left(t: Bodie
     let orphan = t.data().join("egress").join("zzzz");
     fs::create_dir_all(&orphan).unwrap();
     fs::copy(dir.join("events"), orphan.join("events")).unwrap();
-    let found = t.fleet().gc(GcMode::Remove).await.unwrap();
+    let found = t.fleet().garbage().collect(GcMode::Remove).await.unwrap();
     assert!(
         found.iter().any(|garbage| garbage.kind == "egress proxy" && garbage.name == "zzzz")
             && !orphan.exists(),

@@ -50,11 +50,11 @@ pub async fn copy(fleet: &Fleet, way: CopyDirection, format: Format) -> Result<(
     let copied = match way {
         CopyDirection::In { host, key, path } => {
             let view = fleet.find(&key)?;
-            progress::watch("copying", fleet.copy_in(view.id(), &host, &path)).await?
+            progress::watch("copying", fleet.files().copy_in(view.id(), &host, &path)).await?
         }
         CopyDirection::Out { key, path, host } => {
             let view = fleet.find(&key)?;
-            progress::watch("copying", fleet.copy_out(view.id(), &path, &host)).await?
+            progress::watch("copying", fleet.files().copy_out(view.id(), &path, &host)).await?
         }
     };
     match format {

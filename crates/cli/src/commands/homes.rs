@@ -22,10 +22,10 @@ pub fn home(fleet: &Fleet, args: HomeArgs, format: Format) -> Result<(), Failure
 /// Removes the homes that are named; lists all when none is.
 pub fn list_or_remove(fleet: &Fleet, remove: &[String], format: Format) -> Result<(), Failure> {
     if remove.is_empty() {
-        return list(&fleet.homes()?, format);
+        return list(&fleet.homes().list()?, format);
     }
     for name in remove {
-        fleet.remove_home(name)?;
+        fleet.homes().remove(name)?;
         match format {
             Format::Text => output::line(name)?,
             Format::Json => output::json(&json!({ "name": name }))?,

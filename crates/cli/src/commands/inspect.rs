@@ -13,7 +13,7 @@ use crate::{
 /// Shows a Body.
 pub fn inspect(fleet: &Fleet, key: &str, format: Format) -> Result<(), Failure> {
     let view = fleet.find(key)?;
-    let metrics = fleet.metrics(view.id());
+    let metrics = fleet.access().metrics(view.id());
     match format {
         Format::Json => {
             let mut shown = serde_json::to_value(&view).unwrap_or_default();

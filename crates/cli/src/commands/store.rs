@@ -12,7 +12,7 @@ use crate::{
 
 /// Shows where the space went.
 pub fn df(fleet: &Fleet, format: Format) -> Result<(), Failure> {
-    let (shares, budget) = fleet.df()?;
+    let (shares, budget) = fleet.garbage().disk_usage()?;
     if format == Format::Json {
         return output::json(&json!({ "shares": shares, "budget": budget }));
     }

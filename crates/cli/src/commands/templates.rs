@@ -24,8 +24,8 @@ use crate::{
 /// Lists the templates, or does what else was asked.
 pub async fn template(fleet: &Fleet, args: TemplateArgs, format: Format) -> Result<(), Failure> {
     match args.command.unwrap_or(TemplateCommand::Ls) {
-        TemplateCommand::Ls => list(&fleet.templates()?, format),
-        TemplateCommand::Inspect { template } => inspect(&fleet.template(&template)?, format),
+        TemplateCommand::Ls => list(&fleet.templates().list()?, format),
+        TemplateCommand::Inspect { template } => inspect(&fleet.templates().view(&template)?, format),
         TemplateCommand::Import(args) => print_template(&import(fleet, args).await?, format),
         TemplateCommand::Build { name, file, start, ready, force, allow, offline, pull } => {
             let start =
@@ -41,7 +41,7 @@ pub async fn template(fleet: &Fleet, args: TemplateArgs, format: Format) -> Resu
             print_template(&view, format)
         }
         TemplateCommand::Rm { templates } => templates.iter().try_for_each(|key| {
-            let id = fleet.remove_template(key)?;
+            let id = fleet.templates().remove(key)?;
             match format {
                 Format::Text => output::line(id),
                 Format::Json => output::json(&json!({ "id": id })),
@@ -116,12 +116,17 @@ async fn import(fleet: &Fleet, args: ImportArgs) -> Result<TemplateView, Failure
     let file = Path::new(&args.source);
     let built = if images::is_file(&args.source) {
         let archive = File::open(file).map_err(|error| unreadable(file, error))?;
-        fleet.import_template(&args.name, &format!("the archive {}", file.display()), settings, archive)?
+        fleet.builds().import_template(
+            &args.name,
+            &format!("the archive {}", file.display()),
+            settings,
+            archive,
+        )?
     } else {
         let image = images::image(&args.source, &args.pull)?;
-        fleet.import_image(&args.name, &image, settings, &mut |said| output::talk(said)).await?
+        fleet.builds().import_image(&args.name, &image, settings, &mut |said| output::talk(said)).await?
     };
-    fleet.template(built.template.as_str())
+    fleet.templates().view(built.template.as_str())
 }
 
 /// What is wanted of a build, besides its steps.
@@ -143,14 +148,15 @@ async fn build(
     let Dockerfile { from, acts, notes } = fleet::read_recipe(&text, &Default::default(), None)?;
     notes.iter().for_each(|note| output::talk(note));
     let from = images::origin(fleet, from, pull)?;
-    let asked = fleet.ask_build(name, &[], None, None)?;
-    let job = fleet.begin_job(&asked.template, &asked.id)?;
-    let files = fleet.template_files(&job.template);
+    let builds = fleet.builds();
+    let asked = builds.request(name, &[], None, None)?;
+    let job = builds.begin(&asked.template, &asked.id)?;
+    let files = fleet.templates().files_dir(&job.template);
     let steps = acts
         .into_iter()
         .map(|act| Ok(BuildStep { act: dockerfile::pack(act, context, &files)?, force: false }));
     let steps = steps.collect::<Result<Vec<_>, Failure>>()?;
-    let done = fleet.build(
+    let done = builds.build(
         &job,
         BuildRequest { from, steps, start: wanted.start, force: wanted.force, allow: wanted.allow },
     );
@@ -166,7 +172,7 @@ async fn build(
         }
     };
     built?;
-    fleet.template(job.template.as_str())
+    fleet.templates().view(job.template.as_str())
 }
 
 fn print_template(view: &TemplateView, format: Format) -> Result<(), Failure> {
@@ -210,10 +216,12 @@ pub fn setup(fleet: &Fleet, args: &SetupArgs, format: Format) -> Result<(), Fail
             .hint("write: pal setup microvm --kernel FILE"));
     }
     let view = match std::env::var_os("PATH").filter(|path| !path.is_empty()) {
-        Some(path) => {
-            fleet.setup_with(&args.template, &std::env::split_paths(&path).collect::<Vec<_>>(), &mut say)?
-        }
-        None => fleet.setup(&args.template, &mut say)?,
+        Some(path) => fleet.builds().setup_with(
+            &args.template,
+            &std::env::split_paths(&path).collect::<Vec<_>>(),
+            &mut say,
+        )?,
+        None => fleet.builds().setup(&args.template, &mut say)?,
     };
     print_template(&view, format)
 }

@@ -103,12 +103,15 @@ pub async fn up(fleet: &Fleet, args: args::UpArgs, format: Format) -> Result<u8,
     let request = request(&args, args.body.clone())?;
     let views = progress::watch(
         "bringing the repository in",
-        fleet.up_with_progress(request.clone(), &mut |line| output::talk(line)),
+        fleet.workspaces().up_with_progress(request.clone(), &mut |line| output::talk(line)),
     )
     .await?;
     if !args.committed && !args.uncommitted && args.reference.is_none() {
-        let left =
-            request.repositories.iter().map(|repo| fleet.uncommitted(repo, &request.person)).sum::<usize>();
+        let left = request
+            .repositories
+            .iter()
+            .map(|repo| fleet.workspaces().uncommitted(repo, &request.person))
+            .sum::<usize>();
         if left > 0 {
             let files = if left == 1 {
                 "1 uncommitted file is".to_owned()
@@ -140,9 +143,9 @@ pub async fn up(fleet: &Fleet, args: args::UpArgs, format: Format) -> Result<u8,
 pub fn diff(fleet: &Fleet, args: &args::DiffArgs, format: Format) -> Result<(), Failure> {
     let view = fleet.find(&args.body)?;
     if format == Format::Json {
-        return output::json(&fleet.review_files(view.id(), args.workspace.as_deref())?.diff);
+        return output::json(&fleet.workspaces().review_files(view.id(), args.workspace.as_deref())?.diff);
     }
-    let look = fleet.review(view.id(), args.workspace.as_deref())?;
+    let look = fleet.workspaces().review(view.id(), args.workspace.as_deref())?;
     let shape = if args.stat { DiffFormat::Stat } else { DiffFormat::Patch };
     show(&look.text(shape, &args.paths)?)?;
     print_skipped(&look.diff.skipped);
@@ -163,7 +166,7 @@ fn print_skipped(skipped: &[SkippedPath]) {
 /// Lists the commits of a Body.
 pub async fn log(fleet: &Fleet, args: &args::LogArgs, format: Format) -> Result<(), Failure> {
     let view = fleet.find(&args.body)?;
-    let (saved, commits) = fleet.work_log(view.id(), args.workspace.as_deref()).await?;
+    let (saved, commits) = fleet.workspaces().log(view.id(), args.workspace.as_deref()).await?;
     if format == Format::Json {
         return output::json(&serde_json::json!({ "saved": saved, "commits": commits }));
     }
@@ -190,7 +193,7 @@ pub async fn log(fleet: &Fleet, args: &args::LogArgs, format: Format) -> Result<
 pub async fn save(fleet: &Fleet, keys: &[String], format: Format) -> Result<(), Failure> {
     for key in keys {
         let view = fleet.find(key)?;
-        for saved in progress::watch("saving", fleet.save(view.id())).await? {
+        for saved in progress::watch("saving", fleet.workspaces().save(view.id())).await? {
             match format {
                 Format::Json => output::json(&saved)?,
                 Format::Text => output::line(&saved.wip)?,
@@ -228,7 +231,7 @@ pub async fn land(fleet: &Fleet, args: args::LandArgs, format: Format) -> Result
     let view = fleet.find(body)?;
     let name = args.workspace.as_deref();
     if args.patch {
-        let patch = fleet.review(view.id(), name)?.text(DiffFormat::Patch, &[])?;
+        let patch = fleet.workspaces().review(view.id(), name)?.text(DiffFormat::Patch, &[])?;
         return match format {
             Format::Text => show(&patch),
             Format::Json => output::json(&serde_json::json!({ "patch": output::text_or_hex(&patch) })),
@@ -245,7 +248,9 @@ pub async fn land(fleet: &Fleet, args: args::LandArgs, format: Format) -> Result
         (.., true) => LandSelection::Committed,
         _ => LandSelection::All,
     };
-    let landed = progress::watch("landing", fleet.land(view.id(), name, how, what, &git_identity())).await?;
+    let landed =
+        progress::watch("landing", fleet.workspaces().land(view.id(), name, how, what, &git_identity()))
+            .await?;
     if format == Format::Json {
         return output::json(&landed);
     }
@@ -272,9 +277,11 @@ async fn queue(fleet: &Fleet, args: &args::LandArgs, format: Format) -> Result<(
     let onto = args.onto.as_deref().unwrap_or_default();
     let person = git_identity();
     let mut say = |line: &str| output::talk(line);
-    let queued =
-        progress::watch("landing", fleet.land_queue(&ids, onto, args.test.as_deref(), &person, &mut say))
-            .await?;
+    let queued = progress::watch(
+        "landing",
+        fleet.workspaces().land_queue(&ids, onto, args.test.as_deref(), &person, &mut say),
+    )
+    .await?;
     if format == Format::Json {
         output::json_lines(&queued)?;
     } else {
@@ -302,7 +309,8 @@ async fn queue(fleet: &Fleet, args: &args::LandArgs, format: Format) -> Result<(
 pub async fn compare(fleet: &Fleet, args: &args::CompareArgs, format: Format) -> Result<(), Failure> {
     let ids =
         args.bodies.iter().map(|key| Ok(fleet.find(key)?.spec.id)).collect::<Result<Vec<_>, Failure>>()?;
-    let compared = progress::watch("comparing", fleet.compare(&ids, args.test.as_deref())).await?;
+    let compared =
+        progress::watch("comparing", fleet.workspaces().compare(&ids, args.test.as_deref())).await?;
     if format == Format::Json {
         return output::json(&compared);
     }
@@ -345,7 +353,7 @@ pub async fn compare(fleet: &Fleet, args: &args::CompareArgs, format: Format) ->
 
 /// Says what goes with a Body whose work is given up.
 pub fn print_unsaved(fleet: &Fleet, id: &proto::BodyId) -> Result<(), Failure> {
-    let lost = fleet.unsaved_work(id)?;
+    let lost = fleet.workspaces().unsaved_work(id)?;
     for line in &lost.lines {
         output::talk(&format!("lost: {}", proto::text::visible(line)));
     }

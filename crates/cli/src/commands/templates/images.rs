@@ -24,7 +24,7 @@ pub fn is_file(source: &str) -> bool {
 /// What FROM means: a template of that name if there is one, or an image.
 pub fn origin(fleet: &Fleet, from: String, pull: &PullArgs) -> Result<BaseImage, Failure> {
     let own = from == BASE || from == INTERPRETER;
-    if own || fleet.find_template(&from)?.is_some() {
+    if own || fleet.templates().find(&from)?.is_some() {
         Ok(BaseImage::Template(from))
     } else {
         image(&from, pull).map(BaseImage::Image)
