@@ -21,7 +21,7 @@ async fn one_waits(t: &Bodies) -> String {
 }
 
 async fn says(fleet: &Fleet, id: &BodyId, script: &str) -> String {
-    let mut exec = fleet.exec(id, ExecRequest::new(["sh", "-c", script])).await.unwrap();
+    let mut exec = fleet.execs().start(id, ExecRequest::new(["sh", "-c", script])).await.unwrap();
     let mut said = Vec::new();
     while let Some(output) = exec.next().await.unwrap() {
         if let fleet::OutputChunk::Stdout(bytes) = output {

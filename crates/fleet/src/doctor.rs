@@ -113,7 +113,7 @@ async fn try_body(fleet: &Fleet) -> (Vec<DoctorFinding>, Result<(), String>) {
 }
 
 async fn try_command(fleet: &Fleet, view: &crate::BodyView) -> Result<(), Failure> {
-    let mut exec = fleet.exec(view.id(), ExecRequest::new(["/bin/sh", "-c", "exit 0"])).await?;
+    let mut exec = fleet.execs().start(view.id(), ExecRequest::new(["/bin/sh", "-c", "exit 0"])).await?;
     while exec.next().await?.is_some() {}
     exec.finish().await.map(drop)
 }

@@ -2,12 +2,12 @@
 
 use proto::{
     BodyId, Draft, Event, EventData, Failure,
-    event_data::{ExecEnded, ExecOutcome, ExecOutput, ExecStarted},
+    event_data::{ExecEnded, ExecStarted},
 };
 use serde::Serialize;
 use store::EventQuery;
 
-use crate::{Fleet, failures};
+use crate::{Fleet, LogRange, failures};
 
 /// What a look at the whole log found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -27,21 +27,6 @@ pub enum LogVerdict {
         /// What is wrong there.
         why: String,
     },
-}
-
-/// One exec of a Body's past; its output may be cut at the Body's output limit.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ExecLogEntry {
-    /// When it started.
-    pub at: String,
-    /// The command.
-    pub argv: Vec<String>,
-    /// How it ended, if it did.
-    pub code: Option<i32>,
-    /// What it said, standard output first.
-    pub output: Vec<u8>,
-    /// Whether some of that is missing.
-    pub truncated: bool,
 }
 
 impl Fleet {
@@ -78,38 +63,37 @@ impl Fleet {
         })
     }
 
-    /// What was run in a Body and what it said.
-    pub fn logs(&self, id: &BodyId) -> Result<Vec<ExecLogEntry>, Failure> {
-        let events = self.events(0, Some(id), usize::MAX)?;
-        let ended: Vec<ExecEnded> = events.iter().filter_map(Event::data_as).collect();
-        let started = events.iter().filter_map(|event| Some((event, event.data_as::<ExecStarted>()?)));
-        Ok(started
-            .map(|(event, start)| {
-                let end = ended.iter().find(|end| end.exec == event.seq);
-                self.log_entry(&event.at, start, end.map(|end| &end.outcome))
-            })
-            .collect())
+    /// The starts of commands of a Body, oldest first.
+    pub(crate) fn exec_starts(
+        &self,
+        id: &BodyId,
+        range: LogRange,
+    ) -> Result<Vec<(Event, ExecStarted)>, Failure> {
+        let events = self.read_events(&EventQuery { after: 0, body: Some(id.clone()), limit: usize::MAX })?;
+        let starts = events.into_iter().filter_map(|event| {
+            let start = event.data_as::<ExecStarted>()?;
+            Some((event, start))
+        });
+        let mut starts: Vec<_> = starts.collect();
+        match range {
+            LogRange::All => {}
+            LogRange::Newest(count) => drop(starts.drain(..starts.len().saturating_sub(count))),
+            LogRange::After { position, limit } => {
+                starts.retain(|(event, _)| event.seq > position);
+                starts.truncate(limit);
+            }
+        }
+        Ok(starts)
     }
 
-    fn log_entry(&self, at: &str, start: ExecStarted, outcome: Option<&ExecOutcome>) -> ExecLogEntry {
-        let exit = match outcome {
-            Some(ExecOutcome::Ended(exit)) => Some(exit),
-            Some(ExecOutcome::NotStarted { .. }) | None => None,
-        };
-        let read = |output: Option<&ExecOutput>| {
-            output.zip(self.store.get()).map_or((Vec::new(), false), |(output, store)| {
-                crate::exec::recorder::read_back(store, output)
-            })
-        };
-        let (mut output, cut_out) = read(exit.and_then(|exit| exit.stdout.as_ref()));
-        let (errors, cut_err) = read(exit.and_then(|exit| exit.stderr.as_ref()));
-        output.extend(errors);
-        ExecLogEntry {
-            at: at.to_owned(),
-            argv: start.argv,
-            code: exit.map(|exit| exit.code),
-            output,
-            truncated: cut_out || cut_err,
-        }
+    pub(crate) fn find_exec_end(&self, id: &BodyId, exec: u64) -> Result<Option<ExecEnded>, Failure> {
+        let events = self.read_events(&EventQuery { after: exec, body: Some(id.clone()), limit: usize::MAX })?;
+        Ok(events.iter().filter_map(Event::data_as::<ExecEnded>).find(|end| end.exec == exec))
+    }
+
+    pub(crate) fn find_tagged_exec(&self, id: &BodyId, tag: &str) -> Result<Option<(u64, bool)>, Failure> {
+        let starts = self.exec_starts(id, LogRange::All)?;
+        let found = starts.into_iter().rev().find(|(_, start)| start.tag.as_deref() == Some(tag));
+        Ok(found.map(|(event, start)| (event.seq, start.tty)))
     }
 }

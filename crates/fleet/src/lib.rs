@@ -7,6 +7,7 @@
 //! Absent on purpose: environment variables, printing, the user's home. The caller brings all of it.
 
 mod access;
+mod blocking;
 mod child_output;
 mod copy;
 mod create;
@@ -17,7 +18,6 @@ mod events;
 mod exec;
 mod failures;
 mod gc;
-mod heard;
 mod images;
 pub mod lease;
 mod lifecycle;
@@ -51,10 +51,9 @@ pub use copy::BodyFiles;
 pub use data::FleetConfig;
 pub use doctor::{DoctorFinding, DoctorReport, LayerCheck};
 pub use egress::{EgressProxies, check_rules, registries};
-pub use events::{ExecLogEntry, LogVerdict};
-pub use exec::{Exec, ExecControl, OutputChunk};
+pub use events::LogVerdict;
+pub use exec::{Exec, ExecControl, ExecLogEntry, Execs, LogRange, OutputChunk, StartError};
 pub use gc::{Garbage, GcMode};
-pub use heard::ExecReport;
 pub use images::{
     Image, ImageProfile, ImagePuller, Platform, PrivateAddresses, PulledImage, RegistryAccess,
     RegistryCredentials,
@@ -93,10 +92,8 @@ pub struct Fleet {
     launch_context: Arc<LaunchContext>,
     /// Keepers that are this process's children: to be waited for, and for some Bodies the thread they hang by.
     owned: Mutex<HashMap<BodyId, OwnedBody>>,
-    /// Where Bodies ran when this process last looked.
-    seen: Mutex<HashMap<BodyId, body::dir::ObservedGuest>>,
-    /// Lines to their guests that the last command left, for the next.
-    lines: Mutex<HashMap<BodyId, body::guest::GuestConnection>>,
+    /// Guests that commands were run by, and connections to them.
+    connections: exec::GuestConnections,
     /// What is started ahead.
     ahead: Prestart,
     /// Templates that are being built.
@@ -221,6 +218,11 @@ impl Fleet {
 
 /// The parts of a fleet. Each borrows the fleet and owns one group of operations.
 impl Fleet {
+    /// The commands of Bodies.
+    pub fn execs(&self) -> Execs<'_> {
+        Execs { fleet: self, connections: &self.connections }
+    }
+
     /// The templates and their records.
     pub fn templates(&self) -> Templates<'_> {
         Templates { fleet: self }

@@ -4,7 +4,7 @@ use std::{fs, io, time::Duration};
 
 use body::{
     BodyDir, GuestClient, ProcessState,
-    dir::{BodyLock, ObservedGuest},
+    dir::BodyLock,
     ids, process,
 };
 use proto::{
@@ -14,7 +14,7 @@ use proto::{
     spec::Life,
 };
 
-use crate::{BodyView, Discard, Fleet, Rest, Status, failures, lock_mutex};
+use crate::{BodyView, Discard, Fleet, Rest, Status, failures};
 
 /// Whether a Body that runs may be removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,18 +27,6 @@ pub enum Force {
 
 /// Beyond the grace that processes get, before a guest that does not end is killed.
 const GUEST_PATIENCE: Duration = Duration::from_secs(2);
-
-/// How many Bodies are kept in sight between commands; each takes two descriptors.
-const SEEN_MAX: usize = 64;
-
-/// Whether two commands speak to one guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum GuestIdentity {
-    /// They do.
-    Same,
-    /// Not for sure.
-    Other,
-}
 
 /// What a command must know of a Body before it is asked for.
 pub(crate) struct ExecTarget {
@@ -188,30 +176,6 @@ impl Fleet {
         }
         let spec = self.dir(id)?.spec().map_err(|error| failures::dir(id, error))?;
         Ok(known(&spec, None))
-    }
-
-    /// Where a Body runs, or why it does not; and whether its guest is the one that this fleet saw before. Whether that one
-    /// still lives is not looked up: the connection to it tells.
-    pub(crate) fn see_running(&self, id: &BodyId) -> Result<(ObservedGuest, GuestIdentity), Failure> {
-        let dir = BodyDir::at(self.body_path(id));
-        let before = lock_mutex(&self.seen).get(id).cloned();
-        if let Some(seen) = before.filter(|seen| seen.still_runs(&dir)) {
-            return Ok((seen, GuestIdentity::Same));
-        }
-        // Looked at first: one that begins to run elsewhere meanwhile is looked up again.
-        let stamp = dir.run_stamp();
-        let seen = ObservedGuest::new(stamp, self.running(id)?);
-        let mut all = lock_mutex(&self.seen);
-        if all.len() >= SEEN_MAX {
-            all.clear();
-        }
-        all.insert(id.clone(), seen.clone());
-        Ok((seen, GuestIdentity::Other))
-    }
-
-    fn drop_connection(&self, id: &BodyId) {
-        lock_mutex(&self.seen).remove(id);
-        lock_mutex(&self.lines).remove(id);
     }
 
     /// Where a Body runs, or why it does not.
@@ -376,7 +340,7 @@ impl Fleet {
 
     /// The same, where work that cannot be saved may be given up.
     pub async fn remove_with(&self, id: &BodyId, force: Force, discard: Discard) -> Result<(), Failure> {
-        self.drop_connection(id);
+        self.connections.forget(id);
         let held = self.owned_bodies().remove(id);
         let held = match held {
             Some(held) if held.spec.life == Life::Run && force == Force::Yes => {

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use proto::{
     Layer, Size,
+    event_data::StartedBy,
     spec::{BodyRole, Egress, Home, Life, Mount},
     vm::{Engine, Sharing},
     workspace::Workspace,
@@ -121,8 +122,10 @@ pub struct ExecRequest {
     pub stdin: Stdin,
     /// When it is killed.
     pub timeout: Option<Duration>,
-    /// A name by which it is found again: [`crate::Fleet::attach`].
+    /// A name by which it is found again: [`crate::Execs::attach`].
     pub tag: Option<String>,
+    /// The kind of client that asked for it; none for Palisade's own.
+    pub by: Option<StartedBy>,
 }
 
 impl ExecRequest {
@@ -137,6 +140,7 @@ impl ExecRequest {
             stdin: Stdin::Null,
             timeout: None,
             tag: None,
+            by: None,
         }
     }
 }

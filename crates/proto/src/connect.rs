@@ -70,6 +70,11 @@ impl Code {
         }
     }
 
+    /// Connect's word.
+    pub fn word(self) -> &'static str {
+        self.word_and_status().0
+    }
+
     /// The HTTP status of a unary answer.
     pub fn http_status(self) -> u16 {
         self.word_and_status().1
@@ -77,7 +82,7 @@ impl Code {
 
     /// Reads Connect's word; a word that this version does not know is an internal error.
     pub fn from_word(word: &str) -> Self {
-        Self::ALL.into_iter().find(|code| code.word_and_status().0 == word).unwrap_or(Self::Internal)
+        Self::ALL.into_iter().find(|code| code.word() == word).unwrap_or(Self::Internal)
     }
 }
 
@@ -115,7 +120,7 @@ impl ConnectError {
 
     /// The JSON that Connect sends.
     pub fn json(&self) -> serde_json::Value {
-        let mut json = serde_json::json!({ "code": self.code.word_and_status().0, "message": self.message });
+        let mut json = serde_json::json!({ "code": self.code.word(), "message": self.message });
         if let Some(reason) = self.reason {
             json["reason"] = serde_json::json!(reason);
         }

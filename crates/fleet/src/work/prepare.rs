@@ -189,7 +189,7 @@ impl Workspaces<'_> {
     async fn look_for(&self, body: &BodyId, tool: Tool) -> Result<(), Failure> {
         let argv = ["/bin/sh", "-c", r#"command -v "$1" >/dev/null"#, "sh", tool.program];
         let mut exec =
-            self.fleet.exec(body, ExecRequest { timeout: Some(STEP_WALL), ..ExecRequest::new(argv) }).await?;
+            self.fleet.execs().start(body, ExecRequest { timeout: Some(STEP_WALL), ..ExecRequest::new(argv) }).await?;
         while exec.next().await?.is_some() {}
         if exec.finish().await?.code == 0 {
             return Ok(());
@@ -223,7 +223,7 @@ impl Workspaces<'_> {
         let argv = ["/bin/sh", "-c", line];
         let mut exec = self
             .fleet
-            .exec(
+            .execs().start(
                 body,
                 ExecRequest {
                     workdir: place.map(str::to_owned),

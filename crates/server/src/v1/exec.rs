@@ -174,7 +174,7 @@ async fn run(
     let (started, answer) = oneshot::channel();
     tokio::spawn(async move {
         let _permit = permit;
-        let mut exec = match app.fleet().exec(&id, request).await {
+        let mut exec = match app.fleet().execs().start(&id, request).await {
             Ok(exec) => exec,
             Err(failure) => return drop(started.send(Err(failure))),
         };
