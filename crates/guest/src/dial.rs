@@ -29,7 +29,7 @@ pub async fn answer(query: &UrlQuery, mut request: Request<Incoming>) -> HttpRep
         .reply();
     }
     let Some(mut inside) = connect(port).await else {
-        let message = format!("The sandbox is running but port {port} answers nobody: the port is not open");
+        let message = format!("The sandbox is running but port {port} does not answer: the port is not open");
         return PlainRefusal::new(StatusCode::BAD_GATEWAY, message).reply();
     };
     let upgraded = hyper::upgrade::on(&mut request);
