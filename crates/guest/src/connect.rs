@@ -16,7 +16,7 @@ use proto::{
     envelope::{END, EnvelopeReader},
 };
 
-pub use proto::connect::{Code, Codec, ConnectError, MessageFraming, end_envelope, nested_bytes};
+pub use proto::connect::{Code, Codec, ConnectError, MessageFraming, end_envelope};
 
 use crate::reply::{HttpReply, ReplyBody};
 

@@ -15,6 +15,10 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use crate::{
     envelope::{self, END, EnvelopeReader},
     guest::StartRefusal,
+    wire::process::{
+        ProcessEvent, StartResponse,
+        process_event::{Event, data_event::Output},
+    },
 };
 
 /// Longest deadline that is not "none".
@@ -238,6 +242,10 @@ pub fn parse_content_type(value: &str) -> Option<(Codec, MessageFraming)> {
         .find(|(codec, framing)| codec.content_type(*framing) == kind)
 }
 
+/// Headers of an answer that a browser may show to its page.
+pub const EXPOSED_HEADERS: &str =
+    "Grpc-Status, Grpc-Message, Grpc-Status-Details-Bin, Location, Cache-Control, X-Content-Type-Options";
+
 /// Headers that may name a compression of the request.
 pub const ENCODING_HEADERS: [&str; 2] = ["content-encoding", "connect-content-encoding"];
 
@@ -308,10 +316,25 @@ pub fn end_envelope(error: Option<&ConnectError>) -> Bytes {
     }
 }
 
+/// Puts an event of a process into an envelope.
+pub fn seal_event(codec: Codec, event: Event) -> Bytes {
+    codec.seal(&StartResponse { event: Some(ProcessEvent { event: Some(event) }) })
+}
+
+/// Puts output of a process into an envelope: its head, and the bytes where the codec needs no copy of them.
+pub fn seal_output(codec: Codec, output: &Output) -> (Bytes, Option<Bytes>) {
+    let (field, bytes) = match output {
+        Output::Stdout(bytes) => ((1, "stdout"), bytes),
+        Output::Stderr(bytes) => ((2, "stderr"), bytes),
+        Output::Pty(bytes) => ((3, "pty"), bytes),
+    };
+    nested_bytes(codec, &[(1, "event"), (2, "data"), field], bytes)
+}
+
 /// An envelope around one large field of bytes, nested in messages: head, then the bytes themselves, not copied.
 ///
 /// `path` names the fields from the outside in, each with its number and its JSON name.
-pub fn nested_bytes(codec: Codec, path: &[(u8, &str)], data: &Bytes) -> (Bytes, Option<Bytes>) {
+fn nested_bytes(codec: Codec, path: &[(u8, &str)], data: &Bytes) -> (Bytes, Option<Bytes>) {
     match codec {
         Codec::Json => (nested_json(path, data), None),
         Codec::Proto => (nested_proto_head(path, data.len()), Some(data.clone())),
@@ -361,26 +384,21 @@ fn nested_proto_head(path: &[(u8, &str)], data_len: usize) -> Bytes {
 #[cfg(test)]
 mod tests {
     use prost::Message;
-    use crate::wire::process::{
-        ProcessEvent, StartResponse,
-        process_event::{DataEvent, Event, data_event::Output},
-    };
 
     use super::*;
+    use crate::wire::process::process_event::DataEvent;
 
     #[test]
-    fn nested_bytes_are_what_the_generated_code_would_write() {
-        let path = [(1, "event"), (2, "data"), (2, "stderr")];
+    fn sealed_output_is_what_the_generated_code_would_write() {
         for len in [0, 1, 2, 3, 127, 128, 40_000] {
             let data = Bytes::from(vec![0xfe_u8; len]);
-            let output = Some(Output::Stderr(data.clone()));
-            let event = Some(ProcessEvent { event: Some(Event::Data(DataEvent { output })) });
-            let message = StartResponse { event };
-            let (head, tail) = nested_bytes(Codec::Proto, &path, &data);
-            assert_eq!([head, tail.unwrap()].concat(), envelope::seal(0, &message.encode_to_vec()));
-            let (json, tail) = nested_bytes(Codec::Json, &path, &data);
-            assert_eq!(tail, None);
-            assert_eq!(json, envelope::seal(0, &serde_json::to_vec(&message).unwrap()));
+            for output in [Output::Stdout(data.clone()), Output::Stderr(data.clone()), Output::Pty(data.clone())] {
+                let event = Event::Data(DataEvent { output: Some(output.clone()) });
+                let message = StartResponse { event: Some(ProcessEvent { event: Some(event.clone()) }) };
+                let (head, tail) = seal_output(Codec::Proto, &output);
+                assert_eq!([head, tail.unwrap()].concat(), envelope::seal(0, &message.encode_to_vec()));
+                assert_eq!(seal_output(Codec::Json, &output), (seal_event(Codec::Json, event), None));
+            }
         }
     }
 

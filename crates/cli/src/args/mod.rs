@@ -19,7 +19,7 @@ pub use serve::{KeysArgs, KeysCommand, NewKeyArgs, ServeArgs};
 pub use templates::{ImportArgs, PullArgs, SetupArgs, TemplateArgs, TemplateCommand};
 pub use verbs::{
     BodiesArg, BodyArg, CompletionsArgs, CopyArgs, EventsArgs, EventsCommand, ForkArgs, GcArgs, HomeArgs,
-    HomeCommand, HomesArgs, PauseArgs, RemoveArgs, SnapshotArgs, SnapshotCommand, SnapshotsArgs, StopArgs,
+    HomeCommand, HomesArgs, LogsArgs, PauseArgs, RemoveArgs, SnapshotArgs, SnapshotCommand, SnapshotsArgs, StopArgs,
 };
 pub use work::{CompareArgs, ConfigArgs, ConfigCommand, DiffArgs, LandArgs, LogArgs, UpArgs};
 
@@ -133,10 +133,7 @@ pub enum CliCommand {
     ///
     /// Example: pal inspect k3v9
     Inspect(BodyArg),
-    /// Print what the commands of a Body wrote.
-    ///
-    /// Example: pal logs k3v9
-    Logs(BodyArg),
+    Logs(LogsArgs),
     Diff(DiffArgs),
     Log(LogArgs),
     Compare(CompareArgs),

@@ -8,7 +8,7 @@ pub(super) const TIMED_OUT: i32 = 124;
 pub(super) const BODY_GONE: i32 = 137;
 
 /// The exit code as a shell has it, and the signal, if one ended the command.
-pub(super) fn exit_of(end: &EndEvent) -> (i32, Option<i32>) {
+pub(crate) fn exit_of(end: &EndEvent) -> (i32, Option<i32>) {
     if end.exited {
         return (end.exit_code, None);
     }

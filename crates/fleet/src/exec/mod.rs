@@ -36,6 +36,7 @@ use crate::{ExecRequest, Fleet, Stdin, TtySize, blocking::run_blocking, failures
 pub(crate) use connections::GuestConnections;
 use connections::GuestIdentity;
 pub use control::ExecControl;
+pub(crate) use exit::exit_of;
 pub use log::{ExecLogEntry, LogRange};
 pub use running::{Exec, OutputChunk};
 
@@ -117,16 +118,16 @@ impl<'a> Execs<'a> {
         let target = run_blocking(|| self.fleet.exec_target(id)).map_err(StartError::Unreachable)?;
         let reached = self.reach_guest(id, target.running).await;
         let (guest, connection) = reached.map_err(StartError::Unreachable)?;
-        let recorded = run_blocking(|| {
+        let recorded = run_blocking(|| -> Result<(u64, u64), Failure> {
             let oom_before = guest.oom_kills();
             let event = self.fleet.append(started_event(id, request, following))?;
             Ok((oom_before, event.seq))
         });
         let (oom_before, seq) = recorded.map_err(StartError::NotRecorded)?;
         let began = Instant::now();
+        let start = start_request(request);
         let opened = async {
-            let stream = connection.start(&start_request(request), request.user.as_deref(), request.timeout);
-            await_pid(stream.await?).await
+            await_pid(connection.start(&start, request.user.as_deref(), request.timeout).await?).await
         };
         let (stream, pid) = match opened.await {
             Ok(opened) => opened,
@@ -140,7 +141,7 @@ impl<'a> Execs<'a> {
     ///
     /// Of a terminal its newest output comes first, so that its screen can be rebuilt.
     pub async fn attach(&self, id: &BodyId, tag: &str) -> Result<Option<Exec<'a>>, Failure> {
-        let (target, guest) = run_blocking(|| {
+        let (target, guest) = run_blocking(|| -> Result<_, Failure> {
             let target = self.fleet.exec_target(id)?;
             let running = target.running.clone().map_or_else(|| self.fleet.running(id), Ok)?;
             Ok((target, ObservedGuest::new(None, running)))

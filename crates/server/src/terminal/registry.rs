@@ -116,7 +116,8 @@ impl Terminals {
                 )
                 .hint("connect without `mode=watch` to begin one")),
                 Ok(None) => {
-                    fleet.execs().start(&asked.body, ExecRequest { tag: Some(tag), ..asked.command.clone() }).await
+                    let command = ExecRequest { tag: Some(tag), ..asked.command.clone() };
+                    fleet.execs().start(&asked.body, command).await.map_err(Failure::from)
                 }
                 Err(failure) => Err(failure),
             };
