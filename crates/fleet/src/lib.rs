@@ -53,7 +53,7 @@ pub use doctor::{DoctorFinding, DoctorReport, LayerCheck};
 pub use egress::{EgressProxies, check_rules, registries};
 pub use events::LogVerdict;
 pub use exec::{Exec, ExecControl, ExecLogEntry, Execs, LogRange, OutputChunk, StartError};
-pub use gc::{Garbage, GcMode};
+pub use gc::{GarbageCollector, GcMode};
 pub use images::{
     Image, ImageProfile, ImagePuller, Platform, PrivateAddresses, PulledImage, RegistryAccess,
     RegistryCredentials,
@@ -263,9 +263,9 @@ impl Fleet {
         GuestAccess { fleet: self }
     }
 
-    /// The garbage of a data directory: files that no Body, snapshot or template uses any more.
-    pub fn garbage(&self) -> Garbage<'_> {
-        Garbage { fleet: self }
+    /// The collector of files that no Body, snapshot or template uses any more.
+    pub fn garbage(&self) -> GarbageCollector<'_> {
+        GarbageCollector { fleet: self }
     }
 }
 

@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, fs};
 use body::{BodyDir, layers, snapshot};
 use proto::{Failure, LayerId};
 
-use crate::{Garbage, GarbageItem, GcMode, failures};
+use crate::{GarbageCollector, GarbageItem, GcMode, failures};
 
-impl Garbage<'_> {
+impl GarbageCollector<'_> {
     /// Layers that a build, a Body or a snapshot stands on.
     fn needed_layers(&self) -> Result<BTreeSet<LayerId>, Failure> {
         let builds = self

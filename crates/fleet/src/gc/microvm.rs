@@ -14,12 +14,12 @@ use body::vm::{SetupRecord, images, jail, setup, share};
 use proto::Failure;
 
 use crate::vm::boot_snapshot::AGE_MAX;
-use crate::{Garbage, GarbageItem, GcMode, Status};
+use crate::{GarbageCollector, GarbageItem, GcMode, Status};
 
 /// An image of a state that this host was in is kept for so long: it may come back.
 const HOST_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
-impl Garbage<'_> {
+impl GarbageCollector<'_> {
     /// Finds what nobody needs, and removes it.
     pub(crate) fn sweep_machines(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
         let ground = self.fleet.microvm_install();

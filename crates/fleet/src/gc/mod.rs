@@ -34,11 +34,11 @@ pub enum GcMode {
 
 /// Finds and removes what no Body, snapshot or template uses any more, and reports what uses the disk.
 #[derive(Debug, Clone, Copy)]
-pub struct Garbage<'a> {
+pub struct GarbageCollector<'a> {
     pub(crate) fleet: &'a Fleet,
 }
 
-impl Garbage<'_> {
+impl GarbageCollector<'_> {
     /// Removes what nobody needs, or says what that would be.
     pub async fn collect(&self, sweep: GcMode) -> Result<Vec<GarbageItem>, Failure> {
         let mut found = Vec::new();

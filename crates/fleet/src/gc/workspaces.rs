@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, path::Path, time::SystemTime};
 use body::{layers, snapshot};
 use proto::{Failure, LayerId, Size, template::LayerRecord};
 
-use crate::{Garbage, GarbageItem, GcMode, failures};
+use crate::{GarbageCollector, GarbageItem, GcMode, failures};
 
 /// What such layers say of themselves.
 const KINDS: [&str; 5] = ["tree ", "subtree ", "head ", "objects ", "program "];
@@ -17,7 +17,7 @@ pub(crate) struct UnusedLayer {
     used: SystemTime,
 }
 
-impl Garbage<'_> {
+impl GarbageCollector<'_> {
     /// Notes that layers were of use.
     pub(crate) fn touch_layers(&self, ids: &[LayerId]) {
         let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };

@@ -6,7 +6,7 @@ use body::layers;
 use proto::{Failure, Size};
 use serde::Serialize;
 
-use crate::Garbage;
+use crate::GarbageCollector;
 
 /// One kind of things that take space.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -19,7 +19,7 @@ pub struct DiskShare {
     pub bytes: u64,
 }
 
-impl Garbage<'_> {
+impl GarbageCollector<'_> {
     /// What takes how much, and what it may take.
     pub fn disk_usage(&self) -> Result<(Vec<DiskShare>, Size), Failure> {
         let mut shares: BTreeMap<&'static str, DiskShare> = BTreeMap::new();
