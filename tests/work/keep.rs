@@ -252,7 +252,7 @@ async fn what_is_listed_as_lost_is_what_was_not_saved(t: Bodies) {
     assert_eq!(lines[..4], ["lost: a", "lost: b", "lost: c", "lost: commits of other"], "{talk}");
     assert!(
         lines[4].starts_with("lost: inner/.git (")
-            && lines[5] == format!("what was saved before stays: refs/palisade/{body}/wip")
+            && lines[5] == format!("the last save stays: refs/palisade/{body}/wip")
             && lines.len() == 6,
         "{talk}"
     );

@@ -21,7 +21,7 @@ use crate::{
     table::Table,
 };
 
-/// Lists the templates, or does what else was asked.
+/// Runs a command about templates; lists them by default.
 pub async fn template(fleet: &Fleet, args: TemplateArgs, format: Format) -> Result<(), Failure> {
     match args.command.unwrap_or(TemplateCommand::Ls) {
         TemplateCommand::Ls => list(&fleet.templates().list()?, format),
@@ -56,7 +56,7 @@ fn list(views: &[TemplateView], format: Format) -> Result<(), Failure> {
     }
     if views.is_empty() {
         output::talk(
-            "no templates but `host`, this machine's own root\n  hint: make one from Debian's packages with `pal setup base`",
+            "no templates but `host`, this host's own root file system\n  hint: create one from Debian's packages with `pal setup base`",
         );
         return Ok(());
     }
@@ -94,10 +94,7 @@ fn inspect(view: &TemplateView, format: Format) -> Result<(), Failure> {
         table.row(["layers", &format!("{}, {}", build.layers.len(), Size(build.bytes))]);
         table.row(["user", settings.user.as_deref().unwrap_or("user")]);
         table.row(["workdir", settings.workdir.as_deref().unwrap_or("the user's home")]);
-        table.row([
-            "sudo",
-            if settings.sudo { "yes: setuid programs gain what root of the Body has" } else { "no" },
-        ]);
+        table.row(["sudo", if settings.sudo { "yes: setuid programs work" } else { "no" }]);
         let start = settings.start.iter();
         for line in start.flat_map(|start| [("start", &start.command), ("ready", &start.ready)]) {
             if let (name, Some(command)) = line {
@@ -129,7 +126,7 @@ async fn import(fleet: &Fleet, args: ImportArgs) -> Result<TemplateView, Failure
     fleet.templates().view(built.template.as_str())
 }
 
-/// What is wanted of a build, besides its steps.
+/// The options of a build, besides its steps.
 struct BuildOptions {
     start: Option<StartCommand>,
     force: bool,
@@ -188,7 +185,7 @@ fn unreadable(file: &Path, error: std::io::Error) -> Failure {
         .hint("name a file that exists")
 }
 
-/// Makes a template of pal's own, or prepares this host for microVMs.
+/// Creates one of pal's own templates, or prepares this host for microVMs.
 pub fn setup(fleet: &Fleet, args: &SetupArgs, format: Format) -> Result<(), Failure> {
     let mut say = |said: &str| output::talk(said);
     if args.template == "microvm"
@@ -208,11 +205,11 @@ pub fn setup(fleet: &Fleet, args: &SetupArgs, format: Format) -> Result<(), Fail
         };
     }
     if args.engine.is_some() {
-        return Err(Failure::new(Kind::Usage, "only `microvm` takes an engine")
+        return Err(Failure::new(Kind::Usage, "only `pal setup microvm` has an engine")
             .hint("write: pal setup microvm --engine ENGINE"));
     }
     if args.kernel.is_some() {
-        return Err(Failure::new(Kind::Usage, "only `microvm` takes a kernel")
+        return Err(Failure::new(Kind::Usage, "only `pal setup microvm` has a kernel")
             .hint("write: pal setup microvm --kernel FILE"));
     }
     let view = match std::env::var_os("PATH").filter(|path| !path.is_empty()) {
@@ -226,7 +223,7 @@ pub fn setup(fleet: &Fleet, args: &SetupArgs, format: Format) -> Result<(), Fail
     print_template(&view, format)
 }
 
-/// Where the caller's own PATH leads to a hypervisor, unless it was decided where that is.
+/// The path of a hypervisor on the caller's PATH, unless a setting names one.
 fn on_path(engine: Engine, fleet: &Fleet) -> Option<std::path::PathBuf> {
     let decided = fleet.settings().is_ok_and(|settings| settings.program(engine).is_some());
     let path = std::env::var_os("PATH").filter(|_| engine != Engine::Qemu && !decided)?;
@@ -236,7 +233,7 @@ fn on_path(engine: Engine, fleet: &Fleet) -> Option<std::path::PathBuf> {
         .find(|program| program.is_file())
 }
 
-/// Prepares a hypervisor besides the one that every microVM has, and says whether machines run under it.
+/// Prepares a further hypervisor, and boots a microVM under it.
 fn setup_engine(fleet: &Fleet, engine: Engine, args: &SetupArgs, format: Format) -> Result<(), Failure> {
     let program = args.program.as_deref().map(crate::settings::absolute).transpose()?;
     let program = program.or_else(|| on_path(engine, fleet));
@@ -250,15 +247,13 @@ fn setup_engine(fleet: &Fleet, engine: Engine, args: &SetupArgs, format: Format)
             known.version
         )),
         verdict => {
-            let why = verdict.as_ref().map_or("it was not tried", |verdict| verdict.why.as_str());
+            let why = verdict.as_ref().map_or("it was not tested", |verdict| verdict.why.as_str());
             Err(Failure::new(
                 Kind::Host,
-                format!("{} is here, but no machine comes up under it", known.version),
+                format!("{} is installed, but no microVM boots under it", known.version),
             )
             .because(why.to_owned())
-            .hint(
-                "use a machine with (nested) virtualisation, or the engine that can emulate: --engine qemu",
-            ))
+            .hint("use a host with (nested) virtualisation, or the engine that emulates: --engine qemu"))
         }
     }
 }
