@@ -176,8 +176,12 @@ async fn a_hundred_megabytes_of_output_pass_in_little_memory(t: Bodies) {
     request.limits.output = Some(Size::mib(1));
     let body = t.make(request).await.spec.id;
     let before = own_kib("VmHWM");
-    let mut exec =
-        t.fleet().execs().start(&body, ExecRequest::new(["head", "-c", "104857600", "/dev/zero"])).await.unwrap();
+    let mut exec = t
+        .fleet()
+        .execs()
+        .start(&body, ExecRequest::new(["head", "-c", "104857600", "/dev/zero"]))
+        .await
+        .unwrap();
     let mut seen = 0u64;
     while let Some(OutputChunk::Stdout(bytes)) = exec.next().await.unwrap() {
         seen += bytes.len() as u64;
@@ -246,7 +250,8 @@ async fn signals_reach_the_command(t: Bodies) {
     let body = t.create().await;
     let mut exec = t
         .fleet()
-        .execs().start(
+        .execs()
+        .start(
             &body,
             ExecRequest::new([
                 "sh",
@@ -312,8 +317,12 @@ async fn commands_at_the_same_time_do_not_mix(t: Bodies) {
 #[body_test]
 async fn ending_the_body_ends_the_command_and_says_so(t: Bodies) {
     let view = t.make(t.kept()).await;
-    let mut exec =
-        t.fleet().execs().start(view.id(), ExecRequest::new(["sh", "-c", "echo ready; sleep 1000"])).await.unwrap();
+    let mut exec = t
+        .fleet()
+        .execs()
+        .start(view.id(), ExecRequest::new(["sh", "-c", "echo ready; sleep 1000"]))
+        .await
+        .unwrap();
     assert!(exec.next().await.unwrap().is_some());
     testkit::kill(view.pid.unwrap());
     assert_eq!(exec.next().await.unwrap(), None);

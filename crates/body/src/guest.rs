@@ -458,11 +458,7 @@ async fn check_status(response: Response<Incoming>) -> Result<Response<Incoming>
 }
 
 fn refusal(sent: SentError) -> GuestError {
-    GuestError::Refused {
-        code: sent.code,
-        message: proto::text::visible(&sent.message),
-        reason: sent.reason,
-    }
+    GuestError::Refused { code: sent.code, message: proto::text::visible(&sent.message), reason: sent.reason }
 }
 
 /// The events of one command.

@@ -87,7 +87,8 @@ impl Fleet {
     }
 
     pub(crate) fn find_exec_end(&self, id: &BodyId, exec: u64) -> Result<Option<ExecEnded>, Failure> {
-        let events = self.read_events(&EventQuery { after: exec, body: Some(id.clone()), limit: usize::MAX })?;
+        let events =
+            self.read_events(&EventQuery { after: exec, body: Some(id.clone()), limit: usize::MAX })?;
         Ok(events.iter().filter_map(Event::data_as::<ExecEnded>).find(|end| end.exec == exec))
     }
 

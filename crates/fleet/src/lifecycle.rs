@@ -2,11 +2,7 @@
 
 use std::{fs, io, time::Duration};
 
-use body::{
-    BodyDir, GuestClient, ProcessState,
-    dir::BodyLock,
-    ids, process,
-};
+use body::{BodyDir, GuestClient, ProcessState, dir::BodyLock, ids, process};
 use proto::{
     BodyId, Draft, EventData, Failure, Kind, Layer, Spec,
     event_data::{BodyPaused, BodyRemoved, BodyResumed, BodyStopped},

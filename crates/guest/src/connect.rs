@@ -135,9 +135,7 @@ pub fn status_of(code: Code) -> StatusCode {
 pub fn unary_reply(codec: Codec, answer: Result<Bytes, ConnectError>) -> HttpReply {
     let (status, kind, body) = match answer {
         Ok(body) => (StatusCode::OK, codec.content_type(MessageFraming::Unary), body),
-        Err(fault) => {
-            (status_of(fault.code), "application/json", fault.json().to_string().into())
-        }
+        Err(fault) => (status_of(fault.code), "application/json", fault.json().to_string().into()),
     };
     let mut reply = Response::new(ReplyBody::Whole(body));
     *reply.status_mut() = status;

@@ -392,7 +392,9 @@ mod tests {
     fn sealed_output_is_what_the_generated_code_would_write() {
         for len in [0, 1, 2, 3, 127, 128, 40_000] {
             let data = Bytes::from(vec![0xfe_u8; len]);
-            for output in [Output::Stdout(data.clone()), Output::Stderr(data.clone()), Output::Pty(data.clone())] {
+            for output in
+                [Output::Stdout(data.clone()), Output::Stderr(data.clone()), Output::Pty(data.clone())]
+            {
                 let event = Event::Data(DataEvent { output: Some(output.clone()) });
                 let message = StartResponse { event: Some(ProcessEvent { event: Some(event.clone()) }) };
                 let (head, tail) = seal_output(Codec::Proto, &output);
@@ -428,7 +430,9 @@ mod tests {
     fn a_request_of_one_call_holds_one_message() {
         let (one, end) = (envelope::seal(0, b"one"), envelope::seal(END, b"two"));
         assert_eq!(only_message(&[&end[..], &one].concat(), 64).unwrap(), &b"one"[..]);
-        for wrong in [Vec::new(), end.to_vec(), [&one[..], &one].concat(), one[..6].to_vec(), b"garbage".to_vec()] {
+        for wrong in
+            [Vec::new(), end.to_vec(), [&one[..], &one].concat(), one[..6].to_vec(), b"garbage".to_vec()]
+        {
             assert!(only_message(&wrong, 64).is_err(), "{wrong:?}");
         }
     }

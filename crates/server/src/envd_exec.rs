@@ -24,7 +24,8 @@ use hyper::body::Frame;
 use proto::{
     BodyId,
     connect::{
-        self, Code, Codec, ConnectError, ENCODING_HEADERS, MessageFraming, end_envelope, seal_event, seal_output,
+        self, Code, Codec, ConnectError, ENCODING_HEADERS, MessageFraming, end_envelope, seal_event,
+        seal_output,
     },
     event_data::StartedBy,
     wire::process::{
@@ -157,10 +158,7 @@ fn stream_response(codec: Codec, body: Body) -> Response {
 fn allow_browsers(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
-    headers.insert(
-        header::ACCESS_CONTROL_EXPOSE_HEADERS,
-        HeaderValue::from_static(connect::EXPOSED_HEADERS),
-    );
+    headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(connect::EXPOSED_HEADERS));
     response
 }
 
@@ -278,14 +276,18 @@ mod tests {
     use super::*;
 
     fn start(stdin: Option<bool>, size: Option<Size>) -> Result<ExecRequest, ConnectError> {
-        let process = Some(ProcessConfig { cmd: "a".into(), args: vec!["b".into()], ..ProcessConfig::default() });
+        let process =
+            Some(ProcessConfig { cmd: "a".into(), args: vec!["b".into()], ..ProcessConfig::default() });
         exec_request(StartRequest { process, pty: Some(Pty { size }), tag: None, stdin })
     }
 
     #[test]
     fn a_request_has_envds_defaults() {
         let asked = start(None, None).unwrap();
-        assert_eq!((asked.argv, asked.stdin, asked.tty), (vec!["a".into(), "b".into()], Stdin::Open, Some(SIZE_DEFAULT)));
+        assert_eq!(
+            (asked.argv, asked.stdin, asked.tty),
+            (vec!["a".into(), "b".into()], Stdin::Open, Some(SIZE_DEFAULT))
+        );
         assert_eq!(start(Some(false), None).unwrap().stdin, Stdin::Null);
         assert!(start(None, Some(Size { cols: 70_000, rows: 1 })).is_err());
         assert!(exec_request(StartRequest::default()).is_err());

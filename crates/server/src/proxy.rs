@@ -32,8 +32,7 @@ use serde_json::json;
 use crate::{
     App,
     abort::AbortHandle,
-    audit,
-    envd_exec, keys,
+    audit, envd_exec, keys,
     route::{ENVD_PORT, PortTarget},
     signed,
     streams::OpenStream,

@@ -19,7 +19,8 @@ pub use serve::{KeysArgs, KeysCommand, NewKeyArgs, ServeArgs};
 pub use templates::{ImportArgs, PullArgs, SetupArgs, TemplateArgs, TemplateCommand};
 pub use verbs::{
     BodiesArg, BodyArg, CompletionsArgs, CopyArgs, EventsArgs, EventsCommand, ForkArgs, GcArgs, HomeArgs,
-    HomeCommand, HomesArgs, LogsArgs, PauseArgs, RemoveArgs, SnapshotArgs, SnapshotCommand, SnapshotsArgs, StopArgs,
+    HomeCommand, HomesArgs, LogsArgs, PauseArgs, RemoveArgs, SnapshotArgs, SnapshotCommand, SnapshotsArgs,
+    StopArgs,
 };
 pub use work::{CompareArgs, ConfigArgs, ConfigCommand, DiffArgs, LandArgs, LogArgs, UpArgs};
 

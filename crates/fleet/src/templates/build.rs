@@ -492,7 +492,8 @@ impl Builds<'_> {
     ) -> Result<(i32, String), Failure> {
         let mut exec = self
             .fleet
-            .execs().start(body, ExecRequest { stdin: Stdin::Null, timeout: Some(STEP_WALL), ..request })
+            .execs()
+            .start(body, ExecRequest { stdin: Stdin::Null, timeout: Some(STEP_WALL), ..request })
             .await?;
         let mut lines = job.lines();
         loop {

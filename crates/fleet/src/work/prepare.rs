@@ -188,8 +188,11 @@ impl Workspaces<'_> {
     /// A language is the template's: without it no step could say what is wrong so that somebody understands it.
     async fn look_for(&self, body: &BodyId, tool: Tool) -> Result<(), Failure> {
         let argv = ["/bin/sh", "-c", r#"command -v "$1" >/dev/null"#, "sh", tool.program];
-        let mut exec =
-            self.fleet.execs().start(body, ExecRequest { timeout: Some(STEP_WALL), ..ExecRequest::new(argv) }).await?;
+        let mut exec = self
+            .fleet
+            .execs()
+            .start(body, ExecRequest { timeout: Some(STEP_WALL), ..ExecRequest::new(argv) })
+            .await?;
         while exec.next().await?.is_some() {}
         if exec.finish().await?.code == 0 {
             return Ok(());
@@ -223,7 +226,8 @@ impl Workspaces<'_> {
         let argv = ["/bin/sh", "-c", line];
         let mut exec = self
             .fleet
-            .execs().start(
+            .execs()
+            .start(
                 body,
                 ExecRequest {
                     workdir: place.map(str::to_owned),

@@ -16,11 +16,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use proto::{
-    wire::filesystem::{
-        FilesystemEvent, WatchDirResponse,
-        watch_dir_response::{Event, KeepAlive, StartEvent},
-    },
+use proto::wire::filesystem::{
+    FilesystemEvent, WatchDirResponse,
+    watch_dir_response::{Event, KeepAlive, StartEvent},
 };
 use tokio::{
     io::unix::AsyncFd,

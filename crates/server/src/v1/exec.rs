@@ -24,7 +24,7 @@ use super::{
     error::{ErrorBody, V1Refusal},
     extract::{BodyParam, JsonBody as Sent, QueryParams, ReadAccess, RunAccess},
     models::end_word,
-    page::{self, Page, PageQuery},
+    page::{Page, PageQuery},
 };
 use crate::{
     App,
@@ -184,13 +184,14 @@ async fn collect(mut updates: mpsc::Receiver<ExecUpdate>) -> Result<CommandResul
 fn stream(followed: FollowedExec) -> impl IntoResponse {
     let started = serde_json::json!({ "pid": followed.pid });
     let first = Event::default().event("started").data(started.to_string());
-    let events = futures_util::stream::unfold((Some(first), followed.updates), |(first, mut updates)| async move {
-        if let Some(first) = first {
-            return Some((Ok::<_, Infallible>(first), (None, updates)));
-        }
-        let update = updates.recv().await?;
-        Some((Ok(event(update)), (None, updates)))
-    });
+    let events =
+        futures_util::stream::unfold((Some(first), followed.updates), |(first, mut updates)| async move {
+            if let Some(first) = first {
+                return Some((Ok::<_, Infallible>(first), (None, updates)));
+            }
+            let update = updates.recv().await?;
+            Some((Ok(event(update)), (None, updates)))
+        });
     Sse::new(events).keep_alive(KeepAlive::default())
 }
 
