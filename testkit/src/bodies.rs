@@ -244,12 +244,12 @@ impl Bodies {
 
     /// Every event, oldest first.
     pub fn events(&self) -> Vec<Event> {
-        self.fleet().events(0, None, usize::MAX).expect("the log can be read")
+        self.fleet().log().events(0, None, usize::MAX).expect("the log can be read")
     }
 
     /// The kinds of a Body's events, oldest first.
     pub fn kinds(&self, id: &BodyId) -> Vec<String> {
-        let events = self.fleet().events(0, Some(id), usize::MAX).expect("the log can be read");
+        let events = self.fleet().log().events(0, Some(id), usize::MAX).expect("the log can be read");
         events.into_iter().map(|event| event.kind).collect()
     }
 

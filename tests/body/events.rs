@@ -42,7 +42,7 @@ async fn a_life_is_written_in_order(t: Bodies) {
             .all(|(at, event)| event.seq == at as u64 + 1 && event.body.as_ref() == Some(&body))
     );
     let head = events.last().unwrap().hash.clone();
-    assert_eq!(t.fleet().verify_events().unwrap(), LogVerdict::Whole { events: expected.len() as u64, head });
+    assert_eq!(t.fleet().log().verify().unwrap(), LogVerdict::Whole { events: expected.len() as u64, head });
 }
 
 #[body_test]
@@ -51,7 +51,7 @@ async fn an_exec_is_told_whole(t: Bodies) {
     let mut request = ExecRequest::new(["sh", "-c", "echo out; echo err >&2; exit 3"]);
     request.env.insert("TOKEN".into(), "hush".into());
     t.exec(&body, request).await;
-    let events = t.fleet().events(0, Some(&body), usize::MAX).unwrap();
+    let events = t.fleet().log().events(0, Some(&body), usize::MAX).unwrap();
     let (started, ended) = (&events[2], events[3].data_as::<ExecEnded>().unwrap());
     let asked = started.data_as::<ExecStarted>().unwrap();
     assert_eq!(asked.argv, ["sh", "-c", "echo out; echo err >&2; exit 3"]);
@@ -86,10 +86,10 @@ async fn events_are_read_from_a_place_on(t: Bodies) {
     let (one, two) = (t.create().await, t.create().await);
     t.run(&one, ["true"]).await;
     let all = t.events();
-    assert_eq!(t.fleet().last_event().unwrap(), all.len() as u64);
-    assert_eq!(t.fleet().events(3, None, 2).unwrap(), all[3..5]);
+    assert_eq!(t.fleet().log().last_pos().unwrap(), all.len() as u64);
+    assert_eq!(t.fleet().log().events(3, None, 2).unwrap(), all[3..5]);
     assert_eq!(t.kinds(&two), ["body.created", "body.started"]);
-    assert_eq!(t.fleet().events(u64::MAX, None, 1).unwrap(), []);
+    assert_eq!(t.fleet().log().events(u64::MAX, None, 1).unwrap(), []);
 }
 
 #[body_test]
@@ -142,10 +142,10 @@ async fn a_changed_log_shows(t: Bodies) {
         .collect();
     assert!(columns.contains(&"seq".to_owned()), "{columns:?}");
     log.execute_batch("PRAGMA ignore_check_constraints = 1").unwrap();
-    let whole = t.fleet().verify_events().unwrap();
+    let whole = t.fleet().log().verify().unwrap();
     assert!(matches!(whole, LogVerdict::Whole { events: 4, .. }), "{whole:?}");
     log.execute("DELETE FROM events WHERE seq = 3", []).unwrap();
-    let cut = t.fleet().verify_events().unwrap();
+    let cut = t.fleet().log().verify().unwrap();
     assert!(matches!(cut, LogVerdict::Broken { .. }), "{cut:?}");
 }
 

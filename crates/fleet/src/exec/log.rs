@@ -4,8 +4,9 @@
 
 use proto::{
     BodyId, Event, Failure,
-    event_data::{ExecEnded, ExecExit, ExecOutcome, ExecOutput, ExecStarted},
+    event_data::{EventKind, ExecEnded, ExecExit, ExecOutcome, ExecOutput, ExecStarted},
 };
+use store::{EventOrder, EventQuery, ExecFilter};
 
 use super::{Execs, recorder};
 
@@ -43,28 +44,44 @@ pub struct ExecLogEntry {
 }
 
 impl Execs<'_> {
-    /// The commands of a Body, and what they wrote.
+    /// The commands of a Body and their output, oldest first.
     pub fn logs(&self, id: &BodyId, range: LogRange) -> Result<Vec<ExecLogEntry>, Failure> {
-        let starts = self.fleet.exec_starts(id, range)?;
-        starts.into_iter().map(|(event, start)| self.log_entry(id, &event, start)).collect()
+        let (after, order, limit) = match range {
+            LogRange::All => (0, EventOrder::OldestFirst, usize::MAX),
+            LogRange::Newest(count) => (0, EventOrder::NewestFirst, count),
+            LogRange::After { position, limit } => (position, EventOrder::OldestFirst, limit),
+        };
+        let kinds = ExecStarted::NAMES.to_vec();
+        let exec = Some(ExecFilter::Any);
+        let query = EventQuery { after, exec, kinds, order, limit, ..EventQuery::of_body(id) };
+        let mut starts = self.fleet.log().read(&query)?;
+        if order == EventOrder::NewestFirst {
+            starts.reverse();
+        }
+        let known = starts.iter().filter_map(|event| Some((event, event.data_as::<ExecStarted>()?)));
+        known.map(|(event, start)| self.log_entry(id, event, start)).collect()
     }
 
     /// The `seq` of the newest command with that tag, and whether it has a terminal.
     pub(super) fn find_tagged(&self, id: &BodyId, tag: &str) -> Result<Option<(u64, bool)>, Failure> {
-        self.fleet.find_tagged_exec(id, tag)
+        let exec = Some(ExecFilter::Tag(tag.to_owned()));
+        let order = EventOrder::NewestFirst;
+        let newest = self.fleet.log().read(&EventQuery { exec, order, limit: 1, ..EventQuery::of_body(id) })?;
+        let start = newest.first().and_then(|event| Some((event.seq, event.data_as::<ExecStarted>()?.tty)));
+        Ok(start)
     }
 
     fn log_entry(&self, id: &BodyId, event: &Event, start: ExecStarted) -> Result<ExecLogEntry, Failure> {
         let exit = self.exit_of(id, event.seq)?;
-        let store = self.fleet.store()?;
+        let artifacts = self.fleet.log().artifacts()?;
         let read = |output: Option<&ExecOutput>| {
-            output.map_or((Vec::new(), false), |output| recorder::read_back(store, output))
+            output.map_or((Vec::new(), false), |output| recorder::read_back(artifacts, output))
         };
         let (mut output, cut_out) = read(exit.as_ref().and_then(|exit| exit.stdout.as_ref()));
         let (errors, cut_err) = read(exit.as_ref().and_then(|exit| exit.stderr.as_ref()));
         output.extend(errors);
         Ok(ExecLogEntry {
-            position: event.seq,
+            position: event.pos,
             at: event.at.clone(),
             argv: start.argv,
             code: exit.map(|exit| exit.code),
@@ -74,7 +91,9 @@ impl Execs<'_> {
     }
 
     fn exit_of(&self, id: &BodyId, exec: u64) -> Result<Option<ExecExit>, Failure> {
-        let ended: Option<ExecEnded> = self.fleet.find_exec_end(id, exec)?;
+        let kinds = ExecEnded::NAMES.to_vec();
+        let ended = self.fleet.log().read(&EventQuery { kinds, limit: 1, ..EventQuery::of_exec(id, exec) })?;
+        let ended = ended.first().and_then(Event::data_as::<ExecEnded>);
         Ok(ended.and_then(|ended| match ended.outcome {
             ExecOutcome::Ended(exit) => Some(exit),
             ExecOutcome::NotStarted { .. } => None,

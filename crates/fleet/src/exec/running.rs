@@ -125,7 +125,7 @@ impl<'a> Exec<'a> {
             From::Stderr(bytes) => (&mut self.stderr, OutputChunk::Stderr(bytes.clone()), bytes),
             From::Pty(bytes) => (&mut self.stdout, OutputChunk::Tty(bytes.clone()), bytes),
         };
-        recorder.push(self.execs.fleet.store()?, &bytes)?;
+        recorder.push(self.execs.fleet.log().artifacts()?, &bytes)?;
         Ok(output)
     }
 
@@ -200,7 +200,7 @@ impl<'a> Exec<'a> {
             stderr: Some(self.stderr.finish()?),
         };
         let data = ExecEnded { exec: self.seq, outcome: ExecOutcome::Ended(exit) };
-        fleet.append_all([Draft::about(&self.body, data)].into_iter().chain(removed))?;
+        fleet.log().append_all([Draft::about(&self.body, data)].into_iter().chain(removed))?;
         Ok((ended, self.stream))
     }
 }
