@@ -1,4 +1,4 @@
-//! Bodies made before they are asked for: the same Bodies, sooner, and nobody's until then.
+//! Pooled Bodies: equal to other Bodies, ready sooner, and unclaimed until a request.
 
 use fleet::{Create, Durability, ExecRequest, Fleet, FleetConfig, Force, GcMode, Status};
 use proto::{BodyId, Event};
@@ -8,7 +8,7 @@ fn serving(t: &Bodies) -> Fleet {
     Fleet::open_to_serve(FleetConfig { data: t.data(), durability: Durability::Process }).unwrap()
 }
 
-/// Directories of Bodies that were never asked for.
+/// Directories of pooled Bodies that no request has claimed.
 fn waiting(t: &Bodies) -> Vec<String> {
     let entries = std::fs::read_dir(t.data().join("bodies")).unwrap().flatten();
     let parked = entries
