@@ -16,10 +16,10 @@ use crate::{
 
 const LIBRARY: &str = "library";
 
-/// Beside bwrap and plain fork+exec.
+/// Compared with bwrap and plain fork+exec.
 pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
     let runtime = library::runtime()?;
-    // A fleet for each: what it makes ahead is like what it made last.
+    // One fleet for each, because a fleet pools Bodies like its last one.
     let (fleet, keeping, safest) =
         (context.fleet()?, context.fleet()?, context.fleet_with(Durability::Power)?);
     let lives = RefCell::new(Vec::new());

@@ -1,4 +1,4 @@
-//! `true` in a fresh sandbox, by command line.
+//! `true` in a new sandbox, by command line.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use crate::{
     report::{Bar, Bound, ReportSection, ReportTable},
 };
 
-/// Everybody, one after the other, round after round.
+/// Measures all peers interleaved.
 pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
     let (peers, absent) = peers::fresh(context)?;
     let contenders = peers.iter().map(|peer| {
