@@ -13,7 +13,7 @@ use fleet::{
 };
 use proto::{
     BodyId, Event, Failure, Layer,
-    event_data::{BodyCreated, ExecEnded, ExecExit, ExecOutcome},
+    event_data::{BodyCreated, ExecEnded, ExecExit, ExecOutcome, LogSealed},
     spec::{Access, Mount},
 };
 
@@ -244,9 +244,11 @@ impl Bodies {
         assert_eq!(inside.verdict, ProbeVerdict::Denied, "{name}: {}", inside.detail);
     }
 
-    /// Every event, oldest first.
+    /// Every event, oldest first, without the seals: those come by the clock.
     pub fn events(&self) -> Vec<Event> {
-        self.fleet().log().events(0, None, usize::MAX).expect("the log can be read")
+        let mut events = self.fleet().log().events(0, None, usize::MAX).expect("the log can be read");
+        events.retain(|event| !event.is::<LogSealed>());
+        events
     }
 
     /// The kinds of a Body's events, oldest first.

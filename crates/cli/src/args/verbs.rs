@@ -217,7 +217,7 @@ pub struct EventsArgs {
     #[arg(long, value_name = "BODY")]
     pub body: Option<String>,
     /// Print only events behind this position
-    #[arg(long, value_name = "SEQ", default_value_t = 0)]
+    #[arg(long, value_name = "POS", default_value_t = 0)]
     pub after: u64,
     /// The other commands about events.
     #[command(subcommand)]

@@ -46,7 +46,7 @@ fn body(fleet: &Fleet, key: &str) -> Result<BodyId, Failure> {
     }
 }
 
-/// Prints all events behind position `after`; returns the position of the last.
+/// Prints all events behind position `after`; gives the position of the last.
 fn print(fleet: &Fleet, mut after: u64, body: Option<&BodyId>, format: Format) -> Result<u64, Failure> {
     loop {
         let page = fleet.log().events(after, body, PAGE)?;
@@ -83,7 +83,8 @@ async fn verify(fleet: &Fleet, format: Format) -> Result<(), Failure> {
     }
     match verdict {
         LogVerdict::Whole { events, chains, head } if format == Format::Text => {
-            output::line(format_args!("whole: {events} events in {chains} chains, head {head}"))
+            let s = if chains == 1 { "" } else { "s" };
+            output::line(format_args!("whole: {events} events in {chains} chain{s}, head {head}"))
         }
         LogVerdict::Whole { .. } => Ok(()),
         LogVerdict::Broken { chain, seq, why } => {
@@ -93,14 +94,14 @@ async fn verify(fleet: &Fleet, format: Format) -> Result<(), Failure> {
             };
             let why = visible(&why.to_string());
             Err(Failure::new(Kind::Conflict, format!("the log is broken{place}: {why}"))
-                .hint("the log was changed from outside: compare it with a backup, and keep both"))
+                .hint("the database was changed from outside: compare it with a backup, and keep both"))
         }
     }
 }
 
 /// The events of one Body from now on, for a command with `--json`.
 pub struct EventTail {
-    /// The position of the last event printed; none if nothing is to be printed.
+    /// The position of the last event printed; none when nothing is to be printed.
     after: Option<u64>,
 }
 
