@@ -118,9 +118,9 @@ async fn packages_are_installed_by_a_build(t: &Bodies, body: &BodyId) {
         force: false,
         allow: vec![format!("localhost:{port}+plain+private")],
     };
-    let asked = t.fleet().ask_build("packages", &[], None, None).unwrap();
-    let job = t.fleet().begin_job(&asked.template, &asked.id).unwrap();
-    let built = t.fleet().build(&job, request).await;
+    let asked = t.fleet().builds().request("packages", &[], None, None).unwrap();
+    let job = t.fleet().builds().begin(&asked.template, &asked.id).unwrap();
+    let built = t.fleet().builds().build(&job, request).await;
     let said: Vec<String> = job.log_lines(0, usize::MAX).1.into_iter().map(|said| said.message).collect();
     assert!(built.is_ok(), "{said:#?}");
     for word in ["apt", "pip", "npm"] {
@@ -133,10 +133,13 @@ async fn packages_are_installed_by_a_build(t: &Bodies, body: &BodyId) {
     microvm = "the root is the same; body::templates shows machines on roots of their own"
 ))]
 async fn base_is_what_programs_expect(t: Bodies) {
-    let made =
-        t.fleet().setup(BASE, &mut |_| ()).unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
+    let made = t
+        .fleet()
+        .builds()
+        .setup(BASE, &mut |_| ())
+        .unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
     assert_eq!(
-        t.fleet().setup(BASE, &mut |_| ()).unwrap().builds.len(),
+        t.fleet().builds().setup(BASE, &mut |_| ()).unwrap().builds.len(),
         made.builds.len(),
         "it is made once"
     );

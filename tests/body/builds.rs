@@ -15,7 +15,7 @@ use testkit::{
 };
 
 fn begin(t: &Bodies) {
-    let built = t.fleet().import_template(
+    let built = t.fleet().builds().import_template(
         "small",
         "a test",
         TemplateSettings { sudo: true, ..TemplateSettings::default() },
@@ -57,9 +57,9 @@ async fn build(
     name: &str,
     request: BuildRequest,
 ) -> (Result<TemplateBuild, Failure>, Vec<String>, BuildState) {
-    let asked = t.fleet().ask_build(name, &[], None, None).unwrap();
-    let job = t.fleet().begin_job(&asked.template, &asked.id).unwrap();
-    let built = t.fleet().build(&job, request).await;
+    let asked = t.fleet().builds().request(name, &[], None, None).unwrap();
+    let job = t.fleet().builds().begin(&asked.template, &asked.id).unwrap();
+    let built = t.fleet().builds().build(&job, request).await;
     let (state, said) = job.log_lines(0, usize::MAX);
     (built, said.into_iter().map(|said| said.message).collect(), state)
 }
@@ -157,17 +157,18 @@ async fn a_build_that_fails_names_its_step_and_leaves_nothing(t: Bodies) {
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn a_build_is_called_off_in_the_middle(t: Bodies) {
     begin(&t);
-    let asked = t.fleet().ask_build("slow", &[], None, None).unwrap();
-    let job = t.fleet().begin_job(&asked.template, &asked.id).unwrap();
-    assert!(t.fleet().begin_job(&asked.template, &asked.id).is_err(), "a build begins once");
+    let asked = t.fleet().builds().request("slow", &[], None, None).unwrap();
+    let job = t.fleet().builds().begin(&asked.template, &asked.id).unwrap();
+    assert!(t.fleet().builds().begin(&asked.template, &asked.id).is_err(), "a build begins once");
     let off = async |job: &BuildJob| {
         while !job.log_lines(0, usize::MAX).1.iter().any(|said| said.message == "here") {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         job.cancel();
     };
+    let builds = t.fleet().builds();
     let (built, ()) =
-        tokio::join!(t.fleet().build(&job, request(vec![run("echo here; sleep 1000")])), off(&job));
+        tokio::join!(builds.build(&job, request(vec![run("echo here; sleep 1000")])), off(&job));
     assert!(built.unwrap_err().to_string().contains("called off"));
     assert!(t.fleet().list().unwrap().is_empty());
 }
@@ -261,7 +262,7 @@ async fn commands_reach_the_names_they_may_and_what_is_built_reaches_none(t: Bod
     let failure = built.unwrap_err();
     assert!(
         failure.message.contains(
-            "exit status 4 (it was not let out to localhost:1: no rule lets plain http to localhost:1)"
+            "exit status 4 (it was not let out to localhost:1: no rule allows plain http to localhost:1)"
         ) && failure.hints.iter().any(|hint| hint.contains("--build-allow localhost:1")),
         "{failure} {:?}",
         failure.hints

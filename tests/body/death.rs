@@ -180,7 +180,7 @@ async fn a_body_whose_directory_was_removed_ends_by_itself(t: Bodies) {
     )
     .await;
     assert_eq!(testkit::leaks::cgroups(&[removed.to_string(), paused.to_string()]), Vec::<String>::new());
-    t.fleet().gc(fleet::GcMode::Remove).await.unwrap();
+    t.fleet().garbage().collect(fleet::GcMode::Remove).await.unwrap();
     assert!(gone.iter().all(|(_, dir)| !dir.exists()));
     // Its keeper had a look at that, too.
     std::fs::rename(&elsewhere, t.body_dir(&moved)).unwrap();

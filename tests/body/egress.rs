@@ -76,7 +76,7 @@ async fn a_body_reaches_what_its_policy_names_through_a_confined_process_of_its_
     assert!(
         answer.starts_with("HTTP/1.1 403")
             && answer.contains(&format!(
-                "palisade: {denied} may not be reached: no rule lets plain http to {denied}"
+                "palisade: {denied} may not be reached: no rule allows plain http to {denied}"
             )),
         "{answer}"
     );
@@ -207,7 +207,7 @@ async fn a_line_is_one_event_whoever_takes_it_and_gc_takes_what_is_left(t: Bodie
     let orphan = t.data().join("egress").join("zzzz");
     fs::create_dir_all(&orphan).unwrap();
     fs::copy(dir.join("events"), orphan.join("events")).unwrap();
-    let found = t.fleet().gc(GcMode::Remove).await.unwrap();
+    let found = t.fleet().garbage().collect(GcMode::Remove).await.unwrap();
     assert!(
         found.iter().any(|garbage| garbage.kind == "egress proxy" && garbage.name == "zzzz")
             && !orphan.exists(),

@@ -112,7 +112,7 @@ async fn what_cannot_be_written_down_does_not_happen(t: Bodies) {
     refused(t.fleet().remove(&body, Force::Yes).await.unwrap_err().kind, "remove");
     std::fs::write(t.dir().join("file"), "x").unwrap();
     refused(
-        t.fleet().copy_in(&body, &t.dir().join("file"), "/home/user/made").await.unwrap_err().kind,
+        t.fleet().files().copy_in(&body, &t.dir().join("file"), "/home/user/made").await.unwrap_err().kind,
         "cp in",
     );
     log.execute_batch("ALTER TABLE aside RENAME TO events").unwrap();

@@ -205,13 +205,13 @@ async fn claims_of_a_data_directory_that_is_gone_are_cleared_away_and_no_others(
     rustix::fs::flock(&claims, rustix::fs::FlockOperation::LockExclusive).unwrap();
     std::fs::remove_dir_all(&gone).unwrap();
     std::fs::remove_dir_all(&used).unwrap();
-    let found = t.fleet().gc(fleet::GcMode::DryRun).await.unwrap();
+    let found = t.fleet().garbage().collect(fleet::GcMode::DryRun).await.unwrap();
     let said: Vec<_> = found.iter().map(|one| (one.kind, one.name.as_str(), one.why.as_str())).collect();
     assert!(said.contains(&("ids", left.as_str(), "its data directory is gone")), "{said:?}");
     assert!(of_gone.is_symlink(), "looking takes nothing");
     drop(claims);
 
-    t.fleet().gc(fleet::GcMode::Remove).await.unwrap();
+    t.fleet().garbage().collect(fleet::GcMode::Remove).await.unwrap();
     assert!(!of_gone.is_symlink());
     assert!(of_there.is_symlink() && host_wide(&view).is_symlink(), "their Bodies are there");
     assert!(of_used.is_symlink(), "a process has an id of it");
@@ -219,7 +219,7 @@ async fn claims_of_a_data_directory_that_is_gone_are_cleared_away_and_no_others(
 
     process.kill().unwrap();
     process.wait().unwrap();
-    t.fleet().gc(fleet::GcMode::Remove).await.unwrap();
+    t.fleet().garbage().collect(fleet::GcMode::Remove).await.unwrap();
     assert!(!of_used.is_symlink());
     body::ids::release(&t.dir().join("there"), &there_ids, &there);
 }

@@ -302,9 +302,10 @@ async fn a_lying_guest_cannot_hold_or_fill_who_copies(t: Bodies) {
         let fake = FakeBody::new(&t, *manner).await;
         let before = memory_kib();
         let out = t.dir().join("out");
-        let outcome = in_time(t.fleet().copy_out(&fake.body, "/home/user", &out)).await;
+        let outcome = in_time(t.fleet().files().copy_out(&fake.body, "/home/user", &out)).await;
         clear(&format!("out: {what}"), outcome.map(|copied| copied.map(drop)));
-        let outcome = in_time(t.fleet().copy_in(&fake.body, &t.dir().join("file"), "/home/user/file")).await;
+        let outcome =
+            in_time(t.fleet().files().copy_in(&fake.body, &t.dir().join("file"), "/home/user/file")).await;
         clear(&format!("in: {what}"), outcome.map(|copied| copied.map(drop)));
         let grown = memory_kib() - before;
         assert!(grown < MEMORY_KIB_MAX, "{what}: memory grew by {grown} KiB");

@@ -23,6 +23,7 @@ const ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 async fn import(t: &Bodies, name: &str, image: &Image) -> Result<Vec<String>, Failure> {
     let mut said = Vec::new();
     t.fleet()
+        .builds()
         .import_image(name, image, TemplateSettings::default(), &mut |line| said.push(line.to_owned()))
         .await?;
     Ok(said)
@@ -99,7 +100,7 @@ async fn an_image_becomes_a_template_layer_by_layer(t: Bodies) {
             import(&t, "missing", &Image::new(format!("{}/{missing}", registry.host()))).await.unwrap_err();
         assert_eq!(failure.kind, Kind::NotFound, "{failure}");
     }
-    assert!(t.fleet().template("missing").is_err(), "a template without a build is left");
+    assert!(t.fleet().templates().view("missing").is_err(), "a template without a build is left");
 }
 
 /// More than a machine has devices: some of its images hold several layers, and what hides something is still nearer
@@ -197,8 +198,8 @@ async fn a_build_begins_with_an_image_and_finds_its_account_there(t: Bodies) {
         ),
     );
     let build = async |name: &str| {
-        let asked = t.fleet().ask_build(name, &[], None, None).unwrap();
-        let job = t.fleet().begin_job(&asked.template, &asked.id).unwrap();
+        let asked = t.fleet().builds().request(name, &[], None, None).unwrap();
+        let job = t.fleet().builds().begin(&asked.template, &asked.id).unwrap();
         let image =
             Image { dress: ImageProfile::ForE2b, ..Image::new(format!("{}/node:1", registry.host())) };
         let step = BuildStep {
@@ -210,6 +211,7 @@ async fn a_build_begins_with_an_image_and_finds_its_account_there(t: Bodies) {
         };
         let built = t
             .fleet()
+            .builds()
             .build(
                 &job,
                 BuildRequest {
@@ -266,7 +268,7 @@ async fn a_registry_that_lies_gets_nothing_in(t: Bodies) {
     let honest = image(&[ImageLayer(TAR, roots::small())], json!({}));
     let control = liar(&honest, |_, _| None);
     fine(import(&t, "control", &of(&control)).await);
-    t.fleet().remove_template("control").unwrap();
+    t.fleet().templates().remove("control").unwrap();
 
     type Lie = fn(&RecordedRequest, &ImageParts) -> Option<CannedResponse>;
     let lies: Vec<(&str, Lie)> = vec![
@@ -338,8 +340,8 @@ async fn a_registry_that_lies_gets_nothing_in(t: Bodies) {
         assert!(said.contains(expected), "{expected}: {said}");
     }
     // Nothing of all that is left but what may go on.
-    assert!(t.fleet().templates().unwrap().is_empty());
-    t.fleet().gc(GcMode::Remove).await.unwrap();
+    assert!(t.fleet().templates().list().unwrap().is_empty());
+    t.fleet().garbage().collect(GcMode::Remove).await.unwrap();
     for dir in ["layers", "images"] {
         let left: Vec<_> = std::fs::read_dir(t.fleet().data().join(dir))
             .unwrap()
@@ -503,6 +505,6 @@ async fn a_registry_that_stands_still_keeps_nobody_from_the_same_layer_of_anothe
     drop(release);
     fine(standing.await);
     for name in ["slow", "quick"] {
-        t.fleet().remove_template(name).unwrap();
+        t.fleet().templates().remove(name).unwrap();
     }
 }

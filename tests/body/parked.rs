@@ -83,7 +83,7 @@ async fn what_waits_is_nobodys_garbage_and_ends_with_its_owner(t: Bodies) {
         fleet.remove(made.id(), Force::Yes).await.unwrap();
     }
     let waited = one_waits(&t).await;
-    assert!(t.second().gc(GcMode::Remove).await.unwrap().is_empty());
+    assert!(t.second().garbage().collect(GcMode::Remove).await.unwrap().is_empty());
     assert_eq!(waiting(&t), [waited]);
     drop(fleet);
     assert!(waiting(&t).is_empty());

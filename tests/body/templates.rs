@@ -10,7 +10,7 @@ use proto::{
 use testkit::{Bodies, body_test, roots, run_as_account};
 
 fn import(t: &Bodies, name: &str, settings: TemplateSettings) {
-    let built = t.fleet().import_template(name, "a test", settings, &roots::small()[..]);
+    let built = t.fleet().builds().import_template(name, "a test", settings, &roots::small()[..]);
     built.unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
 }
 
@@ -103,9 +103,16 @@ async fn snapshots_forks_and_starts_stand_on_it_also_when_it_is_gone(t: Bodies) 
     t.sh(view.id(), "echo kept > ~/file").await.ok();
     let fork = t.fleet().fork(view.id(), 1).await.unwrap().remove(0);
     let snapshot = t.fleet().snapshot(view.id(), Some("shot".into())).await.unwrap();
-    t.fleet().remove_template("small").unwrap();
+    t.fleet().templates().remove("small").unwrap();
     assert_eq!(
-        t.fleet().gc(GcMode::Remove).await.unwrap().iter().filter(|found| found.kind == "layer").count(),
+        t.fleet()
+            .garbage()
+            .collect(GcMode::Remove)
+            .await
+            .unwrap()
+            .iter()
+            .filter(|found| found.kind == "layer")
+            .count(),
         0
     );
     assert_eq!(t.fleet().create(of("small", t.passing())).await.unwrap_err().kind, Kind::NotFound);
@@ -123,7 +130,14 @@ async fn snapshots_forks_and_starts_stand_on_it_also_when_it_is_gone(t: Bodies) 
     }
     t.fleet().remove_snapshot(snapshot.id.as_str()).unwrap();
     assert_eq!(
-        t.fleet().gc(GcMode::Remove).await.unwrap().iter().filter(|found| found.kind == "layer").count(),
+        t.fleet()
+            .garbage()
+            .collect(GcMode::Remove)
+            .await
+            .unwrap()
+            .iter()
+            .filter(|found| found.kind == "layer")
+            .count(),
         1
     );
 }
@@ -184,6 +198,7 @@ async fn without_subordinate_ids_the_error_says_what_to_do(t: Bodies) {
     }
     let failure = t
         .fleet()
+        .builds()
         .import_template("small", "a test", TemplateSettings::default(), &roots::small()[..])
         .unwrap_err();
     assert_eq!(failure.kind, Kind::Host);
@@ -197,7 +212,7 @@ async fn names_and_tags_move_and_builds_stay(t: Bodies) {
         "app",
         TemplateSettings { env: [("V".to_owned(), "1".to_owned())].into(), ..TemplateSettings::default() },
     );
-    let first = t.fleet().tag_template("app", &["one".into()]).unwrap();
+    let first = t.fleet().templates().tag("app", &["one".into()]).unwrap();
     import(
         &t,
         "app",
@@ -209,18 +224,18 @@ async fn names_and_tags_move_and_builds_stay(t: Bodies) {
         let view = t.make(of(name, t.passing())).await;
         assert_eq!(t.sh(view.id(), "echo $V").await.ok(), expected, "{name}");
     }
-    assert_eq!(t.fleet().template("app").unwrap().builds.len(), 2);
-    t.fleet().untag_template("app", &["one".into()]).unwrap();
+    assert_eq!(t.fleet().templates().view("app").unwrap().builds.len(), 2);
+    t.fleet().templates().untag("app", &["one".into()]).unwrap();
     for (key, kind) in
         [("app:one", Kind::NotFound), ("app:../x", Kind::NotFound), ("no-such", Kind::NotFound)]
     {
         assert_eq!(t.fleet().create(of(key, t.passing())).await.unwrap_err().kind, kind, "{key}");
     }
     for bad in ["host", "", "a b", "a/b/c", "\u{1b}[31m"] {
-        assert_eq!(t.fleet().name_template(bad).unwrap_err().kind, Kind::Usage, "{bad:?}");
+        assert_eq!(t.fleet().templates().find_or_create(bad).unwrap_err().kind, Kind::Usage, "{bad:?}");
     }
-    assert_eq!(t.fleet().untag_template("app", &["one".into()]).unwrap_err().kind, Kind::NotFound);
-    assert_eq!(t.fleet().tag_template("app", &["a b".into()]).unwrap_err().kind, Kind::Usage);
+    assert_eq!(t.fleet().templates().untag("app", &["one".into()]).unwrap_err().kind, Kind::NotFound);
+    assert_eq!(t.fleet().templates().tag("app", &["a b".into()]).unwrap_err().kind, Kind::Usage);
 }
 
 /// Archives that anybody may have made stay inside their layer.
@@ -244,13 +259,16 @@ async fn a_hostile_archive_writes_nothing_outside(t: Bodies) {
         builder.append_data(&mut header, format!("{path}/{mark}"), &b"x"[..]).unwrap();
     }
     let archive = builder.into_inner().unwrap();
-    t.fleet().import_template("hostile", "a test", TemplateSettings::default(), &archive[..]).unwrap();
+    t.fleet()
+        .builds()
+        .import_template("hostile", "a test", TemplateSettings::default(), &archive[..])
+        .unwrap();
     assert!(!std::path::Path::new("/tmp").join(&mark).exists());
     let names = testkit::leaks::entries(&t.data().join("layers"));
     assert_eq!(names.iter().filter(|name| !name.contains("lock")).count(), 1);
     // One that is cut or too long leaves nothing.
     let cut = &roots::small()[..100_000];
-    assert!(t.fleet().import_template("cut", "a test", TemplateSettings::default(), cut).is_err());
+    assert!(t.fleet().builds().import_template("cut", "a test", TemplateSettings::default(), cut).is_err());
     assert_eq!(testkit::leaks::entries(&t.data().join("layers")).len(), names.len());
 }
 

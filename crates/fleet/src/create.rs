@@ -79,17 +79,17 @@ impl Fleet {
     /// Waits until what a new Body's template runs is ready.
     pub(crate) async fn await_template_start(&self, view: BodyView) -> Result<BodyView, Failure> {
         if let Some(start) = view.spec.base.as_ref().and_then(|base| base.start.as_ref()) {
-            self.start_template(view.id(), start, ReadyWait::NoNaps).await?;
+            self.templates().start_template(view.id(), start, ReadyWait::NoNaps).await?;
         }
         for line in &view.spec.at_start {
-            self.run_at_start(view.id(), line).await?;
+            self.workspaces().run_at_start(view.id(), line).await?;
         }
         Ok(view)
     }
 
     /// Creates a Body, with the Body that it was forked from if there is one.
     pub(crate) fn create_now(&self, request: Create, parent: Option<BodyId>) -> Result<BodyView, Failure> {
-        let template = self.resolve_template(&request.template)?;
+        let template = self.templates().resolve(&request.template)?;
         let taken_on = template.snapshot.as_ref().map(|source| source.manifest.layer);
         let layer = request.layer.or(taken_on).unwrap_or(DEFAULT_LAYER);
         self.create_on(layer, request, template, parent)
@@ -117,7 +117,7 @@ impl Fleet {
         if let (Some(pool), Some(key)) = (&self.pool, key) {
             pool.order(PoolOrder { key, driver: draft.driver.clone(), recipe, after: view.id().clone() });
         }
-        self.anchor_objects(view)
+        self.workspaces().anchor_objects(view)
     }
 
     /// Joins a request with its template, and refuses what its layer, its host or its limits rule out.
@@ -131,14 +131,14 @@ impl Fleet {
         let driver = self.drivers.get(layer)?.clone();
         let mut rootfs = template.rootfs;
         let workspaces = or_default(std::mem::take(&mut request.workspaces), template.workspaces);
-        rootfs.workspaces = self.workspaces_below(&workspaces)?;
+        rootfs.workspaces = self.workspaces().workspaces_below(&workspaces)?;
         let home = request.home.take().or(template.home);
-        rootfs.home = self.home_below(home.as_ref())?;
+        rootfs.home = self.homes().home_below(home.as_ref())?;
         let settings = template.settings;
         request.limits.memory = request.limits.memory.or(settings.memory);
         request.limits.cpu_milli = request.limits.cpu_milli.or(settings.cpu_milli);
         let layers = (template.base.is_some() || !workspaces.is_empty() || home.is_some())
-            .then(|| self.building())
+            .then(|| self.garbage().building())
             .transpose()?;
         let origin = origin(template.snapshot, request.start_mode());
         let limits = driver.limits(&request.limits, request.life, &origin)?;
@@ -234,8 +234,8 @@ impl Fleet {
             }),
             Err(failure) => {
                 let _ = body::snapshot::remove(&self.launch_context.programs, &spec.ids, place.dir.path());
-                let _ = self.close_egress(&spec.id);
-                self.let_go_of_step(&spec.id);
+                let _ = self.egress().close(&spec.id);
+                self.steps.release(&spec.id);
                 let data = BodyFailed { why: failure.to_string(), causes: failure.causes() };
                 let _ = self.append(Draft::about(&spec.id, data));
                 ids::release(&self.data, &spec.ids, &spec.id);
@@ -251,7 +251,7 @@ impl Fleet {
         draft: &BodyDraft,
         guest: GuestSource<'_>,
     ) -> Result<(Enforcement, i32), Failure> {
-        self.hold_step(dir, spec)?;
+        self.steps.hold(dir, spec)?;
         if let Some(terms) = &draft.lease {
             lease::write(dir, terms).map_err(|error| {
                 Failure::new(Kind::Host, "cannot write the Body's lease")
@@ -265,7 +265,7 @@ impl Fleet {
         let (recorded, started) = match guest {
             GuestSource::Pool(started) => (self.append(created), *started),
             GuestSource::Start(recipe) => {
-                self.prepare_egress(spec)?;
+                self.egress().prepare(spec)?;
                 let starting = recipe.begin(self.launcher()?, dir, spec, &self.token(&spec.id))?;
                 self.prestart_launcher();
                 // The event is appended while the launcher works.
@@ -284,7 +284,7 @@ impl Fleet {
 
     /// Starts the guest of a Body that was started before. The caller holds the Body's lock.
     pub(crate) fn start_again(&self, dir: &BodyDir, spec: &Spec, recipe: &dyn Recipe) -> Result<(), Failure> {
-        self.prepare_egress(spec)?;
+        self.egress().prepare(spec)?;
         let starting = recipe.begin(self.launcher()?, dir, spec, &self.token(&spec.id))?;
         let started = starting.finish().map_err(cannot_start)?;
         self.register_running(started, dir, spec, StartOccasion::Again).map(drop)

@@ -19,7 +19,7 @@ use workspace::{Needs, Tool};
 
 use super::devcontainer::{self, BaseTemplate};
 use crate::{
-    Create, ExecRequest, Fleet, Force, OutputChunk, UpRequest,
+    Create, ExecRequest, Force, OutputChunk, UpRequest, Workspaces,
     egress::{EgressDenial, EgressSession},
     failures,
     work::Discard,
@@ -54,7 +54,7 @@ pub(crate) struct PreparedBase {
     pub mounts: Vec<Mount>,
 }
 
-impl Fleet {
+impl Workspaces<'_> {
     /// Finds or makes the dependency layer of these repositories.
     pub(crate) async fn prepare(
         &self,
@@ -78,11 +78,11 @@ impl Fleet {
             return Ok(prepared);
         }
         let key = key(&footing, &all, &prepared);
-        let known = self.manifests().into_iter().filter(|manifest| manifest.dependency.is_some());
+        let known = self.fleet.manifests().into_iter().filter(|manifest| manifest.dependency.is_some());
         let mut known: Vec<_> = known.collect();
         known.sort_by(|a, b| b.created_at.cmp(&a.created_at));
         if let Some(found) = known.iter().find(|manifest| manifest.dependency.as_deref() == Some(&key)) {
-            self.touch_snapshot(&found.id);
+            self.fleet.garbage().touch_snapshot(&found.id);
             return Ok(PreparedBase { template: found.id.to_string(), ..prepared });
         }
         // What the last one of the same repositories fetched need not be fetched again.
@@ -119,8 +119,11 @@ impl Fleet {
         say: Progress<'_>,
     ) -> Result<String, Failure> {
         let allow: Vec<String> = all.iter().flat_map(|(_, needs)| needs.allow.iter().cloned()).collect();
-        let mut egress =
-            self.open_egress(allow).map_err(|failure| failure.hint("see `allow` in palisade.toml"))?;
+        let mut egress = self
+            .fleet
+            .egress()
+            .open_session(allow)
+            .map_err(|failure| failure.hint("see `allow` in palisade.toml"))?;
         let mut create = Create {
             template: below.unwrap_or_else(|| footing.template.clone()),
             workspaces: workspaces.to_vec(),
@@ -138,13 +141,13 @@ impl Fleet {
         create.role = BodyRole::Step;
         create.user = prepared.user.clone();
         create.layer = up.create.layer;
-        let view = self.create(create).await?;
+        let view = self.fleet.create(create).await?;
         let done = self.run_steps(view.id(), all, &mut egress, say).await;
         let kept = match done {
             Ok(()) => self.keep_dependencies(view.id(), workspaces, &footing.template, key).await,
             Err(failure) => Err(failure),
         };
-        let removed = self.remove_with(view.id(), Force::Yes, Discard::Yes).await;
+        let removed = self.fleet.remove_with(view.id(), Force::Yes, Discard::Yes).await;
         let kept = kept?;
         removed?;
         Ok(kept)
@@ -173,7 +176,7 @@ impl Fleet {
                 let shown = proto::text::visible(&step.line);
                 say(&format!("preparing: {shown}"));
                 let (code, tail) = self.run_line(body, &step.line, Some(&place), say).await?;
-                self.note_denials(body, egress)?;
+                self.fleet.egress().note_denials(body, egress)?;
                 if code != 0 {
                     return Err(step_failed(&shown, code, &tail, &egress.denied));
                 }
@@ -186,7 +189,7 @@ impl Fleet {
     async fn look_for(&self, body: &BodyId, tool: Tool) -> Result<(), Failure> {
         let argv = ["/bin/sh", "-c", r#"command -v "$1" >/dev/null"#, "sh", tool.program];
         let mut exec =
-            self.exec(body, ExecRequest { timeout: Some(STEP_WALL), ..ExecRequest::new(argv) }).await?;
+            self.fleet.exec(body, ExecRequest { timeout: Some(STEP_WALL), ..ExecRequest::new(argv) }).await?;
         while exec.next().await?.is_some() {}
         if exec.finish().await?.code == 0 {
             return Ok(());
@@ -219,6 +222,7 @@ impl Fleet {
     ) -> Result<(i32, String), Failure> {
         let argv = ["/bin/sh", "-c", line];
         let mut exec = self
+            .fleet
             .exec(
                 body,
                 ExecRequest {
@@ -258,7 +262,7 @@ impl Fleet {
         origin: &str,
         key: &str,
     ) -> Result<String, Failure> {
-        let (dir, spec, _lock) = self.lock_body(body)?;
+        let (dir, spec, _lock) = self.fleet.lock_body(body)?;
         if let Some(running) = dir.running().map_err(|error| failures::dir(body, error))? {
             body::process::kill(&dir, &running)
                 .map_err(|error| failures::process("cannot end the Body", error))?;
@@ -267,11 +271,11 @@ impl Fleet {
         for workspace in workspaces {
             let git = dir.path().join("disk/upper").join(workspace.area_dir()).join(".git");
             if std::fs::symlink_metadata(&git).is_ok() {
-                snapshot::remove(&self.launch_context.programs, &spec.ids, &git)
+                snapshot::remove(&self.fleet.launch_context.programs, &spec.ids, &git)
                     .map_err(failures::removal)?;
             }
         }
-        self.take_dependencies(&dir, &spec, origin, key).map(|id| id.to_string())
+        self.fleet.take_dependencies(&dir, &spec, origin, key).map(|id| id.to_string())
     }
 }
 
