@@ -30,7 +30,7 @@ pub struct FleetConfig {
     pub durability: Durability,
 }
 
-pub fn open(config: FleetConfig, ahead: Prestart, drivers: &[DriverMaker]) -> Result<Fleet, Failure> {
+pub fn open(config: FleetConfig, ahead: Prestart, drivers: &[DriverMaker<'_>]) -> Result<Fleet, Failure> {
     let data = prepare(&config.data)?;
     let programs = Programs::install(&data).map_err(|error| unusable(&data, error))?;
     let cgroups = sys::cgroup::CgroupMounts::find().unwrap_or_default();

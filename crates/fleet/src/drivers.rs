@@ -15,7 +15,7 @@ use crate::vm::Microvms;
 pub(crate) const DEFAULT_LAYER: Layer = Layer::Process;
 
 /// Makes a driver for a data directory.
-pub type DriverMaker = fn(Arc<DriverContext>) -> Arc<dyn Driver>;
+pub type DriverMaker<'a> = &'a dyn Fn(Arc<DriverContext>) -> Arc<dyn Driver>;
 
 /// The drivers of a data directory.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct Drivers {
 
 impl Drivers {
     /// Our own drivers, and those that the caller brings.
-    pub fn new(context: Arc<DriverContext>, others: &[DriverMaker]) -> Self {
+    pub fn new(context: Arc<DriverContext>, others: &[DriverMaker<'_>]) -> Self {
         let microvms = Arc::new(Microvms::new(context.clone()));
         let mut all: Vec<Arc<dyn Driver>> =
             vec![Arc::new(ProcessDriver::new(context.clone())), microvms.clone()];

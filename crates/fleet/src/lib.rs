@@ -161,7 +161,7 @@ impl Fleet {
     }
 
     /// Opens the data directory with drivers of further layers.
-    pub fn open_with(config: FleetConfig, drivers: &[DriverMaker]) -> Result<Fleet, Failure> {
+    pub fn open_with(config: FleetConfig, drivers: &[DriverMaker<'_>]) -> Result<Fleet, Failure> {
         data::open(config, Prestart::None, drivers)
     }
 

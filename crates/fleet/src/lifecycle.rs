@@ -376,11 +376,11 @@ impl Fleet {
                 self.write(id, BodyStopped { grace_ms: grace.as_millis() as u64 })?;
                 let asked = self.guest(id).shutdown(grace).await;
                 let patience = if asked.is_ok() { grace + GUEST_PATIENCE } else { Duration::ZERO };
-                self.end_guest(&dir, &running, patience)?;
+                self.end_guest(&dir, &spec, &running, patience)?;
             }
             ProcessState::Paused(running) => {
                 self.write(id, BodyStopped { grace_ms: 0 })?;
-                self.end_guest(&dir, &running, Duration::ZERO)?;
+                self.end_guest(&dir, &spec, &running, Duration::ZERO)?;
             }
             // Its memory is given up, its files are the Body's own.
             ProcessState::Stopped | ProcessState::Dead(_) | ProcessState::Interrupted => {
@@ -400,11 +400,17 @@ impl Fleet {
         self.view(id)
     }
 
-    fn end_guest(&self, dir: &BodyDir, running: &RunRecord, patience: Duration) -> Result<(), Failure> {
+    fn end_guest(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        running: &RunRecord,
+        patience: Duration,
+    ) -> Result<(), Failure> {
         if process::wait_end(running, patience) {
             process::finish_supervisor(dir, running);
         } else {
-            process::kill(dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
+            self.driver(spec)?.kill(dir, running)?;
         }
         process::wait_unmounted(running);
         Ok(())
@@ -453,8 +459,7 @@ impl Fleet {
             // No process of it runs any more when its work and its egress decisions are read for the last time.
             if let Some(running) = running {
                 self.write(id, BodyStopped { grace_ms: 0 })?;
-                process::kill(&dir, running)
-                    .map_err(|error| failures::process("cannot end the Body", error))?;
+                self.driver(&spec)?.kill(&dir, running)?;
             }
             let kept = self.homes().keep(&spec);
             if discard == Discard::No {
@@ -468,7 +473,7 @@ impl Fleet {
         self.egress().close(id)?;
         self.write(id, BodyRemoved { by: None, discarded: discard == Discard::Yes })?;
         if let Some(running) = running {
-            process::kill(&dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
+            self.driver(&spec)?.kill(&dir, running)?;
         }
         self.remove_files(&dir, &spec)?;
         match (held, running) {
@@ -509,8 +514,7 @@ impl Fleet {
             dir.unpublish().map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;
             match dir.running() {
                 // Where its keeper was killed, nobody has ended its guest yet.
-                Ok(Some(running)) => process::kill(dir, &running)
-                    .map_err(|error| failures::process("cannot end the Body", error))?,
+                Ok(Some(running)) => self.driver(spec)?.kill(dir, &running)?,
                 _ => body::groups::remove_cgroups_by_name(&spec.id),
             }
             self.egress().close(&spec.id)?;
