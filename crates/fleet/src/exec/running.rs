@@ -5,6 +5,7 @@ use std::time::Instant;
 use body::{
     BodyDir, ProcessState,
     dir::ObservedGuest,
+    driver::Capability,
     guest::{ExecStream, GuestError},
 };
 use bytes::Bytes;
@@ -153,8 +154,9 @@ impl<'a> Exec<'a> {
     pub async fn finish(self) -> Result<ExecEnd, Failure> {
         let (execs, id, layer) = (self.execs, self.body.clone(), self.layer);
         let (ended, stream) = run_blocking(|| self.record_end(None))?;
-        // A connection that a microVM has open when its memory is saved is open in every copy of it.
-        if layer != Layer::Microvm
+        // A connection that is open when memory is saved would be open in every restored copy.
+        let saves_memory = execs.fleet.drivers.get(layer)?.capabilities().contains(Capability::MemorySnapshots);
+        if !saves_memory
             && ended.body_end.is_none()
             && let Some(connection) = stream.into_connection().await
         {
