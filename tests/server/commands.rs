@@ -86,12 +86,12 @@ server_test! {
         assert_eq!((&started["data"]["by"], &started["data"]["workdir"], &started["data"]["env"]), (&json!("envd"), &json!("/"), &json!(["SECRET"])));
         assert_eq!((&ended["type"], &ended["data"]["exec"], &ended["data"]["code"]), (&json!("exec.ended"), &started["seq"], &json!(3)));
         assert_eq!((&ended["data"]["stdout"]["text"], &ended["data"]["stderr"]["text"]), (&json!("words\n"), &json!("woes\n")));
-        assert_eq!(pal.ok(&format!("logs {}", made.id)), "words\nwoes\n");
+        assert_eq!(pal.line(&format!("logs {}", made.id)).out, "words\nwoes\n");
         // Output that is too long for an event is an artifact.
         send("head -c 3000000 /dev/zero | tr '\\0' x; kill -9 $$", &made.token, &[]).expect(200);
         let ended = last(pal, &made, 4);
         assert_eq!((&ended["data"]["code"], &ended["data"]["signal"], &ended["data"]["stdout"]["bytes"]), (&json!(137), &json!(9), &json!(3_000_000)));
-        assert_eq!(pal.ok(&format!("logs --last 1 {}", made.id)), "x".repeat(3_000_000));
+        assert_eq!(pal.line(&format!("logs --last 1 {}", made.id)).out, "x".repeat(3_000_000));
         // A command that never ran, and one that ran too long.
         send("true", &made.token, &[("Authorization", "Basic bm9ib2R5LWhlcmU6")]).expect(200);
         assert!(last(pal, &made, 6)["data"]["error"].as_str().unwrap().contains("nobody-here"));

@@ -25,6 +25,7 @@ use proto::{
 
 use crate::{
     BodyView, Create, Fleet, Lease, OwnedBody, Status,
+    blocking::run_blocking,
     drivers::DEFAULT_LAYER,
     failures, lease, mounts,
     place::BodyPlace,
@@ -66,7 +67,7 @@ const PATH_LEN_MAX: usize = 4095;
 impl Fleet {
     /// Creates a Body and starts its guest.
     pub async fn create(&self, request: Create) -> Result<BodyView, Failure> {
-        let view = self.create_now(request, None)?;
+        let view = run_blocking(|| self.create_now(request, None))?;
         match self.await_template_start(view.clone()).await {
             Ok(view) => Ok(view),
             Err(failure) => {

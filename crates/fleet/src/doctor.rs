@@ -10,7 +10,7 @@ use proto::{Failure, Layer, Mechanism, MechanismStatus};
 use serde::Serialize;
 use sys::cgroup::CgroupMounts;
 
-use crate::{Create, ExecRequest, Fleet, Force};
+use crate::{Create, ExecRequest, Fleet, Force, blocking::run_blocking};
 
 /// One layer on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -37,9 +37,14 @@ pub struct DoctorReport {
 impl Fleet {
     /// Tries what a Body needs by making one, and looks at the rest of this host.
     pub async fn doctor(&self) -> Result<DoctorReport, Failure> {
-        let mut findings = vec![namespaces()];
+        let first = run_blocking(namespaces);
         let (body, usable) = try_body(self).await;
-        findings.extend(body);
+        let findings = std::iter::once(first).chain(body).collect();
+        Ok(run_blocking(|| self.examine_host(findings, &usable)))
+    }
+
+    /// Adds what needs no Body to be found out.
+    fn examine_host(&self, mut findings: Vec<DoctorFinding>, usable: &Result<(), String>) -> DoctorReport {
         findings.push(landlock());
         findings.extend(groups());
         findings.push(subordinate_ids());
@@ -58,7 +63,7 @@ impl Fleet {
             layers.push(LayerCheck { layer, usable, lacks, capabilities });
         }
         findings.extend(TOOLS.iter().map(|(tool, purpose, package)| on_path(tool, purpose, package)));
-        Ok(DoctorReport { findings, layers })
+        DoctorReport { findings, layers }
     }
 }
 

@@ -4,6 +4,8 @@
 //! written does not happen. The end of a Body of a run is decided when it is made: it ends with its last command or
 //! with its maker, whichever is first, and that it has is written when it has.
 //! Invariant: whoever changes a Body's life holds the lock in its directory.
+//! Invariant: an async function here waits for the disk or the kernel only in `blocking::run_blocking`, so that it holds
+//! up no other task of a server; every other function may block its thread.
 //! Absent on purpose: environment variables, printing, the user's home. The caller brings all of it.
 
 mod access;

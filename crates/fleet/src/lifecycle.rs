@@ -15,7 +15,7 @@ use proto::{
     spec::Life,
 };
 
-use crate::{BodyView, Discard, Fleet, Rest, Status, failures};
+use crate::{BodyView, Discard, Fleet, Rest, Status, blocking::run_blocking, failures};
 
 /// Whether a Body that runs may be removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -196,7 +196,7 @@ impl Fleet {
 
     /// Starts a Body that does not run, or is about to end.
     pub async fn start(&self, id: &BodyId) -> Result<BodyView, Failure> {
-        let (dir, spec, _lock) = self.lock_body(id)?;
+        let (dir, spec, _lock) = run_blocking(|| self.lock_body(id))?;
         match dir.condition().map_err(|error| failures::dir(id, error))? {
             ProcessState::Running(running) if self.has_ended(id, &running).await? => {}
             ProcessState::Running(_) => return self.view(id),
@@ -206,6 +206,12 @@ impl Fleet {
             }
             ProcessState::Dead(_) | ProcessState::Stopped | ProcessState::Interrupted => {}
         }
+        let view = run_blocking(|| self.start_ended(id, &dir, &spec))?;
+        self.await_template_start(view).await
+    }
+
+    /// Starts a Body whose last guest has ended. The caller has its lock.
+    fn start_ended(&self, id: &BodyId, dir: &BodyDir, spec: &Spec) -> Result<BodyView, Failure> {
         if spec.life == Life::Run {
             return Err(Failure::new(
                 Kind::Conflict,
@@ -216,11 +222,11 @@ impl Fleet {
         if let Some(mut supervisor) = self.take_supervisor(id) {
             supervisor.reap();
         }
-        // It may have died with work in its hands.
-        self.workspaces().save_if_possible(&spec)?;
-        self.reclaim_ids(&spec)?;
+        // It may have died with unsaved work.
+        self.workspaces().save_if_possible(spec)?;
+        self.reclaim_ids(spec)?;
         let recipe =
-            self.driver(&spec)?.prepare(&spec, self.templates().rootfs_stack(&spec)?, &Origin::Files)?;
+            self.driver(spec)?.prepare(spec, self.templates().rootfs_stack(spec)?, &Origin::Files)?;
         // Two overlays must not share an upper.
         if let Some(last) = dir.running().map_err(|error| failures::dir(id, error))? {
             process::wait_unmounted(&last);
@@ -229,9 +235,8 @@ impl Fleet {
             Failure::new(Kind::Host, "cannot forget the Body's last guest").because(error)
         })?;
         self.note_lease_resumed(id)?;
-        self.start_again(&dir, &spec, &*recipe)?;
-        let view = self.view(id)?;
-        self.await_template_start(view).await
+        self.start_again(dir, spec, &*recipe)?;
+        self.view(id)
     }
 
     /// Makes sure that the host ids of a Body that is about to run are nobody else's.
@@ -246,61 +251,72 @@ impl Fleet {
 
     /// Stops every process of a Body where it stands.
     pub async fn pause(&self, id: &BodyId) -> Result<BodyView, Failure> {
-        let (dir, spec, _lock) = self.lock_body(id)?;
-        if dir.is_swapped()
-            || matches!(dir.condition().map_err(|error| failures::dir(id, error))?, ProcessState::Paused(_))
-        {
-            return Err(paused_already(id));
-        }
-        let running = self.running(id)?;
-        self.note_lease_paused(id, Rest::Memory)?;
-        self.write(id, BodyPaused { swap: false })?;
-        self.driver(&spec)?.pause(&running)?;
-        self.view(id)
+        run_blocking(|| {
+            let (dir, spec, _lock) = self.lock_body(id)?;
+            if dir.is_swapped()
+                || matches!(
+                    dir.condition().map_err(|error| failures::dir(id, error))?,
+                    ProcessState::Paused(_)
+                )
+            {
+                return Err(paused_already(id));
+            }
+            let running = self.running(id)?;
+            self.note_lease_paused(id, Rest::Memory)?;
+            self.write(id, BodyPaused { swap: false })?;
+            self.driver(&spec)?.pause(&running)?;
+            self.view(id)
+        })
     }
 
     /// Saves a Body's memory to disk and ends its processes; [`Fleet::resume`] continues it from there.
     pub async fn pause_to_disk(&self, id: &BodyId) -> Result<BodyView, Failure> {
-        let (dir, spec, _lock) = self.lock_body(id)?;
-        let driver = self.driver(&spec)?;
-        driver.check_suspend(&spec)?;
-        if spec.life == Life::Run {
-            return Err(Failure::new(Kind::Usage, format!("Body {id} ends with its `pal run`"))
-                .hint(format!("pause it in memory: pal pause {id}")));
-        }
-        if dir.is_swapped() {
-            return Err(paused_already(id));
-        }
-        if let ProcessState::Paused(running) = dir.condition().map_err(|error| failures::dir(id, error))? {
-            // Its guest must run to take part.
-            driver.resume(&running)?;
-        }
-        let running = self.running(id)?;
-        self.note_lease_paused(id, Rest::Memory)?;
-        self.write(id, BodyPaused { swap: true })?;
-        driver.suspend(&dir, &spec, &running)?;
-        if let Some(mut supervisor) = self.take_supervisor(id) {
-            supervisor.reap();
-        }
-        self.view(id)
+        run_blocking(|| {
+            let (dir, spec, _lock) = self.lock_body(id)?;
+            let driver = self.driver(&spec)?;
+            driver.check_suspend(&spec)?;
+            if spec.life == Life::Run {
+                return Err(Failure::new(Kind::Usage, format!("Body {id} ends with its `pal run`"))
+                    .hint(format!("pause it in memory: pal pause {id}")));
+            }
+            if dir.is_swapped() {
+                return Err(paused_already(id));
+            }
+            if let ProcessState::Paused(running) =
+                dir.condition().map_err(|error| failures::dir(id, error))?
+            {
+                // Its guest must run to take part.
+                driver.resume(&running)?;
+            }
+            let running = self.running(id)?;
+            self.note_lease_paused(id, Rest::Memory)?;
+            self.write(id, BodyPaused { swap: true })?;
+            driver.suspend(&dir, &spec, &running)?;
+            if let Some(mut supervisor) = self.take_supervisor(id) {
+                supervisor.reap();
+            }
+            self.view(id)
+        })
     }
 
     /// Lets every process of a paused or suspended Body go on.
     pub async fn resume(&self, id: &BodyId) -> Result<BodyView, Failure> {
-        let (dir, spec, _lock) = self.lock_body(id)?;
+        let (dir, spec, _lock) = run_blocking(|| self.lock_body(id))?;
         match dir.condition().map_err(|error| failures::dir(id, error))? {
             ProcessState::Paused(running) => {
                 let driver = self.driver(&spec)?;
-                self.note_lease_resumed(id)?;
-                self.write(id, BodyResumed { swap: false })?;
-                driver.resume(&running)?;
+                run_blocking(|| {
+                    self.note_lease_resumed(id)?;
+                    self.write(id, BodyResumed { swap: false })?;
+                    driver.resume(&running)
+                })?;
                 if driver.capabilities().contains(Capability::Receipts) {
                     self.request_receipt(&dir, id, "resume").await?;
                 }
             }
             ProcessState::Running(_) => {}
             ProcessState::Stopped | ProcessState::Dead(_) | ProcessState::Interrupted if dir.is_swapped() => {
-                self.resume_from_disk(&dir, &spec)?
+                run_blocking(|| self.resume_from_disk(&dir, &spec))?
             }
             _ => drop(self.running(id)?),
         }
@@ -333,22 +349,42 @@ impl Fleet {
 
     /// Ends a Body's processes and keeps its files.
     pub async fn stop(&self, id: &BodyId, grace: Duration) -> Result<BodyView, Failure> {
-        let (dir, spec, _lock) = self.lock_body(id)?;
-        self.note_lease_paused(id, Rest::Files)?;
-        match dir.condition().map_err(|error| failures::dir(id, error))? {
-            ProcessState::Running(running) => {
-                self.write(id, BodyStopped { grace_ms: grace.as_millis() as u64 })?;
-                let asked = self.guest(id).shutdown(grace).await;
-                let patience = if asked.is_ok() { grace + GUEST_PATIENCE } else { Duration::ZERO };
-                self.end_guest(&dir, &spec, &running, patience)?;
+        let (dir, spec, _lock) = run_blocking(|| self.lock_body(id))?;
+        let condition = dir.condition().map_err(|error| failures::dir(id, error))?;
+        let is_asked = matches!(condition, ProcessState::Running(_));
+        run_blocking(|| {
+            self.note_lease_paused(id, Rest::Files)?;
+            let grace_ms = if is_asked { grace.as_millis() as u64 } else { 0 };
+            match condition {
+                ProcessState::Running(_) | ProcessState::Paused(_) => {
+                    self.write(id, BodyStopped { grace_ms })
+                }
+                ProcessState::Stopped | ProcessState::Dead(_) | ProcessState::Interrupted => Ok(()),
             }
-            ProcessState::Paused(running) => {
-                self.write(id, BodyStopped { grace_ms: 0 })?;
-                self.end_guest(&dir, &spec, &running, Duration::ZERO)?;
+        })?;
+        let patience = if is_asked && self.guest(id).shutdown(grace).await.is_ok() {
+            grace + GUEST_PATIENCE
+        } else {
+            Duration::ZERO
+        };
+        run_blocking(|| self.finish_stop(id, &dir, &spec, &condition, patience))
+    }
+
+    fn finish_stop(
+        &self,
+        id: &BodyId,
+        dir: &BodyDir,
+        spec: &Spec,
+        condition: &ProcessState,
+        patience: Duration,
+    ) -> Result<BodyView, Failure> {
+        match condition {
+            ProcessState::Running(running) | ProcessState::Paused(running) => {
+                self.end_guest(dir, spec, running, patience)?
             }
             // Its memory is given up, its files are the Body's own.
             ProcessState::Stopped | ProcessState::Dead(_) | ProcessState::Interrupted => {
-                self.drop_suspended_memory(&dir)?
+                self.drop_suspended_memory(dir)?
             }
         }
         if let Some(mut supervisor) = self.take_supervisor(id) {
@@ -360,7 +396,7 @@ impl Fleet {
                 .map_err(|error| Failure::new(Kind::Host, "cannot forget the Body's guest").because(error))?;
         }
         self.log.drain_egress(id)?;
-        self.workspaces().save_if_possible(&spec)?;
+        self.workspaces().save_if_possible(spec)?;
         self.view(id)
     }
 
@@ -388,66 +424,69 @@ impl Fleet {
 
     /// The same, where work that cannot be saved may be given up.
     pub async fn remove_with(&self, id: &BodyId, force: Force, discard: Discard) -> Result<(), Failure> {
-        self.connections.forget(id);
-        let held = self.owned_bodies().remove(id);
-        let held = match held {
-            Some(held) if held.spec.life == Life::Run && force == Force::Yes => {
-                return self.remove_owned(id, held);
-            }
-            held => held,
-        };
-        let (dir, spec, lock) = match self.lock_body(id) {
-            Ok(locked) => locked,
-            Err(failure) => {
-                // A Body that lived by our tether and ended with it.
-                if let Some(mut held) = held {
-                    held.supervisor.reap();
+        run_blocking(|| {
+            self.connections.forget(id);
+            let held = self.owned_bodies().remove(id);
+            let held = match held {
+                Some(held) if held.spec.life == Life::Run && force == Force::Yes => {
+                    return self.remove_owned(id, held);
                 }
-                return Err(failure);
+                held => held,
+            };
+            let (dir, spec, lock) = match self.lock_body(id) {
+                Ok(locked) => locked,
+                Err(failure) => {
+                    // A Body that lived by our tether and ended with it.
+                    if let Some(mut held) = held {
+                        held.supervisor.reap();
+                    }
+                    return Err(failure);
+                }
+            };
+            let condition = dir.condition().map_err(|error| failures::dir(id, error))?;
+            if let (ProcessState::Running(_) | ProcessState::Paused(_), Force::No) = (&condition, force) {
+                if let Some(held) = held {
+                    self.owned_bodies().insert(id.clone(), held);
+                }
+                return Err(Failure::new(Kind::Conflict, format!("Body {id} is running"))
+                    .hint(format!("stop it first: pal stop {id}, or end it: pal rm --force {id}")));
             }
-        };
-        let condition = dir.condition().map_err(|error| failures::dir(id, error))?;
-        if let (ProcessState::Running(_) | ProcessState::Paused(_), Force::No) = (&condition, force) {
-            if let Some(held) = held {
-                self.owned_bodies().insert(id.clone(), held);
+            let running = match &condition {
+                ProcessState::Running(running) | ProcessState::Paused(running) => Some(running),
+                _ => None,
+            };
+            let keeps_home = spec.home.as_ref().is_some_and(|home| home.name.is_some());
+            if !spec.workspaces.is_empty() || keeps_home || spec.egress.is_some() {
+                // No process of it runs any more when its work and its egress decisions are read for the last time.
+                if let Some(running) = running {
+                    self.write(id, BodyStopped { grace_ms: 0 })?;
+                    self.driver(&spec)?.kill(&dir, running)?;
+                }
+                let kept = self.homes().keep(&spec);
+                if discard == Discard::No {
+                    kept.map_err(|failure| {
+                        failure
+                            .hint(format!("its files are still there; give them up: pal rm --discard {id}"))
+                    })?;
+                    self.workspaces().save_before_removal(&spec)?;
+                }
             }
-            return Err(Failure::new(Kind::Conflict, format!("Body {id} is running"))
-                .hint(format!("stop it first: pal stop {id}, or end it: pal rm --force {id}")));
-        }
-        let running = match &condition {
-            ProcessState::Running(running) | ProcessState::Paused(running) => Some(running),
-            _ => None,
-        };
-        let keeps_home = spec.home.as_ref().is_some_and(|home| home.name.is_some());
-        if !spec.workspaces.is_empty() || keeps_home || spec.egress.is_some() {
-            // No process of it runs any more when its work and its egress decisions are read for the last time.
+            spec.workspaces.iter().for_each(|workspace| workspace::release(id, workspace));
+            self.egress().close(id)?;
+            self.write(id, BodyRemoved { by: None, discarded: discard == Discard::Yes })?;
             if let Some(running) = running {
-                self.write(id, BodyStopped { grace_ms: 0 })?;
                 self.driver(&spec)?.kill(&dir, running)?;
             }
-            let kept = self.homes().keep(&spec);
-            if discard == Discard::No {
-                kept.map_err(|failure| {
-                    failure.hint(format!("its files are still there; give them up: pal rm --discard {id}"))
-                })?;
-                self.workspaces().save_before_removal(&spec)?;
+            self.remove_files(&dir, &spec)?;
+            match (held, running) {
+                // It takes the mounts down in its own time; whoever made it waits for that at the end.
+                (Some(held), _) => self.reap_later(held.supervisor),
+                (None, Some(running)) => process::wait_unmounted(running),
+                (None, None) => {}
             }
-        }
-        spec.workspaces.iter().for_each(|workspace| workspace::release(id, workspace));
-        self.egress().close(id)?;
-        self.write(id, BodyRemoved { by: None, discarded: discard == Discard::Yes })?;
-        if let Some(running) = running {
-            self.driver(&spec)?.kill(&dir, running)?;
-        }
-        self.remove_files(&dir, &spec)?;
-        match (held, running) {
-            // It takes the mounts down in its own time; whoever made it waits for that at the end.
-            (Some(held), _) => self.reap_later(held.supervisor),
-            (None, Some(running)) => process::wait_unmounted(running),
-            (None, None) => {}
-        }
-        drop(lock);
-        self.drop_unused_snapshots(&spec)
+            drop(lock);
+            self.drop_unused_snapshots(&spec)
+        })
     }
 
     /// Ends a Body that hangs by our own tether; its keeper clears it away.

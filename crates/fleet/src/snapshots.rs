@@ -14,7 +14,7 @@ use proto::{
     spec::{Home, Life},
 };
 
-use crate::{BodyView, Create, Fleet, Lease, LimitRequest, SnapshotView, failures};
+use crate::{BodyView, Create, Fleet, Lease, LimitRequest, SnapshotView, blocking::run_blocking, failures};
 
 /// What a snapshot is taken for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,11 +35,13 @@ impl Fleet {
 
     /// Freezes the files of a Body under an id, and a name if one is given.
     pub async fn snapshot(&self, id: &BodyId, name: Option<String>) -> Result<SnapshotView, Failure> {
-        if let Some(name) = &name {
-            self.check_name(name)?;
-        }
-        let (dir, spec, _lock) = self.lock_body(id)?;
-        self.take(&dir, &spec, name, SnapshotPurpose::Kept).map(view)
+        run_blocking(|| {
+            if let Some(name) = &name {
+                self.check_name(name)?;
+            }
+            let (dir, spec, _lock) = self.lock_body(id)?;
+            self.take(&dir, &spec, name, SnapshotPurpose::Kept).map(view)
+        })
     }
 
     fn check_name(&self, name: &str) -> Result<(), Failure> {
@@ -265,12 +267,15 @@ impl Fleet {
                 .hint(format!("ask for 1 to {FORKS_MAX}")));
         }
         // Held until the forks stand on the snapshot: before that nobody seems to need it.
-        let (dir, parent, _lock) = self.lock_body(id)?;
-        let manifest = self.take(&dir, &parent, None, SnapshotPurpose::Forks)?;
+        let (parent, manifest, _lock) = run_blocking(|| -> Result<_, Failure> {
+            let (dir, parent, lock) = self.lock_body(id)?;
+            let manifest = self.take(&dir, &parent, None, SnapshotPurpose::Forks)?;
+            Ok((parent, manifest, lock))
+        })?;
         let mut views = Vec::new();
         for _ in 0..count {
             let request = Create { lease: lease.clone(), ..fork_request(&parent, &manifest) };
-            let made = match self.create_now(request, Some(id.clone())) {
+            let made = match run_blocking(|| self.create_now(request, Some(id.clone()))) {
                 Ok(view) => self.await_template_start(view).await,
                 Err(failure) => Err(failure),
             };
@@ -283,7 +288,7 @@ impl Fleet {
             }
         }
         let bodies = views.iter().map(BodyView::id).cloned().collect();
-        self.write(id, BodyForked { snapshot: manifest.id, bodies })?;
+        run_blocking(|| self.write(id, BodyForked { snapshot: manifest.id, bodies }))?;
         Ok(views)
     }
 
@@ -292,8 +297,8 @@ impl Fleet {
         for view in views {
             let _ = self.remove(view.id(), crate::Force::Yes).await;
         }
-        let _ =
-            snapshot::remove(&self.launch_context.programs, &manifest.ids, &self.snapshot_path(&manifest.id));
+        let path = self.snapshot_path(&manifest.id);
+        let _ = run_blocking(|| snapshot::remove(&self.launch_context.programs, &manifest.ids, &path));
     }
 }
 

@@ -66,7 +66,8 @@ impl Execs<'_> {
     pub(super) fn find_tagged(&self, id: &BodyId, tag: &str) -> Result<Option<(u64, bool)>, Failure> {
         let exec = Some(ExecFilter::Tag(tag.to_owned()));
         let order = EventOrder::NewestFirst;
-        let newest = self.fleet.log().read(&EventQuery { exec, order, limit: 1, ..EventQuery::of_body(id) })?;
+        let newest =
+            self.fleet.log().read(&EventQuery { exec, order, limit: 1, ..EventQuery::of_body(id) })?;
         let start = newest.first().and_then(|event| Some((event.seq, event.data_as::<ExecStarted>()?.tty)));
         Ok(start)
     }
@@ -92,7 +93,8 @@ impl Execs<'_> {
 
     fn exit_of(&self, id: &BodyId, exec: u64) -> Result<Option<ExecExit>, Failure> {
         let kinds = ExecEnded::NAMES.to_vec();
-        let ended = self.fleet.log().read(&EventQuery { kinds, limit: 1, ..EventQuery::of_exec(id, exec) })?;
+        let ended =
+            self.fleet.log().read(&EventQuery { kinds, limit: 1, ..EventQuery::of_exec(id, exec) })?;
         let ended = ended.first().and_then(Event::data_as::<ExecEnded>);
         Ok(ended.and_then(|ended| match ended.outcome {
             ExecOutcome::Ended(exit) => Some(exit),

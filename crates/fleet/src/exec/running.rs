@@ -155,7 +155,8 @@ impl<'a> Exec<'a> {
         let (execs, id, layer) = (self.execs, self.body.clone(), self.layer);
         let (ended, stream) = run_blocking(|| self.record_end(None))?;
         // A connection that is open when memory is saved would be open in every restored copy.
-        let saves_memory = execs.fleet.drivers.get(layer)?.capabilities().contains(Capability::MemorySnapshots);
+        let saves_memory =
+            execs.fleet.drivers.get(layer)?.capabilities().contains(Capability::MemorySnapshots);
         if !saves_memory
             && ended.body_end.is_none()
             && let Some(connection) = stream.into_connection().await

@@ -22,7 +22,7 @@ use proto::{
     spec::{BodyRole, Life},
 };
 
-use crate::{Fleet, GarbageItem, Status};
+use crate::{Fleet, GarbageItem, Status, blocking::run_blocking};
 
 /// How long a keeper may take for the last of a Body that is gone.
 const BURIAL: Duration = Duration::from_millis(200);
@@ -45,23 +45,25 @@ pub struct GarbageCollector<'a> {
 impl GarbageCollector<'_> {
     /// Removes what nobody needs, or says what that would be.
     pub async fn collect(&self, sweep: GcMode) -> Result<Vec<GarbageItem>, Failure> {
-        let mut found = Vec::new();
-        self.sweep_bodies(sweep, &mut found)?;
-        self.sweep_trash(sweep, &mut found)?;
-        self.sweep_snapshots(sweep, &mut found)?;
-        self.sweep_dependencies(self.fleet.budget()?.0, sweep, &mut found)?;
-        self.sweep_layers(sweep, &mut found)?;
-        self.sweep_drivers(sweep, &mut found)?;
-        self.fleet.builds().sweep_scratch(sweep, &mut found);
-        self.sweep_groups(sweep, &mut found)?;
-        self.sweep_claims(sweep, &mut found);
-        self.sweep_parts(sweep, &mut found);
-        self.sweep_egress(sweep, &mut found)?;
-        if sweep == GcMode::Remove {
-            let _ = self.fleet.log().artifacts()?.sweep_artifacts();
-            self.fleet.log().tidy()?;
-        }
-        Ok(found)
+        run_blocking(|| {
+            let mut found = Vec::new();
+            self.sweep_bodies(sweep, &mut found)?;
+            self.sweep_trash(sweep, &mut found)?;
+            self.sweep_snapshots(sweep, &mut found)?;
+            self.sweep_dependencies(self.fleet.budget()?.0, sweep, &mut found)?;
+            self.sweep_layers(sweep, &mut found)?;
+            self.sweep_drivers(sweep, &mut found)?;
+            self.fleet.builds().sweep_scratch(sweep, &mut found);
+            self.sweep_groups(sweep, &mut found)?;
+            self.sweep_claims(sweep, &mut found);
+            self.sweep_parts(sweep, &mut found);
+            self.sweep_egress(sweep, &mut found)?;
+            if sweep == GcMode::Remove {
+                let _ = self.fleet.log().artifacts()?.sweep_artifacts();
+                self.fleet.log().tidy()?;
+            }
+            Ok(found)
+        })
     }
 
     fn sweep_bodies(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {

@@ -20,6 +20,7 @@ use workspace::{Needs, Tool};
 use super::devcontainer::{self, BaseTemplate};
 use crate::{
     Create, ExecRequest, Force, OutputChunk, UpRequest, Workspaces,
+    blocking::run_blocking,
     egress::{EgressDenial, EgressSession},
     failures,
     work::Discard,
@@ -266,20 +267,22 @@ impl Workspaces<'_> {
         origin: &str,
         key: &str,
     ) -> Result<String, Failure> {
-        let (dir, spec, _lock) = self.fleet.lock_body(body)?;
-        if let Some(running) = dir.running().map_err(|error| failures::dir(body, error))? {
-            body::process::kill(&dir, &running)
-                .map_err(|error| failures::process("cannot end the Body", error))?;
-            body::process::wait_unmounted(&running);
-        }
-        for workspace in workspaces {
-            let git = dir.path().join("disk/upper").join(workspace.area_dir()).join(".git");
-            if std::fs::symlink_metadata(&git).is_ok() {
-                snapshot::remove(&self.fleet.launch_context.programs, &spec.ids, &git)
-                    .map_err(failures::removal)?;
+        run_blocking(|| {
+            let (dir, spec, _lock) = self.fleet.lock_body(body)?;
+            if let Some(running) = dir.running().map_err(|error| failures::dir(body, error))? {
+                body::process::kill(&dir, &running)
+                    .map_err(|error| failures::process("cannot end the Body", error))?;
+                body::process::wait_unmounted(&running);
             }
-        }
-        self.fleet.take_dependencies(&dir, &spec, origin, key).map(|id| id.to_string())
+            for workspace in workspaces {
+                let git = dir.path().join("disk/upper").join(workspace.area_dir()).join(".git");
+                if std::fs::symlink_metadata(&git).is_ok() {
+                    snapshot::remove(&self.fleet.launch_context.programs, &spec.ids, &git)
+                        .map_err(failures::removal)?;
+                }
+            }
+            self.fleet.take_dependencies(&dir, &spec, origin, key).map(|id| id.to_string())
+        })
     }
 }
 
