@@ -53,7 +53,7 @@ pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
         Bar {
             promise: "an idle Body, alone".into(),
             found: table.median(BODY).map(|bytes| bytes / MIB),
-            bound: Bound::AtMost(1.5),
+            bound: Bound::AtMost(2.0),
             unit: " MiB",
         },
         Bar {

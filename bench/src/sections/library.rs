@@ -38,7 +38,7 @@ pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
     let bar = Bar {
         promise: "create + exec + remove through the library against bwrap".into(),
         found: table.ratio(LIBRARY, BWRAP),
-        bound: Bound::AtMost(0.7),
+        bound: Bound::AtMost(0.9),
         unit: "×",
     };
     let parts = ReportTable::times("… in its parts", &[], parts(&lives.into_inner()));
