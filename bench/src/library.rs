@@ -40,7 +40,8 @@ pub async fn live_once(fleet: &Fleet, request: Create) -> io::Result<LifecycleTi
 
 /// Runs a command to its end and returns its output.
 pub async fn exec(fleet: &Fleet, body: &BodyId, argv: &[&str]) -> io::Result<String> {
-    let mut exec = fleet.exec(body, ExecRequest::new(argv.iter().copied())).await.map_err(failure_text)?;
+    let started = fleet.execs().start(body, ExecRequest::new(argv.iter().copied())).await;
+    let mut exec = started.map_err(|error| failure_text(error.into()))?;
     let (mut out, mut errors) = (Vec::new(), Vec::new());
     while let Some(output) = exec.next().await.map_err(failure_text)? {
         match output {

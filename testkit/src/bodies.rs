@@ -356,7 +356,7 @@ pub async fn ran(
     input: &[Bytes],
 ) -> Result<CommandOutput, Failure> {
     let feed = request.stdin == Stdin::Open;
-    let mut exec = fleet.exec(id, request).await?;
+    let mut exec = fleet.execs().start(id, request).await?;
     let control = exec.control();
     let sent = async {
         if feed {

@@ -1,6 +1,6 @@
 //! The log: what happened, in order, and nothing else.
 
-use fleet::{ExecRequest, Force, LogVerdict};
+use fleet::{ExecRequest, Force, LogRange, LogVerdict};
 use proto::{
     Kind,
     event_data::{ExecEnded, ExecOutput, ExecStarted, OutputContent},
@@ -81,7 +81,7 @@ async fn long_output_is_kept_beside_the_log(t: Bodies) {
     assert_eq!(stdout.bytes, ran.stdout.len() as u64);
     assert!(matches!(&stdout.content, OutputContent::Artifact(sha256) if sha256.len() == 64), "{stdout:?}");
     assert!(serde_json::to_string(&event).unwrap().len() < 1000, "the event is short");
-    let logs = t.fleet().logs(&body).unwrap();
+    let logs = t.fleet().execs().logs(&body, LogRange::All).unwrap();
     assert_eq!((logs[0].output == ran.stdout, logs[0].truncated, logs[0].code), (true, false, Some(0)));
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use fleet::{ExecRequest, OutputChunk, Stdin, TtySize};
+use fleet::{ExecRequest, LogRange, OutputChunk, Stdin, TtySize};
 use proto::{
     Kind, Size,
     event_data::{ExecEnded, ExecOutcome, ExecOutput, OutputContent},
@@ -176,8 +176,12 @@ async fn a_hundred_megabytes_of_output_pass_in_little_memory(t: Bodies) {
     request.limits.output = Some(Size::mib(1));
     let body = t.make(request).await.spec.id;
     let before = own_kib("VmHWM");
-    let mut exec =
-        t.fleet().exec(&body, ExecRequest::new(["head", "-c", "104857600", "/dev/zero"])).await.unwrap();
+    let mut exec = t
+        .fleet()
+        .execs()
+        .start(&body, ExecRequest::new(["head", "-c", "104857600", "/dev/zero"]))
+        .await
+        .unwrap();
     let mut seen = 0u64;
     while let Some(OutputChunk::Stdout(bytes)) = exec.next().await.unwrap() {
         seen += bytes.len() as u64;
@@ -187,7 +191,7 @@ async fn a_hundred_megabytes_of_output_pass_in_little_memory(t: Bodies) {
     assert!(grown < 32 << 10, "memory grew by {grown} KiB");
     let stdout = t.last_exit().stdout.unwrap();
     assert_eq!((stdout.bytes, stdout.truncated_to), (100 << 20, Some(1 << 20)));
-    let logs = t.fleet().logs(&body).unwrap();
+    let logs = t.fleet().execs().logs(&body, LogRange::All).unwrap();
     assert_eq!((logs[0].output.len(), logs[0].truncated), (1 << 20, true));
 }
 
@@ -204,7 +208,7 @@ async fn bytes_that_are_no_text_stay_as_they_are(t: Bodies) {
     assert_eq!(ran.stdout, [0xff, 0xfe, 0, 0x80, b'x']);
     let hex = OutputContent::Hex("fffe008078".into());
     assert_eq!(t.last_exit().stdout, Some(ExecOutput { content: hex, bytes: 5, truncated_to: None }));
-    assert_eq!(t.fleet().logs(&body).unwrap()[0].output, ran.stdout);
+    assert_eq!(t.fleet().execs().logs(&body, LogRange::All).unwrap()[0].output, ran.stdout);
     let script = r#"f=$(printf '/home/user/\377\n\033[31m'); echo odd > "$f"; ls /home/user | od -An -c | head -1; cat "$f""#;
     assert!(t.sh(&body, script).await.ok().ends_with("odd"));
 }
@@ -246,7 +250,8 @@ async fn signals_reach_the_command(t: Bodies) {
     let body = t.create().await;
     let mut exec = t
         .fleet()
-        .exec(
+        .execs()
+        .start(
             &body,
             ExecRequest::new([
                 "sh",
@@ -280,7 +285,7 @@ async fn a_terminal_is_one_and_changes_its_size(t: Bodies) {
     ]);
     request.tty = Some(TtySize { cols: 81, rows: 23 });
     request.stdin = Stdin::Open;
-    let mut exec = t.fleet().exec(&body, request).await.unwrap();
+    let mut exec = t.fleet().execs().start(&body, request).await.unwrap();
     let control = exec.control();
     let mut text = String::new();
     let mut resized = false;
@@ -312,8 +317,12 @@ async fn commands_at_the_same_time_do_not_mix(t: Bodies) {
 #[body_test]
 async fn ending_the_body_ends_the_command_and_says_so(t: Bodies) {
     let view = t.make(t.kept()).await;
-    let mut exec =
-        t.fleet().exec(view.id(), ExecRequest::new(["sh", "-c", "echo ready; sleep 1000"])).await.unwrap();
+    let mut exec = t
+        .fleet()
+        .execs()
+        .start(view.id(), ExecRequest::new(["sh", "-c", "echo ready; sleep 1000"]))
+        .await
+        .unwrap();
     assert!(exec.next().await.unwrap().is_some());
     testkit::kill(view.pid.unwrap());
     assert_eq!(exec.next().await.unwrap(), None);
@@ -330,14 +339,14 @@ async fn a_tagged_terminal_is_found_again_with_its_newest_output(t: Bodies) {
         stdin: Stdin::Open,
         ..ExecRequest::new(["sh", "-c", "printf before; read line; exit 5"])
     };
-    let mut first = t.fleet().exec(&body, request).await.unwrap();
+    let mut first = t.fleet().execs().start(&body, request).await.unwrap();
     assert_eq!(first.next().await.unwrap(), Some(OutputChunk::Tty(Bytes::from_static(b"before"))));
     // The state after the process that held it is gone.
     drop(first);
-    assert_eq!(t.fleet().tagged_execs(&body).await.unwrap().len(), 1);
+    assert_eq!(t.fleet().execs().tagged(&body).await.unwrap().len(), 1);
     let second = t.second();
-    assert!(second.attach(&body, "another").await.unwrap().is_none());
-    let mut found = second.attach(&body, "terminal").await.unwrap().expect("it runs");
+    assert!(second.execs().attach(&body, "another").await.unwrap().is_none());
+    let mut found = second.execs().attach(&body, "terminal").await.unwrap().expect("it runs");
     assert_eq!(found.next().await.unwrap(), Some(OutputChunk::Tty(Bytes::from_static(b"before"))));
     found.control().send(Bytes::from_static(b"\n")).await.unwrap();
     while found.next().await.unwrap().is_some() {}

@@ -42,7 +42,9 @@ fn programs() -> Option<(PathBuf, PathBuf)> {
 fn try_it(t: &Bodies, firecracker: PathBuf) -> JoinHandle<Result<HypervisorRecord, Failure>> {
     let fleet = t.second();
     std::thread::spawn(move || {
-        fleet.setup_engine(Engine::Firecracker, Some(firecracker), &mut |said: &str| eprintln!("{said}"))
+        fleet
+            .microvms()
+            .setup_engine(Engine::Firecracker, Some(firecracker), &mut |said: &str| eprintln!("{said}"))
     })
 }
 

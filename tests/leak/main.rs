@@ -58,7 +58,7 @@ async fn cycle(fleet: &Fleet, cycles: usize, ids: &mut Vec<String>) {
     for cycle in 0..cycles {
         let request = if cycle % KEPT_EVERY == 0 { Create::kept() } else { Create::run() };
         let body = fleet.create(request).await.unwrap();
-        let mut exec = fleet.exec(body.id(), ExecRequest::new(["true"])).await.unwrap();
+        let mut exec = fleet.execs().start(body.id(), ExecRequest::new(["true"])).await.unwrap();
         while exec.next().await.unwrap().is_some() {}
         assert_eq!(exec.finish().await.unwrap().code, 0);
         fleet.remove(body.id(), Force::Yes).await.unwrap();

@@ -70,7 +70,7 @@ async fn a_machine_that_was_told_to_end_is_not_taken_to_run(t: Bodies) {
     let before = t.view(&body).pid;
     let script =
         "echo kept > ~/file; trap 'echo told; sleep 4; exit' TERM; echo ready; while :; do sleep 0.1; done";
-    let mut exec = t.fleet().exec(&body, ExecRequest::new(["sh", "-c", script])).await.unwrap();
+    let mut exec = t.fleet().execs().start(&body, ExecRequest::new(["sh", "-c", script])).await.unwrap();
     hear(&mut exec, "ready").await;
     let mut pal = Command::new(program())
         .arg("--data")

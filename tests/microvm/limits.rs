@@ -29,8 +29,12 @@ async fn what_is_over_fails_inside_and_the_machine_lives(t: Bodies) {
 #[body_test(except(process = "it tests microVMs"))]
 async fn output_that_nobody_reads_keeps_nobody_waiting(t: Bodies) {
     let body = t.create().await;
-    let mut flood =
-        t.fleet().exec(&body, ExecRequest::new(["sh", "-c", "head -c 16M /dev/zero"])).await.unwrap();
+    let mut flood = t
+        .fleet()
+        .execs()
+        .start(&body, ExecRequest::new(["sh", "-c", "head -c 16M /dev/zero"]))
+        .await
+        .unwrap();
     for _ in 0..3 {
         assert_eq!(t.sh(&body, "echo through").await.ok(), "through");
     }

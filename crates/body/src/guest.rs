@@ -21,12 +21,12 @@ use hyper::{Method, Request, Response, body::Incoming, client::conn::http1::Send
 use hyper_util::rt::TokioIo;
 use prost::Message;
 use proto::{
+    connect::{self, SentError},
     envelope::{self, EnvelopeReader},
     guest::{DIAL_UPGRADE, GuestInfo, Shutdown, StartRefusal},
     wire::process::{ConnectRequest, ProcessEvent, StartRequest, StartResponse},
 };
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use serde::Deserialize;
 use sys::lazy_write_stream::LazyWriteStream;
 use tokio::{net::UnixStream, runtime};
 
@@ -323,20 +323,6 @@ fn percent_encode(text: &str) -> String {
         .collect()
 }
 
-fn base64(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for three in bytes.chunks(3) {
-        let bits =
-            three.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - three.len()));
-        for place in 0..4 {
-            let digit = (bits >> (18 - 6 * place)) & 63;
-            text.push(if place <= three.len() { char::from(ALPHABET[digit as usize]) } else { '=' });
-        }
-    }
-    text
-}
-
 impl GuestConnection {
     /// Starts a command.
     pub async fn start(
@@ -365,8 +351,7 @@ impl GuestConnection {
     ) -> Result<Request<RequestBody>, GuestError> {
         let mut asked = self.request(Method::POST, "/process.Process/Start");
         if let Some(user) = user {
-            asked = asked
-                .header(header::AUTHORIZATION, format!("Basic {}", base64(format!("{user}:").as_bytes())));
+            asked = asked.header(header::AUTHORIZATION, connect::basic_authorization(user));
         }
         if let Some(timeout) = timeout {
             asked = asked.header("connect-timeout-ms", timeout.as_millis().to_string());
@@ -468,19 +453,12 @@ async fn check_status(response: Response<Incoming>) -> Result<Response<Incoming>
         return Ok(response);
     }
     let body = read_body(response.into_body()).await?;
-    Err(parse_refusal(&body).unwrap_or_else(|| GuestError::Protocol(format!("it answered {status}"))))
+    let sent = SentError::parse(&body).map(refusal);
+    Err(sent.unwrap_or_else(|| GuestError::Protocol(format!("it answered {status}"))))
 }
 
-fn parse_refusal(body: &[u8]) -> Option<GuestError> {
-    let said: serde_json::Value = serde_json::from_slice(body).ok()?;
-    let code = match said.get("code")? {
-        serde_json::Value::String(code) => code.clone(),
-        code => code.to_string(),
-    };
-    let message = said.get("message").and_then(serde_json::Value::as_str).unwrap_or_default();
-    // A reason that this version does not know is none.
-    let reason = said.get("reason").and_then(|reason| StartRefusal::deserialize(reason).ok());
-    Some(GuestError::Refused { code, message: proto::text::visible(message), reason })
+fn refusal(sent: SentError) -> GuestError {
+    GuestError::Refused { code: sent.code, message: proto::text::visible(&sent.message), reason: sent.reason }
 }
 
 /// The events of one command.
@@ -525,7 +503,7 @@ impl ExecStream {
             {
                 if sealed.flags & envelope::END != 0 {
                     self.ended = true;
-                    return match end_error(&sealed.message) {
+                    return match SentError::parse_end(&sealed.message).map(refusal) {
                         Some(error) => Err(error),
                         None => Ok(None),
                     };
@@ -549,37 +527,12 @@ impl ExecStream {
     }
 }
 
-fn end_error(message: &[u8]) -> Option<GuestError> {
-    let said: serde_json::Value = serde_json::from_slice(message).ok()?;
-    parse_refusal(said.get("error")?.to_string().as_bytes())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn basic_credentials_and_queries_are_spelled_right() {
-        for (plain, spelled) in [("user:", "dXNlcjo="), ("root:", "cm9vdDo="), ("a", "YQ=="), ("abc", "YWJj")]
-        {
-            assert_eq!(base64(plain.as_bytes()), spelled);
-        }
+    fn queries_are_escaped() {
         assert_eq!(tree_path("/a b/ž&x", Some("u")), "/v1/tree?path=/a%20b/%C5%BE%26x&username=u");
-    }
-
-    #[test]
-    fn refusals_are_read_in_both_dialects() {
-        let code = |body: &str| match parse_refusal(body.as_bytes()) {
-            Some(GuestError::Refused { code, reason, .. }) => {
-                reason.map_or(code, |reason| format!("{reason:?}"))
-            }
-            other => format!("{other:?}"),
-        };
-        assert_eq!(code(r#"{"code":"not_found","message":"x"}"#), "not_found");
-        assert_eq!(code(r#"{"code":404,"message":"x"}"#), "404");
-        let missing = r#"{"code":"not_found","message":"x","reason":"command_not_found"}"#;
-        assert_eq!(code(missing), "CommandNotFound");
-        assert_eq!(code(&missing.replace("command_", "unheard_of_")), "not_found");
-        assert!(parse_refusal(b"garbage").is_none());
     }
 }

@@ -27,7 +27,7 @@ use proto::{
 use rustix::fs::{AtFlags, Mode, OFlags};
 use tokio::sync::mpsc;
 
-use crate::{CopyTotals, Fleet, failures};
+use crate::{CopyTotals, Fleet, blocking::run_blocking, failures};
 
 const CHUNK: usize = 128 << 10;
 
@@ -40,15 +40,15 @@ pub struct BodyFiles<'a> {
 impl BodyFiles<'_> {
     /// Copies into a Body. As with `cp`, an existing directory receives the source under its own name.
     pub async fn copy_in(&self, id: &BodyId, host: &Path, inside: &str) -> Result<CopyTotals, Failure> {
-        self.fleet.running(id)?;
-        let found = fs::symlink_metadata(host).and_then(|_| fs::metadata(host));
+        run_blocking(|| self.fleet.running(id))?;
+        let found = run_blocking(|| fs::symlink_metadata(host).and_then(|_| fs::metadata(host)));
         found.map_err(|error| {
             Failure::new(Kind::NotFound, format!("cannot copy {}", host.display()))
                 .because(error)
                 .hint("name a file or directory that exists")
         })?;
         let target = self.target_inside(id, host, inside).await?;
-        self.fleet.write(id, FileWritten { path: target.clone(), by: CopiedBy::Cp })?;
+        run_blocking(|| self.fleet.write(id, FileWritten { path: target.clone(), by: CopiedBy::Cp }))?;
         let (sender, receiver) = mpsc::channel(8);
         let source = host.to_owned();
         let walked = tokio::task::spawn_blocking(move || send_tree(&source, sender));
@@ -85,13 +85,13 @@ impl BodyFiles<'_> {
 
     /// Copies out of a Body.
     pub async fn copy_out(&self, id: &BodyId, inside: &str, host: &Path) -> Result<CopyTotals, Failure> {
-        self.fleet.running(id)?;
+        run_blocking(|| self.fleet.running(id))?;
         let target = match inside.trim_end_matches('/').rsplit('/').next() {
             Some(name) if host.is_dir() && !name.is_empty() && name != ".." && name != "." => host.join(name),
             _ => host.to_owned(),
         };
         let mut stream = self.fleet.guest(id).read_tree(inside, None).await.map_err(failures::guest)?;
-        self.fleet.write(id, FileRead { path: inside.to_owned(), by: CopiedBy::Cp })?;
+        run_blocking(|| self.fleet.write(id, FileRead { path: inside.to_owned(), by: CopiedBy::Cp }))?;
         let mut writer = TreeReceiver::new(target);
         let mut reader = tree::TreeReader::default();
         let hostile = |error: tree::TreeError| {
@@ -100,7 +100,7 @@ impl BodyFiles<'_> {
         while let Some(piece) = body::guest::next_chunk(&mut stream).await.map_err(failures::guest)? {
             reader.push(&piece);
             while let Some(item) = reader.next().map_err(hostile)? {
-                writer.take(item).map_err(|error| {
+                run_blocking(|| writer.take(item)).map_err(|error| {
                     Failure::new(Kind::Host, format!("cannot write {}", writer.top.display())).because(error)
                 })?;
             }

@@ -4,27 +4,31 @@
 //! written does not happen. The end of a Body of a run is decided when it is made: it ends with its last command or
 //! with its maker, whichever is first, and that it has is written when it has.
 //! Invariant: whoever changes a Body's life holds the lock in its directory.
+//! Invariant: an async function here waits for the disk or the kernel only in `blocking::run_blocking`, so that it holds
+//! up no other task of a server; every other function may block its thread.
 //! Absent on purpose: environment variables, printing, the user's home. The caller brings all of it.
 
 mod access;
+mod blocking;
 mod child_output;
 mod copy;
 mod create;
 mod data;
 mod doctor;
+mod drivers;
 mod egress;
-mod events;
 mod exec;
 mod failures;
 mod gc;
-mod heard;
 mod images;
 pub mod lease;
 mod lifecycle;
 mod log;
 mod migrate;
 mod mounts;
-mod parked;
+mod place;
+mod pool;
+mod receipt;
 pub mod records;
 mod request;
 mod settings;
@@ -44,20 +48,23 @@ use std::{
 
 use body::process::{LaunchContext, Launcher, SupervisorHandle};
 use data::Prestart;
-use parked::Pool;
+use drivers::Drivers;
+use pool::Pool;
 use proto::{BodyId, Draft, Event, Failure, Spec, launch::RunRecord};
 use store::Records;
 
 pub use access::{GuestAccess, ResourceUsage};
-pub use body::guest::PortStream;
+pub use body::{
+    driver::{DoctorFinding, LimitRequest},
+    guest::PortStream,
+};
 pub use copy::BodyFiles;
 pub use data::FleetConfig;
-pub use doctor::{DoctorFinding, DoctorReport, LayerCheck};
+pub use doctor::{DoctorReport, LayerCheck};
+pub use drivers::DriverMaker;
 pub use egress::{EgressProxies, check_rules, registries};
-pub use events::ExecLogEntry;
-pub use exec::{Exec, ExecControl, OutputChunk};
+pub use exec::{Exec, ExecControl, ExecLogEntry, Execs, LogRange, OutputChunk, StartError};
 pub use gc::{GarbageCollector, GcMode};
-pub use heard::ExecReport;
 pub use images::{
     Image, ImageProfile, ImagePuller, Platform, PrivateAddresses, PulledImage, RegistryAccess,
     RegistryCredentials,
@@ -65,7 +72,7 @@ pub use images::{
 pub use lease::{Lease, Leases, Rest, Then};
 pub use lifecycle::{Force, describe_end};
 pub use log::Log;
-pub use request::{Create, ExecRequest, LimitRequest, Stdin, TtySize};
+pub use request::{Create, ExecRequest, Stdin, TtySize};
 pub use settings::{Setting, Settings, SettingsRecord};
 pub use store::{Durability, EventOrder, EventQuery, ExecFilter, LogVerdict, clock};
 pub use templates::{
@@ -74,7 +81,7 @@ pub use templates::{
     dockerfile::{Dockerfile, read as read_recipe},
 };
 pub use view::{BodyView, CopyTotals, ExecEnd, GarbageItem, SnapshotView, Status};
-pub use vm::{BootFiles, CustomKernel, SetupReport};
+pub use vm::{BootFiles, CustomKernel, Microvms, SetupReport};
 pub use work::{
     BodyComparison, Comparison, Discard, DiskShare, HomeRecord, HomeView, Homes, ImageResolver, Overlap,
     PrepareChoice, Progress, QueueResult, RepoSource, UnsavedWork, UpRequest, WorkDiff, WorkReview,
@@ -97,20 +104,18 @@ pub struct Fleet {
     launch_context: Arc<LaunchContext>,
     /// Keepers that are this process's children: to be waited for, and for some Bodies the thread they hang by.
     owned: Mutex<HashMap<BodyId, OwnedBody>>,
-    /// Where Bodies ran when this process last looked.
-    seen: Mutex<HashMap<BodyId, body::dir::ObservedGuest>>,
-    /// Lines to their guests that the last command left, for the next.
-    lines: Mutex<HashMap<BodyId, body::guest::GuestConnection>>,
+    /// Guests that commands were run by, and connections to them.
+    connections: exec::GuestConnections,
     /// What is started ahead.
     ahead: Prestart,
     /// Templates that are being built.
     jobs: templates::BuildJobs,
     /// Started ahead.
     launcher: Mutex<Option<Launcher>>,
-    /// Where the next Body waits, for a caller that makes one after another.
-    yard: Option<Pool>,
-    /// Where machines wait, for a caller that stays.
-    spares: Option<vm::vm_pool::VmPool>,
+    /// How each layer makes Bodies.
+    drivers: Drivers,
+    /// Bodies that wait, for a caller that stays.
+    pool: Option<Pool>,
     /// Keepers that cleared their Body away and are about to exit.
     leaving: Mutex<Vec<SupervisorHandle>>,
     /// Locks of Bodies of steps, held for as long as this process works at them.
@@ -139,19 +144,29 @@ impl Drop for Fleet {
 impl Fleet {
     /// Opens the data directory, and makes it if need be.
     pub fn open(config: FleetConfig) -> Result<Fleet, Failure> {
-        data::open(config, Prestart::None)
+        data::open(config, Prestart::None, &[])
     }
 
     /// Opens the data directory for a caller that makes a Body at once: the fleet starts its launcher before it opens the
     /// rest.
     pub fn open_to_create(config: FleetConfig) -> Result<Fleet, Failure> {
-        data::open(config, Prestart::Once)
+        data::open(config, Prestart::Once, &[])
     }
 
     /// The same for a caller that will make one Body after another: there is always a launcher ahead, and after two
     /// Bodies alike a third.
     pub fn open_to_serve(config: FleetConfig) -> Result<Fleet, Failure> {
-        data::open(config, Prestart::Always)
+        data::open(config, Prestart::Always, &[])
+    }
+
+    /// Opens the data directory with drivers of further layers.
+    pub fn open_with(config: FleetConfig, drivers: &[DriverMaker<'_>]) -> Result<Fleet, Failure> {
+        data::open(config, Prestart::None, drivers)
+    }
+
+    /// The driver of the microVM layer, to set it up.
+    pub fn microvms(&self) -> &Microvms {
+        &self.drivers.microvms
     }
 
     /// The data directory.
@@ -166,7 +181,7 @@ impl Fleet {
 
     /// What callers of that Body's guest must send.
     pub fn token(&self, id: &BodyId) -> String {
-        data::token(&self.key, id)
+        self.drivers.context.token(id)
     }
 
     fn launcher(&self) -> Result<Launcher, Failure> {
@@ -211,6 +226,11 @@ impl Fleet {
 
 /// The parts of a fleet. Each borrows the fleet and owns one group of operations.
 impl Fleet {
+    /// The commands of Bodies.
+    pub fn execs(&self) -> Execs<'_> {
+        Execs { fleet: self, connections: &self.connections }
+    }
+
     /// The templates and their records.
     pub fn templates(&self) -> Templates<'_> {
         Templates { fleet: self }

@@ -4,7 +4,8 @@ use std::{fs, io, time::Duration};
 
 use body::{
     BodyDir, GuestClient, ProcessState,
-    dir::{BodyLock, ObservedGuest},
+    dir::BodyLock,
+    driver::{Capability, Driver, Origin},
     ids, process,
 };
 use proto::{
@@ -14,7 +15,7 @@ use proto::{
     spec::Life,
 };
 
-use crate::{BodyView, Discard, Fleet, Rest, Status, failures, lock_mutex};
+use crate::{BodyView, Discard, Fleet, Rest, Status, blocking::run_blocking, failures};
 
 /// Whether a Body that runs may be removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,18 +28,6 @@ pub enum Force {
 
 /// Beyond the grace that processes get, before a guest that does not end is killed.
 const GUEST_PATIENCE: Duration = Duration::from_secs(2);
-
-/// How many Bodies are kept in sight between commands; each takes two descriptors.
-const SEEN_MAX: usize = 64;
-
-/// Whether two commands speak to one guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum GuestIdentity {
-    /// They do.
-    Same,
-    /// Not for sure.
-    Other,
-}
 
 /// What a command must know of a Body before it is asked for.
 pub(crate) struct ExecTarget {
@@ -151,23 +140,9 @@ impl Fleet {
         Ok((dir, spec, lock))
     }
 
-    /// Lets a Body go on whose snapshot was being taken by somebody who was killed. The caller has the lock.
+    /// Resumes a Body whose snapshot was being taken by a `pal` that was killed. The caller holds the Body's lock.
     pub(crate) fn thaw_interrupted_save(&self, dir: &BodyDir) -> Result<(), Failure> {
-        if !dir.is_held() {
-            return Ok(());
-        }
-        // Its guest may have been killed just before: then its group alone is frozen, and would freeze the next one.
-        let frozen =
-            |running: &RunRecord| running.cgroups.iter().any(|group| sys::cgroup::is_frozen(&group.path));
-        let stopped = |running: &RunRecord| body::dir::alive(running.pid, running.ticks) == Some('T');
-        if let Some(running) =
-            dir.running().ok().flatten().filter(|running| frozen(running) || stopped(running))
-        {
-            process::resume(&running)
-                .map_err(|error| failures::process("cannot let the Body go on", error))?;
-        }
-        dir.release_freeze()
-            .map_err(|error| Failure::new(Kind::Host, "cannot let the Body go on").because(error))
+        body::process_driver::thaw_interrupted_save(dir)
     }
 
     /// The guest of a Body that runs.
@@ -188,30 +163,6 @@ impl Fleet {
         }
         let spec = self.dir(id)?.spec().map_err(|error| failures::dir(id, error))?;
         Ok(known(&spec, None))
-    }
-
-    /// Where a Body runs, or why it does not; and whether its guest is the one that this fleet saw before. Whether that one
-    /// still lives is not looked up: the connection to it tells.
-    pub(crate) fn see_running(&self, id: &BodyId) -> Result<(ObservedGuest, GuestIdentity), Failure> {
-        let dir = BodyDir::at(self.body_path(id));
-        let before = lock_mutex(&self.seen).get(id).cloned();
-        if let Some(seen) = before.filter(|seen| seen.still_runs(&dir)) {
-            return Ok((seen, GuestIdentity::Same));
-        }
-        // Looked at first: one that begins to run elsewhere meanwhile is looked up again.
-        let stamp = dir.run_stamp();
-        let seen = ObservedGuest::new(stamp, self.running(id)?);
-        let mut all = lock_mutex(&self.seen);
-        if all.len() >= SEEN_MAX {
-            all.clear();
-        }
-        all.insert(id.clone(), seen.clone());
-        Ok((seen, GuestIdentity::Other))
-    }
-
-    fn drop_connection(&self, id: &BodyId) {
-        lock_mutex(&self.seen).remove(id);
-        lock_mutex(&self.lines).remove(id);
     }
 
     /// Where a Body runs, or why it does not.
@@ -245,7 +196,7 @@ impl Fleet {
 
     /// Starts a Body that does not run, or is about to end.
     pub async fn start(&self, id: &BodyId) -> Result<BodyView, Failure> {
-        let (dir, spec, _lock) = self.lock_body(id)?;
+        let (dir, spec, _lock) = run_blocking(|| self.lock_body(id))?;
         match dir.condition().map_err(|error| failures::dir(id, error))? {
             ProcessState::Running(running) if self.has_ended(id, &running).await? => {}
             ProcessState::Running(_) => return self.view(id),
@@ -255,6 +206,12 @@ impl Fleet {
             }
             ProcessState::Dead(_) | ProcessState::Stopped | ProcessState::Interrupted => {}
         }
+        let view = run_blocking(|| self.start_ended(id, &dir, &spec))?;
+        self.await_template_start(view).await
+    }
+
+    /// Starts a Body whose last guest has ended. The caller has its lock.
+    fn start_ended(&self, id: &BodyId, dir: &BodyDir, spec: &Spec) -> Result<BodyView, Failure> {
         if spec.life == Life::Run {
             return Err(Failure::new(
                 Kind::Conflict,
@@ -265,10 +222,11 @@ impl Fleet {
         if let Some(mut supervisor) = self.take_supervisor(id) {
             supervisor.reap();
         }
-        // It may have died with work in its hands.
-        self.workspaces().save_if_possible(&spec)?;
-        self.reclaim_ids(&spec)?;
-        let rootfs = self.templates().rootfs_stack(&spec)?;
+        // It may have died with unsaved work.
+        self.workspaces().save_if_possible(spec)?;
+        self.reclaim_ids(spec)?;
+        let recipe =
+            self.driver(spec)?.prepare(spec, self.templates().rootfs_stack(spec)?, &Origin::Files)?;
         // Two overlays must not share an upper.
         if let Some(last) = dir.running().map_err(|error| failures::dir(id, error))? {
             process::wait_unmounted(&last);
@@ -277,10 +235,8 @@ impl Fleet {
             Failure::new(Kind::Host, "cannot forget the Body's last guest").because(error)
         })?;
         self.leases().note_resumed(id)?;
-        let launcher = self.launcher()?;
-        self.start_guest(self.begin(launcher, &dir, &spec, &rootfs)?, &dir, &spec, None)?;
-        let view = self.view(id)?;
-        self.await_template_start(view).await
+        self.start_again(dir, spec, &*recipe)?;
+        self.view(id)
     }
 
     /// Makes sure that the host ids of a Body that is about to run are nobody else's.
@@ -288,61 +244,147 @@ impl Fleet {
         ids::claim_again(&self.data, &spec.id, &spec.ids).map_err(|error| failures::ids_of(&spec.id, error))
     }
 
-    /// Stops every process of a Body where it stands.
-    pub async fn pause(&self, id: &BodyId) -> Result<BodyView, Failure> {
-        let (dir, _, _lock) = self.lock_body(id)?;
-        if dir.is_swapped()
-            || matches!(dir.condition().map_err(|error| failures::dir(id, error))?, ProcessState::Paused(_))
-        {
-            return Err(Failure::new(Kind::Conflict, format!("Body {id} is paused already")));
-        }
-        let running = self.running(id)?;
-        self.leases().note_paused(id, Rest::Memory)?;
-        self.write(id, BodyPaused { swap: false })?;
-        process::pause(&running).map_err(|error| failures::process("cannot pause the Body", error))?;
-        self.view(id)
+    /// The driver of a Body's layer.
+    pub(crate) fn driver(&self, spec: &Spec) -> Result<&dyn Driver, Failure> {
+        self.drivers.get(spec.layer).map(|driver| &**driver)
     }
 
-    /// Lets them go on.
+    /// Stops every process of a Body where it stands.
+    pub async fn pause(&self, id: &BodyId) -> Result<BodyView, Failure> {
+        run_blocking(|| {
+            let (dir, spec, _lock) = self.lock_body(id)?;
+            if dir.is_swapped()
+                || matches!(
+                    dir.condition().map_err(|error| failures::dir(id, error))?,
+                    ProcessState::Paused(_)
+                )
+            {
+                return Err(paused_already(id));
+            }
+            let running = self.running(id)?;
+            self.leases().note_paused(id, Rest::Memory)?;
+            self.write(id, BodyPaused { swap: false })?;
+            self.driver(&spec)?.pause(&running)?;
+            self.view(id)
+        })
+    }
+
+    /// Saves a Body's memory to disk and ends its processes; [`Fleet::resume`] continues it from there.
+    pub async fn pause_to_disk(&self, id: &BodyId) -> Result<BodyView, Failure> {
+        run_blocking(|| {
+            let (dir, spec, _lock) = self.lock_body(id)?;
+            let driver = self.driver(&spec)?;
+            driver.check_suspend(&spec)?;
+            if spec.life == Life::Run {
+                return Err(Failure::new(Kind::Usage, format!("Body {id} ends with its `pal run`"))
+                    .hint(format!("pause it in memory: pal pause {id}")));
+            }
+            if dir.is_swapped() {
+                return Err(paused_already(id));
+            }
+            if let ProcessState::Paused(running) =
+                dir.condition().map_err(|error| failures::dir(id, error))?
+            {
+                // Its guest must run to take part.
+                driver.resume(&running)?;
+            }
+            let running = self.running(id)?;
+            self.leases().note_paused(id, Rest::Memory)?;
+            self.write(id, BodyPaused { swap: true })?;
+            driver.suspend(&dir, &spec, &running)?;
+            if let Some(mut supervisor) = self.take_supervisor(id) {
+                supervisor.reap();
+            }
+            self.view(id)
+        })
+    }
+
+    /// Lets every process of a paused or suspended Body go on.
     pub async fn resume(&self, id: &BodyId) -> Result<BodyView, Failure> {
-        let (dir, spec, _lock) = self.lock_body(id)?;
+        let (dir, spec, _lock) = run_blocking(|| self.lock_body(id))?;
         match dir.condition().map_err(|error| failures::dir(id, error))? {
             ProcessState::Paused(running) => {
-                self.leases().note_resumed(id)?;
-                self.write(id, BodyResumed { swap: false })?;
-                process::resume(&running)
-                    .map_err(|error| failures::process("cannot resume the Body", error))?;
-                if spec.layer == Layer::Microvm {
-                    self.receipt_of(&dir, id, "resume").await?;
+                let driver = self.driver(&spec)?;
+                run_blocking(|| {
+                    self.leases().note_resumed(id)?;
+                    self.write(id, BodyResumed { swap: false })?;
+                    driver.resume(&running)
+                })?;
+                if driver.capabilities().contains(Capability::Receipts) {
+                    self.request_receipt(&dir, id, "resume").await?;
                 }
             }
             ProcessState::Running(_) => {}
             ProcessState::Stopped | ProcessState::Dead(_) | ProcessState::Interrupted if dir.is_swapped() => {
-                self.resume_from_disk(&dir, &spec)?
+                run_blocking(|| self.resume_from_disk(&dir, &spec))?
             }
             _ => drop(self.running(id)?),
         }
         self.view(id)
     }
 
+    /// Continues a Body whose memory is on the disk. The caller holds the Body's lock.
+    fn resume_from_disk(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {
+        self.reclaim_ids(spec)?;
+        let recipe =
+            self.driver(spec)?.prepare(spec, self.templates().rootfs_stack(spec)?, &Origin::Suspended)?;
+        // A `pal` that was killed while it suspended the Body may have left the records of the last guest.
+        if let Some(last) = dir.running().map_err(|error| failures::dir(&spec.id, error))? {
+            process::wait_unmounted(&last);
+        }
+        dir.clear_run_files().map_err(|error| {
+            Failure::new(Kind::Host, "cannot remove the records of the Body's last guest").because(error)
+        })?;
+        self.leases().note_resumed(&spec.id)?;
+        self.write(&spec.id, BodyResumed { swap: true })?;
+        self.start_again(dir, spec, &*recipe)?;
+        self.drop_suspended_memory(dir)
+    }
+
+    fn drop_suspended_memory(&self, dir: &BodyDir) -> Result<(), Failure> {
+        dir.drop_suspended_memory().map_err(|error| {
+            Failure::new(Kind::Host, "cannot remove the Body's memory from the disk").because(error)
+        })
+    }
+
     /// Ends a Body's processes and keeps its files.
     pub async fn stop(&self, id: &BodyId, grace: Duration) -> Result<BodyView, Failure> {
-        let (dir, spec, _lock) = self.lock_body(id)?;
-        self.leases().note_paused(id, Rest::Files)?;
-        match dir.condition().map_err(|error| failures::dir(id, error))? {
-            ProcessState::Running(running) => {
-                self.write(id, BodyStopped { grace_ms: grace.as_millis() as u64 })?;
-                let asked = self.guest(id).shutdown(grace).await;
-                let patience = if asked.is_ok() { grace + GUEST_PATIENCE } else { Duration::ZERO };
-                self.end_guest(&dir, &running, patience)?;
+        let (dir, spec, _lock) = run_blocking(|| self.lock_body(id))?;
+        let condition = dir.condition().map_err(|error| failures::dir(id, error))?;
+        let is_asked = matches!(condition, ProcessState::Running(_));
+        run_blocking(|| {
+            self.leases().note_paused(id, Rest::Files)?;
+            let grace_ms = if is_asked { grace.as_millis() as u64 } else { 0 };
+            match condition {
+                ProcessState::Running(_) | ProcessState::Paused(_) => {
+                    self.write(id, BodyStopped { grace_ms })
+                }
+                ProcessState::Stopped | ProcessState::Dead(_) | ProcessState::Interrupted => Ok(()),
             }
-            ProcessState::Paused(running) => {
-                self.write(id, BodyStopped { grace_ms: 0 })?;
-                self.end_guest(&dir, &running, Duration::ZERO)?;
+        })?;
+        let patience = if is_asked && self.guest(id).shutdown(grace).await.is_ok() {
+            grace + GUEST_PATIENCE
+        } else {
+            Duration::ZERO
+        };
+        run_blocking(|| self.finish_stop(id, &dir, &spec, &condition, patience))
+    }
+
+    fn finish_stop(
+        &self,
+        id: &BodyId,
+        dir: &BodyDir,
+        spec: &Spec,
+        condition: &ProcessState,
+        patience: Duration,
+    ) -> Result<BodyView, Failure> {
+        match condition {
+            ProcessState::Running(running) | ProcessState::Paused(running) => {
+                self.end_guest(dir, spec, running, patience)?
             }
             // Its memory is given up, its files are the Body's own.
             ProcessState::Stopped | ProcessState::Dead(_) | ProcessState::Interrupted => {
-                self.drop_suspended_memory(&dir)?
+                self.drop_suspended_memory(dir)?
             }
         }
         if let Some(mut supervisor) = self.take_supervisor(id) {
@@ -354,15 +396,21 @@ impl Fleet {
                 .map_err(|error| Failure::new(Kind::Host, "cannot forget the Body's guest").because(error))?;
         }
         self.log.drain_egress(id)?;
-        self.workspaces().save_if_possible(&spec)?;
+        self.workspaces().save_if_possible(spec)?;
         self.view(id)
     }
 
-    fn end_guest(&self, dir: &BodyDir, running: &RunRecord, patience: Duration) -> Result<(), Failure> {
+    fn end_guest(
+        &self,
+        dir: &BodyDir,
+        spec: &Spec,
+        running: &RunRecord,
+        patience: Duration,
+    ) -> Result<(), Failure> {
         if process::wait_end(running, patience) {
             process::finish_supervisor(dir, running);
         } else {
-            process::kill(dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
+            self.driver(spec)?.kill(dir, running)?;
         }
         process::wait_unmounted(running);
         Ok(())
@@ -376,67 +424,69 @@ impl Fleet {
 
     /// The same, where work that cannot be saved may be given up.
     pub async fn remove_with(&self, id: &BodyId, force: Force, discard: Discard) -> Result<(), Failure> {
-        self.drop_connection(id);
-        let held = self.owned_bodies().remove(id);
-        let held = match held {
-            Some(held) if held.spec.life == Life::Run && force == Force::Yes => {
-                return self.remove_owned(id, held);
-            }
-            held => held,
-        };
-        let (dir, spec, lock) = match self.lock_body(id) {
-            Ok(locked) => locked,
-            Err(failure) => {
-                // A Body that lived by our tether and ended with it.
-                if let Some(mut held) = held {
-                    held.supervisor.reap();
+        run_blocking(|| {
+            self.connections.forget(id);
+            let held = self.owned_bodies().remove(id);
+            let held = match held {
+                Some(held) if held.spec.life == Life::Run && force == Force::Yes => {
+                    return self.remove_owned(id, held);
                 }
-                return Err(failure);
+                held => held,
+            };
+            let (dir, spec, lock) = match self.lock_body(id) {
+                Ok(locked) => locked,
+                Err(failure) => {
+                    // A Body that lived by our tether and ended with it.
+                    if let Some(mut held) = held {
+                        held.supervisor.reap();
+                    }
+                    return Err(failure);
+                }
+            };
+            let condition = dir.condition().map_err(|error| failures::dir(id, error))?;
+            if let (ProcessState::Running(_) | ProcessState::Paused(_), Force::No) = (&condition, force) {
+                if let Some(held) = held {
+                    self.owned_bodies().insert(id.clone(), held);
+                }
+                return Err(Failure::new(Kind::Conflict, format!("Body {id} is running"))
+                    .hint(format!("stop it first: pal stop {id}, or end it: pal rm --force {id}")));
             }
-        };
-        let condition = dir.condition().map_err(|error| failures::dir(id, error))?;
-        if let (ProcessState::Running(_) | ProcessState::Paused(_), Force::No) = (&condition, force) {
-            if let Some(held) = held {
-                self.owned_bodies().insert(id.clone(), held);
+            let running = match &condition {
+                ProcessState::Running(running) | ProcessState::Paused(running) => Some(running),
+                _ => None,
+            };
+            let keeps_home = spec.home.as_ref().is_some_and(|home| home.name.is_some());
+            if !spec.workspaces.is_empty() || keeps_home || spec.egress.is_some() {
+                // No process of it runs any more when its work and its egress decisions are read for the last time.
+                if let Some(running) = running {
+                    self.write(id, BodyStopped { grace_ms: 0 })?;
+                    self.driver(&spec)?.kill(&dir, running)?;
+                }
+                let kept = self.homes().keep(&spec);
+                if discard == Discard::No {
+                    kept.map_err(|failure| {
+                        failure
+                            .hint(format!("its files are still there; give them up: pal rm --discard {id}"))
+                    })?;
+                    self.workspaces().save_before_removal(&spec)?;
+                }
             }
-            return Err(Failure::new(Kind::Conflict, format!("Body {id} is running"))
-                .hint(format!("stop it first: pal stop {id}, or end it: pal rm --force {id}")));
-        }
-        let running = match &condition {
-            ProcessState::Running(running) | ProcessState::Paused(running) => Some(running),
-            _ => None,
-        };
-        let keeps_home = spec.home.as_ref().is_some_and(|home| home.name.is_some());
-        if !spec.workspaces.is_empty() || keeps_home || spec.egress.is_some() {
-            // No process of it runs any more when its work and its egress decisions are read for the last time.
+            spec.workspaces.iter().for_each(|workspace| workspace::release(id, workspace));
+            self.egress().close(id)?;
+            self.write(id, BodyRemoved { by: None, discarded: discard == Discard::Yes })?;
             if let Some(running) = running {
-                self.write(id, BodyStopped { grace_ms: 0 })?;
-                process::kill(&dir, running)
-                    .map_err(|error| failures::process("cannot end the Body", error))?;
+                self.driver(&spec)?.kill(&dir, running)?;
             }
-            let kept = self.homes().keep(&spec);
-            if discard == Discard::No {
-                kept.map_err(|failure| {
-                    failure.hint(format!("its files are still there; give them up: pal rm --discard {id}"))
-                })?;
-                self.workspaces().save_before_removal(&spec)?;
+            self.remove_files(&dir, &spec)?;
+            match (held, running) {
+                // It takes the mounts down in its own time; whoever made it waits for that at the end.
+                (Some(held), _) => self.reap_later(held.supervisor),
+                (None, Some(running)) => process::wait_unmounted(running),
+                (None, None) => {}
             }
-        }
-        spec.workspaces.iter().for_each(|workspace| workspace::release(id, workspace));
-        self.egress().close(id)?;
-        self.write(id, BodyRemoved { by: None, discarded: discard == Discard::Yes })?;
-        if let Some(running) = running {
-            process::kill(&dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
-        }
-        self.remove_files(&dir, &spec)?;
-        match (held, running) {
-            // It takes the mounts down in its own time; whoever made it waits for that at the end.
-            (Some(held), _) => self.reap_later(held.supervisor),
-            (None, Some(running)) => process::wait_unmounted(running),
-            (None, None) => {}
-        }
-        drop(lock);
-        self.drop_unused_snapshots(&spec)
+            drop(lock);
+            self.drop_unused_snapshots(&spec)
+        })
     }
 
     /// Ends a Body that hangs by our own tether; its keeper clears it away.
@@ -467,8 +517,7 @@ impl Fleet {
             dir.unpublish().map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;
             match dir.running() {
                 // Where its keeper was killed, nobody has ended its guest yet.
-                Ok(Some(running)) => process::kill(dir, &running)
-                    .map_err(|error| failures::process("cannot end the Body", error))?,
+                Ok(Some(running)) => self.driver(spec)?.kill(dir, &running)?,
                 _ => body::groups::remove_cgroups_by_name(&spec.id),
             }
             self.egress().close(&spec.id)?;
@@ -496,7 +545,12 @@ pub(crate) fn paused_failure(id: &BodyId) -> Failure {
         .hint(format!("let it go on: pal resume {id}"))
 }
 
-/// What nobody knows of.
+fn paused_already(id: &BodyId) -> Failure {
+    Failure::new(Kind::Conflict, format!("Body {id} is paused already"))
+        .hint(format!("let it go on: pal resume {id}"))
+}
+
+/// A Body that does not exist.
 pub(crate) fn no_such_body(id: &BodyId) -> Failure {
     Failure::new(Kind::NotFound, format!("there is no Body {id}")).hint("list them: pal ls")
 }

@@ -3,19 +3,18 @@
 use std::path::PathBuf;
 
 use body::{
-    BodyDir, ProcessState,
+    BodyDir,
     host::SnapshotLower,
-    process,
     root::RootfsStack,
     snapshot::{self, SnapshotManifest},
 };
 use proto::{
-    BodyId, Failure, Kind, Layer, SnapshotId, Spec,
+    BodyId, Failure, Kind, SnapshotId, Spec,
     event_data::{BodyForked, SnapshotCreated, SnapshotRemoved},
     spec::{Home, Life},
 };
 
-use crate::{BodyView, Create, Fleet, Lease, LimitRequest, SnapshotView, failures};
+use crate::{BodyView, Create, Fleet, Lease, LimitRequest, SnapshotView, blocking::run_blocking, failures};
 
 /// What a snapshot is taken for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,11 +35,13 @@ impl Fleet {
 
     /// Freezes the files of a Body under an id, and a name if one is given.
     pub async fn snapshot(&self, id: &BodyId, name: Option<String>) -> Result<SnapshotView, Failure> {
-        if let Some(name) = &name {
-            self.check_name(name)?;
-        }
-        let (dir, spec, _lock) = self.lock_body(id)?;
-        self.take(&dir, &spec, name, SnapshotPurpose::Kept).map(view)
+        run_blocking(|| {
+            if let Some(name) = &name {
+                self.check_name(name)?;
+            }
+            let (dir, spec, _lock) = self.lock_body(id)?;
+            self.take(&dir, &spec, name, SnapshotPurpose::Kept).map(view)
+        })
     }
 
     fn check_name(&self, name: &str) -> Result<(), Failure> {
@@ -93,28 +94,9 @@ impl Fleet {
         dependency: Option<(&str, &str)>,
     ) -> Result<SnapshotManifest, Failure> {
         let manifest = self.announce_snapshot(dir, spec, name, purpose, dependency)?;
-        let id = &spec.id;
-        if spec.layer == Layer::Microvm {
-            let to = self.snapshot_path(&manifest.id);
-            return self
-                .take_machine(dir, spec, &to, manifest)
-                .inspect_err(|_| drop(snapshot::remove(&self.launch_context.programs, &spec.ids, &to)));
-        }
-        if let ProcessState::Running(running) = dir.condition().map_err(|error| failures::dir(id, error))? {
-            dir.freeze_lock().map_err(|error| {
-                Failure::new(Kind::Host, "cannot freeze the Body").because(error).hint("make room: pal gc")
-            })?;
-            let frozen =
-                process::pause(&running).map_err(|error| failures::process("cannot freeze the Body", error));
-            frozen.inspect_err(|_| drop(self.thaw_interrupted_save(dir)))?;
-        }
         let to = self.snapshot_path(&manifest.id);
-        let taken = snapshot::take(&self.launch_context.programs, dir.path(), spec, &to, manifest);
-        self.thaw_interrupted_save(dir)?;
-        taken.map_err(|error| {
-            let _ = snapshot::remove(&self.launch_context.programs, &spec.ids, &to);
-            failures::snapshot(error)
-        })
+        let taken = self.driver(spec)?.snapshot(dir, spec, &to, manifest);
+        taken.inspect_err(|_| drop(snapshot::remove(&self.launch_context.programs, &spec.ids, &to)))
     }
 
     /// Writes down that there will be a snapshot.
@@ -214,7 +196,6 @@ impl Fleet {
             layers,
             workspaces: self.workspaces().workspaces_below(&top.workspaces)?,
             home: self.homes().home_below(top.home.as_ref())?,
-            vm: None,
         })
     }
 
@@ -286,12 +267,15 @@ impl Fleet {
                 .hint(format!("ask for 1 to {FORKS_MAX}")));
         }
         // Held until the forks stand on the snapshot: before that nobody seems to need it.
-        let (dir, parent, _lock) = self.lock_body(id)?;
-        let manifest = self.take(&dir, &parent, None, SnapshotPurpose::Forks)?;
+        let (parent, manifest, _lock) = run_blocking(|| -> Result<_, Failure> {
+            let (dir, parent, lock) = self.lock_body(id)?;
+            let manifest = self.take(&dir, &parent, None, SnapshotPurpose::Forks)?;
+            Ok((parent, manifest, lock))
+        })?;
         let mut views = Vec::new();
         for _ in 0..count {
             let request = Create { lease: lease.clone(), ..fork_request(&parent, &manifest) };
-            let made = match self.create_now(request, Some(id.clone())) {
+            let made = match run_blocking(|| self.create_now(request, Some(id.clone()))) {
                 Ok(view) => self.await_template_start(view).await,
                 Err(failure) => Err(failure),
             };
@@ -304,7 +288,7 @@ impl Fleet {
             }
         }
         let bodies = views.iter().map(BodyView::id).cloned().collect();
-        self.write(id, BodyForked { snapshot: manifest.id, bodies })?;
+        run_blocking(|| self.write(id, BodyForked { snapshot: manifest.id, bodies }))?;
         Ok(views)
     }
 
@@ -313,8 +297,8 @@ impl Fleet {
         for view in views {
             let _ = self.remove(view.id(), crate::Force::Yes).await;
         }
-        let _ =
-            snapshot::remove(&self.launch_context.programs, &manifest.ids, &self.snapshot_path(&manifest.id));
+        let path = self.snapshot_path(&manifest.id);
+        let _ = run_blocking(|| snapshot::remove(&self.launch_context.programs, &manifest.ids, &path));
     }
 }
 

@@ -135,7 +135,7 @@ pub fn allow_browsers(reply: &mut HttpReply) {
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
     headers.insert(
         header::ACCESS_CONTROL_EXPOSE_HEADERS,
-        HeaderValue::from_static("Grpc-Status, Grpc-Message, Grpc-Status-Details-Bin, Location, Cache-Control, X-Content-Type-Options"),
+        HeaderValue::from_static(proto::connect::EXPOSED_HEADERS),
     );
 }
 

@@ -5,6 +5,7 @@
 
 pub mod base32;
 pub mod chain;
+pub mod connect;
 pub mod egress;
 pub mod enforcement;
 pub mod envelope;

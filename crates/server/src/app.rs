@@ -11,8 +11,8 @@ use proto::{Failure, Kind};
 use tokio::sync::Semaphore;
 
 use crate::{
-    ServerConfig, audit::AuditCounter, idempotency::RequestSlots, keys::KeyStore, lease_expiry::LeaseTimer,
-    streams::OpenStreams, usage_history::UsageHistories, v1::Services,
+    ServerConfig, audit::AuditCounter, exec_tasks::ExecTasks, idempotency::RequestSlots, keys::KeyStore,
+    lease_expiry::LeaseTimer, streams::OpenStreams, usage_history::UsageHistories, v1::Services,
 };
 
 /// Acts on Bodies that may be under way at the same time; as many as there are threads for them.
@@ -35,6 +35,7 @@ struct AppState {
     turns: RequestSlots,
     samples: UsageHistories,
     streams: OpenStreams,
+    exec_tasks: ExecTasks,
     timer: LeaseTimer,
     services: Services,
     /// One permit for each act under way.
@@ -55,6 +56,7 @@ impl App {
             turns: RequestSlots::default(),
             samples: UsageHistories::default(),
             streams: OpenStreams::default(),
+            exec_tasks: ExecTasks::default(),
             timer: LeaseTimer::default(),
             services,
             acts: Arc::new(Semaphore::new(ACTS_MAX as usize)),
@@ -109,6 +111,11 @@ impl App {
     /// Streams into Bodies that are open now.
     pub(crate) fn streams(&self) -> &OpenStreams {
         &self.0.streams
+    }
+
+    /// Commands that clients follow.
+    pub(crate) fn exec_tasks(&self) -> &ExecTasks {
+        &self.0.exec_tasks
     }
 
     /// Deadlines of Bodies.

@@ -16,7 +16,7 @@ use axum::{
     Json,
     body::{Body, Bytes},
     extract::Request,
-    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, Version, header},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version, header},
     response::{IntoResponse, Response},
 };
 use fleet::{Fleet, Lease, Status};
@@ -32,9 +32,7 @@ use serde_json::json;
 use crate::{
     App,
     abort::AbortHandle,
-    audit,
-    commands::{self, ObservedExec},
-    keys,
+    audit, envd_exec, keys,
     route::{ENVD_PORT, PortTarget},
     signed,
     streams::OpenStream,
@@ -83,12 +81,12 @@ async fn to_guest(app: &App, id: &BodyId, request: Request) -> Result<Response, 
     }
     ensure_running(app, id).await?;
     let open = app.streams().open(id);
-    let (request, watched) = match request.uri().path() {
-        commands::START => commands::begin(app, id, request).await?,
-        _ => (request, None),
-    };
+    let starts = request.method() == Method::POST && request.uri().path() == envd_exec::START;
+    if starts && envd_exec::has_token(app, id, request.headers()) {
+        return envd_exec::start(app, id, request, open).await;
+    }
     let stream = app.fleet().access().connect(id).await.map_err(|_| not_found(id.as_str()))?;
-    exchange(TokioIo::new(stream), request, open, watched, app, id).await
+    exchange(TokioIo::new(stream), request, open, app, id).await
 }
 
 /// What callers from outside may ask of a guest; `/init` and the like are for whoever made it.
@@ -124,7 +122,7 @@ async fn to_port(app: &App, id: &BodyId, port: u16, mut request: Request) -> Res
     if let Some(host) = lease.as_ref().and_then(|lease| masked_host(lease, port)) {
         request.headers_mut().insert(header::HOST, host);
     }
-    exchange(dialled.into_inner(), request, open, None, app, id).await
+    exchange(dialled.into_inner(), request, open, app, id).await
 }
 
 /// A Body that nobody leased is private: its own token opens its ports, or a key.
@@ -177,7 +175,6 @@ async fn exchange<S>(
     stream: S,
     request: Request,
     open: OpenStream,
-    mut watched: Option<ObservedExec>,
     app: &App,
     id: &BodyId,
 ) -> Result<Response, Response>
@@ -204,14 +201,11 @@ where
         Ok(response) => response,
         Err(_) => return Err(no_answer(app, id).await),
     };
-    if let Some(watched) = watched.as_mut().filter(|_| !response.status().is_success()) {
-        watched.refused(response.status());
-    }
-    Ok(forward_response(response, line, upgrade, open, abort, watched))
+    Ok(forward_response(response, line, upgrade, open, abort))
 }
 
 /// Why a Body gave no answer.
-async fn no_answer(app: &App, id: &BodyId) -> Response {
+pub async fn no_answer(app: &App, id: &BodyId) -> Response {
     let body = id.clone();
     match app.blocking(async move |fleet: &Fleet| fleet.status(&body)).await {
         Ok(Status::Running) => {
@@ -300,7 +294,6 @@ fn forward_response(
     upgrade: Option<OnUpgrade>,
     open: OpenStream,
     abort: AbortHandle,
-    watched: Option<ObservedExec>,
 ) -> Response {
     match upgrade {
         Some(caller) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
@@ -312,7 +305,7 @@ fn forward_response(
         _ => {
             strip_connection_headers(response.headers_mut());
             let cut = Box::pin(open.cut());
-            response.map(|body| Body::new(ProxiedBody { body, line, cut, abort, watched, _open: open }))
+            response.map(|body| Body::new(ProxiedBody { body, line, cut, abort, _open: open }))
         }
     }
 }
@@ -333,7 +326,6 @@ struct ProxiedBody<C> {
     line: ProxiedConnection,
     cut: Pin<Box<C>>,
     abort: AbortHandle,
-    watched: Option<ObservedExec>,
     _open: OpenStream,
 }
 
@@ -356,12 +348,8 @@ impl<C: Future<Output = ()>> hyper::body::Body for ProxiedBody<C> {
         }
         self.line.poll(context);
         let frame = Pin::new(&mut self.body).poll_frame(context);
-        match (&frame, &mut self.watched) {
-            (Poll::Ready(Some(Err(_))), _) => self.abort.say(),
-            (Poll::Ready(Some(Ok(frame))), Some(watched)) => {
-                frame.data_ref().into_iter().for_each(|data| watched.see(data))
-            }
-            _ => {}
+        if let Poll::Ready(Some(Err(_))) = &frame {
+            self.abort.say();
         }
         frame.map_err(Into::into)
     }
@@ -392,8 +380,6 @@ fn refusal(status: StatusCode, message: &str) -> Response {
 
 #[cfg(test)]
 mod tests {
-    use axum::http::Method;
-
     use super::*;
 
     #[test]

@@ -76,6 +76,7 @@ impl Server {
         ];
         listen::serve(self.listener, self.tls, self.app.clone(), router, stop).await;
         helpers.iter().for_each(tokio::task::JoinHandle::abort);
+        self.app.exec_tasks().stop().await;
         self.app.finish().await;
     }
 }

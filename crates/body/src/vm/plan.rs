@@ -19,7 +19,12 @@ use super::{
     jail::JailSetup,
     share,
 };
-use crate::groups::BodyCgroups;
+use crate::{
+    BodyDir,
+    groups::{self, BodyCgroups},
+    process::{self, LaunchContext, Launcher, ProcessError, StartingBody},
+    root::{RootPlan, RootfsStack},
+};
 
 /// What the hypervisor itself needs beside the machine's memory.
 const OVERHEAD: u64 = 256 << 20;
@@ -119,12 +124,38 @@ pub fn cpus(limits: &Limits) -> u32 {
 }
 
 /// Limits of the hypervisor's process, which holds the machine.
-pub fn around(limits: &Limits) -> Limits {
+fn around(limits: &Limits) -> Limits {
     Limits { memory: Size(limits.memory.0.saturating_add(OVERHEAD)), pids: THREADS_MAX, ..limits.clone() }
 }
 
+/// Sends the plan of a microVM in `dir`, whose spec is written already.
+pub fn begin(
+    context: &LaunchContext,
+    launcher: Launcher,
+    dir: &BodyDir,
+    spec: &Spec,
+    token: &str,
+    rootfs: &RootfsStack,
+    parts: &VmParts,
+) -> Result<StartingBody, ProcessError> {
+    prepare_disk(dir.path(), spec, parts).map_err(ProcessError::Upper)?;
+    let mut bounds = context.apply_limits(spec, &around(&spec.limits));
+    if parts.is_jailed()
+        && let Err(error) = groups::hand_over(&context.cgroups, &mut bounds, &spec.ids)
+    {
+        groups::remove_cgroups(&bounds.cgroups);
+        return Err(ProcessError::Upper(error));
+    }
+    let root = RootPlan::of(rootfs, spec);
+    let base = context.plan(dir, spec, token, &root, &bounds, limits_record(spec));
+    let machine_id = process::machine_id(token);
+    let seeds = root.seeds(&spec.id, &machine_id);
+    let plan = plan(dir.path(), base, spec, parts, seeds, machine_id, &bounds);
+    process::send(launcher, &plan, bounds)
+}
+
 /// Puts the private disk into a Body's directory, unless it has one from an earlier life.
-pub fn prepare_disk(dir: &Path, spec: &Spec, parts: &VmParts) -> io::Result<()> {
+fn prepare_disk(dir: &Path, spec: &Spec, parts: &VmParts) -> io::Result<()> {
     super::record::keep_images(&parts.images, dir).map_err(io::Error::other)?;
     for (name, _, device) in doors(parts) {
         own_door(dir, spec, name, device)?;
@@ -192,7 +223,7 @@ fn own_door(dir: &Path, spec: &Spec, name: &str, (major, minor): (u32, u32)) -> 
 }
 
 /// The plan of a machine: that of a Body in which nothing but its hypervisor lives.
-pub fn plan(
+fn plan(
     dir: &Path,
     base: LaunchPlan,
     spec: &Spec,
@@ -314,7 +345,7 @@ fn device(engine: Engine, index: usize) -> String {
 }
 
 /// What bounds a machine beyond its hypervisor's groups.
-pub fn limits_record(spec: &Spec) -> Vec<Mechanism> {
+fn limits_record(spec: &Spec) -> Vec<Mechanism> {
     let limits = &spec.limits;
     let kept = if spec.life == Life::Kept { "kept with the Body" } else { "gone with the Body" };
     vec![

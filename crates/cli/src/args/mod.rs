@@ -19,7 +19,8 @@ pub use serve::{KeysArgs, KeysCommand, NewKeyArgs, ServeArgs};
 pub use templates::{ImportArgs, PullArgs, SetupArgs, TemplateArgs, TemplateCommand};
 pub use verbs::{
     BodiesArg, BodyArg, CompletionsArgs, CopyArgs, EventsArgs, EventsCommand, ForkArgs, GcArgs, HomeArgs,
-    HomeCommand, HomesArgs, PauseArgs, RemoveArgs, SnapshotArgs, SnapshotCommand, SnapshotsArgs, StopArgs,
+    HomeCommand, HomesArgs, LogsArgs, PauseArgs, RemoveArgs, SnapshotArgs, SnapshotCommand, SnapshotsArgs,
+    StopArgs,
 };
 pub use work::{CompareArgs, ConfigArgs, ConfigCommand, DiffArgs, LandArgs, LogArgs, UpArgs};
 
@@ -135,10 +136,7 @@ pub enum CliCommand {
     ///
     /// Example: pal inspect k3v9
     Inspect(BodyArg),
-    /// Print the output of a Body's commands.
-    ///
-    /// Example: pal logs k3v9
-    Logs(BodyArg),
+    Logs(LogsArgs),
     Diff(DiffArgs),
     Log(LogArgs),
     Compare(CompareArgs),

@@ -12,6 +12,24 @@ pub struct BodyArg {
     pub body: String,
 }
 
+/// Print the output of a Body's commands, those of E2B clients included.
+///
+/// The newest 100 commands are shown, oldest first.
+///
+/// Example: pal logs k3v9
+#[derive(Debug, clap::Args)]
+pub struct LogsArgs {
+    /// The Body: its id, or the beginning of it
+    #[arg(value_name = "BODY")]
+    pub body: String,
+    /// Show the newest N commands
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 100)]
+    pub last: usize,
+    /// Show all commands
+    #[arg(long, conflicts_with = "last")]
+    pub all: bool,
+}
+
 /// A command about several Bodies.
 #[derive(Debug, clap::Args)]
 pub struct BodiesArg {

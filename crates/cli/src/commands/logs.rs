@@ -1,17 +1,26 @@
 //! `pal logs`.
 
-use fleet::{ExecLogEntry, Fleet};
+use fleet::{ExecLogEntry, Fleet, LogRange};
 use proto::{Failure, text::visible};
 use serde_json::{Value, json};
 
-use crate::output::{self, Format};
+use crate::{
+    args::LogsArgs,
+    output::{self, Format},
+};
 
-/// Prints the output of a Body's commands to standard output, and the commands themselves to standard error.
-pub fn logs(fleet: &Fleet, key: &str, format: Format) -> Result<(), Failure> {
-    let view = fleet.find(key)?;
-    let entries = fleet.logs(view.id())?;
+/// Prints the output of a Body's commands to stdout, and which commands those were to stderr.
+pub fn logs(fleet: &Fleet, args: &LogsArgs, format: Format) -> Result<(), Failure> {
+    let view = fleet.find(&args.body)?;
+    // One more than is shown says whether older commands are left out.
+    let range = if args.all { LogRange::All } else { LogRange::Newest(args.last.saturating_add(1)) };
+    let mut entries = fleet.execs().logs(view.id(), range)?;
     if entries.is_empty() && format == Format::Text {
         output::talk(&format!("no commands yet\n  hint: run one with `pal exec {} -- CMD`", view.id()));
+    }
+    if !args.all && entries.len() > args.last {
+        entries.remove(0);
+        output::talk(&format!("# older commands are not shown; `pal logs --all {}` shows them", view.id()));
     }
     for entry in &entries {
         match format {

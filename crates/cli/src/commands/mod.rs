@@ -77,7 +77,7 @@ async fn act(
         CliCommand::Create(args) => create::create(&to_create()?, *args, format).await,
         CliCommand::Ls => list::list(&fleet()?, format),
         CliCommand::Inspect(args) => inspect::inspect(&fleet()?, &args.body, format),
-        CliCommand::Logs(args) => logs::logs(&fleet()?, &args.body, format),
+        CliCommand::Logs(args) => logs::logs(&fleet()?, &args, format),
         CliCommand::Diff(args) => work::diff(&fleet()?, &args, format),
         CliCommand::Log(args) => work::log(&fleet()?, &args, format).await,
         CliCommand::Compare(args) => work::compare(&fleet()?, &args, format).await,

@@ -89,7 +89,7 @@ pub async fn run_attached(
         StdioMode::Terminal => Some(RawTerminal::enter()?),
         StdioMode::Open | StdioMode::Null => None,
     };
-    let mut exec = fleet.exec(body, request).await?;
+    let mut exec = fleet.execs().start(body, request).await?;
     let control = exec.control();
     let flow = match started().await {
         Err(failure) => FlowEnd::SinkBroken(failure),

@@ -14,7 +14,7 @@ use std::{
 use body::archive::{self, ArchiveLimits, Dialect, Sink};
 use bytes::{Bytes, BytesMut};
 use proto::{
-    BodyId, Failure, Kind, Layer, LayerId,
+    BodyId, Failure, Kind, LayerId,
     event::hex,
     event_data::TemplateFailed,
     pack::{LayerEntry, LayerEntryKind},
@@ -27,7 +27,10 @@ use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
 
 use super::{BASE, BuildJob, BuildJobs, INTERPRETER, ResolvedTemplate};
-use crate::{Create, ExecRequest, Fleet, Force, Image, OutputChunk, Stdin, egress::EgressSession, failures};
+use crate::{
+    Create, ExecRequest, Fleet, Force, Image, OutputChunk, Stdin, blocking::run_blocking,
+    drivers::DEFAULT_LAYER, egress::EgressSession, failures,
+};
 
 /// Most steps of one build.
 pub const STEPS_MAX: usize = 1000;
@@ -238,7 +241,7 @@ impl Builds<'_> {
             },
         };
         if (name == BASE || name == INTERPRETER) && self.fleet.templates().find_build(&name).is_err() {
-            self.setup(&name, &mut |said| job.say(said))?;
+            run_blocking(|| self.setup(&name, &mut |said| job.say(said)))?;
         }
         let build = self.fleet.templates().find_build(&name)?;
         if build.layers.is_empty() {
@@ -340,7 +343,7 @@ impl Builds<'_> {
         }
         let mut egress =
             if allow.is_empty() { None } else { Some(self.fleet.egress().open_session(allow.to_vec())?) };
-        let body = self.build_body(job, stand, egress.as_ref())?;
+        let body = run_blocking(|| self.build_body(job, stand, egress.as_ref()))?;
         let done = act(&body, egress.as_mut()).await;
         let kept = match done {
             Ok(()) => self.keep_layer(&body, id.clone(), &stand.chain).await,
@@ -381,7 +384,7 @@ impl Builds<'_> {
             request.egress = Some(egress.spec.clone());
         }
         let view = self.fleet.create_on(
-            Layer::Process,
+            DEFAULT_LAYER,
             request,
             ResolvedTemplate { rootfs, base: Some(base), settings, ..ResolvedTemplate::default() },
             None,
@@ -391,6 +394,17 @@ impl Builds<'_> {
 
     async fn keep_layer(&self, body: &BodyId, id: LayerId, about: &str) -> Result<(), Failure> {
         let view = self.fleet.stop(body, Duration::ZERO).await?;
+        run_blocking(|| self.keep_layer_of(body, &view, id, about))
+    }
+
+    /// Makes a layer of the files of a Body that is stopped.
+    fn keep_layer_of(
+        &self,
+        body: &BodyId,
+        view: &crate::BodyView,
+        id: LayerId,
+        about: &str,
+    ) -> Result<(), Failure> {
         if view.spec.egress.is_some() {
             // Where the socket of its egress proxy was mounted: an empty directory, which is not the template's.
             let place = self
@@ -492,7 +506,8 @@ impl Builds<'_> {
     ) -> Result<(i32, String), Failure> {
         let mut exec = self
             .fleet
-            .exec(body, ExecRequest { stdin: Stdin::Null, timeout: Some(STEP_WALL), ..request })
+            .execs()
+            .start(body, ExecRequest { stdin: Stdin::Null, timeout: Some(STEP_WALL), ..request })
             .await?;
         let mut lines = job.lines();
         loop {
@@ -583,13 +598,15 @@ impl Builds<'_> {
         let origin = self.fleet.templates().origin_of(build.clone())?;
         let request =
             Create { template: format!("build {}", job.id), role: BodyRole::Step, ..Create::kept() };
-        let view = self.fleet.create_on(Layer::Process, request, origin, None)?;
+        let view = run_blocking(|| self.fleet.create_on(DEFAULT_LAYER, request, origin, None))?;
         let tried = self.try_out(job, view.id(), &build).await;
         self.fleet.remove(view.id(), Force::Yes).await?;
         tried?;
-        self.fleet.templates().keep_build(&build, &job.tags)?;
-        let _ = self.forget_job(job);
-        Ok(build)
+        run_blocking(|| {
+            self.fleet.templates().keep_build(&build, &job.tags)?;
+            let _ = self.forget_job(job);
+            Ok(build)
+        })
     }
 
     async fn try_out(&self, job: &BuildJob, body: &BodyId, build: &TemplateBuild) -> Result<(), Failure> {

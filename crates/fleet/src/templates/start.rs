@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 use body::{GuestClient, guest::GuestError};
 use proto::{
     BodyId, Failure, Kind,
-    event_data::{ExecStarted, StartedBy},
+    event_data::StartedBy,
     template::StartCommand,
     wire::process::{ProcessConfig, StartRequest, process_event},
 };
 
-use crate::{Templates, failures};
+use crate::{ExecRequest, Templates, failures};
 
 /// How long a Body has to become ready.
 pub(crate) const READY_PATIENCE: Duration = Duration::from_secs(120);
@@ -31,23 +31,9 @@ impl Templates<'_> {
     ) -> Result<(), Failure> {
         let guest = self.fleet.guest(id);
         if let Some(command) = &start.command {
-            let data = ExecStarted {
-                argv: shell(command),
-                user: None,
-                workdir: None,
-                tty: false,
-                env: Vec::new(),
-                timeout_ms: None,
-                tag: None,
-                by: Some(StartedBy::Template),
-                detached: true,
-            };
-            self.fleet.write(id, data)?;
-            // It runs once its first word is there; when the stream is dropped then, it goes on.
-            let begun = async {
-                guest.connect_http().await?.start(&request(command), None, None).await?.next().await
-            };
-            body::guest::with_timeout(begun).await.and_then(|begun| begun).map_err(failures::guest)?;
+            let by = Some(StartedBy::Template);
+            let request = ExecRequest { by, ..ExecRequest::new(shell(command)) };
+            self.fleet.execs().start_detached(id, request).await?;
         }
         match &start.ready {
             Some(ready) if patience == ReadyWait::NoNaps && is_nap(ready) => Ok(()),

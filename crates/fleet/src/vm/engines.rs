@@ -10,16 +10,15 @@ use std::{
 };
 
 use body::vm::{
-    HypervisorRecord, SetupRecord, VmError, hypervisor_root, images::IMAGES_MAX, record::VmRecord,
-    setup::KvmVerdict,
+    HypervisorRecord, SetupRecord, VmError, hypervisor_root, images::IMAGES_MAX, setup::KvmVerdict,
 };
 use proto::{
-    Failure, Kind, Layer, Spec,
+    Failure, Kind, Spec,
     vm::{Accelerator, Engine, KVM},
 };
 
-use super::vm_failure;
-use crate::{Fleet, Settings, templates::ProgressFn};
+use super::{Microvms, vm_failure};
+use crate::{Settings, templates::ProgressFn};
 
 /// Most disks below the upper of a machine that Firecracker drives: it has no room for more devices.
 const FIRECRACKER_IMAGES_MAX: usize = 14;
@@ -28,21 +27,7 @@ const DEVICES_MAX: usize = 21;
 const VERSION_LEN_MAX: u64 = 120;
 const VERSION_PATIENCE: Duration = Duration::from_secs(10);
 
-impl Fleet {
-    /// What drives a new machine: what was asked for, what froze it, or what was decided for those that ask for nothing.
-    pub(crate) fn engine_of(
-        &self,
-        layer: Layer,
-        asked: Option<Engine>,
-        frozen: Option<&VmRecord>,
-    ) -> Result<Option<Engine>, Failure> {
-        match (layer, asked.or(frozen.map(|machine| machine.hypervisor))) {
-            (Layer::Microvm, None) => Ok(Some(self.settings().read()?.engine.unwrap_or_default())),
-            (Layer::Microvm, chosen) => Ok(chosen),
-            _ => Ok(None),
-        }
-    }
-
+impl Microvms {
     /// Prepares a hypervisor besides QEMU: remembers where it is, and finds out by starting a machine whether it runs.
     pub fn setup_engine(
         &self,
@@ -62,7 +47,7 @@ impl Fleet {
             return Err(Failure::new(Kind::NotFound, format!("there is no program {}", named.display()))
                 .hint(where_to_get(which)));
         }
-        let decided = self.settings().read()?;
+        let decided = self.settings()?;
         let known = setup.engines.get(&which).and_then(|known| known.program.as_deref());
         let named = program.or_else(|| decided.program(which).or(known).map(Path::to_owned));
         let found = hypervisor_root::other(which, named.as_deref()).map_err(|error| absent(which, error))?;
@@ -71,19 +56,19 @@ impl Fleet {
             version: version(which.name(), &found, &where_to_get(which))?,
             verdict: None,
         };
-        self.microvm_install().remember(which, &known).map_err(vm_failure)?;
-        if let Some(jail) = self.jail_of(which, &self.microvm_install().setup().map_err(vm_failure)?)? {
+        self.install().remember(which, &known).map_err(vm_failure)?;
+        if let Some(jail) = self.jail_of(which, &self.install().setup().map_err(vm_failure)?)? {
             say(&super::jail::said(&jail));
         }
         say(&format!("trying whether the processor runs machines under {which}"));
         known.verdict = Some(self.probe_engine(which)?);
-        self.microvm_install().remember(which, &known).map_err(vm_failure)?;
+        self.install().remember(which, &known).map_err(vm_failure)?;
         Ok(known)
     }
 
     fn probe_engine(&self, which: Engine) -> Result<KvmVerdict, Failure> {
         let boot_id = sys::proc::boot_id().unwrap_or_default();
-        let setup = self.microvm_install().setup().map_err(vm_failure)?;
+        let setup = self.install().setup().map_err(vm_failure)?;
         let (accelerator, why) = match self.try_engine(&setup, which) {
             Ok(()) => (Accelerator::Kvm, "a machine was booted with it".to_owned()),
             // That says nothing of the processor.
@@ -95,7 +80,7 @@ impl Fleet {
 
     /// Where the program of a hypervisor besides QEMU is.
     pub(super) fn program_of(&self, which: Engine, setup: &SetupRecord) -> Result<PathBuf, Failure> {
-        let decided = self.settings().read()?;
+        let decided = self.settings()?;
         let known = setup.engines.get(&which).and_then(|known| known.program.as_deref());
         let named = decided.program(which).or(known);
         hypervisor_root::other(which, named).map_err(|error| absent(which, error))
@@ -107,13 +92,13 @@ impl Fleet {
         which: Engine,
         setup: &SetupRecord,
     ) -> Result<(PathBuf, Accelerator), Failure> {
-        let install = self.microvm_install();
+        let install = self.install();
         if which.emulates() {
             let accelerator =
                 setup.verdict.as_ref().map_or(Accelerator::Emulated, |verdict| verdict.accelerator);
             return Ok((install.engine(setup).map_err(vm_failure)?, accelerator));
         }
-        let decided = self.settings().read()?;
+        let decided = self.settings()?;
         let known = setup.engines.get(&which);
         let named = decided.program(which).or(known.and_then(|known| known.program.as_deref()));
         let program = self.program_of(which, setup)?;
@@ -216,7 +201,7 @@ fn first_words(program: &Path) -> io::Result<String> {
 }
 
 /// What is known of each hypervisor, for whoever wants to know what this host lacks.
-pub(crate) fn report(
+pub(super) fn report(
     setup: Option<&SetupRecord>,
     settings: &Settings,
 ) -> Vec<(Engine, Result<String, String>, Option<String>)> {

@@ -10,13 +10,13 @@ use body::vm::{
 };
 use proto::{Failure, Kind, vm::Engine};
 
-use super::{engines::version, vm_failure};
-use crate::{Fleet, Setting, settings::NONE};
+use super::{Microvms, engines::version, vm_failure};
+use crate::{Setting, settings::NONE};
 
 /// Where to get it.
 const GET_IT: &str = "it comes with Firecracker: https://github.com/firecracker-microvm/firecracker/releases; put it beside Firecracker, or name it: pal config set microvm.jailer FILE";
 
-impl Fleet {
+impl Microvms {
     /// The jailer of a machine under that hypervisor; none where it is not Firecracker.
     pub(super) fn jail_of(&self, which: Engine, setup: &SetupRecord) -> Result<Option<JailSetup>, Failure> {
         if which != Engine::Firecracker {
@@ -27,7 +27,7 @@ impl Fleet {
             Ok(jailer) => jailer,
             Err(why) => return Ok(Some(JailSetup::Absent { why })),
         };
-        let (install, programs) = (self.microvm_install(), &self.launch_context.programs);
+        let (install, programs) = (self.install(), &self.context.launch.programs);
         let place = install.jail(&jailer, programs).map_err(vm_failure)?;
         if !place.exists() {
             let version = version(JAILER, &jailer, GET_IT)?;
@@ -44,7 +44,7 @@ impl Fleet {
 
     /// Where it is, or why it is not used.
     fn jailer(&self, firecracker: &Path) -> Result<Result<PathBuf, String>, Failure> {
-        let decided = self.settings().read()?.jailer;
+        let decided = self.settings()?.jailer;
         match decided {
             Some(none) if none == Path::new(NONE) => {
                 Ok(Err("it was decided to do without Firecracker's: pal config get microvm.jailer".to_owned()))

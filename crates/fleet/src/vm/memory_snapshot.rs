@@ -3,7 +3,9 @@
 use std::{fs, os::unix::fs::DirBuilderExt, path::Path};
 
 use body::{
-    BodyDir, ProcessState, process,
+    BodyDir, ProcessState,
+    driver::{LimitRequest, StartMode},
+    process,
     snapshot::{self, SnapshotManifest},
     vm::{
         self, VmParts, VmSnapshotRef, VmStartMode,
@@ -12,14 +14,14 @@ use body::{
         record::{MemoryRecord, VmRecord},
     },
 };
-use proto::{Failure, Kind, Spec, event_data::BodyReceipt};
+use proto::{Failure, Kind, Spec};
 
-use super::vm_failure;
-use crate::{Create, Fleet, failures};
+use super::{Microvms, vm_failure};
+use crate::failures;
 
-impl Fleet {
+impl Microvms {
     /// Takes a machine's disk, and its memory if it runs. The caller has the Body's lock.
-    pub(crate) fn take_machine(
+    pub(super) fn take_snapshot(
         &self,
         dir: &BodyDir,
         spec: &Spec,
@@ -40,7 +42,7 @@ impl Fleet {
     }
 
     /// Freezes a Body's machine into a directory, and says what is in it.
-    pub(crate) fn freeze_into(&self, dir: &BodyDir, spec: &Spec, to: &Path) -> Result<VmRecord, Failure> {
+    pub(super) fn freeze_into(&self, dir: &BodyDir, spec: &Spec, to: &Path) -> Result<VmRecord, Failure> {
         self.freeze_then(dir, spec, to, |_| Ok(()))
     }
 
@@ -71,7 +73,7 @@ impl Fleet {
 
     /// What will be in that directory when a Body's machine is frozen into it; its images are.
     fn describe(&self, dir: &BodyDir, spec: &Spec, to: &Path) -> Result<VmRecord, Failure> {
-        let setup = self.microvm_install().setup().map_err(vm_failure)?;
+        let setup = self.install().setup().map_err(vm_failure)?;
         let images: Vec<_> = (0..)
             .map(|index| dir.path().join(format!("image{index}")))
             .take_while(|path| path.exists())
@@ -111,7 +113,7 @@ impl Fleet {
         machine: VmRecord,
         last: impl FnOnce(&VmRecord) -> Result<(), Failure>,
     ) -> Result<VmRecord, Failure> {
-        super::cannot_freeze(spec)?;
+        super::share::check_freeze(spec)?;
         let memory = machine.memory.0;
         let (running, paused) = match dir.condition().map_err(|error| failures::dir(&spec.id, error))? {
             ProcessState::Running(running) => (running, false),
@@ -144,16 +146,16 @@ impl Fleet {
     }
 
     /// What a Body on a snapshot of a machine is made from.
-    pub(crate) fn thawed_parts(
+    pub(super) fn snapshot_parts(
         &self,
         spec: &Spec,
         dir: &Path,
         machine: &VmRecord,
-        cold: bool,
+        mode: StartMode,
     ) -> Result<VmParts, Failure> {
         let images = (0..machine.images).map(|index| dir.join(format!("image{index}"))).collect();
         let mut parts = self.parts_with(spec, images, Some(dir.join(UPPER_FILE)))?;
-        if machine.frozen.is_some() && !cold {
+        if machine.frozen.is_some() && mode == StartMode::Restore {
             if spec.share.is_some() {
                 return Err(Failure::new(
                     Kind::Usage,
@@ -161,7 +163,7 @@ impl Fleet {
                 )
                 .hint("boot it with its files: --boot"));
             }
-            let setup = self.microvm_install().setup().map_err(vm_failure)?;
+            let setup = self.install().setup().map_err(vm_failure)?;
             let frozen = machine.check(dir, &setup, &parts).map_err(|why| incomplete(&why))?;
             let (held, generation) = (frozen.held.clone(), machine.generation + 1);
             parts.start = VmStartMode::Thaw(VmSnapshotRef { dir: dir.to_owned(), held, generation });
@@ -193,61 +195,17 @@ fn make_dir(to: &Path) -> Result<(), Failure> {
     })
 }
 
-impl Fleet {
-    /// Has a machine that went on prove itself, and writes that down.
-    pub(crate) async fn receipt_of(
-        &self,
-        dir: &BodyDir,
-        id: &proto::BodyId,
-        how: &str,
-    ) -> Result<(), Failure> {
-        let began = std::time::Instant::now();
-        let sent = now_ns();
-        let receipt = self
-            .guest(id)
-            .receipt(sent)
-            .await
-            .map_err(|error| incomplete(&format!("its guest does not answer: {error}")))?
-            .bounded();
-        if !receipt.tree.is_sound() {
-            return Err(incomplete("its guest does not say what its files are"));
-        }
-        let offset = proto::vm::clock_offset_ms(&receipt, sent, now_ns());
-        if receipt.body != *id {
-            return Err(incomplete("its guest takes itself for another Body's"));
-        }
-        if offset.abs() > proto::vm::CLOCK_OFFSET_MAX_MS {
-            return Err(incomplete(&format!("its clock is {offset} ms off")));
-        }
-        let revival = proto::vm::StartReport {
-            board: dir.revival().map_or(0, |before| before.board),
-            how: how.to_owned(),
-            clock_offset_ms: offset,
-            took_ms: began.elapsed().as_millis() as u64,
-            receipt,
-        };
-        self.write(id, BodyReceipt { revival: revival.clone() })?;
-        dir.write_receipt(&revival).map_err(|error| {
-            Failure::new(Kind::Host, "cannot keep the receipt of the machine")
-                .because(error)
-                .hint("make room: pal gc")
-        })
-    }
-}
-
-fn now_ns() -> u64 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |since| since.as_nanos() as u64)
-}
-
-/// Limits of a Body on a snapshot of a machine: that machine's own, where its memory goes on.
-pub(crate) fn inherit(request: &mut Create, machine: &VmRecord) -> Result<(), Failure> {
-    let limits = &mut request.limits;
+/// The limits of a Body that starts from a snapshot: those of the microVM in it, where its memory is restored.
+pub(super) fn inherit(
+    asked: &LimitRequest,
+    mode: StartMode,
+    machine: &VmRecord,
+) -> Result<LimitRequest, Failure> {
+    let mut limits = asked.clone();
     let cpu = limits.cpu_milli.unwrap_or(machine.cpus * 1000);
     let same = limits.memory.is_none_or(|memory| memory.0 & !0xf_ffff == machine.memory.0)
         && cpu.div_ceil(1000) == machine.cpus;
-    if machine.frozen.is_some() && !request.cold && !same {
+    if machine.frozen.is_some() && mode == StartMode::Restore && !same {
         return Err(Failure::new(
             Kind::Usage,
             format!(
@@ -274,7 +232,7 @@ pub(crate) fn inherit(request: &mut Create, machine: &VmRecord) -> Result<(), Fa
     }
     limits.disk = Some(machine.disk);
     limits.inodes = machine.inodes;
-    Ok(())
+    Ok(limits)
 }
 
 /// What was frozen cannot be thawed whole.

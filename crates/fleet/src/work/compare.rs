@@ -122,7 +122,8 @@ impl Workspaces<'_> {
     async fn test_in(&self, id: &BodyId, line: &str) -> Result<(i32, String), Failure> {
         let mut exec = self
             .fleet
-            .exec(id, ExecRequest { timeout: Some(TEST_WALL), ..ExecRequest::new(["/bin/sh", "-c", line]) })
+            .execs()
+            .start(id, ExecRequest { timeout: Some(TEST_WALL), ..ExecRequest::new(["/bin/sh", "-c", line]) })
             .await?;
         let mut tail: Vec<u8> = Vec::new();
         while let Some(output) = exec.next().await? {

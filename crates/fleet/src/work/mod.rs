@@ -28,7 +28,7 @@ use proto::{
 };
 use workspace::{BodyWorkspace, SaveResult};
 
-use crate::{BodyView, Fleet, failures};
+use crate::{BodyView, Fleet, blocking::run_blocking, failures};
 
 /// Whether work that cannot be saved may be given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,14 +106,16 @@ impl Workspaces<'_> {
 
     /// Brings the work of a Body into the repositories it came from. Its processes stand still meanwhile.
     pub async fn save(&self, id: &BodyId) -> Result<Vec<SaveResult>, Failure> {
-        let (dir, spec, _lock) = self.fleet.lock_body(id)?;
-        if spec.workspaces.is_empty() {
-            return Err(no_workspace(id));
-        }
-        self.freeze_for_save(&dir, &spec)?;
-        let saved = self.save_work(&spec);
-        self.fleet.thaw_interrupted_save(&dir)?;
-        saved
+        run_blocking(|| {
+            let (dir, spec, _lock) = self.fleet.lock_body(id)?;
+            if spec.workspaces.is_empty() {
+                return Err(no_workspace(id));
+            }
+            self.freeze_for_save(&dir, &spec)?;
+            let saved = self.save_work(&spec);
+            self.fleet.thaw_interrupted_save(&dir)?;
+            saved
+        })
     }
 
     fn freeze_for_save(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {

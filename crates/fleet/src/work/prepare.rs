@@ -20,6 +20,7 @@ use workspace::{Needs, Tool};
 use super::devcontainer::{self, BaseTemplate};
 use crate::{
     Create, ExecRequest, Force, OutputChunk, UpRequest, Workspaces,
+    blocking::run_blocking,
     egress::{EgressDenial, EgressSession},
     failures,
     work::Discard,
@@ -188,8 +189,11 @@ impl Workspaces<'_> {
     /// A language is the template's: without it no step could say what is wrong so that somebody understands it.
     async fn look_for(&self, body: &BodyId, tool: Tool) -> Result<(), Failure> {
         let argv = ["/bin/sh", "-c", r#"command -v "$1" >/dev/null"#, "sh", tool.program];
-        let mut exec =
-            self.fleet.exec(body, ExecRequest { timeout: Some(STEP_WALL), ..ExecRequest::new(argv) }).await?;
+        let mut exec = self
+            .fleet
+            .execs()
+            .start(body, ExecRequest { timeout: Some(STEP_WALL), ..ExecRequest::new(argv) })
+            .await?;
         while exec.next().await?.is_some() {}
         if exec.finish().await?.code == 0 {
             return Ok(());
@@ -223,7 +227,8 @@ impl Workspaces<'_> {
         let argv = ["/bin/sh", "-c", line];
         let mut exec = self
             .fleet
-            .exec(
+            .execs()
+            .start(
                 body,
                 ExecRequest {
                     workdir: place.map(str::to_owned),
@@ -262,20 +267,22 @@ impl Workspaces<'_> {
         origin: &str,
         key: &str,
     ) -> Result<String, Failure> {
-        let (dir, spec, _lock) = self.fleet.lock_body(body)?;
-        if let Some(running) = dir.running().map_err(|error| failures::dir(body, error))? {
-            body::process::kill(&dir, &running)
-                .map_err(|error| failures::process("cannot end the Body", error))?;
-            body::process::wait_unmounted(&running);
-        }
-        for workspace in workspaces {
-            let git = dir.path().join("disk/upper").join(workspace.area_dir()).join(".git");
-            if std::fs::symlink_metadata(&git).is_ok() {
-                snapshot::remove(&self.fleet.launch_context.programs, &spec.ids, &git)
-                    .map_err(failures::removal)?;
+        run_blocking(|| {
+            let (dir, spec, _lock) = self.fleet.lock_body(body)?;
+            if let Some(running) = dir.running().map_err(|error| failures::dir(body, error))? {
+                body::process::kill(&dir, &running)
+                    .map_err(|error| failures::process("cannot end the Body", error))?;
+                body::process::wait_unmounted(&running);
             }
-        }
-        self.fleet.take_dependencies(&dir, &spec, origin, key).map(|id| id.to_string())
+            for workspace in workspaces {
+                let git = dir.path().join("disk/upper").join(workspace.area_dir()).join(".git");
+                if std::fs::symlink_metadata(&git).is_ok() {
+                    snapshot::remove(&self.fleet.launch_context.programs, &spec.ids, &git)
+                        .map_err(failures::removal)?;
+                }
+            }
+            self.fleet.take_dependencies(&dir, &spec, origin, key).map(|id| id.to_string())
+        })
     }
 }
 

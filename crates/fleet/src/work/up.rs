@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use proto::{Failure, Kind, event_data::WorkspaceImported, workspace::Workspace};
 use workspace::{GitIdentity, ImportRequest, LayerStore, Repository, UncommittedFiles};
 
-use crate::{BodyView, Create, Force, Image, Workspaces, failures, work::Discard};
+use crate::{BodyView, Create, Force, Image, Workspaces, blocking::run_blocking, failures, work::Discard};
 
 /// Most Bodies of one request.
 const COUNT_MAX: u32 = 1000;
@@ -78,7 +78,7 @@ impl Workspaces<'_> {
         }
         // Until the Bodies stand on what is made here.
         let _building = self.fleet.garbage().building()?;
-        let workspaces = self.import(&up)?;
+        let workspaces = run_blocking(|| self.import(&up))?;
         workspaces.iter().for_each(|workspace| report_lfs_pointers(workspace, say));
         let mut create = up.create.clone();
         create.workdir = create.workdir.or_else(|| workspaces.first().map(Workspace::path));

@@ -24,7 +24,7 @@ use hyper::StatusCode;
 use rustix::fs::{Gid, Uid};
 
 use crate::{
-    connect::ConnectError,
+    connect::{ConnectError, status_of},
     paths,
     reply::PlainRefusal,
     users::{self, GuestUser},
@@ -90,7 +90,7 @@ pub fn user_and_path(
     name: &str,
     workdir: Option<&str>,
 ) -> Result<(GuestUser, PathBuf), PlainRefusal> {
-    let plain = |fault: ConnectError| PlainRefusal::new(fault.code.status(), fault.message);
+    let plain = |fault: ConnectError| PlainRefusal::new(status_of(fault.code), fault.message);
     let unknown = || {
         PlainRefusal::new(
             StatusCode::UNAUTHORIZED,

@@ -16,12 +16,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use proto::{
-    envelope,
-    wire::filesystem::{
-        FilesystemEvent, WatchDirResponse,
-        watch_dir_response::{Event, KeepAlive, StartEvent},
-    },
+use proto::wire::filesystem::{
+    FilesystemEvent, WatchDirResponse,
+    watch_dir_response::{Event, KeepAlive, StartEvent},
 };
 use tokio::{
     io::unix::AsyncFd,
@@ -236,7 +233,7 @@ impl WatchEvents {
 
     fn say(&mut self, event: Event) {
         let message = WatchDirResponse { event: Some(event) };
-        self.ready.push_back(envelope::seal(0, &self.codec.encode(&message)));
+        self.ready.push_back(self.codec.seal(&message));
         self.timer.as_mut().reset(Instant::now() + self.keepalive);
     }
 

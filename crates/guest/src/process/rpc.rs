@@ -5,7 +5,6 @@ use std::rc::Rc;
 use bytes::Bytes;
 use hyper::{Request, body::Incoming};
 use proto::{
-    envelope,
     guest::REPLAY,
     wire::process::{
         CloseStdinRequest, CloseStdinResponse, ConnectRequest, ListRequest, ListResponse, SendInputRequest,
@@ -153,7 +152,7 @@ async fn stream_input(guest: &GuestServer, codec: Codec, body: Incoming) -> Resu
             None => return Err(ConnectError::new(Code::Unimplemented, "no event is given")),
         }
     }
-    let answer = envelope::seal(0, &codec.encode(&StreamInputResponse {}));
+    let answer = codec.seal(&StreamInputResponse {});
     Ok(ReplyBody::Whole([answer, end_envelope(None)].concat().into()))
 }
 

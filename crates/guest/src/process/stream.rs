@@ -11,11 +11,8 @@ use std::{
 
 use bytes::Bytes;
 use proto::{
-    envelope,
-    wire::process::{
-        ProcessEvent, StartResponse,
-        process_event::{Event, KeepAlive, StartEvent},
-    },
+    connect::{seal_event, seal_output},
+    wire::process::process_event::{Event, KeepAlive, StartEvent, data_event::Output},
 };
 use tokio::time::{Instant, Sleep};
 
@@ -24,7 +21,7 @@ use super::{
     hub::{Listener, OutputPiece},
 };
 use crate::{
-    connect::{Code, Codec, ConnectError, end_envelope, nested_bytes},
+    connect::{Code, Codec, ConnectError, end_envelope},
     reply::BodySource,
 };
 
@@ -65,17 +62,16 @@ impl ProcessEvents {
     }
 
     fn say(&mut self, event: Event) {
-        let message = StartResponse { event: Some(ProcessEvent { event: Some(event) }) };
-        self.ready.push_back(envelope::seal(0, &self.codec.encode(&message)));
+        self.ready.push_back(seal_event(self.codec, event));
     }
 
     fn pass_on(&mut self, (stream, bytes): &OutputPiece) {
-        let field = match stream {
-            OutputSource::Stdout => (1, "stdout"),
-            OutputSource::Stderr => (2, "stderr"),
-            OutputSource::Pty => (3, "pty"),
+        let output = match stream {
+            OutputSource::Stdout => Output::Stdout(bytes.clone()),
+            OutputSource::Stderr => Output::Stderr(bytes.clone()),
+            OutputSource::Pty => Output::Pty(bytes.clone()),
         };
-        let (head, tail) = nested_bytes(self.codec, &[(1, "event"), (2, "data"), field], bytes);
+        let (head, tail) = seal_output(self.codec, &output);
         self.ready.push_back(head);
         self.ready.extend(tail);
         self.last = Instant::now();

@@ -245,7 +245,7 @@ kinds! {
         ..outcome: ExecOutcome,
     }
 
-    /// The envd client that read the command's output disconnected before the command ended. The command may
+    /// The client that read the command's output disconnected before the command ended. The command may
     /// still run.
     "exec.detached" | "exec.left" => ExecDetached {
         /// The `seq` of its `exec.started`, in the same Body.

@@ -108,7 +108,7 @@ impl Terminals {
         tokio::spawn(async move {
             let fleet = app.fleet();
             let tag = tag(&asked.name);
-            let found = match fleet.attach(&asked.body, &tag).await {
+            let found = match fleet.execs().attach(&asked.body, &tag).await {
                 Ok(Some(exec)) => Ok(exec),
                 Ok(None) if asked.right == ViewerRight::Watch => Err(Failure::new(
                     Kind::NotFound,
@@ -116,7 +116,8 @@ impl Terminals {
                 )
                 .hint("connect without `mode=watch` to begin one")),
                 Ok(None) => {
-                    fleet.exec(&asked.body, ExecRequest { tag: Some(tag), ..asked.command.clone() }).await
+                    let command = ExecRequest { tag: Some(tag), ..asked.command.clone() };
+                    fleet.execs().start(&asked.body, command).await.map_err(Failure::from)
                 }
                 Err(failure) => Err(failure),
             };

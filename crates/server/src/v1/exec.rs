@@ -12,10 +12,10 @@ use axum::{
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
-use fleet::{ExecEnd, ExecRequest, OutputChunk, Stdin};
-use proto::{BodyId, Failure, Kind};
+use fleet::{ExecEnd, ExecLogEntry, ExecRequest, Fleet, LogRange, OutputChunk, Stdin};
+use proto::{Failure, Kind};
 use serde::{Deserialize, Serialize};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use utoipa::ToSchema;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -24,17 +24,18 @@ use super::{
     error::{ErrorBody, V1Refusal},
     extract::{BodyParam, JsonBody as Sent, QueryParams, ReadAccess, RunAccess},
     models::end_word,
-    page::{self, Page, PageQuery},
+    page::{Page, PageQuery},
 };
-use crate::App;
+use crate::{
+    App,
+    exec_tasks::{ExecUpdate, FollowedExec},
+};
 
 /// Output of each stream that stands in one answer; more needs the stream.
 const ANSWER_LEN_MAX: usize = 1 << 20;
 /// How long a command may take whose answer is waited for.
 const ANSWER_WAIT: Duration = Duration::from_secs(60);
 const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
-/// Pieces that wait for a caller who is slow to read; then the command waits.
-const QUEUE_LEN: usize = 16;
 
 pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(exec)).routes(routes!(logs))
@@ -130,11 +131,12 @@ async fn exec(
     let permit = app.services().limits().stream(&caller.key)?;
     let stdin = command.stdin.clone();
     let request = command.into_request(wants_stream)?;
-    let (started, outputs) = run(app, id, request, stdin, permit).await?;
+    let started = app.exec_tasks().start(&app, &id, request, stdin.map(Bytes::from), permit).await;
+    let followed = started.map_err(Failure::from)?;
     if wants_stream {
-        return Ok(stream(started, outputs).into_response());
+        return Ok(stream(followed).into_response());
     }
-    Ok(Json(collect(outputs).await?).into_response())
+    Ok(Json(collect(followed.updates).await?).into_response())
 }
 
 impl Command {
@@ -155,59 +157,14 @@ impl Command {
     }
 }
 
-/// What the task of a command tells.
-enum ExecUpdate {
-    Output(OutputChunk),
-    Ended(ExecEnd),
-    Failed(Failure),
-}
-
-/// Starts a command in a task of its own, which records it to its end whoever listens.
-async fn run(
-    app: App,
-    id: BodyId,
-    request: ExecRequest,
-    stdin: Option<String>,
-    permit: crate::limits::StreamPermit,
-) -> Result<(u32, mpsc::Receiver<ExecUpdate>), Failure> {
-    let (tell, heard) = mpsc::channel(QUEUE_LEN);
-    let (started, answer) = oneshot::channel();
-    tokio::spawn(async move {
-        let _permit = permit;
-        let mut exec = match app.fleet().exec(&id, request).await {
-            Ok(exec) => exec,
-            Err(failure) => return drop(started.send(Err(failure))),
-        };
-        let _ = started.send(Ok(exec.pid()));
-        let control = exec.control();
-        tokio::spawn(async move {
-            if let Some(stdin) = stdin {
-                // A command that ends before it has read everything has its reasons.
-                let sent = control.send(Bytes::from(stdin)).await;
-                let _ = sent.and(control.close_stdin().await);
-            }
-        });
-        let end = loop {
-            match exec.next().await {
-                Ok(Some(output)) => drop(tell.send(ExecUpdate::Output(output)).await),
-                Ok(None) => break exec.finish().await.map_or_else(ExecUpdate::Failed, ExecUpdate::Ended),
-                Err(failure) => break ExecUpdate::Failed(failure),
-            }
-        };
-        let _ = tell.send(end).await;
-    });
-    let pid = answer.await.map_err(|_| Failure::new(Kind::Internal, "the command's task was lost"))??;
-    Ok((pid, heard))
-}
-
-async fn collect(mut outputs: mpsc::Receiver<ExecUpdate>) -> Result<CommandResult, Failure> {
+async fn collect(mut updates: mpsc::Receiver<ExecUpdate>) -> Result<CommandResult, Failure> {
     let (mut stdout, mut stderr, mut truncated) = (Vec::new(), Vec::new(), false);
-    while let Some(told) = outputs.recv().await {
-        let (kept, bytes) = match told {
+    while let Some(update) = updates.recv().await {
+        let (kept, bytes) = match update {
             ExecUpdate::Output(OutputChunk::Stdout(bytes) | OutputChunk::Tty(bytes)) => (&mut stdout, bytes),
             ExecUpdate::Output(OutputChunk::Stderr(bytes)) => (&mut stderr, bytes),
             ExecUpdate::Failed(failure) => return Err(failure),
-            ExecUpdate::Ended(ended) => {
+            ExecUpdate::Ended(ended, _) => {
                 let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
                 return Ok(CommandResult {
                     ended: ended.into(),
@@ -224,26 +181,28 @@ async fn collect(mut outputs: mpsc::Receiver<ExecUpdate>) -> Result<CommandResul
     Err(Failure::new(Kind::Internal, "the command's task was lost"))
 }
 
-fn stream(pid: u32, outputs: mpsc::Receiver<ExecUpdate>) -> impl IntoResponse {
-    let first = Event::default().event("started").data(serde_json::json!({ "pid": pid }).to_string());
-    let events = futures_util::stream::unfold((Some(first), outputs), |(first, mut outputs)| async move {
-        if let Some(first) = first {
-            return Some((Ok::<_, Infallible>(first), (None, outputs)));
-        }
-        let told = outputs.recv().await?;
-        Some((Ok(event(told)), (None, outputs)))
-    });
+fn stream(followed: FollowedExec) -> impl IntoResponse {
+    let started = serde_json::json!({ "pid": followed.pid });
+    let first = Event::default().event("started").data(started.to_string());
+    let events =
+        futures_util::stream::unfold((Some(first), followed.updates), |(first, mut updates)| async move {
+            if let Some(first) = first {
+                return Some((Ok::<_, Infallible>(first), (None, updates)));
+            }
+            let update = updates.recv().await?;
+            Some((Ok(event(update)), (None, updates)))
+        });
     Sse::new(events).keep_alive(KeepAlive::default())
 }
 
-fn event(told: ExecUpdate) -> Event {
+fn event(update: ExecUpdate) -> Event {
     let output = |name: &str, bytes: &[u8]| {
         Event::default().event(name).data(serde_json::json!({ "base64": STANDARD.encode(bytes) }).to_string())
     };
-    match told {
+    match update {
         ExecUpdate::Output(OutputChunk::Stdout(bytes) | OutputChunk::Tty(bytes)) => output("stdout", &bytes),
         ExecUpdate::Output(OutputChunk::Stderr(bytes)) => output("stderr", &bytes),
-        ExecUpdate::Ended(ended) => {
+        ExecUpdate::Ended(ended, _) => {
             Event::default().event("ended").data(serde_json::json!(CommandEnd::from(ended)).to_string())
         }
         ExecUpdate::Failed(failure) => {
@@ -286,17 +245,25 @@ async fn logs(
 ) -> Result<Json<Page<LogEntry>>, V1Refusal> {
     let app = state.0;
     owned(&app, &caller, &id).await?;
-    let entries = app.blocking(async move |fleet: &fleet::Fleet| {
-        let entries = page::page(fleet.logs(&id)?, &query, |entry| entry.at.clone())?;
-        let shown = |entry: fleet::ExecLogEntry| LogEntry {
+    let (limit, after) = (query.limit()?, query.position()?);
+    let entries = app.blocking(async move |fleet: &Fleet| {
+        // One more than a page holds says whether there is a next page.
+        let entries = fleet.execs().logs(&id, LogRange::After { position: after, limit: limit + 1 })?;
+        Ok(Page::cut(entries, limit, |entry| entry.position.to_string()))
+    });
+    let entries = entries.await?;
+    Ok(Json(Page { items: entries.items.into_iter().map(LogEntry::from).collect(), next: entries.next }))
+}
+
+impl From<ExecLogEntry> for LogEntry {
+    fn from(entry: ExecLogEntry) -> Self {
+        let shown = &entry.output[..entry.output.len().min(ANSWER_LEN_MAX)];
+        Self {
             at: entry.at,
             argv: entry.argv,
             code: entry.code,
-            output: String::from_utf8_lossy(&entry.output[..entry.output.len().min(ANSWER_LEN_MAX)])
-                .into_owned(),
+            output: String::from_utf8_lossy(shown).into_owned(),
             truncated: entry.truncated || entry.output.len() > ANSWER_LEN_MAX,
-        };
-        Ok(Page { items: entries.items.into_iter().map(shown).collect(), next: entries.next })
-    });
-    Ok(Json(entries.await?))
+        }
+    }
 }

@@ -27,6 +27,12 @@ impl PageQuery {
     pub fn limit(&self) -> Result<usize, Failure> {
         limit(self.limit.map(u64::from))
     }
+
+    /// The position behind which the page begins, in a list whose cursors are positions; 0 begins with the first.
+    pub fn position(&self) -> Result<u64, Failure> {
+        let Some(cursor) = &self.cursor else { return Ok(0) };
+        read(cursor)?.parse().map_err(|_| unknown_cursor())
+    }
 }
 
 /// How many, if that many may be asked for.
@@ -54,22 +60,30 @@ pub struct Page<T> {
 pub fn page<T>(items: Vec<T>, query: &PageQuery, key: impl Fn(&T) -> String) -> Result<Page<T>, Failure> {
     let limit = query.limit()?;
     let after = query.cursor.as_deref().map(read).transpose()?;
-    let mut rest = items.into_iter().filter(|item| after.as_ref().is_none_or(|after| key(item) > *after));
-    let items: Vec<T> = rest.by_ref().take(limit).collect();
-    let next = rest.next().and(items.last()).map(|last| URL_SAFE_NO_PAD.encode(key(last)));
-    Ok(Page { items, next })
+    let rest = items.into_iter().filter(|item| after.as_ref().is_none_or(|after| key(item) > *after));
+    Ok(Page::cut(rest, limit, &key))
+}
+
+impl<T> Page<T> {
+    /// The first items of what is left of a list; there is a next page if there are more.
+    pub fn cut(rest: impl IntoIterator<Item = T>, limit: usize, key: impl Fn(&T) -> String) -> Self {
+        let mut rest = rest.into_iter();
+        let items: Vec<T> = rest.by_ref().take(limit).collect();
+        let next = rest.next().and(items.last()).map(|last| URL_SAFE_NO_PAD.encode(key(last)));
+        Self { items, next }
+    }
+}
+
+fn unknown_cursor() -> Failure {
+    Failure::new(Kind::Usage, "the cursor is invalid").hint("take `next` of the page before, or leave it out")
 }
 
 fn read(cursor: &str) -> Result<String, Failure> {
-    let unknown = || {
-        Failure::new(Kind::Usage, "that cursor is none of ours")
-            .hint("take `next` of the page before, or leave it out")
-    };
     if cursor.len() > CURSOR_LEN_MAX {
-        return Err(unknown());
+        return Err(unknown_cursor());
     }
-    let bytes = URL_SAFE_NO_PAD.decode(cursor).map_err(|_| unknown())?;
-    String::from_utf8(bytes).map_err(|_| unknown())
+    let bytes = URL_SAFE_NO_PAD.decode(cursor).map_err(|_| unknown_cursor())?;
+    String::from_utf8(bytes).map_err(|_| unknown_cursor())
 }
 
 #[cfg(test)]

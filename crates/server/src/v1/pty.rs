@@ -291,7 +291,7 @@ async fn list(
     BodyParam(id): BodyParam,
 ) -> Result<Json<TerminalList>, V1Refusal> {
     owned(&state.0, &caller, &id).await?;
-    let tagged = state.0.blocking(async move |fleet: &Fleet| fleet.tagged_execs(&id).await).await?;
+    let tagged = state.0.blocking(async move |fleet: &Fleet| fleet.execs().tagged(&id).await).await?;
     let named = |(tag, pid): (String, u32)| {
         terminal::name_of(&tag).map(|name| Terminal { name: name.to_owned(), pid })
     };

@@ -1,0 +1,79 @@
+//! Control of a command that runs: input, signals, the size of its terminal.
+
+use std::sync::Arc;
+
+use body::{GuestClient, guest::GuestConnection};
+use bytes::Bytes;
+use proto::{
+    Failure,
+    wire::process::{
+        CloseStdinRequest, CloseStdinResponse, ProcessInput, ProcessSelector, SendInputRequest,
+        SendInputResponse, SendSignalRequest, SendSignalResponse, UpdateRequest, UpdateResponse,
+        process_input, process_selector,
+    },
+};
+use tokio::sync::Mutex;
+
+use super::pty;
+use crate::{TtySize, failures};
+
+/// The connection that carries input, opened with the first piece; one piece at a time.
+pub(super) type InputConnection = Arc<Mutex<Option<GuestConnection>>>;
+
+/// Input, signals and size of a command that runs.
+#[derive(Clone)]
+pub struct ExecControl {
+    pub(super) guest: GuestClient,
+    pub(super) pid: u32,
+    pub(super) input: InputConnection,
+    pub(super) tty: bool,
+}
+
+impl ExecControl {
+    /// Sends input; returns when the command has taken it.
+    pub async fn send(&self, bytes: Bytes) -> Result<(), Failure> {
+        let input =
+            if self.tty { process_input::Input::Pty(bytes) } else { process_input::Input::Stdin(bytes) };
+        let request =
+            SendInputRequest { process: self.selector(), input: Some(ProcessInput { input: Some(input) }) };
+        let mut connection = self.input.lock().await;
+        if connection.is_none() {
+            *connection = Some(self.guest.connect_http().await.map_err(failures::guest)?);
+        }
+        let Some(open) = connection.as_mut() else { return Ok(()) };
+        let answer: Result<SendInputResponse, _> = open.ask("/process.Process/SendInput", &request).await;
+        if answer.is_err() {
+            *connection = None;
+        }
+        answer.map(drop).map_err(failures::guest)
+    }
+
+    /// Closes the input.
+    pub async fn close_stdin(&self) -> Result<(), Failure> {
+        // Waits for input that is being sent.
+        let _sending = self.input.lock().await;
+        let request = CloseStdinRequest { process: self.selector() };
+        let answer: Result<CloseStdinResponse, _> =
+            self.guest.ask("/process.Process/CloseStdin", &request).await;
+        answer.map(drop).map_err(failures::guest)
+    }
+
+    /// Sends a signal, by its number.
+    pub async fn signal(&self, signal: i32) -> Result<(), Failure> {
+        let request = SendSignalRequest { process: self.selector(), signal };
+        let answer: Result<SendSignalResponse, _> =
+            self.guest.ask("/process.Process/SendSignal", &request).await;
+        answer.map(drop).map_err(failures::guest)
+    }
+
+    /// Gives the terminal a new size.
+    pub async fn resize(&self, to: TtySize) -> Result<(), Failure> {
+        let request = UpdateRequest { process: self.selector(), pty: Some(pty(to)) };
+        let answer: Result<UpdateResponse, _> = self.guest.ask("/process.Process/Update", &request).await;
+        answer.map(drop).map_err(failures::guest)
+    }
+
+    fn selector(&self) -> Option<ProcessSelector> {
+        Some(ProcessSelector { selector: Some(process_selector::Selector::Pid(self.pid)) })
+    }
+}

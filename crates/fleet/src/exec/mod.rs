@@ -1,0 +1,302 @@
+//! Commands in Bodies: recorded, started through the guest, followed, and recorded again at their end.
+//!
+//! Every command goes through [`Execs::start`], whoever asks for it: the command line, both APIs, envd clients and
+//! terminals. The log has its start before the guest hears of it, and its output and exit at its end.
+//!
+//! Invariant: a command that cannot be recorded does not start.
+//! Invariant: functions here that wait for the disk do so in [`run_blocking`], so they never hold up a server's other tasks.
+
+mod connections;
+mod control;
+mod exit;
+mod log;
+mod recorder;
+mod running;
+
+use std::time::{Duration, Instant};
+
+use body::{
+    BodyDir,
+    dir::ObservedGuest,
+    guest::{ExecStream, GuestConnection, GuestError, ReplayFrom},
+};
+use proto::{
+    BodyId, Draft, Failure, Kind, Layer,
+    connect::{Code, ConnectError},
+    event_data::{ExecEnded, ExecOutcome, ExecStarted},
+    launch::RunRecord,
+    wire::process::{
+        ConnectRequest, ListRequest, ListResponse, ProcessConfig, ProcessSelector, Pty, StartRequest,
+        process_event, process_selector, pty::Size,
+    },
+};
+
+use crate::{ExecRequest, Fleet, Stdin, TtySize, blocking::run_blocking, failures};
+
+pub(crate) use connections::GuestConnections;
+use connections::GuestIdentity;
+pub use control::ExecControl;
+pub(crate) use exit::exit_of;
+pub use log::{ExecLogEntry, LogRange};
+pub use running::{Exec, OutputChunk};
+
+/// How long the supervisor may take to report the end of a guest whose connection broke.
+const END_WAIT: Duration = Duration::from_secs(2);
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// The commands of Bodies.
+#[derive(Debug, Clone, Copy)]
+pub struct Execs<'a> {
+    pub(crate) fleet: &'a Fleet,
+    pub(crate) connections: &'a GuestConnections,
+}
+
+/// Why a command did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The guest refused it, in its own words.
+    #[error("{}", .0.message)]
+    Refused(ConnectError),
+    /// Its start could not be recorded.
+    #[error(transparent)]
+    NotRecorded(Failure),
+    /// The Body does not run, or its guest gave no proper answer.
+    #[error(transparent)]
+    Unreachable(Failure),
+}
+
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Self {
+        match error {
+            StartError::Refused(ConnectError { code, message, reason }) => {
+                failures::guest(GuestError::Refused { code: code.word().to_owned(), message, reason })
+            }
+            StartError::NotRecorded(failure) | StartError::Unreachable(failure) => failure,
+        }
+    }
+}
+
+/// Whether the process that starts a command follows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Following {
+    ToItsEnd,
+    No,
+}
+
+/// What is known of a command when its first event has come.
+struct StartedExec {
+    /// The `seq` of its `exec.started`; 0 if the log has none.
+    seq: u64,
+    pid: u32,
+    layer: Layer,
+    output_max: u64,
+    tty: bool,
+    guest: ObservedGuest,
+    oom_before: u64,
+    began: Instant,
+}
+
+impl<'a> Execs<'a> {
+    /// Starts a command in a Body that runs.
+    pub async fn start(&self, id: &BodyId, request: ExecRequest) -> Result<Exec<'a>, StartError> {
+        let (stream, started) = self.open(id, &request, Following::ToItsEnd).await?;
+        Ok(Exec::new(*self, id, stream, started))
+    }
+
+    /// Starts a command that nothing follows: the log has its start, and neither its output nor its end.
+    pub async fn start_detached(&self, id: &BodyId, request: ExecRequest) -> Result<(), StartError> {
+        self.open(id, &request, Following::No).await.map(drop)
+    }
+
+    async fn open(
+        &self,
+        id: &BodyId,
+        request: &ExecRequest,
+        following: Following,
+    ) -> Result<(ExecStream, StartedExec), StartError> {
+        check_request(request).map_err(StartError::Unreachable)?;
+        let target = run_blocking(|| self.fleet.exec_target(id)).map_err(StartError::Unreachable)?;
+        let reached = self.reach_guest(id, target.running).await;
+        let (guest, connection) = reached.map_err(StartError::Unreachable)?;
+        let recorded = run_blocking(|| -> Result<(u64, u64), Failure> {
+            let oom_before = guest.oom_kills();
+            let event = self.fleet.append(started_event(id, request, following))?;
+            Ok((oom_before, event.seq))
+        });
+        let (oom_before, seq) = recorded.map_err(StartError::NotRecorded)?;
+        let began = Instant::now();
+        let start = start_request(request);
+        let opened = async {
+            await_pid(connection.start(&start, request.user.as_deref(), request.timeout).await?).await
+        };
+        let (stream, pid) = match opened.await {
+            Ok(opened) => opened,
+            Err(error) => return Err(self.record_refusal(id, seq, error).await),
+        };
+        let (layer, output_max, tty) = (target.layer, target.output_max, request.tty.is_some());
+        Ok((stream, StartedExec { seq, pid, layer, output_max, tty, guest, oom_before, began }))
+    }
+
+    /// Follows a command that was started with that tag, by whichever process; none if there is none.
+    ///
+    /// Of a terminal its newest output comes first, so that its screen can be rebuilt.
+    pub async fn attach(&self, id: &BodyId, tag: &str) -> Result<Option<Exec<'a>>, Failure> {
+        let (target, guest) = run_blocking(|| -> Result<_, Failure> {
+            let target = self.fleet.exec_target(id)?;
+            let running = target.running.clone().map_or_else(|| self.fleet.running(id), Ok)?;
+            Ok((target, ObservedGuest::new(None, running)))
+        })?;
+        let oom_before = guest.oom_kills();
+        let began = Instant::now();
+        let selector = ProcessSelector { selector: Some(process_selector::Selector::Tag(tag.to_owned())) };
+        let request = ConnectRequest { process: Some(selector) };
+        let opened =
+            async { await_pid(self.fleet.guest(id).connect(&request, ReplayFrom::Recent).await?).await };
+        let (stream, pid) = match opened.await {
+            Ok(opened) => opened,
+            Err(GuestError::Refused { code, .. }) if code == "not_found" => return Ok(None),
+            Err(error) => return Err(failures::guest(error)),
+        };
+        let (seq, tty) = run_blocking(|| self.find_tagged(id, tag))?.unwrap_or((0, false));
+        let (layer, output_max) = (target.layer, target.output_max);
+        let started = StartedExec { seq, pid, layer, output_max, tty, guest, oom_before, began };
+        Ok(Some(Exec::new(*self, id, stream, started)))
+    }
+
+    /// Tags of the commands that run in a Body, with their pids inside.
+    pub async fn tagged(&self, id: &BodyId) -> Result<Vec<(String, u32)>, Failure> {
+        run_blocking(|| self.fleet.running(id))?;
+        let guest = self.fleet.guest(id);
+        let answer: ListResponse =
+            guest.ask("/process.Process/List", &ListRequest {}).await.map_err(failures::guest)?;
+        Ok(answer.processes.into_iter().filter_map(|process| Some((process.tag?, process.pid))).collect())
+    }
+
+    /// Finds out where a Body runs and connects to its guest, over the connection that the last command left if that leads
+    /// to the same guest. `running` is given for a Body that needs no lookup.
+    async fn reach_guest(
+        &self,
+        id: &BodyId,
+        running: Option<RunRecord>,
+    ) -> Result<(ObservedGuest, GuestConnection), Failure> {
+        let idle = self.connections.take(id);
+        let (guest, identity) = match running {
+            Some(running) => (ObservedGuest::new(None, running), GuestIdentity::Same),
+            None => run_blocking(|| {
+                let dir = BodyDir::at(self.fleet.body_path(id));
+                self.connections.observe(id, &dir, || self.fleet.running(id))
+            })?,
+        };
+        let connection = match idle.filter(|_| identity == GuestIdentity::Same) {
+            Some(connection) => connection,
+            None => match self.fleet.guest(id).connect_http().await {
+                Ok(connection) => connection,
+                Err(error) => return Err(self.guest_failure(id, error).await),
+            },
+        };
+        Ok((guest, connection))
+    }
+
+    /// A guest that cannot be reached is most often the guest of a Body that does not run.
+    async fn guest_failure(&self, id: &BodyId, error: GuestError) -> Failure {
+        match error {
+            error @ (GuestError::Connect(_) | GuestError::Broken(_)) => {
+                // A guest that is ending closes its socket a moment before it is gone.
+                if let Ok(running) = run_blocking(|| self.fleet.running(id)) {
+                    wait_end(&running).await;
+                }
+                run_blocking(|| self.fleet.running(id)).err().unwrap_or_else(|| failures::guest(error))
+            }
+            error => failures::guest(error),
+        }
+    }
+
+    /// Records that the guest did not start a command.
+    async fn record_refusal(&self, id: &BodyId, seq: u64, error: GuestError) -> StartError {
+        let error = match error {
+            // A code of envd's plain HTTP paths is a number; Connect's are words.
+            GuestError::Refused { code, message, reason } if code.parse::<u16>().is_err() => {
+                StartError::Refused(ConnectError { code: Code::from_word(&code), message, reason })
+            }
+            error => StartError::Unreachable(self.guest_failure(id, error).await),
+        };
+        let outcome = ExecOutcome::NotStarted { error: error.to_string() };
+        let _ = run_blocking(|| self.fleet.write(id, ExecEnded { exec: seq, outcome }));
+        error
+    }
+}
+
+/// Waits a moment for the end of a guest whose connection broke; says whether it has ended.
+async fn wait_end(running: &RunRecord) -> bool {
+    let is_alive = || body::dir::alive(running.pid, running.ticks).is_some();
+    let deadline = Instant::now() + END_WAIT;
+    while is_alive() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    true
+}
+
+fn check_request(request: &ExecRequest) -> Result<(), Failure> {
+    if request.argv.is_empty() {
+        return Err(Failure::new(Kind::Usage, "no command was given")
+            .hint("write it after `--`: pal run -- uname -a"));
+    }
+    Ok(())
+}
+
+/// The event that a command is about to start.
+fn started_event(id: &BodyId, request: &ExecRequest, following: Following) -> Draft {
+    let data = ExecStarted {
+        argv: request.argv.clone(),
+        user: request.user.clone(),
+        workdir: request.workdir.clone(),
+        tty: request.tty.is_some(),
+        env: request.env.keys().cloned().collect(),
+        timeout_ms: request.timeout.map(|timeout| timeout.as_millis() as u64),
+        tag: request.tag.clone(),
+        by: request.by.clone(),
+        detached: following == Following::No,
+    };
+    Draft::about(id, data)
+}
+
+/// The request to the guest.
+fn start_request(request: &ExecRequest) -> StartRequest {
+    let (command, arguments) = request
+        .argv
+        .split_first()
+        .map_or((String::new(), Vec::new()), |(command, rest)| (command.clone(), rest.to_vec()));
+    StartRequest {
+        process: Some(ProcessConfig {
+            cmd: command,
+            args: arguments,
+            envs: request.env.clone().into_iter().collect(),
+            cwd: request.workdir.clone(),
+        }),
+        pty: request.tty.map(pty),
+        tag: request.tag.clone(),
+        stdin: Some(request.stdin == Stdin::Open),
+    }
+}
+
+async fn await_pid(mut stream: ExecStream) -> Result<(ExecStream, u32), GuestError> {
+    let pid = body::guest::with_timeout(read_pid(&mut stream)).await??;
+    Ok((stream, pid))
+}
+
+async fn read_pid(stream: &mut ExecStream) -> Result<u32, GuestError> {
+    loop {
+        match stream.next().await?.and_then(|event| event.event) {
+            Some(process_event::Event::Start(start)) => return Ok(start.pid),
+            Some(process_event::Event::Keepalive(_)) => {}
+            _ => return Err(GuestError::Protocol("the first event is not a start".into())),
+        }
+    }
+}
+
+fn pty(size: TtySize) -> Pty {
+    Pty { size: Some(Size { cols: size.cols.into(), rows: size.rows.into() }) }
+}
