@@ -1,4 +1,5 @@
-//! A database that anybody wrote: errors and findings, never a panic; and a log that is called whole is whole.
+//! A database with any contents: the reader returns errors and findings, never panics, and a log that
+//! verifies is valid.
 #![no_main]
 
 use std::{fs, path::PathBuf, sync::LazyLock};

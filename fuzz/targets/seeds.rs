@@ -1,6 +1,6 @@
 //! Writes a first few inputs for each target below `$SEEDS`; run with `-runs=0`.
 //!
-//! A fuzz target in form only: whatever is built with coverage counters links only with libFuzzer.
+//! It is a fuzz target only in form: a program with coverage counters links only with libFuzzer.
 #![no_main]
 
 use std::{env, fs, path::Path};
@@ -74,14 +74,14 @@ fn draft() -> Draft {
     Draft::about(&id, ConfigChanged { settings: [("odd".to_owned(), value)].into() })
 }
 
-/// The bytes of a database, all of it in the one file.
+/// The bytes of a database in one file.
 fn log(events: usize) -> Vec<u8> {
     let dir = env::temp_dir().join(format!("palisade-fuzz-seed-{}", std::process::id()));
     fs::create_dir_all(&dir).expect("a directory can be made");
     let store = Store::open(&dir, Durability::Process).expect("a store");
     store.append_all((0..events).map(|_| draft()).collect()).expect("events");
     drop(store);
-    // A plain connection writes the WAL back as it closes; ours leaves a short one.
+    // A plain connection writes the WAL back as it closes; the store's leaves a short one.
     let plain = rusqlite::Connection::open(dir.join(store::FILE)).expect("a database");
     plain.query_row("SELECT count(*) FROM events", [], |_| Ok(())).expect("a table");
     drop(plain);

@@ -1,4 +1,4 @@
-//! Copying in and out: what arrives is what was sent, and nothing is written where it was not asked for.
+//! Copying in and out: what arrives is what was sent, and nothing is written outside of the target.
 
 use std::{
     ffi::OsStr,
@@ -10,7 +10,7 @@ use std::{
 use proto::Kind;
 use testkit::{Bodies, body_test};
 
-/// A tree of the host with everything `cp` should carry.
+/// A tree of the host with everything that `cp` should copy.
 fn furnish(top: &Path) {
     fs::create_dir_all(top.join("dir/empty")).unwrap();
     fs::write(top.join("dir/plain"), "plain\n").unwrap();
@@ -136,7 +136,8 @@ async fn a_link_inside_never_leads_a_copy_out_of_the_body(t: Bodies) {
     fs::write(outside.join("victim"), "untouched").unwrap();
     fs::write(t.dir().join("evil"), "evil").unwrap();
     let place = outside.display();
-    // In: a directory inside that is a link to a path of the host means that path inside, or nothing.
+    // In: a directory in the Body that is a symbolic link to a host path means that path in the Body, or
+    // nothing.
     t.sh(&body, &format!("ln -s {place} ~/door; ln -s {place}/victim ~/file; ln -s / ~/root")).await.ok();
     for target in [
         "/home/user/door/victim".to_owned(),
@@ -148,7 +149,7 @@ async fn a_link_inside_never_leads_a_copy_out_of_the_body(t: Bodies) {
         let _ = t.fleet().files().copy_in(&body, &t.dir().join("evil"), &target).await;
     }
     assert_eq!(fs::read_to_string(outside.join("victim")).unwrap(), "untouched");
-    // Out: links of the host are not followed on the Body's word either.
+    // Out: links of the Body to host paths are not followed either.
     fs::write(outside.join("secret"), "secret of the host").unwrap();
     t.sh(&body, &format!("ln -s {place}/secret ~/peek")).await.ok();
     let out = t.dir().join("peeked");
@@ -165,7 +166,7 @@ async fn a_tree_swapped_while_it_is_copied_writes_nothing_outside(t: Bodies) {
     let outside = t.dir().join("outside");
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("f"), "untouched").unwrap();
-    // A directory that is a link to the host's at every other moment.
+    // A directory that alternates with a symbolic link to the host's directory.
     let swap = format!(
         "mkdir -p ~/t/a; for i in 1 2 3 4 5 6 7 8; do echo evil > ~/t/a/f; echo evil > ~/t/a/$i; done; ln -s {} ~/t/link
          perl -e 'chdir \"/home/user/t\"; while (1) {{ syscall(316, -100, $_[0]=\"a\", -100, $_[1]=\"link\", 2) }}' >/dev/null 2>&1 & echo $!",
@@ -197,7 +198,7 @@ async fn a_copy_onto_a_link_of_the_host_does_not_follow_it_below(t: Bodies) {
     let outside = t.dir().join("outside");
     fs::create_dir(&outside).unwrap();
     t.sh(&body, "mkdir -p ~/t/sub; echo evil > ~/t/sub/f").await.ok();
-    // What a former copy brought: a link where this one has a directory.
+    // An earlier copy left a link where this one has a directory.
     let out = t.dir().join("out");
     fs::create_dir(&out).unwrap();
     symlink(&outside, out.join("sub")).unwrap();

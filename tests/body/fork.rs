@@ -1,4 +1,4 @@
-//! Forks and snapshots: the files as they were, private from then on.
+//! Forks and snapshots: the files of one moment, private from then on.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use fleet::{Create, Force, Status};
 use proto::{BodyId, Kind};
 use testkit::{Bodies, body_test};
 
-/// Everything a file system can hold that a copy can lose.
+/// Everything that a file system can hold and a copy can lose.
 const FURNISH: &str = r#"
     cd ~ && umask 022
     echo plain > plain; echo secret > private; chmod 600 private; mkdir -m 1777 sticky; echo run > tool; chmod 755 tool
@@ -19,7 +19,7 @@ const FURNISH: &str = r#"
     perl -e 'my $n = (`uname -m` =~ /x86_64/) ? 188 : 5; my ($p, $k, $v) = ("plain", "user.note", "kept"); syscall($n, $p, $k, $v, 4, 0) == 0 or die $!'
 "#;
 
-/// A description of all that, the same in the original and in every true copy.
+/// A description of all that, equal in the original and in every true copy.
 const DESCRIBE: &str = r#"
     cd ~
     find . -mindepth 1 \( -type l -printf '%P %y %l\n' \) -o \( -type d -printf '%P %y %m %U\n' \) -o -printf '%P %y %m %U %n %s %TY\n' | LC_ALL=C sort | cat -v
@@ -87,7 +87,7 @@ async fn what_is_deleted_and_renamed_stays_so_in_forks(t: Bodies) {
         .await
         .ok();
     let child = fork(&t, &body).await;
-    // Now all of this is in a lower: deleting makes whiteouts, replacing makes opaque directories.
+    // Now all of this is in a lower layer: deleting makes whiteouts, replacing makes opaque directories.
     t.sh(
         &child,
         "rm ~/doomed; mv ~/a ~/z && echo 2 >> ~/z/b/f; rm -r ~/full; mkdir ~/full; echo new > ~/full/new",
@@ -109,7 +109,9 @@ async fn what_is_deleted_and_renamed_stays_so_in_forks(t: Bodies) {
     );
 }
 
-#[body_test(except(user = "only root of a Body changes what the host shows; the account's test does"))]
+#[body_test(except(
+    user = "only root of a Body can change files of the host's directories; the account's test covers that"
+))]
 async fn changes_to_what_the_host_shows_are_forked_too(t: Bodies) {
     let body = t.create().await;
     let root = |script: &str| fleet::ExecRequest {
@@ -162,7 +164,7 @@ async fn many_forks_are_private_and_outlive_their_parent(t: Bodies) {
     );
 }
 
-#[body_test(except(microvm = "a machine that passes has its files on a disk, too, and can be forked"))]
+#[body_test(except(microvm = "a `pal run` microVM has its files on a disk, too, and can be forked"))]
 async fn impossible_forks_are_refused(t: Bodies) {
     let body = t.create().await;
     for count in [0, 1001, u32::MAX] {
@@ -193,7 +195,7 @@ async fn a_snapshot_is_a_template_by_id_and_by_name(t: Bodies) {
     assert_eq!(describe(&t, kept.id()).await, described, "it outlives the Body it was taken of");
 }
 
-#[body_test(except(microvm = "a machine's snapshot is whole in itself; none stands on another"))]
+#[body_test(except(microvm = "a snapshot of a microVM is complete in itself and depends on no other"))]
 async fn a_snapshot_that_somebody_stands_on_stays(t: Bodies) {
     let body = t.create().await;
     let first = t.fleet().snapshot(&body, Some("first".into())).await.unwrap();
@@ -227,7 +229,7 @@ async fn names_of_snapshots_are_plain_and_unique(t: Bodies) {
     assert_eq!(t.fleet().snapshots().unwrap().len(), 1);
 }
 
-#[body_test(except(microvm = "a machine's fork holds its memory and its whole disk as it was written"))]
+#[body_test(except(microvm = "a fork of a microVM holds its memory and its whole disk"))]
 async fn a_fork_costs_what_was_changed_and_not_what_is_below(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "head -c 64M /dev/urandom > ~/large").await.ok();
@@ -246,7 +248,7 @@ async fn a_fork_costs_what_was_changed_and_not_what_is_below(t: Bodies) {
     assert_eq!(t.sh(&second, "cat ~/small; stat -c %s ~/large").await.ok(), format!("small\n{}", 64 << 20));
 }
 
-/// Bytes on the disk of all Bodies and snapshots.
+/// Bytes on disk of all Bodies and snapshots.
 fn kept(t: &Bodies) -> u64 {
     fn below(path: &std::path::Path) -> u64 {
         let own = std::fs::symlink_metadata(path)

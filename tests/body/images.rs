@@ -1,4 +1,4 @@
-//! Images of registries: brought, proved, unpacked; and registries that lie.
+//! Images of registries: pulled, verified, unpacked; and registries that lie.
 
 use std::sync::Mutex;
 
@@ -40,7 +40,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Three layers in three formats: a root, changes to it, what hides some of both.
+/// Three layers in three formats: a root, changes to it, and whiteouts of both.
 fn layers() -> Vec<ImageLayer> {
     vec![
         ImageLayer(GZIP, gzip(&roots::small())),
@@ -71,7 +71,7 @@ fn layers() -> Vec<ImageLayer> {
     ]
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn an_image_becomes_a_template_layer_by_layer(t: Bodies) {
     let registry = TestRegistry::open();
     let parts = image(
@@ -88,7 +88,7 @@ async fn an_image_becomes_a_template_layer_by_layer(t: Bodies) {
         t.sh(view.id(), look).await.ok().replace('\n', " "),
         "/srv 1000 green twosrv/new opt/deep/c gone"
     );
-    // The same again, by digest: nothing is brought twice.
+    // The same image by digest: nothing is downloaded twice.
     let again = Image::new(format!("{}/some/thing@{}", registry.host(), digest(&parts.manifest)));
     let said = fine(import(&t, "again", &again).await);
     assert_eq!(said.iter().filter(|line| line.ends_with("here already")).count(), 3, "{said:?}");
@@ -103,11 +103,11 @@ async fn an_image_becomes_a_template_layer_by_layer(t: Bodies) {
     assert!(t.fleet().templates().view("missing").is_err(), "a template without a build is left");
 }
 
-/// More than a machine has devices: some of its images hold several layers, and what hides something is still nearer
-/// than what it hides.
+/// More layers than a microVM has devices: some images hold several layers, and a whiteout is still above the
+/// files that it hides.
 #[body_test(except(
     process = "its overlay needs no devices",
-    user = "a root of its own needs subordinate ids"
+    user = "a root file system of its own needs subordinate ids"
 ))]
 async fn forty_layers_are_one_root(t: Bodies) {
     let mut layers = vec![ImageLayer(TAR, roots::small())];
@@ -117,12 +117,12 @@ async fn forty_layers_are_one_root(t: Bodies) {
         let mut entries: Vec<(&str, &[u8])> = vec![(&own, word.as_bytes()), ("etc/word", word.as_bytes())];
         match index {
             10 => entries.extend([("opt/deep/a", &b"a"[..]), ("opt/gone", b"x"), ("srv/dir/old", b"x")]),
-            // Next to what it hides, in the same image.
+            // A whiteout next to the file that it hides, in the same image.
             11 => entries.push(("opt/.wh.gone", b"")),
-            // Far above it, in another.
+            // A whiteout far above, in another image.
             30 => entries.extend([("srv/dir/.wh..wh..opq", &b""[..]), ("srv/dir/new", b"new")]),
             31 => entries.push(("opt/gone", b"back")),
-            // The whole directory, and then something in its place.
+            // A whiteout of the whole directory, and then a new one in its place.
             35 => entries.push(("opt/.wh.deep", b"")),
             36 => entries.push(("opt/deep/b", b"b")),
             _ => {}
@@ -136,7 +136,7 @@ async fn forty_layers_are_one_root(t: Bodies) {
     let look = "cat /etc/word; cd /; echo; set -- srv/own/*; echo $#; echo srv/dir/* opt/deep/*; cat opt/gone; echo; cat srv/own/1";
     let seen = t.sh(view.id(), look).await.ok().replace('\n', " ");
     assert_eq!(seen, "39 39 srv/dir/new opt/deep/b back 1");
-    // What a Body changes is above them all.
+    // The Body's own changes are above all layers.
     let change = "rm /srv/dir/new && echo mine > /opt/gone && ls /srv/dir; cat /opt/gone";
     let request = ExecRequest { user: Some("root".into()), ..ExecRequest::new(["sh", "-c", change]) };
     assert_eq!(t.exec(view.id(), request).await.ok(), "mine");
@@ -147,7 +147,7 @@ fn as_an_account_with_subordinate_ids() {
     run_as_account("body::images::an_image_becomes_a_template_layer_by_layer::process");
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn the_platform_is_chosen_and_the_door_opened(t: Bodies) {
     let registry = TestRegistry::closed();
     let mine = image(&[ImageLayer(TAR, roots::small())], json!({}));
@@ -181,10 +181,10 @@ async fn the_platform_is_chosen_and_the_door_opened(t: Bodies) {
     assert!(import(&t, "single", &single).await.unwrap_err().to_string().contains("is for linux/s390x"));
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn a_build_begins_with_an_image_and_finds_its_account_there(t: Bodies) {
     let registry = TestRegistry::open();
-    // An id of its own that is taken, and no `user`.
+    // The id 1000 is taken, and there is no `user`.
     let accounts = roots::files(&[
         ("etc/passwd", b"root:x:0:0::/root:/bin/sh\nnode:x:1000:1000::/home/node:/bin/sh\n"),
         ("etc/group", b"root:x:0:\nnode:x:1000:\n"),
@@ -237,7 +237,7 @@ async fn a_build_begins_with_an_image_and_finds_its_account_there(t: Bodies) {
     assert_eq!(said.iter().filter(|line| *line == "CACHED").count(), 2, "{said:?}");
 }
 
-/// A registry with one image that tells the truth but where `lie` says otherwise.
+/// A registry with one image that answers honestly except where `lie` answers.
 fn liar(
     parts: &ImageParts,
     lie: impl Fn(&RecordedRequest, &ImageParts) -> Option<CannedResponse> + Send + Sync + 'static,
@@ -263,7 +263,7 @@ fn is_layer(asked: &RecordedRequest, parts: &ImageParts) -> bool {
     asked.path.ends_with(&parts.blobs[0].0)
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn a_registry_that_lies_gets_nothing_in(t: Bodies) {
     let honest = image(&[ImageLayer(TAR, roots::small())], json!({}));
     let control = liar(&honest, |_, _| None);
@@ -313,11 +313,11 @@ async fn a_registry_that_lies_gets_nothing_in(t: Bodies) {
         let failure = import(&t, "lies", &of(&liar(&honest, lie))).await.unwrap_err();
         assert!(failure.to_string().contains(expected), "{expected}: {failure}");
     }
-    // By digest, a manifest proves itself.
+    // A manifest that is requested by digest is verified by it.
     let forged = liar(&honest, |_, _| None);
     let asked = Image::new(format!("{}/x@{}", forged.host(), digest(b"another")));
     assert!(import(&t, "lies", &asked).await.unwrap_err().to_string().contains("something else than"));
-    // Layers that are what they claim, and hostile.
+    // Layers with correct digests and hostile contents.
     let bomb = {
         let mut builder =
             tar::Builder::new(flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best()));
@@ -339,7 +339,7 @@ async fn a_registry_that_lies_gets_nothing_in(t: Bodies) {
         let said = testkit::explain(&failure);
         assert!(said.contains(expected), "{expected}: {said}");
     }
-    // Nothing of all that is left but what may go on.
+    // Nothing is left but downloads that may continue.
     assert!(t.fleet().templates().list().unwrap().is_empty());
     t.fleet().garbage().collect(GcMode::Remove).await.unwrap();
     for dir in ["layers", "images"] {
@@ -353,7 +353,7 @@ async fn a_registry_that_lies_gets_nothing_in(t: Bodies) {
     }
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn what_broke_off_goes_on_and_secrets_stay_where_they_belong(t: Bodies) {
     let parts = image(&[ImageLayer(TAR, roots::small())], json!({}));
     // The other server, to which blobs are redirected: it breaks off once, in the middle.
@@ -416,7 +416,7 @@ async fn what_broke_off_goes_on_and_secrets_stay_where_they_belong(t: Bodies) {
     assert!(!format!("{log:?}").contains("hidden"));
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn whoever_asks_from_outside_reaches_no_registry_inside(t: Bodies) {
     let registry = TestRegistry::open();
     registry.push("x", "y", &image(&[ImageLayer(TAR, roots::small())], json!({})));
@@ -434,12 +434,12 @@ async fn whoever_asks_from_outside_reaches_no_registry_inside(t: Bodies) {
     );
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn whoever_a_redirect_leads_to_is_not_told_the_password(t: Bodies) {
     let parts = image(&[ImageLayer(TAR, roots::small())], json!({}));
     let tokens = ScriptedServer::start(|_| CannedResponse::ok(br#"{"token":"pass"}"#.to_vec()));
     let realm = tokens.host();
-    // It wants a pass of its own, from its own door.
+    // The redirect target requires a token of its own.
     let store = ScriptedServer::start(move |_| CannedResponse {
         status: 401,
         headers: vec![format!("WWW-Authenticate: Bearer realm=\"http://{realm}/token\"")],
@@ -459,7 +459,7 @@ async fn whoever_a_redirect_leads_to_is_not_told_the_password(t: Bodies) {
     assert!(tokens.asked().is_empty(), "{:?}", tokens.asked());
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn a_layer_may_come_twice(t: Bodies) {
     let nothing = || ImageLayer(TAR, roots::files(&[]));
     let word = ImageLayer(TAR, roots::files(&[("etc/word", b"one")]));
@@ -474,7 +474,7 @@ async fn a_layer_may_come_twice(t: Bodies) {
     assert_eq!(t.sh(view.id(), "cat /etc/word").await.ok(), "one");
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn a_registry_that_stands_still_keeps_nobody_from_the_same_layer_of_another(t: Bodies) {
     let parts = image(&[ImageLayer(TAR, roots::small())], json!({}));
     let (release, held) = std::sync::mpsc::channel::<()>();
@@ -485,7 +485,7 @@ async fn a_registry_that_stands_still_keeps_nobody_from_the_same_layer_of_anothe
         }
         None
     });
-    // Let go before the registry is, also when this test fails.
+    // Released before the registry, also when this test fails.
     let release = release;
     let quick = liar(&parts, |_, _| None);
     let (from_slow, from_quick) = (of(&slow), of(&quick));

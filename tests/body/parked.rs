@@ -1,4 +1,4 @@
-//! Bodies made before they are asked for: the same Bodies, sooner, and nobody's until then.
+//! Pooled Bodies: equal to other Bodies, ready sooner, and unclaimed until a request.
 
 use fleet::{Create, Durability, ExecRequest, Fleet, FleetConfig, Force, GcMode, Status};
 use proto::{BodyId, Event};
@@ -8,7 +8,7 @@ fn serving(t: &Bodies) -> Fleet {
     Fleet::open_to_serve(FleetConfig { data: t.data(), durability: Durability::Process }).unwrap()
 }
 
-/// Directories of Bodies that were never asked for.
+/// Directories of pooled Bodies that no request has claimed.
 fn waiting(t: &Bodies) -> Vec<String> {
     let entries = std::fs::read_dir(t.data().join("bodies")).unwrap().flatten();
     let parked = entries
@@ -32,7 +32,7 @@ async fn says(fleet: &Fleet, id: &BodyId, script: &str) -> String {
     String::from_utf8(said).unwrap().trim().to_owned()
 }
 
-#[body_test(except(microvm = "machines are not parked: a warm one is thawed instead"))]
+#[body_test(except(microvm = "microVMs have a pool of their own: tests/microvm/spares.rs"))]
 async fn a_body_that_waited_is_a_body_like_any_other(t: Bodies) {
     let fleet = serving(&t);
     let ask = || Create { env: [("COLOUR".into(), "green".into())].into(), ..t.kept() };
@@ -56,7 +56,7 @@ async fn a_body_that_waited_is_a_body_like_any_other(t: Bodies) {
     t.second().remove(made.id(), Force::Yes).await.unwrap();
 }
 
-#[body_test(except(microvm = "machines are not parked: a warm one is thawed instead"))]
+#[body_test(except(microvm = "microVMs have a pool of their own: tests/microvm/spares.rs"))]
 async fn who_asks_for_something_else_gets_something_else(t: Bodies) {
     let fleet = serving(&t);
     for _ in 0..2 {
@@ -75,7 +75,7 @@ async fn who_asks_for_something_else_gets_something_else(t: Bodies) {
     fleet.remove(made.id(), Force::Yes).await.unwrap();
 }
 
-#[body_test(except(microvm = "machines are not parked: a warm one is thawed instead"))]
+#[body_test(except(microvm = "microVMs have a pool of their own: tests/microvm/spares.rs"))]
 async fn what_waits_is_nobodys_garbage_and_ends_with_its_owner(t: Bodies) {
     let fleet = serving(&t);
     for _ in 0..2 {
@@ -89,7 +89,7 @@ async fn what_waits_is_nobodys_garbage_and_ends_with_its_owner(t: Bodies) {
     assert!(waiting(&t).is_empty());
 }
 
-#[body_test(except(microvm = "machines are not parked: a warm one is thawed instead"))]
+#[body_test(except(microvm = "microVMs have a pool of their own: tests/microvm/spares.rs"))]
 async fn one_that_died_while_it_waited_is_not_handed_out(t: Bodies) {
     let fleet = serving(&t);
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! Templates: a root of its own under a Body, with everything else as it always is.
+//! Templates: a root file system of its own below a Body; everything else stays the same.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ fn of(template: &str, request: Create) -> Create {
     Create { template: template.into(), ..request }
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn a_body_has_the_templates_root_and_settings(t: Bodies) {
     let env = [("COLOUR".to_owned(), "green".to_owned())].into();
     import(
@@ -33,7 +33,7 @@ async fn a_body_has_the_templates_root_and_settings(t: Bodies) {
             t.sh(id, "id -u; echo $COLOUR; pwd; ls /").await.ok().lines().take(3).collect::<Vec<_>>(),
             ["1000", "green", "/tmp"]
         );
-        // Nothing of the host's root is there.
+        // No file of the host's root is there.
         assert_eq!(t.sh(id, "ls /usr/bin /opt /home 2>/dev/null | cat").await.ok(), "/home:\nuser");
         assert_eq!(
             t.sh(id, "cat /etc/hostname; ls -d /proc/1 /dev/null /sys/devices; stat -c %a /tmp").await.ok(),
@@ -48,7 +48,7 @@ async fn a_body_has_the_templates_root_and_settings(t: Bodies) {
             ..ExecRequest::new(["sh", "-c", "id -u; touch /bin/new && stat -c %u /bin/new /bin/cat"])
         };
         assert_eq!(t.exec(id, root).await.ok(), "0\n0\n0");
-        // The template itself is as it was.
+        // The template itself is unchanged.
         let other = t.make(of("small", t.passing())).await;
         assert_eq!(t.sh(other.id(), "ls /bin/new ~/file 2>&1 | head -c 0; echo none").await.ok(), "none");
         t.fleet().remove(other.id(), Force::Yes).await.unwrap();
@@ -56,8 +56,8 @@ async fn a_body_has_the_templates_root_and_settings(t: Bodies) {
 }
 
 #[body_test(except(
-    user = "a root of its own needs subordinate ids",
-    microvm = "root of a machine has all of its own kernel: the wall is around the machine"
+    user = "a root file system of its own needs subordinate ids",
+    microvm = "root of a microVM has all rights over its own kernel; the boundary is around the microVM"
 ))]
 async fn setuid_programs_work_only_where_the_template_says_so(t: Bodies) {
     import(&t, "plain", TemplateSettings::default());
@@ -75,12 +75,13 @@ async fn setuid_programs_work_only_where_the_template_says_so(t: Bodies) {
     let said = up(trusting.id()).await.ok();
     assert!(said.starts_with("0\n"), "{said}");
     assert!(said.contains("NoNewPrivs: 0") && said.contains("Seccomp: 2"), "{said}");
-    // Eight capabilities, over the Body's own: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE.
+    // Eight capabilities over the Body's own resources: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID,
+    // SETUID, NET_BIND_SERVICE.
     assert!(said.contains("CapBnd: 00000000000004fb") && said.contains("CapEff: 00000000000004fb"), "{said}");
     let record = trusting.enforcement.get("no new privileges").expect("it stands in the record");
     assert_eq!(record.state, MechanismStatus::Absent);
     assert!(record.reason.contains("sudo"), "{}", record.reason);
-    // All else holds as it does without.
+    // All other mechanisms are as without `sudo`.
     for held in &plain.enforcement.mechanisms {
         let with = trusting.enforcement.get(&held.name).expect("the same mechanisms");
         assert!(
@@ -90,13 +91,13 @@ async fn setuid_programs_work_only_where_the_template_says_so(t: Bodies) {
             with.state
         );
     }
-    // The guest keeps nothing that it needed only to lock itself in.
+    // The guest has dropped the capability that it needed to install its own filter.
     assert!(
         t.sh(trusting.id(), "cat /proc/1/status | head -60").await.ok().contains("CapEff:\t00000000000004fb")
     );
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn snapshots_forks_and_starts_stand_on_it_also_when_it_is_gone(t: Bodies) {
     import(&t, "small", TemplateSettings::default());
     let view = t.make(of("small", t.kept())).await;
@@ -142,8 +143,8 @@ async fn snapshots_forks_and_starts_stand_on_it_also_when_it_is_gone(t: Bodies) 
     );
 }
 
-/// A Body's own upper is hostile when it is started again: nothing is written through links in it.
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+/// A Body's own upper is hostile at the next start: the launcher writes through no link in it.
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn what_a_body_made_of_its_root_leads_nowhere_at_the_next_start(t: Bodies) {
     import(&t, "small", TemplateSettings::default());
     let view = t.make(of("small", t.kept())).await;
@@ -164,7 +165,7 @@ async fn what_a_body_made_of_its_root_leads_nowhere_at_the_next_start(t: Bodies)
     started.unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn what_the_template_starts_runs_and_is_waited_for(t: Bodies) {
     let start = StartCommand {
         command: Some("sleep 0.3; touch /tmp/up; exec sleep 1000".into()),
@@ -187,11 +188,11 @@ async fn what_the_template_starts_runs_and_is_waited_for(t: Bodies) {
             ..TemplateSettings::default()
         },
     );
-    // A command that fails is the template's own affair; only readiness is waited for.
+    // A failing start command is the template's problem; only readiness is awaited.
     t.make(of("broken", t.passing())).await;
 }
 
-#[body_test(except(root = "root can map what it likes"))]
+#[body_test(except(root = "root can map any ids"))]
 async fn without_subordinate_ids_the_error_says_what_to_do(t: Bodies) {
     if body::ids::of_layers().is_ok() {
         return testkit::skip::skip("without subordinate ids");
@@ -205,7 +206,7 @@ async fn without_subordinate_ids_the_error_says_what_to_do(t: Bodies) {
     assert!(failure.hints.iter().any(|hint| hint.contains("subuid")), "{:?}", failure.hints);
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn names_and_tags_move_and_builds_stay(t: Bodies) {
     import(
         &t,
@@ -238,8 +239,8 @@ async fn names_and_tags_move_and_builds_stay(t: Bodies) {
     assert_eq!(t.fleet().templates().tag("app", &["a b".into()]).unwrap_err().kind, Kind::Usage);
 }
 
-/// Archives that anybody may have made stay inside their layer.
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+/// Hostile archives stay inside their layer.
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn a_hostile_archive_writes_nothing_outside(t: Bodies) {
     let mark = format!("palisade-mark-{}", std::process::id());
     let mut builder = tar::Builder::new(Vec::new());
@@ -266,7 +267,7 @@ async fn a_hostile_archive_writes_nothing_outside(t: Bodies) {
     assert!(!std::path::Path::new("/tmp").join(&mark).exists());
     let names = testkit::leaks::entries(&t.data().join("layers"));
     assert_eq!(names.iter().filter(|name| !name.contains("lock")).count(), 1);
-    // One that is cut or too long leaves nothing.
+    // A truncated or too long archive leaves nothing.
     let cut = &roots::small()[..100_000];
     assert!(t.fleet().builds().import_template("cut", "a test", TemplateSettings::default(), cut).is_err());
     assert_eq!(testkit::leaks::entries(&t.data().join("layers")).len(), names.len());
