@@ -97,7 +97,7 @@ async fn a_spare_becomes_whose_it_is_given_to(t: Bodies) {
     assert!(behind < Duration::from_secs(60), "its clock goes on: {behind:?}");
     assert_ne!(machine_id, says(&fleet, first.id(), "cat /etc/machine-id").await);
     let kinds: Vec<String> =
-        fleet.events(0, Some(taken.id()), 3).unwrap().into_iter().map(|event| event.kind).collect();
+        fleet.log().events(0, Some(taken.id()), 3).unwrap().into_iter().map(|event| event.kind).collect();
     assert_eq!(kinds, ["body.created", "body.started", "exec.started"]);
     // A snapshot works as for any other: the channel was never stopped in between.
     let fork = fleet.fork(taken.id(), 1).await.unwrap().remove(0);
@@ -132,7 +132,7 @@ async fn who_asks_for_another_machine_gets_another_and_none_means_none(t: Bodies
     let limits = fleet::LimitRequest { memory: Some(memory), ..asked(&t).limits };
     let other = fleet.create(Create { limits, ..asked(&t) }).await.unwrap();
     assert_eq!((how(&other), other.spec.limits.memory), ("thaw", memory));
-    fleet.set_setting(Setting::PoolSize, "0").unwrap();
+    fleet.settings().set(Setting::PoolSize, "0").unwrap();
     wait::within(SPARE_PATIENCE, "the spare goes", || {
         (fleet.pooled() == 0 && waiting(&t).is_empty()).then_some(())
     })
@@ -143,8 +143,8 @@ async fn who_asks_for_another_machine_gets_another_and_none_means_none(t: Bodies
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!((fleet.pooled(), hypervisors()), (0, 3), "nobody makes one any more");
     assert!(
-        fleet.set_setting(Setting::PoolSize, "99").is_err()
-            && fleet.set_setting(Setting::PoolSize, "-1").is_err()
+        fleet.settings().set(Setting::PoolSize, "99").is_err()
+            && fleet.settings().set(Setting::PoolSize, "-1").is_err()
     );
     for view in [first, other, third] {
         fleet.remove(view.id(), Force::Yes).await.unwrap();

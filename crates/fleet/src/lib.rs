@@ -22,10 +22,13 @@ mod heard;
 mod images;
 pub mod lease;
 mod lifecycle;
+mod log;
+mod migrate;
 mod mounts;
 mod place;
 mod pool;
 mod receipt;
+pub mod records;
 mod request;
 mod settings;
 mod shutdown_wait;
@@ -39,15 +42,15 @@ mod work;
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use body::process::{LaunchContext, Launcher, SupervisorHandle};
 use data::Prestart;
 use drivers::Drivers;
 use pool::Pool;
-use proto::{BodyId, Draft, Event, Failure, Kind, Spec, launch::RunRecord};
-use store::Store;
+use proto::{BodyId, Draft, Event, Failure, Spec, launch::RunRecord};
+use store::Records;
 
 pub use access::{GuestAccess, ResourceUsage};
 pub use body::{
@@ -59,7 +62,7 @@ pub use data::FleetConfig;
 pub use doctor::{DoctorReport, LayerCheck};
 pub use drivers::DriverMaker;
 pub use egress::{EgressProxies, check_rules, registries};
-pub use events::{ExecLogEntry, LogVerdict};
+pub use events::ExecLogEntry;
 pub use exec::{Exec, ExecControl, OutputChunk};
 pub use gc::{GarbageCollector, GcMode};
 pub use heard::ExecReport;
@@ -67,11 +70,12 @@ pub use images::{
     Image, ImageProfile, ImagePuller, Platform, PrivateAddresses, PulledImage, RegistryAccess,
     RegistryCredentials,
 };
-pub use lease::{Lease, Rest, Then};
+pub use lease::{Lease, Leases, Rest, Then};
 pub use lifecycle::{Force, describe_end};
+pub use log::Log;
 pub use request::{Create, ExecRequest, Stdin, TtySize};
-pub use settings::{Setting, Settings};
-pub use store::{Durability, clock};
+pub use settings::{Setting, Settings, SettingsRecord};
+pub use store::{Durability, EventOrder, EventQuery, ExecFilter, LogVerdict, clock};
 pub use templates::{
     BASE, BaseImage, BuildJob, BuildRequest, BuildState, BuildStep, Builds, INTERPRETER, Instruction,
     LogLine, ProgressFn, STEPS_MAX, TemplateView, Templates, check_tags,
@@ -95,9 +99,9 @@ pub struct Fleet {
     data: PathBuf,
     /// What tokens are made of.
     key: String,
-    durability: Durability,
-    /// Opened when it is first needed.
-    store: OnceLock<Store>,
+    log: Log,
+    /// Opened when they are first used.
+    records: Arc<dyn Records>,
     launch_context: Arc<LaunchContext>,
     /// Keepers that are this process's children: to be waited for, and for some Bodies the thread they hang by.
     owned: Mutex<HashMap<BodyId, OwnedBody>>,
@@ -117,8 +121,6 @@ pub struct Fleet {
     pool: Option<Pool>,
     /// Keepers that cleared their Body away and are about to exit.
     leaving: Mutex<Vec<SupervisorHandle>>,
-    /// Held while a lease changes.
-    leases: Mutex<()>,
     /// Locks of Bodies of steps, held for as long as this process works at them.
     steps: step_locks::StepLocks,
 }
@@ -207,26 +209,14 @@ impl Fleet {
         self.owned_bodies().remove(id).map(|held| held.supervisor)
     }
 
-    fn store(&self) -> Result<&Store, Failure> {
-        if let Some(store) = self.store.get() {
-            return Ok(store);
-        }
-        let opened = Store::open(&self.data, self.durability).map_err(failures::open)?;
-        Ok(self.store.get_or_init(|| opened))
+    /// The event log.
+    pub fn log(&self) -> &Log {
+        &self.log
     }
 
     /// Appends an event.
-    fn append(&self, draft: Draft) -> Result<Event, Failure> {
-        self.append_all([draft])
-    }
-
-    /// Appends events in one transaction; gives the last one.
-    fn append_all(&self, drafts: impl IntoIterator<Item = Draft>) -> Result<Event, Failure> {
-        let written = self.store()?.append_all(drafts.into_iter().collect()).map_err(failures::append)?;
-        written
-            .into_iter()
-            .next_back()
-            .ok_or_else(|| Failure::new(Kind::Internal, "an event was not written"))
+    pub(crate) fn append(&self, draft: Draft) -> Result<Event, Failure> {
+        self.log.append(draft)
     }
 
     /// Lets a keeper exit in its own time; those that have are waited for.

@@ -17,7 +17,7 @@ use crate::{
 
 /// Creates, lists or revokes keys. A running server uses the change at once.
 pub fn keys(fleet: &Fleet, command: &KeysCommand, format: Format) -> Result<(), Failure> {
-    let keys = KeyStore::at(fleet.data());
+    let keys = KeyStore::new(fleet.records().clone());
     match command {
         KeysCommand::Create(args) => create(fleet, &keys, args, format),
         KeysCommand::Ls => list(&keys, format),
@@ -38,7 +38,7 @@ fn create(fleet: &Fleet, keys: &KeyStore, args: &NewKeyArgs, format: Format) -> 
         disk_bytes: args.disk.map(|size| size.0),
     };
     let made = keys.make_with(&args.name, scope, quota)?;
-    fleet.note(KeyCreated {
+    fleet.log().note(KeyCreated {
         key: made.id.clone(),
         name: args.name.clone(),
         scope: scope.into(),
@@ -85,7 +85,7 @@ fn list(keys: &KeyStore, format: Format) -> Result<(), Failure> {
 
 fn revoke(fleet: &Fleet, keys: &KeyStore, id: &str, format: Format) -> Result<(), Failure> {
     keys.revoke(id)?;
-    fleet.note(KeyRevoked { key: id.to_owned() })?;
+    fleet.log().note(KeyRevoked { key: id.to_owned() })?;
     match format {
         Format::Text => output::line(id),
         Format::Json => output::json(&json!({ "id": id })),

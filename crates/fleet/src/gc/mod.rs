@@ -47,9 +47,11 @@ impl GarbageCollector<'_> {
     pub async fn collect(&self, sweep: GcMode) -> Result<Vec<GarbageItem>, Failure> {
         let mut found = Vec::new();
         self.sweep_bodies(sweep, &mut found)?;
+        self.sweep_leases(sweep, &mut found);
         self.sweep_trash(sweep, &mut found)?;
         self.sweep_snapshots(sweep, &mut found)?;
-        self.sweep_dependencies(self.fleet.budget()?.0, sweep, &mut found)?;
+        self.sweep_dependencies(self.fleet.settings().budget()?.0, sweep, &mut found)?;
+        self.fleet.templates().sweep(sweep, &mut found)?;
         self.sweep_layers(sweep, &mut found)?;
         self.sweep_drivers(sweep, &mut found)?;
         self.fleet.builds().sweep_scratch(sweep, &mut found);
@@ -58,9 +60,8 @@ impl GarbageCollector<'_> {
         self.sweep_parts(sweep, &mut found);
         self.sweep_egress(sweep, &mut found)?;
         if sweep == GcMode::Remove {
-            let store = self.fleet.store()?;
-            let _ = store.sweep_artifacts();
-            store.tidy();
+            let _ = self.fleet.log().artifacts()?.sweep_artifacts();
+            self.fleet.log().tidy()?;
         }
         Ok(found)
     }
@@ -173,7 +174,7 @@ impl GarbageCollector<'_> {
     }
 
     fn remove_leftover(&self, id: &BodyId, dir: &BodyDir) -> Result<(), Failure> {
-        self.fleet.egress().drain(id)?;
+        self.fleet.log().drain_egress(id)?;
         self.fleet.write(id, BodyRemoved { by: Some(RemovedBy::Gc), discarded: false })?;
         if let Ok(ProcessState::Running(running) | ProcessState::Paused(running)) = dir.condition() {
             process::kill(dir, &running)
@@ -226,7 +227,7 @@ impl GarbageCollector<'_> {
         let orphaned = |(name, path): &(String, PathBuf)| {
             let Ok(id) = name.parse::<BodyId>() else { return false };
             // Another data directory's Bodies have groups here too, and one that is being made holds nobody yet.
-            let ours = || self.fleet.events(0, Some(&id), 1).is_ok_and(|events| !events.is_empty());
+            let ours = || self.fleet.log().events(0, Some(&id), 1).is_ok_and(|events| !events.is_empty());
             let empty = || sys::cgroup::processes(path).is_ok_and(|pids| pids.is_empty());
             !self.fleet.body_path(&id).exists() && empty() && ours()
         };
@@ -237,6 +238,17 @@ impl GarbageCollector<'_> {
             found.push(GarbageItem { kind: "cgroup", name, bytes: 0, why: "its Body is gone".into() });
         }
         Ok(())
+    }
+
+    /// Leases whose Body is gone: whoever removed it was killed before the lease was removed, too.
+    fn sweep_leases(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) {
+        for id in lasting(|| self.fleet.leases().orphans().unwrap_or_default()) {
+            if sweep == GcMode::Remove {
+                self.fleet.leases().forget(&id);
+            }
+            let why = "its Body is gone".to_owned();
+            found.push(GarbageItem { kind: "lease", name: id.to_string(), bytes: 0, why });
+        }
     }
 
     /// Files of the data directory itself whose maker was killed.
@@ -263,7 +275,7 @@ impl GarbageCollector<'_> {
     /// Takes decisions of egress proxies into the log, and removes directories of those whose Body is gone.
     fn sweep_egress(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
         if sweep == GcMode::Remove {
-            self.fleet.egress().drain_all()?;
+            self.fleet.log().drain_all_egress()?;
         }
         let orphans = || {
             let bodies = EgressDir::bodies(&self.fleet.data).into_iter();

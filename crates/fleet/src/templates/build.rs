@@ -183,7 +183,7 @@ impl Builds<'_> {
         match &built {
             Ok(build) => job.ended(&format!("the template is ready: {}", proto::Size(build.bytes))),
             Err((step, failure)) => {
-                let _ = self.fleet.note(TemplateFailed {
+                let _ = self.fleet.log().note(TemplateFailed {
                     template: job.template.clone(),
                     build: job.id.clone(),
                     step: step.clone(),
@@ -591,7 +591,7 @@ impl Builds<'_> {
         self.fleet.remove(view.id(), Force::Yes).await?;
         tried?;
         self.fleet.templates().keep_build(&build, &job.tags)?;
-        let _ = self.forget_draft(job);
+        let _ = self.forget_job(job);
         Ok(build)
     }
 
