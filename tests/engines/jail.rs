@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn programs() -> Option<(PathBuf, PathBuf)> {
     let firecracker = program(Engine::Firecracker)?;
     let named = std::env::var_os("PAL_JAILER").map(PathBuf::from);
-    let jailer = named.or_else(|| body::vm::jail::find(&firecracker))?;
+    let jailer = named.or_else(|| body::vm::jailer::find(&firecracker))?;
     Some((firecracker, jailer))
 }
 
