@@ -19,7 +19,7 @@ use proto::{
 };
 
 use crate::{
-    BodyView, Create, Fleet, Lease, OwnedBody, Status, failures, lease, mounts,
+    BodyView, Create, Fleet, Lease, OwnedBody, Status, failures, mounts,
     parked::{BodyShape, PooledBody},
     templates::{ResolvedTemplate, start::ReadyWait},
     vm::{self, vm_pool::SpareVm},
@@ -299,15 +299,10 @@ impl Fleet {
         terms: Option<&Lease>,
         making: impl FnOnce(Draft) -> Result<(Enforcement, i32), Failure>,
     ) -> Result<BodyView, Failure> {
-        let leased = self.steps.hold(dir, spec).and_then(|()| {
-            terms.map_or(Ok(()), |terms| {
-                lease::write(dir, terms).map_err(|error| {
-                    Failure::new(Kind::Host, "cannot write the Body's lease")
-                        .because(error)
-                        .hint("make room: pal gc")
-                })
-            })
-        });
+        let leased = self
+            .steps
+            .hold(dir, spec)
+            .and_then(|()| terms.map_or(Ok(()), |terms| self.leases().create(&spec.id, terms)));
         let drafted =
             leased.and_then(|()| dir.draft_spec(spec).map_err(|error| failures::dir(&spec.id, error)));
         let made = drafted.and_then(|()| {
@@ -329,6 +324,9 @@ impl Fleet {
                 self.steps.release(&spec.id);
                 let data = BodyFailed { why: failure.to_string(), causes: failure.causes() };
                 let _ = self.append(Draft::about(&spec.id, data));
+                if terms.is_some() {
+                    self.leases().forget(&spec.id);
+                }
                 ids::release(&self.data, &spec.ids, &spec.id);
                 Err(failure)
             }

@@ -61,7 +61,7 @@ impl Fleet {
         let booted = self.microvm_install().last_boot();
         findings.push(microvm(machines.as_ref(), booted.as_ref()));
         findings.push(kvm(machines.as_ref()));
-        findings.extend(engines(machines.as_ref(), &self.settings()?));
+        findings.extend(engines(machines.as_ref(), &self.settings().read()?));
         findings.push(sharing());
         findings.push(device("vsock", "/dev/vhost-vsock", "modprobe vhost_vsock"));
         findings.extend(TOOLS.iter().map(|(tool, purpose, package)| on_path(tool, purpose, package)));

@@ -276,7 +276,7 @@ impl Fleet {
         dir.clear_run_files().map_err(|error| {
             Failure::new(Kind::Host, "cannot forget the Body's last guest").because(error)
         })?;
-        self.note_lease_resumed(id)?;
+        self.leases().note_resumed(id)?;
         let launcher = self.launcher()?;
         self.start_guest(self.begin(launcher, &dir, &spec, &rootfs)?, &dir, &spec, None)?;
         let view = self.view(id)?;
@@ -297,7 +297,7 @@ impl Fleet {
             return Err(Failure::new(Kind::Conflict, format!("Body {id} is paused already")));
         }
         let running = self.running(id)?;
-        self.note_lease_paused(id, Rest::Memory)?;
+        self.leases().note_paused(id, Rest::Memory)?;
         self.write(id, BodyPaused { swap: false })?;
         process::pause(&running).map_err(|error| failures::process("cannot pause the Body", error))?;
         self.view(id)
@@ -308,7 +308,7 @@ impl Fleet {
         let (dir, spec, _lock) = self.lock_body(id)?;
         match dir.condition().map_err(|error| failures::dir(id, error))? {
             ProcessState::Paused(running) => {
-                self.note_lease_resumed(id)?;
+                self.leases().note_resumed(id)?;
                 self.write(id, BodyResumed { swap: false })?;
                 process::resume(&running)
                     .map_err(|error| failures::process("cannot resume the Body", error))?;
@@ -328,7 +328,7 @@ impl Fleet {
     /// Ends a Body's processes and keeps its files.
     pub async fn stop(&self, id: &BodyId, grace: Duration) -> Result<BodyView, Failure> {
         let (dir, spec, _lock) = self.lock_body(id)?;
-        self.note_lease_paused(id, Rest::Files)?;
+        self.leases().note_paused(id, Rest::Files)?;
         match dir.condition().map_err(|error| failures::dir(id, error))? {
             ProcessState::Running(running) => {
                 self.write(id, BodyStopped { grace_ms: grace.as_millis() as u64 })?;
@@ -478,6 +478,8 @@ impl Fleet {
                     .map_err(|error| Failure::new(Kind::Host, failed()).because(error))?;
             }
         }
+        // Last: a Body whose lease is gone would stay until somebody removes it.
+        self.leases().forget(&spec.id);
         ids::release(&self.data, &spec.ids, &spec.id);
         self.steps.release(&spec.id);
         Ok(())

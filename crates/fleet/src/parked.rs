@@ -95,6 +95,8 @@ pub struct PoolContext {
     pub data: PathBuf,
     /// What tokens are made of.
     pub key: String,
+    /// The records of the data directory.
+    pub records: Arc<dyn store::Records>,
 }
 
 /// A Body that was begun and is nobody's yet.

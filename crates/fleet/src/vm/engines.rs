@@ -37,7 +37,7 @@ impl Fleet {
         frozen: Option<&VmRecord>,
     ) -> Result<Option<Engine>, Failure> {
         match (layer, asked.or(frozen.map(|machine| machine.hypervisor))) {
-            (Layer::Microvm, None) => Ok(Some(self.settings()?.engine.unwrap_or_default())),
+            (Layer::Microvm, None) => Ok(Some(self.settings().read()?.engine.unwrap_or_default())),
             (Layer::Microvm, chosen) => Ok(chosen),
             _ => Ok(None),
         }
@@ -62,7 +62,7 @@ impl Fleet {
             return Err(Failure::new(Kind::NotFound, format!("there is no program {}", named.display()))
                 .hint(where_to_get(which)));
         }
-        let decided = self.settings()?;
+        let decided = self.settings().read()?;
         let known = setup.engines.get(&which).and_then(|known| known.program.as_deref());
         let named = program.or_else(|| decided.program(which).or(known).map(Path::to_owned));
         let found = hypervisor_root::other(which, named.as_deref()).map_err(|error| absent(which, error))?;
@@ -95,7 +95,7 @@ impl Fleet {
 
     /// Where the program of a hypervisor besides QEMU is.
     pub(super) fn program_of(&self, which: Engine, setup: &SetupRecord) -> Result<PathBuf, Failure> {
-        let decided = self.settings()?;
+        let decided = self.settings().read()?;
         let known = setup.engines.get(&which).and_then(|known| known.program.as_deref());
         let named = decided.program(which).or(known);
         hypervisor_root::other(which, named).map_err(|error| absent(which, error))
@@ -113,7 +113,7 @@ impl Fleet {
                 setup.verdict.as_ref().map_or(Accelerator::Emulated, |verdict| verdict.accelerator);
             return Ok((install.engine(setup).map_err(vm_failure)?, accelerator));
         }
-        let decided = self.settings()?;
+        let decided = self.settings().read()?;
         let known = setup.engines.get(&which);
         let named = decided.program(which).or(known.and_then(|known| known.program.as_deref()));
         let program = self.program_of(which, setup)?;

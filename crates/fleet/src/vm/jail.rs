@@ -44,7 +44,7 @@ impl Fleet {
 
     /// Where it is, or why it is not used.
     fn jailer(&self, firecracker: &Path) -> Result<Result<PathBuf, String>, Failure> {
-        let decided = self.settings()?.jailer;
+        let decided = self.settings().read()?.jailer;
         match decided {
             Some(none) if none == Path::new(NONE) => {
                 Ok(Err("it was decided to do without Firecracker's: pal config get microvm.jailer".to_owned()))

@@ -42,7 +42,7 @@ impl Fleet {
                 .map_err(|error| failures::process("cannot freeze the machine", error))?;
         }
         let running = self.running(id)?;
-        self.note_lease_paused(id, Rest::Memory)?;
+        self.leases().note_paused(id, Rest::Memory)?;
         self.write(id, BodyPaused { swap: true })?;
         let (part, place) = (interrupted_suspend(&dir), dir.swap());
         let cannot = |error: io::Error| {
@@ -96,7 +96,7 @@ impl Fleet {
         dir.clear_run_files().map_err(|error| {
             Failure::new(Kind::Host, "cannot forget the machine's last guest").because(error)
         })?;
-        self.note_lease_resumed(&spec.id)?;
+        self.leases().note_resumed(&spec.id)?;
         self.write(&spec.id, BodyResumed { swap: true })?;
         let launcher = self.launcher()?;
         self.start_guest(self.begin(launcher, dir, spec, &rootfs)?, dir, spec, None)?;

@@ -247,7 +247,7 @@ impl Drop for VmPool {
 impl PoolShared {
     /// How many there may be of one kind.
     fn count(&self) -> usize {
-        settings::read(&self.install.data).map_or(0, |settings| settings.pool_size() as usize)
+        settings::read(&*self.install.records).map_or(0, |settings| settings.pool_size() as usize)
     }
 
     fn take(&self, like: &PoolKey) -> Option<SpareVm> {
