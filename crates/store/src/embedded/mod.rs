@@ -51,7 +51,7 @@ impl Store {
         Ok(Self::new(connection, path, OpenMode::ReadWrite, ArtifactDir::new(dir, durability)))
     }
 
-    /// Opens the store in `dir` for reading; writes nothing that anybody would miss.
+    /// Opens the store in `dir` for reading, and writes no event.
     pub fn open_read_only(dir: &Path) -> Result<Store, OpenError> {
         let path = dir.join(FILE);
         let connection = open::read_only(&path)?;
