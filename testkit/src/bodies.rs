@@ -13,7 +13,7 @@ use fleet::{
 };
 use proto::{
     BodyId, Event, Failure, Layer,
-    event_data::{BodyCreated, ExecEnded, ExecExit, ExecOutcome},
+    event_data::{BodyCreated, ExecEnded, ExecExit, ExecOutcome, LogSealed},
     spec::{Access, Mount},
 };
 
@@ -244,14 +244,16 @@ impl Bodies {
         assert_eq!(inside.verdict, ProbeVerdict::Denied, "{name}: {}", inside.detail);
     }
 
-    /// Every event, oldest first.
+    /// Every event, oldest first, without the seals: those come by the clock.
     pub fn events(&self) -> Vec<Event> {
-        self.fleet().events(0, None, usize::MAX).expect("the log can be read")
+        let mut events = self.fleet().log().events(0, None, usize::MAX).expect("the log can be read");
+        events.retain(|event| !event.is::<LogSealed>());
+        events
     }
 
     /// The kinds of a Body's events, oldest first.
     pub fn kinds(&self, id: &BodyId) -> Vec<String> {
-        let events = self.fleet().events(0, Some(id), usize::MAX).expect("the log can be read");
+        let events = self.fleet().log().events(0, Some(id), usize::MAX).expect("the log can be read");
         events.into_iter().map(|event| event.kind).collect()
     }
 

@@ -92,8 +92,14 @@ async fn an_image_becomes_a_template_layer_by_layer(t: Bodies) {
     let again = Image::new(format!("{}/some/thing@{}", registry.host(), digest(&parts.manifest)));
     let said = fine(import(&t, "again", &again).await);
     assert_eq!(said.iter().filter(|line| line.ends_with("here already")).count(), 3, "{said:?}");
-    let pulled =
-        t.fleet().events(0, None, usize::MAX).unwrap().into_iter().filter(Event::is::<ImagePulled>).count();
+    let pulled = t
+        .fleet()
+        .log()
+        .events(0, None, usize::MAX)
+        .unwrap()
+        .into_iter()
+        .filter(Event::is::<ImagePulled>)
+        .count();
     assert_eq!(pulled, 2);
     for missing in ["some/thing:v2", "some/other"] {
         let failure =
@@ -412,7 +418,7 @@ async fn what_broke_off_goes_on_and_secrets_stay_where_they_belong(t: Bodies) {
     let asked = tokens.asked();
     assert_eq!(asked[0].path, "/token?service=s+v&scope=repository%3Ax%3Apull");
     assert_eq!(asked[0].headers["authorization"], "Basic bWU6aGlkZGVu");
-    let log = t.fleet().events(0, None, usize::MAX).unwrap();
+    let log = t.fleet().log().events(0, None, usize::MAX).unwrap();
     assert!(!format!("{log:?}").contains("hidden"));
 }
 

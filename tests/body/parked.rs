@@ -48,8 +48,13 @@ async fn a_body_that_waited_is_a_body_like_any_other(t: Bodies) {
     assert_eq!(says(&fleet, made.id(), script).await, format!("green {waited} user"));
     assert_eq!(t.second().find(&waited).unwrap().status, Status::Running);
     assert!(!made.enforcement.mechanisms.is_empty());
-    let kinds: Vec<String> =
-        fleet.events(0, Some(made.id()), 10).unwrap().into_iter().map(|event: Event| event.kind).collect();
+    let kinds: Vec<String> = fleet
+        .log()
+        .events(0, Some(made.id()), 10)
+        .unwrap()
+        .into_iter()
+        .map(|event: Event| event.kind)
+        .collect();
     assert_eq!(kinds[..3], ["body.created", "body.started", "exec.started"]);
     drop(fleet);
     assert_eq!(t.second().list().unwrap().len(), 1, "it stays when its maker goes");

@@ -50,7 +50,7 @@ fn cycles_of_create_exec_remove_leave_everything_as_it_was() {
         before.memory_kib,
         after.memory_kib
     );
-    assert!(matches!(fleet.verify_events().unwrap(), fleet::LogVerdict::Whole { .. }));
+    assert!(matches!(fleet.log().verify().unwrap(), fleet::LogVerdict::Whole { .. }));
 }
 
 /// Creates `pal run` Bodies and kept ones in turn.

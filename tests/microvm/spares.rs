@@ -97,7 +97,7 @@ async fn a_spare_becomes_whose_it_is_given_to(t: Bodies) {
     assert!(behind < Duration::from_secs(60), "its clock goes on: {behind:?}");
     assert_ne!(machine_id, says(&fleet, first.id(), "cat /etc/machine-id").await);
     let kinds: Vec<String> =
-        fleet.events(0, Some(taken.id()), 3).unwrap().into_iter().map(|event| event.kind).collect();
+        fleet.log().events(0, Some(taken.id()), 3).unwrap().into_iter().map(|event| event.kind).collect();
     assert_eq!(kinds, ["body.created", "body.started", "exec.started"]);
     // A snapshot works as for any other: the channel was never stopped in between.
     let fork = fleet.fork(taken.id(), 1).await.unwrap().remove(0);

@@ -242,12 +242,12 @@ server_test! {
         };
         let first = events(&mut follow(&[("Last-Event-ID", "0")]), 2);
         assert_eq!(first[0]["type"], "body.created");
-        let last = first[1]["seq"].to_string();
+        let last = first[1]["pos"].to_string();
         let mut live = follow(&[("Last-Event-ID", &last)]);
         server.ask("POST", &format!("/v1/bodies/{id}/exec"), json!({ "argv": ["true"] })).expect(200);
         let next = events(&mut live, 2);
         assert_eq!((&next[0]["type"], &next[1]["type"]), (&json!("exec.started"), &json!("exec.ended")));
-        assert!(next[0]["seq"].as_u64() > first[1]["seq"].as_u64());
+        assert!(next[0]["pos"].as_u64() > first[1]["pos"].as_u64());
         assert_eq!(server.ask("POST", "/v1/events/verify", Value::Null).expect(200).json()["whole"], true);
     }
 }

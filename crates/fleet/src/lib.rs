@@ -21,6 +21,7 @@ mod heard;
 mod images;
 pub mod lease;
 mod lifecycle;
+mod log;
 mod migrate;
 mod mounts;
 mod parked;
@@ -38,14 +39,14 @@ mod work;
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use body::process::{LaunchContext, Launcher, SupervisorHandle};
 use data::Prestart;
 use parked::Pool;
-use proto::{BodyId, Draft, Event, Failure, Kind, Spec, launch::RunRecord};
-use store::{Records, Store};
+use proto::{BodyId, Draft, Event, Failure, Spec, launch::RunRecord};
+use store::Records;
 
 pub use access::{GuestAccess, ResourceUsage};
 pub use body::guest::PortStream;
@@ -53,7 +54,7 @@ pub use copy::BodyFiles;
 pub use data::FleetConfig;
 pub use doctor::{DoctorFinding, DoctorReport, LayerCheck};
 pub use egress::{EgressProxies, check_rules, registries};
-pub use events::{ExecLogEntry, LogVerdict};
+pub use events::ExecLogEntry;
 pub use exec::{Exec, ExecControl, OutputChunk};
 pub use gc::{GarbageCollector, GcMode};
 pub use heard::ExecReport;
@@ -63,9 +64,10 @@ pub use images::{
 };
 pub use lease::{Lease, Leases, Rest, Then};
 pub use lifecycle::{Force, describe_end};
+pub use log::Log;
 pub use request::{Create, ExecRequest, LimitRequest, Stdin, TtySize};
 pub use settings::{Setting, Settings, SettingsRecord};
-pub use store::{Durability, clock};
+pub use store::{Durability, EventOrder, EventQuery, ExecFilter, LogVerdict, clock};
 pub use templates::{
     BASE, BaseImage, BuildJob, BuildRequest, BuildState, BuildStep, Builds, INTERPRETER, Instruction,
     LogLine, ProgressFn, STEPS_MAX, TemplateView, Templates, check_tags,
@@ -89,9 +91,7 @@ pub struct Fleet {
     data: PathBuf,
     /// What tokens are made of.
     key: String,
-    durability: Durability,
-    /// Opened when it is first needed.
-    store: OnceLock<Store>,
+    log: Log,
     /// Opened when they are first used.
     records: Arc<dyn Records>,
     launch_context: Arc<LaunchContext>,
@@ -191,26 +191,14 @@ impl Fleet {
         self.owned_bodies().remove(id).map(|held| held.supervisor)
     }
 
-    fn store(&self) -> Result<&Store, Failure> {
-        if let Some(store) = self.store.get() {
-            return Ok(store);
-        }
-        let opened = Store::open(&self.data, self.durability).map_err(failures::open)?;
-        Ok(self.store.get_or_init(|| opened))
+    /// The event log.
+    pub fn log(&self) -> &Log {
+        &self.log
     }
 
     /// Appends an event.
-    fn append(&self, draft: Draft) -> Result<Event, Failure> {
-        self.append_all([draft])
-    }
-
-    /// Appends events in one transaction; gives the last one.
-    fn append_all(&self, drafts: impl IntoIterator<Item = Draft>) -> Result<Event, Failure> {
-        let written = self.store()?.append_all(drafts.into_iter().collect()).map_err(failures::append)?;
-        written
-            .into_iter()
-            .next_back()
-            .ok_or_else(|| Failure::new(Kind::Internal, "an event was not written"))
+    pub(crate) fn append(&self, draft: Draft) -> Result<Event, Failure> {
+        self.log.append(draft)
     }
 
     /// Lets a keeper exit in its own time; those that have are waited for.

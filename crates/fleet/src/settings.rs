@@ -242,7 +242,7 @@ impl SettingsRecord<'_> {
             let mut settings = found.cloned().unwrap_or_default();
             change(&mut settings)?;
             let value = changed.json(&settings);
-            self.fleet.note(ConfigChanged { settings: [(changed.name().to_owned(), value)].into() })?;
+            self.fleet.log().note(ConfigChanged { settings: [(changed.name().to_owned(), value)].into() })?;
             Ok::<_, Failure>(Some(settings))
         })?;
         Ok(written.unwrap_or_default())

@@ -300,12 +300,12 @@ impl Templates<'_> {
             updated_at: now,
         };
         let (id, name) = (template.id.clone(), template.name.clone());
-        self.fleet.note(TemplateCreated { template: id.clone(), name: name.clone() })?;
+        self.fleet.log().note(TemplateCreated { template: id.clone(), name: name.clone() })?;
         match self.table().create(&key_of([&name])?, &template) {
             Ok(_) => Ok(template),
             // Another `pal` created it meanwhile: this one is none, and the log says so.
             Err(error) if error.is_conflict() => {
-                self.fleet.note(TemplateRemoved { template: id, name: name.clone() })?;
+                self.fleet.log().note(TemplateRemoved { template: id, name: name.clone() })?;
                 self.find(&name)?.ok_or_else(|| unknown(&name))
             }
             Err(error) => Err(error.into()),
@@ -328,7 +328,7 @@ impl Templates<'_> {
                 return Ok(None);
             }
             template.updated_at = store::clock::now();
-            self.fleet.note(TemplateChanged {
+            self.fleet.log().note(TemplateChanged {
                 template: template.id.clone(),
                 name: template.name.clone(),
                 public: template.public,
@@ -405,7 +405,7 @@ impl Templates<'_> {
 
     /// Writes a whole build down and points tags at it.
     pub(crate) fn keep_build(&self, build: &TemplateBuild, tags: &[String]) -> Result<(), Failure> {
-        self.fleet.note(TemplateBuilt {
+        self.fleet.log().note(TemplateBuilt {
             template: build.template.clone(),
             build: build.id.clone(),
             tags: tags.to_vec(),
@@ -426,7 +426,9 @@ impl Templates<'_> {
     pub fn remove(&self, key: &str) -> Result<TemplateId, Failure> {
         let template = self.find(key)?.ok_or_else(|| unknown(key))?;
         self.fleet.jobs.cancel_builds_of(&template.id);
-        self.fleet.note(TemplateRemoved { template: template.id.clone(), name: template.name.clone() })?;
+        self.fleet
+            .log()
+            .note(TemplateRemoved { template: template.id.clone(), name: template.name.clone() })?;
         // Without its record it is no template any more; `gc` does the rest where this process is killed.
         self.table().remove(&key_of([&template.name])?)?;
         self.remove_leftovers(&template.id)?;

@@ -117,7 +117,7 @@ impl Homes<'_> {
         if let Some(body) = self.holder(name)? {
             return Err(taken(name, &body));
         }
-        self.fleet.note(HomeRemoved { home: name.to_owned() })?;
+        self.fleet.log().note(HomeRemoved { home: name.to_owned() })?;
         self.table().remove(&key)?;
         self.fleet.garbage().drop_unused_layers()
     }
@@ -184,7 +184,7 @@ impl Homes<'_> {
         for cache in CACHES {
             self.leave_out(spec, &draft.root(), cache)?;
         }
-        self.fleet.note(HomeKept { home: name.clone(), body: spec.id.clone(), layer: id.clone() })?;
+        self.fleet.log().note(HomeKept { home: name.clone(), body: spec.id.clone(), layer: id.clone() })?;
         draft.finish(id.clone(), &format!("home {name}"), store::clock::now()).map_err(failures::layer)?;
         let record = HomeRecord {
             name: name.clone(),

@@ -21,12 +21,10 @@ use rusqlite::{
     Connection, Error, ErrorCode, OptionalExtension, Row, Transaction, TransactionBehavior, ffi, params,
 };
 
-use crate::{
-    open::{self, Durability, FILE},
-    records::{
-        Bucket, Listing, RECORD_LEN_MAX, RecordChange, RecordKey, Records, RecordsError, Revision,
-        StoredRecord, WATCH_LEN_MAX,
-    },
+use super::open::{self, Durability, FILE};
+use crate::records::{
+    Bucket, Listing, RECORD_LEN_MAX, RecordChange, RecordKey, Records, RecordsError, Revision, StoredRecord,
+    WATCH_LEN_MAX,
 };
 
 /// Deletions of one bucket that a watch can still see.

@@ -4,10 +4,13 @@
 mod artifact;
 mod chain;
 mod child;
+mod conformance;
 mod crash;
 mod disk;
+mod migrate;
 mod power;
 mod records;
 mod scene;
+mod seals;
 mod tamper;
 mod trouble;
