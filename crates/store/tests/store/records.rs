@@ -30,10 +30,10 @@ struct Count {
 }
 
 /// One more handle on the records of a directory, as another process would open them.
-type Open = fn(&Path) -> Box<dyn Records>;
+type Opener = fn(&Path) -> Box<dyn Records>;
 
 /// Opens an implementation by its name, which child processes are given.
-fn opener(name: &str) -> Open {
+fn opener(name: &str) -> Opener {
     match name {
         "embedded" => |dir| Box::new(EmbeddedRecords::at(dir, Durability::Process)),
         _ => panic!("no implementation is called {name}"),
@@ -85,7 +85,7 @@ fn keys(records: &dyn Records, bucket: Bucket, below: Option<&str>) -> Vec<Strin
     listing.records.into_iter().map(|record| record.key.to_string()).collect()
 }
 
-fn a_write_needs_the_expected_revision(_: &str, open: Open) {
+fn a_write_needs_the_expected_revision(_: &str, open: Opener) {
     let dir = SceneDir::in_memory();
     let (records, apple) = (open(&dir), key("apple"));
     assert_eq!(records.get(FRUIT, &apple).unwrap(), None);
@@ -107,7 +107,7 @@ fn a_write_needs_the_expected_revision(_: &str, open: Open) {
     assert_eq!(conflict(records.update(FRUIT, &apple, "3", second)), None);
 }
 
-fn a_record_that_was_created_again_is_another_one(_: &str, open: Open) {
+fn a_record_that_was_created_again_is_another_one(_: &str, open: Opener) {
     let dir = SceneDir::in_memory();
     let (records, apple) = (open(&dir), key("apple"));
     let first = records.create(FRUIT, &apple, "1").unwrap();
@@ -118,7 +118,7 @@ fn a_record_that_was_created_again_is_another_one(_: &str, open: Open) {
     assert_eq!(conflict(records.delete(FRUIT, &apple, first)), Some(second));
 }
 
-fn buckets_and_keys_do_not_mix(_: &str, open: Open) {
+fn buckets_and_keys_do_not_mix(_: &str, open: Opener) {
     let dir = SceneDir::in_memory();
     let records = open(&dir);
     let all = ["A", "a", "a-b", "a.B", "a.b", "a.b.c", "a=2Eb", "a_b", "ab", "b.a"];
@@ -141,7 +141,7 @@ fn buckets_and_keys_do_not_mix(_: &str, open: Open) {
     assert_eq!(keys(&*records, OTHER, None).len(), all.len());
 }
 
-fn values_and_keys_have_limits(_: &str, open: Open) {
+fn values_and_keys_have_limits(_: &str, open: Opener) {
     let dir = SceneDir::in_memory();
     let (records, longest) = (open(&dir), key(&"k".repeat(KEY_LEN_MAX)));
     let most = "x".repeat(RECORD_LEN_MAX);
@@ -160,7 +160,7 @@ fn values_and_keys_have_limits(_: &str, open: Open) {
     assert_eq!(records.get(FRUIT, &longest).unwrap().unwrap().value, "ä\0\"'; DROP TABLE records; --");
 }
 
-fn a_value_of_another_type_is_an_error(_: &str, open: Open) {
+fn a_value_of_another_type_is_an_error(_: &str, open: Opener) {
     let dir = SceneDir::in_memory();
     let records = open(&dir);
     records.create(FRUIT, &key("apple"), "[1").unwrap();
@@ -174,7 +174,7 @@ fn a_value_of_another_type_is_an_error(_: &str, open: Open) {
     assert!(!table.remove(&key("apple")).unwrap());
 }
 
-fn one_of_many_threads_creates_a_record(_: &str, open: Open) {
+fn one_of_many_threads_creates_a_record(_: &str, open: Opener) {
     let dir = SceneDir::in_memory();
     for round in 0..20 {
         let name = key(&format!("k{round}"));
@@ -203,7 +203,7 @@ fn counted(records: &dyn Records, name: &str) -> u64 {
     RecordTable::<Count>::new(records, FRUIT).get(&key(name)).unwrap().map_or(0, |found| found.value.count)
 }
 
-fn threads_lose_no_update(_: &str, open: Open) {
+fn threads_lose_no_update(_: &str, open: Opener) {
     let dir = SceneDir::in_memory();
     let shared = open(&dir);
     thread::scope(|scope| {
@@ -216,7 +216,7 @@ fn threads_lose_no_update(_: &str, open: Open) {
     assert_eq!(counted(&*shared, "hits"), 400);
 }
 
-fn processes_lose_no_update(name: &str, open: Open) {
+fn processes_lose_no_update(name: &str, open: Opener) {
     let dir = SceneDir::in_memory();
     // The directory is empty: they also race to make the store.
     let counters: Vec<_> = (0..2).map(|_| Appender::start(&format!("records {name} 200"), &dir)).collect();
@@ -226,7 +226,7 @@ fn processes_lose_no_update(name: &str, open: Open) {
     assert_eq!(counted(&*open(&dir), "hits"), 400);
 }
 
-fn kill_9_loses_no_acknowledged_update(name: &str, open: Open) {
+fn kill_9_loses_no_acknowledged_update(name: &str, open: Opener) {
     let mut random = Random::new();
     let dir = SceneDir::new();
     let mut acknowledged = 0;
@@ -258,7 +258,7 @@ pub fn play(dir: &Path, part: &str) {
     });
 }
 
-fn a_restart_keeps_records_and_revisions(_: &str, open: Open) {
+fn a_restart_keeps_records_and_revisions(_: &str, open: Opener) {
     let dir = SceneDir::in_memory();
     let records = open(&dir);
     for at in 0..10 {
@@ -304,7 +304,7 @@ fn apply(
     last
 }
 
-fn a_watch_sees_every_final_state(_: &str, open: Open) {
+fn a_watch_sees_every_final_state(_: &str, open: Opener) {
     let mut random = Random::new();
     let seeds: Vec<u64> = (0..3).map(|_| random.below(u64::MAX)).collect();
     let dir = SceneDir::in_memory();
@@ -357,7 +357,7 @@ fn a_watch_sees_every_final_state(_: &str, open: Open) {
     assert_eq!((known, from), (stored, listing.revision));
 }
 
-fn a_watch_waits_for_a_change_and_no_longer(_: &str, open: Open) {
+fn a_watch_waits_for_a_change_and_no_longer(_: &str, open: Opener) {
     let dir = SceneDir::in_memory();
     let records = open(&dir);
     let since = records.create(FRUIT, &key("a"), "1").unwrap();
@@ -379,7 +379,7 @@ fn a_watch_waits_for_a_change_and_no_longer(_: &str, open: Open) {
     assert!(begun.elapsed() < LONG);
 }
 
-fn a_watch_returns_a_bounded_number_of_changes(_: &str, open: Open) {
+fn a_watch_returns_a_bounded_number_of_changes(_: &str, open: Opener) {
     let dir = SceneDir::in_memory();
     let records = open(&dir);
     let count = WATCH_LEN_MAX + 7;
@@ -391,7 +391,7 @@ fn a_watch_returns_a_bounded_number_of_changes(_: &str, open: Open) {
     assert_eq!((first.len(), rest.len()), (WATCH_LEN_MAX, 7));
 }
 
-fn a_watch_never_hides_a_deletion(_: &str, open: Open) {
+fn a_watch_never_hides_a_deletion(_: &str, open: Opener) {
     let dir = SceneDir::in_memory();
     let records = open(&dir);
     let first = records.create(FRUIT, &key("kept"), "1").unwrap();
