@@ -1,4 +1,5 @@
-//! `pal-launch tree copy FROM TO`, `tree remove DIR` and `tree unpack DIR`: work on files with the rights of their ids.
+//! `pal-launch tree copy FROM TO`, `tree remove DIR`, `tree unpack DIR` and `tree extract DISK FROM TO`: work on files with the
+//! rights of their ids.
 //!
 //! An ordinary user's Body may leave files that belong to ids of its own, or directories that forbid everything. In
 //! a user namespace with the same ids the work is done as its root. The ids are the first line of standard input; what
@@ -6,6 +7,7 @@
 
 use std::{
     ffi::{CString, OsString},
+    fs::File,
     io::{self, BufRead},
     os::{
         fd::{AsFd, OwnedFd},
@@ -20,12 +22,19 @@ use rustix::fs::{Mode, OFlags};
 use sys::namespace::{ForkResult, IdMapLine};
 
 use crate::{
-    idmap,
+    ext4, idmap,
     report::{StepError, StepExt},
     unpack,
 };
 
 const IDS_LEN_MAX: u64 = 1 << 20;
+
+/// Opened before the ids change.
+enum HeldPlace {
+    Nothing,
+    Layer(OwnedFd),
+    Copy { disk: File, to: OwnedFd },
+}
 
 /// Runs one verb.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
@@ -43,8 +52,12 @@ fn perform(arguments: &[OsString]) -> Result<(), StepError> {
     let ids = read_ids().step("read the ids")?;
     // Before the ids change: they may not search the way there.
     let place = match arguments {
-        [verb, dir] if verb == "unpack" => Some(open(dir).step("open the layer")?),
-        _ => None,
+        [verb, dir] if verb == "unpack" => HeldPlace::Layer(open(dir).step("open the layer")?),
+        [verb, disk, _, to] if verb == "extract" => HeldPlace::Copy {
+            disk: File::open(disk).step("open the disk")?,
+            to: open(to).step("open the copy")?,
+        },
+        _ => HeldPlace::Nothing,
     };
     let (told, tell) = rustix::pipe::pipe().step("make a pipe")?;
     match sys::namespace::fork_into(sys::namespace::USER, None).step("make a user namespace")? {
@@ -52,7 +65,7 @@ fn perform(arguments: &[OsString]) -> Result<(), StepError> {
             drop(tell);
             let _ = rustix::io::read(&told, &mut [0u8; 1]);
             let done = sys::namespace::become_ids(0, 0, ids.has_root()).step("become root of the Body");
-            match done.and_then(|()| serve_requests(arguments, place.as_ref())) {
+            match done.and_then(|()| serve_requests(arguments, place)) {
                 Ok(()) => std::process::exit(0),
                 Err(error) => {
                     let _ = io::Write::write_all(&mut io::stderr(), error.to_string().as_bytes());
@@ -99,9 +112,16 @@ pub fn map(pid: sys::namespace::Pid, ids: &Ids) -> Result<(), StepError> {
     sys::namespace::write_maps(pid, &lines(&ids.users), &lines(&ids.groups), false).step("map the id")
 }
 
-fn serve_requests(arguments: &[OsString], place: Option<&OwnedFd>) -> Result<(), StepError> {
-    if let Some(place) = place {
-        return unpack::receive(place.as_fd(), &mut io::stdin().lock());
+fn serve_requests(arguments: &[OsString], place: HeldPlace) -> Result<(), StepError> {
+    match place {
+        HeldPlace::Layer(layer) => return unpack::receive(layer.as_fd(), &mut io::stdin().lock()),
+        HeldPlace::Copy { disk, to } => {
+            let from = arguments.get(2).and_then(|from| from.to_str()).unwrap_or_default();
+            let disk = ext4::Disk::open(disk).step("read the disk")?;
+            // A directory that the Body never made is an empty one.
+            return ext4::extract(&disk, from, to.as_fd()).map(drop).step("read the disk");
+        }
+        HeldPlace::Nothing => {}
     }
     match arguments {
         [verb, from, to] if verb == "copy" => {
