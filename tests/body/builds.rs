@@ -261,7 +261,7 @@ async fn commands_reach_the_names_they_may_and_what_is_built_reaches_none(t: Bod
     let failure = built.unwrap_err();
     assert!(
         failure.message.contains(
-            "exit status 4 (it was not let out to localhost:1: no rule lets plain http to localhost:1)"
+            "exit status 4 (it was not let out to localhost:1: no rule allows plain http to localhost:1)"
         ) && failure.hints.iter().any(|hint| hint.contains("--build-allow localhost:1")),
         "{failure} {:?}",
         failure.hints

@@ -76,7 +76,7 @@ async fn a_body_reaches_what_its_policy_names_through_a_confined_process_of_its_
     assert!(
         answer.starts_with("HTTP/1.1 403")
             && answer.contains(&format!(
-                "palisade: {denied} may not be reached: no rule lets plain http to {denied}"
+                "palisade: {denied} may not be reached: no rule allows plain http to {denied}"
             )),
         "{answer}"
     );

@@ -257,6 +257,8 @@ pub fn plan(engine: Engine, begin: VmStart) -> VmPlan {
             config,
             seeds: Vec::new(),
             images: Vec::new(),
+            root_layers: None,
+            areas: Vec::new(),
             upper: "upper".into(),
             shares: Vec::new(),
             setuid: false,

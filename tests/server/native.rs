@@ -38,6 +38,21 @@ pub fn ask_as(
 }
 
 server_test! {
+    /// serde would take the fields of a struct from an array; the API's description allows objects alone.
+    fn an_array_is_no_request(pal) {
+        let server = TestServer::start(pal);
+        let refused = |path: &str, body: Value| assert_eq!(server.ask("POST", path, body).expect(400).json()["kind"], "usage");
+        for path in ["/v1/gc", "/v1/bodies", "/v1/keys"] {
+            refused(path, json!([]));
+        }
+        refused("/v1/bodies", json!({ "limits": [] }));
+        refused("/v1/bodies", json!({ "mounts": [["/usr", "/mnt/usr"]] }));
+        server.ask("POST", "/v1/gc", json!({})).expect(200);
+        create(&server, json!({ "limits": {}, "mounts": [{ "source": "/usr", "target": "/mnt/usr" }] }));
+    }
+}
+
+server_test! {
     /// A Body's whole life.
     fn a_body_lives_and_ends(pal) {
         let server = TestServer::start(pal);

@@ -1,4 +1,4 @@
-//! Who may call: the access token, signed file URLs, and the user a caller names.
+//! Authorization of requests: the access token, signed file URLs, and the user that a caller names.
 
 use base64::{
     Engine,
@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{query::UrlQuery, reply::PlainRefusal};
 
-/// What a signed URL allows.
+/// The operation that a signed URL allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SignedOperation {
     Read,
@@ -25,7 +25,7 @@ impl SignedOperation {
     }
 }
 
-/// The token on everything but health and files, which check for themselves.
+/// Checks the access token of a request. `/health` needs none, and `/files` has its own check ([`check_files`]).
 pub fn check_token(
     token: Option<&str>,
     method: &Method,
@@ -35,7 +35,7 @@ pub fn check_token(
     let Some(token) = token else { return Ok(()) };
     let excluded = path == "/health" && method == Method::GET
         || path == "/files" && (method == Method::GET || method == Method::POST);
-    if excluded || sent_token(headers).is_some_and(|sent| same(sent, token.as_bytes())) {
+    if excluded || sent_token(headers).is_some_and(|sent| constant_time_eq(sent, token.as_bytes())) {
         return Ok(());
     }
     Err(unauthorized(
@@ -43,7 +43,7 @@ pub fn check_token(
     ))
 }
 
-/// The token, or a signature of this very request.
+/// Checks that a `/files` request carries the access token or a signature of exactly this request.
 pub fn check_files(
     token: Option<&str>,
     headers: &HeaderMap,
@@ -53,7 +53,7 @@ pub fn check_files(
 ) -> Result<(), PlainRefusal> {
     let Some(token) = token else { return Ok(()) };
     match sent_token(headers) {
-        Some(sent) if same(sent, token.as_bytes()) => return Ok(()),
+        Some(sent) if constant_time_eq(sent, token.as_bytes()) => return Ok(()),
         Some(sent) if !sent.is_empty() => {
             return Err(unauthorized("access token present in header but does not match"));
         }
@@ -69,7 +69,7 @@ pub fn check_files(
     };
     let path = query.bytes("path").unwrap_or_default();
     let expected = sign(path, operation, query.bytes("username").unwrap_or_default(), token, expiration);
-    if !same(signature, expected.as_bytes()) {
+    if !constant_time_eq(signature, expected.as_bytes()) {
         return Err(unauthorized("invalid signature"));
     }
     if expiration.is_some_and(|at| at < now_unix_s) {
@@ -78,7 +78,7 @@ pub fn check_files(
     Ok(())
 }
 
-/// The user part of Basic authorization.
+/// The user name in Basic authorization.
 pub fn basic_user(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, encoded) = value.split_once(' ')?;
@@ -108,8 +108,8 @@ fn sign(
     format!("v1_{}", STANDARD_NO_PAD.encode(Sha256::digest(&text)))
 }
 
-/// Compares every byte whatever the first ones are, so that the time taken tells nothing but the length.
-fn same(one: &[u8], other: &[u8]) -> bool {
+/// Compares all bytes even after a difference, so that the time taken reveals only the length.
+fn constant_time_eq(one: &[u8], other: &[u8]) -> bool {
     let differs =
         one.iter().zip(other).fold(0, |differs, (one, other)| std::hint::black_box(differs | one ^ other));
     one.len() == other.len() && differs == 0

@@ -1,13 +1,15 @@
-//! The line between a microVM's guest and its host, carrying many streams: the same code at both ends.
+//! The channel between a microVM's guest and its host. It carries many streams over one port; both ends run this
+//! code.
 //!
-//! Each stream is joined to a Unix socket, or to a pipe in memory where both of its ends are this process's. What the
-//! far end sends waits here only up to the stream's window, so one that nobody reads stops alone.
+//! Each stream is joined to a Unix socket, or to an in-memory pipe when both of its ends are in this process. Bytes
+//! from the far end are buffered only up to the stream's window, so a stream without a reader stalls alone.
 //!
-//! Invariant: whoever reads the line never waits to write to it, so the two ends cannot wait for each other.
-//! Invariant: after a stopping word nothing is written until somebody says go on, not even what is waiting already.
-//! Invariant: streams outlive the line they run over where it is at rest and moved to another: some machines lose theirs
-//! whenever they are frozen.
-//! Trust: every frame is judged by [`proto::mux`]; the first that breaks a rule ends the line.
+//! Invariant: the reading task never waits to write to the channel, so the two ends cannot deadlock.
+//! Invariant: after a stopping control message nothing is written until [`Channel::resume_sending`], not even frames
+//! that are queued already.
+//! Invariant: streams survive the move of an idle channel to another port: some hypervisors lose their port whenever
+//! they save a microVM.
+//! Trust: [`proto::mux`] checks every frame; the first one that breaks a rule ends the channel.
 
 use std::{
     cell::{Cell, RefCell},
@@ -25,20 +27,20 @@ use tokio::{
     task::AbortHandle,
 };
 
-/// Frames that wait to be written, of all streams together.
+/// Most frames that wait to be written, over all streams.
 const OUT_MAX: usize = 64;
-/// What is written at once: as much as the machine's port takes.
+/// Most bytes per write: as many as the virtio port takes at once.
 const WRITE_LEN_MAX: usize = 32 << 10;
-/// What is read at once: as much as the machine's port gives.
+/// Bytes per read: as many as the virtio port delivers at once.
 const READ_LEN: usize = 32 << 10;
-/// What must have been read before the sender is told; less would only cost frames.
+/// Bytes that the reader consumes before it grants the sender new credit; a smaller step would only cost frames.
 const CREDIT_STEP: u32 = WINDOW / 4;
 
-/// The line itself: a socket to the hypervisor at one end, the machine's port at the other.
+/// The file descriptor below a channel: a socket to the hypervisor on the host, the virtio port in the guest.
 pub struct ChannelPort(AsyncFd<OwnedFd>);
 
 impl ChannelPort {
-    /// A descriptor that reads and writes.
+    /// Wraps a descriptor that can be read and written.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&fd, true)?;
         Ok(Self(crate::ready::ready(fd)?))
@@ -66,9 +68,9 @@ impl ChannelPort {
     }
 }
 
-/// Where the bytes of a stream come from.
+/// The side of a stream from which bytes are read and sent to the far end.
 trait StreamSource: AsyncRead + Unpin {
-    /// Waits until there are some, where that can be had without room for them.
+    /// Waits until bytes can be read, where the source can tell that without a buffer to read into.
     async fn waiting(&self) -> io::Result<()>;
 }
 
@@ -84,47 +86,47 @@ impl StreamSource for ReadHalf<DuplexStream> {
     }
 }
 
-/// A descriptor that can be waited on: of a process, its end.
+/// Wraps a descriptor that can be awaited; a pidfd becomes readable when its process ends.
 pub fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     crate::ready::ready(fd)
 }
 
-/// Why a line ended.
+/// The reason why a channel ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
-    /// Nobody is there.
-    #[error("the line broke")]
+    /// The port was closed or failed.
+    #[error("the channel to the guest broke")]
     Broken(#[source] io::Error),
     /// The other end broke a rule.
     #[error(transparent)]
     Violation(#[from] proto::mux::MuxViolation),
 }
 
-/// What the reader of a line is told; streams look after themselves.
+/// An event that [`Channel::read`] returns to its caller; the bytes of streams never appear here.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ChannelEvent {
-    /// The host opened this stream: to be attached to something.
+    /// The host opened this stream; the caller has to attach it to a socket or pipe.
     Opened(u32),
-    /// A word about the line itself.
+    /// A control message about the channel itself.
     Word(FrameKind, Vec<u8>),
 }
 
-/// One end of the line.
+/// One end of the channel.
 pub struct Channel {
     port: RefCell<Rc<ChannelPort>>,
-    /// While it is, the line may end: another takes its place.
+    /// While set, the end of the port does not end the channel: [`Channel::move_to`] brings another port.
     moving: Cell<bool>,
     moved: Notify,
     ledger: RefCell<FlowLedger>,
     streams: RefCell<HashMap<u32, JoinedStream>>,
     out: mpsc::Sender<OutgoingFrame>,
     queue: RefCell<Option<mpsc::Receiver<OutgoingFrame>>>,
-    /// Grows with each welcome; what was said before one is not sent after it.
+    /// Grows with each reset; frames queued in an older epoch are dropped.
     epoch: Cell<u64>,
     next: Cell<u32>,
     go_on: Notify,
     intake: RefCell<FrameReader>,
-    /// What was read last: made once, for an emulated machine fills a new one slowly.
+    /// The read buffer, allocated once: an emulated microVM is slow at filling new pages.
     buffer: RefCell<Vec<u8>>,
 }
 
@@ -141,7 +143,7 @@ struct OutgoingFrame {
 }
 
 impl Channel {
-    /// This end of a line.
+    /// Creates this end of a channel.
     pub fn new(side: MuxSide, port: ChannelPort) -> Rc<Self> {
         let (out, queue) = mpsc::channel(OUT_MAX);
         Rc::new(Self {
@@ -160,7 +162,7 @@ impl Channel {
         })
     }
 
-    /// Writes what is to be written, for as long as the line lives.
+    /// Writes queued frames for as long as the channel exists.
     pub async fn write(&self) -> io::Result<()> {
         let Some(mut queue) = self.queue.borrow_mut().take() else { return Ok(()) };
         let mut batch = Vec::new();
@@ -188,13 +190,13 @@ impl Channel {
         current && out.stop
     }
 
-    /// Reads until something is for the caller.
+    /// Reads until there is an event for the caller.
     pub async fn read(self: &Rc<Self>) -> Result<ChannelEvent, ChannelError> {
         loop {
             while let Some(frame) = { self.intake.borrow_mut().next()? } {
-                let heard = self.ledger.borrow_mut().receive(frame)?;
-                if let Some(told) = self.pass_on(heard) {
-                    return Ok(told);
+                let incoming = self.ledger.borrow_mut().receive(frame)?;
+                if let Some(event) = self.pass_on(incoming) {
+                    return Ok(event);
                 }
             }
             let port = self.port.borrow().clone();
@@ -211,37 +213,38 @@ impl Channel {
         }
     }
 
-    /// From here on the line, which is at rest, may end: it is moved, or said to stay.
+    /// Announces that the port of this idle channel may end. [`Channel::move_to`] or [`Channel::keep_alive`] must
+    /// follow.
     pub fn expect_move(&self) {
         self.moving.set(true);
     }
 
-    /// Whether it may.
+    /// Whether the port may end without ending the channel.
     pub fn may_move(&self) -> bool {
         self.moving.get()
     }
 
-    /// Goes on over another line, with every stream as it is.
+    /// Continues over another port and keeps every stream.
     pub fn move_to(&self, port: ChannelPort) {
         *self.intake.borrow_mut() = FrameReader::default();
         *self.port.borrow_mut() = Rc::new(port);
         self.keep_alive();
     }
 
-    /// The line is what it is; its end is its end again.
+    /// Ends the time in which the port may end: from now on its end is the end of the channel again.
     pub fn keep_alive(&self) {
         self.moving.set(false);
         self.moved.notify_one();
     }
 
-    fn pass_on(&self, heard: MuxEvent) -> Option<ChannelEvent> {
+    fn pass_on(&self, incoming: MuxEvent) -> Option<ChannelEvent> {
         let mut streams = self.streams.borrow_mut();
-        match heard {
+        match incoming {
             MuxEvent::Opened(stream) => return Some(ChannelEvent::Opened(stream)),
             MuxEvent::Word(kind, contents) => return Some(ChannelEvent::Word(kind, contents)),
             MuxEvent::Data(stream, bytes) => {
                 if let Some(inbox) = streams.get(&stream).and_then(|joined| joined.inbox.as_ref()) {
-                    // Bounded by the stream's window, which the ledger has counted.
+                    // The queue is unbounded, but the ledger limits a stream's bytes to its window.
                     let _ = inbox.send(bytes);
                 }
             }
@@ -265,17 +268,17 @@ impl Channel {
         None
     }
 
-    /// Says something about the line itself.
+    /// Sends a control message about the channel itself.
     pub async fn send_word(&self, kind: FrameKind, contents: &[u8]) {
         self.push(seal(kind, 0, contents), false).await;
     }
 
-    /// Says a last word, after which nothing is written until [`Channel::resume_sending`].
+    /// Sends a control message after which nothing is written until [`Channel::resume_sending`].
     pub async fn send_word_and_stop(&self, kind: FrameKind, contents: &[u8]) {
         self.push(seal(kind, 0, contents), true).await;
     }
 
-    /// Lets the writer go on after a stopping word.
+    /// Lets the writer continue after a stopping control message.
     pub fn resume_sending(&self) {
         self.go_on.notify_one();
     }
@@ -284,7 +287,7 @@ impl Channel {
         let _ = self.out.send(OutgoingFrame { epoch: self.epoch.get(), bytes, stop }).await;
     }
 
-    /// Forgets every stream, and what still waited to be said.
+    /// Drops every stream and every frame that still waits to be written.
     pub fn reset_epoch(&self) {
         self.epoch.set(self.epoch.get() + 1);
         self.ledger.borrow_mut().clear();
@@ -293,7 +296,7 @@ impl Channel {
         }
     }
 
-    /// Opens a stream and joins it to that socket; false when there are too many.
+    /// Opens a stream and joins it to the socket; false when too many streams are open.
     pub async fn open(self: &Rc<Self>, socket: UnixStream) -> bool {
         let stream = self.next.get();
         self.next.set(stream.wrapping_add(1).max(1));
@@ -305,14 +308,14 @@ impl Channel {
         true
     }
 
-    /// Joins a stream to that socket.
+    /// Joins a stream to the socket.
     pub fn attach(self: &Rc<Self>, stream: u32, socket: UnixStream) {
         let (from, to) = socket.into_split();
         self.join(stream, from, to);
     }
 
-    /// Joins a stream to a pipe in memory and gives its far end: no call of the kernel is on this way, each of which an
-    /// emulated machine that was just thawed has to learn anew.
+    /// Joins a stream to an in-memory pipe and returns the far end. This path makes no system call: right after a
+    /// restore an emulated microVM has to translate the code of each one anew.
     pub fn attach_here(self: &Rc<Self>, stream: u32) -> DuplexStream {
         let (near, far) = tokio::io::duplex(DATA_LEN_MAX);
         let (from, to) = tokio::io::split(near);
@@ -337,7 +340,7 @@ impl Channel {
 
     async fn send_from(self: Rc<Self>, stream: u32, mut from: impl StreamSource, credit: Rc<Notify>) {
         loop {
-            // An idle stream holds no buffer.
+            // Wait before allocating, so that an idle stream holds no buffer.
             if from.waiting().await.is_err() {
                 return self.reset(stream).await;
             }
@@ -388,11 +391,11 @@ impl Channel {
         self.detach_streams(stream);
     }
 
-    /// Whoever has nothing more to do with a stream looks whether the other direction has, too.
+    /// Forgets a stream once both of its directions have ended.
     fn detach_streams(&self, stream: u32) {
         if self.ledger.borrow().credit(stream).is_none() {
             let joined = self.streams.borrow_mut().remove(&stream);
-            // What arrived before its end is still being delivered.
+            // Dropping does not abort the pumps: they still deliver bytes that arrived before the end.
             drop(joined);
         }
     }
@@ -417,7 +420,7 @@ mod tests {
 
     use super::*;
 
-    /// A host and a guest that hands each stream to `serve`.
+    /// Connects a host end with a guest end that passes each stream to `serve`.
     fn joined<F: Future<Output = ()> + 'static>(
         serve: impl Fn(UnixStream) -> F + 'static,
     ) -> (Rc<Channel>, Rc<Channel>) {
@@ -431,8 +434,8 @@ mod tests {
         }
         let far = guest.clone();
         tokio::task::spawn_local(async move {
-            while let Ok(told) = far.read().await {
-                match told {
+            while let Ok(event) = far.read().await {
+                match event {
                     ChannelEvent::Opened(stream) => {
                         let (near, served) = UnixStream::pair().unwrap();
                         far.attach(stream, near);
@@ -450,16 +453,16 @@ mod tests {
     }
 
     fn listen(host: &Rc<Channel>) -> mpsc::UnboundedReceiver<FrameKind> {
-        let (words, heard) = mpsc::unbounded_channel();
+        let (words, incoming) = mpsc::unbounded_channel();
         let host = host.clone();
         tokio::task::spawn_local(async move {
-            while let Ok(told) = host.read().await {
-                if let ChannelEvent::Word(kind, _) = told {
+            while let Ok(event) = host.read().await {
+                if let ChannelEvent::Word(kind, _) = event {
                     let _ = words.send(kind);
                 }
             }
         });
-        heard
+        incoming
     }
 
     fn run(test: impl Future<Output = ()>) {
@@ -541,7 +544,7 @@ mod tests {
             for end in [&host, &guest] {
                 end.expect_move();
             }
-            // Both ends of the old line are closed; meanwhile somebody has something to say.
+            // Both ends of the old port are closed; meanwhile the host's client sends something.
             near.write_all(b"two").await.unwrap();
             let (one, other) =
                 rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -588,10 +591,10 @@ mod tests {
             let silent = tokio::time::timeout(Duration::from_millis(50), near.read_exact(&mut [0; 3])).await;
             assert!(silent.is_err(), "nothing passes a held line");
             host.resume_sending();
-            // What waited is written first; the word to the guest comes after it.
+            // Frames that waited are written first; the message to the guest comes after them.
             host.send_word(FrameKind::GoOn, &[]).await;
             near.read_exact(&mut [0; 3]).await.unwrap();
-            // As a thawed machine is told: what was open is gone.
+            // A restored guest resets its channel: every stream is gone.
             guest.reset_epoch();
             assert_eq!(guest.streams.borrow().len(), 0);
         });

@@ -1,4 +1,4 @@
-//! What the guest is told before it runs: configuration and where to listen.
+//! The guest's start options: its configuration and where it listens.
 //!
 //! In a Body both come from the launcher, so nothing in the Body can read or reach them. `--config FILE` with
 //! `--unix PATH` or `--tcp ADDR` is for tests and developers.
@@ -17,49 +17,49 @@ use proto::guest::GuestConfig;
 const CONFIG_LEN_MAX: u64 = 4 << 20;
 const USAGE: &str = "usage: pal-guest --config FILE (--unix PATH | --tcp ADDRESS:PORT)";
 
-/// Why the guest does not run.
+/// The reason why the guest cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The command line makes no sense.
+    /// The command line is not one of the two known forms.
     #[error("{USAGE}")]
     Usage,
-    /// The configuration cannot be read.
+    /// The configuration file cannot be read.
     #[error("cannot read the configuration: {0}")]
     Read(#[source] io::Error),
-    /// The configuration makes no sense.
-    #[error("the configuration is not what a guest understands: {0}")]
+    /// The configuration file is not valid.
+    #[error("the configuration is invalid: {0}")]
     Parse(#[source] serde_json::Error),
-    /// Nobody could reach it.
+    /// The socket cannot be bound.
     #[error("cannot listen: {0}")]
     Listen(#[source] io::Error),
-    /// The kernel refuses what it needs.
+    /// The runtime cannot be created or fails.
     #[error("cannot run: {0}")]
     Runtime(#[source] io::Error),
 }
 
-/// Where callers come from.
+/// The endpoint at which callers connect.
 #[derive(Debug)]
 pub enum Listener {
-    /// The host's only way in.
+    /// The Unix socket in the Body's directory: the host's only way into the Body.
     Unix(UnixListener),
-    /// For developers.
+    /// A TCP address, for developers.
     Tcp(std::net::TcpListener),
-    /// The line of a microVM.
+    /// The channel of a microVM.
     Machine(std::rc::Rc<crate::vm::GuestMachine>),
 }
 
-/// All the guest is told.
+/// All start options of the guest.
 #[derive(Debug)]
 pub struct GuestOptions {
-    /// What it is told.
+    /// The configuration.
     pub config: Arc<GuestConfig>,
-    /// Where it listens.
+    /// The endpoint at which it listens.
     pub listener: Listener,
-    /// Of which areas it tells what was changed.
+    /// Overlays of which it reports changed files to git's fsmonitor.
     pub followed: Vec<crate::fsmonitor::FollowedOverlay>,
 }
 
-/// Reads the order from the command line.
+/// Reads the options from the command line.
 pub fn read() -> Result<GuestOptions, ConfigError> {
     let args: Vec<Vec<u8>> = std::env::args_os().skip(1).map(OsStringExt::into_vec).collect();
     let args: Vec<&[u8]> = args.iter().map(Vec::as_slice).collect();
@@ -84,14 +84,14 @@ fn parse(file: File) -> Result<GuestConfig, ConfigError> {
     serde_json::from_slice(&text).map_err(ConfigError::Parse)
 }
 
-/// Makes a listener fit for the runtime.
+/// Makes a listener non-blocking, as the runtime needs it.
 pub fn unix(listener: UnixListener) -> Result<Listener, ConfigError> {
     listener.set_nonblocking(true).map_err(ConfigError::Listen)?;
     Ok(Listener::Unix(listener))
 }
 
 fn tcp(address: &str) -> io::Result<Listener> {
-    // Parsed, not looked up: a guest that resolves names would carry half a C library for it.
+    // The address is parsed, not resolved: a resolver would pull half a C library into the guest.
     let address: SocketAddr = address.parse().map_err(io::Error::other)?;
     let listener = std::net::TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;

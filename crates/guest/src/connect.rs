@@ -1,4 +1,4 @@
-//! The Connect protocol, as much of it as the E2B SDKs and we use: unary and streaming, JSON and protobuf.
+//! The part of the Connect protocol that the E2B SDKs and we use: unary and streaming calls, JSON and protobuf.
 //!
 //! Absent on purpose: compression, gRPC, GET requests.
 
@@ -27,7 +27,7 @@ const MESSAGE_WAIT: Duration = Duration::from_secs(60);
 /// Longest deadline that is not "none".
 const TIMEOUT_MS_MAX: u64 = 10 * 365 * 24 * 3600 * 1000;
 
-/// What went wrong, in Connect's words.
+/// Connect's error codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Code {
     InvalidArgument,
@@ -65,12 +65,12 @@ impl Code {
     }
 }
 
-/// Why a call failed.
+/// The reason why a call failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectError {
     pub code: Code,
     pub message: String,
-    /// Told beside Connect's own words, which have no room for it.
+    /// A machine-readable reason in a field of its own, because Connect's codes are too coarse for it.
     pub reason: Option<StartRefusal>,
 }
 
@@ -79,7 +79,7 @@ impl ConnectError {
         Self { code, message: message.into(), reason: None }
     }
 
-    /// With the reason that a program can tell from others.
+    /// Adds a reason by which programs can tell this failure from others.
     pub fn reason(self, reason: StartRefusal) -> Self {
         Self { reason: Some(reason), ..self }
     }
@@ -93,22 +93,23 @@ impl ConnectError {
     }
 
     fn json(&self) -> serde_json::Value {
-        let mut said = serde_json::json!({ "code": self.code.word_and_status().0, "message": self.message });
+        let mut object =
+            serde_json::json!({ "code": self.code.word_and_status().0, "message": self.message });
         if let Some(reason) = self.reason {
-            said["reason"] = serde_json::json!(reason);
+            object["reason"] = serde_json::json!(reason);
         }
-        said
+        object
     }
 }
 
-/// How messages are written.
+/// The encoding of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Codec {
     Json,
     Proto,
 }
 
-/// One message, or envelopes of them.
+/// Whether a call carries single messages or streams of envelopes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MessageFraming {
     Unary,
@@ -137,7 +138,7 @@ impl Codec {
     }
 }
 
-/// What the content type says about a call; `None` is a type that nobody here speaks.
+/// Codec and framing that the content type names; `None` for a type that the guest does not support.
 pub fn kind_of(headers: &HeaderMap) -> Option<(Codec, MessageFraming)> {
     let kind = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
     match kind.split(';').next()?.trim().to_ascii_lowercase().as_str() {
@@ -149,14 +150,14 @@ pub fn kind_of(headers: &HeaderMap) -> Option<(Codec, MessageFraming)> {
     }
 }
 
-/// 415, and what would be taken.
+/// Answers 415 and lists the supported content types.
 pub fn unsupported_type(shape: MessageFraming) -> HttpReply {
     let mut reply = crate::reply::empty(StatusCode::UNSUPPORTED_MEDIA_TYPE);
-    let taken = match shape {
+    let supported = match shape {
         MessageFraming::Unary => "application/json, application/proto",
         MessageFraming::Stream => "application/connect+json, application/connect+proto",
     };
-    reply.headers_mut().insert("accept-post", HeaderValue::from_static(taken));
+    reply.headers_mut().insert("accept-post", HeaderValue::from_static(supported));
     reply
 }
 
@@ -166,7 +167,7 @@ pub fn check_encoding(headers: &HeaderMap) -> Result<(), ConnectError> {
         match headers.get(name).map(HeaderValue::as_bytes) {
             None | Some(b"identity" | b"") => {}
             Some(_) => {
-                return Err(ConnectError::new(Code::Unimplemented, "compressed requests are not taken"));
+                return Err(ConnectError::new(Code::Unimplemented, "compressed requests are not supported"));
             }
         }
     }
@@ -191,7 +192,7 @@ pub fn keepalive_of(headers: &HeaderMap) -> Duration {
     Duration::from_secs(seconds.filter(|seconds| (1..=86_400).contains(seconds)).unwrap_or(90))
 }
 
-/// The one message of a unary call.
+/// Reads the one message of a unary call.
 pub async fn whole(body: Incoming) -> Result<Bytes, ConnectError> {
     let read = Limited::new(body, MESSAGE_LEN_MAX).collect();
     match tokio::time::timeout(MESSAGE_WAIT, read).await {
@@ -214,7 +215,7 @@ impl Messages {
         Self { body, opener: EnvelopeReader::new(MESSAGE_LEN_MAX), ended: false }
     }
 
-    /// The next message; `None` when the caller has said all.
+    /// The next message; `None` after the last one.
     pub async fn next(&mut self) -> Result<Option<Bytes>, ConnectError> {
         loop {
             if let Some(envelope) =
@@ -233,10 +234,10 @@ impl Messages {
         }
     }
 
-    /// The only message, which must come soon.
+    /// The only message of the request, which must arrive within `MESSAGE_WAIT`.
     ///
-    /// The request is read to its end: a connection that is closed with something unread is reset, and what the
-    /// caller had not read by then would be lost.
+    /// The request is read to its end: the kernel resets a connection that is closed with unread bytes, and the
+    /// caller would lose the part of the answer that it had not read yet.
     pub async fn only(mut self) -> Result<Bytes, ConnectError> {
         let only = async {
             let message =

@@ -14,7 +14,7 @@ use crate::{
 
 const BUFFER_LEN: usize = 16 * 1024;
 
-/// `GET /v1/dial?port=N`.
+/// Answers `GET /v1/dial?port=N`: connects to the port and turns the request into a raw stream.
 pub async fn answer(query: &UrlQuery, mut request: Request<Incoming>) -> HttpReply {
     let Some(port) = query.text("port").and_then(|port| port.parse().ok()).filter(|port| *port != 0_u16)
     else {
@@ -29,14 +29,14 @@ pub async fn answer(query: &UrlQuery, mut request: Request<Incoming>) -> HttpRep
         .reply();
     }
     let Some(mut inside) = connect(port).await else {
-        let message = format!("The sandbox is running but port {port} answers nobody: the port is not open");
+        let message = format!("The sandbox is running but port {port} does not answer: the port is not open");
         return PlainRefusal::new(StatusCode::BAD_GATEWAY, message).reply();
     };
     let upgraded = hyper::upgrade::on(&mut request);
     tokio::task::spawn_local(async move {
         if let Ok(outside) = upgraded.await {
             let mut outside = TokioIo::new(outside);
-            // Either side closing is how a stream ends; there is nobody to tell.
+            // A stream ends when either side closes it, so there is no error to report.
             let _ =
                 tokio::io::copy_bidirectional_with_sizes(&mut outside, &mut inside, BUFFER_LEN, BUFFER_LEN)
                     .await;

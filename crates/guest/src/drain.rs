@@ -1,19 +1,19 @@
-//! What a caller still sends after it was refused.
+//! Drains the rest of a request that was refused.
 //!
-//! Invariant: whoever is refused hears why, also when it sends all it has before it listens: a connection that is closed
-//! with something unread is reset, and takes the answer with it.
+//! Invariant: a refused caller receives the reason even if it sends its whole request before it reads. The kernel
+//! resets a connection that is closed with unread bytes, and the answer would be lost.
 
 use std::time::Duration;
 
 use http_body_util::BodyExt;
 use hyper::body::{Bytes, Incoming};
 
-/// Most that is read on, and how long the next piece and all of them may take.
+/// Most bytes that are drained, and how long the next chunk and all of them may take.
 const LEN_MAX: usize = 1 << 30;
 const PIECE_WAIT: Duration = Duration::from_secs(10);
 const WAIT: Duration = Duration::from_secs(60);
 
-/// Reads the rest beside the answer, and throws it away.
+/// Reads the rest of the request and discards it, in parallel with the answer.
 pub fn read_on(mut body: Incoming) {
     tokio::task::spawn_local(tokio::time::timeout(WAIT, async move {
         let mut left = LEN_MAX;

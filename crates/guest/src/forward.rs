@@ -1,6 +1,7 @@
-//! A port on the Body's own loopback that leads to a socket of the host: how programs reach a proxy outside.
+//! Forwards a port on the Body's loopback interface to a socket of the host. Programs reach a proxy outside through
+//! it.
 //!
-//! Whoever listens on that socket decides; nothing is decided here.
+//! The listener behind that socket decides what is allowed; this module decides nothing.
 
 use std::net::Ipv4Addr;
 
@@ -10,11 +11,11 @@ use tokio::{
     sync::Semaphore,
 };
 
-/// Connections at once; more wait.
+/// Connections at once; further ones wait.
 const CONNECTIONS_MAX: usize = 128;
 const BUFFER_LEN: usize = 16 * 1024;
 
-/// Listens for as long as the guest lives. Where that cannot be, programs find the port closed.
+/// Listens for as long as the guest runs. If the port cannot be bound, programs find it closed.
 pub async fn serve(forward: Forward) {
     let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, forward.port)).await else { return };
     let free = std::sync::Arc::new(Semaphore::new(CONNECTIONS_MAX));

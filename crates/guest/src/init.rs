@@ -1,7 +1,7 @@
-//! What being init means: settle into the process, bury the dead, end everybody at the end.
+//! The duties of init: prepare the process, reap children, end all processes at the end.
 //!
-//! Invariant: `wait` is called only here, on the one serving thread, so a pid that a [`Reaper`] has not reported dead
-//! cannot have been given to anybody else.
+//! Invariant: only this module calls `wait`, on the serving thread. So the kernel cannot have reused a pid as long as
+//! the [`Reaper`] has not reported its exit.
 
 use std::{
     cell::{Cell, RefCell},
@@ -27,13 +27,14 @@ use tokio::{
 
 use crate::server::GuestServer;
 
-/// How long processes have when a signal, not a caller, ends the guest.
+/// The grace period when a signal, not a request, ends the guest.
 const SIGNAL_GRACE: Duration = Duration::from_secs(5);
-/// Longest grace a caller may ask for.
+/// Longest grace period that a caller may ask for.
 pub const GRACE_MAX: Duration = Duration::from_secs(600);
-/// How long the kernel has to remove what was killed, and streams have to say so.
+/// How long the kernel may take to remove killed processes, and streams to report their ends.
 const LAST_WAIT: Duration = Duration::from_secs(1);
-/// Not every death is told: other parents' children are looked for this often.
+/// The interval at which the guest looks for processes that are not its own children: no SIGCHLD announces their
+/// exit.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Signals that ask the guest to end.
 const ENDS: [Signal; 3] = [Signal::TERM, Signal::INT, Signal::HUP];
@@ -47,7 +48,7 @@ pub enum Exit {
     Signal(i32),
 }
 
-/// Makes this process fit to be an init. Best effort: each step is a hardening, none is needed to serve.
+/// Prepares this process to be init. Every step hardens and none is required, so failures are ignored.
 pub fn become_init() {
     hold_standard_descriptors();
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
@@ -59,7 +60,7 @@ pub fn become_init() {
     }
 }
 
-/// 0, 1 and 2 must never become a pipe or a socket of ours.
+/// Fills descriptors 0, 1 and 2, so that none of them ever becomes a pipe or socket of the guest.
 fn hold_standard_descriptors() {
     while let Ok(file) = OpenOptions::new().read(true).write(true).open("/dev/null") {
         if file.as_raw_fd() > 2 {
@@ -73,17 +74,17 @@ fn is_init() -> bool {
     rustix::process::getpid().is_init()
 }
 
-/// Who waits for whom.
+/// Delivers the exit of each child to the task that waits for it.
 #[derive(Debug, Default)]
 pub struct Reaper {
     waiting: RefCell<HashMap<u32, oneshot::Sender<Exit>>>,
-    /// Starts under way: their children may die before anybody waits for them.
+    /// The number of starts in progress: a child may exit before a task waits for it.
     starting: Cell<usize>,
     early: RefCell<HashMap<u32, Exit>>,
     buried: Notify,
 }
 
-/// Held while a process is being started, so that its early death is not forgotten.
+/// Held while a process starts, so that the reaper keeps an early exit.
 #[derive(Debug)]
 pub struct StartGuard<'a>(&'a Reaper);
 
@@ -98,13 +99,13 @@ impl Drop for StartGuard<'_> {
 }
 
 impl Reaper {
-    /// To be called before a process is started.
+    /// Must be called before a process is started.
     pub fn starting(&self) -> StartGuard<'_> {
         self.starting.set(self.starting.get() + 1);
         StartGuard(self)
     }
 
-    /// The exit of a child that was just started.
+    /// The future exit of a child that was just started.
     pub fn exit_of(&self, pid: u32, _start: &StartGuard<'_>) -> oneshot::Receiver<Exit> {
         let (sender, receiver) = oneshot::channel();
         match self.early.borrow_mut().remove(&pid) {
@@ -136,18 +137,18 @@ fn exit_of_status(status: WaitStatus) -> Option<Exit> {
     }
 }
 
-/// Takes every signal that the guest heeds, before anybody is answered.
+/// Blocks every signal that the guest handles; must run before the first request is answered.
 pub fn signals() -> io::Result<Signals> {
     Signals::take(SignalSet::of(&ENDS).and(Signal::CHILD))
 }
 
-/// Looks once what children must be rid of. After a start, which then costs the next one less: no child waits for it.
+/// Reads once which signals a child has to reset. It runs after the first start, where it delays no child.
 pub fn look_at_signals_once() {
     static LOOKED: Once = Once::new();
     LOOKED.call_once(sys::spawn::look_at_signals);
 }
 
-/// Buries the dead for as long as the guest lives, and passes on when somebody asks it to end.
+/// Reaps children for as long as the guest runs, and reports the first signal that asks it to end.
 async fn handle_signals(guest: Rc<GuestServer>, signals: Signals, end: oneshot::Sender<()>) {
     let mut end = Some(end);
     loop {
@@ -159,13 +160,13 @@ async fn handle_signals(guest: Rc<GuestServer>, signals: Signals, end: oneshot::
                 }
             }
             Ok(_) => {}
-            // Whoever is not told looks by himself.
+            // Signals cannot be awaited, so poll for exits.
             Err(_) => tokio::time::sleep(LOOK_EVERY).await,
         }
     }
 }
 
-/// Buries the dead from now on, and waits for a signal that asks the guest to end.
+/// Reaps children from now on, and waits for a signal that asks the guest to end.
 pub async fn keep_watch(guest: Rc<GuestServer>, signals: Signals) -> Duration {
     let (end, ends) = oneshot::channel();
     tokio::task::spawn_local(handle_signals(guest, signals, end));
@@ -175,7 +176,7 @@ pub async fn keep_watch(guest: Rc<GuestServer>, signals: Signals) -> Duration {
 
 /// Ends every process: TERM, then KILL after the grace.
 pub async fn end_all_processes(guest: &GuestServer, grace: Duration) {
-    // Started by nobody any more; what runs now is all there will be, but for what it starts itself.
+    // No new process is started any more: these groups and their own children are all there will be.
     let groups = guest.processes.groups();
     // Interactive shells ignore TERM, but leave when their terminal does.
     for pid in guest.processes.on_terminals() {

@@ -1,12 +1,13 @@
 //! The guest: init of every Body.
 //!
 //! It starts processes, moves files and watches directories for callers that speak envd's Connect protocol (the one
-//! of the E2B SDKs) and a small service of our own, and it buries the dead.
+//! of the E2B SDKs) and a small service of our own, and it reaps children.
 //!
-//! Invariant: one thread serves everybody and never blocks; what may block runs on a short-lived helper thread.
+//! Invariant: one thread serves all callers and never blocks; work that may block runs on a short-lived helper
+//! thread.
 //! Invariant: an idle guest holds no buffers; every buffer, queue and table has a limit.
-//! Trust: callers come through the host, but may send anything. Programs in the Body are hostile: what they put on
-//! disk (`/etc/passwd`, symlinks, FIFOs, endless files) is read with limits and never followed where it matters.
+//! Trust: callers come through the host, but may send anything. Programs in the Body are hostile: their files
+//! (`/etc/passwd`, symlinks, FIFOs, endless files) are read with limits and never followed where it matters.
 
 mod auth;
 pub mod channel;
@@ -36,13 +37,13 @@ use tokio::task::LocalSet;
 
 pub use config::{ConfigError, GuestOptions, Listener};
 
-/// Helper threads at once; each is one slow file operation.
+/// Most helper threads at once; each runs one slow file operation.
 const HELPERS_MAX: usize = 32;
 const HELPER_STACK_LEN: usize = 256 * 1024;
 const HELPER_KEPT: Duration = Duration::from_millis(500);
 
-/// Becomes the guest of a Body, in a process that is set up for it and has one thread. Calls `begun` before it builds its
-/// runtime: the kernel queues connections until the guest accepts them.
+/// Runs the guest of a Body, in a prepared process with one thread. Calls `begun` before it builds its runtime: the
+/// kernel queues connections until the guest accepts them.
 pub fn serve(
     config: GuestConfig,
     listener: UnixListener,
@@ -52,7 +53,7 @@ pub fn serve(
     run(GuestOptions { config: config.into(), listener: config::unix(listener)?, followed }, begun)
 }
 
-/// The same for tests and developers, as the command line says.
+/// Runs the guest with the options of the command line, for tests and developers.
 pub fn serve_command_line() -> Result<(), ConfigError> {
     run(config::read()?, || {})
 }
@@ -71,7 +72,7 @@ fn run(order: GuestOptions, begun: impl FnOnce()) -> Result<(), ConfigError> {
         .map_err(ConfigError::Runtime)?;
     let local = LocalSet::new();
     let served = local.block_on(&runtime, server::serve(order));
-    // Helpers may hang on a dead file system; nobody waits for them.
+    // A helper thread may hang on a dead file system, so the guest does not wait for it.
     runtime.shutdown_background();
     served.map_err(ConfigError::Runtime)
 }

@@ -1,6 +1,6 @@
 //! `pal-guest --config FILE (--unix PATH | --tcp ADDRESS:PORT)`: the guest without a Body, for tests and developers.
 //!
-//! In a Body it is no program of its own: the process that `pal-launch` set up becomes it.
+//! A Body has no such program: the process that `pal-launch` prepares runs the guest itself.
 
 use std::{io::Write, process::ExitCode};
 

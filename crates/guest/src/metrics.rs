@@ -1,4 +1,4 @@
-//! `GET /metrics`: processors, memory and disk as the Body sees them.
+//! `GET /metrics`: CPU, memory and disk as the Body sees them.
 
 use std::{fs::File, io::Read};
 
@@ -11,7 +11,7 @@ use crate::{
 
 const FILE_LEN_MAX: u64 = 64 * 1024;
 
-/// Processor time at the last question; use is measured between two questions.
+/// CPU time at the last request; usage is measured between two requests.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct CpuLoad {
     busy: u64,
@@ -30,9 +30,9 @@ struct GuestMetrics {
     disk_total: u64,
 }
 
-/// Answers what is used now.
+/// Answers with the current usage.
 pub async fn answer(guest: &GuestServer) -> HttpReply {
-    // The root may be a file system that hangs.
+    // On a helper thread, because the root may be a file system that hangs.
     let (disk_used, disk_total) = tokio::task::spawn_blocking(disk).await.unwrap_or_default();
     let now = load(&read("/proc/stat"));
     let before = guest.load.replace(now);

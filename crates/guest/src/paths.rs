@@ -8,10 +8,10 @@ use std::{
 
 use crate::{connect::ConnectError, users::GuestUser};
 
-/// Longest path, NUL included, as the kernel has it.
+/// Longest path, NUL included, as the kernel limits it.
 const PATH_LEN_MAX: usize = 4096;
 
-/// The absolute path that `path` names for `user`; an empty one is the default directory.
+/// Resolves `path` for `user` to an absolute path; an empty one is the default directory.
 pub fn resolve(path: &[u8], user: &GuestUser, workdir: Option<&str>) -> Result<PathBuf, ConnectError> {
     let path = if path.is_empty() { workdir.unwrap_or_default().as_bytes() } else { path };
     if path.contains(&0) {
@@ -35,7 +35,7 @@ pub fn name_of(path: &Path) -> String {
     path.file_name().map_or_else(|| "/".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Without `.` and `..`, by the text alone.
+/// Resolves `.` and `..` in the text, without looking at the file system.
 fn clean(path: &Path) -> PathBuf {
     let mut out = PathBuf::from("/");
     for part in path.components() {

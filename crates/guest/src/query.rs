@@ -17,12 +17,12 @@ impl UrlQuery {
         )
     }
 
-    /// The first value of that name.
+    /// The first value of a parameter, as bytes.
     pub fn bytes(&self, name: &str) -> Option<&[u8]> {
         self.0.iter().find(|(key, _)| key == name.as_bytes()).map(|(_, value)| value.as_slice())
     }
 
-    /// As [`UrlQuery::bytes`], when it is text.
+    /// The first value of a parameter, if it is UTF-8.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.bytes(name).and_then(|value| std::str::from_utf8(value).ok())
     }

@@ -1,10 +1,10 @@
-//! Waiting for descriptors.
+//! Async waiting for descriptors.
 
 use std::{io, os::fd::OwnedFd};
 
 use tokio::io::unix::AsyncFd;
 
-/// A descriptor that can be waited on; it must be non-blocking.
+/// Registers a descriptor with the runtime; it must be non-blocking.
 #[expect(
     deprecated,
     reason = "unsound only for types whose descriptor may close or change; an OwnedFd's does not"

@@ -1,6 +1,7 @@
-//! What callers get: bodies and plain (not Connect) answers.
+//! Answers to callers: bodies and plain (not Connect) replies.
 //!
-//! Invariant: a body that cannot go on ends with an error, which aborts the connection; a cut answer never looks whole.
+//! Invariant: a body that fails ends with an error, which aborts the connection; an incomplete answer never looks
+//! complete.
 
 use std::{
     io,
@@ -19,7 +20,7 @@ use serde::Serialize;
 /// An answer.
 pub type HttpReply = Response<ReplyBody>;
 
-/// Makes a body piece by piece, when the connection has room for one.
+/// Produces a body piece by piece, when the connection has room for one.
 pub trait BodySource {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>>;
 }
@@ -40,7 +41,7 @@ impl ReplyBody {
         Self::Pieces { source: Box::new(source), left: None }
     }
 
-    /// A body of exactly so many bytes.
+    /// A body of exactly `len` bytes.
     pub fn sized(source: impl BodySource + 'static, len: u64) -> Self {
         Self::Pieces { source: Box::new(source), left: Some(len) }
     }
@@ -80,7 +81,7 @@ impl Body for ReplyBody {
     }
 }
 
-/// Why a plain request failed: `{"code": status, "message": …}`.
+/// An error of a plain request: `{"code": status, "message": …}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlainRefusal {
     pub status: StatusCode,
@@ -106,7 +107,7 @@ impl PlainRefusal {
     }
 }
 
-/// 200 with JSON.
+/// Answers 200 with JSON.
 pub fn json(value: &impl Serialize) -> HttpReply {
     match serde_json::to_string(value) {
         Ok(text) => with_json(StatusCode::OK, text),
@@ -114,7 +115,7 @@ pub fn json(value: &impl Serialize) -> HttpReply {
     }
 }
 
-/// No body.
+/// Answers without a body.
 pub fn empty(status: StatusCode) -> HttpReply {
     let mut reply = Response::new(ReplyBody::empty());
     *reply.status_mut() = status;
@@ -138,7 +139,7 @@ pub fn allow_browsers(reply: &mut HttpReply) {
     );
 }
 
-/// Answers a browser that asks whether it may ask.
+/// Answers a CORS preflight request.
 pub fn preflight() -> HttpReply {
     let mut reply = empty(StatusCode::NO_CONTENT);
     let headers = reply.headers_mut();

@@ -1,7 +1,7 @@
-//! Connections in, answers out: which path is whose.
+//! Accepts connections and routes requests to the services of the guest.
 //!
 //! Invariant: at most [`CONNECTIONS_MAX`] connections; one more is closed at once.
-//! Trust: what a caller sends is parsed with limits; a caller that stalls holds its own connection and nothing else.
+//! Trust: requests are parsed with limits; a caller that stalls holds its own connection and nothing else.
 
 use std::{
     cell::{Cell, RefCell},
@@ -44,14 +44,14 @@ use crate::{
 };
 
 const CONNECTIONS_MAX: usize = 1024;
-/// Longer than the SDKs keep idle connections, so that it is they who close them.
+/// Longer than the SDKs keep idle connections, so that they close them first and never write into a closed one.
 const HEAD_WAIT: Duration = Duration::from_secs(150);
 const HEADERS_MAX: usize = 128;
 const BUFFER_LEN_MAX: usize = 128 * 1024;
 const IDLE_WAIT: Duration = Duration::from_secs(1);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// All the guest knows.
+/// The state of the guest.
 #[derive(Debug)]
 pub struct GuestServer {
     config: RefCell<Arc<GuestConfig>>,
@@ -59,21 +59,21 @@ pub struct GuestServer {
     pub watchers: files::Watchers,
     pub reaper: init::Reaper,
     pub load: RefCell<metrics::CpuLoad>,
-    /// The machine it is the init of, if it is one.
+    /// The microVM in which the guest is init, if it is in one.
     pub machine: RefCell<Option<Rc<crate::vm::GuestMachine>>>,
     started: Instant,
     connections: Cell<usize>,
-    /// Questions that are being answered.
+    /// Requests that are being answered now.
     turns: Cell<usize>,
-    /// How many there have ever been.
+    /// Requests since the start.
     asked: Cell<u64>,
-    /// The grace of a shutdown that was asked for.
+    /// The grace period of a requested shutdown.
     ending: Cell<Option<Duration>>,
     end: Notify,
     idle: Notify,
 }
 
-/// Serves until somebody asks the guest to end, and then ends everybody.
+/// Serves until a request or signal asks the guest to end, and then ends all processes.
 pub async fn serve(order: GuestOptions) -> io::Result<()> {
     let guest = Rc::new(GuestServer {
         config: RefCell::new(order.config),
@@ -90,7 +90,7 @@ pub async fn serve(order: GuestOptions) -> io::Result<()> {
         end: Notify::new(),
         idle: Notify::new(),
     });
-    // Whoever asks first waits for the kernel to find these files; better now, when nobody waits.
+    // Reads the user files now: the first request would otherwise wait until the kernel has read them from disk.
     drop(crate::users::find(&guest.config().user));
     if let Some(forward) = guest.config().forward.clone() {
         tokio::task::spawn_local(crate::forward::serve(forward));
@@ -98,7 +98,7 @@ pub async fn serve(order: GuestOptions) -> io::Result<()> {
     if !order.followed.is_empty() {
         tokio::task::spawn_local(crate::fsmonitor::serve(order.followed));
     }
-    // The memory of a machine is the host's to take back.
+    // In a microVM the host reclaims memory, so trimming would gain nothing.
     if !crate::vm::is_machine() {
         tokio::task::spawn_local(trim_memory_when_idle(guest.clone()));
     }
@@ -113,7 +113,8 @@ pub async fn serve(order: GuestOptions) -> io::Result<()> {
     guest.ending.set(Some(grace));
     let mut ending = Box::pin(init::end_all_processes(&guest, grace));
     if is_machine {
-        // Its door is the host's, which cannot be closed here: whoever knocks is told that it ends.
+        // The host holds the listener of a microVM, so it cannot be closed here: further callers get an error that
+        // the Body is ending.
         tokio::select! {
             () = &mut ending => return Ok(()),
             _ = accepting => {}
@@ -156,22 +157,22 @@ async fn accept(guest: &Rc<GuestServer>, listener: Listener) -> io::Result<()> {
 }
 
 impl GuestServer {
-    /// What it was told to be.
+    /// The current configuration.
     pub fn config(&self) -> Arc<GuestConfig> {
         self.config.borrow().clone()
     }
 
-    /// It is somebody else from now on: its machine was thawed.
+    /// Replaces the configuration after a restore: the guest now belongs to another Body.
     pub fn set_identity(&self, config: GuestConfig) {
         *self.config.borrow_mut() = Arc::new(config);
     }
 
-    /// Whether the guest is about to end, and starts nothing any more.
+    /// Whether the guest is shutting down and refuses new processes.
     pub fn is_ending(&self) -> bool {
         self.ending.get().is_some()
     }
 
-    /// Memory was freed that might go back to the kernel, unless somebody is here to use it again.
+    /// Requests a trim of freed memory, unless a request in progress will use that memory again.
     pub fn schedule_trim(&self) {
         if self.turns.get() == 0 {
             self.idle.notify_one();
@@ -179,7 +180,7 @@ impl GuestServer {
     }
 }
 
-/// A question that is being answered, up to the last byte of its answer.
+/// A request in progress, up to the last byte of its answer.
 struct RequestTurn(Rc<GuestServer>);
 
 impl RequestTurn {
@@ -197,7 +198,7 @@ impl Drop for RequestTurn {
     }
 }
 
-/// The body of an answer, and its turn.
+/// The body of an answer; it holds the turn of its request.
 struct ResponseBody {
     payload: ReplyBody,
     _turn: RequestTurn,
@@ -243,7 +244,7 @@ fn serve_connection(
                 Ok::<_, Infallible>(reply.map(|payload| ResponseBody { payload, _turn: turn }))
             }
         });
-        // Its error is the caller's affair: a broken connection ends here and nowhere else.
+        // An error of the connection concerns only its caller.
         let _ = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_WAIT)
@@ -253,20 +254,20 @@ fn serve_connection(
             .with_upgrades()
             .await;
         guest.connections.set(guest.connections.get().saturating_sub(1));
-        // The answer to a shutdown is out; now it may happen.
+        // The answer to the shutdown request was sent; now the shutdown may begin.
         if guest.is_ending() {
             guest.end.notify_one();
         }
     }
 }
 
-/// Gives memory back once nobody has asked for anything for a while; most Bodies wait most of the time.
+/// Returns memory to the kernel once no request has come for a while: most Bodies are idle most of the time.
 async fn trim_memory_when_idle(guest: Rc<GuestServer>) {
     loop {
         let before = guest.asked.get();
         tokio::time::sleep(IDLE_WAIT).await;
         if guest.asked.get() != before {
-            // Whoever asks again and again finds it awake.
+            // A busy guest keeps its memory.
             continue;
         }
         if guest.turns.get() == 0 {
@@ -312,7 +313,7 @@ async fn route(guest: Rc<GuestServer>, request: Request<Incoming>) -> HttpReply 
     }
 }
 
-/// Our own service, beside envd's.
+/// Routes requests to our own service beside envd's.
 async fn route_own_service(guest: Rc<GuestServer>, path: &[&str], request: Request<Incoming>) -> HttpReply {
     let query = UrlQuery::parse(request.uri().query());
     match (request.method(), path) {
@@ -323,8 +324,12 @@ async fn route_own_service(guest: Rc<GuestServer>, path: &[&str], request: Reque
                 machine,
                 query.text("now_ns").and_then(|now| now.parse().ok()),
             )),
-            None => PlainRefusal::new(StatusCode::NOT_FOUND, "this is no machine").reply(),
+            None => PlainRefusal::new(StatusCode::NOT_FOUND, "this Body is not a microVM").reply(),
         },
+        (&Method::POST, ["sync"]) => {
+            rustix::fs::sync();
+            reply::json(&())
+        }
         (&Method::POST, ["shutdown"]) => shutdown(&guest, request.into_body()).await,
         (&Method::GET, ["dial"]) => dial::answer(&query, request).await,
         (&Method::GET, ["tree"]) => tree::send(&guest, &query).await,
@@ -361,5 +366,5 @@ async fn shutdown(guest: &GuestServer, body: Incoming) -> HttpReply {
 }
 
 fn unknown_method() -> HttpReply {
-    PlainRefusal::new(StatusCode::NOT_FOUND, "there is no such method").reply()
+    PlainRefusal::new(StatusCode::NOT_FOUND, "no such method").reply()
 }

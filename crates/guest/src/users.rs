@@ -1,6 +1,6 @@
-//! Who is who inside the Body: `/etc/passwd` and `/etc/group`, as they are at each request.
+//! Users and groups of the Body: `/etc/passwd` and `/etc/group`, as they are at each request.
 //!
-//! Trust: both files belong to the Body. They are read with a limit and only if they are plain files.
+//! Trust: both files belong to the Body. They are read with a limit and only if they are regular files.
 
 use std::{cell::RefCell, collections::HashMap, fs::File, io::Read, path::PathBuf, rc::Rc};
 
@@ -10,7 +10,7 @@ use crate::connect::{Code, ConnectError};
 
 const FILE_LEN_MAX: u64 = 1 << 20;
 const GROUPS_MAX: usize = 1024;
-/// Room for what most systems have, so that it is read at once.
+/// Capacity for the files of most systems, so that one read is enough.
 const USUAL_LEN: usize = 8 << 10;
 
 /// One user of the Body.
@@ -23,17 +23,17 @@ pub struct GuestUser {
     pub groups: Vec<u32>,
 }
 
-/// The user of that name, or of that number (`1000` or `1000:1000`, as image configurations say it).
+/// Finds a user by name or by number (`1000` or `1000:1000`, as image configurations spell it).
 pub fn find(name: &str) -> Option<GuestUser> {
     find_in(name, &read("/etc/passwd"), &read("/etc/group"))
 }
 
-/// As [`find`]; a caller who named nobody known is not let in.
+/// Finds the user that a caller named; an unknown name is an authentication error.
 pub fn known(name: &str) -> Result<GuestUser, ConnectError> {
     find(name).ok_or_else(|| ConnectError::new(Code::Unauthenticated, format!("invalid username: '{name}'")))
 }
 
-/// Refuses to be somebody the guest cannot become.
+/// Refuses users whose ids the guest cannot switch to.
 pub fn check_reachable(user: &GuestUser) -> Result<(), ConnectError> {
     let own = rustix::process::geteuid();
     if own.is_root() || own.as_raw() == user.uid {
@@ -49,7 +49,7 @@ pub fn check_reachable(user: &GuestUser) -> Result<(), ConnectError> {
     ))
 }
 
-/// Names of ids, for listings.
+/// Names of user and group ids, for listings.
 #[derive(Debug)]
 pub struct IdNames {
     users: Vec<(u32, String)>,
@@ -86,9 +86,9 @@ fn by_number(name: &str, passwd: &str) -> Option<GuestUser> {
     let uid: u32 = uid.parse().ok()?;
     let gid: Option<u32> = gid.and_then(|gid| gid.parse().ok());
     let found = passwd.lines().find_map(|line| user_line(line).filter(|user| user.uid == uid));
-    let unnamed =
+    let numeric_user =
         || GuestUser { name: uid.to_string(), uid, gid: 0, home: PathBuf::from("/"), groups: Vec::new() };
-    let mut user = found.unwrap_or_else(unnamed);
+    let mut user = found.unwrap_or_else(numeric_user);
     user.gid = gid.unwrap_or(user.gid);
     Some(user)
 }
@@ -124,14 +124,14 @@ fn ids(text: &str) -> Vec<(u32, String)> {
     text.lines().filter_map(id).collect()
 }
 
-/// What a file held when it was last read, and how to know that it still does.
+/// The contents of a file at the last read, and a stamp that tells whether they are still current.
 #[derive(Debug, Clone)]
 struct CachedFile {
     stamp: FileStamp,
     text: Rc<str>,
 }
 
-/// A file that was changed since has another.
+/// Identity, size and times of a file; they change whenever the file changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FileStamp {
     place: (u64, u64),
@@ -148,7 +148,8 @@ impl FileStamp {
         }
     }
 
-    /// The clock of a file system stands still for moments: what was just changed may be changed again unseen.
+    /// Whether the last change is old enough to trust the stamp: file times have a coarse clock, so a second change
+    /// right after the first may leave no trace.
     fn is_settled(&self) -> bool {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
         now.tv_sec > self.changed.0 + 1
@@ -206,7 +207,7 @@ mod tests {
         std::thread::sleep(std::time::Duration::from_millis(2100));
         assert_eq!(&*read(name), "one");
         assert!(KEPT.with_borrow(|kept| kept.contains_key(name)), "what has settled is");
-        // The same length, in place; in another file; and gone.
+        // Equal length, in place; in another file; and removed.
         put("two");
         assert_eq!(&*read(name), "two");
         let other = path.with_extension("other");

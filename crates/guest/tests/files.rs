@@ -56,7 +56,7 @@ async fn an_upload_that_breaks_off_changes_nothing() {
         );
         stream.write_all(head.as_bytes()).await.unwrap();
         stream.write_all(&first).await.unwrap();
-        // More than a socket holds is written, so it has begun.
+        // More was written than a socket buffer holds, so the upload has begun.
         if path == &new {
             guest.wait_for("it is there", || new.exists());
         }
@@ -64,7 +64,7 @@ async fn an_upload_that_breaks_off_changes_nothing() {
     }
     guest.wait_for("the new one is gone", || !new.exists());
     assert_eq!(fs::read(&old).unwrap(), b"what was there");
-    // And one that does not: shorter, longer, and still the same file to whoever has it open.
+    // A replacement that completes: shorter, longer, and with the inode that other processes have open.
     for contents in [b"short".to_vec(), vec![9; 3 << 20]] {
         assert_eq!(guest.ask_with("POST", &uri(&guest, "old"), &OCTETS, contents.clone()).await.0, 200);
         assert!(fs::read(&old).unwrap() == contents);
@@ -131,7 +131,7 @@ async fn what_is_not_a_file_is_refused_at_once() {
     assert_eq!(guest.ask("GET", "/files?path=/a%00b", "").await.0, 400);
     assert_eq!(guest.ask_with("POST", &uri(&guest, "fifo"), &OCTETS, "x").await.0, 400);
     assert_eq!(guest.ask("GET", "/files?path=/x&username=nobody-here", "").await.0, 401);
-    // Sizes of zero and of one page that are not true.
+    // Files that report the wrong size: zero, or one page.
     assert!(guest.ask("GET", "/files?path=/proc/self/status", "").await.1.starts_with(b"Name:\tpal-guest"));
     let (status, body) =
         guest.ask("GET", "/files?path=/sys/kernel/mm/transparent_hugepage/enabled", "").await;
@@ -258,7 +258,7 @@ async fn metadata_stays_with_a_file_until_the_next_upload() {
     let headers = [OCTETS[0], ("x-metadata-author", "me")];
     let (_, answer) = guest.ask_with("POST", &uri(&guest, "m"), &headers, "x").await;
     let answer: Value = serde_json::from_slice(&answer).unwrap();
-    // A file system without attributes keeps the file and says nothing of them.
+    // A file system without attributes keeps the file and reports no metadata.
     if answer[0]["metadata"] == json!({"author": "me"}) {
         let stat = json!({"path": guest.dir.join("m")});
         let (_, found) = guest.call("filesystem.Filesystem/Stat", stat.clone()).await;

@@ -189,7 +189,7 @@ async fn output_that_nobody_heard_is_replayed_once() {
     let pid = events.pid().await;
     assert_eq!(events.output().await, "heard\n");
     drop(events);
-    // Nothing tells when the guest has noticed that we left.
+    // No event tells when the guest has noticed that the caller left.
     tokio::time::sleep(Duration::from_millis(200)).await;
     for gate in &gates {
         std::fs::write(gate, "\n").unwrap();
@@ -199,7 +199,7 @@ async fn output_that_nobody_heard_is_replayed_once() {
     assert_eq!(again.pid().await, pid);
     let story = again.rest().await;
     assert_eq!((story.stdout.as_str(), &story.end), ("missed\nlate\n", &exited(5)));
-    // The end stays for a while, what was heard does not.
+    // The end is kept for a while; received output is not.
     let mut third = guest.stream("process.Process/Connect", connect).await;
     assert_eq!(third.pid().await, pid);
     let story = third.rest().await;
@@ -262,7 +262,7 @@ async fn a_caller_that_never_reads_slows_the_process_not_the_guest() {
     let written = || {
         std::fs::read_to_string(guest.dir.join("written")).map_or(0, |pieces| pieces.trim().parse().unwrap())
     };
-    // It has stalled when it writes no more.
+    // The process has stalled when it writes no more.
     let mut last: u64 = 0;
     guest.wait_for("the process to stall", || {
         std::thread::sleep(Duration::from_millis(300));
@@ -272,7 +272,7 @@ async fn a_caller_that_never_reads_slows_the_process_not_the_guest() {
     assert!(last < 256, "{last} pieces were taken from a process that nobody reads");
     assert!(guest.memory_kib() < before + 4096);
     assert_eq!(guest.ask("GET", "/health", "").await.0, 204);
-    // Who leaves is noticed, and the process goes on with nobody listening.
+    // The guest notices that the caller left, and the process continues without a listener.
     drop(stalled);
     assert_eq!(guest.ask("GET", "/health", "").await.0, 204);
     guest.wait_for("the process to go on", || written() > last + 128);
@@ -341,7 +341,7 @@ async fn a_terminals_newest_output_is_replayed_to_who_asks_for_it() {
     assert_eq!(connect(&[("palisade-replay", "1")]).await.output().await, "first");
     let enter = json!({"process": {"tag": "t"}, "input": {"pty": STANDARD.encode("\n")}});
     guest.call("process.Process/SendInput", enter).await;
-    // What was heard stays away from those who did not ask for it.
+    // A caller that did not ask for a replay gets no output that was received before.
     let mut plain = connect(&[]).await;
     let mut said = String::new();
     while !said.ends_with("second") {

@@ -1,4 +1,4 @@
-//! The guest as a server: who is let in, what is refused, how it ends.
+//! The guest as a server: authorization, refusals, shutdown.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -90,7 +90,7 @@ async fn noise_and_callers_that_leave_do_no_harm() {
     for _ in 0..50 {
         silent.push(guest.connect().await);
     }
-    // Somebody leaves in the middle of an answer, somebody in the middle of a question.
+    // One caller leaves in the middle of an answer, another in the middle of its request.
     let mut stream = guest.sh("yes").await;
     stream.pid().await;
     drop(stream);

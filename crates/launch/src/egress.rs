@@ -1,10 +1,10 @@
-//! The supervisor's side of a Body's egress proxy: it starts `pal-egress`, starts it again when that dies, and ends it with
+//! The supervisor's side of a Body's egress proxy: it starts `pal-egress`, restarts it when it dies, and ends it with
 //! the Body.
 //!
-//! Invariant: the supervisor holds the listening socket, so connections wait while no process accepts them; they go nowhere
-//! else.
-//! Invariant: `pal-egress` holds the Body's first process by descriptor, so it ends with the Body also where the supervisor
-//! was killed; nothing starts it again then.
+//! Invariant: the supervisor holds the listening socket, so connections wait while no proxy accepts them; they go
+//! nowhere else.
+//! Invariant: `pal-egress` holds a pidfd of the Body's first process, so it ends with the Body even if the supervisor
+//! was killed; no process restarts it then.
 
 use std::{
     fs::File,
@@ -35,32 +35,32 @@ use rustix::{
 use crate::report::{StepError, StepExt};
 
 const ANSWER_LEN_MAX: u64 = 64 << 10;
-/// How long a new process may take to confine itself.
+/// How long a new proxy may take to confine itself.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a process may take to end after its Body has.
+/// How long the proxy may take to end after its Body has.
 const END_PATIENCE: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
-/// The pause before a process is started again: doubled each time, up to the longest, while none lives long.
+/// The pause before a restart. It doubles with each restart, up to the maximum, while no proxy runs for long.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// A process that lived so long was sound.
+/// A proxy that ran this long counts as healthy, and resets the pause.
 const SOUND_AFTER: Duration = Duration::from_secs(10);
 
-/// The egress proxy of a Body that runs.
+/// The egress proxy of a running Body.
 pub struct EgressProxy {
     plan: EgressPlan,
     listener: OwnedFd,
     spool: OwnedFd,
     log: OwnedFd,
-    /// The Body's first process.
+    /// A pidfd of the Body's first process.
     body: OwnedFd,
     state: State,
-    /// The next pause.
+    /// The pause before the next restart.
     pause: Duration,
 }
 
 enum State {
     Running(ProxyProcess),
-    /// Until then.
+    /// Until the pause before a restart is over.
     Waiting(Instant),
 }
 
@@ -70,14 +70,15 @@ struct ProxyProcess {
     since: Instant,
 }
 
-/// A process that was just started, and the supervisor's end of the socket to it.
+/// A proxy that was just started, and the supervisor's end of the socket to it.
 struct StartedProxy {
     process: ProxyProcess,
     socket: UnixStream,
 }
 
 impl EgressProxy {
-    /// Starts the proxy of a Body whose first process is `body`, where its plan has one, and waits until it is confined.
+    /// Starts the proxy of the Body whose first process is `body`, if the plan has one, and waits until it has
+    /// confined itself.
     pub fn start(plan: &LaunchPlan, body: BorrowedFd<'_>) -> Result<Option<(Self, Mechanism)>, StepError> {
         let Some(plan) = &plan.egress else { return Ok(None) };
         let step = "start the egress proxy";
@@ -97,7 +98,7 @@ impl EgressProxy {
         match read_answer(&socket).step(step)? {
             EgressAnswer::Ready { landlock } => Ok(Some((proxy, mechanism(landlock)))),
             EgressAnswer::Failed { step: at, cause } => {
-                Err(StepError::new(step, format!("it cannot {at}: {cause}")))
+                Err(StepError::new(step, format!("the egress proxy cannot {at}: {cause}")))
             }
         }
     }
@@ -130,7 +131,7 @@ impl EgressProxy {
         socket.write_all(&line)
     }
 
-    /// The process, to be watched for its end.
+    /// A pidfd of the proxy, to poll for its end.
     pub fn handle(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
             State::Running(process) => Some(process.handle.as_fd()),
@@ -138,7 +139,7 @@ impl EgressProxy {
         }
     }
 
-    /// How long [`EgressProxy::tend`] is not needed while nothing else happens.
+    /// How long until [`EgressProxy::tend`] must be called again if nothing else happens.
     pub fn next_check(&self) -> Option<Duration> {
         match &self.state {
             State::Running(_) => None,
@@ -146,7 +147,7 @@ impl EgressProxy {
         }
     }
 
-    /// Starts the process again where it has died, and its pause is over.
+    /// Restarts a proxy that has died, once its pause is over.
     pub fn tend(&mut self) {
         if let State::Running(process) = &self.state
             && let Ok(Some(_)) = rustix::process::waitpid(Some(process.pid), WaitOptions::NOHANG)
@@ -160,7 +161,7 @@ impl EgressProxy {
             && *until <= Instant::now()
         {
             match self.spawn() {
-                // It says in the log why it fails, if it does.
+                // If the proxy fails, it writes the reason to the log.
                 Ok(StartedProxy { process, .. }) => self.state = State::Running(process),
                 Err(_) => self.wait_a_while(),
             }
@@ -172,7 +173,7 @@ impl EgressProxy {
         self.pause = (2 * self.pause).min(PAUSE_MAX);
     }
 
-    /// Waits for the end of the process, whose Body has ended.
+    /// Waits until the proxy has ended; called after the end of its Body.
     pub fn end(self) {
         let State::Running(process) = &self.state else { return };
         let _ = rustix::event::poll(&mut [PollFd::new(&process.handle, PollFlags::IN)], Some(&END_PATIENCE));
@@ -186,7 +187,7 @@ fn end(process: &ProxyProcess) {
     let _ = rustix::process::waitpid(Some(process.pid), WaitOptions::empty());
 }
 
-/// Opens the listening socket, in place of one that an earlier life of the Body left, and the spool.
+/// Opens the listening socket, in place of one that an earlier run of the Body left, and the spool.
 fn open(dir: &Path) -> io::Result<(OwnedFd, OwnedFd)> {
     let spool = File::options().append(true).create(true).open(dir.join(SPOOL))?;
     spool.set_permissions(std::fs::Permissions::from_mode(0o600))?;
@@ -195,10 +196,10 @@ fn open(dir: &Path) -> io::Result<(OwnedFd, OwnedFd)> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // By descriptor, because a socket's path may have no more than 107 bytes.
+    // Bound through a descriptor, because a socket's path may have at most 107 bytes.
     let shared = sys::fd::open_path(&dir.join(SHARED))?;
     let listener = UnixListener::bind(sys::fd::path_of(shared.as_fd()).join(SOCKET))?;
-    // The Body's ids are others than ours.
+    // Programs of the Body connect with ids other than ours.
     std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o666))?;
     Ok((listener.into(), spool.into()))
 }
@@ -207,7 +208,7 @@ fn read_answer(socket: &UnixStream) -> io::Result<EgressAnswer> {
     socket.set_read_timeout(Some(ANSWER_PATIENCE))?;
     let mut line = String::new();
     BufReader::new(socket.take(ANSWER_LEN_MAX)).read_line(&mut line)?;
-    serde_json::from_str(&line).map_err(|_| io::Error::other("it ended without an answer"))
+    serde_json::from_str(&line).map_err(|_| io::Error::other("the egress proxy ended without an answer"))
 }
 
 fn mechanism(landlock: i64) -> Mechanism {

@@ -1,15 +1,16 @@
-//! Git directories in writable mounts, held read-only.
+//! Protects git directories in writable mounts by making them read-only.
 //!
-//! What a Body writes into a git directory, the host's git obeys later: hooks, settings, `commondir`, the todo list of a
-//! rebase. No list of single files holds: git takes a file that was missing yesterday as well as one that was there. So
-//! a git directory is read-only as a whole, `.git` files that lead to one are too, and every directory between the mount
-//! and a git directory is a mount of its own, because the kernel renames and removes no mount point.
+//! The host's git later executes files that a Body writes into a git directory: hooks, settings, `commondir`, the
+//! todo list of a rebase. A list of single files would not be enough, because git also uses a file that did not exist
+//! before. So each git directory is read-only as a whole, `.git` files that point to one are too, and every directory
+//! between the mount and a git directory becomes a mount of its own, because the kernel does not rename or remove a
+//! mount point.
 //!
-//! Invariant: nothing is written to the host to hold it: what is held was there when the Body started.
-//! Invariant: the search is bounded, and what it left out stands in the record.
-//! Absent on purpose: repositories that a Body makes where there was none (SECURITY.md says so).
-//! Trust: the mounted directory may be a hostile one of an earlier Body. No link in it is followed, but that a `.git`
-//! leads to a git directory below the same mount is looked up, and proved by inode.
+//! Invariant: the protection writes nothing to the host; it covers directories that exist when the Body starts.
+//! Invariant: the search is bounded, and the enforcement record lists what it skipped.
+//! Absent on purpose: repositories that a Body creates where there was none (SECURITY.md says so).
+//! Trust: the mounted directory may come from an earlier, hostile Body. No link in it is followed. If a `.git` points
+//! to a git directory below the same mount, that directory is looked up and verified by inode.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -27,29 +28,29 @@ use proto::Mechanism;
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
 use sys::mount::{MountAttrs, Submounts};
 
-/// How far below the mount git directories are looked for.
+/// How deep below the mount the search goes.
 const DEPTH_MAX: usize = 8;
-/// How many directories of one mount are looked into.
+/// Most directories of one mount that are searched.
 const DIRS_MAX: usize = 10_000;
-/// How many mounts hold the git directories of one mount; each takes two descriptors while the Body is made.
+/// Most mounts that protect the git directories of one mount; each takes two descriptors while the Body is created.
 const HOLDS_MAX: usize = 192;
 /// Longest `.git` or `commondir` file that is read.
 const POINTER_LEN_MAX: u64 = 8192;
 
-/// A mount that holds one directory or file in place.
+/// A mount that protects one directory or file.
 pub struct Hold {
-    /// Where it goes: opened through the mount above it.
+    /// The mount point, opened through the mount above it.
     pub place: OwnedFd,
-    /// A detached mount of what is there.
+    /// A detached mount of the directory or file itself.
     pub tree: OwnedFd,
 }
 
-/// What was found in one mount.
+/// Git directories found in one mount.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Search {
     /// Git directories and `.git` files, relative to the mount.
     found: BTreeSet<PathBuf>,
-    /// `.git` that are symbolic links, which nothing can be mounted on.
+    /// `.git` entries that are symbolic links, which cannot be mount points.
     links: usize,
     /// Directories that could not be read.
     unread: usize,
@@ -57,19 +58,19 @@ struct Search {
     cut: bool,
 }
 
-/// What holds the git directories of all writable mounts of a Body.
+/// The protection of git directories in all writable mounts of a Body.
 #[derive(Debug, Clone, Default, serde::Serialize, serde::Deserialize)]
 pub struct Summary {
-    /// How many are held.
+    /// How many are protected.
     held: usize,
-    /// What could not be held, in words.
+    /// Descriptions of what could not be protected.
     gaps: Vec<String>,
-    /// Mounts whose git directories nobody wants held.
+    /// Mounts whose git directories the user wants unprotected.
     unprotected: Vec<PathBuf>,
 }
 
 impl Summary {
-    /// Notes a mount whose git directories are not to be held.
+    /// Notes a mount whose git directories stay unprotected.
     pub fn leave_out(&mut self, target: &Path) {
         self.unprotected.push(target.to_owned());
     }
@@ -78,20 +79,20 @@ impl Summary {
         self.held += held;
         let mut gap = |what: String| self.gaps.push(format!("{}: {what}", target.display()));
         if search.cut {
-            gap(format!("searched {DIRS_MAX} directories and {DEPTH_MAX} levels, not what is beyond"));
+            gap(format!("the search stopped at {DIRS_MAX} directories and {DEPTH_MAX} levels"));
         }
         if held < search.found.len() {
-            gap(format!("{} more than can be held", search.found.len() - held));
+            gap(format!("{} more git directories than can be protected", search.found.len() - held));
         }
         if search.links > 0 {
-            gap(format!("{} `.git` are symbolic links, which cannot be held", search.links));
+            gap(format!("{} `.git` are symbolic links, which cannot be protected", search.links));
         }
         if search.unread > 0 {
             gap(format!("{} directories could not be read", search.unread));
         }
     }
 
-    /// The line of the enforcement record.
+    /// The entry of the enforcement record.
     pub fn record(&self) -> Mechanism {
         let name = "git directories";
         let held = match self.held {
@@ -111,8 +112,8 @@ impl Summary {
     }
 }
 
-/// Looks for the git directories of a writable mount of `source`, whose detached mount is `tree`, and takes what holds
-/// them, outermost first. A mount that is a git directory itself is made read-only.
+/// Finds the git directories in a writable mount of `source`, whose detached mount is `tree`, and opens the mounts
+/// that protect them, outermost first. A mount that is itself a git directory becomes read-only.
 pub fn hold(
     source: &Path,
     target: &Path,
@@ -136,20 +137,20 @@ pub fn hold(
         holds.insert(path.clone(), hold);
     }
     summary.add(target, &search, held);
-    // A path sorts before those below it.
+    // A path sorts before the paths below it.
     Ok(holds.into_values().collect())
 }
 
-/// What a hold lets through.
+/// The access through a protecting mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HoldAccess {
-    /// Reading: a git directory.
+    /// Read-only: a git directory.
     Reads,
-    /// Everything: a directory above one, which is only kept from being renamed.
+    /// Read and write: a directory above a git directory, which is only protected from being renamed.
     Writes,
 }
 
-/// The mounts that hold these paths, with those above them; and how many of the paths are held.
+/// The mounts that protect these paths, with the mounts above them; and how many of the paths are protected.
 fn mounts_for(found: &BTreeSet<PathBuf>) -> (BTreeMap<PathBuf, HoldAccess>, usize) {
     let mut wanted = BTreeMap::new();
     let mut held = 0;
@@ -157,7 +158,7 @@ fn mounts_for(found: &BTreeSet<PathBuf>) -> (BTreeMap<PathBuf, HoldAccess>, usiz
         let above: Vec<&Path> =
             path.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty()).collect();
         if above.iter().any(|above| wanted.get(*above) == Some(&HoldAccess::Reads)) {
-            // It is within one that is held whole.
+            // It lies within a directory that is protected as a whole.
             held += 1;
             continue;
         }
@@ -193,13 +194,13 @@ fn hold_one(
     Ok(Hold { place, tree })
 }
 
-/// What is mounted must be what was looked at: another process may exchange it in between.
+/// Checks that the mounted directory is the one that was searched: another process may have replaced it in between.
 fn check_same(one: BorrowedFd<'_>, other: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let inode = |fd: BorrowedFd<'_>| rustix::fs::fstat(fd).map(|found| (found.st_dev, found.st_ino));
     if inode(one)? == inode(other)? {
         return Ok(());
     }
-    Err(io::Error::other(format!("{} was exchanged meanwhile", path.display())))
+    Err(io::Error::other(format!("{} was replaced meanwhile", path.display())))
 }
 
 const BELOW: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
@@ -209,7 +210,7 @@ fn open_dir(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-/// Breadth first, so that a bound cuts off what is deepest.
+/// Searches breadth first, so that a bound cuts off the deepest directories.
 fn search(root: BorrowedFd<'_>, source: &Path) -> Search {
     let mut search = Search::default();
     let mut queue = VecDeque::from([(PathBuf::new(), 0)]);
@@ -233,12 +234,12 @@ fn search(root: BorrowedFd<'_>, source: &Path) -> Search {
             match kind {
                 FileType::Directory if name == *".git" => drop(search.found.insert(below)),
                 FileType::RegularFile if name == *".git" => {
-                    search.found.extend(led_to(source, &below));
+                    search.found.extend(pointed_git_dirs(source, &below));
                     search.found.insert(below);
                 }
                 FileType::Symlink if name == *".git" => {
                     search.links += 1;
-                    search.found.extend(led_to(source, &below));
+                    search.found.extend(pointed_git_dirs(source, &below));
                 }
                 FileType::Directory if depth == DEPTH_MAX => search.cut = true,
                 FileType::Directory => queue.push_back((below, depth + 1)),
@@ -272,7 +273,7 @@ fn entries(root: BorrowedFd<'_>, path: &Path) -> io::Result<Vec<(std::ffi::OsStr
     Ok(all)
 }
 
-/// As git itself tells one: a bare repository, or a git directory by another name.
+/// Recognises a git directory as git does: a bare repository, or a git directory under another name.
 fn is_git_dir(entries: &[(std::ffi::OsString, FileType)]) -> bool {
     let has = |wanted: &str, kinds: &[FileType]| {
         entries.iter().any(|(name, kind)| name == wanted && kinds.contains(kind))
@@ -282,23 +283,24 @@ fn is_git_dir(entries: &[(std::ffi::OsString, FileType)]) -> bool {
         && (has("commondir", &[FileType::RegularFile]) || has("objects", &links) && has("refs", &links))
 }
 
-/// The git directory that a `.git` file or link leads to, and the one that has its settings, below the same mount.
-fn led_to(source: &Path, git: &Path) -> Vec<PathBuf> {
+/// The git directory that a `.git` file or link points to, and the one with its settings, if below the same mount.
+fn pointed_git_dirs(source: &Path, git: &Path) -> Vec<PathBuf> {
     let place = source.join(git);
     let below = |path: PathBuf| path.strip_prefix(source).map(Path::to_owned).ok();
     let pointed = match read_pointer(&place) {
-        Some(text) => text.strip_prefix(b"gitdir: ").map(|dir| beside(&place, dir)),
+        Some(text) => text.strip_prefix(b"gitdir: ").map(|dir| resolve_relative(&place, dir)),
         None => Some(place.clone()),
     };
     let Some(dir) = pointed.and_then(|dir| std::fs::canonicalize(dir).ok()).filter(|dir| dir.is_dir()) else {
         return Vec::new();
     };
     let file = dir.join("commondir");
-    let common = read_pointer(&file).and_then(|text| std::fs::canonicalize(beside(&file, &text)).ok());
+    let common =
+        read_pointer(&file).and_then(|text| std::fs::canonicalize(resolve_relative(&file, &text)).ok());
     [Some(dir), common].into_iter().flatten().filter_map(below).collect()
 }
 
-/// What one of git's small files says; none where it is no file.
+/// The contents of one of git's small pointer files; `None` if it is no regular file.
 fn read_pointer(path: &Path) -> Option<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
@@ -310,8 +312,8 @@ fn read_pointer(path: &Path) -> Option<Vec<u8>> {
     Some(text.trim_ascii_end().to_vec())
 }
 
-/// A path in a file means what it means beside the file.
-fn beside(file: &Path, path: &[u8]) -> PathBuf {
+/// Resolves a path in a pointer file relative to that file.
+fn resolve_relative(file: &Path, path: &[u8]) -> PathBuf {
     file.parent().unwrap_or(Path::new("/")).join(OsStr::from_bytes(path))
 }
 
@@ -321,7 +323,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory of a test's own, gone with it.
+    /// A temporary directory, removed with its test.
     struct Place(PathBuf);
 
     impl Place {

@@ -1,7 +1,7 @@
-//! Lowers of another Body, shown under this Body's ids.
+//! Mounts layers of another Body with this Body's ids.
 //!
 //! A snapshot keeps the host ids of the Body that wrote it. Another Body has other ids, so the snapshot's directory
-//! is mounted once more with a map from the ones to the others: nothing is copied and nothing is owned twice.
+//! gets an id-mapped mount: nothing is copied, and no file changes its owner.
 
 use std::{
     fs::File,
@@ -15,37 +15,37 @@ use sys::namespace::{ForkResult, IdMapLine, Pid};
 
 use crate::report::{StepError, StepExt};
 
-/// Views of what others wrote, under the ids of one Body.
+/// Id-mapped mounts for one Body.
 pub struct IdmappedViews<'a> {
     to: &'a Ids,
-    /// Maps that were made already: a template's layers are often all written under the same ids.
+    /// User namespaces that exist already: the layers of a template were often all written with equal ids.
     made: Vec<(Ids, OwnedFd)>,
 }
 
 impl<'a> IdmappedViews<'a> {
-    /// Views for a Body of these ids.
+    /// Creates mounts for a Body with these ids.
     pub fn new(to: &'a Ids) -> Self {
         Self { to, made: Vec::new() }
     }
 
-    /// Shows a detached mount's files, written under the ids of another Body, under those of this one.
+    /// Maps a detached mount, whose files were written with another Body's ids, to this Body's ids.
     pub fn show(&mut self, tree: BorrowedFd<'_>, from: &Ids) -> Result<(), StepError> {
         let at = match self.made.iter().position(|(ids, _)| ids == from) {
             Some(at) => at,
             None => {
                 let (users, groups) =
                     (lines(&from.users, &self.to.users), lines(&from.groups, &self.to.groups));
-                self.made.push((from.clone(), user_namespace(&users, &groups).step("make a map of ids")?));
+                self.made.push((from.clone(), user_namespace(&users, &groups).step("create an id map")?));
                 self.made.len() - 1
             }
         };
-        sys::mount::map_ids(tree, self.made[at].1.as_fd()).step("show a layer under the Body's ids").map_err(|error| {
+        sys::mount::map_ids(tree, self.made[at].1.as_fd()).step("mount a layer with the Body's ids").map_err(|error| {
             error.hint("the file system of the data directory must allow id-mapped mounts: ext4, xfs and btrfs do, and tmpfs since Linux 6.3")
         })
     }
 }
 
-/// From the ids on disk to the ids shown: both stand behind the same id inside.
+/// Maps the ids on disk to the ids shown: both correspond to one id inside.
 fn lines(from: &[IdRange], to: &[IdRange]) -> Vec<IdMapLine> {
     let pairs = from.iter().zip(to);
     pairs
@@ -57,7 +57,7 @@ fn lines(from: &[IdRange], to: &[IdRange]) -> Vec<IdMapLine> {
         .collect()
 }
 
-/// A user namespace with these maps, held by nobody but the descriptor.
+/// A user namespace with these maps; only the returned descriptor keeps it alive.
 fn user_namespace(users: &[IdMapLine], groups: &[IdMapLine]) -> io::Result<OwnedFd> {
     let (held, hold) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     match sys::namespace::fork_into(sys::namespace::USER, None)? {
@@ -77,7 +77,7 @@ fn user_namespace(users: &[IdMapLine], groups: &[IdMapLine]) -> io::Result<Owned
     }
 }
 
-/// Maps ranges that the administrator gave to an ordinary user, by the system's own helpers.
+/// Maps ranges that the administrator gave to an ordinary user, with the system's setuid helpers.
 pub fn write_with_helpers(pid: Pid, users: &[IdMapLine], groups: &[IdMapLine]) -> Result<(), StepError> {
     for (program, lines) in [("newuidmap", users), ("newgidmap", groups)] {
         let numbers = lines.iter().flat_map(|line| [line.inside, line.outside, line.count]);
@@ -88,8 +88,8 @@ pub fn write_with_helpers(pid: Pid, users: &[IdMapLine], groups: &[IdMapLine]) -
             .output()
             .step(format!("run {program}"))?;
         if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            return Err(io::Error::other(said)).step(format!("map the Body's ids with {program}"));
+            let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(io::Error::other(message)).step(format!("map the Body's ids with {program}"));
         }
     }
     Ok(())

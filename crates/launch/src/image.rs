@@ -1,7 +1,7 @@
-//! `pal-launch image`: makes a read-only file system of a tree, with the rights of the tree's ids and no more.
+//! `pal-launch image`: makes a read-only file system image of a tree, with the rights of the tree's ids only.
 //!
-//! Whoever starts a machine becomes root in it, so what this host keeps from everybody must not get into an image: the
-//! tree is read under ids that nobody has, and what those may not read is left out.
+//! A user who starts a microVM is root in it, so files that this host protects must not get into an image. The tree
+//! is read with ids that have no rights on the host, and files that those cannot read are left out.
 
 use std::{
     fs::File,
@@ -27,13 +27,13 @@ use crate::{
 };
 
 const ORDER_LEN_MAX: u64 = 1 << 20;
-/// Where the tree of this host is put together: in a mount namespace of this process only.
+/// The directory where the tree of this host is assembled, in a mount namespace of this process only.
 const STAGE: &str = "/tmp";
 const DEPTH_MAX: usize = 256;
 
 /// Makes one image; the order is a line of JSON on standard input.
 pub fn main() -> ExitCode {
-    match act() {
+    match make_image() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let _ = io::stderr().write_all(error.to_string().as_bytes());
@@ -42,26 +42,26 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn act() -> Result<(), StepError> {
+fn make_image() -> Result<(), StepError> {
     let order = read_order().step("read the order")?;
-    // Before the ids change: they may not search the way there.
+    // Before the ids change, because the new ids may not search the path.
     let out: OwnedFd = File::options().read(true).write(true).open(&order.out).step("open the image")?.into();
-    // An ordinary user takes them in the new namespaces, where alone it may.
+    // An ordinary user opens the layers in the new namespaces, because it may do so only there.
     let layers = if sys::caps::is_host_root() { Some(open_layers(&order.source)?) } else { None };
-    let (told, tell) = rustix::pipe::pipe().step("make a pipe")?;
+    let (ready, notify) = rustix::pipe::pipe().step("make a pipe")?;
     match sys::namespace::fork_into(sys::namespace::USER | sys::namespace::MOUNTS, None)
         .step("make a user namespace")?
     {
         ForkResult::Child => {
-            drop(tell);
-            let _ = rustix::io::read(&told, &mut [0u8; 1]);
+            drop(notify);
+            let _ = rustix::io::read(&ready, &mut [0u8; 1]);
             let error = exec_mkfs(&order, &out, layers);
             let _ = io::stderr().write_all(error.to_string().as_bytes());
             std::process::exit(1)
         }
         ForkResult::Parent(pid) => {
             userns_fs::map(pid, &order.ids)?;
-            rustix::io::write(&tell, b"1").step("tell that the ids are there")?;
+            rustix::io::write(&notify, b"1").step("report the mapped ids")?;
             let waited =
                 rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).step("wait")?;
             std::process::exit(waited.and_then(|(_, status)| status.exit_status()).unwrap_or(1))
@@ -84,10 +84,10 @@ fn open_layers(source: &ImageSource) -> Result<Vec<OwnedFd>, StepError> {
     roots.iter().map(|root| sys::mount::clone_tree(root, Submounts::No).step("open the layer")).collect()
 }
 
-/// Returns only when something fails.
+/// Executes mkfs; returns only on failure.
 fn exec_mkfs(order: &ImageOrder, out: &OwnedFd, layers: Option<Vec<OwnedFd>>) -> StepError {
     match prepare(order, out, layers) {
-        Ok(mut command) => StepError::new("run the maker of images", command.exec().to_string()),
+        Ok(mut command) => StepError::new("run the image builder", command.exec().to_string()),
         Err(error) => error,
     }
 }
@@ -101,15 +101,15 @@ fn prepare(order: &ImageOrder, out: &OwnedFd, layers: Option<Vec<OwnedFd>>) -> R
     match &order.source {
         ImageSource::Host { areas, links, .. } => stage(areas, links)?,
         ImageSource::Layer(_) => {
-            memory()?;
-            layers.iter().try_for_each(|tree| show(tree, &root))?;
+            mount_tmpfs()?;
+            layers.iter().try_for_each(|tree| attach_layer(tree, &root))?;
         }
         ImageSource::Pack(_) => {
-            memory()?;
+            mount_tmpfs()?;
             std::fs::create_dir(&root).step("make a directory")?;
             std::fs::write(root.join(PACK), layers.len().to_string()).step("count the layers")?;
             for (index, tree) in layers.iter().enumerate() {
-                show(tree, &root.join(index.to_string()))?;
+                attach_layer(tree, &root.join(index.to_string()))?;
             }
         }
     }
@@ -129,26 +129,26 @@ fn prepare(order: &ImageOrder, out: &OwnedFd, layers: Option<Vec<OwnedFd>>) -> R
     Ok(command)
 }
 
-fn show(layer: &OwnedFd, place: &Path) -> Result<(), StepError> {
+fn attach_layer(layer: &OwnedFd, place: &Path) -> Result<(), StepError> {
     std::fs::create_dir(place).step("make a directory")?;
-    sys::mount::attach(layer.as_fd(), place).step("show the layer")
+    sys::mount::attach(layer.as_fd(), place).step("mount the layer")
 }
 
-fn memory() -> Result<(), StepError> {
+fn mount_tmpfs() -> Result<(), StepError> {
     sys::mount::make_private().step("make mounts private")?;
     sys::mount::mount_new("tmpfs", Path::new(STAGE), MountAttrs::default(), "mode=0755,size=16m")
-        .step("mount memory")
+        .step("mount a tmpfs")
 }
 
 fn stage(areas: &[String], links: &[(String, String)]) -> Result<(), StepError> {
-    memory()?;
+    mount_tmpfs()?;
     let root = Path::new(STAGE).join("root");
     let read_only = MountAttrs { read_only: true, ..MountAttrs::default() };
     for area in areas {
         let place = root.join(area);
         std::fs::create_dir_all(&place).step("make a directory")?;
         sys::mount::bind(&Path::new("/").join(area), &place, read_only, Submounts::Too)
-            .step(format!("show /{area}"))?;
+            .step(format!("mount /{area}"))?;
     }
     for (name, target) in links {
         std::os::unix::fs::symlink(target, root.join(name)).step("make a link")?;
@@ -156,14 +156,14 @@ fn stage(areas: &[String], links: &[(String, String)]) -> Result<(), StepError> 
     Ok(())
 }
 
-/// What these ids may not read, below the current directory.
+/// Collects the paths below the current directory that these ids cannot read.
 fn unreadable(dir: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     let here = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
     for entry in std::fs::read_dir(here).into_iter().flatten().flatten() {
         let path = dir.join(entry.file_name());
         let Ok(kind) = entry.file_type() else { continue };
         let wanted = if kind.is_dir() { Access::READ_OK | Access::EXEC_OK } else { Access::READ_OK };
-        // A link is its own contents; what is neither file nor directory has none.
+        // Reading a symbolic link needs no permission, and devices, FIFOs and sockets have no contents to read.
         let readable = !(kind.is_dir() || kind.is_file())
             || rustix::fs::accessat(CWD, &path, wanted, AtFlags::empty()).is_ok();
         match (readable, kind.is_dir()) {

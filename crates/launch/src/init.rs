@@ -1,9 +1,9 @@
 //! The Body's first process, from the fork to the guest.
 //!
-//! What needs no plan is done while the plan is on its way: mounts made private, capabilities bounded and, where the
-//! launcher is the host's root and brings along what is needed of the host, the views of the kernel. Order matters:
-//! ids before mounts (an overlay acts with the ids of who mounts it), the root before Landlock (which forbids mounts),
-//! seccomp last (which forbids most of this).
+//! Steps that need no plan run while the plan is on its way: making mounts private, bounding capabilities and, if the
+//! launcher is the host's root, mounting the kernel file systems. The order matters: ids before mounts (an overlay
+//! acts with the ids of the process that mounts it), the root before Landlock (which forbids mounts), seccomp last
+//! (which forbids most of this).
 
 use std::{
     fs::File,
@@ -38,21 +38,21 @@ use crate::{
 
 const PLAN_LEN_MAX: u32 = 4 << 20;
 
-/// What the child brings along from the host.
+/// Descriptors of the host that the child inherits.
 pub struct InheritedFds {
     /// The guest's listening socket.
     pub listener: OwnedFd,
-    /// Its log.
+    /// The guest's log.
     pub log: OwnedFd,
-    /// The doors of its v1 cgroups. Who goes through needs the rights of who opened them.
+    /// The `tasks` files of its v1 cgroups. Writing to them needs the rights of the process that opened them.
     pub groups: Vec<OwnedFd>,
-    /// Where the minder of a machine is asked to freeze it.
+    /// The socket on which the VMM process receives control requests such as saving the microVM.
     pub control: Option<OwnedFd>,
-    /// What it is made from, where the launcher could take it.
+    /// The lower directories, where the launcher could open them.
     pub trees: Option<LowerDirs>,
 }
 
-/// The same, by number: the launcher opens it after the fork, in the table both share.
+/// The inherited descriptors by number: the launcher opens them after the fork, in the table that both share.
 #[derive(serde::Serialize, serde::Deserialize)]
 pub struct FdNumbers {
     fixed: [RawFd; 2],
@@ -65,13 +65,13 @@ pub struct FdNumbers {
 struct LowerDirNumbers {
     disk: Option<RawFd>,
     lowers: Vec<(PathBuf, RawFd)>,
-    /// Each with what holds its git directories: place and tree.
+    /// Each mount with the mounts that protect its git directories: mount point and tree.
     mounts: Vec<(RawFd, Vec<[RawFd; 2]>)>,
     git: Option<Summary>,
 }
 
 impl InheritedFds {
-    /// What to tell the child.
+    /// The numbers to send to the child.
     pub fn numbers(&self) -> FdNumbers {
         let held = |hold: &Hold| [&hold.place, &hold.tree].map(AsRawFd::as_raw_fd);
         let named = |named: &NamedTree| (named.tree.as_raw_fd(), named.holds.iter().map(held).collect());
@@ -124,25 +124,26 @@ impl FdNumbers {
     }
 }
 
-/// What the child writes to its parent, after one byte that says its descriptors are its own: lines of this.
+/// Reports of the child to its parent, one per line, after a first byte that says that its descriptor table is its
+/// own.
 #[derive(serde::Serialize, serde::Deserialize)]
 pub enum InitReport {
-    /// Everything is in place.
+    /// The Body is set up.
     Done(Vec<Mechanism>, Option<Box<StartReport>>),
-    /// It is not.
+    /// A step failed.
     Failed(LaunchFailure),
 }
 
-/// Whose launcher the child has.
+/// The rights of the launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LauncherRights {
-    /// The host's root: what the Body is made from is brought along, and the Body has a root.
+    /// The host's root: it opens the lower directories for the child, and the Body has a root.
     ByRoot,
-    /// An ordinary user: only the child itself can reach what the Body is made from.
+    /// An ordinary user: only the child itself can open the lower directories.
     ByUser,
 }
 
-/// The child's whole life until it is the guest.
+/// Runs the child until it is the guest; never returns.
 pub fn run(plan: OwnedFd, tell: &OwnedFd, network: &OwnedFd, launched: LauncherRights) -> ! {
     let error = match receive_plan(plan, tell, launched) {
         Ok(InitSetup { plan, inherited_fds, filter }) => match prepare_root(&plan, &inherited_fds, network) {
@@ -166,24 +167,25 @@ struct InitSetup {
     filter: SeccompFilter,
 }
 
-/// Does what needs no plan, waits for the plan, then parts from the parent's descriptors.
+/// Does the steps that need no plan, waits for the plan, then separates from the parent's descriptor table.
 fn receive_plan(plan: OwnedFd, tell: &OwnedFd, launched: LauncherRights) -> Result<InitSetup, StepError> {
-    // While the table is shared this process holds the other end of its own pipe and would never hear of its end.
+    // While the table is shared, this process holds the other end of its own pipe and would never see its end of
+    // file.
     sys::process::die_with_parent().step("die with the launcher")?;
     sys::mount::make_private().step("make mounts private")?;
     let filter = lock_down::lock_down_early()?;
-    // Not closed here: the number still belongs to the launcher, too.
+    // Not closed here: the descriptor still belongs to the launcher as well.
     let mut pipe = ManuallyDrop::new(File::from(plan));
     pipe.read_exact(&mut [0u8; 1]).step("wait for the Body's ids")?;
     if launched == LauncherRights::ByRoot {
         assume_ids(0)?;
-        // The kernel forgets that promise with the ids.
+        // The kernel clears the parent-death signal when the ids change.
         sys::process::die_with_parent().step("die with the launcher")?;
         mount_staging()?;
     }
     let (plan, numbers): (LaunchPlan, FdNumbers) = read_plan(&mut pipe).step("read the plan")?;
-    sys::namespace::own_descriptors().step("part from the launcher's descriptors")?;
-    rustix::io::write(tell, b".").step("tell the launcher")?;
+    sys::namespace::own_descriptors().step("separate from the launcher's descriptors")?;
+    rustix::io::write(tell, b".").step("report to the launcher")?;
     Ok(InitSetup { plan, inherited_fds: numbers.take().step("take the launcher's descriptors")?, filter })
 }
 
@@ -203,7 +205,7 @@ fn read_plan(pipe: &mut File) -> io::Result<(LaunchPlan, FdNumbers)> {
     Ok((serde_json::from_slice(plan)?, serde_json::from_slice(numbers)?))
 }
 
-/// Sets everything up.
+/// Does the steps that need the plan.
 fn prepare_root(
     plan: &LaunchPlan,
     inherited_fds: &InheritedFds,
@@ -229,7 +231,7 @@ fn prepare_root(
     rustix::system::sethostname(plan.body.as_str().as_bytes()).step("set the host name")?;
     NetnsPassage::enter(network.as_fd())?;
     told.extend(namespace_mechanisms());
-    // While namespaces can still be made.
+    // Sidecars start while namespaces can still be created.
     let mut beside = vm::share::start(plan)?;
     beside.extend(vm::jail::start(plan)?);
     told.extend(lock_down::limits(plan)?);
@@ -237,15 +239,15 @@ fn prepare_root(
     Ok(PreparedInit { told, followed, beside })
 }
 
-/// A Body that only lacks its guest.
+/// A Body that is complete but for its guest.
 struct PreparedInit {
     told: Vec<Mechanism>,
     followed: Vec<FollowedOverlay>,
-    /// Who shares directories with a machine, and who jails its hypervisor.
+    /// The processes that share directories with a microVM or jail its hypervisor.
     beside: Vec<Sidecar>,
 }
 
-/// Root of the Body where there is one, otherwise its only user.
+/// Becomes root of the Body if it has one, otherwise its only user.
 fn assume_ids(id: u32) -> Result<(), StepError> {
     sys::namespace::become_ids(id, id, id == 0).step("take the Body's ids")
 }
@@ -263,10 +265,10 @@ fn namespace_mechanisms() -> Vec<Mechanism> {
     ]
 }
 
-/// Becomes the guest. Returns only when that fails.
+/// Becomes the guest; returns only on failure.
 ///
-/// Without an exec: the guest is part of this program, which saves a tenth of a Body's whole start. What an exec
-/// would have swept away is swept by hand: descriptors here, capabilities and the rest by `lock_down`.
+/// There is no exec: the guest is part of this program, which saves a tenth of the time to start a Body. So this
+/// function closes the descriptors and `lock_down` drops the capabilities that an exec would have removed.
 fn exec_guest(
     plan: LaunchPlan,
     inherited_fds: InheritedFds,
@@ -280,7 +282,7 @@ fn exec_guest(
             Ok(kept) => kept,
             Err(error) => return error,
         };
-    // A Body outlives its keeper.
+    // A Body outlives its supervisor.
     let _ = sys::process::outlive_parent();
     if let Err(error) = lock_down::filter(&plan, filter) {
         let _ = send_report(&tell, &InitReport::Failed(error.failed()));
@@ -294,7 +296,7 @@ fn exec_guest(
             mechanisms,
         ));
     }
-    // The launcher hears the end of this pipe, and takes it for the guest's beginning.
+    // The launcher reads this pipe to its end, and takes that for the start of the guest.
     let begun = move || drop(send_report(&tell, &InitReport::Done(mechanisms, None)));
     let code = match guest::serve(plan.config, listener, followed, begun) {
         Ok(()) => 0,
@@ -306,7 +308,7 @@ fn exec_guest(
     std::process::exit(code)
 }
 
-/// Minds a machine instead; its guest's beginning is the end of the pipe here, too.
+/// Runs the VMM process instead of the guest; here, too, the end of the pipe is the start of the guest.
 fn run_vmm(input: VmmInput, tell: OwnedFd, mut mechanisms: Vec<Mechanism>) -> i32 {
     let about = input.vm.clone();
     vm::run_vmm(input, move |revived| {
@@ -324,10 +326,10 @@ fn run_vmm(input: VmmInput, tell: OwnedFd, mut mechanisms: Vec<Mechanism>) -> i3
 const TELL_FD: RawFd = 4;
 const LISTEN_FD: RawFd = 3;
 const CONTROL_FD: RawFd = 5;
-/// From here on, one after another: views of followed areas, and what is said by who is beside a machine's minder.
+/// From here on, one after another: the directories of followed overlays, and the output of sidecars.
 const VIEWS_FD: RawFd = 6;
 
-/// What the guest, or who minds a machine, still holds of the host.
+/// The descriptors of the host that the guest or the VMM process keeps.
 struct GuestFds {
     listener: UnixListener,
     tell: OwnedFd,
@@ -336,7 +338,8 @@ struct GuestFds {
     beside: Vec<Sidecar>,
 }
 
-/// Closes every descriptor but the log, the sockets, views of areas and, for one more word, the pipe to the launcher.
+/// Closes every descriptor but the log, the sockets, the followed directories and, for one more report, the pipe to
+/// the launcher.
 fn close_other_fds(
     inherited_fds: InheritedFds,
     tell: &OwnedFd,
@@ -345,7 +348,7 @@ fn close_other_fds(
 ) -> Result<GuestFds, StepError> {
     let null: OwnedFd =
         File::options().read(true).write(true).open("/dev/null").step("open /dev/null")?.into();
-    // Above all fixed numbers first, so that placing one never closes another.
+    // First above all fixed numbers, so that placing one never closes another.
     let views = VIEWS_FD
         + followed.iter().map(|followed| 1 + followed.lowers.len() as RawFd).sum::<RawFd>()
         + beside.len() as RawFd;
@@ -353,7 +356,7 @@ fn close_other_fds(
     let placed = [(high(null.as_fd())?, 0), (high(null.as_fd())?, 1), (high(inherited_fds.log.as_fd())?, 2)];
     let (listener, tell) = (high(inherited_fds.listener.as_fd())?, high(tell.as_fd())?);
     let has_control = inherited_fds.control.is_some();
-    // Its number is taken in any case, so that those behind it are always the same.
+    // Its number is always taken, so that the numbers after it are always the same.
     let control = high(inherited_fds.control.as_ref().unwrap_or(&null).as_fd())?;
     let all = followed.iter().flat_map(|followed| [&followed.upper].into_iter().chain(&followed.lowers));
     let all = all.chain(beside.iter().map(|one| &one.said));
@@ -365,16 +368,16 @@ fn close_other_fds(
     sys::fd::place(tell, TELL_FD).step("place the pipe")?;
     sys::fd::place(control, CONTROL_FD).step("place the second socket")?;
     for (view, number) in all.into_iter().zip(VIEWS_FD..) {
-        sys::fd::place(view, number).step("place a view")?;
+        sys::fd::place(view, number).step("place a followed directory")?;
     }
     let named: Vec<_> = followed
         .iter()
         .map(|followed| (followed.at.clone(), followed.token.clone(), followed.above, followed.lowers.len()))
         .collect();
     let pids: Vec<_> = beside.iter().map(|one| one.pid).collect();
-    // Their numbers are closed below, by number.
+    // These descriptors are closed below, by number.
     std::mem::forget((inherited_fds, null, followed, beside));
-    sys::fd::close_from(views).step("close what is not the guest's")?;
+    sys::fd::close_from(views).step("close the other descriptors")?;
     let take = |number| -> Result<OwnedFd, StepError> {
         let fd = sys::fd::inherited(number).step("take a descriptor")?;
         rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).step("mark a descriptor")?;

@@ -1,6 +1,6 @@
-//! What a Body sees of the kernel and, by name, of the host: `/proc`, `/sys`, `/dev`, the mounts of its spec.
+//! Mounts of the kernel and, by name, of the host in a Body: `/proc`, `/sys`, `/dev`, the mounts of its spec.
 //!
-//! What is the same for every Body is made on the stage, before there is a plan, and carried into the root later.
+//! Mounts that are equal for every Body are made on the stage before there is a plan, and moved into the root later.
 
 use std::{
     fs::File,
@@ -20,9 +20,9 @@ use crate::{
     root::STAGE,
 };
 
-/// Files of `/proc` that tell everybody about the host or act on it: hidden behind `/dev/null`. What only the host's
-/// root may open (`kcore`, `kmsg`, `slabinfo`, …) needs no hiding: that id stands behind none of the Body's, and
-/// "permission denied" says more than an empty file.
+/// Files of `/proc` that reveal something about the host to every user, or act on it; `/dev/null` hides them. Files
+/// that only the host's root may open (`kcore`, `kmsg`, `slabinfo`, …) are not hidden: no id of the Body maps to that
+/// root, and "permission denied" says more than an empty file.
 const PROC_FILES: &[&str] = &[
     "keys",
     "key-users",
@@ -41,24 +41,24 @@ const PROC_FILES: &[&str] = &[
     "swaps",
     "schedstat",
 ];
-/// Directories of `/proc` that do: hidden behind an empty one.
+/// Directories of `/proc` that reveal something about the host; an empty directory hides them.
 const PROC_DIRS: &[&str] =
     &["acpi", "asound", "bus", "driver", "dynamic_debug", "fs", "irq", "scsi", "sysvipc", "tty"];
-/// Devices that are safe to share: they hold nothing and lead nowhere.
+/// Devices that are safe to share: they keep no data and reach nothing.
 const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
-/// What programs ask `/sys` for: how many processors there are and how they are laid out.
+/// Parts of `/sys` that programs need: the number and topology of CPUs.
 const SYS_DIRS: &[&str] = &["devices/system/cpu", "devices/system/node"];
-/// What is carried into the root.
+/// Mounts that are moved from the stage into the root.
 const VIEWS: &[&str] = &["dev", "sys", "proc"];
-/// An empty directory that nobody can fill, shown in place of what is hidden.
+/// An empty directory in which no process can create files; it is mounted over hidden directories.
 const HIDING: &str = "fs/cgroup";
-/// Terminals of one Body.
+/// Most terminals of one Body.
 const PTYS_MAX: u32 = 256;
 
 const KERNEL: MountAttrs = MountAttrs { read_only: false, no_exec: true, devices: false };
 const KERNEL_READ_ONLY: MountAttrs = MountAttrs { read_only: true, no_exec: true, devices: false };
 
-/// Makes on the stage what needs no plan.
+/// Mounts on the stage what needs no plan.
 pub fn ahead() -> Result<(), StepError> {
     let stage = Path::new(STAGE);
     for name in VIEWS {
@@ -71,7 +71,7 @@ pub fn ahead() -> Result<(), StepError> {
     sys::mount::make_read_only(&stage.join("sys")).step("make /sys read-only")
 }
 
-/// Brings all that, and what the plan names, into the root, which is the caller's directory.
+/// Moves the stage's mounts into the root, which is the current directory, and adds the mounts of the plan.
 pub fn mount_all(plan: &LaunchPlan, trees: &LowerDirs) -> Result<Vec<Mechanism>, StepError> {
     for name in VIEWS {
         sys::mount::carry(&Path::new(STAGE).join(name), Path::new(name)).step(format!("mount /{name}"))?;
@@ -85,16 +85,16 @@ pub fn mount_all(plan: &LaunchPlan, trees: &LowerDirs) -> Result<Vec<Mechanism>,
             sys::mount::attach(hold.tree.as_fd(), &sys::fd::path_of(hold.place.as_fd())).step(step())?;
         }
     }
-    let mut told = vec![
+    let mut mechanisms = vec![
         Mechanism::enforced("procfs", "own processes only; host-wide files hidden, settings read-only"),
-        Mechanism::enforced("sysfs", "only the layout of processors, read-only"),
+        Mechanism::enforced("sysfs", "only the CPU topology, read-only"),
         Mechanism::enforced(
             "devices",
             format!("null, zero, full, random, urandom, tty; at most {PTYS_MAX} terminals"),
         ),
     ];
-    told.extend(trees.git.as_ref().map(Summary::record));
-    Ok(told)
+    mechanisms.extend(trees.git.as_ref().map(Summary::record));
+    Ok(mechanisms)
 }
 
 fn devices(dev: &Path) -> Result<(), StepError> {
@@ -104,7 +104,7 @@ fn devices(dev: &Path) -> Result<(), StepError> {
         let place = dev.join(name);
         create_mount_point(&place)
             .and_then(|()| sys::mount::bind_plain(&Path::new("/dev").join(name), &place))
-            .step(format!("show /dev/{name}"))?;
+            .step(format!("mount /dev/{name}"))?;
     }
     for name in ["pts", "shm"] {
         rustix::fs::mkdir(dev.join(name), Mode::from_raw_mode(0o755)).step("make a directory in /dev")?;
@@ -147,13 +147,13 @@ fn processes(stage: &Path) -> Result<(), StepError> {
         .step("give the Body a boot id of its own")
 }
 
-/// The host's boot id tells its Bodies that they are on one machine; each start of each Body has its own. Its file is
-/// without a name once it is mounted.
+/// Gives each start of a Body its own boot id: the host's would reveal to Bodies that they share a host. The file
+/// loses its name once it is mounted.
 fn own_boot_id(file: &Path, place: &Path) -> io::Result<()> {
-    let mut drawn: [u8; 16] = sys::random::bytes()?;
+    let mut bytes: [u8; 16] = sys::random::bytes()?;
     // As the kernel does: a random UUID, version 4.
-    (drawn[6], drawn[8]) = (drawn[6] & 0x0f | 0x40, drawn[8] & 0x3f | 0x80);
-    let hex = proto::event::hex(&drawn);
+    (bytes[6], bytes[8]) = (bytes[6] & 0x0f | 0x40, bytes[8] & 0x3f | 0x80);
+    let hex = proto::event::hex(&bytes);
     let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
     std::fs::write(file, parts.join("-") + "\n")?;
     sys::mount::bind(file, place, KERNEL_READ_ONLY, Submounts::No)?;
@@ -167,20 +167,20 @@ fn kernel_objects(sys_dir: &Path) -> Result<(), StepError> {
         if source.is_dir() {
             std::fs::create_dir_all(&place).step("make a directory in /sys")?;
             sys::mount::bind(&source, &place, KERNEL_READ_ONLY, Submounts::No)
-                .step(format!("show /sys/{name}"))?;
+                .step(format!("mount /sys/{name}"))?;
         }
     }
     std::fs::create_dir_all(sys_dir.join(HIDING)).step("make a directory in /sys")
 }
 
-/// Mounts what the spec names. The place is made below the new root, and never through a link.
+/// Mounts a directory or file of the spec. Its mount point is created below the new root, and never through a link.
 fn mount_named(tree: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
     let kind = FileType::from_raw_mode(rustix::fs::fstat(tree)?.st_mode);
     let place = make_place(target, kind == FileType::Directory)?;
     sys::mount::attach(tree, &sys::fd::path_of(place.as_fd()))
 }
 
-/// Walks down from the root by descriptor, making what is missing.
+/// Opens the path from the root by descriptor, and creates missing parts.
 pub fn make_place(target: &Path, is_dir: bool) -> io::Result<OwnedFd> {
     let parts: Vec<PathBuf> = target
         .components()
@@ -196,7 +196,7 @@ pub fn make_place(target: &Path, is_dir: bool) -> io::Result<OwnedFd> {
         if last && !is_dir {
             let create = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             match rustix::fs::openat(&at, name, create, Mode::from_raw_mode(0o644)) {
-                // What is there is mounted over, whosever it is.
+                // An existing file or directory becomes the mount point, whoever owns it.
                 Ok(_) | Err(rustix::io::Errno::EXIST) => {}
                 Err(errno) => return Err(errno.into()),
             }

@@ -1,12 +1,12 @@
-//! `pal-launch`: makes one Body on the process layer, then keeps it.
+//! `pal-launch`: creates one Body on the process layer, then supervises it.
 //!
-//! Why a program of its own: privileges are dropped and namespaces entered in a small process with one thread, never
-//! in a copy of a running server. It reads its plan, forks the Body's first process into new namespaces, and stays
-//! as that process's parent: it learns how the guest ends, ends it when its time or its maker is over, and leaves
-//! the Body's directory in order. A keeper that is killed takes nothing with it: the Body runs on.
+//! It is a program of its own so that a small process with one thread drops privileges and enters namespaces, never a
+//! fork of a running server. It reads its plan, forks the Body's first process into new namespaces, and stays as the
+//! parent of that process: it records how the guest ends, ends it at its timeout or when its creator is gone, and
+//! cleans up the Body's directory. A killed supervisor takes nothing with it: the Body runs on.
 //!
-//! Invariant: one thread, from start to end.
-//! Invariant: the first process holds nothing of the host when the guest begins but its socket, its log and its
+//! Invariant: it has one thread, from start to end.
+//! Invariant: when the guest begins, the first process holds nothing of the host but its socket, its log and its
 //! configuration.
 
 mod egress;
@@ -31,7 +31,7 @@ use std::{ffi::OsString, path::Path, process::ExitCode};
 use supervisor::{ForkTiming, launch_and_supervise};
 pub use vm::{ApiRequest, requests, traffic};
 
-/// The program's arguments in, its name first; its exit code out.
+/// Runs the program: takes its arguments, the program name first, and returns its exit code.
 pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let called = arguments.next().unwrap_or_default();
     if Path::new(&called).file_name() == Path::new(proto::workspace::CHANGES).file_name() {
@@ -44,11 +44,11 @@ pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         return ::egress::main();
     }
     if rustix::process::getpid().is_init() && Path::new("/modules").is_dir() {
-        // The first process of a machine: its kernel started this program from its first file system.
+        // This is the first process of a microVM: the kernel started this program from the initramfs.
         guest::vm::main();
     }
     match arguments.next() {
-        // `pal-launch tree …`: work on a Body's files under its own ids.
+        // `pal-launch tree …` works on a Body's files with the Body's own ids.
         Some(verb) if verb == "tree" => userns_fs::main(arguments),
         Some(verb) if verb == "image" => image::main(),
         Some(word) if word == "early" => launch_and_supervise(ForkTiming::Early),

@@ -1,4 +1,4 @@
-//! What a Body's processes may never do, whatever they become: limits, capabilities, Landlock, seccomp.
+//! Restrictions that no process of a Body can lift: limits, capabilities, Landlock, seccomp.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use sys::seccomp::SeccompFilter;
 
 use crate::report::{StepError, StepExt};
 
-/// What root of a Body keeps, towards its own files and processes. Everything else is dropped for good.
+/// Capabilities that root of a Body keeps, over its own files and processes. All others are dropped for good.
 const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::FOWNER)
@@ -18,20 +18,20 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::SETUID)
     .union(CapabilitySet::NET_BIND_SERVICE);
 
-/// Locked memory of one process.
+/// Most locked memory of one process.
 const LOCKED_BYTES: u64 = 8 << 20;
-/// Bytes in POSIX message queues.
+/// Most bytes in POSIX message queues.
 const QUEUE_BYTES: u64 = 819_200;
-/// Signals that may wait.
+/// Most pending signals.
 const PENDING_SIGNALS: u64 = 4096;
 
-/// What can be done before there is a plan: what no program of the Body ever has, and the filter, not yet in force.
+/// The restrictions that need no plan: the bounding set, and the system call filter, compiled but not yet installed.
 pub fn lock_down_early() -> Result<SeccompFilter, StepError> {
     sys::caps::bound_to(KEPT).step("bound capabilities")?;
     Ok(SeccompFilter::compile())
 }
 
-/// Limits of each process.
+/// Sets the limits of each process.
 pub fn limits(plan: &LaunchPlan) -> Result<Vec<Mechanism>, StepError> {
     let wanted = &plan.rlimits;
     let set = |resource, value| sys::process::limit(resource, value).step("set a process limit");
@@ -50,12 +50,12 @@ pub fn limits(plan: &LaunchPlan) -> Result<Vec<Mechanism>, StepError> {
         set(Resource::Data, bytes)?;
     }
     if let Some(count) = plan.cpus {
-        sys::process::pin_to_first(count).step("choose processors")?;
+        sys::process::pin_to_first(count).step("set the CPU affinity")?;
     }
     Ok(vec![Mechanism::enforced("open files limit", format!("rlimit of {} for each process", wanted.files))])
 }
 
-/// Capabilities, the promise never to gain any, Landlock.
+/// Drops capabilities, sets `no_new_privs` and enables Landlock.
 pub fn privileges(plan: &LaunchPlan) -> Result<Vec<Mechanism>, StepError> {
     sys::caps::limit_to(set_own_limits(plan).union(until_filtered(plan))).step("drop capabilities")?;
     if !plan.setuid {
@@ -92,12 +92,13 @@ pub fn privileges(plan: &LaunchPlan) -> Result<Vec<Mechanism>, StepError> {
     ])
 }
 
-/// What the guest keeps. That of a Body without root has nobody's files but its own to look after.
+/// The capabilities that the guest keeps. In a Body without root it needs none, because it handles only files of its
+/// own id.
 fn set_own_limits(plan: &LaunchPlan) -> CapabilitySet {
     if plan.ids.has_root() { KEPT } else { CapabilitySet::empty() }
 }
 
-/// Without the promise never to gain privileges, the kernel takes Landlock's rules and a filter only from who has this.
+/// Without `no_new_privs`, the kernel accepts Landlock rules and seccomp filters only with this capability.
 fn until_filtered(plan: &LaunchPlan) -> CapabilitySet {
     if plan.setuid { CapabilitySet::SYS_ADMIN } else { CapabilitySet::empty() }
 }
@@ -114,7 +115,7 @@ fn no_new_privileges(plan: &LaunchPlan) -> Mechanism {
     Mechanism::enforced(name, "setuid programs gain nothing")
 }
 
-/// The system call filter: the last thing before the guest.
+/// Installs the system call filter: the last step before the guest.
 pub fn filter(plan: &LaunchPlan, filter: &SeccompFilter) -> Result<(), StepError> {
     filter.install().step("install the system call filter")?;
     if plan.setuid {

@@ -1,7 +1,8 @@
-//! What a Body is made from besides the host's programs: its upper on disk, snapshots, and what its spec names.
+//! The directories that a Body is built from besides the host's programs: its upper on disk, snapshots, and the
+//! mounts of its spec.
 //!
-//! Each is a detached mount. Root takes them in the host's own namespaces, because a Body's ids may not search the
-//! way to them; an ordinary user takes them in the Body's, where alone it may.
+//! Each becomes a detached mount. Root opens them in the host's namespaces, because the Body's ids may not search the
+//! path to them; an ordinary user opens them in the Body's namespaces, because it may mount only there.
 
 use std::{
     io,
@@ -24,33 +25,33 @@ use crate::{
 
 /// The detached mounts of one Body.
 pub struct LowerDirs {
-    /// Holds `upper` and `work`, for an upper on disk.
+    /// The directory with `upper` and `work`, for an upper on disk.
     pub disk: Option<OwnedFd>,
-    /// Snapshots.
+    /// The snapshots.
     pub lowers: Vec<MappedLower>,
     /// The plan's mounts, in order.
     pub mounts: Vec<NamedTree>,
-    /// What holds git directories in those, where one is writable.
+    /// Protection of the git directories in those mounts, if one is writable.
     pub git: Option<git_dirs::Summary>,
 }
 
-/// Something of the host that the plan names.
+/// A directory or file of the host that the plan names.
 pub struct NamedTree {
-    /// Its view.
+    /// Its detached mount.
     pub tree: OwnedFd,
-    /// What holds its git directories, outermost first.
+    /// The mounts that protect its git directories, outermost first.
     pub holds: Vec<Hold>,
 }
 
-/// A snapshot under this Body's ids.
+/// A snapshot, mapped to this Body's ids.
 pub struct MappedLower {
-    /// Which.
+    /// Its path on the host.
     pub path: PathBuf,
-    /// Its view.
+    /// Its detached mount.
     pub tree: OwnedFd,
 }
 
-/// Takes them all.
+/// Opens all of them.
 pub fn open_lower_dirs(plan: &LaunchPlan) -> Result<LowerDirs, StepError> {
     let disk = match plan.upper {
         Upper::Disk => Some(disk(&plan.dir.join("disk")).step("open the upper")?),
@@ -60,8 +61,8 @@ pub fn open_lower_dirs(plan: &LaunchPlan) -> Result<LowerDirs, StepError> {
     for mount in &plan.mounts {
         let step = format!("open {}", mount.source.display());
         let tree = sys::mount::clone_tree(&mount.source, Submounts::Too).step(step.clone())?;
-        // The processor's own door, for a hypervisor that uses it, and randomness, for one in a jail; no other device of
-        // the host is ever named.
+        // A hypervisor may need `/dev/kvm`, and a jailed one `/dev/urandom`; no other device of the host is ever
+        // mounted.
         let doors = [proto::vm::KVM, proto::vm::URANDOM].map(Path::new);
         let devices = plan.vm.is_some() && doors.contains(&mount.target.as_path());
         let attrs =
@@ -74,7 +75,7 @@ pub fn open_lower_dirs(plan: &LaunchPlan) -> Result<LowerDirs, StepError> {
     Ok(LowerDirs { disk, lowers: lowers(plan)?, mounts, git })
 }
 
-/// Git directories of a directory that may be written.
+/// Protects the git directories of a writable directory.
 fn hold_git(
     mount: &Mount,
     tree: BorrowedFd<'_>,
@@ -94,7 +95,8 @@ fn hold_git(
     }
 }
 
-/// Restricted: a root with nothing below it is a directory of this very mount.
+/// Opens the upper's directory with restricted mount attributes, because a root without lowers is a directory of this
+/// very mount.
 fn disk(dir: &Path) -> io::Result<OwnedFd> {
     let tree = sys::mount::clone_tree(dir, Submounts::No)?;
     sys::mount::restrict(tree.as_fd(), MountAttrs::default())?;

@@ -1,7 +1,8 @@
-//! The Body's network namespace: the dearest of them, so a helper makes it beside everything else.
+//! The Body's network namespace. It takes longest to create, so a helper process creates it in parallel.
 //!
-//! The helper is a fork of the launcher. It enters the Body's user namespace, makes a network namespace there, brings its
-//! loopback up, and sends it to the Body's first process, which enters it before it gives up the right to.
+//! The helper is a fork of the launcher. It enters the Body's user namespace, creates a network namespace there,
+//! brings its loopback up, and sends it to the Body's first process, which enters it before it drops the capability
+//! to do so.
 //!
 //! Trust: the helper stays in the launcher's pid namespace, so no process of the Body can name it.
 
@@ -20,15 +21,15 @@ use sys::namespace::ForkResult;
 
 use crate::report::{StepError, StepExt};
 
-/// The way of the namespace from the helper to the first process.
+/// The socket pair through which the helper sends the namespace to the first process.
 pub struct NetnsPassage {
-    /// Where the first process takes it.
+    /// The end of the first process.
     pub take: OwnedFd,
     send: OwnedFd,
 }
 
 impl NetnsPassage {
-    /// To be made before the fork.
+    /// Creates the pair; must be called before the fork.
     pub fn new() -> Result<Self, StepError> {
         let pair =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
@@ -38,20 +39,20 @@ impl NetnsPassage {
 
     /// Waits for the namespace and enters it.
     pub fn enter(take: BorrowedFd<'_>) -> Result<(), StepError> {
-        let namespace = sys::fd::receive(take).step("take the Body's network")?;
+        let namespace = sys::fd::receive(take).step("receive the Body's network")?;
         sys::namespace::enter_network(namespace.as_fd()).step("enter the Body's network")
     }
 }
 
-/// The process that makes the namespace.
+/// The process that creates the namespace.
 pub struct NetnsHelper(Pid);
 
 impl NetnsHelper {
-    /// Starts it, for the Body whose first process is `pid`.
+    /// Starts the helper for the Body whose first process is `pid`.
     pub fn start(pid: Pid, way: &NetnsPassage) -> Result<Self, StepError> {
         let users = File::open(format!("/proc/{}/ns/user", pid.as_raw_nonzero()))
             .step("open the Body's user namespace")?;
-        match sys::namespace::fork().step("start the network's helper")? {
+        match sys::namespace::fork().step("start the network helper")? {
             ForkResult::Parent(helper) => Ok(Self(helper)),
             ForkResult::Child => {
                 let made = make_network(users.as_fd(), way.send.as_fd());
@@ -61,7 +62,7 @@ impl NetnsHelper {
         }
     }
 
-    /// Waits for its end; the helper exits with the kernel's error number.
+    /// Waits for the end of the helper, which exits with the kernel's error number.
     pub fn wait(self) -> Result<(), StepError> {
         let ended = loop {
             match rustix::process::waitpid(Some(self.0), WaitOptions::empty()) {

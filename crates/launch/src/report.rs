@@ -1,4 +1,4 @@
-//! What went wrong, at which step.
+//! Errors of the launcher, with the step that failed.
 
 use std::{fmt, io};
 
@@ -14,7 +14,7 @@ pub struct StepError {
 }
 
 impl StepError {
-    /// A step that failed for a reason of our own.
+    /// A step that failed for a reason that is not a kernel error.
     pub fn new(step: &str, cause: impl Into<String>) -> Self {
         Self {
             step: step.to_owned(),
@@ -24,18 +24,18 @@ impl StepError {
         }
     }
 
-    /// With something to do about it.
+    /// Adds a hint.
     pub fn hint(mut self, hint: &str) -> Self {
         self.hint = Some(hint.to_owned());
         self
     }
 
-    /// A machine that cannot be thawed whole.
+    /// Marks the failure of a microVM that could not be restored completely.
     pub fn restore_incomplete(self) -> Self {
         Self { kind: FailedKind::RestoreIncomplete, ..self }
     }
 
-    /// As it is reported.
+    /// The failure as it is reported.
     pub fn failed(&self) -> LaunchFailure {
         LaunchFailure {
             step: self.step.clone(),
@@ -45,7 +45,7 @@ impl StepError {
         }
     }
 
-    /// What the kernel said.
+    /// The cause: most often the kernel's error.
     pub fn cause(&self) -> &io::Error {
         &self.cause
     }
@@ -59,7 +59,7 @@ impl fmt::Display for StepError {
 
 /// Names the step that a result belongs to: `mount(…).step("mount the root")`.
 pub trait StepExt<T> {
-    /// The step, as it stands after "cannot".
+    /// The step, worded to follow "cannot".
     fn step(self, step: impl Into<String>) -> Result<T, StepError>;
 }
 

@@ -1,4 +1,4 @@
-//! A Body's root: areas of read-only lowers under one private upper.
+//! A Body's root: overlays of read-only lowers and one private upper.
 
 use std::{
     fs::File,
@@ -23,21 +23,21 @@ use crate::{
     report::{StepError, StepExt},
 };
 
-/// Where the root is put together: a tmpfs over a directory that every host has, in the Body's mount namespace only.
-/// What stands below it on the host was gathered before.
+/// The directory in which the root is assembled: a tmpfs over a directory that every host has, in the Body's mount
+/// namespace only. Everything needed from below that directory is opened before.
 pub const STAGE: &str = "/tmp";
-/// The stage's bounds while nothing of the Body's own is in it.
+/// Bounds of the stage before the Body's own data is in it.
 const STAGE_OPTIONS: &str = "mode=0755,size=64k,nr_inodes=1024";
 
-/// A root that was put together.
+/// The assembled root.
 pub struct AssembledRoot {
-    /// What holds it.
+    /// The mechanisms that enforce it.
     pub told: Vec<Mechanism>,
-    /// Views of what its areas are made from, for the guest.
+    /// Read-only directories of its overlays, for the guest's fsmonitor.
     pub followed: Vec<FollowedOverlay>,
 }
 
-/// Mounts the stage. What else is needed of the host from below its place must have been taken before.
+/// Mounts the stage. Everything needed from the directory below it must have been opened before.
 pub fn mount_stage() -> Result<(), StepError> {
     rustix::process::umask(Mode::empty());
     sys::mount::mount_new("tmpfs", Path::new(STAGE), MountAttrs::default(), STAGE_OPTIONS)
@@ -46,12 +46,12 @@ pub fn mount_stage() -> Result<(), StepError> {
         .step("make the root's directory")
 }
 
-/// Mounts every area on the stage and leaves the caller in the new root's directory.
+/// Mounts every overlay on the stage and leaves the caller in the directory of the new root.
 ///
-/// Nothing is below a kept Body's root, so that root is its upper itself: an overlay over nothing would cost every
-/// file access a third. It gets no mount of its own either, because the table of mounts tells where on its disk a
-/// bind comes from: the mount begins two directories above the root, and a table shows no mount that begins outside
-/// of its reader's root.
+/// The root of a kept Body without lowers is its upper directory itself: an overlay without lowers would slow each
+/// file access by a third. It is not a mount of its own either, because the mount table shows the source path of a
+/// bind mount: the mount begins two directories above the root, and the table omits mounts that begin outside the
+/// reader's root.
 pub fn assemble(plan: &LaunchPlan, trees: &LowerDirs) -> Result<AssembledRoot, StepError> {
     let stage = Path::new(STAGE);
     if let Upper::Memory { bytes, inodes } = plan.upper {
@@ -81,18 +81,18 @@ pub fn assemble(plan: &LaunchPlan, trees: &LowerDirs) -> Result<AssembledRoot, S
     for area in &plan.areas {
         told.extend(mount_area(&stack, area)?);
     }
-    // Without one git looks at every file, which is slower and no less right.
+    // If a directory cannot be followed, git stats every file, which is slower but still correct.
     let followed = plan.followed.iter().filter_map(|followed| stack.follow(followed).ok()).collect();
     Ok(AssembledRoot { told, followed })
 }
 
-/// Whether the root is the upper's own directory, within a mount that begins above it.
+/// Whether the root is the upper directory itself, inside a mount that begins above it.
 fn is_upper_itself(plan: &LaunchPlan) -> bool {
     let nothing_below = plan.areas.iter().any(|area| area.at.is_empty() && area.lowers.is_empty());
     plan.upper == Upper::Disk && nothing_below && !plan.setuid
 }
 
-/// Makes the caller's directory, where the root was put together, its root, and forgets the host's.
+/// Makes the current directory, in which the root was assembled, the root, and detaches the host's.
 pub fn enter(plan: &LaunchPlan) -> io::Result<()> {
     if is_upper_itself(plan) {
         sys::mount::pivot_and_enter_here(Path::new(STAGE))
@@ -128,10 +128,10 @@ fn memory_upper(plan: &LaunchPlan, private: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Puts a seed into the upper, unless something is there.
+/// Writes a seed into the upper, unless its path exists.
 ///
-/// Trust: an upper may be a Body's own from an earlier life, and hold links to anywhere. None is followed on the way
-/// to a seed's place; a seed whose way was changed by the Body is not wanted there.
+/// Trust: an upper may come from an earlier run of the Body, and hold links to anywhere. None is followed on the path
+/// to a seed; if the Body changed that path, the seed is skipped.
 fn place_seeds(plan: &LaunchPlan, upper: BorrowedFd<'_>, seed: &SeedEntry) -> Result<(), StepError> {
     let (SeedEntry::Dir { path, .. }
     | SeedEntry::Link { path, .. }
@@ -139,7 +139,7 @@ fn place_seeds(plan: &LaunchPlan, upper: BorrowedFd<'_>, seed: &SeedEntry) -> Re
     | SeedEntry::Hidden { path }) = seed;
     let step = || format!("prepare the root ({seed:?})");
     if matches!(plan.upper, Upper::Memory { .. }) {
-        // Nobody but us has put anything there yet: no link is on the way.
+        // The upper is new, so it contains no link of a Body.
         let above = path.rsplit_once('/').map_or(".", |(above, _)| above);
         return match place_seed(plan, upper, path, seed) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && !is_planned(plan, above) => Ok(()),
@@ -171,13 +171,13 @@ fn place_seed(plan: &LaunchPlan, above: BorrowedFd<'_>, name: &str, seed: &SeedE
     put.or_else(|error| if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) })
 }
 
-/// Whether that is the directory of an area, which no Body can change.
+/// Whether this is the directory of an overlay, which no Body can change.
 fn is_planned(plan: &LaunchPlan, dir: &str) -> bool {
     plan.areas.iter().any(|area| area.dir_name() == dir)
 }
 
 fn make_dir(plan: &LaunchPlan, upper: BorrowedFd<'_>, path: &str, mode: u32, owner: u32) -> io::Result<()> {
-    // The umask is empty here, so the mode is the one asked for.
+    // The umask is empty here, so the mode is exact.
     rustix::fs::mkdirat(upper, path, Mode::from_raw_mode(mode))?;
     if plan.ids.has_root() && owner != 0 {
         rustix::fs::chownat(
@@ -197,17 +197,17 @@ fn make_file(upper: BorrowedFd<'_>, path: &str, contents: &str) -> io::Result<()
     File::from(file).write_all(contents.as_bytes())
 }
 
-/// What every area is mounted from.
+/// The sources of all overlays.
 struct MountSources<'a> {
     plan: &'a LaunchPlan,
-    /// Holds `upper` and `work`.
+    /// The directory with `upper` and `work`.
     private: PathBuf,
-    /// Lowers of the plan that are to be found elsewhere.
+    /// Lowers of the plan, and the paths at which they are mounted instead.
     lowers: Vec<(PathBuf, PathBuf)>,
 }
 
 fn mount_area(stack: &MountSources<'_>, area: &OverlayMount) -> Result<Option<Mechanism>, StepError> {
-    let step = || format!("mount the area /{}", area.at);
+    let step = || format!("mount /{}", area.at);
     if area.at.is_empty() {
         let place =
             if is_upper_itself(stack.plan) { stack.upper(area) } else { Path::new(STAGE).join("root") };
@@ -217,7 +217,7 @@ fn mount_area(stack: &MountSources<'_>, area: &OverlayMount) -> Result<Option<Me
         rustix::process::chdir(&place).step("enter the root's directory")?;
         return Ok(None);
     }
-    // Above a place that lies deeper, a Body may have put a link in an earlier life.
+    // On the path to a deeper mount point, an earlier run of the Body may have left a link.
     let held = if area.at.contains('/') && area.kind == OverlayAccess::Private && !is_host_place(area) {
         Some(crate::kernel_mounts::make_place(Path::new(&area.at), true).step(step())?)
     } else {
@@ -226,11 +226,11 @@ fn mount_area(stack: &MountSources<'_>, area: &OverlayMount) -> Result<Option<Me
     let place =
         held.as_ref().map_or_else(|| Path::new(".").join(&area.at), |held| sys::fd::path_of(held.as_fd()));
     if area.kind == OverlayAccess::ReadOnly {
-        return show(area, &place).map(|()| None);
+        return bind_read_only(area, &place).map(|()| None);
     }
     match stack.mount(area, &place) {
         Ok(()) => Ok(None),
-        // EINVAL: the lower has mounts below it, which a user namespace may not leave out.
+        // EINVAL: the lower has submounts, which a user namespace may not leave out.
         Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
             read_only_area(area, &place)
         }
@@ -238,7 +238,7 @@ fn mount_area(stack: &MountSources<'_>, area: &OverlayMount) -> Result<Option<Me
     }
 }
 
-/// Whether what is above it is the host's own, which no Body can change.
+/// Whether the directory above belongs to the host, so that no Body can change it.
 fn is_host_place(area: &OverlayMount) -> bool {
     area.lowers.iter().any(|lower| lower.written_as.is_none())
 }
@@ -252,9 +252,9 @@ impl MountSources<'_> {
         }
         let empty = Path::new(STAGE).join("empty");
         if lowers.is_empty() {
-            // The table of mounts tells where on its disk a bind comes from; an overlay tells only of the stage.
+            // The mount table shows the source path of a bind mount; of an overlay it shows only paths on the stage.
             match rustix::fs::mkdir(&empty, Mode::from_raw_mode(0o755)) {
-                // Several areas may have nothing below them.
+                // Several overlays may have no lowers.
                 Ok(()) | Err(Errno::EXIST) => lowers.push(&empty),
                 Err(errno) => return Err(errno.into()),
             }
@@ -269,7 +269,7 @@ impl MountSources<'_> {
         self.private.join("upper").join(area.dir_name())
     }
 
-    /// Views that may not be written, and that are in no table of mounts.
+    /// Opens read-only directories of an overlay that appear in no mount table.
     fn follow(&self, wanted: &proto::launch::FollowedMount) -> io::Result<FollowedOverlay> {
         let area = self.plan.areas.iter().find(|area| area.at == wanted.at).ok_or(io::ErrorKind::NotFound)?;
         let view = |path: &Path| -> io::Result<OwnedFd> {
@@ -296,14 +296,14 @@ impl MountSources<'_> {
 }
 
 fn read_only_area(area: &OverlayMount, place: &Path) -> Result<Option<Mechanism>, StepError> {
-    show(area, place)?;
-    let reason = "the host has mounts below it, so it is shown read-only and without the Body's own changes";
+    bind_read_only(area, place)?;
+    let reason = "the host has mounts below it, so it is read-only and without the Body's own changes";
     Ok(Some(Mechanism::degraded(format!("private /{}", area.at), reason)))
 }
 
-/// The host's own directory, with what is mounted below it, read-only.
-fn show(area: &OverlayMount, place: &Path) -> Result<(), StepError> {
+/// Mounts the host's own directory read-only, with its submounts.
+fn bind_read_only(area: &OverlayMount, place: &Path) -> Result<(), StepError> {
     let Some(lowest) = area.lowers.last() else { return Ok(()) };
     let attrs = MountAttrs { read_only: true, ..MountAttrs::default() };
-    sys::mount::bind(&lowest.path, place, attrs, Submounts::Too).step(format!("show /{}", area.at))
+    sys::mount::bind(&lowest.path, place, attrs, Submounts::Too).step(format!("mount /{}", area.at))
 }

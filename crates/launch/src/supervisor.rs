@@ -1,4 +1,4 @@
-//! The launcher's own side: makes the Body, reports, then keeps it until its guest is gone.
+//! The launcher's own process: it creates the Body, reports, then supervises it until its guest has ended.
 
 use std::{
     fs::File,
@@ -34,34 +34,34 @@ use crate::{
 };
 
 const PLAN_LEN_MAX: u64 = 4 << 20;
-const TOLD_LEN_USUAL: usize = 4 << 10;
+const REPORT_LEN_USUAL: usize = 4 << 10;
 /// How often a Body's upper on disk is measured.
 const DISK_CHECK: Duration = Duration::from_secs(5);
-/// When the record of a run is written for others to read.
+/// How long after the start the enforcement record of a `pal run` Body is written for other processes.
 const RECORD_AFTER: Duration = Duration::from_millis(10);
-/// When a keeper gives back the memory that making the Body took.
+/// How long after the start the supervisor returns the memory that creating the Body took.
 const REST_AFTER: Duration = Duration::from_secs(1);
 const CGROUP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// When the Body's first process is forked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ForkTiming {
-    /// Before the plan is there, while the maker still writes it.
+    /// Before the plan arrives, while the creating `pal` still writes it.
     Early,
-    /// With the plan, whose v2 cgroup it is forked into.
+    /// When the plan is there, directly into its v2 cgroup.
     Late,
 }
 
-/// Forks, reads the plan from standard input, makes the Body, reports on standard output, keeps it.
+/// Forks, reads the plan from standard input, creates the Body, reports on standard output, and supervises it.
 pub fn launch_and_supervise(when: ForkTiming) -> ExitCode {
-    // Away from the maker's terminal and its signals.
+    // Leaves the session of the creating `pal`, so that its terminal's signals do not arrive here.
     let _ = rustix::process::setsid();
     let _ = sys::process::set_name(c"pal-keeper");
     let forked = (when == ForkTiming::Early).then(|| InitProcess::new(None));
     let (plan, line) = match read_plan().step("read the plan") {
         Ok(read) => read,
         Err(error) => {
-            // Often there is none: the maker found that it needs no Body.
+            // There is often no plan: `pal` found that it needs no Body.
             if let Some(Ok(forked)) = forked {
                 kill_child(forked.pid);
             }
@@ -72,7 +72,7 @@ pub fn launch_and_supervise(when: ForkTiming) -> ExitCode {
         Ok(kept) => supervise(&plan, kept),
         Err(error) => {
             remove_cgroups(&plan);
-            // Nobody else looks after a run whose maker is gone.
+            // No other process cleans up a `pal run` Body whose creator is gone.
             if plan.life == Life::Run && check_creator().is_err() {
                 remove_directory(&move_to_trash(&plan));
                 release_ids(&plan);
@@ -93,42 +93,43 @@ fn report(report: &LaunchReport) {
     let _ = io::stdout().flush();
 }
 
-/// One line, as it is and as it is meant; what follows it on standard input is the maker's life.
+/// Reads the plan, one line, and returns it parsed and as text. Afterwards the end of standard input signals the end
+/// of the creating `pal`.
 fn read_plan() -> io::Result<(LaunchPlan, String)> {
     let mut line = String::new();
     BufReader::with_capacity(16 << 10, io::stdin().take(PLAN_LEN_MAX)).read_line(&mut line)?;
     Ok((serde_json::from_str(&line)?, line))
 }
 
-/// A Body that runs.
+/// A running Body.
 struct RunningBody {
     pid: Pid,
     handle: OwnedFd,
-    /// The Body's mounts. Taking them down takes the kernel most of a millisecond, and as long as the disk takes to
-    /// write back what is in an upper there; while they are held here, they go with the keeper, after its last word.
+    /// The Body's mount namespace. Unmounting takes the kernel most of a millisecond, plus the time to write back an
+    /// upper on disk. While the supervisor holds it, that happens at its exit, after its last report.
     mounts: OwnedFd,
-    /// The record, while it is not written yet.
+    /// The enforcement record, while it is not written yet.
     record: Option<Enforcement>,
     /// Its egress proxy.
     egress: Option<EgressProxy>,
 }
 
-/// The Body's first process, waiting for its plan.
+/// The Body's first process, which waits for its plan.
 struct InitProcess {
     pid: Pid,
     handle: OwnedFd,
-    /// When it began, and since when the host runs: by both it is known again.
+    /// Its start time and the boot id of the host, which together with the pid identify it.
     ticks: u64,
     boot_id: String,
-    /// Where it reads its plan and the numbers of its descriptors.
+    /// The pipe through which it receives its plan and the numbers of its descriptors.
     plan: OwnedFd,
-    /// Where it tells how it goes.
-    told: OwnedFd,
-    /// Its ends of both. The table is shared, so they stay open here until it has its own.
+    /// The pipe through which it reports.
+    report_pipe: OwnedFd,
+    /// Its ends of both pipes. The descriptor table is shared, so they stay open here until it has its own.
     ends: (OwnedFd, OwnedFd, NetnsPassage),
-    /// Its mount namespace. Taken at once: later the kernel lets only the host's root look.
+    /// Its mount namespace, opened at once: later the kernel lets only the host's root open it.
     mounts: OwnedFd,
-    /// Who makes its network.
+    /// The process that creates its network namespace.
     helper: NetnsHelper,
 }
 
@@ -137,7 +138,7 @@ impl InitProcess {
         let launched =
             if sys::caps::is_host_root() { LauncherRights::ByRoot } else { LauncherRights::ByUser };
         let (hear, plan) = pipe()?;
-        let (told, tell) = pipe()?;
+        let (report_pipe, tell) = pipe()?;
         let way = NetnsPassage::new()?;
         let flags = sys::namespace::FORKED | sys::namespace::SHARE_DESCRIPTORS;
         match sys::namespace::fork_into(flags, cgroup)
@@ -153,7 +154,7 @@ impl InitProcess {
                     let helper = NetnsHelper::start(pid, &way)?;
                     let handle = sys::process::open(pid).step("open the Body's first process")?;
                     let ticks = sys::proc::start_ticks(pid.as_raw_nonzero().get())
-                        .step("read the start of the Body's first process")?;
+                        .step("read the start time of the Body's first process")?;
                     let boot_id = sys::proc::boot_id().step("read the boot id")?;
                     Ok(Self {
                         pid,
@@ -161,7 +162,7 @@ impl InitProcess {
                         ticks,
                         boot_id,
                         plan,
-                        told,
+                        report_pipe,
                         ends: (hear, tell, way),
                         mounts,
                         helper,
@@ -173,10 +174,10 @@ impl InitProcess {
     }
 }
 
-/// Maps a Body's ids, and tells its first process that it has them.
+/// Maps a Body's ids, and notifies its first process.
 fn give_ids(ids: &Ids, pid: Pid, plan: BorrowedFd<'_>) -> Result<(), StepError> {
     write_maps(ids, pid)?;
-    rustix::io::write(plan, b".").map(drop).step("tell the Body's first process of its ids")
+    rustix::io::write(plan, b".").map(drop).step("notify the Body's first process of its ids")
 }
 
 fn launch(
@@ -201,7 +202,7 @@ fn v2_group(plan: &LaunchPlan) -> Result<Option<OwnedFd>, StepError> {
     group.map(|group| sys::fd::open_path(&group.path)).transpose().step("open the Body's cgroup")
 }
 
-/// Who was forked too early for its v2 group is moved there.
+/// Moves a process that was forked before its v2 cgroup was known into that cgroup.
 fn fork_into_cgroup(plan: &LaunchPlan, forked: InitProcess) -> Result<InitProcess, StepError> {
     let group = plan.cgroups.iter().find(|group| group.version == CgroupVersion::V2);
     let moved =
@@ -221,18 +222,18 @@ fn explain_namespaces(error: StepError) -> StepError {
     }
 }
 
-/// Opens what the child needs of the host. The two share their descriptors, so numbers are all it must be told.
+/// Opens the host's descriptors for the child. Both processes share one table, so only the numbers are sent.
 fn collect_fds(plan: &LaunchPlan) -> Result<InheritedFds, StepError> {
     rustix::process::chdir(&plan.dir).step("enter the Body's directory")?;
-    // By a name relative to the directory: a socket's path may have no more than 107 bytes.
+    // Bound by a relative name, because a socket's path may have at most 107 bytes.
     let listener = UnixListener::bind("guest.sock").step("listen on the guest's socket")?;
-    // Nobody could read the log of a run: it would go with its directory.
+    // The log of a `pal run` Body would vanish with its directory, so it is not kept.
     let log = if plan.life == Life::Run { "/dev/null" } else { "guest.log" };
     let log = File::options().append(true).create(true).open(log).step("open the guest's log")?;
     let control = match &plan.vm {
-        Some(_) => {
-            Some(UnixListener::bind(proto::vm::CONTROL).step("listen on the machine's socket")?.into())
-        }
+        Some(_) => Some(
+            UnixListener::bind(proto::vm::CONTROL).step("listen on the microVM's control socket")?.into(),
+        ),
         None => None,
     };
     let groups = plan.cgroups.iter().filter(|group| group.version == CgroupVersion::V1);
@@ -248,7 +249,7 @@ fn collect_fds(plan: &LaunchPlan) -> Result<InheritedFds, StepError> {
     })
 }
 
-/// Fails if nobody holds the other end of standard input any more.
+/// Fails if the creating `pal` has closed its end of standard input.
 fn check_creator() -> io::Result<()> {
     let stdin = io::stdin();
     let mut watched = [PollFd::new(&stdin, PollFlags::empty())];
@@ -258,33 +259,35 @@ fn check_creator() -> io::Result<()> {
 
 /// Gives the child its ids and its plan, waits until it is the guest, and reports.
 fn start_body(plan: &LaunchPlan, line: &str, forked: InitProcess) -> Result<RunningBody, StepError> {
-    let InitProcess { pid, handle, ticks, boot_id, plan: pipe, told, ends, mounts, helper } = forked;
+    let InitProcess { pid, handle, ticks, boot_id, plan: pipe, report_pipe, ends, mounts, helper } = forked;
     give_ids(&plan.ids, pid, pipe.as_fd())?;
-    // Whoever comes after a maker that was killed may be at the same Body already.
-    check_creator().step("find the maker")?;
+    // If the creating `pal` was killed, another `pal` may already be cleaning up this Body.
+    check_creator().step("find the creating pal")?;
     let inherited_fds = collect_fds(plan)?;
-    // Before the child goes on: from here on whoever finds the directory can end the Body, also without us.
+    // Before the child continues: from here on any `pal` that finds the directory can end the Body, even without us.
     let supervisor = rustix::process::getpid().as_raw_nonzero().get();
     let mut ready = LaunchedBody {
         pid: pid.as_raw_nonzero().get(),
         ticks,
         supervisor,
-        supervisor_ticks: sys::proc::start_ticks(supervisor).step("read the keeper's start")?,
+        supervisor_ticks: sys::proc::start_ticks(supervisor).step("read the supervisor's start time")?,
         mechanisms: Vec::new(),
         revival: None,
     };
     write_running(plan, &ready, boot_id)?;
     send_plan(line, &inherited_fds, pipe).step("hand the plan to the Body's first process")?;
-    let mut told = File::from(told);
-    wait_fd_table_split(&handle, &mut told).step("hear from the Body's first process")?;
+    let mut report_pipe = File::from(report_pipe);
+    wait_fd_table_split(&handle, &mut report_pipe).step("read the report of the Body's first process")?;
     drop((inherited_fds, ends));
     let (egress, held) = EgressProxy::start(plan, handle.as_fd())?.unzip();
     helper.wait().map_err(explain_namespaces)?;
-    // A machine takes seconds to boot, and its maker may go meanwhile.
-    if plan.vm.is_some() && !is_report_ready(&told).step("hear from the Body's first process")? {
+    // A microVM takes seconds to boot, and the creating `pal` may end meanwhile.
+    if plan.vm.is_some()
+        && !is_report_ready(&report_pipe).step("read the report of the Body's first process")?
+    {
         return Ok(RunningBody { pid, handle, mounts, record: None, egress });
     }
-    match read_init_report(told)? {
+    match read_init_report(report_pipe)? {
         InitReport::Done(mechanisms, revival) => {
             ready.mechanisms = mechanisms;
             ready.revival = revival.map(|revival| *revival);
@@ -301,7 +304,7 @@ fn start_body(plan: &LaunchPlan, line: &str, forked: InitProcess) -> Result<Runn
         write_record(&record).step("write the record")?;
     }
     report(&LaunchReport::Ready(ready));
-    // The maker of a run has the record now; others find it once it has lasted a moment.
+    // The creating `pal` has the record now; for other processes it is written after a moment.
     let record = (plan.life == Life::Run).then_some(record);
     Ok(RunningBody { pid, handle, mounts, record, egress })
 }
@@ -310,21 +313,22 @@ fn write_record(record: &Enforcement) -> io::Result<()> {
     sys::fd::write_whole(Path::new("enforcement.json"), &serde_json::to_vec(record)?)
 }
 
-/// Waits until the child has descriptors of its own. Before that its end closes no pipe: we hold both ends, too.
-fn wait_fd_table_split(child: &OwnedFd, told: &mut File) -> io::Result<()> {
-    let mut watched = [PollFd::new(told, PollFlags::IN), PollFd::new(child, PollFlags::IN)];
+/// Waits until the child has its own descriptor table. Before that, its exit closes no pipe, because this process
+/// holds both ends as well.
+fn wait_fd_table_split(child: &OwnedFd, report_pipe: &mut File) -> io::Result<()> {
+    let mut watched = [PollFd::new(report_pipe, PollFlags::IN), PollFd::new(child, PollFlags::IN)];
     while let Err(errno) = rustix::event::poll(&mut watched, None) {
         if errno != rustix::io::Errno::INTR {
             return Err(errno.into());
         }
     }
     if watched[0].revents().is_empty() {
-        return Err(io::Error::other("it ended without a word"));
+        return Err(io::Error::other("it ended without a report"));
     }
-    told.read_exact(&mut [0u8; 1])
+    report_pipe.read_exact(&mut [0u8; 1])
 }
 
-/// The plan as it came, and the numbers, in one piece: whoever waits for it is woken once.
+/// Sends the plan as it came and the numbers in one write, so that the child wakes up once.
 fn send_plan(line: &str, inherited_fds: &InheritedFds, pipe: OwnedFd) -> io::Result<()> {
     let numbers = serde_json::to_vec(&inherited_fds.numbers())?;
     let mut text = Vec::with_capacity(2 * size_of::<u32>() + line.len() + numbers.len());
@@ -340,10 +344,10 @@ fn remove_cgroups_after(plan: &LaunchPlan, pid: Pid) {
     remove_cgroups(plan);
 }
 
-/// Waits until there is something to hear; false where the maker is gone before that.
-fn is_report_ready(told: &File) -> io::Result<bool> {
+/// Waits until there is a report to read; false if the creating `pal` ended before that.
+fn is_report_ready(report_pipe: &File) -> io::Result<bool> {
     let stdin = io::stdin();
-    let mut watched = [PollFd::new(told, PollFlags::IN), PollFd::new(&stdin, PollFlags::empty())];
+    let mut watched = [PollFd::new(report_pipe, PollFlags::IN), PollFd::new(&stdin, PollFlags::empty())];
     while let Err(errno) = rustix::event::poll(&mut watched, None) {
         if errno != rustix::io::Errno::INTR {
             return Err(errno.into());
@@ -352,13 +356,16 @@ fn is_report_ready(told: &File) -> io::Result<bool> {
     Ok(!watched[0].revents().is_empty())
 }
 
-fn read_init_report(told: File) -> Result<InitReport, StepError> {
-    // Without room of its own a string would grow by reads of 32 bytes.
-    let mut text = String::with_capacity(TOLD_LEN_USUAL);
-    told.take(PLAN_LEN_MAX).read_to_string(&mut text).step("hear from the Body's first process")?;
+fn read_init_report(report_pipe: File) -> Result<InitReport, StepError> {
+    // With capacity from the start; an empty string would grow by reads of 32 bytes.
+    let mut text = String::with_capacity(REPORT_LEN_USUAL);
+    report_pipe
+        .take(PLAN_LEN_MAX)
+        .read_to_string(&mut text)
+        .step("read the report of the Body's first process")?;
     let last = text.lines().last().unwrap_or_default();
-    let cause = |_| io::Error::other("it ended without a word");
-    serde_json::from_str(last).map_err(cause).step("hear from the Body's first process")
+    let cause = |_| io::Error::other("it ended without a report");
+    serde_json::from_str(last).map_err(cause).step("read the report of the Body's first process")
 }
 
 fn write_maps(ids: &Ids, pid: Pid) -> Result<(), StepError> {
@@ -393,23 +400,25 @@ fn kill_child(pid: Pid) {
     let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
 }
 
-/// Waits for the end of the guest, of its time, of its maker, or of its disk.
+/// Waits for the end of the guest, its timeout, the end of its creator, or a full disk.
 fn supervise(plan: &LaunchPlan, mut kept: RunningBody) -> ExitCode {
     let started = Instant::now();
     let ordered = wait(plan, &mut kept, started);
-    let forgotten = ordered == Some(KillReason::Forgotten);
+    let directory_removed = ordered == Some(KillReason::Forgotten);
     let ordered = ordered.map(KillReason::end);
-    // A kept Body that was never published is none. One that was, and that its `pal start` left behind, stays.
+    // A kept Body that was never published is removed. One that was published, and whose `pal start` ended early,
+    // stays.
     let owner_gone = matches!(ordered, Some(GuestEnd::Owner))
         && (plan.life == Life::Run || !Path::new("spec.json").exists());
     if owner_gone {
-        // While the kernel ends the Body's processes.
-        let aside = move_to_trash(plan);
+        // In parallel with the kernel, which ends the Body's processes.
+        let trash = move_to_trash(plan);
         if !reaches_host(plan) {
-            // They are killed, and what they could still touch goes with them: nobody need wait for their burial.
+            // The processes are killed, and everything that they could still change goes with them, so the caller
+            // need not wait until they are reaped.
             report_cleanup();
         }
-        remove_directory(&aside);
+        remove_directory(&trash);
     }
     let status = rustix::process::waitpid(Some(kept.pid), WaitOptions::empty())
         .ok()
@@ -421,8 +430,8 @@ fn supervise(plan: &LaunchPlan, mut kept: RunningBody) -> ExitCode {
     if owner_gone {
         release_ids(plan);
         report_cleanup();
-    } else if forgotten {
-        // What is left of a directory still belongs to these ids; `pal gc` takes both.
+    } else if directory_removed {
+        // If something of the directory is left, it still belongs to these ids; `pal gc` removes both.
         if is_removed() {
             release_ids(plan);
         }
@@ -440,23 +449,23 @@ fn reaches_host(plan: &LaunchPlan) -> bool {
     plan.upper == proto::launch::Upper::Disk || plan.mounts.iter().any(|mount| mount.access.is_writable())
 }
 
-/// Tells the maker, who may have gone on already, that nothing is left of the Body.
+/// Reports to the creating `pal`, which may have ended already, that nothing is left of the Body.
 fn report_cleanup() {
     let _ = io::stdout().write_all(b"\n").and_then(|()| io::stdout().flush());
 }
 
-/// Why a guest is ended here.
+/// The reason why the supervisor kills a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum KillReason {
-    /// Its maker is gone.
+    /// The creating `pal` has ended.
     Owner,
-    /// Its time is over.
+    /// Its timeout has passed.
     Timeout,
-    /// Its disk is full.
+    /// Its disk limit is exceeded.
     Disk,
-    /// It has too many files.
+    /// Its inode limit is exceeded.
     Inodes,
-    /// Its directory was removed: nobody could ever find it again, and nobody is told of its end.
+    /// Its directory was removed: no `pal` could find the Body again, and there is no place to record its end.
     Forgotten,
 }
 
@@ -472,16 +481,16 @@ impl KillReason {
     }
 }
 
-/// None when the guest ended by itself; otherwise why it was ended here.
+/// Waits until the guest has ended or must be killed; `None` if it ended by itself.
 fn wait(plan: &LaunchPlan, kept: &mut RunningBody, started: Instant) -> Option<KillReason> {
     let stdin = io::stdin();
-    let mut rested = false;
-    // A kept Body hangs by its maker until that has written it down, and says so.
-    let mut tied = true;
+    let mut trimmed = false;
+    // A kept Body ends with its creator until the creator has recorded it and detaches it.
+    let mut attached = true;
     loop {
         kept.egress.iter_mut().for_each(EgressProxy::tend);
         let mut watched = vec![PollFd::new(&kept.handle, PollFlags::IN)];
-        if tied {
+        if attached {
             watched.push(PollFd::new(&stdin, PollFlags::IN));
         }
         let proxy = kept.egress.as_ref();
@@ -490,7 +499,7 @@ fn wait(plan: &LaunchPlan, kept: &mut RunningBody, started: Instant) -> Option<K
         );
         let rest = match &kept.record {
             Some(_) => Some(RECORD_AFTER),
-            None => (!rested).then_some(REST_AFTER),
+            None => (!trimmed).then_some(REST_AFTER),
         };
         let pause = next_check(plan, started)
             .into_iter()
@@ -511,19 +520,20 @@ fn wait(plan: &LaunchPlan, kept: &mut RunningBody, started: Instant) -> Option<K
         {
             let _ = write_record(&record);
         }
-        if !rested && started.elapsed() >= REST_AFTER {
-            rested = true;
+        if !trimmed && started.elapsed() >= REST_AFTER {
+            trimmed = true;
             sys::spawn::trim_heap();
         }
-        let maker_gone = tied && watched.get(1).is_some_and(|maker| !maker.revents().is_empty());
-        if maker_gone && plan.life == Life::Kept && matches!(rustix::io::read(&stdin, &mut [0u8; 1]), Ok(1)) {
-            tied = false;
+        let creator_gone = attached && watched.get(1).is_some_and(|creator| !creator.revents().is_empty());
+        if creator_gone && plan.life == Life::Kept && matches!(rustix::io::read(&stdin, &mut [0u8; 1]), Ok(1))
+        {
+            attached = false;
             continue;
         }
-        let order = match (maker_gone, plan.wall_ms) {
+        let order = match (creator_gone, plan.wall_ms) {
             (true, _) => KillReason::Owner,
             (_, Some(wall)) if started.elapsed() >= Duration::from_millis(wall) => KillReason::Timeout,
-            _ if !tied && directory_gone() => KillReason::Forgotten,
+            _ if !attached && directory_gone() => KillReason::Forgotten,
             _ => match exceeds_disk_limit(plan) {
                 Some(order) => order,
                 None => continue,
@@ -535,28 +545,29 @@ fn wait(plan: &LaunchPlan, kept: &mut RunningBody, started: Instant) -> Option<K
     }
 }
 
-/// Whether somebody removed the directory of a Body that had been written down, or what makes it a Body's.
+/// Whether the directory of a recorded Body, or its spec, was removed.
 fn directory_gone() -> bool {
     let missing = |name: &str| {
         Path::new(name).symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     };
-    // The draft is what `pal` makes of the spec before it ends a Body itself, perhaps between two of these looks.
+    // `pal` renames the spec to a draft before it ends a Body itself, possibly between two of these checks.
     is_removed() || (missing("spec.json") && missing("spec.draft"))
 }
 
-/// Whether the Body's directory is gone. The kernel knows: one that was moved has a name, one that was removed has none.
+/// Whether the Body's directory is gone. The kernel knows: a moved directory still has a path, a removed one has
+/// none.
 fn is_removed() -> bool {
     std::env::current_dir().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// How long nothing needs to be looked at; none means until something happens.
+/// How long until the next check is due; `None` if only an event can change something.
 fn next_check(plan: &LaunchPlan, started: Instant) -> Option<Duration> {
     let wall = plan.wall_ms.map(|wall| Duration::from_millis(wall).saturating_sub(started.elapsed()));
     let disk = (plan.upper == proto::launch::Upper::Disk).then_some(DISK_CHECK);
     wall.into_iter().chain(disk).min()
 }
 
-/// The limit that the upper on disk is over, if it is over one.
+/// The limit that the upper on disk exceeds, if any.
 fn exceeds_disk_limit(plan: &LaunchPlan) -> Option<KillReason> {
     if plan.upper != proto::launch::Upper::Disk {
         return None;
@@ -571,7 +582,7 @@ fn exceeds_disk_limit(plan: &LaunchPlan) -> Option<KillReason> {
     }
 }
 
-/// A frozen process dies only when it is let go.
+/// Thaws the Body's cgroups, because a frozen process dies only when it is thawed.
 fn thaw_cgroups(plan: &LaunchPlan) {
     for group in &plan.cgroups {
         if sys::cgroup::is_frozen(&group.path) {
@@ -603,13 +614,13 @@ fn remove_cgroups(plan: &LaunchPlan) {
     }
 }
 
-/// From here on nobody finds a Body there. Gives the directory's new name.
+/// Renames the directory, so that no `pal` finds a Body there any more; returns the new path.
 fn move_to_trash(plan: &LaunchPlan) -> PathBuf {
-    let aside = proto::launch::set_aside(&plan.dir);
-    if std::fs::rename(&plan.dir, &aside).is_ok() { aside } else { plan.dir.clone() }
+    let trash = proto::launch::set_aside(&plan.dir);
+    if std::fs::rename(&plan.dir, &trash).is_ok() { trash } else { plan.dir.clone() }
 }
 
-/// Ends what a `pal run` leaves behind.
+/// Removes the directory of a `pal run` Body.
 fn remove_directory(dir: &Path) {
     let _ = std::env::set_current_dir("/");
     let Some((parent, name)) = dir.parent().zip(dir.file_name()) else { return };
@@ -620,7 +631,7 @@ fn remove_directory(dir: &Path) {
     }
 }
 
-/// After the last process that had them: from here on another Body may have these ids.
+/// Releases the ids after the last process that had them has ended: another Body may claim them now.
 fn release_ids(plan: &LaunchPlan) {
     for claim in &plan.claims {
         let _ = sys::fd::remove_link(&claim.link, &claim.target);

@@ -1,7 +1,7 @@
-//! Puts a layer on disk, entry by entry, as root of its ids and as nobody else.
+//! Unpacks a layer to disk, entry by entry, as root of the layer's ids and with no other rights.
 //!
-//! Trust: names, links and sizes come from an archive that anybody may have made. Each place is looked up as if the
-//! layer were the whole file system, so a link in it leads nowhere else.
+//! Trust: names, links and sizes come from an archive of unknown origin. Each path is resolved as if the layer were
+//! the whole file system, so a link in it cannot lead outside.
 
 use std::{
     ffi::{CString, OsStr},
@@ -21,11 +21,11 @@ use rustix::{
 
 use crate::report::{StepError, StepExt};
 
-/// The mark of a directory that hides what lower layers have in it.
+/// The attribute of an opaque directory, which hides the contents that lower layers have in it.
 const OPAQUE: (&str, &[u8]) = ("user.overlay.opaque", b"y");
 const CHUNK: usize = 256 << 10;
 
-/// Reads entries until the last one and puts them below `root`.
+/// Reads entries until the last one and creates them below `root`.
 pub fn receive(root: BorrowedFd<'_>, from: &mut impl Read) -> Result<(), StepError> {
     rustix::process::umask(Mode::empty());
     let mut layer = LayerUnpacker { root, last: None, buffer: vec![0; CHUNK] };
@@ -57,7 +57,7 @@ fn read_entry(from: &mut impl Read) -> io::Result<LayerEntry> {
 
 struct LayerUnpacker<'a> {
     root: BorrowedFd<'a>,
-    /// The directory of the entry before: the next one is often in it, too.
+    /// The directory of the previous entry, because the next one is often in it, too.
     last: Option<(Vec<u8>, OwnedFd)>,
     buffer: Vec<u8>,
 }
@@ -130,7 +130,7 @@ impl LayerUnpacker<'_> {
         Ok(())
     }
 
-    /// The directory of that path, with what is missing of it made.
+    /// Opens the directory at a path, and creates missing parts.
     fn dir(&mut self, path: &[u8]) -> io::Result<OwnedFd> {
         if let Some((last, dir)) = &self.last
             && last == path
@@ -144,7 +144,7 @@ impl LayerUnpacker<'_> {
 
     fn find(&self, path: &[u8]) -> io::Result<OwnedFd> {
         let parts: Vec<&[u8]> = path.split(|byte| *byte == b'/').collect();
-        // From the deepest part that is there, down through what is made now.
+        // Starts at the deepest part that exists, and creates the rest.
         let mut there = parts.len();
         let mut at = loop {
             match self.open(&parts[..there].join(&b'/')) {
@@ -184,7 +184,7 @@ fn split(path: &[u8]) -> (&[u8], &OsStr) {
     (above, OsStr::from_bytes(name))
 }
 
-/// A directory stays one; anything else gives way to it.
+/// Creates a directory. An existing directory stays; any other file is removed first.
 fn make_dir(dir: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     match rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(0o755)) {
         Err(Errno::EXIST) => {}
@@ -215,7 +215,7 @@ enum UnpackedKind {
     Other,
 }
 
-/// Owner first: changing it takes setuid away.
+/// Sets owner, mode and time. The owner comes first, because changing it clears setuid.
 fn apply_metadata(
     dir: BorrowedFd<'_>,
     name: &OsStr,
@@ -231,7 +231,7 @@ fn apply_metadata(
         AtFlags::SYMLINK_NOFOLLOW,
     )?;
     if kind == UnpackedKind::Other {
-        // Nothing but the entry that was just made has this name.
+        // Only the entry that was just created has this name.
         rustix::fs::chmodat(dir, name, Mode::from_raw_mode(entry.mode & 0o7777), AtFlags::empty())?;
     }
     let time = Timespec { tv_sec: entry.mtime, tv_nsec: 0 };

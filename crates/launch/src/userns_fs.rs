@@ -1,9 +1,9 @@
-//! `pal-launch tree copy FROM TO`, `tree remove DIR`, `tree unpack DIR` and `tree extract DISK FROM TO`: work on files with the
-//! rights of their ids.
+//! `pal-launch tree copy FROM TO`, `tree remove DIR`, `tree unpack DIR` and `tree extract DISK FROM TO`: file
+//! operations with the rights of a Body's ids.
 //!
-//! An ordinary user's Body may leave files that belong to ids of its own, or directories that forbid everything. In
-//! a user namespace with the same ids the work is done as its root. The ids are the first line of standard input; what
-//! is to be unpacked follows it.
+//! An ordinary user's Body may leave files that belong to the Body's own ids, or directories without any permission.
+//! So the work is done as root in a user namespace with the same ids. The ids are the first line of standard input; a
+//! layer to unpack follows it.
 
 use std::{
     ffi::{CString, OsString},
@@ -29,14 +29,14 @@ use crate::{
 
 const IDS_LEN_MAX: u64 = 1 << 20;
 
-/// Opened before the ids change.
+/// Files and directories that were opened before the ids change.
 enum HeldPlace {
     Nothing,
     Layer(OwnedFd),
     Copy { disk: File, to: OwnedFd },
 }
 
-/// Runs one verb.
+/// Runs one command.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<OsString> = arguments.collect();
     match perform(&arguments) {
@@ -50,7 +50,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
 
 fn perform(arguments: &[OsString]) -> Result<(), StepError> {
     let ids = read_ids().step("read the ids")?;
-    // Before the ids change: they may not search the way there.
+    // Before the ids change, because the new ids may not search the path.
     let place = match arguments {
         [verb, dir] if verb == "unpack" => HeldPlace::Layer(open(dir).step("open the layer")?),
         [verb, disk, _, to] if verb == "extract" => HeldPlace::Copy {
@@ -59,11 +59,11 @@ fn perform(arguments: &[OsString]) -> Result<(), StepError> {
         },
         _ => HeldPlace::Nothing,
     };
-    let (told, tell) = rustix::pipe::pipe().step("make a pipe")?;
+    let (ready, notify) = rustix::pipe::pipe().step("make a pipe")?;
     match sys::namespace::fork_into(sys::namespace::USER, None).step("make a user namespace")? {
         ForkResult::Child => {
-            drop(tell);
-            let _ = rustix::io::read(&told, &mut [0u8; 1]);
+            drop(notify);
+            let _ = rustix::io::read(&ready, &mut [0u8; 1]);
             let done = sys::namespace::become_ids(0, 0, ids.has_root()).step("become root of the Body");
             match done.and_then(|()| serve_requests(arguments, place)) {
                 Ok(()) => std::process::exit(0),
@@ -75,7 +75,7 @@ fn perform(arguments: &[OsString]) -> Result<(), StepError> {
         }
         ForkResult::Parent(pid) => {
             map(pid, &ids)?;
-            rustix::io::write(&tell, b"1").step("tell that the ids are there")?;
+            rustix::io::write(&notify, b"1").step("report the mapped ids")?;
             let waited =
                 rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty()).step("wait")?;
             std::process::exit(waited.and_then(|(_, status)| status.exit_status()).unwrap_or(1))
@@ -93,7 +93,7 @@ fn open(dir: &OsString) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(Path::new(dir), OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// The Body's ids; where it has but one, that one becomes root of this namespace.
+/// Maps the Body's ids; if it has only one, that one becomes root of this namespace.
 pub fn map(pid: sys::namespace::Pid, ids: &Ids) -> Result<(), StepError> {
     let lines = |ranges: &[proto::spec::IdRange]| -> Vec<IdMapLine> {
         let first = if ids.has_root() { None } else { Some(0) };
@@ -142,6 +142,6 @@ fn serve_requests(arguments: &[OsString], place: HeldPlace) -> Result<(), StepEr
                 .step("open the tree")?;
             sys::tree::remove(parent.as_fd(), &name).step("remove the tree")
         }
-        _ => Err(io::Error::from(io::ErrorKind::InvalidInput)).step("understand what to do"),
+        _ => Err(io::Error::from(io::ErrorKind::InvalidInput)).step("parse the arguments"),
     }
 }

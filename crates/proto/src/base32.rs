@@ -1,8 +1,8 @@
-//! The alphabet of ids: lower-case letters and digits, 32 of them, none that look alike.
+//! The alphabet of ids: 32 lower-case letters and digits, none of which look alike.
 
 const ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
 
-/// Spells `bytes`, one character for each, keeping five bits of each: for random input only.
+/// Encodes random bytes, one character for each: keeps five bits of each byte, so the input must be random.
 pub fn encode(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| char::from(ALPHABET[usize::from(byte & 31)])).collect()
 }

@@ -1,7 +1,8 @@
-//! The egress proxy of a Body: its policy, its decisions, and what its supervisor tells it.
+//! The egress proxy of a Body: its policy, its decisions, and the messages between it and its supervisor.
 //!
-//! Invariant: an empty policy denies everything; so does a target in a spelling that this module does not know.
-//! Trust: targets come from a Body, and lines of the spool from a process that reads what a Body writes. Both are hostile.
+//! Invariant: an empty policy denies everything, and so does a target in any spelling but the canonical one.
+//! Trust: a Body chooses the targets, and the process that writes the spool reads a Body's bytes. Both are
+//! hostile.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,51 +11,51 @@ const RULES_MAX: usize = 256;
 /// Most characters of a target or a reason that are kept.
 const SHOWN_LEN_MAX: usize = 200;
 
-/// The name that the process gives itself, and under which `pal-launch` becomes it.
+/// The process name of the egress proxy. Under this name `pal-launch` becomes the proxy.
 pub const PROGRAM: &str = "pal-egress";
-/// The proxy's socket in the directory that the Body sees.
+/// The proxy's socket, in the directory that the Body sees.
 pub const SOCKET: &str = "egress.sock";
-/// The directory, in the proxy's own, that the Body sees.
+/// The part of the proxy's directory that the Body sees.
 pub const SHARED: &str = "shared";
-/// The spool of decisions in the proxy's own directory.
+/// The spool of decisions, in the proxy's directory.
 pub const SPOOL: &str = "events";
 /// Longest line of the spool. A target and a reason have at most 200 characters each, and an escaped one at most 12 bytes.
 pub const LINE_LEN_MAX: usize = 8 << 10;
 
-/// Why a text is no rule.
+/// The text is not a valid rule.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
-    "{0:?} is no rule: write a name and a port such as `pypi.org:443` or `*.example.org:443`, with `+private` behind it for a host of your own network, or `+plain` for plain http"
+    "{0:?} is not a rule: write a name and a port such as `pypi.org:443` or `*.example.org:443`, followed by `+private` for a host of your own network, or `+plain` for plain http"
 )]
 pub struct RuleError(String);
 
-/// One name that may be reached.
+/// One host name and port that a Body may reach.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     host: String,
-    /// Names below it, instead of it.
+    /// Whether the rule means the names below it, not the name itself.
     below: bool,
     port: u16,
-    /// Also where the name leads to an address of this machine or its network.
+    /// Whether the name may also resolve to an address of this host or of a private network.
     pub private: bool,
     transport: Transport,
 }
 
-/// The protocol that is spoken with a host.
+/// The protocol of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
-    /// TLS, which the proxy only carries.
+    /// TLS, which the proxy only forwards.
     Tls,
-    /// Plain HTTP, which the proxy asks itself.
+    /// Plain HTTP, for which the proxy sends the request itself.
     PlainHttp,
 }
 
-/// Names that may be reached.
+/// The rules of a Body; a target without a rule is denied.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Policy(Vec<Rule>);
 
 impl Policy {
-    /// Reads rules.
+    /// Parses rules.
     pub fn parse<S: AsRef<str>>(rules: &[S]) -> Result<Self, RuleError> {
         if rules.len() > RULES_MAX {
             return Err(RuleError(format!("{} rules", rules.len())));
@@ -62,17 +63,17 @@ impl Policy {
         rules.iter().map(|rule| parse_rule(rule.as_ref())).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The rule that lets a target through, with the target's name and port.
+    /// Finds the rule that allows a target; returns the target's name and port with it, or why no rule does.
     pub fn judge(&self, target: &str, transport: Transport) -> Result<(String, u16, &Rule), String> {
-        let (host, port) = target.rsplit_once(':').ok_or("it names no port")?;
+        let (host, port) = target.rsplit_once(':').ok_or("it has no port")?;
         let port: u16 = if port.bytes().all(|byte| byte.is_ascii_digit()) {
-            port.parse().map_err(|_| "its port is none")?
+            port.parse().map_err(|_| "its port is not a number from 1 to 65535")?
         } else {
-            return Err("its port is none".into());
+            return Err("its port is not a number from 1 to 65535".into());
         };
         let host = host.to_ascii_lowercase();
         if !is_name(&host) {
-            return Err("it is no plain name: addresses and other spellings are not let through".into());
+            return Err("it is not a plain host name: IP addresses and other spellings are denied".into());
         }
         let fits = |rule: &&Rule| {
             rule.transport == transport
@@ -86,7 +87,7 @@ impl Policy {
         match self.0.iter().find(fits) {
             Some(rule) => Ok((host, port, rule)),
             None if transport == Transport::PlainHttp => {
-                Err(format!("no rule lets plain http to {host}:{port}"))
+                Err(format!("no rule allows plain http to {host}:{port}"))
             }
             None => Err(format!("no rule names {host}:{port}")),
         }
@@ -110,7 +111,7 @@ fn parse_rule(text: &str) -> Result<Rule, RuleError> {
     let host = host.to_ascii_lowercase();
     let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     let port = port.parse().ok().filter(|port| digits && *port != 0).ok_or_else(bad)?;
-    // A rule for a whole top-level domain is a mistake.
+    // A rule for a whole top-level domain is surely a mistake.
     if !is_name(&host) || (below && !host.contains('.')) {
         Err(bad())
     } else {
@@ -118,8 +119,8 @@ fn parse_rule(text: &str) -> Result<Rule, RuleError> {
     }
 }
 
-/// Whether a name is in the one spelling that rules have: lower-case labels, no dot at the end, and no last label that
-/// some resolver takes for a part of an address.
+/// Whether a name has the only spelling that rules accept: lower-case labels, no dot at the end, and no
+/// numeric last label, which some resolvers read as part of an IP address.
 fn is_name(host: &str) -> bool {
     let label = |label: &str| {
         !label.is_empty()
@@ -132,21 +133,21 @@ fn is_name(host: &str) -> bool {
     host.len() <= 253 && host.split('.').all(label) && !numeric(last)
 }
 
-/// A text of a Body, cut and made fit for a terminal.
+/// Shortens a Body's text and escapes it for a terminal.
 pub fn fit_to_show(text: &str) -> String {
     crate::text::visible(&text.chars().take(SHOWN_LEN_MAX).collect::<String>())
 }
 
-/// The kind of the event that a line of the spool becomes.
+/// The kind of event that a line of the spool becomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DecisionKind {
-    /// A connection was let through.
+    /// The proxy allowed a connection.
     #[serde(rename = "network.allowed")]
     Allowed,
-    /// A connection was refused.
+    /// The proxy denied a connection.
     #[serde(rename = "network.denied")]
     Denied,
-    /// The same decision was made so many times in all.
+    /// The proxy repeated a recorded decision; the event has the total number.
     #[serde(rename = "network.counted")]
     Counted,
 }
@@ -165,42 +166,42 @@ impl DecisionKind {
 /// A decision about connections of a Body: the data of its event.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Decision {
-    /// The target, as far as the proxy understood it; fit for a terminal.
+    /// The target, as far as the proxy understood it, escaped for a terminal.
     pub to: String,
-    /// Whether it may be reached.
+    /// Whether the Body may reach it.
     pub allowed: bool,
-    /// Why.
+    /// The reason.
     pub why: String,
-    /// How many connections, where that is more than one.
+    /// How many connections, if more than one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
 }
 
 impl Decision {
-    /// A decision to let a connection through.
+    /// A decision that allows a connection.
     pub fn allowed(to: &str, why: &str) -> Self {
         Self { to: fit_to_show(to), allowed: true, why: fit_to_show(why), count: None }
     }
 
-    /// A decision to refuse a connection.
+    /// A decision that denies a connection.
     pub fn denied(to: &str, why: &str) -> Self {
         Self { to: fit_to_show(to), allowed: false, why: fit_to_show(why), count: None }
     }
 }
 
-/// One line of the spool: a decision that the process wrote before it forwarded a byte.
+/// One line of the spool: a decision that the proxy wrote before it forwarded a byte.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpoolLine {
     /// The event that it becomes.
     pub kind: DecisionKind,
-    /// When the process decided, in microseconds since 1970.
+    /// When the proxy decided, in microseconds since 1970.
     pub at_us: u64,
     /// The decision.
     pub data: Decision,
 }
 
 impl SpoolLine {
-    /// Reads a line. None for one that its writer could not finish, and for one that no `pal-egress` writes.
+    /// Parses a line; none if the line is incomplete, or if no `pal-egress` could have written it.
     pub fn parse(line: &[u8]) -> Option<Self> {
         let line: Self = serde_json::from_slice(line).ok()?;
         let sound = match line.kind {
@@ -208,7 +209,7 @@ impl SpoolLine {
             DecisionKind::Denied => !line.data.allowed && line.data.count.is_none(),
             DecisionKind::Counted => line.data.count.is_some(),
         };
-        // What is fit for a terminal stays as it is.
+        // A text that is escaped already stays the same when it is escaped again.
         let fit = |text: &str| text.len() <= 12 * SHOWN_LEN_MAX && crate::text::visible(text) == text;
         (sound && fit(&line.data.to) && fit(&line.data.why)).then_some(line)
     }
@@ -218,36 +219,36 @@ impl SpoolLine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Flush {
-    /// When the kernel has it: it survives the end of every process.
+    /// After the kernel has it: it survives the end of every process.
     Kernel,
-    /// When the disk has it: it survives the loss of power.
+    /// After the disk has it: it survives a power failure.
     Disk,
 }
 
-/// The supervisor's word to a `pal-egress` that it has just started. Before it go three descriptors: the listening socket, the
-/// spool, and the Body's first process.
+/// The supervisor's first message to a `pal-egress`. Three descriptors come before it: the listening socket,
+/// the spool, and the pidfd of the Body's first process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EgressOrders {
-    /// The policy's rules.
+    /// The rules of the policy.
     pub allow: Vec<String>,
     /// When a decision counts as recorded.
     pub flush: Flush,
 }
 
-/// The answer of `pal-egress`, once it has confined itself.
+/// The answer of `pal-egress` after it has confined itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EgressAnswer {
-    /// It serves.
+    /// It serves connections.
     Ready {
         /// The Landlock ABI that confines it; 0 where the kernel has none.
         landlock: i64,
     },
-    /// It does not.
+    /// It could not start.
     Failed {
-        /// What it was doing.
+        /// The step that failed.
         step: String,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: String,
     },
 }

@@ -1,25 +1,26 @@
-//! The enforcement record: what really holds a Body, mechanism by mechanism.
+//! The enforcement record: for each mechanism, whether and how it really confines a Body.
 //!
-//! Invariant: a mechanism that was asked for and is missing is in the record with its reason; silence is a bug.
+//! Invariant: the record lists every requested mechanism that is missing, with the reason; omitting one is a
+//! bug.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// How far a mechanism holds.
+/// How far a mechanism is in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MechanismStatus {
-    /// Not there at all.
+    /// It is not in force.
     Absent,
-    /// There, but weaker than it should be.
+    /// It is in force, but weaker than it should be.
     Degraded,
-    /// The kernel holds it.
+    /// The kernel enforces it.
     Enforced,
 }
 
 impl MechanismStatus {
-    /// The word on every surface.
+    /// The word for it in every output.
     pub fn name(self) -> &'static str {
         match self {
             MechanismStatus::Absent => "absent",
@@ -35,35 +36,35 @@ impl fmt::Display for MechanismStatus {
     }
 }
 
-/// One mechanism of one Body.
+/// One mechanism of a Body.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mechanism {
-    /// What it is for: `memory limit`, `seccomp`, `user namespace`, …
+    /// Its name: `memory limit`, `seccomp`, `user namespace`, …
     pub name: String,
-    /// How far it holds.
+    /// How far it is in force.
     pub state: MechanismStatus,
-    /// By what it is held, or why it is not.
+    /// The mechanism that enforces it, or the cause of the gap.
     pub reason: String,
 }
 
 impl Mechanism {
-    /// Holds.
+    /// A mechanism that is in force.
     pub fn enforced(name: impl Into<String>, reason: impl Into<String>) -> Self {
         Self { name: name.into(), state: MechanismStatus::Enforced, reason: reason.into() }
     }
 
-    /// Holds, with a gap that `reason` names.
+    /// A mechanism that is in force with a gap, which `reason` names.
     pub fn degraded(name: impl Into<String>, reason: impl Into<String>) -> Self {
         Self { name: name.into(), state: MechanismStatus::Degraded, reason: reason.into() }
     }
 
-    /// Does not hold, because of `reason`.
+    /// A mechanism that is not in force; `reason` says why.
     pub fn absent(name: impl Into<String>, reason: impl Into<String>) -> Self {
         Self { name: name.into(), state: MechanismStatus::Absent, reason: reason.into() }
     }
 }
 
-/// All mechanisms of one Body, in the order in which they were put in place.
+/// All mechanisms of a Body, in the order in which the launcher set them up.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Enforcement {
     /// The mechanisms.
@@ -71,12 +72,12 @@ pub struct Enforcement {
 }
 
 impl Enforcement {
-    /// The mechanism of that name.
+    /// The mechanism with a name.
     pub fn get(&self, name: &str) -> Option<&Mechanism> {
         self.mechanisms.iter().find(|mechanism| mechanism.name == name)
     }
 
-    /// How many are in that state.
+    /// How many mechanisms have a status.
     pub fn count(&self, state: MechanismStatus) -> usize {
         self.mechanisms.iter().filter(|mechanism| mechanism.state == state).count()
     }

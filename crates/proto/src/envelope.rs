@@ -1,27 +1,27 @@
-//! Connect's envelopes: one byte of flags, four of length, the message.
+//! Connect's envelopes: one byte of flags, four bytes of length, the message.
 //!
 //! Trust: the peer is hostile. A length over the limit is an error before anything is buffered.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// The last envelope of a stream.
+/// Flag of the last envelope of a stream.
 pub const END: u8 = 0x02;
-/// A compressed message; nobody here sends or takes one.
+/// Flag of a compressed message; Palisade neither sends nor accepts one.
 pub const COMPRESSED: u8 = 0x01;
 const HEAD_LEN: usize = 5;
 
-/// Why a stream of envelopes is broken.
+/// Why a stream of envelopes is invalid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum EnvelopeError {
-    /// Longer than anybody may send.
+    /// The message is longer than the limit.
     #[error("a message of {len} bytes is over the limit of {max}")]
     TooLong {
-        /// What its head claims.
+        /// The length in the header.
         len: u64,
-        /// What is allowed.
+        /// The limit.
         max: u64,
     },
-    /// Flags that mean nothing to us.
+    /// The flags are unknown.
     #[error("unknown flags {0:#04x} on a message")]
     Flags(u8),
     /// The stream ended inside a message.
@@ -32,13 +32,13 @@ pub enum EnvelopeError {
 /// One envelope.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Envelope {
-    /// [`END`] or nothing.
+    /// [`END`] or 0.
     pub flags: u8,
     /// The message.
     pub message: Bytes,
 }
 
-/// Puts a message into an envelope.
+/// Wraps a message in an envelope.
 pub fn seal(flags: u8, message: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(HEAD_LEN + message.len());
     out.put_u8(flags);
@@ -47,7 +47,7 @@ pub fn seal(flags: u8, message: &[u8]) -> Bytes {
     out.freeze()
 }
 
-/// Takes envelopes out of a stream of bytes that arrives in pieces.
+/// Parses envelopes from bytes that arrive in pieces.
 #[derive(Debug)]
 pub struct EnvelopeReader {
     held: BytesMut,
@@ -55,17 +55,17 @@ pub struct EnvelopeReader {
 }
 
 impl EnvelopeReader {
-    /// Takes messages of at most `len_max` bytes.
+    /// Accepts messages of at most `len_max` bytes.
     pub fn new(len_max: usize) -> Self {
         Self { held: BytesMut::new(), len_max }
     }
 
-    /// Adds what arrived.
+    /// Adds received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.held.extend_from_slice(bytes);
     }
 
-    /// The next whole envelope, if it is there.
+    /// The next complete envelope, if it has arrived.
     #[expect(clippy::should_implement_trait, reason = "none now is not the end: more may arrive")]
     pub fn next(&mut self) -> Result<Option<Envelope>, EnvelopeError> {
         let Some(head) = self.held.get(..HEAD_LEN) else { return Ok(None) };
@@ -84,7 +84,7 @@ impl EnvelopeReader {
         Ok(Some(Envelope { flags, message: self.held.split_to(len).freeze() }))
     }
 
-    /// Says whether the stream may end here.
+    /// Checks that the stream may end here.
     pub fn finish(&self) -> Result<(), EnvelopeError> {
         if self.held.is_empty() { Ok(()) } else { Err(EnvelopeError::Cut) }
     }

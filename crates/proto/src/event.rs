@@ -1,7 +1,8 @@
-//! Events: what happened, appended once, chained by hash.
+//! Events: each records one thing that happened, is appended once, and is chained by hash to the one before.
 //!
-//! Invariant: `hash` covers every other field, `prev` included, so a changed, cut or reordered log shows.
-//! Invariant: the hash is over a canonical form (keys sorted, no blanks), never over the stored text.
+//! Invariant: `hash` covers every other field, `prev` included, so that changes, cuts and reordering of a log
+//! show.
+//! Invariant: the hash covers a canonical form (sorted keys, no white space), never the stored text.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -14,19 +15,20 @@ pub const VERSION: u32 = 1;
 /// `prev` of the first event of a log.
 pub const GENESIS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
-/// An event that has not been stored: no place in the log yet.
+/// An event that has no position in a log yet.
 ///
-/// Invariant: [`Draft::new`] and [`Draft::about`] make it from typed data, so that a log has only kinds of the table.
+/// Invariant: [`Draft::new`] and [`Draft::about`] make it from typed data, so that a log holds only known
+/// kinds.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Draft {
-    /// Noun and past: `body.started`.
+    /// A noun and a past participle: `body.started`.
     pub kind: String,
-    /// The Body it is about.
+    /// The Body that it concerns.
     pub body: Option<BodyId>,
-    /// The Brain it is about.
+    /// The Brain that it concerns.
     pub brain: Option<String>,
-    /// What happened, in the words of the kind.
+    /// The data of the kind.
     pub data: Value,
 }
 
@@ -35,29 +37,29 @@ pub struct Draft {
 pub struct Event {
     /// Version of the envelope.
     pub v: u32,
-    /// Place in the log, from 1, without gaps.
+    /// The position in the log, from 1, without gaps.
     pub seq: u64,
-    /// When, RFC 3339 in UTC with microseconds.
+    /// The time, RFC 3339 in UTC with microseconds.
     pub at: String,
-    /// Noun and past: `body.started`.
+    /// A noun and a past participle: `body.started`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The Body it is about.
+    /// The Body that it concerns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<BodyId>,
-    /// The Brain it is about.
+    /// The Brain that it concerns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub brain: Option<String>,
-    /// What happened.
+    /// The data of the kind.
     pub data: Value,
     /// Hash of the event before this one.
     pub prev: String,
-    /// Hash of this one.
+    /// Hash of this event.
     pub hash: String,
 }
 
 impl Event {
-    /// Gives a draft its place after `prev`.
+    /// Places a draft after the event with the hash `prev`.
     pub fn chain(draft: Draft, seq: u64, at: String, prev: &str) -> Self {
         let Draft { kind, body, brain, data } = draft;
         let mut event = Event {
@@ -75,7 +77,7 @@ impl Event {
         event
     }
 
-    /// The hash this event should carry.
+    /// The hash that this event should have.
     pub fn digest(&self) -> String {
         let canonical = serde_json::json!({
             "v": self.v, "seq": self.seq, "at": self.at, "type": self.kind,
@@ -85,7 +87,7 @@ impl Event {
     }
 }
 
-/// Lower-case hexadecimal.
+/// Lower-case hexadecimal digits of bytes.
 pub fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut text = String::with_capacity(bytes.len() * 2);

@@ -1,40 +1,41 @@
-//! What goes wrong at the edge: one type, one table of exit codes and HTTP statuses.
+//! Failures as users and clients see them: one type, and one table of exit codes and HTTP statuses.
 //!
-//! Inside a room errors are that room's own enums; they become a `Failure` where a person or a client meets them.
+//! Inside a crate, errors are that crate's own enums; they become a `Failure` where a user or a client sees
+//! them.
 
 use std::{error::Error, fmt};
 
 use serde::Serialize;
 
-/// Whose fault it is, and so what to do about it.
+/// The class of a failure, which tells the caller whether to change the request, the host or nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// The request makes no sense.
+    /// The request is invalid.
     Usage,
-    /// What it names is not there.
+    /// The named thing does not exist.
     NotFound,
-    /// It clashes with what is there now.
+    /// The request conflicts with the current state.
     Conflict,
-    /// Policy or permission says no.
+    /// Policy or permissions deny it.
     Denied,
     /// A limit was reached.
     Limit,
     /// The host cannot do it.
     Host,
-    /// What was frozen could not be thawed whole.
+    /// A restored snapshot failed a check.
     RestoreIncomplete,
-    /// The Body is there; the command that it is asked to run is not. Clients read it as `not_found`.
+    /// The Body exists, but the command to run in it does not. Clients see it as `not_found`.
     #[serde(rename = "not_found")]
     CommandNotFound,
-    /// The command is there and cannot be run. Clients read it as `denied`.
+    /// The command exists but cannot be executed. Clients see it as `denied`.
     #[serde(rename = "denied")]
     CommandNotExecutable,
-    /// A bug of ours.
+    /// A bug in Palisade.
     Internal,
 }
 
-/// What an incomplete restore is called wherever it is told.
+/// The name of an incomplete restore in messages and records.
 pub const RESTORE_INCOMPLETE: &str = "RESTORE_INCOMPLETE";
 
 impl Kind {
@@ -47,7 +48,7 @@ impl Kind {
         (Kind::Limit, 124, 429),
         (Kind::Host, 125, 503),
         (Kind::RestoreIncomplete, 119, 503),
-        // As a shell gives it.
+        // The same codes as a shell's.
         (Kind::CommandNotFound, 127, 422),
         (Kind::CommandNotExecutable, 126, 403),
         (Kind::Internal, 120, 500),
@@ -62,39 +63,39 @@ impl Kind {
         self.row().1
     }
 
-    /// The status over HTTP.
+    /// The HTTP status.
     pub fn http_status(self) -> u16 {
         self.row().2
     }
 }
 
-/// A failure that a person or a client meets: what happened, why, and what to do.
+/// A failure as a user or a client sees it: what failed, the cause, and what to do.
 #[derive(Debug)]
 pub struct Failure {
-    /// Whose fault.
+    /// The class.
     pub kind: Kind,
-    /// What happened.
+    /// The failed operation, in the terms of the caller.
     pub message: String,
-    /// Why: the chain of causes.
+    /// The cause, with its own causes.
     pub source: Option<Box<dyn Error + Send + Sync>>,
-    /// What to do.
+    /// Advice, each with a command where possible.
     pub hints: Vec<String>,
 }
 
 impl Failure {
-    /// What happened, without a cause.
+    /// A failure without a cause.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), source: None, hints: Vec::new() }
     }
 
-    /// With the cause.
+    /// Adds the cause.
     #[must_use]
     pub fn because(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
-    /// With something to do about it.
+    /// Adds a hint.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hints.push(hint.into());

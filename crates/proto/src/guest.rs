@@ -1,6 +1,6 @@
-//! Our own small service of the guest, beside envd's: what that protocol lacks.
+//! Palisade's own small guest service, for what envd's protocol lacks.
 //!
-//! Paths are under `/v1`; bodies are JSON. The generation tells a newer host what an older guest can do.
+//! Paths begin with `/v1`; bodies are JSON. The generation tells a newer host what an older guest can do.
 
 use std::collections::BTreeMap;
 
@@ -8,84 +8,87 @@ use serde::{Deserialize, Serialize};
 
 use crate::BodyId;
 
-/// The protocol of this guest; grows by one with each change that a host must know of.
+/// The generation of the guest protocol; it grows by one with each change that a host must know.
 pub const GENERATION: u32 = 1;
-/// What the guest claims to be towards the E2B SDKs; they gate features on it.
+/// The envd version that the guest reports; the E2B SDKs enable features by it.
 pub const ENVD_VERSION: &str = "0.6.13";
 
-/// What the host tells the guest once, before it runs.
+/// The configuration that the host gives the guest before it serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestConfig {
-    /// Which Body this is.
+    /// The Body.
     pub body: BodyId,
-    /// The template it was made from.
+    /// The template of the Body.
     pub template: String,
-    /// What callers must send as `X-Access-Token`.
+    /// The value that callers must send as `X-Access-Token`.
     pub token: Option<String>,
     /// Environment of every process.
     pub envs: BTreeMap<String, String>,
-    /// Who runs a command when nobody is named.
+    /// The user of a command for which the caller names none.
     pub user: String,
-    /// Where a command runs when no directory is named; the user's home if none.
+    /// The working directory of a command for which the caller names none; without it, the user's home.
     pub workdir: Option<String>,
-    /// How much output of each process is kept for those who connect later.
+    /// How much output of each process the guest keeps for clients that connect later.
     pub ring_bytes: u64,
-    /// A port inside that leads to a socket of the host.
+    /// A port in the Body that the guest forwards to a socket of the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forward: Option<Forward>,
 }
 
-/// A port on the Body's loopback that leads to a socket it can see.
+/// A port on the Body's loopback that the guest forwards to a Unix socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Forward {
     /// The port.
     pub port: u16,
-    /// The socket's path inside.
+    /// The socket's path in the Body.
     pub socket: String,
 }
 
-/// Where programs in a Body find the proxy that leads out, if there is one.
+/// The port on the Body's loopback at which programs find the egress proxy.
 pub const EGRESS_PORT: u16 = 3128;
-/// Where the Body sees that proxy's socket.
+/// The directory in the Body that holds the proxy's socket.
 pub const EGRESS_DIR: &str = "/run/palisade";
 
-/// `GET /v1/guest`.
+/// The answer to `GET /v1/guest`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestInfo {
     /// See [`GENERATION`].
     pub generation: u32,
     /// Version of the guest.
     pub version: String,
-    /// Which Body answers.
+    /// The Body of this guest.
     pub body: BodyId,
     /// How long the guest has been up.
     pub uptime_ms: u64,
     /// Processes started through the guest that still run.
     pub processes: u32,
-    /// Whether it was told to end, and starts nothing any more. Older guests do not say.
+    /// Whether the guest is shutting down and refuses new commands. Older guests do not send it.
     #[serde(default)]
     pub ending: bool,
 }
 
-/// `POST /v1/shutdown`: end every process (TERM, then KILL after the grace), then the guest.
+/// The request `POST /v1/shutdown`: the guest ends every process (TERM, then KILL after the grace), then
+/// itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shutdown {
     /// How long processes have to end by themselves.
     pub grace_ms: u64,
 }
 
-/// `GET /v1/dial?port=N` with this `Upgrade` becomes a raw stream to that port inside.
+/// The `Upgrade` of `GET /v1/dial?port=N`, which turns the connection into a raw stream to that port in the
+/// Body.
 pub const DIAL_UPGRADE: &str = "palisade-dial";
 
-/// A header of `Connect`: of a terminal, its newest output comes first, whoever has heard it before.
+/// A header of `Connect`: for a terminal, the guest first sends the newest output again, even if another
+/// client has read it.
 pub const REPLAY: &str = "palisade-replay";
 
-/// Why a guest refuses to start a command, where its caller tells that from other refusals.
+/// Why a guest refuses to start a command, as far as callers distinguish it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StartRefusal {
-    /// There is no such command.
+    /// The command does not exist.
     CommandNotFound,
-    /// There is one, and it cannot be run.
+    /// The command exists but cannot be executed.
     CommandNotExecutable,
 }

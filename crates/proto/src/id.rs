@@ -1,4 +1,4 @@
-//! Ids as newtypes, and the one place where their spelling is checked.
+//! Ids as newtypes, and the one place that checks their spelling.
 
 use std::{fmt, str::FromStr};
 
@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::base32;
 
-/// How many random bytes an id is made of; each becomes one character.
+/// How many random bytes an id has; each becomes one character.
 pub const ID_LEN: usize = 12;
 const ID_LEN_MAX: usize = 32;
 
-/// Why a text is not an id.
+/// The text is not a valid id.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not an id: ids are 1 to {ID_LEN_MAX} of a-z and 0-9")]
 pub struct IdError(String);
@@ -23,7 +23,7 @@ macro_rules! id {
         pub struct $name(String);
 
         impl $name {
-            /// Spells an id from randomness that the caller drew.
+            /// Makes an id from random bytes of the caller.
             pub fn from_random(bytes: [u8; ID_LEN]) -> Self {
                 Self(base32::encode(&bytes))
             }
@@ -68,19 +68,19 @@ macro_rules! id {
 }
 
 id! {
-    /// A Body. Never holds a `-`, so that `<port>-<id>.<domain>` splits one way only.
+    /// The id of a Body. It never holds a `-`, so that `<port>-<id>.<domain>` splits in one way only.
     BodyId
 }
 id! {
-    /// A snapshot of a Body's files.
+    /// The id of a snapshot.
     SnapshotId
 }
 id! {
-    /// A template: what Bodies start from.
+    /// The id of a template.
     TemplateId
 }
 id! {
-    /// A layer of a template's root.
+    /// The id of a layer.
     LayerId
 }
 

@@ -1,7 +1,8 @@
-//! What `body` asks of `pal-launch`, and what that answers.
+//! The messages between `body` and `pal-launch`.
 //!
-//! The plan is one line of JSON on the launcher's standard input. For a Body that lives as long as its maker, the
-//! maker keeps that pipe open: its end is the order to end the Body. The report is one line on standard output.
+//! The plan is one line of JSON on the launcher's standard input. For a Body that ends with the process that
+//! created it, that process keeps the pipe open; when the pipe closes, the supervisor ends the Body. The
+//! report is one line on standard output.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -18,74 +19,74 @@ use crate::{
     vm::{StartReport, VmPlan},
 };
 
-/// Everything needed to make one Body on the process layer.
+/// Everything that the launcher needs to create one Body.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LaunchPlan {
-    /// Which Body.
+    /// The Body.
     pub body: BodyId,
     /// Its directory on the host.
     pub dir: PathBuf,
-    /// What the guest is told.
+    /// The configuration of the guest.
     pub config: GuestConfig,
-    /// Its ids.
+    /// The Body's id ranges.
     pub ids: Ids,
-    /// The links by which it has them: they go with the Body's directory.
+    /// Symlinks that claim these ids; the supervisor removes them with the Body's directory.
     pub claims: Vec<OwnerLink>,
-    /// Where its writes go.
+    /// Where the Body's writes go.
     pub upper: Upper,
-    /// Its root, area by area; the root itself first.
+    /// The overlay mounts of the root file system; the root itself comes first.
     pub areas: Vec<OverlayMount>,
-    /// What its upper holds from the start; what is there already stays as it is.
+    /// Entries to create in the upper; existing ones stay as they are.
     pub seeds: Vec<SeedEntry>,
-    /// Areas of which git asks the guest what was changed.
+    /// Mounts for which the guest answers git's fsmonitor.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub followed: Vec<FollowedMount>,
-    /// Whether setuid programs of its root work, so that its user can become its root.
+    /// Whether setuid programs of the root file system work, so that the user can become root in the Body.
     #[serde(default)]
     pub setuid: bool,
-    /// Memory of `/dev/shm`.
+    /// Size of `/dev/shm`.
     pub shm_bytes: u64,
-    /// What it sees of the host by name.
+    /// Directories and files of the host that the Body sees.
     pub mounts: Vec<Mount>,
-    /// Where it is put to be limited.
+    /// The cgroups that limit it.
     pub cgroups: Vec<Cgroup>,
     /// Limits of each process.
     pub rlimits: Rlimits,
-    /// The processors its processes start on, where no cgroup bounds them.
+    /// The CPUs that its processes may use, if no cgroup limits them.
     pub cpus: Option<u32>,
-    /// How long it may live.
+    /// Wall-clock limit of the Body.
     pub wall_ms: Option<u64>,
-    /// How much its upper on disk may hold; watched by the keeper.
+    /// Size limit of its upper on disk; the supervisor enforces it.
     pub disk_bytes: u64,
-    /// Files and directories of all of the upper on disk together.
+    /// Limit of files and directories in its upper on disk.
     pub inodes: u64,
-    /// What becomes of it when its maker ends.
+    /// Whether the Body ends with the process that created it.
     pub life: Life,
-    /// What holds it besides what the launcher puts in place; the launcher writes the whole record.
+    /// Mechanisms that are in force besides those of the launcher; the launcher writes the whole record.
     pub mechanisms: Vec<Mechanism>,
-    /// Its egress proxy, where it has a policy.
+    /// The egress proxy of a Body with a policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<EgressPlan>,
-    /// The machine that runs in it instead of a guest of its own.
+    /// The microVM that runs in the Body instead of a guest; none on layer `process`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<VmPlan>,
 }
 
-/// The egress proxy of a Body, which its supervisor starts.
+/// The egress proxy of a Body, which the supervisor starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EgressPlan {
-    /// The proxy's own directory on the host: the spool is in it, and so is the directory that the Body sees.
+    /// The proxy's directory on the host; it holds the spool and the directory that the Body sees.
     pub dir: PathBuf,
-    /// Its orders.
+    /// The proxy's orders.
     pub orders: EgressOrders,
 }
 
-/// A link that says whose something is.
+/// A symlink whose target names the owner of a resource.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerLink {
-    /// Where it is.
+    /// The path of the symlink.
     pub link: PathBuf,
-    /// What it says as long as it is the Body's.
+    /// Its target as long as it belongs to the Body.
     pub target: PathBuf,
 }
 
@@ -93,125 +94,127 @@ pub struct OwnerLink {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Upper {
-    /// A tmpfs of the Body's own, gone with it.
+    /// A tmpfs of the Body, which ends with it.
     Memory {
         /// Its size.
         bytes: u64,
-        /// Its files.
+        /// Its limit of inodes.
         inodes: u64,
     },
     /// `disk/upper` and `disk/work` in the Body's directory.
     Disk,
 }
 
-/// Something that stands in a Body's upper before its guest runs. Paths begin with an area's directory.
+/// An entry that exists in a Body's upper before its guest runs. Paths begin with the directory of an overlay
+/// mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SeedEntry {
     /// A directory.
     Dir {
-        /// Where.
+        /// The path.
         path: String,
         /// Permission bits.
         mode: u32,
-        /// Whose, as an id inside.
+        /// The owner, as an id in the Body.
         owner: u32,
     },
     /// A symbolic link.
     Link {
-        /// Where.
+        /// The path.
         path: String,
-        /// To where.
+        /// The target.
         target: String,
     },
-    /// A file that everybody may read.
+    /// A file that every user may read.
     File {
-        /// Where.
+        /// The path.
         path: String,
-        /// What it says.
+        /// The text of the file.
         contents: String,
     },
-    /// Nothing, where the host has something.
+    /// A whiteout, which hides a file of the host.
     Hidden {
-        /// Where.
+        /// The path.
         path: String,
     },
 }
 
-/// One part of a Body's root: an overlay of read-only lowers and the private upper.
+/// One overlay mount of a Body's root: read-only lowers and the private upper.
 ///
-/// Why parts: in a user namespace an overlay cannot have a lower with mounts below it, and the host's `/` always has.
-/// What is not an area is not there at all, so a secret that appears on the host later is not seen either.
+/// The root needs several mounts, because in a user namespace an overlay cannot have a lower with mounts
+/// below it, and the host's `/` always has some. A host directory without an overlay mount does not exist in
+/// the Body, so a secret that appears on the host later stays invisible.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OverlayMount {
-    /// Where in the Body, without a leading `/`; empty for the root.
+    /// The mount point in the Body, without a leading `/`; empty for the root.
     pub at: String,
-    /// What the Body may do there.
+    /// The access of the Body.
     pub kind: OverlayAccess,
-    /// Read-only directories, nearest first.
+    /// Read-only directories, topmost first.
     pub lowers: Vec<Lower>,
-    /// Whose its top directory is, as an id inside.
+    /// The owner of its top directory, as an id in the Body.
     #[serde(default)]
     pub owner: u32,
 }
 
-/// What a Body may do in an area.
+/// The access of a Body to an overlay mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OverlayAccess {
-    /// Change it, in its own upper.
+    /// Write, into its own upper.
     Private,
-    /// Look: the last of its lowers, as it is. Reading through an overlay costs a third more.
+    /// Read only: a bind mount of the last lower, because reading through an overlay costs a third more.
     ReadOnly,
 }
 
-/// One read-only directory below an upper.
+/// One read-only directory of an overlay.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lower {
-    /// Where it is on the host.
+    /// Its path on the host.
     pub path: PathBuf,
-    /// The ids its files were written under, when they were some other Body's.
+    /// The ids that own its files, if another Body wrote them.
     pub written_as: Option<Ids>,
 }
 
-/// An area of which the guest tells what was changed in it, because whatever was is in its upper.
+/// A mount for which the guest answers git's fsmonitor: every change is in the mount's upper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FollowedMount {
-    /// Which area.
+    /// The mount point.
     pub at: String,
-    /// What git calls the state that the layers of a repository are in.
+    /// The fsmonitor token that stands for the unchanged layers of the repository.
     pub token: String,
-    /// How many of the area's lowers, nearest first, lie above those layers.
+    /// How many of the lowers, topmost first, are above those layers.
     pub above: usize,
 }
 
 impl OverlayMount {
-    /// The name of this area's directory in an upper or a snapshot.
+    /// The name of the mount's directory in an upper or a snapshot.
     pub fn dir_name(&self) -> String {
         area_dir(&self.at)
     }
 }
 
-/// The name of an area's directory: `root` for the root itself.
+/// The name of the directory for a mount point: `root` for the root itself.
 pub fn area_dir(at: &str) -> String {
     if at.is_empty() { "root".to_owned() } else { at.replace('/', "-") }
 }
 
-/// A cgroup that the Body's first process enters before it is anything else.
+/// A cgroup that the Body's first process enters before it does anything else.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cgroup {
     /// Its directory.
     pub path: PathBuf,
-    /// How one enters it.
+    /// The version of its hierarchy.
     pub version: CgroupVersion,
 }
 
-/// The two kinds of cgroups.
+/// The two versions of cgroups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CgroupVersion {
     /// One hierarchy for each controller.
     V1,
-    /// One hierarchy.
+    /// One unified hierarchy.
     V2,
 }
 
@@ -222,121 +225,121 @@ pub struct Rlimits {
     pub files: u64,
     /// Largest file.
     pub file_bytes: u64,
-    /// Processes of the Body's ids, where no cgroup counts them.
+    /// Processes of the Body's ids, if no cgroup counts them.
     pub processes: Option<u64>,
-    /// Private memory of one process, where no cgroup counts it.
+    /// Private memory of one process, if no cgroup counts it.
     pub data_bytes: Option<u64>,
 }
 
-/// What the launcher answers.
+/// The launcher's report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LaunchReport {
-    /// The guest was started.
+    /// The guest runs.
     Ready(LaunchedBody),
-    /// It could not be, and nothing is left.
+    /// The launcher failed and cleaned up.
     Failed(LaunchFailure),
 }
 
-/// A Body that runs.
+/// A running Body.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaunchedBody {
     /// The guest's pid on the host.
     pub pid: i32,
-    /// When it started, in the kernel's ticks: pid and ticks together name a process for good.
+    /// Its start time in clock ticks since boot: pid and start time together identify a process.
     pub ticks: u64,
-    /// The keeper's pid.
+    /// The supervisor's pid.
     #[serde(rename = "keeper")]
     pub supervisor: i32,
-    /// When the keeper started.
+    /// The supervisor's start time.
     #[serde(rename = "keeper_ticks")]
     pub supervisor_ticks: u64,
-    /// What the launcher put in place.
+    /// The mechanisms that the launcher set up.
     pub mechanisms: Vec<Mechanism>,
-    /// How its machine came to life, if it is one.
+    /// How its microVM started; none on layer `process`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revival: Option<StartReport>,
 }
 
-/// Why there is no Body.
+/// Why the launcher could not create a Body.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaunchFailure {
-    /// What was being done.
+    /// The step that failed.
     pub step: String,
-    /// What the kernel said.
+    /// The kernel's error.
     pub cause: String,
-    /// What may help.
+    /// Advice for the user.
     pub hint: Option<String>,
-    /// Whose fault it is.
+    /// The class of the failure.
     #[serde(default)]
     pub kind: FailedKind,
 }
 
-/// What a launcher's failure means to its caller.
+/// The class of a launcher's failure.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailedKind {
     /// The host cannot do it.
     #[default]
     Host,
-    /// What was frozen could not be thawed whole.
+    /// A restored snapshot failed a check.
     RestoreIncomplete,
 }
 
-/// Where the directory of a Body goes that is one no more, until its keeper has removed it.
+/// The name to which a removed Body's directory is renamed until its supervisor has deleted it.
 pub fn set_aside(dir: &Path) -> PathBuf {
     let mut name = OsString::from(".");
     name.push(dir.file_name().unwrap_or_default());
     dir.with_file_name(name)
 }
 
-/// Whether that is such a directory.
+/// Whether a directory has such a name.
 pub fn is_set_aside(dir: &Path) -> bool {
     let name = dir.file_name().and_then(OsStr::to_str).unwrap_or_default();
     name.strip_prefix('.').is_some_and(|id| id.parse::<BodyId>().is_ok())
 }
 
-/// `end.json`: why a Body's guest is gone, written by the keeper.
+/// `end.json`: why a Body's guest ended, written by the supervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "why", rename_all = "lowercase")]
 pub enum GuestEnd {
-    /// The guest ended by itself: an orderly shutdown has code 0.
+    /// The guest exited; an orderly shutdown has code 0.
     Exit {
         /// Its exit code.
         code: i32,
     },
-    /// A signal ended it.
+    /// A signal ended the guest.
     Killed {
-        /// Which.
+        /// The signal.
         signal: i32,
     },
-    /// The kernel ended it because the Body was out of memory.
+    /// The kernel killed the guest because the Body was out of memory.
     Oom,
-    /// Its time was over.
+    /// The Body reached its wall-clock limit.
     Timeout,
-    /// Its upper grew over its limit.
+    /// The Body's upper exceeded its size limit.
     Disk,
-    /// Its upper had more files and directories than its limit.
+    /// The Body's upper exceeded its limit of files and directories.
     Inodes,
-    /// Its maker ended.
+    /// The process that created the Body ended.
     Owner,
-    /// Gone without a trace: the keeper was killed too.
+    /// Unknown, because the supervisor was killed, too.
     Unknown,
 }
 
-/// `run.json`: where a running Body is.
+/// `run.json`: the processes of a running Body.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunRecord {
-    /// The boot it runs in.
+    /// The boot id of the host.
     pub boot_id: String,
     /// The guest's pid on the host.
     pub pid: i32,
-    /// The guest's start.
+    /// The guest's start time.
     pub ticks: u64,
-    /// The keeper's pid.
+    /// The supervisor's pid.
     #[serde(rename = "keeper")]
     pub supervisor: i32,
-    /// The keeper's start; missing in a record of a version that did not write it.
+    /// The supervisor's start time; earlier versions did not write it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[serde(rename = "keeper_ticks")]
     pub supervisor_ticks: Option<u64>,

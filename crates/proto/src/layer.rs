@@ -1,28 +1,28 @@
-//! How a Body is held.
+//! The isolation layers of Bodies.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// The layers, weakest boundary against a hostile kernel exploit first.
+/// The layers, ordered by their strength against a kernel exploit, weakest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layer {
-    /// Namespaces, Landlock, seccomp and limits on the host's own root.
+    /// Namespaces, Landlock, seccomp and limits, on the host's own root file system.
     Process,
-    /// The same on an image's root.
+    /// Namespaces, Landlock, seccomp and limits, on the root file system of an image.
     Container,
-    /// No system calls at all.
+    /// A WebAssembly sandbox without system calls.
     Wasm,
-    /// A kernel of its own.
+    /// A kernel of its own under a hypervisor.
     Microvm,
 }
 
 impl Layer {
-    /// Every layer there is.
+    /// All layers.
     pub const ALL: [Layer; 4] = [Layer::Process, Layer::Container, Layer::Wasm, Layer::Microvm];
 
-    /// The layer's name on every surface.
+    /// The word for it in every output.
     pub fn name(self) -> &'static str {
         match self {
             Layer::Process => "process",
@@ -39,7 +39,7 @@ impl fmt::Display for Layer {
     }
 }
 
-/// A layer of that name does not exist.
+/// No layer has this name.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no layer {0:?}; the layers are process, container, wasm, microvm")]
 pub struct UnknownLayer(String);

@@ -1,14 +1,14 @@
-//! The words of a lease: what happens to a Body at its deadline, and how it is paused.
+//! The terms of a lease: what happens to a Body at its deadline, and how it is paused.
 
 use serde::{Deserialize, Serialize};
 
-/// What happens to a Body at its deadline.
+/// The action of `pal serve` at a Body's deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnTimeout {
-    /// It is removed.
+    /// `pal serve` removes it.
     Kill,
-    /// It is paused.
+    /// `pal serve` pauses it.
     Pause(PauseMode),
 }
 
@@ -16,8 +16,8 @@ pub enum OnTimeout {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PauseMode {
-    /// Its processes stand still.
+    /// Its processes are frozen and stay in memory.
     Memory,
-    /// Its processes are ended; its files stay.
+    /// Its processes end; its files stay.
     Files,
 }

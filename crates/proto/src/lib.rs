@@ -1,7 +1,7 @@
-//! The words of Palisade: ids, specs, limits, enforcement, events, guest messages, failures.
+//! The shared types of Palisade: ids, specs, limits, enforcement, events, guest messages, failures.
 //!
-//! Invariant: no I/O, no clock, no randomness here; values only.
-//! Trust: everything that crosses a boundary is parsed into one of these types before it is used.
+//! Invariant: no I/O, no clock, no randomness; only values.
+//! Trust: everything that crosses a boundary is parsed into one of these types before use.
 
 pub mod base32;
 pub mod egress;

@@ -1,4 +1,4 @@
-//! How much a Body may use. Every limit has a default: a Body without bounds does not exist.
+//! Resource limits of a Body. Every limit has a default, so no Body is unlimited.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,98 +9,99 @@ use crate::Size;
 pub struct Limits {
     /// Memory of all processes together, page cache and tmpfs included.
     pub memory: Size,
-    /// Processor time, in thousandths of one processor.
+    /// CPU time, in thousandths of one CPU.
     pub cpu_milli: u32,
     /// Processes and threads.
     pub pids: u32,
-    /// What the Body may write to its private upper.
+    /// Bytes that the Body may write to its private upper.
     pub disk: Size,
-    /// Files and directories the Body may make in its private upper.
+    /// Files and directories that the Body may create in its private upper.
     pub inodes: u64,
     /// Open files of one process.
     pub files: u32,
-    /// How long the Body may live, from its start; none means until it is stopped.
+    /// Wall-clock limit from the Body's start; none for no limit.
     pub wall_ms: Option<u64>,
-    /// How much output of one exec is kept for the log; the rest still reaches whoever is watching.
+    /// How much output of one exec the log keeps; an attached client still receives the rest.
     pub output: Size,
 }
 
-/// Why limits make no sense on this host.
+/// Why this host refuses limits.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum LimitError {
-    /// Below what a Body needs to run at all.
+    /// The value is too small for a Body to run.
     #[error("{name} of {asked} is too small: at least {min} is needed")]
     TooSmall {
-        /// Which limit.
+        /// The name of the limit.
         name: &'static str,
-        /// What was asked for.
+        /// The requested value.
         asked: String,
-        /// The least that works.
+        /// The smallest allowed value.
         min: String,
     },
-    /// More than there is.
+    /// The host has less.
     #[error("{name} of {asked} is more than this host has ({max})")]
     TooLarge {
-        /// Which limit.
+        /// The name of the limit.
         name: &'static str,
-        /// What was asked for.
+        /// The requested value.
         asked: String,
-        /// What the host has.
+        /// The host's capacity.
         max: String,
     },
-    /// More inodes than the disk has room for.
+    /// The disk limit has too little room for so many inodes.
     #[error("{asked} inodes are too many for a disk of {disk}: at most {max} fit")]
     MoreThanDisk {
-        /// What was asked for.
+        /// The requested value.
         asked: String,
         /// The disk limit.
         disk: String,
-        /// The most that fit.
+        /// The largest allowed value.
         max: u64,
     },
 }
 
-/// What this host has to give; the caller measured it.
+/// The host's resources, as the caller measured them.
 #[derive(Debug, Clone, Copy)]
 pub struct HostCapacity {
     /// Physical memory.
     pub memory: Size,
-    /// Processors.
+    /// Number of CPUs.
     pub cpus: u32,
     /// Size of the file system that holds the data directory.
     pub disk: Size,
 }
 
-/// The least memory with which the guest and a shell still run.
+/// The smallest memory with which the guest and a shell still run.
 pub const MEMORY_MIN: Size = Size::mib(8);
-/// The least room for an upper.
+/// The smallest size of an upper.
 pub const DISK_MIN: Size = Size::mib(1);
-/// The guest itself, and one command.
+/// The fewest processes: the guest itself and one command.
 pub const PIDS_MIN: u32 = 4;
-/// What `pid_max` can be at most on 64 bit.
+/// The largest `pid_max` on 64 bit.
 pub const PIDS_MAX: u32 = 4_194_304;
-/// The guest's own, and what a few commands at once need.
+/// The fewest open files: those of the guest, and of a few commands at once.
 pub const FILES_MIN: u32 = 64;
-/// What `fs.nr_open` is, where nobody raised it.
+/// The default of `fs.nr_open`.
 pub const FILES_MAX: u32 = 1_048_576;
 
-/// What a Body with little disk may make all the same.
+/// The smallest default inode limit, for a Body with little disk.
 pub const INODES_DEFAULT_MIN: u64 = 4096;
-/// The least with which a Body can be put together.
+/// The fewest inodes with which the launcher can create a Body.
 pub const INODES_MIN: u64 = 64;
 
 impl Limits {
-    /// The inode limit of a Body that asks for none: one for each 16 KiB of its disk.
+    /// The default inode limit: one for each 16 KiB of the disk limit.
     pub fn inodes_of(disk: Size) -> u64 {
         (disk.0 / 1024 / 16).max(INODES_DEFAULT_MIN)
     }
 
-    /// The most that can be asked for: one for each KiB of the disk, so that their own records leave room for contents.
+    /// The largest allowed inode limit: one for each KiB of the disk limit, so that inodes leave room for
+    /// contents.
     fn inodes_max(disk: Size) -> u64 {
         (disk.0 / 1024).max(INODES_DEFAULT_MIN)
     }
 
-    /// What a Body gets when nothing is asked for: half the host's memory, all its processors.
+    /// The default limits: half of the host's memory, all of its CPUs.
     pub fn default_on(host: HostCapacity) -> Self {
         let disk = Size((host.memory.0 / 4).max(DISK_MIN.0));
         Self {
@@ -115,7 +116,7 @@ impl Limits {
         }
     }
 
-    /// Refuses what cannot work here.
+    /// Refuses limits that cannot work on this host.
     pub fn check(&self, host: HostCapacity) -> Result<(), LimitError> {
         let cpus = |milli: u32| format!("{}.{:03}", milli / 1000, milli % 1000);
         at_least("memory", self.memory, MEMORY_MIN, |v| v.to_string())?;

@@ -1,53 +1,54 @@
-//! Many streams over the one line between a microVM's guest and its host.
+//! Multiplexes many streams over the one channel between a microVM's guest and its host.
 //!
-//! A frame is a header of eight bytes (kind, three bytes of length, four of the stream, little endian) and its
-//! contents. Each direction of each stream has a window: a sender has sent no more than the receiver gave it credit
-//! for, so a stream that nobody reads stops alone, and the others go on.
+//! A frame is a header of eight bytes (kind, three bytes of length, four bytes of stream number, little
+//! endian) and its contents. Each direction of each stream has a window: a sender sends no more than the
+//! receiver gave it credit for. So a stream that its receiver does not read blocks only itself.
 //!
-//! Only the host opens streams. `Hold` and `Held` bring both directions to the end of a frame with nothing under way:
-//! then the machine can be frozen, and whoever thaws it begins with a `Welcome` at a clean line.
+//! Only the host opens streams. `Hold` and `Held` stop both directions at the end of a frame with nothing in
+//! flight; then the host can take a snapshot. After a restore, the host begins with a `Welcome` on the empty
+//! channel.
 //!
-//! Trust: what comes from the other side is hostile. A frame that breaks a rule ends the line; none is skipped.
+//! Trust: the peer is hostile. A frame that breaks a rule ends the channel; no frame is skipped.
 
 use std::collections::HashMap;
 
 /// Length of a header.
 pub const HEADER_LEN: usize = 8;
-/// Most contents of one frame of data: small enough that no stream waits long for another's frame.
+/// Longest contents of a data frame: short enough that no stream waits long for a frame of another.
 pub const DATA_LEN_MAX: usize = 16 << 10;
-/// Most contents of a word between the two sides themselves.
+/// Longest contents of a frame about the channel itself.
 pub const WORD_LEN_MAX: usize = 1 << 20;
-/// What a sender may send before it has heard of any of it being read.
+/// How many bytes a sender may send before the receiver has confirmed any.
 pub const WINDOW: u32 = 256 << 10;
 /// Most streams at once.
 pub const STREAMS_MAX: usize = 1024;
 
-/// What a frame says.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FrameKind {
-    /// Host: who the guest is from now on, as JSON. Streams that were open are gone.
+    /// Host: the guest's setup as JSON. All open streams are gone.
     Welcome = 1,
-    /// Guest: it is that, as JSON.
+    /// Guest: its receipt as JSON, after it has applied the setup.
     Receipt = 2,
     /// Host: a new stream.
     Open = 3,
     /// Bytes of a stream.
     Data = 4,
-    /// So many bytes were read: four bytes.
+    /// The receiver has read so many bytes: a number of four bytes.
     Credit = 5,
-    /// The sender of this sends no more on the stream.
+    /// The sender sends no more on this stream.
     End = 6,
-    /// The stream is gone.
+    /// The stream is closed in both directions.
     Reset = 7,
-    /// Host: send nothing after your answer to this.
+    /// Host: asks the guest to send nothing after its answer.
     Hold = 8,
-    /// Guest: nothing follows.
+    /// Guest: its answer, after which it sends nothing.
     Held = 9,
-    /// Host: go on where you were.
+    /// Host: the guest may send again.
     GoOn = 10,
-    /// Guest: it has ended in order, and its machine stops now.
+    /// Guest: it has shut down, and its microVM stops now.
     Bye = 11,
-    /// Guest: it has just booted and waits for its welcome.
+    /// Guest: it has booted and waits for its setup.
     Here = 12,
 }
 
@@ -67,7 +68,7 @@ impl FrameKind {
         Self::Here,
     ];
 
-    /// How long its contents may be.
+    /// Longest contents of a frame of this kind.
     fn len_max(self) -> usize {
         match self {
             Self::Welcome | Self::Receipt | Self::Held => WORD_LEN_MAX,
@@ -78,25 +79,25 @@ impl FrameKind {
     }
 }
 
-/// A rule that the other side broke.
+/// A rule that the peer broke.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MuxViolation {
-    /// There is no such frame.
+    /// The kind of the frame is unknown.
     #[error("a frame of unknown kind {0}")]
     Kind(u8),
-    /// Longer than its kind may be.
+    /// The frame is longer than its kind allows.
     #[error("a frame of kind {0:?} with {1} bytes")]
     Length(FrameKind, usize),
-    /// That side does not say that.
+    /// Only the other side may send this kind.
     #[error("a frame of kind {0:?} from the wrong side")]
     Side(FrameKind),
-    /// More than there was credit for.
+    /// The peer sent more data than it had credit for.
     #[error("more data than stream {0} has room for")]
     Window(u32),
-    /// More credit than can be used.
+    /// The peer gave more credit than the window allows.
     #[error("more credit than stream {0} can have")]
     Credit(u32),
-    /// Too many, or one that is open.
+    /// Too many streams are open, or this one is.
     #[error("stream {0} cannot be opened")]
     Open(u32),
 }
@@ -104,15 +105,15 @@ pub enum MuxViolation {
 /// One frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MuxFrame {
-    /// What it says.
+    /// The kind.
     pub kind: FrameKind,
-    /// Of which stream; 0 where it is about the line itself.
+    /// The stream; 0 for a frame about the channel itself.
     pub stream: u32,
     /// Its contents.
     pub contents: Vec<u8>,
 }
 
-/// A frame as it travels.
+/// Encodes a frame.
 pub fn seal(kind: FrameKind, stream: u32, contents: &[u8]) -> Vec<u8> {
     let len = (contents.len() as u32).to_le_bytes();
     let mut sealed = Vec::with_capacity(HEADER_LEN + contents.len());
@@ -122,7 +123,7 @@ pub fn seal(kind: FrameKind, stream: u32, contents: &[u8]) -> Vec<u8> {
     sealed
 }
 
-/// Takes bytes as they arrive and gives whole frames.
+/// Parses frames from bytes that arrive in pieces.
 #[derive(Debug, Default)]
 pub struct FrameReader {
     bytes: Vec<u8>,
@@ -130,7 +131,7 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
-    /// More bytes.
+    /// Adds received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.at > 0 && self.at == self.bytes.len() {
             self.bytes.clear();
@@ -142,7 +143,7 @@ impl FrameReader {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next whole frame, if there is one.
+    /// The next complete frame, if it has arrived.
     #[expect(clippy::should_implement_trait, reason = "none now is not the end: more may arrive")]
     pub fn next(&mut self) -> Result<Option<MuxFrame>, MuxViolation> {
         let Some(header) = self.bytes.get(self.at..self.at + HEADER_LEN) else { return Ok(None) };
@@ -163,16 +164,16 @@ impl FrameReader {
     }
 }
 
-/// Which end of the line this is.
+/// The side of the channel that a process is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MuxSide {
     /// Opens streams.
     Host,
-    /// Answers them.
+    /// Accepts streams.
     Guest,
 }
 
-/// Who may send what, stream by stream.
+/// The flow control of all streams: how much each side may send.
 #[derive(Debug)]
 pub struct FlowLedger {
     side: MuxSide,
@@ -181,11 +182,11 @@ pub struct FlowLedger {
 
 #[derive(Debug, Clone, Copy)]
 struct StreamAccount {
-    /// What this side may send.
+    /// How many bytes this side may send.
     credit: u32,
-    /// What the other side may send.
+    /// How many bytes the peer may send.
     room: u32,
-    /// The other side sends no more.
+    /// The peer sends no more.
     ended_there: bool,
     /// This side sends no more.
     ended_here: bool,
@@ -194,32 +195,32 @@ struct StreamAccount {
 const FRESH: StreamAccount =
     StreamAccount { credit: WINDOW, room: WINDOW, ended_there: false, ended_here: false };
 
-/// What a frame that kept to the rules means.
+/// The meaning of a valid frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MuxEvent {
-    /// A new stream.
+    /// The peer opened a stream.
     Opened(u32),
     /// Bytes of a stream.
     Data(u32, Vec<u8>),
-    /// This side may send again on that stream.
+    /// This side may send again on a stream.
     Credit(u32),
-    /// No more comes on that stream.
+    /// The peer sends no more on a stream.
     Ended(u32),
-    /// That stream is gone.
+    /// The peer closed a stream.
     Reset(u32),
-    /// About the line itself.
+    /// A frame about the channel itself.
     Word(FrameKind, Vec<u8>),
-    /// About a stream that is gone already.
+    /// A frame of a stream that is closed already.
     Late,
 }
 
 impl FlowLedger {
-    /// No streams.
+    /// Starts without streams.
     pub fn new(side: MuxSide) -> Self {
         Self { side, streams: HashMap::new() }
     }
 
-    /// Judges a frame of the other side.
+    /// Checks a frame of the peer against the rules.
     pub fn receive(&mut self, frame: MuxFrame) -> Result<MuxEvent, MuxViolation> {
         use FrameKind as K;
         let MuxFrame { kind, stream, contents } = frame;
@@ -272,30 +273,31 @@ impl FlowLedger {
         }
     }
 
-    /// A stream of this side's own; false when there are too many.
+    /// Opens a stream from this side; false if too many are open.
     pub fn open(&mut self, stream: u32) -> bool {
         self.streams.len() < STREAMS_MAX && self.streams.insert(stream, FRESH).is_none()
     }
 
-    /// How much may be sent on a stream now; none when it is gone.
+    /// How many bytes this side may send on a stream; none if it is closed.
     pub fn credit(&self, stream: u32) -> Option<u32> {
         self.streams.get(&stream).map(|account| account.credit)
     }
 
-    /// So much is being sent.
+    /// Notes that this side sends so many bytes.
     pub fn spend(&mut self, stream: u32, len: u32) {
         if let Some(account) = self.streams.get_mut(&stream) {
             account.credit = account.credit.saturating_sub(len);
         }
     }
 
-    /// So much was read here; false when nobody is interested any more.
+    /// Notes that this side has read so many bytes; false if the peer needs no credit, because it sends no
+    /// more.
     pub fn give(&mut self, stream: u32, len: u32) -> bool {
         let account = self.streams.get_mut(&stream).filter(|account| !account.ended_there);
         account.map(|account| account.room = account.room.saturating_add(len).min(WINDOW)).is_some()
     }
 
-    /// This side sends no more on a stream.
+    /// Notes that this side sends no more on a stream.
     pub fn end(&mut self, stream: u32) {
         if let Some(account) = self.streams.get_mut(&stream) {
             account.ended_here = true;
@@ -309,12 +311,12 @@ impl FlowLedger {
         }
     }
 
-    /// A stream is gone; false when it was already.
+    /// Closes a stream; false if it was closed.
     pub fn drop_stream(&mut self, stream: u32) -> bool {
         self.streams.remove(&stream).is_some()
     }
 
-    /// All of them are.
+    /// Closes all streams.
     pub fn clear(&mut self) {
         self.streams.clear();
     }

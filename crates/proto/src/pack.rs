@@ -1,7 +1,8 @@
-//! A layer as a stream: how whoever reads an archive tells `pal-launch` what to put on disk.
+//! A layer as a stream: how the process that reads an archive tells `pal-launch` what to write to disk.
 //!
-//! Each entry is a length, a header as JSON, and for a file its contents. The reader of the archive has no rights over
-//! the layer; the writer of the layer has no part in reading the archive. Both check the paths.
+//! Each entry is a length, a JSON header, and for a file its contents. The process that reads the archive has
+//! no access to the layer, and the process that writes the layer never reads the archive. Both check the
+//! paths.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,39 +12,39 @@ pub const HEADER_LEN_MAX: usize = 64 << 10;
 /// One entry of a layer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerEntry {
-    /// Where, below the layer's root; empty for the root itself.
+    /// The path below the layer's root; empty for the root itself.
     pub path: Vec<u8>,
-    /// What.
+    /// The kind of the entry.
     pub what: LayerEntryKind,
-    /// Permission bits, setuid and its kin among them.
+    /// Permission bits, including setuid, setgid and sticky.
     pub mode: u32,
-    /// Whose, as ids inside.
+    /// User and group, as ids in the Body.
     pub owner: (u32, u32),
-    /// When it was changed last, in seconds.
+    /// The modification time, in seconds since 1970.
     pub mtime: i64,
 }
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LayerEntryKind {
     /// A directory.
     Dir,
-    /// A file; so many bytes follow the header.
+    /// A file, with the number of bytes that follow the header.
     File(u64),
-    /// A symbolic link to there.
+    /// A symbolic link, with its target.
     Link(Vec<u8>),
-    /// Another name of a file that came before.
+    /// A hard link to an earlier file.
     Same(Vec<u8>),
-    /// What lower layers have here is gone.
+    /// A whiteout: hides the path in lower layers.
     Gone,
-    /// What lower layers have in this directory is gone.
+    /// An opaque directory: hides the entries of lower layers.
     Opaque,
-    /// Nothing follows: the layer is complete.
+    /// The end of the layer.
     End,
 }
 
 impl LayerEntry {
-    /// The last entry.
+    /// The entry that ends a layer.
     pub fn end() -> Self {
         Self { path: Vec::new(), what: LayerEntryKind::End, mode: 0, owner: (0, 0), mtime: 0 }
     }

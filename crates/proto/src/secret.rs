@@ -1,21 +1,21 @@
-//! Secrets that are derived from a key, and therefore stored nowhere.
+//! Secrets that are derived from a key, so that no file holds them.
 //!
-//! Invariant: a secret says nothing about its key, nor about another secret of the same key: each is HMAC-SHA256 over a
-//! label of its purpose and the parts it belongs to, every one of them preceded by its length.
+//! Invariant: a secret reveals neither its key nor another secret of the same key: each is the HMAC-SHA256 of
+//! a label for its purpose and of its parts, each preceded by its length.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 use crate::event::hex;
 
-/// What a derived secret is for. Secrets of different purposes never coincide.
+/// The purpose of a derived secret. Secrets for different purposes never coincide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Opens the guest of one Body.
+    /// The access token of one Body's guest.
     GuestToken,
-    /// Is `/etc/machine-id` of one Body.
+    /// The `/etc/machine-id` of one Body.
     MachineId,
-    /// Lets a caller send one archive of files for the builds of one template.
+    /// The token with which a client uploads one archive for the builds of a template.
     UploadToken,
 }
 
@@ -29,7 +29,7 @@ impl Purpose {
     }
 }
 
-/// Derives the secret that `key` gives to `parts` for that purpose, as 64 hexadecimal digits.
+/// Derives the secret of `parts` for a purpose from `key`, as 64 hexadecimal digits.
 pub fn derive(key: &str, purpose: Purpose, parts: &[&str]) -> String {
     #[expect(clippy::expect_used, reason = "HMAC takes a key of any length (RFC 2104)")]
     let mut mac = Hmac::<Sha256>::new_from_slice(key.as_bytes()).expect("any length is a key");
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn a_secret_is_the_hmac_of_its_label_and_parts() {
-        // Written down from Python's hmac module.
+        // The expected values come from Python's hmac module.
         let cases = [
             (
                 Purpose::GuestToken,

@@ -1,10 +1,10 @@
-//! An amount of bytes, as people write it.
+//! A number of bytes, with the units that people write.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes.
+/// A number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Size(pub u64);
@@ -12,12 +12,12 @@ pub struct Size(pub u64);
 const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
 impl Size {
-    /// So many mebibytes.
+    /// A number of mebibytes.
     pub const fn mib(count: u64) -> Self {
         Self(count << 20)
     }
 
-    /// So many gibibytes.
+    /// A number of gibibytes.
     pub const fn gib(count: u64) -> Self {
         Self(count << 30)
     }
@@ -36,7 +36,7 @@ impl fmt::Display for Size {
     }
 }
 
-/// Why a text is not an amount of bytes.
+/// The text is not a size.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not a size: write a positive whole number with B, KiB, MiB, GiB or TiB, such as 512MiB")]
 pub struct SizeError(String);

@@ -1,4 +1,4 @@
-//! What a Body was asked to be: written once into its directory, read by every later `pal`.
+//! The spec of a Body: written once into its directory, read by every later `pal`.
 
 use std::{collections::BTreeMap, ops::Deref, path::PathBuf};
 
@@ -15,48 +15,49 @@ use crate::{
 /// The version of `spec.json`.
 pub const VERSION: u32 = 1;
 
-/// What becomes of a Body when nobody uses it.
+/// The lifetime of a Body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Life {
-    /// Stays until it is removed; its upper is on disk.
+    /// It stays until it is removed; its upper is on disk.
     Kept,
-    /// Ends with the `pal` that made it; its upper is in memory.
+    /// It ends with the `pal` that created it; its upper is in memory.
     Run,
 }
 
-/// A directory or file of the host, seen in a Body because somebody named it.
+/// A directory or file of the host that the user mounts into a Body.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mount {
-    /// Where it is on the host.
+    /// Its path on the host.
     pub source: PathBuf,
-    /// Where the Body sees it.
+    /// Its path in the Body.
     pub target: PathBuf,
-    /// What the Body may do with it.
+    /// The Body's access to it.
     pub access: Access,
 }
 
-/// What a Body may do with a mount.
+/// A Body's access to a mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Access {
-    /// Look.
+    /// The Body may read it.
     #[serde(rename = "ro")]
     ReadOnly,
-    /// Change, as far as the host's permissions let the Body's ids; git directories stay read-only.
+    /// The Body may write it, as far as the host's permissions allow its ids; git directories stay read-only.
     #[serde(rename = "rw")]
     ReadWrite,
-    /// Change, git directories too: whoever runs git there on the host runs what the Body wrote into them.
+    /// The Body may also write git directories. A user who then runs git there on the host runs hooks and
+    /// settings that the Body wrote.
     #[serde(rename = "rw,unprotected")]
     Unprotected,
 }
 
 impl Access {
-    /// Whether a Body may change something there.
+    /// Whether a Body may write to the mount.
     pub fn is_writable(self) -> bool {
         self != Self::ReadOnly
     }
 
-    /// As it stands behind a mount.
+    /// The word for it in a `--mount` option.
     pub fn name(self) -> &'static str {
         match self {
             Self::ReadOnly => "ro",
@@ -66,29 +67,29 @@ impl Access {
     }
 }
 
-/// What the Body can reach.
+/// The networks that a Body can reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Network {
-    /// Its own loopback.
+    /// Only its own loopback.
     Closed,
 }
 
-/// The egress policy of a Body: a process of the host connects it to these names, and to nothing else.
+/// The egress policy of a Body: a process on the host connects it to these names only.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Egress {
-    /// The names and ports that it may reach, as rules of [`crate::egress::Policy`].
+    /// The names and ports that the Body may reach, as rules of [`crate::egress::Policy`].
     pub allow: Vec<String>,
 }
 
-/// Why a Body was made.
+/// The purpose of a Body.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BodyRole {
-    /// For its user.
+    /// Work of a user.
     #[default]
     Work,
-    /// For one step of a preparation or a build: it is garbage once the `pal` that made it is gone.
+    /// One step of a preparation or a build: `pal gc` removes it after the `pal` that created it has ended.
     Step,
 }
 
@@ -98,88 +99,88 @@ impl BodyRole {
     }
 }
 
-/// Where the home of a Body's user is, without a leading `/`.
+/// The home directory of a Body's user, without a leading `/`.
 pub const HOME: &str = "home/user";
 
-/// A home that outlives its Body.
+/// A home directory that outlives its Body.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Home {
-    /// What it is called; none where the Body has but a copy: a fork, or one that began with a snapshot.
+    /// Its name; none if the Body has only a copy, as a fork or a Body from a snapshot has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// What it held when the Body was made, nearest first.
+    /// Its layers when the Body was created, topmost first.
     pub layers: Vec<LayerId>,
 }
 
-/// What a Body was asked to be.
+/// The spec of a Body.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Spec {
     /// Version of this record.
     pub v: u32,
-    /// Which Body.
+    /// The id of the Body.
     pub id: BodyId,
-    /// When it was made, RFC 3339.
+    /// When it was created, RFC 3339.
     pub created_at: String,
-    /// How it is held.
+    /// The isolation layer.
     pub layer: Layer,
-    /// What drives its machine, where it is one.
+    /// The hypervisor of a microVM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<Engine>,
-    /// What it starts from.
+    /// The template, as the user named it.
     pub template: String,
-    /// Snapshots below its upper, nearest first.
+    /// Snapshots below its upper, topmost first.
     #[serde(default)]
     pub snapshots: Vec<SnapshotId>,
-    /// The root below those, where it is not the host's own.
+    /// The root file system below those, if it is not the host's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<BodyBase>,
     /// The Body it was forked from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<BodyId>,
-    /// How much it may use.
+    /// The resource limits.
     pub limits: Limits,
     /// Environment of every process in it.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// What it sees of the host by name.
+    /// Directories and files of the host that the Body sees.
     #[serde(default)]
     pub mounts: Vec<Mount>,
-    /// How a machine sees them.
+    /// How a microVM shares them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<Sharing>,
-    /// Repositories in it.
+    /// The repositories in it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub workspaces: Vec<Workspace>,
-    /// A home of its own, apart from the rest of its files.
+    /// A home directory that is kept separately from the other files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub home: Option<Home>,
-    /// Lines of shell that run at each of its starts.
+    /// Shell lines that run at each start.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub at_start: Vec<String>,
-    /// Ports in it that somebody will want to reach.
+    /// Ports that the user wants to reach.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<u16>,
-    /// Where commands run.
+    /// The working directory of commands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workdir: Option<String>,
-    /// Who runs commands.
+    /// The user that runs commands.
     pub user: String,
-    /// What it can reach.
+    /// The networks that it can reach.
     pub network: Network,
-    /// The names that it may reach; none where it has no egress proxy.
+    /// The egress policy; none without an egress proxy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<Egress>,
-    /// Why it was made.
+    /// Its purpose.
     #[serde(default, skip_serializing_if = "BodyRole::is_work")]
     pub role: BodyRole,
-    /// What becomes of it.
+    /// Its lifetime.
     pub life: Life,
-    /// Which host ids stand behind its ids.
+    /// The host ids to which its ids are mapped.
     pub ids: Ids,
 }
 
 impl Spec {
-    /// As it is shown to people and written into events: variables by their names alone, for their values may be secrets.
+    /// The spec as users and events see it: only the names of variables, because values may be secrets.
     pub fn without_secrets(&self) -> Value {
         let mut shown = serde_json::to_value(self).unwrap_or_default();
         shown["env"] = self.env.keys().cloned().collect();
@@ -187,14 +188,14 @@ impl Spec {
     }
 }
 
-/// A spec as events have it: variables by their names alone.
+/// The spec in events: only the names of variables.
 ///
-/// Invariant: it holds no value of a variable, so nothing that prints or stores it can tell one.
+/// Invariant: it holds no value of a variable, so that no output or log can reveal one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PublicSpec(Box<Spec>);
 
 impl PublicSpec {
-    /// Leaves out of a spec what others must not read.
+    /// Copies a spec without the values of its variables.
     pub fn new(spec: &Spec) -> Self {
         let mut spec = spec.clone();
         spec.env.values_mut().for_each(String::clear);
@@ -226,9 +227,9 @@ impl<'de> Deserialize<'de> for PublicSpec {
     }
 }
 
-/// Which host ids stand behind a Body's ids.
+/// The host ids to which a Body's ids are mapped.
 ///
-/// Invariant: host id 0 stands behind none.
+/// Invariant: no id of a Body maps to host id 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ids {
     /// User ids.
@@ -237,14 +238,14 @@ pub struct Ids {
     pub groups: Vec<IdRange>,
 }
 
-/// A run of ids.
+/// A range of ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdRange {
     /// First id in the Body.
     pub inside: u32,
     /// First id on the host.
     pub outside: u32,
-    /// How many.
+    /// Number of ids.
     pub count: u32,
 }
 
@@ -252,17 +253,17 @@ pub struct IdRange {
 pub const USER_ID: u32 = 1000;
 
 impl Ids {
-    /// The host's user id behind a user id inside.
+    /// The host's user id for a user id of the Body.
     pub fn user_outside(&self, inside: u32) -> Option<u32> {
         outside(&self.users, inside)
     }
 
-    /// The host's group id behind a group id inside.
+    /// The host's group id for a group id of the Body.
     pub fn group_outside(&self, inside: u32) -> Option<u32> {
         outside(&self.groups, inside)
     }
 
-    /// Whether there is a root inside.
+    /// Whether the Body has a root user.
     pub fn has_root(&self) -> bool {
         self.user_outside(0).is_some()
     }

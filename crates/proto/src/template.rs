@@ -1,7 +1,7 @@
-//! Templates: what Bodies start from when it is not the host's own root.
+//! Templates: what Bodies start from if it is not the host's own root file system.
 //!
-//! A template is a name for builds. A build is a root of read-only layers and the settings of the Bodies made from it;
-//! it never changes. Tags say which build a name means; `default` is meant when none is named.
+//! A template names a series of builds. A build is a root of read-only layers with the settings for its
+//! Bodies; it never changes. A tag names one build; without a tag, `default` is meant.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -11,25 +11,25 @@ use crate::{LayerId, Size, TemplateId, spec::Ids};
 
 /// The version of the records here.
 pub const VERSION: u32 = 1;
-/// The tag that is meant when none is named.
+/// The tag that is meant if none is given.
 pub const DEFAULT_TAG: &str = "default";
 /// Longest name, and longest tag.
 pub const NAME_LEN_MAX: usize = 128;
-/// Most layers of one root: each is a mount of every Body.
+/// Most layers of one root: every Body mounts each of them.
 pub const LAYERS_MAX: usize = 96;
 
-/// One build of a template, spelled as a UUID because E2B's clients parse it as one.
+/// The id of a template's build: a UUID, because E2B's clients parse it as one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct BuildId(String);
 
-/// Why a text names no build.
+/// The text is not the id of a build.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not the id of a build: those are UUIDs in lower case")]
 pub struct BuildIdError(String);
 
 impl BuildId {
-    /// Spells an id from randomness that the caller drew: a UUID of version 4.
+    /// Makes an id from random bytes of the caller: a UUID of version 4.
     pub fn from_random(mut drawn: [u8; 16]) -> Self {
         (drawn[6], drawn[8]) = (drawn[6] & 0x0f | 0x40, drawn[8] & 0x3f | 0x80);
         let hex = crate::event::hex(&drawn);
@@ -76,37 +76,37 @@ impl From<BuildId> for String {
     }
 }
 
-/// `templates/ID/manifest.json`: a template, its names and what they mean today.
+/// `templates/ID/manifest.json`: a template, its names and its tags.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Template {
     /// Version of this record.
     pub v: u32,
-    /// Which.
+    /// The id of the template.
     pub id: TemplateId,
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// What else it is called.
+    /// Further names.
     #[serde(default)]
     pub aliases: Vec<String>,
-    /// The key it was made for; none where it belongs to whoever runs this machine.
+    /// The id of the key that owns it; none if it belongs to the user of the data directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// Whether other keys' Bodies may start from it.
+    /// Whether Bodies of other keys may start from it.
     #[serde(default)]
     pub public: bool,
-    /// Which build each tag means.
+    /// The build of each tag.
     #[serde(default)]
     pub tags: BTreeMap<String, Tag>,
-    /// When it was made.
+    /// When it was created.
     pub created_at: String,
-    /// When it was last changed.
+    /// When it last changed.
     pub updated_at: String,
 }
 
-/// What a tag means.
+/// The build of a tag.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tag {
-    /// Which build.
+    /// The build.
     pub build: BuildId,
     /// Since when.
     pub since: String,
@@ -117,72 +117,72 @@ pub struct Tag {
 pub struct TemplateBuild {
     /// Version of this record.
     pub v: u32,
-    /// Which.
+    /// The id of the build.
     pub id: BuildId,
-    /// Of which template.
+    /// The template.
     pub template: TemplateId,
-    /// When it was whole.
+    /// When it was complete.
     pub created_at: String,
-    /// Where its root comes from, in words.
+    /// A description of its source.
     pub source: String,
-    /// Its root, nearest first.
+    /// Its layers, topmost first.
     pub layers: Vec<LayerId>,
-    /// What the layers take on disk.
+    /// The size of its layers on disk.
     pub bytes: u64,
-    /// Settings of Bodies made from it.
+    /// Settings for its Bodies.
     #[serde(flatten)]
     pub settings: TemplateSettings,
 }
 
-/// Settings that Bodies take over from their template.
+/// Settings that Bodies inherit from their template.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TemplateSettings {
     /// Environment of every process.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// Where commands run.
+    /// The working directory of commands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workdir: Option<String>,
-    /// Who runs commands.
+    /// The user that runs commands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// What runs in the background from the start.
+    /// The command that runs in the background from the start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<StartCommand>,
-    /// Whether setuid programs work, so that `user` can become root of the Body.
+    /// Whether setuid programs work, so that `user` can become root in the Body.
     #[serde(default)]
     pub sudo: bool,
-    /// Processor time of a Body that asks for none, in thousandths of one processor.
+    /// The default CPU limit, in thousandths of one CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_milli: Option<u32>,
-    /// Memory of a Body that asks for none.
+    /// The default memory limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Size>,
 }
 
-/// What runs in a Body from its start, and how one knows that it is ready.
+/// The command that runs in a Body from its start, and the check that tells when it is ready.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartCommand {
-    /// A line of shell that runs in the background; none where only `ready` is waited for.
+    /// A shell line that runs in the background; none to only wait for `ready`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// A line of shell that succeeds when it is.
+    /// A shell line that succeeds as soon as the Body is ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<String>,
 }
 
-/// What a Body stands on, as its spec keeps it: also when the template has gone on or is gone.
+/// The build that a Body uses. The Body's spec keeps it, because the template may change or be removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BodyBase {
     /// The template.
     pub template: TemplateId,
     /// Its build.
     pub build: BuildId,
-    /// Its root, nearest first.
+    /// Its layers, topmost first.
     pub layers: Vec<LayerId>,
     /// Whether setuid programs work.
     pub sudo: bool,
-    /// What runs from the start.
+    /// The command that runs from the start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<StartCommand>,
 }
@@ -192,34 +192,34 @@ pub struct BodyBase {
 pub struct LayerRecord {
     /// Version of this record.
     pub v: u32,
-    /// Which.
+    /// The id of the layer.
     pub id: LayerId,
-    /// The ids its files are written under.
+    /// The ids that own its files.
     pub ids: Ids,
-    /// What it takes.
+    /// Its size on disk.
     pub bytes: u64,
-    /// When it was made.
+    /// When it was created.
     pub created_at: String,
-    /// What made it, in words.
+    /// A description of its contents.
     pub about: String,
-    /// Layers it was made to stand on, nearest first.
+    /// The layers that it needs below it, topmost first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub over: Vec<LayerId>,
 }
 
-/// Why a text cannot name a template.
+/// The text is not a valid name of a template.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "{0:?} cannot name a template: names are 1 to {NAME_LEN_MAX} of a-z, 0-9, `-`, `_` and `.`, with `namespace/` before and `:tag` after if wanted"
 )]
 pub struct NameError(String);
 
-/// A template as somebody names it: `name`, `name:tag`, `namespace/name:tag`.
+/// A template as a user names it: `name`, `name:tag`, `namespace/name:tag`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateName {
     /// The name, with its namespace.
     pub name: String,
-    /// The tag, if one was said.
+    /// The tag, if the user gave one.
     pub tag: Option<String>,
 }
 
@@ -234,7 +234,7 @@ impl FromStr for TemplateName {
         {
             return Err(NameError(crate::text::visible(&text.chars().take(200).collect::<String>())));
         }
-        // Names are one whatever their letters' case, as E2B's are.
+        // Names are case-insensitive, as E2B's are.
         Ok(Self { name: name.to_ascii_lowercase(), tag: tag.map(str::to_owned) })
     }
 }

@@ -1,21 +1,21 @@
-//! Hostile text made fit for a terminal.
+//! Escapes hostile text for a terminal.
 
-/// Shows control characters, bidirectional overrides and broken UTF-8 instead of obeying them.
+/// Escapes control characters, bidirectional overrides and invalid UTF-8.
 ///
-/// Names, messages and reasons that came out of a Body go through here before a person sees them; the store keeps
-/// them raw.
+/// Names, messages and reasons from a Body go through this function before a user sees them; the store keeps
+/// them unescaped.
 pub fn visible(text: &str) -> String {
     text.chars().map(show).collect()
 }
 
-/// As [`visible`], for bytes that may not be UTF-8.
+/// Escapes bytes that may not be UTF-8, as [`visible`] does.
 pub fn visible_bytes(bytes: &[u8]) -> String {
     visible(&String::from_utf8_lossy(bytes))
 }
 
-/// JSON in which nothing acts on a terminal: the same value, spelt with escapes.
+/// Escapes JSON for a terminal; its value stays the same.
 pub fn visible_json(json: &str) -> String {
-    // Outside of strings there is nothing but ASCII, and what of it is control is white space.
+    // Outside of strings JSON is ASCII, and its only control characters there are white space.
     let spell = |c: char| {
         if is_unsafe(c) && !c.is_ascii_whitespace() {
             format!("\\u{:04x}", u32::from(c))
@@ -34,8 +34,8 @@ fn show(c: char) -> String {
     }
 }
 
-/// What a terminal obeys instead of showing it: control characters of both tables, and those that turn text around,
-/// break lines or cannot be seen.
+/// Whether a terminal would act on a character instead of showing it: control characters (C0 and C1), and
+/// characters that reverse text, break lines or are invisible.
 fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')

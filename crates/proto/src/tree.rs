@@ -1,20 +1,20 @@
-//! A tree of files as a stream: how `pal cp` moves directories in and out of a Body.
+//! A tree of files as a stream: the format in which `pal cp` moves directories into and out of a Body.
 //!
-//! Why not tar: names are bytes of any kind, sizes are never promised before they are sent, and a reader meets no
-//! extension headers, hard links, devices or owners. What can be said is what may be copied.
+//! It is not tar, because names may be any bytes, a sender need not know sizes in advance, and a reader meets
+//! no extension headers, hard links, devices or owners. The format can express only what may be copied.
 //!
 //! Invariant: a path is relative, has no `..`, no empty part, no NUL, and at most [`DEPTH_MAX`] parts.
-//! Trust: the sender is hostile; everything is checked while it is read.
+//! Trust: the sender is hostile; the reader checks everything as it arrives.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// First bytes of every tree.
+/// First bytes of every stream.
 pub const MAGIC: &[u8; 8] = b"PALTREE1";
 /// Longest path.
 pub const PATH_LEN_MAX: usize = 4095;
 /// Deepest path.
 pub const DEPTH_MAX: usize = 512;
-/// Largest piece of a file.
+/// Largest chunk of a file.
 pub const CHUNK_LEN_MAX: usize = 256 * 1024;
 const MESSAGE_LEN_MAX: usize = 4096;
 
@@ -24,58 +24,58 @@ const LINK: u8 = 3;
 const END: u8 = 0;
 const FAILED: u8 = 255;
 
-/// Why a tree cannot be read.
+/// Why a stream is not a valid tree.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum TreeError {
-    /// Not a tree.
+    /// The stream does not begin with [`MAGIC`].
     #[error("the stream does not begin as a tree")]
     Magic,
-    /// A path that could leave the tree.
-    #[error("the path {0:?} may not stand in a tree")]
+    /// A path could lead out of the tree.
+    #[error("the path {0:?} is not allowed in a tree")]
     Path(String),
-    /// A kind of entry that does not exist.
+    /// The kind of an entry is unknown.
     #[error("unknown entry of kind {0}")]
     Kind(u8),
-    /// Longer than allowed.
+    /// A field is longer than allowed.
     #[error("a field of {0} bytes is too long")]
     TooLong(usize),
-    /// The stream stopped early.
+    /// The stream ended early.
     #[error("the stream was cut")]
     Cut,
-    /// The sender could not go on.
+    /// The sender failed.
     #[error("the sender failed: {0}")]
     Sender(String),
 }
 
-/// One thing of a tree.
+/// One item of the stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TreeItem {
     /// A directory.
     Dir {
-        /// Where, below the root; empty for the root itself.
+        /// The path below the root; empty for the root itself.
         path: Vec<u8>,
         /// Permission bits.
         mode: u32,
     },
     /// A file; its contents follow as [`TreeItem::Data`], then [`TreeItem::FileEnd`].
     File {
-        /// Where, below the root; empty when the whole tree is one file.
+        /// The path below the root; empty if the whole tree is one file.
         path: Vec<u8>,
         /// Permission bits.
         mode: u32,
     },
     /// A symbolic link.
     Link {
-        /// Where, below the root.
+        /// The path below the root.
         path: Vec<u8>,
-        /// Where it points, unchecked: it is text until somebody follows it.
+        /// The target, unchecked: it is harmless text until a program follows the link.
         target: Vec<u8>,
     },
-    /// A piece of the file that was named last.
+    /// A chunk of the current file.
     Data(Bytes),
-    /// The file that was named last is complete.
+    /// The end of the current file.
     FileEnd,
-    /// The tree is complete.
+    /// The end of the tree.
     End,
 }
 
@@ -100,7 +100,7 @@ pub fn write(item: &TreeItem, out: &mut BytesMut) {
     }
 }
 
-/// Says that the sender cannot go on; the last thing in a stream.
+/// Writes the message of a sender that fails; nothing follows it.
 pub fn write_failure(message: &str, out: &mut BytesMut) {
     let message = &message.as_bytes()[..message.len().min(MESSAGE_LEN_MAX)];
     out.put_u8(FAILED);
@@ -115,7 +115,7 @@ fn head(out: &mut BytesMut, kind: u8, mode: u32, path: &[u8]) {
     out.put_slice(path);
 }
 
-/// Refuses a path that could leave the tree.
+/// Refuses a path that could lead out of the tree.
 pub fn check_path(path: &[u8]) -> Result<(), TreeError> {
     let fits = path.len() <= PATH_LEN_MAX && path.split(|byte| *byte == b'/').count() <= DEPTH_MAX;
     let safe = |part: &[u8]| !part.is_empty() && part != b"." && part != b".." && !part.contains(&0);
@@ -125,7 +125,7 @@ pub fn check_path(path: &[u8]) -> Result<(), TreeError> {
     Err(TreeError::Path(crate::text::visible_bytes(&path[..path.len().min(128)])))
 }
 
-/// Reads a tree that arrives in pieces.
+/// Parses a tree that arrives in pieces.
 #[derive(Debug, Default)]
 pub struct TreeReader {
     held: BytesMut,
@@ -142,12 +142,12 @@ enum TreePosition {
 }
 
 impl TreeReader {
-    /// Adds what arrived.
+    /// Adds received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.held.extend_from_slice(bytes);
     }
 
-    /// The next item, if enough has arrived for it.
+    /// The next item, if it has arrived completely.
     #[expect(clippy::should_implement_trait, reason = "none now is not the end: more may arrive")]
     pub fn next(&mut self) -> Result<Option<TreeItem>, TreeError> {
         match self.state {
@@ -158,7 +158,7 @@ impl TreeReader {
         }
     }
 
-    /// Says whether the stream may end here.
+    /// Checks that the stream may end here.
     pub fn finish(&self) -> Result<(), TreeError> {
         if self.state == TreePosition::Done { Ok(()) } else { Err(TreeError::Cut) }
     }

@@ -1,4 +1,4 @@
-//! What the two sides of a microVM tell each other, and what the launcher is told of one.
+//! Messages between the host and the guest of a microVM, and the launcher's plan for one.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -6,137 +6,179 @@ use serde::{Deserialize, Serialize};
 
 use crate::{guest::GuestConfig, launch::SeedEntry, spec::Access};
 
-/// The name of the line's port on the machine.
+/// The name of the virtio-serial port that carries the channel.
 pub const PORT: &str = "palisade";
-/// The device by which a hypervisor has the processor run its machine.
+/// The KVM device.
 pub const KVM: &str = "/dev/kvm";
-/// What the device with the private upper is called.
+/// The serial number of the block device with the private upper.
 pub const UPPER: &str = "upper";
-/// A file at the root of an image that holds several layers, each in a directory named by its number, nearest first: it
-/// says how many. One in an image of a single layer misleads nobody but who made that layer.
+/// A file at the root of an image that packs several layers: it holds their number. Each layer is in a
+/// directory named by its position, topmost first. A single layer that contains such a file confuses only the
+/// Bodies of its own author.
 pub const PACK: &str = ".palisade-layers";
-/// Most layers of one machine: its kernel takes so many names in one mount.
+/// Most layers of a microVM: the limit of options in one overlay mount of its kernel.
 pub const LAYERS_MAX: usize = 200;
-/// The port on which a guest waits for its host, where its line is a vsock.
+/// The vsock port on which a guest waits for its host.
 pub const LINE_PORT: u32 = 1024;
-/// Where the root of the program that shares directories is, in the machine's root.
+/// The root directory of virtiofsd, in the hypervisor's root.
 pub const SHARES: &str = "/run";
-/// Where the programs of Firecracker's jail are, in the machine's root. Firecracker shares no directories.
+/// The directory of the programs for Firecracker's jail, in the hypervisor's root. Firecracker shares no
+/// directories, so the two never meet.
 pub const JAIL_TOOLS: &str = "/run";
-/// Where the jail itself is made.
+/// The directory in which the jail is made.
 pub const JAIL: &str = "/tmp";
-/// What is executed in a jail: the launcher, under the name that the jailer insists on.
+/// The program name in a jail: the launcher, under the name that the jailer requires.
 pub const JAILED: &str = "firecracker";
-/// Where programs find randomness.
+/// The kernel's random device.
 pub const URANDOM: &str = "/dev/urandom";
-/// A word for the kernel that it does not know, and its guest does: the line is a vsock.
+/// A kernel parameter that only the guest reads: the channel is a vsock.
 pub const LINE_WORD: &str = "palisade.line=vsock";
-/// How the name of a module's file ends, before `.ko`, where the guest goes on although the kernel refuses the module.
+/// The end of a module's file name, before `.ko`, if the guest may continue although the kernel refuses the
+/// module.
 pub const OPTIONAL_MODULE: &str = ".optional";
-/// How a line on the console begins in which the guest says why it gives up.
+/// The prefix of the console line on which the guest reports why it gives up.
 pub const GUEST_SAYS: &str = "pal-guest: ";
 
-/// How machines are put together by this version: grows whenever their processor or their devices change, for what was
-/// frozen with others cannot go on with these.
+/// The version of the virtual hardware. It grows whenever the CPU or the devices of microVMs change, because
+/// a snapshot of other hardware cannot be restored.
 pub const BOARD: u32 = 4;
 
-/// The first word to a guest, and to one that was thawed: who it is from now on.
+/// The first message to a guest after boot or restore: its identity and settings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestSetup {
-    /// What every guest is told.
+    /// The configuration that every guest gets.
     pub config: GuestConfig,
-    /// What its upper holds from the start; of no use to one that was thawed.
+    /// Entries to create in its upper; a restored guest ignores them.
     pub seeds: Vec<SeedEntry>,
-    /// Read-only devices below its upper, nearest first: what they are called.
+    /// The read-only block devices below its upper, topmost first: their serial numbers, or kernel names under
+    /// Firecracker, which has no serial numbers.
     pub images: Vec<String>,
-    /// What the device with its upper is called.
+    /// How many of the layers in these images make the root, from the first on; all of them where it is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root_layers: Option<usize>,
+    /// Directories of the root that are mounts of their own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub areas: Vec<GuestArea>,
+    /// The block device with its upper, named in the same way.
     #[serde(default = "upper")]
     pub upper: String,
-    /// Directories of the host that it sees live.
+    /// Directories of the host that it mounts through virtiofs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shares: Vec<SharedDir>,
     /// Whether setuid programs of its root work.
     pub setuid: bool,
-    /// Processes and threads.
+    /// Limit of processes and threads.
     pub pids: u32,
-    /// Open files of one process.
+    /// Limit of open files of one process.
     pub files: u64,
-    /// Memory of `/dev/shm`.
+    /// Size of `/dev/shm`.
     pub shm_bytes: u64,
-    /// Its machine id.
+    /// Its `/etc/machine-id`.
     pub machine_id: String,
-    /// What time it is, in nanoseconds since 1970.
+    /// The host's time, in nanoseconds since 1970.
     pub now_ns: u64,
-    /// Randomness that no other machine gets: 64 bytes as hex.
+    /// Random bytes for this microVM only: 64 bytes in hexadecimal.
     pub entropy: String,
-    /// How often this machine was thawed before: its generation.
+    /// How often this microVM was restored before.
     pub generation: u64,
 }
 
-/// A live directory, as a guest is told of it.
+/// A shared directory, as the guest sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedDir {
-    /// What its device is called.
+    /// The tag of its virtiofs device.
     pub tag: String,
-    /// Where it is seen.
+    /// The mount point.
     pub target: PathBuf,
-    /// What will be refused anyway need not be tried.
+    /// Whether the guest mounts it read-only; the host enforces that in any case.
     pub access: Access,
 }
+
+/// A directory of a microVM's root with an overlay mount of its own: a repository, or a home.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestArea {
+    /// Its place in the root, without a leading `/`.
+    pub at: String,
+    /// The id inside that owns it.
+    pub owner: u32,
+    /// Read-only directories below it, nearest first.
+    pub lowers: Vec<GuestLower>,
+}
+
+impl GuestArea {
+    /// The directory of its writes on the writable disk.
+    pub fn upper_dir(&self) -> String {
+        format!("{AREAS}/{}", crate::launch::area_dir(&self.at))
+    }
+}
+
+/// A read-only directory below an area.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestLower {
+    /// The layer, counted through all images.
+    pub layer: usize,
+    /// The directory in that layer; empty for all of it.
+    pub dir: String,
+}
+
+/// The directory of the root's writes on the writable disk of a microVM.
+pub const ROOT_UPPER: &str = "upper";
+/// The directory of the writes of all areas on that disk.
+pub const AREAS: &str = "areas";
 
 fn upper() -> String {
     UPPER.to_owned()
 }
 
-/// What a guest proves of itself after its welcome.
+/// The guest's receipt, with which it proves that it applied its setup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestReceipt {
-    /// Whose guest says so.
+    /// The Body of the guest.
     pub body: crate::BodyId,
-    /// The generation it was told.
+    /// The generation from its setup.
     pub generation: u64,
-    /// What its clock says when it sends this, in nanoseconds since 1970.
+    /// The guest's clock when it sent this, in nanoseconds since 1970.
     pub clock_ns: u64,
-    /// How long it had its welcome by then.
+    /// The time since it received its setup.
     pub spent_ns: u64,
-    /// Whether the kernel has taken the randomness and draws from it.
+    /// Whether its kernel has mixed in the random bytes.
     pub reseeded: bool,
     /// Processes started through the guest that still run.
     pub processes: u32,
-    /// What its upper holds: names, kinds, modes, owners, sizes and times.
+    /// A digest of its upper: names, kinds, modes, owners, sizes and times.
     pub tree: UpperDigest,
-    /// Its kernel.
+    /// The release of its kernel.
     pub kernel: String,
-    /// What could not be done, in words.
+    /// Steps that failed, as text.
     #[serde(default)]
     pub trouble: Vec<String>,
 }
 
-/// What stands in an upper, in short.
+/// A digest of an upper.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpperDigest {
-    /// SHA-256 over its entries, as far as they were looked at.
+    /// SHA-256 over its entries.
     pub hash: String,
-    /// How many were.
+    /// How many entries it covers.
     pub entries: u64,
-    /// Whether that is all of them.
+    /// Whether it covers all entries.
     pub whole: bool,
 }
 
 impl UpperDigest {
-    /// Whether it has the form of one: a guest may say anything.
+    /// Whether it is well-formed; a guest may send anything.
     pub fn is_sound(&self) -> bool {
         self.hash.len() == 64 && self.hash.bytes().all(|byte| byte.is_ascii_hexdigit())
     }
 }
 
-/// Longest name of a kernel, and longest complaint of a guest.
+/// Longest kernel release, and longest error text, from a guest.
 const TOLD_LEN_MAX: usize = 200;
-/// Most complaints of a guest.
+/// Most error texts from a guest.
 const TROUBLE_MAX: usize = 16;
 
 impl GuestReceipt {
-    /// The same, fit to be kept and shown: what a hostile guest says is neither long nor anything but text.
+    /// Cuts and escapes the texts of a hostile guest, so that the receipt can be stored and shown.
     pub fn bounded(self) -> Self {
         let text = |told: String| crate::text::visible(&told.chars().take(TOLD_LEN_MAX).collect::<String>());
         Self {
@@ -147,35 +189,35 @@ impl GuestReceipt {
     }
 }
 
-/// What a guest says before it is frozen.
+/// The guest's report before a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreezeReport {
-    /// What its upper holds.
+    /// A digest of its upper.
     pub tree: UpperDigest,
-    /// Processes started through the guest that run.
+    /// Processes started through the guest that still run.
     pub processes: u32,
-    /// Whether every process stood still before the upper was looked at.
+    /// Whether every process was frozen before the upper was read.
     pub still: bool,
 }
 
-/// The hypervisor.
+/// The hypervisor of a microVM.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Engine {
-    /// QEMU's `microvm` machine: with the processor, or emulated.
+    /// QEMU's machine type `microvm`: with KVM, or emulated.
     #[default]
     Qemu,
-    /// Cloud Hypervisor: only with the processor.
+    /// Cloud Hypervisor: only with KVM.
     CloudHypervisor,
-    /// Firecracker: only with the processor.
+    /// Firecracker: only with KVM.
     Firecracker,
 }
 
 impl Engine {
-    /// All of them, the default first.
+    /// All engines, the default first.
     pub const ALL: [Engine; 3] = [Self::Qemu, Self::CloudHypervisor, Self::Firecracker];
 
-    /// The word on every surface.
+    /// The word for it in every output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Qemu => "qemu",
@@ -184,7 +226,7 @@ impl Engine {
         }
     }
 
-    /// Whether it can do without the processor's help.
+    /// Whether it can run without KVM.
     pub fn emulates(self) -> bool {
         self == Self::Qemu
     }
@@ -204,20 +246,20 @@ impl std::str::FromStr for Engine {
         Self::ALL
             .into_iter()
             .find(|engine| engine.name() == text)
-            .ok_or_else(|| format!("there is no engine of that name: {names}"))
+            .ok_or_else(|| format!("unknown engine; the engines are {names}"))
     }
 }
 
-/// How a directory of the host is seen live in a machine.
+/// How a microVM shares a directory with the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Sharing {
-    /// A device that passes each act on files to a program beside the hypervisor.
+    /// virtiofs: a device that passes file operations to virtiofsd on the host.
     Virtiofs,
 }
 
 impl Sharing {
-    /// The word on every surface.
+    /// The word for it in every output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Virtiofs => "virtiofs",
@@ -236,29 +278,29 @@ impl std::str::FromStr for Sharing {
     }
 }
 
-/// A directory that a program beside the hypervisor shares with the machine, in the launcher's plan.
+/// A directory that virtiofsd shares with the microVM, in the launcher's plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharePlan {
-    /// What its device is called.
+    /// The tag of its virtiofs device.
     pub tag: String,
-    /// The directory, in the sharing program's own root.
+    /// The directory, in virtiofsd's own root.
     pub dir: PathBuf,
-    /// Where the hypervisor finds the program.
+    /// The socket between the hypervisor and virtiofsd.
     pub socket: PathBuf,
 }
 
-/// What holds the machine.
+/// How the CPUs of a microVM run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accelerator {
-    /// The processor itself.
+    /// By KVM.
     Kvm,
-    /// A program.
+    /// By software emulation.
     Emulated,
 }
 
 impl Accelerator {
-    /// The word on every surface.
+    /// The word for it in every output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Kvm => "kvm",
@@ -267,84 +309,84 @@ impl Accelerator {
     }
 }
 
-/// Firecracker's own jailer, as far as a machine has it.
+/// Whether Firecracker's jailer starts the hypervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum JailerPlan {
-    /// It starts the hypervisor.
+    /// It does.
     Used {
-        /// What it says of its version.
+        /// The jailer's version.
         version: String,
-        /// Memory of the jail's root: the programs in it.
+        /// Size of the tmpfs that holds the jail's root.
         bytes: u64,
-        /// Most threads in the group that it makes for the hypervisor; none where the Body's groups are not its to divide.
+        /// Thread limit of the cgroup that the jailer makes; none if it may not divide the Body's cgroups.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         threads: Option<u32>,
     },
-    /// It does not, because of this.
+    /// It does not.
     Absent {
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
 
-/// How a machine comes to life.
+/// How a microVM starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VmStart {
-    /// Its kernel is started.
+    /// It boots a kernel.
     Boot {
-        /// Its kernel, in the machine's root.
+        /// The kernel image, in the hypervisor's root.
         kernel: PathBuf,
-        /// Its first file system.
+        /// The initramfs.
         initrd: PathBuf,
-        /// What the kernel is told.
+        /// The kernel command line.
         cmdline: String,
     },
-    /// It goes on where it was frozen.
+    /// It is restored from a snapshot.
     Thaw {
-        /// Its memory, in the machine's root.
+        /// Its memory file, in the hypervisor's root.
         ram: PathBuf,
-        /// Its processors and devices.
+        /// The state of its CPUs and devices.
         state: PathBuf,
-        /// What its guest said before it was frozen, to be found again.
+        /// The guest's report before the snapshot; the restored guest must report the same.
         held: FreezeReport,
     },
 }
 
-/// A machine to be kept, in the launcher's plan.
+/// A microVM, in the launcher's plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmPlan {
-    /// What drives it.
+    /// The hypervisor.
     pub engine: Engine,
-    /// The hypervisor, in the machine's root.
+    /// The hypervisor's program, in its root.
     pub program: PathBuf,
-    /// Where it finds its firmware.
+    /// The directory of its firmware.
     pub firmware: PathBuf,
-    /// How processors are run.
+    /// How its CPUs run.
     pub accelerator: Accelerator,
     /// Memory.
     pub memory_bytes: u64,
-    /// Processors.
+    /// Number of CPUs.
     pub cpus: u32,
-    /// The private upper, in the machine's root.
+    /// The image of the private upper, in the hypervisor's root.
     pub upper: PathBuf,
-    /// Read-only images, nearest first.
+    /// Read-only images, topmost first.
     pub images: Vec<PathBuf>,
-    /// Directories of the host that it sees live.
+    /// Directories that it shares with the host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shares: Vec<SharePlan>,
-    /// The program that shares them, in the root at [`SHARES`].
+    /// The virtiofsd program, in the root at [`SHARES`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharer: Option<PathBuf>,
-    /// Whether Firecracker's jailer starts it; of no meaning for others.
+    /// Whether Firecracker's jailer starts it; none for other hypervisors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub jailer: Option<JailerPlan>,
-    /// How it begins.
+    /// How it starts.
     pub begin: VmStart,
-    /// What its guest is told; time and randomness are added when that happens.
+    /// The setup of its guest; the VMM process adds time and random bytes when it sends it.
     pub welcome: GuestSetup,
-    /// How long it may take until its guest answers.
+    /// How long the guest may take to answer.
     pub boot_ms_max: u64,
 }
 
@@ -355,11 +397,11 @@ impl VmPlan {
     }
 }
 
-/// How far a machine's clock may be off after it was set.
+/// Largest allowed offset of a guest's clock after it was set.
 pub const CLOCK_OFFSET_MAX_MS: i64 = 500;
 
-/// How far at least a guest's clock is off: it was read between what was asked and what was heard, less what the guest
-/// spent before it looked.
+/// The smallest possible offset of the guest's clock: the guest read it between the host's request and the
+/// receipt, after the time that it spent on the setup.
 pub fn clock_offset_ms(receipt: &GuestReceipt, sent_ns: u64, heard_ns: u64) -> i64 {
     let clock = i128::from(receipt.clock_ns);
     let (early, late) =
@@ -368,77 +410,77 @@ pub fn clock_offset_ms(receipt: &GuestReceipt, sent_ns: u64, heard_ns: u64) -> i
     (offset / 1_000_000).clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64
 }
 
-/// How a machine came to life, for the record.
+/// How a microVM started, for events and `pal inspect`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartReport {
-    /// `boot` or `thaw`; `spare` where it was thawed before anybody asked for it.
+    /// `boot` or `thaw` (restored); `spare` if it came from the pool.
     pub how: String,
-    /// How far at least the guest's clock was from the host's after it was set, in milliseconds.
+    /// The smallest possible offset of the guest's clock after it was set, in milliseconds.
     pub clock_offset_ms: i64,
-    /// From the start of the hypervisor to the guest's receipt.
+    /// Time from the start of the hypervisor to the guest's receipt.
     pub took_ms: u64,
-    /// How it was put together by whoever started it: [`BOARD`].
+    /// The version of the virtual hardware when it started: [`BOARD`].
     #[serde(default)]
     pub board: u32,
-    /// What the guest proved.
+    /// The guest's receipt.
     #[serde(flatten)]
     pub receipt: GuestReceipt,
 }
 
-/// Exit codes of the process that minds a machine, each with its meaning.
+/// Exit codes of the VMM process, each with its meaning.
 pub const EXITS: [(i32, &str); 5] = [
     (71, "its hypervisor ended or was killed"),
-    (72, "its guest broke the rules of the line and was ended"),
-    (73, "its machine stopped without a word: its kernel may have panicked"),
-    (74, "its hypervisor could not be asked any more"),
-    (75, "the program that shares a directory with it ended or was killed"),
+    (72, "its guest broke the protocol of the channel, so the supervisor ended it"),
+    (73, "its microVM stopped unexpectedly: its kernel may have panicked"),
+    (74, "its hypervisor no longer answered"),
+    (75, "its virtiofsd ended or was killed"),
 ];
 
-/// Where the process that minds a machine is asked to freeze it: two descriptors are sent, for memory and for the
-/// rest. It answers with one line of JSON; the next byte, or the end of the connection, lets the machine go on.
-/// Whoever sends [`MEASURE`] instead is told in one line what the machine uses, and [`CONSOLE`] is answered with the last
-/// lines of its console. One that waited for nobody in particular takes [`TAKE`] and a line of
-/// JSON, a [`GuestConfig`], proves itself as that Body's, and answers with one line.
+/// The control socket of the VMM process. A client that sends two descriptors, for memory and device state,
+/// gets a snapshot written to them; the answer is one line of JSON, and the next byte or the end of the
+/// connection resumes the microVM. [`MEASURE`] returns the resource use in one line, [`CONSOLE`] the last
+/// lines of the console. [`TAKE`] and a line of JSON, a [`GuestConfig`], assign a pooled microVM to a Body;
+/// the answer has the guest's receipt.
 pub const CONTROL: &str = "vm.sock";
-/// The byte that asks for a machine to be measured.
+/// The request for the resource use of a microVM.
 pub const MEASURE: u8 = b'm';
-/// The byte that asks for the last lines of a machine's console.
+/// The request for the last lines of a microVM's console.
 pub const CONSOLE: u8 = b'c';
-/// The byte that says whose a machine is from now on.
+/// The request that assigns a pooled microVM to a Body.
 pub const TAKE: u8 = b't';
 
-/// What a machine uses, as its hypervisor knows it.
+/// The resource use of a microVM, as its hypervisor reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmMetrics {
-    /// Processor time of the hypervisor, the machine's included.
+    /// CPU time of the hypervisor, including the guest's.
     pub cpu_ms: u64,
-    /// Memory that the hypervisor has in use, the machine's included.
+    /// Memory in use by the hypervisor, including the guest's.
     pub memory_bytes: u64,
-    /// Memory that the machine has, where its hypervisor tells.
+    /// Memory of the guest, if the hypervisor reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine_bytes: Option<u64>,
-    /// What went to and from its disks since it began, by what they are called.
+    /// Traffic of its disks since its start, by serial number.
     pub disks: BTreeMap<String, DiskTraffic>,
 }
 
-/// What went to and from a disk.
+/// Traffic of a disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskTraffic {
-    /// How often it was read.
+    /// Number of reads.
     pub reads: u64,
-    /// How much.
+    /// Bytes read.
     pub read_bytes: u64,
-    /// How often it was written to.
+    /// Number of writes.
     pub writes: u64,
-    /// How much.
+    /// Bytes written.
     pub written_bytes: u64,
 }
 
-/// Most disks that are told of.
+/// Most disks in a report.
 const DISKS_MAX: usize = 64;
 
 impl VmMetrics {
-    /// The same, fit to be kept and shown: it comes from behind the walls.
+    /// Cuts and escapes the report, because a hostile guest may control the hypervisor.
     pub fn bounded(self) -> Self {
         let plain = |name: &String| name.len() <= 32 && name.bytes().all(|byte| byte.is_ascii_alphanumeric());
         let disks = self.disks.into_iter().filter(|(name, _)| plain(name)).take(DISKS_MAX).collect();
@@ -446,65 +488,65 @@ impl VmMetrics {
     }
 }
 
-/// What it answers.
+/// An answer of the VMM process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ControlReply {
-    /// It stands still and is written down.
+    /// The snapshot is written, and the microVM is paused.
     Saved {
-        /// What its guest said before.
+        /// The guest's report before the snapshot.
         held: FreezeReport,
     },
-    /// It is whose it was said to be.
+    /// The microVM belongs to the Body now.
     Taken {
-        /// What it proved.
+        /// How it started, with the guest's receipt.
         revival: Box<StartReport>,
     },
-    /// What it uses.
+    /// The resource use.
     Measured {
-        /// As its hypervisor knows it.
+        /// As the hypervisor reports it.
         metrics: VmMetrics,
     },
-    /// The last lines of its console.
+    /// The last lines of the console.
     Console {
         /// The lines.
         lines: Vec<String>,
     },
-    /// It goes on, because of this.
+    /// The request failed; the microVM goes on.
     Failed {
-        /// Why.
+        /// The error message.
         why: String,
     },
 }
 
-/// What `pal-launch image` is asked for: a read-only file system made of a tree.
+/// A request to `pal-launch image`: make a read-only file system image of a tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageOrder {
-    /// The ids under which the tree is read: what they may not read does not get in.
+    /// The ids under which the tree is read; files that they cannot read are left out.
     pub ids: crate::spec::Ids,
     /// The tree.
     pub source: ImageSource,
-    /// The file to write, which belongs to those ids already.
+    /// The file to write, which these ids own already.
     pub out: PathBuf,
-    /// The program that writes it.
+    /// The program that writes the image (mkfs.erofs).
     pub program: PathBuf,
 }
 
-/// What an image is made of.
+/// The source of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ImageSource {
-    /// A layer: owners, marks and all.
+    /// A layer, with its owners and overlayfs attributes.
     Layer(PathBuf),
-    /// Several, nearest first, each in a directory of its own.
+    /// Several layers, topmost first, each in a directory of its own.
     Pack(Vec<PathBuf>),
-    /// What this host shows of itself: everything belongs to root.
+    /// The host's own system directories; every file belongs to root.
     Host {
-        /// Directories of the host, by their place in the image, which is the same.
+        /// Directories of the host; the image has the same paths.
         areas: Vec<String>,
-        /// Links.
+        /// Symbolic links: path and target.
         links: Vec<(String, String)>,
-        /// What is left out.
+        /// Paths that are left out.
         hidden: Vec<String>,
     },
 }

@@ -1,6 +1,8 @@
-//! Repositories of ours: bare, with our settings only, seeing the objects of others.
+//! Bare repositories of Palisade, with its own settings only, which read the objects of other repositories as
+//! alternates.
 //!
-//! Invariant: nothing but our own files decides what git does in one: no hook, no filter, no include.
+//! Invariant: only files written here decide how git behaves in such a repository: no hook, no filter, no
+//! include.
 
 use std::{
     fs, io,
@@ -10,7 +12,7 @@ use std::{
 
 const CONFIG: &str = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n\tlogAllRefUpdates = false\n[gc]\n\tauto = 0\n[receive]\n\tfsckObjects = true\n";
 
-/// Makes one, or puts one in order that is there.
+/// Creates the repository, or restores its settings if it exists.
 pub fn make(dir: &Path, objects: &[&Path], shallow: Option<&Path>) -> io::Result<()> {
     for part in ["", "objects", "objects/info", "objects/pack", "refs"] {
         match fs::DirBuilder::new().mode(0o700).create(dir.join(part)) {
@@ -24,11 +26,11 @@ pub fn make(dir: &Path, objects: &[&Path], shallow: Option<&Path>) -> io::Result
     if let Some(shallow) = shallow.filter(|path| path.exists()) {
         fs::copy(shallow, dir.join("shallow"))?;
     }
-    // Last: with it, the repository is one.
+    // HEAD is written last: without it git sees no repository.
     sys::fd::write_whole(&dir.join("HEAD"), b"ref: refs/heads/none\n")
 }
 
-/// A path as lists of them want it, whatever is in it.
+/// A path quoted for `objects/info/alternates`, whatever bytes it has.
 pub fn quoted(path: &Path) -> Vec<u8> {
     let mut line = vec![b'"'];
     for byte in path.as_os_str().as_bytes() {
@@ -42,7 +44,7 @@ pub fn quoted(path: &Path) -> Vec<u8> {
     line
 }
 
-/// Removes stages whose maker was killed: `stage-PID-…`.
+/// Removes stage directories (`stage-PID-…`) whose process no longer exists.
 pub fn clear_stale(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -54,12 +56,12 @@ pub fn clear_stale(dir: &Path) {
     }
 }
 
-/// A directory of ours that goes away.
+/// A temporary directory, removed on drop.
 #[derive(Debug)]
 pub struct StageDir(PathBuf);
 
 impl StageDir {
-    /// Makes it, empty.
+    /// Creates the directory, empty.
     pub fn make(path: PathBuf) -> io::Result<Self> {
         if path.exists() {
             fs::remove_dir_all(&path)?;
@@ -68,7 +70,7 @@ impl StageDir {
         Ok(Self(path))
     }
 
-    /// Something in it.
+    /// A path inside the directory.
     pub fn join(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }

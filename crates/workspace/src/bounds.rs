@@ -1,4 +1,4 @@
-//! Tests: what looks, saves and landings do when their time is over.
+//! Tests of the time limits of look, save and land.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use crate::{
     land, look, save,
 };
 
-/// A directory of one test.
+/// The temporary directory of one test.
 struct BoundsScene(PathBuf);
 
 impl Drop for BoundsScene {
@@ -39,7 +39,7 @@ fn git(dir: &Path, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
 }
 
-/// A Body's files as they lie on the disk, with one that is new, and the repository they came from.
+/// A Body's directory with one new file in its upper, and the repository that its workspace came from.
 fn begin(name: &str, time_max: Duration) -> (BoundsScene, BodyWorkspace) {
     let place = BoundsScene(std::env::temp_dir().join(format!("palisade-{name}-{}", std::process::id())));
     let top = place.0.clone();
@@ -87,7 +87,7 @@ fn is_over<T: std::fmt::Debug>(done: Result<T, WorkspaceError>) -> bool {
     matches!(done, Err(WorkspaceError::Git(GitError::Limit { .. })))
 }
 
-/// What is left of work that was broken off.
+/// How many stage directories an interrupted save or landing left behind.
 fn stages(source: &BodyWorkspace) -> usize {
     let entries = fs::read_dir(source.dir.join("git/app")).unwrap().flatten();
     entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("stage-")).count()

@@ -1,6 +1,6 @@
-//! Files of a tree as an archive, for builds that copy them.
+//! Archives files of a git tree, as the build context of COPY steps.
 //!
-//! Invariant: what is packed is what git has at that tree: no file of the host, and no setting of anybody decides.
+//! Invariant: the archive holds what git has at that tree. No file of the host and no git setting changes it.
 
 use std::{
     fs::{self, File},
@@ -14,7 +14,8 @@ use crate::{
     tree_layer::id_of,
 };
 
-/// Packs `source`, a path or a pattern below `context`, into a file of `to`; gives its name by contents, and the file.
+/// Archives `source`, a path or a glob below `context`, into a file of the directory `to`; returns its
+/// content id and path.
 pub fn pack(
     objects: &Path,
     tree: &str,
@@ -33,12 +34,12 @@ pub fn pack(
     let source = if source == "." { "" } else { source };
     if source.split('/').any(|part| part == "..") {
         return Err(WorkspaceError::NotFound(format!(
-            "{} is not below what the build may copy",
+            "{} is outside of the build context",
             proto::text::visible(source)
         )));
     }
     let is_pattern = source.contains(['*', '?', '[']);
-    // Its own name decides, where it is one thing; everything around it, where it is a pattern.
+    // The id of the path itself identifies its content; for a glob, the id of the whole context does.
     let what = if source.is_empty() || is_pattern {
         top.clone()
     } else {
@@ -50,13 +51,13 @@ pub fn pack(
     if archive.exists() {
         return Ok((hash, archive));
     }
-    fs::create_dir_all(to).during("make room for an archive")?;
+    fs::create_dir_all(to).during("create a directory for an archive")?;
     let stage = StageDir::make(to.join(format!("{hash}.part{}", std::process::id())))
-        .during("make room for an archive")?;
+        .during("create a directory for an archive")?;
     bare_repo::make(&stage.join("git"), &[&objects.join("objects")], None)
         .during("make a repository to pack from")?;
     fs::create_dir_all(stage.join("git/info")).during("make a repository to pack from")?;
-    // A release may leave files out; a build wants them.
+    // `export-ignore` hides files from release archives; a build needs them.
     fs::write(stage.join("git/info/attributes"), "* -export-ignore -export-subst\n")
         .during("make a repository to pack from")?;
     let packed = stage.join("files.tar");
@@ -73,7 +74,7 @@ pub fn pack(
     Ok((hash, archive))
 }
 
-/// A file's text at a tree.
+/// The text of a file at a tree.
 pub fn text(objects: &Path, tree: &str, path: &str, len_max: usize) -> Result<String, WorkspaceError> {
     let missing =
         |_| WorkspaceError::NotFound(format!("the repository has no {}", proto::text::visible(path)));

@@ -1,4 +1,4 @@
-//! Why a repository could not come in, or its work could not go out.
+//! Errors of importing a repository and of saving or landing its work.
 
 use std::io;
 
@@ -6,37 +6,37 @@ use body::layers::LayerError;
 
 use crate::git::{GitError, GitReason};
 
-/// Why not.
+/// Why an operation on a workspace failed.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkspaceError {
-    /// The host's repository is not as it must be.
+    /// The host's repository cannot be used: it is missing, unsupported or broken.
     #[error("{0}")]
     Repository(String),
-    /// What was asked for does not fit what is there now.
+    /// The request conflicts with the current state of the repository.
     #[error("{0}")]
     Conflict(String),
-    /// git's fsck has something against what would land.
+    /// git's fsck refuses a commit that would land.
     #[error("{0}")]
     Unsound(String),
-    /// What was asked for is not there.
+    /// The repository has no such commit, branch or file.
     #[error("{0}")]
     NotFound(String),
-    /// What the Body holds is refused.
+    /// The Body's files exceed a limit or are malformed.
     #[error("{0}")]
     Hostile(String),
-    /// git said no.
+    /// A git command failed.
     #[error(transparent)]
     Git(#[from] GitError),
     /// A layer could not be made.
     #[error(transparent)]
     Layer(#[from] LayerError),
-    /// A file could not be read or written.
+    /// A system call on a file failed.
     #[error("cannot {0}")]
     Io(&'static str, #[source] io::Error),
 }
 
 impl WorkspaceError {
-    /// The host has no room left.
+    /// Whether the operation failed because the host's disk or quota is full.
     pub fn is_full(&self) -> bool {
         let full = |error: &io::Error| {
             matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
@@ -49,9 +49,9 @@ impl WorkspaceError {
     }
 }
 
-/// Adds what was being done to an error of the kernel.
+/// Adds the operation that failed to an error of the kernel.
 pub(crate) trait ErrorContext<T> {
-    /// Adds it.
+    /// Wraps the error with `what`, a verb phrase that completes "cannot …".
     fn during(self, what: &'static str) -> Result<T, WorkspaceError>;
 }
 

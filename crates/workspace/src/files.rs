@@ -1,6 +1,7 @@
-//! A Body's files as a tree: what it began with, changed by what a walk of its upper found.
+//! A Body's files as a git tree: the tree that the Body began with, and the changes found in its upper.
 //!
-//! Invariant: the tree is the one that plain git would make of the same files; what git cannot hold is told.
+//! Invariant: the tree equals the one that git would write for the same files; every path that git cannot
+//! hold is listed.
 
 use std::{
     collections::BTreeSet,
@@ -27,47 +28,47 @@ use crate::{
     upper::UpperFiles,
 };
 
-/// Longest list of exclusions taken from a Body.
+/// Longest `info/exclude` read from a Body.
 const EXCLUDE_LEN_MAX: u64 = 1 << 20;
-/// Largest index taken from a Body.
+/// Largest index read from a Body.
 const INDEX_LEN_MAX: u64 = 512 << 20;
-/// Longest file of the base that says how git treats others.
+/// Longest `.gitignore` or `.gitattributes` of the base that is read.
 const RULE_LEN_MAX: u64 = 100 << 20;
-/// Why something is left out that a Body took out of sight.
-const UNSEEN: &str = "it is out of sight, and its contents are not there";
-/// The mode of a directory.
+/// Why a path is skipped that a sparse checkout in the Body excludes.
+const SPARSE_MISSING: &str = "a sparse checkout excludes it, and its object is missing";
+/// The mode of a directory in a tree.
 const DIR: u32 = 0o40_000;
-/// The mode of another repository's commit.
+/// The mode of a submodule's commit in a tree.
 const LINK: u32 = 0o160_000;
-/// What a Body's git may do to a file before it stores it, and cannot always do.
+/// The attribute by which git converts a file's encoding before it stores the file; the conversion can fail.
 const ENCODING: &str = "working-tree-encoding";
 
-/// What was read.
+/// The files of a Body as a tree.
 #[derive(Debug)]
 pub struct WorkFiles {
-    /// The tree.
+    /// The id of the tree.
     pub tree: String,
-    /// What is not in it.
+    /// Paths that are not in the tree.
     pub skipped: Vec<SkippedPath>,
 }
 
-/// What they are read from.
+/// Where [`read`] reads a Body's files from.
 #[derive(Debug, Clone, Copy)]
 pub struct ReadContext<'a> {
-    /// Whose.
+    /// The workspace of the Body.
     pub source: &'a BodyWorkspace,
-    /// Where they become objects.
+    /// The quarantine in which the files become objects.
     pub view: &'a QuarantineView,
-    /// The Body's changes.
+    /// The Body's upper.
     pub(crate) upper: &'a UpperFiles,
-    /// Its `.git`.
+    /// The Body's `.git`; none if it has none that can be read.
     pub git_dir: Option<&'a OverlayDir>,
-    /// What others read.
+    /// The submodules, which are read separately.
     pub apart: &'a SubmoduleWork,
 }
 
 impl ReadContext<'_> {
-    /// Has the quarantine take what the Body's git made, as far as that is sound.
+    /// Imports the objects of the Body's git into the quarantine, as far as fsck accepts them.
     fn take_objects(&self, objects: &mut Objects) -> Result<(), WorkspaceError> {
         let Some(own) = self.git_dir.map(|git| self.upper.own_objects(git)).transpose()?.flatten() else {
             return Ok(());
@@ -79,7 +80,7 @@ impl ReadContext<'_> {
     }
 }
 
-/// Reads them; new objects go to `pack`.
+/// Reads the files and writes new objects to `pack`.
 pub fn read(
     given: &ReadContext<'_>,
     objects: &mut Objects,
@@ -87,10 +88,10 @@ pub fn read(
 ) -> Result<WorkFiles, WorkspaceError> {
     let ReadContext { source, view, upper, git_dir, apart } = *given;
     let place = view.join("files");
-    fs::create_dir(&place).during("make room for a copy")?;
+    fs::create_dir(&place).during("create a directory for copies")?;
     let base = base_names(source, view)?;
-    let (mut rules, attributes) = put_rules(objects, &base, &place)?;
-    rules |= take_exclusions(view, git_dir)?;
+    let (mut rules, attributes) = copy_rules(objects, &base, &place)?;
+    rules |= copy_excludes(view, git_dir)?;
     let index = |name: &str| git_dir.and_then(|git| git.small(name, INDEX_LEN_MAX));
     let own = index("index").unwrap_or_default();
     let (tracked, all_tracked) = IndexNames::parse_with(&own, index);
@@ -111,7 +112,7 @@ pub fn read(
         None => Changes::default(),
     };
     let unseen = skip_worktree_paths(given, objects, &base, &SparsePaths::of(&own), &mut changes)?;
-    converted(source, view, &place, pack, &mut changes.files)?;
+    convert_files(source, view, &place, pack, &mut changes.files)?;
     let tree = base_tree(source, objects)?;
     let mut trees = TreeWriter::of(objects, &tree)?;
     unseen.iter().try_for_each(|(path, mode, id)| trees.set(path, *mode, *id))?;
@@ -120,7 +121,7 @@ pub fn read(
         let id = change.id.ok_or(GitError::Answer("update-index"))?;
         trees.set(&change.path, change.mode, id)?;
     }
-    // A submodule with a git of the Body's own is where that stands.
+    // If the Body ran `git init` in a submodule, the tree links to that repository's HEAD.
     for (path, head) in &apart.links {
         if let Some(head) = head.filter(|_| base.contains(path)) {
             trees.set(path, LINK, head)?;
@@ -129,8 +130,8 @@ pub fn read(
     Ok(WorkFiles { tree: trees.write(pack)?, skipped: changes.skipped })
 }
 
-/// What `git sparse-checkout` took out of sight is not gone: it is what the Body's index says. Gives what differs there
-/// from the base.
+/// A file that `git sparse-checkout` removed from the work tree is not deleted: the Body's index holds its
+/// content. Returns such paths whose content differs from the base.
 fn skip_worktree_paths(
     given: &ReadContext<'_>,
     objects: &mut Objects,
@@ -153,9 +154,9 @@ fn skip_worktree_paths(
             0o100_644 | 0o100_755 | 0o120_000 => (name, "blob"),
             _ => continue,
         };
-        // A file that is seen is what it is.
+        // A file that exists in the work tree counts as it is there, whatever the index says.
         let hidden = kind == "tree" || unseen.contains(path) || !base.contains(path);
-        if hidden && base.mode_and_id(path) != Some((mode, id)) && is_held(path) {
+        if hidden && base.mode_and_id(path) != Some((mode, id)) && is_valid_path(path) {
             wanted.push((path.to_vec(), mode, id, kind));
         }
     }
@@ -173,14 +174,16 @@ fn skip_worktree_paths(
         match there {
             Some(there) if there.kind == kind => found.push((path, mode, id)),
             _ if changes.skipped.len() >= LEFT_OUT_MAX => {}
-            _ => changes.skipped.push(SkippedPath { path: proto::text::visible_bytes(&path), why: UNSEEN }),
+            _ => changes
+                .skipped
+                .push(SkippedPath { path: proto::text::visible_bytes(&path), why: SPARSE_MISSING }),
         }
     }
     Ok(found)
 }
 
-/// Whether git may hold a path that an index names.
-fn is_held(path: &[u8]) -> bool {
+/// Whether git accepts a path from an index.
+fn is_valid_path(path: &[u8]) -> bool {
     let plain = |part: &[u8]| !part.is_empty() && part != b"." && part != b".." && !is_dot_git(part);
     path.split(|byte| *byte == b'/').all(plain)
 }
@@ -188,17 +191,17 @@ fn is_held(path: &[u8]) -> bool {
 fn base_tree(source: &BodyWorkspace, objects: &mut Objects) -> Result<String, WorkspaceError> {
     let found = objects.about(&[format!("{}^{{tree}}", source.workspace.base)])?.pop().flatten();
     let gone = || {
-        WorkspaceError::NotFound("the commit that the Body began with is no longer in the repository".into())
+        WorkspaceError::NotFound("the repository no longer has the commit that the Body began with".into())
     };
     found.map(|tree| tree.id).ok_or_else(gone)
 }
 
-/// What the Body began with, and what of it counts.
+/// The paths of the tree that the Body began with.
 fn base_names(source: &BodyWorkspace, view: &QuarantineView) -> Result<IndexNames, WorkspaceError> {
     if !source.workspace.included {
         return IndexNames::of(&source.base_index()?);
     }
-    // Ignored files that came along are not in the base.
+    // Ignored files that the user included are in the index but not in the base commit.
     let said = view.git().run(["ls-tree", "-r", "-z", &source.workspace.base])?;
     let mut names = IndexNames::default();
     for line in said.split(|byte| *byte == 0).filter(|line| !line.is_empty()) {
@@ -217,8 +220,13 @@ fn base_names(source: &BodyWorkspace, view: &QuarantineView) -> Result<IndexName
     Ok(names)
 }
 
-/// Puts files of the base where git looks for how it treats others; says whether there are some of each kind.
-fn put_rules(objects: &mut Objects, base: &IndexNames, place: &Path) -> Result<(bool, bool), WorkspaceError> {
+/// Copies the base's `.gitignore` and `.gitattributes` files to where git reads them; returns whether there
+/// are any of each kind.
+fn copy_rules(
+    objects: &mut Objects,
+    base: &IndexNames,
+    place: &Path,
+) -> Result<(bool, bool), WorkspaceError> {
     let (mut ignores, mut attributes) = (false, false);
     for (path, id) in base.files() {
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
@@ -231,25 +239,25 @@ fn put_rules(objects: &mut Objects, base: &IndexNames, place: &Path) -> Result<(
         if let Some(parent) = to.parent() {
             fs::create_dir_all(parent).during("copy a rule")?;
         }
-        // One that is too long for us is too long for git, too.
+        // git ignores a longer file, too.
         let bytes = objects.contents(&crate::pack_writer::hex(&id), "blob", RULE_LEN_MAX)?;
         fs::write(to, bytes).during("copy a rule")?;
     }
     Ok((ignores, attributes))
 }
 
-/// What the Body's own git excludes, besides what its files say; whether that is anything.
-fn take_exclusions(view: &QuarantineView, git_dir: Option<&OverlayDir>) -> Result<bool, WorkspaceError> {
+/// Copies the Body's `info/exclude` to the quarantine; returns whether it holds any pattern.
+fn copy_excludes(view: &QuarantineView, git_dir: Option<&OverlayDir>) -> Result<bool, WorkspaceError> {
     let text = git_dir.and_then(|git| git.small("info/exclude", EXCLUDE_LEN_MAX)).unwrap_or_default();
     let dir = view.quarantine.dir().join("info");
-    fs::create_dir_all(&dir).during("note what is excluded")?;
-    sys::fd::write_whole(&dir.join("exclude"), &text).during("note what is excluded")?;
+    fs::create_dir_all(&dir).during("copy info/exclude")?;
+    sys::fd::write_whole(&dir.join("exclude"), &text).during("copy info/exclude")?;
     Ok(text.split(|byte| *byte == b'\n').any(|line| !line.is_empty() && line[0] != b'#'))
 }
 
-/// Has git read the files that attributes may change. What git cannot convert stays as it is in the Body: better odd
-/// than lost.
-fn converted(
+/// Lets git store the files whose content attributes may convert. A file that git cannot convert is stored
+/// unconverted, because losing it would be worse.
+fn convert_files(
     source: &BodyWorkspace,
     view: &QuarantineView,
     place: &Path,
@@ -266,7 +274,7 @@ fn converted(
     let refused = |error: &GitError| error.reason().is_some_and(|reason| reason != GitReason::DiskFull);
     let done = match add_all(source, &git, &index, &paths) {
         Err(WorkspaceError::Git(error)) if refused(&error) => {
-            let odd = encoded(&git, &paths)?;
+            let odd = paths_with_encoding(&git, &paths)?;
             let plain: Vec<&[u8]> = paths.iter().copied().filter(|path| !odd.contains(*path)).collect();
             match add_all(source, &git, &index, &plain) {
                 Err(WorkspaceError::Git(error)) if refused(&error) => IndexNames::default(),
@@ -277,23 +285,23 @@ fn converted(
     };
     let asked: BTreeSet<Vec<u8>> = paths.into_iter().map(<[u8]>::to_vec).collect();
     for change in files.iter_mut().filter(|change| asked.contains(&change.path)) {
-        // What git leaves out without a word is taken all the same.
+        // git skips some files without an error; they are stored unconverted, too.
         change.id = match done.get(&change.path) {
             Some(id) => Some(id),
-            None => Some(raw(pack, &place.join(OsStr::from_bytes(&change.path)))?),
+            None => Some(pack_unconverted(pack, &place.join(OsStr::from_bytes(&change.path)))?),
         };
     }
     Ok(())
 }
 
-/// What an index of the base has for these paths, once git has read their files.
+/// Adds these paths to a copy of the base's index with git, and returns their entries.
 fn add_all(
     source: &BodyWorkspace,
     git: &Git,
     index: &PathBuf,
     paths: &[&[u8]],
 ) -> Result<IndexNames, WorkspaceError> {
-    // What is in the base decides about line ends, too.
+    // git decides about line-end conversion by the content in the index, so start with the base's index.
     fs::copy(source.base_index()?, index).during("copy an index")?;
     if source.workspace.included {
         git.run(["read-tree", "-m", "-i", &format!("{}^{{tree}}", source.workspace.base)])?;
@@ -306,7 +314,7 @@ fn add_all(
     let all = IndexNames::of(index)?;
     let mut named = IndexNames::default();
     for path in paths {
-        // Its own entry, and none that was there before and is passed over in silence.
+        // Only the entries of these paths: the index also has entries of the base that git did not touch.
         if let Some(id) = all.get(path) {
             named.push(path, id, 0);
         }
@@ -315,8 +323,8 @@ fn add_all(
     Ok(named)
 }
 
-/// Those that git would convert from another encoding.
-fn encoded(git: &Git, paths: &[&[u8]]) -> Result<BTreeSet<Vec<u8>>, WorkspaceError> {
+/// The paths for which an attribute sets another encoding.
+fn paths_with_encoding(git: &Git, paths: &[&[u8]]) -> Result<BTreeSet<Vec<u8>>, WorkspaceError> {
     let list = paths.iter().flat_map(|path| path.iter().copied().chain([0])).collect();
     let said = git.feed(["check-attr", "-z", "--stdin", ENCODING], list)?;
     let fields: Vec<&[u8]> = said.split(|byte| *byte == 0).collect();
@@ -327,7 +335,10 @@ fn encoded(git: &Git, paths: &[&[u8]]) -> Result<BTreeSet<Vec<u8>>, WorkspaceErr
         .collect())
 }
 
-fn raw(pack: &mut PackWriter, path: &Path) -> Result<crate::pack_writer::ObjectId, WorkspaceError> {
+fn pack_unconverted(
+    pack: &mut PackWriter,
+    path: &Path,
+) -> Result<crate::pack_writer::ObjectId, WorkspaceError> {
     let file = File::open(path).during("read a copy")?;
     let len = file.metadata().during("read a copy")?.len();
     pack.add(ObjectKind::Blob, len, file).during("read a copy")

@@ -1,25 +1,25 @@
-//! An index whose files git need not look at: it says that all of them are as they were at a moment that has a name,
-//! and git asks somebody what was changed since (its extension `FSMN`).
+//! Writes an index that tells git all files are unchanged since a named moment (extension `FSMN`). git then
+//! asks its fsmonitor for changes since that moment, instead of reading every file.
 //!
-//! Why version 1 of that extension: every git that knows it takes the name for a time, and those that know version 2 pass
-//! it on as it is; older ones than 2.26 refuse an index with version 2.
+//! The extension has version 1, because git before 2.26 refuses an index with version 2. Every git that knows
+//! the extension reads the token of version 1 as a time, and newer ones pass it on unchanged.
 //!
-//! Invariant: what is not known of a file is never claimed: an entry without times counts as changed.
+//! Invariant: an entry without known stat data is marked as changed.
 
 use sha1::{Digest, Sha1};
 
 use crate::index::{END_LEN, FIXED_LEN, HEAD_LEN, MODE_AT, entry};
 
-/// Where among an entry's bytes the time of its file is.
+/// Offset of the modification time in an entry.
 const MTIME_AT: usize = 8;
-/// The mode of another repository's commit.
+/// The mode of a submodule's commit.
 const LINK: u32 = 0o160_000;
-/// Most entries: what one word of a bitmap can count, by far.
+/// Most entries; far below the number that one run-length word of the bitmap can hold.
 const ENTRIES_MAX: u32 = 4_000_000;
 const NAME: &[u8; 4] = b"FSMN";
 const VERSION: u32 = 1;
 
-/// The same index, with what is known of its files under that name; none where it cannot be understood.
+/// Adds the extension with a token to an index; none if the index cannot be parsed.
 pub fn with_unchanged(index: &[u8], token: u64) -> Option<Vec<u8>> {
     let entries = IndexEntries::read(index)?;
     let mut all = index.get(..entries.end)?.to_vec();
@@ -37,11 +37,11 @@ pub fn with_unchanged(index: &[u8], token: u64) -> Option<Vec<u8>> {
     Some(all)
 }
 
-/// What is known of the entries of an index.
+/// The entries of an index.
 struct IndexEntries {
-    /// Where they end.
+    /// Offset behind the last entry.
     end: usize,
-    /// For each, whether nothing is known of its file.
+    /// For each entry, whether git must check its file.
     unknown: Vec<bool>,
 }
 
@@ -56,9 +56,9 @@ impl IndexEntries {
         let mut last = Vec::new();
         for _ in 0..count {
             let (name, _, next) = entry(index, found.end, version, &last)?;
-            // Commits of another repository come and go without a change here.
+            // A submodule's HEAD may change without a change in this work tree.
             let link = number(found.end + MODE_AT)? == LINK;
-            // Two bits of the flags are the stage of a conflict, one says that there are more flags.
+            // Two bits of the flags hold the stage of a conflict; one says that extended flags follow.
             let flags = index.get(found.end + FIXED_LEN)?;
             found.unknown.push(link || number(found.end + MTIME_AT)? == 0 || flags & 0x70 != 0);
             (last, found.end) = (name, next);
@@ -67,7 +67,7 @@ impl IndexEntries {
     }
 }
 
-/// Those that hold for whatever stands beside them: trees that were written already.
+/// Keeps the extensions that stay valid without the others: the cache of written trees.
 fn kept_extensions(mut rest: &[u8]) -> Option<Vec<u8>> {
     let mut kept = Vec::new();
     while !rest.is_empty() {
@@ -75,7 +75,7 @@ fn kept_extensions(mut rest: &[u8]) -> Option<Vec<u8>> {
         let extension = rest.get(..8 + len)?;
         match &extension[..4] {
             b"TREE" => kept.extend_from_slice(extension),
-            // One that must be understood.
+            // A lower-case name marks an extension that a reader must understand.
             [b'a'..=b'z', ..] => return None,
             _ => {}
         }
@@ -84,8 +84,8 @@ fn kept_extensions(mut rest: &[u8]) -> Option<Vec<u8>> {
     Some(kept)
 }
 
-/// Bits as git writes them: how many, how many words, a word that says how many plain ones follow, those, and where that
-/// first one is.
+/// An EWAH bitmap as git stores it: number of bits, number of words, a run-length word that counts the
+/// literal words, those words, and the position of the run-length word.
 fn bitmap(bits: &[bool]) -> Vec<u8> {
     let count = bits.iter().rposition(|bit| *bit).map_or(0, |last| last + 1);
     let words = bits[..count]
@@ -107,7 +107,7 @@ mod tests {
     struct MonitorScene(PathBuf);
 
     impl MonitorScene {
-        /// A repository with files, and a hook that says nothing was changed.
+        /// A repository with files, and an fsmonitor hook that reports no change.
         fn make(name: &str, count: usize) -> Self {
             let place = Self(std::env::temp_dir().join(format!("pal-monitor-{name}-{}", std::process::id())));
             fs::create_dir_all(&place.0).unwrap();
@@ -144,7 +144,7 @@ mod tests {
     fn git_believes_what_the_index_says_and_looks_at_what_it_does_not_know() {
         let place = MonitorScene::make("believed", 130);
         let mut index = fs::read(place.index()).unwrap();
-        // Of one file in the second word nothing is known; names are f0, f1, f10, f100, …
+        // One file in the second word has no stat data. The index sorts names as f0, f1, f10, f100, …
         let names: Vec<String> = place.git(&["ls-files"]).lines().map(str::to_owned).collect();
         let unknown = 100;
         let mut at = HEAD_LEN;
@@ -161,7 +161,7 @@ mod tests {
             fs::read_to_string(place.0.join(".git/asked")).unwrap(),
             format!("2 {}\n", 1u64 << 63 | 7)
         );
-        // Without somebody to ask, git looks at everything.
+        // Without an fsmonitor, git checks every file.
         assert_eq!(place.git(&["status", "--porcelain"]).lines().count(), 130);
         assert!(place.git(&["fsck", "--no-dangling"]).is_empty());
     }

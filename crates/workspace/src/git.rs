@@ -1,8 +1,10 @@
-//! The host's git, run one way: no hooks, no settings of others, no network, with limits on time, output and memory.
+//! Runs the host's git in one fixed way: no hooks, no foreign settings, no network, and limits on time,
+//! output and memory.
 //!
-//! Invariant: in a repository of ours git reads no configuration but ours. In the user's repository it reads that
-//! repository's own, and the user's only where a [`GitIdentity`] is given: for identity and signing of what that person does.
-//! Invariant: the repository is always named (`--git-dir`), never found by looking around.
+//! Invariant: in a repository of Palisade git reads no configuration but the one written here. In the user's
+//! repository it reads that repository's own configuration, and the user's only when a [`GitIdentity`] is
+//! given, for the author and the signature of commits that the user makes.
+//! Invariant: the caller always names the repository (`--git-dir`); git never searches for it.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -17,24 +19,25 @@ use std::{
 
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 
-/// How long one git may take.
+/// Longest run time of one git command.
 const TIME_MAX: Duration = Duration::from_secs(600);
-/// How much it may say.
+/// Most bytes of output read from one git command.
 const OUTPUT_MAX: u64 = 1 << 30;
-/// How much of its complaints is kept, of their beginning and of their end.
-const COMPLAINT_MAX: usize = 4 << 10;
-/// How long complaints may come after its end: what it started itself, such as a connection that it shares, may go on.
-const COMPLAINT_PATIENCE: Duration = Duration::from_secs(2);
-/// Memory of one that reads what a Body made.
-const TIGHT_MEMORY: u64 = 3 << 30;
-/// Largest file that such a one may write.
-const TIGHT_FILE: u64 = 16 << 30;
-/// What a pack begins with: a word, a version, how many objects.
-const PACK_HEAD_LEN: usize = 12;
-/// Where programs are.
+/// How many bytes of stderr are kept, each of its beginning and of its end.
+const STDERR_MAX: usize = 4 << 10;
+/// How long to wait for stderr to close after git has ended: a process that git left running, such as a
+/// shared SSH connection, may hold it open.
+const STDERR_WAIT: Duration = Duration::from_secs(2);
+/// Address space of a git that reads objects made by a Body.
+const RLIMIT_MEMORY: u64 = 3 << 30;
+/// Largest file that such a git may write.
+const RLIMIT_FILE: u64 = 16 << 30;
+/// Length of a pack's header: signature, version, number of objects.
+const PACK_HEADER_LEN: usize = 12;
+/// `PATH` of a git that runs without a user's identity.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Settings that hold in every repository, whatever it says itself.
+/// Settings for every repository; they override the repository's own configuration.
 const SETTINGS: &[&str] = &[
     "core.hooksPath=/dev/null",
     "core.fsmonitor=false",
@@ -58,49 +61,49 @@ const SETTINGS: &[&str] = &[
     "advice.detachedHead=false",
 ];
 
-/// Those that a person may set for all of their repositories.
-const RULES: &[&str] = &["core.attributesFile=/dev/null", "core.excludesFile=/dev/null"];
-/// Settings for what must outlive a loss of power.
-const LASTING: &[&str] = &["core.fsync=all", "core.fsyncMethod=fsync"];
-/// Settings for what can be made again.
-const PASSING: &[&str] = &["core.fsync=none"];
+/// The settings of [`SETTINGS`] that [`Git::user_ignore_rules`] drops, because a user may set them globally.
+const USER_RULES: &[&str] = &["core.attributesFile=/dev/null", "core.excludesFile=/dev/null"];
+/// Settings for a repository whose contents must survive a power failure.
+const FSYNC_SETTINGS: &[&str] = &["core.fsync=all", "core.fsyncMethod=fsync"];
+/// Settings for a repository that can be made again.
+const NO_FSYNC_SETTINGS: &[&str] = &["core.fsync=none"];
 
-/// Why git did not do it.
+/// Why a git command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum GitError {
-    /// There is no git.
+    /// The git program cannot be started.
     #[error("cannot run git")]
     Missing(#[source] io::Error),
-    /// It said no.
+    /// git exited with an error.
     #[error("git {verb} failed: {said}")]
     Failed {
-        /// What was asked of it.
+        /// The git subcommand.
         verb: String,
-        /// Its exit code.
+        /// git's exit code; none if a signal ended it.
         code: Option<i32>,
-        /// Its words, made fit for a terminal.
+        /// git's stderr in one line, escaped for a terminal.
         said: String,
-        /// What they mean to its callers.
+        /// The cause, as far as callers handle it.
         reason: GitReason,
     },
-    /// It took too long, or said too much.
+    /// git exceeded its limit of time or output and was killed.
     #[error("git {verb} was ended: it took too long, or wrote too much")]
     Limit {
-        /// What was asked of it.
+        /// The git subcommand.
         verb: String,
     },
-    /// What it answered makes no sense.
-    #[error("git {0} gave an answer that cannot be understood")]
+    /// git printed output that Palisade cannot parse.
+    #[error("git {0} printed output that Palisade cannot parse")]
     Answer(&'static str),
 }
 
 impl GitError {
-    /// A git that ended with an error, and complained so.
+    /// The error for a git that exited with `code` and printed `complaint` to stderr.
     fn failed(verb: String, code: Option<i32>, complaint: &[u8]) -> Self {
-        Self::Failed { verb, code, said: shown(complaint), reason: GitReason::of(complaint) }
+        Self::Failed { verb, code, said: escape_lines(complaint), reason: GitReason::of(complaint) }
     }
 
-    /// Why git said no, if it did.
+    /// The cause of a git that exited with an error.
     pub fn reason(&self) -> Option<GitReason> {
         match self {
             Self::Failed { reason, .. } => Some(*reason),
@@ -109,24 +112,25 @@ impl GitError {
     }
 }
 
-/// Why git said no, as far as its callers act on it. Git has one exit code for all of these and tells them apart by its
-/// words alone, so they are read here, and nowhere else.
+/// The cause of a failed git, as far as callers handle it. git has one exit code for all of these and
+/// distinguishes them only by message, so this type alone parses the messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GitReason {
     /// The disk is full.
     DiskFull,
-    /// It knows no name or address of the person who commits.
+    /// git knows no name or e-mail address of the committer.
     NoIdentity,
-    /// There is no repository.
+    /// The directory is not in a repository.
     NoRepository,
     /// The repository lacks objects, as a partial clone does on purpose.
     MissingObject,
-    /// Something else.
+    /// Any other cause.
     Other,
 }
 
 impl GitReason {
-    /// Every git here speaks English (`LC_ALL=C`). A name of a file may stand in a complaint, but never ends its line.
+    /// Finds the cause in git's stderr. Every git here prints English (`LC_ALL=C`). A message may contain a
+    /// file name chosen by a Body, but never at the end of a line.
     fn of(complaint: &[u8]) -> Self {
         let complaint = String::from_utf8_lossy(complaint);
         let says = |found: fn(&str) -> bool| complaint.lines().any(|line| found(line.trim_end()));
@@ -148,18 +152,18 @@ impl GitReason {
     }
 }
 
-/// Whose settings git takes, besides the repository's own.
+/// The user whose settings git reads besides the repository's own.
 #[derive(Debug, Clone)]
 pub struct GitIdentity {
-    /// Where their settings are.
+    /// The user's home directory, which holds their git configuration.
     pub home: PathBuf,
-    /// Where programs are: signing needs some.
+    /// The user's `PATH`; signing a commit starts other programs.
     pub path: OsString,
-    /// What else their git should know: agents of keys, terminals, identity.
+    /// Further variables for the user's git: SSH and GPG agents, terminal, identity.
     pub env: Vec<(OsString, OsString)>,
 }
 
-/// git in one repository.
+/// A git command line for one repository, without its subcommand.
 #[derive(Debug, Clone)]
 pub struct Git {
     dir: PathBuf,
@@ -174,7 +178,7 @@ pub struct Git {
 }
 
 impl Git {
-    /// In the repository whose directory that is.
+    /// Uses the repository at `dir`.
     pub fn at(dir: &Path) -> Self {
         Self {
             dir: dir.to_owned(),
@@ -189,75 +193,75 @@ impl Git {
         }
     }
 
-    /// With files there.
+    /// Sets the work tree.
     #[must_use]
     pub fn files(mut self, work_tree: &Path) -> Self {
         self.work_tree = Some(work_tree.to_owned());
         self
     }
 
-    /// With that index.
+    /// Sets the index file.
     #[must_use]
     pub fn index(mut self, index: &Path) -> Self {
         self.index = Some(index.to_owned());
         self
     }
 
-    /// With a person's identity and settings.
+    /// Uses a user's identity and settings.
     #[must_use]
     pub fn identity(mut self, person: &GitIdentity) -> Self {
         self.person = Some(person.clone());
         self
     }
 
-    /// With a variable.
+    /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Self {
         self.env.push((name.into(), value.into()));
         self
     }
 
-    /// With little memory, for what a Body made.
+    /// Limits memory and file size, for input that a Body made.
     #[must_use]
     pub fn rlimited(mut self) -> Self {
         self.tight = true;
         self
     }
 
-    /// What it writes is on the disk when it ends.
+    /// Syncs everything that git writes to disk before git ends.
     #[must_use]
     pub fn durable(mut self) -> Self {
-        self.disk = LASTING;
+        self.disk = FSYNC_SETTINGS;
         self
     }
 
-    /// What it writes is not waited for.
+    /// Writes without fsync.
     #[must_use]
     pub fn scratch(mut self) -> Self {
-        self.disk = PASSING;
+        self.disk = NO_FSYNC_SETTINGS;
         self
     }
 
-    /// Not longer than until then, whatever it does.
+    /// Kills git at the deadline `until`.
     #[must_use]
     pub fn deadline(mut self, until: Instant) -> Self {
         self.until = Some(until);
         self
     }
 
-    /// With what the person ignores everywhere, and how they have files treated.
+    /// Uses the user's global ignore file and attributes file.
     #[must_use]
     pub fn user_ignore_rules(mut self) -> Self {
         self.own_rules = true;
         self
     }
 
-    /// Its repository.
+    /// The directory of the repository.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The command, for callers who talk with it themselves.
+    /// The complete command, for callers that manage its pipes themselves.
     pub fn command<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new("git");
         command
@@ -289,7 +293,7 @@ impl Git {
             command.env("GIT_INDEX_FILE", index);
         }
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
-        let own = |setting: &&&str| !(self.own_rules && RULES.contains(setting));
+        let own = |setting: &&&str| !(self.own_rules && USER_RULES.contains(setting));
         for setting in SETTINGS.iter().filter(own).chain(self.disk) {
             command.arg("-c").arg(setting);
         }
@@ -305,18 +309,18 @@ impl Git {
         command
     }
 
-    /// Runs it; gives its output.
+    /// Runs a subcommand and returns its stdout.
     pub fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Result<Vec<u8>, GitError> {
         self.feed(args, Vec::new())
     }
 
-    /// The same as one line of text.
+    /// Runs a subcommand and returns its stdout as text, without the last line break.
     pub fn line<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Result<String, GitError> {
         let said = self.run(args)?;
         Ok(String::from_utf8_lossy(&said).trim_end_matches('\n').to_owned())
     }
 
-    /// The same with something to read.
+    /// Runs a subcommand with bytes as its stdin.
     pub fn feed<S: AsRef<OsStr>>(
         &self,
         args: impl IntoIterator<Item = S>,
@@ -326,7 +330,7 @@ impl Git {
         finish(command, GitInput::Bytes(input), None, self.bounds())
     }
 
-    /// The same with a file to read.
+    /// Runs a subcommand with a file as its stdin.
     pub fn feed_file<S: AsRef<OsStr>>(
         &self,
         args: impl IntoIterator<Item = S>,
@@ -336,7 +340,7 @@ impl Git {
         finish(command, GitInput::File(input), None, self.bounds())
     }
 
-    /// The same with its output in a file.
+    /// Runs a subcommand that writes its stdout to a file.
     pub fn fill<S: AsRef<OsStr>>(
         &self,
         args: impl IntoIterator<Item = S>,
@@ -347,7 +351,8 @@ impl Git {
         finish(command, GitInput::Bytes(input), Some(output), self.bounds()).map(drop)
     }
 
-    /// Runs one git whose pack another takes. Where there is nothing in the pack, the other is not run.
+    /// Runs a subcommand that prints a pack, and pipes the pack into a subcommand of `taker`. An empty pack
+    /// starts no second git.
     pub fn pipe_pack(
         &self,
         args: &[&str],
@@ -370,7 +375,7 @@ impl Git {
             giver.stdin.take().map(|mut pipe| std::thread::spawn(move || drop(pipe.write_all(&input))));
         let complaints = giver.stderr.take().map(StderrReader::of);
         let watch = GitWatchdog::start(&giver, self.bounds().time);
-        let mut head = [0; PACK_HEAD_LEN];
+        let mut head = [0; PACK_HEADER_LEN];
         let mut pipe = giver.stdout.take().ok_or(GitError::Answer("pack-objects"))?;
         let has_some = pipe.read_exact(&mut head).is_ok() && head[8..] != [0; 4];
         let taken = if has_some {
@@ -382,10 +387,12 @@ impl Git {
         let late = watch.stop();
         writer.map(JoinHandle::join);
         let complaint = complaints.map(StderrReader::finish).unwrap_or_default();
-        // Whoever takes a pack that is cut complains, too; why it was cut is the better word.
+        // The receiving git fails on a truncated pack, too; the error of the sending git explains why it was
+        // truncated.
         match (late, status.success()) {
             (true, _) => Err(GitError::Limit { verb }),
-            // Unless it stopped because nobody took it.
+            // A sender without an exit code was killed by SIGPIPE because the receiver failed: report the
+            // receiver's error.
             (_, false) if status.code().is_some() => Err(GitError::failed(verb, status.code(), &complaint)),
             _ => taken,
         }
@@ -397,17 +404,17 @@ impl Git {
     }
 }
 
-/// How much one git may use.
+/// Resource limits of one git.
 #[derive(Debug, Clone, Copy)]
 struct GitLimits {
     tight: bool,
     time: Duration,
 }
 
-/// For one that works for the user alone.
-const LOOSE: GitLimits = GitLimits { tight: false, time: TIME_MAX };
+/// Limits of a git that reads only the user's data.
+const UNLIMITED_MEMORY: GitLimits = GitLimits { tight: false, time: TIME_MAX };
 
-/// Runs a git that looks for its repository from a directory of the user's, as the user's own would.
+/// Runs git in a directory of the user and lets git find the repository, as the user's own command would.
 pub fn run_in_directory<S: AsRef<OsStr>>(
     dir: &Path,
     person: &GitIdentity,
@@ -430,11 +437,11 @@ pub fn run_in_directory<S: AsRef<OsStr>>(
         command.arg("-c").arg(setting);
     }
     command.args(args);
-    finish(command, GitInput::Bytes(Vec::new()), None, LOOSE)
+    finish(command, GitInput::Bytes(Vec::new()), None, UNLIMITED_MEMORY)
 }
 
-/// git as the person would call it, with its own way of reaching others.
-fn as_person(person: &GitIdentity) -> Command {
+/// git as the user would call it: with the user's settings and network access.
+fn git_as_user(person: &GitIdentity) -> Command {
     let mut command = Command::new("git");
     command
         .env_clear()
@@ -447,19 +454,19 @@ fn as_person(person: &GitIdentity) -> Command {
     for setting in SETTINGS.iter().filter(|setting| !setting.starts_with("protocol.")) {
         command.arg("-c").arg(setting);
     }
-    // A command dressed up as an address is none.
+    // `ext::` addresses run a command, so git must refuse them.
     command.args(["-c", "protocol.ext.allow=never"]);
     command
 }
 
-/// Clones from wherever the user said, with the user's own way of reaching it.
+/// Clones an address of the user's choice, with the user's credentials and network settings.
 pub fn clone_bare(url: &str, to: &Path, person: &GitIdentity) -> Result<(), GitError> {
-    let mut command = as_person(person);
+    let mut command = git_as_user(person);
     command.args(["clone", "--quiet", "--bare", "--"]).arg(url).arg(to);
-    finish(command, GitInput::Bytes(Vec::new()), None, LOOSE).map(drop)
+    finish(command, GitInput::Bytes(Vec::new()), None, UNLIMITED_MEMORY).map(drop)
 }
 
-/// Brings a clone of ours up to date: what its remote has, beside what is ours.
+/// Updates a clone that Palisade made: fetches all branches of its remote and keeps Palisade's own refs.
 pub fn fetch_all(dir: &Path, person: &GitIdentity) -> Result<(), GitError> {
     let mut command = network_git(dir, person);
     command.args([
@@ -471,10 +478,11 @@ pub fn fetch_all(dir: &Path, person: &GitIdentity) -> Result<(), GitError> {
         "+refs/heads/*:refs/remotes/origin/*",
         "+refs/tags/*:refs/tags/*",
     ]);
-    finish(command, GitInput::Bytes(Vec::new()), None, LOOSE).map(drop)
+    finish(command, GitInput::Bytes(Vec::new()), None, UNLIMITED_MEMORY).map(drop)
 }
 
-/// Fetches objects that a partial clone was promised, named one on a line, as git itself does when it needs one.
+/// Fetches objects that a partial clone lacks; `ids` has one on each line. git itself does the same when it
+/// needs one.
 pub fn fetch_objects(dir: &Path, remote: &str, ids: String, person: &GitIdentity) -> Result<(), GitError> {
     let mut command = network_git(dir, person);
     command.args([
@@ -490,12 +498,12 @@ pub fn fetch_objects(dir: &Path, remote: &str, ids: String, person: &GitIdentity
         "--",
         remote,
     ]);
-    finish(command, GitInput::Bytes(ids.into_bytes()), None, LOOSE).map(drop)
+    finish(command, GitInput::Bytes(ids.into_bytes()), None, UNLIMITED_MEMORY).map(drop)
 }
 
-/// git in a repository of the host, with the person's own way of reaching others.
+/// git in a repository of the host, with the user's credentials and network settings.
 fn network_git(dir: &Path, person: &GitIdentity) -> Command {
-    let mut command = as_person(person);
+    let mut command = git_as_user(person);
     let mut place = OsString::from("--git-dir=");
     place.push(dir);
     command.arg(place);
@@ -505,11 +513,11 @@ fn network_git(dir: &Path, person: &GitIdentity) -> Command {
 enum GitInput {
     Bytes(Vec<u8>),
     File(File),
-    /// A pack whose first bytes were read already.
-    Pack([u8; PACK_HEAD_LEN], ChildStdout),
+    /// A pack whose header was read already.
+    Pack([u8; PACK_HEADER_LEN], ChildStdout),
 }
 
-/// Ends a process that takes too long.
+/// A thread that kills a git which exceeds its time limit.
 struct GitWatchdog {
     over: mpsc::Sender<()>,
     thread: JoinHandle<bool>,
@@ -532,7 +540,7 @@ impl GitWatchdog {
         Self { over, thread }
     }
 
-    /// Stops watching; whether it had to end it.
+    /// Stops the thread; returns whether it killed the process.
     fn stop(self) -> bool {
         drop(self.over);
         self.thread.join().unwrap_or(false)
@@ -589,10 +597,11 @@ fn feed(mut pipe: ChildStdin, input: GitInput) {
     };
 }
 
-/// What it complains of, heard while it runs. All of it is read: the kernel ends whoever is not listened to.
+/// Reads git's stderr to its end while git runs: if nothing read the pipe, git would block on it or die of
+/// SIGPIPE.
 struct StderrReader {
     heard: Arc<Mutex<HeadAndTail>>,
-    /// Says nothing, and ends when there is nothing more to hear.
+    /// Disconnects when stderr has been read to its end.
     over: mpsc::Receiver<()>,
 }
 
@@ -614,14 +623,15 @@ impl StderrReader {
         Self { heard, over }
     }
 
-    /// After its end. Whoever it left behind may still hold the pipe; what was said until now is what it said.
+    /// Returns stderr after git has ended. A process that git left running may hold the pipe open, so this
+    /// waits only briefly and returns the text read so far.
     fn finish(self) -> Vec<u8> {
-        let _ = self.over.recv_timeout(COMPLAINT_PATIENCE);
+        let _ = self.over.recv_timeout(STDERR_WAIT);
         lock(&self.heard).text()
     }
 }
 
-/// The beginning and the end of what was said: why it failed is said last.
+/// Keeps the beginning and the end of a text, because git prints the reason of a failure last.
 #[derive(Default)]
 struct HeadAndTail {
     begin: Vec<u8>,
@@ -631,10 +641,10 @@ struct HeadAndTail {
 
 impl HeadAndTail {
     fn push(&mut self, said: &[u8]) {
-        let (first, rest) = said.split_at(said.len().min(COMPLAINT_MAX - self.begin.len()));
+        let (first, rest) = said.split_at(said.len().min(STDERR_MAX - self.begin.len()));
         self.begin.extend_from_slice(first);
         self.end.extend_from_slice(rest);
-        if let Some(more) = self.end.len().checked_sub(COMPLAINT_MAX).filter(|more| *more > 0) {
+        if let Some(more) = self.end.len().checked_sub(STDERR_MAX).filter(|more| *more > 0) {
             self.end.drain(..more);
             self.left_out = true;
         }
@@ -650,12 +660,12 @@ fn lock(heard: &Mutex<HeadAndTail>) -> MutexGuard<'_, HeadAndTail> {
     heard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Complaints in one line, made fit for a terminal.
-fn shown(complaint: &[u8]) -> String {
+/// Joins the lines of stderr, escaped for a terminal.
+fn escape_lines(complaint: &[u8]) -> String {
     String::from_utf8_lossy(complaint).lines().map(proto::text::visible).collect::<Vec<_>>().join("; ")
 }
 
-/// Reads so much; false when there was more.
+/// Reads at most `max` bytes; returns false if there were more.
 fn read_up_to(mut pipe: impl Read, max: u64) -> (Vec<u8>, bool) {
     let mut bytes = Vec::new();
     let read = pipe.by_ref().take(max).read_to_end(&mut bytes);
@@ -663,11 +673,11 @@ fn read_up_to(mut pipe: impl Read, max: u64) -> (Vec<u8>, bool) {
     (bytes, !more)
 }
 
-/// Before it has read anything: its input comes later.
+/// Limits a child right after its start; it has read no input yet, because its stdin is written later.
 pub fn limit_resources(child: &Child) {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     for (resource, value) in
-        [(Resource::As, TIGHT_MEMORY), (Resource::Fsize, TIGHT_FILE), (Resource::Core, 0)]
+        [(Resource::As, RLIMIT_MEMORY), (Resource::Fsize, RLIMIT_FILE), (Resource::Core, 0)]
     {
         let _ =
             rustix::process::prlimit(pid, resource, Rlimit { current: Some(value), maximum: Some(value) });
@@ -693,19 +703,20 @@ mod tests {
     fn shell(script: &str) -> Result<Vec<u8>, GitError> {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        finish(command, GitInput::Bytes(Vec::new()), None, LOOSE)
+        finish(command, GitInput::Bytes(Vec::new()), None, UNLIMITED_MEMORY)
     }
 
     #[test]
-    fn one_that_complains_a_lot_is_heard_to_its_end() {
-        // By the shell itself, which is ended where nobody listens.
+    fn long_stderr_is_read_to_its_end() {
+        // The shell's builtin `echo` writes, so the shell itself would die of SIGPIPE if its stderr were not
+        // read.
         let warnings = "n=0; while [ $n -lt 20000 ]; do n=$((n+1)); echo $n >&2; done";
         assert_eq!(shell(&format!("{warnings}; echo done")).unwrap(), b"done\n");
         let refused = shell(&format!("echo first >&2; {warnings}; echo fatal: last >&2; exit 128"));
         let Err(GitError::Failed { code, said, .. }) = refused else { panic!("{refused:?}") };
         assert_eq!(code, Some(128));
         assert!(said.starts_with("first; 1; 2; ") && said.ends_with("; 20000; fatal: last"), "{said}");
-        assert!(said.contains("; ...; ") && said.len() < 4 * COMPLAINT_MAX, "{} bytes", said.len());
+        assert!(said.contains("; ...; ") && said.len() < 4 * STDERR_MAX, "{} bytes", said.len());
     }
 
     #[test]
@@ -729,7 +740,7 @@ mod tests {
     }
 
     #[test]
-    fn a_git_that_is_asked_gives_the_reason() {
+    fn real_failures_have_their_reason() {
         let dir = std::env::temp_dir();
         let env = vec![("GIT_CONFIG_NOSYSTEM".into(), "1".into())];
         let person = GitIdentity { home: "/nonexistent".into(), path: "/usr/bin:/bin".into(), env };
@@ -741,14 +752,14 @@ mod tests {
     }
 
     #[test]
-    fn whom_it_left_behind_is_not_waited_for() {
+    fn a_background_child_is_not_waited_for() {
         let said = shell("sleep 600 >/dev/null & echo $!").unwrap();
         let pid = String::from_utf8(said).unwrap().trim().parse().ok().and_then(Pid::from_raw).unwrap();
         rustix::process::kill_process(pid, Signal::KILL).expect("it is still there");
     }
 
     #[test]
-    fn why_it_failed_is_told_also_where_it_left_somebody_behind() {
+    fn a_failure_is_reported_despite_a_background_child() {
         let refused = shell("sleep 600 >/dev/null & echo fatal: $! >&2; exit 128");
         let Err(GitError::Failed { said, .. }) = refused else { panic!("{refused:?}") };
         let pid = said.strip_prefix("fatal: ").and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);

@@ -1,6 +1,7 @@
-//! A git that answers questions for as long as it is asked, and not longer than it may.
+//! A long-lived git that answers many requests over its stdin and stdout, with a limit on its total time.
 //!
-//! Trust: what it reads may be a Body's, so it has little memory, and is ended when its time is over.
+//! Trust: it may read objects that a Body made, so its memory is limited and a watchdog kills it at its time
+//! limit.
 
 use std::{
     io::{self, BufReader, Write},
@@ -14,10 +15,10 @@ use rustix::process::{Pid, Signal};
 
 use crate::git::{self, Git, GitError};
 
-/// A question that surely fits into a pipe.
+/// A request up to this length surely fits into the pipe's buffer.
 const SHORT_LEN: usize = 4096;
 
-/// Somebody who answers.
+/// A running git in a batch mode.
 #[derive(Debug)]
 pub struct GitBatch {
     child: Child,
@@ -28,7 +29,7 @@ pub struct GitBatch {
 }
 
 impl GitBatch {
-    /// Starts it; all its answers together may take so long.
+    /// Starts git; `time_max` limits its whole run time.
     pub fn start(git: &Git, args: &[&str], time_max: Duration) -> Result<Self, GitError> {
         let mut command = git.command(args);
         let mut child = command
@@ -61,7 +62,7 @@ impl GitBatch {
         })
     }
 
-    /// Asks, and hears the answer.
+    /// Sends a request and reads its answer with `hear`.
     pub fn ask<T: Send>(
         &mut self,
         question: &[u8],
@@ -73,7 +74,8 @@ impl GitBatch {
             pipe.write_all(question).and_then(|()| pipe.flush())?;
             return hear(answers);
         }
-        // Whoever answers while it is being asked must not have to wait for us.
+        // git may answer before it has read the whole request. Writing from a second thread avoids a deadlock
+        // on two full pipes.
         std::thread::scope(|scope| {
             scope.spawn(move || drop(pipe.write_all(question).and_then(|()| pipe.flush())));
             hear(answers)

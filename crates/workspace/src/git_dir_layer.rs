@@ -1,7 +1,8 @@
-//! Head layers: the `.git` of a workspace, standalone, with a history of its own that no host directory stands behind.
+//! Layers with the `.git` of a workspace: a standalone repository whose history does not depend on any
+//! directory of the host.
 //!
-//! Objects are packed once for each commit that somebody starts from; a later commit's pack holds only what an earlier
-//! one's does not, and stands on it.
+//! Each commit that a Body starts from is packed once. The pack of a later commit holds only the objects that
+//! an earlier pack lacks, and its layer depends on the earlier one.
 
 use std::{
     fs::{self, File},
@@ -28,44 +29,46 @@ use crate::{
     tree_layer::{self, find_layer, id_of, put},
 };
 
-/// Most packs that stand on each other.
+/// Longest chain of packs that depend on each other.
 const CHAIN_MAX: usize = 8;
 
-/// What is there where a Body's guest tells git what was changed: only for this `.git` where it is, not for a copy of it
-/// or another tree of files that goes with it. It comes first, so that whatever is set in a Body wins.
-fn ask(name: &str) -> String {
+/// Includes the settings by which git asks the Body's guest for changed files. They apply only to this `.git`
+/// at this path, not to a copy or to another work tree. The include comes first, so that any setting made in
+/// the Body overrides it.
+fn fsmonitor_include(name: &str) -> String {
     format!("[includeIf \"gitdir:/{PLACE}/{name}/.git\"]\n\tpath = /{CHANGES_SETTINGS}\n")
 }
 
-/// Files differ from the index by nothing but their times in whole seconds: inodes and change times of an overlay are
-/// its own.
+/// The index compares only modification times in whole seconds, because an overlay has inode numbers and
+/// change times of its own.
 const CONFIG: &str = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n\tlogallrefupdates = true\n\tcheckStat = minimal\n\ttrustctime = false\n\
     [user]\n\tname = agent\n\temail = agent@palisade.invalid\n[gc]\n\tauto = 0\n[maintenance]\n\tauto = false\n";
 
-/// What a head is made for.
+/// The request for a `.git` layer.
 pub struct GitDirRequest<'a> {
-    /// The repository.
+    /// The repository of the host.
     pub repository: &'a Repository,
-    /// The layers of its files, nearest first.
+    /// The layers of the files of the workspace, topmost first.
     pub files: &'a [LayerId],
-    /// The tree of those files.
+    /// The git tree of those files.
     pub files_tree: &'a str,
 }
 
-/// All layers of a workspace, nearest first; made where they are missing.
+/// Returns all layers of a workspace, topmost first, and makes those that are missing.
 pub fn make(layer_store: LayerStore<'_>, wanted: &GitDirRequest<'_>) -> Result<Vec<LayerId>, WorkspaceError> {
     let repository = wanted.repository;
     let top = wanted.files.first().map_or("", LayerId::as_str);
     let place = repository.common.to_string_lossy();
-    let program = program(layer_store)?;
+    let fsmonitor_layer = fsmonitor_layer(layer_store)?;
     let branch = repository.branch.as_deref().unwrap_or("");
-    let id = id_of("head", &[&place, &repository.commit, branch, top, &repository.name, program.as_str()]);
+    let id =
+        id_of("head", &[&place, &repository.commit, branch, top, &repository.name, fsmonitor_layer.as_str()]);
     if let Some(stack) = find_layer(layer_store, &id) {
         return Ok(stack);
     }
     let objects = objects(layer_store, repository)?;
     let stage = StageDir::make(layer_store.layers.join(format!("{id}.stage{}", std::process::id())))
-        .during("make room for an index")?;
+        .during("create a directory for an index")?;
     let index = stage.join("index");
     if let Some(files) = wanted.files.first() {
         fs::copy(tree_layer::index_of(layer_store, files), &index).during("copy an index")?;
@@ -85,7 +88,7 @@ pub fn make(layer_store: LayerStore<'_>, wanted: &GitDirRequest<'_>) -> Result<V
     let draft = LayerDraft::begin(layer_store.programs, layer_store.layers, &name, body::ids::of_trees())?;
     let mut writer = GitDirWriter { owner: tree_layer::owner(draft.ids()), mtime: now() };
     draft.fill(|sink| writer.head(sink, repository, &index))?;
-    let over: Vec<LayerId> = wanted.files.iter().chain(&objects).chain([&program]).cloned().collect();
+    let over: Vec<LayerId> = wanted.files.iter().chain(&objects).chain([&fsmonitor_layer]).cloned().collect();
     draft.finish_over(
         id.clone(),
         &format!("head {}", repository.commit),
@@ -95,8 +98,8 @@ pub fn make(layer_store: LayerStore<'_>, wanted: &GitDirRequest<'_>) -> Result<V
     Ok([id].into_iter().chain(over).collect())
 }
 
-/// The layer of the program that git asks: the launcher, under another name.
-fn program(layer_store: LayerStore<'_>) -> Result<LayerId, WorkspaceError> {
+/// The layer with the fsmonitor program that git starts: the launcher under another name.
+fn fsmonitor_layer(layer_store: LayerStore<'_>) -> Result<LayerId, WorkspaceError> {
     let launch = &layer_store.programs.launch;
     let named = launch.file_name().unwrap_or_default().to_string_lossy();
     let id = id_of("program", &[&named, CHANGES]);
@@ -120,7 +123,7 @@ fn now() -> i64 {
         .map_or(0, |since| since.as_secs() as i64)
 }
 
-/// The packs that hold a commit and its history, nearest first.
+/// The layers with the packs of a commit and its history, topmost first.
 fn objects(layer_store: LayerStore<'_>, repository: &Repository) -> Result<Vec<LayerId>, WorkspaceError> {
     let place = id_of("repository", &[&repository.common.to_string_lossy()]);
     let about = format!("objects {place} ");
@@ -143,7 +146,7 @@ fn objects(layer_store: LayerStore<'_>, repository: &Repository) -> Result<Vec<L
     let id =
         id_of("objects", &[place.as_str(), &repository.commit, over.first().map_or("", LayerId::as_str)]);
     let stage = StageDir::make(layer_store.layers.join(format!("{id}.stage{}", std::process::id())))
-        .during("make room for a pack")?;
+        .during("create a directory for a pack")?;
     let pack = stage.join("history.pack");
     let mut revisions = format!("{}\n", repository.commit);
     if !have.is_empty() {
@@ -236,11 +239,11 @@ impl GitDirWriter {
                 ".git/info",
             ],
         )?;
-        self.text(sink, ".git/config", &(ask(&repository.name) + CONFIG))?;
+        self.text(sink, ".git/config", &(fsmonitor_include(&repository.name) + CONFIG))?;
         match &repository.branch {
             Some(branch) => {
                 self.text(sink, ".git/HEAD", &format!("ref: refs/heads/{branch}\n"))?;
-                // Names with slashes need no directories so.
+                // `packed-refs` needs no directories for names with slashes.
                 self.text(
                     sink,
                     ".git/packed-refs",
@@ -268,7 +271,7 @@ impl GitDirWriter {
         partial: bool,
     ) -> Result<(), ArchiveError> {
         self.dirs(sink, &["", ".git", ".git/objects", ".git/objects/pack"])?;
-        // git wants forty digits in a pack's name.
+        // git requires forty hexadecimal digits in a pack's name.
         let name = format!(".git/objects/pack/pack-{:0<40}", id.as_str());
         self.file(sink, &format!("{name}.pack"), pack, 0o444)?;
         self.file(sink, &format!("{name}.idx"), index, 0o444)?;

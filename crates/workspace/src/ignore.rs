@@ -1,6 +1,6 @@
-//! Which untracked files are ignored: git's own `check-ignore`, asked about names in a tree of ours.
+//! Decides which untracked files are ignored: runs git's own `check-ignore` on names in a copy of the tree.
 //!
-//! Trust: patterns are a Body's. Some take long to match; see [`crate::git_batch`].
+//! Trust: a Body may write the patterns. Some take long to match; [`crate::git_batch`] limits the time.
 
 use std::{
     io::{self, BufRead},
@@ -13,10 +13,10 @@ use crate::{
     git_batch::GitBatch,
 };
 
-/// How long all answers together may take.
+/// Time limit of all answers together.
 const TIME_MAX: Duration = Duration::from_secs(120);
 
-/// Somebody who knows.
+/// A `git check-ignore` that is started when it is first needed.
 #[derive(Debug)]
 pub struct IgnoreChecker {
     git: Git,
@@ -25,7 +25,7 @@ pub struct IgnoreChecker {
 }
 
 impl IgnoreChecker {
-    /// For the tree that `git` has its files in. Where there are no rules, nobody has to be asked.
+    /// Checks paths in the work tree of `git`. Without ignore rules, no git is started.
     pub fn new(git: &Git, rules: bool) -> Result<Self, WorkspaceError> {
         let mut ignore = Self { git: git.clone(), talk: None, rules: false };
         if rules {
@@ -34,7 +34,7 @@ impl IgnoreChecker {
         Ok(ignore)
     }
 
-    /// There are rules: it gets ready while others work.
+    /// Notes that ignore rules exist, and starts git early so that it is ready for the first request.
     pub fn has_rules(&mut self) -> Result<(), WorkspaceError> {
         if !self.rules {
             let args = ["check-ignore", "-z", "--stdin", "--verbose", "--non-matching", "--no-index"];
@@ -47,14 +47,15 @@ impl IgnoreChecker {
     /// For each path, whether it is ignored.
     pub fn ask(&mut self, paths: &[Vec<u8>]) -> Result<Vec<bool>, WorkspaceError> {
         let Some(talk) = self.talk.as_mut() else { return Ok(vec![false; paths.len()]) };
-        // Behind `./` a name is a name, whatever it begins with.
+        // The prefix `./` keeps git from reading a path as a pathspec with special meaning.
         let question: Vec<u8> =
             paths.iter().flat_map(|path| b"./".iter().chain(path).copied().chain([0])).collect();
-        talk.ask(&question, |answers| read(answers, paths.len())).during("hear what is ignored")
+        talk.ask(&question, |answers| read(answers, paths.len()))
+            .during("read git's answer about ignored files")
     }
 }
 
-/// Each answer is a source, a line, a pattern and the path; the first three are empty where nothing fits.
+/// Each answer consists of source, line, pattern and path; the first three are empty if no pattern matches.
 fn read(answers: &mut impl BufRead, count: usize) -> io::Result<Vec<bool>> {
     let mut field = || -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! A repository on its way into a Body: which files, which history, which layers.
+//! Imports a repository into a Body: selects the files and the history, and makes their layers.
 
 use std::{
     fs,
@@ -16,38 +16,38 @@ use crate::{
     tree_layer,
 };
 
-/// Whether uncommitted work of the host comes along.
+/// Whether uncommitted work of the host is imported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UncommittedFiles {
-    /// What is tracked and changed, and what is untracked and not ignored.
+    /// Include modified tracked files, and untracked files that are not ignored.
     With,
-    /// Only what is committed.
+    /// Only committed files.
     Without,
 }
 
-/// What is to be brought.
+/// A request to import a repository.
 #[derive(Debug)]
 pub struct ImportRequest<'a> {
-    /// From where.
+    /// The repository.
     pub repository: &'a Repository,
-    /// With uncommitted work or not.
+    /// Whether to include uncommitted work.
     pub dirty: UncommittedFiles,
-    /// Ignored files and directories that come along, absolute.
+    /// Absolute paths of ignored files and directories to include.
     pub include: &'a [PathBuf],
-    /// Whose repository it is.
+    /// The user who owns the repository.
     pub person: &'a GitIdentity,
 }
 
-/// What was brought.
+/// The result of an import.
 #[derive(Debug, Clone)]
 pub struct ImportedWorkspace {
-    /// For the Body's spec.
+    /// The workspace for the Body's spec.
     pub workspace: Workspace,
-    /// Whether a layer had to be made for it.
+    /// Whether a new layer was made.
     pub made: bool,
 }
 
-/// Makes the layers of a workspace, where they are missing.
+/// Makes the layers of a workspace that are missing.
 pub fn import(
     layer_store: LayerStore<'_>,
     wanted: &ImportRequest<'_>,
@@ -77,11 +77,11 @@ pub fn import(
     Ok(ImportedWorkspace { workspace, made })
 }
 
-/// Which files a Body begins with.
+/// The files that a Body begins with.
 struct InitialFiles {
-    /// The tree of all of them.
+    /// The tree of all files.
     tree: String,
-    /// The commit that its work is compared with.
+    /// The commit that the Body's work is compared with.
     base: String,
 }
 
@@ -99,13 +99,13 @@ fn choose_files(
             "a bare repository has no uncommitted or ignored files".into(),
         ));
     };
-    let drawn = proto::event::hex(&sys::random::bytes::<8>().during("draw a name")?);
+    let drawn = proto::event::hex(&sys::random::bytes::<8>().during("read random bytes from the kernel")?);
     let stage = StageDir::make(layer_store.layers.join(format!("{drawn}.stage{}", std::process::id())))
-        .during("make room for an index")?;
+        .during("create a directory for an index")?;
     let index = stage.join("index");
     let git = Git::at(&repository.dir).files(place).index(&index).identity(wanted.person).user_ignore_rules();
     match wanted.dirty {
-        // What its own index knows of files spares reading them.
+        // A copy of the user's index has stat data, so git does not read unchanged files again.
         UncommittedFiles::With if repository.dir.join("index").exists() => {
             fs::copy(repository.dir.join("index"), &index).map(|_| ()).during("copy the index")?
         }

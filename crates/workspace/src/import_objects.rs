@@ -1,7 +1,8 @@
-//! Objects of a Body's git, taken as bytes: its packs as they are, its loose objects as a pack of ours, both for
-//! `git index-pack`, which checks every one of them.
+//! Imports the objects of a Body's git as bytes: its packs as they are, its loose objects as a new pack. `git
+//! index-pack` checks every object of both.
 //!
-//! Trust: names, lengths and contents are a Body's. A loose object whose name lies is not taken, and not found.
+//! Trust: names, lengths and contents come from the Body. A loose object whose content does not match its
+//! name is ignored.
 
 use std::{
     fs::File,
@@ -20,18 +21,18 @@ use crate::{
 
 /// Most loose objects.
 const LOOSE_MAX: usize = 1_000_000;
-/// All of them, unpacked.
+/// Total size of loose objects, uncompressed.
 const LOOSE_BYTES_MAX: u64 = 8 << 30;
-/// Largest one, unpacked.
+/// Largest loose object, uncompressed.
 const OBJECT_MAX: u64 = 1 << 30;
-/// All packs together.
+/// Total size of packs.
 const PACK_MAX: u64 = 8 << 30;
 /// Most packs.
 const PACKS_MAX: usize = 1000;
 /// Longest header of a loose object.
 const HEADER_LEN_MAX: usize = 32;
 
-/// Takes every object of a Body's `.git/objects` that the quarantine lacks.
+/// Imports every object of a Body's `.git/objects` that the quarantine lacks.
 pub fn import(
     quarantine: &Quarantine,
     known: &mut Objects,
@@ -77,7 +78,8 @@ fn packs(quarantine: &Quarantine, dirs: &OverlayDir) -> Result<(), WorkspaceErro
         left = left.checked_sub(node.len).ok_or_else(|| {
             WorkspaceError::Hostile("the packs of the Body's git are larger than 8 GiB".into())
         })?;
-        // A pack is named by what is in it, so one that was taken need not be taken again; a lie costs its teller.
+        // A pack is named after its contents, so one that was imported is skipped. A Body that reuses a name
+        // hurts only itself.
         let seen = quarantine.dir().join("taken").join(proto::event::hex(&name));
         if std::fs::read_to_string(&seen).is_ok_and(|len| len == node.len.to_string()) {
             continue;
@@ -111,7 +113,7 @@ fn loose_objects(
         if last.as_ref().is_none_or(|(before, _)| *before != prefix) {
             last = objects.dir(prefix).map(|dirs| (prefix, dirs));
         }
-        // One that cannot be read or unpacked is not there; whoever needs it will say so.
+        // An unreadable or corrupt object counts as missing; git reports it if a commit needs it.
         let Some((_, dirs)) = &last else { continue };
         let Some(OverlayEntry::File(node)) = dirs.get(rest) else { continue };
         let Ok(file) = dirs.file(&node) else { continue };
@@ -135,7 +137,7 @@ fn loose_objects(
     quarantine.take_pack(&["index-pack", "--stdin", "--fsck-objects"], finished.file)
 }
 
-/// Adds a loose object; what is no object, or another than its name says, leaves no trace.
+/// Adds a loose object to the pack; ignores a file that is no object or does not match its name.
 fn add(pack: &mut PackWriter, name: &str, loose: File) -> io::Result<()> {
     let mut contents = BufReader::new(ZlibDecoder::new(BufReader::new(loose)));
     let (sort, len) = header(&mut contents)?;
@@ -146,7 +148,7 @@ fn is_hex(name: &[u8]) -> bool {
     name.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// `blob 12` and a zero: what a loose object begins with.
+/// Parses the header of a loose object, such as `blob 12\0`.
 fn header(contents: &mut impl Read) -> io::Result<(ObjectKind, u64)> {
     let bad = || io::Error::from(io::ErrorKind::InvalidData);
     let mut text = Vec::new();

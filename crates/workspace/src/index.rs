@@ -1,7 +1,7 @@
-//! git's index, read for the names in it and what they stand for.
+//! Reads the names, modes and object ids of a git index.
 //!
-//! Trust: a Body's index is any bytes. Every length is checked, and what makes no sense ends the reading with what was
-//! understood so far.
+//! Trust: a Body's index may hold any bytes. Every length is checked; parsing ends at the first malformed
+//! entry and keeps the entries before it.
 
 use std::{cmp::Ordering, collections::BTreeMap, path::Path};
 
@@ -10,28 +10,28 @@ use crate::{
     pack_writer::ObjectId,
 };
 
-/// Most names taken from one index.
+/// Most names read from one index.
 const NAMES_MAX: usize = 4_000_000;
-/// All names together.
+/// Total length of all names.
 const NAMES_LEN_MAX: usize = 256 << 20;
 /// Longest name.
 const NAME_LEN_MAX: usize = 4096;
-/// Bytes of an entry before its object's name.
+/// Bytes of an entry before its object id.
 const STAT_LEN: usize = 40;
-/// Where among them its mode is.
+/// Offset of the mode in an entry.
 pub const MODE_AT: usize = 24;
 /// Bytes of an entry before its flags: stat data and a SHA-1.
 pub const FIXED_LEN: usize = 60;
-/// Flags of an entry: there are more of them.
+/// Flag of an entry: extended flags follow.
 const EXTENDED: u16 = 0x4000;
-/// Of those: its file is not looked for.
+/// Extended flag: git does not expect the file in the work tree.
 const SKIP_WORKTREE: u16 = 0x4000;
-/// The checksum behind everything.
+/// Length of the checksum at the end.
 pub const END_LEN: usize = 20;
-/// Bytes before the first entry.
+/// Length of the header.
 pub const HEAD_LEN: usize = 12;
 
-/// Names, sorted, in little room.
+/// A sorted set of names, stored compactly.
 #[derive(Debug, Default)]
 pub struct IndexNames {
     text: Vec<u8>,
@@ -46,13 +46,13 @@ struct IndexName {
     id: ObjectId,
 }
 
-/// Names whose files need not be there: `git sparse-checkout` took them away. A name that ends with `/` stands for all
-/// below it. Each with its mode, and what it stands for.
+/// Names that `git sparse-checkout` excludes from the work tree, each with mode and object id. A name that
+/// ends with `/` stands for everything below it.
 #[derive(Debug, Default)]
 pub struct SparsePaths(BTreeMap<Vec<u8>, (u32, ObjectId)>);
 
 impl SparsePaths {
-    /// Those of an index, as far as it can be understood.
+    /// Reads them from an index, as far as it can be parsed.
     pub fn of(bytes: &[u8]) -> Self {
         let mut found = Self::default();
         let flags = |at: usize| {
@@ -72,34 +72,35 @@ impl SparsePaths {
         found
     }
 
-    /// Whether a path is one of those.
+    /// Whether a sparse checkout excludes a path.
     pub fn skips(&self, path: &[u8]) -> bool {
         let mut dirs = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| &path[..=at]);
         self.0.contains_key(path) || dirs.any(|dir| self.0.contains_key(dir))
     }
 
-    /// All of them.
+    /// All names with mode and object id.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], u32, ObjectId)> {
         self.0.iter().map(|(name, (mode, id))| (name.as_slice(), *mode, *id))
     }
 }
 
 impl IndexNames {
-    /// The names in an index of ours.
+    /// Reads the names of an index that Palisade made.
     pub fn of(path: &Path) -> Result<Self, WorkspaceError> {
         let bytes = std::fs::read(path).during("read an index")?;
         Ok(Self::read(&bytes).0)
     }
 
-    /// The names in an index, as far as it can be understood, and whether that is all of it. `shared` is where an index
-    /// may have left most of its names: the file of that name.
+    /// Reads the names of an index as far as it can be parsed, and returns whether that is all of it.
+    /// `shared` reads the file of a split index, which may hold most of the names.
     pub fn parse_with(bytes: &[u8], shared: impl FnOnce(&str) -> Option<Vec<u8>>) -> (Self, bool) {
         let (mut names, rest) = Self::read(bytes);
         match rest {
             SharedIndex::None => (names, true),
             SharedIndex::Unknown => (names, false),
             SharedIndex::Shared(id) => {
-                // Some of those may be gone since; to take one for tracked that is not costs nothing.
+                // The split index may have deleted some of these since. Treating an untracked name as tracked
+                // does no harm.
                 let Some(bytes) = shared(&format!("sharedindex.{}", crate::pack_writer::hex(&id))) else {
                     return (names, false);
                 };
@@ -132,7 +133,7 @@ impl IndexNames {
         for _ in 0..(count as usize).min(NAMES_MAX) {
             let last = names.entries.last().map_or(&[][..], |last| names.text_of(last));
             let Some((name, id, next)) = entry(bytes, at, version, last) else { break };
-            // In version 4 a few bytes can stand for a long name.
+            // In version 4 a few bytes can encode a long name, so the total length needs a limit.
             if !names.push(&name, id, number(at + MODE_AT).unwrap_or(0)) {
                 break;
             }
@@ -148,7 +149,7 @@ impl IndexNames {
         (names, rest)
     }
 
-    /// Adds one; false when there is no room.
+    /// Adds a name; returns false if a limit is reached.
     pub fn push(&mut self, name: &[u8], id: ObjectId, mode: u32) -> bool {
         let (Ok(begin), Ok(len)) = (u32::try_from(self.text.len()), u16::try_from(name.len())) else {
             return false;
@@ -161,7 +162,7 @@ impl IndexNames {
         true
     }
 
-    /// Brings them in order, as all questions need.
+    /// Sorts the names; every lookup needs that.
     pub fn sort(&mut self) {
         let text = &self.text;
         let of = |name: &IndexName| &text[name.begin as usize..][..usize::from(name.len)];
@@ -178,32 +179,32 @@ impl IndexNames {
         self.entries.binary_search_by(|other| self.text_of(other).cmp(name))
     }
 
-    /// Whether a name is among them.
+    /// Whether it has a name.
     pub fn contains(&self, name: &[u8]) -> bool {
         self.find(name).is_ok()
     }
 
-    /// What a name stands for.
+    /// The object id of a name.
     pub fn get(&self, name: &[u8]) -> Option<ObjectId> {
         self.find(name).ok().map(|at| self.entries[at].id)
     }
 
-    /// The same, and its mode.
+    /// The mode and the object id of a name.
     pub fn mode_and_id(&self, name: &[u8]) -> Option<(u32, ObjectId)> {
         self.find(name).ok().map(|at| (u32::from(self.entries[at].mode), self.entries[at].id))
     }
 
-    /// All of them.
+    /// All names with their object ids.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], ObjectId)> {
         self.entries.iter().map(|name| (self.text_of(name), name.id))
     }
 
-    /// Those of plain files.
+    /// The names of regular files.
     pub fn files(&self) -> impl Iterator<Item = (&[u8], ObjectId)> {
         self.entries.iter().filter(|name| name.mode >> 12 == 0o10).map(|name| (self.text_of(name), name.id))
     }
 
-    /// Those below a directory.
+    /// The names below a directory.
     pub fn below(&self, dir: &[u8]) -> impl Iterator<Item = &[u8]> {
         let begin = [dir, b"/"].concat();
         let first = self.find(&begin).unwrap_or_else(|at| at);
@@ -213,12 +214,12 @@ impl IndexNames {
             .take_while(move |name| name.starts_with(&begin))
     }
 
-    /// Whether there is something below a directory.
+    /// Whether it has a name below a directory.
     pub fn holds(&self, dir: &[u8]) -> bool {
         self.below(dir).next().is_some()
     }
 
-    /// Those that others do not have.
+    /// The names that `others` lacks.
     pub fn without<'a>(&'a self, others: &'a Self) -> Vec<&'a [u8]> {
         let mut theirs = others.iter().map(|(name, _)| name).peekable();
         let mut left = Vec::new();
@@ -232,7 +233,7 @@ impl IndexNames {
     }
 }
 
-/// The entry at a place: its name, its object, and where the next one is.
+/// Parses the entry at an offset: its name, its object id, and the offset of the next entry.
 pub fn entry(bytes: &[u8], at: usize, version: u32, last: &[u8]) -> Option<(Vec<u8>, ObjectId, usize)> {
     let id: ObjectId = bytes.get(at + STAT_LEN..at + FIXED_LEN)?.try_into().ok()?;
     let flags = u16::from_be_bytes(bytes.get(at + FIXED_LEN..at + FIXED_LEN + 2)?.try_into().ok()?);
@@ -252,19 +253,20 @@ pub fn entry(bytes: &[u8], at: usize, version: u32, last: &[u8]) -> Option<(Vec<
     }
     let name = until_nul(begin)?;
     let len = begin + name.len() - at;
-    // Padded with 1 to 8 zeroes to a multiple of eight.
+    // Entries are padded with 1 to 8 zero bytes to a multiple of eight.
     Some((name.to_owned(), id, at + len + 8 - len % 8))
 }
 
-/// Names that an index does not hold itself.
+/// Names that a split index stores in another file.
 enum SharedIndex {
     None,
-    /// In another index, named by its checksum.
+    /// The shared index, by its checksum.
     Shared(ObjectId),
     Unknown,
 }
 
-/// What stands behind the entries: names of extensions that must be understood begin with a small letter.
+/// Parses the extensions behind the entries. A lower-case name marks an extension that a reader must
+/// understand.
 fn shared_index(bytes: &[u8], mut at: usize) -> SharedIndex {
     let end = bytes.len().saturating_sub(END_LEN);
     while at + 8 <= end {
@@ -283,7 +285,8 @@ fn shared_index(bytes: &[u8], mut at: usize) -> SharedIndex {
     SharedIndex::None
 }
 
-/// The offset encoding of packs: seven bits a byte, most significant first, each step adding one.
+/// The variable-length offset encoding of packs: seven bits per byte, most significant first, each step adds
+/// one.
 fn varint(bytes: &[u8]) -> Option<(usize, usize)> {
     let mut value = usize::from(bytes.first()? & 127);
     let mut used = 1;

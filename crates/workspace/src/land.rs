@@ -1,7 +1,7 @@
-//! Landing: what a Body did becomes commits on a branch of the user's, made by the user.
+//! Lands a Body's work: makes commits on a branch of the user's repository, with the user as committer.
 //!
-//! Invariant: a branch moves only forward from where it was looked at, and only here.
-//! Invariant: no hook runs, and no filter or driver but those the user's own settings name.
+//! Invariant: only this module moves a branch, and only forward from the commit at which it read the branch.
+//! Invariant: git runs no hook, and only filters and merge drivers that the user's own settings name.
 
 use std::{
     ffi::OsStr,
@@ -22,75 +22,75 @@ use crate::{
     publish, refs, review,
 };
 
-/// Most commits that are put on top of another one by one.
+/// Most commits that are cherry-picked.
 const COMMITS_MAX: usize = 1000;
 
-/// Where it lands.
+/// The branch that the work lands on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LandTarget {
-    /// On a branch that is made, or moved forward.
+    /// A new branch, or an existing one that moves forward.
     Branch(String),
-    /// On top of a branch that is there.
+    /// On top of an existing branch.
     Onto(String),
 }
 
-/// What lands.
+/// The part of the work that lands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LandSelection {
-    /// Every commit, and one more for what is not committed.
+    /// Every commit, and one more for uncommitted work.
     All,
-    /// Every commit, and nothing that is not committed.
+    /// Every commit, without uncommitted work.
     Committed,
-    /// All of it as one commit.
+    /// Everything as one commit.
     Squash {
-        /// What it says.
+        /// The commit message; none to list the subjects of the Body's commits.
         message: Option<String>,
     },
-    /// These commits.
+    /// The commits with these ids.
     Pick(Vec<String>),
 }
 
-/// A landing.
+/// A request to land a Body's work.
 #[derive(Debug)]
 pub struct LandRequest<'a> {
     /// The workspace.
     pub workspace: &'a Workspace,
-    /// Its work, in the user's repository.
+    /// The result of the last save, whose objects are in the user's repository.
     pub saved: &'a SaveResult,
-    /// Which Body, for messages.
+    /// The id of the Body, for messages.
     pub body: &'a str,
-    /// Its directory.
+    /// The directory of the Body.
     pub dir: &'a Path,
-    /// Where.
+    /// The target branch.
     pub how: LandTarget,
-    /// What.
+    /// The selected work.
     pub what: LandSelection,
-    /// Who lands it.
+    /// The user who lands it.
     pub person: &'a GitIdentity,
-    /// How long it may take.
+    /// Time limit of the landing.
     pub time_max: Duration,
 }
 
-/// What landed.
+/// The result of a landing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LandResult {
-    /// On which branch.
+    /// The branch.
     pub branch: String,
-    /// Where that was.
+    /// The commit of the branch before; none if it is new.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// Where it is.
+    /// The commit of the branch now.
     pub to: String,
-    /// How many commits came.
+    /// How many commits the branch gained.
     pub commits: usize,
-    /// Files by which a tool would run something.
+    /// Changed files that a tool of the user may execute by itself.
     pub auto_executed: Vec<String>,
     /// Work in submodules, which did not land: it is saved in their own repositories.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub submodules: Vec<SavedModule>,
 }
 
-/// What events say of it.
+/// The data of the event `workspace.landed`.
 impl From<&LandResult> for LandedWork {
     fn from(landed: &LandResult) -> Self {
         let LandResult { branch, from, to, commits, auto_executed, submodules } = landed.clone();
@@ -105,7 +105,7 @@ impl From<&LandResult> for LandedWork {
     }
 }
 
-/// Lands it.
+/// Lands the work.
 pub fn land(request: &LandRequest<'_>) -> Result<LandResult, WorkspaceError> {
     let workspace = request.workspace;
     let git =
@@ -115,11 +115,11 @@ pub fn land(request: &LandRequest<'_>) -> Result<LandResult, WorkspaceError> {
     };
     if !refs::is_branch(branch) {
         return Err(WorkspaceError::Repository(format!(
-            "{:?} cannot name a branch here",
+            "{:?} is not a valid branch name",
             proto::text::visible(branch)
         )));
     }
-    // While git's fsck looks at all of it.
+    // The plan is made while git's fsck checks the objects.
     let (sound, planned) = std::thread::scope(|scope| {
         let sound = scope.spawn(|| check(request));
         let planned = LandPlan::of(request, &git, branch);
@@ -137,20 +137,20 @@ pub fn land(request: &LandRequest<'_>) -> Result<LandResult, WorkspaceError> {
     Ok(LandResult { branch, from, to, commits, auto_executed, submodules })
 }
 
-/// What a landing comes to, before it is done.
+/// The planned change of a branch.
 struct LandPlan {
-    /// The branch, where there is one.
+    /// The branch; none if it does not exist.
     found: Option<UserBranch>,
-    /// What it becomes, or why it cannot.
+    /// The commit that the branch would move to, or why it cannot.
     replayed: Result<ReplayResult, WorkspaceError>,
 }
 
-/// What a branch becomes.
+/// The commit that a branch would move to.
 struct ReplayResult {
     to: String,
-    /// How many commits it gains; none where it has all of them already.
+    /// How many commits the branch gains; 0 if it has all of them already.
     commits: usize,
-    /// Files among them that something runs by itself.
+    /// Changed files that a tool of the user may execute by itself.
     auto_executed: Vec<String>,
 }
 
@@ -183,7 +183,9 @@ impl ReplayResult {
         }
         let between = between.map_or_else(|| CommitDistance::of(git, start, &to), Ok)?;
         if between.behind > 0 && is_there {
-            return Err(WorkspaceError::Conflict(format!("branch {branch} has gone another way")));
+            return Err(WorkspaceError::Conflict(format!(
+                "branch {branch} has diverged from the Body's commits"
+            )));
         }
         let auto_executed = review::names(git, start, &to)?
             .into_iter()
@@ -193,8 +195,8 @@ impl ReplayResult {
     }
 }
 
-/// Everything that would land, once more and without any leniency: some of it was saved whatever it says to git, and a
-/// Body may have committed what was saved so.
+/// Checks everything that would land with all of git's fsck rules. A save skips the rules about file
+/// contents, and the Body may have committed such files.
 fn check(request: &LandRequest<'_>) -> Result<(), WorkspaceError> {
     let (workspace, saved) = (request.workspace, request.saved);
     let tips: Vec<&str> = match request.what {
@@ -214,7 +216,7 @@ fn check(request: &LandRequest<'_>) -> Result<(), WorkspaceError> {
     })
 }
 
-/// How far two commits are from each other.
+/// How many commits two histories have that the other lacks.
 struct CommitDistance {
     behind: usize,
     ahead: usize,
@@ -230,7 +232,7 @@ impl CommitDistance {
     }
 }
 
-/// The commit that a branch at `start` becomes, and how far that is where it is known.
+/// Returns the commit that a branch at `start` would move to, and its distance from `start` if it is known.
 fn replay(
     request: &LandRequest<'_>,
     git: &Git,
@@ -259,7 +261,7 @@ fn replay(
                 start,
             ])?;
             if merges != "0" {
-                return Err(WorkspaceError::Conflict("its history has merges, which cannot be put on top of another commit one by one: land it with --squash, or on a branch of its own".into()));
+                return Err(WorkspaceError::Conflict("the Body's history has merge commits, which cannot be cherry-picked: land with --squash, or on a new branch".into()));
             }
             let said = git.line([
                 "rev-list",
@@ -275,7 +277,7 @@ fn replay(
     };
     if commits.len() > COMMITS_MAX {
         return Err(WorkspaceError::Hostile(format!(
-            "more than {COMMITS_MAX} commits cannot be put on top of another one by one: land them with --squash, or on a branch of their own"
+            "the Body has more than {COMMITS_MAX} commits, too many to cherry-pick: land with --squash, or on a new branch"
         )));
     }
     let mut at = start.to_owned();
@@ -285,7 +287,7 @@ fn replay(
     Ok((at, None))
 }
 
-/// A commit of the Body, and of nobody else.
+/// Resolves a commit id, or its beginning, among the Body's own commits.
 fn picked_commit(request: &LandRequest<'_>, git: &Git, name: &str) -> Result<String, WorkspaceError> {
     let unknown =
         || WorkspaceError::NotFound(format!("the Body has no commit {:?}", proto::text::visible(name)));
@@ -301,7 +303,7 @@ fn picked_commit(request: &LandRequest<'_>, git: &Git, name: &str) -> Result<Str
     }
 }
 
-/// One commit on top of another, with its own author and the user as committer.
+/// Cherry-picks a commit onto `at`; keeps its author and makes the user its committer.
 fn cherry_pick(
     request: &LandRequest<'_>,
     git: &Git,
@@ -314,7 +316,7 @@ fn cherry_pick(
     }
     let tree = merge(git, &parent, at, commit)?;
     if tree == git.line(["rev-parse", &format!("{at}^{{tree}}")])? {
-        // Somebody did the same already.
+        // The branch has this change already.
         return Ok(at.to_owned());
     }
     let said = git.run([
@@ -361,7 +363,7 @@ fn squash(
     commit_tree(request, git, &tree, start, &message)
 }
 
-/// The tree of a merge, or what stands in its way.
+/// Merges two commits and returns the tree, or the error that lists the conflicts.
 pub(crate) fn merge(git: &Git, base: &str, ours: &str, theirs: &str) -> Result<String, WorkspaceError> {
     let base = format!("--merge-base={base}");
     match git.run(["merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", &base, ours, theirs]) {
@@ -381,7 +383,7 @@ fn first(said: &[u8]) -> String {
         .unwrap_or_default()
 }
 
-/// Which files conflict; git tells them on an exit that is a failure otherwise.
+/// Lists the files that conflict; git prints them and exits with status 1.
 pub(crate) fn conflicts(git: &Git, base: &str, ours: &str, theirs: &str) -> Vec<String> {
     let mut command =
         git.command(["merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", base, ours, theirs]);
@@ -395,7 +397,7 @@ pub(crate) fn conflicts(git: &Git, base: &str, ours: &str, theirs: &str) -> Vec<
         .collect()
 }
 
-/// Files that conflict when both commits land, whichever is first.
+/// Files that conflict if both commits land, in either order.
 pub fn conflicting(git: &Git, one: &str, other: &str) -> Vec<String> {
     let Ok(base) = git.line(["merge-base", one, other]) else { return Vec::new() };
     match merge(git, &base, one, other) {
@@ -422,7 +424,7 @@ fn commit_tree(
     Ok(String::from_utf8_lossy(&said).trim_end().to_owned())
 }
 
-/// Moves a branch forward, with the files of whoever has it checked out.
+/// Moves a branch forward, and updates the files of the work tree that has it checked out.
 fn advance(
     request: &LandRequest<'_>,
     git: &Git,
@@ -440,12 +442,12 @@ fn advance(
     let _ = there.run(["update-index", "-q", "--refresh"]);
     there.run(["read-tree", "-m", "-u", old, new]).map_err(|error| match error {
         GitError::Failed { said, .. } => WorkspaceError::Conflict(format!(
-            "branch {branch} is checked out, and uncommitted changes are in the way: {said}"
+            "branch {branch} is checked out, and git would overwrite uncommitted changes: {said}"
         )),
         error => error.into(),
     })?;
     move_branch(request, git, branch, Some(old), new).inspect_err(|_| {
-        // Somebody else moved it meanwhile: the files are theirs again.
+        // Another process moved the branch meanwhile: restore the files.
         let _ = there.run(["read-tree", "-m", "-u", new, old]);
     })
 }
@@ -471,7 +473,7 @@ fn move_branch(
     Ok(())
 }
 
-/// A branch of the user's.
+/// A branch of the user's repository.
 struct UserBranch {
     id: String,
     /// The work tree that has it checked out.
@@ -483,7 +485,7 @@ fn look_for(git: &Git, branch: &str) -> Result<Option<UserBranch>, WorkspaceErro
     let said =
         git.run(["for-each-ref", "--format=%(refname)%00%(objectname)%00%(worktreepath)%00", &name])?;
     let fields: Vec<&[u8]> = said.split(|byte| *byte == 0).collect();
-    // Branches below this one are told, too.
+    // The pattern also matches branches below this name.
     let found = fields.chunks_exact(3).find(|fields| fields[0].trim_ascii_start() == name.as_bytes());
     Ok(found.map(|fields| UserBranch {
         id: String::from_utf8_lossy(fields[1]).into_owned(),
@@ -493,8 +495,10 @@ fn look_for(git: &Git, branch: &str) -> Result<Option<UserBranch>, WorkspaceErro
     }))
 }
 
-/// The git directory and the files of a work tree; none for a bare repository, which git lists as one, too. What git lists as one is the git directory itself for a submodule
-/// and for a repository with its directory elsewhere; files written there would be hooks and settings.
+/// Returns the git directory and the files of the work tree at `place`; none for a bare repository, which git
+/// lists as a work tree, too. For a submodule, and for a repository with a separate git directory, git lists
+/// the git directory itself as the work tree: that is an error, because files written there would become
+/// hooks and settings.
 fn place_of(
     place: &Path,
     branch: &str,
@@ -502,7 +506,7 @@ fn place_of(
 ) -> Result<Option<(PathBuf, PathBuf)>, WorkspaceError> {
     let untold = || {
         WorkspaceError::Conflict(format!(
-            "branch {branch} is checked out in a place that git does not tell: land on a branch of its own"
+            "branch {branch} is checked out in a work tree whose path git does not report: land on a new branch"
         ))
     };
     let ask = |what: &str| -> Option<PathBuf> {

@@ -1,20 +1,20 @@
-//! Files that are kept elsewhere by Git LFS: in the tree, and so in a Body, they are pointers.
+//! Files that Git LFS stores outside of the repository. In the tree, and so in a Body, they are pointers.
 //!
-//! Absent on purpose: putting their contents in. Without LFS's own filters in the Body, git there would take each for
-//! changed, and the next commit of an agent would hold the contents themselves.
+//! Absent on purpose: replacing pointers by the files' contents. Without the LFS filters in the Body, git
+//! there would report each file as modified, and the agent's next commit would contain the contents.
 
 use std::path::Path;
 
 use crate::{error::WorkspaceError, git::Git, objects::Objects};
 
-/// What a pointer begins with.
+/// The first bytes of a pointer.
 const BEGINS: &[u8] = b"version https://git-lfs.github.com/spec/";
-/// How long one may be.
+/// Longest pointer.
 const LEN_MAX: u64 = 1024;
-/// Most files that are looked at.
+/// Most files of a tree that are checked.
 const LOOKED_AT_MAX: usize = 100_000;
 
-/// The pointers in a tree, by their paths; none where the repository keeps nothing elsewhere.
+/// Paths of the pointers in a tree; none if the repository uses no LFS.
 pub fn pointers(repository: &Path, tree: &str) -> Result<Vec<String>, WorkspaceError> {
     if !repository.join("lfs/objects").is_dir() {
         return Ok(Vec::new());
@@ -33,7 +33,8 @@ pub fn pointers(repository: &Path, tree: &str) -> Result<Vec<String>, WorkspaceE
     Ok(found)
 }
 
-/// `MODE blob ID LEN`, a tab and the path: one that may be a pointer.
+/// Parses a line `MODE blob ID LEN`, tab, path; returns id and path of a file that is small enough to be a
+/// pointer.
 fn small_file(record: &[u8]) -> Option<(&str, &[u8])> {
     let tab = record.iter().position(|byte| *byte == b'\t')?;
     let mut fields = std::str::from_utf8(&record[..tab]).ok()?.split_ascii_whitespace();

@@ -1,7 +1,8 @@
-//! Repositories in, commits out: tree layers, heads, and the way of a Body's work back to the user's repository.
+//! Repositories in, commits out: makes the layers of a workspace, and brings a Body's work back to the user's
+//! repository.
 //!
-//! Invariant: git never runs on the host in a directory that a Body could write. What a Body holds is read as plain
-//! files, and becomes git objects in a repository of ours first.
+//! Invariant: git never runs on the host in a directory that a Body could write. The host reads a Body's
+//! files as plain files and makes git objects of them in a quarantine repository first.
 //! Invariant: a Body's work reaches the user's repository only under `refs/palisade/BODY/`, checked by git's own fsck;
 //! a branch moves only when the user lands.
 //! Absent on purpose: events, locks of Bodies, printing. `fleet` does the first two, `cli` the last.
@@ -65,10 +66,10 @@ use std::path::PathBuf;
 
 use body::programs::Programs;
 
-/// Where layers are made and kept.
+/// The directory in which layers are made and kept.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerStore<'a> {
-    /// The helper that works under a layer's ids.
+    /// The launcher, which writes files under a layer's ids.
     pub programs: &'a Programs,
     /// The directory of all layers.
     pub layers: &'a PathBuf,

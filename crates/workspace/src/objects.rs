@@ -1,6 +1,6 @@
-//! What a repository holds: one `git cat-file` that is asked about many objects.
+//! Reads objects of a repository through one long-lived `git cat-file`.
 //!
-//! Trust: names that are asked for may be a Body's; whoever asks makes them of hexadecimal digits.
+//! Trust: the requested names may come from a Body; the caller must check that they are hexadecimal digits.
 
 use std::{
     io::{self, BufRead, Read},
@@ -13,38 +13,38 @@ use crate::{
     git_batch::GitBatch,
 };
 
-/// How long all answers together may take.
+/// Time limit of all answers together.
 const TIME_MAX: Duration = Duration::from_secs(600);
 
-/// Somebody who knows.
+/// A running `git cat-file --batch-command`.
 #[derive(Debug)]
 pub struct Objects(GitBatch);
 
-/// What an object is.
+/// The id, kind and length of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectInfo {
-    /// Its name.
+    /// The object id.
     pub id: String,
     /// `commit`, `tree`, `blob` or `tag`.
     pub kind: String,
-    /// How long it is.
+    /// Its length in bytes.
     pub len: u64,
 }
 
 impl Objects {
-    /// Starts it.
+    /// Starts git.
     pub fn start(git: &Git) -> Result<Self, WorkspaceError> {
         Ok(Self(GitBatch::start(git, &["cat-file", "--batch-command"], TIME_MAX)?))
     }
 
-    /// What each of these is; none for what is not there.
+    /// Looks up objects by name; none for a missing one.
     pub fn about(&mut self, names: &[String]) -> Result<Vec<Option<ObjectInfo>>, WorkspaceError> {
         let question: String = names.iter().map(|name| format!("info {name}\n")).collect();
         let hear = |answers: &mut _| names.iter().map(|_| header(answers)).collect();
-        self.0.ask(question.as_bytes(), hear).during("ask what is there")
+        self.0.ask(question.as_bytes(), hear).during("look up git objects")
     }
 
-    /// What is in one of them, unless that is longer than `len_max`.
+    /// The contents of an object; an error if it is missing, of another kind or longer than `len_max`.
     pub fn contents(&mut self, name: &str, kind: &str, len_max: u64) -> Result<Vec<u8>, WorkspaceError> {
         let hear = |answers: &mut std::io::BufReader<std::process::ChildStdout>| {
             let Some(about) = header(answers)? else { return Err(io::ErrorKind::NotFound.into()) };
@@ -53,7 +53,7 @@ impl Objects {
             }
             let mut bytes = Vec::new();
             answers.take(about.len + 1).read_to_end(&mut bytes)?;
-            // A line ends behind it.
+            // git ends the contents with a line break.
             if bytes.len() as u64 != about.len + 1 {
                 Err(io::ErrorKind::UnexpectedEof.into())
             } else {
@@ -61,12 +61,12 @@ impl Objects {
             }
         };
         let mut bytes =
-            self.0.ask(format!("contents {name}\n").as_bytes(), hear).during("read what is there")?;
+            self.0.ask(format!("contents {name}\n").as_bytes(), hear).during("read a git object")?;
         bytes.pop().map(|_| bytes).ok_or_else(|| GitError::Answer("cat-file").into())
     }
 }
 
-/// `ID KIND LENGTH`, or something else for what is not there.
+/// Parses `ID KIND LENGTH`; none for any other line, which git prints for a missing object.
 fn header(answers: &mut impl BufRead) -> io::Result<Option<ObjectInfo>> {
     let mut line = Vec::new();
     answers.take(4096).read_until(b'\n', &mut line)?;

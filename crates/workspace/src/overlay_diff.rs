@@ -1,10 +1,11 @@
-//! A Body's files, compared with what it began with: each change becomes an object of ours.
+//! Compares a Body's files with the base of its workspace and writes each changed file as a git object.
 //!
-//! Where attributes may change what git stores of a file, it is copied to a tree of ours, for git to read there; so are
-//! the files that say what is ignored.
+//! A file whose stored form attributes may change is copied to a directory of the host instead, where git
+//! reads it. `.gitignore` and `.gitattributes` files are copied there, too.
 //!
-//! Invariant: what is copied are plain files and directories, made by us under names that git may hold.
-//! Trust: everything that is read here is a Body's; see [`crate::overlay_reader`].
+//! Invariant: the copy holds only regular files, symbolic links and directories, under names that git
+//! accepts.
+//! Trust: everything read here comes from a Body; see [`crate::overlay_reader`].
 
 use std::{
     collections::BTreeMap,
@@ -32,106 +33,107 @@ use crate::{
 const PATH_LEN_MAX: usize = 4000;
 /// Largest file.
 const FILE_MAX: u64 = 1 << 30;
-/// All files together.
+/// Total size of all files.
 const TOTAL_MAX: u64 = 8 << 30;
-/// Most changes.
+/// Most changed files.
 const CHANGES_MAX: usize = 2_000_000;
-/// Most things that are listed as left out.
+/// Most skipped paths that are listed.
 pub const LEFT_OUT_MAX: usize = 1000;
-/// How often a file that changes while it is read is read again.
+/// How often to retry a file that changes while it is read.
 const TRIES: usize = 3;
-/// What is copied at once.
+/// Length of one read when a file is copied.
 const PIECE_LEN: usize = 64 << 10;
-/// Files that say how git treats others.
+/// Names of the files that hold git's rules about other files.
 const IGNORES: &[u8] = b".gitignore";
 const ATTRIBUTES: &[u8] = b".gitattributes";
 
-/// Why something is left out that only ids of the Body may read.
-const HIDDEN: &str = "it cannot be read";
+/// Why a path is skipped that only ids of the Body may read.
+const UNREADABLE: &str = "the host cannot read it";
 
-/// Something of a Body that git cannot hold, or may not.
+/// A path of a Body that git cannot hold or must not.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SkippedPath {
-    /// Where, made fit for a terminal.
+    /// The path, escaped for a terminal.
     pub path: String,
-    /// Why.
+    /// The reason.
     pub why: &'static str,
 }
 
-/// A file or a link that may differ from the base.
+/// A file or symbolic link that may differ from the base.
 #[derive(Debug)]
 pub struct Change {
-    /// Where.
+    /// The path.
     pub path: Vec<u8>,
-    /// What it is to git.
+    /// The mode in a git tree.
     pub mode: u32,
-    /// What is in it; none of a file that was copied for git to read.
+    /// The object id of its content; none if git must read it from the copy.
     pub id: Option<ObjectId>,
 }
 
-/// What a walk found.
+/// The result of comparing a Body's files with the base.
 #[derive(Debug, Default)]
 pub struct Changes {
-    /// Files and links that may differ from the base.
+    /// Files and symbolic links that may differ from the base.
     pub files: Vec<Change>,
-    /// Files of the base that are gone, unless they are among those.
+    /// Files of the base that were deleted, unless `files` lists them, too.
     pub gone: Vec<Vec<u8>>,
-    /// What could not be taken.
+    /// Paths that were skipped.
     pub skipped: Vec<SkippedPath>,
     bytes: u64,
 }
 
-/// One walk.
+/// One comparison of a Body's files with the base.
 #[derive(Debug)]
 pub struct OverlayWalk<'a> {
-    /// Names of the base.
+    /// The names of the base.
     pub base: &'a IndexNames,
-    /// Names the Body's own git tracks.
+    /// The names that the Body's own index tracks.
     pub tracked: &'a IndexNames,
-    /// Whether these are all: where they are not, those of the base are tracked, too.
+    /// Whether `tracked` is complete; if not, the names of the base count as tracked, too.
     pub all_tracked: bool,
-    /// Who knows what is ignored.
+    /// Decides which files are ignored.
     pub ignore: IgnoreChecker,
     /// Whether attributes may change what git stores.
     pub attributes: bool,
-    /// Directories that others read: submodules.
+    /// Submodules, which are read separately.
     pub apart: &'a BTreeMap<Vec<u8>, Option<ObjectId>>,
-    /// Where objects go.
+    /// The pack to which new objects are written.
     pub pack: &'a mut PackWriter,
-    /// What was found so far.
+    /// The changes found so far.
     pub changes: Changes,
 }
 
-/// Where a walk stands.
+/// The directory at which the comparison is.
 struct WalkPosition<'a> {
     path: &'a [u8],
     dirs: &'a OverlayDir,
-    /// The same directory in our tree.
+    /// The directory of the copy that corresponds to it.
     ours: BorrowedFd<'a>,
-    /// Whether untracked files here are ignored.
+    /// Whether untracked files in it are ignored.
     ignored: bool,
     depth: usize,
 }
 
 impl OverlayWalk<'_> {
-    /// Walks the whole tree.
+    /// Compares the whole tree.
     pub fn run(mut self, seen: &VisibleFiles, ours: BorrowedFd<'_>) -> Result<Changes, WorkspaceError> {
         if seen.hidden {
             self.changes.gone.extend(self.base.iter().map(|(name, _)| name.to_vec()));
         }
         self.dir(&WalkPosition { path: b"", dirs: &seen.dirs, ours, ignored: false, depth: 0 })?;
-        self.forgotten()?;
+        self.drop_untracked_ignored()?;
         Ok(self.changes)
     }
 
-    /// What the Body's git no longer tracks and ignores is gone, though its files are there.
-    fn forgotten(&mut self) -> Result<(), WorkspaceError> {
+    /// Treats a file of the base as deleted if the Body's index no longer tracks it and it is ignored, even
+    /// if it still exists.
+    fn drop_untracked_ignored(&mut self) -> Result<(), WorkspaceError> {
         if !self.all_tracked {
             return Ok(());
         }
         let mut untracked: Vec<Vec<u8>> =
             self.base.without(self.tracked).into_iter().map(<[u8]>::to_vec).collect();
-        // What is gone already is not asked about.
+        // Files that are known to be deleted need no check.
         let gone: std::collections::BTreeSet<&Vec<u8>> = self.changes.gone.iter().collect();
         untracked.retain(|path| !gone.contains(path));
         if untracked.is_empty() {
@@ -149,7 +151,7 @@ impl OverlayWalk<'_> {
         if at.depth == 0 {
             entries.remove(b".git".as_slice());
         }
-        // Before anybody is asked about their neighbours.
+        // Copy the rules before git answers questions about other files of the directory.
         for rule in [IGNORES, ATTRIBUTES] {
             match entries.get(rule) {
                 Some(OverlayEntry::File(node)) => self.rule(at, rule, node)?,
@@ -161,7 +163,7 @@ impl OverlayWalk<'_> {
         for (name, found) in entries {
             let path = join(at.path, &name);
             if let Some(why) = refused(&name, &path, &found, at.depth) {
-                // What is ignored anyway is nobody's loss.
+                // An ignored path would not be saved anyway, so it is not listed.
                 if !at.ignored && !matches!(found, OverlayEntry::Gone | OverlayEntry::Other) {
                     self.skip(&path, why);
                 }
@@ -195,7 +197,7 @@ impl OverlayWalk<'_> {
         Ok(())
     }
 
-    /// For each child, whether it is ignored. What is tracked is not.
+    /// For each child, whether it is ignored. A tracked file never is.
     fn ignored(
         &mut self,
         at: &WalkPosition<'_>,
@@ -207,7 +209,7 @@ impl OverlayWalk<'_> {
         let mut asked = Vec::new();
         for (index, (name, path, found)) in children.iter().enumerate() {
             let ask = match found {
-                // Some patterns fit directories only, so there must be one.
+                // Some patterns match directories only, so the directory must exist in the copy.
                 OverlayEntry::Dir(_) => {
                     make_dir(at.ours, name)?;
                     true
@@ -244,7 +246,7 @@ impl OverlayWalk<'_> {
             OverlayEntry::Other => Ok(()),
             OverlayEntry::Unreadable if ignored => Ok(()),
             OverlayEntry::Unreadable => {
-                self.skip(&path, HIDDEN);
+                self.skip(&path, UNREADABLE);
                 Ok(())
             }
             OverlayEntry::Gone => {
@@ -282,12 +284,13 @@ impl OverlayWalk<'_> {
     ) -> Result<(), WorkspaceError> {
         let Ok(dirs) = at.dirs.enter(inner) else {
             if !ignored {
-                self.skip(path, HIDDEN);
+                self.skip(path, UNREADABLE);
             }
             return Ok(());
         };
         if self.apart.contains_key(path) {
-            // Its directory is there, so it is the submodule it was, whatever was removed around it.
+            // The directory of the submodule exists, so the submodule stays, even if everything around it was
+            // replaced.
             self.changes.gone.retain(|gone| gone != path);
             return Ok(());
         }
@@ -295,9 +298,9 @@ impl OverlayWalk<'_> {
             remove(at.ours, name)?;
             self.base_gone(path);
         } else if self.base.contains(path) {
-            // Only a submodule is both a name of the base and a directory there.
+            // Only a submodule is a name of the base and also a directory in the Body.
             if !dirs.entries().during("list a directory of the Body")?.is_empty() {
-                self.skip(path, "it is a submodule that this host does not have");
+                self.skip(path, "it is in a submodule that the host has not initialised");
             }
             return Ok(());
         }
@@ -314,7 +317,7 @@ impl OverlayWalk<'_> {
             ignored: at.ignored || ignored,
             depth: at.depth + 1,
         })?;
-        // One that only held what is ignored.
+        // Removes the directory if it is empty, because it held only ignored files.
         let _ = rustix::fs::unlinkat(at.ours, name, AtFlags::REMOVEDIR);
         Ok(())
     }
@@ -357,7 +360,7 @@ impl OverlayWalk<'_> {
         };
         let opened = if why.is_none() { at.dirs.file(node).ok() } else { None };
         let Some(mut file) = opened else {
-            self.skip(&path, why.unwrap_or(HIDDEN));
+            self.skip(&path, why.unwrap_or(UNREADABLE));
             return Ok(());
         };
         self.changes.bytes += node.len;
@@ -381,7 +384,7 @@ impl OverlayWalk<'_> {
         Ok(())
     }
 
-    /// None for one that does not keep still.
+    /// Adds a file to the pack; none if the file kept changing while it was read.
     fn pack_file(&mut self, file: &mut File) -> Result<Option<ObjectId>, WorkspaceError> {
         for _ in 0..TRIES {
             let len = file
@@ -408,7 +411,7 @@ impl OverlayWalk<'_> {
     }
 }
 
-/// Copies a file to a tree of ours; holes stay holes.
+/// Copies a file to the host's directory; keeps holes.
 fn copy(
     ours: BorrowedFd<'_>,
     name: &[u8],
@@ -424,7 +427,7 @@ fn copy(
     let mut copy = File::from(copy);
     let mut piece = vec![0; PIECE_LEN];
     let mut len = 0;
-    // It may grow while it is read.
+    // The file may grow while it is read, so read no more than its first length.
     let mut file = file.take(node.len);
     loop {
         match file.read(&mut piece).during(doing)? {
@@ -442,21 +445,21 @@ fn copy(
     copy.set_len(len).during(doing)
 }
 
-/// Why something cannot be in git, or may not.
+/// Why git cannot hold a path, or must not.
 fn refused(name: &[u8], path: &[u8], found: &OverlayEntry, depth: usize) -> Option<&'static str> {
     match () {
         () if is_dot_git(name) => Some(if matches!(found, OverlayEntry::Dir(_)) {
-            "a repository inside the repository: its history is not taken"
+            "it is a git repository inside the workspace; its history is not saved"
         } else {
-            "git may not hold this name"
+            "git does not allow this name"
         }),
-        () if path.len() > PATH_LEN_MAX => Some("its path is too long"),
-        () if depth >= DEPTH_MAX => Some("it lies too deep"),
+        () if path.len() > PATH_LEN_MAX => Some("its path is longer than 4,000 bytes"),
+        () if depth >= DEPTH_MAX => Some("it is more than 128 directories deep"),
         () => None,
     }
 }
 
-/// Whether some file system takes that name for `.git`: git refuses all of them.
+/// Whether some file system treats a name as `.git`; git refuses all of these names.
 pub fn is_dot_git(name: &[u8]) -> bool {
     let text: String = String::from_utf8_lossy(name).chars().filter(|c| !is_ignorable(*c)).collect();
     text.split('\\').any(|part| {
@@ -465,7 +468,7 @@ pub fn is_dot_git(name: &[u8]) -> bool {
     })
 }
 
-/// What HFS+ leaves out of names.
+/// Characters that HFS+ ignores in names.
 fn is_ignorable(c: char) -> bool {
     matches!(c, '\u{200c}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{206a}'..='\u{206f}' | '\u{feff}')
 }
@@ -488,7 +491,7 @@ fn make_dir(ours: BorrowedFd<'_>, name: &[u8]) -> Result<(), WorkspaceError> {
 
 fn open_dir(ours: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, WorkspaceError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::openat(ours, name, flags, Mode::empty()).during("open a directory of ours")
+    rustix::fs::openat(ours, name, flags, Mode::empty()).during("open a directory of the copy")
 }
 
 fn remove(ours: BorrowedFd<'_>, name: &[u8]) -> Result<(), WorkspaceError> {

@@ -1,8 +1,9 @@
-//! What a Body's overlay shows, read on the host without mounting it: the upper and the snapshots below, as plain files.
+//! Reads a Body's overlay on the host without mounting it: merges the upper and the snapshots below it as
+//! plain files.
 //!
-//! Invariant: a descriptor is held for each directory on the way to where one stands, and for none beside it.
-//! Trust: names, kinds, depth and links are a Body's. Directories are entered by descriptor, no link is followed, and
-//! nothing but regular files is opened.
+//! Invariant: descriptors are open only for the directories on the path to the current one.
+//! Trust: a Body chooses names, file types, depth and links. Directories are opened relative to a descriptor,
+//! symbolic links are never followed, and only regular files are opened.
 
 use std::{
     collections::BTreeMap,
@@ -22,52 +23,52 @@ use rustix::{
 const ENTRIES_MAX: usize = 1_000_000;
 /// Deepest directory.
 pub const DEPTH_MAX: usize = 128;
-/// How the kernel marks a directory that hides what is below it.
+/// The attribute with which overlayfs marks a directory that hides the directories below it.
 const OPAQUE: &str = "user.overlay.opaque";
 
-/// One directory of the overlay: in each of the layers that have it, nearest first.
+/// One directory of the overlay: its descriptors in the layers that have it, topmost first.
 #[derive(Debug)]
 pub struct OverlayDir(Vec<OwnedFd>);
 
-/// What a name stands for.
+/// An entry of a directory.
 #[derive(Debug)]
 pub enum OverlayEntry {
     /// A directory.
     Dir(OverlaySubdir),
-    /// A file.
+    /// A regular file.
     File(OverlayFile),
     /// A symbolic link.
     Link(OverlayFile),
-    /// It was removed.
+    /// A whiteout: the Body deleted the name.
     Gone,
-    /// A socket, a pipe, a device.
+    /// A socket, a pipe or a device.
     Other,
-    /// It cannot be looked at.
+    /// The host cannot stat it.
     Unreadable,
 }
 
-/// A directory below another.
+/// A directory inside another.
 #[derive(Debug)]
 pub struct OverlaySubdir {
     layers: Vec<usize>,
     name: CString,
-    /// Whether what lower layers have of it is not seen.
+    /// Whether it hides the directories of that name in lower layers.
     pub hides: bool,
 }
 
-/// A file or a link in one of the layers.
+/// A file or a symbolic link in one of the layers.
 #[derive(Debug)]
 pub struct OverlayFile {
     layer: usize,
     name: CString,
-    /// Its length, as it says.
+    /// Its length at the time of the stat call.
     pub len: u64,
-    /// Whether its owner may run it.
+    /// Whether its owner may execute it.
     pub executable: bool,
 }
 
 impl OverlayDir {
-    /// The top directory of an overlay; layers that lack it are left out.
+    /// Opens the top directory of an overlay; skips layers that lack it.
     pub fn open(layers: &[PathBuf]) -> io::Result<Self> {
         let mut dirs = Vec::new();
         for path in layers {
@@ -80,7 +81,7 @@ impl OverlayDir {
         Ok(Self(dirs))
     }
 
-    /// What is in it.
+    /// The merged entries of the directory.
     pub fn entries(&self) -> io::Result<BTreeMap<Vec<u8>, OverlayEntry>> {
         let mut all: BTreeMap<Vec<u8>, OverlayEntry> = BTreeMap::new();
         for (layer, dir) in self.0.iter().enumerate() {
@@ -146,7 +147,7 @@ impl OverlayDir {
         }
     }
 
-    /// Goes into a directory.
+    /// Opens a subdirectory.
     pub fn enter(&self, inner: &OverlaySubdir) -> io::Result<OverlayDir> {
         inner
             .layers
@@ -172,7 +173,7 @@ impl OverlayDir {
         all.remove(name.as_bytes())
     }
 
-    /// A directory, by name.
+    /// Opens a subdirectory, by name.
     pub fn dir(&self, name: &str) -> Option<OverlayDir> {
         match self.get(name)? {
             OverlayEntry::Dir(inner) => self.enter(&inner).ok(),
@@ -180,7 +181,8 @@ impl OverlayDir {
         }
     }
 
-    /// A directory some way down, and whether it hides what lower layers have of it; none where it is not there.
+    /// Opens a directory by its path, and returns whether it hides that of lower layers; none if it does not
+    /// exist.
     pub fn down(self, path: &str) -> io::Result<Option<(OverlayDir, bool)>> {
         let (mut dirs, mut hidden) = (self, false);
         for name in path.split('/').filter(|name| !name.is_empty()) {
@@ -196,7 +198,7 @@ impl OverlayDir {
         Ok(Some((dirs, hidden)))
     }
 
-    /// A small file, by its path.
+    /// The contents of a file up to `len_max` bytes, by path.
     pub fn small(&self, path: &str, len_max: u64) -> Option<Vec<u8>> {
         if let Some((first, rest)) = path.split_once('/') {
             return self.dir(first)?.small(rest, len_max);
@@ -211,20 +213,20 @@ impl OverlayDir {
         }
     }
 
-    /// Opens a file of this directory. What took its place meanwhile is not opened.
+    /// Opens a file of this directory; fails if another kind of file has replaced it.
     pub fn file(&self, node: &OverlayFile) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::openat(&self.0[node.layer], &node.name, flags, Mode::empty())?);
         if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
-    /// Where a link of this directory leads, as text.
+    /// The target of a symbolic link of this directory.
     pub fn link(&self, node: &OverlayFile) -> io::Result<CString> {
         Ok(rustix::fs::readlinkat(&self.0[node.layer], &node.name, Vec::new())?)
     }
 }
 
-/// Whether something below a directory may not be read by us.
+/// Whether the host cannot read something below a directory.
 pub fn hides(dir: &Path) -> bool {
     match open_top(dir) {
         Ok(top) => is_hiding(&OverlayDir(vec![top]), 0),
@@ -239,7 +241,7 @@ fn is_hiding(dirs: &OverlayDir, depth: usize) -> bool {
         OverlayEntry::File(node) => {
             rustix::fs::accessat(&dirs.0[node.layer], &node.name, Access::READ_OK, AtFlags::empty()).is_err()
         }
-        // What lies deeper is not taken anyway.
+        // Deeper paths are skipped anyway.
         OverlayEntry::Dir(inner) => {
             depth < DEPTH_MAX && dirs.enter(inner).map_or(true, |inside| is_hiding(&inside, depth + 1))
         }

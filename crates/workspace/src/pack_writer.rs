@@ -1,6 +1,6 @@
-//! Packs of our own making: objects one after the other, none a difference to another, and the index that finds them.
+//! Writes packs without deltas, and their indexes.
 //!
-//! Invariant: an object is in a pack once, under the name its bytes have.
+//! Invariant: a pack holds an object once, under the id of its content.
 
 use std::{
     collections::BTreeMap,
@@ -12,19 +12,19 @@ use std::{
 use flate2::{Compression, Crc, write::ZlibEncoder};
 use sha1::{Digest, Sha1};
 
-/// The name of an object.
+/// An object id.
 pub type ObjectId = [u8; 20];
 
-/// What an object is, by the number that packs have for it.
+/// The kind of an object, with the number that packs use for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ObjectKind {
     /// A commit.
     Commit = 1,
     /// A tree.
     Tree = 2,
-    /// A file's contents, or where a link leads.
+    /// The contents of a file, or the target of a symbolic link.
     Blob = 3,
-    /// A tag with a message.
+    /// An annotated tag.
     Tag = 4,
 }
 
@@ -38,46 +38,46 @@ impl ObjectKind {
         }
     }
 
-    /// The kind that a loose object says it is.
+    /// Parses the kind in the header of a loose object.
     pub fn of(word: &str) -> Option<Self> {
         [Self::Commit, Self::Tree, Self::Blob, Self::Tag].into_iter().find(|sort| sort.word() == word)
     }
 }
 
-/// A pack in the making.
+/// A pack that is being written.
 #[derive(Debug)]
 pub struct PackWriter {
     file: File,
     path: PathBuf,
     objects: BTreeMap<ObjectId, (u32, u64)>,
-    /// All contents together.
+    /// Total length of all contents.
     pub bytes: u64,
 }
 
 impl PackWriter {
-    /// Begins one.
+    /// Begins a pack at a path.
     pub fn begin(path: &Path) -> io::Result<Self> {
         let mut file = File::options().read(true).write(true).create_new(true).open(path)?;
         file.write_all(b"PACK\0\0\0\x02\0\0\0\0")?;
         Ok(Self { file, path: path.to_owned(), objects: BTreeMap::new(), bytes: 0 })
     }
 
-    /// Whether nothing is in it.
+    /// Whether it holds no object.
     pub fn is_empty(&self) -> bool {
         self.objects.is_empty()
     }
 
-    /// Whether that is in it.
+    /// Whether it holds an object.
     pub fn has(&self, id: &ObjectId) -> bool {
         self.objects.contains_key(id)
     }
 
-    /// Adds an object of exactly `len` bytes. What has more or less is an error and leaves no trace.
+    /// Adds an object of exactly `len` bytes. If `contents` has more or fewer, this fails and adds nothing.
     pub fn add(&mut self, sort: ObjectKind, len: u64, contents: impl Read) -> io::Result<ObjectId> {
         self.add_if(sort, len, contents, |_| true)?.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// The same for one whose name must please.
+    /// Adds an object if `wanted` accepts its id.
     pub fn add_if(
         &mut self,
         sort: ObjectKind,
@@ -130,7 +130,7 @@ impl PackWriter {
         Ok((name.finalize().into(), out.crc.sum()))
     }
 
-    /// Puts the count in, and the checksum of all at the end.
+    /// Writes the number of objects into the header and the checksum to the end.
     pub fn finish(mut self) -> io::Result<FinishedPack> {
         let count =
             u32::try_from(self.objects.len()).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
@@ -152,10 +152,10 @@ impl PackWriter {
     }
 }
 
-/// A pack that is whole.
+/// A complete pack.
 #[derive(Debug)]
 pub struct FinishedPack {
-    /// Its bytes, from the first on.
+    /// The pack file, positioned at its start.
     pub file: File,
     path: PathBuf,
     objects: BTreeMap<ObjectId, (u32, u64)>,
@@ -163,7 +163,7 @@ pub struct FinishedPack {
 }
 
 impl FinishedPack {
-    /// Writes the index beside it: from here on git finds what is in it.
+    /// Writes the index beside the pack; from then on git finds the objects.
     pub fn index(&self) -> io::Result<()> {
         let mut bytes = b"\xfftOc\0\0\0\x02".to_vec();
         let mut counts = [0u32; 256];
@@ -175,7 +175,7 @@ impl FinishedPack {
         });
         self.objects.keys().for_each(|id| bytes.extend(id));
         self.objects.values().for_each(|(crc, _)| bytes.extend(crc.to_be_bytes()));
-        // Places that need more than 31 bits stand in a table of their own.
+        // Offsets of more than 31 bits go into a table of their own.
         let mut far = Vec::new();
         for (_, at) in self.objects.values() {
             match u32::try_from(*at).ok().filter(|at| *at < 1 << 31) {
@@ -194,7 +194,7 @@ impl FinishedPack {
     }
 }
 
-/// Bytes on their way to a file, summed up.
+/// Writes to a file and computes a CRC.
 struct CrcWriter<W> {
     out: W,
     crc: Crc,
@@ -212,7 +212,7 @@ impl<W: Write> Write for CrcWriter<W> {
     }
 }
 
-/// Bytes on their way into an object, from which its name is made.
+/// Writes to an object and computes its id.
 struct HashWriter<W> {
     out: W,
     name: Sha1,
@@ -230,12 +230,12 @@ impl<W: Write> Write for HashWriter<W> {
     }
 }
 
-/// A name as text.
+/// An object id as hexadecimal text.
 pub fn hex(id: &ObjectId) -> String {
     proto::event::hex(id)
 }
 
-/// A name from text.
+/// Parses an object id from hexadecimal text.
 pub fn id_of(text: &[u8]) -> Option<ObjectId> {
     let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
     let mut id = [0; 20];
@@ -248,7 +248,7 @@ pub fn id_of(text: &[u8]) -> Option<ObjectId> {
     Some(id)
 }
 
-/// Kind and size as a pack has them: four bits, then seven a byte.
+/// Kind and size in the encoding of packs: four bits of the size, then seven per byte.
 fn entry_header(kind: u8, size: u64) -> Vec<u8> {
     let mut bytes = vec![kind << 4 | (size & 15) as u8];
     let mut rest = size >> 4;

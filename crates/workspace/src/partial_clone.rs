@@ -1,6 +1,6 @@
-//! Partial clones: files that the host's repository was promised and does not have are fetched before a Body begins.
+//! Partial clones: fetches the files that the host's repository lacks before a Body starts.
 //!
-//! It is the person's own git that asks, as it would itself when a file is needed: nothing of a Body takes part.
+//! The user's own git fetches them, as it would by itself when it needs a file. The Body takes no part.
 
 use crate::{
     GitIdentity, Repository,
@@ -8,9 +8,9 @@ use crate::{
     git::{self, GitError},
 };
 
-/// The remote that promised what a repository does not have; none where it has everything.
+/// The promisor remote of a partial clone; none if the repository has all objects.
 pub fn remote(repository: &Repository) -> Option<String> {
-    // Seldom, and asking git costs as much as a fifth of a warm start.
+    // Partial clones are rare, and starting git would cost a fifth of a warm start, so search the file first.
     let settings =
         std::fs::read_to_string(repository.common.join("config")).unwrap_or_default().to_ascii_lowercase();
     if !settings.contains("promisor") && !settings.contains("partialclone") {
@@ -25,7 +25,7 @@ pub fn remote(repository: &Repository) -> Option<String> {
     said.lines().find_map(named).or_else(|| git.line(["config", "--get", "extensions.partialclone"]).ok())
 }
 
-/// Fetches what is missing of the files at the repository's commit.
+/// Fetches the objects that the files of the repository's commit lack.
 pub fn fetch(repository: &Repository, person: &GitIdentity) -> Result<(), WorkspaceError> {
     let Some(remote) = remote(repository) else { return Ok(()) };
     let git = repository.git();
@@ -48,7 +48,7 @@ pub fn fetch(repository: &Repository, person: &GitIdentity) -> Result<(), Worksp
             error => error.to_string(),
         };
         WorkspaceError::Repository(format!(
-            "{count} files of this partial clone are still with {}, which cannot be asked: {said}",
+            "{count} files of this partial clone are still with {}, which git cannot fetch from: {said}",
             proto::text::visible(&remote)
         ))
     })

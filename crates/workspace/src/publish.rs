@@ -1,8 +1,10 @@
-//! Work on its way into the user's repository, under names of its own.
+//! Transfers a Body's work into the user's repository, under refs of its own.
 //!
-//! Invariant: a name is set only when everything it needs is there and on the disk; it is looked at again afterwards.
-//! Invariant: what comes in was fully checked by git's fsck, but for what plain files of a Body say to git itself: those
-//! are saved as they are. Nothing lands without a check that has no such exception.
+//! Invariant: a ref is set only after all objects that it needs are there and synced to disk; git verifies it
+//! afterwards.
+//! Invariant: git's fsck checks every object that comes in, except for rules about the contents of
+//! `.gitmodules` and `.gitattributes`: a save keeps such files as they are. A landing checks these rules,
+//! too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,8 +14,8 @@ use crate::{
     quarantine::QuarantineView,
 };
 
-/// Checks of what `.gitmodules` and `.gitattributes` say: a save must not fail for it.
-const OF_CONTENTS: &[&str] = &[
+/// fsck rules about the contents of `.gitmodules` and `.gitattributes`; a save must not fail on them.
+const CONTENT_RULES: &[&str] = &[
     "gitmodulesBlob",
     "gitmodulesLarge",
     "gitmodulesMissing",
@@ -28,14 +30,14 @@ const OF_CONTENTS: &[&str] = &[
     "gitattributesLineLength",
     "gitattributesMissing",
 ];
-/// Most that one save brings, packed.
-const TAKEN_MAX: u64 = 16 << 30;
+/// Largest pack of one save.
+const PACK_LEN_MAX: u64 = 16 << 30;
 
-/// What the user's repository has of a Body.
+/// The refs that the user's repository has for a Body.
 #[derive(Debug, Default)]
 pub struct PublishedRefs(BTreeMap<String, RefTarget>);
 
-/// What one name stands for.
+/// The commit and tree of one ref.
 #[derive(Debug)]
 struct RefTarget {
     id: String,
@@ -44,7 +46,7 @@ struct RefTarget {
 }
 
 impl PublishedRefs {
-    /// Asks for everything below `to`.
+    /// Reads all refs below the namespace `to`.
     pub fn ask(user: &Git, to: &str) -> Result<Self, WorkspaceError> {
         let said = user.line([
             "for-each-ref",
@@ -66,17 +68,17 @@ impl PublishedRefs {
         Ok(Self(all))
     }
 
-    /// What a name stands for.
+    /// The commit of a ref.
     pub fn id(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(|named| named.id.as_str())
     }
 
-    /// The files of what a name stands for.
+    /// The tree of a ref's commit.
     pub fn tree(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(|named| named.tree.as_str())
     }
 
-    /// The commit of that name, where it has that tree and that parent.
+    /// The commit of a ref, if it has this tree and this parent.
     pub fn commit(&self, name: &str, tree: &str, parent: &str) -> Option<String> {
         self.0
             .get(name)
@@ -84,13 +86,14 @@ impl PublishedRefs {
             .map(|named| named.id.clone())
     }
 
-    /// Everything that has a name, and so all that it needs.
+    /// The commits of all refs; the repository has everything that they need.
     pub fn ids(&self) -> BTreeSet<&str> {
         self.0.values().map(|named| named.id.as_str()).collect()
     }
 }
 
-/// Has the user's repository take what is wanted, and looks that it did. `there` is known to be in it.
+/// Transfers the wanted commits into the user's repository and sets the refs. `there` lists commits that it
+/// has already.
 pub fn publish(
     view: &QuarantineView,
     user: &Git,
@@ -107,20 +110,20 @@ pub fn publish(
     if !new.is_empty() {
         let lines: String =
             new.iter().map(|id| format!("{id}\n")).chain(had.iter().map(|id| format!("^{id}\n"))).collect();
-        hand_over(view, user, lines)?;
+        transfer_objects(view, user, lines)?;
     }
-    set_names(user, to, wanted, known)
+    set_refs(user, to, wanted, known)
 }
 
-/// Packing walks everything that is new, and fails where something is missing.
-fn hand_over(view: &QuarantineView, user: &Git, lines: String) -> Result<(), WorkspaceError> {
+/// Packs all new objects and lets the user's git index them. Packing fails if an object is missing.
+fn transfer_objects(view: &QuarantineView, user: &Git, lines: String) -> Result<(), WorkspaceError> {
     let give = ["pack-objects", "--revs", "--stdout", "--thin", "--delta-base-offset", "-q"];
     let taker = user.clone().rlimited().durable();
-    let lenient = OF_CONTENTS.iter().map(|check| format!("{check}=ignore")).collect::<Vec<_>>().join(",");
-    let bound = format!("--max-input-size={TAKEN_MAX}");
+    let lenient = CONTENT_RULES.iter().map(|check| format!("{check}=ignore")).collect::<Vec<_>>().join(",");
+    let bound = format!("--max-input-size={PACK_LEN_MAX}");
     let take = ["index-pack", "--stdin", "--fix-thin", &bound, &format!("--strict={lenient}")];
     match view.git().pipe_pack(&give, lines.clone().into_bytes(), &taker, &take) {
-        // In a partial clone.
+        // A partial clone lacks objects on purpose, so check only the new ones.
         Err(error) if error.reason() == Some(GitReason::MissingObject) => {
             view.git().pipe_pack(
                 &give,
@@ -134,8 +137,8 @@ fn hand_over(view: &QuarantineView, user: &Git, lines: String) -> Result<(), Wor
     Ok(())
 }
 
-/// Sets all names at once, and has git look at each of them again.
-fn set_names(
+/// Sets all refs in one transaction and verifies each of them.
+fn set_refs(
     user: &Git,
     to: &str,
     wanted: &BTreeMap<String, String>,
@@ -147,7 +150,7 @@ fn set_names(
         names.for_each(|(name, id)| lines.push_str(&format!("{verb} {to}/{name} {id}\n")));
         lines.push_str("prepare\ncommit\n");
     };
-    // A branch `a` that became `a/b`, or the other way round, stands in its own way.
+    // git cannot have refs `a` and `a/b` at once, so an old one that clashes is deleted first.
     let below = |a: &str, b: &str| a.strip_prefix(b).is_some_and(|rest| rest.starts_with('/'));
     let mut in_the_way = known
         .0
@@ -163,7 +166,7 @@ fn set_names(
     Ok(())
 }
 
-/// Has git's fsck look at everything of `new` that `old` lacks, as strictly as it can.
+/// Runs git's fsck with all rules on the objects of `new` that `old` lacks.
 pub fn check(view: &QuarantineView, new: &[&str], old: &[&str]) -> Result<(), WorkspaceError> {
     let give = ["pack-objects", "--revs", "--stdout", "--delta-base-offset", "-q"];
     let taker = view.writing().scratch();

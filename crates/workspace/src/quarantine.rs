@@ -1,9 +1,10 @@
-//! The repository of ours, beside a Body, where its work becomes git objects before anybody else sees them.
+//! The quarantine: a bare repository in the Body's directory in which its work becomes git objects first.
 //!
-//! What a Body's git made is kept there from one look to the next, so that it is checked once; what is made of its
-//! files lies in a stage, and goes when it was looked at or saved.
+//! It keeps the objects of the Body's git between saves, so that git checks them only once. Objects made from
+//! the Body's files are in a stage directory, which is removed after the save.
 //!
-//! Invariant: nothing here is needed: whatever is lost, torn or too much is made again from the Body's own files.
+//! Invariant: the quarantine is only a cache. Lost, torn or discarded objects are made again from the Body's
+//! files.
 
 use std::{
     ffi::OsString,
@@ -21,9 +22,9 @@ use crate::{
     git::Git,
 };
 
-/// How long one look, one save or one landing may take.
+/// Time limit of one look, save or landing.
 pub const TIME_MAX: Duration = Duration::from_secs(1800);
-/// What may lie here from one save to the next.
+/// Size that the quarantine may keep between saves.
 const KEPT_MAX: u64 = 1 << 30;
 
 /// The quarantine of one workspace.
@@ -34,8 +35,8 @@ pub struct Quarantine {
 }
 
 impl Quarantine {
-    /// Opens it, and makes it if need be. It sees the objects of the user's repository, and changes none.
-    /// Whatever git does there and in the user's repository ends within `time_max`.
+    /// Opens or creates it. It reads the objects of the user's repository and changes none. Every git in it
+    /// and in the user's repository ends within `time_max`.
     pub fn open(
         body_dir: &Path,
         name: &str,
@@ -44,7 +45,7 @@ impl Quarantine {
     ) -> Result<Self, WorkspaceError> {
         if !repository.join("objects").is_dir() {
             return Err(WorkspaceError::NotFound(
-                "the repository that the workspace came from is no longer there".into(),
+                "the repository of the workspace no longer exists on the host".into(),
             ));
         }
         let top = body_dir.join("git");
@@ -59,35 +60,35 @@ impl Quarantine {
         Ok(Self { dir, until: Instant::now() + time_max })
     }
 
-    /// Where it is.
+    /// The directory of the quarantine.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// git in it, with little memory: what it reads was made by a Body.
+    /// git in the quarantine, with limited memory, because it reads objects that a Body made.
     pub fn git(&self) -> Git {
         Git::at(&self.dir).rlimited().deadline(self.until)
     }
 
-    /// The same in the user's repository.
+    /// git in the user's repository, with the quarantine's deadline.
     pub fn user(&self, workspace: &Workspace) -> Git {
         Git::at(&workspace.repository).deadline(self.until)
     }
 
-    /// Has git index a pack, apart from everything else: `index-pack` keeps some of what it then refuses. Only a pack
-    /// that it found sound is moved here.
+    /// Indexes a pack with `index-pack` in a stage directory, because `index-pack` leaves files behind when
+    /// it refuses a pack. A pack that passes is moved into the quarantine.
     pub fn take_pack(&self, args: &[&str], pack: File) -> Result<(), WorkspaceError> {
         let stage = self.stage()?;
         let apart = stage.join("git");
         bare_repo::make(&apart, &[&self.dir.join("objects")], Some(&self.dir.join("shallow")))
-            .during("make room for a pack")?;
+            .during("create a directory for a pack")?;
         Git::at(&apart).rlimited().deadline(self.until).scratch().feed_file(args, pack)?;
         let mut files: Vec<_> = fs::read_dir(apart.join("objects/pack"))
             .during("list a pack")?
             .flatten()
             .map(|entry| entry.file_name())
             .collect();
-        // The index last: a pack without one is none.
+        // The index is moved last: git ignores a pack without one.
         files.sort_by_key(|name| name.to_string_lossy().ends_with(".idx"));
         for name in files {
             fs::rename(apart.join("objects/pack").join(&name), self.dir.join("objects/pack").join(&name))
@@ -96,26 +97,27 @@ impl Quarantine {
         Ok(())
     }
 
-    /// A directory of ours that goes away.
+    /// Creates a temporary directory.
     pub fn stage(&self) -> Result<StageDir, WorkspaceError> {
-        let drawn = proto::event::hex(&sys::random::bytes::<8>().during("draw a name")?);
+        let drawn =
+            proto::event::hex(&sys::random::bytes::<8>().during("read random bytes from the kernel")?);
         StageDir::make(self.dir.join(format!("stage-{}-{drawn}", std::process::id())))
-            .during("make room for a copy")
+            .during("create a temporary directory")
     }
 
-    /// A place for objects that goes away, with everything that lies here.
+    /// Opens a view: the quarantine's objects, and a temporary directory for more.
     pub fn view(&self) -> Result<QuarantineView, WorkspaceError> {
         let stage = self.stage()?;
-        fs::create_dir_all(stage.join("objects/pack")).during("make room for objects")?;
+        fs::create_dir_all(stage.join("objects/pack")).during("create a directory for objects")?;
         Ok(QuarantineView { quarantine: self.clone(), stage })
     }
 
-    /// Whether something lies here from before.
+    /// Whether the quarantine holds objects of an earlier save.
     pub fn has_objects(&self) -> bool {
         fs::read_dir(self.dir.join("objects/pack")).is_ok_and(|mut packs| packs.next().is_some())
     }
 
-    /// Throws away what was taken: it is damaged, or too much.
+    /// Deletes all objects: they are damaged or too large.
     pub fn forget(&self) {
         let _ = fs::remove_dir_all(self.dir.join("taken"));
         for entry in fs::read_dir(self.dir.join("objects/pack")).into_iter().flatten().flatten() {
@@ -123,7 +125,7 @@ impl Quarantine {
         }
     }
 
-    /// Keeps it small, once everything in it is elsewhere.
+    /// Deletes all objects if they are too large, after they were saved.
     pub fn tidy(&self) {
         let packs = fs::read_dir(self.dir.join("objects/pack")).into_iter().flatten().flatten();
         let bytes: u64 = packs.filter_map(|entry| entry.metadata().ok()).map(|found| found.len()).sum();
@@ -133,35 +135,35 @@ impl Quarantine {
     }
 }
 
-/// A quarantine, with objects that nobody needs for long.
+/// A quarantine with temporary objects, which go when the view is dropped.
 #[derive(Debug)]
 pub struct QuarantineView {
-    /// What it is a view of.
+    /// The quarantine.
     pub quarantine: Quarantine,
     stage: StageDir,
 }
 
 impl QuarantineView {
-    /// git that sees all of it.
+    /// git that reads the objects of the view.
     pub fn git(&self) -> Git {
         let place = bare_repo::quoted(&self.stage.join("objects"));
         self.quarantine.git().env("GIT_ALTERNATE_OBJECT_DIRECTORIES", OsString::from_vec(place))
     }
 
-    /// The same where git itself makes objects: they go away, too.
+    /// git that also writes new objects to the view's temporary directory.
     pub fn writing(&self) -> Git {
         let below = bare_repo::quoted(&self.quarantine.dir.join("objects"));
         let git = self.quarantine.git().env("GIT_OBJECT_DIRECTORY", self.stage.join("objects"));
         git.env("GIT_ALTERNATE_OBJECT_DIRECTORIES", OsString::from_vec(below))
     }
 
-    /// Where a pack of ours may be.
+    /// The path of a temporary pack.
     pub fn pack(&self, number: u32) -> PathBuf {
-        // git wants forty digits in a pack's name.
+        // git requires forty hexadecimal digits in a pack's name.
         self.stage.join(&format!("objects/pack/pack-{number:040}.pack"))
     }
 
-    /// Something that goes away with it.
+    /// A path in the view's temporary directory.
     pub fn join(&self, name: &str) -> PathBuf {
         self.stage.join(name)
     }

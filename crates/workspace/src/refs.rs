@@ -1,4 +1,5 @@
-//! Names: where a Body's work stands in the user's repository, and which of its own names may come along.
+//! Refs: the names of a Body's work in the user's repository, and the names of the Body's own git that are
+//! taken.
 
 use std::collections::BTreeMap;
 
@@ -11,25 +12,25 @@ use crate::{
 
 /// Most branches taken from one Body.
 pub const BRANCHES_MAX: usize = 256;
-/// Longest name of one.
+/// Longest branch name.
 const NAME_LEN_MAX: usize = 200;
-/// Longest file of refs.
+/// Longest `packed-refs` file or reflog.
 const PACKED_LEN_MAX: u64 = 16 << 20;
-/// Where what a Body put aside, and its tags, stand among its branches.
+/// Prefixes of the Body's stashes and tags among its branches.
 const STASH: &str = "palisade-stash";
 const TAGS: &str = "palisade-tags";
-/// Deepest name.
+/// Most slashes in a name.
 const DEPTH_MAX: usize = 8;
 
-/// Where all of a Body's work stands.
+/// The namespace of a Body's work in the user's repository.
 pub fn namespace(body: &BodyId) -> String {
     format!("refs/palisade/{body}")
 }
 
-/// Who makes commits that nobody but Palisade makes.
+/// The author of commits that Palisade makes itself.
 pub const PALISADE: &str = "Palisade <wip@palisade.invalid>";
 
-/// The same for git.
+/// Sets that author for a git command.
 pub fn as_palisade(git: Git) -> Git {
     let who = [("NAME", "Palisade"), ("EMAIL", "wip@palisade.invalid")];
     who.into_iter().fold(git, |git, (field, value)| {
@@ -37,25 +38,26 @@ pub fn as_palisade(git: Git) -> Git {
     })
 }
 
-/// What a Body's git points at.
+/// The refs of a Body's git.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct BodyRefs {
-    /// Where it stands.
+    /// The commit of HEAD; none if HEAD is missing or malformed.
     pub head: Option<String>,
-    /// The branch it is on.
+    /// The current branch, if its name is accepted.
     pub branch: Option<String>,
-    /// Its branches, by name.
+    /// All branches, tags and stashes by name, each with its commit.
     pub branches: BTreeMap<String, String>,
-    /// How many were refused: for their names, or because there are too many.
+    /// How many refs were refused, by their name or because there are too many.
     pub refused: usize,
 }
 
-/// Reads them from a Body's `.git`.
+/// Reads the refs from a Body's `.git`.
 pub fn read(git: &OverlayDir) -> BodyRefs {
     let mut all = BodyRefs::default();
     let head = git.small("HEAD", 4096).unwrap_or_default();
     let head = String::from_utf8_lossy(&head).trim_end().to_owned();
-    // The branch it is on is followed whatever its name is: the user may have called it so.
+    // The current branch counts whatever its name is, because the user may have named it before the Body
+    // began.
     let current = head.strip_prefix("ref: refs/heads/");
     let packed = git.small("packed-refs", PACKED_LEN_MAX).unwrap_or_else(|| {
         all.refused += usize::from(!matches!(git.get("packed-refs"), None | Some(OverlayEntry::Gone)));
@@ -86,7 +88,7 @@ pub fn read(git: &OverlayDir) -> BodyRefs {
     all
 }
 
-/// What was put aside: every entry, for each is the only name of its commits.
+/// Adds every entry of the stash's reflog: it is the only reference to its commits.
 fn stashed(git: &OverlayDir, all: &mut BodyRefs) {
     let Some(log) = git
         .dir("logs")
@@ -123,7 +125,7 @@ fn loose(dirs: &OverlayDir, above: &str, current: Option<&str>, all: &mut BodyRe
                 all.follow(current, &full, &id);
             }
             OverlayEntry::Dir(_) | OverlayEntry::Unreadable => all.refused += 1,
-            // A name that is gone here may be among the packed ones; what those still have is kept.
+            // A ref that was deleted here may still be in `packed-refs`; then it is kept.
             OverlayEntry::File(_) | OverlayEntry::Gone | OverlayEntry::Link(_) | OverlayEntry::Other => {}
         }
     }
@@ -133,7 +135,7 @@ impl BodyRefs {
     fn follow(&mut self, current: Option<&str>, name: &str, id: &str) {
         if current == Some(name) {
             self.head = Some(id.to_owned()).filter(|id| is_id(id));
-            // Where it stands is taken by itself; its name only where others could read it.
+            // HEAD always counts; the branch itself is added only if its name is safe to print.
             if !is_plain(name) {
                 return;
             }
@@ -157,12 +159,12 @@ impl BodyRefs {
     }
 }
 
-/// Whether a text is the name of an object.
+/// Whether a text is an object id.
 pub fn is_id(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Whether the user may call a branch so: git's own rules.
+/// Whether git accepts a name for a branch.
 pub fn is_branch(name: &str) -> bool {
     let part = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.ends_with(".lock");
     let odd = |c: char| c.is_ascii_control() || " ~^:?*[\\".contains(c);
@@ -175,7 +177,7 @@ pub fn is_branch(name: &str) -> bool {
         && !name.contains(odd)
 }
 
-/// Whether a branch may have that name here: what git allows, and nothing that a shell or a terminal could misread.
+/// Whether a branch of a Body may keep its name: git accepts it, and no shell or terminal can misread it.
 pub fn is_plain(name: &str) -> bool {
     let part = |part: &str| {
         !part.is_empty() && !part.starts_with(['.', '-']) && !part.ends_with('.') && !part.ends_with(".lock")

@@ -1,4 +1,4 @@
-//! The host's repository: found, and asked what it is.
+//! Finds a repository on the host and reads its state.
 
 use std::{
     collections::BTreeMap,
@@ -12,29 +12,29 @@ use crate::{
     git::{self, Git, GitError, GitIdentity, GitReason},
 };
 
-/// A repository of the host.
+/// A repository on the host.
 #[derive(Debug, Clone)]
 pub struct Repository {
-    /// What it is called.
+    /// Its name, which becomes the directory in the Body.
     pub name: String,
-    /// The directory that holds its objects and refs.
+    /// The common git directory, which holds objects and refs.
     pub common: PathBuf,
-    /// The directory of this one of its work trees.
+    /// The git directory of this work tree.
     pub dir: PathBuf,
-    /// Its files; none where it is bare.
+    /// The top of the work tree; none for a bare repository.
     pub files: Option<PathBuf>,
-    /// The branch it is on.
+    /// The current branch.
     pub branch: Option<String>,
-    /// The commit that is asked for.
+    /// The commit that the Body will start from.
     pub commit: String,
-    /// Its tree.
+    /// The tree of that commit.
     pub tree: String,
-    /// Whether its history is cut off somewhere.
+    /// Whether the repository is a shallow clone.
     pub shallow: bool,
 }
 
 impl Repository {
-    /// Finds the repository that `path` is in, at `reference` or where it stands.
+    /// Finds the repository that contains `path`, at `reference` or at HEAD.
     pub fn find(path: &Path, reference: Option<&str>, person: &GitIdentity) -> Result<Self, WorkspaceError> {
         let asked = [
             "rev-parse",
@@ -55,7 +55,7 @@ impl Repository {
                 "the repository names its objects by SHA-256, which is not supported yet".into(),
             ));
         }
-        // Whoever names the `.git` itself stands in no work tree.
+        // A path of the `.git` directory itself is in no work tree.
         let toplevel = || git::run_in_directory(path, person, ["rev-parse", "--show-toplevel"]).ok();
         let files = if bare { None } else { toplevel().map(|said| path_of(first_line(&said))) };
         let user = Git::at(&dir);
@@ -78,7 +78,7 @@ impl Repository {
         Ok(Self { name, common, dir, files, branch, commit, tree, shallow })
     }
 
-    /// The same for an address: a clone of ours, made or brought up to date first.
+    /// Finds the repository at an address: clones it into a directory of Palisade, or updates that clone.
     pub fn clone_of(
         url: &str,
         place: &Path,
@@ -102,12 +102,12 @@ impl Repository {
         Ok(found)
     }
 
-    /// git in it, with no settings but its own.
+    /// git in the repository, with the repository's own settings only.
     pub fn git(&self) -> Git {
         Git::at(&self.common)
     }
 
-    /// How many files of it differ from what is committed, the untracked ones among them.
+    /// How many files differ from the last commit, including untracked ones.
     pub fn uncommitted(&self, person: &GitIdentity) -> Result<usize, WorkspaceError> {
         let Some(files) = &self.files else { return Ok(0) };
         let said = git::run_in_directory(
@@ -119,7 +119,7 @@ impl Repository {
     }
 }
 
-/// Branches below a place, and where they stand.
+/// The branches below a prefix and their commits.
 fn branches(dir: &Path, place: &str) -> Result<BTreeMap<String, String>, WorkspaceError> {
     let said = Git::at(dir).line(["for-each-ref", "--format=%(objectname) %(refname)", place])?;
     let named = |line: &str| {
@@ -129,7 +129,7 @@ fn branches(dir: &Path, place: &str) -> Result<BTreeMap<String, String>, Workspa
     Ok(said.lines().filter_map(named).collect())
 }
 
-/// Has the branches of a clone of ours follow those it was cloned from, but for those that something landed on.
+/// Moves the branches of a clone to those of its remote, except branches that something landed on.
 fn follow(dir: &Path, before: &BTreeMap<String, String>) -> Result<(), WorkspaceError> {
     let (git, ours) = (Git::at(dir), branches(dir, "refs/heads/")?);
     for (name, id) in branches(dir, "refs/remotes/origin/")? {
@@ -138,14 +138,14 @@ fn follow(dir: &Path, before: &BTreeMap<String, String>) -> Result<(), Workspace
         if old == Some(&id) || !old.is_none_or(|old| before.get(&name) == Some(old) || is_behind(old)) {
             continue;
         }
-        // From where it was looked at: somebody may be landing.
+        // Moves it only from the commit read before, because a landing may be running.
         let zeros = "0".repeat(id.len());
         git.run(["update-ref", &format!("refs/heads/{name}"), &id, old.unwrap_or(&zeros)])?;
     }
     Ok(())
 }
 
-/// The commit that a name means, and its tree.
+/// Resolves a name to a commit and its tree.
 pub(crate) fn resolve(git: &Git, name: &str) -> Result<(String, String), WorkspaceError> {
     let commit = format!("{name}^{{commit}}");
     let unknown = |_| {
@@ -160,7 +160,7 @@ pub(crate) fn resolve(git: &Git, name: &str) -> Result<(String, String), Workspa
 fn not_found(path: &Path, error: GitError) -> WorkspaceError {
     match error.reason() {
         Some(GitReason::NoRepository) => {
-            WorkspaceError::NotFound(format!("{} is in no git repository", path.display()))
+            WorkspaceError::NotFound(format!("{} is not inside a git repository", path.display()))
         }
         _ => error.into(),
     }

@@ -1,4 +1,4 @@
-//! What a Body did, to be looked at: differences, commits, files touched.
+//! Shows what a Body did: diffs, commits and changed files.
 
 use std::ffi::OsString;
 
@@ -9,42 +9,42 @@ use crate::{
     git::{Git, GitError},
 };
 
-/// What a difference looks like.
+/// The format of a diff.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiffFormat {
     /// A patch.
     Patch,
-    /// A line for each file.
+    /// One line for each file.
     Stat,
 }
 
-/// A file that was changed.
+/// A changed file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ChangedFile {
-    /// Where; bytes that are no text are shown.
+    /// Its path; bytes that are not UTF-8 are escaped.
     pub path: String,
-    /// Lines that came; none of a file that is no text.
+    /// Number of added lines; none for a binary file.
     pub added: Option<u64>,
-    /// Lines that went.
+    /// Number of removed lines; none for a binary file.
     pub removed: Option<u64>,
 }
 
 /// A commit of a Body.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Commit {
-    /// Its name.
+    /// The commit id.
     pub id: String,
-    /// Who made it, as it says.
+    /// The author's name, as the commit states it.
     pub author: String,
-    /// Their address.
+    /// The author's e-mail address.
     pub email: String,
-    /// When, in seconds.
+    /// The author's time, in seconds since 1970.
     pub at: i64,
-    /// What it says first.
+    /// The first line of its message.
     pub subject: String,
 }
 
-/// The difference between two trees or commits, as git writes it: raw, with whatever bytes are in the files.
+/// The diff of two trees or commits as git prints it, with the raw bytes of the files.
 pub fn diff(
     git: &Git,
     from: &str,
@@ -52,7 +52,7 @@ pub fn diff(
     shape: DiffFormat,
     paths: &[OsString],
 ) -> Result<Vec<u8>, WorkspaceError> {
-    // `--binary` means a patch, too.
+    // `--binary` implies `--patch`.
     let shape = match shape {
         DiffFormat::Patch => "--binary",
         DiffFormat::Stat => "--stat",
@@ -75,7 +75,7 @@ pub fn diff(
     Ok(git.clone().env("GIT_LITERAL_PATHSPECS", "1").run(args)?)
 }
 
-/// The files that differ.
+/// The files that differ between two trees or commits.
 pub fn touched(git: &Git, from: &str, to: &str) -> Result<Vec<ChangedFile>, WorkspaceError> {
     let said = git.run([
         "diff-tree",
@@ -105,7 +105,7 @@ pub fn touched(git: &Git, from: &str, to: &str) -> Result<Vec<ChangedFile>, Work
     Ok(all)
 }
 
-/// The names of files that differ.
+/// The names of the files that differ.
 pub(crate) fn names(git: &Git, from: &str, to: &str) -> Result<Vec<String>, WorkspaceError> {
     let said =
         git.run(["diff-tree", "-r", "-z", "--no-commit-id", "--no-renames", "--name-only", from, to])?;
@@ -116,7 +116,7 @@ pub(crate) fn names(git: &Git, from: &str, to: &str) -> Result<Vec<String>, Work
         .collect())
 }
 
-/// Commits of `to` that `from` lacks, newest first.
+/// The commits of `to` that `from` lacks, newest first.
 pub fn log(git: &Git, from: &str, to: &str) -> Result<Vec<Commit>, WorkspaceError> {
     let said = git.run([
         "log",
@@ -143,7 +143,7 @@ pub fn log(git: &Git, from: &str, to: &str) -> Result<Vec<Commit>, WorkspaceErro
     Ok(all)
 }
 
-/// Files by which a tool of the user would run something: to be shown before they land.
+/// Whether a tool of the user may execute a file by itself; such files are shown before they land.
 pub fn is_auto_executed(path: &str) -> bool {
     const DIRS: &[&str] = &[
         ".claude/",

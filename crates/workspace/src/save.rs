@@ -1,11 +1,11 @@
-//! A Body's work as git objects: its commits, and one more that holds every file that is not in them.
+//! Saves a Body's work as git objects: its commits, and one more commit with every file that is not in them.
 //!
-//! Works the same whether the Body runs, is stopped, dead, full or hostile: its files are read as plain files, its git
-//! is never run. What git itself refuses is told, never dropped in silence.
+//! A save works whether the Body is running, stopped, dead, out of disk or hostile: the host reads its files
+//! as plain files and never runs the Body's git. The result lists everything that git refuses; nothing is dropped silently.
 //!
-//! Invariant: `refs/palisade/BODY/wip` holds every tracked and untracked file that git can hold; what it does not hold
-//! is in [`SaveResult::skipped`] or [`SaveResult::commit_error`].
-//! Invariant: nothing counts as saved before the user's repository names the very objects that were made here.
+//! Invariant: `refs/palisade/BODY/wip` holds every tracked and untracked file that git can hold;
+//! [`SaveResult::skipped`] and [`SaveResult::commit_error`] list everything else.
+//! Invariant: work counts as saved only after the refs of the user's repository name the objects made here.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,81 +39,81 @@ use crate::{
 };
 pub use crate::{overlay_diff::SkippedPath, submodules::SavedModule};
 
-/// Why a look leaves out what a Body made the `.git` of a submodule.
-const NO_GIT: &str = "it is no git directory of this workspace";
+/// Why a path is skipped that a Body created as the `.git` of a submodule.
+const NO_GIT: &str = "it is not a git directory of this workspace";
 
-/// Where a Body's work is.
+/// A workspace in a Body, to be read on the host.
 #[derive(Debug, Clone)]
 pub struct BodyWorkspace {
-    /// Which Body.
+    /// The Body.
     pub body: BodyId,
-    /// Its directory.
+    /// The Body's directory.
     pub dir: PathBuf,
-    /// Snapshots below its upper, nearest first.
+    /// The snapshots below its upper, topmost first.
     pub snapshots: Vec<PathBuf>,
-    /// The repository in it.
+    /// The imported repository.
     pub workspace: Workspace,
     /// The directory of all layers.
     pub layers: PathBuf,
-    /// The helper that reads what only the Body's ids may read, and those ids.
+    /// The launcher, which reads files that only the Body's ids may read.
     pub programs: Programs,
-    /// See there.
+    /// The Body's ids.
     pub ids: Ids,
-    /// Where in the workspace this is: nothing for itself, the path of a submodule for that.
+    /// The path of a submodule in the workspace; empty for the workspace itself.
     pub inside: String,
-    /// How long a look or a save may take.
+    /// Time limit of a look or a save.
     pub time_max: Duration,
 }
 
-/// A Body's files as trees.
+/// A Body's current files as git trees.
 #[derive(Debug)]
 pub struct WorkTrees {
-    /// The workspace itself, and each submodule that was changed.
+    /// The workspace itself, and each changed submodule.
     pub parts: Vec<WorkPart>,
-    /// What is not in them.
+    /// Paths that are not in the trees.
     pub skipped: Vec<SkippedPath>,
 }
 
-/// Files of one repository in a Body, by their paths in its workspace.
+/// The files of one repository in a Body, by their paths in its workspace.
 #[derive(Debug)]
 pub struct WorkPart {
-    /// What they were.
+    /// The tree or commit that the Body began with.
     pub base: String,
-    /// What they are.
+    /// The tree of the files now.
     pub tree: String,
-    /// Where the trees are; they go with this.
+    /// The quarantine that holds the trees; dropping it removes them.
     pub view: QuarantineView,
-    /// Which repository.
+    /// The host's repository.
     pub(crate) repository: PathBuf,
     pub(crate) inside: String,
 }
 
-/// A Body's work, in the user's repository.
+/// The result of a save.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SaveResult {
-    /// The workspace.
+    /// The name of the workspace.
     pub workspace: String,
-    /// The commit it began with.
+    /// The commit that the Body began with.
     pub base: String,
     /// The Body's own last commit.
     pub head: String,
-    /// The commit that holds everything.
+    /// The commit that holds every file.
     pub wip: String,
-    /// Whether that is more than the last commit.
+    /// Whether `wip` has more than the last commit.
     pub uncommitted: bool,
-    /// Its branches.
+    /// The Body's branches and their commits.
     pub branches: BTreeMap<String, String>,
-    /// What is not in it.
+    /// Paths that were not saved.
     pub skipped: Vec<SkippedPath>,
-    /// Why its own commits could not be taken, if they could not.
+    /// Why the Body's own commits could not be saved; none if they were.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commit_error: Option<String>,
-    /// What was done in submodules: saved in repositories of their own.
+    /// Work in submodules, which is saved in their own repositories.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub submodules: Vec<SavedModule>,
 }
 
-/// What events say of it.
+/// The data of the event `workspace.saved`.
 impl From<&SaveResult> for SavedWork {
     fn from(saved: &SaveResult) -> Self {
         let SaveResult {
@@ -145,42 +145,42 @@ impl From<&SaveResult> for SavedWork {
 }
 
 impl SaveResult {
-    /// Whether something would be lost with the Body.
+    /// Whether everything was saved, so that removing the Body loses nothing.
     pub fn is_whole(&self) -> bool {
         self.skipped.is_empty() && self.commit_error.is_none()
     }
 
-    /// Whether nothing was changed, as far as it could be taken.
+    /// Whether no change was found.
     pub(crate) fn is_idle(&self) -> bool {
         self.wip == self.base && self.head == self.base && self.branches.is_empty()
     }
 
-    /// Whether the Body did anything at all.
+    /// Whether the Body changed nothing at all.
     pub fn is_empty(&self) -> bool {
         self.wip == self.base && self.branches.is_empty() && self.submodules.is_empty() && self.is_whole()
     }
 }
 
 impl BodyWorkspace {
-    /// Its upper and the snapshots below, as far as they hold this workspace.
+    /// The directories of this workspace in the Body's upper and in the snapshots below.
     pub(crate) fn changed(&self) -> Vec<PathBuf> {
         let area = self.workspace.area_dir();
         let upper = self.dir.join("disk/upper").join(&area);
         [upper].into_iter().chain(self.snapshots.iter().map(|snapshot| snapshot.join(&area))).collect()
     }
 
-    /// The index that fits the files it began with.
+    /// The index of the files that the Body began with.
     pub(crate) fn base_index(&self) -> Result<PathBuf, WorkspaceError> {
-        // A submodule has its files, and nothing else.
+        // A submodule has only its layer of files; a workspace has the `.git` layer first.
         let files = self
             .workspace
             .layers
             .get(usize::from(self.inside.is_empty()))
-            .ok_or_else(|| WorkspaceError::Repository("the workspace has no files".into()))?;
+            .ok_or_else(|| WorkspaceError::Repository("the workspace has no layer of files".into()))?;
         Ok(self.layers.join(files.as_str()).join("index"))
     }
 
-    /// What its quarantine is called: a submodule's as no workspace is.
+    /// Opens the quarantine. That of a submodule has a `+` in its name, so it cannot clash with a workspace.
     fn quarantine(&self) -> Result<Quarantine, WorkspaceError> {
         let name = match self.inside.as_str() {
             "" => self.workspace.name.clone(),
@@ -189,14 +189,14 @@ impl BodyWorkspace {
         Quarantine::open(&self.dir, &name, &self.workspace.repository, self.time_max)
     }
 
-    /// Whether the Body changed anything there, as far as can be seen without looking closely.
+    /// Whether the Body may have changed something: cheap, and true if in doubt.
     pub(crate) fn is_touched(&self) -> bool {
         let found = OverlayDir::open(&self.changed()).and_then(|dirs| dirs.down(&self.inside));
         !matches!(found, Ok(None))
     }
 }
 
-/// A Body's files as they are now, as trees in its quarantine. The user's repositories are not touched.
+/// Reads a Body's current files as trees in its quarantine. The user's repositories do not change.
 pub fn look(source: &BodyWorkspace) -> Result<WorkTrees, WorkspaceError> {
     let (mut apart, inner) = submodules::look(source)?;
     let view = source.quarantine()?.view()?;
@@ -229,7 +229,7 @@ impl WorkPart {
         Ok(part)
     }
 
-    /// A tree of a submodule where the workspace has it.
+    /// Puts the tree of a submodule at its path in the workspace.
     pub(crate) fn wrapped(&self, tree: &str) -> Result<String, WorkspaceError> {
         let git = self.view.writing().scratch();
         let mut id = git.line(["rev-parse", "--verify", "--quiet", tree])?;
@@ -241,7 +241,8 @@ impl WorkPart {
     }
 }
 
-/// Brings a Body's work into the user's repository, and looks that it is there; what was done in submodules, into theirs.
+/// Saves a Body's work into the user's repository and verifies it there; work in submodules goes to their
+/// repositories.
 pub fn save(source: &BodyWorkspace) -> Result<SaveResult, WorkspaceError> {
     let (apart, modules) = submodules::save(source)?;
     let quarantine = source.quarantine()?;
@@ -252,7 +253,7 @@ pub fn save(source: &BodyWorkspace) -> Result<SaveResult, WorkspaceError> {
         Ok(saved) => saved.commit_error.is_some(),
         Err(error) => matches!(error, WorkspaceError::Git(_) | WorkspaceError::Io(..)) && !error.is_full(),
     };
-    // What was taken before may be damaged; then it is taken once more.
+    // Objects kept from an earlier save may be damaged: delete them and try once more.
     if had && doubtful {
         quarantine.forget();
         saved = attempt();
@@ -264,7 +265,7 @@ pub fn save(source: &BodyWorkspace) -> Result<SaveResult, WorkspaceError> {
     Ok(saved)
 }
 
-/// Makes a pack, and has git find it.
+/// Writes a pack and its index.
 fn packed<T>(
     view: &QuarantineView,
     number: u32,
@@ -278,7 +279,7 @@ fn packed<T>(
     Ok(done)
 }
 
-/// One way of saving a Body's work.
+/// One attempt to save a Body's work.
 struct SaveAttempt<'a> {
     source: &'a BodyWorkspace,
     view: QuarantineView,
@@ -291,7 +292,7 @@ struct SaveAttempt<'a> {
 }
 
 impl<'a> SaveAttempt<'a> {
-    /// Reads everything.
+    /// Reads the Body's files and commits.
     fn begin(
         source: &'a BodyWorkspace,
         quarantine: &Quarantine,
@@ -309,13 +310,13 @@ impl<'a> SaveAttempt<'a> {
         Ok(Self { source, view, user, known, objects, files, pointers, commit_error })
     }
 
-    /// Has the repository take it; where it refuses the Body's commits, its files without them.
+    /// Publishes the work; if the user's repository refuses the Body's commits, only its files.
     fn finish(mut self) -> Result<SaveResult, WorkspaceError> {
         match self.publish(1) {
             Err(WorkspaceError::Git(GitError::Failed { said, reason, .. }))
                 if reason != GitReason::DiskFull && self.pointers != BodyRefs::default() =>
             {
-                self.commit_error = Some(format!("its commits are refused: {said}"));
+                self.commit_error = Some(format!("git refuses the Body's commits: {said}"));
                 self.pointers = BodyRefs::default();
                 self.publish(2)
             }
@@ -344,7 +345,7 @@ impl<'a> SaveAttempt<'a> {
             commit_error: self.commit_error.clone(),
             submodules: Vec::new(),
         };
-        // A submodule has no name of the Body's work before there is some.
+        // A submodule gets no refs until the Body changes something in it.
         if !self.source.inside.is_empty() && saved.is_idle() && self.known.id("wip").is_none() {
             return Ok(saved);
         }
@@ -353,7 +354,7 @@ impl<'a> SaveAttempt<'a> {
             ("head".to_owned(), saved.head.clone()),
             ("wip".to_owned(), saved.wip.clone()),
         ]);
-        // Where commits are refused, what was taken of them before keeps its name.
+        // If commits are refused now, the ref keeps the commit of an earlier save.
         if saved.commit_error.is_some() && self.known.id("head").is_some() {
             wanted.remove("head");
         }
@@ -369,7 +370,8 @@ impl<'a> SaveAttempt<'a> {
         Ok(saved)
     }
 
-    /// The commit that holds everything: the last one, where that does; the one made before, where nothing has changed.
+    /// The commit that holds every file: the Body's last commit if it does, the commit of an earlier save if
+    /// nothing changed, or a new one.
     fn wip(&mut self, head: &str, number: u32) -> Result<String, WorkspaceError> {
         let (workspace, tree) = (&self.source.workspace, &self.files.tree);
         let there =
@@ -397,7 +399,7 @@ impl<'a> SaveAttempt<'a> {
     }
 }
 
-/// The Body's own commits, in quarantine; or why they cannot be there.
+/// Imports the Body's own commits into the quarantine; returns its refs, or why the commits cannot be saved.
 fn commits(
     source: &BodyWorkspace,
     quarantine: &Quarantine,
@@ -410,13 +412,13 @@ fn commits(
     let given = source.inside.is_empty();
     let git_dir = match git_dir {
         BodyGit::There(git_dir) => git_dir,
-        // A submodule comes without one.
+        // The Body gets no `.git` for a submodule.
         BodyGit::None if !given => return Ok((BodyRefs::default(), None)),
-        BodyGit::None | BodyGit::Odd => return nothing("its .git is gone, or cannot be read"),
+        BodyGit::None | BodyGit::Odd => return nothing("the Body's .git is missing or unreadable"),
     };
     let pointers = refs::read(git_dir);
     if pointers.head.is_none() && (given || !pointers.branches.is_empty()) {
-        return nothing("its .git does not say which commit it is on");
+        return nothing("the Body's .git has no valid HEAD");
     }
     let had: BTreeSet<&str> = known.ids().into_iter().chain([source.workspace.commit.as_str()]).collect();
     let tips: BTreeSet<&String> = pointers
@@ -432,40 +434,39 @@ fn commits(
             if error.is_full() {
                 return Err(error);
             }
-            return nothing(&format!("its git objects are refused: {error}"));
+            return nothing(&format!("git refuses the Body's objects: {error}"));
         }
         let asked: Vec<String> = tips.iter().map(|tip| format!("{tip}^{{commit}}")).collect();
         let found = objects.about(&asked)?;
         if let Some((missing, _)) = tips.iter().zip(found).find(|(_, found)| found.is_none()) {
-            return nothing(&format!("its commits are refused: {missing} is no commit, or it is not there"));
+            return nothing(&format!(
+                "the Body's commits cannot be saved: {missing} is missing or is not a commit"
+            ));
         }
     }
     let why = (pointers.refused > 0).then(|| {
-        format!(
-            "{} of its branches are left out: their names are refused, or they are too many",
-            pointers.refused
-        )
+        format!("{} of the Body's refs are skipped: invalid names, or too many refs", pointers.refused)
     });
     Ok((pointers, why))
 }
 
-/// What a Body's git points at.
+/// Reads the refs of a Body's git.
 pub(crate) fn pointers(source: &BodyWorkspace) -> Result<BodyRefs, WorkspaceError> {
     let view = source.quarantine()?.view()?;
     let upper = UpperFiles::open(source, &view)?;
     Ok(upper.git_dir()?.dirs().map(refs::read).unwrap_or_default())
 }
 
-/// Names what a Body began with, so that nobody clears it away while the Body needs it.
+/// Sets refs for the commits that a Body begins with, so that `git gc` keeps them while the Body needs them.
 pub fn write_refs(body: &BodyId, workspace: &Workspace) -> Result<(), WorkspaceError> {
     let to = format!("{}/base", namespace(body));
     let git = Git::at(&workspace.repository);
     git.run(["update-ref", &to, &workspace.base])?;
     for module in &workspace.submodules {
-        // Where that does not work, a save will say what it cannot take.
+        // A failure here does no harm: the next save reports what it cannot save.
         let _ = Git::at(&module.repository).run(["update-ref", &to, &module.commit]);
     }
-    // A convenience: where the user's settings cannot be written, `refs/palisade` is there all the same.
+    // The remote is a convenience. If the user's configuration is read-only, `refs/palisade` still works.
     let remote = remote(body);
     let settings = [
         ("fetch", format!("+{}/*:refs/remotes/pal/{body}/*", namespace(body))),
@@ -481,13 +482,12 @@ pub fn write_refs(body: &BodyId, workspace: &Workspace) -> Result<(), WorkspaceE
     Ok(())
 }
 
-/// The section of a remote by which plain git fetches a Body's work, as it was saved last.
+/// The configuration section of a remote with which plain git fetches a Body's last saved work.
 fn remote(body: &BodyId) -> String {
     format!("remote.pal/{body}")
 }
 
-/// Lets go of what only the Body needed: the remote, and the name of its base where nothing was saved. What was saved
-/// stays.
+/// Removes what only the Body needed: the remote, and the base ref if nothing was saved. Saved work stays.
 pub fn release(body: &BodyId, workspace: &Workspace) {
     let git = Git::at(&workspace.repository);
     let _ = git.run(["config", "--local", "--remove-section", &remote(body)]);
@@ -499,12 +499,12 @@ pub fn release(body: &BodyId, workspace: &Workspace) {
     }
 }
 
-/// Its own, and those of its submodules.
+/// The repository of a workspace and those of its submodules.
 fn repositories(workspace: &Workspace) -> impl Iterator<Item = &PathBuf> {
     [&workspace.repository].into_iter().chain(workspace.submodules.iter().map(|module| &module.repository))
 }
 
-/// Forgets a Body that did nothing.
+/// Removes all refs of a Body that changed nothing.
 pub fn forget(body: &BodyId, workspace: &Workspace) -> Result<(), WorkspaceError> {
     let to = format!("{}/", namespace(body));
     for repository in repositories(workspace) {

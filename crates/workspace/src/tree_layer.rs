@@ -1,10 +1,11 @@
-//! Tree layers: the files of one git tree, checked out once, below every Body on that commit.
+//! Tree layers: the files of one git tree, checked out once and shared by every Body on that commit.
 //!
-//! A tree near one that is there already becomes a layer of the difference, to stand on that one.
-//! Beside the files, in no Body's sight, lies an index whose stat data fits them, so that the first `git status` of a
-//! Body need not read them all.
+//! If a similar tree has a layer already, the new layer holds only the difference and depends on that layer.
+//! Beside the files, invisible to Bodies, a layer has an index with matching stat data, so that the first
+//! `git status` in a Body reads no file.
 //!
-//! Invariant: files of a layer are older than the layer, so what a Body changes always has another time.
+//! Invariant: the files of a layer are older than the layer, so every change by a Body has another
+//! modification time.
 
 use std::{
     collections::BTreeSet,
@@ -40,23 +41,23 @@ use crate::{
     index::IndexNames,
 };
 
-/// Most files that a layer of a difference holds.
-const NEAR_MAX: usize = 2000;
-/// How many layers are compared to find a near one.
+/// Most files in a layer that holds a difference.
+const DIFFERENCE_MAX: usize = 2000;
+/// How many layers are compared to find a similar one.
 const CANDIDATES_MAX: usize = 4;
-/// How much older than its layer a file is.
+/// How many seconds a file is older than its layer.
 const AGE_SECS: i64 = 10;
 
-/// The layers of a tree, nearest first; made if they are not there.
+/// Returns the layers of a tree, topmost first, and makes them if they are missing.
 pub fn make(layer_store: LayerStore<'_>, objects: &Path, tree: &str) -> Result<Vec<LayerId>, WorkspaceError> {
     let id = id_of("tree", &[tree]);
     if let Some(stack) = find_layer(layer_store, &id) {
         return Ok(stack);
     }
     let stage = StageDir::make(layer_store.layers.join(format!("{id}.stage{}", std::process::id())))
-        .during("make room for a checkout")?;
+        .during("create a directory for a checkout")?;
     bare_repo::make(&stage.join("git"), &[objects], None).during("make a repository to check out from")?;
-    fs::create_dir(stage.join("files")).during("make room for a checkout")?;
+    fs::create_dir(stage.join("files")).during("create a directory for a checkout")?;
     let checkout = Checkout {
         layer_store,
         git: Git::at(&stage.join("git")).index(&stage.join("index")),
@@ -64,13 +65,13 @@ pub fn make(layer_store: LayerStore<'_>, objects: &Path, tree: &str) -> Result<V
         tree,
         about: format!("tree {tree}"),
     };
-    match checkout.near()? {
+    match checkout.find_similar()? {
         Some((base, changed)) => checkout.difference(id, base, changed),
         None => checkout.whole(id),
     }
 }
 
-/// A layer of the files of a tree, below a path.
+/// Makes a layer with the files of a tree below a path.
 pub fn make_at(
     layer_store: LayerStore<'_>,
     objects: &Path,
@@ -82,10 +83,10 @@ pub fn make_at(
         return Ok(id);
     }
     let stage = StageDir::make(layer_store.layers.join(format!("{id}.stage{}", std::process::id())))
-        .during("make room for a checkout")?;
+        .during("create a directory for a checkout")?;
     bare_repo::make(&stage.join("git"), &[objects], None).during("make a repository to check out from")?;
     let files = stage.join("files").join(at);
-    fs::create_dir_all(&files).during("make room for a checkout")?;
+    fs::create_dir_all(&files).during("create a directory for a checkout")?;
     let git = Git::at(&stage.join("git")).index(&stage.join("index"));
     git.run(["read-tree", tree])?;
     git.clone().files(&files).run(["checkout-index", "--all", "--force", "--quiet"])?;
@@ -97,7 +98,7 @@ pub fn make_at(
     Ok(id)
 }
 
-/// An id that says what a layer is made of.
+/// A layer id derived from the layer's contents.
 pub fn id_of(kind: &str, parts: &[&str]) -> LayerId {
     let mut hasher = Sha256::new();
     for part in [kind].iter().chain(parts) {
@@ -108,14 +109,14 @@ pub fn id_of(kind: &str, parts: &[&str]) -> LayerId {
     digest[..32].parse().unwrap_or_else(|_| LayerId::from_random([0; 12]))
 }
 
-/// A layer that is whole, with all it stands on.
+/// A complete layer with all layers that it depends on.
 pub fn find_layer(layer_store: LayerStore<'_>, id: &LayerId) -> Option<Vec<LayerId>> {
     let record = layers::read(&layer_store.layers.join(id.as_str())).ok()?;
     let there = |id: &LayerId| layer_store.layers.join(id.as_str()).join("layer.json").exists();
     record.over.iter().all(there).then(|| [id.clone()].into_iter().chain(record.over).collect())
 }
 
-/// Records of layers whose story begins so, newest first.
+/// Records of the layers whose description begins with `about`, newest first.
 pub fn records(layer_store: LayerStore<'_>, about: &str) -> Vec<LayerRecord> {
     let entries = fs::read_dir(layer_store.layers).into_iter().flatten().flatten();
     let mut found: Vec<LayerRecord> = entries
@@ -126,14 +127,14 @@ pub fn records(layer_store: LayerStore<'_>, about: &str) -> Vec<LayerRecord> {
     found
 }
 
-/// The index that fits the files of a tree layer.
+/// The index of a tree layer's files.
 pub fn index_of(layer_store: LayerStore<'_>, id: &LayerId) -> PathBuf {
     layer_store.layers.join(id.as_str()).join("index")
 }
 
-/// Who owns files of a workspace, as an id inside a layer.
+/// The owner of workspace files, as ids inside a layer.
 pub fn owner(ids: &Ids) -> (u32, u32) {
-    // Where there is but one id, it is the only one.
+    // A range with a single id has only id 0.
     if ids.has_root() { (USER_ID, USER_ID) } else { (0, 0) }
 }
 
@@ -142,32 +143,32 @@ struct Checkout<'a> {
     git: Git,
     stage: StageDir,
     tree: &'a str,
-    /// What the layer's record says.
+    /// The description in the layer's record.
     about: String,
 }
 
-/// What differs between two trees.
+/// The difference between two trees.
 struct TreeDifference {
-    /// Files that are there now.
+    /// Files that were added or changed.
     there: Vec<Vec<u8>>,
-    /// Files that no longer are.
+    /// Files that were deleted.
     gone: Vec<Vec<u8>>,
 }
 
 impl Checkout<'_> {
-    /// A whole tree that is there already and differs little.
-    fn near(&self) -> Result<Option<(LayerRecord, TreeDifference)>, WorkspaceError> {
+    /// Finds a layer of a whole tree that differs little from this one.
+    fn find_similar(&self) -> Result<Option<(LayerRecord, TreeDifference)>, WorkspaceError> {
         let whole = records(self.layer_store, "tree ").into_iter().filter(|record| record.over.is_empty());
         let mut best: Option<(LayerRecord, TreeDifference)> = None;
         for record in whole.take(CANDIDATES_MAX) {
             let old = record.about.trim_start_matches("tree ").to_owned();
             let args = ["diff-tree", "-r", "-z", "--name-status", "--no-renames", &old, self.tree];
-            // It may belong to another repository.
+            // git fails if the other tree belongs to another repository.
             let Ok(said) = self.git.run(args) else { continue };
             let changed = parse_changed(&said);
             let count = changed.there.len() + changed.gone.len();
-            let fewest = best.as_ref().map_or(NEAR_MAX, |(_, best)| best.there.len() + best.gone.len());
-            // Attributes decide what other files look like.
+            let fewest = best.as_ref().map_or(DIFFERENCE_MAX, |(_, best)| best.there.len() + best.gone.len());
+            // A change of attributes may change how other files are checked out.
             let attributes =
                 changed.there.iter().chain(&changed.gone).any(|path| path.ends_with(b".gitattributes"));
             if count < fewest && !attributes {
@@ -214,8 +215,9 @@ impl Checkout<'_> {
         let files = self.stage.join("files");
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
         let mtime = now - AGE_SECS;
-        age(&files, mtime).during("set the times of a checkout")?;
-        // What is not in the difference keeps what is known of it; git says that it misses those.
+        set_mtime(&files, mtime).during("set the times of a checkout")?;
+        // Refreshes the entries of the difference. The others keep their stat data, and git reports their
+        // files as missing.
         let _ = self.git.clone().files(&files).run(["update-index", "-q", "--refresh"]);
         let name = format!("{id}.part{}", std::process::id());
         let draft = LayerDraft::begin(
@@ -256,7 +258,7 @@ fn parse_changed(said: &[u8]) -> TreeDifference {
     changed
 }
 
-/// Of what is gone, the highest directories that are gone with it. What gave way to a file needs no mention.
+/// The topmost deleted directories and files. A path whose place a new file takes needs no whiteout.
 fn topmost_gone(gone: &[Vec<u8>], names: &BTreeSet<Vec<u8>>) -> Vec<Vec<u8>> {
     let holds = |dir: &[u8]| {
         let begin = [dir, b"/"].concat();
@@ -274,7 +276,7 @@ fn topmost_gone(gone: &[Vec<u8>], names: &BTreeSet<Vec<u8>>) -> Vec<Vec<u8>> {
                 continue 'paths;
             }
         }
-        // A directory that took the place of a file hides it.
+        // A new directory hides the old file by itself.
         if !holds(path) {
             found.insert(path.clone());
         }
@@ -282,21 +284,21 @@ fn topmost_gone(gone: &[Vec<u8>], names: &BTreeSet<Vec<u8>>) -> Vec<Vec<u8>> {
     found.into_iter().collect()
 }
 
-/// Has every file and directory below changed at that time.
-fn age(dir: &Path, mtime: i64) -> io::Result<()> {
+/// Sets the modification time of every file and directory below a directory.
+fn set_mtime(dir: &Path, mtime: i64) -> io::Result<()> {
     let time = Timespec { tv_sec: mtime, tv_nsec: 0 };
     let times = Timestamps { last_access: time, last_modification: time };
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            age(&entry.path(), mtime)?;
+            set_mtime(&entry.path(), mtime)?;
         }
         rustix::fs::utimensat(CWD, entry.path(), &times, AtFlags::SYMLINK_NOFOLLOW)?;
     }
     Ok(())
 }
 
-/// Sends a checkout of ours, directory by directory.
+/// Writes a checkout into the layer, directory by directory.
 fn send(
     dir: &Path,
     below: &mut Vec<u8>,
@@ -340,7 +342,7 @@ fn send(
     Ok(())
 }
 
-/// One entry.
+/// Writes one entry.
 pub fn put(
     sink: &mut dyn Sink,
     _path: &[u8],

@@ -1,6 +1,7 @@
-//! Trees, changed path by path: only directories on the way to a change are read and written.
+//! Changes git trees path by path; reads and writes only the directories on the paths.
 //!
-//! Trust: what is read here was made by the user's git or by us; what is set is a Body's, and its names were checked.
+//! Trust: the user's git or Palisade made the trees that are read. New names come from a Body and were
+//! checked before.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +12,9 @@ use crate::{
     pack_writer::{ObjectId, ObjectKind, PackWriter, hex},
 };
 
-/// Longest tree.
+/// Largest tree object.
 const TREE_LEN_MAX: u64 = 256 << 20;
-/// What a directory has for a mode.
+/// The mode of a directory.
 const DIR: u32 = 0o40000;
 
 /// A tree that is being changed.
@@ -21,7 +22,7 @@ const DIR: u32 = 0o40000;
 pub struct TreeWriter<'a> {
     objects: &'a mut Objects,
     root: TreeDir,
-    /// What was written, and for which directory.
+    /// The trees written so far, with their directories.
     pub written: BTreeMap<String, Vec<u8>>,
 }
 
@@ -38,13 +39,13 @@ enum TreeEntry {
 }
 
 impl<'a> TreeWriter<'a> {
-    /// Begins with a tree that is there.
+    /// Starts with an existing tree.
     pub fn of(objects: &'a mut Objects, tree: &str) -> Result<Self, WorkspaceError> {
         let root = load(objects, tree)?;
         Ok(Self { objects, root, written: BTreeMap::new() })
     }
 
-    /// Puts something at a path, whatever was there or on the way.
+    /// Puts an entry at a path, and replaces any entry at the path or on the way to it.
     pub fn set(&mut self, path: &[u8], mode: u32, id: ObjectId) -> Result<(), WorkspaceError> {
         let (above, name) = split(path);
         let mut dir = &mut self.root;
@@ -55,7 +56,7 @@ impl<'a> TreeWriter<'a> {
         Ok(())
     }
 
-    /// Takes away what is at a path.
+    /// Removes the entry at a path.
     pub fn remove(&mut self, path: &[u8]) -> Result<(), WorkspaceError> {
         let (above, name) = split(path);
         let mut dir = &mut self.root;
@@ -71,10 +72,10 @@ impl<'a> TreeWriter<'a> {
         Ok(())
     }
 
-    /// Writes what has changed; gives the name of the whole.
+    /// Writes the changed trees; returns the id of the top.
     pub fn write(&mut self, pack: &mut PackWriter) -> Result<String, WorkspaceError> {
         let id = write(&self.root, b"", pack, &mut self.written)?;
-        // A tree without anything is one, too.
+        // The top may be empty; git has an object for that.
         let id = match id {
             Some(id) => id,
             None => pack.add(ObjectKind::Tree, 0, std::io::empty()).during("write a tree")?,
@@ -108,7 +109,7 @@ fn load(objects: &mut Objects, tree: &str) -> Result<TreeDir, WorkspaceError> {
     parse(&bytes).map(|entries| TreeDir { was, entries }).ok_or_else(|| GitError::Answer("cat-file").into())
 }
 
-/// `MODE NAME`, a zero, and twenty bytes, again and again.
+/// Parses a tree: `MODE NAME`, a zero byte and a 20-byte id, repeated.
 fn parse(mut bytes: &[u8]) -> Option<BTreeMap<Vec<u8>, TreeEntry>> {
     let mut entries = BTreeMap::new();
     while !bytes.is_empty() {
@@ -123,7 +124,7 @@ fn parse(mut bytes: &[u8]) -> Option<BTreeMap<Vec<u8>, TreeEntry>> {
     Some(entries)
 }
 
-/// None for a directory with nothing in it: git has none.
+/// Writes a directory; none if it is empty, because git stores no empty directory.
 fn write(
     dir: &TreeDir,
     path: &[u8],
@@ -174,7 +175,7 @@ mod tests {
     use super::*;
     use crate::{Git, bare_repo};
 
-    /// A repository of a test; what git makes of an index is what must come out.
+    /// A test repository, to compare with the trees that git writes from an index.
     struct TreeScene(std::path::PathBuf);
 
     impl TreeScene {
@@ -193,7 +194,7 @@ mod tests {
             crate::pack_writer::id_of(said.trim_ascii_end()).unwrap()
         }
 
-        /// The tree that git has for these names.
+        /// The tree that git writes for these names.
         fn native(&self, names: &[&str]) -> String {
             let _ = std::fs::remove_file(self.0.join("index"));
             let lines: String =

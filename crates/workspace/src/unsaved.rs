@@ -1,4 +1,4 @@
-//! What would be lost with a Body: what no name in the user's repositories holds.
+//! Finds the work that would be lost with a Body: changes that no ref of the user's repositories holds.
 
 use std::collections::BTreeSet;
 
@@ -12,20 +12,20 @@ use crate::{
     save::{self, BodyWorkspace, SkippedPath},
 };
 
-/// What would be lost, and what would not.
+/// The work that would be lost with a Body.
 #[derive(Debug, Default)]
 pub struct UnsavedChanges {
-    /// Files that differ from what was saved last, or from what the Body began with where nothing was.
+    /// Files that differ from the last save, or from the base if there was no save.
     pub files: Vec<ChangedFile>,
-    /// Branches with commits that were not saved.
+    /// Branches with unsaved commits.
     pub branches: Vec<String>,
-    /// What could not be saved.
+    /// Paths that cannot be saved.
     pub skipped: Vec<SkippedPath>,
-    /// Whether something was saved, which stays.
+    /// Whether an earlier save exists, which stays.
     pub saved: bool,
 }
 
-/// Looks for it.
+/// Finds the unsaved work of a Body.
 pub fn find_unsaved(source: &BodyWorkspace) -> Result<UnsavedChanges, WorkspaceError> {
     let work = save::look(source)?;
     let mut lost = UnsavedChanges { skipped: work.skipped, ..UnsavedChanges::default() };
@@ -42,10 +42,10 @@ pub fn find_unsaved(source: &BodyWorkspace) -> Result<UnsavedChanges, WorkspaceE
     Ok(lost)
 }
 
-/// Branches of the Body whose commits are not in the user's repository.
+/// Branches of the Body whose commits the user's repository lacks.
 fn branches(source: &BodyWorkspace) -> Result<Vec<String>, WorkspaceError> {
     let pointers = save::pointers(source)?;
-    // Where it does not say where it stands, what it has is not to be found.
+    // Without a valid HEAD and branches, the Body's commits cannot be found, so assume that HEAD is unsaved.
     if pointers.head.is_none() && pointers.branches.is_empty() {
         return Ok(vec!["HEAD".to_owned()]);
     }

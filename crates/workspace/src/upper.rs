@@ -1,7 +1,7 @@
-//! A Body's files on the host: its upper and the snapshots below, of a workspace or of a submodule inside of it.
+//! Opens a Body's files on the host: its upper and the snapshots below, for a workspace or a submodule in it.
 //!
-//! Trust: everything here is a Body's; see [`crate::overlay_reader`]. A `.git` that is a file is followed to one place only:
-//! below the `.git` of the same workspace.
+//! Trust: everything here comes from a Body; see [`crate::overlay_reader`]. If a `.git` is a file, it is
+//! followed only to a place below the `.git` of the same workspace.
 
 use std::path::PathBuf;
 
@@ -14,58 +14,59 @@ use crate::{
     quarantine::QuarantineView,
 };
 
-/// Longest `.git` that is a file.
+/// Longest `.git` file.
 const GITFILE_LEN_MAX: u64 = 4096;
 
-/// A Body's files, open to be read.
+/// The directories of a Body's files on the host.
 #[derive(Debug)]
 pub(crate) struct UpperFiles {
-    /// Nearest first.
+    /// The upper and the snapshots, topmost first.
     changed: Vec<PathBuf>,
-    /// What it was given of a `.git`.
+    /// The layer with the `.git` that the Body began with.
     head: Option<PathBuf>,
-    /// Where in the workspace.
+    /// The path of a submodule; empty for the workspace itself.
     inside: String,
-    /// Where commands find the workspace.
+    /// The path of the workspace in the Body.
     path: String,
 }
 
-/// Files of a Body, and what it may have hidden.
+/// A directory of the upper.
 #[derive(Debug)]
 pub(crate) struct VisibleFiles {
-    /// What it changed.
+    /// The Body's changes.
     pub(crate) dirs: OverlayDir,
-    /// Whether it sees nothing of what it began with.
+    /// Whether it hides everything that the Body began with.
     pub(crate) hidden: bool,
 }
 
-/// The `.git` of a Body's files.
+/// The `.git` of a workspace or submodule in a Body.
 #[derive(Debug)]
 pub(crate) enum BodyGit {
-    /// It has none.
+    /// There is none.
     None,
-    /// It has this.
+    /// A git directory.
     There(OverlayDir),
-    /// It leads somewhere else, or is none.
+    /// It is neither a directory nor a link to one in the workspace's `.git/modules`.
     Odd,
 }
 
 impl BodyGit {
-    /// Its files, where there are some.
+    /// The git directory, if there is one.
     pub(crate) fn dirs(&self) -> Option<&OverlayDir> {
         if let Self::There(dirs) = self { Some(dirs) } else { None }
     }
 }
 
 impl UpperFiles {
-    /// Where modes keep something from us, the helper makes a copy that they do not.
+    /// Opens the files. If modes hide some of them from the host's user, the launcher copies them under the
+    /// Body's ids first.
     pub(crate) fn open(source: &BodyWorkspace, view: &QuarantineView) -> Result<Self, WorkspaceError> {
         let mut changed = source.changed();
         if !sys::caps::is_host_root() && changed.iter().any(|dir| overlay_reader::hides(dir)) {
             for (number, dir) in changed.iter_mut().enumerate().filter(|(_, dir)| dir.exists()) {
                 let to = view.join(&format!("shown{number}"));
-                std::fs::create_dir(&to).during("make room for a copy")?;
-                // Where that does not work, what cannot be read is told.
+                std::fs::create_dir(&to).during("create a directory for copies")?;
+                // If the copy fails, the unreadable paths are listed as skipped.
                 if snapshot::show(&source.programs, &source.ids, dir, &to).is_ok() {
                     *dir = to;
                 }
@@ -80,13 +81,13 @@ impl UpperFiles {
         OverlayDir::open(&self.changed).during("open the Body's files")
     }
 
-    /// All of it; none where there is no such directory.
+    /// The changed files; none if the directory does not exist.
     pub(crate) fn visible_files(&self) -> Result<Option<VisibleFiles>, WorkspaceError> {
         let found = self.top()?.down(&self.inside).during("open the Body's files")?;
         Ok(found.map(|(dirs, hidden)| VisibleFiles { dirs, hidden }))
     }
 
-    /// The Body's `.git`: what it changed of it over what it was given.
+    /// The Body's `.git`: its changes merged with the one that it began with.
     pub(crate) fn git_dir(&self) -> Result<BodyGit, WorkspaceError> {
         let all: Vec<PathBuf> = self.changed.iter().chain(&self.head).cloned().collect();
         let top = OverlayDir::open(&all).during("open the Body's files")?;
@@ -96,13 +97,14 @@ impl UpperFiles {
         Ok(match dirs.get(".git") {
             None | Some(OverlayEntry::Gone) => BodyGit::None,
             Some(OverlayEntry::Dir(inner)) => dirs.enter(&inner).map_or(BodyGit::Odd, BodyGit::There),
-            Some(OverlayEntry::File(_)) => self.is_elsewhere(&dirs)?.map_or(BodyGit::Odd, BodyGit::There),
+            Some(OverlayEntry::File(_)) => self.follow_gitfile(&dirs)?.map_or(BodyGit::Odd, BodyGit::There),
             Some(_) => BodyGit::Odd,
         })
     }
 
-    /// Where a `.git` that is a file leads: for a submodule that the Body made itself, below the `.git` around it.
-    fn is_elsewhere(&self, dirs: &OverlayDir) -> Result<Option<OverlayDir>, WorkspaceError> {
+    /// Follows a `.git` file: for a submodule that the Body initialised, into the `.git/modules` of the
+    /// workspace.
+    fn follow_gitfile(&self, dirs: &OverlayDir) -> Result<Option<OverlayDir>, WorkspaceError> {
         let text = dirs.small(".git", GITFILE_LEN_MAX).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
         let Some(place) = text
@@ -114,17 +116,17 @@ impl UpperFiles {
         Ok(self.top()?.down(&place).ok().flatten().map(|(dirs, _)| dirs))
     }
 
-    /// The objects it added itself.
+    /// The objects that the Body added.
     pub(crate) fn own_objects(&self, git_dir: &OverlayDir) -> Result<Option<OverlayDir>, WorkspaceError> {
         if self.inside.is_empty() {
-            // Without what it was given.
+            // Read only the Body's changes: the layer's objects are known.
             return Ok(self.top()?.dir(".git").and_then(|git| git.dir("objects")));
         }
         Ok(git_dir.dir("objects"))
     }
 }
 
-/// What a `.git` in a directory of a workspace names, where that is below the workspace's own `.git/modules`.
+/// Resolves the target of a `.git` file to a path in the workspace; none if it is not below `.git/modules`.
 fn modules_place(workspace: &str, inside: &str, said: &str) -> Option<String> {
     let absolute = said.strip_prefix(workspace).and_then(|rest| rest.strip_prefix('/'));
     if said.starts_with('/') && absolute.is_none() {

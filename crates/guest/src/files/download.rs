@@ -1,8 +1,9 @@
 //! `GET /files`: one file, whole or a range, plain or gzipped.
 //!
-//! Invariant: opening never blocks (FIFOs, devices), and a size is believed only of files too large to have been read
-//! whole: `/proc` and `/sys` lie about theirs.
-//! Invariant: a slow caller holds no thread and at most five pieces; each is read when the one before is on its way.
+//! Invariant: opening never blocks (FIFOs, devices). A reported size is trusted only for files too large to be read
+//! whole: files in `/proc` and `/sys` report wrong sizes.
+//! Invariant: a slow caller holds no thread and at most five chunks; the next chunk is read while the one before is
+//! being sent.
 
 use std::{
     collections::VecDeque,
@@ -36,10 +37,10 @@ use crate::{
 };
 
 const PIECE_LEN: usize = 256 * 1024;
-/// Pieces that are given away and may still be looked at.
+/// Chunks that were handed to the connection and may still be in use.
 const GIVEN_MAX: usize = 3;
 
-/// Answers a file.
+/// Answers with the contents of a file.
 pub async fn download(guest: &Rc<GuestServer>, request: Request<Incoming>) -> HttpReply {
     let query = UrlQuery::parse(request.uri().query());
     let config = guest.config();
@@ -73,7 +74,7 @@ struct DownloadRequest {
     headers: HeaderMap,
 }
 
-/// What will be sent.
+/// The response, before its body is built.
 struct DownloadResponse {
     status: StatusCode,
     headers: HeaderMap,
@@ -88,7 +89,7 @@ enum DownloadContents {
 }
 
 impl DownloadRequest {
-    /// Runs on a helper thread.
+    /// Opens the file; runs on a helper thread, because this may block.
     fn open(&self) -> Result<DownloadResponse, PlainRefusal> {
         let path = super::path_for(&self.path, &self.user, self.workdir.as_deref())?;
         let file = open(&path)?;
@@ -175,7 +176,7 @@ fn open(path: &Path) -> Result<File, PlainRefusal> {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                 PlainRefusal::new(StatusCode::NOT_FOUND, format!("path '{}' does not exist", path.display()))
             }
-            // A socket, or a device without a driver.
+            // NXIO means a socket, or a device without a driver.
             _ if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {
                 PlainRefusal::bad(format!("path '{}' is not a regular file", path.display()))
             }
@@ -188,7 +189,7 @@ fn open(path: &Path) -> Result<File, PlainRefusal> {
     })
 }
 
-/// A small file is read whole; a large one is believed, or found endless.
+/// Reads a small file whole. The size of a larger one is trusted; a file that holds more than it reports is streamed.
 fn read_or_trust(file: File, len: u64) -> io::Result<DownloadContents> {
     if len > PIECE_LEN as u64 {
         return Ok(DownloadContents::Part { file, from: 0, len });
@@ -213,7 +214,8 @@ fn part(contents: DownloadContents, from: u64, to: u64) -> DownloadContents {
     }
 }
 
-/// The single range that is asked for, as from and to: `None` if it is to be ignored, `Some(None)` if it cannot be.
+/// Parses a single range into start and end: `None` if the header must be ignored, `Some(None)` if the range cannot
+/// be satisfied.
 fn parse_range(text: &str, len: u64) -> Option<Option<(u64, u64)>> {
     let (from, to) = text.strip_prefix("bytes=")?.split_once('-')?;
     let number = |text: &str| text.trim().parse::<u64>();
@@ -245,7 +247,7 @@ fn headers_for(path: &Path) -> HeaderMap {
     headers
 }
 
-/// Reads the next piece on a helper thread into a buffer that may have been used before; empty at the end.
+/// Reads the next chunk on a helper thread into a possibly reused buffer; the chunk is empty at the end.
 trait ChunkReader: Send + 'static {
     fn next(&mut self, buffer: BytesMut) -> io::Result<Bytes>;
 }
@@ -319,10 +321,11 @@ fn read_piece(mut file: &File, mut buffer: BytesMut) -> io::Result<BytesMut> {
     Ok(buffer)
 }
 
-/// A body that is read piece by piece on helper threads, one piece ahead of what is on its way.
+/// A body that helper threads read chunk by chunk, one chunk ahead of the connection.
 struct ChunkedBody<R> {
     state: ChunkState<R>,
-    /// The last pieces that were given away: their memory is used again once nobody looks at them.
+    /// The last chunks that were handed to the connection: their memory is reused once the connection has dropped
+    /// them.
     given: VecDeque<Bytes>,
 }
 
@@ -338,7 +341,7 @@ impl<R: ChunkReader> ChunkedBody<R> {
     }
 
     fn begin(&mut self, mut reader: R) {
-        // Fresh memory costs a fault for each of its pages, which is a good part of reading a file that is in memory.
+        // New memory costs a page fault per page, which is a large part of reading a cached file.
         let spare = if self.given.len() == GIVEN_MAX { self.given.pop_front() } else { None };
         let buffer = spare.and_then(|piece| piece.try_into_mut().ok()).unwrap_or_default();
         self.state = ChunkState::Reading(tokio::task::spawn_blocking(move || {

@@ -1,15 +1,15 @@
-//! `Accept-Encoding` as envd reads it: gzip only for who asks for it by name.
+//! `Accept-Encoding` as envd reads it: gzip only for callers that ask for it by name.
 
 use hyper::{HeaderMap, header};
 
-/// How a file is sent.
+/// The encoding in which a file is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Encoding {
     Identity,
     Gzip,
 }
 
-/// The first of the best; `Err` if nothing that we can do is acceptable.
+/// Picks the supported encoding of the highest quality; `Err` if the caller accepts none of them.
 pub fn negotiate(headers: &HeaderMap, plain_only: bool) -> Result<Encoding, String> {
     let text = headers.get(header::ACCEPT_ENCODING).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let mut offers: Vec<(String, f64)> =

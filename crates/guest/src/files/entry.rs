@@ -1,4 +1,4 @@
-//! What is known of one file, as envd tells it.
+//! `EntryInfo` of one file, as envd reports it.
 
 use std::{
     fs::Metadata,
@@ -13,7 +13,7 @@ use proto::wire::filesystem::{EntryInfo, FileType};
 use super::metadata;
 use crate::{paths, users::IdNames};
 
-/// What is at `path`, a symbolic link itself and not what it points to.
+/// Describes the file at `path`; of a symbolic link, the link itself and not its target.
 pub fn entry(path: &Path, names: &IdNames) -> io::Result<EntryInfo> {
     let found = std::fs::symlink_metadata(path)?;
     let is_symlink = found.is_symlink();
@@ -53,7 +53,7 @@ fn modified(found: &Metadata) -> Option<Timestamp> {
     (found.mtime() != 0 || nanos != 0).then(|| Timestamp { seconds: found.mtime(), nanos })
 }
 
-/// As Go writes a mode: letters for what it is, then nine for who may.
+/// Formats a mode as Go does: letters for the file type, then nine for the permissions.
 fn permissions(mode: u32) -> String {
     let kind = match mode & 0o170_000 {
         0o040_000 => "d",

@@ -1,4 +1,4 @@
-//! What callers attach to files: `X-Metadata-*` headers as `user.e2b.*` extended attributes.
+//! Metadata that callers attach to files: `X-Metadata-*` headers, stored as `user.e2b.*` extended attributes.
 
 use std::{collections::BTreeMap, io, os::fd::AsFd, path::Path};
 
@@ -8,14 +8,14 @@ use rustix::{fs::XattrFlags, io::Errno};
 const PREFIX: &str = "user.e2b.";
 const HEADER_PREFIX: &str = "x-metadata-";
 const KEY_LEN_MAX: usize = 255 - PREFIX.len();
-/// What ext4 keeps of one file.
+/// The room that ext4 has for the attributes of one file.
 const TOTAL_LEN_MAX: usize = 4096;
 const LIST_LEN_MAX: usize = 64 * 1024;
 
 /// The metadata of a file.
 pub type Metadata = BTreeMap<String, String>;
 
-/// What an upload attaches.
+/// Reads the metadata that an upload attaches from its headers.
 pub fn from_headers(headers: &HeaderMap) -> Result<Metadata, String> {
     let mut metadata = Metadata::new();
     for (name, value) in headers {
@@ -40,7 +40,7 @@ pub fn from_headers(headers: &HeaderMap) -> Result<Metadata, String> {
     Ok(metadata)
 }
 
-/// What is attached to a file; nothing where the file system keeps nothing.
+/// Reads the metadata of a file; empty where the file system has no extended attributes.
 pub fn read(path: &Path) -> Metadata {
     let mut list = Vec::new();
     match rustix::fs::listxattr_query(path) {
@@ -55,18 +55,18 @@ pub fn read(path: &Path) -> Metadata {
         rustix::fs::getxattr(path, name, rustix::buffer::spare_capacity(&mut value)).ok()?;
         String::from_utf8(value).ok()
     };
-    ours(&list).filter_map(|name| Some((name[PREFIX.len()..].to_owned(), value(name)?))).collect()
+    our_attributes(&list).filter_map(|name| Some((name[PREFIX.len()..].to_owned(), value(name)?))).collect()
 }
 
-/// Replaces what is attached to a file.
+/// Replaces the metadata of a file.
 pub fn write(file: impl AsFd, metadata: &Metadata) -> io::Result<()> {
     let mut list = Vec::with_capacity(LIST_LEN_MAX);
     match rustix::fs::flistxattr(&file, rustix::buffer::spare_capacity(&mut list)) {
-        // The contents are there; a file system without attributes is no reason to call that a failure.
+        // The contents are written already, so a file system without attributes does not fail the upload.
         Err(Errno::NOTSUP | Errno::NOSYS) => return Ok(()),
         listed => listed?,
     };
-    for name in ours(&list).filter(|name| !metadata.contains_key(&name[PREFIX.len()..])) {
+    for name in our_attributes(&list).filter(|name| !metadata.contains_key(&name[PREFIX.len()..])) {
         match rustix::fs::fremovexattr(&file, name) {
             Ok(()) | Err(Errno::NODATA) => {}
             Err(error) => return Err(error.into()),
@@ -81,7 +81,7 @@ pub fn write(file: impl AsFd, metadata: &Metadata) -> io::Result<()> {
     Ok(())
 }
 
-fn ours(list: &[u8]) -> impl Iterator<Item = &str> {
+fn our_attributes(list: &[u8]) -> impl Iterator<Item = &str> {
     let names = list.split(|byte| *byte == 0).filter_map(|name| std::str::from_utf8(name).ok());
     names.filter(|name| name.starts_with(PREFIX))
 }

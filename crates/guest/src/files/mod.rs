@@ -1,6 +1,7 @@
 //! Files of the Body: `filesystem.Filesystem` and `/files`.
 //!
-//! As in envd, the guest acts with its own rights and gives what it makes to the user that the caller named.
+//! As in envd, the guest acts with its own rights and changes the owner of new files to the user that the caller
+//! named.
 
 mod download;
 mod encoding;
@@ -34,7 +35,7 @@ pub use rpc::{call, on_helper};
 pub use upload::upload;
 pub use watchers::Watchers;
 
-/// Makes a directory and its missing parents, 0755, for the user.
+/// Creates a directory and its missing parents with mode 0755, owned by the user.
 pub fn make_dirs(path: &Path, user: &GuestUser) -> io::Result<()> {
     let missing = |at: &&Path| !at.as_os_str().is_empty();
     let mut parents: Vec<PathBuf> = path.ancestors().filter(missing).map(Path::to_path_buf).collect();
@@ -63,7 +64,7 @@ fn make_dir(path: &Path, user: &GuestUser) -> io::Result<()> {
     give_path(path, user)
 }
 
-/// Gives a file to its user. Only root gives; in a Body of one id everything is that id's already.
+/// Changes a file's owner to the user. Only root can do that; in a Body with a single id the owner is right already.
 pub fn give(file: impl AsFd, user: &GuestUser) -> io::Result<()> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
@@ -78,12 +79,12 @@ fn give_path(path: &Path, user: &GuestUser) -> io::Result<()> {
     Ok(rustix::fs::chown(path, Some(Uid::from_raw(user.uid)), Some(Gid::from_raw(user.gid)))?)
 }
 
-/// The path that a request names for the user it names.
+/// Resolves the path of a request for the user that the request names.
 pub fn path_for(path: &[u8], user: &str, workdir: Option<&str>) -> Result<PathBuf, PlainRefusal> {
     user_and_path(path, user, workdir).map(|(_, path)| path)
 }
 
-/// As [`path_for`], with the user.
+/// Resolves the user and the path of a request.
 pub fn user_and_path(
     path: &[u8],
     name: &str,

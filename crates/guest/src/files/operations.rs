@@ -1,4 +1,4 @@
-//! Stat, list, make, move: what they do and what their failures are called. All of it runs on a helper thread.
+//! Stat, list, make, move and remove, and the Connect errors of their failures. All of it runs on a helper thread.
 
 use std::{
     collections::VecDeque,
@@ -21,7 +21,7 @@ use crate::{
 /// Entries in one listing.
 const ENTRIES_MAX: usize = 50_000;
 
-/// Who asks, and what an empty path means to them.
+/// The user for whom an operation runs, and the directory that an empty path means.
 #[derive(Debug)]
 pub struct FileCaller {
     pub user: GuestUser,
@@ -109,7 +109,7 @@ pub fn list(caller: &FileCaller, asked: &ListDirRequest) -> Result<ListDirRespon
     Ok(ListDirResponse { entries })
 }
 
-/// An entry under the path that was asked for, whatever links led there; `None` if it is gone already.
+/// Describes an entry under the path that the caller gave, not the resolved one; `None` if it no longer exists.
 fn listed(
     child: &Path,
     real: &Path,
@@ -128,7 +128,7 @@ fn listed(
     }
 }
 
-/// What a directory holds, by name. One that is gone by now holds nothing.
+/// Lists a directory sorted by name. A directory that no longer exists is empty.
 fn children(dir: &Path) -> Result<VecDeque<(PathBuf, bool)>, ConnectError> {
     let failed = |error: io::Error| {
         ConnectError::internal(format!("error reading directory {}: {error}", dir.display()))
@@ -150,7 +150,7 @@ fn known_entry(path: &Path) -> Result<EntryInfo, ConnectError> {
     entry(path, &IdNames::read()).map_err(|error| fault("file not found", &error))
 }
 
-/// The kernel's error in Connect's words.
+/// Translates a kernel error into a Connect error.
 pub fn fault(what: &str, error: &io::Error) -> ConnectError {
     let code = match error.kind() {
         ErrorKind::NotFound => Code::NotFound,

@@ -1,7 +1,7 @@
-//! Removing whole trees, however deep, with a constant number of descriptors.
+//! Removes whole trees of any depth with a constant number of descriptors.
 //!
-//! Invariant: nothing outside the tree is touched, whatever is swapped while we work: descriptors lead down with
-//! `O_NOFOLLOW`, and `..` is believed only if it is the directory that we came from.
+//! Invariant: nothing outside the tree is touched, whatever another process swaps meanwhile: each directory is opened
+//! with `O_NOFOLLOW`, and `..` is used only if it is the directory that we came from.
 
 use std::{
     ffi::{CStr, CString},
@@ -15,7 +15,7 @@ use rustix::{
     io::Errno,
 };
 
-/// Removes what is at `path`; nothing being there is fine.
+/// Removes the file or tree at `path`; a missing path is no error.
 pub fn remove(path: &Path) -> io::Result<()> {
     match rustix::fs::unlinkat(CWD, path, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
@@ -33,7 +33,7 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Empties a directory. The way back up is `..`, so depth costs a name each and no descriptor.
+/// Empties a directory. It goes back up through `..`, so each level costs a name in memory and no descriptor.
 fn empty(root: OwnedFd) -> io::Result<()> {
     let mut here = root;
     let mut way: Vec<(CString, u64, u64)> = Vec::new();
@@ -57,14 +57,14 @@ fn empty(root: OwnedFd) -> io::Result<()> {
         }
         here = above;
         match rustix::fs::unlinkat(&here, name.as_c_str(), AtFlags::REMOVEDIR) {
-            // Somebody put something in meanwhile: it is emptied again.
+            // Another process added an entry meanwhile: the next round empties the directory again.
             Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY) => {}
             Err(error) => return Err(error.into()),
         }
     }
 }
 
-/// Unlinks what is not a directory; answers the first directory met.
+/// Unlinks entries until it finds a directory, and returns that directory's name.
 fn clear_files(dir: &OwnedFd) -> io::Result<Option<CString>> {
     for entry in Dir::read_from(dir)? {
         let entry = entry?;
@@ -77,7 +77,7 @@ fn clear_files(dir: &OwnedFd) -> io::Result<Option<CString>> {
         }
         match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
-            // A file system that does not tell the type, or somebody swapped it.
+            // The file system does not report entry types, or another process replaced the file by a directory.
             Err(Errno::ISDIR) => return Ok(Some(name.to_owned())),
             Err(error) => return Err(error.into()),
         }
@@ -94,7 +94,7 @@ fn is(stat: &Stat, dev: u64, ino: u64) -> bool {
     stat.st_dev == dev && stat.st_ino == ino
 }
 
-/// `.` and `..`, which every directory lists.
+/// Whether a name is `.` or `..`, which every directory lists.
 pub fn is_dots(name: &CStr) -> bool {
     matches!(name.to_bytes(), b"." | b"..")
 }

@@ -54,14 +54,14 @@ async fn unary(
     codec: Codec,
     request: Request<Incoming>,
 ) -> Result<Bytes, ConnectError> {
-    let who = CallerName::of(guest, &request);
+    let caller_name = CallerName::of(guest, &request);
     let message = whole(request.into_body()).await?;
     match method {
-        "Stat" => helped(who, codec, message, operations::stat).await,
-        "MakeDir" => helped(who, codec, message, operations::make).await,
-        "Move" => helped(who, codec, message, operations::rename).await,
-        "ListDir" => helped(who, codec, message, operations::list).await,
-        "Remove" => helped(who, codec, message, operations::delete).await,
+        "Stat" => run_operation(caller_name, codec, message, operations::stat).await,
+        "MakeDir" => run_operation(caller_name, codec, message, operations::make).await,
+        "Move" => run_operation(caller_name, codec, message, operations::rename).await,
+        "ListDir" => run_operation(caller_name, codec, message, operations::list).await,
+        "Remove" => run_operation(caller_name, codec, message, operations::delete).await,
         "CreateWatcher" => {
             let asked: CreateWatcherRequest = codec.decode(&message)?;
             let asked = WatchRequest {
@@ -70,7 +70,7 @@ async fn unary(
                 include_entry: asked.include_entry,
                 allow_network_mounts: asked.allow_network_mounts,
             };
-            let watch = watch(who, asked).await?;
+            let watch = watch(caller_name, asked).await?;
             Ok(codec.encode(&CreateWatcherResponse { watcher_id: guest.watchers.add(watch)? }))
         }
         "GetWatcherEvents" => {
@@ -90,7 +90,7 @@ async fn watch_dir(
     codec: Codec,
     request: Request<Incoming>,
 ) -> Result<ReplyBody, ConnectError> {
-    let who = CallerName::of(guest, &request);
+    let caller_name = CallerName::of(guest, &request);
     let keepalive = keepalive_of(request.headers());
     let asked: WatchDirRequest = codec.decode(&Messages::new(request.into_body()).only().await?)?;
     let asked = WatchRequest {
@@ -100,17 +100,17 @@ async fn watch_dir(
         allow_network_mounts: asked.allow_network_mounts,
     };
     let place = guest.watchers.place()?;
-    let watch = watch(who, asked).await?;
+    let watch = watch(caller_name, asked).await?;
     Ok(ReplyBody::pieces(WatchEvents::new(watch, place, codec, keepalive)?))
 }
 
-async fn watch(who: CallerName, asked: WatchRequest) -> Result<DirWatch, ConnectError> {
-    on_helper(move || DirWatch::new(&who.caller()?, &asked)).await
+async fn watch(caller_name: CallerName, asked: WatchRequest) -> Result<DirWatch, ConnectError> {
+    on_helper(move || DirWatch::new(&caller_name.caller()?, &asked)).await
 }
 
-/// Decodes, runs on a helper thread as the caller named, encodes.
-async fn helped<Q, A>(
-    who: CallerName,
+/// Decodes a request, runs the operation on a helper thread as the named user, and encodes the answer.
+async fn run_operation<Q, A>(
+    caller_name: CallerName,
     codec: Codec,
     message: Bytes,
     operation: fn(&FileCaller, &Q) -> Result<A, ConnectError>,
@@ -120,10 +120,10 @@ where
     A: Message + Serialize + 'static,
 {
     let asked: Q = codec.decode(&message)?;
-    on_helper(move || operation(&who.caller()?, &asked).map(|answer| codec.encode(&answer))).await
+    on_helper(move || operation(&caller_name.caller()?, &asked).map(|answer| codec.encode(&answer))).await
 }
 
-/// Runs what may block where it may.
+/// Runs work that may block on a helper thread.
 pub async fn on_helper<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ConnectError> + Send + 'static,
 ) -> Result<T, ConnectError> {
@@ -132,7 +132,7 @@ pub async fn on_helper<T: Send + 'static>(
         .unwrap_or_else(|error| Err(ConnectError::internal(error.to_string())))
 }
 
-/// The caller by name; the name is looked up on the helper thread.
+/// The user name of the caller; the helper thread looks it up, because reading `/etc/passwd` may block.
 struct CallerName {
     name: String,
     workdir: Option<String>,

@@ -1,7 +1,7 @@
-//! `POST /files`: files in, as a form of several or as the bytes of one.
+//! `POST /files`: uploads, as a form with several files or as the raw bytes of one.
 //!
-//! Invariant: a slow caller holds no thread and one piece of memory; what has arrived is written before more is taken.
-//! Invariant: an upload that breaks off leaves no half of a new file, and of one that was there what it held before.
+//! Invariant: a slow caller holds no thread and one chunk of memory; each chunk is written before more is read.
+//! Invariant: an upload that breaks off removes a new file, and leaves a file that existed with its old contents.
 
 use std::{
     fs::File,
@@ -37,18 +37,18 @@ use crate::{
     users::GuestUser,
 };
 
-/// What is gathered before it is written.
+/// Bytes that are gathered before they are written.
 const PIECE_LEN: usize = 256 * 1024;
-/// What may follow the last part of a form, and how long that may take.
+/// Most bytes that may follow the last part of a form, and how long they may take.
 const EPILOGUE_LEN_MAX: usize = 64 << 10;
 const EPILOGUE_WAIT: Duration = Duration::from_secs(2);
-/// Compressed bytes that are inflated at once: at worst a thousand times as many come out.
+/// Compressed bytes that are inflated at once: at worst they become a thousand times as many.
 const DEFLATED_LEN: usize = 2048;
 const PARTS_MAX: usize = 100_000;
 /// How long a caller may be silent.
 const WAIT: Duration = Duration::from_secs(300);
 
-/// One file that was written.
+/// An uploaded file, as the answer lists it.
 #[derive(Debug, Serialize)]
 struct UploadedFile {
     path: String,
@@ -59,7 +59,7 @@ struct UploadedFile {
     metadata: metadata::Metadata,
 }
 
-/// Answers which files were written.
+/// Stores the files of a request and answers with their list.
 pub async fn upload(guest: &Rc<GuestServer>, request: Request<Incoming>) -> HttpReply {
     let query = UrlQuery::parse(request.uri().query());
     let config = guest.config();
@@ -91,7 +91,7 @@ async fn take(
     let name =
         query.text("username").filter(|name| !name.is_empty()).unwrap_or(&guest.config().user).to_owned();
     let workdir = guest.config().workdir.clone();
-    let (user, _) = helped(move || super::user_and_path(b"", &name, workdir.as_deref())).await?;
+    let (user, _) = run_on_helper(move || super::user_and_path(b"", &name, workdir.as_deref())).await?;
     let to = UploadTarget {
         user: Arc::new(user),
         workdir: guest.config().workdir.clone(),
@@ -125,8 +125,8 @@ async fn take(
     }
 }
 
-/// Reads what follows the last part. A connection that is closed with something unread is reset, and whoever was still
-/// sending would not hear the answer.
+/// Reads the bytes after the last part. The kernel resets a connection that is closed with unread bytes, so a caller
+/// that was still sending would lose the answer.
 async fn read_to_end(body: &mut Incoming) {
     let mut left = EPILOGUE_LEN_MAX;
     let rest = async {
@@ -195,7 +195,7 @@ fn target_of(field: &Field<'_>, path: Option<&[u8]>) -> Result<Vec<u8>, PlainRef
     }
 }
 
-/// Writes what `next` yields.
+/// Writes the chunks that `next` yields.
 async fn store(
     to: &UploadTarget,
     path: PathBuf,
@@ -204,7 +204,7 @@ async fn store(
 ) -> Result<UploadedFile, PlainRefusal> {
     let (user, metadata) = (to.user.clone(), to.metadata.clone());
     let at = path.clone();
-    let (file, onto) = helped(move || open(&at, &user)).await?;
+    let (file, onto) = run_on_helper(move || open(&at, &user)).await?;
     let mut writer = if gzip {
         UploadWriter::Inflating(Box::new(GzDecoder::new(file)))
     } else {
@@ -213,13 +213,13 @@ async fn store(
     loop {
         let (pieces, more) = gather(&mut next).await?;
         if !pieces.is_empty() {
-            writer = helped(move || writer.write(&pieces)).await?;
+            writer = run_on_helper(move || writer.write(&pieces)).await?;
         }
         if !more {
             break;
         }
     }
-    helped(move || writer.finish(&path, onto, &metadata)).await
+    run_on_helper(move || writer.finish(&path, onto, &metadata)).await
 }
 
 async fn gather(
@@ -239,7 +239,7 @@ async fn gather(
     Ok((pieces, true))
 }
 
-/// Who the files are for.
+/// The user for whom files are written, and where relative paths begin.
 struct UploadTarget {
     user: Arc<GuestUser>,
     workdir: Option<String>,
@@ -265,7 +265,7 @@ impl UploadWriter {
                 Self::Plain(file) => file.write_all(piece),
                 Self::Inflating(decoder) => decoder.write_all(piece),
             };
-            written.map_err(|error| unwritten(&error))?;
+            written.map_err(|error| write_error(&error))?;
         }
         Ok(self)
     }
@@ -278,16 +278,16 @@ impl UploadWriter {
     ) -> Result<UploadedFile, PlainRefusal> {
         let file = match self {
             Self::Plain(file) => file,
-            Self::Inflating(decoder) => decoder.finish().map_err(|error| unwritten(&error))?,
+            Self::Inflating(decoder) => decoder.finish().map_err(|error| write_error(&error))?,
         };
         let (file, unfinished) = match onto {
             UploadDestination::Itself => (file, None),
             UploadDestination::New(unfinished) => (file, Some(unfinished)),
             UploadDestination::Existing(existing) => {
-                (replace(file, existing).map_err(|error| unwritten(&error))?, None)
+                (replace(file, existing).map_err(|error| write_error(&error))?, None)
             }
         };
-        metadata::write(&file, attached).map_err(|error| unwritten(&error))?;
+        metadata::write(&file, attached).map_err(|error| write_error(&error))?;
         drop(file);
         if let Some(unfinished) = unfinished {
             unfinished.keep();
@@ -297,17 +297,17 @@ impl UploadWriter {
     }
 }
 
-/// What becomes of the file that is written when all has arrived.
+/// The relation between the file being written and the file that the caller named.
 enum UploadDestination {
-    /// It is the one that was asked for, and was empty before.
+    /// It is the named file, which existed and is empty.
     Itself,
-    /// The same, and it was not there before.
+    /// It is the named file, which did not exist before.
     New(PartialFile),
-    /// It has no name; its contents replace those of this one.
+    /// It has no name; at the end its contents replace those of this existing file.
     Existing(File),
 }
 
-/// A file that goes unless it is finished.
+/// A new file that is removed on drop unless the upload finished.
 struct PartialFile {
     path: PathBuf,
     inode: u64,
@@ -321,15 +321,15 @@ impl PartialFile {
 
 impl Drop for PartialFile {
     fn drop(&mut self) {
-        // Whoever has put another one there meanwhile keeps it.
+        // If another process replaced the file meanwhile, its file stays.
         if std::fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Puts the contents of one file in place of another's, which stays the same file to whoever watches or has it open.
-/// Room is made first: what does not fit changes nothing.
+/// Replaces the contents of one file by those of another. The inode stays, so watches and open descriptors stay
+/// valid. Space is allocated first: an upload that does not fit changes nothing.
 fn replace(mut from: File, mut onto: File) -> io::Result<File> {
     let (len, before) = (from.metadata()?.len(), onto.metadata()?.len());
     if len > before
@@ -347,7 +347,7 @@ fn replace(mut from: File, mut onto: File) -> io::Result<File> {
 
 fn open(path: &Path, user: &GuestUser) -> Result<(File, UploadDestination), PlainRefusal> {
     if let Some(parent) = path.parent() {
-        make_dirs(parent, user).map_err(|error| unmade("error ensuring directories", &error))?;
+        make_dirs(parent, user).map_err(|error| create_error("error ensuring directories", &error))?;
     }
     let existing = std::fs::metadata(path);
     match &existing {
@@ -357,19 +357,22 @@ fn open(path: &Path, user: &GuestUser) -> Result<(File, UploadDestination), Plai
         Ok(found) if !found.is_file() => {
             return Err(PlainRefusal::bad(format!("path is not a regular file: {}", path.display())));
         }
-        // Given before it is opened, as envd does: who watches never sees contents of somebody else's.
-        Ok(_) => give_path(path, user).map_err(|error| unmade("error changing file ownership", &error))?,
+        // As in envd, the owner changes before the file is opened, so that a watcher never sees new contents with the
+        // old owner.
+        Ok(_) => {
+            give_path(path, user).map_err(|error| create_error("error changing file ownership", &error))?
+        }
         Err(_) => {}
     }
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let file = rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))
-        .map_err(|error| unmade("error opening file", &error.into()))?;
+        .map_err(|error| create_error("error opening file", &error.into()))?;
     let file = File::from(file);
     if !file.metadata().is_ok_and(|found| found.is_file()) {
         return Err(PlainRefusal::bad(format!("path is not a regular file: {}", path.display())));
     }
     if existing.is_err() {
-        give(&file, user).map_err(|error| unmade("error changing file ownership", &error))?;
+        give(&file, user).map_err(|error| create_error("error changing file ownership", &error))?;
     }
     match file.metadata() {
         Ok(found) if existing.is_err() && found.len() == 0 => {
@@ -382,15 +385,16 @@ fn open(path: &Path, user: &GuestUser) -> Result<(File, UploadDestination), Plai
     let beside = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     match rustix::fs::open(path.parent().unwrap_or(Path::new("/")), beside, Mode::RUSR | Mode::WUSR) {
         Ok(aside) => Ok((aside.into(), UploadDestination::Existing(file))),
-        // A file system without nameless files, or a directory that only lets its files be changed: as envd does it.
+        // The file system has no O_TMPFILE, or the directory is not writable. Then the file is truncated and
+        // overwritten, as envd does.
         Err(_) => {
-            file.set_len(0).map_err(|error| unmade("error opening file", &error))?;
+            file.set_len(0).map_err(|error| create_error("error opening file", &error))?;
             Ok((file, UploadDestination::Itself))
         }
     }
 }
 
-fn unmade(what: &str, error: &io::Error) -> PlainRefusal {
+fn create_error(what: &str, error: &io::Error) -> PlainRefusal {
     let status = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StatusCode::INSUFFICIENT_STORAGE,
         io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename => StatusCode::BAD_REQUEST,
@@ -400,12 +404,12 @@ fn unmade(what: &str, error: &io::Error) -> PlainRefusal {
     PlainRefusal::new(status, format!("{what}: {error}"))
 }
 
-fn unwritten(error: &io::Error) -> PlainRefusal {
+fn write_error(error: &io::Error) -> PlainRefusal {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             PlainRefusal::new(StatusCode::INSUFFICIENT_STORAGE, "not enough disk space available")
         }
-        // What flate2 says of bytes that are not gzip.
+        // flate2 reports bytes that are not gzip with these kinds.
         io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => {
             PlainRefusal::bad(format!("error decompressing request body: {error}"))
         }
@@ -428,7 +432,7 @@ async fn in_time<T>(work: impl Future<Output = T>) -> Result<T, PlainRefusal> {
     tokio::time::timeout(WAIT, work).await.map_err(late)
 }
 
-async fn helped<T: Send + 'static>(
+async fn run_on_helper<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, PlainRefusal> + Send + 'static,
 ) -> Result<T, PlainRefusal> {
     tokio::task::spawn_blocking(work)
@@ -436,7 +440,7 @@ async fn helped<T: Send + 'static>(
         .unwrap_or_else(|error| Err(PlainRefusal::internal(error.to_string())))
 }
 
-/// A gzipped body, inflated as it is read.
+/// A gzipped body that is inflated as it is read.
 struct InflatedBody<'a> {
     body: &'a mut Incoming,
     decoder: GzDecoder<Vec<u8>>,

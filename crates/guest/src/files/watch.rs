@@ -1,7 +1,7 @@
-//! One watched directory: inotify's events in envd's words.
+//! One watched directory: translates inotify's events into envd's.
 //!
-//! A directory that appears under a recursive watch is watched too, and what was put into it before that is told as
-//! created, so nothing is missed; something may be told twice.
+//! A recursive watch adds directories that appear under it, and reports the files in them as created. So no file is
+//! missed, but an event may be reported twice.
 
 use std::{
     collections::HashMap,
@@ -31,7 +31,7 @@ const BATCH_MAX: usize = 256;
 const BUFFER_LEN: usize = 8 * 1024;
 const NETWORK_FILE_SYSTEMS: [u64; 5] = [0x6969, 0xff53_4d42, 0x517b, 0xfe53_4d42, 0x6573_5546];
 
-/// What a caller wants to watch.
+/// The options of a watch.
 #[derive(Debug)]
 pub struct WatchRequest {
     pub path: String,
@@ -40,18 +40,18 @@ pub struct WatchRequest {
     pub allow_network_mounts: bool,
 }
 
-/// A watch under way.
+/// A running watch.
 #[derive(Debug)]
 pub struct DirWatch {
     inotify: OwnedFd,
     root: PathBuf,
     recursive: bool,
     include_entry: bool,
-    /// Where each watched directory is, below the root.
+    /// Path of each watched directory, relative to the root.
     dirs: HashMap<i32, PathBuf>,
 }
 
-/// What happened, and whether that is all for now.
+/// Events, and whether the queue is empty now.
 #[derive(Debug, Default)]
 pub struct EventBatch {
     pub events: Vec<FilesystemEvent>,
@@ -85,17 +85,17 @@ impl DirWatch {
         Ok(watch)
     }
 
-    /// A second descriptor, to wait on.
+    /// Duplicates the inotify descriptor, so that the caller can wait on it.
     pub fn descriptor(&self) -> std::io::Result<OwnedFd> {
         self.inotify.try_clone()
     }
 
-    /// Whether telling events needs the file system, and so a helper thread.
+    /// Whether reporting events reads the file system, which may block and so needs a helper thread.
     pub fn needs_helper(&self) -> bool {
         self.recursive || self.include_entry
     }
 
-    /// The next events. An error ends the watch.
+    /// Reads the next events. An error ends the watch.
     pub fn next(&mut self) -> Result<EventBatch, ConnectError> {
         let (raw, drained) = self.read()?;
         let names = self.include_entry.then(IdNames::read);
@@ -113,7 +113,7 @@ impl DirWatch {
         let mut buffer = [MaybeUninit::uninit(); BUFFER_LEN];
         let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
         let mut raw = Vec::new();
-        // What was read must be taken out before stopping, or it would be lost with the buffer.
+        // Events in the reader's buffer must be taken before stopping, because dropping the buffer loses them.
         while raw.len() < BATCH_MAX || !reader.is_buffer_empty() {
             match reader.next() {
                 Ok(event) => raw.push(RawEvent {
@@ -133,7 +133,7 @@ impl DirWatch {
         if event.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
             return Err(ConnectError::new(
                 Code::ResourceExhausted,
-                "more happened than could be told: events were lost",
+                "the inotify queue overflowed: events were lost",
             ));
         }
         if event.flags.contains(ReadFlags::IGNORED) {
@@ -143,17 +143,17 @@ impl DirWatch {
         let Some(dir) = self.dirs.get(&event.wd) else { return Ok(()) };
         let path = match &event.name {
             Some(name) => dir.join(name),
-            // Of a directory below the root its parent tells.
+            // The watch on the parent reports events about a directory below the root itself.
             None if !dir.as_os_str().is_empty() => return Ok(()),
             None => PathBuf::from("."),
         };
         let name = path.to_string_lossy().into_owned();
-        let told = types(event.flags).map(|kind| FilesystemEvent {
+        let translated = types(event.flags).map(|kind| FilesystemEvent {
             name: name.clone(),
             r#type: kind.into(),
             entry: None,
         });
-        events.extend(told);
+        events.extend(translated);
         if self.recursive && event.flags.contains(ReadFlags::ISDIR) {
             self.follow_dir(event.flags, &path, events)?;
         }
@@ -180,7 +180,7 @@ impl DirWatch {
         Ok(())
     }
 
-    /// Watches a directory and, if asked to, all below; tells what is in it if that is news.
+    /// Watches a directory and, if the watch is recursive, all below it; with `news`, adds an event for each entry.
     fn add(&mut self, dir: &Path, mut news: Option<&mut Vec<FilesystemEvent>>) -> Result<(), ConnectError> {
         let mut waiting = vec![dir.to_path_buf()];
         while let Some(dir) = waiting.pop() {
@@ -202,7 +202,7 @@ impl DirWatch {
         Ok(())
     }
 
-    /// Answers whether the directory is there.
+    /// Watches one directory; false if it no longer exists.
     fn add_one(&mut self, dir: &Path) -> Result<bool, ConnectError> {
         let lack = |message: &str| ConnectError::new(Code::ResourceExhausted, message);
         if self.dirs.len() >= DIRS_MAX {
@@ -223,7 +223,7 @@ impl DirWatch {
         }
     }
 
-    /// Adds what is known of the file; of one that is gone or was replaced nothing is.
+    /// Adds the file's `EntryInfo` to an event, unless the file no longer exists or was replaced.
     fn describe(&self, event: &mut FilesystemEvent, names: &IdNames) {
         let carries = [EventType::Create, EventType::Write, EventType::Chmod];
         if carries.contains(&event.r#type()) {
@@ -267,7 +267,7 @@ mod tests {
     use super::*;
     use crate::users::GuestUser;
 
-    fn told(watch: &mut DirWatch) -> Vec<(String, EventType)> {
+    fn read_events(watch: &mut DirWatch) -> Vec<(String, EventType)> {
         let batch = watch.next().unwrap();
         assert!(batch.drained);
         batch.events.into_iter().map(|event| (event.name.clone(), event.r#type())).collect()
@@ -283,19 +283,19 @@ mod tests {
         let mut watch = DirWatch::new(&FileCaller { user, workdir: None }, &asked).unwrap();
         fs::create_dir_all(dir.join("new/deep")).unwrap();
         assert_eq!(
-            told(&mut watch),
+            read_events(&mut watch),
             [("new".into(), EventType::Create), ("new/deep".into(), EventType::Create)]
         );
         fs::write(dir.join("new/deep/f"), "x").unwrap();
         fs::write(dir.join("old/g"), "").unwrap();
         let write = ("new/deep/f".into(), EventType::Write);
         let wanted = [("new/deep/f".into(), EventType::Create), write, ("old/g".into(), EventType::Create)];
-        assert_eq!(told(&mut watch), wanted);
+        assert_eq!(read_events(&mut watch), wanted);
         fs::rename(dir.join("new"), dir.join("moved")).unwrap();
-        let events = told(&mut watch);
+        let events = read_events(&mut watch);
         assert_eq!(events[..2], [("new".into(), EventType::Rename), ("moved".into(), EventType::Create)]);
         fs::write(dir.join("moved/deep/f"), "xy").unwrap();
-        assert!(told(&mut watch).contains(&("moved/deep/f".into(), EventType::Write)));
+        assert!(read_events(&mut watch).contains(&("moved/deep/f".into(), EventType::Write)));
         fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -1,6 +1,7 @@
-//! Who hears of what happens: streams, and watchers that are asked from time to time.
+//! Delivery of watch events: as a stream, or kept until the caller polls.
 //!
-//! Invariant: at most [`WATCHES_MAX`] watches; a watcher that is never asked keeps its newest events only.
+//! Invariant: there are at most [`WATCHES_MAX`] watches; a polled watch that its caller never polls keeps only its
+//! newest events.
 
 use std::{
     cell::{Cell, RefCell},
@@ -39,14 +40,14 @@ const WATCHES_MAX: usize = 1024;
 const EVENTS_KEPT_MAX: usize = 4096;
 const QUEUE_LEN: usize = 64;
 
-/// All watches.
+/// All watches of the guest.
 #[derive(Debug, Default)]
 pub struct Watchers {
     polled: RefCell<HashMap<String, PolledWatch>>,
     count: Rc<Cell<usize>>,
 }
 
-/// The right to one watch.
+/// Counts as one watch until it is dropped.
 #[derive(Debug)]
 pub struct WatchPermit(Rc<Cell<usize>>);
 
@@ -87,7 +88,7 @@ impl Watchers {
         Ok(WatchPermit(self.count.clone()))
     }
 
-    /// Keeps events until they are asked for; answers the watcher's id.
+    /// Starts a polled watch, which keeps its events until the caller asks for them; returns its id.
     pub fn add(&self, watch: DirWatch) -> Result<String, ConnectError> {
         let place = self.place()?;
         let id = random_id()?;
@@ -103,7 +104,7 @@ impl Watchers {
         Ok(id)
     }
 
-    /// What happened since the last question.
+    /// Takes the events since the last poll.
     pub fn events(&self, id: &str) -> Result<Vec<FilesystemEvent>, ConnectError> {
         let polled = self.polled.borrow();
         let mut kept = polled.get(id).ok_or_else(|| not_found(id))?.kept.borrow_mut();
@@ -148,7 +149,7 @@ fn ready(watch: &DirWatch) -> Result<AsyncFd<std::os::fd::OwnedFd>, ConnectError
     fd.map_err(|error| ConnectError::new(Code::ResourceExhausted, format!("error creating watcher: {error}")))
 }
 
-/// Tells everything that happens, until it fails or nobody listens.
+/// Passes on every event until the watch fails or the receiver is gone.
 async fn drive(
     mut watch: DirWatch,
     ready: AsyncFd<std::os::fd::OwnedFd>,
@@ -194,7 +195,7 @@ async fn drive(
     }
 }
 
-/// The body of an answer to WatchDir.
+/// The response body of WatchDir.
 pub struct WatchEvents {
     heard: mpsc::Receiver<Result<FilesystemEvent, ConnectError>>,
     task: AbortHandle,

@@ -1,8 +1,8 @@
-//! The program that git runs to ask what was changed: `changes VERSION TOKEN`.
+//! The program that git runs as its fsmonitor hook: `changes VERSION TOKEN`.
 //!
-//! Invariant: whatever goes wrong, git hears that all may have changed, and nothing is printed beside that.
-//! Why the asking git's version matters: before 2.37 a path stands for a file only, and what became of a directory would be
-//! missed.
+//! Invariant: after any failure it tells git that every file may have changed, and prints nothing else.
+//! It checks the version of the git that runs it: before 2.37, git took each path for a file, and would miss changes
+//! below a directory.
 
 use std::{
     ffi::OsString,
@@ -22,27 +22,27 @@ use std::{
 
 use super::{SOCKET, since::FsmonitorAnswer};
 
-/// How long the guest has.
+/// How long the guest may take to answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 const ANSWER_LEN_MAX: u64 = 4 << 20;
-/// The first git that looks below a path.
+/// The first git version that also looks below a path.
 const GIT_MIN: (u32, u32) = (2, 37);
-/// A name for a moment of which nothing is known.
+/// A token that the guest does not know.
 const UNKNOWN: &str = "palisade";
 
-/// The program's arguments in, its exit code out.
+/// Runs the program: takes its arguments and returns its exit code.
 pub fn main(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let version = arguments.next();
     let token = arguments.next().and_then(|token| token.into_string().ok()).unwrap_or_default();
     let said = match version.as_deref().and_then(|version| version.to_str()) {
         Some("2") => ask(&token).ok().filter(|said| is_for(said, git_version)),
-        // Version 1 has no names for moments.
+        // Version 1 of the hook protocol has no tokens.
         _ => return end(b"/\0"),
     };
     end(&said.unwrap_or_else(|| encode_token(UNKNOWN, &FsmonitorAnswer::All)))
 }
 
-/// An answer as git reads it.
+/// Encodes an answer as git's hook protocol wants it.
 pub fn encode_token(token: &str, answer: &FsmonitorAnswer) -> Vec<u8> {
     let mut said = [token.as_bytes(), b"\0"].concat();
     match answer {
@@ -72,7 +72,7 @@ fn ask(token: &str) -> io::Result<Vec<u8>> {
     if said.len() as u64 == len { Ok(said) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
-/// Whether the git that asks understands the answer.
+/// Whether the calling git understands the answer.
 fn is_for(said: &[u8], version: impl FnOnce() -> Option<(u32, u32)>) -> bool {
     let paths = said.iter().position(|byte| *byte == 0).map(|end| &said[end + 1..]);
     match paths {

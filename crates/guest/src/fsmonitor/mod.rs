@@ -1,11 +1,11 @@
-//! Tells git what was changed in a workspace, so that it need not look at every file (`core.fsmonitor`).
+//! Reports changed files of a workspace to git (`core.fsmonitor`), so that git does not have to stat every file.
 //!
-//! git runs a small program ([`ask`]), which asks the guest over a socket that has a name and no file. The guest looks at
-//! the area's upper through a mount of its own that may not be written and is in no table.
+//! git runs a small program ([`ask`]), which queries the guest over an abstract Unix socket. The guest reads the
+//! overlay's upper through a read-only detached mount of its own, which is in no mount table.
 //!
-//! Invariant: the direction of failure is slow and right. Whoever is not sure says that all may have changed.
-//! Trust: whoever asks is hostile, and learns names only of files that it could list itself: the workspace's owner and
-//! root are answered, nobody else.
+//! Invariant: it fails towards slow and correct: in doubt, it answers that every file may have changed.
+//! Trust: callers are hostile. Only the workspace's owner and root get an answer, so a caller learns only names of
+//! files that it could list itself.
 
 mod ask;
 mod since;
@@ -37,27 +37,27 @@ use walk::CoveredDirs;
 
 pub use ask::main as ask;
 
-/// The socket's name.
+/// The abstract name of the socket.
 const SOCKET: &str = "palisade-changes";
-/// Questions at once; more wait.
+/// Queries at once; further ones wait.
 const QUESTIONS_MAX: usize = 4;
-/// Longest question: where it is asked, and a name that this guest or git gave.
+/// Longest query: device, inode, and a token that this guest or git generated.
 const QUESTION_LEN_MAX: u64 = 1024;
-/// How long a question may take to be asked, and an answer to be taken.
+/// How long a caller may take to send its query, and to read the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// An area that is to be followed.
+/// An overlay whose changes the guest reports.
 #[derive(Debug)]
 pub struct FollowedOverlay {
-    /// Where it is, without a leading `/`.
+    /// Its mount point, without the leading `/`.
     pub at: String,
-    /// What the state of its layers is called.
+    /// The token for the unmodified state of its layers.
     pub token: String,
-    /// Its upper.
+    /// Its upper directory.
     pub upper: OwnedFd,
-    /// What lies below it, nearest first.
+    /// Its lower directories, nearest first.
     pub lowers: Vec<OwnedFd>,
-    /// How many of those lie above its layers.
+    /// How many of the lower directories lie above the repository's own layers.
     pub above: usize,
 }
 
@@ -67,7 +67,7 @@ struct TrackedOverlay {
     memory: Mutex<OverlayHistory>,
 }
 
-/// Answers for as long as the guest lives. Where it cannot, git looks at every file.
+/// Answers queries for as long as the guest runs. If it cannot, git stats every file.
 pub async fn serve(followed: Vec<FollowedOverlay>) {
     let Ok(listener) = listen() else { return };
     let areas: Result<Vec<TrackedOverlay>, io::Error> =
@@ -94,8 +94,8 @@ fn listen() -> io::Result<UnixListener> {
     UnixListener::from_std(listener)
 }
 
-/// One question: device and inode of where it is asked, a zero, the name of a moment. Nothing is said to one that makes no
-/// sense.
+/// Answers one query: device and inode of the caller's directory, a zero byte, a token. A malformed query gets no
+/// answer.
 async fn answer(
     areas: Arc<Vec<TrackedOverlay>>,
     mut stream: UnixStream,
@@ -104,17 +104,17 @@ async fn answer(
     let user = stream.peer_cred()?.uid();
     let mut question = Vec::new();
     (&mut stream).take(QUESTION_LEN_MAX).read_to_end(&mut question).await?;
-    let said = tokio::task::spawn_blocking(move || {
-        // Whether anybody still waits for it or not, nobody else begins before this one has ended.
+    let reply = tokio::task::spawn_blocking(move || {
+        // The next query waits until this one has ended, even if its caller has left meanwhile.
         let _turn = turn;
         let (place, token) = parse(&question)?;
         let area = areas.iter().find(|area| area.is_at(place, user))?;
         area.answer_query(token)
     });
-    if let Some(said) = said.await.ok().flatten() {
-        // How long it is comes first, so that a part is never taken for the whole.
-        stream.write_all(&(said.len() as u64).to_be_bytes()).await?;
-        stream.write_all(&said).await?;
+    if let Some(reply) = reply.await.ok().flatten() {
+        // The length comes first, so that the caller never takes a part of the answer for the whole.
+        stream.write_all(&(reply.len() as u64).to_be_bytes()).await?;
+        stream.write_all(&reply).await?;
     }
     Ok(())
 }
@@ -131,13 +131,13 @@ impl TrackedOverlay {
         Ok(Self { followed, memory: Mutex::new(memory) })
     }
 
-    /// Whether that place is this area, and somebody's who may list it.
+    /// Whether the directory is this overlay's mount point and the user may list it.
     fn is_at(&self, place: (u64, u64), user: u32) -> bool {
         let found = std::fs::metadata(format!("/{}", self.followed.at));
         found.is_ok_and(|found| (found.dev(), found.ino()) == place && (user == 0 || found.uid() == user))
     }
 
-    /// What git is told: the name of this moment and paths, each with a zero behind it.
+    /// The answer for git: the token of this moment, then the paths, each followed by a zero byte.
     fn answer_query(&self, token: &str) -> Option<Vec<u8>> {
         let mut memory = self.remember();
         let answer = match self.look() {
@@ -163,7 +163,7 @@ impl TrackedOverlay {
         let upper = walk::look(upper.as_fd(), lowers, CoveredDirs::Dirs, begun).ok()?;
         let mut more = Vec::new();
         for (layer, below) in lowers.iter().zip(1..).take(*above) {
-            // It never changes, and git remembers no names of it before it has asked.
+            // Lower layers never change, and git remembers no names in them before its first query.
             more.extend(walk::look(layer.as_fd(), &lowers[below..], CoveredDirs::Nothing, begun).ok()?.paths);
         }
         Some((upper, more))
@@ -171,9 +171,9 @@ impl TrackedOverlay {
 }
 
 fn life() -> io::Result<String> {
-    let mut drawn = [0; 8];
-    File::open("/dev/urandom")?.read_exact(&mut drawn)?;
-    Ok(format!("{:016x}", u64::from_be_bytes(drawn)))
+    let mut bytes = [0; 8];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(format!("{:016x}", u64::from_be_bytes(bytes)))
 }
 
 fn now() -> i128 {

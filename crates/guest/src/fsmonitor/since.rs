@@ -1,32 +1,33 @@
-//! What was changed since a moment that git has a name for.
+//! Computes which paths changed since the moment that a token of git names.
 //!
-//! Whatever differs from the layers of a repository is in the upper, and is told every time. So git's first question,
-//! whose index knows those layers only, is answered by the upper alone. An index that git wrote later may know of files
-//! that were new then, and such a file leaves nothing behind when it goes. So of later moments are told as well:
-//! every path that was ever told, and every directory in which names came or went since.
+//! All differences from the repository's layers are in the upper, and every answer contains them. git's first query
+//! comes from an index that knows only those layers, so the upper alone answers it. A later index may know files that
+//! were new at its time, and such a file leaves no trace in the upper when it is deleted. So answers to later tokens
+//! also contain every path that was ever reported, and every directory in which names were added or removed since.
 //!
-//! Invariant: a name that was not given by this guest, or given for something else, means that all may have changed.
-//! Two things must fail together for a file to be missed: it came, was added and went between two questions, *and*
-//! somebody put its directory's time back to what it was.
+//! Invariant: a token that this guest did not generate, or generated for another overlay, gets the answer
+//! "everything".
+//! A file is missed only if two things happen together: it was created, added to an index and deleted between two
+//! queries, *and* a program reset the time of its directory to the old value.
 
 use std::collections::{BTreeSet, HashMap};
 
 use super::walk::{ANY, DirStamp, PATHS_LEN_MAX, PATHS_MAX, UpperListing};
 
-/// The kernel's clock for times of files may stand still for that long; a directory that changed a moment ago may change
-/// again and show the same time.
+/// The kernel's clock for file times may stand still for this long, so a directory that has just changed may change
+/// again and keep its time.
 const SETTLED_NS: i128 = 20_000_000;
 
-/// What the guest remembers of one area.
+/// The guest's memory of one overlay.
 #[derive(Debug)]
 pub struct OverlayHistory {
-    /// What the state of its layers is called.
+    /// The token for the unmodified state of its layers.
     layers: String,
-    /// Different for every life of a guest.
+    /// A random value, different for each run of a guest.
     life: String,
-    /// How often it was asked.
+    /// The number of queries so far.
     asked: u64,
-    /// When it began, in nanoseconds.
+    /// When the guest began to follow it, in nanoseconds.
     begun: i128,
     told: BTreeSet<Vec<u8>>,
     told_len: usize,
@@ -37,20 +38,20 @@ pub struct OverlayHistory {
 struct DirHistory {
     seen: DirStamp,
     settled: bool,
-    /// The first question that came after its last change.
+    /// The first query after its last change.
     changed: u64,
 }
 
-/// What git is told.
+/// The answer for git.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FsmonitorAnswer {
-    /// These, and nothing else.
+    /// Only these paths may have changed.
     Paths(BTreeSet<Vec<u8>>),
-    /// Anything.
+    /// Every path may have changed.
     All,
 }
 
-/// What a name stands for.
+/// The moment that a token names.
 enum TokenMoment {
     Layers,
     Question(u64),
@@ -58,23 +59,23 @@ enum TokenMoment {
 }
 
 impl OverlayHistory {
-    /// Of an area whose layers have this name.
+    /// Starts the memory of an overlay; `layers` is the token of its unmodified state.
     pub fn new(layers: String, life: String, now: i128) -> Self {
         Self { layers, life, asked: 0, begun: now, told: BTreeSet::new(), told_len: 0, dirs: HashMap::new() }
     }
 
-    /// What this moment is called.
+    /// The token of this moment.
     pub fn token(&self) -> String {
         format!("palisade:{}:{}", self.life, self.asked)
     }
 
-    /// Nothing is remembered any more.
+    /// Forgets everything, so that older tokens become unknown.
     pub fn forget(&mut self, life: String) {
         *self = Self::new(std::mem::take(&mut self.layers), life, self.begun);
     }
 
-    /// What was changed since the moment of that name, with what lies in the upper and in layers above the repository's
-    /// own.
+    /// Lists the paths that changed since the moment of the token, from the contents of the upper and of the layers
+    /// above the repository's own.
     pub fn answer(
         &mut self,
         token: &str,
@@ -97,7 +98,7 @@ impl OverlayHistory {
         answer
     }
 
-    /// Whether more is remembered than is worth it.
+    /// Whether the memory has grown beyond its bound.
     pub fn is_full(&self) -> bool {
         self.told.len() > 2 * PATHS_MAX || self.told_len > PATHS_LEN_MAX
     }
@@ -126,8 +127,8 @@ impl OverlayHistory {
         }
     }
 
-    /// Whether a directory came here only because of something further down: the kernel gives it the time it had below,
-    /// which is a whole second from before this guest.
+    /// Whether overlayfs created the directory only to hold something further down: then it copied the time from the
+    /// lower directory, a whole second from before this guest.
     fn is_as_below(&self, seen: &DirStamp) -> bool {
         seen.time.1 == 0 && nanoseconds(seen) < self.begun
     }
@@ -152,7 +153,7 @@ mod tests {
     use super::*;
 
     const BEGUN: i128 = 1_000 * 1_000_000_000;
-    /// Of a layer.
+    /// The time of a directory in a layer.
     const OLD: (i64, i64) = (900, 0);
 
     fn looked(paths: &[&str], dirs: &[(&str, (i64, i64))]) -> UpperListing {
@@ -176,7 +177,7 @@ mod tests {
             Self(OverlayHistory::new("77".into(), "life".into(), BEGUN))
         }
 
-        /// Asks long after everything happened.
+        /// Queries long after the last change.
         fn ask(&mut self, token: &str, upper: UpperListing) -> (FsmonitorAnswer, String) {
             let answer = self.0.answer(token, BEGUN * 3, upper, &[b"dep".to_vec()]);
             (answer, self.0.token())
@@ -188,7 +189,7 @@ mod tests {
         let mut asked = TestHistory::begin();
         assert_eq!(asked.ask("77", looked(&[], &[("", OLD)])).0, paths(&["dep"]));
         assert_eq!(asked.ask("77", looked(&["a/b"], &[("", OLD), ("a", OLD)])).0, paths(&["a/b", "dep"]));
-        // What is gone again was never in an index of that name.
+        // No index with that token ever contained a file that is gone again.
         assert_eq!(asked.ask("77", looked(&[], &[("", (2000, 1))])).0, paths(&["dep"]));
     }
 
@@ -242,7 +243,7 @@ mod tests {
         let (answer, second) = asked.ask(&first, looked(&["a/x"], &[("", OLD), ("a", (2000, 5))]));
         assert_eq!(answer, paths(&["a", "a/-", "a/x"]));
         assert_eq!(asked.ask(&second, looked(&["a/x"], &[("", OLD), ("a", (2000, 5))])).0, paths(&["a/x"]));
-        // An older index is asked for once more.
+        // git asks once more with an older index.
         assert_eq!(
             asked.ask(&first, looked(&["a/x"], &[("", OLD), ("a", (2000, 5))])).0,
             paths(&["a", "a/-", "a/x"])

@@ -1,7 +1,8 @@
-//! What lies in one layer of an overlay, as paths that git is to look at again.
+//! Lists one layer of an overlay as the paths that git has to check again.
 //!
-//! Invariant: bounded in entries, paths, depth and time, whatever a Body puts there meanwhile; no link is followed.
-//! Invariant: who cannot be sure of all says so, and never gives a part.
+//! Invariant: entries, paths, depth and time are bounded, whatever a Body writes there meanwhile; no symbolic link is
+//! followed.
+//! Invariant: a walk that cannot see everything fails; it never returns a part.
 
 use std::{
     ffi::CStr,
@@ -15,51 +16,51 @@ use rustix::{
 };
 
 const ENTRIES_MAX: usize = 20_000;
-/// Most paths that are told one by one.
+/// Most paths that are reported one by one.
 pub const PATHS_MAX: usize = 4096;
-/// All paths together, those of directories included.
+/// Most bytes of all paths together, those of directories included.
 pub const PATHS_LEN_MAX: usize = 1 << 20;
 const DEPTH_MAX: usize = 64;
-/// How long looking may take, at all layers together.
+/// Longest time for a walk over all layers.
 const TIME_MAX: Duration = Duration::from_millis(300);
-/// How the kernel marks a directory that hides the one below it.
+/// The attribute by which overlayfs marks an opaque directory, one that hides the directory below it.
 const OPAQUE: &str = "user.overlay.opaque";
-/// A name in a directory that stands for any: git forgets what it knew of names there.
+/// A name that stands for any name in a directory: git drops its untracked cache there.
 pub const ANY: &[u8] = b"/-";
 
-/// A directory of an upper.
+/// Identity and time of a directory in an upper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirStamp {
-    /// Which inode.
+    /// Its inode number.
     pub inode: u64,
-    /// When a name was last added or taken away: seconds and nanoseconds.
+    /// When a name was last added or removed: seconds and nanoseconds.
     pub time: (i64, i64),
 }
 
-/// What lies there.
+/// The contents of one layer.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct UpperListing {
-    /// What git is to look at, and below.
+    /// Paths that git has to check, with everything below them.
     pub paths: Vec<Vec<u8>>,
-    /// Every directory, the top one first, as the empty path.
+    /// Every directory; the top one comes first, as the empty path.
     pub dirs: Vec<(Vec<u8>, DirStamp)>,
 }
 
-/// It cannot be said.
+/// The walk could not see everything.
 #[derive(Debug, PartialEq, Eq)]
 pub struct WalkFailed;
 
-/// How a directory is looked at of which all is told already by its own path: because it hides what is below it, or
-/// because nothing is.
+/// How to treat the directories inside a directory that its own path covers already, because it is opaque or nothing
+/// is below it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CoveredDirs {
-    /// Each directory in it is told, too, for what git may remember of its names.
+    /// Report each of them too, because git may remember names in it.
     Dirs,
-    /// Not at all.
+    /// Skip them.
     Nothing,
 }
 
-/// Looks at all of a layer but its `.git`, for a question that came at a time.
+/// Walks a layer except for its top `.git`; `begun` is when the query arrived.
 pub fn look(
     top: BorrowedFd<'_>,
     lowers: &[OwnedFd],
@@ -82,7 +83,7 @@ struct UpperWalk {
     begun: Instant,
 }
 
-/// Whether all below a directory was told already, by its own path.
+/// Whether the path of a directory already covers everything below it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Coverage {
     Yes,
@@ -108,7 +109,7 @@ impl UpperWalk {
             if self.entries > ENTRIES_MAX || depth >= DEPTH_MAX || self.begun.elapsed() > TIME_MAX {
                 return Err(WalkFailed);
             }
-            // A repository of its own: git asks what commit it is at.
+            // A nested repository: git asks for the commit that it is at.
             if name == c".git" {
                 self.add_path(path)?;
                 continue;
@@ -124,7 +125,7 @@ impl UpperWalk {
             };
             match kind {
                 FileType::Directory => self.below((dir, lowers), name, path, depth, whole)?,
-                // A file, a link, or the mark of something that is gone.
+                // A file, a symbolic link, or a whiteout.
                 _ if whole == Coverage::No => self.add_path(path)?,
                 _ => {}
             }
@@ -143,7 +144,7 @@ impl UpperWalk {
     ) -> Result<(), WalkFailed> {
         let dir = match open(above.0.as_fd(), name) {
             Ok(dir) => dir,
-            // It has just become something else.
+            // Another process has just replaced it.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return self.add_path(path),
             Err(_) => return Err(WalkFailed),
         };
@@ -215,7 +216,7 @@ mod tests {
         fn make(name: &str) -> Self {
             let dir = std::env::temp_dir().join(format!("pal-changes-{name}-{}", std::process::id()));
             fs::create_dir_all(&dir).unwrap();
-            // What lies below.
+            // The lower layer.
             for lower in ["src/deep", "new", "sub", "a", "b"] {
                 fs::create_dir_all(dir.join("lower").join(lower)).unwrap();
             }

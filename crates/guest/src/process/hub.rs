@@ -1,10 +1,11 @@
-//! Where the output of one process goes: to those who listen, or into a ring when nobody does.
+//! Distributes the output of one process: to its listeners, or into a ring buffer while it has none.
 //!
-//! Invariant: a listener's queue is bounded. Who produces waits for room, so a slow listener slows the process, not
-//! the guest's memory down; a listener that is gone is noticed at once and costs nothing.
-//! What was handed to a connection counts as received; what still waited in the queue of the last listener when it
-//! left goes back into the ring.
-//! Of a terminal the newest output is kept beside that, heard or not: who asks for a replay can rebuild its screen.
+//! Invariant: a listener's queue is bounded. The process waits for room, so a slow listener slows the process and
+//! does not grow the guest's memory; a listener that left is noticed at once and costs nothing.
+//! Output that was handed to a connection counts as received. When the last listener leaves, output that still waits
+//! in its queue goes back into the ring.
+//! The newest output of a terminal is kept besides, whether it was received or not, so that a replay can rebuild the
+//! screen.
 
 use std::{collections::VecDeque, rc::Rc};
 
@@ -15,29 +16,29 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 use super::{GuestProcess, OutputSource};
 use crate::connect::{Code, ConnectError};
 
-/// Pieces that wait for one listener; a piece holds at most 32 KiB.
+/// Pieces that may wait for one listener; a piece holds at most 32 KiB.
 const QUEUE_LEN: usize = 8;
 const LISTENERS_MAX: usize = 64;
-/// What a piece in the ring costs besides its bytes.
+/// Memory that a piece in the ring costs besides its bytes.
 const PIECE_COST: u64 = 64;
-/// Small pieces of one stream are joined up to this.
+/// Small pieces of one stream are joined up to this length.
 const JOINED_LEN_MAX: usize = 32 * 1024;
-/// Newest output of a terminal that a replay gives.
+/// Length of a terminal's newest output that is kept for a replay.
 const RECENT_LEN_MAX: usize = 64 * 1024;
 
 /// A piece of output.
 pub type OutputPiece = (OutputSource, Bytes);
 
-/// What somebody who begins to listen wants to hear first.
+/// The output with which a new listener starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplayStart {
-    /// What nobody has heard yet.
+    /// Output that no listener has received yet.
     Unheard,
-    /// The newest output of a terminal, whoever has heard it.
+    /// The newest output of a terminal, received or not.
     Recent,
 }
 
-/// Who listens to one process, and what nobody has heard yet.
+/// The listeners of one process, and the output that none has received yet.
 #[derive(Debug)]
 pub struct Hub {
     listeners: Vec<(u64, mpsc::Sender<OutputPiece>)>,
@@ -66,7 +67,8 @@ impl Hub {
         }
     }
 
-    /// Both what nobody heard and what is recent end where the output ends, so the longer one holds the other.
+    /// Takes the output for a replay. Unreceived and recent output both end at the newest byte, so the longer one
+    /// contains the other.
     fn missed(&mut self, since: ReplayStart) -> (VecDeque<OutputPiece>, usize) {
         let unheard = self.ring.take();
         let len = length(&unheard);
@@ -77,7 +79,7 @@ impl Hub {
         (unheard, len)
     }
 
-    /// Tells the end: listeners hear it once they have heard all output.
+    /// Records the end of the process; listeners receive it after all output.
     pub fn close(&mut self, end: EndEvent) {
         self.end = Some(end);
         self.listeners = Vec::new();
@@ -87,7 +89,7 @@ impl Hub {
         self.listeners.retain(|(known, _)| *known != id);
     }
 
-    /// Gives a piece to everybody who has room; answers those who have not.
+    /// Gives a piece to every listener that has room; returns the listeners that have none.
     fn offer(&mut self, piece: &OutputPiece) -> Vec<(u64, mpsc::Sender<OutputPiece>)> {
         let mut full = Vec::new();
         self.listeners.retain(|(id, sender)| match sender.try_send(piece.clone()) {
@@ -103,14 +105,14 @@ impl Hub {
 }
 
 impl GuestProcess {
-    /// Gives a piece to everybody who listens, waiting for room, or keeps it if nobody does.
+    /// Gives a piece to every listener, waiting for room, or keeps it if there is none.
     pub async fn publish(&self, piece: OutputPiece) {
         let mut full = {
             let mut hub = self.hub.borrow_mut();
             hub.remember(&piece);
             hub.offer(&piece)
         };
-        // One who was full may have left while we waited for it: then somebody else must have the piece.
+        // A full listener may have left while we waited for it; then the piece must go elsewhere.
         while let Some((id, sender)) = full.pop() {
             if sender.send(piece.clone()).await.is_err() {
                 self.hub.borrow_mut().drop_listener(id);
@@ -122,16 +124,16 @@ impl GuestProcess {
         }
     }
 
-    /// Listens from now on, after what was missed.
+    /// Adds a listener, which first receives the output that it missed.
     pub fn listen(self: &Rc<Self>, since: ReplayStart) -> Result<Listener, ConnectError> {
         let mut hub = self.hub.borrow_mut();
         if hub.listeners.len() >= LISTENERS_MAX {
-            return Err(ConnectError::new(Code::ResourceExhausted, "too many listen to this process"));
+            return Err(ConnectError::new(Code::ResourceExhausted, "too many connections to this process"));
         }
         let (sender, receiver) = mpsc::channel(QUEUE_LEN);
         let id = hub.next_id;
         hub.next_id += 1;
-        // Of a process that has ended the sender is dropped at once, and so the end is heard at once.
+        // For a process that has ended, the sender is dropped at once, so the listener receives the end at once.
         if hub.end.is_none() {
             hub.listeners.push((id, sender));
         }
@@ -139,21 +141,21 @@ impl GuestProcess {
         Ok(Listener { process: self.clone(), id, receiver, missed, unheard })
     }
 
-    /// How the process ended, if it did.
+    /// The end of the process, if it has ended.
     pub fn end(&self) -> Option<EndEvent> {
         self.hub.borrow().end.clone()
     }
 }
 
-/// One who listens. Dropping it is leaving.
+/// A listener. Dropping it removes it.
 #[derive(Debug)]
 pub struct Listener {
     pub process: Rc<GuestProcess>,
     id: u64,
     pub receiver: mpsc::Receiver<OutputPiece>,
-    /// Output from before.
+    /// Output from before it was added.
     pub missed: VecDeque<OutputPiece>,
-    /// How many bytes at its end nobody else has heard.
+    /// How many bytes at the end of `missed` no other listener has received.
     unheard: usize,
 }
 
@@ -165,7 +167,7 @@ impl Drop for Listener {
         if !hub.listeners.is_empty() {
             return;
         }
-        // What was a replay is nobody's loss.
+        // Replayed output was received before, so it does not go back into the ring.
         let mut heard = length(&self.missed).saturating_sub(self.unheard);
         while let Some((stream, bytes)) = self.missed.pop_front() {
             let rest = bytes.slice(heard.min(bytes.len())..);
@@ -184,7 +186,7 @@ fn length(pieces: &VecDeque<OutputPiece>) -> usize {
     pieces.iter().map(|(_, bytes)| bytes.len()).sum()
 }
 
-/// What nobody has heard, up to a limit.
+/// Output that no listener has received, up to a limit.
 #[derive(Debug)]
 struct Ring {
     pieces: VecDeque<(OutputSource, Vec<u8>)>,

@@ -1,6 +1,6 @@
-//! What callers send to a process: its standard input or its terminal.
+//! Input of a process: its standard input or its terminal.
 //!
-//! Invariant: writes to one process never interleave; a caller who leaves stops writing.
+//! Invariant: writes to one process never interleave; when a caller leaves, its write stops.
 
 use std::{io, os::fd::OwnedFd, rc::Rc};
 
@@ -14,10 +14,10 @@ use tokio::{
 use super::GuestProcess;
 use crate::connect::{Code, ConnectError};
 
-/// Where a process reads from.
+/// The guest's end of a process's input.
 #[derive(Debug)]
 pub enum StdinHandle {
-    /// A pipe, until it is closed; nothing if it never had one.
+    /// A pipe, until it is closed; `None` if the process never had one.
     Pipe(Mutex<Option<AsyncFd<OwnedFd>>>),
     /// A terminal.
     Terminal { master: Rc<AsyncFd<OwnedFd>>, turn: Mutex<()> },
@@ -30,7 +30,7 @@ impl StdinHandle {
 }
 
 impl GuestProcess {
-    /// Writes all of it, waiting while the process does not read.
+    /// Writes all of the input, waiting while the process does not read.
     pub async fn write(&self, input: Option<ProcessInput>) -> Result<(), ConnectError> {
         use process_input::Input::{Pty, Stdin};
         match (input.and_then(|input| input.input), &self.input) {
@@ -59,7 +59,7 @@ impl GuestProcess {
         }
     }
 
-    /// The process reads an end of file from now on.
+    /// Closes standard input; the process then reads end of file.
     pub async fn close_stdin(&self) -> Result<(), ConnectError> {
         match &self.input {
             StdinHandle::Terminal { .. } => Err(ConnectError::new(
@@ -73,7 +73,7 @@ impl GuestProcess {
         }
     }
 
-    /// A new size of the terminal.
+    /// Changes the size of the terminal.
     pub fn resize(&self, size: Size) -> Result<(), ConnectError> {
         check_size(size)?;
         match &self.input {
@@ -86,7 +86,7 @@ impl GuestProcess {
     }
 }
 
-/// A terminal has a place for at least one character, and no more than the kernel can count.
+/// Checks that a terminal has at least one cell and at most as many as the kernel can count.
 pub fn check_size(size: Size) -> Result<(), ConnectError> {
     let fits = |cells: u32| (1..=u32::from(u16::MAX)).contains(&cells);
     if fits(size.cols) && fits(size.rows) {
@@ -99,7 +99,7 @@ pub fn check_size(size: Size) -> Result<(), ConnectError> {
     }
 }
 
-/// The kernel's form of a size.
+/// Converts a size into the kernel's form.
 pub fn window(size: Size) -> Winsize {
     let limit = |cells: u32| u16::try_from(cells).unwrap_or(u16::MAX);
     Winsize { ws_row: limit(size.rows), ws_col: limit(size.cols), ws_xpixel: 0, ws_ypixel: 0 }

@@ -1,9 +1,10 @@
-//! Processes of the Body: started for callers, listened to by any number of them.
+//! Processes of the Body: callers start them, and any number of callers listens to each.
 //!
-//! Output goes to everybody who listens. What is produced while nobody listens is kept, up to a limit, and given to
-//! the first who connects; what somebody has received is never replayed.
+//! Output goes to all listeners. Output produced while there is no listener is kept, up to a limit, for the first one
+//! that connects; output that a listener has received is never replayed.
 //!
-//! Invariant: a process is listed until its end was told; then its end stays for those who connect within 30 s.
+//! Invariant: a process stays listed until its end was delivered; after that its end is kept for callers that connect
+//! within 30 s.
 
 mod hub;
 mod input;
@@ -32,15 +33,15 @@ use crate::{
 
 pub use rpc::{body_environment, call};
 
-/// Processes that run at once.
+/// Most processes at once.
 const RUNNING_MAX: usize = 4096;
-/// Ends that are remembered at once.
+/// Most ends that are remembered.
 const ENDED_MAX: usize = 256;
-/// How long a kill is waited for.
+/// How long to wait for a killed process.
 const KILL_WAIT: Duration = Duration::from_millis(500);
 const ENDED_KEPT: Duration = Duration::from_secs(30);
 
-/// Where output came from.
+/// The stream that output came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputSource {
     Stdout,
@@ -48,7 +49,7 @@ pub enum OutputSource {
     Pty,
 }
 
-/// One process.
+/// One process of the Body.
 #[derive(Debug)]
 pub struct GuestProcess {
     pub pid: u32,
@@ -66,7 +67,7 @@ impl GuestProcess {
     }
 }
 
-/// All of them.
+/// All processes that the guest started.
 #[derive(Debug, Default)]
 pub struct Processes {
     running: RefCell<HashMap<u32, Rc<GuestProcess>>>,
@@ -75,7 +76,7 @@ pub struct Processes {
 }
 
 impl Processes {
-    /// How many run.
+    /// How many processes run.
     pub fn count(&self) -> usize {
         self.running.borrow().len()
     }
@@ -85,13 +86,13 @@ impl Processes {
         self.running.borrow().keys().copied().collect()
     }
 
-    /// Those of [`Processes::groups`] that have a terminal.
+    /// The groups among [`Processes::groups`] that have a terminal.
     pub fn on_terminals(&self) -> Vec<u32> {
         let running = self.running.borrow();
         running.values().filter(|process| process.input.is_terminal()).map(|process| process.pid).collect()
     }
 
-    /// Waits, for a moment, until a process that was killed is no more: whoever killed it may look at once.
+    /// Waits a moment until a killed process is gone, so that its caller does not find it still listed.
     async fn note_exit(&self, process: &GuestProcess) {
         let gone = async {
             loop {
@@ -102,11 +103,11 @@ impl Processes {
                 changed.await;
             }
         };
-        // One that waits for a disk dies later.
+        // A process in uninterruptible sleep dies later.
         let _ = tokio::time::timeout(KILL_WAIT, gone).await;
     }
 
-    /// Waits until the end of every process was told.
+    /// Waits until the end of every process was delivered.
     pub async fn all_ended(&self) {
         while self.count() > 0 {
             self.changed.notified().await;
@@ -130,7 +131,7 @@ impl Processes {
     }
 
     fn add(&self, process: &Rc<GuestProcess>) {
-        // A pid or tag that is used again must not lead to the end of whoever had it before.
+        // A reused pid or tag must not select the process that had it before.
         let replaced =
             |old: &GuestProcess| old.pid == process.pid || old.tag.is_some() && old.tag == process.tag;
         self.ended.borrow_mut().retain(|(_, old)| !replaced(old));
@@ -151,7 +152,7 @@ impl Processes {
         self.changed.notify_waiters();
     }
 
-    /// Forgets ends that are old.
+    /// Forgets old ends.
     fn forget_old(&self) {
         let now = Instant::now();
         let mut ended = self.ended.borrow_mut();
@@ -200,7 +201,7 @@ fn not_found(selector: &Selector) -> ConnectError {
     ConnectError::new(Code::NotFound, which)
 }
 
-/// The words of an end, as Go's `os/exec` has them.
+/// Formats an end as Go's `os/exec` does.
 fn end_event(exit: Exit) -> EndEvent {
     match exit {
         Exit::Code(code) => {

@@ -1,4 +1,4 @@
-//! What to execute, where, and with which environment.
+//! Resolves a start request into program file, directory and environment.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use crate::{
 
 const PATH_DEFAULT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Ready for `execve`.
+/// Arguments for `execve`.
 #[derive(Debug)]
 pub struct Program {
     pub file: CString,
@@ -45,7 +45,7 @@ impl Program {
     }
 }
 
-/// What every process finds in its environment: how the E2B SDKs know a sandbox, and what the Body was given.
+/// The environment of every process: the variables by which the E2B SDKs recognise a sandbox, and the Body's own.
 pub fn body_environment(config: &GuestConfig) -> BTreeMap<String, String> {
     let mut envs = BTreeMap::from([
         ("E2B_SANDBOX".to_owned(), "true".to_owned()),
@@ -74,13 +74,13 @@ fn directory(asked: &ProcessConfig, user: &GuestUser, config: &GuestConfig) -> R
     match std::fs::metadata(&cwd) {
         Ok(found) if found.is_dir() => Ok(cwd),
         Ok(_) => Err(ConnectError::invalid(format!("cwd '{}' is not a directory", cwd.display()))),
-        // Nobody asked for the home; that it is missing must not keep a command from running.
+        // The request did not ask for the home directory, so a missing one must not keep the command from running.
         Err(_) if named.is_empty() && config.workdir.is_none() => Ok(PathBuf::from("/")),
         Err(_) => Err(ConnectError::invalid(format!("cwd '{}' does not exist", cwd.display()))),
     }
 }
 
-/// The file that a command names: as it is if it holds a `/`, else the first match on PATH.
+/// Finds the file of a command: the command itself if it contains a `/`, else the first match on PATH.
 fn find(cmd: &str, path: &str, cwd: &Path) -> Result<PathBuf, ConnectError> {
     if cmd.is_empty() {
         return Err(ConnectError::invalid("no command is given"));
@@ -109,13 +109,13 @@ fn check(file: &Path, cmd: &str) -> Result<(), ConnectError> {
     Err(not_executable(cmd))
 }
 
-/// No such command.
+/// The error for a command that does not exist.
 pub fn not_found(cmd: &str) -> ConnectError {
     ConnectError::new(Code::NotFound, format!("command not found: {cmd}"))
         .reason(StartRefusal::CommandNotFound)
 }
 
-/// It is there, but does not run.
+/// The error for a command that exists but cannot be executed.
 pub fn not_executable(cmd: &str) -> ConnectError {
     ConnectError::new(Code::PermissionDenied, format!("not executable: {cmd}"))
         .reason(StartRefusal::CommandNotExecutable)

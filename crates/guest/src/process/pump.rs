@@ -1,9 +1,10 @@
-//! Carries what a process writes from its pipe or terminal to its hub.
+//! Copies the output of a process from its pipe or terminal to its hub.
 //!
 //! Invariant: no buffer is held while there is nothing to read.
-//! When the leader has exited, its children may still hold the pipe. All that the leader wrote is in the pipe by then,
-//! so reading goes on until the end of file, until 200 ms of silence, or, if somebody keeps writing, until more than a
-//! pipe can hold was read. After that the rest is read and thrown away, so that a daemon is not killed by SIGPIPE.
+//! After the leader has exited, its children may still hold the pipe. Everything the leader wrote is in the pipe by
+//! then, so reading continues until the end of file, until 200 ms of silence, or, if a child keeps writing, until
+//! more was read than a pipe can hold. From then on output is read and discarded, so that SIGPIPE does not kill a
+//! daemon.
 
 use std::{io, os::fd::OwnedFd, rc::Rc, time::Duration};
 
@@ -19,31 +20,31 @@ use super::{GuestProcess, OutputSource};
 
 const PIPE_PIECE_LEN: usize = 32 * 1024;
 const PTY_PIECE_LEN: usize = 16 * 1024;
-/// A pipe is made this large once its process has shown that it writes much.
+/// A pipe is enlarged to this size once its process has shown that it writes much.
 const PIPE_LARGE: usize = 256 * 1024;
 const FULL_PIECES_BEFORE_LARGE: u32 = 4;
 const SILENCE: Duration = Duration::from_millis(200);
 const DRAIN_MIN: Duration = Duration::from_secs(2);
-/// More than any pipe here holds.
+/// More bytes than any pipe here holds.
 const DRAIN_LEN: usize = 1 << 20;
 const THROWN_LEN: usize = 4096;
 
-/// One end to read from.
+/// A descriptor to read output from.
 pub struct Outlet {
     pub fd: Rc<AsyncFd<OwnedFd>>,
     pub stream: OutputSource,
 }
 
-/// Whether the leader has exited, and when.
+/// The time at which the leader exited, once it has.
 pub type LeaderExit = watch::Receiver<Option<Instant>>;
 
-/// Carries everything; drops `done` when the listeners have all they will get.
+/// Copies all output; drops `done` when the listeners have all that they will get.
 pub async fn run(process: Rc<GuestProcess>, outlet: Outlet, mut gone: LeaderExit, done: mpsc::Sender<()>) {
     let end = carry(&process, &outlet, &mut gone).await;
     drop((done, process));
     match end {
         DrainEnd::StillOpen => discard_rest(&outlet.fd).await,
-        // Its end is told first, and closed then.
+        // Let the end be delivered before the descriptor is closed.
         DrainEnd::EndOfFile => tokio::task::yield_now().await,
     }
 }
@@ -68,7 +69,7 @@ async fn carry(process: &GuestProcess, outlet: &Outlet, gone: &mut LeaderExit) -
     };
     let mut after_exit = 0;
     loop {
-        // What is there is read before anybody says that there is something: most often it is the end.
+        // Try to read before waiting: most often the end of file is there already.
         let read = match reader.read_now() {
             Some(read) => read,
             None => tokio::select! {
@@ -86,9 +87,9 @@ async fn carry(process: &GuestProcess, outlet: &Outlet, gone: &mut LeaderExit) -
     }
 }
 
-/// Waits for the leader's exit.
+/// Waits until the leader exits.
 async fn exit(gone: &mut LeaderExit) -> Instant {
-    // The sender lives as long as the leader; its loss is an exit too.
+    // The sender exists as long as the leader; its loss is an exit too.
     let at = gone.wait_for(Option::is_some).await.ok().and_then(|at| *at);
     at.unwrap_or_else(Instant::now)
 }
@@ -117,7 +118,8 @@ impl<'a> OutletReader<'a> {
         Self { outlet, piece_len, full_pieces: 0 }
     }
 
-    /// The next piece; `None` at the end of file. A terminal without a slave says EIO, which is its end.
+    /// Reads the next piece; `None` at the end of file. A pty master without a slave returns EIO, which is its end of
+    /// file.
     async fn read(&mut self) -> Option<Bytes> {
         let piece_len = self.piece_len;
         let read = self.outlet.fd.async_io(Interest::READABLE, |fd| read_piece(fd, piece_len));
@@ -126,7 +128,7 @@ impl<'a> OutletReader<'a> {
         Some(bytes)
     }
 
-    /// The same without waiting; none if there is nothing yet.
+    /// Reads the next piece without waiting; the outer `None` means that there is nothing to read yet.
     fn read_now(&mut self) -> Option<Option<Bytes>> {
         match read_piece(self.outlet.fd.get_ref(), self.piece_len) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
@@ -148,6 +150,6 @@ impl<'a> OutletReader<'a> {
 fn read_piece(fd: &OwnedFd, len: usize) -> io::Result<Bytes> {
     let mut buffer = Vec::with_capacity(len);
     rustix::io::read(fd, spare_capacity(&mut buffer))?;
-    // A little text must not hold a large buffer for as long as somebody is slow to take it.
+    // A short text must not keep a large buffer alive while its listener is slow.
     if buffer.len() < len / 2 { Ok(Bytes::copy_from_slice(&buffer)) } else { Ok(buffer.into()) }
 }

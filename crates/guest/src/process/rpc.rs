@@ -114,7 +114,7 @@ async fn start_call(
     Ok(ReplyBody::pieces(ProcessEvents::new(listener, codec, ListenCall::Start, keepalive)))
 }
 
-/// Whether that can be a command at all.
+/// Checks a start request before anything is started.
 fn check(asked: &StartRequest) -> Result<(), ConnectError> {
     let config = asked.process.as_ref().ok_or_else(|| ConnectError::invalid("no process is described"))?;
     if config.envs.len() > ENVIRONMENT_MAX {

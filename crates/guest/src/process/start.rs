@@ -1,9 +1,10 @@
-//! Starting a process and following it to its end.
+//! Starts a process and follows it to its end.
 //!
-//! The start happens on the serving thread: a helper would cost a third of what starting takes, and nothing in a Body
-//! can make it wait (no FUSE, no FIFO is followed). A dead network file system that the host mounted in could; its
-//! Body is then as stuck as its files.
-//! The task that follows is nobody's: a caller who leaves early leaves a process that is known, not one that is lost.
+//! The start runs on the serving thread: a helper thread would add a third to its duration, and nothing in a Body can
+//! make it wait (there is no FUSE, and FIFOs are not opened). Only a dead network file system that the host mounted
+//! could; then the Body's files hang as well.
+//! The task that follows a process does not belong to its caller: the process stays known when the caller leaves
+//! early.
 
 use std::{
     cell::{Cell, RefCell},
@@ -45,11 +46,11 @@ use crate::{
     users::{self, GuestUser},
 };
 
-/// How long a process that was killed for its age may take to be gone, and its output to be drained.
+/// How long a process that was killed at its timeout may take to exit, and its output to be drained.
 const LATE_WAIT: Duration = Duration::from_secs(2);
 const SIZE_DEFAULT: Size = Size { cols: 80, rows: 24 };
 
-/// Starts a process; the answer listens to it from its first byte.
+/// Starts a process; the answer listens to it from the first byte of its output.
 pub async fn start(
     guest: Rc<GuestServer>,
     request: StartRequest,
@@ -60,10 +61,10 @@ pub async fn start(
     if guest.is_ending() {
         return Err(ConnectError::new(Code::Unavailable, "the Body is ending"));
     }
-    let (told, answer) = oneshot::channel();
+    let (answer_sender, answer) = oneshot::channel();
     tokio::task::spawn_local(async move {
-        // Nobody hears it if the caller has left; dropping the listener is leaving, which is just right.
-        let _ = told.send(start_and_follow(guest, request, user, age_max).await);
+        // If the caller has left, the send fails and drops the listener, which is what we want.
+        let _ = answer_sender.send(start_and_follow(guest, request, user, age_max).await);
     });
     answer.await.unwrap_or_else(|_| Err(ConnectError::internal("the start was abandoned")))
 }
@@ -97,7 +98,7 @@ async fn start_and_follow(
     Ok(listener)
 }
 
-/// Watches a process to its end, tells it, and forgets it later.
+/// Follows a process to its end, reports the end, and forgets it later.
 async fn follow(
     guest: Rc<GuestServer>,
     adopted: AdoptedProcess,
@@ -144,7 +145,7 @@ async fn exit_or_late(
         return exit.unwrap_or(killed);
     }
     process.timed_out.set(true);
-    // With all that it started and did not send away: whoever sets a timeout wants an end of the work, not of a shell.
+    // Kill the whole process group: a caller that sets a timeout wants the work to end, not only the shell.
     if let Some(pid) = pid_of(process.pid) {
         let _ = kill_process_group(pid, Signal::KILL);
     }
@@ -152,7 +153,7 @@ async fn exit_or_late(
 }
 
 impl GuestProcess {
-    /// Signals the leader, and nobody else.
+    /// Signals the leader only.
     pub fn signal(&self, number: i32) -> Result<(), ConnectError> {
         let gone = || ConnectError::new(Code::NotFound, format!("process with pid {} not found", self.pid));
         let signal = Signal::from_named_raw(number)
@@ -200,15 +201,15 @@ fn adopt(guest: &GuestServer, request: StartRequest, spawned: SpawnedProcess) ->
     Ok(AdoptedProcess { process, outlets, held })
 }
 
-/// A process that runs and is known.
+/// A process that runs and is listed.
 struct AdoptedProcess {
     process: Rc<GuestProcess>,
     outlets: Vec<Outlet>,
-    /// To be dropped when it has exited.
+    /// Dropped after the process has exited.
     held: Option<[OwnedFd; 2]>,
 }
 
-/// A process that runs, and our ends of what it reads and writes.
+/// A running process, and the guest's ends of its input and output.
 struct SpawnedProcess {
     pid: u32,
     ends: ProcessEnds,
@@ -219,8 +220,8 @@ enum ProcessEnds {
         stdin: Option<OwnedFd>,
         stdout: OwnedFd,
         stderr: OwnedFd,
-        /// The process's ends of the last two, held until it has exited: that they close then tells nothing new, and would
-        /// wake the guest twice while its process is still on the way out.
+        /// The process's ends of the two pipes, held until it has exited: without them, each pipe would report its
+        /// end of file and wake the guest twice while the process is still exiting.
         theirs: Option<[OwnedFd; 2]>,
     },
     Terminal(OwnedFd),
@@ -235,7 +236,7 @@ impl ProcessEnds {
     }
 }
 
-/// Starts a process. Nobody follows it yet.
+/// Spawns a process; nothing follows it yet.
 fn spawn(
     request: &StartRequest,
     user: GuestUser,
@@ -266,7 +267,7 @@ fn spawn(
     Ok(SpawnedProcess { pid, ends: ours.holding(theirs) })
 }
 
-/// Nothing to become if the guest is that user already; in a Body of one id it could not even set its groups.
+/// `None` if the guest already has the user's ids: in a Body with a single id it could not even set its groups.
 fn credentials(user: &GuestUser) -> Option<ChildCredentials> {
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid().as_raw());
     let become_other = user.uid != uid.as_raw() || uid.is_root() && user.gid != gid;
@@ -289,7 +290,7 @@ fn pipes(with_stdin: bool) -> io::Result<(ProcessEnds, [OwnedFd; 3])> {
     ))
 }
 
-/// What a command reads to which nobody writes; opened once.
+/// Standard input of a process to which no caller writes; `/dev/null` is opened once.
 fn open_dev_null() -> io::Result<OwnedFd> {
     static NULL: OnceLock<File> = OnceLock::new();
     let null = match NULL.get() {
@@ -308,7 +309,7 @@ fn terminal(pty: &Pty, user: &GuestUser) -> io::Result<(ProcessEnds, [OwnedFd; 3
     rustix::pty::unlockpt(&master)?;
     let slave = rustix::pty::ioctl_tiocgptpeer(&master, flags)?;
     rustix::termios::tcsetwinsize(&master, window(pty.size.unwrap_or(SIZE_DEFAULT)))?;
-    // So that the user can open its terminal by name; a Body of one id owns it already.
+    // The user can then open its terminal by name. In a Body with a single id it is the owner already.
     let _ = rustix::fs::fchown(&slave, Some(rustix::fs::Uid::from_raw(user.uid)), None);
     let (stdin, stdout) = (slave.try_clone()?, slave.try_clone()?);
     Ok((ProcessEnds::Terminal(master), [stdin, stdout, slave]))
@@ -326,17 +327,15 @@ fn start_failure(cmd: &str, program: &Program, error: &SpawnError) -> ConnectErr
         (SpawnStep::Exec, PermissionDenied) => program::not_executable(cmd),
         (SpawnStep::Exec, _) => program::not_executable(&format!("{cmd} ({source})")),
         (SpawnStep::Directory, PermissionDenied) => {
-            ConnectError::new(Code::PermissionDenied, format!("cwd '{cwd}' may not be entered"))
+            ConnectError::new(Code::PermissionDenied, format!("no permission to enter cwd '{cwd}'"))
         }
-        (SpawnStep::Directory, _) => {
-            ConnectError::invalid(format!("cwd '{cwd}' cannot be entered: {source}"))
-        }
+        (SpawnStep::Directory, _) => ConnectError::invalid(format!("cannot enter cwd '{cwd}': {source}")),
         (SpawnStep::Clone, _) => {
-            ConnectError::new(Code::ResourceExhausted, format!("no process can be made: {source}"))
+            ConnectError::new(Code::ResourceExhausted, format!("cannot create a process: {source}"))
         }
         (SpawnStep::Credentials, _) => ConnectError::new(
             Code::PermissionDenied,
-            format!("the user cannot be taken on: {source}; is its id mapped into this Body?"),
+            format!("cannot switch to the user: {source}; is its id mapped into this Body?"),
         ),
         (step, _) => ConnectError::internal(format!("cannot start the process at step {step:?}: {source}")),
     }

@@ -1,4 +1,4 @@
-//! The events of one process, as one caller hears them: start, output, keepalives, end.
+//! The events of one process, as one caller receives them: start, output, keepalives, end.
 
 use std::{
     collections::VecDeque,
@@ -28,15 +28,15 @@ use crate::{
     reply::BodySource,
 };
 
-/// Which call a caller listens through.
+/// The call through which a caller listens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ListenCall {
-    /// Hears of the deadline that it set.
+    /// Its caller set the deadline, so it receives a deadline error.
     Start,
     Connect,
 }
 
-/// The body of an answer to Start or Connect.
+/// The response body of Start or Connect.
 pub struct ProcessEvents {
     listener: Listener,
     codec: Codec,
@@ -98,7 +98,7 @@ impl ProcessEvents {
         self.ready.push_back(end_envelope(fault.as_ref()));
     }
 
-    /// Whether a keepalive is due now; arms the timer for the next one.
+    /// Whether a keepalive is due now; sets the timer for the next one.
     fn poll_keepalive(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             std::task::ready!(self.timer.as_mut().poll(cx));

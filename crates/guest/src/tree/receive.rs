@@ -1,9 +1,10 @@
-//! `PUT /v1/tree`: a tree put below a path.
+//! `PUT /v1/tree`: extracts a tree below a path.
 //!
-//! Invariant: the root path may lead through symbolic links, as every path that a caller names; below it none is ever
-//! followed. Each part of a path is opened from the directory before it with `O_NOFOLLOW`; a link that is in the way of
-//! a file is replaced, never written through.
-//! Trust: the tree is hostile. `proto::tree` lets no path out of it; sizes and counts are bounded by disk and inodes.
+//! Invariant: the root path may contain symbolic links, as every path of a caller may; below it none is followed.
+//! Each component is opened from its parent with `O_NOFOLLOW`; a link at the place of a file is replaced, never
+//! written through.
+//! Trust: the tree is hostile. `proto::tree` lets no path escape from it; disk and inode limits bound its size and
+//! count.
 
 use std::{
     ffi::OsStr,
@@ -38,17 +39,17 @@ use crate::{
 
 /// How long a sender may be silent.
 const WAIT: Duration = Duration::from_secs(300);
-/// Directories whose mode forbids writing get it at the end; more than so many in one tree is no honest tree.
+/// Most directories without write permission, whose modes are set at the end. No honest tree has more.
 const CLOSED_DIRS_MAX: usize = 100_000;
 
-/// What was written.
+/// Counts of extracted entries and bytes.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize)]
 struct ReceiveTotals {
     entries: u64,
     bytes: u64,
 }
 
-/// Answers how much was written.
+/// Extracts the tree of a request and answers with the counts.
 pub async fn receive(guest: &GuestServer, query: &UrlQuery, mut body: Incoming) -> HttpReply {
     let path = query.bytes("path").unwrap_or_default().to_vec();
     let user =
@@ -58,7 +59,7 @@ pub async fn receive(guest: &GuestServer, query: &UrlQuery, mut body: Incoming) 
         let (user, path) = files::user_and_path(&path, &user, workdir.as_deref())?;
         Ok(TreeExtraction::new(path, user))
     };
-    let received = match helped(work).await {
+    let received = match run_on_helper(work).await {
         Ok(extract) => take(extract, &mut body).await,
         Err(refusal) => Err(refusal),
     };
@@ -78,19 +79,19 @@ async fn take(mut extract: TreeExtraction, body: &mut Incoming) -> Result<Receiv
         let Some(frame) = frame else { break };
         let frame = frame.map_err(|error| PlainRefusal::bad(format!("the request was cut: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
-        extract = helped(move || extract.push(&data)).await?;
+        extract = run_on_helper(move || extract.push(&data)).await?;
     }
-    helped(move || extract.finish()).await
+    run_on_helper(move || extract.finish()).await
 }
 
-async fn helped<T: Send + 'static>(
+async fn run_on_helper<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, PlainRefusal> + Send + 'static,
 ) -> Result<T, PlainRefusal> {
     let done = files::on_helper(move || Ok(work())).await;
     done.unwrap_or_else(|ConnectError { message, .. }| Err(PlainRefusal::internal(message)))
 }
 
-/// An extraction under way, on whichever helper thread takes its next step.
+/// A running extraction; each step runs on some helper thread.
 struct TreeExtraction {
     reader: TreeReader,
     path: PathBuf,
@@ -99,7 +100,7 @@ struct TreeExtraction {
     /// The directory that was used last; trees come directory by directory.
     near: Option<(Vec<u8>, OwnedFd)>,
     file: Option<(File, u32)>,
-    /// Directories that may be closed to their owner only when all is in them.
+    /// Directories that lose write permission at the end, when everything is in them.
     closed: Vec<(Vec<u8>, u32)>,
     received: ReceiveTotals,
 }
@@ -122,8 +123,8 @@ impl TreeExtraction {
     fn push(mut self, data: &[u8]) -> Result<Self, PlainRefusal> {
         self.reader.push(data);
         while let Some(item) = self.reader.next().map_err(|error| PlainRefusal::bad(error.to_string()))? {
-            let named = shown(&item);
-            self.put(item).map_err(|error| unwritten(&named, &error))?;
+            let named = describe(&item);
+            self.put(item).map_err(|error| write_error(&named, &error))?;
         }
         Ok(self)
     }
@@ -131,9 +132,9 @@ impl TreeExtraction {
     fn finish(mut self) -> Result<ReceiveTotals, PlainRefusal> {
         self.reader.finish().map_err(|error| PlainRefusal::bad(error.to_string()))?;
         while let Some((path, mode)) = self.closed.pop() {
-            let dir = self.dir(&path).map_err(|error| unwritten("", &error))?;
+            let dir = self.dir(&path).map_err(|error| write_error("", &error))?;
             let made = rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode));
-            made.map_err(|error| unwritten("", &error.into()))?;
+            made.map_err(|error| write_error("", &error.into()))?;
         }
         Ok(self.received)
     }
@@ -148,7 +149,7 @@ impl TreeExtraction {
                 self.file.as_mut().map_or(Ok(()), |(file, _)| file.write_all(&bytes))
             }
             TreeItem::FileEnd => match self.file.take() {
-                // Last: writing and giving away both clear the set-id bits.
+                // Last, because writing and chown both clear the set-id bits.
                 Some((file, mode)) => Ok(rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?),
                 None => Ok(()),
             },
@@ -162,7 +163,7 @@ impl TreeExtraction {
         rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode | 0o700))?;
         if mode & 0o700 != 0o700 {
             if self.closed.len() >= CLOSED_DIRS_MAX {
-                return Err(io::Error::other("too many directories that nobody may write"));
+                return Err(io::Error::other("too many directories without write permission"));
             }
             self.closed.push((path, mode));
         }
@@ -172,7 +173,7 @@ impl TreeExtraction {
     fn put_file(&mut self, path: &[u8], mode: u32) -> io::Result<()> {
         self.received.entries += 1;
         let file = if path.is_empty() {
-            // The whole tree is one file: its path is the root, which the caller named.
+            // The whole tree is one file, so its path is the root that the caller named.
             if let Some(parent) = self.path.parent() {
                 make_dirs(parent, &self.user)?;
             }
@@ -205,7 +206,7 @@ impl TreeExtraction {
         Ok(rustix::fs::chownat(&dir, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
-    /// The directory at `path` below the root, made if it is missing.
+    /// Opens the directory at `path` below the root; creates missing ones.
     fn dir(&mut self, path: &[u8]) -> io::Result<OwnedFd> {
         let (from, rest) = match &self.near {
             Some((near, fd)) => match below(path, near) {
@@ -245,7 +246,7 @@ impl TreeExtraction {
     }
 }
 
-/// A new or emptied regular file; whatever else has its name is removed first.
+/// Opens a new or truncated regular file; anything else with that name is removed first.
 fn create(dir: impl AsFd, name: &OsStr, more: OFlags) -> io::Result<File> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY | more;
     let mode = Mode::from_raw_mode(0o600);
@@ -256,7 +257,7 @@ fn create(dir: impl AsFd, name: &OsStr, more: OFlags) -> io::Result<File> {
                 return Ok(file);
             }
         }
-        // A link, a program that runs, a FIFO that nobody reads.
+        // A symbolic link, a running program, or a FIFO without a reader.
         Err(Errno::LOOP | Errno::TXTBSY | Errno::NXIO) => {}
         Err(error) => return Err(error.into()),
     }
@@ -276,13 +277,13 @@ fn split(path: &[u8]) -> (&[u8], &OsStr) {
     }
 }
 
-/// What of `path` lies below `near`.
+/// The part of `path` below `near`.
 fn below<'a>(path: &'a [u8], near: &[u8]) -> Option<&'a [u8]> {
     let rest = path.strip_prefix(near)?;
     (near.is_empty() || rest.is_empty() || rest.starts_with(b"/")).then_some(rest)
 }
 
-fn shown(item: &TreeItem) -> String {
+fn describe(item: &TreeItem) -> String {
     let path = match item {
         TreeItem::Dir { path, .. } | TreeItem::File { path, .. } | TreeItem::Link { path, .. } => path,
         _ => return String::new(),
@@ -290,7 +291,7 @@ fn shown(item: &TreeItem) -> String {
     Path::new(OsStr::from_bytes(path)).display().to_string()
 }
 
-fn unwritten(named: &str, error: &io::Error) -> PlainRefusal {
+fn write_error(named: &str, error: &io::Error) -> PlainRefusal {
     let status = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StatusCode::INSUFFICIENT_STORAGE,
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => StatusCode::FORBIDDEN,
@@ -358,7 +359,7 @@ mod tests {
             &fs::metadata(to.join("a/closed")).unwrap().permissions(),
         );
         assert_eq!(mode & 0o777, 0o555);
-        // Nobody but root removes anything from a directory that may not be written.
+        // Only root can remove entries from a directory without write permission.
         for closed in [from, to].map(|root| root.join("a/closed")) {
             fs::set_permissions(closed, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         }

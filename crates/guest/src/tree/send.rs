@@ -1,8 +1,8 @@
-//! `GET /v1/tree`: a file or a directory with all below it.
+//! `GET /v1/tree`: sends a file, or a directory with everything below it.
 //!
-//! Invariant: only the root path is resolved through symbolic links; below it nothing is followed. What is neither a
-//! file, a directory nor a link is left out. What vanishes while we look is left out too.
-//! An error on the way ends the stream with the tree's own word for failure, so a cut copy never looks whole.
+//! Invariant: only the root path is resolved through symbolic links; below it none is followed. Entries other than
+//! files, directories and links are left out, and so are entries that vanish during the walk.
+//! An error during the walk ends the stream with a failure item, so an incomplete copy never looks complete.
 
 use std::{
     ffi::CString,
@@ -35,11 +35,11 @@ use crate::{
     server::GuestServer,
 };
 
-/// What is gathered before it is sent.
+/// Bytes that are gathered before they are sent.
 const PIECE_LEN: usize = 256 * 1024;
 const READ_LEN: usize = 128 * 1024;
 
-/// Answers a tree.
+/// Answers with a tree.
 pub async fn send(guest: &GuestServer, query: &UrlQuery) -> HttpReply {
     let path = query.bytes("path").unwrap_or_default().to_vec();
     let user =
@@ -72,10 +72,10 @@ fn open(path: &[u8], user: &str, workdir: Option<&str>) -> Result<TreeWalk, Plai
     TreeWalk::new(root).map_err(failed)
 }
 
-/// A walk under way, on whichever helper thread takes its next step.
+/// A running walk; each step runs on some helper thread.
 struct TreeWalk {
     out: BytesMut,
-    /// The directories that we are in, and how long the path was before each.
+    /// The open directories from the root down, each with the length of the path before it.
     open: Vec<(Dir, usize)>,
     path: Vec<u8>,
     file: Option<File>,
@@ -93,16 +93,13 @@ impl TreeWalk {
             FileType::Directory => walk.enter(root, mode)?,
             FileType::RegularFile => walk.begin(root, mode),
             _ => {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidInput,
-                    "it is neither a file nor a directory",
-                ));
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a file or directory"));
             }
         }
         Ok(walk)
     }
 
-    /// The next piece; empty at the end.
+    /// Returns the next piece; empty at the end.
     fn next(&mut self) -> Bytes {
         while !self.over && self.out.len() < PIECE_LEN {
             if let Err(error) = self.step() {
@@ -161,7 +158,7 @@ impl TreeWalk {
                 Ok(())
             }
             FileType::Directory | FileType::RegularFile => match open_at(dir, name, OFlags::NOFOLLOW) {
-                // A link by now: it was swapped, and is left out.
+                // It was replaced by a symbolic link meanwhile, and is left out.
                 Err(Errno::LOOP) => Ok(()),
                 opened => self.opened(opened?),
             },
@@ -169,7 +166,7 @@ impl TreeWalk {
         }
     }
 
-    /// What was opened counts, not what was seen before: it may have been swapped.
+    /// Uses the type of the opened descriptor: the entry may have been replaced since it was listed.
     fn opened(&mut self, fd: OwnedFd) -> io::Result<()> {
         let stat = rustix::fs::fstat(&fd)?;
         let mode = stat.st_mode & 0o7777;
@@ -194,7 +191,7 @@ impl TreeWalk {
 
     fn copy(&mut self) -> io::Result<()> {
         let Some(file) = &mut self.file else { return Ok(()) };
-        // Read straight into the piece: its length goes before it once it is known.
+        // Reads straight into the output; the length before the data is filled in afterwards.
         let head = self.out.len();
         self.out.put_u32(0);
         let from = self.out.len();
@@ -215,7 +212,7 @@ fn open_at(dir: impl AsFd, name: impl rustix::path::Arg, more: OFlags) -> rustix
     rustix::fs::openat(dir, name, flags | more, Mode::empty())
 }
 
-/// The tree as a body: each piece is made on a helper thread when there is room for it.
+/// The tree as a response body: a helper thread makes each piece when the connection has room for it.
 struct TreeBody {
     state: TreeBodyState,
 }
@@ -250,7 +247,7 @@ impl BodySource for TreeBody {
     }
 }
 
-/// Lets tests and the receiver's tests walk without a server.
+/// Walks a whole tree without a server.
 #[cfg(test)]
 pub fn whole(path: &std::path::Path) -> io::Result<Vec<u8>> {
     let mut walk = TreeWalk::new(open_at(CWD, path, OFlags::empty())?)?;

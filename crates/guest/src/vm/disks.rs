@@ -1,7 +1,7 @@
-//! A machine's root: read-only images and one private upper, each a device of its own.
+//! The root of a microVM: read-only images and one private upper, each on a block device of its own.
 //!
-//! The few files that name the machine are in memory, between the two: who is thawed has them changed in microseconds,
-//! while a Body that writes to one gets a copy in its upper as of any other file.
+//! The few files that hold the microVM's identity are on a tmpfs between the two. A restore changes them in
+//! microseconds, and a Body that writes to one gets a copy in its upper, as with any other file.
 
 use std::{
     ffi::CString,
@@ -17,7 +17,7 @@ use std::{
 use proto::{
     launch::{SeedEntry, area_dir},
     spec::Access,
-    vm::{GuestSetup, LAYERS_MAX, PACK, SharedDir},
+    vm::{GuestArea, GuestSetup, LAYERS_MAX, PACK, ROOT_UPPER, SharedDir},
 };
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags},
@@ -30,15 +30,15 @@ use super::identity;
 
 /// How long the kernel may take to find a device.
 const DEVICE_PATIENCE: Duration = Duration::from_secs(10);
-/// Where things are mounted before they are one root. In memory, and hidden under that root.
+/// The directory for mounts that later become the root. It is in memory, and hidden under that root.
 const STAGE: &str = "/stage";
 const PTYS_MAX: u32 = 256;
-/// Room for the files that name the machine.
+/// Size of the tmpfs for the identity files.
 const NAMES_BYTES: u32 = 64 << 10;
-/// The areas a seed's path may begin with, longest first.
+/// The mount points with which a seed's path may begin, longest first.
 const AREAS: &[&str] = &["usr/local", "etc", "opt", ""];
 
-/// What this process itself needs of the kernel.
+/// Mounts the kernel file systems that this process itself needs.
 pub fn kernel_views() -> io::Result<()> {
     for (kind, place) in [("devtmpfs", "/dev"), ("proc", "/proc"), ("sysfs", "/sys")] {
         fs::create_dir_all(place)?;
@@ -55,16 +55,18 @@ fn mount(source: &str, kind: &str, target: &Path, flags: MountFlags, options: &s
     rustix::mount::mount(source, target, kind, flags, options.as_c_str()).map_err(step)
 }
 
-/// A root that was put together.
+/// The mounted root.
 #[derive(Debug)]
 pub struct GuestRoot {
-    /// Where the Body's writes go.
+    /// The upper: the Body's writes go there.
     pub upper: OwnedFd,
-    /// Where the files that name the machine are, below everything the Body wrote and above its images.
+    /// The uppers of directories that are mounts of their own.
+    pub areas: Vec<OwnedFd>,
+    /// The directory of the identity files, below everything the Body wrote and above its images.
     pub names: OwnedFd,
 }
 
-/// Mounts everything as one root and makes it this process's.
+/// Mounts all layers as one root and enters it.
 pub fn enter_root(welcome: &GuestSetup) -> io::Result<GuestRoot> {
     let stage = Path::new(STAGE);
     let setuid = if welcome.setuid { MountFlags::empty() } else { MountFlags::NOSUID };
@@ -78,7 +80,7 @@ pub fn enter_root(welcome: &GuestSetup) -> io::Result<GuestRoot> {
         &format!("mode=0755,size={NAMES_BYTES}"),
     )?;
     fs::create_dir(names.join("etc"))?;
-    let mut lowers = vec![names.clone()];
+    let mut layers = Vec::new();
     for name in &welcome.images {
         let place = stage.join(name);
         fs::create_dir_all(&place)?;
@@ -89,7 +91,7 @@ pub fn enter_root(welcome: &GuestSetup) -> io::Result<GuestRoot> {
             MountFlags::RDONLY | MountFlags::NODEV | setuid,
             "",
         )?;
-        lowers.extend(layers_in(place));
+        layers.extend(layers_in(place));
     }
     let private = stage.join("private");
     fs::create_dir_all(&private)?;
@@ -101,11 +103,11 @@ pub fn enter_root(welcome: &GuestSetup) -> io::Result<GuestRoot> {
         "commit=1,noinit_itable,no_prefetch_block_bitmaps",
     )?;
     quiet_kernel_log(welcome);
-    // A machine that is killed loses what its kernel has not written: that is kept to some seconds.
+    // A killed microVM loses data that its kernel has not written back, so limit that to some seconds.
     for name in ["dirty_writeback_centisecs", "dirty_expire_centisecs"] {
         let _ = fs::write(Path::new("/proc/sys/vm").join(name), "100");
     }
-    let (upper, work) = (private.join("upper"), private.join("work"));
+    let (upper, work) = (private.join(ROOT_UPPER), private.join("work"));
     for dir in [&upper, &work] {
         make(fs::create_dir(dir))?;
     }
@@ -117,19 +119,26 @@ pub fn enter_root(welcome: &GuestSetup) -> io::Result<GuestRoot> {
     identity::write_names(names.as_fd(), welcome)?;
     let root = stage.join("root");
     fs::create_dir_all(&root)?;
-    let lowers: Vec<&Path> = lowers.iter().map(PathBuf::as_path).collect();
+    let below = layers.get(..welcome.root_layers.unwrap_or(layers.len()));
+    let below = below.ok_or_else(|| io::Error::other("the images hold fewer layers than the root has"))?;
+    let lowers: Vec<&Path> =
+        [stage.join("names").as_path()].into_iter().chain(below.iter().map(PathBuf::as_path)).collect();
     let overlay =
         Overlay { lowers: &lowers, upper: &upper, work: &work, volatile: false, setuid: welcome.setuid };
-    overlay.mount(&root).map_err(|error| io::Error::other(format!("cannot stack the root: {error}")))?;
+    overlay
+        .mount(&root)
+        .map_err(|error| io::Error::other(format!("cannot mount the root overlay: {error}")))?;
     let upper = rustix::fs::open(&upper, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    views(&root, welcome)?;
-    welcome.shares.iter().try_for_each(|share| show(&root, share))?;
-    switch(&root)?;
-    Ok(GuestRoot { upper, names })
+    let areas = welcome.areas.iter().map(|area| mount_area(&root, &private, &layers, area, welcome.setuid));
+    let areas = areas.collect::<io::Result<_>>()?;
+    mount_kernel_views(&root, welcome)?;
+    welcome.shares.iter().try_for_each(|share| mount_share(&root, share))?;
+    move_root(&root)?;
+    Ok(GuestRoot { upper, areas, names })
 }
 
-/// What the kernel does every now and then for large machines with slow disks, and a small emulated one pays for again
-/// whenever it is thawed. None of it is missed where it cannot be turned off.
+/// Turns off periodic work of the kernel that helps large machines with slow disks, and that an emulated microVM
+/// repeats after each restore. Failures are ignored, because nothing depends on it.
 fn quiet_kernel_log(welcome: &GuestSetup) {
     for (place, value) in [
         ("/proc/sys/vm/stat_interval", "120"),
@@ -141,7 +150,7 @@ fn quiet_kernel_log(welcome: &GuestSetup) {
     for name in welcome.images.iter().chain([&welcome.upper]) {
         if let Some(name) = device(name).ok().as_deref().and_then(Path::file_name) {
             let queue = Path::new("/sys/block").join(name).join("queue");
-            // The disk's order is the host's affair, and so is who waits.
+            // The host schedules the disk, so the guest's I/O scheduler and writeback throttling only add delay.
             for (setting, value) in [("wbt_lat_usec", "0"), ("scheduler", "none")] {
                 let _ = fs::write(queue.join(setting), value);
             }
@@ -149,18 +158,59 @@ fn quiet_kernel_log(welcome: &GuestSetup) {
     }
 }
 
-/// The layers of an image, nearest first: it is one, or says how many it holds.
+/// Mounts the overlay of a directory that is a mount of its own.
+fn mount_area(
+    root: &Path,
+    private: &Path,
+    layers: &[PathBuf],
+    area: &GuestArea,
+    setuid: bool,
+) -> io::Result<OwnedFd> {
+    let cannot = |why: String| io::Error::other(format!("cannot mount /{}: {why}", area.at));
+    let upper = private.join(area.upper_dir());
+    let work = private.join("areas-work").join(area_dir(&area.at));
+    for dir in [&upper, &work] {
+        fs::create_dir_all(dir.parent().unwrap_or(private))?;
+    }
+    if !upper.exists() {
+        rustix::fs::mkdir(&upper, Mode::from_raw_mode(0o755))?;
+        chown(&upper, Some(area.owner), Some(area.owner))?;
+    }
+    make(fs::create_dir(&work))?;
+    let mut lowers = Vec::new();
+    for lower in &area.lowers {
+        let layer =
+            layers.get(lower.layer).ok_or_else(|| cannot("the images lack a layer of it".to_owned()))?;
+        lowers.push(layer.join(&lower.dir));
+    }
+    if lowers.is_empty() {
+        // The kernel insists on one.
+        let nothing = Path::new(STAGE).join("nothing");
+        fs::create_dir_all(&nothing)?;
+        chown(&nothing, Some(area.owner), Some(area.owner))?;
+        lowers.push(nothing);
+    }
+    let place = directory(root, Path::new(&area.at))?
+        .ok_or_else(|| cannot("something else is in its place".to_owned()))?;
+    let lowers: Vec<&Path> = lowers.iter().map(PathBuf::as_path).collect();
+    Overlay { lowers: &lowers, upper: &upper, work: &work, volatile: false, setuid }
+        .mount(&place)
+        .map_err(|error| cannot(error.to_string()))?;
+    Ok(rustix::fs::open(&upper, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// The layers of an image, nearest first: the image itself, or as many as its pack file says.
 fn layers_in(image: PathBuf) -> Vec<PathBuf> {
-    let told = image.join(PACK);
-    let short = fs::symlink_metadata(&told).is_ok_and(|found| found.is_file() && found.len() < 8);
-    let count = short.then(|| fs::read_to_string(&told).ok()?.parse().ok()).flatten();
+    let pack_file = image.join(PACK);
+    let short = fs::symlink_metadata(&pack_file).is_ok_and(|found| found.is_file() && found.len() < 8);
+    let count = short.then(|| fs::read_to_string(&pack_file).ok()?.parse().ok()).flatten();
     match count {
         Some(count @ 1..=LAYERS_MAX) => (0..count).map(|index| image.join(index.to_string())).collect(),
         _ => vec![image],
     }
 }
 
-/// What is there already is as good.
+/// Treats an entry that exists already as created.
 fn make(made: io::Result<()>) -> io::Result<()> {
     match made {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -168,7 +218,8 @@ fn make(made: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// The block device that its host called so, or that the kernel did: not every hypervisor lets its devices be called.
+/// Finds a block device by the serial that the host gave it, or by its kernel name: not every hypervisor can set
+/// serials.
 fn device(name: &str) -> io::Result<PathBuf> {
     let deadline = Instant::now() + DEVICE_PATIENCE;
     let plain = Path::new("/dev").join(name);
@@ -184,13 +235,14 @@ fn device(name: &str) -> io::Result<PathBuf> {
             }
         }
         if Instant::now() > deadline {
-            return Err(io::Error::other(format!("the device {name} is not there")));
+            return Err(io::Error::other(format!("the device {name} did not appear")));
         }
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// Puts a seed into the upper, unless something is there. No link is followed: an upper may be from an earlier life.
+/// Writes a seed into the upper, unless its path exists. No link is followed, because the upper may come from an
+/// earlier run of the Body.
 fn place_seeds(upper: &Path, seed: &SeedEntry) -> io::Result<()> {
     let Some(inside) = place_of(seed_path(seed)) else { return Ok(()) };
     let Some(parent) = directory(upper, Path::new(&inside).parent().unwrap_or(Path::new("")))? else {
@@ -222,14 +274,14 @@ fn seed_path(seed: &SeedEntry) -> &str {
     path
 }
 
-/// Where in the root a seed belongs, whose path begins with the directory of an area.
+/// Maps a seed's path, which begins with the directory of a mount, to its place in the root.
 fn place_of(path: &str) -> Option<String> {
     let (area, rest) = path.split_once('/')?;
     let at = AREAS.iter().find(|at| area_dir(at) == area)?;
     Some(if at.is_empty() { rest.to_owned() } else { format!("{at}/{rest}") })
 }
 
-/// A directory of the upper, made if need be; none where the Body put something else in the way.
+/// A directory of the upper, created if missing; `None` if the Body put something else at that path.
 fn directory(upper: &Path, inside: &Path) -> io::Result<Option<PathBuf>> {
     let mut place = upper.to_owned();
     for part in inside.components() {
@@ -245,8 +297,8 @@ fn directory(upper: &Path, inside: &Path) -> io::Result<Option<PathBuf>> {
     Ok(Some(place))
 }
 
-/// What every root shows of the kernel.
-fn views(root: &Path, welcome: &GuestSetup) -> io::Result<()> {
+/// Mounts the kernel file systems of the root.
+fn mount_kernel_views(root: &Path, welcome: &GuestSetup) -> io::Result<()> {
     for name in ["dev", "proc", "sys"] {
         let place = root.join(name);
         make(fs::create_dir(&place))?;
@@ -284,19 +336,20 @@ fn views(root: &Path, welcome: &GuestSetup) -> io::Result<()> {
     Ok(())
 }
 
-/// A directory of the host, live. Its device decides what can be done there; that nothing of it has power here is our own
-/// doing.
-fn show(root: &Path, share: &SharedDir) -> io::Result<()> {
+/// Mounts a shared directory of the host by virtiofs. The device enforces read-only access; the mount flags here keep
+/// its files from having power in the guest.
+fn mount_share(root: &Path, share: &SharedDir) -> io::Result<()> {
     let inside = share.target.strip_prefix("/").unwrap_or(&share.target);
-    let place = directory(root, inside)?
-        .ok_or_else(|| io::Error::other(format!("{} is no directory of its own", share.target.display())))?;
+    let place = directory(root, inside)?.ok_or_else(|| {
+        io::Error::other(format!("the mount point {} is not a directory", share.target.display()))
+    })?;
     let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
     flags.set(MountFlags::RDONLY, share.access == Access::ReadOnly);
     mount(&share.tag, "virtiofs", &place, flags, "")
 }
 
-/// A first file system cannot be left by pivoting: the new root is moved over it instead.
-fn switch(root: &Path) -> io::Result<()> {
+/// An initramfs cannot be left with `pivot_root`, so the new root is moved over it.
+fn move_root(root: &Path) -> io::Result<()> {
     rustix::process::chdir(root)?;
     rustix::mount::mount_move(".", "/")?;
     rustix::process::chroot(".")?;
@@ -304,7 +357,7 @@ fn switch(root: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Limits that the machine's own kernel holds. The host's hold without them.
+/// Sets limits in the guest's own kernel. The host's limits hold without them.
 pub fn bounds(welcome: &GuestSetup) -> Vec<String> {
     let files = Rlimit { current: Some(welcome.files), maximum: Some(welcome.files) };
     let cores = Rlimit { current: Some(0), maximum: Some(0) };
@@ -320,7 +373,7 @@ pub fn bounds(welcome: &GuestSetup) -> Vec<String> {
         .collect()
 }
 
-/// A group for everybody, this process included, and one below it for those who are to stand still.
+/// Creates one cgroup for all processes, this one included, and one below it for processes to freeze.
 fn pids(max: u32) -> io::Result<()> {
     let root = Path::new("/sys/fs/cgroup");
     mount("cgroup2", "cgroup2", root, MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, "")?;

@@ -1,4 +1,4 @@
-//! Everybody but this process stands still: so that what is frozen is what was looked at.
+//! Freezes every process but this one, so that a snapshot holds exactly the state that was reported.
 
 use std::{
     fs, io,
@@ -7,17 +7,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The group of everybody, below the kernel's own root of groups.
+/// The cgroup of all processes, below the cgroup root.
 pub const GROUP: &str = "body";
-/// How long everybody may take: a process in the middle of a long call stops after it.
+/// How long freezing may take: a process in a long system call stops only after it.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The parent of the kernel's own threads.
+/// The pid of kthreadd, the parent of all kernel threads.
 const KERNEL_THREADS: u32 = 2;
 
-/// Whether anybody was told to stand still.
+/// Whether processes are frozen now.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
-/// Programs that run in the machine: neither this one nor the kernel's threads.
+/// Pids of the programs in the microVM: all processes but this one and the kernel threads.
 pub fn programs() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -32,9 +32,9 @@ fn is_program(pid: u32) -> bool {
     !matches!(state, None | Some("Z" | "X")) && parent != Some(KERNEL_THREADS)
 }
 
-/// Stops them all, and whoever they start meanwhile.
+/// Freezes all programs, and the processes that they start meanwhile.
 ///
-/// Whoever calls this starts nobody meanwhile; so where there is nobody, nobody has to be told.
+/// The caller starts no process meanwhile, so if no program runs, there is nothing to freeze.
 pub fn freeze_programs() -> io::Result<()> {
     if programs().is_empty() {
         return Ok(());
@@ -46,7 +46,7 @@ pub fn freeze_programs() -> io::Result<()> {
     loop {
         let mut moved = 0;
         for pid in programs().into_iter().filter(|pid| !is_held(*pid)) {
-            // One that ended meanwhile needs no stopping.
+            // The write fails for a process that has ended meanwhile, which needs no freezing.
             moved += usize::from(fs::write(held.join("cgroup.procs"), pid.to_string()).is_ok());
         }
         let frozen = fs::read_to_string(held.join("cgroup.events"))
@@ -65,7 +65,7 @@ fn is_held(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|group| group.trim_end().ends_with("/held"))
 }
 
-/// Lets them go on.
+/// Lets the programs continue.
 pub fn thaw_programs() {
     if STOPPED.swap(false, Ordering::Relaxed) {
         let _ = fs::write(group("held").join("cgroup.freeze"), "0");

@@ -1,4 +1,4 @@
-//! The machine's end of the line to its host.
+//! The guest's end of the channel to its host.
 
 use std::{
     fs::{self, File},
@@ -25,22 +25,22 @@ use crate::{
 };
 
 const PORT_PATIENCE: Duration = Duration::from_secs(10);
-/// Drivers without which no port ever appears, and where the kernel shows that it has them.
+/// Drivers that a virtio port needs, and the sysfs paths that show their presence.
 const PORT_DRIVERS: [(&str, &str); 2] = [
     ("virtio_mmio", "/sys/bus/platform/drivers/virtio-mmio"),
     ("virtio_console", "/sys/bus/virtio/drivers/virtio_console"),
 ];
 
-/// The line, as it was found.
+/// The port of the channel.
 #[derive(Debug)]
 pub struct HostPort {
-    /// The line itself.
+    /// The port itself.
     pub port: OwnedFd,
-    /// Where the host calls for another one.
+    /// The vsock listener on which the host may connect again.
     pub listener: Option<OwnedFd>,
 }
 
-/// Finds the line: a port of this machine, or where the kernel's words say so, a call of its host.
+/// Finds the port: a virtio port, or where the kernel command line says so, a vsock connection from the host.
 pub fn find(patience: Duration) -> io::Result<HostPort> {
     let words = fs::read_to_string("/proc/cmdline")?;
     if !words.split_ascii_whitespace().any(|word| word == LINE_WORD) {
@@ -50,17 +50,17 @@ pub fn find(patience: Duration) -> io::Result<HostPort> {
     let timeout = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
     loop {
         if rustix::event::poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(&timeout))? == 0 {
-            return Err(io::Error::other("the host does not call"));
+            return Err(io::Error::other("the host did not connect over vsock"));
         }
-        // Nobody else has a say here, and one that is gone already is none.
+        // Only the host may connect; a connection that is closed already is skipped.
         if let Ok((port, sys::vsock::HOST)) = sys::vsock::accept(listener.as_fd()) {
             return Ok(HostPort { port, listener: Some(listener) });
         }
     }
 }
 
-/// Takes each later call: the line moves to it, if it is at rest.
-async fn take_calls(channel: Rc<Channel>, machine: Rc<GuestMachine>) {
+/// Accepts later connections of the host, and moves an idle channel to each.
+async fn accept_reconnects(channel: Rc<Channel>, machine: Rc<GuestMachine>) {
     let Some(listener) = machine.listener.as_ref().and_then(|listener| listener.try_clone().ok()) else {
         return;
     };
@@ -77,13 +77,14 @@ async fn take_calls(channel: Rc<Channel>, machine: Rc<GuestMachine>) {
         {
             *machine.last.borrow_mut() = last;
             channel.move_to(port);
-            // Until it is told more it may happen again: whoever called may be frozen before it is heard.
+            // The host may be saved again before its first message arrives, so another move stays possible until
+            // then.
             channel.expect_move();
         }
     }
 }
 
-/// Finds the port by the name its host gave it.
+/// Finds the virtio port by the name that the host gave it.
 fn find_port() -> io::Result<OwnedFd> {
     if let Some((name, _)) = PORT_DRIVERS.iter().find(|(_, place)| !Path::new(place).exists()) {
         return Err(io::Error::other(format!("the kernel has no driver {name}, built in or loaded")));
@@ -107,7 +108,7 @@ fn find_port() -> io::Result<OwnedFd> {
     }
 }
 
-/// The host's first word, before anything else can be done.
+/// Announces the guest and reads the host's first message, which holds its setup.
 pub fn first_word(port: BorrowedFd<'_>, patience: Duration) -> io::Result<GuestSetup> {
     let mut line = File::from(port.try_clone_to_owned()?);
     io::Write::write_all(&mut line, &proto::mux::seal(FrameKind::Here, 0, &[]))?;
@@ -125,18 +126,18 @@ pub fn first_word(port: BorrowedFd<'_>, patience: Duration) -> io::Result<GuestS
     intake.push(&contents);
     match intake.next().map_err(io::Error::other)? {
         Some(frame) if frame.kind == FrameKind::Welcome => Ok(serde_json::from_slice(&frame.contents)?),
-        _ => Err(io::Error::other("the host's first word is no welcome")),
+        _ => Err(io::Error::other("the host's first message is not the guest's setup")),
     }
 }
 
-/// Serves the line for as long as the machine lives.
+/// Serves the channel for as long as the microVM runs.
 pub async fn serve(guest: &Rc<GuestServer>, machine: &Rc<GuestMachine>) -> io::Result<()> {
     *guest.machine.borrow_mut() = Some(machine.clone());
     let Some(port) = machine.port.borrow_mut().take() else { return Err(io::ErrorKind::NotFound.into()) };
     let channel = Channel::new(MuxSide::Guest, ChannelPort::new(port)?);
     let writing = channel.clone();
     tokio::task::spawn_local(async move { drop(writing.write().await) });
-    tokio::task::spawn_local(take_calls(channel.clone(), machine.clone()));
+    tokio::task::spawn_local(accept_reconnects(channel.clone(), machine.clone()));
     let taken = identity::take(&machine.welcome, machine.welcomed);
     let trouble = machine.trouble.iter().cloned().chain(taken.trouble).collect();
     let mut first = receipt(guest, machine, &machine.welcome, taken.reseeded, trouble, None);
@@ -145,17 +146,17 @@ pub async fn serve(guest: &Rc<GuestServer>, machine: &Rc<GuestMachine>) -> io::R
     let mut looked = None;
     let mut stopped = false;
     loop {
-        let told = channel.read().await.map_err(io::Error::other)?;
-        match told {
+        let event = channel.read().await.map_err(io::Error::other)?;
+        match event {
             ChannelEvent::Opened(stream) => {
                 let caller = channel.attach_here(stream);
                 server::accept_stream(guest, caller);
             }
             ChannelEvent::Word(FrameKind::Hold, _) => {
-                // From here until it goes on or has proved itself, nothing in the machine changes its files.
+                // No program changes files from here until the guest is resumed or has sent its receipt.
                 let still = freezer::freeze_programs();
                 rustix::fs::sync();
-                let tree = tree::look(machine.upper.as_fd(), None);
+                let tree = tree::look(machine.uppers(), None);
                 looked = Some(tree.entries);
                 let held = FreezeReport { tree, processes: processes(guest), still: still.is_ok() };
                 if machine.listener.is_some() {
@@ -173,7 +174,7 @@ pub async fn serve(guest: &Rc<GuestServer>, machine: &Rc<GuestMachine>) -> io::R
             ChannelEvent::Word(FrameKind::Welcome, word) => {
                 let since = Instant::now();
                 let welcome: GuestSetup = serde_json::from_slice(&word)?;
-                // One that runs is told whose it is now; its line is the one it has.
+                // A running guest only gets a new identity, and keeps its port.
                 let thawed = std::mem::take(&mut stopped);
                 if thawed {
                     channel.keep_alive();
@@ -181,7 +182,7 @@ pub async fn serve(guest: &Rc<GuestServer>, machine: &Rc<GuestMachine>) -> io::R
                 }
                 machine.generation.set(welcome.generation);
                 let mut taken = identity::take(&welcome, since);
-                // Before the files that name the machine change.
+                // The receipt describes the files as they were before the identity files change.
                 let mut receipt = receipt(guest, machine, &welcome, taken.reseeded, Vec::new(), looked);
                 guest.set_identity(welcome.config.clone());
                 taken.trouble.extend(identity::rename(machine, &welcome));
@@ -213,13 +214,14 @@ fn receipt(
         spent_ns: 0,
         reseeded,
         processes: processes(guest),
-        tree: tree::look(machine.upper.as_fd(), looked),
+        tree: tree::look(machine.uppers(), looked),
         kernel: machine.kernel.clone(),
         trouble,
     }
 }
 
-/// What a machine proves that went on without being told who it is. Its clock stood still, and is set to what it is told.
+/// The receipt of a microVM that continued without a new identity. Its clock stood still, and is set to the given
+/// time.
 pub fn prove_tree(guest: &GuestServer, machine: &GuestMachine, now_ns: Option<u64>) -> GuestReceipt {
     let since = Instant::now();
     let trouble = now_ns
@@ -235,7 +237,7 @@ pub fn prove_tree(guest: &GuestServer, machine: &GuestMachine, now_ns: Option<u6
     receipt
 }
 
-/// The last thing before it is sent.
+/// Adds the time; called right before the receipt is sent.
 fn stamp(receipt: &mut GuestReceipt, since: Instant) {
     receipt.spent_ns = since.elapsed().as_nanos() as u64;
     receipt.clock_ns = identity::now_ns();

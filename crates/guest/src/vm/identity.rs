@@ -1,4 +1,4 @@
-//! Who a machine is: its name, its clock and its randomness. Told once when it boots, and again whenever it was thawed.
+//! The identity of a microVM: its name, clock and randomness. The host sends it at boot and again after each restore.
 
 use std::{
     fs, io,
@@ -15,16 +15,16 @@ use rustix::{
 
 use super::GuestMachine;
 
-/// What came of it.
+/// The result of taking on an identity.
 #[derive(Debug, Default)]
 pub struct IdentityReport {
-    /// The kernel draws from the randomness that was sent.
+    /// Whether the kernel was reseeded with the randomness that the host sent.
     pub reseeded: bool,
-    /// What could not be done.
+    /// Descriptions of steps that failed.
     pub trouble: Vec<String>,
 }
 
-/// Becomes that. The welcome was read at `since`, and the clock has gone on.
+/// Takes on an identity. The message was read at `since`; the clock is corrected for the time since then.
 pub fn take(welcome: &GuestSetup, since: Instant) -> IdentityReport {
     let mut taken = IdentityReport::default();
     let mut note = |what: &str, done: io::Result<()>| {
@@ -41,10 +41,10 @@ pub fn take(welcome: &GuestSetup, since: Instant) -> IdentityReport {
     taken
 }
 
-/// Where the files that name the machine are, from its root.
+/// Paths of the identity files, from the root.
 const NAMES: [&str; 3] = ["etc/hostname", "etc/machine-id", "etc/hosts"];
 
-/// Whether that is one of them.
+/// Whether a path is one of the identity files.
 pub fn names(place: Option<&str>) -> bool {
     place.is_some_and(|place| NAMES.contains(&place))
 }
@@ -59,7 +59,7 @@ fn texts(welcome: &GuestSetup) -> [(&'static str, String); 3] {
     ]
 }
 
-/// Writes them below the Body's upper, in place: the kernel shows what stands there now.
+/// Writes the identity files below the Body's upper, in place, so that the overlay shows them at once.
 pub fn write_names(below: BorrowedFd<'_>, welcome: &GuestSetup) -> io::Result<()> {
     texts(welcome).iter().try_for_each(|(place, text)| {
         let file = rustix::fs::openat(
@@ -76,11 +76,11 @@ pub fn write_names(below: BorrowedFd<'_>, welcome: &GuestSetup) -> io::Result<()
     })
 }
 
-/// After a thaw they name another machine, also where the Body has made them its own.
+/// Rewrites the identity files after a restore, including copies that the Body made in its upper.
 pub fn rename(machine: &GuestMachine, welcome: &GuestSetup) -> Vec<String> {
     let mut trouble: Vec<String> = write_names(machine.names.as_fd(), welcome)
         .err()
-        .map(|error| format!("cannot write the machine's names: {error}"))
+        .map(|error| format!("cannot write the microVM's identity files: {error}"))
         .into_iter()
         .collect();
     for (place, text) in texts(welcome) {
@@ -94,7 +94,7 @@ pub fn rename(machine: &GuestMachine, welcome: &GuestSetup) -> Vec<String> {
     trouble
 }
 
-/// What a program of the Body put in the place of such a file is not followed, it is replaced.
+/// Replaces a file of the Body. A symbolic link at that path is not followed.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let part = path.with_extension("palisade");
     let _ = fs::remove_file(&part);
@@ -110,7 +110,7 @@ pub fn set_clock(now_ns: u64) -> io::Result<()> {
     Ok(rustix::time::clock_settime(ClockId::Realtime, time)?)
 }
 
-/// What the clock says now, in nanoseconds since 1970.
+/// The current time, in nanoseconds since 1970.
 pub fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(ClockId::Realtime);
     (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)

@@ -1,4 +1,4 @@
-//! Why a machine gives up: said on its console, which the host reads.
+//! Writes the reason why a microVM gives up on its console, which the host reads.
 
 use std::{
     collections::VecDeque,
@@ -9,13 +9,13 @@ use std::{
 use proto::vm::GUEST_SAYS;
 use rustix::fs::{Mode, OFlags};
 
-/// Most warnings of the kernel that are repeated.
+/// Most kernel warnings that are repeated on the console.
 const WARNINGS_MAX: usize = 12;
-/// The level of a warning. What is worse has a lower one, and the kernel has written it on the console itself.
+/// The log level of a warning. The kernel writes messages of lower (more severe) levels on the console itself.
 const WARNING: u32 = 4;
 const RECORD_LEN_MAX: usize = 8192;
 
-/// Says it, behind what the kernel warned of, and waits until all of it is out.
+/// Writes the kernel's warnings and then the reason, and waits until all of it was written.
 pub fn say(why: &io::Error) {
     let mut console = io::stderr();
     for warning in read_warnings().unwrap_or_default() {
@@ -25,7 +25,7 @@ pub fn say(why: &io::Error) {
     let _ = rustix::termios::tcdrain(&console);
 }
 
-/// The last warnings in the kernel's log.
+/// Reads the last warnings in the kernel log.
 fn read_warnings() -> io::Result<VecDeque<String>> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let mut log = File::from(rustix::fs::open("/dev/kmsg", flags, Mode::empty())?);
@@ -41,7 +41,7 @@ fn read_warnings() -> io::Result<VecDeque<String>> {
                     warnings.pop_front();
                 }
             }
-            // Records that were overwritten meanwhile.
+            // Some records were overwritten meanwhile.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             // The end of the log.
             Err(_) => break,
@@ -54,7 +54,7 @@ fn read_warnings() -> io::Result<VecDeque<String>> {
 fn read_warning(record: &str) -> Option<&str> {
     let (header, message) = record.split_once(';')?;
     let priority: u32 = header.split(',').next()?.parse().ok()?;
-    // The lower three bits are the level. Lines behind the first are fields for programs.
+    // The lower three bits are the level. Lines after the first hold fields for programs.
     (priority & 7 == WARNING).then(|| message.lines().next().unwrap_or_default())
 }
 

@@ -1,10 +1,11 @@
-//! The guest as the init of a microVM: from the first process of a kernel to the service of every Body.
+//! The guest as init of a microVM: from the kernel's first process to the service of every Body.
 //!
-//! The kernel starts it from the first file system, which holds this program and modules. It finds the line to its
-//! host, waits for its welcome, mounts its disks as one root, and then serves as everywhere else.
+//! The kernel starts it from the initramfs, which holds this program and modules. It opens the channel to its host,
+//! waits for its setup, mounts its disks as one root, and then serves as in every other Body.
 //!
-//! Invariant: the machine was frozen at most between two frames, so whoever thaws it begins with a clean line.
-//! Absent on purpose: walls inside. The machine is the wall; root in it has a kernel of its own.
+//! Invariant: a microVM is saved only between two frames of the channel, so a restored one begins with a clean
+//! channel.
+//! Absent on purpose: a sandbox inside. The microVM is the boundary; root inside it has a kernel of its own.
 
 mod disks;
 mod freezer;
@@ -16,7 +17,7 @@ mod tree;
 
 use std::{
     io::{self, Write},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
@@ -27,43 +28,52 @@ use rustix::system::RebootCommand;
 pub use freezer::programs;
 pub use host_channel::{prove_tree, serve};
 
-/// A machine whose root is in place.
+/// A microVM whose root is mounted.
 #[derive(Debug)]
 pub struct GuestMachine {
-    /// The line, until it is served.
+    /// The port of the channel, until it is served.
     pub port: std::cell::RefCell<Option<OwnedFd>>,
-    /// The same, for the last word.
+    /// The port once more, for a message after the channel has ended.
     last: std::cell::RefCell<OwnedFd>,
-    /// Where its host calls again, if the line does not survive being frozen.
+    /// The vsock listener for reconnects, if the hypervisor does not save the connection.
     listener: Option<OwnedFd>,
-    /// Where the Body's writes go.
+    /// The upper: the Body's writes go there.
     pub upper: OwnedFd,
-    /// Where the files that name the machine are, below what the Body wrote.
+    /// The uppers of directories that are mounts of their own.
+    pub areas: Vec<OwnedFd>,
+    /// The directory of the identity files, below the Body's upper.
     pub names: OwnedFd,
-    /// What it was told first.
+    /// The setup that the host sent at boot.
     pub welcome: GuestSetup,
-    /// How often it was thawed.
+    /// How often it was restored.
     pub generation: std::cell::Cell<u64>,
-    /// When that was.
+    /// When the setup was received.
     pub welcomed: Instant,
-    /// What could not be done on the way.
+    /// Descriptions of steps that failed during boot.
     pub trouble: Vec<String>,
-    /// Its kernel.
+    /// The kernel's release.
     pub kernel: String,
+}
+
+impl GuestMachine {
+    /// All directories that the Body's writes go to.
+    fn uppers(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        std::iter::once(&self.upper).chain(&self.areas).map(AsFd::as_fd)
+    }
 }
 
 /// Set once, before there is a second thread.
 static MACHINE: AtomicBool = AtomicBool::new(false);
 
-/// Whether this is the init of a whole machine.
+/// Whether this process is the init of a microVM.
 pub fn is_machine() -> bool {
     MACHINE.load(Ordering::Relaxed)
 }
 
-/// How long the host may take to say its first word.
+/// How long the host may take to send its first message.
 const WELCOME_PATIENCE: Duration = Duration::from_secs(60);
 
-/// The whole life of a machine's first process. Never returns: its end is the machine's.
+/// Runs the first process of a microVM. It never returns: the microVM ends with it.
 pub fn main() -> ! {
     MACHINE.store(true, Ordering::Relaxed);
     if let Err(error) = run() {
@@ -82,7 +92,7 @@ fn run() -> io::Result<()> {
     let host_channel::HostPort { port, listener } = host_channel::find(WELCOME_PATIENCE)?;
     let welcome = host_channel::first_word(port.as_fd(), WELCOME_PATIENCE)?;
     let welcomed = Instant::now();
-    let disks::GuestRoot { upper, names } = disks::enter_root(&welcome)?;
+    let disks::GuestRoot { upper, areas, names } = disks::enter_root(&welcome)?;
     trouble.extend(disks::bounds(&welcome));
     let last = port.try_clone()?.into();
     let machine = GuestMachine {
@@ -90,6 +100,7 @@ fn run() -> io::Result<()> {
         last,
         listener,
         upper,
+        areas,
         names,
         generation: welcome.generation.into(),
         welcome,

@@ -1,4 +1,4 @@
-//! What stands in the upper, in short: told before the machine is frozen and after it was thawed, it must be the same.
+//! A digest of the upper. The guest computes it before it is saved and after it was restored; both must be equal.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -9,14 +9,14 @@ use proto::vm::UpperDigest;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use sha2::{Digest, Sha256};
 
-/// Entries that are looked at; a machine with more is told apart by these.
+/// Most entries in a digest; a larger upper is compared by its first ones.
 const ENTRIES_MAX: u64 = 4096;
 const DEPTH_MAX: usize = 64;
-/// Under emulation a look at a file takes its time, and somebody waits for this.
+/// Longest time for a digest: under emulation each stat is slow, and a caller waits.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Names, kinds, modes, owners, sizes and times of what is below a directory, in an order of their own.
-pub fn look(root: BorrowedFd<'_>, until: Option<u64>) -> UpperDigest {
+/// Hashes names, types, modes, owners, sizes and times of everything below some directories, in sorted order.
+pub fn look<'a>(roots: impl Iterator<Item = BorrowedFd<'a>>, until: Option<u64>) -> UpperDigest {
     let mut walk = UpperSummary {
         hash: Sha256::new(),
         entries: 0,
@@ -25,7 +25,7 @@ pub fn look(root: BorrowedFd<'_>, until: Option<u64>) -> UpperDigest {
         whole: true,
         bound: until.is_some(),
     };
-    if let Ok(dir) = open(root, c".") {
+    for dir in roots.filter_map(|root| open(root, c".").ok()) {
         walk.dir(&dir, 0);
     }
     UpperDigest { hash: proto::event::hex(&walk.hash.finalize()), entries: walk.entries, whole: walk.whole }
@@ -37,7 +37,7 @@ struct UpperSummary {
     max: u64,
     deadline: Instant,
     whole: bool,
-    /// Somebody else counted: then time does not cut the walk short.
+    /// Whether the entry count is given; then time does not cut the walk short.
     bound: bool,
 }
 
@@ -54,7 +54,7 @@ impl UpperSummary {
             let late = !self.bound && self.entries.is_multiple_of(64) && Instant::now() > self.deadline;
             if self.entries >= self.max || late {
                 self.whole = false;
-                // What was counted is the measure for whoever looks again.
+                // The count so far limits the second walk, so that both cover the same entries.
                 self.max = self.entries;
                 return;
             }
@@ -72,7 +72,7 @@ impl UpperSummary {
     fn entry(&mut self, depth: usize, name: &[u8], stat: &Stat) {
         self.entries += 1;
         let directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-        // A directory's size is its file system's affair.
+        // The size of a directory depends on the file system, so it is left out.
         let size = if directory { 0 } else { stat.st_size };
         self.hash.update((name.len() as u64).to_le_bytes());
         self.hash.update(name);

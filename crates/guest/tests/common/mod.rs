@@ -1,4 +1,4 @@
-//! A guest of one's own, and a small client that speaks to it.
+//! A guest process for each test, and a small client for it.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::{
@@ -20,7 +20,7 @@ use proto::envelope::{self, END, EnvelopeReader};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
-/// A guest that runs as a plain process, ended with its test.
+/// A guest that runs as a plain process and ends with its test.
 pub struct TestGuest {
     child: Child,
     pub dir: PathBuf,
@@ -31,7 +31,7 @@ impl TestGuest {
         Self::start_with(json!({}))
     }
 
-    /// With some of its configuration replaced.
+    /// Starts a guest with some of its configuration replaced.
     pub fn start_with(changes: Value) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("pal-guest-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
@@ -58,7 +58,7 @@ impl TestGuest {
         self.child.id()
     }
 
-    /// Waits for something that no event tells us about.
+    /// Polls for a condition that no event announces.
     pub fn wait_for(&self, what: &str, mut done: impl FnMut() -> bool) {
         let end = Instant::now() + Duration::from_secs(10);
         while !done() {
@@ -67,7 +67,7 @@ impl TestGuest {
         }
     }
 
-    /// Waits for the guest's own end; answers its exit code.
+    /// Waits until the guest has ended; returns its exit code.
     pub fn wait_end(&mut self) -> Option<i32> {
         let end = Instant::now() + Duration::from_secs(10);
         loop {
@@ -85,7 +85,7 @@ impl TestGuest {
         line.split_whitespace().next().unwrap().parse().unwrap()
     }
 
-    /// Children of the guest, the dead that nobody buried among them.
+    /// Counts the children of the guest, zombies included.
     pub fn children(&self) -> usize {
         let parent =
             |stat: String| stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
@@ -101,14 +101,14 @@ impl TestGuest {
         UnixStream::connect(self.dir.join("socket")).await.unwrap()
     }
 
-    /// One request on a connection of its own.
+    /// Sends one request on a connection of its own.
     pub async fn send(&self, request: Request<Full<Bytes>>) -> Response<Incoming> {
         let (mut sender, connection) = http1::handshake(TokioIo::new(self.connect().await)).await.unwrap();
         tokio::spawn(connection.with_upgrades());
         sender.send_request(request).await.unwrap()
     }
 
-    /// A request whose answer is small.
+    /// Sends a request whose answer is small.
     pub async fn ask(&self, method: &str, uri: &str, body: impl Into<Bytes>) -> (u16, Bytes) {
         self.ask_with(method, uri, &[], body).await
     }
@@ -125,7 +125,7 @@ impl TestGuest {
         (status, reply.into_body().collect().await.unwrap().to_bytes())
     }
 
-    /// A unary call in JSON.
+    /// Makes a unary call in JSON.
     pub async fn call(&self, method: &str, message: Value) -> (u16, Value) {
         let headers = [("content-type", "application/json")];
         let (status, body) =
@@ -133,7 +133,7 @@ impl TestGuest {
         (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
     }
 
-    /// A streaming call in JSON.
+    /// Makes a streaming call in JSON.
     pub async fn stream(&self, method: &str, message: Value) -> EventStream {
         self.stream_with(method, &[], message).await
     }
@@ -155,7 +155,7 @@ impl TestGuest {
 
 impl Drop for TestGuest {
     fn drop(&mut self) {
-        // No namespace ends with this guest: what it started is ended by its groups.
+        // This guest has no pid namespace that would end its processes, so their groups are killed.
         let started =
             fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.child.id())).unwrap_or_default();
         let _ = self.child.kill();
@@ -199,7 +199,7 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// The next message and its flags; `None` when the stream was closed or broke.
+    /// Reads the next message and its flags; `None` when the stream was closed or broke.
     pub async fn next(&mut self) -> Option<(u8, Value)> {
         loop {
             if let Some(message) = self.ready.pop_front() {
@@ -213,26 +213,26 @@ impl EventStream {
         }
     }
 
-    /// The next message, which is not the last.
+    /// Reads the next message, which is not the last.
     pub async fn message(&mut self) -> Value {
         let (flags, message) = self.next().await.expect("the stream broke");
         assert_eq!(flags, 0, "{message}");
         message
     }
 
-    /// The pid of the start event, which comes first.
+    /// Reads the pid from the start event, which comes first.
     pub async fn pid(&mut self) -> u64 {
         self.message().await["event"]["start"]["pid"].as_u64().expect("no start event")
     }
 
-    /// The next piece of output, of whatever stream.
+    /// Reads the next piece of output of any stream.
     pub async fn output(&mut self) -> String {
         let message = self.message().await;
         let data = message["event"]["data"].as_object().expect("no output").values().next().unwrap().clone();
         decoded(&data)
     }
 
-    /// Everything to the end.
+    /// Reads everything to the end.
     pub async fn rest(&mut self) -> ProcessStory {
         let mut story = ProcessStory::default();
         while let Some((flags, message)) = self.next().await {
@@ -252,7 +252,7 @@ impl EventStream {
     }
 }
 
-/// What a process did.
+/// Everything that a process wrote, and its end.
 #[derive(Debug, Default, PartialEq)]
 pub struct ProcessStory {
     pub stdout: String,

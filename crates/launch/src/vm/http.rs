@@ -1,7 +1,7 @@
-//! A hypervisor's API: one request after another over its socket, each with its answer.
+//! A hypervisor's HTTP API: one request after another over its socket.
 //!
-//! Trust: a hypervisor that was taken over may answer anything. Heads and bodies have a length, answers a deadline, and
-//! what it says of itself is made fit to be shown.
+//! Trust: a hypervisor that was taken over may answer anything. Heads and bodies have a maximum length, answers have
+//! a deadline, and error texts are escaped before they are shown.
 
 use std::{
     io,
@@ -21,50 +21,50 @@ use tokio::{net::UnixStream, time::Instant};
 const HEAD_LEN_MAX: usize = 16 << 10;
 /// Longest body of an answer.
 const BODY_LEN_MAX: usize = 1 << 20;
-/// What is shown of a reason.
+/// Most characters of an error text that are shown.
 const REASON_LEN_MAX: usize = 400;
-/// How long a hypervisor may take to listen.
+/// How long a hypervisor may take until it listens.
 const LISTENS: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// One thing that is asked of a hypervisor.
+/// One request to a hypervisor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ApiRequest {
     /// `PUT`, `PATCH` or `GET`.
     pub method: &'static str,
-    /// What it is about.
+    /// The path of the resource.
     pub path: String,
-    /// What is said.
+    /// The JSON body.
     pub body: Option<Value>,
 }
 
 impl ApiRequest {
-    /// Something is to be so.
+    /// A `PUT` with a body.
     pub fn put(path: impl Into<String>, body: &impl Serialize) -> io::Result<Self> {
         Ok(Self { method: "PUT", path: path.into(), body: Some(serde_json::to_value(body)?) })
     }
 
-    /// Something is to be changed.
+    /// A `PATCH` with a body.
     pub fn patch(path: impl Into<String>, body: &impl Serialize) -> io::Result<Self> {
         Ok(Self { method: "PATCH", ..Self::put(path, body)? })
     }
 
-    /// Something is to be told.
+    /// A `GET`.
     pub fn get(path: impl Into<String>) -> Self {
         Self { method: "GET", path: path.into(), body: None }
     }
 
-    /// Something is to be done that needs no more words.
+    /// A `PUT` without a body, for an action.
     pub fn act(path: impl Into<String>) -> Self {
         Self { method: "PUT", path: path.into(), body: None }
     }
 }
 
-/// Where a hypervisor takes commands.
+/// The API of a hypervisor.
 #[derive(Debug)]
 pub struct HypervisorApi {
     socket: PathBuf,
-    /// How long an answer may take. Writing down much memory takes a while.
+    /// How long an answer may take: writing much memory takes a while.
     patience: Duration,
 }
 
@@ -74,7 +74,7 @@ impl HypervisorApi {
         Self { socket: socket.into(), patience }
     }
 
-    /// Waits until somebody listens; `ended` says whether nobody ever will.
+    /// Waits until the hypervisor listens; `ended` says whether it never will.
     pub async fn wait(&self, mut ended: impl FnMut() -> bool) -> io::Result<()> {
         let deadline = Instant::now() + LISTENS;
         while let Err(error) = UnixStream::connect(&self.socket).await {
@@ -86,12 +86,12 @@ impl HypervisorApi {
         Ok(())
     }
 
-    /// Asks, and waits for it to be done.
+    /// Sends a request and waits until it is done.
     pub async fn send(&self, request: &ApiRequest) -> io::Result<()> {
         self.ask(request).await.map(drop)
     }
 
-    /// Asks, and gives what is answered.
+    /// Sends a request and returns the answer's body.
     pub async fn ask(&self, request: &ApiRequest) -> io::Result<Bytes> {
         let ApiRequest { method, path, body } = request;
         let body = body.as_ref().map(serde_json::to_vec).transpose()?;
@@ -137,7 +137,8 @@ async fn exchange(socket: &Path, method: &str, path: &str, body: Option<Vec<u8>>
     answered
 }
 
-/// Why a hypervisor refuses: Firecracker says it in a field, Cloud Hypervisor in a list of causes or plainly.
+/// The hypervisor's error text: Firecracker sends it in a field, Cloud Hypervisor as a list of causes or as plain
+/// text.
 fn reason(body: &[u8]) -> String {
     let value: Option<serde_json::Value> = serde_json::from_slice(body).ok();
     let field = value
@@ -149,7 +150,7 @@ fn reason(body: &[u8]) -> String {
     });
     let text = field.or(list).unwrap_or_else(|| String::from_utf8_lossy(body).into_owned());
     let short: String = text.trim().chars().take(REASON_LEN_MAX).collect();
-    if short.is_empty() { "it said no reason".to_owned() } else { proto::text::visible(&short) }
+    if short.is_empty() { "it gave no reason".to_owned() } else { proto::text::visible(&short) }
 }
 
 #[cfg(test)]
@@ -163,7 +164,8 @@ mod tests {
 
     use super::*;
 
-    /// What becomes of a request to a hypervisor that answers with these bytes, and then goes or stays silent.
+    /// The result of a request to a hypervisor that answers with these bytes, and then closes the connection or stays
+    /// silent.
     fn check(name: &str, answer: Vec<u8>, goes: bool) -> (io::Result<()>, String) {
         let path = std::env::temp_dir().join(format!("pal-http-{}-{name}.sock", std::process::id()));
         let _ = std::fs::remove_file(&path);
@@ -212,15 +214,18 @@ mod tests {
         let refuse = |body: &str| {
             format!("HTTP/1.1 400 Bad Request\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
         };
-        let told = |name, body| check(name, refuse(body), true).0.unwrap_err().to_string();
+        let error_for = |name, body| check(name, refuse(body), true).0.unwrap_err().to_string();
         assert_eq!(
-            told("fault", r#"{"fault_message":"no\u001b[2J kernel"}"#),
+            error_for("fault", r#"{"fault_message":"no\u001b[2J kernel"}"#),
             r"PUT /vm: 400: no\u{1b}[2J kernel"
         );
-        assert_eq!(told("chain", r#"["cannot boot","no kernel"]"#), "PUT /vm: 400: cannot boot: no kernel");
-        assert_eq!(told("plainly", "no kernel\n"), "PUT /vm: 400: no kernel");
-        assert_eq!(told("nothing", ""), "PUT /vm: 400: it said no reason");
-        assert!(told("much", &"x".repeat(10_000)).len() < 500);
+        assert_eq!(
+            error_for("chain", r#"["cannot boot","no kernel"]"#),
+            "PUT /vm: 400: cannot boot: no kernel"
+        );
+        assert_eq!(error_for("plainly", "no kernel\n"), "PUT /vm: 400: no kernel");
+        assert_eq!(error_for("nothing", ""), "PUT /vm: 400: it said no reason");
+        assert!(error_for("much", &"x".repeat(10_000)).len() < 500);
     }
 
     #[test]

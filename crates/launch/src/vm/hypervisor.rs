@@ -1,7 +1,7 @@
-//! What drives a hypervisor: a few verbs, and one engine for each hypervisor behind them.
+//! The interface to a hypervisor: one trait, and one driver for each hypervisor behind it.
 //!
-//! Invariant: an engine that is dropped has no hypervisor any more.
-//! Trust: a hypervisor that was taken over may answer anything; each engine bounds what it hears in length and time.
+//! Invariant: a driver that is dropped has ended its hypervisor.
+//! Trust: a hypervisor that was taken over may answer anything; each driver limits answers in length and time.
 
 use std::{
     cell::RefCell,
@@ -28,11 +28,11 @@ use crate::report::{StepError, StepExt};
 
 use super::{cloud_hypervisor, firecracker, jail, name_of, qemu, sidecar::Sidecar};
 
-/// What is kept of a hypervisor's complaints, and of its machine's console where that is the same.
+/// Most bytes that are kept of a hypervisor's standard error, and of the guest's console where both are one stream.
 const COMPLAINT_LEN_MAX: usize = 16 << 10;
-/// What it said last may still be on its way.
+/// How long to wait for the hypervisor's last output, which may still be on its way.
 const LAST_WORDS: Duration = Duration::from_millis(50);
-/// Lines of a hypervisor's complaints that are shown.
+/// Lines of a hypervisor's standard error that are shown.
 const COMPLAINT_LINES: usize = 6;
 /// Lines of a guest's console that are shown.
 const CONSOLE_LINES: usize = 20;
@@ -40,48 +40,51 @@ const CONSOLE_LINES: usize = 20;
 const LINE_LEN_MAX: usize = 240;
 const FACTS_LEN_MAX: u64 = 8192;
 
-/// Something that takes a while.
+/// The result of an operation of a driver.
 pub type DriverFuture<'a, T> = Pin<Box<dyn Future<Output = io::Result<T>> + 'a>>;
 
-/// A hypervisor that was started and takes commands.
+/// A running hypervisor that accepts requests.
 pub trait HypervisorDriver {
-    /// Has the machine run, from its kernel's beginning or where it was frozen, and gives the line to its guest.
+    /// Starts the microVM, by booting its kernel or from saved state, and returns the connection to its guest.
     fn begin<'a>(&'a mut self, vm: &'a VmPlan) -> DriverFuture<'a, OwnedFd>;
 
-    /// Begins with what can be written down of its memory before it stands still.
+    /// Starts copying the part of its memory that cannot change any more, before the CPUs are paused.
     fn save_ahead(&mut self, _vm: &VmPlan, _ram: &File) {}
 
-    /// Has its processors stand still.
+    /// Pauses its CPUs.
     fn pause(&mut self) -> DriverFuture<'_, ()>;
 
-    /// Writes down a machine that stands still: its memory, and everything else but its disks.
+    /// Saves a paused microVM: its memory, and everything else but its disks.
     fn save<'a>(&'a mut self, vm: &'a VmPlan, ram: File, state: File) -> DriverFuture<'a, ()>;
 
-    /// Has its processors go on. Where its line does not survive [`HypervisorDriver::save`], this is the one that takes its place.
+    /// Resumes its CPUs. If the connection to the guest did not survive [`HypervisorDriver::save`], returns a new
+    /// one.
     fn resume(&mut self) -> DriverFuture<'_, Option<OwnedFd>>;
 
-    /// The last lines that the machine wrote on its console, fit to be shown.
+    /// The last lines that the guest wrote on its console, escaped.
     fn console(&mut self) -> DriverFuture<'_, Vec<String>>;
 
-    /// Comes back once a guest that boots has stopped its machine. Most hypervisors end with their guest, which breaks the line.
+    /// Returns once a booting guest has stopped its microVM. Most hypervisors end with their guest, which breaks the
+    /// channel instead.
     fn wait_stopped(&mut self) -> DriverFuture<'_, ()> {
         Box::pin(std::future::pending())
     }
 
-    /// The guest has booted: from now on the hypervisor ends with it.
+    /// Called after the guest has booted: from now on the hypervisor ends with it.
     fn end_with_guest(&mut self) -> DriverFuture<'_, ()> {
         Box::pin(async { Ok(()) })
     }
 
-    /// Its guest said goodbye: the hypervisor goes, too.
+    /// Called after the guest has announced its end: shuts the hypervisor down.
     fn stop(&mut self) -> DriverFuture<'_, ()> {
         Box::pin(async { Ok(()) })
     }
 
-    /// What went to and from its disks since it began, and how much memory it has where that is told.
+    /// Bytes read from and written to each disk since the start, and the size of the memory where the hypervisor
+    /// reports it.
     fn traffic(&mut self) -> DriverFuture<'_, (BTreeMap<String, DiskTraffic>, Option<u64>)>;
 
-    /// What it uses.
+    /// The resource usage of the microVM.
     fn metrics(&mut self) -> DriverFuture<'_, VmMetrics> {
         Box::pin(async {
             let (disks, machine_bytes) = self.traffic().await?;
@@ -90,13 +93,13 @@ pub trait HypervisorDriver {
         })
     }
 
-    /// Its process.
+    /// The hypervisor's process.
     fn process(&mut self) -> &mut ChildProcess;
 }
 
 /// Starts the hypervisor of a plan.
 ///
-/// One that Firecracker's jailer starts is under way already.
+/// With a jailer, Firecracker is already being started.
 pub async fn start(vm: &VmPlan, jailer: Option<Sidecar>) -> Result<Box<dyn HypervisorDriver>, StepError> {
     let step = format!("start the hypervisor {}", name_of(&vm.program));
     let started = match vm.engine {
@@ -108,39 +111,39 @@ pub async fn start(vm: &VmPlan, jailer: Option<Sidecar>) -> Result<Box<dyn Hyper
     if vm.is_jailed() { started.map_err(|error| error.hint(jail::HINT)) } else { started }
 }
 
-/// A child of ours; ended when it is dropped, or with this process.
+/// A child process. It is killed on drop, or dies with this process.
 pub struct ChildProcess {
     pid: Pid,
     ended: Option<WaitStatus>,
 }
 
 impl ChildProcess {
-    /// A child that was just made.
+    /// Wraps a child that was just forked.
     pub fn of(pid: Pid) -> Self {
         Self { pid, ended: None }
     }
 
-    /// Its number.
+    /// Its pid.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// What it has had of processors.
+    /// The CPU time that it has used.
     pub fn busy(&self) -> Duration {
         sys::proc::stat(self.pid.as_raw_nonzero().get()).map_or(Duration::ZERO, |stat| stat.busy)
     }
 
-    /// Whether it runs, or would if it had a processor.
+    /// Whether it runs, or is ready to run.
     pub fn wants_processor(&self) -> bool {
         sys::proc::wants_processor(self.pid.as_raw_nonzero().get())
     }
 
-    /// A handle on it that can be waited on.
+    /// A pidfd of it.
     pub fn handle(&self) -> io::Result<OwnedFd> {
         sys::process::open(self.pid)
     }
 
-    /// Its processor time in milliseconds, and the memory it has in use.
+    /// Its CPU time in milliseconds, and its resident memory.
     fn used(&self) -> io::Result<(u64, u64)> {
         let path = format!("/proc/{}/status", self.pid.as_raw_nonzero());
         let status = sys::fd::read_small(Path::new(&path), FACTS_LEN_MAX)?;
@@ -149,10 +152,10 @@ impl ChildProcess {
         Ok((self.busy().as_millis() as u64, kib << 10))
     }
 
-    /// How it ended, if it has.
+    /// Its exit status, if it has ended.
     pub fn ended(&mut self) -> Option<WaitStatus> {
         if self.ended.is_none() {
-            // One that is traced may stand still meanwhile.
+            // A traced child may report a stop meanwhile, which is no exit.
             self.ended = sys::process::ended(self.pid);
         }
         self.ended
@@ -162,7 +165,8 @@ impl ChildProcess {
 impl Drop for ChildProcess {
     fn drop(&mut self) {
         if self.ended().is_none() {
-            // Landlock lets nobody signal who was there before it, beside us; such a one ends with this process instead.
+            // Landlock forbids signals to a process that existed before the domain, such as a sidecar; that one ends
+            // with this process instead.
             if rustix::process::kill_process(self.pid, Signal::KILL).is_ok() {
                 let _ = rustix::process::waitpid(Some(self.pid), WaitOptions::empty());
             }
@@ -170,7 +174,7 @@ impl Drop for ChildProcess {
     }
 }
 
-/// Executes a command as a child of ours. `first` is what the child does before.
+/// Executes a command as a child process, which calls `first` before.
 pub fn spawn(mut command: Command, first: impl FnOnce() -> io::Result<()>) -> io::Result<ChildProcess> {
     match sys::namespace::fork()? {
         ForkResult::Child => {
@@ -182,18 +186,18 @@ pub fn spawn(mut command: Command, first: impl FnOnce() -> io::Result<()>) -> io
     }
 }
 
-/// What a hypervisor says, as it comes: the end of it is kept.
+/// The output of a hypervisor; only its end is kept.
 #[derive(Clone)]
 pub struct OutputTail(Rc<RefCell<Vec<u8>>>);
 
 impl OutputTail {
-    /// A pipe for a hypervisor's words, and the ear on it.
+    /// A pipe: the write end for the hypervisor's output, and the read end.
     pub fn pipe() -> io::Result<(Stdio, OwnedFd)> {
-        let (hear, say) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-        Ok((Stdio::from(say), hear))
+        let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        Ok((Stdio::from(writer), reader))
     }
 
-    /// Listens until nobody speaks any more.
+    /// Reads in the background until the pipe is closed.
     pub fn read_in_background(words: OwnedFd) -> Self {
         let said = Self(Rc::default());
         if let Ok(mut stream) = tokio::net::unix::pipe::Receiver::from_owned_fd(words) {
@@ -211,19 +215,19 @@ impl OutputTail {
         said
     }
 
-    /// Its last words instead of the error that was met, where there are any.
+    /// Replaces an error by the hypervisor's last output, if there is any.
     pub async fn or(&self, error: io::Error) -> io::Error {
         tokio::time::sleep(LAST_WORDS).await;
         let said = self.last_lines();
         if said.is_empty() { error } else { io::Error::other(said) }
     }
 
-    /// The last lines of it, fit to be shown in one.
+    /// The last lines of the output, escaped and joined into one.
     pub fn last_lines(&self) -> String {
         tail(&self.text(), COMPLAINT_LINES).join(" | ")
     }
 
-    /// The last lines of it, where the machine's console is in it.
+    /// The last lines of the output as console lines, where the guest's console is part of it.
     pub fn console(&self) -> Vec<String> {
         console_tail(&self.text())
     }
@@ -233,7 +237,7 @@ impl OutputTail {
     }
 }
 
-/// The last lines of a console, fit to be shown.
+/// The last lines of a console, escaped.
 pub fn console_tail(text: &str) -> Vec<String> {
     tail(text, CONSOLE_LINES)
 }

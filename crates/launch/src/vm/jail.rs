@@ -1,13 +1,14 @@
-//! Firecracker's own jailer, inside the Body's walls.
+//! Firecracker's own jailer, inside the Body's sandbox.
 //!
-//! It is started by the Body's first process while that may still make namespaces, as root over the Body's ids and
-//! nobody else's. There it does its work: a root, an id, a pid namespace and limits for Firecracker. What nobody may do
-//! below the host's own root, make devices, was done ahead, and it is told that it did (`sys::mknod`).
+//! The Body's first process starts it while it may still create namespaces, as root over the Body's ids only. It
+//! creates a root, an id, a pid namespace and limits for Firecracker. It cannot create device nodes, because only the
+//! host's root can; the device files are mounted beforehand, and its `mknod` calls are answered as if they had
+//! succeeded (`sys::seccomp_notify`).
 //!
-//! Invariant: what it executes in its jail is this program, which puts Landlock and the filter of every Body over itself
-//! and becomes Firecracker: the jail is a wall more, and none less.
-//! Invariant: Firecracker finds in its root itself, what its machine is made from, and the one device it needs.
-//! Invariant: a jailer that does not do its work is an error. Firecracker is not started without it instead.
+//! Invariant: the program that the jailer executes in the jail is this one, which enables Landlock and the seccomp
+//! filter of every Body for itself and then becomes Firecracker: the jail adds a boundary and removes none.
+//! Invariant: Firecracker's root contains itself, the files of its microVM, and the one device it needs.
+//! Invariant: a jailer that fails is an error; Firecracker is never started without it instead.
 
 use std::{
     ffi::OsString,
@@ -44,28 +45,28 @@ use crate::{
     report::{StepError, StepExt},
 };
 
-/// What Firecracker is called. Every machine has a jail of its own, so all may have the same name.
+/// The id of the jailed Firecracker. Every microVM has a jail of its own, so all may share one name.
 pub const NAME: &str = "palisade";
-/// The id that Firecracker has, of those of the Body.
+/// The user id of Firecracker, among those of the Body.
 pub const ID: u32 = USER_ID;
-/// What can be done about a jailer that fails.
+/// A hint for a jailer that fails.
 pub const HINT: &str = "take the jailer and the Firecracker of one release; to do without it: pal config set microvm.jailer none";
-/// What is in the jail besides the programs: places for mounts.
+/// Inodes of the jail besides those of the programs: mount points.
 const INODES: u32 = 256;
-/// Firecracker itself, in its jail. A copy: no two machines share a page of it.
+/// Firecracker itself, in its jail. It is a copy, so that no two microVMs share a page of it.
 const HYPERVISOR: &str = "/vmm/firecracker";
-/// What is seen in the jail as it is in the Body's root, its device with it.
+/// Directories that the jail mounts from the Body's root.
 const SHOWN_DIRS: &[&str] = &["boot", "disks", "frozen", "save", "dev/shm"];
 const SHOWN_DEVICES: &[&str] = &["dev/kvm", "dev/urandom"];
-/// Devices that the jailer hands over and a machine of ours has no use for: files that lead nowhere.
+/// Devices that the jailer creates and our microVMs do not use: empty files.
 const NO_DEVICES: &[&str] = &["dev/net/tun", "dev/userfaultfd"];
-/// Where libraries of a Firecracker are that was not linked whole.
+/// Directories of the shared libraries of a dynamically linked Firecracker.
 const LIBRARIES: &[&str] = &["lib", "lib64", "usr/lib", "usr/lib64"];
-/// How long its work may take.
+/// How long the jailer may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PID_LEN_MAX: u64 = 16;
 
-/// What is said of it in a record.
+/// The jailer's entry in the enforcement record.
 pub fn mechanism(jailer: &JailerPlan) -> Mechanism {
     match jailer {
         JailerPlan::Used { version, threads, .. } => {
@@ -73,14 +74,14 @@ pub fn mechanism(jailer: &JailerPlan) -> Mechanism {
                 Some(threads) => format!("an id, a root, a pid namespace and a group of {threads} threads"),
                 None => "an id, a root and a pid namespace".to_owned(),
             };
-            let held = format!("{version}, inside the walls above: Firecracker has {group} of its own");
+            let held = format!("{version}, inside the boundary above: Firecracker has {group} of its own");
             Mechanism::enforced("jailer", format!("{held}, and no capability"))
         }
         JailerPlan::Absent { why } => Mechanism::absent("jailer", why),
     }
 }
 
-/// Starts the jailer, where the machine has one.
+/// Starts the jailer, if the microVM has one.
 pub fn start(plan: &LaunchPlan) -> Result<Option<Sidecar>, StepError> {
     let vm = plan.vm.as_ref();
     let Some((vm, JailerPlan::Used { bytes, threads, .. })) =
@@ -90,7 +91,7 @@ pub fn start(plan: &LaunchPlan) -> Result<Option<Sidecar>, StepError> {
     };
     let options = format!("mode=0755,size={bytes},nr_inodes={INODES}");
     sys::mount::mount_new("tmpfs", Path::new(JAIL), MountAttrs::default(), &options)
-        .step("mount the jail's memory")?;
+        .step("mount the jail's tmpfs")?;
     let namespaces = sys::namespace::USER | sys::namespace::MOUNTS;
     let started = sidecar::start(plan, namespaces, |say| {
         let mut command = Command::new(Path::new(JAIL_TOOLS).join("jailer"));
@@ -103,7 +104,7 @@ pub fn start(plan: &LaunchPlan) -> Result<Option<Sidecar>, StepError> {
     started.step("start Firecracker's jailer").map(Some)
 }
 
-/// What the jailer is told.
+/// The jailer's command line arguments.
 fn arguments(limits: &Rlimits, threads: Option<u32>) -> Vec<String> {
     let id = ID.to_string();
     let exec_file = format!("{JAIL_TOOLS}/{JAILED}");
@@ -118,12 +119,12 @@ fn arguments(limits: &Rlimits, threads: Option<u32>) -> Vec<String> {
     told.into_iter().map(str::to_owned).collect()
 }
 
-/// The root that the jailer makes Firecracker's, as it is seen from outside of it.
+/// The root that the jailer creates for Firecracker, as seen from outside the jail.
 fn root() -> PathBuf {
     Path::new(JAIL).join(JAILED).join(NAME).join("root")
 }
 
-/// In the child.
+/// Prepares the child process before it executes the jailer.
 fn prepare(plan: &LaunchPlan, hypervisor: &Path, threads: Option<u32>, say: OwnedFd) -> io::Result<()> {
     sidecar::close_other_fds(say, None)?;
     sys::namespace::become_ids(0, 0, true)?;
@@ -131,14 +132,14 @@ fn prepare(plan: &LaunchPlan, hypervisor: &Path, threads: Option<u32>, say: Owne
     rustix::process::umask(Mode::from_raw_mode(0o022));
     prepare_root(&root(), hypervisor)?;
     if threads.is_some() {
-        show_group()?;
+        mount_cgroup()?;
     }
     lock_down::limits(plan).map_err(|error| io::Error::other(error.failed().cause))?;
     sys::caps::no_new_privileges()?;
     sys::seccomp_notify::mknod::emulate_mknod()
 }
 
-/// Puts in place what Firecracker finds in its jail. The mounts are seen by nobody else.
+/// Mounts Firecracker's files in its jail. No other process sees the mounts.
 fn prepare_root(root: &Path, hypervisor: &Path) -> io::Result<()> {
     for dir in SHOWN_DIRS.iter().chain(&["dev/net", "vmm"]) {
         fs::create_dir_all(root.join(dir))?;
@@ -163,15 +164,15 @@ fn prepare_root(root: &Path, hypervisor: &Path) -> io::Result<()> {
     fs::set_permissions(&copy, Permissions::from_mode(0o755))
 }
 
-/// Shows the jailer the group that it may divide: the Body's own, as the root of its hierarchy.
-fn show_group() -> io::Result<()> {
+/// Mounts the cgroup that the jailer may divide: the Body's own, as the root of its hierarchy.
+fn mount_cgroup() -> io::Result<()> {
     sys::namespace::unshare_cgroup()?;
     let attrs = MountAttrs { no_exec: true, ..MountAttrs::default() };
     sys::mount::mount_new("cgroup", Path::new("/sys/fs/cgroup"), attrs, "pids")
 }
 
-/// In the jail, as what the jailer executes: puts up the walls that the jailer could not have worked behind, and becomes
-/// Firecracker. Returns only when that fails.
+/// Runs in the jail, executed by the jailer: enables the restrictions under which the jailer could not have worked,
+/// and becomes Firecracker. Returns only on failure.
 pub fn enter(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let error = match confine() {
         Ok(()) => Command::new(HYPERVISOR).arg0(JAILED).args(arguments).env_clear().exec(),
@@ -187,8 +188,8 @@ fn confine() -> io::Result<()> {
     SeccompFilter::compile().install()
 }
 
-/// Waits until the jailer has done its work, and gives what it started: a child of this process now, for it is the first
-/// of the pid namespace that the jailer was in.
+/// Waits until the jailer is done, and returns the process that it started. That process is now a child of this one,
+/// which is pid 1 of the pid namespace that the jailer was in.
 pub async fn released(jailer: Sidecar) -> io::Result<(ChildProcess, OutputTail)> {
     let (mut jailer, said) = (ChildProcess::of(jailer.pid), OutputTail::read_in_background(jailer.said));
     let over = guest::channel::readable(jailer.handle()?)?;
@@ -196,11 +197,11 @@ pub async fn released(jailer: Sidecar) -> io::Result<(ChildProcess, OutputTail)>
         return Err(said.or(io::ErrorKind::TimedOut.into()).await);
     }
     if jailer.ended().and_then(|status| status.exit_status()) != Some(0) {
-        return Err(said.or(io::Error::other("its jailer ended without a word")).await);
+        return Err(said.or(io::Error::other("its jailer ended without output")).await);
     }
     let told = sys::fd::read_small(&root().join(format!("{JAILED}.pid")), PID_LEN_MAX)?;
     let pid = told.trim().parse().ok().and_then(Pid::from_raw);
-    let pid = pid.ok_or_else(|| io::Error::other("its jailer does not say which process it started"))?;
+    let pid = pid.ok_or_else(|| io::Error::other("its jailer did not report the pid of Firecracker"))?;
     Ok((ChildProcess::of(pid), said))
 }
 
@@ -210,7 +211,7 @@ mod tests {
 
     use super::*;
 
-    /// What its documentation has: each option, whether a word follows, and whether it must be there.
+    /// The jailer's documented options: each option, whether it takes a value, and whether it is required.
     const OPTIONS: &[(&str, bool, bool)] = &[
         ("--id", true, true),
         ("--exec-file", true, true),

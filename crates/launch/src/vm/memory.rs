@@ -1,9 +1,10 @@
-//! The memory of a machine that was thawed: what it was thawed from, and the pages that it has made its own since.
+//! Memory of a restored microVM: the file that it was restored from, and the pages that it has changed since.
 //!
-//! Its hypervisor takes that memory for shared with a file and leaves it alone when the machine is frozen; what it
-//! really has is a private view ([`sys::ptrace_mmap`]). The kernel tells which pages are private, and those are read here.
+//! The hypervisor takes that memory for a shared mapping of a file, and so leaves it out when it saves the microVM;
+//! in fact the mapping is private ([`sys::ptrace_mmap`]). The kernel reports which pages are private, and this module
+//! reads those.
 //!
-//! Invariant: what is written is as long as the memory, and nothing of it comes from anywhere but the two.
+//! Invariant: the written file is as long as the memory, and all its bytes come from these two sources.
 
 use std::{
     fs::{self, File},
@@ -15,21 +16,21 @@ use std::{
 use rustix::process::Pid;
 use sys::pagemap::PAGE_LEN;
 
-/// Pages that are copied at once.
+/// Most bytes that are copied at once.
 const RUN_LEN_MAX: u64 = 1 << 20;
 
-/// Writes the pages that a process has made its own of the file `path`, which it has mapped whole, into `to`.
+/// Writes the private pages that a process has of the file `path`, which it has mapped whole, to `to`.
 pub fn add_own_pages(process: Pid, path: &Path, len: u64, to: &File) -> io::Result<()> {
     let place = Path::new("/proc").join(process.as_raw_nonzero().to_string());
     let start = find(&fs::read_to_string(place.join("maps"))?, path, len)
-        .ok_or_else(|| io::Error::other("its memory is not where it was put"))?;
+        .ok_or_else(|| io::Error::other("the hypervisor has no private mapping of its memory file"))?;
     let (pages, memory) = (File::open(place.join("pagemap"))?, File::open(place.join("mem"))?);
     let mut run = PageCopy { memory: &memory, to, start, from: 0, to_end: 0, buffer: Vec::new() };
     sys::pagemap::own(&pages, start..start + len, |page| run.add(page - start))?;
     run.flush()
 }
 
-/// Where a whole private view of a file is.
+/// The address of a private mapping of the whole file.
 fn find(maps: &str, path: &Path, len: u64) -> Option<u64> {
     maps.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace();
@@ -41,7 +42,7 @@ fn find(maps: &str, path: &Path, len: u64) -> Option<u64> {
     })
 }
 
-/// Pages that follow each other are copied at once.
+/// Copies consecutive pages at once.
 struct PageCopy<'a> {
     memory: &'a File,
     to: &'a File,
@@ -71,11 +72,11 @@ impl PageCopy<'_> {
     }
 }
 
-/// What QEMU writes when it leaves the memory out, to its end.
+/// Copies QEMU's migration stream without memory, to its end.
 pub fn pass(mut from: impl Read, mut state: &File, len_max: u64) -> io::Result<()> {
     let passed = io::copy(&mut (&mut from).take(len_max), &mut state)?;
     if passed == len_max {
-        Err(io::Error::other("the hypervisor wrote more than devices can have"))
+        Err(io::Error::other("the hypervisor wrote more state than its devices can have"))
     } else {
         Ok(())
     }

@@ -1,11 +1,12 @@
-//! Takes the memory out of what QEMU writes of a machine: it goes to a file of its own, page by page, so that many
-//! machines can be thawed from it at once, each with a private view of the same pages.
+//! Extracts the memory from QEMU's migration stream into a file of its own, page by page, so that many microVMs can
+//! be restored from it at once, each with a private mapping of the same pages.
 //!
-//! The rest keeps QEMU's own format, as if the memory had been left out of it (`x-ignore-shared`): a header, sections,
-//! and in the section `ram` records of pages. Only that section is understood here; what follows it is passed on.
+//! The rest keeps QEMU's own format, as if the memory had been left out of it (`x-ignore-shared`): a header,
+//! sections, and page records in the section `ram`. Only that section is parsed here; everything after it is passed
+//! on.
 //!
-//! Trust: the writer may have been taken over by its guest. Lengths and places are checked; nothing outside the file's
-//! length is written.
+//! Trust: the guest may have taken over the writer. Lengths and offsets are checked; nothing is written beyond the
+//! length of the file.
 
 use std::{
     fs::File,
@@ -13,16 +14,16 @@ use std::{
     os::unix::fs::FileExt,
 };
 
-/// The name of the memory that is taken out.
+/// The name of the memory block that is extracted.
 const MEMORY: &[u8] = b"ram";
 const PAGE_LEN: usize = 4096;
-/// How far the section may begin after the start.
+/// Most bytes before the section.
 const PREFACE_LEN_MAX: usize = 16 << 10;
 /// Name, instance 0 and version 4 of the section.
 const SECTION: &[u8] = b"\x03ram\0\0\0\0\0\0\0\x04";
 const BLOCKS_MAX: usize = 64;
 const RUN_LEN_MAX: usize = 1 << 20;
-/// What is passed on without its memory: devices and small memories of their own.
+/// Most bytes that are passed on: device state and small memory blocks.
 pub const REST_LEN_MAX: u64 = 256 << 20;
 
 const PART: u8 = 2;
@@ -35,7 +36,7 @@ const EOS: u64 = 0x10;
 const CONTINUE: u64 = 0x20;
 const FLAGS: u64 = PAGE_LEN as u64 - 1;
 
-/// Reads what the hypervisor writes, to its end.
+/// Reads the hypervisor's stream to its end.
 pub fn split(from: impl Read, ram: &File, ram_len: u64, rest: impl Write) -> io::Result<()> {
     ram.set_len(ram_len)?;
     let from = BufReader::with_capacity(1 << 20, from);
@@ -51,7 +52,7 @@ pub fn split(from: impl Read, ram: &File, ram_len: u64, rest: impl Write) -> io:
     loop {
         let kind = splitter.byte()?;
         if !matches!(kind, PART | END) {
-            return Err(wrong("a section that was not expected"));
+            return Err(wrong("an unexpected section"));
         }
         if splitter.number_32()? != section {
             return Err(wrong("a section of another name"));
@@ -65,7 +66,7 @@ pub fn split(from: impl Read, ram: &File, ram_len: u64, rest: impl Write) -> io:
     splitter.run.flush()?;
     let passed = io::copy(&mut (&mut splitter.from).take(REST_LEN_MAX), &mut splitter.rest)?;
     if passed == REST_LEN_MAX {
-        return Err(wrong("more than devices can have"));
+        return Err(wrong("more state than its devices can have"));
     }
     splitter.rest.flush()
 }
@@ -78,12 +79,12 @@ struct StreamSplitter<'a, R: Read, W: Write> {
     from: BufReader<R>,
     rest: BufWriter<W>,
     run: PageRun<'a>,
-    /// Whether the page before was the memory's: what continues does so also in the next section.
+    /// Whether the previous page belonged to the memory: a record that continues may do so in the next section.
     of_memory: bool,
 }
 
 impl<R: Read, W: Write> StreamSplitter<'_, R, W> {
-    /// Reads and passes on.
+    /// Reads bytes and passes them on.
     fn pass<const N: usize>(&mut self) -> io::Result<[u8; N]> {
         let bytes = self.take()?;
         self.rest.write_all(&bytes)?;
@@ -110,26 +111,26 @@ impl<R: Read, W: Write> StreamSplitter<'_, R, W> {
         Ok(name)
     }
 
-    /// Everything before the section; gives its number.
+    /// Passes on everything before the section; returns the section's number.
     fn preface(&mut self) -> io::Result<u32> {
         let mut seen: Vec<u8> = Vec::new();
         while !seen.ends_with(SECTION) {
             if seen.len() >= PREFACE_LEN_MAX {
-                return Err(wrong("no memory where it should be"));
+                return Err(wrong("no `ram` section"));
             }
             seen.push(self.byte()?);
         }
         let at = seen.len() - SECTION.len();
         let number =
             at.checked_sub(4).and_then(|from| seen.get(from..at)).and_then(|bytes| bytes.try_into().ok());
-        number.map(u32::from_be_bytes).ok_or_else(|| wrong("no memory where it should be"))
+        number.map(u32::from_be_bytes).ok_or_else(|| wrong("no `ram` section"))
     }
 
-    /// The list of memories.
+    /// Parses the list of memory blocks.
     fn setup(&mut self) -> io::Result<()> {
         let total = u64::from_be_bytes(self.pass()?);
         if total & FLAGS != MEM_SIZE {
-            return Err(wrong("no list of memories"));
+            return Err(wrong("no list of memory blocks"));
         }
         let mut left = total & !FLAGS;
         for _ in 0..BLOCKS_MAX {
@@ -142,13 +143,13 @@ impl<R: Read, W: Write> StreamSplitter<'_, R, W> {
             let size = u64::from_be_bytes(self.pass()?);
             let _place = u64::from_be_bytes(self.pass()?);
             if name == MEMORY && size > self.run.len_max {
-                return Err(wrong("more memory than the machine has"));
+                return Err(wrong("more memory than the microVM has"));
             }
-            left = left.checked_sub(size).ok_or_else(|| wrong("memories that do not add up"))?;
+            left = left.checked_sub(size).ok_or_else(|| wrong("memory blocks that do not add up"))?;
         }
         match u64::from_be_bytes(self.pass()?) {
             EOS if left == 0 => Ok(()),
-            _ => Err(wrong("too many memories")),
+            _ => Err(wrong("too many memory blocks")),
         }
     }
 
@@ -159,7 +160,7 @@ impl<R: Read, W: Write> StreamSplitter<'_, R, W> {
         }
     }
 
-    /// Pages up to the end of the section.
+    /// Parses page records up to the end of the section.
     fn pages(&mut self) -> io::Result<()> {
         let mut page = [0; PAGE_LEN];
         loop {
@@ -191,19 +192,19 @@ impl<R: Read, W: Write> StreamSplitter<'_, R, W> {
                 }
                 ZERO => drop(self.pass::<1>()?),
                 PAGE => drop(self.pass::<PAGE_LEN>()?),
-                _ => return Err(wrong("a page of unknown kind")),
+                _ => return Err(wrong("a page record of unknown type")),
             }
         }
     }
 }
 
-/// Pages that follow each other are written at once.
+/// Writes consecutive pages at once.
 struct PageRun<'a> {
     file: &'a File,
     len_max: u64,
     at: u64,
     bytes: Vec<u8>,
-    /// Behind the last page that was written.
+    /// The offset after the last page that was written.
     end: u64,
 }
 
@@ -219,7 +220,7 @@ impl PageRun<'_> {
         Ok(())
     }
 
-    /// The file is all zeros where nothing was written; a page that was sent before may be zero now.
+    /// Records a zero page. Unwritten parts of the file are zeros; a page that was sent before has to be cleared.
     fn zero(&mut self, place: u64) -> io::Result<()> {
         self.check(place)?;
         if place < self.end {

@@ -1,11 +1,13 @@
-//! A machine in place of the guest: the Body's first process starts its hypervisor and minds it.
+//! A microVM instead of the guest: the Body's first process becomes the VMM process, which starts the hypervisor and
+//! supervises it.
 //!
-//! It stands inside the same walls as every process Body, and so does the hypervisor: ids of its own, namespaces, an
-//! almost empty root, no network, Landlock, the system call filter, cgroups. It joins callers on the Body's socket to
-//! the guest in the machine, freezes the machine when asked, and ends when the machine ends.
+//! The VMM process and the hypervisor run inside the sandbox of every process Body: ids of its own, namespaces, an
+//! almost empty root, no network, Landlock, seccomp, cgroups. The VMM process connects callers on the Body's socket
+//! to the guest in the microVM, saves the microVM on request, and ends with it.
 //!
-//! Invariant: everything the guest sends is parsed here, behind the walls, and nowhere outside of them.
-//! Invariant: what the hypervisor may not change is read-only by its mount, never by an option of the hypervisor.
+//! Invariant: everything the guest sends is parsed here, inside the sandbox, and nowhere outside.
+//! Invariant: files that the hypervisor must not change are read-only by their mount, never by an option of the
+//! hypervisor.
 
 mod cloud_hypervisor;
 mod firecracker;
@@ -40,44 +42,44 @@ use crate::report::StepError;
 pub use http::ApiRequest;
 pub use requests::{requests, traffic};
 
-/// What the minder of a machine is given.
+/// The input of the VMM process.
 pub struct VmmInput {
-    /// The machine.
+    /// The plan of the microVM.
     pub vm: VmPlan,
-    /// Where callers of its guest come from.
+    /// The socket on which callers of the guest connect.
     pub callers: UnixListener,
-    /// Where it is asked to be frozen.
+    /// The socket for control requests, such as saving the microVM.
     pub control: UnixListener,
-    /// Who shares directories with it.
+    /// The virtiofsd processes that share directories with it.
     pub sharers: Vec<sidecar::Sidecar>,
     /// Firecracker's jailer, which starts the hypervisor.
     pub jailer: Option<sidecar::Sidecar>,
 }
 
-/// Starts the machine, tells how that went, and minds it to its end. The answer is an exit code.
+/// Starts the microVM, reports the result, and supervises it to its end. Returns an exit code.
 pub fn run_vmm(input: VmmInput, tell: impl FnOnce(Result<StartReport, StepError>)) -> i32 {
     vmm::run(input, tell)
 }
 
-/// What holds a machine besides the walls around its hypervisor.
-pub fn mechanisms(vm: &VmPlan, revival: &StartReport) -> Vec<Mechanism> {
+/// The mechanisms that enforce the boundary of a microVM, besides the sandbox around its hypervisor.
+pub fn mechanisms(vm: &VmPlan, start: &StartReport) -> Vec<Mechanism> {
     let accelerator = match vm.accelerator {
-        Accelerator::Kvm => Mechanism::enforced("hypervisor", "kvm: the processor keeps the machine apart"),
+        Accelerator::Kvm => Mechanism::enforced("hypervisor", "kvm: the CPU isolates the microVM"),
         Accelerator::Emulated => Mechanism::enforced(
             "hypervisor",
-            "emulated: a program runs the machine's every instruction, slower than the processor could",
+            "emulated: a program runs each instruction of the microVM, slower than the CPU could",
         ),
     };
     let mut held = vec![
         Mechanism::enforced(
             "own kernel",
-            format!("Linux {}, by {}", revival.receipt.kernel, called(vm.engine)),
+            format!("Linux {}, by {}", start.receipt.kernel, engine_name(vm.engine)),
         ),
         accelerator,
         Mechanism::enforced(
-            "devices of the machine",
+            "microVM devices",
             format!(
-                "one line to its guest, {} read-only images, one private disk; no network",
+                "one channel to its guest, {} read-only images, one private disk; no network",
                 vm.images.len()
             ),
         ),
@@ -86,7 +88,7 @@ pub fn mechanisms(vm: &VmPlan, revival: &StartReport) -> Vec<Mechanism> {
         held.push(Mechanism::enforced(
             "shared directories",
             format!(
-                "{} by virtiofsd, each in namespaces, ids and a root of its own; read-only by the mount; nothing setuid is made",
+                "{} by virtiofsd, each in namespaces, ids and a root of its own; read-only by the mount; no setuid files",
                 vm.shares.len()
             ),
         ));
@@ -95,8 +97,8 @@ pub fn mechanisms(vm: &VmPlan, revival: &StartReport) -> Vec<Mechanism> {
     held
 }
 
-/// A hypervisor, as a record calls it.
-fn called(engine: Engine) -> &'static str {
+/// The name of a hypervisor in the enforcement record.
+fn engine_name(engine: Engine) -> &'static str {
     match engine {
         Engine::Qemu => "QEMU's microvm machine",
         Engine::CloudHypervisor => "Cloud Hypervisor",
@@ -104,12 +106,12 @@ fn called(engine: Engine) -> &'static str {
     }
 }
 
-/// The name of a file, for a message that must not name a place.
+/// The file name of a path, for messages that must not contain host paths.
 fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// A pair of joined sockets.
+/// A pair of connected sockets.
 fn pair() -> std::io::Result<(OwnedFd, OwnedFd)> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType};
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)

@@ -1,4 +1,5 @@
-//! Files that a hypervisor opens are handed to it by who minds it, where it would open too much or the wrong ones.
+//! The VMM process opens certain files for a hypervisor, which would open them with too many rights, or open other
+//! ones.
 
 use std::{
     ffi::CString,
@@ -7,18 +8,19 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
-/// In the hypervisor's process, before it is executed: from here on it asks before it opens files for writing.
+/// Runs in the hypervisor's process before exec: from here on the kernel asks the VMM process about each open for
+/// writing.
 pub fn ask(way: &OwnedFd) -> io::Result<()> {
     let listener = sys::seccomp_notify::open::notify_opens()?;
     sys::fd::send(way.as_fd(), listener.as_fd())
 }
 
-/// Gives it that file, whenever it asks to open the path for writing and reading.
+/// Returns the given file whenever the hypervisor opens the path for reading and writing.
 pub async fn serve_opens(listener: OwnedFd, file: File, path: CString) {
     let Ok(listener) = guest::channel::readable(listener) else { return };
     loop {
         let Ok(mut ready) = listener.readable().await else { return };
-        // A hypervisor that is gone has no more questions.
+        // The hypervisor has ended, so there are no more requests.
         if sys::seccomp_notify::open::answer(listener.get_ref().as_fd(), &path, file.as_fd()).is_err() {
             return;
         }

@@ -1,7 +1,7 @@
-//! QEMU's `microvm` machine: its command line, its process, and what it is asked over its monitor.
+//! QEMU's `microvm` machine type: its command line, its process, and its monitor.
 //!
-//! A machine that is thawed must be put together exactly as the one that was frozen: everything but its beginning comes
-//! from the same lines here.
+//! A restored microVM must have exactly the devices of the saved one, so both command lines come from the same code
+//! and differ only in how the microVM starts.
 
 use std::{
     cell::Cell,
@@ -35,44 +35,43 @@ use super::{
     qmp::QmpMonitor,
 };
 
-/// Memory for translated code, where the machine is emulated.
+/// Memory for translated code under emulation.
 const TRANSLATED_MIB: u32 = 64;
-/// The processor that is emulated. What it lacks costs a program that plays it more than it gives: copies byte by byte
-/// (`erms`, `fsrm`) are loops of their own, a wall between the machine's kernel and its programs (`smap`) cuts every copy
-/// between them in three, and what marks addresses by their process (`pcid`) or saves registers in pieces (`xsaves`) is
-/// more code for nothing. And it has no randomness of its own (`rdrand`, `rdseed`): that would be drawn from the memory of the
-/// hypervisor, and be the same in every copy of it.
+/// The emulated CPU. It lacks features that cost an emulator more than they give: byte-wise string copies (`erms`,
+/// `fsrm`) become loops, SMAP splits each copy between kernel and user space in three, and PCID and XSAVES only add
+/// code. It also lacks `rdrand` and `rdseed`: QEMU would take those from its own memory, and they would be equal in
+/// every restored copy.
 const EMULATED_PROCESSOR: &str = "max,la57=off,erms=off,fsrm=off,smap=off,pcid=off,invpcid=off,xsavec=off,xsaves=off,rdrand=off,rdseed=off";
-/// How it has its disks: nobody else takes their locks, and what the host has of them in memory stays there. A machine that
-/// is thawed was frozen on this host; QEMU supposes another one, and has the kernel forget every page of every image first.
+/// Options of its disks: no other process takes their locks, and the host's page cache stays. QEMU assumes that a
+/// restored microVM comes from another host, and would drop every cached page of every image first.
 const FILE_OPTIONS: &str = "file.locking=off,file.drop-cache=off";
-/// What a child tells before it becomes the hypervisor.
+/// The first byte that the child sends before it becomes the hypervisor: whether it is traced.
 const TRACED: [u8; 1] = *b"t";
 const PLAIN: [u8; 1] = *b"p";
-/// What is kept of the console, for the reason of an early end.
+/// Most bytes that are kept of the console, to explain an early end.
 const CONSOLE_LEN: u32 = 64 << 10;
-/// Where it writes a machine down: in the Body's own root, which is memory.
+/// The socket to which it writes its migration stream: in the Body's own root, which is memory.
 const WAY: &str = "/dev/shm/save.sock";
-/// As fast as it goes.
+/// Bytes per second of the migration stream: practically unlimited.
 const BANDWIDTH: u64 = 1 << 36;
 
 type MemoryCopy = JoinHandle<io::Result<()>>;
 
-/// A QEMU that takes commands.
+/// A running QEMU that accepts commands.
 pub struct Qemu {
     process: ChildProcess,
     monitor: QmpMonitor,
-    /// What it complains of.
+    /// Its standard error.
     said: OutputTail,
-    /// The line to the guest, until somebody takes it.
+    /// The connection to the guest, until `begin` returns it.
     line: Option<OwnedFd>,
-    /// It takes its memory for shared, and has a private view of it.
+    /// Whether its memory, which it takes for shared, is a private mapping.
     private: Rc<Cell<bool>>,
-    /// What is being copied of the memory its machine was thawed from.
+    /// The running copy of the memory that the microVM was restored from.
     copying: Option<MemoryCopy>,
 }
 
-/// Starts it.
+/// Starts the hypervisor.
 pub async fn open(vm: &VmPlan) -> io::Result<Box<dyn HypervisorDriver>> {
     let QemuProcess { process, line, monitor, complaints, state, asks, traced } = start(vm)?;
     let said = OutputTail::read_in_background(complaints);
@@ -105,7 +104,7 @@ impl HypervisorDriver for Qemu {
         })
     }
 
-    // What a machine was thawed from is copied while it comes to rest; that never changes.
+    // The memory that a microVM was restored from never changes, so it is copied while the guest is being frozen.
     fn save_ahead(&mut self, vm: &VmPlan, ram: &File) {
         let VmStart::Thaw { ram: below, .. } = &vm.begin else { return };
         let Some(ram) = self.private.get().then(|| ram.try_clone().ok()).flatten() else { return };
@@ -119,7 +118,7 @@ impl HypervisorDriver for Qemu {
     }
 
     fn save<'a>(&'a mut self, vm: &'a VmPlan, ram: File, state: File) -> DriverFuture<'a, ()> {
-        Box::pin(self.write_down(vm, ram, state))
+        Box::pin(self.save_state(vm, ram, state))
     }
 
     fn resume(&mut self) -> DriverFuture<'_, Option<OwnedFd>> {
@@ -128,7 +127,7 @@ impl HypervisorDriver for Qemu {
 
     fn console(&mut self) -> DriverFuture<'_, Vec<String>> {
         Box::pin(async {
-            // The console of a hypervisor that is gone is gone, too.
+            // The console of a hypervisor that has ended is gone, so its standard error is used.
             self.monitor.console().await.or_else(|_| Ok(self.said.console()))
         })
     }
@@ -155,7 +154,7 @@ impl HypervisorDriver for Qemu {
 }
 
 impl Qemu {
-    async fn write_down(&mut self, vm: &VmPlan, ram: File, state: File) -> io::Result<()> {
+    async fn save_state(&mut self, vm: &VmPlan, ram: File, state: File) -> io::Result<()> {
         let copying = self.copying.take();
         self.monitor.begin_saving();
         let _ = std::fs::remove_file(WAY);
@@ -163,7 +162,7 @@ impl Qemu {
         let memory = vm.memory_bytes;
         let left_out = copying.is_some();
         let to = ram.try_clone()?;
-        // Goes with this: a hypervisor that was killed never comes, and a thread that waited for it would wait for ever.
+        // The task is aborted on drop: a killed hypervisor never connects, and a thread would wait forever.
         let mut splitting = JoinSet::new();
         splitting.spawn(async move {
             let from = listener.accept().await?.0.into_std()?;
@@ -181,7 +180,7 @@ impl Qemu {
         let split = match &saved {
             Ok(()) => splitting.join_next().await.unwrap_or_else(|| Ok(Ok(()))).map_err(io::Error::other)?,
             Err(_) => {
-                // It lets go of what it writes to.
+                // QEMU then closes the stream.
                 let _ = self.monitor.ask("migrate_cancel", Value::Null).await;
                 Ok(())
             }
@@ -191,20 +190,20 @@ impl Qemu {
         match copying {
             Some(copying) => {
                 copying.await.map_err(io::Error::other)??;
-                self.own_pages(vm, ram).await
+                self.add_private_pages(vm, ram).await
             }
             None => Ok(()),
         }
     }
 
-    /// Has it write everything to whoever listens.
+    /// Makes QEMU send its migration stream to the socket.
     async fn send_all(&mut self) -> io::Result<()> {
         self.monitor.ask("migrate-set-parameters", json!({ "max-bandwidth": BANDWIDTH })).await?;
         self.monitor.ask("migrate", json!({ "uri": format!("unix:{WAY}") })).await?;
         self.monitor.wait_saved().await
     }
 
-    async fn own_pages(&self, vm: &VmPlan, ram: File) -> io::Result<()> {
+    async fn add_private_pages(&self, vm: &VmPlan, ram: File) -> io::Result<()> {
         let VmStart::Thaw { ram: below, .. } = vm.begin.clone() else { return Ok(()) };
         let (process, len) = (self.process.pid(), vm.memory_bytes);
         tokio::task::spawn_blocking(move || memory::add_own_pages(process, &below, len, &ram))
@@ -213,7 +212,7 @@ impl Qemu {
     }
 }
 
-/// What `query-blockstats` tells.
+/// Parses the answer of `query-blockstats`.
 fn disks(told: &Value) -> BTreeMap<String, DiskTraffic> {
     let disk = |one: &Value| -> Option<(String, DiskTraffic)> {
         let count = |name: &str| one["stats"][name].as_u64().unwrap_or(0);
@@ -228,7 +227,7 @@ fn disks(told: &Value) -> BTreeMap<String, DiskTraffic> {
     told.as_array().into_iter().flatten().filter_map(disk).collect()
 }
 
-/// Waits for the hypervisor to map the frozen memory, and has that be a private view.
+/// Waits until the hypervisor maps the saved memory, and makes the mapping private.
 async fn keep_private(pid: Pid, private: Rc<Cell<bool>>) {
     let Ok(mut stops) = signal(SignalKind::child()) else { return };
     loop {
@@ -237,7 +236,7 @@ async fn keep_private(pid: Pid, private: Rc<Cell<bool>>) {
                 private.set(sys::ptrace_mmap::make_private(pid).is_ok());
                 return;
             }
-            // It has become the hypervisor, or a signal is on its way to it.
+            // The process has executed the hypervisor, or a signal is being delivered to it.
             Ok(Some(TraceStop::Other(status))) => {
                 drop(sys::ptrace_mmap::watch_calls(pid).and_then(|()| sys::ptrace_mmap::go_on(pid, status)))
             }
@@ -246,7 +245,7 @@ async fn keep_private(pid: Pid, private: Rc<Cell<bool>>) {
                     return;
                 }
             }
-            // It is gone.
+            // The process has ended.
             Err(_) => return,
         }
     }
@@ -256,17 +255,17 @@ async fn keep_private(pid: Pid, private: Rc<Cell<bool>>) {
 struct QemuProcess {
     /// Its process.
     process: ChildProcess,
-    /// The line to the guest.
+    /// The connection to the guest.
     line: OwnedFd,
-    /// Where it takes commands.
+    /// The socket of its monitor.
     monitor: OwnedFd,
-    /// What it complains.
+    /// Its standard error.
     complaints: OwnedFd,
-    /// The state of a machine that is to be thawed, under the number it has there, too.
+    /// The state of a microVM to restore, under the descriptor number that it has in the child, too.
     state: Option<OwnedFd>,
-    /// Where it asks before it opens files for writing, and the memory it may only read.
+    /// The seccomp listener for its opens for writing, and the memory file, which it may only read.
     asks: Option<(OwnedFd, File, CString)>,
-    /// Whether it stops where it maps that memory, to be told to keep it to itself.
+    /// Whether it stops where it maps that memory, so that the mapping can be made private.
     traced: bool,
 }
 
@@ -288,7 +287,7 @@ fn start(vm: &VmPlan) -> io::Result<QemuProcess> {
     let (told, tell) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     match sys::namespace::fork()? {
         ForkResult::Child => {
-            // Where nobody may trace, the memory is mapped plainly, and written out by the hypervisor.
+            // Where tracing is not permitted, the memory is mapped as it is, and the hypervisor writes it out.
             let traced = ram.is_some() && sys::ptrace_mmap::by_parent().is_ok();
             let _ = rustix::io::write(&tell, if traced { &TRACED } else { &PLAIN });
             let mut command = Command::new(&vm.program);
@@ -306,7 +305,8 @@ fn start(vm: &VmPlan) -> io::Result<QemuProcess> {
             drop(tell);
             let mut word = [0];
             let traced = rustix::io::read(&told, &mut word).is_ok() && word == TRACED;
-            // Its ends are its own now; its last words are heard when it is gone.
+            // The child has its own copies. Ours are closed, so that the end of its output can be read after its
+            // exit.
             drop((asks_there, complain));
             let asks = ram
                 .map(|(ram, path)| sys::fd::receive(asks.as_fd()).map(|listener| (listener, ram, path)))
@@ -316,9 +316,10 @@ fn start(vm: &VmPlan) -> io::Result<QemuProcess> {
     }
 }
 
-/// In the child, where a machine is thawed: what holds it beyond its walls.
+/// Runs in the child for a restored microVM: restrictions beyond the sandbox.
 fn prepare(vm: &VmPlan, way: &OwnedFd, traced: bool) -> io::Result<()> {
-    // A restored machine writes to few pages of its memory: large ones would take several MiB more of the host's.
+    // A restored microVM writes to few pages of its memory; huge pages would take several MiB more of the host's
+    // memory.
     rustix::thread::disable_transparent_huge_pages(true)?;
     if traced {
         sys::ptrace_mmap::stop_at_mapping(vm.memory_bytes)?;
@@ -348,14 +349,14 @@ fn arguments(vm: &VmPlan, line: i32, monitor: i32, traced: bool) -> Vec<String> 
     let size = vm.memory_bytes;
     match &vm.begin {
         VmStart::Boot { kernel, initrd, cmdline } => {
-            // What shares directories reaches into the machine's memory.
+            // virtiofsd maps the microVM's memory.
             let memory =
                 if vm.shares.is_empty() { "memory-backend-ram" } else { "memory-backend-memfd,share=on" };
             add("-object", format!("{memory},id=ram,size={size}"));
             add("-kernel", kernel.display().to_string());
             add("-initrd", initrd.display().to_string());
             add("-append", cmdline.clone());
-            // A guest that gives up while it boots leaves its console to be read.
+            // A guest that gives up during boot stays paused, so that its console can be read.
             add("-action", "shutdown=pause".to_owned());
         }
         VmStart::Thaw { ram, .. } => {
@@ -385,7 +386,7 @@ fn arguments(vm: &VmPlan, line: i32, monitor: i32, traced: bool) -> Vec<String> 
         ),
     );
     add("-device", format!("virtio-blk-device,drive={UPPER},serial={UPPER}"));
-    // Memory that the machine has no use for goes back to the host.
+    // Memory that the guest does not use goes back to the host.
     add("-device", "virtio-balloon-device,free-page-reporting=on".to_owned());
     for (index, image) in vm.images.iter().enumerate() {
         let name = image_name(index);
@@ -396,7 +397,7 @@ fn arguments(vm: &VmPlan, line: i32, monitor: i32, traced: bool) -> Vec<String> 
         add("-device", format!("virtio-blk-device,drive={name},serial={name}"));
     }
     if !vm.shares.is_empty() {
-        // What shares directories speaks to no device of the old kind.
+        // vhost-user devices do not support legacy virtio.
         add("-global", "virtio-mmio.force-legacy=false".to_owned());
     }
     for share in &vm.shares {
@@ -407,7 +408,7 @@ fn arguments(vm: &VmPlan, line: i32, monitor: i32, traced: bool) -> Vec<String> 
     words
 }
 
-/// What the guest finds an image by.
+/// The name by which the guest finds an image.
 pub fn image_name(index: usize) -> String {
     format!("image{index}")
 }

@@ -1,6 +1,6 @@
-//! The hypervisor's monitor: one command after another, each with its answer.
+//! QEMU's monitor (QMP): one command after another, each with its answer.
 //!
-//! Trust: a hypervisor that was taken over may answer anything. Lines have a length, answers a deadline.
+//! Trust: a hypervisor that was taken over may answer anything. Lines have a maximum length, answers a deadline.
 
 use std::{io, os::fd::OwnedFd, time::Duration};
 
@@ -13,24 +13,24 @@ use tokio::{
 const LINE_LEN_MAX: u64 = 1 << 20;
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// How long a machine may take to be read in.
+/// How long loading a saved microVM may take.
 const LOADED: Duration = Duration::from_secs(30);
-/// How long one may take to be written out: it may have much memory, and the disk may be slow.
+/// How long saving may take: there may be much memory, and the disk may be slow.
 const SAVED: Duration = Duration::from_secs(280);
 
-/// A monitor that takes commands.
+/// A connected monitor.
 pub struct QmpMonitor {
     stream: BufReader<UnixStream>,
-    /// What it said last about reading a machine in or writing one out.
+    /// The last migration status that it reported.
     migration: Option<String>,
-    /// Whether it said that the guest stopped its machine.
+    /// Whether it reported that the guest stopped its microVM.
     stopped: bool,
-    /// The beginning of a line whose end nobody waited for.
+    /// The beginning of a line that was not read to its end.
     partial: Vec<u8>,
 }
 
 impl QmpMonitor {
-    /// Greets and is greeted. What is asked for besides is sent along, without waiting in between.
+    /// Negotiates capabilities. A further command is sent along without waiting in between.
     pub async fn open(fd: OwnedFd, also: Option<(&str, Value)>) -> io::Result<Self> {
         let stream = std::os::unix::net::UnixStream::from(fd);
         stream.set_nonblocking(true)?;
@@ -40,21 +40,22 @@ impl QmpMonitor {
             stopped: false,
             partial: Vec::new(),
         };
-        // Memory that is mapped from a file is left out of what is written and read; and it tells when that is done.
+        // Memory mapped from a file is left out of the migration stream, and QEMU reports the end of a migration as
+        // an event.
         let wanted = json!({ "capabilities": [{ "capability": "x-ignore-shared", "state": true }, { "capability": "events", "state": true }] });
-        // The greeting comes by itself; the answer to the first command is the first that has an id.
+        // The greeting comes by itself; the answer to the first command is the first message with an id.
         let commands =
             [("qmp_capabilities", Value::Null), ("migrate-set-capabilities", wanted)].into_iter().chain(also);
         monitor.ask_all(&commands.collect::<Vec<_>>()).await?;
         Ok(monitor)
     }
 
-    /// Has a command done and gives what it returns.
+    /// Runs a command and returns its result.
     pub async fn ask(&mut self, command: &str, arguments: Value) -> io::Result<Value> {
         self.ask_all(&[(command, arguments)]).await
     }
 
-    /// Has commands done one after another, and gives what the last returns.
+    /// Runs commands one after another and returns the result of the last.
     async fn ask_all(&mut self, commands: &[(&str, Value)]) -> io::Result<Value> {
         let mut words = String::new();
         for (command, arguments) in commands {
@@ -103,23 +104,23 @@ impl QmpMonitor {
         Ok(heard)
     }
 
-    /// Waits until what was read in is whole.
+    /// Waits until the saved state is loaded.
     pub async fn wait_loaded(&mut self) -> io::Result<()> {
         in_time(LOADED, self.wait_migrated())
             .await
-            .map_err(|error| io::Error::new(error.kind(), format!("its state could not be read: {error}")))
+            .map_err(|error| io::Error::new(error.kind(), format!("cannot load the saved state: {error}")))
     }
 
-    /// Forgets what was said of an earlier time.
+    /// Forgets the status of an earlier migration.
     pub fn begin_saving(&mut self) {
         self.migration = None;
     }
 
-    /// Waits until what is written out is whole.
+    /// Waits until the state is saved.
     pub async fn wait_saved(&mut self) -> io::Result<()> {
-        in_time(SAVED, self.wait_migrated()).await.map_err(|error| {
-            io::Error::new(error.kind(), format!("the machine could not be written down: {error}"))
-        })
+        in_time(SAVED, self.wait_migrated())
+            .await
+            .map_err(|error| io::Error::new(error.kind(), format!("cannot save the microVM: {error}")))
     }
 
     async fn wait_migrated(&mut self) -> io::Result<()> {
@@ -128,7 +129,7 @@ impl QmpMonitor {
                 Some("completed") => return Ok(()),
                 Some("failed" | "cancelled") => {
                     let state = self.ask("query-migrate", Value::Null).await?;
-                    let why = state["error-desc"].as_str().unwrap_or("it said no reason");
+                    let why = state["error-desc"].as_str().unwrap_or("it gave no reason");
                     return Err(io::Error::other(proto::text::visible(why)));
                 }
                 _ => drop(self.line().await?),
@@ -136,7 +137,7 @@ impl QmpMonitor {
         }
     }
 
-    /// Waits until the guest stops its machine. Whoever gives up waiting loses nothing.
+    /// Waits until the guest stops its microVM. Cancelling the wait loses no message.
     pub async fn wait_stopped(&mut self) -> io::Result<()> {
         while !self.stopped {
             self.line().await?;
@@ -144,13 +145,13 @@ impl QmpMonitor {
         Ok(())
     }
 
-    /// Has the hypervisor end when the guest stops its machine, which has not happened yet.
+    /// Makes the hypervisor end when the guest stops its microVM; fails if that has happened already.
     pub async fn end_with_guest(&mut self) -> io::Result<()> {
         self.ask("set-action", json!({ "shutdown": "poweroff" })).await?;
-        if self.stopped { Err(io::Error::other("the guest stopped its machine")) } else { Ok(()) }
+        if self.stopped { Err(io::Error::other("the guest stopped its microVM")) } else { Ok(()) }
     }
 
-    /// The last lines that the machine wrote on its console.
+    /// The last lines that the guest wrote on its console.
     pub async fn console(&mut self) -> io::Result<Vec<String>> {
         let text = self.ask("ringbuf-read", json!({ "device": "console", "size": 65536 })).await?;
         Ok(super::hypervisor::console_tail(text.as_str().unwrap_or_default()))
@@ -165,11 +166,11 @@ async fn in_time<T>(patience: Duration, act: impl Future<Output = io::Result<T>>
 mod tests {
     use super::*;
 
-    /// A hypervisor that says these lines, whatever it is asked.
-    fn says(lines: &str) -> OwnedFd {
+    /// A hypervisor that sends these lines, whatever it is asked.
+    fn hypervisor_with(lines: &str) -> OwnedFd {
         let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
         io::Write::write_all(&mut &there, lines.as_bytes()).unwrap();
-        // It stays for as long as the test.
+        // The other end stays open as long as the test runs.
         std::mem::forget(there);
         here.into()
     }
@@ -187,7 +188,9 @@ mod tests {
         );
         run(async {
             let mut monitor =
-                QmpMonitor::open(says(&lines), Some(("migrate-incoming", Value::Null))).await.unwrap();
+                QmpMonitor::open(hypervisor_with(&lines), Some(("migrate-incoming", Value::Null)))
+                    .await
+                    .unwrap();
             monitor.wait_loaded().await.unwrap();
         });
     }
@@ -196,7 +199,7 @@ mod tests {
     fn a_hypervisor_that_never_ends_is_not_waited_for() {
         let lines = format!("{GREETED}{{\"event\":\"MIGRATION\",\"data\":{{\"status\":\"active\"}}}}\n");
         run(async {
-            let mut monitor = QmpMonitor::open(says(&lines), None).await.unwrap();
+            let mut monitor = QmpMonitor::open(hypervisor_with(&lines), None).await.unwrap();
             let waited = in_time(Duration::from_millis(50), monitor.wait_migrated()).await;
             assert_eq!(waited.unwrap_err().kind(), io::ErrorKind::TimedOut);
         });
@@ -224,7 +227,7 @@ mod tests {
             "{GREETED}{{\"event\":\"MIGRATION\",\"data\":{{\"status\":\"failed\"}}}}\n{{\"return\":{{\"error-desc\":\"no room\\u001b\"}},\"id\":\"query-migrate\"}}\n"
         );
         run(async {
-            let mut monitor = QmpMonitor::open(says(&lines), None).await.unwrap();
+            let mut monitor = QmpMonitor::open(hypervisor_with(&lines), None).await.unwrap();
             let error = monitor.wait_saved().await.unwrap_err().to_string();
             assert!(error.contains("no room") && !error.contains('\u{1b}'), "{error}");
         });

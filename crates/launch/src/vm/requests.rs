@@ -1,4 +1,4 @@
-//! Everything that is asked of a hypervisor with an API, for whoever compares it with what that API's description says.
+//! All requests to hypervisors with an API, for tests that compare them with the API's description.
 
 use std::{collections::BTreeMap, io};
 
@@ -10,7 +10,7 @@ use super::{
     http::ApiRequest,
 };
 
-/// What a machine of that plan has its hypervisor asked, from its beginning to its end, once each.
+/// The requests of a microVM of this plan, from its start to its end, once each.
 pub fn requests(vm: &VmPlan) -> io::Result<Vec<ApiRequest>> {
     let mut asked = match (vm.engine, &vm.begin) {
         (Engine::Qemu, _) => return Ok(Vec::new()),
@@ -45,7 +45,7 @@ pub fn requests(vm: &VmPlan) -> io::Result<Vec<ApiRequest>> {
     Ok(asked)
 }
 
-/// What a hypervisor's own words say of its disks, for whoever asks a real one.
+/// Parses a hypervisor's counters of its disks, for tests with a real one.
 pub fn traffic(engine: Engine, told: &str) -> BTreeMap<String, DiskTraffic> {
     let mut counted = BTreeMap::new();
     match engine {

@@ -1,5 +1,5 @@
-//! What is asked of a machine that runs: to be frozen, its memory into one file, its processors and devices into another,
-//! while it stands still; to be measured; to be somebody's.
+//! Control requests to a running microVM: save it (memory into one file, CPU and device state into another, while it
+//! is paused), measure it, or assign it to a Body.
 
 use std::{
     fs::File,
@@ -22,20 +22,20 @@ use tokio::{
 
 use super::vmm::{RunningVm, unproven_part};
 
-/// How long a guest may take to stand still.
+/// How long a guest may take to freeze its processes.
 const HOLD_PATIENCE: Duration = Duration::from_secs(20);
-/// How long whoever asked may take to send the files.
+/// How long the caller may take to send the files.
 const FILES_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a hypervisor may take to say what it did.
+/// How long a hypervisor may take to report its counters.
 const MEASURE_PATIENCE: Duration = Duration::from_secs(2);
-/// How long the machine stands still for whoever asked.
+/// How long the microVM stays paused for the caller.
 const COPY_PATIENCE: Duration = Duration::from_secs(600);
 
-/// How long a machine that runs may take to be somebody's.
+/// How long a running microVM may take to accept a new Body.
 const TAKE_PATIENCE: Duration = Duration::from_secs(5);
 const CONFIG_LEN_MAX: u64 = 1 << 20;
 
-/// Answers one who asks something of a machine. An error means that the machine cannot go on.
+/// Answers one control request. An error means that the microVM cannot continue.
 pub async fn answer(machine: &mut RunningVm, mut socket: UnixStream) -> io::Result<()> {
     let answered = match first_byte(&socket).await {
         Some(MEASURE) => measure(machine).await,
@@ -54,7 +54,7 @@ async fn measure(machine: &mut RunningVm) -> io::Result<ControlReply> {
     Ok(ControlReply::Measured { metrics })
 }
 
-/// A machine that waited is told whose it is, and proves that anew.
+/// Assigns a pooled microVM to a Body, and returns a new receipt.
 async fn take(machine: &mut RunningVm, socket: &mut UnixStream) -> io::Result<ControlReply> {
     let began = Instant::now();
     let mut words = Vec::new();
@@ -62,43 +62,45 @@ async fn take(machine: &mut RunningVm, socket: &mut UnixStream) -> io::Result<Co
     tokio::time::timeout(FILES_PATIENCE, socket.read_until(b'\n', &mut words)).await??;
     let config: GuestConfig = serde_json::from_slice(words.get(1..).unwrap_or_default())?;
     if config.body != machine.vm.welcome.config.body {
-        return Err(io::Error::other("it is another Body's"));
+        return Err(io::Error::other("this microVM belongs to another Body"));
     }
     machine.vm.welcome.config = config;
-    let revival = machine.set_up_guest("spare", TAKE_PATIENCE, began).await?;
-    match unproven_part(&machine.vm, &revival) {
+    let start_report = machine.set_up_guest("spare", TAKE_PATIENCE, began).await?;
+    match unproven_part(&machine.vm, &start_report) {
         Some(what) => Err(io::Error::other(what)),
-        None => Ok(ControlReply::Taken { revival: Box::new(revival) }),
+        None => Ok(ControlReply::Taken { revival: Box::new(start_report) }),
     }
 }
 
 async fn freeze(machine: &mut RunningVm, mut socket: UnixStream) -> io::Result<()> {
-    // Whoever asked is gone, or asked for nothing.
+    // The caller has left, or sent no files.
     let Ok(files) = receive_files(&socket).await else { return Ok(()) };
     machine.engine.save_ahead(&machine.vm, &files.ram);
-    let said = match freeze_guest(machine).await {
+    let reply = match freeze_guest(machine).await {
         Ok(held) => {
             machine.channel.expect_move();
-            let answer = match write_down(machine, files).await {
+            let answer = match save_to(machine, files).await {
                 Ok(()) => ControlReply::Saved { held },
                 Err(error) => ControlReply::Failed { why: error.to_string() },
             };
             let stands = matches!(answer, ControlReply::Saved { .. });
             let told = send_reply(&mut socket, &answer).await;
             if stands && told.is_ok() {
-                // A byte or the end: either way it is over.
+                // A byte or the end of the connection: either way the caller is done.
                 let _ = tokio::time::timeout(COPY_PATIENCE, socket.read_u8()).await;
-                // Before it goes on: whoever still copies must know that it does.
+                // Before the guest resumes: a caller that still copies must know that it does.
                 let _ = socket.shutdown().await;
             }
             resume_guest(machine).await?;
             None
         }
-        Err(error) => Some(ControlReply::Failed { why: format!("its guest does not stand still: {error}") }),
+        Err(error) => {
+            Some(ControlReply::Failed { why: format!("cannot freeze the guest's processes: {error}") })
+        }
     };
     machine.channel.resume_sending();
     machine.channel.send_word(FrameKind::GoOn, &[]).await;
-    if let Some(answer) = said {
+    if let Some(answer) = reply {
         let _ = send_reply(&mut socket, &answer).await;
     }
     Ok(())
@@ -109,7 +111,7 @@ async fn send_reply(socket: &mut UnixStream, answer: &ControlReply) -> io::Resul
     socket.write_all(line.as_bytes()).await
 }
 
-/// What is asked for; it stays to be read.
+/// Peeks at the first byte, which says what is requested; it stays in the socket.
 async fn first_byte(socket: &UnixStream) -> Option<u8> {
     let looked = async {
         loop {
@@ -125,7 +127,7 @@ async fn first_byte(socket: &UnixStream) -> Option<u8> {
     tokio::time::timeout(FILES_PATIENCE, looked).await.ok().and_then(|looked: io::Result<u8>| looked.ok())
 }
 
-/// What whoever asks sends at once.
+/// The files that the caller sends with its request.
 struct SaveFiles {
     ram: File,
     state: File,
@@ -146,10 +148,10 @@ async fn one(socket: &UnixStream) -> io::Result<File> {
     }
 }
 
-/// Both directions of the line come to rest.
+/// Stops the guest's processes and both directions of the channel.
 async fn freeze_guest(machine: &mut RunningVm) -> io::Result<FreezeReport> {
     machine.channel.send_word_and_stop(FrameKind::Hold, &[]).await;
-    // One that was given up on answers first, and is not what stands still now.
+    // Answers to earlier requests that timed out come first, and do not describe the current state.
     machine.late += 1;
     let mut word = Vec::new();
     while machine.late > 0 {
@@ -157,16 +159,20 @@ async fn freeze_guest(machine: &mut RunningVm) -> io::Result<FreezeReport> {
         machine.late -= 1;
     }
     let held: FreezeReport = serde_json::from_slice(&word)?;
-    if held.tree.is_sound() { Ok(held) } else { Err(io::Error::other("it does not say what its files are")) }
+    if held.tree.is_sound() {
+        Ok(held)
+    } else {
+        Err(io::Error::other("the guest sent no digest of its files"))
+    }
 }
 
-async fn write_down(machine: &mut RunningVm, files: SaveFiles) -> io::Result<()> {
+async fn save_to(machine: &mut RunningVm, files: SaveFiles) -> io::Result<()> {
     let RunningVm { engine, vm, .. } = machine;
     engine.pause().await?;
     engine.save(vm, files.ram, files.state).await
 }
 
-/// It goes on, over another line where it has lost its own.
+/// Resumes the microVM, over a new connection if it has lost its own.
 async fn resume_guest(machine: &mut RunningVm) -> io::Result<()> {
     match machine.engine.resume().await? {
         Some(line) => machine.channel.move_to(ChannelPort::new(line)?),

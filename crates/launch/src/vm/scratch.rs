@@ -1,6 +1,6 @@
-//! Where a hypervisor that writes memory to a file of its own writes it: a file of its Body's, copied by who minds it.
+//! The file to which a hypervisor writes memory: a file of its Body, from which the VMM process copies.
 //!
-//! Invariant: what was frozen is written by who minds the machine, and its hypervisor never holds it open.
+//! Invariant: the VMM process writes the saved files; the hypervisor never has them open.
 
 use std::{
     fs::File,
@@ -9,19 +9,19 @@ use std::{
     path::Path,
 };
 
-/// The file.
+/// The path of the file.
 pub const PLACE: &str = "/save/ram";
-/// Most of what is written down besides memory.
+/// Most bytes of saved state besides memory.
 pub const SMALL_LEN_MAX: u64 = 64 << 20;
 const CHUNK: usize = 1 << 20;
 const PAGE: usize = 4096;
 
-/// Opens it as a hypervisor would.
+/// Opens the file as a hypervisor would.
 pub fn open() -> io::Result<File> {
     File::options().read(true).write(true).open(PLACE)
 }
 
-/// Takes over what was written there, and empties it.
+/// Copies the memory that was written there to `ram`, and empties the file.
 pub async fn keep_file(ram: File, memory_bytes: u64) -> io::Result<()> {
     let kept = tokio::task::spawn_blocking(move || {
         let scratch = open()?;
@@ -35,9 +35,7 @@ pub async fn keep_file(ram: File, memory_bytes: u64) -> io::Result<()> {
 /// Copies all pages that are not zero.
 fn copy_memory(from: &File, to: &File, len: u64) -> io::Result<()> {
     if from.metadata()?.len() != len {
-        return Err(io::Error::other(
-            "its hypervisor wrote down another amount of memory than the machine has",
-        ));
+        return Err(io::Error::other("its hypervisor saved another amount of memory than the microVM has"));
     }
     to.set_len(len)?;
     let mut buffer = vec![0; CHUNK];
@@ -55,7 +53,7 @@ fn copy_memory(from: &File, to: &File, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies a file that is small, or refuses it.
+/// Copies a small file; a larger one is refused.
 pub fn copy_small(from: &Path, mut to: File) -> io::Result<()> {
     let mut bytes = Vec::new();
     File::open(from)?.take(SMALL_LEN_MAX + 1).read_to_end(&mut bytes)?;

@@ -1,13 +1,15 @@
-//! Directories of the host that a machine sees live: for each a virtiofsd beside the hypervisor, behind walls of its own.
+//! Directories of the host that a microVM sees live. For each, a virtiofsd runs next to the hypervisor, in a sandbox
+//! of its own.
 //!
-//! It is started by the Body's first process while that may still make namespaces. What it may reach of the host is one
-//! directory; whether it may write there is a property of the mount, which it can neither change nor take away.
+//! The Body's first process starts it while it may still create namespaces. It can reach one directory of the host;
+//! whether it may write there is a property of the mount, which it cannot change.
 //!
-//! Invariant: it has the Body's ids and none besides, and namespaces of its own below the Body's: it ends with the Body.
-//! Invariant: the hypervisor does not see what is shared; it reaches it through virtiofsd alone.
-//! Invariant: its root holds itself, what the Body shares and the Body's own view of `/proc`; no disk, no frozen memory.
-//! Invariant: nothing that it makes for a machine lends its owner's rights to who runs it on the host.
-//! Trust: a virtiofsd that its machine has taken over can do what its machine may ask it to do anyway.
+//! Invariant: it has the Body's ids and no others, and namespaces of its own below the Body's: it ends with the Body.
+//! Invariant: the hypervisor cannot see the shared directories; it reaches them only through virtiofsd.
+//! Invariant: its root contains its own program, the shared directories and the Body's `/proc`; no disk, no saved
+//! memory.
+//! Invariant: no file that it creates for a microVM gives its owner's rights to a user who runs it on the host.
+//! Trust: a virtiofsd that its microVM has taken over can do only what the microVM may ask it to do anyway.
 
 use std::{
     io,
@@ -36,32 +38,33 @@ use crate::{
     report::{StepError, StepExt},
 };
 
-/// Where it finds the socket on which its hypervisor comes.
+/// The descriptor of the socket on which the hypervisor connects.
 const SOCKET_FD: RawFd = 3;
 
-/// How long the end of a hypervisor may take to be noticed.
+/// How long it may take to notice the end of a hypervisor.
 const HANG_UP: Duration = Duration::from_secs(2);
 
-/// Those of one machine, by who minds it.
+/// The virtiofsd processes of one microVM.
 pub struct VirtiofsDaemons(Vec<(ChildProcess, OutputTail)>);
 
 impl VirtiofsDaemons {
-    /// Listens to them.
+    /// Starts to read their output.
     pub fn of(sharers: Vec<Sidecar>) -> Self {
         let heard =
             |sharer: Sidecar| (ChildProcess::of(sharer.pid), OutputTail::read_in_background(sharer.said));
         Self(sharers.into_iter().map(heard).collect())
     }
 
-    /// Waits until one of them is gone, and gives its last words.
+    /// Waits until one of them has ended, and returns its last output.
     pub async fn gone(&mut self) -> String {
         let ended = self.0.iter_mut().map(|(process, said)| {
             Box::pin(async {
-                // Without a handle it is gone already.
+                // If there is no pidfd, the process has ended already.
                 if let Ok(handle) = process.handle().and_then(guest::channel::readable) {
                     drop(handle.readable().await);
                 }
-                // One whose hypervisor hangs up ends by itself, and then it is the hypervisor's end that matters.
+                // virtiofsd ends by itself when its hypervisor disconnects, and then the hypervisor's end is the one
+                // to report.
                 if process.ended().is_some_and(|status| status.exit_status().is_some()) {
                     tokio::time::sleep(HANG_UP).await;
                 }
@@ -72,7 +75,7 @@ impl VirtiofsDaemons {
     }
 }
 
-/// The first of them that is done; none is where there are none.
+/// Waits for the first future that completes; without any, forever.
 async fn first_of<T>(mut all: Vec<std::pin::Pin<Box<impl Future<Output = T>>>>) -> T {
     std::future::poll_fn(|context| {
         let done = all.iter_mut().find_map(|one| match one.as_mut().poll(context) {
@@ -95,7 +98,7 @@ fn end_of(process: &mut ChildProcess) -> String {
     }
 }
 
-/// Starts them all.
+/// Starts a virtiofsd for each shared directory.
 pub fn start(plan: &LaunchPlan) -> Result<Vec<Sidecar>, StepError> {
     let Some((vm, program)) = plan.vm.as_ref().and_then(|vm| Some((vm, vm.sharer.as_deref()?))) else {
         return Ok(Vec::new());
@@ -105,11 +108,12 @@ pub fn start(plan: &LaunchPlan) -> Result<Vec<Sidecar>, StepError> {
         .iter()
         .map(|share| start_one(plan, program, share).step("start virtiofsd"))
         .collect::<Result<_, _>>()?;
-    hide_path().step("hide what is shared from the hypervisor")?;
+    hide_path().step("hide the shared directories from the hypervisor")?;
     Ok(sharers)
 }
 
-/// Each of them has its own view of what is mounted there since it was forked; nobody else is to have one.
+/// Hides the shared directories. Each virtiofsd was forked with its own mount namespace and still sees them; no other
+/// process may.
 fn hide_path() -> io::Result<()> {
     let attrs = MountAttrs { read_only: true, no_exec: true, devices: false };
     sys::mount::mount_new("tmpfs", Path::new(SHARES), attrs, "mode=0555,size=4k,nr_inodes=1")
@@ -122,7 +126,7 @@ fn start_one(plan: &LaunchPlan, program: &Path, share: &SharePlan) -> io::Result
     })
 }
 
-/// In the child. Returns only when that fails.
+/// Prepares the child process and executes virtiofsd; returns only on failure.
 fn exec_virtiofsd(
     plan: &LaunchPlan,
     program: &Path,
@@ -147,17 +151,17 @@ fn prepare(plan: &LaunchPlan, listener: OwnedFd, complain: OwnedFd) -> io::Resul
     sidecar::close_other_fds(complain, Some(listener))?;
     sys::namespace::become_ids(0, 0, true)?;
     sys::mount::make_private()?;
-    own_root()?;
+    enter_own_root()?;
     lock_down::limits(plan).map_err(|error| io::Error::other(error.failed().cause))?;
     sys::caps::no_new_privileges()?;
     sys::landlock::restrict_self(Path::new("/proc"))?;
     sys::deny_setuid::deny_setuid_bits()
 }
 
-/// What is mounted there, with the Body's view of processes in it, becomes the root.
-fn own_root() -> io::Result<()> {
+/// Makes the directory of the shares, with the Body's `/proc` in it, the root.
+fn enter_own_root() -> io::Result<()> {
     let root = Path::new(SHARES);
-    // A mount that came from outside cannot be a root; one over it can.
+    // A mount inherited from the parent namespace cannot become a root; a new mount over it can.
     sys::mount::attach(sys::mount::clone_tree(root, Submounts::Too)?.as_fd(), root)?;
     sys::mount::attach(
         sys::mount::clone_tree(Path::new("/proc"), Submounts::Too)?.as_fd(),

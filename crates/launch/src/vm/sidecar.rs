@@ -1,7 +1,7 @@
-//! Programs beside who minds a machine, behind walls of their own: started by the Body's first process while that may
-//! still make namespaces, each in a user namespace below the Body's.
+//! Programs next to the VMM process, each in a sandbox of its own: the Body's first process starts them while it may
+//! still create namespaces, each in a user namespace below the Body's.
 //!
-//! Invariant: such a program has the Body's ids and none besides; it ends with the Body.
+//! Invariant: such a program has the Body's ids and no others; it ends with the Body.
 
 use std::{
     fs::File,
@@ -16,18 +16,19 @@ use rustix::{
 };
 use sys::namespace::{ForkResult, IdMapLine};
 
-/// The first descriptor behind the standard streams.
+/// The first descriptor after the standard streams.
 const FIRST_FD: RawFd = 3;
 
-/// One of them.
+/// One such program.
 pub struct Sidecar {
     /// Its process, a child of this one.
     pub pid: Pid,
-    /// What it says.
+    /// The read end of its output.
     pub said: OwnedFd,
 }
 
-/// Forks into namespaces, a user namespace among them. `become_it` is given where to speak, and returns only when it fails.
+/// Forks into namespaces, including a user namespace. `become_it` gets the write end of the output, and returns only
+/// on failure.
 pub fn start(
     plan: &LaunchPlan,
     namespaces: i32,
@@ -35,7 +36,8 @@ pub fn start(
 ) -> io::Result<Sidecar> {
     let (said, say) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     let (wait, go) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    // A process that nobody may look into has no map that its parent could write. Nobody else is here yet to look.
+    // A parent cannot write the id maps of a process that is not dumpable. No other process exists yet that could
+    // attach to it.
     set_dumpable_behavior(DumpableBehavior::Dumpable)?;
     match sys::namespace::fork_into(namespaces, None)? {
         ForkResult::Child => {
@@ -48,8 +50,12 @@ pub fn start(
             std::process::exit(1)
         }
         ForkResult::Parent(pid) => {
-            let mapped =
-                sys::namespace::write_maps(pid, &same(&plan.ids.users), &same(&plan.ids.groups), true);
+            let mapped = sys::namespace::write_maps(
+                pid,
+                &identity_map(&plan.ids.users),
+                &identity_map(&plan.ids.groups),
+                true,
+            );
             set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
             mapped?;
             rustix::io::write(&go, b".")?;
@@ -58,14 +64,14 @@ pub fn start(
     }
 }
 
-/// Every id of the Body, as it is there.
-fn same(ranges: &[IdRange]) -> Vec<IdMapLine> {
+/// Maps every id of the Body to itself.
+fn identity_map(ranges: &[IdRange]) -> Vec<IdMapLine> {
     let line =
         |range: &IdRange| IdMapLine { inside: range.inside, outside: range.inside, count: range.count };
     ranges.iter().map(line).collect()
 }
 
-/// Keeps nothing to read, where to speak and, behind them, one more descriptor where there is one.
+/// Keeps `/dev/null` as standard input, the output and, after them, one more descriptor if there is one.
 pub fn close_other_fds(say: OwnedFd, more: Option<OwnedFd>) -> io::Result<()> {
     let nothing = OwnedFd::from(File::open("/dev/null")?);
     let high = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, FIRST_FD + 1);
@@ -77,7 +83,7 @@ pub fn close_other_fds(say: OwnedFd, more: Option<OwnedFd>) -> io::Result<()> {
     for (fd, number) in placed {
         sys::fd::place(fd, number)?;
     }
-    // What is closed by number here is never closed again: all that follows ends in an exec.
+    // These descriptors are closed by number below; forgetting them is safe, because the process execs next.
     std::mem::forget((nothing, say, more));
     sys::fd::close_from(kept)
 }

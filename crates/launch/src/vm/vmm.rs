@@ -1,4 +1,4 @@
-//! Minding a machine: from the start of its hypervisor to its end.
+//! The VMM process: supervises a microVM from the start of its hypervisor to its end.
 
 use std::{
     io,
@@ -30,37 +30,36 @@ use super::{
 };
 use crate::report::{StepError, StepExt};
 
-/// How long a machine that was thawed may take to answer.
+/// How long a restored guest may take to answer.
 const THAW_PATIENCE: Duration = Duration::from_secs(20);
-/// A host that is busy with others gives a machine little of its processors: time in which it wanted one and had none
-/// is not counted, up to so many times what it may take.
+/// On a busy host a microVM gets little CPU time. Time in which it was ready to run but did not is not counted, up to
+/// this multiple of its limit.
 const BUSY_MAX: u32 = 6;
-/// How often that is looked at.
+/// How often the CPU time is checked.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// An emulated kernel that does not come up the first time is started once more: its clock sometimes fails to be
-/// calibrated.
+/// An emulated kernel that does not come up is booted once more, because its clock calibration sometimes fails.
 const BOOTS_MAX: u32 = 2;
-/// What the kernel is told besides when it is started once more: to write on its console what it does, from the beginning.
+/// Kernel parameters of the second boot: log everything on the console, from the beginning.
 const TALKATIVE: &str = " loglevel=7 earlyprintk=ttyS0";
-/// What the kernel writes on its console before the reason of its panic.
+/// The kernel's console text before the reason of a panic.
 const PANIC: &str = "Kernel panic - not syncing: ";
-/// How long its hypervisor may take to end after its guest said goodbye.
+/// How long the hypervisor may take to end after its guest announced its end.
 const BYE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why a machine is over.
+/// The reason why a microVM ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum VmEnd {
-    /// Its guest said goodbye.
+    /// Its guest announced its end.
     InOrder,
-    /// Its hypervisor is gone.
+    /// A signal ended its hypervisor.
     Hypervisor,
-    /// Its guest broke a rule.
+    /// Its guest violated the protocol.
     Violation,
-    /// It stopped without a word.
+    /// It stopped without an announcement.
     Silent,
-    /// Its hypervisor cannot be asked.
+    /// Its hypervisor does not answer.
     Monitor,
-    /// Who shares a directory with it is gone.
+    /// A virtiofsd of it has ended.
     Sharer,
 }
 
@@ -77,16 +76,16 @@ impl VmEnd {
     }
 }
 
-/// A word that came over the line, or its end.
+/// A control message that came over the channel, or the end of the channel.
 pub(super) type GuestWords = mpsc::Receiver<Result<(FrameKind, Vec<u8>), ChannelError>>;
 
-/// A machine whose guest answers.
+/// A microVM whose guest answers.
 pub(super) struct RunningVm {
     pub(super) vm: VmPlan,
     pub(super) channel: Rc<Channel>,
     pub(super) words: GuestWords,
     pub(super) engine: Box<dyn HypervisorDriver>,
-    /// Answers to `Hold` that nobody waited for to the end, and that may still come.
+    /// Answers to `Hold` that timed out and may still arrive.
     pub(super) late: u32,
 }
 
@@ -100,7 +99,7 @@ pub fn run(input: VmmInput, tell: impl FnOnce(Result<StartReport, StepError>)) -
     {
         Ok(runtime) => runtime,
         Err(error) => {
-            tell(Err(error).step("prepare to mind the machine"));
+            tell(Err(error).step("prepare the VMM process"));
             return 1;
         }
     };
@@ -117,7 +116,7 @@ pub fn run(input: VmmInput, tell: impl FnOnce(Result<StartReport, StepError>)) -
         };
         let brought_up = tokio::select! {
             up = start_vm(vm, jailer) => up,
-            why = sharers.gone() => Err(StepError::new("share a directory with the machine", why)),
+            why = sharers.gone() => Err(StepError::new("share a directory with the microVM", why)),
         };
         let (mut machine, revival) = match brought_up {
             Ok(up) => up,
@@ -132,7 +131,7 @@ pub fn run(input: VmmInput, tell: impl FnOnce(Result<StartReport, StepError>)) -
                 tokio::select! {
                     over = serve_until_end(&mut machine, handle, callers, control) => over.code(),
                     why = sharers.gone() => {
-                        log_problem(&format!("virtiofsd is gone: {why}"));
+                        log_problem(&format!("virtiofsd has ended: {why}"));
                         VmEnd::Sharer.code()
                     }
                 }
@@ -150,12 +149,12 @@ fn listen(listener: std::os::unix::net::UnixListener) -> io::Result<UnixListener
     UnixListener::from_std(listener)
 }
 
-/// Starts the machine and waits for its guest.
+/// Starts the microVM and waits for its guest.
 async fn start_vm(
     mut vm: VmPlan,
     mut jailer: Option<Sidecar>,
 ) -> Result<(RunningVm, StartReport), StepError> {
-    // Who shares directories is there for one hypervisor.
+    // A virtiofsd serves one hypervisor only, so there is no second attempt.
     let boots = matches!(vm.begin, VmStart::Boot { .. })
         && vm.accelerator == Accelerator::Emulated
         && vm.shares.is_empty();
@@ -175,7 +174,7 @@ async fn start_vm(
 
 struct VmStartFailure {
     error: StepError,
-    /// The machine runs, but says nothing.
+    /// The microVM runs, but its guest does not answer.
     silent: bool,
 }
 
@@ -195,11 +194,11 @@ async fn try_start(vm: VmPlan, jailer: Option<Sidecar>) -> Result<(RunningVm, St
     let line = match engine.begin(&vm).await {
         Ok(line) => line,
         Err(error) if how == "thaw" => {
-            return Err(incomplete(&format!("its hypervisor cannot go on with it: {error}")).into());
+            return Err(incomplete(&format!("its hypervisor cannot load the snapshot: {error}")).into());
         }
         Err(error) => return Err(start_failure(engine.as_mut(), error).await),
     };
-    let channel = Channel::new(MuxSide::Host, ChannelPort::new(line).step("open the line to the machine")?);
+    let channel = Channel::new(MuxSide::Host, ChannelPort::new(line).step("open the channel to the guest")?);
     let writing = channel.clone();
     tokio::task::spawn_local(async move { drop(writing.write().await) });
     let words = receive_words(&channel);
@@ -223,36 +222,36 @@ async fn try_start(vm: VmPlan, jailer: Option<Sidecar>) -> Result<(RunningVm, St
     }
     match unproven_part(&machine.vm, &revival) {
         Some(what) if how == "thaw" => Err(incomplete(&what).into()),
-        Some(what) => Err(StepError::new("bring the machine up", what).into()),
+        Some(what) => Err(StepError::new("start the microVM", what).into()),
         None => Ok((machine, revival)),
     }
 }
 
-/// What a receipt does not prove.
+/// A description of what the receipt does not prove, if anything.
 pub(super) fn unproven_part(vm: &VmPlan, revival: &StartReport) -> Option<String> {
     let StartReport { receipt, clock_offset_ms, .. } = revival;
     if receipt.body != vm.welcome.config.body {
-        return Some("its guest takes itself for another Body's".to_owned());
+        return Some("its guest reports the id of another Body".to_owned());
     }
     if receipt.generation != vm.welcome.generation {
         return Some(format!(
-            "its guest is of generation {}, not {}",
+            "its guest reports generation {}, not {}",
             receipt.generation, vm.welcome.generation
         ));
     }
     if !receipt.tree.is_sound() {
-        return Some("its guest does not say what its files are".to_owned());
+        return Some("its guest sent no digest of its files".to_owned());
     }
     if !receipt.reseeded {
-        return Some(format!("its kernel took no fresh randomness: {}", receipt_problems(receipt)));
+        return Some(format!("its kernel was not reseeded: {}", receipt_problems(receipt)));
     }
     if clock_offset_ms.abs() > CLOCK_OFFSET_MAX_MS {
         return Some(format!("its clock is {clock_offset_ms} ms off"));
     }
     match &vm.begin {
-        // Where processes went on meanwhile, they may have changed files of their own.
+        // If processes ran on while the snapshot was taken, they may have changed files.
         VmStart::Thaw { held, .. } if held.still && held.tree != receipt.tree => {
-            Some("its files are not those it was frozen with".to_owned())
+            Some("its files differ from those in the snapshot".to_owned())
         }
         _ => None,
     }
@@ -262,15 +261,15 @@ fn receipt_problems(receipt: &GuestReceipt) -> String {
     proto::text::visible(&receipt.trouble.join("; ").chars().take(400).collect::<String>())
 }
 
-/// The words of a line, as they come; streams look after themselves.
+/// Forwards the control messages of the channel as they come; the channel handles streams itself.
 fn receive_words(channel: &Rc<Channel>) -> GuestWords {
-    let (words, heard) = mpsc::channel(16);
+    let (words, receiver) = mpsc::channel(16);
     let channel = channel.clone();
     tokio::task::spawn_local(async move {
         loop {
             let told = match channel.read().await {
                 Ok(ChannelEvent::Word(kind, contents)) => Ok((kind, contents)),
-                // A guest opens no streams; the line would have ended.
+                // Only the host opens streams; an open by the guest would have ended the channel.
                 Ok(ChannelEvent::Opened(_)) => continue,
                 Err(error) => Err(error),
             };
@@ -280,31 +279,31 @@ fn receive_words(channel: &Rc<Channel>) -> GuestWords {
             }
         }
     });
-    heard
+    receiver
 }
 
-/// Time and randomness of this very moment.
+/// Adds the current time and new randomness to a setup.
 fn with_time_and_randomness(welcome: &GuestSetup) -> io::Result<GuestSetup> {
-    let drawn: [u8; 64] = sys::random::bytes()?;
-    Ok(GuestSetup { now_ns: now_ns(), entropy: proto::event::hex(&drawn), ..welcome.clone() })
+    let entropy: [u8; 64] = sys::random::bytes()?;
+    Ok(GuestSetup { now_ns: now_ns(), entropy: proto::event::hex(&entropy), ..welcome.clone() })
 }
 
 fn now_ns() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 
-/// A machine that did not come up, with the end of its console.
+/// The error of a microVM that did not come up, with the end of its console.
 async fn start_failure(engine: &mut dyn HypervisorDriver, error: io::Error) -> VmStartFailure {
     let silent = error.kind() == io::ErrorKind::TimedOut;
     let console = engine.console().await.unwrap_or_default();
-    let error = StepError::new("boot the machine", explain_boot(&error, &console));
+    let error = StepError::new("boot the microVM", explain_boot(&error, &console));
     VmStartFailure {
         error: error.hint("try the kernel that is set up, or another one: pal setup microvm"),
         silent,
     }
 }
 
-/// Why a machine did not come up: what its guest or its kernel says of it, and the console.
+/// Explains a failed boot: the message of the guest or its kernel, and the console.
 fn explain_boot(error: &io::Error, console: &[String]) -> String {
     let after = |mark: &str| {
         console.iter().rev().find_map(|line| line.split_once(mark)).map(|(_, said)| said.trim().to_owned())
@@ -326,7 +325,7 @@ fn explain_boot(error: &io::Error, console: &[String]) -> String {
 }
 
 async fn next_word(words: &mut GuestWords, wanted: FrameKind, patience: Duration) -> io::Result<Vec<u8>> {
-    let heard = async {
+    let receiver = async {
         loop {
             match words.recv().await {
                 Some(Ok((kind, contents))) if kind == wanted => return Ok(contents),
@@ -336,21 +335,21 @@ async fn next_word(words: &mut GuestWords, wanted: FrameKind, patience: Duration
             }
         }
     };
-    tokio::time::timeout(patience, heard).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    tokio::time::timeout(patience, receiver).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
 fn incomplete(what: &str) -> StepError {
-    StepError::new("thaw the machine", format!("{}: {what}", proto::failure::RESTORE_INCOMPLETE))
+    StepError::new("restore the microVM", format!("{}: {what}", proto::failure::RESTORE_INCOMPLETE))
         .restore_incomplete()
 }
 
 impl RunningVm {
-    /// Waits for a word; others that come first are of no interest.
+    /// Waits for a control message; others that come first are skipped.
     pub(super) async fn wait_word(&mut self, wanted: FrameKind, patience: Duration) -> io::Result<Vec<u8>> {
         next_word(&mut self.words, wanted, patience).await
     }
 
-    /// Tells its guest who it is from now on, and hears what that proves.
+    /// Sends the guest its identity, and reads its receipt.
     pub(super) async fn set_up_guest(
         &mut self,
         how: &str,
@@ -359,9 +358,10 @@ impl RunningVm {
     ) -> io::Result<StartReport> {
         let mut welcome = with_time_and_randomness(&self.vm.welcome)?;
         if matches!(self.vm.begin, VmStart::Thaw { .. }) {
-            // Its files are there; what it need not hear it need not understand.
+            // A guest that was set up before has its files already, so they are not sent again.
             welcome.seeds = Vec::new();
             welcome.images = Vec::new();
+            welcome.areas = Vec::new();
         }
         self.channel.send_word(FrameKind::Welcome, &serde_json::to_vec(&welcome)?).await;
         let word = self.first_word(FrameKind::Receipt, patience).await?;
@@ -375,7 +375,7 @@ impl RunningVm {
         })
     }
 
-    /// Waits for a word of a machine that comes up, until it has had the time that it may take.
+    /// Waits for the first control message of a microVM until it has had the CPU time that it may take.
     async fn first_word(&mut self, wanted: FrameKind, patience: Duration) -> io::Result<Vec<u8>> {
         let (began, before) = (Instant::now(), self.engine.process().busy());
         let (mut looked, mut willing) = (began, Duration::ZERO);
@@ -384,15 +384,15 @@ impl RunningVm {
                 let Self { words, engine, .. } = self;
                 tokio::select! {
                     biased;
-                    heard = next_word(words, wanted, LOOK_EVERY) => match heard {
+                    receiver = next_word(words, wanted, LOOK_EVERY) => match receiver {
                         Err(error) if error.kind() == io::ErrorKind::TimedOut => None,
-                        heard => return heard,
+                        receiver => return receiver,
                     },
                     stopped = engine.wait_stopped() => Some(stopped),
                 }
             };
             if let Some(stopped) = stopped {
-                return stopped.and_then(|()| Err(io::Error::other("the guest stopped its machine")));
+                return stopped.and_then(|()| Err(io::Error::other("the guest stopped its microVM")));
             }
             let since = looked.elapsed();
             looked += since;
@@ -407,7 +407,7 @@ impl RunningVm {
         }
     }
 
-    /// Its guest said goodbye: the hypervisor follows.
+    /// Called after the guest announced its end: waits until the hypervisor has ended.
     async fn wait_hypervisor_exit(&mut self) {
         let _ = tokio::time::timeout(BYE_PATIENCE, self.engine.stop()).await;
         let deadline = Instant::now() + BYE_PATIENCE;
@@ -417,7 +417,7 @@ impl RunningVm {
     }
 }
 
-/// Joins callers to the guest until the machine is over.
+/// Connects callers to the guest until the microVM ends.
 async fn serve_until_end(
     machine: &mut RunningVm,
     handle: OwnedFd,
@@ -441,7 +441,7 @@ async fn serve_until_end(
                     machine.wait_hypervisor_exit().await;
                     return VmEnd::InOrder;
                 }
-                // Somebody gave up waiting for it.
+                // The answer to a request that timed out.
                 Some(Ok((FrameKind::Held, _))) => machine.late = machine.late.saturating_sub(1),
                 Some(Ok(_)) => {}
                 Some(Err(ChannelError::Violation(violation))) => {
@@ -456,7 +456,7 @@ async fn serve_until_end(
             _ = gone.readable() => return if ended_by_signal(machine) { VmEnd::Hypervisor } else { VmEnd::Silent },
             asked = control.accept() => {
                 if let Ok((socket, _)) = asked && let Err(error) = answer(machine, socket).await {
-                    log_problem(&format!("the machine cannot go on after it was frozen: {error}"));
+                    log_problem(&format!("the microVM cannot continue after it was saved: {error}"));
                     return VmEnd::Monitor;
                 }
             }
@@ -472,7 +472,7 @@ async fn answer(machine: &mut RunningVm, socket: UnixStream) -> io::Result<()> {
     save::answer(machine, socket).await
 }
 
-/// To the Body's log.
+/// Writes a line to the Body's log.
 fn log_problem(what: &str) {
     let _ = io::Write::write_all(&mut io::stderr(), format!("pal-vm: {what}\n").as_bytes());
 }
@@ -483,7 +483,7 @@ mod tests {
 
     #[test]
     fn a_boot_that_failed_says_why_and_shows_the_console() {
-        let broke = io::Error::other("the line broke");
+        let broke = io::Error::other("the channel broke");
         let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
         let console =
             lines("virtio: Unknown symbol x (err -2)\npal-guest: the kernel refuses the module virtio");

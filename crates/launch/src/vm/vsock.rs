@@ -1,5 +1,5 @@
-//! The line to a guest where its hypervisor has vsock devices in user space: a socket that is told which port of the
-//! machine is meant, and then is a connection to it.
+//! Connects to a guest whose hypervisor implements vsock in user space: the client names a port of the microVM on a
+//! Unix socket, which then is a connection to that port.
 
 use std::{io, os::fd::OwnedFd, path::Path, time::Duration};
 
@@ -12,24 +12,24 @@ use tokio::{
 
 /// How long one attempt may take: the hypervisor gives up after about as long.
 const ATTEMPT: Duration = Duration::from_secs(2);
-/// Between two attempts.
+/// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(5);
-/// `OK`, a number and the end of the line.
+/// `OK`, a number and a newline.
 const ANSWER_LEN_MAX: usize = 32;
 
-/// The guest's address. Each machine has a socket of its own, so all may have the same.
+/// The guest's vsock address. Each microVM has a socket of its own, so all may share one address.
 pub const GUEST: u32 = 3;
-/// Where the hypervisor listens for whoever wants to reach its machine.
+/// The socket on which the hypervisor accepts connections to its microVM.
 pub const SOCKET: &str = "/dev/shm/line.sock";
 
-/// Takes the sockets of an earlier hypervisor of this Body away: none binds one that is there.
+/// Removes sockets that an earlier hypervisor of this Body left, because binding an existing path fails.
 pub fn clear(api: &str) {
     for socket in [api, SOCKET] {
         let _ = std::fs::remove_file(socket);
     }
 }
 
-/// Calls until the guest answers.
+/// Connects until the guest accepts.
 pub async fn call(socket: &Path, patience: Duration) -> io::Result<OwnedFd> {
     let deadline = Instant::now() + patience;
     loop {
@@ -49,7 +49,7 @@ async fn attempt(socket: &Path) -> io::Result<UnixStream> {
     let mut line = UnixStream::connect(socket).await?;
     line.write_all(format!("CONNECT {LINE_PORT}\n").as_bytes()).await?;
     let mut answer = Vec::new();
-    // Byte by byte: what follows is the guest's.
+    // Byte by byte, because the bytes after the answer belong to the guest.
     while !answer.ends_with(b"\n") {
         if answer.len() == ANSWER_LEN_MAX {
             return Err(io::ErrorKind::InvalidData.into());
@@ -70,7 +70,7 @@ mod tests {
 
     use super::*;
 
-    /// A hypervisor that gives these answers one after another, and then the words of a guest.
+    /// A hypervisor that sends these answers one after another, and then bytes of a guest.
     async fn check(answers: &'static [&'static str], patience_ms: u64) -> io::Result<Vec<u8>> {
         let dir = std::env::temp_dir().join(format!("pal-vsock-{}-{}", std::process::id(), answers.len()));
         std::fs::create_dir_all(&dir).unwrap();
@@ -80,9 +80,9 @@ mod tests {
             for answer in answers {
                 let (socket, _) = listener.accept().await.unwrap();
                 let mut socket = tokio::io::BufReader::new(socket);
-                let mut asked = String::new();
-                socket.read_line(&mut asked).await.unwrap();
-                assert_eq!(asked, "CONNECT 1024\n");
+                let mut request = String::new();
+                socket.read_line(&mut request).await.unwrap();
+                assert_eq!(request, "CONNECT 1024\n");
                 socket.write_all(answer.as_bytes()).await.unwrap();
                 if *answer == "…" {
                     std::future::pending::<()>().await;

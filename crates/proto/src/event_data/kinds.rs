@@ -21,9 +21,9 @@ use crate::{
 kinds! {
     /// `pal` creates the Body. If it cannot write this event, it creates none.
     "body.created" => BodyCreated {
-        /// What the Body was asked to be.
+        /// The spec of the Body.
         spec: PublicSpec,
-        /// The terms on which `pal serve` keeps it.
+        /// The terms on which `pal serve` keeps the Body.
         lease?: Option<LeaseTerms>,
     }
 
@@ -31,15 +31,15 @@ kinds! {
     "body.started" => BodyStarted {
         /// The guest's pid on the host.
         pid: i32,
-        /// What holds the Body.
+        /// The enforcement record.
         enforcement: Enforcement,
-        /// How a microVM started, and what its guest proved.
+        /// How a microVM started, and the receipt of its guest.
         receipt?: Option<StartReport>,
     }
 
-    /// `pal` could not create the Body, and removed what there was of it.
+    /// `pal` could not create the Body, and removed its files.
     "body.failed" => BodyFailed {
-        /// What failed.
+        /// The error message.
         why: String,
         /// The causes, outermost first.
         causes: Vec<String>,
@@ -47,25 +47,25 @@ kinds! {
 
     /// `pal` is about to freeze the Body's processes.
     "body.paused" => BodyPaused {
-        /// The memory of the microVM goes to disk.
+        /// `pal` writes the memory of the microVM to disk.
         swap?: bool,
     }
 
-    /// `pal` is about to let the Body's processes go on.
+    /// `pal` is about to resume the Body's processes.
     "body.resumed" => BodyResumed {
-        /// The memory of the microVM comes from disk.
+        /// `pal` reads the memory of the microVM from disk.
         swap?: bool,
     }
 
-    /// A resumed microVM proved itself.
+    /// The guest of a resumed microVM sent its receipt.
     "body.receipt" => BodyReceipt {
-        /// What its guest proved.
+        /// The receipt.
         ..revival: StartReport,
     }
 
     /// `pal` is about to end the Body's processes.
     "body.stopped" => BodyStopped {
-        /// How long the processes have to end on their own.
+        /// How long the processes have to end by themselves.
         grace_ms: u64,
     }
 
@@ -75,11 +75,12 @@ kinds! {
         ..lease: LeaseTerms,
     }
 
-    /// The Body's deadline has come. `pal serve` is about to remove or pause the Body, and writes events of that too.
+    /// The Body's deadline has passed. `pal serve` is about to remove or pause the Body, and writes the
+    /// events of that, too.
     "body.expired" => BodyExpired {
         /// The deadline, in milliseconds since 1970.
         deadline_ms: Option<u64>,
-        /// What the lease says happens then.
+        /// The action at the deadline, from the lease.
         then: OnTimeout,
     }
 
@@ -93,9 +94,9 @@ kinds! {
 
     /// `pal` is about to remove the Body and its files. For a Body of `pal run`, which ends with its command, `pal` writes this together with `exec.ended`.
     "body.removed" => BodyRemoved {
-        /// The part of `pal` that removed the Body, where no user did.
+        /// The part of `pal` that removed the Body, if no user did.
         by?: Option<RemovedBy>,
-        /// The user gave up work that was not saved.
+        /// Whether the user gave up unsaved work.
         discarded?: bool,
     }
 
@@ -115,7 +116,7 @@ kinds! {
         commit: String,
         /// The commit whose files it began with: `commit`, or one above it that holds uncommitted work of the user.
         base: String,
-        /// Its layers, nearest first.
+        /// Its layers, topmost first.
         layers: Vec<LayerId>,
     }
 
@@ -131,7 +132,7 @@ kinds! {
 
     /// `pal` could not save the work at a stop or a start. The work is still in the Body.
     "workspace.save_failed" | "workspace.unsaved" => WorkspaceSaveFailed {
-        /// What failed.
+        /// The error message.
         why: String,
         /// The causes, outermost first.
         causes: Vec<String>,
@@ -145,25 +146,25 @@ kinds! {
         landed: LandedWork,
     }
 
-    /// `pal` is about to keep what the Body wrote to its home.
+    /// `pal` is about to save the files that the Body wrote to its home.
     "home.kept" => HomeKept {
-        /// The home.
+        /// The name of the home.
         home: String,
         /// The Body.
         body: BodyId,
-        /// The layer that holds it.
+        /// The layer that holds the files.
         layer: LayerId,
     }
 
     /// `pal` is about to remove a home.
     "home.removed" => HomeRemoved {
-        /// The home.
+        /// The name of the home.
         home: String,
     }
 
-    /// The egress proxy let a Body that is being prepared or built connect.
+    /// The egress proxy allowed a connection of a Body that is being prepared or built.
     "network.allowed" => NetworkAllowed {
-        /// The host and port, fit for a terminal.
+        /// The host and port, escaped for a terminal.
         to: String,
         /// Always `true`.
         allowed: bool,
@@ -177,13 +178,13 @@ kinds! {
         spool: Option<u64>,
     }
 
-    /// The egress proxy refused a connection of a Body that is being prepared or built.
+    /// The egress proxy denied a connection of a Body that is being prepared or built.
     "network.denied" => NetworkDenied {
-        /// The host and port, as far as the proxy understood them, fit for a terminal.
+        /// The host and port, as far as the proxy understood them, escaped for a terminal.
         to: String,
         /// Always `false`.
         allowed: bool,
-        /// Why.
+        /// The reason.
         why: String,
         /// When the egress process decided; earlier versions wrote no such field.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -195,11 +196,11 @@ kinds! {
 
     /// The egress proxy made the same decision about several connections, after the first was recorded.
     "network.counted" => NetworkCounted {
-        /// The host and port, fit for a terminal.
+        /// The host and port, escaped for a terminal.
         to: String,
-        /// Whether the connections were let through.
+        /// Whether the proxy allowed the connections.
         allowed: bool,
-        /// The rule that decided, or why not.
+        /// The rule that decided, or the reason of the denial.
         why: String,
         /// How many connections in all.
         count: u64,
@@ -225,13 +226,13 @@ kinds! {
         /// The names of the variables that the caller gave to this command; not their values.
         #[serde(default)]
         env: Vec<String>,
-        /// How long it may run.
+        /// Time limit of the command.
         timeout_ms: Option<u64>,
-        /// A name by which other clients find it.
+        /// A name under which other clients find the command.
         tag?: Option<String>,
-        /// The client that asked for it, where that is not `pal` itself.
+        /// The client that started it, if it is not `pal` itself.
         by?: Option<StartedBy>,
-        /// Nothing waits for its end, so it has no `exec.ended`.
+        /// Whether `pal` does not wait for its end, so that it has no `exec.ended`.
         detached?: bool,
     }
 
@@ -243,7 +244,8 @@ kinds! {
         ..outcome: ExecOutcome,
     }
 
-    /// The envd client that listened to the command disconnected before its end. The command may still run.
+    /// The envd client that read the command's output disconnected before the command ended. The command may
+    /// still run.
     "exec.detached" | "exec.left" => ExecDetached {
         /// The `seq` of its `exec.started`.
         exec: u64,
@@ -251,17 +253,17 @@ kinds! {
 
     /// `pal` is about to write files into the Body.
     "file.written" => FileWritten {
-        /// Where in the Body.
+        /// The path in the Body.
         path: String,
-        /// The verb that does it.
+        /// The verb that copies the files.
         by: CopiedBy,
     }
 
-    /// `pal` is about to write files of the Body to the host.
+    /// `pal` is about to copy files of the Body to the host.
     "file.read" => FileRead {
-        /// Where in the Body.
+        /// The path in the Body.
         path: String,
-        /// The verb that does it.
+        /// The verb that copies the files.
         by: CopiedBy,
     }
 
@@ -273,7 +275,7 @@ kinds! {
         name: Option<String>,
     }
 
-    /// `pal` is about to remove a snapshot at a user's request. `body` is the Body that it was taken of.
+    /// `pal` is about to remove a snapshot at a user's request. `body` is the Body whose snapshot it is.
     "snapshot.removed" => SnapshotRemoved {
         /// The snapshot.
         snapshot: SnapshotId,
@@ -281,19 +283,19 @@ kinds! {
         name: Option<String>,
     }
 
-    /// `pal` has all of an image.
+    /// `pal` has downloaded a complete image.
     "image.pulled" => ImagePulled {
         /// The reference.
         image: String,
-        /// The digest that the reference meant.
+        /// The digest to which the reference resolved.
         digest: String,
         /// The platform.
         platform: String,
-        /// Its layers, nearest first.
+        /// Its layers, topmost first.
         layers: Vec<LayerId>,
     }
 
-    /// `pal` is about to give a template its first name.
+    /// `pal` is about to create a template.
     "template.created" => TemplateCreated {
         /// The template.
         template: TemplateId,
@@ -307,9 +309,9 @@ kinds! {
         template: TemplateId,
         /// The build.
         build: BuildId,
-        /// The tags that mean this build from now on.
+        /// The tags that name this build from now on.
         tags: Vec<String>,
-        /// What its layers take on disk.
+        /// The size of its layers on disk.
         bytes: u64,
     }
 
@@ -321,7 +323,7 @@ kinds! {
         build: BuildId,
         /// The step that failed: `base`, a number from 1 on, or `finalize`.
         step: String,
-        /// What failed.
+        /// The error message.
         why: String,
     }
 
@@ -333,7 +335,7 @@ kinds! {
         name: String,
         /// Whether Bodies of other keys may start from it.
         public: bool,
-        /// The build that each tag means, and since when.
+        /// The build of each tag, and since when.
         tags: BTreeMap<String, Tag>,
     }
 
@@ -351,9 +353,9 @@ kinds! {
         key: String,
         /// Its name.
         name: String,
-        /// What it allows.
+        /// The permissions of the key.
         scope: KeyScope,
-        /// How much its Bodies may use together.
+        /// How much the key's Bodies may use together.
         quota: KeyQuota,
     }
 
@@ -363,7 +365,7 @@ kinds! {
         key: String,
     }
 
-    /// `pal serve` is about to do a request that changes something.
+    /// `pal serve` is about to carry out a request that changes something.
     "request.accepted" => RequestAccepted {
         /// The id of the caller's key.
         key: String,
@@ -373,7 +375,8 @@ kinds! {
         path: String,
     }
 
-    /// `pal serve` refused a request for want of a key, a right or a valid name. It writes at most five a second.
+    /// `pal serve` refused a request because of a missing key, a missing permission or an invalid name. It
+    /// writes at most five such events a second.
     "request.denied" => RequestDenied {
         /// The id of the caller's key, if it had one.
         key: Option<String>,
@@ -381,9 +384,9 @@ kinds! {
         method: String,
         /// The path without its query, at most 512 characters.
         path: String,
-        /// Why.
+        /// The reason.
         why: String,
-        /// How many refusals before this one have no event.
+        /// How many earlier refusals have no event.
         unwritten_before: u64,
     }
 }

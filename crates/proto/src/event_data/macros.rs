@@ -1,4 +1,5 @@
-//! The two macros that read the tables of this module: a struct, its JSON and its documentation come from one entry.
+//! The two macros that read the tables of this module: one entry defines a struct, its JSON and its
+//! documentation.
 //!
 //! An entry is `"name" => Struct { fields }`, each field with its doc comment, in one of three forms:
 //! `field: Type` is always in the JSON, `field?: Type` is left out while it has its default value, and `..field: Type`
@@ -81,7 +82,8 @@ macro_rules! kinds {
                 }
             }
 
-            /// Reads the data of an event of type `kind`; none where this version knows no such type or data.
+            /// Parses the data of an event of type `kind`; none if this version does not know the type, or if
+            /// the data does not match it.
             pub(super) fn read(kind: &str, data: &serde_json::Value) -> Option<Self> {
                 match kind {
                     $( $kind $(| $earlier)* => serde::Deserialize::deserialize(data).ok().map(Self::$name), )*
@@ -115,7 +117,7 @@ macro_rules! kinds {
     };
 }
 
-/// Defines enums whose values are words in JSON. A word that only a newer version knows is read as `Other`.
+/// Defines enums whose values are words in JSON. A word of a newer version is read as `Other`.
 macro_rules! words {
     ($( $(#[doc = $doc:literal])+ $name:ident { $( $(#[doc = $word_doc:literal])+ $word:literal => $variant:ident, )+ } )*) => {
         $(

@@ -1,4 +1,4 @@
-//! What events say: one struct for each kind, in one table.
+//! The data of events: one struct for each kind, in one table.
 //!
 //! Code writes data through a [`Draft`] and reads it with [`Event::decode`] or [`Event::data_as`]. The event itself keeps
 //! its data as the JSON that was stored: the hash covers that.
@@ -6,7 +6,7 @@
 //! Invariant: a kind has one place: its entry in `kinds.rs` holds its name, its earlier names, its fields and their
 //! documentation. docs/reference/events.md is generated from it.
 //! Invariant: reading loses nothing. Kinds and fields that only a newer version knows stay in [`Event::data`].
-//! Trust: a log may come from another version or another machine. Data that does not fit its kind is
+//! Trust: a log may come from another version or another host. Data that does not match its kind is
 //! [`DecodedEvent::Unknown`], never an error.
 
 #[macro_use]
@@ -28,20 +28,20 @@ pub use records::*;
 
 /// The data of one kind of event.
 pub trait EventKind: Into<EventData> + DeserializeOwned {
-    /// The `type` of such events, then the names that earlier versions gave it.
+    /// The `type` of such events, then its names in earlier versions.
     const NAMES: &[&str];
 }
 
-/// What this version understands of an event.
+/// An event, as far as this version understands it.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(
     clippy::large_enum_variant,
     reason = "callers match on the data at once, through both enums; a box would end that"
 )]
 pub enum DecodedEvent<'a> {
-    /// The data, typed.
+    /// The typed data.
     Known(EventData),
-    /// This version has no such type, or the data does not fit it: a newer version wrote the event.
+    /// A newer version wrote the event: this version does not know the type, or the data does not match it.
     Unknown {
         /// The event's `type`.
         kind: &'a str,
@@ -69,7 +69,7 @@ impl Draft {
 }
 
 impl Event {
-    /// The data of this event, typed as far as this version knows its kind.
+    /// The typed data of this event, if this version knows its kind.
     pub fn decode(&self) -> DecodedEvent<'_> {
         match EventData::read(&self.kind, &self.data) {
             Some(data) => DecodedEvent::Known(data),
@@ -77,12 +77,12 @@ impl Event {
         }
     }
 
-    /// Whether this event is of that kind, by its name or an earlier one.
+    /// Whether this event has a kind, under its name or an earlier one.
     pub fn is<T: EventKind>(&self) -> bool {
         T::NAMES.contains(&self.kind.as_str())
     }
 
-    /// The data of an event of that kind; none for other events, and for data that does not fit.
+    /// The typed data of an event of a kind; none for other events, and for data that does not match.
     pub fn data_as<T: EventKind>(&self) -> Option<T> {
         if self.is::<T>() { T::deserialize(&self.data).ok() } else { None }
     }

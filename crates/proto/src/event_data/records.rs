@@ -1,4 +1,4 @@
-//! Parts of event data that more than one field explains.
+//! Structs and words that more than one kind of event uses.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::{
 };
 
 words! {
-    /// The client that asked for a command.
+    /// The client that started a command.
     StartedBy {
         /// A client of envd's protocol, through `pal serve`.
         "envd" => Envd,
@@ -22,7 +22,7 @@ words! {
     RemovedBy {
         /// `pal gc`.
         "gc" => Gc,
-        /// `pal up`, which could not finish the Body.
+        /// `pal up`, after it failed to set up the Body.
         "up" => Up,
     }
 
@@ -32,7 +32,7 @@ words! {
         "cp" => Cp,
     }
 
-    /// What a key allows.
+    /// The permissions of a key.
     KeyScope {
         /// Reading.
         "read" => Read,
@@ -44,29 +44,30 @@ words! {
 }
 
 records! {
-    /// The terms on which `pal serve` keeps a Body: `lease.json` of its directory without its tokens and its network object.
+    /// The terms on which `pal serve` keeps a Body: `lease.json` of its directory, without the tokens and the
+    /// network settings.
     "lease" => LeaseTerms {
-        /// The id of the key that asked for the Body.
+        /// The id of the key that created the Body.
         owner?: Option<String>,
         /// The template as the client named it.
         alias?: Option<String>,
-        /// When the Body expires, in milliseconds since 1970; left out while it is paused.
+        /// The deadline, in milliseconds since 1970; left out while the Body is paused.
         deadline_ms?: Option<u64>,
-        /// How far ahead the client set the deadline last.
+        /// The timeout that the client set last.
         timeout_ms: u64,
-        /// What happens at the deadline.
+        /// The action at the deadline.
         then: OnTimeout,
-        /// Whether a request to one of its ports resumes it.
+        /// Whether a request to one of its ports resumes the paused Body.
         #[serde(default)]
         auto_resume: bool,
-        /// Whether such a request did.
+        /// Whether such a request resumed it.
         #[serde(default)]
         resumed_by_traffic: bool,
-        /// How it is paused, while it is.
+        /// How it is paused; left out while it runs.
         paused?: Option<PauseMode>,
-        /// When it was started or resumed last, RFC 3339.
+        /// When it last started or resumed, RFC 3339.
         since: String,
-        /// Labels of its owner.
+        /// Labels that the client gave it.
         #[serde(default)]
         metadata: BTreeMap<String, String>,
         /// The idempotency key of the request that created it.
@@ -75,32 +76,34 @@ records! {
 
     /// How a command ended.
     "exit" => ExecExit {
-        /// Its exit code as a shell has it: 128 + signal after a signal, 124 at its timeout, 137 when the Body ended.
+        /// The exit code as a shell reports it: 128 + signal after a signal, 124 at the timeout, 137 if the
+        /// Body ended.
         code: i32,
         /// The signal that ended it.
         signal?: Option<i32>,
-        /// Whether the kernel killed a process of the Body for want of memory while the command ran.
+        /// Whether the kernel killed a process of the Body because of its memory limit while the command ran.
         out_of_memory?: Option<bool>,
         /// Whether the command was killed at its timeout.
         #[serde(default)]
         timed_out: bool,
-        /// Why the Body ended under the command, if it did.
+        /// Why the Body ended while the command ran, if it did.
         body_end?: Option<GuestEnd>,
         /// How long the command ran.
         duration_ms: u64,
-        /// Its standard output; of a command with a terminal, all its output. Left out where `pal` did not record it.
+        /// The command's standard output; with a terminal, all of its output. Left out if `pal` did not
+        /// record it.
         stdout?: Option<ExecOutput>,
         /// Its standard error.
         stderr?: Option<ExecOutput>,
     }
 
-    /// What a command wrote, or where that is.
+    /// The output of a command, or a reference to it.
     "output" => ExecOutput {
         /// The bytes.
         ..content: OutputContent,
         /// How many bytes the command wrote.
         bytes: u64,
-        /// How many of them `pal` kept, where the Body's output limit cut the rest.
+        /// How many of them `pal` kept, if the Body's output limit cut the rest.
         truncated_to?: Option<u64>,
     }
 
@@ -112,7 +115,7 @@ records! {
         base: String,
         /// The Body's own last commit.
         head: String,
-        /// The commit that holds everything.
+        /// The commit that holds every file.
         wip: String,
         /// Whether `wip` holds more than `head`.
         uncommitted: bool,
@@ -121,7 +124,7 @@ records! {
         /// Files that git cannot hold.
         #[serde(alias = "left_out")]
         skipped: Vec<SkippedFile>,
-        /// Why the Body's own commits could not be taken, if they could not.
+        /// Why the Body's own commits could not be saved; left out if they were.
         #[serde(alias = "trouble")]
         commit_error?: Option<String>,
         /// Work in submodules, saved in their own repositories.
@@ -130,21 +133,21 @@ records! {
 
     /// A file that is not in the saved work.
     "skipped file" => SkippedFile {
-        /// Its path in the workspace, fit for a terminal.
+        /// Its path in the workspace, escaped for a terminal.
         path: String,
-        /// Why.
+        /// The reason.
         why: String,
     }
 
-    /// Work in a submodule.
+    /// A Body's work in a submodule.
     "saved submodule" => SavedSubmodule {
         /// Its path in the workspace.
         path: String,
         /// The commit that the work began with.
         base: String,
-        /// The Body's own last commit there; `base` where it made none.
+        /// The Body's own last commit there; `base` if it made none.
         head: String,
-        /// The commit that holds everything.
+        /// The commit that holds every file.
         wip: String,
         /// Branches that the Body made there.
         branches?: BTreeMap<String, String>,
@@ -158,18 +161,18 @@ records! {
         from?: Option<String>,
         /// Its commit now.
         to: String,
-        /// How many commits came.
+        /// How many commits the branch gained.
         commits: u64,
-        /// Changed files that a tool may execute on its own.
+        /// Changed files that a tool of the user may execute by itself.
         #[serde(alias = "runs_something")]
         auto_executed: Vec<String>,
-        /// Work in submodules, which is saved and did not land.
+        /// Work in submodules, which is saved but did not land.
         submodules?: Vec<SavedSubmodule>,
     }
 
     /// How much the Bodies of a key may use together.
     "quota" => KeyQuota {
-        /// Bodies.
+        /// Number of Bodies.
         bodies?: Option<u64>,
         /// CPU time, in thousandths of a CPU.
         cpu_milli?: Option<u64>,
@@ -180,7 +183,7 @@ records! {
     }
 }
 
-/// How a command ended, or why it never ran.
+/// How a command ended, or why it did not start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum ExecOutcome {
@@ -188,12 +191,12 @@ pub enum ExecOutcome {
     Ended(ExecExit),
     /// The guest did not start the command.
     NotStarted {
-        /// Why.
+        /// The error message.
         error: String,
     },
 }
 
-/// The bytes that a command wrote.
+/// The output of a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OutputContent {
@@ -201,6 +204,6 @@ pub enum OutputContent {
     Text(String),
     /// At most 4 KiB that are not UTF-8, in hexadecimal.
     Hex(String),
-    /// More than that: the SHA-256 of a file in `artifacts/` of the data directory.
+    /// Longer output: the SHA-256 of a file in `artifacts/` of the data directory.
     Artifact(String),
 }

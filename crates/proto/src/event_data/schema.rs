@@ -1,4 +1,4 @@
-//! The reference page of events, generated from the tables: docs/reference/events.md between its two marks.
+//! Generates the reference page of events from the tables: docs/reference/events.md between its two marks.
 
 use std::{collections::BTreeMap, fmt::Write, fs, path::Path};
 
@@ -21,12 +21,12 @@ const BEGIN: &str = "<!-- begin: generated from crates/proto/src/event_data; cha
 const END: &str = "<!-- end: generated -->\n";
 const OR_NULL: &str = " or null";
 
-/// How a type looks in JSON, in words.
+/// The description of a type's JSON form.
 pub trait JsonForm {
-    /// What stands in the table of the struct around it.
+    /// The text in the table of the struct that contains it.
     fn form() -> String;
 
-    /// Its own fields.
+    /// Its own section of the page.
     fn section() -> Section {
         Section { title: "", meaning: "", fields: Vec::new() }
     }
@@ -57,7 +57,7 @@ pub fn optional<T: JsonForm>(name: &str, meaning: &str) -> Vec<Field> {
     vec![Field { name: format!("`{name}`"), form, meaning: meaning.trim().to_owned() }]
 }
 
-/// The fields of a type that has no section of its own; of another type, where they are.
+/// The fields of a type without a section of its own; for any other type, a link to its section.
 pub fn beside<T: JsonForm>() -> Vec<Field> {
     match T::section() {
         Section { title: "", fields, .. } => fields,
@@ -119,7 +119,7 @@ impl<T: JsonForm> JsonForm for BTreeMap<String, T> {
     }
 }
 
-/// One field for each setting.
+/// A map of settings has one field for each setting.
 impl JsonForm for BTreeMap<String, Value> {
     fn form() -> String {
         "object".to_owned()
@@ -141,7 +141,7 @@ impl JsonForm for StartReport {
     }
 
     fn section() -> Section {
-        Section { title: "receipt", meaning: "What the guest proved.", fields: Vec::new() }
+        Section { title: "receipt", meaning: "The receipt of the guest.", fields: Vec::new() }
     }
 }
 
@@ -151,7 +151,7 @@ impl JsonForm for ExecOutcome {
     }
 
     fn section() -> Section {
-        let error = "Why the command did not start; then `exec` and this are all there is.";
+        let error = "Why the command did not start; then the event has only `exec` and this field.";
         let fields = [ExecExit::section().fields, optional::<String>("error", error)].concat();
         Section { title: "", meaning: "", fields }
     }
@@ -164,8 +164,8 @@ impl JsonForm for OutputContent {
 
     fn section() -> Section {
         let fields = [
-            optional::<String>("text", "The output, where it is at most 4 KiB of UTF-8."),
-            optional::<String>("hex", "The output in hexadecimal, where it is at most 4 KiB and not UTF-8."),
+            optional::<String>("text", "The output, if it is at most 4 KiB of UTF-8."),
+            optional::<String>("hex", "The output in hexadecimal, if it is at most 4 KiB and not UTF-8."),
             optional::<String>(
                 "artifact",
                 "The SHA-256 of longer output: a file in `artifacts/` of the data directory, below its first two digits.",

@@ -1,11 +1,11 @@
-//! Old and new logs through the types.
+//! Tests that the types read logs of older and newer versions.
 
 use serde_json::{Value, json};
 
 use super::*;
 use crate::event::GENESIS;
 
-/// An event as a store would read it.
+/// An event as the store returns it.
 fn stored(kind: &str, data: Value) -> Event {
     let mut draft = Draft::new(BodyStopped { grace_ms: 0 });
     draft.kind = kind.to_owned();
@@ -13,7 +13,7 @@ fn stored(kind: &str, data: Value) -> Event {
     Event::chain(draft, 1, "2026-01-02T03:04:05.000006Z".into(), GENESIS)
 }
 
-/// Data of every kind, as version 0.1.0 wrote it before there were types for it.
+/// Data of every kind, as version 0.1.0 wrote it before it was typed.
 fn written_before() -> Vec<(&'static str, Value)> {
     let spec = json!({
         "v": 1, "id": "abc", "created_at": "2026-01-02T03:04:05.000006Z", "layer": "process", "template": "host",
@@ -182,11 +182,11 @@ fn shorter_forms_of_an_exec_are_read() {
 fn what_a_newer_version_wrote_is_kept() {
     let newer = stored("agent.started", json!({"model": "m"}));
     assert_eq!(newer.decode(), DecodedEvent::Unknown { kind: "agent.started", data: &json!({"model": "m"}) });
-    // A kind we know with data that we do not.
+    // A known kind with data that this version does not know.
     let odd = stored("body.expired", json!({"deadline_ms": 1, "then": "archive"}));
     assert!(matches!(odd.decode(), DecodedEvent::Unknown { kind: "body.expired", .. }));
     assert_eq!((odd.is::<BodyExpired>(), odd.data_as::<BodyExpired>()), (true, None));
-    // More fields and more words than we know: typed, and the event still has all of it.
+    // Unknown fields and words: the data is typed, and the event keeps all of it.
     let more = json!({"by": "scheduler", "discarded": true, "reason": {"new": 1}});
     let event = stored("body.removed", more.clone());
     let removed = BodyRemoved { by: Some(RemovedBy::Other("scheduler".into())), discarded: true };

@@ -17,7 +17,10 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
     error::{ErrorBody, V1Refusal},
-    extract::{BodyParam, JsonBody as Sent, QueryParams, ReadAccess, RunAccess, no_body},
+    extract::{
+        BodyParam, JsonBody as Sent, QueryParams, ReadAccess, RunAccess, no_body, read_object_or_null,
+        read_objects,
+    },
     models::{Body, BodyStatus, LayerRequest, LimitsRequest, Ports, TimeoutAction},
     page::{self, Page, PageQuery},
 };
@@ -52,12 +55,13 @@ pub struct NewBody {
     /// How it is held; without, the strongest that this host runs at interactive speed.
     pub layer: Option<LayerRequest>,
     /// Limits that differ from the host's defaults.
+    #[serde(default, deserialize_with = "read_object_or_null")]
     pub limits: Option<LimitsRequest>,
     /// Environment of every process in it.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// What it sees of the host by name; only keys of scope `admin` may ask for that.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "read_objects")]
     #[schema(max_items = 64)]
     pub mounts: Vec<MountRequest>,
     /// Where commands run.

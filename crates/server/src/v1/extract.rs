@@ -11,7 +11,10 @@ use axum::{
 };
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use proto::{BodyId, Failure, Kind};
-use serde::de::DeserializeOwned;
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Error as _},
+};
 
 use super::error::V1Refusal;
 use crate::{App, Caller, Scope, audit, keys, limits::BODY_LEN_MAX};
@@ -132,10 +135,34 @@ async fn read(request: Request) -> Result<bytes::Bytes, V1Refusal> {
     })
 }
 
+/// Reads a body that must be a JSON object. serde would also take the fields of a struct from an array, in the order of
+/// their declaration; the API's description allows objects alone.
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<JsonBody<T>, V1Refusal> {
-    serde_json::from_slice(bytes).map(JsonBody).map_err(|error| {
-        Failure::new(Kind::Usage, format!("the body is not what is expected: {error}")).into()
-    })
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    let parsed = read_object(&mut reader).and_then(|value| reader.end().map(|()| JsonBody(value)));
+    parsed.map_err(|error| Failure::new(Kind::Usage, format!("cannot read the request body: {error}")).into())
+}
+
+/// For fields that are objects: refuses the array form that serde offers for structs.
+pub fn read_object<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Result<T, D::Error> {
+    let fields = serde_json::Map::deserialize(deserializer)?;
+    serde_json::from_value(serde_json::Value::Object(fields)).map_err(D::Error::custom)
+}
+
+/// [`read_object`] for a field that may be absent or null.
+pub fn read_object_or_null<'de, D: Deserializer<'de>, T: DeserializeOwned>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    let fields = Option::<serde_json::Map<String, serde_json::Value>>::deserialize(deserializer)?;
+    fields.map(|fields| serde_json::from_value(fields.into()).map_err(D::Error::custom)).transpose()
+}
+
+/// [`read_object`] for a list of objects.
+pub fn read_objects<'de, D: Deserializer<'de>, T: DeserializeOwned>(
+    deserializer: D,
+) -> Result<Vec<T>, D::Error> {
+    let items = Vec::<serde_json::Map<String, serde_json::Value>>::deserialize(deserializer)?;
+    items.into_iter().map(|item| serde_json::from_value(item.into()).map_err(D::Error::custom)).collect()
 }
 
 /// The query.

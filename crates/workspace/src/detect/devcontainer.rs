@@ -1,7 +1,7 @@
-//! `devcontainer.json`: what of it holds for a Body, and what is told instead.
+//! Reads `devcontainer.json`: the settings that Palisade honours, and a note for each one that it ignores.
 //!
-//! Trust: the file is a repository's. `initializeCommand`, which others run on the host, is never run; variables of the
-//! host come in only where whoever asks for the Body gave them.
+//! Trust: the file comes from a repository. Palisade never runs `initializeCommand`, which other tools run on
+//! the host, and passes on host variables only if the caller gave them for this Body.
 
 use std::collections::BTreeMap;
 
@@ -11,49 +11,49 @@ use serde_json::Value;
 use super::jsonc::plain_json;
 use crate::error::WorkspaceError;
 
-/// Most ports of one file.
+/// Most ports read from one file.
 const PORTS_MAX: usize = 64;
 
-/// What a Body is made of and does, as far as devcontainer.json says.
+/// The settings of devcontainer.json that apply to a Body.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Devcontainer {
-    /// Its root, where it is not the one that was asked for.
+    /// The image or build of the Body's root; none if the file names neither.
     pub root: Option<DevcontainerRoot>,
-    /// Who runs its commands.
+    /// The user that runs commands.
     pub user: Option<String>,
-    /// Variables of its commands, in order; values may name others.
+    /// Variables of every command, in order; a value may refer to other variables.
     pub env: Vec<(String, String)>,
-    /// What is run once.
+    /// Commands that run once, after the Body is created.
     pub create: Vec<String>,
-    /// What is run at each start.
+    /// Commands that run at each start of the Body.
     pub start: Vec<String>,
-    /// Ports that somebody will want to reach.
+    /// Ports that the user wants to reach.
     pub ports: Vec<u16>,
-    /// Programs of features that are honoured where they are there: the feature, and its program.
+    /// Features that only need a program, which the template must have: the feature and its program.
     pub programs: Vec<(String, &'static str)>,
-    /// What is not honoured.
+    /// Notes about settings that Palisade ignores.
     pub notes: Vec<String>,
 }
 
-/// The root of a Body.
+/// Where the root of a Body comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DevcontainerRoot {
-    /// An image of a registry.
+    /// An image from a registry.
     Image(String),
-    /// A build.
+    /// A Dockerfile to build.
     Build {
-        /// The Dockerfile, below the repository.
+        /// Path of the Dockerfile in the repository.
         file: String,
-        /// The directory that COPY takes from, below the repository; empty for its top.
+        /// The build context, a directory of the repository; empty for its top.
         context: String,
-        /// Values of ARG.
+        /// Build arguments (`ARG`).
         args: BTreeMap<String, String>,
-        /// The stage that is wanted.
+        /// The target stage; none for the last.
         target: Option<String>,
     },
 }
 
-/// The file, as far as it is looked at.
+/// The fields of the file that Palisade reads.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct DevcontainerFile {
@@ -87,19 +87,19 @@ struct DockerBuild {
     target: Option<String>,
 }
 
-/// What would change a Body, and does not; and why.
+/// Fields that Palisade ignores, and the reason that the note gives.
 const NOT_HONOURED: &[(&str, &str)] = &[
-    ("initializeCommand", "it would run on this machine"),
-    ("postAttachCommand", "nobody attaches"),
-    ("mounts", "a directory of this machine is shown by: pal up --mount"),
+    ("initializeCommand", "it would run on the host"),
+    ("postAttachCommand", "Palisade has no attach step"),
+    ("mounts", "mount a host directory with: pal up --mount"),
     ("workspaceMount", "the repository is at /workspace"),
-    ("runArgs", "Docker is not used"),
-    ("privileged", "no Body is"),
+    ("runArgs", "Palisade does not use Docker"),
+    ("privileged", "no Body is privileged"),
     ("capAdd", "no Body gains capabilities"),
-    ("securityOpt", "every wall stands"),
+    ("securityOpt", "it would weaken the sandbox"),
 ];
 
-/// Features that are nothing but a program, and that program.
+/// Features that Palisade honours if the template has a program, and that program.
 const FEATURES: &[(&str, &str)] = &[
     ("git", "git"),
     ("node", "node"),
@@ -113,7 +113,7 @@ const FEATURES: &[(&str, &str)] = &[
     ("git-lfs", "git-lfs"),
 ];
 
-/// Reads the file at `place`.
+/// Parses the file at the repository path `place`.
 pub fn read(place: &str, text: &str) -> Result<Devcontainer, WorkspaceError> {
     let wrong = |why: String| WorkspaceError::Repository(format!("{place}: {}", proto::text::visible(&why)));
     let text: DevcontainerFile =
@@ -146,7 +146,7 @@ fn root(dir: &str, text: &DevcontainerFile) -> Result<Option<DevcontainerRoot>, 
         .and_then(|build| build.context.clone())
         .or_else(|| text.context.clone())
         .unwrap_or_else(|| ".".to_owned());
-    let outside = || "its build lies outside of the repository".to_owned();
+    let outside = || "its build context or Dockerfile is outside of the repository".to_owned();
     Ok(Some(DevcontainerRoot::Build {
         file: below(dir, &file).ok_or_else(outside)?,
         context: below(dir, &context).ok_or_else(outside)?,
@@ -155,7 +155,7 @@ fn root(dir: &str, text: &DevcontainerFile) -> Result<Option<DevcontainerRoot>, 
     }))
 }
 
-/// A path relative to a directory, without `.` and `..`; none where it leads out of the repository.
+/// Resolves a path relative to a directory, without `.` and `..`; none if it leads out of the repository.
 fn below(dir: &str, path: &str) -> Option<String> {
     let mut parts: Vec<&str> = dir.split('/').filter(|part| !part.is_empty()).collect();
     if path.starts_with('/') {
@@ -188,7 +188,7 @@ impl Devcontainer {
                 Some(port) if self.ports.contains(&port) => {}
                 Some(port) => self.ports.push(port),
                 None => self.notes.push(format!(
-                    "the port {} is not one of the Body",
+                    "forwardPorts: {} is not a port of the Body",
                     proto::text::visible(&port.to_string())
                 )),
             }
@@ -201,9 +201,10 @@ impl Devcontainer {
             let name = name.split([':', '@']).next().unwrap_or(name);
             match FEATURES.iter().find(|(known, _)| *known == name) {
                 Some((_, program)) => self.programs.push((proto::text::visible(feature), program)),
-                None => {
-                    self.notes.push(format!("the feature {} is not installed", proto::text::visible(feature)))
-                }
+                None => self.notes.push(format!(
+                    "the feature {} is not supported and not installed",
+                    proto::text::visible(feature)
+                )),
             }
         }
     }
@@ -213,7 +214,7 @@ impl Devcontainer {
             self.notes.push(format!("{name} is not honoured: {why}"));
         }
         if text.docker_compose_file.is_some() {
-            self.notes.push("its compose file is not used: a Body is one machine".into());
+            self.notes.push("dockerComposeFile is not honoured: a Body is one sandbox".into());
         }
         if text
             .workspace_folder
@@ -225,7 +226,7 @@ impl Devcontainer {
     }
 }
 
-/// A command: a line, a list of words, or several of either by name.
+/// The shell lines of a command: a string, a list of words, or an object with several of either.
 fn lines(command: &Value) -> Vec<String> {
     let quoted = |word: &str| format!("'{}'", word.replace('\'', r"'\''"));
     match command {
@@ -238,19 +239,19 @@ fn lines(command: &Value) -> Vec<String> {
     }
 }
 
-/// What `${…}` of the file means in a Body.
+/// The values of `${…}` in the file.
 #[derive(Debug, Clone, Copy)]
 pub struct VariableContext<'a> {
-    /// Where the repository is.
+    /// The path of the repository in the Body.
     pub folder: &'a str,
-    /// Variables that whoever asks for the Body gave.
+    /// Host variables that the caller gave for this Body.
     pub given: &'a BTreeMap<String, String>,
-    /// Variables of its template.
+    /// Variables of the template.
     pub template: &'a BTreeMap<String, String>,
 }
 
 impl VariableContext<'_> {
-    /// A text with them in it; names of variables of the host that were not given are added to `wanted`.
+    /// Replaces the variables in a text; adds names of host variables that were not given to `wanted`.
     pub fn fill(&self, text: &str, wanted: &mut Vec<String>) -> String {
         let mut out = String::new();
         let mut rest = text;
@@ -259,7 +260,7 @@ impl VariableContext<'_> {
             let Some((inner, after)) = rest[at + 2..].split_once('}') else { break };
             match self.meaning(inner, wanted) {
                 Some(value) => out.push_str(&value),
-                // A shell's own.
+                // Another `${…}` belongs to the shell.
                 None => out.push_str(&rest[at..at + inner.len() + 3]),
             }
             rest = after;

@@ -1,4 +1,4 @@
-//! Finding it: one look at all names of a tree, and at the few files that say something.
+//! Finds out what a repository needs, from the file names of a tree and the contents of a few files.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,56 +13,56 @@ use super::{
 };
 use crate::{error::WorkspaceError, git::Git};
 
-/// Most steps of one repository.
+/// Most prepare steps of one repository.
 const STEPS_MAX: usize = 64;
-/// Longest file that is read for what it says.
+/// Longest palisade.toml or devcontainer.json.
 const TEXT_LEN_MAX: usize = 1 << 20;
-/// Longest lockfile that is looked into.
+/// Longest lockfile that is read.
 const LOCK_LEN_MAX: usize = 64 << 20;
 
-/// One step of preparing.
+/// One step that prepares a Body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrepareStep {
-    /// Where, below the workspace; empty for its top.
+    /// The directory in which it runs, below the workspace; empty for its top.
     pub dir: String,
-    /// A line of shell.
+    /// The shell line.
     pub line: String,
-    /// What must be there for it.
+    /// The tool that it needs.
     pub tool: Option<Tool>,
 }
 
 impl PrepareStep {
-    /// A line at the top, that needs nothing.
+    /// A step at the top of the workspace that needs no tool.
     pub fn plain(line: impl Into<String>) -> Self {
         Self { dir: String::new(), line: line.into(), tool: None }
     }
 }
 
-/// What a repository needs.
+/// The steps, names and variables that a repository needs before its tests run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// What is done, in order.
+    /// The prepare steps, in order.
     pub steps: Vec<PrepareStep>,
-    /// Names that may be reached meanwhile.
+    /// Host names that the steps may reach.
     pub allow: BTreeSet<String>,
-    /// Variables of every command, then and later.
+    /// Variables of every command, in the steps and later.
     pub env: BTreeMap<String, String>,
-    /// Directories of programs, before the usual ones.
+    /// Directories in front of the usual `PATH`.
     pub path: BTreeSet<&'static str>,
-    /// Files that decide about it, and their contents' names.
+    /// Files that decide about the steps, with their blob ids.
     pub inputs: BTreeMap<String, String>,
-    /// Languages it is written in.
+    /// The tools that the repository's lockfiles belong to.
     pub tools: BTreeSet<Tool>,
-    /// The line of shell that tests it.
+    /// The shell line that runs the tests.
     pub test: Option<String>,
-    /// What devcontainer.json says.
+    /// The settings of devcontainer.json.
     pub container: Devcontainer,
 }
 
-/// A tree of a repository, as far as names go; contents are read when asked for.
+/// The paths of a git tree; file contents are read on demand.
 pub struct RepoTree {
     git: Git,
-    /// Paths and the names of their contents.
+    /// Paths and their blob ids.
     pub ids: BTreeMap<String, String>,
 }
 
@@ -73,7 +73,7 @@ impl RepoTree {
         Ok(Self { git, ids: listing(&said) })
     }
 
-    /// A file's text; none where there is no such file.
+    /// The text of a file; none if there is no such file.
     pub fn text(&self, path: &str, len_max: usize) -> Result<Option<String>, WorkspaceError> {
         let Some(id) = self.ids.get(path) else { return Ok(None) };
         let bytes = self.git.run(["cat-file", "blob", id])?;
@@ -88,7 +88,7 @@ impl RepoTree {
     }
 }
 
-/// Finds what the repository at a tree needs.
+/// Finds what the repository needs at a tree.
 pub fn needs(objects: &Path, tree: &str) -> Result<Needs, WorkspaceError> {
     let files = RepoTree::look(objects, tree)?;
     let mut needs = Needs::default();
@@ -109,13 +109,14 @@ pub fn needs(objects: &Path, tree: &str) -> Result<Needs, WorkspaceError> {
     needs.settings(settings, &files.ids);
     if needs.steps.len() > STEPS_MAX {
         return Err(WorkspaceError::Repository(format!(
-            "preparing it would take more than {STEPS_MAX} steps: say what is to be done in palisade.toml, with auto = false"
+            "the repository has more than {STEPS_MAX} prepare steps: list the steps in palisade.toml, with auto = false"
         )));
     }
     Ok(needs)
 }
 
-/// The one that is meant: the usual places first, then the only one of several that could be.
+/// Chooses the devcontainer.json: one of the two usual paths, else the file of a subdirectory if there is
+/// exactly one.
 fn devcontainer_of(files: &BTreeMap<String, String>) -> Option<String> {
     let usual = [".devcontainer/devcontainer.json", ".devcontainer.json"];
     if let Some(place) = usual.iter().find(|place| files.contains_key(**place)) {
@@ -128,7 +129,7 @@ fn devcontainer_of(files: &BTreeMap<String, String>) -> Option<String> {
     found.next().filter(|_| found.next().is_none()).cloned()
 }
 
-/// Paths and the names of their contents.
+/// Parses the output of `git ls-tree -z` into paths and blob ids.
 fn listing(said: &[u8]) -> BTreeMap<String, String> {
     let record = |record: &[u8]| {
         let text = std::str::from_utf8(record).ok()?;
@@ -138,7 +139,7 @@ fn listing(said: &[u8]) -> BTreeMap<String, String> {
     said.split(|byte| *byte == 0).filter_map(record).collect()
 }
 
-/// Whether a lockfile there belongs to somebody else's code, or to an example.
+/// Whether files in a directory are vendored code, test data or examples, whose lockfiles do not count.
 fn is_foreign(dir: &str) -> bool {
     dir.split('/').any(|part| {
         matches!(
@@ -176,7 +177,7 @@ impl Needs {
                 lock.beside.iter().for_each(|name| self.input(files, &at(name)));
                 self.input(files, path);
                 let beside = LockfileContext { lock: text(path)?, manifest: text(&at(lock.beside[0]))? };
-                // What is vendored needs nobody.
+                // Vendored Go modules need no download.
                 let vendored = lock.tool == GO && files.contains_key(&at("vendor/modules.txt"));
                 self.lockfile(dir, lock, (!vendored).then(|| (lock.line)(&beside)));
             }
@@ -194,7 +195,7 @@ impl Needs {
         }
     }
 
-    /// Where what is installed is found.
+    /// Adds the directories of installed programs to `PATH`.
     fn places(&mut self) {
         if self.tools.contains(&PYTHON) {
             self.steps.insert(

@@ -1,6 +1,6 @@
-//! JSON as people write it: with comments, and commas behind the last.
+//! JSON with comments and trailing commas, as devcontainer.json allows it.
 
-/// JSON without the comments and the last commas that devcontainer.json may have.
+/// Removes comments and trailing commas from a JSON text.
 pub fn plain_json(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text.chars().peekable();

@@ -1,14 +1,15 @@
-//! Lockfiles, and the line of shell that installs what each asks for.
+//! Lockfiles, and the shell line that installs the packages of each.
 //!
-//! A package manager that comes by npm or PyPI is brought along; a language itself is not: it is the template's.
+//! A step installs a missing package manager if npm or PyPI has it; the language itself must be in the
+//! template.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::tools::{CARGO, ELIXIR, GO, NODE, PHP, PYTHON, RUBY, Tool};
 
-/// Where Python's packages go: outside of the repository, so that git need not ignore them.
+/// The Python virtual environment: outside of the repository, so that git need not ignore it.
 pub const VENV: &str = "/home/user/.venv";
-/// Where package managers go that are brought along.
+/// Directory of package managers that a step installs.
 pub const LOCAL_BIN: &str = "/home/user/.local/bin";
 
 const CRATES: &[&str] = &["index.crates.io:443", "static.crates.io:443", "crates.io:443"];
@@ -23,24 +24,24 @@ const HEX: &[&str] = &["repo.hex.pm:443", "hex.pm:443", "builds.hex.pm:443"];
 const NODE_BESIDE: &[&str] = &["package.json", ".npmrc", "pnpm-workspace.yaml", ".yarnrc.yml", "bunfig.toml"];
 const PYTHON_BESIDE: &[&str] = &["pyproject.toml", ".python-version"];
 
-/// What stands beside a lockfile, as far as it decides about its line.
+/// The files that decide about the shell line of a lockfile.
 #[derive(Debug, Default)]
 pub struct LockfileContext {
-    /// The lockfile.
+    /// The text of the lockfile.
     pub lock: String,
-    /// The manifest.
+    /// The text of its manifest.
     pub manifest: String,
 }
 
-/// A lockfile and what is to be done about it.
+/// A kind of lockfile, and how to install its packages.
 pub struct Lockfile {
     pub name: &'static str,
     pub line: fn(&LockfileContext) -> String,
     pub hosts: &'static [&'static str],
-    /// Files beside it that decide, too; the first is its manifest, without which it is none.
+    /// Files beside it that decide, too. The first is its manifest; without that, the lockfile is ignored.
     pub beside: &'static [&'static str],
     pub tool: Tool,
-    /// Variables of every command, then and later.
+    /// Variables of every command, in the step and later.
     pub env: &'static [(&'static str, &'static str)],
 }
 
@@ -97,17 +98,17 @@ pub const LOCKFILES: &[Lockfile] = &[
     Lockfile { name: "mix.lock", line: mix, hosts: HEX, beside: &["mix.exs"], tool: ELIXIR, env: &[] },
 ];
 
-/// Names of every registry that a lockfile may need.
+/// Host names of all registries that lockfiles may need.
 pub fn registries() -> BTreeSet<&'static str> {
     LOCKFILES.iter().flat_map(|lock| lock.hosts.iter().copied()).collect()
 }
 
-/// Hosts of Python's packages, for `requirements.txt`.
+/// Host names of PyPI, for `requirements.txt`.
 pub fn pypi() -> impl Iterator<Item = String> {
     PYPI.iter().map(|host| (*host).to_owned())
 }
 
-/// Makes the environment of Python anew: what an older lockfile asked for is not in it.
+/// Recreates the virtual environment, so that packages of an older lockfile are gone.
 pub fn fresh_venv() -> String {
     format!("python3 -m venv --clear {VENV}")
 }
@@ -128,13 +129,13 @@ fn pnpm(beside: &LockfileContext) -> String {
         Some("6") => "8",
         _ => "10",
     };
-    // Of its own accord it would keep its store in the workspace, which is a file system of its own.
+    // By default pnpm would put its store into the workspace, because that is a separate file system.
     let store = "pnpm config set --location=global store-dir ~/.local/share/pnpm/store";
     format!("{} && {store} && pnpm install --frozen-lockfile", by_npm("pnpm", "pnpm", beside, usual, "*"))
 }
 
 fn yarn(beside: &LockfileContext) -> String {
-    // Two programs share the name and the file's name; only the newer one writes this.
+    // Two programs share the names `yarn` and `yarn.lock`; only the newer one writes `__metadata`.
     if beside.lock.contains("\n__metadata:") {
         return format!(
             "{} && yarn install --immutable",
@@ -151,12 +152,13 @@ fn bun(beside: &LockfileContext) -> String {
     format!("{} && bun install --frozen-lockfile", by_npm("bun", "bun", beside, "1", "*"))
 }
 
-/// Has a package manager that npm brings: the version that package.json names, else the one that is there and fits,
-/// else the usual one for such a lockfile.
+/// Ensures a package manager from npm: the version in package.json, else the installed one if it fits, else
+/// the usual version for such a lockfile.
 fn by_npm(program: &str, package: &str, beside: &LockfileContext, usual: &str, fits: &str) -> String {
     let named = named_version(&beside.manifest, program);
     let (version, fits) = named.as_deref().map_or((usual, fits), |version| (version, version));
-    // Asked at the root: where a repository pins another one, some would fetch that only to say its version.
+    // Runs `--version` at the root: inside a repository that pins a version, some managers download that
+    // version first.
     let there = format!("$(cd / && command -v {program} >/dev/null && {program} --version)");
     let install = format!(
         "npm install --no-audit --no-fund --loglevel=error --force --prefix ~/.local -g '{package}@{version}'"
@@ -164,7 +166,8 @@ fn by_npm(program: &str, package: &str, beside: &LockfileContext, usual: &str, f
     format!("case \"{there}\" in '') {install} ;; {fits}) ;; *) {install} ;; esac")
 }
 
-/// What `packageManager` of a package.json says of a program: `pnpm@9.1.0`, with a hash behind it or not.
+/// The version of a program in `packageManager` of package.json, such as `pnpm@9.1.0`, with or without a
+/// hash.
 fn named_version(manifest: &str, program: &str) -> Option<String> {
     let manifest: serde_json::Value = serde_json::from_str(manifest).ok()?;
     let version = manifest["packageManager"].as_str()?.strip_prefix(program)?.strip_prefix('@')?;
@@ -180,13 +183,13 @@ fn uv(_: &LockfileContext) -> String {
 }
 
 fn poetry(_: &LockfileContext) -> String {
-    // What it needs itself is none of the project's business, so it has an environment of its own.
+    // Poetry gets a virtual environment of its own, so that its dependencies do not mix with the project's.
     let get =
         "python3 -m venv --clear ~/.local/share/poetry && ~/.local/share/poetry/bin/pip install -q poetry";
     format!("{} && poetry install --no-interaction", by_pip("poetry", get))
 }
 
-/// Has a package manager that PyPI brings, unless it is there.
+/// Ensures a package manager from PyPI, unless it is installed.
 fn by_pip(program: &str, get: &str) -> String {
     let place = format!("~/.local/share/{program}/bin/{program}");
     format!(
@@ -211,12 +214,12 @@ fn mix(beside: &LockfileContext) -> String {
     format!("{}mix deps.get", if beside.lock.contains("{:hex,") { hex } else { "" })
 }
 
-/// The line for a file of Python's requirements.
+/// The shell line for a requirements file.
 pub fn requirements(name: &str) -> String {
     format!("{VENV}/bin/pip install --no-input -r '{}'", name.replace('\'', ""))
 }
 
-/// What is usual to test a repository with these files.
+/// The usual test command for a repository with these files.
 pub fn usual_test(files: &BTreeMap<String, String>) -> Option<String> {
     let known = [
         ("Cargo.toml", "cargo test"),

@@ -1,7 +1,8 @@
-//! What a repository needs before its tests run: found in its lockfiles, its devcontainer.json and its palisade.toml.
+//! Detects what a repository needs before its tests run, from its lockfiles, devcontainer.json and
+//! palisade.toml.
 //!
-//! Trust: all of it is text of a repository. It decides what runs in a Body and which names that Body may reach while it
-//! is being prepared; it never decides what runs on the host.
+//! Trust: these files come from a repository. They decide what runs in a Body and which names that Body may
+//! reach while it is being prepared; they never decide what runs on the host.
 
 mod devcontainer;
 mod find;

@@ -1,8 +1,8 @@
-//! A Rust of the person's own.
+//! Finds a Rust toolchain in the user's home directory.
 
 use std::path::Path;
 
-/// Where the person's own Rust is, when it is not where everybody's programs are.
+/// The sysroot of the user's Rust toolchain; none if a system-wide cargo exists.
 pub fn rust_of(person: &crate::GitIdentity, dir: &Path) -> Option<std::path::PathBuf> {
     if ["/usr/bin/cargo", "/usr/local/bin/cargo"].iter().any(|path| Path::new(path).exists()) {
         return None;

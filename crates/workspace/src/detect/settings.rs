@@ -1,10 +1,10 @@
-//! `palisade.toml`: what lockfiles cannot say.
+//! Reads `palisade.toml`, which states what lockfiles cannot.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-/// `palisade.toml`.
+/// The contents of `palisade.toml`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RepoSettings {
@@ -16,13 +16,13 @@ pub struct RepoSettings {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrepareSettings {
-    /// Whether lockfiles are looked for.
+    /// Whether to detect lockfiles.
     pub auto: bool,
-    /// Lines of shell after what lockfiles ask for.
+    /// Shell lines that run after the steps of the lockfiles.
     pub commands: Vec<String>,
-    /// Files that decide whether that is done again.
+    /// Further files whose change makes the steps run again.
     pub inputs: Vec<String>,
-    /// Names that may be reached meanwhile.
+    /// Host names that the steps may reach.
     pub allow: Vec<String>,
 }
 

@@ -1,13 +1,13 @@
-//! The tools that lockfiles are made by, and where to get one that is missing.
+//! The tools that lockfiles belong to, and how to install one that is missing.
 
-/// A program that preparing needs.
+/// A program that a prepare step needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tool {
-    /// What it is for, in one word.
+    /// The language, in one word.
     pub language: &'static str,
-    /// What is looked for on the PATH.
+    /// The program to look for on `PATH`.
     pub program: &'static str,
-    /// How to get it on this machine.
+    /// How to install it on the host.
     pub get: &'static str,
 }
 

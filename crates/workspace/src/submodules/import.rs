@@ -1,6 +1,6 @@
-//! Files of submodules, where the host has them: as layers below the repository's own.
+//! Imports the files of submodules that the host has, as layers below the repository's own.
 //!
-//! Trust: paths and names are a repository's. Both are checked before a path of the host is made of them.
+//! Trust: paths and names come from the repository; both are checked before they become part of a host path.
 
 use std::path::{Path, PathBuf};
 
@@ -8,12 +8,12 @@ use proto::workspace::Submodule;
 
 use crate::{LayerStore, Repository, error::WorkspaceError, git::Git, tree_layer};
 
-/// How deep submodules of submodules are looked for.
+/// Deepest nesting of submodules.
 const DEPTH_MAX: usize = 4;
 /// Most submodules of one repository.
 const COUNT_MAX: usize = 64;
 
-/// All submodules that are there, with layers of their files: made where they are missing.
+/// Finds all submodules that the host has, and makes the layers of their files that are missing.
 pub fn import(
     layer_store: LayerStore<'_>,
     repository: &Repository,
@@ -36,7 +36,7 @@ pub fn import(
     Ok(found)
 }
 
-/// A repository, and where its files are.
+/// A repository and the path of its files.
 struct ModuleLevel<'a> {
     git_dir: &'a Path,
     modules: &'a Path,
@@ -58,7 +58,7 @@ fn below(
         let Some(name) = name_of(&git, level.tree, &path) else { continue };
         let dir = level.modules.join(&name);
         let module = Git::at(&dir);
-        // One that the host has not, or not at this commit, stays an empty directory.
+        // A submodule that the host does not have at this commit stays an empty directory.
         let Ok(files) = module.line(["rev-parse", "--verify", "--quiet", &format!("{commit}^{{tree}}")])
         else {
             continue;
@@ -84,7 +84,7 @@ fn below(
     Ok(())
 }
 
-/// Paths at which a tree has another repository's commit, and that commit.
+/// The submodule links of a tree: their paths and commits.
 fn links(git: &Git, tree: &str) -> Result<Vec<(String, String)>, WorkspaceError> {
     let said = git.run(["ls-tree", "-r", "-z", "--full-tree", tree])?;
     let link = |record: &[u8]| {
@@ -95,7 +95,7 @@ fn links(git: &Git, tree: &str) -> Result<Vec<(String, String)>, WorkspaceError>
     Ok(said.split(|byte| *byte == 0).filter_map(link).collect())
 }
 
-/// What `.gitmodules` calls the submodule at a path.
+/// The name that `.gitmodules` gives to the submodule at a path.
 fn name_of(git: &Git, tree: &str, path: &str) -> Option<PathBuf> {
     let blob = format!("--blob={tree}:.gitmodules");
     let said = git.run(["config", blob.as_str(), "-z", "--get-regexp", r"^submodule\..*\.path$"]).ok()?;
@@ -107,7 +107,7 @@ fn name_of(git: &Git, tree: &str, path: &str) -> Option<PathBuf> {
     said.split(|byte| *byte == 0).find_map(name)
 }
 
-/// A path that leads nowhere but down, and into no `.git`.
+/// Whether a path has no `..`, is relative and does not touch a `.git`.
 fn is_plain(path: &str) -> bool {
     path.split('/').all(|part| {
         !part.is_empty() && part != "." && part != ".." && !crate::overlay_diff::is_dot_git(part.as_bytes())

@@ -1,10 +1,10 @@
-//! Submodules: their files come in as layers, and what a Body does there goes back to repositories of their own.
+//! Submodules: imports their files as layers, and saves a Body's work in them to their own repositories.
 //!
-//! In a Body they are plain files without a `.git`: git takes their directory for a submodule that nobody initialised,
-//! and looks no further. So each is a small workspace inside the workspace, read and saved as that is: in the
-//! repository that the host has for the submodule, under the same name, on top of the commit it began with.
+//! In a Body a submodule is plain files without a `.git`, so git there treats it as uninitialised and ignores
+//! it. Palisade reads and saves each one as a small workspace of its own: into the repository that the host
+//! has for the submodule, under the same refs, on top of the commit that the Body began with.
 //!
-//! Invariant: what a Body does in a submodule is saved, or named as left out; the repository around it keeps the link.
+//! Invariant: work in a submodule is saved or listed as skipped; the outer repository keeps its link.
 
 mod import;
 mod work;

@@ -1,6 +1,7 @@
-//! What a Body did in submodules: each is looked at and saved as a workspace of its own.
+//! Reads and saves a Body's work in submodules, each as a workspace of its own.
 //!
-//! Trust: a `.git` that a Body made in a submodule is read as any other of it: as plain files, by descriptor.
+//! Trust: a `.git` that a Body created in a submodule is read as plain files by descriptor, like any file of
+//! a Body.
 
 use std::collections::BTreeMap;
 
@@ -16,28 +17,28 @@ use crate::{
     save::{self, BodyWorkspace, SaveResult, SkippedPath, WorkPart},
 };
 
-/// Why nothing of a submodule was taken.
-const REFUSED: &str = "it is a submodule whose repository cannot take what was done there";
-/// Why commits that were made there were not.
-const COMMITS: &str = "the commits that were made there cannot be taken";
+/// Why nothing of a submodule was saved.
+const REFUSED: &str = "the repository of this submodule refuses the work";
+/// Why commits in a submodule were not saved.
+const COMMITS: &str = "commits made in this submodule cannot be saved";
 
-/// A Body's work in a submodule, in that submodule's own repository.
+/// A Body's work in a submodule, saved in that submodule's repository.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct SavedModule {
-    /// Where in the workspace.
+    /// The path of the submodule in the workspace.
     pub path: String,
-    /// The commit it began with.
+    /// The commit that the Body began with.
     pub base: String,
-    /// The commit that a git of the Body's own stands on there; `base` where there is none.
+    /// The HEAD of the Body's own repository in the submodule; `base` if it made none.
     pub head: String,
-    /// The commit that holds everything.
+    /// The commit that holds every file.
     pub wip: String,
-    /// Branches that were made there.
+    /// Branches that the Body made in the submodule.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub branches: BTreeMap<String, String>,
 }
 
-/// What events say of it.
+/// The data of a submodule in the event `workspace.saved`.
 impl From<SavedModule> for SavedSubmodule {
     fn from(saved: SavedModule) -> Self {
         let SavedModule { path, base, head, wip, branches } = saved;
@@ -45,12 +46,12 @@ impl From<SavedModule> for SavedSubmodule {
     }
 }
 
-/// What is not the business of the repository around it.
+/// The submodules, which the outer repository must not save itself.
 #[derive(Debug, Default)]
 pub struct SubmoduleWork {
-    /// Where, and the commit that a git of the Body's own stands on there.
+    /// Their paths, each with the HEAD of the Body's own repository there.
     pub links: BTreeMap<Vec<u8>, Option<ObjectId>>,
-    /// What is saved nowhere.
+    /// Paths that are saved nowhere.
     pub skipped: Vec<SkippedPath>,
 }
 
@@ -67,7 +68,7 @@ impl SubmoduleWork {
     }
 }
 
-/// Saves what was done in each.
+/// Saves the work in each submodule.
 pub fn save(source: &BodyWorkspace) -> Result<(SubmoduleWork, Vec<SavedModule>), WorkspaceError> {
     let (mut apart, mut modules) = (SubmoduleWork::default(), Vec::new());
     for (module, inner) in touched(source) {
@@ -81,7 +82,7 @@ pub fn save(source: &BodyWorkspace) -> Result<(SubmoduleWork, Vec<SavedModule>),
                     apart.add_skipped(&module, COMMITS, "/.git");
                 }
                 apart.add_skipped_below(&module, saved.skipped.clone());
-                modules.extend(told(&module, saved));
+                modules.extend(flatten(&module, saved));
             }
             Err(error) if error.is_full() => return Err(error),
             Err(_) => {
@@ -93,7 +94,7 @@ pub fn save(source: &BodyWorkspace) -> Result<(SubmoduleWork, Vec<SavedModule>),
     Ok((apart, modules))
 }
 
-/// Reads what was done in each; the user's repositories are not touched.
+/// Reads the work in each submodule; the user's repositories do not change.
 pub fn look(source: &BodyWorkspace) -> Result<(SubmoduleWork, Vec<WorkPart>), WorkspaceError> {
     let (mut apart, mut parts) = (SubmoduleWork::default(), Vec::new());
     for (module, inner) in touched(source) {
@@ -110,8 +111,8 @@ pub fn look(source: &BodyWorkspace) -> Result<(SubmoduleWork, Vec<WorkPart>), Wo
     Ok((apart, parts))
 }
 
-/// The submodule itself, where something was done there, and those inside of it.
-fn told(module: &Submodule, saved: SaveResult) -> Vec<SavedModule> {
+/// The results of a submodule, if it was changed, and of the submodules inside it.
+fn flatten(module: &Submodule, saved: SaveResult) -> Vec<SavedModule> {
     let below = |inner: SavedModule| SavedModule { path: format!("{}/{}", module.path, inner.path), ..inner };
     let inner: Vec<SavedModule> = saved.submodules.into_iter().map(below).collect();
     let idle = saved.wip == saved.base && saved.branches.is_empty();
@@ -125,7 +126,8 @@ fn told(module: &Submodule, saved: SaveResult) -> Vec<SavedModule> {
     itself.into_iter().chain(inner).collect()
 }
 
-/// Each submodule whose directory a Body has changed, as a source of its own; those inside another are the other's.
+/// Each submodule that the Body may have changed, as a workspace of its own. Nested ones belong to the outer
+/// submodule.
 fn touched(source: &BodyWorkspace) -> Vec<(Submodule, BodyWorkspace)> {
     let all = &source.workspace.submodules;
     let inside = |module: &&Submodule| !all.iter().any(|other| below(&module.path, &other.path).is_some());
@@ -159,7 +161,7 @@ fn of(source: &BodyWorkspace, module: &Submodule) -> BodyWorkspace {
     BodyWorkspace { workspace, inside, ..source.clone() }
 }
 
-/// What a path is below another.
+/// The part of `path` below `above`.
 fn below<'a>(path: &'a str, above: &str) -> Option<&'a str> {
     path.strip_prefix(above)?.strip_prefix('/')
 }

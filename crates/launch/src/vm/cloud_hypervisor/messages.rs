@@ -1,4 +1,4 @@
-//! What Cloud Hypervisor's API is sent, by the names its description has.
+//! Requests of Cloud Hypervisor's API, with the field names of its OpenAPI description.
 
 use std::path::PathBuf;
 
@@ -19,22 +19,22 @@ pub struct VmConfig {
     pub fs: Vec<FsConfig>,
 }
 
-/// Processors.
+/// The CPUs.
 #[derive(Debug, Serialize)]
 pub struct CpusConfig {
     pub boot_vcpus: u32,
     pub max_vcpus: u32,
 }
 
-/// Memory.
+/// The memory.
 #[derive(Debug, Serialize)]
 pub struct MemoryConfig {
     pub size: u64,
-    /// What shares directories reaches into it.
+    /// Whether virtiofsd can map the memory.
     pub shared: bool,
 }
 
-/// What is booted.
+/// The kernel to boot.
 #[derive(Debug, Serialize)]
 pub struct PayloadConfig {
     pub kernel: PathBuf,
@@ -48,37 +48,38 @@ pub struct DiskConfig {
     pub path: PathBuf,
     pub readonly: bool,
     pub serial: String,
-    /// Always said: what a guest writes to its disk must never be taken for the head of another format.
+    /// Always set: a guest must not be able to write a header that makes the hypervisor take its disk for another
+    /// format.
     pub image_type: &'static str,
 }
 
 impl DiskConfig {
-    /// A disk that its guest finds by that name.
+    /// A disk that the guest finds by its serial.
     pub fn of(serial: String, path: PathBuf, readonly: bool) -> Self {
         Self { path, readonly, serial, image_type: "Raw" }
     }
 }
 
-/// Randomness.
+/// The source of randomness.
 #[derive(Debug, Serialize)]
 pub struct RngConfig {
     pub src: PathBuf,
 }
 
-/// Where a console goes.
+/// The destination of a console.
 #[derive(Debug, Serialize)]
 pub struct ConsoleConfig {
     pub mode: &'static str,
 }
 
-/// The line.
+/// The vsock device, which carries the channel.
 #[derive(Debug, Serialize)]
 pub struct VsockConfig {
     pub cid: u32,
     pub socket: String,
 }
 
-/// A directory that another program shares.
+/// A directory that virtiofsd shares.
 #[derive(Debug, Serialize)]
 pub struct FsConfig {
     pub tag: String,
@@ -88,7 +89,7 @@ pub struct FsConfig {
 }
 
 impl FsConfig {
-    /// One that its guest finds by that name.
+    /// A directory that the guest finds by its tag.
     pub fn of(tag: String, socket: PathBuf) -> Self {
         Self { tag, socket, num_queues: 1, queue_size: 1024 }
     }

@@ -1,8 +1,8 @@
-//! Cloud Hypervisor: its process, and its API.
+//! Cloud Hypervisor: its process and its API.
 //!
-//! It names the files it writes a machine down to by itself, in a directory: memory is handed to it as a file of its
-//! Body's when it opens that, the rest is small and travels as one file. A machine that is thawed keeps the address of
-//! its line, but not the line: its host calls again.
+//! It chooses the names of the files of a saved microVM itself, in a directory. When it opens the memory file, the
+//! VMM process hands it a file of its Body; the other files are small and travel as one. A restored microVM keeps its
+//! vsock address but not the connection, so the host connects again.
 
 pub mod messages;
 
@@ -35,42 +35,42 @@ use super::{
 };
 
 const API: &str = "/dev/shm/api.sock";
-/// Where it writes a machine down, and where it finds one.
+/// Directories for a microVM that is saved, and for one that is restored.
 const SAVED: &str = "/dev/shm/saved";
 const THAWED: &str = "/dev/shm/thawed";
-/// What it calls a machine's configuration, its processors and devices, and its memory.
+/// The names that it gives to the files of configuration, CPU and device state, and memory.
 const CONFIG_FILE: &str = "config.json";
 const STATE_FILE: &str = "state.json";
 const MEMORY_FILE: &str = "memory-ranges";
 const PATIENCE: Duration = Duration::from_secs(120);
 const CALL_PATIENCE: Duration = Duration::from_secs(20);
 
-/// A Cloud Hypervisor that takes commands.
+/// A running Cloud Hypervisor that accepts requests.
 pub struct CloudHypervisor {
     process: ChildProcess,
     api: HypervisorApi,
     said: OutputTail,
 }
 
-/// What is frozen of a machine besides memory and disk, as one file.
+/// The state of a saved microVM besides memory and disk, as one file.
 #[derive(Debug, Serialize, Deserialize)]
 struct SavedState {
     config: String,
     state: String,
 }
 
-/// Starts it.
+/// Starts the hypervisor.
 pub async fn open(vm: &VmPlan) -> io::Result<Box<dyn HypervisorDriver>> {
     vsock::clear(API);
-    let (say, hear) = OutputTail::pipe()?;
+    let (writer, reader) = OutputTail::pipe()?;
     let (complain, complaints) = OutputTail::pipe()?;
     let (asks, asks_there) = pair()?;
     let mut command = Command::new(&vm.program);
     command.args(["--api-socket", API]).env_clear();
-    command.stdin(Stdio::null()).stdout(say).stderr(complain);
+    command.stdin(Stdio::null()).stdout(writer).stderr(complain);
     let mut process = spawn(command, || super::open_broker::ask(&asks_there))?;
     let (said, complained) =
-        (OutputTail::read_in_background(hear), OutputTail::read_in_background(complaints));
+        (OutputTail::read_in_background(reader), OutputTail::read_in_background(complaints));
     drop(asks_there);
     match sys::fd::receive(asks.as_fd()) {
         Ok(listener) => {
@@ -86,7 +86,7 @@ pub async fn open(vm: &VmPlan) -> io::Result<Box<dyn HypervisorDriver>> {
     Ok(Box::new(CloudHypervisor { process, api, said }))
 }
 
-/// What it is asked for a machine of that plan to boot, in this order.
+/// The requests that boot a microVM of this plan, in order.
 pub fn boot(vm: &VmPlan, kernel: &Path, initrd: &Path, cmdline: &str) -> io::Result<Vec<ApiRequest>> {
     let upper = DiskConfig::of(proto::vm::UPPER.to_owned(), vm.upper.clone(), false);
     let images = vm
@@ -112,33 +112,33 @@ pub fn boot(vm: &VmPlan, kernel: &Path, initrd: &Path, cmdline: &str) -> io::Res
     Ok(vec![ApiRequest::put("/api/v1/vm.create", &config)?, ApiRequest::act("/api/v1/vm.boot")])
 }
 
-/// What it is asked to thaw a machine, in this order.
+/// The requests that restore a microVM, in order.
 pub fn thaw() -> io::Result<Vec<ApiRequest>> {
     let restore = RestoreConfig { source_url: format!("file://{THAWED}"), prefault: false };
     Ok(vec![ApiRequest::put("/api/v1/vm.restore", &restore)?, resume()])
 }
 
-/// What it is asked to have processors stand still.
+/// The request that pauses the CPUs.
 pub fn pause() -> ApiRequest {
     ApiRequest::act("/api/v1/vm.pause")
 }
 
-/// What it is asked to write a machine down.
+/// The request that saves a microVM.
 pub fn save() -> io::Result<ApiRequest> {
     ApiRequest::put("/api/v1/vm.snapshot", &SnapshotConfig { destination_url: format!("file://{SAVED}") })
 }
 
-/// What it is asked to have processors go on.
+/// The request that resumes the CPUs.
 pub fn resume() -> ApiRequest {
     ApiRequest::act("/api/v1/vm.resume")
 }
 
-/// What it is asked to tell how much it did.
+/// The request for the counters.
 pub fn counters() -> ApiRequest {
     ApiRequest::get("/api/v1/vm.counters")
 }
 
-/// What it is asked to end.
+/// The request that shuts the hypervisor down.
 pub fn stop() -> ApiRequest {
     ApiRequest::act("/api/v1/vmm.shutdown")
 }
@@ -199,15 +199,15 @@ impl HypervisorDriver for CloudHypervisor {
         Box::pin(async { Ok(self.said.console()) })
     }
 
-    // A guest that ends would otherwise be booted again.
+    // Without a shutdown, the hypervisor would boot a guest that ended again.
     fn stop(&mut self) -> DriverFuture<'_, ()> {
         Box::pin(async { self.api.send(&stop()).await })
     }
 
     fn traffic(&mut self) -> DriverFuture<'_, (BTreeMap<String, DiskTraffic>, Option<u64>)> {
         Box::pin(async {
-            let told = self.api.ask(&counters()).await?;
-            Ok((disks(&serde_json::from_slice(&told)?), None))
+            let counters_json = self.api.ask(&counters()).await?;
+            Ok((disks(&serde_json::from_slice(&counters_json)?), None))
         })
     }
 
@@ -216,9 +216,10 @@ impl HypervisorDriver for CloudHypervisor {
     }
 }
 
-/// What `vm.counters` tells: devices by names of its own, its disks in the order they were given.
-pub fn disks(told: &Value) -> BTreeMap<String, DiskTraffic> {
-    let mut found: Vec<(usize, DiskTraffic)> = told
+/// Parses the answer of `vm.counters`. The hypervisor names devices itself, its disks in the order in which they were
+/// given.
+pub fn disks(counters_json: &Value) -> BTreeMap<String, DiskTraffic> {
+    let mut found: Vec<(usize, DiskTraffic)> = counters_json
         .as_object()
         .into_iter()
         .flatten()
@@ -262,9 +263,9 @@ mod tests {
     #[test]
     fn disks_are_counted_under_the_names_they_were_given() {
         let counted = |bytes: u64| json!({ "read_bytes": bytes, "read_ops": 1, "write_bytes": 0, "write_ops": 0, "read_latency_avg": 5 });
-        let told = json!({ "_disk2": counted(30), "_disk0": counted(10), "_disk10": counted(40), "_net1": { "rx_bytes": 1 } });
+        let counters_json = json!({ "_disk2": counted(30), "_disk0": counted(10), "_disk10": counted(40), "_net1": { "rx_bytes": 1 } });
         let seen: Vec<_> =
-            disks(&told).into_iter().map(|(name, traffic)| (name, traffic.read_bytes)).collect();
+            disks(&counters_json).into_iter().map(|(name, traffic)| (name, traffic.read_bytes)).collect();
         assert_eq!(seen, [("image0".into(), 30), ("image1".into(), 40), ("upper".into(), 10)]);
         assert!(disks(&json!("no object")).is_empty());
     }

@@ -1,9 +1,10 @@
-//! What Firecracker writes down of its machine: a line of counts each minute, and whenever it is asked for one.
+//! Reads Firecracker's metrics: a line of counts each minute, and one whenever it is asked to flush.
 //!
-//! It tells what has come since the line before, and goes on where it stopped writing, whatever becomes of the file. So what
-//! was read is added up here, and given back to the kernel where it stands; the file itself is never made shorter.
+//! Each line counts since the line before, and Firecracker keeps its write offset whatever happens to the file. So
+//! the counts are added up here, and the part of the file that was read is returned to the kernel as a hole; the file
+//! is never truncated.
 //!
-//! Trust: the file is written by a hypervisor that may have been taken over. Its lines have a length.
+//! Trust: a hypervisor that was taken over may write anything to the file. The length of its lines is limited.
 
 use std::{collections::BTreeMap, fs::File, io, os::unix::fs::FileExt};
 
@@ -11,31 +12,31 @@ use proto::vm::DiskTraffic;
 use rustix::fs::FallocateFlags;
 use serde_json::Value;
 
-/// It has room for fewer.
+/// Firecracker supports fewer.
 const DRIVES_MAX: usize = 64;
 /// Longest line.
 const LINE_LEN_MAX: usize = 256 << 10;
-/// Most that is read at once.
+/// Most bytes per read.
 const READ_LEN_MAX: usize = 4 << 20;
 
-/// What was told so far.
+/// The counts so far.
 #[derive(Debug)]
 pub struct MetricsReader {
     file: File,
-    /// Up to where it was read.
+    /// The offset up to which the file was read.
     at: u64,
-    /// The beginning of a line whose end is not there yet.
+    /// The beginning of an incomplete line.
     begun: Vec<u8>,
     pub counted: BTreeMap<String, DiskTraffic>,
 }
 
 impl MetricsReader {
-    /// Of a file that is empty.
+    /// Starts with an empty file.
     pub fn of(file: File) -> Self {
         Self { file, at: 0, begun: Vec::new(), counted: BTreeMap::new() }
     }
 
-    /// Reads what has come.
+    /// Reads the new lines.
     pub fn catch_up(&mut self) -> io::Result<()> {
         let (mut piece, mut read) = ([0; 16 << 10], 0);
         while read < READ_LEN_MAX {
@@ -62,7 +63,7 @@ impl MetricsReader {
     }
 }
 
-/// Adds what it wrote down, a line for each time.
+/// Adds up metrics, one JSON object per line.
 pub fn add_up(written: &str, counted: &mut BTreeMap<String, DiskTraffic>) {
     for line in written.lines() {
         let told: Value = serde_json::from_str(line).unwrap_or_default();

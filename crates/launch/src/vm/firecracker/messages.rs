@@ -1,4 +1,4 @@
-//! What Firecracker's API is sent, by the names its description has.
+//! Requests of Firecracker's API, with the field names of its OpenAPI description.
 
 use std::path::PathBuf;
 
@@ -33,7 +33,8 @@ pub struct Drive {
 }
 
 impl Drive {
-    /// A disk. What the guest has synced is synced: only a disk that is written to needs that.
+    /// A disk. With "Writeback", data that the guest has synced is synced on the host; a read-only disk does not need
+    /// that.
     pub fn of(drive_id: String, path_on_host: PathBuf, is_read_only: bool) -> Self {
         let cache_type = if is_read_only { "Unsafe" } else { "Writeback" };
         Self { drive_id, path_on_host, is_root_device: false, is_read_only, cache_type, io_engine: "Sync" }
@@ -53,7 +54,7 @@ pub struct MetricsConfig {
     pub metrics_path: PathBuf,
 }
 
-/// `PUT /entropy`: as much as the machine asks for.
+/// `PUT /entropy`: without a rate limit.
 #[derive(Debug, Serialize)]
 pub struct Entropy {}
 
@@ -69,12 +70,12 @@ pub struct VmPatch {
     pub state: VmRunState,
 }
 
-/// Whether processors run.
+/// Whether the CPUs run.
 #[derive(Debug, Serialize)]
 pub enum VmRunState {
-    /// They stand still.
+    /// The CPUs are paused.
     Paused,
-    /// They go on.
+    /// The CPUs run.
     Resumed,
 }
 
@@ -96,14 +97,14 @@ pub struct SnapshotLoad {
     pub vsock_override: VsockOverride,
 }
 
-/// Where frozen memory is.
+/// The source of the saved memory.
 #[derive(Debug, Serialize)]
 pub struct MemoryBackend {
     pub backend_type: &'static str,
     pub backend_path: PathBuf,
 }
 
-/// Where a thawed machine is called.
+/// The socket of a restored microVM's vsock device.
 #[derive(Debug, Serialize)]
 pub struct VsockOverride {
     pub uds_path: String,

@@ -1,7 +1,7 @@
-//! Firecracker: its process, and the order of requests that its API's description asks for.
+//! Firecracker: its process and its API, in the order of requests that the API's description asks for.
 //!
-//! Its vsock is reset whenever it is written down, so the line moves then. Memory is mapped from the frozen file, copy on
-//! write and opened for reading only.
+//! It resets its vsock device when it saves a microVM, so the channel moves to a new connection then. It maps memory
+//! from the saved file, copy on write and opened read-only.
 
 mod measured;
 pub mod messages;
@@ -38,17 +38,17 @@ use super::{
 
 const API: &str = "/dev/shm/api.sock";
 const STATE: &str = "/dev/shm/state";
-/// It may have to write down all of a machine's memory.
+/// It may have to write all of a microVM's memory.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long a machine that goes on may take to be called again.
+/// How long a resumed guest may take to accept a connection again.
 const CALL_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Where it writes down what it did.
+/// The file to which it writes its metrics.
 const METRICS: &str = "/dev/shm/metrics";
-/// How often that is read where nobody asks: it writes a line a minute, into memory.
+/// How often the metrics are read without a request: Firecracker writes a line per minute, to a tmpfs.
 const CATCH_UP_EVERY: Duration = Duration::from_secs(600);
 
-/// A Firecracker that takes commands.
+/// A running Firecracker that accepts requests.
 pub struct Firecracker {
     process: ChildProcess,
     api: HypervisorApi,
@@ -56,7 +56,7 @@ pub struct Firecracker {
     measured: Rc<RefCell<MetricsReader>>,
 }
 
-/// Starts it, or takes it over from its jailer.
+/// Starts the hypervisor, or takes it over from its jailer.
 pub async fn open(vm: &VmPlan, jailer: Option<Sidecar>) -> io::Result<Box<dyn HypervisorDriver>> {
     let metrics = File::options().read(true).write(true).create(true).truncate(true).open(METRICS)?;
     let (mut process, said, complained) = match jailer {
@@ -65,7 +65,7 @@ pub async fn open(vm: &VmPlan, jailer: Option<Sidecar>) -> io::Result<Box<dyn Hy
             let (process, said) = jail::released(jailer).await?;
             (process, said.clone(), said)
         }
-        None => alone(vm)?,
+        None => start_unjailed(vm)?,
     };
     let api = HypervisorApi::new(API, PATIENCE);
     if let Err(error) = api.wait(|| process.ended().is_some()).await {
@@ -77,23 +77,23 @@ pub async fn open(vm: &VmPlan, jailer: Option<Sidecar>) -> io::Result<Box<dyn Hy
     Ok(Box::new(Firecracker { process, api, said, measured }))
 }
 
-/// For as long as it is there.
+/// Reads metrics for as long as the reader exists.
 async fn catch_up(measured: Weak<RefCell<MetricsReader>>) {
     loop {
         tokio::time::sleep(CATCH_UP_EVERY).await;
         let Some(measured) = measured.upgrade() else { return };
-        // Whoever asks hears of it.
+        // An error shows again at the next request for metrics.
         let _ = measured.borrow_mut().catch_up();
     }
 }
 
-/// What it is told when it is started.
+/// The command line arguments.
 pub fn arguments() -> [&'static str; 4] {
     ["--api-sock", API, "--level", "Error"]
 }
 
-/// Starts it without a jailer.
-fn alone(vm: &VmPlan) -> io::Result<(ChildProcess, OutputTail, OutputTail)> {
+/// Starts the hypervisor without a jailer.
+fn start_unjailed(vm: &VmPlan) -> io::Result<(ChildProcess, OutputTail, OutputTail)> {
     vsock::clear(API);
     let (say, hear) = OutputTail::pipe()?;
     let (complain, complaints) = OutputTail::pipe()?;
@@ -104,7 +104,7 @@ fn alone(vm: &VmPlan) -> io::Result<(ChildProcess, OutputTail, OutputTail)> {
     Ok((process, OutputTail::read_in_background(hear), OutputTail::read_in_background(complaints)))
 }
 
-/// What it is asked for a machine of that plan to boot, in this order.
+/// The requests that boot a microVM of this plan, in order.
 pub fn boot(vm: &VmPlan, kernel: &Path, initrd: &Path, cmdline: &str) -> io::Result<Vec<ApiRequest>> {
     let machine = MachineConfig {
         vcpu_count: vm.cpus,
@@ -129,7 +129,7 @@ pub fn boot(vm: &VmPlan, kernel: &Path, initrd: &Path, cmdline: &str) -> io::Res
     Ok(asked)
 }
 
-/// The private upper first: the machine's kernel names its disks in this order.
+/// The private upper comes first: the guest's kernel names its disks in this order.
 fn drives(vm: &VmPlan) -> Vec<Drive> {
     let upper = Drive::of(proto::vm::UPPER.to_owned(), vm.upper.clone(), false);
     let images = vm
@@ -140,7 +140,7 @@ fn drives(vm: &VmPlan) -> Vec<Drive> {
     std::iter::once(upper).chain(images).collect()
 }
 
-/// What it is asked to thaw a machine.
+/// The request that restores a microVM.
 pub fn thaw(ram: &Path, state: &Path) -> io::Result<ApiRequest> {
     let load = SnapshotLoad {
         snapshot_path: state.to_owned(),
@@ -152,22 +152,22 @@ pub fn thaw(ram: &Path, state: &Path) -> io::Result<ApiRequest> {
     ApiRequest::put("/snapshot/load", &load)
 }
 
-/// What it is asked before all else: where to write down what it does.
+/// The first request: the file for metrics.
 pub fn metrics() -> io::Result<ApiRequest> {
     ApiRequest::put("/metrics", &MetricsConfig { metrics_path: METRICS.into() })
 }
 
-/// What it is asked to write that down now.
+/// The request that flushes the metrics.
 pub fn flush() -> io::Result<ApiRequest> {
     ApiRequest::put("/actions", &Action { action_type: "FlushMetrics" })
 }
 
-/// What it is asked to have processors stand still, or go on.
+/// The request that pauses or resumes the CPUs.
 pub fn state(state: VmRunState) -> io::Result<ApiRequest> {
     ApiRequest::patch("/vm", &VmPatch { state })
 }
 
-/// What it is asked to write a machine down.
+/// The request that saves a microVM.
 pub fn save() -> io::Result<ApiRequest> {
     ApiRequest::put(
         "/snapshot/create",
