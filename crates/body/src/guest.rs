@@ -259,15 +259,6 @@ impl GuestClient {
         serde_json::from_slice(&body).map_err(|error| GuestError::Protocol(error.to_string()))
     }
 
-    /// Has the guest write everything to its disk that its kernel holds in memory.
-    pub async fn sync(&self) -> Result<(), GuestError> {
-        self.connect_http()
-            .await?
-            .request_bytes(Method::POST, "/v1/sync", whole_body(Bytes::new()))
-            .await
-            .map(drop)
-    }
-
     /// Tells the guest to end everything and itself.
     pub async fn shutdown(&self, grace: Duration) -> Result<(), GuestError> {
         let body = serde_json::to_vec(&Shutdown { grace_ms: grace.as_millis() as u64 }).unwrap_or_default();

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use proto::{
-    BodyId, SnapshotId,
+    BodyId, Layer, SnapshotId,
     launch::{Lower, OverlayAccess, OverlayMount, SeedEntry, area_dir},
     spec::{Ids, USER_ID},
 };
@@ -74,6 +74,10 @@ pub struct SnapshotLower {
     pub dir: PathBuf,
     /// The ids it was written under.
     pub ids: Ids,
+    /// Whether it holds the disk of a microVM, and no files.
+    pub machine: bool,
+    /// The layer it was taken on.
+    pub layer: Layer,
 }
 
 /// What the host shows today.

@@ -117,7 +117,7 @@ impl Fleet {
                 vm::inherit(&mut request, machine)?;
             }
             request.limits = self.machine_limits(&request);
-            vm::check(&request, !workspaces.is_empty() || home.is_some() || request.egress.is_some())?;
+            vm::check(&request)?;
         }
         let limits = self.limits_on(layer, &request)?;
         check_env(&request.env)?;
@@ -160,9 +160,14 @@ impl Fleet {
         };
         let terms = request.lease.as_ref();
         if layer == Layer::Microvm {
+            // Its images hold one commit: a microVM of a boot snapshot would hardly be needed a second time.
+            let is_of_repository =
+                !spec.workspaces.is_empty() || spec.home.is_some() || !spec.snapshots.is_empty();
             let parts = match &machine {
-                Some((dir, machine)) => self.thawed_parts(&spec, dir, machine, request.cold)?,
-                None if request.cold || spec.share.is_some() => self.parts(&spec, &rootfs)?,
+                Some((dir, machine)) => self.thawed_parts(&spec, &rootfs, dir, machine, request.cold)?,
+                None if request.cold || spec.share.is_some() || is_of_repository => {
+                    self.parts(&spec, &rootfs)?
+                }
                 None => return self.anchor_objects(self.make_warm_or_spare(spec, root, terms, rootfs)?),
             };
             rootfs.vm = Some(parts);
@@ -472,10 +477,10 @@ fn check_layer(
     rootfs: &RootfsStack,
     machine: Option<&(std::path::PathBuf, VmRecord)>,
 ) -> Result<(), Failure> {
-    let taken_on = match (machine, rootfs.snapshots.is_empty()) {
+    let taken_on = match (machine, rootfs.snapshots.first()) {
         (Some(_), _) => Layer::Microvm,
-        (None, false) => Layer::Process,
-        (None, true) => return Ok(()),
+        (None, Some(snapshot)) => snapshot.layer,
+        (None, None) => return Ok(()),
     };
     if taken_on == layer {
         return Ok(());

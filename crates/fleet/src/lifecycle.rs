@@ -411,6 +411,8 @@ impl Fleet {
             // No process of it runs any more when its work and its egress decisions are read for the last time.
             if let Some(running) = running {
                 self.write(id, BodyStopped { grace_ms: 0 })?;
+                // Where a microVM cannot be asked, its disk is as a loss of power would leave it.
+                let _still = self.hold_still(&dir, &spec);
                 process::kill(&dir, running)
                     .map_err(|error| failures::process("cannot end the Body", error))?;
             }

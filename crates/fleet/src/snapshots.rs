@@ -94,7 +94,8 @@ impl Fleet {
     ) -> Result<SnapshotManifest, Failure> {
         let manifest = self.announce_snapshot(dir, spec, name, purpose, dependency)?;
         let id = &spec.id;
-        if spec.layer == Layer::Microvm {
+        // A dependency layer is files on every layer, to be below others.
+        if spec.layer == Layer::Microvm && manifest.dependency.is_none() {
             let to = self.snapshot_path(&manifest.id);
             return self
                 .take_machine(dir, spec, &to, manifest)

@@ -326,10 +326,6 @@ async fn route_own_service(guest: Rc<GuestServer>, path: &[&str], request: Reque
             )),
             None => PlainRefusal::new(StatusCode::NOT_FOUND, "this Body is not a microVM").reply(),
         },
-        (&Method::POST, ["sync"]) => {
-            rustix::fs::sync();
-            reply::json(&())
-        }
         (&Method::POST, ["shutdown"]) => shutdown(&guest, request.into_body()).await,
         (&Method::GET, ["dial"]) => dial::answer(&query, request).await,
         (&Method::GET, ["tree"]) => tree::send(&guest, &query).await,

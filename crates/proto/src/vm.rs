@@ -53,9 +53,9 @@ pub struct GuestSetup {
     /// The read-only block devices below its upper, topmost first: their serial numbers, or kernel names under
     /// Firecracker, which has no serial numbers.
     pub images: Vec<String>,
-    /// How many of the layers in these images make the root, from the first on; all of them where it is missing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub root_layers: Option<usize>,
+    /// The layers in these images that make the root, nearest first; all of them where there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub root_layers: Vec<usize>,
     /// Directories of the root that are mounts of their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub areas: Vec<GuestArea>,
@@ -448,6 +448,9 @@ pub const MEASURE: u8 = b'm';
 pub const CONSOLE: u8 = b'c';
 /// The request that assigns a pooled microVM to a Body.
 pub const TAKE: u8 = b't';
+/// The byte that has a microVM stand still, with everything it wrote on its disk, until the next byte or the end of the
+/// connection.
+pub const HOLD: u8 = b'h';
 
 /// The resource use of a microVM, as its hypervisor reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -506,6 +509,11 @@ pub enum ControlReply {
     Measured {
         /// As the hypervisor reports it.
         metrics: VmMetrics,
+    },
+    /// The microVM stands still.
+    Held {
+        /// Whether its guest wrote everything to the disk before.
+        synced: bool,
     },
     /// The last lines of the console.
     Console {

@@ -33,6 +33,8 @@ pub mod plan;
 pub mod record;
 pub mod setup;
 pub mod share;
+pub mod stack;
+pub mod upper_copy;
 
 pub use last_boot::LastBoot;
 pub use plan::{VmParts, VmSnapshotRef, VmStartMode};

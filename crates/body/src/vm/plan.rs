@@ -18,6 +18,7 @@ use super::{
     hypervisor_root,
     jail::JailSetup,
     share,
+    stack::VmLayout,
 };
 use crate::groups::BodyCgroups;
 
@@ -74,6 +75,8 @@ pub struct VmParts {
     pub accelerator: Accelerator,
     /// Read-only images, nearest first.
     pub images: Vec<PathBuf>,
+    /// What their layers are for.
+    pub layout: VmLayout,
     /// The root of the program that shares directories of the host, where there are any.
     pub sharer: Option<PathBuf>,
     /// Firecracker's jailer; none where the hypervisor is another.
@@ -248,6 +251,8 @@ pub fn plan(
         config: base.config.clone(),
         seeds,
         images: (0..images.len()).map(|index| device(parts.hypervisor, index + 1)).collect(),
+        root_layers: parts.layout.root_layers.clone(),
+        areas: parts.layout.areas.clone(),
         upper: device(parts.hypervisor, 0),
         shares: shares.shown,
         setuid: base.setuid,

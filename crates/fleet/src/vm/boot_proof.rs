@@ -8,7 +8,7 @@ use body::{
     BodyDir,
     guest::{GuestClient, GuestError},
     root::RootfsStack,
-    vm::{LastBoot, SetupRecord, measure},
+    vm::{LastBoot, SetupRecord, measure, stack::VmLayers},
 };
 use proto::{
     BodyId, Failure, Kind, Layer, Spec,
@@ -120,10 +120,11 @@ impl Fleet {
             ids: Ids { users: Vec::new(), groups: Vec::new() },
         };
         let rootfs = RootfsStack::default();
-        let images = self.images(&self.microvm_install(), &spec, &rootfs)?;
+        let layers = VmLayers::of(&rootfs, &spec);
+        let images = self.images(&self.microvm_install(), &spec, &layers)?;
         let (root, _) = self.engine_root(which, setup)?;
         let by = HypervisorChoice { hypervisor: which, root, accelerator };
-        let parts = self.parts_by(setup, by, &spec, images, None)?;
+        let parts = self.parts_by(setup, by, &spec, (images, layers.layout), None)?;
         self.with_nobodys(&spec, &rootfs, &parts, act)
     }
 

@@ -4,12 +4,14 @@ use std::{fs, os::unix::fs::DirBuilderExt, path::Path};
 
 use body::{
     BodyDir, ProcessState, process,
+    root::RootfsStack,
     snapshot::{self, SnapshotManifest},
     vm::{
         self, VmParts, VmSnapshotRef, VmStartMode,
         freeze::FreezeFiles,
         plan::UPPER_FILE,
         record::{MemoryRecord, VmRecord},
+        stack::VmLayers,
     },
 };
 use proto::{Failure, Kind, Spec, event_data::BodyReceipt};
@@ -36,7 +38,12 @@ impl Fleet {
             frozen.ram_sha256 =
                 Some(vm::record::ram_hash(to).map_err(|error| cannot("cannot read what was frozen", error))?);
         }
-        keep(to, manifest, machine)
+        // Its disk holds what snapshots of disks below it had; those of files are still below it.
+        let has_files = |id: &proto::SnapshotId| {
+            snapshot::read(&self.snapshot_path(id)).is_ok_and(|below| below.machine.is_none())
+        };
+        let below = manifest.below.iter().filter(|id| has_files(id)).cloned().collect();
+        keep(to, SnapshotManifest { below, ..manifest }, machine)
     }
 
     /// Freezes a Body's machine into a directory, and says what is in it.
@@ -147,12 +154,14 @@ impl Fleet {
     pub(crate) fn thawed_parts(
         &self,
         spec: &Spec,
+        rootfs: &RootfsStack,
         dir: &Path,
         machine: &VmRecord,
         cold: bool,
     ) -> Result<VmParts, Failure> {
         let images = (0..machine.images).map(|index| dir.join(format!("image{index}"))).collect();
-        let mut parts = self.parts_with(spec, images, Some(dir.join(UPPER_FILE)))?;
+        let layout = VmLayers::of(rootfs, spec).layout;
+        let mut parts = self.parts_with(spec, images, layout, Some(dir.join(UPPER_FILE)))?;
         if machine.frozen.is_some() && !cold {
             if spec.share.is_some() {
                 return Err(Failure::new(
@@ -179,8 +188,6 @@ fn keep(to: &Path, mut manifest: SnapshotManifest, machine: VmRecord) -> Result<
         .map(|path| vm::disks::used(&path))
         .sum();
     manifest.machine = Some(machine);
-    // It has everything in it: nothing of other snapshots is needed.
-    manifest.below = Vec::new();
     snapshot::write(to, manifest).map_err(failures::snapshot)
 }
 

@@ -6,6 +6,7 @@ pub(crate) mod engines;
 mod jail;
 mod kvm_probe;
 mod memory_snapshot;
+mod read_disk;
 mod share;
 mod suspend;
 pub(crate) mod vm_pool;
@@ -14,7 +15,10 @@ use std::path::{Path, PathBuf};
 
 use body::{
     root::RootfsStack,
-    vm::{self, LastBoot, MicrovmInstall, SetupRecord, VmError, VmParts, VmStartMode, images, kernel},
+    vm::{
+        self, LastBoot, MicrovmInstall, SetupRecord, VmError, VmParts, VmStartMode, images, kernel,
+        stack::{VmLayers, VmLayout},
+    },
 };
 use proto::{
     Failure, Kind, Size, Spec,
@@ -156,20 +160,28 @@ impl Fleet {
     pub(crate) fn parts(&self, spec: &Spec, rootfs: &RootfsStack) -> Result<VmParts, Failure> {
         // Asked first: images take a minute and gigabytes to make, and are of no use without the rest.
         self.microvm_install().setup().map_err(vm_failure)?;
-        let images = self.images(&self.microvm_install(), spec, rootfs)?;
-        self.parts_with(spec, images, None)
+        let layers = VmLayers::of(rootfs, spec);
+        let images = self.images(&self.microvm_install(), spec, &layers)?;
+        self.parts_with(spec, images, layers.layout, None)
     }
 
     fn parts_with(
         &self,
         spec: &Spec,
         images: Vec<PathBuf>,
+        layout: VmLayout,
         disk: Option<PathBuf>,
     ) -> Result<VmParts, Failure> {
         let setup = self.microvm_install().setup().map_err(vm_failure)?;
         let hypervisor = spec.engine.unwrap_or_default();
         let (root, accelerator) = self.engine_root(hypervisor, &setup)?;
-        self.parts_by(&setup, HypervisorChoice { hypervisor, root, accelerator }, spec, images, disk)
+        self.parts_by(
+            &setup,
+            HypervisorChoice { hypervisor, root, accelerator },
+            spec,
+            (images, layout),
+            disk,
+        )
     }
 
     fn parts_by(
@@ -177,7 +189,7 @@ impl Fleet {
         setup: &SetupRecord,
         by: HypervisorChoice,
         spec: &Spec,
-        images: Vec<PathBuf>,
+        (images, layout): (Vec<PathBuf>, VmLayout),
         disk: Option<PathBuf>,
     ) -> Result<VmParts, Failure> {
         let HypervisorChoice { hypervisor, root, accelerator } = by;
@@ -197,22 +209,23 @@ impl Fleet {
             vm::disks::empty(&install.dir().join("uppers"), disk_bytes, inodes).map_err(vm_failure)?;
         let jail = self.jail_of(hypervisor, setup)?;
         let sharer = spec.share.map(|_| install.sharer()).transpose().map_err(vm_failure)?;
-        Ok(VmParts { hypervisor, engine: root, accelerator, images, sharer, jail, empty, start })
+        Ok(VmParts { hypervisor, engine: root, accelerator, images, layout, sharer, jail, empty, start })
     }
 
     fn images(
         &self,
         install: &MicrovmInstall,
         spec: &Spec,
-        rootfs: &RootfsStack,
+        layers: &VmLayers,
     ) -> Result<Vec<PathBuf>, Failure> {
         let dir = install.dir().join("images");
         let programs = &self.launch_context.programs;
-        let (Some(layers), Some(base)) = (&rootfs.layers, &spec.base) else {
-            return images::of_host(programs, &dir).map_err(vm_failure);
-        };
-        let named: Vec<_> = base.layers.iter().map(|id| id.as_str()).zip(layers).collect();
-        images::of_layers(programs, &dir, &named, engines::room(spec)).map_err(vm_failure)
+        let mut found =
+            if layers.host { images::of_host(programs, &dir).map_err(vm_failure)? } else { Vec::new() };
+        let named: Vec<_> = layers.layers.iter().map(|(name, layer)| (name.as_str(), layer)).collect();
+        let room = engines::room(spec).saturating_sub(found.len());
+        found.extend(images::of_layers(programs, &dir, &named, room).map_err(vm_failure)?);
+        Ok(found)
     }
 
     /// Limits that a machine cannot have, and those it has when nothing is asked for.
@@ -227,14 +240,7 @@ impl Fleet {
 }
 
 /// What cannot be asked of a machine.
-pub(crate) fn check(request: &Create, has_workspaces: bool) -> Result<(), Failure> {
-    if has_workspaces {
-        return Err(Failure::new(
-            Kind::Usage,
-            "a microVM has no repositories in it yet: their work could not be brought out",
-        )
-        .hint("choose `--layer process`, or copy files: pal cp DIR BODY:PATH"));
-    }
+pub(crate) fn check(request: &Create) -> Result<(), Failure> {
     share::check(request)?;
     let too_small = |what: &str, asked: Size, min: Size| {
         Err(Failure::new(

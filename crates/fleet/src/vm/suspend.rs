@@ -86,7 +86,7 @@ impl Fleet {
         self.reclaim_ids(spec)?;
         let mut rootfs = self.rootfs_stack(spec)?;
         rootfs.vm = Some(
-            self.thawed_parts(spec, &dir.swap(), &machine, false)
+            self.thawed_parts(spec, &rootfs, &dir.swap(), &machine, false)
                 .map_err(|failure| failure.hint(format!("or give its memory up: pal stop {}", spec.id)))?,
         );
         // Whoever paused it may have been killed before it had forgotten its last guest.

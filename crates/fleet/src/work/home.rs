@@ -162,12 +162,13 @@ impl Fleet {
     pub(crate) fn keep_home(&self, spec: &Spec) -> Result<(), Failure> {
         let Some(Home { name: Some(name), layers }) = &spec.home else { return Ok(()) };
         let area = proto::launch::area_dir(HOME);
-        let upper = self.body_path(&spec.id).join("disk/upper").join(&area);
+        let copy = self.read_disk(spec)?;
+        let upper = copy.as_ref().map_or_else(|| self.upper_path(&spec.id), |copy| copy.path().to_owned());
         let cannot = |what: &str| {
             let what = what.to_owned();
             move |error: io::Error| Failure::new(Kind::Host, what).because(error).hint("make room: pal gc")
         };
-        if is_empty(&upper).unwrap_or(false) {
+        if is_empty(&upper.join(&area)).unwrap_or(false) {
             return Ok(());
         }
         let _building = self.building()?;
@@ -181,7 +182,7 @@ impl Fleet {
             spec.ids.clone(),
         )
         .map_err(failures::layer)?;
-        draft.take_area(&self.body_path(&spec.id), spec, &area).map_err(failures::layer)?;
+        draft.take_area(&upper, spec, &area).map_err(failures::layer)?;
         for cache in CACHES {
             self.leave_out(spec, &draft.root(), cache)?;
         }

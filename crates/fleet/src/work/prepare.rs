@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use body::snapshot;
 use proto::{
-    BodyId, Failure, Kind,
+    BodyId, Failure, Kind, Layer,
     event::hex,
     spec::{Access, BodyRole, Mount},
     workspace::Workspace,
@@ -77,7 +77,8 @@ impl Fleet {
         if all.iter().all(|(_, needs)| needs.steps.is_empty()) {
             return Ok(prepared);
         }
-        let key = key(&footing, &all, &prepared);
+        let layer = up.create.layer.unwrap_or(Layer::Process);
+        let key = key(&footing, &all, &prepared, layer);
         let known = self.manifests().into_iter().filter(|manifest| manifest.dependency.is_some());
         let mut known: Vec<_> = known.collect();
         known.sort_by(|a, b| b.created_at.cmp(&a.created_at));
@@ -91,6 +92,7 @@ impl Fleet {
                 workspaces.iter().map(|workspace| workspace.repository.clone()).collect::<Vec<_>>()
             };
             repositories(&manifest.workspaces) == repositories(workspaces)
+                && manifest.layer == layer
                 && manifest.below.len() < CHAIN_MAX
                 && manifest.origin.as_deref() == Some(&footing.template)
         };
@@ -141,7 +143,7 @@ impl Fleet {
         let view = self.create(create).await?;
         let done = self.run_steps(view.id(), all, &mut egress, say).await;
         let kept = match done {
-            Ok(()) => self.keep_dependencies(view.id(), workspaces, &footing.template, key).await,
+            Ok(()) => self.keep_dependencies(view.id(), &footing.template, key).await,
             Err(failure) => Err(failure),
         };
         let removed = self.remove_with(view.id(), Force::Yes, Discard::Yes).await;
@@ -251,25 +253,13 @@ impl Fleet {
     }
 
     /// Keeps what the steps left, but nothing of what they did to a `.git`.
-    async fn keep_dependencies(
-        &self,
-        body: &BodyId,
-        workspaces: &[Workspace],
-        origin: &str,
-        key: &str,
-    ) -> Result<String, Failure> {
+    async fn keep_dependencies(&self, body: &BodyId, origin: &str, key: &str) -> Result<String, Failure> {
         let (dir, spec, _lock) = self.lock_body(body)?;
         if let Some(running) = dir.running().map_err(|error| failures::dir(body, error))? {
+            let _still = self.hold_still(&dir, &spec)?;
             body::process::kill(&dir, &running)
                 .map_err(|error| failures::process("cannot end the Body", error))?;
             body::process::wait_unmounted(&running);
-        }
-        for workspace in workspaces {
-            let git = dir.path().join("disk/upper").join(workspace.area_dir()).join(".git");
-            if std::fs::symlink_metadata(&git).is_ok() {
-                snapshot::remove(&self.launch_context.programs, &spec.ids, &git)
-                    .map_err(failures::removal)?;
-            }
         }
         self.take_dependencies(&dir, &spec, origin, key).map(|id| id.to_string())
     }
@@ -331,7 +321,7 @@ fn settings(
 }
 
 /// What decides about a dependency layer.
-fn key(footing: &BaseTemplate, all: &[(&Workspace, Needs)], prepared: &PreparedBase) -> String {
+fn key(footing: &BaseTemplate, all: &[(&Workspace, Needs)], prepared: &PreparedBase, layer: Layer) -> String {
     let steps: Vec<_> = all
         .iter()
         .map(|(workspace, needs)| {
@@ -345,7 +335,7 @@ fn key(footing: &BaseTemplate, all: &[(&Workspace, Needs)], prepared: &PreparedB
         .collect();
     let tools: Vec<_> = prepared.mounts.iter().map(|mount| mount.source.display().to_string()).collect();
     let system = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let text = json!([
+    let mut deciding = json!([
         footing.template,
         footing.state,
         prepared.user,
@@ -354,7 +344,10 @@ fn key(footing: &BaseTemplate, all: &[(&Workspace, Needs)], prepared: &PreparedB
         prepared.env,
         tools,
         system
-    ])
-    .to_string();
-    hex(&Sha256::digest(text.as_bytes()))
+    ]);
+    // A snapshot of files is mounted by the layer that it was taken on.
+    if let (true, Some(deciding)) = (layer != Layer::Process, deciding.as_array_mut()) {
+        deciding.push(json!(layer));
+    }
+    hex(&Sha256::digest(deciding.to_string().as_bytes()))
 }

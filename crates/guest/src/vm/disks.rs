@@ -119,10 +119,16 @@ pub fn enter_root(welcome: &GuestSetup) -> io::Result<GuestRoot> {
     identity::write_names(names.as_fd(), welcome)?;
     let root = stage.join("root");
     fs::create_dir_all(&root)?;
-    let below = layers.get(..welcome.root_layers.unwrap_or(layers.len()));
-    let below = below.ok_or_else(|| io::Error::other("the images hold fewer layers than the root has"))?;
-    let lowers: Vec<&Path> =
-        [stage.join("names").as_path()].into_iter().chain(below.iter().map(PathBuf::as_path)).collect();
+    let names_dir = stage.join("names");
+    let mut lowers: Vec<&Path> = vec![&names_dir];
+    if welcome.root_layers.is_empty() {
+        lowers.extend(layers.iter().map(PathBuf::as_path));
+    }
+    for index in &welcome.root_layers {
+        let layer =
+            layers.get(*index).ok_or_else(|| io::Error::other("the images lack a layer of the root"))?;
+        lowers.push(layer);
+    }
     let overlay =
         Overlay { lowers: &lowers, upper: &upper, work: &work, volatile: false, setuid: welcome.setuid };
     overlay
