@@ -274,6 +274,7 @@ impl Bodies {
         self.clear_templates();
         self.clear_homes();
         self.fleet()
+            .garbage()
             .remove_unused_layers(proto::Size(0))
             .expect("layers that nobody stands on can be removed");
         let left = || {
@@ -304,8 +305,8 @@ impl Bodies {
     }
 
     fn clear_templates(&self) {
-        for view in self.fleet().templates().expect("templates can be listed") {
-            let removed = self.fleet().remove_template(view.template.id.as_str());
+        for view in self.fleet().templates().list().expect("templates can be listed") {
+            let removed = self.fleet().templates().remove(view.template.id.as_str());
             removed.unwrap_or_else(|failure| {
                 panic!("cannot remove {}: {}", view.template.name, explain(&failure))
             });
@@ -313,8 +314,8 @@ impl Bodies {
     }
 
     fn clear_homes(&self) {
-        for home in self.fleet().homes().expect("homes can be listed") {
-            let removed = self.fleet().remove_home(&home.record.name);
+        for home in self.fleet().homes().list().expect("homes can be listed") {
+            let removed = self.fleet().homes().remove(&home.record.name);
             removed.unwrap_or_else(|failure| {
                 panic!("cannot remove {}: {}", home.record.name, explain(&failure))
             });

@@ -1,4 +1,4 @@
-//! The real `base`: made once from Debian's packages, and what programs expect to find in it.
+//! Builds the real `base` once from Debian's packages, and checks what programs expect to find in it.
 //!
 //! Slow: alone, `cargo nextest run -p tests --test base`. It needs mmdebstrap or debootstrap, and Debian's mirrors.
 
@@ -11,7 +11,7 @@ use testkit::{
     registry::{CannedResponse, ScriptedServer},
 };
 
-/// A package that makes an account and gives it a file, as many do.
+/// A package that creates an account and a file of that account, as many packages do.
 const PACKAGE: &str = r#"
     set -e; mkdir -p /tmp/p/DEBIAN /tmp/p/usr/bin; cd /tmp
     printf 'Package: greeting\nVersion: 1\nArchitecture: all\nMaintainer: x <x@x.x>\nDescription: x\n' > p/DEBIAN/control
@@ -22,7 +22,7 @@ const PACKAGE: &str = r#"
     greeting; stat -c %U /usr/bin/greeting
 "#;
 
-/// Packages for apt, pip and npm, made in a Body: each file as its name and its contents in one line of hex.
+/// Packages for apt, pip and npm, made in a Body: each file as its name and its contents, in one line of hex.
 const PACKAGES: &str = r#"
     set -e; mkdir -p /tmp/m/d/DEBIAN /tmp/m/d/usr/bin /tmp/m/package; cd /tmp/m
     printf 'Package: mirrored\nVersion: 1\nArchitecture: all\nMaintainer: x <x@x.x>\nDescription: x\n' > d/DEBIAN/control
@@ -42,7 +42,7 @@ END
     for file in mirrored.deb Packages mirrored-1-py3-none-any.whl mirrored.tgz; do echo $file $(od -An -v -tx1 $file | tr -d ' \n'); done
 "#;
 
-/// A mirror on this machine for all three, by plain HTTP.
+/// A mirror on this host for all three, over plain HTTP.
 fn mirror(files: HashMap<String, Vec<u8>>) -> ScriptedServer {
     ScriptedServer::start(move |asked| {
         let here = &asked.headers["host"];
@@ -68,7 +68,7 @@ fn mirror(files: HashMap<String, Vec<u8>>) -> ScriptedServer {
     })
 }
 
-/// apt, pip and npm of a build fetch through its way out, as whoever they run.
+/// apt, pip and npm of a build download through its egress proxy, as any user.
 async fn packages_are_installed_by_a_build(t: &Bodies, body: &BodyId) {
     let made = t.exec(body, ExecRequest::new(["/bin/bash", "-c", PACKAGES])).await.ok();
     let decode = |text: &str| {
@@ -84,7 +84,7 @@ async fn packages_are_installed_by_a_build(t: &Bodies, body: &BodyId) {
     );
     let port = mirror.host().replace("127.0.0.1:", "");
     let here = format!("http://localhost:{port}");
-    // What is on this machine's own loopback would not be asked for by way of a proxy.
+    // Clients do not use a proxy for the loopback address, so the mirror has another one.
     let run = |line: String, user: &str| BuildStep {
         act: Instruction::Run {
             command: format!("export no_proxy= NO_PROXY=; {line}"),
@@ -118,9 +118,9 @@ async fn packages_are_installed_by_a_build(t: &Bodies, body: &BodyId) {
         force: false,
         allow: vec![format!("localhost:{port}+plain+private")],
     };
-    let asked = t.fleet().ask_build("packages", &[], None, None).unwrap();
-    let job = t.fleet().begin_job(&asked.template, &asked.id).unwrap();
-    let built = t.fleet().build(&job, request).await;
+    let asked = t.fleet().builds().request("packages", &[], None, None).unwrap();
+    let job = t.fleet().builds().begin(&asked.template, &asked.id).unwrap();
+    let built = t.fleet().builds().build(&job, request).await;
     let said: Vec<String> = job.log_lines(0, usize::MAX).1.into_iter().map(|said| said.message).collect();
     assert!(built.is_ok(), "{said:#?}");
     for word in ["apt", "pip", "npm"] {
@@ -133,10 +133,13 @@ async fn packages_are_installed_by_a_build(t: &Bodies, body: &BodyId) {
     microvm = "the root is the same; body::templates shows machines on roots of their own"
 ))]
 async fn base_is_what_programs_expect(t: Bodies) {
-    let made =
-        t.fleet().setup(BASE, &mut |_| ()).unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
+    let made = t
+        .fleet()
+        .builds()
+        .setup(BASE, &mut |_| ())
+        .unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
     assert_eq!(
-        t.fleet().setup(BASE, &mut |_| ()).unwrap().builds.len(),
+        t.fleet().builds().setup(BASE, &mut |_| ()).unwrap().builds.len(),
         made.builds.len(),
         "it is made once"
     );

@@ -1,4 +1,4 @@
-//! An ordinary user with subordinate ids: there is a root inside, who is that user outside.
+//! An ordinary user with subordinate ids: root of the Body is that user on the host.
 
 use fleet::ExecRequest;
 use testkit::{Bodies, body_test, run_as_account};
@@ -63,7 +63,7 @@ fn mounts_that_belong_to_another_id() {
     run_as_account("body::mounts::a_read_only_mount_is_read_and_never_written::process");
 }
 
-/// Files of subordinate ids stay when the account removes the directory; `pal gc` takes them.
+/// Files of subordinate ids stay when the user removes the directory; `pal gc` removes them.
 #[test]
 fn a_directory_that_was_removed() {
     run_as_account("body::death::a_body_whose_directory_was_removed_ends_by_itself::process");

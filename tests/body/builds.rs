@@ -1,4 +1,4 @@
-//! Building templates: each step in a Body, each result a layer.
+//! Building templates: each step runs in a Body, and each result is a layer.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -15,7 +15,7 @@ use testkit::{
 };
 
 fn begin(t: &Bodies) {
-    let built = t.fleet().import_template(
+    let built = t.fleet().builds().import_template(
         "small",
         "a test",
         TemplateSettings { sudo: true, ..TemplateSettings::default() },
@@ -57,9 +57,9 @@ async fn build(
     name: &str,
     request: BuildRequest,
 ) -> (Result<TemplateBuild, Failure>, Vec<String>, BuildState) {
-    let asked = t.fleet().ask_build(name, &[], None, None).unwrap();
-    let job = t.fleet().begin_job(&asked.template, &asked.id).unwrap();
-    let built = t.fleet().build(&job, request).await;
+    let asked = t.fleet().builds().request(name, &[], None, None).unwrap();
+    let job = t.fleet().builds().begin(&asked.template, &asked.id).unwrap();
+    let built = t.fleet().builds().build(&job, request).await;
     let (state, said) = job.log_lines(0, usize::MAX);
     (built, said.into_iter().map(|said| said.message).collect(), state)
 }
@@ -157,17 +157,18 @@ async fn a_build_that_fails_names_its_step_and_leaves_nothing(t: Bodies) {
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn a_build_is_called_off_in_the_middle(t: Bodies) {
     begin(&t);
-    let asked = t.fleet().ask_build("slow", &[], None, None).unwrap();
-    let job = t.fleet().begin_job(&asked.template, &asked.id).unwrap();
-    assert!(t.fleet().begin_job(&asked.template, &asked.id).is_err(), "a build begins once");
+    let asked = t.fleet().builds().request("slow", &[], None, None).unwrap();
+    let job = t.fleet().builds().begin(&asked.template, &asked.id).unwrap();
+    assert!(t.fleet().builds().begin(&asked.template, &asked.id).is_err(), "a build begins once");
     let off = async |job: &BuildJob| {
         while !job.log_lines(0, usize::MAX).1.iter().any(|said| said.message == "here") {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         job.cancel();
     };
+    let builds = t.fleet().builds();
     let (built, ()) =
-        tokio::join!(t.fleet().build(&job, request(vec![run("echo here; sleep 1000")])), off(&job));
+        tokio::join!(builds.build(&job, request(vec![run("echo here; sleep 1000")])), off(&job));
     assert!(built.unwrap_err().to_string().contains("called off"));
     assert!(t.fleet().list().unwrap().is_empty());
 }
@@ -191,7 +192,7 @@ async fn what_it_says_is_bounded_and_what_it_starts_is_tried(t: Bodies) {
     assert_eq!(t.sh(view.id(), "ls /tmp/up").await.ok(), "/tmp/up");
 }
 
-/// Says something to the way out, and keeps the answer.
+/// Sends a request to the egress proxy, and keeps the answer in a file.
 fn through(question: &str) -> Instruction {
     run(&format!(
         "exec 3<>/dev/tcp/127.0.0.1/3128 && printf '{question} HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n' >&3 && cat <&3 >> ~/said"
@@ -241,19 +242,19 @@ async fn commands_reach_the_names_they_may_and_what_is_built_reaches_none(t: Bod
         vec![serde_json::json!({ "allow": allow }); 3],
         "each Body of a command says where it may go, and not where its socket is"
     );
-    // What the template's Bodies have is the file, and nothing of the way out.
+    // Bodies of the template have the file, and no egress proxy.
     let view = t.make(Create { template: "online".into(), ..t.passing() }).await;
     let look = t.sh(view.id(), "cat ~/said; echo ---; env; ls /run; (exec 3<>/dev/tcp/127.0.0.1/3128) 2>/dev/null && echo open || echo shut").await.ok();
     let (said, now) = look.split_once("---").unwrap();
     assert!(said.contains("PACKAGE") && said.contains("403 Denied"), "{look}");
     assert!(!now.contains("proxy") && !now.contains("palisade") && now.ends_with("shut"), "{look}");
-    // Without a rule there is no way out, and a rule that means nothing is refused before anything is done.
+    // Without a rule there is no egress proxy, and an invalid rule is refused before any step runs.
     let (built, said, _) = build(&t, "offline", BuildRequest { force: true, ..request(vec![fetch]) }).await;
     assert!(built.is_err() && asked() == 1, "{said:?}");
     let (built, _, state) =
         build(&t, "wrong", BuildRequest { allow: vec!["*:443".into()], ..request(Vec::new()) }).await;
     assert!(built.is_err() && matches!(state, BuildState::Error { step: Some(step), .. } if step == "base"));
-    // A command that fails says where it was not let out to.
+    // A failed command reports the hosts that the proxy denied.
     let refused = run(
         "exec 3<>/dev/tcp/127.0.0.1/3128 && printf 'GET http://localhost:1/ HTTP/1.1\\r\\n\\r\\n' >&3 && cat <&3; exit 4",
     );

@@ -1,4 +1,4 @@
-//! Copying in and out: what arrives is what was sent, and nothing is written where it was not asked for.
+//! Copying in and out: what arrives is what was sent, and nothing is written outside of the target.
 
 use std::{
     ffi::OsStr,
@@ -10,7 +10,7 @@ use std::{
 use proto::Kind;
 use testkit::{Bodies, body_test};
 
-/// A tree of the host with everything `cp` should carry.
+/// A tree of the host with everything that `cp` should copy.
 fn furnish(top: &Path) {
     fs::create_dir_all(top.join("dir/empty")).unwrap();
     fs::write(top.join("dir/plain"), "plain\n").unwrap();
@@ -52,12 +52,12 @@ async fn a_tree_goes_in_and_comes_back(t: Bodies) {
     let body = t.create().await;
     let here = t.dir().join("here");
     furnish(&here);
-    let copied = t.fleet().copy_in(&body, &here.join("dir"), "/home/user/there").await.unwrap();
+    let copied = t.fleet().files().copy_in(&body, &here.join("dir"), "/home/user/there").await.unwrap();
     assert_eq!(copied.entries, 8);
     let seen = t.sh(&body, "cd ~/there; ./tool; cat link; readlink away; ls -d empty; wc -c < large; stat -c %U plain; cat odd*").await.ok();
     assert_eq!(seen, "tool\nplain\n/etc/passwd\nempty\n3145728\nuser\nodd");
     let back = t.dir().join("back");
-    assert_eq!(t.fleet().copy_out(&body, "/home/user/there", &back).await.unwrap(), copied);
+    assert_eq!(t.fleet().files().copy_out(&body, "/home/user/there", &back).await.unwrap(), copied);
     assert_eq!(describe(&back), describe(&here.join("dir")));
     assert_eq!(
         t.kinds(&body).iter().filter(|kind| kind.starts_with("file.")).collect::<Vec<_>>(),
@@ -71,15 +71,15 @@ async fn a_directory_that_is_there_receives_under_the_old_name(t: Bodies) {
     let file = t.dir().join("file");
     fs::write(&file, "first").unwrap();
     t.sh(&body, "mkdir ~/dir").await.ok();
-    t.fleet().copy_in(&body, &file, "/home/user/dir").await.unwrap();
-    t.fleet().copy_in(&body, &file, "/home/user/dir/named").await.unwrap();
-    t.fleet().copy_in(&body, &file, "/home/user/dir/").await.unwrap();
+    t.fleet().files().copy_in(&body, &file, "/home/user/dir").await.unwrap();
+    t.fleet().files().copy_in(&body, &file, "/home/user/dir/named").await.unwrap();
+    t.fleet().files().copy_in(&body, &file, "/home/user/dir/").await.unwrap();
     assert_eq!(t.sh(&body, "cd ~/dir; ls; cat file named").await.ok(), "file\nnamed\nfirstfirst");
     fs::write(&file, "changed").unwrap();
     let out = t.dir().join("out");
     fs::create_dir(&out).unwrap();
-    t.fleet().copy_out(&body, "/home/user/dir/named", &out).await.unwrap();
-    t.fleet().copy_out(&body, "/home/user/dir", &out).await.unwrap();
+    t.fleet().files().copy_out(&body, "/home/user/dir/named", &out).await.unwrap();
+    t.fleet().files().copy_out(&body, "/home/user/dir", &out).await.unwrap();
     assert_eq!(fs::read_to_string(out.join("named")).unwrap(), "first");
     assert_eq!(fs::read_to_string(out.join("dir/file")).unwrap(), "first");
 }
@@ -90,11 +90,11 @@ async fn what_cannot_be_copied_is_said(t: Bodies) {
     let file = t.dir().join("file");
     fs::write(&file, "x").unwrap();
     assert_eq!(
-        t.fleet().copy_in(&body, &t.dir().join("missing"), "/home/user/x").await.unwrap_err().kind,
+        t.fleet().files().copy_in(&body, &t.dir().join("missing"), "/home/user/x").await.unwrap_err().kind,
         Kind::NotFound
     );
     assert_eq!(
-        t.fleet().copy_out(&body, "/no/such", &t.dir().join("x")).await.unwrap_err().kind,
+        t.fleet().files().copy_out(&body, "/no/such", &t.dir().join("x")).await.unwrap_err().kind,
         Kind::NotFound
     );
     assert!(!t.dir().join("x").exists());
@@ -102,6 +102,7 @@ async fn what_cannot_be_copied_is_said(t: Bodies) {
     for place in ["/home/user/a\0b", long.as_str()] {
         let failure = t
             .fleet()
+            .files()
             .copy_in(&body, &file, place)
             .await
             .err()
@@ -121,7 +122,7 @@ async fn what_comes_out_gains_no_rights(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "mkdir ~/d; cp /bin/true ~/d/suid; chmod 6755 ~/d/suid; mkfifo ~/d/fifo; chmod 1777 ~/d; touch ~/d/none; chmod 000 ~/d/none; chmod 600 ~/d/none").await.ok();
     let out = t.dir().join("out");
-    t.fleet().copy_out(&body, "/home/user/d", &out).await.unwrap();
+    t.fleet().files().copy_out(&body, "/home/user/d", &out).await.unwrap();
     assert_eq!(fs::metadata(out.join("suid")).unwrap().permissions().mode() & 0o7777, 0o755);
     assert!(!out.join("fifo").exists(), "no pipe that could block whoever reads it");
     assert_eq!(fs::metadata(&out).unwrap().permissions().mode() & 0o7000, 0);
@@ -135,7 +136,8 @@ async fn a_link_inside_never_leads_a_copy_out_of_the_body(t: Bodies) {
     fs::write(outside.join("victim"), "untouched").unwrap();
     fs::write(t.dir().join("evil"), "evil").unwrap();
     let place = outside.display();
-    // In: a directory inside that is a link to a path of the host means that path inside, or nothing.
+    // In: a directory in the Body that is a symbolic link to a host path means that path in the Body, or
+    // nothing.
     t.sh(&body, &format!("ln -s {place} ~/door; ln -s {place}/victim ~/file; ln -s / ~/root")).await.ok();
     for target in [
         "/home/user/door/victim".to_owned(),
@@ -144,14 +146,14 @@ async fn a_link_inside_never_leads_a_copy_out_of_the_body(t: Bodies) {
         format!("/proc/1/root{place}/victim"),
         format!("/proc/self/root{place}/victim"),
     ] {
-        let _ = t.fleet().copy_in(&body, &t.dir().join("evil"), &target).await;
+        let _ = t.fleet().files().copy_in(&body, &t.dir().join("evil"), &target).await;
     }
     assert_eq!(fs::read_to_string(outside.join("victim")).unwrap(), "untouched");
-    // Out: links of the host are not followed on the Body's word either.
+    // Out: links of the Body to host paths are not followed either.
     fs::write(outside.join("secret"), "secret of the host").unwrap();
     t.sh(&body, &format!("ln -s {place}/secret ~/peek")).await.ok();
     let out = t.dir().join("peeked");
-    let _ = t.fleet().copy_out(&body, "/home/user/peek", &out).await;
+    let _ = t.fleet().files().copy_out(&body, "/home/user/peek", &out).await;
     assert!(
         fs::read(&out).map_or(true, |seen| seen != b"secret of the host"),
         "the host's secret was read for the Body"
@@ -164,7 +166,7 @@ async fn a_tree_swapped_while_it_is_copied_writes_nothing_outside(t: Bodies) {
     let outside = t.dir().join("outside");
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("f"), "untouched").unwrap();
-    // A directory that is a link to the host's at every other moment.
+    // A directory that alternates with a symbolic link to the host's directory.
     let swap = format!(
         "mkdir -p ~/t/a; for i in 1 2 3 4 5 6 7 8; do echo evil > ~/t/a/f; echo evil > ~/t/a/$i; done; ln -s {} ~/t/link
          perl -e 'chdir \"/home/user/t\"; while (1) {{ syscall(316, -100, $_[0]=\"a\", -100, $_[1]=\"link\", 2) }}' >/dev/null 2>&1 & echo $!",
@@ -174,15 +176,15 @@ async fn a_tree_swapped_while_it_is_copied_writes_nothing_outside(t: Bodies) {
     let (mut links, mut trees) = (0, 0);
     for round in 0..60 {
         let out = t.dir().join(format!("out-{round}"));
-        let copied = t.fleet().copy_out(&body, "/home/user/t", &out).await;
+        let copied = t.fleet().files().copy_out(&body, "/home/user/t", &out).await;
         if copied.is_ok() {
             match fs::symlink_metadata(out.join("a")) {
                 Ok(found) if found.is_symlink() => links += 1,
                 _ => trees += 1,
             }
         }
-        let again = t.fleet().copy_out(&body, "/home/user/t", &out).await;
-        let _ = (again, t.fleet().copy_in(&body, &outside, "/home/user/t/a").await);
+        let again = t.fleet().files().copy_out(&body, "/home/user/t", &out).await;
+        let _ = (again, t.fleet().files().copy_in(&body, &outside, "/home/user/t/a").await);
         assert_eq!(fs::read_to_string(outside.join("f")).unwrap(), "untouched", "round {round}");
         assert_eq!(fs::read_dir(&outside).unwrap().count(), 1, "round {round}");
     }
@@ -196,10 +198,10 @@ async fn a_copy_onto_a_link_of_the_host_does_not_follow_it_below(t: Bodies) {
     let outside = t.dir().join("outside");
     fs::create_dir(&outside).unwrap();
     t.sh(&body, "mkdir -p ~/t/sub; echo evil > ~/t/sub/f").await.ok();
-    // What a former copy brought: a link where this one has a directory.
+    // An earlier copy left a link where this one has a directory.
     let out = t.dir().join("out");
     fs::create_dir(&out).unwrap();
     symlink(&outside, out.join("sub")).unwrap();
-    let _ = t.fleet().copy_out(&body, "/home/user/t/.", &out).await;
+    let _ = t.fleet().files().copy_out(&body, "/home/user/t/.", &out).await;
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
 }

@@ -1,4 +1,4 @@
-//! The data directory: whose it is, whether it can be written, which version wrote it.
+//! The data directory: its owner, its permissions, the version that wrote it.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -21,7 +21,7 @@ async fn a_data_directory_is_made_for_its_owner_alone(t: Bodies) {
 
 #[body_test]
 async fn somebody_elses_directory_is_refused(t: Bodies) {
-    // Root may give one away; an ordinary user finds root's own.
+    // Root can give the directory away; an ordinary user finds root's.
     let data = if testkit::is_root() {
         let data = t.dir().join("others");
         fs::create_dir(&data).unwrap();
@@ -107,7 +107,7 @@ async fn a_path_that_is_no_text_works(t: Bodies) {
     let data = t.dir().join(std::ffi::OsStr::from_bytes(b"odd\xff: ,\\name"));
     let fleet = match open(&data) {
         Ok(fleet) => fleet,
-        // JSON holds no such path, so it may be refused, with words.
+        // JSON cannot hold such a path, so `pal` may refuse it, with a message.
         Err(failure) => {
             assert!(
                 failure.kind == Kind::Usage && !failure.hints.is_empty(),

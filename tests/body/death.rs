@@ -1,4 +1,4 @@
-//! Deaths that nobody ordered: of the guest, of the keeper, of both, of the whole host.
+//! Unexpected deaths: of the guest, of the supervisor, of both, of the whole host.
 
 use std::{
     os::unix::net::UnixStream,
@@ -51,7 +51,7 @@ async fn a_guest_that_was_killed_is_dead_and_its_files_are_not(t: Bodies) {
     );
 }
 
-/// Keeps one processor busy while it lives.
+/// Keeps one CPU busy as long as it lives.
 struct BusyCpu {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -86,7 +86,7 @@ async fn a_guest_that_was_killed_and_waits_for_a_processor_is_not_taken_to_run(t
     for _ in 0..8 {
         let at = running(&t, &body);
         let guest = Pid::from_raw(at.pid);
-        // It has to wait for the one processor that somebody else has.
+        // The guest has to wait for a CPU that another process uses.
         sched_setaffinity(guest, &last).unwrap();
         setpriority_process(guest, 19).unwrap();
         kill(at.pid);
@@ -106,7 +106,7 @@ async fn a_guest_that_was_told_to_end_is_not_taken_to_run(t: Bodies) {
     .await
     .ok();
     let at = running(&t, &body);
-    // As a `pal stop` does that is killed before the guest has ended.
+    // A `pal stop` does this if it is killed before the guest has ended.
     kill_process(Pid::from_raw(at.pid).unwrap(), Signal::TERM).unwrap();
     let socket = t.body_dir(&body).join("guest.sock");
     wait::until("it has heard of that", || UnixStream::connect(&socket).err()).await;
@@ -157,7 +157,7 @@ async fn a_body_whose_directory_was_removed_ends_by_itself(t: Bodies) {
     std::fs::rename(t.body_dir(&moved), &elsewhere).unwrap();
     let gone = [&removed, &paused].map(|body| (running(&t, body), t.body_dir(body)));
     for (_, dir) in &gone {
-        // What belongs to ids of the Body may stay, for a user who is not root.
+        // Files of the Body's ids may stay if the user is not root.
         let _ = std::process::Command::new("rm")
             .arg("-rf")
             .arg(dir)
@@ -180,9 +180,9 @@ async fn a_body_whose_directory_was_removed_ends_by_itself(t: Bodies) {
     )
     .await;
     assert_eq!(testkit::leaks::cgroups(&[removed.to_string(), paused.to_string()]), Vec::<String>::new());
-    t.fleet().gc(fleet::GcMode::Remove).await.unwrap();
+    t.fleet().garbage().collect(fleet::GcMode::Remove).await.unwrap();
     assert!(gone.iter().all(|(_, dir)| !dir.exists()));
-    // Its keeper had a look at that, too.
+    // The supervisor checked the directory meanwhile, too.
     std::fs::rename(&elsewhere, t.body_dir(&moved)).unwrap();
     assert_eq!(t.sh(&moved, "echo still here").await.ok(), "still here");
 }
@@ -197,7 +197,8 @@ async fn a_body_of_an_earlier_boot_is_interrupted_and_can_be_started(t: Bodies) 
     kill(at.supervisor);
     kill(at.pid);
     dead(&t, &body).await;
-    // What a restart leaves: no process, no group, the files as they were, another boot id.
+    // After a restart there are no processes and no cgroups, the files are unchanged, and the boot id is
+    // another one.
     for group in &at.cgroups {
         wait::until("the group is empty", || std::fs::remove_dir(&group.path).ok()).await;
     }
@@ -235,7 +236,7 @@ async fn the_keeper_of_another_body_with_the_keepers_pid_is_not_the_keeper(t: Bo
     kill(at.supervisor);
     kill(at.pid);
     dead(&t, &body).await;
-    // The kernel gave the pid to the next keeper: its name is the same, its start is not.
+    // The kernel gave the pid to the next supervisor: the name is the same, the start time is not.
     at.supervisor = its.supervisor;
     std::fs::write(t.body_dir(&body).join("run.json"), serde_json::to_vec(&at).unwrap()).unwrap();
     let recorded = running(&t, &body);
@@ -265,7 +266,7 @@ async fn a_damaged_record_is_said_and_can_be_cleared_away(t: Bodies) {
 #[body_test]
 async fn a_stopped_guest_that_is_asked_to_end_is_ended(t: Bodies) {
     let body = t.create().await;
-    // SIGSTOP to the guest alone: it accepts no more, as one that hangs.
+    // SIGSTOP to the guest alone: it accepts no connection, like a guest that hangs.
     let at = running(&t, &body);
     let pid = rustix::process::Pid::from_raw(at.pid).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();

@@ -12,7 +12,7 @@ use testkit::{
     wait,
 };
 
-/// Asks for a path of a server through the egress proxy, and gives the answer.
+/// Requests a path of a server through the egress proxy, and returns the answer.
 async fn fetch(t: &Bodies, body: &BodyId, server: &str, path: &str) -> String {
     t.run(body, ["bash", "-c", &request(server, path)]).await.text()
 }
@@ -38,7 +38,7 @@ fn with_policy(t: &Bodies, servers: &[&str]) -> Create {
     Create { egress: Some(Egress { allow }), ..t.kept() }
 }
 
-/// The process that serves a Body of this test; there is one.
+/// The only egress process of this test.
 fn serving() -> Option<HostProcess> {
     let mut found = leaks::descendants().into_iter().filter(|process| process.name == "pal-egress");
     let first = found.next();
@@ -94,7 +94,7 @@ async fn a_body_reaches_what_its_policy_names_through_a_confined_process_of_its_
         assert!(status_of(&process, "Uid").starts_with("65534\t65534"), "{}", status_of(&process, "Uid"));
     }
 
-    // It ends with the Body, its last word is in the log, and it starts with the Body again.
+    // It ends with the Body, its last decision is in the log, and it starts with the Body again.
     t.fleet().stop(&body, Duration::ZERO).await.unwrap();
     assert_eq!(serving(), None);
     let counted = ("network.counted".to_owned(), allowed.clone(), Some(2));
@@ -114,7 +114,7 @@ async fn a_killed_egress_process_is_started_again_and_connections_wait_for_it(t:
     let body = t.make(with_policy(&t, &[&name])).await.spec.id;
     let first = started().await;
     assert!(fetch(&t, &body, &name, "/one").await.ends_with("GOT /one"));
-    // It stands still: whatever is asked waits, and nothing else answers.
+    // The proxy is stopped: requests wait, and no other process answers.
     kill_process(Pid::from_raw(first.pid).unwrap(), Signal::STOP).unwrap();
     let (waiting, killing) = (fetch(&t, &body, &name, "/two"), async {
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -124,7 +124,7 @@ async fn a_killed_egress_process_is_started_again_and_connections_wait_for_it(t:
     let (answer, ()) = tokio::join!(waiting, killing);
     assert!(answer.ends_with("GOT /two"), "{answer}");
     assert_ne!(started().await.pid, first.pid);
-    // Again and again.
+    // Kill it repeatedly.
     for round in 0..3 {
         leaks::kill(started().await.pid);
         let path = format!("/again{round}");
@@ -165,7 +165,7 @@ async fn without_room_for_its_decision_a_connection_is_refused(t: Bodies) {
         .open(t.data().join("egress").join(body.as_str()).join("events"))
         .unwrap();
     let len = spool.metadata().unwrap().len();
-    // The longest that a spool may be.
+    // The maximum length of a spool.
     spool.set_len(64 << 20).unwrap();
     let answer = fetch(&t, &body, &two, "/").await;
     assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("cannot be recorded"), "{answer}");
@@ -182,7 +182,7 @@ async fn a_line_is_one_event_whoever_takes_it_and_gc_takes_what_is_left(t: Bodie
     let (_server, name) = server();
     let body = t.make(with_policy(&t, &[&name])).await.spec.id;
     assert!(fetch(&t, &body, &name, "/").await.ends_with("GOT /"));
-    // Many at once, in several fleets.
+    // Several fleets read at once.
     let readers: Vec<_> = (0..4)
         .map(|_| {
             let (fleet, body) = (t.second(), body.clone());
@@ -197,17 +197,17 @@ async fn a_line_is_one_event_whoever_takes_it_and_gc_takes_what_is_left(t: Bodie
     readers.into_iter().for_each(|reader| reader.join().unwrap());
     let allowed = ("network.allowed".to_owned(), name, None);
     assert_eq!(decisions(&t, &body), [allowed.clone()]);
-    // As if a `pal` had been killed between its append and its note.
+    // The state after a `pal` was killed between the append and the note.
     let dir = t.data().join("egress").join(body.as_str());
     fs::write(dir.join("drained"), b"{\"spool\":0,\"seq\":0}").unwrap();
     assert_eq!(decisions(&t, &body), [allowed.clone()]);
     fs::write(dir.join("drained"), b"{\"sp").unwrap();
     assert_eq!(decisions(&t, &body), [allowed.clone()]);
-    // As if the Body's directory had been removed by hand.
+    // The state after a user removed the Body's directory by hand.
     let orphan = t.data().join("egress").join("zzzz");
     fs::create_dir_all(&orphan).unwrap();
     fs::copy(dir.join("events"), orphan.join("events")).unwrap();
-    let found = t.fleet().gc(GcMode::Remove).await.unwrap();
+    let found = t.fleet().garbage().collect(GcMode::Remove).await.unwrap();
     assert!(
         found.iter().any(|garbage| garbage.kind == "egress proxy" && garbage.name == "zzzz")
             && !orphan.exists(),

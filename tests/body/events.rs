@@ -1,4 +1,4 @@
-//! The log: what happened, in order, and nothing that was not written down.
+//! The log: what happened, in order, and nothing else.
 
 use fleet::{ExecRequest, Force, LogVerdict};
 use proto::{
@@ -30,7 +30,7 @@ async fn a_life_is_written_in_order(t: Bodies) {
         "body.removed",
     ];
     if t.layer() == proto::Layer::Microvm {
-        // A machine that goes on proves itself.
+        // A resumed microVM sends a receipt.
         expected.insert(6, "body.receipt");
     }
     assert_eq!(t.kinds(&body), expected);
@@ -97,7 +97,7 @@ async fn what_cannot_be_written_down_does_not_happen(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "echo kept > ~/file").await.ok();
     let written = t.events().len();
-    // A log that takes no new line, as on a full disk.
+    // A log that accepts no new event, as on a full disk.
     let log = rusqlite::Connection::open(t.data().join(store::FILE)).unwrap();
     log.execute_batch("ALTER TABLE events RENAME TO aside").unwrap();
     let refused = |kind: Kind, what: &str| assert_eq!(kind, Kind::Host, "{what}");
@@ -112,7 +112,7 @@ async fn what_cannot_be_written_down_does_not_happen(t: Bodies) {
     refused(t.fleet().remove(&body, Force::Yes).await.unwrap_err().kind, "remove");
     std::fs::write(t.dir().join("file"), "x").unwrap();
     refused(
-        t.fleet().copy_in(&body, &t.dir().join("file"), "/home/user/made").await.unwrap_err().kind,
+        t.fleet().files().copy_in(&body, &t.dir().join("file"), "/home/user/made").await.unwrap_err().kind,
         "cp in",
     );
     log.execute_batch("ALTER TABLE aside RENAME TO events").unwrap();

@@ -1,4 +1,4 @@
-//! Commands in a Body: what they read, write, are told and leave.
+//! Commands in a Body: their input, output, environment and leftovers.
 
 use std::time::{Duration, Instant};
 
@@ -88,7 +88,7 @@ async fn odd_commands_are_refused_or_run_but_never_crash(t: Bodies) {
 
 #[body_test]
 async fn the_environment_is_the_bodys_and_the_commands_own(t: Bodies) {
-    // A variable of the caller must not be seen.
+    // The Body must not see a variable of the caller.
     assert!(std::env::var("PATH").is_ok());
     let mut request = t.kept();
     request.env.insert("OF_BODY".into(), "one two".into());
@@ -216,7 +216,7 @@ async fn what_is_left_in_the_background_goes_on_without_its_parent(t: Bodies) {
     t.sh(&body, "(sleep 0.3; echo late > /home/user/late) >/dev/null 2>&1 &").await.ok();
     assert!(began.elapsed() < Duration::from_secs(5), "the command did not wait for its child");
     t.sh(&body, "while ! test -s /home/user/late; do sleep 0.02; done").await.ok();
-    // Its parent is the guest, which reaps it.
+    // The guest is the parent of orphans, and reaps them.
     t.sh(&body, "for i in 1 2 3 4 5 6 7 8 9; do (sleep 0 &); done").await.ok();
     assert_eq!(t.sh(&body, "sleep 0.1; grep -l '^State:.Z' /proc/[0-9]*/status | wc -l").await.text(), "0");
 }
@@ -232,7 +232,7 @@ async fn a_timeout_ends_the_command_and_not_the_body(t: Bodies) {
     assert_eq!((ran.text(), ran.code, ran.ended.timed_out), ("early".into(), 124, true));
     let gone = "for i in $(seq 100); do grep -q '^sleep' /proc/[0-9]*/cmdline || exit 0; perl -e 'select(undef, undef, undef, 0.02)'; done; exit 1";
     t.sh(&body, gone).await.ok();
-    // Also what the command waits for.
+    // The timeout also kills what the command waits for.
     let slow = ExecRequest {
         timeout: Some(Duration::from_millis(300)),
         ..ExecRequest::new(["sh", "-c", "sleep 1000 | cat; true"])
@@ -332,7 +332,7 @@ async fn a_tagged_terminal_is_found_again_with_its_newest_output(t: Bodies) {
     };
     let mut first = t.fleet().exec(&body, request).await.unwrap();
     assert_eq!(first.next().await.unwrap(), Some(OutputChunk::Tty(Bytes::from_static(b"before"))));
-    // As if the process that held it were gone.
+    // The state after the process that held it is gone.
     drop(first);
     assert_eq!(t.fleet().tagged_execs(&body).await.unwrap().len(), 1);
     let second = t.second();

@@ -1,4 +1,4 @@
-//! Several that use the same data at once.
+//! Several processes that use one data directory at once.
 
 use fleet::{Force, Status};
 use proto::Kind;
@@ -34,7 +34,7 @@ async fn a_line_that_a_command_left_leads_to_the_guest_that_is_there(t: Bodies) 
     let said = async |script: &str| t.sh(&body, script).await.ok();
     assert_eq!(said("echo one").await, "one");
     assert_eq!(said("echo two").await, "two");
-    // Another guest, of which this fleet hears nothing: its runtime stands still meanwhile.
+    // Another guest starts, without this fleet noticing: its runtime does not run meanwhile.
     let again = async || {
         other.stop(&body, std::time::Duration::from_secs(1)).await.unwrap();
         other.start(&body).await.unwrap();
@@ -46,13 +46,13 @@ async fn a_line_that_a_command_left_leads_to_the_guest_that_is_there(t: Bodies) 
     assert_eq!(refused.kind, Kind::Conflict, "{}", testkit::explain(&refused));
     other.start(&body).await.unwrap();
     assert_eq!(said("echo three").await, "three");
-    // One that stands still, and goes on.
+    // A paused and resumed Body.
     other.pause(&body).await.unwrap();
     let refused = t.try_exec(&body, fleet::ExecRequest::new(["true"])).await.unwrap_err();
     assert!(refused.message.contains("paused"), "{}", testkit::explain(&refused));
     other.resume(&body).await.unwrap();
     assert_eq!(said("echo four").await, "four");
-    // A runtime of its own carries nobody else's line, and may be gone when the next command comes.
+    // A runtime of its own has no connections of another, and may be gone at the next command.
     for word in ["five", "six"] {
         let script = format!("echo {word}");
         let request = fleet::ExecRequest::new(["sh", "-c", &script]);
@@ -62,7 +62,7 @@ async fn a_line_that_a_command_left_leads_to_the_guest_that_is_there(t: Bodies) 
         assert_eq!(told, word);
         assert_eq!(said(&format!("echo {word}")).await, word);
     }
-    // One that is gone without a word.
+    // A Body that died without an event.
     let pid = t.view(&body).pid.unwrap();
     rustix::process::kill_process(
         rustix::process::Pid::from_raw(pid).unwrap(),
@@ -123,7 +123,7 @@ async fn bodies_made_at_the_same_time_differ_in_everything_that_tells_them_apart
     }
 }
 
-/// The link by which the whole host knows whose ids these are.
+/// The symbolic link that claims these ids on the whole host.
 fn host_wide(view: &fleet::BodyView) -> std::path::PathBuf {
     let claims = body::ids::claims_of(std::path::Path::new("/nowhere"), &view.spec.ids, view.id());
     claims.into_iter().next_back().expect("root's Bodies have claims").link
@@ -140,7 +140,7 @@ async fn bodies_of_two_data_directories_have_different_ids(t: Bodies) {
         view.enforcement.mechanisms.iter().find(|known| known.name == "own ids").unwrap().clone()
     };
     assert_eq!(record(&view).state, proto::MechanismStatus::Enforced);
-    // Which run is tried first follows from the id, so the same id wants the same one.
+    // The id of the Body decides which range is tried first, so the same id wants the same range.
     let other = t.dir().join("other");
     let there = other.join("bodies").join(view.id().as_str());
     std::fs::create_dir_all(&there).unwrap();
@@ -148,7 +148,7 @@ async fn bodies_of_two_data_directories_have_different_ids(t: Bodies) {
     assert_ne!(claimed.users[0].outside, first, "they belong to a Body of another data directory");
     body::ids::release(&other, &claimed, view.id());
 
-    // The host forgets when it restarts; then the ids of a Body that does not run may be given to another.
+    // `/run` is empty after a restart; then another Body may get the ids of a stopped one.
     t.fleet().stop(view.id(), std::time::Duration::from_secs(1)).await.unwrap();
     std::fs::remove_file(host_wide(&view)).unwrap();
     let claimed = body::ids::claim(&other, view.id(), body::ids::MapRoot::Yes).unwrap();
@@ -160,7 +160,7 @@ async fn bodies_of_two_data_directories_have_different_ids(t: Bodies) {
     assert_ne!(forks[0].spec.ids.users[0].outside, first);
     assert_eq!(t.sh(forks[0].id(), "id -u").await.ok(), "1000");
 
-    // Whoever had them is gone, however that came: they are there for who needs them.
+    // The other owner is gone, so the ids are free again.
     std::fs::remove_dir(&there).unwrap();
     assert_eq!(t.fleet().start(view.id()).await.unwrap().status, Status::Running);
     assert_eq!(std::fs::read_link(host_wide(&view)).unwrap(), t.body_dir(view.id()));
@@ -200,18 +200,18 @@ async fn claims_of_a_data_directory_that_is_gone_are_cleared_away_and_no_others(
         || std::fs::read_to_string(&status).unwrap().contains(&format!("Uid:\t{user}")).then_some(());
     testkit::wait::until("the process has the id", has_it).await;
 
-    // Other tests sweep, too: what is said of it is only sure while nobody may.
+    // Other tests also run gc; the lock keeps them out, so that the result is certain.
     let claims = std::fs::File::open(of_gone.parent().unwrap()).unwrap();
     rustix::fs::flock(&claims, rustix::fs::FlockOperation::LockExclusive).unwrap();
     std::fs::remove_dir_all(&gone).unwrap();
     std::fs::remove_dir_all(&used).unwrap();
-    let found = t.fleet().gc(fleet::GcMode::DryRun).await.unwrap();
+    let found = t.fleet().garbage().collect(fleet::GcMode::DryRun).await.unwrap();
     let said: Vec<_> = found.iter().map(|one| (one.kind, one.name.as_str(), one.why.as_str())).collect();
     assert!(said.contains(&("ids", left.as_str(), "its data directory is gone")), "{said:?}");
     assert!(of_gone.is_symlink(), "looking takes nothing");
     drop(claims);
 
-    t.fleet().gc(fleet::GcMode::Remove).await.unwrap();
+    t.fleet().garbage().collect(fleet::GcMode::Remove).await.unwrap();
     assert!(!of_gone.is_symlink());
     assert!(of_there.is_symlink() && host_wide(&view).is_symlink(), "their Bodies are there");
     assert!(of_used.is_symlink(), "a process has an id of it");
@@ -219,7 +219,7 @@ async fn claims_of_a_data_directory_that_is_gone_are_cleared_away_and_no_others(
 
     process.kill().unwrap();
     process.wait().unwrap();
-    t.fleet().gc(fleet::GcMode::Remove).await.unwrap();
+    t.fleet().garbage().collect(fleet::GcMode::Remove).await.unwrap();
     assert!(!of_used.is_symlink());
     body::ids::release(&t.dir().join("there"), &there_ids, &there);
 }

@@ -1,4 +1,4 @@
-//! Forks and snapshots: the files as they were, private from then on.
+//! Forks and snapshots: the files of one moment, private from then on.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use fleet::{Create, Force, Status};
 use proto::{BodyId, Kind};
 use testkit::{Bodies, body_test};
 
-/// Everything a file system can hold that a copy can lose.
+/// Everything that a file system can hold and a copy can lose.
 const FURNISH: &str = r#"
     cd ~ && umask 022
     echo plain > plain; echo secret > private; chmod 600 private; mkdir -m 1777 sticky; echo run > tool; chmod 755 tool
@@ -19,7 +19,7 @@ const FURNISH: &str = r#"
     perl -e 'my $n = (`uname -m` =~ /x86_64/) ? 188 : 5; my ($p, $k, $v) = ("plain", "user.note", "kept"); syscall($n, $p, $k, $v, 4, 0) == 0 or die $!'
 "#;
 
-/// A description of all that, the same in the original and in every true copy.
+/// A description of all that, equal in the original and in every true copy.
 const DESCRIBE: &str = r#"
     cd ~
     find . -mindepth 1 \( -type l -printf '%P %y %l\n' \) -o \( -type d -printf '%P %y %m %U\n' \) -o -printf '%P %y %m %U %n %s %TY\n' | LC_ALL=C sort | cat -v
@@ -87,7 +87,7 @@ async fn what_is_deleted_and_renamed_stays_so_in_forks(t: Bodies) {
         .await
         .ok();
     let child = fork(&t, &body).await;
-    // Now all of this is in a lower: deleting makes whiteouts, replacing makes opaque directories.
+    // Now all of this is in a lower layer: deleting makes whiteouts, replacing makes opaque directories.
     t.sh(
         &child,
         "rm ~/doomed; mv ~/a ~/z && echo 2 >> ~/z/b/f; rm -r ~/full; mkdir ~/full; echo new > ~/full/new",
@@ -246,7 +246,7 @@ async fn a_fork_costs_what_was_changed_and_not_what_is_below(t: Bodies) {
     assert_eq!(t.sh(&second, "cat ~/small; stat -c %s ~/large").await.ok(), format!("small\n{}", 64 << 20));
 }
 
-/// Bytes on the disk of all Bodies and snapshots.
+/// Bytes on disk of all Bodies and snapshots.
 fn kept(t: &Bodies) -> u64 {
     fn below(path: &std::path::Path) -> u64 {
         let own = std::fs::symlink_metadata(path)

@@ -1,7 +1,7 @@
-//! A guest that lies: whatever it sends, or does not, its host gets a clear failure in bounded time and memory.
+//! A hostile guest: whatever it sends or withholds, the host gets a clear failure in bounded time and memory.
 //!
-//! Whoever still waits after a moment is given minutes by turning tokio's clock on: a patience costs nothing here, and
-//! what outlasts them is waited for forever.
+//! If a caller still waits after a moment, the test advances tokio's clock by minutes: timeouts then pass at
+//! once, and a caller that still waits would wait forever.
 
 use std::{
     future::Future,
@@ -20,15 +20,15 @@ use fleet::{ExecRequest, Force, Status};
 use proto::{BodyId, Failure, Kind, launch::RunRecord};
 use testkit::{Bodies, body_test};
 
-/// What is given in true time, and then by the clock: longer than any patience of ours.
+/// Real time to wait, and then virtual time: longer than any timeout of Palisade.
 const MOMENT: Duration = Duration::from_millis(400);
 const FOREVER_SECONDS: u32 = 300;
 const MEMORY_KIB_MAX: u64 = 96 << 10;
 
-/// Answers one request; the stream is closed when it returns.
+/// Answers one request; the stream closes when it returns.
 type Responder = fn(&mut HostileStream);
 
-/// Manners by name. Each has read the request's head already.
+/// Behaviours by name. Each has read the head of the request already.
 const MANNERS: &[(&str, Responder)] = &[
     ("closes at once", |_| {}),
     ("says nothing", |stream| stream.wait()),
@@ -111,7 +111,7 @@ fn chunk(bytes: &[u8]) -> Vec<u8> {
     [format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()
 }
 
-/// One connection, until it breaks or the test is over.
+/// One connection, until it breaks or the test ends.
 struct HostileStream {
     stream: UnixStream,
     over: Arc<AtomicBool>,
@@ -168,7 +168,7 @@ impl HostileStream {
     }
 }
 
-/// A Body that was stopped, whose record says that it runs, and whose socket is ours.
+/// A stopped Body whose record says that it runs, and whose socket belongs to the test.
 struct FakeBody {
     body: BodyId,
     process: Child,
@@ -196,7 +196,7 @@ impl FakeBody {
         std::fs::write(t.body_dir(&body).join("run.json"), serde_json::to_vec(&running).unwrap()).unwrap();
         assert_eq!(t.view(&body).status, Status::Running);
         let over = Arc::new(AtomicBool::new(false));
-        // Relative to its directory: a socket's path may have no more than 107 bytes.
+        // The path is relative to its directory, because a socket's path may have at most 107 bytes.
         let link = t.dir().join("s");
         let _ = std::fs::remove_file(&link);
         std::os::unix::fs::symlink(t.body_dir(&body), &link).unwrap();
@@ -245,7 +245,7 @@ fn memory_kib() -> u64 {
     line.trim_end_matches("kB").trim().parse().unwrap()
 }
 
-/// What comes of something, unless it lasts forever.
+/// The result of an operation, unless it lasts forever.
 async fn in_time<T>(act: impl Future<Output = T>) -> Option<T> {
     tokio::pin!(act);
     if let Ok(done) = tokio::time::timeout(MOMENT, &mut act).await {
@@ -268,7 +268,7 @@ async fn in_time<T>(act: impl Future<Output = T>) -> Option<T> {
     outcome
 }
 
-/// A failure, and one that can be shown.
+/// Checks that the outcome is a failure with a message that can be shown.
 fn clear(what: &str, outcome: Option<Result<(), Failure>>) {
     let outcome = outcome.unwrap_or_else(|| panic!("{what}: it is waited for forever"));
     let Err(failure) = outcome else { panic!("{what}: it was believed") };
@@ -302,9 +302,10 @@ async fn a_lying_guest_cannot_hold_or_fill_who_copies(t: Bodies) {
         let fake = FakeBody::new(&t, *manner).await;
         let before = memory_kib();
         let out = t.dir().join("out");
-        let outcome = in_time(t.fleet().copy_out(&fake.body, "/home/user", &out)).await;
+        let outcome = in_time(t.fleet().files().copy_out(&fake.body, "/home/user", &out)).await;
         clear(&format!("out: {what}"), outcome.map(|copied| copied.map(drop)));
-        let outcome = in_time(t.fleet().copy_in(&fake.body, &t.dir().join("file"), "/home/user/file")).await;
+        let outcome =
+            in_time(t.fleet().files().copy_in(&fake.body, &t.dir().join("file"), "/home/user/file")).await;
         clear(&format!("in: {what}"), outcome.map(|copied| copied.map(drop)));
         let grown = memory_kib() - before;
         assert!(grown < MEMORY_KIB_MAX, "{what}: memory grew by {grown} KiB");

@@ -1,4 +1,4 @@
-//! Images of registries: brought, proved, unpacked; and registries that lie.
+//! Images of registries: pulled, verified, unpacked; and registries that lie.
 
 use std::sync::Mutex;
 
@@ -23,6 +23,7 @@ const ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 async fn import(t: &Bodies, name: &str, image: &Image) -> Result<Vec<String>, Failure> {
     let mut said = Vec::new();
     t.fleet()
+        .builds()
         .import_image(name, image, TemplateSettings::default(), &mut |line| said.push(line.to_owned()))
         .await?;
     Ok(said)
@@ -39,7 +40,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Three layers in three formats: a root, changes to it, what hides some of both.
+/// Three layers in three formats: a root, changes to it, and whiteouts of both.
 fn layers() -> Vec<ImageLayer> {
     vec![
         ImageLayer(GZIP, gzip(&roots::small())),
@@ -87,7 +88,7 @@ async fn an_image_becomes_a_template_layer_by_layer(t: Bodies) {
         t.sh(view.id(), look).await.ok().replace('\n', " "),
         "/srv 1000 green twosrv/new opt/deep/c gone"
     );
-    // The same again, by digest: nothing is brought twice.
+    // The same image by digest: nothing is downloaded twice.
     let again = Image::new(format!("{}/some/thing@{}", registry.host(), digest(&parts.manifest)));
     let said = fine(import(&t, "again", &again).await);
     assert_eq!(said.iter().filter(|line| line.ends_with("here already")).count(), 3, "{said:?}");
@@ -99,11 +100,11 @@ async fn an_image_becomes_a_template_layer_by_layer(t: Bodies) {
             import(&t, "missing", &Image::new(format!("{}/{missing}", registry.host()))).await.unwrap_err();
         assert_eq!(failure.kind, Kind::NotFound, "{failure}");
     }
-    assert!(t.fleet().template("missing").is_err(), "a template without a build is left");
+    assert!(t.fleet().templates().view("missing").is_err(), "a template without a build is left");
 }
 
-/// More than a machine has devices: some of its images hold several layers, and what hides something is still nearer
-/// than what it hides.
+/// More layers than a microVM has devices: some images hold several layers, and a whiteout is still above the
+/// files that it hides.
 #[body_test(except(
     process = "its overlay needs no devices",
     user = "a root of its own needs subordinate ids"
@@ -116,12 +117,12 @@ async fn forty_layers_are_one_root(t: Bodies) {
         let mut entries: Vec<(&str, &[u8])> = vec![(&own, word.as_bytes()), ("etc/word", word.as_bytes())];
         match index {
             10 => entries.extend([("opt/deep/a", &b"a"[..]), ("opt/gone", b"x"), ("srv/dir/old", b"x")]),
-            // Next to what it hides, in the same image.
+            // A whiteout next to the file that it hides, in the same image.
             11 => entries.push(("opt/.wh.gone", b"")),
-            // Far above it, in another.
+            // A whiteout far above, in another image.
             30 => entries.extend([("srv/dir/.wh..wh..opq", &b""[..]), ("srv/dir/new", b"new")]),
             31 => entries.push(("opt/gone", b"back")),
-            // The whole directory, and then something in its place.
+            // A whiteout of the whole directory, and then a new one in its place.
             35 => entries.push(("opt/.wh.deep", b"")),
             36 => entries.push(("opt/deep/b", b"b")),
             _ => {}
@@ -135,7 +136,7 @@ async fn forty_layers_are_one_root(t: Bodies) {
     let look = "cat /etc/word; cd /; echo; set -- srv/own/*; echo $#; echo srv/dir/* opt/deep/*; cat opt/gone; echo; cat srv/own/1";
     let seen = t.sh(view.id(), look).await.ok().replace('\n', " ");
     assert_eq!(seen, "39 39 srv/dir/new opt/deep/b back 1");
-    // What a Body changes is above them all.
+    // The Body's own changes are above all layers.
     let change = "rm /srv/dir/new && echo mine > /opt/gone && ls /srv/dir; cat /opt/gone";
     let request = ExecRequest { user: Some("root".into()), ..ExecRequest::new(["sh", "-c", change]) };
     assert_eq!(t.exec(view.id(), request).await.ok(), "mine");
@@ -183,7 +184,7 @@ async fn the_platform_is_chosen_and_the_door_opened(t: Bodies) {
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn a_build_begins_with_an_image_and_finds_its_account_there(t: Bodies) {
     let registry = TestRegistry::open();
-    // An id of its own that is taken, and no `user`.
+    // The id 1000 is taken, and there is no `user`.
     let accounts = roots::files(&[
         ("etc/passwd", b"root:x:0:0::/root:/bin/sh\nnode:x:1000:1000::/home/node:/bin/sh\n"),
         ("etc/group", b"root:x:0:\nnode:x:1000:\n"),
@@ -197,8 +198,8 @@ async fn a_build_begins_with_an_image_and_finds_its_account_there(t: Bodies) {
         ),
     );
     let build = async |name: &str| {
-        let asked = t.fleet().ask_build(name, &[], None, None).unwrap();
-        let job = t.fleet().begin_job(&asked.template, &asked.id).unwrap();
+        let asked = t.fleet().builds().request(name, &[], None, None).unwrap();
+        let job = t.fleet().builds().begin(&asked.template, &asked.id).unwrap();
         let image =
             Image { dress: ImageProfile::ForE2b, ..Image::new(format!("{}/node:1", registry.host())) };
         let step = BuildStep {
@@ -210,6 +211,7 @@ async fn a_build_begins_with_an_image_and_finds_its_account_there(t: Bodies) {
         };
         let built = t
             .fleet()
+            .builds()
             .build(
                 &job,
                 BuildRequest {
@@ -235,7 +237,7 @@ async fn a_build_begins_with_an_image_and_finds_its_account_there(t: Bodies) {
     assert_eq!(said.iter().filter(|line| *line == "CACHED").count(), 2, "{said:?}");
 }
 
-/// A registry with one image that tells the truth but where `lie` says otherwise.
+/// A registry with one image that answers honestly except where `lie` answers.
 fn liar(
     parts: &ImageParts,
     lie: impl Fn(&RecordedRequest, &ImageParts) -> Option<CannedResponse> + Send + Sync + 'static,
@@ -266,7 +268,7 @@ async fn a_registry_that_lies_gets_nothing_in(t: Bodies) {
     let honest = image(&[ImageLayer(TAR, roots::small())], json!({}));
     let control = liar(&honest, |_, _| None);
     fine(import(&t, "control", &of(&control)).await);
-    t.fleet().remove_template("control").unwrap();
+    t.fleet().templates().remove("control").unwrap();
 
     type Lie = fn(&RecordedRequest, &ImageParts) -> Option<CannedResponse>;
     let lies: Vec<(&str, Lie)> = vec![
@@ -311,11 +313,11 @@ async fn a_registry_that_lies_gets_nothing_in(t: Bodies) {
         let failure = import(&t, "lies", &of(&liar(&honest, lie))).await.unwrap_err();
         assert!(failure.to_string().contains(expected), "{expected}: {failure}");
     }
-    // By digest, a manifest proves itself.
+    // A manifest that is requested by digest is verified by it.
     let forged = liar(&honest, |_, _| None);
     let asked = Image::new(format!("{}/x@{}", forged.host(), digest(b"another")));
     assert!(import(&t, "lies", &asked).await.unwrap_err().to_string().contains("something else than"));
-    // Layers that are what they claim, and hostile.
+    // Layers with correct digests and hostile contents.
     let bomb = {
         let mut builder =
             tar::Builder::new(flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best()));
@@ -337,9 +339,9 @@ async fn a_registry_that_lies_gets_nothing_in(t: Bodies) {
         let said = testkit::explain(&failure);
         assert!(said.contains(expected), "{expected}: {said}");
     }
-    // Nothing of all that is left but what may go on.
-    assert!(t.fleet().templates().unwrap().is_empty());
-    t.fleet().gc(GcMode::Remove).await.unwrap();
+    // Nothing is left but downloads that may continue.
+    assert!(t.fleet().templates().list().unwrap().is_empty());
+    t.fleet().garbage().collect(GcMode::Remove).await.unwrap();
     for dir in ["layers", "images"] {
         let left: Vec<_> = std::fs::read_dir(t.fleet().data().join(dir))
             .unwrap()
@@ -437,7 +439,7 @@ async fn whoever_a_redirect_leads_to_is_not_told_the_password(t: Bodies) {
     let parts = image(&[ImageLayer(TAR, roots::small())], json!({}));
     let tokens = ScriptedServer::start(|_| CannedResponse::ok(br#"{"token":"pass"}"#.to_vec()));
     let realm = tokens.host();
-    // It wants a pass of its own, from its own door.
+    // The redirect target requires a token of its own.
     let store = ScriptedServer::start(move |_| CannedResponse {
         status: 401,
         headers: vec![format!("WWW-Authenticate: Bearer realm=\"http://{realm}/token\"")],
@@ -483,7 +485,7 @@ async fn a_registry_that_stands_still_keeps_nobody_from_the_same_layer_of_anothe
         }
         None
     });
-    // Let go before the registry is, also when this test fails.
+    // Released before the registry, also when this test fails.
     let release = release;
     let quick = liar(&parts, |_, _| None);
     let (from_slow, from_quick) = (of(&slow), of(&quick));
@@ -503,6 +505,6 @@ async fn a_registry_that_stands_still_keeps_nobody_from_the_same_layer_of_anothe
     drop(release);
     fine(standing.await);
     for name in ["slow", "quick"] {
-        t.fleet().remove_template(name).unwrap();
+        t.fleet().templates().remove(name).unwrap();
     }
 }

@@ -8,7 +8,7 @@ use testkit::{Bodies, body_test, wait};
 
 const MIB: u64 = 1 << 20;
 
-/// Holds so many MiB of memory, each touched, and says so.
+/// Holds so many MiB of memory, touches every page, and prints a word.
 fn hold(mib: u64) -> [String; 3] {
     ["sh".into(), "-c".into(), format!("head -c {} /dev/zero | tail -c {} | wc -c", mib * MIB, mib * MIB)]
 }
@@ -52,7 +52,7 @@ async fn no_more_processes_than_asked(t: Bodies) {
     let mut request = t.kept();
     request.limits.pids = Some(32);
     let body = t.make(request).await.spec.id;
-    // Each waits for the end of what it reads, which is this shell's end.
+    // Each process waits for the end of its input, which is the end of this shell.
     let forks = |count: u32| {
         let script = format!("for i in $(seq {count}); do cat <&3 & done; echo made");
         ["bash".to_owned(), "-c".to_owned(), format!("exec 3< <(sleep 2); {script}")]
@@ -76,12 +76,12 @@ async fn a_disk_in_memory_is_full_when_it_is_full(t: Bodies) {
         t.sh(&body, "head -c 8M /dev/zero > ~/fits && wc -c < ~/fits").await.ok(),
         (8 * MIB).to_string()
     );
-    // Two files, so that it is the disk that is full and not the file that is long.
+    // Two files, so that the disk limit is reached and not the file size limit.
     let full = t.sh(&body, "head -c 12M /dev/zero > ~/one; head -c 12M /dev/zero > ~/two").await;
     assert_ne!(full.code, 0);
     assert!(full.complaint().contains("No space left on device"), "{}", full.complaint());
     assert_eq!(t.sh(&body, "rm ~/one ~/two; echo room > ~/again; cat ~/again").await.ok(), "room");
-    // The areas over the host's own directories and /tmp are bounded by the same disk.
+    // The same limit covers the overlays of host directories and /tmp.
     let elsewhere = t.sh(&body, "head -c 24M /dev/zero > /tmp/big").await;
     assert_ne!(elsewhere.code, 0);
 }
@@ -140,13 +140,13 @@ async fn a_body_makes_no_more_files_than_its_disk_allows(t: Bodies) {
         let held = view.enforcement.mechanisms.iter().find(|held| held.name == "inode limit").cloned();
         (view.spec.limits.inodes, made, held.expect("the record has it"))
     };
-    // As many as a sixteenth of the disk in KiB, and no more.
+    // A sixteenth of the disk limit in KiB, and no more.
     let (inodes, made, held) = run(Size::mib(128), None).await;
     assert_eq!((inodes, held.state), (8192, proto::MechanismStatus::Enforced), "{held:?}");
     assert!(held.reason.contains("8192"), "{held:?}");
     let count: u64 = made.lines().last().unwrap().trim().parse().unwrap();
     assert!((7000..8192).contains(&count) && made.contains("No space left"), "{made}");
-    // A control: who asks for more makes them all.
+    // A control: with a larger limit all files can be created.
     let (inodes, made, _) = run(Size::mib(128), Some(20_000)).await;
     assert_eq!((inodes, made.trim()), (20_000, "9000"));
     let mut request = t.passing();
@@ -162,7 +162,7 @@ async fn a_kept_body_over_its_inodes_is_ended_and_says_why(t: Bodies) {
     let view = t.make(request).await;
     assert_eq!(view.spec.limits.inodes, 4096);
     let body = view.spec.id;
-    // A control: within its limit it lives, and the same measure comes by.
+    // A control: within its limit it keeps running past the next measurement.
     t.sh(&body, "mkdir ~/few; cd ~/few; seq 3000 | xargs touch; sleep 6").await.ok();
     assert_eq!(t.view(&body).status, Status::Running);
     t.sh(&body, "mkdir ~/many; cd ~/many; seq 3000 | xargs touch").await.ok();
@@ -183,19 +183,19 @@ async fn a_twentieth_of_a_processor_is_no_more(t: Bodies) {
         let mut request = t.kept();
         request.limits.cpu_milli = milli;
         let view = t.make(request).await;
-        // Its processes' own time, which nobody else on this machine can change.
+        // The CPU time of its own processes, which no other process of the host changes.
         let times = format!("for i in 1 2; do ({BUSY}) & done; wait; times");
         let text = t.run(view.id(), ["bash", "-c", &times]).await.ok();
         seconds(text.lines().last().unwrap())
     };
     let free = used(None).await;
     let bound = used(Some(50)).await;
-    // Two loops of one second; also a busy host gives far more than a twentieth.
+    // Two loops of one second; even a busy host gives far more than a twentieth.
     assert!(bound < 0.2, "{bound:.2} s of processor time in a second, 0.05 were allowed");
     assert!(free > 1.5 * bound, "without a limit {free:.2} s, with one {bound:.2} s");
 }
 
-/// `0m1.234s 0m0.567s` as one number.
+/// Parses `0m1.234s 0m0.567s` as one number.
 fn seconds(times: &str) -> f64 {
     let one = |text: &str| {
         let (minutes, seconds) = text.trim_end_matches('s').split_once('m').unwrap();
@@ -329,7 +329,7 @@ async fn odd_requests_are_refused_and_leave_nothing(t: Bodies) {
         Kind::Usage
     );
     let missing = proto::spec::Mount { source: t.dir().join("missing"), ..mount("/mnt/x") };
-    // A machine refuses every mount before it looks for it.
+    // A microVM refuses every mount before it looks for the source.
     let kind = if t.layer() == proto::Layer::Microvm { Kind::Usage } else { Kind::NotFound };
     assert_eq!(t.fleet().create(Create { mounts: vec![missing], ..t.kept() }).await.unwrap_err().kind, kind);
     assert_eq!(t.events().len(), 0, "what is refused did not happen");

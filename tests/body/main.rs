@@ -1,4 +1,4 @@
-//! What a Body does: its life, its commands, its limits, its files, and what is left when it is gone.
+//! A Body: its life, its commands, its limits, its files, and the traces that it leaves.
 
 mod account;
 mod builds;

@@ -1,4 +1,4 @@
-//! What a Body sees of the host by name: that, with the access that was said, and nothing beside it.
+//! Mounts: the Body sees the given directories, with the given access, and nothing beside them.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ fn mount(t: &Bodies, name: &str, target: &str, access: Access) -> Mount {
     Mount { source: t.dir().join(name), target: target.into(), access }
 }
 
-/// A directory that everybody may write, so that only the mount can say no.
+/// A directory that every user may write, so that only the mount can refuse.
 fn furnish(t: &Bodies, name: &str) {
     let dir = t.dir().join(name);
     fs::create_dir(&dir).unwrap();
@@ -29,7 +29,7 @@ async fn a_read_only_mount_is_read_and_never_written(t: Bodies) {
         let spec = t.make(request).await.spec;
         let (body, owns) = (spec.id, !spec.ids.has_root());
         assert_eq!(t.sh(&body, "cat /mnt/shown/file").await.ok(), "of the host");
-        // Each act is first done where the door is open.
+        // Each action first succeeds on the writable mount.
         for act in [
             "echo x > D/new",
             "echo x >> D/file",
@@ -102,7 +102,8 @@ async fn devices_and_programs_of_a_mount_have_no_power(t: Bodies) {
     assert_eq!(t.sh(&body, "/mnt/shown/tool -u").await.ok(), "1000", "it runs, as whoever runs it");
 }
 
-/// A layer in between would cost every access to own files a third, and a mount of its own would tell where it is.
+/// An overlay would slow every access to the Body's own files by a third, and a mount of its own would reveal
+/// its host path.
 #[body_test(except(microvm = "its root is the overlay of a kernel of its own"))]
 async fn a_kept_root_is_a_directory_of_its_disk_and_no_table_tells_which(t: Bodies) {
     let body = t.make(t.kept()).await.spec.id;
@@ -113,18 +114,19 @@ async fn a_kept_root_is_a_directory_of_its_disk_and_no_table_tells_which(t: Bodi
     assert_eq!(fs::read_to_string(upper.join("home/user/mine")).unwrap(), "mine\n");
     for table in ["mountinfo", "mounts", "mountstats"] {
         let table = t.sh(&body, &format!("cat /proc/self/{table}")).await.ok();
-        // The control: what is mounted on its disk is told.
+        // The control: the mount table shows other mounts of its disk.
         assert!(table.contains(" /etc "), "{table}");
         assert!(!table.contains(&t.data().display().to_string()) && !table.contains("upper/root"), "{table}");
     }
-    // Above the root there is the root.
+    // The parent of the root is the root.
     assert_eq!(
         t.sh(&body, "cd / && cd .. && ls -di . /.. / | awk '{print $1}' | uniq | wc -l").await.ok(),
         "1"
     );
 }
 
-/// Repositories of every kind below one directory, which everybody may write, so that only the mounts can say no.
+/// Repositories of every kind below one directory that every user may write, so that only the mounts can
+/// refuse.
 fn furnish_repositories(t: &Bodies, name: &str) {
     let dir = t.dir().join(name);
     let script = r#"
@@ -143,7 +145,8 @@ fn furnish_repositories(t: &Bodies, name: &str) {
     assert!(made.status.success(), "{made:?}");
 }
 
-/// What would have the host's git run something of a Body's, each with what it leaves where it works.
+/// Changes with which the host's git would run programs of a Body, each with the file that it leaves if it
+/// works.
 const PLANTS: &[(&str, &str)] = &[
     ("echo '[core] fsmonitor = evil' >> .git/config", ".git/config"),
     ("echo evil > .git/hooks/pre-commit", ".git/hooks/pre-commit"),
@@ -178,7 +181,7 @@ const PLANTS: &[(&str, &str)] = &[
     ("echo evil >> bare.git/config", "bare.git/config"),
     ("echo evil >> apart/store/config", "apart/store/config"),
     ("echo evil >> deep/er/nested/.git/config", "deep/er/nested/.git/config"),
-    // Put away, and another in its place.
+    // Move the git directory away, and put another in its place.
     ("mv bald/.git bald/.old && mkdir bald/.git && echo evil > bald/.git/config", "bald/.old/config"),
     ("mv bald bald2 && mkdir -p bald/.git && echo evil > bald/.git/config", "bald2/file"),
     (
@@ -208,7 +211,7 @@ async fn git_directories_in_a_writable_mount_are_read_only_unless_that_is_said(t
             "{record:?}"
         );
         for (plant, left) in PLANTS {
-            // Each is first done where the door is open.
+            // Each action first succeeds on the unprotected mount.
             t.sh(&body, &format!("cd /mnt/open && {plant} && test -e {left}")).await.ok();
             let refused = t.sh(&body, &format!("cd /mnt/held && {plant}")).await;
             let why = refused.complaint();
@@ -218,7 +221,7 @@ async fn git_directories_in_a_writable_mount_are_read_only_unless_that_is_said(t
             );
         }
         assert_eq!(tree_of(&t.dir().join(&held)), before, "the host's git finds what it left");
-        // Everything else is written, and git reads.
+        // All other files are writable, and git can read.
         let work = "cd /mnt/held && echo two > file && mkdir -p new/dir && echo x > deep/er/nested/new && mv new new2 \
                     && git -c safe.directory='*' status --porcelain";
         let status = t.sh(&body, work).await.ok();
@@ -227,7 +230,7 @@ async fn git_directories_in_a_writable_mount_are_read_only_unless_that_is_said(t
     }
 }
 
-/// Every name below a directory with the contents of files.
+/// Every name below a directory, with the contents of files.
 fn tree_of(dir: &std::path::Path) -> Vec<(std::path::PathBuf, Option<Vec<u8>>)> {
     let mut found: Vec<_> = fs::read_dir(dir)
         .unwrap()

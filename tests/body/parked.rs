@@ -1,4 +1,4 @@
-//! Bodies made before they are asked for: the same Bodies, sooner, and nobody's until then.
+//! Pooled Bodies: equal to other Bodies, ready sooner, and unclaimed until a request.
 
 use fleet::{Create, Durability, ExecRequest, Fleet, FleetConfig, Force, GcMode, Status};
 use proto::{BodyId, Event};
@@ -8,7 +8,7 @@ fn serving(t: &Bodies) -> Fleet {
     Fleet::open_to_serve(FleetConfig { data: t.data(), durability: Durability::Process }).unwrap()
 }
 
-/// Directories of Bodies that were never asked for.
+/// Directories of pooled Bodies that no request has claimed.
 fn waiting(t: &Bodies) -> Vec<String> {
     let entries = std::fs::read_dir(t.data().join("bodies")).unwrap().flatten();
     let parked = entries
@@ -83,7 +83,7 @@ async fn what_waits_is_nobodys_garbage_and_ends_with_its_owner(t: Bodies) {
         fleet.remove(made.id(), Force::Yes).await.unwrap();
     }
     let waited = one_waits(&t).await;
-    assert!(t.second().gc(GcMode::Remove).await.unwrap().is_empty());
+    assert!(t.second().garbage().collect(GcMode::Remove).await.unwrap().is_empty());
     assert_eq!(waiting(&t), [waited]);
     drop(fleet);
     assert!(waiting(&t).is_empty());

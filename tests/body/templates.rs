@@ -1,4 +1,4 @@
-//! Templates: a root of its own under a Body, with everything else as it always is.
+//! Templates: a root file system of its own below a Body; everything else stays the same.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use proto::{
 use testkit::{Bodies, body_test, roots, run_as_account};
 
 fn import(t: &Bodies, name: &str, settings: TemplateSettings) {
-    let built = t.fleet().import_template(name, "a test", settings, &roots::small()[..]);
+    let built = t.fleet().builds().import_template(name, "a test", settings, &roots::small()[..]);
     built.unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
 }
 
@@ -33,7 +33,7 @@ async fn a_body_has_the_templates_root_and_settings(t: Bodies) {
             t.sh(id, "id -u; echo $COLOUR; pwd; ls /").await.ok().lines().take(3).collect::<Vec<_>>(),
             ["1000", "green", "/tmp"]
         );
-        // Nothing of the host's root is there.
+        // No file of the host's root is there.
         assert_eq!(t.sh(id, "ls /usr/bin /opt /home 2>/dev/null | cat").await.ok(), "/home:\nuser");
         assert_eq!(
             t.sh(id, "cat /etc/hostname; ls -d /proc/1 /dev/null /sys/devices; stat -c %a /tmp").await.ok(),
@@ -48,7 +48,7 @@ async fn a_body_has_the_templates_root_and_settings(t: Bodies) {
             ..ExecRequest::new(["sh", "-c", "id -u; touch /bin/new && stat -c %u /bin/new /bin/cat"])
         };
         assert_eq!(t.exec(id, root).await.ok(), "0\n0\n0");
-        // The template itself is as it was.
+        // The template itself is unchanged.
         let other = t.make(of("small", t.passing())).await;
         assert_eq!(t.sh(other.id(), "ls /bin/new ~/file 2>&1 | head -c 0; echo none").await.ok(), "none");
         t.fleet().remove(other.id(), Force::Yes).await.unwrap();
@@ -75,12 +75,13 @@ async fn setuid_programs_work_only_where_the_template_says_so(t: Bodies) {
     let said = up(trusting.id()).await.ok();
     assert!(said.starts_with("0\n"), "{said}");
     assert!(said.contains("NoNewPrivs: 0") && said.contains("Seccomp: 2"), "{said}");
-    // Eight capabilities, over the Body's own: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE.
+    // Eight capabilities over the Body's own resources: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID,
+    // SETUID, NET_BIND_SERVICE.
     assert!(said.contains("CapBnd: 00000000000004fb") && said.contains("CapEff: 00000000000004fb"), "{said}");
     let record = trusting.enforcement.get("no new privileges").expect("it stands in the record");
     assert_eq!(record.state, MechanismStatus::Absent);
     assert!(record.reason.contains("sudo"), "{}", record.reason);
-    // All else holds as it does without.
+    // All other mechanisms are as without `sudo`.
     for held in &plain.enforcement.mechanisms {
         let with = trusting.enforcement.get(&held.name).expect("the same mechanisms");
         assert!(
@@ -90,7 +91,7 @@ async fn setuid_programs_work_only_where_the_template_says_so(t: Bodies) {
             with.state
         );
     }
-    // The guest keeps nothing that it needed only to lock itself in.
+    // The guest has dropped the capability that it needed to install its own filter.
     assert!(
         t.sh(trusting.id(), "cat /proc/1/status | head -60").await.ok().contains("CapEff:\t00000000000004fb")
     );
@@ -103,9 +104,16 @@ async fn snapshots_forks_and_starts_stand_on_it_also_when_it_is_gone(t: Bodies) 
     t.sh(view.id(), "echo kept > ~/file").await.ok();
     let fork = t.fleet().fork(view.id(), 1).await.unwrap().remove(0);
     let snapshot = t.fleet().snapshot(view.id(), Some("shot".into())).await.unwrap();
-    t.fleet().remove_template("small").unwrap();
+    t.fleet().templates().remove("small").unwrap();
     assert_eq!(
-        t.fleet().gc(GcMode::Remove).await.unwrap().iter().filter(|found| found.kind == "layer").count(),
+        t.fleet()
+            .garbage()
+            .collect(GcMode::Remove)
+            .await
+            .unwrap()
+            .iter()
+            .filter(|found| found.kind == "layer")
+            .count(),
         0
     );
     assert_eq!(t.fleet().create(of("small", t.passing())).await.unwrap_err().kind, Kind::NotFound);
@@ -123,12 +131,19 @@ async fn snapshots_forks_and_starts_stand_on_it_also_when_it_is_gone(t: Bodies) 
     }
     t.fleet().remove_snapshot(snapshot.id.as_str()).unwrap();
     assert_eq!(
-        t.fleet().gc(GcMode::Remove).await.unwrap().iter().filter(|found| found.kind == "layer").count(),
+        t.fleet()
+            .garbage()
+            .collect(GcMode::Remove)
+            .await
+            .unwrap()
+            .iter()
+            .filter(|found| found.kind == "layer")
+            .count(),
         1
     );
 }
 
-/// A Body's own upper is hostile when it is started again: nothing is written through links in it.
+/// A Body's own upper is hostile at the next start: the launcher writes through no link in it.
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn what_a_body_made_of_its_root_leads_nowhere_at_the_next_start(t: Bodies) {
     import(&t, "small", TemplateSettings::default());
@@ -173,7 +188,7 @@ async fn what_the_template_starts_runs_and_is_waited_for(t: Bodies) {
             ..TemplateSettings::default()
         },
     );
-    // A command that fails is the template's own affair; only readiness is waited for.
+    // A failing start command is the template's problem; only readiness is awaited.
     t.make(of("broken", t.passing())).await;
 }
 
@@ -184,6 +199,7 @@ async fn without_subordinate_ids_the_error_says_what_to_do(t: Bodies) {
     }
     let failure = t
         .fleet()
+        .builds()
         .import_template("small", "a test", TemplateSettings::default(), &roots::small()[..])
         .unwrap_err();
     assert_eq!(failure.kind, Kind::Host);
@@ -197,7 +213,7 @@ async fn names_and_tags_move_and_builds_stay(t: Bodies) {
         "app",
         TemplateSettings { env: [("V".to_owned(), "1".to_owned())].into(), ..TemplateSettings::default() },
     );
-    let first = t.fleet().tag_template("app", &["one".into()]).unwrap();
+    let first = t.fleet().templates().tag("app", &["one".into()]).unwrap();
     import(
         &t,
         "app",
@@ -209,21 +225,21 @@ async fn names_and_tags_move_and_builds_stay(t: Bodies) {
         let view = t.make(of(name, t.passing())).await;
         assert_eq!(t.sh(view.id(), "echo $V").await.ok(), expected, "{name}");
     }
-    assert_eq!(t.fleet().template("app").unwrap().builds.len(), 2);
-    t.fleet().untag_template("app", &["one".into()]).unwrap();
+    assert_eq!(t.fleet().templates().view("app").unwrap().builds.len(), 2);
+    t.fleet().templates().untag("app", &["one".into()]).unwrap();
     for (key, kind) in
         [("app:one", Kind::NotFound), ("app:../x", Kind::NotFound), ("no-such", Kind::NotFound)]
     {
         assert_eq!(t.fleet().create(of(key, t.passing())).await.unwrap_err().kind, kind, "{key}");
     }
     for bad in ["host", "", "a b", "a/b/c", "\u{1b}[31m"] {
-        assert_eq!(t.fleet().name_template(bad).unwrap_err().kind, Kind::Usage, "{bad:?}");
+        assert_eq!(t.fleet().templates().find_or_create(bad).unwrap_err().kind, Kind::Usage, "{bad:?}");
     }
-    assert_eq!(t.fleet().untag_template("app", &["one".into()]).unwrap_err().kind, Kind::NotFound);
-    assert_eq!(t.fleet().tag_template("app", &["a b".into()]).unwrap_err().kind, Kind::Usage);
+    assert_eq!(t.fleet().templates().untag("app", &["one".into()]).unwrap_err().kind, Kind::NotFound);
+    assert_eq!(t.fleet().templates().tag("app", &["a b".into()]).unwrap_err().kind, Kind::Usage);
 }
 
-/// Archives that anybody may have made stay inside their layer.
+/// Hostile archives stay inside their layer.
 #[body_test(except(user = "a root of its own needs subordinate ids"))]
 async fn a_hostile_archive_writes_nothing_outside(t: Bodies) {
     let mark = format!("palisade-mark-{}", std::process::id());
@@ -244,13 +260,16 @@ async fn a_hostile_archive_writes_nothing_outside(t: Bodies) {
         builder.append_data(&mut header, format!("{path}/{mark}"), &b"x"[..]).unwrap();
     }
     let archive = builder.into_inner().unwrap();
-    t.fleet().import_template("hostile", "a test", TemplateSettings::default(), &archive[..]).unwrap();
+    t.fleet()
+        .builds()
+        .import_template("hostile", "a test", TemplateSettings::default(), &archive[..])
+        .unwrap();
     assert!(!std::path::Path::new("/tmp").join(&mark).exists());
     let names = testkit::leaks::entries(&t.data().join("layers"));
     assert_eq!(names.iter().filter(|name| !name.contains("lock")).count(), 1);
-    // One that is cut or too long leaves nothing.
+    // A truncated or too long archive leaves nothing.
     let cut = &roots::small()[..100_000];
-    assert!(t.fleet().import_template("cut", "a test", TemplateSettings::default(), cut).is_err());
+    assert!(t.fleet().builds().import_template("cut", "a test", TemplateSettings::default(), cut).is_err());
     assert_eq!(testkit::leaks::entries(&t.data().join("layers")).len(), names.len());
 }
 

@@ -1,10 +1,10 @@
-//! Bad input: each gets its exit code, words that name the fault, and leaves nothing.
+//! Bad input: each case has its exit code and a message that names the fault, and leaves nothing.
 
 use std::os::unix::ffi::OsStrExt;
 
 use crate::{cli_test, pal::Pal};
 
-/// Exit code, what the words must hold, and the line.
+/// Exit code, a part of the message, and the command line.
 const TABLE: &[(i32, &str, &[&str])] = &[
     (2, "memory", &["run", "--memory", "0", "--", "true"]),
     (2, "memory", &["run", "--memory", "-1", "--", "true"]),

@@ -1,4 +1,4 @@
-//! `pal doctor`: what it says is so, because it tried.
+//! `pal doctor`: its report is true, because it tries everything.
 
 use std::process::{Command, Stdio};
 
@@ -19,7 +19,7 @@ fn finding<'a>(doctor: &'a Value, name: &str) -> &'a Value {
         .unwrap_or_else(|| panic!("{name}: {doctor}"))
 }
 
-/// What doctor finds where something was done to the host first, as a namespace shows it.
+/// The report of doctor after a change to the host, made in a mount namespace.
 fn doctor_after(pal: &Pal, change: &str) -> Value {
     let mut unshare = Command::new("unshare");
     unshare
@@ -71,7 +71,7 @@ cli_test! {
 cli_test! {
     fn doctor_does_not_call_usable_what_it_could_not_make(pal) {
         if is_root() {
-            // In a namespace the host's root still is the host's root, and is never mapped into a Body.
+            // In this namespace the host's root is still the host's root, and is never mapped into a Body.
             let doctor = doctor_after(pal, ":");
             assert!(finding(&doctor, "process Body")["detail"].as_str().unwrap().contains("the host's own root id"), "{doctor}");
             return;

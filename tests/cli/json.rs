@@ -1,4 +1,4 @@
-//! `--json`: every verb prints JSON Lines, one object a line. docs/reference/json.md says so.
+//! `--json`: every command prints JSON Lines, one object on each line, as docs/reference/json.md says.
 
 use std::{collections::BTreeSet, io::Read, process::Stdio};
 
@@ -10,7 +10,7 @@ use crate::{
     pal::{Pal, await_word, signal},
 };
 
-/// Asserts that standard output is one object a line; gives them.
+/// Asserts that standard output has one object on each line; returns them.
 #[track_caller]
 fn objects(line: &str, out: &str) -> Vec<Value> {
     let object = |text: &str| {
@@ -23,7 +23,7 @@ fn objects(line: &str, out: &str) -> Vec<Value> {
     out.lines().map(object).collect()
 }
 
-/// Verbs and subcommands, as help lists them.
+/// Commands and subcommands, as the help lists them.
 fn verbs(pal: &Pal, of: &str) -> BTreeSet<String> {
     let help = pal.line(&format!("{of} --help")).out;
     let commands = help.split_once("\nCommands:\n").map_or("", |(_, rest)| rest);
@@ -34,27 +34,27 @@ fn verbs(pal: &Pal, of: &str) -> BTreeSet<String> {
     listed.filter_map(name).collect()
 }
 
-/// Runs verbs with `--json`, and knows which.
+/// Runs commands with `--json`, and remembers them.
 struct VerbWalk<'a> {
     pal: &'a Pal,
     seen: BTreeSet<String>,
 }
 
 impl VerbWalk<'_> {
-    /// Runs one that ends well.
+    /// Runs a command that succeeds.
     #[track_caller]
     fn ok(&mut self, line: &str) -> Vec<Value> {
         self.of(line, &line.split_whitespace().collect::<Vec<_>>(), 0)
     }
 
-    /// Runs one that is refused: it prints no data, and its failure is one object on standard error.
+    /// Runs a command that fails: it prints no result, and its failure is one object on standard error.
     #[track_caller]
     fn refused(&mut self, line: &str, code: i32) {
         let said = self.of(line, &line.split_whitespace().collect::<Vec<_>>(), code);
         assert_eq!(said, Vec::<Value>::new(), "pal {line}");
     }
 
-    /// Runs one that may end either way.
+    /// Runs a command that may succeed or fail.
     #[track_caller]
     fn either(&mut self, line: &str) {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -84,7 +84,7 @@ fn id(lines: &[Value]) -> String {
     lines[0]["id"].as_str().unwrap_or_else(|| panic!("{lines:?}")).to_owned()
 }
 
-/// A repository with one commit, and a git that knows its person.
+/// A repository with one commit, and a git identity.
 fn repository(pal: &Pal) -> String {
     let dir = pal.dir().join("repo");
     let script = "git init -q -b main \"$1\" && cd \"$1\" && echo one > file && git add . && git commit -qm one && \
@@ -103,7 +103,7 @@ fn repository(pal: &Pal) -> String {
     dir.to_str().unwrap().to_owned()
 }
 
-/// What `serve` prints until it is told to end.
+/// The output of `serve` until it is stopped.
 fn served(pal: &Pal) -> String {
     let mut server =
         pal.command(["serve", "--json", "--listen", "127.0.0.1:0"]).stderr(Stdio::null()).spawn().unwrap();
@@ -120,7 +120,7 @@ cli_test! {
         for empty in ["ls", "snapshot ls", "home ls", "home", "template ls", "template", "keys ls", "gc", "events"] {
             assert_eq!(walk.ok(empty), Vec::<Value>::new(), "{empty}: an empty list is no line");
         }
-        // Bodies, and what is run in them.
+        // Bodies and commands in them.
         let body = id(&walk.ok("create"));
         assert_eq!(walk.ok("ls").len(), 1);
         walk.ok(&format!("inspect {body}"));
@@ -166,7 +166,7 @@ cli_test! {
         walk.ok(&format!("rm --force {home}"));
         assert_eq!(walk.ok("home ls").len(), 1);
         walk.ok("home rm mine");
-        // The rest.
+        // All other commands.
         template(&mut walk);
         let key = id(&walk.ok("keys create ci"));
         assert_eq!(walk.ok("keys ls").len(), 1);
@@ -182,7 +182,7 @@ cli_test! {
         assert_eq!(objects("serve", &served(pal)).len(), 1);
         walk.seen.insert("serve".into());
         pal.line("gc");
-        // Nothing that help lists was left out.
+        // Every command of the help was run.
         let mut all = verbs(pal, "");
         for group in ["template", "snapshot", "home", "keys", "config", "events"] {
             all.extend(verbs(pal, group).into_iter().map(|verb| format!("{group} {verb}")));
@@ -194,7 +194,7 @@ cli_test! {
     }
 }
 
-/// Templates. A user without subordinate ids can have none, and is told so in the same form.
+/// Templates. A user without subordinate ids cannot have any, and gets a failure in the same form.
 fn template(walk: &mut VerbWalk<'_>) {
     let archive = walk.pal.dir().join("root.tar");
     std::fs::write(&archive, testkit::roots::small()).unwrap();

@@ -1,4 +1,4 @@
-//! Signals and `kill -9`: what is passed on, what survives, what is cleared away.
+//! Signals and `kill -9`: what is forwarded, what survives, what is cleaned up.
 
 use std::time::Duration;
 
@@ -90,14 +90,14 @@ cli_test! {
     }
 }
 
-/// A line of shell that asks a server for a path through the egress proxy of its Body.
+/// A shell line that requests a path from a server through the egress proxy of its Body.
 fn fetch(server: &str, path: &str) -> String {
     format!(
         r"exec 3<>/dev/tcp/127.0.0.1/3128; printf 'GET http://{server}{path} HTTP/1.1\r\n\r\n' >&3; cat <&3"
     )
 }
 
-/// Starts `pal up` in a repository whose preparation asks for `/first` and then does `last`.
+/// Starts `pal up` in a repository whose preparation requests `/first` and then runs `last`.
 fn up(pal: &Pal, name: &str, server: &str, last: &str) -> std::process::Child {
     let repo = pal.dir().join(name);
     std::fs::create_dir(&repo).unwrap();
@@ -116,7 +116,7 @@ fn up(pal: &Pal, name: &str, server: &str, last: &str) -> std::process::Child {
     pal.command(["up"]).current_dir(&repo).spawn().unwrap()
 }
 
-/// Decisions about that server in the log: type and count.
+/// Decisions about a server in the log: type and count.
 fn decisions(pal: &Pal, server: &str) -> Vec<(String, Option<u64>)> {
     let events = pal.ok("events --json");
     let events = events.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
@@ -129,7 +129,7 @@ cli_test! {
         let server = ScriptedServer::start(|asked| CannedResponse::ok(format!("GOT {}", asked.path)));
         let name = server.host().replace("127.0.0.1", "localhost");
         let allowed = ("network.allowed".to_owned(), None);
-        // A preparation that no signal ends: it fails by itself, and its Body is removed.
+        // A preparation that fails by itself: its Body is removed.
         let said = said(up(pal, "whole", &name, "false").wait_with_output().unwrap());
         assert!(said.code != 0 && said.talk.contains("preparing the repository failed"), "{said:?}");
         assert_eq!(decisions(pal, &name), [allowed.clone()]);
@@ -142,7 +142,7 @@ cli_test! {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(decisions(pal, &name), [allowed.clone(), allowed.clone()]);
-        // No `pal` runs, and the Body still reaches what its policy names.
+        // No `pal` runs, and the Body still reaches the hosts of its policy.
         let again = pal.run(["exec", &body, "--", "bash", "-c", &fetch(&name, "/second")]);
         assert!(again.out.ends_with("GOT /second"), "{again:?}");
         assert_eq!(server.asked().len(), 3);

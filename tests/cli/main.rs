@@ -1,6 +1,6 @@
-//! `pal` as a person and a program meet it: exit codes, pipes, terminals, signals, bad input.
+//! `pal` as users and programs see it: exit codes, pipes, terminals, signals, bad input.
 //!
-//! Each test runs as whoever runs the suite and again as an ordinary user, and leaves nothing.
+//! Each test runs as the user of the suite and again as an ordinary user, and leaves nothing.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod bad_input;

@@ -12,7 +12,7 @@ use crate::{
 
 const SECRET: &str = "xyzzy-only-for-the-host";
 
-/// How often a process holds that text in its memory; none if we may not look.
+/// How often a process holds a text in its memory; none without permission to read it.
 fn held(pid: i64, text: &str) -> Option<usize> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
     let mut memory = fs::File::open(format!("/proc/{pid}/mem")).ok()?;
@@ -23,7 +23,7 @@ fn held(pid: i64, text: &str) -> Option<usize> {
         let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
         let mut bytes = Vec::new();
         memory.seek(SeekFrom::Start(start)).ok()?;
-        // A piece of a stack that was never touched cannot be read; what came before it was.
+        // An untouched part of a stack cannot be read; the bytes before it were.
         let _ = memory.by_ref().take(end - start).read_to_end(&mut bytes);
         count += bytes.windows(text.len()).filter(|window| *window == text.as_bytes()).count();
     }
@@ -40,7 +40,7 @@ cli_test! {
 
 cli_test! {
     fn no_argument_and_no_variable_of_the_host_is_in_the_body(pal) {
-        // The second word is an argument that says nothing to the Body.
+        // The second word is an argument without meaning for the Body.
         let look = "tr '\\0' ' ' < /proc/1/cmdline; cat /proc/1/environ 2>/dev/null; env; echo ready; sleep 1000";
         let data = format!("--data={}", pal.data().display());
         let mut command = pal.command(["run", data.as_str(), "--", "sh", "-c", look]);
@@ -51,7 +51,7 @@ cli_test! {
         let run: serde_json::Value = serde_json::from_slice(&fs::read(run).unwrap()).unwrap();
         let own = held(child.id().into(), SECRET);
         assert!(own.is_some_and(|count| count > 0), "where it may be it is found: {own:?}");
-        // Only root may look into the guest at all.
+        // Only root may read the guest's memory.
         if rustix::process::geteuid().is_root() {
             assert_eq!(held(run["pid"].as_i64().unwrap(), SECRET), Some(0), "the Body's first process");
             assert_eq!(held(run["keeper"].as_i64().unwrap(), SECRET), Some(0), "its keeper");

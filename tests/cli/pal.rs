@@ -1,4 +1,4 @@
-//! `pal` with a data directory of the test's own.
+//! `pal` with a data directory for one test.
 
 use std::{
     ffi::OsStr,
@@ -10,12 +10,12 @@ use std::{
 
 use testkit::{TemporaryDir, leaks, wait};
 
-/// A world of one test.
+/// The environment of one test.
 pub struct Pal {
     dir: TemporaryDir,
 }
 
-/// What `pal` said.
+/// The output of one `pal`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PalOutput {
     pub code: i32,
@@ -23,12 +23,12 @@ pub struct PalOutput {
     pub talk: String,
 }
 
-/// Where `pal` is.
+/// The path of `pal`.
 pub fn program() -> PathBuf {
     testkit::user::pal(env!("CARGO_BIN_EXE_pal"))
 }
 
-/// Runs a test, removes its Bodies, and looks at what is left.
+/// Runs a test, removes its Bodies, and checks that nothing is left.
 pub fn check(test: impl FnOnce(&Pal)) {
     let _turn = leaks::turn();
     leaks::watch();
@@ -47,7 +47,7 @@ pub fn check(test: impl FnOnce(&Pal)) {
 }
 
 impl Pal {
-    /// A command that knows where the data is and nothing of who runs the tests.
+    /// A `pal` command with this data directory and without the environment of the tests.
     pub fn command<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(program());
         command
@@ -73,12 +73,12 @@ impl Pal {
         said(self.command(args).output().unwrap())
     }
 
-    /// The words of a line, split at blanks.
+    /// Runs the words of a line, split at blanks.
     pub fn line(&self, line: &str) -> PalOutput {
         self.run(line.split_whitespace())
     }
 
-    /// The output of something that ends well and has nothing to say beside it.
+    /// The output of a command that succeeds and prints no message.
     #[track_caller]
     pub fn ok(&self, line: &str) -> String {
         let said = self.line(line);
@@ -91,7 +91,7 @@ impl Pal {
         self.ok("events --json").lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// With something to read.
+    /// Runs it with standard input.
     pub fn feed<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>, input: &[u8]) -> Output {
         let mut child = self.command(args).stdin(Stdio::piped()).spawn().unwrap();
         let mut stdin = child.stdin.take().unwrap();
@@ -102,12 +102,12 @@ impl Pal {
         output
     }
 
-    /// Ids of all Bodies that have a directory.
+    /// Ids of all Bodies with a directory.
     pub fn bodies(&self) -> Vec<String> {
         leaks::entries(&self.data().join("bodies"))
     }
 
-    /// Waits until some Body runs, and gives its id.
+    /// Waits until a Body runs, and returns its id.
     pub fn running(&self) -> String {
         let look = || {
             self.bodies()
@@ -117,7 +117,7 @@ impl Pal {
         wait::blocking(Duration::from_secs(10), "a Body runs", look)
     }
 
-    /// Asserts that everything of every Body is gone, or goes within five seconds.
+    /// Asserts that everything of the Bodies is gone, or goes within five seconds.
     pub fn nothing_left(&self, ids: &[String]) {
         let data = self.data();
         let left = || {
@@ -140,7 +140,7 @@ impl Pal {
         let ids = self.bodies();
         for body in &ids {
             let said = self.run(["rm", "--force", body]);
-            // What is no Body, or is one no more, goes by itself, or is found below.
+            // A directory that is no longer a Body is removed by itself, or found below.
             assert!([0, 121].contains(&said.code), "{said:?}");
         }
         let kept: Vec<String> = leaks::entries(&self.data().join("snapshots"));
@@ -163,7 +163,7 @@ fn code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 1000 + status.signal().unwrap_or(0))
 }
 
-/// Reads lines of a child's output until one holds `word`.
+/// Reads lines of a child's output until one contains `word`.
 pub fn await_word(child: &mut Child, word: &str) -> String {
     use std::io::Read;
     let out = child.stdout.as_mut().unwrap();
@@ -186,7 +186,7 @@ pub fn signal(child: &Child, signal: rustix::process::Signal) {
     rustix::process::kill_process(rustix::process::Pid::from_child(child), signal).unwrap();
 }
 
-/// Makes of a function two tests.
+/// Turns a function into two tests.
 macro_rules! cli_test {
     ($(#[doc = $doc:literal])* fn $name:ident($pal:ident) $body:block) => {
         $(#[doc = $doc])*

@@ -1,4 +1,4 @@
-//! Pipes: output is data, complaints are talk, codes are the command's own.
+//! Pipes: results on standard output, messages on standard error, exit codes of the command.
 
 use crate::{cli_test, pal::said};
 
@@ -49,7 +49,7 @@ cli_test! {
 
 cli_test! {
     fn missing_streams_are_nobodys(pal) {
-        // What is opened first would take their numbers: the pipes to the launcher, for one.
+        // The first files that are opened would get these numbers, such as the pipes to the launcher.
         let cases = [("<&- >&- 2>&-", ""), (">&-", "talk\n"), ("<&-", "talk\n"), ("<&- >&-", "talk\n")];
         for (closed, talk) in cases {
             let script = format!(r#""$0" run -- sh -c 'echo talk >&2; exit 7' {closed}"#);
@@ -65,7 +65,7 @@ cli_test! {
 
 cli_test! {
     fn a_command_of_any_length_is_the_first(pal) {
-        // Short ones are started before the guest can answer anybody; others are read piece by piece.
+        // Short commands start before the guest serves connections; longer ones arrive in pieces.
         for len in [0, 3_000, 4_000, 5_000, 60_000] {
             let said = pal.run(["run", "--", "sh", "-c", "echo ${#0}; exit 5", &"x".repeat(len)]);
             assert_eq!((said.code, said.out.as_str()), (5, format!("{len}\n").as_str()));

@@ -1,4 +1,4 @@
-//! `pal setup base`: where Debian's tools are not here, and where it was killed in the middle.
+//! `pal setup base`: without Debian's tools, and after a kill in the middle.
 
 use std::{os::unix::fs::PermissionsExt, time::Duration};
 
@@ -9,7 +9,7 @@ use crate::{
     pal::{self, Pal, said},
 };
 
-/// `pal` that finds the programs of this directory and no others.
+/// A `pal` that finds only the programs of one directory.
 fn with_tools(pal: &Pal, line: &str) -> std::process::Command {
     let tools = pal.dir().join("tools");
     std::fs::create_dir_all(&tools).unwrap();
@@ -19,7 +19,8 @@ fn with_tools(pal: &Pal, line: &str) -> std::process::Command {
 }
 
 cli_test! {
-    /// Without them `base` is this machine's own root: it says so, runs, and is nothing to build on.
+    /// Without the tools `base` is the host's own root file system: it says so, runs, and cannot be built
+    /// upon.
     fn base_without_debians_tools_is_the_machines_own_root(pal) {
         let made = said(with_tools(pal, "setup base").output().unwrap());
         assert!(made.code == 0 && made.talk.contains("neither mmdebstrap nor debootstrap is here"), "{made:?}");
@@ -29,12 +30,12 @@ cli_test! {
         std::fs::write(pal.dir().join("Dockerfile"), "FROM base\nRUN true\n").unwrap();
         let refused = pal.run(["template", "build", "x", &pal.dir().join("Dockerfile").display().to_string()]);
         assert!(refused.code != 0 && refused.talk.contains("nothing can be built on") && refused.talk.contains("apt-get install mmdebstrap"), "{refused:?}");
-        // Said twice, it is there already.
+        // The second setup finds it done.
         assert_eq!(said(with_tools(pal, "setup base").output().unwrap()).talk, "");
     }
 }
 
-/// Who has no subordinate ids makes no root.
+/// A user without subordinate ids cannot make a root file system.
 fn as_root(test: impl FnOnce(&Pal)) {
     if testkit::is_root() {
         pal::check(test);
@@ -43,7 +44,7 @@ fn as_root(test: impl FnOnce(&Pal)) {
     }
 }
 
-/// Puts a program there that passes for mmdebstrap.
+/// Installs a script under the name of mmdebstrap.
 fn plant(pal: &Pal, script: &str) -> std::path::PathBuf {
     let maker = pal.dir().join("tools/mmdebstrap");
     let _ = with_tools(pal, "version");
@@ -52,7 +53,8 @@ fn plant(pal: &Pal, script: &str) -> std::path::PathBuf {
     maker
 }
 
-/// mmdebstrap hangs up on its whole process group when it fails, and whoever started `pal` would be in that.
+/// mmdebstrap sends SIGHUP to its whole process group when it fails, so it must not share the group of
+/// `pal`'s caller.
 #[test]
 fn a_maker_that_ends_its_group_ends_nobody_else() {
     as_root(|pal| {
@@ -63,7 +65,7 @@ fn a_maker_that_ends_its_group_ends_nobody_else() {
     });
 }
 
-/// A maker that says nothing at all is asked to end when `pal` is killed.
+/// A silent mmdebstrap gets a signal to end when `pal` is killed.
 #[test]
 fn a_maker_ends_with_its_pal() {
     as_root(|pal| {
@@ -87,7 +89,7 @@ fn a_maker_ends_with_its_pal() {
     });
 }
 
-/// A maker of roots that stands still in the middle the first time.
+/// A mmdebstrap that stops in the middle the first time.
 const MAKER: &str = r#"#!/bin/sh
 PATH=/usr/bin:/bin
 if [ -e "$0.begun" ]; then cat "$0.tar"; exit; fi
@@ -96,7 +98,7 @@ touch "$0.begun"
 while sleep 0.05; do printf x || exit 1; done
 "#;
 
-/// What was killed in the middle is found by `gc`, and made whole by the next.
+/// `gc` finds what a killed setup left, and the next setup completes it.
 #[test]
 fn a_setup_that_was_killed_is_repeated() {
     as_root(|pal| {
@@ -112,7 +114,7 @@ fn a_setup_that_was_killed_is_repeated() {
         std::fs::write(maker.with_extension("tar"), roots::small()).unwrap();
         killed("setup base");
         assert_ne!(pal.line("template inspect base").code, 0, "a root in the making is no template");
-        // Its maker has noticed that nobody reads, and what it left can be told.
+        // The program has noticed that its pipe has no reader, and gc can tell what it left.
         let left = wait::blocking(Duration::from_secs(10), "gc finds what is left", || {
             Some(pal.line("gc --dry-run").out).filter(|said| said.contains("scratch"))
         });

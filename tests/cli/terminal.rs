@@ -1,4 +1,4 @@
-//! Terminals, by `script`, which gives `pal` a real one.
+//! Terminals, with `script`, which gives `pal` a real one.
 
 use std::{
     io::Write,
@@ -10,7 +10,7 @@ use crate::{
     pal::{Pal, await_word},
 };
 
-/// A shell script on a terminal of its own; `$PAL` is `pal`. It reads what is piped in.
+/// A shell script on a terminal of its own; `$PAL` is `pal`. It reads piped input.
 fn terminal(pal: &Pal, lines: &str) -> Child {
     let file = pal.dir().join("lines");
     std::fs::write(&file, lines).unwrap();
@@ -29,7 +29,7 @@ fn terminal(pal: &Pal, lines: &str) -> Child {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script (bsdutils) can be run")
 }
 
-/// Runs it to its end, with nobody at the keyboard.
+/// Runs it to its end, without keyboard input.
 fn on_a_terminal(pal: &Pal, lines: &str) -> (Option<i32>, String) {
     let mut child = terminal(pal, lines);
     let keyboard = child.stdin.take();

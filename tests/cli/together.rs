@@ -1,4 +1,4 @@
-//! Two `pal` at once.
+//! Two `pal` processes at once.
 
 use std::process::Child;
 

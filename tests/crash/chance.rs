@@ -1,12 +1,12 @@
-//! Seeded chance, so that what happened once can happen again.
+//! A seeded random generator, so that a failure can be repeated.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// SplitMix64: small, and good enough to choose by.
+/// SplitMix64: small, and good enough for choices.
 pub struct Chance(u64);
 
 impl Chance {
-    /// From `PALISADE_SEED`, or from the clock; printed either way.
+    /// Seeds from `PALISADE_SEED`, or from the clock; prints the seed.
     pub fn new() -> Self {
         let drawn = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as u64);
         let seed = std::env::var("PALISADE_SEED")
@@ -24,17 +24,17 @@ impl Chance {
         mixed ^ (mixed >> 31)
     }
 
-    /// Below `end`.
+    /// A number below `end`.
     pub fn below(&mut self, end: usize) -> usize {
         (self.next() % end.max(1) as u64) as usize
     }
 
-    /// One of them.
+    /// One of the choices.
     pub fn of<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         &choices[self.below(choices.len())]
     }
 
-    /// Before `end`.
+    /// A duration below `end`.
     pub fn before(&mut self, end: Duration) -> Duration {
         Duration::from_micros(self.next() % (end.as_micros() as u64).max(1))
     }

@@ -1,4 +1,4 @@
-//! The first `pal` of a data directory makes it; killed on the way, the next one does.
+//! The first `pal` creates the data directory; if it is killed, the next one does.
 
 use std::{
     collections::BTreeSet,
@@ -38,7 +38,7 @@ fn a_data_directory_that_was_half_made_is_made_by_the_next_pal() {
             "directory {kill}, killed after {kills:?}: {}",
             said.err
         );
-        // Keepers of what was killed may still be at it.
+        // Supervisors of the killed `pal` may still be running.
         testkit::wait::blocking(Duration::from_secs(5), "Bodies of a pal that was killed are left", || {
             leaks::reap();
             leaks::descendants().is_empty().then_some(())

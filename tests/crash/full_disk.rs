@@ -1,6 +1,6 @@
-//! A disk without room: every verb refuses in words, and nothing half made is left when there is room again.
+//! A full disk: every command fails with a message, and nothing incomplete is left when there is space again.
 //!
-//! The disk is a small tmpfs in a mount namespace of its own, in which the test runs again.
+//! The disk is a small tmpfs in a mount namespace, in which the test runs again.
 
 use std::{
     fs::{self, File},
@@ -17,11 +17,11 @@ use crate::{
     turn,
 };
 
-/// Set in the namespace.
+/// Set inside the namespace.
 const INSIDE: &str = "PALISADE_FULL_DISK";
-/// Room for the programs and a few Bodies.
+/// Space for the programs and a few Bodies.
 const DISK: &str = "size=48m";
-/// Our own failures that the host is to blame for.
+/// The exit code of failures of the host.
 const HOST: i32 = 125;
 
 #[test]
@@ -83,7 +83,7 @@ fn every_verb(pal: &Pal) {
     for verb in verbs {
         refused(verb, &pal.run(verb));
     }
-    // Looking needs no room.
+    // Reading needs no space.
     assert_eq!(pal.bodies(), [(body.clone(), "running".to_owned())]);
     fs::remove_file(full).expect("what was filled can be emptied");
     pal.log();
@@ -101,13 +101,13 @@ fn every_verb(pal: &Pal) {
         pal.ok(&["snapshot", "rm", &snapshot]);
     }
     leaks::reap();
-    // Where nothing was killed there is nothing to sweep.
+    // Nothing was killed, so there is nothing to remove.
     assert_eq!(pal.ok(&["gc", "--json"]), "");
     leftovers::on_its_own_disk(pal, &bodies.into_iter().collect());
     pal.log();
 }
 
-/// A first `pal` finds no room at all.
+/// The first `pal` on a disk without any space.
 fn fresh_directory(pal: &Pal) {
     for name in leaks::entries(&pal.data()) {
         let path = pal.data().join(name);
@@ -122,7 +122,7 @@ fn fresh_directory(pal: &Pal) {
     pal.log();
 }
 
-/// Leaves no byte of room.
+/// Fills the disk completely.
 fn fill(data: &Path) -> std::path::PathBuf {
     let path = data.join("full");
     let mut file = File::create(&path).expect("there is room yet");

@@ -1,4 +1,4 @@
-//! `kill -9` at random moments of everything that changes a Body.
+//! `kill -9` at random moments of every command that changes a Body.
 
 use std::{
     collections::BTreeMap,
@@ -20,12 +20,12 @@ use crate::{
     world::{Act, Verb, World},
 };
 
-/// Of `pal` before it ended by itself.
+/// How many `pal` processes are killed before they ended by themselves.
 const KILLS: usize = 200;
 const KILLS_AS_USER: usize = 60;
-/// As many Bodies as there are at once, at most.
+/// Most Bodies at once.
 const BODIES_MAX: usize = 5;
-/// So often everything is removed and nothing may be left.
+/// After so many kills everything is removed, and nothing may be left.
 const CLEAR_EVERY: usize = 40;
 
 #[test]
@@ -76,12 +76,12 @@ fn kills_of_an_ordinary_users_pal_lose_nothing_and_leave_nothing() {
         return kill_and_check(KILLS_AS_USER);
     }
     let _turn = turn();
-    // Found here, it is shown to the user, too.
+    // The parent finds the program, so that the ordinary user can use it, too.
     pal::program();
     testkit::run_as_user("crash::kills::kills_of_an_ordinary_users_pal_lose_nothing_and_leave_nothing");
 }
 
-/// How long each verb takes where nobody disturbs it.
+/// How long each command takes without a kill.
 fn measure(world: &mut World) -> BTreeMap<Verb, Duration> {
     let mut typical = BTreeMap::new();
     let mut time = |world: &mut World, verb: Verb, of: &str| {
@@ -92,7 +92,7 @@ fn measure(world: &mut World) -> BTreeMap<Verb, Duration> {
         typical.insert(verb, began.elapsed());
         said.out.lines().next().unwrap_or_default().to_owned()
     };
-    // Once before, so that the data directory is there.
+    // Run it once first, so that the data directory exists.
     time(world, Verb::Run, "");
     time(world, Verb::Run, "");
     let body = time(world, Verb::Create, "");
@@ -126,13 +126,13 @@ fn choose(world: &mut World, chance: &mut Chance) -> Act {
     }
 }
 
-/// What happens at the same time.
+/// The concurrent load.
 #[derive(Debug)]
 enum ConcurrentLoad {
     Nothing,
     /// These processes of a Body are killed.
     Deaths(Vec<i32>, Duration),
-    /// Somebody sweeps.
+    /// A `pal gc` runs.
     Gc(GcCall, Duration),
 }
 
@@ -183,7 +183,7 @@ impl ConcurrentLoad {
         }
     }
 
-    /// Whether an act may fail for it, in a way that `pal` has a word for.
+    /// Whether an action may fail because of it, with an exit code that says so.
     fn excuses(&self, code: i32) -> bool {
         matches!(self, ConcurrentLoad::Deaths(..)) && (code == 137 || (121..=125).contains(&code))
     }
@@ -193,7 +193,7 @@ fn running(pal: &Pal, id: &str) -> Option<RunRecord> {
     serde_json::from_slice(&fs::read(pal.data().join("bodies").join(id).join("run.json")).ok()?).ok()
 }
 
-/// A `pal run` that sleeps, and the one Body it has.
+/// A `pal run` that sleeps, and its Body.
 fn sleeping(pal: &Pal) -> (std::process::Child, String, RunRecord) {
     let child = Command::new(pal::program())
         .args(["run", "--", "sleep", "0.5"])

@@ -1,4 +1,4 @@
-//! What must be gone when every Body was removed.
+//! Checks that nothing is left after every Body was removed.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -6,18 +6,18 @@ use testkit::{leaks, wait};
 
 use crate::pal::Pal;
 
-/// What a data directory holds when it holds no Body.
+/// The entries of a data directory without Bodies.
 const KEPT: [&str; 8] = ["artifacts", "bin", "bodies", "events.db", "ids", "key", "snapshots", "version"];
-/// The guest and the launcher.
+/// The number of programs: the guest and the launcher.
 const PROGRAMS: usize = 2;
 
-/// Shows that nothing is left of these Bodies.
+/// Asserts that nothing is left of these Bodies.
 pub fn none(pal: &Pal, bodies: &BTreeSet<String>) {
     on_its_own_disk(pal, bodies);
     assert_eq!(leaks::mounts(&pal.data()), Vec::<String>::new(), "mounts are left");
 }
 
-/// The same where the data directory is itself a mount.
+/// Asserts that nothing is left of these Bodies, if the data directory is a mount.
 pub fn on_its_own_disk(pal: &Pal, bodies: &BTreeSet<String>) {
     let data = pal.data();
     let gone = wait_for_nobody();
@@ -36,7 +36,7 @@ pub fn on_its_own_disk(pal: &Pal, bodies: &BTreeSet<String>) {
     assert_eq!(leaks::cgroups(&bodies), Vec::<String>::new(), "cgroups are left");
 }
 
-/// Who was told to end may take a moment; who does not is given back.
+/// Waits for processes that are ending; returns those that stay.
 fn wait_for_nobody() -> Vec<leaks::HostProcess> {
     let look = || {
         leaks::reap();

@@ -1,6 +1,6 @@
-//! What `kill -9` and a full disk leave: Bodies that can be used or are gone, a whole log, and nothing else.
+//! After `kill -9` and on a full disk: Bodies are usable or gone, the log is valid, and nothing else is left.
 //!
-//! The seed is printed; `PALISADE_SEED` sets it, `PALISADE_KILLS` says how many kills there are.
+//! The seed is printed; `PALISADE_SEED` sets it, `PALISADE_KILLS` sets the number of kills.
 
 mod chance;
 mod first_use;
@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use testkit::leaks;
 
-/// One test at a time, with all its processes: leftovers are told apart by process.
+/// Serialises the tests, because each finds its leftovers by process.
 struct SuiteTurn(#[expect(dead_code, reason = "held until the test is over")] MutexGuard<'static, ()>);
 
 fn turn() -> SuiteTurn {
@@ -25,7 +25,7 @@ fn turn() -> SuiteTurn {
 }
 
 impl Drop for SuiteTurn {
-    /// A test that failed takes its Bodies along.
+    /// A failed test ends its Bodies.
     fn drop(&mut self) {
         if std::thread::panicking() {
             leaks::end(&leaks::descendants());

@@ -1,4 +1,4 @@
-//! `pal` as a program: run to its end, or killed on the way.
+//! `pal` as a program: runs to its end, or is killed on the way.
 
 use std::{
     io::Read,
@@ -12,17 +12,17 @@ use std::{
 use serde_json::Value;
 use testkit::TemporaryDir;
 
-/// What takes longer hangs.
+/// A longer run counts as a hang.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// One that was run.
+/// The output of one run.
 #[derive(Debug)]
 pub struct PalOutput {
-    /// Its exit code; none when it was killed.
+    /// Its exit code; none if it was killed.
     pub code: Option<i32>,
-    /// Data.
+    /// Standard output.
     pub out: String,
-    /// Talk.
+    /// Standard error.
     pub err: String,
 }
 
@@ -33,12 +33,12 @@ pub struct Pal {
 }
 
 impl Pal {
-    /// A fresh data directory.
+    /// A new data directory.
     pub fn new() -> Self {
         Self { program: program(), home: TemporaryDir::new("crash") }
     }
 
-    /// Where everything is.
+    /// The path of the data directory.
     pub fn data(&self) -> PathBuf {
         self.home.join("data")
     }
@@ -77,25 +77,25 @@ impl Pal {
         PalOutput { code: status.code(), out, err }
     }
 
-    /// Runs it to a good end; gives what it printed.
+    /// Runs it and asserts success; returns its output.
     pub fn ok(&self, arguments: &[&str]) -> String {
         let said = self.run(arguments);
         assert_eq!(said.code, Some(0), "pal {arguments:?}: {}{}", said.out, said.err);
         said.out.trim_end().to_owned()
     }
 
-    /// The same, as JSON.
+    /// Runs it and asserts success; returns its output as JSON.
     pub fn json(&self, arguments: &[&str]) -> Value {
         serde_json::from_str(&self.ok(arguments)).expect("--json prints JSON")
     }
 
-    /// Runs it to a good end; gives each line it printed, as JSON.
+    /// Runs it and asserts success; returns each line of output as JSON.
     pub fn json_lines(&self, arguments: &[&str]) -> Vec<Value> {
         let said = self.ok(arguments);
         said.lines().map(|line| serde_json::from_str(line).expect("--json prints JSON Lines")).collect()
     }
 
-    /// Runs it and kills it after that long, unless it is faster.
+    /// Runs it and kills it after a time, unless it is faster.
     pub fn cut(&self, arguments: &[&str], after: Duration) -> PalOutput {
         let mut child = self.command(arguments).spawn().expect("pal can be run");
         std::thread::sleep(after);
@@ -103,7 +103,7 @@ impl Pal {
         said(&child.wait_with_output().expect("a child can be waited for"))
     }
 
-    /// Ids of the Bodies it lists, with their status.
+    /// Ids and status of the listed Bodies.
     pub fn bodies(&self) -> Vec<(String, String)> {
         let text = |body: &Value, name: &str| body[name].as_str().expect("a Body has it").to_owned();
         self.json_lines(&["ls", "--json"])
@@ -112,7 +112,7 @@ impl Pal {
             .collect()
     }
 
-    /// Ids of the snapshots it lists.
+    /// Ids of the listed snapshots.
     pub fn snapshots(&self) -> Vec<String> {
         self.json_lines(&["snapshot", "ls", "--json"])
             .iter()
@@ -120,7 +120,7 @@ impl Pal {
             .collect()
     }
 
-    /// The whole log, which is shown to be whole.
+    /// The whole log, after it was verified.
     pub fn log(&self) -> Vec<Value> {
         assert_eq!(self.json(&["events", "verify", "--json"])["log"], "whole");
         self.json_lines(&["events", "--json"])
@@ -132,7 +132,7 @@ fn said(output: &std::process::Output) -> PalOutput {
     PalOutput { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
 }
 
-/// What cargo put beside this test, or where whoever runs it again has put it.
+/// The path of `pal`: where cargo put it, or as the environment says.
 pub fn program() -> PathBuf {
     let test = std::env::current_exe().expect("this program has a path");
     let built = test.ancestors().nth(2).unwrap_or(Path::new("/")).join("pal");

@@ -1,4 +1,4 @@
-//! What one who watches every answer of `pal` may rely on, whatever was killed.
+//! A model of the promises that every answer of `pal` makes, whatever was killed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,10 +14,10 @@ use crate::{
     pal::{Pal, PalOutput},
 };
 
-/// How long a keeper may take to end what its `pal run` left.
+/// How long a supervisor may take to end the Body of a killed `pal run`.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What can be asked of `pal`.
+/// The commands of `pal`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verb {
     Create,
@@ -34,7 +34,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// All of them; those that change most, more often.
+    /// All commands; those that change most, more often.
     pub const ALL: [Verb; 15] = [
         Verb::Create,
         Verb::Create,
@@ -54,13 +54,13 @@ impl Verb {
     ];
 }
 
-/// Something asked of `pal`.
+/// One action on `pal`.
 #[derive(Debug, Clone)]
 pub struct Act {
     pub verb: Verb,
-    /// Which Body or snapshot.
+    /// The Body or snapshot.
     pub of: String,
-    /// The file it leaves in the Body's home.
+    /// The file that it writes in the Body's home.
     mark: String,
 }
 
@@ -69,7 +69,7 @@ pub struct Act {
 struct KnownBody {
     /// Files in its home.
     marks: Vec<String>,
-    /// Its removal began.
+    /// Whether its removal has begun.
     going: bool,
 }
 
@@ -78,7 +78,7 @@ pub struct World {
     pub pal: Pal,
     known: BTreeMap<String, KnownBody>,
     snapshots: BTreeSet<String>,
-    /// Everything that was ever there.
+    /// All ids that ever existed.
     seen: BTreeSet<String>,
     removed: BTreeSet<String>,
     taken: BTreeSet<String>,
@@ -100,12 +100,12 @@ impl World {
         }
     }
 
-    /// Bodies that are there for certain.
+    /// Bodies that certainly exist.
     pub fn bodies(&self) -> Vec<String> {
         self.known.keys().cloned().collect()
     }
 
-    /// Makes Bodies where there are too few to do anything with.
+    /// Creates Bodies if there are too few.
     pub fn have_some(&mut self) {
         while self.known.len() < 2 {
             let act = self.prepare(Verb::Create, String::new());
@@ -114,12 +114,12 @@ impl World {
         }
     }
 
-    /// Snapshots that are there for certain.
+    /// Snapshots that certainly exist.
     pub fn snapshots(&self) -> Vec<String> {
         self.snapshots.iter().cloned().collect()
     }
 
-    /// Prepares an act, and brings its Body into the state that gives it something to do.
+    /// Prepares an action, and brings its Body into a state in which the action has an effect.
     pub fn prepare(&mut self, verb: Verb, of: String) -> Act {
         match verb {
             Verb::Start => drop(self.pal.ok(&["stop", "--grace", "1s", &of])),
@@ -130,7 +130,7 @@ impl World {
         Act { verb, of, mark: format!("mark-{}", self.acts) }
     }
 
-    /// Runs an act: to its end, or until it is killed.
+    /// Runs an action: to its end, or until it is killed.
     pub fn act(&mut self, act: &Act, kill: Option<Duration>) -> PalOutput {
         let write = format!("echo {0} > ~/{0}", act.mark);
         let target = format!("{}:/home/user/{}", act.of, act.mark);
@@ -160,7 +160,7 @@ impl World {
         said
     }
 
-    /// Remembers what was acknowledged: a whole line that was printed, or a good end.
+    /// Records what was acknowledged: a complete line of output, or success.
     fn heed(&mut self, act: &Act, said: &PalOutput) {
         let printed: Vec<String> = said
             .out
@@ -216,7 +216,7 @@ impl World {
         self.pal.bodies().into_iter().find(|(body, _)| body == id).map(|(_, status)| status)
     }
 
-    /// Every Body that is listed can be used, and what was acknowledged is there.
+    /// Checks that every listed Body is usable, and that everything acknowledged exists.
     pub fn check(&mut self) {
         self.wait_for_runs();
         let listed: BTreeSet<String> = self.pal.bodies().into_iter().map(|(id, _)| id).collect();
@@ -244,7 +244,7 @@ impl World {
         }
     }
 
-    /// A `pal run` that was killed takes its Body along, without anybody's help.
+    /// Waits until the Bodies of killed `pal run` processes are gone, without help.
     fn wait_for_runs(&self) {
         wait::blocking(PATIENCE, "the Body of a `pal run` that was killed is still listed", || {
             leaks::reap();
@@ -253,7 +253,7 @@ impl World {
         });
     }
 
-    /// Uses a Body, whatever state it is in; gives the names in its home.
+    /// Uses a Body in any state; returns the names in its home.
     fn adopt(&self, id: &str) -> Vec<String> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -275,7 +275,7 @@ impl World {
         }
     }
 
-    /// Removes everything and shows that nothing is left, but the log of it.
+    /// Removes everything and checks that only the log is left.
     pub fn clear_and_check(&mut self) {
         self.check_log();
         self.clear();
@@ -291,7 +291,7 @@ impl World {
         self.snapshots.clear();
         leaks::reap();
         while let snapshots @ [_, ..] = &*self.pal.snapshots() {
-            // One that others stand on is refused until they are gone.
+            // A snapshot in use is refused until its users are gone.
             let removed = snapshots
                 .iter()
                 .filter(|snapshot| self.pal.run(&["snapshot", "rm", snapshot]).code == Some(0));
@@ -306,7 +306,7 @@ impl World {
         );
     }
 
-    /// The log is whole and holds what was acknowledged.
+    /// Checks that the log is valid and holds everything acknowledged.
     fn check_log(&self) {
         let log = self.pal.log();
         let of = |kind: &str| -> BTreeSet<&str> {

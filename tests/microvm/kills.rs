@@ -257,7 +257,7 @@ impl World {
 
     /// One machine, one hypervisor, one directory; no half of anything.
     async fn nothing_else(&self) {
-        self.t.fleet().gc(fleet::GcMode::Remove).await.unwrap();
+        self.t.fleet().garbage().collect(fleet::GcMode::Remove).await.unwrap();
         let only = || {
             leaks::reap();
             let family = leaks::descendants();

@@ -72,16 +72,16 @@ async fn a_booted_machine_gives_memory_back(t: Bodies) {
 #[body_test(except(process = "it is about machines"))]
 async fn what_a_machine_uses_is_measured(t: Bodies) {
     let body = t.create().await;
-    let before = t.fleet().metrics(&body).expect("one that runs is measured");
+    let before = t.fleet().access().metrics(&body).expect("one that runs is measured");
     assert_eq!(before.machine_bytes, Some(t.view(&body).spec.limits.memory.0));
     assert!(before.memory_bytes > 1 << 20, "{before:?}");
     t.sh(&body, "head -c 20M /dev/urandom > ~/file; sync; sha256sum /bin/sh").await.ok();
-    let after = t.fleet().metrics(&body).expect("and again");
+    let after = t.fleet().access().metrics(&body).expect("and again");
     assert!(after.cpu_ms > before.cpu_ms, "{before:?} {after:?}");
     let written = after.disks["upper"].written_bytes - before.disks["upper"].written_bytes;
     assert!((20 << 20..60 << 20).contains(&written), "{written}");
     assert!(after.disks.contains_key("image0") && after.disks["image0"].written_bytes == 0, "{after:?}");
     t.fleet().pause(&body).await.unwrap();
-    assert_eq!(t.fleet().metrics(&body), None, "one that stands still is not asked");
+    assert_eq!(t.fleet().access().metrics(&body), None, "one that stands still is not asked");
     t.fleet().resume(&body).await.unwrap();
 }

@@ -237,7 +237,7 @@ async fn whoever_is_killed_leaves_nothing_and_the_reason_is_told(t: Bodies) {
     wait::until("its end is noticed", || (t.view(&body).status == Status::Dead).then_some(())).await;
     assert_eq!(t.view(&body).end, Some(GuestEnd::Exit { code: 75 }));
     let refused = t.try_exec(&body, ExecRequest::new(["true"])).await.unwrap_err();
-    assert!(refused.message.contains("shares a directory with it ended or was killed"), "{refused}");
+    assert!(refused.message.contains("its virtiofsd ended or was killed"), "{refused}");
     t.fleet().remove(&body, fleet::Force::Yes).await.unwrap();
 
     let mut pal = Command::new(program())

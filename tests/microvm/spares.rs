@@ -71,7 +71,10 @@ async fn a_spare_becomes_whose_it_is_given_to(t: Bodies) {
     let waited = waiting(&t);
     assert!(waited.len() == 1 && fleet.find(&waited[0]).is_err(), "it is no Body yet: {waited:?}");
     assert_eq!(fleet.list().unwrap().len(), 1);
-    assert!(fleet.gc(GcMode::DryRun).await.unwrap().is_empty(), "and nothing that was left behind");
+    assert!(
+        fleet.garbage().collect(GcMode::DryRun).await.unwrap().is_empty(),
+        "and nothing that was left behind"
+    );
     let ask = Create {
         env: [("COLOUR".into(), "green".into())].into(),
         user: Some("root".into()),

@@ -127,6 +127,18 @@ impl Source {
         self.text.lines().enumerate().filter_map(|(at, line)| Some((at + 1, defined_type(line)?)))
     }
 
+    /// The type of each method in an `impl` block that is of no trait; a type is named once for each of its methods.
+    /// Reads the layout that rustfmt gives.
+    pub fn methods(&self) -> impl Iterator<Item = &str> {
+        let mut of = None;
+        self.text.lines().filter_map(move |line| {
+            if !line.starts_with(' ') && !line.is_empty() {
+                of = implemented_type(line);
+            }
+            of.filter(|_| is_method(line))
+        })
+    }
+
     /// Its comments.
     pub fn comments(&self) -> impl Iterator<Item = &Comment> {
         self.comments.iter()
@@ -137,6 +149,29 @@ impl Source {
         let message = |(line, text): &&(usize, String)| *line < self.tests_from && text.trim().contains(' ');
         self.strings.iter().filter(message).cloned().collect()
     }
+}
+
+/// The type of the `impl` block that a line begins; none for a trait's.
+fn implemented_type(line: &str) -> Option<&str> {
+    let mut rest = line.strip_prefix("impl")?;
+    if rest.starts_with('<') {
+        let mut depth = 0;
+        let end = rest.find(|letter: char| {
+            depth += i32::from(letter == '<') - i32::from(letter == '>');
+            depth == 0
+        })?;
+        rest = &rest[end + 1..];
+    }
+    let name = rest.trim_start();
+    let is_trait = name.contains(" for ");
+    (!is_trait).then(|| &name[..name.find(|letter: char| !letter.is_alphanumeric()).unwrap_or(name.len())])
+}
+
+/// Whether a line begins a function one level deep.
+fn is_method(line: &str) -> bool {
+    let is_modifier = |word: &&str| word.starts_with("pub") || ["const", "async", "unsafe"].contains(word);
+    line.strip_prefix("    ")
+        .is_some_and(|code| code.split(' ').find(|word| !is_modifier(word)) == Some("fn"))
 }
 
 /// The type that a line defines. An indented alias is one of a trait, and named by it.

@@ -27,7 +27,7 @@ async fn looking_again_and_again_leaves_nothing(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     let git = t.body_dir(&body).join("git/app");
-    t.fleet().review_files(&body, None).unwrap();
+    t.fleet().workspaces().review_files(&body, None).unwrap();
     let before = usage(&git);
     t.sh(
         &body,
@@ -37,7 +37,7 @@ async fn looking_again_and_again_leaves_nothing(t: Bodies) {
     .ok();
     for round in 0..2 {
         t.sh(&body, &format!("echo {round} > file")).await.ok();
-        let look = t.fleet().review_files(&body, None).unwrap();
+        let look = t.fleet().workspaces().review_files(&body, None).unwrap();
         assert_eq!(look.diff.files.len(), 4);
         assert!(usage(&git) < 48 << 20, "holes are no data: {}", usage(&git));
     }
@@ -45,7 +45,7 @@ async fn looking_again_and_again_leaves_nothing(t: Bodies) {
     // What somebody left who was killed meanwhile goes with the next look.
     let stale = git.join("stage-4294967295-0123456789abcdef");
     std::fs::create_dir_all(stale.join("files")).unwrap();
-    t.fleet().review(&body, None).unwrap();
+    t.fleet().workspaces().review(&body, None).unwrap();
     assert!(!stale.exists());
     t.fleet().remove_with(&body, Force::Yes, Discard::Yes).await.unwrap();
 }
@@ -167,8 +167,9 @@ async fn commits_without_number_are_not_put_on_top_of_others(t: Bodies) {
     assert_eq!(t.sh(&body, many).await.ok(), "1002");
     host.commit("echo ours > ours", "meanwhile");
     let before = host.git(&["rev-parse", "main"]);
-    let land =
-        async |how: LandTarget, what: LandSelection| t.fleet().land(&body, None, how, what, &person()).await;
+    let land = async |how: LandTarget, what: LandSelection| {
+        t.fleet().workspaces().land(&body, None, how, what, &person()).await
+    };
     let failure = land(LandTarget::Onto("main".into()), LandSelection::All).await.unwrap_err();
     let told = testkit::explain(&failure);
     assert!(told.contains("more than 1000 commits"), "{told}");

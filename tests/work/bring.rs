@@ -56,12 +56,12 @@ async fn uncommitted_untracked_and_ignored_files_come_when_asked_for(t: Bodies) 
         t.sh(&dirty.id, "tail -1 numbers; cat new.txt; ls target x.log 2>&1 | wc -l").await.ok(),
         "changed\nnew\n2"
     );
-    let look = t.fleet().review_files(&dirty.id, None).unwrap();
+    let look = t.fleet().workspaces().review_files(&dirty.id, None).unwrap();
     assert_eq!(look.diff.files, [], "what the host had is not the Body's work");
     let with =
         up(&t, fleet::UpRequest { include: vec![host.dir.join("target/out")], ..host.up(&t) }).await.spec;
     assert_eq!(t.sh(&with.id, "cat target/out; ls target; git status --porcelain").await.ok(), "built\nout");
-    assert_eq!(t.fleet().review_files(&with.id, None).unwrap().diff.files, []);
+    assert_eq!(t.fleet().workspaces().review_files(&with.id, None).unwrap().diff.files, []);
     assert_eq!(
         host.sh("git status --porcelain"),
         " D binary\n M numbers\n?? new.txt",
@@ -88,7 +88,7 @@ async fn a_near_tree_is_made_from_the_one_that_is_there(t: Bodies) {
         second.workspaces[0].layers[2], first.workspaces[0].layers[1],
         "it stands on the first one's files"
     );
-    t.fleet().remove_unused_layers(proto::Size(0)).unwrap();
+    t.fleet().garbage().remove_unused_layers(proto::Size(0)).unwrap();
     let whole = up(&t, host.up(&t)).await.spec;
     assert_eq!(t.sh(&whole.id, describe).await.ok(), near);
     assert!(near.contains("swap/in f 644") && !near.contains("a/b") && !near.contains("gone"), "{near}");
@@ -106,7 +106,7 @@ async fn a_second_body_makes_no_layer(t: Bodies) {
     };
     host.body(&t).await;
     let one = layers();
-    let views = t.fleet().up(fleet::UpRequest { count: 3, ..host.up(&t) }).await.unwrap();
+    let views = t.fleet().workspaces().up(fleet::UpRequest { count: 3, ..host.up(&t) }).await.unwrap();
     assert_eq!((views.len(), layers()), (3, one));
     t.sh(&views[0].spec.id, "echo mine > numbers").await.ok();
     assert_eq!(t.sh(&views[1].spec.id, "tail -1 numbers").await.ok(), "1000", "private from then on");
@@ -197,7 +197,7 @@ async fn two_repositories_stand_side_by_side(t: Bodies) {
     };
     let body = up(&t, both).await.spec.id;
     assert_eq!(t.sh(&body, "pwd; cat ../lib/lib.txt; echo more >> ../lib/lib.txt; git status --porcelain; git -C ../lib status --porcelain").await.ok(), "/workspace/app\nlib\n M lib.txt");
-    t.fleet().save(&body).await.unwrap();
+    t.fleet().workspaces().save(&body).await.unwrap();
     assert_eq!(two.wip_file(&body, "lib.txt").as_deref(), Some("lib\nmore"));
     assert_eq!(one.wip_tree(&body), one.git(&["rev-parse", "HEAD^{tree}"]));
 }
@@ -287,7 +287,7 @@ async fn what_was_committed_and_taken_out_of_sight_is_saved_as_it_was_committed(
         let body = host.body(&t).await;
         let change = "echo 2 > b/f; rm b/g; echo 2 > b/new; chmod +x c/x; git add -A; git commit -qm two";
         t.sh(&body, &format!("{change}; git sparse-checkout set --cone {index} a; test ! -e b && git status --porcelain; echo 3 > a/f")).await.ok();
-        let look = t.fleet().review_files(&body, None).unwrap();
+        let look = t.fleet().workspaces().review_files(&body, None).unwrap();
         let files: Vec<&str> = look.diff.files.iter().map(|file| file.path.as_str()).collect();
         assert_eq!(files, ["a/f", "b/f", "b/g", "b/new", "c/x"], "{index}");
         let saved = save(&t, &body).await;
@@ -326,7 +326,12 @@ async fn pointers_of_lfs_stay_pointers_and_that_is_told(t: Bodies) {
     );
     let heard = async |up: fleet::UpRequest| {
         let mut said = Vec::new();
-        let views = t.fleet().up_with_progress(up, &mut |line| said.push(line.to_owned())).await.unwrap();
+        let views = t
+            .fleet()
+            .workspaces()
+            .up_with_progress(up, &mut |line| said.push(line.to_owned()))
+            .await
+            .unwrap();
         (views[0].spec.id.clone(), said)
     };
     let (_, said) = heard(host.up(&t)).await;
@@ -349,7 +354,7 @@ async fn pointers_of_lfs_stay_pointers_and_that_is_told(t: Bodies) {
     });
     let (body, _) = heard(shown).await;
     assert_eq!(t.sh(&body, "cat model.bin").await.ok(), "contents");
-    assert_eq!(t.fleet().review_files(&body, None).unwrap().diff.files, []);
+    assert_eq!(t.fleet().workspaces().review_files(&body, None).unwrap().diff.files, []);
 }
 
 #[body_test(except(microvm = "a machine has no repositories in it yet: pal up refuses that layer"))]
@@ -371,7 +376,7 @@ async fn what_a_partial_clone_was_promised_is_fetched_first(t: Bodies) {
         assert_eq!(missing(), 2, "nothing was fetched yet");
         if gone {
             partial.git(&["remote", "set-url", "origin", "file:///nonexistent"]);
-            let failure = t.fleet().up(partial.up(&t)).await.unwrap_err();
+            let failure = t.fleet().workspaces().up(partial.up(&t)).await.unwrap_err();
             assert!(
                 testkit::explain(&failure).contains("2 files of this partial clone are still with origin"),
                 "{}",
@@ -414,6 +419,7 @@ async fn an_address_that_is_fetched_again_moves_no_branch_that_was_landed_on(t: 
     let body = up(&t, again()).await.spec.id;
     t.sh(&body, "echo mine > mine; git add mine; git commit -qm mine").await.ok();
     t.fleet()
+        .workspaces()
         .land(
             &body,
             None,
@@ -441,6 +447,6 @@ async fn a_repository_of_sha_256_is_refused_by_name(t: Bodies) {
     std::fs::create_dir(&host.dir).unwrap();
     host.git(&["init", "--quiet", "--object-format=sha256"]);
     host.commit("echo x > x", "first");
-    let failure = t.fleet().up(host.up(&t)).await.unwrap_err();
+    let failure = t.fleet().workspaces().up(host.up(&t)).await.unwrap_err();
     assert!(testkit::explain(&failure).contains("SHA-256"), "{}", testkit::explain(&failure));
 }

@@ -99,10 +99,12 @@ async fn contents_that_git_refuses_are_saved_and_do_not_land(t: Bodies) {
         );
         let all = t
             .fleet()
+            .workspaces()
             .land(&body, None, LandTarget::Branch(format!("all-{body}")), LandSelection::All, &person())
             .await;
         let squash = t
             .fleet()
+            .workspaces()
             .land(
                 &body,
                 None,
@@ -130,6 +132,7 @@ async fn contents_that_git_refuses_are_saved_and_do_not_land(t: Bodies) {
         }
         let committed = t
             .fleet()
+            .workspaces()
             .land(
                 &body,
                 None,
@@ -154,6 +157,7 @@ async fn contents_that_git_refuses_are_saved_and_do_not_land(t: Bodies) {
             // Also where its objects were saved before, and so are known.
             let landed = t
                 .fleet()
+                .workspaces()
                 .land(
                     &body,
                     None,
@@ -190,6 +194,7 @@ async fn commits_that_git_warns_of_a_thousand_times_are_saved_and_land(t: Bodies
     assert_eq!((saved.commit_error.as_deref(), saved.head), (None, head.clone()));
     let landed = t
         .fleet()
+        .workspaces()
         .land(&body, None, LandTarget::Branch("many".into()), LandSelection::Committed, &person())
         .await;
     assert_eq!(landed.unwrap_or_else(|failure| panic!("{}", explain(&failure))).to, head);

@@ -98,7 +98,7 @@ async fn an_image_is_what_its_bodies_are_made_of(t: Bodies) {
         "rm -r .devcontainer; echo '{ \"image\": \"127.0.0.1:1/none:1\" }' > .devcontainer.json",
         "an image that is not there",
     );
-    let failure = t.fleet().up(asked(&t, &host)).await.unwrap_err();
+    let failure = t.fleet().workspaces().up(asked(&t, &host)).await.unwrap_err();
     assert!(failure.hints.iter().any(|hint| hint.contains("--template")), "{failure}: {:?}", failure.hints);
 }
 
@@ -132,7 +132,7 @@ async fn a_dockerfile_is_built_from_what_git_has_and_what_is_not_done_is_refused
     let (third, _) = prepared(&t, asked(&t, &host)).await;
     assert_eq!(t.sh(&third, "ls /conf").await.ok(), "a\nb\nc");
     host.commit("echo 'ADD https://example.com/x /x' >> .devcontainer/Dockerfile", "not done");
-    let failure = t.fleet().up(UpRequest { ..asked(&t, &host) }).await.unwrap_err();
+    let failure = t.fleet().workspaces().up(UpRequest { ..asked(&t, &host) }).await.unwrap_err();
     assert_eq!(failure.kind, Kind::Usage);
     assert!(failure.message.contains(".devcontainer/Dockerfile: line 11: ADD is not done"), "{failure}");
 }
@@ -158,7 +158,7 @@ async fn a_dockerfile_fetches_packages_by_plain_http_where_a_rule_says_so(t: Bod
             write(r#"{ "build": { "dockerfile": "Dockerfile" } }"#)
         ),
     );
-    let failure = t.fleet().up(asked(&t, &host)).await.unwrap_err();
+    let failure = t.fleet().workspaces().up(asked(&t, &host)).await.unwrap_err();
     assert!(failure.message.contains("status 7") && mirror.asked().is_empty(), "{failure}");
     host.commit(
         &format!("printf '[prepare]\\nallow = [\"localhost:{port}+plain+private\"]\\n' > palisade.toml"),

@@ -83,6 +83,7 @@ pub async fn prepared(t: &Bodies, asked: UpRequest) -> (BodyId, Vec<String>) {
     let mut said = Vec::new();
     let views = t
         .fleet()
+        .workspaces()
         .up_with_progress(asked, &mut |line| said.push(line.to_owned()))
         .await
         .unwrap_or_else(|failure| panic!("{}\n{said:?}", explain(&failure)));
@@ -117,6 +118,7 @@ async fn whole_way(t: &Bodies, language: &Language) -> (HostRepo, BodyId) {
     native.commit(language.change, "more");
     let landed = t
         .fleet()
+        .workspaces()
         .land(&body, None, LandTarget::Onto("main".into()), LandSelection::All, &person())
         .await
         .unwrap();
@@ -247,7 +249,7 @@ async fn a_language_that_is_missing_is_named_with_a_way_to_get_it(t: Bodies) {
         "app",
         "touch go.sum; printf 'module example.com/app\n\ngo 1.19\n' > go.mod; printf '[env]\nPATH = \"/nowhere\"\n' > palisade.toml",
     );
-    let failure = t.fleet().up(asked(&t, &host)).await.unwrap_err();
+    let failure = t.fleet().workspaces().up(asked(&t, &host)).await.unwrap_err();
     assert_eq!(
         (failure.kind, failure.message.as_str()),
         (Kind::Host, "the repository needs `go`, which its Body does not have")

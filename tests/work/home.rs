@@ -31,10 +31,10 @@ async fn a_named_home_is_kept_across_bodies_and_one_at_a_time_has_it(t: Bodies) 
     let asked = || UpRequest { home: Some("claude".into()), ..host.up(&t) };
     let first = up(&t, asked()).await.spec.id;
     t.sh(&first, "mkdir -m 700 ~/.claude && echo one > ~/.claude/memory && echo gone > ~/gone && mkdir ~/.cache && echo big > ~/.cache/big; ln -s /etc/passwd ~/link").await.ok();
-    let refused = t.fleet().up(asked()).await.unwrap_err();
+    let refused = t.fleet().workspaces().up(asked()).await.unwrap_err();
     assert_eq!(refused.kind, Kind::Conflict, "{refused}");
     assert!(refused.message.contains(first.as_str()), "{refused}");
-    let many = t.fleet().up(UpRequest { count: 2, ..asked() }).await.unwrap_err();
+    let many = t.fleet().workspaces().up(UpRequest { count: 2, ..asked() }).await.unwrap_err();
     assert_eq!(many.kind, Kind::Usage);
     // A fork has a copy, which is nobody's but its own.
     let fork = t.fleet().fork(&first, 1).await.unwrap().remove(0).spec.id;
@@ -58,11 +58,11 @@ async fn a_named_home_is_kept_across_bodies_and_one_at_a_time_has_it(t: Bodies) 
         "one\ntwo\nlink",
         "what was removed stays so"
     );
-    assert_eq!(t.fleet().homes().unwrap()[0].body.as_ref(), Some(&third));
-    assert_eq!(t.fleet().remove_home("claude").unwrap_err().kind, Kind::Conflict);
+    assert_eq!(t.fleet().homes().list().unwrap()[0].body.as_ref(), Some(&third));
+    assert_eq!(t.fleet().homes().remove("claude").unwrap_err().kind, Kind::Conflict);
     t.fleet().remove_with(&third, Force::Yes, Discard::Yes).await.unwrap();
-    t.fleet().remove_home("claude").unwrap();
-    assert_eq!(t.fleet().homes().unwrap().len(), 0);
+    t.fleet().homes().remove("claude").unwrap();
+    assert_eq!(t.fleet().homes().list().unwrap().len(), 0);
     let records = std::fs::read_dir(t.data().join("layers"))
         .unwrap()
         .flatten()

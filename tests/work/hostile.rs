@@ -154,6 +154,7 @@ const TRAPS: &[Trap] = &[
 async fn copy_out(t: &Bodies, body: &BodyId, name: &str) -> PathBuf {
     let to = t.dir().join(format!("copy of {name}"));
     t.fleet()
+        .files()
         .copy_out(body, "/workspace/app", &to)
         .await
         .unwrap_or_else(|failure| panic!("{name}: {}", testkit::explain(&failure)));
@@ -168,18 +169,24 @@ fn mark(t: &Bodies) -> PathBuf {
 async fn handle(t: &Bodies, body: &BodyId, name: &str) {
     let look = t
         .fleet()
+        .workspaces()
         .review_files(body, None)
         .unwrap_or_else(|failure| panic!("{name}: {}", testkit::explain(&failure)));
     look.text(fleet::DiffFormat::Patch, &[]).unwrap();
     look.text(fleet::DiffFormat::Stat, &[]).unwrap();
-    let _ = t.fleet().work_log(body, None).await;
+    let _ = t.fleet().workspaces().log(body, None).await;
     let what = LandSelection::Squash { message: Some("x".into()) };
     let branch = format!("land-{}", body.as_str());
     t.fleet()
+        .workspaces()
         .land(body, None, LandTarget::Branch(branch), what, &person())
         .await
         .unwrap_or_else(|failure| panic!("{name}: {}", testkit::explain(&failure)));
-    let _ = t.fleet().land(body, None, LandTarget::Onto("main".into()), LandSelection::All, &person()).await;
+    let _ = t
+        .fleet()
+        .workspaces()
+        .land(body, None, LandTarget::Onto("main".into()), LandSelection::All, &person())
+        .await;
     t.fleet().stop(body, std::time::Duration::ZERO).await.unwrap();
 }
 

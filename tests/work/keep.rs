@@ -107,7 +107,7 @@ async fn a_broken_git_costs_its_commits_and_no_file_and_removal_waits_for_a_word
         let refused = refused.unwrap_err();
         assert_eq!(refused.kind, Kind::Conflict, "{what}: {refused}");
         assert!(refused.hints.iter().any(|hint| hint.contains("--discard")), "{what}");
-        let lost = t.fleet().unsaved_work(&body).unwrap();
+        let lost = t.fleet().workspaces().unsaved_work(&body).unwrap();
         assert!(
             lost.saved
                 && !lost.lines.is_empty()
@@ -196,6 +196,7 @@ async fn what_is_put_aside_tagged_or_oddly_named_is_saved_too(t: Bodies) {
     assert!(host.try_git(&["rev-parse", "--verify", &own("a/b")]).is_some());
     let landed = t
         .fleet()
+        .workspaces()
         .land(
             &body,
             None,
@@ -231,7 +232,7 @@ async fn a_submodule_stays_what_it_is(t: Bodies) {
 async fn what_is_listed_as_lost_is_what_was_not_saved(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
-    let lost = || t.fleet().unsaved_work(&body).unwrap();
+    let lost = || t.fleet().workspaces().unsaved_work(&body).unwrap();
     t.sh(&body, "echo a > a; echo b > b; git checkout -qb side; git add a; git commit -qm a").await.ok();
     assert_eq!(
         (lost().lines, lost().saved),
@@ -251,7 +252,7 @@ async fn what_is_listed_as_lost_is_what_was_not_saved(t: Bodies) {
     assert_eq!(lines[..4], ["lost: a", "lost: b", "lost: c", "lost: commits of other"], "{talk}");
     assert!(
         lines[4].starts_with("lost: inner/.git (")
-            && lines[5] == format!("what was saved before stays: refs/palisade/{body}/wip")
+            && lines[5] == format!("the last save stays: refs/palisade/{body}/wip")
             && lines.len() == 6,
         "{talk}"
     );
@@ -275,12 +276,12 @@ async fn a_death_that_nobody_noticed_is_noticed_by_gc(t: Bodies) {
     testkit::wait::blocking(Duration::from_secs(20), "both are dead", || {
         [&killed, &timed].iter().all(|body| t.view(body).pid.is_none()).then_some(())
     });
-    t.fleet().gc(fleet::GcMode::DryRun).await.unwrap();
+    t.fleet().garbage().collect(fleet::GcMode::DryRun).await.unwrap();
     assert!(
         host.try_git(&["rev-parse", "--verify", &format!("refs/palisade/{killed}/wip")]).is_none(),
         "a dry run does nothing"
     );
-    t.fleet().gc(fleet::GcMode::Remove).await.unwrap();
+    t.fleet().garbage().collect(fleet::GcMode::Remove).await.unwrap();
     for body in [&killed, &timed] {
         assert_eq!(names(&host, body), saved());
         assert!(t.body_dir(body).join("spec.json").exists(), "and its files stay");

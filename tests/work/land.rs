@@ -12,7 +12,7 @@ async fn land(
     how: LandTarget,
     what: LandSelection,
 ) -> Result<LandResult, Failure> {
-    t.fleet().land(body, None, how, what, &person()).await
+    t.fleet().workspaces().land(body, None, how, what, &person()).await
 }
 
 async fn worked(t: &Bodies, host: &HostRepo) -> BodyId {
@@ -139,8 +139,12 @@ async fn who_lands_must_have_a_name_and_tools_that_run_things_are_shown(t: Bodie
     host.commit("echo mine > mine", "mine");
     let nobody = GitIdentity { env: Vec::new(), ..person() };
     let squash = || LandSelection::Squash { message: None };
-    let refused =
-        t.fleet().land(&body, None, LandTarget::Onto("main".into()), squash(), &nobody).await.unwrap_err();
+    let refused = t
+        .fleet()
+        .workspaces()
+        .land(&body, None, LandTarget::Onto("main".into()), squash(), &nobody)
+        .await
+        .unwrap_err();
     assert!(
         refused.hints.iter().any(|hint| hint.contains("user.name")),
         "{refused}: {:?} {:?}",
@@ -155,7 +159,7 @@ async fn who_lands_must_have_a_name_and_tools_that_run_things_are_shown(t: Bodie
 async fn a_summary_is_no_patch(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = worked(&t, &host).await;
-    let look = t.fleet().review(&body, None).unwrap();
+    let look = t.fleet().workspaces().review(&body, None).unwrap();
     let text = |shape| String::from_utf8(look.text(shape, &[]).unwrap()).unwrap();
     assert!(text(fleet::DiffFormat::Patch).contains("+rest"));
     let summary = text(fleet::DiffFormat::Stat);

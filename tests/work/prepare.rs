@@ -53,7 +53,7 @@ async fn a_step_that_fails_is_shown_with_its_output_and_leaves_nothing(t: Bodies
         "app",
         "printf '[prepare]\\ncommands = [\"echo made it this far; exit 3\"]\\n' > palisade.toml",
     );
-    let failure = t.fleet().up(asked(&t, &host)).await.unwrap_err();
+    let failure = t.fleet().workspaces().up(asked(&t, &host)).await.unwrap_err();
     assert!(
         failure.kind == Kind::Conflict
             && failure.message.contains("made it this far")
@@ -65,6 +65,6 @@ async fn a_step_that_fails_is_shown_with_its_output_and_leaves_nothing(t: Bodies
     let body = up(&t, UpRequest { prepare: PrepareChoice::No, ..asked(&t, &host) }).await.spec.id;
     assert_eq!(t.sh(&body, "ls").await.ok(), "palisade.toml");
     host.commit("echo nonsense > palisade.toml", "nonsense");
-    assert_eq!(t.fleet().up(asked(&t, &host)).await.unwrap_err().kind, Kind::Usage);
+    assert_eq!(t.fleet().workspaces().up(asked(&t, &host)).await.unwrap_err().kind, Kind::Usage);
     t.fleet().remove(&body, Force::Yes).await.unwrap();
 }

@@ -165,13 +165,14 @@ impl HostRepo {
 
 /// Makes what is asked for.
 pub async fn up(t: &Bodies, up: UpRequest) -> BodyView {
-    let views = t.fleet().up(up).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
+    let views = t.fleet().workspaces().up(up).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
     views.into_iter().next().unwrap()
 }
 
 /// Saves a Body's work.
 pub async fn save(t: &Bodies, body: &BodyId) -> SaveResult {
-    let saved = t.fleet().save(body).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
+    let saved =
+        t.fleet().workspaces().save(body).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
     saved.into_iter().next().unwrap()
 }
 

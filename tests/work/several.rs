@@ -19,7 +19,7 @@ async fn bodies_are_compared_and_conflicts_are_known_before_they_land(t: Bodies)
         t.sh(&body, work).await.ok();
         ids.push(body);
     }
-    let compared = t.fleet().compare(&ids, Some("test -e a")).await.unwrap();
+    let compared = t.fleet().workspaces().compare(&ids, Some("test -e a")).await.unwrap();
     let seen: Vec<(usize, Option<i32>)> =
         compared.bodies.iter().map(|body| (body.files.len(), body.test)).collect();
     assert_eq!(seen, [(2, Some(0)), (1, Some(1)), (1, Some(1))]);
@@ -51,6 +51,7 @@ async fn a_queue_lands_what_is_green_and_keeps_the_rest_with_its_reason(t: Bodie
     }
     let queued = t
         .fleet()
+        .workspaces()
         .land_queue(&ids, "main", Some("test ! -e broken"), &person(), &mut |_| ())
         .await
         .unwrap_or_else(|failure| panic!("{}", explain(&failure)));
@@ -82,7 +83,8 @@ async fn the_store_keeps_within_its_budget_and_takes_nothing_that_is_used(t: Bod
     t.fleet().remove(&other, fleet::Force::Yes).await.unwrap();
     let layers = || {
         t.fleet()
-            .df()
+            .garbage()
+            .disk_usage()
             .unwrap()
             .0
             .iter()
@@ -91,12 +93,12 @@ async fn the_store_keeps_within_its_budget_and_takes_nothing_that_is_used(t: Bod
             .sum::<usize>()
     };
     let all = layers();
-    t.fleet().gc(GcMode::Remove).await.unwrap();
+    t.fleet().garbage().collect(GcMode::Remove).await.unwrap();
     assert_eq!(layers(), all, "within the budget nothing goes");
     t.fleet().set_budget(Size(1 << 20)).unwrap();
-    let told = t.fleet().gc(GcMode::DryRun).await.unwrap().len();
+    let told = t.fleet().garbage().collect(GcMode::DryRun).await.unwrap().len();
     assert!(told > 0 && layers() == all, "a dry run only says so");
-    t.fleet().gc(GcMode::Remove).await.unwrap();
+    t.fleet().garbage().collect(GcMode::Remove).await.unwrap();
     assert!(layers() < all, "what nobody stands on went");
     assert_eq!(
         t.sh(&body, "git status --porcelain; tail -1 numbers").await.ok(),

@@ -36,7 +36,7 @@ async fn work_in_submodules_is_saved_in_their_own_repositories(t: Bodies) {
     let body = host.body(&t).await;
     let work = "echo more >> main.c; cd libs/lib; echo mine >> src/lib.c; echo new > new; rm old; echo x > x.o; echo deeper >> vendored/deep/deep.c";
     t.sh(&body, work).await.ok();
-    let look = t.fleet().review_files(&body, None).unwrap();
+    let look = t.fleet().workspaces().review_files(&body, None).unwrap();
     let mut files: Vec<&str> = look.diff.files.iter().map(|file| file.path.as_str()).collect();
     files.sort_unstable();
     let all =
@@ -72,6 +72,7 @@ async fn work_in_submodules_is_saved_in_their_own_repositories(t: Bodies) {
     );
     let landed = t
         .fleet()
+        .workspaces()
         .land(&body, None, LandTarget::Branch("work".into()), LandSelection::All, &person())
         .await
         .unwrap();
@@ -180,11 +181,11 @@ async fn nothing_that_a_submodule_holds_runs_on_the_host(t: Bodies) {
         let body = host.body(&t).await;
         t.sh(&body, &format!("RUN='touch {}'\n{set}; echo mine > libs/lib/mine", mark.display())).await.ok();
         let copy = t.dir().join(format!("copy of {name}"));
-        t.fleet().copy_out(&body, "/workspace/app", &copy).await.unwrap();
+        t.fleet().files().copy_out(&body, "/workspace/app", &copy).await.unwrap();
         sh_in(&copy.join("libs/lib"), "git add -A; git status");
         assert!(mark.exists(), "{name}: a trap that catches nobody proves nothing");
         std::fs::remove_file(&mark).unwrap();
-        t.fleet().review_files(&body, None).unwrap().text(DiffFormat::Patch, &[]).unwrap();
+        t.fleet().workspaces().review_files(&body, None).unwrap().text(DiffFormat::Patch, &[]).unwrap();
         let saved = save(&t, &body).await;
         assert_eq!(inside(&host, "libs/lib", &["show", &format!("{}:mine", wip(&body))]), "mine", "{name}");
         let named = saved.skipped.iter().any(|left| left.path == "libs/lib/.git");

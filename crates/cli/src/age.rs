@@ -1,8 +1,8 @@
-//! How long ago something was.
+//! Formats how long ago something happened.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The time since an RFC 3339 instant in UTC, in its largest unit: `5m`. What cannot be read is `?`.
+/// The time since an RFC 3339 instant in UTC, in its largest unit: `5m`. An invalid instant gives `?`.
 pub fn since(at: &str) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     match seconds(at) {
@@ -25,7 +25,7 @@ fn short(seconds: u64) -> String {
     }
 }
 
-/// Seconds since 1970 of `2026-01-31T12:34:56…Z`.
+/// Parses `2026-01-31T12:34:56…Z` into seconds since 1970.
 fn seconds(at: &str) -> Option<u64> {
     let number = |from: usize, to: usize| at.get(from..to)?.parse::<u64>().ok();
     let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
@@ -36,7 +36,7 @@ fn seconds(at: &str) -> Option<u64> {
     Some(days(year, month, day) * 86_400 + hour * 3_600 + minute * 60 + second)
 }
 
-/// Days since 1970: years are counted from March, so that the leap day is their last.
+/// Days since 1970. Years begin in March, so that the leap day is the last day of a year.
 fn days(year: u64, month: u64, day: u64) -> u64 {
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let before = 365 * year + year / 4 - year / 100 + year / 400;

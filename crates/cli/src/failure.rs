@@ -1,4 +1,4 @@
-//! How a failure looks to a person, to a program, and to the shell.
+//! Prints failures as text or JSON, and maps them to exit codes.
 
 use proto::{Failure, text::visible};
 use serde_json::json;
@@ -8,7 +8,7 @@ use crate::output::{self, Format};
 /// The exit code of a command that a closed pipe ended (128 + SIGPIPE).
 const READER_GONE: u8 = 141;
 
-/// Says what went wrong on standard error; gives the exit code.
+/// Prints a failure to standard error; returns the exit code.
 pub fn report(failure: &Failure, format: Format) -> u8 {
     if output::is_reader_gone(failure) {
         return READER_GONE;
@@ -20,7 +20,7 @@ pub fn report(failure: &Failure, format: Format) -> u8 {
     failure.kind.exit_code()
 }
 
-/// Says what went wrong beside something more important.
+/// Prints a failure as a warning.
 pub fn warn(failure: &Failure, format: Format) {
     if output::is_reader_gone(failure) {
         return;
@@ -36,7 +36,8 @@ fn text(word: &str, failure: &Failure) -> String {
     for cause in failure.causes() {
         let mut lines = cause.lines();
         text.push_str(&format!("  caused by: {}\n", visible(lines.next().unwrap_or_default())));
-        // Such as the end of a console. The mark keeps a line from looking like one of ours.
+        // Further lines, such as the end of a console, get a mark, so that none looks like a line of `pal`
+        // itself.
         lines.for_each(|line| text.push_str(&format!("    | {}\n", visible(line))));
     }
     for hint in &failure.hints {

@@ -1,7 +1,7 @@
-//! `pal`: a computer of its own for every agent. Arguments in, text or JSON out, exit codes.
+//! `pal`: gives every agent a computer of its own. Parses arguments, prints text or JSON, sets exit codes.
 //!
 //! Invariant: only this crate reads the environment, and only this crate prints.
-//! Invariant: standard output is data, standard error is talk.
+//! Invariant: results go to standard output, messages to standard error.
 
 mod age;
 mod args;
@@ -20,8 +20,8 @@ use std::ffi::OsString;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Takes as many open files as this user may have: a server has many streams, and a repository many directories.
-/// Bodies have a limit of their own.
+/// Raises the limit of open files to the user's maximum: a server has many streams, and a repository many
+/// directories. Bodies have a limit of their own.
 fn allow_files() {
     let have = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: have.maximum, ..have });
@@ -38,6 +38,6 @@ fn main() {
         Ok(cli) => (cli.common.format(), commands::dispatch(cli)),
         Err(error) => (output::Format::guess(&argv), usage::answer(&error, &argv)),
     };
-    // Exits without joining: a thread may still wait for standard input, which nobody needs any more.
+    // Exits without joining threads: one may still block on standard input.
     std::process::exit(i32::from(result.unwrap_or_else(|failure| failure::report(&failure, format))));
 }

@@ -1,7 +1,7 @@
-//! Where text goes: data to standard output, talk to standard error.
+//! Writes results to standard output and messages to standard error.
 //!
-//! Invariant: data that cannot be written is a failure; talk that cannot be written is nobody's business.
-//! Invariant: a reader that went away is no error to tell of; `pal` ends as any tool in a pipe does.
+//! Invariant: a failed write of results is a failure; a failed write of messages is ignored.
+//! Invariant: if the reader of a pipe is gone, `pal` prints no error and ends like other tools in a pipe.
 
 use std::{error::Error, ffi::OsString, fmt, os::fd::BorrowedFd, time::Duration};
 
@@ -14,7 +14,7 @@ use rustix::{
 };
 use serde::Serialize;
 
-/// What answers look like.
+/// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// For people.
@@ -24,14 +24,14 @@ pub enum Format {
 }
 
 impl Format {
-    /// What the arguments ask for, when they cannot be parsed as a whole.
+    /// Guesses the format of arguments that cannot be parsed.
     pub fn guess(argv: &[OsString]) -> Self {
         let asked = argv.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--json");
         if asked { Format::Json } else { Format::Text }
     }
 }
 
-/// The cause of a failure to write: whoever read our output has gone.
+/// The cause of a failed write to a pipe without a reader.
 #[derive(Debug)]
 struct BrokenOutput;
 
@@ -43,22 +43,22 @@ impl fmt::Display for BrokenOutput {
 
 impl Error for BrokenOutput {}
 
-/// Whether a failure only means that nobody reads us any more.
+/// Whether a failure only means that the reader of standard output is gone.
 pub fn is_reader_gone(failure: &Failure) -> bool {
     failure.source.as_ref().is_some_and(|source| source.is::<BrokenOutput>())
 }
 
-/// Writes data.
+/// Writes bytes to standard output.
 pub fn data(bytes: &[u8]) -> Result<(), Failure> {
     write_all(stdio::stdout(), bytes).map_err(|errno| cannot_write("standard output", errno))
 }
 
-/// Writes data and ends the line.
+/// Writes a line to standard output.
 pub fn line(text: impl fmt::Display) -> Result<(), Failure> {
     data(format!("{text}\n").as_bytes())
 }
 
-/// Writes an object as one line of JSON, which may be read on a terminal, too.
+/// Writes an object as one line of JSON, escaped for a terminal.
 pub fn json(object: &impl Serialize) -> Result<(), Failure> {
     line(json_line(object)?)
 }
@@ -73,17 +73,17 @@ pub fn json_lines(items: impl IntoIterator<Item = impl Serialize>) -> Result<(),
     data(lines.as_bytes())
 }
 
-/// Every line is an object: docs/reference/json.md.
+/// Encodes a line; every line is an object: docs/reference/json.md.
 fn json_line(object: &impl Serialize) -> Result<String, Failure> {
     let internal = || Failure::new(Kind::Internal, "cannot write the answer as JSON");
     let text = serde_json::to_string(object).map_err(|error| internal().because(error))?;
     if !text.starts_with('{') {
-        return Err(internal().because("the answer is no object"));
+        return Err(internal().because("the answer is not an object"));
     }
     Ok(proto::text::visible_json(&text).to_string())
 }
 
-/// Bytes as JSON has room for them: `{"text": …}`, or `{"hex": …}` where they are no text.
+/// Bytes as JSON: `{"text": …}`, or `{"hex": …}` if they are not UTF-8.
 pub fn text_or_hex(bytes: &[u8]) -> serde_json::Value {
     match std::str::from_utf8(bytes) {
         Ok(text) => serde_json::json!({ "text": text }),
@@ -91,14 +91,14 @@ pub fn text_or_hex(bytes: &[u8]) -> serde_json::Value {
     }
 }
 
-/// Says something beside the data; ends the line if the text does not.
+/// Writes a message to standard error, with a line end.
 pub fn talk(text: &str) {
     let end = if text.ends_with('\n') { "" } else { "\n" };
-    // Nobody can be told that nobody can be told.
+    // There is no place to report a failed write to standard error.
     let _ = write_all(stdio::stderr(), format!("{text}{end}").as_bytes());
 }
 
-/// Draws over the last line of a terminal.
+/// Overwrites the last line of a terminal.
 pub fn draw(text: &str) {
     let _ = write_all(stdio::stderr(), text.as_bytes());
 }
@@ -108,7 +108,7 @@ fn write_all(fd: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Errno> {
         match rustix::io::write(fd, bytes) {
             Ok(written) => bytes = &bytes[written..],
             Err(Errno::INTR) => {}
-            // Somebody made the shared description non-blocking.
+            // Another process made the shared file description non-blocking.
             Err(Errno::AGAIN) => {
                 wait_writable(fd, None);
             }
@@ -132,12 +132,12 @@ fn wait_writable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> bool {
     matches!(poll(&mut fds, timeout.as_ref()), Ok(ready) if ready > 0)
 }
 
-/// How much a pipe that can be written to takes without blocking.
+/// How many bytes a writable pipe accepts without blocking.
 const PIPE_LEN: usize = 4096;
-/// How long a stalled reader may hold up everything else.
+/// How long a slow reader may block the session.
 const STALL: Duration = Duration::from_millis(20);
 
-/// One of our outputs, for bytes that come out of a Body.
+/// Standard output or standard error, for the bytes of a command.
 pub struct OutputStream {
     fd: BorrowedFd<'static>,
     name: &'static str,
@@ -159,10 +159,10 @@ impl OutputStream {
         Self { fd, name, len_max: 0 }
     }
 
-    /// Writes bytes as they are.
+    /// Writes bytes unchanged.
     ///
-    /// A stalled reader stalls the command (that is backpressure) but not the signals that go to it: a blocking
-    /// write is begun only when it will not block.
+    /// A slow reader blocks the command (that is backpressure), but not the signals for it: a write starts
+    /// only when it will not block.
     pub async fn write(&mut self, mut bytes: &[u8]) -> Result<(), Failure> {
         if self.len_max == 0 {
             self.len_max = len_max(self.fd);

@@ -1,6 +1,7 @@
-//! Long text for a person: coloured like a patch, and through their pager where it is longer than the screen.
+//! Shows long text on a terminal: coloured like a patch, and through the user's pager if it is longer than
+//! the screen.
 //!
-//! Invariant: what is shown was made fit for a terminal before; only our own colours are added.
+//! Invariant: the text was escaped for a terminal before; only colours are added here.
 
 use std::{
     env,
@@ -13,7 +14,7 @@ use rustix::{stdio, termios::isatty};
 
 use crate::output;
 
-/// What ends a colour.
+/// The escape sequence that ends a colour.
 const PLAIN: &str = "\x1b[m";
 
 /// Shows a patch or its summary on the terminal that standard output is.
@@ -39,7 +40,7 @@ pub fn show_patch(text: &[u8]) -> Result<(), Failure> {
     output::data(shown.as_bytes())
 }
 
-/// Lines of a patch have the colours that git gives them.
+/// The colour of a line, as git chooses it.
 fn colour(line: &str) -> Option<&'static str> {
     const HEADS: [&str; 9] = [
         "diff --git ",
@@ -61,7 +62,7 @@ fn colour(line: &str) -> Option<&'static str> {
     }
 }
 
-/// Hands the text to the pager; false where there is none.
+/// Pipes the text to the pager; returns false if there is none.
 fn paged(text: &str) -> bool {
     let pager = env::var("PAGER").ok().filter(|pager| !pager.is_empty()).unwrap_or_else(|| "less".to_owned());
     if pager == "cat" {
@@ -73,9 +74,9 @@ fn paged(text: &str) -> bool {
         command.env("LESS", "FRX");
     }
     let Ok(mut child) = command.spawn() else { return false };
-    // Whoever leaves the pager early has seen enough.
+    // If the user quits the pager early, the write fails, and that is fine.
     let _ = child.stdin.take().map(|mut pipe| pipe.write_all(text.as_bytes()));
-    // A shell that finds no such program says so with these.
+    // A shell exits with these codes if the program does not exist.
     !matches!(child.wait().map(|status| status.code()), Ok(Some(126 | 127)) | Err(_))
 }
 

@@ -1,4 +1,4 @@
-//! A sign of life for long work, on standard error, once it is long.
+//! Shows progress of long work on standard error.
 
 use std::{future::Future, pin::pin, time::Duration};
 
@@ -7,13 +7,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 
 use crate::output;
 
-/// Work shorter than this goes without a word.
+/// Work that is shorter than this shows nothing.
 const QUIET: Duration = Duration::from_secs(1);
 const TICK_TERMINAL: Duration = Duration::from_millis(100);
 const TICK_PLAIN: Duration = Duration::from_secs(10);
 const SPINNER: [char; 4] = ['|', '/', '-', '\\'];
 
-/// Waits for `work` and shows that `what` is going on.
+/// Waits for `work` and shows `what` meanwhile.
 pub async fn watch<T>(what: &str, work: impl Future<Output = T>) -> T {
     let started = Instant::now();
     let mut work = pin!(work);

@@ -1,4 +1,4 @@
-//! Where the data is and how safe it must be: flags first, then the environment, then what fits the user.
+//! The data directory and its durability: from options, then the environment, then defaults for the user.
 
 use std::{
     env,
@@ -10,10 +10,10 @@ use proto::{Failure, Kind};
 
 use crate::args::GlobalArgs;
 
-/// Where root keeps its Bodies.
+/// The data directory of root.
 const DATA_OF_ROOT: &str = "/var/lib/palisade";
 
-/// What the fleet is opened with.
+/// The configuration of the fleet.
 pub fn config(common: &GlobalArgs) -> Result<FleetConfig, Failure> {
     Ok(FleetConfig { data: data(common)?, durability: durability(common)? })
 }
@@ -25,7 +25,8 @@ fn data(common: &GlobalArgs) -> Result<PathBuf, Failure> {
     };
     match asked {
         Some(dir) if dir.is_empty() => {
-            Err(Failure::new(Kind::Usage, "the data directory has no name").hint("give one: `--data DIR`"))
+            Err(Failure::new(Kind::Usage, "the path of the data directory is empty")
+                .hint("give one: `--data DIR`"))
         }
         Some(dir) => absolute(Path::new(&dir)),
         None if rustix::process::geteuid().is_root() => Ok(DATA_OF_ROOT.into()),
@@ -42,7 +43,7 @@ fn data_of_user() -> Result<PathBuf, Failure> {
     }
     match dir("HOME")? {
         Some(home) => Ok(home.join(".local/share/palisade")),
-        None => Err(Failure::new(Kind::Usage, "there is no home directory to keep Bodies in")
+        None => Err(Failure::new(Kind::Usage, "there is no home directory for the data directory")
             .hint("name a directory: `--data DIR`, or set HOME")),
     }
 }
@@ -58,16 +59,16 @@ fn durability(common: &GlobalArgs) -> Result<Durability, Failure> {
     }
 }
 
-/// Makes a path of ours independent of where `pal` stands.
+/// Makes a path absolute.
 pub fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|error| {
-        Failure::new(Kind::Host, format!("cannot tell where {} is", path.display())).because(error).hint(
+        Failure::new(Kind::Host, format!("cannot make {} an absolute path", path.display())).because(error).hint(
             "the current directory may have been removed: `cd` to one that exists, or give an absolute path",
         )
     })
 }
 
-/// A variable of the environment; an empty one is as good as none.
+/// An environment variable; none if it is empty.
 pub fn variable(name: &str) -> Result<Option<String>, Failure> {
     match env::var(name) {
         Ok(value) if value.is_empty() => Ok(None),
@@ -80,7 +81,7 @@ pub fn variable(name: &str) -> Result<Option<String>, Failure> {
     }
 }
 
-/// Names that commands of a build may reach.
+/// The host names that commands of a build may reach.
 pub fn allowed_hosts(offline: bool, more: &[String]) -> Result<Vec<String>, Failure> {
     let known = if offline { Vec::new() } else { fleet::registries() };
     let allow: Vec<String> = known.into_iter().chain(more.iter().cloned()).collect();

@@ -1,8 +1,8 @@
-//! Aligned columns of text.
+//! Text in aligned columns.
 
 use proto::text::visible;
 
-/// Rows under a head, each column as wide as its widest cell.
+/// Rows with a head; each column is as wide as its widest cell.
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
@@ -13,17 +13,17 @@ impl Table {
         Self { rows: vec![head.iter().map(|cell| (*cell).to_owned()).collect()] }
     }
 
-    /// A table whose columns need no names.
+    /// A table without a head.
     pub fn bare() -> Self {
         Self { rows: Vec::new() }
     }
 
-    /// Adds a row; what came out of a Body is made fit for a terminal here.
+    /// Adds a row; escapes the cells for a terminal.
     pub fn row<const N: usize>(&mut self, cells: [&str; N]) {
         self.rows.push(cells.iter().map(|cell| visible(cell)).collect());
     }
 
-    /// The text, each line after `indent`.
+    /// The text, with `indent` in front of each line.
     pub fn render(&self, indent: &str) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width =

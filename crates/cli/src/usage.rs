@@ -1,4 +1,4 @@
-//! Arguments that make no sense, told as every other failure; and help and version, which are answers.
+//! Turns errors of the argument parser into failures; prints help and version.
 
 use std::ffi::OsString;
 
@@ -7,10 +7,10 @@ use proto::{Failure, Kind};
 
 use crate::{args::Cli, output};
 
-/// How clap ends what it says of an error.
+/// The beginning of the last line of clap's errors.
 const MORE: &str = "For more information, try";
 
-/// Answers a request for help or the version; anything else is a usage failure.
+/// Prints help or the version; anything else is a usage failure.
 pub fn answer(error: &clap::Error, argv: &[OsString]) -> Result<u8, Failure> {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -27,10 +27,10 @@ pub fn answer(error: &clap::Error, argv: &[OsString]) -> Result<u8, Failure> {
 
 fn not_utf8() -> Failure {
     Failure::new(Kind::Usage, "an argument is not valid UTF-8")
-        .hint("arguments are text: give bytes to the command by its standard input, or in a file copied with `pal cp`")
+        .hint("arguments must be text: pass bytes through standard input, or in a file copied with `pal cp`")
 }
 
-/// clap's words in our shape: what is wrong, its tips, how it is meant.
+/// Splits clap's text into the message, the tips and the usage.
 fn parse(text: &str) -> Failure {
     let mut blocks = text.trim().split("\n\n");
     let what = blocks.next().unwrap_or_default();
@@ -48,7 +48,7 @@ fn hint(line: &str) -> String {
     }
 }
 
-/// The command whose help helps.
+/// The command whose help is relevant.
 fn command(argv: &[OsString]) -> String {
     let known = Cli::command();
     let verb = argv.iter().skip(1).take_while(|arg| *arg != "--").find_map(|arg| known.find_subcommand(arg));

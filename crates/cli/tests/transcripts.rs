@@ -11,7 +11,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// A data directory of a test's own, gone with it.
+/// The data directory of one test, removed at its end.
 struct Data(PathBuf);
 
 impl Data {
@@ -95,14 +95,14 @@ fn limits_that_mean_nothing_are_refused() {
     let size = "write a positive whole number with B, KiB, MiB, GiB or TiB, such as 512MiB";
     bad("--memory", "lots", "SIZE", &format!("\"lots\" is not a size: {size}"));
     bad("--memory", "-1", "SIZE", &format!("\"-1\" is not a size: {size}"));
-    bad("--disk", "0", "SIZE", "a limit of nothing leaves nothing to run in; write such as 512MiB");
-    let cpus = "write a positive number of processors with up to three decimals, such as 1.5";
+    bad("--disk", "0", "SIZE", "a limit of 0 is too small; write a size such as 512MiB");
+    let cpus = "write a positive number of CPUs with up to three decimals, such as 1.5";
     bad("--cpus", "0", "COUNT", cpus);
     bad("--cpus", "-2", "COUNT", cpus);
     bad("--pids", "0", "COUNT", "write a positive whole number");
     bad("--files", "x", "COUNT", "write a positive whole number");
     bad("--timeout", "10", "DURATION", "write a whole number and ms, s, m or h, such as 90s");
-    bad("--timeout", "0s", "DURATION", "no time at all is too short; write such as 90s");
+    bad("--timeout", "0s", "DURATION", "a duration of 0 is too short; write one such as 90s");
     bad("--timeout", "9999999h", "DURATION", "longer than 8760 hours");
     bad(
         "--layer",
@@ -117,7 +117,7 @@ fn limits_that_mean_nothing_are_refused() {
         mount,
         "write SRC:DST, SRC:DST:ro or SRC:DST:rw; a path with a colon cannot be mounted",
     );
-    bad("--mount", "/a:b", mount, "the place in the Body must be an absolute path, and \"b\" is not");
+    bad("--mount", "/a:b", mount, "the path in the Body must be absolute, and \"b\" is not");
     bad("--mount", "/a:/b:rx", mount, "a mount ends with :ro, :rw or :rw,unprotected");
     bad("--mount", "/a:/b,type=9p", mount, "a directory is shared by: virtiofs");
     bad("--env", "NAME", "NAME=VALUE", "write NAME=VALUE");
@@ -134,7 +134,7 @@ fn more_forks_than_anybody_means_are_refused() {
 #[test]
 fn a_terminal_is_asked_for_where_there_is_none() {
     check(
-        "$ pal run -it -- sh\nerror: -t needs a terminal, and standard input is none\n  \
+        "$ pal run -it -- sh\nerror: -t needs a terminal, and standard input is not one\n  \
          hint: leave out -t: a pipe gets bytes; -i passes standard input in\n[2]",
     );
 }
@@ -150,10 +150,10 @@ fn every_mount_has_a_type_or_none_has() {
 #[test]
 fn a_copy_has_one_side_in_a_body() {
     check(
-        "$ pal cp /a /b\nerror: neither side is in a Body\n  hint: write a place in a Body as BODY:PATH\n[2]",
+        "$ pal cp /a /b\nerror: neither side is in a Body\n  hint: write a path in a Body as BODY:PATH\n[2]",
     );
     check(
-        "$ pal cp a:/b c:/d\nerror: both sides are in Bodies\n  hint: copy to the host first, then on from there\n[2]",
+        "$ pal cp a:/b c:/d\nerror: both sides are in Bodies\n  hint: copy to the host first, then into the other Body\n[2]",
     );
     check("$ pal cp a: /b\nerror: no path in body a is named\n  hint: write one: a:/tmp\n[2]");
 }
@@ -165,7 +165,7 @@ fn arguments_are_text() {
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(
         String::from_utf8(output.stderr).unwrap(),
-        "error: an argument is not valid UTF-8\n  hint: arguments are text: give bytes to the command by its standard \
+        "error: an argument is not valid UTF-8\n  hint: arguments must be text: pass bytes through standard \
          input, or in a file copied with `pal cp`\n"
     );
 }
@@ -184,7 +184,7 @@ fn the_version_is_data() {
     check(concat!("$ pal --version\npal ", env!("CARGO_PKG_VERSION"), "\n[0]"));
 }
 
-/// As [`check`], for what looks into the data directory.
+/// Checks a transcript of a command that opens the data directory.
 fn check_data(expected: &str) {
     let line = expected.lines().next().unwrap().strip_prefix("$ pal ").unwrap();
     assert_eq!(Data::new().transcript(line), expected);
@@ -192,12 +192,12 @@ fn check_data(expected: &str) {
 
 #[test]
 fn nothing_is_said_of_nothing_but_how_to_begin() {
-    check_data("$ pal ls\nno Bodies\n  hint: make one with `pal create`\n[0]");
+    check_data("$ pal ls\nno Bodies\n  hint: create one with `pal create`\n[0]");
     check_data("$ pal ls --json\n[0]");
     check_data("$ pal snapshot ls\nno snapshots\n  hint: take one with `pal snapshot BODY`\n[0]");
     check_data("$ pal snapshot ls --json\n[0]");
     check_data(
-        "$ pal home ls\nno homes\n  hint: have one with `pal up --home NAME`; it is kept when the Body is removed\n[0]",
+        "$ pal home ls\nno homes\n  hint: create one with `pal up --home NAME`; removing the Body keeps it\n[0]",
     );
     check_data("$ pal home ls --json\n[0]");
     check_data("$ pal events\n[0]");
@@ -269,7 +269,7 @@ fn a_data_directory_that_cannot_be_used_is_told_with_a_hint() {
     assert!(said.contains("write power (survives power loss) or process (survives kill -9)"), "{said}");
 }
 
-/// Every verb, so that none goes without help.
+/// Every command, so that each one has help.
 const VERBS: [&str; 33] = [
     "up",
     "run",
@@ -349,7 +349,7 @@ fn every_shell_has_completions() {
 #[test]
 fn a_reader_that_goes_away_ends_us_without_a_word() {
     let (reader, writer) = std::io::pipe().unwrap();
-    // Before it begins: what it says fits into a pipe, so it might be done before a later reader goes.
+    // Close it before the start: the output fits into the pipe, so `pal` could end before a later close.
     drop(reader);
     let output = Command::new(env!("CARGO_BIN_EXE_pal"))
         .args(["completions", "bash"])

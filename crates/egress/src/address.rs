@@ -1,8 +1,8 @@
-//! Addresses that a name must not lead to: those of this machine, of its network, and of nothing.
+//! Addresses that a name must not resolve to: those of this host, of its network, and reserved ones.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Whether an address belongs to this machine or its network, or to no host at all.
+/// Whether an address belongs to this host or its network, or to no host at all.
 pub fn is_inner(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => is_inner_v4(v4),
@@ -34,7 +34,7 @@ fn is_inner_v4(v4: Ipv4Addr) -> bool {
         || (a == 198 && b & 0xfe == 18)
 }
 
-/// The IPv4 address in one of 6to4, of NAT64, or in the old compatible form.
+/// The IPv4 address inside a 6to4, NAT64 or IPv4-compatible address.
 fn embedded(v6: Ipv6Addr) -> Option<Ipv4Addr> {
     let s = v6.segments();
     let at = |one: u16, two: u16| Ipv4Addr::from((u32::from(one) << 16) | u32::from(two));

@@ -1,8 +1,8 @@
-//! The confinement of `pal-egress`: what it needs for its work, and nothing else of the host.
+//! The confinement of `pal-egress`: it keeps the rights that its work needs, and nothing else of the host.
 //!
-//! It may open files for reading, below the directories of the resolver's files; sockets of the Internet families; memory
-//! that is never executable. It may start no program, signal no process and write no file but the spool that it holds.
-//! Run by root it becomes `nobody` first.
+//! It may open files for reading below the directories of the resolver's files, open Internet sockets, and allocate
+//! memory that is never executable. It may not start a program, signal a process or write a file other than the spool
+//! that it holds. When root starts it, it becomes `nobody` first.
 
 use std::{
     collections::BTreeSet,
@@ -17,12 +17,12 @@ use rustix::{
 
 use crate::resolve;
 
-/// The user without rights, on every Linux.
+/// The unprivileged user id on every Linux.
 const NOBODY: u32 = 65534;
-/// Two for each connection, and some besides.
+/// Two descriptors for each connection, and some besides.
 const FILES_MAX: u64 = 512;
 
-/// Confines the caller for good. Gives the Landlock ABI that holds it; 0 where the kernel has none.
+/// Confines the caller for good. Returns the Landlock ABI that confines it; 0 if the kernel has none.
 pub fn confine() -> io::Result<i64> {
     sys::process::limit(Resource::Core, 0)?;
     sys::process::limit(Resource::Nofile, FILES_MAX)?;
@@ -30,7 +30,7 @@ pub fn confine() -> io::Result<i64> {
     if sys::caps::is_host_root() {
         sys::namespace::become_ids(NOBODY, NOBODY, true)?;
     } else if rustix::process::geteuid().is_root() {
-        // Root of a container may have no other id than its own.
+        // Root of a container may have no other id than its own, so a failure is ignored.
         let _ = sys::namespace::become_ids(NOBODY, NOBODY, true);
     }
     sys::caps::limit_to(CapabilitySet::empty())?;
@@ -41,7 +41,8 @@ pub fn confine() -> io::Result<i64> {
     Ok(landlock)
 }
 
-/// Directories that hold the resolver's files. Directories, because the files are replaced by others of the same name.
+/// The directories of the resolver's files. They are directories, because the files themselves are replaced by others
+/// of the same name.
 fn resolver_dirs() -> BTreeSet<PathBuf> {
     let files = [resolve::HOSTS, resolve::SERVERS].map(PathBuf::from);
     let targets = files.iter().filter_map(|file| file.canonicalize().ok()).collect::<Vec<_>>();

@@ -1,12 +1,12 @@
 //! Plain HTTP through the egress proxy: one request, written anew, to a host whose rule says `+plain`.
 //!
-//! For mirrors whose files are signed: TLS does not prove what comes back.
+//! It is for mirrors with signed files, where TLS would prove nothing more.
 //!
-//! Invariant: of the Body's request only the path and the values of a few headers reach the host: no body, no second
+//! Invariant: only the path and the values of a few headers of the Body's request reach the host: no body, no second
 //! request, no header that names a host.
-//! Invariant: bytes behind the head of a request go nowhere.
+//! Invariant: bytes after the head of a request are discarded.
 
-/// Headers that are passed on: those that a cache and a resumed download need.
+/// Headers that are passed on: those that caches and resumed downloads need.
 const PASSED: &[&str] = &[
     "accept",
     "accept-encoding",
@@ -19,10 +19,10 @@ const PASSED: &[&str] = &[
     "user-agent",
 ];
 
-/// A request that the proxy asks for a Body.
+/// A request that the proxy sends for a Body.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ForwardRequest {
-    /// Name and port, as a CONNECT would have them.
+    /// Host name and port, as in a CONNECT request.
     pub target: String,
     /// `GET` or `HEAD`.
     method: &'static str,
@@ -31,7 +31,7 @@ pub struct ForwardRequest {
 }
 
 impl ForwardRequest {
-    /// Reads a head, without the empty line at its end.
+    /// Parses a head, without the empty line at its end.
     pub fn parse(head: &str) -> Result<Self, &'static str> {
         let mut lines = head.split("\r\n");
         let line = lines.next().unwrap_or_default();
@@ -39,16 +39,14 @@ impl ForwardRequest {
             ["GET", address, "HTTP/1.1" | "HTTP/1.0"] => ("GET", address),
             ["HEAD", address, "HTTP/1.1" | "HTTP/1.0"] => ("HEAD", address),
             _ => {
-                return Err(
-                    "only CONNECT is let through, and GET and HEAD of a whole http address: use https",
-                );
+                return Err("only CONNECT, and GET and HEAD of an absolute http URL, are allowed: use https");
             }
         };
         let rest = address
             .strip_prefix("http://")
-            .ok_or("its address is not a whole one that begins with http://")?;
+            .ok_or("its URL is not an absolute one that begins with http://")?;
         if rest.contains(|c: char| !c.is_ascii_graphic() || c == '#') {
-            return Err("its address holds what no address holds");
+            return Err("its URL contains invalid characters");
         }
         let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
         let target = if authority.contains(':') { authority.to_owned() } else { format!("{authority}:80") };
@@ -56,7 +54,7 @@ impl ForwardRequest {
         Ok(Self { target, method, path, headers: headers(lines)? })
     }
 
-    /// The request as the host gets it.
+    /// The request that is sent to the host.
     pub fn for_host(&self, host: &str, port: u16) -> String {
         let port = if port == 80 { String::new() } else { format!(":{port}") };
         let headers: String =
@@ -71,17 +69,17 @@ impl ForwardRequest {
 fn headers<'a>(lines: impl Iterator<Item = &'a str>) -> Result<Vec<(&'static str, String)>, &'static str> {
     let mut kept: Vec<(&'static str, String)> = Vec::new();
     for line in lines {
-        // A line that goes on, and a bare line feed, are read differently by different readers.
+        // Different HTTP parsers treat folded lines and bare line feeds differently, so both are refused.
         let (name, value) = line
             .split_once(':')
             .filter(|(name, _)| is_token(name))
-            .ok_or("its head has a line that is no header")?;
+            .ok_or("its head contains a line that is not a header")?;
         if value.contains(|c: char| (c.is_control() && c != '\t') || !c.is_ascii()) {
-            return Err("its head holds control characters");
+            return Err("its head contains control characters");
         }
         let (name, value) = (name.to_ascii_lowercase(), value.trim());
         if name == "transfer-encoding" || name == "upgrade" || (name == "content-length" && value != "0") {
-            return Err("plain http carries requests without a body only: use https");
+            return Err("plain http allows only requests without a body: use https");
         }
         if let Some(passed) = PASSED.iter().find(|passed| **passed == name)
             && !kept.iter().any(|(name, _)| name == passed)
@@ -156,7 +154,7 @@ mod tests {
         ] {
             assert!(ForwardRequest::parse(head).is_err(), "{head:?}");
         }
-        // The policy judges these targets as it judges any other: no rule lets them through.
+        // The policy judges these targets as any other: no rule allows them.
         for (address, target) in [
             ("http://user@a.test/", "user@a.test:80"),
             ("http://a.test:80:80/", "a.test:80:80"),

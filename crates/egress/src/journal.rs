@@ -1,11 +1,11 @@
 //! The spool of decisions: one line for each, written before a byte is forwarded.
 //!
-//! The first decision about a target is a line; the same decision again is counted, and the count is a line at the end.
+//! The first decision about a target is a line; repetitions of it are counted, and the count is a line at the end.
 //!
-//! Invariant: [`Journal::record`] answers `Ok` only for a decision whose line is in the file, whole.
-//! Invariant: the file has an end, so a Body cannot fill the host's disk with names.
+//! Invariant: [`Journal::record`] returns `Ok` only if the whole line of the decision is in the file.
+//! Invariant: the length of the file is limited, so a Body cannot fill the host's disk with names.
 //! Direction of failure: a decision that cannot be written is an error, and the caller refuses the connection. Counts
-//! may be lost: the decision that they count is recorded.
+//! may be lost, because the decision that they count is recorded.
 
 use std::{
     collections::HashMap,
@@ -16,37 +16,37 @@ use std::{
 
 use proto::egress::{Decision, DecisionKind, Flush, SpoolLine};
 
-/// Different targets that one process lets through; more are refused.
+/// Most different targets that one process allows; further ones are refused.
 const ALLOWED_MAX: usize = 4096;
-/// Different refusals with a line of their own; more are counted together.
+/// Most different refusals with a line of their own; further ones are counted together.
 const DENIED_MAX: usize = 1024;
-/// Longest spool: beyond it nothing is let through.
+/// Longest spool: beyond it no connection is allowed.
 const SPOOL_LEN_MAX: u64 = 64 << 20;
 
-/// Decisions of one process.
+/// The decisions of one process.
 pub struct Journal {
     file: File,
     flush: Flush,
-    /// How often each was made.
+    /// How often each decision was made.
     made: HashMap<Decision, u64>,
     /// How many of them are refusals.
     denied: usize,
-    /// Whether the last line in the file may be a part of one.
+    /// Whether the last line in the file may be incomplete.
     torn: bool,
 }
 
 impl Journal {
-    /// Goes on with a spool that is open for appending.
+    /// Continues a spool that is open for appending.
     pub fn new(file: File, flush: Flush) -> Self {
-        // A process that was killed here before may have left a part of a line.
+        // An earlier process that was killed may have left an incomplete line.
         Self { file, flush, made: HashMap::new(), denied: 0, torn: true }
     }
 
-    /// Records a decision. An error means that it is not recorded, and must not take effect.
+    /// Records a decision. After an error it is not recorded, and must not take effect.
     pub fn record(&mut self, decision: Decision) -> io::Result<()> {
         let decision = if !decision.allowed && self.denied >= DENIED_MAX && !self.made.contains_key(&decision)
         {
-            Decision::denied("?", "other targets, which have no event of their own")
+            Decision::denied("?", "further targets, which are counted together")
         } else {
             decision
         };
@@ -55,9 +55,7 @@ impl Journal {
             return Ok(());
         }
         if decision.allowed && self.made.len() - self.denied >= ALLOWED_MAX {
-            return Err(io::Error::other(format!(
-                "{ALLOWED_MAX} different targets were reached, which is the most"
-            )));
+            return Err(io::Error::other(format!("the limit of {ALLOWED_MAX} different targets is reached")));
         }
         let kind = if decision.allowed { DecisionKind::Allowed } else { DecisionKind::Denied };
         self.append(kind, &decision)?;
@@ -66,7 +64,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes how often each decision was made that was made more than once.
+    /// Writes the count of each decision that was made more than once.
     pub fn finish(&mut self) -> io::Result<()> {
         for (decision, count) in std::mem::take(&mut self.made).into_iter().filter(|(_, count)| *count > 1) {
             self.append(DecisionKind::Counted, &Decision { count: Some(count), ..decision })?;
@@ -102,7 +100,7 @@ pub mod tests {
 
     use super::*;
 
-    /// A spool that is in no directory.
+    /// An unlinked spool file.
     pub fn spool() -> File {
         let place = std::env::temp_dir().join(format!(
             "palisade-spool-{}-{}",
@@ -114,7 +112,7 @@ pub mod tests {
         file
     }
 
-    /// Its decisions.
+    /// The decisions in a spool.
     pub fn lines(mut file: &File) -> Vec<SpoolLine> {
         let mut text = String::new();
         file.rewind().unwrap();

@@ -1,13 +1,14 @@
 //! `pal-egress`: the process that connects one Body to the names of its policy, and to nothing else.
 //!
-//! The Body's supervisor starts it, starts it again when it dies, and ends it with the Body; it needs no `pal`. It decides by
-//! the policy, writes the decision to the Body's spool, and only then forwards. Any `pal` takes the spool's lines into the
-//! event log.
+//! The Body's supervisor starts it, restarts it when it dies, and ends it with the Body; it needs no `pal`. It
+//! decides by the policy, writes the decision to the Body's spool, and only then forwards. Any `pal` copies the
+//! spool's lines into the event log.
 //!
-//! Invariant: one thread, from start to end.
-//! Invariant: it holds no descriptor of a file but the spool, opens files for reading alone, and starts no program.
-//! Invariant: it ends when the Body's first process does, also where the supervisor was killed.
-//! Absent on purpose: the event log. A process that reads hostile bytes does not write to it.
+//! Invariant: it has one thread, from start to end.
+//! Invariant: the spool is its only file descriptor of a file; it opens files only for reading, and starts no
+//! program.
+//! Invariant: it ends with the Body's first process, even if the supervisor was killed.
+//! Absent on purpose: the event log. A process that parses hostile bytes does not write to it.
 
 mod address;
 mod confine;
@@ -39,7 +40,7 @@ use proxy::Proxy;
 const ORDERS_LEN_MAX: u64 = 1 << 20;
 const STDIN: i32 = 0;
 
-/// The whole life of the process. Its standard input is a socket to its supervisor.
+/// Runs the process. Its standard input is a socket to its supervisor.
 pub fn main() -> ExitCode {
     let _ = sys::process::set_name(c"pal-egress");
     let supervisor = match sys::fd::inherited(STDIN) {
@@ -62,21 +63,21 @@ struct ProxyStepError {
     cause: io::Error,
 }
 
-/// What the supervisor gives to the process.
+/// Everything that the supervisor sends to the process.
 struct ProxyInputs {
     proxy: Proxy,
     listener: UnixListener,
-    /// The Body's first process.
+    /// A pidfd of the Body's first process.
     body: OwnedFd,
 }
 
 fn begin(supervisor: &UnixStream) -> Result<ProxyInputs, ProxyStepError> {
-    let take = || sys::fd::receive(supervisor.as_fd()).map_err(at("take the supervisor's descriptors"));
+    let take = || sys::fd::receive(supervisor.as_fd()).map_err(at("receive the supervisor's descriptors"));
     let (listener, spool, body) = (UnixListener::from(take()?), File::from(take()?), take()?);
     let orders = read_orders(supervisor).map_err(at("read the policy"))?;
     let policy = Policy::parse(&orders.allow)
         .map_err(|error| at("read the policy")(io::Error::new(io::ErrorKind::InvalidData, error)))?;
-    // Held until this process ends: whoever has the lock alone knows that no line follows.
+    // Held until this process ends: a `pal` that gets the exclusive lock knows that no further line comes.
     rustix::fs::flock(&spool, FlockOperation::NonBlockingLockShared)
         .map_err(|errno| at("lock the spool")(errno.into()))?;
     let journal = RefCell::new(Journal::new(spool, orders.flush));
@@ -90,7 +91,7 @@ impl ProxyInputs {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(at("prepare to wait for connections"))?;
+            .map_err(at("create the runtime"))?;
         let entered = runtime.enter();
         listener.set_nonblocking(true).map_err(at("listen"))?;
         let listener = tokio::net::UnixListener::from_std(listener).map_err(at("listen"))?;
@@ -125,7 +126,7 @@ fn read_orders(supervisor: &UnixStream) -> io::Result<EgressOrders> {
     Ok(serde_json::from_str(&line)?)
 }
 
-/// Answers the supervisor. One that started this process again does not listen.
+/// Answers the supervisor. After a restart the supervisor does not read the answer.
 fn tell(mut supervisor: &UnixStream, answer: &EgressAnswer) {
     let line = serde_json::to_string(answer).unwrap_or_default() + "\n";
     let _ = supervisor.write_all(line.as_bytes());

@@ -1,14 +1,15 @@
-//! Connections of a Body: one request each, judged, recorded, then carried.
+//! Connections of a Body: one request each, which is judged, recorded, then forwarded.
 //!
-//! The proxy speaks CONNECT, so what goes through is TLS between the program inside and the host that it named; the name
-//! in the TLS hello must be the one that was asked for. Where a rule says `+plain`, the proxy asks plain HTTP itself, one
-//! request at a time (`http_forward`).
+//! The proxy supports CONNECT, so the tunnel carries TLS between the program inside and the host that it named; the
+//! name in the TLS ClientHello must be the requested one. Where a rule says `+plain`, the proxy sends plain HTTP
+//! itself, one request at a time (`http_forward`).
 //!
-//! Invariant: the decision about a connection is in the spool before its first byte goes to the host; one that cannot
-//! be written refuses the connection.
-//! Invariant: the address that was judged is the address that is connected to; a name is looked up once, and a name that
-//! no rule allows is not looked up at all.
-//! Trust: every byte from a Body is hostile: heads have a size and a time, names are compared in one spelling.
+//! Invariant: the decision about a connection is in the spool before its first byte goes to the host; if it cannot be
+//! written, the connection is refused.
+//! Invariant: the proxy connects to the very address that it judged: each name is resolved once, and a name that no
+//! rule allows is not resolved at all.
+//! Trust: every byte from a Body is hostile: heads have a maximum length and a deadline, names are compared in
+//! normalized form.
 
 use std::{cell::RefCell, io, net::SocketAddr, rc::Rc, sync::Arc, time::Duration};
 
@@ -24,28 +25,28 @@ use crate::{address::is_inner, http_forward::ForwardRequest, journal::Journal, r
 
 /// Longest head of a request.
 const HEAD_LEN_MAX: usize = 8 << 10;
-/// Longest TLS hello.
+/// Longest TLS ClientHello.
 const HELLO_LEN_MAX: usize = 16 << 10;
-/// How long a head, a lookup, a connection may take.
+/// How long a head, a name lookup or a connect may take.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long nothing may flow.
+/// How long a connection may be idle.
 const IDLE: Duration = Duration::from_secs(300);
 /// How long a Body may take to read the end of an answer.
 const LINGER: Duration = Duration::from_secs(5);
-/// How long to wait where no connection can be accepted, for want of descriptors.
+/// The pause after a failed accept, most often for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Connections at once; more wait.
+/// Connections at once; further ones wait.
 const CONNECTIONS_MAX: usize = 128;
 const BUFFER_LEN: usize = 32 << 10;
 
-/// What every connection of one Body shares.
+/// The state that all connections of one Body share.
 pub struct Proxy {
     pub policy: Policy,
     pub journal: RefCell<Journal>,
 }
 
 impl Proxy {
-    /// Serves connections for ever.
+    /// Serves connections forever.
     pub async fn serve(self: Rc<Self>, listener: UnixListener) {
         let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
@@ -63,7 +64,7 @@ impl Proxy {
         }
     }
 
-    /// One connection: one request, and then a tunnel, an answer or the end.
+    /// Serves one connection: one request, and then a tunnel, an answer or the end.
     async fn connection(&self, mut inside: UnixStream) -> io::Result<()> {
         let (request, rest) =
             match timeout(PATIENCE, read_head(&mut inside)).await.map_err(|_| io::ErrorKind::TimedOut)?? {
@@ -85,7 +86,7 @@ impl Proxy {
         let allowed = Decision::allowed(&format!("{host}:{port}"), "a rule names it");
         if let Request::Forward(forward) = &request {
             if let Err(error) = self.record(allowed) {
-                return refuse(&mut inside, target, 503, &unrecorded(&error)).await;
+                return refuse(&mut inside, target, 503, &record_failure(&error)).await;
             }
             outside.write_all(forward.for_host(&host, port).as_bytes()).await?;
             return answer(inside, outside).await;
@@ -97,8 +98,8 @@ impl Proxy {
             Some(name) if name.eq_ignore_ascii_case(&host) => {}
             named => {
                 let why = named.map_or_else(
-                    || "what it sent is no TLS with a name".to_owned(),
-                    |name| format!("its TLS names {}", fit_to_show(&name)),
+                    || "its first bytes are not TLS with a server name".to_owned(),
+                    |name| format!("its TLS server name is {}", fit_to_show(&name)),
                 );
                 return self.record(Decision::denied(target, &why));
             }
@@ -112,16 +113,16 @@ impl Proxy {
         self.journal.borrow_mut().record(decision)
     }
 
-    /// Refuses a connection, and says so to the program inside.
+    /// Refuses a connection, and answers the program inside with the reason.
     async fn deny(&self, inside: &mut UnixStream, to: &str, status: u16, why: &str) -> io::Result<()> {
         match self.record(Decision::denied(to, why)) {
             Ok(()) => refuse(inside, to, status, why).await,
-            Err(error) => refuse(inside, to, 503, &unrecorded(&error)).await,
+            Err(error) => refuse(inside, to, 503, &record_failure(&error)).await,
         }
     }
 }
 
-fn unrecorded(error: &io::Error) -> String {
+fn record_failure(error: &io::Error) -> String {
     format!("the decision about it cannot be recorded: {error}")
 }
 
@@ -141,25 +142,25 @@ enum Request {
     Forward(ForwardRequest),
 }
 
-/// Connects to a name that a rule allows, or says with which status it is refused.
+/// Connects to a name that a rule allows, or returns the status and reason of a refusal.
 async fn reach(host: &str, port: u16, rule: &Rule) -> io::Result<Result<TcpStream, (u16, String)>> {
     let found = timeout(PATIENCE, resolve::resolve(host))
         .await
         .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     let addresses = match found {
         Ok(found) => found,
-        Err(error) => return Ok(Err((502, format!("its name leads nowhere: {error}")))),
+        Err(error) => return Ok(Err((502, format!("its name cannot be resolved: {error}")))),
     };
-    // One bad address spoils all: a name that leads to both is playing games.
+    // A single inner address refuses all: a name with both kinds is suspicious.
     if !rule.private && addresses.iter().any(|address| is_inner(*address)) {
-        return Ok(Err((403, "its name leads to an address of this machine or its network".into())));
+        return Ok(Err((403, "its name resolves to an address of this host or its network".into())));
     }
     let addresses: Vec<SocketAddr> = addresses.into_iter().map(|address| (address, port).into()).collect();
-    Ok(connect(&addresses).await.ok_or_else(|| (502, "no host answers there".into())))
+    Ok(connect(&addresses).await.ok_or_else(|| (502, "no address of it accepts the connection".into())))
 }
 
-/// Passes an answer on. Whatever the Body says meanwhile is read and goes nowhere: a socket that is closed with something
-/// unread in it would take the end of the answer along.
+/// Forwards an answer. Further bytes from the Body are read and discarded: closing a socket with unread bytes would
+/// reset it and lose the end of the answer.
 async fn answer(inside: UnixStream, outside: TcpStream) -> io::Result<()> {
     let (mut from_inside, to_inside) = inside.into_split();
     let (from_outside, _to_outside) = outside.into_split();
@@ -174,12 +175,12 @@ async fn answer(inside: UnixStream, outside: TcpStream) -> io::Result<()> {
             let _ = timeout(LINGER, drained).await;
             Ok(())
         }
-        // The program inside has said all it will, and may still be reading.
+        // The program inside has closed its side, and may still be reading.
         () = &mut drained => passed.await,
     }
 }
 
-/// The request, and the bytes behind its head.
+/// Reads a request, and returns it with the bytes after its head.
 async fn read_head(inside: &mut UnixStream) -> io::Result<Result<(Request, Vec<u8>), &'static str>> {
     let mut bytes = Vec::new();
     let end = loop {
@@ -201,10 +202,10 @@ async fn read_head(inside: &mut UnixStream) -> io::Result<Result<(Request, Vec<u
 }
 
 fn parse_head(head: &[u8]) -> Result<Request, &'static str> {
-    let text = std::str::from_utf8(head).map_err(|_| "its head is no text")?;
+    let text = std::str::from_utf8(head).map_err(|_| "its head is not UTF-8")?;
     let line = text.split("\r\n").next().unwrap_or_default();
     if line.contains(|c: char| c.is_control()) {
-        return Err("its head holds control characters");
+        return Err("its head contains control characters");
     }
     match line.split(' ').collect::<Vec<_>>()[..] {
         ["CONNECT", target, "HTTP/1.1" | "HTTP/1.0"] => Ok(Request::Tunnel(target.to_owned())),
@@ -222,7 +223,7 @@ async fn connect(addresses: &[SocketAddr]) -> Option<TcpStream> {
     None
 }
 
-/// The first record of TLS, whole.
+/// Reads the whole first TLS record.
 async fn read_hello(inside: &mut UnixStream, mut bytes: Vec<u8>) -> io::Result<Vec<u8>> {
     loop {
         if bytes.first().is_some_and(|kind| *kind != 22) {
@@ -300,11 +301,11 @@ mod tests {
         }
     }
 
-    /// Asks a proxy for a target, sends `first`, and gives what came back and what was decided.
+    /// Sends a request to a proxy and then `first`; returns the answer and the decisions.
     async fn ask(rules: &[&str], request: &str, first: &[u8]) -> (String, Vec<Decision>) {
         let file = spool();
-        let said = ask_with(file.try_clone().unwrap(), rules, request, first).await;
-        (said, lines(&file).into_iter().map(|line| line.data).collect())
+        let reply = ask_with(file.try_clone().unwrap(), rules, request, first).await;
+        (reply, lines(&file).into_iter().map(|line| line.data).collect())
     }
 
     async fn ask_with(spool: File, rules: &[&str], request: &str, first: &[u8]) -> String {
@@ -317,7 +318,7 @@ mod tests {
             let len = stream.read(&mut answer).await.unwrap();
             let mut text = String::from_utf8_lossy(&answer[..len]).into_owned();
             if text.starts_with("HTTP/1.1 200") {
-                // A proxy that has refused may be gone already.
+                // A proxy that has refused may have closed the connection already.
                 let _ = stream.write_all(first).await;
                 let len =
                     timeout(Duration::from_secs(5), stream.read(&mut answer)).await.unwrap().unwrap_or(0);
@@ -328,8 +329,8 @@ mod tests {
         tokio::join!(proxy.connection(inside), asking).1
     }
 
-    /// A listener that answers whoever comes, and its port.
-    async fn door() -> u16 {
+    /// A listener that answers every connection, and its port.
+    async fn start_listener() -> u16 {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         tokio::spawn(async move {
@@ -344,18 +345,18 @@ mod tests {
 
     #[tokio::test]
     async fn a_named_host_is_reached_and_nothing_else_is() {
-        let port = door().await;
+        let port = start_listener().await;
         let (open, closed) = (format!("localhost:{port}+private"), format!("localhost:{port}"));
         let connect = |target: &str| format!("CONNECT {target} HTTP/1.1\r\n\r\n");
         let hello = hello_for(&["localhost"]);
-        // The door is open to whoever is let through.
-        let (said, decided) = ask(&[&open], &connect(&format!("localhost:{port}")), &hello).await;
+        // The listener answers every connection that gets through.
+        let (reply, decided) = ask(&[&open], &connect(&format!("localhost:{port}")), &hello).await;
         assert!(
-            said.ends_with("REACHED") && decided.last().is_some_and(|decision| decision.allowed),
-            "{said} {decided:?}"
+            reply.ends_with("REACHED") && decided.last().is_some_and(|decision| decision.allowed),
+            "{reply} {decided:?}"
         );
         for (what, rules, target, first) in [
-            ("an address of this machine", vec![closed.as_str()], format!("localhost:{port}"), hello.clone()),
+            ("an address of this host", vec![closed.as_str()], format!("localhost:{port}"), hello.clone()),
             ("no rule", vec![], format!("localhost:{port}"), hello.clone()),
             ("another port", vec![open.as_str()], format!("localhost:{}", port ^ 1), hello.clone()),
             ("the address itself", vec![open.as_str()], format!("127.0.0.1:{port}"), hello.clone()),
@@ -379,24 +380,24 @@ mod tests {
                 b"GET / HTTP/1.1\r\nHost: evil.io\r\n\r\n".to_vec(),
             ),
         ] {
-            let (said, decided) = ask(&rules, &connect(&target), &first).await;
-            assert!(!said.contains("REACHED"), "{what}: {said}");
+            let (reply, decided) = ask(&rules, &connect(&target), &first).await;
+            assert!(!reply.contains("REACHED"), "{what}: {reply}");
             assert!(
                 decided.iter().all(|decision| !decision.allowed) && !decided.is_empty(),
                 "{what}: {decided:?}"
             );
         }
-        let (said, _) = ask(
+        let (reply, _) = ask(
             &[&open],
             "GET http://localhost/ HTTP/1.1\r\nHost: localhost\r\n\r\nCONNECT x:1 HTTP/1.1\r\n\r\n",
             b"",
         )
         .await;
-        assert!(said.starts_with("HTTP/1.1 403"), "a rule for TLS is none for plain http: {said}");
+        assert!(reply.starts_with("HTTP/1.1 403"), "a rule for TLS does not allow plain http: {reply}");
     }
 
-    /// A plain server that says back what it was asked, and how often a byte reached it.
-    async fn mirror() -> (u16, Arc<std::sync::atomic::AtomicUsize>) {
+    /// A plain HTTP server that echoes its request, with a count of connections that sent a byte.
+    async fn start_echo_server() -> (u16, Arc<std::sync::atomic::AtomicUsize>) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (port, count) =
             (listener.local_addr().unwrap().port(), Arc::new(std::sync::atomic::AtomicUsize::new(0)));
@@ -409,16 +410,16 @@ mod tests {
                     continue;
                 }
                 counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-                // Whatever else came would be a second question.
+                // Any further bytes would be a second request.
                 let more = timeout(Duration::from_millis(50), stream.read(&mut asked[len..]))
                     .await
                     .map_or(0, Result::unwrap);
-                let said = String::from_utf8_lossy(&asked[..len + more]).into_owned();
+                let reply = String::from_utf8_lossy(&asked[..len + more]).into_owned();
                 let _ = stream
                     .write_all(
                         format!(
-                            "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{said}",
-                            said.len()
+                            "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{reply}",
+                            reply.len()
                         )
                         .as_bytes(),
                     )
@@ -430,7 +431,7 @@ mod tests {
 
     #[tokio::test]
     async fn plain_http_reaches_who_may_be_asked_so_one_question_at_a_time() {
-        let (port, count) = mirror().await;
+        let (port, count) = start_echo_server().await;
         let reached = || count.load(std::sync::atomic::Ordering::SeqCst);
         let (plain, tls, closed) = (
             format!("localhost:{port}+plain+private"),
@@ -445,12 +446,12 @@ mod tests {
         let here = format!("localhost:{port}");
         let smuggled = format!("{}GET http://{here}/second HTTP/1.1\r\n\r\n", get(&here));
         for request in [get(&here), smuggled] {
-            let (said, decided) = ask(&[&plain], &request, b"").await;
+            let (reply, decided) = ask(&[&plain], &request, b"").await;
             assert!(
-                said.ends_with(&format!(
+                reply.ends_with(&format!(
                     "GET /pool/a.deb HTTP/1.1\r\nhost: {here}\r\nrange: bytes=1-\r\nconnection: close\r\n\r\n"
                 )),
-                "{said}"
+                "{reply}"
             );
             assert!(decided.len() == 1 && decided[0].allowed, "{decided:?}");
         }
@@ -458,7 +459,7 @@ mod tests {
         for (what, rules, request) in [
             ("a rule for TLS", vec![tls.as_str()], get(&here)),
             ("no rule", vec![], get(&here)),
-            ("an address of this machine", vec![closed.as_str()], get(&here)),
+            ("an address of this host", vec![closed.as_str()], get(&here)),
             ("another port", vec![plain.as_str()], get(&format!("localhost:{}", port ^ 1))),
             ("the address itself", vec![plain.as_str()], get(&format!("127.0.0.1:{port}"))),
             ("a name before an @", vec![plain.as_str()], get(&format!("{here}@localhost:{port}"))),
@@ -469,20 +470,20 @@ mod tests {
             ),
             ("a tunnel", vec![plain.as_str()], format!("CONNECT {here} HTTP/1.1\r\n\r\n")),
         ] {
-            let (said, decided) = ask(&rules, &request, b"").await;
+            let (reply, decided) = ask(&rules, &request, b"").await;
             assert!(
-                said.starts_with("HTTP/1.1 40")
+                reply.starts_with("HTTP/1.1 40")
                     && decided.iter().all(|decision| !decision.allowed)
                     && !decided.is_empty(),
-                "{what}: {said} {decided:?}"
+                "{what}: {reply} {decided:?}"
             );
         }
-        assert_eq!(reached(), 2, "nobody else came through");
+        assert_eq!(reached(), 2, "no other request got through");
     }
 
     #[tokio::test]
     async fn not_a_byte_goes_out_where_its_decision_cannot_be_recorded() {
-        let (port, count) = mirror().await;
+        let (port, count) = start_echo_server().await;
         let reached = || count.load(std::sync::atomic::Ordering::SeqCst);
         let here = format!("localhost:{port}");
         let (plain, tls) = (format!("{here}+plain+private"), format!("{here}+private"));
@@ -492,10 +493,10 @@ mod tests {
         ];
         for (rule, request, first, expected) in &cases {
             let full = File::options().append(true).open("/dev/full").unwrap();
-            let said = ask_with(full, &[rule], request, first).await;
-            assert!(said.starts_with(expected) && !said.contains("GET /"), "{said}");
+            let reply = ask_with(full, &[rule], request, first).await;
+            assert!(reply.starts_with(expected) && !reply.contains("GET /"), "{reply}");
             assert_eq!(reached(), 0, "{request}");
-            // With room for the decision the same request gets through.
+            // With room for the decision, this request gets through.
             ask(&[rule], request, first).await;
             assert_eq!(reached(), 1, "{request}");
             count.store(0, std::sync::atomic::Ordering::SeqCst);

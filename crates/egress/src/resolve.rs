@@ -1,11 +1,11 @@
-//! Names to addresses: `/etc/hosts`, then the name servers of `/etc/resolv.conf`.
+//! Resolves names to addresses: `/etc/hosts`, then the name servers of `/etc/resolv.conf`.
 //!
-//! Why not the C library's: this program is static, and glibc's resolver then loads parts of itself from the host at run
-//! time, which a confined process cannot and should not. Both files are read again for each name, because a host that moves
-//! between networks changes them.
+//! It does not use the C library, because this program is static, and glibc's resolver then loads parts of itself
+//! from the host at run time, which a confined process cannot and should not. Both files are read again for each
+//! name, because a host that moves between networks changes them.
 //!
 //! Absent on purpose: NSS modules (mDNS, LDAP), EDNS, caching, and the search list for names that have a dot.
-//! Trust: a name server may answer anything. No length is believed, and only addresses of the name that was asked for count.
+//! Trust: a name server may answer anything. No length is trusted, and only addresses of the requested name count.
 
 use std::{
     io,
@@ -31,10 +31,10 @@ const PATIENCE: Duration = Duration::from_secs(4);
 const ATTEMPTS: usize = 2;
 /// Longest answer by UDP: without EDNS no server sends more.
 const UDP_LEN_MAX: usize = 512;
-/// Aliases that are followed.
+/// Most aliases that are followed.
 const ALIASES_MAX: usize = 16;
 
-/// The record types that are asked for.
+/// The record types that are queried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RecordType {
     A = 1,
@@ -43,14 +43,14 @@ enum RecordType {
 const CNAME: u16 = 5;
 const INTERNET: u16 = 1;
 
-/// The addresses of a name, those of IPv4 first: a host without IPv6 is more common than one without IPv4.
+/// The addresses of a name, IPv4 first: a host without IPv6 is more common than one without IPv4.
 pub async fn resolve(name: &str) -> io::Result<Vec<IpAddr>> {
     let read = |path: &str| sys::fd::read_small(Path::new(path), FILE_LEN_MAX).unwrap_or_default();
     let known = find_in_hosts(&read(HOSTS), name);
     if !known.is_empty() {
         return Ok(known);
     }
-    // RFC 6761: no server is asked for these.
+    // RFC 6761: these names are never sent to a server.
     if name == "localhost" || name.ends_with(".localhost") {
         return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
     }
@@ -74,9 +74,9 @@ fn find_in_hosts(text: &str, name: &str) -> Vec<IpAddr> {
 #[derive(Debug, PartialEq, Eq)]
 struct Servers {
     addresses: Vec<SocketAddr>,
-    /// Domains to which a name without enough dots may belong.
+    /// Domains in which a name with too few dots is searched.
     search: Vec<String>,
-    /// How many dots are enough.
+    /// The number of dots from which on a name is complete.
     dots: usize,
 }
 
@@ -84,7 +84,7 @@ struct Servers {
 #[derive(Debug, PartialEq, Eq)]
 enum Reply {
     Addresses(Vec<IpAddr>),
-    /// There is no such name, or it has no such record.
+    /// The name does not exist, or has no such record.
     Nothing,
 }
 
@@ -137,10 +137,10 @@ impl Servers {
                 return Ok(found);
             }
         }
-        Err(io::Error::new(io::ErrorKind::NotFound, "there is no such name"))
+        Err(io::Error::new(io::ErrorKind::NotFound, "the name does not exist"))
     }
 
-    /// Asks one server after the other until one answers.
+    /// Queries one server after the other until one answers.
     async fn ask(&self, name: &str, wanted: RecordType) -> io::Result<Reply> {
         let mut last = io::Error::from(io::ErrorKind::TimedOut);
         for server in std::iter::repeat_n(&self.addresses, ATTEMPTS).flatten() {
@@ -155,7 +155,7 @@ impl Servers {
 }
 
 fn parse_address(word: &str) -> Option<SocketAddr> {
-    // A scope behind an address of the link names an interface, which a socket address takes by number only.
+    // A scope after a link-local address names an interface, which a socket address takes only as a number.
     let plain = word.split('%').next().unwrap_or(word);
     plain.parse::<IpAddr>().ok().map(|address| (address, PORT).into())
 }
@@ -169,18 +169,18 @@ async fn ask_server(server: SocketAddr, name: &str, wanted: RecordType) -> io::R
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     };
     let socket = UdpSocket::bind(here).await?;
-    // From here on the kernel takes no other host's packets.
+    // From here on the kernel drops packets of other hosts.
     socket.connect(server).await?;
     socket.send(&message).await?;
     let mut buffer = [0; UDP_LEN_MAX];
     loop {
         let len = socket.recv(&mut buffer).await?;
         match query.decode(&buffer[..len]) {
-            // An answer to another question is a forgery, or late.
+            // An answer to another query is forged or late.
             Err(DecodeError::Foreign) => {}
             Err(DecodeError::Truncated) => return ask_by_tcp(server, &query, &message).await,
             Err(DecodeError::Failed) => {
-                return Err(io::Error::other("the name server failed, or refused the question"));
+                return Err(io::Error::other("the name server failed or refused the query"));
             }
             Ok(reply) => return Ok(reply),
         }
@@ -195,30 +195,30 @@ async fn ask_by_tcp(server: SocketAddr, query: &Query<'_>, message: &[u8]) -> io
     let len = stream.read_u16().await?;
     let mut answer = vec![0; usize::from(len)];
     stream.read_exact(&mut answer).await?;
-    query.decode(&answer).map_err(|_| io::Error::other("the name server's answer makes no sense"))
+    query.decode(&answer).map_err(|_| io::Error::other("the name server's answer is malformed"))
 }
 
-/// One question about one name.
+/// A query for one record type of one name.
 struct Query<'a> {
     id: u16,
     name: &'a str,
     wanted: RecordType,
 }
 
-/// Why a message is no answer to a query.
+/// The reason why a message is no answer to a query.
 #[derive(Debug, PartialEq, Eq)]
 enum DecodeError {
-    /// It answers another question, or is no answer.
+    /// It answers another query, or is no answer.
     Foreign,
-    /// It was too long, and was cut.
+    /// It was truncated.
     Truncated,
-    /// The server has none, or the message makes no sense.
+    /// The server failed, or the message is malformed.
     Failed,
 }
 
 impl Query<'_> {
     fn encode(&self) -> io::Result<Vec<u8>> {
-        // One question, and the wish that the server asks others for us.
+        // One question, with recursion desired.
         let mut message = self.id.to_be_bytes().to_vec();
         message.extend_from_slice(&[1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
         for label in self.name.split('.') {
@@ -256,19 +256,19 @@ impl Query<'_> {
         match code {
             _ if truncated => Err(DecodeError::Truncated),
             0 => self.addresses(reader, answers).ok_or(DecodeError::Failed),
-            // No such name.
+            // NXDOMAIN.
             3 => Ok(Reply::Nothing),
             _ => Err(DecodeError::Failed),
         }
     }
 
-    /// The addresses of the name itself, or of the one that it is an alias of.
+    /// The addresses of the name itself, or of the name that it is an alias of.
     fn addresses(&self, mut reader: Reader<'_>, answers: u16) -> Option<Reply> {
         let (mut aliases, mut found) = (Vec::new(), Vec::new());
         for _ in 0..answers {
             let owner = reader.name()?;
             let (kind, class) = (reader.number()?, reader.number()?);
-            // How long it may be kept: not at all here.
+            // The TTL is skipped, because nothing is cached.
             reader.take(4)?;
             let len = usize::from(reader.number()?);
             let mut inner = Reader { at: reader.at, ..reader };
@@ -322,7 +322,7 @@ impl<'a> Reader<'a> {
         self.take(2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
     }
 
-    /// A name in lower case. Each pointer leads further to the front, so there is an end.
+    /// Reads a name in lower case. Each compression pointer must point further to the front, so the loop ends.
     fn name(&mut self) -> Option<String> {
         let (mut name, mut jumped) = (String::new(), None);
         let mut limit = self.at;
@@ -421,7 +421,7 @@ mod tests {
             Err(DecodeError::Foreign),
             "a question is no answer"
         );
-        // A name that points at itself, forwards, or at a circle of two.
+        // A name that points at itself, forwards, or in a circle of two.
         for pointer in [[0xc0, 24], [0xc0, 200], [0xff, 0xff]] {
             let mut bad = answer(&QUERY, 0, &[]);
             bad[7] = 1;
@@ -451,7 +451,7 @@ mod tests {
         assert_eq!(Servers::parse("").addresses, ["127.0.0.1:53".parse().unwrap()]);
     }
 
-    /// A server that answers each question by UDP and by TCP with what `reply` makes of its name and type.
+    /// A server that answers each query by UDP and by TCP with the result of `reply` for its name and type.
     async fn server(reply: fn(&str, u16, bool) -> (u16, Vec<u8>)) -> SocketAddr {
         let respond = move |message: &[u8], by_tcp: bool| {
             let mut reader = Reader { message, at: 12 };

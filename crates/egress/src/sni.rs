@@ -1,6 +1,7 @@
-//! The server name in a TLS ClientHello, read without believing a length in it.
+//! Parses the server name of a TLS ClientHello without trusting any length in it.
 
-/// The name that a ClientHello asks for. None for a hello with two of them: two readers could take different ones.
+/// The name that a ClientHello asks for; `None` for a hello with two of them, because two parsers could use different
+/// ones.
 pub fn server_name(record: &[u8]) -> Option<String> {
     let mut at = Reader(record);
     (at.take(1)? == [22]).then_some(())?;
@@ -40,7 +41,7 @@ impl<'a> Reader<'a> {
         Some(taken)
     }
 
-    /// The bytes behind a length of so many bytes.
+    /// The bytes after a length field of `bytes` bytes.
     fn sized(&mut self, bytes: usize) -> Option<&'a [u8]> {
         let len = self.take(bytes)?.iter().fold(0, |len, byte| len << 8 | usize::from(*byte));
         self.take(len)

@@ -40,25 +40,33 @@ impl Fleet {
             ProcessState::Interrupted => Status::Interrupted,
         })
     }
+}
 
+/// Connections to the guest of a Body, and what the Body uses.
+#[derive(Debug, Clone, Copy)]
+pub struct GuestAccess<'a> {
+    pub(crate) fleet: &'a Fleet,
+}
+
+impl GuestAccess<'_> {
     /// A stream to a Body's guest, which wants [`Fleet::token`].
     pub async fn connect(&self, id: &BodyId) -> Result<UnixStream, Failure> {
-        self.guest(id).connect_raw().await.map_err(failures::guest)
+        self.fleet.guest(id).connect_raw().await.map_err(failures::guest)
     }
 
     /// A stream to a port inside a Body.
     pub async fn dial(&self, id: &BodyId, port: u16) -> Result<PortStream, Failure> {
-        self.guest(id).dial(port).await.map_err(failures::guest)
+        self.fleet.guest(id).dial(port).await.map_err(failures::guest)
     }
 
     /// How many processes that callers started still run in a Body.
     pub async fn busy(&self, id: &BodyId) -> Result<u32, Failure> {
-        self.guest(id).info().await.map(|info| info.processes).map_err(failures::guest)
+        self.fleet.guest(id).info().await.map(|info| info.processes).map_err(failures::guest)
     }
 
     /// What a Body that runs uses now.
     pub fn usage(&self, id: &BodyId) -> Result<ResourceUsage, Failure> {
-        let running: RunRecord = self.running(id)?;
+        let running: RunRecord = self.fleet.running(id)?;
         let used = body::usage::measure(&running);
         Ok(ResourceUsage {
             cpu: Duration::from_millis(used.cpu_ms),
@@ -70,7 +78,7 @@ impl Fleet {
 
     /// What the machine of a Body uses, as its hypervisor knows it; none where it is no machine that runs, or is busy.
     pub fn metrics(&self, id: &BodyId) -> Option<VmMetrics> {
-        let dir = BodyDir::at(self.body_path(id));
+        let dir = BodyDir::at(self.fleet.body_path(id));
         let is_machine = dir.spec().is_ok_and(|spec| spec.layer == Layer::Microvm);
         let runs = matches!(dir.condition(), Ok(ProcessState::Running(_)));
         (is_machine && runs).then(|| body::vm::measure::measure(dir.path()).ok()).flatten()
@@ -78,7 +86,7 @@ impl Fleet {
 
     /// What a Body's files take on disk beyond what it started from. Walks them all.
     pub fn disk_usage(&self, id: &BodyId) -> u64 {
-        let measured = std::fs::File::open(self.body_path(id).join("disk/upper"))
+        let measured = std::fs::File::open(self.fleet.body_path(id).join("disk/upper"))
             .and_then(|upper| sys::tree::usage(std::os::fd::AsFd::as_fd(&upper)));
         measured.map_or(0, |usage| usage.bytes)
     }

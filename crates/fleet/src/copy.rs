@@ -31,10 +31,16 @@ use crate::{CopyTotals, Fleet, failures};
 
 const CHUNK: usize = 128 << 10;
 
-impl Fleet {
+/// Copies files into Bodies and out of them.
+#[derive(Debug, Clone, Copy)]
+pub struct BodyFiles<'a> {
+    pub(crate) fleet: &'a Fleet,
+}
+
+impl BodyFiles<'_> {
     /// Copies into a Body. As with `cp`, an existing directory receives the source under its own name.
     pub async fn copy_in(&self, id: &BodyId, host: &Path, inside: &str) -> Result<CopyTotals, Failure> {
-        self.running(id)?;
+        self.fleet.running(id)?;
         let found = fs::symlink_metadata(host).and_then(|_| fs::metadata(host));
         found.map_err(|error| {
             Failure::new(Kind::NotFound, format!("cannot copy {}", host.display()))
@@ -42,11 +48,11 @@ impl Fleet {
                 .hint("name a file or directory that exists")
         })?;
         let target = self.target_inside(id, host, inside).await?;
-        self.write(id, FileWritten { path: target.clone(), by: CopiedBy::Cp })?;
+        self.fleet.write(id, FileWritten { path: target.clone(), by: CopiedBy::Cp })?;
         let (sender, receiver) = mpsc::channel(8);
         let source = host.to_owned();
         let walked = tokio::task::spawn_blocking(move || send_tree(&source, sender));
-        let sent = self.guest(id).write_tree(&target, None, receiver).await;
+        let sent = self.fleet.guest(id).write_tree(&target, None, receiver).await;
         let copied = walked
             .await
             .map_err(|error| Failure::new(Kind::Internal, "the copy was cut short").because(error))?;
@@ -58,8 +64,11 @@ impl Fleet {
     }
 
     async fn target_inside(&self, id: &BodyId, host: &Path, inside: &str) -> Result<String, Failure> {
-        let asked: Result<StatResponse, _> =
-            self.guest(id).ask("/filesystem.Filesystem/Stat", &StatRequest { path: inside.to_owned() }).await;
+        let asked: Result<StatResponse, _> = self
+            .fleet
+            .guest(id)
+            .ask("/filesystem.Filesystem/Stat", &StatRequest { path: inside.to_owned() })
+            .await;
         let is_dir = match asked {
             Ok(answer) => answer.entry.is_some_and(|entry| entry.r#type() == FileType::Directory),
             Err(body::guest::GuestError::Refused { code, .. }) if code == "not_found" => false,
@@ -76,13 +85,13 @@ impl Fleet {
 
     /// Copies out of a Body.
     pub async fn copy_out(&self, id: &BodyId, inside: &str, host: &Path) -> Result<CopyTotals, Failure> {
-        self.running(id)?;
+        self.fleet.running(id)?;
         let target = match inside.trim_end_matches('/').rsplit('/').next() {
             Some(name) if host.is_dir() && !name.is_empty() && name != ".." && name != "." => host.join(name),
             _ => host.to_owned(),
         };
-        let mut stream = self.guest(id).read_tree(inside, None).await.map_err(failures::guest)?;
-        self.write(id, FileRead { path: inside.to_owned(), by: CopiedBy::Cp })?;
+        let mut stream = self.fleet.guest(id).read_tree(inside, None).await.map_err(failures::guest)?;
+        self.fleet.write(id, FileRead { path: inside.to_owned(), by: CopiedBy::Cp })?;
         let mut writer = TreeReceiver::new(target);
         let mut reader = tree::TreeReader::default();
         let hostile = |error: tree::TreeError| {

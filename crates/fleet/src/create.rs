@@ -62,17 +62,17 @@ impl Fleet {
     /// A Body that just came up, once what its template runs is ready.
     pub(crate) async fn await_template_start(&self, view: BodyView) -> Result<BodyView, Failure> {
         if let Some(start) = view.spec.base.as_ref().and_then(|base| base.start.as_ref()) {
-            self.start_template(view.id(), start, ReadyWait::NoNaps).await?;
+            self.templates().start_template(view.id(), start, ReadyWait::NoNaps).await?;
         }
         for line in &view.spec.at_start {
-            self.run_at_start(view.id(), line).await?;
+            self.workspaces().run_at_start(view.id(), line).await?;
         }
         Ok(view)
     }
 
     /// The same for a fork: `parent` is written down.
     pub(crate) fn create_now(&self, request: Create, parent: Option<BodyId>) -> Result<BodyView, Failure> {
-        let origin = self.resolve_template(&request.template)?;
+        let origin = self.templates().resolve(&request.template)?;
         let layer = choose_layer(request.layer.or(origin.machine.as_ref().map(|_| Layer::Microvm)))?;
         self.create_on(layer, request, origin, parent)
     }
@@ -89,9 +89,9 @@ impl Fleet {
             origin;
         let workspaces =
             if request.workspaces.is_empty() { workspaces } else { std::mem::take(&mut request.workspaces) };
-        rootfs.workspaces = self.workspaces_below(&workspaces)?;
+        rootfs.workspaces = self.workspaces().workspaces_below(&workspaces)?;
         let home = request.home.take().or(home);
-        rootfs.home = self.home_below(home.as_ref())?;
+        rootfs.home = self.homes().home_below(home.as_ref())?;
         let at_start =
             if request.at_start.is_empty() { at_start } else { std::mem::take(&mut request.at_start) };
         let ports = if request.ports.is_empty() { ports } else { std::mem::take(&mut request.ports) };
@@ -102,7 +102,7 @@ impl Fleet {
         request.env = settings.env.into_iter().chain(std::mem::take(&mut request.env)).collect();
         // From here on nobody clears its layers away.
         let _standing = (base.is_some() || !workspaces.is_empty() || home.is_some())
-            .then(|| self.building())
+            .then(|| self.garbage().building())
             .transpose()?;
         check_layer(layer, &rootfs, machine.as_ref())?;
         if layer != Layer::Microvm && request.engine.is_some() {
@@ -168,12 +168,16 @@ impl Fleet {
                 None if request.cold || spec.share.is_some() || is_of_repository => {
                     self.parts(&spec, &rootfs)?
                 }
-                None => return self.anchor_objects(self.make_warm_or_spare(spec, root, terms, rootfs)?),
+                None => {
+                    return self
+                        .workspaces()
+                        .anchor_objects(self.make_warm_or_spare(spec, root, terms, rootfs)?);
+                }
             };
             rootfs.vm = Some(parts);
         }
         let Some(yard) = &self.yard else {
-            return self.anchor_objects(self.make(spec, root, terms, &rootfs)?);
+            return self.workspaces().anchor_objects(self.make(spec, root, terms, &rootfs)?);
         };
         let shape = BodyShape::of(&spec);
         let made = match yard.take(&shape, root) {
@@ -181,7 +185,7 @@ impl Fleet {
             None => self.make(spec, root, terms, &rootfs),
         };
         yard.refill(shape, root);
-        self.anchor_objects(made?)
+        self.workspaces().anchor_objects(made?)
     }
 
     /// Makes a Body from its spec, which still lacks an id and ids.
@@ -300,7 +304,7 @@ impl Fleet {
         terms: Option<&Lease>,
         making: impl FnOnce(Draft) -> Result<(Enforcement, i32), Failure>,
     ) -> Result<BodyView, Failure> {
-        let leased = self.hold_step(dir, spec).and_then(|()| {
+        let leased = self.steps.hold(dir, spec).and_then(|()| {
             terms.map_or(Ok(()), |terms| {
                 lease::write(dir, terms).map_err(|error| {
                     Failure::new(Kind::Host, "cannot write the Body's lease")
@@ -326,8 +330,8 @@ impl Fleet {
             }),
             Err(failure) => {
                 let _ = body::snapshot::remove(&self.launch_context.programs, &spec.ids, dir.path());
-                let _ = self.close_egress(&spec.id);
-                self.let_go_of_step(&spec.id);
+                let _ = self.egress().close(&spec.id);
+                self.steps.release(&spec.id);
                 let data = BodyFailed { why: failure.to_string(), causes: failure.causes() };
                 let _ = self.append(Draft::about(&spec.id, data));
                 ids::release(&self.data, &spec.ids, &spec.id);
@@ -344,7 +348,7 @@ impl Fleet {
         spec: &Spec,
         rootfs: &RootfsStack,
     ) -> Result<StartingBody, Failure> {
-        self.prepare_egress(spec)?;
+        self.egress().prepare(spec)?;
         let begun = self.launch_context.begin(launcher, dir, spec, &self.token(&spec.id), rootfs);
         begun.map_err(|error| failures::process("cannot start the Body", error))
     }

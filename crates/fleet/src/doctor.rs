@@ -52,7 +52,7 @@ impl Fleet {
     /// Tries what a Body needs by making one, and looks at the rest of this host.
     pub async fn doctor(&self) -> Result<DoctorReport, Failure> {
         let mut findings = vec![namespaces()];
-        let (body, usable) = self.try_body().await;
+        let (body, usable) = try_body(self).await;
         findings.extend(body);
         findings.push(landlock());
         findings.extend(groups());
@@ -68,54 +68,54 @@ impl Fleet {
         let machines = unproven(machines.as_ref(), booted.as_ref());
         Ok(DoctorReport { findings, layers: layers(usable, machines) })
     }
+}
 
-    /// Makes a Body, runs a command in it, removes it.
-    async fn try_body(&self) -> (Vec<DoctorFinding>, Result<(), String>) {
-        let failed = |failure: &Failure| {
-            let causes =
-                std::iter::once(failure.to_string()).chain(failure.causes()).collect::<Vec<_>>().join(": ");
-            let fix = failure.hints.iter().find(|hint| !hint.contains("pal doctor")).cloned();
-            (
-                vec![DoctorFinding {
-                    name: "process Body".into(),
-                    state: MechanismStatus::Absent,
-                    detail: causes.clone(),
-                    fix,
-                }],
-                Err(causes),
-            )
-        };
-        let view = match self.create(Create::run()).await {
-            Ok(view) => view,
-            Err(failure) => return failed(&failure),
-        };
-        let ran = self.try_command(&view).await;
-        let removed = self.remove(view.id(), Force::Yes).await;
-        if let Err(failure) = ran.and(removed) {
-            return failed(&failure);
-        }
-        let detail = "a Body was made, ran a command and was removed".to_owned();
-        let mut findings = vec![DoctorFinding {
-            name: "process Body".into(),
-            state: MechanismStatus::Enforced,
-            detail,
-            fix: None,
-        }];
-        findings.extend(
-            view.enforcement
-                .mechanisms
-                .into_iter()
-                .filter(|held| held.state != MechanismStatus::Enforced)
-                .map(weak),
-        );
-        (findings, Ok(()))
+/// Makes a Body, runs a command in it, removes it.
+async fn try_body(fleet: &Fleet) -> (Vec<DoctorFinding>, Result<(), String>) {
+    let failed = |failure: &Failure| {
+        let causes =
+            std::iter::once(failure.to_string()).chain(failure.causes()).collect::<Vec<_>>().join(": ");
+        let fix = failure.hints.iter().find(|hint| !hint.contains("pal doctor")).cloned();
+        (
+            vec![DoctorFinding {
+                name: "process Body".into(),
+                state: MechanismStatus::Absent,
+                detail: causes.clone(),
+                fix,
+            }],
+            Err(causes),
+        )
+    };
+    let view = match fleet.create(Create::run()).await {
+        Ok(view) => view,
+        Err(failure) => return failed(&failure),
+    };
+    let ran = try_command(fleet, &view).await;
+    let removed = fleet.remove(view.id(), Force::Yes).await;
+    if let Err(failure) = ran.and(removed) {
+        return failed(&failure);
     }
+    let detail = "a Body was made, ran a command and was removed".to_owned();
+    let mut findings = vec![DoctorFinding {
+        name: "process Body".into(),
+        state: MechanismStatus::Enforced,
+        detail,
+        fix: None,
+    }];
+    findings.extend(
+        view.enforcement
+            .mechanisms
+            .into_iter()
+            .filter(|held| held.state != MechanismStatus::Enforced)
+            .map(weak),
+    );
+    (findings, Ok(()))
+}
 
-    async fn try_command(&self, view: &crate::BodyView) -> Result<(), Failure> {
-        let mut exec = self.exec(view.id(), ExecRequest::new(["/bin/sh", "-c", "exit 0"])).await?;
-        while exec.next().await?.is_some() {}
-        exec.finish().await.map(drop)
-    }
+async fn try_command(fleet: &Fleet, view: &crate::BodyView) -> Result<(), Failure> {
+    let mut exec = fleet.exec(view.id(), ExecRequest::new(["/bin/sh", "-c", "exit 0"])).await?;
+    while exec.next().await?.is_some() {}
+    exec.finish().await.map(drop)
 }
 
 fn weak(held: Mechanism) -> DoctorFinding {

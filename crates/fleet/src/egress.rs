@@ -93,49 +93,58 @@ impl std::fmt::Display for EgressDenial {
     }
 }
 
-impl Fleet {
+/// The egress proxies of Bodies: their directories, and the decisions that go from there into the log.
+#[derive(Debug, Clone, Copy)]
+pub struct EgressProxies<'a> {
+    pub(crate) fleet: &'a Fleet,
+}
+
+impl EgressProxies<'_> {
     /// A policy of these rules for a Body that is about to be made.
-    pub(crate) fn open_egress(&self, allow: Vec<String>) -> Result<EgressSession, Failure> {
+    pub(crate) fn open_session(&self, allow: Vec<String>) -> Result<EgressSession, Failure> {
         parse(&allow)?;
-        Ok(EgressSession { spec: spec::Egress { allow }, denied: Vec::new(), seq: self.last_event()? })
+        Ok(EgressSession { spec: spec::Egress { allow }, denied: Vec::new(), seq: self.fleet.last_event()? })
     }
 
     /// Makes the directory of a Body's egress proxy, where its spec has a policy.
-    pub(crate) fn prepare_egress(&self, spec: &Spec) -> Result<(), Failure> {
+    pub(crate) fn prepare(&self, spec: &Spec) -> Result<(), Failure> {
         let Some(egress) = &spec.egress else { return Ok(()) };
         parse(&egress.allow)?;
-        self.egress_dir(&spec.id).prepare(find_bundle()).map_err(|error| {
+        self.dir(&spec.id).prepare(find_bundle()).map_err(|error| {
             Failure::new(Kind::Host, "cannot prepare the Body's egress proxy")
                 .because(error)
                 .hint("make room: pal gc")
         })
     }
 
-    fn egress_dir(&self, id: &BodyId) -> EgressDir {
-        EgressDir::of(&self.data, id)
+    fn dir(&self, id: &BodyId) -> EgressDir {
+        EgressDir::of(&self.fleet.data, id)
     }
 
     /// Takes the decisions of every egress proxy into the log.
-    pub fn drain_decisions(&self) -> Result<(), Failure> {
-        EgressDir::bodies(&self.data).iter().try_for_each(|id| self.drain_egress(id))
+    pub fn drain_all(&self) -> Result<(), Failure> {
+        EgressDir::bodies(&self.fleet.data).iter().try_for_each(|id| self.drain(id))
     }
 
     /// Takes the decisions of one Body's egress proxy into the log.
-    pub(crate) fn drain_egress(&self, id: &BodyId) -> Result<(), Failure> {
+    pub(crate) fn drain(&self, id: &BodyId) -> Result<(), Failure> {
         let cannot = |error| {
             Failure::new(Kind::Host, format!("cannot read the egress decisions of Body {id}")).because(error)
         };
-        let Some(mut drain) = self.egress_dir(id).drain().map_err(cannot)? else { return Ok(()) };
+        let Some(mut drain) = self.dir(id).drain().map_err(cannot)? else { return Ok(()) };
         // A `pal` that was killed may have taken lines that it did not note.
         let Position { mut spool, mut seq } = drain.position();
         for event in
-            self.read_events(&EventQuery { after: seq, body: Some(id.clone()), limit: usize::MAX })?
+            self.fleet.read_events(&EventQuery { after: seq, body: Some(id.clone()), limit: usize::MAX })?
         {
             spool = spool.max(spool_end(&event).unwrap_or(0));
         }
         while let Some(batch) = drain.read(spool).map_err(cannot)? {
             if !batch.lines.is_empty() {
-                seq = self.append_all(batch.lines.into_iter().map(|(end, line)| draft(id, end, line)))?.seq;
+                seq = self
+                    .fleet
+                    .append_all(batch.lines.into_iter().map(|(end, line)| draft(id, end, line)))?
+                    .seq;
             }
             spool = batch.end;
         }
@@ -143,8 +152,8 @@ impl Fleet {
     }
 
     /// After a Body's end: takes the last decisions of its egress proxy into the log, and removes its directory.
-    pub(crate) fn close_egress(&self, id: &BodyId) -> Result<(), Failure> {
-        let dir = self.egress_dir(id);
+    pub(crate) fn close(&self, id: &BodyId) -> Result<(), Failure> {
+        let dir = self.dir(id);
         if !dir.path().exists() {
             return Ok(());
         }
@@ -153,7 +162,7 @@ impl Fleet {
                 .because(error)
                 .hint(format!("try again in a moment: pal rm --force {id}"))
         })?;
-        self.drain_egress(id)?;
+        self.drain(id)?;
         dir.remove().map_err(|error| {
             Failure::new(Kind::Host, format!("cannot remove the egress proxy of Body {id}")).because(error)
         })
@@ -165,8 +174,8 @@ impl Fleet {
         body: &BodyId,
         session: &mut EgressSession,
     ) -> Result<Vec<EgressDenial>, Failure> {
-        self.drain_egress(body)?;
-        let events = self.read_events(&EventQuery {
+        self.drain(body)?;
+        let events = self.fleet.read_events(&EventQuery {
             after: session.seq,
             body: Some(body.clone()),
             limit: usize::MAX,

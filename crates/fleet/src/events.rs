@@ -49,8 +49,8 @@ impl Fleet {
     pub fn events(&self, after: u64, body: Option<&BodyId>, limit: usize) -> Result<Vec<Event>, Failure> {
         // Where the log cannot be written, the lines wait in their spool, and the log can still be read.
         let _ = match body {
-            Some(body) => self.drain_egress(body),
-            None => self.drain_decisions(),
+            Some(body) => self.egress().drain(body),
+            None => self.egress().drain_all(),
         };
         self.read_events(&EventQuery { after, body: body.cloned(), limit })
     }

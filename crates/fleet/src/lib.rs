@@ -27,6 +27,7 @@ mod request;
 mod settings;
 mod shutdown_wait;
 mod snapshots;
+mod step_locks;
 mod templates;
 mod view;
 mod vm;
@@ -34,7 +35,6 @@ mod work;
 
 use std::{
     collections::HashMap,
-    os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
@@ -45,17 +45,19 @@ use parked::Pool;
 use proto::{BodyId, Draft, Event, Failure, Kind, Spec, launch::RunRecord};
 use store::Store;
 
-pub use access::ResourceUsage;
+pub use access::{GuestAccess, ResourceUsage};
 pub use body::guest::PortStream;
+pub use copy::BodyFiles;
 pub use data::FleetConfig;
 pub use doctor::{DoctorFinding, DoctorReport, LayerCheck};
-pub use egress::{check_rules, registries};
+pub use egress::{EgressProxies, check_rules, registries};
 pub use events::{ExecLogEntry, LogVerdict};
 pub use exec::{Exec, ExecControl, OutputChunk};
-pub use gc::GcMode;
+pub use gc::{GarbageCollector, GcMode};
 pub use heard::ExecReport;
 pub use images::{
-    Image, ImageProfile, Platform, PrivateAddresses, PulledImage, RegistryAccess, RegistryCredentials,
+    Image, ImageProfile, ImagePuller, Platform, PrivateAddresses, PulledImage, RegistryAccess,
+    RegistryCredentials,
 };
 pub use lease::{Lease, Rest, Then};
 pub use lifecycle::{Force, describe_end};
@@ -63,15 +65,16 @@ pub use request::{Create, ExecRequest, LimitRequest, Stdin, TtySize};
 pub use settings::{Setting, Settings};
 pub use store::{Durability, clock};
 pub use templates::{
-    BASE, BaseImage, BuildJob, BuildRequest, BuildState, BuildStep, INTERPRETER, Instruction, LogLine,
-    ProgressFn, STEPS_MAX, TemplateView, check_tags,
+    BASE, BaseImage, BuildJob, BuildRequest, BuildState, BuildStep, Builds, INTERPRETER, Instruction,
+    LogLine, ProgressFn, STEPS_MAX, TemplateView, Templates, check_tags,
     dockerfile::{Dockerfile, read as read_recipe},
 };
 pub use view::{BodyView, CopyTotals, ExecEnd, GarbageItem, SnapshotView, Status};
 pub use vm::{BootFiles, CustomKernel, SetupReport};
 pub use work::{
-    BodyComparison, Comparison, Discard, DiskShare, HomeRecord, HomeView, ImageResolver, Overlap,
+    BodyComparison, Comparison, Discard, DiskShare, HomeRecord, HomeView, Homes, ImageResolver, Overlap,
     PrepareChoice, Progress, QueueResult, RepoSource, UnsavedWork, UpRequest, WorkDiff, WorkReview,
+    Workspaces,
 };
 pub use workspace::{
     ChangedFile, Commit, DiffFormat, GitIdentity, LandResult, LandSelection, LandTarget, SaveResult,
@@ -109,7 +112,7 @@ pub struct Fleet {
     /// Held while a lease changes.
     leases: Mutex<()>,
     /// Locks of Bodies of steps, held for as long as this process works at them.
-    steps: Mutex<HashMap<BodyId, OwnedFd>>,
+    steps: step_locks::StepLocks,
 }
 
 /// A Body that this process made.
@@ -213,6 +216,54 @@ impl Fleet {
         let mut leaving = lock_mutex(&self.leaving);
         leaving.retain_mut(|supervisor| !supervisor.try_reap());
         leaving.push(supervisor);
+    }
+}
+
+/// The parts of a fleet. Each borrows the fleet and owns one group of operations.
+impl Fleet {
+    /// The templates and their records.
+    pub fn templates(&self) -> Templates<'_> {
+        Templates { fleet: self }
+    }
+
+    /// The builds of templates.
+    pub fn builds(&self) -> Builds<'_> {
+        Builds { fleet: self, jobs: &self.jobs }
+    }
+
+    /// The puller of images from registries.
+    pub fn image_puller(&self) -> ImagePuller<'_> {
+        ImagePuller { fleet: self }
+    }
+
+    /// The workspaces of Bodies.
+    pub fn workspaces(&self) -> Workspaces<'_> {
+        Workspaces { fleet: self }
+    }
+
+    /// The homes that Bodies use by name.
+    pub fn homes(&self) -> Homes<'_> {
+        Homes { fleet: self }
+    }
+
+    /// The egress proxies of Bodies.
+    pub fn egress(&self) -> EgressProxies<'_> {
+        EgressProxies { fleet: self }
+    }
+
+    /// The files of Bodies.
+    pub fn files(&self) -> BodyFiles<'_> {
+        BodyFiles { fleet: self }
+    }
+
+    /// The guests of Bodies, for callers that speak with them directly.
+    pub fn access(&self) -> GuestAccess<'_> {
+        GuestAccess { fleet: self }
+    }
+
+    /// The collector of files that no Body, snapshot or template uses any more.
+    pub fn garbage(&self) -> GarbageCollector<'_> {
+        GarbageCollector { fleet: self }
     }
 }
 

@@ -11,7 +11,7 @@ use proto::{
     BodyId, Draft, EventData, Failure, Kind, Layer, Spec,
     event_data::{BodyPaused, BodyRemoved, BodyResumed, BodyStopped},
     launch::{GuestEnd, RunRecord},
-    spec::{BodyRole, Life},
+    spec::Life,
 };
 
 use crate::{BodyView, Discard, Fleet, Rest, Status, failures, lock_mutex};
@@ -266,9 +266,9 @@ impl Fleet {
             supervisor.reap();
         }
         // It may have died with work in its hands.
-        self.save_if_possible(&spec)?;
+        self.workspaces().save_if_possible(&spec)?;
         self.reclaim_ids(&spec)?;
-        let rootfs = self.rootfs_stack(&spec)?;
+        let rootfs = self.templates().rootfs_stack(&spec)?;
         // Two overlays must not share an upper.
         if let Some(last) = dir.running().map_err(|error| failures::dir(id, error))? {
             process::wait_unmounted(&last);
@@ -353,8 +353,8 @@ impl Fleet {
             dir.clear_run_files()
                 .map_err(|error| Failure::new(Kind::Host, "cannot forget the Body's guest").because(error))?;
         }
-        self.drain_egress(id)?;
-        self.save_if_possible(&spec)?;
+        self.egress().drain(id)?;
+        self.workspaces().save_if_possible(&spec)?;
         self.view(id)
     }
 
@@ -416,16 +416,16 @@ impl Fleet {
                 process::kill(&dir, running)
                     .map_err(|error| failures::process("cannot end the Body", error))?;
             }
-            let kept = self.keep_home(&spec);
+            let kept = self.homes().keep(&spec);
             if discard == Discard::No {
                 kept.map_err(|failure| {
                     failure.hint(format!("its files are still there; give them up: pal rm --discard {id}"))
                 })?;
-                self.save_before_removal(&spec)?;
+                self.workspaces().save_before_removal(&spec)?;
             }
         }
         spec.workspaces.iter().for_each(|workspace| workspace::release(id, workspace));
-        self.close_egress(id)?;
+        self.egress().close(id)?;
         self.write(id, BodyRemoved { by: None, discarded: discard == Discard::Yes })?;
         if let Some(running) = running {
             process::kill(&dir, running).map_err(|error| failures::process("cannot end the Body", error))?;
@@ -457,7 +457,7 @@ impl Fleet {
             // The keeper was killed, or the guest had ended before.
             self.remove_files(&dir, &spec)?;
         }
-        self.close_egress(id)?;
+        self.egress().close(id)?;
         self.drop_unused_snapshots(&spec)
     }
 
@@ -473,7 +473,7 @@ impl Fleet {
                     .map_err(|error| failures::process("cannot end the Body", error))?,
                 _ => body::groups::remove_cgroups_by_name(&spec.id),
             }
-            self.close_egress(&spec.id)?;
+            self.egress().close(&spec.id)?;
             // What the Body wrote goes first: whoever goes on after us needs to know its ids for that.
             for path in [&*dir.path().join("disk"), dir.path()] {
                 body::snapshot::remove(&self.launch_context.programs, &spec.ids, path)
@@ -481,25 +481,8 @@ impl Fleet {
             }
         }
         ids::release(&self.data, &spec.ids, &spec.id);
-        self.let_go_of_step(&spec.id);
+        self.steps.release(&spec.id);
         Ok(())
-    }
-
-    /// Holds the lock of a Body of a step until it is removed, or this process ends.
-    pub(crate) fn hold_step(&self, dir: &BodyDir, spec: &Spec) -> Result<(), Failure> {
-        if spec.role == BodyRole::Step {
-            let lock = dir.lock_step().map_err(|error| {
-                Failure::new(Kind::Host, "cannot lock the Body of a step")
-                    .because(error)
-                    .hint("make room: pal gc")
-            })?;
-            lock_mutex(&self.steps).insert(spec.id.clone(), lock);
-        }
-        Ok(())
-    }
-
-    pub(crate) fn let_go_of_step(&self, id: &BodyId) {
-        lock_mutex(&self.steps).remove(id);
     }
 
     pub(crate) fn write(&self, id: &BodyId, data: impl Into<EventData>) -> Result<(), Failure> {

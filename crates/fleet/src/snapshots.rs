@@ -209,12 +209,12 @@ impl Fleet {
 
     /// A snapshot, what is below it, and the template's root below that.
     pub(crate) fn under_snapshot(&self, top: &SnapshotManifest) -> Result<RootfsStack, Failure> {
-        let layers = top.base.as_ref().map(|base| self.layers_below(&base.layers)).transpose()?;
+        let layers = top.base.as_ref().map(|base| self.templates().layers_below(&base.layers)).transpose()?;
         Ok(RootfsStack {
             snapshots: self.stack(top)?,
             layers,
-            workspaces: self.workspaces_below(&top.workspaces)?,
-            home: self.home_below(top.home.as_ref())?,
+            workspaces: self.workspaces().workspaces_below(&top.workspaces)?,
+            home: self.homes().home_below(top.home.as_ref())?,
             vm: None,
         })
     }

@@ -41,7 +41,7 @@ pub fn usable(fleet: &Fleet, caller: &Caller, asked: &str) -> Result<(), Failure
     if asked == "host" {
         return Ok(());
     }
-    let seen = match fleet.find_template(asked)? {
+    let seen = match fleet.templates().find(asked)? {
         Some(template) => may_see_template(caller, &template),
         // What is no snapshot either is told by whoever makes the Body.
         None => fleet.find_snapshot_view(asked).is_none_or(|view| may_see_snapshot(fleet, caller, &view)),

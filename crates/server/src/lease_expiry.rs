@@ -102,7 +102,7 @@ async fn look(app: &App) -> Vec<(BodyId, Lease)> {
     let leased = app
         .blocking(async |fleet: &Fleet| {
             // Where the log cannot be written now, the next look takes them.
-            let _ = fleet.drain_decisions();
+            let _ = fleet.egress().drain_all();
             fleet.leased()
         })
         .await
@@ -162,7 +162,8 @@ async fn end(fleet: &Fleet, streams: &crate::streams::OpenStreams, id: &BodyId) 
     if !lease.is_due() {
         return Ok(lease.deadline_ms.map_or(Expiry::Done, Expiry::Later));
     }
-    if lease.resumed_by_traffic && (streams.count(id) > 0 || fleet.busy(id).await.is_ok_and(|busy| busy > 0))
+    if lease.resumed_by_traffic
+        && (streams.count(id) > 0 || fleet.access().busy(id).await.is_ok_and(|busy| busy > 0))
     {
         return Ok(Expiry::InUse);
     }

@@ -87,7 +87,7 @@ async fn to_guest(app: &App, id: &BodyId, request: Request) -> Result<Response, 
         commands::START => commands::begin(app, id, request).await?,
         _ => (request, None),
     };
-    let stream = app.fleet().connect(id).await.map_err(|_| not_found(id.as_str()))?;
+    let stream = app.fleet().access().connect(id).await.map_err(|_| not_found(id.as_str()))?;
     exchange(TokioIo::new(stream), request, open, watched, app, id).await
 }
 
@@ -114,7 +114,7 @@ async fn to_port(app: &App, id: &BodyId, port: u16, mut request: Request) -> Res
     }
     ensure_running(app, id).await?;
     let open = app.streams().open(id);
-    let dialled = tokio::time::timeout(DIAL_WAIT, app.fleet().dial(id, port)).await;
+    let dialled = tokio::time::timeout(DIAL_WAIT, app.fleet().access().dial(id, port)).await;
     let dialled = match dialled {
         Ok(Ok(dialled)) => dialled,
         Ok(Err(failure)) if failure.kind == Kind::Host => return Err(not_found(id.as_str())),

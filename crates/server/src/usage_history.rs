@@ -55,7 +55,7 @@ impl UsageHistories {
 
     /// Looks at a Body now.
     pub fn take(&self, fleet: &Fleet, body: &BodyId) {
-        let Ok(usage) = fleet.usage(body) else { return };
+        let Ok(usage) = fleet.access().usage(body) else { return };
         let (known, counts) = {
             let histories = self.histories();
             let history = histories.get(body);
@@ -64,8 +64,11 @@ impl UsageHistories {
                 history.map_or(0, |history| history.taken),
             )
         };
-        let disk =
-            if counts.is_multiple_of(DISK_EVERY) { fleet.disk_usage(body) } else { known.unwrap_or(0) };
+        let disk = if counts.is_multiple_of(DISK_EVERY) {
+            fleet.access().disk_usage(body)
+        } else {
+            known.unwrap_or(0)
+        };
         let mut histories = self.histories();
         if histories.len() >= BODIES_MAX && !histories.contains_key(body) {
             return;

@@ -1,10 +1,10 @@
-//! Capabilities and the promise never to gain privileges.
+//! Capabilities and `no_new_privs`.
 
 use std::{io, sync::OnceLock};
 
 use rustix::thread::CapabilitySet;
 
-/// Drops from the bounding set all but `bound`: no program the caller executes ever has more.
+/// Drops all capabilities but `bound` from the bounding set: no program that the caller executes ever has more.
 pub fn bound_to(bound: CapabilitySet) -> io::Result<()> {
     for number in 0..64 {
         let Some(one) = CapabilitySet::from_bits(1 << number) else { break };
@@ -15,7 +15,7 @@ pub fn bound_to(bound: CapabilitySet) -> io::Result<()> {
     Ok(())
 }
 
-/// Drops from the caller's own sets all but `keep`.
+/// Drops all capabilities but `keep` from the caller's own sets.
 pub fn limit_to(keep: CapabilitySet) -> io::Result<()> {
     // SAFETY: PR_CAP_AMBIENT_CLEAR_ALL takes no pointers.
     unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
@@ -28,7 +28,7 @@ pub fn limit_to(keep: CapabilitySet) -> io::Result<()> {
     Ok(rustix::thread::set_capabilities(None, sets)?)
 }
 
-/// False when the kernel does not know that capability, and so none after it.
+/// Drops one capability; false if the kernel does not know it, and so none after it.
 fn bounding_drop(number: u32) -> io::Result<bool> {
     // SAFETY: PR_CAPBSET_DROP takes a number.
     if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(number), 0, 0, 0) } == 0 {
@@ -38,13 +38,13 @@ fn bounding_drop(number: u32) -> io::Result<bool> {
     if error.raw_os_error() == Some(libc::EINVAL) { Ok(false) } else { Err(error) }
 }
 
-/// No exec of this process or its children ever gains privileges.
+/// Sets `no_new_privs`: no exec of this process or its children ever gains privileges.
 pub fn no_new_privileges() -> io::Result<()> {
     Ok(rustix::thread::set_no_new_privs(true)?)
 }
 
-/// Whether this process may do what root may, in the first user namespace. Root of a container without privileges may
-/// not: it has no more ids than were given to it.
+/// Whether this process has the rights of root in the initial user namespace. Root of an unprivileged container has
+/// not: it has only the ids that were mapped for it.
 pub fn is_host_root() -> bool {
     static ALL_IDS: OnceLock<bool> = OnceLock::new();
     let all_ids = || {

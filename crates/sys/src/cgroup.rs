@@ -1,4 +1,4 @@
-//! Cgroups, both versions: where they are, what bounds a group, how it is frozen and emptied.
+//! Cgroups of both versions: their mount points, entering, freezing and removing a group.
 //!
 //! Invariant: a process enters a v1 group by writing `0` to `tasks` itself. The kernel then needs no grace period:
 //! 0.1 ms for four controllers, where moving another process costs 8 ms and more.
@@ -14,10 +14,10 @@ use std::{
 use crate::fd::{read_small, write_kernel};
 
 const FILE_LEN_MAX: u64 = 1 << 20;
-/// More than the kernel writes in any of the files that are read in one call.
+/// More than the kernel writes to any file that is read in one call.
 const SMALL_LEN_MAX: usize = 1 << 10;
 
-/// Where this host has its cgroups.
+/// The cgroup mount points of this host.
 #[derive(Debug, Clone, Default)]
 pub struct CgroupMounts {
     /// The v1 hierarchies: controller and mount point.
@@ -27,8 +27,8 @@ pub struct CgroupMounts {
 }
 
 impl CgroupMounts {
-    /// Looks where they usually are, and else at the caller's table of mounts, which takes the kernel longer to write
-    /// than all else that is asked of it here.
+    /// Looks at the usual paths first, and only then at the mount table, which the kernel takes longer to write than
+    /// it takes for all other steps here.
     pub fn find() -> io::Result<Self> {
         if let Some(usual) = Self::usual() {
             return Ok(usual);
@@ -36,7 +36,7 @@ impl CgroupMounts {
         Ok(Self::parse(&read_small(Path::new("/proc/self/mountinfo"), FILE_LEN_MAX)?))
     }
 
-    /// Only v2, or every v1 hierarchy that a Body can use, at its own name.
+    /// Recognises the usual layout: only v2, or every v1 hierarchy that a Body can use under its own name.
     fn usual() -> Option<Self> {
         let root = Path::new("/sys/fs/cgroup");
         let is = |path: &Path, magic: i64| rustix::fs::statfs(path).is_ok_and(|found| found.f_type == magic);
@@ -74,20 +74,21 @@ impl CgroupMounts {
         self.v1.iter().find(|(name, _)| name == controller).map(|(_, path)| path.as_path())
     }
 
-    /// Controllers that the v2 hierarchy hands out at its root.
+    /// Controllers that the root of the v2 hierarchy offers.
     pub fn v2_controllers(&self) -> Vec<String> {
         let text = self.v2.as_ref().and_then(|root| read_small(&root.join("cgroup.controllers"), 4096).ok());
         text.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
     }
 }
 
-/// The caller's own group in the v2 hierarchy, below its mount point.
+/// The caller's own group in the v2 hierarchy, relative to its mount point.
 pub fn own_v2() -> Option<PathBuf> {
     let text = read_small(Path::new("/proc/self/cgroup"), 65536).ok()?;
     text.lines().find_map(|line| line.strip_prefix("0::/")).map(PathBuf::from)
 }
 
-/// Opens the way into a v1 group, for whoever has the descriptor: the kernel asks for the rights of its opener.
+/// Opens the `tasks` file of a v1 group. Any process with the descriptor can enter: the kernel checks the rights of
+/// the opener.
 pub fn door_v1(group: &Path) -> io::Result<OwnedFd> {
     Ok(File::options().write(true).open(group.join("tasks"))?.into())
 }
@@ -103,7 +104,7 @@ pub fn move_v2(pid: i32, group: &Path) -> io::Result<()> {
     write_kernel(&group.join("cgroup.procs"), &pid.to_string())
 }
 
-/// Removes a group, with those below it. One that is gone is no error; one that is still emptying is waited for.
+/// Removes a group with the groups below it. A missing group is no error; one that is still emptying is waited for.
 pub fn remove(group: &Path, patience: Duration) -> io::Result<()> {
     let deadline = Instant::now() + patience;
     loop {
@@ -126,7 +127,7 @@ pub fn remove(group: &Path, patience: Duration) -> io::Result<()> {
     }
 }
 
-/// Removes the groups below one, as far as nobody is in them. Whether any went.
+/// Removes the empty groups below a group; returns whether any was removed.
 fn remove_below(group: &Path) -> bool {
     let mut went = false;
     for entry in std::fs::read_dir(group).into_iter().flatten().flatten() {
@@ -144,23 +145,23 @@ pub fn processes(group: &Path) -> io::Result<Vec<i32>> {
     Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
 }
 
-/// How often the kernel killed in this group for want of memory; none if it does not bound memory.
+/// How often the OOM killer ran in this group; `None` if the group does not limit memory.
 pub fn oom_kills(group: &Path) -> Option<u64> {
     OomCounter::of(group)?.count()
 }
 
-/// Who knows that, for those who ask more than once.
+/// An open file with the OOM count, for callers that ask more than once.
 #[derive(Debug)]
 pub struct OomCounter(File);
 
 impl OomCounter {
-    /// Of a group; none if it does not bound memory.
+    /// Opens the count of a group; `None` if the group does not limit memory.
     pub fn of(group: &Path) -> Option<Self> {
         let open = |name: &str| File::open(group.join(name)).ok();
         open("memory.oom_control").or_else(|| open("memory.events")).map(Self)
     }
 
-    /// How often by now; none if the group is gone.
+    /// The current count; `None` if the group was removed.
     pub fn count(&self) -> Option<u64> {
         read_once(&self.0, |text| {
             let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
@@ -169,10 +170,11 @@ impl OomCounter {
     }
 }
 
-/// Stops every process of a v1 freezer group, and waits until they are.
+/// Freezes every process of a v1 freezer group, and waits until all are frozen.
 ///
-/// A v1 group in which processes keep appearing can stay `FREEZING` for good: whoever was forked at the wrong moment is
-/// missed. So it is asked again and again, and now and then let go for a moment to begin anew, as runc does.
+/// A v1 group in which processes keep forking can stay `FREEZING` forever, because the kernel misses a process that
+/// is forked at the wrong moment. So the request is repeated, and the group is sometimes thawed for a moment, as runc
+/// does.
 pub fn freeze_v1(group: &Path, patience: Duration) -> io::Result<()> {
     const LOOKS: u32 = 50;
     let file = group.join("freezer.state");
@@ -186,18 +188,18 @@ pub fn freeze_v1(group: &Path, patience: Duration) -> io::Result<()> {
         write_kernel(&file, "FROZEN")?;
         Ok(read_small(&file, 64)?.trim() == "FROZEN")
     });
-    // Not half of it.
+    // A partly frozen group is thawed.
     frozen.inspect_err(|_| drop(write_kernel(&file, "THAWED")))
 }
 
-/// Lets them go on.
+/// Thaws every process of a v1 freezer group.
 pub fn thaw_v1(group: &Path, patience: Duration) -> io::Result<()> {
     let file = group.join("freezer.state");
     write_kernel(&file, "THAWED")?;
     wait_until(patience, || Ok(read_small(&file, 64)?.trim() == "THAWED"))
 }
 
-/// Stops or lets go every process of a v2 group.
+/// Freezes or thaws every process of a v2 group.
 pub fn freeze_v2(group: &Path, frozen: bool, patience: Duration) -> io::Result<()> {
     let wanted = if frozen { "frozen 1" } else { "frozen 0" };
     write_kernel(&group.join("cgroup.freeze"), if frozen { "1" } else { "0" })?;
@@ -217,29 +219,29 @@ fn wait_until(patience: Duration, mut done: impl FnMut() -> io::Result<bool>) ->
     Ok(())
 }
 
-/// Whether a group is frozen, or being frozen; none if it is not one that can be.
+/// Whether a group is frozen or being frozen; `None` if it has no freezer.
 pub fn frozen(group: &Path) -> Option<bool> {
     FreezerState::of(group)?.is_frozen()
 }
 
-/// Who knows that, for those who ask more than once.
+/// An open file with the freezer state, for callers that ask more than once.
 #[derive(Debug)]
 pub struct FreezerState(File);
 
 impl FreezerState {
-    /// Of a group; none if it cannot be frozen.
+    /// Opens the state of a group; `None` if it has no freezer.
     pub fn of(group: &Path) -> Option<Self> {
         let open = |name: &str| File::open(group.join(name)).ok();
         open("freezer.state").or_else(|| open("cgroup.freeze")).map(Self)
     }
 
-    /// Whether it is by now; none if the group is gone.
+    /// Whether the group is frozen now; `None` if it was removed.
     pub fn is_frozen(&self) -> Option<bool> {
         read_once(&self.0, |state| !matches!(state.trim(), "THAWED" | "0"))
     }
 }
 
-/// What the kernel says in a file of a few lines, in one call.
+/// Reads a kernel file of a few lines in one call.
 fn read_once<T>(file: &File, read: impl FnOnce(&str) -> T) -> Option<T> {
     let mut room = [0; SMALL_LEN_MAX];
     let len = rustix::io::pread(file, &mut room[..], 0).ok()?;
@@ -269,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_group_goes_with_those_below_it() {
-        // Directories will do: a group is removed like one.
+        // Plain directories suffice here: a group is removed like one.
         let group = std::env::temp_dir().join(format!("pal-group-{}", std::process::id()));
         std::fs::create_dir_all(group.join("one/two")).unwrap();
         std::fs::create_dir(group.join("three")).unwrap();
@@ -277,8 +279,8 @@ mod tests {
         assert!(!group.exists());
         remove(&group, Duration::ZERO).unwrap();
         std::fs::create_dir_all(group.join("held")).unwrap();
-        std::fs::write(group.join("held/somebody"), "").unwrap();
-        assert!(remove(&group, Duration::ZERO).is_err(), "not one that somebody is in");
+        std::fs::write(group.join("held/member"), "").unwrap();
+        assert!(remove(&group, Duration::ZERO).is_err(), "a group that is not empty stays");
         std::fs::remove_dir_all(&group).unwrap();
     }
 }

@@ -1,7 +1,7 @@
-//! Files that run with the rights of their owner: a program may be kept from ever making one.
+//! A seccomp filter that keeps a program from creating setuid and setgid files.
 //!
-//! Who acts on files of the host for somebody else does so under ids that may be a person's. A setuid file that was made
-//! so would lend those ids to everybody on the host who can reach it.
+//! A program that acts on host files for a Body does so with ids that may belong to a person. A setuid file created
+//! that way would give those ids to every user of the host who can reach it.
 
 use std::io;
 
@@ -12,16 +12,16 @@ use crate::{
     seccomp::SYS_FCHMODAT2,
 };
 
-/// The bits that lend an owner's or a group's rights.
-const LENDING: u32 = libc::S_ISUID | libc::S_ISGID;
+/// The bits that give the rights of a file's owner or group.
+const SETID_BITS: u32 = libc::S_ISUID | libc::S_ISGID;
 const HAS_BITS: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
 const AT_LEAST: u32 = libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K;
-/// Numbers from here on are x32's.
+/// Call numbers from here on belong to x32.
 const X32: u32 = 0x4000_0000;
 
-/// Calls that take a mode, and which of their arguments that is.
+/// Calls that take a mode, and the index of that argument.
 #[rustfmt::skip]
-const MODES: &[(c_long, u32)] = &[
+const MODE_CALLS: &[(c_long, u32)] = &[
     (libc::SYS_fchmod, 1), (libc::SYS_fchmodat, 2), (SYS_FCHMODAT2, 2),
     (libc::SYS_mkdirat, 2), (libc::SYS_mknodat, 2), (libc::SYS_openat, 3),
     #[cfg(target_arch = "x86_64")] (libc::SYS_chmod, 1),
@@ -30,11 +30,11 @@ const MODES: &[(c_long, u32)] = &[
     #[cfg(target_arch = "x86_64")] (libc::SYS_open, 2),
     #[cfg(target_arch = "x86_64")] (libc::SYS_creat, 1),
 ];
-/// Calls whose mode cannot be seen.
-const UNSEEN: &[c_long] = &[libc::SYS_openat2, libc::SYS_io_uring_setup];
+/// Calls whose mode a filter cannot see.
+const HIDDEN_MODE_CALLS: &[c_long] = &[libc::SYS_openat2, libc::SYS_io_uring_setup];
 
-/// From here on this process, and what it executes, makes no file and no directory that lends its owner's rights: it is
-/// refused with `EPERM`. The caller has promised never to gain privileges, or may do this without.
+/// From here on the kernel refuses this process, and everything that it executes, with `EPERM` when it creates a
+/// setuid or setgid file or directory. The caller must have set `no_new_privs`, or have the capability to do without.
 pub fn deny_setuid_bits() -> io::Result<()> {
     let mut program = program();
     if bpf::install(&mut program, 0) < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -50,15 +50,15 @@ fn program() -> Vec<sock_filter> {
         step(AT_LEAST, 0, 1, X32),
         refuse(libc::ENOSYS),
     ];
-    for call in UNSEEN {
+    for call in HIDDEN_MODE_CALLS {
         steps.extend([step(EQUAL, 0, 1, *call as u32), refuse(libc::ENOSYS)]);
     }
-    for (call, argument) in MODES {
+    for (call, argument) in MODE_CALLS {
         steps.extend([
             step(EQUAL, 0, 4, *call as u32),
             // The low half of the argument.
             step(LOAD, 0, 0, ARGUMENTS + 8 * argument),
-            step(HAS_BITS, 0, 1, LENDING),
+            step(HAS_BITS, 0, 1, SETID_BITS),
             refuse(libc::EPERM),
             step(ANSWER, 0, 0, libc::SECCOMP_RET_ALLOW),
         ]);
@@ -87,7 +87,7 @@ mod tests {
             let opened = File::options().write(true).create_new(true).mode(mode).open(&made).is_ok();
             (opened, std::fs::set_permissions(&file, Permissions::from_mode(mode)).is_ok())
         };
-        // A filter is a thread's own until it is told otherwise.
+        // A filter applies to the thread that installs it.
         std::thread::scope(|scope| {
             let held = scope.spawn(|| {
                 let before = [0o4755, 0o2755, 0o755].map(act);

@@ -1,6 +1,6 @@
-//! The system calls of `pal-egress`: sockets of the Internet, files to read, memory, waiting; no more.
+//! The system calls of `pal-egress`: Internet sockets, reading files, memory, waiting; no others.
 //!
-//! It holds its listening socket, its spool and its timers before the filter is installed. Every other call answers
+//! It opens its listening socket, its spool and its timers before the filter is installed. Every other call returns
 //! `EPERM`.
 
 use std::io;
@@ -43,7 +43,7 @@ const JUDGED: &[(libc::c_long, ArgumentRule)] = &[
     (libc::SYS_mprotect, ArgumentRule::NoExecutable),
 ];
 
-/// Puts the filter on the caller, for good.
+/// Installs the filter for the caller; it cannot be removed.
 pub fn install() -> io::Result<()> {
     SeccompFilter::of(&TABLES).install()
 }

@@ -1,4 +1,4 @@
-//! Descriptors: paths that need no path, bounded reads, files that are whole or absent.
+//! Descriptors: paths through `/proc`, bounded reads, and files that are written whole or not at all.
 
 use std::{
     fs::File,
@@ -23,25 +23,25 @@ use rustix::{
 const READ_AHEAD: usize = 8 << 10;
 const COPY_LEN: usize = 1 << 20;
 
-/// A name for what a descriptor stands for, good in this process only.
+/// A path to the file behind a descriptor, valid only in this process.
 ///
-/// Needed where the kernel takes a path, but the directories on the way to it may not be searched by our ids.
+/// It is needed where the kernel takes a path, but our ids may not search the directories on the way to it.
 pub fn path_of(fd: BorrowedFd<'_>) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()))
 }
 
-/// A handle on a directory or file that can be named and mounted, but not read.
+/// Opens a directory or file with `O_PATH`: it can be named and mounted, but not read.
 pub fn open_path(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Reads a small file whole; longer ones are an error.
+/// Reads a small file whole; a longer one is an error.
 pub fn read_small(path: &Path, len_max: u64) -> io::Result<String> {
-    // Kernel files have no size to go by; without room of its own a string would grow by reads of 32 bytes.
+    // Kernel files report no size; with an empty buffer the string would grow by reads of 32 bytes.
     let mut text = String::with_capacity(usize::try_from(len_max).unwrap_or(usize::MAX).min(READ_AHEAD));
     File::open(path)?.take(len_max + 1).read_to_string(&mut text)?;
     if text.len() as u64 > len_max {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "longer than it may be"));
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "the file is too long"));
     }
     Ok(text)
 }
@@ -53,9 +53,9 @@ pub fn write_kernel(path: &Path, text: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Puts a file in place so that readers see the old or the new one, never a part.
+/// Replaces a file atomically: readers see the old or the new contents, never a part.
 pub fn write_whole(path: &Path, contents: &[u8]) -> io::Result<()> {
-    // A name of its own: two that write the same file at once must not cut each other's short.
+    // The temporary name contains the pid, so that two writers of one file do not truncate each other's.
     let part = path.with_extension(format!("part{}", std::process::id()));
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
     let fd = rustix::fs::open(&part, flags, Mode::RUSR | Mode::WUSR)?;
@@ -66,7 +66,8 @@ pub fn write_whole(path: &Path, contents: &[u8]) -> io::Result<()> {
     written
 }
 
-/// Removes a link if it still says `target`. Nobody replaces it in between who takes the lock of its directory for that.
+/// Removes a symbolic link if it still points to `target`. Callers that lock the directory cannot replace it in
+/// between.
 pub fn remove_link(link: &Path, target: &Path) -> io::Result<()> {
     let dir = rustix::fs::open(
         link.parent().unwrap_or(Path::new("/")),
@@ -77,7 +78,7 @@ pub fn remove_link(link: &Path, target: &Path) -> io::Result<()> {
     if std::fs::read_link(link)? == target { std::fs::remove_file(link) } else { Ok(()) }
 }
 
-/// Sends a descriptor to whoever holds the other end.
+/// Sends a descriptor through a socket.
 pub fn send(socket: BorrowedFd<'_>, fd: BorrowedFd<'_>) -> io::Result<()> {
     let fds = [fd];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -87,7 +88,7 @@ pub fn send(socket: BorrowedFd<'_>, fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits for a descriptor from the other end.
+/// Waits for a descriptor from a socket.
 pub fn receive(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -101,7 +102,7 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
     });
-    sent.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "nothing was sent"))
+    sent.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "no descriptor was sent"))
 }
 
 /// Moves a descriptor to a fixed number that survives exec.
@@ -119,15 +120,15 @@ pub fn place(fd: OwnedFd, number: RawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Closes every descriptor from `first` on, whoever thinks of owning one: for a process that is about to become
-/// another, and whose owners are never asked again.
+/// Closes every descriptor from `first` on, whatever owns it: for a process that is about to exec, and whose owners
+/// are never used again.
 pub fn close_from(first: RawFd) -> io::Result<()> {
     // SAFETY: close_range takes numbers. Callers promise that no owner of a higher number is used or dropped later.
     let done = unsafe { libc::syscall(libc::SYS_close_range, first as libc::c_uint, libc::c_uint::MAX, 0) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Takes over a descriptor that the process was started with; fails when it is not open.
+/// Takes over a descriptor that the process inherited; fails if it is not open.
 pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: F_GETFD only asks whether the number is open.
     if unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
@@ -136,7 +137,7 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: it is open, was handed to this process by its parent, and callers take each number once.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
-/// Copies what was written of a file into an empty one; where there are holes, there are holes.
+/// Copies the data of a file into an empty one and keeps its holes.
 pub fn copy_data(source: &File, target: &File) -> io::Result<()> {
     let len = source.metadata()?.len();
     target.set_len(len)?;
@@ -145,7 +146,7 @@ pub fn copy_data(source: &File, target: &File) -> io::Result<()> {
     while at < len {
         at = match rustix::fs::seek(source, SeekFrom::Data(at)) {
             Ok(at) => at,
-            // Nothing but a hole is left.
+            // Only a hole is left.
             Err(Errno::NXIO) => return Ok(()),
             Err(errno) => return Err(errno.into()),
         };
@@ -161,7 +162,7 @@ pub fn copy_data(source: &File, target: &File) -> io::Result<()> {
                 wanted,
             ) {
                 Ok(copied) if copied > 0 => copied,
-                // Some file systems cannot; then it goes through here.
+                // Some file systems have no `copy_file_range`; then the data is read and written.
                 _ => {
                     let piece = wanted.min(COPY_LEN);
                     let read = source.read_at(&mut buffer[..piece], at)?;

@@ -1,4 +1,4 @@
-//! Landlock: a second opinion on files, and the scoping of signals and abstract sockets.
+//! Landlock: restrictions on files, signals and abstract sockets.
 
 use std::{
     io,
@@ -10,7 +10,7 @@ use landlock::{
     RulesetCreatedAttr, Scope,
 };
 
-/// The ABI this kernel has; 0 where there is none.
+/// The Landlock ABI of this kernel; 0 if it has none.
 pub fn abi() -> i64 {
     // SAFETY: with LANDLOCK_CREATE_RULESET_VERSION and no attributes the call only answers a number.
     let version =
@@ -18,7 +18,7 @@ pub fn abi() -> i64 {
     version.max(0)
 }
 
-/// What was put in place.
+/// The restrictions that were enabled.
 #[derive(Debug, Clone, Copy)]
 pub struct LandlockStatus {
     /// The ABI that was used.
@@ -27,20 +27,22 @@ pub struct LandlockStatus {
     pub scoped: bool,
 }
 
-/// Restricts the caller and its children: no devices are made anywhere, device ioctls only below `devices`; no signal
-/// and no abstract socket beyond this domain; no change of mounts ever again.
+/// Restricts the caller and its children: they create no device nodes, use device ioctls only below `devices`, reach
+/// no signal target and no abstract socket outside this domain, and never change mounts again.
 ///
-/// Only what is forbidden somewhere is handled at all. A right that is handled and allowed everywhere forbids nothing,
-/// but has the kernel walk from each file that is opened up to the root: a sixth of the time of reading small files.
+/// Only rights that are forbidden somewhere are handled. A right that is handled and allowed everywhere forbids
+/// nothing, but makes the kernel walk from each opened file up to the root, which is a sixth of the time of reading
+/// small files.
 ///
-/// None where the kernel has no Landlock. The caller has promised never to gain privileges, or may do this without.
+/// Returns `None` if the kernel has no Landlock. The caller must have set `no_new_privs`, or have the capability to
+/// do without.
 pub fn restrict_self(devices: &Path) -> io::Result<Option<LandlockStatus>> {
     let abi = abi();
     if abi < 1 {
         return Ok(None);
     }
     let known = known(abi);
-    // Moving between directories is forbidden to everybody unless it is handled and allowed.
+    // Renames between directories are forbidden unless the right is handled and allowed.
     let wanted = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::IoctlDev | AccessFs::Refer;
     let handled = AccessFs::from_all(known) & wanted;
     let mut ruleset = Ruleset::default()
@@ -61,10 +63,10 @@ pub fn restrict_self(devices: &Path) -> io::Result<Option<LandlockStatus>> {
     Ok(Some(LandlockStatus { abi, scoped }))
 }
 
-/// Restricts the caller and its children to reading files below these directories: nothing else is opened, made, changed,
-/// listed or executed, and no signal or abstract socket goes beyond this domain.
+/// Restricts the caller and its children to reading files below these directories: they open, create, change, list or
+/// execute nothing else, and reach no signal target or abstract socket outside this domain.
 ///
-/// Gives the ABI; 0 where the kernel has no Landlock. The caller has promised never to gain privileges.
+/// Returns the ABI; 0 if the kernel has no Landlock. The caller must have set `no_new_privs`.
 pub fn only_read_below<'a>(dirs: impl IntoIterator<Item = &'a PathBuf>) -> io::Result<i64> {
     let abi = abi();
     if abi < 1 {
@@ -97,7 +99,7 @@ fn known(abi: i64) -> ABI {
         3 => ABI::V3,
         4 => ABI::V4,
         5 => ABI::V5,
-        // 7 added ways to log denials, and nothing to deny.
+        // ABI 7 only added logging of denials.
         _ => ABI::V6,
     }
 }

@@ -1,11 +1,12 @@
-//! A local stream that wakes its owner only for what it waits for.
+//! A Unix stream that wakes its owner only for events that it waits for.
 //!
-//! Why not the runtime's own: that watches every stream for reading and for writing. Of a Unix socket each read by one
-//! side makes room, which the kernel tells the other, which has nothing to write and goes back to sleep: two more switches
-//! of processes for each message, on the processor where the reader is about to do its work.
+//! The runtime's own streams always poll for reading and writing. Each read on one side of a Unix socket frees buffer
+//! space, and the kernel then wakes the other side, which has nothing to write and sleeps again: two more context
+//! switches for each message, on the CPU where the reader is about to work.
 //!
-//! Invariant: no call waits, whatever mode the descriptor is in.
-//! Invariant: what is watched for writing is a copy of the descriptor, made when a write had no room for the first time.
+//! Invariant: no call blocks, whatever mode the descriptor is in.
+//! Invariant: a duplicate of the descriptor is polled for writing, made when a write found no room for the first
+//! time.
 
 use std::{
     io,
@@ -25,23 +26,23 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd};
 
 const SEND: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 
-/// Such a stream.
+/// A Unix stream that polls for writing only when needed.
 #[derive(Debug)]
 pub struct LazyWriteStream {
     reads: AsyncFd<OwnedFd>,
-    /// Nothing was left to be read when it was last looked at.
+    /// Whether the last read found the socket empty.
     drained: bool,
     writes: Option<AsyncFd<OwnedFd>>,
 }
 
 impl LazyWriteStream {
-    /// Over a connection; to be called within a runtime.
+    /// Wraps a connection; must be called within a runtime.
     pub fn new(stream: UnixStream) -> io::Result<Self> {
         let reads = watched(stream.into(), Interest::READABLE)?;
         Ok(Self { reads, drained: false, writes: None })
     }
 
-    /// Sends until there is room, which is nearly always at once.
+    /// Sends as soon as there is room, which is nearly always at once.
     fn poll_send(
         &mut self,
         context: &mut Context<'_>,
@@ -57,7 +58,7 @@ impl LazyWriteStream {
                 Some(writes) => writes,
                 none => none.insert(watched(self.reads.get_ref().try_clone()?, Interest::WRITABLE)?),
             };
-            // Forgotten before the next try, so that room which is made in between is heard of.
+            // Readiness is cleared before the next attempt, so that room freed in between is reported again.
             ready!(writes.poll_write_ready(context))?.clear_ready();
         }
     }
@@ -80,7 +81,8 @@ impl AsyncRead for LazyWriteStream {
         let this = &mut *self;
         loop {
             if this.drained {
-                // Forgotten before the next try, as above. That the other side has closed is not forgotten.
+                // Readiness is cleared before the next attempt. The runtime keeps the information that the other side
+                // has closed.
                 ready!(this.reads.poll_read_ready(context))?.clear_ready();
             }
             let room = into.initialize_unfilled();
@@ -128,7 +130,7 @@ impl AsyncWrite for LazyWriteStream {
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         match rustix::net::shutdown(&self.reads, Shutdown::Write) {
-            // The other side is gone already.
+            // The other side has closed the connection already.
             Err(Errno::NOTCONN) => Poll::Ready(Ok(())),
             done => Poll::Ready(done.map_err(io::Error::from)),
         }
@@ -161,7 +163,7 @@ mod tests {
                 near.shutdown().await.unwrap();
             };
             let read = async {
-                // Slowly at first: the socket is full then.
+                // Slowly at first, so that the socket is full.
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 let mut all = Vec::new();
                 far.read_to_end(&mut all).await.unwrap();
@@ -186,7 +188,7 @@ mod tests {
             }
             std::io::Write::write_all(&mut &near, b"last").unwrap();
             drop(near);
-            // Let the runtime hear of both at once.
+            // Let the runtime see both events at once.
             tokio::time::sleep(Duration::from_millis(20)).await;
             let mut all = String::new();
             far.read_to_string(&mut all).await.unwrap();

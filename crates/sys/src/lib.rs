@@ -1,6 +1,6 @@
-//! The one room with `unsafe`: what Linux offers, as safe functions without policy.
+//! The only crate with `unsafe`: Linux system calls as safe functions without policy.
 //!
-//! Invariant: nothing here decides what a Body may do; callers bring the decision as data.
+//! Invariant: nothing here decides what a Body may do; callers pass the decision as data.
 //! Absent on purpose: logging, configuration, environment variables.
 
 mod bpf;

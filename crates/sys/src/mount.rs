@@ -1,4 +1,4 @@
-//! Mounts, by the calls that every kernel since 5.12 has.
+//! Mounts, by the system calls that every kernel since 5.12 has.
 
 use std::{
     ffi::CString,
@@ -12,14 +12,14 @@ use std::{
 
 use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
-/// What may be done through a mount.
+/// Restrictions of a mount.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MountAttrs {
-    /// Nothing can be changed.
+    /// Nothing can be changed through it.
     pub read_only: bool,
-    /// Nothing can be executed.
+    /// Nothing can be executed through it.
     pub no_exec: bool,
-    /// Devices work. Off unless said.
+    /// Device files work through it; off by default.
     pub devices: bool,
 }
 
@@ -39,13 +39,13 @@ impl MountAttrs {
     }
 }
 
-/// Cuts the caller's mount namespace off from every other: nothing propagates in or out.
+/// Makes the caller's mount namespace private: no mount propagates in or out.
 pub fn make_private() -> io::Result<()> {
     let flags = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     Ok(rustix::mount::mount_change("/", flags)?)
 }
 
-/// Mounts a file system of the kernel's own.
+/// Mounts a new file system.
 pub fn mount_new(kind: &str, target: &Path, attrs: MountAttrs, options: &str) -> io::Result<()> {
     let mut flags = MountFlags::NOSUID;
     flags.set(MountFlags::RDONLY, attrs.read_only);
@@ -55,20 +55,20 @@ pub fn mount_new(kind: &str, target: &Path, attrs: MountAttrs, options: &str) ->
     Ok(rustix::mount::mount(kind, target, kind, flags, options.as_c_str())?)
 }
 
-/// Makes a file system of our own read-only, wherever it is seen.
+/// Makes a file system of the caller read-only in all its mounts.
 pub fn make_read_only(target: &Path) -> io::Result<()> {
     let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     Ok(rustix::mount::mount_remount(target, flags, "")?)
 }
 
-/// A detached copy of what is mounted at a path: with or without the mounts below.
+/// A detached copy of the mount at a path, with or without submounts.
 pub fn clone_tree(source: &Path, below: Submounts) -> io::Result<OwnedFd> {
     let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     flags.set(OpenTreeFlags::AT_RECURSIVE, matches!(below, Submounts::Too));
     Ok(rustix::mount::open_tree(rustix::fs::CWD, source, flags)?)
 }
 
-/// A detached copy of what a handle is on, with or without the mounts below.
+/// A detached copy of the mount that a handle refers to, with or without submounts.
 pub fn clone_tree_of(handle: BorrowedFd<'_>, below: Submounts) -> io::Result<OwnedFd> {
     let mut flags =
         OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
@@ -76,21 +76,21 @@ pub fn clone_tree_of(handle: BorrowedFd<'_>, below: Submounts) -> io::Result<Own
     Ok(rustix::mount::open_tree(handle, "", flags)?)
 }
 
-/// Whether mounts below come along.
+/// Whether submounts are included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Submounts {
-    /// They do.
+    /// They are.
     Too,
-    /// They do not.
+    /// They are not.
     No,
 }
 
-/// Restricts a detached mount, with everything below it.
+/// Restricts a detached mount, with all its submounts.
 pub fn restrict(tree: BorrowedFd<'_>, attrs: MountAttrs) -> io::Result<()> {
     set_attributes(tree, attrs.bits(), None)
 }
 
-/// Shows a detached mount's files under other ids: those a user namespace maps.
+/// Maps the ids of a detached mount by a user namespace.
 pub fn map_ids(tree: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::Result<()> {
     set_attributes(tree, libc::MOUNT_ATTR_IDMAP, Some(user_namespace))
 }
@@ -117,52 +117,52 @@ fn set_attributes(tree: BorrowedFd<'_>, set: u64, user_namespace: Option<Borrowe
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Gives a memory file system of our own other bounds, wherever it is seen.
+/// Changes the limits of a tmpfs in all its mounts.
 pub fn resize(target: &Path, options: &str) -> io::Result<()> {
     let options = CString::new(options)?;
     Ok(rustix::mount::mount_remount(target, MountFlags::NOSUID | MountFlags::NODEV, options.as_c_str())?)
 }
 
-/// Takes what is mounted at one place to another, with the mounts below it. No link is followed to get there.
+/// Moves a mount with its submounts to another path. No link is followed on the way there.
 pub fn carry(from: &Path, to: &Path) -> io::Result<()> {
     Ok(rustix::mount::move_mount(rustix::fs::CWD, from, rustix::fs::CWD, to, MoveMountFlags::empty())?)
 }
 
-/// Puts a detached mount somewhere.
+/// Attaches a detached mount to a path.
 pub fn attach(tree: BorrowedFd<'_>, target: &Path) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_SYMLINKS;
     Ok(rustix::mount::move_mount(tree, "", rustix::fs::CWD, target, flags)?)
 }
 
-/// Shows one place at another, restricted.
+/// Bind-mounts a path at another, restricted.
 pub fn bind(source: &Path, target: &Path, attrs: MountAttrs, below: Submounts) -> io::Result<()> {
     let tree = clone_tree(source, below)?;
     restrict(tree.as_fd(), attrs)?;
     attach(tree.as_fd(), target)
 }
 
-/// Shows one place at another, as it is: one call, for what needs no restriction beyond the source's.
+/// Bind-mounts a path at another in one call, with the restrictions of the source.
 pub fn bind_plain(source: &Path, target: &Path) -> io::Result<()> {
     Ok(rustix::mount::mount_bind(source, target)?)
 }
 
-/// Stacks read-only directories below a private one.
+/// An overlay of read-only directories and a private one.
 pub struct Overlay<'a> {
-    /// Nearest first; at least one.
+    /// Read-only directories, nearest first; at least one.
     pub lowers: &'a [&'a Path],
-    /// Where changes go.
+    /// The directory for changes.
     pub upper: &'a Path,
-    /// The kernel's scratch space, beside the upper.
+    /// The kernel's work directory, on the upper's file system.
     pub work: &'a Path,
-    /// Never sync: for an upper that nobody will see after the Body.
+    /// Never sync: for an upper that is not read after the Body.
     pub volatile: bool,
-    /// Setuid programs work. Towards the host they gain nothing: the ids behind theirs are those of the user namespace
-    /// that mounts the stack.
+    /// Setuid programs work. They gain nothing on the host: their ids are those of the user namespace that mounts the
+    /// overlay.
     pub setuid: bool,
 }
 
 impl Overlay<'_> {
-    /// Mounts the stack.
+    /// Mounts the overlay.
     pub fn mount(&self, target: &Path) -> io::Result<()> {
         let mut options = b"userxattr,lowerdir=".to_vec();
         for (index, lower) in self.lowers.iter().enumerate() {
@@ -194,19 +194,20 @@ fn escape(path: &Path, out: &mut Vec<u8>) {
     }
 }
 
-/// Makes the current directory the root and forgets the old one.
+/// Makes the current directory the root and detaches the old one.
 pub fn pivot_here() -> io::Result<()> {
-    // With both arguments ".", the old root lands on top of the new one and is what "." unmounts next.
+    // With both arguments ".", the old root is mounted over the new one, and unmounting "." removes it.
     rustix::process::pivot_root(".", ".")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     rustix::process::chdir("/")?;
     Ok(())
 }
 
-/// Makes the current directory the root, though it lies within a mount: the mount at `above`, which leads to it, becomes
-/// the namespace's root, and the current directory the caller's. The host's is forgotten.
+/// Makes the current directory the root, though it lies within a mount: the mount at `above`, which contains it,
+/// becomes the root of the namespace, and the current directory the root of the caller. The host's root is detached.
 ///
-/// Who is inside comes out only with `CAP_SYS_CHROOT` or a descriptor from above, and finds no more there than `above` holds.
+/// A process inside can leave its root only with `CAP_SYS_CHROOT` or a descriptor from outside, and finds only the
+/// contents of `above` there.
 pub fn pivot_and_enter_here(above: &Path) -> io::Result<()> {
     let here = crate::fd::open_path(Path::new("."))?;
     rustix::process::chdir(above)?;

@@ -1,4 +1,4 @@
-//! Namespaces: a child in new ones, its id maps, its name, its loopback.
+//! Namespaces: forking into new ones, id maps, host name, loopback.
 
 use std::{
     fmt::Write as _,
@@ -14,40 +14,41 @@ use rustix::{
 };
 
 /// The namespaces that a Body's first process is forked into. Two more come later: a cgroup namespace, which needs
-/// the cgroup first, and one for the network ([`unshare_network`]), which takes longer to make than all others together.
+/// the cgroup first, and the network namespace ([`unshare_network`]), which takes longer to create than all others
+/// together.
 pub const FORKED: i32 =
     libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 
-/// `libc` still has it in a type that is too narrow.
+/// `libc` defines it in a type that is too narrow.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// A user namespace alone.
+/// A user namespace.
 pub const USER: i32 = libc::CLONE_NEWUSER;
 
-/// A mount namespace alone; with a user namespace, whose root may mount in it.
+/// A mount namespace; with a user namespace, whose root may mount in it.
 pub const MOUNTS: i32 = libc::CLONE_NEWNS;
 
 /// Parent and child share one table of descriptors until one of them calls [`own_descriptors`].
 pub const SHARE_DESCRIPTORS: i32 = libc::CLONE_FILES;
 
-/// Gives the caller a table of descriptors of its own, with what is open now.
+/// Gives the caller its own copy of the descriptor table.
 pub fn own_descriptors() -> io::Result<()> {
     unshare(libc::CLONE_FILES)
 }
 
-/// Which side of a fork one is on.
+/// The side of a fork.
 #[derive(Debug)]
 pub enum ForkResult {
-    /// The one that went on; the child's pid.
+    /// The parent; it gets the child's pid.
     Parent(Pid),
-    /// The new one.
+    /// The child.
     Child,
 }
 
-/// Forks into new namespaces and, where one is given, straight into a v2 cgroup.
+/// Forks into new namespaces and, if one is given, straight into a v2 cgroup.
 ///
-/// Fails unless the caller is the only thread: the child goes on with ordinary code, and with threads some lock in
-/// this copy of memory could be held by nobody.
+/// Fails unless the caller has a single thread: the child continues with ordinary code, and a lock that another
+/// thread held would stay locked in its copy of memory.
 pub fn fork_into(namespaces: i32, cgroup: Option<BorrowedFd<'_>>) -> io::Result<ForkResult> {
     if !crate::proc::is_only_thread()? {
         return Err(io::Error::other("only a process with one thread may fork into namespaces"));
@@ -72,12 +73,13 @@ pub fn fork_into(namespaces: i32, cgroup: Option<BorrowedFd<'_>>) -> io::Result<
     }
 }
 
-/// Forks plainly, for a caller whose filter refuses the newer call. The same holds for threads.
+/// Forks without namespaces, for a caller whose seccomp filter refuses `clone3`. Fails unless the caller has a single
+/// thread.
 pub fn fork() -> io::Result<ForkResult> {
     if !crate::proc::is_only_thread()? {
         return Err(io::Error::other("only a process with one thread may fork"));
     }
-    // SAFETY: one thread, so no lock in the child's copy of memory is held by anybody else.
+    // SAFETY: one thread, so no lock in the child's copy of memory is held by another thread.
     match unsafe { libc::fork() } {
         0 => Ok(ForkResult::Child),
         pid if pid > 0 => {
@@ -87,7 +89,7 @@ pub fn fork() -> io::Result<ForkResult> {
     }
 }
 
-/// Moves the caller into a new cgroup namespace, rooted where it is now.
+/// Moves the caller into a new cgroup namespace, rooted at its current cgroup.
 pub fn unshare_cgroup() -> io::Result<()> {
     unshare(libc::CLONE_NEWCGROUP)
 }
@@ -97,7 +99,7 @@ pub fn unshare_network() -> io::Result<()> {
     unshare(libc::CLONE_NEWNET)
 }
 
-/// Moves the caller into a user namespace, where it then has every capability.
+/// Moves the caller into a user namespace, in which it then has every capability.
 pub fn enter_users(namespace: BorrowedFd<'_>) -> io::Result<()> {
     enter(namespace, libc::CLONE_NEWUSER)
 }
@@ -128,11 +130,11 @@ pub struct IdMapLine {
     pub inside: u32,
     /// First id outside.
     pub outside: u32,
-    /// How many.
+    /// How many ids.
     pub count: u32,
 }
 
-/// The text of an id map as the kernel takes it.
+/// Formats an id map as the kernel reads it.
 pub fn map_text(lines: &[IdMapLine]) -> String {
     lines.iter().fold(String::new(), |mut text, line| {
         let _ = writeln!(text, "{} {} {}", line.inside, line.outside, line.count);
@@ -142,7 +144,7 @@ pub fn map_text(lines: &[IdMapLine]) -> String {
 
 /// Writes the id maps of a process in a new user namespace.
 ///
-/// Without privileges one's own id is all that can be mapped, and only after giving up setgroups.
+/// Without privileges, only the caller's own id can be mapped, and only after setgroups is denied.
 pub fn write_maps(pid: Pid, users: &[IdMapLine], groups: &[IdMapLine], privileged: bool) -> io::Result<()> {
     let dir = format!("/proc/{}", pid.as_raw_nonzero());
     let write = |name: &str, text: &str| crate::fd::write_kernel(&Path::new(&dir).join(name), text);
@@ -153,9 +155,9 @@ pub fn write_maps(pid: Pid, users: &[IdMapLine], groups: &[IdMapLine], privilege
     write("gid_map", &map_text(groups))
 }
 
-/// Becomes these ids for good, with no supplementary groups.
+/// Changes all ids of the caller for good, and drops supplementary groups on request.
 pub fn become_ids(user: u32, group: u32, drop_groups: bool) -> io::Result<()> {
-    // The raw calls, because libc's change every thread by signals; callers have one.
+    // Raw calls, because libc's change all threads by signals, and callers have a single one.
     if drop_groups {
         // SAFETY: an empty list is never read through the pointer.
         check(unsafe { libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()) })?;

@@ -1,20 +1,20 @@
-//! Which pages of a process are its own, as the kernel tells whoever may trace it.
+//! Private pages of a process, as the kernel reports them to a process that may trace it.
 
 use std::{fs::File, io, ops::Range, os::unix::fs::FileExt};
 
-/// How long a page is.
+/// The length of a page.
 pub const PAGE_LEN: u64 = 4096;
-/// One entry for each page, of eight bytes.
+/// Each page has one entry of eight bytes.
 const ENTRY_LEN: usize = 8;
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
-/// A page of a file, or one that is shared.
+/// A page of a file, or a shared one.
 const OF_FILE: u64 = 1 << 61;
-/// Pages that are looked at at once.
+/// Entries that are read at once.
 const ENTRIES_MAX: u64 = 4096;
 
-/// Calls `found` with the address of each page that belongs to its process alone (no file has it, and no other process
-/// shares it), in ascending order. `pagemap` is the process's file of that name.
+/// Calls `found` with the address of each private page of a process (no file backs it, and no other process shares
+/// it), in ascending order. `pagemap` is the process's file of that name.
 pub fn own(
     pagemap: &File,
     addresses: Range<u64>,
@@ -34,7 +34,7 @@ pub fn own(
             at += PAGE_LEN;
         }
         if count == 0 {
-            return Err(io::Error::other("memory ends within a page"));
+            return Err(io::Error::other("the pagemap ends within the range"));
         }
     }
     Ok(())
@@ -52,7 +52,7 @@ mod tests {
         let file = File::from(rustix::fs::memfd_create("view", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.write_all_at(&vec![1; len], 0).unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
-        // SAFETY: a fresh mapping that nobody else knows of.
+        // SAFETY: a new mapping, to which no other pointer exists.
         let place = unsafe { libc::mmap(std::ptr::null_mut(), len, access, how, fd, 0) };
         let at = |page: usize| (place as usize + page * PAGE_LEN as usize) as *mut u8;
         // SAFETY: within the mapping.
@@ -68,7 +68,7 @@ mod tests {
         .unwrap();
         assert_eq!((read, found), (1, vec![1]));
         assert!(own(&pagemap, start..start + 5000, |_| Ok(())).is_err(), "half a page is none");
-        // SAFETY: it was mapped here, and nobody uses it any more.
+        // SAFETY: it was mapped here and is not used any more.
         unsafe { libc::munmap(place, len) };
     }
 }

@@ -1,45 +1,43 @@
-//! What procfs tells about processes and this host.
+//! Information from procfs about processes and this host.
 
 use std::{collections::BTreeSet, io, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
 use crate::fd::read_small;
 
 const STAT_LEN_MAX: u64 = 4096;
-/// A process may be in 65,536 groups, and all of them are listed.
+/// A process may be in 65,536 groups, and the file lists all of them.
 const STATUS_LEN_MAX: u64 = 1 << 20;
 
-/// When a process started, in the kernel's ticks since boot: together with the pid a name for good.
+/// The start time of a process, in clock ticks since boot. Together with the pid it identifies a process for good.
 pub fn start_ticks(pid: i32) -> io::Result<u64> {
     Ok(stat(pid)?.ticks)
 }
 
-/// What the kernel says of a process in one line.
+/// Fields of `/proc/PID/stat`.
 #[derive(Debug, Clone, Copy)]
 pub struct ProcessStat {
     /// Its state's letter: `R`, `S`, `Z`, …
     pub state: char,
-    /// Whether it was killed, or is past its end and only being taken apart: it runs no code of its own any more,
-    /// whatever its state says.
+    /// Whether it was killed or is exiting: it runs no code of its own any more, whatever its state says.
     pub ending: bool,
-    /// When it began.
+    /// Its start time.
     pub ticks: u64,
-    /// What it has had of processors, all its threads together.
+    /// The CPU time that it has used, over all threads.
     pub busy: Duration,
 }
 
-/// The kernel counts processor time in hundredths of a second.
+/// The kernel counts CPU time in hundredths of a second.
 const TICK_MS: u64 = 10;
 
-/// The kernel's flags of a process that is being taken apart (`PF_EXITING`), and of one that has just heard of the
-/// signal that ends it (`PF_SIGNALED`).
+/// Kernel flags of a process that is exiting (`PF_EXITING`) or has received its fatal signal (`PF_SIGNALED`).
 const ENDING: u64 = 0x4 | 0x400;
-/// `SIGKILL` among the signals that a process has yet to hear of. On a busy host it may wait for a processor first.
+/// `SIGKILL` among the pending signals. On a busy host, the process may have to wait for a CPU before it dies.
 const KILLED: u64 = 1 << 8;
 
-/// Reads that line.
+/// Reads `/proc/PID/stat`.
 pub fn stat(pid: i32) -> io::Result<ProcessStat> {
     let text = read_small(Path::new(&format!("/proc/{pid}/stat")), STAT_LEN_MAX)?;
-    // The name stands in parentheses and may hold any byte, so fields are counted from its end.
+    // The name is in parentheses and may contain any byte, so fields are counted from its end.
     let rest = text.rfind(')').map_or("", |at| &text[at + 1..]);
     let mut fields = rest.split_ascii_whitespace();
     let state = fields.next().and_then(|field| field.chars().next());
@@ -59,35 +57,35 @@ pub fn stat(pid: i32) -> io::Result<ProcessStat> {
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a stat line without its fields"))
 }
 
-/// Whether a thread of a process runs, or would if it had a processor.
+/// Whether a thread of a process runs or is ready to run.
 pub fn wants_processor(pid: i32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     tasks.filter_map(|task| stat(task.file_name().to_str()?.parse().ok()?).ok()).any(|stat| stat.state == 'R')
 }
 
-/// Whether a process has one of these user ids. Where that cannot be told, one has.
+/// Whether any process has one of these user ids; true if that cannot be determined.
 pub fn has_process(ids: std::ops::Range<u32>) -> bool {
     let Ok(entries) = std::fs::read_dir("/proc") else { return true };
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     pids.filter_map(user_ids).flatten().any(|id| ids.contains(&id))
 }
 
-/// The inode that the kernel gives the first pid namespace, the one around all others (`PROC_PID_INIT_INO`).
+/// The inode number of the initial pid namespace (`PROC_PID_INIT_INO`).
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// Whether the caller sees the processes of the whole host, and not only those of a pid namespace of its own.
+/// Whether the caller sees the processes of the whole host, and not only those of its own pid namespace.
 pub fn sees_every_process() -> bool {
     std::fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == FIRST_PID_NAMESPACE)
 }
 
-/// Every user id that a process has which the caller sees.
+/// All user ids of the processes that the caller sees.
 pub fn user_ids_in_use() -> io::Result<BTreeSet<u32>> {
     let entries = std::fs::read_dir("/proc")?;
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     Ok(pids.filter_map(user_ids).flatten().collect())
 }
 
-/// The user ids of a process: real, effective, saved, of file access. None when it is gone.
+/// The user ids of a process: real, effective, saved, file system. `None` if it has ended.
 fn user_ids(pid: i32) -> Option<Vec<u32>> {
     let text = read_small(Path::new(&format!("/proc/{pid}/status")), STATUS_LEN_MAX).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Uid:"))?;
@@ -101,12 +99,12 @@ pub fn thread_count() -> io::Result<usize> {
 
 /// Whether the caller is the only thread of its process.
 pub fn is_only_thread() -> io::Result<bool> {
-    if knows_of_one_thread() { Ok(true) } else { Ok(thread_count()? == 1) }
+    if libc_is_single_threaded() { Ok(true) } else { Ok(thread_count()? == 1) }
 }
 
 /// Whether the C library, which starts every thread, has started none yet: asking the kernel takes five calls.
 #[cfg(target_env = "gnu")]
-fn knows_of_one_thread() -> bool {
+fn libc_is_single_threaded() -> bool {
     unsafe extern "C" {
         /// `sys/single_threaded.h`.
         static __libc_single_threaded: libc::c_char;
@@ -116,7 +114,7 @@ fn knows_of_one_thread() -> bool {
 }
 
 #[cfg(not(target_env = "gnu"))]
-fn knows_of_one_thread() -> bool {
+fn libc_is_single_threaded() -> bool {
     false
 }
 
@@ -131,17 +129,17 @@ pub fn memory_bytes() -> u64 {
     info.totalram.saturating_mul(u64::from(info.mem_unit))
 }
 
-/// Processors this process may run on.
+/// The number of CPUs that this process may run on.
 pub fn cpu_count() -> u32 {
     let count = rustix::thread::sched_getaffinity(None).map(|set| set.count());
     count.unwrap_or(1).max(1)
 }
 
-/// Whoever asks and its helpers.
+/// The calling thread and its helpers.
 const OWN_RUNNING: u32 = 3;
 
-/// Whether some processor has nothing to do but for whoever asks and two that it may just have started. Not where that
-/// cannot be told.
+/// Whether some CPU is idle, not counting the caller and two processes that it may just have started; false if that
+/// cannot be determined.
 pub fn has_idle_processor() -> bool {
     let text = read_small(Path::new("/proc/loadavg"), STAT_LEN_MAX).unwrap_or_default();
     let running =
@@ -149,14 +147,14 @@ pub fn has_idle_processor() -> bool {
     running.is_some_and(|running: u32| running < cpu_count() + OWN_RUNNING)
 }
 
-/// The processor's own counter.
+/// The CPU's timestamp counter.
 #[cfg(target_arch = "x86_64")]
 pub fn ticks() -> u64 {
-    // SAFETY: reads a counter that every 64-bit x86 processor has and Linux leaves readable.
+    // SAFETY: reads a counter that every 64-bit x86 CPU has and Linux leaves readable.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// The processor's own counter; others than x86 need not be told of it.
+/// Only x86 has a timestamp counter that is used here.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn ticks() -> u64 {
     0

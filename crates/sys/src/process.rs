@@ -14,12 +14,12 @@ use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, WaitId, WaitIdOptions, WaitOptions, WaitStatus,
 };
 
-/// A handle on a process that never names another one.
+/// Opens a pidfd, which never refers to another process.
 pub fn open(pid: Pid) -> io::Result<OwnedFd> {
     Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
 }
 
-/// Sends a signal; a process that is gone already is no error.
+/// Sends a signal; no error if the process has ended.
 pub fn signal(handle: BorrowedFd<'_>, signal: Signal) -> io::Result<()> {
     match rustix::process::pidfd_send_signal(handle, signal) {
         Err(rustix::io::Errno::SRCH) | Ok(()) => Ok(()),
@@ -27,10 +27,10 @@ pub fn signal(handle: BorrowedFd<'_>, signal: Signal) -> io::Result<()> {
     }
 }
 
-/// How a child ended, if it has, without waiting; whoever is told so has buried it.
+/// The exit status of a child that has ended, without waiting; reaps it then.
 ///
-/// Whoever traces a child is told where it stands, too, whatever is asked for, and the next who asks is not told again. So
-/// this looks first, and takes away nothing but an end.
+/// For a traced child, `wait` also reports stops, whatever the options, and consumes them. So this peeks first, and
+/// consumes nothing but an exit.
 pub fn ended(child: Pid) -> Option<WaitStatus> {
     let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     let seen = rustix::process::waitid(WaitId::Pid(child), look).ok().flatten()?;
@@ -40,19 +40,19 @@ pub fn ended(child: Pid) -> Option<WaitStatus> {
     rustix::process::waitpid(Some(child), WaitOptions::empty()).ok().flatten().map(|(_, status)| status)
 }
 
-/// A limit of the caller and its children, never above what it has now.
+/// Sets a resource limit of the caller and its children, never above the current one.
 pub fn limit(resource: Resource, value: u64) -> io::Result<()> {
     let hard = rustix::process::getrlimit(resource).maximum.unwrap_or(u64::MAX);
     let value = Some(value.min(hard)).filter(|value| *value != u64::MAX);
     Ok(rustix::process::setrlimit(resource, Rlimit { current: value, maximum: value })?)
 }
 
-/// What `ps` shows.
+/// Sets the name that `ps` shows.
 pub fn set_name(name: &CStr) -> io::Result<()> {
     Ok(rustix::thread::set_name(name)?)
 }
 
-/// The caller dies with its parent, until it takes other ids.
+/// The kernel kills the caller when its parent ends, until the caller changes its ids.
 pub fn die_with_parent() -> io::Result<()> {
     Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
 }
@@ -62,14 +62,14 @@ pub fn outlive_parent() -> io::Result<()> {
     Ok(rustix::process::set_parent_process_death_signal(None)?)
 }
 
-/// Has a program lead a process group of its own, and asks it to end when the thread that starts it ends.
+/// Starts a program in a process group of its own, and terminates it when the thread that starts it ends.
 ///
-/// Programs that fail are known to signal their whole group, which would be whoever started `pal`.
+/// Some programs signal their whole group when they fail, which would include the process that started `pal`.
 pub fn own_process_group(command: &mut Command) {
     let starter = rustix::process::getpid();
     let ask = move || {
         rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
-        // Whoever is gone by now sends no signal any more.
+        // If the parent has ended already, its death signal will not come.
         if rustix::process::getppid() == Some(starter) { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
     };
     command.process_group(0);
@@ -77,7 +77,7 @@ pub fn own_process_group(command: &mut Command) {
     unsafe { command.pre_exec(ask) };
 }
 
-/// Keeps the caller and its children on the first `count` of its processors.
+/// Restricts the caller and its children to the first `count` of its CPUs.
 pub fn pin_to_first(count: u32) -> io::Result<()> {
     let all = rustix::thread::sched_getaffinity(None)?;
     let mut few = rustix::thread::CpuSet::new();

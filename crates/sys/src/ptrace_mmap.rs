@@ -1,11 +1,11 @@
-//! One call of a program, changed on its way: a mapping of a file that it wants to share becomes private.
+//! Changes one system call of a program: a shared mapping of a file becomes private.
 //!
-//! A hypervisor leaves the memory out of what it writes of a machine only where that memory is shared with a file, and
-//! maps it privately only where it is not. A machine that was thawed needs both: its pages are its own, and whoever
-//! freezes it reads those few itself. So the one call that maps a memory of that length stops for its parent, which
-//! changes a bit of it, and lets go for good.
+//! A hypervisor leaves memory out of the saved state only if it is a shared mapping of a file. A restored microVM
+//! needs that and yet a private mapping: its changes must not reach the file, and the VMM process saves the few
+//! changed pages itself. So the one call that maps a memory of that length stops for the parent, which changes a flag
+//! of it and detaches.
 //!
-//! Invariant: what is changed makes a mapping private; nothing else is.
+//! Invariant: the only change makes a mapping private.
 
 use std::io;
 
@@ -13,25 +13,25 @@ use rustix::process::{Pid, WaitId, WaitIdOptions};
 
 use crate::bpf::{self, ANSWER, EQUAL, LOAD, step};
 
-/// What a traced process stops with at such a call: the event above the signal.
+/// The stop status of a traced process at such a call: the event above the signal.
 const AT_CALL: i32 = libc::PTRACE_EVENT_SECCOMP << 8 | libc::SIGTRAP;
 
-/// Why a traced process stands still.
+/// The reason why a traced process is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TraceStop {
-    /// At the call that was waited for.
+    /// It is at the expected call.
     Call,
-    /// Something else, such as a signal on its way to it.
+    /// Another reason, such as a signal being delivered.
     Other(i32),
 }
 
-/// From here on the caller's calls that map exactly `len` bytes to be shared stop for whoever traces it, and fail where
-/// nobody does.
+/// From here on, calls of this process that map exactly `len` bytes as shared stop for its tracer, and fail without
+/// one.
 pub fn stop_at_mapping(len: u64) -> io::Result<()> {
     let mut program = [
         step(LOAD, 0, 0, 0),
         step(EQUAL, 0, 7, libc::SYS_mmap as u32),
-        // The two halves of the second argument, and the low one of the fourth.
+        // The two halves of the second argument, and the low half of the fourth.
         step(LOAD, 0, 0, 24),
         step(EQUAL, 0, 5, len as u32),
         step(LOAD, 0, 0, 28),
@@ -44,41 +44,41 @@ pub fn stop_at_mapping(len: u64) -> io::Result<()> {
     if bpf::install(&mut program, 0) < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Has the caller's parent trace it. It stops when it becomes another program, and must be let go on.
+/// Makes the caller's parent its tracer. The caller stops at its next exec, and must be continued.
 pub fn by_parent() -> io::Result<()> {
     // SAFETY: takes no arguments.
     let done = unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Has a traced child that stands still stop again at such a call. Whatever is asked of it must be asked by one thread.
+/// Makes a stopped, traced child stop again at such a call. One thread must make all requests for a child.
 pub fn watch_calls(child: Pid) -> io::Result<()> {
     request(libc::PTRACE_SETOPTIONS, child, 0, libc::PTRACE_O_TRACESECCOMP as usize)
 }
 
-/// Whether a traced child stands still, without waiting, and without taking notice of its end.
+/// Whether a traced child is stopped, without waiting and without consuming its exit.
 pub fn stopped(child: Pid) -> io::Result<Option<TraceStop>> {
     let status = rustix::process::waitid(WaitId::Pid(child), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG)?;
     let status = status.and_then(|status| status.trapping_signal().or(status.stopping_signal()));
     Ok(status.map(|status| if status == AT_CALL { TraceStop::Call } else { TraceStop::Other(status) }))
 }
 
-/// Makes the mapping private that a child stands at, and lets the child go.
+/// Makes the mapping private at which a child is stopped, and detaches from the child.
 pub fn make_private(child: Pid) -> io::Result<()> {
     // SAFETY: plain data for which zeroes are valid.
     let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
     request(libc::PTRACE_GETREGS, child, 0, &raw mut registers as usize)?;
     if registers.orig_rax != libc::SYS_mmap as u64 {
-        return Err(io::Error::other("it stands at another call"));
+        return Err(io::Error::other("the process is stopped at another call"));
     }
     registers.r10 = registers.r10 & !(libc::MAP_SHARED_VALIDATE as u64) | libc::MAP_PRIVATE as u64;
     request(libc::PTRACE_SETREGS, child, 0, &raw mut registers as usize)?;
     request(libc::PTRACE_DETACH, child, 0, 0)
 }
 
-/// Lets a child go on that stands still for another reason.
+/// Continues a child that is stopped for another reason.
 pub fn go_on(child: Pid, status: i32) -> io::Result<()> {
-    // A bare signal is passed on to it; what is above the signal's bits is the tracer's affair only.
+    // A plain signal is delivered to it; values above the signal's bits concern only the tracer.
     let signal = if status >> 8 == 0 && status != libc::SIGTRAP { status } else { 0 };
     request(libc::PTRACE_CONT, child, 0, signal as usize)
 }
@@ -97,9 +97,9 @@ mod tests {
 
     const LEN: usize = 3 << 20;
 
-    /// Maps a file to be shared and writes to it; whether that went well is its end.
+    /// Maps a file as shared and writes to it; exits with the result.
     fn writes(file: &std::fs::File, len: usize) -> ! {
-        // SAFETY: a fresh mapping that nobody else knows of.
+        // SAFETY: a new mapping, to which no other pointer exists.
         let place = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),

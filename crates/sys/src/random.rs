@@ -1,8 +1,8 @@
-//! Bytes nobody can guess.
+//! Random bytes from the kernel.
 
 use std::io;
 
-/// So many of them.
+/// Returns `N` random bytes.
 pub fn bytes<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let mut filled = 0;
@@ -12,7 +12,7 @@ pub fn bytes<const N: usize>() -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// What the kernel's own structure begins with: how many bits are credited, and how many bytes follow.
+/// Most bytes that `feed` takes. The kernel's structure has two numbers before them: credited bits and byte count.
 const FEED_MAX: usize = 64;
 
 #[repr(C)]
@@ -22,7 +22,7 @@ struct RandomPool {
     buf: [u8; FEED_MAX],
 }
 
-/// Mixes bytes that nobody else has into this kernel's randomness, and has it draw anew from now on. Needs its root.
+/// Adds bytes to the kernel's random pool and reseeds its generator. Needs root.
 pub fn feed(bytes: &[u8]) -> io::Result<()> {
     use std::os::fd::AsRawFd;
     let len = bytes.len().min(FEED_MAX);

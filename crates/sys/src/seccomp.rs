@@ -1,14 +1,14 @@
-//! The system calls a Body may make: a filter as data, each group with its reason.
+//! The system calls that a Body may make: a filter as data, each group with its reason.
 //!
-//! One program gives one of four answers:
-//! - what [`ALLOWED`] names passes, some of it only with harmless arguments ([`ArgumentRule`]);
-//! - what [`REFUSED`] names answers `EPERM`: a program hears "no", not "never heard of it";
-//! - everything unknown, x32 calls among it, answers `ENOSYS`, so that libraries fall back;
+//! The filter gives one of four verdicts:
+//! - calls in [`ALLOWED`] pass, some only with harmless arguments ([`ArgumentRule`]);
+//! - calls in [`REFUSED`] return `EPERM`, so that a program sees a refusal and not a missing call;
+//! - unknown calls, those of x32 included, return `ENOSYS`, so that libraries fall back;
 //! - a call of a foreign architecture (32 bit) kills the process.
 //!
-//! Why our own compiler: `seccompiler` makes a chain of some 1,900 instructions of these tables, which the kernel
-//! walks for each of its calls when the filter is installed: 1.2 ms for every Body. A search tree over the numbers
-//! has 300 instructions and costs a tenth of that.
+//! We have our own compiler because `seccompiler` turns these tables into a chain of some 1,900 instructions, which
+//! the kernel walks for each system call when the filter is installed: 1.2 ms for every Body. A search tree over the
+//! numbers has 300 instructions and costs a tenth of that.
 //!
 //! Invariant: no call is in two tables (`tables_do_not_overlap`).
 
@@ -16,7 +16,7 @@ use std::io;
 
 use libc::{c_long, sock_filter};
 
-/// A group of calls and why it is where it is.
+/// A group of calls, and why it is in its table.
 pub struct SyscallGroup {
     /// The reason, for readers and for `SECURITY.md`.
     pub why: &'static str,
@@ -24,7 +24,7 @@ pub struct SyscallGroup {
     pub calls: &'static [c_long],
 }
 
-// Not in `libc` for every target yet; these have one number everywhere.
+// `libc` does not have these for every target yet; they have one number on all of them.
 const SYS_CACHESTAT: c_long = 451;
 pub(crate) const SYS_FCHMODAT2: c_long = 452;
 #[cfg(target_arch = "x86_64")]
@@ -32,10 +32,10 @@ const SYS_IO_PGETEVENTS: c_long = 333;
 #[cfg(target_arch = "aarch64")]
 const SYS_IO_PGETEVENTS: c_long = 292;
 
-/// New namespaces of any kind: nested user namespaces are the largest attack surface an unprivileged process has.
+/// Flags for new namespaces: nested user namespaces are the largest attack surface of an unprivileged process.
 const NAMESPACE_FLAGS: u64 = 0x7E02_0080;
 
-/// Calls that pass whatever their arguments are.
+/// Calls that pass with any arguments.
 #[rustfmt::skip]
 pub const ALLOWED: &[SyscallGroup] = &[
     SyscallGroup { why: "read and write what is open", calls: &[
@@ -129,7 +129,7 @@ pub const ALLOWED: &[SyscallGroup] = &[
     ]},
 ];
 
-/// Calls that are refused whatever their arguments are.
+/// Calls that are refused with any arguments.
 #[rustfmt::skip]
 pub const REFUSED: &[SyscallGroup] = &[
     SyscallGroup { why: "mounts: the Body's view of files is not its own to change", calls: &[
@@ -137,7 +137,7 @@ pub const REFUSED: &[SyscallGroup] = &[
         libc::SYS_fsmount, libc::SYS_fspick, libc::SYS_open_tree, libc::SYS_move_mount, libc::SYS_mount_setattr,
         libc::SYS_quotactl, libc::SYS_quotactl_fd,
     ]},
-    SyscallGroup { why: "namespaces: nested ones open most of the kernel's privileged code to anybody", calls: &[
+    SyscallGroup { why: "namespaces: nested ones open most of the kernel's privileged code to every process", calls: &[
         libc::SYS_unshare, libc::SYS_setns,
     ]},
     SyscallGroup { why: "the kernel itself: code, time, power, swap, accounting, logs", calls: &[
@@ -179,36 +179,37 @@ const JUDGED: &[(c_long, ArgumentRule)] = &[
     (libc::SYS_socketpair, ArgumentRule::UnixPair),
 ];
 
-/// How arguments decide. `clone3` hides its flags behind a pointer, so it is unknown, and libraries take `clone`.
+/// Rules for arguments. `clone3` hides its flags behind a pointer, so it is treated as unknown, and libraries use
+/// `clone`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ArgumentRule {
     /// No flag asks for a new namespace.
     NoNamespaces,
-    /// Nothing is typed into somebody else's terminal (`TIOCSTI`, `TIOCLINUX`).
+    /// No input is inserted into another process's terminal (`TIOCSTI`, `TIOCLINUX`).
     NoTyping,
-    /// "Tell me", Linux, and its two harmless variants.
+    /// Querying the personality, Linux, and its two harmless variants.
     PlainPersonality,
-    /// Unix, IPv4, IPv6, and netlink for routes only; others answer `EAFNOSUPPORT`.
+    /// Unix, IPv4, IPv6, and netlink for routes only; others return `EAFNOSUPPORT`.
     KnownFamily,
-    /// Unix.
+    /// Unix sockets.
     UnixPair,
-    /// IPv4 and IPv6.
+    /// IPv4 and IPv6 sockets.
     InternetFamily,
-    /// A file is opened to be read, and not made.
+    /// A file is opened for reading, and not created.
     ReadOnlyOpen,
-    /// Memory that no instruction is taken from.
+    /// Memory that is not executable.
     NoExecutable,
 }
 
-/// The calls of one kind of process, and the answers to them.
+/// The calls of one kind of process, and the verdicts on them.
 pub(crate) struct Tables {
-    /// Calls that pass whatever their arguments are.
+    /// Calls that pass with any arguments.
     pub allowed: &'static [SyscallGroup],
-    /// Calls that answer `EPERM` whatever their arguments are.
+    /// Calls that return `EPERM` with any arguments.
     pub refused: &'static [SyscallGroup],
     /// Calls whose arguments decide.
     pub judged: &'static [(c_long, ArgumentRule)],
-    /// The answer to all others.
+    /// The error for all others.
     pub others: i32,
 }
 
@@ -226,7 +227,7 @@ const WRITING_FLAGS: u32 =
 const ARCHITECTURE: u32 = 0xC000_003E;
 #[cfg(target_arch = "aarch64")]
 const ARCHITECTURE: u32 = 0xC000_00B7;
-/// Higher numbers are x32 calls or none at all.
+/// Higher numbers are x32 calls, or no calls at all.
 const NUMBERS_MAX: u32 = 1023;
 
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
@@ -240,7 +241,7 @@ const fn errno(code: i32) -> u32 {
 pub struct SeccompFilter(Vec<sock_filter>);
 
 impl SeccompFilter {
-    /// Compiles the tables of a Body for this machine.
+    /// Compiles the tables of a Body for this architecture.
     pub fn compile() -> Self {
         Self::of(&BODY)
     }
@@ -252,7 +253,7 @@ impl SeccompFilter {
         Self(program)
     }
 
-    /// Puts the filter on the caller and its children, for good.
+    /// Installs the filter for the caller and its children; it cannot be removed.
     pub fn install(&self) -> io::Result<()> {
         let len = self.0.len().try_into().map_err(io::Error::other)?;
         let program = libc::sock_fprog { len, filter: self.0.as_ptr().cast_mut() };
@@ -263,14 +264,14 @@ impl SeccompFilter {
     }
 }
 
-/// What happens to a call.
+/// The verdict on a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FilterAction {
     Answer(u32),
     Judge(ArgumentRule),
 }
 
-/// The numbers, in runs of one verdict: where each begins.
+/// Groups the call numbers into ranges with one verdict, each given by its start.
 fn runs(tables: &Tables) -> Vec<(u32, FilterAction)> {
     let mut table = vec![FilterAction::Answer(errno(tables.others)); NUMBERS_MAX as usize + 1];
     let mut put = |call: c_long, verdict| {
@@ -291,7 +292,7 @@ fn runs(tables: &Tables) -> Vec<(u32, FilterAction)> {
     runs
 }
 
-/// A search tree over runs: each node asks "this number or higher?".
+/// A binary search over the ranges: each node compares "this number or higher".
 fn search(runs: &[(u32, FilterAction)]) -> Vec<sock_filter> {
     let [(_, verdict)] = runs else {
         let (low, high) = runs.split_at(runs.len() / 2);
@@ -332,7 +333,7 @@ fn none_of(index: u32, bits: u32) -> Vec<sock_filter> {
     vec![load(argument(index)), any_of, answer(errno(libc::EPERM)), answer(ALLOW)]
 }
 
-/// Answers if an argument is one of these; goes on otherwise.
+/// Returns a verdict if an argument is one of these values; continues otherwise.
 fn one_of(index: u32, values: &[u32], with: u32, otherwise: Vec<sock_filter>) -> Vec<sock_filter> {
     let mut code = vec![load(argument(index))];
     for value in values {
@@ -342,7 +343,7 @@ fn one_of(index: u32, values: &[u32], with: u32, otherwise: Vec<sock_filter>) ->
     code
 }
 
-/// Where the lower half of an argument stands in what the filter is shown (little endian).
+/// The offset of the lower half of an argument in `seccomp_data` (little endian).
 fn argument(index: u32) -> u32 {
     16 + 8 * index
 }
@@ -359,7 +360,7 @@ fn jump_if_equal(value: u32, then: u8, otherwise: u8) -> sock_filter {
     instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, then, otherwise)
 }
 
-/// Over `skipped` instructions; the tables are far from the 255 that a jump can reach (tested).
+/// Jumps over `skipped` instructions; the tables stay far below the 255 that a jump can reach (tested).
 fn jump_if_at_least(value: u32, skipped: usize) -> sock_filter {
     instruction(
         libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K,
@@ -377,7 +378,7 @@ fn instruction(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
 pub(crate) mod tests {
     use super::*;
 
-    /// Runs a filter as the kernel would.
+    /// Interprets a filter as the kernel would.
     fn run(arch: u32, number: u32, arguments: [u32; 3]) -> u32 {
         answer_of(&BODY, arch, number, arguments)
     }

@@ -1,10 +1,10 @@
-//! Signals that are read, instead of interrupting whoever they come to.
+//! Signals that are read from a descriptor instead of interrupting a thread.
 //!
-//! Why not the runtime's own: there a handler runs on top of whatever its thread is doing and writes to a socket, which the
-//! runtime then reads until it is empty. Here it is one read, and children have no handler to be rid of.
+//! The runtime's own signal support runs a handler in any thread, which writes to a socket that the runtime then
+//! reads until it is empty. Here one read is enough, and children inherit no handler that they must reset.
 //!
-//! Invariant: what is taken is held back from the thread that takes it and from threads that it starts, so it is to be
-//! taken before there are others. Children are given an empty mask by [`crate::spawn`], and by the standard library.
+//! Invariant: blocked signals are blocked for the calling thread and the threads that it starts, so [`Signals::take`]
+//! must run before other threads exist. [`crate::spawn`] and the standard library give children an empty mask.
 
 use std::{
     ffi::{c_int, c_long},
@@ -15,10 +15,10 @@ use std::{
 use rustix::process::Signal;
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// How long a set is, as the kernel has it.
+/// The length of a kernel signal set.
 pub(crate) const MASK_LEN: c_long = 8;
 const INFO_LEN: usize = size_of::<libc::signalfd_siginfo>();
-/// How many are read at once: those that come while others wait to be read are one, so there are few.
+/// Signals read at once: pending signals of one kind are merged, so there are few.
 const AT_ONCE: usize = 4;
 
 /// A set of signals.
@@ -26,17 +26,17 @@ const AT_ONCE: usize = 4;
 pub struct SignalSet(u64);
 
 impl SignalSet {
-    /// Of these.
+    /// A set of these signals.
     pub fn of(signals: &[Signal]) -> Self {
         Self(signals.iter().fold(0, |set, signal| set | bit(signal.as_raw())))
     }
 
-    /// These, and one more.
+    /// Adds a signal.
     pub fn and(self, signal: Signal) -> Self {
         Self(self.0 | bit(signal.as_raw()))
     }
 
-    /// Whether the two have one in common.
+    /// Whether two sets have a signal in common.
     pub fn meets(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
@@ -46,7 +46,7 @@ pub(crate) fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
 }
 
-/// Changes what is held back from the calling thread, and gives what was before.
+/// Changes the signal mask of the calling thread, and returns the old one.
 pub(crate) fn set_mask(how: c_int, new: u64) -> u64 {
     let mut before: u64 = 0;
     let (new, old): (*const u64, *mut u64) = (&raw const new, &raw mut before);
@@ -55,7 +55,7 @@ pub(crate) fn set_mask(how: c_int, new: u64) -> u64 {
     before
 }
 
-/// Does something while no signal comes to the calling thread, nor to whomever it makes meanwhile.
+/// Runs a function while all signals are blocked for the calling thread and for children that it starts.
 pub(crate) fn undisturbed<T>(act: impl FnOnce() -> T) -> T {
     let before = set_mask(libc::SIG_SETMASK, u64::MAX);
     let done = act();
@@ -63,27 +63,27 @@ pub(crate) fn undisturbed<T>(act: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Signals that were taken.
+/// Blocked signals, read from a descriptor.
 #[derive(Debug)]
 pub struct Signals(AsyncFd<OwnedFd>);
 
 impl Signals {
-    /// Takes them from now on; to be called within a runtime.
+    /// Blocks the signals from now on; must be called within a runtime.
     pub fn take(set: SignalSet) -> io::Result<Self> {
         set_mask(libc::SIG_BLOCK, set.0);
         let wanted: *const u64 = &raw const set.0;
         let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
-        // SAFETY: the set is as long as is said, and nothing is written.
+        // SAFETY: the set has the given length, and nothing is written.
         let made = unsafe { libc::syscall(libc::SYS_signalfd4, -1, wanted, MASK_LEN, flags) };
         if made < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just made, and owned by nobody yet.
+        // SAFETY: just created, so it has no other owner.
         let made = unsafe { OwnedFd::from_raw_fd(made as c_int) };
         crate::lazy_write_stream::watched(made, Interest::READABLE).map(Self)
     }
 
-    /// Those that came next.
+    /// Waits for the next signals.
     pub async fn next(&self) -> io::Result<SignalSet> {
         loop {
             let mut ready = self.0.readable().await?;
@@ -95,7 +95,7 @@ impl Signals {
                 Err(errno) => return Err(errno.into()),
             };
             if read < infos.len() {
-                // None is left: one that comes now is told of anew.
+                // The descriptor is empty: a signal that comes now makes it readable again.
                 ready.clear_ready();
             }
             let number = |info: &[u8]| info.first_chunk().map_or(0, |number| u32::from_ne_bytes(*number));
@@ -112,7 +112,7 @@ impl Signals {
 mod tests {
     use super::*;
 
-    /// To the calling thread, which has them held back.
+    /// Sends signals to the calling thread, which has them blocked.
     fn send(set: SignalSet) {
         let (process, thread) = (rustix::process::getpid(), rustix::thread::gettid());
         let signal = set.0.trailing_zeros() + 1;
@@ -128,7 +128,7 @@ mod tests {
             let signals = Signals::take(SignalSet(one.0 | two.0)).unwrap();
             send(one);
             assert_eq!(signals.next().await.unwrap(), one);
-            // More than are read at once: a signal of this kind is one each time it is sent.
+            // More than one read returns: signals of this kind are not merged.
             for _ in 0..2 * AT_ONCE {
                 send(two);
             }

@@ -1,12 +1,13 @@
-//! Starting a process for somebody else, and the few things its parent needs besides.
+//! Starts a process with given credentials and descriptors, and helpers that its parent needs.
 //!
-//! Why not fork: copying page tables costs more the more the caller holds. The child here borrows the caller's
-//! memory until it has executed (`CLONE_VM | CLONE_VFORK`), so a start costs the same in a guest of any size, and an
-//! error of the child is simply there when the call returns.
+//! It does not use fork, because copying page tables costs more the more memory the caller has. The child here
+//! borrows the caller's memory until its exec (`CLONE_VM | CLONE_VFORK`), so a start costs the same in a guest of any
+//! size, and an error of the child is available as soon as the call returns.
 //!
-//! Invariant: between clone and exec the child makes raw system calls on data prepared before; it neither
-//! allocates, locks, panics nor returns into the caller's frames.
-//! Invariant: the child's signals stay blocked until its handlers are gone, so no handler of the caller ever runs in it.
+//! Invariant: between clone and exec the child makes raw system calls on data prepared before; it neither allocates,
+//! locks, panics nor returns into the caller's frames.
+//! Invariant: the child's signals stay blocked until its handlers are reset, so no handler of the caller ever runs in
+//! it.
 
 use std::{
     ffi::{CStr, CString},
@@ -23,14 +24,14 @@ use crate::{
     stack::GuardedStack,
 };
 
-/// Who the child becomes.
+/// The ids of the child.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChildCredentials {
-    /// User.
+    /// User id.
     pub uid: u32,
-    /// Group.
+    /// Group id.
     pub gid: u32,
-    /// Supplementary groups.
+    /// Supplementary group ids.
     pub groups: Vec<u32>,
 }
 
@@ -43,7 +44,7 @@ pub enum ControllingTerminal {
     Stdin,
 }
 
-/// What to start. The child always leads a session and a process group of its own.
+/// The process to start. The child always leads a session and a process group of its own.
 #[derive(Debug)]
 pub struct SpawnCommand<'a> {
     /// The file to execute; no search is done.
@@ -52,9 +53,9 @@ pub struct SpawnCommand<'a> {
     pub args: &'a [CString],
     /// Its environment, `NAME=value`.
     pub envs: &'a [CString],
-    /// Where it starts.
+    /// Its working directory.
     pub cwd: &'a CStr,
-    /// Who it becomes; nobody else if `None`.
+    /// Its ids; those of the caller if `None`.
     pub credentials: Option<&'a ChildCredentials>,
     /// Its standard input.
     pub stdin: BorrowedFd<'a>,
@@ -66,18 +67,18 @@ pub struct SpawnCommand<'a> {
     pub terminal: ControllingTerminal,
 }
 
-/// Where a start failed.
+/// The step at which a start failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpawnStep {
-    /// Making the child.
+    /// Cloning the child.
     Clone,
-    /// Leading a session.
+    /// Creating a session.
     Session,
-    /// Taking the terminal.
+    /// Making the terminal the controlling one.
     Terminal,
-    /// Taking standard input, output and error.
+    /// Installing standard input, output and error.
     Descriptors,
-    /// Becoming the user.
+    /// Changing to the user's ids.
     Credentials,
     /// Entering the directory.
     Directory,
@@ -85,29 +86,30 @@ pub enum SpawnStep {
     Exec,
 }
 
-/// Why a process was not started.
+/// The reason why a process was not started.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot start a process at step {step:?}")]
 pub struct SpawnError {
-    /// Where.
+    /// The failed step.
     pub step: SpawnStep,
-    /// What the kernel said.
+    /// The kernel's error.
     #[source]
     pub source: io::Error,
 }
 
 const FD_FIRST: c_int = 3;
 const SIGNAL_MAX: c_int = 64;
-/// A kernel `sigaction` of zeros is the default action; no architecture's is longer than this.
+/// A kernel `sigaction` of zeros is the default action; no architecture has a longer one.
 const SIGACTION_DEFAULT: [u64; 8] = [0; 8];
 
-/// Signals for which a child's action may not be the default, a bit for each; all of them until somebody has looked.
+/// A bit for each signal whose action in the caller may not be the default; all are set until [`look_at_signals`]
+/// ran.
 static UNUSUAL: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Starts a process and answers its pid once it has executed.
+/// Starts a process and returns its pid after its exec.
 ///
 /// # Errors
-/// Exactly what the kernel said, and at which step; no child is left then.
+/// Exactly the kernel's error and its step; no child is left then.
 pub fn spawn(command: &SpawnCommand<'_>) -> Result<u32, SpawnError> {
     let at = |step| move |source| SpawnError { step, source };
     let descriptors = [command.stdin, command.stdout, command.stderr];
@@ -146,31 +148,33 @@ pub fn spawn(command: &SpawnCommand<'_>) -> Result<u32, SpawnError> {
     }
 }
 
-/// Looks which signals have an action other than the default, for children to be rid of: to reset every one of them
-/// takes 20 µs.
+/// Finds the signals whose action is not the default, so that a child resets only those: resetting all of them takes
+/// 20 µs.
 ///
-/// To be called again by whoever has set another action.
+/// Must be called again after another action was set.
 pub fn look_at_signals() {
     let unusual = (1..=SIGNAL_MAX).filter(|signal| {
         let mut action = SIGACTION_DEFAULT;
         let place: *mut u64 = action.as_mut_ptr();
-        // Its handler comes first, and zero is the default.
+        // The handler is the first word, and zero is the default.
         call(libc::SYS_rt_sigaction, [(*signal).into(), 0, place as c_long, MASK_LEN]).is_err()
             || action[0] != 0
     });
     UNUSUAL.store(unusual.fold(0, |set, signal| set | bit(signal)), Ordering::Release);
 }
 
-/// Sends a signal to every process that the caller may signal, except itself; `0` only asks whether there is one.
+/// Sends a signal to every process that the caller may signal, except itself; signal `0` only checks whether there is
+/// one.
 ///
 /// # Errors
-/// `ESRCH` if there is nobody.
+/// `ESRCH` if there is no such process.
 pub fn signal_everyone(signal: i32) -> io::Result<()> {
     // SAFETY: kill touches no memory of this process.
     if unsafe { libc::kill(-1, signal) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Keeps a process of few threads small: one heap for all of them, and freed memory goes back early.
+/// Keeps the memory of a process with few threads small: all threads share one heap, and freed memory goes back
+/// early.
 pub fn keep_heap_small() {
     // SAFETY: mallopt only sets parameters of the allocator; called before other threads run.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
@@ -180,13 +184,13 @@ pub fn keep_heap_small() {
     unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 1024 * 1024) };
 }
 
-/// Gives free heap pages back to the kernel.
+/// Returns free heap pages to the kernel.
 pub fn trim_heap() {
     // SAFETY: malloc_trim takes the allocator's own locks and touches only free memory.
     unsafe { libc::malloc_trim(0) };
 }
 
-/// Everything the child reads, prepared before it exists, and the two words it answers with.
+/// Everything that the child reads, prepared before it exists, and the two words of its result.
 struct SpawnOrder {
     program: *const libc::c_char,
     args: *const *const libc::c_char,
@@ -220,7 +224,7 @@ extern "C" fn child(order: *mut c_void) -> c_int {
     unsafe { libc::_exit(127) }
 }
 
-/// Answers only if it failed.
+/// Returns only on failure.
 fn become_program(order: &SpawnOrder) -> (SpawnStep, c_int) {
     match try_to_become(order) {
         Err(failed) => failed,
@@ -233,7 +237,7 @@ fn try_to_become(order: &SpawnOrder) -> Result<(), (SpawnStep, c_int)> {
     let unusual = UNUSUAL.load(Ordering::Acquire);
     for signal in (1..=SIGNAL_MAX).filter(|signal| unusual & bit(*signal) != 0) {
         let action: *const u64 = SIGACTION_DEFAULT.as_ptr();
-        // The two that cannot be set answer EINVAL, which is right.
+        // The two signals that cannot be set return EINVAL, which can be ignored.
         let _ = call(libc::SYS_rt_sigaction, [signal.into(), action as c_long, 0, MASK_LEN]);
     }
     call(libc::SYS_setsid, [0; 4]).map_err(at(SpawnStep::Session))?;
@@ -268,7 +272,7 @@ fn take_credentials(order: &SpawnOrder) -> Result<(), c_int> {
 
 /// One raw system call. Private: every caller passes numbers, or pointers into the `SpawnOrder` or its own frame.
 fn call(number: c_long, args: [c_long; 4]) -> Result<(), c_int> {
-    // SAFETY: errno is that of the suspended parent's thread, whose memory the child borrows; nobody reads it
+    // SAFETY: errno is that of the suspended parent's thread, whose memory the child borrows; no code reads it
     // meanwhile. The callers above pass arguments valid for their calls; the one that writes to memory passes its own.
     let answer = unsafe { libc::syscall(number, args[0], args[1], args[2], args[3]) };
     if answer >= 0 {
@@ -287,7 +291,7 @@ fn reap(pid: c_int) {
     }
 }
 
-/// A copy above the standard three when `fd` is one of them, so that no `dup3` overwrites a source.
+/// A duplicate above the standard descriptors if `fd` is one of them, so that no `dup3` overwrites a source.
 fn above_standard(fd: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     if fd.as_raw_fd() >= FD_FIRST {
         return Ok(None);
@@ -359,7 +363,7 @@ mod tests {
         extern "C" fn nothing(_: c_int) {}
         let handler = nothing as extern "C" fn(c_int) as libc::sighandler_t;
         for (signal, action) in [(libc::SIGUSR1, libc::SIG_IGN), (libc::SIGUSR2, handler)] {
-            // SAFETY: nobody else here uses these two; a handler that does nothing may run at any time.
+            // SAFETY: no other test code uses these two signals; a handler that does nothing may run at any time.
             unsafe { libc::signal(signal, action) };
         }
         look_at_signals();
@@ -371,7 +375,7 @@ mod tests {
         }
         let (_, output) = run("/bin/grep", &["grep", "SigIgn", "/proc/self/status"], "/").unwrap();
         assert_eq!(output, format!("SigIgn:\t{}\n", "0".repeat(16)));
-        // Positive control: what nobody has looked at is inherited.
+        // Positive control: an action that was not looked at is inherited.
         UNUSUAL.store(0, Ordering::Release);
         let (_, output) = run("/bin/grep", &["grep", "SigIgn", "/proc/self/status"], "/").unwrap();
         assert_ne!(output, format!("SigIgn:\t{}\n", "0".repeat(16)));

@@ -1,7 +1,7 @@
-//! Trees on disk that somebody else filled: removed, measured and copied without following a single link.
+//! Removes, measures and copies trees on disk that a Body filled, without following a single link.
 //!
 //! Trust: names, depth, modes and links are hostile. Directories are entered by descriptor and never by path, so
-//! neither a long path nor a swapped link leads astray.
+//! neither a long path nor a swapped link leads elsewhere.
 
 mod copy;
 mod remove;

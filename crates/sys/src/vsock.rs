@@ -1,16 +1,16 @@
-//! Stream sockets between a machine and its host.
+//! Stream sockets between a microVM and its host.
 
 use std::{
     io, mem,
     os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
 };
 
-/// The address of a machine's host.
+/// The vsock address of the host.
 pub const HOST: u32 = libc::VMADDR_CID_HOST;
-/// More than one never waits.
+/// Connections that may wait; more than one never does.
 const WAITING_MAX: i32 = 4;
 
-/// Listens on a port of this machine; does not block.
+/// Listens on a vsock port of this microVM; non-blocking.
 pub fn listen(port: u32) -> io::Result<OwnedFd> {
     // SAFETY: no memory is passed, and the result is a descriptor or an error.
     let fd = unsafe {
@@ -19,7 +19,7 @@ pub fn listen(port: u32) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a fresh descriptor that nobody else knows of.
+    // SAFETY: a new descriptor, which has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: the structure is plain numbers, for which zeros are valid.
     let mut address: libc::sockaddr_vm = unsafe { mem::zeroed() };
@@ -36,7 +36,7 @@ pub fn listen(port: u32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Takes a connection, and says whose.
+/// Accepts a connection, and returns it with the address of its peer.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, u32)> {
     // SAFETY: the structure is plain numbers, for which zeros are valid.
     let mut address: libc::sockaddr_vm = unsafe { mem::zeroed() };
@@ -48,6 +48,6 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, u32)> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a fresh descriptor that nobody else knows of.
+    // SAFETY: a new descriptor, which has no other owner.
     Ok((unsafe { OwnedFd::from_raw_fd(fd) }, address.svm_cid))
 }

@@ -1,4 +1,4 @@
-//! What a Body may be asked to be.
+//! The options of commands that create a Body.
 
 use std::{path::Path, time::Duration};
 
@@ -12,51 +12,53 @@ use proto::{
 use super::values::{self, MountArg};
 use crate::settings::absolute;
 
-/// Make a Body and leave it running; print its id.
+/// Create a Body and leave it running; print its id.
 ///
-/// It stays until `pal rm`, whatever becomes of the `pal` that made it.
+/// It runs until `pal rm`, also after the `pal` that created it has ended.
 ///
 /// Example: pal create --memory 512MiB
 #[derive(Debug, Clone, clap::Args)]
 pub struct BodyArgs {
-    /// Hold the Body by this layer; without it, by the strongest that runs at interactive speed here
+    /// Isolate the Body by this layer; without it, by the strongest that runs at interactive speed on this
+    /// host
     #[arg(long, value_name = "LAYER")]
     layer: Option<Layer>,
-    /// Have a microVM driven by this: qemu, cloud-hypervisor or firecracker; the last two need KVM
+    /// Run a microVM under this hypervisor: qemu, cloud-hypervisor or firecracker; the last two need KVM
     #[arg(long, value_name = "ENGINE")]
     engine: Option<Engine>,
-    /// Start from this: `host`, or the id or name of a snapshot
+    /// Start from this template: `host`, a name, or the id or name of a snapshot
     #[arg(long, value_name = "TEMPLATE", default_value = "host")]
     template: String,
-    /// Bound its memory, such as 512MiB
+    /// Limit its memory, such as 512MiB
     #[arg(long, value_name = "SIZE", value_parser = values::size, allow_hyphen_values = true)]
     memory: Option<Size>,
-    /// Bound its processor time, such as 1.5
+    /// Limit its CPU time, in CPUs, such as 1.5
     #[arg(long, value_name = "COUNT", value_parser = values::cpus, allow_hyphen_values = true)]
     cpus: Option<u32>,
-    /// Bound its processes and threads
+    /// Limit its processes and threads
     #[arg(long, value_name = "COUNT", value_parser = values::count, allow_hyphen_values = true)]
     pids: Option<u32>,
-    /// Bound what it may write to its own files
+    /// Limit the bytes that it may write to its own files
     #[arg(long, value_name = "SIZE", value_parser = values::size, allow_hyphen_values = true)]
     disk: Option<Size>,
-    /// Bound the files and directories it may make; without it, one for each 16 KiB of its disk, and at least 4096
+    /// Limit the files and directories that it may create; the default is one for each 16 KiB of its disk
+    /// limit, at least 4096
     #[arg(long, value_name = "COUNT", value_parser = values::count, allow_hyphen_values = true)]
     inodes: Option<u32>,
-    /// Bound the open files of each process
+    /// Limit the open files of each process
     #[arg(long, value_name = "COUNT", value_parser = values::count, allow_hyphen_values = true)]
     files: Option<u32>,
-    /// Bound the output that the log keeps of each command
+    /// Limit the output of each command that the log keeps
     #[arg(long, value_name = "SIZE", value_parser = values::size, allow_hyphen_values = true)]
     output: Option<Size>,
     /// End it after this long, such as 90s, 10m or 2h
     #[arg(long, value_name = "DURATION", value_parser = values::timeout, allow_hyphen_values = true)]
     pub timeout: Option<Duration>,
-    /// Set a variable for its commands; may be repeated
+    /// Set an environment variable for its commands; may be repeated
     #[arg(long, short = 'e', value_name = "NAME=VALUE", value_parser = values::variable)]
     env: Vec<(String, String)>,
-    /// Mount a directory or file of the host, read-only unless `:rw` is said; may be repeated. Git directories stay
-    /// read-only unless `:rw,unprotected` is said. A microVM needs `,type=virtiofs`
+    /// Mount a directory or file of the host, read-only unless `:rw` is given; may be repeated. Git
+    /// directories stay read-only unless `:rw,unprotected` is given. A microVM needs `,type=virtiofs`
     #[arg(long, value_name = "SRC:DST[:ro|rw|rw,unprotected][,type=virtiofs]", value_parser = values::mount)]
     mount: Vec<MountArg>,
     /// The earlier spelling of `,type=virtiofs`, for all mounts
@@ -68,13 +70,13 @@ pub struct BodyArgs {
     /// Run its commands as this user
     #[arg(long, short = 'u', value_name = "USER")]
     user: Option<String>,
-    /// Boot a microVM, even where a snapshot of a booted one could be restored
+    /// Boot a microVM, even if a snapshot of a booted one could be restored
     #[arg(long, alias = "cold")]
     boot: bool,
 }
 
 impl BodyArgs {
-    /// The Body that is asked for.
+    /// The request to create this Body.
     pub fn request(self, life: Life, wall: Option<Duration>) -> Result<Create, Failure> {
         let limits = LimitRequest {
             memory: self.memory,
@@ -112,7 +114,7 @@ impl BodyArgs {
         })
     }
 
-    /// How a microVM is to see the mounts: one way for all of them.
+    /// How a microVM shares the mounts; all of them must use the same type.
     fn sharing(&self) -> Result<Option<Sharing>, Failure> {
         let named = self.mount.iter().find_map(|arg| arg.sharing);
         let unnamed = self.mount.iter().find(|arg| arg.sharing.is_none());

@@ -1,28 +1,28 @@
-//! Commands in Bodies.
+//! The options of commands that run something in a Body.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{BodyArgs, values};
 
-/// Run a command in a fresh Body, which ends with it.
+/// Run a command in a new Body, which ends with the command.
 ///
-/// The command's exit status is passed on.
-/// Standard input is passed in when it is a pipe or a file; `-i` passes a terminal's too, `-t` gives a terminal.
+/// `pal` exits with the command's exit status. The command reads standard input if it is a pipe or a file;
+/// `-i` also passes a terminal's, `-t` gives the command a terminal.
 ///
 /// Example: pal run -- uname -a
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "pal run [OPTIONS] -- <CMD>...")]
 pub struct RunArgs {
-    /// The Body.
+    /// The options of the Body.
     #[command(flatten)]
     pub body: BodyArgs,
-    /// Keep the Body when the command has ended, and say its id
+    /// Keep the Body after the command has ended, and print its id
     #[arg(long)]
     pub keep: bool,
-    /// Show what holds the Body before the command runs
+    /// Print the enforcement record before the command runs
     #[arg(long)]
     pub record: bool,
-    /// How it is spoken to.
+    /// The options of standard input and the terminal.
     #[command(flatten)]
     pub wires: StdioArgs,
     /// The command and its arguments
@@ -30,18 +30,18 @@ pub struct RunArgs {
     pub command: Vec<String>,
 }
 
-/// Run a command in a Body that runs.
+/// Run a command in a running Body.
 ///
-/// The command's exit status is passed on.
+/// `pal` exits with the command's exit status.
 ///
 /// Example: pal exec k3v9 -- ls -l /
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "pal exec [OPTIONS] <BODY> -- <CMD>...")]
 pub struct ExecArgs {
-    /// How it is spoken to.
+    /// The options of standard input and the terminal.
     #[command(flatten)]
     pub wires: StdioArgs,
-    /// Set a variable for the command; may be repeated
+    /// Set an environment variable for the command; may be repeated
     #[arg(long, short = 'e', value_name = "NAME=VALUE", value_parser = values::variable)]
     env: Vec<(String, String)>,
     /// Run the command as this user
@@ -50,7 +50,7 @@ pub struct ExecArgs {
     /// Run the command in this directory
     #[arg(long, short = 'w', value_name = "DIR")]
     pub workdir: Option<String>,
-    /// Kill the command after this long, such as 90s, 10m or 2h
+    /// Kill the command after this time, such as 90s, 10m or 2h
     #[arg(long, value_name = "DURATION", value_parser = values::timeout, allow_hyphen_values = true)]
     pub timeout: Option<Duration>,
     /// The Body: its id, or the beginning of it
@@ -62,16 +62,16 @@ pub struct ExecArgs {
 }
 
 impl ExecArgs {
-    /// The variables.
+    /// The environment variables.
     pub fn env(&self) -> BTreeMap<String, String> {
         self.env.iter().cloned().collect()
     }
 }
 
-/// How a command is spoken to.
+/// The options of standard input and the terminal.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct StdioArgs {
-    /// Pass standard input in, also when it is a terminal
+    /// Pass standard input to the command, also if it is a terminal
     #[arg(long, short)]
     pub interactive: bool,
     /// Give the command a terminal
@@ -81,7 +81,7 @@ pub struct StdioArgs {
 
 /// Open a shell in a Body.
 ///
-/// On a terminal it is a login shell (bash where there is one, else sh); from a pipe, `sh` reads its commands.
+/// On a terminal it is a login shell (bash if the Body has it, else sh); from a pipe, `sh` reads commands.
 ///
 /// Example: pal shell k3v9
 #[derive(Debug, clap::Args)]
@@ -89,10 +89,10 @@ pub struct ShellArgs {
     /// The Body: its id, or the beginning of it
     #[arg(value_name = "BODY")]
     pub body: String,
-    /// Be this user
+    /// Run the shell as this user
     #[arg(long, short = 'u', value_name = "USER")]
     pub user: Option<String>,
-    /// Begin in this directory
+    /// Start the shell in this directory
     #[arg(long, short = 'w', value_name = "DIR")]
     pub workdir: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! The arguments of `pal`. The doc comments are the help.
+//! The arguments of `pal`. The doc comments are the help texts.
 
 mod body;
 mod exec;
@@ -28,39 +28,41 @@ use crate::output::Format;
 /// Give every AI agent a computer of its own, on yours.
 ///
 /// A Body is a sandbox: files, processes, a network view and limits of its own.
-/// Standard output is data, standard error is talk.
+/// Results go to standard output, messages to standard error.
 ///
-/// Exit codes: `run` and `exec` pass the command's own through, 126 and 127 as in a shell.
-/// Failures of `pal` itself: 2 usage, 120 internal, 121 not found, 122 conflict, 123 denied, 124 limit, 125 host.
+/// Exit codes: `run` and `exec` exit with the command's own code, 126 and 127 as in a shell. Failures of
+/// `pal` itself: 2 usage, 120 internal, 121 not found, 122 conflict, 123 denied, 124 limit, 125 host.
 ///
 /// Example: pal run -- uname -a
 #[derive(Debug, Parser)]
 #[command(name = "pal", version, disable_help_subcommand = true)]
 pub struct Cli {
-    /// For every command.
+    /// The options of every command.
     #[command(flatten)]
     pub common: GlobalArgs,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: CliCommand,
 }
 
-/// What every command takes.
+/// The options of every command.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Global options")]
 pub struct GlobalArgs {
     /// Keep Bodies, snapshots and events in this directory [env: PAL_DATA]
     #[arg(long, global = true, value_name = "DIR")]
     pub data: Option<String>,
-    /// Answer in JSON
+    /// Print JSON
     #[arg(long, global = true)]
     pub json: bool,
-    /// Survive this much with every acknowledged event: power or process [env: PAL_DURABILITY] [default: process]
+    /// Keep every acknowledged event through the loss of this: power or process [env: PAL_DURABILITY]
+    /// [default: process]
     #[arg(long, global = true, value_name = "LOSS", value_parser = values::durability)]
     pub durability: Option<Durability>,
 }
 
-/// One verb alone. Building the others costs more than the kernel needs for a namespace.
+/// A parser for a single command. Building the parser of all commands takes longer than the kernel needs for
+/// a namespace.
 #[derive(Debug, Parser)]
 struct SingleVerb<Verb: clap::Args> {
     #[command(flatten)]
@@ -70,11 +72,11 @@ struct SingleVerb<Verb: clap::Args> {
 }
 
 impl Cli {
-    /// Reads the arguments. The verbs that must be fast are tried alone first; what is wrong with them, or help, is
-    /// told with all the others known.
+    /// Parses the arguments. The commands that must be fast are tried alone first; on an error, or for help,
+    /// the parser of all commands answers.
     pub fn read(argv: &[OsString]) -> Result<Self, clap::Error> {
         let alone = verb_at(argv.iter().skip(1).map(|argument| argument.as_bytes())).and_then(|at| {
-            // With the verb in the place of our own name, and the options that stand before it behind it.
+            // Puts the command in the place of the program name, and moves options in front of it behind it.
             let (before, rest) = argv[1..].split_at(at);
             let words = || rest[..1].iter().chain(before).chain(&rest[1..]);
             match rest[0].to_str()? {
@@ -94,7 +96,7 @@ impl Cli {
     }
 }
 
-/// Which is the first argument that is neither an option nor an option's value.
+/// The position of the first argument that is neither an option nor an option's value.
 fn verb_at<'a>(mut arguments: impl Iterator<Item = &'a [u8]>) -> Option<usize> {
     let mut at = 0;
     loop {
@@ -110,13 +112,13 @@ fn verb_at<'a>(mut arguments: impl Iterator<Item = &'a [u8]>) -> Option<usize> {
 }
 
 impl GlobalArgs {
-    /// What answers look like.
+    /// The output format.
     pub fn format(&self) -> Format {
         if self.json { Format::Json } else { Format::Text }
     }
 }
 
-/// The verbs.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum CliCommand {
     Up(Box<UpArgs>),
@@ -129,11 +131,11 @@ pub enum CliCommand {
     /// Example: pal ls
     #[command(visible_alias = "list")]
     Ls,
-    /// Show all that is known of a Body, with what holds it.
+    /// Show everything about a Body, with its enforcement record.
     ///
     /// Example: pal inspect k3v9
     Inspect(BodyArg),
-    /// Print what the commands of a Body wrote.
+    /// Print the output of a Body's commands.
     ///
     /// Example: pal logs k3v9
     Logs(BodyArg),
@@ -141,10 +143,10 @@ pub enum CliCommand {
     Log(LogArgs),
     Compare(CompareArgs),
     Land(LandArgs),
-    /// Save the work of Bodies in their repositories now; print the commits that hold it.
+    /// Save the work of Bodies to their repositories; print the commits that hold it.
     ///
-    /// Everything tracked and untracked goes to refs/palisade/BODY/wip.
-    /// `pal stop` and `pal rm` do the same by themselves.
+    /// All tracked and untracked files go to refs/palisade/BODY/wip. `pal stop` and `pal rm` save the work,
+    /// too.
     ///
     /// Example: pal save k3v9
     #[command(alias = "wip")]
@@ -156,11 +158,11 @@ pub enum CliCommand {
     Start(BodiesArg),
     Stop(StopArgs),
     Pause(PauseArgs),
-    /// Write the memory of microVMs to the disk and end their hypervisors; `pal resume` continues them.
+    /// Write the memory of microVMs to disk and end their hypervisors; `pal resume` continues them.
     ///
     /// Example: pal suspend k3v9
     Suspend(BodiesArg),
-    /// Let the processes of paused or suspended Bodies go on.
+    /// Resume the processes of paused or suspended Bodies.
     ///
     /// Example: pal resume k3v9
     Resume(BodiesArg),
@@ -177,14 +179,14 @@ pub enum CliCommand {
     Template(TemplateArgs),
     Setup(SetupArgs),
     Events(EventsArgs),
-    /// Find out what this host can do, and how to get what is missing.
+    /// Check what this host supports, and how to get what is missing.
     ///
-    /// Tries everything; guesses nothing.
+    /// Every check is a real attempt.
     ///
     /// Example: pal doctor
     Doctor,
     Gc(GcArgs),
-    /// Show where the space went.
+    /// Show how much disk space each part of the data directory takes.
     ///
     /// Example: pal df
     Df,

@@ -1,4 +1,4 @@
-//! `pal serve`.
+//! The options of `pal serve` and `pal keys`.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -6,72 +6,72 @@ use proto::Size;
 
 use super::values;
 
-/// Serve the Bodies over HTTP: programs written for E2B run unchanged.
+/// Serve Bodies over HTTP; programs written for E2B run unchanged.
 ///
-/// Prints where it listens and how to use it; the first start makes an API key and shows it.
-/// Ends at SIGTERM or Ctrl-C; the Bodies go on, and the next `pal serve` finds them.
+/// Prints its address and how to use it; the first start creates an API key and prints it. Ends at SIGTERM or
+/// Ctrl-C; the Bodies keep running, and the next `pal serve` finds them.
 ///
 /// Example: pal serve --listen 127.0.0.1:3900
 #[derive(Debug, clap::Args)]
 pub struct ServeArgs {
-    /// Listen at this address; port 0 takes one that is free
+    /// Listen at this address; port 0 chooses a free port
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:3900")]
     pub listen: SocketAddr,
-    /// Ports of Bodies are reached as PORT-BODY.DOMAIN
+    /// Serve the ports of Bodies as PORT-BODY.DOMAIN
     #[arg(long, value_name = "DOMAIN", default_value = "localhost")]
     pub domain: String,
-    /// Listen beyond this machine without encryption
+    /// Listen on an address that other hosts can reach, without encryption
     #[arg(long)]
     pub insecure: bool,
-    /// Encrypt what is said, with a certificate of our own making unless one is given
+    /// Encrypt with TLS, by a self-signed certificate unless --cert gives one
     #[arg(long)]
     pub tls: bool,
     /// Use this certificate chain, in PEM
     #[arg(long, value_name = "FILE", requires = "tls", requires = "key")]
     pub cert: Option<PathBuf>,
-    /// Use this key of the certificate, in PEM
+    /// Use this private key of the certificate, in PEM
     #[arg(long, value_name = "FILE", requires = "tls", requires = "cert")]
     pub key: Option<PathBuf>,
-    /// Refuse to make more Bodies than this
+    /// Create no more Bodies than this
     #[arg(long, value_name = "COUNT", value_parser = values::count, default_value = "2000")]
     pub max_bodies: u32,
-    /// Make no Body while the host has less free memory than this
+    /// Create no Body while the host has less free memory than this
     #[arg(long, value_name = "SIZE", value_parser = values::size, default_value = "256MiB")]
     pub reserve: Size,
-    /// Let builds begin with images of this registry, also where it is in the network of this machine; `http://` before it
-    /// asks it without encryption
+    /// Allow builds to pull images from this registry, even if it is in this host's network; with `http://`
+    /// in front, without encryption
     #[arg(long = "registry", value_name = "HOST[:PORT]")]
     pub registries: Vec<String>,
-    /// Let commands of builds reach this name too, besides registries of packages and mirrors of distributions; `+plain`
-    /// behind it for plain http, `+private` for a host of your own network
+    /// Allow commands of builds to reach this host, too, besides package registries and distribution mirrors;
+    /// add `+plain` for plain http, `+private` for a host of your own network
     #[arg(long, value_name = "HOST:PORT")]
     pub build_allow: Vec<String>,
-    /// Let commands of builds reach nothing but what --build-allow names
+    /// Allow commands of builds to reach only the hosts of --build-allow
     #[arg(long)]
     pub build_offline: bool,
-    /// Tell traces and metrics to the OpenTelemetry collector at this address, by HTTP; OTEL_EXPORTER_OTLP_ENDPOINT says the
-    /// same
+    /// Export traces and metrics to the OpenTelemetry collector at this address, over HTTP; the same as
+    /// OTEL_EXPORTER_OTLP_ENDPOINT
     #[arg(long, value_name = "URL")]
     pub otlp: Option<String>,
-    /// Tell on standard error what happens from this level on
+    /// Log to standard error from this level on
     #[arg(long, value_name = "LEVEL", default_value = "warn", value_parser = ["off", "error", "warn", "info", "debug"])]
     pub log: String,
 }
 
-/// Make, list and revoke the API keys of `pal serve`.
+/// Create, list and revoke the API keys of `pal serve`.
 ///
 /// Example: pal keys create ci --scope run --bodies 10
 #[derive(Debug, clap::Args)]
 pub struct KeysArgs {
-    /// What to do
+    /// The command
     #[command(subcommand)]
     pub command: KeysCommand,
 }
 
-/// What to do with keys.
+/// The commands about keys.
 #[derive(Debug, clap::Subcommand)]
 pub enum KeysCommand {
-    /// Make a key, and show it this once.
+    /// Create a key, and print it once.
     ///
     /// Example: pal keys create ci --scope run
     Create(NewKeyArgs),
@@ -80,35 +80,35 @@ pub enum KeysCommand {
     /// Example: pal keys ls
     #[command(visible_alias = "list")]
     Ls,
-    /// Make keys worthless, from the next request on.
+    /// Revoke keys; the next request with one of them fails.
     ///
     /// Example: pal keys revoke 1a2b3c4d
     Revoke {
-        /// Which, by id
+        /// The id of the key
         #[arg(value_name = "KEY", required = true)]
         keys: Vec<String>,
     },
 }
 
-/// A key to be made.
+/// The options of a new key.
 #[derive(Debug, clap::Args)]
 pub struct NewKeyArgs {
-    /// Call it this
+    /// The name of the key
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// Let it do this: read (look), run (make, use and end Bodies), admin (everything)
+    /// The permissions: read (view), run (create, use and end Bodies), admin (everything)
     #[arg(long, value_name = "SCOPE", default_value = "run", value_parser = ["read", "run", "admin"])]
     pub scope: String,
-    /// Let it have this many Bodies at once
+    /// Limit the Bodies of the key at one time
     #[arg(long, value_name = "COUNT", value_parser = values::count)]
     pub bodies: Option<u32>,
-    /// Let its Bodies use this many processors together
+    /// Limit the CPUs of its Bodies together
     #[arg(long, value_name = "COUNT", value_parser = values::cpus)]
     pub cpus: Option<u32>,
-    /// Let its Bodies use this much memory together
+    /// Limit the memory of its Bodies together
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     pub memory: Option<Size>,
-    /// Let its Bodies write this much together
+    /// Limit the disk space of its Bodies together
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     pub disk: Option<Size>,
 }

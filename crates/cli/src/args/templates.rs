@@ -1,27 +1,27 @@
-//! `pal template` and `pal setup`.
+//! The options of `pal template` and `pal setup`.
 
-/// List the templates, or work with them.
+/// List, show, import, build or remove templates.
 ///
-/// A template is what a Body starts from: `pal run --template NAME -- …`.
+/// A Body starts from a template: `pal run --template NAME -- …`.
 ///
 /// Example: pal template ls
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct TemplateArgs {
-    /// Something else.
+    /// The command; without it, the templates are listed.
     #[command(subcommand)]
     pub command: Option<TemplateCommand>,
 }
 
-/// What can be done with templates.
+/// The commands about templates.
 #[derive(Debug, clap::Subcommand)]
 pub enum TemplateCommand {
-    /// List them.
+    /// List the templates.
     ///
     /// Example: pal template ls
     #[command(visible_alias = "list")]
     Ls,
-    /// Show all that is known of a template, with its builds.
+    /// Show everything about a template, with its builds.
     ///
     /// Example: pal template inspect base
     Inspect {
@@ -29,49 +29,50 @@ pub enum TemplateCommand {
         #[arg(value_name = "TEMPLATE")]
         template: String,
     },
-    /// Make a template from an image of a registry, or from an archive (tar, tar.gz, tar.zst) of its whole root.
+    /// Create a template from an image of a registry, or from an archive (tar, tar.gz, tar.zst) of a root
+    /// file system.
     ///
-    /// An image is named as `docker pull` names it; who pulls is taken from Docker's own settings (`docker login`).
-    /// Bodies run commands as the image's user; those of an archive as `user`, who must be in its /etc/passwd.
-    /// A download that is interrupted goes on when it is repeated.
+    /// Name an image as for `docker pull`; credentials come from Docker's own settings (`docker login`).
+    /// Bodies of an image run commands as the image's user; Bodies of an archive as `user`, who must be in
+    /// its /etc/passwd. Repeat the command to continue an interrupted download.
     ///
     /// Example: pal template import alpine rootfs.tar.gz --user root
     Import(ImportArgs),
-    /// Build a template: commands and files on top of another one.
+    /// Build a template: run commands and copy files on top of another one.
     ///
-    /// The file has lines as a Dockerfile has them: FROM (a template's name, or an image of a registry), RUN, COPY, ENV,
-    /// WORKDIR and USER. What COPY names is below the file's own directory. Steps that were done before are not done
-    /// again.
+    /// The file is written like a Dockerfile: FROM (the name of a template, or an image of a registry), RUN,
+    /// COPY, ENV, WORKDIR and USER. COPY takes files from the file's own directory. Steps of an earlier build
+    /// are not repeated.
     ///
     /// Example: pal template build my-app Dockerfile
     Build {
-        /// What it is called: NAME or NAME:TAG
+        /// The name of the template: NAME or NAME:TAG
         #[arg(value_name = "NAME")]
         name: String,
-        /// The steps
+        /// The Dockerfile
         #[arg(value_name = "FILE")]
         file: std::path::PathBuf,
-        /// Run this in each of its Bodies from the start
+        /// Run this command in the background of each Body from its start
         #[arg(long, value_name = "COMMAND")]
         start: Option<String>,
-        /// Wait for this to succeed before a Body is handed out
+        /// Wait until this command succeeds before a Body counts as ready
         #[arg(long, value_name = "COMMAND")]
         ready: Option<String>,
-        /// Do every step again
+        /// Repeat every step
         #[arg(long)]
         force: bool,
-        /// Let its commands reach this name too, besides registries of packages and mirrors of distributions; `+plain` behind
-        /// it for plain http, `+private` for a host of your own network
+        /// Allow its commands to reach this host, too, besides package registries and distribution mirrors;
+        /// add `+plain` for plain http, `+private` for a host of your own network
         #[arg(long, value_name = "HOST:PORT")]
         allow: Vec<String>,
-        /// Let its commands reach nothing but what --allow names
+        /// Allow its commands to reach only the hosts of --allow
         #[arg(long)]
         offline: bool,
-        /// Where an image of a registry comes from
+        /// How an image is pulled
         #[command(flatten)]
         pull: PullArgs,
     },
-    /// Remove templates. Bodies and snapshots made from them stay as they are.
+    /// Remove templates. Bodies and snapshots made from them stay.
     ///
     /// Example: pal template rm my-app
     #[command(visible_alias = "remove")]
@@ -82,59 +83,61 @@ pub enum TemplateCommand {
     },
 }
 
-/// A template to be made from what is there already.
+/// The options of an imported template.
 #[derive(Debug, clap::Args)]
 pub struct ImportArgs {
-    /// What it is called
+    /// The name of the template
     #[arg(value_name = "NAME")]
     pub name: String,
-    /// The image, or the archive
+    /// The image or the archive
     #[arg(value_name = "IMAGE|FILE")]
     pub source: String,
     /// Run commands as this user
     #[arg(long, value_name = "USER")]
     pub user: Option<String>,
-    /// Let setuid programs work, so that `sudo` does
+    /// Allow setuid programs, so that `sudo` works
     #[arg(long)]
     pub sudo: bool,
-    /// Where an image of a registry comes from
+    /// How an image is pulled
     #[command(flatten)]
     pub pull: PullArgs,
 }
 
-/// How an image is brought here.
+/// The options of pulling an image.
 #[derive(Debug, clap::Args)]
 pub struct PullArgs {
-    /// Take the image for this platform, where it is for several
+    /// Take the image for this platform, if there are several
     #[arg(long, value_name = "linux/ARCH")]
     pub platform: Option<fleet::Platform>,
-    /// Ask the registry without encryption; one on this machine always is asked so
+    /// Use the registry without encryption; a registry on this host is always used without
     #[arg(long)]
     pub plain_http: bool,
 }
 
-/// Make a template of pal's own, or prepare this host for microVMs, unless that was done: `base`, `code-interpreter-v1`, `microvm`.
+/// Create one of pal's own templates, or prepare this host for microVMs: `base`, `code-interpreter-v1`,
+/// `microvm`.
 ///
-/// Templates are made from Debian's packages by mmdebstrap or debootstrap, and from this machine's own root where
-/// neither is. `microvm` fetches a kernel and prepares a hypervisor and an image of this host's programs. May be
-/// interrupted and repeated at any time.
+/// Templates are made from Debian's packages by mmdebstrap or debootstrap, or from this host's own root file
+/// system if neither is installed. `microvm` downloads a kernel, and prepares a hypervisor and an image of
+/// this host's programs. The command may be interrupted and repeated at any time; it skips finished work.
 ///
 /// Example: pal setup base
 #[derive(Debug, clap::Args)]
 pub struct SetupArgs {
-    /// Which
+    /// The template, or `microvm`
     #[arg(value_name = "WHAT")]
     pub template: String,
-    /// For `microvm`: run this kernel instead of fetching one
+    /// For `microvm`: use this kernel instead of downloading one
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<std::path::PathBuf>,
-    /// For `microvm`: the kernel's modules, such as /lib/modules/VERSION
+    /// For `microvm`: the modules of the kernel, such as /lib/modules/VERSION
     #[arg(long, value_name = "DIR", requires = "kernel")]
     pub modules: Option<std::path::PathBuf>,
-    /// For `microvm`: prepare this hypervisor, too, and try whether machines run under it: cloud-hypervisor, firecracker
+    /// For `microvm`: also prepare this hypervisor, and boot a microVM under it: cloud-hypervisor,
+    /// firecracker
     #[arg(long, value_name = "ENGINE", conflicts_with = "kernel")]
     pub engine: Option<proto::vm::Engine>,
-    /// For `--engine`: where its program is, if not where programs are
+    /// For `--engine`: path of the binary, if it is not on PATH
     #[arg(long, value_name = "FILE", requires = "engine")]
     pub program: Option<std::path::PathBuf>,
 }

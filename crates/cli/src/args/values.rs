@@ -1,4 +1,4 @@
-//! Values as people write them. Each parser says what it wants when it is given something else.
+//! Parsers of option values. The error of each parser says which values it accepts.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -9,23 +9,23 @@ use proto::{
     vm::Sharing,
 };
 
-/// Longer than anybody means.
+/// Longest duration that an option accepts.
 const DURATION_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
-/// More forks at once than anybody means.
+/// Most forks at once.
 const FORKS_MAX: u32 = 1000;
 
-/// `512MiB`; nothing is not a bound.
+/// A size such as `512MiB`, which must not be 0.
 pub fn size(text: &str) -> Result<Size, String> {
     match text.parse::<Size>() {
-        Ok(Size(0)) => Err("a limit of nothing leaves nothing to run in; write such as 512MiB".into()),
+        Ok(Size(0)) => Err("a limit of 0 is too small; write a size such as 512MiB".into()),
         Ok(size) => Ok(size),
         Err(error) => Err(error.to_string()),
     }
 }
 
-/// `1.5` processors, in thousandths.
+/// A number of CPUs such as `1.5`, in thousandths.
 pub fn cpus(text: &str) -> Result<u32, String> {
-    let wanted = || "write a positive number of processors with up to three decimals, such as 1.5".to_owned();
+    let wanted = || "write a positive number of CPUs with up to three decimals, such as 1.5".to_owned();
     let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     if !digits(whole) || !digits(part) || part.len() > 3 {
@@ -37,19 +37,19 @@ pub fn cpus(text: &str) -> Result<u32, String> {
     milli.filter(|milli| *milli > 0).ok_or_else(wanted)
 }
 
-/// A whole number that is not nothing.
+/// A positive whole number.
 pub fn count(text: &str) -> Result<u32, String> {
     let number = text.parse::<u32>().ok().filter(|number| *number > 0);
     number.ok_or_else(|| "write a positive whole number".to_owned())
 }
 
-/// How many forks.
+/// A number of forks.
 pub fn forks(text: &str) -> Result<u32, String> {
     let number = text.parse::<u32>().ok().filter(|number| (1..=FORKS_MAX).contains(number));
     number.ok_or_else(|| format!("write a whole number from 1 to {FORKS_MAX}"))
 }
 
-/// `500ms`, `10s`, `2m`, `1h`.
+/// A duration such as `500ms`, `10s`, `2m`, `1h`.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let wanted = || "write a whole number and ms, s, m or h, such as 90s".to_owned();
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
@@ -67,15 +67,15 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     duration.filter(|duration| *duration <= DURATION_MAX).ok_or_else(too_long)
 }
 
-/// A duration that is not nothing.
+/// A duration that is not 0.
 pub fn timeout(text: &str) -> Result<Duration, String> {
     match duration(text)? {
-        Duration::ZERO => Err("no time at all is too short; write such as 90s".into()),
+        Duration::ZERO => Err("a duration of 0 is too short; write one such as 90s".into()),
         duration => Ok(duration),
     }
 }
 
-/// `NAME=VALUE`.
+/// A variable `NAME=VALUE`.
 pub fn variable(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
@@ -83,15 +83,15 @@ pub fn variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// A mount, and how a microVM is to see it.
+/// A mount, and how a microVM shares it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountArg {
     pub mount: Mount,
-    /// None unless a type is named.
+    /// The type, if one is given.
     pub sharing: Option<Sharing>,
 }
 
-/// `SRC:DST[:ro|rw|rw,unprotected][,type=virtiofs]`.
+/// A mount `SRC:DST[:ro|rw|rw,unprotected][,type=virtiofs]`.
 pub fn mount(text: &str) -> Result<MountArg, String> {
     let (text, sharing) = match text.rsplit_once(",type=") {
         Some((rest, name)) => (rest, Some(name.parse::<Sharing>()?)),
@@ -100,7 +100,7 @@ pub fn mount(text: &str) -> Result<MountArg, String> {
     Ok(MountArg { mount: bare_mount(text)?, sharing })
 }
 
-/// `SRC:DST[:ro|rw|rw,unprotected]`.
+/// A mount `SRC:DST[:ro|rw|rw,unprotected]`.
 fn bare_mount(text: &str) -> Result<Mount, String> {
     let parts: Vec<&str> = text.split(':').collect();
     let (source, target, access) = match parts[..] {
@@ -116,15 +116,15 @@ fn bare_mount(text: &str) -> Result<Mount, String> {
         }
     };
     if source.is_empty() {
-        return Err("the directory of the host has no name".into());
+        return Err("the path on the host is empty".into());
     }
     if !target.starts_with('/') {
-        return Err(format!("the place in the Body must be an absolute path, and {target:?} is not"));
+        return Err(format!("the path in the Body must be absolute, and {target:?} is not"));
     }
     Ok(Mount { source: PathBuf::from(source), target: PathBuf::from(target), access })
 }
 
-/// `power` or `process`.
+/// A durability, `power` or `process`.
 pub fn durability(text: &str) -> Result<Durability, String> {
     match text {
         "power" => Ok(Durability::Power),

@@ -1,10 +1,10 @@
-//! The smaller verbs.
+//! The options of commands about Bodies, snapshots, homes and events.
 
 use std::{ffi::OsString, time::Duration};
 
 use super::values;
 
-/// One Body.
+/// A command about one Body.
 #[derive(Debug, clap::Args)]
 pub struct BodyArg {
     /// The Body: its id, or the beginning of it
@@ -12,7 +12,7 @@ pub struct BodyArg {
     pub body: String,
 }
 
-/// Bodies.
+/// A command about several Bodies.
 #[derive(Debug, clap::Args)]
 pub struct BodiesArg {
     /// The Bodies: their ids, or the beginnings of them
@@ -22,16 +22,16 @@ pub struct BodiesArg {
 
 /// Copy files into a Body or out of it.
 ///
-/// One side is `BODY:PATH`, the other a path of the host (write `./a:b` for one with a colon).
-/// Directories are copied whole; an existing directory receives the source under its own name.
+/// One side is `BODY:PATH`, the other a path of the host (write `./a:b` for a path with a colon). Directories
+/// are copied with their contents; if the target is an existing directory, the source is copied into it.
 ///
 /// Example: pal cp notes.txt k3v9:/tmp
 #[derive(Debug, clap::Args)]
 pub struct CopyArgs {
-    /// What to copy
+    /// The source
     #[arg(value_name = "SRC")]
     pub source: OsString,
-    /// Where to
+    /// The target
     #[arg(value_name = "DST")]
     pub target: OsString,
 }
@@ -41,11 +41,11 @@ pub struct CopyArgs {
 /// Example: pal stop k3v9
 #[derive(Debug, clap::Args)]
 pub struct StopArgs {
-    /// Let processes end by themselves for this long before they are killed
+    /// Give processes this long to end by themselves before they are killed
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = values::duration,
         allow_hyphen_values = true)]
     pub grace: Duration,
-    /// Which.
+    /// The Bodies.
     #[command(flatten)]
     pub of: BodiesArg,
 }
@@ -58,32 +58,33 @@ pub struct PauseArgs {
     /// The earlier spelling of `pal suspend`
     #[arg(long, hide = true)]
     pub swap: bool,
-    /// Which.
+    /// The Bodies.
     #[command(flatten)]
     pub of: BodiesArg,
 }
 
 /// Remove Bodies and their files.
 ///
-/// Work in a repository is saved there first, under refs/palisade/BODY; a Body whose work cannot be saved stays.
+/// Work in a repository is saved there first, under refs/palisade/BODY; a Body whose work cannot be saved is
+/// not removed.
 ///
 /// Example: pal rm k3v9
 #[derive(Debug, clap::Args)]
 pub struct RemoveArgs {
-    /// Also Bodies that run
+    /// Also remove running Bodies
     #[arg(long, short)]
     pub force: bool,
-    /// Give their work up: say what is lost, and save nothing
+    /// Give up their work: print what is lost, and save nothing
     #[arg(long)]
     pub discard: bool,
-    /// Which.
+    /// The Bodies.
     #[command(flatten)]
     pub of: BodiesArg,
 }
 
-/// Keep the files of a Body as they are now, under an id and perhaps a name.
+/// Save the current files of a Body as a snapshot, with an id and an optional name.
 ///
-/// `pal create --template NAME` starts from it; `pal snapshot ls` lists the snapshots.
+/// `pal create --template NAME` starts from a snapshot; `pal snapshot ls` lists the snapshots.
 ///
 /// Example: pal snapshot k3v9 --name tested
 #[derive(Debug, clap::Args)]
@@ -95,12 +96,12 @@ pub struct SnapshotArgs {
     /// Name the snapshot
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Work with snapshots instead of taking one.
+    /// The other commands about snapshots.
     #[command(subcommand)]
     pub command: Option<SnapshotCommand>,
 }
 
-/// Work with the snapshots.
+/// The other commands about snapshots.
 #[derive(Debug, clap::Subcommand)]
 pub enum SnapshotCommand {
     /// List the snapshots.
@@ -129,19 +130,20 @@ pub struct SnapshotsArgs {
     pub remove: Vec<String>,
 }
 
-/// List the homes that outlive their Bodies, or remove some.
+/// List or remove homes.
 ///
-/// `pal up --home NAME` has one; what a Body keeps there is kept when the Body is removed.
+/// A home is a named home directory that outlives its Bodies: `pal up --home NAME` mounts it, and removing
+/// the Body keeps its files.
 ///
 /// Example: pal home ls
 #[derive(Debug, clap::Args)]
 pub struct HomeArgs {
-    /// List or remove.
+    /// The command.
     #[command(subcommand)]
     pub command: Option<HomeCommand>,
 }
 
-/// Work with the homes.
+/// The commands about homes.
 #[derive(Debug, clap::Subcommand)]
 pub enum HomeCommand {
     /// List the homes.
@@ -154,7 +156,7 @@ pub enum HomeCommand {
     /// Example: pal home rm mine
     #[command(visible_alias = "remove")]
     Rm {
-        /// The homes: their names
+        /// The names of the homes
         #[arg(value_name = "NAME", required = true)]
         homes: Vec<String>,
     },
@@ -170,12 +172,12 @@ pub struct HomesArgs {
     pub remove: Vec<String>,
 }
 
-/// Make Bodies that begin as another one is now; print their ids.
+/// Create Bodies that begin in the current state of another one; print their ids.
 ///
 /// Example: pal fork k3v9 -n 3
 #[derive(Debug, clap::Args)]
 pub struct ForkArgs {
-    /// Make this many
+    /// Create this many Bodies
     #[arg(long, short = 'n', value_name = "COUNT", default_value = "1", value_parser = values::forks,
         allow_hyphen_values = true)]
     pub count: u32,
@@ -184,41 +186,42 @@ pub struct ForkArgs {
     pub body: String,
 }
 
-/// Print what happened, oldest first.
+/// Print the events of the log, oldest first.
 ///
 /// Example: pal events --body k3v9
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct EventsArgs {
-    /// Go on as more happens
+    /// Wait for new events and print them, too
     #[arg(long, short)]
     pub follow: bool,
-    /// Only of this Body, also when it is gone
+    /// Print only the events of this Body, also after it was removed
     #[arg(long, value_name = "BODY")]
     pub body: Option<String>,
-    /// Only after this number
+    /// Print only events after this number
     #[arg(long, value_name = "SEQ", default_value_t = 0)]
     pub after: u64,
-    /// Something else.
+    /// The other commands about events.
     #[command(subcommand)]
     pub command: Option<EventsCommand>,
 }
 
-/// What else can be done with events.
+/// The other commands about events.
 #[derive(Debug, Clone, Copy, clap::Subcommand)]
 pub enum EventsCommand {
-    /// Prove that the log is whole: nothing cut, changed or reordered.
+    /// Verify that no event of the log was cut, changed or reordered.
     ///
     /// Example: pal events verify
     Verify,
 }
 
-/// Remove what nobody needs: leftovers of Bodies that ended badly, and output that was never finished.
+/// Remove unused data: leftovers of Bodies that ended badly, incomplete output, and unused layers beyond the
+/// budget.
 ///
 /// Example: pal gc --dry-run
 #[derive(Debug, clap::Args)]
 pub struct GcArgs {
-    /// Only say what would go
+    /// Only print what would be removed
     #[arg(long)]
     pub dry_run: bool,
 }

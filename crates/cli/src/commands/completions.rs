@@ -8,7 +8,7 @@ use crate::{
     output::{self, Format},
 };
 
-/// Prints them.
+/// Prints the completions.
 pub fn completions(args: &CompletionsArgs, format: Format) -> Result<u8, Failure> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "pal", &mut text);

@@ -19,7 +19,7 @@ enum CopySide {
     Body { key: String, path: String },
 }
 
-/// From where to where.
+/// The direction of a copy.
 pub enum CopyDirection {
     /// Into a Body.
     In { host: PathBuf, key: String, path: String },
@@ -37,24 +37,24 @@ pub fn parse_direction(args: &CopyArgs) -> Result<CopyDirection, Failure> {
             Ok(CopyDirection::Out { key, path, host: absolute(&host)? })
         }
         (CopySide::Host(_), CopySide::Host(_)) => {
-            Err(usage("neither side is in a Body").hint("write a place in a Body as BODY:PATH"))
+            Err(usage("neither side is in a Body").hint("write a path in a Body as BODY:PATH"))
         }
         (CopySide::Body { .. }, CopySide::Body { .. }) => {
-            Err(usage("both sides are in Bodies").hint("copy to the host first, then on from there"))
+            Err(usage("both sides are in Bodies").hint("copy to the host first, then into the other Body"))
         }
     }
 }
 
-/// Copies.
+/// Copies files.
 pub async fn copy(fleet: &Fleet, way: CopyDirection, format: Format) -> Result<(), Failure> {
     let copied = match way {
         CopyDirection::In { host, key, path } => {
             let view = fleet.find(&key)?;
-            progress::watch("copying", fleet.copy_in(view.id(), &host, &path)).await?
+            progress::watch("copying", fleet.files().copy_in(view.id(), &host, &path)).await?
         }
         CopyDirection::Out { key, path, host } => {
             let view = fleet.find(&key)?;
-            progress::watch("copying", fleet.copy_out(view.id(), &path, &host)).await?
+            progress::watch("copying", fleet.files().copy_out(view.id(), &path, &host)).await?
         }
     };
     match format {
@@ -71,11 +71,11 @@ fn usage(message: &str) -> Failure {
     Failure::new(Kind::Usage, message)
 }
 
-/// `BODY:PATH` when what stands before the first colon can be an id; else a path of the host.
+/// Parses `BODY:PATH` if the part before the first colon can be an id; else a path of the host.
 fn side(text: &OsStr) -> Result<CopySide, Failure> {
     let bytes = text.as_encoded_bytes();
     if bytes.is_empty() {
-        return Err(usage("a path has no name").hint("write `.` for the current directory"));
+        return Err(usage("a path is empty").hint("write `.` for the current directory"));
     }
     let colon = bytes.iter().position(|byte| *byte == b':');
     let key = colon
@@ -88,7 +88,7 @@ fn side(text: &OsStr) -> Result<CopySide, Failure> {
         }
         Ok(path) => Ok(CopySide::Body { key: key.to_owned(), path: path.to_owned() }),
         Err(_) => Err(usage("a path in a Body is not valid UTF-8")
-            .hint("copy the directory that holds it: names of any bytes survive in there")),
+            .hint("copy its directory instead: names inside it may have any bytes")),
     }
 }
 

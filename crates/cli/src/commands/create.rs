@@ -9,7 +9,7 @@ use crate::{
     progress,
 };
 
-/// Makes a Body that stays.
+/// Creates a Body that stays.
 pub async fn create(fleet: &Fleet, args: BodyArgs, format: Format) -> Result<(), Failure> {
     let wall = args.timeout;
     let view = progress::watch("creating the Body", fleet.create(args.request(Life::Kept, wall)?)).await?;

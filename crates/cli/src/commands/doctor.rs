@@ -8,7 +8,7 @@ use crate::{
     progress,
 };
 
-/// Says what this host can do; fails if it cannot even hold a process.
+/// Prints what this host supports; fails if it does not even support layer process.
 pub async fn doctor(fleet: &Fleet, format: Format) -> Result<(), Failure> {
     let doctor = progress::watch("trying", fleet.doctor()).await?;
     match format {
@@ -23,8 +23,8 @@ pub async fn doctor(fleet: &Fleet, format: Format) -> Result<(), Failure> {
 
 fn unusable(report: Option<&LayerCheck>) -> Failure {
     let lacks = report.map(|report| report.lacks.join(", ")).unwrap_or_default();
-    Failure::new(Kind::Host, format!("this host cannot hold Bodies on layer process: {lacks}"))
-        .hint("the lines with `fix:` above say how to get what is missing")
+    Failure::new(Kind::Host, format!("this host cannot run Bodies on layer process: {lacks}"))
+        .hint("see the lines with `fix:` above")
 }
 
 fn text(doctor: &DoctorReport) -> String {

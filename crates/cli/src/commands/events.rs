@@ -1,4 +1,4 @@
-//! `pal events`, and the events that `run` and `exec` print as JSON.
+//! `pal events`, and the events that `run` and `exec` print with `--json`.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use crate::{
     progress,
 };
 
-/// How many are read at once.
+/// How many events are read at once.
 const PAGE: usize = 1000;
-/// How often one who follows looks again.
+/// How often `--follow` checks for new events.
 const LOOK: Duration = Duration::from_millis(100);
-/// How much of an event's data a line for people shows.
+/// How many characters of an event's data a line of text shows.
 const DATA_LEN: usize = 160;
 
-/// Prints events, or proves the log.
+/// Prints events, or verifies the log.
 pub async fn events(fleet: &Fleet, args: EventsArgs, format: Format) -> Result<(), Failure> {
     if let Some(EventsCommand::Verify) = args.command {
         return verify(fleet, format).await;
@@ -34,7 +34,7 @@ pub async fn events(fleet: &Fleet, args: EventsArgs, format: Format) -> Result<(
     }
 }
 
-/// A Body that is gone has no record any more, but has events: then the key must be its whole id.
+/// Resolves a Body's id. A removed Body has no record any more, only events, so its key must be the whole id.
 fn body(fleet: &Fleet, key: &str) -> Result<BodyId, Failure> {
     match fleet.find(key) {
         Ok(view) => Ok(view.spec.id),
@@ -46,7 +46,7 @@ fn body(fleet: &Fleet, key: &str) -> Result<BodyId, Failure> {
     }
 }
 
-/// Prints all there are after `after`; gives the number of the last.
+/// Prints all events after `after`; returns the number of the last.
 fn print(fleet: &Fleet, mut after: u64, body: Option<&BodyId>, format: Format) -> Result<u64, Failure> {
     loop {
         let page = fleet.events(after, body, PAGE)?;
@@ -88,19 +88,19 @@ async fn verify(fleet: &Fleet, format: Format) -> Result<(), Failure> {
         LogVerdict::Whole { .. } => Ok(()),
         LogVerdict::Broken { seq, why } => {
             Err(Failure::new(Kind::Conflict, format!("the log is broken at event {seq}: {why}"))
-                .hint("somebody or something changed it: compare with a copy, and keep both"))
+                .hint("the database was changed from outside: compare it with a backup, and keep both"))
         }
     }
 }
 
-/// The events of one Body from some moment on, for a command that answers in JSON.
+/// The events of one Body from now on, for a command with `--json`.
 pub struct EventTail {
-    /// The last number printed; none when nothing is to be printed.
+    /// The last number printed; none if nothing is to be printed.
     after: Option<u64>,
 }
 
 impl EventTail {
-    /// Begins now.
+    /// Starts at the current end of the log.
     pub fn new(fleet: &Fleet, format: Format) -> Result<Self, Failure> {
         let after = match format {
             Format::Text => None,
@@ -109,7 +109,7 @@ impl EventTail {
         Ok(Self { after })
     }
 
-    /// Prints what is new.
+    /// Prints the new events.
     pub fn print(&mut self, fleet: &Fleet, body: &BodyId) -> Result<(), Failure> {
         if let Some(after) = self.after {
             self.after = Some(print(fleet, after, Some(body), Format::Json)?);

@@ -10,7 +10,7 @@ use crate::{
     session::{self, BodyLifetime, SecondInterrupt, SessionOptions, StdioMode, StopSignals},
 };
 
-/// A login shell, the better one if it is there.
+/// Starts a login shell: bash if the Body has it, else sh.
 const LOGIN: [&str; 3] = ["sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash -l; exec sh -l"];
 
 /// Runs a command.
@@ -34,7 +34,7 @@ pub async fn shell(fleet: &Fleet, args: ShellArgs, wire: StdioMode, format: Form
     join(fleet, &args.body, request, wire, format).await
 }
 
-/// Runs a request in a Body that runs, joined to our own input and output.
+/// Runs a request in a running Body, attached to our standard input and output.
 pub async fn join(
     fleet: &Fleet,
     key: &str,

@@ -9,10 +9,10 @@ use crate::{
     table::Table,
 };
 
-/// Removes what nobody needs, or says what that is.
+/// Removes unused data, or lists it.
 pub async fn gc(fleet: &Fleet, dry_run: bool, format: Format) -> Result<(), Failure> {
     let sweep = if dry_run { GcMode::DryRun } else { GcMode::Remove };
-    let garbage = progress::watch("looking for what nobody needs", fleet.gc(sweep)).await?;
+    let garbage = progress::watch("looking for unused data", fleet.garbage().collect(sweep)).await?;
     if format == Format::Json {
         return output::json_lines(&garbage);
     }

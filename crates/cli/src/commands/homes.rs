@@ -19,13 +19,13 @@ pub fn home(fleet: &Fleet, args: HomeArgs, format: Format) -> Result<(), Failure
     }
 }
 
-/// Removes the homes that are named; lists all when none is.
+/// Removes the named homes; lists all if none is named.
 pub fn list_or_remove(fleet: &Fleet, remove: &[String], format: Format) -> Result<(), Failure> {
     if remove.is_empty() {
-        return list(&fleet.homes()?, format);
+        return list(&fleet.homes().list()?, format);
     }
     for name in remove {
-        fleet.remove_home(name)?;
+        fleet.homes().remove(name)?;
         match format {
             Format::Text => output::line(name)?,
             Format::Json => output::json(&json!({ "name": name }))?,
@@ -39,9 +39,7 @@ fn list(views: &[HomeView], format: Format) -> Result<(), Failure> {
         return output::json_lines(views);
     }
     if views.is_empty() {
-        output::talk(
-            "no homes\n  hint: have one with `pal up --home NAME`; it is kept when the Body is removed",
-        );
+        output::talk("no homes\n  hint: create one with `pal up --home NAME`; removing the Body keeps it");
         return Ok(());
     }
     let mut table = Table::new(&["NAME", "SIZE", "KEPT", "BODY"]);

@@ -13,7 +13,7 @@ use crate::{
 /// Shows a Body.
 pub fn inspect(fleet: &Fleet, key: &str, format: Format) -> Result<(), Failure> {
     let view = fleet.find(key)?;
-    let metrics = fleet.metrics(view.id());
+    let metrics = fleet.access().metrics(view.id());
     match format {
         Format::Json => {
             let mut shown = serde_json::to_value(&view).unwrap_or_default();
@@ -34,13 +34,14 @@ fn text(view: &BodyView, metrics: Option<&VmMetrics>) -> String {
     format!("{}\nenforcement: {}", table.render(""), record(&view.enforcement))
 }
 
-/// What its machine uses.
+/// The resource use of its microVM.
 fn used(metrics: &VmMetrics, table: &mut Table) {
     let (seconds, ms) = (metrics.cpu_ms / 1000, metrics.cpu_ms % 1000);
-    let of = metrics.machine_bytes.map_or(String::new(), |bytes| format!(" of a machine of {}", Size(bytes)));
+    let of =
+        metrics.machine_bytes.map_or(String::new(), |bytes| format!(" of {} of the microVM", Size(bytes)));
     table.row([
         "uses",
-        &format!("{} memory{of}, {seconds}.{ms:03} s of processor time", Size(metrics.memory_bytes)),
+        &format!("{} memory{of}, {seconds}.{ms:03} s of CPU time", Size(metrics.memory_bytes)),
     ]);
     for (name, disk) in &metrics.disks {
         let (read, written) = (Size(disk.read_bytes), Size(disk.written_bytes));
@@ -112,15 +113,15 @@ fn why(end: &GuestEnd) -> String {
         GuestEnd::Exit { code } => format!("its guest ended with {code}"),
         GuestEnd::Killed { signal } => format!("killed by signal {signal}"),
         GuestEnd::Oom => "out of memory".into(),
-        GuestEnd::Timeout => "its time was over".into(),
-        GuestEnd::Disk => "its files grew over their limit".into(),
-        GuestEnd::Inodes => "it made more files than its limit".into(),
-        GuestEnd::Owner => "its maker ended".into(),
-        GuestEnd::Unknown => "gone without a trace".into(),
+        GuestEnd::Timeout => "it reached its time limit".into(),
+        GuestEnd::Disk => "its files exceeded the disk limit".into(),
+        GuestEnd::Inodes => "it exceeded its inode limit".into(),
+        GuestEnd::Owner => "the `pal` that created it ended".into(),
+        GuestEnd::Unknown => "unknown: its supervisor was killed, too".into(),
     }
 }
 
-/// The enforcement record: a line that counts, then what holds the Body.
+/// The enforcement record as text: a line of counts, then each mechanism.
 pub fn record(enforcement: &Enforcement) -> String {
     let count = |state| format!("{} {state}", enforcement.count(state));
     let states = [MechanismStatus::Enforced, MechanismStatus::Degraded, MechanismStatus::Absent].map(count);

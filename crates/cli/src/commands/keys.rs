@@ -1,4 +1,4 @@
-//! `pal keys`: who may call `pal serve`.
+//! `pal keys`: the API keys of `pal serve`.
 
 use fleet::Fleet;
 use proto::{
@@ -15,7 +15,7 @@ use crate::{
     table::Table,
 };
 
-/// Makes, lists or revokes keys. A server that runs knows at once.
+/// Creates, lists or revokes keys. A running server uses the change at once.
 pub fn keys(fleet: &Fleet, command: &KeysCommand, format: Format) -> Result<(), Failure> {
     let keys = KeyStore::at(fleet.data());
     match command {
@@ -47,7 +47,7 @@ fn create(fleet: &Fleet, keys: &KeyStore, args: &NewKeyArgs, format: Format) -> 
     match format {
         Format::Text => {
             output::line(&made.secret)?;
-            output::talk(&format!("key {} was made now and is not shown again", made.id));
+            output::talk(&format!("key {} is new; `pal` does not print it again", made.id));
             Ok(())
         }
         Format::Json => output::json(&json!({ "id": made.id, "secret": made.secret })),
@@ -64,7 +64,7 @@ fn list(keys: &KeyStore, format: Format) -> Result<(), Failure> {
         return output::json_lines(shown);
     }
     if records.is_empty() {
-        output::talk("no keys\n  hint: make one with `pal keys create NAME`");
+        output::talk("no keys\n  hint: create one with `pal keys create NAME`");
         return Ok(());
     }
     let mut table = Table::new(&["ID", "NAME", "SCOPE", "STATE", "AGE"]);

@@ -48,7 +48,7 @@ pub async fn suspend(fleet: &Fleet, keys: &[String], format: Format) -> Result<(
     .await
 }
 
-/// Thaws Bodies.
+/// Resumes Bodies.
 pub async fn resume(fleet: &Fleet, keys: &[String], format: Format) -> Result<(), Failure> {
     each(fleet, keys, format, async |id| {
         print_body(&progress::watch("resuming", fleet.resume(id)).await?, format)
@@ -73,7 +73,7 @@ pub async fn remove(fleet: &Fleet, args: &RemoveArgs, format: Format) -> Result<
     .await
 }
 
-/// Does it to each Body; one that fails does not keep the others from it.
+/// Runs an action on each Body; a failure does not stop the others.
 async fn each(
     fleet: &Fleet,
     keys: &[String],

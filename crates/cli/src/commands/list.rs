@@ -16,7 +16,7 @@ pub fn list(fleet: &Fleet, format: Format) -> Result<(), Failure> {
         return output::json_lines(&views);
     }
     if views.is_empty() {
-        output::talk("no Bodies\n  hint: make one with `pal create`");
+        output::talk("no Bodies\n  hint: create one with `pal create`");
         return Ok(());
     }
     output::data(table(&views).render("").as_bytes())
@@ -42,7 +42,7 @@ fn limits(limits: &Limits) -> String {
     )
 }
 
-/// Processors as people write them.
+/// A number of CPUs as text.
 pub fn cpus(milli: u32) -> String {
     let text = format!("{}.{:03}", milli / 1000, milli % 1000);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

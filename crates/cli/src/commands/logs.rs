@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::output::{self, Format};
 
-/// Prints what the commands of a Body wrote; which commands those were is talk.
+/// Prints the output of a Body's commands to standard output, and the commands themselves to standard error.
 pub fn logs(fleet: &Fleet, key: &str, format: Format) -> Result<(), Failure> {
     let view = fleet.find(key)?;
     let entries = fleet.logs(view.id())?;
@@ -27,12 +27,12 @@ fn text(entry: &ExecLogEntry) -> Result<(), Failure> {
     output::talk(&format!("# {} {} ({end})", entry.at, visible(&entry.argv.join(" "))));
     output::data(&entry.output)?;
     if entry.truncated {
-        output::talk("# the rest was over the Body's output limit and was not kept");
+        output::talk("# the rest exceeded the Body's output limit and was not recorded");
     }
     Ok(())
 }
 
-/// Output stands as it does in events: `text`, or `hex` where it is not UTF-8.
+/// Output has the form that events have: `text`, or `hex` if it is not UTF-8.
 fn object(entry: &ExecLogEntry) -> Value {
     json!({
         "at": entry.at, "argv": entry.argv, "code": entry.code, "truncated": entry.truncated,

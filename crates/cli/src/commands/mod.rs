@@ -1,4 +1,4 @@
-//! The verbs, one file for each group.
+//! The commands, one file for each group.
 
 mod completions;
 mod copy;
@@ -33,7 +33,7 @@ use crate::{
     settings,
 };
 
-/// Does what was asked; gives the exit code.
+/// Runs the command; returns the exit code.
 pub fn dispatch(cli: Cli) -> Result<u8, Failure> {
     if let CliCommand::Completions(args) = &cli.command {
         return completions::completions(args, cli.common.format());
@@ -41,13 +41,15 @@ pub fn dispatch(cli: Cli) -> Result<u8, Failure> {
     if let CliCommand::Serve(args) = &cli.command {
         return serve::serve(args, settings::config(&cli.common)?, cli.common.format());
     }
-    // Never dropped: nobody waits for its tasks. The fleet is: it keeps the log's write-ahead file short.
+    // The runtime is never dropped, because nothing waits for its tasks. The fleet is dropped: that keeps the
+    // log's write-ahead file short.
     let runtime = ManuallyDrop::new(runtime()?);
     let config = || settings::config(&cli.common);
     runtime.block_on(act(config, cli.command, cli.common.format()))
 }
 
-/// What a command needs to know before it opens the fleet, it asks before: a typing error leaves no directory behind.
+/// Runs a command. Everything that can be checked without a fleet is checked first, so that a typing error
+/// creates no data directory.
 async fn act(
     config: impl Fn() -> Result<FleetConfig, Failure>,
     command: CliCommand,
@@ -58,7 +60,8 @@ async fn act(
     match command {
         CliCommand::Run(args) => {
             let wire = StdioMode::choose(args.wires, format)?;
-            // Not closed piece by piece: the log was tidied while the Body ended, and the kernel closes the rest.
+            // The fleet is not dropped: the log was checkpointed while the Body ended, and the kernel closes
+            // the files.
             let fleet = ManuallyDrop::new(to_create()?);
             return run::run(&fleet, *args, wire, format).await;
         }
@@ -108,8 +111,8 @@ async fn act(
     .map(|()| 0)
 }
 
-/// The one runtime: no threads of its own.
+/// The runtime of the process, without threads of its own.
 pub fn runtime() -> Result<Runtime, Failure> {
     let built = Builder::new_current_thread().enable_all().build();
-    built.map_err(|error| Failure::new(Kind::Host, "cannot wait for events of the kernel").because(error))
+    built.map_err(|error| Failure::new(Kind::Host, "cannot start the async runtime").because(error))
 }

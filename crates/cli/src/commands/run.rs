@@ -1,4 +1,4 @@
-//! `pal run`: a Body, a command in it, and nothing left.
+//! `pal run`: creates a Body, runs a command in it and removes the Body.
 
 use std::{pin::pin, time::Duration};
 
@@ -13,12 +13,12 @@ use crate::{
     session::{self, BodyLifetime, SecondInterrupt, SessionOptions, SessionOutcome, StdioMode, StopSignals},
 };
 
-/// How much longer than its command a Body may live, should the guest not keep the command's timeout.
+/// How much longer than its command a Body may run, in case the guest does not enforce the command's timeout.
 const WALL_GRACE: Duration = Duration::from_secs(2);
-/// How long an interrupted creation may take to come to an end that can be undone in order.
+/// How long an interrupted creation may take to reach a state that can be undone.
 const CREATE_GRACE: Duration = Duration::from_secs(2);
 
-/// Runs it.
+/// Runs the command in a new Body.
 pub async fn run(fleet: &Fleet, args: RunArgs, wire: StdioMode, format: Format) -> Result<u8, Failure> {
     let mut tail = EventTail::new(fleet, format)?;
     let life = if args.keep { Life::Kept } else { Life::Run };
@@ -50,12 +50,12 @@ pub async fn run(fleet: &Fleet, args: RunArgs, wire: StdioMode, format: Format) 
 struct CreatedBody {
     view: BodyView,
     signals: StopSignals,
-    /// The signal that came meanwhile.
+    /// The signal that arrived meanwhile.
     stopped: Option<i32>,
 }
 
-/// Makes the Body. Listening to signals begins while the kernel is at work, for it costs time too; a signal before
-/// that ends us, and so the Body.
+/// Creates the Body. Signal handlers are installed while the kernel works, because that takes time, too; a
+/// signal before that ends `pal`, and so the Body.
 async fn create_body(fleet: &Fleet, request: Create) -> Result<CreatedBody, Failure> {
     let mut making = pin!(fleet.create(request));
     let signals = tokio::select! {
@@ -71,21 +71,21 @@ async fn create_body(fleet: &Fleet, request: Create) -> Result<CreatedBody, Fail
     };
     match tokio::time::timeout(CREATE_GRACE, making).await {
         Ok(made) => Ok(CreatedBody { view: made?, signals, stopped: Some(stopped) }),
-        // Our end is its end.
+        // The Body ends with this process.
         Err(_) => std::process::exit(i32::from(session::stopped_code(stopped))),
     }
 }
 
 fn print_notes(view: &BodyView, life: Life, record: bool) {
     if life == Life::Kept {
-        output::talk(&format!("keeping body {}", view.id()));
+        output::talk(&format!("kept Body {}", view.id()));
     }
     if record {
         output::talk(&inspect::record(&view.enforcement));
     }
 }
 
-/// A Body that cannot be removed must not hide how its command ended.
+/// Removes the Body; a failure is only a warning, so that it does not hide how the command ended.
 async fn remove(fleet: &Fleet, view: &BodyView, format: Format) {
     if let Err(failure) = fleet.remove(view.id(), Force::Yes).await {
         failure::warn(&failure.hint(format!("remove it later: `pal rm --force {}`", view.id())), format);

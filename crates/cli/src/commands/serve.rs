@@ -23,12 +23,12 @@ use crate::{
     settings::variable,
 };
 
-/// Where a collector is, for every program that tells one.
+/// The standard variable with the address of an OpenTelemetry collector.
 const COLLECTOR: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
-/// How long what is left of a server may take to go.
+/// How long background tasks may take to end.
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
-/// Serves until somebody says stop.
+/// Serves until SIGTERM or SIGINT.
 pub fn serve(args: &ServeArgs, fleet: fleet::FleetConfig, format: Format) -> Result<u8, Failure> {
     let exposure = if args.insecure { Exposure::Open } else { Exposure::Guarded };
     let tls = match (args.tls, &args.cert, &args.key) {
@@ -71,12 +71,12 @@ pub fn serve(args: &ServeArgs, fleet: fleet::FleetConfig, format: Format) -> Res
     if let Some(telemetry) = telemetry {
         telemetry.finish();
     }
-    // Everything that still knows the fleet goes with it, so that the Body that waits for the next caller is cleared away.
+    // Dropping all references to the fleet removes the pooled Body that waits for the next request.
     runtime.shutdown_timeout(LAST_WAIT);
     served
 }
 
-/// Where images may come from, besides where anybody can reach them.
+/// The registries that builds may use besides public ones.
 fn registries(said: &[String], reach: fleet::RegistryAccess) -> fleet::RegistryAccess {
     let bare = |said: &String| {
         said.trim_start_matches("http://").trim_start_matches("https://").trim_end_matches('/').to_owned()
@@ -85,7 +85,7 @@ fn registries(said: &[String], reach: fleet::RegistryAccess) -> fleet::RegistryA
     fleet::RegistryAccess { trusted: said.iter().map(bare).collect(), plain, ..reach }
 }
 
-/// What the server says while it runs goes to standard error, where talk belongs; spans also to a collector.
+/// Logs to standard error; spans also go to a collector.
 fn tell_log(level: &str, telemetry: Option<&Telemetry>) {
     let level = level.parse().unwrap_or(LevelFilter::WARN);
     let log =
@@ -95,11 +95,11 @@ fn tell_log(level: &str, telemetry: Option<&Telemetry>) {
     tracing_subscriber::registry().with(spans).with(log).init();
 }
 
-/// Done at SIGTERM or SIGINT. They are heard from this call on, also while the server starts.
+/// Resolves at SIGTERM or SIGINT. The handlers are installed by this call, so signals count while the server
+/// starts, too.
 fn asked_to_stop() -> Result<impl Future<Output = ()>, Failure> {
-    let listen = |kind| {
-        signal(kind).map_err(|error| Failure::new(Kind::Host, "cannot listen to signals").because(error))
-    };
+    let listen =
+        |kind| signal(kind).map_err(|error| Failure::new(Kind::Host, "cannot handle signals").because(error));
     let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
     Ok(async move {
         tokio::select! {
@@ -120,10 +120,7 @@ fn tell(server: &Server, format: Format) -> Result<(), Failure> {
     }
     output::line(format_args!("serving at {url}"))?;
     if let Some(certificate) = &certificate {
-        output::talk(&format!(
-            "callers must trust this certificate of our own making: {}",
-            certificate.display()
-        ));
+        output::talk(&format!("clients must trust this self-signed certificate: {}", certificate.display()));
     }
     let shown = key.unwrap_or("e2b_…");
     output::talk(&format!(
@@ -131,11 +128,11 @@ fn tell(server: &Server, format: Format) -> Result<(), Failure> {
     ));
     match key {
         Some(_) => output::talk(
-            "this key was made now and is not shown again; `serve.key` in the data directory has it too",
+            "this key is new and is not printed again; `serve.key` in the data directory has it, too",
         ),
-        None => output::talk(
-            "the key is the one that the first start showed; `serve.key` in the data directory has it too",
-        ),
+        None => {
+            output::talk("the first start printed this key; `serve.key` in the data directory has it, too")
+        }
     }
     Ok(())
 }

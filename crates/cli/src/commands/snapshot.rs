@@ -19,7 +19,7 @@ pub async fn snapshot(fleet: &Fleet, args: SnapshotArgs, format: Format) -> Resu
         (Some(SnapshotCommand::Rm { snapshots }), _) => list_or_remove(fleet, &snapshots, format),
         (None, Some(body)) => take(fleet, &body, args.name, format).await,
         (None, None) => {
-            Err(Failure::new(Kind::Usage, "no Body is named").hint("name one: pal snapshot BODY"))
+            Err(Failure::new(Kind::Usage, "name a Body to take a snapshot of").hint("pal snapshot BODY"))
         }
     }
 }
@@ -33,7 +33,7 @@ async fn take(fleet: &Fleet, body: &str, name: Option<String>, format: Format) -
     }
 }
 
-/// Removes the snapshots that are named; lists all when none is.
+/// Removes the named snapshots; lists all if none is named.
 pub fn list_or_remove(fleet: &Fleet, remove: &[String], format: Format) -> Result<(), Failure> {
     if remove.is_empty() {
         return list(&fleet.snapshots()?, format);

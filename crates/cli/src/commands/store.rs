@@ -10,9 +10,9 @@ use crate::{
     table::Table,
 };
 
-/// Shows where the space went.
+/// Shows how much disk space each part takes.
 pub fn df(fleet: &Fleet, format: Format) -> Result<(), Failure> {
-    let (shares, budget) = fleet.df()?;
+    let (shares, budget) = fleet.garbage().disk_usage()?;
     if format == Format::Json {
         return output::json(&json!({ "shares": shares, "budget": budget }));
     }
@@ -22,7 +22,7 @@ pub fn df(fleet: &Fleet, format: Format) -> Result<(), Failure> {
     }
     output::data(table.render("").as_bytes())?;
     let total = Size(shares.iter().map(|share| share.bytes).sum());
-    output::talk(&format!("{total} in all; layers, snapshots and dependencies may take {budget}"));
+    output::talk(&format!("{total} in total; the budget of layers, snapshots and dependencies is {budget}"));
     Ok(())
 }
 

@@ -21,11 +21,11 @@ use crate::{
     table::Table,
 };
 
-/// Lists the templates, or does what else was asked.
+/// Runs a command about templates; lists them by default.
 pub async fn template(fleet: &Fleet, args: TemplateArgs, format: Format) -> Result<(), Failure> {
     match args.command.unwrap_or(TemplateCommand::Ls) {
-        TemplateCommand::Ls => list(&fleet.templates()?, format),
-        TemplateCommand::Inspect { template } => inspect(&fleet.template(&template)?, format),
+        TemplateCommand::Ls => list(&fleet.templates().list()?, format),
+        TemplateCommand::Inspect { template } => inspect(&fleet.templates().view(&template)?, format),
         TemplateCommand::Import(args) => print_template(&import(fleet, args).await?, format),
         TemplateCommand::Build { name, file, start, ready, force, allow, offline, pull } => {
             let start =
@@ -41,7 +41,7 @@ pub async fn template(fleet: &Fleet, args: TemplateArgs, format: Format) -> Resu
             print_template(&view, format)
         }
         TemplateCommand::Rm { templates } => templates.iter().try_for_each(|key| {
-            let id = fleet.remove_template(key)?;
+            let id = fleet.templates().remove(key)?;
             match format {
                 Format::Text => output::line(id),
                 Format::Json => output::json(&json!({ "id": id })),
@@ -56,7 +56,7 @@ fn list(views: &[TemplateView], format: Format) -> Result<(), Failure> {
     }
     if views.is_empty() {
         output::talk(
-            "no templates but `host`, this machine's own root\n  hint: make one from Debian's packages with `pal setup base`",
+            "no templates but `host`, this host's own root file system\n  hint: create one from Debian's packages with `pal setup base`",
         );
         return Ok(());
     }
@@ -94,10 +94,7 @@ fn inspect(view: &TemplateView, format: Format) -> Result<(), Failure> {
         table.row(["layers", &format!("{}, {}", build.layers.len(), Size(build.bytes))]);
         table.row(["user", settings.user.as_deref().unwrap_or("user")]);
         table.row(["workdir", settings.workdir.as_deref().unwrap_or("the user's home")]);
-        table.row([
-            "sudo",
-            if settings.sudo { "yes: setuid programs gain what root of the Body has" } else { "no" },
-        ]);
+        table.row(["sudo", if settings.sudo { "yes: setuid programs work" } else { "no" }]);
         let start = settings.start.iter();
         for line in start.flat_map(|start| [("start", &start.command), ("ready", &start.ready)]) {
             if let (name, Some(command)) = line {
@@ -116,15 +113,20 @@ async fn import(fleet: &Fleet, args: ImportArgs) -> Result<TemplateView, Failure
     let file = Path::new(&args.source);
     let built = if images::is_file(&args.source) {
         let archive = File::open(file).map_err(|error| unreadable(file, error))?;
-        fleet.import_template(&args.name, &format!("the archive {}", file.display()), settings, archive)?
+        fleet.builds().import_template(
+            &args.name,
+            &format!("the archive {}", file.display()),
+            settings,
+            archive,
+        )?
     } else {
         let image = images::image(&args.source, &args.pull)?;
-        fleet.import_image(&args.name, &image, settings, &mut |said| output::talk(said)).await?
+        fleet.builds().import_image(&args.name, &image, settings, &mut |said| output::talk(said)).await?
     };
-    fleet.template(built.template.as_str())
+    fleet.templates().view(built.template.as_str())
 }
 
-/// What is wanted of a build, besides its steps.
+/// The options of a build, besides its steps.
 struct BuildOptions {
     start: Option<StartCommand>,
     force: bool,
@@ -143,14 +145,15 @@ async fn build(
     let Dockerfile { from, acts, notes } = fleet::read_recipe(&text, &Default::default(), None)?;
     notes.iter().for_each(|note| output::talk(note));
     let from = images::origin(fleet, from, pull)?;
-    let asked = fleet.ask_build(name, &[], None, None)?;
-    let job = fleet.begin_job(&asked.template, &asked.id)?;
-    let files = fleet.template_files(&job.template);
+    let builds = fleet.builds();
+    let asked = builds.request(name, &[], None, None)?;
+    let job = builds.begin(&asked.template, &asked.id)?;
+    let files = fleet.templates().files_dir(&job.template);
     let steps = acts
         .into_iter()
         .map(|act| Ok(BuildStep { act: dockerfile::pack(act, context, &files)?, force: false }));
     let steps = steps.collect::<Result<Vec<_>, Failure>>()?;
-    let done = fleet.build(
+    let done = builds.build(
         &job,
         BuildRequest { from, steps, start: wanted.start, force: wanted.force, allow: wanted.allow },
     );
@@ -166,7 +169,7 @@ async fn build(
         }
     };
     built?;
-    fleet.template(job.template.as_str())
+    fleet.templates().view(job.template.as_str())
 }
 
 fn print_template(view: &TemplateView, format: Format) -> Result<(), Failure> {
@@ -182,7 +185,7 @@ fn unreadable(file: &Path, error: std::io::Error) -> Failure {
         .hint("name a file that exists")
 }
 
-/// Makes a template of pal's own, or prepares this host for microVMs.
+/// Creates one of pal's own templates, or prepares this host for microVMs.
 pub fn setup(fleet: &Fleet, args: &SetupArgs, format: Format) -> Result<(), Failure> {
     let mut say = |said: &str| output::talk(said);
     if args.template == "microvm"
@@ -202,23 +205,25 @@ pub fn setup(fleet: &Fleet, args: &SetupArgs, format: Format) -> Result<(), Fail
         };
     }
     if args.engine.is_some() {
-        return Err(Failure::new(Kind::Usage, "only `microvm` takes an engine")
+        return Err(Failure::new(Kind::Usage, "only `pal setup microvm` has an engine")
             .hint("write: pal setup microvm --engine ENGINE"));
     }
     if args.kernel.is_some() {
-        return Err(Failure::new(Kind::Usage, "only `microvm` takes a kernel")
+        return Err(Failure::new(Kind::Usage, "only `pal setup microvm` has a kernel")
             .hint("write: pal setup microvm --kernel FILE"));
     }
     let view = match std::env::var_os("PATH").filter(|path| !path.is_empty()) {
-        Some(path) => {
-            fleet.setup_with(&args.template, &std::env::split_paths(&path).collect::<Vec<_>>(), &mut say)?
-        }
-        None => fleet.setup(&args.template, &mut say)?,
+        Some(path) => fleet.builds().setup_with(
+            &args.template,
+            &std::env::split_paths(&path).collect::<Vec<_>>(),
+            &mut say,
+        )?,
+        None => fleet.builds().setup(&args.template, &mut say)?,
     };
     print_template(&view, format)
 }
 
-/// Where the caller's own PATH leads to a hypervisor, unless it was decided where that is.
+/// The path of a hypervisor on the caller's PATH, unless a setting names one.
 fn on_path(engine: Engine, fleet: &Fleet) -> Option<std::path::PathBuf> {
     let decided = fleet.settings().is_ok_and(|settings| settings.program(engine).is_some());
     let path = std::env::var_os("PATH").filter(|_| engine != Engine::Qemu && !decided)?;
@@ -228,7 +233,7 @@ fn on_path(engine: Engine, fleet: &Fleet) -> Option<std::path::PathBuf> {
         .find(|program| program.is_file())
 }
 
-/// Prepares a hypervisor besides the one that every microVM has, and says whether machines run under it.
+/// Prepares a further hypervisor, and boots a microVM under it.
 fn setup_engine(fleet: &Fleet, engine: Engine, args: &SetupArgs, format: Format) -> Result<(), Failure> {
     let program = args.program.as_deref().map(crate::settings::absolute).transpose()?;
     let program = program.or_else(|| on_path(engine, fleet));
@@ -242,15 +247,13 @@ fn setup_engine(fleet: &Fleet, engine: Engine, args: &SetupArgs, format: Format)
             known.version
         )),
         verdict => {
-            let why = verdict.as_ref().map_or("it was not tried", |verdict| verdict.why.as_str());
+            let why = verdict.as_ref().map_or("it was not tested", |verdict| verdict.why.as_str());
             Err(Failure::new(
                 Kind::Host,
-                format!("{} is here, but no machine comes up under it", known.version),
+                format!("{} is installed, but no microVM boots under it", known.version),
             )
             .because(why.to_owned())
-            .hint(
-                "use a machine with (nested) virtualisation, or the engine that can emulate: --engine qemu",
-            ))
+            .hint("use a host with (nested) virtualisation, or the engine that emulates: --engine qemu"))
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::{
     table::Table,
 };
 
-/// Variables by which a person's git finds keys, agents and proxies.
+/// Environment variables by which the user's git finds keys, agents and proxies.
 const PERSONAL: &[&str] = &[
     "GIT_AUTHOR_NAME",
     "GIT_AUTHOR_EMAIL",
@@ -47,7 +47,7 @@ const PERSONAL: &[&str] = &[
     "TERM",
 ];
 
-/// Whose git is used for what this person does.
+/// The identity and settings of the user's git.
 pub fn git_identity() -> GitIdentity {
     let env = PERSONAL.iter().filter_map(|name| Some(((*name).into(), std::env::var_os(name)?))).collect();
     let home = std::env::var_os("HOME").map_or_else(|| PathBuf::from("/nonexistent"), PathBuf::from);
@@ -55,7 +55,7 @@ pub fn git_identity() -> GitIdentity {
     GitIdentity { home, path, env }
 }
 
-/// What asks for Bodies with repositories.
+/// The request to create Bodies with repositories.
 pub fn request(args: &args::UpArgs, body: BodyArgs) -> Result<UpRequest, Failure> {
     let wall = body.timeout;
     let here =
@@ -75,7 +75,7 @@ pub fn request(args: &args::UpArgs, body: BodyArgs) -> Result<UpRequest, Failure
     })
 }
 
-/// A path, unless it is an address.
+/// Parses a path or an address of a repository.
 fn repository(text: &str) -> Result<RepoSource, Failure> {
     let path = Path::new(text);
     if path.exists() {
@@ -93,22 +93,28 @@ fn repository(text: &str) -> Result<RepoSource, Failure> {
     if scheme || scp {
         return Ok(RepoSource::Url(text.to_owned()));
     }
-    Err(Failure::new(Kind::NotFound, format!("{} is no repository", proto::text::visible(text)))
-        .hint("name a path or an address: https://, ssh:// or host:path"))
+    Err(Failure::new(
+        Kind::NotFound,
+        format!("{} is neither a directory nor the address of a repository", proto::text::visible(text)),
+    )
+    .hint("name a path or an address: https://, ssh:// or host:path"))
 }
 
-/// Makes Bodies; runs the command in the first.
+/// Creates Bodies; runs the command in the first.
 pub async fn up(fleet: &Fleet, args: args::UpArgs, format: Format) -> Result<u8, Failure> {
     let wire = StdioMode::choose(args.wires, format)?;
     let request = request(&args, args.body.clone())?;
     let views = progress::watch(
-        "bringing the repository in",
-        fleet.up_with_progress(request.clone(), &mut |line| output::talk(line)),
+        "importing the repository",
+        fleet.workspaces().up_with_progress(request.clone(), &mut |line| output::talk(line)),
     )
     .await?;
     if !args.committed && !args.uncommitted && args.reference.is_none() {
-        let left =
-            request.repositories.iter().map(|repo| fleet.uncommitted(repo, &request.person)).sum::<usize>();
+        let left = request
+            .repositories
+            .iter()
+            .map(|repo| fleet.workspaces().uncommitted(repo, &request.person))
+            .sum::<usize>();
         if left > 0 {
             let files = if left == 1 {
                 "1 uncommitted file is".to_owned()
@@ -116,14 +122,14 @@ pub async fn up(fleet: &Fleet, args: args::UpArgs, format: Format) -> Result<u8,
                 format!("{left} uncommitted files are")
             };
             output::talk(&format!(
-                "{files} not in it\n  hint: bring them along with `pal up --uncommitted`, or say `--committed`"
+                "{files} not in the Body\n  hint: include them with `pal up --uncommitted`, or silence this with `--committed`"
             ));
         }
     }
     if args.command.is_empty() || format == Format::Text {
         match format {
             Format::Json => output::json_lines(&views)?,
-            // A command's output is data; the id is talk beside it.
+            // With a command, standard output has the command's output, so the id goes to standard error.
             Format::Text if args.command.is_empty() => {
                 views.iter().try_for_each(|view| output::line(view.id()))?
             }
@@ -140,35 +146,35 @@ pub async fn up(fleet: &Fleet, args: args::UpArgs, format: Format) -> Result<u8,
 pub fn diff(fleet: &Fleet, args: &args::DiffArgs, format: Format) -> Result<(), Failure> {
     let view = fleet.find(&args.body)?;
     if format == Format::Json {
-        return output::json(&fleet.review_files(view.id(), args.workspace.as_deref())?.diff);
+        return output::json(&fleet.workspaces().review_files(view.id(), args.workspace.as_deref())?.diff);
     }
-    let look = fleet.review(view.id(), args.workspace.as_deref())?;
+    let look = fleet.workspaces().review(view.id(), args.workspace.as_deref())?;
     let shape = if args.stat { DiffFormat::Stat } else { DiffFormat::Patch };
     show(&look.text(shape, &args.paths)?)?;
     print_skipped(&look.diff.skipped);
     Ok(())
 }
 
-/// To a terminal nothing goes raw; to anything else, every byte does.
+/// Escapes text for a terminal; writes the raw bytes to anything else.
 fn show(text: &[u8]) -> Result<(), Failure> {
     if isatty(stdio::stdout()) { pager::show_patch(text) } else { output::data(text) }
 }
 
 fn print_skipped(skipped: &[SkippedPath]) {
     for left in skipped {
-        output::talk(&format!("left out: {} ({})", left.path, left.why));
+        output::talk(&format!("skipped: {} ({})", left.path, left.why));
     }
 }
 
 /// Lists the commits of a Body.
 pub async fn log(fleet: &Fleet, args: &args::LogArgs, format: Format) -> Result<(), Failure> {
     let view = fleet.find(&args.body)?;
-    let (saved, commits) = fleet.work_log(view.id(), args.workspace.as_deref()).await?;
+    let (saved, commits) = fleet.workspaces().log(view.id(), args.workspace.as_deref()).await?;
     if format == Format::Json {
         return output::json(&serde_json::json!({ "saved": saved, "commits": commits }));
     }
     if let Some(commit_error) = &saved.commit_error {
-        output::talk(&format!("its commits are not here: {}", proto::text::visible(commit_error)));
+        output::talk(&format!("the Body's commits cannot be read: {}", proto::text::visible(commit_error)));
     }
     if commits.is_empty() {
         output::talk("no commits");
@@ -190,13 +196,16 @@ pub async fn log(fleet: &Fleet, args: &args::LogArgs, format: Format) -> Result<
 pub async fn save(fleet: &Fleet, keys: &[String], format: Format) -> Result<(), Failure> {
     for key in keys {
         let view = fleet.find(key)?;
-        for saved in progress::watch("saving", fleet.save(view.id())).await? {
+        for saved in progress::watch("saving", fleet.workspaces().save(view.id())).await? {
             match format {
                 Format::Json => output::json(&saved)?,
                 Format::Text => output::line(&saved.wip)?,
             }
             if let Some(commit_error) = &saved.commit_error {
-                output::talk(&format!("its commits are not in it: {}", proto::text::visible(commit_error)));
+                output::talk(&format!(
+                    "the Body's commits are not saved: {}",
+                    proto::text::visible(commit_error)
+                ));
             }
             print_submodules(view.id(), &saved.submodules, "is saved in that submodule's own repository");
             print_skipped(&saved.skipped);
@@ -205,13 +214,13 @@ pub async fn save(fleet: &Fleet, keys: &[String], format: Format) -> Result<(), 
     Ok(())
 }
 
-/// Work in submodules is their own repositories', and comes from there.
+/// Prints how to merge work in submodules, which is in their own repositories.
 fn print_submodules(id: &proto::BodyId, submodules: &[SavedModule], what: &str) {
     for module in submodules {
         let path = proto::text::visible(&module.path);
         let quoted = path.replace('\'', "'\\''");
         output::talk(&format!(
-            "work in {path} {what}\n  hint: take it: git -C '{quoted}' merge refs/palisade/{id}/wip"
+            "work in {path} {what}\n  hint: merge it: git -C '{quoted}' merge refs/palisade/{id}/wip"
         ));
     }
 }
@@ -222,13 +231,13 @@ pub async fn land(fleet: &Fleet, args: args::LandArgs, format: Format) -> Result
         return queue(fleet, &args, format).await;
     }
     let [body] = &args.bodies[..] else {
-        return Err(Failure::new(Kind::Usage, "several Bodies land only one after the other")
-            .hint("say so: pal land --queue --onto BRANCH BODY..."));
+        return Err(Failure::new(Kind::Usage, "several Bodies can land only with --queue")
+            .hint("pal land --queue --onto BRANCH BODY..."));
     };
     let view = fleet.find(body)?;
     let name = args.workspace.as_deref();
     if args.patch {
-        let patch = fleet.review(view.id(), name)?.text(DiffFormat::Patch, &[])?;
+        let patch = fleet.workspaces().review(view.id(), name)?.text(DiffFormat::Patch, &[])?;
         return match format {
             Format::Text => show(&patch),
             Format::Json => output::json(&serde_json::json!({ "patch": output::text_or_hex(&patch) })),
@@ -245,15 +254,14 @@ pub async fn land(fleet: &Fleet, args: args::LandArgs, format: Format) -> Result
         (.., true) => LandSelection::Committed,
         _ => LandSelection::All,
     };
-    let landed = progress::watch("landing", fleet.land(view.id(), name, how, what, &git_identity())).await?;
+    let landed =
+        progress::watch("landing", fleet.workspaces().land(view.id(), name, how, what, &git_identity()))
+            .await?;
     if format == Format::Json {
         return output::json(&landed);
     }
     for path in &landed.auto_executed {
-        output::talk(&format!(
-            "look at {} before you use it: tools run what it says",
-            proto::text::visible(path)
-        ));
+        output::talk(&format!("check {} before you use it: tools execute it", proto::text::visible(path)));
     }
     print_submodules(
         view.id(),
@@ -265,16 +273,18 @@ pub async fn land(fleet: &Fleet, args: args::LandArgs, format: Format) -> Result
     output::line(&landed.to)
 }
 
-/// Lands Bodies one after the other.
+/// Lands Bodies in order.
 async fn queue(fleet: &Fleet, args: &args::LandArgs, format: Format) -> Result<(), Failure> {
     let ids =
         args.bodies.iter().map(|key| Ok(fleet.find(key)?.spec.id)).collect::<Result<Vec<_>, Failure>>()?;
     let onto = args.onto.as_deref().unwrap_or_default();
     let person = git_identity();
     let mut say = |line: &str| output::talk(line);
-    let queued =
-        progress::watch("landing", fleet.land_queue(&ids, onto, args.test.as_deref(), &person, &mut say))
-            .await?;
+    let queued = progress::watch(
+        "landing",
+        fleet.workspaces().land_queue(&ids, onto, args.test.as_deref(), &person, &mut say),
+    )
+    .await?;
     if format == Format::Json {
         output::json_lines(&queued)?;
     } else {
@@ -282,7 +292,7 @@ async fn queue(fleet: &Fleet, args: &args::LandArgs, format: Format) -> Result<(
             match (&one.landed, &one.why) {
                 (Some(landed), _) => output::line(format!("{} landed {}", one.body, landed.to))?,
                 (_, why) => output::line(format!(
-                    "{} stays: {}",
+                    "{} did not land: {}",
                     one.body,
                     proto::text::visible(why.as_deref().unwrap_or_default())
                 ))?,
@@ -302,7 +312,8 @@ async fn queue(fleet: &Fleet, args: &args::LandArgs, format: Format) -> Result<(
 pub async fn compare(fleet: &Fleet, args: &args::CompareArgs, format: Format) -> Result<(), Failure> {
     let ids =
         args.bodies.iter().map(|key| Ok(fleet.find(key)?.spec.id)).collect::<Result<Vec<_>, Failure>>()?;
-    let compared = progress::watch("comparing", fleet.compare(&ids, args.test.as_deref())).await?;
+    let compared =
+        progress::watch("comparing", fleet.workspaces().compare(&ids, args.test.as_deref())).await?;
     if format == Format::Json {
         return output::json(&compared);
     }
@@ -331,7 +342,7 @@ pub async fn compare(fleet: &Fleet, args: &args::CompareArgs, format: Format) ->
         let (one, other) = (&overlap.one, &overlap.other);
         match overlap.conflicts.is_empty() {
             true => output::line(format!(
-                "{one} and {other} both touch {}, and can both land",
+                "{one} and {other} both change {}, and can both land",
                 shown(&overlap.files)
             ))?,
             false => output::line(format!(
@@ -343,14 +354,14 @@ pub async fn compare(fleet: &Fleet, args: &args::CompareArgs, format: Format) ->
     Ok(())
 }
 
-/// Says what goes with a Body whose work is given up.
+/// Prints the work that is lost with a Body.
 pub fn print_unsaved(fleet: &Fleet, id: &proto::BodyId) -> Result<(), Failure> {
-    let lost = fleet.unsaved_work(id)?;
+    let lost = fleet.workspaces().unsaved_work(id)?;
     for line in &lost.lines {
         output::talk(&format!("lost: {}", proto::text::visible(line)));
     }
     if lost.saved {
-        output::talk(&format!("what was saved before stays: refs/palisade/{id}/wip"));
+        output::talk(&format!("the last save stays: refs/palisade/{id}/wip"));
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Everything that goes to the command while its output comes back: input, signals, the size of the terminal.
+//! Forwards input, signals and the terminal size to the command.
 
 use std::{
     convert::Infallible,
@@ -17,22 +17,22 @@ use super::{
 };
 use crate::terminal::{self, RawTerminal};
 
-/// What a second interrupt within [`IMPATIENT`] does.
+/// The effect of a second interrupt within [`IMPATIENT`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SecondInterrupt {
     /// Ends the session, and so the Body.
     Ends,
-    /// Goes to the command as the first did.
+    /// Goes to the command, as the first one did.
     Forwards,
 }
 
 const IMPATIENT: Duration = Duration::from_secs(2);
-/// How long a signal may take to be delivered before we go on without.
+/// How long the delivery of a signal may take.
 const DELIVERY: Duration = Duration::from_secs(1);
 const SIGWINCH: i32 = 28;
 const SIGCONT: i32 = 18;
 
-/// Serves the command until a signal to us ends the session.
+/// Forwards everything to the command until a signal to `pal` ends the session.
 pub async fn join(
     control: &ExecControl,
     wire: StdioMode,
@@ -47,7 +47,8 @@ pub async fn join(
     }
 }
 
-/// Passes signals on. On a terminal a signal to us means that the terminal goes away.
+/// Forwards signals. With a terminal, keys reach the command as bytes, so a signal to `pal` means that the
+/// terminal is closing.
 async fn forward(
     control: &ExecControl,
     wire: StdioMode,
@@ -69,15 +70,15 @@ async fn forward(
         if signal == SIGINT {
             interrupted = Some(Instant::now());
         }
-        // A command that has just ended cannot be signalled, and its end is on its way to us.
+        // A command that has just ended cannot be signalled; its end arrives next.
         let _ = timeout(DELIVERY, control.signal(signal)).await;
     }
 }
 
-/// Passes input on until there is no more, or the command takes no more.
+/// Forwards input until it ends, or until the command stops reading.
 async fn send_input(control: &ExecControl, wire: StdioMode) -> Infallible {
     if wire != StdioMode::Null {
-        // A command need not take all its input: one that ends or closes it is no failure of ours.
+        // A command may end or close its input early; that is no failure.
         let _ = send_all(control, wire).await;
     }
     pending().await
@@ -88,18 +89,18 @@ async fn send_all(control: &ExecControl, wire: StdioMode) -> Result<(), Failure>
     while let Some(piece) = pieces.recv().await {
         control.send(piece).await?;
     }
-    // A terminal has no end of file: its `^D` is a byte among others.
+    // A terminal has no end of file: `^D` is a byte like others.
     if wire == StdioMode::Open { control.close_stdin().await } else { Ok(()) }
 }
 
-/// Keeps the command's terminal as large as ours, and ours raw after we were stopped.
+/// Keeps the command's terminal as large as ours, and makes ours raw again after `pal` was stopped.
 async fn resize(control: &ExecControl, raw: Option<&RawTerminal>) -> Infallible {
     let Some(raw) = raw else { return pending().await };
     let (Ok(mut changed), Ok(mut continued)) = (listen_to(SIGWINCH), listen_to(SIGCONT)) else {
         return pending().await;
     };
     loop {
-        // First of all: the size may have changed between the request and now.
+        // Set the size at once: it may have changed since the request.
         let _ = control.resize(terminal::size()).await;
         tokio::select! {
             _ = changed.recv() => {}

@@ -1,7 +1,8 @@
-//! One command in one Body, joined to our own input, output, signals and terminal.
+//! Attaches one command in a Body to our input, output, signals and terminal.
 //!
-//! Invariant: nothing of ours is read before the command has started, so a failed start eats no input.
-//! Invariant: however a session ends, the terminal is as it was.
+//! Invariant: standard input is read only after the command has started, so that a failed start consumes none
+//! of it.
+//! Invariant: however a session ends, the terminal is restored.
 
 mod input;
 mod signals;
@@ -29,18 +30,18 @@ const SIGKILL: i32 = 9;
 /// How long a command has to end after it lost its reader or its terminal.
 const WIND_DOWN: Duration = Duration::from_secs(1);
 
-const OUT_OF_MEMORY: &str = "the kernel killed processes of the Body, which was out of memory";
+const OUT_OF_MEMORY: &str = "the kernel killed processes of the Body, because it was out of memory";
 
 /// How a session ended.
 pub enum SessionOutcome {
     /// The command ended.
     Ended(ExecEnd),
-    /// A signal to us ended the session.
+    /// A signal to `pal` ended the session.
     Stopped(i32),
 }
 
 impl SessionOutcome {
-    /// The exit code that stands for it, as a shell would give it.
+    /// The exit code, as a shell would set it.
     pub fn exit_code(&self, format: Format) -> Result<u8, Failure> {
         match self {
             SessionOutcome::Ended(ended) => exit_code_of(ended, format),
@@ -54,27 +55,27 @@ pub fn stopped_code(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 
-/// What becomes of the command's output, and of our impatience.
+/// The options of a session.
 #[derive(Debug, Clone, Copy)]
 pub struct SessionOptions {
-    /// As JSON, output is only in the events.
+    /// The output format; with JSON, output is only in the events.
     pub format: Format,
-    /// What a second interrupt does.
+    /// The effect of a second interrupt.
     pub impatience: SecondInterrupt,
-    /// What becomes of the Body when the command ends.
+    /// Whether the Body ends with the command.
     pub body: BodyLifetime,
 }
 
-/// What becomes of a Body when its command ends.
+/// Whether a Body ends with its command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BodyLifetime {
     /// It stays.
     OutlivesCommand,
-    /// It goes.
+    /// It ends.
     EndsWithCommand,
 }
 
-/// Starts a command that `wire` was applied to; `started` hears of it before anything else happens.
+/// Starts a command prepared by `wire`, and calls `started` before it forwards anything.
 pub async fn run_attached(
     fleet: &Fleet,
     body: &BodyId,
@@ -102,13 +103,13 @@ pub async fn run_attached(
     finish_session(exec, &control, flow, manner.body).await
 }
 
-/// Why nothing flows any more.
+/// Why a session stopped forwarding.
 enum FlowEnd {
     Ended,
     Stopped(i32),
-    /// The guest does not speak as it should.
+    /// The guest broke the protocol.
     GuestBroken(Failure),
-    /// We cannot pass output on.
+    /// Writing the output failed.
     SinkBroken(Failure),
 }
 
@@ -131,7 +132,8 @@ async fn finish_session(
             Ok(SessionOutcome::Stopped(signal))
         }
         FlowEnd::SinkBroken(failure) => {
-            // As the kernel does to a writer without a reader; who ignores that is killed.
+            // A writer without a reader gets SIGPIPE from the kernel, so does the command; if it ignores
+            // that, it is killed.
             for signal in [SIGPIPE, SIGKILL] {
                 let sent = timeout(WIND_DOWN, control.signal(signal)).await;
                 if matches!(sent, Ok(Ok(()))) && wait_end(&mut exec).await {
@@ -161,20 +163,20 @@ async fn copy_output(exec: &mut Exec<'_>, format: Format) -> FlowEnd {
     }
 }
 
-/// Waits a little for the end, unheard; says whether it came.
+/// Waits briefly for the end and drops output; returns whether it came.
 async fn wait_end(exec: &mut Exec<'_>) -> bool {
     let end = async { while let Ok(Some(_)) = exec.next().await {} };
     timeout(WIND_DOWN, end).await.is_ok()
 }
 
-/// The command's own end is its exit code; an end that was done to it is a failure.
+/// The exit code of a command that ended by itself; a failure if a limit or the end of the Body ended it.
 fn exit_code_of(ended: &ExecEnd, format: Format) -> Result<u8, Failure> {
     if ended.timed_out {
         return Err(Failure::new(Kind::Limit, "the command was killed at its timeout")
             .hint("give it longer: `--timeout 10m`"));
     }
     match &ended.body_end {
-        // The command may have lived on, so its code stands; but nobody should have to guess.
+        // The command may have survived, so its exit code stays; the warning explains a strange one.
         None if ended.out_of_memory => {
             failure::warn(
                 &Failure::new(Kind::Limit, OUT_OF_MEMORY).hint("give it more: `--memory 2GiB`"),
@@ -189,27 +191,29 @@ fn exit_code_of(ended: &ExecEnd, format: Format) -> Result<u8, Failure> {
 
 fn body_ended(end: &GuestEnd) -> Failure {
     let limit = |why: &str, hint: &str| {
-        Failure::new(Kind::Limit, format!("the Body ended under the command: {why}")).hint(hint)
+        Failure::new(Kind::Limit, format!("the Body ended while the command ran: {why}")).hint(hint)
     };
     let other = |kind, why: String| {
-        Failure::new(kind, format!("the Body ended under the command: {why}"))
+        Failure::new(kind, format!("the Body ended while the command ran: {why}"))
             .hint("`pal events` shows what happened")
     };
     match end {
         GuestEnd::Oom => limit("it was out of memory", "give it more: `--memory 2GiB`"),
-        GuestEnd::Timeout => limit("its time was over", "give it longer: `--timeout 10m`"),
-        GuestEnd::Disk => limit("its files grew over their limit", "give it more: `--disk 2GiB`"),
-        GuestEnd::Inodes => limit("it made more files than its limit", "allow more: `--inodes 100000`"),
+        GuestEnd::Timeout => limit("it reached its time limit", "give it longer: `--timeout 10m`"),
+        GuestEnd::Disk => limit("its files exceeded the disk limit", "give it more: `--disk 2GiB`"),
+        GuestEnd::Inodes => limit("it exceeded its inode limit", "allow more: `--inodes 100000`"),
         GuestEnd::Exit { code } if proto::vm::EXITS.iter().any(|(known, _)| known == code) => {
             other(Kind::Conflict, fleet::describe_end(end))
         }
         GuestEnd::Exit { code } => {
-            other(Kind::Conflict, format!("its guest ended with {code}, as when it is stopped"))
+            other(Kind::Conflict, format!("its guest exited with code {code}, as after a stop"))
         }
         GuestEnd::Killed { signal } => {
             other(Kind::Conflict, format!("its guest was killed by signal {signal}"))
         }
-        GuestEnd::Owner => other(Kind::Conflict, "the `pal` that made it ended".into()),
-        GuestEnd::Unknown => other(Kind::Host, "it is gone without a trace".into()),
+        GuestEnd::Owner => other(Kind::Conflict, "the `pal` that created it ended".into()),
+        GuestEnd::Unknown => {
+            other(Kind::Host, "the cause is unknown, because its supervisor was killed, too".into())
+        }
     }
 }

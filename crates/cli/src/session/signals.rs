@@ -1,23 +1,23 @@
-//! Signals that reach `pal` and are meant for the command.
+//! Signals that `pal` receives and forwards to the command.
 
 use std::future::{pending, poll_fn};
 
 use proto::{Failure, Kind};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The interrupt of a terminal.
+/// The interrupt key of a terminal.
 pub const SIGINT: i32 = 2;
-/// The end of a terminal.
+/// The hangup of a terminal.
 pub const SIGHUP: i32 = 1;
 const SIGTERM: i32 = 15;
 
-/// Interrupt, terminate, hang up.
+/// SIGINT, SIGTERM and SIGHUP.
 pub struct StopSignals {
     heard: Vec<(i32, Signal)>,
 }
 
 impl StopSignals {
-    /// Listens, from now on. What our parent had us ignore (`nohup`) stays ignored.
+    /// Installs the handlers. A signal that the parent process ignores (`nohup`) stays ignored.
     pub fn listen() -> Result<Self, Failure> {
         let mut heard = Vec::with_capacity(3);
         for number in [SIGINT, SIGTERM, SIGHUP] {
@@ -28,7 +28,7 @@ impl StopSignals {
         Ok(Self { heard })
     }
 
-    /// The next one.
+    /// The next signal.
     pub async fn next(&mut self) -> i32 {
         if self.heard.is_empty() {
             return pending().await;
@@ -45,8 +45,8 @@ impl StopSignals {
     }
 }
 
-/// Listens to one signal.
+/// Installs the handler of one signal.
 pub fn listen_to(number: i32) -> Result<Signal, Failure> {
     signal(SignalKind::from_raw(number))
-        .map_err(|error| Failure::new(Kind::Host, format!("cannot listen to signal {number}")).because(error))
+        .map_err(|error| Failure::new(Kind::Host, format!("cannot handle signal {number}")).because(error))
 }

@@ -1,7 +1,8 @@
-//! Our standard input, as pieces.
+//! Reads standard input in chunks.
 //!
-//! Why a thread: the description is shared with whoever started us, so it must not be made non-blocking, and a file
-//! cannot be polled. It is started when a command wants input, and nobody waits for it at the end.
+//! A thread reads it, because the file description is shared with the parent process and must not become
+//! non-blocking, and a regular file cannot be polled. The thread starts when a command needs input, and
+//! nothing joins it at the end.
 
 use bytes::Bytes;
 use proto::{Failure, Kind};
@@ -23,7 +24,9 @@ pub fn read() -> Result<mpsc::Receiver<Bytes>, Failure> {
         .name("pal-stdin".into())
         .stack_size(STACK_LEN)
         .spawn(move || pump(&sender))
-        .map_err(|error| Failure::new(Kind::Host, "cannot start to read standard input").because(error))?;
+        .map_err(|error| {
+        Failure::new(Kind::Host, "cannot start a thread that reads standard input").because(error)
+    })?;
     Ok(receiver)
 }
 
@@ -41,7 +44,7 @@ fn pump(sender: &mpsc::Sender<Bytes>) {
             Err(Errno::AGAIN) => {
                 let _ = poll(&mut [PollFd::new(&stdio::stdin(), PollFlags::IN)], None);
             }
-            // A terminal that hung up, a directory, a closed descriptor: there is no more.
+            // A closed terminal, a directory or a closed descriptor has no more input.
             Err(_) => return,
         }
     }

@@ -1,4 +1,4 @@
-//! By what a command is joined to us.
+//! How a command is attached to our standard input.
 
 use fleet::{ExecRequest, Stdin};
 use proto::{Failure, Kind};
@@ -10,22 +10,22 @@ use rustix::{
 
 use crate::{args::StdioArgs, output::Format, settings::variable, terminal};
 
-/// What the command reads, and so how it is spoken to.
+/// The standard input of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StdioMode {
-    /// A terminal of its own, driven by ours.
+    /// A terminal of its own, connected to ours.
     Terminal,
     /// Our standard input, as bytes.
     Open,
-    /// Nothing.
+    /// No input.
     Null,
 }
 
 impl StdioMode {
-    /// What the flags and our standard input ask for.
+    /// Chooses by the options and our standard input.
     pub fn choose(wires: StdioArgs, format: Format) -> Result<Self, Failure> {
         if wires.tty && !isatty(stdio::stdin()) {
-            return Err(Failure::new(Kind::Usage, "-t needs a terminal, and standard input is none")
+            return Err(Failure::new(Kind::Usage, "-t needs a terminal, and standard input is not one")
                 .hint("leave out -t: a pipe gets bytes; -i passes standard input in"));
         }
         if wires.tty && format == Format::Json {
@@ -40,7 +40,7 @@ impl StdioMode {
         })
     }
 
-    /// A terminal if we have one, else bytes.
+    /// A terminal if standard input is one, else bytes.
     pub fn shell(format: Format) -> Result<Self, Failure> {
         match (isatty(stdio::stdin()), format) {
             (true, Format::Json) => {
@@ -52,7 +52,7 @@ impl StdioMode {
         }
     }
 
-    /// Writes the choice into a request.
+    /// Applies the choice to a request.
     pub fn apply(self, request: &mut ExecRequest) -> Result<(), Failure> {
         request.stdin = if self == StdioMode::Null { Stdin::Null } else { Stdin::Open };
         if self != StdioMode::Terminal {
@@ -68,7 +68,7 @@ impl StdioMode {
     }
 }
 
-/// Whether standard input is more than a terminal nobody spoke of, or a hole.
+/// Whether standard input is a pipe or a file, not a terminal or /dev/null.
 fn stdin_has_bytes() -> bool {
     let Ok(stat) = fstat(stdio::stdin()) else { return false };
     match FileType::from_raw_mode(stat.st_mode) {

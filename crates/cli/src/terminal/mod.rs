@@ -1,6 +1,6 @@
-//! Our own terminal: raw while a command has it, and always given back.
+//! Our own terminal: raw while a command uses it, and always restored.
 //!
-//! Given back by the guard's drop, by a hook when we panic, and by a helper process when we are killed.
+//! The guard's drop restores it, a hook does so on a panic, and a helper process if `pal` is killed.
 
 mod restore;
 
@@ -15,7 +15,7 @@ use rustix::{
 
 pub use restore::{RESCUE, restore_when_orphaned};
 
-/// What a terminal that does not know its size is taken for.
+/// The size of a terminal that reports none.
 const SIZE_UNKNOWN: TtySize = TtySize { cols: 80, rows: 24 };
 
 /// The size of our terminal.
@@ -26,17 +26,17 @@ pub fn size() -> TtySize {
     }
 }
 
-/// As the terminal was, for the panic hook: a panic aborts, so no drop runs.
+/// The saved state for the panic hook: a panic aborts, so no drop runs.
 static SAVED: OnceLock<Termios> = OnceLock::new();
 
-/// Our terminal, raw until this is dropped.
+/// Our terminal in raw mode, until this is dropped.
 pub struct RawTerminal {
     raw: Termios,
     rescue: Option<restore::TerminalRestorer>,
 }
 
 impl RawTerminal {
-    /// Makes it raw.
+    /// Makes the terminal raw.
     pub fn enter() -> Result<Self, Failure> {
         let failed = |errno: rustix::io::Errno| {
             Failure::new(Kind::Host, "cannot make the terminal raw").because(std::io::Error::from(errno))
@@ -44,7 +44,7 @@ impl RawTerminal {
         let saved = tcgetattr(stdio::stdin()).map_err(failed)?;
         let mut raw = saved.clone();
         raw.make_raw();
-        // Without the helper all is well, but for a kill -9.
+        // The helper matters only after `kill -9`, so its failure is ignored.
         let rescue = restore::TerminalRestorer::start(&saved).ok();
         restore_on_panic(saved);
         let guard = Self { raw, rescue };
@@ -52,7 +52,7 @@ impl RawTerminal {
         Ok(guard)
     }
 
-    /// Makes it raw again: a shell that stopped us has changed it.
+    /// Makes it raw again, because a shell that stopped `pal` has changed it.
     pub fn reenter(&self) {
         let _ = tcsetattr(stdio::stdin(), OptionalActions::Now, &self.raw);
     }

@@ -1,7 +1,7 @@
-//! A helper process that gives the terminal back when `pal` is killed before it could.
+//! A helper process that restores the terminal if `pal` is killed.
 //!
-//! Its standard input is a pipe from `pal`: how the terminal was, then perhaps [`DONE`]. Its standard output is the
-//! terminal. When the pipe ends without [`DONE`], `pal` is gone and the helper restores what it was told.
+//! Its standard input is a pipe from `pal`: the saved state, then perhaps [`DONE`]. Its standard output is
+//! the terminal. If the pipe ends without [`DONE`], `pal` is gone, and the helper restores the state.
 
 use std::{
     io::{self, Read, Write},
@@ -19,19 +19,19 @@ use rustix::{
 
 use crate::{commands::runtime, session::StopSignals};
 
-/// The first argument of the helper; not a command for people.
+/// The first argument of the helper; not meant for users.
 pub const RESCUE: &str = "__restore-tty";
 const DONE: u8 = b'd';
-/// Four words of modes and two special codes: all that raw mode changes.
+/// Length of the state: four words of modes and two special codes, which is all that raw mode changes.
 const STATE_LEN: usize = 4 * 4 + 2;
 
-/// The helper, seen from `pal`.
+/// The helper process, as `pal` sees it.
 pub struct TerminalRestorer {
     helper: Child,
 }
 
 impl TerminalRestorer {
-    /// Starts it and tells it how the terminal was.
+    /// Starts the helper and sends it the state of the terminal.
     pub fn start(saved: &Termios) -> io::Result<Self> {
         let terminal = stdio::stdin().as_fd().try_clone_to_owned()?;
         let mut helper = Command::new("/proc/self/exe")
@@ -48,7 +48,7 @@ impl TerminalRestorer {
         Ok(Self { helper })
     }
 
-    /// The terminal has been given back; the helper may go.
+    /// Ends the helper after the terminal was restored.
     pub fn dismiss(mut self) {
         if let Some(mut pipe) = self.helper.stdin.take() {
             let _ = pipe.write_all(&[DONE]);
@@ -57,9 +57,9 @@ impl TerminalRestorer {
     }
 }
 
-/// What the helper does.
+/// The main function of the helper.
 pub fn restore_when_orphaned() {
-    // Out of the session: neither the terminal's keys nor its end reach us, and no SIGTTOU stops us.
+    // In a session of its own the helper gets neither signals of the terminal nor SIGTTOU.
     let _ = rustix::process::setsid();
     let ears = runtime().ok();
     let _deaf = ears.as_ref().map(|runtime| {

@@ -5,26 +5,28 @@ use std::{collections::BTreeSet, fs};
 use body::{BodyDir, layers, snapshot};
 use proto::{Failure, LayerId};
 
-use crate::{Fleet, GarbageItem, GcMode, failures};
+use crate::{GarbageCollector, GarbageItem, GcMode, failures};
 
-impl Fleet {
+impl GarbageCollector<'_> {
     /// Layers that a build, a Body or a snapshot stands on.
     fn needed_layers(&self) -> Result<BTreeSet<LayerId>, Failure> {
         let builds = self
+            .fleet
+            .templates()
             .template_records()
             .into_iter()
-            .flat_map(|template| self.builds(&template.id))
+            .flat_map(|template| self.fleet.templates().builds(&template.id))
             .flat_map(|build| build.layers);
         let mut needed: BTreeSet<LayerId> = builds.collect();
-        for id in self.ids()? {
-            let dir = BodyDir::at(self.body_path(&id));
+        for id in self.fleet.ids()? {
+            let dir = BodyDir::at(self.fleet.body_path(&id));
             let Ok(spec) = dir.spec().or_else(|_| dir.draft()) else { continue };
             needed.extend(spec.base.into_iter().flat_map(|base| base.layers));
             needed.extend(spec.workspaces.into_iter().flat_map(|workspace| workspace.layers));
             needed.extend(spec.home.into_iter().flat_map(|home| home.layers));
         }
-        needed.extend(self.home_records().into_iter().flat_map(|home| home.layers));
-        for manifest in self.manifests() {
+        needed.extend(self.fleet.homes().records().into_iter().flat_map(|home| home.layers));
+        for manifest in self.fleet.manifests() {
             needed.extend(manifest.base.into_iter().flat_map(|base| base.layers));
             needed.extend(manifest.workspaces.into_iter().flat_map(|workspace| workspace.layers));
             needed.extend(manifest.home.into_iter().flat_map(|home| home.layers));
@@ -39,7 +41,7 @@ impl Fleet {
 
     /// The same for `gc`, which tells what it found.
     pub(crate) fn sweep_layers(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
-        self.sweep_layers_to(sweep, self.budget()?.0, found)
+        self.sweep_layers_to(sweep, self.fleet.budget()?.0, found)
     }
 
     /// The same, with that much room for layers that somebody may stand on again.
@@ -49,13 +51,13 @@ impl Fleet {
         budget: u64,
         found: &mut Vec<GarbageItem>,
     ) -> Result<(), Failure> {
-        if !self.layers_dir().is_dir() {
+        if !self.fleet.templates().layers_dir().is_dir() {
             return Ok(());
         }
         let Some(_idle) = self.no_build_runs() else { return Ok(()) };
         self.sweep_blobs(sweep, found);
         let needed = self.needed_layers()?;
-        let entries = fs::read_dir(self.layers_dir()).into_iter().flatten().flatten();
+        let entries = fs::read_dir(self.fleet.templates().layers_dir()).into_iter().flatten().flatten();
         for path in entries.map(|entry| entry.path()).filter(|path| path.is_dir()) {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if name.parse::<LayerId>().is_ok_and(|id| needed.contains(&id)) {
@@ -76,7 +78,8 @@ impl Fleet {
                 let nobody = proto::spec::Ids { users: Vec::new(), groups: Vec::new() };
                 let ids =
                     record.map(|record| record.ids).or_else(|_| body::ids::of_layers()).unwrap_or(nobody);
-                snapshot::remove(&self.launch_context.programs, &ids, &path).map_err(failures::removal)?;
+                snapshot::remove(&self.fleet.launch_context.programs, &ids, &path)
+                    .map_err(failures::removal)?;
             }
         }
         self.sweep_spares(&needed, budget, sweep, found)
@@ -84,7 +87,7 @@ impl Fleet {
 
     /// What was on its way from a registry and never arrived.
     fn sweep_blobs(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) {
-        let entries = fs::read_dir(self.images_dir()).into_iter().flatten().flatten();
+        let entries = fs::read_dir(self.fleet.image_puller().images_dir()).into_iter().flatten().flatten();
         for path in entries.map(|entry| entry.path()) {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let bytes = fs::metadata(&path).map_or(0, |about| about.len());
@@ -113,7 +116,7 @@ impl Fleet {
     }
 
     fn build_lock(&self) -> std::io::Result<fs::File> {
-        let dir = self.layers_dir();
+        let dir = self.fleet.templates().layers_dir();
         fs::create_dir_all(&dir)?;
         fs::File::create(dir.join("lock"))
     }

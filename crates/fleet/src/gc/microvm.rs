@@ -14,15 +14,15 @@ use body::vm::{SetupRecord, images, jail, setup, share};
 use proto::Failure;
 
 use crate::vm::boot_snapshot::AGE_MAX;
-use crate::{Fleet, GarbageItem, GcMode, Status};
+use crate::{GarbageCollector, GarbageItem, GcMode, Status};
 
 /// An image of a state that this host was in is kept for so long: it may come back.
 const HOST_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
-impl Fleet {
+impl GarbageCollector<'_> {
     /// Finds what nobody needs, and removes it.
     pub(crate) fn sweep_machines(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
-        let ground = self.microvm_install();
+        let ground = self.fleet.microvm_install();
         let Ok(setup) = ground.setup() else { return Ok(()) };
         if ground.dir().is_symlink() {
             return Ok(());
@@ -46,7 +46,7 @@ impl Fleet {
     }
 
     fn old_warm(&self, setup: &SetupRecord) -> Vec<(PathBuf, &'static str)> {
-        let dir = self.boot_snapshot_dir();
+        let dir = self.fleet.boot_snapshot_dir();
         // Whoever makes one holds this.
         let Ok(lock) = fs::File::create(dir.join("lock")) else { return Vec::new() };
         if rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -60,7 +60,7 @@ impl Fleet {
         if path.extension().is_some() {
             return Some("it was never finished");
         }
-        match self.boot_snapshot_at(path) {
+        match self.fleet.boot_snapshot_at(path) {
             None => Some("its record cannot be read"),
             Some(machine) if machine.engine != setup.engine || machine.kernel != setup.kernel => {
                 Some("it was made with another kernel or hypervisor")
@@ -70,7 +70,7 @@ impl Fleet {
     }
 
     fn old_images(&self, dir: &Path) -> Vec<PathBuf> {
-        let (layers, snapshots) = (self.layers_dir(), self.data.join("snapshots"));
+        let (layers, snapshots) = (self.fleet.templates().layers_dir(), self.fleet.data.join("snapshots"));
         let needless = |path: &PathBuf| {
             let name = name_of(path);
             match (name.strip_suffix(".erofs"), path.extension().and_then(|end| end.to_str())) {
@@ -103,7 +103,7 @@ impl Fleet {
             view.spec.layer == proto::Layer::Microvm
                 && matches!(view.status, Status::Running | Status::Paused)
         };
-        if self.list()?.iter().any(runs) {
+        if self.fleet.list()?.iter().any(runs) {
             return Ok(Vec::new());
         }
         let sharer = share::find().and_then(|program| share::name(&program)).unwrap_or_default();
@@ -116,7 +116,7 @@ impl Fleet {
                 .any(|begins| name.starts_with(begins))
                 && !today.contains(&name.as_str())
         };
-        let version = name_of(&self.launch_context.programs.launch);
+        let version = name_of(&self.fleet.launch_context.programs.launch);
         let initrds = entries(&dir.join("initrd")).into_iter().filter(|path| {
             !name_of(path).contains(&format!("-{version}")) || !name_of(path).starts_with(&setup.kernel)
         });
@@ -125,14 +125,14 @@ impl Fleet {
 
     /// What the parts of machines take: kind and bytes of each.
     pub(crate) fn machine_parts(&self) -> Vec<(&'static str, u64)> {
-        let ground = self.microvm_install();
+        let ground = self.fleet.microvm_install();
         let of = |place: &str, kind: &'static str| {
             entries(&ground.dir().join(place))
                 .into_iter()
                 .filter(|path| name_of(path) != "lock")
                 .map(move |path| (kind, bytes(&path)))
         };
-        let warm = entries(&self.boot_snapshot_dir())
+        let warm = entries(&self.fleet.boot_snapshot_dir())
             .into_iter()
             .filter(|path| path.is_dir())
             .map(|path| ("warm machines", own_bytes(&path)));

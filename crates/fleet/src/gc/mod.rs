@@ -32,23 +32,29 @@ pub enum GcMode {
     Remove,
 }
 
-impl Fleet {
+/// Finds and removes what no Body, snapshot or template uses any more, and reports what uses the disk.
+#[derive(Debug, Clone, Copy)]
+pub struct GarbageCollector<'a> {
+    pub(crate) fleet: &'a Fleet,
+}
+
+impl GarbageCollector<'_> {
     /// Removes what nobody needs, or says what that would be.
-    pub async fn gc(&self, sweep: GcMode) -> Result<Vec<GarbageItem>, Failure> {
+    pub async fn collect(&self, sweep: GcMode) -> Result<Vec<GarbageItem>, Failure> {
         let mut found = Vec::new();
         self.sweep_bodies(sweep, &mut found)?;
         self.sweep_trash(sweep, &mut found)?;
         self.sweep_snapshots(sweep, &mut found)?;
-        self.sweep_dependencies(self.budget()?.0, sweep, &mut found)?;
+        self.sweep_dependencies(self.fleet.budget()?.0, sweep, &mut found)?;
         self.sweep_layers(sweep, &mut found)?;
         self.sweep_machines(sweep, &mut found)?;
-        self.sweep_scratch(sweep, &mut found);
+        self.fleet.builds().sweep_scratch(sweep, &mut found);
         self.sweep_groups(sweep, &mut found)?;
         self.sweep_claims(sweep, &mut found);
         self.sweep_parts(sweep, &mut found);
         self.sweep_egress(sweep, &mut found)?;
         if sweep == GcMode::Remove {
-            let store = self.store()?;
+            let store = self.fleet.store()?;
             let _ = store.sweep_artifacts();
             store.tidy();
         }
@@ -56,12 +62,12 @@ impl Fleet {
     }
 
     fn sweep_bodies(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
-        for id in self.ids()? {
-            let dir = BodyDir::at(self.body_path(&id));
+        for id in self.fleet.ids()? {
+            let dir = BodyDir::at(self.fleet.body_path(&id));
             // Somebody is making, changing or removing it right now.
             let Ok(Some(_lock)) = dir.try_lock() else { continue };
             let Some(why) = self.why_garbage(&id, &dir) else {
-                for half in self.interrupted_suspends(&dir) {
+                for half in self.fleet.interrupted_suspends(&dir) {
                     let why = "its way to the disk or back was cut short".to_owned();
                     let name = id.to_string();
                     found.push(GarbageItem { kind: "half a machine", name, bytes: bytes(&half), why });
@@ -70,7 +76,7 @@ impl Fleet {
                     }
                 }
                 if sweep == GcMode::Remove {
-                    self.thaw_interrupted_save(&dir)?;
+                    self.fleet.thaw_interrupted_save(&dir)?;
                     self.save_dead_bodies(&dir)?;
                 }
                 continue;
@@ -91,7 +97,9 @@ impl Fleet {
     /// A death that nobody noticed: its time was over, its guest was killed, the host restarted.
     fn save_dead_bodies(&self, dir: &BodyDir) -> Result<(), Failure> {
         match (dir.condition(), dir.spec()) {
-            (Ok(ProcessState::Dead(_) | ProcessState::Interrupted), Ok(spec)) => self.save_if_possible(&spec),
+            (Ok(ProcessState::Dead(_) | ProcessState::Interrupted), Ok(spec)) => {
+                self.fleet.workspaces().save_if_possible(&spec)
+            }
             _ => Ok(()),
         }
     }
@@ -99,7 +107,7 @@ impl Fleet {
     /// Directories of Bodies that were gone for everybody, and whose keeper was killed before it had removed them.
     fn sweep_trash(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
         let look = || {
-            let entries = fs::read_dir(self.data.join("bodies")).into_iter().flatten().flatten();
+            let entries = fs::read_dir(self.fleet.data.join("bodies")).into_iter().flatten().flatten();
             entries.map(|entry| entry.path()).filter(|path| proto::launch::is_set_aside(path)).collect()
         };
         for path in lasting::<PathBuf>(look) {
@@ -113,7 +121,7 @@ impl Fleet {
             });
             if sweep == GcMode::Remove {
                 let ids = dir.spec().or_else(|_| dir.draft()).map_or_else(|_| has_ids(), |spec| spec.ids);
-                snapshot::remove(&self.launch_context.programs, &ids, dir.path())
+                snapshot::remove(&self.fleet.launch_context.programs, &ids, dir.path())
                     .map_err(crate::failures::removal)?;
             }
         }
@@ -130,7 +138,7 @@ impl Fleet {
         if spec.role == BodyRole::Step && dir.is_step_left() {
             return Some("it was made for a step, and its `pal` is gone");
         }
-        if spec.life == Life::Kept || self.owned_bodies().contains_key(id) {
+        if spec.life == Life::Kept || self.fleet.owned_bodies().contains_key(id) {
             return None;
         }
         match dir.condition() {
@@ -142,23 +150,23 @@ impl Fleet {
     }
 
     fn remove_leftover(&self, id: &BodyId, dir: &BodyDir) -> Result<(), Failure> {
-        self.drain_egress(id)?;
-        self.write(id, BodyRemoved { by: Some(RemovedBy::Gc), discarded: false })?;
+        self.fleet.egress().drain(id)?;
+        self.fleet.write(id, BodyRemoved { by: Some(RemovedBy::Gc), discarded: false })?;
         if let Ok(ProcessState::Running(running) | ProcessState::Paused(running)) = dir.condition() {
             process::kill(dir, &running)
                 .map_err(|error| crate::failures::process("cannot end a leftover Body", error))?;
         }
         if let Ok(spec) = dir.spec().or_else(|_| dir.draft()) {
-            return self.remove_files(dir, &spec);
+            return self.fleet.remove_files(dir, &spec);
         }
         groups::remove_cgroups_by_name(id);
-        self.close_egress(id)?;
-        snapshot::remove(&self.launch_context.programs, &has_ids(), dir.path())
+        self.fleet.egress().close(id)?;
+        snapshot::remove(&self.fleet.launch_context.programs, &has_ids(), dir.path())
             .map_err(crate::failures::removal)
     }
 
     fn sweep_snapshots(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
-        let entries = fs::read_dir(self.data.join("snapshots")).into_iter().flatten().flatten();
+        let entries = fs::read_dir(self.fleet.data.join("snapshots")).into_iter().flatten().flatten();
         for path in entries.map(|entry| entry.path()) {
             let manifest = snapshot::read(&path);
             let why = match &manifest {
@@ -166,7 +174,7 @@ impl Fleet {
                 Err(_) => "it was never finished",
                 Ok(manifest)
                     if manifest.for_forks
-                        && self.user_of(&manifest.id)?.is_none()
+                        && self.fleet.user_of(&manifest.id)?.is_none()
                         && !self.layers_in_use() =>
                 {
                     "no fork stands on it"
@@ -177,7 +185,7 @@ impl Fleet {
             found.push(GarbageItem { kind: "snapshot", name, bytes: bytes(&path), why: why.to_owned() });
             if sweep == GcMode::Remove {
                 let ids = manifest.map_or_else(|_| has_ids(), |manifest| manifest.ids);
-                snapshot::remove(&self.launch_context.programs, &ids, &path)
+                snapshot::remove(&self.fleet.launch_context.programs, &ids, &path)
                     .map_err(crate::failures::removal)?;
             }
         }
@@ -186,8 +194,8 @@ impl Fleet {
 
     /// A snapshot is being copied, and forks of it are being made, exactly while some Body is locked.
     fn layers_in_use(&self) -> bool {
-        let ids = self.ids().unwrap_or_default();
-        let mut dirs = ids.iter().map(|id| BodyDir::at(self.body_path(id)));
+        let ids = self.fleet.ids().unwrap_or_default();
+        let mut dirs = ids.iter().map(|id| BodyDir::at(self.fleet.body_path(id)));
         dirs.any(|dir| matches!(dir.try_lock(), Ok(None)) && !dir.is_parked())
     }
 
@@ -195,9 +203,9 @@ impl Fleet {
         let orphaned = |(name, path): &(String, PathBuf)| {
             let Ok(id) = name.parse::<BodyId>() else { return false };
             // Another data directory's Bodies have groups here too, and one that is being made holds nobody yet.
-            let ours = || self.events(0, Some(&id), 1).is_ok_and(|events| !events.is_empty());
+            let ours = || self.fleet.events(0, Some(&id), 1).is_ok_and(|events| !events.is_empty());
             let empty = || sys::cgroup::processes(path).is_ok_and(|pids| pids.is_empty());
-            !self.body_path(&id).exists() && empty() && ours()
+            !self.fleet.body_path(&id).exists() && empty() && ours()
         };
         for (name, path) in lasting(|| groups::existing().into_iter().filter(orphaned).collect()) {
             if sweep == GcMode::Remove && sys::cgroup::remove(&path, Duration::ZERO).is_err() {
@@ -210,7 +218,7 @@ impl Fleet {
 
     /// Files of the data directory itself whose maker was killed.
     fn sweep_parts(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) {
-        let entries = [self.data.clone(), self.data.join("bin")]
+        let entries = [self.fleet.data.clone(), self.fleet.data.join("bin")]
             .into_iter()
             .filter_map(|dir| fs::read_dir(dir).ok())
             .flatten()
@@ -232,21 +240,21 @@ impl Fleet {
     /// Takes decisions of egress proxies into the log, and removes directories of those whose Body is gone.
     fn sweep_egress(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
         if sweep == GcMode::Remove {
-            self.drain_decisions()?;
+            self.fleet.egress().drain_all()?;
         }
         let orphans = || {
-            let bodies = EgressDir::bodies(&self.data).into_iter();
-            bodies.filter(|id| !self.body_path(id).exists()).collect()
+            let bodies = EgressDir::bodies(&self.fleet.data).into_iter();
+            bodies.filter(|id| !self.fleet.body_path(id).exists()).collect()
         };
         for id in lasting::<BodyId>(orphans) {
             found.push(GarbageItem {
                 kind: "egress proxy",
                 name: id.to_string(),
-                bytes: bytes(EgressDir::of(&self.data, &id).path()),
+                bytes: bytes(EgressDir::of(&self.fleet.data, &id).path()),
                 why: "its Body is gone".into(),
             });
             if sweep == GcMode::Remove {
-                self.close_egress(&id)?;
+                self.fleet.egress().close(&id)?;
             }
         }
         Ok(())
@@ -255,7 +263,8 @@ impl Fleet {
     fn sweep_claims(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) {
         let mut named: Vec<String> = Vec::new();
         let look = || {
-            let own = body::ids::orphans(&self.data).into_iter().map(|orphan| (orphan, "its Body is gone"));
+            let own =
+                body::ids::orphans(&self.fleet.data).into_iter().map(|orphan| (orphan, "its Body is gone"));
             // Nobody will open these directories again, so nobody else would clear them away.
             let others = body::ids::abandoned().into_iter().map(|left| (left, "its data directory is gone"));
             own.chain(others).collect()

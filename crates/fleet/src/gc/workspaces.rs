@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, path::Path, time::SystemTime};
 use body::{layers, snapshot};
 use proto::{Failure, LayerId, Size, template::LayerRecord};
 
-use crate::{Fleet, GarbageItem, GcMode, failures};
+use crate::{GarbageCollector, GarbageItem, GcMode, failures};
 
 /// What such layers say of themselves.
 const KINDS: [&str; 5] = ["tree ", "subtree ", "head ", "objects ", "program "];
@@ -17,7 +17,7 @@ pub(crate) struct UnusedLayer {
     used: SystemTime,
 }
 
-impl Fleet {
+impl GarbageCollector<'_> {
     /// Notes that layers were of use.
     pub(crate) fn touch_layers(&self, ids: &[LayerId]) {
         let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
@@ -25,7 +25,7 @@ impl Fleet {
         for id in ids {
             let _ = rustix::fs::utimensat(
                 rustix::fs::CWD,
-                self.layers_dir().join(id.as_str()).join("layer.json"),
+                self.fleet.templates().layers_dir().join(id.as_str()).join("layer.json"),
                 &times,
                 rustix::fs::AtFlags::empty(),
             );
@@ -38,7 +38,7 @@ impl Fleet {
         let times = rustix::fs::Timestamps { last_access: now, last_modification: now };
         let _ = rustix::fs::utimensat(
             rustix::fs::CWD,
-            self.data.join("snapshots").join(id.as_str()).join("manifest.json"),
+            self.fleet.data.join("snapshots").join(id.as_str()).join("manifest.json"),
             &times,
             rustix::fs::AtFlags::empty(),
         );
@@ -58,7 +58,7 @@ impl Fleet {
         found: &mut Vec<GarbageItem>,
     ) -> Result<(), Failure> {
         let (mut spares, mut total) = (Vec::new(), 0);
-        for entry in fs::read_dir(self.layers_dir()).into_iter().flatten().flatten() {
+        for entry in fs::read_dir(self.fleet.templates().layers_dir()).into_iter().flatten().flatten() {
             let Ok(record) = layers::read(&entry.path()) else { continue };
             total += record.bytes;
             if Self::is_spare(&record) && !needed.contains(&record.id) {
@@ -87,8 +87,8 @@ impl Fleet {
             });
             total = total.saturating_sub(record.bytes);
             if sweep == GcMode::Remove {
-                let path = self.layers_dir().join(record.id.as_str());
-                snapshot::remove(&self.launch_context.programs, &record.ids, &path)
+                let path = self.fleet.templates().layers_dir().join(record.id.as_str());
+                snapshot::remove(&self.fleet.launch_context.programs, &record.ids, &path)
                     .map_err(failures::removal)?;
             }
             let id = record.id.clone();
@@ -104,20 +104,20 @@ impl Fleet {
         sweep: GcMode,
         found: &mut Vec<GarbageItem>,
     ) -> Result<(), Failure> {
-        let path = |id: &proto::SnapshotId| self.data.join("snapshots").join(id.as_str());
+        let path = |id: &proto::SnapshotId| self.fleet.data.join("snapshots").join(id.as_str());
         let mut total: u64 = self.stored_bytes();
         let mut gone: BTreeSet<proto::SnapshotId> = BTreeSet::new();
         loop {
             let left: Vec<_> =
-                self.manifests().into_iter().filter(|manifest| !gone.contains(&manifest.id)).collect();
+                self.fleet.manifests().into_iter().filter(|manifest| !gone.contains(&manifest.id)).collect();
             let mut spares: Vec<_> = left.iter().filter(|manifest| manifest.dependency.is_some()).collect();
             spares.sort_by_key(|manifest| {
                 fs::metadata(path(&manifest.id).join("manifest.json"))
                     .and_then(|found| found.modified())
                     .unwrap_or(SystemTime::UNIX_EPOCH)
             });
-            let specs = self.ids()?.into_iter().filter_map(|id| {
-                let dir = body::BodyDir::at(self.body_path(&id));
+            let specs = self.fleet.ids()?.into_iter().filter_map(|id| {
+                let dir = body::BodyDir::at(self.fleet.body_path(&id));
                 dir.spec().or_else(|_| dir.draft()).ok()
             });
             let needed: BTreeSet<_> = specs
@@ -138,7 +138,7 @@ impl Fleet {
             });
             total = total.saturating_sub(next.bytes);
             if sweep == GcMode::Remove {
-                snapshot::remove(&self.launch_context.programs, &next.ids, &path(&next.id))
+                snapshot::remove(&self.fleet.launch_context.programs, &next.ids, &path(&next.id))
                     .map_err(failures::removal)?;
             }
             gone.insert(next.id.clone());
@@ -147,14 +147,14 @@ impl Fleet {
 
     /// What all layers and snapshots take.
     pub(crate) fn stored_bytes(&self) -> u64 {
-        let layers = fs::read_dir(self.layers_dir())
+        let layers = fs::read_dir(self.fleet.templates().layers_dir())
             .into_iter()
             .flatten()
             .flatten()
             .filter_map(|entry| layers::read(&entry.path()).ok())
             .map(|record| record.bytes)
             .sum::<u64>();
-        layers + self.manifests().iter().map(|manifest| manifest.bytes).sum::<u64>()
+        layers + self.fleet.manifests().iter().map(|manifest| manifest.bytes).sum::<u64>()
     }
 
     /// Makes the store as small as it can be without taking anything from anybody.

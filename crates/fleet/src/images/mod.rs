@@ -13,7 +13,7 @@ mod pull;
 mod registry;
 mod web;
 
-pub use pull::PulledImage;
+pub use pull::{ImagePuller, PulledImage};
 
 use std::{fmt, str::FromStr};
 

@@ -51,7 +51,13 @@ pub struct PulledImage {
     pub digest: String,
 }
 
-impl Fleet {
+/// Pulls images from registries into layers.
+#[derive(Debug, Clone, Copy)]
+pub struct ImagePuller<'a> {
+    pub(crate) fleet: &'a Fleet,
+}
+
+impl ImagePuller<'_> {
     /// Brings an image here. Layers that are here already are not brought again; one that broke off goes on.
     pub async fn pull(&self, image: &Image, say: ProgressFn<'_>) -> Result<PulledImage, Failure> {
         let reference = image.parse()?;
@@ -100,7 +106,7 @@ impl Fleet {
             layers.retain(|known| *known != id);
             layers.insert(0, id);
         }
-        self.note(ImagePulled {
+        self.fleet.note(ImagePulled {
             image: reference.whole(),
             digest: found.digest.clone(),
             platform: platform.to_string(),
@@ -121,7 +127,7 @@ impl Fleet {
         let id = id_of(sha256(layer.digest())?)?;
         let about = format!("layer {} of an image", layer.digest());
         let here = || {
-            layers::read(&self.layers_dir().join(id.as_str()))
+            layers::read(&self.fleet.templates().layers_dir().join(id.as_str()))
                 .ok()
                 .filter(|record| record.about == about)
                 .map(|record| record.bytes)
@@ -158,7 +164,7 @@ impl Fleet {
 
     /// A disk that is full takes everybody's work with it.
     fn check_room(&self, bytes: u64) -> Result<(), Failure> {
-        let free = rustix::fs::statvfs(&self.data)
+        let free = rustix::fs::statvfs(&self.fleet.data)
             .map(|of| of.f_bavail.saturating_mul(of.f_frsize))
             .unwrap_or(u64::MAX);
         if free.saturating_sub(ROOM_LEFT) >= bytes {
@@ -183,7 +189,8 @@ impl Fleet {
         let file = blob
             .open()
             .map_err(|error| Failure::new(Kind::Host, "cannot read what was downloaded").because(error))?;
-        let (programs, dir) = (self.launch_context.programs.clone(), self.layers_dir());
+        let (programs, dir) =
+            (self.fleet.launch_context.programs.clone(), self.fleet.templates().layers_dir());
         let ids = ids::of_layers().map_err(failures::ids)?;
         let unpacked = tokio::task::spawn_blocking(move || {
             let unpack = || {
@@ -215,7 +222,7 @@ impl Fleet {
 
     /// Where blobs are while they are on their way.
     pub(crate) fn images_dir(&self) -> std::path::PathBuf {
-        self.data.join("images")
+        self.fleet.data.join("images")
     }
 }
 

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
 
-use super::{BASE, BuildJob, INTERPRETER, ResolvedTemplate};
+use super::{BASE, BuildJob, BuildJobs, INTERPRETER, ResolvedTemplate};
 use crate::{Create, ExecRequest, Fleet, Force, Image, OutputChunk, Stdin, egress::EgressSession, failures};
 
 /// Most steps of one build.
@@ -166,14 +166,21 @@ impl BuildStage {
 /// A failure and the step it belongs to, in E2B's words: `base`, a number from 1 on, `finalize`.
 type StepFailure = (String, Failure);
 
-impl Fleet {
+/// The builds of templates: from instructions, from images, and from Debian's packages.
+#[derive(Debug, Clone, Copy)]
+pub struct Builds<'a> {
+    pub(crate) fleet: &'a Fleet,
+    pub(crate) jobs: &'a BuildJobs,
+}
+
+impl Builds<'_> {
     /// Builds a template; the job hears how it goes, and its tags mean the build when it is whole.
     pub async fn build(&self, job: &BuildJob, request: BuildRequest) -> Result<TemplateBuild, Failure> {
         let built = self.build_steps(job, request).await;
         match &built {
             Ok(build) => job.ended(&format!("the template is ready: {}", proto::Size(build.bytes))),
             Err((step, failure)) => {
-                let _ = self.note(TemplateFailed {
+                let _ = self.fleet.note(TemplateFailed {
                     template: job.template.clone(),
                     build: job.id.clone(),
                     step: step.clone(),
@@ -191,7 +198,7 @@ impl Fleet {
             let step = step.to_owned();
             move |failure| (step.clone(), failure)
         };
-        let _building = self.building().map_err(at("base"))?;
+        let _building = self.fleet.garbage().building().map_err(at("base"))?;
         let count = request.steps.len();
         if count > STEPS_MAX {
             return Err((
@@ -230,10 +237,10 @@ impl Fleet {
                 None => return self.begin_image(job, image).await,
             },
         };
-        if (name == BASE || name == INTERPRETER) && self.template_build(&name).is_err() {
+        if (name == BASE || name == INTERPRETER) && self.fleet.templates().find_build(&name).is_err() {
             self.setup(&name, &mut |said| job.say(said))?;
         }
-        let build = self.template_build(&name)?;
+        let build = self.fleet.templates().find_build(&name)?;
         if build.layers.is_empty() {
             return Err(Failure::new(
                 Kind::Host,
@@ -326,19 +333,20 @@ impl Fleet {
         }
         let id: LayerId =
             stand.chain[..32].parse().map_err(|_| Failure::new(Kind::Internal, "a hash is no id"))?;
-        if body::layers::read(&self.layers_dir().join(id.as_str())).is_ok() {
+        if body::layers::read(&self.fleet.templates().layers_dir().join(id.as_str())).is_ok() {
             job.say("CACHED");
             stand.layers.insert(0, id);
             return Ok(());
         }
-        let mut egress = if allow.is_empty() { None } else { Some(self.open_egress(allow.to_vec())?) };
+        let mut egress =
+            if allow.is_empty() { None } else { Some(self.fleet.egress().open_session(allow.to_vec())?) };
         let body = self.build_body(job, stand, egress.as_ref())?;
         let done = act(&body, egress.as_mut()).await;
         let kept = match done {
             Ok(()) => self.keep_layer(&body, id.clone(), &stand.chain).await,
             Err(failure) => Err(failure),
         };
-        let removed = self.remove(&body, Force::Yes).await;
+        let removed = self.fleet.remove(&body, Force::Yes).await;
         kept?;
         removed?;
         stand.layers.insert(0, id);
@@ -358,8 +366,10 @@ impl Fleet {
             sudo: stand.settings.sudo,
             start: None,
         };
-        let rootfs =
-            body::root::RootfsStack { layers: Some(self.layers_below(&stand.layers)?), ..Default::default() };
+        let rootfs = body::root::RootfsStack {
+            layers: Some(self.fleet.templates().layers_below(&stand.layers)?),
+            ..Default::default()
+        };
         let settings = TemplateSettings { env: stand.settings.env.clone(), ..TemplateSettings::default() };
         let mut request = Create { template: format!("build {}", job.id), ..Create::kept() };
         request.limits.wall = Some(STEP_WALL);
@@ -370,7 +380,7 @@ impl Fleet {
             request.env = egress.env();
             request.egress = Some(egress.spec.clone());
         }
-        let view = self.create_on(
+        let view = self.fleet.create_on(
             Layer::Process,
             request,
             ResolvedTemplate { rootfs, base: Some(base), settings, ..ResolvedTemplate::default() },
@@ -380,24 +390,25 @@ impl Fleet {
     }
 
     async fn keep_layer(&self, body: &BodyId, id: LayerId, about: &str) -> Result<(), Failure> {
-        let view = self.stop(body, Duration::ZERO).await?;
+        let view = self.fleet.stop(body, Duration::ZERO).await?;
         if view.spec.egress.is_some() {
             // Where the socket of its egress proxy was mounted: an empty directory, which is not the template's.
             let place = self
+                .fleet
                 .body_path(body)
                 .join("disk/upper/root")
                 .join(proto::guest::EGRESS_DIR.trim_start_matches('/'));
-            let _ = body::snapshot::remove(&self.launch_context.programs, &view.spec.ids, &place);
+            let _ = body::snapshot::remove(&self.fleet.launch_context.programs, &view.spec.ids, &place);
         }
         let name = format!("{id}.part{}", std::process::id());
         let draft = body::layers::LayerDraft::begin(
-            &self.launch_context.programs,
-            &self.layers_dir(),
+            &self.fleet.launch_context.programs,
+            &self.fleet.templates().layers_dir(),
             &name,
             view.spec.ids.clone(),
         )
         .map_err(failures::layer)?;
-        draft.take(&self.body_path(body), &view.spec).map_err(failures::layer)?;
+        draft.take(&self.fleet.body_path(body), &view.spec).map_err(failures::layer)?;
         draft.finish(id, about, store::clock::now()).map_err(failures::layer).map(drop)
     }
 
@@ -479,8 +490,10 @@ impl Fleet {
         request: ExecRequest,
         mut egress: Option<&mut EgressSession>,
     ) -> Result<(i32, String), Failure> {
-        let mut exec =
-            self.exec(body, ExecRequest { stdin: Stdin::Null, timeout: Some(STEP_WALL), ..request }).await?;
+        let mut exec = self
+            .fleet
+            .exec(body, ExecRequest { stdin: Stdin::Null, timeout: Some(STEP_WALL), ..request })
+            .await?;
         let mut lines = job.lines();
         loop {
             tokio::select! {
@@ -507,7 +520,9 @@ impl Fleet {
     ) -> Result<(), Failure> {
         let Some(egress) = egress else { return Ok(()) };
         let told = egress.denied.len();
-        for denied in self.note_denials(body, egress)?.iter().take(DENIALS_MAX.saturating_sub(told)) {
+        for denied in
+            self.fleet.egress().note_denials(body, egress)?.iter().take(DENIALS_MAX.saturating_sub(told))
+        {
             job.warn(&format!("network: not let out to {denied}"));
         }
         Ok(())
@@ -538,7 +553,7 @@ impl Fleet {
             forwarder.item(&TreeItem::End)?;
             forwarder.flush()
         });
-        let sent = self.guest(body).write_tree(STAGE, Some("root"), receiver).await;
+        let sent = self.fleet.guest(body).write_tree(STAGE, Some("root"), receiver).await;
         let walked = walked
             .await
             .map_err(|error| Failure::new(Kind::Internal, "the copy was cut short").because(error))?;
@@ -565,14 +580,14 @@ impl Fleet {
             layers: stand.layers,
             settings: stand.settings,
         };
-        let origin = self.origin_of(build.clone())?;
+        let origin = self.fleet.templates().origin_of(build.clone())?;
         let request =
             Create { template: format!("build {}", job.id), role: BodyRole::Step, ..Create::kept() };
-        let view = self.create_on(Layer::Process, request, origin, None)?;
+        let view = self.fleet.create_on(Layer::Process, request, origin, None)?;
         let tried = self.try_out(job, view.id(), &build).await;
-        self.remove(view.id(), Force::Yes).await?;
+        self.fleet.remove(view.id(), Force::Yes).await?;
         tried?;
-        self.keep_build(&build, &job.tags)?;
+        self.fleet.templates().keep_build(&build, &job.tags)?;
         let _ = self.forget_draft(job);
         Ok(build)
     }
@@ -589,8 +604,9 @@ impl Fleet {
             ));
         }
         let Some(start) = &build.settings.start else { return Ok(()) };
+        let templates = self.fleet.templates();
         tokio::select! {
-            started = self.start_template(body, start, super::start::ReadyWait::Whole) => started,
+            started = templates.start_template(body, start, super::start::ReadyWait::Whole) => started,
             () = job.wait_cancelled() => Err(super::jobs::cancelled_failure()),
         }
     }

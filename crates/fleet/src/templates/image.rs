@@ -11,11 +11,11 @@ use super::{
     jobs,
 };
 use crate::{
-    Fleet,
+    Builds,
     images::{Image, ImageProfile, PulledImage},
 };
 
-impl Fleet {
+impl Builds<'_> {
     /// A template from an image as it is; what `with` says of its settings goes before what the image says.
     pub async fn import_image(
         &self,
@@ -25,18 +25,19 @@ impl Fleet {
         say: ProgressFn<'_>,
     ) -> Result<TemplateBuild, Failure> {
         super::check_name(name)?;
-        let _building = self.building()?;
-        let PulledImage { layers, settings, digest } = self.pull(image, say).await?;
+        let _building = self.fleet.garbage().building()?;
+        let PulledImage { layers, settings, digest } = self.fleet.image_puller().pull(image, say).await?;
         let settings = TemplateSettings { user: with.user.or(settings.user), sudo: with.sudo, ..settings };
-        let template = self.name_template(name)?.id;
+        let template = self.fleet.templates().find_or_create(name)?.id;
         self.finish_build(template, layers, settings, &format!("the image {}, {digest}", image.reference))
     }
 
     /// What a build stands on that begins with an image.
     pub(super) async fn begin_image(&self, job: &BuildJob, image: &Image) -> Result<BuildStage, Failure> {
         let mut say = |said: &str| job.say(said);
+        let puller = self.fleet.image_puller();
         let pulled = tokio::select! {
-            pulled = self.pull(image, &mut say) => pulled?,
+            pulled = puller.pull(image, &mut say) => pulled?,
             () = job.wait_cancelled() => return Err(jobs::cancelled_failure()),
         };
         let chain = digest(&[&serde_json::to_string(&pulled.layers).unwrap_or_default()]);

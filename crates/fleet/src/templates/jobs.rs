@@ -20,7 +20,7 @@ use proto::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, Semaphore};
 
-use crate::{Fleet, lock_mutex};
+use crate::{Builds, lock_mutex};
 
 /// How much of what a build says is kept: the end of it goes.
 const LOG_BYTES_MAX: usize = 4 << 20;
@@ -257,9 +257,9 @@ impl LineWriter<'_> {
     }
 }
 
-impl Fleet {
+impl Builds<'_> {
     /// Asks for a build of the template of that name, which is made if there is none.
-    pub fn ask_build(
+    pub fn request(
         &self,
         name: &str,
         tags: &[String],
@@ -276,7 +276,7 @@ impl Fleet {
         tags.sort();
         tags.dedup();
         super::check_tags(&tags)?;
-        let template = self.name_template(&named.name)?;
+        let template = self.fleet.templates().find_or_create(&named.name)?;
         let job = BuildJob {
             id: super::build::job_id()?,
             template: template.id,
@@ -287,8 +287,10 @@ impl Fleet {
             off: Mutex::new(false),
             told_off: Notify::new(),
         };
-        let drafts =
-            fs::read_dir(self.template_dir(&job.template).join("builds")).into_iter().flatten().flatten();
+        let drafts = fs::read_dir(self.fleet.templates().template_dir(&job.template).join("builds"))
+            .into_iter()
+            .flatten()
+            .flatten();
         if drafts.filter(|entry| entry.path().extension().is_some_and(|end| end == "draft")).count()
             >= DRAFTS_MAX
         {
@@ -299,7 +301,7 @@ impl Fleet {
     }
 
     /// A build that was asked for; the caller begins it.
-    pub fn begin_job(&self, template: &TemplateId, id: &BuildId) -> Result<Arc<BuildJob>, Failure> {
+    pub fn begin(&self, template: &TemplateId, id: &BuildId) -> Result<Arc<BuildJob>, Failure> {
         let job = self.job(template, id)?;
         let mut log = lock_mutex(&job.log);
         if log.state != BuildState::Waiting {
@@ -321,7 +323,7 @@ impl Fleet {
     }
 
     /// Waits until few enough others build.
-    pub async fn build_turn(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
+    pub async fn wait_turn(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
         self.jobs.turns.clone().acquire_owned().await.ok()
     }
 
@@ -367,7 +369,7 @@ impl Fleet {
     }
 
     /// How a build is, and what it said from a line on.
-    pub fn build_status(
+    pub fn status(
         &self,
         template: &TemplateId,
         id: &BuildId,
@@ -386,14 +388,6 @@ impl Fleet {
         Err(Failure::new(Kind::NotFound, format!("there is no build {id} of template {template}")))
     }
 
-    /// Calls off every build of a template.
-    pub(crate) fn cancel_builds(&self, template: &TemplateId) {
-        lock_mutex(&self.jobs.running)
-            .values()
-            .filter(|job| job.template == *template)
-            .for_each(|job| job.cancel());
-    }
-
     /// What a build said, as far as its process came.
     fn earlier_lines(&self, template: &TemplateId, id: &BuildId) -> Vec<LogLine> {
         let Ok(file) = std::fs::File::open(self.log_path(template, id)) else { return Vec::new() };
@@ -403,15 +397,15 @@ impl Fleet {
     }
 
     fn build_path(&self, template: &TemplateId, id: &BuildId) -> PathBuf {
-        self.template_dir(template).join("builds").join(format!("{id}.json"))
+        self.fleet.templates().template_dir(template).join("builds").join(format!("{id}.json"))
     }
 
     fn log_path(&self, template: &TemplateId, id: &BuildId) -> PathBuf {
-        self.template_dir(template).join("builds").join(format!("{id}.log"))
+        self.fleet.templates().template_dir(template).join("builds").join(format!("{id}.log"))
     }
 
     fn draft_path(&self, template: &TemplateId, id: &BuildId) -> PathBuf {
-        self.template_dir(template).join("builds").join(format!("{id}.draft"))
+        self.fleet.templates().template_dir(template).join("builds").join(format!("{id}.draft"))
     }
 
     fn write_draft(
@@ -441,8 +435,10 @@ impl Fleet {
     }
 
     fn drop_old_drafts(&self, template: &TemplateId) {
-        let entries =
-            fs::read_dir(self.template_dir(template).join("builds")).into_iter().flatten().flatten();
+        let entries = fs::read_dir(self.fleet.templates().template_dir(template).join("builds"))
+            .into_iter()
+            .flatten()
+            .flatten();
         for path in entries
             .map(|entry| entry.path())
             .filter(|path| path.extension().is_some_and(|end| end == "draft"))
@@ -458,6 +454,14 @@ impl Fleet {
 }
 
 impl BuildJobs {
+    /// Calls off every build of a template.
+    pub(crate) fn cancel_builds_of(&self, template: &TemplateId) {
+        lock_mutex(&self.running)
+            .values()
+            .filter(|job| job.template == *template)
+            .for_each(|job| job.cancel());
+    }
+
     fn add(&self, job: BuildJob) -> Arc<BuildJob> {
         let job = Arc::new(job);
         let mut running = lock_mutex(&self.running);

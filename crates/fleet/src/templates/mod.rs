@@ -11,7 +11,7 @@ mod jobs;
 mod setup;
 pub(crate) mod start;
 
-pub use build::{BaseImage, BuildRequest, BuildStep, Instruction, STEPS_MAX};
+pub use build::{BaseImage, BuildRequest, BuildStep, Builds, Instruction, STEPS_MAX};
 pub(crate) use jobs::BuildJobs;
 pub use jobs::{BuildJob, BuildState, LogLine};
 pub use setup::{BASE, INTERPRETER, ProgressFn};
@@ -88,17 +88,23 @@ pub(crate) struct ResolvedTemplate {
     pub machine: Option<(PathBuf, body::vm::record::VmRecord)>,
 }
 
-impl Fleet {
+/// The templates of a fleet: their records, names, tags and builds that are complete.
+#[derive(Debug, Clone, Copy)]
+pub struct Templates<'a> {
+    pub(crate) fleet: &'a Fleet,
+}
+
+impl Templates<'_> {
     pub(crate) fn template_dir(&self, id: &TemplateId) -> PathBuf {
-        self.data.join("templates").join(id.as_str())
+        self.fleet.data.join("templates").join(id.as_str())
     }
 
     pub(crate) fn layers_dir(&self) -> PathBuf {
-        self.data.join("layers")
+        self.fleet.data.join("layers")
     }
 
     /// All templates, by name.
-    pub fn templates(&self) -> Result<Vec<TemplateView>, Failure> {
+    pub fn list(&self) -> Result<Vec<TemplateView>, Failure> {
         let mut views: Vec<TemplateView> =
             self.template_records().into_iter().map(|template| self.template_view(template)).collect();
         views.sort_by(|a, b| a.template.name.cmp(&b.template.name));
@@ -106,12 +112,12 @@ impl Fleet {
     }
 
     /// One template, by id, name or alias; a tag is ignored.
-    pub fn template(&self, key: &str) -> Result<TemplateView, Failure> {
-        self.find_template(key)?.map(|template| self.template_view(template)).ok_or_else(|| unknown(key))
+    pub fn view(&self, key: &str) -> Result<TemplateView, Failure> {
+        self.find(key)?.map(|template| self.template_view(template)).ok_or_else(|| unknown(key))
     }
 
     pub(crate) fn template_records(&self) -> Vec<Template> {
-        let entries = fs::read_dir(self.data.join("templates")).into_iter().flatten().flatten();
+        let entries = fs::read_dir(self.fleet.data.join("templates")).into_iter().flatten().flatten();
         entries.filter_map(|entry| read_record(&entry.path().join("manifest.json")).ok()).collect()
     }
 
@@ -136,7 +142,7 @@ impl Fleet {
     }
 
     /// The record of a template, by id, name or alias; a tag is ignored.
-    pub fn find_template(&self, key: &str) -> Result<Option<Template>, Failure> {
+    pub fn find(&self, key: &str) -> Result<Option<Template>, Failure> {
         let Ok(named) = key.parse::<TemplateName>() else { return Ok(None) };
         if let Ok(id) = named.name.parse::<TemplateId>()
             && let Ok(template) = read_record(&self.template_dir(&id).join("manifest.json"))
@@ -149,8 +155,8 @@ impl Fleet {
     }
 
     /// The build that `key` means: by name and tag, by id and tag, or by the build's own id.
-    pub fn template_build(&self, key: &str) -> Result<TemplateBuild, Failure> {
-        let template = self.find_template(key)?.ok_or_else(|| unknown(key))?;
+    pub fn find_build(&self, key: &str) -> Result<TemplateBuild, Failure> {
+        let template = self.find(key)?.ok_or_else(|| unknown(key))?;
         let asked = key.parse::<TemplateName>().ok().and_then(|named| named.tag);
         let tag = asked.as_deref().unwrap_or(DEFAULT_TAG);
         let by_id = || tag.parse::<BuildId>().ok();
@@ -178,14 +184,15 @@ impl Fleet {
     }
 
     /// What a Body of that template is made from.
-    pub(crate) fn resolve_template(&self, key: &str) -> Result<ResolvedTemplate, Failure> {
+    pub(crate) fn resolve(&self, key: &str) -> Result<ResolvedTemplate, Failure> {
         if key == "host" {
             return Ok(ResolvedTemplate::default());
         }
-        if self.find_template(key)?.is_some() {
-            return self.origin_of(self.template_build(key)?);
+        if self.find(key)?.is_some() {
+            return self.origin_of(self.find_build(key)?);
         }
         let manifest = self
+            .fleet
             .find_snapshot(crate::snapshots::bare(key))
             .map_err(|failure| if failure.kind == Kind::NotFound { unknown(key) } else { failure })?;
         self.origin_of_snapshot(manifest)
@@ -193,9 +200,10 @@ impl Fleet {
 
     /// The same for a snapshot.
     pub(crate) fn origin_of_snapshot(&self, manifest: SnapshotManifest) -> Result<ResolvedTemplate, Failure> {
-        let rootfs = self.under_snapshot(&manifest)?;
-        let machine =
-            manifest.machine.map(|machine| (self.data.join("snapshots").join(manifest.id.as_str()), machine));
+        let rootfs = self.fleet.under_snapshot(&manifest)?;
+        let machine = manifest
+            .machine
+            .map(|machine| (self.fleet.data.join("snapshots").join(manifest.id.as_str()), machine));
         let (home, at_start, ports) = (manifest.home, manifest.at_start, manifest.ports);
         Ok(ResolvedTemplate {
             rootfs,
@@ -247,23 +255,23 @@ impl Fleet {
     pub(crate) fn rootfs_stack(&self, spec: &Spec) -> Result<RootfsStack, Failure> {
         let layers = spec.base.as_ref().map(|base| self.layers_below(&base.layers)).transpose()?;
         let mut rootfs = RootfsStack {
-            snapshots: self.below(spec)?,
+            snapshots: self.fleet.below(spec)?,
             layers,
-            workspaces: self.workspaces_below(&spec.workspaces)?,
-            home: self.home_below(spec.home.as_ref())?,
+            workspaces: self.fleet.workspaces().workspaces_below(&spec.workspaces)?,
+            home: self.fleet.homes().home_below(spec.home.as_ref())?,
             vm: None,
         };
         if spec.layer == proto::Layer::Microvm {
-            rootfs.vm = Some(self.parts(spec, &rootfs)?);
+            rootfs.vm = Some(self.fleet.parts(spec, &rootfs)?);
         }
         Ok(rootfs)
     }
 
     /// A template of that name, made if there is none.
-    pub fn name_template(&self, name: &str) -> Result<Template, Failure> {
+    pub fn find_or_create(&self, name: &str) -> Result<Template, Failure> {
         let named = check_name(name)?;
         let _lock = self.lock_templates()?;
-        if let Some(template) = self.find_template(&named.name)? {
+        if let Some(template) = self.find(&named.name)? {
             return Ok(template);
         }
         let drawn = sys::random::bytes()
@@ -280,7 +288,7 @@ impl Fleet {
             created_at: now.clone(),
             updated_at: now,
         };
-        self.note(TemplateCreated { template: template.id.clone(), name: template.name.clone() })?;
+        self.fleet.note(TemplateCreated { template: template.id.clone(), name: template.name.clone() })?;
         self.write_template(&template)?;
         Ok(template)
     }
@@ -303,12 +311,12 @@ impl Fleet {
         change: impl FnOnce(&mut Template) -> Result<T, Failure>,
     ) -> Result<(Template, T), Failure> {
         let _lock = self.lock_templates()?;
-        let mut template = self.find_template(key)?.ok_or_else(|| unknown(key))?;
+        let mut template = self.find(key)?.ok_or_else(|| unknown(key))?;
         let before = template.clone();
         let done = change(&mut template)?;
         if template != before {
             template.updated_at = store::clock::now();
-            self.note(TemplateChanged {
+            self.fleet.note(TemplateChanged {
                 template: template.id.clone(),
                 name: template.name.clone(),
                 public: template.public,
@@ -321,7 +329,7 @@ impl Fleet {
 
     /// One at a time, of all `pal`s on this data.
     fn lock_templates(&self) -> Result<File, Failure> {
-        let dir = self.data.join("templates");
+        let dir = self.fleet.data.join("templates");
         let locked =
             fs::create_dir_all(&dir).and_then(|()| File::create(dir.join("lock"))).and_then(|file| {
                 rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)?;
@@ -331,7 +339,7 @@ impl Fleet {
     }
 
     /// Whether Bodies of other keys may start from it.
-    pub fn publish_template(&self, key: &str, public: bool) -> Result<Template, Failure> {
+    pub fn publish(&self, key: &str, public: bool) -> Result<Template, Failure> {
         self.change_template(key, |template| {
             template.public = public;
             Ok(())
@@ -340,7 +348,7 @@ impl Fleet {
     }
 
     /// Has a template that is new belong to a key.
-    pub fn own_template(&self, key: &str, owner: &str) -> Result<(), Failure> {
+    pub fn assign_owner(&self, key: &str, owner: &str) -> Result<(), Failure> {
         self.change_template(key, |template| {
             if template.owner.is_none() && template.tags.is_empty() {
                 template.owner = Some(owner.to_owned());
@@ -351,18 +359,18 @@ impl Fleet {
     }
 
     /// Where files that were sent for its builds are kept.
-    pub fn template_files(&self, id: &TemplateId) -> PathBuf {
+    pub fn files_dir(&self, id: &TemplateId) -> PathBuf {
         self.template_dir(id).join("files")
     }
 
     /// What whoever may send these files was told, and nobody else can know.
     pub fn upload_token(&self, id: &TemplateId, hash: &str) -> String {
-        data::upload_token(&self.key, id, hash)
+        data::upload_token(&self.fleet.key, id, hash)
     }
 
     /// Has these tags mean the build that `target` means today.
-    pub fn tag_template(&self, target: &str, tags: &[String]) -> Result<BuildId, Failure> {
-        let build = self.template_build(target)?;
+    pub fn tag(&self, target: &str, tags: &[String]) -> Result<BuildId, Failure> {
+        let build = self.find_build(target)?;
         check_tags(tags)?;
         self.change_template(build.template.as_str(), |template| {
             let since = store::clock::now();
@@ -379,7 +387,7 @@ impl Fleet {
     }
 
     /// Removes tags; those that are not there are an error.
-    pub fn untag_template(&self, key: &str, tags: &[String]) -> Result<(), Failure> {
+    pub fn untag(&self, key: &str, tags: &[String]) -> Result<(), Failure> {
         self.change_template(key, |template| {
             for tag in tags {
                 let gone = template.tags.remove(tag);
@@ -398,7 +406,7 @@ impl Fleet {
     /// Writes a whole build down and points tags at it.
     pub(crate) fn keep_build(&self, build: &TemplateBuild, tags: &[String]) -> Result<(), Failure> {
         let path = self.template_dir(&build.template).join("builds").join(format!("{}.json", build.id));
-        self.note(TemplateBuilt {
+        self.fleet.note(TemplateBuilt {
             template: build.template.clone(),
             build: build.id.clone(),
             tags: tags.to_vec(),
@@ -418,18 +426,18 @@ impl Fleet {
     }
 
     /// Removes a template. Bodies and snapshots that stand on its layers keep them.
-    pub fn remove_template(&self, key: &str) -> Result<TemplateId, Failure> {
+    pub fn remove(&self, key: &str) -> Result<TemplateId, Failure> {
         let _lock = self.lock_templates()?;
-        let template = self.find_template(key)?.ok_or_else(|| unknown(key))?;
-        self.cancel_builds(&template.id);
-        self.note(TemplateRemoved { template: template.id.clone(), name: template.name.clone() })?;
+        let template = self.find(key)?.ok_or_else(|| unknown(key))?;
+        self.fleet.jobs.cancel_builds_of(&template.id);
+        self.fleet.note(TemplateRemoved { template: template.id.clone(), name: template.name.clone() })?;
         let dir = self.template_dir(&template.id);
         // Without its manifest it is none any more, whatever becomes of us.
         let removed = fs::remove_file(dir.join("manifest.json")).and_then(|()| fs::remove_dir_all(&dir));
         removed.map_err(|error| {
             Failure::new(Kind::Host, "cannot remove the template").because(error).hint("try again: pal gc")
         })?;
-        self.drop_unused_layers()?;
+        self.fleet.garbage().drop_unused_layers()?;
         Ok(template.id)
     }
 }

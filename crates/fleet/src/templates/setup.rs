@@ -26,7 +26,7 @@ use proto::{
 
 use super::interpreter;
 use crate::child_output::for_each_line;
-use crate::{Fleet, GarbageItem, GcMode, TemplateView, failures};
+use crate::{Builds, GarbageItem, GcMode, TemplateView, failures};
 
 /// The template of E2B's clients that name none.
 pub const BASE: &str = "base";
@@ -102,7 +102,7 @@ const SCRATCH: &str = "/var/tmp";
 /// Hears how far the work is.
 pub type ProgressFn<'a> = &'a mut (dyn FnMut(&str) + Send);
 
-impl Fleet {
+impl Builds<'_> {
     /// Makes a template of the product's own, unless it is there.
     pub fn setup(&self, name: &str, say: ProgressFn<'_>) -> Result<TemplateView, Failure> {
         self.setup_with(name, &PLACES.map(PathBuf::from), say)
@@ -124,7 +124,9 @@ impl Fleet {
         }
         // The second of two waits for the first, and finds its work done.
         let _turn = self.turn(name)?;
-        if let Some(view) = self.template(name).ok().filter(|view| view.default_build().is_some()) {
+        if let Some(view) =
+            self.fleet.templates().view(name).ok().filter(|view| view.default_build().is_some())
+        {
             return Ok(view);
         }
         if name == BASE {
@@ -132,11 +134,11 @@ impl Fleet {
         } else {
             self.setup_interpreter(places, say)?
         };
-        self.template(name)
+        self.fleet.templates().view(name)
     }
 
     fn turn(&self, name: &str) -> Result<fs::File, Failure> {
-        let dir = self.data.join("templates");
+        let dir = self.fleet.data.join("templates");
         let locked = fs::create_dir_all(&dir)
             .and_then(|()| fs::File::create(dir.join(format!("{name}.lock"))))
             .and_then(|file| {
@@ -149,14 +151,19 @@ impl Fleet {
     }
 
     fn setup_base(&self, places: &[PathBuf], say: ProgressFn<'_>) -> Result<TemplateBuild, Failure> {
-        let _building = self.building()?;
+        let _building = self.fleet.garbage().building()?;
         let settings = own_settings();
         if let Some(program) = find_program("mmdebstrap", places) {
             say(&format!("making `base` from Debian {RELEASE} with mmdebstrap: some minutes, about 600 MiB"));
             let source = format!("Debian {RELEASE}, by mmdebstrap");
             let scratch = self.scratch(BASE)?;
             let layer = self.layer_from(mmdebstrap(&program, &[], &scratch.path), &source, say)?;
-            return self.finish_build(self.name_template(BASE)?.id, vec![layer], settings, &source);
+            return self.finish_build(
+                self.fleet.templates().find_or_create(BASE)?.id,
+                vec![layer],
+                settings,
+                &source,
+            );
         }
         if let Some(program) = find_program("debootstrap", places).filter(|_| sys::caps::is_host_root()) {
             say(&format!(
@@ -165,18 +172,23 @@ impl Fleet {
             let scratch = self.scratch(BASE)?;
             let source = format!("Debian {RELEASE}, by debootstrap");
             let layer = self.layer_from(debootstrap(&program, &scratch.path), &source, say)?;
-            return self.finish_build(self.name_template(BASE)?.id, vec![layer], settings, &source);
+            return self.finish_build(
+                self.fleet.templates().find_or_create(BASE)?.id,
+                vec![layer],
+                settings,
+                &source,
+            );
         }
         say("neither mmdebstrap nor debootstrap is here: `base` becomes this machine's own root");
         say("for the real one: apt-get install mmdebstrap && pal template rm base && pal setup base");
-        let template = self.name_template(BASE)?;
+        let template = self.fleet.templates().find_or_create(BASE)?;
         let settings = TemplateSettings { sudo: false, ..settings };
         let source = "this machine's own root, read-only, for want of mmdebstrap or debootstrap";
         self.finish_build(template.id, Vec::new(), settings, source)
     }
 
     fn setup_interpreter(&self, places: &[PathBuf], say: ProgressFn<'_>) -> Result<TemplateBuild, Failure> {
-        let _building = self.building()?;
+        let _building = self.fleet.garbage().building()?;
         let program = find_program("mmdebstrap", places).ok_or_else(|| {
             Failure::new(
                 Kind::Host,
@@ -192,7 +204,7 @@ impl Fleet {
         drop(scratch);
         let own = self.import_layer("the code interpreter", &interpreter::archive()?[..])?;
         self.finish_build(
-            self.name_template(INTERPRETER)?.id,
+            self.fleet.templates().find_or_create(INTERPRETER)?.id,
             vec![own, root],
             interpreter::settings(),
             &source,
@@ -201,8 +213,10 @@ impl Fleet {
 
     /// Room for what makes a template, without what somebody left there who was killed. Whoever asks has the turn.
     fn scratch(&self, name: &str) -> Result<ScratchDir, Failure> {
-        let scratch =
-            ScratchDir { path: self.scratch_path(name), programs: self.launch_context.programs.clone() };
+        let scratch = ScratchDir {
+            path: self.scratch_path(name),
+            programs: self.fleet.launch_context.programs.clone(),
+        };
         let made = scratch.clear().and_then(|()| fs::DirBuilder::new().mode(0o755).create(&scratch.path));
         made.map_err(|error| {
             Failure::new(Kind::Host, format!("cannot make room in {SCRATCH}")).because(error)
@@ -212,7 +226,7 @@ impl Fleet {
 
     /// The same place each time, so that what is left is found: one for each user, data directory and template.
     fn scratch_path(&self, name: &str) -> PathBuf {
-        let about = format!("{}:{}", rustix::process::geteuid().as_raw(), self.data.display());
+        let about = format!("{}:{}", rustix::process::geteuid().as_raw(), self.fleet.data.display());
         Path::new(SCRATCH).join(format!("palisade-{}-{name}", &super::build::digest(&[&about])[..16]))
     }
 
@@ -221,9 +235,9 @@ impl Fleet {
         for name in [BASE, INTERPRETER] {
             let scratch = std::mem::ManuallyDrop::new(ScratchDir {
                 path: self.scratch_path(name),
-                programs: self.launch_context.programs.clone(),
+                programs: self.fleet.launch_context.programs.clone(),
             });
-            let lock = fs::File::open(self.data.join("templates").join(format!("{name}.lock")));
+            let lock = fs::File::open(self.fleet.data.join("templates").join(format!("{name}.lock")));
             let idle = lock.is_ok_and(|lock| {
                 rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_ok()
             });
@@ -254,8 +268,8 @@ impl Fleet {
         settings: TemplateSettings,
         archive: impl Read,
     ) -> Result<TemplateBuild, Failure> {
-        let template = self.name_template(name)?;
-        let _building = self.building()?;
+        let template = self.fleet.templates().find_or_create(name)?;
+        let _building = self.fleet.garbage().building()?;
         let layer = self.import_layer(source, archive)?;
         self.finish_build(template.id, vec![layer], settings, source)
     }
@@ -274,8 +288,8 @@ impl Fleet {
     pub(crate) fn draft_layer(&self, id: &LayerId) -> Result<layers::LayerDraft<'_>, Failure> {
         let ids = ids::of_layers().map_err(failures::ids)?;
         layers::LayerDraft::begin(
-            &self.launch_context.programs,
-            &self.layers_dir(),
+            &self.fleet.launch_context.programs,
+            &self.fleet.templates().layers_dir(),
             &format!("{id}.part"),
             ids,
         )
@@ -302,13 +316,13 @@ impl Fleet {
             layers,
             settings,
         };
-        self.keep_build(&build, &[DEFAULT_TAG.to_owned()])?;
+        self.fleet.templates().keep_build(&build, &[DEFAULT_TAG.to_owned()])?;
         Ok(build)
     }
 
     pub(crate) fn layer_bytes(&self, ids: &[LayerId]) -> u64 {
         ids.iter()
-            .filter_map(|id| layers::read(&self.layers_dir().join(id.as_str())).ok())
+            .filter_map(|id| layers::read(&self.fleet.templates().layers_dir().join(id.as_str())).ok())
             .map(|layer| layer.bytes)
             .sum()
     }

@@ -10,7 +10,7 @@ use proto::{
     wire::process::{ProcessConfig, StartRequest, process_event},
 };
 
-use crate::{Fleet, failures};
+use crate::{Templates, failures};
 
 /// How long a Body has to become ready.
 pub(crate) const READY_PATIENCE: Duration = Duration::from_secs(120);
@@ -21,7 +21,7 @@ const LOOK_MAX: Duration = Duration::from_millis(500);
 /// How much of what it says is told when it does not become ready.
 const SAID_MAX: usize = 2048;
 
-impl Fleet {
+impl Templates<'_> {
     /// Starts what the template says, and waits until it is ready. A Body that does not become ready stays as it is.
     pub(crate) async fn start_template(
         &self,
@@ -29,7 +29,7 @@ impl Fleet {
         start: &StartCommand,
         patience: ReadyWait,
     ) -> Result<(), Failure> {
-        let guest = self.guest(id);
+        let guest = self.fleet.guest(id);
         if let Some(command) = &start.command {
             let data = ExecStarted {
                 argv: shell(command),
@@ -42,7 +42,7 @@ impl Fleet {
                 by: Some(StartedBy::Template),
                 detached: true,
             };
-            self.write(id, data)?;
+            self.fleet.write(id, data)?;
             // It runs once its first word is there; when the stream is dropped then, it goes on.
             let begun = async {
                 guest.connect_http().await?.start(&request(command), None, None).await?.next().await

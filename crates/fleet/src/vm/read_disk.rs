@@ -1,10 +1,12 @@
 //! Reading what a microVM wrote, whether it runs, is paused, stopped or dead.
 
+use std::path::PathBuf;
+
 use body::{
     BodyDir, ProcessState, process,
     vm::{freeze::HeldVm, upper_copy::UpperCopy},
 };
-use proto::{Failure, Kind, Layer, Spec, launch::RunRecord};
+use proto::{BodyId, Failure, Kind, Layer, Spec, launch::RunRecord};
 
 use super::vm_failure;
 use crate::{Fleet, failures};
@@ -31,6 +33,11 @@ impl StillVm {
 }
 
 impl Fleet {
+    /// Where a process Body's writes are.
+    pub(crate) fn upper_path(&self, id: &BodyId) -> PathBuf {
+        self.body_path(id).join("disk/upper")
+    }
+
     /// Copies the repositories and the home of a microVM from its disk, where the Body is one. It stands still meanwhile.
     pub(crate) fn read_disk(&self, spec: &Spec) -> Result<Option<UpperCopy>, Failure> {
         if spec.layer != Layer::Microvm {

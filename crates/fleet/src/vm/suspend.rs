@@ -84,7 +84,7 @@ impl Fleet {
                 super::memory_snapshot::incomplete("its record cannot be read").because(error)
             })?;
         self.reclaim_ids(spec)?;
-        let mut rootfs = self.rootfs_stack(spec)?;
+        let mut rootfs = self.templates().rootfs_stack(spec)?;
         rootfs.vm = Some(
             self.thawed_parts(spec, &rootfs, &dir.swap(), &machine, false)
                 .map_err(|failure| failure.hint(format!("or give its memory up: pal stop {}", spec.id)))?,

@@ -8,7 +8,7 @@ use workspace::{
 };
 
 use super::{Discard, PrepareChoice, RepoSource, UpRequest};
-use crate::{Create, ExecRequest, Fleet, Force, failures};
+use crate::{Create, ExecRequest, Force, Workspaces, failures};
 
 /// How much of a test's output is told.
 const TAIL_MAX: usize = 2 << 10;
@@ -62,7 +62,7 @@ pub struct QueueResult {
     pub why: Option<String>,
 }
 
-impl Fleet {
+impl Workspaces<'_> {
     /// Looks at the work of several Bodies of one repository.
     pub async fn compare(&self, ids: &[BodyId], test: Option<&str>) -> Result<Comparison, Failure> {
         let works = self.saved_works(ids).await?;
@@ -121,6 +121,7 @@ impl Fleet {
     /// Runs a line of shell in a Body; gives its exit code and the end of what it said.
     async fn test_in(&self, id: &BodyId, line: &str) -> Result<(i32, String), Failure> {
         let mut exec = self
+            .fleet
             .exec(id, ExecRequest { timeout: Some(TEST_WALL), ..ExecRequest::new(["/bin/sh", "-c", line]) })
             .await?;
         let mut tail: Vec<u8> = Vec::new();
@@ -214,7 +215,7 @@ impl Fleet {
                 None => Err(Failure::new(Kind::Usage, "there is no test to judge it by")
                     .hint("name one: --test 'make test', or [test] command in palisade.toml")),
             };
-            self.remove_with(view.id(), Force::Yes, Discard::Yes).await?;
+            self.fleet.remove_with(view.id(), Force::Yes, Discard::Yes).await?;
             match (judged?, line.unwrap_or_default()) {
                 ((0, _), _) => {}
                 ((code, said), line) => {

@@ -10,7 +10,7 @@ use workspace::{DevcontainerRoot, Git, Needs, VariableContext};
 
 use super::prepare::{PATH, Progress};
 use crate::{
-    BaseImage, BuildRequest, BuildStep, Fleet, Instruction, UpRequest, failures,
+    BaseImage, BuildRequest, BuildStep, Instruction, UpRequest, Workspaces, failures,
     templates::{build::digest, dockerfile},
 };
 
@@ -69,7 +69,7 @@ impl BaseTemplate {
     }
 }
 
-impl Fleet {
+impl Workspaces<'_> {
     /// What the Bodies of a request stand on: what was asked for, or else what the first repository says.
     pub(crate) async fn base_template(
         &self,
@@ -103,10 +103,10 @@ impl Fleet {
             settings: TemplateSettings::default(),
             roots: vec!["/".into()],
         };
-        if template == "host" || self.find_template(&template)?.is_none() {
+        if template == "host" || self.fleet.templates().find(&template)?.is_none() {
             return Ok(host(template));
         }
-        let build = self.template_build(&template)?;
+        let build = self.fleet.templates().find_build(&template)?;
         if build.layers.is_empty() {
             return Ok(BaseTemplate {
                 settings: build.settings,
@@ -114,7 +114,8 @@ impl Fleet {
                 ..host(template)
             });
         }
-        let roots = self.layers_below(&build.layers)?.into_iter().map(|layer| layer.root).collect();
+        let roots =
+            self.fleet.templates().layers_below(&build.layers)?.into_iter().map(|layer| layer.root).collect();
         Ok(BaseTemplate { template, state: build.id.to_string(), settings: build.settings, roots })
     }
 
@@ -152,11 +153,11 @@ impl Fleet {
         }
         let text = serde_json::to_string(&(&from, &steps, &asked)).unwrap_or_default();
         let name = format!("devcontainer-{}", &digest(&[&text])[..12]);
-        if self.template_build(&name).is_ok() {
+        if self.fleet.templates().find_build(&name).is_ok() {
             return Ok(name);
         }
         say(&format!("making the template {name} from {}", proto::text::visible(&from)));
-        let from = if self.find_template(&from)?.is_some() {
+        let from = if self.fleet.templates().find(&from)?.is_some() {
             BaseImage::Template(from)
         } else {
             BaseImage::Image((up.images)(&from).map_err(wrong)?)
@@ -190,7 +191,7 @@ impl Fleet {
         })?;
         read.notes.iter().for_each(|note| say(&format!("{}: {note}", proto::text::visible(build.file))));
         // Cleared away with what came from registries, once no build needs it.
-        let files = self.images_dir();
+        let files = self.fleet.image_puller().images_dir();
         let tree = Git::at(&workspace.repository)
             .line(["rev-parse", "--verify", "--quiet", &tree])
             .map_err(|error| cannot(error.into()))?;
@@ -206,9 +207,10 @@ impl Fleet {
         request: BuildRequest,
         say: Progress<'_>,
     ) -> Result<(), Failure> {
-        let asked = self.ask_build(name, &[], None, None)?;
-        let job = self.begin_job(&asked.template, &asked.id)?;
-        let mut done = std::pin::pin!(self.build(&job, request));
+        let builds = self.fleet.builds();
+        let asked = builds.request(name, &[], None, None)?;
+        let job = builds.begin(&asked.template, &asked.id)?;
+        let mut done = std::pin::pin!(builds.build(&job, request));
         let mut told = 0;
         loop {
             let ended = tokio::time::timeout(Duration::from_millis(100), done.as_mut()).await;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use workspace::{BodyWorkspace, ChangedFile, Commit, DiffFormat, Git, SaveResult, SkippedPath, WorkPart};
 
 use super::no_workspace;
-use crate::{Fleet, failures};
+use crate::{Workspaces, failures};
 
 /// What a Body changed, against what it began with.
 #[derive(Debug, Clone, Serialize)]
@@ -56,9 +56,9 @@ impl WorkReview {
     }
 }
 
-impl Fleet {
+impl Workspaces<'_> {
     fn workspace_source(&self, id: &BodyId, name: Option<&str>) -> Result<(Spec, BodyWorkspace), Failure> {
-        let spec = self.view(id)?.spec;
+        let spec = self.fleet.view(id)?.spec;
         let sources = self.sources(&spec)?;
         let wanted = |source: &BodyWorkspace| name.is_none_or(|name| source.workspace.name == name);
         match sources.into_iter().find(wanted) {
@@ -106,11 +106,7 @@ impl Fleet {
     }
 
     /// The commits of a Body, newest first, and what it saved on the way.
-    pub async fn work_log(
-        &self,
-        id: &BodyId,
-        name: Option<&str>,
-    ) -> Result<(SaveResult, Vec<Commit>), Failure> {
+    pub async fn log(&self, id: &BodyId, name: Option<&str>) -> Result<(SaveResult, Vec<Commit>), Failure> {
         let (saved, source) = self.save_one(id, name).await?;
         let git = Git::at(&source.workspace.repository);
         let commits = workspace::log(&git, &source.workspace.commit, &saved.head)
@@ -130,7 +126,7 @@ impl Fleet {
 
     /// What would be lost with a Body: what it did that was not saved, or could not be.
     pub fn unsaved_work(&self, id: &BodyId) -> Result<UnsavedWork, Failure> {
-        let spec = self.view(id)?.spec;
+        let spec = self.fleet.view(id)?.spec;
         let mut lost = UnsavedWork::default();
         for source in self.readable_sources(&spec)? {
             match workspace::find_unsaved(&source) {

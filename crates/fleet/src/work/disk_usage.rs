@@ -6,7 +6,7 @@ use body::layers;
 use proto::{Failure, Size};
 use serde::Serialize;
 
-use crate::Fleet;
+use crate::GarbageCollector;
 
 /// One kind of things that take space.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -19,27 +19,27 @@ pub struct DiskShare {
     pub bytes: u64,
 }
 
-impl Fleet {
+impl GarbageCollector<'_> {
     /// What takes how much, and what it may take.
-    pub fn df(&self) -> Result<(Vec<DiskShare>, Size), Failure> {
+    pub fn disk_usage(&self) -> Result<(Vec<DiskShare>, Size), Failure> {
         let mut shares: BTreeMap<&'static str, DiskShare> = BTreeMap::new();
         let mut add = |kind: &'static str, bytes: u64| {
             let share = shares.entry(kind).or_insert(DiskShare { kind, ..DiskShare::default() });
             share.count += 1;
             share.bytes += bytes;
         };
-        for id in self.ids()? {
-            add("bodies", tree_bytes(&self.body_path(&id)));
+        for id in self.fleet.ids()? {
+            add("bodies", tree_bytes(&self.fleet.body_path(&id)));
         }
-        for manifest in self.manifests() {
+        for manifest in self.fleet.manifests() {
             add(if manifest.dependency.is_some() { "dependencies" } else { "snapshots" }, manifest.bytes);
         }
-        for entry in fs::read_dir(self.layers_dir()).into_iter().flatten().flatten() {
+        for entry in fs::read_dir(self.fleet.templates().layers_dir()).into_iter().flatten().flatten() {
             let Ok(record) = layers::read(&entry.path()) else { continue };
             add(layer_kind(&record.about), record.bytes);
         }
         for (kind, place) in [("clones", "repos"), ("artifacts", "artifacts"), ("images", "images")] {
-            for entry in fs::read_dir(self.data.join(place)).into_iter().flatten().flatten() {
+            for entry in fs::read_dir(self.fleet.data.join(place)).into_iter().flatten().flatten() {
                 add(kind, tree_bytes(&entry.path()));
             }
         }
@@ -47,11 +47,11 @@ impl Fleet {
             add(kind, bytes);
         }
         for name in ["events.db", "events.db-wal"] {
-            if let Ok(found) = fs::metadata(self.data.join(name)) {
+            if let Ok(found) = fs::metadata(self.fleet.data.join(name)) {
                 add("events", found.len());
             }
         }
-        Ok((shares.into_values().collect(), self.budget()?))
+        Ok((shares.into_values().collect(), self.fleet.budget()?))
     }
 }
 

@@ -71,17 +71,24 @@ pub struct HomeView {
     pub body: Option<BodyId>,
 }
 
-impl Fleet {
+/// The homes that Bodies use by name.
+#[derive(Debug, Clone, Copy)]
+pub struct Homes<'a> {
+    pub(crate) fleet: &'a Fleet,
+}
+
+impl Homes<'_> {
     fn homes_dir(&self) -> PathBuf {
-        self.data.join("homes")
+        self.fleet.data.join("homes")
     }
 
     /// All homes, by name.
-    pub fn homes(&self) -> Result<Vec<HomeView>, Failure> {
+    pub fn list(&self) -> Result<Vec<HomeView>, Failure> {
         let mut views = Vec::new();
-        for record in self.home_records() {
+        for record in self.records() {
             let size = |id: &LayerId| {
-                layers::read(&self.layers_dir().join(id.as_str())).map_or(0, |layer| layer.bytes)
+                layers::read(&self.fleet.templates().layers_dir().join(id.as_str()))
+                    .map_or(0, |layer| layer.bytes)
             };
             let bytes = record.layers.iter().map(size).sum();
             let body = self.holder(&record.name)?;
@@ -91,7 +98,7 @@ impl Fleet {
         Ok(views)
     }
 
-    pub(crate) fn home_records(&self) -> Vec<HomeRecord> {
+    pub(crate) fn records(&self) -> Vec<HomeRecord> {
         let entries = fs::read_dir(self.homes_dir()).into_iter().flatten().flatten();
         let records = entries
             .map(|entry| entry.path())
@@ -100,7 +107,7 @@ impl Fleet {
     }
 
     /// Removes a home that no Body has.
-    pub fn remove_home(&self, name: &str) -> Result<(), Failure> {
+    pub fn remove(&self, name: &str) -> Result<(), Failure> {
         check_name(name)?;
         let _lock = self.lock_homes()?;
         let path = self.homes_dir().join(format!("{name}.json"));
@@ -111,14 +118,14 @@ impl Fleet {
         if let Some(body) = self.holder(name)? {
             return Err(taken(name, &body));
         }
-        self.note(HomeRemoved { home: name.to_owned() })?;
+        self.fleet.note(HomeRemoved { home: name.to_owned() })?;
         fs::remove_file(&path)
             .map_err(|error| Failure::new(Kind::Host, "cannot remove the home").because(error))?;
-        self.drop_unused_layers()
+        self.fleet.garbage().drop_unused_layers()
     }
 
     /// The home of that name for a Body that is about to be made. The lock is to be held until the Body is there.
-    pub(crate) fn take_home(&self, name: &str) -> Result<(Home, fs::File), Failure> {
+    pub(crate) fn take(&self, name: &str) -> Result<(Home, fs::File), Failure> {
         check_name(name)?;
         let lock = self.lock_homes()?;
         if let Some(body) = self.holder(name)? {
@@ -143,14 +150,14 @@ impl Fleet {
 
     /// What is below the home of a Body.
     pub(crate) fn home_below(&self, home: Option<&Home>) -> Result<Option<Vec<LowerLayer>>, Failure> {
-        home.map(|home| self.layers_below(&home.layers)).transpose()
+        home.map(|home| self.fleet.templates().layers_below(&home.layers)).transpose()
     }
 
     /// The Body that has a home.
     fn holder(&self, name: &str) -> Result<Option<BodyId>, Failure> {
         let has = |spec: &Spec| spec.home.as_ref().and_then(|home| home.name.as_deref()) == Some(name);
-        for id in self.ids()? {
-            let dir = body::BodyDir::at(self.body_path(&id));
+        for id in self.fleet.ids()? {
+            let dir = body::BodyDir::at(self.fleet.body_path(&id));
             if dir.spec().or_else(|_| dir.draft()).is_ok_and(|spec| has(&spec)) {
                 return Ok(Some(id));
             }
@@ -159,11 +166,12 @@ impl Fleet {
     }
 
     /// Keeps what a Body wrote to its home. Nobody writes there any more, and the caller has the Body's lock.
-    pub(crate) fn keep_home(&self, spec: &Spec) -> Result<(), Failure> {
+    pub(crate) fn keep(&self, spec: &Spec) -> Result<(), Failure> {
         let Some(Home { name: Some(name), layers }) = &spec.home else { return Ok(()) };
         let area = proto::launch::area_dir(HOME);
-        let copy = self.read_disk(spec)?;
-        let upper = copy.as_ref().map_or_else(|| self.upper_path(&spec.id), |copy| copy.path().to_owned());
+        let copy = self.fleet.read_disk(spec)?;
+        let upper =
+            copy.as_ref().map_or_else(|| self.fleet.upper_path(&spec.id), |copy| copy.path().to_owned());
         let cannot = |what: &str| {
             let what = what.to_owned();
             move |error: io::Error| Failure::new(Kind::Host, what).because(error).hint("make room: pal gc")
@@ -171,13 +179,13 @@ impl Fleet {
         if is_empty(&upper.join(&area)).unwrap_or(false) {
             return Ok(());
         }
-        let _building = self.building()?;
+        let _building = self.fleet.garbage().building()?;
         let _lock = self.lock_homes()?;
         let drawn = sys::random::bytes().map_err(cannot("cannot draw an id"))?;
         let id = LayerId::from_random(drawn);
         let draft = LayerDraft::begin(
-            &self.launch_context.programs,
-            &self.layers_dir(),
+            &self.fleet.launch_context.programs,
+            &self.fleet.templates().layers_dir(),
             &format!("{id}.part{}", std::process::id()),
             spec.ids.clone(),
         )
@@ -186,7 +194,7 @@ impl Fleet {
         for cache in CACHES {
             self.leave_out(spec, &draft.root(), cache)?;
         }
-        self.note(HomeKept { home: name.clone(), body: spec.id.clone(), layer: id.clone() })?;
+        self.fleet.note(HomeKept { home: name.clone(), body: spec.id.clone(), layer: id.clone() })?;
         draft.finish(id.clone(), &format!("home {name}"), store::clock::now()).map_err(failures::layer)?;
         let record = HomeRecord {
             name: name.clone(),
@@ -213,7 +221,7 @@ impl Fleet {
         place.push(name);
         match fs::symlink_metadata(&place) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            _ => body::snapshot::remove(&self.launch_context.programs, &spec.ids, &place)
+            _ => body::snapshot::remove(&self.fleet.launch_context.programs, &spec.ids, &place)
                 .map_err(failures::removal),
         }
     }

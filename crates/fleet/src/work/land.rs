@@ -3,9 +3,9 @@
 use proto::{BodyId, Failure, Kind, event_data::WorkspaceLanded};
 use workspace::{BodyWorkspace, GitIdentity, LandRequest, LandResult, LandSelection, LandTarget, SaveResult};
 
-use crate::{Fleet, failures};
+use crate::{Workspaces, failures};
 
-impl Fleet {
+impl Workspaces<'_> {
     /// Brings a Body's work onto a branch.
     pub async fn land(
         &self,
@@ -49,7 +49,7 @@ impl Fleet {
         };
         let landed = workspace::land(&request).map_err(|error| land_failure(id, error))?;
         let data = WorkspaceLanded { workspace: source.workspace.name.clone(), landed: (&landed).into() };
-        self.write(id, data)?;
+        self.fleet.write(id, data)?;
         Ok(landed)
     }
 }

@@ -15,11 +15,11 @@ mod up;
 pub use compare::{BodyComparison, Comparison, Overlap, QueueResult};
 pub use diff::{UnsavedWork, WorkDiff, WorkReview};
 pub use disk_usage::DiskShare;
-pub use home::{HomeRecord, HomeView};
+pub use home::{HomeRecord, HomeView, Homes};
 pub use prepare::Progress;
 pub use up::{ImageResolver, PrepareChoice, RepoSource, UpRequest};
 
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 
 use body::{BodyDir, ProcessState, process, root::WorkspaceLayers, vm::upper_copy::UpperCopy};
 use proto::{
@@ -41,7 +41,13 @@ pub enum Discard {
     No,
 }
 
-impl Fleet {
+/// The workspaces of Bodies: bring repositories in, show, save and land the work in them.
+#[derive(Debug, Clone, Copy)]
+pub struct Workspaces<'a> {
+    pub(crate) fleet: &'a Fleet,
+}
+
+impl Workspaces<'_> {
     /// What is below the repositories of a Body.
     pub(crate) fn workspaces_below(&self, workspaces: &[Workspace]) -> Result<Vec<WorkspaceLayers>, Failure> {
         let token = |workspace: &Workspace| {
@@ -50,7 +56,7 @@ impl Fleet {
         let below = |workspace: &Workspace| -> Result<_, Failure> {
             Ok(WorkspaceLayers {
                 at: workspace.at(),
-                layers: self.layers_below(&workspace.layers)?,
+                layers: self.fleet.templates().layers_below(&workspace.layers)?,
                 token: token(workspace).to_string(),
             })
         };
@@ -59,16 +65,16 @@ impl Fleet {
 
     /// Where the work of a Body is.
     pub(crate) fn sources(&self, spec: &Spec) -> Result<Vec<BodyWorkspace>, Failure> {
-        let snapshots: Vec<_> = self.below(spec)?.into_iter().map(|below| below.dir).collect();
+        let snapshots: Vec<_> = self.fleet.below(spec)?.into_iter().map(|below| below.dir).collect();
         let source = |workspace: &Workspace| BodyWorkspace {
             body: spec.id.clone(),
-            dir: self.body_path(&spec.id),
-            upper: self.upper_path(&spec.id),
+            dir: self.fleet.body_path(&spec.id),
+            upper: self.fleet.upper_path(&spec.id),
             copy: None,
             snapshots: snapshots.clone(),
             workspace: workspace.clone(),
-            layers: self.layers_dir(),
-            programs: self.launch_context.programs.clone(),
+            layers: self.fleet.templates().layers_dir(),
+            programs: self.fleet.launch_context.programs.clone(),
             ids: spec.ids.clone(),
             inside: String::new(),
             time_max: workspace::TIME_MAX,
@@ -79,7 +85,7 @@ impl Fleet {
     /// Where the work of a Body can be read now. A microVM stands still while its disk is read; of other Bodies the caller
     /// says whether they do.
     pub(crate) fn readable_sources(&self, spec: &Spec) -> Result<Vec<BodyWorkspace>, Failure> {
-        let copy = if spec.workspaces.is_empty() { None } else { self.read_disk(spec)? };
+        let copy = if spec.workspaces.is_empty() { None } else { self.fleet.read_disk(spec)? };
         self.sources_in(spec, copy)
     }
 
@@ -92,11 +98,6 @@ impl Fleet {
             }
         }
         Ok(sources)
-    }
-
-    /// Where a process Body's writes are.
-    pub(crate) fn upper_path(&self, id: &BodyId) -> PathBuf {
-        self.body_path(id).join("disk/upper")
     }
 
     /// A Body that was just made, once its repositories name what it began with: also a fork, and one of a snapshot.
@@ -117,26 +118,26 @@ impl Fleet {
 
     /// Takes away a Body that nobody has used yet.
     fn undo_create(&self, id: &BodyId) {
-        let Ok((dir, spec, lock)) = self.lock_body(id) else { return };
-        let _ = self.write(id, BodyRemoved { by: Some(RemovedBy::Up), discarded: false });
-        let _ = self.remove_files(&dir, &spec);
+        let Ok((dir, spec, lock)) = self.fleet.lock_body(id) else { return };
+        let _ = self.fleet.write(id, BodyRemoved { by: Some(RemovedBy::Up), discarded: false });
+        let _ = self.fleet.remove_files(&dir, &spec);
         drop(lock);
-        drop(self.take_supervisor(id));
+        drop(self.fleet.take_supervisor(id));
         spec.workspaces.iter().for_each(|workspace| workspace::release(id, workspace));
     }
 
     /// Brings the work of a Body into the repositories it came from. Its processes stand still meanwhile.
     pub async fn save(&self, id: &BodyId) -> Result<Vec<SaveResult>, Failure> {
-        let (dir, spec, _lock) = self.lock_body(id)?;
+        let (dir, spec, _lock) = self.fleet.lock_body(id)?;
         if spec.workspaces.is_empty() {
             return Err(no_workspace(id));
         }
-        if let Some(copy) = self.read_disk(&spec)? {
+        if let Some(copy) = self.fleet.read_disk(&spec)? {
             return self.save_sources(self.sources_in(&spec, Some(copy))?);
         }
         self.freeze_for_save(&dir, &spec)?;
         let saved = self.save_work(&spec);
-        self.thaw_interrupted_save(&dir)?;
+        self.fleet.thaw_interrupted_save(&dir)?;
         saved
     }
 
@@ -151,7 +152,7 @@ impl Fleet {
         })?;
         let frozen =
             process::pause(&running).map_err(|error| failures::process("cannot freeze the Body", error));
-        frozen.inspect_err(|_| drop(self.thaw_interrupted_save(dir)))
+        frozen.inspect_err(|_| drop(self.fleet.thaw_interrupted_save(dir)))
     }
 
     /// The caller has the lock, and nobody writes.
@@ -182,7 +183,7 @@ impl Fleet {
             refs: workspace::namespace(&source.body),
             saved: saved.into(),
         };
-        self.write(&source.body, data)?;
+        self.fleet.write(&source.body, data)?;
         let _ = std::fs::write(recorded, text);
         Ok(())
     }
@@ -194,7 +195,7 @@ impl Fleet {
         }
         if let Err(failure) = self.save_work(spec) {
             let data = WorkspaceSaveFailed { why: failure.to_string(), causes: failure.causes() };
-            self.write(&spec.id, data)?;
+            self.fleet.write(&spec.id, data)?;
         }
         Ok(())
     }

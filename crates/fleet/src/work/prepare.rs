@@ -19,7 +19,7 @@ use workspace::{Needs, Tool};
 
 use super::devcontainer::{self, BaseTemplate};
 use crate::{
-    Create, ExecRequest, Fleet, Force, OutputChunk, UpRequest,
+    Create, ExecRequest, Force, OutputChunk, UpRequest, Workspaces,
     egress::{EgressDenial, EgressSession},
     failures,
     work::Discard,
@@ -54,7 +54,7 @@ pub(crate) struct PreparedBase {
     pub mounts: Vec<Mount>,
 }
 
-impl Fleet {
+impl Workspaces<'_> {
     /// Finds or makes the dependency layer of these repositories.
     pub(crate) async fn prepare(
         &self,
@@ -79,11 +79,11 @@ impl Fleet {
         }
         let layer = up.create.layer.unwrap_or(Layer::Process);
         let key = key(&footing, &all, &prepared, layer);
-        let known = self.manifests().into_iter().filter(|manifest| manifest.dependency.is_some());
+        let known = self.fleet.manifests().into_iter().filter(|manifest| manifest.dependency.is_some());
         let mut known: Vec<_> = known.collect();
         known.sort_by(|a, b| b.created_at.cmp(&a.created_at));
         if let Some(found) = known.iter().find(|manifest| manifest.dependency.as_deref() == Some(&key)) {
-            self.touch_snapshot(&found.id);
+            self.fleet.garbage().touch_snapshot(&found.id);
             return Ok(PreparedBase { template: found.id.to_string(), ..prepared });
         }
         // What the last one of the same repositories fetched need not be fetched again.
@@ -121,8 +121,11 @@ impl Fleet {
         say: Progress<'_>,
     ) -> Result<String, Failure> {
         let allow: Vec<String> = all.iter().flat_map(|(_, needs)| needs.allow.iter().cloned()).collect();
-        let mut egress =
-            self.open_egress(allow).map_err(|failure| failure.hint("see `allow` in palisade.toml"))?;
+        let mut egress = self
+            .fleet
+            .egress()
+            .open_session(allow)
+            .map_err(|failure| failure.hint("see `allow` in palisade.toml"))?;
         let mut create = Create {
             template: below.unwrap_or_else(|| footing.template.clone()),
             workspaces: workspaces.to_vec(),
@@ -140,13 +143,13 @@ impl Fleet {
         create.role = BodyRole::Step;
         create.user = prepared.user.clone();
         create.layer = up.create.layer;
-        let view = self.create(create).await?;
+        let view = self.fleet.create(create).await?;
         let done = self.run_steps(view.id(), all, &mut egress, say).await;
         let kept = match done {
             Ok(()) => self.keep_dependencies(view.id(), &footing.template, key).await,
             Err(failure) => Err(failure),
         };
-        let removed = self.remove_with(view.id(), Force::Yes, Discard::Yes).await;
+        let removed = self.fleet.remove_with(view.id(), Force::Yes, Discard::Yes).await;
         let kept = kept?;
         removed?;
         Ok(kept)
@@ -175,7 +178,7 @@ impl Fleet {
                 let shown = proto::text::visible(&step.line);
                 say(&format!("preparing: {shown}"));
                 let (code, tail) = self.run_line(body, &step.line, Some(&place), say).await?;
-                self.note_denials(body, egress)?;
+                self.fleet.egress().note_denials(body, egress)?;
                 if code != 0 {
                     return Err(step_failed(&shown, code, &tail, &egress.denied));
                 }
@@ -188,7 +191,7 @@ impl Fleet {
     async fn look_for(&self, body: &BodyId, tool: Tool) -> Result<(), Failure> {
         let argv = ["/bin/sh", "-c", r#"command -v "$1" >/dev/null"#, "sh", tool.program];
         let mut exec =
-            self.exec(body, ExecRequest { timeout: Some(STEP_WALL), ..ExecRequest::new(argv) }).await?;
+            self.fleet.exec(body, ExecRequest { timeout: Some(STEP_WALL), ..ExecRequest::new(argv) }).await?;
         while exec.next().await?.is_some() {}
         if exec.finish().await?.code == 0 {
             return Ok(());
@@ -221,6 +224,7 @@ impl Fleet {
     ) -> Result<(i32, String), Failure> {
         let argv = ["/bin/sh", "-c", line];
         let mut exec = self
+            .fleet
             .exec(
                 body,
                 ExecRequest {
@@ -254,14 +258,14 @@ impl Fleet {
 
     /// Keeps what the steps left, but nothing of what they did to a `.git`.
     async fn keep_dependencies(&self, body: &BodyId, origin: &str, key: &str) -> Result<String, Failure> {
-        let (dir, spec, _lock) = self.lock_body(body)?;
+        let (dir, spec, _lock) = self.fleet.lock_body(body)?;
         if let Some(running) = dir.running().map_err(|error| failures::dir(body, error))? {
-            let _still = self.hold_still(&dir, &spec)?;
+            let _still = self.fleet.hold_still(&dir, &spec)?;
             body::process::kill(&dir, &running)
                 .map_err(|error| failures::process("cannot end the Body", error))?;
             body::process::wait_unmounted(&running);
         }
-        self.take_dependencies(&dir, &spec, origin, key).map(|id| id.to_string())
+        self.fleet.take_dependencies(&dir, &spec, origin, key).map(|id| id.to_string())
     }
 }
 

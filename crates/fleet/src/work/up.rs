@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use proto::{Failure, Kind, event_data::WorkspaceImported, workspace::Workspace};
 use workspace::{GitIdentity, ImportRequest, LayerStore, Repository, UncommittedFiles};
 
-use crate::{BodyView, Create, Fleet, Force, Image, failures, work::Discard};
+use crate::{BodyView, Create, Force, Image, Workspaces, failures, work::Discard};
 
 /// Most Bodies of one request.
 const COUNT_MAX: u32 = 1000;
@@ -56,7 +56,7 @@ pub struct UpRequest {
     pub count: u32,
 }
 
-impl Fleet {
+impl Workspaces<'_> {
     /// Makes Bodies with repositories in them.
     pub async fn up(&self, up: UpRequest) -> Result<Vec<BodyView>, Failure> {
         self.up_with_progress(up, &mut |_| ()).await
@@ -77,7 +77,7 @@ impl Fleet {
                 .hint("make one, and fork it: pal fork -n COUNT BODY"));
         }
         // Until the Bodies stand on what is made here.
-        let _building = self.building()?;
+        let _building = self.fleet.garbage().building()?;
         let workspaces = self.import(&up)?;
         workspaces.iter().for_each(|workspace| report_lfs_pointers(workspace, say));
         let mut create = up.create.clone();
@@ -103,7 +103,8 @@ impl Fleet {
         }
         create.workspaces = workspaces;
         // Held until the Body that has it is there.
-        let (home, _taken) = up.home.as_deref().map(|name| self.take_home(name)).transpose()?.unzip();
+        let (home, _taken) =
+            up.home.as_deref().map(|name| self.fleet.homes().take(name)).transpose()?.unzip();
         create.home = home;
         let mut views = Vec::new();
         for _ in 0..up.count {
@@ -111,7 +112,7 @@ impl Fleet {
                 Ok(view) => views.push(view),
                 Err(failure) => {
                     for view in &views {
-                        let _ = self.remove_with(view.id(), Force::Yes, Discard::Yes).await;
+                        let _ = self.fleet.remove_with(view.id(), Force::Yes, Discard::Yes).await;
                     }
                     return Err(failure);
                 }
@@ -127,9 +128,9 @@ impl Fleet {
             let reference = up.reference.as_deref().filter(|_| first);
             let repository = self.repository(repo, reference, &up.person).map_err(no_repository)?;
             let now = store::clock::now();
-            let layers = self.layers_dir();
+            let layers = self.fleet.templates().layers_dir();
             let layer_store =
-                LayerStore { programs: &self.launch_context.programs, layers: &layers, now: &now };
+                LayerStore { programs: &self.fleet.launch_context.programs, layers: &layers, now: &now };
             let include = if first { up.include.as_slice() } else { &[] };
             let bring =
                 ImportRequest { repository: &repository, dirty: up.dirty, include, person: &up.person };
@@ -144,7 +145,7 @@ impl Fleet {
             }
             workspaces.push(brought.workspace);
         }
-        workspaces.iter().for_each(|workspace| self.touch_layers(&workspace.layers));
+        workspaces.iter().for_each(|workspace| self.fleet.garbage().touch_layers(&workspace.layers));
         Ok(workspaces)
     }
 
@@ -157,7 +158,7 @@ impl Fleet {
         match repo {
             RepoSource::Path(path) => Repository::find(path, reference, person),
             RepoSource::Url(url) => {
-                let repos = self.data.join("repos");
+                let repos = self.fleet.data.join("repos");
                 std::fs::create_dir_all(&repos)
                     .map_err(|error| workspace::WorkspaceError::Io("make room for a clone", error))?;
                 let name = workspace::layer_id("repository", &[url]);
@@ -167,7 +168,7 @@ impl Fleet {
     }
 
     async fn up_one(&self, create: Create) -> Result<BodyView, Failure> {
-        let view = self.create(create).await?;
+        let view = self.fleet.create(create).await?;
         let told = view.spec.workspaces.iter().try_for_each(|workspace| {
             let data = WorkspaceImported {
                 workspace: workspace.name.clone(),
@@ -176,12 +177,12 @@ impl Fleet {
                 base: workspace.base.clone(),
                 layers: workspace.layers.clone(),
             };
-            self.write(view.id(), data)
+            self.fleet.write(view.id(), data)
         });
         match told {
             Ok(()) => Ok(view),
             Err(failure) => {
-                let _ = self.remove_with(view.id(), Force::Yes, Discard::Yes).await;
+                let _ = self.fleet.remove_with(view.id(), Force::Yes, Discard::Yes).await;
                 Err(failure)
             }
         }

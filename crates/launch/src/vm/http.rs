@@ -224,7 +224,7 @@ mod tests {
             "PUT /vm: 400: cannot boot: no kernel"
         );
         assert_eq!(error_for("plainly", "no kernel\n"), "PUT /vm: 400: no kernel");
-        assert_eq!(error_for("nothing", ""), "PUT /vm: 400: it said no reason");
+        assert_eq!(error_for("nothing", ""), "PUT /vm: 400: it gave no reason");
         assert!(error_for("much", &"x".repeat(10_000)).len() < 500);
     }
 

@@ -494,7 +494,7 @@ mod tests {
         );
         let console = lines("[    1.0] ---[ end Kernel panic - not syncing: no root ]---");
         assert!(explain_boot(&broke, &console).starts_with("the guest's kernel panicked: no root\n"));
-        assert_eq!(explain_boot(&broke, &[]), "the line broke; the guest's console is empty");
+        assert_eq!(explain_boot(&broke, &[]), "the channel broke; the guest's console is empty");
         let late = io::Error::from(io::ErrorKind::TimedOut);
         assert_eq!(
             explain_boot(&late, &lines("x")),

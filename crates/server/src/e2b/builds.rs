@@ -66,14 +66,14 @@ pub async fn ask(
     let (job, template) = app
         .blocking(async move |fleet: &Fleet| {
             let memory = memory_mb.map(Size::mib);
-            let job = fleet.ask_build(
+            let job = fleet.builds().request(
                 &asked_name,
                 &tags.unwrap_or_default(),
                 cpu_count.map(|count| count.saturating_mul(1000)),
                 memory,
             )?;
-            fleet.own_template(job.template.as_str(), &key)?;
-            Ok((job.clone(), fleet.template(job.template.as_str())?.template))
+            fleet.templates().assign_owner(job.template.as_str(), &key)?;
+            Ok((job.clone(), fleet.templates().view(job.template.as_str())?.template))
         })
         .await?;
     Ok((
@@ -99,7 +99,7 @@ pub async fn files(
     if tokio::fs::try_exists(&place).await.unwrap_or(false) {
         return Ok((StatusCode::CREATED, Json(json!({ "present": true }))));
     }
-    let token = app.fleet().upload_token(&template.id, &hash);
+    let token = app.fleet().templates().upload_token(&template.id, &hash);
     let host = headers
         .get(header::HOST)
         .and_then(|host| host.to_str().ok())
@@ -113,7 +113,7 @@ fn place(app: &App, template: &TemplateId, hash: &str) -> Result<PathBuf, E2bRef
     if !plain {
         return Err(E2bRefusal::bad("that is no hash of files"));
     }
-    Ok(app.fleet().template_files(template).join(format!("{}.tar", hash.to_ascii_lowercase())))
+    Ok(app.fleet().templates().files_dir(template).join(format!("{}.tar", hash.to_ascii_lowercase())))
 }
 
 /// `PUT /templates/{id}/files/{hash}?token=…`: whoever was told the address may send the files, once.
@@ -127,7 +127,7 @@ pub async fn upload(
     let template: TemplateId =
         id.parse().map_err(|_| E2bRefusal::new(StatusCode::FORBIDDEN, "this address is not one we gave"))?;
     let place = place(&app, &template, &hash)?;
-    let token = app.fleet().upload_token(&template, &hash);
+    let token = app.fleet().templates().upload_token(&template, &hash);
     if !same(query.text("token").unwrap_or_default().as_bytes(), token.as_bytes()) {
         return Err(E2bRefusal::new(StatusCode::FORBIDDEN, "this address is not one we gave"));
     }
@@ -141,7 +141,7 @@ pub async fn upload(
     let cannot = |error: std::io::Error| {
         E2bRefusal::from(Failure::new(Kind::Host, "cannot keep the files").because(error))
     };
-    let dir = app.fleet().template_files(&template);
+    let dir = app.fleet().templates().files_dir(&template);
     if !dir.parent().is_some_and(std::path::Path::exists) {
         return Err(E2bRefusal::new(StatusCode::NOT_FOUND, "that template is gone"));
     }
@@ -273,10 +273,12 @@ pub async fn begin(
     if let Origin::Template(name) = &request.from {
         super::templates::usable(&app, &caller, name).await?;
     }
-    let job = app.fleet().begin_job(&template.id, &build)?;
+    let job = app.fleet().builds().begin(&template.id, &build)?;
     tokio::spawn(async move {
-        let turn = app.fleet().build_turn().await;
-        let _ = app.blocking(async move |fleet: &Fleet| fleet.build(&job, request).await.map(drop)).await;
+        let turn = app.fleet().builds().wait_turn().await;
+        let _ = app
+            .blocking(async move |fleet: &Fleet| fleet.builds().build(&job, request).await.map(drop))
+            .await;
         drop(turn);
     });
     Ok(StatusCode::ACCEPTED)
@@ -398,7 +400,9 @@ async fn look(
     limit: usize,
 ) -> Result<(BuildState, Vec<LogLine>), E2bRefusal> {
     let (template, build) = (template.clone(), build.clone());
-    Ok(app.blocking(async move |fleet: &Fleet| fleet.build_status(&template, &build, offset, limit)).await?)
+    Ok(app
+        .blocking(async move |fleet: &Fleet| fleet.builds().status(&template, &build, offset, limit))
+        .await?)
 }
 
 fn entry(said: &LogLine) -> Value {

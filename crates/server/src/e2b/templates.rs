@@ -23,7 +23,9 @@ const BUILT_IN: [&str; 1] = ["host"];
 pub async fn list(State(app): State<App>, caller: Caller) -> Result<Json<Vec<Value>>, E2bRefusal> {
     let asking = caller.clone();
     let (templates, snapshots) = app
-        .blocking(async move |fleet: &Fleet| Ok((fleet.templates()?, authz::snapshots(fleet, &asking)?)))
+        .blocking(async move |fleet: &Fleet| {
+            Ok((fleet.templates().list()?, authz::snapshots(fleet, &asking)?))
+        })
         .await?;
     let built_in = BUILT_IN.iter().map(|name| base_json(name, Some(name), "1970-01-01T00:00:00Z"));
     let seen =
@@ -77,7 +79,7 @@ pub async fn info(
     Path(id): Path<String>,
 ) -> Result<Json<Value>, E2bRefusal> {
     let found = known(&app, &caller, &id).await?;
-    let view = app.blocking(async move |fleet: &Fleet| fleet.template(found.id.as_str())).await?;
+    let view = app.blocking(async move |fleet: &Fleet| fleet.templates().view(found.id.as_str())).await?;
     let mut told = template_json(&view);
     told["builds"] = view.builds.iter().map(|build| json!({
         "buildID": build.id, "status": "ready", "createdAt": build.created_at, "updatedAt": build.created_at, "finishedAt": build.created_at,
@@ -112,7 +114,7 @@ pub async fn remove(
 ) -> Result<StatusCode, E2bRefusal> {
     if let Some(found) = find(&app, &id).await? {
         owned(&caller, &found, &id)?;
-        app.blocking(async move |fleet: &Fleet| fleet.remove_template(found.id.as_str())).await?;
+        app.blocking(async move |fleet: &Fleet| fleet.templates().remove(found.id.as_str())).await?;
         return Ok(StatusCode::NO_CONTENT);
     }
     let key = snapshot(&app, &caller, &id).await?;
@@ -141,7 +143,7 @@ pub async fn change(
     owned(&caller, &found, &id)?;
     let public = asked.value.public.unwrap_or(found.public);
     let template =
-        app.blocking(async move |fleet: &Fleet| fleet.publish_template(found.id.as_str(), public)).await?;
+        app.blocking(async move |fleet: &Fleet| fleet.templates().publish(found.id.as_str(), public)).await?;
     Ok(Json(json!({ "names": names_of(&template) })))
 }
 
@@ -176,7 +178,7 @@ pub async fn tag(
     let found = known(&app, &caller, &target).await?;
     owned(&caller, &found, &target)?;
     let told = tags.clone();
-    let build = app.blocking(async move |fleet: &Fleet| fleet.tag_template(&target, &tags)).await?;
+    let build = app.blocking(async move |fleet: &Fleet| fleet.templates().tag(&target, &tags)).await?;
     Ok((StatusCode::CREATED, Json(json!({ "tags": told, "buildID": build }))))
 }
 
@@ -196,7 +198,7 @@ pub async fn untag(
     let RemoveTagsRequest { name, tags } = asked.value;
     let found = known(&app, &caller, &name).await?;
     owned(&caller, &found, &name)?;
-    app.blocking(async move |fleet: &Fleet| fleet.untag_template(found.id.as_str(), &tags)).await?;
+    app.blocking(async move |fleet: &Fleet| fleet.templates().untag(found.id.as_str(), &tags)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -208,7 +210,7 @@ pub async fn teams(_: Caller) -> Json<Value> {
 /// A template of that name or id, whosever it is.
 pub async fn find(app: &App, asked: &str) -> Result<Option<Template>, E2bRefusal> {
     // A few small files: not worth a thread of its own.
-    if BUILT_IN.contains(&asked) { Ok(None) } else { Ok(app.fleet().find_template(asked)?) }
+    if BUILT_IN.contains(&asked) { Ok(None) } else { Ok(app.fleet().templates().find(asked)?) }
 }
 
 /// One that is there and the caller may see.
@@ -225,7 +227,8 @@ pub async fn usable(app: &App, caller: &Caller, asked: &str) -> Result<(), E2bRe
         Some(found) => owned_or_public(caller, &found, asked),
         None if bare == BASE || bare == INTERPRETER => {
             // It goes on also when this caller gives up waiting, and the next one finds it done.
-            app.blocking(async move |fleet: &Fleet| fleet.setup(&bare, &mut |_| ()).map(drop)).await?;
+            app.blocking(async move |fleet: &Fleet| fleet.builds().setup(&bare, &mut |_| ()).map(drop))
+                .await?;
             Ok(())
         }
         None => {

@@ -135,7 +135,7 @@ async fn gc(
     asked: Option<Sent<GcRequest>>,
 ) -> Result<Json<GcResult>, V1Refusal> {
     let sweep = if asked.is_some_and(|Sent(asked)| asked.dry_run) { GcMode::DryRun } else { GcMode::Remove };
-    let found = state.0.blocking(async move |fleet: &Fleet| fleet.gc(sweep).await).await?;
+    let found = state.0.blocking(async move |fleet: &Fleet| fleet.garbage().collect(sweep).await).await?;
     let shown = |found: fleet::GarbageItem| Garbage {
         kind: found.kind.into(),
         name: found.name,

@@ -150,7 +150,7 @@ async fn templates(
     let found = state.0.blocking(async move |fleet: &Fleet| {
         let seen = |found: &fleet::TemplateView| authz::may_see_template(&caller, &found.template);
         Ok((
-            fleet.templates()?.into_iter().filter(seen).collect::<Vec<_>>(),
+            fleet.templates().list()?.into_iter().filter(seen).collect::<Vec<_>>(),
             authz::snapshots(fleet, &caller)?,
         ))
     });

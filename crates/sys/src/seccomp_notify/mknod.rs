@@ -1,9 +1,9 @@
-//! Devices that a program insists on making, and that are there already: it is told that it made them.
+//! Emulates `mknod` for a program that insists on creating device nodes that exist already.
 //!
-//! Nobody may make a device in a user namespace but the host's own, whatever it is root of. A program that begins by
-//! making its devices could do nothing at all there, though somebody else has put them in place.
+//! Only root of the initial user namespace may create device nodes. A program that begins by creating its devices
+//! would fail in a user namespace, though the devices were mounted for it.
 //!
-//! Invariant: no device is ever made: a call that asks for one is answered, and not done.
+//! Invariant: no device node is ever created: the filter answers the call without running it.
 
 use std::io;
 
@@ -13,15 +13,15 @@ use crate::bpf::{self, ANSWER, ARCHITECTURE, ARGUMENTS, EQUAL, LOAD, NATIVE, NUM
 
 const AND: u32 = libc::BPF_ALU | libc::BPF_AND | libc::BPF_K;
 
-/// Calls that make files of any kind, and which of their arguments says the kind.
+/// Calls that create files of any type, and the index of the argument with the type.
 #[rustfmt::skip]
-const MAKING: &[(c_long, u32)] = &[
+const CREATING_CALLS: &[(c_long, u32)] = &[
     (libc::SYS_mknodat, 2),
     #[cfg(target_arch = "x86_64")] (libc::SYS_mknod, 1),
 ];
 
-/// From here on this process, and what it executes, is told that a character device was made whenever it asks for one.
-/// The caller has promised never to gain privileges, or may do this without.
+/// From here on, creating a character device does nothing and reports success to this process and everything that it
+/// executes. The caller must have set `no_new_privs`, or have the capability to do without.
 pub fn emulate_mknod() -> io::Result<()> {
     let mut program = program();
     if bpf::install(&mut program, 0) < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -34,14 +34,14 @@ fn program() -> Vec<sock_filter> {
         step(ANSWER, 0, 0, libc::SECCOMP_RET_KILL_PROCESS),
         step(LOAD, 0, 0, NUMBER),
     ];
-    for (call, argument) in MAKING {
+    for (call, argument) in CREATING_CALLS {
         steps.extend([
             step(EQUAL, 0, 5, *call as u32),
             // The low half of the argument.
             step(LOAD, 0, 0, ARGUMENTS + 8 * argument),
             step(AND, 0, 0, libc::S_IFMT),
             step(EQUAL, 0, 1, libc::S_IFCHR),
-            // An error of none: the call was made, and returned nothing but success.
+            // Error number 0: the call returns success without being run.
             step(ANSWER, 0, 0, libc::SECCOMP_RET_ERRNO),
             step(ANSWER, 0, 0, libc::SECCOMP_RET_ALLOW),
         ]);
@@ -61,9 +61,9 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("pal-devices-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         let (device, pipe) = (dir.join("device"), dir.join("pipe"));
-        // A filter is a thread's own until it is told otherwise.
+        // A filter applies to the thread that installs it.
         std::thread::scope(|scope| {
-            let told = scope.spawn(|| {
+            let results = scope.spawn(|| {
                 crate::caps::no_new_privileges().unwrap();
                 emulate_mknod().unwrap();
                 let make = |path, kind| {
@@ -71,10 +71,10 @@ mod tests {
                 };
                 [make(&device, FileType::CharacterDevice), make(&pipe, FileType::Fifo)]
             });
-            assert_eq!(told.join().unwrap(), [true, true]);
+            assert_eq!(results.join().unwrap(), [true, true]);
         });
-        assert!(!device.exists(), "it was said, and not done");
-        assert!(pipe.exists(), "what is no device is made");
+        assert!(!device.exists(), "the call was answered and not run");
+        assert!(pipe.exists(), "a FIFO is created as usual");
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! System calls of a confined program that the supervisor answers (seccomp user notification).
+//! System calls that are answered in place of the kernel: `mknod` by a filter, `open` by another process (user notification).
 
 pub mod mknod;
 pub mod open;

@@ -1,13 +1,13 @@
-//! Files that a program insists on opening for writing, given to it for reading only, and kept as they are.
+//! Gives a program a read-only descriptor of a file that it insists on opening for writing.
 //!
-//! A hypervisor maps a frozen machine's memory privately and never writes to the file, yet opens it for both. Were it
-//! let to, one that its guest has taken over could change the memory of every machine that is thawed later. So its calls
-//! that open for reading and writing stop and ask, and whoever answers hands out a descriptor of its own choice.
-//! When its machine has no use for a page any more, it wants to cut that out of the file before it gives up its own
-//! copy: it is told that this was done, and nothing was.
+//! A hypervisor maps the memory of a saved microVM privately and never writes to the file, yet opens it for both. A
+//! hypervisor that its guest has taken over could then change the memory of every microVM that is restored later. So
+//! its calls that open for reading and writing stop, and the process that answers them returns a descriptor of its
+//! choice.
+//! When its guest frees a page, the hypervisor wants to punch a hole into the file before it drops its own copy: that
+//! call reports success and does nothing.
 //!
-//! Invariant: an answer only ever replaces a call by a descriptor or by nothing at all, or lets the kernel do what it
-//! would have done anyway.
+//! Invariant: an answer replaces a call by a descriptor or by nothing, or lets the kernel run it unchanged.
 
 use std::{
     ffi::CStr,
@@ -21,7 +21,7 @@ use std::{
 
 use crate::bpf::{self, ANSWER, EQUAL, LOAD, step};
 
-/// The longest path that is looked at.
+/// Longest path that is compared.
 const PATH_LEN_MAX: usize = 256;
 const IOC_RECV: libc::c_ulong = 0xc050_2100;
 const IOC_SEND: libc::c_ulong = 0xc018_2101;
@@ -56,11 +56,11 @@ struct AddFd {
     newfd_flags: u32,
 }
 
-/// Cutting a hole into a file that keeps its length.
+/// `fallocate` mode that punches a hole and keeps the length.
 const CUT: libc::c_int = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 
-/// From here on this process, and what it executes, asks before it opens anything for reading and writing, and before it
-/// cuts holes into files. Whoever has the descriptor answers, and must not be this process.
+/// From here on, calls of this process and everything that it executes that open for reading and writing or punch
+/// holes wait for an answer. The process that holds the returned descriptor answers, and must be another one.
 pub fn notify_opens() -> io::Result<OwnedFd> {
     let mut program = [
         step(LOAD, 0, 0, 0),
@@ -80,12 +80,12 @@ pub fn notify_opens() -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a fresh descriptor that nobody else knows of.
+    // SAFETY: a new descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Answers one question: the file called `path` is given as `file`, of that file nothing is cut out, and every other call
-/// goes on as it was.
+/// Answers one call: an open of `path` returns `file`, a hole in that file is not punched, and every other call
+/// continues unchanged.
 pub fn answer(listener: BorrowedFd<'_>, path: &CStr, file: BorrowedFd<'_>) -> io::Result<()> {
     let mut notice = SeccompNotice::default();
     // SAFETY: the structure has the kernel's layout and outlives the call; it must be all zeros, and is.
@@ -101,7 +101,7 @@ pub fn answer(listener: BorrowedFd<'_>, path: &CStr, file: BorrowedFd<'_>) -> io
             .map(|_| install_fd(listener, notice.id, file))
             .transpose()?
     };
-    // SECCOMP_USER_NOTIF_FLAG_CONTINUE is 1: the kernel does what it was asked to.
+    // SECCOMP_USER_NOTIF_FLAG_CONTINUE is 1: the kernel runs the call unchanged.
     let reply = SeccompReply {
         id: notice.id,
         val: given.unwrap_or(0).into(),
@@ -115,7 +115,7 @@ pub fn answer(listener: BorrowedFd<'_>, path: &CStr, file: BorrowedFd<'_>) -> io
     Ok(())
 }
 
-/// Puts the file into the asker's table of descriptors; gives its number there.
+/// Installs the file in the caller's descriptor table; returns its number there.
 fn install_fd(listener: BorrowedFd<'_>, id: u64, file: BorrowedFd<'_>) -> io::Result<i32> {
     let add =
         AddFd { id, flags: 0, srcfd: file.as_raw_fd() as u32, newfd: 0, newfd_flags: libc::O_CLOEXEC as u32 };
@@ -124,7 +124,7 @@ fn install_fd(listener: BorrowedFd<'_>, id: u64, file: BorrowedFd<'_>) -> io::Re
     if number < 0 { Err(io::Error::last_os_error()) } else { Ok(number) }
 }
 
-/// Whether a process's descriptor of that number is of this file.
+/// Whether a descriptor of a process refers to this file.
 fn is_same(pid: u32, number: u64, file: BorrowedFd<'_>) -> bool {
     let theirs = std::fs::metadata(format!("/proc/{pid}/fd/{}", number as i32));
     let ours = rustix::fs::fstat(file);
@@ -132,11 +132,12 @@ fn is_same(pid: u32, number: u64, file: BorrowedFd<'_>) -> bool {
         .is_ok_and(|theirs| ours.is_ok_and(|ours| (theirs.dev(), theirs.ino()) == (ours.st_dev, ours.st_ino)))
 }
 
-/// The path that a process has in its memory. It stands still in its call; what it reads is of no weight for walls.
+/// Reads the path from the memory of the process, which waits in its call. The process could change it, but no
+/// boundary depends on this path.
 fn asked_path(pid: u32, at: u64) -> Option<Vec<u8>> {
     let memory = File::open(format!("/proc/{pid}/mem")).ok()?;
     let mut path = Vec::new();
-    // Never past the end of a page that may be its last.
+    // A read never crosses the end of a page, because the next page may not be mapped.
     while path.len() < PATH_LEN_MAX {
         let from = at + path.len() as u64;
         let mut piece = [0; 64];
@@ -159,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs in a process of its own: under nextest each test does.
+    /// Needs a process of its own; nextest runs each test in one.
     #[test]
     fn a_file_is_opened_for_reading_whatever_was_asked() {
         let path = std::env::temp_dir().join(format!("pal-intercept-{}", std::process::id()));
@@ -167,7 +168,7 @@ mod tests {
         let other = path.with_extension("other");
         std::fs::write(&other, "").unwrap();
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-        // One thread is needed to fork, and a test has more: a thread of its own asks instead, with a filter of its own.
+        // Forking needs a single thread, and a test has more, so a thread with its own filter makes the calls.
         let asker = std::thread::spawn({
             let (path, other) = (path.clone(), other.clone());
             move || {
@@ -180,8 +181,8 @@ mod tests {
                 let mut plain = File::options().read(true).write(true).open(&other).unwrap();
                 let written = plain.write_all(b"written").is_ok();
                 let cut = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-                let told = [&mapped, &plain].map(|file| rustix::fs::fallocate(file, cut, 0, 7).is_ok());
-                (refused, written, told)
+                let results = [&mapped, &plain].map(|file| rustix::fs::fallocate(file, cut, 0, 7).is_ok());
+                (refused, written, results)
             }
         });
         let listener = crate::fd::receive(ours.as_fd()).unwrap();
@@ -190,8 +191,12 @@ mod tests {
         for _question in ["open", "open the other", "cut", "cut the other"] {
             answer(listener.as_fd(), &name, file.as_fd()).unwrap();
         }
-        let told = asker.join().unwrap();
-        assert_eq!(told, (true, true, [true, true]), "the one is for reading, the other as it was asked for");
+        let results = asker.join().unwrap();
+        assert_eq!(
+            results,
+            (true, true, [true, true]),
+            "the one is for reading, the other as it was asked for"
+        );
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "as it was", "nothing was cut out of it");
         assert_eq!(std::fs::read(&other).unwrap(), [0; 7], "the other one is as it was cut");
         for path in [path, other] {

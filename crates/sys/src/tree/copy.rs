@@ -1,4 +1,4 @@
-//! Copying a private upper: contents by reference where the file system can, holes kept, marks of the overlay kept.
+//! Copies an upper: by reflink where the file system can, with holes and overlayfs attributes kept.
 
 use std::{
     collections::HashMap,
@@ -14,17 +14,17 @@ use rustix::{
 
 use super::{TreeUsage, names, open_dir, stat};
 
-/// Deeper trees are refused: two descriptors a level are held.
+/// Deeper trees are refused: each level holds two descriptors.
 const DEPTH_MAX: usize = 480;
 const ATTRIBUTES_LEN_MAX: usize = 64 * 1024;
 
-/// Copies what stands in `from` into the empty directory `to`: owners, modes, times, links, extended attributes,
+/// Copies the contents of `from` into the empty directory `to`: owners, modes, times, links, extended attributes,
 /// whiteouts. Sockets are left out.
 pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<TreeUsage> {
     copy_as(from, to, |mode| mode)
 }
 
-/// The same for a copy that everybody may read and clear away, whatever its modes say.
+/// Copies a tree like [`copy`], but with modes that let every user read and remove the copy.
 pub fn copy_open(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<TreeUsage> {
     copy_as(from, to, |mode| match FileType::from_raw_mode(mode) {
         FileType::Directory => (mode & !0o7777) | 0o777,
@@ -53,7 +53,7 @@ fn copy_as(from: BorrowedFd<'_>, to: BorrowedFd<'_>, mode: fn(u32) -> u32) -> io
                 open.push(below);
             }
         } else if let Some(level) = open.pop() {
-            // Last of all, so that filling the directory does not change its times, nor its mode forbid it.
+            // Last, because filling the directory changes its times, and its mode may forbid that.
             attributes(level.from.as_fd(), level.to.as_fd())?;
             copy_metadata(level.to.as_fd(), &level.stat)?;
         }
@@ -66,7 +66,7 @@ struct CopyLevel {
     to: OwnedFd,
     stat: Stat,
     left: Vec<CString>,
-    /// Below the top, for hard links.
+    /// The path below the top, for hard links.
     path: Vec<u8>,
 }
 
@@ -102,13 +102,13 @@ impl TreeCopier<'_> {
         match kind {
             FileType::RegularFile => file(from, to, name, &found)?,
             FileType::Symlink => link(from, to, name, &found)?,
-            FileType::CharacterDevice | FileType::Fifo => node(to, name, &found)?,
+            FileType::CharacterDevice | FileType::Fifo => create_node(to, name, &found)?,
             _ => {}
         }
         Ok(None)
     }
 
-    /// True when another name of the same file was copied before, and is now linked.
+    /// Creates a hard link if another name of this file was copied before; true if it did.
     fn link(&mut self, found: &Stat, path: &[u8], to: BorrowedFd<'_>, name: &CStr) -> io::Result<bool> {
         let key = (found.st_dev, found.st_ino);
         if let Some(first) = self.linked.get(&key) {
@@ -132,7 +132,7 @@ fn file(from: BorrowedFd<'_>, to: BorrowedFd<'_>, name: &CStr, found: &Stat) -> 
     copy_metadata(target.as_fd(), found)
 }
 
-/// Copies data, keeps holes.
+/// Copies data and keeps holes.
 fn contents(from: BorrowedFd<'_>, to: BorrowedFd<'_>, len: u64) -> io::Result<()> {
     let mut at = 0;
     while at < len {
@@ -160,8 +160,9 @@ fn link(from: BorrowedFd<'_>, to: BorrowedFd<'_>, name: &CStr, found: &Stat) -> 
     own(to, name, found)
 }
 
-/// A whiteout (device 0/0) or a FIFO; other devices cannot be in an upper, and are refused by the kernel here.
-fn node(to: BorrowedFd<'_>, name: &CStr, found: &Stat) -> io::Result<()> {
+/// Creates a whiteout (device 0/0) or a FIFO. An upper cannot contain other devices, and the kernel refuses them
+/// here.
+fn create_node(to: BorrowedFd<'_>, name: &CStr, found: &Stat) -> io::Result<()> {
     let kind = FileType::from_raw_mode(found.st_mode);
     rustix::fs::mknodat(to, name, kind, Mode::from_raw_mode(found.st_mode), found.st_rdev)?;
     own(to, name, found)
@@ -182,7 +183,7 @@ fn owner(found: &Stat) -> (rustix::fs::Uid, rustix::fs::Gid) {
 fn copy_metadata(target: BorrowedFd<'_>, found: &Stat) -> io::Result<()> {
     let (user, group) = owner(found);
     match rustix::fs::fchown(target, Some(user), Some(group)) {
-        // Without privileges every file is ours already.
+        // Without privileges every file belongs to the caller already.
         Err(Errno::PERM) | Ok(()) => {}
         Err(errno) => return Err(errno.into()),
     }
@@ -195,7 +196,7 @@ fn copy_metadata(target: BorrowedFd<'_>, found: &Stat) -> io::Result<()> {
     Ok(rustix::fs::futimens(target, &times)?)
 }
 
-/// The `user.` attributes, among which are the overlay's own marks.
+/// Copies the `user.` attributes, which include overlayfs' own.
 fn attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
     let mut list = vec![0u8; ATTRIBUTES_LEN_MAX];
     let len = match rustix::fs::flistxattr(from, &mut list[..]) {

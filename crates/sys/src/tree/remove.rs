@@ -1,4 +1,4 @@
-//! Removing a tree of any depth with two descriptors.
+//! Removes a tree of any depth with two descriptors.
 
 use std::{
     ffi::{CStr, CString},
@@ -13,15 +13,16 @@ use rustix::{
 
 use super::{names, open_dir};
 
-/// Removes `name` below `parent` with everything in it. Missing is fine, also what somebody else removes meanwhile.
+/// Removes `name` below `parent` with everything in it. Missing entries are no error, also if another process removes
+/// them.
 ///
 /// A directory that is not empty is first moved up into the tree's top, so depth costs one rename a level and never
 /// a descriptor or a stack frame.
 pub fn remove(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     let mut moved = 0u64;
-    // Again when somebody has put something there since we looked.
+    // Repeated if another process has added an entry since.
     while unlink(parent, name)? == UnlinkResult::NotEmpty {
-        unlock(parent, name);
+        make_accessible(parent, name);
         let Some(top) = there(open_dir(parent, name))? else { continue };
         for child in there(names(top.as_fd()))?.unwrap_or_default() {
             there(empty_into(top.as_fd(), &child, &mut moved))?;
@@ -30,7 +31,7 @@ pub fn remove(parent: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     Ok(())
 }
 
-/// None for what is gone.
+/// `None` if the entry does not exist.
 fn there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     match found {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -38,26 +39,26 @@ fn there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Removes `child` of `top`, moving what stands below a directory up into `top`.
+/// Removes `child` of `top`, moving the entries of a directory up into `top`.
 fn empty_into(top: BorrowedFd<'_>, child: &CStr, moved: &mut u64) -> io::Result<()> {
     if unlink(top, child)? == UnlinkResult::Gone {
         return Ok(());
     }
-    unlock(top, child);
+    make_accessible(top, child);
     let dir = open_dir(top, child)?;
     for name in names(dir.as_fd())? {
         if unlink(dir.as_fd(), &name)? == UnlinkResult::Gone {
             continue;
         }
-        unlock(dir.as_fd(), &name);
-        there(lift(dir.as_fd(), &name, top, moved))?;
+        make_accessible(dir.as_fd(), &name);
+        there(move_up(dir.as_fd(), &name, top, moved))?;
     }
-    // What somebody has put there since we looked is found when the whole is looked at again.
+    // If another process has added an entry since, the next round finds it.
     unlink(top, child)?;
     Ok(())
 }
 
-fn lift(from: BorrowedFd<'_>, name: &CStr, top: BorrowedFd<'_>, moved: &mut u64) -> io::Result<()> {
+fn move_up(from: BorrowedFd<'_>, name: &CStr, top: BorrowedFd<'_>, moved: &mut u64) -> io::Result<()> {
     loop {
         *moved += 1;
         let fresh = CString::new(format!(".pal-removing-{moved}"))?;
@@ -87,8 +88,8 @@ fn unlink(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<UnlinkResult> {
     }
 }
 
-/// A directory may forbid its own owner to look into it; its owner may change that.
-fn unlock(dir: BorrowedFd<'_>, name: &CStr) {
+/// Makes a directory accessible that forbids access to its own owner.
+fn make_accessible(dir: BorrowedFd<'_>, name: &CStr) {
     let _ = rustix::fs::chmodat(dir, name, Mode::RWXU, AtFlags::empty());
 }
 
@@ -120,7 +121,7 @@ mod tests {
         std::fs::remove_dir(&base).unwrap();
         assert!(std::path::Path::new("/etc/passwd").exists());
     }
-    /// Somebody whose maker was killed may still be at work there.
+    /// A process may still be writing there after its creator was killed.
     #[test]
     fn what_is_added_meanwhile_is_removed_too() {
         let base = std::env::temp_dir().join(format!("pal-remove-added-{}", std::process::id()));

@@ -1,4 +1,4 @@
-//! What a tree takes on disk.
+//! Disk usage of a tree.
 
 use std::{
     io,
@@ -9,7 +9,7 @@ use rustix::fs::FileType;
 
 use super::{names, open_dir, stat};
 
-/// What a tree takes.
+/// Disk usage of a tree.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TreeUsage {
     /// Allocated bytes; a file with several names counts once for each.
@@ -18,10 +18,10 @@ pub struct TreeUsage {
     pub entries: u64,
 }
 
-/// How many directories are held open on the way down; below that a tree is not counted.
+/// Most directories that are open on the way down; deeper parts of a tree are not counted.
 const DEPTH_MAX: usize = 400;
 
-/// Adds up a directory. What vanishes meanwhile is not counted; what may not be read neither.
+/// Adds up a directory. Entries that vanish meanwhile or cannot be read are not counted.
 pub fn usage(dir: BorrowedFd<'_>) -> io::Result<TreeUsage> {
     let mut total = TreeUsage::default();
     let mut open: Vec<(OwnedFd, Vec<std::ffi::CString>)> = vec![(dir.try_clone_to_owned()?, names(dir)?)];

@@ -202,7 +202,7 @@ impl Devcontainer {
             match FEATURES.iter().find(|(known, _)| *known == name) {
                 Some((_, program)) => self.programs.push((proto::text::visible(feature), program)),
                 None => self.notes.push(format!(
-                    "the feature {} is not supported and not installed",
+                    "the feature {} is not installed: Palisade does not support it",
                     proto::text::visible(feature)
                 )),
             }

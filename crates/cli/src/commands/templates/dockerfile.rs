@@ -1,4 +1,4 @@
-//! The files that a build copies, as an archive.
+//! Archives the files that a build copies.
 
 use std::{
     fs::{self, File},
@@ -10,18 +10,18 @@ use fleet::Instruction;
 use proto::{Failure, Kind, event::hex};
 use sha2::{Digest, Sha256};
 
-/// Packs what a COPY names, and names the archive by its contents.
+/// Archives the source of a COPY, and replaces the source by the archive's content id.
 pub fn pack(act: Instruction, context: &Path, to: &Path) -> Result<Instruction, Failure> {
     let Instruction::Copy { source, target, owner, mode, .. } = act else { return Ok(act) };
     let cannot = |error: io::Error| {
         Failure::new(Kind::NotFound, format!("cannot copy {source}"))
             .because(error)
-            .hint("name what is below the file's own directory")
+            .hint("name a path below the Dockerfile's own directory")
     };
     let climbs =
         Path::new(&source).components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir));
     if climbs {
-        return Err(cannot(io::Error::other("it is not below it")));
+        return Err(cannot(io::Error::other("it is outside of the Dockerfile's directory")));
     }
     fs::create_dir_all(to).map_err(cannot)?;
     let part = to.join(format!("part{}", std::process::id()));
@@ -35,7 +35,7 @@ pub fn pack(act: Instruction, context: &Path, to: &Path) -> Result<Instruction, 
 fn write(context: &Path, source: &Path, to: &Path) -> io::Result<()> {
     let mut builder = tar::Builder::new(io::BufWriter::new(File::create(to)?));
     builder.follow_symlinks(false);
-    // The same files are the same archive, whenever they were written.
+    // Equal files give an equal archive, whatever their times are.
     builder.mode(tar::HeaderMode::Deterministic);
     let place = context.join(source);
     let name: std::path::PathBuf =

@@ -1,4 +1,4 @@
-//! Images as somebody at a terminal names them, and who pulls.
+//! Images as users name them, and the credentials for pulling them.
 
 use std::path::{Path, PathBuf};
 
@@ -10,28 +10,28 @@ use proto::{Failure, Kind};
 
 use crate::{args::PullArgs, settings::variable};
 
-/// Under which name Docker keeps what opens its own registry.
+/// The name under which Docker stores the credentials of Docker Hub.
 const DOCKERS_OWN: &str = "https://index.docker.io/v1/";
 const ARCHIVES: &[&str] = &[".tar", ".tar.gz", ".tgz", ".tar.zst"];
 
-/// Whether a source is a file: there is one of that name, or it is spelled like one.
+/// Whether a source is a file: it exists, or it looks like a path.
 pub fn is_file(source: &str) -> bool {
     Path::new(source).exists()
         || source.starts_with(['/', '.'])
         || ARCHIVES.iter().any(|end| source.ends_with(end))
 }
 
-/// What FROM means: a template of that name if there is one, or an image.
+/// Resolves FROM: a template of that name if there is one, else an image.
 pub fn origin(fleet: &Fleet, from: String, pull: &PullArgs) -> Result<BaseImage, Failure> {
     let own = from == BASE || from == INTERPRETER;
-    if own || fleet.find_template(&from)?.is_some() {
+    if own || fleet.templates().find(&from)?.is_some() {
         Ok(BaseImage::Template(from))
     } else {
         image(&from, pull).map(BaseImage::Image)
     }
 }
 
-/// An image, with what Docker's settings say of its registry.
+/// An image, with the credentials that Docker has for its registry.
 pub fn image(reference: &str, pull: &PullArgs) -> Result<Image, Failure> {
     let image = Image { platform: pull.platform.clone(), ..Image::new(reference) };
     let registry = image.registry()?;
@@ -43,7 +43,7 @@ pub fn image(reference: &str, pull: &PullArgs) -> Result<Image, Failure> {
     })
 }
 
-/// An image that a repository names, and nobody here: from registries that anybody can reach.
+/// An image that a repository names, not the user: only from public registries, without credentials.
 pub fn image_of_repository(reference: &str) -> Result<Image, Failure> {
     let image = Image::new(reference);
     let registry = image.registry()?;
@@ -60,8 +60,8 @@ fn credentials(registry: &str) -> Result<Option<RegistryCredentials>, Failure> {
     }
     let kept_as = if registry == "docker.io" { DOCKERS_OWN } else { registry };
     let unusable = |why: &str| {
-        Failure::new(Kind::Host, format!("what Docker knows of {registry} cannot be used: {why}"))
-            .hint(format!("say it anew: docker login {registry}"))
+        Failure::new(Kind::Host, format!("cannot use Docker's credentials for {registry}: {why}"))
+            .hint(format!("log in again: docker login {registry}"))
     };
     match docker_credential::get_credential(kept_as) {
         Ok(DockerCredential::UsernamePassword(username, password)) => {
@@ -69,7 +69,7 @@ fn credentials(registry: &str) -> Result<Option<RegistryCredentials>, Failure> {
         }
         Ok(DockerCredential::IdentityToken(_)) => Err(unusable("it is an identity token, not a password")),
         Err(Trouble::NoCredentialConfigured | Trouble::ConfigNotFound) => Ok(None),
-        // What a helper says to a name it has never heard of.
+        // A credential helper prints this for an unknown registry.
         Err(Trouble::HelperFailure { stdout, stderr, .. })
             if format!("{stdout}{stderr}").contains("not found") =>
         {
@@ -80,7 +80,7 @@ fn credentials(registry: &str) -> Result<Option<RegistryCredentials>, Failure> {
     }
 }
 
-/// Whether Docker has settings at all.
+/// Whether Docker has a configuration file.
 fn is_known_to_docker() -> Result<bool, Failure> {
     let place = |name, below| -> Result<Option<PathBuf>, Failure> {
         Ok(variable(name)?.map(|dir| Path::new(&dir).join(below)))
