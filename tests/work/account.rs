@@ -6,8 +6,7 @@ use crate::repo::{HostRepo, save};
 
 #[body_test(except(
     root = "it is about the ids of an ordinary user",
-    user = "it is about the ids of an account",
-    microvm = "a machine has no repositories in it yet"
+    user = "it is about the ids of an account"
 ))]
 async fn what_only_the_body_may_read_is_saved_too(t: Bodies) {
     let host = HostRepo::plain(&t);
