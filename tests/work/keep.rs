@@ -52,7 +52,8 @@ async fn removing_and_stopping_save_everything_tracked_and_untracked(t: Bodies) 
 async fn a_body_that_died_can_still_be_saved(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
-    t.sh(&body, WORK).await.ok();
+    // A kernel that dies with its Body keeps what was synced.
+    t.sh(&body, &format!("{WORK}; sync")).await.ok();
     testkit::kill(t.view(&body).pid.unwrap());
     testkit::wait::blocking(Duration::from_secs(5), "it is dead", || {
         (t.view(&body).pid.is_none()).then_some(())
@@ -259,7 +260,10 @@ async fn what_is_listed_as_lost_is_what_was_not_saved(t: Bodies) {
     assert_eq!(host.wip_file(&body, "b").as_deref(), Some("b"), "and it does");
 }
 
-#[body_test(except(user = "what it shows does not depend on who runs it"))]
+#[body_test(except(
+    user = "what it shows does not depend on who runs it",
+    microvm = "an emulated microVM takes longer to boot than the time limit of this test"
+))]
 async fn a_death_that_nobody_noticed_is_noticed_by_gc(t: Bodies) {
     let host = HostRepo::plain(&t);
     let killed = host.body(&t).await;

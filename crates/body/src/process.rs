@@ -14,10 +14,11 @@ use std::{
 
 use proto::{
     Enforcement, Limits, Mechanism, Spec,
-    egress::{EgressOrders, Flush, SOCKET},
+    egress::{EgressOrders, Flush, SHARED, SOCKET},
     guest::{EGRESS_DIR, EGRESS_PORT, Forward, GuestConfig},
     launch::{
-        CgroupVersion, EgressPlan, LaunchFailure, LaunchPlan, LaunchReport, LaunchedBody, RunRecord, Upper,
+        CgroupVersion, EgressPlan, LaunchFailure, LaunchPlan, LaunchReport, LaunchedBody, RunRecord,
+        SeedEntry, Upper,
     },
     limits::HostCapacity,
     secret::{self, Purpose},
@@ -30,7 +31,7 @@ use rustix::{
 
 use crate::{
     dir::{BodyDir, DirError, alive, signal_guest, supervisor_lives},
-    egress::EgressDir,
+    egress::{CERTIFICATES, EgressDir},
     groups, ids,
     programs::Programs,
     root::{RootPlan, RootfsStack, followed_seed},
@@ -44,6 +45,8 @@ const VFORK_PATIENCE: Duration = Duration::from_millis(100);
 /// How long the kernel may take to end every process of a Body.
 const END_PATIENCE: Duration = Duration::from_secs(30);
 /// Output of each process that is kept for those who connect later.
+/// Longest file of certificates that fits into the setup of a microVM's guest.
+const CERTIFICATES_LEN_MAX: u64 = 768 << 10;
 const RING_BYTES: u64 = 256 << 10;
 
 /// Why a Body could not be made, frozen or ended.
@@ -233,16 +236,13 @@ impl LaunchContext {
             return Err(ProcessError::Upper(error));
         }
         let plan = self.plan(dir, spec, token, &root, &bounds);
+        let mut vm_seeds = root.seeds(&spec.id, &machine_id(token));
+        // A microVM sees no directory of the host.
+        vm_seeds.extend(plan.egress.as_ref().and_then(|egress| certificates_seed(&egress.dir)));
         let plan = match &rootfs.vm {
-            Some(parts) => vm::plan::plan(
-                dir.path(),
-                plan,
-                spec,
-                parts,
-                root.seeds(&spec.id, &machine_id(token)),
-                machine_id(token),
-                &bounds,
-            ),
+            Some(parts) => {
+                vm::plan::plan(dir.path(), plan, spec, parts, vm_seeds, machine_id(token), &bounds)
+            }
             None => plan,
         };
         let cgroups = bounds.cgroups;
@@ -400,6 +400,12 @@ fn wall_record(limits: &Limits) -> Mechanism {
 
 fn output_record(limits: &Limits) -> Mechanism {
     Mechanism::enforced("output limit", format!("{} of each exec are recorded", limits.output))
+}
+
+/// The certificates that programs behind an egress proxy trust, as a file of the root.
+fn certificates_seed(egress: &Path) -> Option<SeedEntry> {
+    let contents = sys::fd::read_small(&egress.join(SHARED).join(CERTIFICATES), CERTIFICATES_LEN_MAX).ok()?;
+    Some(SeedEntry::File { path: format!("root{EGRESS_DIR}/{CERTIFICATES}"), contents })
 }
 
 /// Makes `disk/upper` and `disk/work` for every area, owned by the Body's root.

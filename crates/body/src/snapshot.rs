@@ -12,6 +12,8 @@ use std::{
 
 use proto::{
     BodyId, Layer, SnapshotId,
+    guest::EGRESS_DIR,
+    launch::area_dir,
     spec::{Home, Ids, Life, Spec},
     template::BodyBase,
     workspace::Workspace,
@@ -141,6 +143,11 @@ pub fn take(
             if fs::symlink_metadata(&git).is_ok() {
                 remove(programs, &spec.ids, &git)?;
             }
+        }
+        // Nor is what their egress proxy needed.
+        let egress = to.join(area_dir("")).join(EGRESS_DIR.trim_start_matches('/'));
+        if fs::symlink_metadata(&egress).is_ok_and(|found| found.is_dir()) {
+            remove(programs, &spec.ids, &egress)?;
         }
     }
     let dir = open(to).map_err(step("open the snapshot"))?;

@@ -25,6 +25,8 @@ pub const SHARES: &str = "/run";
 /// The directory of the programs for Firecracker's jail, in the hypervisor's root. Firecracker shares no
 /// directories, so the two never meet.
 pub const JAIL_TOOLS: &str = "/run";
+/// The directory of the egress proxy's socket, in the root of the VMM process.
+pub const EGRESS_INSIDE: &str = "/egress";
 /// The directory in which the jail is made.
 pub const JAIL: &str = "/tmp";
 /// The program name in a jail: the launcher, under the name that the jailer requires.

@@ -7,10 +7,13 @@ use std::{
 
 use proto::{
     Limits, Mechanism, Size, Spec,
-    guest::GuestConfig,
+    guest::{EGRESS_DIR, GuestConfig},
     launch::{LaunchPlan, Lower, OverlayAccess, OverlayMount, Rlimits, SeedEntry, Upper},
     spec::{Access, Life, Mount},
-    vm::{Accelerator, Engine, FreezeReport, GuestSetup, JAIL_TOOLS, KVM, UPPER, URANDOM, VmPlan, VmStart},
+    vm::{
+        Accelerator, EGRESS_INSIDE, Engine, FreezeReport, GuestSetup, JAIL_TOOLS, KVM, UPPER, URANDOM,
+        VmPlan, VmStart,
+    },
 };
 
 use super::{
@@ -228,6 +231,8 @@ pub fn plan(
         images.push(inside(&format!("image{index}")));
         mounts.push(show(image, &images[index], Access::ReadOnly));
     }
+    let egress = base.mounts.iter().find(|mount| mount.target == Path::new(EGRESS_DIR));
+    mounts.extend(egress.map(|egress| show(&egress.source, Path::new(EGRESS_INSIDE), Access::ReadOnly)));
     let shares = share::of(spec, parts.sharer.as_deref());
     mounts.extend(shares.mounts);
     let (begin, generation) = match &parts.start {
