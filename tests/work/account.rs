@@ -6,7 +6,8 @@ use crate::repo::{HostRepo, save};
 
 #[body_test(except(
     root = "it is about the ids of an ordinary user",
-    user = "it is about the ids of an account"
+    user = "it is about the ids of an account",
+    microvm = "a helper with the ids of the Body reads a microVM's disk for every caller"
 ))]
 async fn what_only_the_body_may_read_is_saved_too(t: Bodies) {
     let host = HostRepo::plain(&t);

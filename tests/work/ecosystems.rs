@@ -129,7 +129,10 @@ async fn whole_way(t: &Bodies, language: &Language) -> (HostRepo, BodyId) {
     (host, body)
 }
 
-#[body_test(except(user = "the toolchain of root is not another user's to see"))]
+#[body_test(except(
+    user = "the toolchain of root is not another user's to see",
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
+))]
 async fn a_rust_repository_goes_the_whole_way_and_the_second_body_installs_nothing(t: Bodies) {
     let (host, _) = whole_way(&t, &RUST).await;
     let (second, said) = prepared(&t, asked(&t, &host)).await;
@@ -137,7 +140,10 @@ async fn a_rust_repository_goes_the_whole_way_and_the_second_body_installs_nothi
     assert_eq!(t.sh(&second, RUST.test).await.ok(), RUST.says);
 }
 
-#[body_test(except(user = "npm of this machine may be another user's"))]
+#[body_test(except(
+    user = "npm of this machine may be another user's",
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
+))]
 async fn a_node_repository_goes_the_whole_way_and_a_changed_lockfile_installs_again(t: Bodies) {
     let (host, body) = whole_way(&t, &NODE).await;
     host.commit("sed -i 's/3.0.1/3.0.0/' package.json; rm package-lock.json; npm install --package-lock-only --silent >/dev/null 2>&1", "another version");
@@ -154,12 +160,15 @@ async fn a_python_repository_goes_the_whole_way_and_so_does_a_fork(t: Bodies) {
     assert_eq!(t.sh(&fork, PYTHON.test).await.ok(), PYTHON.says);
 }
 
-#[body_test]
+#[body_test(except(microvm = "an install under emulation takes minutes; prepare.rs shows the way"))]
 async fn a_go_repository_goes_the_whole_way(t: Bodies) {
     whole_way(&t, &GO).await;
 }
 
-#[body_test(except(user = "one way is enough"))]
+#[body_test(except(
+    user = "one way is enough",
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
+))]
 async fn a_ruby_repository_goes_the_whole_way(t: Bodies) {
     whole_way(&t, &RUBY).await;
 }
@@ -182,13 +191,19 @@ async fn installs(t: &Bodies, host: &HostRepo, line: &str, says: &str) {
     assert_eq!(t.sh(&body, &format!("{line}; git status --porcelain")).await.ok(), says, "{said:?}");
 }
 
-#[body_test(except(user = "npm of this machine may be another user's"))]
+#[body_test(except(
+    user = "npm of this machine may be another user's",
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
+))]
 async fn pnpm_is_brought_along(t: Bodies) {
     let host = locked(&t, JS, "pnpm-lock.yaml", include_str!("locks/pnpm-lock.yaml"));
     installs(&t, &host, "npm test --silent", "odd").await;
 }
 
-#[body_test(except(user = "npm of this machine may be another user's"))]
+#[body_test(except(
+    user = "npm of this machine may be another user's",
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
+))]
 async fn both_yarns_are_brought_along(t: Bodies) {
     let host = locked(&t, JS, "yarn.lock", include_str!("locks/yarn-1.lock"));
     installs(&t, &host, "npm test --silent", "odd").await;
@@ -197,20 +212,29 @@ async fn both_yarns_are_brought_along(t: Bodies) {
     installs(&t, &host, "yarn --version | cut -d. -f1; npm test --silent", "4\nodd").await;
 }
 
-#[body_test(except(user = "npm of this machine may be another user's"))]
+#[body_test(except(
+    user = "npm of this machine may be another user's",
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
+))]
 async fn bun_is_brought_along(t: Bodies) {
     let host = locked(&t, JS, "bun.lock", include_str!("locks/bun.lock"));
     installs(&t, &host, "npm test --silent", "odd").await;
 }
 
-#[body_test(except(user = "one way is enough for what takes a quarter of a minute"))]
+#[body_test(except(
+    user = "one way is enough for what takes a quarter of a minute",
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
+))]
 async fn uv_is_brought_along(t: Bodies) {
     let make = r#"printf '[project]\nname = "app"\nversion = "0.1.0"\nrequires-python = ">=3.9"\ndependencies = ["six==1.16.0"]\n' > pyproject.toml; echo 'import six; print(six.__version__)' > t.py"#;
     let host = locked(&t, make, "uv.lock", include_str!("locks/uv.lock"));
     installs(&t, &host, "python3 t.py; uv run --offline python3 t.py", "1.16.0\n1.16.0").await;
 }
 
-#[body_test(except(user = "one way is enough for what takes half a minute"))]
+#[body_test(except(
+    user = "one way is enough for what takes half a minute",
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
+))]
 async fn poetry_is_brought_along(t: Bodies) {
     // By the simple index, which every mirror of PyPI has.
     let make = r#"printf '[project]\nname = "app"\nversion = "0.1.0"\nrequires-python = ">=3.9"\ndependencies = ["six==1.16.0"]\n\n[tool.poetry]\npackage-mode = false\n\n[[tool.poetry.source]]\nname = "simple"\nurl = "https://pypi.org/simple/"\npriority = "primary"\n' > pyproject.toml; echo 'import six; print(six.__version__)' > t.py"#;
@@ -242,7 +266,10 @@ fn reached(t: &Bodies) -> Vec<String> {
     t.events().iter().filter_map(Event::data_as).map(|data: NetworkAllowed| data.to).collect()
 }
 
-#[body_test(except(user = "the toolchain of root is not another user's to see"))]
+#[body_test(except(
+    user = "the toolchain of root is not another user's to see",
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
+))]
 async fn a_changed_lockfile_downloads_only_what_is_new(t: Bodies) {
     let host = HostRepo::make(&t, "app", RUST.make);
     let (_, said) = prepared(&t, asked(&t, &host)).await;
@@ -256,7 +283,10 @@ async fn a_changed_lockfile_downloads_only_what_is_new(t: Bodies) {
     assert_eq!(t.sh(&body, RUST.test).await.ok(), RUST.says);
 }
 
-#[body_test(except(user = "npm of this machine may be another user's"))]
+#[body_test(except(
+    user = "npm of this machine may be another user's",
+    microvm = "an install under emulation takes minutes; prepare.rs shows the way"
+))]
 async fn what_is_in_the_cache_is_installed_again_without_a_connection(t: Bodies) {
     let host = HostRepo::make(&t, "app", NODE.make);
     prepared(&t, asked(&t, &host)).await;

@@ -346,6 +346,7 @@ fn limit_mechanisms(spec: &Spec) -> Vec<Mechanism> {
     if spec.layer == proto::Layer::Microvm {
         let mut held = vm::plan::limits_record(spec);
         held.extend([wall_record(limits), output_record(limits)]);
+        held.extend(egress_record(spec));
         return held;
     }
     let (disk, inodes) = match spec.life {
@@ -373,7 +374,14 @@ fn limit_mechanisms(spec: &Spec) -> Vec<Mechanism> {
             ),
         ),
     };
-    let egress = spec.egress.as_ref().map(|egress| {
+    [Some(disk), Some(inodes), Some(wall_record(limits)), Some(output_record(limits)), egress_record(spec)]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn egress_record(spec: &Spec) -> Option<Mechanism> {
+    spec.egress.as_ref().map(|egress| {
         Mechanism::degraded(
             "egress proxy",
             format!(
@@ -381,11 +389,7 @@ fn limit_mechanisms(spec: &Spec) -> Vec<Mechanism> {
                 egress.allow.join(", ")
             ),
         )
-    });
-    [Some(disk), Some(inodes), Some(wall_record(limits)), Some(output_record(limits)), egress]
-        .into_iter()
-        .flatten()
-        .collect()
+    })
 }
 
 fn wall_record(limits: &Limits) -> Mechanism {

@@ -14,7 +14,7 @@ use proto::{
 };
 
 use crate::{
-    ids,
+    ids, layers,
     root::{LowerLayer, RootPlan, RootfsStack},
     vm::images,
 };
@@ -81,7 +81,8 @@ impl VmLayers {
     }
 }
 
-/// The name of the image of a layer in `layers/ID/root`, or of a part of a snapshot in `snapshots/ID/AREA`.
+/// The name of the image of a layer in `layers/ID/root`, or of a part of a snapshot in `snapshots/ID/AREA`. A tree layer has
+/// the id of its tree, and other contents for each layer that it was made to stand on.
 fn image_name(root: &Path) -> String {
     let name = |path: Option<&Path>| {
         path.and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned()
@@ -89,17 +90,45 @@ fn image_name(root: &Path) -> String {
     let above = root.parent();
     match name(above.and_then(Path::parent)).as_str() {
         "snapshots" => format!("{}{}-{}", images::SNAPSHOTS, name(above), name(Some(root))),
-        _ => format!("{}{}", images::LAYERS, name(above)),
+        _ => {
+            let over =
+                above.and_then(|dir| layers::read(dir).ok()).map(|record| record.over).unwrap_or_default();
+            let over: String = over.iter().map(|id| format!("-{id}")).collect();
+            format!("{}{}{over}", images::LAYERS, name(above))
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proto::{
+        LayerId,
+        template::{LayerRecord, VERSION},
+    };
+
     use super::*;
 
     #[test]
     fn an_image_is_named_by_what_it_holds() {
-        assert_eq!(image_name(Path::new("/data/layers/abc/root")), "layer-abc");
+        let dir = std::env::temp_dir().join(format!("pal-stack-{}/layers/abc", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let ids = ids::own();
+        let record = |over: Vec<LayerId>| LayerRecord {
+            v: VERSION,
+            id: "abc".parse().unwrap(),
+            ids: ids.clone(),
+            bytes: 0,
+            created_at: String::new(),
+            about: String::new(),
+            over,
+        };
+        let named = |record: LayerRecord| {
+            std::fs::write(dir.join("layer.json"), serde_json::to_vec(&record).unwrap()).unwrap();
+            image_name(&dir.join("root"))
+        };
+        assert_eq!(named(record(Vec::new())), "layer-abc");
+        assert_eq!(named(record(vec!["def".parse().unwrap()])), "layer-abc-def");
+        std::fs::remove_dir_all(dir.ancestors().nth(2).unwrap()).unwrap();
         assert_eq!(image_name(Path::new("/data/snapshots/s1/workspace-app")), "snapshot-s1-workspace-app");
     }
 }

@@ -76,7 +76,9 @@ impl GarbageCollector<'_> {
             match (name.strip_suffix(".erofs"), path.extension().and_then(|end| end.to_str())) {
                 (Some(name), _) => {
                     match (name.strip_prefix(images::LAYERS), name.strip_prefix(images::SNAPSHOTS)) {
-                        (Some(layer), _) => !layers.join(layer).exists(),
+                        (Some(layer), _) => {
+                            !layers.join(layer.split('-').next().unwrap_or_default()).exists()
+                        }
                         (None, Some(part)) => {
                             !snapshots.join(part.split('-').next().unwrap_or_default()).exists()
                         }

@@ -304,7 +304,9 @@ fn settings(
             needs.container.ports.iter().copied().filter(|port| !ports.contains(port)).collect::<Vec<_>>(),
         );
         path.extend(needs.path.iter().map(|dir| (*dir).to_owned()));
+        // A microVM sees no directory of the host: its template must have the toolchain.
         if needs.tools.iter().any(|tool| tool.program == "cargo")
+            && up.create.layer != Some(Layer::Microvm)
             && mounts.is_empty()
             && (footing.is_host() || footing.template == up.create.template)
             && let Some(source) =
