@@ -1,7 +1,7 @@
-//! Builds the probe, static, and tells the library where it is.
+//! Builds the probe as a static program, and passes its path to the library.
 //!
-//! A binary cannot be a dependency on stable, so it is built here, into a target directory of its own: cargo holds
-//! the lock of the outer one.
+//! A binary cannot be a dependency on stable Rust, so this script builds it, in a target directory of its
+//! own, because cargo holds the lock of the outer one.
 
 use std::{
     env,
@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         "--target-dir",
     ]);
     cargo.arg(&out);
-    // What cargo tells this script is about this crate, not about the probe.
+    // Variables that cargo sets for this script describe this crate, not the probe.
     for (name, _) in env::vars()
         .filter(|(name, _)| name.starts_with("CARGO_") && name != "CARGO_HOME" || name == "RUSTFLAGS")
     {
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The target directory this build writes to: four above `OUT_DIR`, wherever it was put.
+/// The target directory of this build: four directories above `OUT_DIR`.
 fn target_dir() -> Result<PathBuf, Box<dyn Error>> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     Ok(out.ancestors().nth(4).map(Path::to_owned).ok_or("OUT_DIR is not in a target directory")?)

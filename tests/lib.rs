@@ -1,3 +1,4 @@
-//! Suites that need a whole Palisade: `body` (what a Body does), `escape` (what it cannot do).
+//! Test suites that need a whole Palisade: `body` (what a Body does), `escape` (what it cannot do).
 //!
-//! `cli` stands here too, but is built by the package `cli`, which alone knows where its `pal` is.
+//! The suite `cli` is here, too, but the package `cli` builds it, because only that knows the path of its
+//! `pal`.

@@ -1,4 +1,4 @@
-//! What the caller asks for.
+//! The command line of the bench.
 
 use std::path::PathBuf;
 
@@ -20,54 +20,54 @@ Usage: cargo run --release -p bench -- [OPTIONS]
   --strict         fail when a bar is missed
 ";
 
-/// What this process is to do.
+/// The mode of this process.
 pub enum BenchCommand {
-    /// Tell how it is used.
+    /// Print the help.
     Help,
-    /// Be the work that is measured.
+    /// Run the measured workload.
     Work(Vec<String>),
     /// Measure.
     Bench(BenchArgs),
 }
 
-/// How to measure.
+/// The options of a measurement.
 #[derive(Debug, Clone)]
 pub struct BenchArgs {
-    /// Rounds of what takes milliseconds.
+    /// Rounds of a contender that takes milliseconds.
     pub rounds: usize,
-    /// Idle Bodies at once.
+    /// Number of idle Bodies.
     pub bodies: usize,
-    /// A tenth of everything.
+    /// Whether to measure a tenth of everything.
     pub quick: bool,
-    /// Sections; empty means all.
+    /// Sections; empty for all.
     pub only: Vec<String>,
-    /// Where all numbers go.
+    /// The file for all numbers.
     pub json: Option<PathBuf>,
-    /// Where the tables go.
+    /// The file for the tables.
     pub save: Option<PathBuf>,
-    /// Where Bodies are kept.
+    /// The data directory.
     pub data: Option<PathBuf>,
-    /// A data directory in which microVMs are set up.
+    /// A data directory with a finished microVM setup.
     pub vm: Option<PathBuf>,
-    /// Who measures.
+    /// The user that measures.
     pub as_user: Option<u32>,
     /// Whether a missed bar is a failure.
     pub strict: bool,
 }
 
 impl BenchArgs {
-    /// Whether a section is asked for.
+    /// Whether a section is selected.
     pub fn wants(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|only| only == name)
     }
 
-    /// Fewer when in a hurry.
+    /// A count, reduced for a quick run.
     pub fn scaled(&self, count: usize) -> usize {
         if self.quick { (count / 10).max(3) } else { count }
     }
 }
 
-/// Reads the command line.
+/// Parses the command line.
 pub fn parse(words: impl Iterator<Item = String>) -> Result<BenchCommand, String> {
     let mut words = words.peekable();
     if words.next_if(|word| word == "--work").is_some() {

@@ -1,4 +1,4 @@
-//! A client of a few lines: requests one after another on one connection, and terminals over WebSocket.
+//! A small client: requests in sequence on one connection, and terminals over WebSocket.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -23,7 +23,7 @@ impl Client {
         Ok(Self { stream: BufReader::with_capacity(PIECE, stream), key: key.to_owned() })
     }
 
-    /// Asks, and gives the body of a good answer.
+    /// Sends a request, and returns the body of a successful answer.
     pub fn ask(
         &mut self,
         method: &str,
@@ -38,7 +38,7 @@ impl Client {
         Ok(kept)
     }
 
-    /// Sends so many bytes of nothing; gives the length of the answer.
+    /// Sends so many zero bytes; returns the length of the answer.
     pub fn send(&mut self, path: &str, headers: &[(&str, &str)], bytes: u64) -> io::Result<u64> {
         self.head("POST", path, headers, bytes)?;
         let piece = vec![0; PIECE];
@@ -51,7 +51,7 @@ impl Client {
         self.answer(&mut io::sink())
     }
 
-    /// Reads an answer and throws it away; gives its length.
+    /// Reads an answer and discards it; returns its length.
     pub fn receive(&mut self, path: &str, headers: &[(&str, &str)]) -> io::Result<u64> {
         self.head("GET", path, headers, 0)?;
         self.answer(&mut io::sink())
@@ -116,7 +116,7 @@ impl Client {
 pub struct TerminalClient(WebSocket<TcpStream>);
 
 impl TerminalClient {
-    /// Opens one.
+    /// Opens a terminal.
     pub fn open(address: SocketAddr, key: &str, body: &str, query: &str) -> io::Result<Self> {
         let mut request = format!("ws://{address}/v1/bodies/{body}/pty?{query}")
             .into_client_request()
@@ -129,12 +129,12 @@ impl TerminalClient {
         Ok(Self(socket))
     }
 
-    /// Types.
+    /// Types a text.
     pub fn type_in(&mut self, text: &str) -> io::Result<()> {
         self.0.send(Message::binary(text.as_bytes().to_vec())).map_err(io::Error::other)
     }
 
-    /// Reads until that was shown.
+    /// Reads until a text appears.
     pub fn until(&mut self, text: &str) -> io::Result<()> {
         let mut shown = Vec::new();
         loop {

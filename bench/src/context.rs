@@ -1,4 +1,4 @@
-//! Where the measuring happens: a directory of its own, the programs, and what is removed in the end.
+//! The environment of a run: its own directory, the programs, and the cleanup.
 
 use std::{
     fs, io,
@@ -10,24 +10,25 @@ use fleet::{Durability, Fleet, FleetConfig, Force};
 
 use crate::{args::BenchArgs, groups};
 
-/// Everything sections need.
+/// Everything that sections need.
 pub struct BenchContext {
-    /// How to measure.
+    /// The options.
     pub args: BenchArgs,
-    /// The `pal` that is measured: a copy, as an installed one is. The linker writes a program through a mapping, so it
-    /// is cached page by page, and every run of that very file pays for it until it was read from the disk again.
+    /// The measured `pal`: a copy, like an installed one. The linker writes a program through a mapping, so
+    /// its page cache is fragmented, and every run of that very file is slower until it is read from disk
+    /// again.
     pub pal: PathBuf,
-    /// This program, for work inside.
+    /// This program, for the workload inside.
     pub me: PathBuf,
-    /// A directory for peers, removed in the end.
+    /// A directory for peers, removed at the end.
     pub scratch: PathBuf,
-    /// Where Bodies are, removed in the end.
+    /// The data directory, removed at the end.
     pub data: PathBuf,
     groups: groups::CgroupsBefore,
 }
 
 impl BenchContext {
-    /// Finds `pal` beside this program, installs it and makes the directories.
+    /// Finds `pal` beside this program, copies it and makes the directories.
     pub fn prepare(args: BenchArgs) -> io::Result<Self> {
         let me = std::env::current_exe()?;
         let built = me.with_file_name("pal");
@@ -38,7 +39,7 @@ impl BenchContext {
             )));
         }
         let scratch = PathBuf::from(format!("/var/tmp/palisade-bench-{}", std::process::id()));
-        // Bodies read what is mounted from here, with ids of their own.
+        // Bodies read mounts from here, with ids of their own.
         fs::DirBuilder::new().mode(0o755).create(&scratch)?;
         let data = args.data.clone().unwrap_or_else(|| scratch.join("data"));
         if data.exists() {
@@ -53,18 +54,18 @@ impl BenchContext {
         Ok(Self { args, pal, me, scratch, data, groups: groups::CgroupsBefore::look() })
     }
 
-    /// The fleet of the data directory, as the command line opens it.
+    /// The fleet of the data directory, opened as the command line does.
     pub fn fleet(&self) -> io::Result<Fleet> {
         self.fleet_with(Durability::Process)
     }
 
-    /// The same without anything made ahead.
+    /// The fleet of the data directory, without a pool.
     pub fn plain_fleet(&self) -> io::Result<Fleet> {
         Fleet::open(FleetConfig { data: self.data.clone(), durability: Durability::Process })
             .map_err(io::Error::other)
     }
 
-    /// The same with another promise.
+    /// The fleet of the data directory, with another durability.
     pub fn fleet_with(&self, durability: Durability) -> io::Result<Fleet> {
         Fleet::open_to_serve(FleetConfig { data: self.data.clone(), durability }).map_err(io::Error::other)
     }

@@ -1,6 +1,6 @@
-//! Cgroups that peers leave behind, most of all where they fail.
+//! Cgroups that peers leave behind, mostly after failures.
 //!
-//! Invariant: only empty groups are removed, and only such as this run can have made.
+//! Invariant: only empty cgroups are removed, and only those that this run may have made.
 
 use std::{
     fs,
@@ -8,17 +8,17 @@ use std::{
 };
 
 const ROOT: &str = "/sys/fs/cgroup";
-/// Podman's own, which it makes and never removes.
+/// Podman's own cgroup, which it makes and never removes.
 const PODMAN: &str = "libpod_parent";
 
-/// What was there before.
+/// The cgroups before the run.
 #[derive(Debug)]
 pub struct CgroupsBefore {
     podman: Vec<PathBuf>,
 }
 
 impl CgroupsBefore {
-    /// Looks.
+    /// Lists the cgroups.
     pub fn look() -> Self {
         Self {
             podman: hierarchies()
@@ -29,7 +29,7 @@ impl CgroupsBefore {
         }
     }
 
-    /// Removes what came since.
+    /// Removes the cgroups that are new.
     pub fn restore(&self) {
         let ours = format!("palbench{}", std::process::id());
         for hierarchy in hierarchies() {
@@ -63,7 +63,7 @@ fn name(dir: &Path) -> String {
     dir.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The kernel refuses what is not empty.
+/// The kernel refuses to remove a cgroup that is not empty.
 fn remove(dir: &Path) {
     below(dir).iter().for_each(|dir| remove(dir));
     let _ = fs::remove_dir(dir);

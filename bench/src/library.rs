@@ -9,15 +9,15 @@ use fleet::{Create, ExecRequest, Fleet, Force, OutputChunk};
 use proto::{BodyId, Failure};
 use tokio::runtime::{Builder, Runtime};
 
-/// One thread, as the command line has it.
+/// A runtime with one thread, as the command line has it.
 pub fn runtime() -> io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-/// How long the parts of one short life took.
+/// The times of one short life.
 #[derive(Debug, Clone, Copy)]
 pub struct LifecycleTimes {
-    /// Making the Body.
+    /// Creating the Body.
     pub create: Duration,
     /// Running `true` in it.
     pub exec: Duration,
@@ -25,7 +25,7 @@ pub struct LifecycleTimes {
     pub remove: Duration,
 }
 
-/// Create, exec `true`, remove.
+/// Creates a Body, runs `true` in it, and removes it.
 pub async fn live_once(fleet: &Fleet, request: Create) -> io::Result<LifecycleTimes> {
     let began = Instant::now();
     let view = fleet.create(request).await.map_err(failure_text)?;
@@ -38,7 +38,7 @@ pub async fn live_once(fleet: &Fleet, request: Create) -> io::Result<LifecycleTi
     Ok(LifecycleTimes { create: created - began, exec: executed - created, remove: removed - executed })
 }
 
-/// Runs a command to its end and gives what it printed.
+/// Runs a command to its end and returns its output.
 pub async fn exec(fleet: &Fleet, body: &BodyId, argv: &[&str]) -> io::Result<String> {
     let mut exec = fleet.exec(body, ExecRequest::new(argv.iter().copied())).await.map_err(failure_text)?;
     let (mut out, mut errors) = (Vec::new(), Vec::new());
@@ -58,7 +58,7 @@ pub async fn exec(fleet: &Fleet, body: &BodyId, argv: &[&str]) -> io::Result<Str
     }
 }
 
-/// With its causes.
+/// An error with the causes of a failure.
 pub fn failure_text(failure: Failure) -> io::Error {
     let causes: String = failure.causes().iter().map(|cause| format!(": {cause}")).collect();
     io::Error::other(format!("{failure}{causes}"))

@@ -1,10 +1,10 @@
-//! What the numbers were measured on.
+//! A description of the host.
 
 use std::{fs, path::Path};
 
 use crate::{context::BenchContext, run::CommandLine};
 
-/// The machine, as pairs of what and how.
+/// The host, as pairs of name and value.
 pub fn describe(context: &BenchContext) -> Vec<(&'static str, String)> {
     let who = if rustix::process::geteuid().is_root() {
         "root".into()

@@ -1,8 +1,8 @@
-//! `bench`: pal and its peers, measured in one run on one machine, and the bars of the plan judged by it.
+//! `bench`: measures pal and its peers in one run on one host, and checks the bars.
 //!
-//! Invariant: what is compared is measured interleaved, so that a noisy neighbour is everybody's.
-//! Invariant: a peer is in a table only if it really ran; otherwise the table says why it is not.
-//! Invariant: what this program starts, it ends, also when it is interrupted.
+//! Invariant: compared programs are measured interleaved, so that noise affects all of them.
+//! Invariant: a peer is in a table only if it really ran; otherwise the table says why it is missing.
+//! Invariant: this program ends everything that it starts, also when it is interrupted.
 //! Absent on purpose: assertions about wall time. Bars are printed; only `--strict` makes them an exit code.
 
 mod args;
@@ -57,7 +57,7 @@ fn finish(done: io::Result<bool>) -> ExitCode {
     }
 }
 
-/// Measures; false when a bar is missed and that matters.
+/// Measures; returns false if a bar is missed under `--strict`.
 fn bench(args: BenchArgs) -> io::Result<bool> {
     if let Some(user) = args.as_user {
         return user::again_as(user);

@@ -1,4 +1,4 @@
-//! Taking turns: each round measures every contender once.
+//! Interleaved measurement: each round measures every contender once.
 
 use std::{
     io,
@@ -9,7 +9,7 @@ use std::{
 
 use crate::{report::Row, stats::Samples};
 
-/// Rounds that nobody counts.
+/// Rounds that are not counted.
 const WARM_UP: usize = 3;
 /// A contender slower than this is measured in every fifth round only.
 const SLOW: Duration = Duration::from_millis(40);
@@ -17,7 +17,7 @@ const SLOW_EVERY: usize = 5;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// From now on an interrupt ends the measuring, not the tidying.
+/// Makes an interrupt end the measurement, but not the cleanup.
 pub fn listen_to_interrupts() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name("interrupts".into()).spawn(move || {
@@ -31,18 +31,18 @@ pub fn listen_to_interrupts() -> io::Result<()> {
     Ok(())
 }
 
-/// Whether to come to an end.
+/// Whether an interrupt arrived.
 pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
 
-/// Somebody whose time is taken.
+/// A measured program.
 pub struct Contender<'a> {
     /// Its name in tables.
     pub name: String,
-    /// What else there is to say.
+    /// A note for the table.
     pub note: String,
-    /// Does it once and says how long that took.
+    /// Runs it once and returns the time.
     pub once: Box<dyn FnMut() -> io::Result<Duration> + 'a>,
 }
 
@@ -53,15 +53,16 @@ impl<'a> Contender<'a> {
     }
 }
 
-/// Times one act.
+/// Times one action.
 pub fn timed(act: impl FnOnce() -> io::Result<()>) -> io::Result<Duration> {
     let began = Instant::now();
     act()?;
     Ok(began.elapsed())
 }
 
-/// Lets everybody have a turn in each round, in an order that is drawn anew: nobody always follows the same neighbour,
-/// whose work may still be in the caches, or being cleared away. The draws are the same in every run of the bench.
+/// Measures every contender once in each round, in random order: no contender always follows the same one,
+/// whose data may still be in the caches, or whose cleanup may still be running. The order is the same in
+/// every run of the bench.
 pub fn interleave(contenders: Vec<Contender<'_>>, rounds: usize) -> Vec<Row> {
     let mut runners: Vec<MeasureRunner<'_>> = contenders.into_iter().map(MeasureRunner::new).collect();
     let mut order: Vec<usize> = (0..runners.len()).collect();
@@ -80,7 +81,7 @@ pub fn interleave(contenders: Vec<Contender<'_>>, rounds: usize) -> Vec<Row> {
     runners.into_iter().map(MeasureRunner::row).collect()
 }
 
-/// A sequence of numbers that looks random (splitmix64).
+/// A sequence of pseudo-random numbers (splitmix64).
 struct SplitMix(u64);
 
 impl SplitMix {

@@ -1,4 +1,4 @@
-//! What processes take, as the kernel counts shared pages fairly: PSS.
+//! Memory of processes as PSS, which divides shared pages among their users.
 
 use std::{fs, io};
 
@@ -7,7 +7,7 @@ pub fn pss(pid: i32) -> io::Result<u64> {
     sum(pid, &["Pss:"])
 }
 
-/// What nobody shares with it, in bytes.
+/// Memory that no other process shares, in bytes.
 pub fn private(pid: i32) -> io::Result<u64> {
     sum(pid, &["Private_Clean:", "Private_Dirty:"])
 }
@@ -18,17 +18,17 @@ fn sum(pid: i32, names: &[&str]) -> io::Result<u64> {
     Ok(lines.filter_map(|line| line.split_ascii_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>() * 1024)
 }
 
-/// Of a process and everybody below it.
+/// PSS of a process and all of its descendants.
 pub fn pss_of_family(root: i32) -> io::Result<u64> {
     family(root)?.into_iter().map(pss).sum()
 }
 
-/// What nobody else shares with them.
+/// Private memory of a process and all of its descendants.
 pub fn private_of_family(root: i32) -> io::Result<u64> {
     family(root)?.into_iter().map(private).sum()
 }
 
-/// A process and everybody below it.
+/// A process and all of its descendants.
 pub fn family(root: i32) -> io::Result<Vec<i32>> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc")?.flatten() {
@@ -45,13 +45,13 @@ pub fn family(root: i32) -> io::Result<Vec<i32>> {
     Ok(found)
 }
 
-/// Who started a process.
+/// The parent of a process.
 pub fn parent(pid: i32) -> Option<i32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// What the kernel takes for itself, in bytes.
+/// Memory of the kernel itself, in bytes.
 pub fn of_the_kernel() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let ours = ["Slab:", "KernelStack:", "PageTables:", "Percpu:"];

@@ -1,4 +1,4 @@
-//! A mount namespace for peers that cannot live with this host's cgroup mounts.
+//! A mount namespace for peers that fail with this host's cgroup mounts.
 
 use std::{io, thread};
 
@@ -6,7 +6,7 @@ use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount};
 
 const UNIFIED: &str = "/sys/fs/cgroup/unified";
 
-/// Does something in a thread that sees no `/sys/fs/cgroup/unified`; elsewhere it stays.
+/// Runs a function in a thread that does not see `/sys/fs/cgroup/unified`; other threads still do.
 pub fn without_unified<T: Send>(act: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     thread::scope(|scope| {
         let inside = scope.spawn(|| {
@@ -17,14 +17,14 @@ pub fn without_unified<T: Send>(act: impl FnOnce() -> io::Result<T> + Send) -> i
     })
 }
 
-/// For this thread and what it starts.
+/// Hides it from this thread and its children.
 pub fn hide_unified() -> io::Result<()> {
     if !std::path::Path::new(UNIFIED).exists() {
         return Ok(());
     }
     #[expect(deprecated, reason = "its replacement is unsafe because of CLONE_FILES, which is not used")]
     rustix::thread::unshare(rustix::thread::UnshareFlags::FS | rustix::thread::UnshareFlags::NEWNS)?;
-    // Otherwise the host would lose its mount too.
+    // Otherwise the unmount would propagate to the host.
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     match unmount(UNIFIED, UnmountFlags::DETACH) {
         Err(error) if error != rustix::io::Errno::INVAL => Err(error.into()),

@@ -1,4 +1,4 @@
-//! An OCI bundle with the host's `/usr`, read-only, for peers that want one.
+//! An OCI bundle with the host's `/usr`, read-only, for peers that need one.
 
 use std::{fs, io, os::unix::fs::symlink, path::PathBuf};
 
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::context::BenchContext;
 
-/// A root directory of nothing but places to mount at.
+/// A root directory with nothing but mount points.
 pub fn rootfs(context: &BenchContext) -> io::Result<PathBuf> {
     let root = context.dir("rootfs")?;
     for dir in ["usr", "proc", "sys", "dev", "tmp", "etc", "run", "root", "var"] {
@@ -22,7 +22,7 @@ pub fn rootfs(context: &BenchContext) -> io::Result<PathBuf> {
     Ok(root)
 }
 
-/// A bundle that runs one command with the namespaces and limits a Body has.
+/// A bundle that runs one command with the namespaces and limits of a Body.
 pub fn bundle(context: &BenchContext, name: &str, command: &[&str]) -> io::Result<PathBuf> {
     let root = rootfs(context)?;
     let dir = context.dir(&format!("bundle-{name}"))?;

@@ -1,4 +1,4 @@
-//! Who else runs a command in a fresh sandbox, and how each is asked to.
+//! Peers that run a command in a new sandbox, and the command line of each.
 
 use std::{fs, io};
 
@@ -8,11 +8,11 @@ use crate::{
     run::{CommandLine, RunPlace, find},
 };
 
-/// The name of the peer that bars are about: the host's root read-only, and every namespace.
+/// The peer of the bars: the host's root read-only, and every namespace.
 pub const BWRAP: &str = "bwrap";
-/// The same without a sandbox.
+/// The start without a sandbox.
 pub const PLAIN: &str = "fork+exec";
-/// Ours.
+/// Palisade.
 pub const PAL: &str = "pal run";
 
 const MARKER: &str = "marker-of-the-bench";
@@ -23,14 +23,14 @@ pub struct Peer {
     pub name: &'static str,
     /// How it runs `true`.
     pub line: CommandLine,
-    /// Namespaces it did not share with the host.
+    /// Namespaces that it does not share with the host.
     pub own: String,
 }
 
-/// Somebody who cannot be measured, and why.
+/// A peer that cannot be measured, and why.
 pub type AbsentPeer = (String, String);
 
-/// Everybody who can run `true` in a fresh sandbox here.
+/// All peers that can run `true` in a new sandbox on this host.
 pub fn fresh(context: &BenchContext) -> io::Result<(Vec<Peer>, Vec<AbsentPeer>)> {
     let ask = format!("echo {MARKER}; readlink /proc/self/ns/*");
     let run = lines(context, "true", &["true"])?;
@@ -45,7 +45,7 @@ pub fn fresh(context: &BenchContext) -> io::Result<(Vec<Peer>, Vec<AbsentPeer>)>
     Ok((peers, absent))
 }
 
-/// What is its own, if it really runs commands.
+/// The namespaces of its own, if it really runs commands.
 fn judge(check: &CommandLine) -> Result<String, String> {
     let program = check.argv.first().map(String::as_str).unwrap_or_default();
     if find(program).is_none() {
@@ -65,7 +65,7 @@ fn judge(check: &CommandLine) -> Result<String, String> {
     Ok(if own.is_empty() { "no namespaces".into() } else { own.join(" ") })
 }
 
-/// How each runs a command; `kind` names the bundle made for it.
+/// The command line of each peer; `kind` names the bundle made for it.
 fn lines(
     context: &BenchContext,
     kind: &str,
@@ -121,14 +121,15 @@ fn lines(
     ])
 }
 
-/// `pal` on the bench's data.
+/// `pal` on the bench's data directory.
 pub fn pal(context: &BenchContext, words: &[&str]) -> CommandLine {
     let mut line = CommandLine::new([context.pal.to_string_lossy()]).and(words.iter().copied());
     line.env.push(("PAL_DATA".into(), context.data.clone()));
     line
 }
 
-/// What podman is told beyond its verb. Limits are said because it would raise its own, which takes a capability.
+/// Options of podman before its verb. They set limits, because podman would raise its own, which needs a
+/// capability.
 pub fn podman(root: &str) -> Vec<String> {
     let words =
         "--network none --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 --volume /usr:/usr:ro --rootfs";

@@ -1,5 +1,5 @@
-//! A plain QEMU that boots the kernel and first file system of Palisade's machines to their first process, and no
-//! further: what machines are compared with.
+//! A plain QEMU that boots Palisade's guest kernel and initramfs up to the first process: the baseline for
+//! microVMs.
 
 use std::{
     fs,
@@ -14,22 +14,23 @@ use fleet::BootFiles;
 use crate::{context::BenchContext, run::find};
 
 const QEMU: &str = "qemu-system-x86_64";
-/// What the first process says.
+/// The output of the first process.
 const WORD: &[u8] = b"init\n";
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The least a kernel must be told under emulation: where its console is, and how fast its clock, or it may hang.
+/// The minimal kernel command line under emulation: its console, and its clock rate, without which it may
+/// hang.
 const LEAST: &[&str] = &["console=", "quiet", "panic=", "tsc_early_khz="];
 
-/// How much the kernel is told.
+/// The kernel command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KernelArguments {
-    /// What it needs.
+    /// The minimal one.
     Least,
-    /// What Palisade tells it to be faster.
+    /// The one of Palisade, which makes the kernel faster.
     Same,
 }
 
-/// What is booted.
+/// The files to boot.
 pub struct PlainQemu {
     boots: BootFiles,
     initrd: PathBuf,
@@ -37,18 +38,18 @@ pub struct PlainQemu {
 }
 
 impl PlainQemu {
-    /// Prepares a first file system that holds one file more than Palisade's: the first process.
+    /// Prepares an initramfs with one more file than Palisade's: the first process.
     pub fn prepare(context: &BenchContext, boots: BootFiles) -> io::Result<Self> {
         find(QEMU).ok_or_else(|| io::Error::other(format!("{QEMU} is not installed")))?;
         let initrd = context.scratch.join("plain.cpio");
         let mut bytes = fs::read(&boots.initrd)?;
-        // The kernel unpacks one archive after another.
+        // The kernel unpacks concatenated archives.
         bytes.extend(archive("plain", &program()));
         fs::write(&initrd, bytes)?;
         Ok(Self { boots, initrd, init: "/plain".into() })
     }
 
-    /// From the start of QEMU to the first word of the first process.
+    /// The time from the start of QEMU to the output of the first process.
     pub fn boot(&self, told: KernelArguments) -> io::Result<Duration> {
         let words = self.boots.cmdline.split(' ').filter(|word| {
             told == KernelArguments::Same || LEAST.iter().any(|least| word.starts_with(least))
@@ -81,7 +82,7 @@ impl PlainQemu {
     }
 }
 
-/// Waits for the word; a machine that does not say it is ended.
+/// Waits for the output; ends a QEMU that does not print it.
 fn read_until_ready(child: &mut Child) -> io::Result<()> {
     let mut stdout = child.stdout.take().ok_or_else(|| io::Error::other("no console"))?;
     let (said, heard) = std::sync::mpsc::channel();
@@ -107,7 +108,7 @@ impl Drop for ChildGuard {
     }
 }
 
-/// The smallest program that says the word and then waits for ever.
+/// The smallest program that prints the word and then waits forever.
 fn program() -> Vec<u8> {
     let code: &[u8] = &[
         0xb8, 1, 0, 0, 0, // mov eax, write
@@ -128,7 +129,7 @@ fn program() -> Vec<u8> {
     elf.extend([AT + HEADERS, 64, 0].map(u64::to_le_bytes).concat());
     elf.extend(0u32.to_le_bytes());
     elf.extend([64u16, 56, 1, 0, 0, 0].map(u16::to_le_bytes).concat());
-    // One segment that is read and run.
+    // One segment, readable and executable.
     elf.extend([1u32, 5].map(u32::to_le_bytes).concat());
     elf.extend([0, AT, AT, len, len, 0x1000].map(u64::to_le_bytes).concat());
     elf.extend_from_slice(code);
@@ -136,7 +137,7 @@ fn program() -> Vec<u8> {
     elf
 }
 
-/// An archive of one program, as the kernel unpacks it.
+/// A cpio archive of one program.
 fn archive(name: &str, contents: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut entry = |name: &str, mode: u32, contents: &[u8]| {

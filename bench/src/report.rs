@@ -1,4 +1,4 @@
-//! Tables, bars, and how they are written down.
+//! Tables and bars, and their output.
 
 use std::{fmt::Write, io};
 
@@ -6,15 +6,15 @@ use serde_json::{Value, json};
 
 use crate::stats::Samples;
 
-/// Everything one run found.
+/// The results of one run.
 pub struct BenchReport {
-    /// The machine, as pairs of what and how.
+    /// The host, as pairs of name and value.
     pub machine: Vec<(&'static str, String)>,
     /// One part for each section.
     pub parts: Vec<ReportSection>,
 }
 
-/// What one section found.
+/// The results of one section.
 #[derive(Default)]
 pub struct ReportSection {
     /// Tables.
@@ -27,22 +27,22 @@ pub struct ReportSection {
 pub struct ReportTable {
     /// Its title.
     pub title: String,
-    /// What is in it.
+    /// The unit of its numbers.
     pub unit: Unit,
-    /// Who the ratios are to; a row's name.
+    /// The rows that ratios refer to, by name.
     pub against: Vec<&'static str>,
     /// Rows.
     pub rows: Vec<Row>,
-    /// Who is not in it, and why.
+    /// Missing peers, and why.
     pub absent: Vec<(String, String)>,
 }
 
-/// What a table's numbers are.
+/// The unit of a table's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Nanoseconds, printed as milliseconds.
     Time,
-    /// Acts in a second.
+    /// Actions per second.
     Rate,
     /// Bytes, printed as MiB.
     Bytes,
@@ -51,32 +51,32 @@ pub enum Unit {
 /// One row.
 #[derive(Debug, Clone)]
 pub struct Row {
-    /// Who.
+    /// The name.
     pub name: String,
-    /// What was measured.
+    /// The measurements.
     pub samples: Samples,
-    /// What else there is to say.
+    /// A note.
     pub note: String,
 }
 
-/// One promise of the plan.
+/// One bar.
 pub struct Bar {
-    /// What is promised.
+    /// The promise.
     pub promise: String,
-    /// What was found; none when it could not be measured.
+    /// The measured value; none if it could not be measured.
     pub found: Option<f64>,
-    /// What is allowed.
+    /// The allowed range.
     pub bound: Bound,
-    /// Appended to numbers.
+    /// The unit, appended to numbers.
     pub unit: &'static str,
 }
 
-/// What a bar allows.
+/// The allowed range of a bar.
 #[derive(Debug, Clone, Copy)]
 pub enum Bound {
-    /// No more than this.
+    /// At most this.
     AtMost(f64),
-    /// No less than this.
+    /// At least this.
     AtLeast(f64),
 }
 
@@ -112,7 +112,7 @@ impl ReportTable {
         self.rows.iter().find(|row| row.name == name)?.samples.median()
     }
 
-    /// How many times the median of another row the median of a row is.
+    /// The ratio of the medians of two rows.
     pub fn ratio(&self, name: &str, to: &str) -> Option<f64> {
         Some(self.median(name)? / self.median(to)?)
     }
@@ -184,37 +184,37 @@ impl ReportTable {
 }
 
 impl ReportSection {
-    /// Its tables.
+    /// Its tables as Markdown.
     pub fn markdown(&self) -> String {
         self.tables.iter().map(ReportTable::markdown).collect()
     }
 }
 
 impl BenchReport {
-    /// About a machine, without findings yet.
+    /// An empty report about a host.
     pub fn new(machine: Vec<(&'static str, String)>) -> Self {
         Self { machine, parts: Vec::new() }
     }
 
-    /// The machine.
+    /// The description of the host.
     pub fn head(&self) -> String {
         let lines: String = self.machine.iter().map(|(what, how)| format!("- {what}: {how}\n")).collect();
         format!("# pal and its peers\n\n{lines}")
     }
 
-    /// All bars.
+    /// All bars as Markdown.
     pub fn bars_markdown(&self) -> String {
         let lines: String = self.bars().map(Bar::line).collect();
         format!("\n### The bars\n\n| | promise | found | bar |\n| --- | --- | ---: | ---: |\n{lines}")
     }
 
-    /// Everything.
+    /// The whole report as Markdown.
     pub fn markdown(&self) -> String {
         let parts: String = self.parts.iter().map(ReportSection::markdown).collect();
         format!("{}{}{parts}", self.head(), self.bars_markdown())
     }
 
-    /// Every number.
+    /// Every number as JSON.
     pub fn json(&self) -> io::Result<String> {
         let machine: serde_json::Map<String, Value> =
             self.machine.iter().map(|(what, how)| ((*what).to_owned(), json!(how))).collect();

@@ -1,4 +1,4 @@
-//! Sandboxes of peers that stay: for commands in something that already runs, and for memory.
+//! Sandboxes of peers that keep running: for commands in a running sandbox, and for memory.
 
 use std::{io, process::Child, thread, time::Duration};
 
@@ -15,16 +15,16 @@ const SLEEP: [&str; 2] = ["sleep", "100000"];
 pub struct Resident {
     /// Its name in tables.
     pub name: &'static str,
-    /// How `true` is run in it; none where there is no way in.
+    /// How `true` is run in it; none if the peer has no such command.
     pub exec: Option<CommandLine>,
-    /// Its processes' heads: what is below them counts too.
+    /// Its top processes; their descendants count, too.
     pub heads: Vec<i32>,
     end: Option<CommandLine>,
     child: Option<Child>,
 }
 
 impl Resident {
-    /// What all its processes take.
+    /// PSS of all its processes.
     pub fn pss(&self) -> io::Result<u64> {
         self.heads.iter().map(|head| memory::pss_of_family(*head)).sum()
     }
@@ -44,7 +44,7 @@ impl Drop for Resident {
 
 type StartFn = fn(&BenchContext) -> io::Result<Resident>;
 
-/// Everybody who can keep a sandbox here.
+/// All peers that can keep a sandbox on this host.
 pub fn start_all(context: &BenchContext) -> io::Result<(Vec<Resident>, Vec<AbsentPeer>)> {
     let starts: [(&str, StartFn); 5] = [
         ("bwrap", bwrap),
@@ -84,7 +84,7 @@ fn firejail(_: &BenchContext) -> io::Result<Resident> {
     stay("firejail", child, Some(exec))
 }
 
-/// Waits until the sandbox's own process is there, and the way in works.
+/// Waits until the process of the sandbox exists, and a command in it works.
 fn stay(name: &'static str, child: Child, exec: Option<CommandLine>) -> io::Result<Resident> {
     let head = child.id() as i32;
     let resident = Resident { name, exec, heads: vec![head], end: None, child: Some(child) };

@@ -1,4 +1,4 @@
-//! Starting a program and waiting for it, as cheaply as it can be done: `posix_spawn` and `wait4`.
+//! Starts a program and waits for it, as cheaply as possible: `posix_spawn` and `wait4`.
 
 use std::{
     io::{self, Read},
@@ -10,49 +10,49 @@ use std::{
 
 use crate::namespace;
 
-/// What a program is looked up in.
+/// The directories that are searched for a program.
 const PATH: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Where a program runs.
+/// The mount namespace of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunPlace {
-    /// Here.
+    /// The caller's.
     Here,
-    /// Where `/sys/fs/cgroup/unified` is not mounted, which crun refuses to live with.
+    /// One without `/sys/fs/cgroup/unified`, which crun refuses.
     WithoutUnified,
 }
 
-/// A command line; `{id}` in it is a new name each time.
+/// A command line; `{id}` in it becomes a new name each time.
 #[derive(Debug, Clone)]
 pub struct CommandLine {
     /// Program and arguments.
     pub argv: Vec<String>,
-    /// Where.
+    /// Its mount namespace.
     pub place: RunPlace,
-    /// Environment beyond this process's.
+    /// Variables besides those of this process.
     pub env: Vec<(String, PathBuf)>,
 }
 
 impl CommandLine {
-    /// A line of words.
+    /// A command line of these words.
     pub fn new<S: Into<String>>(argv: impl IntoIterator<Item = S>) -> Self {
         Self { argv: argv.into_iter().map(Into::into).collect(), place: RunPlace::Here, env: Vec::new() }
     }
 
-    /// Further words.
+    /// Appends words.
     pub fn and<S: Into<String>>(mut self, more: impl IntoIterator<Item = S>) -> Self {
         self.argv.extend(more.into_iter().map(Into::into));
         self
     }
 
-    /// The same elsewhere.
+    /// Sets the mount namespace.
     pub fn at(mut self, place: RunPlace) -> Self {
         self.place = place;
         self
     }
 
-    /// Runs it without a word and says how long it took.
+    /// Runs it without output and returns the time.
     pub fn time(&self) -> io::Result<Duration> {
         match self.place {
             RunPlace::Here => self.time_here(),
@@ -60,7 +60,7 @@ impl CommandLine {
         }
     }
 
-    /// The same in the place where the caller is.
+    /// Runs it in the caller's mount namespace and returns the time.
     pub fn time_here(&self) -> io::Result<Duration> {
         let mut command = self.command()?;
         let began = Instant::now();
@@ -72,7 +72,7 @@ impl CommandLine {
         }
     }
 
-    /// Runs it and gives what it printed.
+    /// Runs it and returns its output.
     pub fn output(&self) -> io::Result<String> {
         match self.place {
             RunPlace::Here => self.output_here(),
@@ -91,7 +91,7 @@ impl CommandLine {
         }
     }
 
-    /// Starts it and leaves it to the caller.
+    /// Starts it; the caller must end it.
     pub fn start(&self) -> io::Result<Child> {
         match self.place {
             RunPlace::Here => self.command()?.spawn(),
@@ -122,7 +122,7 @@ fn new_name() -> String {
     format!("palbench{}x{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Where a program is, if it is installed.
+/// The path of a program, if it is installed.
 pub fn find(program: &str) -> Option<PathBuf> {
     if program.contains('/') {
         return Some(PathBuf::from(program)).filter(|path| path.exists());
@@ -130,7 +130,7 @@ pub fn find(program: &str) -> Option<PathBuf> {
     PATH.iter().map(|dir| Path::new(dir).join(program)).find(|path| path.is_file())
 }
 
-/// Waits, but not for ever; a program that stays is ended by its own id.
+/// Waits with a time limit; kills a program that exceeds it, by its pid.
 fn gather(mut child: Child) -> io::Result<(bool, String, String)> {
     let (out, errors) = (reader(child.stdout.take()), reader(child.stderr.take()));
     let deadline = Instant::now() + PATIENCE;

@@ -1,28 +1,28 @@
-//! Medians and the like.
+//! Medians and other statistics.
 
 use std::time::Duration;
 
-/// Samples of one thing, in nanoseconds.
+/// Samples of one measurement, in nanoseconds.
 #[derive(Debug, Clone, Default)]
 pub struct Samples(Vec<f64>);
 
 impl Samples {
-    /// One more.
+    /// Adds a sample.
     pub fn push(&mut self, sample: f64) {
         self.0.push(sample);
     }
 
-    /// One more time.
+    /// Adds a time.
     pub fn push_time(&mut self, time: Duration) {
         self.push(time.as_nanos() as f64);
     }
 
-    /// How many.
+    /// The number of samples.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// The value below which that part of all samples lies; none without samples.
+    /// The value below which a part of all samples lies; none without samples.
     pub fn quantile(&self, part: f64) -> Option<f64> {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -30,17 +30,17 @@ impl Samples {
         sorted.get((last as f64 * part).round() as usize).copied()
     }
 
-    /// The middle.
+    /// The median.
     pub fn median(&self) -> Option<f64> {
         self.quantile(0.5)
     }
 
-    /// What nineteen of twenty stay below.
+    /// The 95th percentile.
     pub fn p95(&self) -> Option<f64> {
         self.quantile(0.95)
     }
 
-    /// The best.
+    /// The smallest sample.
     pub fn least(&self) -> Option<f64> {
         self.quantile(0.0)
     }

@@ -1,4 +1,4 @@
-//! The same bench as an ordinary user.
+//! Runs the bench as an ordinary user.
 
 use std::{
     fs, io,
@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-/// Runs this bench again as another user, from copies that this user can reach; true when that one is content.
+/// Runs this bench again as another user, from copies that this user can read; true if it succeeds.
 pub fn again_as(user: u32) -> io::Result<bool> {
     let me = std::env::current_exe()?;
     let home = PathBuf::from(format!("/var/tmp/palisade-bench-of-{user}-{}", std::process::id()));
@@ -35,7 +35,7 @@ fn copy_and_run(me: &Path, home: &Path, user: u32) -> io::Result<bool> {
     Ok(status.success())
 }
 
-/// The same words without `--as-user`; what is to be written is written where that user may, and copied later.
+/// The arguments without `--as-user`; output files go to a directory of that user, and are copied later.
 fn translate(words: impl Iterator<Item = String>, own: &Path) -> (Vec<String>, Vec<(PathBuf, PathBuf)>) {
     let mut words = words;
     let (mut same, mut written) = (Vec::new(), Vec::new());

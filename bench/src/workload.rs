@@ -1,6 +1,6 @@
-//! The work that is measured inside and outside: this program itself, called with `--work`.
+//! The workload that is measured inside and outside: this program itself, called with `--work`.
 //!
-//! It prints nanoseconds, a count and a sum: who compares two runs sees that they did the same.
+//! It prints nanoseconds, a count and a sum, so that a comparison can check that both runs did the same work.
 
 use std::{
     fs, hint, io,
@@ -11,19 +11,19 @@ use std::{
 
 const CPU_STEPS: u64 = 150_000_000;
 
-/// What one run of work said.
+/// The output of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkloadOutput {
     /// How long it took.
     pub nanoseconds: u64,
-    /// How much was done.
+    /// How much work was done.
     pub count: u64,
-    /// What came out.
+    /// A checksum of the results.
     pub sum: u64,
 }
 
 impl WorkloadOutput {
-    /// Reads what a run printed.
+    /// Parses the output of a run.
     pub fn parse(text: &str) -> io::Result<Self> {
         let mut words = text.split_ascii_whitespace().map(|word| word.parse::<u64>());
         match (words.next(), words.next(), words.next()) {
@@ -33,7 +33,7 @@ impl WorkloadOutput {
     }
 }
 
-/// Does the work that the words name.
+/// Runs the workload that the words name.
 pub fn main(words: &[String]) -> io::Result<()> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let began = Instant::now();
@@ -47,7 +47,7 @@ pub fn main(words: &[String]) -> io::Result<()> {
     Ok(())
 }
 
-/// Integer work that no compiler can do ahead.
+/// Integer work that no compiler can compute in advance.
 fn spin(steps: u64) -> u64 {
     let mut state = hint::black_box(0x9e37_79b9_7f4a_7c15_u64);
     for _ in 0..steps {
@@ -58,8 +58,8 @@ fn spin(steps: u64) -> u64 {
     state
 }
 
-/// Walks directories in the order of their names, looks at each entry and reads files, up to a limit; links are not
-/// followed.
+/// Walks directories in the order of their names, stats each entry and reads files, up to a limit; does not
+/// follow symbolic links.
 fn read_files(limit: u64, dirs: &[&str]) -> io::Result<(u64, u64)> {
     let mut waiting: Vec<PathBuf> = dirs.iter().rev().map(PathBuf::from).collect();
     let (mut count, mut sum) = (0, 0);
@@ -69,7 +69,7 @@ fn read_files(limit: u64, dirs: &[&str]) -> io::Result<(u64, u64)> {
         entries.sort_by_key(fs::DirEntry::file_name);
         for entry in entries {
             let found = entry.metadata()?;
-            // What not everybody may read would be other work for root outside than for a Body's user.
+            // Files that not every user may read would be other work for root outside than for a Body's user.
             if found.is_dir() && found.mode() & 0o005 == 0o005 {
                 waiting.push(entry.path());
             } else if found.is_file() && found.mode() & 0o004 != 0 && count < limit {
@@ -91,7 +91,7 @@ fn read_some(path: &Path, buffer: &mut [u8]) -> io::Result<u64> {
     Ok(length as u64 + u64::from(byte))
 }
 
-/// Small files of different lengths, a hundred in a directory.
+/// Small files of different lengths, a hundred in each directory.
 fn make_files(count: u64, dir: &Path) -> io::Result<(u64, u64)> {
     let mut sum = 0;
     for number in 0..count {

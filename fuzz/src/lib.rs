@@ -1,6 +1,6 @@
-//! What the targets share.
+//! Helpers that the targets share.
 
-/// Cuts the input into pieces whose lengths its first bytes say: a stream as a network might deliver it.
+/// Cuts the input into pieces whose lengths are in its first bytes, as a network might deliver a stream.
 pub fn cut(input: &[u8]) -> (&[u8], Vec<&[u8]>) {
     let (count, input) =
         input.split_first().map_or((0, input), |(count, rest)| (usize::from(count % 16), rest));
@@ -16,7 +16,7 @@ pub fn cut(input: &[u8]) -> (&[u8], Vec<&[u8]>) {
     (stream, pieces)
 }
 
-/// Runs a block with `M` standing for the message that the number chooses: those that a peer may send.
+/// Runs a block with `M` as the message type that a number chooses, among those that a peer may send.
 #[macro_export]
 macro_rules! with_message {
     ($number:expr, $M:ident => $run:expr) => {{

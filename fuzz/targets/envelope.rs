@@ -1,4 +1,5 @@
-//! Envelopes from a hostile peer: however the stream is cut, the same messages and the same error come out.
+//! Envelopes from a hostile peer: however the stream is cut, the parser returns the same messages and the
+//! same error.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! An event from anywhere: its hash is the same after it has been written and read again.
+//! An event from any source: its hash is the same after it was written and read again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -10,6 +10,6 @@ fuzz_target!(|input: &[u8]| {
     let again: Event = serde_json::from_str(&text).expect("it was written");
     assert_eq!(again, event);
     assert_eq!(again.digest(), event.digest());
-    // Whatever its data is, it is known or it is not.
+    // Both copies decode in the same way, known or unknown.
     assert_eq!(again.decode(), event.decode());
 });

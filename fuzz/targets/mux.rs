@@ -1,5 +1,5 @@
-//! The line of a hostile microVM: however it is cut, the same frames and the same verdicts come out, and no stream ever
-//! holds more than its window.
+//! The channel of a hostile microVM: however it is cut, the parser returns the same frames and verdicts, and
+//! no stream ever holds more than its window.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

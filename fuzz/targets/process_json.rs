@@ -1,4 +1,4 @@
-//! Messages as proto3 JSON: what can be read can be written and is the same when it is read again.
+//! Messages as proto3 JSON: a parsed message can be written, and is the same after it is read again.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! Messages as protobuf: what can be read can be written and is the same when it is read again, also by way of JSON.
+//! Messages as protobuf: a parsed message can be written, and is the same after it is read again, also
+//! through JSON.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -10,7 +11,7 @@ fuzz_target!(|input: &[u8]| {
         let Ok(message) = M::decode(bytes) else { return };
         let bytes = message.encode_to_vec();
         assert_eq!(M::decode(bytes.as_slice()).expect("it was written"), message);
-        // JSON has no word for the unknown value of an enum, so not everything can be written.
+        // JSON cannot express an unknown value of an enum, so some messages cannot be written.
         if let Ok(text) = serde_json::to_string(&message) {
             assert_eq!(serde_json::from_str::<M>(&text).expect("it was written"), message, "{text}");
         }

@@ -1,20 +1,19 @@
 //! Writes a first few inputs for each target below `$SEEDS`; run with `-runs=0`.
 //!
-//! A fuzz target in form only: whatever is built with coverage counters links only with libFuzzer.
+//! It is a fuzz target only in form: a program with coverage counters links only with libFuzzer.
 #![no_main]
 
 use std::{env, fs, path::Path};
 
 use prost::Message;
 use proto::{
-    Draft, Event,
+    ChainHead, ChainId, Draft, Event,
     envelope::{END, seal},
-    event::GENESIS,
     event_data::ConfigChanged,
     tree::{TreeItem, MAGIC, write},
     wire::process::{SendSignalRequest, StartRequest},
 };
-use store::{Durability, Store};
+use store::{Durability, EventLog, Store};
 
 const START: &str = r#"{"process":{"cmd":"/bin/sh","args":["-c","true"],"envs":{"A":"b"},"cwd":"/"},"pty":{"size":{"cols":80,"rows":24}},"tag":"t","stdin":true}"#;
 const SIGNAL: &str = r#"{"process":{"pid":7},"signal":"SIGNAL_SIGKILL"}"#;
@@ -46,7 +45,7 @@ fn write_all() {
     let signal: SendSignalRequest = serde_json::from_str(SIGNAL).expect("a message");
     put("process_proto", "start", &[0], &start.encode_to_vec());
     put("process_proto", "signal", &[6], &signal.encode_to_vec());
-    let event = Event::chain(draft(), 1, store::clock::now(), GENESIS);
+    let event = Event::place(draft(), chain(), &ChainHead::genesis(), store::clock::now());
     put("event", "one", &[], &serde_json::to_vec(&event).expect("an event"));
     put("log", "none", &[], &log(0));
     put("log", "few", &[], &log(3));
@@ -74,14 +73,19 @@ fn draft() -> Draft {
     Draft::about(&id, ConfigChanged { settings: [("odd".to_owned(), value)].into() })
 }
 
-/// The bytes of a database, all of it in the one file.
+fn chain() -> ChainId {
+    "body/a".parse().expect("a chain")
+}
+
+/// The bytes of a database in one file.
 fn log(events: usize) -> Vec<u8> {
     let dir = env::temp_dir().join(format!("palisade-fuzz-seed-{}", std::process::id()));
     fs::create_dir_all(&dir).expect("a directory can be made");
     let store = Store::open(&dir, Durability::Process).expect("a store");
-    store.append_all((0..events).map(|_| draft()).collect()).expect("events");
+    store.append_at_end(&chain(), (0..events).map(|_| draft()).collect()).expect("events");
+    store.seal(std::time::Duration::ZERO).expect("a seal");
     drop(store);
-    // A plain connection writes the WAL back as it closes; ours leaves a short one.
+    // A plain connection writes the WAL back as it closes; the store's leaves a short one.
     let plain = rusqlite::Connection::open(dir.join(store::FILE)).expect("a database");
     plain.query_row("SELECT count(*) FROM events", [], |_| Ok(())).expect("a table");
     drop(plain);

@@ -1,4 +1,5 @@
-//! A tree of files from a hostile sender: however it is cut, the same items come out, and no path leaves the tree.
+//! A tree of files from a hostile sender: however it is cut, the reader returns the same items, and no path
+//! leaves the tree.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! A fleet of one test.
+//! The fleet of one test.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use fleet::{
 };
 use proto::{
     BodyId, Event, Failure, Layer,
-    event_data::{BodyCreated, ExecEnded, ExecExit, ExecOutcome},
+    event_data::{BodyCreated, ExecEnded, ExecExit, ExecOutcome, LogSealed},
     spec::{Access, Mount},
 };
 
@@ -22,7 +22,7 @@ use crate::{
     probe::{self, ProbeVerdict},
 };
 
-/// Where [`Bodies::probed`] shows the probe.
+/// The path of the probe in a Body of [`Bodies::with_probe`].
 pub const PROBE_INSIDE: &str = "/mnt/probe/probe";
 
 const MACHINE_LIFE_MAX: std::time::Duration = std::time::Duration::from_secs(400);
@@ -38,16 +38,16 @@ struct BodiesShared {
     path: PathBuf,
 }
 
-/// What a command did.
+/// The output of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandOutput {
-    /// What it wrote.
+    /// Its standard output.
     pub stdout: Vec<u8>,
-    /// What it complained.
+    /// Its standard error.
     pub stderr: Vec<u8>,
     /// Its exit code.
     pub code: i32,
-    /// All that is known of its end.
+    /// How it ended.
     pub ended: ExecEnd,
 }
 
@@ -57,12 +57,12 @@ impl CommandOutput {
         String::from_utf8_lossy(&self.stdout).trim_end().to_owned()
     }
 
-    /// Its complaints as text.
+    /// Its standard error as text.
     pub fn complaint(&self) -> String {
         String::from_utf8_lossy(&self.stderr).trim_end().to_owned()
     }
 
-    /// Its output, if it ended well.
+    /// Its output; panics if it failed.
     #[track_caller]
     pub fn ok(&self) -> String {
         assert_eq!(self.code, 0, "{}\n{}", self.text(), self.complaint());
@@ -86,12 +86,12 @@ impl Bodies {
         self.0.fleet.as_ref().expect("the fleet lives as long as the test")
     }
 
-    /// Another fleet on the same data, as another `pal` would open it.
+    /// Another fleet on the same data directory, as another `pal` would open it.
     pub fn second(&self) -> Fleet {
         open(&self.data()).expect("the data directory can be opened twice")
     }
 
-    /// The test's own directory, beside the data.
+    /// The test's own directory, which contains the data directory.
     pub fn dir(&self) -> &Path {
         &self.0.path
     }
@@ -106,22 +106,22 @@ impl Bodies {
         self.data().join("bodies").join(id.as_str())
     }
 
-    /// What asks for a kept Body on this test's layer.
+    /// A request for a kept Body on this test's layer.
     pub fn kept(&self) -> Create {
         let mut request = Create { layer: Some(self.0.layer), ..Create::kept() };
         if self.0.layer == Layer::Microvm {
-            // A test that is ended by force leaves its machines behind, and those keep a processor busy.
+            // A test that is killed leaves its microVMs behind, and those keep a CPU busy.
             request.limits.wall = Some(MACHINE_LIFE_MAX);
         }
         request
     }
 
-    /// What asks for one that ends with its maker.
+    /// A request for a Body that ends with the process that created it.
     pub fn passing(&self) -> Create {
         Create { layer: Some(self.0.layer), ..Create::run() }
     }
 
-    /// The same with the probe in it, at [`PROBE_INSIDE`].
+    /// A request for a Body with the probe at [`PROBE_INSIDE`].
     pub fn with_probe(&self, mut request: Create) -> Create {
         let source = self.dir().join("probe");
         if !source.exists() {
@@ -132,17 +132,18 @@ impl Bodies {
         request
     }
 
-    /// Makes a kept Body.
+    /// Creates a kept Body.
     pub async fn create(&self) -> BodyId {
         self.make(self.kept()).await.spec.id
     }
 
-    /// Makes what is asked for.
+    /// Creates the requested Body.
     pub async fn make(&self, request: Create) -> BodyView {
         self.try_make(request).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)))
     }
 
-    /// The same, where it may fail. The probe is copied into a machine, which shows nothing of the host.
+    /// Creates the requested Body, or returns the failure. The probe is copied into a microVM, which has no
+    /// mounts.
     pub async fn try_make(&self, mut request: Create) -> Result<BodyView, Failure> {
         let is_probe =
             |mount: &Mount| self.0.layer == Layer::Microvm && mount.target == Path::new("/mnt/probe");
@@ -165,24 +166,24 @@ impl Bodies {
         Ok(view)
     }
 
-    /// Has another data directory find what this layer needs beyond a program.
+    /// Gives another data directory what this layer needs besides programs.
     pub fn prepare(&self, data: &Path) {
         if self.0.layer == Layer::Microvm {
             crate::microvm_setup::share(data);
         }
     }
 
-    /// A time in which something happens: an emulated machine takes longer.
+    /// A time limit for this layer: an emulated microVM is slower.
     pub fn with_time(&self, time: std::time::Duration) -> std::time::Duration {
         if self.0.layer == Layer::Microvm { time * 15 } else { time }
     }
 
-    /// The layer that is tested.
+    /// The tested layer.
     pub fn layer(&self) -> Layer {
         self.0.layer
     }
 
-    /// A Body as it is now.
+    /// The current state of a Body.
     pub fn view(&self, id: &BodyId) -> BodyView {
         self.fleet().find(id.as_str()).unwrap_or_else(|failure| panic!("{}", explain(&failure)))
     }
@@ -206,12 +207,12 @@ impl Bodies {
         self.try_exec(id, request).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)))
     }
 
-    /// The same, where it may fail.
+    /// Runs a request to its end, or returns the failure.
     pub async fn try_exec(&self, id: &BodyId, request: ExecRequest) -> Result<CommandOutput, Failure> {
         ran(self.fleet(), id, request, &[]).await
     }
 
-    /// Runs a command that reads `input`, all of which is sent while its output is read.
+    /// Runs a command that reads `input`, which is sent while its output is read.
     pub async fn feed<S: Into<String>>(
         &self,
         id: &BodyId,
@@ -222,7 +223,8 @@ impl Bodies {
         ran(self.fleet(), id, request, input).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)))
     }
 
-    /// Shows that a probe reaches its door on the host, and then that it does not in a Body made [`Bodies::with_probe`].
+    /// Shows that a probe succeeds on the host, and then that it is denied in a Body of
+    /// [`Bodies::with_probe`].
     pub async fn denied(&self, id: &BodyId, name: &str, words: &[String]) {
         let arguments = || ["run", name].into_iter().map(str::to_owned).chain(words.iter().cloned());
         let output = Command::new(probe::path())
@@ -242,18 +244,20 @@ impl Bodies {
         assert_eq!(inside.verdict, ProbeVerdict::Denied, "{name}: {}", inside.detail);
     }
 
-    /// Every event, oldest first.
+    /// Every event, oldest first, without the seals: those come by the clock.
     pub fn events(&self) -> Vec<Event> {
-        self.fleet().events(0, None, usize::MAX).expect("the log can be read")
+        let mut events = self.fleet().log().events(0, None, usize::MAX).expect("the log can be read");
+        events.retain(|event| !event.is::<LogSealed>());
+        events
     }
 
     /// The kinds of a Body's events, oldest first.
     pub fn kinds(&self, id: &BodyId) -> Vec<String> {
-        let events = self.fleet().events(0, Some(id), usize::MAX).expect("the log can be read");
+        let events = self.fleet().log().events(0, Some(id), usize::MAX).expect("the log can be read");
         events.into_iter().map(|event| event.kind).collect()
     }
 
-    /// How the last command that the log tells of ended.
+    /// How the last recorded command ended.
     pub fn last_exit(&self) -> ExecExit {
         let ended = self.events().iter().rev().find_map(Event::data_as::<ExecEnded>);
         match ended.map(|ended| ended.outcome) {
@@ -262,7 +266,7 @@ impl Bodies {
         }
     }
 
-    /// Removes every Body and snapshot, and looks for what is left of them.
+    /// Removes every Body and snapshot, and checks what is left of them.
     pub(crate) async fn clear(&self) {
         let made = self.events().into_iter().filter(Event::is::<BodyCreated>);
         let made: Vec<String> = made.filter_map(|event| Some(event.body?.to_string())).collect();
@@ -288,7 +292,7 @@ impl Bodies {
                 .collect();
             [places, claims, leaks::mounts(self.dir()), leaks::cgroups(&made)].concat()
         };
-        // A keeper that was told to end may still be at it.
+        // A supervisor may still be ending.
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
         while !left().is_empty() && std::time::Instant::now() < deadline {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
@@ -296,7 +300,7 @@ impl Bodies {
         assert_eq!(left(), Vec::<String>::new(), "claims, mounts, cgroups or files are left");
     }
 
-    /// Newest first: those stand on the others.
+    /// Newest first, because those depend on the others.
     fn clear_snapshots(&self) {
         for snapshot in self.fleet().snapshots().expect("snapshots can be listed").iter().rev() {
             let removed = self.fleet().remove_snapshot(snapshot.id.as_str());
@@ -322,12 +326,12 @@ impl Bodies {
         }
     }
 
-    /// After a failure: ends what is left, and keeps quiet about it.
+    /// After a failure: ends what is left, without a report.
     pub(crate) fn give_up(&self) {
         leaks::end(&leaks::descendants());
         if let Some(dir) = self.0.dir.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take() {
             let _ = fs::remove_dir_all(&*dir);
-            // Its files may belong to ids that this user cannot remove; the failure is told already.
+            // Its files may belong to ids that this user cannot remove; the failure was reported already.
             std::mem::forget(dir);
         }
     }
@@ -344,7 +348,7 @@ pub fn open(data: &Path) -> Result<Fleet, Failure> {
     Fleet::open(FleetConfig { data: data.to_owned(), durability: Durability::Process })
 }
 
-/// Runs a request in some fleet to its end.
+/// Runs a request in a fleet to its end.
 pub async fn ran(
     fleet: &Fleet,
     id: &BodyId,
@@ -357,7 +361,7 @@ pub async fn ran(
     let sent = async {
         if feed {
             for piece in input {
-                // Who ends before it has read everything has its reasons.
+                // A command may end before it has read its whole input.
                 if control.send(piece.clone()).await.is_err() {
                     return;
                 }
@@ -381,7 +385,7 @@ pub async fn ran(
     Ok(CommandOutput { stdout, stderr, code: ended.code, ended })
 }
 
-/// A failure with everything it knows.
+/// A failure with its causes and hints.
 pub fn explain(failure: &Failure) -> String {
     format!("{failure} (causes: {:?}; hints: {:?})", failure.causes(), failure.hints)
 }

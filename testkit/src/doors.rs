@@ -1,7 +1,7 @@
-//! Doors of the host, prepared so that each can be shown to be open before it is shown to be closed.
+//! Doors of the host, prepared so that each can be shown open before it is shown closed.
 //!
-//! Everything here is the test's own: fake secrets, listeners, a process to attack. Nothing of the host is touched
-//! that was there before, and all of it goes with [`Doors`].
+//! Everything here belongs to the test: fake secrets, listeners, a process to attack. It touches nothing of
+//! the host that was there before, and all of it goes with [`Doors`].
 
 use std::{
     collections::BTreeMap,
@@ -31,12 +31,12 @@ use crate::{
     probe::{self, ProbeAnswer},
 };
 
-/// The name of the process that is attacked in the control.
+/// The name of the process that the control attacks.
 const CANARY: &str = "pal-canary";
-/// A group that nobody has.
+/// A group that no account has.
 pub const GROUP: u32 = 424_242;
 
-/// What the probe is told on the host, and what in a Body.
+/// The arguments of the probe on the host and in a Body.
 pub struct Doors {
     dir: TemporaryDir,
     shared: BTreeMap<String, String>,
@@ -60,7 +60,7 @@ enum IpcObject {
 }
 
 impl Doors {
-    /// Prepares them. `data` is where the Bodies are.
+    /// Prepares the doors. `data` is the data directory of the Bodies.
     pub fn open(data: &Path) -> Self {
         let dir = TemporaryDir::new("doors");
         let mut doors = BTreeMap::new();
@@ -86,7 +86,8 @@ impl Doors {
         }
     }
 
-    /// What the probe is told in a Body: the doors, the host's process by its number there, and the Body's first one.
+    /// The arguments of the probe in a Body: the doors, the host's process by its pid there, and the Body's
+    /// first process.
     pub fn inside(&self) -> Vec<String> {
         let mut words: Vec<String> =
             self.shared.iter().map(|(key, value)| format!("{key}={value}")).collect();
@@ -95,7 +96,8 @@ impl Doors {
         words
     }
 
-    /// Everything the probe is told in a Body with these limits: memory and disk in bytes, processes, open files.
+    /// All arguments of the probe in a Body with these limits: memory and disk in bytes, processes, open
+    /// files.
     pub fn words(&self, probe: &str, memory: u64, disk: u64, pids: u32, files: u32) -> Vec<String> {
         let mut words = vec![probe.to_owned(), "all".to_owned()];
         words.extend(self.inside());
@@ -112,7 +114,8 @@ impl Doors {
         words
     }
 
-    /// Runs every probe on the host with its door open. Those of limits are told so low a bound that it does no harm.
+    /// Runs every probe on the host with its door open. Probes of limits get a limit so low that they do no
+    /// harm.
     pub fn control(&self) -> Vec<ProbeAnswer> {
         let mut words: Vec<String> =
             self.shared.iter().map(|(key, value)| format!("{key}={value}")).collect();
@@ -167,8 +170,8 @@ impl Doors {
     }
 }
 
-/// In a mount and a pid namespace of its own: mounts that are shared, followed and named after the host, a cgroup, no
-/// umask, an inherited descriptor, a process to attack, and a working directory that is nowhere.
+/// In a mount and a pid namespace of its own: shared mounts, mounts named after the host, a cgroup, no umask,
+/// an inherited descriptor, a process to attack, and a working directory that was deleted.
 const ROOT_SCRIPT: &str = r#"
     dir=$1; group=$2; shift 2
     umask 0; ulimit -l unlimited
@@ -186,7 +189,7 @@ const ROOT_SCRIPT: &str = r#"
     exec "$dir/probe" all "$@" init=$init pid=$init
 "#;
 
-/// What an ordinary user can open.
+/// The doors that an ordinary user can open.
 const USER_SCRIPT: &str = r#"
     dir=$1; shift
     umask 0
@@ -204,7 +207,7 @@ fn reports(mut command: Command) -> Vec<ProbeAnswer> {
     probe::reports(&output.stdout)
 }
 
-/// Files that everybody may read, so that nothing but the Body's own view can hide them.
+/// Files that every user may read, so that only the Body's own view can hide them.
 fn files(dir: &Path, set: &mut impl FnMut(&str, String)) -> File {
     let home = dir.join("home");
     fs::create_dir_all(home.join(".ssh")).expect("a home");
@@ -234,7 +237,7 @@ fn listeners(dir: &Path, set: &mut impl FnMut(&str, String)) -> (Vec<TcpListener
         set("port6", six.local_addr().expect("it is bound").port().to_string());
         tcp.push(six);
     }
-    // Connecting a datagram socket sends nothing, and tells which address of the host it would be sent from.
+    // Connecting a datagram socket sends nothing, and shows the address of the host that it would use.
     let own = UdpSocket::bind("0.0.0.0:0")
         .and_then(|socket| socket.connect("192.0.2.1:9").and_then(|()| socket.local_addr()));
     if let Some(listener) = own.ok().and_then(|own| TcpListener::bind((own.ip(), 0)).ok()) {
@@ -253,7 +256,7 @@ fn listeners(dir: &Path, set: &mut impl FnMut(&str, String)) -> (Vec<TcpListener
     (tcp, vec![by_path, by_name])
 }
 
-/// Answers datagrams until it is told to stop.
+/// Answers datagrams until it is stopped.
 fn answer(set: &mut impl FnMut(&str, String)) -> (Arc<AtomicBool>, JoinHandle<()>) {
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
     socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a socket of ours");
@@ -307,7 +310,7 @@ fn sys_v(set: &mut impl FnMut(&str, String)) -> Vec<IpcObject> {
     objects
 }
 
-/// A queue, made as a file where only root can mount them; it stays while that helper does.
+/// A message queue, made as a file where only root can mount them; it lasts as long as its helper process.
 fn queue(dir: &Path, set: &mut impl FnMut(&str, String)) -> Option<IpcObject> {
     if !is_root() {
         return None;
@@ -336,7 +339,7 @@ fn identity(set: &mut impl FnMut(&str, String)) {
         set("machine_id", read("/etc/machine-id"));
     }
     set("gid", GROUP.to_string());
-    // Some variable of this process that no Body has a reason to have.
+    // A variable of this process that no Body should have.
     let name =
         ["TESTKIT_PROBE", "CARGO_MANIFEST_DIR"].into_iter().find(|name| std::env::var_os(name).is_some());
     set("env", name.expect("cargo and testkit set variables").to_owned());

@@ -1,4 +1,4 @@
-//! What a test must not leave behind.
+//! Finds what a test left behind.
 
 use std::{
     fs,
@@ -6,7 +6,8 @@ use std::{
     sync::{Mutex, MutexGuard},
 };
 
-/// Leftovers are told apart by process, so tests that share one take turns. Under nextest none does.
+/// Leftovers are found by process, so tests in one process take turns. Under nextest each test has its own
+/// process.
 pub fn turn() -> MutexGuard<'static, ()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -15,9 +16,9 @@ pub fn turn() -> MutexGuard<'static, ()> {
 /// A process of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostProcess {
-    /// Its number.
+    /// Its pid.
     pub pid: i32,
-    /// Its parent's.
+    /// Its parent's pid.
     pub parent: i32,
     /// Its name.
     pub name: String,
@@ -25,7 +26,7 @@ pub struct HostProcess {
     pub state: char,
 }
 
-/// Every process that can be seen.
+/// Every visible process.
 pub fn processes() -> Vec<HostProcess> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| process(entry.file_name().to_str()?.parse().ok()?)).collect()
@@ -44,7 +45,7 @@ fn process(pid: i32) -> Option<HostProcess> {
     })
 }
 
-/// Everybody below this process that lives. With [`watch`] nobody can leave that family.
+/// All running descendants of this process. With [`watch`] no process can leave this tree.
 pub fn descendants() -> Vec<HostProcess> {
     let all = processes();
     let mut family = vec![std::process::id() as i32];
@@ -61,18 +62,18 @@ pub fn descendants() -> Vec<HostProcess> {
     found
 }
 
-/// Makes this process the parent of every orphan below it, so that none is lost sight of.
+/// Makes this process the parent of every orphaned descendant, so that none is missed.
 pub fn watch() {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .expect("every process may adopt its orphans");
 }
 
-/// Takes leave of children that have ended and that nobody else waits for.
+/// Reaps children that have ended and that no other code waits for.
 pub fn reap() {
     while let Ok(Some(_)) = rustix::process::wait(rustix::process::WaitOptions::NOHANG) {}
 }
 
-/// Ends processes that this one or its children started.
+/// Kills processes that this one or its children started.
 pub fn end(processes: &[HostProcess]) {
     for process in processes {
         if let Some(pid) = rustix::process::Pid::from_raw(process.pid) {
@@ -81,7 +82,7 @@ pub fn end(processes: &[HostProcess]) {
     }
 }
 
-/// Lines of the table of mounts that speak of a path.
+/// Lines of the mount table that name a path.
 pub fn mounts(path: &Path) -> Vec<String> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let path = path.to_string_lossy();
@@ -94,7 +95,7 @@ pub fn cgroups(bodies: &[String]) -> Vec<String> {
     found.map(|(_, path)| path.display().to_string()).collect()
 }
 
-/// How many descriptors this process has open.
+/// The open descriptors of this process.
 pub fn descriptors() -> Vec<String> {
     let open = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let named = |path: &Path| fs::read_link(path).map(|link| link.display().to_string()).ok();
@@ -104,13 +105,13 @@ pub fn descriptors() -> Vec<String> {
     open
 }
 
-/// What is in a directory, which may be missing.
+/// The names in a directory, which may be missing.
 pub fn entries(dir: &Path) -> Vec<String> {
     let found = fs::read_dir(dir).into_iter().flatten().flatten();
     found.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Kills one process that the caller started, as its worst enemy would.
+/// Kills one process that the caller started, with SIGKILL.
 pub fn kill(pid: i32) {
     let pid = rustix::process::Pid::from_raw(pid).expect("a pid");
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it is there and ours");

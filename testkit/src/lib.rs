@@ -1,9 +1,9 @@
-//! For tests of Bodies: a fleet that goes away, commands in it, a probe that judges from inside.
+//! For tests of Bodies: a temporary fleet, commands in it, a probe that judges from inside.
 //!
-//! Invariant: a test ends everything it started, and `run` shows that nothing is left: no process, mount, cgroup,
-//! descriptor or file.
-//! Invariant: a denial is only asserted after the same probe reached what it is denied.
-//! Invariant: a skip is a value with a reason, and one that [`skip::EXPECTED`] does not hold is red.
+//! Invariant: a test ends everything that it started, and `run` checks that nothing is left: no process,
+//! mount, cgroup, descriptor or file.
+//! Invariant: a denial is only asserted after the same probe has succeeded with the door open.
+//! Invariant: a skip has a reason, and a skip that is not in [`skip::EXPECTED`] fails.
 
 mod bodies;
 pub mod doors;

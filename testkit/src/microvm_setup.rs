@@ -1,4 +1,4 @@
-//! What microVMs of all tests are made from: kernel, hypervisor, images, warm machines. Made once, shared by all.
+//! The microVM setup that all tests share: kernel, hypervisor, images, boot snapshots. Made once.
 
 use std::{
     fs::{self, File},
@@ -8,7 +8,7 @@ use std::{
 
 use crate::bodies::{explain, open};
 
-/// A data directory beside the build, on the same file system as those of tests where that can be.
+/// A data directory beside the build, if possible on the same file system as those of the tests.
 fn place() -> PathBuf {
     let mut dir = std::env::current_exe()
         .expect("a test is a program")
@@ -20,7 +20,7 @@ fn place() -> PathBuf {
     dir
 }
 
-/// Has a data directory make its machines from there.
+/// Makes a data directory use this setup.
 pub fn share(data: &Path) {
     let shared = place();
     fs::create_dir_all(&shared).expect("a directory for microVMs can be made");

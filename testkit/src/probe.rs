@@ -1,4 +1,4 @@
-//! The probe: where it is, what it can try, what it said.
+//! The probe: its path, its list of doors, its answers.
 
 use std::{
     path::PathBuf,
@@ -15,70 +15,70 @@ pub enum ProbeVerdict {
     Reached,
     /// Closed.
     Denied,
-    /// Nobody knows.
+    /// Unknown, because the probe could not try.
     Broken,
 }
 
-/// How the same probe is shown to succeed with the door open.
+/// How the control shows that the same probe succeeds with the door open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeControl {
     /// As root on the host.
     Host,
-    /// As anybody on the host.
+    /// As any user on the host.
     HostUser,
-    /// On the host, once the test has prepared what its arguments name.
+    /// On the host, after the test has prepared the resource that its arguments name.
     Door,
-    /// In the Body, below the bound.
+    /// In the Body, below the limit.
     NoneLimit,
-    /// Nowhere on this machine.
+    /// Nowhere on this host.
     AbsentHere,
 }
 
-/// A probe, as `probe list` shows it.
+/// A probe in the output of `probe list`.
 #[derive(Debug, Clone, Deserialize)]
 pub struct ListedProbe {
     /// Its name.
     pub name: String,
-    /// What it tries.
+    /// A description of the attempt.
     pub about: String,
     /// Its control.
     pub control: ProbeControl,
-    /// Arguments without which it cannot run.
+    /// The required arguments.
     pub needs: Vec<String>,
 }
 
-/// What a probe said.
+/// The answer of a probe.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ProbeAnswer {
-    /// Which probe.
+    /// The name of the probe.
     pub name: String,
     /// Whether its door is open.
     pub verdict: ProbeVerdict,
-    /// What that rests on.
+    /// The evidence.
     pub detail: String,
 }
 
-/// Where the probe is on this host.
+/// The path of the probe on this host.
 pub fn path() -> PathBuf {
     std::env::var_os("TESTKIT_PROBE").map_or_else(|| env!("PROBE").into(), PathBuf::from)
 }
 
-/// Every probe there is.
+/// All probes.
 pub fn list() -> Vec<ListedProbe> {
     let output =
         Command::new(path()).arg("list").stdin(Stdio::null()).output().expect("the probe can be run");
     serde_json::from_slice(&output.stdout).expect("the probe lists itself")
 }
 
-/// Reads what `probe all` printed.
+/// Parses the output of `probe all`.
 pub fn reports(printed: &[u8]) -> Vec<ProbeAnswer> {
     serde_json::from_slice(printed).unwrap_or_else(|error| {
         panic!("{error} in what the probe said: {:?}", String::from_utf8_lossy(printed))
     })
 }
 
-/// Reads what `probe run` printed.
+/// Parses the output of `probe run`.
 pub fn report(printed: &[u8]) -> ProbeAnswer {
     serde_json::from_slice(printed).unwrap_or_else(|error| {
         panic!("{error} in what the probe said: {:?}", String::from_utf8_lossy(printed))

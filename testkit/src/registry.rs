@@ -1,4 +1,4 @@
-//! Registries on this machine: Debian's own, filled by pushing, and one that answers whatever a test wants.
+//! Registries on this host: Debian's own, filled by pushing, and one with scripted answers.
 
 use std::{
     collections::HashMap,
@@ -27,11 +27,11 @@ pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 /// Media type of an index.
 pub const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
-/// Whom a registry with a door lets in.
+/// The user and password of a registry that requires them.
 pub const USER: (&str, &str) = ("somebody", "secret");
 const HTPASSWD: &str = "somebody:$2b$04$xj//hiH4RfhE3aGzXHAbduMAm6GzXyauRngcqCKuyS2NlobfOAYZa\n";
 
-/// The digest of bytes, as registries spell it.
+/// The digest of bytes, in the spelling of registries.
 pub fn digest(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().fold("sha256:".to_owned(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
@@ -43,22 +43,22 @@ pub fn digest(bytes: &[u8]) -> String {
 #[derive(Debug, Clone)]
 pub struct ImageLayer(pub &'static str, pub Vec<u8>);
 
-/// An image, as its parts.
+/// The parts of an image.
 #[derive(Debug, Clone)]
 pub struct ImageParts {
     /// The manifest.
     pub manifest: Vec<u8>,
-    /// Everything else, by digest.
+    /// All other blobs, by digest.
     pub blobs: Vec<(String, Vec<u8>)>,
 }
 
-/// An image for this machine, of these layers and that configuration.
+/// An image for this host's architecture, with these layers and this configuration.
 pub fn image(layers: &[ImageLayer], config: Value) -> ImageParts {
     let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
     image_for(architecture, layers, config)
 }
 
-/// The same for an architecture.
+/// An image for an architecture, with these layers and this configuration.
 pub fn image_for(architecture: &str, layers: &[ImageLayer], config: Value) -> ImageParts {
     let config = json!({ "architecture": architecture, "os": "linux", "config": config, "rootfs": { "type": "layers", "diff_ids": [] } }).to_string().into_bytes();
     let about =
@@ -74,7 +74,7 @@ pub fn image_for(architecture: &str, layers: &[ImageLayer], config: Value) -> Im
     ImageParts { manifest, blobs }
 }
 
-/// Debian's registry, on a port of its own, gone at the end.
+/// Debian's registry, on a port of its own, stopped at the end.
 #[derive(Debug)]
 pub struct TestRegistry {
     address: SocketAddr,
@@ -84,19 +84,19 @@ pub struct TestRegistry {
 }
 
 impl TestRegistry {
-    /// One that lets everybody in.
+    /// A registry without authentication.
     pub fn open() -> Self {
         Self::start(false)
     }
 
-    /// One that lets in only [`USER`].
+    /// A registry that accepts only [`USER`].
     pub fn closed() -> Self {
         Self::start(true)
     }
 
     fn start(door: bool) -> Self {
         let dir = TemporaryDir::new("registry");
-        // Nobody else takes a port that was just given back.
+        // No other process takes a port that was just released.
         let address = TcpListener::bind("127.0.0.1:0")
             .and_then(|free| free.local_addr())
             .expect("there is a free port");
@@ -197,50 +197,50 @@ fn read_head(reader: &mut impl BufRead) -> Option<(String, HashMap<String, Strin
     Some((first, headers))
 }
 
-/// What was asked of a [`ScriptedServer`].
+/// A request that a [`ScriptedServer`] received.
 #[derive(Debug, Clone)]
 pub struct RecordedRequest {
     /// The path with its query.
     pub path: String,
     /// Headers, in lower case.
     pub headers: HashMap<String, String>,
-    /// The contents, where a length was said.
+    /// The body, if the request has a length.
     pub body: Vec<u8>,
 }
 
-/// What a [`ScriptedServer`] says.
+/// An answer of a [`ScriptedServer`].
 #[derive(Debug, Clone, Default)]
 pub struct CannedResponse {
     /// The status.
     pub status: u16,
-    /// Headers, each a line.
+    /// Headers, one line each.
     pub headers: Vec<String>,
-    /// The contents.
+    /// The body.
     pub body: Vec<u8>,
-    /// The length it claims, if that is not the truth.
+    /// The claimed length, if it differs from the real one.
     pub claims: Option<usize>,
-    /// It never stops repeating the contents.
+    /// Whether it repeats the body forever.
     pub endless: bool,
 }
 
 impl CannedResponse {
-    /// Contents, and that all is well.
+    /// An answer with status 200 and this body.
     pub fn ok(body: impl Into<Vec<u8>>) -> Self {
         Self { status: 200, body: body.into(), ..Self::default() }
     }
 
-    /// There is nothing.
+    /// An answer with status 404.
     pub fn nothing() -> Self {
         Self { status: 404, ..Self::default() }
     }
 
-    /// Somewhere else.
+    /// A redirect.
     pub fn elsewhere(place: &str) -> Self {
         Self { status: 307, headers: vec![format!("Location: {place}")], ..Self::default() }
     }
 }
 
-/// A server that answers as a test wants, and remembers what it was asked.
+/// A server with scripted answers that records its requests.
 #[derive(Debug)]
 pub struct ScriptedServer {
     address: SocketAddr,
@@ -250,7 +250,7 @@ pub struct ScriptedServer {
 }
 
 impl ScriptedServer {
-    /// Answers so, until it is dropped.
+    /// Answers with this function until it is dropped.
     pub fn start(answer: impl Fn(&RecordedRequest) -> CannedResponse + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
         let address = listener.local_addr().expect("it has an address");
@@ -265,7 +265,7 @@ impl ScriptedServer {
                 lies.push((also, std::thread::spawn(move || lie(stream, &log, &*answer))));
             }
             for (stream, lie) in lies {
-                // Whoever still listens does so no longer.
+                // Ends open connections.
                 let _ = stream.map(|stream| stream.shutdown(Shutdown::Both));
                 let _ = lie.join();
             }
@@ -278,7 +278,7 @@ impl ScriptedServer {
         self.address.to_string()
     }
 
-    /// What it was asked so far.
+    /// The requests so far.
     pub fn asked(&self) -> Vec<RecordedRequest> {
         self.asked.lock().expect("nobody panics here").clone()
     }

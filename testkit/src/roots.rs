@@ -1,4 +1,4 @@
-//! A small root for templates: a shell and a few programs of this machine, in an archive.
+//! A small root file system for templates: a shell and a few programs of this host, as an archive.
 
 use std::{
     collections::BTreeSet,
@@ -13,7 +13,7 @@ const PROGRAMS: &[&str] = &[
     "bash", "cat", "chmod", "chown", "cp", "dirname", "env", "find", "head", "id", "ln", "ls", "mkdir", "mv",
     "rm", "sleep", "stat", "sync", "touch", "true",
 ];
-/// A setuid shell: `up -p -c 'id -u'` says 0 where setuid programs work.
+/// A setuid shell: `up -p -c 'id -u'` prints 0 if setuid programs work.
 pub const SETUID: &str = "/bin/up";
 
 /// The archive of a root with a shell, `user` and `root`.
@@ -63,17 +63,17 @@ pub fn small() -> Vec<u8> {
     root.0.into_inner().expect("an archive in memory can be finished")
 }
 
-/// An archive of these files, as a build's context or a layer of an image.
+/// An archive of these files, as a build context or a layer of an image.
 pub fn files(entries: &[(&str, &[u8])]) -> Vec<u8> {
     let mut root = PreparedRoot(Builder::new(Vec::new()));
     entries.iter().for_each(|(path, bytes)| root.put(path, EntryType::Regular, 0o644, 0, bytes));
     root.0.into_inner().expect("an archive in memory can be finished")
 }
 
-/// An archive of a file that would be put beside the root, and is sound otherwise.
+/// A valid archive with one file that would be written outside of the root.
 pub fn climbing() -> Vec<u8> {
     let mut header = Header::new_gnu();
-    // By hand: the library refuses to write what we refuse to read.
+    // Written by hand: the library refuses such a name.
     header.as_old_mut().name[..4].copy_from_slice(b"../x");
     header.set_size(1);
     header.set_mode(0o644);
@@ -104,7 +104,7 @@ impl PreparedRoot {
     }
 }
 
-/// The libraries a program is loaded with.
+/// The shared libraries of a program.
 fn needed(program: &Path) -> Vec<PathBuf> {
     let told = Command::new("ldd").arg(program).output().expect("ldd can be run");
     let text = String::from_utf8_lossy(&told.stdout).into_owned();

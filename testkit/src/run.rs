@@ -1,4 +1,4 @@
-//! Runs one test on one layer, and looks at what it left.
+//! Runs one test on one layer, and checks what it left.
 
 use std::{
     any::Any,
@@ -11,12 +11,12 @@ use proto::Layer;
 
 use crate::{Bodies, leaks, skip::skip, wait};
 
-/// Who cannot run a test, and why.
+/// The users that cannot run a test, and why.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CallerSkips {
-    /// Root cannot.
+    /// The reason for root.
     pub no_root: Option<&'static str>,
-    /// An ordinary user cannot.
+    /// The reason for an ordinary user.
     pub no_user: Option<&'static str>,
 }
 
@@ -25,7 +25,7 @@ pub fn run<T: Future<Output = ()>>(layer: &str, callers: CallerSkips, test: impl
     let _turn = leaks::turn();
     match (sys::caps::is_host_root(), callers) {
         (true, CallerSkips { no_root: Some(_), .. }) if !crate::user::is_chosen() => return skip("for root"),
-        // What a mere id cannot do, an account with subordinate ids may, and so on: a test may choose who runs it again.
+        // A test may run again as a chosen user, such as an account with subordinate ids, who is not skipped.
         (false, CallerSkips { no_user: Some(why), .. }) if !crate::user::is_chosen() => {
             eprintln!("not for an ordinary user: {why}");
             return skip("as root");
@@ -34,7 +34,7 @@ pub fn run<T: Future<Output = ()>>(layer: &str, callers: CallerSkips, test: impl
     }
     let layer: Layer = layer.parse().unwrap_or_else(|_| panic!("{layer} is no layer"));
     leaks::watch();
-    // The first runtime opens what every later one shares and none closes.
+    // The first runtime opens descriptors that every later one shares and none closes.
     drop(runtime());
     let before = leaks::descriptors();
     let outcome = run_once(layer, test);
@@ -63,9 +63,9 @@ fn run_once<T: Future<Output = ()>>(
     catch_unwind(AssertUnwindSafe(|| drop(bodies)))
 }
 
-/// The test is over and everything of it was removed.
+/// Checks that nothing of the test is left.
 fn nothing_left(before: &[String]) {
-    // Who was told to end may take a moment.
+    // A process may still be ending.
     wait::blocking(
         Duration::from_secs(5),
         &format!("these processes are left: {:?}", leaks::descendants()),

@@ -1,15 +1,15 @@
-//! Skips: which ones the suite expects, and on what kind of host.
+//! Skips: which ones the suite expects, and on which hosts.
 
-/// Something that cannot be shown on some hosts.
+/// A test that cannot run on some hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Skip {
-    /// What is not shown.
+    /// The skipped check.
     pub what: &'static str,
-    /// Why, and so where it is shown.
+    /// The reason, and where it is tested instead.
     pub why: &'static str,
 }
 
-/// Every skip that may happen. A test that skips for another reason fails.
+/// Every allowed skip. A test that skips for another reason fails.
 pub const EXPECTED: &[Skip] = &[
     Skip { what: "as an ordinary user", why: "the whole suite runs as one already" },
     Skip { what: "for root", why: "the suite runs it as an ordinary user" },
@@ -53,8 +53,8 @@ pub const EXPECTED: &[Skip] = &[
     Skip { what: "as root", why: "the suite was started by an ordinary user" },
 ];
 
-/// Says that something is not shown here: to who reads the test's output, and in the file that `./test` makes a summary of.
-/// Panics when nobody expects that.
+/// Records that something is skipped on this host, in the test's output and in the file from which `./test`
+/// makes a summary. Panics if the skip is not expected.
 pub fn skip(what: &str) {
     let found = EXPECTED.iter().find(|skip| skip.what == what);
     let Some(skip) = found else { panic!("a skip that the suite does not expect: {what}") };

@@ -1,4 +1,4 @@
-//! A directory of one test.
+//! The directory of one test.
 
 use std::{
     fs,
@@ -8,17 +8,18 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// A directory that everybody may enter, removed at the end. What cannot be removed is a leftover, and red.
+/// A directory that every user may enter, removed at the end. A file that cannot be removed is a leftover,
+/// and fails the test.
 #[derive(Debug)]
 pub struct TemporaryDir(PathBuf);
 
 impl TemporaryDir {
-    /// A fresh one.
+    /// Creates a new one.
     pub fn new(what: &str) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("palisade-{what}-{}-{next}", std::process::id()));
-        // A pid comes again; what a killed test left under it goes.
+        // A pid may be reused; remove what a killed test left under it.
         let _ = fs::remove_dir_all(&path);
         fs::DirBuilder::new()
             .mode(0o755)

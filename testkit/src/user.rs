@@ -1,6 +1,6 @@
-//! The same test again, as an ordinary user.
+//! Runs a test again as an ordinary user.
 //!
-//! Privileges are dropped by `setpriv` before the test binary starts; this process keeps its own.
+//! `setpriv` drops privileges before the test binary starts; this process keeps its own.
 
 use std::{
     fs::{self, File},
@@ -12,20 +12,20 @@ use std::{
 
 use crate::{TemporaryDir, probe, skip::skip};
 
-/// An account with a name, a home and subordinate ids.
+/// An account with a name, a home directory and subordinate ids.
 pub const ACCOUNT: &str = "palisade-test";
-/// Ids of no account begin here; the test's pid is added, so that tests at the same time differ.
+/// The first id that no account has; the test's pid is added, so that concurrent tests differ.
 const NOBODYS_IDS: u32 = 300_000_000;
 
-/// The `pal` of a suite that needs it.
+/// The path of `pal` for a suite that needs it.
 static PAL: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
 
-/// Where `pal` is: what the suite was built with, or where whoever runs it again has put it.
+/// The path of `pal`: from the build, or as the environment says.
 pub fn pal(built: &str) -> PathBuf {
     PAL.get_or_init(|| std::env::var_os("TESTKIT_PAL").map_or_else(|| built.into(), PathBuf::from)).clone()
 }
 
-/// Runs the test of that path again as a user who has nothing but an id.
+/// Runs a test again as a user who has nothing but an id.
 pub fn run_as_user(test: &str) {
     if !sys::caps::is_host_root() {
         return skip("as an ordinary user");
@@ -35,7 +35,7 @@ pub fn run_as_user(test: &str) {
     nobody_left(id);
 }
 
-/// Those who were told to end may take a moment.
+/// Waits until no process of the user is left.
 fn nobody_left(id: u32) {
     let lives = |process: &crate::leaks::HostProcess| {
         !matches!(process.state, 'Z' | 'X') && owner(process.pid) == Some(id)
@@ -48,7 +48,7 @@ fn nobody_left(id: u32) {
     );
 }
 
-/// Runs the test of that path again as this user and group, or as nobody in particular, with supplementary groups.
+/// Runs a test again as this user and group, or as an unused id, with supplementary groups.
 pub fn run_with_groups(test: &str, who: Option<(u32, u32)>, groups: &[u32]) {
     if !sys::caps::is_host_root() {
         return skip("as an ordinary user");
@@ -58,7 +58,7 @@ pub fn run_with_groups(test: &str, who: Option<(u32, u32)>, groups: &[u32]) {
     again(test, &TestUser { uid, gid, name: Some("") }, groups);
 }
 
-/// Runs the test of that path again as [`ACCOUNT`], whom it makes if need be.
+/// Runs a test again as [`ACCOUNT`], which it creates if it is missing.
 pub fn run_as_account(test: &str) {
     if !sys::caps::is_host_root() {
         return skip("as an ordinary user");
@@ -67,7 +67,7 @@ pub fn run_as_account(test: &str) {
     again(test, &TestUser { uid, gid, name: Some(ACCOUNT) }, &[]);
 }
 
-/// Whether this process was chosen for its test: then it runs also what others are excepted from.
+/// Whether this process runs as a chosen user: then it also runs tests that others skip.
 pub fn is_chosen() -> bool {
     std::env::var_os("TESTKIT_CHOSEN").is_some()
 }
@@ -75,7 +75,7 @@ pub fn is_chosen() -> bool {
 struct TestUser {
     uid: u32,
     gid: u32,
-    /// Of those who were chosen for their test.
+    /// The name of the chosen user.
     name: Option<&'static str>,
 }
 
@@ -118,7 +118,7 @@ fn again(test: &str, user: &TestUser, groups: &[u32]) {
     assert!(out.contains("1 passed"), "no test called {test} was run:\n{out}");
 }
 
-/// The file itself where everybody can read it, or a copy that everybody can.
+/// The file itself if every user can read it, else a readable copy.
 fn reachable(file: &Path, dir: &Path) -> PathBuf {
     let open = |path: &Path, bits: u32| {
         fs::metadata(path).is_ok_and(|found| found.permissions().mode() & bits == bits)
@@ -132,7 +132,7 @@ fn reachable(file: &Path, dir: &Path) -> PathBuf {
     copy
 }
 
-/// Finds the account or makes it; one test at a time.
+/// Finds or creates the account; one test at a time.
 pub fn account() -> (u32, u32) {
     let lock = File::create(std::env::temp_dir().join("palisade-account.lock")).expect("a lock");
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).expect("the lock");

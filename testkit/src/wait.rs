@@ -1,13 +1,13 @@
-//! Waiting for something that will happen, with an end.
+//! Waits for a condition, with a time limit.
 
 use std::time::{Duration, Instant};
 
-/// Looks until `look` finds something; panics with `what` after ten seconds.
+/// Polls until `look` returns a value; panics with `what` after ten seconds.
 pub async fn until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
     within(Duration::from_secs(10), what, look).await
 }
 
-/// The same, with another patience.
+/// Polls with another time limit.
 pub async fn within<T>(patience: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + patience;
     loop {
@@ -19,7 +19,7 @@ pub async fn within<T>(patience: Duration, what: &str, mut look: impl FnMut() ->
     }
 }
 
-/// The same, for those who have no runtime.
+/// Polls without a runtime, with a time limit.
 pub fn blocking<T>(patience: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + patience;
     loop {

@@ -129,8 +129,8 @@ async fn packages_are_installed_by_a_build(t: &Bodies, body: &BodyId) {
 }
 
 #[body_test(except(
-    user = "a root of its own needs subordinate ids",
-    microvm = "the root is the same; body::templates shows machines on roots of their own"
+    user = "a root file system of its own needs subordinate ids",
+    microvm = "the root file system is the same; body::templates tests microVMs with roots of their own"
 ))]
 async fn base_is_what_programs_expect(t: Bodies) {
     let made = t

@@ -3,10 +3,7 @@
 use fleet::ExecRequest;
 use testkit::{Bodies, body_test, run_as_account};
 
-#[body_test(except(
-    root = "it is about the ids of an ordinary user",
-    user = "it is about the ids of an account"
-))]
+#[body_test(except(root = "it tests the ids of an ordinary user", user = "it tests the ids of an account"))]
 async fn root_inside_is_the_account_outside(t: Bodies) {
     let view = t.make(t.kept()).await;
     assert!(view.spec.ids.has_root());

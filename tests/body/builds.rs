@@ -68,7 +68,7 @@ fn made(built: Result<TemplateBuild, Failure>) -> TemplateBuild {
     built.unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)))
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn steps_add_up_and_are_not_done_twice(t: Bodies) {
     begin(&t);
     let files = roots::files(&[("dir/a", b"alpha"), ("dir/sub/b", b"beta"), ("c", b"gamma")]);
@@ -106,7 +106,7 @@ async fn steps_add_up_and_are_not_done_twice(t: Bodies) {
     assert!(!said.iter().any(|line| line == "CACHED"));
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn a_build_that_fails_names_its_step_and_leaves_nothing(t: Bodies) {
     begin(&t);
     let cases: Vec<(Vec<Instruction>, &str, &str)> = vec![
@@ -154,7 +154,7 @@ async fn a_build_that_fails_names_its_step_and_leaves_nothing(t: Bodies) {
     assert!(t.fleet().create(Create { template: "broken".into(), ..t.passing() }).await.is_err());
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn a_build_is_called_off_in_the_middle(t: Bodies) {
     begin(&t);
     let asked = t.fleet().builds().request("slow", &[], None, None).unwrap();
@@ -173,7 +173,7 @@ async fn a_build_is_called_off_in_the_middle(t: Bodies) {
     assert!(t.fleet().list().unwrap().is_empty());
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn what_it_says_is_bounded_and_what_it_starts_is_tried(t: Bodies) {
     begin(&t);
     let (built, said, _) = build(
@@ -200,8 +200,8 @@ fn through(question: &str) -> Instruction {
 }
 
 #[body_test(except(
-    user = "a root of its own needs subordinate ids",
-    microvm = "a build's Bodies are processes"
+    user = "a root file system of its own needs subordinate ids",
+    microvm = "Bodies of builds are on layer process"
 ))]
 async fn commands_reach_the_names_they_may_and_what_is_built_reaches_none(t: Bodies) {
     begin(&t);

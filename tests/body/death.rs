@@ -31,7 +31,7 @@ async fn dead(t: &Bodies, body: &BodyId) -> Option<GuestEnd> {
 }
 
 #[body_test(except(
-    microvm = "a kill of a machine is a loss of power: what it has not synced is gone; microvm::death shows the rest"
+    microvm = "a kill of a microVM is like a power failure: data that it has not synced is gone; microvm::death tests the rest"
 ))]
 async fn a_guest_that_was_killed_is_dead_and_its_files_are_not(t: Bodies) {
     let body = t.create().await;
@@ -76,7 +76,7 @@ impl Drop for BusyCpu {
     }
 }
 
-#[body_test(except(microvm = "its first process is no guest, and ends the same way"))]
+#[body_test(except(microvm = "its first process is not the guest, and ends in the same way"))]
 async fn a_guest_that_was_killed_and_waits_for_a_processor_is_not_taken_to_run(t: Bodies) {
     let body = t.create().await;
     let allowed = sched_getaffinity(None).unwrap();
@@ -96,7 +96,7 @@ async fn a_guest_that_was_killed_and_waits_for_a_processor_is_not_taken_to_run(t
     }
 }
 
-#[body_test(except(microvm = "its first process is no guest, and is not told to end that way"))]
+#[body_test(except(microvm = "its first process is not the guest, and gets no such request"))]
 async fn a_guest_that_was_told_to_end_is_not_taken_to_run(t: Bodies) {
     let body = t.create().await;
     t.sh(
@@ -118,7 +118,7 @@ async fn a_guest_that_was_told_to_end_is_not_taken_to_run(t: Bodies) {
 }
 
 #[body_test(except(
-    microvm = "a kill of a machine is a loss of power: what it has not synced is gone; microvm::death shows the rest"
+    microvm = "a kill of a microVM is like a power failure: data that it has not synced is gone; microvm::death tests the rest"
 ))]
 async fn guest_and_keeper_killed_together_leave_an_unknown_end(t: Bodies) {
     let body = t.create().await;
@@ -188,7 +188,7 @@ async fn a_body_whose_directory_was_removed_ends_by_itself(t: Bodies) {
 }
 
 #[body_test(except(
-    microvm = "a kill of a machine is a loss of power: what it has not synced is gone; microvm::death shows the rest"
+    microvm = "a kill of a microVM is like a power failure: data that it has not synced is gone; microvm::death tests the rest"
 ))]
 async fn a_body_of_an_earlier_boot_is_interrupted_and_can_be_started(t: Bodies) {
     let body = t.create().await;

@@ -54,7 +54,7 @@ fn decisions(t: &Bodies, body: &BodyId) -> Vec<(String, String, Option<u64>)> {
     let shown = |event: Event| {
         (event.kind, event.data["to"].as_str().unwrap_or_default().to_owned(), event.data["count"].as_u64())
     };
-    let events = t.fleet().events(0, Some(body), usize::MAX).unwrap();
+    let events = t.fleet().log().events(0, Some(body), usize::MAX).unwrap();
     events.into_iter().filter(|event| event.kind.starts_with("network.")).map(shown).collect()
 }
 
@@ -188,8 +188,8 @@ async fn a_line_is_one_event_whoever_takes_it_and_gc_takes_what_is_left(t: Bodie
             let (fleet, body) = (t.second(), body.clone());
             std::thread::spawn(move || {
                 for _ in 0..10 {
-                    fleet.events(0, Some(&body), usize::MAX).unwrap();
-                    fleet.events(0, None, usize::MAX).unwrap();
+                    fleet.log().events(0, Some(&body), usize::MAX).unwrap();
+                    fleet.log().events(0, None, usize::MAX).unwrap();
                 }
             })
         })

@@ -128,8 +128,8 @@ async fn commands_run_where_and_as_whom_they_are_told(t: Bodies) {
 }
 
 #[body_test(except(
-    user = "an id alone gives no root inside; the account's test shows that one",
-    microvm = "its files are on a disk of its own, which the host does not look into"
+    user = "a user with only one id has no root in the Body; the account's test covers that",
+    microvm = "its files are on a disk of its own, which the host does not read"
 ))]
 async fn root_inside_is_nobody_outside(t: Bodies) {
     let body = t.create().await;

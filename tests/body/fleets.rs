@@ -131,7 +131,7 @@ fn host_wide(view: &fleet::BodyView) -> std::path::PathBuf {
 
 #[body_test(except(
     user = "only root gives each Body ids of its own",
-    microvm = "ids are claimed before the layers part"
+    microvm = "ids are claimed before the layer matters"
 ))]
 async fn bodies_of_two_data_directories_have_different_ids(t: Bodies) {
     let view = t.make(t.kept()).await;
@@ -172,7 +172,7 @@ async fn bodies_of_two_data_directories_have_different_ids(t: Bodies) {
 
 #[body_test(except(
     user = "only root gives each Body ids of its own",
-    microvm = "ids are claimed before the layers part"
+    microvm = "ids are claimed before the layer matters"
 ))]
 async fn claims_of_a_data_directory_that_is_gone_are_cleared_away_and_no_others(t: Bodies) {
     if !testkit::sees_every_process() {

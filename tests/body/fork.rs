@@ -109,7 +109,9 @@ async fn what_is_deleted_and_renamed_stays_so_in_forks(t: Bodies) {
     );
 }
 
-#[body_test(except(user = "only root of a Body changes what the host shows; the account's test does"))]
+#[body_test(except(
+    user = "only root of a Body can change files of the host's directories; the account's test covers that"
+))]
 async fn changes_to_what_the_host_shows_are_forked_too(t: Bodies) {
     let body = t.create().await;
     let root = |script: &str| fleet::ExecRequest {
@@ -162,7 +164,7 @@ async fn many_forks_are_private_and_outlive_their_parent(t: Bodies) {
     );
 }
 
-#[body_test(except(microvm = "a machine that passes has its files on a disk, too, and can be forked"))]
+#[body_test(except(microvm = "a `pal run` microVM has its files on a disk, too, and can be forked"))]
 async fn impossible_forks_are_refused(t: Bodies) {
     let body = t.create().await;
     for count in [0, 1001, u32::MAX] {
@@ -193,7 +195,7 @@ async fn a_snapshot_is_a_template_by_id_and_by_name(t: Bodies) {
     assert_eq!(describe(&t, kept.id()).await, described, "it outlives the Body it was taken of");
 }
 
-#[body_test(except(microvm = "a machine's snapshot is whole in itself; none stands on another"))]
+#[body_test(except(microvm = "a snapshot of a microVM is complete in itself and depends on no other"))]
 async fn a_snapshot_that_somebody_stands_on_stays(t: Bodies) {
     let body = t.create().await;
     let first = t.fleet().snapshot(&body, Some("first".into())).await.unwrap();
@@ -227,7 +229,7 @@ async fn names_of_snapshots_are_plain_and_unique(t: Bodies) {
     assert_eq!(t.fleet().snapshots().unwrap().len(), 1);
 }
 
-#[body_test(except(microvm = "a machine's fork holds its memory and its whole disk as it was written"))]
+#[body_test(except(microvm = "a fork of a microVM holds its memory and its whole disk"))]
 async fn a_fork_costs_what_was_changed_and_not_what_is_below(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "head -c 64M /dev/urandom > ~/large").await.ok();

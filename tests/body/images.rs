@@ -71,7 +71,7 @@ fn layers() -> Vec<ImageLayer> {
     ]
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn an_image_becomes_a_template_layer_by_layer(t: Bodies) {
     let registry = TestRegistry::open();
     let parts = image(
@@ -92,8 +92,14 @@ async fn an_image_becomes_a_template_layer_by_layer(t: Bodies) {
     let again = Image::new(format!("{}/some/thing@{}", registry.host(), digest(&parts.manifest)));
     let said = fine(import(&t, "again", &again).await);
     assert_eq!(said.iter().filter(|line| line.ends_with("here already")).count(), 3, "{said:?}");
-    let pulled =
-        t.fleet().events(0, None, usize::MAX).unwrap().into_iter().filter(Event::is::<ImagePulled>).count();
+    let pulled = t
+        .fleet()
+        .log()
+        .events(0, None, usize::MAX)
+        .unwrap()
+        .into_iter()
+        .filter(Event::is::<ImagePulled>)
+        .count();
     assert_eq!(pulled, 2);
     for missing in ["some/thing:v2", "some/other"] {
         let failure =
@@ -107,7 +113,7 @@ async fn an_image_becomes_a_template_layer_by_layer(t: Bodies) {
 /// files that it hides.
 #[body_test(except(
     process = "its overlay needs no devices",
-    user = "a root of its own needs subordinate ids"
+    user = "a root file system of its own needs subordinate ids"
 ))]
 async fn forty_layers_are_one_root(t: Bodies) {
     let mut layers = vec![ImageLayer(TAR, roots::small())];
@@ -147,7 +153,7 @@ fn as_an_account_with_subordinate_ids() {
     run_as_account("body::images::an_image_becomes_a_template_layer_by_layer::process");
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn the_platform_is_chosen_and_the_door_opened(t: Bodies) {
     let registry = TestRegistry::closed();
     let mine = image(&[ImageLayer(TAR, roots::small())], json!({}));
@@ -181,7 +187,7 @@ async fn the_platform_is_chosen_and_the_door_opened(t: Bodies) {
     assert!(import(&t, "single", &single).await.unwrap_err().to_string().contains("is for linux/s390x"));
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn a_build_begins_with_an_image_and_finds_its_account_there(t: Bodies) {
     let registry = TestRegistry::open();
     // The id 1000 is taken, and there is no `user`.
@@ -263,7 +269,7 @@ fn is_layer(asked: &RecordedRequest, parts: &ImageParts) -> bool {
     asked.path.ends_with(&parts.blobs[0].0)
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn a_registry_that_lies_gets_nothing_in(t: Bodies) {
     let honest = image(&[ImageLayer(TAR, roots::small())], json!({}));
     let control = liar(&honest, |_, _| None);
@@ -353,7 +359,7 @@ async fn a_registry_that_lies_gets_nothing_in(t: Bodies) {
     }
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn what_broke_off_goes_on_and_secrets_stay_where_they_belong(t: Bodies) {
     let parts = image(&[ImageLayer(TAR, roots::small())], json!({}));
     // The other server, to which blobs are redirected: it breaks off once, in the middle.
@@ -412,11 +418,11 @@ async fn what_broke_off_goes_on_and_secrets_stay_where_they_belong(t: Bodies) {
     let asked = tokens.asked();
     assert_eq!(asked[0].path, "/token?service=s+v&scope=repository%3Ax%3Apull");
     assert_eq!(asked[0].headers["authorization"], "Basic bWU6aGlkZGVu");
-    let log = t.fleet().events(0, None, usize::MAX).unwrap();
+    let log = t.fleet().log().events(0, None, usize::MAX).unwrap();
     assert!(!format!("{log:?}").contains("hidden"));
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn whoever_asks_from_outside_reaches_no_registry_inside(t: Bodies) {
     let registry = TestRegistry::open();
     registry.push("x", "y", &image(&[ImageLayer(TAR, roots::small())], json!({})));
@@ -434,7 +440,7 @@ async fn whoever_asks_from_outside_reaches_no_registry_inside(t: Bodies) {
     );
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn whoever_a_redirect_leads_to_is_not_told_the_password(t: Bodies) {
     let parts = image(&[ImageLayer(TAR, roots::small())], json!({}));
     let tokens = ScriptedServer::start(|_| CannedResponse::ok(br#"{"token":"pass"}"#.to_vec()));
@@ -459,7 +465,7 @@ async fn whoever_a_redirect_leads_to_is_not_told_the_password(t: Bodies) {
     assert!(tokens.asked().is_empty(), "{:?}", tokens.asked());
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn a_layer_may_come_twice(t: Bodies) {
     let nothing = || ImageLayer(TAR, roots::files(&[]));
     let word = ImageLayer(TAR, roots::files(&[("etc/word", b"one")]));
@@ -474,7 +480,7 @@ async fn a_layer_may_come_twice(t: Bodies) {
     assert_eq!(t.sh(view.id(), "cat /etc/word").await.ok(), "one");
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn a_registry_that_stands_still_keeps_nobody_from_the_same_layer_of_another(t: Bodies) {
     let parts = image(&[ImageLayer(TAR, roots::small())], json!({}));
     let (release, held) = std::sync::mpsc::channel::<()>();

@@ -46,7 +46,7 @@ async fn a_stop_gives_processes_time_to_end_and_no_more(t: Bodies) {
 }
 
 #[body_test(except(
-    microvm = "its files are on a disk of its own; microvm::pause shows the same from inside"
+    microvm = "its files are on a disk of its own; microvm::pause tests the same from inside"
 ))]
 async fn a_paused_body_stands_still(t: Bodies) {
     let body = t.create().await;
@@ -95,7 +95,7 @@ async fn what_runs_is_only_removed_by_force(t: Bodies) {
 }
 
 #[body_test(except(
-    microvm = "an emulated machine takes minutes for such a tree, and its removal is that of one file"
+    microvm = "an emulated microVM takes minutes for such a tree, and removing it removes one file"
 ))]
 async fn removing_ends_every_process_and_a_deep_tree(t: Bodies) {
     let body = t.create().await;

@@ -14,8 +14,8 @@ fn hold(mib: u64) -> [String; 3] {
 }
 
 #[body_test(except(
-    user = "without a delegated cgroup memory is bounded for each process, which another test shows",
-    microvm = "its own kernel ends what is over, and nobody outside hears of it; microvm::limits shows the bound"
+    user = "without a delegated cgroup the memory limit applies to each process, which another test covers",
+    microvm = "its own kernel kills processes, and the host does not learn of it; microvm::limits tests the limit"
 ))]
 async fn a_body_out_of_memory_says_so(t: Bodies) {
     let mut request = t.kept();
@@ -31,8 +31,8 @@ async fn a_body_out_of_memory_says_so(t: Bodies) {
 }
 
 #[body_test(except(
-    root = "root has cgroups, which bound the whole Body",
-    microvm = "a machine has the memory that it has, with a cgroup and without"
+    root = "root has cgroups, which limit the whole Body",
+    microvm = "a microVM has the same memory with a cgroup and without"
 ))]
 async fn without_a_cgroup_each_process_is_bounded_and_the_record_says_so(t: Bodies) {
     let mut request = t.kept();
@@ -87,7 +87,7 @@ async fn a_disk_in_memory_is_full_when_it_is_full(t: Bodies) {
 }
 
 #[body_test(except(
-    microvm = "a file with holes may be longer than its disk; microvm::limits shows what is written"
+    microvm = "a file with holes may be longer than its disk; microvm::limits tests written bytes"
 ))]
 async fn a_file_of_a_kept_body_is_no_longer_than_its_disk(t: Bodies) {
     let mut request = t.kept();
@@ -103,7 +103,7 @@ async fn a_file_of_a_kept_body_is_no_longer_than_its_disk(t: Bodies) {
     assert_ne!(sparse.code, 0, "{}", sparse.complaint());
 }
 
-#[body_test(except(microvm = "its disk is full then and nothing is ended; microvm::limits shows that"))]
+#[body_test(except(microvm = "its disk is full then, and nothing ends; microvm::limits tests that"))]
 async fn a_kept_body_over_its_disk_is_ended_and_says_why(t: Bodies) {
     let mut request = t.kept();
     request.limits.disk = Some(Size::mib(8));
@@ -155,7 +155,9 @@ async fn a_body_makes_no_more_files_than_its_disk_allows(t: Bodies) {
     assert!(refused.message.contains("inodes"), "{refused}");
 }
 
-#[body_test(except(microvm = "its disk has no more and nothing is ended; the test above shows that"))]
+#[body_test(except(
+    microvm = "its disk has no more inodes then, and nothing ends; the test above covers that"
+))]
 async fn a_kept_body_over_its_inodes_is_ended_and_says_why(t: Bodies) {
     let mut request = t.kept();
     request.limits.disk = Some(Size::mib(64));
@@ -174,8 +176,8 @@ async fn a_kept_body_over_its_inodes_is_ended_and_says_why(t: Bodies) {
 }
 
 #[body_test(except(
-    user = "without a delegated cgroup nothing bounds processor time, and the record says so",
-    microvm = "a twentieth of a processor does not boot a machine"
+    user = "without a delegated cgroup nothing limits CPU time, and the record says so",
+    microvm = "a twentieth of a CPU does not boot a microVM"
 ))]
 async fn a_twentieth_of_a_processor_is_no_more(t: Bodies) {
     const BUSY: &str = "end=$(($(date +%s%N) + 1000000000)); while [ $(date +%s%N) -lt $end ]; do :; done";

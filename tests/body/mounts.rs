@@ -19,7 +19,7 @@ fn furnish(t: &Bodies, name: &str) {
     }
 }
 
-#[body_test(except(microvm = "what a machine sees of the host is shared: tests/microvm/share.rs"))]
+#[body_test(except(microvm = "a microVM shares directories through virtiofs: tests/microvm/share.rs"))]
 async fn a_read_only_mount_is_read_and_never_written(t: Bodies) {
     furnish(&t, "shown");
     furnish(&t, "shared");
@@ -60,7 +60,7 @@ async fn a_read_only_mount_is_read_and_never_written(t: Bodies) {
     assert_eq!(fs::read_dir(t.dir().join("shown")).unwrap().count(), 1);
 }
 
-#[body_test(except(microvm = "what a machine sees of the host is shared: tests/microvm/share.rs"))]
+#[body_test(except(microvm = "a microVM shares directories through virtiofs: tests/microvm/share.rs"))]
 async fn what_is_written_to_a_shared_mount_is_on_the_host_and_stays(t: Bodies) {
     furnish(&t, "shared");
     let mut request = t.kept();
@@ -80,7 +80,7 @@ async fn what_is_written_to_a_shared_mount_is_on_the_host_and_stays(t: Bodies) {
     assert!(t.dir().join("shared/dir").is_dir());
 }
 
-#[body_test(except(microvm = "what a machine sees of the host is shared: tests/microvm/share.rs"))]
+#[body_test(except(microvm = "a microVM shares directories through virtiofs: tests/microvm/share.rs"))]
 async fn a_single_file_can_be_shown(t: Bodies) {
     furnish(&t, "shown");
     let mut request = t.passing();
@@ -90,7 +90,7 @@ async fn a_single_file_can_be_shown(t: Bodies) {
     assert_ne!(t.sh(&body, "echo x > /etc/of-the-host.conf").await.code, 0);
 }
 
-#[body_test(except(microvm = "what a machine sees of the host is shared: tests/microvm/share.rs"))]
+#[body_test(except(microvm = "a microVM shares directories through virtiofs: tests/microvm/share.rs"))]
 async fn devices_and_programs_of_a_mount_have_no_power(t: Bodies) {
     furnish(&t, "shown");
     let tool = t.dir().join("shown/tool");
@@ -192,7 +192,7 @@ const PLANTS: &[(&str, &str)] = &[
     ("mv .git .old && mkdir .git && echo evil > .git/config", ".old/config"),
 ];
 
-#[body_test(except(microvm = "what a machine sees of the host is shared: tests/microvm/share.rs"))]
+#[body_test(except(microvm = "a microVM shares directories through virtiofs: tests/microvm/share.rs"))]
 async fn git_directories_in_a_writable_mount_are_read_only_unless_that_is_said(t: Bodies) {
     for (number, mut request) in [t.passing(), t.kept()].into_iter().enumerate() {
         let (held, open) = (format!("held{number}"), format!("open{number}"));
@@ -244,7 +244,7 @@ fn tree_of(dir: &std::path::Path) -> Vec<(std::path::PathBuf, Option<Vec<u8>>)> 
     found
 }
 
-#[body_test(except(microvm = "what a machine sees of the host is shared: tests/microvm/share.rs"))]
+#[body_test(except(microvm = "a microVM shares directories through virtiofs: tests/microvm/share.rs"))]
 async fn the_record_tells_of_git_directories_and_a_repository_itself_is_refused(t: Bodies) {
     furnish_repositories(&t, "repo");
     furnish(&t, "plain");

@@ -32,7 +32,7 @@ async fn says(fleet: &Fleet, id: &BodyId, script: &str) -> String {
     String::from_utf8(said).unwrap().trim().to_owned()
 }
 
-#[body_test(except(microvm = "machines are not parked: a warm one is thawed instead"))]
+#[body_test(except(microvm = "microVMs have a pool of their own: tests/microvm/spares.rs"))]
 async fn a_body_that_waited_is_a_body_like_any_other(t: Bodies) {
     let fleet = serving(&t);
     let ask = || Create { env: [("COLOUR".into(), "green".into())].into(), ..t.kept() };
@@ -48,15 +48,20 @@ async fn a_body_that_waited_is_a_body_like_any_other(t: Bodies) {
     assert_eq!(says(&fleet, made.id(), script).await, format!("green {waited} user"));
     assert_eq!(t.second().find(&waited).unwrap().status, Status::Running);
     assert!(!made.enforcement.mechanisms.is_empty());
-    let kinds: Vec<String> =
-        fleet.events(0, Some(made.id()), 10).unwrap().into_iter().map(|event: Event| event.kind).collect();
+    let kinds: Vec<String> = fleet
+        .log()
+        .events(0, Some(made.id()), 10)
+        .unwrap()
+        .into_iter()
+        .map(|event: Event| event.kind)
+        .collect();
     assert_eq!(kinds[..3], ["body.created", "body.started", "exec.started"]);
     drop(fleet);
     assert_eq!(t.second().list().unwrap().len(), 1, "it stays when its maker goes");
     t.second().remove(made.id(), Force::Yes).await.unwrap();
 }
 
-#[body_test(except(microvm = "machines are not parked: a warm one is thawed instead"))]
+#[body_test(except(microvm = "microVMs have a pool of their own: tests/microvm/spares.rs"))]
 async fn who_asks_for_something_else_gets_something_else(t: Bodies) {
     let fleet = serving(&t);
     for _ in 0..2 {
@@ -75,7 +80,7 @@ async fn who_asks_for_something_else_gets_something_else(t: Bodies) {
     .await;
 }
 
-#[body_test(except(microvm = "machines are not parked: a warm one is thawed instead"))]
+#[body_test(except(microvm = "microVMs have a pool of their own: tests/microvm/spares.rs"))]
 async fn what_waits_is_nobodys_garbage_and_ends_with_its_owner(t: Bodies) {
     let fleet = serving(&t);
     for _ in 0..2 {
@@ -89,7 +94,7 @@ async fn what_waits_is_nobodys_garbage_and_ends_with_its_owner(t: Bodies) {
     assert!(waiting(&t).is_empty());
 }
 
-#[body_test(except(microvm = "machines are not parked: a warm one is thawed instead"))]
+#[body_test(except(microvm = "microVMs have a pool of their own: tests/microvm/spares.rs"))]
 async fn one_that_died_while_it_waited_is_not_handed_out(t: Bodies) {
     let fleet = serving(&t);
     for _ in 0..2 {

@@ -18,7 +18,7 @@ fn of(template: &str, request: Create) -> Create {
     Create { template: template.into(), ..request }
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn a_body_has_the_templates_root_and_settings(t: Bodies) {
     let env = [("COLOUR".to_owned(), "green".to_owned())].into();
     import(
@@ -56,8 +56,8 @@ async fn a_body_has_the_templates_root_and_settings(t: Bodies) {
 }
 
 #[body_test(except(
-    user = "a root of its own needs subordinate ids",
-    microvm = "root of a machine has all of its own kernel: the wall is around the machine"
+    user = "a root file system of its own needs subordinate ids",
+    microvm = "root of a microVM has all rights over its own kernel; the boundary is around the microVM"
 ))]
 async fn setuid_programs_work_only_where_the_template_says_so(t: Bodies) {
     import(&t, "plain", TemplateSettings::default());
@@ -97,7 +97,7 @@ async fn setuid_programs_work_only_where_the_template_says_so(t: Bodies) {
     );
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn snapshots_forks_and_starts_stand_on_it_also_when_it_is_gone(t: Bodies) {
     import(&t, "small", TemplateSettings::default());
     let view = t.make(of("small", t.kept())).await;
@@ -144,7 +144,7 @@ async fn snapshots_forks_and_starts_stand_on_it_also_when_it_is_gone(t: Bodies) 
 }
 
 /// A Body's own upper is hostile at the next start: the launcher writes through no link in it.
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn what_a_body_made_of_its_root_leads_nowhere_at_the_next_start(t: Bodies) {
     import(&t, "small", TemplateSettings::default());
     let view = t.make(of("small", t.kept())).await;
@@ -165,7 +165,7 @@ async fn what_a_body_made_of_its_root_leads_nowhere_at_the_next_start(t: Bodies)
     started.unwrap_or_else(|failure| panic!("{}", testkit::explain(&failure)));
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn what_the_template_starts_runs_and_is_waited_for(t: Bodies) {
     let start = StartCommand {
         command: Some("sleep 0.3; touch /tmp/up; exec sleep 1000".into()),
@@ -192,7 +192,7 @@ async fn what_the_template_starts_runs_and_is_waited_for(t: Bodies) {
     t.make(of("broken", t.passing())).await;
 }
 
-#[body_test(except(root = "root can map what it likes"))]
+#[body_test(except(root = "root can map any ids"))]
 async fn without_subordinate_ids_the_error_says_what_to_do(t: Bodies) {
     if body::ids::of_layers().is_ok() {
         return testkit::skip::skip("without subordinate ids");
@@ -206,7 +206,7 @@ async fn without_subordinate_ids_the_error_says_what_to_do(t: Bodies) {
     assert!(failure.hints.iter().any(|hint| hint.contains("subuid")), "{:?}", failure.hints);
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn names_and_tags_move_and_builds_stay(t: Bodies) {
     import(
         &t,
@@ -240,7 +240,7 @@ async fn names_and_tags_move_and_builds_stay(t: Bodies) {
 }
 
 /// Hostile archives stay inside their layer.
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn a_hostile_archive_writes_nothing_outside(t: Bodies) {
     let mark = format!("palisade-mark-{}", std::process::id());
     let mut builder = tar::Builder::new(Vec::new());

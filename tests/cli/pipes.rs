@@ -183,11 +183,12 @@ cli_test! {
         assert_eq!(pal.ok("run -- echo hi"), "hi");
         let body: proto::BodyId = pal.events()[0]["body"].as_str().unwrap().parse().unwrap();
         let newer = serde_json::json!({ "model": "m", "cost": { "usd": 0.25 } });
+        use store::EventLog;
         let store = store::Store::open(&pal.data(), store::Durability::Process).unwrap();
         for (kind, data) in [("agent.started", newer.clone()), ("exec.left", serde_json::json!({ "exec": 2, "new": 1 }))] {
             let mut draft = proto::Draft::about(&body, proto::event_data::BodyStopped { grace_ms: 0 });
             (draft.kind, draft.data) = (kind.to_owned(), data);
-            store.append(draft).unwrap();
+            store.append_at_end(&proto::ChainId::Body(body.clone()), vec![draft]).unwrap();
         }
         drop(store);
         let events = pal.events();
@@ -195,6 +196,6 @@ cli_test! {
         assert_eq!((&events[6]["type"], &events[6]["data"]["new"]), (&"exec.left".into(), &1.into()));
         let shown = pal.ok("events");
         assert!(shown.contains("agent.started") && shown.contains(&newer.to_string()), "{shown}");
-        assert!(pal.ok("events verify").starts_with("whole: 7 events"));
+        assert!(pal.ok("events verify").starts_with("whole: 7 events in 1 chain,"));
     }
 }

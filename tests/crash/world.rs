@@ -338,14 +338,18 @@ impl World {
                 "the log knows nothing of snapshot {snapshot}"
             );
         }
-        let ended = data("exec.ended", "exec");
         for mark in &self.done {
             let began = log.iter().find(|event| {
                 event["type"] == "exec.started"
                     && event["data"]["argv"].to_string().contains(&format!("~/{mark}\""))
             });
             let began = began.unwrap_or_else(|| panic!("the log knows nothing of the exec of {mark}"));
-            assert!(ended.contains(&&began["seq"]), "the log does not know how the exec of {mark} ended");
+            let ended = log.iter().any(|event| {
+                event["type"] == "exec.ended"
+                    && event["body"] == began["body"]
+                    && event["data"]["exec"] == began["seq"]
+            });
+            assert!(ended, "the log does not know how the exec of {mark} ended");
         }
     }
 }

@@ -1,8 +1,9 @@
-//! What Firecracker's and Cloud Hypervisor's APIs take, as far as it is used: names, kinds, and what must be said.
+//! The parts of Firecracker's and Cloud Hypervisor's APIs that Palisade uses: names, types, and required
+//! fields.
 //!
-//! Written down by hand from the descriptions of Firecracker 1.16.1 (`src/firecracker/swagger/firecracker.yaml`) and
-//! Cloud Hypervisor 53.0 (`vmm/src/api/openapi/cloud-hypervisor.yaml`). `published.rs` compares it with those files
-//! where they are at hand.
+//! Copied by hand from the descriptions of Firecracker 1.16.1 (`src/firecracker/swagger/firecracker.yaml`)
+//! and Cloud Hypervisor 53.0 (`vmm/src/api/openapi/cloud-hypervisor.yaml`). `published.rs` compares it with
+//! those files if they are available.
 
 use std::path::PathBuf;
 
@@ -12,7 +13,7 @@ use proto::{
 };
 use serde_json::Value;
 
-/// What a value may be.
+/// The type of a value.
 #[derive(Debug, Clone, Copy)]
 pub enum ValueKind {
     Text,
@@ -23,18 +24,18 @@ pub enum ValueKind {
     Many(&'static ObjectShape),
 }
 
-/// What an object may hold.
+/// The fields of an object.
 #[derive(Debug)]
 pub struct ObjectShape {
     /// Its name in the description.
     pub name: &'static str,
-    /// What must be there.
+    /// The required fields.
     pub required: &'static [&'static str],
-    /// What may be there, as far as it is used.
+    /// The fields that Palisade uses.
     pub fields: &'static [(&'static str, ValueKind)],
 }
 
-/// A request that an API takes: method, path, and the shape of its body.
+/// A request of an API: method, path, and the shape of its body.
 pub type Operation = (&'static str, &'static str, Option<&'static ObjectShape>);
 
 use ValueKind::{Many, Of, OneOf, Text, Truth, Whole};
@@ -100,7 +101,7 @@ static LOAD: ObjectShape = ObjectShape {
     ],
 };
 
-/// Firecracker's.
+/// The requests of Firecracker.
 pub static FIRECRACKER: &[Operation] = &[
     ("PUT", "/machine-config", Some(&MACHINE)),
     ("PUT", "/boot-source", Some(&BOOT)),
@@ -175,7 +176,7 @@ static RESTORE: ObjectShape = ObjectShape {
     fields: &[("source_url", Text), ("prefault", Truth)],
 };
 
-/// Cloud Hypervisor's, below `/api/v1`.
+/// The requests of Cloud Hypervisor, below `/api/v1`.
 pub static CLOUD_HYPERVISOR: &[Operation] = &[
     ("PUT", "/vm.create", Some(&CONFIG)),
     ("PUT", "/vm.boot", None),
@@ -187,7 +188,7 @@ pub static CLOUD_HYPERVISOR: &[Operation] = &[
     ("PUT", "/vmm.shutdown", None),
 ];
 
-/// Whether a value is what its shape allows; otherwise where it is not.
+/// Checks a value against a shape; the error names the first difference.
 fn judge(shape: &ObjectShape, value: &Value) -> Result<(), String> {
     let object = value.as_object().ok_or_else(|| format!("{} is no object: {value}", shape.name))?;
     if let Some(missing) = shape.required.iter().find(|name| !object.contains_key(**name)) {
@@ -227,7 +228,7 @@ fn find<'a>(operations: &'a [Operation], method: &str, path: &str) -> Option<&'a
     operations.iter().find(|(known_method, known_path, _)| *known_method == method && alike(known_path))
 }
 
-/// A machine with two images.
+/// A plan of a microVM with two images.
 pub fn plan(engine: Engine, begin: VmStart) -> VmPlan {
     let body = proto::BodyId::from_random([7; 12]);
     let config = GuestConfig {
@@ -289,7 +290,7 @@ fn both_begins() -> [VmStart; 2] {
     ]
 }
 
-/// Every request of both beginnings.
+/// Every request of a boot and of a restore.
 fn asked(engine: Engine) -> Vec<launch::ApiRequest> {
     both_begins().into_iter().flat_map(|begin| launch::requests(&plan(engine, begin)).unwrap()).collect()
 }

@@ -1,5 +1,5 @@
-//! Firecracker in its own jailer, inside the walls: what the real ones become, read from `/proc`. Where KVM does not run
-//! machines, the jailed Firecracker is seen while it was asked to boot.
+//! Firecracker under its own jailer, inside the Body's boundary: the resulting processes, read from `/proc`.
+//! If KVM does not work, the test sees the jailed Firecracker while it tries to boot.
 
 use std::{
     collections::BTreeSet,
@@ -30,7 +30,7 @@ use crate::{
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Both programs, where they are.
+/// The paths of both programs, if they are installed.
 fn programs() -> Option<(PathBuf, PathBuf)> {
     let firecracker = program(Engine::Firecracker)?;
     let named = std::env::var_os("PAL_JAILER").map(PathBuf::from);
@@ -38,7 +38,7 @@ fn programs() -> Option<(PathBuf, PathBuf)> {
     Some((firecracker, jailer))
 }
 
-/// Has a machine tried under Firecracker, in a thread of its own.
+/// Tries to boot a microVM under Firecracker, in a thread of its own.
 fn try_it(t: &Bodies, firecracker: PathBuf) -> JoinHandle<Result<HypervisorRecord, Failure>> {
     let fleet = t.second();
     std::thread::spawn(move || {
@@ -46,12 +46,12 @@ fn try_it(t: &Bodies, firecracker: PathBuf) -> JoinHandle<Result<HypervisorRecor
     })
 }
 
-/// The hypervisor that is below this test.
+/// The hypervisor process of this test.
 fn hypervisor() -> Option<HostProcess> {
     leaks::descendants().into_iter().find(|process| process.name == "firecracker")
 }
 
-/// Waits until it was told everything and asked to boot.
+/// Waits until the hypervisor is configured and was asked to boot.
 fn booting(trying: &JoinHandle<Result<HypervisorRecord, Failure>>) -> HostProcess {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline && !trying.is_finished() {
@@ -63,7 +63,7 @@ fn booting(trying: &JoinHandle<Result<HypervisorRecord, Failure>>) -> HostProces
     panic!("no jailed Firecracker was seen to be asked to boot: {:?}", leaks::descendants());
 }
 
-/// What it says of itself, over the socket in its jail.
+/// The state that it reports over the socket in its jail.
 fn state(pid: i32) -> Option<String> {
     let socket = socket(pid);
     if !socket.exists() {
@@ -81,7 +81,7 @@ fn socket(pid: i32) -> PathBuf {
     format!("/proc/{pid}/root/dev/shm/api.sock").into()
 }
 
-/// Asks it all that is asked of a machine that runs: what it did, to stand still, to be written down, to go on.
+/// Sends all requests for a running microVM: metrics, pause, snapshot, resume.
 fn can_be_measured_and_written_down(pid: i32) {
     let boot = VmStart::Boot { kernel: "/k".into(), initrd: "/i".into(), cmdline: String::new() };
     let asked = launch::requests(&plan(Engine::Firecracker, boot)).unwrap();
@@ -101,7 +101,7 @@ fn can_be_measured_and_written_down(pid: i32) {
     assert!(launch::traffic(Engine::Firecracker, &measured).contains_key("upper"), "{measured}");
 }
 
-/// A line of what the kernel tells of a process.
+/// A field of `/proc/PID/status`.
 fn status(pid: i32, name: &str) -> String {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -123,7 +123,7 @@ fn set(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// The Body whose groups a process is in.
+/// The Body whose cgroups a process is in.
 fn body_of(pid: i32) -> String {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     let found = groups.lines().find_map(|line| line.split("/palisade-").nth(1));
@@ -135,7 +135,7 @@ fn body_of(pid: i32) -> String {
         .to_owned()
 }
 
-/// In the Body's groups and, where those can be divided, in one below.
+/// Checks that it is in the Body's cgroups and, if they can be divided, in one below.
 fn is_in_a_group_of_its_own(pid: i32, minder: i32) {
     let body = body_of(minder);
     let groups = |pid: i32| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
@@ -156,7 +156,7 @@ fn is_in_a_group_of_its_own(pid: i32, minder: i32) {
     assert_eq!(namespace(pid, "cgroup") != namespace(minder, "cgroup"), divides);
 }
 
-/// What the jailer gave it, and what the walls did.
+/// Checks the restrictions of the jailer and of the Body's boundary.
 fn is_jailed(jailed: &HostProcess) {
     let (pid, minder) = (jailed.pid, jailed.parent);
     let ids =
@@ -196,7 +196,7 @@ fn is_jailed(jailed: &HostProcess) {
     assert!(fs::read_link(format!("/proc/{pid}/exe")).unwrap().ends_with("vmm/firecracker"));
 }
 
-#[body_test(except(process = "it is about machines", user = "only root can give the device to another id"))]
+#[body_test(except(process = "it tests microVMs", user = "only root can give the device to another id"))]
 async fn firecracker_is_started_by_its_jailer_inside_the_walls(t: Bodies) {
     let Some((firecracker, jailer)) = programs() else { return skip("under a real jailer") };
     own_record(&t);
@@ -206,7 +206,7 @@ async fn firecracker_is_started_by_its_jailer_inside_the_walls(t: Bodies) {
     is_jailed(&jailed);
     can_be_measured_and_written_down(jailed.pid);
     let (body, minder) = (body_of(jailed.pid), jailed.parent);
-    // The end of the Body is the end of its first process.
+    // The Body ends when its first process ends.
     leaks::kill(minder);
     let known = trying.join().unwrap().unwrap_or_else(|failure| panic!("{}", explain(&failure)));
     eprintln!("{}: {}", known.version, known.verdict.unwrap().why);
@@ -216,7 +216,7 @@ async fn firecracker_is_started_by_its_jailer_inside_the_walls(t: Bodies) {
     nothing_is_left(t.fleet());
 }
 
-#[body_test(except(process = "it is about machines", user = "only root can give the device to another id"))]
+#[body_test(except(process = "it tests microVMs", user = "only root can give the device to another id"))]
 async fn a_jailer_that_fails_is_told_and_nothing_runs_without_it(t: Bodies) {
     if File::options().read(true).write(true).open(KVM).is_err() {
         return skip("with a KVM that makes machines");
@@ -226,7 +226,7 @@ async fn a_jailer_that_fails_is_told_and_nothing_runs_without_it(t: Bodies) {
     compile(&firecracker);
     fs::copy(&firecracker, &jailer).unwrap();
     let try_it = || try_it(&t, firecracker.clone()).join().unwrap();
-    // It is found beside Firecracker, and refuses as the kernel would refuse it.
+    // It is found beside Firecracker, and fails in the way that the kernel would make it fail.
     let failure = try_it().unwrap_err();
     assert_eq!(failure.kind, Kind::Host, "{}", explain(&failure));
     assert!(explain(&failure).contains("Failed to create /dev/kvm"), "{}", explain(&failure));
@@ -235,19 +235,19 @@ async fn a_jailer_that_fails_is_told_and_nothing_runs_without_it(t: Bodies) {
         "{}",
         explain(&failure)
     );
-    // One that is none.
+    // A program that is no jailer.
     t.fleet().set_setting(Setting::Jailer, "/bin/true").unwrap();
     let failure = try_it().unwrap_err();
     assert_eq!(failure.kind, Kind::Host, "{}", explain(&failure));
     assert!(failure.hints.iter().any(|hint| hint.contains("/releases")), "{}", explain(&failure));
-    // The control: when that was decided, Firecracker is started without one.
+    // The control: with that setting, Firecracker starts without a jailer.
     t.fleet().set_setting(Setting::Jailer, "none").unwrap();
     let why = try_it().unwrap().verdict.unwrap().why;
     assert!(why.contains("started without a jailer"), "{why}");
     nothing_is_left(t.fleet());
 }
 
-/// A static program of a few lines under both names: a script would need a shell in the machine's root.
+/// A static C program under both names: a script would need a shell in the hypervisor's root.
 fn compile(program: &Path) {
     let source = program.with_extension("rs");
     let text = r#"

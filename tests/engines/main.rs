@@ -1,5 +1,4 @@
-//! Hypervisors besides QEMU: what they are asked is what their descriptions have, and what becomes of a machine that is
-//! asked of one.
+//! Hypervisors besides QEMU: their requests match their API descriptions, and the real programs accept them.
 
 mod contract;
 mod jail;

@@ -1,7 +1,7 @@
-//! What is written down here of the two APIs, against the descriptions that come with the hypervisors' sources.
+//! Compares `contract.rs` with the API descriptions in the hypervisors' sources.
 //!
-//! They are not part of this repository. Whoever has them names them: `PAL_FIRECRACKER_OPENAPI` and
-//! `PAL_CLOUD_HYPERVISOR_OPENAPI`.
+//! They are not part of this repository. Set `PAL_FIRECRACKER_OPENAPI` and `PAL_CLOUD_HYPERVISOR_OPENAPI` to
+//! their paths.
 
 use testkit::skip::skip;
 use yaml_rust2::{Yaml, YamlLoader};
@@ -10,7 +10,7 @@ use crate::contract::{CLOUD_HYPERVISOR, FIRECRACKER, ObjectShape, Operation, Val
 
 struct Description {
     root: Yaml,
-    /// Where its shapes are.
+    /// The path of its shapes.
     shapes: &'static [&'static str],
 }
 
@@ -30,7 +30,7 @@ impl Description {
         shape
     }
 
-    /// The name that a reference ends with.
+    /// The name at the end of a reference.
     fn referred(value: &Yaml) -> Option<&str> {
         value["$ref"].as_str().and_then(|reference| reference.rsplit('/').next())
     }
@@ -78,7 +78,7 @@ impl Description {
         for (method, path, shape) in operations {
             let operation = &self.root["paths"][*path][method.to_lowercase().as_str()];
             assert!(!operation.is_badvalue(), "it has no {method} {path}");
-            // In the older form of descriptions the body is a parameter, in the newer one it stands by itself.
+            // In Swagger 2 the body is a parameter, in OpenAPI 3 it is a field of its own.
             let parameter = operation["parameters"]
                 .as_vec()
                 .into_iter()

@@ -1,5 +1,5 @@
-//! The real programs, where they are: started, told everything, asked to boot. What they then do is told as it was seen:
-//! a host whose KVM runs machines shows the rest, any other shows that its refusal is told and leaves nothing.
+//! The real programs, if they are installed: started, configured, and asked to boot. On a host with a working
+//! KVM the test goes on to the end; on any other it checks that the failure is reported and leaves nothing.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use proto::{
 };
 use testkit::{Bodies, body_test, explain, skip::skip};
 
-/// The program: named, or where programs are.
+/// The program: from a variable, or on the usual path.
 pub fn program(which: Engine) -> Option<PathBuf> {
     let variable = format!("PAL_{}", which.name().replace('-', "_").to_uppercase());
     let places = ["/usr/local/bin", "/usr/bin"]
@@ -24,7 +24,7 @@ pub fn program(which: Engine) -> Option<PathBuf> {
     std::env::var_os(variable).map(PathBuf::from).or(places)
 }
 
-/// What machines are made from, with a record of this test's own.
+/// Gives the test the parts of microVMs, with a record of its own.
 pub fn own_record(t: &Bodies) {
     let shared = fs::canonicalize(t.data().join("vm")).unwrap();
     let own = t.data().join("vm");
@@ -60,7 +60,7 @@ async fn check(t: &Bodies, which: Engine, calls_itself: &str) {
     if verdict.accelerator == Accelerator::Kvm {
         return it_works(t, wanted).await;
     }
-    // Nothing that it was told may be what it refuses: it came as far as to boot, and the host could not.
+    // The hypervisor must refuse no setting: it got as far as to boot, and the host could not.
     let refused = verdict.why.contains(": 400: ") || verdict.why.contains(": 500: ");
     let booting = ["PUT /actions:", "PUT /api/v1/vm.boot:"].iter().any(|asked| verdict.why.contains(asked));
     assert!(!refused || booting, "{}", verdict.why);
@@ -77,7 +77,7 @@ async fn check(t: &Bodies, which: Engine, calls_itself: &str) {
     nothing_is_left(t.fleet());
 }
 
-/// On a host that can: a machine that runs, is frozen, goes on and is thawed as another.
+/// On a host with a working KVM: a microVM runs, is suspended, resumes, and is forked.
 async fn it_works(t: &Bodies, wanted: Create) {
     let view =
         t.fleet().create(wanted.clone()).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
@@ -103,17 +103,17 @@ async fn it_works(t: &Bodies, wanted: Create) {
     );
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn firecracker_is_started_told_everything_and_asked_to_boot(t: Bodies) {
     check(&t, Engine::Firecracker, "Firecracker v").await;
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn cloud_hypervisor_is_started_told_everything_and_asked_to_boot(t: Bodies) {
     check(&t, Engine::CloudHypervisor, "cloud-hypervisor v").await;
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn one_that_is_not_here_says_where_to_get_it(t: Bodies) {
     own_record(&t);
     for which in [Engine::Firecracker, Engine::CloudHypervisor] {
@@ -124,7 +124,7 @@ async fn one_that_is_not_here_says_where_to_get_it(t: Bodies) {
             "{}",
             explain(&failure)
         );
-        // A program that is another one.
+        // A program that is no hypervisor.
         let failure = t.fleet().setup_engine(which, Some("/bin/true".into()), &mut |_: &str| ()).unwrap_err();
         assert_eq!(failure.kind, Kind::Host, "{}", explain(&failure));
         if program(which).is_none() {
@@ -141,13 +141,13 @@ async fn one_that_is_not_here_says_where_to_get_it(t: Bodies) {
     nothing_is_left(t.fleet());
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn what_was_decided_drives_machines_that_ask_for_nothing(t: Bodies) {
     let body = t.create().await;
     assert_eq!(t.view(&body).spec.engine, Some(Engine::Qemu), "the control: without a decision");
     let snapshot = t.fleet().snapshot(&body, Some("s".into())).await.unwrap();
     t.fleet().set_setting(Setting::Engine, "firecracker").unwrap();
-    // A program that is there and is none: it is the one that is tried.
+    // A program that exists but is no hypervisor is still the one that is tried.
     t.fleet().set_setting(Setting::Firecracker, "/bin/true").unwrap();
     let failure = t.fleet().create(t.kept()).await.unwrap_err();
     assert_eq!(failure.kind, Kind::Host, "{}", explain(&failure));
@@ -176,7 +176,7 @@ async fn what_was_decided_drives_machines_that_ask_for_nothing(t: Bodies) {
     t.fleet().create(t.kept()).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn what_one_froze_is_not_thawed_by_another(t: Bodies) {
     let body = t.create().await;
     let snapshot = t.fleet().snapshot(&body, Some("s".into())).await.unwrap();

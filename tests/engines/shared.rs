@@ -1,5 +1,5 @@
-//! A directory that a real Cloud Hypervisor shares with its machine: both programs come together, inside the walls. No
-//! guest is needed for that, only a KVM that makes machines.
+//! A directory that a real Cloud Hypervisor shares with its microVM: it connects to virtiofsd, inside the
+//! Body's boundary. That needs no guest, only a KVM that creates microVMs.
 
 use std::{
     fs::{self, File},
@@ -30,7 +30,7 @@ fn below(name: &str) -> Option<HostProcess> {
     leaks::descendants().into_iter().find(|process| process.name == name)
 }
 
-/// What it says of its machine, over the socket in the Body's root.
+/// The description of its microVM, over the socket in the Body's root.
 fn machine(pid: i32) -> Option<Value> {
     let socket = PathBuf::from(format!("/proc/{pid}/root/dev/shm/api.sock"));
     if !socket.exists() {
@@ -41,11 +41,11 @@ fn machine(pid: i32) -> Option<Value> {
     (status == 200).then(|| serde_json::from_str(&said).unwrap())
 }
 
-/// Whether somebody is connected to the socket of the first share, and it holds the other end.
+/// Whether a client is connected to the socket of the first share, and the hypervisor holds the other end.
 fn is_called(pid: i32) -> bool {
     let sockets = fs::read_to_string(format!("/proc/{pid}/net/unix")).unwrap();
     let connected = sockets.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).find(|line| {
-        // Num RefCount Protocol Flags Type St Inode Path; 03 is connected.
+        // The columns are Num RefCount Protocol Flags Type St Inode Path; state 03 is connected.
         line.get(5) == Some(&"03") && line.last().is_some_and(|path| path.ends_with("/share0.sock"))
     });
     let Some(inode) = connected.map(|line| format!("socket:[{}]", line[6])) else { return false };
@@ -53,7 +53,7 @@ fn is_called(pid: i32) -> bool {
     held.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|link| link.as_os_str() == inode.as_str())
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn a_real_cloud_hypervisor_takes_a_shared_directory_from_virtiofsd(t: Bodies) {
     let Some(program) = program(Engine::CloudHypervisor) else {
         return skip("under a real cloud-hypervisor");

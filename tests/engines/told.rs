@@ -1,5 +1,5 @@
-//! Each request, taken by the real program: from the first to a machine that is written down and found again. No guest is
-//! needed for that, only a KVM that makes machines.
+//! Sends each request to the real program: from the first one to a snapshot and its restore. That needs no
+//! guest, only a KVM that creates microVMs.
 
 use std::{
     fs::{self, File},
@@ -16,10 +16,10 @@ use testkit::{Bodies, body_test, skip::skip};
 use crate::{contract::plan, real::program};
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Places in a hypervisor's root, and what they are called in the test's directory.
+/// Directories in a hypervisor's root, and their names in the test's directory.
 const PLACES: [(&str, &str); 2] = [("/dev/shm/", "shm/"), ("/save/", "save/")];
 
-/// A hypervisor of a test; ended with it.
+/// A hypervisor of a test, which ends with it.
 struct TestHypervisor(Child);
 
 impl Drop for TestHypervisor {
@@ -52,7 +52,7 @@ fn start(which: Engine, program: &Path, dir: &Path) -> TestHypervisor {
     running
 }
 
-/// Sends it with the places of a test, and gives the status and what was said.
+/// Sends a request with the paths of a test; returns the status and the answer.
 fn send(dir: &Path, request: &launch::ApiRequest) -> (u16, String) {
     let mut body = request.body.as_ref().map(ToString::to_string).unwrap_or_default();
     for (there, here) in PLACES {
@@ -61,7 +61,7 @@ fn send(dir: &Path, request: &launch::ApiRequest) -> (u16, String) {
     ask(&dir.join("shm/api.sock"), request, &body)
 }
 
-/// Sends it with these words.
+/// Sends a request with this body.
 pub fn ask(socket: &Path, request: &launch::ApiRequest, body: &str) -> (u16, String) {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -92,7 +92,8 @@ pub fn ask(socket: &Path, request: &launch::ApiRequest, body: &str) -> (u16, Str
     (status, String::from_utf8_lossy(&said).into_owned())
 }
 
-/// Whether all were done. Some hosts' KVM makes machines and does not tell the state of their processors.
+/// Whether all requests succeeded. The KVM of some hosts creates microVMs but does not report the state of
+/// their CPUs.
 fn send_all(which: Engine, dir: &Path, vm: &VmPlan) -> bool {
     for request in launch::requests(vm).unwrap() {
         let (status, said) = send(dir, &request);
@@ -119,7 +120,7 @@ fn send_all(which: Engine, dir: &Path, vm: &VmPlan) -> bool {
     true
 }
 
-/// Whether it asks what went to and from the disks.
+/// Whether it is a request for disk metrics.
 fn measures(request: &launch::ApiRequest) -> bool {
     let action = request.body.as_ref().map(|body| body["action_type"].clone());
     action.is_some_and(|action| action == "FlushMetrics") || request.path.ends_with("/vm.counters")
@@ -185,12 +186,12 @@ fn check(t: &Bodies, which: Engine) {
     );
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn a_real_firecracker_takes_every_request(t: Bodies) {
     check(&t, Engine::Firecracker);
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn a_real_cloud_hypervisor_takes_every_request(t: Bodies) {
     check(&t, Engine::CloudHypervisor);
 }

@@ -1,8 +1,9 @@
-//! What a Body cannot do, judged from inside by the probe. Every door is shown open first.
+//! Escapes: the probe tries every door from inside a Body. A control first shows that each door can be opened.
 //!
-//! Invariant: a probe that is neither denied nor in [`POLICY`] with a reason is an escape, and red.
-//! Invariant: a control that is not reached is in [`UNSHOWN`] with a reason, or the host lacks the thing, or root is
-//! needed to show it and the suite also runs as root.
+//! Invariant: a probe that is neither denied nor in [`POLICY`] with a reason is an escape, and fails the
+//! test.
+//! Invariant: a control that reaches nothing is in [`UNSHOWN`] with a reason, or the host lacks the resource,
+//! or only root can show it and the suite also runs as root.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,7 @@ const DISK: u64 = 64 << 20;
 const PIDS: u32 = 128;
 const FILES: u32 = 256;
 
-/// Who is judged.
+/// The user that runs the probe.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Subject {
     User,
@@ -30,7 +31,7 @@ enum Subject {
 /// Doors that are open on purpose.
 struct OpenDoors {
     probe: &'static str,
-    /// Where this is so.
+    /// For which users.
     when: fn(Subject) -> bool,
     why: &'static str,
 }
@@ -41,14 +42,14 @@ const POLICY: &[OpenDoors] = &[OpenDoors {
     why: "root of a Body keeps eight, over its own files and processes",
 }];
 
-/// Probes that are not run: their bound is shown elsewhere.
+/// Probes that do not run, because another test shows their limit.
 const NOT_RUN: &[(&str, &str)] =
     &[("inodes", "a Body that is kept is ended for it; body::limits shows the bound")];
 
-/// Controls that cannot be shown where the suite's own root was given less than all.
+/// Controls that fail if the suite's own root lacks a capability.
 struct MissingControls {
     probe: &'static str,
-    /// The capability that root lacks there, by its number.
+    /// The number of that capability.
     lacks: u32,
     why: &'static str,
 }
@@ -72,7 +73,7 @@ const UNSHOWN: &[MissingControls] = &[
 ];
 const CAP_SYS_RESOURCE: u32 = 24;
 
-/// What shows that a mechanism holds, where the record calls it enforced: probes that are denied because of it.
+/// For each mechanism that the record calls enforced, probes that it denies.
 const SHOWN: &[(&str, &[&str])] = &[
     ("private root", &["host-file", "host-canary-write", "host-tmp", "mountinfo"]),
     ("procfs", &["core-pattern", "proc-any-sysctl", "sysrq-trigger", "proc-kcore", "see-pid"]),
@@ -127,40 +128,40 @@ const BY_ROOT: &[&str] = &[
 ];
 
 #[body_test(except(
-    microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
+    microvm = "the microVM has a kernel of its own, so a door that opens there opens nothing of the host; microvm::walls tests that boundary"
 ))]
 async fn a_passing_body_holds_its_user(t: Bodies) {
     judge(&t, t.passing(), Subject::User).await;
 }
 
 #[body_test(except(
-    user = "an id alone gives no root inside; the account's test judges that one",
-    microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
+    user = "a user with only one id has no root in the Body; the account's test covers that",
+    microvm = "the microVM has a kernel of its own, so a door that opens there opens nothing of the host; microvm::walls tests that boundary"
 ))]
 async fn a_passing_body_holds_its_root(t: Bodies) {
     judge(&t, t.passing(), Subject::Root).await;
 }
 
 #[body_test(except(
-    microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
+    microvm = "the microVM has a kernel of its own, so a door that opens there opens nothing of the host; microvm::walls tests that boundary"
 ))]
 async fn a_kept_body_holds_its_user(t: Bodies) {
     judge(&t, t.kept(), Subject::User).await;
 }
 
 #[body_test(except(
-    user = "an id alone gives no root inside; the account's test judges that one",
-    microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
+    user = "a user with only one id has no root in the Body; the account's test covers that",
+    microvm = "the microVM has a kernel of its own, so a door that opens there opens nothing of the host; microvm::walls tests that boundary"
 ))]
 async fn a_kept_body_holds_its_root(t: Bodies) {
     judge(&t, t.kept(), Subject::Root).await;
 }
 
-/// The body of a user with subordinate ids, whose root inside is that user outside.
+/// The Body of a user with subordinate ids, whose root is that user on the host.
 #[body_test(except(
-    root = "it is about the ids of an ordinary user",
-    user = "it is about the ids of an account",
-    microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
+    root = "it tests the ids of an ordinary user",
+    user = "it tests the ids of an account",
+    microvm = "the microVM has a kernel of its own, so a door that opens there opens nothing of the host; microvm::walls tests that boundary"
 ))]
 async fn a_body_of_an_account_holds_its_root(t: Bodies) {
     judge(&t, t.kept(), Subject::Root).await;
@@ -171,9 +172,9 @@ fn as_an_account_with_subordinate_ids() {
     testkit::run_as_account("escape::a_body_of_an_account_holds_its_root::process");
 }
 
-/// Other Bodies, and what Palisade keeps of them, are the host's too.
+/// Other Bodies, and Palisade's data about them, belong to the host, too.
 #[body_test(except(
-    microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
+    microvm = "the microVM has a kernel of its own, so a door that opens there opens nothing of the host; microvm::walls tests that boundary"
 ))]
 async fn a_body_sees_nothing_of_another_or_of_palisade(t: Bodies) {
     let other = t.make(t.kept()).await;
@@ -215,12 +216,12 @@ async fn a_body_sees_nothing_of_another_or_of_palisade(t: Bodies) {
     }
 }
 
-/// Groups open doors that an id alone does not. Without subordinate ids the kernel lets nobody drop them; then the
-/// record says so.
+/// Groups open doors that an id alone does not. Without subordinate ids the kernel does not allow dropping
+/// them; then the record says so.
 #[body_test(except(
     root = "it is run with groups, below",
     user = "it is run with groups, below",
-    microvm = "inside is a kernel of its own: what opens there opens nothing of the host; microvm::walls judges those doors"
+    microvm = "the microVM has a kernel of its own, so a door that opens there opens nothing of the host; microvm::walls tests that boundary"
 ))]
 async fn the_callers_groups_are_not_the_bodys(t: Bodies) {
     for request in [t.passing(), t.kept()] {
@@ -311,7 +312,7 @@ async fn judge(t: &Bodies, request: Create, who: Subject) {
     assert!(wrong.is_empty(), "{} of {} probes:\n  {}", wrong.len(), inside.len(), wrong.join("\n  "));
 }
 
-/// What is wrong with a mechanism that the record calls enforced.
+/// Why the probes do not prove a mechanism that the record calls enforced.
 fn unproved(mechanism: &str, inside: &[ProbeAnswer]) -> Option<String> {
     if SHOWN_ELSEWHERE.iter().any(|(name, _)| *name == mechanism) {
         return None;
@@ -337,7 +338,7 @@ fn holds(capability: u32) -> bool {
     mask.is_some_and(|mask| mask >> capability & 1 == 1)
 }
 
-/// What is wrong with a control.
+/// Why a control proves nothing.
 fn unshown(control: &ProbeControl, name: &str, report: Option<&ProbeAnswer>) -> Option<String> {
     let excused = UNSHOWN
         .iter()

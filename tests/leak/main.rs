@@ -1,6 +1,7 @@
-//! Thousands of Bodies come and go through the library, in one process, and leave it and the host as they were.
+//! Creates and removes thousands of Bodies through the library, in one process, and checks that nothing is
+//! left.
 //!
-//! `PALISADE_CYCLES` says how many.
+//! `PALISADE_CYCLES` sets how many.
 
 use std::{
     collections::BTreeMap,
@@ -13,15 +14,15 @@ use fleet::{Create, Durability, ExecRequest, Fleet, FleetConfig, Force};
 use testkit::{TemporaryDir, leaks, wait};
 
 const CYCLES: usize = 2000;
-/// The first ones fill caches and pools.
+/// The first Bodies, which fill caches and pools.
 const WARM: usize = 50;
-/// One in so many is a Body that is kept.
+/// One Body in so many is a kept one.
 const KEPT_EVERY: usize = 10;
-/// How much more memory the process may have at the end.
+/// How much the memory of the process may grow.
 const GROWTH_KIB_MAX: u64 = 4 << 10;
-/// The last keepers are waited for when the next Body comes.
+/// Supervisors that are not reaped yet: the next creation does that.
 const UNBURIED_MAX: usize = 2;
-/// How long the last keepers may take to end.
+/// How long the last supervisors may take to end.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[test]
@@ -49,10 +50,10 @@ fn cycles_of_create_exec_remove_leave_everything_as_it_was() {
         before.memory_kib,
         after.memory_kib
     );
-    assert!(matches!(fleet.verify_events().unwrap(), fleet::LogVerdict::Whole { .. }));
+    assert!(matches!(fleet.log().verify().unwrap(), fleet::LogVerdict::Whole { .. }));
 }
 
-/// Bodies of both lives, one after the other.
+/// Creates `pal run` Bodies and kept ones in turn.
 async fn cycle(fleet: &Fleet, cycles: usize, ids: &mut Vec<String>) {
     for cycle in 0..cycles {
         let request = if cycle % KEPT_EVERY == 0 { Create::kept() } else { Create::run() };
@@ -65,10 +66,10 @@ async fn cycle(fleet: &Fleet, cycles: usize, ids: &mut Vec<String>) {
     }
 }
 
-/// What the process and the host hold.
+/// The resources of the process and of the host.
 #[derive(Debug)]
 struct HeldResources {
-    /// Children that live, or that nobody has waited for.
+    /// Child processes that run, or are not reaped.
     unburied: usize,
     mounts: usize,
     descriptors: Vec<String>,
@@ -77,7 +78,7 @@ struct HeldResources {
 }
 
 impl HeldResources {
-    /// Once nobody below this process lives any more.
+    /// Counts after all descendants of this process have ended.
     fn settled(data: &Path) -> Self {
         wait::blocking(PATIENCE, "processes are left", || leaks::descendants().is_empty().then_some(()));
         let held = Self::now(data);
@@ -86,7 +87,7 @@ impl HeldResources {
     }
 
     fn now(data: &Path) -> Self {
-        // The log grows, and has its files in any case.
+        // The log grows, and its files always exist.
         let files = ["", "bin", "bodies", "snapshots", "ids", "artifacts"]
             .map(|dir| (dir.to_owned(), leaks::entries(&data.join(dir)).len()));
         Self {
@@ -95,7 +96,7 @@ impl HeldResources {
                 .filter(|process| process.parent == std::process::id() as i32)
                 .count(),
             mounts: fs::read_to_string("/proc/self/mountinfo").unwrap().lines().count(),
-            // Another pipe or socket has another number.
+            // A new pipe or socket has another number, so numbers are left out.
             descriptors: leaks::descriptors()
                 .into_iter()
                 .map(|name| name.split(":[").next().unwrap_or_default().to_owned())
@@ -110,7 +111,7 @@ impl HeldResources {
     }
 }
 
-/// Memory that is this process's alone.
+/// Private memory of this process.
 fn memory_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();

@@ -1,4 +1,4 @@
-//! What a machine is made from may be anything. It is told, nothing is left, and what was frozen stays as it was.
+//! Bad input for microVMs: it is reported, nothing is left, and snapshots stay unchanged.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use testkit::{Bodies, body_test, leaks};
 
 use crate::kills::program;
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn what_was_frozen_and_is_damaged_is_not_thawed(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "echo here > ~/file").await.ok();
@@ -72,7 +72,7 @@ async fn what_was_frozen_and_is_damaged_is_not_thawed(t: Bodies) {
     );
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn a_kernel_that_is_none_is_refused_or_told(t: Bodies) {
     let ground = fs::canonicalize(t.data().join("vm")).unwrap();
     let junk = t.dir().join("junk");
@@ -111,7 +111,7 @@ async fn a_kernel_that_is_none_is_refused_or_told(t: Bodies) {
     }
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn nothing_set_up_says_how(t: Bodies) {
     fs::remove_file(t.data().join("vm")).unwrap();
     let failure = t.fleet().create(t.kept()).await.unwrap_err();
@@ -122,8 +122,8 @@ async fn nothing_set_up_says_how(t: Bodies) {
     );
 }
 
-/// Whoever may have no more memory is told so, and has nothing left running.
-#[body_test(except(process = "it is about machines"))]
+/// If the memory limit is reached, the failure says so, and nothing keeps running.
+#[body_test(except(process = "it tests microVMs"))]
 async fn memory_that_the_host_does_not_give_is_said(t: Bodies) {
     let run = |limit: &str| {
         let mut command = Command::new("prlimit");

@@ -1,4 +1,4 @@
-//! Ends that a machine has and a process has not.
+//! Ends that only a microVM can have.
 
 use std::{
     process::{Command, Stdio},
@@ -11,7 +11,7 @@ use testkit::{Bodies, body_test, leaks, wait};
 
 use crate::kills::program;
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn a_hypervisor_that_was_killed_is_noticed_and_explained(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "echo kept > ~/file; sync").await.ok();
@@ -28,7 +28,7 @@ async fn a_hypervisor_that_was_killed_is_noticed_and_explained(t: Bodies) {
     assert_eq!(t.sh(&body, "cat ~/file").await.ok(), "kept");
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn a_kernel_that_panics_ends_its_machine(t: Bodies) {
     let body = t.create().await;
     let request = ExecRequest {
@@ -44,7 +44,7 @@ async fn a_kernel_that_panics_ends_its_machine(t: Bodies) {
     t.run(&body, ["true"]).await.ok();
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn time_is_up_for_a_machine_too(t: Bodies) {
     let mut request: Create = t.kept();
     request.limits.wall = Some(Duration::from_secs(3));

@@ -1,4 +1,4 @@
-//! Forks and snapshots go on where their machine was, each as somebody else.
+//! Forks and snapshots continue where their microVM was, each with an identity of its own.
 
 use std::{collections::BTreeSet, fs, os::unix::fs::symlink, process::Command};
 
@@ -8,11 +8,12 @@ use testkit::{Bodies, body_test};
 
 use crate::kills::program;
 
-/// Prints what makes a machine somebody, what it has of its parent, and that its parent's process goes on in it.
+/// Prints the identity of a microVM, a file of its parent, and a sign that the parent's process continues in
+/// it.
 const WHO: &str = "cat /etc/hostname /etc/machine-id; hostname; head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \\n'; echo; cat ~/file; \
                    a=$(cat /tmp/beat); while test \"$a\" = \"$(cat /tmp/beat)\"; do sleep 0.01; done; echo beats";
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn twenty_forks_at_once_are_twenty_machines(t: Bodies) {
     let parent = t.create().await;
     t.sh(&parent, "echo mine > ~/file; (i=0; while :; do i=$((i+1)); echo $i > /tmp/beat; sleep 0.5; done) >/dev/null 2>&1 &").await.ok();
@@ -56,7 +57,7 @@ async fn twenty_forks_at_once_are_twenty_machines(t: Bodies) {
     assert_eq!(receipts, 21, "each thaw is written down with its receipt, the warm start of the parent too");
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn a_snapshot_goes_on_with_what_ran(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "echo one > ~/file; (while :; do echo x >> /tmp/beat; sleep 0.2; done) >/dev/null 2>&1 &")
@@ -75,8 +76,8 @@ async fn a_snapshot_goes_on_with_what_ran(t: Bodies) {
     assert!(snapshot.bytes > 1 << 20, "{} bytes", snapshot.bytes);
 }
 
-/// Each is frozen from a private view of what its parent was frozen into.
-#[body_test(except(process = "it is about machines"))]
+/// Each is a snapshot of a microVM that maps the snapshot of its parent privately.
+#[body_test(except(process = "it tests microVMs"))]
 async fn memory_goes_on_through_forks_of_forks(t: Bodies) {
     const SUMS: &str = "sha256sum /dev/shm/one /dev/shm/two | cut -c1-64";
     let mut body = t.create().await;
@@ -103,7 +104,7 @@ async fn memory_goes_on_through_forks_of_forks(t: Bodies) {
     }
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn who_keeps_files_to_himself_can_fork_all_the_same(t: Bodies) {
     let parent = t.create().await;
     t.sh(&parent, "echo mine > ~/file").await.ok();
@@ -119,8 +120,8 @@ async fn who_keeps_files_to_himself_can_fork_all_the_same(t: Bodies) {
     assert_eq!(t.sh(&fork, "cat ~/file").await.ok(), "mine");
 }
 
-/// The boot snapshot that a machine was restored from may go while the machine runs: `pal gc` keeps few of them.
-#[body_test(except(process = "it is about machines"))]
+/// `pal gc` may remove the boot snapshot of a running microVM, because it keeps few of them.
+#[body_test(except(process = "it tests microVMs"))]
 async fn a_machine_is_forked_when_its_boot_snapshot_is_gone(t: Bodies) {
     let (own, shared) = (t.data().join("vm"), fs::canonicalize(t.data().join("vm")).unwrap());
     fs::remove_file(&own).unwrap();
@@ -137,9 +138,9 @@ async fn a_machine_is_forked_when_its_boot_snapshot_is_gone(t: Bodies) {
     assert_eq!(t.sh(fork.id(), "cat ~/file; sha256sum < /dev/shm/own").await.ok(), format!("mine\n{sum}"));
 }
 
-/// Machines that are restored from one snapshot must not draw the same numbers: the emulated CPU offers none of its own,
-/// so every number comes from the kernel of the machine, which takes fresh randomness with each restore.
-#[body_test(except(process = "it is about machines"))]
+/// MicroVMs restored from one snapshot must not generate the same random numbers: the emulated CPU has no
+/// generator, so every number comes from the guest's kernel, which gets fresh random bytes at each restore.
+#[body_test(except(process = "it tests microVMs"))]
 async fn a_machine_has_no_randomness_but_what_it_is_given(t: Bodies) {
     let body = t.create().await;
     let flags = t.sh(&body, "grep -m1 ^flags /proc/cpuinfo").await.ok();

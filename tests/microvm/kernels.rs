@@ -1,4 +1,4 @@
-//! Kernels: those that apt has boot, whatever order their modules need; one that does not boot changes nothing.
+//! Kernels of apt boot, whatever order their modules need; a kernel that does not boot changes nothing.
 
 use std::{
     cmp::Ordering,
@@ -13,10 +13,10 @@ use fleet::{Create, CustomKernel};
 use proto::{Kind, MechanismStatus};
 use testkit::{Bodies, body_test, explain, skip::skip};
 
-/// Parts of what is set up that a test shares with all others; the rest it has for itself.
+/// Parts of the setup that a test shares with all others; the rest is its own.
 const SHARED: [&str; 5] = ["images", "uppers", "engine-", "kernel-", "sharing-"];
 
-/// Gives the test a set-up of its own that begins as the one that all tests share.
+/// Gives the test a setup of its own that begins as a copy of the shared one.
 fn own_setup(t: &Bodies) -> PathBuf {
     let own = t.data().join("vm");
     let shared = fs::canonicalize(&own).unwrap();
@@ -34,7 +34,7 @@ fn own_setup(t: &Bodies) -> PathBuf {
     own
 }
 
-/// What a command prints.
+/// The output of a command.
 fn output_of(program: &str, arguments: &[&str], dir: &Path) -> String {
     let output = Command::new(program).args(arguments).current_dir(dir).output().unwrap();
     assert!(output.status.success(), "{program} {arguments:?}: {output:?}");
@@ -67,7 +67,7 @@ fn choose_packages() -> Vec<String> {
     chosen.map(|(_, package)| package.clone()).collect()
 }
 
-/// Fetches a package, once for all tests, and unpacks it.
+/// Downloads a package, once for all tests, and unpacks it.
 fn fetch_kernel(t: &Bodies, package: &str) -> CustomKernel {
     let cache = std::env::current_exe()
         .unwrap()
@@ -106,7 +106,7 @@ fn release_of(kernel: &CustomKernel) -> String {
     kernel.modules.as_ref().unwrap().file_name().unwrap().to_str().unwrap().to_owned()
 }
 
-/// Boots a Body and asks its kernel for its name.
+/// Boots a Body and prints the release of its kernel.
 async fn uname(t: &Bodies) -> String {
     let view = t.fleet().create(Create { cold: true, ..t.kept() }).await;
     let view = view.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
@@ -115,13 +115,13 @@ async fn uname(t: &Bodies) -> String {
     said
 }
 
-/// What `pal doctor` says of microVMs.
+/// The finding of `pal doctor` about microVMs.
 async fn doctor(t: &Bodies) -> fleet::DoctorFinding {
     let doctor = t.fleet().doctor().await.unwrap();
     doctor.findings.into_iter().find(|finding| finding.name == "microvm").unwrap()
 }
 
-/// Kernels and their parts in a set-up.
+/// The kernel files of a setup.
 fn kernels_in(setup: &Path) -> Vec<String> {
     let mut names: Vec<String> = [setup.to_owned(), setup.join("initrd")]
         .iter()
@@ -133,7 +133,7 @@ fn kernels_in(setup: &Path) -> Vec<String> {
     names
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn every_kernel_that_apt_has_boots(t: Bodies) {
     let packages = choose_packages();
     if packages.len() < 2 {
@@ -146,7 +146,8 @@ async fn every_kernel_that_apt_has_boots(t: Bodies) {
         let release = release_of(&kernel);
         let report = match t.fleet().setup_microvm(Some(kernel), &mut |said: &str| eprintln!("{said}")) {
             Ok(report) => report,
-            // A kernel may have a bug of its own: then it booted, told its release, and failed the self-test after that.
+            // A kernel may have a bug of its own: then it boots, reports its release, and fails the self-test
+            // after that.
             Err(failure) => {
                 let why = explain(&failure);
                 assert!(
@@ -169,7 +170,7 @@ async fn every_kernel_that_apt_has_boots(t: Bodies) {
     assert!(booted >= 2, "{booted} of the kernels of apt work");
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn a_kernel_that_does_not_boot_leaves_the_one_before(t: Bodies) {
     let packages = choose_packages();
     if packages.len() < 2 {
@@ -188,7 +189,8 @@ async fn a_kernel_that_does_not_boot_leaves_the_one_before(t: Bodies) {
     };
     let before = setup.kernel_source.clone();
 
-    // Modules of another kernel, which the guest cannot load: it says so on its console, and ends at once.
+    // Modules of another kernel, which the guest cannot load: it reports that on its console, and ends at
+    // once.
     let failure = try_kernel(&one.file, other.modules.as_deref());
     assert_eq!(failure.kind, Kind::Host);
     assert!(
@@ -202,7 +204,7 @@ async fn a_kernel_that_does_not_boot_leaves_the_one_before(t: Bodies) {
     let says = ["disagrees about version of symbol", "version magic"];
     assert!(console.lines().count() >= 2 && says.iter().any(|said| console.contains(said)), "{console}");
 
-    // A kernel that finds no first program, and panics.
+    // A kernel that finds no init, and panics.
     let panics = t.dir().join("panics");
     let mut bytes = fs::read(MicrovmInstall::of(&t.data()).kernel(&setup)).unwrap();
     let places: Vec<usize> =
@@ -216,12 +218,12 @@ async fn a_kernel_that_does_not_boot_leaves_the_one_before(t: Bodies) {
     let (_, console) = causes.split_once("the guest's console ends with:\n").unwrap();
     assert!((2..=20).contains(&console.lines().count()), "{console}");
 
-    // A program that is no kernel, although it looks like one: the hypervisor says so.
+    // A program that is no kernel, although it looks like one: the hypervisor reports that.
     let failure = try_kernel(Path::new("/proc/self/exe"), None);
     assert!(failure.message.contains("stays in use"), "{}", explain(&failure));
     assert!(failure.causes().iter().any(|cause| cause.contains("kernel")), "{}", explain(&failure));
 
-    // A kernel without a driver that is needed is not even booted.
+    // A kernel without a required driver is not even booted.
     let modules = one.modules.as_deref().unwrap();
     let lost = output_of("find", &[modules.to_str().unwrap(), "-name", "virtio_blk.ko*"], t.dir());
     fs::remove_file(lost.trim()).unwrap();
@@ -233,8 +235,8 @@ async fn a_kernel_that_does_not_boot_leaves_the_one_before(t: Bodies) {
     assert!(doctor(&t).await.detail.contains(&format!("the kernel {release} booted at ")));
 }
 
-/// A kernel that was set up and then changed is not called usable, and a boot that fails says why.
-#[body_test(except(process = "it is about machines"))]
+/// `pal doctor` does not call a kernel usable that changed after the setup, and a failed boot says why.
+#[body_test(except(process = "it tests microVMs"))]
 async fn what_was_not_seen_to_boot_is_not_called_usable(t: Bodies) {
     let own = own_setup(&t);
     uname(&t).await;

@@ -1,7 +1,8 @@
-//! `kill -9` of `pal`, of the hypervisor and of who minds it, at random moments of a boot, a snapshot and a restore.
+//! `kill -9` of `pal`, of the hypervisor and of the VMM process, at random moments of a boot, a snapshot and
+//! a restore.
 //!
-//! What was synced is there, what was acknowledged is there, and nothing is left. The seed is printed; `PALISADE_SEED`
-//! sets it, `PALISADE_KILLS` says how many kills there are.
+//! Synced and acknowledged data survives, and nothing else is left. The seed is printed; `PALISADE_SEED` sets
+//! it, `PALISADE_KILLS` sets the number of kills.
 
 use std::{
     collections::BTreeMap,
@@ -20,30 +21,30 @@ mod chance;
 use chance::Chance;
 
 const KILLS: usize = 100;
-/// How long a killed act may take to be over.
+/// How long a killed action may take to end.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The snapshot that everything is restored from.
+/// The snapshot from which everything is restored.
 const SNAPSHOT: &str = "whole";
 
-/// What is cut short.
+/// The action that is interrupted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Act {
-    /// A machine boots.
+    /// A microVM boots.
     Boot,
-    /// A machine is written down, and goes on.
+    /// A snapshot is taken, and the microVM continues.
     Snapshot,
-    /// A machine is thawed from a snapshot.
+    /// A microVM is restored from a snapshot.
     Restore,
-    /// Both, one after the other.
+    /// A snapshot and a restore.
     Fork,
-    /// A machine is written down and ended.
+    /// A microVM is suspended to disk.
     Swap,
-    /// And goes on from there.
+    /// A suspended microVM resumes.
     Resume,
 }
 
 impl Act {
-    /// All of them; those that are quick, more often.
+    /// All actions; quick ones more often.
     const ALL: [Act; 10] = [
         Act::Boot,
         Act::Snapshot,
@@ -69,7 +70,7 @@ impl Act {
     }
 }
 
-/// Who is killed.
+/// The process that is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Victim {
     Pal,
@@ -85,13 +86,13 @@ impl Victim {
 struct World {
     t: Bodies,
     pal: PathBuf,
-    /// The one that everything is done to.
+    /// The Body of all actions.
     body: BodyId,
-    /// Files in its home that were synced.
+    /// Number of synced files in its home.
     marks: usize,
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn kills_during_boot_snapshot_and_restore_lose_nothing_and_leave_nothing(t: Bodies) {
     let wanted = std::env::var("PALISADE_KILLS")
         .map_or(KILLS, |wanted| wanted.parse().expect("PALISADE_KILLS is a number"));
@@ -112,7 +113,7 @@ async fn kills_during_boot_snapshot_and_restore_lose_nothing_and_leave_nothing(t
         let began = Instant::now();
         let mut child = world.start(act);
         let Some(whole) = typical.get(&act).copied() else {
-            // Once to its end, to know how long it takes.
+            // Run it once to its end, to measure it.
             assert!(child.wait().unwrap().success(), "{act:?}");
             typical.insert(act, began.elapsed());
             world.check(act).await;
@@ -124,7 +125,7 @@ async fn kills_during_boot_snapshot_and_restore_lose_nothing_and_leave_nothing(t
         if cut(&mut child, victim, &mut chance) {
             *kills.entry((act, victim)).or_default() += 1;
         } else if child.try_wait().unwrap().is_some() {
-            // It takes less than it did; the next one is cut short before.
+            // It was faster than before, so the next kill comes earlier.
             typical.insert(act, (whole + after) / 2);
         }
         over(&mut child).await;
@@ -139,7 +140,7 @@ async fn kills_during_boot_snapshot_and_restore_lose_nothing_and_leave_nothing(t
     }
 }
 
-/// Kills somebody on the way; false where the act was over, or nobody was there.
+/// Kills a process during the action; returns false if the action was over, or the process did not exist.
 fn cut(child: &mut Child, victim: Victim, chance: &mut Chance) -> bool {
     if child.try_wait().unwrap().is_some() {
         return false;
@@ -164,7 +165,7 @@ fn one(name: &str, chance: &mut Chance) -> Option<i32> {
     (!found.is_empty()).then(|| *chance.of(&found))
 }
 
-/// Whoever was not killed says how it ended, in time.
+/// Waits until a surviving `pal` reports how the action ended.
 async fn over(child: &mut Child) {
     let deadline = Instant::now() + PATIENCE;
     while child.try_wait().unwrap().is_none() {
@@ -185,21 +186,22 @@ impl World {
             .expect("pal can be run")
     }
 
-    /// Brings the machine into the state that gives the act something to do.
+    /// Brings the microVM into a state in which the action has an effect.
     async fn prepare(&mut self, act: Act) {
         if act == Act::Resume {
             self.t.fleet().pause_to_disk(&self.body).await.unwrap();
         }
     }
 
-    /// Writes a file that is to be there from now on.
+    /// Writes and syncs a file that must survive.
     async fn mark(&mut self) {
         self.marks += 1;
         let mark = self.marks;
         self.t.sh(&self.body, &format!("echo {mark} > ~/mark-{mark} && sync")).await.ok();
     }
 
-    /// The machine is there with its files, its snapshot can be thawed, and of everything else nothing is left.
+    /// Checks that the microVM has its files, that its snapshot can be restored, and that nothing else is
+    /// left.
     async fn check(&mut self, act: Act) {
         let listed: Vec<BodyId> =
             self.t.fleet().list().unwrap().iter().map(|view| view.id().clone()).collect();
@@ -229,7 +231,7 @@ impl World {
         self.nothing_else().await;
     }
 
-    /// Has the machine run, in whatever state it was left.
+    /// Starts the microVM from whatever state it is in.
     async fn awake(&self) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -255,7 +257,7 @@ impl World {
         }
     }
 
-    /// One machine, one hypervisor, one directory; no half of anything.
+    /// Checks that there is one microVM, one hypervisor and one directory.
     async fn nothing_else(&self) {
         self.t.fleet().garbage().collect(fleet::GcMode::Remove).await.unwrap();
         let only = || {
@@ -287,7 +289,7 @@ impl World {
     }
 }
 
-/// What cargo put beside this test, or where whoever runs it again has put it.
+/// The path of `pal`: where cargo put it, or as the environment says.
 pub fn program() -> PathBuf {
     let test = std::env::current_exe().expect("this program has a path");
     let built = test.ancestors().nth(2).unwrap_or(Path::new("/")).join("pal");

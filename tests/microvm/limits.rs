@@ -1,11 +1,11 @@
-//! What bounds a machine: its memory, its disk, its processes. What is over ends inside, and the machine lives.
+//! Limits of a microVM: memory, disk, processes. Excess ends inside, and the microVM survives.
 
 use bytes::Bytes;
 use fleet::{Create, ExecRequest, OutputChunk};
 use proto::Size;
 use testkit::{Bodies, body_test};
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn what_is_over_fails_inside_and_the_machine_lives(t: Bodies) {
     let mut request: Create = t.kept();
     request.limits.disk = Some(Size::mib(64));
@@ -24,8 +24,9 @@ async fn what_is_over_fails_inside_and_the_machine_lives(t: Bodies) {
     assert_eq!(t.sh(&body, "echo alive").await.ok(), "alive");
 }
 
-/// A stream that nobody reads stops alone: others go on, and the host keeps no more than its window.
-#[body_test(except(process = "it is about machines"))]
+/// A stream without a reader blocks only itself: others continue, and the host buffers no more than its
+/// window.
+#[body_test(except(process = "it tests microVMs"))]
 async fn output_that_nobody_reads_keeps_nobody_waiting(t: Bodies) {
     let body = t.create().await;
     let mut flood =

@@ -1,4 +1,4 @@
-//! What only a Body with a kernel of its own does: frozen and thawed with its memory, and ended like a machine.
+//! Features that only a Body with a kernel of its own has: memory snapshots, restores, and its ways to end.
 
 mod bad_input;
 mod death;

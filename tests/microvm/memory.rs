@@ -1,16 +1,16 @@
-//! Memory that a machine has no use for any more goes back to the host, and what it keeps stays what it is.
+//! Memory that a microVM frees goes back to the host, and the rest stays intact.
 
 use std::time::{Duration, Instant};
 
 use testkit::{Bodies, body_test, leaks};
 
-/// What the machine takes and gives back.
+/// How much memory the microVM uses and frees.
 const TAKEN_MIB: u64 = 100;
-/// Its kernel reports blocks that are free every two seconds, and keeps some for itself.
+/// Its kernel reports free blocks every two seconds, and keeps some for itself.
 const BACK_MIB: u64 = 70;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Memory of the hypervisor that is in no file.
+/// Anonymous memory of the hypervisor.
 fn own_mib() -> u64 {
     let qemu = leaks::descendants()
         .into_iter()
@@ -51,8 +51,8 @@ async fn gives_back(t: &Bodies, body: &proto::BodyId) {
     assert_eq!(t.sh(body, &again).await.ok(), "0", "and it can take as much again");
 }
 
-/// A machine that was thawed has a private view of a file that others are thawed from, too.
-#[body_test(except(process = "it is about machines"))]
+/// A restored microVM maps a file privately that others are restored from, too.
+#[body_test(except(process = "it tests microVMs"))]
 async fn a_thawed_machine_gives_memory_back_and_what_it_was_thawed_from_stays(t: Bodies) {
     let body = t.create().await;
     assert_eq!(t.view(&body).receipt.map(|receipt| receipt.how), Some("thaw".to_owned()));
@@ -63,13 +63,13 @@ async fn a_thawed_machine_gives_memory_back_and_what_it_was_thawed_from_stays(t:
     t.run(&t.create().await, ["true"]).await.ok();
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn a_booted_machine_gives_memory_back(t: Bodies) {
     let body = t.make(fleet::Create { cold: true, ..t.kept() }).await.spec.id;
     gives_back(&t, &body).await;
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn what_a_machine_uses_is_measured(t: Bodies) {
     let body = t.create().await;
     let before = t.fleet().access().metrics(&body).expect("one that runs is measured");

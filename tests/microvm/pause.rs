@@ -1,4 +1,4 @@
-//! A machine that is paused takes no processor time, and its clock is right when it goes on.
+//! A paused microVM uses no CPU time, and its clock is right after the resume.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn ticks(pid: i32) -> u64 {
         .sum()
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn a_paused_machine_stands_still_and_goes_on_in_time(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "(while :; do :; done) >/dev/null 2>&1 &").await.ok();
@@ -46,7 +46,7 @@ async fn a_paused_machine_stands_still_and_goes_on_in_time(t: Bodies) {
     assert_eq!(told.revival.how, "resume");
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn a_machine_that_is_paused_to_the_disk_takes_no_memory_and_goes_on(t: Bodies) {
     let body = t.create().await;
     t.sh(&body, "echo kept > ~/file; echo memory > /dev/shm/file; (while :; do echo x >> /tmp/beat; sleep 0.2; done) >/dev/null 2>&1 &").await.ok();
@@ -66,7 +66,7 @@ async fn a_machine_that_is_paused_to_the_disk_takes_no_memory_and_goes_on(t: Bod
     let beats = "cat ~/file /dev/shm/file; a=$(wc -c < /tmp/beat); while test $(wc -c < /tmp/beat) -eq $a; do sleep 0.1; done; echo beats";
     assert_eq!(t.sh(&body, beats).await.ok(), "kept\nmemory\nbeats");
     assert!(!t.data().join("bodies").join(body.as_str()).join("swap").exists(), "and nothing waits any more");
-    // Without its memory it is a Body that was stopped.
+    // Without its memory it is a stopped Body.
     t.fleet().pause_to_disk(&body).await.unwrap();
     assert_eq!(t.fleet().stop(&body, Duration::from_secs(1)).await.unwrap().status, Status::Stopped);
     t.fleet().start(&body).await.unwrap();

@@ -1,7 +1,7 @@
-//! The probe of the escape suite inside a machine: what it reaches there is the machine's own, never the host's.
+//! The probe of the escape suite in a microVM: it reaches resources of the microVM only, never the host's.
 //!
-//! Every door of the host is shown open to the probe on the host first. A probe that is reached inside and not in
-//! [`OWN`] with a reason is an escape, and red.
+//! The probe first shows on the host that each door of the host is open there. A probe that reaches something
+//! inside and is not in [`OWN`] with a reason is an escape, and fails the test.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ const DISK: u64 = 64 << 20;
 const PIDS: u32 = 128;
 const FILES: u32 = 256;
 
-/// Probes that reach something inside, and why that is not the host's.
+/// Probes that reach something inside, and why it does not belong to the host.
 const OWN: &[(&[&str], &str)] = &[
     (
         &[
@@ -214,11 +214,11 @@ const OWN: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// Doors that are at least shown open on the host and closed inside, where root runs the suite.
+/// How many doors must be open on the host and closed inside, if root runs the suite.
 const LEAST_OF_USER: usize = 150;
 const LEAST_OF_ROOT: usize = 60;
 
-/// Probes that are not run.
+/// Probes that do not run.
 const NOT_RUN: &[(&str, &str)] = &[("inodes", "thousands of files, emulated; body::limits shows the bound")];
 
 #[body_test(except(process = "the suite `escape` asks more of that layer"))]
@@ -247,7 +247,7 @@ async fn what_is_reached_inside_is_the_machines_own(t: Bodies) {
     }
 }
 
-/// Nothing is reached but what is the machine's own, and enough doors were shown open on the host.
+/// Checks that only the microVM's own resources are reached, and that enough doors were open on the host.
 fn judge(user: &str, inside: &[ProbeAnswer], controls: &BTreeMap<String, ProbeAnswer>, least: usize) {
     let mut wrong = Vec::new();
     for listed in probe::list() {

@@ -1,4 +1,4 @@
-//! Machines behind `pal serve`: asked for, used, forked and removed over HTTP as any other Body.
+//! MicroVMs behind `pal serve`: created, used, forked and removed over HTTP like any other Body.
 
 use std::{
     io::{BufRead, BufReader},
@@ -12,7 +12,7 @@ use testkit::{Bodies, body_test, leaks, wait};
 
 use crate::kills::program;
 
-/// A server of this test's data.
+/// A server on this test's data directory.
 struct ServeProcess {
     child: Child,
     url: String,
@@ -36,7 +36,7 @@ impl ServeProcess {
         Self { child, url: said["url"].as_str().unwrap().to_owned(), key }
     }
 
-    /// What it answers, with the status.
+    /// Sends a request; returns the status and the answer.
     fn ask(&self, method: &str, path: &str, body: Value) -> (u16, Value) {
         let said = Command::new("curl")
             .args(["--silent", "--show-error", "--max-time", "120", "--request", method])
@@ -90,13 +90,13 @@ async fn machines_are_made_used_and_forked_over_http(t: Bodies) {
     let fork = &forks["items"][0];
     assert_eq!(server.runs(fork, "cat ~/file; hostname"), format!("mine\n{}", fork["id"].as_str().unwrap()));
 
-    // From its frozen template, or one that lay ready where the host had a processor for that.
+    // From the boot snapshot, or from the pool if the host had an idle CPU.
     let (status, next) = server.ask("POST", "/v1/bodies", wanted);
     assert_eq!((status, server.runs(&next, "echo $COLOUR; ls -A ~").as_str()), (201, "green"), "{next}");
     for body in [&body, fork, &next] {
         server.remove(body);
     }
     server.stop();
-    // What lay ready goes with its server.
+    // The pooled microVM ends with its server.
     wait::within(Duration::from_secs(20), "no machine is left", || (hypervisors() == 0).then_some(())).await;
 }

@@ -1,4 +1,4 @@
-//! A directory of the host that a machine sees live: all of it and nothing beside it, with the access that was said.
+//! A directory of the host that a microVM shares: all of it and nothing beside it, with the given access.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use testkit::{Bodies, CommandOutput, body_test, explain, leaks, wait};
 
 use crate::kills::program;
 
-/// A directory that everybody may write, so that only the share can say no.
+/// A directory that every user may write, so that only the share can refuse.
 fn furnish(t: &Bodies, name: &str) -> PathBuf {
     let dir = t.dir().join(name);
     fs::create_dir(&dir).unwrap();
@@ -51,7 +51,7 @@ fn virtiofsd() -> Vec<leaks::HostProcess> {
     leaks::descendants().into_iter().filter(|process| process.name == "virtiofsd").collect()
 }
 
-#[body_test(except(process = "its mounts are always live: tests/body/mounts.rs"))]
+#[body_test(except(process = "mounts of this layer are always shared: tests/body/mounts.rs"))]
 async fn a_directory_is_live_and_nothing_beside_it_is_reached(t: Bodies) {
     let (shown, shared) = (furnish(&t, "shown"), furnish(&t, "shared"));
     fs::write(t.dir().join("secret"), "secret").unwrap();
@@ -68,7 +68,7 @@ async fn a_directory_is_live_and_nothing_beside_it_is_reached(t: Bodies) {
     let held = view.enforcement.mechanisms.iter().find(|held| held.name == "shared directories");
     assert!(held.is_some_and(|held| held.state == MechanismStatus::Enforced), "{:?}", view.enforcement);
 
-    // At once, and while it is open.
+    // Changes are visible at once, also in an open file.
     t.sh(body, "exec 3< /mnt/deep/shared/file; read line <&3; echo $line > ~/before").await.ok();
     for round in 0..5 {
         fs::write(shared.join("file"), format!("round {round}\n")).unwrap();
@@ -84,7 +84,7 @@ async fn a_directory_is_live_and_nothing_beside_it_is_reached(t: Bodies) {
         assert!(refused.complaint().contains("No such file"), "{name} leads out: {refused:?}");
     }
 
-    // Read-only is not the guest's to change.
+    // The guest cannot change a read-only share.
     as_root(&t, body, "mount -o remount,rw /mnt/shown").await.ok();
     for act in ["echo x > D/new2", "echo x >> D/file", "mkdir D/dir", "mv D/file D/elsewhere", "rm D/file"] {
         as_root(&t, body, &format!("touch /mnt/deep/shared/file; {}", act.replace('D', "/mnt/deep/shared")))
@@ -97,7 +97,7 @@ async fn a_directory_is_live_and_nothing_beside_it_is_reached(t: Bodies) {
     assert_eq!(fs::read_to_string(shown.join("file")).unwrap(), "of the host\n");
 }
 
-#[body_test(except(process = "its mounts are always live: tests/body/mounts.rs"))]
+#[body_test(except(process = "mounts of this layer are always shared: tests/body/mounts.rs"))]
 async fn git_directories_in_a_shared_directory_are_read_only(t: Bodies) {
     let shares = ["held", "open"].map(|name| {
         let dir = furnish(&t, name);
@@ -143,13 +143,13 @@ async fn git_directories_in_a_shared_directory_are_read_only(t: Bodies) {
     assert_eq!(fs::read_to_string(held.join(".git/config")).unwrap(), "");
 }
 
-#[body_test(except(process = "its mounts are always live: tests/body/mounts.rs"))]
+#[body_test(except(process = "mounts of this layer are always shared: tests/body/mounts.rs"))]
 async fn a_share_lends_nothing_and_who_shares_it_is_held(t: Bodies) {
     let shared = furnish(&t, "shared");
     let view = t.make(sharing(&t, &[(&shared, "/mnt/shared", Access::ReadWrite)])).await;
     let body = view.id();
 
-    // Each act is first done where it may be.
+    // Each action first succeeds in a directory that is not shared.
     for act in ["chmod 4755 D/tool", "chmod 2755 D/tool", "mknod D/null c 1 3"] {
         let furnish = "cp /bin/true D/tool; chmod 755 D/tool; ";
         as_root(&t, body, &format!("mkdir -p /root/d; {furnish}{act}").replace('D', "/root/d")).await.ok();
@@ -163,7 +163,7 @@ async fn a_share_lends_nothing_and_who_shares_it_is_held(t: Bodies) {
     let made = fs::metadata(shared.join("tool")).unwrap();
     assert_eq!(made.mode() & 0o7777, 0o755, "nothing lends its owner's rights");
     assert_eq!(Some(made.uid()), view.spec.ids.user_outside(0), "it belongs to the Body's ids");
-    // Whose a file is that belongs to nobody of the Body is not told.
+    // The owner of a file is hidden if the Body does not have that id.
     let seen = t.sh(body, "stat -c %u /mnt/shared/file").await.ok();
     let ours = fs::metadata(shared.join("file")).unwrap().uid();
     let mapped = (0..=proto::spec::USER_ID).find(|id| view.spec.ids.user_outside(*id) == Some(ours));
@@ -193,7 +193,7 @@ async fn a_share_lends_nothing_and_who_shares_it_is_held(t: Bodies) {
     }
 }
 
-#[body_test(except(process = "its mounts are always live: tests/body/mounts.rs"))]
+#[body_test(except(process = "mounts of this layer are always shared: tests/body/mounts.rs"))]
 async fn its_memory_is_never_frozen_and_its_files_are(t: Bodies) {
     let shared = furnish(&t, "shared");
     let body = t.make(sharing(&t, &[(&shared, "/mnt/shared", Access::ReadWrite)])).await.spec.id;
@@ -229,7 +229,7 @@ async fn its_memory_is_never_frozen_and_its_files_are(t: Bodies) {
     assert_eq!(t.sh(&other, "cat ~/file /mnt/other/file").await.ok(), "kept\nlater");
 }
 
-#[body_test(except(process = "its mounts are always live: tests/body/mounts.rs"))]
+#[body_test(except(process = "mounts of this layer are always shared: tests/body/mounts.rs"))]
 async fn whoever_is_killed_leaves_nothing_and_the_reason_is_told(t: Bodies) {
     let shared = furnish(&t, "shared");
     let body = t.make(sharing(&t, &[(&shared, "/mnt/shared", Access::ReadWrite)])).await.spec.id;
@@ -262,7 +262,7 @@ async fn whoever_is_killed_leaves_nothing_and_the_reason_is_told(t: Bodies) {
     .await;
 }
 
-#[body_test(except(process = "its mounts are always live: tests/body/mounts.rs"))]
+#[body_test(except(process = "mounts of this layer are always shared: tests/body/mounts.rs"))]
 async fn what_cannot_be_shared_is_refused(t: Bodies) {
     let shared = furnish(&t, "shared");
     let one = || sharing(&t, &[(&shared, "/mnt/shared", Access::ReadOnly)]);

@@ -1,4 +1,4 @@
-//! Machines that a fleet that stays has lying ready: the same machines, sooner, and nobody's until then.
+//! The pool of running microVMs of a fleet: equal to others, ready sooner, and unclaimed until a request.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use fleet::{
 use proto::BodyId;
 use testkit::{Bodies, body_test, leaks, wait};
 
-/// An emulated machine takes its time on a busy host.
+/// An emulated microVM is slow on a busy host.
 const SPARE_PATIENCE: Duration = Duration::from_secs(120);
 
 fn serving(t: &Bodies) -> Fleet {
@@ -18,7 +18,7 @@ fn serving(t: &Bodies) -> Fleet {
     fleet
 }
 
-/// One whose time is counted from its start has no spare.
+/// A Body with a wall-clock limit does not use the pool, so this one has none.
 fn asked(t: &Bodies) -> Create {
     let mut request = t.kept();
     request.limits.wall = None;
@@ -41,7 +41,7 @@ fn how(view: &fleet::BodyView) -> &str {
     view.receipt.as_ref().map_or("", |receipt| receipt.how.as_str())
 }
 
-/// Directories of machines that nobody has asked for.
+/// Directories of pooled microVMs that no request has claimed.
 fn waiting(t: &Bodies) -> Vec<String> {
     let entries = std::fs::read_dir(t.data().join("bodies")).unwrap().flatten();
     let nobodys = entries
@@ -61,7 +61,7 @@ fn hypervisors() -> usize {
 const WHO: &str = "hostname; cat /etc/hostname /etc/machine-id; head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \\n'; echo; \
                    echo $COLOUR; id -un; pwd; date +%s; ls -A ~";
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn a_spare_becomes_whose_it_is_given_to(t: Bodies) {
     let fleet = serving(&t);
     let first = fleet.create(asked(&t)).await.unwrap();
@@ -97,9 +97,9 @@ async fn a_spare_becomes_whose_it_is_given_to(t: Bodies) {
     assert!(behind < Duration::from_secs(60), "its clock goes on: {behind:?}");
     assert_ne!(machine_id, says(&fleet, first.id(), "cat /etc/machine-id").await);
     let kinds: Vec<String> =
-        fleet.events(0, Some(taken.id()), 3).unwrap().into_iter().map(|event| event.kind).collect();
+        fleet.log().events(0, Some(taken.id()), 3).unwrap().into_iter().map(|event| event.kind).collect();
     assert_eq!(kinds, ["body.created", "body.started", "exec.started"]);
-    // It can be frozen as any other: its line has not been stopped in between.
+    // A snapshot works as for any other: the channel was never stopped in between.
     let fork = fleet.fork(taken.id(), 1).await.unwrap().remove(0);
     assert_eq!(says(&fleet, fork.id(), "hostname").await, fork.id().as_str());
     one_waits(&fleet).await;
@@ -122,7 +122,7 @@ async fn a_spare_becomes_whose_it_is_given_to(t: Bodies) {
     }
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn who_asks_for_another_machine_gets_another_and_none_means_none(t: Bodies) {
     let fleet = serving(&t);
     let first = fleet.create(asked(&t)).await.unwrap();
@@ -151,7 +151,7 @@ async fn who_asks_for_another_machine_gets_another_and_none_means_none(t: Bodies
     }
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn a_spare_that_died_is_not_given_away(t: Bodies) {
     let fleet = serving(&t);
     let first = fleet.create(asked(&t)).await.unwrap();

@@ -1,4 +1,5 @@
-//! The two walls of a machine: a kernel of its own, and around its hypervisor those of every process Body.
+//! The two boundaries of a microVM: a kernel of its own, and around its hypervisor that of every process
+//! Body.
 
 use proto::{
     MechanismStatus,
@@ -6,7 +7,7 @@ use proto::{
 };
 use testkit::{Bodies, body_test, leaks};
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn its_kernel_is_another_and_its_hypervisor_is_held(t: Bodies) {
     let view = t.make(t.kept()).await;
     let inside = t.run(view.id(), ["uname", "-r"]).await.ok();
@@ -65,7 +66,7 @@ async fn its_kernel_is_another_and_its_hypervisor_is_held(t: Bodies) {
     }
 }
 
-#[body_test(except(process = "it is about machines"))]
+#[body_test(except(process = "it tests microVMs"))]
 async fn the_host_is_not_there(t: Bodies) {
     let body = t.make(t.with_probe(t.kept())).await.spec.id;
     let secret = t.dir().join("secret");

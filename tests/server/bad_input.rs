@@ -1,4 +1,4 @@
-//! Requests that make no sense: each is refused precisely, in E2B's words, and leaves nothing.
+//! Invalid requests: each is refused precisely, in E2B's format, and leaves nothing.
 
 use std::io::Write;
 
@@ -39,7 +39,7 @@ server_test! {
 }
 
 server_test! {
-    /// Ids and routes that are not there.
+    /// Ids and routes that do not exist.
     fn what_is_not_there_is_not_found(pal) {
         let server = TestServer::start(pal);
         for id in ["nobody", "..", "%2e%2e%2fkey", "A", "%00", "x-y"] {
@@ -73,7 +73,7 @@ server_test! {
 }
 
 server_test! {
-    /// A chunked body without a length is one like any other; one that breaks off changes nothing.
+    /// A chunked body without a length works like any other; an incomplete one changes nothing.
     fn chunked_and_broken_bodies(pal) {
         let server = TestServer::start(pal);
         let head = client::head("POST", "/v2/sandboxes", &[("X-API-KEY", &server.key), ("Connection", "close"), ("Transfer-Encoding", "chunked")]);

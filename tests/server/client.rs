@@ -1,4 +1,4 @@
-//! A client of a few lines: one request, one connection, the answer as it came.
+//! A small HTTP client: one request for each connection, the answer unchanged.
 
 use std::{
     io::{Read, Write},
@@ -17,7 +17,7 @@ pub struct HttpAnswer {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
-    /// Whether it came to its proper end.
+    /// Whether it was complete.
     pub whole: bool,
 }
 
@@ -26,7 +26,7 @@ impl HttpAnswer {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The JSON of an answer that says it is some.
+    /// The JSON of an answer with that content type.
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
@@ -51,7 +51,7 @@ pub fn dial(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// The head of a request that wants the connection closed after it.
+/// The head of a request that asks the server to close the connection after it.
 pub fn head(method: &str, path: &str, headers: &[(&str, &str)]) -> String {
     let named = headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host"));
     let mut text = format!("{method} {path} HTTP/1.1\r\n");
@@ -64,7 +64,7 @@ pub fn head(method: &str, path: &str, headers: &[(&str, &str)]) -> String {
     text
 }
 
-/// Asks, and reads the answer to its end.
+/// Sends a request, and reads the answer to its end.
 pub fn ask(
     address: SocketAddr,
     method: &str,
@@ -77,7 +77,7 @@ pub fn ask(
     let head = head(method, path, headers);
     stream
         .write_all(format!("{head}Connection: close\r\nContent-Length: {}\r\n\r\n", body.len()).as_bytes())?;
-    // Whoever refuses a request early need not read all of it.
+    // A server that refuses a request early need not read all of it.
     let _ = stream.write_all(body);
     read(stream)
 }

@@ -1,4 +1,4 @@
-//! Commands that envd's clients start: the log has them before they run, and when they end.
+//! Commands of envd's clients: the log has them before they start, and when they end.
 
 use std::{
     io::{Read, Write},
@@ -48,14 +48,14 @@ fn last(pal: &Pal, made: &Sandbox, count: usize) -> Value {
 }
 
 server_test! {
-    /// Who, what and how it ended; neither its variables nor what it wrote.
+    /// The log has the caller, the command and its end; neither its variables nor its output.
     fn commands_of_envds_clients_are_in_the_log(pal) {
         let server = TestServer::start(pal);
         let made = server.create(json!({}));
         let send = |command: &str, token: &str, more: &[(&str, &str)]| {
             client::ask(server.address, "POST", START, &headers(&made, token, more), &request(command)).unwrap()
         };
-        // Somebody without the token starts nothing, and fills no log.
+        // A client without the token starts nothing, and adds no event.
         send("true", "wrong", &[]);
         assert_eq!(events(pal, &made), Vec::<Value>::new());
 
@@ -65,10 +65,10 @@ server_test! {
         assert_eq!(started["data"]["argv"], json!(["/bin/sh", "-c", "echo words; exit 3"]));
         assert_eq!((&started["data"]["by"], &started["data"]["workdir"], &started["data"]["env"]), (&json!("envd"), &json!("/"), &json!(["SECRET"])));
         assert_eq!((&ended["type"], &ended["data"]["exec"], &ended["data"]["code"]), (&json!("exec.ended"), &started["seq"], &json!(3)));
-        // Output that is longer than what is looked at.
+        // Output that is longer than the part that the server inspects.
         send("head -c 3000000 /dev/zero | tr '\\0' x; kill -9 $$", &made.token, &[]).expect(200);
         assert_eq!((&last(pal, &made, 4)["data"]["code"], &last(pal, &made, 4)["data"]["signal"]), (&json!(137), &json!(9)));
-        // One that never ran, and one that ran too long.
+        // A command that never ran, and one that ran too long.
         send("true", &made.token, &[("Authorization", "Basic bm9ib2R5LWhlcmU6")]).expect(200);
         assert!(last(pal, &made, 6)["data"]["error"].as_str().unwrap().contains("nobody-here"));
         assert_eq!(last(pal, &made, 5)["data"]["user"], "nobody-here");
@@ -76,7 +76,7 @@ server_test! {
         assert_eq!((&last(pal, &made, 8)["data"]["code"], &last(pal, &made, 8)["data"]["timed_out"]), (&json!(124), &json!(true)));
         assert!(!events(pal, &made).iter().any(|event| event.to_string().contains("hidden") || event.to_string().contains("words\\n")));
 
-        // Whoever leaves leaves it running.
+        // A client that disconnects leaves the command running.
         let mut stream = client::dial(server.address);
         let (head, body) = (client::head("POST", START, &headers(&made, &made.token, &[])), request("sleep 1000"));
         stream.write_all(format!("{head}Content-Length: {}\r\n\r\n", body.len()).as_bytes()).and_then(|()| stream.write_all(&body)).unwrap();

@@ -1,4 +1,4 @@
-//! Kills of the server under load: nothing that was acknowledged is lost.
+//! Kills the server under load: nothing that it acknowledged is lost.
 
 use std::{
     collections::BTreeMap,
@@ -18,25 +18,26 @@ const KILLS: u64 = 50;
 const CLIENTS: u64 = 3;
 const BODIES_MAX: usize = 4;
 
-/// What clients were told.
+/// The acknowledgements of the server to its clients.
 #[derive(Default)]
 struct ClientRecord {
-    /// Sandboxes that were made.
+    /// Sandboxes that were created.
     alive: BTreeMap<String, KnownSandbox>,
     ended: Vec<String>,
 }
 
-/// A sandbox, and what was done in it.
+/// A sandbox, and the actions in it.
 struct KnownSandbox {
     made: Sandbox,
     files: BTreeMap<String, String>,
-    /// The newest process that was started.
+    /// The last process that was started.
     line: Option<String>,
-    /// The newest terminal, by tag, and what was last typed into it.
+    /// The last terminal, by tag, and the last line typed into it.
     terminal: Option<(String, String)>,
 }
 
-/// Fifty kills while clients make sandboxes, write files, start processes, type into terminals and end sandboxes.
+/// Fifty kills while clients create sandboxes, write files, start processes, type into terminals and end
+/// sandboxes.
 #[test]
 fn kills_of_the_server_under_load_lose_nothing() {
     crate::pal::check(|pal| {
@@ -57,7 +58,8 @@ fn kills_of_the_server_under_load_lose_nothing() {
                 });
             }
             for kill in 0..KILLS * 2 {
-                // On a slow machine a terminal may not have come to life between two kills: then there are more, and later.
+                // On a slow host a terminal may not be ready between two kills: then there are more kills, at
+                // longer intervals.
                 let slow = kill >= KILLS;
                 if slow && told.lock().unwrap().alive.values().any(|known| known.terminal.is_some()) {
                     break;
@@ -93,7 +95,7 @@ fn kills_of_the_server_under_load_lose_nothing() {
                 );
             }
             if let Some((tag, word)) = terminal {
-                // The terminal runs on, and whoever connects can type and sees what that does.
+                // The terminal keeps running, and a new client can type into it and see the result.
                 let asked = format!("echo again-$(({} + 1))", word.len());
                 assert!(remote(&server).type_into(made, tag, &asked), "{} lost the terminal {tag}", made.id);
                 let wanted = format!("again-{}", word.len() + 1);
@@ -109,7 +111,7 @@ fn kills_of_the_server_under_load_lose_nothing() {
         for ended in &told.ended {
             server.get(&format!("/sandboxes/{ended}")).expect(404);
         }
-        // What was made for somebody who was never told is there too, has a deadline, and can be ended.
+        // A sandbox whose client was never answered exists, too, has a deadline, and can be ended.
         for listed in server.get("/v2/sandboxes?limit=100").json().as_array().unwrap() {
             assert_ne!(listed["endAt"], "9999-12-31T23:59:59Z", "{listed}");
             server
@@ -127,7 +129,7 @@ fn remote(server: &TestServer) -> RemoteClient {
     RemoteClient { address: server.address, key: server.key.clone() }
 }
 
-/// A client that outlives the server it talks to.
+/// A client that outlives its server.
 struct RemoteClient {
     address: std::net::SocketAddr,
     key: String,
@@ -153,7 +155,7 @@ impl RemoteClient {
         crate::client::ask(self.address, "POST", path, &headers, body).ok().filter(|answer| answer.whole)
     }
 
-    /// One thing, and what was said of it.
+    /// One action, and its acknowledgement.
     fn act(&self, told: &Mutex<ClientRecord>, client: u64, turn: u64) {
         let mine = |told: &ClientRecord| {
             told.alive
@@ -177,7 +179,7 @@ impl RemoteClient {
                 told.lock().unwrap().alive.insert(known.made.id.clone(), known);
             }
             (1, Some(made)) if mine.len() == BODIES_MAX => {
-                // From here on nobody knows: it counts as alive again only if the server refused.
+                // From here on the state is unknown: it counts as alive again only if the server refused.
                 told.lock().unwrap().alive.remove(&made.id);
                 if self
                     .ask("DELETE", &format!("/sandboxes/{}", made.id), &Value::Null)
@@ -215,7 +217,7 @@ impl RemoteClient {
         }
     }
 
-    /// Opens a terminal, or types into the one that is there; what was acknowledged is remembered.
+    /// Opens a terminal, or types into the existing one; records the acknowledgement.
     fn use_terminal(&self, told: &Mutex<ClientRecord>, made: &Sandbox, turn: u64) {
         let known = told.lock().unwrap().alive.get(&made.id).and_then(|known| known.terminal.clone());
         let tag = match known {
@@ -236,7 +238,7 @@ impl RemoteClient {
         if !self.type_into(made, &tag, &format!("echo {word} > typed-{tag}")) {
             return;
         }
-        // Typed is not yet done: what the shell made of it is seen when it is.
+        // Typed is not yet executed: wait for the result of the shell.
         let path = format!("/files?path=typed-{tag}&username=user");
         for _ in 0..200 {
             let headers = [
@@ -257,7 +259,7 @@ impl RemoteClient {
         }
     }
 
-    /// Whether the guest took a line for a terminal.
+    /// Whether the guest accepted a line for a terminal.
     fn type_into(&self, made: &Sandbox, tag: &str, line: &str) -> bool {
         use base64::{Engine, engine::general_purpose::STANDARD};
         let input =
@@ -267,7 +269,7 @@ impl RemoteClient {
             .is_some_and(|answer| answer.status == 200)
     }
 
-    /// Whether a terminal shows that, to somebody who connects now.
+    /// Whether a terminal shows a text to a new client.
     fn screen(&self, made: &Sandbox, tag: &str, wanted: &str) -> bool {
         use base64::{Engine, engine::general_purpose::STANDARD};
         use std::io::{Read, Write};
@@ -305,7 +307,7 @@ impl RemoteClient {
         }
     }
 
-    /// Whether the guest said that the process runs; its stream is then left alone.
+    /// Whether the guest reported that the process runs; its stream is then left open.
     fn started(&self, made: &Sandbox, body: &[u8]) -> bool {
         use std::io::{Read, Write};
         let Ok(mut stream) = std::net::TcpStream::connect(self.address) else { return false };

@@ -1,4 +1,4 @@
-//! The life of a sandbox.
+//! The life cycle of a sandbox.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::{
 };
 
 server_test! {
-    /// Made, looked at, listed, ended; ended twice is not found.
+    /// Created, read, listed, ended; the second end finds nothing.
     fn a_sandbox_is_made_looked_at_and_ended(pal) {
         let server = TestServer::start(pal);
         let made = server.create(json!({ "metadata": { "who": "me" }, "envVars": { "A": "b" } }));
@@ -32,7 +32,7 @@ server_test! {
 }
 
 server_test! {
-    /// At its deadline a sandbox is ended or paused, whichever was asked for; one that was extended lives.
+    /// At its deadline a sandbox is ended or paused, as requested; an extended one stays.
     fn deadlines_are_met(pal) {
         let server = TestServer::start(pal);
         let begun = Instant::now();
@@ -50,7 +50,7 @@ server_test! {
 }
 
 server_test! {
-    /// A deadline that passes while no server runs is met by the next one.
+    /// The next server handles a deadline that passed while no server ran.
     fn deadlines_are_met_across_a_restart(pal) {
         let server = TestServer::start(pal);
         let (killed, paused) = (server.create(json!({ "timeout": 1 })), server.create(json!({ "timeout": 1, "autoPause": true })));
@@ -64,7 +64,8 @@ server_test! {
 }
 
 server_test! {
-    /// Paused with memory it goes on where it stood; with files alone it starts anew. Connecting never shortens.
+    /// Paused with memory it continues; with files only it starts again. Connecting never shortens the
+    /// deadline.
     fn pause_and_connect(pal) {
         let server = TestServer::start(pal);
         let made = server.create(json!({}));
@@ -89,7 +90,8 @@ server_test! {
 }
 
 server_test! {
-    /// A paused sandbox that may wakes up for whoever calls it, and is not ended while it is in use.
+    /// A request to a port resumes a paused sandbox with auto-resume, and it is not paused while it is in
+    /// use.
     fn traffic_wakes_what_may_be_woken(pal) {
         let server = TestServer::start(pal);
         let made = server.create(json!({ "timeout": 2, "autoPause": true, "autoResume": { "enabled": true } }));
@@ -106,7 +108,7 @@ server_test! {
 }
 
 server_test! {
-    /// The same request twice is one sandbox, also when both come at once, and after a restart.
+    /// A repeated request creates one sandbox, also if both arrive at once, and after a restart.
     fn a_request_with_a_name_is_done_once(pal) {
         let server = TestServer::start(pal);
         let body = json!({ "templateID": "host", "timeout": 300 });
@@ -120,7 +122,7 @@ server_test! {
         });
         assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
         assert_ne!(sandbox(ask(&server, "once-2", &body).expect(201).json()).id, ids[0]);
-        // The grammar of a key is that of the native API.
+        // The grammar of an idempotency key is that of the native API.
         let other = sandbox(ask(&server, "Order_7:v1.2", &body).expect(201).json()).id;
         assert_eq!(sandbox(ask(&server, "Order_7:v1.2", &body).expect(201).json()).id, other);
         ask(&server, "once-1", &json!({ "templateID": "host", "timeout": 301 })).expect(422);
@@ -133,7 +135,7 @@ server_test! {
 }
 
 server_test! {
-    /// Lists are filtered and come page by page, each sandbox once.
+    /// Lists can be filtered and have pages, with each sandbox once.
     fn lists_are_filtered_and_paged(pal) {
         let server = TestServer::start(pal);
         let made: Vec<String> = (0..5).map(|number| server.create(json!({ "metadata": { "odd key": "a&b=c", "n": number.to_string() } })).id).collect();
@@ -158,7 +160,7 @@ server_test! {
 }
 
 server_test! {
-    /// Forks and snapshots begin where their sandbox was.
+    /// Forks and snapshots begin in the state of their sandbox.
     fn forks_and_snapshots(pal) {
         let server = TestServer::start(pal);
         let made = server.create(json!({ "metadata": { "who": "parent" } }));
@@ -181,7 +183,7 @@ server_test! {
 }
 
 server_test! {
-    /// What a sandbox used and what happened to it can be asked for.
+    /// Clients can read the resource use and the log of a sandbox.
     fn metrics_and_logs(pal) {
         let server = TestServer::start(pal);
         let made = server.create(json!({}));

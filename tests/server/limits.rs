@@ -1,4 +1,4 @@
-//! Limits of the server: what one client may take, and what it is told when there is no more.
+//! Limits of the server: how much one client may use, and the answer beyond that.
 
 use std::io::{Read, Write};
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 server_test! {
-    /// More Bodies than there may be are refused, with the time to come again.
+    /// Beyond the limit of Bodies the server refuses, with the time to retry.
     fn bodies_are_bounded(pal) {
         let server = TestServer::start_with(pal, &["--listen", "127.0.0.1:0", "--max-bodies", "2"]);
         let first = create(&server, json!({}));
@@ -31,7 +31,7 @@ server_test! {
 }
 
 server_test! {
-    /// Those who ask at the same moment do not all find the last place.
+    /// Concurrent requests cannot all take the last place.
     fn bodies_asked_for_at_once_are_bounded_too(pal) {
         let server = TestServer::start_with(pal, &["--listen", "127.0.0.1:0", "--max-bodies", "4"]);
         let ask = || server.try_ask("POST", "/v2/sandboxes", &json!({ "templateID": "host", "timeout": 300 })).unwrap().status;
@@ -51,7 +51,7 @@ server_test! {
 }
 
 server_test! {
-    /// A key's quota bounds what its Bodies may use together, and nobody else's.
+    /// A key's quota limits its Bodies together, and not those of other keys.
     fn quotas_are_kept(pal) {
         let server = TestServer::start(pal);
         let (_, small) = key(&server, json!({ "name": "small", "quota": { "bodies": 2, "memory_bytes": 300 << 20 } }));
@@ -65,7 +65,7 @@ server_test! {
 }
 
 server_test! {
-    /// Forks count as what they are: as many Bodies as they make, each with what its parent may use.
+    /// Forks count with the number of Bodies, each with the limits of its parent.
     fn forks_keep_to_the_quota_too(pal) {
         let server = TestServer::start(pal);
         let (_, small) = key(&server, json!({ "name": "small", "quota": { "bodies": 4, "memory_bytes": 300 << 20 } }));
@@ -84,7 +84,7 @@ server_test! {
 }
 
 server_test! {
-    /// A host that is short of memory makes no Body.
+    /// A host that is short of memory creates no Body.
     fn a_host_short_of_memory_makes_no_body(pal) {
         let server = TestServer::start_with(pal, &["--listen", "127.0.0.1:0", "--reserve", "1000TiB"]);
         let refused = server.ask("POST", "/v1/bodies", json!({})).expect(503);
@@ -94,7 +94,7 @@ server_test! {
 }
 
 server_test! {
-    /// Heads without end, and clients that say nothing, cost the others nothing.
+    /// Endless request heads and silent clients do not affect others.
     fn odd_heads_hurt_nobody(pal) {
         let server = TestServer::start(pal);
         let mut quiet: Vec<_> = (0..100).map(|_| client::dial(server.address)).collect();
@@ -113,7 +113,7 @@ server_test! {
 }
 
 server_test! {
-    /// A page of another site, and a name that is not ours, get nowhere, with a key or without.
+    /// Pages of other sites and foreign host names are refused, with a key or without.
     fn pages_of_others_get_nowhere(pal) {
         let server = TestServer::start(pal);
         let host = format!("{}", server.address);
@@ -130,7 +130,7 @@ server_test! {
 }
 
 server_test! {
-    /// Encrypted with a certificate of our own making, which lasts over a restart.
+    /// TLS with a self-signed certificate, which survives a restart.
     fn a_certificate_of_our_own_making(pal) {
         for _ in 0..2 {
             let server = TestServer::start_with(pal, &["--listen", "127.0.0.1:0", "--tls"]);

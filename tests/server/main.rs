@@ -1,6 +1,6 @@
-//! `pal serve` as a program meets it: over HTTP, with real Bodies.
+//! `pal serve` as a program sees it: over HTTP, with real Bodies.
 //!
-//! Each test runs as whoever runs the suite and again as an ordinary user, and leaves nothing.
+//! Each test runs as the user of the suite and again as an ordinary user, and leaves nothing.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod bad_input;

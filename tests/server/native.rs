@@ -1,4 +1,4 @@
-//! The native API: what it says, what it refuses, and how it goes on after a break.
+//! The native API: answers, refusals, and how clients continue after a break.
 
 use std::io::{BufRead, BufReader, Write};
 
@@ -6,18 +6,18 @@ use serde_json::{Value, json};
 
 use crate::{client, server::TestServer, server_test};
 
-/// A Body made through the native API.
+/// Creates a Body through the native API.
 pub fn create(server: &TestServer, wanted: Value) -> String {
     server.ask("POST", "/v1/bodies", wanted).expect(201).json()["id"].as_str().unwrap().to_owned()
 }
 
-/// Makes a key of a scope; gives its secret.
+/// Creates a key of a scope; returns its secret.
 pub fn key(server: &TestServer, wanted: Value) -> (String, String) {
     let made = server.ask("POST", "/v1/keys", wanted).expect(201).json();
     (made["id"].as_str().unwrap().into(), made["secret"].as_str().unwrap().into())
 }
 
-/// Asks with another key than the first.
+/// Sends a request with another key than the first.
 pub fn ask_as(
     server: &TestServer,
     secret: &str,
@@ -53,7 +53,7 @@ server_test! {
 }
 
 server_test! {
-    /// A Body's whole life.
+    /// The whole life of a Body.
     fn a_body_lives_and_ends(pal) {
         let server = TestServer::start(pal);
         let id = create(&server, json!({ "metadata": { "a": "b" }, "env": { "SECRET": "value" } }));
@@ -85,7 +85,7 @@ server_test! {
 }
 
 server_test! {
-    /// A request that is repeated makes one Body, also after a restart.
+    /// A repeated request creates one Body, also after a restart.
     fn a_repeated_request_makes_one_body(pal) {
         let server = TestServer::start(pal);
         let again = |server: &TestServer| {
@@ -96,11 +96,11 @@ server_test! {
         let (status, first) = again(&server);
         assert_eq!(status, 201);
         assert_eq!(again(&server), (200, first.clone()));
-        // Another request under the same name is a mistake, and never answered with what it did not ask for.
+        // Another request under the same key is a mistake, and is never answered with the first one's result.
         let headers = [("X-API-KEY", server.key.as_str()), ("Idempotency-Key", "once-1"), ("Content-Type", "application/json")];
         let other = client::ask(server.address, "POST", "/v1/bodies", &headers, br#"{"limits":{"pids":117802061}}"#).unwrap();
         assert_eq!(other.status, 409, "{}", other.text());
-        // A key is one caller's, whichever API it is sent to.
+        // An idempotency key belongs to one caller, for both APIs.
         let sandbox = json!({ "templateID": "host", "timeout": 300 }).to_string();
         let elsewhere = client::ask(server.address, "POST", "/v2/sandboxes", &headers, sandbox.as_bytes()).unwrap();
         assert_eq!(elsewhere.status, 422, "{}", elsewhere.text());
@@ -112,7 +112,7 @@ server_test! {
 }
 
 server_test! {
-    /// Lists come in pages that hold everything once.
+    /// Lists have pages that hold everything once.
     fn lists_come_in_pages(pal) {
         let server = TestServer::start(pal);
         let made: Vec<String> = (0..3).map(|_| create(&server, json!({}))).collect();
@@ -133,7 +133,7 @@ server_test! {
 }
 
 server_test! {
-    /// Files go up and down as they are.
+    /// Files are uploaded and downloaded unchanged.
     fn files_go_up_and_down(pal) {
         let server = TestServer::start(pal);
         let id = create(&server, json!({}));
@@ -149,7 +149,7 @@ server_test! {
 }
 
 server_test! {
-    /// What one key made is not there for another, and a key does what its scope says.
+    /// Bodies of one key do not exist for another, and a scope limits a key.
     fn keys_keep_to_their_bodies_and_scopes(pal) {
         let server = TestServer::start(pal);
         let (_, other) = key(&server, json!({ "name": "other", "scope": "run" }));
@@ -175,7 +175,7 @@ server_test! {
 }
 
 server_test! {
-    /// Snapshots belong to the key whose Body they were taken of, on both surfaces, also when that Body is gone.
+    /// Snapshots belong to the key of their Body, in both APIs, also after that Body was removed.
     fn snapshots_of_one_key_are_not_there_for_another(pal) {
         let server = TestServer::start(pal);
         let (_, one) = key(&server, json!({ "name": "one" }));
@@ -196,7 +196,7 @@ server_test! {
         };
         let lists = |secret: &str| ["/v1/snapshots", "/v1/templates", "/snapshots", "/templates"].map(|path| ask_as(&server, secret, "GET", path, Value::Null).expect(200).text().contains("mine"));
         for gone in [false, true] {
-            // Its owner has it, which is the control of what follows.
+            // Its owner sees it, which is the control for the checks below.
             assert_eq!((lists(&one), make(&one, "mine")), ([true; 4], (201, 201)), "{gone}");
             ask_as(&server, &one, "GET", "/templates/aliases/mine", Value::Null).expect(200);
             assert_eq!(lists(&other), [false; 4], "{gone}");
@@ -216,7 +216,7 @@ server_test! {
 }
 
 server_test! {
-    /// Events are followed, and whoever was cut off misses nothing.
+    /// A client that lost its connection continues to follow events without a gap.
     fn events_go_on_where_they_were_left(pal) {
         let server = TestServer::start(pal);
         let id = create(&server, json!({}));
@@ -242,18 +242,18 @@ server_test! {
         };
         let first = events(&mut follow(&[("Last-Event-ID", "0")]), 2);
         assert_eq!(first[0]["type"], "body.created");
-        let last = first[1]["seq"].to_string();
+        let last = first[1]["pos"].to_string();
         let mut live = follow(&[("Last-Event-ID", &last)]);
         server.ask("POST", &format!("/v1/bodies/{id}/exec"), json!({ "argv": ["true"] })).expect(200);
         let next = events(&mut live, 2);
         assert_eq!((&next[0]["type"], &next[1]["type"]), (&json!("exec.started"), &json!("exec.ended")));
-        assert!(next[0]["seq"].as_u64() > first[1]["seq"].as_u64());
+        assert!(next[0]["pos"].as_u64() > first[1]["pos"].as_u64());
         assert_eq!(server.ask("POST", "/v1/events/verify", Value::Null).expect(200).json()["whole"], true);
     }
 }
 
 server_test! {
-    /// A command's output is streamed as it comes.
+    /// The output of a command is streamed while it runs.
     fn a_stream_tells_of_a_command_as_it_runs(pal) {
         let server = TestServer::start(pal);
         let id = create(&server, json!({}));
@@ -267,7 +267,7 @@ server_test! {
 }
 
 server_test! {
-    /// What makes no sense is refused in one error body.
+    /// Invalid requests have one form of error body.
     fn nonsense_is_refused_in_one_error_body(pal) {
         let server = TestServer::start(pal);
         let id = create(&server, json!({}));

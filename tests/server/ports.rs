@@ -1,4 +1,4 @@
-//! Ports of sandboxes, and the guest's own.
+//! Ports of sandboxes, and of the guest itself.
 
 use std::{
     io::{Read, Write},
@@ -15,7 +15,7 @@ use crate::{
 };
 
 const PORT: u16 = 18080;
-/// Answers with what it was asked; after an upgrade it says back what it hears.
+/// A server that echoes each request, and echoes bytes after an upgrade.
 const ECHO: &str = r#"
 import http.server
 class Echo(http.server.BaseHTTPRequestHandler):
@@ -41,7 +41,7 @@ fn serve_inside(server: &TestServer, sandbox: &Sandbox, headers: &[(&str, &str)]
 }
 
 server_test! {
-    /// A port is reached by header and by host name, with large bodies, and never with the caller's key.
+    /// Clients reach a port by header and by host name, with large bodies, and the key is never forwarded.
     fn a_port_is_reached_by_header_and_by_name(pal) {
         let server = TestServer::start(pal);
         let made = server.create(json!({}));
@@ -59,7 +59,7 @@ server_test! {
 }
 
 server_test! {
-    /// An upgraded connection carries bytes both ways.
+    /// An upgraded connection carries bytes in both directions.
     fn an_upgraded_connection_goes_through(pal) {
         let server = TestServer::start(pal);
         let made = server.create(json!({}));
@@ -85,7 +85,7 @@ server_test! {
 }
 
 server_test! {
-    /// Where traffic is not public, a port wants its token; the guest has its own.
+    /// A private port requires its token; the guest has one of its own.
     fn a_private_port_wants_its_token(pal) {
         let server = TestServer::start(pal);
         let made = server.create(json!({ "network": { "allowPublicTraffic": false } }));
@@ -102,7 +102,7 @@ server_test! {
 }
 
 server_test! {
-    /// A Body that `pal` made is private to whoever has a key.
+    /// The ports of a Body of `pal create` are only open to clients with a key.
     fn ports_of_pals_own_bodies_are_private(pal) {
         let server = TestServer::start(pal);
         let body = pal.ok("create");
@@ -113,7 +113,7 @@ server_test! {
 }
 
 server_test! {
-    /// The guest wants its token, and only envd's own paths lead to it.
+    /// The guest requires its token, and only envd's own paths reach it.
     fn the_guest_is_reached_by_envds_paths_alone(pal) {
         let server = TestServer::start(pal);
         let made = server.create(json!({}));
@@ -133,7 +133,7 @@ server_test! {
 }
 
 server_test! {
-    /// When a sandbox is ended or paused, its streams break off; none looks whole.
+    /// If a sandbox ends or is paused, its streams break off, and none looks complete.
     fn streams_of_what_ends_break_off(pal) {
         let server = TestServer::start(pal);
         for end in ["DELETE /sandboxes/", "POST pause"] {
@@ -153,7 +153,7 @@ server_test! {
 }
 
 server_test! {
-    /// A signed URL needs neither header nor token, and leads to the one whose token signed it.
+    /// A signed URL needs neither header nor token, and reaches the sandbox whose token signed it.
     fn signed_urls_lead_to_their_sandbox(pal) {
         use sha2::{Digest, Sha256};
         let server = TestServer::start(pal);

@@ -1,4 +1,4 @@
-//! A `pal serve` of one test.
+//! The `pal serve` of one test.
 
 use std::{
     io::{BufRead, BufReader},
@@ -17,7 +17,7 @@ use crate::{
     pal::{self, Pal},
 };
 
-/// A server that runs, until it is dropped.
+/// A running server, until it is dropped.
 pub struct TestServer {
     child: Child,
     pub address: SocketAddr,
@@ -25,7 +25,7 @@ pub struct TestServer {
     data: PathBuf,
 }
 
-/// A sandbox as the server told of it.
+/// A sandbox, as the server described it.
 #[derive(Debug, Clone)]
 pub struct Sandbox {
     pub id: String,
@@ -34,7 +34,7 @@ pub struct Sandbox {
 }
 
 impl TestServer {
-    /// Starts one that takes a free port.
+    /// Starts a server on a free port.
     pub fn start(pal: &Pal) -> Self {
         Self::start_with(pal, &["--listen", "127.0.0.1:0"])
     }
@@ -56,20 +56,20 @@ impl TestServer {
         self.child.wait().unwrap();
     }
 
-    /// Stops it, and has `gc` take what a server that was killed before left half made.
+    /// Stops it, and lets `gc` remove what a killed server left incomplete.
     pub fn sweep(self, pal: &Pal) {
         assert_eq!(self.stop(), Some(0));
         let swept = pal.line("gc");
         assert_eq!(swept.code, 0, "{swept:?}");
     }
 
-    /// Asks it to stop; gives its exit code.
+    /// Sends SIGTERM; returns its exit code.
     pub fn stop(mut self) -> Option<i32> {
         pal::signal(&self.child, Signal::TERM);
         self.child.wait().unwrap().code()
     }
 
-    /// Asks the control plane.
+    /// Sends a request to the control plane.
     pub fn try_ask(&self, method: &str, path: &str, body: &Value) -> std::io::Result<HttpAnswer> {
         let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
         client::ask(
@@ -94,7 +94,7 @@ impl TestServer {
         self.ask("GET", path, Value::Null)
     }
 
-    /// Makes a sandbox of template `host`.
+    /// Creates a sandbox of template `host`.
     #[track_caller]
     pub fn create(&self, more: Value) -> Sandbox {
         let mut body = json!({ "templateID": "host", "timeout": 300 });
@@ -107,14 +107,14 @@ impl TestServer {
         (answer.status == 200).then(|| answer.json()["state"].as_str().unwrap().to_owned())
     }
 
-    /// Waits until it is that way; none is gone.
+    /// Waits for a state of a sandbox; none means that it does not exist.
     #[track_caller]
     pub fn await_state(&self, sandbox: &Sandbox, wanted: Option<&str>) {
         let look = || (self.state(sandbox).as_deref() == wanted).then_some(());
         wait::blocking(Duration::from_secs(15), &format!("{} is {wanted:?}", sandbox.id), look);
     }
 
-    /// Asks a port of a sandbox, with nothing but the routing headers and those given.
+    /// Sends a request to a port of a sandbox, with only the routing headers and the given ones.
     pub fn port(
         &self,
         sandbox: &Sandbox,
@@ -133,7 +133,7 @@ impl TestServer {
         client::ask(self.address, method, path, &headers, body)
     }
 
-    /// Asks the guest, with its token.
+    /// Sends a request to the guest, with its token.
     pub fn envd(
         &self,
         sandbox: &Sandbox,
@@ -156,7 +156,7 @@ impl TestServer {
         self.envd(sandbox, "GET", &format!("/files?path={path}&username=user"), b"")
     }
 
-    /// Starts a line of shell and reads its stream to the end, or to where it breaks off.
+    /// Starts a shell line and reads its stream to the end, or to where it breaks off.
     pub fn run(&self, sandbox: &Sandbox, line: &str) -> std::io::Result<HttpAnswer> {
         let start =
             json!({ "process": { "cmd": "/bin/sh", "args": ["-c", line] }, "stdin": false }).to_string();
@@ -171,7 +171,7 @@ impl TestServer {
         self.port(sandbox, 49983, "POST", "/process.Process/Start", &headers, &body)
     }
 
-    /// The command lines of what was started through the guest and still runs.
+    /// The command lines of running processes that were started through the guest.
     pub fn processes(&self, sandbox: &Sandbox) -> Vec<String> {
         let listed = self.envd(sandbox, "POST", "/process.Process/List", b"{}").unwrap().expect(200).json();
         let line = |process: &Value| {
@@ -187,7 +187,7 @@ impl TestServer {
     }
 }
 
-/// What the server said of a sandbox.
+/// Parses the server's description of a sandbox.
 pub fn sandbox(said: Value) -> Sandbox {
     let text = |name: &str| said[name].as_str().unwrap_or_else(|| panic!("no {name} in {said}")).to_owned();
     Sandbox { id: text("sandboxID"), token: text("envdAccessToken"), said: said.clone() }

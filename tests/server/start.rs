@@ -1,11 +1,11 @@
-//! Its start, its end, and others on the same data directory.
+//! Start and stop of the server, and other processes on the same data directory.
 
 use serde_json::json;
 
 use crate::{client, server::TestServer, server_test};
 
 server_test! {
-    /// The first start makes a key and shows it; later ones do not.
+    /// The first start creates a key and prints it; later ones do not.
     fn the_first_start_makes_a_key(pal) {
         let server = TestServer::start(pal);
         assert!(server.key.starts_with("e2b_") && server.key.len() == 44, "{}", server.key);
@@ -18,7 +18,7 @@ server_test! {
 }
 
 server_test! {
-    /// Without a good key there is an answer in JSON and nothing else, and it is written down.
+    /// Without a valid key a client gets only an error in JSON, and the refusal is in the log.
     fn nobody_gets_in_without_a_key(pal) {
         let server = TestServer::start(pal);
         for (method, path) in [("GET", "/v2/sandboxes"), ("POST", "/v2/sandboxes"), ("GET", "/nowhere"), ("DELETE", "/sandboxes/x")] {
@@ -35,7 +35,7 @@ server_test! {
 }
 
 server_test! {
-    /// Names of others, and pages of others, are no way in.
+    /// Requests with foreign host names or from pages of other sites are refused.
     fn foreign_hosts_and_origins_are_refused(pal) {
         let server = TestServer::start(pal);
         let key = ("X-API-KEY", server.key.as_str());
@@ -48,7 +48,7 @@ server_test! {
 }
 
 server_test! {
-    /// One server for a data directory; beyond this machine only when somebody insists.
+    /// A data directory has one server, and it listens beyond loopback only with --tls or --insecure.
     fn a_second_server_and_an_open_address_are_refused(pal) {
         let server = TestServer::start(pal);
         let second = pal.line("serve --listen 127.0.0.1:0");
@@ -63,7 +63,7 @@ server_test! {
 }
 
 server_test! {
-    /// What `pal` does beside the server, the server sees, and the other way round.
+    /// `pal` and the server see each other's changes.
     fn pal_and_the_server_see_the_same_bodies(pal) {
         let server = TestServer::start(pal);
         let made = pal.ok("create");
@@ -86,7 +86,7 @@ server_test! {
 }
 
 server_test! {
-    /// Killed, the server takes nothing with it; the next one finds everything.
+    /// A killed server takes nothing with it; the next one finds everything.
     fn a_killed_server_loses_nothing(pal) {
         let server = TestServer::start(pal);
         let (runs, sleeps) = (server.create(json!({ "metadata": { "a": "b" } })), server.create(json!({})));

@@ -1,4 +1,4 @@
-//! What a collector is told, and what it costs when there is none.
+//! Telemetry: the server exports spans and metrics to a collector, and a missing collector costs nothing.
 
 use std::{
     collections::BTreeMap,
@@ -47,7 +47,7 @@ fn metrics(collector: &ScriptedServer) -> Vec<String> {
 }
 
 server_test! {
-    /// Each answer is a span, of the caller's trace where it names one; nothing that opens a door is told.
+    /// Each answer is a span, in the caller's trace if it names one; spans hold no secret.
     fn a_collector_is_told_traces_and_metrics(pal) {
         let collector = ScriptedServer::start(|_| CannedResponse::ok(Vec::new()));
         let server = TestServer::start_with(pal, &["--listen", "127.0.0.1:0", "--otlp", &format!("http://{}", collector.host())]);
@@ -71,7 +71,7 @@ server_test! {
         let told = attributes(&listed.attributes);
         assert_eq!((told["http.request.method"].as_str(), told["http.response.status_code"].as_str()), ("GET", "200"));
         assert_eq!(attributes(&with("/health").attributes)["pal.body"], sandbox.id);
-        // Neither what opens a door, nor what a program in a Body serves.
+        // Spans hold neither secrets nor paths of a program in a Body.
         let all = format!("{spans:?}");
         assert!(!all.contains(&key) && !all.contains("hidden") && !all.contains("/their/own") && !all.contains(&sandbox.token));
         let names = metrics(&collector);
@@ -85,9 +85,9 @@ server_test! {
 }
 
 server_test! {
-    /// Whoever asks for something waits for no collector.
+    /// No request waits for a collector.
     fn a_collector_that_is_gone_or_says_nothing_costs_nothing(pal) {
-        // Somebody listens and never answers.
+        // A collector that accepts connections and never answers.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         for place in [silent.local_addr().unwrap(), gone] {

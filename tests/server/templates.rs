@@ -1,4 +1,4 @@
-//! Templates over HTTP: asked for, their files sent, built, watched, tagged, and who may see them.
+//! Templates over HTTP: created, their files uploaded, built, watched, tagged, and their visibility.
 
 use std::{io::Write, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     server::TestServer,
 };
 
-/// As whoever runs the suite, if they have ids for a root of their own.
+/// Runs as the user of the suite, if that user has the ids for a root file system.
 fn check(test: impl Fn(&Pal)) {
     if testkit::is_root() {
         pal::check(test);
@@ -30,7 +30,7 @@ fn import(pal: &Pal) {
     pal.ok(&format!("templates import small {} --sudo", file.display()));
 }
 
-/// Asks for a build of that name; gives the ids of template and build.
+/// Requests a build under a name; returns the ids of template and build.
 #[track_caller]
 fn ask(server: &TestServer, name: &str) -> (String, String) {
     let asked = server
@@ -47,7 +47,7 @@ fn status(server: &TestServer, (template, build): &(String, String), offset: usi
         .json()
 }
 
-/// Waits for its end; gives the last word.
+/// Waits for its end; returns the last status.
 #[track_caller]
 fn ended(server: &TestServer, ids: &(String, String)) -> Value {
     wait::blocking(Duration::from_secs(60), "the build ends", || {
@@ -76,7 +76,7 @@ fn lines(told: &Value) -> Vec<String> {
         .collect()
 }
 
-/// From the first question to a Body of it, and to its removal.
+/// The whole life of a template, from the first request to its removal.
 #[test]
 fn a_template_is_built_tagged_used_and_removed() {
     check(|pal| {
@@ -85,7 +85,7 @@ fn a_template_is_built_tagged_used_and_removed() {
         let ids = ask(&server, "app:v1");
         let (template, build) = &ids;
         assert_eq!(status(&server, &ids, 0)["status"], "waiting");
-        // Files: where to, sent once, found again.
+        // Files: an upload address, an upload, and a second request that finds the file.
         let hash = "ab".repeat(32);
         let place = server.get(&format!("/templates/{template}/files/{hash}")).expect(201).json();
         assert_eq!(place["present"], false);
@@ -125,7 +125,7 @@ fn a_template_is_built_tagged_used_and_removed() {
                 .len(),
             all
         );
-        // Its names: one tag, no default, until somebody says so.
+        // Names: one tag, no default until a client sets it.
         server.ask("POST", "/v2/sandboxes", json!({ "templateID": "app" })).expect(404);
         server
             .ask("POST", "/templates/tags", json!({ "target": "app:v1", "tags": ["default", "stable"] }))
@@ -146,7 +146,7 @@ fn a_template_is_built_tagged_used_and_removed() {
         let made = server.create(json!({ "templateID": "app" }));
         assert_eq!(server.read(&made, "/srv/greeting").unwrap().expect(200).text(), "hello");
         server.ask("DELETE", &format!("/sandboxes/{}", made.id), Value::Null).expect(204);
-        // In both dialects.
+        // In both APIs.
         assert!(
             server
                 .get("/templates")
@@ -158,7 +158,7 @@ fn a_template_is_built_tagged_used_and_removed() {
                 .any(|told| told["templateID"] == *template)
         );
         assert!(server.get("/v1/templates").expect(200).text().contains("\"app\""));
-        // Whose it is.
+        // Ownership.
         let (_, other) = key(&server, json!({ "name": "other", "scope": "run" }));
         ask_as(&server, &other, "GET", &format!("/templates/{template}"), Value::Null).expect(404);
         ask_as(&server, &other, "GET", "/templates/aliases/app", Value::Null).expect(403);
@@ -191,7 +191,7 @@ fn a_template_is_built_tagged_used_and_removed() {
                 .text()
                 .contains("\"app\"")
         );
-        // What everybody may use only its owner may fill.
+        // Only the owner may change a public template.
         ask_as(
             &server,
             &other,
@@ -206,7 +206,7 @@ fn a_template_is_built_tagged_used_and_removed() {
     });
 }
 
-/// Nonsense is refused in E2B's words, and a build that fails says at which step.
+/// Invalid builds are refused in E2B's format, and a failed build names its step.
 #[test]
 fn bad_builds_are_refused_or_say_where_they_failed() {
     check(|pal| {
@@ -260,7 +260,7 @@ fn bad_builds_are_refused_or_say_where_they_failed() {
     });
 }
 
-/// What a build said is there for who polls on after `kill -9`; one that was cut short says so, and is built again.
+/// The log of a build survives `kill -9`; an interrupted build says so, and can be built again.
 #[test]
 fn what_a_build_said_survives_the_server() {
     check(|pal| {
@@ -290,7 +290,7 @@ fn what_a_build_said_survives_the_server() {
                 && lines(&told).contains(&"here".to_owned()),
             "{told}"
         );
-        // The Body of its step is nobody's work.
+        // The Body of its step is garbage.
         let (_, told) = build(
             &server,
             "cut",
@@ -308,7 +308,7 @@ fn what_a_build_said_survives_the_server() {
     });
 }
 
-/// Images come only from where anybody can reach, and from registries that were named.
+/// Images come only from public registries, and from registries of `--registry`.
 #[test]
 fn images_of_clients_come_from_where_they_may() {
     check(|pal| {

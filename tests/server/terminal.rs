@@ -1,4 +1,4 @@
-//! Terminals over WebSocket: several viewers, a screen that is restored, nothing lost on the way.
+//! Terminals over WebSocket: several viewers, a restored screen, no lost bytes.
 
 use std::{
     net::TcpStream,
@@ -13,9 +13,9 @@ use crate::{client, native::create, server::TestServer, server_test};
 /// One viewer.
 struct TerminalViewer {
     socket: WebSocket<TcpStream>,
-    /// Bytes of the terminal, since the last screen.
+    /// Bytes of the terminal since the last screen.
     shown: Vec<u8>,
-    /// What else was said.
+    /// Other messages.
     said: Vec<Value>,
 }
 
@@ -35,7 +35,7 @@ impl TerminalViewer {
         self.socket.send(Message::binary(text.as_bytes().to_vec())).unwrap();
     }
 
-    /// Takes the next message; false at the end.
+    /// Reads the next message; false at the end.
     fn step(&mut self) -> bool {
         match self.socket.read() {
             Ok(Message::Binary(bytes)) => self.shown.extend_from_slice(&bytes),
@@ -57,7 +57,7 @@ impl TerminalViewer {
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut looked = 0;
         loop {
-            // What was looked at is not looked at again, unless a screen has replaced it.
+            // Searches only new bytes, unless a screen has replaced the old ones.
             let from = if looked <= self.shown.len() { looked.saturating_sub(text.len()) } else { 0 };
             if self.shown[from..].windows(text.len()).any(|part| part == text.as_bytes()) {
                 return;
@@ -74,7 +74,7 @@ impl TerminalViewer {
 }
 
 server_test! {
-    /// Somebody connects again and sees what was there; others look on and cannot type.
+    /// A viewer that connects again sees the screen; others watch and cannot type.
     fn a_screen_is_restored_for_whoever_comes_later(pal) {
         let server = TestServer::start(pal);
         let id = create(&server, json!({}));
@@ -125,14 +125,14 @@ server_test! {
 }
 
 server_test! {
-    /// A slow viewer who types alone slows the command, and gets every byte in order.
+    /// A slow viewer that types alone slows the command, and gets every byte in order.
     fn nothing_is_lost_or_reordered(pal) {
         let server = TestServer::start(pal);
         let id = create(&server, json!({}));
         let command = "stty%20-opost%20-echo;%20read%20go;%20i=0;%20while%20[%20$i%20-lt%2040000%20];%20do%20i=$((i%2B1));%20echo%20n$i;%20done;%20echo%20over";
         let mut viewer = TerminalViewer::join(&server, &id, &format!("cols=80&rows=24&command={command}"));
         viewer.type_in("\n");
-        // Nothing is read for a while: everything on the way is full, and the command waits.
+        // Reads nothing for a while: all buffers are full, and the command waits.
         std::thread::sleep(Duration::from_secs(2));
         while viewer.step() {}
         let text = String::from_utf8_lossy(&viewer.shown).into_owned();
@@ -144,7 +144,8 @@ server_test! {
 }
 
 server_test! {
-    /// One who looks on and does not read is given up, and gets the screen when it reads again.
+    /// The server does not wait for a viewer that watches and does not read; it gets the screen when it reads
+    /// again.
     fn a_viewer_who_does_not_read_holds_nobody_up(pal) {
         let server = TestServer::start(pal);
         let id = create(&server, json!({}));
@@ -159,7 +160,7 @@ server_test! {
 }
 
 server_test! {
-    /// Impossible terminals are refused before anything is started.
+    /// Impossible terminals are refused before anything starts.
     fn impossible_terminals_are_refused(pal) {
         let server = TestServer::start(pal);
         let id = create(&server, json!({}));

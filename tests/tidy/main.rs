@@ -1,15 +1,18 @@
-//! The rules that a machine can hold: names of types, doc comments, first words of sentences, the size of types.
+//! The rules that a machine can hold: names of types, doc comments, first words of sentences, the size of
+//! types, promises.
 //!
-//! Each test reads the sources and the documentation of the whole repository and lists every place that breaks a rule.
+//! Each test reads the sources and the documentation of the whole repository and lists every place that
+//! breaks a rule.
 //! Absent on purpose: judgement about good names. The tests find only what is certainly wrong.
 
 mod source;
+mod specification;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use source::{Comment, Source, Texts};
 
-/// Single words that are no nouns: participles, prepositions, adverbs, question words and the like.
+/// Single words that are not nouns: participles, prepositions, adverbs, question words and the like.
 const BANNED_TYPES: &[&str] = &[
     "About",
     "Above",
@@ -165,7 +168,7 @@ const BANNED_TYPES: &[&str] = &[
     "Wrong",
 ];
 
-/// Words on `-ed` that are nouns or names.
+/// Words with the ending `-ed` that are nouns or names.
 const NOUNS_ON_ED: &[&str] = &["Seed", "Feed", "Speed", "Need"];
 
 /// Names that more than one crate may define, and why.

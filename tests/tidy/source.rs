@@ -1,13 +1,13 @@
-//! Sources and pages of the repository, taken apart into types, comments, sentences and messages.
+//! Splits the sources and pages of the repository into types, comments, sentences and messages.
 
 use std::{fs, path::Path};
 
 /// Directories whose sources are read.
 const SOURCES: &[&str] = &["crates", "testkit", "tests", "bench", "fuzz"];
-/// Names of directories that are not read: what tools make, and results as they were measured.
+/// Names of directories that are not read: output of tools, and measured results.
 const SKIPPED_DIRS: &[&str] = &["target", "results", "locks", "node_modules", ".git"];
 
-/// All of it.
+/// All sources and pages.
 pub struct Texts {
     sources: Vec<Source>,
     pages: Vec<(String, String)>,
@@ -82,11 +82,11 @@ pub struct Source {
     comments: Vec<Comment>,
     /// String literals with their lines.
     strings: Vec<(usize, String)>,
-    /// The line of the first `#[cfg(test)]`; what follows is test code.
+    /// The line of the first `#[cfg(test)]`; test code follows.
     tests_from: usize,
 }
 
-/// Comment lines that follow each other.
+/// Adjacent comment lines.
 pub struct Comment {
     /// Whether it is a doc comment.
     pub is_doc: bool,
@@ -102,7 +102,7 @@ impl Comment {
 }
 
 impl Source {
-    /// Takes a file apart.
+    /// Splits a file.
     pub fn new(path: &str, text: &str) -> Self {
         let (comments, strings) = scan(text);
         let tests_from =
@@ -117,7 +117,7 @@ impl Source {
         &self.path[..end]
     }
 
-    /// Whether it is part of what users run.
+    /// Whether it is part of the program that users run.
     pub fn is_production(&self) -> bool {
         self.path.starts_with("crates/") && self.path.contains("/src/")
     }
@@ -174,7 +174,7 @@ fn is_method(line: &str) -> bool {
         .is_some_and(|code| code.split(' ').find(|word| !is_modifier(word)) == Some("fn"))
 }
 
-/// The type that a line defines. An indented alias is one of a trait, and named by it.
+/// The type that a line defines. An indented alias belongs to a trait, which names it.
 fn defined_type(line: &str) -> Option<&str> {
     let code = line.trim_start();
     let code = match code.strip_prefix("pub") {
@@ -193,7 +193,7 @@ fn defined_type(line: &str) -> Option<&str> {
     name.starts_with(|letter: char| letter.is_ascii_uppercase()).then_some(name)
 }
 
-/// Comments and string literals of a Rust file.
+/// The comments and string literals of a Rust file.
 fn scan(text: &str) -> (Vec<Comment>, Vec<(usize, String)>) {
     let mut comments: Vec<Comment> = Vec::new();
     let mut strings = Vec::new();
@@ -226,7 +226,7 @@ fn scan(text: &str) -> (Vec<Comment>, Vec<(usize, String)>) {
     (comments, strings)
 }
 
-/// The place behind a character literal, or behind the quote of a lifetime.
+/// The offset behind a character literal, or behind the quote of a lifetime.
 fn after_quote(text: &str, at: usize) -> usize {
     let rest = &text[at + 1..];
     if let Some(escaped) = rest.strip_prefix('\\') {
@@ -244,7 +244,7 @@ fn after_quote(text: &str, at: usize) -> usize {
     }
 }
 
-/// The end of a string literal, and what is in it.
+/// The end of a string literal, and its contents.
 fn string_at(text: &str, at: usize) -> (usize, &str) {
     let hashes = text[..at].bytes().rev().take_while(|byte| *byte == b'#').count();
     let is_raw = text[..at - hashes].ends_with('r');
@@ -279,7 +279,7 @@ fn add_comment_line(comments: &mut Vec<Comment>, line: usize, text: &str) {
     }
 }
 
-/// Sentences of a Markdown page, without code blocks and tables' rules; each cell of a table stands alone.
+/// Sentences of a Markdown page, without code blocks; each cell of a table counts by itself.
 pub fn sentences_of_page(text: &str) -> Vec<(usize, String)> {
     let mut sentences = Vec::new();
     let mut in_code = false;
@@ -297,7 +297,8 @@ pub fn sentences_of_page(text: &str) -> Vec<(usize, String)> {
     sentences
 }
 
-/// Splits lines that belong together where a sentence ends: a full stop, a colon's end of line or an empty line.
+/// Splits adjacent lines into sentences: at a full stop, at a colon at the end of a line, or at an empty
+/// line.
 fn split_sentences<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<(usize, String)> {
     let mut sentences: Vec<(usize, String)> = Vec::new();
     let mut open = false;
@@ -324,7 +325,7 @@ fn split_sentences<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<(us
     sentences
 }
 
-/// Where the first sentence of a text ends.
+/// The offset at which the first sentence of a text ends.
 fn sentence_end(text: &str) -> usize {
     let mut letters = text.char_indices().peekable();
     while let Some((at, letter)) = letters.next() {

@@ -5,8 +5,8 @@ use testkit::{Bodies, body_test, run_as_account};
 use crate::repo::{HostRepo, save};
 
 #[body_test(except(
-    root = "it is about the ids of an ordinary user",
-    user = "it is about the ids of an account",
+    root = "it tests the ids of an ordinary user",
+    user = "it tests the ids of an account",
     microvm = "a helper with the ids of the Body reads a microVM's disk for every caller"
 ))]
 async fn what_only_the_body_may_read_is_saved_too(t: Bodies) {
@@ -14,7 +14,7 @@ async fn what_only_the_body_may_read_is_saved_too(t: Bodies) {
     let body = host.body(&t).await;
     t.sh(&body, "umask 077; echo secret > secret; mkdir closed; echo x > closed/x; chmod 700 closed; echo y > committed; git add committed; git commit -qm hidden; rm numbers").await.ok();
     let upper = t.body_dir(&body).join("disk/upper/workspace-app");
-    // The door is closed: we may not read it ourselves.
+    // The control: the test's own user cannot read the file.
     assert_eq!(std::fs::read(upper.join("secret")).unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
     let saved = save(&t, &body).await;
     assert!(saved.is_whole(), "{saved:?}");

@@ -1,4 +1,4 @@
-//! What looking and saving cost: no growth, few descriptors, waits for the disk where it must.
+//! The cost of looking and saving: no growth, few descriptors, and fsync only where it is needed.
 
 use std::{path::Path, process::Command};
 
@@ -39,7 +39,7 @@ async fn looking_again_and_again_leaves_nothing(t: Bodies) {
         assert!(usage(&git) < 48 << 20, "holes are no data: {}", usage(&git));
     }
     assert_eq!(usage(&git), before, "nothing of a look stays");
-    // What somebody left who was killed meanwhile goes with the next look.
+    // The next look removes files that a killed process left.
     let stale = git.join("stage-4294967295-0123456789abcdef");
     std::fs::create_dir_all(stale.join("files")).unwrap();
     t.fleet().workspaces().review(&body, None).unwrap();
@@ -106,7 +106,7 @@ async fn what_is_saved_is_on_the_disk_before_it_has_a_name(t: Bodies) {
             .any(|line| line.contains("fsync(") && line.contains(&format!("refs/palisade/{body}"))),
         "and the name itself:\n{trace}"
     );
-    // A look is not waited for.
+    // A look does not wait for the disk.
     let trace = t.dir().join("trace of a look");
     Command::new("strace")
         .args(["-f", "-y", "-e", "trace=fsync,fdatasync", "-o"])
@@ -159,7 +159,7 @@ async fn commits_without_number_are_not_put_on_top_of_others(t: Bodies) {
     let told = testkit::explain(&failure);
     assert!(told.contains("more than 1000 commits"), "{told}");
     assert_eq!(host.git(&["rev-parse", "main"]), before, "nothing has moved");
-    // They are saved all the same, and land where nothing has to be made anew.
+    // They are saved all the same, and land on a branch that needs no cherry-picks.
     assert_eq!(land(LandTarget::Branch("many".into()), LandSelection::All).await.unwrap().commits, 1001);
     t.sh(&body, "git reset -q --hard HEAD~999; echo two > two; git add two; git commit -qm two").await.ok();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! What a Body finds in its workspace.
+//! The contents of a Body's workspace.
 
 use fleet::{Force, RepoSource, UncommittedFiles};
 use proto::spec::{Access, Mount};
@@ -23,7 +23,7 @@ async fn a_body_has_the_files_of_the_commit_and_a_clean_status(t: Bodies) {
             .ok(),
         "hi\nsrc/main.rs\na\\0b\n755\n644"
     );
-    // The index fits: nothing has to be read again. Without it, every file would be.
+    // The index has matching stat data, so git reads no file again. Without it, git would read every file.
     let racy = t.sh(&body, "git ls-files --debug numbers | grep -c 'size: 3893'; GIT_TRACE2_PERF=/tmp/trace git status >/dev/null; grep -c 'read_object\\|hash' /tmp/trace || true").await;
     assert!(racy.ok().starts_with('1'), "{}", racy.text());
     assert_eq!(t.sh(&body, "git diff-files --name-only").await.ok(), "", "without a refresh");
@@ -81,7 +81,7 @@ async fn a_near_tree_is_made_from_the_one_that_is_there(t: Bodies) {
     let second = up(&t, host.up(&t)).await.spec;
     let describe = "git status --porcelain; find . -name .git -prune -o -printf '%P %y %m %l\\n' | LC_ALL=C sort; cat a/f1 swap/in c new";
     let near = t.sh(&second.id, describe).await.ok();
-    // The same made whole, where there is nothing to make it from.
+    // The same layer made from scratch, without a similar one.
     t.fleet().remove(&first.id, Force::Yes).await.unwrap();
     t.fleet().remove(&second.id, Force::Yes).await.unwrap();
     assert_eq!(
@@ -123,7 +123,7 @@ async fn line_ends_links_modes_and_odd_names_are_as_git_has_them(t: Bodies) {
         t.sh(&body, "od -An -c dos.txt | tr -d ' '; readlink out").await.ok(),
         "a\\r\\nb\\r\\n\n/etc/passwd"
     );
-    // Changed and saved, each is what plain git would make of it.
+    // After a change and a save, each file is what plain git would store.
     let change = r#"for f in dos.txt unix.c raw.bin -dash :colon 'ba\ck' '*' "$(printf 'new\nline')" "$(printf 'by\377te')" 'sp ace/q"uote'; do printf 'more\r\n' >> "./$f"; done; ln -sf nowhere out; chmod +x unix.c"#;
     t.sh(&body, change).await.ok();
     save(&t, &body).await;
@@ -240,7 +240,7 @@ async fn files_of_submodules_come_in_where_the_host_has_them(t: Bodies) {
         host.git(&["ls-tree", "HEAD", "libs/lib"]),
         "it is the submodule it was"
     );
-    // One that was never fetched is an empty directory, as git has it.
+    // A submodule that was never fetched is an empty directory, as in git.
     host.git(&["clone", "--quiet", ".", "../bare-of-it"]);
     let bare = HostRepo { dir: t.dir().join("bare-of-it") };
     let body = bare.body(&t).await;
@@ -265,7 +265,7 @@ async fn sparse_checkouts_outside_and_inside_delete_nothing(t: Bodies) {
         t.sh(&body, &format!("git sparse-checkout set --cone {index} a && test ! -e b && test ! -e c && git status --porcelain")).await.ok();
         save(&t, &body).await;
         assert_eq!(host.wip_tree(&body), work, "{index}: out of sight is not gone");
-        // What is really deleted is.
+        // Really deleted files count as deleted.
         t.sh(&body, "rm a/f top; echo new > a/new").await.ok();
         save(&t, &body).await;
         let there = host.git(&["ls-tree", "-r", "--name-only", &format!("refs/palisade/{body}/wip")]);
@@ -298,7 +298,7 @@ async fn what_was_committed_and_taken_out_of_sight_is_saved_as_it_was_committed(
             "{index}: as plain git has it"
         );
     }
-    // What only the index knew, and is not to be had, is told.
+    // If only the index knew the content and the object is missing, the path is listed.
     let body = host.body(&t).await;
     t.sh(&body, "echo lost > b/f; git add b/f; git update-index --skip-worktree b/f; rm -r b/f; o=$(git rev-parse :b/f); rm -f .git/objects/${o%${o#??}}/${o#??}").await.ok();
     assert_eq!(
@@ -342,7 +342,7 @@ async fn pointers_of_lfs_stay_pointers_and_that_is_told(t: Bodies) {
     assert_eq!(said[0], "model.bin and 1 more are pointers of Git LFS, not the contents");
     assert!(said[1].ends_with(r#"pal up --mount "$PWD/model.bin:/workspace/app/model.bin""#), "{said:?}");
     assert_eq!(t.sh(&body, "head -c 7 model.bin; git status --porcelain").await.ok(), "version");
-    // As it says: a file of the host in its place is seen, and is no work of the Body.
+    // As the message says: a mounted host file is visible, and is no work of the Body.
     let mut shown = host.up(&t);
     shown.create.mounts.push(Mount {
         source: host.dir.join("contents"),
@@ -407,12 +407,12 @@ async fn an_address_that_is_fetched_again_moves_no_branch_that_was_landed_on(t: 
     };
     let first = up(&t, again()).await.spec;
     let clone = HostRepo { dir: first.workspaces[0].repository.clone() };
-    // Nothing landed: it follows, also where the remote began anew.
+    // Nothing landed: the clone follows, even if the remote was rewritten.
     host.commit("echo 2 > second", "second");
     assert_eq!(up(&t, again()).await.spec.workspaces[0].commit, host.git(&["rev-parse", "main"]));
     host.git(&["commit", "--quiet", "--amend", "-m", "second, anew"]);
     assert_eq!(up(&t, again()).await.spec.workspaces[0].commit, host.git(&["rev-parse", "main"]));
-    // Landed: what landed stays, whatever the remote does.
+    // Landed: the landed commits stay, whatever the remote does.
     let body = up(&t, again()).await.spec.id;
     t.sh(&body, "echo mine > mine; git add mine; git commit -qm mine").await.ok();
     t.fleet()

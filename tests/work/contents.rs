@@ -1,4 +1,4 @@
-//! Plain files that git itself has something against: saved as they are, and no landing brings them to a branch.
+//! Files that git's own checks refuse: saved unchanged, and never landed on a branch.
 
 use fleet::{Discard, Force, LandSelection, LandTarget};
 use proto::Kind;
@@ -6,7 +6,7 @@ use testkit::{Bodies, body_test, explain};
 
 use crate::repo::{HostRepo, person, save};
 
-/// What the Body writes, where, and whether it may land.
+/// The file of the Body, its path, and whether it may land.
 struct Case {
     name: &'static str,
     set: &'static str,
@@ -143,15 +143,15 @@ async fn contents_that_git_refuses_are_saved_and_do_not_land(t: Bodies) {
             1,
             "{name}"
         );
-        // Committed by the Body itself it does not land either, and its files are still saved.
+        // If the Body commits it, it does not land either, and its files are still saved.
         if !lands {
-            // Not with `git add`, which refuses some of it itself.
+            // Without `git add`, which refuses some of these files itself.
             let commit = format!("export GIT_INDEX_FILE=/tmp/index; git read-tree HEAD; h=$(if [ -L {path} ]; then printf %s \"$(readlink {path})\"; else cat {path}; fi | git hash-object -w --stdin)
                 t={path}; m=100644; if [ -L {path} ]; then m=120000; fi; n=$(printf '%s blob %s\\t%s\\n' $m $h ${{t##*/}} | git mktree)
                 while [ \"$t\" != \"${{t%/*}}\" ]; do t=${{t%/*}}; n=$(printf '040000 tree %s\\t%s\\n' $n ${{t##*/}} | git mktree); done
                 c=$(git commit-tree $n -p HEAD -m bad); git update-ref HEAD $c");
             t.sh(&body, &commit).await.ok();
-            // Also where its objects were saved before, and so are known.
+            // Also after its objects were saved before, and so are known.
             let landed = t
                 .fleet()
                 .workspaces()
@@ -178,7 +178,7 @@ async fn contents_that_git_refuses_are_saved_and_do_not_land(t: Bodies) {
 async fn commits_that_git_warns_of_a_thousand_times_are_saved_and_land(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
-    // Modes that old programs wrote; git warns of each tree, and goes on as long as somebody listens.
+    // Modes that old programs wrote; git warns about each tree, and goes on as long as its stderr is read.
     let made = "b=$(echo x | git hash-object -w --stdin)
         for n in $(seq 1000); do printf '100664 blob %s\tf%d\n\n' $b $n; done | git mktree --batch > /tmp/trees
         top=$(n=0; while read t; do n=$((n+1)); printf '040000 tree %s\td%d\n' $t $n; done < /tmp/trees | git mktree)
@@ -236,7 +236,7 @@ async fn what_the_user_ignores_everywhere_does_not_come_in_and_is_saved_if_a_bod
     };
     let body = crate::repo::up(&t, up(whose)).await.spec.id;
     assert_eq!(t.sh(&body, "ls notes.*").await.ok(), "notes.other");
-    // Who has no such rule brings it along.
+    // A user without such a rule imports it.
     let other = crate::repo::up(&t, up(person())).await.spec.id;
     assert_eq!(t.sh(&other, "ls notes.*").await.ok(), "notes.mine\nnotes.other");
     t.sh(&body, "echo made > made.mine").await.ok();

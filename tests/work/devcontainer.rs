@@ -1,4 +1,5 @@
-//! devcontainer.json: the root, the account, the variables and the commands that it asks for, and what is told instead.
+//! devcontainer.json: the root, the user, the variables and the commands that it defines, and the notes about
+//! the rest.
 
 use fleet::{Force, UpRequest};
 use proto::{Kind, event_data::BodyCreated};
@@ -14,7 +15,7 @@ use crate::{
     repo::HostRepo,
 };
 
-/// A registry with a small image in it, and how that is called.
+/// A registry with a small image, and the image's name.
 fn pushed() -> (TestRegistry, String) {
     let registry = TestRegistry::open();
     let parts = image(
@@ -61,14 +62,14 @@ async fn commands_variables_and_ports_hold_and_the_rest_is_told(t: Bodies) {
     t.fleet().stop(&body, std::time::Duration::ZERO).await.unwrap();
     t.fleet().start(&body).await.unwrap();
     assert_eq!(t.sh(&body, "wc -l < ~/starts").await.ok(), "2", "at each start");
-    // What is given comes in.
+    // A given variable is passed on.
     let mut given = asked(&t, &host);
     given.create.env.insert("SECRET".into(), "s3".into());
     let (body, _) = prepared(&t, given).await;
     assert_eq!(t.sh(&body, "echo $SECRET").await.ok(), "s3");
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn an_image_is_what_its_bodies_are_made_of(t: Bodies) {
     let (registry, reference) = pushed();
     let file = format!(
@@ -89,7 +90,7 @@ async fn an_image_is_what_its_bodies_are_made_of(t: Bodies) {
     let (second, said) = prepared(&t, asked(&t, &host)).await;
     assert_eq!(said, Vec::<String>::new(), "nothing is fetched or made again");
     assert_eq!(t.sh(&second, "cat more /opt-made").await.ok(), "more\ngreen\nroot");
-    // Who asks for another root has it.
+    // --template overrides the root.
     t.fleet().remove(&second, Force::Yes).await.unwrap();
     host.commit(
         "rm -r .devcontainer; echo '{ \"image\": \"127.0.0.1:1/none:1\" }' > .devcontainer.json",
@@ -99,7 +100,7 @@ async fn an_image_is_what_its_bodies_are_made_of(t: Bodies) {
     assert!(failure.hints.iter().any(|hint| hint.contains("--template")), "{failure}: {:?}", failure.hints);
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn a_dockerfile_is_built_from_what_git_has_and_what_is_not_done_is_refused(t: Bodies) {
     let (_registry, reference) = pushed();
     let docker = format!(
@@ -131,12 +132,12 @@ async fn a_dockerfile_is_built_from_what_git_has_and_what_is_not_done_is_refused
     assert!(failure.message.contains(".devcontainer/Dockerfile: line 11: ADD is not done"), "{failure}");
 }
 
-#[body_test(except(user = "a root of its own needs subordinate ids"))]
+#[body_test(except(user = "a root file system of its own needs subordinate ids"))]
 async fn a_dockerfile_fetches_packages_by_plain_http_where_a_rule_says_so(t: Bodies) {
     let (_registry, reference) = pushed();
     let mirror = ScriptedServer::start(|_| CannedResponse::ok("PACKAGE\n"));
     let port = mirror.host().replace("127.0.0.1:", "");
-    // As apt asks a proxy: one plain question.
+    // A plain request, as apt sends it to a proxy.
     let fetch = format!(
         "exec 3<>/dev/tcp/127.0.0.1/3128 && printf 'GET http://localhost:{port}/pool/a.deb HTTP/1.1\\r\\nHost: localhost:{port}\\r\\nConnection: close\\r\\n\\r\\n' >&3 && cat <&3 > /fetched; case $(cat /fetched) in *PACKAGE*) ;; *) exit 7 ;; esac"
     );
@@ -158,7 +159,7 @@ async fn a_dockerfile_fetches_packages_by_plain_http_where_a_rule_says_so(t: Bod
     let (body, _) = prepared(&t, asked(&t, &host)).await;
     assert!(t.sh(&body, "cat /fetched").await.ok().ends_with("PACKAGE"));
     assert_eq!(mirror.asked().len(), 1);
-    // Debian's own mirrors, and those of its like, need no rule of the repository's.
+    // Mirrors of Debian and the like need no rule of the repository.
     let built = t
         .events()
         .into_iter()

@@ -1,4 +1,5 @@
-//! Languages and their package managers: installed in a Body, tested there, changed, landed, and the same as natively.
+//! Languages and their package managers: installed in a Body, tested there, changed, landed, and equal to a
+//! native install.
 //!
 //! These reach crates.io, npm and PyPI; Go's modules are vendored, and Ruby's are in the repository.
 
@@ -10,7 +11,8 @@ use testkit::{Bodies, body_test, explain};
 
 use crate::repo::{HostRepo, person};
 
-/// One language: what makes a repository of it, what installs natively, what tests, and what a passing test says.
+/// One language: commands that make a repository, install natively and test, and the output of a passing
+/// test.
 struct Language {
     make: &'static str,
     native: &'static str,
@@ -59,7 +61,7 @@ const GO: Language = Language {
     change: r#"printf 'package app\n\nfunc G() int { return F(4) }\n' > more.go"#,
 };
 
-/// Its dependency is in the repository: the machines this was built on cannot reach Ruby's registry.
+/// The repository includes the dependency, because the hosts of the project cannot reach Ruby's registry.
 const RUBY: Language = Language {
     make: r#"mkdir -p dep/lib; printf 'gem "dep", path: "dep"\n' > Gemfile; echo 'module Dep; def self.twice(n) = 2 * n; end' > dep/lib/dep.rb
         echo 'Gem::Specification.new { |s| s.name = "dep"; s.version = "1.0.0"; s.summary = "x"; s.authors = ["x"]; s.files = ["lib/dep.rb"] }' > dep/dep.gemspec
@@ -72,13 +74,13 @@ const RUBY: Language = Language {
 
 pub fn asked(t: &Bodies, host: &HostRepo) -> UpRequest {
     let mut asked = UpRequest { prepare: PrepareChoice::Yes, ..host.up(t) };
-    // Where the toolchain of whoever runs this is.
+    // The toolchain of the user who runs this test.
     asked.person.path = std::env::var_os("PATH").unwrap();
     asked.person.home = std::env::var_os("HOME").unwrap().into();
     asked
 }
 
-/// Makes a Body, and gives what was said on the way.
+/// Creates a Body, and returns the progress messages.
 pub async fn prepared(t: &Bodies, asked: UpRequest) -> (BodyId, Vec<String>) {
     let mut said = Vec::new();
     let views = t
@@ -94,7 +96,7 @@ pub fn steps(said: &[String]) -> usize {
     said.iter().filter(|line| line.starts_with("preparing: ")).count()
 }
 
-/// Runs a line as whoever runs this test would.
+/// Runs a shell line as the user of this test.
 #[track_caller]
 fn natively(dir: &Path, line: &str) -> String {
     let output = Command::new("sh").current_dir(dir).args(["-c", line]).output().unwrap();
@@ -102,7 +104,8 @@ fn natively(dir: &Path, line: &str) -> String {
     String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
 }
 
-/// The whole way of a language, inside and natively: the same test passes, the same change lands as the same tree.
+/// The whole cycle of a language, in a Body and natively: the same test passes, and the same change lands as
+/// the same tree.
 async fn whole_way(t: &Bodies, language: &Language) -> (HostRepo, BodyId) {
     let host = HostRepo::make(t, "app", language.make);
     host.git(&["clone", "--quiet", ".", "../native"]);
@@ -130,7 +133,7 @@ async fn whole_way(t: &Bodies, language: &Language) -> (HostRepo, BodyId) {
 }
 
 #[body_test(except(
-    user = "the toolchain of root is not another user's to see",
+    user = "another user cannot read root's toolchain",
     microvm = "an install under emulation takes minutes; prepare.rs shows the way"
 ))]
 async fn a_rust_repository_goes_the_whole_way_and_the_second_body_installs_nothing(t: Bodies) {
@@ -141,7 +144,7 @@ async fn a_rust_repository_goes_the_whole_way_and_the_second_body_installs_nothi
 }
 
 #[body_test(except(
-    user = "npm of this machine may be another user's",
+    user = "npm of this host may belong to another user",
     microvm = "an install under emulation takes minutes; prepare.rs shows the way"
 ))]
 async fn a_node_repository_goes_the_whole_way_and_a_changed_lockfile_installs_again(t: Bodies) {
@@ -176,7 +179,7 @@ async fn a_ruby_repository_goes_the_whole_way(t: Bodies) {
 const JS: &str = r#"echo node_modules > .gitignore; printf '{"name":"app","version":"1.0.0","dependencies":{"is-odd":"3.0.1"},"scripts":{"test":"node t.js"}}' > package.json
     echo "if (!require('is-odd')(3)) process.exit(1); console.log('odd')" > t.js"#;
 
-/// As yarn itself writes it.
+/// The format that yarn itself writes.
 const PRETTY: &str = r#"node -e 'const f = require("fs"); f.writeFileSync("package.json", JSON.stringify(JSON.parse(f.readFileSync("package.json")), null, 2) + "\n")'"#;
 
 /// A repository with a lockfile that its package manager made elsewhere.
@@ -184,7 +187,7 @@ fn locked(t: &Bodies, make: &str, name: &str, lock: &str) -> HostRepo {
     HostRepo::make(t, "app", &format!("{make}\ncat > {name} <<'END'\n{lock}END"))
 }
 
-/// Installs by the lockfile, passes the test, and leaves nothing in the workspace that git would see.
+/// Installs by the lockfile, passes the test, and leaves nothing in the workspace that git would show.
 async fn installs(t: &Bodies, host: &HostRepo, line: &str, says: &str) {
     let (body, said) = prepared(t, asked(t, host)).await;
     assert!(steps(&said) > 0, "{said:?}");
@@ -192,7 +195,7 @@ async fn installs(t: &Bodies, host: &HostRepo, line: &str, says: &str) {
 }
 
 #[body_test(except(
-    user = "npm of this machine may be another user's",
+    user = "npm of this host may belong to another user",
     microvm = "an install under emulation takes minutes; prepare.rs shows the way"
 ))]
 async fn pnpm_is_brought_along(t: Bodies) {
@@ -201,7 +204,7 @@ async fn pnpm_is_brought_along(t: Bodies) {
 }
 
 #[body_test(except(
-    user = "npm of this machine may be another user's",
+    user = "npm of this host may belong to another user",
     microvm = "an install under emulation takes minutes; prepare.rs shows the way"
 ))]
 async fn both_yarns_are_brought_along(t: Bodies) {
@@ -213,7 +216,7 @@ async fn both_yarns_are_brought_along(t: Bodies) {
 }
 
 #[body_test(except(
-    user = "npm of this machine may be another user's",
+    user = "npm of this host may belong to another user",
     microvm = "an install under emulation takes minutes; prepare.rs shows the way"
 ))]
 async fn bun_is_brought_along(t: Bodies) {
@@ -256,18 +259,18 @@ async fn a_language_that_is_missing_is_named_with_a_way_to_get_it(t: Bodies) {
     );
     assert!(failure.hints[0].contains("apt-get install golang-go"), "{:?}", failure.hints);
     assert_eq!(t.fleet().list().unwrap().len(), 0, "no Body is left");
-    // With it, the same repository comes in.
+    // With it, the same repository is imported.
     host.commit("rm palisade.toml", "found");
     prepared(&t, asked(&t, &host)).await;
 }
 
-/// Who was connected to while Bodies were prepared.
+/// The hosts that were reached while Bodies were prepared.
 fn reached(t: &Bodies) -> Vec<String> {
     t.events().iter().filter_map(Event::data_as).map(|data: NetworkAllowed| data.to).collect()
 }
 
 #[body_test(except(
-    user = "the toolchain of root is not another user's to see",
+    user = "another user cannot read root's toolchain",
     microvm = "an install under emulation takes minutes; prepare.rs shows the way"
 ))]
 async fn a_changed_lockfile_downloads_only_what_is_new(t: Bodies) {
@@ -284,7 +287,7 @@ async fn a_changed_lockfile_downloads_only_what_is_new(t: Bodies) {
 }
 
 #[body_test(except(
-    user = "npm of this machine may be another user's",
+    user = "npm of this host may belong to another user",
     microvm = "an install under emulation takes minutes; prepare.rs shows the way"
 ))]
 async fn what_is_in_the_cache_is_installed_again_without_a_connection(t: Bodies) {

@@ -36,7 +36,7 @@ async fn a_named_home_is_kept_across_bodies_and_one_at_a_time_has_it(t: Bodies) 
     assert!(refused.message.contains(first.as_str()), "{refused}");
     let many = t.fleet().workspaces().up(UpRequest { count: 2, ..asked() }).await.unwrap_err();
     assert_eq!(many.kind, Kind::Usage);
-    // A fork has a copy, which is nobody's but its own.
+    // A fork has a copy, which belongs to the fork alone.
     let fork = t.fleet().fork(&first, 1).await.unwrap().remove(0).spec.id;
     assert_eq!(t.sh(&fork, "cat ~/.claude/memory; echo fork >> ~/.claude/memory").await.ok(), "one");
     t.fleet().stop(&first, std::time::Duration::ZERO).await.unwrap();
@@ -70,7 +70,7 @@ async fn a_named_home_is_kept_across_bodies_and_one_at_a_time_has_it(t: Bodies) 
     assert_eq!(records.filter(|record| record.contains("home claude")).count(), 0, "its layers go with it");
 }
 
-#[body_test(except(user = "npm of this machine may be another user's"))]
+#[body_test(except(user = "npm of this host may belong to another user"))]
 async fn a_home_stands_on_what_is_installed_there(t: Bodies) {
     let make = "mkdir .devcontainer; echo '{ \"postCreateCommand\": \"mkdir -p ~/tool && echo 1 > ~/tool/version\" }' > .devcontainer/devcontainer.json";
     let host = HostRepo::make(&t, "app", make);

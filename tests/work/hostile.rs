@@ -1,6 +1,7 @@
-//! Hostile repositories in Bodies: none runs anything on the host, none writes where it should not, none hides work.
+//! Hostile repositories in Bodies: none runs a program on the host, writes where it must not, or hides work.
 //!
-//! Each trap is first shown to work: plain git, in a copy of the Body's files on the host, falls into it.
+//! A control first shows that each trap works: plain git, in a copy of the Body's files on the host, triggers
+//! it.
 
 use std::path::{Path, PathBuf};
 
@@ -10,10 +11,10 @@ use testkit::{Bodies, body_test};
 
 use crate::repo::{HostRepo, person, save, sh_in};
 
-/// A trap: what the Body prepares, and what an ordinary user would do to step into it.
+/// A trap: the Body's preparation, and an ordinary command that triggers it.
 struct Trap {
     name: &'static str,
-    /// In the Body; `$RUN` is a command that leaves a mark on whatever machine it runs.
+    /// In the Body; `$RUN` is a command that leaves a mark on the host that runs it.
     set: &'static str,
     /// In a copy on the host.
     step: &'static str,
@@ -150,7 +151,7 @@ const TRAPS: &[Trap] = &[
     },
 ];
 
-/// The Body's files on the host, as somebody careless would copy them.
+/// Copies the Body's files to the host, as a careless user would.
 async fn copy_out(t: &Bodies, body: &BodyId, name: &str) -> PathBuf {
     let to = t.dir().join(format!("copy of {name}"));
     t.fleet()
@@ -165,7 +166,7 @@ fn mark(t: &Bodies) -> PathBuf {
     t.dir().join("MARK")
 }
 
-/// Everything `pal` does with a Body's work.
+/// Runs every `pal` operation on a Body's work.
 async fn handle(t: &Bodies, body: &BodyId, name: &str) {
     let look = t
         .fleet()
@@ -194,12 +195,12 @@ async fn spring(t: &Bodies, traps: &[Trap]) {
     let host = HostRepo::plain(t);
     let first = host.git(&["rev-parse", "HEAD"]);
     for Trap { name, set, step } in traps {
-        // What the one before landed is taken back.
+        // Undoes the landing of the case before.
         host.git(&["reset", "--quiet", "--hard", &first]);
         let body = host.body(t).await;
         let mark = mark(t);
         t.sh(&body, &format!("RUN='touch {}'\n{set}", mark.display())).await.ok();
-        // The trap works: whoever steps into it leaves the mark.
+        // The control: triggering the trap leaves the mark.
         let copy = copy_out(t, &body, name).await;
         let stepped = sh_in(&copy, step);
         assert!(
@@ -225,8 +226,8 @@ async fn filters_drivers_and_remotes_of_a_body_run_nothing_on_the_host(t: Bodies
     spring(&t, &TRAPS[14..]).await;
 }
 
-/// Refs and objects that want to be somewhere else, or more than they may. Each case: what the Body does, and what must
-/// be refused; without it the same Body's commit comes through.
+/// Refs and objects that try to reach another place, or exceed a limit. Each case: the Body's action, and the
+/// error; without the action the same Body's commit is accepted.
 const REFUSED: &[(&str, &str)] = &[
     (
         "a ref above its place",
@@ -306,7 +307,7 @@ async fn refs_and_objects_that_git_refuses_do_not_come_in_and_cost_no_file(t: Bo
         )
         .await
         .ok();
-        // Without it all is well.
+        // Without it everything is saved.
         let before = save(&t, &body).await;
         assert!(before.is_whole() && before.head != before.base, "{name}: {before:?}");
         let outside = || {
@@ -341,7 +342,8 @@ async fn refs_and_objects_that_git_refuses_do_not_come_in_and_cost_no_file(t: Bo
     }
 }
 
-/// Files that want to be read as something else. Each case: what the Body does, a path, and what must be there.
+/// Files that try to be read as something else. Each case: the Body's action, a path, and its expected
+/// content.
 const FILES: &[(&str, &str, &str, Option<&str>)] = &[
     ("a link out", "ln -s /etc/passwd out", "out", Some("/etc/passwd")),
     ("a directory that became a link", "rm -r src; ln -s /etc src", "src", Some("/etc")),
@@ -442,7 +444,7 @@ const FILES: &[(&str, &str, &str, Option<&str>)] = &[
     ("nobody may read it", "echo x > hidden; chmod 000 hidden; echo y > after", "after", Some("y")),
 ];
 
-#[body_test(except(user = "root reads what its Bodies hide; an ordinary user is told"))]
+#[body_test(except(user = "root can read files that its Bodies hide; an ordinary user gets a message"))]
 async fn files_of_any_kind_are_saved_as_what_they_are_and_nothing_of_the_host_comes_along(t: Bodies) {
     let host = HostRepo::plain(&t);
     for (name, script, path, expected) in FILES {
@@ -459,7 +461,7 @@ async fn files_of_any_kind_are_saved_as_what_they_are_and_nothing_of_the_host_co
         );
         t.fleet().remove_with(&body, Force::Yes, Discard::Yes).await.unwrap();
     }
-    // The same look finds what is there.
+    // The control: the same search finds an existing object.
     host.sh("cp /etc/passwd p; git hash-object -w p; rm p");
     assert!(host.try_git(&["cat-file", "-e", &host.git(&["hash-object", "/etc/passwd"])]).is_some());
 }
@@ -472,7 +474,7 @@ async fn a_bomb_is_refused_within_its_limits(t: Bodies) {
         .await
         .ok();
     assert!(save(&t, &body).await.is_whole());
-    // A loose object of two gibibytes that takes two megabytes, named by a ref.
+    // A loose object of two gibibytes, compressed to two megabytes, named by a ref.
     let bomb = r#"python3 - <<'END'
 import zlib, os
 c = zlib.compressobj(9); out = c.compress(b"blob 2147483648\0")

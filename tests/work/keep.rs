@@ -1,4 +1,4 @@
-//! Work that cannot be lost: saved before anything ends, refused where it cannot be.
+//! Work that cannot be lost: saved before anything ends; if that fails, the command is refused.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ async fn removing_and_stopping_save_everything_tracked_and_untracked(t: Bodies) 
         "agent committed"
     );
     assert!(t.kinds(&removed).contains(&"workspace.saved".to_owned()));
-    // One that did nothing leaves nothing behind.
+    // A Body without changes leaves nothing behind.
     let idle = host.body(&t).await;
     t.fleet().remove(&idle, Force::Yes).await.unwrap();
     assert_eq!(host.git(&["for-each-ref", &format!("refs/palisade/{idle}/")]), "");
@@ -60,7 +60,7 @@ async fn a_body_that_died_can_still_be_saved(t: Bodies) {
     });
     save(&t, &body).await;
     assert_eq!(names(&host, &body), saved());
-    // Starting it again does the same by itself.
+    // Starting it again saves by itself.
     let other = host.body(&t).await;
     t.sh(&other, WORK).await.ok();
     testkit::kill(t.view(&other).pid.unwrap());
@@ -129,7 +129,7 @@ async fn what_git_cannot_hold_keeps_the_body(t: Bodies) {
         ("too deep", "p=.; for i in $(seq 140); do p=$p/d; done; mkdir -p $p; echo x > $p/x", "d/d"),
     ] {
         let body = host.body(&t).await;
-        // First the same without it.
+        // The control: without it everything is saved.
         t.sh(&body, "echo fine > fine").await.ok();
         assert!(save(&t, &body).await.is_whole(), "{what}");
         t.sh(&body, script).await.ok();
@@ -191,7 +191,7 @@ async fn what_is_put_aside_tagged_or_oddly_named_is_saved_too(t: Bodies) {
     assert_eq!(host.git(&["show", &format!("{}:other", own("palisade-stash/1"))]), "other");
     assert_eq!(host.git(&["show", &format!("{}:tagged", own("palisade-tags/mark"))]), "tagged");
     assert_eq!(host.git(&["log", "-1", "--format=%s", &format!("refs/palisade/{body}/head")]), "linked");
-    // A branch that makes way for one below it.
+    // A branch that is replaced by one below it.
     t.sh(&body, "git branch -D a; git branch a/b").await.ok();
     assert_eq!(save(&t, &body).await.commit_error, None);
     assert!(host.try_git(&["rev-parse", "--verify", &own("a/b")]).is_some());
@@ -303,7 +303,7 @@ async fn a_fork_keeps_what_it_stands_on_and_is_saved_like_its_parent(t: Bodies) 
     let copy = t.make(fleet::Create { template: snapshot.id.to_string(), ..t.kept() }).await.spec.id;
     t.sh(&fork, "cd /workspace/app; echo fork > fork").await.ok();
     t.sh(&copy, "cd /workspace/app; echo copy > copy").await.ok();
-    // What they began with has no name but theirs.
+    // Only their own refs hold their base commit.
     t.fleet().remove_with(&parent.id, Force::Yes, Discard::Yes).await.unwrap();
     host.sh("rm dirty; git for-each-ref --format='delete %(refname)' refs/palisade/ | grep -v ' refs/palisade/' | git update-ref --stdin; git reflog expire --expire=now --all; git gc -q --prune=now");
     for (body, name) in [(&fork, "fork"), (&copy, "copy")] {
@@ -320,7 +320,7 @@ async fn a_fork_keeps_what_it_stands_on_and_is_saved_like_its_parent(t: Bodies) 
             assert!(host.wip_file(body, path).is_some(), "{name}: {path}");
         }
     }
-    // A Body whose work was given up before it did any leaves no name.
+    // A Body that is discarded before it did any work leaves no ref.
     let idle = host.body(&t).await;
     t.fleet().remove_with(&idle, Force::Yes, Discard::Yes).await.unwrap();
     assert_eq!(host.git(&["for-each-ref", &format!("refs/palisade/{idle}/")]), "");

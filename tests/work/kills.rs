@@ -1,7 +1,7 @@
-//! `pal`, guests and keepers killed at any moment of up, land, stop, save, rm and gc, on disks that are full now and then:
-//! what was synced inside is in the repository or still in the Body.
+//! Kills `pal`, guests and supervisors at random moments of up, land, stop, save, rm and gc, with a full disk
+//! now and then: synced files are in the repository or still in the Body.
 //!
-//! The disks are small and in memory, in a mount namespace of its own, in which the test runs again.
+//! The disks are small tmpfs mounts in a mount namespace, in which the test runs again.
 
 use std::{
     collections::BTreeMap,
@@ -14,15 +14,15 @@ use std::{
 
 use testkit::{TemporaryDir, leaks};
 
-/// How often somebody is killed.
+/// Number of kills.
 const KILLS: usize = 200;
-/// Set in the namespace.
+/// Set inside the namespace.
 const INSIDE: &str = "PALISADE_WORK_KILLS";
-/// Room for the programs, some layers and a few Bodies.
+/// Space for the programs, some layers and a few Bodies.
 const DATA_DISK: &str = "size=96m";
 const REPO_DISK: &str = "size=24m";
 
-/// Seeded chance, so that what happened once can happen again.
+/// A seeded random generator, so that a failure can be repeated.
 struct Chance(u64);
 
 impl Chance {
@@ -34,7 +34,7 @@ impl Chance {
     }
 }
 
-/// Who is killed.
+/// The process that is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Victim {
     Pal,
@@ -42,7 +42,7 @@ enum Victim {
     Keeper,
 }
 
-/// Which disk is full meanwhile.
+/// The disk that is full meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FullDisk {
     None,
@@ -50,16 +50,16 @@ enum FullDisk {
     Repository,
 }
 
-/// Everything of the test.
+/// The state of the test.
 struct World {
     home: TemporaryDir,
     pal: PathBuf,
-    /// The Body that is worked in, and what was synced in each.
+    /// The current Body, and the synced files of each Body.
     body: Option<String>,
     synced: BTreeMap<String, Vec<String>>,
-    /// How long verbs took that were not cut short.
+    /// How long commands took without a kill.
     typical: BTreeMap<&'static str, Duration>,
-    /// What was done last, for whoever reads of a failure.
+    /// The last action, for the message of a failure.
     last: String,
 }
 
@@ -100,7 +100,7 @@ fn kill_and_look() {
         world.look();
     }
     eprintln!("{cut} of {KILLS} were cut short");
-    // Else it proves little.
+    // With fewer kills the test would prove little.
     assert!(cut > KILLS / 4, "most of it was over before the kill: {cut}");
     world.end();
 }
@@ -177,12 +177,12 @@ impl World {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// Whether there still is such a Body.
+    /// Whether the Body still exists.
     fn is_there(&self, body: &str) -> bool {
         self.data().join("bodies").join(body).join("spec.json").exists()
     }
 
-    /// A Body that runs.
+    /// A running Body.
     fn running(&mut self) -> String {
         let body = match self.body.take().filter(|body| self.is_there(body)) {
             Some(body) => {
@@ -195,7 +195,7 @@ impl World {
         body
     }
 
-    /// One verb, and one who is killed while it is at work; whether the verb was cut short.
+    /// Runs one command and kills a process meanwhile; returns whether the command was interrupted.
     fn round(&mut self, round: usize, chance: &mut Chance) -> bool {
         let body = self.running();
         let name = format!("file{round}");
@@ -223,7 +223,7 @@ impl World {
         if let Some(file) = filled {
             fs::remove_file(file).unwrap();
         }
-        // A landing that was cut short may have left half of the user's files, and git's own locks.
+        // An interrupted landing may have left some of the user's files, and git's own locks.
         self.git("rm -f .git/*.lock .git/refs/heads/*.lock; git reset -q --hard");
         cut
     }
@@ -247,7 +247,7 @@ impl World {
         std::thread::sleep(Duration::from_micros(chance.below(typical.as_micros() as u64)));
         let over = child.try_wait().unwrap().is_some();
         match pid_of(&run, victim) {
-            // The verb may have ended it already, and a number that came again is somebody else's.
+            // The command may have ended it already, and its pid may belong to another process.
             Some(pid) => leaks::end(
                 &leaks::descendants().into_iter().filter(|process| process.pid == pid).collect::<Vec<_>>(),
             ),
@@ -255,7 +255,7 @@ impl World {
         }
         let ended = child.wait().unwrap();
         if over {
-            // It takes less than it did; the next one is cut short before.
+            // It was faster than before, so the next kill comes earlier.
             self.typical.insert(verb, typical * 3 / 4);
         } else if victim != Victim::Pal && ended.success() {
             self.typical.insert(verb, (typical * 3 + begin.elapsed()) / 4);
@@ -263,7 +263,7 @@ impl World {
         !over
     }
 
-    /// Takes all the room of a disk.
+    /// Fills a disk completely.
     fn fill(&self, full: FullDisk) -> Option<PathBuf> {
         let path = match full {
             FullDisk::None => return None,
@@ -277,7 +277,7 @@ impl World {
         Some(path)
     }
 
-    /// Everything that was synced is somewhere.
+    /// Checks that every synced file is in the repository or in a Body.
     fn look(&self) {
         for (body, names) in &self.synced {
             let upper = self.data().join("bodies").join(body).join("disk/upper");
@@ -296,7 +296,7 @@ impl World {
         }
     }
 
-    /// Whoever comes next finds Bodies that can be saved and removed, and a sound repository.
+    /// The next `pal` can save and remove the Bodies, and the repository is valid.
     fn end(mut self) {
         for line in self.ok(&["ls", "--json"]).lines() {
             let body: serde_json::Value = serde_json::from_str(line).unwrap();
@@ -328,7 +328,7 @@ impl World {
     }
 }
 
-/// After a failure, nobody is left to go on by himself.
+/// After a failure, ends all processes of the test.
 impl Drop for World {
     fn drop(&mut self) {
         if std::thread::panicking() {
@@ -346,7 +346,7 @@ fn pid_of(run: &serde_json::Value, victim: Victim) -> Option<i32> {
     pid.and_then(|pid| i32::try_from(pid).ok())
 }
 
-/// Names of files below a directory that begin so.
+/// Names of files below a directory that begin with a text.
 fn find(dir: &Path, begin: &str) -> Vec<String> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {

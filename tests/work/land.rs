@@ -1,4 +1,4 @@
-//! Landing: on branches of the user's, by the user.
+//! Landing: on branches of the user, with the user as committer.
 
 use fleet::{GitIdentity, LandResult, LandSelection, LandTarget};
 use proto::{BodyId, Failure, Kind};
@@ -40,7 +40,7 @@ async fn work_lands_on_a_branch_of_its_own(t: Bodies) {
             format!("Palisade/Palisade work in progress of Body {body}")
         ]
     );
-    // Again: moved forward by what is new.
+    // Again: the branch moves forward by the new commits.
     t.sh(
         &body,
         "git add -A; git commit -qm 'add rest'; echo more > more; git add more; git commit -qm 'add more'",
@@ -76,7 +76,7 @@ async fn work_lands_on_top_of_a_branch_that_is_checked_out(t: Bodies) {
         subjects(&host, "main~3..main")[..2],
         ["agent/Ann add one".to_owned(), "agent/Ann add two".into()]
     );
-    // What the user has not committed is not overwritten.
+    // Uncommitted changes of the user are not overwritten.
     let other = host.body(&t).await;
     t.sh(&other, "echo theirs > mine; git commit -qam theirs").await.ok();
     host.sh("echo precious > mine");
@@ -171,14 +171,14 @@ async fn a_landing_never_writes_into_a_git_directory(t: Bodies) {
     let host = HostRepo::plain(&t);
     let outer = t.dir().join("outer");
     let trap = "mkdir -p hooks && printf '#!/bin/sh\\ntouch /tmp/sprung\\n' > hooks/post-checkout && chmod 755 hooks/post-checkout && git add -A && git commit -qm trap";
-    // A submodule, whose git directory is listed as its work tree.
+    // A submodule, whose git directory git lists as its work tree.
     host.sh(&format!("git init -q {0} && cd {0} && git -c protocol.file.allow=always submodule --quiet add {1} sub && git -C sub checkout -q main", outer.display(), host.dir.display()));
     let body = HostRepo { dir: outer.join("sub") }.body(&t).await;
     t.sh(&body, trap).await.ok();
     land(&t, &body, LandTarget::Onto("main".into()), LandSelection::All).await.unwrap();
     assert!(outer.join("sub/hooks/post-checkout").exists(), "a control: its files are where they belong");
     assert!(!outer.join(".git/modules/sub/hooks/post-checkout").exists());
-    // A git directory elsewhere, which does not tell where its files are.
+    // A separate git directory, which does not know the path of its files.
     let (apart, files) = (t.dir().join("apart.git"), t.dir().join("apart"));
     host.sh(&format!(
         "git clone -q --separate-git-dir {} {} {}",
@@ -188,7 +188,7 @@ async fn a_landing_never_writes_into_a_git_directory(t: Bodies) {
     ));
     let body = HostRepo { dir: files }.body(&t).await;
     t.sh(&body, trap).await.ok();
-    // The door is open: whoever takes what git lists for the files writes hooks.
+    // The control: writing files to the path that git lists would create hooks.
     let careless = t.dir().join("careless.git");
     let wip = crate::repo::save(&t, &body).await.wip;
     host.sh(&format!("cp -r {0} {1} && git --git-dir={1} --work-tree=$(git --git-dir={1} worktree list --porcelain | sed -n 's/^worktree //p') read-tree -m -u main {wip}", apart.display(), careless.display()));

@@ -1,4 +1,4 @@
-//! Repositories in Bodies: what comes in, what goes out, and that nothing is lost on the way.
+//! Repositories in Bodies: import, landing, and that no work is lost.
 
 mod account;
 mod bounds;

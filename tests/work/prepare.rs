@@ -1,4 +1,4 @@
-//! Preparing: which names it reaches, and what becomes of a step that fails.
+//! Preparing a Body: which hosts it reaches, and the failure of a step.
 //!
 //! These reach crates.io and PyPI.
 

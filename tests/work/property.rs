@@ -1,15 +1,15 @@
-//! Random trees and random changes: what comes out is what plain git makes of the same.
+//! Random trees and random changes: the saved tree is the one that plain git makes of the same files.
 
 use testkit::{Bodies, body_test};
 
 use crate::repo::{HostRepo, save};
 
-/// How many repositories are tried.
+/// How many repositories are tested.
 const ROUNDS: u64 = 12;
 /// How many changes are made to each.
 const CHANGES: usize = 40;
 
-/// Numbers that are the same for the same seed.
+/// A seeded random generator.
 pub struct Chance(pub u64);
 
 impl Chance {
@@ -47,7 +47,7 @@ pub fn path(chance: &mut Chance) -> String {
     if name.contains("$(") { format!("\"./{name}\"") } else { format!("'./{name}'") }
 }
 
-/// One change, as a line that cannot fail.
+/// One change, as a shell line that cannot fail.
 pub fn change(chance: &mut Chance) -> String {
     let (one, two, dir) = (path(chance), path(chance), chance.of(&DIRS));
     let number = chance.below(1000);
@@ -66,7 +66,7 @@ pub fn change(chance: &mut Chance) -> String {
     }
 }
 
-/// Parents that are files give way.
+/// Removes files that are in the way of a directory.
 pub const HELPERS: &str = r#"
     mk() { d=$(dirname "$1"); p=.; IFS=/; for part in $d; do p="$p/$part"; [ -d "$p" ] && [ ! -L "$p" ] || { rm -f "$p"; mkdir "$p"; }; done; unset IFS; }
     put() { [ -d "$1" ] && rm -rf "$1"; mk "$1"; [ -L "$1" ] && rm -f "$1"; echo "$2" >> "$1"; }

@@ -1,4 +1,4 @@
-//! A repository of one test, and plain git to compare with.
+//! The repository of one test, and plain git to compare with.
 
 use std::{
     ffi::OsString,
@@ -15,7 +15,7 @@ pub struct HostRepo {
     pub dir: PathBuf,
 }
 
-/// Nobody's settings but these.
+/// Sets the only settings that git sees.
 fn settings(command: &mut Command) -> &mut Command {
     let who = [
         ("GIT_AUTHOR_NAME", "Ann"),
@@ -32,7 +32,7 @@ fn settings(command: &mut Command) -> &mut Command {
         .envs(who)
 }
 
-/// Who lands.
+/// The user who lands.
 pub fn person() -> GitIdentity {
     let env = [
         ("GIT_AUTHOR_NAME", "Ann"),
@@ -48,12 +48,12 @@ pub fn person() -> GitIdentity {
     }
 }
 
-/// Runs git somewhere.
+/// Runs git in a directory.
 pub fn git_in(dir: &Path, args: &[&str]) -> Output {
     settings(Command::new("git").current_dir(dir).args(args)).stdin(Stdio::null()).output().unwrap()
 }
 
-/// Runs a line of shell somewhere, with the same settings.
+/// Runs a shell line in a directory, with the same settings.
 pub fn sh_in(dir: &Path, script: &str) -> Output {
     settings(Command::new("sh").current_dir(dir).args(["-c", script])).stdin(Stdio::null()).output().unwrap()
 }
@@ -63,7 +63,7 @@ fn text(output: &Output) -> String {
 }
 
 impl HostRepo {
-    /// A repository made by a line of shell; what it leaves is committed.
+    /// Creates a repository with a shell line, and commits its files.
     pub fn make(t: &Bodies, name: &str, script: &str) -> Self {
         let dir = t.dir().join(name);
         std::fs::create_dir(&dir).unwrap();
@@ -75,7 +75,7 @@ impl HostRepo {
         host
     }
 
-    /// The usual one.
+    /// The usual repository.
     pub fn plain(t: &Bodies) -> Self {
         let script = r#"printf 'target/\n*.log\n' > .gitignore; mkdir -p src/deep; echo 'fn main() {}' > src/main.rs; echo x > src/deep/x
             printf '#!/bin/sh\necho hi\n' > run.sh; chmod +x run.sh; ln -s src/main.rs link; printf 'a\0b' > binary; seq 1000 > numbers"#;
@@ -89,7 +89,7 @@ impl HostRepo {
         text(&output)
     }
 
-    /// The same where it may fail.
+    /// Runs git; none if it fails.
     pub fn try_git(&self, args: &[&str]) -> Option<String> {
         let output = git_in(&self.dir, args);
         output.status.success().then(|| text(&output))
@@ -102,7 +102,7 @@ impl HostRepo {
         text(&output)
     }
 
-    /// A repository with the submodule `libs/lib`, which has `vendored/deep` in it.
+    /// A repository with the submodule `libs/lib`, which itself has the submodule `vendored/deep`.
     pub fn around(t: &Bodies, lib: &HostRepo, deep: &HostRepo) -> Self {
         let allow = ["-c", "protocol.file.allow=always", "submodule", "add", "--quiet"];
         lib.git(&[&allow[..], &[&format!("{}", deep.dir.display()), "vendored/deep"]].concat());
@@ -124,14 +124,14 @@ impl HostRepo {
         host
     }
 
-    /// A commit of the host.
+    /// Commits on the host.
     pub fn commit(&self, script: &str, message: &str) {
         self.sh(script);
         self.git(&["add", "--all"]);
         self.git(&["commit", "--quiet", "-m", message]);
     }
 
-    /// What asks for a Body with it.
+    /// The request for a Body with this repository.
     pub fn up(&self, t: &Bodies) -> UpRequest {
         UpRequest {
             repositories: vec![RepoSource::Path(self.dir.clone())],
@@ -147,23 +147,23 @@ impl HostRepo {
         }
     }
 
-    /// A Body with it.
+    /// Creates a Body with this repository.
     pub async fn body(&self, t: &Bodies) -> BodyId {
         up(t, self.up(t)).await.spec.id
     }
 
-    /// Everything of a Body's work, as a tree.
+    /// The tree of a Body's saved work.
     pub fn wip_tree(&self, body: &BodyId) -> String {
         self.git(&["rev-parse", &format!("refs/palisade/{body}/wip^{{tree}}")])
     }
 
-    /// A file of a Body's work.
+    /// A file of a Body's saved work.
     pub fn wip_file(&self, body: &BodyId, path: &str) -> Option<String> {
         self.try_git(&["show", &format!("refs/palisade/{body}/wip:{path}")])
     }
 }
 
-/// Makes what is asked for.
+/// Creates the requested Body.
 pub async fn up(t: &Bodies, up: UpRequest) -> BodyView {
     let views = t.fleet().workspaces().up(up).await.unwrap_or_else(|failure| panic!("{}", explain(&failure)));
     views.into_iter().next().unwrap()
@@ -176,7 +176,7 @@ pub async fn save(t: &Bodies, body: &BodyId) -> SaveResult {
     saved.into_iter().next().unwrap()
 }
 
-/// `pal` with these arguments, as whoever runs it for a test: a program and its arguments.
+/// The command line of `pal` with these arguments: program and arguments.
 pub fn pal_command(t: &Bodies, args: &[&str]) -> Vec<OsString> {
     let beside = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("pal");
     let pal = testkit::user::pal(&beside.to_string_lossy());

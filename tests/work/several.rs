@@ -1,4 +1,4 @@
-//! Several Bodies: compared, landed one after the other, within a budget.
+//! Several Bodies: compared, landed in order, within a disk budget.
 
 use fleet::GcMode;
 use proto::Size;

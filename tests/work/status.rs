@@ -1,4 +1,4 @@
-//! What git in a Body says of its files: the same as if it had looked at every one, without looking at them.
+//! `git status` in a Body: the same answer as after a check of every file, without checking them.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use crate::{
     repo::{HostRepo, up},
 };
 
-/// How many repositories are tried.
+/// How many repositories are tested.
 const ROUNDS: u64 = 2;
-/// How many steps are made in each, and in a fork and after a restart of it.
+/// How many steps run in each, in a fork of it, and after a restart.
 const STEPS: [usize; 3] = [50, 15, 15];
 
-/// Prints how many files a command of git looked at.
+/// Prints how many files a git command checked.
 const LOOKS: &str = r#"looks() { rm -f /tmp/t; GIT_TRACE2_EVENT=/tmp/t "$@" > /tmp/said; n=0
     for v in $(grep -o 'sum_lstat","value":"[0-9]*' /tmp/t | grep -o '[0-9]*$'); do n=$((n + v)); done; echo $n; }
 "#;
 
-/// `same STEP`: whatever differs between a status that asked and one that looked is printed with the step. Each tree of
-/// files has an index that neither of the two sees the other change.
+/// `same STEP` prints the differences between a status with fsmonitor and one without, with the step. Each
+/// work tree has an index of its own for either.
 const SAME: &str = r#"same() { for d in . /tmp/w /tmp/copy; do [ -e $d/.git ] || continue
       i=$(cd $d && git rev-parse --path-format=absolute --git-path index); cp -p "$i" /tmp/i || rm -f /tmp/i; rm -f /tmp/t
       GIT_TRACE2_EVENT=/tmp/t git -C $d status --porcelain=v2 --ignored > /tmp/asked 2>&1
@@ -33,7 +33,7 @@ const SAME: &str = r#"same() { for d in . /tmp/w /tmp/copy; do [ -e $d/.git ] ||
     quick=0; export GIT_EDITOR=true
 "#;
 
-/// Keeps size and time of a file and changes what is in it.
+/// Changes the contents of a file and keeps its size and time.
 const SLY: &str = r#"sly() { [ -f "$1" ] && [ ! -L "$1" ] && [ -s "$1" ] || return 0; touch -r "$1" /tmp/time; n=$(wc -c < "$1"); head -c "$n" /dev/zero | tr '\0' "$2" > "$1"; touch -r /tmp/time "$1"; }
 "#;
 
@@ -65,7 +65,7 @@ fn git_step(chance: &mut Chance) -> String {
         21 => "git merge -q -m merged main".into(),
         22 => format!("git config core.untrackedCache {}", ["true", "false", "keep"][number % 3]),
         23 => "git -c core.fsmonitor=false status > /dev/null".into(),
-        // What comes, is known to git and goes leaves nothing behind.
+        // A file that is created, added and deleted leaves no trace.
         24 => {
             format!("put './v{number}' 1; git add -f './v{number}'; git status > /dev/null; rm './v{number}'")
         }
@@ -89,7 +89,7 @@ fn script(chance: &mut Chance, steps: usize) -> String {
     format!("{HELPERS}{SAME}{SLY}\n{}\necho $quick", lines.join("\n"))
 }
 
-/// Runs steps; how many answers spared git a look at every file.
+/// Runs steps; returns how many answers of the guest saved git a full check.
 async fn walk(t: &Bodies, body: &BodyId, chance: &mut Chance, steps: usize, about: &str) -> usize {
     let script = script(chance, steps);
     let said = t.sh(body, &script).await.ok();
@@ -121,7 +121,7 @@ async fn git_says_what_it_would_say_had_it_looked_at_every_file(t: Bodies) {
             t.fleet().remove_with(&body, fleet::Force::Yes, fleet::Discard::Yes).await.unwrap();
         }
     }
-    // Otherwise nothing was tried.
+    // Otherwise the test would prove nothing.
     let all = ROUNDS as usize * STEPS.iter().sum::<usize>();
     assert!(quick > all / 3, "{quick} of {all} answers named paths");
 }
@@ -142,7 +142,7 @@ async fn a_first_status_looks_at_what_was_changed_and_at_nothing_else(t: Bodies)
         "what is counted"
     );
     assert_eq!(count(t.sh(&body, &looks("git status")).await.ok()), 0);
-    // A new directory is one change, whatever is in it.
+    // A new directory is one change, whatever it contains.
     t.sh(&body, "echo more >> d1/f1; rm d2/f2; rm -r d3; mkdir -p target/deep; cd target/deep; seq 6000 | xargs touch").await.ok();
     let said = t
         .sh(
@@ -154,7 +154,7 @@ async fn a_first_status_looks_at_what_was_changed_and_at_nothing_else(t: Bodies)
     let lines: Vec<&str> = said.lines().collect();
     assert!((102..=400).contains(&lines[0].parse::<usize>().unwrap()), "{said}");
     assert_eq!(lines[1..], ["100", " M d1/f1", " D d2/f2", "?? target/"]);
-    // Its fork stands on what it changed; a Body that starts again has it still.
+    // A fork builds on its changes; a restarted Body still has them.
     let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0).spec.id;
     t.fleet().stop(&body, Duration::ZERO).await.unwrap();
     t.fleet().start(&body).await.unwrap();
@@ -163,7 +163,7 @@ async fn a_first_status_looks_at_what_was_changed_and_at_nothing_else(t: Bodies)
         let lines: Vec<&str> = said.lines().collect();
         assert!((102..=400).contains(&lines[0].parse::<usize>().unwrap()) && lines[1] == "101", "{said}");
     }
-    // What the host has not committed is in the files and not in the index.
+    // Uncommitted work of the host is in the files and not in the index.
     host.sh("echo dirty >> d5/f5; echo new > d5/new");
     let body = up(&t, fleet::UpRequest { dirty: UncommittedFiles::With, ..host.up(&t) }).await.spec.id;
     let said = t.sh(&body, &format!("{}; git status --porcelain", looks("git status"))).await.ok();
@@ -177,7 +177,8 @@ async fn who_cannot_be_answered_is_told_that_all_may_have_changed(t: Bodies) {
     let host = HostRepo::plain(&t);
     let body = host.body(&t).await;
     t.sh(&body, "echo more >> numbers").await.ok();
-    // Asked by git, it names the path: what follows is refused to who is somewhere or somebody else, and to no old git.
+    // For git it names the path: the answer is refused for another path or another repository, and for an old
+    // git.
     let hook = "/workspace/app/.git/palisade/changes";
     let traced = "GIT_TRACE_FSMONITOR=1 git status 2>&1 | grep -c \"callback 'numbers'\"";
     assert_eq!(t.sh(&body, traced).await.ok(), "1");
@@ -211,7 +212,7 @@ async fn who_cannot_be_answered_is_told_that_all_may_have_changed(t: Bodies) {
 }
 
 #[body_test(except(
-    user = "its Bodies have one id, so there is nobody else in them",
+    user = "its Bodies have one id, so they have no second user",
     microvm = "git in a microVM has no fsmonitor"
 ))]
 async fn somebody_else_in_the_body_learns_no_names(t: Bodies) {

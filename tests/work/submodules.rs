@@ -1,4 +1,4 @@
-//! What a Body does in submodules: saved in repositories of their own, and nothing of it runs.
+//! A Body's work in submodules: saved in their own repositories, and none of it runs on the host.
 
 use fleet::{DiffFormat, Discard, Force, LandSelection, LandTarget};
 use proto::BodyId;
@@ -6,7 +6,7 @@ use testkit::{Bodies, body_test};
 
 use crate::repo::{HostRepo, git_in, person, save, sh_in};
 
-/// A repository with a submodule in it, which has one, too.
+/// A repository with a submodule, which has a submodule, too.
 fn nested(t: &Bodies) -> HostRepo {
     let lib =
         HostRepo::make(t, "lib", "mkdir src; echo lib > src/lib.c; echo old > old; echo '*.o' > .gitignore");
@@ -59,7 +59,7 @@ async fn work_in_submodules_is_saved_in_their_own_repositories(t: Bodies) {
     let paths: Vec<&str> = saved.submodules.iter().map(|module| module.path.as_str()).collect();
     assert_eq!(paths, ["libs/lib", "libs/lib/vendored/deep"]);
     assert_eq!(link(&host, &wip(&body)), link(&host, "HEAD"), "it is the submodule it was");
-    // It stands on the commit that the submodule is at, so plain git takes it from there.
+    // It is on top of the submodule's commit, so plain git can merge it.
     assert_eq!(
         inside(&host, "libs/lib", &["rev-parse", &format!("{}~1", wip(&body))]),
         inside(&host, "libs/lib", &["rev-parse", "HEAD"])
@@ -77,7 +77,7 @@ async fn work_in_submodules_is_saved_in_their_own_repositories(t: Bodies) {
         .await
         .unwrap();
     assert_eq!((landed.submodules.len(), host.git(&["show", "work:main.c"])), (2, "main\nmore".into()));
-    // What is saved goes nowhere with the Body; one that did nothing leaves no name.
+    // Saved work stays after the Body; a Body without changes leaves no ref.
     t.fleet().remove(&body, Force::Yes).await.unwrap();
     t.fleet().remove(&idle, Force::Yes).await.unwrap();
     assert_eq!(inside(&host, "libs/lib", &["show", &format!("{}:new", wip(&body))]), "new");
@@ -95,7 +95,7 @@ async fn a_submodule_that_was_emptied_moved_or_removed_is_saved_as_that(t: Bodie
     let saved = save(&t, &body).await;
     assert!(saved.is_whole(), "{saved:?}");
     assert_eq!((names(&body), link(&host, &wip(&body))), ("only".into(), link(&host, "HEAD")));
-    // Another look at it, in a fork: what is below is its parent's.
+    // A second look, in a fork, whose lower layer is the parent's.
     let fork = t.fleet().fork(&body, 1).await.unwrap().remove(0).spec.id;
     t.sh(&fork, "cd /workspace/app; echo more > libs/lib/more").await.ok();
     assert!(save(&t, &fork).await.is_whole());
@@ -139,7 +139,7 @@ async fn commits_that_were_made_in_a_submodule_are_saved_and_the_link_follows(t:
     }
 }
 
-/// What a Body makes of a submodule's `.git`; whether its commits can be taken; and what somebody careless does there.
+/// A Body's changes to a submodule's `.git`; whether its commits can be saved; and a careless command there.
 const TRAPS: &[(&str, bool, &str)] = &[
     ("settings", true, "git init -q libs/lib; git -C libs/lib config core.fsmonitor \"$RUN;false\""),
     (
@@ -198,7 +198,7 @@ async fn what_has_no_repository_on_the_host_is_named_and_keeps_the_body(t: Bodie
     assert_eq!(saved.skipped.iter().map(|left| left.path.as_str()).collect::<Vec<_>>(), ["libs/lib"]);
     assert!(t.fleet().remove(&body, Force::Yes).await.is_err());
     t.fleet().remove_with(&body, Force::Yes, Discard::Yes).await.unwrap();
-    // So is one whose repository went away meanwhile, and the rest is saved.
+    // The same holds if its repository was removed meanwhile, and the rest is saved.
     let body = host.body(&t).await;
     t.sh(&body, "echo mine > libs/lib/mine; echo more >> main.c").await.ok();
     let modules = host.dir.join(".git/modules");

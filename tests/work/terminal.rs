@@ -1,4 +1,4 @@
-//! What a person sees of a Body's work on a terminal: nothing that a Body wrote acts on it.
+//! The output of a Body's work on a terminal: no byte of a Body takes effect there.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use testkit::{Bodies, body_test};
 
 use crate::repo::{HostRepo, pal_command};
 
-/// What `pal` writes to a terminal.
+/// The output of `pal` on a terminal.
 fn shown(t: &Bodies, args: &[&str]) -> Vec<u8> {
     let quoted: Vec<String> = pal_command(t, args)
         .iter()
@@ -20,7 +20,7 @@ fn shown(t: &Bodies, args: &[&str]) -> Vec<u8> {
     output.stdout
 }
 
-/// Sequences that are ours: colours, and what a bar of progress needs.
+/// Removes the escape sequences of `pal` itself: colours and the progress bar.
 fn without_ours(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes).into_owned();
     let mut left = String::new();
@@ -53,7 +53,7 @@ async fn nothing_a_body_wrote_acts_on_a_terminal(t: Bodies) {
         bodies.push(body.to_string());
     }
     let (one, two) = (bodies[0].as_str(), bodies[1].as_str());
-    // A control: the bytes are there, and go to whoever is no terminal.
+    // A control: the bytes are there, and are written unchanged if the output is no terminal.
     let mut command = pal_command(&t, &["diff", one]).into_iter();
     let raw = Command::new(command.next().unwrap()).args(command).output().unwrap().stdout;
     assert!(raw.windows(4).any(|bytes| bytes == b"\x1b[2J"), "{}", String::from_utf8_lossy(&raw));

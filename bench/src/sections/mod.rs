@@ -1,4 +1,4 @@
-//! What is measured, one file for each question.
+//! The sections, one file for each question.
 
 mod exec;
 mod idle;
@@ -13,17 +13,17 @@ use std::io;
 
 use crate::{context::BenchContext, report::ReportSection};
 
-/// One question.
+/// One section.
 pub struct BenchSection {
     /// Its name for `--only`.
     pub name: &'static str,
     /// Its meaning.
     pub about: &'static str,
-    /// Answers it.
+    /// Measures it.
     pub run: fn(&BenchContext) -> io::Result<ReportSection>,
 }
 
-/// All of them, in order.
+/// All sections, in order.
 pub const ALL: [BenchSection; 8] = [
     BenchSection { name: "run", about: "`true` in a fresh sandbox", run: run::measure },
     BenchSection {

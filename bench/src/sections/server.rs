@@ -1,4 +1,4 @@
-//! `pal serve` as its clients meet it: over loopback, in the words that E2B's SDKs speak.
+//! `pal serve` as its clients see it: over loopback, with the requests of E2B's SDKs.
 
 use std::{
     fs,
@@ -25,7 +25,7 @@ const BODIES: usize = 200;
 const FILE_LEN: u64 = 1 << 30;
 const MIB: f64 = (1 << 20) as f64;
 
-/// A server that is ended with its section.
+/// A server that ends with its section.
 struct TestedServer {
     child: Child,
     address: SocketAddr,
@@ -58,7 +58,7 @@ impl Drop for TestedServer {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
         let _ = self.child.wait();
-        // The Body that waited for the next caller is cleared away by its keeper, in its own time.
+        // The supervisor of the pooled Body removes it, in its own time.
         let deadline = Instant::now() + Duration::from_secs(5);
         while fs::read_dir(&self.bodies).is_ok_and(|mut left| left.next().is_some())
             && Instant::now() < deadline
@@ -68,7 +68,7 @@ impl Drop for TestedServer {
     }
 }
 
-/// A sandbox, as the SDK knows it.
+/// A sandbox, as the SDK describes it.
 struct SandboxInfo {
     id: String,
     token: String,
@@ -121,7 +121,7 @@ impl SandboxInfo {
     }
 }
 
-/// Everything about the server.
+/// Measures everything about the server.
 pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
     let served = TestedServer::start(context)?;
     let mut part = ReportSection::default();
@@ -144,7 +144,7 @@ fn bar(promise: &str, found: Option<f64>, bound: Bound, unit: &'static str) -> B
     Bar { promise: promise.into(), found, bound, unit }
 }
 
-/// Create, first command, kill: one after another, and by four at once.
+/// Create, first command, kill: in sequence, and by four clients at once.
 fn lives(context: &BenchContext, served: &TestedServer, part: &mut ReportSection) -> io::Result<()> {
     let rounds = context.args.rounds;
     let mut client = served.client()?;
@@ -210,7 +210,7 @@ fn live_on(served: &TestedServer, rounds: usize) -> io::Result<Vec<Duration>> {
     (0..rounds).map(live).collect()
 }
 
-/// Round trips of a command and of a key.
+/// Round trips of a command and of a key press.
 fn commands(context: &BenchContext, served: &TestedServer, part: &mut ReportSection) -> io::Result<()> {
     let mut client = served.client()?;
     let sandbox = SandboxInfo::create(&mut client)?;
@@ -265,7 +265,7 @@ fn commands(context: &BenchContext, served: &TestedServer, part: &mut ReportSect
     Ok(())
 }
 
-/// A large file up and down, beside a plain copy over loopback.
+/// A large file up and down, compared with a plain copy over loopback.
 fn files(context: &BenchContext, served: &TestedServer, part: &mut ReportSection) -> io::Result<()> {
     let bytes = if context.args.quick { FILE_LEN / 8 } else { FILE_LEN };
     let mut client = served.client()?;
@@ -316,7 +316,7 @@ fn files(context: &BenchContext, served: &TestedServer, part: &mut ReportSection
     Ok(())
 }
 
-/// Sends over loopback, from memory or a file, to nowhere or a file.
+/// Sends over loopback, from memory or a file, to a file or nowhere.
 fn loopback(bytes: u64, to: Option<&Path>, from: Option<&Path>) -> io::Result<Duration> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
@@ -353,7 +353,7 @@ fn loopback(bytes: u64, to: Option<&Path>, from: Option<&Path>) -> io::Result<Du
     Ok(began.elapsed())
 }
 
-/// Many Bodies at once, each with a terminal that somebody watches.
+/// Many Bodies at once, each with a terminal and a viewer.
 fn crowd(context: &BenchContext, served: &TestedServer, part: &mut ReportSection) -> io::Result<()> {
     let count = if context.args.quick { BODIES / 10 } else { BODIES };
     let mut client = served.client()?;

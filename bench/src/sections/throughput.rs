@@ -1,4 +1,4 @@
-//! Sandboxes in a second, by one and by sixteen at once.
+//! Sandboxes per second, by one thread and by sixteen.
 
 use std::{
     io,
@@ -25,7 +25,7 @@ use crate::{
 
 const PASSES: usize = 3;
 const WAYS: [usize; 2] = [1, 16];
-/// Peers that can be started many times at once from one root directory.
+/// Peers that can start many sandboxes at once from one root directory.
 const PARALLEL: [&str; 8] =
     [peers::PAL, PLAIN, "unshare", BWRAP, "bwrap, own root", "crun", "runc", "firejail"];
 
@@ -33,11 +33,11 @@ enum Contender<'a> {
     Line(&'a Peer),
     /// One fleet for all threads.
     Shared(&'a Fleet),
-    /// One for each, on one data directory.
+    /// One fleet for each thread, on one data directory.
     Own(&'a BenchContext),
 }
 
-/// A table for one way and one for sixteen.
+/// A table for one thread and one for sixteen.
 pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
     let (peers, absent) = peers::fresh(context)?;
     let fleet = context.fleet()?;
@@ -82,7 +82,7 @@ pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
     Ok(ReportSection { tables: tables.into(), bars: Vec::new() })
 }
 
-/// How many in a second, until the time is over and everybody is done.
+/// How many per second, until the time is over and every thread is done.
 fn rate(contender: &Contender<'_>, ways: usize, lasts: Duration) -> io::Result<f64> {
     let (start, done) = (Barrier::new(ways + 1), AtomicU64::new(0));
     thread::scope(|scope| {
@@ -110,7 +110,7 @@ fn rate(contender: &Contender<'_>, ways: usize, lasts: Duration) -> io::Result<f
     })
 }
 
-/// What one thread does again and again.
+/// The action that one thread repeats.
 enum Worker<'a> {
     Line(&'a Peer),
     Shared(tokio::runtime::Runtime, &'a Fleet),

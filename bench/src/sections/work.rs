@@ -1,4 +1,4 @@
-//! The same work inside and outside: a busy processor, and 20,000 small files.
+//! The same workload inside and outside: a busy CPU, and 20,000 small files.
 
 use std::{fs, io, path::Path};
 
@@ -24,7 +24,7 @@ const ME: &str = "/mnt/bench";
 const TREE: &str = "/mnt/tree";
 const OWN: &str = "/home/user/tree";
 
-/// One kind of work at two places.
+/// One workload at two places.
 struct Pair {
     name: &'static str,
     outside: CommandLine,
@@ -33,7 +33,7 @@ struct Pair {
     least_percent: f64,
 }
 
-/// Inside and outside take turns; the bar is the median of each round's own ratio.
+/// Inside and outside alternate; the bar is the median of each round's own ratio.
 pub fn measure(context: &BenchContext) -> io::Result<ReportSection> {
     let runtime = library::runtime()?;
     let fleet = context.fleet()?;
@@ -134,7 +134,7 @@ fn compare(
     Ok(report(pairs, found))
 }
 
-/// Who is first changes from round to round.
+/// The order of the two alternates from round to round.
 fn once(runtime: &Runtime, fleet: &Fleet, pair: &Pair, round: usize) -> io::Result<(f64, f64)> {
     let argv: Vec<&str> = [ME, "--work"].into_iter().chain(pair.inside.iter().map(String::as_str)).collect();
     let inside = || WorkloadOutput::parse(&runtime.block_on(library::exec(fleet, &pair.body, &argv))?);

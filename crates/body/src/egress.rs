@@ -32,8 +32,8 @@ pub const EGRESS: &str = "egress";
 /// The certificates that programs of the Body trust.
 pub const CERTIFICATES: &str = "certificates.pem";
 const DRAINED: &str = "drained";
-/// How much of a spool is read at once: well over the longest line.
-const READ_LEN: u64 = 256 << 10;
+/// How much of a spool is read at once: well over the longest line, and its events fit into one append.
+const READ_LEN: u64 = 64 << 10;
 /// How long another `pal` may take to take lines into the log.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a process may take to end after its Body has.
@@ -51,8 +51,9 @@ pub struct EgressDir {
 pub struct Position {
     /// Bytes of the spool.
     pub spool: u64,
-    /// A place in the event log: events of earlier lines that this does not count are behind it.
-    pub seq: u64,
+    /// A position in the event log: events of earlier lines that this does not count are behind it.
+    #[serde(alias = "seq")]
+    pub pos: u64,
 }
 
 impl EgressDir {
@@ -240,14 +241,14 @@ mod tests {
         let batch = drain.read(0).unwrap().unwrap();
         assert_eq!(batch.lines, [(1 + first.len() as u64, one)]);
         assert!(drain.read(batch.end).unwrap().is_none(), "half a line is none");
-        drain.note(Position { spool: batch.end, seq: 7 }).unwrap();
+        drain.note(Position { spool: batch.end, pos: 7 }).unwrap();
         drop(drain);
         spool.write_all(&second[20..]).unwrap();
         let mut drain = dir.drain().unwrap().unwrap();
-        assert_eq!(drain.position(), Position { spool: batch.end, seq: 7 });
+        assert_eq!(drain.position(), Position { spool: batch.end, pos: 7 });
         let batch = drain.read(batch.end).unwrap().unwrap();
         assert_eq!(batch.lines.into_iter().map(|(_, line)| line).collect::<Vec<_>>(), [two]);
-        drain.note(Position { spool: batch.end, seq: 8 }).unwrap();
+        drain.note(Position { spool: batch.end, pos: 8 }).unwrap();
         drop(drain);
         assert!(dir.drain().unwrap().is_none(), "all is in the log");
         assert_eq!(EgressDir::bodies(&data), [body]);

@@ -4,7 +4,7 @@ use std::{
     fs, io,
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex},
 };
 
 use body::{capacity, process::LaunchContext, programs::Programs};
@@ -18,6 +18,7 @@ use store::Durability;
 
 use crate::{
     Fleet, failures,
+    log::Log,
     parked::{Pool, PoolContext},
     vm::vm_pool::VmPool,
 };
@@ -56,10 +57,9 @@ pub fn open(config: FleetConfig, ahead: Prestart) -> Result<Fleet, Failure> {
     let fleet = Fleet {
         yard: ground.as_ref().map(Pool::open),
         spares: ground.as_ref().map(VmPool::open),
+        log: Log::new(&data, config.durability),
         data,
         key,
-        durability: config.durability,
-        store: OnceLock::new(),
         launch_context: maker,
         owned: Default::default(),
         seen: Default::default(),
@@ -73,7 +73,7 @@ pub fn open(config: FleetConfig, ahead: Prestart) -> Result<Fleet, Failure> {
     };
     // Who is about to make a Body opens the log while the launcher works on it.
     if ahead != Prestart::Once {
-        fleet.store()?;
+        fleet.log.open()?;
     }
     Ok(fleet)
 }

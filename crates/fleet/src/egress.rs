@@ -18,7 +18,7 @@ use proto::{
 };
 use store::EventQuery;
 
-use crate::Fleet;
+use crate::{Fleet, Log};
 
 /// Where systems keep the certificates that they trust.
 const BUNDLES: &[&str] = &[
@@ -76,8 +76,8 @@ pub(crate) struct EgressSession {
     pub spec: spec::Egress,
     /// Denials since it began, each once.
     pub denied: Vec<EgressDenial>,
-    /// The last event that was looked at.
-    seq: u64,
+    /// Position of the last event that was looked at.
+    pos: u64,
 }
 
 /// A target that a Body was not let out to.
@@ -103,7 +103,11 @@ impl EgressProxies<'_> {
     /// A policy of these rules for a Body that is about to be made.
     pub(crate) fn open_session(&self, allow: Vec<String>) -> Result<EgressSession, Failure> {
         parse(&allow)?;
-        Ok(EgressSession { spec: spec::Egress { allow }, denied: Vec::new(), seq: self.fleet.last_event()? })
+        Ok(EgressSession {
+            spec: spec::Egress { allow },
+            denied: Vec::new(),
+            pos: self.fleet.log().last_pos()?,
+        })
     }
 
     /// Makes the directory of a Body's egress proxy, where its spec has a policy.
@@ -121,36 +125,6 @@ impl EgressProxies<'_> {
         EgressDir::of(&self.fleet.data, id)
     }
 
-    /// Takes the decisions of every egress proxy into the log.
-    pub fn drain_all(&self) -> Result<(), Failure> {
-        EgressDir::bodies(&self.fleet.data).iter().try_for_each(|id| self.drain(id))
-    }
-
-    /// Takes the decisions of one Body's egress proxy into the log.
-    pub(crate) fn drain(&self, id: &BodyId) -> Result<(), Failure> {
-        let cannot = |error| {
-            Failure::new(Kind::Host, format!("cannot read the egress decisions of Body {id}")).because(error)
-        };
-        let Some(mut drain) = self.dir(id).drain().map_err(cannot)? else { return Ok(()) };
-        // A `pal` that was killed may have taken lines that it did not note.
-        let Position { mut spool, mut seq } = drain.position();
-        for event in
-            self.fleet.read_events(&EventQuery { after: seq, body: Some(id.clone()), limit: usize::MAX })?
-        {
-            spool = spool.max(spool_end(&event).unwrap_or(0));
-        }
-        while let Some(batch) = drain.read(spool).map_err(cannot)? {
-            if !batch.lines.is_empty() {
-                seq = self
-                    .fleet
-                    .append_all(batch.lines.into_iter().map(|(end, line)| draft(id, end, line)))?
-                    .seq;
-            }
-            spool = batch.end;
-        }
-        drain.note(Position { spool, seq }).map_err(cannot)
-    }
-
     /// After a Body's end: takes the last decisions of its egress proxy into the log, and removes its directory.
     pub(crate) fn close(&self, id: &BodyId) -> Result<(), Failure> {
         let dir = self.dir(id);
@@ -162,7 +136,7 @@ impl EgressProxies<'_> {
                 .because(error)
                 .hint(format!("try again in a moment: pal rm --force {id}"))
         })?;
-        self.drain(id)?;
+        self.fleet.log().drain_egress(id)?;
         dir.remove().map_err(|error| {
             Failure::new(Kind::Host, format!("cannot remove the egress proxy of Body {id}")).because(error)
         })
@@ -174,15 +148,12 @@ impl EgressProxies<'_> {
         body: &BodyId,
         session: &mut EgressSession,
     ) -> Result<Vec<EgressDenial>, Failure> {
-        self.drain(body)?;
-        let events = self.fleet.read_events(&EventQuery {
-            after: session.seq,
-            body: Some(body.clone()),
-            limit: usize::MAX,
-        })?;
+        let log = self.fleet.log();
+        log.drain_egress(body)?;
+        let events = log.read(&EventQuery { after: session.pos, ..EventQuery::of_body(body) })?;
         let mut new: Vec<EgressDenial> = Vec::new();
         for event in events {
-            session.seq = event.seq;
+            session.pos = event.pos;
             let DecodedEvent::Known(EventData::NetworkDenied(NetworkDenied { to, why, .. })) = event.decode()
             else {
                 continue;
@@ -194,6 +165,33 @@ impl EgressProxies<'_> {
             }
         }
         Ok(new)
+    }
+}
+
+impl Log {
+    /// Takes the decisions of every egress proxy into the log.
+    pub fn drain_all_egress(&self) -> Result<(), Failure> {
+        EgressDir::bodies(self.data()).iter().try_for_each(|id| self.drain_egress(id))
+    }
+
+    /// Takes the decisions of one Body's egress proxy into the log.
+    pub(crate) fn drain_egress(&self, id: &BodyId) -> Result<(), Failure> {
+        let cannot = |error| {
+            Failure::new(Kind::Host, format!("cannot read the egress decisions of Body {id}")).because(error)
+        };
+        let Some(mut drain) = EgressDir::of(self.data(), id).drain().map_err(cannot)? else { return Ok(()) };
+        // A `pal` that was killed may have taken lines that it did not note.
+        let Position { mut spool, mut pos } = drain.position();
+        for event in self.read(&EventQuery { after: pos, ..EventQuery::of_body(id) })? {
+            spool = spool.max(spool_end(&event).unwrap_or(0));
+        }
+        while let Some(batch) = drain.read(spool).map_err(cannot)? {
+            if !batch.lines.is_empty() {
+                pos = self.append_all(batch.lines.into_iter().map(|(end, line)| draft(id, end, line)))?.pos;
+            }
+            spool = batch.end;
+        }
+        drain.note(Position { spool, pos }).map_err(cannot)
     }
 }
 

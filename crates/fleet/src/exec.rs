@@ -149,7 +149,7 @@ impl Fleet {
             Err(GuestError::Refused { code, .. }) if code == "not_found" => return Ok(None),
             Err(error) => return Err(failures::guest(error)),
         };
-        let events = self.events(0, Some(id), usize::MAX)?;
+        let events = self.log.events(0, Some(id), usize::MAX)?;
         let tagged = |event: &Event| {
             let data = event.data_as::<ExecStarted>()?;
             (data.tag.as_deref() == Some(tag)).then_some((event.seq, data.tty))
@@ -330,7 +330,7 @@ impl Exec<'_> {
             From::Stderr(bytes) => (&mut self.stderr, OutputChunk::Stderr(bytes.clone()), bytes),
             From::Pty(bytes) => (&mut self.stdout, OutputChunk::Tty(bytes.clone()), bytes),
         };
-        recorder.push(self.fleet.store()?, &bytes)?;
+        recorder.push(self.fleet.log().artifacts()?, &bytes)?;
         Ok(output)
     }
 
@@ -398,7 +398,7 @@ impl Exec<'_> {
             stderr: Some(self.stderr.finish()?),
         };
         let data = ExecEnded { exec: self.seq, outcome: ExecOutcome::Ended(exit) };
-        self.fleet.append_all([Draft::about(&self.body, data)].into_iter().chain(removed))?;
+        self.fleet.log().append_all([Draft::about(&self.body, data)].into_iter().chain(removed))?;
         Ok((ended, self.stream))
     }
 }

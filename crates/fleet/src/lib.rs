@@ -21,6 +21,7 @@ mod heard;
 mod images;
 pub mod lease;
 mod lifecycle;
+mod log;
 mod mounts;
 mod parked;
 mod request;
@@ -36,14 +37,13 @@ mod work;
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use body::process::{LaunchContext, Launcher, SupervisorHandle};
 use data::Prestart;
 use parked::Pool;
-use proto::{BodyId, Draft, Event, Failure, Kind, Spec, launch::RunRecord};
-use store::Store;
+use proto::{BodyId, Draft, Event, Failure, Spec, launch::RunRecord};
 
 pub use access::{GuestAccess, ResourceUsage};
 pub use body::guest::PortStream;
@@ -51,7 +51,7 @@ pub use copy::BodyFiles;
 pub use data::FleetConfig;
 pub use doctor::{DoctorFinding, DoctorReport, LayerCheck};
 pub use egress::{EgressProxies, check_rules, registries};
-pub use events::{ExecLogEntry, LogVerdict};
+pub use events::ExecLogEntry;
 pub use exec::{Exec, ExecControl, OutputChunk};
 pub use gc::{GarbageCollector, GcMode};
 pub use heard::ExecReport;
@@ -61,9 +61,10 @@ pub use images::{
 };
 pub use lease::{Lease, Rest, Then};
 pub use lifecycle::{Force, describe_end};
+pub use log::Log;
 pub use request::{Create, ExecRequest, LimitRequest, Stdin, TtySize};
 pub use settings::{Setting, Settings};
-pub use store::{Durability, clock};
+pub use store::{Durability, EventOrder, EventQuery, ExecFilter, LogVerdict, clock};
 pub use templates::{
     BASE, BaseImage, BuildJob, BuildRequest, BuildState, BuildStep, Builds, INTERPRETER, Instruction,
     LogLine, ProgressFn, STEPS_MAX, TemplateView, Templates, check_tags,
@@ -87,9 +88,7 @@ pub struct Fleet {
     data: PathBuf,
     /// What tokens are made of.
     key: String,
-    durability: Durability,
-    /// Opened when it is first needed.
-    store: OnceLock<Store>,
+    log: Log,
     launch_context: Arc<LaunchContext>,
     /// Keepers that are this process's children: to be waited for, and for some Bodies the thread they hang by.
     owned: Mutex<HashMap<BodyId, OwnedBody>>,
@@ -189,26 +188,14 @@ impl Fleet {
         self.owned_bodies().remove(id).map(|held| held.supervisor)
     }
 
-    fn store(&self) -> Result<&Store, Failure> {
-        if let Some(store) = self.store.get() {
-            return Ok(store);
-        }
-        let opened = Store::open(&self.data, self.durability).map_err(failures::open)?;
-        Ok(self.store.get_or_init(|| opened))
+    /// The event log.
+    pub fn log(&self) -> &Log {
+        &self.log
     }
 
     /// Appends an event.
-    fn append(&self, draft: Draft) -> Result<Event, Failure> {
-        self.append_all([draft])
-    }
-
-    /// Appends events in one transaction; gives the last one.
-    fn append_all(&self, drafts: impl IntoIterator<Item = Draft>) -> Result<Event, Failure> {
-        let written = self.store()?.append_all(drafts.into_iter().collect()).map_err(failures::append)?;
-        written
-            .into_iter()
-            .next_back()
-            .ok_or_else(|| Failure::new(Kind::Internal, "an event was not written"))
+    pub(crate) fn append(&self, draft: Draft) -> Result<Event, Failure> {
+        self.log.append(draft)
     }
 
     /// Lets a keeper exit in its own time; those that have are waited for.

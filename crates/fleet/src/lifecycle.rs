@@ -353,7 +353,7 @@ impl Fleet {
             dir.clear_run_files()
                 .map_err(|error| Failure::new(Kind::Host, "cannot forget the Body's guest").because(error))?;
         }
-        self.egress().drain(id)?;
+        self.log.drain_egress(id)?;
         self.workspaces().save_if_possible(&spec)?;
         self.view(id)
     }
@@ -449,7 +449,7 @@ impl Fleet {
         }
         supervisor.terminate();
         // While the keeper is at work.
-        self.store()?.tidy();
+        self.log.tidy()?;
         supervisor.wait_cleanup();
         self.reap_later(supervisor);
         let dir = BodyDir::at(self.body_path(id));

@@ -223,7 +223,7 @@ impl Fleet {
 
     fn write_setting(&self, changed: Setting, settings: &Settings) -> Result<(), Failure> {
         let value = changed.json(settings);
-        self.note(ConfigChanged { settings: [(changed.name().to_owned(), value)].into() })?;
+        self.log.note(ConfigChanged { settings: [(changed.name().to_owned(), value)].into() })?;
         let text = serde_json::to_vec(settings)
             .map_err(|error| Failure::new(Kind::Internal, "cannot write the settings").because(error))?;
         sys::fd::write_whole(&self.data.join("config.json"), &text).map_err(|error| {

@@ -56,7 +56,7 @@ pub enum ForkTiming {
 pub fn launch_and_supervise(when: ForkTiming) -> ExitCode {
     // Leaves the session of the creating `pal`, so that its terminal's signals do not arrive here.
     let _ = rustix::process::setsid();
-    let _ = sys::process::set_name(c"pal-keeper");
+    let _ = sys::process::set_name(c"pal-supervisor");
     let forked = (when == ForkTiming::Early).then(|| InitProcess::new(None));
     let (plan, line) = match read_plan().step("read the plan") {
         Ok(read) => read,

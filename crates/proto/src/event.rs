@@ -1,18 +1,20 @@
 //! Events: each records one thing that happened, is appended once, and is chained by hash to the one before.
 //!
-//! Invariant: `hash` covers every other field, `prev` included, so that changes, cuts and reordering of a log
-//! show.
-//! Invariant: the hash covers a canonical form (sorted keys, no white space), never the stored text.
+//! Invariant: `hash` covers every other field but `pos`, `prev` included, so a changed, cut or reordered chain shows.
+//! Invariant: the hash is over a canonical form (keys sorted, no blanks), never over the stored text.
+//! Invariant: `pos` is the store's own count and is not hashed: a store gives it after the event has its hash.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::BodyId;
+use crate::{BodyId, ChainHead, ChainId};
 
 /// The version of the envelope.
-pub const VERSION: u32 = 1;
-/// `prev` of the first event of a log.
+pub const VERSION: u32 = 2;
+/// The version of the envelope of [`ChainId::OneChain`]: its hash does not cover the chain's name.
+pub const VERSION_ONE_CHAIN: u32 = 1;
+/// `prev` of the first event of a chain.
 pub const GENESIS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 /// An event that has no position in a log yet.
@@ -37,7 +39,12 @@ pub struct Draft {
 pub struct Event {
     /// Version of the envelope.
     pub v: u32,
-    /// The position in the log, from 1, without gaps.
+    /// Position among all events of the store, strictly rising in the order of storing; 0 before it is stored.
+    pub pos: u64,
+    /// The chain that the event is in.
+    pub chain: ChainId,
+    /// Place in the chain, from 1, without gaps. The chain of a Body or node that is older than its chain goes on
+    /// counting from the end of [`ChainId::OneChain`].
     pub seq: u64,
     /// The time, RFC 3339 in UTC with microseconds.
     pub at: String,
@@ -52,37 +59,47 @@ pub struct Event {
     pub brain: Option<String>,
     /// The data of the kind.
     pub data: Value,
-    /// Hash of the event before this one.
+    /// Hash of the event before this one in the chain.
     pub prev: String,
     /// Hash of this event.
     pub hash: String,
 }
 
 impl Event {
-    /// Places a draft after the event with the hash `prev`.
-    pub fn chain(draft: Draft, seq: u64, at: String, prev: &str) -> Self {
+    /// Gives a draft its place behind `head` of `chain`.
+    pub fn place(draft: Draft, chain: ChainId, head: &ChainHead, at: String) -> Self {
         let Draft { kind, body, brain, data } = draft;
         let mut event = Event {
-            v: VERSION,
-            seq,
+            v: chain.envelope_version(),
+            pos: 0,
+            chain,
+            seq: head.seq + 1,
             at,
             kind,
             body,
             brain,
             data,
-            prev: prev.to_owned(),
+            prev: head.hash.clone(),
             hash: String::new(),
         };
         event.hash = event.digest();
         event
     }
 
+    /// The head of the chain once this event is its last.
+    pub fn head(&self) -> ChainHead {
+        ChainHead { seq: self.seq, hash: self.hash.clone() }
+    }
+
     /// The hash that this event should have.
     pub fn digest(&self) -> String {
-        let canonical = serde_json::json!({
+        let mut canonical = serde_json::json!({
             "v": self.v, "seq": self.seq, "at": self.at, "type": self.kind,
             "body": self.body, "brain": self.brain, "data": self.data, "prev": self.prev,
         });
+        if self.v != VERSION_ONE_CHAIN {
+            canonical["chain"] = self.chain.to_string().into();
+        }
         hex(&Sha256::digest(canonical.to_string()))
     }
 }
@@ -110,10 +127,14 @@ mod tests {
             brain: None,
             data: serde_json::json!({"b": 1, "a": [2.5]}),
         };
-        let event = Event::chain(draft, 7, "2026-01-01T00:00:00.000000Z".into(), GENESIS);
+        let head = ChainHead { seq: 6, hash: GENESIS.to_owned() };
+        let chain = "body/a".parse().unwrap();
+        let event = Event::place(draft, chain, &head, "2026-01-01T00:00:00.000000Z".into());
         let again: Event = serde_json::from_str(&serde_json::to_string(&event).unwrap()).unwrap();
         assert_eq!(again.digest(), event.hash);
-        let changes: [fn(&mut Event); 6] = [
+        let changes: [fn(&mut Event); 8] = [
+            |e| e.v = 1,
+            |e| e.chain = "body/b".parse().unwrap(),
             |e| e.seq = 8,
             |e| e.at.push('x'),
             |e| e.kind.push('x'),

@@ -72,6 +72,14 @@ id! {
     BodyId
 }
 id! {
+    /// The id of an agent: one Brain at work.
+    AgentId
+}
+id! {
+    /// The id of a node: one machine's `pal`, or in a cluster one `pal serve`.
+    NodeId
+}
+id! {
     /// The id of a snapshot.
     SnapshotId
 }

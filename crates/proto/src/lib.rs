@@ -4,6 +4,7 @@
 //! Trust: everything that crosses a boundary is parsed into one of these types before use.
 
 pub mod base32;
+pub mod chain;
 pub mod egress;
 pub mod enforcement;
 pub mod envelope;
@@ -28,11 +29,12 @@ pub mod vm;
 pub mod wire;
 pub mod workspace;
 
+pub use chain::{ChainHead, ChainId};
 pub use enforcement::{Enforcement, Mechanism, MechanismStatus};
 pub use event::{Draft, Event};
 pub use event_data::EventData;
 pub use failure::{Failure, Kind};
-pub use id::{BodyId, LayerId, SnapshotId, TemplateId};
+pub use id::{AgentId, BodyId, LayerId, NodeId, SnapshotId, TemplateId};
 pub use layer::Layer;
 pub use limits::Limits;
 pub use size::Size;

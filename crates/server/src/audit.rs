@@ -59,7 +59,7 @@ pub fn only_looks(method: &Method) -> bool {
 pub async fn accepted(app: &App, caller: &Caller, method: &Method, uri: &Uri) -> Result<(), Failure> {
     let data =
         RequestAccepted { key: caller.key.clone(), method: method.as_str().to_owned(), path: path(uri) };
-    app.blocking(async move |fleet: &Fleet| fleet.note(data)).await
+    app.blocking(async move |fleet: &Fleet| fleet.log().note(data)).await
 }
 
 /// Writes down a request that was refused, and why.
@@ -73,7 +73,7 @@ pub async fn denied(app: &App, caller: Option<&Caller>, method: &Method, uri: &U
         unwritten_before: unwritten,
     };
     // Refused it is, written or not.
-    let _ = app.blocking(async move |fleet: &Fleet| fleet.note(data)).await;
+    let _ = app.blocking(async move |fleet: &Fleet| fleet.log().note(data)).await;
 }
 
 /// Without the query, which may hold a token.

@@ -97,12 +97,13 @@ pub async fn run(app: App) {
     }
 }
 
-/// Reads all leases, and takes decisions of egress proxies into the log.
+/// Reads all leases, takes decisions of egress proxies into the log, and seals the log.
 async fn look(app: &App) -> Vec<(BodyId, Lease)> {
     let leased = app
         .blocking(async |fleet: &Fleet| {
-            // Where the log cannot be written now, the next look takes them.
-            let _ = fleet.egress().drain_all();
+            // Where the log cannot be written now, the next look does both.
+            let _ = fleet.log().drain_all_egress();
+            let _ = fleet.log().seal();
             fleet.leased()
         })
         .await

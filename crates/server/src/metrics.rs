@@ -81,7 +81,7 @@ fn gauge(text: &mut String, name: &str, help: &str, value: u64) {
 pub async fn text(app: &App) -> Result<String, Failure> {
     let counted = app.blocking(async |fleet: &Fleet| {
         let statuses: Vec<Status> = fleet.ids()?.iter().filter_map(|id| fleet.status(id).ok()).collect();
-        Ok((statuses, fleet.last_event()?))
+        Ok((statuses, fleet.log().last_pos()?))
     });
     let (statuses, newest) = counted.await?;
     let services = app.services();

@@ -1,22 +1,27 @@
-//! What happened, kept: the event log on SQLite and artifacts by their hash, in one data directory.
+//! What happened, kept: the event log and artifacts by their hash.
 //!
-//! Invariant: events are only ever added; the chain of hashes shows whatever was changed, cut or moved since.
-//! Invariant: an event that [`Store::append`] has returned survives `kill -9`; with [`Durability::Power`] also the
-//! loss of power.
-//! Invariant: several processes may write one log; each append takes its place under SQLite's write lock.
+//! [`EventLog`] and [`Artifacts`] say what a store does; [`Store`] is the embedded one, on SQLite and files in one data
+//! directory. Every implementation passes the suite in `tests/store/conformance.rs`.
+//!
+//! Invariant: events are only ever added; the chains of hashes and their seals show what was changed, cut or moved.
+//! Invariant: an event that an append has returned survives `kill -9`; with [`Durability::Power`] also the loss of
+//! power.
+//! Invariant: several processes may write one log; each append takes its place behind the head that it expects.
 //! Absent on purpose: retention. Nothing here forgets an event; artifacts go when the caller names them.
-//! Absent on purpose: proof against whoever owns the machine. They can write the whole chain anew; keep the head
-//! hash of [`ChainVerdict::Whole`] somewhere else to notice even that.
+//! Absent on purpose: proof against the owner of the machine, who can write all chains anew; keep the head hash of
+//! [`LogVerdict::Whole`] somewhere else to notice even that.
 
 pub mod clock;
 
-mod artifact;
-mod log;
-mod open;
-mod row;
-mod verify;
+mod artifacts;
+mod embedded;
+mod event_log;
+mod query;
 
-pub use artifact::{ArtifactError, ArtifactRef, ArtifactWriter};
-pub use log::{AppendError, DATA_LEN_MAX, DEPTH_MAX, EventQuery, LABEL_LEN_MAX, ReadError, Store};
-pub use open::{Durability, DurabilityError, FILE, OpenError, SCHEMA_VERSION};
-pub use verify::{ChainBreach, ChainVerdict};
+pub use artifacts::{ArtifactError, ArtifactRef, ArtifactSink, ArtifactWriter, Artifacts};
+pub use embedded::{Durability, DurabilityError, FILE, OpenError, SCHEMA_VERSION, Store};
+pub use event_log::{
+    APPEND_LEN_MAX, Append, AppendError, ChainBreach, DEPTH_MAX, EventLog, LABEL_LEN_MAX, LogVerdict,
+    ReadError, SEAL_EVERY,
+};
+pub use query::{EventOrder, EventQuery, ExecFilter};

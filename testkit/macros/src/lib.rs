@@ -1,18 +1,20 @@
-//! `#[body_test]`: a test is written once and becomes one test for each layer and each kind of caller.
+//! `#[body_test]`: turns one test into a test for each layer and each kind of user.
 
 use proc_macro::TokenStream;
 use quote::{format_ident, quote};
 use syn::{Ident, ItemFn, LitStr, Token, parenthesized, parse::Parse, parse::ParseStream, parse_macro_input};
 
-/// Every layer of the design, and whether this floor can run it. The list grows here and nowhere else.
+/// Every layer of the design, and whether this version supports it.
 const LAYERS: [(&str, bool); 4] =
     [("process", true), ("container", false), ("microvm", true), ("wasm", false)];
-/// Who makes the Body. Not layers, but a test can be excepted from either, with a reason.
+/// The users that create Bodies. A test can exclude either, with a reason.
 const CALLERS: [&str; 2] = ["root", "user"];
 
-/// Runs an `async fn name(t: Bodies)` once for each layer, as whoever runs the suite and again as an ordinary user.
+/// Runs an `async fn name(t: Bodies)` once for each layer, as the user of the suite and again as an ordinary
+/// user.
 ///
-/// `#[body_test(except(wasm = "no sockets in this world", user = "cgroups are not delegated"))]` leaves some out.
+/// `#[body_test(except(wasm = "no sockets in this world", user = "cgroups are not delegated"))]` excludes
+/// some.
 #[proc_macro_attribute]
 pub fn body_test(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let Exceptions(exceptions) = parse_macro_input!(attribute as Exceptions);
@@ -24,7 +26,8 @@ pub fn body_test(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let layers = LAYERS.iter().filter(|(layer, runs)| *runs && except(layer).is_none());
     let tests = layers.map(|(layer, _)| {
         let (direct, as_user) = (format_ident!("{layer}"), format_ident!("{layer}_as_user"));
-        // A machine is the same whoever runs its hypervisor, and takes its time; one test of its own shows a user's.
+        // A microVM does not depend on the user of its hypervisor, and is slow; a separate test covers an
+        // ordinary user.
         let user = (no_user.is_none() && *layer != "microvm").then(|| {
             quote! {
                 #[test]

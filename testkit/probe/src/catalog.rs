@@ -1,4 +1,4 @@
-//! The table of probes: what each is called, which door it tries, how its control is run.
+//! The table of probes: the name of each, the door that it tries, and how its control runs.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,34 +9,34 @@ use crate::doors;
 use crate::run::InitialState;
 use crate::verdict::{ProbeOutcome, broken};
 
-/// How the same probe is shown to succeed with the door open.
+/// How the control shows that the same probe succeeds with the door open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PositiveControl {
     /// As root on the host, outside of any sandbox.
     Host,
-    /// As an ordinary user on the host: the door stands open to anybody.
+    /// As an ordinary user on the host: the door is open to every user.
     HostUser,
-    /// On the host, after the test has prepared what the arguments (or `about`) name.
+    /// On the host, after the test has prepared the resource that the arguments (or `about`) name.
     Door,
-    /// Not run on the host: it would use up what the bound in its argument protects.
+    /// Not on the host: it would use up the resource that the limit in its argument protects.
     NoneLimit,
-    /// This machine lacks the thing, so the probe proves nothing here.
+    /// This host lacks the resource, so the probe proves nothing here.
     AbsentHere,
 }
 
-/// What a probe is given.
+/// The input of a probe.
 pub struct ProbeCall<'a> {
     pub args: &'a ProbeArgs,
-    /// The path that the table gives this probe, or nothing.
+    /// The path that the table gives to this probe, or nothing.
     pub target: &'static str,
-    /// A private directory, removed after the probe; none where nothing can be written.
+    /// A private directory, removed after the probe; none if nothing can be written.
     pub scratch: Option<PathBuf>,
     pub start: &'a InitialState,
 }
 
 impl ProbeCall<'_> {
-    /// An argument that `needs` promises.
+    /// An argument that `needs` requires.
     pub fn arg(&self, key: &str) -> &str {
         self.args.get(key).unwrap_or_default()
     }
@@ -47,13 +47,13 @@ impl ProbeCall<'_> {
         text.parse().map_err(|_| broken(format!("{key}={text} is not a number")))
     }
 
-    /// The private directory, or why the probe cannot go on.
+    /// The private directory, or why the probe cannot continue.
     pub fn scratch(&self) -> Result<&Path, ProbeOutcome> {
         self.scratch.as_deref().ok_or_else(|| broken("no writable directory to try it in (give dir=)"))
     }
 }
 
-/// One try at one door.
+/// One attempt at one door.
 pub struct Probe {
     pub name: &'static str,
     pub door: &'static str,
@@ -74,7 +74,7 @@ impl Probe {
         Self { name, door: "", about, control, needs: &[], target: "", run }
     }
 
-    /// A door that only root on the host finds open.
+    /// A door that is open to root on the host only.
     pub const fn host(
         name: &'static str,
         about: &'static str,
@@ -83,7 +83,7 @@ impl Probe {
         Self::new(PositiveControl::Host, name, about, run)
     }
 
-    /// A door that anybody on the host finds open.
+    /// A door that is open to every user on the host.
     pub const fn user(
         name: &'static str,
         about: &'static str,
@@ -101,7 +101,7 @@ impl Probe {
         Self::new(PositiveControl::Door, name, about, run)
     }
 
-    /// A bound that the test names.
+    /// A limit that the test names.
     pub const fn limit(
         name: &'static str,
         about: &'static str,
@@ -110,19 +110,19 @@ impl Probe {
         Self::new(PositiveControl::NoneLimit, name, about, run)
     }
 
-    /// The arguments without which it cannot run.
+    /// Sets the required arguments.
     pub const fn needs(mut self, keys: &'static [&'static str]) -> Self {
         self.needs = keys;
         self
     }
 
-    /// The path it tries.
+    /// Sets the path.
     pub const fn at(mut self, path: &'static str) -> Self {
         self.target = path;
         self
     }
 
-    /// The first argument that is not given.
+    /// The first missing argument.
     pub fn missing(&self, args: &ProbeArgs) -> Option<&'static str> {
         self.needs.iter().copied().find(|key| args.get(key).is_none())
     }
@@ -133,7 +133,7 @@ pub fn all() -> impl Iterator<Item = &'static Probe> {
     doors::TABLES.iter().flat_map(|table| table.iter())
 }
 
-/// A probe as `probe list` shows it.
+/// A probe in the output of `probe list`.
 #[derive(Serialize)]
 pub struct ProbeListing {
     name: &'static str,
@@ -156,7 +156,7 @@ impl From<&'static Probe> for ProbeListing {
 pub struct ProbeArgs(BTreeMap<String, String>);
 
 impl ProbeArgs {
-    /// Splits each word at its first `=`; gives back the word that has none.
+    /// Splits each word at its first `=`; returns a word that has none as the error.
     pub fn parse<'a>(words: &[&'a str]) -> Result<Self, &'a str> {
         let pair =
             |word: &&'a str| word.split_once('=').map(|(k, v)| (k.to_owned(), v.to_owned())).ok_or(*word);

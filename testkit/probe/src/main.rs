@@ -1,12 +1,13 @@
-//! Judges a sandbox from inside: each probe tries one door and says whether it is open.
+//! Judges a sandbox from inside: each probe tries one door and reports whether it is open.
 //!
-//! Invariant: `denied` is only said when the kernel refused the very thing that was tried. What could not be
-//! tried is `broken`; what this kernel or root does not have is `denied` with a detail that begins `absent:`.
-//! Invariant: on an open host, as root, no probe changes anything that outlives it. Doors that would do harm are
-//! judged by opening without writing, or by arguments that fail only after the permission check.
+//! Invariant: `denied` means that the kernel refused the very action that was tried. A probe that could not
+//! try is `broken`; if this kernel or root lacks the resource, it is `denied` with a detail that begins
+//! `absent:`.
+//! Invariant: on an open host, as root, no probe changes anything that outlives it. Harmful doors are judged
+//! by opening without writing, or by arguments that fail only after the permission check.
 //! Invariant: nothing is sent beyond loopback, and no process is touched but those the caller names.
-//! Absent on purpose: a default for the process to attack. Pid 1 of a host belongs to somebody; the caller says
-//! `init=1` inside a Body and gives a process of its own as the control.
+//! Absent on purpose: a default for the process to attack. Pid 1 of a host belongs to the host; the caller
+//! passes `init=1` inside a Body and a process of its own as the control.
 
 mod catalog;
 mod doors;
@@ -23,7 +24,7 @@ use run::{InitialState, ProbeRunner};
 const USAGE: &str = "usage: probe list | probe run NAME [key=value…] | probe all [key=value…]";
 
 fn main() -> ExitCode {
-    // Before anything opens a file: what is open now was handed in from outside.
+    // Before anything opens a file: the descriptors that are open now were inherited.
     let start = InitialState::look();
     let words: Vec<String> = std::env::args_os().skip(1).map(|a| a.to_string_lossy().into_owned()).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -61,7 +62,7 @@ fn say<T: serde::Serialize>(value: &T) -> ExitCode {
 }
 
 fn usage(text: &str) -> ExitCode {
-    // Nobody is left to tell when even this fails.
+    // There is no place to report a failed write to standard error.
     let _ = writeln!(std::io::stderr(), "probe: {text}");
     ExitCode::from(2)
 }

@@ -1,7 +1,7 @@
-//! Runs one probe in a child of its own, with a deadline.
+//! Runs one probe in a child process, with a deadline.
 //!
-//! Invariant: a probe that the kernel kills for what it tried (SIGSYS, SIGKILL, SIGXCPU, SIGXFSZ) was denied; one that
-//! dies of anything else, says nothing or outlasts its time is broken.
+//! Invariant: a probe that the kernel kills for its attempt (SIGSYS, SIGKILL, SIGXCPU, SIGXFSZ) was denied;
+//! one that dies of another cause, prints nothing or exceeds its time is broken.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,9 +15,9 @@ use crate::catalog::{Probe, ProbeArgs, ProbeCall};
 use crate::sys::{self, ChildEnd, ForkSide, call};
 use crate::verdict::{DoorState, ProbeOutcome, broken, denied};
 
-/// What was there before this program did anything.
+/// The state before this program did anything.
 pub struct InitialState {
-    /// Descriptors from 3 on that were open, and what they are.
+    /// Open descriptors from 3 on, and what they refer to.
     pub descriptors: Vec<(i32, String)>,
 }
 
@@ -48,7 +48,7 @@ pub struct ProbeRunner {
 }
 
 impl ProbeRunner {
-    /// `timeout=SECONDS` replaces the ten seconds that a probe has.
+    /// `timeout=SECONDS` replaces the ten seconds of a probe.
     pub fn new(start: InitialState, args: ProbeArgs) -> Self {
         let seconds = args.get("timeout").and_then(|t| t.parse().ok()).unwrap_or(10);
         Self { start, args, time_max: Duration::from_secs(seconds) }
@@ -67,14 +67,14 @@ impl ProbeRunner {
         let call = ProbeCall { args: &self.args, target: probe.target, scratch, start: &self.start };
         let outcome = forked(self.time_max, || (probe.run)(&call));
         if let Some(directory) = &call.scratch {
-            // What a probe could create it can remove; a leftover is visible and harmless.
+            // A probe can remove what it could create; a leftover is visible and harmless.
             let _ = std::fs::remove_dir_all(directory);
         }
         outcome
     }
 }
 
-/// A private directory where anything can be written at all.
+/// A private directory, if anything can be written at all.
 fn scratch(wanted: Option<&str>) -> Option<PathBuf> {
     let name = format!("probe-{}", std::process::id());
     let bases = wanted.map_or_else(|| vec!["/tmp", "/var/tmp", "/dev/shm", "."], |dir| vec![dir]);
@@ -84,7 +84,7 @@ fn scratch(wanted: Option<&str>) -> Option<PathBuf> {
         .find(|path| std::fs::create_dir(path).is_ok())
 }
 
-/// Runs `work` in a child and waits for its word, its death or the deadline.
+/// Runs `work` in a child and waits for its answer, its death or the deadline.
 fn forked(time_max: Duration, work: impl FnOnce() -> ProbeOutcome) -> ProbeOutcome {
     let (read, write) = match sys::pipe() {
         Ok(ends) => ends,
@@ -97,7 +97,7 @@ fn forked(time_max: Duration, work: impl FnOnce() -> ProbeOutcome) -> ProbeOutco
     };
     drop(write);
     let (heard, overdue) = listen(File::from(read), pid, Instant::now() + time_max);
-    // The child leads a group of its own. It is not reaped yet, so the number is still its.
+    // The child leads a process group of its own. It is not reaped yet, so the pid is still its own.
     let _ = call!(libc::SYS_kill, -pid, libc::SIGKILL);
     if overdue {
         let _ = call!(libc::SYS_kill, pid, libc::SIGKILL);
@@ -116,12 +116,12 @@ fn child(write: OwnedFd, work: impl FnOnce() -> ProbeOutcome) -> ! {
     sys::die_with_parent();
     let word = serde_json::to_vec(&work()).unwrap_or_default();
     let mut pipe = File::from(write);
-    // Nothing heard is a verdict of its own.
+    // No output is a verdict of its own.
     let _ = pipe.write_all(&word).and_then(|()| pipe.write_all(b"\n"));
     sys::leave(0)
 }
 
-/// Reads until the newline, the end, the child's death or the deadline; says whether it was the deadline.
+/// Reads until the newline, the end, the child's death or the deadline; returns whether it was the deadline.
 fn listen(mut pipe: File, pid: i32, deadline: Instant) -> (Vec<u8>, bool) {
     let (mut heard, mut buffer) = (Vec::new(), [0u8; 4096]);
     loop {
@@ -130,7 +130,7 @@ fn listen(mut pipe: File, pid: i32, deadline: Instant) -> (Vec<u8>, bool) {
             match pipe.read(&mut buffer) {
                 Ok(count) if count > 0 => heard.extend_from_slice(buffer.get(..count).unwrap_or_default()),
                 _ => {
-                    // Closed before a word: wait for the death that explains it.
+                    // The pipe closed without an answer: wait for the death that explains it.
                     while !has_ended(pid) && Instant::now() < deadline {
                         std::thread::sleep(Duration::from_millis(2));
                     }
@@ -156,12 +156,12 @@ fn readable(pipe: &File, wait: Duration) -> bool {
     ready > 0
 }
 
-/// Whether the child is dead, leaving it to be reaped later.
+/// Whether the child is dead, without reaping it.
 fn has_ended(pid: i32) -> bool {
     let mut info = [0u8; 128];
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
     let asked = call!(libc::SYS_waitid, libc::P_PID, pid, info.as_mut_ptr(), flags, 0);
-    // si_signo, the first word, stays zero while nobody has ended.
+    // si_signo, the first word, stays zero while no child has ended.
     asked.is_err() || info.iter().take(4).any(|byte| *byte != 0)
 }
 

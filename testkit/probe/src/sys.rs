@@ -1,10 +1,10 @@
-//! The few primitives every probe is made of: a raw call, a file, a child.
+//! The primitives of every probe: a raw system call, a file, a child.
 
 use std::ffi::CString;
 use std::fmt;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
-/// Why the kernel said no.
+/// The kernel's error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
@@ -17,7 +17,7 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// What fits into an argument register.
+/// A value that fits into an argument register.
 pub trait SyscallArg {
     fn word(self) -> usize;
 }
@@ -44,7 +44,7 @@ impl<T> SyscallArg for *mut T {
     }
 }
 
-/// One system call, past every wrapper.
+/// One system call, without any wrapper.
 ///
 /// Not a safe interface in general. Inside this program every caller passes numbers, or pointers to buffers
 /// that outlive the call and are as long as the call is told, and no caller changes this process's mappings.
@@ -59,19 +59,19 @@ pub fn raw(number: libc::c_long, arguments: &[usize]) -> SyscallResult {
     if answer == -1 { Err(Errno::last()) } else { Ok(answer) }
 }
 
-/// A path or name as the kernel wants it. What holds a NUL names nothing, so it becomes the empty name.
+/// A path or name as a C string. A text with a NUL names nothing, so it becomes the empty name.
 pub fn c(text: &str) -> CString {
     CString::new(text).unwrap_or_default()
 }
 
-/// Opens a file; never a controlling terminal, never blocking, never inherited.
+/// Opens a file; never as a controlling terminal, never blocking, never inherited.
 pub fn open(path: &str, flags: i32) -> Result<OwnedFd, Errno> {
     let path = c(path);
     let flags = flags | libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NONBLOCK;
     call!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600).map(own)
 }
 
-/// Takes a descriptor that a call just gave.
+/// Takes ownership of a descriptor that a call just returned.
 pub fn own(fd: i64) -> OwnedFd {
     // SAFETY: the kernel gave this descriptor to us a moment ago, and nobody else has its number.
     unsafe { OwnedFd::from_raw_fd(fd as RawFd) }
@@ -92,7 +92,7 @@ pub enum ChildEnd {
     Signal(i32),
 }
 
-/// What a fork is to the one who called it.
+/// The side of a fork.
 pub enum ForkSide {
     Child,
     Parent(i32),
@@ -141,7 +141,7 @@ pub fn in_child(work: impl FnOnce() -> i32) -> Result<ChildEnd, Errno> {
 
 /// Asks the kernel to end this process when its parent ends.
 pub fn die_with_parent() {
-    // A sandbox that refuses this only makes a cleanup later.
+    // A sandbox that refuses this only delays the cleanup.
     let _ = call!(libc::SYS_prctl, libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
 }
 
@@ -157,11 +157,11 @@ pub fn rlimit(resource: libc::__rlimit_resource_t) -> Result<libc::rlimit64, Err
     call!(libc::SYS_prlimit64, 0, resource, none, &raw mut limit).map(|_| limit)
 }
 
-/// Lifts the soft limit to the hard one.
+/// Raises the soft limit to the hard one.
 pub fn lift(resource: libc::__rlimit_resource_t) {
     if let Ok(limit) = rlimit(resource) {
         let lifted = libc::rlimit64 { rlim_cur: limit.rlim_max, rlim_max: limit.rlim_max };
-        // When it may not be lifted, the probe meets the soft limit and says so.
+        // If it may not be raised, the probe reaches the soft limit and reports that.
         let _ = call!(libc::SYS_prlimit64, 0, resource, &raw const lifted, std::ptr::null::<u8>());
     }
 }

@@ -1,4 +1,4 @@
-//! What a probe found, and how an errno becomes a verdict.
+//! The result of a probe, and how an errno becomes a verdict.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,15 +8,15 @@ use crate::sys::{Errno, SyscallResult};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DoorState {
-    /// The door is open: the outside was touched, or could have been.
+    /// The door is open: the probe reached the outside, or could have.
     Reached,
     /// The door is closed.
     Denied,
-    /// The probe could not try the door, so nothing is known.
+    /// The probe could not try the door, so the result is unknown.
     Broken,
 }
 
-/// A verdict and what it rests on.
+/// A verdict and its evidence.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeOutcome {
     pub verdict: DoorState,
@@ -31,7 +31,7 @@ pub fn denied(detail: impl Into<String>) -> ProbeOutcome {
     ProbeOutcome { verdict: DoorState::Denied, detail: detail.into() }
 }
 
-/// Closed because this kernel or this root has no such thing. As a control it says: cannot be shown here.
+/// Closed because this kernel or this root has no such resource. As a control: cannot be shown here.
 pub fn absent(detail: impl std::fmt::Display) -> ProbeOutcome {
     denied(format!("absent: {detail}"))
 }
@@ -40,10 +40,10 @@ pub fn broken(detail: impl Into<String>) -> ProbeOutcome {
     ProbeOutcome { verdict: DoorState::Broken, detail: detail.into() }
 }
 
-/// The errnos that mean "you may not".
+/// The errnos of a refusal.
 const REFUSALS: &[i32] = &[libc::EPERM, libc::EACCES, libc::EROFS];
 
-/// The errnos that mean "there is no such thing here".
+/// The errnos of a missing resource.
 const ABSENCES: &[i32] = &[
     libc::ENOSYS,
     libc::ENOENT,
@@ -56,12 +56,12 @@ const ABSENCES: &[i32] = &[
     libc::EOPNOTSUPP,
 ];
 
-/// Judges one call. `past` are the errnos that this call gives only after it was permitted.
+/// Judges one call. `past` are the errnos that this call returns only after it was permitted.
 pub fn judge(what: &str, tried: SyscallResult, past: &[i32]) -> ProbeOutcome {
     judge_more(what, tried, past, &[])
 }
 
-/// The same, where `closed` are further errnos that mean a refusal of this very call.
+/// Judges one call, with `closed` as further errnos that mean a refusal of this very call.
 pub fn judge_more(what: &str, tried: SyscallResult, past: &[i32], closed: &[i32]) -> ProbeOutcome {
     let Err(error) = tried else {
         return reached(format!("{what} succeeded"));

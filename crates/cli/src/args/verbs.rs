@@ -198,8 +198,8 @@ pub struct EventsArgs {
     /// Print only the events of this Body, also after it was removed
     #[arg(long, value_name = "BODY")]
     pub body: Option<String>,
-    /// Print only events after this number
-    #[arg(long, value_name = "SEQ", default_value_t = 0)]
+    /// Print only events behind this position
+    #[arg(long, value_name = "POS", default_value_t = 0)]
     pub after: u64,
     /// The other commands about events.
     #[command(subcommand)]

@@ -13,8 +13,8 @@ use crate::{
 
 /// How many events are read at once.
 const PAGE: usize = 1000;
-/// How often `--follow` checks for new events.
-const LOOK: Duration = Duration::from_millis(100);
+/// How long a follower waits for an event before it takes decisions of egress proxies into the log again.
+const WAIT: Duration = Duration::from_millis(500);
 /// How many characters of an event's data a line of text shows.
 const DATA_LEN: usize = 160;
 
@@ -30,7 +30,7 @@ pub async fn events(fleet: &Fleet, args: EventsArgs, format: Format) -> Result<(
         if !args.follow {
             return Ok(());
         }
-        tokio::time::sleep(LOOK).await;
+        fleet.log().follow(after, body.as_ref(), 1, WAIT)?;
     }
 }
 
@@ -40,23 +40,23 @@ fn body(fleet: &Fleet, key: &str) -> Result<BodyId, Failure> {
         Ok(view) => Ok(view.spec.id),
         Err(failure) if failure.kind == Kind::NotFound => {
             let Ok(id) = key.parse::<BodyId>() else { return Err(failure) };
-            if fleet.events(0, Some(&id), 1)?.is_empty() { Err(failure) } else { Ok(id) }
+            if fleet.log().events(0, Some(&id), 1)?.is_empty() { Err(failure) } else { Ok(id) }
         }
         Err(failure) => Err(failure),
     }
 }
 
-/// Prints all events after `after`; returns the number of the last.
+/// Prints all events behind position `after`; gives the position of the last.
 fn print(fleet: &Fleet, mut after: u64, body: Option<&BodyId>, format: Format) -> Result<u64, Failure> {
     loop {
-        let page = fleet.events(after, body, PAGE)?;
+        let page = fleet.log().events(after, body, PAGE)?;
         for event in &page {
             match format {
                 Format::Json => output::json(event)?,
                 Format::Text => output::line(text(event))?,
             }
         }
-        after = page.last().map_or(after, |event| event.seq);
+        after = page.last().map_or(after, |event| event.pos);
         if page.len() < PAGE {
             return Ok(after);
         }
@@ -69,7 +69,7 @@ fn text(event: &Event) -> String {
     let cut = data.char_indices().nth(DATA_LEN).map(|(at, _)| format!("{}…", &data[..at]));
     format!(
         "{:>6}  {}  {:<18}  {body:<12}  {}",
-        event.seq,
+        event.pos,
         visible(&event.at),
         visible(&event.kind),
         cut.unwrap_or(data)
@@ -77,17 +77,23 @@ fn text(event: &Event) -> String {
 }
 
 async fn verify(fleet: &Fleet, format: Format) -> Result<(), Failure> {
-    let verdict = progress::watch("verifying", async { fleet.verify_events() }).await?;
+    let verdict = progress::watch("verifying", async { fleet.log().verify() }).await?;
     if format == Format::Json {
         output::json(&verdict)?;
     }
     match verdict {
-        LogVerdict::Whole { events, head } if format == Format::Text => {
-            output::line(format_args!("whole: {events} events, head {head}"))
+        LogVerdict::Whole { events, chains, head } if format == Format::Text => {
+            let s = if chains == 1 { "" } else { "s" };
+            output::line(format_args!("whole: {events} events in {chains} chain{s}, head {head}"))
         }
         LogVerdict::Whole { .. } => Ok(()),
-        LogVerdict::Broken { seq, why } => {
-            Err(Failure::new(Kind::Conflict, format!("the log is broken at event {seq}: {why}"))
+        LogVerdict::Broken { chain, seq, why } => {
+            let place = match (chain, seq) {
+                (Some(chain), Some(seq)) => format!(" at event {seq} of chain {}", visible(&chain)),
+                _ => String::new(),
+            };
+            let why = visible(&why.to_string());
+            Err(Failure::new(Kind::Conflict, format!("the log is broken{place}: {why}"))
                 .hint("the database was changed from outside: compare it with a backup, and keep both"))
         }
     }
@@ -95,7 +101,7 @@ async fn verify(fleet: &Fleet, format: Format) -> Result<(), Failure> {
 
 /// The events of one Body from now on, for a command with `--json`.
 pub struct EventTail {
-    /// The last number printed; none if nothing is to be printed.
+    /// The position of the last event printed; none when nothing is to be printed.
     after: Option<u64>,
 }
 
@@ -104,7 +110,7 @@ impl EventTail {
     pub fn new(fleet: &Fleet, format: Format) -> Result<Self, Failure> {
         let after = match format {
             Format::Text => None,
-            Format::Json => Some(fleet.last_event()?),
+            Format::Json => Some(fleet.log().last_pos()?),
         };
         Ok(Self { after })
     }

@@ -38,7 +38,7 @@ fn text(view: &BodyView, metrics: Option<&VmMetrics>) -> String {
 fn used(metrics: &VmMetrics, table: &mut Table) {
     let (seconds, ms) = (metrics.cpu_ms / 1000, metrics.cpu_ms % 1000);
     let of =
-        metrics.machine_bytes.map_or(String::new(), |bytes| format!(" of {} of the microVM", Size(bytes)));
+        metrics.machine_bytes.map_or(String::new(), |bytes| format!(" (the microVM has {})", Size(bytes)));
     table.row([
         "uses",
         &format!("{} memory{of}, {seconds}.{ms:03} s of CPU time", Size(metrics.memory_bytes)),

@@ -38,7 +38,7 @@ fn create(fleet: &Fleet, keys: &KeyStore, args: &NewKeyArgs, format: Format) -> 
         disk_bytes: args.disk.map(|size| size.0),
     };
     let made = keys.make_with(&args.name, scope, quota)?;
-    fleet.note(KeyCreated {
+    fleet.log().note(KeyCreated {
         key: made.id.clone(),
         name: args.name.clone(),
         scope: scope.into(),
@@ -85,7 +85,7 @@ fn list(keys: &KeyStore, format: Format) -> Result<(), Failure> {
 
 fn revoke(fleet: &Fleet, keys: &KeyStore, id: &str, format: Format) -> Result<(), Failure> {
     keys.revoke(id)?;
-    fleet.note(KeyRevoked { key: id.to_owned() })?;
+    fleet.log().note(KeyRevoked { key: id.to_owned() })?;
     match format {
         Format::Text => output::line(id),
         Format::Json => output::json(&json!({ "id": id })),

@@ -8,7 +8,7 @@ use proto::{
     Failure,
     event_data::{ExecOutput, OutputContent},
 };
-use store::{ArtifactRef, ArtifactWriter, Store};
+use store::{ArtifactRef, ArtifactWriter, Artifacts};
 
 use crate::failures;
 
@@ -31,7 +31,7 @@ impl Recorder {
     }
 
     /// Takes a piece.
-    pub fn push(&mut self, store: &Store, bytes: &[u8]) -> Result<(), Failure> {
+    pub fn push(&mut self, store: &dyn Artifacts, bytes: &[u8]) -> Result<(), Failure> {
         self.seen += bytes.len() as u64;
         let room = usize::try_from(self.max - self.kept).unwrap_or(usize::MAX);
         let bytes = &bytes[..bytes.len().min(room)];
@@ -70,7 +70,7 @@ fn write_failed(error: std::io::Error) -> Failure {
 }
 
 /// The bytes behind what an event says of an output, and whether some are missing.
-pub fn read_back(store: &Store, output: &ExecOutput) -> (Vec<u8>, bool) {
+pub fn read_back(store: &dyn Artifacts, output: &ExecOutput) -> (Vec<u8>, bool) {
     let bytes = match &output.content {
         OutputContent::Text(text) => text.clone().into_bytes(),
         OutputContent::Hex(hex) => unhex(hex),
@@ -81,7 +81,7 @@ pub fn read_back(store: &Store, output: &ExecOutput) -> (Vec<u8>, bool) {
     (bytes, output.truncated_to.is_some())
 }
 
-fn artifact(store: &Store, sha256: &str, bytes: u64) -> Vec<u8> {
+fn artifact(store: &dyn Artifacts, sha256: &str, bytes: u64) -> Vec<u8> {
     let mut contents = Vec::new();
     if let Ok(mut file) = store.open_artifact(&ArtifactRef { sha256: sha256.to_owned(), bytes }) {
         let _ = std::io::Read::read_to_end(&mut file, &mut contents);

@@ -54,9 +54,8 @@ impl GarbageCollector<'_> {
         self.sweep_parts(sweep, &mut found);
         self.sweep_egress(sweep, &mut found)?;
         if sweep == GcMode::Remove {
-            let store = self.fleet.store()?;
-            let _ = store.sweep_artifacts();
-            store.tidy();
+            let _ = self.fleet.log().artifacts()?.sweep_artifacts();
+            self.fleet.log().tidy()?;
         }
         Ok(found)
     }
@@ -150,7 +149,7 @@ impl GarbageCollector<'_> {
     }
 
     fn remove_leftover(&self, id: &BodyId, dir: &BodyDir) -> Result<(), Failure> {
-        self.fleet.egress().drain(id)?;
+        self.fleet.log().drain_egress(id)?;
         self.fleet.write(id, BodyRemoved { by: Some(RemovedBy::Gc), discarded: false })?;
         if let Ok(ProcessState::Running(running) | ProcessState::Paused(running)) = dir.condition() {
             process::kill(dir, &running)
@@ -203,7 +202,7 @@ impl GarbageCollector<'_> {
         let orphaned = |(name, path): &(String, PathBuf)| {
             let Ok(id) = name.parse::<BodyId>() else { return false };
             // Another data directory's Bodies have groups here too, and one that is being made holds nobody yet.
-            let ours = || self.fleet.events(0, Some(&id), 1).is_ok_and(|events| !events.is_empty());
+            let ours = || self.fleet.log().events(0, Some(&id), 1).is_ok_and(|events| !events.is_empty());
             let empty = || sys::cgroup::processes(path).is_ok_and(|pids| pids.is_empty());
             !self.fleet.body_path(&id).exists() && empty() && ours()
         };
@@ -240,7 +239,7 @@ impl GarbageCollector<'_> {
     /// Takes decisions of egress proxies into the log, and removes directories of those whose Body is gone.
     fn sweep_egress(&self, sweep: GcMode, found: &mut Vec<GarbageItem>) -> Result<(), Failure> {
         if sweep == GcMode::Remove {
-            self.fleet.egress().drain_all()?;
+            self.fleet.log().drain_all_egress()?;
         }
         let orphans = || {
             let bodies = EgressDir::bodies(&self.fleet.data).into_iter();

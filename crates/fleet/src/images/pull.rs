@@ -106,7 +106,7 @@ impl ImagePuller<'_> {
             layers.retain(|known| *known != id);
             layers.insert(0, id);
         }
-        self.fleet.note(ImagePulled {
+        self.fleet.log().note(ImagePulled {
             image: reference.whole(),
             digest: found.digest.clone(),
             platform: platform.to_string(),

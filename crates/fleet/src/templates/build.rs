@@ -180,7 +180,7 @@ impl Builds<'_> {
         match &built {
             Ok(build) => job.ended(&format!("the template is ready: {}", proto::Size(build.bytes))),
             Err((step, failure)) => {
-                let _ = self.fleet.note(TemplateFailed {
+                let _ = self.fleet.log().note(TemplateFailed {
                     template: job.template.clone(),
                     build: job.id.clone(),
                     step: step.clone(),

@@ -288,7 +288,9 @@ impl Templates<'_> {
             created_at: now.clone(),
             updated_at: now,
         };
-        self.fleet.note(TemplateCreated { template: template.id.clone(), name: template.name.clone() })?;
+        self.fleet
+            .log()
+            .note(TemplateCreated { template: template.id.clone(), name: template.name.clone() })?;
         self.write_template(&template)?;
         Ok(template)
     }
@@ -316,7 +318,7 @@ impl Templates<'_> {
         let done = change(&mut template)?;
         if template != before {
             template.updated_at = store::clock::now();
-            self.fleet.note(TemplateChanged {
+            self.fleet.log().note(TemplateChanged {
                 template: template.id.clone(),
                 name: template.name.clone(),
                 public: template.public,
@@ -406,7 +408,7 @@ impl Templates<'_> {
     /// Writes a whole build down and points tags at it.
     pub(crate) fn keep_build(&self, build: &TemplateBuild, tags: &[String]) -> Result<(), Failure> {
         let path = self.template_dir(&build.template).join("builds").join(format!("{}.json", build.id));
-        self.fleet.note(TemplateBuilt {
+        self.fleet.log().note(TemplateBuilt {
             template: build.template.clone(),
             build: build.id.clone(),
             tags: tags.to_vec(),
@@ -430,7 +432,9 @@ impl Templates<'_> {
         let _lock = self.lock_templates()?;
         let template = self.find(key)?.ok_or_else(|| unknown(key))?;
         self.fleet.jobs.cancel_builds_of(&template.id);
-        self.fleet.note(TemplateRemoved { template: template.id.clone(), name: template.name.clone() })?;
+        self.fleet
+            .log()
+            .note(TemplateRemoved { template: template.id.clone(), name: template.name.clone() })?;
         let dir = self.template_dir(&template.id);
         // Without its manifest it is none any more, whatever becomes of us.
         let removed = fs::remove_file(dir.join("manifest.json")).and_then(|()| fs::remove_dir_all(&dir));

@@ -118,7 +118,7 @@ impl Homes<'_> {
         if let Some(body) = self.holder(name)? {
             return Err(taken(name, &body));
         }
-        self.fleet.note(HomeRemoved { home: name.to_owned() })?;
+        self.fleet.log().note(HomeRemoved { home: name.to_owned() })?;
         fs::remove_file(&path)
             .map_err(|error| Failure::new(Kind::Host, "cannot remove the home").because(error))?;
         self.fleet.garbage().drop_unused_layers()
@@ -194,7 +194,7 @@ impl Homes<'_> {
         for cache in CACHES {
             self.leave_out(spec, &draft.root(), cache)?;
         }
-        self.fleet.note(HomeKept { home: name.clone(), body: spec.id.clone(), layer: id.clone() })?;
+        self.fleet.log().note(HomeKept { home: name.clone(), body: spec.id.clone(), layer: id.clone() })?;
         draft.finish(id.clone(), &format!("home {name}"), store::clock::now()).map_err(failures::layer)?;
         let record = HomeRecord {
             name: name.clone(),

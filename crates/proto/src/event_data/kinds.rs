@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::records::{
-    CopiedBy, ExecOutcome, KeyQuota, KeyScope, LandedWork, LeaseTerms, RemovedBy, SavedWork, StartedBy,
+    CopiedBy, ExecOutcome, KeyQuota, KeyScope, LandedWork, LeaseTerms, RemovedBy, SavedWork, SealedHead,
+    StartedBy,
 };
 use crate::{
     BodyId, Enforcement, LayerId, SnapshotId, TemplateId,
@@ -238,7 +239,7 @@ kinds! {
 
     /// The command ended, or did not start.
     "exec.ended" => ExecEnded {
-        /// The `seq` of its `exec.started`.
+        /// The `seq` of its `exec.started`, in the same Body.
         exec: u64,
         /// How it ended.
         ..outcome: ExecOutcome,
@@ -247,7 +248,7 @@ kinds! {
     /// The envd client that read the command's output disconnected before the command ended. The command may
     /// still run.
     "exec.detached" | "exec.left" => ExecDetached {
-        /// The `seq` of its `exec.started`.
+        /// The `seq` of its `exec.started`, in the same Body.
         exec: u64,
     }
 
@@ -363,6 +364,12 @@ kinds! {
     "key.revoked" => KeyRevoked {
         /// The key's id.
         key: String,
+    }
+
+    /// The heads of all chains that changed since the seal before. The chain of the node holds it, and `pal events verify` compares the chains with it.
+    "log.sealed" => LogSealed {
+        /// Where each chain ended.
+        heads: Vec<SealedHead>,
     }
 
     /// `pal serve` is about to carry out a request that changes something.

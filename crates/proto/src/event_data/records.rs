@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    ChainId,
     launch::GuestEnd,
     lease::{OnTimeout, PauseMode},
 };
@@ -168,6 +169,16 @@ records! {
         auto_executed: Vec<String>,
         /// Work in submodules, which is saved but did not land.
         submodules?: Vec<SavedSubmodule>,
+    }
+
+    /// Where a chain ended when it was sealed.
+    "sealed head" => SealedHead {
+        /// The chain.
+        chain: ChainId,
+        /// The `seq` of its last event.
+        seq: u64,
+        /// The `hash` of its last event.
+        hash: String,
     }
 
     /// How much the Bodies of a key may use together.

@@ -6,10 +6,10 @@ use serde_json::Value;
 
 use super::{
     ExecExit, ExecOutcome, ExecOutput, KeyQuota, LandedWork, LeaseTerms, OutputContent, SavedSubmodule,
-    SavedWork, SkippedFile, kinds,
+    SavedWork, SealedHead, SkippedFile, kinds,
 };
 use crate::{
-    BodyId, Enforcement, LayerId, SnapshotId, TemplateId,
+    BodyId, ChainId, Enforcement, LayerId, SnapshotId, TemplateId,
     launch::GuestEnd,
     lease::{OnTimeout, PauseMode},
     spec::PublicSpec,
@@ -89,6 +89,7 @@ forms! {
     i32 => "number",
     u64 => "number",
     BodyId => "id of a Body",
+    ChainId => "`body/ID`, `agent/ID`, `node/ID` or `log`",
     LayerId => "id of a layer",
     SnapshotId => "id of a snapshot",
     TemplateId => "id of a template",
@@ -211,6 +212,7 @@ fn generated() -> String {
         SkippedFile::section(),
         SavedSubmodule::section(),
         LandedWork::section(),
+        SealedHead::section(),
         KeyQuota::section(),
     ];
     for part in &parts {

@@ -3,14 +3,14 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::event::GENESIS;
+use crate::{ChainHead, ChainId};
 
 /// An event as the store returns it.
 fn stored(kind: &str, data: Value) -> Event {
     let mut draft = Draft::new(BodyStopped { grace_ms: 0 });
     draft.kind = kind.to_owned();
     draft.data = data;
-    Event::chain(draft, 1, "2026-01-02T03:04:05.000006Z".into(), GENESIS)
+    Event::place(draft, ChainId::OneChain, &ChainHead::genesis(), "2026-01-02T03:04:05.000006Z".into())
 }
 
 /// Data of every kind, as version 0.1.0 wrote it before it was typed.
@@ -110,6 +110,7 @@ fn written_before() -> Vec<(&'static str, Value)> {
         ("template.removed", json!({"template": "t1", "name": "n"})),
         ("key.created", json!({"key": "k", "name": "n", "scope": "run", "quota": {"bodies": 3}})),
         ("key.revoked", json!({"key": "k"})),
+        ("log.sealed", json!({"heads": [{"chain": "body/abc", "seq": 3, "hash": "00"}]})),
         ("request.accepted", json!({"key": "k", "method": "POST", "path": "/v1/bodies"})),
         (
             "request.denied",

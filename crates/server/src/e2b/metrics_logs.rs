@@ -130,7 +130,8 @@ async fn entries(
         level_number(query.text("level").unwrap_or("debug"))?,
     );
     let body: BodyId = view.id().clone();
-    let events = app.blocking(async move |fleet: &Fleet| fleet.events(0, Some(&body), usize::MAX)).await?;
+    let events =
+        app.blocking(async move |fleet: &Fleet| fleet.log().events(0, Some(&body), usize::MAX)).await?;
     let in_range = |event: &Event| match (after_ms, unix_ms(&event.at)) {
         (Some(bound), Some(at)) if backwards => at <= bound,
         (Some(bound), Some(at)) => at >= bound,

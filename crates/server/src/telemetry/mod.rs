@@ -134,7 +134,7 @@ impl Telemetry {
     async fn look(&self, app: &App) -> Result<(), Failure> {
         let found = app.blocking(async |fleet: &Fleet| {
             let statuses: Vec<Status> = fleet.ids()?.iter().filter_map(|id| fleet.status(id).ok()).collect();
-            Ok((statuses, fleet.last_event()?))
+            Ok((statuses, fleet.log().last_pos()?))
         });
         let (statuses, events) = found.await?;
         for status in [Status::Running, Status::Paused, Status::Stopped, Status::Dead, Status::Interrupted] {

@@ -45,7 +45,11 @@ pub fn router() -> OpenApiRouter<App> {
 struct EventBody {
     /// Version of the envelope.
     v: u32,
-    /// Place in the log, from 1, without gaps.
+    /// Position among all events of the log, rising in the order of storing; `after` takes it.
+    pos: u64,
+    /// The chain that the event is in: `body/ID`, `agent/ID`, `node/ID`, or `log` for events of earlier versions.
+    chain: String,
+    /// Place in its chain, without gaps.
     seq: u64,
     /// When, RFC 3339 in UTC.
     at: String,
@@ -63,7 +67,7 @@ struct EventBody {
     /// What happened, in the words of the type.
     #[schema(value_type = Object)]
     data: serde_json::Value,
-    /// Hash of the event before this one.
+    /// Hash of the event before this one in its chain.
     prev: String,
     /// Hash of this one.
     hash: String,
@@ -71,8 +75,9 @@ struct EventBody {
 
 impl From<Event> for EventBody {
     fn from(event: Event) -> Self {
-        let Event { v, seq, at, kind, body, brain, data, prev, hash } = event;
-        Self { v, seq, at, kind, body: body.map(|body| body.to_string()), brain, data, prev, hash }
+        let Event { v, pos, chain, seq, at, kind, body, brain, data, prev, hash } = event;
+        let (chain, body) = (chain.to_string(), body.map(|body| body.to_string()));
+        Self { v, pos, chain, seq, at, kind, body, brain, data, prev, hash }
     }
 }
 
@@ -81,7 +86,7 @@ impl From<Event> for EventBody {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct EventsQuery {
-    /// Only events after this place; 0 is before the first.
+    /// Only events behind this position; 0 is before the first.
     #[param(minimum = 0)]
     after: Option<u64>,
     /// Only events of this Body; a key that is not of scope `admin` must name one of its own.
@@ -97,7 +102,7 @@ struct EventsQuery {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 struct FollowQuery {
-    /// Only events after this place; without, only those to come.
+    /// Only events behind this position; without, only those to come.
     #[param(minimum = 0)]
     after: Option<u64>,
     /// Only events of this Body; a key that is not of scope `admin` must name one of its own.
@@ -110,7 +115,7 @@ struct FollowQuery {
 struct Events {
     /// Oldest first.
     items: Vec<EventBody>,
-    /// `after` of the next page: the place of the last one here, or what was asked for.
+    /// `after` of the next page: the position of the last one here, or what was asked for.
     next: u64,
 }
 
@@ -143,8 +148,9 @@ async fn list(
     let limit = page::limit(query.limit.map(u64::from))?;
     let after = place(query.after.unwrap_or(0))?;
     let body = about(&app, &caller, query.body).await?;
-    let events = app.blocking(async move |fleet: &Fleet| fleet.events(after, body.as_ref(), limit)).await?;
-    let next = events.last().map_or(after, |event| event.seq);
+    let events =
+        app.blocking(async move |fleet: &Fleet| fleet.log().events(after, body.as_ref(), limit)).await?;
+    let next = events.last().map_or(after, |event| event.pos);
     Ok(Json(Events { items: events.into_iter().map(Into::into).collect(), next }))
 }
 
@@ -152,16 +158,16 @@ fn place(after: u64) -> Result<u64, Failure> {
     if i64::try_from(after).is_ok() {
         Ok(after)
     } else {
-        Err(Failure::new(Kind::Usage, "no log is that long").hint("take `after` from the `seq` of an event"))
+        Err(Failure::new(Kind::Usage, "no log is that long").hint("take `after` from the `pos` of an event"))
     }
 }
 
 /// Follow the log as server-sent events, or over a WebSocket.
 ///
-/// Each event is one message with the same JSON; `id` of a server-sent event is its `seq`. Whoever was cut off goes on
+/// Each event is one message with the same JSON; `id` of a server-sent event is its `pos`. Whoever was cut off goes on
 /// with `Last-Event-ID` or `after`, and misses nothing. A browser gives its key to a WebSocket by offering the
 /// protocols `palisade` and `key.SECRET`.
-#[utoipa::path(get, path = "/events/stream", operation_id = "follow_events", tag = "events", params(FollowQuery, ("Last-Event-ID" = Option<u64>, Header, description = "Only events after this place")),
+#[utoipa::path(get, path = "/events/stream", operation_id = "follow_events", tag = "events", params(FollowQuery, ("Last-Event-ID" = Option<u64>, Header, description = "Only events behind this position")),
     responses((status = 200, description = "Events as they happen", body = String, content_type = "text/event-stream"), (status = 101, description = "A WebSocket"),
         (status = "default", description = "Refused", body = ErrorBody)))]
 async fn follow(
@@ -175,7 +181,7 @@ async fn follow(
     let body = about(&app, &caller, query.body).await?;
     let after = match last_id(&headers)?.or(query.after) {
         Some(after) => place(after)?,
-        None => app.blocking(async |fleet: &Fleet| fleet.last_event()).await?,
+        None => app.blocking(async |fleet: &Fleet| fleet.log().last_pos()).await?,
     };
     let permit = app.services().limits().stream(&caller.key)?;
     let follower = Follower {
@@ -193,7 +199,7 @@ async fn follow(
         Err(_) => Sse::new(stream::unfold(follower, async |mut follower| {
             let event = follower.next().await?;
             let said = Said::default()
-                .id(event.seq.to_string())
+                .id(event.pos.to_string())
                 .data(serde_json::json!(EventBody::from(event)).to_string());
             Some((Ok::<_, Infallible>(said), follower))
         }))
@@ -223,7 +229,7 @@ impl Follower {
     async fn next(&mut self) -> Option<Event> {
         loop {
             if let Some(event) = self.ready.next() {
-                self.after = event.seq;
+                self.after = event.pos;
                 return Some(event);
             }
             let newest = *self.seen.borrow_and_update();
@@ -231,7 +237,7 @@ impl Follower {
                 let (after, body) = (self.after, self.body.clone());
                 let read = self
                     .app
-                    .blocking(async move |fleet: &Fleet| fleet.events(after, body.as_ref(), READ_MAX))
+                    .blocking(async move |fleet: &Fleet| fleet.log().events(after, body.as_ref(), READ_MAX))
                     .await
                     .ok()?;
                 // Of a Body, nothing up to there.
@@ -269,7 +275,7 @@ async fn over_socket(socket: WebSocket, mut follower: Follower) {
 }
 
 /// What a look at the whole log found.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Default, Serialize, ToSchema)]
 struct Verdict {
     /// Whether it is as it was written.
     whole: bool,
@@ -277,11 +283,19 @@ struct Verdict {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     events: Option<u64>,
-    /// Hash of the last one.
+    /// How many chains they are in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    chains: Option<u64>,
+    /// Hash of the last event of the node's chain, whose seals name the heads of the other chains.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     head: Option<String>,
-    /// The first place that is wrong.
+    /// The chain that is broken, where the damage belongs to one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    chain: Option<String>,
+    /// The first place in that chain that is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     seq: Option<u64>,
@@ -295,13 +309,17 @@ struct Verdict {
 #[utoipa::path(post, path = "/events/verify", operation_id = "verify_events", tag = "events",
     responses((status = 200, description = "What was found", body = Verdict), (status = "default", description = "Refused", body = ErrorBody)))]
 async fn verify(state: State<App>, _: super::extract::AdminAccess) -> Result<Json<Verdict>, V1Refusal> {
-    let found = state.0.blocking(async |fleet: &Fleet| fleet.verify_events()).await?;
+    let found = state.0.blocking(async |fleet: &Fleet| fleet.log().verify()).await?;
     Ok(Json(match found {
-        fleet::LogVerdict::Whole { events, head } => {
-            Verdict { whole: true, events: Some(events), head: Some(head), seq: None, why: None }
-        }
-        fleet::LogVerdict::Broken { seq, why } => {
-            Verdict { whole: false, events: None, head: None, seq: Some(seq), why: Some(why) }
+        fleet::LogVerdict::Whole { events, chains, head } => Verdict {
+            whole: true,
+            events: Some(events),
+            chains: Some(chains),
+            head: Some(head),
+            ..Verdict::default()
+        },
+        fleet::LogVerdict::Broken { chain, seq, why } => {
+            Verdict { chain, seq, why: Some(why.to_string()), ..Verdict::default() }
         }
     }))
 }

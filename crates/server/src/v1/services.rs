@@ -72,7 +72,7 @@ impl LogFollower {
 
 async fn look(looking: Arc<LogWatch>, app: App) {
     loop {
-        let newest = app.blocking(async |fleet: &fleet::Fleet| fleet.last_event()).await;
+        let newest = app.blocking(async |fleet: &fleet::Fleet| fleet.log().last_pos()).await;
         if let Ok(newest) = newest {
             looking.seen.send_if_modified(|known| std::mem::replace(known, newest) != newest);
         }

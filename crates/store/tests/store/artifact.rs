@@ -5,7 +5,7 @@ use std::{
     io::{Read, Write},
 };
 
-use store::{ArtifactError, ArtifactRef, Durability, Store};
+use store::{ArtifactError, ArtifactRef, Artifacts, Durability, Store};
 
 use crate::scene::SceneDir;
 

@@ -3,11 +3,13 @@
 use std::os::unix::fs::PermissionsExt;
 
 use proptest::prelude::*;
-use proto::{BodyId, Draft, Event, event::GENESIS};
+use proto::{BodyId, ChainHead, ChainId, Draft, Event, event::GENESIS};
 use serde_json::{Map, Number, Value, json};
-use store::{AppendError, ChainVerdict, DATA_LEN_MAX, DEPTH_MAX, EventQuery, LABEL_LEN_MAX, Store};
+use store::{
+    APPEND_LEN_MAX, AppendError, Artifacts, DEPTH_MAX, EventLog, EventQuery, LABEL_LEN_MAX, LogVerdict, Store,
+};
 
-use crate::scene::{SceneDir, draft, events_of, odd_draft};
+use crate::scene::{SceneDir, append, chain, draft, events_of, odd_draft};
 
 fn value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
@@ -49,15 +51,15 @@ proptest! {
         let store = dir.open();
         let mut written = Vec::new();
         for drafts in &batches {
-            written.extend(store.append_all(drafts.clone()).unwrap());
+            written.extend(store.append_at_end(&chain(), drafts.clone()).unwrap());
         }
         let drafts: Vec<_> = batches.concat();
         prop_assert_eq!(written.iter().map(|event| &event.data).collect::<Vec<_>>(), drafts.iter().map(|draft| &draft.data).collect::<Vec<_>>());
         drop(store);
         let store = Store::open_read_only(&dir).unwrap();
-        prop_assert_eq!(store.events(&EventQuery::default()).unwrap(), written.clone());
-        let head = written.last().map_or(GENESIS, |event| event.hash.as_str()).to_owned();
-        prop_assert_eq!(store.verify().unwrap(), ChainVerdict::Whole { events: written.len() as u64, head });
+        prop_assert_eq!(store.read(&EventQuery::default()).unwrap(), written.clone());
+        let (events, chains) = (written.len() as u64, u64::from(!written.is_empty()));
+        prop_assert_eq!(store.verify().unwrap(), LogVerdict::Whole { events, chains, head: GENESIS.to_owned() });
         // Also over the wire.
         for event in written {
             let again: Event = serde_json::from_str(&serde_json::to_string(&event).unwrap()).unwrap();
@@ -74,8 +76,8 @@ fn floats_that_plain_readers_get_wrong_by_a_bit_are_read_exactly() {
     let floats: Vec<f64> = floats.into_iter().filter(|float| float.is_finite()).collect();
     let dir = SceneDir::new();
     let store = dir.open();
-    store.append(odd_draft("floats".into(), None, json!(floats))).unwrap();
-    assert_eq!(store.events(&EventQuery::default()).unwrap()[0].data, json!(floats));
+    append(&store, odd_draft("floats".into(), None, json!(floats)));
+    assert_eq!(store.read(&EventQuery::default()).unwrap()[0].data, json!(floats));
     assert_eq!(events_of(store.verify().unwrap()), 1);
 }
 
@@ -86,10 +88,16 @@ fn the_form_that_is_hashed_does_not_change_between_versions() {
         Some("ab12".parse().unwrap()),
         json!({"z": 1, "a": [1.5, -0.0, u64::MAX, "ä\u{1}"], "m": {"y": null, "b": true}}),
     );
-    let event = Event::chain(draft, 7, "2026-01-02T03:04:05.000006Z".into(), GENESIS);
+    let head = ChainHead { seq: 6, hash: GENESIS.to_owned() };
+    let hash =
+        |chain: ChainId| Event::place(draft.clone(), chain, &head, "2026-01-02T03:04:05.000006Z".into()).hash;
     // Red when a dependency turns on serde_json's preserve_order or arbitrary_precision: old logs would break.
     // The hash itself was made by Python's json and hashlib, so another program can check a log too.
-    assert_eq!(event.hash, "e1ca971777d7167478b0b257c7e6fb6c586fcf21941d7c282b6fb3a010c51f70");
+    // First as version 1 of the envelope has it, then as version 2.
+    let one_chain = "e1ca971777d7167478b0b257c7e6fb6c586fcf21941d7c282b6fb3a010c51f70";
+    assert_eq!(hash(ChainId::OneChain), one_chain);
+    let many_chains = "a672cd3b0f39abd71fe947d30629c3a4fb9a19d71a65a6982987209727f1056e";
+    assert_eq!(hash("body/ab12".parse().unwrap()), many_chains);
 }
 
 #[test]
@@ -98,7 +106,7 @@ fn queries_choose_by_place_body_and_number() {
     let store = dir.open();
     let seqs = |after, body: Option<&str>, limit| {
         let body = body.map(|id| id.parse().unwrap());
-        let events = store.events(&EventQuery { after, body, limit }).unwrap();
+        let events = store.read(&EventQuery { after, body, limit, ..EventQuery::default() }).unwrap();
         events.iter().map(|event| event.seq).collect::<Vec<_>>()
     };
     assert_eq!(seqs(0, None, usize::MAX), [1, 2, 3, 4, 5, 6, 7, 8, 9]);
@@ -108,7 +116,7 @@ fn queries_choose_by_place_body_and_number() {
     assert_eq!(seqs(0, Some("nobody"), 100), [0_u64; 0]);
     assert_eq!(seqs(u64::MAX, None, 100), [0_u64; 0]);
     assert_eq!(seqs(0, None, 0), [0_u64; 0]);
-    assert_eq!(store.last_seq().unwrap(), 9);
+    assert_eq!(store.last_pos().unwrap(), 9);
 }
 
 #[test]
@@ -117,16 +125,15 @@ fn an_event_beyond_a_limit_is_refused_and_so_are_its_companions() {
     let store = dir.open();
     let nest = |depth| (0..depth).fold(json!(1), |inner, _| json!([inner]));
     let holding = |data| with(draft(1), |draft| draft.data = data);
-    let refused = |draft: Draft| match store.append_all(vec![crate::scene::draft(1), draft]) {
+    let refused = |draft: Draft| match store.append_at_end(&chain(), vec![crate::scene::draft(1), draft]) {
         Err(AppendError::TooLarge { field, found, max, .. }) => (field, found, max),
         other => panic!("{other:?}"),
     };
-    let long = "x".repeat(DATA_LEN_MAX - 1);
+    let long = "x".repeat(APPEND_LEN_MAX);
     assert_eq!(refused(holding(nest(DEPTH_MAX + 1))), ("depth of the data", 101, 100));
-    assert_eq!(
-        refused(holding(json!(long))),
-        ("length of the data in bytes", DATA_LEN_MAX + 1, DATA_LEN_MAX)
-    );
+    let (field, found, max) = refused(holding(json!(long)));
+    assert_eq!((field, max), ("length of the append in bytes", APPEND_LEN_MAX));
+    assert!(found > APPEND_LEN_MAX);
     let label = "x".repeat(LABEL_LEN_MAX + 1);
     assert_eq!(
         refused(with(draft(1), |draft| draft.kind = label.clone())),
@@ -136,11 +143,11 @@ fn an_event_beyond_a_limit_is_refused_and_so_are_its_companions() {
         refused(with(draft(1), |draft| draft.brain = Some(label))),
         ("length of the brain in bytes", 1025, 1024)
     );
-    assert_eq!(store.last_seq().unwrap(), 0);
+    assert_eq!(store.last_pos().unwrap(), 0);
     // The most that is allowed can also be read again.
-    store.append(holding(nest(DEPTH_MAX))).unwrap();
-    store.append(with(holding(json!(&long[1..])), |draft| draft.kind = "x".repeat(LABEL_LEN_MAX))).unwrap();
-    assert_eq!(store.events(&EventQuery::default()).unwrap().len(), 2);
+    append(&store, holding(nest(DEPTH_MAX)));
+    append(&store, with(holding(json!(&long[8192..])), |draft| draft.kind = "x".repeat(LABEL_LEN_MAX)));
+    assert_eq!(store.read(&EventQuery::default()).unwrap().len(), 2);
     assert_eq!(events_of(store.verify().unwrap()), 2);
 }
 
@@ -157,13 +164,13 @@ fn the_files_are_for_their_owner_alone() {
 fn a_long_wal_is_written_back_when_the_store_is_closed() {
     let dir = SceneDir::new();
     let store = dir.open();
-    (1..=100).for_each(|at| drop(store.append(draft(at)).unwrap()));
+    (1..=100).for_each(|at| drop(append(&store, draft(at))));
     let wal = || dir.join("events.db-wal").metadata().unwrap().len();
     assert!(wal() > 0);
     drop(store);
     assert_eq!(wal(), 0);
     // A short one is left: writing it back would wait for the disk.
-    dir.open().append(draft(101)).unwrap();
+    append(&dir.open(), draft(101));
     assert!(wal() > 0);
     assert_eq!(events_of(dir.open().verify().unwrap()), 101);
 }
@@ -172,8 +179,8 @@ fn a_long_wal_is_written_back_when_the_store_is_closed() {
 fn a_reader_sees_what_a_writer_appends_meanwhile_and_cannot_write() {
     let dir = SceneDir::with_events(1);
     let (writer, reader) = (dir.open(), Store::open_read_only(&dir).unwrap());
-    writer.append(draft(2)).unwrap();
-    assert_eq!(reader.last_seq().unwrap(), 2);
-    assert!(matches!(reader.append(draft(3)), Err(AppendError::ReadOnly)));
+    append(&writer, draft(2));
+    assert_eq!(reader.last_pos().unwrap(), 2);
+    assert!(matches!(reader.append_at_end(&chain(), vec![draft(3)]), Err(AppendError::ReadOnly)));
     assert!(matches!(reader.artifact(), Err(store::ArtifactError::ReadOnly)));
 }

@@ -8,9 +8,9 @@ use std::{
     process::{Child, ChildStdout, Command, Stdio},
 };
 
-use store::{Durability, Store};
+use store::{Durability, EventLog, Store};
 
-use crate::scene::draft;
+use crate::scene::{chain, draft};
 
 const ROLE: &str = "PALISADE_STORE_ROLE";
 const DIR: &str = "PALISADE_STORE_DIR";
@@ -91,7 +91,7 @@ impl Appender {
         Self { child, lines }
     }
 
-    /// The next event that it says is stored: place and hash.
+    /// The next event that it says is stored: position and hash.
     pub fn next(&mut self) -> Option<(u64, String)> {
         let mut line = String::new();
         while self.lines.read_line(&mut line).unwrap() > 0 {
@@ -130,8 +130,8 @@ impl Drop for Appender {
 /// A line that was cut says nothing.
 fn acknowledged(line: &str) -> Option<(u64, String)> {
     let (_, event) = line.strip_suffix('\n')?.split_once(ACKNOWLEDGED)?;
-    let (seq, hash) = event.split_once(' ')?;
-    Some((seq.parse().unwrap(), hash.to_owned()))
+    let (pos, hash) = event.split_once(' ')?;
+    Some((pos.parse().unwrap(), hash.to_owned()))
 }
 
 /// Not a test of its own: what the children of other tests run.
@@ -156,8 +156,8 @@ fn append(store: &Store, times: u64) {
     let mut out = std::io::stdout();
     for at in 0..times {
         let drafts = (0..=at % 2).map(draft).collect();
-        for event in store.append_all(drafts).unwrap() {
-            out.write_all(format!("\n{ACKNOWLEDGED}{} {}\n", event.seq, event.hash).as_bytes()).unwrap();
+        for event in store.append_at_end(&chain(), drafts).unwrap() {
+            out.write_all(format!("\n{ACKNOWLEDGED}{} {}\n", event.pos, event.hash).as_bytes()).unwrap();
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, thread, time::Duration};
 
-use store::{Durability, EventQuery};
+use store::{Durability, EventLog, EventQuery};
 
 use crate::{
     child::{Appender, forever},
@@ -27,9 +27,9 @@ fn kill_9_at_any_moment_loses_no_acknowledged_event() {
         acknowledged.extend(appender.kill());
 
         let store = dir.open();
-        let stored = store.events(&EventQuery::default()).unwrap();
-        let stored: BTreeMap<u64, String> = stored.into_iter().map(|event| (event.seq, event.hash)).collect();
-        let lost: Vec<_> = acknowledged.iter().filter(|(seq, hash)| stored.get(seq) != Some(hash)).collect();
+        let stored = store.read(&EventQuery::default()).unwrap();
+        let stored: BTreeMap<u64, String> = stored.into_iter().map(|event| (event.pos, event.hash)).collect();
+        let lost: Vec<_> = acknowledged.iter().filter(|(pos, hash)| stored.get(pos) != Some(hash)).collect();
         assert!(lost.is_empty(), "round {round}: {lost:?}");
         assert_eq!(events_of(store.verify().unwrap()), stored.len() as u64, "round {round}");
     }
@@ -58,8 +58,10 @@ fn threads_share_one_store() {
     let store = dir.open();
     thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| (0..100).for_each(|at| drop(store.append(crate::scene::draft(at)).unwrap())));
+            scope.spawn(|| {
+                (0..100).for_each(|at| drop(crate::scene::append(&store, crate::scene::draft(at))))
+            });
         }
     });
-    assert_eq!((store.last_seq().unwrap(), events_of(store.verify().unwrap())), (400, 400));
+    assert_eq!((store.last_pos().unwrap(), events_of(store.verify().unwrap())), (400, 400));
 }

@@ -4,9 +4,12 @@
 mod artifact;
 mod chain;
 mod child;
+mod conformance;
 mod crash;
 mod disk;
+mod migrate;
 mod power;
 mod scene;
+mod seals;
 mod tamper;
 mod trouble;

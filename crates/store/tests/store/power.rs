@@ -13,9 +13,9 @@ use std::{
     path::Path,
 };
 
-use proto::BodyId;
+use proto::{BodyId, ChainId};
 use serde_json::json;
-use store::{ArtifactRef, Durability, EventQuery, Store};
+use store::{ArtifactRef, Artifacts, Durability, EventLog, EventQuery, Store};
 
 use crate::{
     child,
@@ -83,8 +83,8 @@ impl Acknowledgements {
                 _ => continue,
             };
             match words.as_slice() {
-                [_, "event", _, seq, hash] => {
-                    drop(pending.events.insert(seq.parse().unwrap(), (*hash).to_owned()))
+                [_, "event", _, pos, hash] => {
+                    drop(pending.events.insert(pos.parse().unwrap(), (*hash).to_owned()))
                 }
                 // An artifact is synced by itself, so that of another durability says nothing about it.
                 [_, _, _, hash, len] if durability == Durability::Power || !power_alone => {
@@ -102,11 +102,11 @@ impl Acknowledgements {
     /// How much of it is not in that directory; the log there is whole in any case.
     fn missing_in(&self, dir: &Path, when: &str) -> usize {
         let store = Store::open(dir, Durability::Process).unwrap_or_else(|error| panic!("{when}: {error:?}"));
-        let stored = store.events(&EventQuery::default()).unwrap_or_else(|error| panic!("{when}: {error:?}"));
+        let stored = store.read(&EventQuery::default()).unwrap_or_else(|error| panic!("{when}: {error:?}"));
         let verdict = store.verify().unwrap_or_else(|error| panic!("{when}: {error:?}"));
         assert_eq!(events_of(verdict), stored.len() as u64, "{when}");
-        let stored: BTreeMap<u64, String> = stored.into_iter().map(|event| (event.seq, event.hash)).collect();
-        let events = self.events.iter().filter(|(seq, hash)| stored.get(seq) != Some(hash)).count();
+        let stored: BTreeMap<u64, String> = stored.into_iter().map(|event| (event.pos, event.hash)).collect();
+        let events = self.events.iter().filter(|(pos, hash)| stored.get(pos) != Some(hash)).count();
         let lost = |(sha256, bytes): &&(String, u64)| {
             store.verify_artifact(&ArtifactRef { sha256: sha256.clone(), bytes: *bytes }).is_err()
         };
@@ -138,8 +138,10 @@ pub fn live(dir: &Path, lives: &str) {
                 out.write_all(format!("\n{ARTIFACT}{durability} {sha256} {bytes}\n").as_bytes()).unwrap();
             }
             let data = json!({ "life": life, "text": text });
-            let event = store.append(odd_draft("life.lived".into(), Some(id.clone()), data)).unwrap();
-            out.write_all(format!("\n{EVENT}{durability} {} {}\n", event.seq, event.hash).as_bytes())
+            let draft = odd_draft("life.lived".into(), Some(id.clone()), data);
+            let stored = store.append_at_end(&ChainId::Body(id.clone()), vec![draft]).unwrap();
+            let event = &stored[0];
+            out.write_all(format!("\n{EVENT}{durability} {} {}\n", event.pos, event.hash).as_bytes())
                 .unwrap();
         }
     }

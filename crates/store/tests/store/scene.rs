@@ -8,9 +8,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use proto::{BodyId, Draft, event_data::BodyStopped};
+use proto::{BodyId, ChainId, Draft, Event, event_data::BodyStopped};
 use serde_json::{Value, json};
-use store::{ChainVerdict, Durability, Store};
+use store::{Durability, EventLog, LogVerdict, Store};
 
 pub struct SceneDir(PathBuf);
 
@@ -34,11 +34,11 @@ impl SceneDir {
         Store::open(self, Durability::Process).unwrap()
     }
 
-    /// A log of `count` events, closed.
+    /// A log of `count` events in one chain, closed.
     pub fn with_events(count: u64) -> Self {
         let dir = Self::new();
         let store = dir.open();
-        (1..=count).for_each(|at| drop(store.append(draft(at)).unwrap()));
+        (1..=count).for_each(|at| drop(append(&store, draft(at))));
         dir
     }
 
@@ -65,6 +65,22 @@ impl Drop for SceneDir {
     }
 }
 
+/// The chain that most tests write to, and the name of its Body.
+pub const CHAIN: &str = "body/odd";
+
+pub fn chain() -> ChainId {
+    CHAIN.parse().unwrap()
+}
+
+/// Appends one event to that chain.
+pub fn append(store: &Store, draft: Draft) -> Event {
+    store.append_at_end(&chain(), vec![draft]).unwrap().remove(0)
+}
+
+pub fn draft_of(body: &str, at: u64) -> Draft {
+    odd_draft("body.counted".into(), Some(body.parse().unwrap()), json!({ "at": at }))
+}
+
 pub fn draft(at: u64) -> Draft {
     let id: BodyId = if at.is_multiple_of(2) { "even" } else { "odd" }.parse().unwrap();
     let data = json!({"at": at, "half": at as f64 / 3.0, "text": "ä\u{0}\"\\"});
@@ -78,9 +94,9 @@ pub fn odd_draft(kind: String, body: Option<BodyId>, data: Value) -> Draft {
     draft
 }
 
-pub fn events_of(verdict: ChainVerdict) -> u64 {
+pub fn events_of(verdict: LogVerdict) -> u64 {
     match verdict {
-        ChainVerdict::Whole { events, .. } => events,
+        LogVerdict::Whole { events, .. } => events,
         broken => panic!("{broken:?}"),
     }
 }

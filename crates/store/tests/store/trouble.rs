@@ -8,11 +8,13 @@ use std::{
     path::Path,
 };
 
-use store::{AppendError, ArtifactError, Durability, EventQuery, OpenError, Store};
+use store::{
+    AppendError, ArtifactError, Artifacts, Durability, EventLog, EventQuery, OpenError, SCHEMA_VERSION, Store,
+};
 
 use crate::{
     child::{ChildPlace, play as play_in_child},
-    scene::{SceneDir, draft, events_of},
+    scene::{SceneDir, append, chain, draft, events_of},
 };
 
 fn open(dir: &Path) -> Result<Store, OpenError> {
@@ -26,7 +28,7 @@ pub fn play(role: &str, dir: &Path) {
         "meet a read-only log" => {
             refused(dir, ErrorKind::ReadOnlyFilesystem, &dir.join("events.db"));
             let store = Store::open_read_only(dir).unwrap();
-            assert_eq!(store.events(&EventQuery::default()).unwrap().len(), 3);
+            assert_eq!(store.read(&EventQuery::default()).unwrap().len(), 3);
             assert_eq!(events_of(store.verify().unwrap()), 3);
         }
         "meet a read-only directory" => {
@@ -57,21 +59,21 @@ fn fill(dir: &Path) {
     let store = open(dir).unwrap();
     let mut stored = 0;
     let error = loop {
-        match store.append(draft(stored)) {
-            Ok(event) => stored = event.seq,
+        match store.append_at_end(&chain(), vec![draft(stored)]) {
+            Ok(events) => stored = events[0].seq,
             Err(error) => break error,
         }
     };
     assert!(stored > 10, "{stored} events fit");
     assert!(matches!(error, AppendError::DiskFull), "{error:?}");
     assert_eq!(error.to_string(), "the disk of the event log is full; the event was not stored");
-    assert_eq!(store.last_seq().unwrap(), stored);
+    assert_eq!(store.last_pos().unwrap(), stored);
     assert_eq!(events_of(store.verify().unwrap()), stored);
     // Many at once: none of them.
-    assert!(matches!(store.append_all((0..9).map(draft).collect()), Err(AppendError::DiskFull)));
+    assert!(matches!(store.append_at_end(&chain(), (0..9).map(draft).collect()), Err(AppendError::DiskFull)));
     // Room again, no need to open again.
     fs::remove_file(dir.join("ballast")).unwrap();
-    assert_eq!(store.append(draft(0)).unwrap().seq, stored + 1);
+    assert_eq!(append(&store, draft(0)).seq, stored + 1);
     assert_eq!(events_of(store.verify().unwrap()), stored + 1);
     // An artifact that does not fit leaves nothing.
     let mut writer = store.artifact().unwrap();
@@ -85,7 +87,7 @@ fn fill(dir: &Path) {
     fs::write(dir.join("ballast"), vec![0; 1024 * 1024]).unwrap_err();
     open(&new).unwrap_err();
     fs::remove_file(dir.join("ballast")).unwrap();
-    open(&new).unwrap().append(draft(1)).unwrap();
+    append(&open(&new).unwrap(), draft(1));
 }
 
 #[test]
@@ -154,11 +156,16 @@ fn a_database_of_another_program_is_named() {
 #[test]
 fn a_newer_log_is_left_alone() {
     let dir = SceneDir::with_events(1);
-    dir.meddler().execute_batch("PRAGMA user_version = 2").unwrap();
+    let newer = SCHEMA_VERSION + 1;
+    dir.meddler().execute_batch(&format!("PRAGMA user_version = {newer}")).unwrap();
     for opened in [open(&dir), Store::open_read_only(&dir)] {
         let error = opened.unwrap_err();
-        assert!(matches!(error, OpenError::Newer { found: 2, known: 1 }), "{error:?}");
-        assert_eq!(error.to_string(), "the event log has version 2, and this program knows only 1");
+        assert!(
+            matches!(error, OpenError::Newer { found, known: SCHEMA_VERSION } if found == newer),
+            "{error:?}"
+        );
+        let told = format!("the event log has version {newer}, and this program knows only {SCHEMA_VERSION}");
+        assert_eq!(error.to_string(), told);
     }
 }
 
@@ -182,18 +189,26 @@ fn making_a_log_is_finished_by_the_next_one_after_a_kill() {
         let dir = SceneDir::new();
         leave(&dir);
         assert!(matches!(Store::open_read_only(&dir), Err(OpenError::Missing { .. })));
-        open(&dir).unwrap().append(draft(1)).unwrap();
+        append(&open(&dir).unwrap(), draft(1));
     }
 }
 
 #[test]
 fn a_log_without_a_head_or_with_a_wrong_one_takes_no_event() {
-    for change in ["DELETE FROM head", "UPDATE head SET seq = 1"] {
+    for change in [
+        "DELETE FROM chains",
+        "UPDATE chains SET seq = 1",
+        "UPDATE log SET pos = 1",
+        "UPDATE log SET pos = 0",
+    ] {
         let dir = SceneDir::with_events(3);
         dir.meddler().execute_batch(change).unwrap();
         let store = open(&dir).unwrap();
-        assert!(matches!(store.append(draft(4)), Err(AppendError::Damaged(_))), "{change}");
-        assert_eq!(store.events(&EventQuery::default()).unwrap().len(), 3);
+        assert!(
+            matches!(store.append_at_end(&chain(), vec![draft(4)]), Err(AppendError::Damaged(_))),
+            "{change}"
+        );
+        assert_eq!(store.read(&EventQuery::default()).unwrap().len(), 3);
     }
 }
 

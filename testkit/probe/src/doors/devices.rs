@@ -1,6 +1,7 @@
-//! Device nodes: the host's hardware and kernel by another name.
+//! Device nodes: the host's hardware and kernel under other names.
 //!
-//! Absent on purpose: /dev/watchdog* (to open it is to start it) and serial lines (to open one moves its wires).
+//! Absent on purpose: /dev/watchdog* (opening it starts it) and serial ports (opening one changes its
+//! signals).
 
 use std::os::unix::fs::FileTypeExt;
 
@@ -52,7 +53,7 @@ fn make_node(call: &ProbeCall<'_>, kind: libc::mode_t, major: u32, minor: u32) -
     })())
 }
 
-/// Looks at what /dev holds instead of at known names. Nothing is read.
+/// Tries every entry of /dev instead of known names. Reads nothing.
 fn any_block(_: &ProbeCall<'_>) -> ProbeOutcome {
     let Ok(entries) = std::fs::read_dir("/dev") else {
         return broken("no /dev");

@@ -1,4 +1,4 @@
-//! Files of the host, and the ways to them that are not paths.
+//! Files of the host, and ways to reach them without a path.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -123,7 +123,7 @@ fn hardlink_out(call: &ProbeCall<'_>) -> ProbeOutcome {
 }
 
 impl ProbeOutcome {
-    /// A link across file systems cannot be made anywhere, so it says nothing: the directory is wrong.
+    /// A link across file systems always fails, so it proves nothing: the directory is wrong.
     fn closed_when_only_elsewhere(self) -> Self {
         if self.detail.contains("EXDEV") {
             return broken("link: EXDEV (give dir= on the file system of the secret)");
@@ -132,7 +132,7 @@ impl ProbeOutcome {
     }
 }
 
-/// The classic: enter a deeper root while keeping a descriptor above it, then climb.
+/// The classic escape: enter a deeper root while keeping a descriptor above it, then climb up.
 fn chroot_escape(call: &ProbeCall<'_>) -> ProbeOutcome {
     settle((|| {
         let inner = c(&call.scratch()?.to_string_lossy());
@@ -152,7 +152,7 @@ fn chroot_escape(call: &ProbeCall<'_>) -> ProbeOutcome {
     })())
 }
 
-/// The pids seen in /proc, without our own and our parent's.
+/// The pids in /proc, without our own and our parent's.
 fn others() -> Result<Vec<String>, ProbeOutcome> {
     let seen = names("/proc");
     if seen.is_empty() {
@@ -201,7 +201,8 @@ fn fd_of_any(call: &ProbeCall<'_>) -> ProbeOutcome {
     })())
 }
 
-/// A private copy of the canary can be locked; the host's own, which the test holds locked, cannot.
+/// The probe can lock a private copy of the canary file; it cannot lock the host's own, which the test holds
+/// locked.
 fn canary_write(call: &ProbeCall<'_>) -> ProbeOutcome {
     let file = match open(call.arg("canary"), libc::O_WRONLY | libc::O_APPEND) {
         Ok(file) => file,
@@ -236,7 +237,7 @@ fn home_others(_: &ProbeCall<'_>) -> ProbeOutcome {
 }
 
 fn run_directory(path: &str) -> ProbeOutcome {
-    // Images carry empty lock, log and mount directories of their own; these come with running services.
+    // Images have empty lock, log and mount directories of their own; these come with running services.
     const OF_A_HOST: &[&str] =
         &["containerd", "dbus", "docker", "docker.sock", "initctl", "podman", "secrets", "sshd"];
     const ALSO: &[&str] = &["crond.pid", "snapd.socket", "systemd", "udev"];
@@ -261,7 +262,7 @@ fn inherited(call: &ProbeCall<'_>) -> ProbeOutcome {
 fn inherited_cwd(_: &ProbeCall<'_>) -> ProbeOutcome {
     let mut buffer = [0u8; 4096];
     match call!(libc::SYS_getcwd, buffer.as_mut_ptr(), buffer.len()) {
-        // The kernel says so itself: a reachable path begins with a slash.
+        // The kernel reports it: a reachable path begins with a slash.
         Ok(_) if buffer.first() != Some(&b'/') => {
             reached("the kernel calls the working directory unreachable")
         }
@@ -271,7 +272,7 @@ fn inherited_cwd(_: &ProbeCall<'_>) -> ProbeOutcome {
     }
 }
 
-/// `struct file_handle` with room for the longest handle.
+/// `struct file_handle` with space for the longest handle.
 #[repr(C)]
 struct FileHandle {
     bytes: u32,
@@ -288,14 +289,14 @@ fn handle_of(path: &str) -> (sys::SyscallResult, FileHandle) {
 }
 
 fn name_to_handle(_: &ProbeCall<'_>) -> ProbeOutcome {
-    // Not every file system gives handles; that it says so shows that the call is let through.
+    // Not every file system has handles; that error shows that the call is allowed.
     judge("name_to_handle_at", handle_of("/").0, &[libc::EOPNOTSUPP])
 }
 
 fn open_by_handle(_: &ProbeCall<'_>) -> ProbeOutcome {
     let (asked, mut handle) = handle_of("/");
     if asked.is_err() {
-        // The root directory of an ext4, by number, as the first escape of this kind guessed it.
+        // The root directory of an ext4, by inode number, as the first known escape of this kind guessed it.
         handle = FileHandle { bytes: 8, kind: 1, data: [0; 128] };
         handle.data[0] = 2;
     }
@@ -321,7 +322,8 @@ fn propagation(mark: &str) -> ProbeOutcome {
     }
 }
 
-/// A program that runs cannot be opened for writing (ETXTBSY), but the kernel says that only to those who may.
+/// A running program cannot be opened for writing (ETXTBSY), but the kernel reports that only to a permitted
+/// caller.
 fn overwrite(path: &str) -> ProbeOutcome {
     if let Ok(file) = open(path, libc::O_RDONLY) {
         let seals = call!(libc::SYS_fcntl, file.as_raw_fd(), libc::F_GET_SEALS, 0).unwrap_or(0);
@@ -333,7 +335,7 @@ fn overwrite(path: &str) -> ProbeOutcome {
         std::fs::metadata(path).map_or_else(|e| e.to_string(), |m| format!("mode {:o}", m.mode() & 0o7777));
     let mut tried = open(path, libc::O_WRONLY).map(|_| 0);
     if tried == Err(Errno(libc::ETXTBSY)) {
-        // Said before a read-only mount is looked at; that it is one, faccessat tells.
+        // The kernel reports that before it checks for a read-only mount; faccessat reports the mount.
         let asked = call!(libc::SYS_faccessat, libc::AT_FDCWD, c(path).as_ptr(), libc::W_OK);
         tried = asked.and(tried);
     }

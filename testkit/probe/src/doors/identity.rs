@@ -1,4 +1,4 @@
-//! Identity: what tells a Body whose machine it is on.
+//! Identity: data that reveals the host of a Body.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -33,8 +33,8 @@ pub const PROBES: &[Probe] = &behind(
     ],
 );
 
-/// The files of procfs belong to the kernel's own 0, and to nobody (65534) where that is not mapped. The maps do not
-/// tell: in nested user namespaces they speak of the parent's ids only.
+/// The files of procfs belong to the kernel's own id 0, and to nobody (65534) if that is not mapped. The maps
+/// are no help: in nested user namespaces they show the parent's ids only.
 fn maps_zero(id: impl Fn(&std::fs::Metadata) -> u32) -> ProbeOutcome {
     match std::fs::metadata("/proc/version") {
         Ok(file) if id(&file) == 65534 => denied("the owner of /proc/version is not mapped"),
@@ -72,7 +72,7 @@ fn mountinfo(call: &ProbeCall<'_>) -> ProbeOutcome {
     }
 }
 
-/// Only whether it is there is said, never what it holds.
+/// Reports only whether it exists, never its contents.
 fn environment(call: &ProbeCall<'_>) -> ProbeOutcome {
     let name = call.arg("env");
     if std::env::var_os(name).is_some() {
@@ -82,7 +82,7 @@ fn environment(call: &ProbeCall<'_>) -> ProbeOutcome {
     }
 }
 
-/// 65534 is how a group of the host shows that is not mapped but still held.
+/// 65534 is an unmapped group of the host that the process still has.
 fn host_group(call: &ProbeCall<'_>) -> ProbeOutcome {
     let wanted = match call.number::<u32>("gid") {
         Ok(gid) => gid,

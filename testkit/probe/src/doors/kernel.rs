@@ -1,7 +1,7 @@
-//! The kernel's surface: calls that a Body has no use for, capabilities, other ways to call.
+//! The kernel's interface: calls that a Body does not need, capabilities, other ways to make system calls.
 //!
-//! Invariant: every call here either concerns this process alone, or is given arguments that fail after the
-//! permission check and before any effect. Beside each stands the errno that only the permitted see.
+//! Invariant: every call here either affects this process alone, or has arguments that fail after the
+//! permission check and before any effect. Each entry lists the errnos that only a permitted caller gets.
 
 use std::os::fd::AsRawFd;
 
@@ -15,7 +15,7 @@ use libc::{EBADF, EFAULT, EINVAL, ENODEV, ENOENT, ENOEXEC, ENOKEY};
 pub const PROBES: &[Probe] = &behind(
     "kernel",
     [
-        // Keys: nothing is created but in the keyring of this process, which ends with it.
+        // Keys are created only in the keyring of this process, which ends with it.
         Probe::user("keyctl", "keyrings", |_| judge("keyctl", call!(libc::SYS_keyctl, 0, -4, 0), &[ENOKEY])),
         Probe::user("add-key", "add a key", |_| judge("add_key", own_key(), &[libc::EDQUOT])),
         Probe::user("request-key", "ask for a key", |_| {
@@ -51,7 +51,7 @@ pub const PROBES: &[Probe] = &behind(
         Probe::host("fanotify-content", "decide on others' opening of files", |_| {
             judge("fanotify_init", call!(libc::SYS_fanotify_init, 5, 0), &[])
         }),
-        // More segments than there may be, and flags that do not exist.
+        // More segments than allowed, and flags that do not exist.
         Probe::host("kexec-load", "load another kernel", |_| {
             judge("kexec_load", call!(libc::SYS_kexec_load, 0, 9999, 0, 0xffff), &[EINVAL])
         }),
@@ -92,7 +92,8 @@ pub const PROBES: &[Probe] = &behind(
             judge("fsopen", call!(libc::SYS_fsopen, c("probe-no-such").as_ptr(), 0), &[ENODEV])
         }),
         Probe::host("open-tree", "clone a tree of mounts", |_| {
-            // OPEN_TREE_CLONE, and with all below: locked mounts cannot be cloned without what covers them.
+            // OPEN_TREE_CLONE and recursive: locked mounts cannot be cloned without the mounts that cover
+            // them.
             let flags = libc::O_CLOEXEC | libc::AT_RECURSIVE | 1;
             judge("open_tree", call!(libc::SYS_open_tree, libc::AT_FDCWD, c("/").as_ptr(), flags), &[EINVAL])
         }),
@@ -116,15 +117,15 @@ pub const PROBES: &[Probe] = &behind(
         Probe::host("acct", "process accounting (to no file)", |_| {
             judge("acct", call!(libc::SYS_acct, c("/probe-no-such").as_ptr()), &[ENOENT])
         }),
-        // A time zone of 70 days, refused after the permission; no time is given.
+        // A time zone of 70 days, refused after the permission check; no time is given.
         Probe::host("settimeofday", "set the clock (to an impossible zone)", |_| {
             let zone = [99_999i32, 0];
             judge("settimeofday", call!(libc::SYS_settimeofday, 0, zone.as_ptr()), &[EINVAL])
         }),
         Probe::host("clock-settime", "set the clock (to before the machine booted)", clock_settime),
-        // A tick of no length, refused after the permission.
+        // A tick of length zero, refused after the permission check.
         Probe::host("adjtimex", "adjust the clock (by an impossible tick)", |_| {
-            // struct timex, whose first word says what to set: ADJ_TICK.
+            // struct timex, whose first word selects the value to set: ADJ_TICK.
             let mut timex = [0u64; 32];
             timex[0] = 0x4000;
             judge("adjtimex", call!(libc::SYS_adjtimex, timex.as_mut_ptr()), &[EINVAL])
@@ -144,7 +145,7 @@ pub const PROBES: &[Probe] = &behind(
             x86_only(|| call!(154, 0, table.as_mut_ptr(), table.len()), &[])
         }),
         Probe::user("personality", "odd personalities", |_| {
-            // MMAP_PAGE_ZERO | ADDR_COMPAT_LAYOUT | READ_IMPLIES_EXEC, of this child only.
+            // MMAP_PAGE_ZERO | ADDR_COMPAT_LAYOUT | READ_IMPLIES_EXEC, for this child only.
             judge("personality", call!(libc::SYS_personality, 0x0070_0000), &[])
         }),
         Probe::user("vmsplice", "map pages into a pipe", vmsplice),
@@ -220,13 +221,13 @@ fn own_key() -> SyscallResult {
     call!(libc::SYS_add_key, kind.as_ptr(), name.as_ptr(), c("x").as_ptr(), 1, -2)
 }
 
-/// Gives this process one key, so that a list of keys has something to show.
+/// Adds one key to this process, so that a list of keys is not empty.
 pub fn add_own_key() {
-    // Refused means that the list stays empty, which is what it then says.
+    // If the kernel refuses, the list stays empty, and the probe reports that.
     let _ = own_key();
 }
 
-/// A directory of procfs is never a mount point, and that is checked after the permission.
+/// A directory of procfs is never a mount point, and the kernel checks that after the permission.
 fn umount(_: &ProbeCall<'_>) -> ProbeOutcome {
     let path = "/proc/self/task";
     if std::fs::metadata(path).is_err() {
@@ -235,7 +236,8 @@ fn umount(_: &ProbeCall<'_>) -> ProbeOutcome {
     judge("umount2", call!(libc::SYS_umount2, c(path).as_ptr(), libc::UMOUNT_NOFOLLOW), &[EINVAL])
 }
 
-/// Since Linux 4.3 the wall clock cannot be set to before the boot; it is refused after the permission.
+/// Since Linux 4.3 the wall clock cannot be set to before the boot; the kernel checks that after the
+/// permission.
 fn clock_settime(_: &ProbeCall<'_>) -> ProbeOutcome {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let major: u32 = release.split('.').next().and_then(|n| n.parse().ok()).unwrap_or(0);
@@ -264,7 +266,7 @@ fn vmsplice(_: &ProbeCall<'_>) -> ProbeOutcome {
 fn in_new_session(act: impl FnOnce() -> SyscallResult) -> ProbeOutcome {
     const NO_SESSION: i32 = 250;
     let ended = sys::in_child(|| {
-        // The leader of a session is hung up when its terminal closes, before it can say how it went.
+        // The leader of a session gets SIGHUP when its terminal closes, before it can report.
         // SAFETY: sets the disposition to a constant of the kernel.
         unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
         match call!(libc::SYS_setsid) {
@@ -275,7 +277,7 @@ fn in_new_session(act: impl FnOnce() -> SyscallResult) -> ProbeOutcome {
     match ended {
         Ok(ChildEnd::Exit(0)) => reached("call succeeded"),
         Ok(ChildEnd::Exit(NO_SESSION)) => broken("setsid failed"),
-        // EIO is how a kernel without legacy_tiocsti refuses.
+        // A kernel without legacy_tiocsti returns EIO.
         Ok(ChildEnd::Exit(number)) => judge_more("call", Err(Errno(number)), &[], &[libc::EIO]),
         Ok(ChildEnd::Signal(number @ (libc::SIGSYS | libc::SIGKILL))) => {
             denied(format!("killed by signal {number}"))
@@ -284,7 +286,7 @@ fn in_new_session(act: impl FnOnce() -> SyscallResult) -> ProbeOutcome {
     }
 }
 
-/// A terminal of our own.
+/// A terminal of this process.
 fn pty() -> Result<(std::os::fd::OwnedFd, std::os::fd::OwnedFd), Errno> {
     let master = open("/dev/ptmx", libc::O_RDWR)?;
     let unlocked = 0i32;
@@ -294,7 +296,7 @@ fn pty() -> Result<(std::os::fd::OwnedFd, std::os::fd::OwnedFd), Errno> {
     Ok((master, slave))
 }
 
-/// Kernels without the 32-bit entry answer the instruction with SIGSEGV.
+/// Kernels without the 32-bit entry raise SIGSEGV for the instruction.
 fn int80(_: &ProbeCall<'_>) -> ProbeOutcome {
     #[cfg(target_arch = "x86_64")]
     {
@@ -337,7 +339,7 @@ fn seccomp_absent(_: &ProbeCall<'_>) -> ProbeOutcome {
     }
 }
 
-/// A process holds at most 16 Landlock layers. Whoever can add all 16 had none.
+/// A process can have at most 16 Landlock layers. If it can add all 16, it had none.
 fn landlock_absent(_: &ProbeCall<'_>) -> ProbeOutcome {
     const LAYERS_MAX: usize = 16;
     let handled = [1u64 << 6]; // LANDLOCK_ACCESS_FS_MAKE_CHAR
@@ -379,7 +381,7 @@ fn bounding(capability: usize) -> ProbeOutcome {
     }
 }
 
-/// A pipe is started even where core files are limited to nothing; only a process that is not dumpable is spared.
+/// The kernel starts a core pipe even if core files are limited to 0; only an undumpable process has none.
 fn core_pipe(_: &ProbeCall<'_>) -> ProbeOutcome {
     let Ok(pattern) = std::fs::read_to_string("/proc/sys/kernel/core_pattern") else {
         return denied("core_pattern cannot be read");

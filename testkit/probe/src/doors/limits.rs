@@ -1,7 +1,7 @@
-//! Limits: what one Body can use up of what all share.
+//! Limits: how much of the shared resources one Body can use up.
 //!
-//! Invariant: what was used up is given back, also when the probe is killed: children die with it, files lie in the
-//! directory that the runner removes, memory and descriptors are its own.
+//! Invariant: the probe gives back what it used, also when it is killed: its children die with it, its files
+//! are in the directory that the runner removes, and memory and descriptors are its own.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -10,7 +10,7 @@ use crate::catalog::{Probe, ProbeCall};
 use crate::sys::{self, Errno, ForkSide, SyscallResult, c, call, open};
 use crate::verdict::{ProbeOutcome, broken, denied, judge, judge_more, reached};
 
-/// By how much a bound is overstepped.
+/// How far a probe exceeds a limit.
 const MORE: usize = 50;
 const MIB: usize = 1 << 20;
 const STAND_INS: usize = 8;
@@ -54,7 +54,7 @@ pub const PROBES: &[Probe] = &behind(
     ],
 );
 
-/// What a limit says when it holds.
+/// The errors of a limit that works.
 const HELD: &[i32] = &[
     libc::EAGAIN,
     libc::ENOMEM,
@@ -66,7 +66,7 @@ const HELD: &[i32] = &[
     libc::EIO,
 ];
 
-/// `done` things were made of the `wanted`.
+/// The outcome after `done` of `wanted` objects were made.
 fn bounded(what: &str, done: usize, wanted: usize, stopped: Option<Errno>) -> ProbeOutcome {
     match stopped {
         None => reached(format!("{done} {what}")),
@@ -78,7 +78,7 @@ fn bounded(what: &str, done: usize, wanted: usize, stopped: Option<Errno>) -> Pr
     }
 }
 
-/// Makes things until there are enough or one fails; those made are kept until all are counted.
+/// Makes objects until there are enough or one fails; keeps them until all are counted.
 fn make<T>(
     what: &str,
     wanted: usize,
@@ -136,7 +136,7 @@ fn threads(call: &ProbeCall<'_>) -> ProbeOutcome {
         Ok(pids) => pids + MORE,
         Err(outcome) => return outcome,
     };
-    // They are never joined: the runner's child ends and takes them along.
+    // They are never joined: the runner's child ends and takes them with it.
     let (_, outcome) = make("threads", wanted, |_| {
         let builder = std::thread::Builder::new().stack_size(64 * 1024);
         builder.spawn(|| std::thread::sleep(std::time::Duration::from_secs(600))).map_err(Errno::from)
@@ -159,7 +159,7 @@ fn memory(call: &ProbeCall<'_>) -> ProbeOutcome {
         Ok(bytes) => bytes / MIB + MORE,
         Err(outcome) => return outcome,
     };
-    // Whom the kernel kills for memory shall be this process, not the one that reports.
+    // The kernel should kill this process for memory, not the one that reports.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     let touch = |_| {
         let start = map_mib()?;
@@ -195,8 +195,8 @@ fn memfd(call: &ProbeCall<'_>) -> ProbeOutcome {
     outcome
 }
 
-/// Processes that may be killed for memory in the place of the one that reports: such a file is gone only when whoever was
-/// killed for it has closed it, and until then the kernel goes on to the next.
+/// Processes that the kernel may kill for memory instead of the one that reports: the memory of such a file
+/// is free only after the killed process has closed it, and until then the kernel kills the next one.
 fn stand_ins() -> Vec<i32> {
     let stand_in = |_| match sys::fork().ok()? {
         ForkSide::Parent(pid) => Some(pid),
@@ -228,7 +228,7 @@ fn fill(call: &ProbeCall<'_>, key: &str, place: MapPlace) -> ProbeOutcome {
     })())
 }
 
-/// A file that has lost its name already, so that it cannot outlive us.
+/// A file without a name, so that it cannot outlive the probe.
 fn unnamed(directory: &str) -> Result<OwnedFd, Errno> {
     let path = format!("{directory}/probe-fill-{}", std::process::id());
     let file = open(&path, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL)?;
@@ -236,7 +236,7 @@ fn unnamed(directory: &str) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
-/// Allocates a MiB at a time where the file system can, and writes where it cannot.
+/// Allocates a MiB at a time if the file system can, else writes.
 fn grow(file: &OwnedFd, bytes: usize) -> ProbeOutcome {
     sys::lift(libc::RLIMIT_FSIZE);
     // SAFETY: sets the disposition to a constant of the kernel; the write then says EFBIG.
@@ -284,7 +284,8 @@ fn open_files(call: &ProbeCall<'_>) -> ProbeOutcome {
     })())
 }
 
-/// Opens terminals from many processes, because a limit on the descriptors of one says nothing about terminals.
+/// Opens terminals from many processes, because the descriptor limit of one process says nothing about
+/// terminals.
 fn ptys(call: &ProbeCall<'_>) -> ProbeOutcome {
     const EACH: usize = 100;
     settle((|| {
@@ -295,7 +296,8 @@ fn ptys(call: &ProbeCall<'_>) -> ProbeOutcome {
                 Ok((pid, count, error)) => {
                     holders.push(pid);
                     made += count;
-                    // A holder whose descriptors ran out has still added its terminals; the next goes on.
+                    // A holder without free descriptors has still added its terminals; the next one
+                    // continues.
                     stopped = error.filter(|e| count == 0 || *e != Errno(libc::EMFILE));
                 }
                 Err(error) => stopped = Some(error),
@@ -306,7 +308,8 @@ fn ptys(call: &ProbeCall<'_>) -> ProbeOutcome {
     })())
 }
 
-/// A child that opens terminals and keeps them until it is killed: its pid, how many it has, and what stopped it.
+/// A child that opens terminals and keeps them until it is killed: its pid, their number, and the error that
+/// stopped it.
 fn holder(wanted: usize) -> Result<(i32, usize, Option<Errno>), Errno> {
     let (read, write) = sys::pipe()?;
     let pid = match sys::fork()? {
@@ -345,7 +348,7 @@ fn wait_forever() -> ! {
     }
 }
 
-/// Ends and reaps children of this process.
+/// Kills and reaps children of this process.
 fn dismiss(children: &[i32]) {
     for pid in children {
         let _ = call!(libc::SYS_kill, *pid, libc::SIGKILL);

@@ -1,4 +1,4 @@
-//! The doors, one file each, and what several of them share.
+//! The doors, one file each, and the helpers that several of them share.
 
 mod devices;
 mod files;
@@ -37,7 +37,7 @@ const fn behind<const N: usize>(door: &'static str, mut table: [Probe; N]) -> [P
     table
 }
 
-/// Opens the target for reading and leaves it unread. What is masked by `/dev/null` opens, and holds nothing.
+/// Opens the target for reading and reads nothing. A file masked by `/dev/null` opens, and is empty.
 fn open_read(call: &ProbeCall<'_>) -> ProbeOutcome {
     let opened = open(call.target, libc::O_RDONLY);
     if opened.is_ok() && is_null(call.target) {
@@ -57,7 +57,7 @@ fn open_write(call: &ProbeCall<'_>) -> ProbeOutcome {
     judge("open for writing", open(call.target, libc::O_WRONLY).map(|_| 0), &[libc::EBUSY])
 }
 
-/// Opens the target both ways, as a device is used.
+/// Opens the target for reading and writing, as a device is used.
 fn open_both(call: &ProbeCall<'_>) -> ProbeOutcome {
     judge("open for reading and writing", open(call.target, libc::O_RDWR).map(|_| 0), &[libc::EBUSY])
 }
@@ -71,7 +71,7 @@ fn read_some(call: &ProbeCall<'_>) -> ProbeOutcome {
     }
 }
 
-/// How many of the first bytes of a file can be read. The bytes themselves are nobody's business.
+/// How many of the first bytes of a file can be read. The probe does not report the bytes themselves.
 fn head(path: &str) -> Result<i64, Errno> {
     let file = open(path, libc::O_RDONLY)?;
     let mut buffer = [0u8; 64];
@@ -91,7 +91,7 @@ fn listable(path: &str) -> ProbeOutcome {
     }
 }
 
-/// The names of the entries of a directory; none when it cannot be read.
+/// The names of the entries of a directory; none if it cannot be read.
 fn names(path: &str) -> Vec<String> {
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
     let mut names: Vec<_> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
@@ -99,7 +99,7 @@ fn names(path: &str) -> Vec<String> {
     names
 }
 
-/// Makes the early returns of a probe (`?`) its outcome.
+/// Turns the early returns of a probe (`?`) into its outcome.
 fn settle(outcome: Result<ProbeOutcome, ProbeOutcome>) -> ProbeOutcome {
     outcome.unwrap_or_else(|early| early)
 }

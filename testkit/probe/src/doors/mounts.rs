@@ -1,7 +1,7 @@
-//! Fresh mounts: a new procfs, sysfs or overlay undoes what a sandbox masked in its own.
+//! New mounts: a new procfs, sysfs or overlay would undo the masks of a sandbox.
 //!
-//! Each is tried in a mount namespace of its own, then in a whole set of nested namespaces, then in place, so that
-//! on an open host nothing stays mounted.
+//! Each probe tries in a mount namespace of its own, then in a full set of nested namespaces, then in place,
+//! so that on an open host nothing stays mounted.
 
 use super::{behind, settle};
 use crate::catalog::{Probe, ProbeCall};
@@ -52,7 +52,7 @@ fn fresh(call: &ProbeCall<'_>, kind: &str, data: &str) -> ProbeOutcome {
     })())
 }
 
-/// Mounts in a child that has its own namespaces; what it mounts ends with it.
+/// Mounts in a child with its own namespaces; the mount ends with it.
 fn in_namespaces(flags: i32, target: &str, kind: &str, data: &str) -> ProbeOutcome {
     let way = if flags == NESTED { "nested namespaces" } else { "own mount namespace" };
     let (uid, gid) = (call!(libc::SYS_geteuid).unwrap_or(0), call!(libc::SYS_getegid).unwrap_or(0));
@@ -63,7 +63,7 @@ fn in_namespaces(flags: i32, target: &str, kind: &str, data: &str) -> ProbeOutco
         if flags == NESTED {
             become_root(uid, gid);
         }
-        // A new pid namespace begins with the next child, and procfs shows the one of its mounter.
+        // A new pid namespace begins with the next child, and procfs shows the namespace of its mounter.
         let inner = sys::in_child(|| private(target, kind, data).err().map_or(0, |Errno(number)| number));
         match inner {
             Ok(ChildEnd::Exit(number)) => number,
@@ -79,7 +79,7 @@ fn in_namespaces(flags: i32, target: &str, kind: &str, data: &str) -> ProbeOutco
 }
 
 fn become_root(uid: i64, gid: i64) {
-    // Without a map the mount is tried as nobody, and the errno tells.
+    // Without a map the mount runs as nobody, and the errno shows that.
     let _ = std::fs::write("/proc/self/setgroups", "deny");
     let _ = std::fs::write("/proc/self/uid_map", format!("0 {uid} 1"));
     let _ = std::fs::write("/proc/self/gid_map", format!("0 {gid} 1"));

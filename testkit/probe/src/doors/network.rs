@@ -1,6 +1,7 @@
-//! The network: what can be connected to, what can be listened to, what can be asked of the kernel.
+//! The network: connections, listeners, and requests to the kernel.
 //!
-//! Invariant: nothing leaves the machine. Routes are judged by connecting a datagram socket, which sends nothing.
+//! Invariant: nothing leaves the host. Routes are judged by connecting a datagram socket, which sends
+//! nothing.
 
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::os::linux::net::SocketAddrExt;
@@ -82,7 +83,7 @@ pub const PROBES: &[Probe] = &behind(
     ],
 );
 
-/// What closed networks answer.
+/// The errors of a closed network.
 const CLOSED: &[i32] = &[
     libc::ECONNREFUSED,
     libc::ENETUNREACH,
@@ -128,7 +129,7 @@ fn udp(call: &ProbeCall<'_>) -> ProbeOutcome {
     })())
 }
 
-/// A listener is a line in state 0A whose local port matches.
+/// A listener is a line in state 0A with the local port.
 fn listener_table(call: &ProbeCall<'_>) -> ProbeOutcome {
     settle((|| {
         let port: u16 = call.number("port")?;
@@ -151,7 +152,7 @@ pub fn connect_target(call: &ProbeCall<'_>) -> ProbeOutcome {
 
 fn connect_unix(path: &str) -> ProbeOutcome {
     match UnixStream::connect(path) {
-        // A datagram socket is there and may be reached, only not as a stream.
+        // A datagram socket exists and can be reached, only not as a stream.
         Err(e) if e.raw_os_error() == Some(libc::EPROTOTYPE) => {
             reached("connect: EPROTOTYPE, so it is there")
         }
@@ -193,7 +194,7 @@ fn interfaces(_: &ProbeCall<'_>) -> ProbeOutcome {
 
 /// The name of the interface with this number, if it is up and not loopback.
 fn interface_up(fd: i32, index: i32) -> Option<String> {
-    // struct ifreq: a name of 16 bytes, then a union that begins with what is asked.
+    // struct ifreq: a name of 16 bytes, then a union that begins with the requested value.
     let mut request = [0u8; 40];
     request.get_mut(16..20)?.copy_from_slice(&index.to_ne_bytes());
     call!(libc::SYS_ioctl, fd, libc::SIOCGIFNAME, request.as_mut_ptr()).ok()?;
@@ -206,7 +207,7 @@ fn interface_up(fd: i32, index: i32) -> Option<String> {
 
 fn socket(family: i32, kind: i32, protocol: i32) -> ProbeOutcome {
     let made = call!(libc::SYS_socket, family, kind | libc::SOCK_CLOEXEC, protocol);
-    // The arguments are right, so EINVAL is a filter's word (Moby's, for NETLINK_AUDIT).
+    // The arguments are valid, so EINVAL comes from a filter (Moby's, for NETLINK_AUDIT).
     judge_more("socket", made, &[], &[libc::EINVAL])
 }
 

@@ -60,7 +60,8 @@ pub const PROBES: &[Probe] = &behind(
         Probe::door("setns-uts-init", "enter the UTS namespace of INIT", |c| enter(c, "uts")).needs(INIT),
         Probe::door("setns-cgroup-init", "enter the cgroup namespace of INIT", |c| enter(c, "cgroup"))
             .needs(INIT),
-        // One's own user namespace cannot be entered again, and the kernel says EINVAL before it asks for rights.
+        // A process cannot enter its own user namespace again, and the kernel returns EINVAL before it checks
+        // rights.
         Probe::user("setns", "the call itself is let through", |_| {
             judge("setns", call!(libc::SYS_setns, -1, 0), &[libc::EBADF])
         }),
@@ -109,7 +110,7 @@ fn kernel_threads(_: &ProbeCall<'_>) -> ProbeOutcome {
 }
 
 impl ProbeOutcome {
-    /// The number may belong to somebody else in this pid namespace; only the name tells.
+    /// The pid may belong to another process in this pid namespace; only the name identifies it.
     fn of_the_named(self, call: &ProbeCall<'_>) -> Self {
         let Some(wanted) = call.args.get("comm") else { return self };
         match std::fs::read_to_string(format!("/proc/{}/comm", call.arg("pid"))) {
@@ -144,7 +145,7 @@ fn on_init(call: &ProbeCall<'_>, act: impl FnOnce(i32) -> SyscallResult, past: &
 }
 
 impl ProbeOutcome {
-    /// INIT is named by the caller and so must exist.
+    /// The caller names INIT, so it must exist.
     fn missing_is_broken(self) -> Self {
         if self.detail.contains("ESRCH") { broken("there is no such process") } else { self }
     }
@@ -170,7 +171,7 @@ fn enter(call: &ProbeCall<'_>, kind: &str) -> ProbeOutcome {
     judge("setns", call!(libc::SYS_setns, std::os::fd::AsRawFd::as_raw_fd(&namespace), 0), &[])
 }
 
-/// ENOSPC and EUSERS are what a limit of zero namespaces says.
+/// ENOSPC and EUSERS are the errors of a limit of zero namespaces.
 const FULL: &[i32] = &[libc::ENOSPC, libc::EUSERS];
 
 fn unshare(flags: i32) -> ProbeOutcome {
@@ -195,7 +196,7 @@ fn clone3_user(_: &ProbeCall<'_>) -> ProbeOutcome {
     cloned("clone3", || call!(libc::SYS_clone3, arguments.as_ptr(), size_of_val(&arguments)))
 }
 
-/// The new process ends at once; that it existed is the answer.
+/// The new process ends at once; its existence is the answer.
 fn cloned(what: &str, make: impl FnOnce() -> SyscallResult) -> ProbeOutcome {
     match make() {
         Ok(0) => sys::leave(0),
@@ -219,7 +220,7 @@ fn set_hostname(_: &ProbeCall<'_>) -> ProbeOutcome {
 
 fn sysv(call: &ProbeCall<'_>, key: &str, number: libc::c_long) -> ProbeOutcome {
     match call.number::<i32>(key) {
-        // shmget and semget take a size before the flags, msgget has none; all are zero.
+        // shmget and semget have a size before the flags, msgget has none; all are zero.
         Ok(key) => judge("get", call!(number, key, 0, 0), &[]),
         Err(outcome) => outcome,
     }

@@ -75,7 +75,8 @@ pub const PROBES: &[Probe] = &behind(
     ],
 );
 
-/// Keys are listed only to those who may see them, so an empty list is tried once more with a key of our own.
+/// The kernel lists keys only to permitted callers, so an empty list is tried once more with a key of our
+/// own.
 fn keys(call: &ProbeCall<'_>) -> ProbeOutcome {
     let first = read_some(call);
     if first.detail != "opens, but is empty" {
@@ -89,7 +90,7 @@ fn key_users(call: &ProbeCall<'_>) -> ProbeOutcome {
     keys(call)
 }
 
-/// Whether a table shows addresses, or zeros in their place.
+/// Whether a table shows addresses, or zeros instead.
 fn addresses(path: &str) -> ProbeOutcome {
     let mut buffer = vec![0u8; 64 * 1024];
     let read = open(path, libc::O_RDONLY).and_then(|f| {
@@ -107,7 +108,7 @@ fn addresses(path: &str) -> ProbeOutcome {
     if text.lines().any(shown) { reached("addresses are shown") } else { denied("every address is zero") }
 }
 
-/// Whether any file below may be written. Asked of the kernel without opening anything.
+/// Whether any file below may be written. The kernel answers without opening anything.
 fn any_writable(top: &str) -> ProbeOutcome {
     let (mut waiting, mut files) = (vec![top.to_owned()], 0usize);
     if let Err(error) = std::fs::read_dir(top) {
@@ -134,7 +135,7 @@ fn any_writable(top: &str) -> ProbeOutcome {
     if files == 0 { absent("no file there") } else { denied(format!("none of {files} files may be written")) }
 }
 
-/// Sysctls that belong to a namespace, and one whose mode promises more than it keeps. To write them is no escape.
+/// Sysctls of a namespace, and one whose mode promises more than it allows. Writing them is no escape.
 const OF_A_NAMESPACE: &[&str] = &[
     "/proc/sys/net/",
     "/proc/sys/user/",
@@ -154,7 +155,8 @@ fn may_write(path: &str) -> bool {
         return false;
     }
     let path = c(path);
-    // faccessat2 with the effective ids; older kernels and filters answer ENOSYS, then the real ids must do.
+    // faccessat2 with the effective ids; older kernels and filters return ENOSYS, then the probe uses the
+    // real ids.
     match call!(libc::SYS_faccessat2, libc::AT_FDCWD, path.as_ptr(), libc::W_OK, libc::AT_EACCESS) {
         Err(Errno(libc::ENOSYS)) => {
             call!(libc::SYS_faccessat, libc::AT_FDCWD, path.as_ptr(), libc::W_OK).is_ok()
@@ -167,7 +169,8 @@ fn sysfs_writable(_: &ProbeCall<'_>) -> ProbeOutcome {
     any_writable("/sys")
 }
 
-/// Looks for a control file in the mounted hierarchies: the unified one, or one directory for each controller.
+/// Searches for a control file in the mounted hierarchies: the unified one, or one directory for each
+/// controller.
 fn cgroup(file: &str) -> ProbeOutcome {
     let top = "/sys/fs/cgroup".to_owned();
     let mut places = vec![top.clone()];

@@ -23,37 +23,16 @@ use rusqlite::{
 };
 use rustix::fs::Access;
 
-use crate::log::DATA_LEN_MAX;
+use super::schema::{self, SCHEMA_VERSION};
 
 /// Name of the database in the data directory.
 pub const FILE: &str = "events.db";
-/// The version of the schema that this program writes.
-pub const SCHEMA_VERSION: i32 = 1;
-/// What must stand in `sqlite_schema`: `(type, name, sql)`, in this order.
-///
-/// `STRICT` keeps other writers from storing a number where a text is hashed. The index is partial because events
-/// of no Body are found by `seq` alone.
-pub(crate) const SCHEMA: [(&str, &str, &str); 3] = [
-    (
-        "table",
-        "events",
-        "CREATE TABLE events (seq INTEGER PRIMARY KEY, at TEXT NOT NULL, type TEXT NOT NULL, body TEXT, \
-         brain TEXT, data TEXT NOT NULL, prev TEXT NOT NULL, hash TEXT NOT NULL) STRICT",
-    ),
-    (
-        "table",
-        "head",
-        "CREATE TABLE head (one INTEGER PRIMARY KEY CHECK (one = 1), seq INTEGER NOT NULL, \
-         hash TEXT NOT NULL) STRICT",
-    ),
-    ("index", "events_by_body", "CREATE INDEX events_by_body ON events (body) WHERE body IS NOT NULL"),
-];
-
 /// "PalE" in the header of the file: a database of ours, whatever its version.
 const APPLICATION_ID: i32 = 0x5061_6c45;
 const BUSY_WAIT: Duration = Duration::from_secs(10);
 /// A row is its data and a few short columns; nothing longer is ours, and nothing longer is read into memory.
-const ROW_LEN_MAX: i32 = DATA_LEN_MAX as i32 + 64 * 1024;
+/// Version 1 of the schema allowed 1 MiB of data.
+const ROW_LEN_MAX: i32 = 1024 * 1024 + 64 * 1024;
 
 /// Small pages: a commit touches three of them whatever their size, and each is written and summed whole. Measured
 /// against 4096: appends a tenth faster, a write-back at 1000 pages in half the time, a file as long; reading the WAL
@@ -130,6 +109,16 @@ pub enum OpenError {
         /// Ours.
         known: i32,
     },
+    /// Written by an earlier `pal`; opening it for writing brings it up to date.
+    #[error(
+        "the event log has version {found}, and this program reads {known} once it was opened for writing"
+    )]
+    Older {
+        /// Its version.
+        found: i32,
+        /// Ours.
+        known: i32,
+    },
     /// The file is something else.
     #[error("{path} is not a database")]
     NotADatabase {
@@ -184,7 +173,7 @@ pub(crate) fn read_write(path: &Path, durability: Durability) -> Result<Connecti
     if connection.is_readonly(MAIN_DB).map_err(fail)? {
         return Err(fail(Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_READONLY), None)));
     }
-    if is_new(&connection, path).map_err(|error| error.or(fail))? {
+    if find_state(&connection, path).map_err(|error| error.or(fail))? != SchemaState::Current {
         make_schema(&connection, path).map_err(|error| error.or(fail))?;
     }
     // In WAL mode the default, FULL, waits for the disk at each commit. NORMAL waits only when the WAL is written
@@ -200,18 +189,20 @@ pub(crate) fn read_only(path: &Path) -> Result<Connection, OpenError> {
     let fail = |source| explain(path, Access::READ_OK, source);
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY;
     let mut connection = raw(path, flags).map_err(fail)?;
-    let mut state = is_new(&connection, path);
+    let mut state = find_state(&connection, path);
     // On a read-only directory SQLite cannot make the shared memory that a WAL needs. Where no WAL was left behind
     // none is needed, and the file can be read as it stands.
     if matches!(&state, Err(OpenFault::Sqlite(error)) if is_code(error, ErrorCode::CannotOpen))
         && wal_len(path) == 0
     {
         connection = raw(&immutable(path), flags | OpenFlags::SQLITE_OPEN_URI).map_err(fail)?;
-        state = is_new(&connection, path);
+        state = find_state(&connection, path);
     }
-    if state.map_err(|error| error.or(fail))? {
-        // Made but never finished: whoever makes it was killed in between. There is nothing to read.
-        return Err(OpenError::Missing { path: path.to_owned() });
+    match state.map_err(|error| error.or(fail))? {
+        SchemaState::Current => {}
+        SchemaState::Older(found) => return Err(OpenError::Older { found, known: SCHEMA_VERSION }),
+        // The process that created the file was killed before it created the tables. There is nothing to read.
+        SchemaState::New => return Err(OpenError::Missing { path: path.to_owned() }),
     }
     connection.execute_batch("PRAGMA cell_size_check=ON").map_err(fail)?;
     Ok(connection)
@@ -275,29 +266,41 @@ fn raw(path: &Path, flags: OpenFlags) -> Result<Connection, Error> {
     Ok(connection)
 }
 
-/// Whose database it is: `true` for one that nobody has written to yet.
-fn is_new(connection: &Connection, path: &Path) -> Result<bool, OpenFault> {
-    match look(connection, path) {
-        // Somebody may have made the tables between two of these questions. What is odd is asked again, of one state.
+/// How far a database is from the schema of this version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SchemaState {
+    /// It has no table yet.
+    New,
+    /// An earlier version wrote it.
+    Older(i32),
+    /// It is as this version writes it.
+    Current,
+}
+
+/// Whether the database is ours, and of which version.
+fn find_state(connection: &Connection, path: &Path) -> Result<SchemaState, OpenFault> {
+    match read_state(connection, path) {
+        // Another process may have created the tables between two of these queries: ask again within one transaction.
         Err(OpenFault::Clear(OpenError::Foreign { .. })) if connection.is_autocommit() => {
-            let _state = connection.unchecked_transaction()?;
-            look(connection, path)
+            let _moment = connection.unchecked_transaction()?;
+            read_state(connection, path)
         }
         found => found,
     }
 }
 
-fn look(connection: &Connection, path: &Path) -> Result<bool, OpenFault> {
+fn read_state(connection: &Connection, path: &Path) -> Result<SchemaState, OpenFault> {
     let header = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
     match (header("application_id")?, header("user_version")?) {
-        (APPLICATION_ID, SCHEMA_VERSION) => Ok(false),
+        (APPLICATION_ID, SCHEMA_VERSION) => Ok(SchemaState::Current),
         (APPLICATION_ID, found) if found > SCHEMA_VERSION => {
             Err(OpenFault::Clear(OpenError::Newer { found, known: SCHEMA_VERSION }))
         }
+        (APPLICATION_ID, found) if found > 0 => Ok(SchemaState::Older(found)),
         (0, 0) => {
             let tables: i64 =
                 connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
-            if tables == 0 { Ok(true) } else { Err(foreign(path)) }
+            if tables == 0 { Ok(SchemaState::New) } else { Err(foreign(path)) }
         }
         _ => Err(foreign(path)),
     }
@@ -321,18 +324,18 @@ fn make_file(path: &Path) -> Result<(), OpenError> {
     }
 }
 
-/// Tables, head and header in one transaction. Others may be doing the same: the first one wins.
+/// Creates the tables and the header, or brings those of an earlier version up to date, in one transaction. Of several
+/// processes that do so at once, the first one does the work.
 fn make_schema(connection: &Connection, path: &Path) -> Result<(), OpenFault> {
     enter_wal(connection, path)?;
     let transaction = rusqlite::Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
-    if is_new(&transaction, path)? {
-        for (_, _, sql) in SCHEMA {
-            transaction.execute_batch(sql)?;
-        }
-        transaction.execute("INSERT INTO head VALUES (1, 0, ?1)", [proto::event::GENESIS])?;
-        transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
-        transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
+    match find_state(&transaction, path)? {
+        SchemaState::Current => return Ok(()),
+        SchemaState::New => schema::create_all(&transaction)?,
+        SchemaState::Older(found) => schema::migrate(&transaction, found)?,
     }
+    transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+    transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     Ok(transaction.commit()?)
 }
 

@@ -1,11 +1,9 @@
-//! Artifacts: what is too large for an event, kept once under its SHA-256.
+//! Artifacts in files: `artifacts/`, below the first two digits of the hash.
 //!
 //! Invariant: a file under its final name is complete; it is written under another name and renamed.
-//! Invariant: whoever writes holds a lock on the unfinished file, so [`Store::sweep_artifacts`] can tell what a killed
-//! process left behind from what is being written.
+//! Invariant: a writer holds a lock on its unfinished file, so that a sweep can tell what a killed process left behind
+//! from what is being written.
 //! Trust: a reference may come from an event that a Body caused; it becomes a path only if it is 64 hex digits.
-//! Absent on purpose: knowing which artifacts are still wanted. The caller reads the log and removes the others, while
-//! nobody writes.
 
 use std::{
     collections::hash_map::RandomState,
@@ -16,68 +14,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use proto::event::hex;
-use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
-
-use crate::{Store, open::Durability};
+use super::{Store, open::Durability};
+use crate::artifacts::{ArtifactError, ArtifactRef, ArtifactSink, ArtifactWriter, Artifacts};
 
 const UNFINISHED: &str = "tmp-";
 const SHA256_LEN: usize = 64;
-const READ_LEN: usize = 64 * 1024;
-
-/// Names an artifact.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct ArtifactRef {
-    /// Its SHA-256 in lower-case hexadecimal.
-    pub sha256: String,
-    /// Its length.
-    pub bytes: u64,
-}
-
-/// Why an artifact could not be kept or read.
-#[derive(Debug, thiserror::Error)]
-pub enum ArtifactError {
-    /// No such artifact.
-    #[error("there is no artifact {sha256}")]
-    Missing {
-        /// Its hash.
-        sha256: String,
-    },
-    /// The name is none.
-    #[error("{0:?} does not name an artifact: 64 hexadecimal digits do")]
-    Name(String),
-    /// It is not what was written.
-    #[error("artifact {sha256} is damaged")]
-    Damaged {
-        /// The hash that it should have.
-        sha256: String,
-    },
-    /// No room.
-    #[error("the disk of the artifacts is full")]
-    DiskFull,
-    /// Opened for reading.
-    #[error("the store was opened for reading only")]
-    ReadOnly,
-    /// What the kernel said.
-    #[error("cannot use {path}")]
-    File {
-        /// Which file or directory.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// Where artifacts are and how safe they have to be.
 #[derive(Debug)]
-pub(crate) struct Artifacts {
+pub(crate) struct ArtifactDir {
     dir: PathBuf,
     durability: Durability,
 }
 
-impl Artifacts {
+impl ArtifactDir {
     pub(crate) fn new(data: &Path, durability: Durability) -> Self {
         Self { dir: data.join("artifacts"), durability }
     }
@@ -90,43 +40,22 @@ impl Artifacts {
     }
 }
 
-impl Store {
-    /// Begins an artifact. It is kept once [`ArtifactWriter::finish`] returns.
-    pub fn artifact(&self) -> Result<ArtifactWriter, ArtifactError> {
+impl Artifacts for Store {
+    fn artifact(&self) -> Result<ArtifactWriter, ArtifactError> {
         if self.is_read_only() {
             return Err(ArtifactError::ReadOnly);
         }
-        ArtifactWriter::begin(&self.artifacts)
+        Ok(ArtifactWriter::new(Box::new(FileSink::begin(&self.artifacts)?)))
     }
 
-    /// Opens an artifact for reading. Its length is checked, its contents are not: see [`Store::verify_artifact`].
-    pub fn open_artifact(&self, wanted: &ArtifactRef) -> Result<File, ArtifactError> {
+    fn open_artifact(&self, wanted: &ArtifactRef) -> Result<Box<dyn Read + Send>, ArtifactError> {
         let path = self.artifacts.path(&wanted.sha256)?;
         let file = File::open(&path).map_err(|source| failed(&path, &wanted.sha256, source))?;
         let found = file.metadata().map_err(|source| failed(&path, &wanted.sha256, source))?;
-        if found.is_file() && found.len() == wanted.bytes { Ok(file) } else { Err(damaged(wanted)) }
+        if found.is_file() && found.len() == wanted.bytes { Ok(Box::new(file)) } else { Err(damaged(wanted)) }
     }
 
-    /// Reads all of an artifact and compares it with its name.
-    pub fn verify_artifact(&self, wanted: &ArtifactRef) -> Result<(), ArtifactError> {
-        let mut file = self.open_artifact(wanted)?;
-        let mut hasher = Sha256::new();
-        let mut piece = vec![0; READ_LEN];
-        loop {
-            match file.read(&mut piece) {
-                Ok(0) => break,
-                Ok(len) => hasher.update(&piece[..len]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    return Err(failed(&self.artifacts.path(&wanted.sha256)?, &wanted.sha256, error));
-                }
-            }
-        }
-        if hex(&hasher.finalize()) == wanted.sha256 { Ok(()) } else { Err(damaged(wanted)) }
-    }
-
-    /// All artifacts, in the order of their hashes.
-    pub fn artifacts(&self) -> Result<Vec<ArtifactRef>, ArtifactError> {
+    fn artifacts(&self) -> Result<Vec<ArtifactRef>, ArtifactError> {
         let mut found = Vec::new();
         for (name, dir) in entries(&self.artifacts.dir)? {
             if name.len() != 2 {
@@ -144,8 +73,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Removes an artifact; one that is not there is removed already.
-    pub fn remove_artifact(&self, unwanted: &ArtifactRef) -> Result<(), ArtifactError> {
+    fn remove_artifact(&self, unwanted: &ArtifactRef) -> Result<(), ArtifactError> {
         if self.is_read_only() {
             return Err(ArtifactError::ReadOnly);
         }
@@ -153,8 +81,7 @@ impl Store {
         remove(&path)
     }
 
-    /// Removes what processes that were killed left unfinished, and says how many bytes that were.
-    pub fn sweep_artifacts(&self) -> Result<u64, ArtifactError> {
+    fn sweep_artifacts(&self) -> Result<u64, ArtifactError> {
         if self.is_read_only() {
             return Err(ArtifactError::ReadOnly);
         }
@@ -174,20 +101,18 @@ impl Store {
     }
 }
 
-/// An artifact while it is written. Dropped before [`finish`](Self::finish), it leaves nothing behind.
+/// The unfinished file of one artifact.
 #[derive(Debug)]
-pub struct ArtifactWriter {
+struct FileSink {
     file: File,
     unfinished: PartialArtifact,
     dir: PathBuf,
     durability: Durability,
-    hasher: Sha256,
-    bytes: u64,
 }
 
-impl ArtifactWriter {
-    fn begin(artifacts: &Artifacts) -> Result<Self, ArtifactError> {
-        let Artifacts { dir, durability } = artifacts;
+impl FileSink {
+    fn begin(artifacts: &ArtifactDir) -> Result<Self, ArtifactError> {
+        let ArtifactDir { dir, durability } = artifacts;
         loop {
             // The randomness only avoids clashes; `create_new` is what decides.
             let random = RandomState::new().hash_one(std::process::id());
@@ -200,7 +125,7 @@ impl ArtifactWriter {
                         continue;
                     }
                     let (dir, durability) = (dir.clone(), *durability);
-                    return Ok(Self { file, unfinished, dir, durability, hasher: Sha256::new(), bytes: 0 });
+                    return Ok(Self { file, unfinished, dir, durability });
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => make_dir(dir)?,
@@ -208,13 +133,14 @@ impl ArtifactWriter {
             }
         }
     }
+}
 
-    /// Keeps the artifact under its hash.
-    pub fn finish(self) -> Result<ArtifactRef, ArtifactError> {
-        let Self { file, unfinished, dir, durability, hasher, bytes } = self;
-        let sha256 = hex(&hasher.finalize());
+impl ArtifactSink for FileSink {
+    fn keep(self: Box<Self>, name: &ArtifactRef) -> Result<(), ArtifactError> {
+        let Self { file, unfinished, dir, durability } = *self;
+        let sha256 = &name.sha256;
         let shelf = dir.join(&sha256[..2]);
-        let path = shelf.join(&sha256);
+        let path = shelf.join(sha256);
         if durability == Durability::Power {
             file.sync_all().map_err(|source| fault(&unfinished.0, source))?;
         }
@@ -234,16 +160,13 @@ impl ArtifactWriter {
                 File::open(dir).and_then(|dir| dir.sync_all()).map_err(|source| fault(dir, source))?;
             }
         }
-        Ok(ArtifactRef { sha256, bytes })
+        Ok(())
     }
 }
 
-impl Write for ArtifactWriter {
+impl Write for FileSink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let len = self.file.write(bytes)?;
-        self.hasher.update(&bytes[..len]);
-        self.bytes += len as u64;
-        Ok(len)
+        self.file.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -1,0 +1,28 @@
+//! What SQLite's errors mean to callers of the log.
+
+use rusqlite::{Error, ErrorCode, ffi};
+
+use crate::event_log::{AppendError, ReadError};
+
+pub(crate) fn append_error(error: Error) -> AppendError {
+    // The shared memory of the WAL is the one file whose lack of room SQLite reports otherwise.
+    let extended = error.sqlite_error().map(|error| error.extended_code);
+    match error.sqlite_error_code() {
+        _ if extended == Some(ffi::SQLITE_IOERR_SHMSIZE) => AppendError::DiskFull,
+        Some(ErrorCode::DiskFull) => AppendError::DiskFull,
+        Some(ErrorCode::DatabaseBusy | ErrorCode::FileLockingProtocolFailed) => AppendError::Busy,
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase | ErrorCode::ConstraintViolation) => {
+            AppendError::Damaged(error.to_string())
+        }
+        _ => AppendError::Backend(error.into()),
+    }
+}
+
+pub(crate) fn read_error(error: Error) -> ReadError {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase | ErrorCode::TooBig) => {
+            ReadError::Damaged(error.to_string())
+        }
+        _ => ReadError::Backend(error.into()),
+    }
+}
