@@ -62,7 +62,7 @@ async fn a_body_that_died_can_still_be_saved(t: Bodies) {
     assert_eq!(names(&host, &body), saved());
     // Starting it again saves by itself.
     let other = host.body(&t).await;
-    t.sh(&other, WORK).await.ok();
+    t.sh(&other, &format!("{WORK}; sync")).await.ok();
     testkit::kill(t.view(&other).pid.unwrap());
     testkit::wait::blocking(Duration::from_secs(5), "it is dead", || {
         (t.view(&other).pid.is_none()).then_some(())
